@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/base/env.h"
+
+#include <unistd.h>
+
+#include <charconv>
+
+#include <fmt/format.h>
+
+namespace muster {
+
+Environment current_environment() {
+  Environment out;
+  for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const auto equals = text.find('=');
+    if (equals == std::string_view::npos || equals == 0) continue;
+    out.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return out;
+}
+
+std::optional<std::string_view> lookup(const Environment& environment, std::string_view name) {
+  const auto found = environment.find(name);
+  if (found == environment.end()) return std::nullopt;
+  return found->second;
+}
+
+Result<std::int64_t> parse_integer(std::string_view name, std::string_view text, std::int64_t min, std::int64_t max) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || value < min || value > max)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}={} is not an integer between {} and {}", name, text, min, max));
+  return value;
+}
+
+Result<std::int64_t> require_integer(const Environment& environment, std::string_view name, std::int64_t min,
+                                     std::int64_t max) {
+  const auto text = lookup(environment, name);
+  if (!text || text->empty())
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("environment variable {} is not set; start the program with muster, torchrun or srun, or "
+                            "set it by hand",
+                            name));
+  return parse_integer(name, *text, min, max);
+}
+
+}  // namespace muster

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/base/syscall.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster {
+namespace {
+
+ErrorCode code_for(int error_number) {
+  switch (error_number) {
+    case ENOENT:
+    case ENOTDIR:
+    case ESRCH:
+      return ErrorCode::kNotFound;
+    case EINVAL:
+    case EISDIR:
+    case ENAMETOOLONG:
+    case EACCES:
+    case EPERM:
+      return ErrorCode::kInvalidArgument;
+    case ETIMEDOUT:
+      return ErrorCode::kTimeout;
+    case ECONNREFUSED:
+    case ECONNRESET:
+    case EPIPE:
+    case ENOTCONN:
+      return ErrorCode::kPeerGone;
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
+    case ENOSPC:
+    case EADDRINUSE:
+    case EDQUOT:
+      return ErrorCode::kExhausted;
+    default:
+      return ErrorCode::kIo;
+  }
+}
+
+}  // namespace
+
+std::string errno_text(int error_number) {
+  const char* text = ::strerrordesc_np(error_number);
+  const char* name = ::strerrorname_np(error_number);
+  std::string out = text != nullptr ? text : "unknown error " + std::to_string(error_number);
+  if (name != nullptr) out.append(" (").append(name).append(")");
+  return out;
+}
+
+Error errno_error(std::string_view what, int error_number) {
+  return Error{code_for(error_number), std::string(what) + ": " + errno_text(error_number)};
+}
+
+Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
+  const UniqueFd fd(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+  if (!fd) return fail(errno_error("open " + path, errno));
+  std::string out;
+  char block[65536];
+  while (true) {
+    const ssize_t n = retry_eintr([&] { return ::read(fd.get(), block, sizeof block); });
+    if (n < 0) return fail(errno_error("read " + path, errno));
+    if (n == 0) return out;
+    if (out.size() + static_cast<std::size_t>(n) > max_bytes)
+      return fail(ErrorCode::kExhausted, "read " + path + ": larger than " + std::to_string(max_bytes) + " bytes");
+    out.append(block, static_cast<std::size_t>(n));
+  }
+}
+
+Result<void> write_all(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = retry_eintr([&] { return ::write(fd, bytes.data(), bytes.size()); });
+    if (n < 0) return fail(errno_error("write", errno));
+    bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+  return {};
+}
+
+std::size_t raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;
+  if (limit.rlim_cur < limit.rlim_max) {
+    rlimit raised = limit;
+    raised.rlim_cur = limit.rlim_max;
+    if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
+  }
+  return limit.rlim_cur;
+}
+
+}  // namespace muster

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// System calls as Results: retry on EINTR, and the error's text with its number's name.
+#pragma once
+
+#include <cerrno>
+#include <string>
+#include <string_view>
+
+#include <muster/result.h>
+
+namespace muster {
+
+/// Repeats a call that returns -1 with EINTR.
+template <class Call>
+auto retry_eintr(Call&& call) {
+  while (true) {
+    const auto result = call();
+    if (result != -1 || errno != EINTR) return result;
+  }
+}
+
+/// "No such file or directory (ENOENT)"; thread-safe.
+[[nodiscard]] std::string errno_text(int error_number);
+
+/// An Error for a failed call: "<what>: <errno text>", with the code that fits the number.
+[[nodiscard]] Error errno_error(std::string_view what, int error_number);
+
+/// The whole file; kNotFound/kIo, or kExhausted when it is larger than `max_bytes`.
+[[nodiscard]] Result<std::string> read_file(const std::string& path, std::size_t max_bytes = std::size_t{1} << 30);
+
+/// Writes all bytes to a descriptor, through short writes and EINTR.
+[[nodiscard]] Result<void> write_all(int fd, std::string_view bytes);
+
+/// Raises RLIMIT_NOFILE's soft limit to the hard limit; returns the limit in force.
+std::size_t raise_descriptor_limit();
+
+}  // namespace muster
