@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fashion_mnist: the main job. Trains on FashionMNIST with as many ranks as its environment says; alone it is one rank.
+// fashion_mnist: the main job. Trains on FashionMNIST with as many ranks as its environment says; alone it is
+// one rank.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -14,7 +15,8 @@ int report_error(const muster::Error& error, int exit_code) {
   const char* rank = std::getenv("RANK");
   const char* world = std::getenv("WORLD_SIZE");
   std::string who = "fashion_mnist: ";
-  if (rank != nullptr && world != nullptr && std::string(world) != "1") who += std::string("rank ") + rank + ": ";
+  if (rank != nullptr && world != nullptr && std::string(world) != "1")
+    who += std::string("rank ") + rank + ": ";
   std::fprintf(stderr, "%s%s\n", who.c_str(), error.message.c_str());
   return exit_code;
 }

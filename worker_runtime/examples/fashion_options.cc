@@ -2,8 +2,9 @@
 // The only file of the example that pays for CLI11.
 #include "fashion_options.h"
 
-#include <CLI/CLI.hpp>
 #include <map>
+
+#include <CLI/CLI.hpp>
 
 #include <muster/image_dataset.h>
 
@@ -30,8 +31,10 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
   app.add_option("--momentum", o.momentum, "momentum")->check(CLI::Range(0.0, 1.0));
   CLI::Option* seed = app.add_option("--seed", o.seed, "of the initial weights and the order of the samples");
   app.add_option("--data", o.data, "directory of the IDX files, plain or .gz");
-  app.add_option("--model", o.model, "garment (convolutions) or mlp")->check(CLI::IsMember({"garment", "mlp"}));
-  app.add_option("--device", device, "auto: a GPU where there is one")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  app.add_option("--model", o.model, "garment (convolutions) or mlp")
+      ->check(CLI::IsMember({"garment", "mlp"}));
+  app.add_option("--device", device, "auto: a GPU where there is one")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   app.add_option("--checkpoint", o.checkpoint, "file that rank 0 replaces after each epoch");
   app.add_option("--resume", o.resume, "checkpoint to continue from");
   app.add_option("--log-every", o.log_every, "steps over which the printed training loss is averaged")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Progress: what rank 0 shows while it trains: a bar that redraws itself on a terminal, one line per log interval
-// elsewhere. Owned by the training loop, one thread. On other ranks it is silent.
+// Progress: what rank 0 shows while it trains: a bar that redraws itself on a terminal, one line per log
+// interval elsewhere. Owned by the training loop, one thread. On other ranks it is silent.
 #pragma once
 
 #include <chrono>

@@ -15,7 +15,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
 
 /// The GPU of this rank, before init() has told who we are: the launcher's LOCAL_RANK.
 int local_rank_from_environment() {
@@ -87,17 +89,20 @@ muster::Result<void> TrainingRun::gather() {
 
 muster::Result<void> TrainingRun::resume() {
   MUSTER_TRY(const muster::TrainingState saved,
-             muster::restore_checkpoint(options_.resume, options_.model, *model_, trainer_->optimizer(), *context_.group));
+             muster::restore_checkpoint(options_.resume, options_.model, *model_, trainer_->optimizer(),
+                                        *context_.group));
   if (options_.seed_given && saved.seed != options_.seed)
     return muster::fail(muster::ErrorCode::kInvalidArgument,
-                        "checkpoint " + options_.resume + " was trained with --seed " + std::to_string(saved.seed) +
-                            ", not " + std::to_string(options_.seed) + "; leave --seed out or give the same");
+                        "checkpoint " + options_.resume + " was trained with --seed " +
+                            std::to_string(saved.seed) + ", not " + std::to_string(options_.seed) +
+                            "; leave --seed out or give the same");
   if (context_.rank == 0 &&
       (saved.world_size != context_.world_size || saved.batch_size != options_.batch_size))
-    std::fprintf(stderr,
-                 "fashion_mnist: note: the checkpoint is of %d ranks with batches of %d, this run has %d with %d; it "
-                 "continues, but not as the uninterrupted run would\n",
-                 saved.world_size, saved.batch_size, context_.world_size, options_.batch_size);
+    std::fprintf(
+        stderr,
+        "fashion_mnist: note: the checkpoint is of %d ranks with batches of %d, this run has %d with %d; it "
+        "continues, but not as the uninterrupted run would\n",
+        saved.world_size, saved.batch_size, context_.world_size, options_.batch_size);
   state_ = saved;
   state_.world_size = context_.world_size;
   state_.batch_size = options_.batch_size;
@@ -107,13 +112,16 @@ muster::Result<void> TrainingRun::resume() {
 muster::Result<Summary> TrainingRun::run() {
   Summary summary;
   Progress progress(stdout, context_.rank == 0);
-  progress.say(format("%s on FashionMNIST: %lld parameters, %d rank%s (%s) on %s, batch %d per rank, lr %g, momentum %g, seed %llu",
-                      options_.model.c_str(), static_cast<long long>(model_->num_parameters()), context_.world_size,
-                      context_.world_size == 1 ? "" : "s", std::string(context_.group->backend()).c_str(),
-                      muster::describe(compute_).c_str(), options_.batch_size, static_cast<double>(options_.lr),
-                      static_cast<double>(options_.momentum), static_cast<unsigned long long>(state_.seed)));
+  progress.say(
+      format("%s on FashionMNIST: %lld parameters, %d rank%s (%s) on %s, batch %d per rank, lr %g, momentum "
+             "%g, seed %llu",
+             options_.model.c_str(), static_cast<long long>(model_->num_parameters()), context_.world_size,
+             context_.world_size == 1 ? "" : "s", std::string(context_.group->backend()).c_str(),
+             muster::describe(compute_).c_str(), options_.batch_size, static_cast<double>(options_.lr),
+             static_cast<double>(options_.momentum), static_cast<unsigned long long>(state_.seed)));
   if (state_.epoch > 0)
-    progress.say(format("resumed %s after epoch %lld", options_.resume.c_str(), static_cast<long long>(state_.epoch)));
+    progress.say(
+        format("resumed %s after epoch %lld", options_.resume.c_str(), static_cast<long long>(state_.epoch)));
   while (state_.epoch < options_.epochs) {
     MUSTER_OK(train_epoch(progress, summary));
     ++state_.epoch;
@@ -122,8 +130,9 @@ muster::Result<Summary> TrainingRun::run() {
       state_.best_accuracy = summary.test.accuracy();
       state_.best_epoch = state_.epoch;
     }
-    progress.say(format("epoch %lld/%d  train loss %.4f  test loss %.4f  accuracy %.2f %%", static_cast<long long>(state_.epoch),
-                        options_.epochs, summary.epoch_loss, summary.test.loss(), 100 * summary.test.accuracy()));
+    progress.say(format("epoch %lld/%d  train loss %.4f  test loss %.4f  accuracy %.2f %%",
+                        static_cast<long long>(state_.epoch), options_.epochs, summary.epoch_loss,
+                        summary.test.loss(), 100 * summary.test.accuracy()));
     if (context_.rank == 0 && !options_.checkpoint.empty())
       MUSTER_OK(muster::save_checkpoint(options_.checkpoint, *model_, trainer_->optimizer(), state_));
   }
@@ -163,9 +172,10 @@ muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summa
     if (!full_window && view.step < view.steps) continue;
     MUSTER_TRY(const muster::Metrics window, trainer_->take_metrics());
     if (!std::isfinite(window.loss_sum))
-      return muster::fail(muster::ErrorCode::kFailed,
-                          format("the training loss is no longer finite at epoch %d, step %lld; try a lower --lr than %g",
-                                 view.epoch, static_cast<long long>(view.step), static_cast<double>(options_.lr)));
+      return muster::fail(
+          muster::ErrorCode::kFailed,
+          format("the training loss is no longer finite at epoch %d, step %lld; try a lower --lr than %g",
+                 view.epoch, static_cast<long long>(view.step), static_cast<double>(options_.lr)));
     epoch.loss_sum += window.loss_sum;
     epoch.num_samples += window.num_samples;
     view.loss = window.loss();
@@ -191,16 +201,18 @@ muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summa
 std::string TrainingRun::report(const Summary& summary) const {
   std::string out;
   if (summary.has_window)
-    out += format("train loss   %.4f  (mean of the last full %d steps, all ranks; %.4f over the last epoch)\n",
-                  summary.last_window_loss, options_.log_every, summary.epoch_loss);
+    out +=
+        format("train loss   %.4f  (mean of the last full %d steps, all ranks; %.4f over the last epoch)\n",
+               summary.last_window_loss, options_.log_every, summary.epoch_loss);
   else if (summary.trained)
     out += format("train loss   %.4f  (mean over the last epoch, all ranks)\n", summary.epoch_loss);
   else
     out += format("train loss   -  (nothing to train: %lld of %d epochs were done)\n",
                   static_cast<long long>(state_.epoch), options_.epochs);
   out += format("test loss    %.4f\n", summary.test.loss());
-  out += format("accuracy     %.2f %%  (%lld of %lld)\n", 100 * summary.test.accuracy(),
-                static_cast<long long>(summary.test.correct), static_cast<long long>(summary.test.num_samples));
+  out +=
+      format("accuracy     %.2f %%  (%lld of %lld)\n", 100 * summary.test.accuracy(),
+             static_cast<long long>(summary.test.correct), static_cast<long long>(summary.test.num_samples));
   if (state_.best_epoch > 0)
     out += format("best         %.2f %%  (epoch %lld)\n", 100 * state_.best_accuracy,
                   static_cast<long long>(state_.best_epoch));

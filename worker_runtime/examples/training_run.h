@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// TrainingRun: the epochs of fashion_mnist. It owns what lives as long as the training (data, model, group, trainer) in
-// the order in which it must be destroyed. Every rank runs it; rank 0 speaks and writes the checkpoint.
+// TrainingRun: the epochs of fashion_mnist. It owns what lives as long as the training (data, model, group,
+// trainer) in the order in which it must be destroyed. Every rank runs it; rank 0 speaks and writes the
+// checkpoint.
 #pragma once
 
 #include <memory>
