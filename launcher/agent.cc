@@ -143,7 +143,7 @@ int Agent::run() {
     }
     leave();
     if (!notice->text.empty()) log_.error(fmt::format("{}; exit status {}", notice->text, notice->exit_code));
-    if (directory_->temporary() && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
+    if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
       log_.warning(fmt::format("the workers' output is in {}", directory_->path()));
       directory_->keep();
     }

@@ -12,7 +12,9 @@ StandaloneRendezvous::StandaloneRendezvous(boost::asio::io_context& io, const Jo
 
 void StandaloneRendezvous::join(int attempt, Joined joined) {
   server_.reset();
-  auto server = net::Server::listen(io_, net::ServerOptions{.host = job_.master_addr, .port = 0}, log_);
+  net::ServerOptions options;
+  options.host = job_.master_addr;
+  auto server = net::Server::listen(io_, options, log_);
   if (!server) return joined(fail(std::move(server).error()));
   server_ = *std::move(server);
   Assignment out;

@@ -14,6 +14,7 @@
 #include "launcher/outcome_text.h"
 #include "launcher/rank_assignment.h"
 #include "launcher/report.h"
+#include "rendezvous/base/env.h"
 #include "rendezvous/net/server.h"
 
 namespace muster::launcher {
