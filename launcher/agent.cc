@@ -52,7 +52,9 @@ struct Agent::Attempt {
         router(agent.io_, agent.job_, assignment, *agent.directory_, agent.out_, agent.err_,
                ::isatty(STDERR_FILENO) == 1 ? STDERR_FILENO : -1),
         group(agent.io_, agent.guardian_, agent.job_.local_world_size,
-              [&agent](int local_rank, const ProcessEnd& end) { agent.events_.push_back(WorkerEnded{local_rank, end}); }),
+              [&agent](int local_rank, const ProcessEnd& end, bool unsignalled) {
+                agent.events_.push_back(WorkerEnded{local_rank, end, unsignalled});
+              }),
         supervision(agent.job_.local_world_size, agent.job_.grace) {}
 
   Assignment assignment;
@@ -199,7 +201,7 @@ void Agent::handle(Attempt& attempt, const Event& event) {
   Supervision& supervision = attempt.supervision;
   const Instant now = SteadyClock::now();
   if (const auto* ended = std::get_if<WorkerEnded>(&event)) {
-    const Supervision::Orders orders = supervision.worker_ended(ended->local_rank, ended->end, now);
+    const Supervision::Orders orders = supervision.worker_ended(ended->local_rank, ended->end, ended->unsignalled, now);
     WorkerOutcome outcome;
     outcome.local_rank = ended->local_rank;
     outcome.rank = attempt.assignment.base_rank + ended->local_rank;

@@ -45,6 +45,7 @@ class Agent {
   struct WorkerEnded {
     int local_rank;
     ProcessEnd end;
+    bool unsignalled;
   };
   struct SignalReceived {
     int signal;

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "launcher/command_line.h"
+#include "launcher/exit_status.h"
 
 namespace muster::launcher {
 namespace {
@@ -147,10 +148,8 @@ std::string help_text() {
   out += "\nnot supported:\n";
   for (const OptionRow& row : kOptionTable)
     if (row.support == Support::kRefused) out += described(row);
-  out +=
-      "\nexit status: 0 all workers succeeded; else the code of the first worker that failed, 128+n for signal n;\n"
-      "2 usage, 69 rendezvous failed, 71 system error, 75 port in use, 76 another node was lost,\n"
-      "126 program not executable, 127 program not found.\n";
+  out += "\nexit status: that of the first worker that failed, 128+n if signal n killed it or stopped muster; else\n";
+  for (const ExitCode& row : kExitCodes) out += fmt::format("  {:4}  {}\n", row.code, row.meaning);
   return out;
 }
 

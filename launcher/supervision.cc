@@ -15,11 +15,11 @@ Supervision::Orders Supervision::stop(int signal, AttemptEnd reason, Instant now
   return orders;
 }
 
-Supervision::Orders Supervision::worker_ended(int local_rank, const ProcessEnd& end, Instant now) {
+Supervision::Orders Supervision::worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled, Instant now) {
   MUSTER_CHECK(running_ > 0, "more workers ended than were started");
   --running_;
   if (stopping()) {
-    stopped_[static_cast<std::size_t>(local_rank)] = true;
+    stopped_[static_cast<std::size_t>(local_rank)] = !unsignalled;
     return {};
   }
   if (end.ok()) return {};

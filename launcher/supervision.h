@@ -25,8 +25,8 @@ class Supervision {
 
   Supervision(int workers, Millis grace);
 
-  /// Every worker ends exactly once.
-  Orders worker_ended(int local_rank, const ProcessEnd& end, Instant now);
+  /// Every worker ends exactly once. `unsignalled`: it had ended before any signal reached it.
+  Orders worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled, Instant now);
   /// This worker and those after it were never started.
   Orders start_failed(int local_rank, Instant now);
   /// The first stops the workers with the same signal; a second one skips to SIGKILL.

@@ -41,6 +41,7 @@ WorkerGroup::WorkerGroup(boost::asio::io_context& io, Guardian& guardian, int wo
 
 WorkerGroup::~WorkerGroup() {
   *alive_ = false;
+  signalled_ = true;
   signal_groups(SIGKILL);
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
@@ -103,11 +104,12 @@ void WorkerGroup::watch(int local_rank) {
       boost::asio::posix::descriptor_base::wait_read,
       [this, local_rank, alive = alive_](boost::system::error_code error) {
         if (error || !*alive) return;
-        reap(local_rank);
+        if (!reap(local_rank)) watch(local_rank);
       });
 }
 
-void WorkerGroup::reap(int local_rank) {
+/// False if the worker has not ended.
+bool WorkerGroup::reap(int local_rank) {
   const auto index = static_cast<std::size_t>(local_rank);
   Worker& worker = workers_[index];
   siginfo_t info{};
@@ -116,12 +118,13 @@ void WorkerGroup::reap(int local_rank) {
                     WEXITED | WNOHANG);
   });
   MUSTER_CHECK(result == 0, "waitid on a pidfd of our own: " + errno_text(errno));
-  if (info.si_pid == 0) return watch(local_rank);
+  if (info.si_pid == 0) return false;
   worker.running = false;
   boost::system::error_code ignored;
   worker.pidfd.close(ignored);
   look_after_group(index);
-  exited_(local_rank, to_end(info));
+  exited_(local_rank, to_end(info), !signalled_);
+  return true;
 }
 
 /// The number of a group stays taken while it has members, so it can be signalled safely until it is found empty.
@@ -132,6 +135,10 @@ void WorkerGroup::look_after_group(std::size_t index) {
 }
 
 void WorkerGroup::signal_groups(int signal) {
+  if (!signalled_)
+    for (std::size_t i = 0; i < workers_.size(); ++i)
+      if (workers_[i].running) reap(static_cast<int>(i));
+  signalled_ = true;
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
     if (worker.pid <= 1 || (!worker.running && !worker.group_left)) continue;

@@ -25,7 +25,8 @@ namespace muster::launcher {
 
 class WorkerGroup {
  public:
-  using Exited = std::function<void(int local_rank, const ProcessEnd& end)>;
+  /// `unsignalled`: it ended before signal_groups() was called for the first time.
+  using Exited = std::function<void(int local_rank, const ProcessEnd& end, bool unsignalled)>;
 
   /// `exited` is called on the loop, once per worker that was started.
   WorkerGroup(boost::asio::io_context& io, Guardian& guardian, int workers, Exited exited);
@@ -41,6 +42,7 @@ class WorkerGroup {
                                                   const Environment& inherited, const LogDirectory& directory,
                                                   LogRouter& router);
 
+  /// Before the first signal, workers that have ended by themselves are reported as such.
   /// To every group that still has members, whether its first process lives or not.
   void signal_groups(int signal);
 
@@ -58,11 +60,12 @@ class WorkerGroup {
   };
 
   void watch(int local_rank);
-  void reap(int local_rank);
+  bool reap(int local_rank);
   void look_after_group(std::size_t index);
 
   Guardian& guardian_;
   Exited exited_;
+  bool signalled_ = false;
   std::vector<Worker> workers_;
   std::shared_ptr<bool> alive_;  // false once destroyed: handlers that are still queued check it
 };
