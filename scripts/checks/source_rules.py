@@ -29,7 +29,7 @@ def _check_code(name, text):
     lines = text.split("\n")
     if len(lines) - 1 > MAX_LINES:
         yield 1, f"{len(lines) - 1} lines, more than {MAX_LINES}: find the second noun"
-    if not any(_SPDX in line for line in lines[:3]):
+    if not any(_SPDX in line for line in lines[:6]):
         yield 1, f"no '{_SPDX}' in the first lines"
     for number, line in enumerate(lines, 1):
         if line != line.rstrip():
