@@ -9,7 +9,7 @@ import types
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-from checks import include_layers, readme_paths, results, source_rules, steps  # noqa: E402
+from checks import include_layers, readme, results, source_rules, steps  # noqa: E402
 
 
 @pytest.mark.parametrize("name, kind, target, resolved, why", [
@@ -47,9 +47,19 @@ def test_file_rules_name_what_is_wrong():
 
 
 def test_a_path_the_readme_names_must_exist():
-    assert readme_paths.check("README.md", "see `scripts/test` and `scripts/{setup,lint}`") == []
-    assert readme_paths.check("README.md", "see `launcher/no_such_file.cc`.") == \
+    assert readme.check("README.md", "see `scripts/test` and `scripts/{setup,lint}`") == []
+    assert readme.check("README.md", "see `launcher/no_such_file.cc`.") == \
         ["README.md:1: there is no launcher/no_such_file.cc"]
+
+
+def test_readme_flags_and_exit_codes_are_the_launchers():
+    table = 'OptionRow{"nnodes", 0,'
+    assert readme.check_flags("## Flags that matter\n| `--nnodes=N` | x |", table) == []
+    assert readme.check_flags("## Flags that matter\n| `--nodes=N` | x |", table) == \
+        ["README.md: the launcher has no option --nodes"]
+    codes = 'inline constexpr int kExitUsage = 2;\nExitCode{kExitUsage, "usage"},'
+    assert readme.check_exit_codes("### Exit codes\n| 2 | usage |\n", codes) == []
+    assert len(readme.check_exit_codes("### Exit codes\n| 3 | usage |\n", codes)) == 2
 
 
 CTEST = """<testsuite tests="3"><testcase name="unit/a: works" classname="unit/a: works" status="run"/>
