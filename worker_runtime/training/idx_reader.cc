@@ -32,6 +32,12 @@ std::string describe(const std::vector<std::uint32_t>& dims) {
   return text;
 }
 
+/// zlib puts its own idea of the file's name, "<fd:3>: ", in front.
+std::string without_name(const std::string& text) {
+  const std::size_t colon = text.find(": ");
+  return colon == std::string::npos ? text : text.substr(colon + 2);
+}
+
 struct GzClose {
   void operator()(gzFile_s* file) const { gzclose_r(file); }
 };
@@ -97,7 +103,7 @@ Result<IdxArray> read_idx_file(const std::string& path, std::size_t max_bytes) {
       const char* text = gzerror(file.get(), &code);
       if (code == Z_ERRNO) return fail(errno_error("read " + path, errno));
       if (code == Z_BUF_ERROR) return fail(ErrorCode::kCorrupt, path + ": the gzip stream is truncated");
-      if (got < 0) return fail(ErrorCode::kCorrupt, path + ": the gzip stream is damaged: " + text);
+      if (got < 0) return fail(ErrorCode::kCorrupt, path + ": the gzip stream is damaged: " + without_name(text));
       if (got == 0) break;
       have += static_cast<std::size_t>(got);
     }
