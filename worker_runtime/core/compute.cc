@@ -11,10 +11,16 @@ Result<Compute> make_compute(Device device, int index) {
   return Compute(std::move(made));
 }
 
-int gpu_count() { return kernels::cuda_device_count(); }
+int gpu_count() {
+  return kernels::cuda_device_count();
+}
 
-std::string describe(const Compute& compute) { return std::string(compute->name()); }
+std::string describe(const Compute& compute) {
+  return std::string(compute->name());
+}
 
-void* stream_of(const Compute& compute) { return compute->stream(); }
+void* stream_of(const Compute& compute) {
+  return compute->stream();
+}
 
 }  // namespace muster

@@ -10,8 +10,8 @@ namespace muster {
 
 void Generator::uniform(std::span<float> out, float low, float high) {
   const float range = high - low;
-  // 24 bits of the draw make the mantissa; the affine map is one fused operation, as compiled in PyTorch: without the
-  // fma half of the values differ in the last bit.
+  // 24 bits of the draw make the mantissa; the affine map is one fused operation, as compiled in PyTorch:
+  // without the fma half of the values differ in the last bit.
   for (float& value : out) value = std::fma(static_cast<float>(next32() & 0xff'ffffU) * 0x1p-24F, range, low);
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/core/sha256.h"
 
-#include <openssl/evp.h>
-
 #include <array>
+
+#include <openssl/evp.h>
 
 #include <muster/check.h>
 
@@ -19,7 +19,9 @@ Sha256::Sha256() : context_(std::make_unique<Context>()) {
                "libcrypto offers no SHA-256");
 }
 
-Sha256::~Sha256() { EVP_MD_CTX_free(context_->evp); }
+Sha256::~Sha256() {
+  EVP_MD_CTX_free(context_->evp);
+}
 
 void Sha256::update(std::string_view bytes) {
   MUSTER_CHECK(EVP_DigestUpdate(context_->evp, bytes.data(), bytes.size()) == 1, "SHA-256 update");

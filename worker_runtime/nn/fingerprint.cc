@@ -9,7 +9,8 @@ std::string parameters_sha256(const Model& model) {
   Sha256 digest;
   const std::vector<float> arena = model.read_params();
   for (const Parameter& parameter : model.parameters())
-    digest.update({reinterpret_cast<const char*>(arena.data() + parameter.offset), parameter.count * sizeof(float)});
+    digest.update(
+        {reinterpret_cast<const char*>(arena.data() + parameter.offset), parameter.count * sizeof(float)});
   return digest.finish();
 }
 

@@ -22,13 +22,14 @@ class Conv2d final : public Layer {
   Result<Shape> configure(const Shape& input) override {
     const Conv2dOptions& o = options_;
     if (o.in_channels < 1 || o.out_channels < 1 || o.kernel < 1 || o.stride < 1 || o.padding < 0)
-      return fail(ErrorCode::kInvalidArgument, "Conv2d: channels, kernel and stride must be positive, padding not negative");
+      return fail(ErrorCode::kInvalidArgument,
+                  "Conv2d: channels, kernel and stride must be positive, padding not negative");
     if (input.size() != 3 || input[0] != o.in_channels)
       return fail(ErrorCode::kInvalidArgument, "Conv2d expects (" + std::to_string(o.in_channels) +
                                                    ", height, width), its input is " + to_text(input));
     if (input[1] + 2 * o.padding < o.kernel || input[2] + 2 * o.padding < o.kernel)
-      return fail(ErrorCode::kInvalidArgument,
-                  "Conv2d: a kernel of " + std::to_string(o.kernel) + " is larger than its input " + to_text(input));
+      return fail(ErrorCode::kInvalidArgument, "Conv2d: a kernel of " + std::to_string(o.kernel) +
+                                                   " is larger than its input " + to_text(input));
     height_ = input[1];
     width_ = input[2];
     const kernels::ConvShape shape = shape_for(1);
@@ -42,8 +43,8 @@ class Conv2d final : public Layer {
   }
   std::int64_t macs() const override {
     const kernels::ConvShape shape = shape_for(1);
-    return std::int64_t{shape.out_height()} * shape.out_width() * options_.out_channels * options_.in_channels *
-           options_.kernel * options_.kernel;
+    return std::int64_t{shape.out_height()} * shape.out_width() * options_.out_channels *
+           options_.in_channels * options_.kernel * options_.kernel;
   }
   Result<void> plan(kernels::Kernels& kernels, int batch) const override {
     return kernels.plan_conv2d(shape_for(batch));
@@ -57,8 +58,8 @@ class Conv2d final : public Layer {
 
  private:
   kernels::ConvShape shape_for(int batch) const {
-    return {batch,           options_.in_channels, height_, width_, options_.out_channels, options_.kernel,
-            options_.stride, options_.padding};
+    return {batch,           options_.in_channels, height_,         width_, options_.out_channels,
+            options_.kernel, options_.stride,      options_.padding};
   }
 
   Conv2dOptions options_;
@@ -73,10 +74,12 @@ class ReluMaxPool2d final : public Layer {
   Result<Shape> configure(const Shape& input) override {
     // The kernels keep the winner's place in the window in a byte, 255 meaning none.
     if (window_ < 1 || window_ > 15)
-      return fail(ErrorCode::kInvalidArgument, "MaxPool2d: a window of " + std::to_string(window_) + ", 1 to 15 are supported");
+      return fail(ErrorCode::kInvalidArgument,
+                  "MaxPool2d: a window of " + std::to_string(window_) + ", 1 to 15 are supported");
     if (input.size() != 3 || input[1] < window_ || input[2] < window_)
       return fail(ErrorCode::kInvalidArgument, "MaxPool2d with a window of " + std::to_string(window_) +
-                                                   " expects (channels, height, width), its input is " + to_text(input));
+                                                   " expects (channels, height, width), its input is " +
+                                                   to_text(input));
     input_ = input;
     return Shape{input[0], input[1] / window_, input[2] / window_};
   }
@@ -84,7 +87,9 @@ class ReluMaxPool2d final : public Layer {
     return static_cast<std::size_t>(batch) * static_cast<std::size_t>(input_[0]) *
            static_cast<std::size_t>(input_[1] / window_) * static_cast<std::size_t>(input_[2] / window_);
   }
-  void forward(const Frame& f) const override { f.kernels->relu_max_pool_forward(shape_for(f.batch), f.x, f.y, f.scratch); }
+  void forward(const Frame& f) const override {
+    f.kernels->relu_max_pool_forward(shape_for(f.batch), f.x, f.y, f.scratch);
+  }
   void backward(const Frame& f) const override {
     if (f.dx != nullptr) f.kernels->relu_max_pool_backward(shape_for(f.batch), f.dy, f.scratch, f.dx);
   }
@@ -128,7 +133,8 @@ class Linear final : public Layer {
     f.kernels->linear_forward({f.batch, in_, out_}, f.x, f.params[0], f.params[1], f.y, relu_);
   }
   void backward(const Frame& f) const override {
-    f.kernels->linear_backward({f.batch, in_, out_}, f.x, f.params[0], f.y, f.dy, f.dx, f.grads[0], f.grads[1], relu_);
+    f.kernels->linear_backward({f.batch, in_, out_}, f.x, f.params[0], f.y, f.dy, f.dx, f.grads[0],
+                               f.grads[1], relu_);
   }
 
  private:
@@ -139,9 +145,15 @@ class Linear final : public Layer {
 
 }  // namespace
 
-std::unique_ptr<Layer> conv2d(const Conv2dOptions& options) { return std::make_unique<Conv2d>(options); }
-std::unique_ptr<Layer> relu_max_pool2d(int window) { return std::make_unique<ReluMaxPool2d>(window); }
-std::unique_ptr<Layer> flatten() { return std::make_unique<Flatten>(); }
+std::unique_ptr<Layer> conv2d(const Conv2dOptions& options) {
+  return std::make_unique<Conv2d>(options);
+}
+std::unique_ptr<Layer> relu_max_pool2d(int window) {
+  return std::make_unique<ReluMaxPool2d>(window);
+}
+std::unique_ptr<Layer> flatten() {
+  return std::make_unique<Flatten>();
+}
 std::unique_ptr<Layer> linear(int in_features, int out_features, bool relu) {
   return std::make_unique<Linear>(in_features, out_features, relu);
 }

@@ -13,7 +13,8 @@
 namespace muster::nn {
 namespace {
 
-/// The bound of PyTorch's uniform_(-bound, bound), computed in double in the same order as torch.nn.init does.
+/// The bound of PyTorch's uniform_(-bound, bound), computed in double in the same order as torch.nn.init
+/// does.
 double init_bound(Init init, std::int64_t fan_in) {
   const auto fan = static_cast<double>(fan_in);
   if (init == Init::kFanInUniform) return 1.0 / std::sqrt(fan);
@@ -32,7 +33,8 @@ Result<Model> Model::create(const Shape& input, std::vector<NamedLayer> layers) 
   for (std::size_t i = 0; i < layers.size(); ++i) {
     NamedLayer& named = layers[i];
     auto output = named.layer->configure(shape);
-    if (!output) return fail("layer " + std::to_string(i) + " '" + named.name + "'", std::move(output).error());
+    if (!output)
+      return fail("layer " + std::to_string(i) + " '" + named.name + "'", std::move(output).error());
     shape = *std::move(output);
     model.shapes_.push_back(shape);
     for (ParameterSpec& spec : named.layer->parameters()) {
@@ -52,7 +54,8 @@ Result<Model> Model::create(const Shape& input, std::vector<NamedLayer> layers) 
       model.parameters_.push_back(std::move(parameter));
     }
   }
-  if (model.parameters_.empty()) return fail(ErrorCode::kInvalidArgument, "the model has no parameters to train");
+  if (model.parameters_.empty())
+    return fail(ErrorCode::kInvalidArgument, "the model has no parameters to train");
   model.output_ = shape;
   model.layers_ = std::move(layers);
   model.host_params_.assign(model.arena_elements_, 0.0F);
@@ -104,8 +107,8 @@ std::vector<float> Model::read(const float* arena) const {
 }
 
 void Model::write_params(std::span<const float> arena) {
-  MUSTER_CHECK(arena.size() == arena_elements_, "an arena of " + std::to_string(arena.size()) + " elements, not " +
-                                                    std::to_string(arena_elements_));
+  MUSTER_CHECK(arena.size() == arena_elements_, "an arena of " + std::to_string(arena.size()) +
+                                                    " elements, not " + std::to_string(arena_elements_));
   if (params_ == nullptr)
     host_params_.assign(arena.begin(), arena.end());
   else

@@ -12,8 +12,9 @@ namespace muster::nn {
 namespace {
 
 std::size_t elements_of(const Shape& shape) {
-  return std::accumulate(shape.begin(), shape.end(), std::size_t{1},
-                         [](std::size_t product, int dim) { return product * static_cast<std::size_t>(dim); });
+  return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, [](std::size_t product, int dim) {
+    return product * static_cast<std::size_t>(dim);
+  });
 }
 
 /// Hands out offsets; the memory is taken once, when all are known.
@@ -41,8 +42,8 @@ Result<std::unique_ptr<Plan>> Model::make_plan(int batch, Mode mode) const {
   for (const Shape& shape : shapes_) widest = std::max(widest, elements_of(shape));
   const std::size_t widest_bytes = rows * widest * sizeof(float);
 
-  // Activations are kept for backward when training; gradients of activations, and activations in inference, take two
-  // buffers in turn, because a layer touches only its own and its neighbour's.
+  // Activations are kept for backward when training; gradients of activations, and activations in inference,
+  // take two buffers in turn, because a layer touches only its own and its neighbour's.
   Layout layout;
   const std::size_t input_at = layout.add(rows * elements_of(input_) * sizeof(float));
   const std::size_t labels_at = layout.add(rows * sizeof(std::int32_t));
@@ -60,7 +61,8 @@ Result<std::unique_ptr<Plan>> Model::make_plan(int batch, Mode mode) const {
     }
     turn_of[i] = turn;
     turn ^= 1U;
-    output_at[i] = training ? layout.add(rows * elements_of(shapes_[i]) * sizeof(float)) : turn_at[turn_of[i]];
+    output_at[i] =
+        training ? layout.add(rows * elements_of(shapes_[i]) * sizeof(float)) : turn_at[turn_of[i]];
     scratch_at[i] = layout.add(layer.scratch_bytes(batch));
   }
   MUSTER_TRY(void* const memory, compute_->allocate(layout.size_bytes()));

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/training/atomic_file.h"
 
+#include <cerrno>
+#include <cstdio>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
@@ -47,7 +46,8 @@ class TemporaryFile {
         return fail(errno_error("link " + name_, errno));
       named_ = true;
     }
-    if (::rename(name_.c_str(), path.c_str()) != 0) return fail(errno_error("rename " + name_ + " to " + path, errno));
+    if (::rename(name_.c_str(), path.c_str()) != 0)
+      return fail(errno_error("rename " + name_ + " to " + path, errno));
     named_ = false;
     return {};
   }
@@ -55,7 +55,8 @@ class TemporaryFile {
  private:
   Result<void> create_named() {
     ::unlink(name_.c_str());
-    fd_.reset(retry_eintr([&] { return ::open(name_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666); }));
+    fd_.reset(
+        retry_eintr([&] { return ::open(name_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666); }));
     if (!fd_) return fail(errno_error("create " + name_, errno));
     named_ = true;
     return {};
@@ -73,12 +74,15 @@ Result<void> write_file_atomically(const std::string& path, std::span<const std:
   TemporaryFile file(path);
   MUSTER_OK(file.create(directory));
   for (const std::string_view piece : pieces)
-    if (auto written = write_all(file.fd(), piece); !written) return fail("write " + path, std::move(written).error());
+    if (auto written = write_all(file.fd(), piece); !written)
+      return fail("write " + path, std::move(written).error());
   if (retry_eintr([&] { return ::fsync(file.fd()); }) != 0) return fail(errno_error("fsync " + path, errno));
   MUSTER_OK(file.rename_to(path));
-  const UniqueFd dir(retry_eintr([&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+  const UniqueFd dir(
+      retry_eintr([&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   if (!dir) return fail(errno_error("open " + directory, errno));
-  if (retry_eintr([&] { return ::fsync(dir.get()); }) != 0) return fail(errno_error("fsync " + directory, errno));
+  if (retry_eintr([&] { return ::fsync(dir.get()); }) != 0)
+    return fail(errno_error("fsync " + directory, errno));
   return {};
 }
 

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <span>
 
 #include <muster/checkpoint.h>
@@ -17,6 +18,7 @@ namespace muster {
 namespace {
 
 constexpr std::string_view kFormat = "muster-checkpoint-1";
+constexpr std::string_view kDigestKey = "sha256";
 constexpr std::string_view kMomentumPrefix = "momentum.";
 constexpr std::size_t kMaxCheckpointBytes = std::size_t{64} << 30;
 
@@ -50,7 +52,8 @@ Result<TrainingState> read_state(const safetensors::Metadata& metadata) {
   MUSTER_OK(read_number(metadata, "batch_size", state.batch_size));
   if (state.epoch < 0 || state.step < 0 || !std::isfinite(state.best_accuracy) || state.world_size < 1 ||
       state.batch_size < 1)
-    return fail(ErrorCode::kCorrupt, "its epoch, step, best_accuracy, world_size or batch_size is out of range");
+    return fail(ErrorCode::kCorrupt,
+                "its epoch, step, best_accuracy, world_size or batch_size is out of range");
   return state;
 }
 
@@ -64,34 +67,49 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return text.empty() ? "scalar" : text;
 }
 
+/// Over everything that counts: the metadata, and the tensors' bytes in file order. Names, shapes and places
+/// are checked against the model.
+std::string digest_of(const safetensors::Metadata& metadata,
+                      const std::vector<safetensors::TensorView>& tensors,
+                      const std::vector<std::size_t>& order) {
+  Sha256 digest;
+  for (const auto& [key, value] : metadata)
+    if (key != kDigestKey) digest.update(key + "=" + value + "\n");
+  for (const std::size_t i : order) digest.update(tensors[i].bytes);
+  return digest.finish();
+}
+
 /// Copies the tensors named prefix + parameter into an arena.
-Result<std::vector<float>> read_arena(const safetensors::FileView& file, const nn::Model& model, std::string_view prefix) {
+Result<std::vector<float>> read_arena(const safetensors::FileView& file, const nn::Model& model,
+                                      std::string_view prefix) {
   std::vector<float> arena(model.arena_elements(), 0.0F);
   for (const nn::Parameter& parameter : model.parameters()) {
     const std::string name = std::string(prefix) + parameter.name;
     const safetensors::TensorView* tensor = file.find(name);
     if (tensor == nullptr) return fail(ErrorCode::kMismatch, "it has no tensor '" + name + "'");
     if (tensor->dtype != DType::kFloat32 || tensor->shape != parameter.shape)
-      return fail(ErrorCode::kMismatch, "tensor '" + name + "' is " + std::string(to_string(tensor->dtype)) + " " +
-                                            shape_text(tensor->shape) + ", the model's is F32 " +
+      return fail(ErrorCode::kMismatch, "tensor '" + name + "' is " + std::string(to_string(tensor->dtype)) +
+                                            " " + shape_text(tensor->shape) + ", the model's is F32 " +
                                             shape_text(parameter.shape));
     std::memcpy(arena.data() + parameter.offset, tensor->bytes.data(), tensor->bytes.size());
   }
   return arena;
 }
 
-Result<Checkpoint> parse_checkpoint(std::string_view bytes, const nn::Model& model, const std::string& model_name) {
+Result<Checkpoint> parse_checkpoint(std::string_view bytes, const nn::Model& model,
+                                    const std::string& model_name) {
   MUSTER_TRY(const safetensors::FileView file, safetensors::parse(bytes));
   const auto format = file.metadata.find("format");
   if (format == file.metadata.end() || format->second != kFormat)
-    return fail(ErrorCode::kCorrupt, "a safetensors file, but not a checkpoint of this program (metadata 'format' is not " +
-                                         std::string(kFormat) + ")");
+    return fail(ErrorCode::kCorrupt,
+                "a safetensors file, but not a checkpoint of this program (metadata 'format' is not " +
+                    std::string(kFormat) + ")");
   Checkpoint checkpoint;
   MUSTER_TRY(checkpoint.state, read_state(file.metadata));
   const std::string other = checkpoint.state.model == model_name
                                 ? ""
-                                : "it is a checkpoint of model '" + checkpoint.state.model + "', this run trains '" +
-                                      model_name + "': ";
+                                : "it is a checkpoint of model '" + checkpoint.state.model +
+                                      "', this run trains '" + model_name + "': ";
   auto params = read_arena(file, model, "");
   if (!params) return fail(ErrorCode::kMismatch, other + params.error().message);
   if (!other.empty()) return fail(ErrorCode::kMismatch, other + "the tensors are alike");
@@ -102,14 +120,13 @@ Result<Checkpoint> parse_checkpoint(std::string_view bytes, const nn::Model& mod
     expected *= 2;
   }
   if (file.tensors.size() != expected)
-    return fail(ErrorCode::kMismatch, "it has " + std::to_string(file.tensors.size()) + " tensors, the model " +
-                                          std::to_string(expected));
-  const auto stored = file.metadata.find("data_sha256");
-  Sha256 digest;
-  for (const safetensors::TensorView& tensor : file.tensors) digest.update(tensor.bytes);
-  const std::string computed = digest.finish();
-  if (stored == file.metadata.end() || stored->second != computed)
-    return fail(ErrorCode::kCorrupt, "its data is damaged (SHA-256 differs)");
+    return fail(ErrorCode::kMismatch, "it has " + std::to_string(file.tensors.size()) +
+                                          " tensors, the model " + std::to_string(expected));
+  std::vector<std::size_t> order(file.tensors.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto stored = file.metadata.find(std::string(kDigestKey));
+  if (stored == file.metadata.end() || stored->second != digest_of(file.metadata, file.tensors, order))
+    return fail(ErrorCode::kCorrupt, "it is damaged: its SHA-256 is another one");
   return checkpoint;
 }
 
@@ -126,31 +143,31 @@ Result<void> save_checkpoint(const std::string& path, const nn::Model& model, co
     };
     tensors.push_back({parameter.name, DType::kFloat32, parameter.shape, piece(params)});
     if (!velocity.empty())
-      tensors.push_back({std::string(kMomentumPrefix) + parameter.name, DType::kFloat32, parameter.shape, piece(velocity)});
+      tensors.push_back(
+          {std::string(kMomentumPrefix) + parameter.name, DType::kFloat32, parameter.shape, piece(velocity)});
   }
-  // The digest is part of the header, and the order of the data does not depend on the metadata.
-  MUSTER_TRY(const safetensors::Layout order, safetensors::lay_out(tensors, {}));
-  Sha256 digest;
-  for (const std::size_t i : order.order) digest.update(tensors[i].bytes);
-  const std::string data_sha256 = digest.finish();
-  const safetensors::Metadata metadata{{"format", std::string(kFormat)},
-                                       {"model", state.model},
-                                       {"epoch", to_text(state.epoch)},
-                                       {"step", to_text(state.step)},
-                                       {"seed", to_text(state.seed)},
-                                       {"best_accuracy", to_text(state.best_accuracy)},
-                                       {"best_epoch", to_text(state.best_epoch)},
-                                       {"world_size", to_text(state.world_size)},
-                                       {"batch_size", to_text(state.batch_size)},
-                                       {"data_sha256", data_sha256}};
+  safetensors::Metadata metadata{{"format", std::string(kFormat)},
+                                 {"model", state.model},
+                                 {"epoch", to_text(state.epoch)},
+                                 {"step", to_text(state.step)},
+                                 {"seed", to_text(state.seed)},
+                                 {"best_accuracy", to_text(state.best_accuracy)},
+                                 {"best_epoch", to_text(state.best_epoch)},
+                                 {"world_size", to_text(state.world_size)},
+                                 {"batch_size", to_text(state.batch_size)}};
+  // The digest is part of the header; the order of the data does not depend on the metadata.
+  MUSTER_TRY(const safetensors::Layout without_digest, safetensors::lay_out(tensors, metadata));
+  metadata.emplace(kDigestKey, digest_of(metadata, tensors, without_digest.order));
   MUSTER_TRY(const safetensors::Layout layout, safetensors::lay_out(tensors, metadata));
   std::vector<std::string_view> pieces{layout.header};
   for (const std::size_t i : layout.order) pieces.push_back(tensors[i].bytes);
-  if (auto written = write_file_atomically(path, pieces); !written) return fail("checkpoint", std::move(written).error());
+  if (auto written = write_file_atomically(path, pieces); !written)
+    return fail("checkpoint", std::move(written).error());
   return {};
 }
 
-Result<Checkpoint> load_checkpoint(const std::string& path, const nn::Model& model, const std::string& model_name) {
+Result<Checkpoint> load_checkpoint(const std::string& path, const nn::Model& model,
+                                   const std::string& model_name) {
   auto bytes = read_file(path, kMaxCheckpointBytes);
   if (!bytes) return fail("checkpoint", std::move(bytes).error());
   auto checkpoint = parse_checkpoint(*bytes, model, model_name);
@@ -158,8 +175,8 @@ Result<Checkpoint> load_checkpoint(const std::string& path, const nn::Model& mod
   return checkpoint;
 }
 
-Result<TrainingState> restore_checkpoint(const std::string& path, const std::string& model_name, nn::Model& model,
-                                         Sgd& optimizer, ProcessGroup& group) {
+Result<TrainingState> restore_checkpoint(const std::string& path, const std::string& model_name,
+                                         nn::Model& model, Sgd& optimizer, ProcessGroup& group) {
   HostCollectives host(group, model.compute());
   Result<Checkpoint> loaded = group.rank() == 0 ? load_checkpoint(path, model, model_name) : Checkpoint{};
   // {success, epoch, step, seed, best_accuracy's bits, best_epoch, world_size, batch_size, has momentum}
@@ -168,7 +185,14 @@ Result<TrainingState> restore_checkpoint(const std::string& path, const std::str
     const TrainingState& s = loaded->state;
     std::int64_t accuracy_bits = 0;
     std::memcpy(&accuracy_bits, &s.best_accuracy, sizeof accuracy_bits);
-    fields = {1, s.epoch, s.step, static_cast<std::int64_t>(s.seed), accuracy_bits, s.best_epoch, s.world_size, s.batch_size,
+    fields = {1,
+              s.epoch,
+              s.step,
+              static_cast<std::int64_t>(s.seed),
+              accuracy_bits,
+              s.best_epoch,
+              s.world_size,
+              s.batch_size,
               loaded->velocity.empty() ? 0 : 1};
   }
   MUSTER_OK(host.broadcast({fields.data(), fields.size(), DType::kInt64}, 0));
@@ -195,6 +219,8 @@ Result<TrainingState> restore_checkpoint(const std::string& path, const std::str
   return loaded->state;
 }
 
-Result<void> check_checkpoint_path(const std::string& path) { return check_can_write(path); }
+Result<void> check_checkpoint_path(const std::string& path) {
+  return check_can_write(path);
+}
 
 }  // namespace muster

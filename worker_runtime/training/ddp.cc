@@ -22,7 +22,8 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 /// The parameters as one line each, "conv1.weight 6x1x5x5\n": what the ranks compare.
 std::string describe_parameters(const nn::Model& model) {
   std::string text;
-  for (const nn::Parameter& parameter : model.parameters()) text += parameter.name + " " + shape_text(parameter.shape) + "\n";
+  for (const nn::Parameter& parameter : model.parameters())
+    text += parameter.name + " " + shape_text(parameter.shape) + "\n";
   return text;
 }
 
@@ -65,21 +66,25 @@ Result<void> check_same_model(const nn::Model& model, ProcessGroup& group, HostC
   theirs.resize(static_cast<std::size_t>(all[1]));
   MUSTER_OK(host.broadcast({theirs.data(), theirs.size(), DType::kUInt8}, 0));
   if (mine != theirs)
-    return fail(ErrorCode::kMismatch, "ddp: this rank's model differs from rank 0's: " + first_difference(mine, theirs) +
-                                          "; start every rank with the same model options");
+    return fail(ErrorCode::kMismatch,
+                "ddp: this rank's model differs from rank 0's: " + first_difference(mine, theirs) +
+                    "; start every rank with the same model options");
   return fail(ErrorCode::kMismatch, "ddp: the model of rank " + differing + " differs from this one (" +
-                                        std::to_string(all[0]) + " parameters); start every rank with the same options");
+                                        std::to_string(all[0]) +
+                                        " parameters); start every rank with the same options");
 }
 
 }  // namespace
 
-Result<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::create(nn::Model& model, const Compute& compute,
+Result<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::create(nn::Model& model,
+                                                                                 const Compute& compute,
                                                                                  ProcessGroup& group,
                                                                                  const DdpOptions& options) {
   MUSTER_CHECK(model.params() == nullptr, "DistributedDataParallel allocates the model itself");
   if (compute->device() != group.device())
-    return fail(ErrorCode::kInvalidArgument, "ddp: the model computes on " + describe(compute) + " but the group '" +
-                                                 std::string(group.backend()) + "' reduces memory of another device");
+    return fail(ErrorCode::kInvalidArgument, "ddp: the model computes on " + describe(compute) +
+                                                 " but the group '" + std::string(group.backend()) +
+                                                 "' reduces memory of another device");
   HostCollectives host(group, compute);
   MUSTER_OK(check_same_model(model, group, host));
   MUSTER_TRY(void* const gradients, group.allocate(model.arena_bytes()));
@@ -97,7 +102,8 @@ Result<void> DistributedDataParallel::backward(const nn::Plan& plan) {
   for (int layer = plan.last_layer(); layer >= plan.first_layer(); --layer) {
     plan.backward_layer(layer);
     if (!sync_) continue;
-    for (; next < buckets_.size() && buckets_[next].ready_layer == layer; ++next) MUSTER_OK(bucket_ready(next));
+    for (; next < buckets_.size() && buckets_[next].ready_layer == layer; ++next)
+      MUSTER_OK(bucket_ready(next));
   }
   if (!sync_) return accumulate_locally();
   MUSTER_OK(wait_for_outstanding());
@@ -116,8 +122,8 @@ Result<void> DistributedDataParallel::bucket_ready(std::size_t index) {
   const Buffer buffer{gradients, bucket.count, DType::kFloat32};
   const bool last = index + 1 == buckets_.size();
   if (last && group_->device() == Device::kCpu) {
-    // Nothing is left to hide it behind: in the calling thread it saves the way to another thread and back, which at
-    // 178 KB of gradients costs more than the reduction.
+    // Nothing is left to hide it behind: in the calling thread it saves the way to another thread and back,
+    // which at 178 KB of gradients costs more than the reduction.
     MUSTER_OK(wait_for_outstanding());
     return group_->all_reduce(buffer, ReduceOp::kAvg);
   }
@@ -150,7 +156,8 @@ Result<void> DistributedDataParallel::accumulate_locally() {
 
 void DistributedDataParallel::add(float* into, const float* from, std::size_t count) {
   // A step of SGD with lr -1 and no momentum is an addition, exactly, on every device.
-  model_->compute()->sgd_step(into, from, scratch_, count, {.lr = -1.0F, .momentum = 0.0F, .weight_decay = 0.0F}, 1.0F, true);
+  model_->compute()->sgd_step(into, from, scratch_, count,
+                              {.lr = -1.0F, .momentum = 0.0F, .weight_decay = 0.0F}, 1.0F, true);
 }
 
 }  // namespace muster

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostCollectives: collectives on small values in host memory, whatever memory the group works on; for a group of GPUs
-// they pass through a device buffer. Made and called by the code that sets up, evaluates and resumes, never within a
-// step. Every rank calls the same functions with the same sizes.
+// HostCollectives: collectives on small values in host memory, whatever memory the group works on; for a
+// group of GPUs they pass through a device buffer. Made and called by the code that sets up, evaluates and
+// resumes, never within a step. Every rank calls the same functions with the same sizes.
 #pragma once
 
 #include <cstddef>

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/training/idx_reader.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-#include <zlib.h>
-
 #include <algorithm>
 #include <array>
+#include <fcntl.h>
 #include <memory>
+#include <unistd.h>
+
+#include <zlib.h>
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
@@ -23,7 +23,8 @@ tl::unexpected<Error> corrupt(const std::string& name, const std::string& what) 
 }
 
 std::uint32_t big_endian(const std::uint8_t* bytes) {
-  return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 | bytes[3];
+  return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 |
+         bytes[3];
 }
 
 std::string describe(const std::vector<std::uint32_t>& dims) {
@@ -49,12 +50,14 @@ Result<IdxArray> parse_idx(const std::string& name, const ByteSource& source, st
   MUSTER_TRY(const std::size_t magic_bytes, source(std::span(header).first(4)));
   if (magic_bytes < 4) return corrupt(name, "it ends after " + std::to_string(magic_bytes) + " bytes");
   if (header[0] != 0 || header[1] != 0)
-    return corrupt(name, "magic number " + std::to_string(big_endian(header.data())) + " does not start with two zeros");
+    return corrupt(
+        name, "magic number " + std::to_string(big_endian(header.data())) + " does not start with two zeros");
   if (header[2] != 0x08)
     return corrupt(name, "element type " + std::to_string(header[2]) + " is not 8 (unsigned byte)");
   const std::size_t num_dims = header[3];
   if (num_dims < 1 || num_dims > kMaxDims)
-    return corrupt(name, std::to_string(num_dims) + " dimensions, 1 to " + std::to_string(kMaxDims) + " are supported");
+    return corrupt(
+        name, std::to_string(num_dims) + " dimensions, 1 to " + std::to_string(kMaxDims) + " are supported");
   MUSTER_TRY(const std::size_t dim_bytes, source(std::span(header).subspan(4, 4 * num_dims)));
   if (dim_bytes < 4 * num_dims) return corrupt(name, "it ends within the list of dimensions");
 
@@ -67,7 +70,8 @@ Result<IdxArray> parse_idx(const std::string& name, const ByteSource& source, st
   for (const std::uint32_t dim : array.dims) {
     total *= dim;  // at most max_bytes * 2^32: no overflow
     if (total > max_bytes)
-      return corrupt(name, describe(array.dims) + " bytes are more than the limit of " + std::to_string(max_bytes));
+      return corrupt(name,
+                     describe(array.dims) + " bytes are more than the limit of " + std::to_string(max_bytes));
   }
 
   // Memory grows block by block, so that a header that lies costs what the file really holds.
@@ -83,7 +87,8 @@ Result<IdxArray> parse_idx(const std::string& name, const ByteSource& source, st
   }
   std::uint8_t extra = 0;
   MUSTER_TRY(const std::size_t more, source(std::span(&extra, 1)));
-  if (more != 0) return corrupt(name, "there are bytes after the " + std::to_string(total) + " announced ones");
+  if (more != 0)
+    return corrupt(name, "there are bytes after the " + std::to_string(total) + " announced ones");
   return array;
 }
 
@@ -103,7 +108,8 @@ Result<IdxArray> read_idx_file(const std::string& path, std::size_t max_bytes) {
       const char* text = gzerror(file.get(), &code);
       if (code == Z_ERRNO) return fail(errno_error("read " + path, errno));
       if (code == Z_BUF_ERROR) return fail(ErrorCode::kCorrupt, path + ": the gzip stream is truncated");
-      if (got < 0) return fail(ErrorCode::kCorrupt, path + ": the gzip stream is damaged: " + without_name(text));
+      if (got < 0)
+        return fail(ErrorCode::kCorrupt, path + ": the gzip stream is damaged: " + without_name(text));
       if (got == 0) break;
       have += static_cast<std::size_t>(got);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// idx_reader: the IDX files of MNIST and its relatives (unsigned bytes, any number of dimensions up to 4), plain or
-// gzip. Files are treated as hostile: magic, dimensions and size are checked, memory grows with what is really there,
-// and every error names the file and what is wrong with it. Pure apart from read_idx_file.
+// idx_reader: the IDX files of MNIST and its relatives (unsigned bytes, any number of dimensions up to 4),
+// plain or gzip. Files are treated as hostile: magic, dimensions and size are checked, memory grows with what
+// is really there, and every error names the file and what is wrong with it. Pure apart from read_idx_file.
 // Source: the IDX format description of the MNIST database.
 #pragma once
 

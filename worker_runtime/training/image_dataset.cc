@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <muster/image_dataset.h>
 
@@ -18,13 +17,15 @@ Result<std::string> find_file(const std::string& directory, const std::string& n
   const std::string plain = directory + "/" + name;
   for (const std::string& path : {plain, plain + ".gz"})
     if (::access(path.c_str(), F_OK) == 0) return path;
-  return fail(ErrorCode::kNotFound, "data directory " + directory + " has neither " + name + " nor " + name +
-                                        ".gz; install dataset-fashion-mnist or name its directory with --data");
+  return fail(ErrorCode::kNotFound,
+              "data directory " + directory + " has neither " + name + " nor " + name +
+                  ".gz; install dataset-fashion-mnist or name its directory with --data");
 }
 
 }  // namespace
 
-Result<ImageDataset> load_idx_dataset(const std::string& images_path, const std::string& labels_path, int classes) {
+Result<ImageDataset> load_idx_dataset(const std::string& images_path, const std::string& labels_path,
+                                      int classes) {
   MUSTER_TRY(IdxArray images, read_idx_file(images_path));
   if (images.dims.size() != 3)
     return fail(ErrorCode::kCorrupt, images_path + ": has " + std::to_string(images.dims.size()) +

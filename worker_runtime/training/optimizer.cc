@@ -9,13 +9,16 @@
 namespace muster {
 namespace {
 
-bool is_valid(float option) { return std::isfinite(option) && option >= 0; }
+bool is_valid(float option) {
+  return std::isfinite(option) && option >= 0;
+}
 
 }  // namespace
 
 Result<Sgd> Sgd::create(nn::Model& model, const SgdOptions& options) {
   if (!is_valid(options.lr) || !is_valid(options.momentum) || !is_valid(options.weight_decay))
-    return fail(ErrorCode::kInvalidArgument, "SGD: lr, momentum and weight_decay must be finite and not negative");
+    return fail(ErrorCode::kInvalidArgument,
+                "SGD: lr, momentum and weight_decay must be finite and not negative");
   MUSTER_CHECK(model.params() != nullptr, "an optimizer needs an allocated model");
   MUSTER_TRY(void* const velocity, model.compute()->allocate(model.arena_bytes()));
   return Sgd(model, options, static_cast<float*>(velocity));
@@ -23,8 +26,8 @@ Result<Sgd> Sgd::create(nn::Model& model, const SgdOptions& options) {
 
 void Sgd::step(float grad_scale) {
   const kernels::SgdOptions options{options_.lr, options_.momentum, options_.weight_decay};
-  model_->compute()->sgd_step(model_->params(), model_->grads(), velocity_, model_->arena_elements(), options, grad_scale,
-                              first_step_);
+  model_->compute()->sgd_step(model_->params(), model_->grads(), velocity_, model_->arena_elements(), options,
+                              grad_scale, first_step_);
   first_step_ = false;
 }
 

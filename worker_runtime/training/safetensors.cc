@@ -38,7 +38,8 @@ std::uint64_t little_endian(std::string_view bytes) {
 }  // namespace
 
 const TensorView* FileView::find(std::string_view name) const {
-  const auto found = std::find_if(tensors.begin(), tensors.end(), [&](const TensorView& t) { return t.name == name; });
+  const auto found =
+      std::find_if(tensors.begin(), tensors.end(), [&](const TensorView& t) { return t.name == name; });
   return found == tensors.end() ? nullptr : &*found;
 }
 
@@ -67,7 +68,8 @@ Result<FileView> parse(std::string_view bytes) {
     const std::string who = "tensor '" + entry.name + "': ";
     if (entry.begin > entry.end) return corrupt(who + "its data ends before it begins");
     if (entry.end > data.size())
-      return corrupt(who + "its data ends at byte " + std::to_string(entry.end) + " of " + std::to_string(data.size()));
+      return corrupt(who + "its data ends at byte " + std::to_string(entry.end) + " of " +
+                     std::to_string(data.size()));
     if (entry.begin < end) return corrupt(who + "its data overlaps another tensor's");
     if (entry.begin > end) return corrupt(who + "there is a hole in front of its data");
     const auto size = bytes_of(entry.shape, entry.dtype);
@@ -79,7 +81,8 @@ Result<FileView> parse(std::string_view bytes) {
     view.tensors.push_back({std::move(entry.name), entry.dtype, std::move(entry.shape),
                             data.substr(entry.begin, entry.end - entry.begin)});
   }
-  if (end != data.size()) return corrupt(std::to_string(data.size() - end) + " bytes at its end belong to no tensor");
+  if (end != data.size())
+    return corrupt(std::to_string(data.size() - end) + " bytes at its end belong to no tensor");
   return view;
 }
 
@@ -93,8 +96,8 @@ Result<Layout> lay_out(const std::vector<TensorView>& tensors, const Metadata& m
     MUSTER_TRY(const std::uint64_t size, bytes_of(tensor.shape, tensor.dtype));
     if (size != tensor.bytes.size())
       return fail(ErrorCode::kInvalidArgument, "safetensors: tensor '" + tensor.name + "' has " +
-                                                   std::to_string(tensor.bytes.size()) + " bytes, its shape needs " +
-                                                   std::to_string(size));
+                                                   std::to_string(tensor.bytes.size()) +
+                                                   " bytes, its shape needs " + std::to_string(size));
     layout.order.push_back(i);
   }
   std::sort(layout.order.begin(), layout.order.end(), [&](std::size_t a, std::size_t b) {
@@ -109,7 +112,8 @@ Result<Layout> lay_out(const std::vector<TensorView>& tensors, const Metadata& m
   for (const std::size_t i : layout.order) {
     const TensorView& tensor = tensors[i];
     const std::uint64_t end = offset + tensor.bytes.size();
-    json[tensor.name] = {{"dtype", to_string(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+    json[tensor.name] = {
+        {"dtype", to_string(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }
   std::string text;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// safetensors: named tensors in one file, readable by every framework. Pure: bytes to values and back. Reading treats the
-// bytes as hostile: the header's length is capped before it is parsed, every offset, shape and product is checked, and
-// tensors must cover the data exactly, without holes, overlaps or duplicate names. Writing puts the data on a 64-byte
-// boundary, tensors sorted by alignment (largest first), then name.
+// safetensors: named tensors in one file, readable by every framework. Pure: bytes to values and back.
+// Reading treats the bytes as hostile: the header's length is capped before it is parsed, every offset, shape
+// and product is checked, and tensors must cover the data exactly, without holes, overlaps or duplicate
+// names. Writing puts the data on a 64-byte boundary, tensors sorted by alignment (largest first), then name.
 // Source: the format section of the README of huggingface/safetensors.
 #pragma once
 
@@ -43,8 +43,8 @@ struct FileView {
 /// `bytes` must outlive the view. kCorrupt says what is wrong and where.
 [[nodiscard]] Result<FileView> parse(std::string_view bytes);
 
-/// The part of the file in front of the data, and the order in which the tensors' bytes follow it. kInvalidArgument: a
-/// duplicate name, or bytes that do not fit the shape.
+/// The part of the file in front of the data, and the order in which the tensors' bytes follow it.
+/// kInvalidArgument: a duplicate name, or bytes that do not fit the shape.
 struct Layout {
   std::string header;              // length and JSON, padded
   std::vector<std::size_t> order;  // indices into the tensors given

@@ -12,14 +12,14 @@ namespace muster::safetensors {
 namespace {
 
 std::optional<DType> dtype_of(std::string_view text) {
-  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16, DType::kInt32,
-                            DType::kInt64, DType::kUInt8})
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16,
+                            DType::kInt32, DType::kInt64, DType::kUInt8})
     if (to_string(dtype) == text) return dtype;
   return std::nullopt;
 }
 
-/// Follows the parser's events through the grammar. Where a token is expected is the state; every handler that does not
-/// fit the state refuses. Strings of a header are quoted in errors only up to a length.
+/// Follows the parser's events through the grammar. Where a token is expected is the state; every handler
+/// that does not fit the state refuses. Strings of a header are quoted in errors only up to a length.
 class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   Header header;
@@ -46,8 +46,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
       return true;
     }
     if (state_ == State::kField) {
-      if (!has_dtype_ || !has_shape_ || !has_offsets_)
-        return refuse("it lacks dtype, shape or data_offsets");
+      if (!has_dtype_ || !has_shape_ || !has_offsets_) return refuse("it lacks dtype, shape or data_offsets");
       header.entries.push_back(std::move(entry_));
     }
     state_ = State::kName;
@@ -132,7 +131,9 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
     return refuse("a number where none belongs");
   }
   bool number_integer(std::int64_t /*value*/) override { return refuse("a negative number"); }
-  bool number_float(double /*value*/, const std::string& /*text*/) override { return refuse("a fractional number"); }
+  bool number_float(double /*value*/, const std::string& /*text*/) override {
+    return refuse("a fractional number");
+  }
   bool null() override { return refuse("null"); }
   bool boolean(bool /*value*/) override { return refuse("a truth value"); }
   bool binary(binary_t& /*value*/) override { return refuse("binary data"); }
@@ -144,11 +145,25 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   enum class State {
-    kStart, kName, kEntry, kField, kDType, kShape, kDim, kOffsets, kOffset, kMetadata, kMetadataName, kMetadataValue, kEnd
+    kStart,
+    kName,
+    kEntry,
+    kField,
+    kDType,
+    kShape,
+    kDim,
+    kOffsets,
+    kOffset,
+    kMetadata,
+    kMetadataName,
+    kMetadataValue,
+    kEnd
   };
 
   bool refuse(const std::string& what) {
-    error = (entry_.name.empty() ? "in its header: " : "in its header, at '" + entry_.name.substr(0, 80) + "': ") + what;
+    error = (entry_.name.empty() ? "in its header: "
+                                 : "in its header, at '" + entry_.name.substr(0, 80) + "': ") +
+            what;
     return false;
   }
 
@@ -174,7 +189,8 @@ std::string printable(std::string text) {
 
 Result<Header> parse_header(std::string_view json) {
   // The format wants the object first; space may follow it.
-  if (json.empty() || json.front() != '{') return fail(ErrorCode::kCorrupt, "its header does not start with '{'");
+  if (json.empty() || json.front() != '{')
+    return fail(ErrorCode::kCorrupt, "its header does not start with '{'");
   HeaderReader reader;
   if (!nlohmann::json::sax_parse(json.begin(), json.end(), &reader))
     return fail(ErrorCode::kCorrupt, printable(std::move(reader.error)));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The JSON header of a safetensors file as values. The grammar is narrow (an object of objects with three known keys, and
-// one object of strings), so anything else is refused where it appears, whatever its depth. Pure; called by safetensors.
+// The JSON header of a safetensors file as values. The grammar is narrow (an object of objects with three
+// known keys, and one object of strings), so anything else is refused where it appears, whatever its depth.
+// Pure; called by safetensors.
 #pragma once
 
 #include <cstdint>

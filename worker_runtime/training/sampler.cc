@@ -8,7 +8,9 @@
 namespace muster {
 namespace {
 
-std::int32_t ceil_div(std::int32_t a, std::int32_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+std::int32_t ceil_div(std::int32_t a, std::int32_t b) {
+  return a / b + (a % b != 0 ? 1 : 0);
+}
 
 }  // namespace
 
@@ -16,16 +18,18 @@ Result<DistributedSampler> DistributedSampler::create(const SamplerOptions& opti
   const std::int32_t n = options.num_samples;
   const std::int32_t world = options.world_size;
   if (world < 1 || options.rank < 0 || options.rank >= world)
-    return fail(ErrorCode::kInvalidArgument, "sampler: rank " + std::to_string(options.rank) + " is not in a world of " +
-                                                 std::to_string(world));
+    return fail(ErrorCode::kInvalidArgument, "sampler: rank " + std::to_string(options.rank) +
+                                                 " is not in a world of " + std::to_string(world));
   if (n < 1 || n > Generator::kMaxPermutation)
-    return fail(ErrorCode::kInvalidArgument, "sampler: a data set of " + std::to_string(n) + " samples; 1 to " +
-                                                 std::to_string(Generator::kMaxPermutation) + " are supported");
+    return fail(ErrorCode::kInvalidArgument,
+                "sampler: a data set of " + std::to_string(n) + " samples; 1 to " +
+                    std::to_string(Generator::kMaxPermutation) + " are supported");
   // Padded to a multiple of the world the order must still fit 32 bits; the limit above leaves room for it.
   if (world > Generator::kMaxPermutation)
     return fail(ErrorCode::kInvalidArgument, "sampler: a world of " + std::to_string(world) + " ranks");
   const bool drop = options.drop_last && n % world != 0;
-  // PyTorch's ceil((n - world) / world) is negative-safe only for n >= world; below that no rank gets a sample.
+  // PyTorch's ceil((n - world) / world) is negative-safe only for n >= world; below that no rank gets a
+  // sample.
   const std::int32_t per_rank = drop ? (n < world ? 0 : ceil_div(n - world, world)) : ceil_div(n, world);
   return DistributedSampler(options, per_rank);
 }

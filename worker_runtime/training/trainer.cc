@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <muster/trainer.h>
-
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -8,6 +6,7 @@
 
 #include <muster/check.h>
 #include <muster/sampler.h>
+#include <muster/trainer.h>
 
 #include "worker_runtime/kernels/kernels.h"
 #include "worker_runtime/training/host_collectives.h"
@@ -15,13 +14,15 @@
 namespace muster {
 namespace {
 
-int elements_of(const nn::Shape& shape) { return std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>()); }
+int elements_of(const nn::Shape& shape) {
+  return std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>());
+}
 
 Result<void> check_fits(const nn::Model& model, const DeviceDataset& dataset) {
   if (elements_of(model.input_shape()) != dataset.image_elements)
-    return fail(ErrorCode::kInvalidArgument, "the data set's images have " + std::to_string(dataset.image_elements) +
-                                                 " pixels, the model takes " +
-                                                 std::to_string(elements_of(model.input_shape())));
+    return fail(ErrorCode::kInvalidArgument,
+                "the data set's images have " + std::to_string(dataset.image_elements) +
+                    " pixels, the model takes " + std::to_string(elements_of(model.input_shape())));
   if (elements_of(model.output_shape()) < dataset.classes)
     return fail(ErrorCode::kInvalidArgument, "the data set has " + std::to_string(dataset.classes) +
                                                  " classes, the model " +
@@ -56,8 +57,9 @@ class Trainer::Impl {
   Result<void> begin_epoch(std::span<const std::int32_t> indices) {
     for (const std::int32_t index : indices)
       if (index < 0 || index >= train_.size)
-        return fail(ErrorCode::kInvalidArgument, "sample " + std::to_string(index) + " is not in a data set of " +
-                                                     std::to_string(train_.size));
+        return fail(
+            ErrorCode::kInvalidArgument,
+            "sample " + std::to_string(index) + " is not in a data set of " + std::to_string(train_.size));
     MUSTER_OK(upload(indices, epoch_indices_));
     position_ = 0;
     epoch_size_ = static_cast<std::int64_t>(indices.size());
@@ -67,7 +69,9 @@ class Trainer::Impl {
     return {};
   }
 
-  std::int64_t steps_in_epoch() const { return (epoch_size_ + options_.batch_size - 1) / options_.batch_size; }
+  std::int64_t steps_in_epoch() const {
+    return (epoch_size_ + options_.batch_size - 1) / options_.batch_size;
+  }
 
   Result<void> step() {
     MUSTER_CHECK(position_ < epoch_size_, "step() after the end of the epoch");
@@ -117,8 +121,8 @@ class Trainer::Impl {
     return {};
   }
 
-  void forward(const DeviceDataset& dataset, const std::int32_t* indices, const nn::Plan& plan, float* output_gradient,
-               kernels::LossTotals* totals) {
+  void forward(const DeviceDataset& dataset, const std::int32_t* indices, const nn::Plan& plan,
+               float* output_gradient, kernels::LossTotals* totals) {
     kernels_->gather_normalize(dataset.images, dataset.labels, indices, plan.batch(), dataset.image_elements,
                                options_.mean, options_.stddev, plan.input(), plan.labels());
     plan.forward();
@@ -159,7 +163,8 @@ Result<std::unique_ptr<Trainer>> Trainer::create(DistributedDataParallel& ddp, c
                                                  const TrainerOptions& options) {
   if (options.batch_size < 1)
     return fail(ErrorCode::kInvalidArgument, "a batch size of " + std::to_string(options.batch_size));
-  if (!(options.stddev > 0)) return fail(ErrorCode::kInvalidArgument, "the standard deviation must be positive");
+  if (!(options.stddev > 0))
+    return fail(ErrorCode::kInvalidArgument, "the standard deviation must be positive");
   MUSTER_OK(check_fits(ddp.model(), train));
   MUSTER_TRY(Sgd sgd, Sgd::create(ddp.model(), options.sgd));
   auto impl = std::make_unique<Impl>(ddp, train, options, sgd);
@@ -169,14 +174,26 @@ Result<std::unique_ptr<Trainer>> Trainer::create(DistributedDataParallel& ddp, c
 
 Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Trainer::~Trainer() = default;
-Result<void> Trainer::begin_epoch(std::span<const std::int32_t> indices) { return impl_->begin_epoch(indices); }
-std::int64_t Trainer::steps_in_epoch() const { return impl_->steps_in_epoch(); }
-Result<void> Trainer::step() { return impl_->step(); }
-Result<Metrics> Trainer::take_metrics() { return impl_->take_metrics(); }
+Result<void> Trainer::begin_epoch(std::span<const std::int32_t> indices) {
+  return impl_->begin_epoch(indices);
+}
+std::int64_t Trainer::steps_in_epoch() const {
+  return impl_->steps_in_epoch();
+}
+Result<void> Trainer::step() {
+  return impl_->step();
+}
+Result<Metrics> Trainer::take_metrics() {
+  return impl_->take_metrics();
+}
 Result<Metrics> Trainer::evaluate(const DeviceDataset& dataset, int batch_size) {
   return impl_->evaluate(dataset, batch_size);
 }
-Sgd& Trainer::optimizer() { return impl_->optimizer(); }
-nn::Model& Trainer::model() { return impl_->model(); }
+Sgd& Trainer::optimizer() {
+  return impl_->optimizer();
+}
+nn::Model& Trainer::model() {
+  return impl_->model();
+}
 
 }  // namespace muster

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <zlib.h>
-
 #include <filesystem>
 #include <fstream>
+
+#include <zlib.h>
 
 #include <muster/image_dataset.h>
 
@@ -63,7 +63,8 @@ TEST_CASE("a damaged IDX file is refused with what is wrong, wherever it is cut"
     REQUIRE(result.error().code == ErrorCode::kCorrupt);
     REQUIRE_THAT(result.error().message, Contains("file: not a valid IDX file: "));
   }
-  REQUIRE_THAT(parse(whole.substr(0, 14)).error().message, Contains("truncated: 2x3 = 6 bytes are announced, 2 are there"));
+  REQUIRE_THAT(parse(whole.substr(0, 14)).error().message,
+               Contains("truncated: 2x3 = 6 bytes are announced, 2 are there"));
   REQUIRE_THAT(parse(whole + "x").error().message, Contains("bytes after the 6 announced ones"));
   REQUIRE_THAT(parse("\x1f\x8b\x08").error().message, Contains("it ends after 3 bytes"));
   REQUIRE_THAT(parse("not an idx file").error().message, Contains("does not start with two zeros"));
@@ -136,9 +137,10 @@ TEST_CASE("FashionMNIST is loaded whole") {
 TEST_CASE("a data directory that does not hold the set is refused with what to do") {
   const test::TemporaryDirectory dir;
   const auto empty = load_fashion_mnist(dir.path(), Split::kTrain);
-  REQUIRE(empty.error().message == "data directory " + dir.path() +
-                                       " has neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz; install "
-                                       "dataset-fashion-mnist or name its directory with --data");
+  REQUIRE(empty.error().message ==
+          "data directory " + dir.path() +
+              " has neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz; install "
+              "dataset-fashion-mnist or name its directory with --data");
   REQUIRE(load_fashion_mnist(dir.path() + "/no", Split::kTrain).error().code == ErrorCode::kNotFound);
 }
 
@@ -150,8 +152,10 @@ TEST_CASE("images and labels that do not belong together are refused") {
   write(labels, idx({3}, std::string("\0\1\2", 3)));
   REQUIRE_THAT(load_idx_dataset(images, labels, 10).error().message, Contains("has 2 images but"));
   write(labels, idx({2}, std::string("\0\x0a", 2)));
-  REQUIRE_THAT(load_idx_dataset(images, labels, 10).error().message, Contains("label 10 at position 1 is not below 10"));
+  REQUIRE_THAT(load_idx_dataset(images, labels, 10).error().message,
+               Contains("label 10 at position 1 is not below 10"));
   write(labels, idx({2}, std::string("\0\x09", 2)));
   REQUIRE_OK(load_idx_dataset(images, labels, 10));
-  REQUIRE_THAT(load_idx_dataset(labels, images, 10).error().message, Contains("has 1 dimensions, images have 3"));
+  REQUIRE_THAT(load_idx_dataset(labels, images, 10).error().message,
+               Contains("has 1 dimensions, images have 3"));
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The network against PyTorch: initial weights bit for bit, one training step within the kernels' tolerance.
-#include <muster/nn.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <numeric>
+
+#include <muster/nn.h>
 
 #include "tests/support/fixture.h"
 #include "worker_runtime/kernels/kernels.h"
@@ -14,7 +14,9 @@ using namespace muster;
 
 namespace {
 
-Compute reference() { return Compute(kernels::make_reference_kernels()); }
+Compute reference() {
+  return Compute(kernels::make_reference_kernels());
+}
 
 std::vector<float> values_of(const std::vector<float>& arena, const nn::Parameter& parameter) {
   const auto begin = arena.begin() + static_cast<std::ptrdiff_t>(parameter.offset);
@@ -40,7 +42,8 @@ void require_close(const std::vector<float>& actual, const std::vector<float>& e
 double loss_of(nn::Model& model, nn::Plan& plan, const std::vector<std::int32_t>& labels) {
   plan.forward();
   kernels::LossTotals totals;
-  model.compute()->cross_entropy(plan.output(), labels.data(), plan.batch(), model.output_shape()[0], nullptr, &totals);
+  model.compute()->cross_entropy(plan.output(), labels.data(), plan.batch(), model.output_shape()[0], nullptr,
+                                 &totals);
   return totals.loss_sum / plan.batch();
 }
 
@@ -60,8 +63,8 @@ void check_gradients(nn::Model model, int batch, std::size_t stride) {
 
   plan.forward();
   kernels::LossTotals totals;
-  model.compute()->cross_entropy(plan.output(), labels.data(), batch, model.output_shape()[0], plan.output_gradient(),
-                                 &totals);
+  model.compute()->cross_entropy(plan.output(), labels.data(), batch, model.output_shape()[0],
+                                 plan.output_gradient(), &totals);
   plan.backward();
   const std::vector<float> gradients = model.read_grads();
   const float scale = largest(gradients);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <muster/optim.h>
-
 #include <cmath>
 #include <limits>
+
+#include <muster/optim.h>
 
 #include "tests/support/fixture.h"
 #include "worker_runtime/kernels/kernels.h"

@@ -14,7 +14,8 @@ TEST_CASE("permutations are PyTorch's randperm, also for seeds beyond 32 bits") 
   for (const std::uint64_t seed : kSeeds) {
     const std::string key = "randperm.60000." + std::to_string(seed);
     const std::vector<std::int32_t> order = Generator(seed).permutation(60000);
-    REQUIRE(fixture.get<std::int64_t>(key + ".crc") == std::vector<std::int64_t>{test::crc32_of(order), 60000});
+    REQUIRE(fixture.get<std::int64_t>(key + ".crc") ==
+            std::vector<std::int64_t>{test::crc32_of(order), 60000});
     std::vector<std::int32_t> ends(order.begin(), order.begin() + 16);
     ends.insert(ends.end(), order.end() - 16, order.end());
     REQUIRE(fixture.get<std::int32_t>(key + ".ends") == ends);

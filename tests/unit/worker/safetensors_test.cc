@@ -50,8 +50,11 @@ TEST_CASE("a written file reads back with its tensors and metadata") {
 TEST_CASE("data starts on a 64-byte boundary, larger alignments first, then by name") {
   for (std::size_t name_length = 1; name_length < 70; ++name_length) {
     const std::string name(name_length, 'n');
-    const auto bytes = serialize({{name, DType::kUInt8, {1}, "u"}, {"z", DType::kFloat64, {1}, "dddddddd"},
-                                  {"a", DType::kFloat32, {1}, "ffff"}, {"b", DType::kFloat32, {1}, "gggg"}}, {});
+    const auto bytes = serialize({{name, DType::kUInt8, {1}, "u"},
+                                  {"z", DType::kFloat64, {1}, "dddddddd"},
+                                  {"a", DType::kFloat32, {1}, "ffff"},
+                                  {"b", DType::kFloat32, {1}, "gggg"}},
+                                 {});
     REQUIRE_OK(bytes);
     const std::size_t data = bytes->size() - 17;
     REQUIRE(data % 64 == 0);
@@ -79,7 +82,8 @@ TEST_CASE("a file cut anywhere is refused") {
 }
 
 TEST_CASE("a header longer than its cap or than the file is refused before it is read") {
-  REQUIRE_THAT(parse(std::string("\xff\xff\xff\xff\xff\xff\xff\xff{}", 10)).error().message, Contains("more than the limit"));
+  REQUIRE_THAT(parse(std::string("\xff\xff\xff\xff\xff\xff\xff\xff{}", 10)).error().message,
+               Contains("more than the limit"));
   REQUIRE_THAT(parse(std::string("\x20\0\0\0\0\0\0\0{}", 10)).error().message, Contains("truncated"));
 }
 
@@ -93,19 +97,24 @@ TEST_CASE("hostile headers are refused with what is wrong") {
   REQUIRE_THAT(error_of(R"({"a":[]})"), Contains("an array where none belongs"));
   REQUIRE_THAT(error_of(R"({"a":{}})"), Contains("it lacks dtype, shape or data_offsets"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1],\"x\":1}}", "x"), Contains("unknown or repeated key 'x'"));
-  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1],\"dtype\":\"U8\"}}", "x"), Contains("unknown or repeated key 'dtype'"));
+  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1],\"dtype\":\"U8\"}}", "x"),
+               Contains("unknown or repeated key 'dtype'"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0]}}", "x"), Contains("two numbers"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1,2]}}", "x"), Contains("a number where none belongs"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[-1,0]}}", "x"), Contains("a negative number"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1.0]}}", "x"), Contains("a fractional number"));
-  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,18446744073709551616]}}", "x"), Contains("a fractional number"));
+  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,18446744073709551616]}}", "x"),
+               Contains("a fractional number"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[1,0]}}", "x"), Contains("ends before it begins"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,18446744073709551615]}}", "x"), Contains("ends at byte"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[1,2]}}", "xy"), Contains("a hole in front"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1]},\"b\":{" + u8 + "[0,1]}}", "x"), Contains("overlaps"));
-  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1]},\"a\":{" + u8 + "[1,2]}}", "xy"), Contains("the name 'a' appears twice"));
-  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,2]}}", "xy"), Contains("its shape needs 1 bytes, its data has 2"));
-  REQUIRE_THAT(error_of(R"({"a":{"dtype":"F99","shape":[1],"data_offsets":[0,1]}})", "x"), Contains("unknown dtype 'F99'"));
+  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1]},\"a\":{" + u8 + "[1,2]}}", "xy"),
+               Contains("the name 'a' appears twice"));
+  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,2]}}", "xy"),
+               Contains("its shape needs 1 bytes, its data has 2"));
+  REQUIRE_THAT(error_of(R"({"a":{"dtype":"F99","shape":[1],"data_offsets":[0,1]}})", "x"),
+               Contains("unknown dtype 'F99'"));
   REQUIRE_THAT(error_of(R"({"a":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]}})"),
                Contains("its shape is too large"));
   REQUIRE_THAT(error_of(R"({"a":{"dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,0]}})"),

@@ -57,7 +57,8 @@ TEST_CASE("60000 samples are distributed as by PyTorch in every epoch") {
   const test::Fixture fixture("pytorch_sampler.safetensors");
   for (int world = 1; world <= 4; ++world)
     for (int rank = 0; rank < world; ++rank) {
-      DistributedSampler sampler = made({.num_samples = 60000, .rank = rank, .world_size = world, .seed = 42});
+      DistributedSampler sampler =
+          made({.num_samples = 60000, .rank = rank, .world_size = world, .seed = 42});
       for (const std::uint64_t epoch : {0, 1, 7}) {
         sampler.set_epoch(epoch);
         const std::vector<std::int32_t> order = sampler.indices();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoint: everything that a run needs to continue as if it had never stopped, in one safetensors file: the parameters
-// under their names, the momentum under momentum.<name>, and the state below as the file's metadata together with a
-// SHA-256 of the data. Replaced atomically: a full disk or a kill leaves the previous one. Files are treated as hostile.
-// Written by rank 0, between steps. Loading never changes anything before the whole file has been checked.
+// Checkpoint: everything that a run needs to continue as if it had never stopped, in one safetensors file:
+// the parameters under their names, the momentum under momentum.<name>, and the state below as the file's
+// metadata together with a SHA-256 of it all. Replaced atomically: a full disk or a kill leaves the previous
+// one. Files are treated as hostile. Written by rank 0, between steps. Loading never changes anything before
+// the whole file has been checked.
 #pragma once
 
 #include <cstdint>
@@ -36,17 +37,18 @@ struct Checkpoint {
   std::vector<float> velocity;  // likewise; empty: no step was done
 };
 
-/// Writes `path`. kExhausted (disk full), kInvalidArgument (no permission), kIo: the file that was there is still there.
-[[nodiscard]] Result<void> save_checkpoint(const std::string& path, const nn::Model& model, const Sgd& optimizer,
-                                           const TrainingState& state);
+/// Writes `path`. kExhausted (disk full), kInvalidArgument (no permission), kIo: the file that was there is
+/// still there.
+[[nodiscard]] Result<void> save_checkpoint(const std::string& path, const nn::Model& model,
+                                           const Sgd& optimizer, const TrainingState& state);
 
-/// Reads and checks against `model` (its tensors) and `model_name`. kMismatch names the first tensor that differs,
-/// kCorrupt what is wrong with the file.
+/// Reads and checks against `model` (its tensors) and `model_name`. kMismatch names the first tensor that
+/// differs, kCorrupt what is wrong with the file.
 [[nodiscard]] Result<Checkpoint> load_checkpoint(const std::string& path, const nn::Model& model,
                                                  const std::string& model_name);
 
-/// Rank 0 reads `path`, every rank continues from it: parameters, momentum and state. A collective; when rank 0 fails,
-/// every rank returns an error and nothing has changed.
+/// Rank 0 reads `path`, every rank continues from it: parameters, momentum and state. A collective; when rank
+/// 0 fails, every rank returns an error and nothing has changed.
 [[nodiscard]] Result<TrainingState> restore_checkpoint(const std::string& path, const std::string& model_name,
                                                        nn::Model& model, Sgd& optimizer, ProcessGroup& group);
 

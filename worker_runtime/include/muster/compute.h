@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compute: the device a model runs on, with its memory and its kernels. Opaque here: layers call it, a training program
-// only makes one and hands it on. One per rank, used by one thread. Memory taken from it lives as long as it does.
+// Compute: the device a model runs on, with its memory and its kernels. Opaque here: layers call it, a
+// training program only makes one and hands it on. One per rank, used by one thread. Memory taken from it
+// lives as long as it does.
 #pragma once
 
 #include <memory>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// DistributedDataParallel: the same model on every rank, gradients averaged over ranks while backward still runs. All
-// ranks construct it with the same model, and call backward() equally often. Works with CPU kernels and a CPU group as
-// with CUDA kernels and an NCCL group. The order in which gradients become ready is known from the plan, so buckets are
-// fixed at construction and never rebuilt; they are ranges of the gradient arena, reduced in place.
-// Used by the model's thread. After a group error the object is broken: every later backward() returns an error.
-// Source: torch.nn.parallel.DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp).
+// DistributedDataParallel: the same model on every rank, gradients averaged over ranks while backward still
+// runs. All ranks construct it with the same model, and call backward() equally often. Works with CPU kernels
+// and a CPU group as with CUDA kernels and an NCCL group. The order in which gradients become ready is known
+// from the plan, so buckets are fixed at construction and never rebuilt; they are ranges of the gradient
+// arena, reduced in place. Used by the model's thread. After a group error the object is broken: every later
+// backward() returns an error. Source: torch.nn.parallel.DistributedDataParallel
+// (torch/csrc/distributed/c10d/reducer.cpp).
 #pragma once
 
 #include <cstddef>
@@ -36,17 +37,18 @@ struct Bucket {
 
 class DistributedDataParallel {
  public:
-  /// Checks that all ranks hold the same model (kMismatch names the first difference), allocates `model` with gradient
-  /// memory of the group and gives every rank rank 0's parameters. A collective. All arguments outlive the object.
-  [[nodiscard]] static Result<std::unique_ptr<DistributedDataParallel>> create(nn::Model& model, const Compute& compute,
-                                                                               ProcessGroup& group,
-                                                                               const DdpOptions& options = {});
+  /// Checks that all ranks hold the same model (kMismatch names the first difference), allocates `model` with
+  /// gradient memory of the group and gives every rank rank 0's parameters. A collective. All arguments
+  /// outlive the object.
+  [[nodiscard]] static Result<std::unique_ptr<DistributedDataParallel>> create(
+      nn::Model& model, const Compute& compute, ProcessGroup& group, const DdpOptions& options = {});
 
-  /// Backward of `plan`, whose output_gradient() is filled; afterwards Model::grads() holds the mean over ranks.
+  /// Backward of `plan`, whose output_gradient() is filled; afterwards Model::grads() holds the mean over
+  /// ranks.
   [[nodiscard]] Result<void> backward(const nn::Plan& plan);
 
-  /// While the returned object lives, backward() only adds to this rank's gradients; the first backward() afterwards
-  /// reduces the sum. For gradient accumulation.
+  /// While the returned object lives, backward() only adds to this rank's gradients; the first backward()
+  /// afterwards reduces the sum. For gradient accumulation.
   class NoSync {
    public:
     NoSync(NoSync&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)) {}

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// nn: networks as a static list of layers with explicit forward and backward. Every buffer is a place in an arena that
-// is computed before the first step: parameters in one arena, gradients in another (both contiguous, so that an
-// optimizer is one loop and a bucket of gradients one range), activations in one arena per planned batch size. A step
-// allocates nothing. Layers know kernels::Kernels and no device. Not thread-safe: one model per rank.
-// Names, shapes and default initialisation are PyTorch's: the same seed gives the same bits.
+// nn: networks as a static list of layers with explicit forward and backward. Every buffer is a place in an
+// arena that is computed before the first step: parameters in one arena, gradients in another (both
+// contiguous, so that an optimizer is one loop and a bucket of gradients one range), activations in one arena
+// per planned batch size. A step allocates nothing. Layers know kernels::Kernels and no device. Not
+// thread-safe: one model per rank. Names, shapes and default initialisation are PyTorch's: the same seed
+// gives the same bits.
 #pragma once
 
 #include <cstddef>
@@ -55,11 +56,11 @@ inline constexpr std::size_t kArenaAlignment = 16;
 struct Frame {
   kernels::Kernels* kernels = nullptr;
   int batch = 0;
-  const float* x = nullptr;         // (batch, input)
-  float* y = nullptr;               // (batch, output)
-  float* dy = nullptr;              // gradient of the loss by y; nullptr in an inference plan
-  float* dx = nullptr;              // by x; nullptr where nobody needs it
-  std::uint8_t* scratch = nullptr;  // scratch_bytes(batch), kept from forward to backward
+  const float* x = nullptr;          // (batch, input)
+  float* y = nullptr;                // (batch, output)
+  float* dy = nullptr;               // gradient of the loss by y; nullptr in an inference plan
+  float* dx = nullptr;               // by x; nullptr where nobody needs it
+  std::uint8_t* scratch = nullptr;   // scratch_bytes(batch), kept from forward to backward
   std::vector<const float*> params;  // one pointer per ParameterSpec, in order
   std::vector<float*> grads;
 };
@@ -68,7 +69,8 @@ class Layer {
  public:
   virtual ~Layer() = default;
 
-  /// Fixes the layer's sizes for this input and returns its output's shape. Called once, before everything else.
+  /// Fixes the layer's sizes for this input and returns its output's shape. Called once, before everything
+  /// else.
   [[nodiscard]] virtual Result<Shape> configure(const Shape& input) = 0;
   [[nodiscard]] virtual std::vector<ParameterSpec> parameters() const { return {}; }
   [[nodiscard]] virtual std::size_t scratch_bytes(int /*batch*/) const { return 0; }
@@ -108,7 +110,8 @@ enum class Mode : std::uint8_t {
 
 class Model;
 
-/// A model's step for one batch size: the layers with their buffers. Made by Model::plan, lives as long as the model.
+/// A model's step for one batch size: the layers with their buffers. Made by Model::plan, lives as long as
+/// the model.
 class Plan {
  public:
   [[nodiscard]] int batch() const { return batch_; }
@@ -125,7 +128,8 @@ class Plan {
   void forward() const;
   /// All layers from the last to the first that has parameters.
   void backward() const;
-  /// The same in pieces, for callers that act between layers: layers last_layer() down to first_layer(), each once.
+  /// The same in pieces, for callers that act between layers: layers last_layer() down to first_layer(), each
+  /// once.
   void backward_layer(int layer) const;
   [[nodiscard]] int first_layer() const { return first_layer_; }
   [[nodiscard]] int last_layer() const { return static_cast<int>(frames_.size()) - 1; }
@@ -144,8 +148,8 @@ class Plan {
   std::size_t size_bytes_ = 0;
 };
 
-/// A network of layers one after another. First create() and initialize() on the host, then allocate() on a device
-/// (DistributedDataParallel does it with gradient memory of its group), then plan() per batch size.
+/// A network of layers one after another. First create() and initialize() on the host, then allocate() on a
+/// device (DistributedDataParallel does it with gradient memory of its group), then plan() per batch size.
 class Model {
  public:
   /// kInvalidArgument names the first layer that does not fit its input.
@@ -156,14 +160,15 @@ class Model {
   [[nodiscard]] const std::vector<Parameter>& parameters() const { return parameters_; }
   [[nodiscard]] std::int64_t num_parameters() const;
   [[nodiscard]] std::int64_t macs_per_sample() const;
-  /// Elements of the parameter arena, gaps included; the gradient arena and an optimizer's state have the same layout.
+  /// Elements of the parameter arena, gaps included; the gradient arena and an optimizer's state have the
+  /// same layout.
   [[nodiscard]] std::size_t arena_elements() const { return arena_elements_; }
   [[nodiscard]] std::size_t arena_bytes() const { return arena_elements_ * sizeof(float); }
 
   /// PyTorch's default initialisation, layer by layer in order of construction.
   void initialize(Generator& generator);
-  /// Takes the arena's device memory, the gradients' from outside when given (arena_bytes(), zeroed), and moves the
-  /// parameters there. Once.
+  /// Takes the arena's device memory, the gradients' from outside when given (arena_bytes(), zeroed), and
+  /// moves the parameters there. Once.
   [[nodiscard]] Result<void> allocate(const Compute& compute, float* gradient_arena = nullptr);
   /// The plan for a batch size, made on first use.
   [[nodiscard]] Result<Plan*> plan(int batch, Mode mode);

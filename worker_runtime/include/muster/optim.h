@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sgd: PyTorch's SGD with momentum over the whole parameter arena in one kernel; bit-equal to torch.optim.SGD on the
-// CPU. One per model and rank, used by the model's thread. Its state is one arena of the same layout as the parameters.
+// Sgd: PyTorch's SGD with momentum over the whole parameter arena in one kernel; bit-equal to torch.optim.SGD
+// on the CPU. One per model and rank, used by the model's thread. Its state is one arena of the same layout
+// as the parameters.
 #pragma once
 
 #include <span>
@@ -19,7 +20,8 @@ struct SgdOptions {
 
 class Sgd {
  public:
-  /// `model` must be allocated and outlive the optimizer. kInvalidArgument: an option that is negative or not finite.
+  /// `model` must be allocated and outlive the optimizer. kInvalidArgument: an option that is negative or not
+  /// finite.
   [[nodiscard]] static Result<Sgd> create(nn::Model& model, const SgdOptions& options);
 
   /// Applies the gradient arena, times `grad_scale`, to the parameters.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Generator: the random numbers of PyTorch's CPU generator, bit for bit, so that a seed means the same initial weights
-// and the same sample order here and there. A value: copy it to fork the sequence. Not thread-safe.
-// Source: at::CPUGeneratorImpl (mt19937), the CPU kernels of uniform_, random_ and randperm.
+// Generator: the random numbers of PyTorch's CPU generator, bit for bit, so that a seed means the same
+// initial weights and the same sample order here and there. A value: copy it to fork the sequence. Not
+// thread-safe. Source: at::CPUGeneratorImpl (mt19937), the CPU kernels of uniform_, random_ and randperm.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ class Generator {
   /// tensor.uniform_(low, high) of a float32 tensor: one draw per element, in order.
   void uniform(std::span<float> out, float low, float high);
 
-  /// torch.randperm(n): Fisher-Yates from the front. n is at most kMaxPermutation, below which PyTorch's algorithm is
-  /// this one in every version.
+  /// torch.randperm(n): Fisher-Yates from the front. n is at most kMaxPermutation, below which PyTorch's
+  /// algorithm is this one in every version.
   std::vector<std::int32_t> permutation(std::int32_t n);
   static constexpr std::int32_t kMaxPermutation = 214'748'364;  // 2^32 / 20
 

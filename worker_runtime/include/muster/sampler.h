@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Samplers: which samples a rank sees in an epoch, in which order. Pure functions of their options, so that every rank
-// computes its own part without talking, and a resumed run continues with the same order.
-// Source: torch.utils.data.DistributedSampler, RandomSampler and DataLoader (order of the draws).
+// Samplers: which samples a rank sees in an epoch, in which order. Pure functions of their options, so that
+// every rank computes its own part without talking, and a resumed run continues with the same order. Source:
+// torch.utils.data.DistributedSampler, RandomSampler and DataLoader (order of the draws).
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ struct SamplerOptions {
   int world_size = 1;
   bool shuffle = true;
   std::uint64_t seed = 0;
-  bool drop_last = false;  ///< false: repeats samples so that all ranks get equally many; true: leaves a tail out
+  bool drop_last =
+      false;  ///< false: repeats samples so that all ranks get equally many; true: leaves a tail out
 };
 
 /// Index for index what torch.utils.data.DistributedSampler yields. A value, thread-compatible.
@@ -45,8 +46,9 @@ class DistributedSampler {
   std::uint64_t epoch_ = 0;
 };
 
-/// One epoch of DataLoader(dataset, shuffle=True) in a single process. `generator` is PyTorch's default generator: the
-/// loader's iterator draws its base seed from it, then the sampler draws the seed of the permutation.
+/// One epoch of DataLoader(dataset, shuffle=True) in a single process. `generator` is PyTorch's default
+/// generator: the loader's iterator draws its base seed from it, then the sampler draws the seed of the
+/// permutation.
 [[nodiscard]] std::vector<std::int32_t> random_sampler_epoch(Generator& generator, std::int32_t num_samples);
 
 /// Half-open range of samples.
@@ -57,8 +59,8 @@ struct SampleRange {
   friend bool operator==(const SampleRange&, const SampleRange&) = default;
 };
 
-/// A rank's part of an evaluation: the ranges of all ranks cover every sample exactly once (no padding duplicates, which
-/// would be counted twice), sizes differ by at most one.
+/// A rank's part of an evaluation: the ranges of all ranks cover every sample exactly once (no padding
+/// duplicates, which would be counted twice), sizes differ by at most one.
 [[nodiscard]] SampleRange evaluation_range(std::int32_t num_samples, int rank, int world_size);
 
 }  // namespace muster

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trainer: the step of image classification (gather and normalise a batch, forward, cross-entropy, backward with the
-// gradients' reduction, SGD), and the evaluation. A step allocates nothing, makes no system call of its own and reads
-// nothing back: losses add up on the device until asked for. Used by the model's thread; every rank makes the same calls.
+// Trainer: the step of image classification (gather and normalise a batch, forward, cross-entropy, backward
+// with the gradients' reduction, SGD), and the evaluation. A step allocates nothing, makes no system call of
+// its own and reads nothing back: losses add up on the device until asked for. Used by the model's thread;
+// every rank makes the same calls.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,9 @@ struct Metrics {
   std::int64_t correct = 0;
   std::int64_t num_samples = 0;
 
-  [[nodiscard]] double loss() const { return num_samples == 0 ? 0 : loss_sum / static_cast<double>(num_samples); }
+  [[nodiscard]] double loss() const {
+    return num_samples == 0 ? 0 : loss_sum / static_cast<double>(num_samples);
+  }
   [[nodiscard]] double accuracy() const {
     return num_samples == 0 ? 0 : static_cast<double>(correct) / static_cast<double>(num_samples);
   }
@@ -36,8 +39,10 @@ struct Metrics {
 
 class Trainer {
  public:
-  /// `ddp` (with its model) and `train` outlive the trainer. kInvalidArgument: the images do not fit the model.
-  [[nodiscard]] static Result<std::unique_ptr<Trainer>> create(DistributedDataParallel& ddp, const DeviceDataset& train,
+  /// `ddp` (with its model) and `train` outlive the trainer. kInvalidArgument: the images do not fit the
+  /// model.
+  [[nodiscard]] static Result<std::unique_ptr<Trainer>> create(DistributedDataParallel& ddp,
+                                                               const DeviceDataset& train,
                                                                const TrainerOptions& options);
   ~Trainer();
   Trainer(const Trainer&) = delete;
