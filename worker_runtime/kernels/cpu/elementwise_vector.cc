@@ -54,7 +54,9 @@ HWY_INLINE float other_exponentials(D d, const float* HWY_RESTRICT row, int clas
   auto sum = hn::Zero(d);
   for (int k = 0; k < classes; k += kL) {
     const int j = HWY_MIN(k, classes - kL);
-    const auto e = hn::Exp(d, hn::Sub(hn::LoadU(d, row + j), hn::Set(d, largest)));
+    const auto below = hn::Sub(hn::LoadU(d, row + j), hn::Set(d, largest));
+    // Highway's Exp makes 0 of a NaN, which would hide that a model diverged.
+    const auto e = hn::IfThenElse(hn::IsNaN(below), below, hn::Exp(d, below));
     if (out != nullptr) hn::StoreU(e, d, out + j);
     auto counted = hn::RebindMask(d, hn::Ne(hn::Iota(di, j), hn::Set(di, label)));
     if (j < whole && k == whole)
