@@ -76,8 +76,8 @@ LIBRARIES = [
 # Public headers: the C++ standard library, tl::expected and each other.
 _STANDARD = re.compile(r"^(tl/expected\.hpp|muster/\w+\.h|[a-z_]+)$")
 _PURE_FORBIDDEN = re.compile(
-    r"^(boost/(asio|beast)|thread$|mutex$|condition_variable$|future$|sys/(socket|epoll|wait|mman|un|prctl)\.h|"
-    r"netinet/|arpa/|netdb\.h|poll\.h|unistd\.h|signal\.h|csignal|spawn\.h|fcntl\.h|pthread\.h)")
+    r"^(boost/(asio|beast)|thread$|mutex$|condition_variable$|future$|sys/(socket|epoll|mman|un|prctl)\.h|"
+    r"netinet/|arpa/|netdb\.h|poll\.h|unistd\.h|spawn\.h|fcntl\.h|pthread\.h)")
 PURE = re.compile(
     r"rendezvous/(wire|store_core|session|membership|control|env_contract)\w*\.(h|cc)$|"
     r"launcher/(job|worker_env|restart_policy|stop_ladder|exit_status|root_cause|line_splitter|hostlist)\w*\.(h|cc)$|"
