@@ -95,7 +95,7 @@ TEST_CASE("wrong arguments are refused in one line") {
   REQUIRE(code == 1);
   REQUIRE_THAT(text, Catch::Contains("EADDRNOTAVAIL") && Catch::Contains("no address of this host"));
   REQUIRE_THAT(refusal({"--listen-fd", "77"}).second, Catch::Contains("inherited listening descriptor 77"));
-  REQUIRE_THAT(refusal({"--listen-fd", "2"}).second, Catch::Contains("ENOTSOCK"));
+  REQUIRE_THAT(refusal({"--listen-fd", "1"}).second, Catch::Contains("ENOTSOCK"));
 }
 
 TEST_CASE("a port file that cannot be written is refused before anything is served") {
