@@ -2,7 +2,9 @@
 // The only file of the example that pays for CLI11.
 #include "fashion_options.h"
 
+#include <cmath>
 #include <map>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
@@ -50,6 +52,11 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
       if (c == '\n') c = ' ';
     return muster::fail(muster::ErrorCode::kInvalidArgument, text + "; see fashion_mnist --help");
   }
+  // CLI11's ranges let NaN through: it is not below the minimum.
+  for (const auto& [flag, value] : {std::pair("--lr", o.lr), std::pair("--momentum", o.momentum)})
+    if (!std::isfinite(value))
+      return muster::fail(muster::ErrorCode::kInvalidArgument,
+                          std::string(flag) + ": not a finite number; see fashion_mnist --help");
   o.device = devices.at(device);
   o.seed_given = seed->count() > 0;
   return parsed;
