@@ -106,7 +106,7 @@ TEST_CASE("a bar fills the terminal's width and never more") {
       if (columns > 80) REQUIRE(static_cast<int>(bar.size()) == columns - 1);
     }
   REQUIRE(progress_bar(view_at(7500), 70) ==
-          "epoch 1/2 [===========>           ]  50%  loss 0.7312  4021 it/s  0:02");
+          "epoch 1/2 [===========>          ]  50%  loss 0.7312  4021 it/s  0:02");
 }
 
 TEST_CASE("before the first window the loss is a dash") {
