@@ -38,6 +38,7 @@ std::uint16_t float_to_half(float value) {
   const double magnitude = std::fabs(static_cast<double>(value));
   if (std::isnan(value)) return sign | 0x7e00;
   if (magnitude >= 65520.0) return sign | 0x7c00;
+  if (magnitude == 0) return sign;
   int exponent = 0;
   std::frexp(magnitude, &exponent);
   // In units of the last place; nearbyint rounds to nearest even.
