@@ -68,7 +68,8 @@ NcclCommThread::~NcclCommThread() {
     stopping_ = true;
     to_thread_.notify_one();
     const Limits& limits = options_.limits;
-    const Millis longest = limits.start + limits.call + limits.finalize + limits.revoke + kMargin;
+    Millis longest = limits.finalize + limits.revoke + kMargin;
+    if (!failure_) longest += limits.start + limits.call;  // what is queued is still issued
     // Until here every wait of the thread has a deadline of its own; only a call that does not return passes this one.
     if (!to_users_.wait_for(lock, longest, [this] { return over_; })) {
       std::fprintf(stderr, "muster: rank %d: NCCL %s does not return from ending its communicator (last operation: %s); exiting\n",
@@ -305,8 +306,8 @@ void NcclCommThread::watch() {
 
 void NcclCommThread::watch_captured() {
   // Words in host memory, written by the GPU: reading them can neither block nor disturb a capture.
-  const std::uint32_t begun = *static_cast<volatile std::uint32_t*>(captured_begun_);
-  const std::uint32_t finished = *static_cast<volatile std::uint32_t*>(captured_finished_);
+  const std::uint32_t begun = __atomic_load_n(captured_begun_, __ATOMIC_ACQUIRE);
+  const std::uint32_t finished = __atomic_load_n(captured_finished_, __ATOMIC_ACQUIRE);
   const bool is_moving = begun != last_begun_ || finished != last_finished_ || begun == finished;
   last_begun_ = begun;
   last_finished_ = finished;
