@@ -137,7 +137,8 @@ class ReferenceKernels final : public HostKernels {
   void linear_backward(const LinearShape& s, const float* x, const float* w, const float* y, float* dy,
                        float* dx, float* dw, float* db, bool relu) override {
     if (relu)
-      for (int k = 0; k < s.batch * s.out_features; ++k) dy[k] = y[k] <= 0 ? 0.0F : dy[k];  // as PyTorch: a NaN lets the gradient pass
+      for (int k = 0; k < s.batch * s.out_features; ++k)
+        dy[k] = y[k] <= 0 ? 0.0F : dy[k];  // as PyTorch: a NaN lets the gradient pass
     for (int o = 0; o < s.out_features; ++o) {
       double sum = 0;
       for (int n = 0; n < s.batch; ++n) sum += dy[n * s.out_features + o];
