@@ -11,10 +11,12 @@
 
 #include <hwy/highway.h>
 
-// Loops over registers: they have to be unrolled whatever the optimisation level, or the registers become
-// memory.
+// Loops over registers: they have to be unrolled whatever the optimisation level, or the registers become memory.
+// Sanitizers check each access instead, and unrolled checks take minutes to compile.
 #ifndef MUSTER_UNROLL
-#ifdef __clang__
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+#define MUSTER_UNROLL
+#elif defined(__clang__)
 #define MUSTER_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define MUSTER_UNROLL _Pragma("GCC unroll 32")
