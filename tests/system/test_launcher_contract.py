@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from conftest import ROOT, clean_environment
+from launcher_support import ROOT, clean_environment, muster
 
 DUMP = """
 import json, os, sys

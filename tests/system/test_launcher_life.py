@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from conftest import MUSTER, alive, clean_environment, wait_for
+from launcher_support import MUSTER, alive, clean_environment, muster, wait_for
 
 SLEEP = "import signal, sys\nopen(sys.argv[1] + '/' + __import__('os').environ['RANK'] + '.pid', 'w').write(str(__import__('os').getpid()))\nsignal.pause()\n"
 

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from conftest import clean_environment, wait_for
+from launcher_support import clean_environment, muster, wait_for
 
 TALK = """
 import os, sys

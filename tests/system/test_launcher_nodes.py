@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from conftest import MUSTER, alive, clean_environment, wait_for
+from launcher_support import MUSTER, alive, clean_environment, wait_for
 from netns import Nodes
 
 
