@@ -42,12 +42,12 @@ const OptionRow* find_letter(char letter) {
   return found == kOptionTable.end() ? nullptr : &*found;
 }
 
-/// argparse takes "-1" and "-0.5" for values, since no option looks like a number.
+/// argparse takes "-1" and "-0.5" for values, since no option looks like a number, and so what has a blank in its name.
 bool looks_like_option(std::string_view token) {
   if (token.size() < 2 || token[0] != '-') return false;
   const bool number = std::all_of(token.begin() + 1, token.end(),
                                   [](char c) { return (c >= '0' && c <= '9') || c == '.'; });
-  return !number && token.find(' ') == std::string_view::npos;
+  return !number && token.substr(0, token.find('=')).find(' ') == std::string_view::npos;
 }
 
 class Splitter {
