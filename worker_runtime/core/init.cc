@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <muster/init.h>
-
 #include <algorithm>
 #include <numeric>
 
 #include <fmt/format.h>
 
 #include <muster/file_store.h>
+#include <muster/init.h>
 #include <muster/prefix_store.h>
 #include <muster/store_server.h>
 #include <muster/tcp_store.h>
@@ -37,9 +36,10 @@ Result<std::shared_ptr<Store>> open_store(const Placement& placement, Millis tim
   return store;
 }
 
-/// A view of the store for this meeting of the ranks: after a restart, or when a program calls init() again, the keys
-/// of the earlier meeting are still there.
-Result<std::shared_ptr<Store>> enter(const Placement& placement, const std::shared_ptr<Store>& store, Millis timeout) {
+/// A view of the store for this meeting of the ranks: after a restart, or when a program calls init() again,
+/// the keys of the earlier meeting are still there.
+Result<std::shared_ptr<Store>> enter(const Placement& placement, const std::shared_ptr<Store>& store,
+                                     Millis timeout) {
   const std::string base = fmt::format("muster/{}", placement.restart_count);
   MUSTER_TRY(const auto visits, store->add(fmt::format("{}/visits/{}", base, placement.rank), 1));
   auto view = make_prefix_store(fmt::format("{}/{}", base, visits), store);
@@ -47,13 +47,14 @@ Result<std::shared_ptr<Store>> enter(const Placement& placement, const std::shar
   return view;
 }
 
-Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, const Placement& placement, Store& store) {
+Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, const Placement& placement,
+                                                 Store& store) {
   if (options.backend == Backend::kNccl) {
-#if defined(MUSTER_HAS_CUDA)
-    return make_nccl_group(store, placement.rank, placement.world_size, options.cuda_device, options.cuda_stream,
-                           options.timeout);
+#if defined(MUSTER_HAS_NCCL_GROUP)
+    return make_nccl_group(store, placement.rank, placement.world_size, options.cuda_device,
+                           options.cuda_stream, options.timeout);
 #else
-    return fail(ErrorCode::kUnsupported, "an NCCL group needs a build with CUDA; this one has none");
+    return fail(ErrorCode::kUnsupported, "an NCCL group needs a build with CUDA, and this is none");
 #endif
   }
   const Environment environment = current_environment();
@@ -75,7 +76,8 @@ Result<void> gather(const Placement& placement, Store& store, Millis timeout, Co
   const auto exchange = groups::exchange_through_store(store, "gather", everybody, placement.rank,
                                                        SteadyClock::now() + timeout);
   const auto ids = exchange(groups::host_id(current_environment()));
-  if (!ids) return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size), ids.error());
+  if (!ids)
+    return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size), ids.error());
   for (const auto& ranks : groups::group_by_host(*ids)) {
     const auto place = std::find(ranks.begin(), ranks.end(), placement.rank);
     if (place == ranks.end()) continue;
@@ -99,7 +101,8 @@ Result<Context> init(const InitOptions& options) {
     const Instant start = SteadyClock::now();
     auto store = open_store(placement, options.timeout, context.hosted_server);
     if (!store)
-      return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size), std::move(store).error());
+      return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size),
+                  std::move(store).error());
     MUSTER_TRY(context.store, enter(placement, *store, options.timeout));
     const Millis left = std::max(time_left(start + options.timeout, SteadyClock::now()), Millis(1));
     MUSTER_OK(gather(placement, *context.store, left, context));
@@ -119,7 +122,8 @@ Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::str
   placement.rank = context.rank;
   placement.world_size = context.world_size;
   // Only to find the best network interface; the store is there already.
-  if (const auto again = find_placement(options.init_method, current_environment())) placement.host = again->host;
+  if (const auto again = find_placement(options.init_method, current_environment()))
+    placement.host = again->host;
   const auto store = make_prefix_store(fmt::format("group/named/{}", name),
                                        context.store != nullptr ? context.store : make_hash_store());
   auto group = make_group(options, placement, *store);

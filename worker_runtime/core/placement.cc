@@ -24,8 +24,9 @@ Result<Url> parse_url(std::string_view text) {
   Url url;
   const auto scheme_end = text.find("://");
   if (scheme_end == std::string_view::npos)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("init method '{}' has no scheme; use env://, tcp://host:port or file:///path", text));
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("init method '{}' has no scheme; use env://, tcp://host:port or file:///path", text));
   url.scheme = text.substr(0, scheme_end);
   std::string_view rest = text.substr(scheme_end + 3);
   if (const auto mark = rest.find('?'); mark != std::string_view::npos) {
@@ -36,7 +37,8 @@ Result<Url> parse_url(std::string_view text) {
       query.remove_prefix(std::min(pair.size() + 1, query.size()));
       const auto equals = pair.find('=');
       if (equals == std::string_view::npos)
-        return fail(ErrorCode::kInvalidArgument, fmt::format("init method '{}': '{}' has no '='", text, pair));
+        return fail(ErrorCode::kInvalidArgument,
+                    fmt::format("init method '{}': '{}' has no '='", text, pair));
       url.query.emplace(pair.substr(0, equals), pair.substr(equals + 1));
     }
   }
@@ -64,7 +66,8 @@ struct Names {
   std::string_view rank, world_size, local_rank, local_world_size;
 };
 constexpr Names kTorchNames{env::kRank, env::kWorldSize, env::kLocalRank, env::kLocalWorldSize};
-// How many tasks are on this node is a list for all nodes there (SLURM_TASKS_PER_NODE): found out from the hosts.
+// How many tasks are on this node is a list for all nodes there (SLURM_TASKS_PER_NODE): found out from the
+// hosts.
 constexpr Names kSlurmNames{"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""};
 
 Result<void> read_ranks(const Environment& environment, const Url& url, Placement& out) {
@@ -75,9 +78,10 @@ Result<void> read_ranks(const Environment& environment, const Url& url, Placemen
                         std::int64_t max) -> Result<std::int64_t> {
     if (const auto text = lookup(url.query, parameter)) return parse_integer(parameter, *text, min, max);
     if (url.scheme != "env" && !value_of(environment, variable))
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("init method {}://: {} parameter missing; append ?rank=R&world_size=W, or set {}",
-                              url.scheme, parameter, variable));
+      return fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("init method {}://: {} parameter missing; append ?rank=R&world_size=W, or set {}",
+                      url.scheme, parameter, variable));
     return require_integer(environment, variable, min, max);
   };
   MUSTER_TRY(const auto world_size, read("world_size", names.world_size, 1, kMaxWorld));
@@ -101,10 +105,11 @@ Result<void> read_env_store(const Environment& environment, Placement& out) {
   if (!host && !port && out.world_size == 1) return {};
   for (const std::string_view name : {env::kMasterAddr, env::kMasterPort})
     if (!value_of(environment, name))
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("environment variable {} is not set, but {} ranks have to find each other; start the "
-                              "program with muster or torchrun, or export it before srun",
-                              name, out.world_size));
+      return fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("environment variable {} is not set, but {} ranks have to find each other; start the "
+                      "program with muster or torchrun, or export it before srun",
+                      name, out.world_size));
   out.store = Placement::StoreKind::kTcp;
   out.host = *host;
   MUSTER_OK(read_port(env::kMasterPort, *port, out));
@@ -116,8 +121,9 @@ Result<void> read_env_store(const Environment& environment, Placement& out) {
 Result<void> read_tcp_store(const Url& url, Placement& out) {
   const auto colon = url.authority.rfind(':');
   if (colon == std::string::npos || colon == 0 || url.authority.ends_with(':'))
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("init method tcp://{}: host or port number missing; use tcp://host:port", url.authority));
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("init method tcp://{}: host or port number missing; use tcp://host:port", url.authority));
   out.store = Placement::StoreKind::kTcp;
   out.host = url.authority.substr(0, colon);
   if (out.host.size() > 2 && out.host.front() == '[' && out.host.back() == ']')
@@ -145,8 +151,9 @@ Result<Placement> find_placement(std::string_view init_method, const Environment
     MUSTER_OK(read_tcp_store(url, out));
   } else if (url.scheme == "file") {
     if (url.path.size() < 2 || !url.authority.empty())
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("init method '{}': path missing; use file:///path?rank=R&world_size=W", init_method));
+      return fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("init method '{}': path missing; use file:///path?rank=R&world_size=W", init_method));
     MUSTER_OK(read_ranks(environment, url, out));
     out.store = Placement::StoreKind::kFile;
     out.path = url.path;

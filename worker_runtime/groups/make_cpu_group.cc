@@ -60,12 +60,14 @@ class Maker {
   /// Shared memory if these ranks can really share it, else TCP; all of them come to the same answer.
   Result<std::unique_ptr<CpuGroup>> within_host(const std::string& name, const std::vector<int>& ranks) {
     const int me = place_in(ranks);
-    // Below a hierarchy the ranks of a host are patient for a little longer than the hosts are with each other, so that
-    // the rank which knows who is missing says it first.
+    // Below a hierarchy the ranks of a host are patient for a little longer than the hosts are with each
+    // other, so that the rank which knows who is missing says it first.
     const bool all = ranks.size() == static_cast<std::size_t>(options_.world_size);
-    const Millis timeout = all ? options_.timeout : options_.timeout + std::max(options_.timeout / 10, Millis(1000));
-    auto shm = make_shm_group({.ranks = ranks, .me = me, .timeout = timeout},
-                              exchange_through_store(store_, name, ranks, me, deadline_));
+    const Millis timeout =
+        all ? options_.timeout : options_.timeout + std::max(options_.timeout / 10, Millis(1000));
+    auto shm =
+        make_shm_group({.ranks = ranks, .me = me, .timeout = timeout, .make_segment = options_.make_segment},
+                       exchange_through_store(store_, name, ranks, me, deadline_));
     if (shm || options_.backend == Backend::kShm) return shm;
     if (shm.error().code != ErrorCode::kUnsupported && shm.error().code != ErrorCode::kExhausted) return shm;
     return tcp(name + "_tcp", ranks, timeout);

@@ -10,6 +10,7 @@
 #include <muster/init.h>
 
 #include "rendezvous/base/clock.h"
+#include "worker_runtime/groups/shm_segment.h"
 
 namespace muster::groups {
 
@@ -18,9 +19,10 @@ struct CpuGroupOptions {
   int rank = 0;
   int world_size = 1;
   Millis timeout = std::chrono::minutes(5);
-  std::string host_id;
-  std::string address;     // as in TcpConnectOptions
-  std::string route_host;  // likewise
+  std::string host_id = {};
+  std::string address = {};     // as in TcpConnectOptions
+  std::string route_host = {};  // likewise
+  SegmentMaker make_segment = make_shared_segment;
 };
 
 /// `store` is this group's own (prefixed) and is used during the call only.

@@ -18,8 +18,8 @@ struct TcpConnectOptions {
   std::vector<int> ranks;  ///< global ranks of the members, for error texts
   int me = 0;
   Millis timeout = std::chrono::minutes(5);
-  std::string address;     ///< the one under which the others reach this member; empty: found out
-  std::string route_host;  ///< a host whose route tells the best interface (MASTER_ADDR); may be empty
+  std::string address = {};     ///< the one under which the others reach this member; empty: found out
+  std::string route_host = {};  ///< a host whose route tells the best interface (MASTER_ADDR); may be empty
 };
 
 [[nodiscard]] Result<std::vector<TcpMesh::Peer>> connect_members(const TcpConnectOptions& options,
