@@ -180,8 +180,8 @@ TEST_CASE("a client that asks far ahead and reads late gets every answer in orde
     client.send(
         {.op = Op::kSet, .key = "/big", .value = std::string(kSize, static_cast<char>('a' + i % 26))});
     client.send({.op = Op::kGet, .key = "/big"});
-    if (i % 8 != 7) continue;  // the sockets' buffers bound how far ahead a blocking client can be
-    for (int j = i - 7; j <= i; ++j) {
+    if (i % 2 == 0) continue;  // further ahead, a client that blocks in send() would wait for itself
+    for (int j = i - 1; j <= i; ++j) {
       const std::string answer = client.receive(8 + kSize);
       REQUIRE(answer.size() == 8 + kSize);
       REQUIRE(answer.back() == 'a' + j % 26);
