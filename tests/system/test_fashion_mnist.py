@@ -202,6 +202,13 @@ def test_a_wrong_flag_is_one_line(job, flags, words):
     one_line_error(job(*flags), 2, *words)
 
 
+def test_a_gpu_that_is_not_there_is_one_line(bin_dir):
+    result = subprocess.run([str(bin_dir / "fashion_mnist"), "--device=cuda", "--epochs=0"], text=True,
+                            capture_output=True, timeout=120, env=environment(LOCAL_RANK=99), stdin=subprocess.DEVNULL)
+    one_line_error(result, 1, "")
+    assert re.search("cuda|gpu", result.stderr, re.IGNORECASE), result.stderr
+
+
 def test_help_is_not_an_error(job):
     result = job("--help")
     assert result.returncode == 0 and "--checkpoint" in result.stdout

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only file of the example that pays for CLI11.
-#include "fashion_options.h"
+#include "worker_runtime/examples/fashion_options.h"
 
 #include <charconv>
 #include <cmath>
@@ -38,7 +38,7 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
   app.add_option("--data", o.data, "directory of the IDX files, plain or .gz");
   app.add_option("--model", o.model, "garment (convolutions) or mlp")
       ->check(CLI::IsMember({"garment", "mlp"}));
-  app.add_option("--device", device, "auto: a GPU where there is one")
+  app.add_option("--device", device, "auto: GPUs where there is one per rank")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   app.add_option("--checkpoint", o.checkpoint, "file that rank 0 replaces after each epoch");
   app.add_option("--resume", o.resume, "checkpoint to continue from");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "training_run.h"
+#include "worker_runtime/examples/training_run.h"
 
 #include <algorithm>
 #include <chrono>
@@ -19,17 +19,20 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// The GPU of this rank, before init() has told who we are: the launcher's LOCAL_RANK.
-int local_rank_from_environment() {
-  const char* text = std::getenv("LOCAL_RANK");
-  return text == nullptr ? 0 : static_cast<int>(std::strtol(text, nullptr, 10));
+/// What the launcher says about this node, before init() has gathered anybody; `otherwise` when it says
+/// nothing.
+int from_environment(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : static_cast<int>(std::strtol(text, nullptr, 10));
 }
 
+/// `auto` takes the GPUs where there is one for every rank of this node: NCCL wants a GPU per rank.
 muster::Result<muster::Compute> choose_compute(DeviceChoice choice, int& gpu) {
   const int gpus = choice == DeviceChoice::kCpu ? 0 : muster::gpu_count();
-  if (choice == DeviceChoice::kCpu || (choice == DeviceChoice::kAuto && gpus == 0))
+  if (choice == DeviceChoice::kCpu ||
+      (choice == DeviceChoice::kAuto && gpus < std::max(1, from_environment("LOCAL_WORLD_SIZE", 1))))
     return muster::make_compute(muster::Device::kCpu);
-  gpu = gpus == 0 ? 0 : std::max(0, local_rank_from_environment()) % gpus;
+  gpu = from_environment("LOCAL_RANK", 0);
   return muster::make_compute(muster::Device::kCuda, gpu);
 }
 

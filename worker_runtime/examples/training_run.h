@@ -11,8 +11,8 @@
 #include <muster/init.h>
 #include <muster/trainer.h>
 
-#include "fashion_options.h"
-#include "progress.h"
+#include "worker_runtime/examples/fashion_options.h"
+#include "worker_runtime/examples/progress.h"
 
 namespace fashion {
 
