@@ -18,14 +18,14 @@ struct Placement {
 
   int rank = 0;
   int world_size = 1;
-  std::optional<int> local_rank;  // nothing: to be found out from the hosts
-  std::optional<int> local_world_size;
+  std::optional<int> local_rank = {};  // nothing: to be found out from the hosts
+  std::optional<int> local_world_size = {};
   int restart_count = 0;
   StoreKind store = StoreKind::kNone;
-  std::string host;        // kTcp
+  std::string host = {};   // kTcp
   std::uint16_t port = 0;  // kTcp
   bool hosts_server = false;
-  std::string path;  // kFile
+  std::string path = {};  // kFile
 
   friend bool operator==(const Placement&, const Placement&) = default;
 };
