@@ -54,8 +54,23 @@ def _check_script(name, text):
         yield 2, "the line after #! says in one sentence what the script does"
 
 
+def _forgotten_tests():
+    """Test files that no CMakeLists.txt builds, and test folders that tests/CMakeLists.txt does not enter."""
+    lists = {name: source_tree.text(name) for name in source_tree.tracked_files()
+             if name.startswith("tests/") and name.endswith("/CMakeLists.txt") and not name.startswith("tests/embed/")}
+    everything = "\n".join(lists.values())
+    for name in source_tree.cpp_files():
+        path = pathlib.PurePosixPath(name)
+        if path.parts[0] == "tests" and re.search(r"_(test|fuzz)\.cc$", path.name) and path.name not in everything:
+            yield f"{name}:1: in no CMakeLists.txt: it never runs"
+    for name in lists:
+        folder = str(pathlib.PurePosixPath(name).parent.relative_to("tests"))
+        if folder not in (".", "bench") and not re.search(rf"[ (/]{re.escape(folder)}[ )\n/]", lists["tests/CMakeLists.txt"]):
+            yield f"{name}:1: tests/CMakeLists.txt does not add this folder"
+
+
 def run():
-    problems = []
+    problems = list(_forgotten_tests())
     for name in source_tree.tracked_files():
         if not is_code(name):
             continue
