@@ -21,7 +21,8 @@ target_sources(muster_worker PRIVATE
   ${MUSTER_CUDA_DIR}/cuda_kernels.cc
   ${MUSTER_CUDA_DIR}/gemm_plan.cc
   ${PROJECT_SOURCE_DIR}/worker_runtime/core/cuda_blas.cc
-  ${PROJECT_SOURCE_DIR}/worker_runtime/core/cuda_error.cc)
+  ${PROJECT_SOURCE_DIR}/worker_runtime/core/cuda_error.cc
+  ${PROJECT_SOURCE_DIR}/worker_runtime/core/cuda_graph.cc)
 target_link_libraries(muster_worker PRIVATE CUDA::cudart_static)
 
 find_path(MUSTER_CUDNN_INCLUDE cudnn_graph.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
