@@ -73,7 +73,7 @@ SHOW = """
 import json, os
 keys = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
         "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"]
-os.write(1, (json.dumps({k: os.environ[k] for k in keys}) + "\n").encode())  # in one piece: ranks share the stream
+os.write(1, (json.dumps({k: os.environ[k] for k in keys}) + "\\n").encode())  # in one piece: ranks share the stream
 """
 
 
