@@ -20,7 +20,6 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kTailLines = 20;
-constexpr std::chrono::seconds kFlushPatience{5};
 constexpr std::chrono::seconds kLeavePatience{10};  // beyond the grace the other nodes' workers have
 
 std::string local_time(std::int64_t seconds) {
@@ -67,7 +66,7 @@ struct Agent::Attempt {
 };
 
 Agent::Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
-             Guardian& guardian, std::optional<rlimit> descriptor_limit)
+             Guardian& guardian, OutputSink& out, OutputSink& err, std::optional<rlimit> descriptor_limit)
     : io_(io),
       job_(job),
       environment_(environment),
@@ -75,8 +74,8 @@ Agent::Agent(boost::asio::io_context& io, const Job& job, const Environment& env
       guardian_(guardian),
       signals_(io),
       spawner_((arm_signals(), descriptor_limit)),
-      out_(io, STDOUT_FILENO),
-      err_(io, STDERR_FILENO) {}
+      out_(out),
+      err_(err) {}
 
 void Agent::arm_signals() {
   for (const int signal : job_.signals) {
@@ -132,8 +131,6 @@ int Agent::run() {
     auto joined = join(attempt);
     if (const int* status = std::get_if<int>(&joined)) return *status;
     const auto notice = run_attempt(std::get<Assignment>(joined));
-    err_.flush(SteadyClock::now() + kFlushPatience);
-    out_.flush(SteadyClock::now() + kFlushPatience);
     if (!notice) {
       leave();
       log_.error(notice.error().message);
@@ -291,10 +288,10 @@ void Agent::collect(Attempt& attempt) {
   }
 }
 
-void Agent::print_report(const std::vector<WorkerOutcome>& outcomes) const {
+void Agent::print_report(const std::vector<WorkerOutcome>& outcomes) {
   const std::string text = format_report(outcomes, {job_.command.title, job_.host, local_time});
   if (text.empty()) return;
-  (void)write_all(STDERR_FILENO, text);
+  err_.write(text);
   pass_on_error_file(outcomes[*find_root_cause(outcomes)]);
 }
 

@@ -32,8 +32,9 @@ namespace muster::launcher {
 
 class Agent {
  public:
+  /// `out`, `err`: this process' own streams; what the agent writes to `err` is queued behind the workers' output.
   Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
-        Guardian& guardian, std::optional<rlimit> descriptor_limit);
+        Guardian& guardian, OutputSink& out, OutputSink& err, std::optional<rlimit> descriptor_limit);
 
   /// Until the job is over on this node; returns the exit status.
   [[nodiscard]] int run();
@@ -68,7 +69,7 @@ class Agent {
   void obey(Attempt& attempt, const Supervision::Orders& orders);
   [[nodiscard]] FailureNotice describe_failure(const Attempt& attempt) const;
   void collect(Attempt& attempt);
-  void print_report(const std::vector<WorkerOutcome>& outcomes) const;
+  void print_report(const std::vector<WorkerOutcome>& outcomes);
   void pass_on_error_file(const WorkerOutcome& root) const;
   void leave();
 
@@ -80,8 +81,8 @@ class Agent {
   std::deque<Event> events_;
   boost::asio::signal_set signals_;
   Spawner spawner_;
-  OutputSink out_;
-  OutputSink err_;
+  OutputSink& out_;
+  OutputSink& err_;
   std::optional<LogDirectory> directory_;
   std::unique_ptr<Rendezvous> rendezvous_;
   LogRouter* router_ = nullptr;  // of the attempt under way

@@ -87,6 +87,14 @@ void AgentLink::close(Error reason) {
   turn_over_.cancel();
 }
 
+std::string AgentLink::local_name() const {
+  boost::system::error_code error;
+  const tcp::endpoint local = socket_.local_endpoint(error);
+  if (error) return {};
+  return local.address().is_v6() ? fmt::format("[{}]:{}", local.address().to_string(), local.port())
+                                 : fmt::format("{}:{}", local.address().to_string(), local.port());
+}
+
 Awaitable<void> AgentLink::take_turn() {
   while (busy_) co_await turn_over_.async_wait(kAwait);
   busy_ = true;
@@ -174,8 +182,8 @@ Awaitable<Result<void>> AgentLink::receive(char* into, std::size_t size, std::op
   auto [error, n] = co_await asio::async_read(socket_, asio::buffer(into, size), kAwait);
   if (error && !failure_) {
     const bool late = watchdog && watchdog->fired();
-    failure_ = late ? Error{ErrorCode::kTimeout, fmt::format("store at {}: no answer in time", endpoint_)}
-                    : Error{ErrorCode::kPeerGone, fmt::format("store at {}: {}", endpoint_, error.message())};
+    const std::string why = late ? "no answer in time" : error.message();
+    failure_ = Error{late ? ErrorCode::kTimeout : ErrorCode::kPeerGone, fmt::format("store at {}: {}", endpoint_, why)};
   }
   if (failure_) co_return fail(*failure_);
   co_return Result<void>{};

@@ -44,6 +44,9 @@ class AgentLink {
   /// Without a deadline it ends with the connection.
   Awaitable<Result<void>> wait(std::string key, std::optional<Instant> deadline);
 
+  /// This end of the connection, as the server's on_close names it.
+  [[nodiscard]] std::string local_name() const;
+
   /// Every operation under way or to come fails with kCancelled, or with `reason`.
   void close(Error reason = Error{ErrorCode::kCancelled, "cancelled"});
 

@@ -21,6 +21,7 @@
 #include "launcher/guardian.h"
 #include "launcher/job_plan.h"
 #include "launcher/options.h"
+#include "launcher/output_sink.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
@@ -31,6 +32,7 @@ using namespace muster;
 using namespace muster::launcher;
 
 constexpr std::string_view kVersion = "0.1.0";
+constexpr std::chrono::seconds kFlushPatience{3};  // for whoever reads our output, once all is over
 
 /// Descriptors 0 to 2 must exist, or a pipe of ours would become some worker's stderr.
 void open_standard_descriptors() {
@@ -100,8 +102,23 @@ int main(int argc, char** argv) {
   auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size));
   if (!guardian) return complain(guardian.error());
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
-  const Log log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")));
+  // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does not.
+  OutputSink* log_target = nullptr;
+  const Log log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")),
+                [&log_target](std::string_view line) {
+                  if (log_target != nullptr) log_target->write(line);
+                });
   boost::asio::io_context io(1);
-  Agent agent(io, *job, environment, log, *guardian, descriptor_limit);
-  return agent.run();
+  OutputSink out(io, STDOUT_FILENO);
+  OutputSink err(io, STDERR_FILENO);
+  log_target = &err;
+  int status = kExitSystem;
+  {
+    Agent agent(io, *job, environment, log, *guardian, out, err, descriptor_limit);
+    status = agent.run();
+  }
+  out.flush(SteadyClock::now() + kFlushPatience);
+  err.flush(SteadyClock::now() + kFlushPatience);
+  log_target = nullptr;
+  return status;
 }

@@ -42,7 +42,8 @@ std::string to_json(const RoleInfo& info) {
               {"local_world_size", info.local_world_size},
               {"nnodes", info.nodes},
               {"max_restarts", info.max_restarts},
-              {"host", info.host}}
+              {"host", info.host},
+              {"connection", info.connection}}
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -50,7 +51,8 @@ Result<RoleInfo> role_info_from_json(std::string_view text) {
   const Json json = Json::parse(text, nullptr, false);
   try {
     return RoleInfo{json.at("role"),   json.at("rank"),         json.at("local_world_size"),
-                    json.at("nnodes"), json.at("max_restarts"), json.at("host")};
+                    json.at("nnodes"), json.at("max_restarts"), json.at("host"),
+                    json.at("connection")};
   } catch (const Json::exception& error) {
     return fail(ErrorCode::kProtocol, fmt::format("a node's description is not what muster writes ({}): {}",
                                                   error.what(), text.substr(0, 200)));

@@ -21,6 +21,7 @@ struct RoleInfo {
   int nodes = 0;          // --nnodes, which must be the same everywhere
   int max_restarts = 0;   // likewise
   std::string host;       // for messages
+  std::string connection; // "10.0.0.4:1234": the agent's end of a connection that lives as long as the agent
 
   friend bool operator==(const RoleInfo&, const RoleInfo&) = default;
 };

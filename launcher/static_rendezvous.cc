@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "launcher/agent_link.h"
+#include "launcher/exit_status.h"
 #include "launcher/outcome_text.h"
 #include "launcher/rank_assignment.h"
 #include "launcher/report.h"
@@ -49,12 +50,14 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     if (auto ok = co_await gather(attempt, deadline); !ok) co_return fail(ok.error());
 
     const std::string base = attempt_key(attempt);
-    auto range_text = co_await command_.get(fmt::format("{}torchelastic/assigned_ranks/{}", base, job_.node_rank));
+    const std::string own_ranks = fmt::format("{}torchelastic/assigned_ranks/{}", base, job_.node_rank);
+    auto range_text = co_await command_.get(own_ranks);
     if (!range_text) co_return fail(range_text.error());
     if (range_text->starts_with("!")) co_return fail(ErrorCode::kMismatch, range_text->substr(1));
     auto range = rank_range_from_json(*range_text);
     if (!range) co_return fail(range.error());
-    auto port = co_await command_.get(base + "MASTER_PORT");
+    const std::string port_key = base + "MASTER_PORT";
+    auto port = co_await command_.get(port_key);
     if (!port) co_return fail(port.error());
     auto number = parse_integer("MASTER_PORT", *port, 1, 65535);
     if (!number) co_return fail(number.error());
@@ -78,13 +81,15 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   Awaitable<Result<void>> announce(int attempt, AttemptOutcome outcome) {
-    auto written = co_await command_.set_if_absent(attempt_key(attempt) + "outcome", to_json(outcome));
+    const std::string outcome_key = attempt_key(attempt) + "outcome";
+    auto written = co_await command_.set_if_absent(outcome_key, to_json(outcome));
     if (!written) co_return fail(written.error());
     co_return Result<void>{};
   }
 
   Awaitable<Result<void>> succeeded(int attempt) {
-    auto done = co_await command_.add(attempt_key(attempt) + "done", 1);
+    const std::string done_key = attempt_key(attempt) + "done";
+    auto done = co_await command_.add(done_key, 1);
     if (!done) co_return fail(done.error());
     if (*done < job_.nodes) co_return Result<void>{};
     co_return co_await announce(attempt, AllSucceeded{});
@@ -93,7 +98,8 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   Awaitable<Result<void>> leave(Millis patience) {
     if (job_.nodes == 1) co_return Result<void>{};
     const std::string all_left = key("all_left");
-    auto gone = co_await command_.add(key("left"), 1);
+    const std::string left = key("left");
+    auto gone = co_await command_.add(left, 1);
     if (!gone) co_return fail(gone.error());
     if (*gone == job_.nodes) co_return co_await command_.set(all_left, "1");
     if (!host()) co_return Result<void>{};
@@ -131,8 +137,11 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   bool host() const { return job_.node_rank == 0; }
   std::string key(std::string_view name) const { return fmt::format("/{}/{}", job_.run_id, name); }
   std::string attempt_key(int attempt) const { return key(fmt::format("attempt_{}/", attempt)); }
-  net::ServerOptions listen_options(std::uint16_t port) const {
+  net::ServerOptions listen_options(std::uint16_t port) {
     net::ServerOptions out;
+    out.on_close = [weak = weak_from_this()](const std::string& connection) {
+      if (const auto self = weak.lock(); self && !self->abandoned_) self->connection_closed(connection);
+    };
     // Every address, as torchrun: the given name may map to another one here than on the other nodes.
     if (is_loopback(job_.master_addr)) out.host = job_.master_addr;
     out.port = port;
@@ -157,20 +166,22 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       log_.warning(fmt::format("waiting for node 0: {}; {} s so far, giving up after {} s", error.message,
                                seconds(now - begin), seconds(job_.join_timeout)));
     };
-    if (auto ok = co_await command_.connect(address, port, deadline, failed_once); !ok)
-      co_return fail(ok.error().code,
-                     ok.error().code == ErrorCode::kCancelled
-                         ? ok.error().message
-                         : fmt::format("{}; gave up after {} s. Is node 0 running, and do --master-addr and "
-                                       "--master-port name it?",
-                                       ok.error().message, seconds(SteadyClock::now() - begin)));
+    if (auto ok = co_await command_.connect(address, port, deadline, failed_once); !ok) {
+      Error error = std::move(ok).error();
+      if (error.code != ErrorCode::kCancelled)
+        error.message += fmt::format("; gave up after {} s. Is node 0 running, and do --master-addr and --master-port "
+                                     "name it?",
+                                     seconds(SteadyClock::now() - begin));
+      co_return fail(std::move(error));
+    }
     co_return co_await waiting_.connect(address, port, deadline, failed_once);
   }
 
   /// Two agents with the same node rank would overwrite each other's entries.
   Awaitable<Result<void>> claim_node_rank() {
     const std::string mine = fmt::format("{} (pid {})", job_.host, ::getpid());
-    auto owner = co_await command_.set_if_absent(key(fmt::format("node/{}", job_.node_rank)), mine);
+    const std::string claim = key(fmt::format("node/{}", job_.node_rank));
+    auto owner = co_await command_.set_if_absent(claim, mine);
     if (!owner) co_return fail(owner.error());
     if (*owner == mine) co_return Result<void>{};
     co_return fail(ErrorCode::kMismatch,
@@ -181,14 +192,20 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   /// Publishes this node, waits for the others, and returns once ranks are assigned.
   Awaitable<Result<void>> gather(int attempt, Instant deadline) {
     const std::string base = attempt_key(attempt);
-    const RoleInfo mine{job_.role, job_.node_rank, job_.local_world_size, job_.nodes, job_.max_restarts, job_.host};
-    if (auto ok = co_await command_.set(base + "torchelastic/role_info/" + std::to_string(job_.node_rank), to_json(mine)); !ok)
-      co_return ok;
+    const RoleInfo mine{job_.role, job_.node_rank, job_.local_world_size, job_.nodes, job_.max_restarts, job_.host,
+                        waiting_.local_name()};
+    const std::string own_info = fmt::format("{}torchelastic/role_info/{}", base, job_.node_rank);
+    const std::string own_ranks = fmt::format("{}torchelastic/assigned_ranks/{}", base, job_.node_rank);
+    if (auto ok = co_await command_.set(own_info, to_json(mine)); !ok) co_return ok;
     gathering_ = true;
     start(report_missing(base), [](Result<void>) {});
-    auto result = host() ? co_await assign(base, deadline)
-                         : co_await waiting_.wait(
-                               fmt::format("{}torchelastic/assigned_ranks/{}", base, job_.node_rank), deadline);
+    // Not one conditional expression: g++ 12 destroys the temporaries of both branches.
+    Result<void> result;
+    if (host()) {
+      result = co_await assign(attempt, deadline);
+    } else {
+      result = co_await waiting_.wait(own_ranks, deadline);
+    }
     gathering_ = false;
     status_timer_.cancel();
     if (result || result.error().code != ErrorCode::kTimeout) co_return result;
@@ -201,7 +218,8 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   /// Node 0: collects everybody's description and writes everybody's ranks.
-  Awaitable<Result<void>> assign(std::string base, Instant deadline) {
+  Awaitable<Result<void>> assign(int attempt, Instant deadline) {
+    const std::string base = attempt_key(attempt);
     std::vector<RoleInfo> nodes;
     for (int node = 0; node < job_.nodes; ++node) {
       const std::string role_key = fmt::format("{}torchelastic/role_info/{}", base, node);
@@ -213,20 +231,49 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       nodes.push_back(*std::move(info));
     }
     const std::uint16_t port = attempt_server_ ? attempt_server_->port() : server_->port();
-    if (auto ok = co_await command_.set(base + "MASTER_PORT", std::to_string(port)); !ok) co_return ok;
+    const std::string port_key = base + "MASTER_PORT";
+    if (auto ok = co_await command_.set(port_key, std::to_string(port)); !ok) co_return ok;
     const auto assigned = assign_ranks(nodes);
     for (int node = job_.nodes - 1; node >= 0; --node) {
-      const std::string text = assigned ? to_json((*assigned)[static_cast<std::size_t>(node)]) : "!" + assigned.error().message;
-      if (auto ok = co_await command_.set(fmt::format("{}torchelastic/assigned_ranks/{}", base, node), text); !ok)
-        co_return ok;
+      std::string text;
+      if (assigned) {
+        text = to_json((*assigned)[static_cast<std::size_t>(node)]);
+      } else {
+        text = "!" + assigned.error().message;
+      }
+      const std::string ranks_key = fmt::format("{}torchelastic/assigned_ranks/{}", base, node);
+      if (auto ok = co_await command_.set(ranks_key, text); !ok) co_return ok;
     }
+    attempt_ = attempt;
+    members_ = std::move(nodes);
+    const auto gone = std::exchange(closed_, {});
+    for (const std::string& connection : gone) connection_closed(connection);
     co_return Result<void>{};
+  }
+
+  /// Node 0: the end of an agent's connection is the end of that agent. It is announced as the attempt's failure, unless
+  /// the attempt has an outcome already.
+  void connection_closed(const std::string& connection) {
+    if (attempt_ < 0) {
+      closed_.push_back(connection);  // perhaps of a node whose description is still to be read
+      return;
+    }
+    for (const RoleInfo& node : members_) {
+      if (node.connection != connection || node.node_rank == job_.node_rank) continue;
+      FailureNotice notice;
+      notice.node_rank = node.node_rank;
+      notice.host = node.host;
+      notice.exit_code = kExitPeerLost;
+      notice.text = fmt::format("lost node {} ({}): its launcher is gone", node.node_rank, node.host);
+      start(announce(attempt_, notice), [](Result<void>) {});
+    }
   }
 
   Awaitable<std::vector<int>> missing_nodes(std::string base) {
     std::vector<int> missing;
     for (int node = 0; node < job_.nodes; ++node) {
-      auto here = co_await command_.exists(fmt::format("{}torchelastic/role_info/{}", base, node));
+      const std::string info = fmt::format("{}torchelastic/role_info/{}", base, node);
+      auto here = co_await command_.exists(info);
       if (!here) break;
       if (!*here) missing.push_back(node);
     }
@@ -262,6 +309,9 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   AgentLink waiting_;                            // requests that may wait for long
   asio::steady_timer status_timer_;
   bool gathering_ = false;
+  int attempt_ = -1;                  // node 0: the last one whose ranks were assigned
+  std::vector<RoleInfo> members_;     // node 0: of that attempt
+  std::vector<std::string> closed_;   // node 0: connections that ended before the first assignment
   bool abandoned_ = false;
 };
 

@@ -53,7 +53,7 @@ class Cluster:
         for process in self.running.values():
             if process.poll() is None:
                 process.kill()
-                process.communicate()
+                process.wait()
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ SHOW = """
 import json, os
 keys = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
         "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"]
-print(json.dumps({k: os.environ[k] for k in keys}))
+os.write(1, (json.dumps({k: os.environ[k] for k in keys}) + "\\n").encode())  # in one piece: ranks share the stream
 """
 
 
@@ -128,7 +128,7 @@ def test_a_failure_restarts_all_nodes_in_the_same_attempt_with_a_fresh_store(clu
     script = write(tmp_path, "restart.py", """
 import os, signal, socket, sys
 e = os.environ
-print(e["RANK"], e["TORCHELASTIC_RESTART_COUNT"], e["MASTER_PORT"], flush=True)
+os.write(1, ("%s %s %s\\n" % (e["RANK"], e["TORCHELASTIC_RESTART_COUNT"], e["MASTER_PORT"])).encode())
 socket.create_connection((e["MASTER_ADDR"], int(e["MASTER_PORT"])), 10).close()
 if e["TORCHELASTIC_RESTART_COUNT"] == "0":
     if e["RANK"] == "0": sys.exit(0)   # finished early, but the job is not over

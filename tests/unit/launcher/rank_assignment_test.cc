@@ -10,7 +10,7 @@ using namespace muster::launcher;
 namespace {
 
 RoleInfo node(int rank, std::string role, int workers, int nodes = 3) {
-  return {std::move(role), rank, workers, nodes, 0, "host" + std::to_string(rank)};
+  return {std::move(role), rank, workers, nodes, 0, "host" + std::to_string(rank), "10.0.0.1:7"};
 }
 
 }  // namespace
