@@ -3,6 +3,7 @@
 // Thread-safe. Secrets are never passed to it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -19,6 +20,8 @@ class Log {
  public:
   /// `program` is the word in front of each line.
   explicit Log(std::string program, LogLevel level = LogLevel::kWarning);
+  /// Hands each line, with its newline, to `write` instead: for programs that must not block on stderr.
+  Log(std::string program, LogLevel level, std::function<void(std::string_view line)> write);
 
   void debug(std::string_view text) const { write(LogLevel::kDebug, text); }
   void info(std::string_view text) const { write(LogLevel::kInfo, text); }

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// musterd: the TCPStore server as a program. Exit codes: 0 orderly stop, 1 it cannot serve, 2 wrong
+// arguments.
+#include <cstdio>
+#include <fcntl.h>
+#include <limits>
+#include <string>
+#include <unistd.h>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <fmt/format.h>
+
+#include "rendezvous/base/clock.h"
+#include "rendezvous/base/log.h"
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+#include "rendezvous/net/server.h"
+
+namespace {
+
+using namespace muster;
+
+struct Options {
+  net::ServerOptions server;
+  std::string port_file;
+  std::string log_level = "info";
+  std::string legacy = "auto";
+  double slow_reader_seconds = 60;
+};
+
+// Readers of the file see the whole port or no file: it gets its name once it is written.
+Result<void> write_port_file(const std::string& path, std::uint16_t port) {
+  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
+  const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!fd) return fail(errno_error("port file " + path, errno));
+  auto written = write_all(fd.get(), fmt::format("{}\n", port));
+  if (written && ::rename(temporary.c_str(), path.c_str()) != 0) written = fail(errno_error("rename", errno));
+  if (!written) {
+    ::unlink(temporary.c_str());
+    return fail("port file " + path, std::move(written).error());
+  }
+  return {};
+}
+
+void define(CLI::App& app, Options& options) {
+  auto& server = options.server;
+  auto& limits = server.limits;
+  app.set_version_flag("--version", "musterd " MUSTER_VERSION);
+  app.add_option("--host", server.host,
+                 "address or name of this host to listen on [every address, IPv6 and IPv4]");
+  server.port = 29500;
+  app.add_option("--port", server.port, "TCP port; 0: any free one, see --port-file")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  app.add_option("--port-file", options.port_file,
+                 "write the port to this file once connections are accepted");
+  app.add_option("--listen-fd", server.listen_fd, "inherited descriptor of a bound socket to listen with")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--log-level", options.log_level, "what to report on standard error")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error", "off"}, CLI::ignore_case))
+      ->capture_default_str();
+  app.add_option("--max-key-bytes", limits.wire.max_key_bytes, "longest key")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max-value-bytes", limits.wire.max_value_bytes, "longest value in one request")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max-keys", limits.wire.max_keys, "most keys in one request")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max-request-bytes", limits.wire.max_request_bytes, "longest request")
+      ->capture_default_str();
+  app.add_option("--max-output-bytes", limits.max_output_bytes,
+                 "longest answer, and most unread ones of a client")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--slow-reader-timeout", options.slow_reader_seconds,
+                 "close a client that reads nothing of its answers for so many seconds")
+      ->check(CLI::Range(0.001, 1e6))
+      ->capture_default_str();
+  app.add_option("--legacy", options.legacy,
+                 "what clients without VALIDATE are: PyTorch up to 2.0, 2.1, or find out")
+      ->check(CLI::IsMember({"auto", "2.0", "2.1"}))
+      ->capture_default_str();
+}
+
+int complain(std::string_view text) {
+  std::fprintf(stderr, "musterd: %.*s\n", static_cast<int>(text.size()), text.data());
+  return 1;
+}
+
+int serve(const Options& options) {
+  const Log log("musterd", parse_log_level(options.log_level));
+  raise_descriptor_limit();
+  // A file of an earlier run must not be taken for this one's.
+  if (!options.port_file.empty() && ::unlink(options.port_file.c_str()) != 0 && errno != ENOENT)
+    return complain(errno_error("port file " + options.port_file, errno).message);
+
+  boost::asio::io_context loop(1);
+  boost::asio::signal_set signals(loop, SIGINT, SIGTERM);
+  const auto server = net::Server::listen(loop, options.server, log);
+  if (!server) return complain(server.error().message);
+  if (!options.port_file.empty()) {
+    if (const auto written = write_port_file(options.port_file, (*server)->port()); !written)
+      return complain(written.error().message);
+  }
+  signals.async_wait([&](const boost::system::error_code& error, int number) {
+    if (error) return;
+    const auto stats = (*server)->stats();
+    log.info(fmt::format("signal {}: stopping after {} requests of {} connections, {} of them still open",
+                         number, stats.num_requests, stats.num_accepted, stats.num_open));
+    (*server)->stop();
+  });
+  loop.run();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace muster;
+  CLI::App app(
+      "TCPStore server: the rendezvous point of muster and of PyTorch programs (all versions since 1.9)",
+      "musterd");
+  Options options;
+  define(app, options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    complain(fmt::format("{}; see musterd --help", error.what()));
+    return 2;
+  }
+  options.server.slow_reader_timeout = Millis(static_cast<std::int64_t>(options.slow_reader_seconds * 1000));
+  if (options.legacy != "auto")
+    options.server.limits.legacy =
+        options.legacy == "2.0" ? wire::Generation::kTorch20 : wire::Generation::kTorch21;
+  try {
+    return serve(options);
+  } catch (const std::exception& error) {
+    return complain(error.what());
+  }
+}

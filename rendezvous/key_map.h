@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// KeyMap: a hash map from byte strings, looked up by string_view without making a string. Values never move.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+namespace muster {
+
+struct KeyHash {
+  using is_transparent = void;
+  std::size_t operator()(std::string_view key) const noexcept { return std::hash<std::string_view>{}(key); }
+};
+
+template <class T>
+using KeyMap = std::unordered_map<std::string, T, KeyHash, std::equal_to<>>;
+
+}  // namespace muster

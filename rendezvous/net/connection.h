@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Connection: one accepted socket, its Session, and the bytes on their way out. Non-blocking; knows no event
+// loop: the Server tells it when it may read or write. Owned by the Server; one thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "rendezvous/base/clock.h"
+#include "rendezvous/base/unique_fd.h"
+#include "rendezvous/session.h"
+
+namespace muster::net {
+
+class Connection {
+ public:
+  /// What the Server has to do about it next.
+  enum class Status {
+    kOpen,
+    kEnded,   ///< the peer closed in an orderly way, between two requests
+    kFailed,  ///< close and log: reason()
+  };
+
+  Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits);
+
+  /// Reads once into `scratch`, answers, writes.
+  Status on_readable(std::string& scratch, Effects& effects, Instant now);
+  /// Writes on, and takes up input that was left because of unread answers.
+  Status on_writable(Effects& effects, Instant now);
+  /// Treats an undecided request of an old client as complete.
+  Status settle(Effects& effects, Instant now);
+
+  /// A byte string for the client that is not an answer to something just received; call flush() afterwards.
+  [[nodiscard]] std::string& out() { return out_; }
+  Status flush(Instant now);
+  /// Sets reason(), before the Server closes it for one of its own.
+  void give_up(std::string reason) { reason_ = std::move(reason); }
+
+  [[nodiscard]] int fd() const { return fd_.get(); }
+  [[nodiscard]] const Session& session() const { return session_; }
+  [[nodiscard]] const std::string& reason() const { return reason_; }
+  [[nodiscard]] bool undecided() const { return undecided_; }
+  /// The socket takes no more; wait until it is writable, and do not read before.
+  [[nodiscard]] bool blocked() const { return sent_ < out_.size(); }
+  /// When the socket last took a byte of what is still waiting.
+  [[nodiscard]] Instant last_progress() const { return last_progress_; }
+  [[nodiscard]] std::size_t unsent_bytes() const { return out_.size() - sent_; }
+
+ private:
+  Status process(std::string_view input, Effects& effects, Instant now);
+  Status failed(std::string reason);
+
+  UniqueFd fd_;
+  Session session_;
+  std::size_t max_output_bytes_;
+  std::string out_;
+  std::size_t sent_ = 0;  // of out_
+  std::string unread_;    // input left alone until out_ is sent
+  bool undecided_ = false;
+  Instant last_progress_{};
+  std::string reason_;
+};
+
+}  // namespace muster::net

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/net/listener.h"
+
+#include <arpa/inet.h>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <memory>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/net/port_owner.h"
+
+namespace muster::net {
+namespace {
+
+std::string address_text(const sockaddr_storage& address) {
+  char host[INET6_ADDRSTRLEN] = "?";
+  if (address.ss_family == AF_INET) {
+    sockaddr_in v4{};
+    std::memcpy(&v4, &address, sizeof v4);
+    ::inet_ntop(AF_INET, &v4.sin_addr, host, sizeof host);
+    return fmt::format("{}:{}", host, ntohs(v4.sin_port));
+  }
+  sockaddr_in6 v6{};
+  std::memcpy(&v6, &address, sizeof v6);
+  if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
+    ::inet_ntop(AF_INET, v6.sin6_addr.s6_addr + 12, host, sizeof host);
+    return fmt::format("{}:{}", host, ntohs(v6.sin6_port));
+  }
+  ::inet_ntop(AF_INET6, &v6.sin6_addr, host, sizeof host);
+  return fmt::format("[{}]:{}", host, ntohs(v6.sin6_port));
+}
+
+std::uint16_t port_of(const sockaddr_storage& address) {
+  in_port_t port = 0;  // at the same offset in both families
+  std::memcpy(&port, reinterpret_cast<const char*>(&address) + offsetof(sockaddr_in, sin_port), sizeof port);
+  return ntohs(port);
+}
+
+Error listen_error(const std::string& address, std::uint16_t port, int error_number) {
+  Error error = errno_error("listen on " + address, error_number);
+  std::string advice;
+  if (error_number == EADDRINUSE) {
+    const std::string owner = describe_port_owner(port);
+    advice = fmt::format(
+        "; the port is held by {}; end that process or choose another port (0 takes any free one)",
+        owner.empty() ? "a socket in no listening state" : owner);
+  } else if (error_number == EACCES) {
+    advice = "; ports below 1024 need root or CAP_NET_BIND_SERVICE";
+  } else if (error_number == EADDRNOTAVAIL) {
+    advice = "; it is no address of this host";
+  }
+  // The first words are what PyTorch's own server says, and its users and tests look for.
+  error.message =
+      fmt::format("The server socket has failed to listen on any local network address. {}, port: {}{}",
+                  error.message, port, advice);
+  return error;
+}
+
+Result<Listener> finish(UniqueFd fd) {
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0)
+    return fail(errno_error("getsockname", errno));
+  return Listener{std::move(fd), port_of(bound), address_text(bound)};
+}
+
+// 0, or the number of the call's error.
+int bind_and_listen(const sockaddr* address, socklen_t size, UniqueFd& out) {
+  UniqueFd fd(::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
+  if (!fd) return errno;
+  const int on = 1;
+  const int off = 0;
+  // REUSEADDR lets a restarted server take its port back from connections in TIME_WAIT; it does not share the
+  // port.
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (address->sa_family == AF_INET6) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (::bind(fd.get(), address, size) != 0) return errno;
+  // The kernel cuts the backlog to net.core.somaxconn.
+  if (::listen(fd.get(), INT32_MAX) != 0) return errno;
+  out = std::move(fd);
+  return 0;
+}
+
+}  // namespace
+
+Result<Listener> open_listener(const std::string& host, std::uint16_t port) {
+  UniqueFd fd;
+  if (host.empty()) {
+    sockaddr_in6 v6{};
+    v6.sin6_family = AF_INET6;
+    v6.sin6_addr = in6addr_any;
+    v6.sin6_port = htons(port);
+    if (bind_and_listen(reinterpret_cast<const sockaddr*>(&v6), sizeof v6, fd) == 0)
+      return finish(std::move(fd));
+    sockaddr_in v4{};
+    v4.sin_family = AF_INET;
+    v4.sin_addr.s_addr = htonl(INADDR_ANY);
+    v4.sin_port = htons(port);
+    if (const int error = bind_and_listen(reinterpret_cast<const sockaddr*>(&v4), sizeof v4, fd); error != 0)
+      return fail(listen_error(fmt::format("[::]:{0} and 0.0.0.0:{0}", port), port, error));
+    return finish(std::move(fd));
+  }
+
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); error != 0)
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("The server socket has failed to listen on any local network address. host {}, port: {}: "
+                    "{}; give an address or name of this host, or none to listen on every address",
+                    host, port, ::gai_strerror(error)));
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
+  int error = EADDRNOTAVAIL;
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    error = bind_and_listen(at->ai_addr, at->ai_addrlen, fd);
+    if (error == 0) return finish(std::move(fd));
+  }
+  return fail(listen_error(fmt::format("{}:{}", host, port), port, error));
+}
+
+Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port) {
+  int type = 0;
+  socklen_t size = sizeof type;
+  const int raw = fd.get();
+  if (::getsockopt(raw, SOL_SOCKET, SO_TYPE, &type, &size) != 0)
+    return fail(errno_error(fmt::format("inherited listening descriptor {}", raw), errno));
+  if (type != SOCK_STREAM)
+    return fail(ErrorCode::kInvalidArgument, fmt::format("inherited descriptor {} is no stream socket", raw));
+  if (::fcntl(raw, F_SETFD, FD_CLOEXEC) != 0 ||
+      ::fcntl(raw, F_SETFL, ::fcntl(raw, F_GETFL) | O_NONBLOCK) != 0)
+    return fail(errno_error(fmt::format("inherited listening descriptor {}", raw), errno));
+  MUSTER_TRY(Listener listener, finish(std::move(fd)));
+  if (port != 0 && listener.port != port)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("inherited descriptor {} is bound to port {}, not to the port {} asked for", raw,
+                            listener.port, port));
+  if (::listen(raw, INT32_MAX) != 0) return fail(listen_error(listener.address, listener.port, errno));
+  // An unbound socket gets its port from listen().
+  return finish(std::move(listener.fd));
+}
+
+std::string peer_name(int fd) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof peer;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return "unknown peer";
+  return address_text(peer);
+}
+
+}  // namespace muster::net

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// A listening TCP socket: dual-stack [::] where the host has IPv6, else 0.0.0.0, or one named address, or one
+// that was inherited. Non-blocking, close-on-exec, backlog of the system's maximum. Thread-safe. Failure:
+// text with the address, the port, the cause and who holds the port, beginning with PyTorch's words.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <muster/result.h>
+
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::net {
+
+struct Listener {
+  UniqueFd fd;
+  std::uint16_t port = 0;
+  std::string address;  ///< "[::]:29500"
+};
+
+/// `host` empty: every address. `port` 0: the kernel chooses.
+[[nodiscard]] Result<Listener> open_listener(const std::string& host, std::uint16_t port);
+
+/// Takes over a bound stream socket, which need not be listening yet. Its port must be `port` unless that is
+/// 0.
+[[nodiscard]] Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port);
+
+/// "10.0.0.4:1234" or "[::1]:1234" of the other end of a connected socket, an IPv4-mapped address as IPv4.
+[[nodiscard]] std::string peer_name(int fd);
+
+}  // namespace muster::net

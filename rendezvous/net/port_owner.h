@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who listens on a TCP port of this host, for error texts: /proc/net/tcp{,6} gives the socket, /proc/*/fd its
+// holder. Processes of other users are found only by root. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace muster::net {
+
+/// "pid 1234 (python3 train.py)"; "a process of another user" when it cannot be seen; "" when nobody listens.
+[[nodiscard]] std::string describe_port_owner(std::uint16_t port);
+
+}  // namespace muster::net

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/net/server.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <optional>
+#include <set>
+#include <sys/epoll.h>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <fmt/format.h>
+
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/net/acceptor.h"
+#include "rendezvous/net/connection.h"
+#include "rendezvous/net/listener.h"
+
+namespace muster::net {
+namespace {
+
+constexpr std::uint64_t kListenerTag = ~std::uint64_t{0};
+constexpr std::size_t kReadBytes = 65536;
+// Bounds how long one turn keeps the loop from its other work.
+constexpr std::size_t kEventsPerTurn = 256;
+
+}  // namespace
+
+// All sockets are in one level-triggered epoll set, whose descriptor is the one thing Asio waits for. Per
+// request this costs one recv and one send; Asio's own operations would add an epoll_ctl or a second recv to
+// each, and a heap of handlers and shared pointers to each connection.
+class Server::Impl : public std::enable_shared_from_this<Impl> {
+ public:
+  Impl(boost::asio::io_context& loop, const ServerOptions& options, const Log& log, Listener listener,
+       UniqueFd ready)
+      : options_(options),
+        log_(log),
+        acceptor_(std::move(listener)),
+        ready_(loop, ready.release()),
+        timer_(loop),
+        scratch_(kReadBytes, '\0') {}
+
+  Result<void> start() {
+    const Listener& listener = acceptor_.listener();
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = kListenerTag;
+    if (::epoll_ctl(ready_.native_handle(), EPOLL_CTL_ADD, listener.fd.get(), &event) != 0)
+      return fail(errno_error("epoll_ctl for " + address(), errno));
+    log_.info("listening on " + address());
+    wait_ready();
+    return {};
+  }
+
+  void stop() {
+    if (stopped_) return;
+    stopped_ = true;
+    const Instant now = SteadyClock::now();
+    for (Slot& slot : slots_) {
+      if (!slot.connection) continue;
+      (void)slot.connection->flush(now);
+      past_requests_ += slot.connection->session().num_requests();
+      slot.connection.reset();
+    }
+    deadlines_.clear();
+    num_open_ = 0;
+    acceptor_.close();
+    timer_.cancel();
+    boost::system::error_code ignored;
+    ready_.close(ignored);
+    log_.info("stopped listening on " + address());
+  }
+
+  [[nodiscard]] std::uint16_t port() const { return acceptor_.listener().port; }
+  [[nodiscard]] const std::string& address() const { return acceptor_.listener().address; }
+
+  [[nodiscard]] ServerStats stats() const {
+    ServerStats out;
+    out.num_accepted = num_accepted_;
+    out.num_open = num_open_;
+    out.num_refused = num_refused_;
+    out.num_requests = past_requests_;
+    for (const Slot& slot : slots_)
+      if (slot.connection) out.num_requests += slot.connection->session().num_requests();
+    out.num_keys = stopped_ ? 0 : core_.keys().size();
+    out.num_waiting = core_.num_waiting();
+    return out;
+  }
+
+ private:
+  struct Slot {
+    std::unique_ptr<Connection> connection;
+    std::string peer;
+    std::uint32_t turn = 0;  // counts reuse, so that an event for the former tenant is known as such
+    std::uint32_t interest = 0;
+    std::optional<Instant> deadline;
+  };
+
+  static std::uint64_t tag(ClientId id, std::uint32_t turn) { return std::uint64_t{turn} << 32 | id; }
+
+  void wait_ready() {
+    ready_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                      [weak = weak_from_this()](const boost::system::error_code& error) {
+                        const auto self = weak.lock();
+                        if (self && !error && !self->stopped_) self->on_ready();
+                      });
+  }
+
+  void on_ready() {
+    std::array<epoll_event, kEventsPerTurn> events;
+    const int n = ::epoll_wait(ready_.native_handle(), events.data(), static_cast<int>(events.size()), 0);
+    const Instant now = SteadyClock::now();
+    for (int i = 0; i < n; ++i) {
+      const epoll_event& event = events[static_cast<std::size_t>(i)];
+      if (event.data.u64 == kListenerTag) {
+        accept_some();
+        continue;
+      }
+      const auto id = static_cast<ClientId>(event.data.u64);
+      Slot& slot = slots_[id];
+      if (!slot.connection || slot.turn != event.data.u64 >> 32) continue;
+      on_event(id, slot, event.events, now);
+    }
+    wait_ready();
+  }
+
+  void on_event(ClientId id, Slot& slot, std::uint32_t events, Instant now) {
+    Connection& connection = *slot.connection;
+    const bool gone = (events & (EPOLLHUP | EPOLLERR)) != 0;  // in both directions
+    if (gone && connection.blocked()) {
+      connection.give_up(
+          fmt::format("it went away with {} bytes of answers unread", connection.unsent_bytes()));
+      close(id, false);
+      return;
+    }
+    // Where it is gone, reading tells why, after what it sent last.
+    const Connection::Status status = (events & EPOLLOUT) != 0 && !gone
+                                          ? connection.on_writable(effects_, now)
+                                          : connection.on_readable(scratch_, effects_, now);
+    after(id, status, now);
+    deliver(now);
+  }
+
+  // Does what a connection's status asks for.
+  void after(ClientId id, Connection::Status status, Instant now) {
+    Slot& slot = slots_[id];
+    if (status != Connection::Status::kOpen) {
+      close(id, status == Connection::Status::kFailed);
+      return;
+    }
+    const Connection& connection = *slot.connection;
+    const std::uint32_t interest = connection.blocked() ? EPOLLOUT : EPOLLIN;
+    if (interest != slot.interest) {
+      epoll_event event{};
+      event.events = interest;
+      event.data.u64 = tag(id, slot.turn);
+      ::epoll_ctl(ready_.native_handle(), EPOLL_CTL_MOD, connection.fd(), &event);
+      slot.interest = interest;
+    }
+    std::optional<Instant> deadline;
+    if (connection.blocked()) deadline = connection.last_progress() + options_.slow_reader_timeout;
+    if (connection.undecided()) deadline = now + options_.legacy_quiet_time;
+    if (deadline || slot.deadline) [[unlikely]]
+      set_deadline(id, deadline);
+  }
+
+  // Brings the effects of what was just executed to the clients concerned.
+  void deliver(Instant now) {
+    if (effects_.empty()) return;
+    for (const ClientId id : effects_.woken) slots_[id].connection->out().push_back(wire::kStopWaiting);
+    for (const WatchEvent& event : effects_.watched)
+      if (slots_[event.client].connection) put_watch_event(slots_[event.client].connection->out(), event);
+    for (const ClientId id : effects_.woken) flush(id, now);
+    for (const WatchEvent& event : effects_.watched) flush(event.client, now);
+    effects_.clear();
+  }
+
+  void flush(ClientId id, Instant now) {
+    Slot& slot = slots_[id];
+    // Already blocked: it is told when the socket takes more.
+    if (slot.connection && slot.interest == EPOLLIN) after(id, slot.connection->flush(now), now);
+  }
+
+  void close(ClientId id, bool refused) {
+    Slot& slot = slots_[id];
+    const std::string text = fmt::format("closed {}: {}", slot.peer, slot.connection->reason());
+    if (refused)
+      refuse(text);
+    else
+      log_.debug(text);
+    past_requests_ += slot.connection->session().num_requests();
+    set_deadline(id, std::nullopt);
+    slot.connection.reset();
+    // Later, so that it may do with this server what it likes.
+    if (options_.on_close)
+      boost::asio::post(ready_.get_executor(), [call = options_.on_close, peer = slot.peer] { call(peer); });
+    ++slot.turn;
+    --num_open_;
+    free_ids_.push_back(id);
+  }
+
+  void set_deadline(ClientId id, std::optional<Instant> deadline) {
+    Slot& slot = slots_[id];
+    if (slot.deadline == deadline) return;
+    if (slot.deadline) deadlines_.erase({*slot.deadline, id});
+    slot.deadline = deadline;
+    if (!deadline) return;
+    const auto added = deadlines_.emplace(*deadline, id).first;
+    if (added == deadlines_.begin()) wait_deadline();
+  }
+
+  void wait_deadline() {
+    timer_.expires_at(deadlines_.begin()->first);
+    timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
+      const auto self = weak.lock();
+      if (self && !error && !self->stopped_) self->on_deadline();
+    });
+  }
+
+  void on_deadline() {
+    const Instant now = SteadyClock::now();
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+      const ClientId id = deadlines_.begin()->second;
+      set_deadline(id, std::nullopt);
+      Connection& connection = *slots_[id].connection;
+      if (connection.undecided()) {
+        after(id, connection.settle(effects_, now), now);
+        deliver(now);
+      } else if (connection.blocked()) {
+        connection.give_up(fmt::format("it has not read its answers for {} ms ({} bytes are waiting)",
+                                       options_.slow_reader_timeout.count(), connection.unsent_bytes()));
+        close(id, true);
+      }
+    }
+    if (!deadlines_.empty()) wait_deadline();
+  }
+
+  void accept_some() {
+    acceptor_.accept_some([this](UniqueFd fd) { admit(std::move(fd)); },
+                          [this](const std::string& reason) { refuse(reason); });
+  }
+
+  void refuse(const std::string& reason) {
+    ++num_refused_;
+    log_.warning(reason);
+  }
+
+  void admit(UniqueFd fd) {
+    ClientId id = 0;
+    if (free_ids_.empty()) {
+      id = static_cast<ClientId>(slots_.size());
+      slots_.emplace_back();
+    } else {
+      id = free_ids_.back();
+      free_ids_.pop_back();
+    }
+    Slot& slot = slots_[id];
+    slot.peer = peer_name(fd.get());
+    slot.interest = EPOLLIN;
+    epoll_event event{};
+    event.events = slot.interest;
+    event.data.u64 = tag(id, slot.turn);
+    if (::epoll_ctl(ready_.native_handle(), EPOLL_CTL_ADD, fd.get(), &event) != 0) {
+      refuse(errno_error("epoll_ctl for " + slot.peer, errno).message);
+      free_ids_.push_back(id);
+      return;
+    }
+    slot.connection = std::make_unique<Connection>(std::move(fd), id, core_, options_.limits);
+    ++num_accepted_;
+    ++num_open_;
+  }
+
+  ServerOptions options_;
+  Log log_;
+  Acceptor acceptor_;
+  boost::asio::posix::stream_descriptor ready_;  // the epoll set
+  boost::asio::steady_timer timer_;
+  StoreCore core_;           // outlives the connections' sessions
+  std::vector<Slot> slots_;  // by ClientId
+  std::vector<ClientId> free_ids_;
+  std::set<std::pair<Instant, ClientId>> deadlines_;  // few: blocked or undecided connections only
+  Effects effects_;
+  std::string scratch_;
+  bool stopped_ = false;
+  std::uint64_t num_accepted_ = 0;
+  std::uint64_t num_open_ = 0;
+  std::uint64_t num_refused_ = 0;
+  std::uint64_t past_requests_ = 0;
+};
+
+Server::Server(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Server::~Server() {
+  stop();
+}
+
+Result<std::unique_ptr<Server>> Server::listen(boost::asio::io_context& loop, const ServerOptions& options,
+                                               const Log& log) {
+  MUSTER_TRY(Listener listener, options.listen_fd >= 0
+                                    ? adopt_listener(UniqueFd(options.listen_fd), options.port)
+                                    : open_listener(options.host, options.port));
+  UniqueFd ready(::epoll_create1(EPOLL_CLOEXEC));
+  if (!ready) return fail(errno_error("epoll_create1", errno));
+  try {
+    auto impl = std::make_shared<Impl>(loop, options, log, std::move(listener), std::move(ready));
+    MUSTER_OK(impl->start());
+    return std::unique_ptr<Server>(new Server(std::move(impl)));
+  } catch (const boost::system::system_error& error) {
+    return fail(ErrorCode::kIo, fmt::format("event loop of the store server: {}", error.what()));
+  }
+}
+
+std::uint16_t Server::port() const {
+  return impl_->port();
+}
+const std::string& Server::address() const {
+  return impl_->address();
+}
+void Server::stop() {
+  impl_->stop();
+}
+ServerStats Server::stats() const {
+  return impl_->stats();
+}
+
+}  // namespace muster::net

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// net::Server: a TCPStore server on the caller's event loop. musterd, the launcher and StoreServer run this
+// class. One loop, one thread: create, call and destroy it on the thread that runs `loop`, or while that does
+// not run; the loop outlives it. It keeps the loop busy until stop(). Failure: a client that sends what the
+// protocol does not allow, or does not read its answers, is closed and logged with its address and the
+// reason; no other client notices. Clients may be PyTorch's of any version, or muster::TcpStore.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <muster/result.h>
+
+#include "rendezvous/base/log.h"
+#include "rendezvous/session.h"
+
+namespace boost::asio {
+class io_context;
+}
+
+namespace muster::net {
+
+struct ServerOptions {
+  std::string host;        ///< address or name of this host to listen on; empty: every address, IPv6 and IPv4
+  std::uint16_t port = 0;  ///< 0: the kernel chooses; port() tells
+  int listen_fd = -1;      ///< >= 0: an inherited, bound socket to listen with instead; the server closes it
+  SessionLimits limits;
+  /// Called on the loop after a client's connection has ended, with its address ("10.0.0.4:1234").
+  std::function<void(const std::string& peer)> on_close;
+  /// A client with unread answers that takes not one byte of them for so long is closed.
+  std::chrono::milliseconds slow_reader_timeout = std::chrono::minutes(1);
+  /// How long an old client's byte 8 with a key may stay alone before it is taken for DELETE_KEY of PyTorch
+  /// <= 2.0.
+  std::chrono::milliseconds legacy_quiet_time{50};
+};
+
+struct ServerStats {
+  std::uint64_t num_accepted = 0;
+  std::uint64_t num_open = 0;
+  std::uint64_t num_refused = 0;   ///< closed by us: protocol error, slow reader, no descriptor left
+  std::uint64_t num_requests = 0;  ///< of connections that are open or were
+  std::uint64_t num_keys = 0;
+  std::uint64_t num_waiting = 0;  ///< clients in a WAIT or BARRIER
+};
+
+class Server {
+ public:
+  /// Listens before it returns. A busy port's error names its owner.
+  [[nodiscard]] static Result<std::unique_ptr<Server>> listen(boost::asio::io_context& loop,
+                                                              const ServerOptions& options, const Log& log);
+  /// stop()s.
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  [[nodiscard]] std::uint16_t port() const;
+  /// "[::]:29500"
+  [[nodiscard]] const std::string& address() const;
+
+  /// Stops accepting, sends what the sockets take of pending answers, closes every connection and forgets the
+  /// keys. Does not block; the loop drains by itself. A second call does nothing.
+  void stop();
+
+  [[nodiscard]] ServerStats stats() const;
+
+ private:
+  class Impl;
+  explicit Server(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace muster::net

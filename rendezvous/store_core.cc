@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/store_core.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "rendezvous/counter.h"
+
+namespace muster {
+namespace {
+
+// Two's complement, where PyTorch's sum would be undefined.
+std::int64_t wrapping_sum(std::int64_t a, std::int64_t b) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+}
+
+class Decimal {
+ public:
+  explicit Decimal(std::int64_t value) : end_(std::to_chars(text_, text_ + sizeof text_, value).ptr) {}
+  [[nodiscard]] std::string_view view() const { return {text_, static_cast<std::size_t>(end_ - text_)}; }
+
+ private:
+  char text_[24];
+  char* end_;
+};
+
+}  // namespace
+
+void StoreCore::tell_watchers(WatchEvent::Kind kind, std::string_view key, std::string_view old_value,
+                              std::string_view new_value, Effects& effects) {
+  const auto found = watchers_.find(key);
+  if (found == watchers_.end()) return;
+  for (const ClientId client : found->second)
+    effects.watched.push_back(
+        {client, kind, std::string(key), std::string(old_value), std::string(new_value)});
+}
+
+void StoreCore::store(std::string_view key, std::string_view value, Effects& effects) {
+  const auto found = keys_.find(key);
+  if (!watchers_.empty()) [[unlikely]] {
+    const bool created = found == keys_.end();
+    tell_watchers(created ? WatchEvent::Kind::kCreated : WatchEvent::Kind::kUpdated, key,
+                  created ? std::string_view() : std::string_view(found->second), value, effects);
+  }
+  if (found == keys_.end())
+    keys_.emplace(key, value);
+  else
+    found->second.assign(value);
+}
+
+void StoreCore::set(std::string_view key, std::string_view value, Effects& effects) {
+  store(key, value, effects);
+  waits_.arrived(key, effects.woken);
+}
+
+void StoreCore::append(std::string_view key, std::string_view value, Effects& effects) {
+  const auto found = keys_.find(key);
+  if (found == keys_.end()) return set(key, value, effects);
+  if (!watchers_.empty())
+    tell_watchers(WatchEvent::Kind::kUpdated, key, found->second, found->second + std::string(value),
+                  effects);
+  found->second.append(value);
+  waits_.arrived(key, effects.woken);
+}
+
+std::string_view StoreCore::compare_set(std::string_view key, std::string_view expected,
+                                        std::string_view desired, Effects& effects) {
+  const auto found = keys_.find(key);
+  if (found == keys_.end()) {
+    if (!expected.empty()) return expected;
+    set(key, desired, effects);
+    return desired;
+  }
+  if (found->second == expected) {
+    set(key, desired, effects);
+    return desired;
+  }
+  waits_.arrived(key, effects.woken);
+  return found->second;
+}
+
+std::string_view StoreCore::get(std::string_view key) const {
+  const auto found = keys_.find(key);
+  return found == keys_.end() ? std::string_view() : std::string_view(found->second);
+}
+
+std::optional<std::int64_t> StoreCore::add(std::string_view key, std::int64_t delta, Effects& effects) {
+  const auto found = keys_.find(key);
+  std::int64_t sum = delta;
+  if (found != keys_.end()) {
+    const auto current = read_counter(found->second);
+    if (!current) return std::nullopt;
+    sum = wrapping_sum(*current, delta);
+  }
+  const Decimal text(sum);
+  if (found != keys_.end() && watchers_.empty())
+    found->second.assign(text.view());
+  else
+    store(key, text.view(), effects);
+  waits_.arrived(key, effects.woken);
+  return sum;
+}
+
+bool StoreCore::present(std::string_view key) const {
+  return keys_.contains(key) || (!queues_.empty() && queues_.contains(key));
+}
+
+bool StoreCore::check(std::span<const std::string_view> keys) const {
+  return std::all_of(keys.begin(), keys.end(), [&](std::string_view key) { return present(key); });
+}
+
+bool StoreCore::wait(ClientId client, std::span<const std::string_view> keys) {
+  waits_.remove(client);
+  bool missing = false;
+  for (const std::string_view key : keys) {
+    if (present(key)) continue;
+    waits_.add(client, key);
+    missing = true;
+  }
+  return !missing;
+}
+
+bool StoreCore::delete_key(std::string_view key, Effects& effects) {
+  const auto found = keys_.find(key);
+  if (found == keys_.end()) return false;
+  if (!watchers_.empty()) tell_watchers(WatchEvent::Kind::kDeleted, key, found->second, {}, effects);
+  keys_.erase(found);
+  return true;
+}
+
+void StoreCore::queue_push(std::string_view name, std::string_view element, Effects& effects) {
+  auto found = queues_.find(name);
+  if (found == queues_.end()) found = queues_.emplace(std::string(name), std::deque<std::string>()).first;
+  found->second.emplace_back(element);
+  waits_.element_arrived(name, effects.woken);
+}
+
+std::optional<std::string> StoreCore::queue_pop(std::string_view name) {
+  const auto found = queues_.find(name);
+  if (found == queues_.end()) return std::nullopt;
+  std::string element = std::move(found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) queues_.erase(found);
+  return element;
+}
+
+std::int64_t StoreCore::queue_len(std::string_view name) const {
+  const auto found = queues_.find(name);
+  return found == queues_.end() ? 0 : static_cast<std::int64_t>(found->second.size());
+}
+
+StoreCore::Barrier StoreCore::barrier(ClientId client, std::string_view key, std::int64_t world_size,
+                                      Effects& effects) {
+  waits_.remove(client);
+  const auto found = keys_.find(key);
+  std::int64_t count = 1;
+  if (found != keys_.end()) {
+    const auto current = read_counter(found->second);
+    if (!current) return Barrier::kNotANumber;
+    count = wrapping_sum(*current, 1);
+  }
+  store(key, Decimal(count).view(), effects);
+  if (count >= world_size) {
+    waits_.arrived(key, effects.woken);
+    return Barrier::kOpen;
+  }
+  waits_.add(client, key);
+  return Barrier::kWaiting;
+}
+
+void StoreCore::watch(ClientId client, std::string_view key) {
+  auto found = watchers_.find(key);
+  if (found == watchers_.end()) found = watchers_.emplace(std::string(key), std::vector<ClientId>()).first;
+  if (std::find(found->second.begin(), found->second.end(), client) == found->second.end())
+    found->second.push_back(client);
+}
+
+void StoreCore::disconnect(ClientId client) {
+  waits_.remove(client);
+  for (auto at = watchers_.begin(); at != watchers_.end();) {
+    std::erase(at->second, client);
+    at = at->second.empty() ? watchers_.erase(at) : std::next(at);
+  }
+}
+
+}  // namespace muster

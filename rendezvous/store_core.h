@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// StoreCore: the store itself: keys, queues, who waits and who watches. Answers are values; what an operation
+// means for other clients is appended to Effects. No I/O, no clock. Owned by one server, used by its
+// Sessions; one thread. Failure: an operation on a value it cannot work with changes nothing and says so.
+// Source: behaviour of torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp; where its two daemons differ or
+// hang: COMPARE_SET wakes exactly when the key exists afterwards, GET of an absent key is empty, a wait
+// leaves nothing behind.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rendezvous/key_map.h"
+#include "rendezvous/wait_table.h"
+
+namespace muster {
+
+/// A change of a key that a client (PyTorch up to 2.0) watches. The numbers are the protocol's.
+struct WatchEvent {
+  enum class Kind : std::uint8_t { kUpdated = 0, kCreated = 1, kDeleted = 2 };
+  ClientId client = 0;
+  Kind kind = Kind::kUpdated;
+  std::string key;
+  std::string old_value;
+  std::string new_value;
+  friend bool operator==(const WatchEvent&, const WatchEvent&) = default;
+};
+
+/// What operations did to other clients; collected by the caller, who clears it.
+struct Effects {
+  std::vector<ClientId> woken;  ///< each gets one STOP_WAITING byte
+  std::vector<WatchEvent> watched;
+  [[nodiscard]] bool empty() const { return woken.empty() && watched.empty(); }
+  void clear() {
+    woken.clear();
+    watched.clear();
+  }
+};
+
+class StoreCore {
+ public:
+  void set(std::string_view key, std::string_view value, Effects& effects);
+  void append(std::string_view key, std::string_view value, Effects& effects);
+
+  /// The value to report: the current one afterwards, or `expected` itself when the key is absent and that is
+  /// not empty. Valid until the next change.
+  std::string_view compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                               Effects& effects);
+
+  /// Empty when the key is absent. Valid until the next change.
+  [[nodiscard]] std::string_view get(std::string_view key) const;
+
+  /// The new value of a decimal counter (absent: 0); nothing, and no change, if the current value begins with
+  /// no number that fits 64 bits.
+  std::optional<std::int64_t> add(std::string_view key, std::int64_t delta, Effects& effects);
+
+  /// True if every name is a key, or a queue that is not empty.
+  [[nodiscard]] bool check(std::span<const std::string_view> keys) const;
+
+  /// True if every key is there already; else the client waits for those that are not. Replaces an earlier
+  /// wait.
+  bool wait(ClientId client, std::span<const std::string_view> keys);
+  /// True if the client was waiting.
+  bool cancel_wait(ClientId client) { return waits_.remove(client); }
+  [[nodiscard]] bool waiting(ClientId client) const { return waits_.waiting(client); }
+
+  bool delete_key(std::string_view key, Effects& effects);
+  [[nodiscard]] const KeyMap<std::string>& keys() const { return keys_; }
+
+  void queue_push(std::string_view name, std::string_view element, Effects& effects);
+  /// The oldest element; nothing when the queue is empty.
+  std::optional<std::string> queue_pop(std::string_view name);
+  [[nodiscard]] std::int64_t queue_len(std::string_view name) const;
+
+  enum class Barrier { kOpen, kWaiting, kNotANumber };
+  /// Counts the client in at `key`; it waits unless it was the last of `world_size`.
+  Barrier barrier(ClientId client, std::string_view key, std::int64_t world_size, Effects& effects);
+
+  /// The client is told of every later change of the key.
+  void watch(ClientId client, std::string_view key);
+
+  /// Forgets the client's wait and watches.
+  void disconnect(ClientId client);
+
+  [[nodiscard]] std::size_t num_waiting() const { return waits_.num_waiting(); }
+
+ private:
+  void store(std::string_view key, std::string_view value, Effects& effects);
+  [[nodiscard]] bool present(std::string_view key) const;
+  void tell_watchers(WatchEvent::Kind kind, std::string_view key, std::string_view old_value,
+                     std::string_view new_value, Effects& effects);
+
+  KeyMap<std::string> keys_;
+  KeyMap<std::deque<std::string>> queues_;  // none is empty
+  WaitTable waits_;
+  KeyMap<std::vector<ClientId>> watchers_;
+};
+
+}  // namespace muster

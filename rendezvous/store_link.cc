@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/store_link.h"
+
+#include <algorithm>
+#include <optional>
+#include <poll.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "rendezvous/base/backoff.h"
+
+namespace muster {
+namespace {
+
+using wire::Op;
+
+// A server that accepts but does not answer the handshake is given this long, then tried again.
+constexpr Millis kHandshakeTime{10000};
+// A reply is taken to be nonsense beyond this; memory is still only taken as the bytes come.
+constexpr std::int64_t kMaxReplyBytes = std::int64_t{1} << 32;
+constexpr std::size_t kReadStep = std::size_t{1} << 20;
+constexpr std::size_t kListedKeys = 8;
+
+std::string describe(const wire::Request& request) {
+  std::string text(op_info(request.op).name);
+  if (request.op == Op::kMultiSet)
+    text += fmt::format(" of {} keys, the first {}", request.items.size() / 2,
+                        request.items.empty() ? "-" : wire::printable(request.items[0]));
+  else if (!request.items.empty())
+    text += " " + list_keys_text(request.items);
+  else if (!request.key.empty())
+    text += " " + wire::printable(request.key);
+  return text;
+}
+
+void sleep_until(Instant deadline) {
+  // poll() of nothing: a wait that a caller's signal handler can end early without harm.
+  const Millis left = time_left(deadline, SteadyClock::now());
+  ::poll(nullptr, 0, static_cast<int>(left.count()));
+}
+
+std::string seconds_text(Millis time) {
+  return fmt::format("{:.3g} s", static_cast<double>(time.count()) / 1000);
+}
+
+}  // namespace
+
+std::string list_keys_text(std::span<const std::string_view> keys) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(keys.size(), kListedKeys); ++i) {
+    if (i > 0) text += ", ";
+    text += wire::printable(keys[i]);
+  }
+  if (keys.size() > kListedKeys) text += fmt::format(" and {} more", keys.size() - kListedKeys);
+  return text;
+}
+
+Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, Millis timeout) {
+  const Instant start = SteadyClock::now();
+  const Instant deadline = start + timeout;
+  const bool v6_literal = host.find(':') != std::string::npos;
+  const std::string endpoint = fmt::format(fmt::runtime(v6_literal ? "[{}]:{}" : "{}:{}"), host, port);
+  Backoff backoff({}, static_cast<std::uint64_t>(start.time_since_epoch().count()) ^
+                          (static_cast<std::uint64_t>(::getpid()) << 32));
+  bool with_ping = true;
+  for (int attempt = 1;; ++attempt) {
+    Error error;
+    auto stream = TcpStream::connect(host, port, deadline);
+    if (stream) {
+      StoreLink link(*std::move(stream), endpoint);
+      const auto shaken = link.handshake(with_ping, std::min(deadline, SteadyClock::now() + kHandshakeTime));
+      if (shaken) return link;
+      error = shaken.error();
+      // PyTorch 2.2 to 2.4 have no PING and close the connection.
+      if (error.code == ErrorCode::kPeerGone) with_ping = !with_ping;
+      if (error.code == ErrorCode::kTimeout)
+        error.message += " (those of PyTorch before 2.2 do not understand us)";
+    } else {
+      error = std::move(stream).error();
+    }
+    const Instant now = SteadyClock::now();
+    const Instant again = now + backoff.next();
+    if (again >= deadline) {
+      return fail(
+          error.code == ErrorCode::kPeerGone ? ErrorCode::kTimeout : error.code,
+          fmt::format("connect to the store at {} failed for {} ({} attempts), the last: {}; is the process "
+                      "that hosts the store running, and its port reachable from here?",
+                      endpoint, seconds_text(std::chrono::duration_cast<Millis>(now - start)), attempt,
+                      error.message));
+    }
+    sleep_until(again);
+  }
+}
+
+Result<void> StoreLink::handshake(bool with_ping, Instant deadline) {
+  // VALIDATE and PING in a segment each: PyTorch's libuv server loses a VALIDATE that does not arrive whole.
+  MUSTER_OK(request({.op = Op::kValidate, .number = wire::kMagic}, deadline));
+  if (with_ping) {
+    const auto nonce = static_cast<std::uint32_t>(::getpid());
+    MUSTER_OK(request({.op = Op::kPing, .number = nonce}, deadline));
+    MUSTER_TRY(const std::uint32_t echo, read_u32(deadline));
+    if (echo != nonce)
+      return fail(
+          broken({ErrorCode::kProtocol,
+                  fmt::format("the answer is {} instead of {}; is it a TCPStore server?", echo, nonce)}));
+    return {};
+  }
+  // A CHECK of no keys is answered "ready" by every server since 2.2.
+  MUSTER_OK(request({.op = Op::kCheck}, deadline));
+  MUSTER_TRY(const std::uint8_t answer, read_u8(deadline));
+  if (answer != wire::kReady)
+    return fail(broken({ErrorCode::kProtocol, fmt::format("the answer is {} instead of 0", answer)}));
+  return {};
+}
+
+Error StoreLink::broken(Error cause) {
+  if (!failed_) {
+    failed_ = true;
+    failure_ = {cause.code, fmt::format("{} at the store {}: {}", doing_, endpoint_, cause.message)};
+  }
+  return failure_;
+}
+
+Result<void> StoreLink::request(const wire::Request& request, Instant deadline) {
+  if (failed_) return fail(failure_);
+  doing_ = describe(request);
+  buffer_.clear();
+  wire::encode(request, buffer_);
+  if (auto sent = stream_.send(buffer_, deadline); !sent) return fail(broken(std::move(sent).error()));
+  if (buffer_.capacity() > kReadStep) buffer_ = std::string();
+  return {};
+}
+
+Result<void> StoreLink::read(void* out, std::size_t size, Instant deadline) {
+  if (failed_) return fail(failure_);
+  if (auto got = stream_.receive(static_cast<char*>(out), size, deadline); !got)
+    return fail(broken(std::move(got).error()));
+  return {};
+}
+
+Result<std::uint8_t> StoreLink::read_u8(Instant deadline) {
+  std::uint8_t value = 0;
+  MUSTER_OK(read(&value, sizeof value, deadline));
+  return value;
+}
+
+Result<std::uint32_t> StoreLink::read_u32(Instant deadline) {
+  std::uint32_t value = 0;
+  MUSTER_OK(read(&value, sizeof value, deadline));
+  return value;
+}
+
+Result<std::int64_t> StoreLink::read_i64(Instant deadline) {
+  std::int64_t value = 0;
+  MUSTER_OK(read(&value, sizeof value, deadline));
+  return value;
+}
+
+Result<std::string> StoreLink::read_bytes(Instant deadline) {
+  MUSTER_TRY(const std::int64_t size, read_i64(deadline));
+  if (size < 0 || size > kMaxReplyBytes)
+    return fail(broken({ErrorCode::kProtocol, fmt::format("the answer announces {} bytes", size)}));
+  std::string out;
+  while (out.size() < static_cast<std::size_t>(size)) {
+    const std::size_t at = out.size();
+    const std::size_t step = std::min(kReadStep, static_cast<std::size_t>(size) - at);
+    out.resize(at + step);
+    MUSTER_OK(read(out.data() + at, step, deadline));
+  }
+  return out;
+}
+
+Result<bool> StoreLink::await_stop(Instant wait_until, Millis margin) {
+  if (failed_) return fail(failure_);
+  auto ready = stream_.readable(wait_until);
+  if (!ready) return fail(broken(std::move(ready).error()));
+  const Instant deadline = SteadyClock::now() + margin;
+  if (*ready) {
+    MUSTER_TRY(const std::uint8_t answer, read_u8(deadline));
+    if (answer == wire::kStopWaiting) return true;
+    return fail(broken({ErrorCode::kProtocol, fmt::format("the answer is {} instead of 0", answer)}));
+  }
+  const std::string waited_for = doing_;
+  MUSTER_OK(request({.op = Op::kCancelWait}, deadline));
+  doing_ = waited_for + ", cancelled";
+  MUSTER_TRY(std::uint8_t answer, read_u8(deadline));
+  // The wake-up crossed the cancel: the server answers both.
+  if (answer == wire::kStopWaiting) {
+    MUSTER_TRY(answer, read_u8(deadline));
+  }
+  if (answer != wire::kWaitCanceled)
+    return fail(
+        broken({ErrorCode::kProtocol, fmt::format("the answer to CANCEL_WAIT is {} instead of 1", answer)}));
+  return false;
+}
+
+}  // namespace muster

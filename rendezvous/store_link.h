@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// StoreLink: a client's connection to a TCPStore server: handshake with retries, requests, typed replies.
+// Owned by a TcpStore, which serialises its calls. Every read and write has a deadline.
+// Failure: text with the operation, its keys, host:port and the cause. The first one is kept and returned by
+// every later call, since a stream that lost its place cannot be used again. A wait that timed out is no
+// failure of the link.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <muster/result.h>
+
+#include "rendezvous/base/clock.h"
+#include "rendezvous/tcp_stream.h"
+#include "rendezvous/wire.h"
+
+namespace muster {
+
+class StoreLink {
+ public:
+  /// Connects, VALIDATEs and PINGs; on any failure again after a back-off, until `timeout` has passed.
+  [[nodiscard]] static Result<StoreLink> open(const std::string& host, std::uint16_t port, Millis timeout);
+
+  /// Sends a request. The reply, if there is one, is read by the calls below before the next request.
+  [[nodiscard]] Result<void> request(const wire::Request& request, Instant deadline);
+
+  [[nodiscard]] Result<std::uint8_t> read_u8(Instant deadline);
+  [[nodiscard]] Result<std::uint32_t> read_u32(Instant deadline);
+  [[nodiscard]] Result<std::int64_t> read_i64(Instant deadline);
+  /// A key or a value.
+  [[nodiscard]] Result<std::string> read_bytes(Instant deadline);
+
+  /// After WAIT or BARRIER: true once the server says stop. False if it has not by `wait_until`: the wait is
+  /// then cancelled, for which the server has until `margin` later.
+  [[nodiscard]] Result<bool> await_stop(Instant wait_until, Millis margin);
+
+  /// "10.0.0.4:29500"
+  [[nodiscard]] const std::string& endpoint() const { return endpoint_; }
+
+ private:
+  StoreLink(TcpStream stream, std::string endpoint)
+      : stream_(std::move(stream)), endpoint_(std::move(endpoint)) {}
+  [[nodiscard]] Result<void> handshake(bool with_ping, Instant deadline);
+  [[nodiscard]] Result<void> read(void* out, std::size_t size, Instant deadline);
+  /// Makes the failure permanent.
+  Error broken(Error cause);
+
+  TcpStream stream_;
+  std::string endpoint_;
+  std::string doing_;  // the request under way, for error texts: "GET /a"
+  std::string buffer_;
+  Error failure_{};
+  bool failed_ = false;
+};
+
+/// "/a, /b, /c and 7 more"
+[[nodiscard]] std::string list_keys_text(std::span<const std::string_view> keys);
+
+}  // namespace muster

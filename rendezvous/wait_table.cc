@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/wait_table.h"
+
+#include <string>
+
+namespace muster {
+
+void WaitTable::add(ClientId client, std::string_view key) {
+  auto line = lines_.find(key);
+  if (line == lines_.end()) line = lines_.emplace(std::string(key), Line{}).first;
+  Line& ends = line->second;
+  // Registrations of one wait are made in one go, so a repeated key finds its client at the end of the line.
+  if (ends.last != nullptr && ends.last->client == client) return;
+
+  Registrations& mine = waits_[client];
+  Registration& added = mine.emplace_back(Registration{client, &*line, ends.last, nullptr, {}});
+  added.self = std::prev(mine.end());
+  (ends.last != nullptr ? ends.last->next : ends.first) = &added;
+  ends.last = &added;
+}
+
+void WaitTable::unlink(Registration& registration) {
+  Line& line = registration.line->second;
+  (registration.previous != nullptr ? registration.previous->next : line.first) = registration.next;
+  (registration.next != nullptr ? registration.next->previous : line.last) = registration.previous;
+  if (line.first == nullptr) lines_.erase(lines_.find(registration.line->first));
+}
+
+bool WaitTable::remove(ClientId client) {
+  const auto wait = waits_.find(client);
+  if (wait == waits_.end()) return false;
+  for (Registration& registration : wait->second) unlink(registration);
+  waits_.erase(wait);
+  return true;
+}
+
+bool WaitTable::satisfy(Registration& registration) {
+  const auto wait = waits_.find(registration.client);
+  unlink(registration);
+  wait->second.erase(registration.self);
+  if (!wait->second.empty()) return false;
+  waits_.erase(wait);
+  return true;
+}
+
+void WaitTable::arrived(std::string_view key, std::vector<ClientId>& woken) {
+  if (waits_.empty()) return;  // the usual case of a SET: no second hash
+  const auto line = lines_.find(key);
+  if (line == lines_.end()) return;
+  for (Registration* at = line->second.first; at != nullptr;) {
+    Registration* next = at->next;
+    const ClientId client = at->client;
+    if (satisfy(*at)) woken.push_back(client);
+    at = next;
+  }
+}
+
+void WaitTable::element_arrived(std::string_view key, std::vector<ClientId>& woken) {
+  if (waits_.empty()) return;
+  const auto line = lines_.find(key);
+  if (line == lines_.end()) return;
+  for (Registration* at = line->second.first; at != nullptr;) {
+    Registration* next = at->next;
+    const ClientId client = at->client;
+    if (satisfy(*at)) {
+      woken.push_back(client);
+      return;
+    }
+    at = next;
+  }
+}
+
+}  // namespace muster

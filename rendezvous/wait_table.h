@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// WaitTable: which client waits for which missing keys. A client has one wait at most; it ends when the last
+// of its keys has arrived, or by remove(). Edge-based: a key that arrived counts, even if it is deleted
+// again. Owned by StoreCore; one thread. Every operation costs O(registrations it touches), however many
+// clients wait.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "rendezvous/key_map.h"
+
+namespace muster {
+
+/// A connection, numbered by its server.
+using ClientId = std::uint32_t;
+
+class WaitTable {
+ public:
+  /// One more key for the client to wait for. A key repeated within one wait counts once.
+  void add(ClientId client, std::string_view key);
+
+  /// Ends the client's wait without waking it; true if there was one.
+  bool remove(ClientId client);
+
+  /// The key exists or has changed: clients for whom it was the last missing one are appended to `woken`, in
+  /// the order in which they began to wait for it.
+  void arrived(std::string_view key, std::vector<ClientId>& woken);
+
+  /// One element came into a queue: as arrived(), but stops at the first client it wakes.
+  void element_arrived(std::string_view key, std::vector<ClientId>& woken);
+
+  [[nodiscard]] bool waiting(ClientId client) const { return waits_.contains(client); }
+  [[nodiscard]] std::size_t num_waiting() const { return waits_.size(); }
+  [[nodiscard]] bool empty() const { return waits_.empty(); }
+
+ private:
+  struct Registration;
+  using Registrations = std::list<Registration>;  // of one client: what it still misses
+  struct Line {                                   // of one key: who waits, oldest first
+    Registration* first = nullptr;
+    Registration* last = nullptr;
+  };
+  using Lines = KeyMap<Line>;
+  struct Registration {
+    ClientId client;
+    Lines::value_type* line;
+    Registration* previous;
+    Registration* next;
+    Registrations::iterator self;
+  };
+
+  /// Takes one registration away; true if it was its client's last.
+  bool satisfy(Registration& registration);
+  void unlink(Registration& registration);
+
+  Lines lines_;  // keys with at least one waiter
+  std::unordered_map<ClientId, Registrations> waits_;
+};
+
+}  // namespace muster

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// StepGraphPlan: what to do with the next step of a key: call it, capture it, or replay slot i. Pure; the owner of the
+// graphs (cuda_graph.cc) obeys. Keeps kSlots captures; the one used longest ago gives way.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace muster {
+
+class StepGraphPlan {
+ public:
+  static constexpr std::size_t kSlots = 4;
+  enum class Action { kCall, kCapture, kReplay };
+  struct Decision {
+    Action action = Action::kCall;
+    std::size_t slot = 0;  // of the key; with kCall its former capture, if any, is to be dropped
+    friend bool operator==(const Decision&, const Decision&) = default;
+  };
+
+  Decision next(std::uint64_t key) {
+    ++clock_;
+    std::size_t oldest = 0;
+    for (std::size_t i = 0; i < kSlots; ++i) {
+      Slot& slot = slots_[i];
+      if (slot.seen > 0 && slot.key == key) {
+        slot.last_used = clock_;
+        if (slot.seen == 1) {
+          slot.seen = 2;
+          return {Action::kCapture, i};
+        }
+        return {Action::kReplay, i};
+      }
+      if (slot.last_used < slots_[oldest].last_used) oldest = i;
+    }
+    slots_[oldest] = {key, 1, clock_};
+    return {Action::kCall, oldest};
+  }
+
+ private:
+  struct Slot {
+    std::uint64_t key = 0;
+    int seen = 0;                 // 0: empty, 1: called once, 2: captured
+    std::uint64_t last_used = 0;  // 0: never
+  };
+  std::array<Slot, kSlots> slots_{};
+  std::uint64_t clock_ = 0;
+};
+
+}  // namespace muster
