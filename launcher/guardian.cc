@@ -8,7 +8,6 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-
 #include <utility>
 
 #include "rendezvous/base/syscall.h"
@@ -41,7 +40,8 @@ constexpr char kGoodbye = 'b';
 Result<Guardian> Guardian::start(std::size_t slots) {
   Guardian out;
   out.slots_ = slots;
-  void* shared = ::mmap(nullptr, slots * sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* shared =
+      ::mmap(nullptr, slots * sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return fail(errno_error("mmap for the guardian", errno));
   out.groups_ = static_cast<volatile pid_t*>(shared);
   int ends[2];
@@ -69,7 +69,11 @@ Guardian::~Guardian() {
   if (groups_ != nullptr) ::munmap(const_cast<pid_t*>(groups_), slots_ * sizeof(pid_t));
 }
 
-void Guardian::watch(std::size_t slot, pid_t group) { groups_[slot] = group; }
-void Guardian::forget(std::size_t slot) { groups_[slot] = 0; }
+void Guardian::watch(std::size_t slot, pid_t group) {
+  groups_[slot] = group;
+}
+void Guardian::forget(std::size_t slot) {
+  groups_[slot] = 0;
+}
 
 }  // namespace muster::launcher

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Guardian: a small process that outlives the launcher by a moment. The parent-death signal reaches workers only, not the
-// processes they started; when the launcher is gone without having said goodbye, the guardian sends SIGKILL to every
-// process group that was still registered. It sleeps in one read(2), in a session of its own, with no other descriptor.
-// Owned by main; registered to by WorkerGroup. Costs one fork (0.2 ms) per launcher.
+// Guardian: a small process that outlives the launcher by a moment. The parent-death signal reaches workers
+// only, not the processes they started; when the launcher is gone without having said goodbye, the guardian
+// sends SIGKILL to every process group that was still registered. It sleeps in one read(2), in a session of
+// its own, with no other descriptor. Owned by main; registered to by WorkerGroup. Costs one fork (0.2 ms) per
+// launcher.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstddef>
+#include <sys/types.h>
 
 #include <muster/result.h>
 
@@ -32,7 +32,7 @@ class Guardian {
   Guardian() = default;
 
   pid_t pid_ = -1;
-  UniqueFd lifeline_;               // the guardian reads the other end: end of file means this process is gone
+  UniqueFd lifeline_;  // the guardian reads the other end: end of file means this process is gone
   volatile pid_t* groups_ = nullptr;  // shared with the guardian; 0: none
   std::size_t slots_ = 0;
 };

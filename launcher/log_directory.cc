@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/log_directory.h"
 
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/random.h>
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <fcntl.h>
 #include <filesystem>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <utility>
 
 #include <fmt/format.h>
@@ -58,8 +57,8 @@ Result<LogDirectory> LogDirectory::create(const LogSettings& settings, std::stri
     std::filesystem::create_directories(base, error);
     if (error || !std::filesystem::is_directory(base, error))
       return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("--log-dir={}: not a directory and cannot be made one{}{}", base, error ? ": " : "",
-                              error ? error.message() : ""));
+                  fmt::format("--log-dir={}: not a directory and cannot be made one{}{}", base,
+                              error ? ": " : "", error ? error.message() : ""));
   } else {
     const std::string_view tmp = lookup(environment, "TMPDIR").value_or("");
     MUSTER_TRY(base, make_unique(fmt::format("{}/muster_", tmp.empty() ? "/tmp" : tmp)));
