@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// LogDirectory: <log-dir>/<run id>_<8 characters>/attempt_<n>/<local
-// rank>/{stdout.log,stderr.log,error.json}, torchrun's layout. Without --log-dir the base is a temporary
-// directory, which goes away with this object unless it was told to keep(). --log-dir=/dev/null: no directory
-// at all. Owned by the agent. Source: torch/distributed/elastic/multiprocessing/api.py (DefaultLogsSpecs).
+// LogDirectory: torchrun's layout of files,
+//   <log-dir>/<run id>_<8 characters>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
+// Without --log-dir the base is a temporary directory, in memory unless it is to hold output, which goes away with this
+// object unless it was told to keep(). --log-dir=/dev/null: no directory at all. Owned by the agent.
+// Source: torch/distributed/elastic/multiprocessing/api.py (DefaultLogsSpecs).
 #pragma once
 
 #include <optional>

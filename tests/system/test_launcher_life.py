@@ -33,7 +33,7 @@ def assert_gone(pids):
 
 
 def leftovers():
-    return set(glob.glob(os.environ.get("TMPDIR", "/tmp") + "/muster_*"))
+    return {path for folder in (os.environ.get("TMPDIR", "/tmp"), "/dev/shm") for path in glob.glob(f"{folder}/muster_*")}
 
 
 @pytest.mark.parametrize("code", [1, 2, 7, 42, 126, 127, 128, 255])
