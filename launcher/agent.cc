@@ -123,6 +123,8 @@ int Agent::run() {
     return directory.error().code == ErrorCode::kInvalidArgument ? kExitUsage : kExitSystem;
   }
   directory_.emplace(*std::move(directory));
+  if (job_.logs.redirects.none() && job_.logs.tee.none())
+    guardian_.remove_afterwards(directory_->temporary_base());
   if (job_.mode == RendezvousMode::kStandalone) {
     rendezvous_ = std::make_unique<StandaloneRendezvous>(io_, job_, log_);
   } else {

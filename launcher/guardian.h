@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <sys/types.h>
 
 #include <muster/result.h>
@@ -24,6 +25,8 @@ class Guardian {
   /// Sends the guardian home and reaps it.
   ~Guardian();
 
+  /// A directory to remove with what is in it, if this process is gone without having done so itself.
+  void remove_afterwards(const std::string& directory);
   void watch(std::size_t slot, pid_t group);
   void forget(std::size_t slot);
   [[nodiscard]] pid_t pid() const { return pid_; }
@@ -33,6 +36,9 @@ class Guardian {
 
   pid_t pid_ = -1;
   UniqueFd lifeline_;  // the guardian reads the other end: end of file means this process is gone
+  [[nodiscard]] std::size_t shared_bytes() const;
+
+  char* directory_ = nullptr;         // shared with the guardian, the beginning of the memory; empty: none
   volatile pid_t* groups_ = nullptr;  // shared with the guardian; 0: none
   std::size_t slots_ = 0;
 };
