@@ -53,7 +53,9 @@ Error error_of(cudaError_t result, std::string_view call, int device) {
   return {code_of(result), std::move(message)};
 }
 
-Result<void> select(int device) { return check(cudaSetDevice(device), "cudaSetDevice", device); }
+Result<void> select(int device) {
+  return check(cudaSetDevice(device), "cudaSetDevice", device);
+}
 
 Result<int> device_count() {
   int count = 0;
