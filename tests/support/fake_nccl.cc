@@ -8,7 +8,6 @@
 //   MUSTER_FAKE_NCCL_HANG_AT=K      the K-th collective never finishes on this rank
 //   MUSTER_FAKE_NCCL_ERROR_AT=K     the K-th collective does not finish and the communicator reports a remote
 //   error MUSTER_FAKE_NCCL_REFUSE_AT=K    the K-th collective is refused as an invalid argument
-//   MUSTER_FAKE_NCCL_ABORT_HANG=1   ncclCommAbort does not return
 //   MUSTER_FAKE_NCCL_LOG=FILE       one line per call that ends a communicator: finalize, destroy, revoke,
 //   abort
 // Compiled with FAKE_NCCL_OLD it is a 2.18 without ncclMemAlloc and ncclCommRevoke.
@@ -74,7 +73,7 @@ struct OpaqueComm {
   std::string path;
   int rank = 0, world = 1;
   long in_progress = 0, hang_at = 0, error_at = 0, refuse_at = 0;
-  bool init_hangs = false, abort_hangs = false;
+  bool init_hangs = false;
   long remaining_in_progress = 0;
   long calls = 0;
   bool is_up = false;
@@ -234,7 +233,6 @@ FAKE_NCCL_API Status ncclCommInitRankConfig(Comm* out, int world, UniqueId id, i
   comm->error_at = from_environment("MUSTER_FAKE_NCCL_ERROR_AT");
   comm->refuse_at = from_environment("MUSTER_FAKE_NCCL_REFUSE_AT");
   comm->init_hangs = from_environment("MUSTER_FAKE_NCCL_INIT_HANG") != 0;
-  comm->abort_hangs = from_environment("MUSTER_FAKE_NCCL_ABORT_HANG") != 0;
   comm->path = path_of(id);
   const int fd = ::open(comm->path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0 || ::ftruncate(fd, sizeof(Segment)) != 0) return kSystemError;
@@ -277,7 +275,6 @@ FAKE_NCCL_API Status ncclCommDestroy(Comm comm) {
 
 FAKE_NCCL_API Status ncclCommAbort(Comm comm) {
   log_call("abort");
-  while (comm->abort_hangs) ::pause();
   release(comm);
   return kSuccess;
 }

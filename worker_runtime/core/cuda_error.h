@@ -17,11 +17,8 @@ namespace muster::cuda {
 /// to try.
 [[nodiscard]] Error error_of(cudaError_t result, std::string_view call, int device);
 
-/// Success, or error_of.
-[[nodiscard]] inline Result<void> check(cudaError_t result, std::string_view call, int device) {
-  if (result == cudaSuccess) return {};
-  return fail(error_of(result, call, device));
-}
+/// Success, or error_of; the error is then no longer the thread's last one.
+[[nodiscard]] Result<void> check(cudaError_t result, std::string_view call, int device);
 
 /// Makes `device` the calling thread's. Its context is created by the first call that needs it.
 [[nodiscard]] Result<void> select(int device);

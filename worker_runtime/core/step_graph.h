@@ -8,6 +8,8 @@
 // read nothing back. Every rank of a group must run the same keys in the same order: captured or not is a
 // property of a collective. Failure: what the step returned, or kFailed naming the CUDA call; after a failed
 // capture nothing more may be run.
+// Destroyed before the ProcessGroup whose collectives it captured (whose end would wait for it) and before
+// the Kernels whose stream it uses.
 #pragma once
 
 #include <cstdint>

@@ -51,7 +51,10 @@ class CudaDevice final : public NcclDevice {
 
   Result<bool> is_done(void* event) override {
     const cudaError_t result = cudaEventQuery(event_of(event));
-    if (result == cudaErrorNotReady) return false;
+    if (result == cudaErrorNotReady) {
+      (void)cudaGetLastError();  // the runtime keeps even this one for whoever asks next
+      return false;
+    }
     MUSTER_OK(check(result, "cudaEventQuery"));
     return true;
   }
@@ -94,6 +97,7 @@ class CudaDevice final : public NcclDevice {
   void destroy_counter(std::uint32_t* counter) override { (void)cudaFreeHost(counter); }
 
   Result<void> count_up(std::uint32_t* counter, void* stream) override {
+    (void)cudaGetLastError();  // what NCCL may have left behind on this thread is not the launch's error
     // Unified addressing: the pinned word has the same address on the GPU.
     return check(kernels::cuda::launch_increment(counter, stream_of(stream)), "count a collective");
   }

@@ -249,6 +249,9 @@ class NcclGroup final : public ProcessGroup {
 
   Result<std::unique_ptr<Work>> submit(std::shared_ptr<Collective> made) {
     MUSTER_OK(hand_over(made));
+    // Graphs are not synchronized: while the comm thread adds to the one that is being captured, this thread
+    // must not.
+    if (made->captured) MUSTER_OK(thread_->wait_issued(*made));
     return std::make_unique<NcclWork>(thread_, device_, stream_, std::move(made));
   }
 

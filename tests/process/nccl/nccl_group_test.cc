@@ -197,9 +197,9 @@ TEST_CASE(
     log_to(directory, rank);
     ::setenv("MUSTER_FAKE_NCCL_ERROR_AT", "2", 1);
     {
+      std::vector<float> values(10, 1.0F);  // outlives the group: a collective may be stuck on it
       Member member;
       STEP(member.join({&directory, 2}, rank));
-      std::vector<float> values(10, 1.0F);
       STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));
       STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));
       const auto first = member.group->barrier();
@@ -224,9 +224,9 @@ TEST_CASE("a collective that never finishes is a kTimeout on every rank and the 
     log_to(directory, rank);
     if (rank == 1) ::setenv("MUSTER_FAKE_NCCL_HANG_AT", "1", 1);
     {
+      std::vector<float> values(10, 1.0F);  // outlives the group: a collective may be stuck on it
       Member member;
       STEP(member.join({&directory, 2, Millis(400)}, rank));
-      std::vector<float> values(10, 1.0F);
       STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));
       const auto failed = member.group->barrier();
       EXPECT(!failed);
@@ -344,9 +344,9 @@ TEST_CASE("collectives in a captured step are watched by counters and their even
     log_to(directory, rank);
     if (rank == 1) ::setenv("MUSTER_FAKE_NCCL_HANG_AT", "4", 1);
     {
+      std::vector<float> values(10, 1.0F);  // outlives the group: a collective may be stuck on it
       Member member;
       STEP(member.join({&directory, 2, Millis(400)}, rank));
-      std::vector<float> values(10, 1.0F);
       member.device->pretend_capture(true);
       EXPECT(!member.group->barrier());
       for (int i = 0; i < 3; ++i) STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));

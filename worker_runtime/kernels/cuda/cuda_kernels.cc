@@ -102,6 +102,7 @@ Result<void> CudaKernels::plan_conv2d(const ConvShape& shape) {
   MUSTER_OK(muster::cuda::select(device_));
   if (conv_plans_ == nullptr) conv_plans_ = make_conv_plans(stream_);
   MUSTER_TRY(const std::size_t bytes, conv_plans_->plan(shape));
+  (void)cudaGetLastError();  // engines that a library tried in vain are no error of the next launch
   return reserve_workspace(bytes);
 }
 
@@ -118,7 +119,8 @@ Result<void> CudaKernels::plan_linear(const LinearShape& shape) {
   linear_plans_.push_back({shape, nullptr});
   if (blas_ == nullptr) return {};
   auto made = LinearPlan::make(*blas_, shape);
-  if (!made) return {};  // no algorithm for this shape: ours computes every shape
+  (void)cudaGetLastError();  // as above
+  if (!made) return {};      // no algorithm for this shape: ours computes every shape
   linear_plans_.back().plan = std::make_unique<LinearPlan>(*std::move(made));
   return reserve_workspace(kGemmWorkspace);
 }
