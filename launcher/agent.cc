@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/agent.h"
 
+#include <algorithm>
+#include <ctime>
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <ctime>
 
 #include <fmt/format.h>
 
@@ -37,9 +36,12 @@ bool ignored(int signal) {
 
 int exit_code_of(const Error& error) {
   switch (error.code) {
-    case ErrorCode::kNotFound: return kExitNotFound;
-    case ErrorCode::kInvalidArgument: return kExitNotExecutable;
-    default: return kExitSystem;
+    case ErrorCode::kNotFound:
+      return kExitNotFound;
+    case ErrorCode::kInvalidArgument:
+      return kExitNotExecutable;
+    default:
+      return kExitSystem;
   }
 }
 
@@ -121,6 +123,8 @@ int Agent::run() {
     return directory.error().code == ErrorCode::kInvalidArgument ? kExitUsage : kExitSystem;
   }
   directory_.emplace(*std::move(directory));
+  if (job_.logs.redirects.none() && job_.logs.tee.none())
+    guardian_.remove_afterwards(directory_->temporary_base());
   if (job_.mode == RendezvousMode::kStandalone) {
     rendezvous_ = std::make_unique<StandaloneRendezvous>(io_, job_, log_);
   } else {
@@ -151,7 +155,8 @@ int Agent::run() {
 }
 
 std::variant<Assignment, int> Agent::join(int attempt) {
-  rendezvous_->join(attempt, [this](Result<Assignment> assignment) { events_.push_back(Joined{std::move(assignment)}); });
+  rendezvous_->join(
+      attempt, [this](Result<Assignment> assignment) { events_.push_back(Joined{std::move(assignment)}); });
   while (true) {
     const Event event = next_event(std::nullopt);
     if (const auto* signal = std::get_if<SignalReceived>(&event)) {
@@ -179,7 +184,7 @@ Result<FailureNotice> Agent::run_attempt(const Assignment& assignment) {
   attempt.start_failure =
       attempt.group.start(spawner_, job_, attempt.assignment, environment_, *directory_, attempt.router);
   if (attempt.start_failure)
-    obey(attempt, attempt.supervision.start_failed(attempt.start_failure->local_rank, SteadyClock::now()));
+    obey(attempt, attempt.supervision.start_failed(attempt.group.started(), SteadyClock::now()));
 
   while (!attempt.supervision.finished() || !attempt.outcome)
     handle(attempt, next_event(attempt.supervision.deadline()));
@@ -198,7 +203,8 @@ void Agent::handle(Attempt& attempt, const Event& event) {
   Supervision& supervision = attempt.supervision;
   const Instant now = SteadyClock::now();
   if (const auto* ended = std::get_if<WorkerEnded>(&event)) {
-    const Supervision::Orders orders = supervision.worker_ended(ended->local_rank, ended->end, ended->unsignalled, now);
+    const Supervision::Orders orders =
+        supervision.worker_ended(ended->local_rank, ended->end, ended->unsignalled, now);
     WorkerOutcome outcome;
     outcome.local_rank = ended->local_rank;
     outcome.rank = attempt.assignment.base_rank + ended->local_rank;
@@ -213,8 +219,9 @@ void Agent::handle(Attempt& attempt, const Event& event) {
   } else if (const auto* signal = std::get_if<SignalReceived>(&event)) {
     const bool again = supervision.stopping();
     log_.warning(fmt::format("{} received{}", signal_name(signal->signal),
-                             again ? " again: killing the workers" : fmt::format("; stopping the workers, SIGKILL after {} s",
-                                                                                static_cast<double>(job_.grace.count()) / 1000)));
+                             again ? " again: killing the workers"
+                                   : fmt::format("; stopping the workers, SIGKILL after {} s",
+                                                 static_cast<double>(job_.grace.count()) / 1000)));
     obey(attempt, supervision.signal_received(signal->signal, now));
     // The others cannot be asked for ever.
     if (again && supervision.finished() && !attempt.outcome)
@@ -249,12 +256,12 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
     const auto& failure = *attempt.start_failure;
     out.rank = attempt.assignment.base_rank + failure.local_rank;
     out.exit_code = exit_code_of(failure.error);
-    out.text = fmt::format("rank {} (local_rank {}) on {} was not started: {}", out.rank, failure.local_rank, job_.host,
-                           failure.error.message);
+    out.text = fmt::format("rank {} (local_rank {}) on {} was not started: {}", out.rank, failure.local_rank,
+                           job_.host, failure.error.message);
   } else if (supervision.first_failure() >= 0) {
-    const WorkerOutcome& first = *std::find_if(attempt.outcomes.begin(), attempt.outcomes.end(), [&](const auto& outcome) {
-      return outcome.local_rank == supervision.first_failure();
-    });
+    const WorkerOutcome& first =
+        *std::find_if(attempt.outcomes.begin(), attempt.outcomes.end(),
+                      [&](const auto& outcome) { return outcome.local_rank == supervision.first_failure(); });
     out.rank = first.rank;
     out.exit_code = first.end.shell_code();
     out.text = one_line(first, job_.host);
@@ -269,8 +276,9 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
 void Agent::collect(Attempt& attempt) {
   for (int rank = 0; rank < job_.local_world_size; ++rank)
     if (attempt.group.running(rank))
-      log_.error(fmt::format("pid {} (local_rank {}) does not die of SIGKILL; is it waiting for a dead disk or device?",
-                             attempt.group.pid(rank), rank));
+      log_.error(fmt::format(
+          "pid {} (local_rank {}) does not die of SIGKILL; is it waiting for a dead disk or device?",
+          attempt.group.pid(rank), rank));
   attempt.group.signal_groups(SIGKILL);
   attempt.router.drain();
   for (WorkerOutcome& outcome : attempt.outcomes) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Agent: this node's part of a job, from the rendezvous to the exit status. It owns the ring of I/O (workers, logs, signals,
-// rendezvous) and carries events to the policies and their orders back; whether to stop, restart or fail is decided by
-// supervision.h and restart_policy.h. One loop, one thread: run() drives the io_context itself.
+// Agent: this node's part of a job, from the rendezvous to the exit status. It owns the ring of I/O (workers,
+// logs, signals, rendezvous) and carries events to the policies and their orders back; whether to stop,
+// restart or fail is decided by supervision.h and restart_policy.h. One loop, one thread: run() drives the
+// io_context itself.
 #pragma once
-
-#include <sys/resource.h>
 
 #include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <sys/resource.h>
 #include <variant>
 #include <vector>
 
@@ -32,7 +32,8 @@ namespace muster::launcher {
 
 class Agent {
  public:
-  /// `out`, `err`: this process' own streams; what the agent writes to `err` is queued behind the workers' output.
+  /// `out`, `err`: this process' own streams; what the agent writes to `err` is queued behind the workers'
+  /// output.
   Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
         Guardian& guardian, OutputSink& out, OutputSink& err, std::optional<rlimit> descriptor_limit);
 

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <utility>  // before Asio, for g++ 12
-
 #include "launcher/agent_link.h"
-
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <unistd.h>
+#include <utility>  // before Asio, for g++ 12
 #include <vector>
 
 #include <boost/asio/as_tuple.hpp>
@@ -35,7 +33,8 @@ constexpr std::size_t kMaxValueBytes = std::size_t{1} << 20;  // of what agents 
 /// Closes the socket when time is up, which ends the operation on it.
 class Watchdog {
  public:
-  Watchdog(tcp::socket& socket, Instant deadline) : timer_(socket.get_executor(), deadline), fired_(std::make_shared<bool>()) {
+  Watchdog(tcp::socket& socket, Instant deadline)
+      : timer_(socket.get_executor(), deadline), fired_(std::make_shared<bool>()) {
     timer_.async_wait([&socket, fired = fired_](boost::system::error_code error) {
       if (error || fired.use_count() == 1) return;
       *fired = true;
@@ -58,7 +57,8 @@ void notice_dead_peers(tcp::socket& socket) {
   ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
   ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
   ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-  ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof unacknowledged_ms);
+  ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms,
+               sizeof unacknowledged_ms);
 }
 
 }  // namespace
@@ -106,7 +106,8 @@ Awaitable<Result<void>> AgentLink::connect(std::string host, std::uint16_t port,
   Backoff backoff({.first = Millis(20), .max = Millis(1000)}, static_cast<std::uint64_t>(::getpid()));
   asio::steady_timer pause(io_);
   while (true) {
-    auto result = co_await connect_once(host, port, std::min(deadline, SteadyClock::now() + kConnectDeadline));
+    auto result =
+        co_await connect_once(host, port, std::min(deadline, SteadyClock::now() + kConnectDeadline));
     if (result) co_return result;
     if (failure_) co_return fail(*failure_);
     failed_once(result.error());
@@ -118,7 +119,8 @@ Awaitable<Result<void>> AgentLink::connect(std::string host, std::uint16_t port,
   }
 }
 
-Awaitable<Result<void>> AgentLink::connect_once(const std::string& host, std::uint16_t port, Instant deadline) {
+Awaitable<Result<void>> AgentLink::connect_once(const std::string& host, std::uint16_t port,
+                                                Instant deadline) {
   const auto failed = [&](boost::system::error_code error, bool late) {
     const ErrorCode code = late ? ErrorCode::kTimeout : ErrorCode::kPeerGone;
     return fail(code, fmt::format("connect {}: {}", endpoint_, late ? "no answer" : error.message()));
@@ -183,7 +185,8 @@ Awaitable<Result<void>> AgentLink::receive(char* into, std::size_t size, std::op
   if (error && !failure_) {
     const bool late = watchdog && watchdog->fired();
     const std::string why = late ? "no answer in time" : error.message();
-    failure_ = Error{late ? ErrorCode::kTimeout : ErrorCode::kPeerGone, fmt::format("store at {}: {}", endpoint_, why)};
+    failure_ = Error{late ? ErrorCode::kTimeout : ErrorCode::kPeerGone,
+                     fmt::format("store at {}: {}", endpoint_, why)};
   }
   if (failure_) co_return fail(*failure_);
   co_return Result<void>{};
@@ -228,7 +231,8 @@ Awaitable<Result<std::string>> AgentLink::set_if_absent(std::string key, std::st
 Awaitable<Result<std::int64_t>> AgentLink::add(std::string key, std::int64_t delta) {
   co_await take_turn();
   const Turn turn(*this);
-  if (auto ok = co_await send({.op = wire::Op::kAdd, .key = key, .number = delta}); !ok) co_return fail(ok.error());
+  if (auto ok = co_await send({.op = wire::Op::kAdd, .key = key, .number = delta}); !ok)
+    co_return fail(ok.error());
   std::array<char, 8> answer{};
   if (auto ok = co_await receive(answer.data(), answer.size(), SteadyClock::now() + kReplyDeadline); !ok)
     co_return fail(ok.error());
@@ -241,7 +245,8 @@ Awaitable<Result<bool>> AgentLink::exists(std::string key) {
   const std::array<std::string_view, 1> keys{key};
   if (auto ok = co_await send({.op = wire::Op::kCheck, .items = keys}); !ok) co_return fail(ok.error());
   char answer = 0;
-  if (auto ok = co_await receive(&answer, 1, SteadyClock::now() + kReplyDeadline); !ok) co_return fail(ok.error());
+  if (auto ok = co_await receive(&answer, 1, SteadyClock::now() + kReplyDeadline); !ok)
+    co_return fail(ok.error());
   co_return answer == wire::kReady;
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// AgentLink: an agent's asynchronous connection to the store on node 0, for its coroutines. One request at a time; callers
-// queue. A connection that failed once keeps its first error and returns it from every later call. Keepalive notices a
-// peer that vanished without a word within about 15 s. One loop; owned by StaticRendezvous.
+// AgentLink: an agent's asynchronous connection to the store on node 0, for its coroutines. One request at a
+// time; callers queue. A connection that failed once keeps its first error and returns it from every later
+// call. Keepalive notices a peer that vanished without a word within about 15 s. One loop; owned by
+// StaticRendezvous.
 #pragma once
 
 #include <cstdint>

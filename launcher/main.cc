@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster: reads the command line, makes the plan, and hands it to the agent.
+#include <array>
+#include <cstdio>
 #include <fcntl.h>
+#include <optional>
 #include <signal.h>
+#include <string>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
-
-#include <array>
-#include <cstdio>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
@@ -43,7 +42,8 @@ void open_standard_descriptors() {
 
 std::string random_uuid() {
   std::array<unsigned char, 16> b{};
-  if (::getrandom(b.data(), b.size(), 0) != static_cast<ssize_t>(b.size())) return fmt::format("pid-{}", ::getpid());
+  if (::getrandom(b.data(), b.size(), 0) != static_cast<ssize_t>(b.size()))
+    return fmt::format("pid-{}", ::getpid());
   b[6] = static_cast<unsigned char>((b[6] & 0x0f) | 0x40);
   b[8] = static_cast<unsigned char>((b[8] & 0x3f) | 0x80);
   std::string out;
@@ -62,14 +62,19 @@ std::string host_name() {
 int complain(const Error& error) {
   std::fprintf(stderr, "muster: %s\n", error.message.c_str());
   switch (error.code) {
-    case ErrorCode::kNotFound: return kExitNotFound;
-    case ErrorCode::kUnsupported: return kExitNotExecutable;
-    case ErrorCode::kInvalidArgument: return kExitUsage;
-    default: return kExitSystem;
+    case ErrorCode::kNotFound:
+      return kExitNotFound;
+    case ErrorCode::kUnsupported:
+      return kExitNotExecutable;
+    case ErrorCode::kInvalidArgument:
+      return kExitUsage;
+    default:
+      return kExitSystem;
   }
 }
 
-/// A pidfd and a stderr pipe per worker. Workers get the old limit back: a raised one breaks programs that use select(2).
+/// A pidfd and a stderr pipe per worker. Workers get the old limit back: a raised one breaks programs that
+/// use select(2).
 std::optional<rlimit> make_room_for_descriptors(int workers) {
   rlimit limit{};
   const rlim_t needed = static_cast<rlim_t>(workers) * 4 + 256;
@@ -102,7 +107,8 @@ int main(int argc, char** argv) {
   auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size));
   if (!guardian) return complain(guardian.error());
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
-  // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does not.
+  // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does
+  // not.
   OutputSink* log_target = nullptr;
   const Log log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")),
                 [&log_target](std::string_view line) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <utility>  // before Asio, for g++ 12
-
 #include "launcher/static_rendezvous.h"
 
 #include <unistd.h>
+#include <utility>  // before Asio, for g++ 12
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -27,7 +26,9 @@ constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::seconds kFirstStatus{3};
 constexpr std::chrono::seconds kNextStatus{10};
 
-bool is_loopback(std::string_view host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+bool is_loopback(std::string_view host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
 
 }  // namespace
 
@@ -115,16 +116,17 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   /// Runs a coroutine that keeps this object alive; `done` is dropped once cancelled.
   template <class T, class Done>
   void start(Awaitable<Result<T>> work, Done done) {
-    asio::co_spawn(io_, std::move(work),
-                   [self = shared_from_this(), done = std::move(done)](std::exception_ptr thrown, Result<T> result) {
-                     if (self->abandoned_) return;
-                     if (!thrown) return done(std::move(result));
-                     try {
-                       std::rethrow_exception(thrown);
-                     } catch (const std::exception& error) {
-                       done(fail(ErrorCode::kFailed, fmt::format("rendezvous: {}", error.what())));
-                     }
-                   });
+    asio::co_spawn(
+        io_, std::move(work),
+        [self = shared_from_this(), done = std::move(done)](std::exception_ptr thrown, Result<T> result) {
+          if (self->abandoned_) return;
+          if (!thrown) return done(std::move(result));
+          try {
+            std::rethrow_exception(thrown);
+          } catch (const std::exception& error) {
+            done(fail(ErrorCode::kFailed, fmt::format("rendezvous: {}", error.what())));
+          }
+        });
   }
 
   void abandon() {
@@ -155,7 +157,9 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   Awaitable<Result<void>> connect(Instant deadline) {
-    const std::string address = !host() ? job_.master_addr : is_loopback(job_.master_addr) ? job_.master_addr : "127.0.0.1";
+    const std::string address = !host()                         ? job_.master_addr
+                                : is_loopback(job_.master_addr) ? job_.master_addr
+                                                                : "127.0.0.1";
     const std::uint16_t port = host() ? server_->port() : job_.master_port;
     const Instant begin = SteadyClock::now();
     Instant next_status = begin + kFirstStatus;
@@ -169,9 +173,10 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     if (auto ok = co_await command_.connect(address, port, deadline, failed_once); !ok) {
       Error error = std::move(ok).error();
       if (error.code != ErrorCode::kCancelled)
-        error.message += fmt::format("; gave up after {} s. Is node 0 running, and do --master-addr and --master-port "
-                                     "name it?",
-                                     seconds(SteadyClock::now() - begin));
+        error.message += fmt::format(
+            "; gave up after {} s. Is node 0 running, and do --master-addr and --master-port "
+            "name it?",
+            seconds(SteadyClock::now() - begin));
       co_return fail(std::move(error));
     }
     co_return co_await waiting_.connect(address, port, deadline, failed_once);
@@ -184,16 +189,17 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     auto owner = co_await command_.set_if_absent(claim, mine);
     if (!owner) co_return fail(owner.error());
     if (*owner == mine) co_return Result<void>{};
-    co_return fail(ErrorCode::kMismatch,
-                   fmt::format("--node-rank={} was given twice: {} has it already; every node needs its own, 0 to {}",
-                               job_.node_rank, *owner, job_.nodes - 1));
+    co_return fail(
+        ErrorCode::kMismatch,
+        fmt::format("--node-rank={} was given twice: {} has it already; every node needs its own, 0 to {}",
+                    job_.node_rank, *owner, job_.nodes - 1));
   }
 
   /// Publishes this node, waits for the others, and returns once ranks are assigned.
   Awaitable<Result<void>> gather(int attempt, Instant deadline) {
     const std::string base = attempt_key(attempt);
-    const RoleInfo mine{job_.role, job_.node_rank, job_.local_world_size, job_.nodes, job_.max_restarts, job_.host,
-                        waiting_.local_name()};
+    const RoleInfo mine{job_.role,         job_.node_rank, job_.local_world_size, job_.nodes,
+                        job_.max_restarts, job_.host,      waiting_.local_name()};
     const std::string own_info = fmt::format("{}torchelastic/role_info/{}", base, job_.node_rank);
     const std::string own_ranks = fmt::format("{}torchelastic/assigned_ranks/{}", base, job_.node_rank);
     if (auto ok = co_await command_.set(own_info, to_json(mine)); !ok) co_return ok;
@@ -210,11 +216,12 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     status_timer_.cancel();
     if (result || result.error().code != ErrorCode::kTimeout) co_return result;
     const auto missing = co_await missing_nodes(base);
-    co_return fail(ErrorCode::kTimeout,
-                   fmt::format("rendezvous: after {} s {} of {} nodes are here; missing: node {}. Were they started "
-                               "with the same --nnodes, --master-addr and --master-port?",
-                               seconds(job_.join_timeout), job_.nodes - static_cast<int>(missing.size()), job_.nodes,
-                               ranges(missing)));
+    co_return fail(
+        ErrorCode::kTimeout,
+        fmt::format("rendezvous: after {} s {} of {} nodes are here; missing: node {}. Were they started "
+                    "with the same --nnodes, --master-addr and --master-port?",
+                    seconds(job_.join_timeout), job_.nodes - static_cast<int>(missing.size()), job_.nodes,
+                    ranges(missing)));
   }
 
   /// Node 0: collects everybody's description and writes everybody's ranks.
@@ -251,8 +258,8 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     co_return Result<void>{};
   }
 
-  /// Node 0: the end of an agent's connection is the end of that agent. It is announced as the attempt's failure, unless
-  /// the attempt has an outcome already.
+  /// Node 0: the end of an agent's connection is the end of that agent. It is announced as the attempt's
+  /// failure, unless the attempt has an outcome already.
   void connection_closed(const std::string& connection) {
     if (attempt_ < 0) {
       closed_.push_back(connection);  // perhaps of a node whose description is still to be read
@@ -289,9 +296,10 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       if (!gathering_) co_return Result<void>{};
       const auto missing = co_await missing_nodes(base);
       if (!gathering_ || missing.empty()) continue;
-      log_.warning(fmt::format("rendezvous: {} of {} nodes are here, waiting for node {}; {} s so far, giving up after {} s",
-                               job_.nodes - static_cast<int>(missing.size()), job_.nodes, ranges(missing),
-                               seconds(SteadyClock::now() - begin), seconds(job_.join_timeout)));
+      log_.warning(fmt::format(
+          "rendezvous: {} of {} nodes are here, waiting for node {}; {} s so far, giving up after {} s",
+          job_.nodes - static_cast<int>(missing.size()), job_.nodes, ranges(missing),
+          seconds(SteadyClock::now() - begin), seconds(job_.join_timeout)));
     }
   }
 
@@ -309,32 +317,42 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   AgentLink waiting_;                            // requests that may wait for long
   asio::steady_timer status_timer_;
   bool gathering_ = false;
-  int attempt_ = -1;                  // node 0: the last one whose ranks were assigned
-  std::vector<RoleInfo> members_;     // node 0: of that attempt
-  std::vector<std::string> closed_;   // node 0: connections that ended before the first assignment
+  int attempt_ = -1;                 // node 0: the last one whose ranks were assigned
+  std::vector<RoleInfo> members_;    // node 0: of that attempt
+  std::vector<std::string> closed_;  // node 0: connections that ended before the first assignment
   bool abandoned_ = false;
 };
 
 StaticRendezvous::StaticRendezvous(asio::io_context& io, const Job& job, const Log& log)
     : impl_(std::make_shared<Impl>(io, job, log)) {}
 
-StaticRendezvous::~StaticRendezvous() { impl_->abandon(); }
+StaticRendezvous::~StaticRendezvous() {
+  impl_->abandon();
+}
 
-void StaticRendezvous::join(int attempt, Joined joined) { impl_->start(impl_->join(attempt), std::move(joined)); }
+void StaticRendezvous::join(int attempt, Joined joined) {
+  impl_->start(impl_->join(attempt), std::move(joined));
+}
 
-void StaticRendezvous::watch(int attempt, OutcomeKnown known) { impl_->start(impl_->outcome(attempt), std::move(known)); }
+void StaticRendezvous::watch(int attempt, OutcomeKnown known) {
+  impl_->start(impl_->outcome(attempt), std::move(known));
+}
 
 void StaticRendezvous::announce(int attempt, const FailureNotice& notice) {
   // If node 0 cannot be told, it is gone, which the watching connection reports.
   impl_->start(impl_->announce(attempt, notice), [](Result<void>) {});
 }
 
-void StaticRendezvous::succeeded(int attempt) { impl_->start(impl_->succeeded(attempt), [](Result<void>) {}); }
+void StaticRendezvous::succeeded(int attempt) {
+  impl_->start(impl_->succeeded(attempt), [](Result<void>) {});
+}
 
 void StaticRendezvous::leave(Millis patience, std::function<void()> left) {
   impl_->start(impl_->leave(patience), [left = std::move(left)](Result<void>) { left(); });
 }
 
-void StaticRendezvous::cancel() { impl_->cancel(); }
+void StaticRendezvous::cancel() {
+  impl_->cancel();
+}
 
 }  // namespace muster::launcher

@@ -15,7 +15,8 @@ Supervision::Orders Supervision::stop(int signal, AttemptEnd reason, Instant now
   return orders;
 }
 
-Supervision::Orders Supervision::worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled, Instant now) {
+Supervision::Orders Supervision::worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled,
+                                              Instant now) {
   MUSTER_CHECK(running_ > 0, "more workers ended than were started");
   --running_;
   if (stopping()) {
@@ -29,8 +30,8 @@ Supervision::Orders Supervision::worker_ended(int local_rank, const ProcessEnd& 
   return orders;
 }
 
-Supervision::Orders Supervision::start_failed(int local_rank, Instant now) {
-  running_ -= static_cast<int>(stopped_.size()) - local_rank;
+Supervision::Orders Supervision::start_failed(int started, Instant now) {
+  running_ = started;
   Orders orders = stop(SIGTERM, AttemptEnd::kNotStarted, now);
   orders.announce = true;
   return orders;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// WorkerGroup: the processes of one attempt on this node. Starts them, learns each exit from its pidfd, signals their
-// process groups. Signals only processes it started itself. One loop; owned by the agent, per attempt. The destructor
-// kills what is left, so that no way out of the agent leaves a worker behind.
+// WorkerGroup: the processes of one attempt on this node. Starts them, learns each exit from its pidfd,
+// signals their process groups. Signals only processes it started itself. One loop; owned by the agent, per
+// attempt. The destructor kills what is left, so that no way out of the agent leaves a worker behind.
 #pragma once
 
 #include <functional>
@@ -33,22 +33,26 @@ class WorkerGroup {
   ~WorkerGroup();
 
   struct StartFailure {
-    int local_rank;  // not started, nor are those after it
+    int local_rank;
     Error error;
   };
 
-  /// Starts all in the order of their local ranks. Nothing on success.
-  [[nodiscard]] std::optional<StartFailure> start(Spawner& spawner, const Job& job, const Assignment& assignment,
-                                                  const Environment& inherited, const LogDirectory& directory,
-                                                  LogRouter& router);
+  /// Starts all in the order of their local ranks. Nothing on success; after a failure some run and pid() of
+  /// the others is 0.
+  [[nodiscard]] std::optional<StartFailure> start(Spawner& spawner, const Job& job,
+                                                  const Assignment& assignment, const Environment& inherited,
+                                                  const LogDirectory& directory, LogRouter& router);
 
   /// Before the first signal, workers that have ended by themselves are reported as such.
   /// To every group that still has members, whether its first process lives or not.
   void signal_groups(int signal);
 
+  [[nodiscard]] int started() const;
   /// 0: was not started.
   [[nodiscard]] int pid(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].pid; }
-  [[nodiscard]] bool running(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].running; }
+  [[nodiscard]] bool running(int local_rank) const {
+    return workers_[static_cast<std::size_t>(local_rank)].running;
+  }
 
  private:
   struct Worker {
@@ -59,6 +63,7 @@ class WorkerGroup {
     boost::asio::posix::stream_descriptor pidfd;
   };
 
+  void forget(int local_rank);
   void watch(int local_rank);
   bool reap(int local_rank);
   void look_after_group(std::size_t index);

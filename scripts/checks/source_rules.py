@@ -25,14 +25,21 @@ def is_code(name):
     return path.suffix in _CODE_SUFFIXES or path.name == "CMakeLists.txt" or _is_script(name)
 
 
+def _lines_in_raw_strings(text):
+    """1-based numbers of the lines on which a C++ raw string goes on: their white space is the program's."""
+    return {number for match in re.finditer(r'R"(\w*)\(.*?\)\1"', text, re.DOTALL)
+            for number in range(text.count("\n", 0, match.start()) + 1, text.count("\n", 0, match.end()) + 1)}
+
+
 def _check_code(name, text):
     lines = text.split("\n")
+    raw = _lines_in_raw_strings(text)
     if len(lines) - 1 > MAX_LINES:
         yield 1, f"{len(lines) - 1} lines, more than {MAX_LINES}: find the second noun"
     if not any(_SPDX in line for line in lines[:6]):
         yield 1, f"no '{_SPDX}' in the first lines"
     for number, line in enumerate(lines, 1):
-        if line != line.rstrip():
+        if line != line.rstrip() and number not in raw:
             yield number, "white space at the end of the line"
         if "\t" in line:
             yield number, "tab character"

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The floor of a launch: start N processes with posix_spawn and wait for them, nothing else.
 // usage: launch_floor N program [args...]; prints the seconds from the first spawn to the last exit.
-#include <spawn.h>
-#include <sys/wait.h>
-
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <spawn.h>
+#include <sys/wait.h>
 
 extern char** environ;
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prints one JSON object: the GPU, its driver and the libraries that muster finds, or what is missing. For
 // scripts/gpu_check. Exits with 77 and "SKIP: no GPU here" without a GPU.
-#include <cuda_runtime_api.h>
-
 #include <cstdio>
 #include <string>
+
+#include <cuda_runtime_api.h>
 
 #include "tests/support/gpu.h"
 #include "worker_runtime/core/cuda_blas.h"
@@ -24,7 +24,9 @@ std::string quoted(const std::string& text) {
   return json + "\"";
 }
 
-std::string cuda_version(int number) { return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10); }
+std::string cuda_version(int number) {
+  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+}
 
 template <class T>
 std::string version_or_error(const T& opened) {
@@ -37,8 +39,9 @@ int main() {
   muster::testing::require_gpu();
   cudaDeviceProp properties{};
   int driver = 0, runtime = 0;
-  if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess || cudaDriverGetVersion(&driver) != cudaSuccess ||
-      cudaRuntimeGetVersion(&runtime) != cudaSuccess || cudaFree(nullptr) != cudaSuccess) {
+  if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess ||
+      cudaDriverGetVersion(&driver) != cudaSuccess || cudaRuntimeGetVersion(&runtime) != cudaSuccess ||
+      cudaFree(nullptr) != cudaSuccess) {
     std::fprintf(stderr, "gpu_info: %s\n", cudaGetErrorString(cudaGetLastError()));
     return 1;
   }

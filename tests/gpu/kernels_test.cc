@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA kernels on a GPU against the reference, over the shapes of the CPU tests and over larger ones that go to
-// cuBLASLt and cuDNN.
+// The CUDA kernels on a GPU against the reference, over the shapes of the CPU tests and over larger ones that
+// go to cuBLASLt and cuDNN.
 #include "tests/support/catch.h"
 #include "tests/support/gpu.h"
 #include "tests/support/kernel_cases.h"
@@ -20,7 +20,9 @@ std::unique_ptr<kernels::Kernels> gpu() {
 
 }  // namespace
 
-TEST_CASE("the GPU normalises the chosen images as the reference does") { check_gather_normalize(*gpu()); }
+TEST_CASE("the GPU normalises the chosen images as the reference does") {
+  check_gather_normalize(*gpu());
+}
 
 TEST_CASE("the GPU's direct convolutions agree with the reference") {
   const auto kernels = gpu();
@@ -30,10 +32,30 @@ TEST_CASE("the GPU's direct convolutions agree with the reference") {
 TEST_CASE("the GPU's large convolutions agree with the reference") {
   const auto kernels = gpu();
   for (const kernels::ConvShape& shape : std::vector<kernels::ConvShape>{
-           {.batch = 8, .in_channels = 32, .height = 14, .width = 14, .out_channels = 64, .kernel = 3, .padding = 1},
-           {.batch = 4, .in_channels = 64, .height = 15, .width = 13, .out_channels = 48, .kernel = 3, .stride = 2, .padding = 1},
+           {.batch = 8,
+            .in_channels = 32,
+            .height = 14,
+            .width = 14,
+            .out_channels = 64,
+            .kernel = 3,
+            .padding = 1},
+           {.batch = 4,
+           .in_channels = 64,
+           .height = 15,
+           .width = 13,
+           .out_channels = 48,
+           .kernel = 3,
+           .stride = 2,
+           .padding = 1},
            {.batch = 4, .in_channels = 64, .height = 8, .width = 8, .out_channels = 128, .kernel = 1},
-           {.batch = 2, .in_channels = 3, .height = 40, .width = 40, .out_channels = 64, .kernel = 7, .stride = 2, .padding = 3}})
+           {.batch = 2,
+           .in_channels = 3,
+           .height = 40,
+           .width = 40,
+           .out_channels = 64,
+           .kernel = 7,
+           .stride = 2,
+           .padding = 3}})
     check_conv2d(*kernels, shape);
 }
 
@@ -63,7 +85,8 @@ TEST_CASE("the GPU's cross-entropy agrees with the reference for few and many ro
 
 TEST_CASE("the GPU's SGD is the CPU's result bit for bit") {
   const auto kernels = gpu();
-  for (const std::size_t count : {std::size_t{1}, std::size_t{255}, std::size_t{257}, std::size_t{44426}, std::size_t{3000001}})
+  for (const std::size_t count :
+       {std::size_t{1}, std::size_t{255}, std::size_t{257}, std::size_t{44426}, std::size_t{3000001}})
     check_sgd_step(*kernels, count);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The NCCL group with the real NCCL: one rank, and two or three ranks that share one GPU. NCCL refuses two ranks on a
-// GPU unless it believes them on different hosts, which a different NCCL_HOSTID per process makes it do; the data then
-// goes through sockets on loopback: slow, and a true multi-rank run. Each rank is a process that starts CUDA itself;
-// this program's own process never does, as CUDA does not survive a fork.
+// The NCCL group with the real NCCL: one rank, and two or three ranks that share one GPU. NCCL refuses two
+// ranks on a GPU unless it believes them on different hosts, which a different NCCL_HOSTID per process makes
+// it do; the data then goes through sockets on loopback: slow, and a true multi-rank run. Each rank is a
+// process that starts CUDA itself; this program's own process never does, as CUDA does not survive a fork.
 #include <csignal>
 #include <cstdlib>
 #include <unistd.h>
@@ -23,7 +23,9 @@ namespace {
 
 constexpr const char* kNoGpu = "no GPU here";
 
-std::string text_of(const Error& error) { return std::string(to_string(error.code)) + ": " + error.message; }
+std::string text_of(const Error& error) {
+  return std::string(to_string(error.code)) + ": " + error.message;
+}
 
 #define STEP(expression)                                                  \
   do {                                                                    \
@@ -37,9 +39,10 @@ std::string text_of(const Error& error) { return std::string(to_string(error.cod
 void share_one_gpu(int rank) {
   const std::string host = "muster-rank-" + std::to_string(rank);
   const std::pair<const char*, const char*> settings[] = {
-      {"NCCL_HOSTID", host.c_str()}, {"NCCL_P2P_DISABLE", "1"},   {"NCCL_SHM_DISABLE", "1"}, {"NCCL_NET", "Socket"},
-      {"NCCL_SOCKET_IFNAME", "lo"},  {"NCCL_IB_DISABLE", "1"},    {"NCCL_MNNVL_ENABLE", "0"}, {"NCCL_NVLS_ENABLE", "0"},
-      {"NCCL_MAX_CTAS", "1"},        {"NCCL_RAS_ENABLE", "0"},    {"NCCL_ALGO", "Ring"},      {"NCCL_PROTO", "Simple"}};
+      {"NCCL_HOSTID", host.c_str()}, {"NCCL_P2P_DISABLE", "1"},    {"NCCL_SHM_DISABLE", "1"},
+      {"NCCL_NET", "Socket"},        {"NCCL_SOCKET_IFNAME", "lo"}, {"NCCL_IB_DISABLE", "1"},
+      {"NCCL_MNNVL_ENABLE", "0"},    {"NCCL_NVLS_ENABLE", "0"},    {"NCCL_MAX_CTAS", "1"},
+      {"NCCL_RAS_ENABLE", "0"},      {"NCCL_ALGO", "Ring"},        {"NCCL_PROTO", "Simple"}};
   for (const auto& [name, value] : settings) ::setenv(name, value, 1);
 }
 
@@ -48,7 +51,8 @@ struct Member {
   std::unique_ptr<Store> store;
   std::unique_ptr<ProcessGroup> group;
 
-  Result<void> join(const TemporaryDirectory& directory, int rank, int size, Millis timeout = Millis(60'000)) {
+  Result<void> join(const TemporaryDirectory& directory, int rank, int size,
+                    Millis timeout = Millis(60'000)) {
     MUSTER_TRY(kernels, kernels::make_cuda_kernels(0));
     MUSTER_TRY(store, open_file_store(directory.file("store")));
     MUSTER_TRY(group, make_nccl_group(*store, rank, size, 0, kernels->stream(), timeout));
@@ -74,11 +78,12 @@ bool all_equal(const std::vector<float>& values, float value) {
 }
 
 void run(int size, const std::function<std::string(int rank)>& body, int gone = -1) {
-  const auto outcomes = run_ranks({.world_size = size, .deadline = std::chrono::seconds(150)}, [&](int rank) -> std::string {
-    if (size > 1) share_one_gpu(rank);
-    if (kernels::cuda_device_count() == 0) return kNoGpu;
-    return body(rank);
-  });
+  const auto outcomes =
+      run_ranks({.world_size = size, .deadline = std::chrono::seconds(150)}, [&](int rank) -> std::string {
+        if (size > 1) share_one_gpu(rank);
+        if (kernels::cuda_device_count() == 0) return kNoGpu;
+        return body(rank);
+      });
   if (outcomes[0].text == kNoGpu) {
     std::puts("SKIP: no GPU here");
     std::fflush(stdout);
@@ -132,7 +137,8 @@ Result<std::vector<float>> train(Member& member, int rank, bool capture) {
     training.choose(1000 * rank + step);
     const auto reduce = [&](float* grads, std::size_t count) -> Result<void> {
       // Two buckets that overlap what follows, as DDP starts them.
-      MUSTER_TRY(auto second, member.group->start_all_reduce({grads + 1000, count - 1000, DType::kFloat32}, ReduceOp::kAvg));
+      MUSTER_TRY(auto second, member.group->start_all_reduce({grads + 1000, count - 1000, DType::kFloat32},
+                                                             ReduceOp::kAvg));
       MUSTER_TRY(auto first, member.group->start_all_reduce({grads, 1000, DType::kFloat32}, ReduceOp::kAvg));
       MUSTER_OK(second->wait());
       return first->wait();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/core/step_graph.h"
+
 #include "tests/gpu/tiny_training.h"
 #include "tests/support/catch.h"
 #include "tests/support/gpu.h"
-#include "worker_runtime/core/step_graph.h"
 
 using namespace muster;
 using namespace muster::testing;
@@ -52,7 +53,8 @@ TEST_CASE("an error of the step during its capture is returned, and the stream t
   REQUIRE_OK(kernels);
   const auto steps = make_step_graph(Device::kCuda, (*kernels)->stream());
   REQUIRE_OK(steps->run(1, []() -> Result<void> { return {}; }));
-  const auto failed = steps->run(1, []() -> Result<void> { return fail(ErrorCode::kMismatch, "shapes differ"); });
+  const auto failed =
+      steps->run(1, []() -> Result<void> { return fail(ErrorCode::kMismatch, "shapes differ"); });
   REQUIRE_FALSE(failed);
   REQUIRE(failed.error().code == ErrorCode::kMismatch);
   REQUIRE_FALSE(steps->run(2, []() -> Result<void> { return {}; }));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small network trained with the kernels alone, on any device: gather, convolution, pool, two linear layers, loss, SGD.
-// For tests that compare whole runs: captured with uncaptured, several ranks with one.
+// A small network trained with the kernels alone, on any device: gather, convolution, pool, two linear
+// layers, loss, SGD. For tests that compare whole runs: captured with uncaptured, several ranks with one.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +24,10 @@ class TinyTraining {
     MUSTER_OK(kernels_.plan_conv2d(conv_));
     MUSTER_OK(kernels_.plan_linear(hidden_));
     MUSTER_OK(kernels_.plan_linear(output_));
-    const auto pixels = random_integers(kImages * 144, 256, 1), classes = random_integers(kImages, kClasses, 2);
-    const std::vector<std::uint8_t> image_bytes(pixels.begin(), pixels.end()), label_bytes(classes.begin(), classes.end());
+    const auto pixels = random_integers(kImages * 144, 256, 1),
+               classes = random_integers(kImages, kClasses, 2);
+    const std::vector<std::uint8_t> image_bytes(pixels.begin(), pixels.end()),
+        label_bytes(classes.begin(), classes.end());
     MUSTER_TRY(images_, upload(image_bytes.data(), image_bytes.size()));
     MUSTER_TRY(labels_, upload(label_bytes.data(), label_bytes.size()));
     std::vector<float> initial = random_values(kParameters, 3);
@@ -69,12 +71,12 @@ class TinyTraining {
     kernels_.relu_max_pool_forward(pool_, f(a_), f(pooled_), static_cast<std::uint8_t*>(argmax_));
     kernels_.linear_forward(hidden_, f(pooled_), p + kHidden, p + kHiddenBias, f(h_), true);
     kernels_.linear_forward(output_, f(h_), p + kOutput, p + kOutputBias, f(logits_), false);
-    kernels_.cross_entropy(f(logits_), static_cast<std::int32_t*>(batch_labels_), kBatch, kClasses, f(dlogits_),
-                           static_cast<kernels::LossTotals*>(totals_));
-    kernels_.linear_backward(output_, f(h_), p + kOutput, f(logits_), f(dlogits_), f(dh_), g + kOutput, g + kOutputBias,
-                             false);
-    kernels_.linear_backward(hidden_, f(pooled_), p + kHidden, f(h_), f(dh_), f(dpooled_), g + kHidden, g + kHiddenBias,
-                             true);
+    kernels_.cross_entropy(f(logits_), static_cast<std::int32_t*>(batch_labels_), kBatch, kClasses,
+                           f(dlogits_), static_cast<kernels::LossTotals*>(totals_));
+    kernels_.linear_backward(output_, f(h_), p + kOutput, f(logits_), f(dlogits_), f(dh_), g + kOutput,
+                             g + kOutputBias, false);
+    kernels_.linear_backward(hidden_, f(pooled_), p + kHidden, f(h_), f(dh_), f(dpooled_), g + kHidden,
+                             g + kHiddenBias, true);
     kernels_.relu_max_pool_backward(pool_, f(dpooled_), static_cast<std::uint8_t*>(argmax_), f(da_));
     kernels_.conv2d_backward(conv_, f(x_), p, f(da_), nullptr, g, g + kConvBias);
     if (reduce) MUSTER_OK(reduce(g, kParameters));
@@ -90,9 +92,11 @@ class TinyTraining {
   }
 
  private:
-  // Offsets in the arena of parameters: convolution 1->6 of 5x5, 96->20, 20->10. Not all are multiples of 16 bytes.
-  static constexpr std::size_t kConvBias = 150, kHidden = 156, kHiddenBias = kHidden + 1920, kOutput = kHiddenBias + 20,
-                               kOutputBias = kOutput + 200, kParameters = kOutputBias + 10;
+  // Offsets in the arena of parameters: convolution 1->6 of 5x5, 96->20, 20->10. Not all are multiples of 16
+  // bytes.
+  static constexpr std::size_t kConvBias = 150, kHidden = 156, kHiddenBias = kHidden + 1920,
+                               kOutput = kHiddenBias + 20, kOutputBias = kOutput + 200,
+                               kParameters = kOutputBias + 10;
 
   static float* f(void* memory) { return static_cast<float*>(memory); }
 
@@ -103,13 +107,14 @@ class TinyTraining {
   }
 
   kernels::Kernels& kernels_;
-  const kernels::ConvShape conv_{.batch = kBatch, .in_channels = 1, .height = 12, .width = 12, .out_channels = 6, .kernel = 5};
+  const kernels::ConvShape conv_{
+      .batch = kBatch, .in_channels = 1, .height = 12, .width = 12, .out_channels = 6, .kernel = 5};
   const kernels::PoolShape pool_{kBatch, 6, 8, 8, 2};
   const kernels::LinearShape hidden_{kBatch, 96, 20}, output_{kBatch, 20, kClasses};
   void *images_ = nullptr, *labels_ = nullptr, *params_ = nullptr, *grads_ = nullptr, *velocity_ = nullptr;
   void *indices_ = nullptr, *batch_labels_ = nullptr, *x_ = nullptr, *a_ = nullptr, *pooled_ = nullptr,
-       *argmax_ = nullptr, *h_ = nullptr, *logits_ = nullptr, *dlogits_ = nullptr, *dh_ = nullptr, *dpooled_ = nullptr,
-       *da_ = nullptr, *totals_ = nullptr;
+       *argmax_ = nullptr, *h_ = nullptr, *logits_ = nullptr, *dlogits_ = nullptr, *dh_ = nullptr,
+       *dpooled_ = nullptr, *da_ = nullptr, *totals_ = nullptr;
 };
 
 }  // namespace muster::testing

@@ -1,31 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fake NCCL: a shared object with NCCL 2.28's public prototypes (as nccl_abi.h has them) that runs collectives between
-// processes on host memory, on HostStreams, through a small file in shared memory. Loaded with MUSTER_NCCL_LIBRARY or
-// GroupSettings::library; never part of the product. Told what to do wrong by environment variables, read when a
-// communicator is made:
+// A fake NCCL: a shared object with NCCL 2.28's public prototypes (as nccl_abi.h has them) that runs
+// collectives between processes on host memory, on HostStreams, through a small file in shared memory. Loaded
+// with MUSTER_NCCL_LIBRARY or GroupSettings::library; never part of the product. Told what to do wrong by
+// environment variables, read when a communicator is made:
 //   MUSTER_FAKE_NCCL_IN_PROGRESS=N  each call answers "in progress", and so do the N questions after it
 //   MUSTER_FAKE_NCCL_INIT_HANG=1    the communicator never comes up
 //   MUSTER_FAKE_NCCL_HANG_AT=K      the K-th collective never finishes on this rank
-//   MUSTER_FAKE_NCCL_ERROR_AT=K     the K-th collective does not finish and the communicator reports a remote error
-//   MUSTER_FAKE_NCCL_REFUSE_AT=K    the K-th collective is refused as an invalid argument
-//   MUSTER_FAKE_NCCL_ABORT_HANG=1   ncclCommAbort does not return
-//   MUSTER_FAKE_NCCL_LOG=FILE       one line per call that ends a communicator: finalize, destroy, revoke, abort
+//   MUSTER_FAKE_NCCL_ERROR_AT=K     the K-th collective does not finish and the communicator reports a remote
+//   error MUSTER_FAKE_NCCL_REFUSE_AT=K    the K-th collective is refused as an invalid argument
+//   MUSTER_FAKE_NCCL_LOG=FILE       one line per call that ends a communicator: finalize, destroy, revoke,
+//   abort
 // Compiled with FAKE_NCCL_OLD it is a 2.18 without ncclMemAlloc and ncclCommRevoke.
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/mman.h>
-#include <sys/random.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
 #include <memory>
+#include <poll.h>
 #include <string>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include <vector>
 
 #include "tests/support/host_device.h"
@@ -61,7 +60,9 @@ void log_call(const char* word) {
   if (fd >= 0) ::close(fd);
 }
 
-std::string path_of(const UniqueId& id) { return std::string("/dev/shm/muster-fake-nccl-") + id.bytes; }
+std::string path_of(const UniqueId& id) {
+  return std::string("/dev/shm/muster-fake-nccl-") + id.bytes;
+}
 
 }  // namespace
 
@@ -72,7 +73,7 @@ struct OpaqueComm {
   std::string path;
   int rank = 0, world = 1;
   long in_progress = 0, hang_at = 0, error_at = 0, refuse_at = 0;
-  bool init_hangs = false, abort_hangs = false;
+  bool init_hangs = false;
   long remaining_in_progress = 0;
   long calls = 0;
   bool is_up = false;
@@ -165,9 +166,11 @@ void reduce(const OpaqueComm& comm, DataType type, ReduceKind kind, std::size_t 
   if (type == kUint8) reduce_slots<unsigned char>(comm, kind, count, out);
 }
 
-/// Puts a collective on the stream: `chunk(offset, count)` runs between two meetings, for each part that fits a slot.
+/// Puts a collective on the stream: `chunk(offset, count)` runs between two meetings, for each part that fits
+/// a slot.
 template <class Input, class Output>
-Status enqueue(OpaqueComm* comm, void* stream, std::size_t count, std::size_t element, Input input, Output output) {
+Status enqueue(OpaqueComm* comm, void* stream, std::size_t count, std::size_t element, Input input,
+               Output output) {
   ++comm->calls;
   if (comm->calls == comm->refuse_at) return kInvalidArgument;
   const bool hangs = comm->calls == comm->hang_at, fails = comm->calls == comm->error_at;
@@ -218,7 +221,8 @@ FAKE_NCCL_API Status ncclGetUniqueId(UniqueId* id) {
 }
 
 FAKE_NCCL_API Status ncclCommInitRankConfig(Comm* out, int world, UniqueId id, int rank, Config* config) {
-  if (config == nullptr || config->magic != 0xcafebeef || config->size != sizeof(Config) || config->blocking != 0)
+  if (config == nullptr || config->magic != 0xcafebeef || config->size != sizeof(Config) ||
+      config->blocking != 0)
     return kInvalidArgument;
   if (world < 1 || world > kMaxRanks || rank < 0 || rank >= world) return kInvalidArgument;
   auto comm = std::make_unique<OpaqueComm>();
@@ -229,7 +233,6 @@ FAKE_NCCL_API Status ncclCommInitRankConfig(Comm* out, int world, UniqueId id, i
   comm->error_at = from_environment("MUSTER_FAKE_NCCL_ERROR_AT");
   comm->refuse_at = from_environment("MUSTER_FAKE_NCCL_REFUSE_AT");
   comm->init_hangs = from_environment("MUSTER_FAKE_NCCL_INIT_HANG") != 0;
-  comm->abort_hangs = from_environment("MUSTER_FAKE_NCCL_ABORT_HANG") != 0;
   comm->path = path_of(id);
   const int fd = ::open(comm->path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0 || ::ftruncate(fd, sizeof(Segment)) != 0) return kSystemError;
@@ -247,7 +250,8 @@ FAKE_NCCL_API Status ncclCommInitRankConfig(Comm* out, int world, UniqueId id, i
 FAKE_NCCL_API Status ncclCommGetAsyncError(Comm comm, Status* status) {
   if (!comm->is_up) {
     *status = kInProgress;
-    if (comm->init_hangs || comm->segment->joined < comm->world || comm->remaining_in_progress-- > 0) return kSuccess;
+    if (comm->init_hangs || comm->segment->joined < comm->world || comm->remaining_in_progress-- > 0)
+      return kSuccess;
     comm->is_up = true;
   }
   if (comm->async_error != kSuccess)
@@ -271,7 +275,6 @@ FAKE_NCCL_API Status ncclCommDestroy(Comm comm) {
 
 FAKE_NCCL_API Status ncclCommAbort(Comm comm) {
   log_call("abort");
-  while (comm->abort_hangs) ::pause();
   release(comm);
   return kSuccess;
 }
@@ -291,35 +294,40 @@ FAKE_NCCL_API const char* ncclGetLastError(Comm comm) {
   return comm != nullptr && comm->async_error != kSuccess ? "fake: connection closed\nby peer" : "";
 }
 
-FAKE_NCCL_API Status ncclAllReduce(const void* send, void* receive, std::size_t count, DataType type, ReduceKind kind,
-                                   Comm comm, void* stream) {
+FAKE_NCCL_API Status ncclAllReduce(const void* send, void* receive, std::size_t count, DataType type,
+                                   ReduceKind kind, Comm comm, void* stream) {
   const std::size_t element = size_of_type(type);
   return enqueue(
-      comm, stream, count, element, [=](std::size_t offset) { return static_cast<const char*>(send) + offset * element; },
+      comm, stream, count, element,
+      [=](std::size_t offset) { return static_cast<const char*>(send) + offset * element; },
       [=](std::size_t offset, std::size_t here) {
         reduce(*comm, type, kind, here, static_cast<char*>(receive) + offset * element);
       });
 }
 
-FAKE_NCCL_API Status ncclBroadcast(const void* send, void* receive, std::size_t count, DataType type, int root, Comm comm,
-                                   void* stream) {
+FAKE_NCCL_API Status ncclBroadcast(const void* send, void* receive, std::size_t count, DataType type,
+                                   int root, Comm comm, void* stream) {
   const std::size_t element = size_of_type(type);
   return enqueue(
-      comm, stream, count, element, [=](std::size_t offset) { return static_cast<const char*>(send) + offset * element; },
+      comm, stream, count, element,
+      [=](std::size_t offset) { return static_cast<const char*>(send) + offset * element; },
       [=](std::size_t offset, std::size_t here) {
-        std::memcpy(static_cast<char*>(receive) + offset * element, comm->segment->slot[root], here * element);
+        std::memcpy(static_cast<char*>(receive) + offset * element, comm->segment->slot[root],
+                    here * element);
       });
 }
 
-FAKE_NCCL_API Status ncclAllGather(const void* send, void* receive, std::size_t count, DataType type, Comm comm,
-                                   void* stream) {
+FAKE_NCCL_API Status ncclAllGather(const void* send, void* receive, std::size_t count, DataType type,
+                                   Comm comm, void* stream) {
   const std::size_t element = size_of_type(type);
   return enqueue(
-      comm, stream, count, element, [=](std::size_t offset) { return static_cast<const char*>(send) + offset * element; },
+      comm, stream, count, element,
+      [=](std::size_t offset) { return static_cast<const char*>(send) + offset * element; },
       [=](std::size_t offset, std::size_t here) {
         for (int rank = 0; rank < comm->world; ++rank)
-          std::memcpy(static_cast<char*>(receive) + (static_cast<std::size_t>(rank) * count + offset) * element,
-                      comm->segment->slot[rank], here * element);
+          std::memcpy(
+              static_cast<char*>(receive) + (static_cast<std::size_t>(rank) * count + offset) * element,
+              comm->segment->slot[rank], here * element);
       });
 }
 
@@ -330,7 +338,8 @@ FAKE_NCCL_API Status ncclReduceScatter(const void* send, void* receive, std::siz
   const std::size_t mine = count * static_cast<std::size_t>(comm->rank);
   auto scratch = std::make_shared<std::vector<char>>(all * element);
   return enqueue(
-      comm, stream, all, element, [=](std::size_t offset) { return static_cast<const char*>(send) + offset * element; },
+      comm, stream, all, element,
+      [=](std::size_t offset) { return static_cast<const char*>(send) + offset * element; },
       [=](std::size_t offset, std::size_t here) {
         reduce(*comm, type, kind, here, scratch->data() + offset * element);
         if (offset + here == all) std::memcpy(receive, scratch->data() + mine * element, count * element);

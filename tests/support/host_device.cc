@@ -65,10 +65,18 @@ void HostStream::synchronize() {
   changed_.wait(lock, [this] { return work_.empty() && !busy_; });
 }
 
-Result<void*> HostDevice::create_stream() { return static_cast<void*>(new HostStream); }
-void HostDevice::destroy_stream(void* stream) { delete static_cast<HostStream*>(stream); }
-Result<void*> HostDevice::create_event() { return static_cast<void*>(new HostEvent); }
-void HostDevice::destroy_event(void* event) { delete static_cast<HostEvent*>(event); }
+Result<void*> HostDevice::create_stream() {
+  return static_cast<void*>(new HostStream);
+}
+void HostDevice::destroy_stream(void* stream) {
+  delete static_cast<HostStream*>(stream);
+}
+Result<void*> HostDevice::create_event() {
+  return static_cast<void*>(new HostEvent);
+}
+void HostDevice::destroy_event(void* event) {
+  delete static_cast<HostEvent*>(event);
+}
 
 Result<void> HostDevice::record(void* event, void* stream) {
   auto made = std::make_shared<Record>();
@@ -104,27 +112,35 @@ Result<bool> HostDevice::is_done(void* event) {
   return record->done;
 }
 
-Result<bool> HostDevice::is_capturing(void* /*stream*/) { return capturing_.load(); }
+Result<bool> HostDevice::is_capturing(void* /*stream*/) {
+  return capturing_.load();
+}
 
 Result<void*> HostDevice::allocate(std::size_t size_bytes) {
   void* memory = std::calloc(1, size_bytes);
-  if (memory == nullptr) return fail(ErrorCode::kExhausted, "calloc of " + std::to_string(size_bytes) + " bytes");
+  if (memory == nullptr)
+    return fail(ErrorCode::kExhausted, "calloc of " + std::to_string(size_bytes) + " bytes");
   return memory;
 }
 
-void HostDevice::free(void* memory) { std::free(memory); }
+void HostDevice::free(void* memory) {
+  std::free(memory);
+}
 
 Result<void> HostDevice::zero(void* memory, std::size_t size_bytes) {
   std::memset(memory, 0, size_bytes);
   return {};
 }
 
-Result<std::uint32_t*> HostDevice::create_counter() { return new std::uint32_t(0); }
-void HostDevice::destroy_counter(std::uint32_t* counter) { delete counter; }
+Result<std::uint32_t*> HostDevice::create_counter() {
+  return new std::uint32_t(0);
+}
+void HostDevice::destroy_counter(std::uint32_t* counter) {
+  delete counter;
+}
 
 Result<void> HostDevice::count_up(std::uint32_t* counter, void* stream) {
-  static_cast<HostStream*>(stream)->enqueue(
-      [counter] { __atomic_fetch_add(counter, 1U, __ATOMIC_ACQ_REL); });
+  static_cast<HostStream*>(stream)->enqueue([counter] { __atomic_fetch_add(counter, 1U, __ATOMIC_ACQ_REL); });
   return {};
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostDevice: a GPU's streams and events on the CPU, for the NCCL group's tests. A stream is a thread that runs what was
-// put on it in order, so work is truly asynchronous and a missing event wait shows as wrong data. The fake NCCL receives
-// a HostStream* where the real one receives a cudaStream_t.
+// HostDevice: a GPU's streams and events on the CPU, for the NCCL group's tests. A stream is a thread that
+// runs what was put on it in order, so work is truly asynchronous and a missing event wait shows as wrong
+// data. The fake NCCL receives a HostStream* where the real one receives a cudaStream_t.
 #pragma once
 
 #include <atomic>

@@ -53,7 +53,8 @@ class Launcher:
     def start(self, *args, env=None, **kwargs):
         kwargs.setdefault("stdout", subprocess.PIPE)
         kwargs.setdefault("stderr", subprocess.PIPE)
-        process = subprocess.Popen([MUSTER, *map(str, args)], env=env if env is not None else clean_environment(),
+        env = {"TMPDIR": str(self.tmp_path), **(clean_environment() if env is None else env)}
+        process = subprocess.Popen([MUSTER, *map(str, args)], env=env,
                                    cwd=kwargs.pop("cwd", self.tmp_path), text=True, **kwargs)
         self.started.append(process)
         return process

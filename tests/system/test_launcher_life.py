@@ -33,7 +33,7 @@ def assert_gone(pids):
 
 
 def leftovers():
-    return set(glob.glob(os.environ.get("TMPDIR", "/tmp") + "/muster_*"))
+    return {path for folder in (os.environ.get("TMPDIR", "/tmp"), "/dev/shm") for path in glob.glob(f"{folder}/muster_*")}
 
 
 @pytest.mark.parametrize("code", [1, 2, 7, 42, 126, 127, 128, 255])
@@ -111,9 +111,12 @@ signal.pause()
     process, pids = start_sleepers(muster, 3, body=body)
     children = [int(p.read_text()) for p in muster.tmp_path.glob("child*")]
     assert len(children) == 3
+    folder = re.search(rb"TORCHELASTIC_ERROR_FILE=(\S+?/muster_\w+)", open(f"/proc/{pids[0]}/environ", "rb").read()).group(1)
+    assert os.path.isdir(folder)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert_gone(pids + children)
+    wait_for(lambda: not os.path.exists(folder), "the temporary directory to be removed")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])

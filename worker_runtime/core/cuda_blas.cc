@@ -7,9 +7,10 @@ namespace muster::cuda {
 
 Result<std::unique_ptr<CudaBlas>> CudaBlas::open() {
   const std::string major = std::to_string(CUBLAS_VER_MAJOR);
-  MUSTER_TRY(const SharedLibrary library,
-             SharedLibrary::open({"cuBLASLt " + major, cuda_candidates("libcublasLt.so." + major),
-                                  "install libcublas-" + major + "-0 or put its folder into LD_LIBRARY_PATH"}));
+  MUSTER_TRY(
+      const SharedLibrary library,
+      SharedLibrary::open({"cuBLASLt " + major, cuda_candidates("libcublasLt.so." + major),
+                           "install libcublas-" + major + "-0 or put its folder into LD_LIBRARY_PATH"}));
   std::unique_ptr<CudaBlas> blas(new CudaBlas);
   MUSTER_OK(library.load(blas->create, "cublasLtCreate"));
   MUSTER_OK(library.load(blas->destroy, "cublasLtDestroy"));
@@ -35,7 +36,8 @@ CudaBlas::~CudaBlas() {
 
 std::string CudaBlas::version() const {
   const std::size_t number = get_version();  // major * 10000 + minor * 100 + patch
-  return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." + std::to_string(number % 100);
+  return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
+         std::to_string(number % 100);
 }
 
 Result<void> CudaBlas::check(cublasStatus_t status, std::string_view call) const {

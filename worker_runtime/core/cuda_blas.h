@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaBlas: the functions of cuBLASLt that muster calls, found while the program runs, and one handle. Owned by the
-// kernels of one rank; not thread-safe. Failure to load says what to install; muster's own kernels then do the work.
-// Source: cublasLt.h of the CUDA 13 toolkit.
+// CudaBlas: the functions of cuBLASLt that muster calls, found while the program runs, and one handle. Owned
+// by the kernels of one rank; not thread-safe. Failure to load says what to install; muster's own kernels
+// then do the work. Source: cublasLt.h of the CUDA 13 toolkit.
 #pragma once
-
-#include <cublasLt.h>
 
 #include <memory>
 #include <string>
+
+#include <cublasLt.h>
 
 #include <muster/result.h>
 

@@ -36,7 +36,8 @@ CudaDnn::~CudaDnn() {
 
 std::string CudaDnn::version() const {
   const std::size_t number = get_version();  // major * 10000 + minor * 100 + patch
-  return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." + std::to_string(number % 100);
+  return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
+         std::to_string(number % 100);
 }
 
 Result<void> CudaDnn::check(cudnnStatus_t status, std::string_view call) const {
@@ -71,8 +72,8 @@ DnnDescriptor::~DnnDescriptor() {
   if (raw_ != nullptr) dnn_->destroy_descriptor(raw_);
 }
 
-Result<void> DnnDescriptor::set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, std::int64_t count,
-                                const void* values) {
+Result<void> DnnDescriptor::set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                                std::int64_t count, const void* values) {
   return dnn_->check(dnn_->set_attribute(raw_, name, type, count, values),
                      "cudnnBackendSetAttribute " + std::to_string(static_cast<int>(name)));
 }
@@ -81,6 +82,8 @@ Result<void> DnnDescriptor::set(cudnnBackendAttributeName_t name, const DnnDescr
   return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &descriptor.raw_);
 }
 
-Result<void> DnnDescriptor::finalize() { return dnn_->check(dnn_->finalize(raw_), "cudnnBackendFinalize"); }
+Result<void> DnnDescriptor::finalize() {
+  return dnn_->check(dnn_->finalize(raw_), "cudnnBackendFinalize");
+}
 
 }  // namespace muster::cuda

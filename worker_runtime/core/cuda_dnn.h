@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaDnn: the functions of cuDNN 9's graph (backend) interface, found while the program runs, and one handle bound to
-// one stream. Owned by the kernels of one rank; not thread-safe. Failure to load says what to install; muster's own
-// convolutions then do the work. Source: cudnn_graph.h of cuDNN 9.19.
+// CudaDnn: the functions of cuDNN 9's graph (backend) interface, found while the program runs, and one handle
+// bound to one stream. Owned by the kernels of one rank; not thread-safe. Failure to load says what to
+// install; muster's own convolutions then do the work. Source: cudnn_graph.h of cuDNN 9.19.
 #pragma once
-
-#include <cudnn.h>
 
 #include <memory>
 #include <string>
+
+#include <cudnn.h>
 
 #include <muster/result.h>
 

@@ -53,7 +53,17 @@ Error error_of(cudaError_t result, std::string_view call, int device) {
   return {code_of(result), std::move(message)};
 }
 
-Result<void> select(int device) { return check(cudaSetDevice(device), "cudaSetDevice", device); }
+Result<void> check(cudaError_t result, std::string_view call, int device) {
+  if (result == cudaSuccess) return {};
+  // An error that was reported here must not be found again by the next launch; those that break the context
+  // stay.
+  (void)cudaGetLastError();
+  return fail(error_of(result, call, device));
+}
+
+Result<void> select(int device) {
+  return check(cudaSetDevice(device), "cudaSetDevice", device);
+}
 
 Result<int> device_count() {
   int count = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda_runtime_api.h>
-
 #include <array>
+
+#include <cuda_runtime_api.h>
 
 #include "worker_runtime/core/cuda_error.h"
 #include "worker_runtime/core/step_graph.h"
@@ -41,8 +41,10 @@ class CudaStepGraph final : public StepGraph {
 
  private:
   Result<void> capture(std::size_t slot, const Step& step) {
-    // Thread-local: what other threads do meanwhile (the comm thread asks for events) neither fails nor disturbs.
-    MUSTER_OK(check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture"));
+    // Thread-local: what other threads do meanwhile (the comm thread asks for events) neither fails nor
+    // disturbs.
+    MUSTER_OK(
+        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture"));
     Result<void> stepped = step();
     cudaGraph_t graph = nullptr;
     // Always ended, also after an error: a stream left capturing takes no more work.
@@ -65,7 +67,8 @@ class CudaStepGraph final : public StepGraph {
   }
 
   static Result<void> broken_result() {
-    return fail(ErrorCode::kFailed, "a step was run after the capture of one had failed; see the first error");
+    return fail(ErrorCode::kFailed,
+                "a step was run after the capture of one had failed; see the first error");
   }
 
   static Result<void> check(cudaError_t result, std::string_view call) {

@@ -4,6 +4,8 @@
 
 namespace muster {
 
-std::unique_ptr<StepGraph> make_cuda_step_graph(void* /*stream*/) { return make_eager_steps(); }
+std::unique_ptr<StepGraph> make_cuda_step_graph(void* /*stream*/) {
+  return make_eager_steps();
+}
 
 }  // namespace muster

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/core/shared_library.h"
 
-#include <dlfcn.h>
-
 #include <cstdlib>
+#include <dlfcn.h>
 
 namespace muster {
 

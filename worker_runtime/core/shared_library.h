@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// SharedLibrary: a library opened while the program runs, so that one binary starts on machines without it. Stays
-// loaded until the process ends: CUDA's libraries keep threads and exit handlers that must not be unmapped.
-// Failure: kNotFound naming every place that was tried and what to install; kUnsupported for a missing symbol.
-// Source: dlopen(3).
+// SharedLibrary: a library opened while the program runs, so that one binary starts on machines without it.
+// Stays loaded until the process ends: CUDA's libraries keep threads and exit handlers that must not be
+// unmapped. Failure: kNotFound naming every place that was tried and what to install; kUnsupported for a
+// missing symbol. Source: dlopen(3).
 #pragma once
 
 #include <string>
@@ -48,8 +48,8 @@ class SharedLibrary {
   std::string path_;  // as it was opened
 };
 
-/// `soname` as the loader finds it, then in $CUDA_HOME/lib64 and /usr/local/cuda/lib64, which installers of the toolkit
-/// do not always tell the loader about.
+/// `soname` as the loader finds it, then in $CUDA_HOME/lib64 and /usr/local/cuda/lib64, which installers of
+/// the toolkit do not always tell the loader about.
 [[nodiscard]] std::vector<std::string> cuda_candidates(const std::string& soname);
 
 }  // namespace muster

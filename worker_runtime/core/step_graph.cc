@@ -12,7 +12,9 @@ class EagerSteps final : public StepGraph {
 
 }  // namespace
 
-std::unique_ptr<StepGraph> make_eager_steps() { return std::make_unique<EagerSteps>(); }
+std::unique_ptr<StepGraph> make_eager_steps() {
+  return std::make_unique<EagerSteps>();
+}
 
 std::unique_ptr<StepGraph> make_step_graph(Device device, void* stream, bool capture) {
   return device == Device::kCuda && capture ? make_cuda_step_graph(stream) : make_eager_steps();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepGraphPlan: what to do with the next step of a key: call it, capture it, or replay slot i. Pure; the owner of the
-// graphs (cuda_graph.cc) obeys. Keeps kSlots captures; the one used longest ago gives way.
+// StepGraphPlan: what to do with the next step of a key: call it, capture it, or replay slot i. Pure; the
+// owner of the graphs (cuda_graph.cc) obeys. Keeps kSlots captures; the one used longest ago gives way.
 #pragma once
 
 #include <array>

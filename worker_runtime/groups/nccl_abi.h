@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What muster needs of NCCL's binary interface, so that the group compiles and is tested without NCCL's header. Only
-// sizes, numbers and layouts that NCCL keeps stable; nccl_abi_check.cc compares them with nccl.h where that is found.
-// Source: nccl.h of NCCL 2.28.9 (prototypes), 2.18 (the configuration's first fields).
+// What muster needs of NCCL's binary interface, so that the group compiles and is tested without NCCL's
+// header. Only sizes, numbers and layouts that NCCL keeps stable; nccl_abi_check.cc compares them with nccl.h
+// where that is found. Source: nccl.h of NCCL 2.28.9 (prototypes), 2.18 (the configuration's first fields).
 #pragma once
 
-#include <climits>
 #include <cstddef>
+
+#include <climits>
 
 namespace muster::nccl {
 
@@ -29,9 +30,18 @@ enum Status : int {
 
 enum ReduceKind : int { kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kAvg = 4 };
 
-enum DataType : int { kUint8 = 1, kInt32 = 2, kInt64 = 4, kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9 };
+enum DataType : int {
+  kUint8 = 1,
+  kInt32 = 2,
+  kInt64 = 4,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBfloat16 = 9
+};
 
-/// The first fields of ncclConfig_t, as 2.18 had it: NCCL reads `size` bytes and takes its defaults for the rest.
+/// The first fields of ncclConfig_t, as 2.18 had it: NCCL reads `size` bytes and takes its defaults for the
+/// rest.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned int magic = 0xcafebeef;

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiled where nccl.h is found: nccl_abi.h says what the header says.
-#include <nccl.h>
-
 #include <cstddef>
+
+#include <nccl.h>
 
 #include "worker_runtime/groups/nccl_abi.h"
 
 namespace muster::nccl {
 
 static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId) && sizeof(ncclUniqueId) == NCCL_UNIQUE_ID_BYTES);
-static_assert(static_cast<int>(kSuccess) == ncclSuccess && static_cast<int>(kUnhandledCudaError) == ncclUnhandledCudaError);
-static_assert(static_cast<int>(kSystemError) == ncclSystemError && static_cast<int>(kInternalError) == ncclInternalError);
+static_assert(static_cast<int>(kSuccess) == ncclSuccess &&
+              static_cast<int>(kUnhandledCudaError) == ncclUnhandledCudaError);
+static_assert(static_cast<int>(kSystemError) == ncclSystemError &&
+              static_cast<int>(kInternalError) == ncclInternalError);
 static_assert(static_cast<int>(kInvalidArgument) == ncclInvalidArgument &&
               static_cast<int>(kInvalidUsage) == ncclInvalidUsage);
-static_assert(static_cast<int>(kRemoteError) == ncclRemoteError && static_cast<int>(kInProgress) == ncclInProgress);
+static_assert(static_cast<int>(kRemoteError) == ncclRemoteError &&
+              static_cast<int>(kInProgress) == ncclInProgress);
 static_assert(static_cast<int>(kSum) == ncclSum && static_cast<int>(kProduct) == ncclProd &&
-              static_cast<int>(kMax) == ncclMax && static_cast<int>(kMin) == ncclMin && static_cast<int>(kAvg) == ncclAvg);
+              static_cast<int>(kMax) == ncclMax && static_cast<int>(kMin) == ncclMin &&
+              static_cast<int>(kAvg) == ncclAvg);
 static_assert(static_cast<int>(kUint8) == ncclUint8 && static_cast<int>(kInt32) == ncclInt32 &&
               static_cast<int>(kInt64) == ncclInt64);
 static_assert(static_cast<int>(kFloat16) == ncclFloat16 && static_cast<int>(kFloat32) == ncclFloat32 &&

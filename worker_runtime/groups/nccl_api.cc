@@ -14,7 +14,8 @@ Result<NcclApi> NcclApi::load(const std::optional<std::string>& path) {
   api.library = library.path();
   MUSTER_OK(library.load(api.get_version, "ncclGetVersion"));
   if (api.get_version(&api.version) != kSuccess || api.version < kOldestVersion)
-    return fail(ErrorCode::kUnsupported, "load NCCL: " + library.path() + " is version " + api.version_text() +
+    return fail(ErrorCode::kUnsupported, "load NCCL: " + library.path() + " is version " +
+                                             api.version_text() +
                                              ", muster needs 2.18 or newer; install a newer libnccl2");
   MUSTER_OK(library.load(api.get_unique_id, "ncclGetUniqueId"));
   MUSTER_OK(library.load(api.comm_init_rank_config, "ncclCommInitRankConfig"));
@@ -36,7 +37,8 @@ Result<NcclApi> NcclApi::load(const std::optional<std::string>& path) {
 }
 
 std::string NcclApi::version_text() const {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." + std::to_string(version % 100);
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
 }
 
 std::string NcclApi::describe(Status status, Comm comm) const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclApi: NCCL's functions, found while the program runs. A version without a function leaves its pointer null and the
-// feature off. Loading fails with kNotFound (what to install) or kUnsupported (older than 2.18). A value; thread-safe.
+// NcclApi: NCCL's functions, found while the program runs. A version without a function leaves its pointer
+// null and the feature off. Loading fails with kNotFound (what to install) or kUnsupported (older than 2.18).
+// A value; thread-safe.
 #pragma once
 
 #include <optional>

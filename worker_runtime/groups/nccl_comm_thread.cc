@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/groups/nccl_comm_thread.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
+#include <unistd.h>
 
 namespace muster::nccl {
 namespace {
 
-// NCCL and events offer no descriptor to wait on, so they are asked: often while somebody waits, seldom otherwise.
+// NCCL and events offer no descriptor to wait on, so they are asked: often while somebody waits, seldom
+// otherwise.
 constexpr std::chrono::microseconds kFirstPause{20};
 constexpr std::chrono::microseconds kLongestPause{2000};
 constexpr std::chrono::microseconds kFinishPause{100};
@@ -70,9 +70,12 @@ NcclCommThread::~NcclCommThread() {
     const Limits& limits = options_.limits;
     Millis longest = limits.finalize + limits.revoke + kMargin;
     if (!failure_) longest += limits.start + limits.call;  // what is queued is still issued
-    // Until here every wait of the thread has a deadline of its own; only a call that does not return passes this one.
+    // Until here every wait of the thread has a deadline of its own; only a call that does not return passes
+    // this one.
     if (!to_users_.wait_for(lock, longest, [this] { return over_; })) {
-      std::fprintf(stderr, "muster: rank %d: NCCL %s does not return from ending its communicator (last operation: %s); exiting\n",
+      std::fprintf(stderr,
+                   "muster: rank %d: NCCL %s does not return from ending its communicator (last operation: "
+                   "%s); exiting\n",
                    options_.rank, api_.version_text().c_str(), last_name_.c_str());
       std::fflush(stderr);
       ::_exit(kExitSoftware);
@@ -87,9 +90,10 @@ Result<void> NcclCommThread::wait_for(Condition condition, const std::string& su
   const Limits& limits = options_.limits;
   const Millis longest = limits.start + limits.call + limits.revoke + kMargin;
   if (!to_users_.wait_for(lock, longest, [&] { return failure_ || condition(); }))
-    failure_ = Error{ErrorCode::kTimeout, "rank " + std::to_string(options_.rank) + ": " + subject + ": NCCL " +
-                                              api_.version_text() + " has not returned for " +
-                                              std::to_string(longest.count() / 1000) + " s; see NCCL_DEBUG=INFO"};
+    failure_ =
+        Error{ErrorCode::kTimeout, "rank " + std::to_string(options_.rank) + ": " + subject + ": NCCL " +
+                                       api_.version_text() + " has not returned for " +
+                                       std::to_string(longest.count() / 1000) + " s; see NCCL_DEBUG=INFO"};
   if (failure_ && !condition()) return fail(*failure_);
   return {};
 }
@@ -109,7 +113,8 @@ Result<void> NcclCommThread::submit(std::shared_ptr<Collective> collective) {
 Result<void> NcclCommThread::wait_issued(const Collective& collective) {
   MUSTER_OK(wait_for([&] { return collective.state != Collective::State::kQueued; }, collective.name));
   const std::lock_guard lock(mutex_);
-  if (collective.state == Collective::State::kRefused) return fail(ErrorCode::kInvalidArgument, collective.refusal);
+  if (collective.state == Collective::State::kRefused)
+    return fail(ErrorCode::kInvalidArgument, collective.refusal);
   return {};
 }
 
@@ -139,16 +144,18 @@ void NcclCommThread::set_failure(Error error) {
 }
 
 Error NcclCommThread::error_of(const Lifecycle& state, const std::string& subject) {
-  std::string text = "rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.world_size) + ": " +
-                     subject + " (NCCL " + api_.version_text() + "): ";
+  std::string text = "rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.world_size) +
+                     ": " + subject + " (NCCL " + api_.version_text() + "): ";
   if (state.cause == Cause::kTimeout) {
-    const Millis limit = state.phase == Phase::kStarting || subject == "start" ? options_.limits.start : options_.limits.call;
+    const Millis limit =
+        state.phase == Phase::kStarting || subject == "start" ? options_.limits.start : options_.limits.call;
     text += "not finished after " + std::to_string(limit.count()) +
             " ms; a rank is missing, stuck or runs another operation: compare the ranks' last lines";
   } else {
     text += api_.describe(state.status, comm_);
-    text += code_of(state) == ErrorCode::kPeerGone ? "; a peer has ended or the network failed: look for the first rank that failed"
-                                                   : "; NCCL_DEBUG=WARN says more";
+    text += code_of(state) == ErrorCode::kPeerGone
+                ? "; a peer has ended or the network failed: look for the first rank that failed"
+                : "; NCCL_DEBUG=WARN says more";
   }
   return {code_of(state), std::move(text)};
 }
@@ -211,8 +218,8 @@ void NcclCommThread::start_communicator() {
   };
   if (auto prepared = prepare(); !prepared) {
     lifecycle_.phase = Phase::kFailed;
-    return set_failure({prepared.error().code,
-                        "rank " + std::to_string(options_.rank) + ": start of NCCL: " + prepared.error().message});
+    return set_failure({prepared.error().code, "rank " + std::to_string(options_.rank) +
+                                                   ": start of NCCL: " + prepared.error().message});
   }
   Config config;
   config.blocking = 0;
@@ -245,15 +252,18 @@ void NcclCommThread::issue(const std::shared_ptr<Collective>& collective) {
     set_failure({error.code, "rank " + std::to_string(options_.rank) + ": " + c.name + ": " + error.message});
     (void)drive(Event::kAnswer, kUnhandledCudaError, c.name);
   };
-  if (drive(Event::kBegin, kSuccess, c.name) != Action::kProceed) return;  // already failed: the caller sees why
+  if (drive(Event::kBegin, kSuccess, c.name) != Action::kProceed)
+    return;  // already failed: the caller sees why
   last_name_ = c.name;
   if (auto waits = device_->make_wait(stream_, c.ready); !waits) return device_failed(waits.error());
   if (c.captured)
-    if (auto counted = device_->count_up(captured_begun_, stream_); !counted) return device_failed(counted.error());
+    if (auto counted = device_->count_up(captured_begun_, stream_); !counted)
+      return device_failed(counted.error());
   const Action action = drive(Event::kAnswer, call(c), c.name);
   if (action == Action::kRefuse) {
     const std::lock_guard lock(mutex_);
-    c.refusal = "rank " + std::to_string(options_.rank) + ": " + c.name + ": " + api_.describe(kInvalidArgument, comm_);
+    c.refusal = "rank " + std::to_string(options_.rank) + ": " + c.name + ": " +
+                api_.describe(kInvalidArgument, comm_);
     c.state = Collective::State::kRefused;
     to_users_.notify_all();
     return;
@@ -261,7 +271,8 @@ void NcclCommThread::issue(const std::shared_ptr<Collective>& collective) {
   if (action != Action::kProceed) return;
   // Only now is the work on the stream: a call in progress may not have put it there yet.
   if (c.captured)
-    if (auto counted = device_->count_up(captured_finished_, stream_); !counted) return device_failed(counted.error());
+    if (auto counted = device_->count_up(captured_finished_, stream_); !counted)
+      return device_failed(counted.error());
   if (auto recorded = device_->record(c.done, stream_); !recorded) return device_failed(recorded.error());
   c.issued_at = SteadyClock::now();
   if (c.captured) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclCommThread: the ONE thread that owns a communicator. Every call on it (start, collectives, questions, revoke, abort,
-// destroy) is made here, because NCCL allows an abort only while no other thread is inside a call on the communicator.
-// It is also the watchdog: a collective that does not finish within the limit, or an asynchronous error, ends the
-// communicator and leaves a sticky error that names rank, operation and sequence number.
-// Used by NcclGroup's thread only: submit(), wait_issued() and wait_finished() are its whole traffic.
+// NcclCommThread: the ONE thread that owns a communicator. Every call on it (start, collectives, questions,
+// revoke, abort, destroy) is made here, because NCCL allows an abort only while no other thread is inside a
+// call on the communicator. It is also the watchdog: a collective that does not finish within the limit, or
+// an asynchronous error, ends the communicator and leaves a sticky error that names rank, operation and
+// sequence number. Used by NcclGroup's thread only: submit(), wait_issued() and wait_finished() are its whole
+// traffic.
 #pragma once
 
 #include <condition_variable>
@@ -47,10 +48,10 @@ struct Collective {
   DataType type = kFloat32;
   ReduceKind reduce = kSum;
   int root = 0;
-  std::string name;        // "all_reduce #5 of 1024 F32"
-  bool captured = false;   // becomes part of a CUDA graph: its events may not be queried
-  void* ready = nullptr;   // on the compute stream: inputs are there
-  void* done = nullptr;    // on the comm stream: outputs are there
+  std::string name;       // "all_reduce #5 of 1024 F32"
+  bool captured = false;  // becomes part of a CUDA graph: its events may not be queried
+  void* ready = nullptr;  // on the compute stream: inputs are there
+  void* done = nullptr;   // on the comm stream: outputs are there
   State state = State::kQueued;
   Instant issued_at{};
   std::string refusal;
@@ -69,8 +70,9 @@ class NcclCommThread {
   };
 
   NcclCommThread(const NcclApi& api, std::shared_ptr<NcclDevice> device, const Options& options);
-  /// Ends the communicator cleanly if it is healthy. A library that does not return within its deadlines ends the process
-  /// with exit code 70 and a line on stderr: a thread inside it can be neither joined nor abandoned.
+  /// Ends the communicator cleanly if it is healthy. A library that does not return within its deadlines ends
+  /// the process with exit code 70 and a line on stderr: a thread inside it can be neither joined nor
+  /// abandoned.
   ~NcclCommThread();
 
   /// Blocks until every rank has joined.

@@ -8,8 +8,12 @@
 namespace muster::nccl {
 namespace {
 
-cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
-cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
+cudaStream_t stream_of(void* stream) {
+  return static_cast<cudaStream_t>(stream);
+}
+cudaEvent_t event_of(void* event) {
+  return static_cast<cudaEvent_t>(event);
+}
 
 class CudaDevice final : public NcclDevice {
  public:
@@ -22,7 +26,8 @@ class CudaDevice final : public NcclDevice {
     MUSTER_OK(check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange"));
     cudaStream_t stream = nullptr;
     // High priority: a collective that waits behind compute kernels makes all other ranks wait too.
-    MUSTER_OK(check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "cudaStreamCreate"));
+    MUSTER_OK(
+        check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "cudaStreamCreate"));
     return static_cast<void*>(stream);
   }
 
@@ -46,7 +51,10 @@ class CudaDevice final : public NcclDevice {
 
   Result<bool> is_done(void* event) override {
     const cudaError_t result = cudaEventQuery(event_of(event));
-    if (result == cudaErrorNotReady) return false;
+    if (result == cudaErrorNotReady) {
+      (void)cudaGetLastError();  // the runtime keeps even this one for whoever asks next
+      return false;
+    }
     MUSTER_OK(check(result, "cudaEventQuery"));
     return true;
   }
@@ -59,7 +67,8 @@ class CudaDevice final : public NcclDevice {
 
   Result<void*> allocate(std::size_t size_bytes) override {
     void* memory = nullptr;
-    MUSTER_OK(check(cudaMalloc(&memory, size_bytes), "cudaMalloc of " + std::to_string(size_bytes) + " bytes"));
+    MUSTER_OK(
+        check(cudaMalloc(&memory, size_bytes), "cudaMalloc of " + std::to_string(size_bytes) + " bytes"));
     if (auto zeroed = zero(memory, size_bytes); !zeroed) {
       free(memory);
       return fail(std::move(zeroed).error());
@@ -77,8 +86,9 @@ class CudaDevice final : public NcclDevice {
 
   Result<std::uint32_t*> create_counter() override {
     void* memory = nullptr;
-    MUSTER_OK(check(cudaHostAlloc(&memory, sizeof(std::uint32_t), cudaHostAllocMapped | cudaHostAllocPortable),
-                    "cudaHostAlloc"));
+    MUSTER_OK(
+        check(cudaHostAlloc(&memory, sizeof(std::uint32_t), cudaHostAllocMapped | cudaHostAllocPortable),
+              "cudaHostAlloc"));
     auto* counter = static_cast<std::uint32_t*>(memory);
     *counter = 0;
     return counter;
@@ -87,12 +97,15 @@ class CudaDevice final : public NcclDevice {
   void destroy_counter(std::uint32_t* counter) override { (void)cudaFreeHost(counter); }
 
   Result<void> count_up(std::uint32_t* counter, void* stream) override {
+    (void)cudaGetLastError();  // what NCCL may have left behind on this thread is not the launch's error
     // Unified addressing: the pinned word has the same address on the GPU.
     return check(kernels::cuda::launch_increment(counter, stream_of(stream)), "count a collective");
   }
 
  private:
-  Result<void> check(cudaError_t result, std::string_view call) const { return cuda::check(result, call, index_); }
+  Result<void> check(cudaError_t result, std::string_view call) const {
+    return cuda::check(result, call, index_);
+  }
 
   int index_;
 };
@@ -102,7 +115,8 @@ class CudaDevice final : public NcclDevice {
 Result<std::unique_ptr<NcclDevice>> make_cuda_device(int index) {
   MUSTER_TRY(const int count, cuda::device_count());
   if (index < 0 || index >= count)
-    return fail(ErrorCode::kNotFound, "NCCL on GPU " + std::to_string(index) + ": there are " + std::to_string(count) +
+    return fail(ErrorCode::kNotFound, "NCCL on GPU " + std::to_string(index) + ": there are " +
+                                          std::to_string(count) +
                                           " GPUs here; check LOCAL_RANK and CUDA_VISIBLE_DEVICES");
   MUSTER_OK(cuda::select(index));
   return std::make_unique<CudaDevice>(index);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclDevice: the few stream and event calls the NCCL group needs, behind a table, so that the group's whole path runs
-// in tests on a host (tests/support/host_device). Streams and events are opaque (cudaStream_t, cudaEvent_t). Called by
-// the group's user and its comm thread; implementations are thread-safe. Errors name the call and the GPU.
+// NcclDevice: the few stream and event calls the NCCL group needs, behind a table, so that the group's whole
+// path runs in tests on a host (tests/support/host_device). Streams and events are opaque (cudaStream_t,
+// cudaEvent_t). Called by the group's user and its comm thread; implementations are thread-safe. Errors name
+// the call and the GPU.
 #pragma once
 
 #include <cstdint>

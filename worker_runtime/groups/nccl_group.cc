@@ -44,7 +44,8 @@ Result<ReduceKind> kind_of(ReduceOp op, DType dtype) {
       return kSum;
     case ReduceOp::kAvg:
       if (is_integer)
-        return fail(ErrorCode::kInvalidArgument, "an average of " + std::string(to_string(dtype)) + " is not defined; use kSum");
+        return fail(ErrorCode::kInvalidArgument,
+                    "an average of " + std::string(to_string(dtype)) + " is not defined; use kSum");
       return kAvg;
     case ReduceOp::kMin:
       return kMin;
@@ -56,7 +57,8 @@ Result<ReduceKind> kind_of(ReduceOp op, DType dtype) {
   return fail(ErrorCode::kInvalidArgument, "unknown reduction");
 }
 
-/// The n-th group that these ranks make: every rank counts its own, and as making one is a collective they agree.
+/// The n-th group that these ranks make: every rank counts its own, and as making one is a collective they
+/// agree.
 Result<UniqueId> exchange_id(Store& store, const GroupSettings& settings, const NcclApi& api) {
   const std::string rank = std::to_string(settings.rank);
   MUSTER_TRY(const std::int64_t sequence, store.add("nccl/groups_of_rank/" + rank, 1));
@@ -77,7 +79,8 @@ Result<UniqueId> exchange_id(Store& store, const GroupSettings& settings, const 
   if (!value) return fail("rank " + rank + ": wait for NCCL's id of rank 0 under " + key, value.error());
   if (!value->empty() && value->front() == kHasError) return fail(ErrorCode::kFailed, value->substr(1));
   if (value->size() != sizeof id.bytes + 1 || value->front() != kHasId)
-    return fail(ErrorCode::kProtocol, "rank " + rank + ": " + key + " holds " + std::to_string(value->size()) +
+    return fail(ErrorCode::kProtocol, "rank " + rank + ": " + key + " holds " +
+                                          std::to_string(value->size()) +
                                           " bytes that are no NCCL id; is another program using this store?");
   std::memcpy(id.bytes, value->data() + 1, sizeof id.bytes);
   return id;
@@ -85,7 +88,8 @@ Result<UniqueId> exchange_id(Store& store, const GroupSettings& settings, const 
 
 class NcclGroup final : public ProcessGroup {
  public:
-  NcclGroup(const NcclApi& api, const GroupSettings& settings, std::shared_ptr<NcclDevice> device, void* stream)
+  NcclGroup(const NcclApi& api, const GroupSettings& settings, std::shared_ptr<NcclDevice> device,
+            void* stream)
       : api_(api),
         settings_(settings),
         device_(std::move(device)),
@@ -132,7 +136,8 @@ class NcclGroup final : public ProcessGroup {
   }
 
   Result<void> broadcast(Buffer buffer, int root) override {
-    if (root < 0 || root >= settings_.world_size) return wrong("broadcast", "root " + std::to_string(root) + " is no rank");
+    if (root < 0 || root >= settings_.world_size)
+      return wrong("broadcast", "root " + std::to_string(root) + " is no rank");
     MUSTER_TRY(auto made, make(Collective::Kind::kBroadcast, "broadcast", buffer.count, buffer.dtype));
     made->send = made->receive = buffer.data;
     made->root = root;
@@ -140,7 +145,8 @@ class NcclGroup final : public ProcessGroup {
   }
 
   Result<void> all_gather(ConstBuffer input, Buffer output) override {
-    if (input.dtype != output.dtype || output.count != input.count * static_cast<std::size_t>(settings_.world_size))
+    if (input.dtype != output.dtype ||
+        output.count != input.count * static_cast<std::size_t>(settings_.world_size))
       return wrong("all_gather", "output must have world_size times the elements of input, of the same type");
     MUSTER_TRY(auto made, make(Collective::Kind::kAllGather, "all_gather", input.count, input.dtype));
     made->send = input.data;
@@ -149,9 +155,12 @@ class NcclGroup final : public ProcessGroup {
   }
 
   Result<void> reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op) override {
-    if (input.dtype != output.dtype || input.count != output.count * static_cast<std::size_t>(settings_.world_size))
-      return wrong("reduce_scatter", "input must have world_size times the elements of output, of the same type");
-    MUSTER_TRY(auto made, make(Collective::Kind::kReduceScatter, "reduce_scatter", output.count, output.dtype));
+    if (input.dtype != output.dtype ||
+        input.count != output.count * static_cast<std::size_t>(settings_.world_size))
+      return wrong("reduce_scatter",
+                   "input must have world_size times the elements of output, of the same type");
+    MUSTER_TRY(auto made,
+               make(Collective::Kind::kReduceScatter, "reduce_scatter", output.count, output.dtype));
     MUSTER_TRY(made->reduce, kind_of(op, input.dtype));
     made->send = input.data;
     made->receive = output.data;
@@ -171,7 +180,8 @@ class NcclGroup final : public ProcessGroup {
     MUSTER_OK(device_->select());
     const std::size_t bytes = size_bytes == 0 ? 64 : size_bytes;
     void* memory = nullptr;
-    const bool is_nccl = api_.mem_alloc != nullptr && !settings_.shares_gpu && api_.mem_alloc(&memory, bytes) == kSuccess;
+    const bool is_nccl =
+        api_.mem_alloc != nullptr && !settings_.shares_gpu && api_.mem_alloc(&memory, bytes) == kSuccess;
     if (is_nccl) {
       blocks_.emplace_back(memory, true);
       MUSTER_OK(device_->zero(memory, bytes));
@@ -188,7 +198,10 @@ class NcclGroup final : public ProcessGroup {
    public:
     NcclWork(std::shared_ptr<NcclCommThread> thread, std::shared_ptr<NcclDevice> device, void* stream,
              std::shared_ptr<Collective> collective)
-        : thread_(std::move(thread)), device_(std::move(device)), stream_(stream), collective_(std::move(collective)) {}
+        : thread_(std::move(thread)),
+          device_(std::move(device)),
+          stream_(stream),
+          collective_(std::move(collective)) {}
     ~NcclWork() override {
       if (!is_waited_) (void)wait();
     }
@@ -207,11 +220,12 @@ class NcclGroup final : public ProcessGroup {
   };
 
   tl::unexpected<Error> wrong(std::string_view operation, std::string_view what) const {
-    return fail(ErrorCode::kInvalidArgument,
-                "rank " + std::to_string(settings_.rank) + ": " + std::string(operation) + ": " + std::string(what));
+    return fail(ErrorCode::kInvalidArgument, "rank " + std::to_string(settings_.rank) + ": " +
+                                                 std::string(operation) + ": " + std::string(what));
   }
 
-  Result<std::shared_ptr<Collective>> make(Collective::Kind kind, std::string_view name, std::size_t count, DType dtype) {
+  Result<std::shared_ptr<Collective>> make(Collective::Kind kind, std::string_view name, std::size_t count,
+                                           DType dtype) {
     if (const auto failure = thread_->failure()) return fail(*failure);
     MUSTER_OK(device_->select());
     auto made = std::make_shared<Collective>();
@@ -219,8 +233,8 @@ class NcclGroup final : public ProcessGroup {
     made->pool = events_;
     made->count = count;
     MUSTER_TRY(made->type, type_of(dtype));
-    made->name = std::string(name) + " #" + std::to_string(++sequence_) + " of " + std::to_string(count) + " " +
-                 std::string(to_string(dtype));
+    made->name = std::string(name) + " #" + std::to_string(++sequence_) + " of " + std::to_string(count) +
+                 " " + std::string(to_string(dtype));
     MUSTER_TRY(made->captured, device_->is_capturing(stream_));
     return made;
   }
@@ -235,6 +249,9 @@ class NcclGroup final : public ProcessGroup {
 
   Result<std::unique_ptr<Work>> submit(std::shared_ptr<Collective> made) {
     MUSTER_OK(hand_over(made));
+    // Graphs are not synchronized: while the comm thread adds to the one that is being captured, this thread
+    // must not.
+    if (made->captured) MUSTER_OK(thread_->wait_issued(*made));
     return std::make_unique<NcclWork>(thread_, device_, stream_, std::move(made));
   }
 
@@ -268,8 +285,8 @@ Result<std::unique_ptr<ProcessGroup>> make_group(Store& store, const GroupSettin
 
 }  // namespace nccl
 
-Result<std::unique_ptr<ProcessGroup>> make_nccl_group(Store& store, int rank, int world_size, int device, void* stream,
-                                                      std::chrono::milliseconds timeout) {
+Result<std::unique_ptr<ProcessGroup>> make_nccl_group(Store& store, int rank, int world_size, int device,
+                                                      void* stream, std::chrono::milliseconds timeout) {
   MUSTER_TRY(std::shared_ptr<nccl::NcclDevice> gpu, nccl::make_cuda_device(device));
   nccl::GroupSettings settings;
   settings.rank = rank;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclLifecycle: what to do with a communicator next, as a pure function of its state, of what NCCL said and of the
-// time. NCCL runs non-blocking, so each call may answer "in progress" and is then asked again until our own deadline; a
-// failed communicator is revoked (where NCCL can) and aborted, once, and stays failed. The comm thread obeys.
-// Source: NCCL user guide, "Fault tolerance" and "Non-blocking communicators"; runtime rules in nccl_group.h.
+// NcclLifecycle: what to do with a communicator next, as a pure function of its state, of what NCCL said and
+// of the time. NCCL runs non-blocking, so each call may answer "in progress" and is then asked again until
+// our own deadline; a failed communicator is revoked (where NCCL can) and aborted, once, and stays failed.
+// The comm thread obeys. Source: NCCL user guide, "Fault tolerance" and "Non-blocking communicators"; runtime
+// rules in nccl_group.h.
 #pragma once
 
 #include "rendezvous/base/clock.h"
@@ -21,10 +22,11 @@ enum class Phase {
 };
 
 enum class Event {
-  kAnswer,     // NCCL answered with `status`: the return value of a call, or of asking for its asynchronous error
-  kBegin,      // a collective is about to be called
-  kOverdue,    // a collective was issued and has not finished within the timeout
-  kStop,       // the owner wants to end
+  kAnswer,   // NCCL answered with `status`: the return value of a call, or of asking for its asynchronous
+             // error
+  kBegin,    // a collective is about to be called
+  kOverdue,  // a collective was issued and has not finished within the timeout
+  kStop,     // the owner wants to end
 };
 
 enum class Action {
@@ -67,6 +69,7 @@ struct Step {
 [[nodiscard]] Lifecycle starting(const Limits& limits, Instant now);
 
 /// `status` belongs to Event::kAnswer.
-[[nodiscard]] Step advance(const Lifecycle& state, Event event, Status status, const Limits& limits, Instant now);
+[[nodiscard]] Step advance(const Lifecycle& state, Event event, Status status, const Limits& limits,
+                           Instant now);
 
 }  // namespace muster::nccl

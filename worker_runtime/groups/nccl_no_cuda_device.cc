@@ -5,8 +5,9 @@
 namespace muster::nccl {
 
 Result<std::unique_ptr<NcclDevice>> make_cuda_device(int index) {
-  return fail(ErrorCode::kUnsupported, "NCCL on GPU " + std::to_string(index) +
-                                           ": this build has no CUDA; use a CPU backend, or build where nvcc is on PATH");
+  return fail(ErrorCode::kUnsupported,
+              "NCCL on GPU " + std::to_string(index) +
+                  ": this build has no CUDA; use a CPU backend, or build where nvcc is on PATH");
 }
 
 }  // namespace muster::nccl

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The NCCL group's whole path between real processes: the fake NCCL (tests/support/fake_nccl.cc) on host streams.
-#include <sys/wait.h>
+// The NCCL group's whole path between real processes: the fake NCCL (tests/support/fake_nccl.cc) on host
+// streams.
+#include "worker_runtime/groups/nccl_group.h"
 
 #include <cstdlib>
 #include <cstring>
+#include <sys/wait.h>
 #include <vector>
 
 #include <muster/file_store.h>
@@ -13,7 +15,6 @@
 #include "tests/support/catch.h"
 #include "tests/support/host_device.h"
 #include "tests/support/ranks.h"
-#include "worker_runtime/groups/nccl_group.h"
 
 using namespace muster;
 using namespace muster::testing;
@@ -46,23 +47,29 @@ struct Member {
   }
 };
 
-std::string text_of(const Error& error) { return std::string(to_string(error.code)) + ": " + error.message; }
+std::string text_of(const Error& error) {
+  return std::string(to_string(error.code)) + ": " + error.message;
+}
 
-#define STEP(expression)                                       \
-  do {                                                         \
+#define STEP(expression)                                                  \
+  do {                                                                    \
     if (auto step_ = (expression); !step_) return text_of(step_.error()); \
   } while (false)
-#define EXPECT(condition) \
-  do {                    \
+#define EXPECT(condition)                                                                       \
+  do {                                                                                          \
     if (!(condition)) return std::string("line ") + std::to_string(__LINE__) + ": " #condition; \
   } while (false)
 
 template <class T>
 DType dtype_of();
 template <>
-DType dtype_of<float>() { return DType::kFloat32; }
+DType dtype_of<float>() {
+  return DType::kFloat32;
+}
 template <>
-DType dtype_of<std::int64_t>() { return DType::kInt64; }
+DType dtype_of<std::int64_t>() {
+  return DType::kInt64;
+}
 
 /// Every collective with results that are exact in any order.
 template <class T>
@@ -73,7 +80,8 @@ std::string all_collectives(Member& member, int rank, int size, std::size_t coun
   for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<T>(i % 7 + static_cast<std::size_t>(rank));
   STEP(member.group->all_reduce({values.data(), count, dtype}, ReduceOp::kSum));
   member.stream.synchronize();
-  for (std::size_t i = 0; i < count; ++i) EXPECT(values[i] == static_cast<T>(i % 7 * world + world * (world - 1) / 2));
+  for (std::size_t i = 0; i < count; ++i)
+    EXPECT(values[i] == static_cast<T>(i % 7 * world + world * (world - 1) / 2));
 
   for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<T>(rank);
   STEP(member.group->all_reduce({values.data(), count, dtype}, ReduceOp::kMax));
@@ -91,7 +99,8 @@ std::string all_collectives(Member& member, int rank, int size, std::size_t coun
   for (std::size_t i = 0; i < gathered.size(); ++i) EXPECT(gathered[i] == static_cast<T>(i / count + 1));
 
   for (std::size_t i = 0; i < gathered.size(); ++i) gathered[i] = static_cast<T>(i / count);
-  STEP(member.group->reduce_scatter({gathered.data(), gathered.size(), dtype}, {mine.data(), count, dtype}, ReduceOp::kSum));
+  STEP(member.group->reduce_scatter({gathered.data(), gathered.size(), dtype}, {mine.data(), count, dtype},
+                                    ReduceOp::kSum));
   member.stream.synchronize();
   for (const T value : mine) EXPECT(value == static_cast<T>(rank * size));
   STEP(member.group->barrier());
@@ -128,8 +137,10 @@ TEST_CASE("every NCCL collective is right on one to four ranks, also beyond one 
         EXPECT(member.group->rank() == rank && member.group->world_size() == size);
         EXPECT(member.group->backend() == "nccl" && member.group->device() == Device::kCuda);
         for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, std::size_t{40000}}) {
-          if (std::string text = all_collectives<float>(member, rank, size, count); !text.empty()) return text;
-          if (std::string text = all_collectives<std::int64_t>(member, rank, size, count); !text.empty()) return text;
+          if (std::string text = all_collectives<float>(member, rank, size, count); !text.empty())
+            return text;
+          if (std::string text = all_collectives<std::int64_t>(member, rank, size, count); !text.empty())
+            return text;
         }
       }
       EXPECT(log_of(directory, rank) == "finalize\ndestroy\n");
@@ -179,20 +190,22 @@ TEST_CASE("a collective starts after the compute stream's work and the stream co
   }));
 }
 
-TEST_CASE("an asynchronous error becomes a sticky kPeerGone that names rank, operation and number, and aborts") {
+TEST_CASE(
+    "an asynchronous error becomes a sticky kPeerGone that names rank, operation and number, and aborts") {
   const TemporaryDirectory directory;
   require_all(run_ranks({.world_size = 2}, [&](int rank) -> std::string {
     log_to(directory, rank);
     ::setenv("MUSTER_FAKE_NCCL_ERROR_AT", "2", 1);
     {
+      std::vector<float> values(10, 1.0F);  // outlives the group: a collective may be stuck on it
       Member member;
       STEP(member.join({&directory, 2}, rank));
-      std::vector<float> values(10, 1.0F);
       STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));
       STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));
       const auto first = member.group->barrier();
       EXPECT(!first && first.error().code == ErrorCode::kPeerGone);
-      EXPECT(first.error().message.find("rank " + std::to_string(rank) + " of 2: all_reduce #2 of 10 F32") == 0);
+      EXPECT(first.error().message.find("rank " + std::to_string(rank) + " of 2: all_reduce #2 of 10 F32") ==
+             0);
       EXPECT(first.error().message.find("NCCL 2.28.9") != std::string::npos);
       EXPECT(first.error().message.find("connection closed by peer") != std::string::npos);
       const auto second = member.group->all_reduce({values.data(), 10, DType::kFloat32});
@@ -211,9 +224,9 @@ TEST_CASE("a collective that never finishes is a kTimeout on every rank and the 
     log_to(directory, rank);
     if (rank == 1) ::setenv("MUSTER_FAKE_NCCL_HANG_AT", "1", 1);
     {
+      std::vector<float> values(10, 1.0F);  // outlives the group: a collective may be stuck on it
       Member member;
       STEP(member.join({&directory, 2, Millis(400)}, rank));
-      std::vector<float> values(10, 1.0F);
       STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));
       const auto failed = member.group->barrier();
       EXPECT(!failed);
@@ -270,7 +283,8 @@ TEST_CASE("an NCCL without revoke and its own allocator works and is aborted dir
     {
       Member member;
       STEP(member.join({&directory, 2, Millis(20'000), FAKE_NCCL_OLD}, rank));
-      if (std::string text = all_collectives<float>(member, rank, 2, 10); !text.empty()) return text;  // six of them
+      if (std::string text = all_collectives<float>(member, rank, 2, 10); !text.empty())
+        return text;  // six of them
       const auto memory = member.group->allocate(100);
       EXPECT(memory);
       std::vector<float> values(10, 1.0F);
@@ -296,8 +310,10 @@ TEST_CASE("arguments that NCCL or the group refuses leave the group usable") {
     const auto no_average = member.group->all_reduce({values.data(), 10, DType::kInt32}, ReduceOp::kAvg);
     EXPECT(!no_average && no_average.error().code == ErrorCode::kInvalidArgument);
     EXPECT(!member.group->broadcast({values.data(), 10, DType::kFloat32}, 2));
-    EXPECT(!member.group->all_gather({values.data(), 10, DType::kFloat32}, {values.data(), 10, DType::kFloat32}));
-    EXPECT(!member.group->reduce_scatter({values.data(), 9, DType::kFloat32}, {values.data(), 4, DType::kFloat32}));
+    EXPECT(!member.group->all_gather({values.data(), 10, DType::kFloat32},
+                                     {values.data(), 10, DType::kFloat32}));
+    EXPECT(!member.group->reduce_scatter({values.data(), 9, DType::kFloat32},
+                                         {values.data(), 4, DType::kFloat32}));
     return all_collectives<float>(member, rank, 2, 10);
   }));
 }
@@ -328,9 +344,9 @@ TEST_CASE("collectives in a captured step are watched by counters and their even
     log_to(directory, rank);
     if (rank == 1) ::setenv("MUSTER_FAKE_NCCL_HANG_AT", "4", 1);
     {
+      std::vector<float> values(10, 1.0F);  // outlives the group: a collective may be stuck on it
       Member member;
       STEP(member.join({&directory, 2, Millis(400)}, rank));
-      std::vector<float> values(10, 1.0F);
       member.device->pretend_capture(true);
       EXPECT(!member.group->barrier());
       for (int i = 0; i < 3; ++i) STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));
@@ -354,7 +370,8 @@ TEST_CASE("a missing library is kNotFound and says what to install") {
   const auto failed = member.join({&directory, 1, Millis(1000), directory.file("libnccl.so.2")}, 0);
   REQUIRE_FALSE(failed);
   REQUIRE(failed.error().code == ErrorCode::kNotFound);
-  REQUIRE_THAT(failed.error().message, Catch::Contains("load NCCL") && Catch::Contains("MUSTER_NCCL_LIBRARY"));
+  REQUIRE_THAT(failed.error().message,
+               Catch::Contains("load NCCL") && Catch::Contains("MUSTER_NCCL_LIBRARY"));
 }
 
 TEST_CASE("a value under the id's key that is no id is refused") {

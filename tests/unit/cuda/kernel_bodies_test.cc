@@ -33,11 +33,13 @@ TEST_CASE("the CUDA linear bodies compute the reference's outputs and gradients 
 
 TEST_CASE("the CUDA cross-entropy body agrees with the reference for few and many rows and classes") {
   for (const int batch : {1, 2, 4, 31, 32, 33, 100, 256})
-    for (const int classes : {1, 2, 10, 32, 33, 1000}) check_cross_entropy(*make_body_kernels(), batch, classes);
+    for (const int classes : {1, 2, 10, 32, 33, 1000})
+      check_cross_entropy(*make_body_kernels(), batch, classes);
 }
 
 TEST_CASE("the CUDA SGD body is the CPU's result bit for bit") {
-  for (const std::size_t count : {std::size_t{1}, std::size_t{255}, std::size_t{256}, std::size_t{257}, std::size_t{44426}})
+  for (const std::size_t count :
+       {std::size_t{1}, std::size_t{255}, std::size_t{256}, std::size_t{257}, std::size_t{44426}})
     check_sgd_step(*make_body_kernels(), count);
 }
 

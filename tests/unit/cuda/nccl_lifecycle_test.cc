@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/catch.h"
 #include "worker_runtime/groups/nccl_lifecycle.h"
+
+#include "tests/support/catch.h"
 
 using namespace muster;
 using namespace muster::nccl;
@@ -19,8 +20,12 @@ Step answer(const Lifecycle& state, Status status, Instant now = kNow, bool can_
   return advance(state, Event::kAnswer, status, limits(can_revoke), now);
 }
 
-Lifecycle ready() { return answer(starting(limits(), kNow), kSuccess).state; }
-Lifecycle issuing() { return advance(ready(), Event::kBegin, kSuccess, limits(), kNow).state; }
+Lifecycle ready() {
+  return answer(starting(limits(), kNow), kSuccess).state;
+}
+Lifecycle issuing() {
+  return advance(ready(), Event::kBegin, kSuccess, limits(), kNow).state;
+}
 
 }  // namespace
 
@@ -54,7 +59,8 @@ TEST_CASE("an invalid argument is refused and leaves the communicator ready") {
 }
 
 TEST_CASE("any other error revokes, then aborts, and keeps what NCCL said") {
-  for (const Status status : {kUnhandledCudaError, kSystemError, kInternalError, kInvalidUsage, kRemoteError}) {
+  for (const Status status :
+       {kUnhandledCudaError, kSystemError, kInternalError, kInvalidUsage, kRemoteError}) {
     const Step failed = answer(issuing(), status);
     REQUIRE(failed.action == Action::kRevoke);
     REQUIRE(failed.state.cause == Cause::kNccl);
@@ -69,7 +75,8 @@ TEST_CASE("any other error revokes, then aborts, and keeps what NCCL said") {
 
 TEST_CASE("a revoke that does not end, or fails, is followed by the abort all the same") {
   const Lifecycle revoking = answer(issuing(), kRemoteError).state;
-  for (const Step& step : {answer(revoking, kInProgress, kNow + Millis(50)), answer(revoking, kInternalError)}) {
+  for (const Step& step :
+       {answer(revoking, kInProgress, kNow + Millis(50)), answer(revoking, kInternalError)}) {
     REQUIRE(step.action == Action::kAbort);
     REQUIRE(step.state.status == kRemoteError);  // the first cause
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/catch.h"
 #include "worker_runtime/core/step_graph.h"
+
+#include "tests/support/catch.h"
 #include "worker_runtime/core/step_graph_plan.h"
 
 using namespace muster;
@@ -43,10 +44,14 @@ TEST_CASE("the capture used longest ago gives way to a new key") {
 TEST_CASE("on the CPU every step is called and its error handed on") {
   const auto steps = make_step_graph(Device::kCpu, nullptr);
   int calls = 0;
-  for (int i = 0; i < 3; ++i) REQUIRE_OK(steps->run(1, [&]() -> Result<void> { ++calls; return {}; }));
+  for (int i = 0; i < 3; ++i)
+    REQUIRE_OK(steps->run(1, [&]() -> Result<void> {
+      ++calls;
+      return {};
+    }));
   REQUIRE(calls == 3);
   REQUIRE(steps->num_replays() == 0);
-  const auto failed = steps->run(1, [] () -> Result<void> { return fail(ErrorCode::kTimeout, "late"); });
+  const auto failed = steps->run(1, []() -> Result<void> { return fail(ErrorCode::kTimeout, "late"); });
   REQUIRE_FALSE(failed);
   REQUIRE(failed.error().code == ErrorCode::kTimeout);
 }

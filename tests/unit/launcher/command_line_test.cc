@@ -65,7 +65,8 @@ TEST_CASE("an unambiguous prefix of an option is enough") {
   using Pair = std::pair<std::string, std::string>;
   REQUIRE(only_option({"--nproc", "2", "t"}) == Pair{"nproc-per-node", "2"});
   REQUIRE(only_option({"--standa", "t"}) == Pair{"standalone", ""});
-  REQUIRE_THAT(error_of({"--master", "x", "t"}), Catch::Contains("--master is ambiguous: --master-addr, --master-port"));
+  REQUIRE_THAT(error_of({"--master", "x", "t"}),
+               Catch::Contains("--master is ambiguous: --master-addr, --master-port"));
   REQUIRE_THAT(error_of({"--no", "t"}), Catch::Contains("ambiguous"));
 }
 

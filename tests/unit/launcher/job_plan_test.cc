@@ -46,7 +46,8 @@ TEST_CASE("one node without an endpoint is standalone on a port of the kernel's 
   REQUIRE(job.master_addr == "127.0.0.1");
   REQUIRE(job.master_port == 0);
   REQUIRE(job.run_id == "uuid");
-  REQUIRE(planned({"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"}).mode == RendezvousMode::kStandalone);
+  REQUIRE(planned({"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"}).mode ==
+          RendezvousMode::kStandalone);
 }
 
 TEST_CASE("a given port, endpoint or more nodes make it static") {
@@ -141,7 +142,8 @@ TEST_CASE("redirects are one digit for all or a list by local rank") {
   REQUIRE(map->of(12) == Std::kErr);
   REQUIRE(map->of(1) == Std::kNone);
   REQUIRE(parse_std_map("0")->none());
-  for (const char* bad : {"", "4", "0:4", "0:1,", "a:1", "-1:1", "0 :1", "1:", ":1"}) REQUIRE_FALSE(parse_std_map(bad));
+  for (const char* bad : {"", "4", "0:4", "0:1,", "a:1", "-1:1", "0 :1", "1:", ":1"})
+    REQUIRE_FALSE(parse_std_map(bad));
 }
 
 TEST_CASE("endpoints are host, host:port or a bracketed address") {

@@ -36,9 +36,9 @@ TEST_CASE("without options the defaults are those of the table") {
 }
 
 TEST_CASE("values are typed") {
-  const Options options =
-      parse({"--nnodes=4", "--node-rank=3", "--master-port=1234", "--max-restarts", "2", "--shutdown-timeout=1.5",
-             "--log-dir=/x", "-t", "0:3", "--virtual-local-rank", "--no-python", "prog", "a"});
+  const Options options = parse({"--nnodes=4", "--node-rank=3", "--master-port=1234", "--max-restarts", "2",
+                                 "--shutdown-timeout=1.5", "--log-dir=/x", "-t", "0:3",
+                                 "--virtual-local-rank", "--no-python", "prog", "a"});
   REQUIRE(options.nnodes == "4");
   REQUIRE(options.node_rank == 3);
   REQUIRE(options.master_port == 1234);
@@ -71,10 +71,14 @@ TEST_CASE("a bad value is named together with where it came from") {
   REQUIRE_THAT(error_of({"--master-port=70000", "t"}), Catch::StartsWith("--master-port=70000"));
 }
 
-TEST_CASE("the last of repeated options wins") { REQUIRE(parse({"--nnodes=2", "--nnodes=5", "t"}).nnodes == "5"); }
+TEST_CASE("the last of repeated options wins") {
+  REQUIRE(parse({"--nnodes=2", "--nnodes=5", "t"}).nnodes == "5");
+}
 
 TEST_CASE("options without effect are accepted") {
-  REQUIRE(parse({"--monitor-interval=5", "--start-method=fork", "--event-log-handler=console", "t"}).program == "t");
+  REQUIRE(
+      parse({"--monitor-interval=5", "--start-method=fork", "--event-log-handler=console", "t"}).program ==
+      "t");
 }
 
 TEST_CASE("options that are not supported say what to use instead") {

@@ -104,7 +104,8 @@ TEST_CASE("a worker that does not even die of SIGKILL does not hold the launcher
 TEST_CASE("only a worker's failure is worth a restart, while there are restarts left") {
   REQUIRE(after(AttemptEnd::kWorkerFailed, 0, 1) == Next::kRestart);
   REQUIRE(after(AttemptEnd::kWorkerFailed, 1, 1) == Next::kExit);
-  for (const AttemptEnd end : {AttemptEnd::kSucceeded, AttemptEnd::kSignalled, AttemptEnd::kPeerLost, AttemptEnd::kNotStarted})
+  for (const AttemptEnd end :
+       {AttemptEnd::kSucceeded, AttemptEnd::kSignalled, AttemptEnd::kPeerLost, AttemptEnd::kNotStarted})
     REQUIRE(after(end, 0, 9) == Next::kExit);
 }
 

@@ -30,8 +30,9 @@ const ReportContext kContext{"train.py", "node1.example",
 }  // namespace
 
 TEST_CASE("the report has torchrun's layout and the last lines of stderr") {
-  std::vector<WorkerOutcome> outcomes{failed(2, 10815, {.code = 3}, 1), failed(3, 10816, {.signal = 11, .core = true}, 2),
-                                      stopped(4), stopped(5)};
+  std::vector<WorkerOutcome> outcomes{failed(2, 10815, {.code = 3}, 1),
+                                      failed(3, 10816, {.signal = 11, .core = true}, 2), stopped(4),
+                                      stopped(5)};
   outcomes[0].stderr_tail = {"one", "two"};
   REQUIRE(format_report(outcomes, kContext) ==
           R"(============================================================
@@ -80,7 +81,8 @@ TEST_CASE("a recorded error shows its call stack, indented") {
 }
 
 TEST_CASE("the one line says who, where and how") {
-  REQUIRE(one_line(failed(3, 77, {.code = 7}, 1), "h") == "rank 3 (local_rank 1, pid 77) on h exited with code 7");
+  REQUIRE(one_line(failed(3, 77, {.code = 7}, 1), "h") ==
+          "rank 3 (local_rank 1, pid 77) on h exited with code 7");
   REQUIRE(one_line(failed(3, 77, {.signal = 6, .core = true}, 1), "h") ==
           "rank 3 (local_rank 1, pid 77) on h was killed by SIGABRT (core dumped)");
 }
@@ -96,12 +98,14 @@ TEST_CASE("error files of @record are understood in both forms, and others are s
   REQUIRE(full == RecordedError{"ValueError: boom", "Trace", 1795240837});
   REQUIRE(parse_error_file(R"({"message": "boom", "timestamp": 12})") == RecordedError{"boom", "", 12});
   REQUIRE(parse_error_file("not json") == RecordedError{"not json", "", {}});
-  REQUIRE(parse_error_file(R"({"message": {"message": "m", "extraInfo": {"timestamp": "soon"}}})").timestamp_s ==
-          std::nullopt);
+  REQUIRE(
+      parse_error_file(R"({"message": {"message": "m", "extraInfo": {"timestamp": "soon"}}})").timestamp_s ==
+      std::nullopt);
 }
 
 TEST_CASE("a nested launcher hands the error on with its code") {
-  REQUIRE(with_error_code(R"({"message":{"message":"m"}})", 3) == R"({"message":{"errorCode":3,"message":"m"}})");
+  REQUIRE(with_error_code(R"({"message":{"message":"m"}})", 3) ==
+          R"({"message":{"errorCode":3,"message":"m"}})");
   REQUIRE(with_error_code(R"({"message":"m"})", 3) == R"({"message":"m"})");
   REQUIRE(with_error_code("not json", 3) == "not json");
 }

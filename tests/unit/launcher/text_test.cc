@@ -15,7 +15,8 @@ Lines split(const std::string& text, std::size_t size, std::size_t cap = 65536) 
   Lines out;
   LineSplitter splitter(cap);
   const auto keep = [&](std::string_view line) { out.emplace_back(line); };
-  for (std::size_t at = 0; at < text.size(); at += size) splitter.feed(std::string_view(text).substr(at, size), keep);
+  for (std::size_t at = 0; at < text.size(); at += size)
+    splitter.feed(std::string_view(text).substr(at, size), keep);
   splitter.finish(keep);
   return out;
 }

@@ -21,8 +21,15 @@ Job some_job() {
   return job;
 }
 
-const Assignment kAssignment{.attempt = 2, .group_rank = 1, .group_world_size = 2, .base_rank = 8, .world_size = 12,
-                             .role_base_rank = 3, .role_world_size = 7, .master_addr = "10.0.0.1", .master_port = 1234};
+const Assignment kAssignment{.attempt = 2,
+                             .group_rank = 1,
+                             .group_world_size = 2,
+                             .base_rank = 8,
+                             .world_size = 12,
+                             .role_base_rank = 3,
+                             .role_world_size = 7,
+                             .master_addr = "10.0.0.1",
+                             .master_port = 1234};
 
 Environment complete(const Environment& inherited, const Job& job, int local_rank) {
   Environment out = shared_environment(inherited, job, kAssignment);
@@ -35,7 +42,8 @@ Environment complete(const Environment& inherited, const Job& job, int local_ran
 }  // namespace
 
 TEST_CASE("a worker's environment is the agent's, overlaid by the contract") {
-  const Environment inherited{{"PATH", "/bin"}, {"RANK", "99"}, {"TORCHELASTIC_ERROR_FILE", "/mine"}, {"PET_NNODES", "2"}};
+  const Environment inherited{
+      {"PATH", "/bin"}, {"RANK", "99"}, {"TORCHELASTIC_ERROR_FILE", "/mine"}, {"PET_NNODES", "2"}};
   const Environment expected{{"PATH", "/bin"},
                              {"PET_NNODES", "2"},
                              {"RANK", "10"},

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // init(): who am I, and a process group with everybody else. The environment is muster's, torchrun's, srun's (with
 // MASTER_ADDR and MASTER_PORT) or set by hand; without any of it the world is this one process.
+// MUSTER_HOST_ID (which ranks count as one host) and MUSTER_ADDRESS (where the others reach this rank) override what is
+// found out.
 #pragma once
 
 #include <chrono>
@@ -36,6 +38,7 @@ struct Context {
   int local_world_size = 1;
   int restart_count = 0;
   std::shared_ptr<void> hosted_server;  ///< set where this process hosts the store
+  /// A view of the store for this meeting of the ranks, under "muster/<restart>/<init calls>/".
   std::shared_ptr<Store> store;         ///< nullptr when world_size is 1 and nothing was configured
   std::unique_ptr<ProcessGroup> group;  ///< never nullptr
 };

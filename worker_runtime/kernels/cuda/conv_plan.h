@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// ConvPlan: the three passes of one convolution shape as execution plans of cuDNN 9's graph interface: operation graph,
-// heuristic mode A (then its fallback list), first engine that builds. float32 NCHW; engines that round inputs to TF32,
-// use Winograd or FFT, or are not deterministic are passed over. Built once per shape before the first step; run() only
-// enqueues. Owned by CudaKernels, not thread-safe. Failure: cuDNN's words; the caller then keeps muster's own kernels.
-// Source: cudnn_graph.h of cuDNN 9.19.
+// ConvPlan: the three passes of one convolution shape as execution plans of cuDNN 9's graph interface:
+// operation graph, heuristic mode A (then its fallback list), first engine that builds. float32 NCHW; engines
+// that round inputs to TF32, use Winograd or FFT, or are not deterministic are passed over. Built once per
+// shape before the first step; run() only enqueues. Owned by CudaKernels, not thread-safe. Failure: cuDNN's
+// words; the caller then keeps muster's own kernels. Source: cudnn_graph.h of cuDNN 9.19.
 #pragma once
 
 #include <array>

@@ -22,7 +22,8 @@ class DnnConvPlans final : public ConvPlans {
     entries_.push_back({shape, nullptr});
     if (dnn_ == nullptr) return std::size_t{0};
     // A shape for which cuDNN has no exact engine is no error either: ours computes every shape.
-    if (auto made = ConvPlan::make(*dnn_, shape)) entries_.back().plan = std::make_unique<ConvPlan>(*std::move(made));
+    if (auto made = ConvPlan::make(*dnn_, shape))
+      entries_.back().plan = std::make_unique<ConvPlan>(*std::move(made));
     return entries_.back().plan ? entries_.back().plan->workspace_bytes() : std::size_t{0};
   }
 
@@ -31,12 +32,13 @@ class DnnConvPlans final : public ConvPlans {
     return known != nullptr && known->plan != nullptr;
   }
 
-  Result<void> forward(const ConvShape& shape, const float* x, const float* w, float* y, void* workspace) override {
+  Result<void> forward(const ConvShape& shape, const float* x, const float* w, float* y,
+                       void* workspace) override {
     return find(shape)->plan->run(ConvPlan::Pass::kForward, x, w, y, workspace);
   }
 
-  Result<void> backward(const ConvShape& shape, const float* x, const float* w, const float* dy, float* dx, float* dw,
-                        void* workspace) override {
+  Result<void> backward(const ConvShape& shape, const float* x, const float* w, const float* dy, float* dx,
+                        float* dw, void* workspace) override {
     ConvPlan& plan = *find(shape)->plan;
     MUSTER_OK(plan.run(ConvPlan::Pass::kBackwardFilter, x, dw, dy, workspace));
     if (dx == nullptr) return {};
@@ -64,6 +66,8 @@ class DnnConvPlans final : public ConvPlans {
 
 }  // namespace
 
-std::unique_ptr<ConvPlans> make_conv_plans(cudaStream_t stream) { return std::make_unique<DnnConvPlans>(stream); }
+std::unique_ptr<ConvPlans> make_conv_plans(cudaStream_t stream) {
+  return std::make_unique<DnnConvPlans>(stream);
+}
 
 }  // namespace muster::kernels::cuda

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaKernels: the kernels of one rank on one GPU, on one stream of its own. Small shapes run muster's own kernels,
-// larger ones cuBLASLt and cuDNN where those are installed. Made by make_cuda_kernels(), used by one thread.
-// The numeric calls only enqueue and return nothing: the first error is kept and reported by synchronize().
+// CudaKernels: the kernels of one rank on one GPU, on one stream of its own. Small shapes run muster's own
+// kernels, larger ones cuBLASLt and cuDNN where those are installed. Made by make_cuda_kernels(), used by one
+// thread. The numeric calls only enqueue and return nothing: the first error is kept and reported by
+// synchronize().
 #pragma once
 
 #include <memory>
@@ -33,21 +34,24 @@ class CudaKernels final : public Kernels {
   Result<void> plan_conv2d(const ConvShape& shape) override;
   Result<void> plan_linear(const LinearShape& shape) override;
 
-  void gather_normalize(const std::uint8_t* images, const std::uint8_t* labels, const std::int32_t* indices, int batch,
-                        int image_elements, float mean, float stddev, float* x, std::int32_t* out_labels) override;
-  void conv2d_forward(const ConvShape& shape, const float* x, const float* w, const float* b, float* y) override;
-  void conv2d_backward(const ConvShape& shape, const float* x, const float* w, const float* dy, float* dx, float* dw,
-                       float* db) override;
+  void gather_normalize(const std::uint8_t* images, const std::uint8_t* labels, const std::int32_t* indices,
+                        int batch, int image_elements, float mean, float stddev, float* x,
+                        std::int32_t* out_labels) override;
+  void conv2d_forward(const ConvShape& shape, const float* x, const float* w, const float* b,
+                      float* y) override;
+  void conv2d_backward(const ConvShape& shape, const float* x, const float* w, const float* dy, float* dx,
+                       float* dw, float* db) override;
   void relu_max_pool_forward(const PoolShape& shape, const float* x, float* y, std::uint8_t* argmax) override;
-  void relu_max_pool_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax, float* dx) override;
+  void relu_max_pool_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax,
+                              float* dx) override;
   void linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b, float* y,
                       bool relu) override;
-  void linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y, float* dy, float* dx,
-                       float* dw, float* db, bool relu) override;
+  void linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y, float* dy,
+                       float* dx, float* dw, float* db, bool relu) override;
   void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
                      LossTotals* totals) override;
-  void sgd_step(float* params, const float* grads, float* velocity, std::size_t count, const SgdOptions& options,
-                float grad_scale, bool first_step) override;
+  void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
+                const SgdOptions& options, float grad_scale, bool first_step) override;
 
  private:
   explicit CudaKernels(int device) : device_(device) {}
@@ -67,8 +71,9 @@ class CudaKernels final : public Kernels {
   std::string name_;
   cudaStream_t stream_ = nullptr;
   std::vector<void*> allocations_;
-  void* workspace_ = nullptr;  // of the libraries; one of allocations_, which also keeps the smaller ones before it:
-  std::size_t workspace_bytes_ = 0;  // a captured step may still name them
+  void* workspace_ =
+      nullptr;  // of the libraries; one of allocations_, which also keeps the smaller ones before it:
+  std::size_t workspace_bytes_ = 0;               // a captured step may still name them
   std::unique_ptr<muster::cuda::CudaBlas> blas_;  // opened for the first shape that wants it
   bool tried_blas_ = false;
   std::unique_ptr<ConvPlans> conv_plans_;

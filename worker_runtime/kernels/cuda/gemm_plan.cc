@@ -10,17 +10,19 @@ using muster::cuda::CudaBlas;
 
 Result<GemmPlan> GemmPlan::make(const CudaBlas& blas, const GemmShape& shape) {
   GemmPlan plan(blas);
-  MUSTER_OK(blas.check(blas.desc_create(&plan.desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
+  MUSTER_OK(
+      blas.check(blas.desc_create(&plan.desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
   const auto set = [&](cublasLtMatmulDescAttributes_t name, const auto& value) {
-    return blas.check(blas.desc_set(plan.desc_, name, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+    return blas.check(blas.desc_set(plan.desc_, name, &value, sizeof value),
+                      "cublasLtMatmulDescSetAttribute");
   };
   MUSTER_OK(set(CUBLASLT_MATMUL_DESC_TRANSA, shape.op_a));
   MUSTER_OK(set(CUBLASLT_MATMUL_DESC_TRANSB, shape.op_b));
   MUSTER_OK(set(CUBLASLT_MATMUL_DESC_EPILOGUE, shape.epilogue));
   plan.has_bias_ = shape.epilogue != CUBLASLT_EPILOGUE_DEFAULT;
 
-  const auto layout = [&](cublasLtMatrixLayout_t* made, cublasOperation_t op, std::int64_t rows, std::int64_t columns,
-                          std::int64_t ld) {
+  const auto layout = [&](cublasLtMatrixLayout_t* made, cublasOperation_t op, std::int64_t rows,
+                          std::int64_t columns, std::int64_t ld) {
     if (op != CUBLAS_OP_N) std::swap(rows, columns);  // a layout describes memory, before op
     return blas.check(blas.layout_create(made, CUDA_R_32F, static_cast<std::uint64_t>(rows),
                                          static_cast<std::uint64_t>(columns), ld),
@@ -34,7 +36,8 @@ Result<GemmPlan> GemmPlan::make(const CudaBlas& blas, const GemmShape& shape) {
   return plan;
 }
 
-Result<void> GemmPlan::choose(const GemmShape& shape, std::uint32_t alignment_bytes, cublasLtMatmulAlgo_t& algo) {
+Result<void> GemmPlan::choose(const GemmShape& shape, std::uint32_t alignment_bytes,
+                              cublasLtMatmulAlgo_t& algo) {
   const CudaBlas& blas = *blas_;
   cublasLtMatmulPreference_t raw = nullptr;
   MUSTER_OK(blas.check(blas.preference_create(&raw), "cublasLtMatmulPreferenceCreate"));
@@ -44,10 +47,12 @@ Result<void> GemmPlan::choose(const GemmShape& shape, std::uint32_t alignment_by
   };
   const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, Release> preference(raw, Release{&blas});
   const std::size_t workspace = kGemmWorkspace;
-  MUSTER_OK(blas.check(blas.preference_set(raw, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
-                       "cublasLtMatmulPreferenceSetAttribute"));
-  for (const auto name : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+  MUSTER_OK(blas.check(
+      blas.preference_set(raw, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
+      "cublasLtMatmulPreferenceSetAttribute"));
+  for (const auto name :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
     MUSTER_OK(blas.check(blas.preference_set(raw, name, &alignment_bytes, sizeof alignment_bytes),
                          "cublasLtMatmulPreferenceSetAttribute"));
   if (has_bias_) {
@@ -58,10 +63,12 @@ Result<void> GemmPlan::choose(const GemmShape& shape, std::uint32_t alignment_by
   }
   cublasLtMatmulHeuristicResult_t result{};
   int found = 0;
-  const cublasStatus_t status = blas.get_heuristic(blas.handle(), desc_, a_, b_, d_, d_, raw, 1, &result, &found);
+  const cublasStatus_t status =
+      blas.get_heuristic(blas.handle(), desc_, a_, b_, d_, d_, raw, 1, &result, &found);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && found == 0))
-    return fail(ErrorCode::kUnsupported, "cuBLASLt has no algorithm for a product of " + std::to_string(shape.rows) + "x" +
-                                             std::to_string(shape.inner) + " and " + std::to_string(shape.inner) + "x" +
+    return fail(ErrorCode::kUnsupported, "cuBLASLt has no algorithm for a product of " +
+                                             std::to_string(shape.rows) + "x" + std::to_string(shape.inner) +
+                                             " and " + std::to_string(shape.inner) + "x" +
                                              std::to_string(shape.columns) + " with epilogue " +
                                              std::to_string(static_cast<int>(shape.epilogue)));
   MUSTER_OK(blas.check(status, "cublasLtMatmulAlgoGetHeuristic"));
@@ -95,9 +102,10 @@ Result<void> GemmPlan::run(const float* a, const float* b, float* d, const float
                         reinterpret_cast<std::uintptr_t>(d);
   if (has_bias_) bits |= reinterpret_cast<std::uintptr_t>(bias);
   const float one = 1.0F, zero = 0.0F;
-  return blas_->check(blas_->matmul(blas_->handle(), desc_, &one, a, a_, b, b_, &zero, d, d_, d, d_,
-                                    bits % 16 == 0 ? &aligned_ : &unaligned_, workspace, kGemmWorkspace, stream),
-                      "cublasLtMatmul");
+  return blas_->check(
+      blas_->matmul(blas_->handle(), desc_, &one, a, a_, b, b_, &zero, d, d_, d, d_,
+                    bits % 16 == 0 ? &aligned_ : &unaligned_, workspace, kGemmWorkspace, stream),
+      "cublasLtMatmul");
 }
 
 LinearProducts products_of(const LinearShape& shape) {
@@ -122,13 +130,13 @@ Result<LinearPlan> LinearPlan::make(const CudaBlas& blas, const LinearShape& sha
   return LinearPlan(std::move(plain), std::move(relu), std::move(data), std::move(weights), false);
 }
 
-Result<void> LinearPlan::forward(const float* x, const float* w, const float* b, float* y, bool relu, void* workspace,
-                                 cudaStream_t stream) {
+Result<void> LinearPlan::forward(const float* x, const float* w, const float* b, float* y, bool relu,
+                                 void* workspace, cudaStream_t stream) {
   return (relu ? forward_relu_ : forward_).run(w, x, y, b, workspace, stream);
 }
 
-Result<void> LinearPlan::backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* db,
-                                  void* workspace, cudaStream_t stream) {
+Result<void> LinearPlan::backward(const float* x, const float* w, const float* dy, float* dx, float* dw,
+                                  float* db, void* workspace, cudaStream_t stream) {
   MUSTER_OK(weights_.run(x, dy, dw, db, workspace, stream));
   if (dx == nullptr) return {};
   return data_.run(w, dy, dx, nullptr, workspace, stream);

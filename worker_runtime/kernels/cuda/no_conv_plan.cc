@@ -13,14 +13,16 @@ class NoConvPlans final : public ConvPlans {
                        void* /*workspace*/) override {
     return fail(ErrorCode::kUnsupported, "convolution by cuDNN: this build has no cuDNN");
   }
-  Result<void> backward(const ConvShape& /*shape*/, const float* /*x*/, const float* /*w*/, const float* /*dy*/,
-                        float* /*dx*/, float* /*dw*/, void* /*workspace*/) override {
+  Result<void> backward(const ConvShape& /*shape*/, const float* /*x*/, const float* /*w*/,
+                        const float* /*dy*/, float* /*dx*/, float* /*dw*/, void* /*workspace*/) override {
     return fail(ErrorCode::kUnsupported, "convolution by cuDNN: this build has no cuDNN");
   }
 };
 
 }  // namespace
 
-std::unique_ptr<ConvPlans> make_conv_plans(cudaStream_t /*stream*/) { return std::make_unique<NoConvPlans>(); }
+std::unique_ptr<ConvPlans> make_conv_plans(cudaStream_t /*stream*/) {
+  return std::make_unique<NoConvPlans>();
+}
 
 }  // namespace muster::kernels::cuda
