@@ -38,7 +38,7 @@ struct Context {
   int local_world_size = 1;
   int restart_count = 0;
   std::shared_ptr<void> hosted_server;  ///< set where this process hosts the store
-  /// A view of the store for this meeting of the ranks, under "muster/<restart>/<init calls>/".
+  /// A view of the store for this meeting of the ranks, under "muster/<random name of the meeting>/".
   std::shared_ptr<Store> store;         ///< nullptr when world_size is 1 and nothing was configured
   std::unique_ptr<ProcessGroup> group;  ///< never nullptr
 };
