@@ -54,6 +54,10 @@ Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, con
                                                  Store& store) {
   if (options.backend == Backend::kNccl) {
 #if defined(MUSTER_HAS_NCCL_GROUP)
+    if (placement.world_size == 1) {
+      MUSTER_TRY(std::shared_ptr<nccl::NcclDevice> gpu, nccl::make_cuda_device(options.cuda_device));
+      return nccl::make_single_group(std::move(gpu), options.cuda_stream);
+    }
     return make_nccl_group(store, placement.rank, placement.world_size, options.cuda_device,
                            options.cuda_stream, options.timeout);
 #else
@@ -115,6 +119,15 @@ Result<Context> init(const InitOptions& options) {
       make_prefix_store("group/default", context.store != nullptr ? context.store : make_hash_store());
   MUSTER_TRY(context.group, make_group(options, placement, *store));
   return context;
+}
+
+Result<void> check_backend(Backend backend) {
+  if (backend != Backend::kNccl) return {};
+#if defined(MUSTER_HAS_NCCL_GROUP)
+  return check_nccl_library();
+#else
+  return fail(ErrorCode::kUnsupported, "an NCCL group needs a build with CUDA, and this is none");
+#endif
 }
 
 Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::string_view name,
