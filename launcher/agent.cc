@@ -131,25 +131,27 @@ int Agent::run() {
     rendezvous_ = std::make_unique<StaticRendezvous>(io_, job_, log_);
   }
 
+  const int status = run_attempts();
+  if (output_kept_) log_.warning(fmt::format("the workers' output is in {}", directory_->path()));
+  return status;
+}
+
+int Agent::run_attempts() {
   for (int attempt = 0;; ++attempt) {
     auto joined = join(attempt);
     if (const int* status = std::get_if<int>(&joined)) return *status;
     const auto notice = run_attempt(std::get<Assignment>(joined));
     if (!notice) {
-      leave();
       log_.error(notice.error().message);
+      leave();
       return notice.error().code == ErrorCode::kPeerGone ? kExitPeerLost : kExitSystem;
     }
     if (notice->restart) {
       log_.warning(fmt::format("{}; restart {} of {}", notice->text, attempt + 1, job_.max_restarts));
       continue;
     }
-    leave();
     if (!notice->text.empty()) log_.error(fmt::format("{}; exit status {}", notice->text, notice->exit_code));
-    if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
-      log_.warning(fmt::format("the workers' output is in {}", directory_->path()));
-      directory_->keep();
-    }
+    leave();
     return notice->exit_code;
   }
 }
@@ -168,14 +170,18 @@ std::variant<Assignment, int> Agent::join(int attempt) {
     if (joined == nullptr) continue;
     if (joined->assignment) return *joined->assignment;
     const Error& error = joined->assignment.error();
-    leave();
     log_.error(error.message);
+    leave();
     return error.code == ErrorCode::kExhausted ? kExitPortInUse : kExitRendezvous;
   }
 }
 
 Result<FailureNotice> Agent::run_attempt(const Assignment& assignment) {
   MUSTER_OK(directory_->begin_attempt(assignment.attempt, job_.local_world_size));
+  if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
+    directory_->keep();
+    output_kept_ = true;
+  }
   Attempt attempt(*this, assignment);
   router_ = &attempt.router;
   rendezvous_->watch(assignment.attempt, [this](Result<AttemptOutcome> outcome) {
@@ -191,10 +197,19 @@ Result<FailureNotice> Agent::run_attempt(const Assignment& assignment) {
 
   collect(attempt);
   router_ = nullptr;
-  if (!*attempt.outcome) return fail((*attempt.outcome).error());
+  if (!*attempt.outcome) {
+    print_report(attempt.outcomes);
+    return fail((*attempt.outcome).error());
+  }
   if (const auto* notice = std::get_if<FailureNotice>(&**attempt.outcome)) {
-    if (!notice->restart) print_report(attempt.outcomes);
-    return *notice;
+    // Asked to end while the workers were being stopped for a restart: there is none.
+    const int signal = attempt.supervision.stop_signal();
+    const bool cut_short = notice->restart && signal != 0;
+    if (!notice->restart || cut_short) print_report(attempt.outcomes);
+    if (!cut_short) return *notice;
+    FailureNotice stopped = describe_stop(signal);
+    rendezvous_->decline(assignment.attempt + 1, stopped);
+    return stopped;
   }
   return FailureNotice{};
 }
@@ -246,6 +261,15 @@ void Agent::obey(Attempt& attempt, const Supervision::Orders& orders) {
   if (orders.announce) rendezvous_->announce(attempt.assignment.attempt, describe_failure(attempt));
 }
 
+FailureNotice Agent::describe_stop(int signal) const {
+  FailureNotice out;
+  out.node_rank = job_.node_rank;
+  out.host = job_.host;
+  out.exit_code = 128 + signal;
+  out.text = fmt::format("{} was stopped by {}", job_.host, signal_name(signal));
+  return out;
+}
+
 FailureNotice Agent::describe_failure(const Attempt& attempt) const {
   const Supervision& supervision = attempt.supervision;
   FailureNotice out;
@@ -266,8 +290,7 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
     out.exit_code = first.end.shell_code();
     out.text = one_line(first, job_.host);
   } else {
-    out.exit_code = 128 + supervision.stop_signal();
-    out.text = fmt::format("{} was stopped by {}", job_.host, signal_name(supervision.stop_signal()));
+    return describe_stop(supervision.stop_signal());
   }
   return out;
 }

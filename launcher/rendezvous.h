@@ -38,6 +38,9 @@ class Rendezvous {
   virtual void announce(int attempt, const FailureNotice& notice) = 0;
   virtual void succeeded(int attempt) = 0;
 
+  /// This node will not take part in `attempt`, which has not begun: it ends the job for all of them.
+  virtual void decline(int attempt, const FailureNotice& notice) = 0;
+
   /// The job is over on this node. `left` comes when this agent may exit: at once, or, where it hosts the
   /// store, when the others have left too or `patience` is over.
   virtual void leave(Millis patience, std::function<void()> left) = 0;

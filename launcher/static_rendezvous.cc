@@ -96,6 +96,15 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     co_return co_await announce(attempt, AllSucceeded{});
   }
 
+  /// Node 0 refuses everybody; another node says it where node 0 looks for its description.
+  Awaitable<Result<void>> decline(int attempt, FailureNotice notice) {
+    const std::string text = "!" + to_json(AttemptOutcome(std::move(notice)));
+    const std::string base = attempt_key(attempt);
+    if (host()) co_return co_await refuse(base, text);
+    const std::string own_info = fmt::format("{}torchelastic/role_info/{}", base, job_.node_rank);
+    co_return co_await command_.set(own_info, text);
+  }
+
   Awaitable<Result<void>> leave(Millis patience) {
     if (job_.nodes == 1) co_return Result<void>{};
     const std::string all_left = key("all_left");
@@ -276,6 +285,15 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     }
   }
 
+  /// Node 0: what every node finds instead of its ranks.
+  Awaitable<Result<void>> refuse(std::string base, std::string text) {
+    for (int node = job_.nodes - 1; node >= 0; --node) {
+      const std::string ranks_key = fmt::format("{}torchelastic/assigned_ranks/{}", base, node);
+      if (auto ok = co_await command_.set(ranks_key, text); !ok) co_return ok;
+    }
+    co_return Result<void>{};
+  }
+
   Awaitable<std::vector<int>> missing_nodes(std::string base) {
     std::vector<int> missing;
     for (int node = 0; node < job_.nodes; ++node) {
@@ -345,6 +363,10 @@ void StaticRendezvous::announce(int attempt, const FailureNotice& notice) {
 
 void StaticRendezvous::succeeded(int attempt) {
   impl_->start(impl_->succeeded(attempt), [](Result<void>) {});
+}
+
+void StaticRendezvous::decline(int attempt, const FailureNotice& notice) {
+  impl_->start(impl_->decline(attempt, notice), [](Result<void>) {});
 }
 
 void StaticRendezvous::leave(Millis patience, std::function<void()> left) {
