@@ -222,6 +222,13 @@ sys.exit(0 if attempt == sys.argv[1] else 9)
     assert len(result.stdout.splitlines()) == 2
 
 
+def test_a_process_that_escaped_and_writes_for_ever_does_not_keep_the_launcher(muster):
+    process = muster.start("--nproc-per-node=1", "sh", "-c", "setsid sh -c 'touch escaped; exec yes >&2' & until [ -e escaped ]; do :; done")
+    out, err = process.communicate(timeout=30)  # the writer dies of SIGPIPE once its reader is gone
+    assert process.returncode == 0
+    assert out == "" and err.strip("y\n") == ""
+
+
 def test_a_failure_of_exec_is_not_retried(muster):
     program = muster.tmp_path / "bad"
     program.write_text("#!/no/such/interpreter\n")
