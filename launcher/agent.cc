@@ -157,19 +157,33 @@ int Agent::run_attempts() {
 }
 
 std::variant<Assignment, int> Agent::join(int attempt) {
-  rendezvous_->join(
-      attempt, [this](Result<Assignment> assignment) { events_.push_back(Joined{std::move(assignment)}); });
+  rendezvous_->join(attempt, [this](Result<Rendezvous::Membership> membership) {
+    events_.push_back(Joined{std::move(membership)});
+  });
   while (true) {
     const Event event = next_event(std::nullopt);
     if (const auto* signal = std::get_if<SignalReceived>(&event)) {
-      rendezvous_->cancel();
       log_.error(fmt::format("{} received before the workers were started", signal_name(signal->signal)));
+      // Others count on this node from its first attempt on, and on node 0 always. Until then it can be
+      // replaced.
+      if (attempt > 0 || job_.node_rank == 0) {
+        rendezvous_->decline(attempt, describe_stop(signal->signal));
+        leave();
+      } else {
+        rendezvous_->cancel();
+      }
       return 128 + signal->signal;
     }
     const auto* joined = std::get_if<Joined>(&event);
     if (joined == nullptr) continue;
-    if (joined->assignment) return *joined->assignment;
-    const Error& error = joined->assignment.error();
+    if (joined->membership) {
+      if (const auto* assignment = std::get_if<Assignment>(&*joined->membership)) return *assignment;
+      const auto& notice = std::get<FailureNotice>(*joined->membership);
+      log_.error(fmt::format("{}; exit status {}", notice.text, notice.exit_code));
+      leave();
+      return notice.exit_code;
+    }
+    const Error& error = joined->membership.error();
     log_.error(error.message);
     leave();
     return error.code == ErrorCode::kExhausted ? kExitPortInUse : kExitRendezvous;

@@ -42,7 +42,7 @@ class Agent {
 
  private:
   struct Joined {
-    Result<Assignment> assignment;
+    Result<Rendezvous::Membership> membership;
   };
   struct WorkerEnded {
     int local_rank;

@@ -25,8 +25,10 @@ class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
 
-  /// Gathers all nodes for `attempt` with a fresh, empty store for the workers.
-  using Joined = std::function<void(Result<Assignment>)>;
+  /// Gathers all nodes for `attempt` with a fresh, empty store for the workers. A notice instead of ranks: a
+  /// node was lost or declined, which is the job's end.
+  using Membership = std::variant<Assignment, FailureNotice>;
+  using Joined = std::function<void(Result<Membership>)>;
   virtual void join(int attempt, Joined joined) = 0;
 
   /// Told once per attempt, to be called after join(): the attempt's outcome, or that the others cannot be
