@@ -28,6 +28,7 @@ namespace asio = boost::asio;
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::seconds kFirstStatus{3};
 constexpr std::chrono::seconds kNextStatus{10};
+constexpr std::chrono::seconds kVerdictPatience{5};
 
 bool is_loopback(std::string_view host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
@@ -224,7 +225,9 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     if (host()) {
       result = co_await assign(attempt, deadline);
     } else {
-      result = co_await waiting_.wait(own_ranks, deadline);
+      // Node 0 started to wait at about the same time, and says who is missing while all others are still
+      // here.
+      result = co_await waiting_.wait(own_ranks, deadline + kVerdictPatience);
     }
     gathering_ = false;
     status_timer_.cancel();
