@@ -122,6 +122,10 @@ class NcclGroup final : public ProcessGroup {
   int world_size() const override { return settings_.world_size; }
   std::string_view backend() const override { return "nccl"; }
   Device device() const override { return Device::kCuda; }
+  Result<void> status() const override {
+    if (const auto failure = thread_->failure()) return fail(*failure);
+    return {};
+  }
 
   Result<void> all_reduce(Buffer buffer, ReduceOp op) override {
     MUSTER_TRY(auto work, start_all_reduce(buffer, op));
