@@ -36,7 +36,8 @@ constexpr std::chrono::seconds kFlushPatience{3};  // for whoever reads our outp
 /// Descriptors 0 to 2 must exist, or a pipe of ours would become some worker's stderr.
 void open_standard_descriptors() {
   int fd = 0;
-  while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR);
+  // The workers inherit them.
+  while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR);  // NOLINT(android-cloexec-open)
   if (fd > 2) ::close(fd);
 }
 
@@ -123,8 +124,12 @@ int main(int argc, char** argv) {
     Agent agent(io, *job, environment, log, *guardian, out, err, descriptor_limit);
     status = agent.run();
   }
-  out.flush(SteadyClock::now() + kFlushPatience);
-  err.flush(SteadyClock::now() + kFlushPatience);
+  const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushPatience);
+  if (lost_out > 0)
+    log.warning(
+        fmt::format("stdout was not read: the last {} bytes of the workers' output are lost", lost_out));
+  if (const std::size_t lost = err.flush(SteadyClock::now() + kFlushPatience); lost > 0)
+    err.write_now_or_never(fmt::format("\nmuster: stderr was not read: the last {} bytes are lost\n", lost));
   log_target = nullptr;
   return status;
 }
