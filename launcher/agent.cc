@@ -131,51 +131,71 @@ int Agent::run() {
     rendezvous_ = std::make_unique<StaticRendezvous>(io_, job_, log_);
   }
 
+  const int status = run_attempts();
+  if (output_kept_) log_.warning(fmt::format("the workers' output is in {}", directory_->path()));
+  return status;
+}
+
+int Agent::run_attempts() {
   for (int attempt = 0;; ++attempt) {
     auto joined = join(attempt);
     if (const int* status = std::get_if<int>(&joined)) return *status;
     const auto notice = run_attempt(std::get<Assignment>(joined));
     if (!notice) {
-      leave();
       log_.error(notice.error().message);
+      leave();
       return notice.error().code == ErrorCode::kPeerGone ? kExitPeerLost : kExitSystem;
     }
     if (notice->restart) {
       log_.warning(fmt::format("{}; restart {} of {}", notice->text, attempt + 1, job_.max_restarts));
       continue;
     }
-    leave();
     if (!notice->text.empty()) log_.error(fmt::format("{}; exit status {}", notice->text, notice->exit_code));
-    if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
-      log_.warning(fmt::format("the workers' output is in {}", directory_->path()));
-      directory_->keep();
-    }
+    leave();
     return notice->exit_code;
   }
 }
 
 std::variant<Assignment, int> Agent::join(int attempt) {
-  rendezvous_->join(
-      attempt, [this](Result<Assignment> assignment) { events_.push_back(Joined{std::move(assignment)}); });
+  rendezvous_->join(attempt, [this](Result<Rendezvous::Membership> membership) {
+    events_.push_back(Joined{std::move(membership)});
+  });
   while (true) {
     const Event event = next_event(std::nullopt);
     if (const auto* signal = std::get_if<SignalReceived>(&event)) {
-      rendezvous_->cancel();
       log_.error(fmt::format("{} received before the workers were started", signal_name(signal->signal)));
+      // Others count on this node from its first attempt on, and on node 0 always. Until then it can be
+      // replaced.
+      if (attempt > 0 || job_.node_rank == 0) {
+        rendezvous_->decline(attempt, describe_stop(signal->signal));
+        leave();
+      } else {
+        rendezvous_->cancel();
+      }
       return 128 + signal->signal;
     }
     const auto* joined = std::get_if<Joined>(&event);
     if (joined == nullptr) continue;
-    if (joined->assignment) return *joined->assignment;
-    const Error& error = joined->assignment.error();
-    leave();
+    if (joined->membership) {
+      if (const auto* assignment = std::get_if<Assignment>(&*joined->membership)) return *assignment;
+      const auto& notice = std::get<FailureNotice>(*joined->membership);
+      log_.error(fmt::format("{}; exit status {}", notice.text, notice.exit_code));
+      leave();
+      return notice.exit_code;
+    }
+    const Error& error = joined->membership.error();
     log_.error(error.message);
+    leave();
     return error.code == ErrorCode::kExhausted ? kExitPortInUse : kExitRendezvous;
   }
 }
 
 Result<FailureNotice> Agent::run_attempt(const Assignment& assignment) {
   MUSTER_OK(directory_->begin_attempt(assignment.attempt, job_.local_world_size));
+  if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
+    directory_->keep();
+    output_kept_ = true;
+  }
   Attempt attempt(*this, assignment);
   router_ = &attempt.router;
   rendezvous_->watch(assignment.attempt, [this](Result<AttemptOutcome> outcome) {
@@ -191,10 +211,19 @@ Result<FailureNotice> Agent::run_attempt(const Assignment& assignment) {
 
   collect(attempt);
   router_ = nullptr;
-  if (!*attempt.outcome) return fail((*attempt.outcome).error());
+  if (!*attempt.outcome) {
+    print_report(attempt.outcomes);
+    return fail((*attempt.outcome).error());
+  }
   if (const auto* notice = std::get_if<FailureNotice>(&**attempt.outcome)) {
-    if (!notice->restart) print_report(attempt.outcomes);
-    return *notice;
+    // Asked to end while the workers were being stopped for a restart: there is none.
+    const int signal = attempt.supervision.stop_signal();
+    const bool cut_short = notice->restart && signal != 0;
+    if (!notice->restart || cut_short) print_report(attempt.outcomes);
+    if (!cut_short) return *notice;
+    FailureNotice stopped = describe_stop(signal);
+    rendezvous_->decline(assignment.attempt + 1, stopped);
+    return stopped;
   }
   return FailureNotice{};
 }
@@ -246,6 +275,15 @@ void Agent::obey(Attempt& attempt, const Supervision::Orders& orders) {
   if (orders.announce) rendezvous_->announce(attempt.assignment.attempt, describe_failure(attempt));
 }
 
+FailureNotice Agent::describe_stop(int signal) const {
+  FailureNotice out;
+  out.node_rank = job_.node_rank;
+  out.host = job_.host;
+  out.exit_code = 128 + signal;
+  out.text = fmt::format("{} was stopped by {}", job_.host, signal_name(signal));
+  return out;
+}
+
 FailureNotice Agent::describe_failure(const Attempt& attempt) const {
   const Supervision& supervision = attempt.supervision;
   FailureNotice out;
@@ -266,8 +304,7 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
     out.exit_code = first.end.shell_code();
     out.text = one_line(first, job_.host);
   } else {
-    out.exit_code = 128 + supervision.stop_signal();
-    out.text = fmt::format("{} was stopped by {}", job_.host, signal_name(supervision.stop_signal()));
+    return describe_stop(supervision.stop_signal());
   }
   return out;
 }

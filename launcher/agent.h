@@ -42,7 +42,7 @@ class Agent {
 
  private:
   struct Joined {
-    Result<Assignment> assignment;
+    Result<Rendezvous::Membership> membership;
   };
   struct WorkerEnded {
     int local_rank;
@@ -64,11 +64,13 @@ class Agent {
 
   void arm_signals();
   [[nodiscard]] Event next_event(std::optional<Instant> deadline);
+  [[nodiscard]] int run_attempts();
   [[nodiscard]] std::variant<Assignment, int> join(int attempt);  // or the exit status
   [[nodiscard]] Result<FailureNotice> run_attempt(const Assignment& assignment);
   void handle(Attempt& attempt, const Event& event);
   void obey(Attempt& attempt, const Supervision::Orders& orders);
   [[nodiscard]] FailureNotice describe_failure(const Attempt& attempt) const;
+  [[nodiscard]] FailureNotice describe_stop(int signal) const;
   void collect(Attempt& attempt);
   void print_report(const std::vector<WorkerOutcome>& outcomes);
   void pass_on_error_file(const WorkerOutcome& root) const;
@@ -85,6 +87,7 @@ class Agent {
   OutputSink& out_;
   OutputSink& err_;
   std::optional<LogDirectory> directory_;
+  bool output_kept_ = false;  // workers have written to files in a temporary directory
   std::unique_ptr<Rendezvous> rendezvous_;
   LogRouter* router_ = nullptr;  // of the attempt under way
 };

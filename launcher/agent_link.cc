@@ -28,6 +28,7 @@ using asio::ip::tcp;
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::seconds kReplyDeadline{30};
 constexpr std::chrono::seconds kConnectDeadline{10};
+constexpr std::chrono::seconds kConnectSlice{3};  // for one of several addresses: the next may answer
 constexpr std::size_t kMaxValueBytes = std::size_t{1} << 20;  // of what agents write for each other
 
 /// Closes the socket when time is up, which ends the operation on it.
@@ -137,15 +138,18 @@ Awaitable<Result<void>> AgentLink::connect_once(const std::string& host, std::ui
     for (const auto& entry : found) endpoints.push_back(entry.endpoint());
   }
   boost::system::error_code last;
+  bool late = false;
   for (const tcp::endpoint& endpoint : endpoints) {
     boost::system::error_code ignored;
     socket_.close(ignored);
-    const Watchdog watchdog(socket_, deadline);
+    const Instant now = SteadyClock::now();
+    const Watchdog watchdog(socket_,
+                            endpoints.size() == 1 ? deadline : std::min(deadline, now + kConnectSlice));
     auto [error] = co_await socket_.async_connect(endpoint, kAwait);
     if (failure_) co_return fail(*failure_);
-    if (watchdog.fired()) co_return failed(error, true);
     last = error;
-    if (error) continue;
+    late = watchdog.fired();
+    if (late || error) continue;
     notice_dead_peers(socket_);
     std::string hello;
     wire::encode({.op = wire::Op::kValidate, .number = wire::kMagic}, hello);
@@ -158,12 +162,13 @@ Awaitable<Result<void>> AgentLink::connect_once(const std::string& host, std::ui
       write_error = read_error;
     }
     if (failure_) co_return fail(*failure_);
-    if (watchdog.fired()) co_return failed(write_error, true);
+    late = watchdog.fired();
+    if (late) continue;
     if (!write_error && wire::load_u32(answer.data()) == nonce) co_return Result<void>{};
     co_return fail(ErrorCode::kProtocol,
                    fmt::format("connect {}: what listens there is not a muster store", endpoint_));
   }
-  co_return failed(last, false);
+  co_return failed(last, late);
 }
 
 Awaitable<Result<void>> AgentLink::send(const wire::Request& request) {
@@ -237,6 +242,14 @@ Awaitable<Result<std::int64_t>> AgentLink::add(std::string key, std::int64_t del
   if (auto ok = co_await receive(answer.data(), answer.size(), SteadyClock::now() + kReplyDeadline); !ok)
     co_return fail(ok.error());
   co_return static_cast<std::int64_t>(wire::load_u64(answer.data()));
+}
+
+Awaitable<Result<void>> AgentLink::remove(std::string key) {
+  co_await take_turn();
+  const Turn turn(*this);
+  if (auto ok = co_await send({.op = wire::Op::kDeleteKey, .key = key}); !ok) co_return ok;
+  std::array<char, 8> answer{};
+  co_return co_await receive(answer.data(), answer.size(), SteadyClock::now() + kReplyDeadline);
 }
 
 Awaitable<Result<bool>> AgentLink::exists(std::string key) {

@@ -36,11 +36,13 @@ class AgentLink {
                                   std::function<void(const Error&)> failed_once);
 
   Awaitable<Result<void>> set(std::string key, std::string value);
-  /// The key must exist.
+  /// Empty if there is no such key: none of ours is ever set to nothing.
   Awaitable<Result<std::string>> get(std::string key);
   /// The value afterwards: `desired` if the key was absent.
   Awaitable<Result<std::string>> set_if_absent(std::string key, std::string desired);
   Awaitable<Result<std::int64_t>> add(std::string key, std::int64_t delta);
+  /// Whether it was there or not.
+  Awaitable<Result<void>> remove(std::string key);
   Awaitable<Result<bool>> exists(std::string key);
   /// Without a deadline it ends with the connection.
   Awaitable<Result<void>> wait(std::string key, std::optional<Instant> deadline);

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <fcntl.h>
+#include <limits>
 #include <sys/inotify.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
 
@@ -18,6 +20,7 @@ namespace {
 
 constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr int kReadsPerTurn = 16;  // then other descriptors get their turn
+constexpr int kReadsToDrain = 64;  // 256 KiB in pieces of 4 KiB: more than a pipe or a pseudo-terminal holds
 
 }  // namespace
 
@@ -191,7 +194,11 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
   const auto emit = [&](std::string_view line) {
     lines.append(follower.prefix).append(line).push_back('\n');
   };
-  while (true) {
+  struct stat info {};
+  off_t left = std::numeric_limits<off_t>::max();
+  if (to_the_end && ::fstat(follower.file.get(), &info) == 0)
+    left = info.st_size - ::lseek(follower.file.get(), 0, SEEK_CUR);
+  while (left > 0) {
     if (!to_the_end && follower.target->congested()) {
       if (std::exchange(follower.waiting, true)) return;
       follower.target->when_clear([this, &follower, alive = alive_] {
@@ -204,6 +211,7 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
     const ssize_t n =
         retry_eintr([&] { return ::read(follower.file.get(), buffer_.data(), buffer_.size()); });
     if (n <= 0) break;
+    left -= n;
     lines.clear();
     follower.splitter.feed(std::string_view(buffer_.data(), static_cast<std::size_t>(n)), emit);
     follower.target->write(lines);
@@ -214,9 +222,10 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
   follower.target->write(lines);
 }
 
+/// Bounded: a process that left its worker's group may still be writing, and for ever.
 void LogRouter::drain() {
   for (auto& worker : workers_)
-    while (worker && worker->channel_open && read_channel_once(*worker)) {
+    for (int i = 0; i < kReadsToDrain && worker && worker->channel_open && read_channel_once(*worker); ++i) {
     }
   for (auto& [watch, follower] : followers_) read_follower(*follower, true);
 }

@@ -123,8 +123,12 @@ int main(int argc, char** argv) {
     Agent agent(io, *job, environment, log, *guardian, out, err, descriptor_limit);
     status = agent.run();
   }
-  out.flush(SteadyClock::now() + kFlushPatience);
-  err.flush(SteadyClock::now() + kFlushPatience);
+  const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushPatience);
+  if (lost_out > 0)
+    log.warning(
+        fmt::format("stdout was not read: the last {} bytes of the workers' output are lost", lost_out));
+  if (const std::size_t lost = err.flush(SteadyClock::now() + kFlushPatience); lost > 0)
+    err.write_now_or_never(fmt::format("\nmuster: stderr was not read: the last {} bytes are lost\n", lost));
   log_target = nullptr;
   return status;
 }

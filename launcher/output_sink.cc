@@ -98,14 +98,15 @@ void OutputSink::arm() {
                      });
 }
 
-void OutputSink::flush(Instant deadline) {
+std::size_t OutputSink::flush(Instant deadline) {
   while (!queue_.empty()) {
     pump();
-    if (queue_.empty()) return;
+    if (queue_.empty()) break;
     const auto left = time_left(deadline, SteadyClock::now());
     pollfd wait{fd_, POLLOUT, 0};
-    if (left.count() == 0 || (::poll(&wait, 1, static_cast<int>(left.count())) < 0 && errno != EINTR)) return;
+    if (left.count() == 0 || (::poll(&wait, 1, static_cast<int>(left.count())) < 0 && errno != EINTR)) break;
   }
+  return queued_bytes_;
 }
 
 }  // namespace muster::launcher

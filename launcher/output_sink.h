@@ -31,8 +31,10 @@ class OutputSink {
   [[nodiscard]] bool congested() const { return queued_bytes_ > kCongestedBytes; }
   /// `resume` is called once when the queue has become short.
   void when_clear(std::function<void()> resume) { waiting_.push_back(std::move(resume)); }
-  /// Writes what is queued, waiting for the reader until `deadline`.
-  void flush(Instant deadline);
+  /// Writes what is queued, waiting for the reader until `deadline`. Returns the bytes that it did not take.
+  [[nodiscard]] std::size_t flush(Instant deadline);
+  /// Writes what fits at once and forgets the rest, whatever is queued.
+  void write_now_or_never(std::string_view bytes) { (void)write_some(bytes); }
 
  private:
   enum class Way { kBlocking, kNonBlocking, kSocket, kGone };

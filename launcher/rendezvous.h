@@ -25,8 +25,10 @@ class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
 
-  /// Gathers all nodes for `attempt` with a fresh, empty store for the workers.
-  using Joined = std::function<void(Result<Assignment>)>;
+  /// Gathers all nodes for `attempt` with a fresh, empty store for the workers. A notice instead of ranks: a
+  /// node was lost or declined, which is the job's end.
+  using Membership = std::variant<Assignment, FailureNotice>;
+  using Joined = std::function<void(Result<Membership>)>;
   virtual void join(int attempt, Joined joined) = 0;
 
   /// Told once per attempt, to be called after join(): the attempt's outcome, or that the others cannot be
@@ -37,6 +39,9 @@ class Rendezvous {
   /// This node's part: it failed (others' workers are to be stopped), or all its workers succeeded.
   virtual void announce(int attempt, const FailureNotice& notice) = 0;
   virtual void succeeded(int attempt) = 0;
+
+  /// This node will not take part in `attempt`, which has not begun: it ends the job for all of them.
+  virtual void decline(int attempt, const FailureNotice& notice) = 0;
 
   /// The job is over on this node. `left` comes when this agent may exit: at once, or, where it hosts the
   /// store, when the others have left too or `patience` is over.

@@ -41,6 +41,8 @@ void StandaloneRendezvous::succeeded(int) {
   });
 }
 
+void StandaloneRendezvous::decline(int, const FailureNotice&) {}
+
 void StandaloneRendezvous::leave(Millis, std::function<void()> left) {
   left();
 }

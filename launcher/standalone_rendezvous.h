@@ -21,6 +21,7 @@ class StandaloneRendezvous final : public Rendezvous {
   void watch(int attempt, OutcomeKnown known) override;
   void announce(int attempt, const FailureNotice& notice) override;
   void succeeded(int attempt) override;
+  void decline(int attempt, const FailureNotice& notice) override;
   void leave(Millis patience, std::function<void()> left) override;
   void cancel() override {}
 

@@ -25,6 +25,7 @@ class StaticRendezvous final : public Rendezvous {
   void watch(int attempt, OutcomeKnown known) override;
   void announce(int attempt, const FailureNotice& notice) override;
   void succeeded(int attempt) override;
+  void decline(int attempt, const FailureNotice& notice) override;
   void leave(Millis patience, std::function<void()> left) override;
   void cancel() override;
 

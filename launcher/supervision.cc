@@ -39,7 +39,7 @@ Supervision::Orders Supervision::start_failed(int started, Instant now) {
 
 Supervision::Orders Supervision::signal_received(int signal, Instant now) {
   const bool first = !stopping();
-  if (first) stop_signal_ = signal;
+  if (stop_signal_ == 0) stop_signal_ = signal;
   Orders orders = stop(signal, AttemptEnd::kSignalled, now);
   orders.announce = first;
   return orders;

@@ -49,7 +49,8 @@ class Supervision {
   [[nodiscard]] AttemptEnd end() const { return end_; }
   /// The local worker whose failure came first, -1 if the end has another reason.
   [[nodiscard]] int first_failure() const { return first_failure_; }
-  /// The signal that stopped the attempt, 0 if none did.
+  /// The first signal that asked for the end, whether or not the attempt was being stopped already; 0: none
+  /// came. It forbids a restart.
   [[nodiscard]] int stop_signal() const { return stop_signal_; }
   /// The worker ended after it had been signalled.
   [[nodiscard]] bool stopped_by_us(int local_rank) const {

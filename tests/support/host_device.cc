@@ -132,6 +132,15 @@ Result<void> HostDevice::zero(void* memory, std::size_t size_bytes) {
   return {};
 }
 
+Result<void> HostDevice::copy(void* to, const void* from, std::size_t size_bytes, void* stream) {
+  static_cast<HostStream*>(stream)->enqueue([=] { std::memcpy(to, from, size_bytes); });
+  return {};
+}
+Result<void> HostDevice::synchronize(void* stream) {
+  static_cast<HostStream*>(stream)->synchronize();
+  return {};
+}
+
 Result<std::uint32_t*> HostDevice::create_counter() {
   return new std::uint32_t(0);
 }

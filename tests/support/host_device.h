@@ -45,6 +45,8 @@ class HostDevice final : public nccl::NcclDevice {
   Result<void*> allocate(std::size_t size_bytes) override;
   void free(void* memory) override;
   Result<void> zero(void* memory, std::size_t size_bytes) override;
+  Result<void> copy(void* to, const void* from, std::size_t size_bytes, void* stream) override;
+  Result<void> synchronize(void* stream) override;
   Result<std::uint32_t*> create_counter() override;
   void destroy_counter(std::uint32_t* counter) override;
   Result<void> count_up(std::uint32_t* counter, void* stream) override;

@@ -251,6 +251,14 @@ def test_a_checkpoint_that_cannot_be_read_or_written_is_one_line(job, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_only_rank_0_must_be_able_to_write_the_checkpoint(ranks, tmp_path):
+    path = tmp_path / "run"
+    results = ranks(2, "--epochs=1", "--batch-size=256", "--device=cpu",
+                    flags_of_rank={0: [f"--checkpoint={path}"], 1: [f"--checkpoint={tmp_path}/no/run"]})
+    assert [result.returncode for result in results] == [0, 0], [result.stderr for result in results]
+    assert path.exists()
+
+
 def test_a_diverging_run_stops_and_says_so(job, tmp_path):
     path = tmp_path / "run"
     result = job("--lr=1000", "--epochs=1", "--device=cpu", f"--checkpoint={path}")

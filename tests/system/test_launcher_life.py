@@ -167,6 +167,28 @@ def test_a_second_signal_skips_the_grace_period(muster):
     assert_gone(pids)
 
 
+def test_a_signal_while_workers_are_stopped_for_a_restart_ends_the_job(muster):
+    script = muster.script("restart.py", """
+import os, signal, sys
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+if rank == "0":
+    signal.signal(signal.SIGTERM, lambda *_: open("asked", "w").close())
+open(f"started{rank}_{attempt}", "w").close()
+if rank == "1":
+    while not os.path.exists("started0_" + attempt): pass
+    sys.exit(7)
+while True: signal.pause()
+""")
+    process = muster.start("--nproc-per-node=2", "--max-restarts=5", "--shutdown-timeout=1000", script)
+    wait_for((muster.tmp_path / "asked").exists, "the stop for the restart")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert "was stopped by SIGTERM; exit status 143" in err
+    assert "exitcode  : 7" in err, "the failure that came first is reported"
+    assert not (muster.tmp_path / "started0_1").exists()
+
+
 def test_children_that_outlive_their_worker_are_ended(muster):
     script = muster.script("leave.py", """
 import os, subprocess, sys
@@ -198,6 +220,13 @@ sys.exit(0 if attempt == sys.argv[1] else 9)
     result = muster.run("--nproc-per-node=1", "--max-restarts=1", script, 9)
     assert result.returncode == 9
     assert len(result.stdout.splitlines()) == 2
+
+
+def test_a_process_that_escaped_and_writes_for_ever_does_not_keep_the_launcher(muster):
+    process = muster.start("--nproc-per-node=1", "sh", "-c", "setsid sh -c 'touch escaped; exec yes >&2' & until [ -e escaped ]; do :; done")
+    out, err = process.communicate(timeout=30)  # the writer dies of SIGPIPE once its reader is gone
+    assert process.returncode == 0
+    assert out == "" and err.strip("y\n") == ""
 
 
 def test_a_failure_of_exec_is_not_retried(muster):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Static rendezvous of several nodes, each a network namespace of this machine."""
 import json
+import os
 import re
 import signal
 import socket
@@ -221,6 +222,105 @@ def test_a_signal_to_one_node_ends_all(cluster, tmp_path):
     results = job.finish()
     assert [results[n].returncode for n in range(2)] == [143, 143]
     assert "host1 was stopped by SIGTERM" in results[0].stderr
+
+
+RESTARTING = """
+import os, signal, sys
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+with open(f"started{rank}_{attempt}", "w") as file: file.write(str(os.getpid()))
+if rank == "0":
+    signal.signal(signal.SIGTERM, lambda *_: open("asked", "w").close())
+    open("ready", "w").close()
+if rank == "1":
+    while not os.path.exists("ready"): pass
+    sys.exit(7)
+while True: signal.pause()
+"""
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_signal_to_one_node_during_a_restart_ends_all(cluster, tmp_path, node):
+    job = cluster(2)
+    script = write(tmp_path, "restarting.py", RESTARTING)
+    for each in range(2):
+        job.start(each, 1, "--max-restarts=5", "--shutdown-timeout=1000", script)
+    # Node 0's worker takes its time, so node 1 waits for the next attempt already.
+    wait_for((tmp_path / "asked").exists, "the stop for the restart")
+    job.running[node].send_signal(signal.SIGTERM)
+    if node == 1:
+        job.running[1].wait(30)
+        os.kill(int((tmp_path / "started0_0").read_text()), signal.SIGKILL)
+    results = job.finish()
+    assert [results[n].returncode for n in range(2)] == [143, 143]
+    assert f"host{node} was stopped by SIGTERM" in results[1 - node].stderr
+    assert not list(tmp_path.glob("started*_1"))
+
+
+def test_a_node_lost_during_a_restart_ends_the_others(cluster, tmp_path):
+    job = cluster(3)
+    script = write(tmp_path, "restarting.py", RESTARTING)
+    for each in range(3):
+        job.start(each, 1, "--max-restarts=5", "--shutdown-timeout=1000", script)
+    wait_for((tmp_path / "asked").exists, "the stop for the restart")
+    job.running[1].kill()
+    job.running[1].wait(30)
+    os.kill(int((tmp_path / "started0_0").read_text()), signal.SIGKILL)
+    results = job.finish(timeout=30)
+    for each in (0, 2):
+        assert results[each].returncode == 76
+        assert "lost node 1 (host1)" in results[each].stderr
+    assert not list(tmp_path.glob("started*_1"))
+
+
+def test_a_node_that_stops_while_waiting_makes_room_for_another(cluster, tmp_path):
+    job = cluster(3)
+    script = write(tmp_path, "show.py", SHOW)
+    first = job.start(1, 2, script)
+    job.start(0, 1, script)
+    # Node 0 names node 2 alone as missing: node 1 is known to be here.
+    said = ""
+    while "waiting for node 2;" not in said:
+        line = job.running[0].stderr.readline()
+        assert line, said
+        said += line
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(30) == 143
+    said = ""
+    while "waiting for node 1-2;" not in said:
+        line = job.running[0].stderr.readline()
+        assert line, said
+        said += line
+    job.start(1, 1, script)
+    job.start(2, 1, script)
+    results = job.finish()
+    assert [results[n].returncode for n in range(3)] == [0, 0, 0], results
+    assert sorted(json.loads(line)["RANK"] for r in results.values() for line in r.stdout.splitlines()) == list("012")
+
+
+def test_a_node_rank_beyond_node_0s_nnodes_is_told_at_once(cluster, tmp_path):
+    job = cluster(3)
+    job.start(0, 1, "sh", "-c", "until [ -e refused ]; do :; done", nnodes=2)
+    job.start(1, 1, "true", nnodes=2)
+    job.start(2, 1, "true", nnodes=3)
+    refused = job.running.pop(2)
+    _, err = refused.communicate(timeout=30)
+    (tmp_path / "refused").write_text("")
+    assert refused.returncode == 69
+    assert "node 2 (host2) was started with --nnodes=3, node 0 with --nnodes=2" in err
+    assert [r.returncode for r in job.finish().values()] == [0, 0]
+
+
+def test_node_0_does_not_wait_for_a_lost_node_and_says_at_once_why_it_ends(cluster, tmp_path):
+    job = cluster(2)
+    script = write(tmp_path, "sleep.py", "import os, signal; open('pid' + os.environ['RANK'], 'w').write(str(os.getpid())); signal.pause()")
+    for node in range(2):
+        job.start(node, 1, "--shutdown-timeout=1000", script)
+    wait_for(lambda: all((tmp_path / f"pid{r}").exists() and (tmp_path / f"pid{r}").read_text() for r in range(2)), "workers")
+    job.running[1].kill()
+    # Its patience with others is the grace period and more.
+    results = job.finish(timeout=60)
+    assert results[0].returncode == 76
+    assert "exit status 76" in results[0].stderr
 
 
 def test_losing_node_0_stops_the_others(cluster, tmp_path):

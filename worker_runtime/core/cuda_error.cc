@@ -31,7 +31,11 @@ std::string_view advice_for(cudaError_t result) {
       return "; there is no GPU of that number: check CUDA_VISIBLE_DEVICES";
     case cudaErrorInsufficientDriver:
     case cudaErrorStubLibrary:
+#if CUDART_VERSION >= 13000
       return "; there is no NVIDIA driver here, or it is older than CUDA 13 needs (580): check nvidia-smi";
+#else
+      return "; there is no NVIDIA driver here, or it is older than CUDA 12 needs (525): check nvidia-smi";
+#endif
     case cudaErrorNoKernelImageForDevice:
       return "; this build has no code for this GPU: add its architecture to CMAKE_CUDA_ARCHITECTURES";
     case cudaErrorIllegalAddress:

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // StepGraph: runs a training step, on a GPU as one CUDA graph launch. A step of the seed benchmark is a dozen
-// kernels of a few microseconds each; launched one by one, the launches are the step. On the CPU it just
-// calls the function. Owned by the training loop, one per stream, used by its thread only. Includes no CUDA
-// header. The first step of a key runs eagerly (libraries load, NCCL connects), the second is captured, the
+// kernels of a few microseconds each; launched one by one, the launches are the step. Where nothing can be
+// recorded it just calls the function. Owned by the training loop (Trainer), one per stream, used by its
+// thread only. The first step of a key is called (libraries load, NCCL connects), the second is captured, the
 // following replay the capture: the function is then NOT called. It must only enqueue work on the stream
-// (kernels, a ProcessGroup on the same stream), always the same work on the same addresses for one key, and
-// read nothing back. Every rank of a group must run the same keys in the same order: captured or not is a
-// property of a collective. Failure: what the step returned, or kFailed naming the CUDA call; after a failed
-// capture nothing more may be run.
+// (kernels, a ProcessGroup on the same stream), always the same work on the same addresses for one key, read
+// nothing back, and may be called again for the same step. Every rank of a group must run the same keys in
+// the same order: captured or not is a property of a collective.
+// Failure: a capture that fails on any rank is given up by all of them; that step and all after it are
+// called. An error of the step, of a replay, or of the agreement is returned.
 // Destroyed before the ProcessGroup whose collectives it captured (whose end would wait for it) and before
 // the Kernels whose stream it uses.
 #pragma once
@@ -17,14 +18,15 @@
 #include <initializer_list>
 #include <memory>
 
-#include <muster/dtype.h>
 #include <muster/result.h>
+
+#include "worker_runtime/core/step_recorder.h"
 
 namespace muster {
 
 class StepGraph {
  public:
-  using Step = std::function<Result<void>()>;
+  using Step = StepRecorder::Step;
 
   virtual ~StepGraph() = default;
   StepGraph(const StepGraph&) = delete;
@@ -42,14 +44,17 @@ class StepGraph {
   StepGraph() = default;
 };
 
-/// `stream`: Kernels::stream(). With `capture` false, or on the CPU, every step is called.
-[[nodiscard]] std::unique_ptr<StepGraph> make_step_graph(Device device, void* stream, bool capture = true);
+struct StepGraphHooks {
+  /// Whether every rank has its capture, asked after each capture and before anything of it runs; a
+  /// collective. Empty: there is one rank.
+  std::function<Result<bool>(bool captured_here)> agree;
+  /// Called once, when captures are given up.
+  std::function<void(const Error& reason)> on_give_up;
+};
 
-/// The same on a GPU, in builds with CUDA; calls every step in builds without.
-[[nodiscard]] std::unique_ptr<StepGraph> make_cuda_step_graph(void* stream);
-
-/// Calls every step.
-[[nodiscard]] std::unique_ptr<StepGraph> make_eager_steps();
+/// `recorder`: Kernels::make_step_recorder(); nullptr: every step is called.
+[[nodiscard]] std::unique_ptr<StepGraph> make_step_graph(std::unique_ptr<StepRecorder> recorder,
+                                                         StepGraphHooks hooks = {});
 
 /// Mixes what a key is made of, for example step_key({batch, bits of the learning rate, first_step}).
 [[nodiscard]] std::uint64_t step_key(std::initializer_list<std::uint64_t> parts);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepGraphPlan: what to do with the next step of a key: call it, capture it, or replay slot i. Pure; the
-// owner of the graphs (cuda_graph.cc) obeys. Keeps kSlots captures; the one used longest ago gives way.
+// StepGraphPlan: what to do with the next step of a key: call it, capture it, or replay slot i; after
+// give_up(), call it. Pure; step_graph.cc obeys. Keeps kSlots captures; the one used longest ago gives way.
 #pragma once
 
 #include <array>
@@ -20,6 +20,7 @@ class StepGraphPlan {
   };
 
   Decision next(std::uint64_t key) {
+    if (gave_up_) return {Action::kCall, 0};
     ++clock_;
     std::size_t oldest = 0;
     for (std::size_t i = 0; i < kSlots; ++i) {
@@ -38,6 +39,9 @@ class StepGraphPlan {
     return {Action::kCall, oldest};
   }
 
+  /// A capture failed: one that failed for this key would fail for the next.
+  void give_up() { gave_up_ = true; }
+
  private:
   struct Slot {
     std::uint64_t key = 0;
@@ -46,6 +50,7 @@ class StepGraphPlan {
   };
   std::array<Slot, kSlots> slots_{};
   std::uint64_t clock_ = 0;
+  bool gave_up_ = false;
 };
 
 }  // namespace muster

@@ -14,6 +14,7 @@
 #include "worker_runtime/core/placement.h"
 #include "worker_runtime/groups/host_id.h"
 #include "worker_runtime/groups/make_cpu_group.h"
+#include "worker_runtime/groups/meeting.h"
 #include "worker_runtime/groups/nccl_group.h"
 #include "worker_runtime/groups/text_exchange.h"
 
@@ -39,10 +40,12 @@ Result<std::shared_ptr<Store>> open_store(const Placement& placement, Millis tim
 /// A view of the store for this meeting of the ranks: after a restart, or when a program calls init() again,
 /// the keys of the earlier meeting are still there.
 Result<std::shared_ptr<Store>> enter(const Placement& placement, const std::shared_ptr<Store>& store,
-                                     Millis timeout) {
-  const std::string base = fmt::format("muster/{}", placement.restart_count);
-  MUSTER_TRY(const auto visits, store->add(fmt::format("{}/visits/{}", base, placement.rank), 1));
-  auto view = make_prefix_store(fmt::format("{}/{}", base, visits), store);
+                                     Millis timeout, Instant deadline) {
+  const auto meetings = make_prefix_store("muster/meet", store);
+  const auto name = groups::meet(*meetings, placement.rank, placement.world_size, deadline);
+  if (!name)
+    return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size), name.error());
+  auto view = make_prefix_store("muster/" + *name, store);
   view->set_timeout(timeout);
   return view;
 }
@@ -51,6 +54,10 @@ Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, con
                                                  Store& store) {
   if (options.backend == Backend::kNccl) {
 #if defined(MUSTER_HAS_NCCL_GROUP)
+    if (placement.world_size == 1) {
+      MUSTER_TRY(std::shared_ptr<nccl::NcclDevice> gpu, nccl::make_cuda_device(options.cuda_device));
+      return nccl::make_single_group(std::move(gpu), options.cuda_stream);
+    }
     return make_nccl_group(store, placement.rank, placement.world_size, options.cuda_device,
                            options.cuda_stream, options.timeout);
 #else
@@ -103,7 +110,7 @@ Result<Context> init(const InitOptions& options) {
     if (!store)
       return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size),
                   std::move(store).error());
-    MUSTER_TRY(context.store, enter(placement, *store, options.timeout));
+    MUSTER_TRY(context.store, enter(placement, *store, options.timeout, start + options.timeout));
     const Millis left = std::max(time_left(start + options.timeout, SteadyClock::now()), Millis(1));
     MUSTER_OK(gather(placement, *context.store, left, context));
   }
@@ -112,6 +119,15 @@ Result<Context> init(const InitOptions& options) {
       make_prefix_store("group/default", context.store != nullptr ? context.store : make_hash_store());
   MUSTER_TRY(context.group, make_group(options, placement, *store));
   return context;
+}
+
+Result<void> check_backend(Backend backend) {
+  if (backend != Backend::kNccl) return {};
+#if defined(MUSTER_HAS_NCCL_GROUP)
+  return check_nccl_library();
+#else
+  return fail(ErrorCode::kUnsupported, "an NCCL group needs a build with CUDA, and this is none");
+#endif
 }
 
 Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::string_view name,

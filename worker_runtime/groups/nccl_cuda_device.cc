@@ -84,6 +84,15 @@ class CudaDevice final : public NcclDevice {
     return check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   }
 
+  Result<void> copy(void* to, const void* from, std::size_t size_bytes, void* stream) override {
+    return check(cudaMemcpyAsync(to, from, size_bytes, cudaMemcpyDeviceToDevice, stream_of(stream)),
+                 "cudaMemcpyAsync");
+  }
+
+  Result<void> synchronize(void* stream) override {
+    return check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
+  }
+
   Result<std::uint32_t*> create_counter() override {
     void* memory = nullptr;
     MUSTER_OK(

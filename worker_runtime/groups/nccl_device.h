@@ -35,6 +35,11 @@ class NcclDevice {
   [[nodiscard]] virtual Result<void*> allocate(std::size_t size_bytes) = 0;
   virtual void free(void* memory) = 0;
   [[nodiscard]] virtual Result<void> zero(void* memory, std::size_t size_bytes) = 0;
+  /// Within the device's memory, in the order of `stream`.
+  [[nodiscard]] virtual Result<void> copy(void* to, const void* from, std::size_t size_bytes,
+                                          void* stream) = 0;
+  /// Blocks until everything on `stream` is done. Not during a capture.
+  [[nodiscard]] virtual Result<void> synchronize(void* stream) = 0;
 
   /// A word that work on a stream counts up and the host reads without a call into the driver.
   [[nodiscard]] virtual Result<std::uint32_t*> create_counter() = 0;

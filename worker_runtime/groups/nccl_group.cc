@@ -122,6 +122,10 @@ class NcclGroup final : public ProcessGroup {
   int world_size() const override { return settings_.world_size; }
   std::string_view backend() const override { return "nccl"; }
   Device device() const override { return Device::kCuda; }
+  Result<void> status() const override {
+    if (const auto failure = thread_->failure()) return fail(*failure);
+    return {};
+  }
 
   Result<void> all_reduce(Buffer buffer, ReduceOp op) override {
     MUSTER_TRY(auto work, start_all_reduce(buffer, op));
@@ -285,6 +289,20 @@ Result<std::unique_ptr<ProcessGroup>> make_group(Store& store, const GroupSettin
 
 }  // namespace nccl
 
+namespace {
+
+std::optional<std::string> library_of_environment() {
+  const char* library = std::getenv("MUSTER_NCCL_LIBRARY");
+  return library != nullptr && *library != '\0' ? std::optional<std::string>(library) : std::nullopt;
+}
+
+}  // namespace
+
+Result<void> check_nccl_library() {
+  MUSTER_OK(nccl::NcclApi::load(library_of_environment()));
+  return {};
+}
+
 Result<std::unique_ptr<ProcessGroup>> make_nccl_group(Store& store, int rank, int world_size, int device,
                                                       void* stream, std::chrono::milliseconds timeout) {
   MUSTER_TRY(std::shared_ptr<nccl::NcclDevice> gpu, nccl::make_cuda_device(device));
@@ -292,8 +310,7 @@ Result<std::unique_ptr<ProcessGroup>> make_nccl_group(Store& store, int rank, in
   settings.rank = rank;
   settings.world_size = world_size;
   settings.timeout = timeout;
-  if (const char* library = std::getenv("MUSTER_NCCL_LIBRARY"); library != nullptr && *library != '\0')
-    settings.library = library;
+  settings.library = library_of_environment();
   const char* host_id = std::getenv("NCCL_HOSTID");
   settings.shares_gpu = host_id != nullptr && *host_id != '\0';
   return nccl::make_group(store, settings, std::move(gpu), stream);

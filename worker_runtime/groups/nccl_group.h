@@ -28,7 +28,14 @@ namespace muster {
                                                                     int device, void* stream,
                                                                     std::chrono::milliseconds timeout);
 
+/// Whether make_nccl_group would find its library here; kNotFound or kUnsupported say what to install.
+[[nodiscard]] Result<void> check_nccl_library();
+
 namespace nccl {
+
+/// The group of one rank: device memory and copies, without NCCL.
+[[nodiscard]] std::unique_ptr<ProcessGroup> make_single_group(std::shared_ptr<NcclDevice> device,
+                                                              void* stream);
 
 struct GroupSettings {
   int rank = 0;

@@ -2,7 +2,7 @@
 # The NCCL group compiles everywhere: NCCL is opened at run time and its binary interface is declared in nccl_abi.h.
 # Only its device needs the toolkit.
 target_sources(muster_worker PRIVATE
-  ../core/shared_library.cc nccl_api.cc nccl_comm_thread.cc nccl_group.cc nccl_lifecycle.cc)
+  ../core/shared_library.cc nccl_api.cc nccl_comm_thread.cc nccl_group.cc nccl_lifecycle.cc nccl_single_group.cc)
 target_link_libraries(muster_worker PRIVATE ${CMAKE_DL_LIBS} Threads::Threads)
 if(MUSTER_HAS_CUDA)
   target_sources(muster_worker PRIVATE nccl_cuda_device.cc)

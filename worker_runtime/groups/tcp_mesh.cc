@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstring>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <climits>
 #include <fmt/format.h>
@@ -22,7 +24,7 @@ constexpr Millis kGrace{200};  // for others to deliver after one peer is gone
 
 }  // namespace
 
-TcpMesh::TcpMesh(std::vector<Peer> peers) {
+TcpMesh::TcpMesh(std::vector<Peer> peers) : wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   for (Peer& peer : peers) {
     Link& link = links_.emplace_back();
     link.socket = std::move(peer.socket);
@@ -45,7 +47,7 @@ void TcpMesh::drop(Link& link, ErrorCode code, std::string why) {
 
 void TcpMesh::write_some(Link& link) {
   const std::lock_guard lock(sending_);
-  while (!link.sends.empty()) {
+  while (!link.sends.empty() && !stopped_) {
     std::array<iovec, 16> parts{};
     std::size_t used = 0;
     for (Outgoing& out : link.sends) {
@@ -65,6 +67,7 @@ void TcpMesh::write_some(Link& link) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
       // Not the end yet: what the peer said before it went may still be there to read.
       link.sends.clear();
+      link.sends_lost = true;
       return;
     }
     auto left = static_cast<std::size_t>(n);
@@ -77,6 +80,7 @@ void TcpMesh::write_some(Link& link) {
       if (step < rest) break;
       link.sends.pop_front();
     }
+    link.mid_message = !link.sends.empty() && link.sends.front().done != 0;
   }
 }
 
@@ -146,12 +150,14 @@ Result<void> TcpMesh::run(Instant deadline) {
   std::vector<pollfd> entries;
   std::vector<Link*> polled;
   while (true) {
-    entries.clear();
+    if (stopped_) return fail(ErrorCode::kCancelled, "this rank stopped the group");
+    entries.assign(1, {wake_.get(), POLLIN, 0});
     polled.clear();
     bool failed = false;
     for (Link& link : links_) {
       if (!link.failure && !link.sends.empty()) write_some(link);
       if (!link.failure && !link.receives.empty()) read_some(link);
+      if (link.sends_lost && link.receives.empty()) drop(link, ErrorCode::kPeerGone, "");
       failed = failed || link.failure.has_value();
       const bool to_send = !link.sends.empty();
       const bool to_receive = !link.receives.empty();
@@ -160,16 +166,16 @@ Result<void> TcpMesh::run(Instant deadline) {
           {link.socket.get(), static_cast<short>((to_send ? POLLOUT : 0) | (to_receive ? POLLIN : 0)), 0});
       polled.push_back(&link);
     }
-    if (entries.empty()) return outcome(deadline);
+    if (polled.empty()) return outcome(deadline);
     if (failed) deadline = std::min(deadline, SteadyClock::now() + kGrace);
     const Millis left = time_left(deadline, SteadyClock::now());
     if (left.count() == 0) return outcome(deadline);
     const int timeout = static_cast<int>(std::min<std::int64_t>(left.count(), INT_MAX));
     if (::poll(entries.data(), entries.size(), timeout) < 0 && errno != EINTR)
       return fail(errno_error("poll", errno));
-    for (std::size_t i = 0; i < entries.size(); ++i) {
+    for (std::size_t i = 0; i < polled.size(); ++i) {
       // A peer that is gone while we only send to it: reading tells whether it left a reason.
-      if ((entries[i].revents & (POLLERR | POLLHUP)) != 0 && polled[i]->receives.empty()) {
+      if ((entries[i + 1].revents & (POLLERR | POLLHUP)) != 0 && polled[i]->receives.empty()) {
         polled[i]->sends.clear();
         drop(*polled[i], ErrorCode::kPeerGone, "");
       }
@@ -203,12 +209,12 @@ void TcpMesh::fail_peers(const Error& error) {
   std::string bytes(reinterpret_cast<const char*>(&frame), sizeof frame);
   bytes += payload;
   const std::lock_guard lock(sending_);
-  for (Link& link : links_) {
-    const bool between = link.sends.empty() || link.sends.front().done == 0;
-    if (link.socket && between)
+  // The queues belong to the thread in run(), which drops them.
+  for (Link& link : links_)
+    if (link.socket && !link.mid_message)
       (void)::send(link.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    link.sends.clear();
-  }
+  stopped_ = true;
+  (void)::eventfd_write(wake_.get(), 1);
 }
 
 }  // namespace muster::groups

@@ -2,12 +2,13 @@
 // TcpMesh: one connection to every other member, and messages on them. send() and receive() only note what is
 // to be done; run() does it, all peers at once in both directions, until a deadline. Each message is a frame:
 // u32 kind, u32 length, payload; a peer that fails sends a failure frame with its reason between two
-// messages. Owned by a tcp group; one thread at a time, fail_peers() from any thread. The destructor closes
-// and never blocks. Failure: kPeerGone (closed), kTimeout (silent), kProtocol, or the peer's own reason; all
-// name the ranks.
+// messages. Owned by a tcp group; one thread at a time, fail_peers() from any thread: it ends a run() that is
+// under way. The destructor closes and never blocks. Failure: kPeerGone (closed), kTimeout (silent),
+// kProtocol, or the peer's own reason; all name the ranks.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -49,7 +50,7 @@ class TcpMesh {
   [[nodiscard]] bool arrived(std::size_t member) const { return links_[member].receives.empty(); }
 
   /// Tells every peer why this rank stops, as far as its connection is between two messages and takes it at
-  /// once.
+  /// once. run() fails from now on (kCancelled), also where another thread is waiting in it.
   void fail_peers(const Error& error);
 
  private:
@@ -76,6 +77,8 @@ class TcpMesh {
     std::size_t payload_done = 0;
     std::string reason;  // payload of a failure frame, while it comes
     std::optional<Error> failure;
+    bool sends_lost = false;   // the peer takes no more: run() must not report what was dropped as sent
+    bool mid_message = false;  // guarded by sending_: a frame went out in part
   };
 
   void write_some(Link& link);
@@ -87,7 +90,9 @@ class TcpMesh {
   [[nodiscard]] Result<void> outcome(Instant deadline) const;
 
   std::vector<Link> links_;
-  std::mutex sending_;  // fail_peers() may come from another thread
+  std::mutex sending_;                 // fail_peers() may come from another thread
+  std::atomic<bool> stopped_ = false;  // set with sending_ held: nothing follows a failure frame
+  UniqueFd wake_;                      // an eventfd, readable once stopped_: ends run()'s wait
 };
 
 }  // namespace muster::groups

@@ -16,6 +16,8 @@
 #include <muster/dtype.h>
 #include <muster/result.h>
 
+#include "worker_runtime/core/step_recorder.h"
+
 namespace muster::kernels {
 
 /// Convolution: x (batch, in_channels, height, width), w (out_channels, in_channels, kernel, kernel), b
@@ -68,11 +70,15 @@ class Kernels {
   virtual void copy_to_device(void* device, const void* host, std::size_t size_bytes) = 0;
   virtual void copy_to_host(void* host, const void* device,
                             std::size_t size_bytes) = 0;  // waits for the copy
+  /// Between two places of the device that do not overlap; enqueued like a kernel.
+  virtual void copy_on_device(void* to, const void* from, std::size_t size_bytes) = 0;
   virtual void zero(void* device, std::size_t size_bytes) = 0;
   /// Waits for everything enqueued; reports the first asynchronous error.
   [[nodiscard]] virtual Result<void> synchronize() = 0;
   /// The stream the work goes to (cudaStream_t); nullptr on the CPU.
   [[nodiscard]] virtual void* stream() const { return nullptr; }
+  /// Records what is enqueued on stream(); nullptr where work is done at once (CPU).
+  [[nodiscard]] virtual std::unique_ptr<StepRecorder> make_step_recorder() { return nullptr; }
 
   // Reserve scratch and build plans for a shape. Called once per layer and batch size before its first use;
   // planning a shape again does nothing. The CPU's kernels also accept shapes nobody planned where they need

@@ -84,6 +84,33 @@ TEST_CASE(
     }));
 }
 
+TEST_CASE(
+    "a restart that the ranks count differently, after some died before or in init, meets all the same") {
+  auto server = StoreServer::start({.host = "127.0.0.1"});
+  REQUIRE_OK(server);
+  const std::uint16_t port = (*server)->port();
+  const auto attempt = [&](int rank, const char* restart, int world, std::chrono::milliseconds timeout) {
+    put_ranks(rank, world, "127.0.0.1", port);
+    put("TORCHELASTIC_USE_AGENT_STORE", "True");
+    put("TORCHELASTIC_RESTART_COUNT", restart);
+    return init({.timeout = timeout}).has_value();
+  };
+  // Rank 2 never comes: 0 and 1 leave what they said behind. Then rank 1 comes alone.
+  (void)run_ranks({.world_size = 2}, [&](int rank) -> std::string {
+    return attempt(rank, "0", 3, std::chrono::milliseconds(300)) ? "made" : "";
+  });
+  (void)run_ranks({.world_size = 1}, [&](int) -> std::string {
+    return attempt(1, "0", 3, std::chrono::milliseconds(300)) ? "made" : "";
+  });
+  for (int round = 0; round < 2; ++round)
+    require_all_well(run_ranks({.world_size = 3}, [&](int rank) -> std::string {
+      put_ranks(rank, 3, "127.0.0.1", port);
+      put("TORCHELASTIC_USE_AGENT_STORE", "True");
+      put("TORCHELASTIC_RESTART_COUNT", rank == 2 ? "0" : "1");
+      return meet({.timeout = std::chrono::seconds(20)}, "shm");
+    }));
+}
+
 TEST_CASE("ranks with different host ids form a hierarchy with local ranks of their own") {
   const std::uint16_t port = free_port();
   require_all_well(run_ranks({.world_size = 4}, [&](int rank) -> std::string {

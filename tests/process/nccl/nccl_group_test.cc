@@ -352,12 +352,15 @@ TEST_CASE("collectives in a captured step are watched by counters and their even
       for (int i = 0; i < 3; ++i) STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));
       member.stream.synchronize();
       EXPECT(values[0] == 8.0F);
+      STEP(member.group->status());
       STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));
       member.stream.synchronize();  // ends because the watchdog aborts
       const auto failed = member.group->all_reduce({values.data(), 10, DType::kFloat32});
       EXPECT(!failed);
       EXPECT(failed.error().code == ErrorCode::kTimeout || failed.error().code == ErrorCode::kPeerGone);
       EXPECT(failed.error().message.find("all_reduce #5") != std::string::npos);
+      const auto status = member.group->status();
+      EXPECT(!status && status.error() == failed.error());
     }
     EXPECT(log_of(directory, rank) == "revoke\nabort\n");
     return "";

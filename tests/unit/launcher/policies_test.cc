@@ -76,6 +76,15 @@ TEST_CASE("a signal is passed on as it is, and the second one kills") {
   REQUIRE(attempt.stop_signal() == SIGINT);
 }
 
+TEST_CASE("a signal that comes while the workers are being stopped is remembered") {
+  Supervision attempt(2, kGrace);
+  (void)attempt.worker_ended(1, kSeven, false, kStart);
+  REQUIRE(attempt.stop_signal() == 0);
+  REQUIRE(attempt.signal_received(SIGTERM, kStart) == Orders{SIGKILL, false});
+  REQUIRE(attempt.stop_signal() == SIGTERM);
+  REQUIRE(attempt.end() == AttemptEnd::kWorkerFailed);
+}
+
 TEST_CASE("news from another node stops the workers but does not shorten a grace period") {
   Supervision attempt(1, kGrace);
   REQUIRE(attempt.stopped_from_outside(AttemptEnd::kWorkerFailed, kStart) == Orders{SIGTERM, false});

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "tests/support/catch.h"
+#include "worker_runtime/examples/device_choice.h"
 #include "worker_runtime/examples/fashion_options.h"
 #include "worker_runtime/examples/progress.h"
 
@@ -137,4 +138,24 @@ TEST_CASE("off a terminal there are lines, on other ranks nothing") {
   const std::string written(text, size);
   std::free(text);
   REQUIRE(written == progress_line(view_at(3000)) + "\ndone\n");
+}
+
+TEST_CASE("auto takes a GPU where the rank's own number is there, however many ranks the node has") {
+  REQUIRE_FALSE(obstacle({.rank = 5, .world_size = 8, .gpu = 0, .gpus = 1}));
+  REQUIRE_FALSE(obstacle({.rank = 5, .world_size = 8, .gpu = 5, .gpus = 8}));
+  REQUIRE_THAT(*obstacle({.rank = 5, .world_size = 8, .gpu = 1, .gpus = 1}),
+               Contains("rank 5 would take GPU 1 and sees 1"));
+  REQUIRE_THAT(*obstacle({.rank = 0, .world_size = 1}), Contains("rank 0 sees no GPU"));
+}
+
+TEST_CASE("auto needs NCCL for several ranks and not for one") {
+  REQUIRE_FALSE(obstacle({.world_size = 1, .gpus = 1, .nccl_problem = "no NCCL"}));
+  REQUIRE_THAT(*obstacle({.world_size = 2, .gpus = 1, .nccl_problem = "no NCCL"}), Contains("no NCCL"));
+}
+
+TEST_CASE("a rank's number on its node is LOCAL_RANK's, else srun's") {
+  REQUIRE(local_number("2", "3", 4) == 2);
+  REQUIRE(local_number(nullptr, "3", 4) == 3);
+  REQUIRE(local_number("", "3", 4) == 3);
+  REQUIRE(local_number(nullptr, nullptr, 4) == 4);
 }

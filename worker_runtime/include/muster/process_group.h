@@ -42,6 +42,10 @@ class ProcessGroup {
   [[nodiscard]] virtual std::string_view backend() const = 0;
   [[nodiscard]] virtual Device device() const { return Device::kCpu; }
 
+  /// The error after which the group is of no use, if there was one. Asks nobody and does not block: for a caller that
+  /// replays captured collectives and so never hears it from a call.
+  [[nodiscard]] virtual Result<void> status() const { return {}; }
+
   /// In place. Float types, int32 and int64; kAvg for float types (sum, then times 1/world_size, as DDP does).
   [[nodiscard]] virtual Result<void> all_reduce(Buffer buffer, ReduceOp op = ReduceOp::kSum) = 0;
 

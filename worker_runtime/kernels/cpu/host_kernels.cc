@@ -58,6 +58,10 @@ void HostKernels::copy_to_host(void* host, const void* device, std::size_t size_
   if (size_bytes != 0) std::memcpy(host, device, size_bytes);
 }
 
+void HostKernels::copy_on_device(void* to, const void* from, std::size_t size_bytes) {
+  if (size_bytes != 0) std::memcpy(to, from, size_bytes);
+}
+
 void HostKernels::zero(void* device, std::size_t size_bytes) {
   if (size_bytes != 0) std::memset(device, 0, size_bytes);
 }

@@ -2,6 +2,7 @@
 #include "worker_runtime/kernels/cuda/cuda_kernels.h"
 
 #include "worker_runtime/core/cuda_error.h"
+#include "worker_runtime/core/cuda_graph.h"
 #include "worker_runtime/kernels/cpu/host_kernels.h"
 #include "worker_runtime/kernels/cuda/arguments.h"
 
@@ -72,6 +73,11 @@ void CudaKernels::copy_to_host(void* host, const void* device, std::size_t size_
   note(cudaStreamSynchronize(stream_), "copy from the GPU");
 }
 
+void CudaKernels::copy_on_device(void* to, const void* from, std::size_t size_bytes) {
+  if (size_bytes != 0)
+    note(cudaMemcpyAsync(to, from, size_bytes, cudaMemcpyDeviceToDevice, stream_), "copy on the GPU");
+}
+
 void CudaKernels::zero(void* device, std::size_t size_bytes) {
   if (size_bytes != 0) note(cudaMemsetAsync(device, 0, size_bytes, stream_), "cudaMemset");
 }
@@ -79,6 +85,10 @@ void CudaKernels::zero(void* device, std::size_t size_bytes) {
 Result<void> CudaKernels::synchronize() {
   note(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   return first_error_;
+}
+
+std::unique_ptr<StepRecorder> CudaKernels::make_step_recorder() {
+  return make_cuda_step_recorder(stream_, first_error_);
 }
 
 void CudaKernels::note(cudaError_t result, std::string_view call) {

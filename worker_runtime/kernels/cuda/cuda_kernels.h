@@ -27,9 +27,11 @@ class CudaKernels final : public Kernels {
   Result<void*> allocate(std::size_t size_bytes) override;
   void copy_to_device(void* device, const void* host, std::size_t size_bytes) override;
   void copy_to_host(void* host, const void* device, std::size_t size_bytes) override;
+  void copy_on_device(void* to, const void* from, std::size_t size_bytes) override;
   void zero(void* device, std::size_t size_bytes) override;
   Result<void> synchronize() override;
   void* stream() const override { return stream_; }
+  std::unique_ptr<StepRecorder> make_step_recorder() override;
 
   Result<void> plan_conv2d(const ConvShape& shape) override;
   Result<void> plan_linear(const LinearShape& shape) override;
