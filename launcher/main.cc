@@ -36,8 +36,8 @@ constexpr std::chrono::seconds kFlushPatience{3};  // for whoever reads our outp
 /// Descriptors 0 to 2 must exist, or a pipe of ours would become some worker's stderr.
 void open_standard_descriptors() {
   int fd = 0;
-  // NOLINTNEXTLINE(android-cloexec-open): workers inherit these.
-  while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR);
+  // The workers inherit them.
+  while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR);  // NOLINT(android-cloexec-open)
   if (fd > 2) ::close(fd);
 }
 

@@ -117,7 +117,8 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
         return fail(ErrorCode::kInvalidArgument, fmt::format("--{} needs a value", name));
       }
       app.clear();
-      app.parse(std::vector<std::string>{flag ? "--" + name : "--" + name + "=" + value});
+      app.parse(
+          std::vector<std::string>{flag ? fmt::format("--{}", name) : fmt::format("--{}={}", name, value)});
     }
   } catch (const CLI::Error& error) {
     const auto source = collected.from_environment.find(current);

@@ -146,17 +146,17 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   /// Runs a coroutine that keeps this object alive; `done` is dropped once cancelled.
   template <class T, class Done>
   void start(Awaitable<Result<T>> work, Done done) {
-    asio::co_spawn(
-        io_, std::move(work),
-        [self = shared_from_this(), done = std::move(done)](std::exception_ptr thrown, Result<T> result) {
-          if (self->abandoned_) return;
-          if (!thrown) return done(std::move(result));
-          try {
-            std::rethrow_exception(thrown);
-          } catch (const std::exception& error) {
-            done(fail(ErrorCode::kFailed, fmt::format("rendezvous: {}", error.what())));
-          }
-        });
+    asio::co_spawn(io_, std::move(work),
+                   [self = shared_from_this(), done = std::move(done)](const std::exception_ptr& thrown,
+                                                                       Result<T> result) {
+                     if (self->abandoned_) return;
+                     if (!thrown) return done(std::move(result));
+                     try {
+                       std::rethrow_exception(thrown);
+                     } catch (const std::exception& error) {
+                       done(fail(ErrorCode::kFailed, fmt::format("rendezvous: {}", error.what())));
+                     }
+                   });
   }
 
   void abandon() {
@@ -219,7 +219,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     const std::string own_ranks = entries_.ranks(attempt, job_.node_rank);
     if (auto ok = co_await command_.set(own_info, to_json(mine)); !ok) co_return ok;
     gathering_ = true;
-    start(report_missing(attempt), [](Result<void>) {});
+    start(report_missing(attempt), [](const Result<void>&) {});
     // Not one conditional expression: g++ 12 destroys the temporaries of both branches.
     Result<void> result;
     if (host()) {
@@ -300,7 +300,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   /// room for another. Later it is announced as the attempt's failure, unless the attempt has an outcome
   /// already; if that is a restart, the next one does not begin.
   void connection_closed(const std::string& connection) {
-    const auto no_matter = [](Result<void>) {};
+    const auto no_matter = [](const Result<void>&) {};
     if (attempt_ < 0) {
       closed_.insert(connection);
       start(entries_.forget(connection), no_matter);
@@ -378,19 +378,19 @@ void StaticRendezvous::watch(int attempt, OutcomeKnown known) {
 
 void StaticRendezvous::announce(int attempt, const FailureNotice& notice) {
   // If node 0 cannot be told, it is gone, which the watching connection reports.
-  impl_->start(impl_->announce(attempt, notice), [](Result<void>) {});
+  impl_->start(impl_->announce(attempt, notice), [](const Result<void>&) {});
 }
 
 void StaticRendezvous::succeeded(int attempt) {
-  impl_->start(impl_->succeeded(attempt), [](Result<void>) {});
+  impl_->start(impl_->succeeded(attempt), [](const Result<void>&) {});
 }
 
 void StaticRendezvous::decline(int attempt, const FailureNotice& notice) {
-  impl_->start(impl_->decline(attempt, notice), [](Result<void>) {});
+  impl_->start(impl_->decline(attempt, notice), [](const Result<void>&) {});
 }
 
 void StaticRendezvous::leave(Millis patience, std::function<void()> left) {
-  impl_->start(impl_->leave(patience), [left = std::move(left)](Result<void>) { left(); });
+  impl_->start(impl_->leave(patience), [left = std::move(left)](const Result<void>&) { left(); });
 }
 
 void StaticRendezvous::cancel() {

@@ -15,11 +15,16 @@ namespace {
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarning: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
-    case LogLevel::kOff: return spdlog::level::off;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kOff:
+      return spdlog::level::off;
   }
   return spdlog::level::warn;
 }
@@ -51,12 +56,16 @@ std::shared_ptr<spdlog::logger> make_logger(std::string program, LogLevel level,
 
 Log::Log(std::string program, LogLevel level)
     : level_(level),
-      logger_(make_logger(std::move(program), level, std::make_shared<spdlog::sinks::ansicolor_stderr_sink_mt>())) {}
+      logger_(make_logger(std::move(program), level,
+                          std::make_shared<spdlog::sinks::ansicolor_stderr_sink_mt>())) {}
 
 Log::Log(std::string program, LogLevel level, std::function<void(std::string_view line)> write)
-    : level_(level), logger_(make_logger(std::move(program), level, std::make_shared<CallingSink>(std::move(write)))) {}
+    : level_(level),
+      logger_(make_logger(std::move(program), level, std::make_shared<CallingSink>(std::move(write)))) {}
 
-void Log::write(LogLevel level, std::string_view text) const { logger_->log(to_spdlog(level), text); }
+void Log::write(LogLevel level, std::string_view text) const {
+  logger_->log(to_spdlog(level), text);
+}
 
 LogLevel parse_log_level(std::string_view text) {
   std::string lower(text);

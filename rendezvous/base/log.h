@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Log: one line per event on stderr, "muster 12:00:00.000 warning: text". A value handed in by main, no global.
-// Thread-safe. Secrets are never passed to it.
+// Log: one line per event on stderr, "muster 12:00:00.000 warning: text". A value handed in by main, no
+// global. Thread-safe. Secrets are never passed to it.
 #pragma once
 
 #include <functional>
@@ -36,7 +36,8 @@ class Log {
   std::shared_ptr<spdlog::logger> logger_;
 };
 
-/// "debug", "info", "warning" ("warn"), "error", "off" in any case (torchrun's LOGLEVEL); anything else: kWarning.
+/// "debug", "info", "warning" ("warn"), "error", "off" in any case (torchrun's LOGLEVEL); anything else:
+/// kWarning.
 [[nodiscard]] LogLevel parse_log_level(std::string_view text);
 
 }  // namespace muster

@@ -39,6 +39,7 @@ class Maker {
       return std::find(ranks.begin(), ranks.end(), options_.rank) != ranks.end();
     });
     std::vector<int> first_ranks;
+    first_ranks.reserve(hosts.size());
     for (const auto& ranks : hosts) first_ranks.push_back(ranks.front());
     std::unique_ptr<CpuGroup> local;
     std::unique_ptr<CpuGroup> cross;

@@ -125,8 +125,7 @@ Result<void> NcclCommThread::wait_finished(const Collective& collective) {
     ++finish_waiters_;
     to_thread_.notify_one();
   }
-  const auto result =
-      wait_for([&] { return collective.state == Collective::State::kFinished; }, collective.name);
+  auto result = wait_for([&] { return collective.state == Collective::State::kFinished; }, collective.name);
   const std::lock_guard lock(mutex_);
   --finish_waiters_;
   return result;

@@ -135,7 +135,7 @@ class TcpGroup final : public CpuGroup {
   /// Everybody has come to this operation, and it is the same one. A disagreement explains more than a closed
   /// connection, which may only be its consequence.
   Result<void> meet(const OpContext& op) {
-    const auto outcome = run(op);
+    auto outcome = run(op);
     std::vector<OpDescriptor> here;
     std::vector<int> from;
     for (std::size_t i = 0; i < members(); ++i) {
