@@ -62,7 +62,6 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       attempt_server_ = *std::move(server);
     }
     if (auto ok = co_await gather(attempt, deadline); !ok) co_return fail(ok.error());
-
     const std::string own_ranks = entries_.ranks(attempt, job_.node_rank);
     auto range_text = co_await command_.get(own_ranks);
     if (!range_text) co_return fail(range_text.error());
@@ -274,6 +273,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       co_return co_await entries_.refuse(attempt, refusal);
     }
     std::vector<RoleInfo> nodes;
+    nodes.reserve(here.size());
     for (auto& [node, info] : here) nodes.push_back(std::move(info));
     // From here on a connection's end is an event of this attempt.
     attempt_ = attempt;

@@ -64,9 +64,11 @@ std::vector<int> without_entry(Store& store, const std::vector<int>& ranks,
 /// hello, or what it does with the answer.
 Result<void> lead(Store& store, const std::string& name, int world_size, Instant deadline) {
   std::vector<int> awaited;
+  awaited.reserve(static_cast<std::size_t>(world_size));
   for (int rank = 1; rank < world_size; ++rank) awaited.push_back(rank);
   for (std::size_t index = 0; !awaited.empty(); ++index) {
     std::vector<std::string> slots;
+    slots.reserve(awaited.size());
     for (const int rank : awaited) slots.push_back(slot(rank, index));
     const auto messages = store.multi_get(slots, left_until(deadline));
     if (!messages) {
@@ -99,7 +101,7 @@ Result<std::string> meet(Store& store, int rank, int world_size, Instant deadlin
     MUSTER_OK(lead(store, nonce, world_size, deadline));
     return nonce;
   }
-  const auto name = store.get(answer_key(rank, nonce), left_until(deadline));
+  auto name = store.get(answer_key(rank, nonce), left_until(deadline));
   if (name) {
     MUSTER_OK(post(store, rank, "ack " + *name));
     return name;
