@@ -62,14 +62,20 @@ void define(CLI::App& app, Options& options) {
   app.add_option("--log-level", options.log_level, "what to report on standard error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error", "off"}, CLI::ignore_case))
       ->capture_default_str();
-  app.add_option("--max-key-bytes", limits.wire.max_key_bytes, "longest key")->capture_default_str();
-  app.add_option("--max-value-bytes", limits.wire.max_value_bytes, "longest value in one request")
+  app.add_option("--max-key-bytes", limits.wire.max_key_bytes, "longest key")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--max-keys", limits.wire.max_keys, "most keys in one request")->capture_default_str();
+  app.add_option("--max-value-bytes", limits.wire.max_value_bytes, "longest value in one request")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max-keys", limits.wire.max_keys, "most keys in one request")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--max-request-bytes", limits.wire.max_request_bytes, "longest request")
       ->capture_default_str();
   app.add_option("--max-output-bytes", limits.max_output_bytes,
                  "longest answer, and most unread ones of a client")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--slow-reader-timeout", options.slow_reader_seconds,
                  "close a client that reads nothing of its answers for so many seconds")

@@ -27,6 +27,7 @@ inline constexpr std::string_view kUseAgentStore = "TORCHELASTIC_USE_AGENT_STORE
 inline constexpr std::string_view kErrorFile = "TORCHELASTIC_ERROR_FILE";
 inline constexpr std::string_view kNcclAsyncErrorHandling = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 inline constexpr std::string_view kOmpNumThreads = "OMP_NUM_THREADS";
+inline constexpr std::string_view kSignalsToHandle = "TORCHELASTIC_SIGNALS_TO_HANDLE";
 
 /// Who decides the value.
 enum class Origin {
@@ -57,6 +58,7 @@ inline constexpr std::array kEnvContract = {
     Variable{kMaxRestarts, Origin::kJob, "value of --max-restarts"},
     Variable{kRunId, Origin::kJob, "value of --rdzv-id"},
     Variable{kUseAgentStore, Origin::kJob, "True: the agent serves the store and rank 0 connects as a client"},
+    Variable{kSignalsToHandle, Origin::kJob, "value of --signals-to-handle"},
     Variable{kErrorFile, Origin::kAssignment, "where a worker writes its error as JSON"},
     Variable{kNcclAsyncErrorHandling, Origin::kDefault, "1: NCCL errors end the process"},
     Variable{kOmpNumThreads, Origin::kDefault, "1 when there are several workers on the node"},

@@ -4,24 +4,10 @@
 #include <algorithm>
 #include <charconv>
 
+#include "rendezvous/counter.h"
+
 namespace muster {
 namespace {
-
-// C's strtoll, which PyTorch uses: leading blanks and a sign are accepted, what follows the digits is
-// ignored.
-std::optional<std::int64_t> leading_integer(std::string_view text) {
-  const auto begin = text.find_first_not_of(" \t\n\v\f\r");
-  if (begin == std::string_view::npos) return std::nullopt;
-  text.remove_prefix(begin);
-  if (text.starts_with('+')) {
-    text.remove_prefix(1);
-    if (text.starts_with('-')) return std::nullopt;
-  }
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{}) return std::nullopt;
-  return value;
-}
 
 // Two's complement, where PyTorch's sum would be undefined.
 std::int64_t wrapping_sum(std::int64_t a, std::int64_t b) {
@@ -102,7 +88,7 @@ std::optional<std::int64_t> StoreCore::add(std::string_view key, std::int64_t de
   const auto found = keys_.find(key);
   std::int64_t sum = delta;
   if (found != keys_.end()) {
-    const auto current = leading_integer(found->second);
+    const auto current = read_counter(found->second);
     if (!current) return std::nullopt;
     sum = wrapping_sum(*current, delta);
   }
@@ -169,7 +155,7 @@ StoreCore::Barrier StoreCore::barrier(ClientId client, std::string_view key, std
   const auto found = keys_.find(key);
   std::int64_t count = 1;
   if (found != keys_.end()) {
-    const auto current = leading_integer(found->second);
+    const auto current = read_counter(found->second);
     if (!current) return Barrier::kNotANumber;
     count = wrapping_sum(*current, 1);
   }

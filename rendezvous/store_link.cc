@@ -75,6 +75,8 @@ Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, M
       error = shaken.error();
       // PyTorch 2.2 to 2.4 have no PING and close the connection.
       if (error.code == ErrorCode::kPeerGone) with_ping = !with_ping;
+      if (error.code == ErrorCode::kTimeout)
+        error.message += " (those of PyTorch before 2.2 do not understand us)";
     } else {
       error = std::move(stream).error();
     }

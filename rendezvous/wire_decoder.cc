@@ -26,7 +26,9 @@ constexpr std::string_view kLimitAdvice = "raise the server's limit or send less
 Decoder::Step Decoder::next(std::string_view& input, Request& request) {
   if (!error_.empty()) return Step::kError;
   if (delivered_) start_over();
-  if (undecided_ && !input.empty()) {  // a client up to 2.0 would be waiting for its answer
+  if (undecided_) {
+    if (input.empty()) return Step::kUndecided;
+    // A client up to 2.0 would be waiting for its answer.
     undecided_ = false;
     generation_ = Generation::kTorch21;
     op_ = Op::kAppend;
@@ -84,6 +86,7 @@ void Decoder::start_over() {
   step_ = 0;
   at_ = 0;
   count_known_ = false;
+  number_ = 0;
   fields_.clear();
   if (pending_.capacity() > kKeptBytes)
     pending_ = std::string();

@@ -63,6 +63,8 @@ Connection::Status Connection::process(std::string_view input, Effects& effects,
 }
 
 Connection::Status Connection::on_readable(std::string& scratch, Effects& effects, Instant now) {
+  // It became blocked by what another client did, after the event was fetched: the bytes come again later.
+  if (blocked()) return Status::kOpen;
   const ssize_t n =
       retry_eintr([&] { return ::recv(fd_.get(), scratch.data(), scratch.size(), MSG_DONTWAIT); });
   if (n > 0 && scratch[0] == control::kFirstByte && session_.generation() == wire::Generation::kUndetected) {

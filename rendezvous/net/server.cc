@@ -146,14 +146,17 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
 
   void on_event(ClientId id, Slot& slot, std::uint32_t events, Instant now) {
     Connection& connection = *slot.connection;
-    Connection::Status status = Connection::Status::kOpen;
-    // With both directions gone (HUP) nothing can be sent: reading tells why.
-    if ((events & EPOLLOUT) != 0 && (events & (EPOLLHUP | EPOLLERR)) == 0)
-      status = connection.on_writable(effects_, now);
-    else
-      status = connection.on_readable(scratch_, effects_, now);
-    if (connection.blocked() && (events & (EPOLLHUP | EPOLLERR)) != 0 && status == Connection::Status::kOpen)
-      status = Connection::Status::kEnded;
+    const bool gone = (events & (EPOLLHUP | EPOLLERR)) != 0;  // in both directions
+    if (gone && connection.blocked()) {
+      connection.give_up(
+          fmt::format("it went away with {} bytes of answers unread", connection.unsent_bytes()));
+      close(id, false);
+      return;
+    }
+    // Where it is gone, reading tells why, after what it sent last.
+    const Connection::Status status = (events & EPOLLOUT) != 0 && !gone
+                                          ? connection.on_writable(effects_, now)
+                                          : connection.on_readable(scratch_, effects_, now);
     after(id, status, now);
     deliver(now);
   }

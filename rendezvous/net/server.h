@@ -37,7 +37,7 @@ struct ServerOptions {
   std::chrono::milliseconds legacy_quiet_time{50};
   /// Takes connections whose first byte is the control protocol's, with what was read and the peer's name.
   /// Nothing: they are refused.
-  std::function<void(UniqueFd, std::string_view, std::string)> hand_over;
+  std::function<void(UniqueFd, std::string_view, std::string)> hand_over = {};
 };
 
 struct ServerStats {

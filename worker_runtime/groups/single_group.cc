@@ -57,6 +57,8 @@ class SingleGroup final : public ProcessGroup {
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> make_single_group() { return std::make_unique<SingleGroup>(); }
+std::unique_ptr<ProcessGroup> make_single_group() {
+  return std::make_unique<SingleGroup>();
+}
 
 }  // namespace muster

@@ -72,7 +72,8 @@ class Kernels {
   /// The stream the work goes to (cudaStream_t); nullptr on the CPU.
   [[nodiscard]] virtual void* stream() const { return nullptr; }
 
-  // Reserve scratch and build plans for a shape. Called once per layer before the first step.
+  // Reserve scratch and build plans for a shape. Called once per layer and batch size before its first use; planning a
+  // shape again does nothing. The CPU's kernels also accept shapes nobody planned where they need no scratch.
   [[nodiscard]] virtual Result<void> plan_conv2d(const ConvShape& shape) = 0;
   [[nodiscard]] virtual Result<void> plan_linear(const LinearShape& shape) = 0;
 
@@ -89,7 +90,8 @@ class Kernels {
                                float* dw, float* db) = 0;
 
   /// y = max over each window of max(x, 0); argmax (same shape as y) keeps the winner's place in the window, row by
-  /// row, first of equals, and 255 where the maximum is not positive. Exact.
+  /// row, first of equals, and 255 where the maximum is not positive. A NaN wins, as in PyTorch: a model that diverged must
+  /// show it in its loss. Exact.
   virtual void relu_max_pool_forward(const PoolShape& shape, const float* x, float* y, std::uint8_t* argmax) = 0;
   /// dx is overwritten: dy at the winners, 0 elsewhere. Exact.
   virtual void relu_max_pool_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax,
@@ -98,7 +100,7 @@ class Kernels {
   /// y = x w^T + b, then max(., 0) if `relu`. 1e-5.
   virtual void linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b, float* y,
                               bool relu) = 0;
-  /// dy is the gradient of the layer's output; with `relu` it is masked by y > 0 first (in place: dy is clobbered).
+  /// dy is the gradient of the layer's output; with `relu` it is zeroed where y <= 0 first (in place: dy is clobbered).
   /// dw, db are overwritten; dx likewise, or not computed when nullptr. 1e-5 (dw, db: 1e-4).
   virtual void linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y, float* dy,
                                float* dx, float* dw, float* db, bool relu) = 0;
@@ -108,9 +110,9 @@ class Kernels {
   virtual void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
                              LossTotals* totals) = 0;
 
-  /// PyTorch's SGD: g = grad * grad_scale (exactly grad when 1); g += weight_decay * p; v = momentum * v + g (v = g when
-  /// `first_step`); p -= lr * v. Bit-equal to PyTorch's CPU result: additions of a product are fused (fma), products
-  /// with momentum are not.
+  /// PyTorch's SGD: g = grad * grad_scale (exactly grad when 1); g += weight_decay * p; v = momentum * v + g (v = g,
+  /// velocity unread, when `first_step` or momentum is 0); p -= lr * v. Bit-equal to PyTorch's CPU result: additions of
+  /// a product are fused (fma), products with momentum are not.
   virtual void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
                         const SgdOptions& options, float grad_scale, bool first_step) = 0;
 };

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/agent.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+
+#include <fmt/format.h>
+
+#include "launcher/error_file.h"
+#include "launcher/report.h"
+#include "launcher/standalone_rendezvous.h"
+#include "launcher/static_rendezvous.h"
+#include "rendezvous/base/syscall.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::size_t kTailLines = 20;
+constexpr std::chrono::seconds kFlushPatience{5};
+constexpr std::chrono::seconds kLeavePatience{10};  // beyond the grace the other nodes' workers have
+
+std::string local_time(std::int64_t seconds) {
+  const std::time_t time = seconds;
+  std::tm parts{};
+  ::localtime_r(&time, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d_%H:%M:%S", &parts)};
+}
+
+bool ignored(int signal) {
+  struct sigaction current {};
+  return ::sigaction(signal, nullptr, &current) == 0 && current.sa_handler == SIG_IGN;
+}
+
+int exit_code_of(const Error& error) {
+  switch (error.code) {
+    case ErrorCode::kNotFound: return kExitNotFound;
+    case ErrorCode::kInvalidArgument: return kExitNotExecutable;
+    default: return kExitSystem;
+  }
+}
+
+}  // namespace
+
+struct Agent::Attempt {
+  Attempt(Agent& agent, const Assignment& given)
+      : assignment(given),
+        router(agent.io_, agent.job_, assignment, *agent.directory_, agent.out_, agent.err_,
+               ::isatty(STDERR_FILENO) == 1 ? STDERR_FILENO : -1),
+        group(agent.io_, agent.guardian_, agent.job_.local_world_size,
+              [&agent](int local_rank, const ProcessEnd& end) { agent.events_.push_back(WorkerEnded{local_rank, end}); }),
+        supervision(agent.job_.local_world_size, agent.job_.grace) {}
+
+  Assignment assignment;
+  LogRouter router;
+  WorkerGroup group;
+  Supervision supervision;
+  std::vector<WorkerOutcome> outcomes;  // in the order in which the exits were learnt
+  std::optional<WorkerGroup::StartFailure> start_failure;
+  std::optional<Result<AttemptOutcome>> outcome;
+};
+
+Agent::Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
+             Guardian& guardian, std::optional<rlimit> descriptor_limit)
+    : io_(io),
+      job_(job),
+      environment_(environment),
+      log_(log),
+      guardian_(guardian),
+      signals_(io),
+      spawner_((arm_signals(), descriptor_limit)),
+      out_(io, STDOUT_FILENO),
+      err_(io, STDERR_FILENO) {}
+
+void Agent::arm_signals() {
+  for (const int signal : job_.signals) {
+    // nohup and shells' background jobs ask for these to be ignored, which is not ours to undo.
+    if ((signal == SIGHUP || signal == SIGINT || signal == SIGQUIT) && ignored(signal)) continue;
+    boost::system::error_code error;
+    signals_.add(signal, error);
+    if (error) log_.warning(fmt::format("cannot handle {}: {}", signal_name(signal), error.message()));
+  }
+  if (::isatty(STDERR_FILENO) == 1) signals_.add(SIGWINCH);
+  struct Wait {
+    Agent& agent;
+    void operator()(boost::system::error_code error, int signal) const {
+      if (error) return;
+      if (signal == SIGWINCH) {
+        if (agent.router_ != nullptr) agent.router_->window_changed();
+      } else {
+        agent.events_.push_back(SignalReceived{signal});
+      }
+      agent.signals_.async_wait(*this);
+    }
+  };
+  signals_.async_wait(Wait{*this});
+}
+
+Agent::Event Agent::next_event(std::optional<Instant> deadline) {
+  while (events_.empty()) {
+    if (!deadline) {
+      io_.run_one();
+    } else if (io_.run_one_until(*deadline) == 0 && SteadyClock::now() >= *deadline) {
+      return DeadlinePassed{};
+    }
+  }
+  Event event = std::move(events_.front());
+  events_.pop_front();
+  return event;
+}
+
+int Agent::run() {
+  auto directory = LogDirectory::create(job_.logs, job_.run_id, environment_);
+  if (!directory) {
+    log_.error(directory.error().message);
+    return directory.error().code == ErrorCode::kInvalidArgument ? kExitUsage : kExitSystem;
+  }
+  directory_.emplace(*std::move(directory));
+  if (job_.mode == RendezvousMode::kStandalone) {
+    rendezvous_ = std::make_unique<StandaloneRendezvous>(io_, job_, log_);
+  } else {
+    rendezvous_ = std::make_unique<StaticRendezvous>(io_, job_, log_);
+  }
+
+  for (int attempt = 0;; ++attempt) {
+    auto joined = join(attempt);
+    if (const int* status = std::get_if<int>(&joined)) return *status;
+    const auto notice = run_attempt(std::get<Assignment>(joined));
+    err_.flush(SteadyClock::now() + kFlushPatience);
+    out_.flush(SteadyClock::now() + kFlushPatience);
+    if (!notice) {
+      leave();
+      log_.error(notice.error().message);
+      return notice.error().code == ErrorCode::kPeerGone ? kExitPeerLost : kExitSystem;
+    }
+    if (notice->restart) {
+      log_.warning(fmt::format("{}; restart {} of {}", notice->text, attempt + 1, job_.max_restarts));
+      continue;
+    }
+    leave();
+    if (!notice->text.empty()) log_.error(fmt::format("{}; exit status {}", notice->text, notice->exit_code));
+    if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
+      log_.warning(fmt::format("the workers' output is in {}", directory_->path()));
+      directory_->keep();
+    }
+    return notice->exit_code;
+  }
+}
+
+std::variant<Assignment, int> Agent::join(int attempt) {
+  rendezvous_->join(attempt, [this](Result<Assignment> assignment) { events_.push_back(Joined{std::move(assignment)}); });
+  while (true) {
+    const Event event = next_event(std::nullopt);
+    if (const auto* signal = std::get_if<SignalReceived>(&event)) {
+      rendezvous_->cancel();
+      log_.error(fmt::format("{} received before the workers were started", signal_name(signal->signal)));
+      return 128 + signal->signal;
+    }
+    const auto* joined = std::get_if<Joined>(&event);
+    if (joined == nullptr) continue;
+    if (joined->assignment) return *joined->assignment;
+    const Error& error = joined->assignment.error();
+    leave();
+    log_.error(error.message);
+    return error.code == ErrorCode::kExhausted ? kExitPortInUse : kExitRendezvous;
+  }
+}
+
+Result<FailureNotice> Agent::run_attempt(const Assignment& assignment) {
+  MUSTER_OK(directory_->begin_attempt(assignment.attempt, job_.local_world_size));
+  Attempt attempt(*this, assignment);
+  router_ = &attempt.router;
+  rendezvous_->watch(assignment.attempt, [this](Result<AttemptOutcome> outcome) {
+    events_.push_back(OutcomeKnown{std::move(outcome)});
+  });
+  attempt.start_failure =
+      attempt.group.start(spawner_, job_, attempt.assignment, environment_, *directory_, attempt.router);
+  if (attempt.start_failure)
+    obey(attempt, attempt.supervision.start_failed(attempt.start_failure->local_rank, SteadyClock::now()));
+
+  while (!attempt.supervision.finished() || !attempt.outcome)
+    handle(attempt, next_event(attempt.supervision.deadline()));
+
+  collect(attempt);
+  router_ = nullptr;
+  if (!*attempt.outcome) return fail((*attempt.outcome).error());
+  if (const auto* notice = std::get_if<FailureNotice>(&**attempt.outcome)) {
+    if (!notice->restart) print_report(attempt.outcomes);
+    return *notice;
+  }
+  return FailureNotice{};
+}
+
+void Agent::handle(Attempt& attempt, const Event& event) {
+  Supervision& supervision = attempt.supervision;
+  const Instant now = SteadyClock::now();
+  if (const auto* ended = std::get_if<WorkerEnded>(&event)) {
+    const Supervision::Orders orders = supervision.worker_ended(ended->local_rank, ended->end, now);
+    WorkerOutcome outcome;
+    outcome.local_rank = ended->local_rank;
+    outcome.rank = attempt.assignment.base_rank + ended->local_rank;
+    outcome.pid = attempt.group.pid(ended->local_rank);
+    outcome.end = ended->end;
+    outcome.stopped_by_us = supervision.stopped_by_us(ended->local_rank);
+    outcome.wall_time_s = std::time(nullptr);
+    attempt.outcomes.push_back(std::move(outcome));
+    obey(attempt, orders);
+    if (supervision.running() == 0 && supervision.end() == AttemptEnd::kSucceeded)
+      rendezvous_->succeeded(attempt.assignment.attempt);
+  } else if (const auto* signal = std::get_if<SignalReceived>(&event)) {
+    const bool again = supervision.stopping();
+    log_.warning(fmt::format("{} received{}", signal_name(signal->signal),
+                             again ? " again: killing the workers" : fmt::format("; stopping the workers, SIGKILL after {} s",
+                                                                                static_cast<double>(job_.grace.count()) / 1000)));
+    obey(attempt, supervision.signal_received(signal->signal, now));
+    // The others cannot be asked for ever.
+    if (again && supervision.finished() && !attempt.outcome)
+      attempt.outcome = AttemptOutcome(describe_failure(attempt));
+  } else if (const auto* known = std::get_if<OutcomeKnown>(&event)) {
+    attempt.outcome = known->outcome;
+    if (!known->outcome) {
+      log_.error(fmt::format("lost node 0: {}; stopping the workers", known->outcome.error().message));
+      obey(attempt, supervision.stopped_from_outside(AttemptEnd::kPeerLost, now));
+    } else if (const auto* notice = std::get_if<FailureNotice>(&*known->outcome)) {
+      if (notice->node_rank != job_.node_rank)
+        log_.warning(fmt::format("node {}: {}; stopping the workers", notice->node_rank, notice->text));
+      obey(attempt, supervision.stopped_from_outside(AttemptEnd::kWorkerFailed, now));
+    }
+  } else if (std::holds_alternative<DeadlinePassed>(event)) {
+    obey(attempt, supervision.tick(now));
+  }
+}
+
+void Agent::obey(Attempt& attempt, const Supervision::Orders& orders) {
+  if (orders.signal_all) attempt.group.signal_groups(*orders.signal_all);
+  if (orders.announce) rendezvous_->announce(attempt.assignment.attempt, describe_failure(attempt));
+}
+
+FailureNotice Agent::describe_failure(const Attempt& attempt) const {
+  const Supervision& supervision = attempt.supervision;
+  FailureNotice out;
+  out.node_rank = job_.node_rank;
+  out.host = job_.host;
+  out.restart = after(supervision.end(), attempt.assignment.attempt, job_.max_restarts) == Next::kRestart;
+  if (attempt.start_failure) {
+    const auto& failure = *attempt.start_failure;
+    out.rank = attempt.assignment.base_rank + failure.local_rank;
+    out.exit_code = exit_code_of(failure.error);
+    out.text = fmt::format("rank {} (local_rank {}) on {} was not started: {}", out.rank, failure.local_rank, job_.host,
+                           failure.error.message);
+  } else if (supervision.first_failure() >= 0) {
+    const WorkerOutcome& first = *std::find_if(attempt.outcomes.begin(), attempt.outcomes.end(), [&](const auto& outcome) {
+      return outcome.local_rank == supervision.first_failure();
+    });
+    out.rank = first.rank;
+    out.exit_code = first.end.shell_code();
+    out.text = one_line(first, job_.host);
+  } else {
+    out.exit_code = 128 + supervision.stop_signal();
+    out.text = fmt::format("{} was stopped by {}", job_.host, signal_name(supervision.stop_signal()));
+  }
+  return out;
+}
+
+/// The leaders are gone: ends what they left behind and gathers the evidence.
+void Agent::collect(Attempt& attempt) {
+  for (int rank = 0; rank < job_.local_world_size; ++rank)
+    if (attempt.group.running(rank))
+      log_.error(fmt::format("pid {} (local_rank {}) does not die of SIGKILL; is it waiting for a dead disk or device?",
+                             attempt.group.pid(rank), rank));
+  attempt.group.signal_groups(SIGKILL);
+  attempt.router.drain();
+  for (WorkerOutcome& outcome : attempt.outcomes) {
+    if (outcome.end.ok() || outcome.stopped_by_us) continue;
+    outcome.stderr_tail = attempt.router.stderr_tail(outcome.local_rank, kTailLines);
+    const std::string path = directory_->file(outcome.local_rank, "error.json");
+    if (path.empty() || ::access(path.c_str(), F_OK) != 0) continue;
+    const auto text = read_file(path, std::size_t{4} << 20);
+    if (!text) continue;
+    RecordedError recorded = parse_error_file(*text);
+    outcome.error_file = path;
+    outcome.error_message = std::move(recorded.message);
+    outcome.error_callstack = std::move(recorded.callstack);
+    if (recorded.timestamp_s) outcome.wall_time_s = *recorded.timestamp_s;
+  }
+}
+
+void Agent::print_report(const std::vector<WorkerOutcome>& outcomes) const {
+  const std::string text = format_report(outcomes, {job_.command.title, job_.host, local_time});
+  if (text.empty()) return;
+  (void)write_all(STDERR_FILENO, text);
+  pass_on_error_file(outcomes[*find_root_cause(outcomes)]);
+}
+
+/// A launcher that is itself a worker hands its worker's error on, as torchrun does.
+void Agent::pass_on_error_file(const WorkerOutcome& root) const {
+  const auto own = lookup(environment_, "TORCHELASTIC_ERROR_FILE");
+  if (!own || own->empty() || root.error_file.empty()) return;
+  const auto text = read_file(root.error_file, std::size_t{4} << 20);
+  if (!text) return;
+  const std::string path(*own);
+  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file || !write_all(file.get(), with_error_code(*text, root.end.torchrun_code())))
+    log_.warning(fmt::format("could not copy the worker's error to TORCHELASTIC_ERROR_FILE={}", path));
+}
+
+void Agent::leave() {
+  const auto patience = job_.grace + kLeavePatience;
+  rendezvous_->leave(patience, [this] { events_.push_back(Left{}); });
+  const Instant deadline = SteadyClock::now() + patience;
+  while (true) {
+    const Event event = next_event(deadline);
+    if (std::holds_alternative<Left>(event) || std::holds_alternative<SignalReceived>(event) ||
+        std::holds_alternative<DeadlinePassed>(event))
+      return;
+  }
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Agent: this node's part of a job, from the rendezvous to the exit status. It owns the ring of I/O (workers, logs, signals,
+// rendezvous) and carries events to the policies and their orders back; whether to stop, restart or fail is decided by
+// supervision.h and restart_policy.h. One loop, one thread: run() drives the io_context itself.
+#pragma once
+
+#include <sys/resource.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+
+#include "launcher/guardian.h"
+#include "launcher/job.h"
+#include "launcher/log_directory.h"
+#include "launcher/log_router.h"
+#include "launcher/output_sink.h"
+#include "launcher/rendezvous.h"
+#include "launcher/restart_policy.h"
+#include "launcher/supervision.h"
+#include "launcher/worker_group.h"
+#include "rendezvous/base/env.h"
+#include "rendezvous/base/log.h"
+
+namespace muster::launcher {
+
+class Agent {
+ public:
+  Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
+        Guardian& guardian, std::optional<rlimit> descriptor_limit);
+
+  /// Until the job is over on this node; returns the exit status.
+  [[nodiscard]] int run();
+
+ private:
+  struct Joined {
+    Result<Assignment> assignment;
+  };
+  struct WorkerEnded {
+    int local_rank;
+    ProcessEnd end;
+  };
+  struct SignalReceived {
+    int signal;
+  };
+  struct OutcomeKnown {
+    Result<AttemptOutcome> outcome;
+  };
+  struct Left {};
+  struct DeadlinePassed {};
+  using Event = std::variant<Joined, WorkerEnded, SignalReceived, OutcomeKnown, Left, DeadlinePassed>;
+
+  /// One attempt under way; alive while its workers are.
+  struct Attempt;
+
+  void arm_signals();
+  [[nodiscard]] Event next_event(std::optional<Instant> deadline);
+  [[nodiscard]] std::variant<Assignment, int> join(int attempt);  // or the exit status
+  [[nodiscard]] Result<FailureNotice> run_attempt(const Assignment& assignment);
+  void handle(Attempt& attempt, const Event& event);
+  void obey(Attempt& attempt, const Supervision::Orders& orders);
+  [[nodiscard]] FailureNotice describe_failure(const Attempt& attempt) const;
+  void collect(Attempt& attempt);
+  void print_report(const std::vector<WorkerOutcome>& outcomes) const;
+  void pass_on_error_file(const WorkerOutcome& root) const;
+  void leave();
+
+  boost::asio::io_context& io_;
+  const Job& job_;
+  const Environment& environment_;
+  const Log& log_;
+  Guardian& guardian_;
+  std::deque<Event> events_;
+  boost::asio::signal_set signals_;
+  Spawner spawner_;
+  OutputSink out_;
+  OutputSink err_;
+  std::optional<LogDirectory> directory_;
+  std::unique_ptr<Rendezvous> rendezvous_;
+  LogRouter* router_ = nullptr;  // of the attempt under way
+};
+
+}  // namespace muster::launcher

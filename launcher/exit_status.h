@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exit status: how a worker ended, as a value, and what muster itself exits with. The one table of codes is kExitCodes.
+// torchrun exits 1 for every failure; muster passes on the code of the first worker that failed, and 128+n for signal n,
+// as shells do. Pure.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+
+namespace muster::launcher {
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitUsage = 2;
+inline constexpr int kExitRendezvous = 69;
+inline constexpr int kExitSystem = 71;
+inline constexpr int kExitPortInUse = 75;
+inline constexpr int kExitPeerLost = 76;
+inline constexpr int kExitNotExecutable = 126;
+inline constexpr int kExitNotFound = 127;
+
+struct ExitCode {
+  int code;
+  std::string_view meaning;
+};
+
+/// Codes muster itself makes. A worker may exit with any of them too; the last line on stderr tells which it was.
+inline constexpr std::array kExitCodes = {
+    ExitCode{kExitOk, "every worker succeeded"},
+    ExitCode{kExitUsage, "usage or configuration"},
+    ExitCode{kExitRendezvous, "rendezvous failed: a node is missing, refused or given twice"},
+    ExitCode{kExitSystem, "the system refused something: processes, descriptors, memory, disk"},
+    ExitCode{kExitPortInUse, "the store's port is in use"},
+    ExitCode{kExitPeerLost, "another node was lost while the job ran"},
+    ExitCode{kExitNotExecutable, "the program cannot be executed"},
+    ExitCode{kExitNotFound, "the program was not found"},
+};
+
+/// How a process ended, from waitid's CLD_ code and status.
+struct ProcessEnd {
+  int code = 0;      // exit code, when signal is 0
+  int signal = 0;    // what killed it, else 0
+  bool core = false; // a core was dumped
+
+  [[nodiscard]] bool ok() const { return code == 0 && signal == 0; }
+  /// torchrun's notation: the exit code, or minus the signal.
+  [[nodiscard]] int torchrun_code() const { return signal != 0 ? -signal : code; }
+  /// What a shell would report: the exit code, or 128 + signal.
+  [[nodiscard]] int shell_code() const { return signal != 0 ? 128 + signal : code; }
+
+  friend bool operator==(const ProcessEnd&, const ProcessEnd&) = default;
+};
+
+/// "SIGTERM"; "SIG34" for one without a name.
+[[nodiscard]] std::string signal_name(int signal);
+
+/// The number of "SIGTERM" or "TERM"; 0 if there is no such signal.
+[[nodiscard]] int signal_number(std::string_view name);
+
+}  // namespace muster::launcher

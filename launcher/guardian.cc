@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/guardian.h"
+
+#include <fcntl.h>
+#include <linux/close_range.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <utility>
+
+#include "rendezvous/base/syscall.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr char kGoodbye = 'b';
+
+/// After fork: async-signal-safe calls only.
+[[noreturn]] void keep_watch(int lifeline, int other_end, volatile pid_t* groups, std::size_t slots) {
+  ::close(other_end);
+  ::setsid();
+  ::prctl(PR_SET_NAME, "muster-guardian", 0, 0, 0);
+  sigset_t all;
+  ::sigfillset(&all);
+  ::sigprocmask(SIG_SETMASK, &all, nullptr);
+  ::dup2(lifeline, 0);
+  ::syscall(SYS_close_range, 1U, ~0U, 0U);
+  char byte = 0;
+  const ssize_t n = retry_eintr([&] { return ::read(0, &byte, 1); });
+  if (n == 1 && byte == kGoodbye) ::_exit(0);
+  for (std::size_t i = 0; i < slots; ++i)
+    if (const pid_t group = groups[i]; group > 1) ::kill(-group, SIGKILL);
+  ::_exit(0);
+}
+
+}  // namespace
+
+Result<Guardian> Guardian::start(std::size_t slots) {
+  Guardian out;
+  out.slots_ = slots;
+  void* shared = ::mmap(nullptr, slots * sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return fail(errno_error("mmap for the guardian", errno));
+  out.groups_ = static_cast<volatile pid_t*>(shared);
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe for the guardian", errno));
+  const UniqueFd reader(ends[0]);
+  out.lifeline_.reset(ends[1]);
+  out.pid_ = ::fork();
+  if (out.pid_ < 0) return fail(errno_error("fork the guardian", errno));
+  if (out.pid_ == 0) keep_watch(reader.get(), ends[1], out.groups_, slots);
+  return out;
+}
+
+Guardian::Guardian(Guardian&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)),
+      lifeline_(std::move(other.lifeline_)),
+      groups_(std::exchange(other.groups_, nullptr)),
+      slots_(other.slots_) {}
+
+Guardian::~Guardian() {
+  if (pid_ > 0) {
+    (void)write_all(lifeline_.get(), std::string_view(&kGoodbye, 1));
+    lifeline_.reset();
+    retry_eintr([&] { return ::waitpid(pid_, nullptr, 0); });
+  }
+  if (groups_ != nullptr) ::munmap(const_cast<pid_t*>(groups_), slots_ * sizeof(pid_t));
+}
+
+void Guardian::watch(std::size_t slot, pid_t group) { groups_[slot] = group; }
+void Guardian::forget(std::size_t slot) { groups_[slot] = 0; }
+
+}  // namespace muster::launcher

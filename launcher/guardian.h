@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Guardian: a small process that outlives the launcher by a moment. The parent-death signal reaches workers only, not the
+// processes they started; when the launcher is gone without having said goodbye, the guardian sends SIGKILL to every
+// process group that was still registered. It sleeps in one read(2), in a session of its own, with no other descriptor.
+// Owned by main; registered to by WorkerGroup. Costs one fork (0.2 ms) per launcher.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+
+#include <muster/result.h>
+
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::launcher {
+
+class Guardian {
+ public:
+  /// To be called before other descriptors are opened. `slots`: local workers.
+  [[nodiscard]] static Result<Guardian> start(std::size_t slots);
+  Guardian(Guardian&& other) noexcept;
+  Guardian& operator=(Guardian&&) = delete;
+  /// Sends the guardian home and reaps it.
+  ~Guardian();
+
+  void watch(std::size_t slot, pid_t group);
+  void forget(std::size_t slot);
+  [[nodiscard]] pid_t pid() const { return pid_; }
+
+ private:
+  Guardian() = default;
+
+  pid_t pid_ = -1;
+  UniqueFd lifeline_;               // the guardian reads the other end: end of file means this process is gone
+  volatile pid_t* groups_ = nullptr;  // shared with the guardian; 0: none
+  std::size_t slots_ = 0;
+};
+
+}  // namespace muster::launcher

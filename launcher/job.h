@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Job: what one agent was asked to do, what it was assigned, and how it ended. Plain values: made by job_plan.h and the
+// agent, read by everything else in launcher/. No behaviour here.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/exit_status.h"
+#include "launcher/std_map.h"
+#include "rendezvous/base/clock.h"
+
+namespace muster::launcher {
+
+/// The program, before ${local_rank} is filled in. arguments[0] is what exec gets as argv[0].
+struct Command {
+  std::string path;                    // absolute, or relative with a slash: executed without a search
+  std::vector<std::string> arguments;
+  std::string title;                   // names the program in the report
+
+  friend bool operator==(const Command&, const Command&) = default;
+};
+
+struct LogSettings {
+  std::optional<std::string> directory;  // --log-dir; nothing: a temporary one
+  StdMap redirects;
+  StdMap tee;
+  std::vector<int> local_ranks_filter;   // empty: all
+  std::string prefix_template;
+
+  friend bool operator==(const LogSettings&, const LogSettings&) = default;
+};
+
+enum class RendezvousMode { kStandalone, kStatic };
+
+struct Job {
+  RendezvousMode mode = RendezvousMode::kStandalone;
+  int nodes = 1;
+  int node_rank = 0;
+  std::string master_addr = "127.0.0.1";
+  std::uint16_t master_port = 0;  // 0 in standalone: the kernel's choice
+  Millis join_timeout{900'000};
+
+  int local_world_size = 1;
+  std::string role = "default";
+  std::string run_id = "none";
+  int max_restarts = 0;
+  Command command;
+  bool virtual_local_rank = false;
+  LogSettings logs;
+  std::vector<int> signals;             // passed on to the workers
+  std::string signals_text;             // --signals-to-handle as given
+  Millis grace{30'000};
+  std::string host;                     // this node's name in messages
+};
+
+/// Where this node stands in one attempt.
+struct Assignment {
+  int attempt = 0;  // restarts used so far
+  int group_rank = 0;
+  int group_world_size = 1;
+  int base_rank = 0;
+  int world_size = 1;
+  int role_base_rank = 0;
+  int role_world_size = 1;
+  std::string master_addr;
+  std::uint16_t master_port = 0;
+
+  friend bool operator==(const Assignment&, const Assignment&) = default;
+};
+
+/// How one worker of an attempt ended.
+struct WorkerOutcome {
+  int local_rank = 0;
+  int rank = 0;
+  int pid = 0;                 // 0: was never started
+  ProcessEnd end;
+  bool stopped_by_us = false;  // it ended after muster had signalled it
+  std::int64_t wall_time_s = 0;  // when the exit was learnt, seconds since the epoch
+  std::string error_file;      // path; empty: none was written
+  std::string error_message;   // from the error file
+  std::string error_callstack; // likewise
+  std::vector<std::string> stderr_tail;
+
+  friend bool operator==(const WorkerOutcome&, const WorkerOutcome&) = default;
+};
+
+/// The failure that ended an attempt, as told to other nodes.
+struct FailureNotice {
+  int node_rank = 0;
+  std::string host;
+  int rank = -1;        // -1: not a worker's failure
+  int exit_code = 0;    // what every muster of the job exits with
+  std::string text;     // "rank 3 (local_rank 1, pid 77) on host-a exited with code 7"
+  bool restart = false; // the next attempt follows
+
+  friend bool operator==(const FailureNotice&, const FailureNotice&) = default;
+};
+
+}  // namespace muster::launcher

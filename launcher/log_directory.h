@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// LogDirectory: <log-dir>/<run id>_<8 characters>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}, torchrun's
+// layout. Without --log-dir the base is a temporary directory, which goes away with this object unless it was told to
+// keep(). --log-dir=/dev/null: no directory at all. Owned by the agent.
+// Source: torch/distributed/elastic/multiprocessing/api.py (DefaultLogsSpecs).
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <muster/result.h>
+
+#include "launcher/job.h"
+#include "rendezvous/base/env.h"
+
+namespace muster::launcher {
+
+class LogDirectory {
+ public:
+  [[nodiscard]] static Result<LogDirectory> create(const LogSettings& settings, std::string_view run_id,
+                                                   const Environment& environment);
+  LogDirectory(LogDirectory&& other) noexcept;
+  LogDirectory& operator=(LogDirectory&&) = delete;
+  ~LogDirectory();
+
+  /// Makes attempt_<attempt> with a directory per worker; an old one is replaced.
+  [[nodiscard]] Result<void> begin_attempt(int attempt, int workers);
+
+  [[nodiscard]] bool enabled() const { return !run_.empty(); }
+  /// A file of a worker of the attempt that was begun last; empty when not enabled.
+  [[nodiscard]] std::string file(int local_rank, std::string_view name) const;
+  /// The directory of this run, for messages; empty when not enabled.
+  [[nodiscard]] const std::string& path() const { return run_; }
+  /// Leaves the temporary directory behind, because there is output in it.
+  void keep() { temporary_base_.clear(); }
+
+ private:
+  LogDirectory() = default;
+
+  std::string temporary_base_;  // removed at the end, unless empty
+  std::string run_;
+  std::string attempt_;
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// muster: reads the command line, makes the plan, and hands it to the agent.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <fmt/format.h>
+
+#include "launcher/agent.h"
+#include "launcher/gpus.h"
+#include "launcher/guardian.h"
+#include "launcher/job_plan.h"
+#include "launcher/options.h"
+#include "rendezvous/base/env.h"
+#include "rendezvous/base/log.h"
+#include "rendezvous/base/syscall.h"
+
+namespace {
+
+using namespace muster;
+using namespace muster::launcher;
+
+constexpr std::string_view kVersion = "0.1.0";
+
+/// Descriptors 0 to 2 must exist, or a pipe of ours would become some worker's stderr.
+void open_standard_descriptors() {
+  int fd = 0;
+  while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR);
+  if (fd > 2) ::close(fd);
+}
+
+std::string random_uuid() {
+  std::array<unsigned char, 16> b{};
+  if (::getrandom(b.data(), b.size(), 0) != static_cast<ssize_t>(b.size())) return fmt::format("pid-{}", ::getpid());
+  b[6] = static_cast<unsigned char>((b[6] & 0x0f) | 0x40);
+  b[8] = static_cast<unsigned char>((b[8] & 0x3f) | 0x80);
+  std::string out;
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) out += '-';
+    out += fmt::format("{:02x}", b[i]);
+  }
+  return out;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
+}
+
+int complain(const Error& error) {
+  std::fprintf(stderr, "muster: %s\n", error.message.c_str());
+  switch (error.code) {
+    case ErrorCode::kNotFound: return kExitNotFound;
+    case ErrorCode::kUnsupported: return kExitNotExecutable;
+    case ErrorCode::kInvalidArgument: return kExitUsage;
+    default: return kExitSystem;
+  }
+}
+
+/// A pidfd and a stderr pipe per worker. Workers get the old limit back: a raised one breaks programs that use select(2).
+std::optional<rlimit> make_room_for_descriptors(int workers) {
+  rlimit limit{};
+  const rlim_t needed = static_cast<rlim_t>(workers) * 4 + 256;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return std::nullopt;
+  raise_descriptor_limit();
+  return limit;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  open_standard_descriptors();
+  const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
+  const Environment environment = current_environment();
+  const auto options = parse_options(arguments, environment);
+  if (!options) return complain(options.error());
+  if (options->help) {
+    std::fputs(help_text().c_str(), stdout);
+    return kExitOk;
+  }
+  if (options->version) {
+    std::printf("muster %s\n", std::string(kVersion).c_str());
+    return kExitOk;
+  }
+  const Machine machine{[&] { return count_gpus(environment); }, count_cpus, random_uuid, host_name()};
+  const auto job = plan_job(*options, environment, machine);
+  if (!job) return complain(job.error());
+
+  ::signal(SIGPIPE, SIG_IGN);
+  auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size));
+  if (!guardian) return complain(guardian.error());
+  const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
+  const Log log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")));
+  boost::asio::io_context io(1);
+  Agent agent(io, *job, environment, log, *guardian, descriptor_limit);
+  return agent.run();
+}

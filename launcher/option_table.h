@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one table of muster's options: spelling, environment variable, kind of value, default, meaning. The parser, --help
+// and the tests read it. Dashes and underscores inside a name are the same.
+// Source: torch/distributed/run.py (get_args_parser) of PyTorch 2.14.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+namespace muster::launcher {
+
+enum class Takes { kNothing, kText };
+
+enum class Support {
+  kFull,
+  kNoEffect,  // accepted so that torchrun's command lines work; changes nothing here
+  kRefused,   // torchrun has it, muster does not: `meaning` says what to use instead
+};
+
+struct OptionRow {
+  std::string_view name;     // without dashes in front
+  char letter;               // 0: none
+  std::string_view env;      // empty: none. Command line beats environment beats default
+  Takes takes;
+  std::string_view metavar;
+  std::string_view default_text;
+  Support support;
+  std::string_view meaning;
+};
+
+inline constexpr std::array kOptionTable = {
+    OptionRow{"nnodes", 0, "PET_NNODES", Takes::kText, "N", "1", Support::kFull, "number of nodes"},
+    OptionRow{"nproc-per-node", 0, "PET_NPROC_PER_NODE", Takes::kText, "N|auto|gpu|cpu", "one per GPU, else 1",
+              Support::kFull, "workers on this node"},
+    OptionRow{"node-rank", 0, "PET_NODE_RANK", Takes::kText, "N", "0", Support::kFull,
+              "this node's rank, 0 to nnodes-1"},
+    OptionRow{"master-addr", 0, "PET_MASTER_ADDR", Takes::kText, "HOST", "127.0.0.1", Support::kFull,
+              "address of node 0, which serves the store"},
+    OptionRow{"master-port", 0, "PET_MASTER_PORT", Takes::kText, "PORT", "29500", Support::kFull,
+              "port of the store on node 0"},
+    OptionRow{"standalone", 0, "PET_STANDALONE", Takes::kNothing, "", "", Support::kFull,
+              "one node, store on a port of the kernel's choice; the default for one node"},
+    OptionRow{"max-restarts", 0, "PET_MAX_RESTARTS", Takes::kText, "N", "0", Support::kFull,
+              "how often the workers are started again after a failure"},
+    OptionRow{"module", 'm', "PET_MODULE", Takes::kNothing, "", "", Support::kFull,
+              "the program is a Python module, as in python -m"},
+    OptionRow{"no-python", 0, "PET_NO_PYTHON", Takes::kNothing, "", "", Support::kFull,
+              "execute the program directly, whatever its name"},
+    OptionRow{"log-dir", 0, "PET_LOG_DIR", Takes::kText, "DIR", "a temporary one", Support::kFull,
+              "where -r and -t write"},
+    OptionRow{"redirects", 'r', "PET_REDIRECTS", Takes::kText, "STD", "0", Support::kFull,
+              "write output to files: 0 none, 1 stdout, 2 stderr, 3 both; or RANK:STD,RANK:STD"},
+    OptionRow{"tee", 't', "PET_TEE", Takes::kText, "STD", "0", Support::kFull,
+              "as -r, and also show it here with a prefix per line"},
+    OptionRow{"local-ranks-filter", 0, "PET_LOCAL_RANKS_FILTER", Takes::kText, "N,N", "all", Support::kFull,
+              "show the output of these local ranks only"},
+    OptionRow{"log-line-prefix-template", 0, "PET_LOG_LINE_PREFIX_TEMPLATE", Takes::kText, "TEXT",
+              "[${role_name}${local_rank}]:", Support::kFull,
+              "prefix of teed lines; knows role_name, local_rank, rank, hostname"},
+    OptionRow{"role", 0, "PET_ROLE", Takes::kText, "NAME", "default", Support::kFull, "role of this node's workers"},
+    OptionRow{"rdzv-id", 0, "PET_RDZV_ID", Takes::kText, "ID", "none, or a UUID with one node", Support::kFull,
+              "the job's id, told to the workers"},
+    OptionRow{"rdzv-backend", 0, "PET_RDZV_BACKEND", Takes::kText, "NAME", "static", Support::kFull,
+              "static; c10d is accepted with one node"},
+    OptionRow{"rdzv-endpoint", 0, "PET_RDZV_ENDPOINT", Takes::kText, "HOST[:PORT]", "", Support::kFull,
+              "with static: the same as --master-addr and --master-port"},
+    OptionRow{"rdzv-conf", 0, "PET_RDZV_CONF", Takes::kText, "K=V,K=V", "", Support::kFull,
+              "timeout=SECONDS: how long nodes wait for each other (900)"},
+    OptionRow{"signals-to-handle", 0, "PET_SIGNALS_TO_HANDLE", Takes::kText, "NAMES",
+              "SIGTERM,SIGINT,SIGHUP,SIGQUIT", Support::kFull, "signals passed on to the workers, which then end"},
+    OptionRow{"shutdown-timeout", 0, "PET_SHUTDOWN_TIMEOUT", Takes::kText, "SECONDS", "30", Support::kFull,
+              "grace between the stop signal and SIGKILL"},
+    OptionRow{"virtual-local-rank", 0, "PET_VIRTUAL_LOCAL_RANK", Takes::kNothing, "", "", Support::kFull,
+              "every worker sees LOCAL_RANK=0 and one GPU"},
+    OptionRow{"local-addr", 0, "PET_LOCAL_ADDR", Takes::kText, "HOST", "the host's name", Support::kFull,
+              "this node's name in messages and reports"},
+    OptionRow{"monitor-interval", 0, "PET_MONITOR_INTERVAL", Takes::kText, "SECONDS", "0.1", Support::kNoEffect,
+              "exits are learnt at once, nothing is polled"},
+    OptionRow{"start-method", 0, "PET_START_METHOD", Takes::kText, "NAME", "spawn", Support::kNoEffect,
+              "workers are always executed anew"},
+    OptionRow{"event-log-handler", 0, "PET_EVENT_LOG_HANDLER", Takes::kText, "NAME", "null", Support::kNoEffect,
+              "no event stream is written"},
+    OptionRow{"run-path", 0, "PET_RUN_PATH", Takes::kNothing, "", "", Support::kRefused,
+              "leave it out: a script is run by Python anyway"},
+    OptionRow{"duplicate-stdout-filters", 0, "PET_DUPLICATE_STDOUT_FILTERS", Takes::kText, "TEXT,TEXT", "",
+              Support::kRefused, "use -t 1 and filter its output"},
+    OptionRow{"duplicate-stderr-filters", 0, "PET_DUPLICATE_STDERR_FILTERS", Takes::kText, "TEXT,TEXT", "",
+              Support::kRefused, "use -t 2 and filter its output"},
+    OptionRow{"logs-specs", 0, "", Takes::kText, "NAME", "", Support::kRefused,
+              "names a Python plug-in; use --log-dir, -r and -t"},
+    OptionRow{"numa-binding", 0, "", Takes::kText, "MODE", "", Support::kRefused,
+              "start the program through numactl or taskset instead"},
+    OptionRow{"print-completion", 0, "", Takes::kText, "SHELL", "", Support::kRefused,
+              "muster --help lists every option"},
+    OptionRow{"help", 'h', "", Takes::kNothing, "", "", Support::kFull, "show this text and exit"},
+    OptionRow{"version", 0, "", Takes::kNothing, "", "", Support::kFull, "show the version and exit"},
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/options.h"
+
+#include <map>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "launcher/command_line.h"
+
+namespace muster::launcher {
+namespace {
+
+/// Values by option name, after precedence, and where the ones not typed by the user came from.
+struct Values {
+  std::map<std::string, std::string> values;
+  std::map<std::string, std::string> from_environment;  // option name -> "PET_X=value"
+};
+
+Result<Values> collect(const CommandLine& line, const Environment& environment) {
+  Values out;
+  for (const GivenOption& given : line.options) out.values[std::string(given.row->name)] = given.value;
+  for (const OptionRow& row : kOptionTable) {
+    const std::string name(row.name);
+    if (row.env.empty() || out.values.contains(name)) continue;
+    const auto text = lookup(environment, row.env);
+    if (!text) continue;
+    if (row.takes == Takes::kNothing) {
+      MUSTER_TRY(const std::int64_t on, parse_integer(row.env, *text, INT32_MIN, INT32_MAX));
+      if (on == 0) continue;
+      out.values[name] = {};
+    } else {
+      out.values[name] = std::string(*text);
+    }
+    out.from_environment[name] = fmt::format("{}={}", row.env, *text);
+  }
+  for (const OptionRow& row : kOptionTable)
+    if (row.support == Support::kRefused && out.values.contains(std::string(row.name)))
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("--{} is not supported: {}", row.name, row.meaning));
+  return out;
+}
+
+void declare(CLI::App& app, Options& o) {
+  app.set_help_flag();
+  app.add_option("--nnodes", o.nnodes);
+  app.add_option("--nproc-per-node", o.nproc_per_node);
+  app.add_option("--node-rank", o.node_rank)->check(CLI::NonNegativeNumber);
+  app.add_option("--master-addr", o.master_addr);
+  app.add_option("--master-port", o.master_port)->check(CLI::Range(0, 65535));
+  app.add_flag("--standalone", o.standalone);
+  app.add_option("--max-restarts", o.max_restarts)->check(CLI::NonNegativeNumber);
+  app.add_flag("--module", o.module);
+  app.add_flag("--no-python", o.no_python);
+  app.add_option("--log-dir", o.log_dir);
+  app.add_option("--redirects", o.redirects);
+  app.add_option("--tee", o.tee);
+  app.add_option("--local-ranks-filter", o.local_ranks_filter);
+  app.add_option("--log-line-prefix-template", o.log_line_prefix_template);
+  app.add_option("--role", o.role);
+  app.add_option("--rdzv-id", o.rdzv_id);
+  app.add_option("--rdzv-backend", o.rdzv_backend);
+  app.add_option("--rdzv-endpoint", o.rdzv_endpoint);
+  app.add_option("--rdzv-conf", o.rdzv_conf);
+  app.add_option("--signals-to-handle", o.signals_to_handle);
+  app.add_option("--shutdown-timeout", o.shutdown_timeout_s)->check(CLI::Range(0.0, 1e6));
+  app.add_flag("--virtual-local-rank", o.virtual_local_rank);
+  app.add_option("--local-addr", o.local_addr);
+  app.add_flag("--help", o.help);
+  app.add_flag("--version", o.version);
+}
+
+std::string described(const OptionRow& row) {
+  std::string left = row.letter != 0 ? fmt::format("-{}, --{}", row.letter, row.name) : fmt::format("    --{}", row.name);
+  if (row.takes != Takes::kNothing) left += fmt::format("={}", row.metavar);
+  std::string right(row.meaning);
+  if (!row.default_text.empty()) right += fmt::format(" [{}]", row.default_text);
+  return left.size() > 34 ? fmt::format("  {}\n  {:34}  {}\n", left, "", right)
+                          : fmt::format("  {:34}  {}\n", left, right);
+}
+
+}  // namespace
+
+Result<Options> parse_options(std::span<const std::string> arguments, const Environment& environment) {
+  MUSTER_TRY(CommandLine line, split_command_line(arguments));
+  for (const GivenOption& given : line.options) {
+    // Asking for help must work in a shell whose PET_* variables are wrong.
+    Options only;
+    only.help = given.row->name == "help";
+    only.version = given.row->name == "version";
+    if (only.help || only.version) return only;
+  }
+  MUSTER_TRY(const Values collected, collect(line, environment));
+
+  Options out;
+  CLI::App app;
+  declare(app, out);
+  std::string current;
+  try {
+    // One option at a time, so that an error can say whether it was typed or came from the environment.
+    for (const auto& [name, value] : collected.values) {
+      const CLI::Option* option = app.get_option_no_throw("--" + name);
+      if (option == nullptr) continue;  // kNoEffect
+      current = name;
+      const bool flag = option->get_items_expected_max() == 0;
+      // An empty text is a value here (PET_X="" counts as set), which CLI11 would refuse.
+      if (!flag && value.empty()) {
+        if (name == "rdzv-endpoint" || name == "rdzv-conf" || name == "local-ranks-filter" || name == "local-addr")
+          continue;
+        if (name == "log-line-prefix-template") {
+          out.log_line_prefix_template = "";
+          continue;
+        }
+        return fail(ErrorCode::kInvalidArgument, fmt::format("--{} needs a value", name));
+      }
+      app.clear();
+      app.parse(std::vector<std::string>{flag ? "--" + name : "--" + name + "=" + value});
+    }
+  } catch (const CLI::Error& error) {
+    const auto source = collected.from_environment.find(current);
+    const std::string what = source != collected.from_environment.end()
+                                 ? source->second
+                                 : fmt::format("--{}={}", current, collected.values.at(current));
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", what, error.what()));
+  }
+
+  if (!line.program)
+    return fail(ErrorCode::kInvalidArgument,
+                "no program given; usage: muster [options] program|script.py [args...] (see muster --help)");
+  out.program = std::move(*line.program);
+  out.arguments = std::move(line.arguments);
+  return out;
+}
+
+std::string help_text() {
+  std::string out =
+      "usage: muster [options] program|script.py [args...]\n\n"
+      "Starts one worker per GPU (or --nproc-per-node) on this node, tells each who it is, and keeps them together:\n"
+      "the first failure stops all, and the report says which rank failed and why.\n"
+      "A .py file is run by Python, anything executable directly. Options precede the program.\n\n"
+      "options (each also as PET_<NAME> in the environment; '_' may stand for '-'):\n";
+  for (const OptionRow& row : kOptionTable)
+    if (row.support == Support::kFull) out += described(row);
+  out += "\naccepted for torchrun's sake, without effect:\n";
+  for (const OptionRow& row : kOptionTable)
+    if (row.support == Support::kNoEffect) out += described(row);
+  out += "\nnot supported:\n";
+  for (const OptionRow& row : kOptionTable)
+    if (row.support == Support::kRefused) out += described(row);
+  out +=
+      "\nexit status: 0 all workers succeeded; else the code of the first worker that failed, 128+n for signal n;\n"
+      "2 usage, 69 rendezvous failed, 71 system error, 75 port in use, 76 another node was lost,\n"
+      "126 program not executable, 127 program not found.\n";
+  return out;
+}
+
+}  // namespace muster::launcher

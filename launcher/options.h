@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options: the command line and the PET_* variables as typed values. The rows are those of option_table.h; CLI11 converts
+// and checks them (options.cc alone includes it). Pure. Errors are kInvalidArgument: one line, to be followed by exit 2.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <muster/result.h>
+
+#include "rendezvous/base/env.h"
+
+namespace muster::launcher {
+
+struct Options {
+  std::string nnodes = "1";
+  std::optional<std::string> nproc_per_node;  // nothing: one per GPU where there are GPUs, else 1
+  int node_rank = 0;
+  std::string master_addr = "127.0.0.1";
+  std::optional<int> master_port;
+  bool standalone = false;
+  int max_restarts = 0;
+  bool module = false;
+  bool no_python = false;
+  std::optional<std::string> log_dir;
+  std::string redirects = "0";
+  std::string tee = "0";
+  std::string local_ranks_filter;
+  std::optional<std::string> log_line_prefix_template;
+  std::string role = "default";
+  std::optional<std::string> rdzv_id;
+  std::string rdzv_backend = "static";
+  std::string rdzv_endpoint;
+  std::string rdzv_conf;
+  std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+  std::optional<double> shutdown_timeout_s;
+  bool virtual_local_rank = false;
+  std::string local_addr;
+  bool help = false;
+  bool version = false;
+
+  std::string program;
+  std::vector<std::string> arguments;
+
+  friend bool operator==(const Options&, const Options&) = default;
+};
+
+/// `arguments` without argv[0]. With --help or --version a program is not required.
+[[nodiscard]] Result<Options> parse_options(std::span<const std::string> arguments, const Environment& environment);
+
+/// The text of --help, made from the table.
+[[nodiscard]] std::string help_text();
+
+}  // namespace muster::launcher

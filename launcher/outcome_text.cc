@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/outcome_text.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace muster::launcher {
+
+using Json = nlohmann::json;
+
+std::string to_json(const AttemptOutcome& outcome) {
+  const auto* notice = std::get_if<FailureNotice>(&outcome);
+  if (notice == nullptr) return R"({"ok": true})";
+  return Json{{"ok", false},
+              {"node", notice->node_rank},
+              {"host", notice->host},
+              {"rank", notice->rank},
+              {"exit_code", notice->exit_code},
+              {"text", notice->text},
+              {"restart", notice->restart}}
+      .dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Result<AttemptOutcome> outcome_from_json(std::string_view text) {
+  const Json json = Json::parse(text, nullptr, false);
+  try {
+    if (json.at("ok")) return AllSucceeded{};
+    return FailureNotice{json.at("node"),      json.at("host"), json.at("rank"),
+                         json.at("exit_code"), json.at("text"), json.at("restart")};
+  } catch (const Json::exception& error) {
+    return fail(ErrorCode::kProtocol, fmt::format("an outcome is not what muster writes ({}): {}", error.what(),
+                                                  text.substr(0, 200)));
+  }
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// OutputSink: the launcher's own stdout or stderr as a target for workers' output. Never blocks the loop on a slow terminal
+// or pipe: what does not fit is queued, and readers stop while the queue is long (so the worker is slowed, as it would be
+// if it wrote there itself). The shared descriptor's flags are left alone. A closed reader (EPIPE) swallows the rest.
+// One loop; must outlive nothing: pending waits are cancelled by the destructor.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+
+#include "rendezvous/base/clock.h"
+
+namespace muster::launcher {
+
+class OutputSink {
+ public:
+  static constexpr std::size_t kCongestedBytes = 256 * 1024;
+
+  /// `fd`: 1 or 2; stays open.
+  OutputSink(boost::asio::io_context& io, int fd);
+
+  void write(std::string_view bytes);
+
+  [[nodiscard]] bool congested() const { return queued_bytes_ > kCongestedBytes; }
+  /// `resume` is called once when the queue has become short.
+  void when_clear(std::function<void()> resume) { waiting_.push_back(std::move(resume)); }
+  /// Writes what is queued, waiting for the reader until `deadline`.
+  void flush(Instant deadline);
+
+ private:
+  enum class Way { kBlocking, kNonBlocking, kSocket, kGone };
+
+  /// Bytes taken; 0 when it would block.
+  std::size_t write_some(std::string_view bytes);
+  void pump();
+  void arm();
+
+  int fd_;                                        // written to; not owned when it is the given one
+  Way way_ = Way::kBlocking;
+  boost::asio::posix::stream_descriptor waiter_;  // tells when fd_ takes bytes again
+  std::deque<std::string> queue_;
+  std::size_t queued_bytes_ = 0;
+  bool armed_ = false;
+  std::vector<std::function<void()>> waiting_;
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rendezvous: how this agent agrees with the others on who takes part, and learns of what happens elsewhere. Asynchronous
+// on the agent's loop: every call returns at once and its callback comes later, at most once, never after cancel() or the
+// destructor. An attempt has one outcome for all nodes: the first announced failure, or that everybody succeeded.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <variant>
+
+#include <muster/result.h>
+
+#include "launcher/job.h"
+
+namespace muster::launcher {
+
+/// All workers of all nodes exited with 0.
+struct AllSucceeded {
+  friend bool operator==(const AllSucceeded&, const AllSucceeded&) = default;
+};
+using AttemptOutcome = std::variant<AllSucceeded, FailureNotice>;
+
+class Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+
+  /// Gathers all nodes for `attempt` with a fresh, empty store for the workers.
+  using Joined = std::function<void(Result<Assignment>)>;
+  virtual void join(int attempt, Joined joined) = 0;
+
+  /// Told once per attempt, to be called after join(): the attempt's outcome, or that the others cannot be reached.
+  using OutcomeKnown = std::function<void(Result<AttemptOutcome>)>;
+  virtual void watch(int attempt, OutcomeKnown known) = 0;
+
+  /// This node's part: it failed (others' workers are to be stopped), or all its workers succeeded.
+  virtual void announce(int attempt, const FailureNotice& notice) = 0;
+  virtual void succeeded(int attempt) = 0;
+
+  /// The job is over on this node. `left` comes when this agent may exit: at once, or, where it hosts the store, when the
+  /// others have left too or `patience` is over.
+  virtual void leave(Millis patience, std::function<void()> left) = 0;
+
+  /// Gives up a join() that is under way.
+  virtual void cancel() = 0;
+};
+
+}  // namespace muster::launcher

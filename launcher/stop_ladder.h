@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// StopLadder: how a group of processes is brought to its end. Rungs: ask (the first signal), wait for the grace period,
+// kill (SIGKILL), wait again, give up. A second request skips ahead. Pure: time is an argument, the caller signals.
+// Source: torch/distributed/elastic/multiprocessing/api.py (SubprocessContext._close).
+#pragma once
+
+#include <signal.h>
+
+#include <optional>
+
+#include "rendezvous/base/clock.h"
+
+namespace muster::launcher {
+
+class StopLadder {
+ public:
+  enum class Rung { kRunning, kAsked, kKilled, kGivenUp };
+
+  /// Processes in uninterruptible sleep do not die of SIGKILL; after this long they are left behind and named.
+  static constexpr Millis kAfterKill{30'000};
+
+  /// Starts, or when it has started already skips to SIGKILL. Returns the signal to send now; nothing when all are sent.
+  std::optional<int> ask(int signal, Millis grace, Instant now) {
+    if (rung_ != Rung::kRunning) return kill(now);
+    if (signal == SIGKILL) return kill(now);
+    rung_ = Rung::kAsked;
+    deadline_ = now + grace;
+    return signal;
+  }
+
+  /// To be called at deadline(): the signal to send now, if any.
+  std::optional<int> tick(Instant now) {
+    if (!deadline_ || now < *deadline_) return std::nullopt;
+    if (rung_ == Rung::kAsked) return kill(now);
+    rung_ = Rung::kGivenUp;
+    deadline_.reset();
+    return std::nullopt;
+  }
+
+  [[nodiscard]] Rung rung() const { return rung_; }
+  [[nodiscard]] std::optional<Instant> deadline() const { return deadline_; }
+
+ private:
+  std::optional<int> kill(Instant now) {
+    if (rung_ == Rung::kKilled || rung_ == Rung::kGivenUp) return std::nullopt;
+    rung_ = Rung::kKilled;
+    deadline_ = now + kAfterKill;
+    return SIGKILL;
+  }
+
+  Rung rung_ = Rung::kRunning;
+  std::optional<Instant> deadline_;
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/supervision.h"
+
+#include <muster/check.h>
+
+namespace muster::launcher {
+
+Supervision::Supervision(int workers, Millis grace)
+    : grace_(grace), running_(workers), stopped_(static_cast<std::size_t>(workers), false) {}
+
+Supervision::Orders Supervision::stop(int signal, AttemptEnd reason, Instant now) {
+  if (end_ == AttemptEnd::kSucceeded) end_ = reason;
+  Orders orders;
+  orders.signal_all = ladder_.ask(signal, grace_, now);
+  return orders;
+}
+
+Supervision::Orders Supervision::worker_ended(int local_rank, const ProcessEnd& end, Instant now) {
+  MUSTER_CHECK(running_ > 0, "more workers ended than were started");
+  --running_;
+  if (stopping()) {
+    stopped_[static_cast<std::size_t>(local_rank)] = true;
+    return {};
+  }
+  if (end.ok()) return {};
+  first_failure_ = local_rank;
+  Orders orders = stop(SIGTERM, AttemptEnd::kWorkerFailed, now);
+  orders.announce = true;
+  return orders;
+}
+
+Supervision::Orders Supervision::start_failed(int local_rank, Instant now) {
+  running_ -= static_cast<int>(stopped_.size()) - local_rank;
+  Orders orders = stop(SIGTERM, AttemptEnd::kNotStarted, now);
+  orders.announce = true;
+  return orders;
+}
+
+Supervision::Orders Supervision::signal_received(int signal, Instant now) {
+  const bool first = !stopping();
+  if (first) stop_signal_ = signal;
+  Orders orders = stop(signal, AttemptEnd::kSignalled, now);
+  orders.announce = first;
+  return orders;
+}
+
+Supervision::Orders Supervision::stopped_from_outside(AttemptEnd reason, Instant now) {
+  // Already on the way down: another node's news must not shorten the grace of this one.
+  if (stopping()) return {};
+  return stop(SIGTERM, reason, now);
+}
+
+Supervision::Orders Supervision::tick(Instant now) {
+  Orders orders;
+  orders.signal_all = ladder_.tick(now);
+  return orders;
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Supervision: one attempt of one node as a machine. Events in (a worker ended, a signal came, another node failed, time
+// passed), orders out (signal all groups, announce the failure). Holds the stop ladder. Pure: no process, no clock.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/exit_status.h"
+#include "launcher/restart_policy.h"
+#include "launcher/stop_ladder.h"
+#include "rendezvous/base/clock.h"
+
+namespace muster::launcher {
+
+class Supervision {
+ public:
+  struct Orders {
+    std::optional<int> signal_all;  // to the process group of every worker that was started
+    bool announce = false;          // this event made the attempt fail: tell the other nodes
+
+    friend bool operator==(const Orders&, const Orders&) = default;
+  };
+
+  Supervision(int workers, Millis grace);
+
+  /// Every worker ends exactly once.
+  Orders worker_ended(int local_rank, const ProcessEnd& end, Instant now);
+  /// This worker and those after it were never started.
+  Orders start_failed(int local_rank, Instant now);
+  /// The first stops the workers with the same signal; a second one skips to SIGKILL.
+  Orders signal_received(int signal, Instant now);
+  /// Another node's failure, or its loss.
+  Orders stopped_from_outside(AttemptEnd reason, Instant now);
+  /// To be called at deadline().
+  Orders tick(Instant now);
+
+  [[nodiscard]] std::optional<Instant> deadline() const { return ladder_.deadline(); }
+  /// No worker is left, or those left do not even die of SIGKILL.
+  [[nodiscard]] bool finished() const { return running_ == 0 || ladder_.rung() == StopLadder::Rung::kGivenUp; }
+  [[nodiscard]] int running() const { return running_; }
+  [[nodiscard]] bool stopping() const { return ladder_.rung() != StopLadder::Rung::kRunning; }
+  [[nodiscard]] StopLadder::Rung rung() const { return ladder_.rung(); }
+  /// kSucceeded while nothing went wrong.
+  [[nodiscard]] AttemptEnd end() const { return end_; }
+  /// The local worker whose failure came first, -1 if the end has another reason.
+  [[nodiscard]] int first_failure() const { return first_failure_; }
+  /// The signal that stopped the attempt, 0 if none did.
+  [[nodiscard]] int stop_signal() const { return stop_signal_; }
+  /// The worker ended after it had been signalled.
+  [[nodiscard]] bool stopped_by_us(int local_rank) const { return stopped_[static_cast<std::size_t>(local_rank)]; }
+
+ private:
+  Orders stop(int signal, AttemptEnd reason, Instant now);
+
+  Millis grace_;
+  StopLadder ladder_;
+  int running_;
+  AttemptEnd end_ = AttemptEnd::kSucceeded;
+  int first_failure_ = -1;
+  int stop_signal_ = 0;
+  std::vector<bool> stopped_;
+};
+
+}  // namespace muster::launcher

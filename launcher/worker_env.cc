@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/worker_env.h"
+
+#include <fmt/format.h>
+
+#include "rendezvous/env_contract.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::string_view kVisibleDevices = "CUDA_VISIBLE_DEVICES";
+
+/// The `index`-th entry of a comma-separated list, trimmed.
+Result<std::string> visible_device(const Environment& inherited, int index) {
+  const auto list = lookup(inherited, kVisibleDevices);
+  if (!list) return std::to_string(index);
+  std::string_view rest = *list;
+  for (int i = 0;; ++i) {
+    const auto comma = rest.find(',');
+    if (i == index) {
+      std::string_view entry = rest.substr(0, comma);
+      while (!entry.empty() && entry.front() == ' ') entry.remove_prefix(1);
+      while (!entry.empty() && entry.back() == ' ') entry.remove_suffix(1);
+      if (!entry.empty()) return std::string(entry);
+      break;
+    }
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("--virtual-local-rank: CUDA_VISIBLE_DEVICES={} has no device for local rank {}; list more "
+                          "devices or lower --nproc-per-node",
+                          *list, index));
+}
+
+}  // namespace
+
+Environment shared_environment(const Environment& inherited, const Job& job, const Assignment& assignment) {
+  Environment out = inherited;
+  const auto set = [&](std::string_view name, std::string value) { out.insert_or_assign(std::string(name), std::move(value)); };
+  set(env::kWorldSize, std::to_string(assignment.world_size));
+  set(env::kLocalWorldSize, std::to_string(job.local_world_size));
+  set(env::kGroupRank, std::to_string(assignment.group_rank));
+  set(env::kGroupWorldSize, std::to_string(assignment.group_world_size));
+  set(env::kRoleName, job.role);
+  set(env::kRoleWorldSize, std::to_string(assignment.role_world_size));
+  set(env::kMasterAddr, assignment.master_addr);
+  set(env::kMasterPort, std::to_string(assignment.master_port));
+  set(env::kRestartCount, std::to_string(assignment.attempt));
+  set(env::kMaxRestarts, std::to_string(job.max_restarts));
+  set(env::kRunId, job.run_id);
+  set(env::kUseAgentStore, "True");
+  set(env::kSignalsToHandle, job.signals_text);
+  out.try_emplace(std::string(env::kNcclAsyncErrorHandling), "1");
+  if (job.local_world_size > 1) out.try_emplace(std::string(env::kOmpNumThreads), "1");
+  for (const std::string_view name : {env::kRank, env::kLocalRank, env::kRoleRank, env::kErrorFile})
+    out.erase(std::string(name));
+  if (job.virtual_local_rank) out.erase(std::string(kVisibleDevices));
+  return out;
+}
+
+Result<RankVariables> rank_variables(const Environment& inherited, const Job& job, const Assignment& assignment,
+                                     int local_rank, std::string error_file) {
+  RankVariables out;
+  out.emplace_back(env::kRank, std::to_string(assignment.base_rank + local_rank));
+  out.emplace_back(env::kLocalRank, job.virtual_local_rank ? "0" : std::to_string(local_rank));
+  out.emplace_back(env::kRoleRank, std::to_string(assignment.role_base_rank + local_rank));
+  out.emplace_back(env::kErrorFile, std::move(error_file));
+  if (job.virtual_local_rank) {
+    MUSTER_TRY(std::string device, visible_device(inherited, local_rank));
+    out.emplace_back(kVisibleDevices, std::move(device));
+  }
+  return out;
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Worker environment: the agent's own, overlaid by every variable of rendezvous/env_contract.h. Split into what all
+// workers of an attempt share and the few values of one rank, so that starting 256 workers renders the rest once. Pure.
+// Source: torch/distributed/elastic/agent/server/local_elastic_agent.py (_start_workers).
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <muster/result.h>
+
+#include "launcher/job.h"
+#include "rendezvous/base/env.h"
+
+namespace muster::launcher {
+
+/// What is the same for all local workers.
+[[nodiscard]] Environment shared_environment(const Environment& inherited, const Job& job,
+                                             const Assignment& assignment);
+
+using RankVariables = std::vector<std::pair<std::string_view, std::string>>;
+
+/// What differs. The names are the same for every rank, in the same order. `error_file` may be empty.
+/// kInvalidArgument: --virtual-local-rank and CUDA_VISIBLE_DEVICES lists fewer devices than there are workers.
+[[nodiscard]] Result<RankVariables> rank_variables(const Environment& inherited, const Job& job,
+                                                   const Assignment& assignment, int local_rank,
+                                                   std::string error_file);
+
+}  // namespace muster::launcher

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// WorkerGroup: the processes of one attempt on this node. Starts them, learns each exit from its pidfd, signals their
+// process groups. Signals only processes it started itself. One loop; owned by the agent, per attempt. The destructor
+// kills what is left, so that no way out of the agent leaves a worker behind.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+
+#include <muster/result.h>
+
+#include "launcher/guardian.h"
+#include "launcher/job.h"
+#include "launcher/log_directory.h"
+#include "launcher/log_router.h"
+#include "launcher/spawn.h"
+#include "rendezvous/base/env.h"
+
+namespace muster::launcher {
+
+class WorkerGroup {
+ public:
+  using Exited = std::function<void(int local_rank, const ProcessEnd& end)>;
+
+  /// `exited` is called on the loop, once per worker that was started.
+  WorkerGroup(boost::asio::io_context& io, Guardian& guardian, int workers, Exited exited);
+  ~WorkerGroup();
+
+  struct StartFailure {
+    int local_rank;  // not started, nor are those after it
+    Error error;
+  };
+
+  /// Starts all in the order of their local ranks. Nothing on success.
+  [[nodiscard]] std::optional<StartFailure> start(Spawner& spawner, const Job& job, const Assignment& assignment,
+                                                  const Environment& inherited, const LogDirectory& directory,
+                                                  LogRouter& router);
+
+  /// To every group that still has members, whether its first process lives or not.
+  void signal_groups(int signal);
+
+  /// 0: was not started.
+  [[nodiscard]] int pid(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].pid; }
+  [[nodiscard]] bool running(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].running; }
+
+ private:
+  struct Worker {
+    explicit Worker(boost::asio::io_context& io) : pidfd(io) {}
+    pid_t pid = 0;
+    bool running = false;
+    bool group_left = false;  // ended, but its process group has members
+    boost::asio::posix::stream_descriptor pidfd;
+  };
+
+  void watch(int local_rank);
+  void reap(int local_rank);
+  void look_after_group(std::size_t index);
+
+  Guardian& guardian_;
+  Exited exited_;
+  std::vector<Worker> workers_;
+  std::shared_ptr<bool> alive_;  // false once destroyed: handlers that are still queued check it
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,93 @@
+# What scripts/test counts: test cases read from JUnit XML (ctest, pytest, scripts/lint) and steps that failed.
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import os
+import re
+import xml.etree.ElementTree as xml
+
+ACCEPTED_SKIP = "no GPU here"
+_SKIP_LINE = re.compile(r"^\s*SKIP: (.+)$", re.MULTILINE)
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    outcome: str  # passed, failed or skipped
+    reason: str = ""
+
+
+def _skip_reason(case, skipped):
+    """A ctest test prints "SKIP: reason" and exits with 77; pytest puts the reason into the message."""
+    output = case.findtext("system-out") or ""
+    if match := _SKIP_LINE.search(output):
+        return match[1].strip()
+    message = (skipped.get("message") or "") if skipped is not None else ""
+    if message.startswith(("SKIP_RETURN_CODE", "SKIP_REGULAR")):
+        return "the test gave no reason"
+    return message.strip() or case.get("status") or "no reason given"
+
+
+def read_junit(path):
+    """The cases of a JUnit file as ctest 3.25, pytest 7 and scripts/lint write it."""
+    cases = []
+    for case in xml.parse(path).getroot().iter("testcase"):
+        name = case.get("name", "")
+        classname = case.get("classname") or ""
+        if classname and classname not in (name, "lint"):
+            name = f"{classname.replace('.', '/')}: {name}"
+        failure = case.find("failure")
+        failure = case.find("error") if failure is None else failure
+        skipped = case.find("skipped")
+        if failure is not None or case.get("status") == "fail":
+            reason = (failure.get("message") or "").strip().split("\n")[0] if failure is not None else ""
+            cases.append(Case(name, "failed", reason))
+        elif skipped is not None or case.get("status") in ("notrun", "disabled"):
+            cases.append(Case(name, "skipped", _skip_reason(case, skipped)))
+        else:
+            cases.append(Case(name, "passed"))
+    return cases
+
+
+class Results:
+    def __init__(self):
+        self.cases = []
+        self.durations = []
+
+    def add_step(self, step):
+        """A step that is no test (setup, a build) counts only when it failed."""
+        self.durations.append((step.name, step.seconds))
+        if not step.ok:
+            self.cases.append(Case(step.name, "failed", step.problem))
+
+    def add_junit(self, suite, path, step):
+        self.durations.append((suite, step.seconds))
+        try:
+            cases = read_junit(path)
+        except (OSError, xml.ParseError) as error:
+            self.cases.append(Case(suite, "failed", step.problem or f"no results: {error}"))
+            return
+        for case in cases:
+            case.name = case.name if case.name.startswith(suite) else f"{suite}: {case.name}"
+        self.cases += cases
+        # A suite that failed as a whole although each of its tests passed: it timed out, or left processes behind.
+        if not step.ok and not any(case.outcome == "failed" for case in cases):
+            self.cases.append(Case(suite, "failed", step.problem))
+
+    def finish(self, seconds):
+        """Prints the summary; the exit status of the run."""
+        print()
+        for name, took in self.durations:
+            print(f"{took:8.1f} s  {name}")
+        print(f"{seconds:8.1f} s  in all")
+        for case in self.cases:
+            if case.outcome == "failed":
+                print(f"failed: {case.name}{': ' + case.reason if case.reason else ''}")
+        skipped = [case for case in self.cases if case.outcome == "skipped"]
+        for case in skipped:
+            print(f"skipped: {case.name}: {case.reason}")
+        refused = [c for c in skipped if os.environ.get("CI") == "true" and not c.reason.startswith(ACCEPTED_SKIP)]
+        if refused:
+            print(f'CI=true: {len(refused)} skips for another reason than "{ACCEPTED_SKIP}" fail the run')
+        count = {o: sum(c.outcome == o for c in self.cases) for o in ("passed", "failed", "skipped")}
+        print(f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped", flush=True)
+        return 1 if count["failed"] or refused or not count["passed"] else 0

@@ -1,0 +1,116 @@
+# One step of scripts/test: a command with a deadline in a session of its own, whose left-over processes are found.
+# SPDX-License-Identifier: Apache-2.0
+import ctypes
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "build" / "results"
+_PR_SET_CHILD_SUBREAPER = 36
+_SHOWN_LINES = 60  # of a quiet step that failed
+
+
+@dataclasses.dataclass
+class Step:
+    name: str
+    code: int  # exit status; 124 after the deadline
+    seconds: float
+    problem: str = ""  # why it failed, in one line; empty: it did not
+    output: str = ""
+
+    @property
+    def ok(self):
+        return self.code == 0 and not self.problem
+
+
+def prepare():
+    """Orphans of every step become children of this process, so that none can be overlooked."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for old in RESULTS.glob("*.xml"):
+        old.unlink()
+
+
+def _children():
+    return [int(pid) for pid in pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def _describe(pid):
+    try:
+        words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return f"{pid} ({b' '.join(words).decode(errors='replace').strip()[:120]})"
+    except OSError:
+        return str(pid)
+
+
+def _is_zombie(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _reap_orphans():
+    """Kills and reaps what the step left running; returns how it was called. Orphans of orphans arrive here, too."""
+    left = []
+    for _ in range(1000):
+        children = _children()
+        if not children:
+            break
+        for pid in children:
+            if not _is_zombie(pid):
+                left.append(_describe(pid))
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return left
+
+
+def _kill_group(process):
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def run(name, command, seconds, quiet=False, **environment):
+    """Runs `command`; a quiet step's output is shown only if it fails."""
+    print(f"== {name}: {' '.join(map(str, command))}", flush=True)
+    start = time.monotonic()
+    log = open(RESULTS / (name.replace(" ", "-") + ".log"), "w+b") if quiet else None
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, start_new_session=True,
+                               stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT if quiet else None)
+    problem = ""
+    try:
+        code = process.wait(seconds)
+        if code:
+            problem = f"exit status {code}"
+    except subprocess.TimeoutExpired:
+        code, problem = 124, f"not finished after {seconds} s"
+        _kill_group(process)
+    except KeyboardInterrupt:
+        _kill_group(process)
+        _reap_orphans()
+        sys.exit(130)
+    left = _reap_orphans()
+    if left and not problem:
+        problem = "left processes behind: " + ", ".join(left)
+    output = ""
+    if log:
+        log.seek(0)
+        output = log.read().decode(errors="replace")
+        log.close()
+        if problem:
+            print("\n".join(output.splitlines()[-_SHOWN_LINES:]))
+    took = time.monotonic() - start
+    print(f"== {name}: {problem or 'done'} ({took:.1f} s)", flush=True)
+    return Step(name, code, took, problem, output)

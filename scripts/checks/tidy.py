@@ -1,0 +1,66 @@
+# clang-tidy with the short list of .clang-tidy over the product's sources. A file is judged again only when it, a
+# header of this tree that it includes, or the list changed: the verdicts "clean" are remembered under build/lint.
+# SPDX-License-Identifier: Apache-2.0
+import concurrent.futures
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+from . import source_tree
+
+_CACHE = source_tree.ROOT / "build" / "lint"
+_DATABASE = source_tree.ROOT / "build" / "clang"  # clang-tidy reads clang's flags, not g++'s
+_FILE_TIMEOUT = 240
+
+
+def _configure():
+    if (_DATABASE / "compile_commands.json").is_file():
+        return None
+    done = subprocess.run(["cmake", "--preset", "clang"], cwd=source_tree.ROOT, text=True, capture_output=True, timeout=300)
+    return None if done.returncode == 0 else "cmake --preset clang failed: " + done.stderr.strip()[-500:]
+
+
+def _key(name, command):
+    digest = hashlib.sha256(command.encode())
+    for part in [".clang-tidy", *sorted(source_tree.closure(name))]:
+        digest.update(part.encode())
+        digest.update((source_tree.ROOT / part).read_bytes())
+    return digest.hexdigest()
+
+
+def _check(job):
+    name, command = job
+    remembered = _CACHE / _key(name, command)
+    if remembered.exists():
+        return []
+    try:
+        done = subprocess.run(["clang-tidy", "--quiet", "-p", str(_DATABASE), name], cwd=source_tree.ROOT, text=True,
+                              capture_output=True, timeout=_FILE_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return [f"{name}: clang-tidy took more than {_FILE_TIMEOUT} s"]
+    if done.returncode == 0:
+        remembered.touch()
+        return []
+    found = [line for line in done.stdout.splitlines() if ": error:" in line or ": warning:" in line]
+    return [line.replace(str(source_tree.ROOT) + "/", "") for line in found] or [f"{name}: {done.stderr.strip()[-500:]}"]
+
+
+def run(only=()):
+    if not shutil.which("clang-tidy"):
+        return ["clang-tidy: not installed; scripts/setup installs it"]
+    if problem := _configure():
+        return [problem]
+    commands = {}
+    for entry in json.loads((_DATABASE / "compile_commands.json").read_text()):
+        path = pathlib.Path(entry["directory"], entry["file"]).resolve()
+        if path.is_relative_to(source_tree.ROOT):
+            commands[str(path.relative_to(source_tree.ROOT))] = entry.get("command", "")
+    names = [name for name in source_tree.cpp_files()
+             if name in commands and not name.startswith("tests/") and (not only or name in only)]
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        results = pool.map(_check, [(name, commands[name]) for name in names])
+        return sorted({problem for found in results for problem in found})

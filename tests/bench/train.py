@@ -1,0 +1,47 @@
+# `scripts/bench train`: steps per second of the main job, ours and PyTorch's in turn (A B A B ...) in one run. One thread
+# per rank, data in memory, start-up excluded on both sides; both are launched by muster.
+# SPDX-License-Identifier: Apache-2.0
+import argparse
+import os
+import statistics
+
+import measure
+
+# (batch size per rank, ranks, our steps, PyTorch's steps): about two seconds of each
+CASES = [(4, 1, 12000, 1600), (4, 2, 12000, 600), (64, 1, 2000, 400), (256, 1, 600, 150)]
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(prog="scripts/bench train")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--torch", choices=["debian", "current"], default="debian", help="which PyTorch to compare with")
+    parser.add_argument("--save", action="store_true", help="write tests/bench/results/train.json")
+    options = parser.parse_args(arguments)
+    python, torch_env = measure.torch_environment(options.torch)
+    ours_env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    muster, ours = measure.program("muster"), measure.program("train_steps")
+    theirs = str(measure.ROOT / "tests/bench/train_torch.py")
+    print(measure.machine())
+
+    rows, version = [], ""
+    for batch, ranks, our_steps, their_steps in CASES:
+        launch = [muster, "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
+        rates = {"muster": [], "torch": []}
+        for _ in range(options.rounds):
+            for side, command, env, steps in (("muster", [ours], ours_env, our_steps),
+                                              ("torch", [python, theirs], torch_env, their_steps)):
+                line = measure.json_line([*launch, *command, f"--batch-size={batch}", f"--steps={steps}"], env=env)
+                rates[side].append(line["steps"] / line["seconds"])
+                version = line["version"] if side == "torch" else version
+        ratio = measure.paired_ratio(rates["muster"], rates["torch"])
+        rows.append({"batch_size": batch, "ranks": ranks, "muster": measure.summary(rates["muster"]),
+                     "torch": measure.summary(rates["torch"]), "ratio": ratio})
+        print(f"\nbatch {batch} per rank, {ranks} rank{'s' if ranks > 1 else ''}")
+        for side, label in (("muster", "muster"), ("torch", version)):
+            s, images = rows[-1][side], statistics.median(rates[side]) * batch * ranks
+            print(f"{label:18}{s['median']:10.0f} it/s  (min {s['min']:.0f}, max {s['max']:.0f}, {s['runs']} runs)"
+                  f"{images:12.0f} images/s")
+        print(f"{'ratio':18}{ratio['of_medians']:10.1f}x      (pairs: {ratio['min']:.1f} to {ratio['max']:.1f})", flush=True)
+    if options.save:
+        measure.save("train", {"unit": "steps per second of each rank", "torch": version, "cases": rows})
+    return 0

@@ -1,0 +1,180 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the fixtures that the C++ tests compare with PyTorch: tests/data/pytorch_*.safetensors.
+
+Run by hand with a Python that has torch (Debian: python3-torch 1.13), never by the tests:
+    /usr/bin/python3 tests/data/make_fixtures.py
+"""
+import json
+import os
+import struct
+import zlib
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+NAMES = {"float32": "F32", "int32": "I32", "int64": "I64", "uint8": "U8"}
+
+
+def write(name, tensors, **metadata):
+    """A safetensors file, sorted by alignment then name as the format's own writer does."""
+    arrays = {key: numpy.ascontiguousarray(value) for key, value in tensors.items()}
+    order = sorted(arrays, key=lambda key: (-arrays[key].itemsize, key))
+    header = {"__metadata__": {"torch": torch.__version__, **metadata}}
+    offset = 0
+    for key in order:
+        array = arrays[key]
+        header[key] = {"dtype": NAMES[str(array.dtype)], "shape": list(array.shape),
+                       "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    with open(os.path.join(HERE, name), "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for key in order:
+            file.write(arrays[key].tobytes())
+
+
+class GarmentClassifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 6, 5)
+        self.pool = nn.MaxPool2d(2, 2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * 4 * 4, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, 10)
+
+    def forward(self, x):
+        x = self.pool(F.relu(self.conv1(x)))
+        x = self.pool(F.relu(self.conv2(x)))
+        x = x.view(-1, 16 * 4 * 4)
+        x = F.relu(self.fc1(x))
+        x = F.relu(self.fc2(x))
+        return self.fc3(x)
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(784, 512)
+        self.fc2 = nn.Linear(512, 512)
+        self.fc3 = nn.Linear(512, 10)
+
+    def forward(self, x):
+        x = F.relu(self.fc1(torch.flatten(x, 1)))
+        return self.fc3(F.relu(self.fc2(x)))
+
+
+def order_summary(order):
+    """CRC-32 of the int32 values, then the first and last 16."""
+    values = numpy.asarray(order, dtype=numpy.int32)
+    crc = numpy.array([zlib.crc32(values.tobytes()), len(values)], dtype=numpy.int64)
+    return crc, numpy.concatenate([values[:16], values[-16:]])
+
+
+def rng():
+    tensors = {}
+    for seed in (0, 1, 42, 2**31 + 5, 2**32 + 7, 2**63 - 1):
+        generator = torch.Generator().manual_seed(seed)
+        tensors[f"randperm.60000.{seed}.crc"], tensors[f"randperm.60000.{seed}.ends"] = \
+            order_summary(torch.randperm(60000, generator=generator))
+        generator = torch.Generator().manual_seed(seed)
+        tensors[f"uniform.{seed}"] = torch.empty(1000).uniform_(-0.2, 0.7, generator=generator).numpy()
+        tensors[f"random.{seed}"] = torch.empty(8, dtype=torch.int64).random_(generator=generator).numpy()
+    for n in (1, 2, 3, 10, 97):
+        tensors[f"randperm.{n}.5"] = torch.randperm(n, generator=torch.Generator().manual_seed(5)).numpy()
+    write("pytorch_rng.safetensors", tensors)
+
+
+def sampler():
+    tensors = {}
+    for n in (1, 7, 10, 100):
+        for world in (1, 2, 3, 4, 16):
+            for shuffle in (False, True):
+                for drop in (False, True):
+                    if drop and n < world:
+                        continue  # PyTorch's own assertion fails there
+                    for epoch in (0, 3):
+                        for rank in {0, world // 2, world - 1}:
+                            s = torch.utils.data.DistributedSampler(
+                                range(n), num_replicas=world, rank=rank, shuffle=shuffle, seed=11, drop_last=drop)
+                            s.set_epoch(epoch)
+                            key = f"small/{n}/{world}/{rank}/{int(shuffle)}/{int(drop)}/{epoch}"
+                            tensors[key] = numpy.array(list(s), dtype=numpy.int32)
+    for world in (1, 2, 3, 4):
+        for rank in range(world):
+            for epoch in (0, 1, 7):
+                s = torch.utils.data.DistributedSampler(range(60000), num_replicas=world, rank=rank, seed=42)
+                s.set_epoch(epoch)
+                tensors[f"large/{world}/{rank}/{epoch}/crc"], tensors[f"large/{world}/{rank}/{epoch}/ends"] = \
+                    order_summary(list(s))
+    # One process: the loader draws from the default generator, here after the model has been constructed.
+    torch.manual_seed(42)
+    GarmentClassifier()
+    loader = torch.utils.data.DataLoader(torch.arange(60000), batch_size=1000, shuffle=True)
+    for epoch in range(2):
+        tensors[f"loader/{epoch}/crc"], tensors[f"loader/{epoch}/ends"] = \
+            order_summary(torch.cat(list(loader)).numpy())
+    write("pytorch_sampler.safetensors", tensors)
+
+
+def weights():
+    tensors = {}
+    for seed in (0, 42):
+        torch.manual_seed(seed)
+        for name, value in GarmentClassifier().state_dict().items():
+            if seed == 42 or value.numel() < 3000:
+                tensors[f"garment.{seed}.{name}"] = value.numpy()
+            tensors[f"garment.{seed}.{name}.crc"] = numpy.array([zlib.crc32(value.numpy().tobytes())], dtype=numpy.int64)
+        torch.manual_seed(seed)
+        for name, value in Mlp().state_dict().items():
+            tensors[f"mlp.{seed}.{name}.crc"] = numpy.array([zlib.crc32(value.numpy().tobytes())], dtype=numpy.int64)
+            tensors[f"mlp.{seed}.{name}.first"] = value.flatten()[:16].clone().numpy()
+    write("pytorch_weights.safetensors", tensors)
+
+
+def sgd():
+    """Three steps of torch.optim.SGD on given parameters and gradients, with and without weight decay."""
+    tensors = {}
+    generator = torch.Generator().manual_seed(9)
+    for name, decay, momentum in (("plain", 0.0, 0.9), ("decay", 0.01, 0.9), ("no_momentum", 0.0, 0.0)):
+        p = nn.Parameter(torch.empty(1003).uniform_(-1, 1, generator=generator))
+        optimizer = torch.optim.SGD([p], lr=0.001, momentum=momentum, weight_decay=decay)
+        tensors[f"{name}.params.0"] = p.detach().clone().numpy()
+        for step in (1, 2, 3):
+            p.grad = torch.empty(1003).uniform_(-3, 3, generator=generator)
+            tensors[f"{name}.grads.{step}"] = p.grad.clone().numpy()
+            optimizer.step()
+            tensors[f"{name}.params.{step}"] = p.detach().clone().numpy()
+    write("pytorch_sgd.safetensors", tensors)
+
+
+def step():
+    """One whole training step of GarmentClassifier (seed 42) on a batch of 4: loss, gradients, updated small tensors."""
+    torch.manual_seed(42)
+    model = GarmentClassifier()
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randint(0, 256, (4, 28, 28), dtype=torch.uint8, generator=generator)
+    labels = torch.tensor([3, 0, 9, 3])
+    x = ((images.float() / 255) - 0.5) / 0.5
+    logits = model(x[:, None])
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    tensors = {"images": images.numpy(), "labels": labels.to(torch.uint8).numpy(), "logits": logits.detach().numpy(),
+               "loss": loss.detach().reshape(1).numpy()}
+    for name, value in model.named_parameters():
+        tensors[f"grad.{name}"] = value.grad.numpy()
+    write("pytorch_step.safetensors", tensors)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rng()
+    sampler()
+    weights()
+    sgd()
+    step()

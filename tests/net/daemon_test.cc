@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// musterd as a program: arguments, port file, signals, what it needs at run time.
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "rendezvous/base/syscall.h"
+#include "tests/support/catch.h"
+#include "tests/support/musterd.h"
+#include "tests/support/raw_client.h"
+#include "tests/support/temporary_directory.h"
+
+using namespace muster;
+using muster::test::Musterd;
+using muster::test::RawClient;
+using muster::test::TemporaryDirectory;
+
+namespace {
+
+// Runs it to its end with arguments that it must refuse: exit code and the one line it says.
+std::pair<int, std::string> refusal(std::vector<std::string> arguments) {
+  auto [code, text] = Musterd(std::move(arguments)).finish();
+  REQUIRE(std::count(text.begin(), text.end(), '\n') == 1);
+  REQUIRE_THAT(text, Catch::StartsWith("musterd: "));
+  return {code, text};
+}
+
+}  // namespace
+
+TEST_CASE("the port file holds the port once connections are accepted, and nothing else is left beside it") {
+  const TemporaryDirectory folder;
+  const std::string path = folder.path() + "/port";
+  for (int run = 0; run < 2; ++run) {  // the second replaces the first's
+    Musterd daemon = Musterd::listening({"--port-file", path});
+    const Instant deadline = SteadyClock::now() + test::kPatience;
+    Result<std::string> text = read_file(path);
+    while ((!text || *text != std::to_string(daemon.port()) + "\n") && SteadyClock::now() < deadline)
+      text = read_file(path);
+    REQUIRE(text == std::to_string(daemon.port()) + "\n");
+    REQUIRE(RawClient::modern(daemon.port()).alive());
+    REQUIRE(folder.entries() == std::vector<std::string>{"port"});
+  }
+}
+
+TEST_CASE("SIGTERM and SIGINT stop musterd in order: clients see an end, the exit code is 0") {
+  for (const int number : {SIGTERM, SIGINT}) {
+    Musterd daemon = Musterd::listening();
+    RawClient client = RawClient::modern(daemon.port());
+    REQUIRE(client.alive());
+    daemon.signal(number);
+    REQUIRE(client.receive(1).empty());
+    const auto [code, text] = daemon.finish();
+    REQUIRE(code == 0);
+    REQUIRE_THAT(text, Catch::Contains("stopped listening on 127.0.0.1:"));
+  }
+}
+
+TEST_CASE("a stopped musterd's port can be taken at once by the next") {
+  Musterd first = Musterd::listening();
+  RawClient client = RawClient::modern(first.port());
+  REQUIRE(client.alive());
+  first.signal(SIGTERM);
+  REQUIRE(first.finish().first == 0);
+  Musterd second({"--host", "127.0.0.1", "--port", std::to_string(first.port())});
+  REQUIRE_THAT(second.wait_for_line("listening"), Catch::EndsWith(":" + std::to_string(first.port())));
+}
+
+TEST_CASE(
+    "a busy port is refused in one line that names the address, the port and the process that holds it") {
+  Musterd first = Musterd::listening();
+  const std::string port = std::to_string(first.port());
+  for (const std::string host : {"127.0.0.1", ""}) {
+    std::vector<std::string> arguments = {"--port", port};
+    if (!host.empty()) arguments.insert(arguments.end(), {"--host", host});
+    const auto [code, text] = refusal(arguments);
+    REQUIRE(code == 1);
+    REQUIRE_THAT(text,
+                 Catch::Contains("The server socket has failed to listen on any local network address") &&
+                     Catch::Contains("port: " + port) && Catch::Contains("EADDRINUSE") &&
+                     Catch::Contains("pid " + std::to_string(first.pid()) + " (") &&
+                     Catch::Contains("musterd --host 127.0.0.1"));
+  }
+}
+
+TEST_CASE("wrong arguments are refused in one line") {
+  REQUIRE(refusal({"--port", "70000"}) ==
+          std::pair<int, std::string>(
+              2, "musterd: --port: Value 70000 not in range 0 to 65535; see musterd --help\n"));
+  REQUIRE(refusal({"--port", "http"}).first == 2);
+  REQUIRE(refusal({"--port", "-1"}).first == 2);
+  REQUIRE(refusal({"--prot", "1"}).first == 2);
+  REQUIRE(refusal({"--log-level", "loud"}).first == 2);
+  REQUIRE(refusal({"--max-key-bytes", "-5"}).first == 2);
+  const auto [code, text] = refusal({"--host", "192.0.2.1", "--port", "0"});
+  REQUIRE(code == 1);
+  REQUIRE_THAT(text, Catch::Contains("EADDRNOTAVAIL") && Catch::Contains("no address of this host"));
+  REQUIRE_THAT(refusal({"--listen-fd", "77"}).second, Catch::Contains("inherited listening descriptor 77"));
+  REQUIRE_THAT(refusal({"--listen-fd", "1"}).second, Catch::Contains("ENOTSOCK"));
+}
+
+TEST_CASE("a port file that cannot be written is refused before anything is served") {
+  const auto [code, text] =
+      refusal({"--port", "0", "--log-level", "off", "--port-file", "/nonexistent/folder/port"});
+  REQUIRE(code == 1);
+  REQUIRE_THAT(text, Catch::Contains("port file /nonexistent/folder/port") && Catch::Contains("ENOENT"));
+}
+
+TEST_CASE("limits given on the command line hold") {
+  Musterd daemon = Musterd::listening({"--max-value-bytes", "3", "--max-key-bytes", "4"});
+  RawClient good = RawClient::modern(daemon.port());
+  good.send({.op = wire::Op::kSet, .key = "/123", .value = "123"});
+  REQUIRE(good.alive());
+  good.send({.op = wire::Op::kSet, .key = "/123", .value = "1234"});
+  REQUIRE(good.ended());
+  REQUIRE_THAT(daemon.wait_for_line("closed"), Catch::Contains("a value of 4 bytes, the limit is 3"));
+}
+
+// The sanitizers bring libraries of their own.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define MUSTER_SANITIZED 1
+#endif
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define MUSTER_SANITIZED 1
+#endif
+#if !defined(MUSTER_SANITIZED)
+TEST_CASE("musterd needs nothing at run time beyond the C library") {
+  const std::unique_ptr<FILE, decltype(&::pclose)> listing(::popen("ldd " MUSTER_TEST_BIN "/musterd", "r"),
+                                                           &::pclose);
+  REQUIRE(listing != nullptr);
+  std::array<char, 512> line;
+  int libraries = 0;
+  while (std::fgets(line.data(), line.size(), listing.get()) != nullptr) {
+    const std::string_view text(line.data());
+    INFO(text);
+    REQUIRE((text.find("linux-vdso") != text.npos || text.find("libc.so.6") != text.npos ||
+             text.find("libm.so.6") != text.npos || text.find("ld-linux") != text.npos));
+    ++libraries;
+  }
+  REQUIRE(libraries >= 2);
+}
+#endif

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// The server class on a loop of the test's own.
+#include "rendezvous/net/server.h"
+
+#include <arpa/inet.h>
+#include <future>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <thread>
+#include <utility>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+
+#include <muster/tcp_store.h>
+
+#include "rendezvous/base/log.h"
+#include "tests/support/catch.h"
+#include "tests/support/hex.h"
+#include "tests/support/raw_client.h"
+
+using namespace muster;
+using namespace std::chrono_literals;
+using muster::net::Server;
+using muster::net::ServerOptions;
+using muster::test::RawClient;
+using muster::test::unhex;
+
+namespace {
+
+const Log kQuiet("test", LogLevel::kOff);
+
+// A loop on a thread, to which the test hands work and waits for it.
+class LoopThread {
+ public:
+  explicit LoopThread(boost::asio::io_context& loop) : loop_(loop), thread_([&loop] { loop.run(); }) {}
+  ~LoopThread() { join(); }
+  void join() {
+    if (thread_.joinable()) thread_.join();
+  }
+  template <class Work>
+  void call(Work work) {
+    std::promise<void> done;
+    boost::asio::post(loop_, [&] {
+      work();
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
+
+ private:
+  boost::asio::io_context& loop_;
+  std::thread thread_;
+};
+
+UniqueFd bound_socket(std::uint16_t& port) {
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  REQUIRE(::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0);
+  REQUIRE(::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0);
+  port = ntohs(address.sin_port);
+  return fd;
+}
+
+}  // namespace
+
+TEST_CASE("the server listens on every address, IPv6 and IPv4") {
+  boost::asio::io_context loop(1);
+  const auto server = Server::listen(loop, {}, kQuiet);
+  REQUIRE_OK(server);
+  REQUIRE((*server)->address() == "[::]:" + std::to_string((*server)->port()));
+  LoopThread thread(loop);
+  for (const char* host : {"127.0.0.1", "::1", "localhost"}) {
+    const auto client = TcpStore::connect({host, (*server)->port(), -1, 20s});
+    REQUIRE_OK(client);
+    REQUIRE_OK((*client)->add("n", 1));
+  }
+  thread.call([&] { (*server)->stop(); });
+}
+
+TEST_CASE("stop() ends the clients and lets the loop drain; a second stop() and the destructor do nothing") {
+  boost::asio::io_context loop(1);
+  auto server = Server::listen(loop, {}, kQuiet);
+  REQUIRE_OK(server);
+  LoopThread thread(loop);
+  RawClient client = RawClient::modern((*server)->port());
+  const std::string_view keys[] = {"/never"};
+  REQUIRE(client.alive());
+  client.send({.op = wire::Op::kWait, .items = keys});
+  thread.call([&] {
+    (*server)->stop();
+    (*server)->stop();
+  });
+  REQUIRE(client.ended());
+  thread.join();  // run() has returned
+  REQUIRE((*server)->stats().num_open == 0);
+  server->reset();
+}
+
+TEST_CASE("a server that is destroyed before its loop ever ran leaves the loop nothing to do") {
+  boost::asio::io_context loop(1);
+  { REQUIRE_OK(Server::listen(loop, {}, kQuiet)); }
+  REQUIRE(loop.run_for(10s) <= 2);
+  REQUIRE(loop.stopped());
+}
+
+TEST_CASE("two servers on one loop keep their keys apart") {
+  boost::asio::io_context loop(1);
+  const auto one = Server::listen(loop, {}, kQuiet);
+  const auto two = Server::listen(loop, {}, kQuiet);
+  REQUIRE_OK(one);
+  REQUIRE_OK(two);
+  LoopThread thread(loop);
+  const auto a = TcpStore::connect({"127.0.0.1", (*one)->port(), -1, 20s});
+  const auto b = TcpStore::connect({"127.0.0.1", (*two)->port(), -1, 20s});
+  REQUIRE_OK(a);
+  REQUIRE_OK(b);
+  REQUIRE((*a)->add("n", 1) == 1);
+  REQUIRE((*b)->add("n", 1) == 1);
+  thread.call([&] {
+    (*one)->stop();
+    (*two)->stop();
+  });
+}
+
+TEST_CASE("an inherited socket that is bound but not listening is taken over") {
+  std::uint16_t port = 0;
+  boost::asio::io_context loop(1);
+  ServerOptions options;
+  options.listen_fd = bound_socket(port).release();
+  options.port = port;
+  const auto server = Server::listen(loop, options, kQuiet);
+  REQUIRE_OK(server);
+  REQUIRE((*server)->port() == port);
+  LoopThread thread(loop);
+  REQUIRE(RawClient::modern(port).alive());
+  thread.call([&] { (*server)->stop(); });
+}
+
+TEST_CASE("an inherited socket on another port than the one asked for is refused") {
+  std::uint16_t port = 0;
+  boost::asio::io_context loop(1);
+  ServerOptions options;
+  options.listen_fd = bound_socket(port).release();
+  options.port = static_cast<std::uint16_t>(port ^ 1);
+  const auto server = Server::listen(loop, options, kQuiet);
+  REQUIRE_FALSE(server);
+  REQUIRE_THAT(server.error().message, Catch::Contains("is bound to port " + std::to_string(port)));
+}
+
+TEST_CASE("DELETE_KEY of PyTorch 2.0 is answered once its client has been silent for a moment") {
+  boost::asio::io_context loop(1);
+  ServerOptions options;
+  options.legacy_quiet_time = 5ms;
+  const auto server = Server::listen(loop, options, kQuiet);
+  REQUIRE_OK(server);
+  LoopThread thread(loop);
+  RawClient client((*server)->port());
+  client.send(unhex("08 02 00 00 00 00 00 00 00 2f 61"));
+  REQUIRE(client.receive(8) == std::string(8, '\0'));
+  client.send(unhex("06"));
+  REQUIRE(client.receive(8) == std::string(8, '\0'));
+  thread.call([&] { (*server)->stop(); });
+}
+
+TEST_CASE("statistics count connections, refusals, requests, keys and waiters") {
+  boost::asio::io_context loop(1);
+  const auto server = Server::listen(loop, {}, kQuiet);
+  REQUIRE_OK(server);
+  LoopThread thread(loop);
+  RawClient a = RawClient::modern((*server)->port());
+  RawClient b = RawClient::modern((*server)->port());
+  RawClient c((*server)->port());
+  a.send({.op = wire::Op::kSet, .key = "/k", .value = "v"});
+  REQUIRE(a.alive());
+  c.send("junk");
+  REQUIRE(c.ended());
+  const std::string_view keys[] = {"/never"};
+  REQUIRE(b.alive());
+  b.send({.op = wire::Op::kWait, .items = keys});
+  net::ServerStats stats;
+  const Instant deadline = SteadyClock::now() + test::kPatience;
+  do {
+    thread.call([&] { stats = (*server)->stats(); });
+  } while (stats.num_waiting == 0 && SteadyClock::now() < deadline);
+  REQUIRE(stats.num_accepted == 3);
+  REQUIRE(stats.num_open == 2);
+  REQUIRE(stats.num_refused == 1);
+  REQUIRE(stats.num_requests == 6);
+  REQUIRE(stats.num_keys == 1);
+  REQUIRE(stats.num_waiting == 1);
+  thread.call([&] { (*server)->stop(); });
+}

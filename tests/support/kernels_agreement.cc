@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/kernels_agreement.h"
+
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "tests/support/catch.h"
+#include "tests/support/kernel_cases.h"
+
+namespace muster::testing {
+namespace {
+
+using namespace kernels;
+
+/// A copy of host values in the subject's memory.
+template <class T>
+T* upload(Kernels& subject, const std::vector<T>& values) {
+  const auto memory = subject.allocate(values.size() * sizeof(T) + 1);
+  REQUIRE_OK(memory);
+  subject.copy_to_device(*memory, values.data(), values.size() * sizeof(T));
+  return static_cast<T*>(*memory);
+}
+
+template <class T>
+std::vector<T> download(Kernels& subject, const T* values, std::size_t count) {
+  std::vector<T> host(count);
+  subject.copy_to_host(host.data(), values, count * sizeof(T));
+  REQUIRE_OK(subject.synchronize());
+  return host;
+}
+
+float* output(Kernels& subject, std::size_t count) {
+  return upload(subject, std::vector<float>(count, std::numeric_limits<float>::quiet_NaN()));
+}
+
+std::size_t elements(int a, int b, int c = 1, int d = 1) {
+  return static_cast<std::size_t>(a) * static_cast<std::size_t>(b) * static_cast<std::size_t>(c) *
+         static_cast<std::size_t>(d);
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+}  // namespace
+
+void check_gather_normalize(Kernels& subject) {
+  const auto reference = make_reference_kernels();
+  for (const auto& [batch, image_elements] : {std::pair{4, 784}, {1, 1}, {7, 3}, {300, 5}, {64, 784}}) {
+    INFO("batch " << batch << ", " << image_elements << " elements");
+    const int n = 100;
+    std::vector<std::uint8_t> images(elements(n, image_elements)), labels(elements(n, 1));
+    const auto random = random_integers(images.size(), 256, 1);
+    std::copy(random.begin(), random.end(), images.begin());
+    const auto random_labels = random_integers(labels.size(), 10, 2);
+    std::copy(random_labels.begin(), random_labels.end(), labels.begin());
+    const auto indices = random_integers(elements(batch, 1), n, 3);
+    std::vector<float> expected(elements(batch, image_elements));
+    std::vector<std::int32_t> expected_labels(elements(batch, 1));
+    reference->gather_normalize(images.data(), labels.data(), indices.data(), batch, image_elements, 0.5F, 0.25F,
+                                expected.data(), expected_labels.data());
+    float* x = output(subject, expected.size());
+    auto* out_labels = upload(subject, std::vector<std::int32_t>(expected_labels.size(), -1));
+    subject.gather_normalize(upload(subject, images), upload(subject, labels), upload(subject, indices), batch,
+                             image_elements, 0.5F, 0.25F, x, out_labels);
+    REQUIRE(relative_error(download(subject, x, expected.size()), expected) <= 1e-6);
+    REQUIRE(download(subject, out_labels, expected_labels.size()) == expected_labels);
+  }
+}
+
+void check_conv2d(Kernels& subject, const ConvShape& s) {
+  INFO(describe(s));
+  REQUIRE_OK(subject.plan_conv2d(s));
+  const auto reference = make_reference_kernels();
+  const auto x = random_values(elements(s.batch, s.in_channels, s.height, s.width), 1);
+  const auto w = random_values(elements(s.out_channels, s.in_channels, s.kernel, s.kernel), 2);
+  const auto b = random_values(elements(s.out_channels, 1), 3);
+  const auto dy = random_values(elements(s.batch, s.out_channels, s.out_height(), s.out_width()), 4);
+  std::vector<float> y(dy.size()), dx(x.size()), dw(w.size()), db(b.size());
+  reference->conv2d_forward(s, x.data(), w.data(), b.data(), y.data());
+  reference->conv2d_backward(s, x.data(), w.data(), dy.data(), dx.data(), dw.data(), db.data());
+
+  const float *device_x = upload(subject, x), *device_w = upload(subject, w), *device_dy = upload(subject, dy);
+  float *device_y = output(subject, y.size()), *device_dx = output(subject, dx.size()),
+        *device_dw = output(subject, dw.size()), *device_db = output(subject, db.size());
+  subject.conv2d_forward(s, device_x, device_w, upload(subject, b), device_y);
+  REQUIRE(relative_error(download(subject, device_y, y.size()), y) <= 1e-5);
+  subject.conv2d_backward(s, device_x, device_w, device_dy, device_dx, device_dw, device_db);
+  REQUIRE(relative_error(download(subject, device_dx, dx.size()), dx) <= 1e-5);
+  REQUIRE(relative_error(download(subject, device_dw, dw.size()), dw) <= 1e-4);
+  REQUIRE(relative_error(download(subject, device_db, db.size()), db) <= 1e-4);
+
+  device_dw = output(subject, dw.size());
+  subject.conv2d_backward(s, device_x, device_w, device_dy, nullptr, device_dw, device_db);
+  REQUIRE(relative_error(download(subject, device_dw, dw.size()), dw) <= 1e-4);
+}
+
+void check_relu_max_pool(Kernels& subject, const PoolShape& s) {
+  INFO(describe(s));
+  const auto reference = make_reference_kernels();
+  auto x = random_values(elements(s.batch, s.channels, s.height, s.width), 5);
+  for (float& value : x) value = std::round(value * 4.0F) / 4.0F;  // many equals: the first must win
+  if (x.size() > 6) {
+    x[1] = std::numeric_limits<float>::quiet_NaN();
+    for (std::size_t i = x.size() / 2; i < x.size(); ++i) x[i] = -std::abs(x[i]);  // windows without a winner
+  }
+  const std::size_t outputs = elements(s.batch, s.channels, s.height / s.window, s.width / s.window);
+  const auto dy = random_values(outputs, 6);
+  std::vector<float> y(outputs), dx(x.size());
+  std::vector<std::uint8_t> argmax(outputs);
+  reference->relu_max_pool_forward(s, x.data(), y.data(), argmax.data());
+  reference->relu_max_pool_backward(s, dy.data(), argmax.data(), dx.data());
+
+  float *device_y = output(subject, outputs), *device_dx = output(subject, dx.size());
+  auto* device_argmax = upload(subject, std::vector<std::uint8_t>(outputs, 77));
+  subject.relu_max_pool_forward(s, upload(subject, x), device_y, device_argmax);
+  const auto actual = download(subject, device_y, outputs);
+  for (std::size_t i = 0; i < outputs; ++i) REQUIRE((actual[i] == y[i] || (std::isnan(actual[i]) && std::isnan(y[i]))));
+  REQUIRE(download(subject, device_argmax, outputs) == argmax);
+  subject.relu_max_pool_backward(s, upload(subject, dy), device_argmax, device_dx);
+  REQUIRE(download(subject, device_dx, dx.size()) == dx);
+}
+
+void check_linear(Kernels& subject, const LinearShape& s) {
+  INFO(describe(s));
+  REQUIRE_OK(subject.plan_linear(s));
+  const auto reference = make_reference_kernels();
+  const auto x = random_values(elements(s.batch, s.in_features), 7);
+  const auto w = random_values(elements(s.out_features, s.in_features), 8);
+  const auto b = random_values(elements(s.out_features, 1), 9);
+  const auto dy = random_values(elements(s.batch, s.out_features), 10);
+  const float *device_x = upload(subject, x), *device_w = upload(subject, w), *device_b = upload(subject, b);
+  for (const bool relu : {false, true}) {
+    INFO("relu " << relu);
+    std::vector<float> y(dy.size()), dx(x.size()), dw(w.size()), db(b.size()), clobbered = dy;
+    reference->linear_forward(s, x.data(), w.data(), b.data(), y.data(), relu);
+    reference->linear_backward(s, x.data(), w.data(), y.data(), clobbered.data(), dx.data(), dw.data(), db.data(), relu);
+
+    float *device_y = output(subject, y.size()), *device_dx = output(subject, dx.size()),
+          *device_dw = output(subject, dw.size()), *device_db = output(subject, db.size());
+    subject.linear_forward(s, device_x, device_w, device_b, device_y, relu);
+    REQUIRE(relative_error(download(subject, device_y, y.size()), y) <= 1e-5);
+    // The mask of the reference: an output that rounds to another side of zero is not what is tested here.
+    device_y = upload(subject, y);
+    subject.linear_backward(s, device_x, device_w, device_y, upload(subject, dy), device_dx, device_dw, device_db, relu);
+    REQUIRE(relative_error(download(subject, device_dx, dx.size()), dx) <= 1e-5);
+    REQUIRE(relative_error(download(subject, device_dw, dw.size()), dw) <= 1e-4);
+    REQUIRE(relative_error(download(subject, device_db, db.size()), db) <= 1e-4);
+
+    device_dw = output(subject, dw.size());
+    subject.linear_backward(s, device_x, device_w, device_y, upload(subject, dy), nullptr, device_dw, device_db, relu);
+    REQUIRE(relative_error(download(subject, device_dw, dw.size()), dw) <= 1e-4);
+  }
+}
+
+void check_cross_entropy(Kernels& subject, int batch, int classes) {
+  INFO("batch " << batch << ", " << classes << " classes");
+  const auto reference = make_reference_kernels();
+  auto logits = random_values(elements(batch, classes), 11);
+  for (float& value : logits) value = std::round(value * 40.0F) / 4.0F;  // equals, and a wide range
+  const auto labels = random_integers(elements(batch, 1), classes, 12);
+  std::vector<float> dlogits(logits.size());
+  LossTotals expected{.loss_sum = 1.5, .correct = 2, .num_samples = 3};
+  reference->cross_entropy(logits.data(), labels.data(), batch, classes, dlogits.data(), &expected);
+
+  float* device_dlogits = output(subject, dlogits.size());
+  auto* totals = upload(subject, std::vector<LossTotals>{{.loss_sum = 1.5, .correct = 2, .num_samples = 3}});
+  const float* device_logits = upload(subject, logits);
+  const std::int32_t* device_labels = upload(subject, labels);
+  subject.cross_entropy(device_logits, device_labels, batch, classes, device_dlogits, totals);
+  REQUIRE(relative_error(download(subject, device_dlogits, dlogits.size()), dlogits) <= 1e-6);
+  LossTotals actual = download(subject, totals, 1)[0];
+  REQUIRE(std::abs(actual.loss_sum - expected.loss_sum) <= 1e-6 * std::abs(expected.loss_sum));
+  REQUIRE(actual.correct == expected.correct);
+  REQUIRE(actual.num_samples == expected.num_samples);
+
+  subject.cross_entropy(device_logits, device_labels, batch, classes, nullptr, totals);
+  REQUIRE(download(subject, totals, 1)[0].num_samples == expected.num_samples + batch);
+}
+
+void check_sgd_step(Kernels& subject, std::size_t count) {
+  const auto reference = make_reference_kernels();
+  for (const SgdOptions& options : {SgdOptions{}, SgdOptions{0.1F, 0.0F, 0.0F}, SgdOptions{0.03F, 0.9F, 5e-4F}})
+    for (const float grad_scale : {1.0F, 1.0F / 3.0F}) {
+      INFO(count << " parameters, lr " << options.lr << ", momentum " << options.momentum << ", scale " << grad_scale);
+      auto params = random_values(count, 13);
+      const auto grads = random_values(count, 14);
+      auto velocity = random_values(count, 15);
+      float *device_params = upload(subject, params), *device_velocity = upload(subject, velocity);
+      const float* device_grads = upload(subject, grads);
+      for (int step = 0; step < 3; ++step) {
+        reference->sgd_step(params.data(), grads.data(), velocity.data(), count, options, grad_scale, step == 0);
+        subject.sgd_step(device_params, device_grads, device_velocity, count, options, grad_scale, step == 0);
+      }
+      REQUIRE(same_bits(download(subject, device_params, count), params));
+      REQUIRE(same_bits(download(subject, device_velocity, count), velocity));
+    }
+}
+
+}  // namespace muster::testing

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every function of an implementation of Kernels compared with the reference, over many shapes: one function per
+// kernel, each a set of Catch2 assertions. The tensors are moved through the implementation's own memory, so the same
+// checks serve a GPU. Outputs are filled with NaN before the call: an element that is not written shows.
+#pragma once
+
+#include "worker_runtime/kernels/kernels.h"
+
+namespace muster::testing {
+
+void check_gather_normalize(kernels::Kernels& subject);
+void check_conv2d(kernels::Kernels& subject, const kernels::ConvShape& shape);
+void check_relu_max_pool(kernels::Kernels& subject, const kernels::PoolShape& shape);
+void check_linear(kernels::Kernels& subject, const kernels::LinearShape& shape);
+void check_cross_entropy(kernels::Kernels& subject, int batch, int classes);
+void check_sgd_step(kernels::Kernels& subject, std::size_t count);
+
+}  // namespace muster::testing

@@ -1,0 +1,50 @@
+# cmake --install, and a project of its own that finds, links and runs what was installed.
+# SPDX-License-Identifier: Apache-2.0
+import shutil
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory, build, root):
+    import subprocess
+
+    def step(*command):
+        done = subprocess.run([str(word) for word in command], text=True, capture_output=True, timeout=300)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+    base = tmp_path_factory.mktemp("package")
+    step("cmake", "--install", build, "--prefix", base / "first")
+    shutil.move(base / "first", base / "prefix")  # an installed tree can be moved
+    step("cmake", "-G", "Ninja", "-S", root / "tests/embed", "-B", base / "build", f"-DCMAKE_PREFIX_PATH={base}/prefix")
+    step("cmake", "--build", base / "build")
+    return base
+
+
+def test_installed_tree_has_programs_libraries_headers_and_package(installed):
+    prefix = installed / "prefix"
+    assert {p.name for p in (prefix / "bin").iterdir()} >= {"muster", "musterd"}
+    headers = {p.name for p in (prefix / "include/muster").iterdir()}
+    assert {"store.h", "tcp_store.h", "init.h", "process_group.h"} <= headers
+    assert list(prefix.rglob("muster-config.cmake"))
+
+
+def test_installed_package_names_no_path_of_the_build_machine(installed, root):
+    for file in (installed / "prefix").rglob("*.cmake"):
+        assert str(root) not in file.read_text(), file
+
+
+def test_a_project_with_find_package_uses_the_store(installed, run):
+    done = run(installed / "build/embed_store")
+    assert (done.returncode, done.stdout) == (0, "greeting: hello\n"), done.stderr
+
+
+def test_a_project_with_find_package_gathers_alone(installed, run):
+    done = run(installed / "build/embed_worker", env={})
+    assert (done.returncode, done.stdout) == (0, "rank 0 of 1: sum 1\n"), done.stderr
+
+
+def test_a_project_with_find_package_gathers_under_the_installed_launcher(installed, run):
+    done = run(installed / "prefix/bin/muster", "--standalone", "--nproc-per-node=3", installed / "build/embed_worker")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3: sum 6" for rank in range(3)]

@@ -1,0 +1,154 @@
+# The scripts' own behaviour: what lint refuses and why, what scripts/test counts, what scripts/setup says elsewhere.
+# SPDX-License-Identifier: Apache-2.0
+import os
+import pathlib
+import shutil
+import sys
+import types
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+from checks import include_layers, readme, results, source_rules, steps  # noqa: E402
+
+
+@pytest.mark.parametrize("name, kind, target, resolved, why", [
+    ("rendezvous/base/env.cc", '"', "launcher/job.h", "launcher/job.h", "knows nothing of processes"),
+    ("launcher/agent.cc", "<", "muster/init.h", "worker_runtime/include/muster/init.h", "share rendezvous/env_contract.h"),
+    ("worker_runtime/core/device.cc", '"', "rendezvous/net/server.h", "rendezvous/net/server.h", "public headers and base"),
+    ("worker_runtime/core/device.cc", '"', "worker_runtime/nn/plan.h", "worker_runtime/nn/plan.h", "point down only"),
+    ("rendezvous/wire.cc", "<", "boost/asio.hpp", None, "Asio lives in"),
+    ("rendezvous/wire.cc", "<", "sys/socket.h", None, "knows no sockets"),
+    ("worker_runtime/nn/plan.cc", "<", "cuda_runtime.h", None, "never required"),
+    ("worker_runtime/include/muster/init.h", "<", "boost/json.hpp", None, "only the standard library"),
+    ("launcher/agent.cc", "<", "CLI/CLI.hpp", None, "one .cc per binary"),
+    ("launcher/agent.cc", '"', "job.h", None, "no such file"),
+])
+def test_an_include_that_points_up_is_refused_with_its_reason(name, kind, target, resolved, why):
+    assert why in include_layers.check_include(name, kind, target, resolved)
+
+
+@pytest.mark.parametrize("name, kind, target, resolved", [
+    ("rendezvous/net/server.cc", "<", "boost/asio.hpp", None),
+    ("launcher/worker_env.cc", '"', "rendezvous/env_contract.h", "rendezvous/env_contract.h"),
+    ("worker_runtime/groups/nccl_group.cc", "<", "nccl.h", None),
+    ("worker_runtime/training/ddp.cc", '"', "worker_runtime/nn/plan.h", "worker_runtime/nn/plan.h"),
+    ("tests/unit/launcher/job_test.cc", '"', "launcher/job.h", "launcher/job.h"),
+])
+def test_an_include_that_points_down_is_allowed(name, kind, target, resolved):
+    assert include_layers.check_include(name, kind, target, resolved) is None
+
+
+def test_file_rules_name_what_is_wrong():
+    text = "// no licence\nint x;  \n\tint y;\n// caf\u00e9 TO" "DO\n" + "\n" * 400 + "end"
+    found = " | ".join(what for _, what in source_rules._check_code("a.cc", text))
+    for part in ("more than 400", "SPDX", "white space", "tab", "ASCII", "left in the tree", "no newline"):
+        assert part in found
+
+
+def test_a_path_the_readme_names_must_exist():
+    assert readme.check("README.md", "see `scripts/test` and `scripts/{setup,lint}`") == []
+    assert readme.check("README.md", "see `launcher/no_such_file.cc`.") == \
+        ["README.md:1: there is no launcher/no_such_file.cc"]
+
+
+def test_readme_flags_and_exit_codes_are_the_launchers():
+    table = 'OptionRow{"nnodes", 0,'
+    assert readme.check_flags("## Flags that matter\n| `--nnodes=N` | x |", table) == []
+    assert readme.check_flags("## Flags that matter\n| `--nodes=N` | x |", table) == \
+        ["README.md: the launcher has no option --nodes"]
+    codes = 'inline constexpr int kExitUsage = 2;\nExitCode{kExitUsage, "usage"},'
+    assert readme.check_exit_codes("### Exit codes\n| 2 | usage |\n", codes) == []
+    assert len(readme.check_exit_codes("### Exit codes\n| 3 | usage |\n", codes)) == 2
+
+
+CTEST = """<testsuite tests="3"><testcase name="unit/a: works" classname="unit/a: works" status="run"/>
+<testcase name="gpu/b: sums" classname="gpu/b: sums" status="notrun"><skipped message="SKIP_RETURN_CODE=77"/>
+<system-out>Filters: sums
+SKIP: no GPU here
+</system-out></testcase>
+<testcase name="unit/c: fails" classname="unit/c: fails" status="fail"><failure message=""/></testcase></testsuite>"""
+
+
+def test_ctest_results_are_counted_with_the_reason_of_each_skip(tmp_path):
+    (tmp_path / "dev.xml").write_text(CTEST)
+    cases = results.read_junit(tmp_path / "dev.xml")
+    assert [(c.name, c.outcome, c.reason) for c in cases] == [
+        ("unit/a: works", "passed", ""), ("gpu/b: sums", "skipped", "no GPU here"), ("unit/c: fails", "failed", "")]
+
+
+def finish(capsys, monkeypatch, cases, ci):
+    monkeypatch.setenv("CI", ci)
+    summary = results.Results()
+    summary.cases = cases
+    code = summary.finish(1.0)
+    return code, capsys.readouterr().out.splitlines()
+
+
+def test_the_last_line_counts_and_each_skip_has_a_line(capsys, monkeypatch):
+    cases = [results.Case("a", "passed"), results.Case("b", "skipped", "no GPU here")]
+    code, lines = finish(capsys, monkeypatch, cases, "true")
+    assert code == 0
+    assert lines[-2:] == ["skipped: b: no GPU here", "1 passed, 0 failed, 1 skipped"]
+
+
+def test_ci_refuses_a_skip_for_another_reason(capsys, monkeypatch):
+    cases = [results.Case("a", "passed"), results.Case("b", "skipped", "no torch")]
+    assert finish(capsys, monkeypatch, cases, "true")[0] == 1
+    assert finish(capsys, monkeypatch, cases, "")[0] == 0
+
+
+def test_a_suite_that_died_without_results_is_a_failure(tmp_path):
+    summary = results.Results()
+    summary.add_junit("dev", tmp_path / "absent.xml", types.SimpleNamespace(seconds=1.0, ok=False, problem="exit status 8"))
+    assert [(c.outcome, c.reason) for c in summary.cases] == [("failed", "exit status 8")]
+
+
+def test_a_failed_build_is_a_failure_and_a_good_one_no_test():
+    summary = results.Results()
+    summary.add_step(steps.Step("build dev", 0, 1.0))
+    summary.add_step(steps.Step("build asan", 1, 1.0, "exit status 1"))
+    assert [(c.name, c.outcome) for c in summary.cases] == [("build asan", "failed")]
+
+
+STEP = """
+import pathlib, sys
+sys.path.insert(0, {scripts!r})
+from checks import steps
+steps.RESULTS = pathlib.Path({results!r})
+steps.prepare()
+step = steps.run("subject", {command!r}, {seconds})
+print("PROBLEM", step.problem)
+"""
+
+
+@pytest.mark.parametrize("command, seconds, problem", [
+    (["sh", "-c", "exit 3"], 20, "exit status 3"),
+    (["sh", "-c", "setsid sleep 600 & exit 0"], 20, "left processes behind"),
+    (["sleep", "600"], 1, "not finished after 1 s"),
+])
+def test_a_step_that_fails_hangs_or_leaves_processes_is_told(run, root, tmp_path, command, seconds, problem):
+    code = STEP.format(scripts=str(root / "scripts"), results=str(tmp_path / "results"), command=command, seconds=seconds)
+    done = run(sys.executable, "-B", "-c", code)
+    assert problem in done.stdout.split("PROBLEM", 1)[1], done.stdout + done.stderr
+
+
+def test_setup_on_another_system_names_what_is_missing(run, root, tmp_path):
+    for program in ("bash", "sed", "dirname", "python3"):
+        os.symlink(shutil.which(program), tmp_path / program)
+    done = run(root / "scripts/setup", env={"PATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert "cmake (command)" in done.stderr
+    assert "ninja (command)" in done.stderr
+
+
+def test_setup_refuses_an_unknown_option(run, root):
+    done = run(root / "scripts/setup", "--no-such-option")
+    assert done.returncode == 2
+    assert "--no-such-option" in done.stderr
+
+
+def test_every_script_says_what_it_does(run, root):
+    for script in ("setup", "lint", "test"):
+        done = run(root / "scripts" / script, "--help")
+        assert done.returncode == 0 and len(done.stdout.splitlines()) >= 3, script

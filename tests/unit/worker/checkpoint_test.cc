@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <csignal>
+#include <fcntl.h>
+#include <fstream>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <muster/checkpoint.h>
+
+#include "rendezvous/base/syscall.h"
+#include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/support/thread_group.h"
+#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/training/atomic_file.h"
+#include "worker_runtime/training/safetensors.h"
+
+using namespace muster;
+using Catch::Matchers::Contains;
+
+namespace {
+
+/// A model with an optimizer that has made `steps` steps.
+struct Trained {
+  nn::Model model = nn::garment_classifier();
+  std::unique_ptr<Sgd> sgd;
+  TrainingState state;
+
+  explicit Trained(std::uint64_t seed, int steps = 1) {
+    Generator generator(seed);
+    model.initialize(generator);
+    REQUIRE_OK(model.allocate(Compute(kernels::make_reference_kernels())));
+    auto made = Sgd::create(model, {});
+    REQUIRE_OK(made);
+    sgd = std::make_unique<Sgd>(*std::move(made));
+    for (int step = 0; step < steps; ++step) {
+      for (const nn::Parameter& parameter : model.parameters())
+        generator.uniform(std::span(model.grads() + parameter.offset, parameter.count), -1, 1);
+      sgd->step();
+    }
+    state = {.model = "garment",
+             .epoch = 3,
+             .step = steps,
+             .seed = seed + (1ULL << 63),
+             .best_accuracy = 0.1 + 0.2,
+             .best_epoch = 2,
+             .world_size = 2,
+             .batch_size = 4};
+  }
+  [[nodiscard]] Result<void> save(const std::string& path) const {
+    return save_checkpoint(path, model, *sgd, state);
+  }
+};
+
+std::string contents(const std::string& path) {
+  auto bytes = read_file(path);
+  REQUIRE_OK(bytes);
+  return *std::move(bytes);
+}
+
+void overwrite(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+/// Runs `body` in a child; returns its wait status.
+template <class Body>
+int in_child(Body body) {
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) ::_exit(body());
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  return status;
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint restores parameters, momentum and state bit for bit") {
+  const test::TemporaryDirectory dir;
+  const std::string path = dir.path() + "/run.safetensors";
+  const Trained saved(1, 2);
+  REQUIRE_OK(saved.save(path));
+  REQUIRE(dir.entries() == std::vector<std::string>{"run.safetensors"});
+  const auto loaded = load_checkpoint(path, saved.model, "garment");
+  REQUIRE_OK(loaded);
+  REQUIRE(loaded->state == saved.state);
+  REQUIRE(loaded->params == saved.model.read_params());
+  REQUIRE(loaded->velocity == saved.sgd->read_velocity());
+}
+
+TEST_CASE("a checkpoint from before the first step has no momentum") {
+  const test::TemporaryDirectory dir;
+  const std::string path = dir.path() + "/run";
+  const Trained saved(1, 0);
+  REQUIRE_OK(saved.save(path));
+  const auto loaded = load_checkpoint(path, saved.model, "garment");
+  REQUIRE_OK(loaded);
+  REQUIRE(loaded->velocity.empty());
+}
+
+TEST_CASE("every rank continues from what rank 0 reads") {
+  const test::TemporaryDirectory dir;
+  const std::string path = dir.path() + "/run";
+  const Trained saved(1, 2);
+  REQUIRE_OK(saved.save(path));
+  const std::vector<float> params = saved.model.read_params();
+  const std::vector<float> velocity = saved.sgd->read_velocity();
+  const auto errors = test::run_ranks(3, [&](test::ThreadGroup& group) -> std::string {
+    Trained mine(9, 0);
+    // Only rank 0 sees the file.
+    const auto state = restore_checkpoint(group.rank() == 0 ? path : "/nonexistent", "garment", mine.model,
+                                          *mine.sgd, group);
+    if (!state) return state.error().message;
+    if (!(*state == saved.state)) return "another state";
+    if (mine.model.read_params() != params || mine.sgd->read_velocity() != velocity) return "other values";
+    return {};
+  });
+  REQUIRE(errors == std::vector<std::string>(3));
+}
+
+TEST_CASE("when rank 0 cannot read the checkpoint every rank fails and nothing has changed") {
+  const auto errors = test::run_ranks(2, [&](test::ThreadGroup& group) -> std::string {
+    Trained mine(9, 1);
+    const std::vector<float> before = mine.model.read_params();
+    const auto state = restore_checkpoint("/nonexistent/run", "garment", mine.model, *mine.sgd, group);
+    if (state) return "restored from nothing";
+    if (mine.model.read_params() != before) return "changed";
+    return state.error().message;
+  });
+  REQUIRE(errors[0] == "checkpoint: open /nonexistent/run: No such file or directory (ENOENT)");
+  REQUIRE(errors[1] == "checkpoint /nonexistent/run: rank 0 could not load it");
+}
+
+TEST_CASE("a checkpoint of another model is refused with the first tensor that differs") {
+  const test::TemporaryDirectory dir;
+  const std::string path = dir.path() + "/run";
+  REQUIRE_OK(Trained(1).save(path));
+  const nn::Model other = nn::mlp();
+  const auto loaded = load_checkpoint(path, other, "mlp");
+  REQUIRE_FALSE(loaded);
+  REQUIRE(loaded.error().code == ErrorCode::kMismatch);
+  REQUIRE(loaded.error().message ==
+          "checkpoint " + path +
+              ": it is a checkpoint of model 'garment', this run trains 'mlp': tensor "
+              "'fc1.weight' is F32 120x256, the model's is F32 512x784");
+}
+
+TEST_CASE("a safetensors file that is no checkpoint is refused as such") {
+  const test::TemporaryDirectory dir;
+  const std::string path = dir.path() + "/weights";
+  const auto bytes = safetensors::serialize({{"fc", DType::kUInt8, {1}, "x"}}, {{"format", "pt"}});
+  REQUIRE_OK(bytes);
+  overwrite(path, *bytes);
+  const nn::Model model = nn::garment_classifier();
+  REQUIRE_THAT(load_checkpoint(path, model, "garment").error().message,
+               Contains("not a checkpoint of this program"));
+}
+
+TEST_CASE("a checkpoint with any damaged byte, or cut anywhere, is refused") {
+  const test::TemporaryDirectory dir;
+  const std::string path = dir.path() + "/run";
+  const Trained saved(1);
+  REQUIRE_OK(saved.save(path));
+  const std::string whole = contents(path);
+  for (std::size_t at = 0; at < whole.size(); at += at < 3000 ? 7 : 9973) {
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ 0x04);
+    overwrite(path, damaged);
+    const auto loaded = load_checkpoint(path, saved.model, "garment");
+    INFO("byte " << at << " '" << whole[at] << "'");
+    REQUIRE_FALSE(loaded);
+    overwrite(path, whole.substr(0, at));
+    REQUIRE_FALSE(load_checkpoint(path, saved.model, "garment"));
+  }
+}
+
+TEST_CASE("a full disk leaves the previous checkpoint and no other file") {
+  const test::TemporaryDirectory dir;
+  const std::string path = dir.path() + "/run";
+  const Trained first(1);
+  REQUIRE_OK(first.save(path));
+  const std::string before = contents(path);
+  const Trained second(2);
+  for (const rlim_t limit : {0, 1, 100, 4096, 200'000, 350'000}) {
+    const int status = in_child([&] {
+      std::signal(SIGXFSZ, SIG_IGN);  // the write then fails with EFBIG
+      const rlimit rlim{limit, limit};
+      if (::setrlimit(RLIMIT_FSIZE, &rlim) != 0) return 2;
+      const auto saved = second.save(path);
+      return !saved && saved.error().message.find("write " + path) != std::string::npos ? 0 : 1;
+    });
+    INFO("limit " << limit);
+    REQUIRE(status == 0);
+    REQUIRE(contents(path) == before);
+    REQUIRE(dir.entries() == std::vector<std::string>{"run"});
+  }
+}
+
+TEST_CASE("a kill at any system call of a save leaves a whole checkpoint, the old or the new one") {
+  const test::TemporaryDirectory dir;
+  const std::string path = dir.path() + "/run";
+  const std::string fresh = dir.path() + "/new";
+  const Trained first(1);
+  const Trained second(2);
+  REQUIRE_OK(second.save(fresh));
+  const std::string new_bytes = contents(fresh);
+  REQUIRE(::unlink(fresh.c_str()) == 0);
+  REQUIRE_OK(first.save(path));
+  const std::string old_bytes = contents(path);
+  bool finished = false;
+  int kills = 0;
+  bool saw_old = false;
+  bool saw_new = false;
+  for (int stop_at = 0; !finished; ++stop_at) {
+    REQUIRE(stop_at < 1000);
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+      ::raise(SIGSTOP);
+      ::_exit(second.save(path) ? 0 : 1);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSTOPPED(status));
+    for (int stop = 0; WIFSTOPPED(status); ++stop) {  // a stop at every entry to and exit from the kernel
+      if (stop == stop_at) {
+        ::kill(child, SIGKILL);
+        REQUIRE(::waitpid(child, &status, 0) == child);
+        ++kills;
+        break;
+      }
+      REQUIRE(::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr) == 0);
+      REQUIRE(::waitpid(child, &status, 0) == child);
+    }
+    if (WIFEXITED(status)) {
+      REQUIRE(WEXITSTATUS(status) == 0);
+      finished = true;
+    }
+    const std::string now = contents(path);
+    saw_old = saw_old || now == old_bytes;
+    saw_new = saw_new || now == new_bytes;
+    INFO("killed at stop " << stop_at);
+    REQUIRE((now == old_bytes || now == new_bytes));
+    REQUIRE_OK(load_checkpoint(path, first.model, "garment"));
+    overwrite(path, old_bytes);
+  }
+  REQUIRE(kills > 10);
+  REQUIRE(saw_old);
+  REQUIRE(saw_new);
+  // What a kill between naming the new file and renaming it left behind belongs to a process that is gone.
+  REQUIRE(dir.entries().size() <= 4);
+}
+
+TEST_CASE("a path that cannot be written is refused before the work begins") {
+  const test::TemporaryDirectory dir;
+  REQUIRE_OK(check_checkpoint_path(dir.path() + "/run"));
+  REQUIRE_THAT(check_checkpoint_path(dir.path() + "/none/run").error().message,
+               Contains("cannot be written"));
+  REQUIRE_THAT(check_checkpoint_path(dir.path()).error().message, Contains("is not a regular file"));
+}
+
+TEST_CASE("a new file gets the permissions the umask allows") {
+  const test::TemporaryDirectory dir;
+  const std::string path = dir.path() + "/file";
+  const std::string_view piece = "x";
+  REQUIRE_OK(write_file_atomically(path, std::span(&piece, 1)));
+  struct stat info {};
+  REQUIRE(::stat(path.c_str(), &info) == 0);
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  REQUIRE((info.st_mode & 0777U) == (0666U & ~mask));
+}

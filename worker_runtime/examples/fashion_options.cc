@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The only file of the example that pays for CLI11.
+#include "fashion_options.h"
+
+#include <map>
+
+#include <CLI/CLI.hpp>
+
+#include <muster/image_dataset.h>
+
+namespace fashion {
+
+muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
+  ParsedOptions parsed;
+  Options& o = parsed.options;
+  o.data = muster::kFashionMnistDirectory;
+  CLI::App app(
+      "Trains a small network on FashionMNIST, data-parallel over all ranks.\n"
+      "Alone:        fashion_mnist --epochs 1\n"
+      "Two workers:  muster --standalone --nproc-per-node=2 fashion_mnist --epochs 1",
+      "fashion_mnist");
+  app.option_defaults()->always_capture_default();
+  const std::map<std::string, DeviceChoice> devices{
+      {"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}};
+  std::string device = "auto";
+  constexpr int kMax = 1'000'000'000;
+  app.add_option("--epochs", o.epochs, "passes over the training set in all, those of a resumed run included")
+      ->check(CLI::Range(0, kMax));
+  app.add_option("--batch-size", o.batch_size, "samples per step and rank")->check(CLI::Range(1, 65536));
+  app.add_option("--lr", o.lr, "learning rate")->check(CLI::Range(0.0, 1e6));
+  app.add_option("--momentum", o.momentum, "momentum")->check(CLI::Range(0.0, 1.0));
+  CLI::Option* seed = app.add_option("--seed", o.seed, "of the initial weights and the order of the samples");
+  app.add_option("--data", o.data, "directory of the IDX files, plain or .gz");
+  app.add_option("--model", o.model, "garment (convolutions) or mlp")
+      ->check(CLI::IsMember({"garment", "mlp"}));
+  app.add_option("--device", device, "auto: a GPU where there is one")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  app.add_option("--checkpoint", o.checkpoint, "file that rank 0 replaces after each epoch");
+  app.add_option("--resume", o.resume, "checkpoint to continue from");
+  app.add_option("--log-every", o.log_every, "steps over which the printed training loss is averaged")
+      ->check(CLI::Range(1, kMax));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    parsed.help = app.help();
+    return parsed;
+  } catch (const CLI::ParseError& error) {
+    std::string text = error.what();
+    for (char& c : text)
+      if (c == '\n') c = ' ';
+    return muster::fail(muster::ErrorCode::kInvalidArgument, text + "; see fashion_mnist --help");
+  }
+  o.device = devices.at(device);
+  o.seed_given = seed->count() > 0;
+  return parsed;
+}
+
+}  // namespace fashion

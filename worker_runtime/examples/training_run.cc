@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "training_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include <muster/nn.h>
+#include <muster/sampler.h>
+
+namespace fashion {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// The GPU of this rank, before init() has told who we are: the launcher's LOCAL_RANK.
+int local_rank_from_environment() {
+  const char* text = std::getenv("LOCAL_RANK");
+  return text == nullptr ? 0 : static_cast<int>(std::strtol(text, nullptr, 10));
+}
+
+muster::Result<muster::Compute> choose_compute(DeviceChoice choice, int& gpu) {
+  const int gpus = choice == DeviceChoice::kCpu ? 0 : muster::gpu_count();
+  if (choice == DeviceChoice::kCpu || (choice == DeviceChoice::kAuto && gpus == 0))
+    return muster::make_compute(muster::Device::kCpu);
+  gpu = gpus == 0 ? 0 : std::max(0, local_rank_from_environment()) % gpus;
+  return muster::make_compute(muster::Device::kCuda, gpu);
+}
+
+template <class... Arguments>
+std::string format(const char* pattern, Arguments... arguments) {
+  char buffer[256];
+  std::snprintf(buffer, sizeof buffer, pattern, arguments...);
+  return buffer;
+}
+
+}  // namespace
+
+muster::Result<std::unique_ptr<TrainingRun>> TrainingRun::start(const Options& options) {
+  std::unique_ptr<TrainingRun> run(new TrainingRun(options));
+  MUSTER_OK(run->load());
+  MUSTER_OK(run->gather());
+  if (!options.resume.empty()) MUSTER_OK(run->resume());
+  return run;
+}
+
+/// Everything that can be wrong on this node alone, before the other ranks are kept waiting.
+muster::Result<void> TrainingRun::load() {
+  if (!options_.checkpoint.empty()) MUSTER_OK(muster::check_checkpoint_path(options_.checkpoint));
+  MUSTER_TRY(train_images_, muster::load_fashion_mnist(options_.data, muster::Split::kTrain));
+  MUSTER_TRY(test_images_, muster::load_fashion_mnist(options_.data, muster::Split::kTest));
+  return {};
+}
+
+muster::Result<void> TrainingRun::gather() {
+  int gpu = 0;
+  MUSTER_TRY(compute_, choose_compute(options_.device, gpu));
+  muster::InitOptions init;
+  if (muster::stream_of(compute_) != nullptr) {
+    init.backend = muster::Backend::kNccl;
+    init.cuda_device = gpu;
+    init.cuda_stream = muster::stream_of(compute_);
+  }
+  MUSTER_TRY(context_, muster::init(init));
+
+  model_ = std::make_unique<muster::nn::Model>(options_.model == "mlp" ? muster::nn::mlp()
+                                                                       : muster::nn::garment_classifier());
+  muster::Generator generator(options_.seed);
+  model_->initialize(generator);
+  MUSTER_TRY(ddp_, muster::DistributedDataParallel::create(*model_, compute_, *context_.group));
+  MUSTER_TRY(train_, muster::DeviceDataset::upload(compute_, train_images_));
+  MUSTER_TRY(test_, muster::DeviceDataset::upload(compute_, test_images_));
+  muster::TrainerOptions trainer;
+  trainer.batch_size = options_.batch_size;
+  trainer.sgd = {.lr = options_.lr, .momentum = options_.momentum};
+  MUSTER_TRY(trainer_, muster::Trainer::create(*ddp_, train_, trainer));
+  state_.model = options_.model;
+  state_.seed = options_.seed;
+  state_.world_size = context_.world_size;
+  state_.batch_size = options_.batch_size;
+  return {};
+}
+
+muster::Result<void> TrainingRun::resume() {
+  MUSTER_TRY(const muster::TrainingState saved,
+             muster::restore_checkpoint(options_.resume, options_.model, *model_, trainer_->optimizer(),
+                                        *context_.group));
+  if (options_.seed_given && saved.seed != options_.seed)
+    return muster::fail(muster::ErrorCode::kInvalidArgument,
+                        "checkpoint " + options_.resume + " was trained with --seed " +
+                            std::to_string(saved.seed) + ", not " + std::to_string(options_.seed) +
+                            "; leave --seed out or give the same");
+  if (context_.rank == 0 &&
+      (saved.world_size != context_.world_size || saved.batch_size != options_.batch_size))
+    std::fprintf(
+        stderr,
+        "fashion_mnist: note: the checkpoint is of %d ranks with batches of %d, this run has %d with %d; it "
+        "continues, but not as the uninterrupted run would\n",
+        saved.world_size, saved.batch_size, context_.world_size, options_.batch_size);
+  state_ = saved;
+  state_.world_size = context_.world_size;
+  state_.batch_size = options_.batch_size;
+  return {};
+}
+
+muster::Result<Summary> TrainingRun::run() {
+  Summary summary;
+  Progress progress(stdout, context_.rank == 0);
+  progress.say(
+      format("%s on FashionMNIST: %lld parameters, %d rank%s (%s) on %s, batch %d per rank, lr %g, momentum "
+             "%g, seed %llu",
+             options_.model.c_str(), static_cast<long long>(model_->num_parameters()), context_.world_size,
+             context_.world_size == 1 ? "" : "s", std::string(context_.group->backend()).c_str(),
+             muster::describe(compute_).c_str(), options_.batch_size, static_cast<double>(options_.lr),
+             static_cast<double>(options_.momentum), static_cast<unsigned long long>(state_.seed)));
+  if (state_.epoch > 0)
+    progress.say(
+        format("resumed %s after epoch %lld", options_.resume.c_str(), static_cast<long long>(state_.epoch)));
+  while (state_.epoch < options_.epochs) {
+    MUSTER_OK(train_epoch(progress, summary));
+    ++state_.epoch;
+    MUSTER_TRY(summary.test, trainer_->evaluate(test_));
+    if (summary.test.accuracy() > state_.best_accuracy) {
+      state_.best_accuracy = summary.test.accuracy();
+      state_.best_epoch = state_.epoch;
+    }
+    progress.say(format("epoch %lld/%d  train loss %.4f  test loss %.4f  accuracy %.2f %%",
+                        static_cast<long long>(state_.epoch), options_.epochs, summary.epoch_loss,
+                        summary.test.loss(), 100 * summary.test.accuracy()));
+    if (context_.rank == 0 && !options_.checkpoint.empty())
+      MUSTER_OK(muster::save_checkpoint(options_.checkpoint, *model_, trainer_->optimizer(), state_));
+  }
+  if (!summary.trained) {
+    MUSTER_TRY(summary.test, trainer_->evaluate(test_));
+  }
+  summary.state = state_;
+  // Nobody leaves while another rank still saves or computes.
+  MUSTER_OK(context_.group->barrier());
+  return summary;
+}
+
+muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summary) {
+  MUSTER_TRY(muster::DistributedSampler sampler,
+             muster::DistributedSampler::create({.num_samples = train_.size,
+                                                 .rank = context_.rank,
+                                                 .world_size = context_.world_size,
+                                                 .seed = state_.seed}));
+  sampler.set_epoch(static_cast<std::uint64_t>(state_.epoch));
+  MUSTER_OK(trainer_->begin_epoch(sampler.indices()));
+  ProgressView view{.epoch = static_cast<int>(state_.epoch) + 1,
+                    .epochs = options_.epochs,
+                    .steps = trainer_->steps_in_epoch(),
+                    .loss = std::numeric_limits<double>::quiet_NaN(),
+                    .images_per_step = options_.batch_size * context_.world_size};
+  muster::Metrics epoch;
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point window_begin = begin;
+  std::int64_t window_steps = 0;
+  while (view.step < view.steps) {
+    MUSTER_OK(trainer_->step());
+    ++view.step;
+    ++window_steps;
+    // The clock is read every 16th step: at 150 us a step more would be noticed.
+    if (view.step % 16 == 0 && progress.draws_bar()) progress.tick(view, Clock::now());
+    const bool full_window = window_steps == options_.log_every;
+    if (!full_window && view.step < view.steps) continue;
+    MUSTER_TRY(const muster::Metrics window, trainer_->take_metrics());
+    if (!std::isfinite(window.loss_sum))
+      return muster::fail(
+          muster::ErrorCode::kFailed,
+          format("the training loss is no longer finite at epoch %d, step %lld; try a lower --lr than %g",
+                 view.epoch, static_cast<long long>(view.step), static_cast<double>(options_.lr)));
+    epoch.loss_sum += window.loss_sum;
+    epoch.num_samples += window.num_samples;
+    view.loss = window.loss();
+    view.steps_per_second = static_cast<double>(window_steps) / std::max(seconds_since(window_begin), 1e-9);
+    if (full_window) {
+      summary.last_window_loss = window.loss();
+      summary.has_window = true;
+      progress.interval(view);
+    }
+    window_begin = Clock::now();
+    window_steps = 0;
+  }
+  progress.clear();
+  summary.train_seconds += seconds_since(begin);
+  summary.images += epoch.num_samples;
+  summary.steps += view.steps;
+  summary.epoch_loss = epoch.loss();
+  summary.trained = true;
+  state_.step += view.steps;
+  return {};
+}
+
+std::string TrainingRun::report(const Summary& summary) const {
+  std::string out;
+  if (summary.has_window)
+    out +=
+        format("train loss   %.4f  (mean of the last full %d steps, all ranks; %.4f over the last epoch)\n",
+               summary.last_window_loss, options_.log_every, summary.epoch_loss);
+  else if (summary.trained)
+    out += format("train loss   %.4f  (mean over the last epoch, all ranks)\n", summary.epoch_loss);
+  else
+    out += format("train loss   -  (nothing to train: %lld of %d epochs were done)\n",
+                  static_cast<long long>(state_.epoch), options_.epochs);
+  out += format("test loss    %.4f\n", summary.test.loss());
+  out +=
+      format("accuracy     %.2f %%  (%lld of %lld)\n", 100 * summary.test.accuracy(),
+             static_cast<long long>(summary.test.correct), static_cast<long long>(summary.test.num_samples));
+  if (state_.best_epoch > 0)
+    out += format("best         %.2f %%  (epoch %lld)\n", 100 * state_.best_accuracy,
+                  static_cast<long long>(state_.best_epoch));
+  if (summary.trained)
+    out += format("speed        %.0f images/s  (%.0f it/s, %d rank%s, %.2f s of training)\n",
+                  static_cast<double>(summary.images) / summary.train_seconds,
+                  static_cast<double>(summary.steps) / summary.train_seconds, context_.world_size,
+                  context_.world_size == 1 ? "" : "s", summary.train_seconds);
+  out += "parameters   sha256 " + muster::nn::parameters_sha256(*model_) + "\n";
+  return out;
+}
+
+}  // namespace fashion

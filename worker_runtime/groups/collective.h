@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one collective is, as a value: the descriptor that ranks compare before they touch data, the checks on
+// a caller's arguments, and how elements are dealt out to ranks. Pure. Used by every CPU group.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include <muster/process_group.h>
+
+namespace muster::groups {
+
+enum class OpKind : std::uint8_t { kBarrier, kAllReduce, kBroadcast, kAllGather, kReduceScatter, kAllocate };
+
+/// Equal on every rank, or the ranks disagree. Travels through shared memory and sockets as it is: no
+/// padding.
+struct OpDescriptor {
+  std::uint64_t sequence = 0;  // operations of this group before this one
+  std::uint64_t count = 0;     // elements; bytes for kAllocate
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kUInt8;
+  ReduceOp reduce = ReduceOp::kSum;
+  std::uint8_t reserved = 0;
+  std::int32_t root = -1;  // kBroadcast
+
+  friend bool operator==(const OpDescriptor&, const OpDescriptor&) = default;
+};
+static_assert(sizeof(OpDescriptor) == 24);
+
+/// "all_reduce(F32 x 100, sum)"
+[[nodiscard]] std::string describe(const OpDescriptor& descriptor);
+
+/// Nothing if all are equal; else one sentence naming the first rank that differs from the first of the group
+/// and both operations. `ranks[i]` is the rank that called `descriptors[i]`. The same text on every rank.
+[[nodiscard]] std::optional<std::string> find_mismatch(std::span<const OpDescriptor> descriptors,
+                                                       std::span<const int> ranks);
+
+// Arguments of a call, before anything is sent. kInvalidArgument.
+[[nodiscard]] Result<OpDescriptor> describe_all_reduce(const Buffer& buffer, ReduceOp op);
+[[nodiscard]] Result<OpDescriptor> describe_broadcast(const Buffer& buffer, int root, int world_size);
+[[nodiscard]] Result<OpDescriptor> describe_all_gather(const ConstBuffer& input, const Buffer& output,
+                                                       int world_size);
+[[nodiscard]] Result<OpDescriptor> describe_reduce_scatter(const ConstBuffer& input, const Buffer& output,
+                                                           ReduceOp op, int world_size);
+
+/// Elements [begin, end).
+struct Slice {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  [[nodiscard]] std::size_t size() const { return end - begin; }
+};
+
+/// Part `index` of `parts` of `count` elements: equal parts of whole cache lines, the last ones shorter or
+/// empty.
+[[nodiscard]] Slice slice_of(std::size_t count, std::size_t element_bytes, int index, int parts);
+
+/// "rank 1", "ranks 1, 2 and 5"
+[[nodiscard]] std::string rank_list(std::span<const int> ranks);
+
+}  // namespace muster::groups

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// One loop per element type and operation: load a vector of every input, combine, store to every output.
+// Memory is the limit at large sizes, so an element is read once and written once per output, and four
+// vectors are in flight to hide latency when the data is in cache.
+#include "worker_runtime/groups/reduce_kernels.h"
+
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "worker_runtime/groups/reduce_kernels.cc"
+#include <hwy/foreach_target.h>  // compiles this file once per instruction set
+// clang-format off: highway.h comes after foreach_target.h
+#include <hwy/highway.h>
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace muster::groups {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+struct SumOp {
+  template <class D, class V>
+  static V apply(D, V a, V b) {
+    return hn::Add(a, b);
+  }
+};
+
+struct ProductOp {
+  template <class D, class V>
+  static V apply(D d, V a, V b) {
+    if constexpr (sizeof(hn::TFromD<D>) == 8 && !hwy::IsFloat<hn::TFromD<D>>()) {
+      // Not every instruction set multiplies 64-bit lanes; this is no hot path.
+      using U = std::uint64_t;
+      HWY_ALIGN U x[hn::MaxLanes(D())];
+      HWY_ALIGN U y[hn::MaxLanes(D())];
+      const hn::RebindToUnsigned<D> du;
+      hn::Store(hn::BitCast(du, a), du, x);
+      hn::Store(hn::BitCast(du, b), du, y);
+      for (std::size_t i = 0; i < hn::Lanes(d); ++i) x[i] *= y[i];
+      return hn::BitCast(d, hn::Load(du, x));
+    } else {
+      return hn::Mul(a, b);
+    }
+  }
+};
+
+template <bool kMin>
+struct ExtremeOp {
+  template <class D, class V>
+  static V apply(D, V a, V b) {
+    V v;
+    if constexpr (kMin)
+      v = hn::Min(a, b);
+    else
+      v = hn::Max(a, b);
+    if constexpr (hwy::IsFloat<hn::TFromD<D>>()) {
+      // What Min does with NaN differs between instruction sets: say it.
+      v = hn::IfThenElse(hn::IsNaN(b), b, v);
+      v = hn::IfThenElse(hn::IsNaN(a), a, v);
+    }
+    return v;
+  }
+};
+
+/// Elements that are stored as they are computed with.
+template <class T>
+struct Plain {
+  using Stored = T;
+  using D = hn::ScalableTag<T>;
+  static auto load(D d, const Stored* p) { return hn::LoadU(d, p); }
+  template <class V>
+  static void store(D d, V v, Stored* p) {
+    hn::StoreU(v, d, p);
+  }
+};
+
+using FloatTag = hn::ScalableTag<float>;
+
+struct Half {
+  using Stored = hwy::float16_t;
+  using D = FloatTag;
+  static auto load(D d, const Stored* p) {
+    const hn::Rebind<hwy::float16_t, D> dh;
+    return hn::PromoteTo(d, hn::LoadU(dh, p));
+  }
+  template <class V>
+  static void store(D, V v, Stored* p) {
+    const hn::Rebind<hwy::float16_t, D> dh;
+    hn::StoreU(hn::DemoteTo(dh, v), dh, p);
+  }
+};
+
+struct BrainHalf {
+  using Stored = std::uint16_t;
+  using D = FloatTag;
+  static auto load(D d, const Stored* p) {
+    const hn::Rebind<std::uint16_t, D> d16;
+    const hn::RebindToUnsigned<D> d32;
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, p))));
+  }
+  /// Rounds to nearest even; Highway 1.0's own DemoteTo truncates. NaN stays NaN with its sign.
+  template <class V>
+  static void store(D, V v, Stored* p) {
+    const hn::Rebind<std::uint16_t, D> d16;
+    const hn::RebindToUnsigned<D> d32;
+    const hn::RebindToSigned<D> ds32;
+    const auto bits = hn::BitCast(d32, v);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1));
+    auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7fff)));
+    const auto quiet = hn::Or(bits, hn::Set(d32, 0x400000));
+    rounded = hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(v)), quiet, rounded);
+    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(ds32, hn::ShiftRight<16>(rounded))), d16, p);
+  }
+};
+
+struct Arguments {
+  std::span<const void* const> inputs;
+  std::span<void* const> outputs;
+  std::size_t count;
+  double scale;
+};
+
+template <class Element, class Op, bool kScaled>
+void reduce_loop(const Arguments& a) {
+  using Stored = typename Element::Stored;
+  using D = typename Element::D;
+  using T = hn::TFromD<D>;
+  const D d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto input = [&](std::size_t p) { return static_cast<const Stored*>(a.inputs[p]); };
+  const auto output = [&](std::size_t p) { return static_cast<Stored*>(a.outputs[p]); };
+  const std::size_t num_inputs = a.inputs.size();
+  const std::size_t num_outputs = a.outputs.size();
+  const auto scale = hn::Set(d, static_cast<T>(a.scale));
+  const auto finish = [&](auto v) {
+    if constexpr (kScaled)
+      return hn::Mul(v, scale);
+    else
+      return v;
+  };
+
+  std::size_t i = 0;
+  for (; i + 4 * lanes <= a.count; i += 4 * lanes) {
+    const Stored* in = input(0) + i;
+    auto v0 = Element::load(d, in);
+    auto v1 = Element::load(d, in + lanes);
+    auto v2 = Element::load(d, in + 2 * lanes);
+    auto v3 = Element::load(d, in + 3 * lanes);
+    for (std::size_t p = 1; p < num_inputs; ++p) {
+      in = input(p) + i;
+      v0 = Op::apply(d, v0, Element::load(d, in));
+      v1 = Op::apply(d, v1, Element::load(d, in + lanes));
+      v2 = Op::apply(d, v2, Element::load(d, in + 2 * lanes));
+      v3 = Op::apply(d, v3, Element::load(d, in + 3 * lanes));
+    }
+    v0 = finish(v0);
+    v1 = finish(v1);
+    v2 = finish(v2);
+    v3 = finish(v3);
+    for (std::size_t p = 0; p < num_outputs; ++p) {
+      Stored* out = output(p) + i;
+      Element::store(d, v0, out);
+      Element::store(d, v1, out + lanes);
+      Element::store(d, v2, out + 2 * lanes);
+      Element::store(d, v3, out + 3 * lanes);
+    }
+  }
+  // The rest by single vectors; the last, shorter one through a padded copy, so that it is the same
+  // arithmetic.
+  HWY_ALIGN Stored padded[hn::MaxLanes(D())] = {};
+  while (i < a.count) {
+    const std::size_t n = std::min(lanes, a.count - i);
+    const auto load = [&](std::size_t p) {
+      if (n == lanes) return Element::load(d, input(p) + i);
+      std::memcpy(padded, input(p) + i, n * sizeof(Stored));
+      return Element::load(d, padded);
+    };
+    auto v = load(0);
+    for (std::size_t p = 1; p < num_inputs; ++p) v = Op::apply(d, v, load(p));
+    Element::store(d, finish(v), padded);
+    for (std::size_t p = 0; p < num_outputs; ++p) std::memcpy(output(p) + i, padded, n * sizeof(Stored));
+    i += n;
+  }
+}
+
+template <class Element>
+void reduce_elements(const Arguments& a, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg:
+      if constexpr (hwy::IsFloat<hn::TFromD<typename Element::D>>()) {
+        if (a.scale != 1.0) return reduce_loop<Element, SumOp, true>(a);
+      }
+      return reduce_loop<Element, SumOp, false>(a);
+    case ReduceOp::kMin:
+      return reduce_loop<Element, ExtremeOp<true>, false>(a);
+    case ReduceOp::kMax:
+      return reduce_loop<Element, ExtremeOp<false>, false>(a);
+    case ReduceOp::kProduct:
+      return reduce_loop<Element, ProductOp, false>(a);
+  }
+}
+
+void reduce_on_target(std::span<const void* const> inputs, std::span<void* const> outputs, std::size_t count,
+                      DType dtype, ReduceOp op, double scale) {
+  const Arguments a{inputs, outputs, count, scale};
+  switch (dtype) {
+    case DType::kFloat32:
+      return reduce_elements<Plain<float>>(a, op);
+    case DType::kFloat64:
+      return reduce_elements<Plain<double>>(a, op);
+    case DType::kInt32:
+      return reduce_elements<Plain<std::int32_t>>(a, op);
+    case DType::kInt64:
+      return reduce_elements<Plain<std::int64_t>>(a, op);
+    case DType::kFloat16:
+      return reduce_elements<Half>(a, op);
+    case DType::kBFloat16:
+      return reduce_elements<BrainHalf>(a, op);
+    case DType::kUInt8:
+      return;  // refused by describe_all_reduce
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace muster::groups
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace muster::groups {
+
+HWY_EXPORT(reduce_on_target);
+
+void reduce(std::span<const void* const> inputs, std::span<void* const> outputs, std::size_t count,
+            DType dtype, ReduceOp op, double scale) {
+  HWY_DYNAMIC_DISPATCH(reduce_on_target)(inputs, outputs, count, dtype, op, scale);
+}
+
+}  // namespace muster::groups
+#endif  // HWY_ONCE

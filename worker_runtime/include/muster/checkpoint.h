@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoint: everything that a run needs to continue as if it had never stopped, in one safetensors file:
+// the parameters under their names, the momentum under momentum.<name>, and the state below as the file's
+// metadata together with a SHA-256 of it all. Replaced atomically: a full disk or a kill leaves the previous
+// one. Files are treated as hostile. Written by rank 0, between steps. Loading never changes anything before
+// the whole file has been checked.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <muster/nn.h>
+#include <muster/optim.h>
+#include <muster/process_group.h>
+#include <muster/result.h>
+
+namespace muster {
+
+/// Where a run stands.
+struct TrainingState {
+  std::string model;       // "garment"
+  std::int64_t epoch = 0;  // finished epochs
+  std::int64_t step = 0;   // optimizer steps done
+  std::uint64_t seed = 0;  // of the sampler
+  double best_accuracy = 0;
+  std::int64_t best_epoch = 0;  // 1-based; 0: none yet
+  std::int32_t world_size = 1;  // of the run that wrote it
+  std::int32_t batch_size = 0;  // per rank
+
+  friend bool operator==(const TrainingState&, const TrainingState&) = default;
+};
+
+struct Checkpoint {
+  TrainingState state;
+  std::vector<float> params;    // in the layout of the model's arena
+  std::vector<float> velocity;  // likewise; empty: no step was done
+};
+
+/// Writes `path`. kExhausted (disk full), kInvalidArgument (no permission), kIo: the file that was there is
+/// still there.
+[[nodiscard]] Result<void> save_checkpoint(const std::string& path, const nn::Model& model,
+                                           const Sgd& optimizer, const TrainingState& state);
+
+/// Reads and checks against `model` (its tensors) and `model_name`. kMismatch names the first tensor that
+/// differs, kCorrupt what is wrong with the file.
+[[nodiscard]] Result<Checkpoint> load_checkpoint(const std::string& path, const nn::Model& model,
+                                                 const std::string& model_name);
+
+/// Rank 0 reads `path`, every rank continues from it: parameters, momentum and state. A collective; when rank
+/// 0 fails, every rank returns an error and nothing has changed.
+[[nodiscard]] Result<TrainingState> restore_checkpoint(const std::string& path, const std::string& model_name,
+                                                       nn::Model& model, Sgd& optimizer, ProcessGroup& group);
+
+/// Whether a checkpoint could be written there, to be asked before the work.
+[[nodiscard]] Result<void> check_checkpoint_path(const std::string& path);
+
+}  // namespace muster

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// DistributedDataParallel: the same model on every rank, gradients averaged over ranks while backward still
+// runs. All ranks construct it with the same model, and call backward() equally often. Works with CPU kernels
+// and a CPU group as with CUDA kernels and an NCCL group. The order in which gradients become ready is known
+// from the plan, so buckets are fixed at construction and never rebuilt; they are ranges of the gradient
+// arena, reduced in place. Used by the model's thread. After a group error the object is broken: every later
+// backward() returns an error. Source: torch.nn.parallel.DistributedDataParallel
+// (torch/csrc/distributed/c10d/reducer.cpp).
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <muster/nn.h>
+#include <muster/process_group.h>
+#include <muster/result.h>
+
+namespace muster {
+
+struct DdpOptions {
+  std::size_t first_bucket_bytes = std::size_t{1} << 20;  ///< small, so that the first reduction starts early
+  std::size_t bucket_bytes = std::size_t{25} << 20;       ///< PyTorch's bucket_cap_mb
+};
+
+/// A contiguous range of the gradient arena that is reduced at once.
+struct Bucket {
+  std::size_t first_parameter = 0;  // indices into Model::parameters()
+  std::size_t num_parameters = 0;
+  std::size_t offset = 0;  // elements
+  std::size_t count = 0;   // elements, gaps included
+  int ready_layer = 0;     // after backward of this layer every gradient in it is there
+
+  friend bool operator==(const Bucket&, const Bucket&) = default;
+};
+
+class DistributedDataParallel {
+ public:
+  /// Checks that all ranks hold the same model (kMismatch names the first difference), allocates `model` with
+  /// gradient memory of the group and gives every rank rank 0's parameters. A collective. All arguments
+  /// outlive the object.
+  [[nodiscard]] static Result<std::unique_ptr<DistributedDataParallel>> create(
+      nn::Model& model, const Compute& compute, ProcessGroup& group, const DdpOptions& options = {});
+
+  /// Backward of `plan`, whose output_gradient() is filled; afterwards Model::grads() holds the mean over
+  /// ranks.
+  [[nodiscard]] Result<void> backward(const nn::Plan& plan);
+
+  /// While the returned object lives, backward() only adds to this rank's gradients; the first backward()
+  /// afterwards reduces the sum. For gradient accumulation.
+  class NoSync {
+   public:
+    NoSync(NoSync&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)) {}
+    NoSync& operator=(NoSync&&) = delete;
+    ~NoSync() {
+      if (owner_ != nullptr) owner_->sync_ = true;
+    }
+
+   private:
+    friend class DistributedDataParallel;
+    explicit NoSync(DistributedDataParallel& owner) : owner_(&owner) { owner.sync_ = false; }
+    DistributedDataParallel* owner_;
+  };
+  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
+
+  /// In the order in which they are reduced.
+  [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
+  [[nodiscard]] ProcessGroup& group() const { return *group_; }
+  [[nodiscard]] nn::Model& model() const { return *model_; }
+
+ private:
+  DistributedDataParallel(nn::Model& model, ProcessGroup& group) : model_(&model), group_(&group) {}
+  [[nodiscard]] Result<void> bucket_ready(std::size_t index);
+  [[nodiscard]] Result<void> wait_for_outstanding();
+  [[nodiscard]] Result<void> accumulate_locally();
+  void add(float* into, const float* from, std::size_t count);
+
+  nn::Model* model_;
+  ProcessGroup* group_;
+  std::vector<Bucket> buckets_;
+  std::vector<std::unique_ptr<Work>> outstanding_;  // started, in order; empty between steps
+  bool sync_ = true;
+  bool has_accumulated_ = false;
+  float* accumulated_ = nullptr;  // sums of unsynchronised steps; allocated on first use
+  float* scratch_ = nullptr;      // for add()
+};
+
+}  // namespace muster

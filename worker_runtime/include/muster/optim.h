@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sgd: PyTorch's SGD with momentum over the whole parameter arena in one kernel; bit-equal to torch.optim.SGD
+// on the CPU. One per model and rank, used by the model's thread. Its state is one arena of the same layout
+// as the parameters.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include <muster/nn.h>
+#include <muster/result.h>
+
+namespace muster {
+
+struct SgdOptions {
+  float lr = 0.001F;
+  float momentum = 0.9F;
+  float weight_decay = 0.0F;
+};
+
+class Sgd {
+ public:
+  /// `model` must be allocated and outlive the optimizer. kInvalidArgument: an option that is negative or not
+  /// finite.
+  [[nodiscard]] static Result<Sgd> create(nn::Model& model, const SgdOptions& options);
+
+  /// Applies the gradient arena, times `grad_scale`, to the parameters.
+  void step(float grad_scale = 1.0F);
+
+  [[nodiscard]] const SgdOptions& options() const { return options_; }
+  void set_lr(float lr) { options_.lr = lr; }
+
+  /// The momentum buffer on the host, for checkpoints. Empty before the first step, when there is none.
+  [[nodiscard]] std::vector<float> read_velocity() const;
+  /// Continues from a saved buffer; empty: the next step is the first.
+  void write_velocity(std::span<const float> velocity);
+
+ private:
+  Sgd(nn::Model& model, const SgdOptions& options, float* velocity)
+      : model_(&model), options_(options), velocity_(velocity) {}
+
+  nn::Model* model_;
+  SgdOptions options_;
+  float* velocity_;         // arena_elements(), device memory
+  bool first_step_ = true;  // PyTorch's buffer starts as the first gradient, not as zero
+};
+
+}  // namespace muster

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Generator: the random numbers of PyTorch's CPU generator, bit for bit, so that a seed means the same
+// initial weights and the same sample order here and there. A value: copy it to fork the sequence. Not
+// thread-safe. Source: at::CPUGeneratorImpl (mt19937), the CPU kernels of uniform_, random_ and randperm.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <span>
+#include <vector>
+
+namespace muster {
+
+class Generator {
+ public:
+  /// torch.Generator().manual_seed(seed): PyTorch's engine takes the low 32 bits only.
+  explicit Generator(std::uint64_t seed) : engine_(static_cast<std::uint32_t>(seed)) {}
+
+  /// One 32-bit draw.
+  std::uint32_t next32() { return static_cast<std::uint32_t>(engine_()); }
+  /// Two draws, the first in the high half.
+  std::uint64_t next64() {
+    const std::uint64_t high = next32();
+    return high << 32 | next32();
+  }
+
+  /// torch.empty((), dtype=torch.int64).random_(): uniform in [0, 2^63).
+  std::int64_t random_int64() { return static_cast<std::int64_t>(next64() & 0x7fff'ffff'ffff'ffffULL); }
+
+  /// tensor.uniform_(low, high) of a float32 tensor: one draw per element, in order.
+  void uniform(std::span<float> out, float low, float high);
+
+  /// torch.randperm(n): Fisher-Yates from the front. n is at most kMaxPermutation, below which PyTorch's
+  /// algorithm is this one in every version.
+  std::vector<std::int32_t> permutation(std::int32_t n);
+  static constexpr std::int32_t kMaxPermutation = 214'748'364;  // 2^32 / 20
+
+ private:
+  std::mt19937 engine_;
+};
+
+}  // namespace muster

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Samplers: which samples a rank sees in an epoch, in which order. Pure functions of their options, so that
+// every rank computes its own part without talking, and a resumed run continues with the same order. Source:
+// torch.utils.data.DistributedSampler, RandomSampler and DataLoader (order of the draws).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <muster/result.h>
+#include <muster/rng.h>
+
+namespace muster {
+
+struct SamplerOptions {
+  std::int32_t num_samples = 0;  ///< size of the data set
+  int rank = 0;
+  int world_size = 1;
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+  bool drop_last =
+      false;  ///< false: repeats samples so that all ranks get equally many; true: leaves a tail out
+};
+
+/// Index for index what torch.utils.data.DistributedSampler yields. A value, thread-compatible.
+class DistributedSampler {
+ public:
+  /// kInvalidArgument: rank outside the world, or an empty data set with padding.
+  [[nodiscard]] static Result<DistributedSampler> create(const SamplerOptions& options);
+
+  /// The shuffle is seeded with seed + epoch; without this call every epoch has the same order.
+  void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
+  [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
+
+  /// Samples per rank and epoch.
+  [[nodiscard]] std::int32_t num_samples() const { return num_samples_; }
+  /// This rank's samples of the current epoch.
+  [[nodiscard]] std::vector<std::int32_t> indices() const;
+
+ private:
+  DistributedSampler(const SamplerOptions& options, std::int32_t num_samples)
+      : options_(options), num_samples_(num_samples) {}
+
+  SamplerOptions options_;
+  std::int32_t num_samples_;  // per rank
+  std::uint64_t epoch_ = 0;
+};
+
+/// One epoch of DataLoader(dataset, shuffle=True) in a single process. `generator` is PyTorch's default
+/// generator: the loader's iterator draws its base seed from it, then the sampler draws the seed of the
+/// permutation.
+[[nodiscard]] std::vector<std::int32_t> random_sampler_epoch(Generator& generator, std::int32_t num_samples);
+
+/// Half-open range of samples.
+struct SampleRange {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+  [[nodiscard]] std::int32_t size() const { return end - begin; }
+  friend bool operator==(const SampleRange&, const SampleRange&) = default;
+};
+
+/// A rank's part of an evaluation: the ranges of all ranks cover every sample exactly once (no padding
+/// duplicates, which would be counted twice), sizes differ by at most one.
+[[nodiscard]] SampleRange evaluation_range(std::int32_t num_samples, int rank, int world_size);
+
+}  // namespace muster

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trainer: the step of image classification (gather and normalise a batch, forward, cross-entropy, backward
+// with the gradients' reduction, SGD), and the evaluation. A step allocates nothing, makes no system call of
+// its own and reads nothing back: losses add up on the device until asked for. Used by the model's thread;
+// every rank makes the same calls.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include <muster/ddp.h>
+#include <muster/image_dataset.h>
+#include <muster/optim.h>
+#include <muster/result.h>
+
+namespace muster {
+
+struct TrainerOptions {
+  int batch_size = 4;  ///< per rank
+  SgdOptions sgd;
+  float mean = 0.5F;  ///< pixels become (value / 255 - mean) / stddev
+  float stddev = 0.5F;
+};
+
+/// Sums over all samples of all ranks.
+struct Metrics {
+  double loss_sum = 0;
+  std::int64_t correct = 0;
+  std::int64_t num_samples = 0;
+
+  [[nodiscard]] double loss() const {
+    return num_samples == 0 ? 0 : loss_sum / static_cast<double>(num_samples);
+  }
+  [[nodiscard]] double accuracy() const {
+    return num_samples == 0 ? 0 : static_cast<double>(correct) / static_cast<double>(num_samples);
+  }
+};
+
+class Trainer {
+ public:
+  /// `ddp` (with its model) and `train` outlive the trainer. kInvalidArgument: the images do not fit the
+  /// model.
+  [[nodiscard]] static Result<std::unique_ptr<Trainer>> create(DistributedDataParallel& ddp,
+                                                               const DeviceDataset& train,
+                                                               const TrainerOptions& options);
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  /// The samples of this rank's coming steps; uploaded at once. The last step takes what is left over.
+  [[nodiscard]] Result<void> begin_epoch(std::span<const std::int32_t> indices);
+  [[nodiscard]] std::int64_t steps_in_epoch() const;
+
+  /// One optimizer step on the next batch of the epoch.
+  [[nodiscard]] Result<void> step();
+
+  /// Of the steps since the last call, over all ranks. A collective; waits for the device.
+  [[nodiscard]] Result<Metrics> take_metrics();
+
+  /// Over a whole data set, each sample once, divided over the ranks. A collective.
+  [[nodiscard]] Result<Metrics> evaluate(const DeviceDataset& dataset, int batch_size = 100);
+
+  [[nodiscard]] Sgd& optimizer();
+  [[nodiscard]] nn::Model& model();
+
+ private:
+  class Impl;
+  explicit Trainer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace muster

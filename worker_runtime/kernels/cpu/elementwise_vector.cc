@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/kernels/cpu/elementwise_vector.h"
+
+#include <cmath>
+
+#include <muster/check.h>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "worker_runtime/kernels/cpu/elementwise_vector.cc"
+// foreach_target.h compiles this file again for each target and has to come first.
+// clang-format off
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+#include <hwy/contrib/math/math-inl.h>
+// clang-format on
+
+#include "worker_runtime/kernels/cpu/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace muster::kernels::HWY_NAMESPACE {
+namespace {
+
+void gather(const std::uint8_t* images, const std::uint8_t* labels, const std::int32_t* indices, int batch,
+            int image_elements, float mean, float stddev, float* HWY_RESTRICT x, std::int32_t* out_labels) {
+  const Wide d;
+  const hn::RebindToSigned<Wide> di;
+  const hn::Rebind<std::uint8_t, Wide> du8;
+  constexpr int kL = kLanes<Wide>;
+  // (v / 255 - mean) / stddev as one multiplication and addition.
+  const float scale = static_cast<float>(1.0 / (255.0 * stddev)),
+              shift = static_cast<float>(-1.0 * mean / stddev);
+  const auto scales = hn::Set(d, scale), shifts = hn::Set(d, shift);
+  for (int n = 0; n < batch; ++n, x += image_elements) {
+    const std::uint8_t* HWY_RESTRICT image =
+        images + static_cast<std::ptrdiff_t>(indices[n]) * image_elements;
+    int k = 0;
+    for (; k + kL <= image_elements; k += kL) {
+      const auto pixels = hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(du8, image + k)));
+      hn::StoreU(hn::MulAdd(pixels, scales, shifts), d, x + k);
+    }
+    for (; k < image_elements; ++k) x[k] = std::fma(static_cast<float>(image[k]), scale, shift);
+    out_labels[n] = labels[indices[n]];
+  }
+}
+
+/// exp(row - largest) of each class to `out` (unless nullptr); returns their sum without the label's. Leaving
+/// that one out keeps the gradient and the loss of a confident, right answer exact where 1 - p would cancel.
+template <class D>
+HWY_INLINE float other_exponentials(D d, const float* HWY_RESTRICT row, int classes, int label, float largest,
+                                    float* HWY_RESTRICT out) {
+  constexpr int kL = kLanes<D>;
+  const hn::RebindToSigned<D> di;
+  const int whole = classes / kL * kL;
+  auto sum = hn::Zero(d);
+  for (int k = 0; k < classes; k += kL) {
+    const int j = HWY_MIN(k, classes - kL);
+    const auto below = hn::Sub(hn::LoadU(d, row + j), hn::Set(d, largest));
+    // Highway's Exp makes 0 of a NaN, which would hide that a model diverged.
+    const auto e = hn::IfThenElse(hn::IsNaN(below), below, hn::Exp(d, below));
+    if (out != nullptr) hn::StoreU(e, d, out + j);
+    auto counted = hn::RebindMask(d, hn::Ne(hn::Iota(di, j), hn::Set(di, label)));
+    if (j < whole && k == whole)
+      counted = hn::AndNot(hn::FirstN(d, static_cast<std::size_t>(whole - j)), counted);
+    sum = hn::Add(sum, hn::IfThenElseZero(counted, e));
+  }
+  return sum_of_lanes(d, sum);
+}
+
+HWY_INLINE float other_exponentials_narrow(const float* row, int classes, int label, float largest,
+                                           float* out) {
+  float sum = 0;
+  for (int k = 0; k < classes; ++k) {
+    const float e = std::exp(row[k] - largest);
+    if (out != nullptr) out[k] = e;
+    if (k != label) sum += e;
+  }
+  return sum;
+}
+
+void loss(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
+          LossTotals* totals) {
+  const Row eight;
+  double loss_sum = 0;
+  std::int64_t correct = 0;
+  for (int n = 0; n < batch; ++n) {
+    const float* HWY_RESTRICT row = logits + n * classes;
+    float* HWY_RESTRICT out = dlogits == nullptr ? nullptr : dlogits + n * classes;
+    const int label = labels[n];
+    MUSTER_CHECK(label >= 0 && label < classes, "a label is outside the classes of the model");
+    int winner = 0;
+    for (int k = 1; k < classes; ++k) winner = row[k] > row[winner] ? k : winner;
+    const float largest = row[winner];
+    const float others = classes >= kLanes<Row>
+                             ? other_exponentials(eight, row, classes, label, largest, out)
+                             : other_exponentials_narrow(row, classes, label, largest, out);
+    const double below = static_cast<double>(row[label]) - largest;  // 0 when the label has the largest logit
+    const double of_label = below == 0 ? 1.0 : std::exp(below), sum = others + of_label;
+    loss_sum += below == 0 ? std::log1p(static_cast<double>(others)) : std::log(sum) - below;
+    correct += winner == label ? 1 : 0;
+    if (out == nullptr) continue;
+    const float scale = static_cast<float>(1.0 / (sum * batch));
+    for (int k = 0; k < classes; ++k) out[k] *= scale;
+    out[label] = -others * scale;
+  }
+  totals->loss_sum += loss_sum;
+  totals->correct += correct;
+  totals->num_samples += batch;
+}
+
+/// One parameter with PyTorch's roundings: additions of a product are fused, momentum times velocity is
+/// rounded.
+HWY_INLINE void sgd_scalar(float& p, float grad, float& v, const SgdOptions& options, float grad_scale,
+                           bool fresh) {
+  float g = grad * grad_scale;
+  if (options.weight_decay != 0) g = std::fma(options.weight_decay, p, g);
+  v = fresh ? g : options.momentum * v + g;
+  p = std::fma(-options.lr, v, p);
+}
+
+void sgd(float* HWY_RESTRICT params, const float* HWY_RESTRICT grads, float* HWY_RESTRICT velocity,
+         std::size_t count, const SgdOptions& options, float grad_scale, bool first_step) {
+  const bool fresh = first_step || options.momentum == 0;
+  std::size_t k = 0;
+#if HWY_NATIVE_FMA
+  const Wide d;
+  const auto scale = hn::Set(d, grad_scale), decay = hn::Set(d, options.weight_decay);
+  const auto momentum = hn::Set(d, options.momentum), step = hn::Set(d, -options.lr);
+  for (; k + kLanes<Wide> <= count; k += kLanes<Wide>) {
+    const auto p = hn::LoadU(d, params + k);
+    auto v = hn::Mul(hn::LoadU(d, grads + k), scale);
+    if (options.weight_decay != 0) v = hn::MulAdd(decay, p, v);
+    if (!fresh) v = hn::Add(hn::Mul(momentum, hn::LoadU(d, velocity + k)), v);
+    hn::StoreU(v, d, velocity + k);
+    hn::StoreU(hn::MulAdd(step, v, p), d, params + k);
+  }
+#endif
+  // The remainder; everything where the machine has no fused multiply-add (the C library computes it then).
+  for (; k < count; ++k) sgd_scalar(params[k], grads[k], velocity[k], options, grad_scale, fresh);
+}
+
+const char* target_name() {
+  switch (HWY_TARGET) {
+    case HWY_AVX3:
+    case HWY_AVX3_DL:
+      return "cpu (avx512)";
+    case HWY_AVX2:
+      return "cpu (avx2)";
+    case HWY_SSE4:
+      return "cpu (sse4)";
+    case HWY_NEON:
+      return "cpu (neon)";
+    default:
+      return "cpu (portable)";
+  }
+}
+
+}  // namespace
+}  // namespace muster::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace muster::kernels {
+
+HWY_EXPORT(gather);
+HWY_EXPORT(loss);
+HWY_EXPORT(sgd);
+HWY_EXPORT(target_name);
+
+void gather_normalize_vector(const std::uint8_t* images, const std::uint8_t* labels,
+                             const std::int32_t* indices, int batch, int image_elements, float mean,
+                             float stddev, float* x, std::int32_t* out_labels) {
+  HWY_DYNAMIC_DISPATCH(gather)(images, labels, indices, batch, image_elements, mean, stddev, x, out_labels);
+}
+
+void cross_entropy_vector(const float* logits, const std::int32_t* labels, int batch, int classes,
+                          float* dlogits, LossTotals* totals) {
+  HWY_DYNAMIC_DISPATCH(loss)(logits, labels, batch, classes, dlogits, totals);
+}
+
+void sgd_step_vector(float* params, const float* grads, float* velocity, std::size_t count,
+                     const SgdOptions& options, float grad_scale, bool first_step) {
+  HWY_DYNAMIC_DISPATCH(sgd)(params, grads, velocity, count, options, grad_scale, first_step);
+}
+
+const char* vector_target_name() {
+  return HWY_DYNAMIC_DISPATCH(target_name)();
+}
+
+}  // namespace muster::kernels
+#endif

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// The oracle: each function as its definition reads, plain loops and double accumulators. Slow on purpose;
+// the vector and CUDA kernels are tested against it.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <muster/check.h>
+
+#include "worker_runtime/kernels/cpu/host_kernels.h"
+
+namespace muster::kernels {
+namespace {
+
+/// Calls visit(x_index, w_index, y_index) for each product that convolution sums up.
+template <class Visit>
+void for_each_product(const ConvShape& s, Visit visit) {
+  const int rows = s.out_height(), columns = s.out_width();
+  for (int n = 0; n < s.batch; ++n)
+    for (int o = 0; o < s.out_channels; ++o)
+      for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < columns; ++j)
+          for (int c = 0; c < s.in_channels; ++c)
+            for (int p = 0; p < s.kernel; ++p)
+              for (int q = 0; q < s.kernel; ++q) {
+                const int row = i * s.stride + p - s.padding, column = j * s.stride + q - s.padding;
+                if (row < 0 || row >= s.height || column < 0 || column >= s.width) continue;
+                visit(((n * s.in_channels + c) * s.height + row) * s.width + column,
+                      ((o * s.in_channels + c) * s.kernel + p) * s.kernel + q,
+                      ((n * s.out_channels + o) * rows + i) * columns + j);
+              }
+}
+
+void store(const std::vector<double>& from, float* to) {
+  std::transform(from.begin(), from.end(), to, [](double value) { return static_cast<float>(value); });
+}
+
+std::vector<double> zeros(std::int64_t count) {
+  return std::vector<double>(static_cast<std::size_t>(count), 0.0);
+}
+
+class ReferenceKernels final : public HostKernels {
+ public:
+  [[nodiscard]] std::string_view name() const override { return "reference"; }
+  [[nodiscard]] Result<void> plan_conv2d(const ConvShape& shape) override { return check_shape(shape); }
+  [[nodiscard]] Result<void> plan_linear(const LinearShape& shape) override { return check_shape(shape); }
+
+  void gather_normalize(const std::uint8_t* images, const std::uint8_t* labels, const std::int32_t* indices,
+                        int batch, int image_elements, float mean, float stddev, float* x,
+                        std::int32_t* out_labels) override {
+    for (int n = 0; n < batch; ++n) {
+      const std::uint8_t* image = images + static_cast<std::int64_t>(indices[n]) * image_elements;
+      for (int e = 0; e < image_elements; ++e)
+        x[n * image_elements + e] = static_cast<float>((image[e] / 255.0 - mean) / stddev);
+      out_labels[n] = labels[indices[n]];
+    }
+  }
+
+  void conv2d_forward(const ConvShape& shape, const float* x, const float* w, const float* b,
+                      float* y) override {
+    const int pixels = shape.out_height() * shape.out_width();
+    std::vector<double> sum = zeros(std::int64_t{shape.batch} * shape.out_channels * pixels);
+    for (std::size_t k = 0; k < sum.size(); ++k)
+      sum[k] = b[k / static_cast<std::size_t>(pixels) % static_cast<std::size_t>(shape.out_channels)];
+    for_each_product(shape, [&](int ix, int iw, int iy) {
+      sum[static_cast<std::size_t>(iy)] += static_cast<double>(x[ix]) * w[iw];
+    });
+    store(sum, y);
+  }
+
+  void conv2d_backward(const ConvShape& shape, const float* x, const float* w, const float* dy, float* dx,
+                       float* dw, float* db) override {
+    const int pixels = shape.out_height() * shape.out_width();
+    std::vector<double> sum_dx =
+        zeros(std::int64_t{shape.batch} * shape.in_channels * shape.height * shape.width);
+    std::vector<double> sum_dw =
+        zeros(std::int64_t{shape.out_channels} * shape.in_channels * shape.kernel * shape.kernel);
+    for_each_product(shape, [&](int ix, int iw, int iy) {
+      sum_dx[static_cast<std::size_t>(ix)] += static_cast<double>(w[iw]) * dy[iy];
+      sum_dw[static_cast<std::size_t>(iw)] += static_cast<double>(x[ix]) * dy[iy];
+    });
+    for (int o = 0; o < shape.out_channels; ++o) {
+      double sum = 0;
+      for (int n = 0; n < shape.batch; ++n)
+        for (int k = 0; k < pixels; ++k) sum += dy[(n * shape.out_channels + o) * pixels + k];
+      db[o] = static_cast<float>(sum);
+    }
+    store(sum_dw, dw);
+    if (dx != nullptr) store(sum_dx, dx);
+  }
+
+  void relu_max_pool_forward(const PoolShape& s, const float* x, float* y, std::uint8_t* argmax) override {
+    const int rows = s.height / s.window, columns = s.width / s.window;
+    for (int plane = 0; plane < s.batch * s.channels; ++plane)
+      for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < columns; ++j) {
+          float best = 0;
+          int winner = kNoWinner;
+          for (int k = 0; k < s.window * s.window; ++k) {
+            const int row = i * s.window + k / s.window, column = j * s.window + k % s.window;
+            const float value = x[(plane * s.height + row) * s.width + column];
+            if (value > best || std::isnan(value)) {
+              best = value;
+              winner = k;
+            }
+          }
+          y[(plane * rows + i) * columns + j] = best;
+          argmax[(plane * rows + i) * columns + j] = static_cast<std::uint8_t>(winner);
+        }
+  }
+
+  void relu_max_pool_backward(const PoolShape& s, const float* dy, const std::uint8_t* argmax,
+                              float* dx) override {
+    const int rows = s.height / s.window, columns = s.width / s.window;
+    std::fill_n(dx, std::int64_t{s.batch} * s.channels * s.height * s.width, 0.0F);
+    for (int plane = 0; plane < s.batch * s.channels; ++plane)
+      for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < columns; ++j) {
+          const int from = (plane * rows + i) * columns + j, winner = argmax[from];
+          if (winner == kNoWinner) continue;
+          const int row = i * s.window + winner / s.window, column = j * s.window + winner % s.window;
+          dx[(plane * s.height + row) * s.width + column] = dy[from];
+        }
+  }
+
+  void linear_forward(const LinearShape& s, const float* x, const float* w, const float* b, float* y,
+                      bool relu) override {
+    for (int n = 0; n < s.batch; ++n)
+      for (int o = 0; o < s.out_features; ++o) {
+        double sum = b[o];
+        for (int i = 0; i < s.in_features; ++i)
+          sum += static_cast<double>(x[n * s.in_features + i]) * w[o * s.in_features + i];
+        y[n * s.out_features + o] = static_cast<float>(relu && sum < 0 ? 0.0 : sum);
+      }
+  }
+
+  void linear_backward(const LinearShape& s, const float* x, const float* w, const float* y, float* dy,
+                       float* dx, float* dw, float* db, bool relu) override {
+    if (relu)
+      for (int k = 0; k < s.batch * s.out_features; ++k)
+        dy[k] = y[k] <= 0 ? 0.0F : dy[k];  // as PyTorch: a NaN lets the gradient pass
+    for (int o = 0; o < s.out_features; ++o) {
+      double sum = 0;
+      for (int n = 0; n < s.batch; ++n) sum += dy[n * s.out_features + o];
+      db[o] = static_cast<float>(sum);
+      for (int i = 0; i < s.in_features; ++i) {
+        sum = 0;
+        for (int n = 0; n < s.batch; ++n)
+          sum += static_cast<double>(dy[n * s.out_features + o]) * x[n * s.in_features + i];
+        dw[o * s.in_features + i] = static_cast<float>(sum);
+      }
+    }
+    if (dx == nullptr) return;
+    for (int n = 0; n < s.batch; ++n)
+      for (int i = 0; i < s.in_features; ++i) {
+        double sum = 0;
+        for (int o = 0; o < s.out_features; ++o)
+          sum += static_cast<double>(dy[n * s.out_features + o]) * w[o * s.in_features + i];
+        dx[n * s.in_features + i] = static_cast<float>(sum);
+      }
+  }
+
+  void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
+                     LossTotals* totals) override {
+    for (int n = 0; n < batch; ++n) {
+      const float* row = logits + n * classes;
+      MUSTER_CHECK(labels[n] >= 0 && labels[n] < classes, "a label is outside the classes of the model");
+      const float* largest = std::max_element(row, row + classes);
+      double sum = 0;
+      for (int c = 0; c < classes; ++c) sum += std::exp(static_cast<double>(row[c]) - *largest);
+      totals->loss_sum += std::log(sum) + *largest - row[labels[n]];
+      totals->correct += largest - row == labels[n] ? 1 : 0;
+      if (dlogits == nullptr) continue;
+      for (int c = 0; c < classes; ++c) {
+        const double p = std::exp(static_cast<double>(row[c]) - *largest) / sum;
+        dlogits[n * classes + c] = static_cast<float>((p - (c == labels[n] ? 1.0 : 0.0)) / batch);
+      }
+    }
+    totals->num_samples += batch;
+  }
+
+  void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
+                const SgdOptions& options, float grad_scale, bool first_step) override {
+    for (std::size_t k = 0; k < count; ++k) {
+      float g = grads[k] * grad_scale;
+      if (options.weight_decay != 0) g = std::fma(options.weight_decay, params[k], g);
+      // Two statements, two roundings: PyTorch's buf.mul_(momentum).add_(g). volatile keeps a compiler from
+      // fusing them.
+      volatile float decayed = options.momentum * velocity[k];
+      velocity[k] = first_step || options.momentum == 0 ? g : decayed + g;
+      params[k] = std::fma(-options.lr, velocity[k], params[k]);
+    }
+  }
+
+ private:
+  static constexpr int kNoWinner = 255;
+};
+
+}  // namespace
+
+std::unique_ptr<Kernels> make_reference_kernels() {
+  return std::make_unique<ReferenceKernels>();
+}
+
+}  // namespace muster::kernels

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <span>
+
+#include <muster/checkpoint.h>
+
+#include "rendezvous/base/syscall.h"
+#include "worker_runtime/core/sha256.h"
+#include "worker_runtime/training/atomic_file.h"
+#include "worker_runtime/training/host_collectives.h"
+#include "worker_runtime/training/safetensors.h"
+
+namespace muster {
+namespace {
+
+constexpr std::string_view kFormat = "muster-checkpoint-1";
+constexpr std::string_view kDigestKey = "sha256";
+constexpr std::string_view kMomentumPrefix = "momentum.";
+constexpr std::size_t kMaxCheckpointBytes = std::size_t{64} << 30;
+
+template <class Number>
+std::string to_text(Number value) {
+  std::array<char, 64> buffer{};
+  const auto [end, code] = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value);
+  return {buffer.data(), end};
+}
+
+template <class Number>
+Result<void> read_number(const safetensors::Metadata& metadata, const std::string& key, Number& out) {
+  const auto found = metadata.find(key);
+  if (found == metadata.end()) return fail(ErrorCode::kCorrupt, "it has no '" + key + "'");
+  const std::string& text = found->second;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), out);
+  if (code != std::errc() || end != text.data() + text.size())
+    return fail(ErrorCode::kCorrupt, "its '" + key + "' is not a number");
+  return {};
+}
+
+Result<TrainingState> read_state(const safetensors::Metadata& metadata) {
+  TrainingState state;
+  if (const auto model = metadata.find("model"); model != metadata.end()) state.model = model->second;
+  MUSTER_OK(read_number(metadata, "epoch", state.epoch));
+  MUSTER_OK(read_number(metadata, "step", state.step));
+  MUSTER_OK(read_number(metadata, "seed", state.seed));
+  MUSTER_OK(read_number(metadata, "best_accuracy", state.best_accuracy));
+  MUSTER_OK(read_number(metadata, "best_epoch", state.best_epoch));
+  MUSTER_OK(read_number(metadata, "world_size", state.world_size));
+  MUSTER_OK(read_number(metadata, "batch_size", state.batch_size));
+  if (state.epoch < 0 || state.step < 0 || !std::isfinite(state.best_accuracy) || state.world_size < 1 ||
+      state.batch_size < 1)
+    return fail(ErrorCode::kCorrupt,
+                "its epoch, step, best_accuracy, world_size or batch_size is out of range");
+  return state;
+}
+
+std::string_view bytes_of(std::span<const float> values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (const std::int64_t dim : shape) text += (text.empty() ? "" : "x") + std::to_string(dim);
+  return text.empty() ? "scalar" : text;
+}
+
+/// Over everything that counts: the metadata, and the tensors' bytes in file order. Names, shapes and places
+/// are checked against the model.
+std::string digest_of(const safetensors::Metadata& metadata,
+                      const std::vector<safetensors::TensorView>& tensors,
+                      const std::vector<std::size_t>& order) {
+  Sha256 digest;
+  for (const auto& [key, value] : metadata)
+    if (key != kDigestKey) digest.update(key + "=" + value + "\n");
+  for (const std::size_t i : order) digest.update(tensors[i].bytes);
+  return digest.finish();
+}
+
+/// Copies the tensors named prefix + parameter into an arena.
+Result<std::vector<float>> read_arena(const safetensors::FileView& file, const nn::Model& model,
+                                      std::string_view prefix) {
+  std::vector<float> arena(model.arena_elements(), 0.0F);
+  for (const nn::Parameter& parameter : model.parameters()) {
+    const std::string name = std::string(prefix) + parameter.name;
+    const safetensors::TensorView* tensor = file.find(name);
+    if (tensor == nullptr) return fail(ErrorCode::kMismatch, "it has no tensor '" + name + "'");
+    if (tensor->dtype != DType::kFloat32 || tensor->shape != parameter.shape)
+      return fail(ErrorCode::kMismatch, "tensor '" + name + "' is " + std::string(to_string(tensor->dtype)) +
+                                            " " + shape_text(tensor->shape) + ", the model's is F32 " +
+                                            shape_text(parameter.shape));
+    std::memcpy(arena.data() + parameter.offset, tensor->bytes.data(), tensor->bytes.size());
+  }
+  return arena;
+}
+
+Result<Checkpoint> parse_checkpoint(std::string_view bytes, const nn::Model& model,
+                                    const std::string& model_name) {
+  MUSTER_TRY(const safetensors::FileView file, safetensors::parse(bytes));
+  const auto format = file.metadata.find("format");
+  if (format == file.metadata.end() || format->second != kFormat)
+    return fail(ErrorCode::kCorrupt,
+                "a safetensors file, but not a checkpoint of this program (metadata 'format' is not " +
+                    std::string(kFormat) + ")");
+  Checkpoint checkpoint;
+  MUSTER_TRY(checkpoint.state, read_state(file.metadata));
+  const std::string other = checkpoint.state.model == model_name
+                                ? ""
+                                : "it is a checkpoint of model '" + checkpoint.state.model +
+                                      "', this run trains '" + model_name + "': ";
+  auto params = read_arena(file, model, "");
+  if (!params) return fail(ErrorCode::kMismatch, other + params.error().message);
+  if (!other.empty()) return fail(ErrorCode::kMismatch, other + "the tensors are alike");
+  checkpoint.params = *std::move(params);
+  std::size_t expected = model.parameters().size();
+  if (checkpoint.state.step > 0) {
+    MUSTER_TRY(checkpoint.velocity, read_arena(file, model, kMomentumPrefix));
+    expected *= 2;
+  }
+  if (file.tensors.size() != expected)
+    return fail(ErrorCode::kMismatch, "it has " + std::to_string(file.tensors.size()) +
+                                          " tensors, the model " + std::to_string(expected));
+  std::vector<std::size_t> order(file.tensors.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto stored = file.metadata.find(std::string(kDigestKey));
+  if (stored == file.metadata.end() || stored->second != digest_of(file.metadata, file.tensors, order))
+    return fail(ErrorCode::kCorrupt, "it is damaged: its SHA-256 is another one");
+  return checkpoint;
+}
+
+}  // namespace
+
+Result<void> save_checkpoint(const std::string& path, const nn::Model& model, const Sgd& optimizer,
+                             const TrainingState& state) {
+  const std::vector<float> params = model.read_params();
+  const std::vector<float> velocity = optimizer.read_velocity();
+  std::vector<safetensors::TensorView> tensors;
+  for (const nn::Parameter& parameter : model.parameters()) {
+    const auto piece = [&](const std::vector<float>& arena) {
+      return bytes_of(std::span(arena).subspan(parameter.offset, parameter.count));
+    };
+    tensors.push_back({parameter.name, DType::kFloat32, parameter.shape, piece(params)});
+    if (!velocity.empty())
+      tensors.push_back(
+          {std::string(kMomentumPrefix) + parameter.name, DType::kFloat32, parameter.shape, piece(velocity)});
+  }
+  safetensors::Metadata metadata{{"format", std::string(kFormat)},
+                                 {"model", state.model},
+                                 {"epoch", to_text(state.epoch)},
+                                 {"step", to_text(state.step)},
+                                 {"seed", to_text(state.seed)},
+                                 {"best_accuracy", to_text(state.best_accuracy)},
+                                 {"best_epoch", to_text(state.best_epoch)},
+                                 {"world_size", to_text(state.world_size)},
+                                 {"batch_size", to_text(state.batch_size)}};
+  // The digest is part of the header; the order of the data does not depend on the metadata.
+  MUSTER_TRY(const safetensors::Layout without_digest, safetensors::lay_out(tensors, metadata));
+  metadata.emplace(kDigestKey, digest_of(metadata, tensors, without_digest.order));
+  MUSTER_TRY(const safetensors::Layout layout, safetensors::lay_out(tensors, metadata));
+  std::vector<std::string_view> pieces{layout.header};
+  for (const std::size_t i : layout.order) pieces.push_back(tensors[i].bytes);
+  if (auto written = write_file_atomically(path, pieces); !written)
+    return fail("checkpoint", std::move(written).error());
+  return {};
+}
+
+Result<Checkpoint> load_checkpoint(const std::string& path, const nn::Model& model,
+                                   const std::string& model_name) {
+  auto bytes = read_file(path, kMaxCheckpointBytes);
+  if (!bytes) return fail("checkpoint", std::move(bytes).error());
+  auto checkpoint = parse_checkpoint(*bytes, model, model_name);
+  if (!checkpoint) return fail("checkpoint " + path, std::move(checkpoint).error());
+  return checkpoint;
+}
+
+Result<TrainingState> restore_checkpoint(const std::string& path, const std::string& model_name,
+                                         nn::Model& model, Sgd& optimizer, ProcessGroup& group) {
+  HostCollectives host(group, model.compute());
+  Result<Checkpoint> loaded = group.rank() == 0 ? load_checkpoint(path, model, model_name) : Checkpoint{};
+  // {success, epoch, step, seed, best_accuracy's bits, best_epoch, world_size, batch_size, has momentum}
+  std::array<std::int64_t, 9> fields{};
+  if (group.rank() == 0 && loaded) {
+    const TrainingState& s = loaded->state;
+    std::int64_t accuracy_bits = 0;
+    std::memcpy(&accuracy_bits, &s.best_accuracy, sizeof accuracy_bits);
+    fields = {1,
+              s.epoch,
+              s.step,
+              static_cast<std::int64_t>(s.seed),
+              accuracy_bits,
+              s.best_epoch,
+              s.world_size,
+              s.batch_size,
+              loaded->velocity.empty() ? 0 : 1};
+  }
+  MUSTER_OK(host.broadcast({fields.data(), fields.size(), DType::kInt64}, 0));
+  if (!loaded) return fail(std::move(loaded).error());
+  if (fields[0] == 0) return fail(ErrorCode::kFailed, "checkpoint " + path + ": rank 0 could not load it");
+  if (group.rank() != 0) {
+    TrainingState& s = loaded->state;
+    s.model = model_name;
+    s.epoch = fields[1];
+    s.step = fields[2];
+    s.seed = static_cast<std::uint64_t>(fields[3]);
+    std::memcpy(&s.best_accuracy, &fields[4], sizeof s.best_accuracy);
+    s.best_epoch = fields[5];
+    s.world_size = static_cast<std::int32_t>(fields[6]);
+    s.batch_size = static_cast<std::int32_t>(fields[7]);
+    loaded->params.resize(model.arena_elements());
+    loaded->velocity.resize(fields[8] == 0 ? 0 : model.arena_elements());
+  }
+  MUSTER_OK(host.broadcast({loaded->params.data(), loaded->params.size(), DType::kFloat32}, 0));
+  if (fields[8] != 0)
+    MUSTER_OK(host.broadcast({loaded->velocity.data(), loaded->velocity.size(), DType::kFloat32}, 0));
+  model.write_params(loaded->params);
+  optimizer.write_velocity(loaded->velocity);
+  return loaded->state;
+}
+
+Result<void> check_checkpoint_path(const std::string& path) {
+  return check_can_write(path);
+}
+
+}  // namespace muster

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include <muster/check.h>
+#include <muster/ddp.h>
+
+#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/training/bucket_plan.h"
+#include "worker_runtime/training/host_collectives.h"
+
+namespace muster {
+namespace {
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (const std::int64_t dim : shape) text += (text.empty() ? "" : "x") + std::to_string(dim);
+  return text;
+}
+
+/// The parameters as one line each, "conv1.weight 6x1x5x5\n": what the ranks compare.
+std::string describe_parameters(const nn::Model& model) {
+  std::string text;
+  for (const nn::Parameter& parameter : model.parameters())
+    text += parameter.name + " " + shape_text(parameter.shape) + "\n";
+  return text;
+}
+
+std::uint64_t fnv1a(std::string_view text) {
+  std::uint64_t hash = 14695981039346656037ULL;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  return hash;
+}
+
+/// The first line in which two descriptions differ: "fc1.weight 120x256 here, fc1.weight 512x784 on rank 0".
+std::string first_difference(std::string_view mine, std::string_view theirs) {
+  while (true) {
+    const std::string_view a = mine.substr(0, mine.find('\n'));
+    const std::string_view b = theirs.substr(0, theirs.find('\n'));
+    if (a != b || mine.empty() || theirs.empty())
+      return (a.empty() ? std::string("nothing more") : std::string(a)) + " here, " +
+             (b.empty() ? std::string("nothing more") : std::string(b)) + " on rank 0";
+    mine.remove_prefix(std::min(mine.size(), a.size() + 1));
+    theirs.remove_prefix(std::min(theirs.size(), b.size() + 1));
+  }
+}
+
+/// Every rank learns of a difference, so that none is left waiting in the next collective.
+Result<void> check_same_model(const nn::Model& model, ProcessGroup& group, HostCollectives& host) {
+  const std::string mine = describe_parameters(model);
+  const auto world = static_cast<std::size_t>(group.world_size());
+  // {number of parameters, length of the description, its hash}
+  const std::array<std::int64_t, 3> summary{static_cast<std::int64_t>(model.parameters().size()),
+                                            static_cast<std::int64_t>(mine.size()),
+                                            static_cast<std::int64_t>(fnv1a(mine))};
+  std::vector<std::int64_t> all(3 * world);
+  MUSTER_OK(host.all_gather({summary.data(), 3, DType::kInt64}, {all.data(), all.size(), DType::kInt64}));
+  std::string differing;
+  for (std::size_t rank = 1; rank < world; ++rank)
+    if (!std::equal(all.begin(), all.begin() + 3, all.begin() + static_cast<std::ptrdiff_t>(3 * rank)))
+      differing += (differing.empty() ? "" : ", ") + std::to_string(rank);
+  if (differing.empty()) return {};
+
+  std::string theirs = mine;
+  theirs.resize(static_cast<std::size_t>(all[1]));
+  MUSTER_OK(host.broadcast({theirs.data(), theirs.size(), DType::kUInt8}, 0));
+  if (mine != theirs)
+    return fail(ErrorCode::kMismatch,
+                "ddp: this rank's model differs from rank 0's: " + first_difference(mine, theirs) +
+                    "; start every rank with the same model options");
+  return fail(ErrorCode::kMismatch, "ddp: the model of rank " + differing + " differs from this one (" +
+                                        std::to_string(all[0]) +
+                                        " parameters); start every rank with the same options");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::create(nn::Model& model,
+                                                                                 const Compute& compute,
+                                                                                 ProcessGroup& group,
+                                                                                 const DdpOptions& options) {
+  MUSTER_CHECK(model.params() == nullptr, "DistributedDataParallel allocates the model itself");
+  if (compute->device() != group.device())
+    return fail(ErrorCode::kInvalidArgument, "ddp: the model computes on " + describe(compute) +
+                                                 " but the group '" + std::string(group.backend()) +
+                                                 "' reduces memory of another device");
+  HostCollectives host(group, compute);
+  MUSTER_OK(check_same_model(model, group, host));
+  MUSTER_TRY(void* const gradients, group.allocate(model.arena_bytes()));
+  MUSTER_OK(model.allocate(compute, static_cast<float*>(gradients)));
+  MUSTER_OK(group.broadcast({model.params(), model.arena_elements(), DType::kFloat32}, 0));
+  // NOLINTNEXTLINE(cppcoreguidelines-owning-memory): private constructor
+  std::unique_ptr<DistributedDataParallel> ddp(new DistributedDataParallel(model, group));
+  ddp->buckets_ = plan_buckets(model.parameters(), model.arena_elements(), options);
+  ddp->outstanding_.reserve(ddp->buckets_.size());
+  return ddp;
+}
+
+Result<void> DistributedDataParallel::backward(const nn::Plan& plan) {
+  std::size_t next = 0;
+  for (int layer = plan.last_layer(); layer >= plan.first_layer(); --layer) {
+    plan.backward_layer(layer);
+    if (!sync_) continue;
+    for (; next < buckets_.size() && buckets_[next].ready_layer == layer; ++next)
+      MUSTER_OK(bucket_ready(next));
+  }
+  if (!sync_) return accumulate_locally();
+  MUSTER_OK(wait_for_outstanding());
+  if (has_accumulated_) {
+    model_->compute()->zero(accumulated_, model_->arena_bytes());
+    has_accumulated_ = false;
+  }
+  return {};
+}
+
+Result<void> DistributedDataParallel::bucket_ready(std::size_t index) {
+  const Bucket& bucket = buckets_[index];
+  float* const gradients = model_->grads() + bucket.offset;
+  if (has_accumulated_) add(gradients, accumulated_ + bucket.offset, bucket.count);
+  if (group_->world_size() == 1) return {};
+  const Buffer buffer{gradients, bucket.count, DType::kFloat32};
+  const bool last = index + 1 == buckets_.size();
+  if (last && group_->device() == Device::kCpu) {
+    // Nothing is left to hide it behind: in the calling thread it saves the way to another thread and back,
+    // which at 178 KB of gradients costs more than the reduction.
+    MUSTER_OK(wait_for_outstanding());
+    return group_->all_reduce(buffer, ReduceOp::kAvg);
+  }
+  MUSTER_TRY(std::unique_ptr<Work> work, group_->start_all_reduce(buffer, ReduceOp::kAvg));
+  outstanding_.push_back(std::move(work));
+  return {};
+}
+
+Result<void> DistributedDataParallel::wait_for_outstanding() {
+  Result<void> result;
+  for (const auto& work : outstanding_) {
+    auto done = work->wait();
+    if (!done && result) result = std::move(done);
+  }
+  outstanding_.clear();
+  return result;
+}
+
+Result<void> DistributedDataParallel::accumulate_locally() {
+  if (accumulated_ == nullptr) {
+    MUSTER_TRY(void* const sums, model_->compute()->allocate(model_->arena_bytes()));
+    MUSTER_TRY(void* const scratch, model_->compute()->allocate(model_->arena_bytes()));
+    accumulated_ = static_cast<float*>(sums);
+    scratch_ = static_cast<float*>(scratch);
+  }
+  add(accumulated_, model_->grads(), model_->arena_elements());
+  has_accumulated_ = true;
+  return {};
+}
+
+void DistributedDataParallel::add(float* into, const float* from, std::size_t count) {
+  // A step of SGD with lr -1 and no momentum is an addition, exactly, on every device.
+  model_->compute()->sgd_step(into, from, scratch_, count,
+                              {.lr = -1.0F, .momentum = 0.0F, .weight_decay = 0.0F}, 1.0F, true);
+}
+
+}  // namespace muster

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// HostCollectives: collectives on small values in host memory, whatever memory the group works on; for a
+// group of GPUs they pass through a device buffer. Made and called by the code that sets up, evaluates and
+// resumes, never within a step. Every rank calls the same functions with the same sizes.
+#pragma once
+
+#include <cstddef>
+
+#include <muster/compute.h>
+#include <muster/process_group.h>
+#include <muster/result.h>
+
+namespace muster {
+
+class HostCollectives {
+ public:
+  HostCollectives(ProcessGroup& group, const Compute& compute) : group_(&group), compute_(compute) {}
+
+  [[nodiscard]] Result<void> broadcast(Buffer host, int root);
+  [[nodiscard]] Result<void> all_reduce(Buffer host, ReduceOp op);
+  /// output has world_size times input's elements.
+  [[nodiscard]] Result<void> all_gather(ConstBuffer input, Buffer output);
+
+ private:
+  [[nodiscard]] bool staged() const { return group_->device() != Device::kCpu; }
+  /// Device memory of at least this size, kept for the next call.
+  [[nodiscard]] Result<void*> stage(std::size_t size_bytes);
+
+  ProcessGroup* group_;
+  Compute compute_;
+  void* stage_ = nullptr;
+  std::size_t stage_bytes_ = 0;
+};
+
+}  // namespace muster

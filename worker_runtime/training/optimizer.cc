@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
+#include <muster/check.h>
+#include <muster/optim.h>
+
+#include "worker_runtime/kernels/kernels.h"
+
+namespace muster {
+namespace {
+
+bool is_valid(float option) {
+  return std::isfinite(option) && option >= 0;
+}
+
+}  // namespace
+
+Result<Sgd> Sgd::create(nn::Model& model, const SgdOptions& options) {
+  if (!is_valid(options.lr) || !is_valid(options.momentum) || !is_valid(options.weight_decay))
+    return fail(ErrorCode::kInvalidArgument,
+                "SGD: lr, momentum and weight_decay must be finite and not negative");
+  MUSTER_CHECK(model.params() != nullptr, "an optimizer needs an allocated model");
+  MUSTER_TRY(void* const velocity, model.compute()->allocate(model.arena_bytes()));
+  return Sgd(model, options, static_cast<float*>(velocity));
+}
+
+void Sgd::step(float grad_scale) {
+  const kernels::SgdOptions options{options_.lr, options_.momentum, options_.weight_decay};
+  model_->compute()->sgd_step(model_->params(), model_->grads(), velocity_, model_->arena_elements(), options,
+                              grad_scale, first_step_);
+  first_step_ = false;
+}
+
+std::vector<float> Sgd::read_velocity() const {
+  if (first_step_) return {};
+  std::vector<float> host(model_->arena_elements());
+  model_->compute()->copy_to_host(host.data(), velocity_, model_->arena_bytes());
+  return host;
+}
+
+void Sgd::write_velocity(std::span<const float> velocity) {
+  first_step_ = velocity.empty();
+  if (first_step_) return;
+  MUSTER_CHECK(velocity.size() == model_->arena_elements(), "a momentum buffer of another model");
+  model_->compute()->copy_to_device(velocity_, velocity.data(), model_->arena_bytes());
+}
+
+}  // namespace muster

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// safetensors: named tensors in one file, readable by every framework. Pure: bytes to values and back.
+// Reading treats the bytes as hostile: the header's length is capped before it is parsed, every offset, shape
+// and product is checked, and tensors must cover the data exactly, without holes, overlaps or duplicate
+// names. Writing puts the data on a 64-byte boundary, tensors sorted by alignment (largest first), then name.
+// Source: the format section of the README of huggingface/safetensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <muster/dtype.h>
+#include <muster/result.h>
+
+namespace muster::safetensors {
+
+inline constexpr std::size_t kMaxHeaderBytes = 100'000'000;
+inline constexpr std::size_t kMaxDims = 16;
+
+using Metadata = std::map<std::string, std::string>;
+
+struct TensorView {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  std::vector<std::int64_t> shape;
+  std::string_view bytes;  // into the file's bytes; not necessarily aligned
+
+  [[nodiscard]] std::size_t count() const { return bytes.size() / size_of(dtype); }
+};
+
+struct FileView {
+  std::vector<TensorView> tensors;  // in order of their data
+  Metadata metadata;
+
+  /// nullptr when there is none of that name.
+  [[nodiscard]] const TensorView* find(std::string_view name) const;
+};
+
+/// `bytes` must outlive the view. kCorrupt says what is wrong and where.
+[[nodiscard]] Result<FileView> parse(std::string_view bytes);
+
+/// The part of the file in front of the data, and the order in which the tensors' bytes follow it.
+/// kInvalidArgument: a duplicate name, or bytes that do not fit the shape.
+struct Layout {
+  std::string header;              // length and JSON, padded
+  std::vector<std::size_t> order;  // indices into the tensors given
+};
+[[nodiscard]] Result<Layout> lay_out(const std::vector<TensorView>& tensors, const Metadata& metadata);
+
+/// The whole file.
+[[nodiscard]] Result<std::string> serialize(const std::vector<TensorView>& tensors, const Metadata& metadata);
+
+}  // namespace muster::safetensors

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <string>
+
+#include <muster/check.h>
+#include <muster/sampler.h>
+#include <muster/trainer.h>
+
+#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/training/host_collectives.h"
+
+namespace muster {
+namespace {
+
+int elements_of(const nn::Shape& shape) {
+  return std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>());
+}
+
+Result<void> check_fits(const nn::Model& model, const DeviceDataset& dataset) {
+  if (elements_of(model.input_shape()) != dataset.image_elements)
+    return fail(ErrorCode::kInvalidArgument,
+                "the data set's images have " + std::to_string(dataset.image_elements) +
+                    " pixels, the model takes " + std::to_string(elements_of(model.input_shape())));
+  if (elements_of(model.output_shape()) < dataset.classes)
+    return fail(ErrorCode::kInvalidArgument, "the data set has " + std::to_string(dataset.classes) +
+                                                 " classes, the model " +
+                                                 std::to_string(elements_of(model.output_shape())));
+  return {};
+}
+
+}  // namespace
+
+/// A batch through the model: what training and evaluation share.
+class Trainer::Impl {
+ public:
+  Impl(DistributedDataParallel& ddp, const DeviceDataset& train, const TrainerOptions& options, Sgd sgd)
+      : ddp_(&ddp),
+        model_(&ddp.model()),
+        kernels_(ddp.model().compute().get()),
+        host_(ddp.group(), ddp.model().compute()),
+        train_(train),
+        options_(options),
+        sgd_(sgd),
+        classes_(elements_of(ddp.model().output_shape())) {}
+
+  Result<void> allocate() {
+    MUSTER_TRY(void* const train_totals, kernels_->allocate(sizeof(kernels::LossTotals)));
+    MUSTER_TRY(void* const test_totals, kernels_->allocate(sizeof(kernels::LossTotals)));
+    train_totals_ = static_cast<kernels::LossTotals*>(train_totals);
+    test_totals_ = static_cast<kernels::LossTotals*>(test_totals);
+    MUSTER_TRY(full_, model_->plan(options_.batch_size, nn::Mode::kTraining));
+    return {};
+  }
+
+  Result<void> begin_epoch(std::span<const std::int32_t> indices) {
+    for (const std::int32_t index : indices)
+      if (index < 0 || index >= train_.size)
+        return fail(
+            ErrorCode::kInvalidArgument,
+            "sample " + std::to_string(index) + " is not in a data set of " + std::to_string(train_.size));
+    MUSTER_OK(upload(indices, epoch_indices_));
+    position_ = 0;
+    epoch_size_ = static_cast<std::int64_t>(indices.size());
+    if (const auto rest = static_cast<int>(epoch_size_ % options_.batch_size); rest != 0) {
+      MUSTER_TRY(tail_, model_->plan(rest, nn::Mode::kTraining));
+    }
+    return {};
+  }
+
+  std::int64_t steps_in_epoch() const {
+    return (epoch_size_ + options_.batch_size - 1) / options_.batch_size;
+  }
+
+  Result<void> step() {
+    MUSTER_CHECK(position_ < epoch_size_, "step() after the end of the epoch");
+    const auto rows = static_cast<int>(std::min<std::int64_t>(options_.batch_size, epoch_size_ - position_));
+    const nn::Plan& plan = rows == options_.batch_size ? *full_ : *tail_;
+    forward(train_, epoch_indices_.data + position_, plan, plan.output_gradient(), train_totals_);
+    MUSTER_OK(ddp_->backward(plan));
+    sgd_.step();
+    position_ += rows;
+    return {};
+  }
+
+  Result<Metrics> take_metrics() { return collect(train_totals_); }
+
+  Result<Metrics> evaluate(const DeviceDataset& dataset, int batch_size) {
+    MUSTER_OK(check_fits(*model_, dataset));
+    if (batch_size < 1) return fail(ErrorCode::kInvalidArgument, "evaluation with a batch size below 1");
+    const ProcessGroup& group = ddp_->group();
+    const SampleRange range = evaluation_range(dataset.size, group.rank(), group.world_size());
+    std::vector<std::int32_t> indices(static_cast<std::size_t>(range.size()));
+    std::iota(indices.begin(), indices.end(), range.begin);
+    MUSTER_OK(upload(indices, test_indices_));
+    for (std::int32_t at = 0; at < range.size(); at += batch_size) {
+      const int rows = std::min(batch_size, range.size() - at);
+      MUSTER_TRY(const nn::Plan* const plan, model_->plan(rows, nn::Mode::kInference));
+      forward(dataset, test_indices_.data + at, *plan, nullptr, test_totals_);
+    }
+    return collect(test_totals_);
+  }
+
+  Sgd& optimizer() { return sgd_; }
+  nn::Model& model() { return *model_; }
+
+ private:
+  /// Device memory for sample indices; grows to the largest list it was asked to hold.
+  struct IndexBuffer {
+    std::int32_t* data = nullptr;
+    std::size_t capacity = 0;
+  };
+
+  Result<void> upload(std::span<const std::int32_t> indices, IndexBuffer& buffer) {
+    if (indices.size() > buffer.capacity) {
+      MUSTER_TRY(void* const memory, kernels_->allocate(indices.size_bytes()));
+      buffer = {static_cast<std::int32_t*>(memory), indices.size()};
+    }
+    kernels_->copy_to_device(buffer.data, indices.data(), indices.size_bytes());
+    return {};
+  }
+
+  void forward(const DeviceDataset& dataset, const std::int32_t* indices, const nn::Plan& plan,
+               float* output_gradient, kernels::LossTotals* totals) {
+    kernels_->gather_normalize(dataset.images, dataset.labels, indices, plan.batch(), dataset.image_elements,
+                               options_.mean, options_.stddev, plan.input(), plan.labels());
+    plan.forward();
+    kernels_->cross_entropy(plan.output(), plan.labels(), plan.batch(), classes_, output_gradient, totals);
+  }
+
+  Result<Metrics> collect(kernels::LossTotals* device_totals) {
+    kernels::LossTotals totals;
+    kernels_->copy_to_host(&totals, device_totals, sizeof totals);
+    MUSTER_OK(kernels_->synchronize());
+    kernels_->zero(device_totals, sizeof totals);
+    // Counts are exact in a double (below 2^53), so one reduction carries all three.
+    std::array<double, 3> sums{totals.loss_sum, static_cast<double>(totals.correct),
+                               static_cast<double>(totals.num_samples)};
+    MUSTER_OK(host_.all_reduce({sums.data(), sums.size(), DType::kFloat64}, ReduceOp::kSum));
+    return Metrics{sums[0], static_cast<std::int64_t>(sums[1]), static_cast<std::int64_t>(sums[2])};
+  }
+
+  DistributedDataParallel* ddp_;
+  nn::Model* model_;
+  kernels::Kernels* kernels_;
+  HostCollectives host_;
+  DeviceDataset train_;
+  TrainerOptions options_;
+  Sgd sgd_;
+  int classes_;
+  kernels::LossTotals* train_totals_ = nullptr;  // device memory
+  kernels::LossTotals* test_totals_ = nullptr;
+  IndexBuffer epoch_indices_;
+  IndexBuffer test_indices_;
+  std::int64_t epoch_size_ = 0;  // samples of this rank
+  std::int64_t position_ = 0;    // samples done
+  const nn::Plan* full_ = nullptr;
+  const nn::Plan* tail_ = nullptr;
+};
+
+Result<std::unique_ptr<Trainer>> Trainer::create(DistributedDataParallel& ddp, const DeviceDataset& train,
+                                                 const TrainerOptions& options) {
+  if (options.batch_size < 1)
+    return fail(ErrorCode::kInvalidArgument, "a batch size of " + std::to_string(options.batch_size));
+  if (!(options.stddev > 0))
+    return fail(ErrorCode::kInvalidArgument, "the standard deviation must be positive");
+  MUSTER_OK(check_fits(ddp.model(), train));
+  MUSTER_TRY(Sgd sgd, Sgd::create(ddp.model(), options.sgd));
+  auto impl = std::make_unique<Impl>(ddp, train, options, sgd);
+  MUSTER_OK(impl->allocate());
+  return std::unique_ptr<Trainer>(new Trainer(std::move(impl)));
+}
+
+Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Trainer::~Trainer() = default;
+Result<void> Trainer::begin_epoch(std::span<const std::int32_t> indices) {
+  return impl_->begin_epoch(indices);
+}
+std::int64_t Trainer::steps_in_epoch() const {
+  return impl_->steps_in_epoch();
+}
+Result<void> Trainer::step() {
+  return impl_->step();
+}
+Result<Metrics> Trainer::take_metrics() {
+  return impl_->take_metrics();
+}
+Result<Metrics> Trainer::evaluate(const DeviceDataset& dataset, int batch_size) {
+  return impl_->evaluate(dataset, batch_size);
+}
+Sgd& Trainer::optimizer() {
+  return impl_->optimizer();
+}
+nn::Model& Trainer::model() {
+  return impl_->model();
+}
+
+}  // namespace muster
