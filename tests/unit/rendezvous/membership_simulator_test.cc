@@ -173,8 +173,8 @@ class Simulation {
         HOLDS(round_.restarts_used == budget_before + (failure ? 1 : 0));
       }
       if (const auto* lost = std::get_if<NodesLost>(&outcome)) {
-        for (const auto& [id, text] : lost->nodes)
-          std::erase_if(agents_, [&](const Agent& agent) { return agent.request.id == id; });
+        for (const auto& gone : lost->nodes)
+          std::erase_if(agents_, [&](const Agent& agent) { return agent.request.id == gone.first; });
       }
     }
     HOLDS(!"decide() comes to an end");
