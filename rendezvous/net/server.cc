@@ -4,13 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <optional>
 #include <set>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <utility>
 #include <vector>
 
@@ -20,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/net/acceptor.h"
 #include "rendezvous/net/connection.h"
 #include "rendezvous/net/listener.h"
 
@@ -30,19 +27,6 @@ constexpr std::uint64_t kListenerTag = ~std::uint64_t{0};
 constexpr std::size_t kReadBytes = 65536;
 // Bounds how long one turn keeps the loop from its other work.
 constexpr std::size_t kEventsPerTurn = 256;
-constexpr int kAcceptsPerTurn = 64;
-
-void set_socket_options(int fd) {
-  const auto set = [fd](int level, int name, int value) {
-    ::setsockopt(fd, level, name, &value, sizeof value);
-  };
-  set(IPPROTO_TCP, TCP_NODELAY, 1);
-  // A peer that vanished without a word costs a descriptor for two minutes.
-  set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 60);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 15);
-  set(IPPROTO_TCP, TCP_KEEPCNT, 4);
-}
 
 }  // namespace
 
@@ -55,19 +39,19 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
        UniqueFd ready)
       : options_(options),
         log_(log),
-        listener_(std::move(listener)),
+        acceptor_(std::move(listener)),
         ready_(loop, ready.release()),
         timer_(loop),
-        scratch_(kReadBytes, '\0'),
-        spare_fd_(::open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
+        scratch_(kReadBytes, '\0') {}
 
   Result<void> start() {
+    const Listener& listener = acceptor_.listener();
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = kListenerTag;
-    if (::epoll_ctl(ready_.native_handle(), EPOLL_CTL_ADD, listener_.fd.get(), &event) != 0)
-      return fail(errno_error("epoll_ctl for " + listener_.address, errno));
-    log_.info("listening on " + listener_.address);
+    if (::epoll_ctl(ready_.native_handle(), EPOLL_CTL_ADD, listener.fd.get(), &event) != 0)
+      return fail(errno_error("epoll_ctl for " + address(), errno));
+    log_.info("listening on " + address());
     wait_ready();
     return {};
   }
@@ -84,15 +68,15 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
     }
     deadlines_.clear();
     num_open_ = 0;
-    listener_.fd.reset();
+    acceptor_.close();
     timer_.cancel();
     boost::system::error_code ignored;
     ready_.close(ignored);
-    log_.info("stopped listening on " + listener_.address);
+    log_.info("stopped listening on " + address());
   }
 
-  [[nodiscard]] std::uint16_t port() const { return listener_.port; }
-  [[nodiscard]] const std::string& address() const { return listener_.address; }
+  [[nodiscard]] std::uint16_t port() const { return acceptor_.listener().port; }
+  [[nodiscard]] const std::string& address() const { return acceptor_.listener().address; }
 
   [[nodiscard]] ServerStats stats() const {
     ServerStats out;
@@ -208,12 +192,10 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
   void close(ClientId id, bool refused) {
     Slot& slot = slots_[id];
     const std::string text = fmt::format("closed {}: {}", slot.peer, slot.connection->reason());
-    if (refused) {
-      ++num_refused_;
-      log_.warning(text);
-    } else {
+    if (refused)
+      refuse(text);
+    else
       log_.debug(text);
-    }
     forget(id);
   }
 
@@ -273,43 +255,13 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   void accept_some() {
-    for (int i = 0; i < kAcceptsPerTurn; ++i) {
-      UniqueFd fd(::accept4(listener_.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (fd) {
-        admit(std::move(fd));
-        continue;
-      }
-      switch (errno) {
-        case EINTR:
-        case ECONNABORTED:
-          continue;
-        case EMFILE:
-        case ENFILE:
-          if (!turn_away(errno)) return;
-          continue;
-        case EAGAIN:
-          return;
-        default:
-          log_.warning(errno_error("accept on " + listener_.address, errno).message);
-          return;
-      }
-    }
+    acceptor_.accept_some([this](UniqueFd fd) { admit(std::move(fd)); },
+                          [this](const std::string& reason) { refuse(reason); });
   }
 
-  // Without a free descriptor a waiting connection would keep the listener readable and the loop spinning:
-  // the spare one is used to take it and close it.
-  bool turn_away(int error_number) {
-    spare_fd_.reset();
-    bool turned_away = false;
-    if (const UniqueFd fd(::accept4(listener_.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)); fd) {
-      turned_away = true;
-      ++num_refused_;
-      log_.warning(
-          fmt::format("closed {}: {}; raise the descriptor limit (ulimit -n), {} connections are open",
-                      peer_name(fd.get()), errno_text(error_number), num_open_));
-    }
-    spare_fd_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-    return turned_away;
+  void refuse(const std::string& reason) {
+    ++num_refused_;
+    log_.warning(reason);
   }
 
   void admit(UniqueFd fd) {
@@ -322,15 +274,13 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
       free_ids_.pop_back();
     }
     Slot& slot = slots_[id];
-    set_socket_options(fd.get());
     slot.peer = peer_name(fd.get());
     slot.interest = EPOLLIN;
     epoll_event event{};
     event.events = slot.interest;
     event.data.u64 = tag(id, slot.turn);
     if (::epoll_ctl(ready_.native_handle(), EPOLL_CTL_ADD, fd.get(), &event) != 0) {
-      ++num_refused_;
-      log_.warning(errno_error("epoll_ctl for " + slot.peer, errno).message);
+      refuse(errno_error("epoll_ctl for " + slot.peer, errno).message);
       free_ids_.push_back(id);
       return;
     }
@@ -341,7 +291,7 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
 
   ServerOptions options_;
   Log log_;
-  Listener listener_;
+  Acceptor acceptor_;
   boost::asio::posix::stream_descriptor ready_;  // the epoll set
   boost::asio::steady_timer timer_;
   StoreCore core_;           // outlives the connections' sessions
@@ -350,7 +300,6 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
   std::set<std::pair<Instant, ClientId>> deadlines_;  // few: blocked or undecided connections only
   Effects effects_;
   std::string scratch_;
-  UniqueFd spare_fd_;
   bool stopped_ = false;
   std::uint64_t num_accepted_ = 0;
   std::uint64_t num_open_ = 0;

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/net/acceptor.h"
+
+#include <cerrno>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "rendezvous/base/syscall.h"
+
+namespace muster::net {
+namespace {
+
+constexpr int kAcceptsPerTurn = 64;
+
+UniqueFd open_spare() {
+  return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+}
+
+void set_socket_options(int fd) {
+  const auto set = [fd](int level, int name, int value) {
+    ::setsockopt(fd, level, name, &value, sizeof value);
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  // A peer that vanished without a word costs a descriptor for two minutes.
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 60);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 15);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 4);
+}
+
+}  // namespace
+
+Acceptor::Acceptor(Listener listener) : listener_(std::move(listener)), spare_fd_(open_spare()) {}
+
+void Acceptor::accept_some(const Admit& admit, const Refused& refused) {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    UniqueFd fd(::accept4(listener_.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (fd) {
+      set_socket_options(fd.get());
+      admit(std::move(fd));
+      continue;
+    }
+    switch (errno) {
+      case EINTR:
+      case ECONNABORTED:
+        continue;
+      case EMFILE:
+      case ENFILE:
+        if (!turn_away(errno, refused)) return;
+        continue;
+      case EAGAIN:
+        return;
+      default:
+        refused(errno_error("accept on " + listener_.address, errno).message);
+        return;
+    }
+  }
+}
+
+// Without a free descriptor a waiting connection would keep the listener readable and the loop spinning: the
+// spare one is used to take it and close it.
+bool Acceptor::turn_away(int error_number, const Refused& refused) {
+  spare_fd_.reset();
+  bool turned_away = false;
+  if (const UniqueFd fd(::accept4(listener_.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)); fd) {
+    turned_away = true;
+    refused(fmt::format("closed {}: {}; raise the descriptor limit (ulimit -n)", peer_name(fd.get()),
+                        errno_text(error_number)));
+  }
+  spare_fd_ = open_spare();
+  return turned_away;
+}
+
+}  // namespace muster::net

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Acceptor: takes connections from a listening socket, sets their options, and survives a lack of
+// descriptors. Non-blocking; knows no event loop. Owned by the Server; one thread.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "rendezvous/base/unique_fd.h"
+#include "rendezvous/net/listener.h"
+
+namespace muster::net {
+
+class Acceptor {
+ public:
+  using Admit = std::function<void(UniqueFd)>;
+  using Refused = std::function<void(const std::string& reason)>;
+
+  explicit Acceptor(Listener listener);
+
+  /// Accepts what waits, up to a number that keeps the loop's turns short. `refused` is told of each
+  /// connection that had to be turned away, and of errors.
+  void accept_some(const Admit& admit, const Refused& refused);
+
+  void close() { listener_.fd.reset(); }
+  [[nodiscard]] const Listener& listener() const { return listener_; }
+
+ private:
+  bool turn_away(int error_number, const Refused& refused);
+
+  Listener listener_;
+  UniqueFd spare_fd_;  // given up for a moment when there is no other
+};
+
+}  // namespace muster::net
