@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/agent.h"
 
+#include <algorithm>
+#include <ctime>
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <ctime>
 
 #include <fmt/format.h>
 
@@ -20,7 +19,6 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kTailLines = 20;
-constexpr std::chrono::seconds kFlushPatience{5};
 constexpr std::chrono::seconds kLeavePatience{10};  // beyond the grace the other nodes' workers have
 
 std::string local_time(std::int64_t seconds) {
@@ -38,9 +36,12 @@ bool ignored(int signal) {
 
 int exit_code_of(const Error& error) {
   switch (error.code) {
-    case ErrorCode::kNotFound: return kExitNotFound;
-    case ErrorCode::kInvalidArgument: return kExitNotExecutable;
-    default: return kExitSystem;
+    case ErrorCode::kNotFound:
+      return kExitNotFound;
+    case ErrorCode::kInvalidArgument:
+      return kExitNotExecutable;
+    default:
+      return kExitSystem;
   }
 }
 
@@ -52,7 +53,9 @@ struct Agent::Attempt {
         router(agent.io_, agent.job_, assignment, *agent.directory_, agent.out_, agent.err_,
                ::isatty(STDERR_FILENO) == 1 ? STDERR_FILENO : -1),
         group(agent.io_, agent.guardian_, agent.job_.local_world_size,
-              [&agent](int local_rank, const ProcessEnd& end) { agent.events_.push_back(WorkerEnded{local_rank, end}); }),
+              [&agent](int local_rank, const ProcessEnd& end, bool unsignalled) {
+                agent.events_.push_back(WorkerEnded{local_rank, end, unsignalled});
+              }),
         supervision(agent.job_.local_world_size, agent.job_.grace) {}
 
   Assignment assignment;
@@ -65,7 +68,7 @@ struct Agent::Attempt {
 };
 
 Agent::Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
-             Guardian& guardian, std::optional<rlimit> descriptor_limit)
+             Guardian& guardian, OutputSink& out, OutputSink& err, std::optional<rlimit> descriptor_limit)
     : io_(io),
       job_(job),
       environment_(environment),
@@ -73,8 +76,8 @@ Agent::Agent(boost::asio::io_context& io, const Job& job, const Environment& env
       guardian_(guardian),
       signals_(io),
       spawner_((arm_signals(), descriptor_limit)),
-      out_(io, STDOUT_FILENO),
-      err_(io, STDERR_FILENO) {}
+      out_(out),
+      err_(err) {}
 
 void Agent::arm_signals() {
   for (const int signal : job_.signals) {
@@ -120,58 +123,79 @@ int Agent::run() {
     return directory.error().code == ErrorCode::kInvalidArgument ? kExitUsage : kExitSystem;
   }
   directory_.emplace(*std::move(directory));
+  if (job_.logs.redirects.none() && job_.logs.tee.none())
+    guardian_.remove_afterwards(directory_->temporary_base());
   if (job_.mode == RendezvousMode::kStandalone) {
     rendezvous_ = std::make_unique<StandaloneRendezvous>(io_, job_, log_);
   } else {
     rendezvous_ = std::make_unique<StaticRendezvous>(io_, job_, log_);
   }
 
+  const int status = run_attempts();
+  if (output_kept_) log_.warning(fmt::format("the workers' output is in {}", directory_->path()));
+  return status;
+}
+
+int Agent::run_attempts() {
   for (int attempt = 0;; ++attempt) {
     auto joined = join(attempt);
     if (const int* status = std::get_if<int>(&joined)) return *status;
     const auto notice = run_attempt(std::get<Assignment>(joined));
-    err_.flush(SteadyClock::now() + kFlushPatience);
-    out_.flush(SteadyClock::now() + kFlushPatience);
     if (!notice) {
-      leave();
       log_.error(notice.error().message);
+      leave();
       return notice.error().code == ErrorCode::kPeerGone ? kExitPeerLost : kExitSystem;
     }
     if (notice->restart) {
       log_.warning(fmt::format("{}; restart {} of {}", notice->text, attempt + 1, job_.max_restarts));
       continue;
     }
-    leave();
     if (!notice->text.empty()) log_.error(fmt::format("{}; exit status {}", notice->text, notice->exit_code));
-    if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
-      log_.warning(fmt::format("the workers' output is in {}", directory_->path()));
-      directory_->keep();
-    }
+    leave();
     return notice->exit_code;
   }
 }
 
 std::variant<Assignment, int> Agent::join(int attempt) {
-  rendezvous_->join(attempt, [this](Result<Assignment> assignment) { events_.push_back(Joined{std::move(assignment)}); });
+  rendezvous_->join(attempt, [this](Result<Rendezvous::Membership> membership) {
+    events_.push_back(Joined{std::move(membership)});
+  });
   while (true) {
     const Event event = next_event(std::nullopt);
     if (const auto* signal = std::get_if<SignalReceived>(&event)) {
-      rendezvous_->cancel();
       log_.error(fmt::format("{} received before the workers were started", signal_name(signal->signal)));
+      // Others count on this node from its first attempt on, and on node 0 always. Until then it can be
+      // replaced.
+      if (attempt > 0 || job_.node_rank == 0) {
+        rendezvous_->decline(attempt, describe_stop(signal->signal));
+        leave();
+      } else {
+        rendezvous_->cancel();
+      }
       return 128 + signal->signal;
     }
     const auto* joined = std::get_if<Joined>(&event);
     if (joined == nullptr) continue;
-    if (joined->assignment) return *joined->assignment;
-    const Error& error = joined->assignment.error();
-    leave();
+    if (joined->membership) {
+      if (const auto* assignment = std::get_if<Assignment>(&*joined->membership)) return *assignment;
+      const auto& notice = std::get<FailureNotice>(*joined->membership);
+      log_.error(fmt::format("{}; exit status {}", notice.text, notice.exit_code));
+      leave();
+      return notice.exit_code;
+    }
+    const Error& error = joined->membership.error();
     log_.error(error.message);
+    leave();
     return error.code == ErrorCode::kExhausted ? kExitPortInUse : kExitRendezvous;
   }
 }
 
 Result<FailureNotice> Agent::run_attempt(const Assignment& assignment) {
   MUSTER_OK(directory_->begin_attempt(assignment.attempt, job_.local_world_size));
+  if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
+    directory_->keep();
+    output_kept_ = true;
+  }
   Attempt attempt(*this, assignment);
   router_ = &attempt.router;
   rendezvous_->watch(assignment.attempt, [this](Result<AttemptOutcome> outcome) {
@@ -180,17 +204,26 @@ Result<FailureNotice> Agent::run_attempt(const Assignment& assignment) {
   attempt.start_failure =
       attempt.group.start(spawner_, job_, attempt.assignment, environment_, *directory_, attempt.router);
   if (attempt.start_failure)
-    obey(attempt, attempt.supervision.start_failed(attempt.start_failure->local_rank, SteadyClock::now()));
+    obey(attempt, attempt.supervision.start_failed(attempt.group.started(), SteadyClock::now()));
 
   while (!attempt.supervision.finished() || !attempt.outcome)
     handle(attempt, next_event(attempt.supervision.deadline()));
 
   collect(attempt);
   router_ = nullptr;
-  if (!*attempt.outcome) return fail((*attempt.outcome).error());
+  if (!*attempt.outcome) {
+    print_report(attempt.outcomes);
+    return fail((*attempt.outcome).error());
+  }
   if (const auto* notice = std::get_if<FailureNotice>(&**attempt.outcome)) {
-    if (!notice->restart) print_report(attempt.outcomes);
-    return *notice;
+    // Asked to end while the workers were being stopped for a restart: there is none.
+    const int signal = attempt.supervision.stop_signal();
+    const bool cut_short = notice->restart && signal != 0;
+    if (!notice->restart || cut_short) print_report(attempt.outcomes);
+    if (!cut_short) return *notice;
+    FailureNotice stopped = describe_stop(signal);
+    rendezvous_->decline(assignment.attempt + 1, stopped);
+    return stopped;
   }
   return FailureNotice{};
 }
@@ -199,7 +232,8 @@ void Agent::handle(Attempt& attempt, const Event& event) {
   Supervision& supervision = attempt.supervision;
   const Instant now = SteadyClock::now();
   if (const auto* ended = std::get_if<WorkerEnded>(&event)) {
-    const Supervision::Orders orders = supervision.worker_ended(ended->local_rank, ended->end, now);
+    const Supervision::Orders orders =
+        supervision.worker_ended(ended->local_rank, ended->end, ended->unsignalled, now);
     WorkerOutcome outcome;
     outcome.local_rank = ended->local_rank;
     outcome.rank = attempt.assignment.base_rank + ended->local_rank;
@@ -214,8 +248,9 @@ void Agent::handle(Attempt& attempt, const Event& event) {
   } else if (const auto* signal = std::get_if<SignalReceived>(&event)) {
     const bool again = supervision.stopping();
     log_.warning(fmt::format("{} received{}", signal_name(signal->signal),
-                             again ? " again: killing the workers" : fmt::format("; stopping the workers, SIGKILL after {} s",
-                                                                                static_cast<double>(job_.grace.count()) / 1000)));
+                             again ? " again: killing the workers"
+                                   : fmt::format("; stopping the workers, SIGKILL after {} s",
+                                                 static_cast<double>(job_.grace.count()) / 1000)));
     obey(attempt, supervision.signal_received(signal->signal, now));
     // The others cannot be asked for ever.
     if (again && supervision.finished() && !attempt.outcome)
@@ -240,6 +275,15 @@ void Agent::obey(Attempt& attempt, const Supervision::Orders& orders) {
   if (orders.announce) rendezvous_->announce(attempt.assignment.attempt, describe_failure(attempt));
 }
 
+FailureNotice Agent::describe_stop(int signal) const {
+  FailureNotice out;
+  out.node_rank = job_.node_rank;
+  out.host = job_.host;
+  out.exit_code = 128 + signal;
+  out.text = fmt::format("{} was stopped by {}", job_.host, signal_name(signal));
+  return out;
+}
+
 FailureNotice Agent::describe_failure(const Attempt& attempt) const {
   const Supervision& supervision = attempt.supervision;
   FailureNotice out;
@@ -250,18 +294,17 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
     const auto& failure = *attempt.start_failure;
     out.rank = attempt.assignment.base_rank + failure.local_rank;
     out.exit_code = exit_code_of(failure.error);
-    out.text = fmt::format("rank {} (local_rank {}) on {} was not started: {}", out.rank, failure.local_rank, job_.host,
-                           failure.error.message);
+    out.text = fmt::format("rank {} (local_rank {}) on {} was not started: {}", out.rank, failure.local_rank,
+                           job_.host, failure.error.message);
   } else if (supervision.first_failure() >= 0) {
-    const WorkerOutcome& first = *std::find_if(attempt.outcomes.begin(), attempt.outcomes.end(), [&](const auto& outcome) {
-      return outcome.local_rank == supervision.first_failure();
-    });
+    const WorkerOutcome& first =
+        *std::find_if(attempt.outcomes.begin(), attempt.outcomes.end(),
+                      [&](const auto& outcome) { return outcome.local_rank == supervision.first_failure(); });
     out.rank = first.rank;
     out.exit_code = first.end.shell_code();
     out.text = one_line(first, job_.host);
   } else {
-    out.exit_code = 128 + supervision.stop_signal();
-    out.text = fmt::format("{} was stopped by {}", job_.host, signal_name(supervision.stop_signal()));
+    return describe_stop(supervision.stop_signal());
   }
   return out;
 }
@@ -270,8 +313,9 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
 void Agent::collect(Attempt& attempt) {
   for (int rank = 0; rank < job_.local_world_size; ++rank)
     if (attempt.group.running(rank))
-      log_.error(fmt::format("pid {} (local_rank {}) does not die of SIGKILL; is it waiting for a dead disk or device?",
-                             attempt.group.pid(rank), rank));
+      log_.error(fmt::format(
+          "pid {} (local_rank {}) does not die of SIGKILL; is it waiting for a dead disk or device?",
+          attempt.group.pid(rank), rank));
   attempt.group.signal_groups(SIGKILL);
   attempt.router.drain();
   for (WorkerOutcome& outcome : attempt.outcomes) {
@@ -289,10 +333,10 @@ void Agent::collect(Attempt& attempt) {
   }
 }
 
-void Agent::print_report(const std::vector<WorkerOutcome>& outcomes) const {
+void Agent::print_report(const std::vector<WorkerOutcome>& outcomes) {
   const std::string text = format_report(outcomes, {job_.command.title, job_.host, local_time});
   if (text.empty()) return;
-  (void)write_all(STDERR_FILENO, text);
+  err_.write(text);
   pass_on_error_file(outcomes[*find_root_cause(outcomes)]);
 }
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Agent: this node's part of a job, from the rendezvous to the exit status. It owns the ring of I/O (workers, logs, signals,
-// rendezvous) and carries events to the policies and their orders back; whether to stop, restart or fail is decided by
-// supervision.h and restart_policy.h. One loop, one thread: run() drives the io_context itself.
+// Agent: this node's part of a job, from the rendezvous to the exit status. It owns the ring of I/O (workers,
+// logs, signals, rendezvous) and carries events to the policies and their orders back; whether to stop,
+// restart or fail is decided by supervision.h and restart_policy.h. One loop, one thread: run() drives the
+// io_context itself.
 #pragma once
-
-#include <sys/resource.h>
 
 #include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <sys/resource.h>
 #include <variant>
 #include <vector>
 
@@ -32,19 +32,22 @@ namespace muster::launcher {
 
 class Agent {
  public:
+  /// `out`, `err`: this process' own streams; what the agent writes to `err` is queued behind the workers'
+  /// output.
   Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
-        Guardian& guardian, std::optional<rlimit> descriptor_limit);
+        Guardian& guardian, OutputSink& out, OutputSink& err, std::optional<rlimit> descriptor_limit);
 
   /// Until the job is over on this node; returns the exit status.
   [[nodiscard]] int run();
 
  private:
   struct Joined {
-    Result<Assignment> assignment;
+    Result<Rendezvous::Membership> membership;
   };
   struct WorkerEnded {
     int local_rank;
     ProcessEnd end;
+    bool unsignalled;
   };
   struct SignalReceived {
     int signal;
@@ -61,13 +64,15 @@ class Agent {
 
   void arm_signals();
   [[nodiscard]] Event next_event(std::optional<Instant> deadline);
+  [[nodiscard]] int run_attempts();
   [[nodiscard]] std::variant<Assignment, int> join(int attempt);  // or the exit status
   [[nodiscard]] Result<FailureNotice> run_attempt(const Assignment& assignment);
   void handle(Attempt& attempt, const Event& event);
   void obey(Attempt& attempt, const Supervision::Orders& orders);
   [[nodiscard]] FailureNotice describe_failure(const Attempt& attempt) const;
+  [[nodiscard]] FailureNotice describe_stop(int signal) const;
   void collect(Attempt& attempt);
-  void print_report(const std::vector<WorkerOutcome>& outcomes) const;
+  void print_report(const std::vector<WorkerOutcome>& outcomes);
   void pass_on_error_file(const WorkerOutcome& root) const;
   void leave();
 
@@ -79,9 +84,10 @@ class Agent {
   std::deque<Event> events_;
   boost::asio::signal_set signals_;
   Spawner spawner_;
-  OutputSink out_;
-  OutputSink err_;
+  OutputSink& out_;
+  OutputSink& err_;
   std::optional<LogDirectory> directory_;
+  bool output_kept_ = false;  // workers have written to files in a temporary directory
   std::unique_ptr<Rendezvous> rendezvous_;
   LogRouter* router_ = nullptr;  // of the attempt under way
 };

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <utility>  // before Asio, for g++ 12
-
 #include "launcher/agent_link.h"
-
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <unistd.h>
+#include <utility>  // before Asio, for g++ 12
 #include <vector>
 
 #include <boost/asio/as_tuple.hpp>
@@ -30,12 +28,14 @@ using asio::ip::tcp;
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::seconds kReplyDeadline{30};
 constexpr std::chrono::seconds kConnectDeadline{10};
+constexpr std::chrono::seconds kConnectSlice{3};  // for one of several addresses: the next may answer
 constexpr std::size_t kMaxValueBytes = std::size_t{1} << 20;  // of what agents write for each other
 
 /// Closes the socket when time is up, which ends the operation on it.
 class Watchdog {
  public:
-  Watchdog(tcp::socket& socket, Instant deadline) : timer_(socket.get_executor(), deadline), fired_(std::make_shared<bool>()) {
+  Watchdog(tcp::socket& socket, Instant deadline)
+      : timer_(socket.get_executor(), deadline), fired_(std::make_shared<bool>()) {
     timer_.async_wait([&socket, fired = fired_](boost::system::error_code error) {
       if (error || fired.use_count() == 1) return;
       *fired = true;
@@ -58,7 +58,8 @@ void notice_dead_peers(tcp::socket& socket) {
   ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
   ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
   ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-  ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof unacknowledged_ms);
+  ::setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms,
+               sizeof unacknowledged_ms);
 }
 
 }  // namespace
@@ -87,6 +88,14 @@ void AgentLink::close(Error reason) {
   turn_over_.cancel();
 }
 
+std::string AgentLink::local_name() const {
+  boost::system::error_code error;
+  const tcp::endpoint local = socket_.local_endpoint(error);
+  if (error) return {};
+  return local.address().is_v6() ? fmt::format("[{}]:{}", local.address().to_string(), local.port())
+                                 : fmt::format("{}:{}", local.address().to_string(), local.port());
+}
+
 Awaitable<void> AgentLink::take_turn() {
   while (busy_) co_await turn_over_.async_wait(kAwait);
   busy_ = true;
@@ -98,7 +107,8 @@ Awaitable<Result<void>> AgentLink::connect(std::string host, std::uint16_t port,
   Backoff backoff({.first = Millis(20), .max = Millis(1000)}, static_cast<std::uint64_t>(::getpid()));
   asio::steady_timer pause(io_);
   while (true) {
-    auto result = co_await connect_once(host, port, std::min(deadline, SteadyClock::now() + kConnectDeadline));
+    auto result =
+        co_await connect_once(host, port, std::min(deadline, SteadyClock::now() + kConnectDeadline));
     if (result) co_return result;
     if (failure_) co_return fail(*failure_);
     failed_once(result.error());
@@ -110,7 +120,8 @@ Awaitable<Result<void>> AgentLink::connect(std::string host, std::uint16_t port,
   }
 }
 
-Awaitable<Result<void>> AgentLink::connect_once(const std::string& host, std::uint16_t port, Instant deadline) {
+Awaitable<Result<void>> AgentLink::connect_once(const std::string& host, std::uint16_t port,
+                                                Instant deadline) {
   const auto failed = [&](boost::system::error_code error, bool late) {
     const ErrorCode code = late ? ErrorCode::kTimeout : ErrorCode::kPeerGone;
     return fail(code, fmt::format("connect {}: {}", endpoint_, late ? "no answer" : error.message()));
@@ -127,15 +138,18 @@ Awaitable<Result<void>> AgentLink::connect_once(const std::string& host, std::ui
     for (const auto& entry : found) endpoints.push_back(entry.endpoint());
   }
   boost::system::error_code last;
+  bool late = false;
   for (const tcp::endpoint& endpoint : endpoints) {
     boost::system::error_code ignored;
     socket_.close(ignored);
-    const Watchdog watchdog(socket_, deadline);
+    const Instant now = SteadyClock::now();
+    const Watchdog watchdog(socket_,
+                            endpoints.size() == 1 ? deadline : std::min(deadline, now + kConnectSlice));
     auto [error] = co_await socket_.async_connect(endpoint, kAwait);
     if (failure_) co_return fail(*failure_);
-    if (watchdog.fired()) co_return failed(error, true);
     last = error;
-    if (error) continue;
+    late = watchdog.fired();
+    if (late || error) continue;
     notice_dead_peers(socket_);
     std::string hello;
     wire::encode({.op = wire::Op::kValidate, .number = wire::kMagic}, hello);
@@ -148,12 +162,13 @@ Awaitable<Result<void>> AgentLink::connect_once(const std::string& host, std::ui
       write_error = read_error;
     }
     if (failure_) co_return fail(*failure_);
-    if (watchdog.fired()) co_return failed(write_error, true);
+    late = watchdog.fired();
+    if (late) continue;
     if (!write_error && wire::load_u32(answer.data()) == nonce) co_return Result<void>{};
     co_return fail(ErrorCode::kProtocol,
                    fmt::format("connect {}: what listens there is not a muster store", endpoint_));
   }
-  co_return failed(last, false);
+  co_return failed(last, late);
 }
 
 Awaitable<Result<void>> AgentLink::send(const wire::Request& request) {
@@ -174,8 +189,9 @@ Awaitable<Result<void>> AgentLink::receive(char* into, std::size_t size, std::op
   auto [error, n] = co_await asio::async_read(socket_, asio::buffer(into, size), kAwait);
   if (error && !failure_) {
     const bool late = watchdog && watchdog->fired();
-    failure_ = late ? Error{ErrorCode::kTimeout, fmt::format("store at {}: no answer in time", endpoint_)}
-                    : Error{ErrorCode::kPeerGone, fmt::format("store at {}: {}", endpoint_, error.message())};
+    const std::string why = late ? "no answer in time" : error.message();
+    failure_ = Error{late ? ErrorCode::kTimeout : ErrorCode::kPeerGone,
+                     fmt::format("store at {}: {}", endpoint_, why)};
   }
   if (failure_) co_return fail(*failure_);
   co_return Result<void>{};
@@ -220,11 +236,20 @@ Awaitable<Result<std::string>> AgentLink::set_if_absent(std::string key, std::st
 Awaitable<Result<std::int64_t>> AgentLink::add(std::string key, std::int64_t delta) {
   co_await take_turn();
   const Turn turn(*this);
-  if (auto ok = co_await send({.op = wire::Op::kAdd, .key = key, .number = delta}); !ok) co_return fail(ok.error());
+  if (auto ok = co_await send({.op = wire::Op::kAdd, .key = key, .number = delta}); !ok)
+    co_return fail(ok.error());
   std::array<char, 8> answer{};
   if (auto ok = co_await receive(answer.data(), answer.size(), SteadyClock::now() + kReplyDeadline); !ok)
     co_return fail(ok.error());
   co_return static_cast<std::int64_t>(wire::load_u64(answer.data()));
+}
+
+Awaitable<Result<void>> AgentLink::remove(std::string key) {
+  co_await take_turn();
+  const Turn turn(*this);
+  if (auto ok = co_await send({.op = wire::Op::kDeleteKey, .key = key}); !ok) co_return ok;
+  std::array<char, 8> answer{};
+  co_return co_await receive(answer.data(), answer.size(), SteadyClock::now() + kReplyDeadline);
 }
 
 Awaitable<Result<bool>> AgentLink::exists(std::string key) {
@@ -233,7 +258,8 @@ Awaitable<Result<bool>> AgentLink::exists(std::string key) {
   const std::array<std::string_view, 1> keys{key};
   if (auto ok = co_await send({.op = wire::Op::kCheck, .items = keys}); !ok) co_return fail(ok.error());
   char answer = 0;
-  if (auto ok = co_await receive(&answer, 1, SteadyClock::now() + kReplyDeadline); !ok) co_return fail(ok.error());
+  if (auto ok = co_await receive(&answer, 1, SteadyClock::now() + kReplyDeadline); !ok)
+    co_return fail(ok.error());
   co_return answer == wire::kReady;
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// AgentLink: an agent's asynchronous connection to the store on node 0, for its coroutines. One request at a time; callers
-// queue. A connection that failed once keeps its first error and returns it from every later call. Keepalive notices a
-// peer that vanished without a word within about 15 s. One loop; owned by StaticRendezvous.
+// AgentLink: an agent's asynchronous connection to the store on node 0, for its coroutines. One request at a
+// time; callers queue. A connection that failed once keeps its first error and returns it from every later
+// call. Keepalive notices a peer that vanished without a word within about 15 s. One loop; owned by
+// StaticRendezvous.
 #pragma once
 
 #include <cstdint>
@@ -35,14 +36,19 @@ class AgentLink {
                                   std::function<void(const Error&)> failed_once);
 
   Awaitable<Result<void>> set(std::string key, std::string value);
-  /// The key must exist.
+  /// Empty if there is no such key: none of ours is ever set to nothing.
   Awaitable<Result<std::string>> get(std::string key);
   /// The value afterwards: `desired` if the key was absent.
   Awaitable<Result<std::string>> set_if_absent(std::string key, std::string desired);
   Awaitable<Result<std::int64_t>> add(std::string key, std::int64_t delta);
+  /// Whether it was there or not.
+  Awaitable<Result<void>> remove(std::string key);
   Awaitable<Result<bool>> exists(std::string key);
   /// Without a deadline it ends with the connection.
   Awaitable<Result<void>> wait(std::string key, std::optional<Instant> deadline);
+
+  /// This end of the connection, as the server's on_close names it.
+  [[nodiscard]] std::string local_name() const;
 
   /// Every operation under way or to come fails with kCancelled, or with `reason`.
   void close(Error reason = Error{ErrorCode::kCancelled, "cancelled"});

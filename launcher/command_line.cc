@@ -9,7 +9,9 @@
 namespace muster::launcher {
 namespace {
 
-Error usage(std::string message) { return Error{ErrorCode::kInvalidArgument, std::move(message)}; }
+Error usage(std::string message) {
+  return Error{ErrorCode::kInvalidArgument, std::move(message)};
+}
 
 /// Edit distance in which swapping two neighbours counts as one (optimal string alignment).
 std::size_t distance(std::string_view a, std::string_view b) {
@@ -18,7 +20,8 @@ std::size_t distance(std::string_view a, std::string_view b) {
   for (std::size_t i = 1; i <= a.size(); ++i) {
     current[0] = i;
     for (std::size_t j = 1; j <= b.size(); ++j) {
-      current[j] = std::min({previous[j] + 1, current[j - 1] + 1, previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      current[j] =
+          std::min({previous[j] + 1, current[j - 1] + 1, previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
       if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
         current[j] = std::min(current[j], before[j - 2] + 1);
     }
@@ -42,12 +45,13 @@ const OptionRow* find_letter(char letter) {
   return found == kOptionTable.end() ? nullptr : &*found;
 }
 
-/// argparse takes "-1" and "-0.5" for values, since no option looks like a number.
+/// argparse takes "-1" and "-0.5" for values, since no option looks like a number, and so what has a blank in
+/// its name.
 bool looks_like_option(std::string_view token) {
   if (token.size() < 2 || token[0] != '-') return false;
-  const bool number = std::all_of(token.begin() + 1, token.end(),
-                                  [](char c) { return (c >= '0' && c <= '9') || c == '.'; });
-  return !number && token.find(' ') == std::string_view::npos;
+  const bool number =
+      std::all_of(token.begin() + 1, token.end(), [](char c) { return (c >= '0' && c <= '9') || c == '.'; });
+  return !number && token.substr(0, token.find('=')).find(' ') == std::string_view::npos;
 }
 
 class Splitter {
@@ -84,8 +88,8 @@ class Splitter {
     MUSTER_TRY(const OptionRow* row, find_option(token.substr(0, equals)));
     if (row->takes == Takes::kNothing) {
       if (equals != std::string_view::npos)
-        return fail(usage(fmt::format("--{} takes no value, but '{}' was given", row->name,
-                                      token.substr(equals + 1))));
+        return fail(usage(
+            fmt::format("--{} takes no value, but '{}' was given", row->name, token.substr(equals + 1))));
       out_.options.push_back({row, {}});
       return {};
     }
@@ -138,13 +142,15 @@ Result<const OptionRow*> find_option(std::string_view name) {
   }
   if (matches.size() == 1) return matches.front();
   if (matches.empty())
-    return fail(usage(fmt::format("unknown option --{}; the nearest is --{} (see muster --help)", name,
-                                  nearest(dashed))));
+    return fail(usage(
+        fmt::format("unknown option --{}; the nearest is --{} (see muster --help)", name, nearest(dashed))));
   std::string names;
   for (const OptionRow* row : matches) names += fmt::format("{}--{}", names.empty() ? "" : ", ", row->name);
   return fail(usage(fmt::format("--{} is ambiguous: {}", name, names)));
 }
 
-Result<CommandLine> split_command_line(std::span<const std::string> arguments) { return Splitter(arguments).run(); }
+Result<CommandLine> split_command_line(std::span<const std::string> arguments) {
+  return Splitter(arguments).run();
+}
 
 }  // namespace muster::launcher

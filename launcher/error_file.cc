@@ -10,7 +10,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string as_text(const Json& json) { return json.is_string() ? json.get<std::string>() : json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string as_text(const Json& json) {
+  return json.is_string() ? json.get<std::string>()
+                          : json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 
 std::optional<std::int64_t> as_seconds(const Json& json) {
   if (json.is_number()) return static_cast<std::int64_t>(json.get<double>());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Error files: the JSON that torch.distributed.elastic's @record writes to TORCHELASTIC_ERROR_FILE. Pure. A file that cannot
-// be understood is shown as it is rather than hiding the failure.
-// Source: torch/distributed/elastic/multiprocessing/errors/__init__.py and error_handler.py.
+// Error files: the JSON that torch.distributed.elastic's @record writes to TORCHELASTIC_ERROR_FILE. Pure. A
+// file that cannot be understood is shown as it is rather than hiding the failure. Source:
+// torch/distributed/elastic/multiprocessing/errors/__init__.py and error_handler.py.
 #pragma once
 
 #include <cstdint>

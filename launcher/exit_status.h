@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exit status: how a worker ended, as a value, and what muster itself exits with. The one table of codes is kExitCodes.
-// torchrun exits 1 for every failure; muster passes on the code of the first worker that failed, and 128+n for signal n,
-// as shells do. Pure.
+// Exit status: how a worker ended, as a value, and what muster itself exits with. The one table of codes is
+// kExitCodes. torchrun exits 1 for every failure; muster passes on the code of the first worker that failed,
+// and 128+n for signal n, as shells do. Pure.
 #pragma once
 
 #include <array>
@@ -24,7 +24,8 @@ struct ExitCode {
   std::string_view meaning;
 };
 
-/// Codes muster itself makes. A worker may exit with any of them too; the last line on stderr tells which it was.
+/// Codes muster itself makes. A worker may exit with any of them too; the last line on stderr tells which it
+/// was.
 inline constexpr std::array kExitCodes = {
     ExitCode{kExitOk, "every worker succeeded"},
     ExitCode{kExitUsage, "usage or configuration"},
@@ -38,9 +39,9 @@ inline constexpr std::array kExitCodes = {
 
 /// How a process ended, from waitid's CLD_ code and status.
 struct ProcessEnd {
-  int code = 0;      // exit code, when signal is 0
-  int signal = 0;    // what killed it, else 0
-  bool core = false; // a core was dumped
+  int code = 0;       // exit code, when signal is 0
+  int signal = 0;     // what killed it, else 0
+  bool core = false;  // a core was dumped
 
   [[nodiscard]] bool ok() const { return code == 0 && signal == 0; }
   /// torchrun's notation: the exit code, or minus the signal.

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/gpus.h"
 
+#include <algorithm>
 #include <dirent.h>
 #include <dlfcn.h>
-#include <sched.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <memory>
 #include <optional>
+#include <sched.h>
+#include <unistd.h>
 
 #include "launcher/nproc.h"
 
@@ -59,12 +58,15 @@ std::vector<std::string> list_directory(const std::string& path) {
   return out;
 }
 
-bool exists(const char* path) { return ::access(path, F_OK) == 0; }
+bool exists(const char* path) {
+  return ::access(path, F_OK) == 0;
+}
 
 }  // namespace
 
 std::vector<std::string> find_gpus(const std::string& proc_gpus) {
-  // Without a device node there is nothing for NVML to find, and looking for the library costs more than asking here.
+  // Without a device node there is nothing for NVML to find, and looking for the library costs more than
+  // asking here.
   if (exists("/dev/nvidiactl") || exists("/dev/dxg"))
     if (auto gpus = ask_nvml()) return *gpus;
   return std::vector<std::string>(list_directory(proc_gpus).size());

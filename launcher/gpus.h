@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPUs: how many this node has for its workers, counted without creating a CUDA context: NVML, loaded at run time, else
-// the driver's directory in /proc; then CUDA_VISIBLE_DEVICES. A node without the driver costs three failed stat(2) calls.
-// Source: NVML API reference; the entries used are declared in the .cc.
+// GPUs: how many this node has for its workers, counted without creating a CUDA context: NVML, loaded at run
+// time, else the driver's directory in /proc; then CUDA_VISIBLE_DEVICES. A node without the driver costs
+// three failed stat(2) calls. Source: NVML API reference; the entries used are declared in the .cc.
 #pragma once
 
 #include <string>

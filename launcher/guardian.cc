@@ -2,13 +2,13 @@
 #include "launcher/guardian.h"
 
 #include <fcntl.h>
+#include <filesystem>
 #include <linux/close_range.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-
 #include <utility>
 
 #include "rendezvous/base/syscall.h"
@@ -16,10 +16,12 @@
 namespace muster::launcher {
 namespace {
 
+constexpr std::size_t kDirectoryBytes = 4096;
 constexpr char kGoodbye = 'b';
 
-/// After fork: async-signal-safe calls only.
-[[noreturn]] void keep_watch(int lifeline, int other_end, volatile pid_t* groups, std::size_t slots) {
+/// After fork. The process had one thread, so that the library may be used here.
+[[noreturn]] void keep_watch(int lifeline, int other_end, const char* directory, volatile pid_t* groups,
+                             std::size_t slots) {
   ::close(other_end);
   ::setsid();
   ::prctl(PR_SET_NAME, "muster-guardian", 0, 0, 0);
@@ -33,6 +35,8 @@ constexpr char kGoodbye = 'b';
   if (n == 1 && byte == kGoodbye) ::_exit(0);
   for (std::size_t i = 0; i < slots; ++i)
     if (const pid_t group = groups[i]; group > 1) ::kill(-group, SIGKILL);
+  std::error_code ignored;
+  if (directory[0] != '\0') std::filesystem::remove_all(directory, ignored);
   ::_exit(0);
 }
 
@@ -41,22 +45,25 @@ constexpr char kGoodbye = 'b';
 Result<Guardian> Guardian::start(std::size_t slots) {
   Guardian out;
   out.slots_ = slots;
-  void* shared = ::mmap(nullptr, slots * sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* shared =
+      ::mmap(nullptr, out.shared_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return fail(errno_error("mmap for the guardian", errno));
-  out.groups_ = static_cast<volatile pid_t*>(shared);
+  out.directory_ = static_cast<char*>(shared);
+  out.groups_ = reinterpret_cast<volatile pid_t*>(out.directory_ + kDirectoryBytes);
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe for the guardian", errno));
   const UniqueFd reader(ends[0]);
   out.lifeline_.reset(ends[1]);
   out.pid_ = ::fork();
   if (out.pid_ < 0) return fail(errno_error("fork the guardian", errno));
-  if (out.pid_ == 0) keep_watch(reader.get(), ends[1], out.groups_, slots);
+  if (out.pid_ == 0) keep_watch(reader.get(), ends[1], out.directory_, out.groups_, slots);
   return out;
 }
 
 Guardian::Guardian(Guardian&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
       lifeline_(std::move(other.lifeline_)),
+      directory_(std::exchange(other.directory_, nullptr)),
       groups_(std::exchange(other.groups_, nullptr)),
       slots_(other.slots_) {}
 
@@ -66,10 +73,22 @@ Guardian::~Guardian() {
     lifeline_.reset();
     retry_eintr([&] { return ::waitpid(pid_, nullptr, 0); });
   }
-  if (groups_ != nullptr) ::munmap(const_cast<pid_t*>(groups_), slots_ * sizeof(pid_t));
+  if (directory_ != nullptr) ::munmap(directory_, shared_bytes());
 }
 
-void Guardian::watch(std::size_t slot, pid_t group) { groups_[slot] = group; }
-void Guardian::forget(std::size_t slot) { groups_[slot] = 0; }
+std::size_t Guardian::shared_bytes() const {
+  return kDirectoryBytes + slots_ * sizeof(pid_t);
+}
+
+void Guardian::remove_afterwards(const std::string& directory) {
+  if (directory.size() < kDirectoryBytes) directory.copy(directory_, kDirectoryBytes - 1);
+}
+
+void Guardian::watch(std::size_t slot, pid_t group) {
+  groups_[slot] = group;
+}
+void Guardian::forget(std::size_t slot) {
+  groups_[slot] = 0;
+}
 
 }  // namespace muster::launcher

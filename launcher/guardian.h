@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Guardian: a small process that outlives the launcher by a moment. The parent-death signal reaches workers only, not the
-// processes they started; when the launcher is gone without having said goodbye, the guardian sends SIGKILL to every
-// process group that was still registered. It sleeps in one read(2), in a session of its own, with no other descriptor.
-// Owned by main; registered to by WorkerGroup. Costs one fork (0.2 ms) per launcher.
+// Guardian: a small process that outlives the launcher by a moment. The parent-death signal reaches workers
+// only, not the processes they started; when the launcher is gone without having said goodbye, the guardian
+// sends SIGKILL to every process group that was still registered. It sleeps in one read(2), in a session of
+// its own, with no other descriptor. Owned by main; registered to by WorkerGroup. Costs one fork (0.2 ms) per
+// launcher.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstddef>
+#include <string>
+#include <sys/types.h>
 
 #include <muster/result.h>
 
@@ -24,6 +25,8 @@ class Guardian {
   /// Sends the guardian home and reaps it.
   ~Guardian();
 
+  /// A directory to remove with what is in it, if this process is gone without having done so itself.
+  void remove_afterwards(const std::string& directory);
   void watch(std::size_t slot, pid_t group);
   void forget(std::size_t slot);
   [[nodiscard]] pid_t pid() const { return pid_; }
@@ -32,7 +35,10 @@ class Guardian {
   Guardian() = default;
 
   pid_t pid_ = -1;
-  UniqueFd lifeline_;               // the guardian reads the other end: end of file means this process is gone
+  UniqueFd lifeline_;  // the guardian reads the other end: end of file means this process is gone
+  [[nodiscard]] std::size_t shared_bytes() const;
+
+  char* directory_ = nullptr;         // shared with the guardian, the beginning of the memory; empty: none
   volatile pid_t* groups_ = nullptr;  // shared with the guardian; 0: none
   std::size_t slots_ = 0;
 };

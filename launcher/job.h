@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Job: what one agent was asked to do, what it was assigned, and how it ended. Plain values: made by job_plan.h and the
-// agent, read by everything else in launcher/. No behaviour here.
+// Job: what one agent was asked to do, what it was assigned, and how it ended. Plain values: made by
+// job_plan.h and the agent, read by everything else in launcher/. No behaviour here.
 #pragma once
 
 #include <chrono>
@@ -17,9 +17,9 @@ namespace muster::launcher {
 
 /// The program, before ${local_rank} is filled in. arguments[0] is what exec gets as argv[0].
 struct Command {
-  std::string path;                    // absolute, or relative with a slash: executed without a search
+  std::string path;  // absolute, or relative with a slash: executed without a search
   std::vector<std::string> arguments;
-  std::string title;                   // names the program in the report
+  std::string title;  // names the program in the report
 
   friend bool operator==(const Command&, const Command&) = default;
 };
@@ -28,7 +28,7 @@ struct LogSettings {
   std::optional<std::string> directory;  // --log-dir; nothing: a temporary one
   StdMap redirects;
   StdMap tee;
-  std::vector<int> local_ranks_filter;   // empty: all
+  std::vector<int> local_ranks_filter;  // empty: all
   std::string prefix_template;
 
   friend bool operator==(const LogSettings&, const LogSettings&) = default;
@@ -51,10 +51,10 @@ struct Job {
   Command command;
   bool virtual_local_rank = false;
   LogSettings logs;
-  std::vector<int> signals;             // passed on to the workers
-  std::string signals_text;             // --signals-to-handle as given
+  std::vector<int> signals;  // passed on to the workers
+  std::string signals_text;  // --signals-to-handle as given
   Millis grace{30'000};
-  std::string host;                     // this node's name in messages
+  std::string host;  // this node's name in messages
 };
 
 /// Where this node stands in one attempt.
@@ -76,13 +76,13 @@ struct Assignment {
 struct WorkerOutcome {
   int local_rank = 0;
   int rank = 0;
-  int pid = 0;                 // 0: was never started
+  int pid = 0;  // 0: was never started
   ProcessEnd end;
-  bool stopped_by_us = false;  // it ended after muster had signalled it
+  bool stopped_by_us = false;    // it ended after muster had signalled it
   std::int64_t wall_time_s = 0;  // when the exit was learnt, seconds since the epoch
-  std::string error_file;      // path; empty: none was written
-  std::string error_message;   // from the error file
-  std::string error_callstack; // likewise
+  std::string error_file;        // path; empty: none was written
+  std::string error_message;     // from the error file
+  std::string error_callstack;   // likewise
   std::vector<std::string> stderr_tail;
 
   friend bool operator==(const WorkerOutcome&, const WorkerOutcome&) = default;
@@ -92,10 +92,10 @@ struct WorkerOutcome {
 struct FailureNotice {
   int node_rank = 0;
   std::string host;
-  int rank = -1;        // -1: not a worker's failure
-  int exit_code = 0;    // what every muster of the job exits with
-  std::string text;     // "rank 3 (local_rank 1, pid 77) on host-a exited with code 7"
-  bool restart = false; // the next attempt follows
+  int rank = -1;         // -1: not a worker's failure
+  int exit_code = 0;     // what every muster of the job exits with
+  std::string text;      // "rank 3 (local_rank 1, pid 77) on host-a exited with code 7"
+  bool restart = false;  // the next attempt follows
 
   friend bool operator==(const FailureNotice&, const FailureNotice&) = default;
 };

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/job_plan.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <signal.h>
 
 #include <fmt/format.h>
 
@@ -17,7 +16,9 @@ namespace {
 
 constexpr std::uint16_t kDefaultPort = 29500;
 
-tl::unexpected<Error> usage(std::string message) { return fail(ErrorCode::kInvalidArgument, std::move(message)); }
+tl::unexpected<Error> usage(std::string message) {
+  return fail(ErrorCode::kInvalidArgument, std::move(message));
+}
 
 std::string_view trimmed(std::string_view text) {
   const auto first = text.find_first_not_of(" \t");
@@ -42,9 +43,10 @@ Result<int> parse_nodes(std::string_view text) {
   MUSTER_TRY(const std::int64_t max, parse_integer("--nnodes", parts.back(), 1, 1'000'000));
   if (min > max) return usage(fmt::format("--nnodes={}: the smaller number comes first", text));
   if (min != max)
-    return usage(fmt::format("--nnodes={}: a range needs dynamic rendezvous, which this version does not have; give "
-                             "the number of nodes",
-                             text));
+    return usage(
+        fmt::format("--nnodes={}: a range needs dynamic rendezvous, which this version does not have; give "
+                    "the number of nodes",
+                    text));
   return static_cast<int>(max);
 }
 
@@ -105,8 +107,10 @@ Result<Millis> plan_grace(const Options& options, const Environment& environment
   double seconds = 30;
   if (options.shutdown_timeout_s) {
     seconds = *options.shutdown_timeout_s;
-  } else if (const auto text = lookup(environment, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"); text && !text->empty()) {
-    MUSTER_TRY(const std::int64_t whole, parse_integer("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", *text, 0, 1'000'000));
+  } else if (const auto text = lookup(environment, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+             text && !text->empty()) {
+    MUSTER_TRY(const std::int64_t whole,
+               parse_integer("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", *text, 0, 1'000'000));
     seconds = static_cast<double>(whole);
   }
   return Millis(std::llround(seconds * 1000));
@@ -118,8 +122,9 @@ Result<void> plan_rendezvous(const Options& options, const Machine& machine, Job
   if (backend != "static" && backend != "c10d")
     return usage(fmt::format("--rdzv-backend={}: muster knows static (and c10d with one node)", backend));
   if (backend == "c10d" && job.nodes > 1 && !options.standalone)
-    return usage("--rdzv-backend=c10d with several nodes needs dynamic rendezvous, which this version does not have; "
-                 "use --nnodes, --node-rank, --master-addr and --master-port");
+    return usage(
+        "--rdzv-backend=c10d with several nodes needs dynamic rendezvous, which this version does not have; "
+        "use --nnodes, --node-rank, --master-addr and --master-port");
   if (options.standalone && job.nodes > 1)
     return usage(fmt::format("--standalone is for one node, but --nnodes={}", options.nnodes));
   MUSTER_TRY(const Endpoint endpoint, parse_endpoint(options.rdzv_endpoint));
@@ -142,7 +147,8 @@ Result<void> plan_rendezvous(const Options& options, const Machine& machine, Job
     port = endpoint.port;
   }
   if (port == 0 && job.nodes > 1)
-    return usage("--master-port=0 lets the kernel choose, but the other nodes could not know the port; give a number");
+    return usage(
+        "--master-port=0 lets the kernel choose, but the other nodes could not know the port; give a number");
   job.master_port = static_cast<std::uint16_t>(port);
   return {};
 }
@@ -159,7 +165,8 @@ Result<Endpoint> parse_endpoint(std::string_view text) {
     if (close == std::string_view::npos) return usage(fmt::format("--rdzv-endpoint={}: ] is missing", text));
     out.host = all.substr(1, close - 1);
     rest = all.substr(close + 1);
-    if (!rest.empty() && rest.front() != ':') return usage(fmt::format("--rdzv-endpoint={} is not [HOST]:PORT", text));
+    if (!rest.empty() && rest.front() != ':')
+      return usage(fmt::format("--rdzv-endpoint={} is not [HOST]:PORT", text));
     if (!rest.empty()) rest.remove_prefix(1);
   } else {
     const auto colon = all.rfind(':');
@@ -182,8 +189,8 @@ Result<Job> plan_job(const Options& options, const Environment& environment, con
   MUSTER_TRY(job.nodes, parse_nodes(options.nnodes));
   job.node_rank = options.node_rank;
   if (job.node_rank >= job.nodes)
-    return usage(fmt::format("--node-rank={} is out of range: with --nnodes={} it is 0 to {}", job.node_rank, job.nodes,
-                             job.nodes - 1));
+    return usage(fmt::format("--node-rank={} is out of range: with --nnodes={} it is 0 to {}", job.node_rank,
+                             job.nodes, job.nodes - 1));
   MUSTER_OK(plan_rendezvous(options, machine, job));
   job.role = options.role;
   job.max_restarts = options.max_restarts;
@@ -195,7 +202,8 @@ Result<Job> plan_job(const Options& options, const Environment& environment, con
   MUSTER_TRY(job.grace, plan_grace(options, environment));
   MUSTER_TRY(job.logs, plan_logs(options, environment));
   MUSTER_TRY(job.command, resolve_program(options, environment));
-  MUSTER_TRY(job.local_world_size, resolve_nproc(options.nproc_per_node, machine.gpu_count, machine.cpu_count));
+  MUSTER_TRY(job.local_world_size,
+             resolve_nproc(options.nproc_per_node, machine.gpu_count, machine.cpu_count));
   return job;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// LineSplitter: bytes in any pieces -> whole lines, each without its end. A line ends with \n, \r\n or \r (progress bars
-// rewrite their line with \r), as Python's universal newlines have it. A line over the cap comes out in parts. Pure.
+// LineSplitter: bytes in any pieces -> whole lines, each without its end. A line ends with \n, \r\n or \r
+// (progress bars rewrite their line with \r), as Python's universal newlines have it. A line over the cap
+// comes out in parts. Pure.
 #pragma once
 
 #include <cstddef>

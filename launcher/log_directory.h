@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// LogDirectory: <log-dir>/<run id>_<8 characters>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}, torchrun's
-// layout. Without --log-dir the base is a temporary directory, which goes away with this object unless it was told to
-// keep(). --log-dir=/dev/null: no directory at all. Owned by the agent.
-// Source: torch/distributed/elastic/multiprocessing/api.py (DefaultLogsSpecs).
+// LogDirectory: torchrun's layout of files,
+//   <log-dir>/<run id>_<8 characters>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
+// Without --log-dir the base is a temporary directory, in memory unless it is to hold output, which goes away
+// with this object unless it was told to keep(). --log-dir=/dev/null: no directory at all. Owned by the
+// agent. Source: torch/distributed/elastic/multiprocessing/api.py (DefaultLogsSpecs).
 #pragma once
 
 #include <optional>
@@ -32,6 +33,8 @@ class LogDirectory {
   [[nodiscard]] std::string file(int local_rank, std::string_view name) const;
   /// The directory of this run, for messages; empty when not enabled.
   [[nodiscard]] const std::string& path() const { return run_; }
+  /// What the destructor will remove; empty: nothing.
+  [[nodiscard]] const std::string& temporary_base() const { return temporary_base_; }
   /// Leaves the temporary directory behind, because there is output in it.
   void keep() { temporary_base_.clear(); }
 

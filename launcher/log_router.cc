@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/log_router.h"
 
-#include <fcntl.h>
-#include <sys/inotify.h>
-#include <unistd.h>
-
 #include <algorithm>
+#include <fcntl.h>
+#include <limits>
+#include <sys/inotify.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
@@ -19,6 +20,7 @@ namespace {
 
 constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr int kReadsPerTurn = 16;  // then other descriptors get their turn
+constexpr int kReadsToDrain = 64;  // 256 KiB in pieces of 4 KiB: more than a pipe or a pseudo-terminal holds
 
 }  // namespace
 
@@ -56,7 +58,9 @@ LogRouter::LogRouter(boost::asio::io_context& io, const Job& job, const Assignme
   workers_.resize(static_cast<std::size_t>(job.local_world_size));
 }
 
-LogRouter::~LogRouter() { *alive_ = false; }
+LogRouter::~LogRouter() {
+  *alive_ = false;
+}
 
 bool LogRouter::shown(int local_rank) const {
   const auto& filter = job_.logs.local_ranks_filter;
@@ -75,7 +79,8 @@ std::string LogRouter::prefix(int local_rank) const {
 
 Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow, int& watch) {
   const std::string path = directory_.file(local_rank, stream == Std::kOut ? "stdout.log" : "stderr.log");
-  UniqueFd file(retry_eintr([&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666); }));
+  UniqueFd file(retry_eintr(
+      [&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666); }));
   if (!file) return fail(errno_error("create " + path, errno));
   if (!follow) return file;
   if (!changes_.is_open()) {
@@ -129,24 +134,26 @@ void LogRouter::started(int local_rank) {
 }
 
 void LogRouter::read_channel(Worker& worker) {
-  worker.channel.async_wait(boost::asio::posix::descriptor_base::wait_read, [this, &worker, alive = alive_](boost::system::error_code error) {
-    if (error || !*alive) return;
-    for (int i = 0; i < kReadsPerTurn && worker.channel_open; ++i) {
-      if (worker.shown && err_.congested()) {
-        err_.when_clear([this, &worker, alive = alive_] {
-          if (*alive && worker.channel_open) read_channel(worker);
-        });
-        return;
-      }
-      if (!read_channel_once(worker)) break;
-    }
-    if (worker.channel_open) read_channel(worker);
-  });
+  worker.channel.async_wait(boost::asio::posix::descriptor_base::wait_read,
+                            [this, &worker, alive = alive_](boost::system::error_code error) {
+                              if (error || !*alive) return;
+                              for (int i = 0; i < kReadsPerTurn && worker.channel_open; ++i) {
+                                if (worker.shown && err_.congested()) {
+                                  err_.when_clear([this, &worker, alive = alive_] {
+                                    if (*alive && worker.channel_open) read_channel(worker);
+                                  });
+                                  return;
+                                }
+                                if (!read_channel_once(worker)) break;
+                              }
+                              if (worker.channel_open) read_channel(worker);
+                            });
 }
 
 /// False when there is nothing to read now, or no more ever.
 bool LogRouter::read_channel_once(Worker& worker) {
-  const ssize_t n = retry_eintr([&] { return ::read(worker.channel.native_handle(), buffer_.data(), buffer_.size()); });
+  const ssize_t n =
+      retry_eintr([&] { return ::read(worker.channel.native_handle(), buffer_.data(), buffer_.size()); });
   if (n > 0) {
     const std::string_view bytes(buffer_.data(), static_cast<std::size_t>(n));
     worker.tail.append(bytes);
@@ -163,7 +170,8 @@ bool LogRouter::read_channel_once(Worker& worker) {
 }
 
 void LogRouter::follow_changes() {
-  changes_.async_wait(boost::asio::posix::descriptor_base::wait_read, [this, alive = alive_](boost::system::error_code error) {
+  changes_.async_wait(boost::asio::posix::descriptor_base::wait_read, [this, alive = alive_](
+                                                                          boost::system::error_code error) {
     if (error || !*alive) return;
     alignas(inotify_event) char events[4096];
     const ssize_t n = retry_eintr([&] { return ::read(changes_.native_handle(), events, sizeof events); });
@@ -183,8 +191,14 @@ void LogRouter::follow_changes() {
 void LogRouter::read_follower(Follower& follower, bool to_the_end) {
   if (follower.target == nullptr) return;
   std::string lines;
-  const auto emit = [&](std::string_view line) { lines.append(follower.prefix).append(line).push_back('\n'); };
-  while (true) {
+  const auto emit = [&](std::string_view line) {
+    lines.append(follower.prefix).append(line).push_back('\n');
+  };
+  struct stat info {};
+  off_t left = std::numeric_limits<off_t>::max();
+  if (to_the_end && ::fstat(follower.file.get(), &info) == 0)
+    left = info.st_size - ::lseek(follower.file.get(), 0, SEEK_CUR);
+  while (left > 0) {
     if (!to_the_end && follower.target->congested()) {
       if (std::exchange(follower.waiting, true)) return;
       follower.target->when_clear([this, &follower, alive = alive_] {
@@ -194,8 +208,10 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
       });
       return;
     }
-    const ssize_t n = retry_eintr([&] { return ::read(follower.file.get(), buffer_.data(), buffer_.size()); });
+    const ssize_t n =
+        retry_eintr([&] { return ::read(follower.file.get(), buffer_.data(), buffer_.size()); });
     if (n <= 0) break;
+    left -= n;
     lines.clear();
     follower.splitter.feed(std::string_view(buffer_.data(), static_cast<std::size_t>(n)), emit);
     follower.target->write(lines);
@@ -206,9 +222,10 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
   follower.target->write(lines);
 }
 
+/// Bounded: a process that left its worker's group may still be writing, and for ever.
 void LogRouter::drain() {
   for (auto& worker : workers_)
-    while (worker && worker->channel_open && read_channel_once(*worker)) {
+    for (int i = 0; i < kReadsToDrain && worker && worker->channel_open && read_channel_once(*worker); ++i) {
     }
   for (auto& [watch, follower] : followers_) read_follower(*follower, true);
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // LogRouter: where the standard streams of one attempt's workers go.
-//  - stdout: inherited, so it passes through untouched; a file under -r/-t; nowhere if the filter excludes the rank.
+//  - stdout: inherited, so it passes through untouched; a file under -r/-t; nowhere if the filter excludes
+//  the rank.
 //  - stderr: a StderrChannel, passed on byte for byte while the last bytes are kept; or a file under -r/-t.
-//  - under -t the file is followed (inotify, no polling) and shown line by line with a prefix; whole lines only.
-// Files are the workers' own descriptors: nothing is lost in them if the launcher is killed, and a slow terminal does not
-// slow a teed worker. One loop. Owned by the agent, per attempt.
+//  - under -t the file is followed (inotify, no polling) and shown line by line with a prefix; whole lines
+//  only.
+// Files are the workers' own descriptors: nothing is lost in them if the launcher is killed, and a slow
+// terminal does not slow a teed worker. One loop. Owned by the agent, per attempt.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +37,8 @@ class LogRouter {
   };
 
   /// `terminal`: the terminal that workers' stderr should resemble, or -1.
-  LogRouter(boost::asio::io_context& io, const Job& job, const Assignment& assignment, const LogDirectory& directory,
-            OutputSink& out, OutputSink& err, int terminal);
+  LogRouter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
+            const LogDirectory& directory, OutputSink& out, OutputSink& err, int terminal);
   ~LogRouter();
 
   /// The descriptors for a worker about to be started; owned here until started().
@@ -68,10 +70,10 @@ class LogRouter {
   OutputSink& out_;
   OutputSink& err_;
   int terminal_;
-  boost::asio::posix::stream_descriptor changes_;  // inotify
+  boost::asio::posix::stream_descriptor changes_;                 // inotify
   std::unordered_map<int, std::unique_ptr<Follower>> followers_;  // by watch descriptor
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::string buffer_;  // shared by all reads
+  std::string buffer_;           // shared by all reads
   std::shared_ptr<bool> alive_;  // false once destroyed: handlers that are still queued check it
 };
 

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster: reads the command line, makes the plan, and hands it to the agent.
+#include <array>
+#include <cstdio>
 #include <fcntl.h>
+#include <optional>
 #include <signal.h>
+#include <string>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
-
-#include <array>
-#include <cstdio>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
@@ -21,6 +20,7 @@
 #include "launcher/guardian.h"
 #include "launcher/job_plan.h"
 #include "launcher/options.h"
+#include "launcher/output_sink.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
@@ -31,17 +31,20 @@ using namespace muster;
 using namespace muster::launcher;
 
 constexpr std::string_view kVersion = "0.1.0";
+constexpr std::chrono::seconds kFlushPatience{3};  // for whoever reads our output, once all is over
 
 /// Descriptors 0 to 2 must exist, or a pipe of ours would become some worker's stderr.
 void open_standard_descriptors() {
   int fd = 0;
-  while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR);
+  // The workers inherit them.
+  while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR);  // NOLINT(android-cloexec-open)
   if (fd > 2) ::close(fd);
 }
 
 std::string random_uuid() {
   std::array<unsigned char, 16> b{};
-  if (::getrandom(b.data(), b.size(), 0) != static_cast<ssize_t>(b.size())) return fmt::format("pid-{}", ::getpid());
+  if (::getrandom(b.data(), b.size(), 0) != static_cast<ssize_t>(b.size()))
+    return fmt::format("pid-{}", ::getpid());
   b[6] = static_cast<unsigned char>((b[6] & 0x0f) | 0x40);
   b[8] = static_cast<unsigned char>((b[8] & 0x3f) | 0x80);
   std::string out;
@@ -60,14 +63,19 @@ std::string host_name() {
 int complain(const Error& error) {
   std::fprintf(stderr, "muster: %s\n", error.message.c_str());
   switch (error.code) {
-    case ErrorCode::kNotFound: return kExitNotFound;
-    case ErrorCode::kUnsupported: return kExitNotExecutable;
-    case ErrorCode::kInvalidArgument: return kExitUsage;
-    default: return kExitSystem;
+    case ErrorCode::kNotFound:
+      return kExitNotFound;
+    case ErrorCode::kUnsupported:
+      return kExitNotExecutable;
+    case ErrorCode::kInvalidArgument:
+      return kExitUsage;
+    default:
+      return kExitSystem;
   }
 }
 
-/// A pidfd and a stderr pipe per worker. Workers get the old limit back: a raised one breaks programs that use select(2).
+/// A pidfd and a stderr pipe per worker. Workers get the old limit back: a raised one breaks programs that
+/// use select(2).
 std::optional<rlimit> make_room_for_descriptors(int workers) {
   rlimit limit{};
   const rlim_t needed = static_cast<rlim_t>(workers) * 4 + 256;
@@ -100,8 +108,28 @@ int main(int argc, char** argv) {
   auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size));
   if (!guardian) return complain(guardian.error());
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
-  const Log log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")));
+  // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does
+  // not.
+  OutputSink* log_target = nullptr;
+  const Log log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")),
+                [&log_target](std::string_view line) {
+                  if (log_target != nullptr) log_target->write(line);
+                });
   boost::asio::io_context io(1);
-  Agent agent(io, *job, environment, log, *guardian, descriptor_limit);
-  return agent.run();
+  OutputSink out(io, STDOUT_FILENO);
+  OutputSink err(io, STDERR_FILENO);
+  log_target = &err;
+  int status = kExitSystem;
+  {
+    Agent agent(io, *job, environment, log, *guardian, out, err, descriptor_limit);
+    status = agent.run();
+  }
+  const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushPatience);
+  if (lost_out > 0)
+    log.warning(
+        fmt::format("stdout was not read: the last {} bytes of the workers' output are lost", lost_out));
+  if (const std::size_t lost = err.flush(SteadyClock::now() + kFlushPatience); lost > 0)
+    err.write_now_or_never(fmt::format("\nmuster: stderr was not read: the last {} bytes are lost\n", lost));
+  log_target = nullptr;
+  return status;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one table of muster's options: spelling, environment variable, kind of value, default, meaning. The parser, --help
-// and the tests read it. Dashes and underscores inside a name are the same.
-// Source: torch/distributed/run.py (get_args_parser) of PyTorch 2.14.
+// The one table of muster's options: spelling, environment variable, kind of value, default, meaning. The
+// parser, --help and the tests read it. Dashes and underscores inside a name are the same. Source:
+// torch/distributed/run.py (get_args_parser) of PyTorch 2.14.
 #pragma once
 
 #include <array>
@@ -18,9 +18,9 @@ enum class Support {
 };
 
 struct OptionRow {
-  std::string_view name;     // without dashes in front
-  char letter;               // 0: none
-  std::string_view env;      // empty: none. Command line beats environment beats default
+  std::string_view name;  // without dashes in front
+  char letter;            // 0: none
+  std::string_view env;   // empty: none. Command line beats environment beats default
   Takes takes;
   std::string_view metavar;
   std::string_view default_text;
@@ -30,8 +30,8 @@ struct OptionRow {
 
 inline constexpr std::array kOptionTable = {
     OptionRow{"nnodes", 0, "PET_NNODES", Takes::kText, "N", "1", Support::kFull, "number of nodes"},
-    OptionRow{"nproc-per-node", 0, "PET_NPROC_PER_NODE", Takes::kText, "N|auto|gpu|cpu", "one per GPU, else 1",
-              Support::kFull, "workers on this node"},
+    OptionRow{"nproc-per-node", 0, "PET_NPROC_PER_NODE", Takes::kText, "N|auto|gpu|cpu",
+              "one per GPU, else 1", Support::kFull, "workers on this node"},
     OptionRow{"node-rank", 0, "PET_NODE_RANK", Takes::kText, "N", "0", Support::kFull,
               "this node's rank, 0 to nnodes-1"},
     OptionRow{"master-addr", 0, "PET_MASTER_ADDR", Takes::kText, "HOST", "127.0.0.1", Support::kFull,
@@ -57,9 +57,10 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"log-line-prefix-template", 0, "PET_LOG_LINE_PREFIX_TEMPLATE", Takes::kText, "TEXT",
               "[${role_name}${local_rank}]:", Support::kFull,
               "prefix of teed lines; knows role_name, local_rank, rank, hostname"},
-    OptionRow{"role", 0, "PET_ROLE", Takes::kText, "NAME", "default", Support::kFull, "role of this node's workers"},
-    OptionRow{"rdzv-id", 0, "PET_RDZV_ID", Takes::kText, "ID", "none, or a UUID with one node", Support::kFull,
-              "the job's id, told to the workers"},
+    OptionRow{"role", 0, "PET_ROLE", Takes::kText, "NAME", "default", Support::kFull,
+              "role of this node's workers"},
+    OptionRow{"rdzv-id", 0, "PET_RDZV_ID", Takes::kText, "ID", "none, or a UUID with one node",
+              Support::kFull, "the job's id, told to the workers"},
     OptionRow{"rdzv-backend", 0, "PET_RDZV_BACKEND", Takes::kText, "NAME", "static", Support::kFull,
               "static; c10d is accepted with one node"},
     OptionRow{"rdzv-endpoint", 0, "PET_RDZV_ENDPOINT", Takes::kText, "HOST[:PORT]", "", Support::kFull,
@@ -67,19 +68,20 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"rdzv-conf", 0, "PET_RDZV_CONF", Takes::kText, "K=V,K=V", "", Support::kFull,
               "timeout=SECONDS: how long nodes wait for each other (900)"},
     OptionRow{"signals-to-handle", 0, "PET_SIGNALS_TO_HANDLE", Takes::kText, "NAMES",
-              "SIGTERM,SIGINT,SIGHUP,SIGQUIT", Support::kFull, "signals passed on to the workers, which then end"},
+              "SIGTERM,SIGINT,SIGHUP,SIGQUIT", Support::kFull,
+              "signals passed on to the workers, which then end"},
     OptionRow{"shutdown-timeout", 0, "PET_SHUTDOWN_TIMEOUT", Takes::kText, "SECONDS", "30", Support::kFull,
               "grace between the stop signal and SIGKILL"},
     OptionRow{"virtual-local-rank", 0, "PET_VIRTUAL_LOCAL_RANK", Takes::kNothing, "", "", Support::kFull,
               "every worker sees LOCAL_RANK=0 and one GPU"},
     OptionRow{"local-addr", 0, "PET_LOCAL_ADDR", Takes::kText, "HOST", "the host's name", Support::kFull,
               "this node's name in messages and reports"},
-    OptionRow{"monitor-interval", 0, "PET_MONITOR_INTERVAL", Takes::kText, "SECONDS", "0.1", Support::kNoEffect,
-              "exits are learnt at once, nothing is polled"},
+    OptionRow{"monitor-interval", 0, "PET_MONITOR_INTERVAL", Takes::kText, "SECONDS", "0.1",
+              Support::kNoEffect, "exits are learnt at once, nothing is polled"},
     OptionRow{"start-method", 0, "PET_START_METHOD", Takes::kText, "NAME", "spawn", Support::kNoEffect,
               "workers are always executed anew"},
-    OptionRow{"event-log-handler", 0, "PET_EVENT_LOG_HANDLER", Takes::kText, "NAME", "null", Support::kNoEffect,
-              "no event stream is written"},
+    OptionRow{"event-log-handler", 0, "PET_EVENT_LOG_HANDLER", Takes::kText, "NAME", "null",
+              Support::kNoEffect, "no event stream is written"},
     OptionRow{"run-path", 0, "PET_RUN_PATH", Takes::kNothing, "", "", Support::kRefused,
               "leave it out: a script is run by Python anyway"},
     OptionRow{"duplicate-stdout-filters", 0, "PET_DUPLICATE_STDOUT_FILTERS", Takes::kText, "TEXT,TEXT", "",

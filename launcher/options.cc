@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "launcher/command_line.h"
+#include "launcher/exit_status.h"
 
 namespace muster::launcher {
 namespace {
@@ -71,7 +72,8 @@ void declare(CLI::App& app, Options& o) {
 }
 
 std::string described(const OptionRow& row) {
-  std::string left = row.letter != 0 ? fmt::format("-{}, --{}", row.letter, row.name) : fmt::format("    --{}", row.name);
+  std::string left =
+      row.letter != 0 ? fmt::format("-{}, --{}", row.letter, row.name) : fmt::format("    --{}", row.name);
   if (row.takes != Takes::kNothing) left += fmt::format("={}", row.metavar);
   std::string right(row.meaning);
   if (!row.default_text.empty()) right += fmt::format(" [{}]", row.default_text);
@@ -105,7 +107,8 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
       const bool flag = option->get_items_expected_max() == 0;
       // An empty text is a value here (PET_X="" counts as set), which CLI11 would refuse.
       if (!flag && value.empty()) {
-        if (name == "rdzv-endpoint" || name == "rdzv-conf" || name == "local-ranks-filter" || name == "local-addr")
+        if (name == "rdzv-endpoint" || name == "rdzv-conf" || name == "local-ranks-filter" ||
+            name == "local-addr")
           continue;
         if (name == "log-line-prefix-template") {
           out.log_line_prefix_template = "";
@@ -114,7 +117,8 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
         return fail(ErrorCode::kInvalidArgument, fmt::format("--{} needs a value", name));
       }
       app.clear();
-      app.parse(std::vector<std::string>{flag ? "--" + name : "--" + name + "=" + value});
+      app.parse(
+          std::vector<std::string>{flag ? fmt::format("--{}", name) : fmt::format("--{}={}", name, value)});
     }
   } catch (const CLI::Error& error) {
     const auto source = collected.from_environment.find(current);
@@ -135,7 +139,8 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
 std::string help_text() {
   std::string out =
       "usage: muster [options] program|script.py [args...]\n\n"
-      "Starts one worker per GPU (or --nproc-per-node) on this node, tells each who it is, and keeps them together:\n"
+      "Starts one worker per GPU (or --nproc-per-node) on this node, tells each who it is, and keeps them "
+      "together:\n"
       "the first failure stops all, and the report says which rank failed and why.\n"
       "A .py file is run by Python, anything executable directly. Options precede the program.\n\n"
       "options (each also as PET_<NAME> in the environment; '_' may stand for '-'):\n";
@@ -148,9 +153,9 @@ std::string help_text() {
   for (const OptionRow& row : kOptionTable)
     if (row.support == Support::kRefused) out += described(row);
   out +=
-      "\nexit status: 0 all workers succeeded; else the code of the first worker that failed, 128+n for signal n;\n"
-      "2 usage, 69 rendezvous failed, 71 system error, 75 port in use, 76 another node was lost,\n"
-      "126 program not executable, 127 program not found.\n";
+      "\nexit status: that of the first worker that failed, 128+n if signal n killed it or stopped muster; "
+      "else\n";
+  for (const ExitCode& row : kExitCodes) out += fmt::format("  {:4}  {}\n", row.code, row.meaning);
   return out;
 }
 

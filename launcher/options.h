@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options: the command line and the PET_* variables as typed values. The rows are those of option_table.h; CLI11 converts
-// and checks them (options.cc alone includes it). Pure. Errors are kInvalidArgument: one line, to be followed by exit 2.
+// Options: the command line and the PET_* variables as typed values. The rows are those of option_table.h;
+// CLI11 converts and checks them (options.cc alone includes it). Pure. Errors are kInvalidArgument: one line,
+// to be followed by exit 2.
 #pragma once
 
 #include <optional>
@@ -48,7 +49,8 @@ struct Options {
 };
 
 /// `arguments` without argv[0]. With --help or --version a program is not required.
-[[nodiscard]] Result<Options> parse_options(std::span<const std::string> arguments, const Environment& environment);
+[[nodiscard]] Result<Options> parse_options(std::span<const std::string> arguments,
+                                            const Environment& environment);
 
 /// The text of --help, made from the table.
 [[nodiscard]] std::string help_text();

@@ -28,8 +28,8 @@ Result<AttemptOutcome> outcome_from_json(std::string_view text) {
     return FailureNotice{json.at("node"),      json.at("host"), json.at("rank"),
                          json.at("exit_code"), json.at("text"), json.at("restart")};
   } catch (const Json::exception& error) {
-    return fail(ErrorCode::kProtocol, fmt::format("an outcome is not what muster writes ({}): {}", error.what(),
-                                                  text.substr(0, 200)));
+    return fail(ErrorCode::kProtocol, fmt::format("an outcome is not what muster writes ({}): {}",
+                                                  error.what(), text.substr(0, 200)));
   }
 }
 

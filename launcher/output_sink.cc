@@ -24,7 +24,8 @@ OutputSink::OutputSink(boost::asio::io_context& io, int fd) : fd_(fd), waiter_(i
     watched = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
   } else if (S_ISFIFO(info.st_mode) || ::isatty(fd) == 1) {
     // O_NONBLOCK on the inherited descriptor would hit everybody who shares it; opened anew it is ours alone.
-    watched = ::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    watched =
+        ::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (watched >= 0) {
       way_ = Way::kNonBlocking;
       fd_ = watched;
@@ -83,27 +84,29 @@ void OutputSink::pump() {
 void OutputSink::arm() {
   if (armed_ || queue_.empty()) return;
   armed_ = true;
-  waiter_.async_wait(boost::asio::posix::descriptor_base::wait_write, [this](boost::system::error_code error) {
-    if (error == boost::asio::error::operation_aborted) return;
-    armed_ = false;
-    if (error) way_ = Way::kGone;
-    pump();
-    arm();
-    if (congested()) return;
-    std::vector<std::function<void()>> resumed;
-    resumed.swap(waiting_);
-    for (const auto& resume : resumed) resume();
-  });
+  waiter_.async_wait(boost::asio::posix::descriptor_base::wait_write,
+                     [this](boost::system::error_code error) {
+                       if (error == boost::asio::error::operation_aborted) return;
+                       armed_ = false;
+                       if (error) way_ = Way::kGone;
+                       pump();
+                       arm();
+                       if (congested()) return;
+                       std::vector<std::function<void()>> resumed;
+                       resumed.swap(waiting_);
+                       for (const auto& resume : resumed) resume();
+                     });
 }
 
-void OutputSink::flush(Instant deadline) {
+std::size_t OutputSink::flush(Instant deadline) {
   while (!queue_.empty()) {
     pump();
-    if (queue_.empty()) return;
+    if (queue_.empty()) break;
     const auto left = time_left(deadline, SteadyClock::now());
     pollfd wait{fd_, POLLOUT, 0};
-    if (left.count() == 0 || (::poll(&wait, 1, static_cast<int>(left.count())) < 0 && errno != EINTR)) return;
+    if (left.count() == 0 || (::poll(&wait, 1, static_cast<int>(left.count())) < 0 && errno != EINTR)) break;
   }
+  return queued_bytes_;
 }
 
 }  // namespace muster::launcher

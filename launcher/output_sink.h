@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// OutputSink: the launcher's own stdout or stderr as a target for workers' output. Never blocks the loop on a slow terminal
-// or pipe: what does not fit is queued, and readers stop while the queue is long (so the worker is slowed, as it would be
-// if it wrote there itself). The shared descriptor's flags are left alone. A closed reader (EPIPE) swallows the rest.
-// One loop; must outlive nothing: pending waits are cancelled by the destructor.
+// OutputSink: the launcher's own stdout or stderr as a target for workers' output. Never blocks the loop on a
+// slow terminal or pipe: what does not fit is queued, and readers stop while the queue is long (so the worker
+// is slowed, as it would be if it wrote there itself). The shared descriptor's flags are left alone. A closed
+// reader (EPIPE) swallows the rest. One loop; must outlive nothing: pending waits are cancelled by the
+// destructor.
 #pragma once
 
 #include <deque>
@@ -30,8 +31,10 @@ class OutputSink {
   [[nodiscard]] bool congested() const { return queued_bytes_ > kCongestedBytes; }
   /// `resume` is called once when the queue has become short.
   void when_clear(std::function<void()> resume) { waiting_.push_back(std::move(resume)); }
-  /// Writes what is queued, waiting for the reader until `deadline`.
-  void flush(Instant deadline);
+  /// Writes what is queued, waiting for the reader until `deadline`. Returns the bytes that it did not take.
+  [[nodiscard]] std::size_t flush(Instant deadline);
+  /// Writes what fits at once and forgets the rest, whatever is queued.
+  void write_now_or_never(std::string_view bytes) { (void)write_some(bytes); }
 
  private:
   enum class Way { kBlocking, kNonBlocking, kSocket, kGone };
@@ -41,7 +44,7 @@ class OutputSink {
   void pump();
   void arm();
 
-  int fd_;                                        // written to; not owned when it is the given one
+  int fd_;  // written to; not owned when it is the given one
   Way way_ = Way::kBlocking;
   boost::asio::posix::stream_descriptor waiter_;  // tells when fd_ takes bytes again
   std::deque<std::string> queue_;

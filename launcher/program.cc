@@ -27,11 +27,16 @@ Kind kind_of(const std::string& path) {
 bool is_elf(const std::string& path) {
   const UniqueFd fd(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
   char magic[4] = {};
-  return fd && ::read(fd.get(), magic, sizeof magic) == 4 && std::string_view(magic, 4) == "\x7f" "ELF";
+  return fd && ::read(fd.get(), magic, sizeof magic) == 4 &&
+         std::string_view(magic, 4) ==
+             "\x7f"
+             "ELF";
 }
 
 /// execve takes a bare name for a path, but a reader of `ps` should see which file it was.
-std::string as_path(const std::string& name) { return name.find('/') == std::string::npos ? "./" + name : name; }
+std::string as_path(const std::string& name) {
+  return name.find('/') == std::string::npos ? "./" + name : name;
+}
 
 Result<std::string> find_python(const Environment& environment) {
   const std::string_view path_list = lookup(environment, "PATH").value_or(kDefaultPath);
@@ -49,8 +54,9 @@ Result<std::string> find_python(const Environment& environment) {
   }
   for (const std::string_view name : {"python3", "python"})
     if (auto found = search_path(name, path_list)) return *found;
-  return fail(ErrorCode::kNotFound,
-              "a Python program needs an interpreter, and neither python3 nor python is on PATH; set PYTHON_EXEC");
+  return fail(
+      ErrorCode::kNotFound,
+      "a Python program needs an interpreter, and neither python3 nor python is on PATH; set PYTHON_EXEC");
 }
 
 Result<Command> with_python(const Options& options, const Environment& environment) {
@@ -84,12 +90,15 @@ std::optional<std::string> search_path(std::string_view name, std::string_view p
 
 Result<Command> resolve_program(const Options& options, const Environment& environment) {
   if (options.module && options.no_python)
-    return fail(ErrorCode::kInvalidArgument, "-m runs a Python module, so it cannot be combined with --no-python");
+    return fail(ErrorCode::kInvalidArgument,
+                "-m runs a Python module, so it cannot be combined with --no-python");
   if (options.module) return with_python(options, environment);
 
-  // A program that holds ${local_rank} in its name differs per worker: what is there cannot be checked beforehand.
+  // A program that holds ${local_rank} in its name differs per worker: what is there cannot be checked
+  // beforehand.
   const std::string& name = options.program;
-  const bool varies = name.find("$local_rank") != std::string::npos || name.find("${local_rank}") != std::string::npos;
+  const bool varies =
+      name.find("$local_rank") != std::string::npos || name.find("${local_rank}") != std::string::npos;
   const Kind kind = kind_of(name);
   const bool path_like = name.find('/') != std::string::npos;
 
@@ -99,17 +108,22 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
     if (!path_like) {
       if (auto found = search_path(name, lookup(environment, "PATH").value_or(kDefaultPath)))
         return direct(std::move(*found), options);
-      return fail(ErrorCode::kNotFound,
-                  fmt::format("{}: not found on PATH{}", name,
-                              kind == Kind::kMissing ? "" : fmt::format("; to run the file here, write ./{}", name)));
+      return fail(
+          ErrorCode::kNotFound,
+          fmt::format("{}: not found on PATH{}", name,
+                      kind == Kind::kMissing ? "" : fmt::format("; to run the file here, write ./{}", name)));
     }
     if (kind == Kind::kExecutable) return direct(name, options);
     if (kind == Kind::kMissing) return fail(ErrorCode::kNotFound, fmt::format("{}: no such file", name));
-    return fail(ErrorCode::kUnsupported, fmt::format("{}: not an executable file; chmod +x it, or run it without "
-                                                     "--no-python if it is a Python script", name));
+    return fail(ErrorCode::kUnsupported,
+                fmt::format("{}: not an executable file; chmod +x it, or run it without "
+                            "--no-python if it is a Python script",
+                            name));
   }
 
-  if (varies) return name.ends_with(".py") ? with_python(options, environment) : Result<Command>(direct(as_path(name), options));
+  if (varies)
+    return name.ends_with(".py") ? with_python(options, environment)
+                                 : Result<Command>(direct(as_path(name), options));
   switch (kind) {
     case Kind::kDirectory:
       if (kind_of(name + "/__main__.py") != Kind::kMissing) return with_python(options, environment);
@@ -121,12 +135,15 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
       if (::access(name.c_str(), R_OK) != 0)
         return fail(ErrorCode::kUnsupported, errno_error(name, errno).message + "; is it yours to run?");
       if (is_elf(name))
-        return fail(ErrorCode::kUnsupported, fmt::format("{}: a program without execute permission; chmod +x it", name));
+        return fail(ErrorCode::kUnsupported,
+                    fmt::format("{}: a program without execute permission; chmod +x it", name));
       return with_python(options, environment);
-    case Kind::kMissing: break;
+    case Kind::kMissing:
+      break;
   }
   if (name.ends_with(".py"))
-    return fail(ErrorCode::kNotFound, fmt::format("{}: no such file; is the path right, seen from the current directory?", name));
+    return fail(ErrorCode::kNotFound,
+                fmt::format("{}: no such file; is the path right, seen from the current directory?", name));
   if (path_like) return fail(ErrorCode::kNotFound, fmt::format("{}: no such file", name));
   if (auto found = search_path(name, lookup(environment, "PATH").value_or(kDefaultPath)))
     return direct(std::move(*found), options);

@@ -15,12 +15,14 @@ Result<std::vector<RankRange>> assign_ranks(std::span<const RoleInfo> nodes) {
   std::map<std::string, int> role_sizes;
   for (const RoleInfo& node : nodes) {
     if (node.nodes != nodes.front().nodes)
-      return fail(ErrorCode::kMismatch, fmt::format("node {} ({}) was started with --nnodes={}, node 0 with --nnodes={}",
-                                                    node.node_rank, node.host, node.nodes, nodes.front().nodes));
-    if (node.max_restarts != nodes.front().max_restarts)
       return fail(ErrorCode::kMismatch,
-                  fmt::format("node {} ({}) was started with --max-restarts={}, node 0 with --max-restarts={}",
-                              node.node_rank, node.host, node.max_restarts, nodes.front().max_restarts));
+                  fmt::format("node {} ({}) was started with --nnodes={}, node 0 with --nnodes={}",
+                              node.node_rank, node.host, node.nodes, nodes.front().nodes));
+    if (node.max_restarts != nodes.front().max_restarts)
+      return fail(
+          ErrorCode::kMismatch,
+          fmt::format("node {} ({}) was started with --max-restarts={}, node 0 with --max-restarts={}",
+                      node.node_rank, node.host, node.max_restarts, nodes.front().max_restarts));
     world_size += node.local_world_size;
     role_sizes[node.role] += node.local_world_size;
   }
@@ -42,15 +44,16 @@ std::string to_json(const RoleInfo& info) {
               {"local_world_size", info.local_world_size},
               {"nnodes", info.nodes},
               {"max_restarts", info.max_restarts},
-              {"host", info.host}}
+              {"host", info.host},
+              {"connection", info.connection}}
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 Result<RoleInfo> role_info_from_json(std::string_view text) {
   const Json json = Json::parse(text, nullptr, false);
   try {
-    return RoleInfo{json.at("role"),   json.at("rank"),         json.at("local_world_size"),
-                    json.at("nnodes"), json.at("max_restarts"), json.at("host")};
+    return RoleInfo{json.at("role"),         json.at("rank"), json.at("local_world_size"), json.at("nnodes"),
+                    json.at("max_restarts"), json.at("host"), json.at("connection")};
   } catch (const Json::exception& error) {
     return fail(ErrorCode::kProtocol, fmt::format("a node's description is not what muster writes ({}): {}",
                                                   error.what(), text.substr(0, 200)));
@@ -67,8 +70,8 @@ Result<RankRange> rank_range_from_json(std::string_view text) {
   try {
     return RankRange{json.at(0), json.at(1), json.at(2), json.at(3)};
   } catch (const Json::exception& error) {
-    return fail(ErrorCode::kProtocol,
-                fmt::format("a rank assignment is not what muster writes ({}): {}", error.what(), text.substr(0, 200)));
+    return fail(ErrorCode::kProtocol, fmt::format("a rank assignment is not what muster writes ({}): {}",
+                                                  error.what(), text.substr(0, 200)));
   }
 }
 

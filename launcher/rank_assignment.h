@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank assignment: from what each node says about itself (its role and number of workers) to its first global and role
-// rank. Ranks are contiguous per node in node order; node sizes and roles may differ. Pure, with the JSON of the store keys.
-// Source: torch/distributed/elastic/agent/server/api.py (_assign_worker_ranks).
+// Rank assignment: from what each node says about itself (its role and number of workers) to its first global
+// and role rank. Ranks are contiguous per node in node order; node sizes and roles may differ. Pure, with the
+// JSON of the store keys. Source: torch/distributed/elastic/agent/server/api.py (_assign_worker_ranks).
 #pragma once
 
 #include <span>
@@ -18,9 +18,10 @@ struct RoleInfo {
   std::string role;
   int node_rank = 0;
   int local_world_size = 0;
-  int nodes = 0;          // --nnodes, which must be the same everywhere
-  int max_restarts = 0;   // likewise
-  std::string host;       // for messages
+  int nodes = 0;           // --nnodes, which must be the same everywhere
+  int max_restarts = 0;    // likewise
+  std::string host;        // for messages
+  std::string connection;  // "10.0.0.4:1234": the agent's end of a connection that lives as long as the agent
 
   friend bool operator==(const RoleInfo&, const RoleInfo&) = default;
 };

@@ -9,7 +9,9 @@
 namespace muster::launcher {
 namespace {
 
-bool is_failure(const WorkerOutcome& outcome) { return outcome.pid != 0 && !outcome.stopped_by_us && !outcome.end.ok(); }
+bool is_failure(const WorkerOutcome& outcome) {
+  return outcome.pid != 0 && !outcome.stopped_by_us && !outcome.end.ok();
+}
 
 /// torchrun indents what follows a newline by two blanks.
 std::string indented(std::string_view text) {
@@ -30,8 +32,8 @@ std::string traceback(const WorkerOutcome& outcome) {
   if (!outcome.error_callstack.empty()) return indented(outcome.error_callstack);
   if (!outcome.error_message.empty()) return indented(outcome.error_message);
   if (outcome.end.signal != 0)
-    return fmt::format("Signal {} ({}) received by PID {}", outcome.end.signal, signal_name(outcome.end.signal),
-                       outcome.pid);
+    return fmt::format("Signal {} ({}) received by PID {}", outcome.end.signal,
+                       signal_name(outcome.end.signal), outcome.pid);
   return "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html";
 }
 
@@ -68,7 +70,8 @@ std::size_t longest_line(std::string_view text) {
 std::optional<std::size_t> find_root_cause(std::span<const WorkerOutcome> outcomes) {
   std::optional<std::size_t> first;
   for (std::size_t i = 0; i < outcomes.size(); ++i)
-    if (is_failure(outcomes[i]) && (!first || outcomes[i].wall_time_s < outcomes[*first].wall_time_s)) first = i;
+    if (is_failure(outcomes[i]) && (!first || outcomes[i].wall_time_s < outcomes[*first].wall_time_s))
+      first = i;
   return first;
 }
 
@@ -85,8 +88,8 @@ std::string ranges(std::span<const int> sorted) {
 }
 
 std::string one_line(const WorkerOutcome& outcome, const std::string& host) {
-  return fmt::format("rank {} (local_rank {}, pid {}) on {} {}", outcome.rank, outcome.local_rank, outcome.pid, host,
-                     how_it_ended(outcome.end));
+  return fmt::format("rank {} (local_rank {}, pid {}) on {} {}", outcome.rank, outcome.local_rank,
+                     outcome.pid, host, how_it_ended(outcome.end));
 }
 
 std::string format_report(std::span<const WorkerOutcome> outcomes, const ReportContext& context) {
@@ -102,13 +105,14 @@ std::string format_report(std::span<const WorkerOutcome> outcomes, const ReportC
     (i == *root ? root_text : others) += format_failure(index++, outcomes[i], context);
   }
   std::sort(stopped.begin(), stopped.end());
-  const std::size_t width = std::min<std::size_t>(60, std::max({title.size(), longest_line(others), longest_line(root_text)}));
+  const std::size_t width =
+      std::min<std::size_t>(60, std::max({title.size(), longest_line(others), longest_line(root_text)}));
   const std::string thick(width, '='), thin(width, '-');
   std::string out = fmt::format("{}\n{}\n{}\nFailures:\n{}", thick, title, thin,
                                 others.empty() ? "  <NO_OTHER_FAILURES>\n" : others);
   if (!stopped.empty())
-    out += fmt::format("  stopped by muster, not failures of their own: rank{} {}\n", stopped.size() == 1 ? "" : "s",
-                       ranges(stopped));
+    out += fmt::format("  stopped by muster, not failures of their own: rank{} {}\n",
+                       stopped.size() == 1 ? "" : "s", ranges(stopped));
   out += fmt::format("{}\nRoot Cause (first observed failure):\n{}{}\n", thin, root_text, thick);
   return out;
 }

@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spawner: starts worker processes. The child shares the parent's memory until it has executed (clone with CLONE_VM and
-// CLONE_VFORK, as posix_spawn does), so it runs on a stack of its own, allocates nothing, makes system calls only, and
-// leaves the reason of a failed exec in memory that the parent reads. Each worker: own session (hence process group id =
-// pid), SIGKILL when this process dies, no blocked, ignored or handled signal, no descriptor above 2.
-// One thread: the parent-death signal belongs to the thread that spawned. Source: clone(2), prctl(2), glibc's spawni.c.
+// Spawner: starts worker processes, several at a time. A child shares this process' memory until it has
+// executed (clone with CLONE_VM, as posix_spawn does), on a stack of its own: it allocates nothing, makes raw
+// system calls on prepared memory only, and leaves the reason of a failed exec where its parent reads it. The
+// kernel clears a word when the child lets go of the memory, which tells that it has executed or ended. Not
+// waiting for one exec before the next clone matters: every worker leads a session, hence a scheduling group,
+// of its own, and on a busy machine each exec waits for a turn. Each worker: own session (process group id =
+// pid), SIGKILL when this process dies, no blocked, ignored or handled signal, no descriptor above 2. One
+// thread: the parent-death signal belongs to the thread that spawned. Source: clone(2), prctl(2), glibc's
+// spawni.c.
 #pragma once
 
-#include <sys/resource.h>
-#include <sys/types.h>
-
+#include <array>
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
+#include <sys/resource.h>
+#include <sys/types.h>
 #include <vector>
 
 #include <muster/result.h>
@@ -50,21 +55,33 @@ struct Spawned {
 
 class Spawner {
  public:
+  static constexpr std::size_t kLanes = 8;  // children that may be between clone and exec at once
+
   /// To be made after signal handlers are installed: it looks up what a child has to reset.
   /// `descriptor_limit`: what workers get as RLIMIT_NOFILE, when this process has raised its own.
   explicit Spawner(std::optional<rlimit> descriptor_limit = {});
+  /// Waits for children that have not executed yet.
   ~Spawner();
   Spawner(const Spawner&) = delete;
   Spawner& operator=(const Spawner&) = delete;
 
-  /// Returns once the child has executed. On failure nothing is left behind: kNotFound, kInvalidArgument (not
-  /// executable) or kExhausted, with the system's reason.
+  /// Starts a child on a settled lane. What the request points to, but not its descriptors, must stay as it
+  /// is until settle(). An error here means that there is no child.
+  [[nodiscard]] Result<Spawned> begin(std::size_t lane, const SpawnRequest& request);
+  /// Waits until the lane's child has executed or ended. An error: it could not execute, and has ended:
+  /// kNotFound, kInvalidArgument (not executable) or another with the system's reason. Without a child:
+  /// nothing.
+  [[nodiscard]] Result<void> settle(std::size_t lane);
+
+  /// Both, for a single process; reaps it if it could not execute.
   [[nodiscard]] Result<Spawned> spawn(const SpawnRequest& request);
 
  private:
+  struct Lane;
+
   std::optional<rlimit> descriptor_limit_;
   std::vector<int> reset_;  // signals that are not at their default
-  void* stack_;  // of the child, with a guard page below
+  std::array<std::unique_ptr<Lane>, kLanes> lanes_;
 };
 
 }  // namespace muster::launcher

@@ -25,7 +25,9 @@ void StandaloneRendezvous::join(int attempt, Joined joined) {
   joined(std::move(out));
 }
 
-void StandaloneRendezvous::watch(int, OutcomeKnown known) { known_ = std::move(known); }
+void StandaloneRendezvous::watch(int, OutcomeKnown known) {
+  known_ = std::move(known);
+}
 
 void StandaloneRendezvous::announce(int, const FailureNotice& notice) {
   boost::asio::post(io_, [known = std::exchange(known_, {}), notice] {
@@ -39,6 +41,10 @@ void StandaloneRendezvous::succeeded(int) {
   });
 }
 
-void StandaloneRendezvous::leave(Millis, std::function<void()> left) { left(); }
+void StandaloneRendezvous::decline(int, const FailureNotice&) {}
+
+void StandaloneRendezvous::leave(Millis, std::function<void()> left) {
+  left();
+}
 
 }  // namespace muster::launcher

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// StandaloneRendezvous: one node. Every attempt gets a new store on a loopback port of the kernel's choice, so that a
-// restarted worker never meets keys of the attempt before.
+// StandaloneRendezvous: one node. Every attempt gets a new store on a loopback port of the kernel's choice,
+// so that a restarted worker never meets keys of the attempt before.
 #pragma once
 
 #include <memory>
@@ -21,6 +21,7 @@ class StandaloneRendezvous final : public Rendezvous {
   void watch(int attempt, OutcomeKnown known) override;
   void announce(int attempt, const FailureNotice& notice) override;
   void succeeded(int attempt) override;
+  void decline(int attempt, const FailureNotice& notice) override;
   void leave(Millis patience, std::function<void()> left) override;
   void cancel() override {}
 

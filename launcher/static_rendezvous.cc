@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <utility>  // before Asio, for g++ 12
-
 #include "launcher/static_rendezvous.h"
 
-#include <unistd.h>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>  // before Asio, for g++ 12
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -11,6 +12,8 @@
 #include <fmt/format.h>
 
 #include "launcher/agent_link.h"
+#include "launcher/exit_status.h"
+#include "launcher/node_entries.h"
 #include "launcher/outcome_text.h"
 #include "launcher/rank_assignment.h"
 #include "launcher/report.h"
@@ -25,36 +28,53 @@ namespace asio = boost::asio;
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::seconds kFirstStatus{3};
 constexpr std::chrono::seconds kNextStatus{10};
+constexpr std::chrono::seconds kVerdictPatience{5};
 
-bool is_loopback(std::string_view host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+bool is_loopback(std::string_view host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
 
 }  // namespace
 
 class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(asio::io_context& io, const Job& job, const Log& log)
-      : io_(io), job_(job), log_(log), command_(io), waiting_(io), status_timer_(io) {}
+      : io_(io),
+        job_(job),
+        log_(log),
+        command_(io),
+        waiting_(io),
+        farewell_(io),
+        entries_(job, command_),
+        status_timer_(io) {}
 
-  Awaitable<Result<Assignment>> join(int attempt) {
+  Awaitable<Result<Membership>> join(int attempt) {
     const Instant deadline = SteadyClock::now() + job_.join_timeout;
     if (attempt == 0) {
       if (auto ok = open_store(); !ok) co_return fail(ok.error());
       if (auto ok = co_await connect(deadline); !ok) co_return fail(ok.error());
-      if (auto ok = co_await claim_node_rank(); !ok) co_return fail(ok.error());
+      auto claimed = co_await entries_.claim_node_rank(waiting_, deadline);
+      if (!claimed) co_return fail(claimed.error());
+      connection_ = *std::move(claimed);
     } else if (host()) {
-      auto server = net::Server::listen(io_, listen_options(0), log_);
+      auto server = net::Server::listen(io_, listen_options(0, false), log_);
       if (!server) co_return fail(std::move(server).error());
       attempt_server_ = *std::move(server);
     }
     if (auto ok = co_await gather(attempt, deadline); !ok) co_return fail(ok.error());
-
-    const std::string base = attempt_key(attempt);
-    auto range_text = co_await command_.get(fmt::format("{}torchelastic/assigned_ranks/{}", base, job_.node_rank));
+    const std::string own_ranks = entries_.ranks(attempt, job_.node_rank);
+    auto range_text = co_await command_.get(own_ranks);
     if (!range_text) co_return fail(range_text.error());
+    if (range_text->starts_with("!{")) {
+      auto ended = outcome_from_json(std::string_view(*range_text).substr(1));
+      if (!ended) co_return fail(ended.error());
+      if (const auto* notice = std::get_if<FailureNotice>(&*ended)) co_return Membership(*notice);
+    }
     if (range_text->starts_with("!")) co_return fail(ErrorCode::kMismatch, range_text->substr(1));
     auto range = rank_range_from_json(*range_text);
     if (!range) co_return fail(range.error());
-    auto port = co_await command_.get(base + "MASTER_PORT");
+    const std::string port_key = entries_.of_attempt(attempt) + "MASTER_PORT";
+    auto port = co_await command_.get(port_key);
     if (!port) co_return fail(port.error());
     auto number = parse_integer("MASTER_PORT", *port, 1, 65535);
     if (!number) co_return fail(number.error());
@@ -70,7 +90,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   Awaitable<Result<AttemptOutcome>> outcome(int attempt) {
-    const std::string key = attempt_key(attempt) + "outcome";
+    const std::string key = entries_.of_attempt(attempt) + "outcome";
     if (auto ok = co_await waiting_.wait(key, std::nullopt); !ok) co_return fail(ok.error());
     auto text = co_await waiting_.get(key);
     if (!text) co_return fail(text.error());
@@ -78,39 +98,56 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   Awaitable<Result<void>> announce(int attempt, AttemptOutcome outcome) {
-    auto written = co_await command_.set_if_absent(attempt_key(attempt) + "outcome", to_json(outcome));
+    const std::string outcome_key = entries_.of_attempt(attempt) + "outcome";
+    auto written = co_await command_.set_if_absent(outcome_key, to_json(outcome));
     if (!written) co_return fail(written.error());
     co_return Result<void>{};
   }
 
   Awaitable<Result<void>> succeeded(int attempt) {
-    auto done = co_await command_.add(attempt_key(attempt) + "done", 1);
+    const std::string done_key = entries_.of_attempt(attempt) + "done";
+    auto done = co_await command_.add(done_key, 1);
     if (!done) co_return fail(done.error());
     if (*done < job_.nodes) co_return Result<void>{};
     co_return co_await announce(attempt, AllSucceeded{});
   }
 
+  /// Node 0 refuses everybody; another node says it where node 0 looks for its description.
+  Awaitable<Result<void>> decline(int attempt, FailureNotice notice) {
+    const std::string text = "!" + to_json(AttemptOutcome(notice));
+    if (host()) {
+      if (!lost_) lost_ = notice;  // for assign(), if it is under way
+      co_return co_await entries_.refuse(attempt, text);
+    }
+    const std::string own_info = entries_.role_info(attempt, job_.node_rank);
+    co_return co_await command_.set(own_info, text);
+  }
+
   Awaitable<Result<void>> leave(Millis patience) {
-    if (job_.nodes == 1) co_return Result<void>{};
-    const std::string all_left = key("all_left");
-    auto gone = co_await command_.add(key("left"), 1);
-    if (!gone) co_return fail(gone.error());
-    if (*gone == job_.nodes) co_return co_await command_.set(all_left, "1");
-    if (!host()) co_return Result<void>{};
-    co_return co_await command_.wait(all_left, SteadyClock::now() + patience);
+    if (job_.nodes == 1 || connection_.empty()) co_return Result<void>{};
+    if (!host()) co_return co_await entries_.mark_left(connection_);
+    // For those who came and are neither through nor gone. On a connection of its own: waiting_ may wait for
+    // an outcome, and command_ is needed to note connections that end meanwhile.
+    const Instant deadline = SteadyClock::now() + patience;
+    const auto no_matter = [](const Error&) {};
+    if (auto ok = co_await farewell_.connect(own_address(), server_->port(), deadline, no_matter); !ok)
+      co_return ok;
+    co_return co_await entries_.wait_until_left(farewell_, deadline);
   }
 
   void cancel() {
     status_timer_.cancel();
     command_.close();
     waiting_.close();
+    farewell_.close();
   }
 
   /// Runs a coroutine that keeps this object alive; `done` is dropped once cancelled.
   template <class T, class Done>
   void start(Awaitable<Result<T>> work, Done done) {
     asio::co_spawn(io_, std::move(work),
-                   [self = shared_from_this(), done = std::move(done)](std::exception_ptr thrown, Result<T> result) {
+                   [self = shared_from_this(), done = std::move(done)](const std::exception_ptr& thrown,
+                                                                       Result<T> result) {
                      if (self->abandoned_) return;
                      if (!thrown) return done(std::move(result));
                      try {
@@ -129,10 +166,14 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
 
  private:
   bool host() const { return job_.node_rank == 0; }
-  std::string key(std::string_view name) const { return fmt::format("/{}/{}", job_.run_id, name); }
-  std::string attempt_key(int attempt) const { return key(fmt::format("attempt_{}/", attempt)); }
-  net::ServerOptions listen_options(std::uint16_t port) const {
+  std::string own_address() const { return is_loopback(job_.master_addr) ? job_.master_addr : "127.0.0.1"; }
+  /// `agents`: they keep connections to it, whose end is told.
+  net::ServerOptions listen_options(std::uint16_t port, bool agents) {
     net::ServerOptions out;
+    if (agents)
+      out.on_close = [weak = weak_from_this()](const std::string& connection) {
+        if (const auto self = weak.lock(); self && !self->abandoned_) self->connection_closed(connection);
+      };
     // Every address, as torchrun: the given name may map to another one here than on the other nodes.
     if (is_loopback(job_.master_addr)) out.host = job_.master_addr;
     out.port = port;
@@ -141,12 +182,12 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
 
   Result<void> open_store() {
     if (!host()) return {};
-    MUSTER_TRY(server_, net::Server::listen(io_, listen_options(job_.master_port), log_));
+    MUSTER_TRY(server_, net::Server::listen(io_, listen_options(job_.master_port, true), log_));
     return {};
   }
 
   Awaitable<Result<void>> connect(Instant deadline) {
-    const std::string address = !host() ? job_.master_addr : is_loopback(job_.master_addr) ? job_.master_addr : "127.0.0.1";
+    const std::string address = host() ? own_address() : job_.master_addr;
     const std::uint16_t port = host() ? server_->port() : job_.master_port;
     const Instant begin = SteadyClock::now();
     Instant next_status = begin + kFirstStatus;
@@ -157,94 +198,142 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       log_.warning(fmt::format("waiting for node 0: {}; {} s so far, giving up after {} s", error.message,
                                seconds(now - begin), seconds(job_.join_timeout)));
     };
-    if (auto ok = co_await command_.connect(address, port, deadline, failed_once); !ok)
-      co_return fail(ok.error().code,
-                     ok.error().code == ErrorCode::kCancelled
-                         ? ok.error().message
-                         : fmt::format("{}; gave up after {} s. Is node 0 running, and do --master-addr and "
-                                       "--master-port name it?",
-                                       ok.error().message, seconds(SteadyClock::now() - begin)));
+    if (auto ok = co_await command_.connect(address, port, deadline, failed_once); !ok) {
+      Error error = std::move(ok).error();
+      if (error.code != ErrorCode::kCancelled)
+        error.message += fmt::format(
+            "; gave up after {} s. Is node 0 running, and do --master-addr and --master-port "
+            "name it?",
+            seconds(SteadyClock::now() - begin));
+      co_return fail(std::move(error));
+    }
     co_return co_await waiting_.connect(address, port, deadline, failed_once);
-  }
-
-  /// Two agents with the same node rank would overwrite each other's entries.
-  Awaitable<Result<void>> claim_node_rank() {
-    const std::string mine = fmt::format("{} (pid {})", job_.host, ::getpid());
-    auto owner = co_await command_.set_if_absent(key(fmt::format("node/{}", job_.node_rank)), mine);
-    if (!owner) co_return fail(owner.error());
-    if (*owner == mine) co_return Result<void>{};
-    co_return fail(ErrorCode::kMismatch,
-                   fmt::format("--node-rank={} was given twice: {} has it already; every node needs its own, 0 to {}",
-                               job_.node_rank, *owner, job_.nodes - 1));
   }
 
   /// Publishes this node, waits for the others, and returns once ranks are assigned.
   Awaitable<Result<void>> gather(int attempt, Instant deadline) {
-    const std::string base = attempt_key(attempt);
-    const RoleInfo mine{job_.role, job_.node_rank, job_.local_world_size, job_.nodes, job_.max_restarts, job_.host};
-    if (auto ok = co_await command_.set(base + "torchelastic/role_info/" + std::to_string(job_.node_rank), to_json(mine)); !ok)
-      co_return ok;
+    const RoleInfo mine{job_.role, job_.node_rank, job_.local_world_size, job_.nodes, job_.max_restarts,
+                        job_.host, connection_};
+    const std::string own_info = entries_.role_info(attempt, job_.node_rank);
+    const std::string own_ranks = entries_.ranks(attempt, job_.node_rank);
+    if (auto ok = co_await command_.set(own_info, to_json(mine)); !ok) co_return ok;
     gathering_ = true;
-    start(report_missing(base), [](Result<void>) {});
-    auto result = host() ? co_await assign(base, deadline)
-                         : co_await waiting_.wait(
-                               fmt::format("{}torchelastic/assigned_ranks/{}", base, job_.node_rank), deadline);
+    start(report_missing(attempt), [](const Result<void>&) {});
+    // Not one conditional expression: g++ 12 destroys the temporaries of both branches.
+    Result<void> result;
+    if (host()) {
+      result = co_await assign(attempt, deadline);
+    } else {
+      // Node 0 started to wait at about the same time, and says who is missing while all others are still
+      // here.
+      result = co_await waiting_.wait(own_ranks, deadline + kVerdictPatience);
+    }
     gathering_ = false;
     status_timer_.cancel();
     if (result || result.error().code != ErrorCode::kTimeout) co_return result;
-    const auto missing = co_await missing_nodes(base);
-    co_return fail(ErrorCode::kTimeout,
-                   fmt::format("rendezvous: after {} s {} of {} nodes are here; missing: node {}. Were they started "
-                               "with the same --nnodes, --master-addr and --master-port?",
-                               seconds(job_.join_timeout), job_.nodes - static_cast<int>(missing.size()), job_.nodes,
-                               ranges(missing)));
+    const auto missing = co_await entries_.missing_nodes(attempt);
+    const std::string text = fmt::format(
+        "rendezvous: after {} s {} of {} nodes are here; missing: node {}. Were they started "
+        "with the same --nnodes, --master-addr and --master-port?",
+        seconds(job_.join_timeout), job_.nodes - static_cast<int>(missing.size()), job_.nodes,
+        ranges(missing));
+    if (host()) {
+      const std::string refusal = "!" + text;
+      if (auto ok = co_await entries_.refuse(attempt, refusal); !ok) co_return ok;
+    }
+    co_return fail(ErrorCode::kTimeout, text);
   }
 
   /// Node 0: collects everybody's description and writes everybody's ranks.
-  Awaitable<Result<void>> assign(std::string base, Instant deadline) {
-    std::vector<RoleInfo> nodes;
-    for (int node = 0; node < job_.nodes; ++node) {
-      const std::string role_key = fmt::format("{}torchelastic/role_info/{}", base, node);
+  Awaitable<Result<void>> assign(int attempt, Instant deadline) {
+    std::map<int, RoleInfo> here;
+    while (true) {
+      // Who published itself and left again before the first assignment makes room for another.
+      if (attempt_ < 0)
+        std::erase_if(here, [&](const auto& entry) { return closed_.contains(entry.second.connection); });
+      int node = 0;
+      while (here.contains(node)) ++node;
+      if (node == job_.nodes) break;
+      const std::string role_key = entries_.role_info(attempt, node);
       if (auto ok = co_await waiting_.wait(role_key, deadline); !ok) co_return ok;
       auto text = co_await waiting_.get(role_key);
       if (!text) co_return fail(text.error());
+      if (text->empty()) continue;
+      if (text->starts_with("!")) co_return co_await entries_.refuse(attempt, *text);
       auto info = role_info_from_json(*text);
       if (!info) co_return fail(info.error());
-      nodes.push_back(*std::move(info));
+      if (attempt_ < 0 && closed_.contains(info->connection)) {
+        if (auto ok = co_await entries_.forget(info->connection); !ok) co_return ok;
+        continue;
+      }
+      here.emplace(node, *std::move(info));
     }
+    if (lost_) {
+      const std::string refusal = "!" + to_json(AttemptOutcome(*lost_));
+      co_return co_await entries_.refuse(attempt, refusal);
+    }
+    std::vector<RoleInfo> nodes;
+    nodes.reserve(here.size());
+    for (auto& [node, info] : here) nodes.push_back(std::move(info));
+    // From here on a connection's end is an event of this attempt.
+    attempt_ = attempt;
+    members_ = nodes;
+    closed_.clear();
     const std::uint16_t port = attempt_server_ ? attempt_server_->port() : server_->port();
-    if (auto ok = co_await command_.set(base + "MASTER_PORT", std::to_string(port)); !ok) co_return ok;
+    const std::string port_key = entries_.of_attempt(attempt) + "MASTER_PORT";
+    if (auto ok = co_await command_.set(port_key, std::to_string(port)); !ok) co_return ok;
     const auto assigned = assign_ranks(nodes);
     for (int node = job_.nodes - 1; node >= 0; --node) {
-      const std::string text = assigned ? to_json((*assigned)[static_cast<std::size_t>(node)]) : "!" + assigned.error().message;
-      if (auto ok = co_await command_.set(fmt::format("{}torchelastic/assigned_ranks/{}", base, node), text); !ok)
-        co_return ok;
+      std::string text;
+      if (assigned) {
+        text = to_json((*assigned)[static_cast<std::size_t>(node)]);
+      } else {
+        text = "!" + assigned.error().message;
+      }
+      const std::string ranks_key = entries_.ranks(attempt, node);
+      if (auto ok = co_await command_.set(ranks_key, text); !ok) co_return ok;
     }
     co_return Result<void>{};
   }
 
-  Awaitable<std::vector<int>> missing_nodes(std::string base) {
-    std::vector<int> missing;
-    for (int node = 0; node < job_.nodes; ++node) {
-      auto here = co_await command_.exists(fmt::format("{}torchelastic/role_info/{}", base, node));
-      if (!here) break;
-      if (!*here) missing.push_back(node);
+  /// Node 0: the end of an agent's connection is the end of that agent. Before the first assignment it makes
+  /// room for another. Later it is announced as the attempt's failure, unless the attempt has an outcome
+  /// already; if that is a restart, the next one does not begin.
+  void connection_closed(const std::string& connection) {
+    const auto no_matter = [](const Result<void>&) {};
+    if (attempt_ < 0) {
+      closed_.insert(connection);
+      start(entries_.forget(connection), no_matter);
+      start(entries_.mark_left(connection), no_matter);
+      return;
     }
-    co_return missing;
+    for (const RoleInfo& node : members_) {
+      if (node.connection != connection || node.node_rank == job_.node_rank) continue;
+      FailureNotice notice;
+      notice.node_rank = node.node_rank;
+      notice.host = node.host;
+      notice.exit_code = kExitPeerLost;
+      notice.text = fmt::format("lost node {} ({}): its launcher is gone", node.node_rank, node.host);
+      if (!lost_) lost_ = notice;
+      start(announce(attempt_, notice), no_matter);
+      start(entries_.give_up_on(attempt_ + 1, notice), no_matter);
+      start(entries_.mark_left(connection), no_matter);
+    }
   }
 
-  Awaitable<Result<void>> report_missing(std::string base) {
+  Awaitable<Result<void>> report_missing(int attempt) {
     const Instant begin = SteadyClock::now();
     auto pause = kFirstStatus;
     while (true) {
       status_timer_.expires_after(std::exchange(pause, kNextStatus));
       co_await status_timer_.async_wait(kAwait);
       if (!gathering_) co_return Result<void>{};
-      const auto missing = co_await missing_nodes(base);
+      const auto missing = co_await entries_.missing_nodes(attempt);
       if (!gathering_ || missing.empty()) continue;
-      log_.warning(fmt::format("rendezvous: {} of {} nodes are here, waiting for node {}; {} s so far, giving up after {} s",
-                               job_.nodes - static_cast<int>(missing.size()), job_.nodes, ranges(missing),
-                               seconds(SteadyClock::now() - begin), seconds(job_.join_timeout)));
+      log_.warning(fmt::format(
+          "rendezvous: {} of {} nodes are here, waiting for node {}; {} s so far, giving up after {} s",
+          job_.nodes - static_cast<int>(missing.size()), job_.nodes, ranges(missing),
+          seconds(SteadyClock::now() - begin), seconds(job_.join_timeout)));
     }
   }
 
@@ -260,31 +349,52 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   std::unique_ptr<net::Server> attempt_server_;  // node 0: the workers' store after a restart
   AgentLink command_;                            // short requests
   AgentLink waiting_;                            // requests that may wait for long
+  AgentLink farewell_;                           // node 0: to see the others off
+  NodeEntries entries_;                          // through command_
   asio::steady_timer status_timer_;
+  std::string connection_;  // waiting_'s name, once this node's rank is claimed
   bool gathering_ = false;
+  int attempt_ = -1;                   // node 0: the last one whose ranks were assigned
+  std::vector<RoleInfo> members_;      // node 0: of that attempt
+  std::set<std::string> closed_;       // node 0: connections that ended before the first assignment
+  std::optional<FailureNotice> lost_;  // node 0: why no other attempt may begin: a member is gone or declined
   bool abandoned_ = false;
 };
 
 StaticRendezvous::StaticRendezvous(asio::io_context& io, const Job& job, const Log& log)
     : impl_(std::make_shared<Impl>(io, job, log)) {}
 
-StaticRendezvous::~StaticRendezvous() { impl_->abandon(); }
+StaticRendezvous::~StaticRendezvous() {
+  impl_->abandon();
+}
 
-void StaticRendezvous::join(int attempt, Joined joined) { impl_->start(impl_->join(attempt), std::move(joined)); }
+void StaticRendezvous::join(int attempt, Joined joined) {
+  impl_->start(impl_->join(attempt), std::move(joined));
+}
 
-void StaticRendezvous::watch(int attempt, OutcomeKnown known) { impl_->start(impl_->outcome(attempt), std::move(known)); }
+void StaticRendezvous::watch(int attempt, OutcomeKnown known) {
+  impl_->start(impl_->outcome(attempt), std::move(known));
+}
 
 void StaticRendezvous::announce(int attempt, const FailureNotice& notice) {
   // If node 0 cannot be told, it is gone, which the watching connection reports.
-  impl_->start(impl_->announce(attempt, notice), [](Result<void>) {});
+  impl_->start(impl_->announce(attempt, notice), [](const Result<void>&) {});
 }
 
-void StaticRendezvous::succeeded(int attempt) { impl_->start(impl_->succeeded(attempt), [](Result<void>) {}); }
+void StaticRendezvous::succeeded(int attempt) {
+  impl_->start(impl_->succeeded(attempt), [](const Result<void>&) {});
+}
+
+void StaticRendezvous::decline(int attempt, const FailureNotice& notice) {
+  impl_->start(impl_->decline(attempt, notice), [](const Result<void>&) {});
+}
 
 void StaticRendezvous::leave(Millis patience, std::function<void()> left) {
-  impl_->start(impl_->leave(patience), [left = std::move(left)](Result<void>) { left(); });
+  impl_->start(impl_->leave(patience), [left = std::move(left)](const Result<void>&) { left(); });
 }
 
-void StaticRendezvous::cancel() { impl_->cancel(); }
+void StaticRendezvous::cancel() {
+  impl_->cancel();
+}
 
 }  // namespace muster::launcher

@@ -9,15 +9,19 @@
 namespace muster::launcher {
 namespace {
 
-bool is_std_digit(std::string_view text) { return text.size() == 1 && text[0] >= '0' && text[0] <= '3'; }
+bool is_std_digit(std::string_view text) {
+  return text.size() == 1 && text[0] >= '0' && text[0] <= '3';
+}
 
-Std to_std(char digit) { return static_cast<Std>(digit - '0'); }
+Std to_std(char digit) {
+  return static_cast<Std>(digit - '0');
+}
 
 }  // namespace
 
 bool StdMap::none() const {
-  return others == Std::kNone &&
-         std::all_of(by_rank.begin(), by_rank.end(), [](const auto& entry) { return entry.second == Std::kNone; });
+  return others == Std::kNone && std::all_of(by_rank.begin(), by_rank.end(),
+                                             [](const auto& entry) { return entry.second == Std::kNone; });
 }
 
 Result<StdMap> parse_std_map(std::string_view text) {

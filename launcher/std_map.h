@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // StdMap: which standard streams of which local ranks -r or -t concern. Grammar: one digit 0-3 for all, or
-// "rank:digit,rank:digit"; unlisted ranks get 0, a later entry wins. Ranks may have several digits (torchrun: one). Pure.
-// Source: torch/distributed/elastic/multiprocessing/api.py (Std.from_str, to_map).
+// "rank:digit,rank:digit"; unlisted ranks get 0, a later entry wins. Ranks may have several digits (torchrun:
+// one). Pure. Source: torch/distributed/elastic/multiprocessing/api.py (Std.from_str, to_map).
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,8 @@ namespace {
 
 Result<StderrChannel> open_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe for a worker's stderr; see ulimit -n", errno));
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    return fail(errno_error("pipe for a worker's stderr; see ulimit -n", errno));
   StderrChannel out{UniqueFd(ends[0]), UniqueFd(ends[1])};
   // The reader only: the worker must find its end blocking, as any program expects its stderr.
   ::fcntl(out.reader.get(), F_SETFL, O_NONBLOCK);
@@ -23,7 +24,8 @@ Result<StderrChannel> open_pipe() {
 Result<StderrChannel> open_terminal(int terminal) {
   StderrChannel out;
   out.reader.reset(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK));
-  if (!out.reader || ::unlockpt(out.reader.get()) != 0) return fail(errno_error("open a pseudo-terminal", errno));
+  if (!out.reader || ::unlockpt(out.reader.get()) != 0)
+    return fail(errno_error("open a pseudo-terminal", errno));
   out.writer.reset(::ioctl(out.reader.get(), TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC));
   if (!out.writer) return fail(errno_error("open a pseudo-terminal's other end", errno));
   termios mode{};
@@ -45,7 +47,8 @@ void copy_window_size(int terminal, int reader) {
 
 Result<StderrChannel> open_stderr_channel(int terminal) {
   if (terminal >= 0)
-    if (auto channel = open_terminal(terminal)) return channel;  // out of pseudo-terminals: a pipe still shows everything
+    if (auto channel = open_terminal(terminal))
+      return channel;  // out of pseudo-terminals: a pipe still shows everything
   return open_pipe();
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// StderrChannel: the way of one worker's stderr through the launcher, which passes it on unchanged and keeps the last lines
-// for the report. A pipe; where the launcher's stderr is a terminal, a pseudo-terminal of the same size without output
-// processing, so that programs that ask isatty(2) still show colours and progress bars. Source: pty(7), termios(3).
+// StderrChannel: the way of one worker's stderr through the launcher, which passes it on unchanged and keeps
+// the last lines for the report. A pipe; where the launcher's stderr is a terminal, a pseudo-terminal of the
+// same size without output processing, so that programs that ask isatty(2) still show colours and progress
+// bars. Source: pty(7), termios(3).
 #pragma once
 
 #include <muster/result.h>

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// StopLadder: how a group of processes is brought to its end. Rungs: ask (the first signal), wait for the grace period,
-// kill (SIGKILL), wait again, give up. A second request skips ahead. Pure: time is an argument, the caller signals.
-// Source: torch/distributed/elastic/multiprocessing/api.py (SubprocessContext._close).
+// StopLadder: how a group of processes is brought to its end. Rungs: ask (the first signal), wait for the
+// grace period, kill (SIGKILL), wait again, give up. A second request skips ahead. Pure: time is an argument,
+// the caller signals. Source: torch/distributed/elastic/multiprocessing/api.py (SubprocessContext._close).
 #pragma once
 
-#include <signal.h>
-
 #include <optional>
+#include <signal.h>
 
 #include "rendezvous/base/clock.h"
 
@@ -16,10 +15,12 @@ class StopLadder {
  public:
   enum class Rung { kRunning, kAsked, kKilled, kGivenUp };
 
-  /// Processes in uninterruptible sleep do not die of SIGKILL; after this long they are left behind and named.
+  /// Processes in uninterruptible sleep do not die of SIGKILL; after this long they are left behind and
+  /// named.
   static constexpr Millis kAfterKill{30'000};
 
-  /// Starts, or when it has started already skips to SIGKILL. Returns the signal to send now; nothing when all are sent.
+  /// Starts, or when it has started already skips to SIGKILL. Returns the signal to send now; nothing when
+  /// all are sent.
   std::optional<int> ask(int signal, Millis grace, Instant now) {
     if (rung_ != Rung::kRunning) return kill(now);
     if (signal == SIGKILL) return kill(now);

@@ -4,8 +4,12 @@
 namespace muster::launcher {
 namespace {
 
-bool starts_name(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
-bool continues_name(char c) { return starts_name(c) || (c >= '0' && c <= '9'); }
+bool starts_name(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+bool continues_name(char c) {
+  return starts_name(c) || (c >= '0' && c <= '9');
+}
 
 /// Length of the name at the front of `text`, 0 if there is none.
 std::size_t name_length(std::string_view text) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Substitution of $name and ${name} in arguments and log prefixes, as Python's string.Template.safe_substitute does it:
+// Substitution of $name and ${name} in arguments and log prefixes, as Python's
+// string.Template.safe_substitute does it:
 // "$$" is "$", unknown names and stray dollars stay as they are. Pure.
 #pragma once
 

@@ -15,11 +15,12 @@ Supervision::Orders Supervision::stop(int signal, AttemptEnd reason, Instant now
   return orders;
 }
 
-Supervision::Orders Supervision::worker_ended(int local_rank, const ProcessEnd& end, Instant now) {
+Supervision::Orders Supervision::worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled,
+                                              Instant now) {
   MUSTER_CHECK(running_ > 0, "more workers ended than were started");
   --running_;
   if (stopping()) {
-    stopped_[static_cast<std::size_t>(local_rank)] = true;
+    stopped_[static_cast<std::size_t>(local_rank)] = !unsignalled;
     return {};
   }
   if (end.ok()) return {};
@@ -29,8 +30,8 @@ Supervision::Orders Supervision::worker_ended(int local_rank, const ProcessEnd& 
   return orders;
 }
 
-Supervision::Orders Supervision::start_failed(int local_rank, Instant now) {
-  running_ -= static_cast<int>(stopped_.size()) - local_rank;
+Supervision::Orders Supervision::start_failed(int started, Instant now) {
+  running_ = started;
   Orders orders = stop(SIGTERM, AttemptEnd::kNotStarted, now);
   orders.announce = true;
   return orders;
@@ -38,7 +39,7 @@ Supervision::Orders Supervision::start_failed(int local_rank, Instant now) {
 
 Supervision::Orders Supervision::signal_received(int signal, Instant now) {
   const bool first = !stopping();
-  if (first) stop_signal_ = signal;
+  if (stop_signal_ == 0) stop_signal_ = signal;
   Orders orders = stop(signal, AttemptEnd::kSignalled, now);
   orders.announce = first;
   return orders;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Supervision: one attempt of one node as a machine. Events in (a worker ended, a signal came, another node failed, time
-// passed), orders out (signal all groups, announce the failure). Holds the stop ladder. Pure: no process, no clock.
+// Supervision: one attempt of one node as a machine. Events in (a worker ended, a signal came, another node
+// failed, time passed), orders out (signal all groups, announce the failure). Holds the stop ladder. Pure: no
+// process, no clock.
 #pragma once
 
 #include <optional>
@@ -25,10 +26,10 @@ class Supervision {
 
   Supervision(int workers, Millis grace);
 
-  /// Every worker ends exactly once.
-  Orders worker_ended(int local_rank, const ProcessEnd& end, Instant now);
-  /// This worker and those after it were never started.
-  Orders start_failed(int local_rank, Instant now);
+  /// Every worker ends exactly once. `unsignalled`: it had ended before any signal reached it.
+  Orders worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled, Instant now);
+  /// Only `started` workers were; the others will never run.
+  Orders start_failed(int started, Instant now);
   /// The first stops the workers with the same signal; a second one skips to SIGKILL.
   Orders signal_received(int signal, Instant now);
   /// Another node's failure, or its loss.
@@ -38,7 +39,9 @@ class Supervision {
 
   [[nodiscard]] std::optional<Instant> deadline() const { return ladder_.deadline(); }
   /// No worker is left, or those left do not even die of SIGKILL.
-  [[nodiscard]] bool finished() const { return running_ == 0 || ladder_.rung() == StopLadder::Rung::kGivenUp; }
+  [[nodiscard]] bool finished() const {
+    return running_ == 0 || ladder_.rung() == StopLadder::Rung::kGivenUp;
+  }
   [[nodiscard]] int running() const { return running_; }
   [[nodiscard]] bool stopping() const { return ladder_.rung() != StopLadder::Rung::kRunning; }
   [[nodiscard]] StopLadder::Rung rung() const { return ladder_.rung(); }
@@ -46,10 +49,13 @@ class Supervision {
   [[nodiscard]] AttemptEnd end() const { return end_; }
   /// The local worker whose failure came first, -1 if the end has another reason.
   [[nodiscard]] int first_failure() const { return first_failure_; }
-  /// The signal that stopped the attempt, 0 if none did.
+  /// The first signal that asked for the end, whether or not the attempt was being stopped already; 0: none
+  /// came. It forbids a restart.
   [[nodiscard]] int stop_signal() const { return stop_signal_; }
   /// The worker ended after it had been signalled.
-  [[nodiscard]] bool stopped_by_us(int local_rank) const { return stopped_[static_cast<std::size_t>(local_rank)]; }
+  [[nodiscard]] bool stopped_by_us(int local_rank) const {
+    return stopped_[static_cast<std::size_t>(local_rank)];
+  }
 
  private:
   Orders stop(int signal, AttemptEnd reason, Instant now);

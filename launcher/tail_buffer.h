@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TailBuffer: the last bytes of a stream, for the last lines of a failed worker's stderr. Allocates what it needs up to
-// its cap: 256 silent workers cost nothing. Pure.
+// TailBuffer: the last bytes of a stream, for the last lines of a failed worker's stderr. Allocates what it
+// needs up to its cap: 256 silent workers cost nothing. Pure.
 #pragma once
 
 #include <cstddef>

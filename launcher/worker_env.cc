@@ -27,17 +27,20 @@ Result<std::string> visible_device(const Environment& inherited, int index) {
     if (comma == std::string_view::npos) break;
     rest.remove_prefix(comma + 1);
   }
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("--virtual-local-rank: CUDA_VISIBLE_DEVICES={} has no device for local rank {}; list more "
-                          "devices or lower --nproc-per-node",
-                          *list, index));
+  return fail(
+      ErrorCode::kInvalidArgument,
+      fmt::format("--virtual-local-rank: CUDA_VISIBLE_DEVICES={} has no device for local rank {}; list more "
+                  "devices or lower --nproc-per-node",
+                  *list, index));
 }
 
 }  // namespace
 
 Environment shared_environment(const Environment& inherited, const Job& job, const Assignment& assignment) {
   Environment out = inherited;
-  const auto set = [&](std::string_view name, std::string value) { out.insert_or_assign(std::string(name), std::move(value)); };
+  const auto set = [&](std::string_view name, std::string value) {
+    out.insert_or_assign(std::string(name), std::move(value));
+  };
   set(env::kWorldSize, std::to_string(assignment.world_size));
   set(env::kLocalWorldSize, std::to_string(job.local_world_size));
   set(env::kGroupRank, std::to_string(assignment.group_rank));
@@ -59,8 +62,8 @@ Environment shared_environment(const Environment& inherited, const Job& job, con
   return out;
 }
 
-Result<RankVariables> rank_variables(const Environment& inherited, const Job& job, const Assignment& assignment,
-                                     int local_rank, std::string error_file) {
+Result<RankVariables> rank_variables(const Environment& inherited, const Job& job,
+                                     const Assignment& assignment, int local_rank, std::string error_file) {
   RankVariables out;
   out.emplace_back(env::kRank, std::to_string(assignment.base_rank + local_rank));
   out.emplace_back(env::kLocalRank, job.virtual_local_rank ? "0" : std::to_string(local_rank));

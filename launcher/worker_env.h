@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worker environment: the agent's own, overlaid by every variable of rendezvous/env_contract.h. Split into what all
-// workers of an attempt share and the few values of one rank, so that starting 256 workers renders the rest once. Pure.
-// Source: torch/distributed/elastic/agent/server/local_elastic_agent.py (_start_workers).
+// Worker environment: the agent's own, overlaid by every variable of rendezvous/env_contract.h. Split into
+// what all workers of an attempt share and the few values of one rank, so that starting 256 workers renders
+// the rest once. Pure. Source: torch/distributed/elastic/agent/server/local_elastic_agent.py
+// (_start_workers).
 #pragma once
 
 #include <string>
@@ -23,7 +24,8 @@ namespace muster::launcher {
 using RankVariables = std::vector<std::pair<std::string_view, std::string>>;
 
 /// What differs. The names are the same for every rank, in the same order. `error_file` may be empty.
-/// kInvalidArgument: --virtual-local-rank and CUDA_VISIBLE_DEVICES lists fewer devices than there are workers.
+/// kInvalidArgument: --virtual-local-rank and CUDA_VISIBLE_DEVICES lists fewer devices than there are
+/// workers.
 [[nodiscard]] Result<RankVariables> rank_variables(const Environment& inherited, const Job& job,
                                                    const Assignment& assignment, int local_rank,
                                                    std::string error_file);

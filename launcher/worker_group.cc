@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/worker_group.h"
 
+#include <algorithm>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-
-#include <algorithm>
 
 #include <fmt/format.h>
 
@@ -29,7 +28,9 @@ ProcessEnd to_end(const siginfo_t& info) {
   return end;
 }
 
-std::string assign(std::string_view name, std::string_view value) { return fmt::format("{}={}", name, value); }
+std::string assign(std::string_view name, std::string_view value) {
+  return fmt::format("{}={}", name, value);
+}
 
 }  // namespace
 
@@ -41,61 +42,117 @@ WorkerGroup::WorkerGroup(boost::asio::io_context& io, Guardian& guardian, int wo
 
 WorkerGroup::~WorkerGroup() {
   *alive_ = false;
+  signalled_ = true;
   signal_groups(SIGKILL);
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
     if (worker.running) {
       siginfo_t info{};
-      ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(worker.pidfd.native_handle()), &info, WEXITED | WNOHANG);
+      ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(worker.pidfd.native_handle()), &info,
+               WEXITED | WNOHANG);
     }
     guardian_.forget(i);
   }
 }
 
 std::optional<WorkerGroup::StartFailure> WorkerGroup::start(Spawner& spawner, const Job& job,
-                                                            const Assignment& assignment, const Environment& inherited,
-                                                            const LogDirectory& directory, LogRouter& router) {
-  // Rendered once: 256 workers differ in four variables.
-  StringBlock environment;
-  for (const auto& [name, value] : shared_environment(inherited, job, assignment)) environment.add(assign(name, value));
-  const std::size_t first_own = environment.size();
+                                                            const Assignment& assignment,
+                                                            const Environment& inherited,
+                                                            const LogDirectory& directory,
+                                                            LogRouter& router) {
+  // Rendered once per lane: 256 workers differ in four variables. A lane's texts rest until its child has
+  // executed.
+  struct Texts {
+    StringBlock environment, arguments;
+    std::string path;
+    std::size_t first_own = 0;
+    int local_rank = -1;
+  };
+  std::vector<Texts> lanes(std::min<std::size_t>(Spawner::kLanes, workers_.size()));
+  const Environment shared = shared_environment(inherited, job, assignment);
   const auto& texts = job.command.arguments;
+  for (Texts& lane : lanes) {
+    for (const auto& [name, value] : shared) lane.environment.add(assign(name, value));
+    for (const std::string& text : texts) lane.arguments.add(text);
+    lane.first_own = lane.environment.size();
+    lane.path = job.command.path;
+  }
   const bool varies = job.command.path.find('$') != std::string::npos ||
-                      std::any_of(texts.begin(), texts.end(),
-                                  [](const std::string& text) { return text.find('$') != std::string::npos; });
-  StringBlock arguments;
-  for (const std::string& text : texts) arguments.add(text);
-  std::string path = job.command.path;
+                      std::any_of(texts.begin(), texts.end(), [](const std::string& text) {
+                        return text.find('$') != std::string::npos;
+                      });
 
-  for (int rank = 0; rank < job.local_world_size; ++rank) {
-    auto own = rank_variables(inherited, job, assignment, rank, directory.file(rank, "error.json"));
-    if (!own) return StartFailure{rank, std::move(own).error()};
-    for (std::size_t i = 0; i < own->size(); ++i) {
-      std::string entry = assign((*own)[i].first, (*own)[i].second);
-      if (rank == 0) {
-        environment.add(std::move(entry));
+  std::optional<StartFailure> failure;
+  const auto settle = [&](std::size_t index) {
+    auto executed = spawner.settle(index);
+    if (executed) return;
+    const int rank = lanes[index].local_rank;
+    forget(rank);
+    if (!failure || rank < failure->local_rank) failure = StartFailure{rank, std::move(executed).error()};
+  };
+  const auto begin = [&](int rank, std::size_t index) -> Result<void> {
+    Texts& lane = lanes[index];
+    lane.local_rank = rank;
+    MUSTER_TRY(const RankVariables own,
+               rank_variables(inherited, job, assignment, rank, directory.file(rank, "error.json")));
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      std::string entry = assign(own[i].first, own[i].second);
+      if (lane.environment.size() <= lane.first_own + i) {
+        lane.environment.add(std::move(entry));
       } else {
-        environment.replace(first_own + i, std::move(entry));
+        lane.environment.replace(lane.first_own + i, std::move(entry));
       }
     }
     if (varies) {
-      for (std::size_t i = 0; i < texts.size(); ++i) arguments.replace(i, substitute_local_rank(texts[i], rank));
-      path = substitute_local_rank(job.command.path, rank);
+      for (std::size_t i = 0; i < texts.size(); ++i)
+        lane.arguments.replace(i, substitute_local_rank(texts[i], rank));
+      lane.path = substitute_local_rank(job.command.path, rank);
     }
-    auto streams = router.open(rank);
-    if (!streams) return StartFailure{rank, std::move(streams).error()};
-    auto spawned = spawner.spawn(
-        {path.c_str(), arguments.data(), environment.data(), streams->stdout_fd, streams->stderr_fd});
+    MUSTER_TRY(const LogRouter::Streams streams, router.open(rank));
+    auto spawned = spawner.begin(index, {lane.path.c_str(), lane.arguments.data(), lane.environment.data(),
+                                         streams.stdout_fd, streams.stderr_fd});
     router.started(rank);
-    if (!spawned) return StartFailure{rank, std::move(spawned).error()};
+    if (!spawned) return fail(std::move(spawned).error());
     Worker& worker = workers_[static_cast<std::size_t>(rank)];
     worker.pid = spawned->pid;
     worker.running = true;
     guardian_.watch(static_cast<std::size_t>(rank), worker.pid);
     worker.pidfd.assign(spawned->pidfd.release());
     watch(rank);
+    return {};
+  };
+
+  for (int rank = 0; rank < job.local_world_size; ++rank) {
+    const std::size_t index = static_cast<std::size_t>(rank) % lanes.size();
+    settle(index);
+    if (failure) break;
+    if (auto begun = begin(rank, index); !begun) {
+      failure = StartFailure{rank, std::move(begun).error()};
+      break;
+    }
   }
-  return std::nullopt;
+  for (std::size_t index = 0; index < lanes.size(); ++index) settle(index);
+  return failure;
+}
+
+int WorkerGroup::started() const {
+  return static_cast<int>(
+      std::count_if(workers_.begin(), workers_.end(), [](const Worker& worker) { return worker.pid != 0; }));
+}
+
+/// A child that could not execute: it has ended, and never was a worker.
+void WorkerGroup::forget(int local_rank) {
+  Worker& worker = workers_[static_cast<std::size_t>(local_rank)];
+  siginfo_t info{};
+  retry_eintr([&] {
+    return ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(worker.pidfd.native_handle()), &info,
+                    WEXITED);
+  });
+  boost::system::error_code ignored;
+  worker.pidfd.close(ignored);
+  worker.pid = 0;
+  worker.running = false;
+  guardian_.forget(static_cast<std::size_t>(local_rank));
 }
 
 void WorkerGroup::watch(int local_rank) {
@@ -103,11 +160,12 @@ void WorkerGroup::watch(int local_rank) {
       boost::asio::posix::descriptor_base::wait_read,
       [this, local_rank, alive = alive_](boost::system::error_code error) {
         if (error || !*alive) return;
-        reap(local_rank);
+        if (!reap(local_rank)) watch(local_rank);
       });
 }
 
-void WorkerGroup::reap(int local_rank) {
+/// False if the worker has not ended.
+bool WorkerGroup::reap(int local_rank) {
   const auto index = static_cast<std::size_t>(local_rank);
   Worker& worker = workers_[index];
   siginfo_t info{};
@@ -116,15 +174,18 @@ void WorkerGroup::reap(int local_rank) {
                     WEXITED | WNOHANG);
   });
   MUSTER_CHECK(result == 0, "waitid on a pidfd of our own: " + errno_text(errno));
-  if (info.si_pid == 0) return watch(local_rank);
+  if (info.si_pid == 0) return false;
   worker.running = false;
   boost::system::error_code ignored;
   worker.pidfd.close(ignored);
   look_after_group(index);
-  exited_(local_rank, to_end(info));
+  exited_(local_rank, to_end(info), !signalled_);
+  return true;
 }
 
-/// The number of a group stays taken while it has members, so it can be signalled safely until it is found empty.
+/// The number of a group stays taken while it has members. A group that has a leader no more may empty itself
+/// between two looks, so the number could name a stranger's group by the next signal; that takes the kernel a
+/// whole round of process numbers within one grace period, and there is no handle to a group to rule it out.
 void WorkerGroup::look_after_group(std::size_t index) {
   Worker& worker = workers_[index];
   worker.group_left = ::kill(-worker.pid, 0) == 0 || errno != ESRCH;
@@ -132,6 +193,10 @@ void WorkerGroup::look_after_group(std::size_t index) {
 }
 
 void WorkerGroup::signal_groups(int signal) {
+  if (!signalled_)
+    for (std::size_t i = 0; i < workers_.size(); ++i)
+      if (workers_[i].running) reap(static_cast<int>(i));
+  signalled_ = true;
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
     if (worker.pid <= 1 || (!worker.running && !worker.group_left)) continue;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// WorkerGroup: the processes of one attempt on this node. Starts them, learns each exit from its pidfd, signals their
-// process groups. Signals only processes it started itself. One loop; owned by the agent, per attempt. The destructor
-// kills what is left, so that no way out of the agent leaves a worker behind.
+// WorkerGroup: the processes of one attempt on this node. Starts them, learns each exit from its pidfd,
+// signals their process groups. Signals only processes it started itself. One loop; owned by the agent, per
+// attempt. The destructor kills what is left, so that no way out of the agent leaves a worker behind.
 #pragma once
 
 #include <functional>
@@ -25,28 +25,34 @@ namespace muster::launcher {
 
 class WorkerGroup {
  public:
-  using Exited = std::function<void(int local_rank, const ProcessEnd& end)>;
+  /// `unsignalled`: it ended before signal_groups() was called for the first time.
+  using Exited = std::function<void(int local_rank, const ProcessEnd& end, bool unsignalled)>;
 
   /// `exited` is called on the loop, once per worker that was started.
   WorkerGroup(boost::asio::io_context& io, Guardian& guardian, int workers, Exited exited);
   ~WorkerGroup();
 
   struct StartFailure {
-    int local_rank;  // not started, nor are those after it
+    int local_rank;
     Error error;
   };
 
-  /// Starts all in the order of their local ranks. Nothing on success.
-  [[nodiscard]] std::optional<StartFailure> start(Spawner& spawner, const Job& job, const Assignment& assignment,
-                                                  const Environment& inherited, const LogDirectory& directory,
-                                                  LogRouter& router);
+  /// Starts all in the order of their local ranks. Nothing on success; after a failure some run and pid() of
+  /// the others is 0.
+  [[nodiscard]] std::optional<StartFailure> start(Spawner& spawner, const Job& job,
+                                                  const Assignment& assignment, const Environment& inherited,
+                                                  const LogDirectory& directory, LogRouter& router);
 
+  /// Before the first signal, workers that have ended by themselves are reported as such.
   /// To every group that still has members, whether its first process lives or not.
   void signal_groups(int signal);
 
+  [[nodiscard]] int started() const;
   /// 0: was not started.
   [[nodiscard]] int pid(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].pid; }
-  [[nodiscard]] bool running(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].running; }
+  [[nodiscard]] bool running(int local_rank) const {
+    return workers_[static_cast<std::size_t>(local_rank)].running;
+  }
 
  private:
   struct Worker {
@@ -57,12 +63,14 @@ class WorkerGroup {
     boost::asio::posix::stream_descriptor pidfd;
   };
 
+  void forget(int local_rank);
   void watch(int local_rank);
-  void reap(int local_rank);
+  bool reap(int local_rank);
   void look_after_group(std::size_t index);
 
   Guardian& guardian_;
   Exited exited_;
+  bool signalled_ = false;
   std::vector<Worker> workers_;
   std::shared_ptr<bool> alive_;  // false once destroyed: handlers that are still queued check it
 };

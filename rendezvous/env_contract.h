@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one table of environment variables that cross from the agent to a worker. The launcher writes them, worker
-// programs (PyTorch's and ours) read them; --help, the README and the tests are checked against kEnvContract.
-// Source: torch/distributed/elastic/agent/server/local_elastic_agent.py (_start_workers).
+// The one table of environment variables that cross from the agent to a worker. The launcher writes them,
+// worker programs (PyTorch's and ours) read them; --help, the README and the tests are checked against
+// kEnvContract. Source: torch/distributed/elastic/agent/server/local_elastic_agent.py (_start_workers).
 #pragma once
 
 #include <array>
@@ -57,7 +57,8 @@ inline constexpr std::array kEnvContract = {
     Variable{kRestartCount, Origin::kAssignment, "restarts used so far"},
     Variable{kMaxRestarts, Origin::kJob, "value of --max-restarts"},
     Variable{kRunId, Origin::kJob, "value of --rdzv-id"},
-    Variable{kUseAgentStore, Origin::kJob, "True: the agent serves the store and rank 0 connects as a client"},
+    Variable{kUseAgentStore, Origin::kJob,
+             "True: the agent serves the store and rank 0 connects as a client"},
     Variable{kSignalsToHandle, Origin::kJob, "value of --signals-to-handle"},
     Variable{kErrorFile, Origin::kAssignment, "where a worker writes its error as JSON"},
     Variable{kNcclAsyncErrorHandling, Origin::kDefault, "1: NCCL errors end the process"},

@@ -82,7 +82,8 @@ Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, M
     }
     const Instant now = SteadyClock::now();
     const Instant again = now + backoff.next();
-    if (again >= deadline) {
+    // Something else than a TCPStore server listens there: it will not become one.
+    if (again >= deadline || error.code == ErrorCode::kProtocol) {
       return fail(
           error.code == ErrorCode::kPeerGone ? ErrorCode::kTimeout : error.code,
           fmt::format("connect to the store at {} failed for {} ({} attempts), the last: {}; is the process "

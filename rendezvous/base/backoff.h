@@ -17,7 +17,8 @@ class Backoff {
     double jitter = 0.5;  // the wait is uniform in [base * (1 - jitter), base * (1 + jitter)]
   };
 
-  Backoff(Options options, std::uint64_t seed) : options_(options), state_(seed | 1), base_ms_(static_cast<double>(options.first.count())) {}
+  Backoff(Options options, std::uint64_t seed)
+      : options_(options), state_(seed | 1), base_ms_(static_cast<double>(options.first.count())) {}
 
   /// The next wait.
   std::chrono::milliseconds next() {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/base/env.h"
 
-#include <unistd.h>
-
 #include <charconv>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
@@ -26,7 +25,8 @@ std::optional<std::string_view> lookup(const Environment& environment, std::stri
   return found->second;
 }
 
-Result<std::int64_t> parse_integer(std::string_view name, std::string_view text, std::int64_t min, std::int64_t max) {
+Result<std::int64_t> parse_integer(std::string_view name, std::string_view text, std::int64_t min,
+                                   std::int64_t max) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || value < min || value > max)
@@ -39,10 +39,11 @@ Result<std::int64_t> require_integer(const Environment& environment, std::string
                                      std::int64_t max) {
   const auto text = lookup(environment, name);
   if (!text || text->empty())
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("environment variable {} is not set; start the program with muster, torchrun or srun, or "
-                            "set it by hand",
-                            name));
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("environment variable {} is not set; start the program with muster, torchrun or srun, or "
+                    "set it by hand",
+                    name));
   return parse_integer(name, *text, min, max);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Environment as a value: read once in main and handed in, so that code which depends on it is tested with literals.
+// Environment as a value: read once in main and handed in, so that code which depends on it is tested with
+// literals.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ using Environment = std::map<std::string, std::string, std::less<>>;
 [[nodiscard]] std::optional<std::string_view> lookup(const Environment& environment, std::string_view name);
 
 /// A decimal integer within [min, max]. Errors name the variable, its value and the range.
-[[nodiscard]] Result<std::int64_t> parse_integer(std::string_view name, std::string_view text, std::int64_t min,
-                                                 std::int64_t max);
+[[nodiscard]] Result<std::int64_t> parse_integer(std::string_view name, std::string_view text,
+                                                 std::int64_t min, std::int64_t max);
 
 /// A required integer variable.
 [[nodiscard]] Result<std::int64_t> require_integer(const Environment& environment, std::string_view name,

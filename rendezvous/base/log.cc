@@ -3,36 +3,69 @@
 
 #include <algorithm>
 #include <cctype>
+#include <mutex>
+#include <utility>
 
 #include <spdlog/logger.h>
 #include <spdlog/sinks/ansicolor_sink.h>
+#include <spdlog/sinks/base_sink.h>
 
 namespace muster {
 namespace {
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarning: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
-    case LogLevel::kOff: return spdlog::level::off;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kOff:
+      return spdlog::level::off;
   }
   return spdlog::level::warn;
+}
+
+class CallingSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit CallingSink(std::function<void(std::string_view)> write) : write_(std::move(write)) {}
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    write_(std::string_view(line.data(), line.size()));
+  }
+  void flush_() override {}
+
+  std::function<void(std::string_view)> write_;
+};
+
+std::shared_ptr<spdlog::logger> make_logger(std::string program, LogLevel level, spdlog::sink_ptr sink) {
+  auto logger = std::make_shared<spdlog::logger>(std::move(program), std::move(sink));
+  logger->set_level(to_spdlog(level));
+  logger->set_pattern("%n %H:%M:%S.%e %^%l%$: %v");
+  logger->flush_on(spdlog::level::debug);
+  return logger;
 }
 
 }  // namespace
 
 Log::Log(std::string program, LogLevel level)
     : level_(level),
-      logger_(std::make_shared<spdlog::logger>(std::move(program),
-                                               std::make_shared<spdlog::sinks::ansicolor_stderr_sink_mt>())) {
-  logger_->set_level(to_spdlog(level));
-  logger_->set_pattern("%n %H:%M:%S.%e %^%l%$: %v");
-  logger_->flush_on(spdlog::level::debug);
-}
+      logger_(make_logger(std::move(program), level,
+                          std::make_shared<spdlog::sinks::ansicolor_stderr_sink_mt>())) {}
 
-void Log::write(LogLevel level, std::string_view text) const { logger_->log(to_spdlog(level), text); }
+Log::Log(std::string program, LogLevel level, std::function<void(std::string_view line)> write)
+    : level_(level),
+      logger_(make_logger(std::move(program), level, std::make_shared<CallingSink>(std::move(write)))) {}
+
+void Log::write(LogLevel level, std::string_view text) const {
+  logger_->log(to_spdlog(level), text);
+}
 
 LogLevel parse_log_level(std::string_view text) {
   std::string lower(text);

@@ -66,7 +66,8 @@ Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
     if (n < 0) return fail(errno_error("read " + path, errno));
     if (n == 0) return out;
     if (out.size() + static_cast<std::size_t>(n) > max_bytes)
-      return fail(ErrorCode::kExhausted, "read " + path + ": larger than " + std::to_string(max_bytes) + " bytes");
+      return fail(ErrorCode::kExhausted,
+                  "read " + path + ": larger than " + std::to_string(max_bytes) + " bytes");
     out.append(block, static_cast<std::size_t>(n));
   }
 }

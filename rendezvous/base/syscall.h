@@ -26,7 +26,8 @@ auto retry_eintr(Call&& call) {
 [[nodiscard]] Error errno_error(std::string_view what, int error_number);
 
 /// The whole file; kNotFound/kIo, or kExhausted when it is larger than `max_bytes`.
-[[nodiscard]] Result<std::string> read_file(const std::string& path, std::size_t max_bytes = std::size_t{1} << 30);
+[[nodiscard]] Result<std::string> read_file(const std::string& path,
+                                            std::size_t max_bytes = std::size_t{1} << 30);
 
 /// Writes all bytes to a descriptor, through short writes and EINTR.
 [[nodiscard]] Result<void> write_all(int fd, std::string_view bytes);

@@ -12,6 +12,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
@@ -204,6 +205,9 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
     past_requests_ += slot.connection->session().num_requests();
     set_deadline(id, std::nullopt);
     slot.connection.reset();
+    // Later, so that it may do with this server what it likes.
+    if (options_.on_close)
+      boost::asio::post(ready_.get_executor(), [call = options_.on_close, peer = slot.peer] { call(peer); });
     ++slot.turn;
     --num_open_;
     free_ids_.push_back(id);

@@ -30,6 +30,8 @@ struct ServerOptions {
   std::uint16_t port = 0;  ///< 0: the kernel chooses; port() tells
   int listen_fd = -1;      ///< >= 0: an inherited, bound socket to listen with instead; the server closes it
   SessionLimits limits;
+  /// Called on the loop after a client's connection has ended, with its address ("10.0.0.4:1234").
+  std::function<void(const std::string& peer)> on_close;
   /// A client with unread answers that takes not one byte of them for so long is closed.
   std::chrono::milliseconds slow_reader_timeout = std::chrono::minutes(1);
   /// How long an old client's byte 8 with a key may stay alone before it is taken for DELETE_KEY of PyTorch

@@ -41,7 +41,7 @@ ALLOWED = {
     "launcher/ctl": _RENDEZVOUS | {"rendezvous/net", "launcher"},
     "worker_runtime/include": {"rendezvous/include"},
     "worker_runtime/core": _WORKER_GROUND,
-    "worker_runtime/groups": _WORKER_GROUND | {"worker_runtime/core"},
+    "worker_runtime/groups": _WORKER_GROUND | {"worker_runtime/core", "worker_runtime/kernels"},
     "worker_runtime/kernels": _WORKER_GROUND | {"worker_runtime/core"},
     "worker_runtime/nn": _WORKER_GROUND | {"worker_runtime/core", "worker_runtime/kernels"},
     "worker_runtime/observe": _WORKER_GROUND | {"worker_runtime/core"},

@@ -25,14 +25,21 @@ def is_code(name):
     return path.suffix in _CODE_SUFFIXES or path.name == "CMakeLists.txt" or _is_script(name)
 
 
+def _lines_in_raw_strings(text):
+    """1-based numbers of the lines on which a C++ raw string goes on: their white space is the program's."""
+    return {number for match in re.finditer(r'R"(\w*)\(.*?\)\1"', text, re.DOTALL)
+            for number in range(text.count("\n", 0, match.start()) + 1, text.count("\n", 0, match.end()) + 1)}
+
+
 def _check_code(name, text):
     lines = text.split("\n")
+    raw = _lines_in_raw_strings(text)
     if len(lines) - 1 > MAX_LINES:
         yield 1, f"{len(lines) - 1} lines, more than {MAX_LINES}: find the second noun"
     if not any(_SPDX in line for line in lines[:6]):
         yield 1, f"no '{_SPDX}' in the first lines"
     for number, line in enumerate(lines, 1):
-        if line != line.rstrip():
+        if line != line.rstrip() and number not in raw:
             yield number, "white space at the end of the line"
         if "\t" in line:
             yield number, "tab character"
@@ -54,8 +61,23 @@ def _check_script(name, text):
         yield 2, "the line after #! says in one sentence what the script does"
 
 
+def _forgotten_tests():
+    """Test files that no CMakeLists.txt builds, and test folders that tests/CMakeLists.txt does not enter."""
+    lists = {name: source_tree.text(name) for name in source_tree.tracked_files()
+             if name.startswith("tests/") and name.endswith("/CMakeLists.txt") and not name.startswith("tests/embed/")}
+    everything = "\n".join(lists.values())
+    for name in source_tree.cpp_files():
+        path = pathlib.PurePosixPath(name)
+        if path.parts[0] == "tests" and re.search(r"_(test|fuzz)\.cc$", path.name) and path.name not in everything:
+            yield f"{name}:1: in no CMakeLists.txt: it never runs"
+    for name in lists:
+        folder = str(pathlib.PurePosixPath(name).parent.relative_to("tests"))
+        if folder not in (".", "bench") and not re.search(rf"[ (/]{re.escape(folder)}[ )\n/]", lists["tests/CMakeLists.txt"]):
+            yield f"{name}:1: tests/CMakeLists.txt does not add this folder"
+
+
 def run():
-    problems = []
+    problems = list(_forgotten_tests())
     for name in source_tree.tracked_files():
         if not is_code(name):
             continue

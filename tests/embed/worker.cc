@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A user's program that gathers and sums ranks: world_size 1 when started alone, N under `muster --nproc-per-node=N`.
+// A user's program that gathers and sums ranks: world_size 1 when started alone, N under `muster
+// --nproc-per-node=N`.
 #include <iostream>
 
 #include <muster/init.h>

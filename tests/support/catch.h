@@ -9,9 +9,9 @@
 #endif
 
 /// REQUIREs a Result's success and shows its error's text otherwise.
-#define REQUIRE_OK(expression)                                            \
-  do {                                                                    \
-    const auto& require_ok_ = (expression);                               \
+#define REQUIRE_OK(expression)                                             \
+  do {                                                                     \
+    const auto& require_ok_ = (expression);                                \
     INFO((require_ok_ ? std::string("ok") : require_ok_.error().message)); \
-    REQUIRE(require_ok_.has_value());                                     \
+    REQUIRE(require_ok_.has_value());                                      \
   } while (false)

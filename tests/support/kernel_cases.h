@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shapes and inputs on which an implementation of the kernels is compared with the reference, on the CPU (bodies looped
-// over) and on a GPU. Inputs are a fixed pseudo-random sequence, so a failure repeats.
+// Shapes and inputs on which an implementation of the kernels is compared with the reference, on the CPU
+// (bodies looped over) and on a GPU. Inputs are a fixed pseudo-random sequence, so a failure repeats.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,8 @@ inline std::vector<std::int32_t> random_integers(std::size_t count, std::int32_t
   return values;
 }
 
-/// Largest difference, relative to the largest magnitude expected (1 where all of that is 0): the measure of kernels.h.
+/// Largest difference, relative to the largest magnitude expected (1 where all of that is 0): the measure of
+/// kernels.h.
 inline double relative_error(const std::vector<float>& actual, const std::vector<float>& expected) {
   if (actual.size() != expected.size()) return 1e30;
   double largest = 0, difference = 0;
@@ -51,12 +52,40 @@ inline std::vector<kernels::ConvShape> conv_cases() {
       {.batch = 4, .in_channels = 6, .height = 12, .width = 12, .out_channels = 16, .kernel = 5},
       {.batch = 1, .in_channels = 1, .height = 5, .width = 5, .out_channels = 1, .kernel = 5},
       {.batch = 64, .in_channels = 1, .height = 28, .width = 28, .out_channels = 6, .kernel = 5},
-      {.batch = 3, .in_channels = 2, .height = 9, .width = 7, .out_channels = 5, .kernel = 5, .stride = 2, .padding = 2},
-      {.batch = 2, .in_channels = 3, .height = 8, .width = 10, .out_channels = 4, .kernel = 3, .stride = 1, .padding = 1},
-      {.batch = 2, .in_channels = 3, .height = 11, .width = 6, .out_channels = 4, .kernel = 3, .stride = 2, .padding = 1},
+      {.batch = 3,
+       .in_channels = 2,
+       .height = 9,
+       .width = 7,
+       .out_channels = 5,
+       .kernel = 5,
+       .stride = 2,
+       .padding = 2},
+      {.batch = 2,
+       .in_channels = 3,
+       .height = 8,
+       .width = 10,
+       .out_channels = 4,
+       .kernel = 3,
+       .stride = 1,
+       .padding = 1},
+      {.batch = 2,
+       .in_channels = 3,
+       .height = 11,
+       .width = 6,
+       .out_channels = 4,
+       .kernel = 3,
+       .stride = 2,
+       .padding = 1},
       {.batch = 2, .in_channels = 4, .height = 6, .width = 6, .out_channels = 8, .kernel = 1},
       {.batch = 2, .in_channels = 4, .height = 7, .width = 7, .out_channels = 8, .kernel = 1, .stride = 2},
-      {.batch = 2, .in_channels = 3, .height = 23, .width = 23, .out_channels = 4, .kernel = 7, .stride = 2, .padding = 3},
+      {.batch = 2,
+       .in_channels = 3,
+       .height = 23,
+       .width = 23,
+       .out_channels = 4,
+       .kernel = 7,
+       .stride = 2,
+       .padding = 3},
       {.batch = 2, .in_channels = 2, .height = 6, .width = 6, .out_channels = 3, .kernel = 2, .stride = 3},
       {.batch = 2, .in_channels = 2, .height = 6, .width = 5, .out_channels = 3, .kernel = 4, .padding = 3},
       {.batch = 1, .in_channels = 1, .height = 1, .width = 1, .out_channels = 1, .kernel = 3, .padding = 1},
@@ -64,28 +93,30 @@ inline std::vector<kernels::ConvShape> conv_cases() {
 }
 
 inline std::vector<kernels::PoolShape> pool_cases() {
-  return {{4, 6, 24, 24, 2}, {4, 16, 8, 8, 2}, {1, 1, 2, 2, 2},  {3, 5, 7, 9, 2},
+  return {{4, 6, 24, 24, 2}, {4, 16, 8, 8, 2}, {1, 1, 2, 2, 2},    {3, 5, 7, 9, 2},
           {2, 3, 10, 11, 3}, {2, 2, 5, 5, 1},  {1, 2, 15, 15, 15}, {2, 1, 3, 4, 4}};
 }
 
 inline std::vector<kernels::LinearShape> linear_cases() {
-  return {{4, 256, 120}, {4, 120, 84}, {4, 84, 10}, {1, 1, 1},   {1, 33, 5},    {7, 31, 3},    {8, 64, 64},
+  return {{4, 256, 120}, {4, 120, 84}, {4, 84, 10},  {1, 1, 1},     {1, 33, 5},   {7, 31, 3},  {8, 64, 64},
           {9, 100, 17},  {64, 84, 10}, {63, 5, 129}, {33, 784, 51}, {65, 40, 30}, {130, 17, 9}};
 }
 
 inline std::string describe(const kernels::ConvShape& s) {
-  return "batch " + std::to_string(s.batch) + ", " + std::to_string(s.in_channels) + "x" + std::to_string(s.height) + "x" +
-         std::to_string(s.width) + " -> " + std::to_string(s.out_channels) + ", kernel " + std::to_string(s.kernel) +
-         ", stride " + std::to_string(s.stride) + ", padding " + std::to_string(s.padding);
+  return "batch " + std::to_string(s.batch) + ", " + std::to_string(s.in_channels) + "x" +
+         std::to_string(s.height) + "x" + std::to_string(s.width) + " -> " + std::to_string(s.out_channels) +
+         ", kernel " + std::to_string(s.kernel) + ", stride " + std::to_string(s.stride) + ", padding " +
+         std::to_string(s.padding);
 }
 
 inline std::string describe(const kernels::PoolShape& s) {
-  return "batch " + std::to_string(s.batch) + ", " + std::to_string(s.channels) + "x" + std::to_string(s.height) + "x" +
-         std::to_string(s.width) + ", window " + std::to_string(s.window);
+  return "batch " + std::to_string(s.batch) + ", " + std::to_string(s.channels) + "x" +
+         std::to_string(s.height) + "x" + std::to_string(s.width) + ", window " + std::to_string(s.window);
 }
 
 inline std::string describe(const kernels::LinearShape& s) {
-  return "batch " + std::to_string(s.batch) + ", " + std::to_string(s.in_features) + " -> " + std::to_string(s.out_features);
+  return "batch " + std::to_string(s.batch) + ", " + std::to_string(s.in_features) + " -> " +
+         std::to_string(s.out_features);
 }
 
 }  // namespace muster::testing

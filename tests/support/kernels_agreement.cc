@@ -58,12 +58,12 @@ void check_gather_normalize(Kernels& subject) {
     const auto indices = random_integers(elements(batch, 1), n, 3);
     std::vector<float> expected(elements(batch, image_elements));
     std::vector<std::int32_t> expected_labels(elements(batch, 1));
-    reference->gather_normalize(images.data(), labels.data(), indices.data(), batch, image_elements, 0.5F, 0.25F,
-                                expected.data(), expected_labels.data());
+    reference->gather_normalize(images.data(), labels.data(), indices.data(), batch, image_elements, 0.5F,
+                                0.25F, expected.data(), expected_labels.data());
     float* x = output(subject, expected.size());
     auto* out_labels = upload(subject, std::vector<std::int32_t>(expected_labels.size(), -1));
-    subject.gather_normalize(upload(subject, images), upload(subject, labels), upload(subject, indices), batch,
-                             image_elements, 0.5F, 0.25F, x, out_labels);
+    subject.gather_normalize(upload(subject, images), upload(subject, labels), upload(subject, indices),
+                             batch, image_elements, 0.5F, 0.25F, x, out_labels);
     REQUIRE(relative_error(download(subject, x, expected.size()), expected) <= 1e-6);
     REQUIRE(download(subject, out_labels, expected_labels.size()) == expected_labels);
   }
@@ -81,7 +81,8 @@ void check_conv2d(Kernels& subject, const ConvShape& s) {
   reference->conv2d_forward(s, x.data(), w.data(), b.data(), y.data());
   reference->conv2d_backward(s, x.data(), w.data(), dy.data(), dx.data(), dw.data(), db.data());
 
-  const float *device_x = upload(subject, x), *device_w = upload(subject, w), *device_dy = upload(subject, dy);
+  const float *device_x = upload(subject, x), *device_w = upload(subject, w),
+              *device_dy = upload(subject, dy);
   float *device_y = output(subject, y.size()), *device_dx = output(subject, dx.size()),
         *device_dw = output(subject, dw.size()), *device_db = output(subject, db.size());
   subject.conv2d_forward(s, device_x, device_w, upload(subject, b), device_y);
@@ -116,7 +117,8 @@ void check_relu_max_pool(Kernels& subject, const PoolShape& s) {
   auto* device_argmax = upload(subject, std::vector<std::uint8_t>(outputs, 77));
   subject.relu_max_pool_forward(s, upload(subject, x), device_y, device_argmax);
   const auto actual = download(subject, device_y, outputs);
-  for (std::size_t i = 0; i < outputs; ++i) REQUIRE((actual[i] == y[i] || (std::isnan(actual[i]) && std::isnan(y[i]))));
+  for (std::size_t i = 0; i < outputs; ++i)
+    REQUIRE((actual[i] == y[i] || (std::isnan(actual[i]) && std::isnan(y[i]))));
   REQUIRE(download(subject, device_argmax, outputs) == argmax);
   subject.relu_max_pool_backward(s, upload(subject, dy), device_argmax, device_dx);
   REQUIRE(download(subject, device_dx, dx.size()) == dx);
@@ -135,7 +137,8 @@ void check_linear(Kernels& subject, const LinearShape& s) {
     INFO("relu " << relu);
     std::vector<float> y(dy.size()), dx(x.size()), dw(w.size()), db(b.size()), clobbered = dy;
     reference->linear_forward(s, x.data(), w.data(), b.data(), y.data(), relu);
-    reference->linear_backward(s, x.data(), w.data(), y.data(), clobbered.data(), dx.data(), dw.data(), db.data(), relu);
+    reference->linear_backward(s, x.data(), w.data(), y.data(), clobbered.data(), dx.data(), dw.data(),
+                               db.data(), relu);
 
     float *device_y = output(subject, y.size()), *device_dx = output(subject, dx.size()),
           *device_dw = output(subject, dw.size()), *device_db = output(subject, db.size());
@@ -143,13 +146,15 @@ void check_linear(Kernels& subject, const LinearShape& s) {
     REQUIRE(relative_error(download(subject, device_y, y.size()), y) <= 1e-5);
     // The mask of the reference: an output that rounds to another side of zero is not what is tested here.
     device_y = upload(subject, y);
-    subject.linear_backward(s, device_x, device_w, device_y, upload(subject, dy), device_dx, device_dw, device_db, relu);
+    subject.linear_backward(s, device_x, device_w, device_y, upload(subject, dy), device_dx, device_dw,
+                            device_db, relu);
     REQUIRE(relative_error(download(subject, device_dx, dx.size()), dx) <= 1e-5);
     REQUIRE(relative_error(download(subject, device_dw, dw.size()), dw) <= 1e-4);
     REQUIRE(relative_error(download(subject, device_db, db.size()), db) <= 1e-4);
 
     device_dw = output(subject, dw.size());
-    subject.linear_backward(s, device_x, device_w, device_y, upload(subject, dy), nullptr, device_dw, device_db, relu);
+    subject.linear_backward(s, device_x, device_w, device_y, upload(subject, dy), nullptr, device_dw,
+                            device_db, relu);
     REQUIRE(relative_error(download(subject, device_dw, dw.size()), dw) <= 1e-4);
   }
 }
@@ -181,16 +186,19 @@ void check_cross_entropy(Kernels& subject, int batch, int classes) {
 
 void check_sgd_step(Kernels& subject, std::size_t count) {
   const auto reference = make_reference_kernels();
-  for (const SgdOptions& options : {SgdOptions{}, SgdOptions{0.1F, 0.0F, 0.0F}, SgdOptions{0.03F, 0.9F, 5e-4F}})
+  for (const SgdOptions& options :
+       {SgdOptions{}, SgdOptions{0.1F, 0.0F, 0.0F}, SgdOptions{0.03F, 0.9F, 5e-4F}})
     for (const float grad_scale : {1.0F, 1.0F / 3.0F}) {
-      INFO(count << " parameters, lr " << options.lr << ", momentum " << options.momentum << ", scale " << grad_scale);
+      INFO(count << " parameters, lr " << options.lr << ", momentum " << options.momentum << ", scale "
+                 << grad_scale);
       auto params = random_values(count, 13);
       const auto grads = random_values(count, 14);
       auto velocity = random_values(count, 15);
       float *device_params = upload(subject, params), *device_velocity = upload(subject, velocity);
       const float* device_grads = upload(subject, grads);
       for (int step = 0; step < 3; ++step) {
-        reference->sgd_step(params.data(), grads.data(), velocity.data(), count, options, grad_scale, step == 0);
+        reference->sgd_step(params.data(), grads.data(), velocity.data(), count, options, grad_scale,
+                            step == 0);
         subject.sgd_step(device_params, device_grads, device_velocity, count, options, grad_scale, step == 0);
       }
       REQUIRE(same_bits(download(subject, device_params, count), params));

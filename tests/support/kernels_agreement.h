@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every function of an implementation of Kernels compared with the reference, over many shapes: one function per
-// kernel, each a set of Catch2 assertions. The tensors are moved through the implementation's own memory, so the same
-// checks serve a GPU. Outputs are filled with NaN before the call: an element that is not written shows.
+// Every function of an implementation of Kernels compared with the reference, over many shapes: one function
+// per kernel, each a set of Catch2 assertions. The tensors are moved through the implementation's own memory,
+// so the same checks serve a GPU. Outputs are filled with NaN before the call: an element that is not written
+// shows.
 #pragma once
 
 #include "worker_runtime/kernels/kernels.h"

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "fashion_options.h"
-#include "training_run.h"
+#include "worker_runtime/examples/fashion_options.h"
+#include "worker_runtime/examples/training_run.h"
 
 namespace {
 

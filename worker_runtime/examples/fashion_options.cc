@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only file of the example that pays for CLI11.
-#include "fashion_options.h"
+#include "worker_runtime/examples/fashion_options.h"
 
+#include <charconv>
+#include <cmath>
 #include <map>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
@@ -23,17 +26,19 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
   const std::map<std::string, DeviceChoice> devices{
       {"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}};
   std::string device = "auto";
+  std::string seed_text = "0";
   constexpr int kMax = 1'000'000'000;
   app.add_option("--epochs", o.epochs, "passes over the training set in all, those of a resumed run included")
       ->check(CLI::Range(0, kMax));
   app.add_option("--batch-size", o.batch_size, "samples per step and rank")->check(CLI::Range(1, 65536));
   app.add_option("--lr", o.lr, "learning rate")->check(CLI::Range(0.0, 1e6));
   app.add_option("--momentum", o.momentum, "momentum")->check(CLI::Range(0.0, 1.0));
-  CLI::Option* seed = app.add_option("--seed", o.seed, "of the initial weights and the order of the samples");
+  CLI::Option* seed =
+      app.add_option("--seed", seed_text, "of the initial weights and the order of the samples");
   app.add_option("--data", o.data, "directory of the IDX files, plain or .gz");
   app.add_option("--model", o.model, "garment (convolutions) or mlp")
       ->check(CLI::IsMember({"garment", "mlp"}));
-  app.add_option("--device", device, "auto: a GPU where there is one")
+  app.add_option("--device", device, "auto: GPUs where there is one per rank")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   app.add_option("--checkpoint", o.checkpoint, "file that rank 0 replaces after each epoch");
   app.add_option("--resume", o.resume, "checkpoint to continue from");
@@ -50,6 +55,17 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
       if (c == '\n') c = ' ';
     return muster::fail(muster::ErrorCode::kInvalidArgument, text + "; see fashion_mnist --help");
   }
+  // CLI11's ranges let NaN through: it is not below the minimum.
+  for (const auto& [flag, value] : {std::pair("--lr", o.lr), std::pair("--momentum", o.momentum)})
+    if (!std::isfinite(value))
+      return muster::fail(muster::ErrorCode::kInvalidArgument,
+                          std::string(flag) + ": not a finite number; see fashion_mnist --help");
+  // CLI11 2.1 would read -1 as 2^64 - 1.
+  const auto [end, code] = std::from_chars(seed_text.data(), seed_text.data() + seed_text.size(), o.seed);
+  if (code != std::errc() || end != seed_text.data() + seed_text.size())
+    return muster::fail(
+        muster::ErrorCode::kInvalidArgument,
+        "--seed: '" + seed_text + "' is not a number from 0 to 2^64-1; see fashion_mnist --help");
   o.device = devices.at(device);
   o.seed_given = seed->count() > 0;
   return parsed;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "progress.h"
+#include "worker_runtime/examples/progress.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "training_run.h"
+#include "worker_runtime/examples/training_run.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,6 +10,8 @@
 #include <muster/nn.h>
 #include <muster/sampler.h>
 
+#include "worker_runtime/examples/device_choice.h"
+
 namespace fashion {
 namespace {
 
@@ -19,18 +21,28 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// The GPU of this rank, before init() has told who we are: the launcher's LOCAL_RANK.
-int local_rank_from_environment() {
-  const char* text = std::getenv("LOCAL_RANK");
-  return text == nullptr ? 0 : static_cast<int>(std::strtol(text, nullptr, 10));
+/// The GPU of this rank: its number on the node.
+int gpu_of_rank(int otherwise) {
+  return local_number(std::getenv("LOCAL_RANK"), std::getenv("SLURM_LOCALID"), otherwise);
 }
 
-muster::Result<muster::Compute> choose_compute(DeviceChoice choice, int& gpu) {
-  const int gpus = choice == DeviceChoice::kCpu ? 0 : muster::gpu_count();
-  if (choice == DeviceChoice::kCpu || (choice == DeviceChoice::kAuto && gpus == 0))
-    return muster::make_compute(muster::Device::kCpu);
-  gpu = gpus == 0 ? 0 : std::max(0, local_rank_from_environment()) % gpus;
-  return muster::make_compute(muster::Device::kCuda, gpu);
+muster::InitOptions on_gpu(const muster::Compute& compute, int gpu) {
+  muster::InitOptions init;
+  init.backend = muster::Backend::kNccl;
+  init.cuda_device = gpu;
+  init.cuda_stream = muster::stream_of(compute);
+  return init;
+}
+
+/// A collective: true if every rank can have a GPU. If only some can, one of the others says why.
+muster::Result<bool> agree_on_gpus(const DeviceFacts& facts, muster::ProcessGroup& group) {
+  const auto problem = obstacle(facts);
+  // The lowest rank with an obstacle, and whether nobody sees a GPU.
+  std::int32_t votes[] = {problem ? facts.rank : facts.world_size, facts.gpus > 0 ? 0 : 1};
+  MUSTER_OK(group.all_reduce({votes, 2, muster::DType::kInt32}, muster::ReduceOp::kMin));
+  if (problem && votes[0] == facts.rank && votes[1] == 0)
+    std::fprintf(stderr, "fashion_mnist: note: training on the CPU: %s\n", problem->c_str());
+  return votes[0] == facts.world_size;
 }
 
 template <class... Arguments>
@@ -52,23 +64,44 @@ muster::Result<std::unique_ptr<TrainingRun>> TrainingRun::start(const Options& o
 
 /// Everything that can be wrong on this node alone, before the other ranks are kept waiting.
 muster::Result<void> TrainingRun::load() {
-  if (!options_.checkpoint.empty()) MUSTER_OK(muster::check_checkpoint_path(options_.checkpoint));
   MUSTER_TRY(train_images_, muster::load_fashion_mnist(options_.data, muster::Split::kTrain));
   MUSTER_TRY(test_images_, muster::load_fashion_mnist(options_.data, muster::Split::kTest));
   return {};
 }
 
-muster::Result<void> TrainingRun::gather() {
-  int gpu = 0;
-  MUSTER_TRY(compute_, choose_compute(options_.device, gpu));
-  muster::InitOptions init;
-  if (muster::stream_of(compute_) != nullptr) {
-    init.backend = muster::Backend::kNccl;
-    init.cuda_device = gpu;
-    init.cuda_stream = muster::stream_of(compute_);
+/// The ranks and the device. Under `auto` the ranks meet on the CPU and go on to the GPUs together or not at
+/// all.
+muster::Result<void> TrainingRun::join() {
+  if (options_.device == DeviceChoice::kCuda) {
+    const int gpu = gpu_of_rank(0);
+    MUSTER_TRY(compute_, muster::make_compute(muster::Device::kCuda, gpu));
+    MUSTER_TRY(context_, muster::init(on_gpu(compute_, gpu)));
+    return {};
   }
-  MUSTER_TRY(context_, muster::init(init));
+  MUSTER_TRY(context_, muster::init());
+  bool use_gpus = false;
+  DeviceFacts facts{.rank = context_.rank, .world_size = context_.world_size};
+  if (options_.device == DeviceChoice::kAuto) {
+    facts.gpu = gpu_of_rank(context_.local_rank);
+    facts.gpus = muster::gpu_count();
+    if (facts.gpus > facts.gpu && facts.world_size > 1)
+      if (const auto nccl = muster::check_backend(muster::Backend::kNccl); !nccl)
+        facts.nccl_problem = nccl.error().message;
+    MUSTER_TRY(use_gpus, agree_on_gpus(facts, *context_.group));
+  }
+  MUSTER_TRY(compute_,
+             muster::make_compute(use_gpus ? muster::Device::kCuda : muster::Device::kCpu, facts.gpu));
+  if (use_gpus) {
+    MUSTER_TRY(context_.group, muster::new_group(context_, "gpu", on_gpu(compute_, facts.gpu)));
+  }
+  return {};
+}
 
+muster::Result<void> TrainingRun::gather() {
+  MUSTER_OK(join());
+  // Only the rank that writes it need be able to.
+  if (context_.rank == 0 && !options_.checkpoint.empty())
+    MUSTER_OK(muster::check_checkpoint_path(options_.checkpoint));
   model_ = std::make_unique<muster::nn::Model>(options_.model == "mlp" ? muster::nn::mlp()
                                                                        : muster::nn::garment_classifier());
   muster::Generator generator(options_.seed);

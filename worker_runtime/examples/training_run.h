@@ -11,8 +11,8 @@
 #include <muster/init.h>
 #include <muster/trainer.h>
 
-#include "fashion_options.h"
-#include "progress.h"
+#include "worker_runtime/examples/fashion_options.h"
+#include "worker_runtime/examples/progress.h"
 
 namespace fashion {
 
@@ -43,6 +43,7 @@ class TrainingRun {
  private:
   explicit TrainingRun(const Options& options) : options_(options) {}
   [[nodiscard]] muster::Result<void> load();
+  [[nodiscard]] muster::Result<void> join();
   [[nodiscard]] muster::Result<void> gather();
   [[nodiscard]] muster::Result<void> resume();
   [[nodiscard]] muster::Result<void> train_epoch(Progress& progress, Summary& summary);

@@ -1,20 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
-// The door to the process group on NCCL, in builds with CUDA. Called by init() and new_group(); the group
-// belongs to the caller. No CUDA or NCCL type appears here. Failure: kUnsupported where no NCCL can be
-// loaded, else as in muster/process_group.h.
+// The process group of GPUs. Collectives are ordered by events: compute stream -> comm stream (inputs are
+// there), comm stream -> compute stream (outputs are there), so the host blocks only in barrier(), and for
+// the microseconds until a call is on its stream. All calls on the communicator are made by one thread
+// (nccl_comm_thread.h). Works inside a stream capture, where every rank must capture the same operations; a
+// graph that was captured with a group is destroyed before the group, whose end would wait for it.
+// Buffers of collectives that did not finish outlive the group: the error is reported before they are
+// stopped. Results are the same on every rank; the order of summation is NCCL's choice. Failure: sticky;
+// kTimeout or kPeerGone name rank, operation and sequence number.
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include <muster/process_group.h>
 #include <muster/store.h>
 
+#include "worker_runtime/groups/nccl_device.h"
+
 namespace muster {
 
-/// `stream` is the compute stream (cudaStream_t), nullptr for the default one. `store` is this group's own
-/// (prefixed) and is used during the call only. A collective: every rank of the world calls it.
-[[nodiscard]] Result<std::unique_ptr<ProcessGroup>> make_nccl_group(Store& store, int rank, int world,
+/// A collective of all ranks. `stream`: the compute stream (cudaStream_t) on GPU `device`. `timeout` holds
+/// for the gathering and for each collective. The environment says where NCCL is (MUSTER_NCCL_LIBRARY).
+/// kUnsupported: built without CUDA; kNotFound: no GPU or no NCCL library.
+[[nodiscard]] Result<std::unique_ptr<ProcessGroup>> make_nccl_group(Store& store, int rank, int world_size,
                                                                     int device, void* stream,
                                                                     std::chrono::milliseconds timeout);
 
+/// Whether make_nccl_group would find its library here; kNotFound or kUnsupported say what to install.
+[[nodiscard]] Result<void> check_nccl_library();
+
+namespace nccl {
+
+/// The group of one rank: device memory and copies, without NCCL.
+[[nodiscard]] std::unique_ptr<ProcessGroup> make_single_group(std::shared_ptr<NcclDevice> device,
+                                                              void* stream);
+
+struct GroupSettings {
+  int rank = 0;
+  int world_size = 1;
+  std::chrono::milliseconds timeout{300'000};
+  std::optional<std::string> library;  ///< instead of the system's libnccl.so.2
+  /// Several ranks share a GPU (NCCL_HOSTID is set): plain device memory, as NCCL's own allocator maps per
+  /// GPU.
+  bool shares_gpu = false;
+};
+
+/// The same with everything handed in, for tests.
+[[nodiscard]] Result<std::unique_ptr<ProcessGroup>> make_group(Store& store, const GroupSettings& settings,
+                                                               std::shared_ptr<NcclDevice> device,
+                                                               void* stream);
+
+}  // namespace nccl
 }  // namespace muster

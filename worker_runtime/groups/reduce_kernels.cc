@@ -76,17 +76,56 @@ struct Plain {
 
 using FloatTag = hn::ScalableTag<float>;
 
+/// IEEE half precision by integer arithmetic on every instruction set: Highway 1.0's emulation for those
+/// without conversions truncates and has no NaN, and results must not depend on the machine.
 struct Half {
-  using Stored = hwy::float16_t;
+  using Stored = std::uint16_t;
   using D = FloatTag;
+  static constexpr int kRebias = (127 - 15) << 23;
+
   static auto load(D d, const Stored* p) {
-    const hn::Rebind<hwy::float16_t, D> dh;
-    return hn::PromoteTo(d, hn::LoadU(dh, p));
+    const hn::Rebind<std::uint16_t, D> d16;
+    const hn::RebindToUnsigned<D> d32;
+    const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, p));
+    const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(d32, 0x8000)));
+    const auto shifted = hn::ShiftLeft<13>(hn::And(bits, hn::Set(d32, 0x7fff)));
+    const auto exponent = hn::And(shifted, hn::Set(d32, 0x7c00 << 13));
+    const auto rebias = hn::Set(d32, kRebias);
+    const auto normal = hn::Add(shifted, rebias);
+    const auto special = hn::Add(normal, rebias);  // infinity and NaN keep the highest exponent
+    // Subnormal: give it an implicit one and take that away again as a float.
+    const auto one = hn::Set(d32, 113 << 23);
+    const auto subnormal = hn::BitCast(
+        d32, hn::Sub(hn::BitCast(d, hn::Add(normal, hn::Set(d32, 1 << 23))), hn::BitCast(d, one)));
+    auto out = hn::IfThenElse(hn::Eq(exponent, hn::Set(d32, 0x7c00 << 13)), special, normal);
+    out = hn::IfThenElse(hn::Eq(exponent, hn::Zero(d32)), subnormal, out);
+    return hn::BitCast(d, hn::Or(out, sign));
   }
+
+  /// To nearest even.
   template <class V>
-  static void store(D, V v, Stored* p) {
-    const hn::Rebind<hwy::float16_t, D> dh;
-    hn::StoreU(hn::DemoteTo(dh, v), dh, p);
+  static void store(D d, V v, Stored* p) {
+    const hn::Rebind<std::uint16_t, D> d16;
+    const hn::RebindToUnsigned<D> d32;
+    const hn::RebindToSigned<D> ds32;
+    const auto bits = hn::BitCast(d32, v);
+    const auto sign = hn::And(bits, hn::Set(d32, 0x80000000u));
+    const auto magnitude = hn::Xor(bits, sign);
+    const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d32, 1));
+    const auto normal = hn::ShiftRight<13>(
+        hn::Add(hn::Add(hn::Sub(magnitude, hn::Set(d32, kRebias)), hn::Set(d32, 0xfff)), odd));
+    // Subnormal: adding 0.5 leaves exactly the bits that fit, rounded by the addition.
+    const auto half = hn::Set(d32, 126 << 23);
+    const auto subnormal =
+        hn::Sub(hn::BitCast(d32, hn::Add(hn::BitCast(d, magnitude), hn::BitCast(d, half))), half);
+    // Compared as signed numbers: the sign bit is off.
+    const auto below = hn::Lt(hn::BitCast(ds32, magnitude), hn::Set(ds32, 113 << 23));
+    const auto above = hn::Gt(hn::BitCast(ds32, magnitude), hn::Set(ds32, (143 << 23) - 1));
+    auto out = hn::IfThenElse(hn::RebindMask(d32, below), subnormal, normal);
+    out = hn::IfThenElse(hn::RebindMask(d32, above), hn::Set(d32, 0x7c00), out);
+    out = hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(v)), hn::Set(d32, 0x7e00), out);
+    out = hn::Or(out, hn::ShiftRight<16>(sign));
+    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(ds32, out)), d16, p);
   }
 };
 

@@ -58,6 +58,8 @@ Result<void> ShmBarrier::arrive_and_wait(Instant deadline, bool may_spin) {
   const std::uint32_t target = phase_ + 2;
   const auto passed = [&](std::uint32_t word) { return (word & ~kFailedBit) == target; };
   if (header_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == members_.size()) {
+    if (spins_)
+      members_[me_].cpu.store(static_cast<std::uint32_t>(::sched_getcpu()), std::memory_order_relaxed);
     members_[me_].arrived.store(target, std::memory_order_release);
     // Nobody arrives again before the phase moves on.
     header_.arrived.store(0, std::memory_order_relaxed);
@@ -69,6 +71,8 @@ Result<void> ShmBarrier::arrive_and_wait(Instant deadline, bool may_spin) {
   }
   members_[me_].arrived.store(target, std::memory_order_release);
   if (may_spin && spins_) {
+    const auto cpu = static_cast<std::uint32_t>(::sched_getcpu());
+    members_[me_].cpu.store(cpu, std::memory_order_relaxed);
     const auto stop = SteadyClock::now() + kSpin;
     do {
       for (int i = 0; i < 32; ++i) {
@@ -78,11 +82,21 @@ Result<void> ShmBarrier::arrive_and_wait(Instant deadline, bool may_spin) {
         }
         pause_core();
       }
-    } while (SteadyClock::now() < stop);
+      // The scheduler may have put a member that is missing on this very core, where it cannot run while we
+      // spin (seen on a loaded machine: every barrier took the whole spin).
+    } while (SteadyClock::now() < stop && !shares_core(target, cpu));
   }
   MUSTER_OK(sleep_until(target, deadline));
   phase_ = target;
   return {};
+}
+
+bool ShmBarrier::shares_core(std::uint32_t target, std::uint32_t cpu) const {
+  for (std::size_t i = 0; i < members_.size(); ++i)
+    if (i != me_ && members_[i].cpu.load(std::memory_order_relaxed) == cpu &&
+        members_[i].arrived.load(std::memory_order_relaxed) != target)
+      return true;
+  return false;
 }
 
 Result<void> ShmBarrier::sleep_until(std::uint32_t target, Instant deadline) {

@@ -36,6 +36,8 @@ class ShmBarrier {
   void leave();
 
  private:
+  /// A member that has not arrived for `target` was last seen on this core.
+  [[nodiscard]] bool shares_core(std::uint32_t target, std::uint32_t cpu) const;
   [[nodiscard]] Result<void> sleep_until(std::uint32_t target, Instant deadline);
   [[nodiscard]] Error told_failure() const;
   /// Members that have not arrived for `target`.

@@ -48,6 +48,7 @@ struct Announcement {
 struct ShmMember {
   alignas(128) std::atomic<std::uint32_t> arrived;  // the phase this member last arrived for
   std::atomic<std::uint32_t> left;                  // 1: its group is destroyed
+  std::atomic<std::uint32_t> cpu;                   // on which it last arrived
   std::uint32_t pid;
   std::uint32_t rank;
   std::uint64_t pid_namespace;  // 0: unknown

@@ -152,13 +152,23 @@ ShmSegment::~ShmSegment() {
   ::munmap(base_, size_);
 }
 
+Result<std::shared_ptr<ShmSegment>> make_memfd_segment(const SegmentRequest& request,
+                                                       const TextExchange& exchange) {
+  return attempt(Way::kMemfd, request, exchange);
+}
+
+Result<std::shared_ptr<ShmSegment>> make_dev_shm_segment(const SegmentRequest& request,
+                                                         const TextExchange& exchange) {
+  return attempt(Way::kDevShm, request, exchange);
+}
+
 Result<std::shared_ptr<ShmSegment>> make_shared_segment(const SegmentRequest& request,
                                                         const TextExchange& exchange) {
   // The memfd first: it never has a name, and no small /dev/shm of a container limits it.
-  auto first = attempt(Way::kMemfd, request, exchange);
+  auto first = make_memfd_segment(request, exchange);
   if (first || (first.error().code != ErrorCode::kUnsupported && first.error().code != ErrorCode::kExhausted))
     return first;
-  auto second = attempt(Way::kDevShm, request, exchange);
+  auto second = make_dev_shm_segment(request, exchange);
   if (second ||
       (second.error().code != ErrorCode::kUnsupported && second.error().code != ErrorCode::kExhausted))
     return second;

@@ -46,7 +46,12 @@ struct SegmentRequest {
 using SegmentMaker =
     std::function<Result<std::shared_ptr<ShmSegment>>(const SegmentRequest&, const TextExchange&)>;
 
+/// By memfd, and where that does not work by /dev/shm.
 [[nodiscard]] Result<std::shared_ptr<ShmSegment>> make_shared_segment(const SegmentRequest& request,
                                                                       const TextExchange& exchange);
+[[nodiscard]] Result<std::shared_ptr<ShmSegment>> make_memfd_segment(const SegmentRequest& request,
+                                                                     const TextExchange& exchange);
+[[nodiscard]] Result<std::shared_ptr<ShmSegment>> make_dev_shm_segment(const SegmentRequest& request,
+                                                                       const TextExchange& exchange);
 
 }  // namespace muster::groups

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels: every numeric function of the training step once, with its shapes, for each device an implementation of this
-// interface. Layers call it and know no device. cpu/reference_kernels is the plain-loop oracle the others are tested
-// against, within the tolerance given here (relative to the largest magnitude of the expected tensor).
-// All tensors are float32, contiguous, row-major, NCHW, on the kernels' device. Calls are asynchronous on CUDA (one
-// stream, in order) and complete on return on the CPU. No call allocates: scratch memory is reserved by the plan_*
-// functions, once per shape, before the first step (so a step can be captured in a CUDA graph).
-// Not thread-safe: one object per rank.
+// Kernels: every numeric function of the training step once, with its shapes, for each device an
+// implementation of this interface. Layers call it and know no device. cpu/reference_kernels is the
+// plain-loop oracle the others are tested against, within the tolerance given here (relative to the largest
+// magnitude of the expected tensor). All tensors are float32, contiguous, row-major, NCHW, on the kernels'
+// device. Calls are asynchronous on CUDA (one stream, in order) and complete on return on the CPU. No call
+// allocates: scratch memory is reserved by the plan_* functions, once per shape, before the first step (so a
+// step can be captured in a CUDA graph). Not thread-safe: one object per rank.
 #pragma once
 
 #include <cstddef>
@@ -16,20 +16,23 @@
 #include <muster/dtype.h>
 #include <muster/result.h>
 
+#include "worker_runtime/core/step_recorder.h"
+
 namespace muster::kernels {
 
-/// Convolution: x (batch, in_channels, height, width), w (out_channels, in_channels, kernel, kernel), b (out_channels),
-/// y (batch, out_channels, out_height(), out_width()).
+/// Convolution: x (batch, in_channels, height, width), w (out_channels, in_channels, kernel, kernel), b
+/// (out_channels), y (batch, out_channels, out_height(), out_width()).
 struct ConvShape {
-  int batch = 0, in_channels = 0, height = 0, width = 0, out_channels = 0, kernel = 0, stride = 1, padding = 0;
+  int batch = 0, in_channels = 0, height = 0, width = 0, out_channels = 0, kernel = 0, stride = 1,
+      padding = 0;
 
   [[nodiscard]] int out_height() const { return (height + 2 * padding - kernel) / stride + 1; }
   [[nodiscard]] int out_width() const { return (width + 2 * padding - kernel) / stride + 1; }
   friend bool operator==(const ConvShape&, const ConvShape&) = default;
 };
 
-/// Max-pooling without padding: x (batch, channels, height, width), y (batch, channels, height/window, width/window);
-/// stride = window; a remainder of rows and columns is ignored, as in PyTorch.
+/// Max-pooling without padding: x (batch, channels, height, width), y (batch, channels, height/window,
+/// width/window); stride = window; a remainder of rows and columns is ignored, as in PyTorch.
 struct PoolShape {
   int batch = 0, channels = 0, height = 0, width = 0, window = 2;
   friend bool operator==(const PoolShape&, const PoolShape&) = default;
@@ -43,8 +46,8 @@ struct LinearShape {
 
 /// Sums over samples, on the device; add up over calls until zeroed.
 struct LossTotals {
-  double loss_sum = 0;            // sum over samples of the cross-entropy
-  std::int64_t correct = 0;       // samples whose largest logit (first of equals) is the label
+  double loss_sum = 0;       // sum over samples of the cross-entropy
+  std::int64_t correct = 0;  // samples whose largest logit (first of equals) is the label
   std::int64_t num_samples = 0;
 };
 
@@ -65,63 +68,75 @@ class Kernels {
   // Memory of the kernels' device; zeroed; 256-byte aligned. Freed with the object.
   [[nodiscard]] virtual Result<void*> allocate(std::size_t size_bytes) = 0;
   virtual void copy_to_device(void* device, const void* host, std::size_t size_bytes) = 0;
-  virtual void copy_to_host(void* host, const void* device, std::size_t size_bytes) = 0;  // waits for the copy
+  virtual void copy_to_host(void* host, const void* device,
+                            std::size_t size_bytes) = 0;  // waits for the copy
+  /// Between two places of the device that do not overlap; enqueued like a kernel.
+  virtual void copy_on_device(void* to, const void* from, std::size_t size_bytes) = 0;
   virtual void zero(void* device, std::size_t size_bytes) = 0;
   /// Waits for everything enqueued; reports the first asynchronous error.
   [[nodiscard]] virtual Result<void> synchronize() = 0;
   /// The stream the work goes to (cudaStream_t); nullptr on the CPU.
   [[nodiscard]] virtual void* stream() const { return nullptr; }
+  /// Records what is enqueued on stream(); nullptr where work is done at once (CPU).
+  [[nodiscard]] virtual std::unique_ptr<StepRecorder> make_step_recorder() { return nullptr; }
 
-  // Reserve scratch and build plans for a shape. Called once per layer and batch size before its first use; planning a
-  // shape again does nothing. The CPU's kernels also accept shapes nobody planned where they need no scratch.
+  // Reserve scratch and build plans for a shape. Called once per layer and batch size before its first use;
+  // planning a shape again does nothing. The CPU's kernels also accept shapes nobody planned where they need
+  // no scratch.
   [[nodiscard]] virtual Result<void> plan_conv2d(const ConvShape& shape) = 0;
   [[nodiscard]] virtual Result<void> plan_linear(const LinearShape& shape) = 0;
 
   /// x[i] = (images[indices[i]] / 255 - mean) / stddev; out_labels[i] = labels[indices[i]].
-  /// images (n, image_elements) and labels (n) are uint8 on the device, indices (batch) int32 on the device. 1e-6.
-  virtual void gather_normalize(const std::uint8_t* images, const std::uint8_t* labels, const std::int32_t* indices,
-                                int batch, int image_elements, float mean, float stddev, float* x,
-                                std::int32_t* out_labels) = 0;
+  /// images (n, image_elements) and labels (n) are uint8 on the device, indices (batch) int32 on the device.
+  /// 1e-6.
+  virtual void gather_normalize(const std::uint8_t* images, const std::uint8_t* labels,
+                                const std::int32_t* indices, int batch, int image_elements, float mean,
+                                float stddev, float* x, std::int32_t* out_labels) = 0;
 
   /// y = conv(x, w) + b. 1e-5.
-  virtual void conv2d_forward(const ConvShape& shape, const float* x, const float* w, const float* b, float* y) = 0;
-  /// dw, db are overwritten; dx is overwritten, or not computed when nullptr (first layer). 1e-5 (dw, db: 1e-4).
-  virtual void conv2d_backward(const ConvShape& shape, const float* x, const float* w, const float* dy, float* dx,
-                               float* dw, float* db) = 0;
+  virtual void conv2d_forward(const ConvShape& shape, const float* x, const float* w, const float* b,
+                              float* y) = 0;
+  /// dw, db are overwritten; dx is overwritten, or not computed when nullptr (first layer). 1e-5 (dw, db:
+  /// 1e-4).
+  virtual void conv2d_backward(const ConvShape& shape, const float* x, const float* w, const float* dy,
+                               float* dx, float* dw, float* db) = 0;
 
-  /// y = max over each window of max(x, 0); argmax (same shape as y) keeps the winner's place in the window, row by
-  /// row, first of equals, and 255 where the maximum is not positive. A NaN wins, as in PyTorch: a model that diverged must
-  /// show it in its loss. Exact.
-  virtual void relu_max_pool_forward(const PoolShape& shape, const float* x, float* y, std::uint8_t* argmax) = 0;
+  /// y = max over each window of max(x, 0); argmax (same shape as y) keeps the winner's place in the window,
+  /// row by row, first of equals, and 255 where the maximum is not positive. A NaN wins, as in PyTorch: a
+  /// model that diverged must show it in its loss. Exact.
+  virtual void relu_max_pool_forward(const PoolShape& shape, const float* x, float* y,
+                                     std::uint8_t* argmax) = 0;
   /// dx is overwritten: dy at the winners, 0 elsewhere. Exact.
   virtual void relu_max_pool_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax,
                                       float* dx) = 0;
 
   /// y = x w^T + b, then max(., 0) if `relu`. 1e-5.
-  virtual void linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b, float* y,
-                              bool relu) = 0;
-  /// dy is the gradient of the layer's output; with `relu` it is zeroed where y <= 0 first (in place: dy is clobbered).
-  /// dw, db are overwritten; dx likewise, or not computed when nullptr. 1e-5 (dw, db: 1e-4).
-  virtual void linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y, float* dy,
-                               float* dx, float* dw, float* db, bool relu) = 0;
+  virtual void linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b,
+                              float* y, bool relu) = 0;
+  /// dy is the gradient of the layer's output; with `relu` it is zeroed where y <= 0 first (in place: dy is
+  /// clobbered). dw, db are overwritten; dx likewise, or not computed when nullptr. 1e-5 (dw, db: 1e-4).
+  virtual void linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y,
+                               float* dy, float* dx, float* dw, float* db, bool relu) = 0;
 
-  /// logits (batch, classes), labels (batch) int32. dlogits = (softmax - onehot) / batch, or not computed when nullptr.
-  /// Adds to *totals (device memory). 1e-6.
-  virtual void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
-                             LossTotals* totals) = 0;
+  /// logits (batch, classes), labels (batch) int32. dlogits = (softmax - onehot) / batch, or not computed
+  /// when nullptr. Adds to *totals (device memory). 1e-6.
+  virtual void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes,
+                             float* dlogits, LossTotals* totals) = 0;
 
-  /// PyTorch's SGD: g = grad * grad_scale (exactly grad when 1); g += weight_decay * p; v = momentum * v + g (v = g,
-  /// velocity unread, when `first_step` or momentum is 0); p -= lr * v. Bit-equal to PyTorch's CPU result: additions of
-  /// a product are fused (fma), products with momentum are not.
+  /// PyTorch's SGD: g = grad * grad_scale (exactly grad when 1); g += weight_decay * p; v = momentum * v + g
+  /// (v = g, velocity unread, when `first_step` or momentum is 0); p -= lr * v. Bit-equal to PyTorch's CPU
+  /// result: additions of a product are fused (fma), products with momentum are not.
   virtual void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
                         const SgdOptions& options, float grad_scale, bool first_step) = 0;
 };
 
 /// Plain loops, double accumulators: the oracle.
 [[nodiscard]] std::unique_ptr<Kernels> make_reference_kernels();
-/// The CPU's own vector kernels (Highway, chosen for the machine at run time) and oneDNN, whichever is faster per shape.
+/// The CPU's own vector kernels (Highway, chosen for the machine at run time) and oneDNN, whichever is faster
+/// per shape.
 [[nodiscard]] std::unique_ptr<Kernels> make_cpu_kernels();
-/// CUDA on `device`, on a stream of its own. kUnsupported: built without CUDA; kNotFound: no driver or no such GPU.
+/// CUDA on `device`, on a stream of its own. kUnsupported: built without CUDA; kNotFound: no driver or no
+/// such GPU.
 [[nodiscard]] Result<std::unique_ptr<Kernels>> make_cuda_kernels(int device);
 /// GPUs that make_cuda_kernels can use; 0 without CUDA. Creates no context.
 [[nodiscard]] int cuda_device_count();

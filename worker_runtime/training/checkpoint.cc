@@ -74,7 +74,10 @@ std::string digest_of(const safetensors::Metadata& metadata,
                       const std::vector<std::size_t>& order) {
   Sha256 digest;
   for (const auto& [key, value] : metadata)
-    if (key != kDigestKey) digest.update(key + "=" + value + "\n");
+    if (key != kDigestKey)
+      for (const std::string_view piece :
+           {std::string_view(key), std::string_view("="), std::string_view(value), std::string_view("\n")})
+        digest.update(piece);
   for (const std::size_t i : order) digest.update(tensors[i].bytes);
   return digest.finish();
 }

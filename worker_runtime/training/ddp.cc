@@ -98,6 +98,13 @@ Result<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::create
 }
 
 Result<void> DistributedDataParallel::backward(const nn::Plan& plan) {
+  auto done = try_backward(plan);
+  // What was started must not meet the next backward(): a step whose capture failed is called again.
+  if (!done) outstanding_.clear();
+  return done;
+}
+
+Result<void> DistributedDataParallel::try_backward(const nn::Plan& plan) {
   std::size_t next = 0;
   for (int layer = plan.last_layer(); layer >= plan.first_layer(); --layer) {
     plan.backward_layer(layer);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstdio>
 #include <numeric>
 #include <string>
 
@@ -8,6 +10,7 @@
 #include <muster/sampler.h>
 #include <muster/trainer.h>
 
+#include "worker_runtime/core/step_graph.h"
 #include "worker_runtime/kernels/kernels.h"
 #include "worker_runtime/training/host_collectives.h"
 
@@ -51,7 +54,7 @@ class Trainer::Impl {
     train_totals_ = static_cast<kernels::LossTotals*>(train_totals);
     test_totals_ = static_cast<kernels::LossTotals*>(test_totals);
     MUSTER_TRY(full_, model_->plan(options_.batch_size, nn::Mode::kTraining));
-    return {};
+    return prepare_capture();
   }
 
   Result<void> begin_epoch(std::span<const std::int32_t> indices) {
@@ -77,9 +80,15 @@ class Trainer::Impl {
     MUSTER_CHECK(position_ < epoch_size_, "step() after the end of the epoch");
     const auto rows = static_cast<int>(std::min<std::int64_t>(options_.batch_size, epoch_size_ - position_));
     const nn::Plan& plan = rows == options_.batch_size ? *full_ : *tail_;
-    forward(train_, epoch_indices_.data + position_, plan, plan.output_gradient(), train_totals_);
-    MUSTER_OK(ddp_->backward(plan));
-    sgd_.step();
+    const std::int32_t* const indices = epoch_indices_.data + position_;
+    // The first step and those that accumulate change what the next one does, so they are not to be repeated.
+    if (steps_ == nullptr || sgd_.is_first_step() || ddp_->is_accumulating()) {
+      MUSTER_OK(enqueue(plan, indices));
+    } else {
+      MUSTER_OK(ddp_->group().status());  // a replay calls no collective that would say it
+      kernels_->copy_on_device(step_indices_, indices, static_cast<std::size_t>(rows) * sizeof *indices);
+      MUSTER_OK(steps_->run(key_of(rows), [this, &plan] { return enqueue(plan, step_indices_); }));
+    }
     position_ += rows;
     return {};
   }
@@ -102,6 +111,7 @@ class Trainer::Impl {
     return collect(test_totals_);
   }
 
+  std::uint64_t num_replays() const { return steps_ == nullptr ? 0 : steps_->num_replays(); }
   Sgd& optimizer() { return sgd_; }
   nn::Model& model() { return *model_; }
 
@@ -118,6 +128,45 @@ class Trainer::Impl {
       buffer = {static_cast<std::int32_t*>(memory), indices.size()};
     }
     kernels_->copy_to_device(buffer.data, indices.data(), indices.size_bytes());
+    return {};
+  }
+
+  Result<void> prepare_capture() {
+    auto recorder = options_.capture ? kernels_->make_step_recorder() : nullptr;
+    if (recorder == nullptr) return {};
+    const auto bytes = static_cast<std::size_t>(options_.batch_size) * sizeof(std::int32_t);
+    MUSTER_TRY(void* const indices, kernels_->allocate(bytes));
+    step_indices_ = static_cast<std::int32_t*>(indices);
+    StepGraphHooks hooks;
+    if (ddp_->group().world_size() > 1)
+      hooks.agree = [this](bool captured_here) -> Result<bool> {
+        std::int32_t everywhere = captured_here ? 1 : 0;
+        MUSTER_OK(host_.all_reduce({&everywhere, 1, DType::kInt32}, ReduceOp::kMin));
+        return everywhere == 1;
+      };
+    hooks.on_give_up = [rank = ddp_->group().rank()](const Error& reason) {
+      std::fprintf(stderr,
+                   "muster: rank %d: the training step is not captured as a CUDA graph, its kernels are "
+                   "launched one by one: %s\n",
+                   rank, reason.message.c_str());
+    };
+    steps_ = make_step_graph(std::move(recorder), std::move(hooks));
+    return {};
+  }
+
+  /// What a captured step has baked in.
+  std::uint64_t key_of(int rows) const {
+    const SgdOptions& sgd = sgd_.options();
+    return step_key({static_cast<std::uint64_t>(rows), std::bit_cast<std::uint32_t>(sgd.lr),
+                     std::bit_cast<std::uint32_t>(sgd.momentum),
+                     std::bit_cast<std::uint32_t>(sgd.weight_decay)});
+  }
+
+  /// The whole step.
+  Result<void> enqueue(const nn::Plan& plan, const std::int32_t* indices) {
+    forward(train_, indices, plan, plan.output_gradient(), train_totals_);
+    MUSTER_OK(ddp_->backward(plan));
+    sgd_.step();
     return {};
   }
 
@@ -157,6 +206,8 @@ class Trainer::Impl {
   std::int64_t position_ = 0;    // samples done
   const nn::Plan* full_ = nullptr;
   const nn::Plan* tail_ = nullptr;
+  std::int32_t* step_indices_ = nullptr;  // where a captured step finds its samples
+  std::unique_ptr<StepGraph> steps_;      // nullptr: every step is called
 };
 
 Result<std::unique_ptr<Trainer>> Trainer::create(DistributedDataParallel& ddp, const DeviceDataset& train,
@@ -182,6 +233,9 @@ std::int64_t Trainer::steps_in_epoch() const {
 }
 Result<void> Trainer::step() {
   return impl_->step();
+}
+std::uint64_t Trainer::num_replays() const {
+  return impl_->num_replays();
 }
 Result<Metrics> Trainer::take_metrics() {
   return impl_->take_metrics();

@@ -9,8 +9,8 @@ namespace muster {
 [[noreturn]] void check_failed(const char* file, int line, const char* expression, std::string_view detail);
 }  // namespace muster
 
-#define MUSTER_CHECK(condition, detail)                                        \
-  do {                                                                         \
-    if (!(condition)) [[unlikely]]                                             \
-      ::muster::check_failed(__FILE__, __LINE__, #condition, (detail));        \
+#define MUSTER_CHECK(condition, detail)                                 \
+  do {                                                                  \
+    if (!(condition)) [[unlikely]]                                      \
+      ::muster::check_failed(__FILE__, __LINE__, #condition, (detail)); \
   } while (false)

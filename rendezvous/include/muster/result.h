@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Result<T>: a value, or an Error that says what failed, who it concerns, why, and what to try.
-// Used for everything that is expected to happen: a peer is gone, a deadline passed, input is bad, a child died.
-// Bugs are MUSTER_CHECKs (muster/check.h); exceptions of libraries are turned into a Result where they enter.
+// Used for everything that is expected to happen: a peer is gone, a deadline passed, input is bad, a child
+// died. Bugs are MUSTER_CHECKs (muster/check.h); exceptions of libraries are turned into a Result where they
+// enter.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +49,9 @@ using Result = tl::expected<T, Error>;
 }
 
 /// Passes an error on to a caller with another value type.
-[[nodiscard]] inline tl::unexpected<Error> fail(Error error) { return tl::unexpected<Error>(std::move(error)); }
+[[nodiscard]] inline tl::unexpected<Error> fail(Error error) {
+  return tl::unexpected<Error>(std::move(error));
+}
 
 /// The same failure with what was being done put in front: "load train images: <message>".
 [[nodiscard]] inline tl::unexpected<Error> fail(std::string_view doing, Error error) {
@@ -62,15 +65,14 @@ using Result = tl::expected<T, Error>;
 #define MUSTER_CONCAT(a, b) MUSTER_CONCAT_INNER(a, b)
 
 /// MUSTER_TRY(auto x, f());  declares x as f()'s value, or returns f()'s error from the enclosing function.
-#define MUSTER_TRY(declaration, expression)                                     \
-  auto MUSTER_CONCAT(muster_try_, __LINE__) = (expression);                     \
-  if (!MUSTER_CONCAT(muster_try_, __LINE__))                                    \
+#define MUSTER_TRY(declaration, expression)                                         \
+  auto MUSTER_CONCAT(muster_try_, __LINE__) = (expression);                         \
+  if (!MUSTER_CONCAT(muster_try_, __LINE__))                                        \
     return ::muster::fail(std::move(MUSTER_CONCAT(muster_try_, __LINE__)).error()); \
   declaration = *std::move(MUSTER_CONCAT(muster_try_, __LINE__))
 
 /// MUSTER_OK(f());  returns f()'s error from the enclosing function, if there is one.
-#define MUSTER_OK(expression)                                                   \
-  do {                                                                          \
-    if (auto muster_ok_ = (expression); !muster_ok_)                            \
-      return ::muster::fail(std::move(muster_ok_).error());                     \
+#define MUSTER_OK(expression)                                                                              \
+  do {                                                                                                     \
+    if (auto muster_ok_ = (expression); !muster_ok_) return ::muster::fail(std::move(muster_ok_).error()); \
   } while (false)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Store: the key-value interface through which ranks find each other, with the semantics of PyTorch's c10d stores.
-// Keys and values are byte strings. All calls block the calling thread; those that can wait do so for at most the
-// given timeout, else timeout(). Implementations are thread-safe unless they say otherwise. A store whose connection
-// or file failed keeps its first error and returns it from every later call.
-// Source: torch/csrc/distributed/c10d/{Store,TCPStore,FileStore,PrefixStore}.cpp (behaviour).
+// Store: the key-value interface through which ranks find each other, with the semantics of PyTorch's c10d
+// stores. Keys and values are byte strings. All calls block the calling thread; those that can wait do so for
+// at most the given timeout, else timeout(). Implementations are thread-safe unless they say otherwise. A
+// store whose connection or file failed keeps its first error and returns it from every later call. Source:
+// torch/csrc/distributed/c10d/{Store,TCPStore,FileStore,PrefixStore}.cpp (behaviour).
 #pragma once
 
 #include <chrono>
@@ -32,8 +32,9 @@ class Store {
   /// Creates or replaces the key and wakes those who wait for it.
   [[nodiscard]] virtual Result<void> set(std::string_view key, std::string_view value) = 0;
 
-  /// Stores `desired` if the current value equals `expected`, or if the key is absent and `expected` is empty.
-  /// Returns the value afterwards; for an absent key with a non-empty `expected` that is `expected` itself.
+  /// Stores `desired` if the current value equals `expected`, or if the key is absent and `expected` is
+  /// empty. Returns the value afterwards; for an absent key with a non-empty `expected` that is `expected`
+  /// itself.
   [[nodiscard]] virtual Result<std::string> compare_set(std::string_view key, std::string_view expected,
                                                         std::string_view desired) = 0;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpStore: blocking client of a TCPStore server (musterd, the launcher's, or PyTorch's, 2.2 or later). One connection,
-// thread-safe by a mutex held for a whole request and reply, as PyTorch's client does.
-// Protocol: rendezvous/wire.h. Every read has a deadline; a broken connection fails every later call with the first error.
+// TcpStore: blocking client of a TCPStore server (musterd, the launcher's, or PyTorch's, 2.2 or later). One
+// connection, thread-safe by a mutex held for a whole request and reply, as PyTorch's client does. Protocol:
+// rendezvous/wire.h. Every read has a deadline; a broken connection fails every later call with the first
+// error.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace muster {
 struct TcpStoreOptions {
   std::string host;
   std::uint16_t port = 0;
-  std::int64_t world_size = -1;  ///< >= 0: check in under "init/" as PyTorch's client does
+  std::int64_t world_size = -1;                     ///< >= 0: check in under "init/" as PyTorch's client does
   Store::Timeout timeout = Store::kDefaultTimeout;  ///< for connecting (retried with back-off) and for waits
 };
 

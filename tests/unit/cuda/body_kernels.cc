@@ -26,7 +26,8 @@ template <class Value, class Combine>
 Value butterfly(std::array<Value, kWarp> lanes, Combine combine) {
   for (unsigned distance = kWarp / 2; distance > 0; distance /= 2) {
     const std::array<Value, kWarp> before = lanes;
-    for (unsigned lane = 0; lane < kWarp; ++lane) lanes[lane] = combine(before[lane], before[lane ^ distance]);
+    for (unsigned lane = 0; lane < kWarp; ++lane)
+      lanes[lane] = combine(before[lane], before[lane ^ distance]);
   }
   return lanes[0];
 }
@@ -56,12 +57,14 @@ void filter_gradient(const ConvArgs& args, const float* x, const float* dy, floa
 
 template <int kKernel>
 void convolve(const ConvArgs& args, const float* x, const float* w, const float* b, float* y) {
-  for_each_cell(conv_forward_grid(args), [&](Cell cell) { conv_forward_cell<kKernel>(args, x, w, b, y, cell); });
+  for_each_cell(conv_forward_grid(args),
+                [&](Cell cell) { conv_forward_cell<kKernel>(args, x, w, b, y, cell); });
 }
 
 template <int kKernel>
 void convolve_back(const ConvArgs& args, const float* w, const float* dy, float* dx) {
-  for_each_cell(conv_backward_data_grid(args), [&](Cell cell) { conv_backward_data_cell<kKernel>(args, w, dy, dx, cell); });
+  for_each_cell(conv_backward_data_grid(args),
+                [&](Cell cell) { conv_backward_data_cell<kKernel>(args, w, dy, dx, cell); });
 }
 
 class BodyKernels final : public HostKernels {
@@ -70,21 +73,23 @@ class BodyKernels final : public HostKernels {
   Result<void> plan_conv2d(const ConvShape& shape) override { return check_shape(shape); }
   Result<void> plan_linear(const LinearShape& shape) override { return check_shape(shape); }
 
-  void gather_normalize(const std::uint8_t* images, const std::uint8_t* labels, const std::int32_t* indices, int batch,
-                        int image_elements, float mean, float stddev, float* x, std::int32_t* out_labels) override {
+  void gather_normalize(const std::uint8_t* images, const std::uint8_t* labels, const std::int32_t* indices,
+                        int batch, int image_elements, float mean, float stddev, float* x,
+                        std::int32_t* out_labels) override {
     const GatherArgs args{images, labels, indices, batch, image_elements, mean, stddev, x, out_labels};
     for_each_cell(grid_of(args), [&](Cell cell) { gather_cell(args, cell); });
   }
 
-  void conv2d_forward(const ConvShape& shape, const float* x, const float* w, const float* b, float* y) override {
+  void conv2d_forward(const ConvShape& shape, const float* x, const float* w, const float* b,
+                      float* y) override {
     const ConvArgs args = arguments_of(shape);
     if (args.kernel == 5) return convolve<5>(args, x, w, b, y);
     if (args.kernel == 3) return convolve<3>(args, x, w, b, y);
     convolve<0>(args, x, w, b, y);
   }
 
-  void conv2d_backward(const ConvShape& shape, const float* x, const float* w, const float* dy, float* dx, float* dw,
-                       float* db) override {
+  void conv2d_backward(const ConvShape& shape, const float* x, const float* w, const float* dy, float* dx,
+                       float* dw, float* db) override {
     const ConvArgs args = arguments_of(shape);
     if (args.kernel == 5) {
       filter_gradient<5>(args, x, dy, dw, db);
@@ -98,14 +103,17 @@ class BodyKernels final : public HostKernels {
     }
   }
 
-  void relu_max_pool_forward(const PoolShape& shape, const float* x, float* y, std::uint8_t* argmax) override {
+  void relu_max_pool_forward(const PoolShape& shape, const float* x, float* y,
+                             std::uint8_t* argmax) override {
     const PoolArgs args = arguments_of(shape);
     for_each_cell(pool_forward_grid(args), [&](Cell cell) { pool_forward_cell(args, x, y, argmax, cell); });
   }
 
-  void relu_max_pool_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax, float* dx) override {
+  void relu_max_pool_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax,
+                              float* dx) override {
     const PoolArgs args = arguments_of(shape);
-    for_each_cell(pool_backward_grid(args), [&](Cell cell) { pool_backward_cell(args, dy, argmax, dx, cell); });
+    for_each_cell(pool_backward_grid(args),
+                  [&](Cell cell) { pool_backward_cell(args, dy, argmax, dx, cell); });
   }
 
   void linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b, float* y,
@@ -129,8 +137,8 @@ class BodyKernels final : public HostKernels {
         }
   }
 
-  void linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y, float* dy, float* dx,
-                       float* dw, float* db, bool relu) override {
+  void linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y, float* dy,
+                       float* dx, float* dw, float* db, bool relu) override {
     const LinearBackwardArgs args{arguments_of(shape), x, w, y, dy, dx, dw, db, relu};
     for_each_cell(linear_backward_grid(args), [&](Cell cell) { linear_backward_cell(args, cell); });
   }
@@ -145,7 +153,8 @@ class BodyKernels final : public HostKernels {
       for (int row = warp; row < batch; row += num_warps) {
         std::array<Largest, kWarp> largest_of{};
         std::array<float, kWarp> sum_of_lane{};
-        for (unsigned lane = 0; lane < kWarp; ++lane) largest_of[lane] = loss_largest(args, row, static_cast<int>(lane));
+        for (unsigned lane = 0; lane < kWarp; ++lane)
+          largest_of[lane] = loss_largest(args, row, static_cast<int>(lane));
         const Largest largest = butterfly(largest_of, [](Largest a, Largest b) { return larger(a, b); });
         for (unsigned lane = 0; lane < kWarp; ++lane)
           sum_of_lane[lane] = loss_exp_sum(args, row, static_cast<int>(lane), largest.value);
@@ -161,8 +170,8 @@ class BodyKernels final : public HostKernels {
     totals->num_samples += batch;
   }
 
-  void sgd_step(float* params, const float* grads, float* velocity, std::size_t count, const SgdOptions& options,
-                float grad_scale, bool first_step) override {
+  void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
+                const SgdOptions& options, float grad_scale, bool first_step) override {
     const SgdArgs args = arguments_of(params, grads, velocity, count, options, grad_scale, first_step);
     for_each_cell(flat_grid(args.count), [&](Cell cell) { sgd_cell(args, cell); });
   }
@@ -170,6 +179,8 @@ class BodyKernels final : public HostKernels {
 
 }  // namespace
 
-std::unique_ptr<kernels::Kernels> make_body_kernels() { return std::make_unique<BodyKernels>(); }
+std::unique_ptr<kernels::Kernels> make_body_kernels() {
+  return std::make_unique<BodyKernels>();
+}
 
 }  // namespace muster::testing

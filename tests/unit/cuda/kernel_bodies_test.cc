@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "tests/gpu/tiny_training.h"
 #include "tests/support/catch.h"
 #include "tests/support/kernel_cases.h"
 #include "tests/support/kernels_agreement.h"
@@ -32,11 +33,13 @@ TEST_CASE("the CUDA linear bodies compute the reference's outputs and gradients 
 
 TEST_CASE("the CUDA cross-entropy body agrees with the reference for few and many rows and classes") {
   for (const int batch : {1, 2, 4, 31, 32, 33, 100, 256})
-    for (const int classes : {1, 2, 10, 32, 33, 1000}) check_cross_entropy(*make_body_kernels(), batch, classes);
+    for (const int classes : {1, 2, 10, 32, 33, 1000})
+      check_cross_entropy(*make_body_kernels(), batch, classes);
 }
 
 TEST_CASE("the CUDA SGD body is the CPU's result bit for bit") {
-  for (const std::size_t count : {std::size_t{1}, std::size_t{255}, std::size_t{256}, std::size_t{257}, std::size_t{44426}})
+  for (const std::size_t count :
+       {std::size_t{1}, std::size_t{255}, std::size_t{256}, std::size_t{257}, std::size_t{44426}})
     check_sgd_step(*make_body_kernels(), count);
 }
 
@@ -64,4 +67,19 @@ TEST_CASE("the bias body adds each channel's bias to all of its pixels") {
     for (unsigned thread = 0; thread < kernels::cuda::kBlock; ++thread)
       kernels::cuda::add_bias_cell(y.data(), bias.data(), count, 3, 200, {block, 0, thread});
   for (std::size_t i = 0; i < y.size(); ++i) REQUIRE(y[i] == 1.0F + bias[i / 200 % 3]);
+}
+
+TEST_CASE("a small network trained with the CUDA bodies follows the one trained with the reference") {
+  const auto train = [](kernels::Kernels& kernels) {
+    TinyTraining training(kernels);
+    REQUIRE_OK(training.prepare());
+    for (int step = 0; step < 20; ++step) {
+      training.choose(step);
+      REQUIRE_OK(training.step(step == 0, nullptr));
+    }
+    const auto parameters = training.parameters();
+    REQUIRE_OK(parameters);
+    return *parameters;
+  };
+  REQUIRE(relative_error(train(*make_body_kernels()), train(*kernels::make_reference_kernels())) <= 1e-4);
 }

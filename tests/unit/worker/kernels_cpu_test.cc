@@ -194,6 +194,7 @@ TEST_CASE("the CPU linear layer equals the reference at the seed network's shape
     check_linear({batch, 84, 10}, false);
   }
   check_linear({256, 120, 84}, true);
+  check_linear({17, 784, 512}, true);
 }
 
 TEST_CASE("the CPU linear layer equals the reference at odd sizes") {

@@ -5,29 +5,14 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/thread_group.h"
+#include "tests/support/trainer_run.h"
 #include "worker_runtime/kernels/kernels.h"
 
 using namespace muster;
 using test::ThreadGroup;
+using testing::striped_images;
 
 namespace {
-
-/// `size` images whose label can be learnt: class k has its k-th pair of rows lit.
-ImageDataset striped(int size) {
-  ImageDataset dataset;
-  dataset.height = dataset.width = 28;
-  dataset.classes = 10;
-  Generator noise(3);
-  for (int i = 0; i < size; ++i) {
-    const int label = i * 7 % 10;
-    for (int row = 0; row < 28; ++row)
-      for (int column = 0; column < 28; ++column)
-        dataset.images.push_back(
-            static_cast<std::uint8_t>((row / 2 == label ? 200 : 0) + noise.next32() % 50));
-    dataset.labels.push_back(static_cast<std::uint8_t>(label));
-  }
-  return dataset;
-}
 
 struct Job {
   nn::Model model = nn::mlp();
@@ -55,7 +40,7 @@ std::vector<std::int32_t> range(int begin, int end) {
 }  // namespace
 
 TEST_CASE("training lowers the loss, and the last step of an epoch takes what is left over") {
-  const ImageDataset dataset = striped(50);
+  const ImageDataset dataset = striped_images(50);
   const auto group = make_single_group();
   Job job;
   REQUIRE_OK(job.start(dataset, *group, 8));
@@ -79,7 +64,7 @@ TEST_CASE("training lowers the loss, and the last step of an epoch takes what is
 }
 
 TEST_CASE("an evaluation counts every sample exactly once, whatever the world and the batch size") {
-  const ImageDataset dataset = striped(23);
+  const ImageDataset dataset = striped_images(23);
   std::vector<Metrics> seen;
   for (const int world : {1, 2, 3, 5})
     for (const int batch : {1, 4, 100}) {
@@ -106,7 +91,7 @@ TEST_CASE("an evaluation counts every sample exactly once, whatever the world an
 }
 
 TEST_CASE("two ranks with half batches train as one rank with whole batches") {
-  const ImageDataset dataset = striped(32);
+  const ImageDataset dataset = striped_images(32);
   std::vector<std::vector<float>> params(3);
   const auto train = [&](ProcessGroup& group, std::vector<float>& out) -> std::string {
     Job job;
@@ -134,7 +119,7 @@ TEST_CASE("two ranks with half batches train as one rank with whole batches") {
 }
 
 TEST_CASE("a data set that does not fit the model, and a sample outside of it, are refused") {
-  ImageDataset dataset = striped(10);
+  ImageDataset dataset = striped_images(10);
   const auto group = make_single_group();
   Job job;
   REQUIRE_OK(job.start(dataset, *group, 4));

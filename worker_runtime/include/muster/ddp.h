@@ -63,6 +63,8 @@ class DistributedDataParallel {
     DistributedDataParallel* owner_;
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
+  /// Gradients are being added up or wait to be reduced: the next backward() does not do what the last did.
+  [[nodiscard]] bool is_accumulating() const { return !sync_ || has_accumulated_; }
 
   /// In the order in which they are reduced.
   [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -71,6 +73,7 @@ class DistributedDataParallel {
 
  private:
   DistributedDataParallel(nn::Model& model, ProcessGroup& group) : model_(&model), group_(&group) {}
+  [[nodiscard]] Result<void> try_backward(const nn::Plan& plan);
   [[nodiscard]] Result<void> bucket_ready(std::size_t index);
   [[nodiscard]] Result<void> wait_for_outstanding();
   [[nodiscard]] Result<void> accumulate_locally();

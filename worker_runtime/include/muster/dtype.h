@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types, devices and untyped views of contiguous memory: the words in which collectives and layers talk.
+// Element types, devices and untyped views of contiguous memory: the words in which collectives and layers
+// talk.
 #pragma once
 
 #include <cstddef>
@@ -32,13 +33,20 @@ enum class Device : std::uint8_t { kCpu, kCuda };
 /// safetensors' names: "F32", "F64", "F16", "BF16", "I32", "I64", "U8".
 [[nodiscard]] constexpr std::string_view to_string(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return "F32";
-    case DType::kFloat64: return "F64";
-    case DType::kFloat16: return "F16";
-    case DType::kBFloat16: return "BF16";
-    case DType::kInt32: return "I32";
-    case DType::kInt64: return "I64";
-    case DType::kUInt8: return "U8";
+    case DType::kFloat32:
+      return "F32";
+    case DType::kFloat64:
+      return "F64";
+    case DType::kFloat16:
+      return "F16";
+    case DType::kBFloat16:
+      return "BF16";
+    case DType::kInt32:
+      return "I32";
+    case DType::kInt64:
+      return "I64";
+    case DType::kUInt8:
+      return "U8";
   }
   return "?";
 }
@@ -59,7 +67,8 @@ struct ConstBuffer {
 
   ConstBuffer() = default;
   ConstBuffer(const void* d, std::size_t n, DType t) : data(d), count(n), dtype(t) {}
-  ConstBuffer(const Buffer& b) : data(b.data), count(b.count), dtype(b.dtype) {}  // NOLINT(google-explicit-constructor)
+  ConstBuffer(const Buffer& b)
+      : data(b.data), count(b.count), dtype(b.dtype) {}  // NOLINT(google-explicit-constructor)
   [[nodiscard]] std::size_t size_bytes() const { return count * size_of(dtype); }
 };
 

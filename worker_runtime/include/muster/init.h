@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// init(): who am I, and a process group with everybody else. The environment is muster's, torchrun's, srun's (with
-// MASTER_ADDR and MASTER_PORT) or set by hand; without any of it the world is this one process.
+// init(): who am I, and a process group with everybody else. The environment is muster's, torchrun's, srun's
+// (with MASTER_ADDR and MASTER_PORT) or set by hand; without any of it the world is this one process.
+// MUSTER_HOST_ID (which ranks count as one host) and MUSTER_ADDRESS (where the others reach this rank)
+// override what is found out.
 #pragma once
 
 #include <chrono>
@@ -16,16 +18,21 @@ enum class Backend {
   kAuto,  ///< CPU: shared memory between ranks of one host, TCP between hosts
   kShm,   ///< shared memory only: every rank on this host, else kUnsupported
   kTcp,   ///< TCP only
-  kNccl,  ///< NCCL on the GPU given by cuda_device; kUnsupported in a build without CUDA
+  /// NCCL on the GPU given by cuda_device; a world of one rank needs no NCCL. kUnsupported in a build without
+  /// CUDA.
+  kNccl,
 };
 
 struct InitOptions {
-  /// "env://", "tcp://host:port?rank=R&world_size=W" (rank 0 hosts the store) or "file:///path?rank=R&world_size=W".
+  /// "env://", "tcp://host:port?rank=R&world_size=W" (rank 0 hosts the store) or
+  /// "file:///path?rank=R&world_size=W".
   std::string init_method = "env://";
   Backend backend = Backend::kAuto;
-  std::chrono::milliseconds timeout = std::chrono::minutes(5);  ///< for gathering, and for each later collective
+  std::chrono::milliseconds timeout =
+      std::chrono::minutes(5);  ///< for gathering, and for each later collective
   int cuda_device = 0;
-  void* cuda_stream = nullptr;  ///< kNccl: the compute stream (cudaStream_t) whose order the collectives respect
+  void* cuda_stream =
+      nullptr;  ///< kNccl: the compute stream (cudaStream_t) whose order the collectives respect
 };
 
 /// What init() found out. Destroy `group` before `store`, as the member order does.
@@ -36,6 +43,7 @@ struct Context {
   int local_world_size = 1;
   int restart_count = 0;
   std::shared_ptr<void> hosted_server;  ///< set where this process hosts the store
+  /// A view of the store for this meeting of the ranks, under "muster/<random name of the meeting>/".
   std::shared_ptr<Store> store;         ///< nullptr when world_size is 1 and nothing was configured
   std::unique_ptr<ProcessGroup> group;  ///< never nullptr
 };
@@ -43,8 +51,13 @@ struct Context {
 /// Blocks until every rank has arrived or the timeout passed (kTimeout, naming the ranks that are missing).
 [[nodiscard]] Result<Context> init(const InitOptions& options = {});
 
-/// A further group over the same ranks, for example a CPU group beside an NCCL one. `name` is the same on every rank
-/// and used once. A collective.
+/// Whether groups of several ranks can be made with this backend here: kNccl needs its library (kNotFound,
+/// with what to install) and a build with CUDA (kUnsupported). Local: ranks that choose by it must agree on
+/// the outcome.
+[[nodiscard]] Result<void> check_backend(Backend backend);
+
+/// A further group over the same ranks, for example a CPU group beside an NCCL one. `name` is the same on
+/// every rank and used once. A collective.
 [[nodiscard]] Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::string_view name,
                                                               const InitOptions& options);
 

@@ -28,6 +28,8 @@ class Sgd {
   void step(float grad_scale = 1.0F);
 
   [[nodiscard]] const SgdOptions& options() const { return options_; }
+  /// Whether the next step is the first, which starts the momentum buffer.
+  [[nodiscard]] bool is_first_step() const { return first_step_; }
   void set_lr(float lr) { options_.lr = lr; }
 
   /// The momentum buffer on the host, for checkpoints. Empty before the first step, when there is none.

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// ProcessGroup: collectives between the ranks of a job. Every rank calls the same operations in the same order with the
-// same sizes; where they differ the group reports kMismatch naming both operations instead of computing garbage.
-// Not thread-safe: one thread drives a group. Sticky failure: after an error every later call returns that first error.
-// CPU groups ("single", "shm", "tcp", "hierarchical") block until the result is in place. The NCCL group ("nccl")
-// orders its work after what is already on the compute stream, and the compute stream after its result; it blocks the
-// host only in barrier(). Sums are taken in rank order: the result is the same bits on every rank and in every run.
-// Every wait ends by the group's timeout with kTimeout, or kPeerGone, naming the rank and operation.
+// ProcessGroup: collectives between the ranks of a job. Every rank calls the same operations in the same
+// order with the same sizes; where they differ the group reports kMismatch naming both operations instead of
+// computing garbage. Not thread-safe: one thread drives a group. Sticky failure: after an error every later
+// call returns that first error, and the other ranks are told. Only an argument error (kInvalidArgument) is
+// found before anything is sent and leaves the group usable. CPU groups ("single", "shm", "tcp",
+// "hierarchical") block until the result is in place. The NCCL group ("nccl") orders its work after what is
+// already on the compute stream, and the compute stream after its result; it blocks the host only in
+// barrier(). Sums are taken in a fixed order: the result is the same bits on every rank and in every run; it
+// is rank order in "shm" and "tcp", and host by host in "hierarchical". Every wait ends by the group's
+// timeout with kTimeout, or kPeerGone, naming the rank and operation.
 #pragma once
 
 #include <chrono>
@@ -39,19 +42,24 @@ class ProcessGroup {
   [[nodiscard]] virtual std::string_view backend() const = 0;
   [[nodiscard]] virtual Device device() const { return Device::kCpu; }
 
-  /// In place. Float types, int32 and int64; kAvg for float types (sum, then times 1/world_size, as DDP does).
+  /// The error after which the group is of no use, if there was one. Asks nobody and does not block: for a
+  /// caller that replays captured collectives and so never hears it from a call.
+  [[nodiscard]] virtual Result<void> status() const { return {}; }
+
+  /// In place. Float types, int32 and int64; kAvg for float types (sum, then times 1/world_size, as DDP
+  /// does).
   [[nodiscard]] virtual Result<void> all_reduce(Buffer buffer, ReduceOp op = ReduceOp::kSum) = 0;
 
-  /// Starts an all_reduce that proceeds while the caller computes; the buffer is not touched until wait() returned.
-  /// Several may be outstanding; they run in the order they were started.
+  /// Starts an all_reduce that proceeds while the caller computes; the buffer is not touched until wait()
+  /// returned. Several may be outstanding; they run in the order they were started.
   [[nodiscard]] virtual Result<std::unique_ptr<Work>> start_all_reduce(Buffer buffer,
                                                                        ReduceOp op = ReduceOp::kSum) = 0;
 
   /// Copies root's buffer to every rank's.
   [[nodiscard]] virtual Result<void> broadcast(Buffer buffer, int root) = 0;
 
-  /// output (world_size * input.count) = inputs of rank 0, 1, ... one after another. May not overlap, except that
-  /// input may be this rank's place in output.
+  /// output (world_size * input.count) = inputs of rank 0, 1, ... one after another. May not overlap, except
+  /// that input may be this rank's place in output.
   [[nodiscard]] virtual Result<void> all_gather(ConstBuffer input, Buffer output) = 0;
 
   /// output (input.count / world_size) = this rank's slice of the element-wise reduction of all inputs.
@@ -62,8 +70,8 @@ class ProcessGroup {
   /// Returns once every rank has called it.
   [[nodiscard]] virtual Result<void> barrier() = 0;
 
-  /// Zeroed, 64-byte-aligned memory on which this group's collectives are fastest (shared memory: no copy in or out).
-  /// A collective: every rank calls it with the same size. Lives as long as the group.
+  /// Zeroed, 64-byte-aligned memory on which this group's collectives are fastest (shared memory: no copy in
+  /// or out). A collective: every rank calls it with the same size. Lives as long as the group.
   [[nodiscard]] virtual Result<void*> allocate(std::size_t size_bytes) = 0;
 
  protected:

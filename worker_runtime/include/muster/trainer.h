@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trainer: the step of image classification (gather and normalise a batch, forward, cross-entropy, backward
 // with the gradients' reduction, SGD), and the evaluation. A step allocates nothing, makes no system call of
-// its own and reads nothing back: losses add up on the device until asked for. Used by the model's thread;
-// every rank makes the same calls.
+// its own and reads nothing back: losses add up on the device until asked for. On a GPU a step is captured
+// as a CUDA graph, reductions included, and then replayed: one launch instead of dozens. Batch size, learning
+// rate and the like may change between steps (a step with new ones is called, the next captured); where a
+// rank cannot capture, it says so on standard error and all ranks launch their kernels one by one. Used by
+// the model's thread; every rank makes the same calls.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +24,7 @@ struct TrainerOptions {
   SgdOptions sgd;
   float mean = 0.5F;  ///< pixels become (value / 255 - mean) / stddev
   float stddev = 0.5F;
+  bool capture = true;  ///< on a GPU, replay steps as CUDA graphs; the same on every rank
 };
 
 /// Sums over all samples of all ranks.
@@ -54,6 +58,9 @@ class Trainer {
 
   /// One optimizer step on the next batch of the epoch.
   [[nodiscard]] Result<void> step();
+
+  /// Steps that were replays of a captured one; 0 on the CPU.
+  [[nodiscard]] std::uint64_t num_replays() const;
 
   /// Of the steps since the last call, over all ranks. A collective; waits for the device.
   [[nodiscard]] Result<Metrics> take_metrics();

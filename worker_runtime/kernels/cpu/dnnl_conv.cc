@@ -10,33 +10,12 @@
 
 #include <muster/check.h>
 
+#include "worker_runtime/kernels/cpu/one_thread.h"
+
 namespace muster::kernels {
 namespace {
 
 using dnnl::memory;
-
-/// One OpenMP thread for this thread's calls, as long as it lives; then as before. The OpenMP runtime is
-/// looked up in the process because oneDNN brings its own: linking another compiler's would make two. A
-/// oneDNN without OpenMP has nothing to set.
-class OneThread {
- public:
-  OneThread() {
-    const auto get = reinterpret_cast<int (*)()>(::dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
-    set_ = reinterpret_cast<void (*)(int)>(::dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
-    if (get == nullptr || set_ == nullptr) return;
-    before_ = get();
-    set_(1);
-  }
-  ~OneThread() {
-    if (before_ != 0) set_(before_);
-  }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  void (*set_)(int) = nullptr;
-  int before_ = 0;  // 0: no OpenMP
-};
 
 /// A tensor as the caller has it (plain) and as the primitive wants it, with the reorder between them where
 /// they differ.

@@ -10,6 +10,8 @@ namespace muster::kernels {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
+// No rank has this much; a larger request is a mistaken size, and some allocators abort on it.
+constexpr std::size_t kLargestAllocation = std::size_t{1} << 40;
 
 std::string describe(const ConvShape& shape) {
   return "conv2d " + std::to_string(shape.in_channels) + "->" + std::to_string(shape.out_channels) +
@@ -30,7 +32,7 @@ void AlignedDelete::operator()(void* memory) const {
 }
 
 AlignedMemory allocate_aligned(std::size_t size_bytes) {
-  if (size_bytes > std::numeric_limits<std::size_t>::max() - kAlignment) return nullptr;
+  if (size_bytes >= kLargestAllocation) return nullptr;
   // Rounded up: aligned_alloc wants a multiple, and malloc(0) would have no address of its own.
   const std::size_t rounded = (size_bytes / kAlignment + 1) * kAlignment;
   void* memory = std::aligned_alloc(kAlignment, rounded);
@@ -54,6 +56,10 @@ void HostKernels::copy_to_device(void* device, const void* host, std::size_t siz
 
 void HostKernels::copy_to_host(void* host, const void* device, std::size_t size_bytes) {
   if (size_bytes != 0) std::memcpy(host, device, size_bytes);
+}
+
+void HostKernels::copy_on_device(void* to, const void* from, std::size_t size_bytes) {
+  if (size_bytes != 0) std::memcpy(to, from, size_bytes);
 }
 
 void HostKernels::zero(void* device, std::size_t size_bytes) {

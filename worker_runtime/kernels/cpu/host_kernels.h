@@ -26,6 +26,7 @@ class HostKernels : public Kernels {
   [[nodiscard]] Result<void*> allocate(std::size_t size_bytes) final;
   void copy_to_device(void* device, const void* host, std::size_t size_bytes) final;
   void copy_to_host(void* host, const void* device, std::size_t size_bytes) final;
+  void copy_on_device(void* to, const void* from, std::size_t size_bytes) final;
   void zero(void* device, std::size_t size_bytes) final;
   [[nodiscard]] Result<void> synchronize() final { return {}; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// c (rows, columns) = a (rows, depth) * b (depth, columns) + bias (columns), then relu if asked. A tile of c
+// c (rows, columns) = a (rows, depth) * b (depth, columns). A tile of c
 // stays in registers over the whole depth; b is read along its rows, a one broadcast at a time. No packing:
 // the operands of a data-parallel rank's layers fit the second level cache. Compiled once per Highway target;
 // used by linear_vector.
@@ -17,11 +17,9 @@ namespace muster::kernels::HWY_NAMESPACE {
 
 struct Product {
   int rows = 0, columns = 0, depth = 0;
-  const float* a = nullptr;     // row-major (rows, depth), or (depth, rows) for the transposed variant
-  const float* b = nullptr;     // row-major (depth, columns)
-  const float* bias = nullptr;  // (columns), or nullptr for zeros
-  float* c = nullptr;           // row-major (rows, columns)
-  bool relu = false;
+  const float* a = nullptr;  // row-major (rows, depth), or (depth, rows) for the transposed variant
+  const float* b = nullptr;  // row-major (depth, columns)
+  float* c = nullptr;        // row-major (rows, columns)
 };
 
 /// M rows x V vectors of c at (i, j).
@@ -32,9 +30,8 @@ HWY_INLINE void product_tile(D d, const Product& m, int i, int j) {
   const float* HWY_RESTRICT a = m.a + (kTransposed ? i : i * m.depth);
   const float* HWY_RESTRICT b = m.b + j;
   hn::Vec<D> sum[M][V];
-  MUSTER_UNROLL for (int v = 0; v < V; ++v) {
-    const auto first = m.bias == nullptr ? hn::Zero(d) : hn::LoadU(d, m.bias + j + v * kL);
-    MUSTER_UNROLL for (int r = 0; r < M; ++r) sum[r][v] = first;
+  MUSTER_UNROLL for (int r = 0; r < M; ++r) {
+    MUSTER_UNROLL for (int v = 0; v < V; ++v) sum[r][v] = hn::Zero(d);
   }
   for (int k = 0; k < m.depth; ++k, a += a_step, b += m.columns) {
     hn::Vec<D> row[V];
@@ -46,11 +43,7 @@ HWY_INLINE void product_tile(D d, const Product& m, int i, int j) {
   }
   float* HWY_RESTRICT c = m.c + i * m.columns + j;
   MUSTER_UNROLL for (int r = 0; r < M; ++r) {
-    MUSTER_UNROLL for (int v = 0; v < V; ++v) {
-      // Max(0, v), in this order, keeps a NaN.
-      if (m.relu) sum[r][v] = hn::Max(hn::Zero(d), sum[r][v]);
-      hn::StoreU(sum[r][v], d, c + r * m.columns + v * kL);
-    }
+    MUSTER_UNROLL for (int v = 0; v < V; ++v) hn::StoreU(sum[r][v], d, c + r * m.columns + v * kL);
   }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shapes of kernels.h as the arguments the bodies take: out sizes and conventions computed once on the host.
+// The shapes of kernels.h as the arguments the bodies take: out sizes and conventions computed once on the
+// host.
 #pragma once
 
 #include "worker_runtime/kernels/cuda/conv_body.h"
@@ -19,10 +20,13 @@ namespace muster::kernels::cuda {
   return {s.batch * s.channels, s.height, s.width, s.window, s.height / s.window, s.width / s.window};
 }
 
-[[nodiscard]] inline LinearArgs arguments_of(const LinearShape& s) { return {s.batch, s.in_features, s.out_features}; }
+[[nodiscard]] inline LinearArgs arguments_of(const LinearShape& s) {
+  return {s.batch, s.in_features, s.out_features};
+}
 
-[[nodiscard]] inline SgdArgs arguments_of(float* params, const float* grads, float* velocity, std::size_t count,
-                                          const SgdOptions& options, float grad_scale, bool first_step) {
+[[nodiscard]] inline SgdArgs arguments_of(float* params, const float* grads, float* velocity,
+                                          std::size_t count, const SgdOptions& options, float grad_scale,
+                                          bool first_step) {
   return {params,
           grads,
           velocity,

@@ -5,7 +5,9 @@
 namespace muster::kernels::cuda {
 namespace {
 
-__device__ __forceinline__ Cell here() { return {blockIdx.x, blockIdx.y, threadIdx.x}; }
+__device__ __forceinline__ Cell here() {
+  return {blockIdx.x, blockIdx.y, threadIdx.x};
+}
 
 template <int kKernel>
 __global__ void conv_forward_kernel(ConvArgs args, const float* x, const float* w, const float* b, float* y) {
@@ -20,10 +22,12 @@ __global__ void conv_backward_data_kernel(ConvArgs args, const float* w, const f
 /// `first_block` lets a launch do the biases alone: they are the blocks after the filters.
 template <int kColumns>
 __global__ void __launch_bounds__(1024)
-    conv_backward_filter_kernel(ConvArgs args, unsigned first_block, const float* x, const float* dy, float* dw, float* db) {
+    conv_backward_filter_kernel(ConvArgs args, unsigned first_block, const float* x, const float* dy,
+                                float* dw, float* db) {
   __shared__ float of_warp[kWarp][kColumns];
   const unsigned block_x = first_block + blockIdx.x;
-  FilterSums<kColumns> sums = conv_filter_partial<kColumns>(args, x, dy, blockDim.x, {block_x, 0, threadIdx.x});
+  FilterSums<kColumns> sums =
+      conv_filter_partial<kColumns>(args, x, dy, blockDim.x, {block_x, 0, threadIdx.x});
   const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, num_warps = blockDim.x / kWarp;
 #pragma unroll
   for (int q = 0; q < kColumns; ++q) {
@@ -46,14 +50,15 @@ cudaError_t launch_filter(const ConvArgs& args, const float* x, const float* dy,
   const unsigned first_block = dw == nullptr ? filter_blocks<kColumns>(args) : 0;
   grid.x -= first_block;
   if (grid.num_blocks() == 0) return cudaSuccess;
-  conv_backward_filter_kernel<kColumns><<<blocks_of(grid), grid.block, 0, stream>>>(args, first_block, x, dy, dw, db);
+  conv_backward_filter_kernel<kColumns>
+      <<<blocks_of(grid), grid.block, 0, stream>>>(args, first_block, x, dy, dw, db);
   return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t launch_conv_forward(const ConvArgs& args, const float* x, const float* w, const float* b, float* y,
-                                cudaStream_t stream) {
+cudaError_t launch_conv_forward(const ConvArgs& args, const float* x, const float* w, const float* b,
+                                float* y, cudaStream_t stream) {
   const Grid grid = conv_forward_grid(args);
   if (grid.num_blocks() == 0) return cudaSuccess;
   const dim3 blocks = blocks_of(grid);
@@ -80,8 +85,8 @@ cudaError_t launch_conv_backward_data(const ConvArgs& args, const float* w, cons
   return cudaGetLastError();
 }
 
-cudaError_t launch_conv_backward_filter(const ConvArgs& args, const float* x, const float* dy, float* dw, float* db,
-                                        cudaStream_t stream) {
+cudaError_t launch_conv_backward_filter(const ConvArgs& args, const float* x, const float* dy, float* dw,
+                                        float* db, cudaStream_t stream) {
   if (args.kernel == 5) return launch_filter<5>(args, x, dy, dw, db, stream);
   if (args.kernel == 3) return launch_filter<3>(args, x, dy, dw, db, stream);
   return launch_filter<1>(args, x, dy, dw, db, stream);

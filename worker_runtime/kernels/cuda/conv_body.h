@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bodies of the direct convolution for few channels and small kernels (the network of the seed benchmark: 5x5, 1->6 and
-// 6->16). Forward and backward-data give each thread one element of the result and sum over its window; the filter's
-// gradient gives a block one row of one filter and sums over all positions. Any ConvShape is computed correctly, only
-// not fast when it is large: conv_plan.h decides. Launched by conv.cu, looped over on the CPU by tests/unit/cuda.
+// Bodies of the direct convolution for few channels and small kernels (the network of the seed benchmark:
+// 5x5, 1->6 and 6->16). Forward and backward-data give each thread one element of the result and sum over its
+// window; the filter's gradient gives a block one row of one filter and sums over all positions. Any
+// ConvShape is computed correctly, only not fast when it is large: conv_plan.h decides. Launched by conv.cu,
+// looped over on the CPU by tests/unit/cuda.
 #pragma once
 
 #include "worker_runtime/kernels/cuda/portable.h"
@@ -26,12 +27,17 @@ struct ConvArgs {
   }
 };
 
-inline Grid conv_forward_grid(const ConvArgs& a) { return flat_grid(a.num_outputs()); }
-inline Grid conv_backward_data_grid(const ConvArgs& a) { return flat_grid(a.num_inputs()); }
+inline Grid conv_forward_grid(const ConvArgs& a) {
+  return flat_grid(a.num_outputs());
+}
+inline Grid conv_backward_data_grid(const ConvArgs& a) {
+  return flat_grid(a.num_inputs());
+}
 
 /// kKernel is a.kernel where it is known at compile time (the loops unroll), else 0.
 template <int kKernel>
-MUSTER_HD void conv_forward_cell(const ConvArgs& a, const float* x, const float* w, const float* b, float* y, Cell cell) {
+MUSTER_HD void conv_forward_cell(const ConvArgs& a, const float* x, const float* w, const float* b, float* y,
+                                 Cell cell) {
   const std::int64_t i = flat_index(cell);
   if (i >= a.num_outputs()) return;
   const int kernel = kKernel > 0 ? kKernel : a.kernel;
@@ -62,7 +68,8 @@ MUSTER_HD void conv_forward_cell(const ConvArgs& a, const float* x, const float*
 }
 
 template <int kKernel>
-MUSTER_HD void conv_backward_data_cell(const ConvArgs& a, const float* w, const float* dy, float* dx, Cell cell) {
+MUSTER_HD void conv_backward_data_cell(const ConvArgs& a, const float* w, const float* dy, float* dx,
+                                       Cell cell) {
   const std::int64_t i = flat_index(cell);
   if (i >= a.num_inputs()) return;
   const int kernel = kKernel > 0 ? kKernel : a.kernel;
@@ -71,7 +78,8 @@ MUSTER_HD void conv_backward_data_cell(const ConvArgs& a, const float* w, const 
   const int pixel = static_cast<int>(i - plane * pixels);
   const std::int64_t n = plane / a.in_channels;
   const int c = static_cast<int>(plane - n * a.in_channels);
-  // The outputs that saw this input at filter place (p, q) lie at ((row - p) / stride, (column - q) / stride).
+  // The outputs that saw this input at filter place (p, q) lie at ((row - p) / stride, (column - q) /
+  // stride).
   const int row = pixel / a.width + a.padding, column = pixel % a.width + a.padding;
   const float* filter = w + std::int64_t{c} * kernel * kernel;
   const float* gradient = dy + n * a.out_channels * a.out_height * a.out_width;
@@ -85,7 +93,8 @@ MUSTER_HD void conv_backward_data_cell(const ConvArgs& a, const float* w, const 
       for (int q = 0; q < kernel; ++q) {
         const int left = column - q;
         if (left < 0 || left % a.stride != 0 || left / a.stride >= a.out_width) continue;
-        sum = fma_rounded(gradient[above / a.stride * a.out_width + left / a.stride], filter[p * kernel + q], sum);
+        sum = fma_rounded(gradient[above / a.stride * a.out_width + left / a.stride], filter[p * kernel + q],
+                          sum);
       }
     }
     filter += std::int64_t{a.in_channels} * kernel * kernel;
@@ -107,14 +116,16 @@ MUSTER_HD unsigned filter_blocks(const ConvArgs& a) {
 }
 template <int kColumns>
 inline Grid conv_backward_filter_grid(const ConvArgs& a) {
-  // A wide block where there is much to sum: the filters of a small network are only 30 (conv1) or 480 (conv2) blocks.
-  return {filter_blocks<kColumns>(a) + static_cast<unsigned>(a.out_channels), 1, a.num_positions() >= 16384 ? 1024U : 128U};
+  // A wide block where there is much to sum: the filters of a small network are only 30 (conv1) or 480
+  // (conv2) blocks.
+  return {filter_blocks<kColumns>(a) + static_cast<unsigned>(a.out_channels), 1,
+          a.num_positions() >= 16384 ? 1024U : 128U};
 }
 
 /// This thread's share of its block's sums; `block` is the number of threads.
 template <int kColumns>
-MUSTER_HD FilterSums<kColumns> conv_filter_partial(const ConvArgs& a, const float* x, const float* dy, unsigned block,
-                                                   Cell cell) {
+MUSTER_HD FilterSums<kColumns> conv_filter_partial(const ConvArgs& a, const float* x, const float* dy,
+                                                   unsigned block, Cell cell) {
   FilterSums<kColumns> sums;
   const int pixels = a.out_height * a.out_width;
   const bool is_bias = cell.block_x >= filter_blocks<kColumns>(a);
@@ -148,10 +159,11 @@ MUSTER_HD FilterSums<kColumns> conv_filter_partial(const ConvArgs& a, const floa
   return sums;
 }
 
-/// Writes the block's q-th sum to its place. dw is (out_channels, in_channels, kernel, kernel): a block's number is the
-/// offset of its elements divided by kColumns.
+/// Writes the block's q-th sum to its place. dw is (out_channels, in_channels, kernel, kernel): a block's
+/// number is the offset of its elements divided by kColumns.
 template <int kColumns>
-MUSTER_HD void conv_filter_store(const ConvArgs& a, unsigned block_x, int q, float sum, float* dw, float* db) {
+MUSTER_HD void conv_filter_store(const ConvArgs& a, unsigned block_x, int q, float sum, float* dw,
+                                 float* db) {
   const unsigned filters = filter_blocks<kColumns>(a);
   if (block_x < filters)
     dw[std::int64_t{block_x} * kColumns + q] = sum;

@@ -4,9 +4,13 @@
 namespace muster::kernels::cuda {
 namespace {
 
-__device__ __forceinline__ Cell here() { return {blockIdx.x, blockIdx.y, threadIdx.x}; }
+__device__ __forceinline__ Cell here() {
+  return {blockIdx.x, blockIdx.y, threadIdx.x};
+}
 
-__global__ void gather_kernel(GatherArgs args) { gather_cell(args, here()); }
+__global__ void gather_kernel(GatherArgs args) {
+  gather_cell(args, here());
+}
 
 __global__ void pool_forward_kernel(PoolArgs args, const float* x, float* y, std::uint8_t* argmax) {
   pool_forward_cell(args, x, y, argmax, here());
@@ -16,16 +20,21 @@ __global__ void pool_backward_kernel(PoolArgs args, const float* dy, const std::
   pool_backward_cell(args, dy, argmax, dx, here());
 }
 
-__global__ void relu_mask_kernel(const float* y, float* dy, std::int64_t count) { relu_mask_cell(y, dy, count, here()); }
+__global__ void relu_mask_kernel(const float* y, float* dy, std::int64_t count) {
+  relu_mask_cell(y, dy, count, here());
+}
 
 __global__ void add_bias_kernel(float* y, const float* b, std::int64_t count, int channels, int pixels) {
   add_bias_cell(y, b, count, channels, pixels, here());
 }
 
-__global__ void sgd_kernel(SgdArgs args) { sgd_cell(args, here()); }
+__global__ void sgd_kernel(SgdArgs args) {
+  sgd_cell(args, here());
+}
 
 __global__ void increment_kernel(std::uint32_t* counter) {
-  // One thread, one writer: the kernels of a stream run in order. volatile: the host reads it while the GPU works.
+  // One thread, one writer: the kernels of a stream run in order. volatile: the host reads it while the GPU
+  // works.
   volatile std::uint32_t* word = counter;
   *word = *word + 1;
   __threadfence_system();
@@ -40,7 +49,8 @@ cudaError_t launch_gather(const GatherArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t launch_pool_forward(const PoolArgs& args, const float* x, float* y, std::uint8_t* argmax, cudaStream_t stream) {
+cudaError_t launch_pool_forward(const PoolArgs& args, const float* x, float* y, std::uint8_t* argmax,
+                                cudaStream_t stream) {
   const Grid grid = pool_forward_grid(args);
   if (grid.num_blocks() == 0) return cudaSuccess;
   pool_forward_kernel<<<blocks_of(grid), grid.block, 0, stream>>>(args, x, y, argmax);
@@ -62,7 +72,8 @@ cudaError_t launch_relu_mask(const float* y, float* dy, std::int64_t count, cuda
   return cudaGetLastError();
 }
 
-cudaError_t launch_add_bias(float* y, const float* b, std::int64_t count, int channels, int pixels, cudaStream_t stream) {
+cudaError_t launch_add_bias(float* y, const float* b, std::int64_t count, int channels, int pixels,
+                            cudaStream_t stream) {
   const Grid grid = flat_grid(count);
   if (grid.num_blocks() == 0) return cudaSuccess;
   add_bias_kernel<<<blocks_of(grid), grid.block, 0, stream>>>(y, b, count, channels, pixels);

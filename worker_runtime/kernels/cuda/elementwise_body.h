@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bodies of the kernels in which each thread owns one element of the result: gathering a batch, pooling, the ReLU mask,
-// a per-channel bias and the optimizer. Launched by elementwise.cu, looped over on the CPU by tests/unit/cuda.
-// Definitions (and the oracle) are in kernels.h and cpu/reference_kernels.cc.
+// Bodies of the kernels in which each thread owns one element of the result: gathering a batch, pooling, the
+// ReLU mask, a per-channel bias and the optimizer. Launched by elementwise.cu, looped over on the CPU by
+// tests/unit/cuda. Definitions (and the oracle) are in kernels.h and cpu/reference_kernels.cc.
 #pragma once
 
 #include "worker_runtime/kernels/cuda/portable.h"
@@ -20,7 +20,9 @@ struct GatherArgs {
   std::int32_t* out_labels;  // (batch)
 };
 
-inline Grid grid_of(const GatherArgs& a) { return flat_grid(std::int64_t{a.batch} * a.image_elements); }
+inline Grid grid_of(const GatherArgs& a) {
+  return flat_grid(std::int64_t{a.batch} * a.image_elements);
+}
 
 MUSTER_HD void gather_cell(const GatherArgs& a, Cell cell) {
   const std::int64_t i = flat_index(cell);
@@ -47,7 +49,8 @@ inline Grid pool_forward_grid(const PoolArgs& a) {
   return flat_grid(std::int64_t{a.planes} * a.out_height * a.out_width);
 }
 
-MUSTER_HD void pool_forward_cell(const PoolArgs& a, const float* x, float* y, std::uint8_t* argmax, Cell cell) {
+MUSTER_HD void pool_forward_cell(const PoolArgs& a, const float* x, float* y, std::uint8_t* argmax,
+                                 Cell cell) {
   const std::int64_t i = flat_index(cell);
   const int pixels = a.out_height * a.out_width;
   if (i >= std::int64_t{a.planes} * pixels) return;
@@ -74,7 +77,8 @@ inline Grid pool_backward_grid(const PoolArgs& a) {
 }
 
 /// One thread per element of dx, so nothing has to be zeroed before and nothing is written twice.
-MUSTER_HD void pool_backward_cell(const PoolArgs& a, const float* dy, const std::uint8_t* argmax, float* dx, Cell cell) {
+MUSTER_HD void pool_backward_cell(const PoolArgs& a, const float* dy, const std::uint8_t* argmax, float* dx,
+                                  Cell cell) {
   const std::int64_t i = flat_index(cell);
   const int pixels = a.height * a.width;
   if (i >= std::int64_t{a.planes} * pixels) return;
@@ -98,7 +102,8 @@ MUSTER_HD void relu_mask_cell(const float* y, float* dy, std::int64_t count, Cel
 }
 
 /// y (batch, channels, pixels) += b (channels).
-MUSTER_HD void add_bias_cell(float* y, const float* b, std::int64_t count, int channels, int pixels, Cell cell) {
+MUSTER_HD void add_bias_cell(float* y, const float* b, std::int64_t count, int channels, int pixels,
+                             Cell cell) {
   const std::int64_t i = flat_index(cell);
   if (i < count) y[i] += b[i / pixels % channels];
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bodies of the linear layer for small batches (M <= 64), where a matrix product is a few dot products per weight and a
-// library call costs more than the work. Forward: one warp per output feature reads its weights once for kRowTile
-// samples. Backward: one launch computes dx, dw and db and applies the ReLU mask while reading. Correct for any batch;
-// gemm_plan.h takes the large ones. Launched by linear.cu, looped over on the CPU by tests/unit/cuda.
+// Bodies of the linear layer for small batches (M <= 64), where a matrix product is a few dot products per
+// weight and a library call costs more than the work. Forward: one warp per output feature reads its weights
+// once for kRowTile samples. Backward: one launch computes dx, dw and db and applies the ReLU mask while
+// reading. Correct for any batch; gemm_plan.h takes the large ones. Launched by linear.cu, looped over on the
+// CPU by tests/unit/cuda.
 #pragma once
 
 #include "worker_runtime/kernels/cuda/portable.h"
@@ -15,8 +16,8 @@ struct LinearArgs {
   int out_features;  // N
 };
 
-inline constexpr int kRowTile = 8;           // samples a warp of the forward pass serves
-inline constexpr int kGradientRowTile = 4;   // samples a thread of the backward pass serves
+inline constexpr int kRowTile = 8;          // samples a warp of the forward pass serves
+inline constexpr int kGradientRowTile = 4;  // samples a thread of the backward pass serves
 inline constexpr unsigned kWarpsPerBlock = 4;
 
 struct RowSums {
@@ -44,14 +45,15 @@ MUSTER_HD RowSums linear_forward_partial(const LinearArgs& a, const float* x, co
     const float weight = weights[k];
     MUSTER_UNROLL
     for (int m = 0; m < kRowTile; ++m)
-      if (m < rows) sums.value[m] = fma_rounded(sample[std::int64_t{m} * a.in_features + k], weight, sums.value[m]);
+      if (m < rows)
+        sums.value[m] = fma_rounded(sample[std::int64_t{m} * a.in_features + k], weight, sums.value[m]);
   }
   return sums;
 }
 
 /// Lane m of the warp writes row m.
-MUSTER_HD void linear_forward_store(const LinearArgs& a, const RowSums& sums, const float* b, float* y, bool relu,
-                                    Cell cell) {
+MUSTER_HD void linear_forward_store(const LinearArgs& a, const RowSums& sums, const float* b, float* y,
+                                    bool relu, Cell cell) {
   const int feature = forward_feature(cell), lane = static_cast<int>(cell.thread % kWarp);
   const int row0 = static_cast<int>(cell.block_y) * kRowTile;
   if (feature >= a.out_features) return;

@@ -5,7 +5,8 @@
 namespace muster::kernels::cuda {
 namespace {
 
-/// One block. Warp i serves rows i, i + warps, ...; its lane 0 keeps the sums; thread 0 adds the warps' sums in order.
+/// One block. Warp i serves rows i, i + warps, ...; its lane 0 keeps the sums; thread 0 adds the warps' sums
+/// in order.
 __global__ void __launch_bounds__(kLossWarps* kWarp) cross_entropy_kernel(LossArgs args, LossTotals* totals) {
   __shared__ double loss_of_warp[kLossWarps];
   __shared__ int correct_of_warp[kLossWarps];

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Body of the cross-entropy kernel: one warp per row, float32, in three steps (largest logit, sum of exponentials,
-// gradient) between which the lanes of the warp meet. One block serves the whole batch, so that the totals are added in
-// one fixed order and are the same bits in every run. Launched by loss.cu, looped over on the CPU by tests/unit/cuda.
+// Body of the cross-entropy kernel: one warp per row, float32, in three steps (largest logit, sum of
+// exponentials, gradient) between which the lanes of the warp meet. One block serves the whole batch, so that
+// the totals are added in one fixed order and are the same bits in every run. Launched by loss.cu, looped
+// over on the CPU by tests/unit/cuda.
 #pragma once
 
 #include "worker_runtime/kernels/cuda/portable.h"
@@ -53,10 +54,12 @@ MUSTER_HD void loss_gradient(const LossArgs& a, int row, int lane, float largest
   float* gradient = a.dlogits + std::int64_t{row} * a.classes;
   const int label = a.labels[row];
   for (int c = lane; c < a.classes; c += static_cast<int>(kWarp))
-    gradient[c] = (expf(logits[c] - largest) / sum - (c == label ? 1.0F : 0.0F)) / static_cast<float>(a.batch);
+    gradient[c] =
+        (expf(logits[c] - largest) / sum - (c == label ? 1.0F : 0.0F)) / static_cast<float>(a.batch);
 }
 
-/// The row's loss; NaN for a label outside the classes, which the loss then shows instead of reading past the row.
+/// The row's loss; NaN for a label outside the classes, which the loss then shows instead of reading past the
+/// row.
 MUSTER_HD double loss_of_row(const LossArgs& a, int row, float largest, float sum) {
   const int label = a.labels[row];
   if (label < 0 || label >= a.classes) return static_cast<double>(NAN);

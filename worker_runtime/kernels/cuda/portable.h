@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel's per-thread body is written in, so that the same function runs on the GPU and, looped over the same
-// grid, on the CPU in a test. Bodies take plain arguments and a Cell; where threads of a warp or block meet, a body is
-// cut into the step before and the step after, and the launch (or the test) does the meeting. No CUDA type in here.
+// What a kernel's per-thread body is written in, so that the same function runs on the GPU and, looped over
+// the same grid, on the CPU in a test. Bodies take plain arguments and a Cell; where threads of a warp or
+// block meet, a body is cut into the step before and the step after, and the launch (or the test) does the
+// meeting. No CUDA type in here.
 #pragma once
 
 #include <cmath>
@@ -29,7 +30,8 @@ struct Cell {
   unsigned thread = 0;
 };
 
-/// The launch a set of arguments asks for; each body's header computes its own. Nothing to do: num_blocks() == 0.
+/// The launch a set of arguments asks for; each body's header computes its own. Nothing to do: num_blocks()
+/// == 0.
 struct Grid {
   unsigned x = 0;
   unsigned y = 1;
@@ -46,7 +48,9 @@ MUSTER_HD unsigned blocks_for(std::int64_t count, unsigned block = kBlock) {
 }
 
 /// One thread per item.
-inline Grid flat_grid(std::int64_t count) { return {blocks_for(count), 1, kBlock}; }
+inline Grid flat_grid(std::int64_t count) {
+  return {blocks_for(count), 1, kBlock};
+}
 MUSTER_HD std::int64_t flat_index(Cell cell) {
   return static_cast<std::int64_t>(cell.block_x) * kBlock + cell.thread;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the lanes of a warp and the warps of a block meet. Every lane must take part (full mask). The butterfly gives all
-// lanes the same bits: each level adds the same two partial sums in both partners, and addition commutes.
+// How the lanes of a warp and the warps of a block meet. Every lane must take part (full mask). The butterfly
+// gives all lanes the same bits: each level adds the same two partial sums in both partners, and addition
+// commutes.
 #pragma once
 
 #include "worker_runtime/kernels/cuda/loss_body.h"

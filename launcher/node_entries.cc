@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/node_entries.h"
+
+#include <limits>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "launcher/outcome_text.h"
+#include "launcher/rank_assignment.h"
+#include "rendezvous/base/env.h"
+
+namespace muster::launcher {
+
+std::string NodeEntries::key(std::string_view name) const {
+  return fmt::format("/{}/{}", job_.run_id, name);
+}
+
+std::string NodeEntries::of_attempt(int attempt) const {
+  return key(fmt::format("attempt_{}/", attempt));
+}
+
+std::string NodeEntries::role_info(int attempt, int node) const {
+  return fmt::format("{}torchelastic/role_info/{}", of_attempt(attempt), node);
+}
+
+std::string NodeEntries::ranks(int attempt, int node) const {
+  return fmt::format("{}torchelastic/assigned_ranks/{}", of_attempt(attempt), node);
+}
+
+std::string NodeEntries::claim(int node) const {
+  return key(fmt::format("node/{}", node));
+}
+
+std::string NodeEntries::left(std::string_view connection) const {
+  return key(fmt::format("left/{}", connection));
+}
+
+Awaitable<Result<std::string>> NodeEntries::claim_node_rank(AgentLink& waiting, Instant deadline) {
+  const std::string nodes_key = key("nnodes");
+  if (job_.node_rank == 0) {
+    const std::string own_nodes = std::to_string(job_.nodes);
+    if (auto ok = co_await link_.set(nodes_key, own_nodes); !ok) co_return fail(ok.error());
+  } else {
+    if (auto ok = co_await waiting.wait(nodes_key, deadline); !ok) co_return fail(ok.error());
+    auto text = co_await waiting.get(nodes_key);
+    if (!text) co_return fail(text.error());
+    auto nodes = parse_integer("nnodes", *text, 1, std::numeric_limits<int>::max());
+    if (!nodes) co_return fail(nodes.error());
+    // Node 0 will never look for it. Other differences are found, and told to all, when ranks are assigned.
+    if (job_.node_rank >= *nodes)
+      co_return fail(ErrorCode::kMismatch,
+                     fmt::format("node {} ({}) was started with --nnodes={}, node 0 with --nnodes={}",
+                                 job_.node_rank, job_.host, job_.nodes, *nodes));
+  }
+  const std::string connection = waiting.local_name();
+  const std::string mine = fmt::format("{} (pid {})\n{}", job_.host, ::getpid(), connection);
+  const std::string own_claim = claim(job_.node_rank);
+  auto owner = co_await link_.set_if_absent(own_claim, mine);
+  if (!owner) co_return fail(owner.error());
+  if (*owner == mine) co_return connection;
+  co_return fail(
+      ErrorCode::kMismatch,
+      fmt::format("--node-rank={} was given twice: {} has it already; every node needs its own, 0 to {}",
+                  job_.node_rank, owner->substr(0, owner->find('\n')), job_.nodes - 1));
+}
+
+Awaitable<std::vector<int>> NodeEntries::missing_nodes(int attempt) {
+  std::vector<int> missing;
+  for (int node = 0; node < job_.nodes; ++node) {
+    const std::string info = role_info(attempt, node);
+    auto here = co_await link_.exists(info);
+    if (!here) break;
+    if (!*here) missing.push_back(node);
+  }
+  co_return missing;
+}
+
+Awaitable<Result<void>> NodeEntries::mark_left(std::string connection) {
+  const std::string own = left(connection);
+  co_return co_await link_.set(own, "1");
+}
+
+Awaitable<Result<void>> NodeEntries::refuse(int attempt, std::string text) {
+  for (int node = job_.nodes - 1; node >= 0; --node) {
+    const std::string ranks_key = ranks(attempt, node);
+    if (auto ok = co_await link_.set(ranks_key, text); !ok) co_return ok;
+  }
+  co_return Result<void>{};
+}
+
+Awaitable<Result<void>> NodeEntries::give_up_on(int attempt, FailureNotice notice) {
+  const std::string info = role_info(attempt, notice.node_rank);
+  const std::string text = "!" + to_json(AttemptOutcome(std::move(notice)));
+  auto written = co_await link_.set_if_absent(info, text);
+  if (!written) co_return fail(written.error());
+  co_return Result<void>{};
+}
+
+Awaitable<Result<void>> NodeEntries::forget(std::string connection) {
+  for (int node = 1; node < job_.nodes; ++node) {
+    const std::string role_key = role_info(0, node);
+    auto text = co_await link_.get(role_key);
+    if (!text) co_return fail(text.error());
+    if (const auto info = role_info_from_json(*text); info && info->connection == connection)
+      if (auto ok = co_await link_.remove(role_key); !ok) co_return ok;
+    const std::string claim_key = claim(node);
+    auto owner = co_await link_.get(claim_key);
+    if (!owner) co_return fail(owner.error());
+    if (owner->ends_with("\n" + connection))
+      if (auto ok = co_await link_.remove(claim_key); !ok) co_return ok;
+  }
+  co_return Result<void>{};
+}
+
+Awaitable<Result<void>> NodeEntries::wait_until_left(AgentLink& farewell, Instant deadline) {
+  for (int node = 1; node < job_.nodes; ++node) {
+    const std::string claim_key = claim(node);
+    auto owner = co_await link_.get(claim_key);
+    if (!owner) co_return fail(owner.error());
+    if (owner->empty()) continue;
+    const std::string own = left(owner->substr(owner->find('\n') + 1));
+    if (auto ok = co_await farewell.wait(own, deadline); !ok) co_return ok;
+  }
+  co_return Result<void>{};
+}
+
+}  // namespace muster::launcher

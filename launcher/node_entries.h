@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// NodeEntries: what the agents of a job write for each other into the store on node 0, and how they read it:
+// who claims a node rank, each attempt's descriptions and ranks, who has left. An entry of an attempt that
+// begins with "!" says why there will be none: a text, or a FailureNotice as JSON. One loop; owned by
+// StaticRendezvous, whose link it uses. Key names of an attempt:
+// torch/distributed/elastic/agent/server/api.py.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <muster/result.h>
+
+#include "launcher/agent_link.h"
+#include "launcher/job.h"
+#include "rendezvous/base/clock.h"
+
+namespace muster::launcher {
+
+class NodeEntries {
+ public:
+  NodeEntries(const Job& job, AgentLink& link) : job_(job), link_(link) {}
+
+  [[nodiscard]] std::string of_attempt(int attempt) const;
+  [[nodiscard]] std::string role_info(int attempt, int node) const;
+  [[nodiscard]] std::string ranks(int attempt, int node) const;
+
+  /// Two agents with the same node rank would overwrite each other's entries. Returns `waiting`'s name, which
+  /// stands for this agent.
+  Awaitable<Result<std::string>> claim_node_rank(AgentLink& waiting, Instant deadline);
+  Awaitable<std::vector<int>> missing_nodes(int attempt);
+  Awaitable<Result<void>> mark_left(std::string connection);
+
+  // Node 0's.
+  /// What every node finds instead of its ranks.
+  Awaitable<Result<void>> refuse(int attempt, std::string text);
+  /// Nobody must wait for a node that is gone. What that node has said itself has precedence.
+  Awaitable<Result<void>> give_up_on(int attempt, FailureNotice notice);
+  /// Removes what the agent of an ended connection has written before the first assignment.
+  Awaitable<Result<void>> forget(std::string connection);
+  /// Until all who claimed a rank are through or gone. On a link of its own: this one is needed to note
+  /// connections that end meanwhile.
+  Awaitable<Result<void>> wait_until_left(AgentLink& farewell, Instant deadline);
+
+ private:
+  [[nodiscard]] std::string key(std::string_view name) const;
+  [[nodiscard]] std::string claim(int node) const;
+  [[nodiscard]] std::string left(std::string_view connection) const;
+
+  const Job& job_;
+  AgentLink& link_;
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA kernels on a GPU against the reference, over the shapes of the CPU tests and over larger ones that
+// go to cuBLASLt and cuDNN.
+#include "tests/support/catch.h"
+#include "tests/support/gpu.h"
+#include "tests/support/kernel_cases.h"
+#include "tests/support/kernels_agreement.h"
+
+using namespace muster;
+using namespace muster::testing;
+
+namespace {
+
+std::unique_ptr<kernels::Kernels> gpu() {
+  require_gpu();
+  auto made = kernels::make_cuda_kernels(0);
+  REQUIRE_OK(made);
+  return std::move(*made);
+}
+
+}  // namespace
+
+TEST_CASE("the GPU normalises the chosen images as the reference does") {
+  check_gather_normalize(*gpu());
+}
+
+TEST_CASE("the GPU's direct convolutions agree with the reference") {
+  const auto kernels = gpu();
+  for (const auto& shape : conv_cases()) check_conv2d(*kernels, shape);
+}
+
+TEST_CASE("the GPU's large convolutions agree with the reference") {
+  const auto kernels = gpu();
+  for (const kernels::ConvShape& shape : std::vector<kernels::ConvShape>{
+           {.batch = 8,
+            .in_channels = 32,
+            .height = 14,
+            .width = 14,
+            .out_channels = 64,
+            .kernel = 3,
+            .padding = 1},
+           {.batch = 4,
+           .in_channels = 64,
+           .height = 15,
+           .width = 13,
+           .out_channels = 48,
+           .kernel = 3,
+           .stride = 2,
+           .padding = 1},
+           {.batch = 4, .in_channels = 64, .height = 8, .width = 8, .out_channels = 128, .kernel = 1},
+           {.batch = 2,
+           .in_channels = 3,
+           .height = 40,
+           .width = 40,
+           .out_channels = 64,
+           .kernel = 7,
+           .stride = 2,
+           .padding = 3}})
+    check_conv2d(*kernels, shape);
+}
+
+TEST_CASE("the GPU's pooling chooses the reference's winners, ties and NaN included") {
+  const auto kernels = gpu();
+  for (const auto& shape : pool_cases()) check_relu_max_pool(*kernels, shape);
+}
+
+TEST_CASE("the GPU's linear layers for small batches agree with the reference") {
+  const auto kernels = gpu();
+  for (const auto& shape : linear_cases()) check_linear(*kernels, shape);
+  for (int batch = 1; batch <= 17; ++batch) check_linear(*kernels, {batch, 35, 6});
+}
+
+TEST_CASE("the GPU's linear layers for large batches agree with the reference") {
+  const auto kernels = gpu();
+  for (const kernels::LinearShape& shape : std::vector<kernels::LinearShape>{
+           {256, 256, 120}, {256, 120, 84}, {256, 84, 10}, {256, 784, 512}, {100, 33, 7}, {1000, 1, 1}})
+    check_linear(*kernels, shape);
+}
+
+TEST_CASE("the GPU's cross-entropy agrees with the reference for few and many rows and classes") {
+  const auto kernels = gpu();
+  for (const int batch : {1, 2, 4, 31, 32, 33, 100, 256, 5000})
+    for (const int classes : {1, 2, 10, 32, 33, 1000}) check_cross_entropy(*kernels, batch, classes);
+}
+
+TEST_CASE("the GPU's SGD is the CPU's result bit for bit") {
+  const auto kernels = gpu();
+  for (const std::size_t count :
+       {std::size_t{1}, std::size_t{255}, std::size_t{257}, std::size_t{44426}, std::size_t{3000001}})
+    check_sgd_step(*kernels, count);
+}
+
+TEST_CASE("the GPU's memory is zeroed and 256-byte aligned, and what is copied there comes back") {
+  const auto kernels = gpu();
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, std::size_t{1} << 20}) {
+    const auto memory = kernels->allocate(bytes);
+    REQUIRE_OK(memory);
+    REQUIRE(reinterpret_cast<std::uintptr_t>(*memory) % 256 == 0);
+    std::vector<unsigned char> host(bytes, 0xff);
+    kernels->copy_to_host(host.data(), *memory, bytes);
+    REQUIRE(std::all_of(host.begin(), host.end(), [](unsigned char byte) { return byte == 0; }));
+  }
+  REQUIRE(kernels->device() == Device::kCuda);
+  REQUIRE(kernels->stream() != nullptr);
+  REQUIRE_THAT(std::string(kernels->name()), Catch::Contains("cuda ("));
+}
+
+TEST_CASE("memory that the GPU does not have is kExhausted and the kernels stay usable") {
+  const auto kernels = gpu();
+  const auto refused = kernels->allocate(std::size_t{1} << 50);
+  REQUIRE_FALSE(refused);
+  REQUIRE(refused.error().code == ErrorCode::kExhausted);
+  REQUIRE_OK(kernels->allocate(1024));
+  REQUIRE_OK(kernels->synchronize());
+}
+
+TEST_CASE("a GPU that does not exist is kNotFound") {
+  require_gpu();
+  const auto refused = kernels::make_cuda_kernels(1000);
+  REQUIRE_FALSE(refused);
+  REQUIRE(refused.error().code == ErrorCode::kNotFound);
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// The NCCL group with the real NCCL.
+#include <csignal>
+#include <unistd.h>
+
+#include "tests/gpu/nccl_ranks.h"
+#include "tests/gpu/tiny_training.h"
+#include "worker_runtime/core/step_graph.h"
+#include "worker_runtime/groups/nccl_group.h"
+
+using namespace muster;
+using namespace muster::testing;
+
+namespace {
+
+std::string collectives(Member& member, int rank, int size) {
+  for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, std::size_t{1} << 20}) {
+    auto values = member.filled(count, static_cast<float>(rank + 1));
+    if (!values) return text_of(values.error());
+    STEP(member.group->all_reduce({*values, count, DType::kFloat32}, ReduceOp::kSum));
+    EXPECT(all_equal(member.read(*values, count), static_cast<float>(size * (size + 1) / 2)));
+    STEP(member.group->all_reduce({*values, count, DType::kFloat32}, ReduceOp::kAvg));
+    EXPECT(all_equal(member.read(*values, count), static_cast<float>(size * (size + 1) / 2)));
+
+    auto mine = member.filled(count, static_cast<float>(rank));
+    auto gathered = member.filled(count * static_cast<std::size_t>(size), -1.0F);
+    if (!mine || !gathered) return "no memory";
+    STEP(member.group->all_gather({*mine, count, DType::kFloat32},
+                                  {*gathered, count * static_cast<std::size_t>(size), DType::kFloat32}));
+    const auto all = member.read(*gathered, count * static_cast<std::size_t>(size));
+    for (std::size_t i = 0; i < all.size(); ++i) EXPECT(all[i] == static_cast<float>(i / count));
+
+    STEP(member.group->reduce_scatter({*gathered, count * static_cast<std::size_t>(size), DType::kFloat32},
+                                      {*mine, count, DType::kFloat32}, ReduceOp::kSum));
+    EXPECT(all_equal(member.read(*mine, count), static_cast<float>(rank * size)));
+
+    STEP(member.group->broadcast({*mine, count, DType::kFloat32}, size - 1));
+    EXPECT(all_equal(member.read(*mine, count), static_cast<float>((size - 1) * size)));
+  }
+  STEP(member.group->barrier());
+  STEP(member.kernels->synchronize());
+  return "";
+}
+
+/// 12 steps of the small network with averaged gradients; the parameters afterwards.
+Result<std::vector<float>> train(Member& member, int rank, bool capture) {
+  TinyTraining training(*member.kernels);
+  MUSTER_OK(training.prepare());
+  const auto steps = make_step_graph(capture ? member.kernels->make_step_recorder() : nullptr);
+  for (int step = 0; step < 12; ++step) {
+    training.choose(1000 * rank + step);
+    const auto reduce = [&](float* grads, std::size_t count) -> Result<void> {
+      // Two buckets that overlap what follows, as DDP starts them.
+      MUSTER_TRY(auto second, member.group->start_all_reduce({grads + 1000, count - 1000, DType::kFloat32},
+                                                             ReduceOp::kAvg));
+      MUSTER_TRY(auto first, member.group->start_all_reduce({grads, 1000, DType::kFloat32}, ReduceOp::kAvg));
+      MUSTER_OK(second->wait());
+      return first->wait();
+    };
+    const auto stepped = steps->run(step_key({step == 0}), [&] { return training.step(step == 0, reduce); });
+    if (!stepped) return fail(stepped.error());
+  }
+  return training.parameters();
+}
+
+std::string captured_equals_called(Member& member, int rank) {
+  const auto called = train(member, rank, false);
+  if (!called) return text_of(called.error());
+  const auto captured = train(member, rank, true);
+  if (!captured) return text_of(captured.error());
+  EXPECT(std::memcmp(called->data(), captured->data(), called->size() * sizeof(float)) == 0);
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("NCCL with one rank starts, runs every collective and ends") {
+  const TemporaryDirectory directory;
+  run(1, [&](int rank) -> std::string {
+    Member member;
+    STEP(member.join(directory, rank, 1));
+    return collectives(member, rank, 1);
+  });
+}
+
+TEST_CASE("a captured step with one NCCL rank equals the called one") {
+  const TemporaryDirectory directory;
+  run(1, [&](int rank) -> std::string {
+    Member member;
+    STEP(member.join(directory, rank, 1));
+    return captured_equals_called(member, rank);
+  });
+}
+
+TEST_CASE("two NCCL ranks on one GPU compute every collective") {
+  const TemporaryDirectory directory;
+  run(2, [&](int rank) -> std::string {
+    Member member;
+    STEP(member.join(directory, rank, 2));
+    return collectives(member, rank, 2);
+  });
+}
+
+TEST_CASE("three NCCL ranks on one GPU compute every collective") {
+  const TemporaryDirectory directory;
+  run(3, [&](int rank) -> std::string {
+    Member member;
+    STEP(member.join(directory, rank, 3));
+    return collectives(member, rank, 3);
+  });
+}
+
+TEST_CASE("a captured step of two NCCL ranks equals the called one, and the ranks agree") {
+  const TemporaryDirectory directory;
+  run(2, [&](int rank) -> std::string {
+    Member member;
+    STEP(member.join(directory, rank, 2));
+    if (std::string text = captured_equals_called(member, rank); !text.empty()) return text;
+    const auto parameters = train(member, rank, true);
+    if (!parameters) return text_of(parameters.error());
+    const std::size_t count = parameters->size();
+    auto mine = member.filled(count, 0.0F), all = member.filled(2 * count, 0.0F);
+    if (!mine || !all) return "no memory";
+    member.kernels->copy_to_device(*mine, parameters->data(), count * sizeof(float));
+    STEP(member.group->all_gather({*mine, count, DType::kFloat32}, {*all, 2 * count, DType::kFloat32}));
+    const auto both = member.read(*all, 2 * count);
+    EXPECT(std::memcmp(both.data(), both.data() + count, count * sizeof(float)) == 0);
+    return "";
+  });
+}
+
+TEST_CASE("an NCCL rank that is killed is an error to the other within the timeout") {
+  const TemporaryDirectory directory;
+  run(
+      2,
+      [&](int rank) -> std::string {
+        Member member;
+        STEP(member.join(directory, rank, 2, Millis(15'000)));
+        STEP(member.group->barrier());
+        if (rank == 1) ::kill(::getpid(), SIGKILL);
+        const auto failed = member.group->barrier();
+        EXPECT(!failed);
+        EXPECT(failed.error().code == ErrorCode::kPeerGone || failed.error().code == ErrorCode::kTimeout);
+        EXPECT(failed.error().message.find("rank 0 of 2: barrier #2") != std::string::npos);
+        const auto again = member.group->barrier();
+        EXPECT(!again && again.error() == failed.error());
+        return "";
+      },
+      1);
+}

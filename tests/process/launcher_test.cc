@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Real children: spawn, guardian, stderr channels, worker groups.
+#include <fcntl.h>
+#include <memory>
+#include <poll.h>
+#include <signal.h>
+#include <string>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+#include "launcher/guardian.h"
+#include "launcher/spawn.h"
+#include "launcher/stderr_channel.h"
+#include "rendezvous/base/syscall.h"
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace muster::launcher;
+
+namespace {
+
+std::size_t open_descriptors() {
+  std::size_t count = 0;
+  for (int fd = 0; fd < 1024; ++fd) count += ::fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
+  return count;
+}
+
+/// Everything until end of file, or a failure after 20 s of silence.
+std::string read_all(int fd) {
+  std::string out;
+  char block[4096];
+  while (true) {
+    pollfd wait{fd, POLLIN, 0};
+    REQUIRE(::poll(&wait, 1, 20'000) == 1);
+    const ssize_t n = ::read(fd, block, sizeof block);
+    if (n <= 0) return out;
+    out.append(block, static_cast<std::size_t>(n));
+  }
+}
+
+int exit_code(const Spawned& child) {
+  pollfd wait{child.pidfd.get(), POLLIN, 0};
+  REQUIRE(::poll(&wait, 1, 20'000) == 1);
+  siginfo_t info{};
+  REQUIRE(::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(child.pidfd.get()), &info, WEXITED) ==
+          0);
+  return info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status;
+}
+
+struct Shell {
+  explicit Shell(const char* script) {
+    for (const char* text : {"sh", "-c", script}) arguments.add(text);
+    environment.add("PATH=/usr/bin:/bin");
+  }
+  [[nodiscard]] SpawnRequest request(int out = -1, int err = -1) const {
+    return {"/bin/sh", arguments.data(), environment.data(), out, err};
+  }
+  StringBlock arguments, environment;
+};
+
+struct Pipe {
+  Pipe() {
+    int ends[2];
+    REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+    reader.reset(ends[0]);
+    writer.reset(ends[1]);
+  }
+  UniqueFd reader, writer;
+};
+
+}  // namespace
+
+TEST_CASE("a child gets its arguments, environment and descriptors, and its exit is learnt from the pidfd") {
+  const std::size_t before = open_descriptors();
+  {
+    Shell shell("echo $0 $X; echo err >&2; exit 7");
+    shell.arguments.add("name");
+    shell.environment.add("X=old");
+    shell.environment.replace(1, "X=a much longer value than the old one, which moves the text");
+    Pipe out, err;
+    Spawner spawner;
+    auto child = spawner.spawn(shell.request(out.writer.get(), err.writer.get()));
+    REQUIRE_OK(child);
+    out.writer.reset();
+    err.writer.reset();
+    REQUIRE(read_all(out.reader.get()) ==
+            "name a much longer value than the old one, which moves the text\n");
+    REQUIRE(read_all(err.reader.get()) == "err\n");
+    REQUIRE(exit_code(*child) == 7);
+  }
+  REQUIRE(open_descriptors() == before);
+}
+
+TEST_CASE("a program that cannot be executed is an error with the system's reason and leaves nothing") {
+  const std::size_t before = open_descriptors();
+  {
+    const Shell shell("");
+    Spawner spawner;
+    SpawnRequest request = shell.request();
+    request.path = "/no/such/program";
+    auto missing = spawner.spawn(request);
+    REQUIRE_FALSE(missing);
+    REQUIRE(missing.error().code == ErrorCode::kNotFound);
+    REQUIRE(missing.error().message == "execute /no/such/program: No such file or directory (ENOENT)");
+    request.path = "/etc/passwd";
+    auto plain = spawner.spawn(request);
+    REQUIRE_FALSE(plain);
+    REQUIRE(plain.error().code == ErrorCode::kInvalidArgument);
+    REQUIRE(spawner.spawn(shell.request()));
+    REQUIRE(::wait(nullptr) > 0);
+  }
+  REQUIRE(::waitpid(-1, nullptr, WNOHANG) == -1);
+  REQUIRE(errno == ECHILD);
+  REQUIRE(open_descriptors() == before);
+}
+
+TEST_CASE("many children on all lanes at once get what was meant for them") {
+  constexpr std::size_t kChildren = 64;
+  Spawner spawner;
+  std::vector<std::unique_ptr<Shell>> shells;
+  std::vector<Spawned> children;
+  for (std::size_t i = 0; i < kChildren; ++i) {
+    const std::size_t lane = i % Spawner::kLanes;
+    REQUIRE_OK(spawner.settle(lane));
+    shells.push_back(std::make_unique<Shell>("exit $CODE"));
+    shells.back()->environment.add("CODE=" + std::to_string(i + 1));
+    auto child = spawner.begin(lane, shells.back()->request());
+    REQUIRE_OK(child);
+    children.push_back(std::move(*child));
+  }
+  for (std::size_t lane = 0; lane < Spawner::kLanes; ++lane) REQUIRE_OK(spawner.settle(lane));
+  for (std::size_t i = 0; i < kChildren; ++i) REQUIRE(exit_code(children[i]) == static_cast<int>(i + 1));
+}
+
+TEST_CASE("a failed exec on one lane is told apart from its neighbours") {
+  Spawner spawner;
+  const Shell shell("exit 0");
+  SpawnRequest bad = shell.request();
+  bad.path = "/no/such/program";
+  auto first = spawner.begin(0, shell.request());
+  auto second = spawner.begin(1, bad);
+  auto third = spawner.begin(2, shell.request());
+  REQUIRE((first && second && third));
+  REQUIRE_OK(spawner.settle(0));
+  REQUIRE_FALSE(spawner.settle(1));
+  REQUIRE_OK(spawner.settle(2));
+  REQUIRE(exit_code(*first) == 0);
+  REQUIRE(exit_code(*second) == 127);
+  REQUIRE(exit_code(*third) == 0);
+}
+
+TEST_CASE("a child starts with default signals, none blocked, in its own session, with three descriptors") {
+  struct sigaction old {};
+  struct sigaction ignore {};
+  ignore.sa_handler = SIG_IGN;
+  REQUIRE(::sigaction(SIGUSR2, &ignore, &old) == 0);
+  struct sigaction handled {};
+  handled.sa_handler = [](int) {};
+  struct sigaction old_usr1 {};
+  REQUIRE(::sigaction(SIGUSR1, &handled, &old_usr1) == 0);
+  sigset_t block, before;
+  ::sigemptyset(&block);
+  ::sigaddset(&block, SIGTERM);
+  ::sigprocmask(SIG_BLOCK, &block, &before);
+  {
+    const UniqueFd inheritable(::open("/dev/null", O_RDONLY));
+    Shell shell(
+        "grep -E 'SigBlk|SigIgn|SigCgt' /proc/self/status; ls /proc/self/fd | wc -l; ps -o sid= -p $$ | tr "
+        "-d ' '; echo $$");
+    Pipe out;
+    Spawner spawner;
+    auto child = spawner.spawn(shell.request(out.writer.get()));
+    REQUIRE_OK(child);
+    out.writer.reset();
+    const std::string text = read_all(out.reader.get());
+    INFO(text);
+    REQUIRE_THAT(text, Catch::Contains("SigBlk:\t0000000000000000\n"));
+    REQUIRE_THAT(text, Catch::Contains("SigIgn:\t0000000000000000\n"));
+    const std::string pid = std::to_string(child->pid);
+    REQUIRE_THAT(text, Catch::EndsWith("\n4\n" + pid + "\n" + pid + "\n"));  // 0, 1, 2 and the listing's own
+    REQUIRE(exit_code(*child) == 0);
+  }
+  ::sigprocmask(SIG_SETMASK, &before, nullptr);
+  ::sigaction(SIGUSR2, &old, nullptr);
+  ::sigaction(SIGUSR1, &old_usr1, nullptr);
+}
+
+TEST_CASE("the guardian kills registered groups when its owner dies without a goodbye") {
+  Pipe alive;  // held by the grandchild only: end of file means that it is gone
+  Pipe ready;
+  const pid_t owner = ::fork();
+  if (owner == 0) {
+    auto guardian = Guardian::start(4);
+    if (!guardian) ::_exit(1);
+    Spawner spawner;
+    // Not through the parent-death signal: the child's own child does not have it.
+    Shell parent("sleep 1000 & echo started; wait");
+    auto child = spawner.spawn(parent.request(alive.writer.get()));
+    if (!child) ::_exit(1);
+    guardian->watch(2, child->pid);
+    (void)write_all(ready.writer.get(), "x");
+    ::pause();
+    ::_exit(0);
+  }
+  alive.writer.reset();
+  ready.writer.reset();
+  char byte = 0;
+  REQUIRE(::read(ready.reader.get(), &byte, 1) == 1);
+  char started[8];
+  REQUIRE(::read(alive.reader.get(), started, sizeof started) == 8);
+  ::kill(owner, SIGKILL);
+  ::waitpid(owner, nullptr, 0);
+  REQUIRE(read_all(alive.reader.get()).empty());
+}
+
+TEST_CASE("a guardian that is sent home kills nobody and is reaped") {
+  Spawner spawner;
+  const Shell shell("exit 5");
+  auto child = spawner.spawn(shell.request());
+  REQUIRE_OK(child);
+  {
+    auto guardian = Guardian::start(1);
+    REQUIRE_OK(guardian);
+    guardian->watch(0, child->pid);
+  }
+  REQUIRE(exit_code(*child) == 5);
+  REQUIRE(::waitpid(-1, nullptr, WNOHANG) == -1);
+}
+
+TEST_CASE("a stderr channel imitates a terminal where there is one and is a pipe elsewhere") {
+  auto pipe = open_stderr_channel(-1);
+  REQUIRE_OK(pipe);
+  REQUIRE(::isatty(pipe->writer.get()) == 0);
+  REQUIRE((::fcntl(pipe->reader.get(), F_GETFL) & O_NONBLOCK) != 0);
+  REQUIRE((::fcntl(pipe->writer.get(), F_GETFL) & O_NONBLOCK) == 0);
+
+  const UniqueFd terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  REQUIRE(terminal);
+  auto imitation = open_stderr_channel(terminal.get());
+  REQUIRE_OK(imitation);
+  REQUIRE(::isatty(imitation->writer.get()) == 1);
+  REQUIRE((::fcntl(imitation->writer.get(), F_GETFL) & O_NONBLOCK) == 0);
+  REQUIRE(::write(imitation->writer.get(), "a\nb", 3) == 3);
+  imitation->writer.reset();
+  REQUIRE(read_all(imitation->reader.get()) == "a\nb");
+}

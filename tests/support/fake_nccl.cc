@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// A fake NCCL: a shared object with NCCL 2.28's public prototypes (as nccl_abi.h has them) that runs
+// collectives between processes on host memory, on HostStreams, through a small file in shared memory. Loaded
+// with MUSTER_NCCL_LIBRARY or GroupSettings::library; never part of the product. Told what to do wrong by
+// environment variables, read when a communicator is made:
+//   MUSTER_FAKE_NCCL_IN_PROGRESS=N  each call answers "in progress", and so do the N questions after it
+//   MUSTER_FAKE_NCCL_INIT_HANG=1    the communicator never comes up
+//   MUSTER_FAKE_NCCL_HANG_AT=K      the K-th collective never finishes on this rank
+//   MUSTER_FAKE_NCCL_ERROR_AT=K     the K-th collective does not finish and the communicator reports a remote
+//   error MUSTER_FAKE_NCCL_REFUSE_AT=K    the K-th collective is refused as an invalid argument
+//   MUSTER_FAKE_NCCL_LOG=FILE       one line per call that ends a communicator: finalize, destroy, revoke,
+//   abort
+// Compiled with FAKE_NCCL_OLD it is a 2.18 without ncclMemAlloc and ncclCommRevoke.
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <memory>
+#include <poll.h>
+#include <string>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <vector>
+
+#include "tests/support/host_device.h"
+#include "worker_runtime/groups/nccl_abi.h"
+
+namespace {
+
+using namespace muster::nccl;
+using muster::testing::HostStream;
+
+constexpr int kMaxRanks = 16;
+constexpr std::size_t kSlotBytes = 64 << 10;
+
+/// The shared file. Every rank's slot holds one chunk of its input.
+struct Segment {
+  std::atomic<int> joined;
+  std::atomic<std::uint32_t> arrived[kMaxRanks];
+  std::atomic<int> pid[kMaxRanks];
+  alignas(64) unsigned char slot[kMaxRanks][kSlotBytes];
+};
+
+long from_environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? 0 : std::atol(value);
+}
+
+void log_call(const char* word) {
+  const char* path = std::getenv("MUSTER_FAKE_NCCL_LOG");
+  if (path == nullptr) return;
+  const int fd = ::open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  const std::string line = std::string(word) + "\n";
+  if (fd >= 0 && ::write(fd, line.data(), line.size()) < 0) std::perror("fake nccl log");
+  if (fd >= 0) ::close(fd);
+}
+
+std::string path_of(const UniqueId& id) {
+  return std::string("/dev/shm/muster-fake-nccl-") + id.bytes;
+}
+
+}  // namespace
+
+namespace muster::nccl {
+
+struct OpaqueComm {
+  Segment* segment = nullptr;
+  std::string path;
+  int rank = 0, world = 1;
+  long in_progress = 0, hang_at = 0, error_at = 0, refuse_at = 0;
+  bool init_hangs = false;
+  long remaining_in_progress = 0;
+  long calls = 0;
+  bool is_up = false;
+  std::uint32_t round = 0;  // of the stream's thread
+  std::atomic<bool> stopped{false};
+  std::atomic<int> async_error{kSuccess};
+  std::atomic<int> running{0};
+
+  Status answer() {
+    if (in_progress == 0) return kSuccess;
+    remaining_in_progress = in_progress;
+    return kInProgress;
+  }
+};
+
+}  // namespace muster::nccl
+
+namespace {
+
+bool is_alive(int pid) {
+  const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+  if (fd < 0) return false;
+  pollfd poll_fd{fd, POLLIN, 0};
+  const bool exited = ::poll(&poll_fd, 1, 0) > 0;  // also true of a zombie
+  ::close(fd);
+  return !exited;
+}
+
+/// False when the communicator was stopped or lost a rank meanwhile.
+bool meet(OpaqueComm& comm) {
+  const std::uint32_t round = ++comm.round;
+  comm.segment->arrived[comm.rank].store(round, std::memory_order_release);
+  for (int peer = 0; peer < comm.world; ++peer)
+    for (unsigned spins = 0; comm.segment->arrived[peer].load(std::memory_order_acquire) < round; ++spins) {
+      if (comm.stopped) return false;
+      if (spins % 256 == 255 && !is_alive(comm.segment->pid[peer])) {
+        // Its last words may have come in between.
+        if (comm.segment->arrived[peer].load(std::memory_order_acquire) >= round) break;
+        comm.async_error = kRemoteError;
+        while (!comm.stopped) ::usleep(200);  // the kernel that waits for a lost peer
+        return false;
+      }
+      ::sched_yield();
+    }
+  return true;
+}
+
+std::size_t size_of_type(DataType type) {
+  switch (type) {
+    case kInt64:
+    case kFloat64:
+      return 8;
+    case kInt32:
+    case kFloat32:
+      return 4;
+    case kFloat16:
+    case kBfloat16:
+      return 2;
+    case kUint8:
+      break;
+  }
+  return 1;
+}
+
+template <class T>
+void reduce_slots(const OpaqueComm& comm, ReduceKind kind, std::size_t count, void* out) {
+  auto* result = static_cast<T*>(out);
+  for (std::size_t i = 0; i < count; ++i) {
+    T value = reinterpret_cast<const T*>(comm.segment->slot[0])[i];
+    for (int rank = 1; rank < comm.world; ++rank) {
+      const T other = reinterpret_cast<const T*>(comm.segment->slot[rank])[i];
+      if (kind == kMax)
+        value = std::max(value, other);
+      else if (kind == kMin)
+        value = std::min(value, other);
+      else if (kind == kProduct)
+        value = static_cast<T>(value * other);
+      else
+        value = static_cast<T>(value + other);
+    }
+    result[i] = kind == kAvg ? static_cast<T>(value / static_cast<T>(comm.world)) : value;
+  }
+}
+
+void reduce(const OpaqueComm& comm, DataType type, ReduceKind kind, std::size_t count, void* out) {
+  if (type == kFloat32) reduce_slots<float>(comm, kind, count, out);
+  if (type == kFloat64) reduce_slots<double>(comm, kind, count, out);
+  if (type == kInt32) reduce_slots<std::int32_t>(comm, kind, count, out);
+  if (type == kInt64) reduce_slots<std::int64_t>(comm, kind, count, out);
+  if (type == kUint8) reduce_slots<unsigned char>(comm, kind, count, out);
+}
+
+/// Puts a collective on the stream: `chunk(offset, count)` runs between two meetings, for each part that fits
+/// a slot.
+template <class Input, class Output>
+Status enqueue(OpaqueComm* comm, void* stream, std::size_t count, std::size_t element, Input input,
+               Output output) {
+  ++comm->calls;
+  if (comm->calls == comm->refuse_at) return kInvalidArgument;
+  const bool hangs = comm->calls == comm->hang_at, fails = comm->calls == comm->error_at;
+  ++comm->running;
+  static_cast<HostStream*>(stream)->enqueue([=] {
+    if (fails) comm->async_error = kRemoteError;
+    while ((hangs || fails) && !comm->stopped) ::usleep(200);
+    const std::size_t part = kSlotBytes / element;
+    for (std::size_t offset = 0; offset < count && !comm->stopped; offset += part) {
+      const std::size_t here = std::min(part, count - offset);
+      std::memcpy(comm->segment->slot[comm->rank], input(offset), here * element);
+      if (!meet(*comm)) break;
+      output(offset, here);
+      if (!meet(*comm)) break;
+    }
+    --comm->running;
+  });
+  return comm->answer();
+}
+
+void release(OpaqueComm* comm) {
+  comm->stopped = true;
+  while (comm->running > 0) ::usleep(200);
+  ::munmap(comm->segment, sizeof(Segment));
+  ::unlink(comm->path.c_str());
+  delete comm;
+}
+
+}  // namespace
+
+#define FAKE_NCCL_API extern "C" __attribute__((visibility("default")))
+
+FAKE_NCCL_API Status ncclGetVersion(int* version) {
+#ifdef FAKE_NCCL_OLD
+  *version = 21803;
+#else
+  *version = 22809;
+#endif
+  return kSuccess;
+}
+
+FAKE_NCCL_API Status ncclGetUniqueId(UniqueId* id) {
+  std::uint64_t random = 0;
+  if (::getrandom(&random, sizeof random, 0) != sizeof random) return kSystemError;
+  std::memset(id, 0, sizeof *id);
+  std::snprintf(id->bytes, sizeof id->bytes, "%016llx", static_cast<unsigned long long>(random));
+  return kSuccess;
+}
+
+FAKE_NCCL_API Status ncclCommInitRankConfig(Comm* out, int world, UniqueId id, int rank, Config* config) {
+  if (config == nullptr || config->magic != 0xcafebeef || config->size != sizeof(Config) ||
+      config->blocking != 0)
+    return kInvalidArgument;
+  if (world < 1 || world > kMaxRanks || rank < 0 || rank >= world) return kInvalidArgument;
+  auto comm = std::make_unique<OpaqueComm>();
+  comm->rank = rank;
+  comm->world = world;
+  comm->in_progress = from_environment("MUSTER_FAKE_NCCL_IN_PROGRESS");
+  comm->hang_at = from_environment("MUSTER_FAKE_NCCL_HANG_AT");
+  comm->error_at = from_environment("MUSTER_FAKE_NCCL_ERROR_AT");
+  comm->refuse_at = from_environment("MUSTER_FAKE_NCCL_REFUSE_AT");
+  comm->init_hangs = from_environment("MUSTER_FAKE_NCCL_INIT_HANG") != 0;
+  comm->path = path_of(id);
+  const int fd = ::open(comm->path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0 || ::ftruncate(fd, sizeof(Segment)) != 0) return kSystemError;
+  void* memory = ::mmap(nullptr, sizeof(Segment), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (memory == MAP_FAILED) return kSystemError;
+  comm->segment = static_cast<Segment*>(memory);
+  comm->segment->pid[rank] = ::getpid();
+  comm->segment->joined.fetch_add(1);
+  comm->remaining_in_progress = comm->in_progress;
+  *out = comm.release();
+  return kInProgress;  // as the real one with blocking = 0
+}
+
+FAKE_NCCL_API Status ncclCommGetAsyncError(Comm comm, Status* status) {
+  if (!comm->is_up) {
+    *status = kInProgress;
+    if (comm->init_hangs || comm->segment->joined < comm->world || comm->remaining_in_progress-- > 0)
+      return kSuccess;
+    comm->is_up = true;
+  }
+  if (comm->async_error != kSuccess)
+    *status = static_cast<Status>(comm->async_error.load());
+  else
+    *status = comm->remaining_in_progress-- > 0 ? kInProgress : kSuccess;
+  return kSuccess;
+}
+
+FAKE_NCCL_API Status ncclCommFinalize(Comm comm) {
+  log_call("finalize");
+  while (comm->running > 0 && comm->async_error == kSuccess && !comm->stopped) ::usleep(200);
+  return comm->answer();
+}
+
+FAKE_NCCL_API Status ncclCommDestroy(Comm comm) {
+  log_call("destroy");
+  release(comm);
+  return kSuccess;
+}
+
+FAKE_NCCL_API Status ncclCommAbort(Comm comm) {
+  log_call("abort");
+  release(comm);
+  return kSuccess;
+}
+
+FAKE_NCCL_API const char* ncclGetErrorString(Status status) {
+  switch (status) {
+    case kRemoteError:
+      return "remote process exited or there was a network error";
+    case kInvalidArgument:
+      return "invalid argument";
+    default:
+      return "fake error";
+  }
+}
+
+FAKE_NCCL_API const char* ncclGetLastError(Comm comm) {
+  return comm != nullptr && comm->async_error != kSuccess ? "fake: connection closed\nby peer" : "";
+}
+
+FAKE_NCCL_API Status ncclAllReduce(const void* send, void* receive, std::size_t count, DataType type,
+                                   ReduceKind kind, Comm comm, void* stream) {
+  const std::size_t element = size_of_type(type);
+  return enqueue(
+      comm, stream, count, element,
+      [=](std::size_t offset) { return static_cast<const char*>(send) + offset * element; },
+      [=](std::size_t offset, std::size_t here) {
+        reduce(*comm, type, kind, here, static_cast<char*>(receive) + offset * element);
+      });
+}
+
+FAKE_NCCL_API Status ncclBroadcast(const void* send, void* receive, std::size_t count, DataType type,
+                                   int root, Comm comm, void* stream) {
+  const std::size_t element = size_of_type(type);
+  return enqueue(
+      comm, stream, count, element,
+      [=](std::size_t offset) { return static_cast<const char*>(send) + offset * element; },
+      [=](std::size_t offset, std::size_t here) {
+        std::memcpy(static_cast<char*>(receive) + offset * element, comm->segment->slot[root],
+                    here * element);
+      });
+}
+
+FAKE_NCCL_API Status ncclAllGather(const void* send, void* receive, std::size_t count, DataType type,
+                                   Comm comm, void* stream) {
+  const std::size_t element = size_of_type(type);
+  return enqueue(
+      comm, stream, count, element,
+      [=](std::size_t offset) { return static_cast<const char*>(send) + offset * element; },
+      [=](std::size_t offset, std::size_t here) {
+        for (int rank = 0; rank < comm->world; ++rank)
+          std::memcpy(
+              static_cast<char*>(receive) + (static_cast<std::size_t>(rank) * count + offset) * element,
+              comm->segment->slot[rank], here * element);
+      });
+}
+
+FAKE_NCCL_API Status ncclReduceScatter(const void* send, void* receive, std::size_t count, DataType type,
+                                       ReduceKind kind, Comm comm, void* stream) {
+  const std::size_t element = size_of_type(type);
+  const std::size_t all = count * static_cast<std::size_t>(comm->world);
+  const std::size_t mine = count * static_cast<std::size_t>(comm->rank);
+  auto scratch = std::make_shared<std::vector<char>>(all * element);
+  return enqueue(
+      comm, stream, all, element,
+      [=](std::size_t offset) { return static_cast<const char*>(send) + offset * element; },
+      [=](std::size_t offset, std::size_t here) {
+        reduce(*comm, type, kind, here, scratch->data() + offset * element);
+        if (offset + here == all) std::memcpy(receive, scratch->data() + mine * element, count * element);
+      });
+}
+
+#ifndef FAKE_NCCL_OLD
+FAKE_NCCL_API Status ncclCommRevoke(Comm comm, int flags) {
+  if (flags != 0) return kInvalidArgument;
+  log_call("revoke");
+  comm->stopped = true;
+  comm->async_error = kSuccess;
+  return comm->answer();
+}
+
+FAKE_NCCL_API Status ncclMemAlloc(void** memory, std::size_t size_bytes) {
+  *memory = std::malloc(size_bytes);
+  if (*memory != nullptr) std::memset(*memory, 0xff, size_bytes);  // not zeroed, as the real one
+  return *memory != nullptr ? kSuccess : kSystemError;
+}
+
+FAKE_NCCL_API Status ncclMemFree(void* memory) {
+  std::free(memory);
+  return kSuccess;
+}
+#endif

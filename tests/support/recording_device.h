@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// RecordingKernels and RecordingGroup: a GPU that records steps, on the CPU. Kernels and group of the CPU
+// behind faces that say kCuda; while a step is recorded they run nothing and put each call, with the
+// addresses it was given, on a tape that a replay runs. What a stream capture forbids (waiting for the
+// device, allocating) spoils the recording, as it does there. Fakes for the trainer's tests; one tape per
+// rank.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <muster/process_group.h>
+
+#include "worker_runtime/core/step_graph_plan.h"
+#include "worker_runtime/kernels/kernels.h"
+
+namespace muster::testing {
+
+struct Tape {
+  using Call = std::function<Result<void>()>;
+
+  /// True: the call was put on the tape and is not to be run.
+  bool take(Call call) {
+    if (recording) calls.push_back(std::move(call));
+    return recording;
+  }
+  /// For what a capture forbids.
+  void forbid(const std::string& what) {
+    if (recording && spoilt.empty()) spoilt = what + " while capturing";
+  }
+
+  bool recording = false;
+  std::vector<Call> calls;
+  std::string spoilt;
+  int records = 0, replays = 0;
+  /// The recording (1: the first) that ends with an error; 0: none.
+  int failing_record = 0;
+  /// Reductions a recording takes before the group refuses; below 0: all.
+  int reductions_until_refusal = -1;
+  bool lost = false;  // the group
+};
+
+class TapeRecorder final : public StepRecorder {
+ public:
+  explicit TapeRecorder(std::shared_ptr<Tape> tape) : tape_(std::move(tape)) {}
+
+  Result<void> record(std::size_t slot, const Step& step) override {
+    drop(slot);
+    tape_->calls.clear();
+    tape_->spoilt.clear();
+    tape_->recording = true;
+    const Result<void> stepped = step();
+    tape_->recording = false;
+    ++tape_->records;
+    MUSTER_OK(stepped);
+    if (!tape_->spoilt.empty()) return fail(ErrorCode::kFailed, tape_->spoilt);
+    if (tape_->records == tape_->failing_record) return fail(ErrorCode::kFailed, "told to fail");
+    slots_[slot] = std::move(tape_->calls);
+    return {};
+  }
+  Result<void> replay(std::size_t slot) override {
+    if (slots_[slot].empty()) return fail(ErrorCode::kFailed, "replay of nothing");
+    ++tape_->replays;
+    for (const Tape::Call& call : slots_[slot]) MUSTER_OK(call());
+    return {};
+  }
+  void drop(std::size_t slot) override { slots_[slot].clear(); }
+
+ private:
+  std::shared_ptr<Tape> tape_;
+  std::array<std::vector<Tape::Call>, StepGraphPlan::kSlots> slots_;
+};
+
+class RecordingKernels final : public kernels::Kernels {
+ public:
+  RecordingKernels(std::unique_ptr<kernels::Kernels> inner, std::shared_ptr<Tape> tape)
+      : inner_(std::move(inner)), tape_(std::move(tape)) {}
+
+  Device device() const override { return Device::kCuda; }
+  std::string_view name() const override { return "recording"; }
+  std::unique_ptr<StepRecorder> make_step_recorder() override {
+    return std::make_unique<TapeRecorder>(tape_);
+  }
+
+  Result<void*> allocate(std::size_t size_bytes) override {
+    tape_->forbid("allocate");
+    return inner_->allocate(size_bytes);
+  }
+  void copy_to_device(void* device, const void* host, std::size_t size_bytes) override {
+    tape_->forbid("copy_to_device");
+    inner_->copy_to_device(device, host, size_bytes);
+  }
+  void copy_to_host(void* host, const void* device, std::size_t size_bytes) override {
+    tape_->forbid("copy_to_host");
+    inner_->copy_to_host(host, device, size_bytes);
+  }
+  Result<void> synchronize() override {
+    tape_->forbid("synchronize");
+    return inner_->synchronize();
+  }
+  Result<void> plan_conv2d(const kernels::ConvShape& shape) override { return inner_->plan_conv2d(shape); }
+  Result<void> plan_linear(const kernels::LinearShape& shape) override { return inner_->plan_linear(shape); }
+
+  void copy_on_device(void* to, const void* from, std::size_t size_bytes) override {
+    put([=, this] { inner_->copy_on_device(to, from, size_bytes); });
+  }
+  void zero(void* device, std::size_t size_bytes) override {
+    put([=, this] { inner_->zero(device, size_bytes); });
+  }
+  void gather_normalize(const std::uint8_t* images, const std::uint8_t* labels, const std::int32_t* indices,
+                        int batch, int image_elements, float mean, float stddev, float* x,
+                        std::int32_t* out_labels) override {
+    put([=, this] {
+      inner_->gather_normalize(images, labels, indices, batch, image_elements, mean, stddev, x, out_labels);
+    });
+  }
+  void conv2d_forward(const kernels::ConvShape& shape, const float* x, const float* w, const float* b,
+                      float* y) override {
+    put([=, this] { inner_->conv2d_forward(shape, x, w, b, y); });
+  }
+  void conv2d_backward(const kernels::ConvShape& shape, const float* x, const float* w, const float* dy,
+                       float* dx, float* dw, float* db) override {
+    put([=, this] { inner_->conv2d_backward(shape, x, w, dy, dx, dw, db); });
+  }
+  void relu_max_pool_forward(const kernels::PoolShape& shape, const float* x, float* y,
+                             std::uint8_t* argmax) override {
+    put([=, this] { inner_->relu_max_pool_forward(shape, x, y, argmax); });
+  }
+  void relu_max_pool_backward(const kernels::PoolShape& shape, const float* dy, const std::uint8_t* argmax,
+                              float* dx) override {
+    put([=, this] { inner_->relu_max_pool_backward(shape, dy, argmax, dx); });
+  }
+  void linear_forward(const kernels::LinearShape& shape, const float* x, const float* w, const float* b,
+                      float* y, bool relu) override {
+    put([=, this] { inner_->linear_forward(shape, x, w, b, y, relu); });
+  }
+  void linear_backward(const kernels::LinearShape& shape, const float* x, const float* w, const float* y,
+                       float* dy, float* dx, float* dw, float* db, bool relu) override {
+    put([=, this] { inner_->linear_backward(shape, x, w, y, dy, dx, dw, db, relu); });
+  }
+  void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
+                     kernels::LossTotals* totals) override {
+    put([=, this] { inner_->cross_entropy(logits, labels, batch, classes, dlogits, totals); });
+  }
+  void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
+                const kernels::SgdOptions& options, float grad_scale, bool first_step) override {
+    put([=, this] { inner_->sgd_step(params, grads, velocity, count, options, grad_scale, first_step); });
+  }
+
+ private:
+  template <class Call>
+  void put(Call call) {
+    const auto whole = [call]() -> Result<void> {
+      call();
+      return {};
+    };
+    if (!tape_->take(whole)) call();
+  }
+
+  std::unique_ptr<kernels::Kernels> inner_;
+  std::shared_ptr<Tape> tape_;
+};
+
+class RecordingGroup final : public ProcessGroup {
+ public:
+  RecordingGroup(ProcessGroup& inner, std::shared_ptr<Tape> tape) : inner_(inner), tape_(std::move(tape)) {}
+
+  int rank() const override { return inner_.rank(); }
+  int world_size() const override { return inner_.world_size(); }
+  std::string_view backend() const override { return "recording"; }
+  Device device() const override { return Device::kCuda; }
+  Result<void> status() const override {
+    if (tape_->lost) return fail(ErrorCode::kPeerGone, "rank 1 is gone");
+    return {};
+  }
+
+  Result<void> all_reduce(Buffer buffer, ReduceOp op) override {
+    if (!tape_->recording) return inner_.all_reduce(buffer, op);
+    if (tape_->reductions_until_refusal == 0)
+      return fail(ErrorCode::kInvalidArgument, "not in a captured step");
+    if (tape_->reductions_until_refusal > 0) --tape_->reductions_until_refusal;
+    tape_->take([this, buffer, op] { return inner_.all_reduce(buffer, op); });
+    return {};
+  }
+  Result<std::unique_ptr<Work>> start_all_reduce(Buffer buffer, ReduceOp op) override {
+    if (!tape_->recording) return inner_.start_all_reduce(buffer, op);
+    MUSTER_OK(all_reduce(buffer, op));
+    return std::make_unique<RecordedWork>(tape_);
+  }
+  Result<void> broadcast(Buffer buffer, int root) override {
+    tape_->forbid("broadcast");
+    return inner_.broadcast(buffer, root);
+  }
+  Result<void> all_gather(ConstBuffer input, Buffer output) override {
+    tape_->forbid("all_gather");
+    return inner_.all_gather(input, output);
+  }
+  Result<void> reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op) override {
+    tape_->forbid("reduce_scatter");
+    return inner_.reduce_scatter(input, output, op);
+  }
+  Result<void> barrier() override {
+    tape_->forbid("barrier");
+    return inner_.barrier();
+  }
+  Result<void*> allocate(std::size_t size_bytes) override { return inner_.allocate(size_bytes); }
+
+ private:
+  /// Its events belong to the recording: waiting for them afterwards is an error.
+  class RecordedWork final : public Work {
+   public:
+    explicit RecordedWork(std::shared_ptr<Tape> tape) : tape_(std::move(tape)) {}
+    Result<void> wait() override {
+      if (tape_->recording) return {};
+      return fail(ErrorCode::kFailed, "a captured reduction is waited for after its capture");
+    }
+
+   private:
+    std::shared_ptr<Tape> tape_;
+  };
+
+  ProcessGroup& inner_;
+  std::shared_ptr<Tape> tape_;
+};
+
+}  // namespace muster::testing

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// A short training with everything that changes from step to step: an epoch's shorter last batch, another
+// learning rate, metrics and evaluations in between. The same calls on whatever device and group it is
+// given; for tests that compare captured with called steps.
+#pragma once
+
+#include <bit>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <muster/trainer.h>
+
+namespace muster::testing {
+
+/// `size` images whose label can be learnt: class k has its k-th pair of rows lit.
+inline ImageDataset striped_images(int size) {
+  ImageDataset dataset;
+  dataset.height = dataset.width = 28;
+  dataset.classes = 10;
+  Generator noise(3);
+  for (int i = 0; i < size; ++i) {
+    const int label = i * 7 % 10;
+    for (int row = 0; row < 28; ++row)
+      for (int column = 0; column < 28; ++column)
+        dataset.images.push_back(
+            static_cast<std::uint8_t>((row / 2 == label ? 200 : 0) + noise.next32() % 50));
+    dataset.labels.push_back(static_cast<std::uint8_t>(label));
+  }
+  return dataset;
+}
+
+class TrainerRun {
+ public:
+  static constexpr int kImages = 44, kBatch = 4, kEpochs = 5;
+  /// Of one rank of `world`: 22 samples for two ranks are 5 whole batches and one of 2.
+  static constexpr int samples(int world) { return kImages / world - (world == 1 ? 2 : 0); }
+  static constexpr int steps_per_epoch(int world) { return (samples(world) + kBatch - 1) / kBatch; }
+
+  struct Outcome {
+    std::vector<float> params, velocity;
+    std::vector<double> losses;  // of the epochs and evaluations
+    std::uint64_t num_replays = 0;
+
+    /// Bit for bit; the replays apart.
+    bool same_results(const Outcome& other) const {
+      return bits(params) == bits(other.params) && bits(velocity) == bits(other.velocity) &&
+             losses == other.losses;
+    }
+
+   private:
+    static std::vector<std::uint32_t> bits(const std::vector<float>& values) {
+      std::vector<std::uint32_t> out;
+      for (const float value : values) out.push_back(std::bit_cast<std::uint32_t>(value));
+      return out;
+    }
+  };
+
+  Result<void> start(const Compute& compute, ProcessGroup& group, bool capture) {
+    Generator generator(1);
+    model_.initialize(generator);
+    // Buckets of a layer or two.
+    MUSTER_TRY(ddp_, DistributedDataParallel::create(
+                         model_, compute, group, {.first_bucket_bytes = 1 << 10, .bucket_bytes = 1 << 14}));
+    MUSTER_TRY(data_, DeviceDataset::upload(compute, images_));
+    MUSTER_TRY(trainer_, Trainer::create(*ddp_, data_,
+                                         {.batch_size = kBatch, .sgd = {.lr = 0.01F}, .capture = capture}));
+    return {};
+  }
+
+  Result<void> epoch(int number) {
+    const int world = ddp_->group().world_size();
+    std::vector<std::int32_t> mine;
+    for (int i = 0; i < samples(world); ++i)
+      mine.push_back((i * 5 + number * 3) % kImages / world * world + ddp_->group().rank());
+    MUSTER_OK(trainer_->begin_epoch(mine));
+    for (std::int64_t step = 0; step < trainer_->steps_in_epoch(); ++step) MUSTER_OK(trainer_->step());
+    MUSTER_TRY(const Metrics metrics, trainer_->take_metrics());
+    losses_.push_back(metrics.loss());
+    return {};
+  }
+
+  /// kEpochs epochs, the last two with another learning rate.
+  Result<Outcome> run() {
+    for (int number = 0; number < kEpochs; ++number) {
+      if (number == kEpochs - 2) trainer_->optimizer().set_lr(0.005F);
+      MUSTER_OK(epoch(number));
+      MUSTER_TRY(const Metrics metrics, trainer_->evaluate(data_, 7));
+      losses_.push_back(metrics.loss());
+    }
+    return outcome();
+  }
+
+  Outcome outcome() {
+    return {model_.read_params(), trainer_->optimizer().read_velocity(), losses_, trainer_->num_replays()};
+  }
+
+  /// Replays of run(): all steps but the first, and per learning rate and batch size one call and one
+  /// capture. The whole batch misses 1 + 2 + 2, the last one 2 + 2 of kEpochs.
+  static constexpr std::uint64_t replays(int world) {
+    return static_cast<std::uint64_t>(kEpochs * steps_per_epoch(world) - 5 - 4);
+  }
+
+  Trainer& trainer() { return *trainer_; }
+  DistributedDataParallel& ddp() { return *ddp_; }
+
+ private:
+  const ImageDataset images_ = striped_images(kImages);
+  nn::Model model_ = nn::garment_classifier();
+  std::unique_ptr<DistributedDataParallel> ddp_;
+  DeviceDataset data_;
+  std::unique_ptr<Trainer> trainer_;
+  std::vector<double> losses_;
+};
+
+}  // namespace muster::testing

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the launcher's tests from outside share: running it with a deadline, and waiting for conditions."""
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BIN = pathlib.Path(os.environ.get("MUSTER_BIN_DIR") or os.environ.get("MUSTER_BIN") or ROOT / "build/dev/bin").resolve()
+MUSTER = str(BIN / "muster")
+
+
+def clean_environment(**extra):
+    """This process' environment without what a launcher or a worker reads."""
+    drop = ("PET_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "OMP_NUM_THREADS",
+            "TORCH_", "CUDA_VISIBLE_DEVICES", "PYTHON_EXEC", "VIRTUAL_ENV", "LOGLEVEL")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
+    env["PYTHON_EXEC"] = sys.executable
+    env.update({k: str(v) for k, v in extra.items()})
+    return env
+
+
+def wait_for(condition, what, seconds=20.0):
+    """The value of `condition()` once it is true."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.01)  # between looks at a condition, never instead of one
+
+
+def alive(pid):
+    """A process that is not a zombie."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Launcher:
+    """Runs muster; kills what is left of it at the end of the test."""
+
+    def __init__(self, tmp_path):
+        self.tmp_path = tmp_path
+        self.started = []
+
+    def start(self, *args, env=None, **kwargs):
+        kwargs.setdefault("stdout", subprocess.PIPE)
+        kwargs.setdefault("stderr", subprocess.PIPE)
+        env = {"TMPDIR": str(self.tmp_path), **(clean_environment() if env is None else env)}
+        process = subprocess.Popen([MUSTER, *map(str, args)], env=env,
+                                   cwd=kwargs.pop("cwd", self.tmp_path), text=True, **kwargs)
+        self.started.append(process)
+        return process
+
+    def run(self, *args, timeout=60, **kwargs):
+        process = self.start(*args, **kwargs)
+        out, err = process.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    def script(self, name, text):
+        path = self.tmp_path / name
+        path.write_text(text)
+        return path
+
+    def close(self):
+        for process in self.started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+
+
+@pytest.fixture
+def muster(tmp_path):
+    launcher = Launcher(tmp_path)
+    yield launcher
+    launcher.close()

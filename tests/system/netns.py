@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes as network namespaces joined by a bridge: node i has 10.77.0.(i+1) on eth0. Needs root and iproute2."""
+import itertools
+import os
+import subprocess
+
+_serial = itertools.count()
+
+
+def ip(*args):
+    subprocess.run(["ip", *args], check=True, capture_output=True)
+
+
+class Nodes:
+    def __init__(self, count):
+        tag = f"{os.getpid() % 100000}{next(_serial)}"
+        self.names = [f"mu{tag}n{i}" for i in range(count)]
+        self.hub = f"mu{tag}h"
+        ip("netns", "add", self.hub)
+        ip("-n", self.hub, "link", "add", "br0", "type", "bridge")
+        ip("-n", self.hub, "link", "set", "br0", "up")
+        for i, name in enumerate(self.names):
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", f"p{i}", "netns", self.hub)
+            ip("-n", name, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", self.hub, "link", "set", f"p{i}", "master", "br0")
+            ip("-n", self.hub, "link", "set", f"p{i}", "up")
+
+    def address(self, node):
+        return f"10.77.0.{node + 1}"
+
+    def command(self, node, *args):
+        return ["ip", "netns", "exec", self.names[node], *map(str, args)]
+
+    def close(self):
+        for name in [*self.names, self.hub]:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)

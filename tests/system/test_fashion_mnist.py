@@ -1,0 +1,289 @@
+# The main job from outside: alone, as several ranks, resumed, and with input that is wrong.
+# SPDX-License-Identifier: Apache-2.0
+import gzip
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import socket
+import struct
+import subprocess
+import time
+
+import pytest
+
+DATA = "/usr/share/datasets/fashion-mnist"
+
+
+def environment(**extra):
+    """Ours without what would make this process a rank of something."""
+    ours = {name: value for name, value in os.environ.items()
+            if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+            and not name.startswith(("TORCHELASTIC_", "PET_", "SLURM_"))}
+    ours.update({name: str(value) for name, value in extra.items()})
+    return ours
+
+
+@pytest.fixture
+def job(bin_dir):
+    """Runs fashion_mnist with these flags, as one rank."""
+    def run_job(*flags, seconds=120):
+        return subprocess.run([str(bin_dir / "fashion_mnist"), *map(str, flags)], text=True, capture_output=True,
+                              timeout=seconds, env=environment(), stdin=subprocess.DEVNULL)
+    return run_job
+
+
+@pytest.fixture
+def ranks(bin_dir):
+    """Runs fashion_mnist as several ranks started by hand; returns what each has written, rank 0 first."""
+    def run_ranks(world, *flags, seconds=180, flags_of_rank=None):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        children = []
+        try:
+            for rank in range(world):
+                own = (flags_of_rank or {}).get(rank, ())
+                children.append(subprocess.Popen(
+                    [str(bin_dir / "fashion_mnist"), *map(str, flags), *own], text=True, stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+                    env=environment(RANK=rank, WORLD_SIZE=world, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=world,
+                                    MASTER_ADDR="127.0.0.1", MASTER_PORT=port)))
+            deadline = time.monotonic() + seconds
+            results = []
+            for child in children:
+                out, err = child.communicate(timeout=max(1, deadline - time.monotonic()))
+                results.append(subprocess.CompletedProcess(child.args, child.returncode, out, err))
+            return results
+        finally:
+            for child in children:
+                if child.poll() is None:
+                    child.kill()
+                    child.communicate()
+    return run_ranks
+
+
+def summary_of(output):
+    """The final block as a dictionary."""
+    def number(pattern):
+        found = re.search(pattern, output, re.MULTILINE)
+        return float(found.group(1)) if found else None
+
+    return {"train_loss": number(r"^train loss +([\d.]+)"), "test_loss": number(r"^test loss +([\d.]+)"),
+            "accuracy": number(r"^accuracy +([\d.]+) %"), "images": number(r"^accuracy .* of (\d+)\)"),
+            "best": number(r"^best +([\d.]+) %"), "images_per_second": number(r"^speed +(\d+) images/s"),
+            "sha256": (re.search(r"^parameters   sha256 ([0-9a-f]{64})$", output, re.MULTILINE) or [None, None])[1]}
+
+
+def one_line_error(result, code, *words):
+    """The job failed with one line on stderr that has all these words, and said nothing else."""
+    assert result.returncode == code, (result.returncode, result.stdout, result.stderr)
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("fashion_mnist: "), result.stderr
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+def test_alone_it_trains_and_ends_in_the_whole_summary(job):
+    result = job("--epochs=1", "--device=cpu")
+    assert result.returncode == 0, result.stderr
+    summary = summary_of(result.stdout)
+    assert None not in summary.values(), result.stdout
+    assert summary["accuracy"] > 75
+    assert summary["images"] == 10000
+    assert summary["best"] == summary["accuracy"]
+    assert len(re.findall(r"^epoch 1/1  step", result.stdout, re.MULTILINE)) == 15
+    assert result.stderr == ""
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(job):
+    shas = [summary_of(job("--epochs=1", "--device=cpu", "--batch-size=64", f"--seed={seed}").stdout)["sha256"]
+            for seed in (5, 5, 6)]
+    assert shas[0] == shas[1]
+    assert shas[0] != shas[2]
+
+
+def test_the_mlp_trains(job):
+    result = job("--model=mlp", "--epochs=1", "--batch-size=256", "--lr=0.05", "--device=cpu", "--log-every=100")
+    assert result.returncode == 0, result.stderr
+    assert summary_of(result.stdout)["accuracy"] > 70
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_several_ranks_train_and_only_rank_0_speaks(ranks, world):
+    results = ranks(world, "--epochs=1", "--batch-size=16", "--device=cpu", "--log-every=100")
+    assert [result.returncode for result in results] == [0] * world, [result.stderr for result in results]
+    assert summary_of(results[0].stdout)["accuracy"] > 50
+    assert summary_of(results[0].stdout)["images"] == 10000
+    assert f"{world} ranks" in results[0].stdout
+    assert [result.stdout for result in results[1:]] == [""] * (world - 1)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_resumed_run_is_bit_identical_with_an_uninterrupted_one(job, ranks, tmp_path, world):
+    def train(*flags):
+        flags = ("--batch-size=32", "--seed=3", "--device=cpu", *flags)
+        results = [job(*flags)] if world == 1 else ranks(world, *flags)
+        assert [result.returncode for result in results] == [0] * world, [result.stderr for result in results]
+        return results[0].stdout
+
+    saved = tmp_path / "run.safetensors"
+    whole = train("--epochs=3", f"--checkpoint={tmp_path / 'whole'}")
+    train("--epochs=1", f"--checkpoint={saved}")
+    resumed = train("--epochs=3", f"--resume={saved}", f"--checkpoint={saved}")
+    assert summary_of(resumed)["sha256"] == summary_of(whole)["sha256"]
+    for key in ("train_loss", "test_loss", "accuracy", "best"):
+        assert summary_of(resumed)[key] == summary_of(whole)[key]
+    assert saved.read_bytes() == (tmp_path / "whole").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["run.safetensors", "whole"]
+
+    done = train("--epochs=3", f"--resume={saved}")
+    assert "nothing to train" in done
+    assert summary_of(done)["sha256"] == summary_of(whole)["sha256"]
+
+
+def test_a_checkpoint_is_a_safetensors_file(job, tmp_path):
+    path = tmp_path / "run"
+    assert job("--epochs=1", "--batch-size=256", "--device=cpu", f"--checkpoint={path}").returncode == 0
+    content = path.read_bytes()
+    length, = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8:8 + length])
+    assert (8 + length) % 64 == 0
+    assert header["conv1.weight"]["shape"] == [6, 1, 5, 5]
+    assert header["momentum.conv1.weight"]["dtype"] == "F32"
+    metadata = header["__metadata__"]
+    assert metadata["epoch"] == "1" and metadata["step"] == "235" and metadata["world_size"] == "1"
+    assert sum(len(name) > 0 for name in header) == 21
+    assert max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__") \
+        == len(content) - 8 - length
+
+
+def test_on_a_terminal_a_bar_is_drawn_and_taken_away(bin_dir):
+    main, terminal = pty.openpty()
+    child = subprocess.Popen([str(bin_dir / "fashion_mnist"), "--epochs=1", "--batch-size=8", "--device=cpu"],
+                             stdout=terminal, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment())
+    os.close(terminal)
+    shown = b""
+    deadline = time.monotonic() + 120
+    try:
+        while time.monotonic() < deadline:
+            if not select.select([main], [], [], 1)[0]:
+                continue
+            try:
+                part = os.read(main, 65536)
+            except OSError:  # the terminal's other end was closed
+                break
+            if not part:
+                break
+            shown += part
+        assert child.wait(timeout=30) == 0
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+        child.stderr.close()
+        os.close(main)
+    text = shown.decode()
+    assert "\r" in text and re.search(r"\[=*>? *\]", text)
+    assert not re.search(r"^epoch 1/1  step", text, re.MULTILINE)
+    final = text[text.rindex("\x1b[K"):]
+    assert "parameters   sha256" in final
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--nonsense"], ["--nonsense", "--help"]),
+    (["--batch-size=0"], ["--batch-size"]),
+    (["--epochs=many"], ["--epochs"]),
+    (["--model=resnet"], ["--model"]),
+])
+def test_a_wrong_flag_is_one_line(job, flags, words):
+    one_line_error(job(*flags), 2, *words)
+
+
+def test_a_gpu_that_is_not_there_is_one_line(bin_dir):
+    result = subprocess.run([str(bin_dir / "fashion_mnist"), "--device=cuda", "--epochs=0"], text=True,
+                            capture_output=True, timeout=120, env=environment(LOCAL_RANK=99), stdin=subprocess.DEVNULL)
+    one_line_error(result, 1, "")
+    assert re.search("cuda|gpu", result.stderr, re.IGNORECASE), result.stderr
+
+
+def test_help_is_not_an_error(job):
+    result = job("--help")
+    assert result.returncode == 0 and "--checkpoint" in result.stdout
+
+
+def test_a_data_directory_without_the_data_is_one_line(job, tmp_path):
+    one_line_error(job(f"--data={tmp_path}/none"), 1, f"{tmp_path}/none", "No such file or directory", "--data")
+    one_line_error(job(f"--data={tmp_path}"), 1, "train-images-idx3-ubyte", "--data")
+
+
+def test_a_corrupt_data_file_is_named(job, tmp_path):
+    for name in os.listdir(DATA):
+        os.symlink(os.path.join(DATA, name), tmp_path / name)
+    victim = tmp_path / "train-images-idx3-ubyte.gz"
+    victim.unlink()
+    with open(os.path.join(DATA, victim.name), "rb") as original:
+        victim.write_bytes(original.read(1_000_000))
+    one_line_error(job(f"--data={tmp_path}"), 1, str(victim), "truncated")
+    victim.write_bytes(gzip.compress(struct.pack(">IIII", 0x803, 60000, 28, 28) + bytes(1000)))
+    one_line_error(job(f"--data={tmp_path}"), 1, str(victim), "60000x28x28")
+    victim.write_bytes(b"not images")
+    one_line_error(job(f"--data={tmp_path}"), 1, str(victim), "IDX")
+
+
+def test_a_checkpoint_of_another_model_names_the_first_tensor(job, tmp_path):
+    path = tmp_path / "run"
+    assert job("--epochs=1", "--batch-size=256", "--device=cpu", f"--checkpoint={path}").returncode == 0
+    one_line_error(job("--model=mlp", "--device=cpu", f"--resume={path}"), 1, str(path), "'garment'", "'fc1.weight'")
+    one_line_error(job("--seed=9", "--device=cpu", f"--resume={path}"), 1, str(path), "--seed")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    one_line_error(job("--device=cpu", f"--resume={path}"), 1, str(path), "damaged")
+
+
+def test_a_checkpoint_that_cannot_be_read_or_written_is_one_line(job, tmp_path):
+    one_line_error(job("--device=cpu", f"--resume={tmp_path}/none"), 1, f"{tmp_path}/none")
+    one_line_error(job("--device=cpu", f"--checkpoint={tmp_path}/no/run"), 1, f"{tmp_path}/no")
+    one_line_error(job("--device=cpu", f"--checkpoint={tmp_path}"), 1, "not a regular file")
+    assert os.listdir(tmp_path) == []
+
+
+def test_only_rank_0_must_be_able_to_write_the_checkpoint(ranks, tmp_path):
+    path = tmp_path / "run"
+    results = ranks(2, "--epochs=1", "--batch-size=256", "--device=cpu",
+                    flags_of_rank={0: [f"--checkpoint={path}"], 1: [f"--checkpoint={tmp_path}/no/run"]})
+    assert [result.returncode for result in results] == [0, 0], [result.stderr for result in results]
+    assert path.exists()
+
+
+def test_a_diverging_run_stops_and_says_so(job, tmp_path):
+    path = tmp_path / "run"
+    result = job("--lr=1000", "--epochs=1", "--device=cpu", f"--checkpoint={path}")
+    one_line_error(result, 1, "no longer finite", "--lr")
+    assert not path.exists()
+
+
+@pytest.fixture
+def muster(bin_dir):
+    """Runs fashion_mnist under our launcher."""
+    def run_muster(world, *flags, seconds=120):
+        return subprocess.run([str(bin_dir / "muster"), "--standalone", f"--nproc-per-node={world}",
+                               str(bin_dir / "fashion_mnist"), *map(str, flags)], text=True, capture_output=True,
+                              timeout=seconds, env=environment(), stdin=subprocess.DEVNULL)
+    return run_muster
+
+
+def test_under_the_launcher_two_ranks_give_the_bits_of_two_ranks_started_by_hand(muster, ranks):
+    flags = ("--epochs=1", "--batch-size=32", "--device=cpu")
+    launched = muster(2, *flags)
+    assert launched.returncode == 0, launched.stderr
+    assert summary_of(launched.stdout)["sha256"] == summary_of(ranks(2, *flags)[0].stdout)["sha256"]
+
+
+def test_under_the_launcher_data_that_is_missing_ends_all_ranks(muster, tmp_path):
+    result = muster(2, f"--data={tmp_path}/none", seconds=30)
+    assert result.returncode != 0
+    assert f"data directory {tmp_path}/none: No such file or directory" in result.stderr

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the workers' output goes: unchanged by default, files under -r, files and prefixed lines under -t."""
+import glob
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+from launcher_support import MUSTER, clean_environment, muster, wait_for
+
+TALK = """
+import os
+os.write(1, b"out %s\\n" % os.environb[b"RANK"])  # in one piece: ranks share the stream
+os.write(2, b"err %s\\n" % os.environb[b"RANK"])
+"""
+
+
+def talk(muster, *options, count=2, text=TALK, **kwargs):
+    return muster.run(f"--nproc-per-node={count}", *options, muster.script("talk.py", text), **kwargs)
+
+
+def files(base):
+    return sorted(os.path.relpath(p, base) for p in glob.glob(f"{base}/**", recursive=True) if os.path.isfile(p))
+
+
+def test_output_passes_through_unchanged(muster):
+    result = talk(muster)
+    assert sorted(result.stdout.splitlines()) == ["out 0", "out 1"]
+    assert sorted(result.stderr.splitlines()) == ["err 0", "err 1"]
+
+
+def test_binary_output_passes_through_byte_for_byte(muster):
+    script = muster.script("bytes.py", "import os, sys\ndata = bytes(range(256)) * 4000\nsys.stderr.buffer.write(data)\nsys.stdout.buffer.write(data)")
+    result = subprocess.run([MUSTER, "--nproc-per-node=1", script], env=clean_environment(), capture_output=True, timeout=60)
+    assert result.stdout == result.stderr == bytes(range(256)) * 4000
+
+
+def test_redirects_write_torchruns_layout(muster):
+    logs = muster.tmp_path / "logs"
+    result = talk(muster, "--log-dir", logs, "--rdzv-id=job", "-r", "3")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    names = files(logs)
+    assert [re.sub(r"_\w{8}/", "_X/", n) for n in names] == [
+        f"job_X/attempt_0/{rank}/{stream}.log" for rank in range(2) for stream in ("stderr", "stdout")]
+    for name in names:
+        rank, stream = name.split("/")[2:]
+        assert (logs / name).read_text() == f"{stream[3:6]} {rank}\n"
+
+
+def test_redirects_by_rank_with_several_digits(muster):
+    logs = muster.tmp_path / "logs"
+    result = talk(muster, "--log-dir", logs, "-r", "11:1,0:2", count=12)
+    assert sorted(re.sub(r".*/attempt_0/", "", n) for n in files(logs)) == ["0/stderr.log", "11/stdout.log"]
+    assert len(result.stdout.splitlines()) == 11
+    assert len(result.stderr.splitlines()) == 11
+
+
+def test_tee_prefixes_whole_lines_and_keeps_the_files_as_they_were(muster):
+    logs = muster.tmp_path / "logs"
+    pieces = """
+import os, sys
+for i in range(200):
+    sys.stdout.write("rank " + os.environ["RANK"]); sys.stdout.flush()
+    sys.stdout.write(" line %d\\n" % i); sys.stdout.flush()
+sys.stderr.write("no newline at the end"); sys.stderr.flush()
+"""
+    result = talk(muster, "--log-dir", logs, "-t", "3", "--role=r", text=pieces, count=4)
+    lines = result.stdout.splitlines()
+    for rank in range(4):
+        mine = [line for line in lines if line.startswith(f"[r{rank}]:")]
+        assert mine == [f"[r{rank}]:rank {rank} line {i}" for i in range(200)]
+    assert len(lines) == 800
+    assert sorted(result.stderr.splitlines()) == [f"[r{r}]:no newline at the end" for r in range(4)]
+    [path] = glob.glob(f"{logs}/*/attempt_0/2/stdout.log")
+    assert open(path).read() == "".join(f"rank 2 line {i}\n" for i in range(200))
+
+
+def test_tee_is_shown_while_the_worker_runs(muster):
+    script = muster.script("wait.py", "import signal; print('ready', flush=True); signal.pause()")
+    process = muster.start("--nproc-per-node=1", "-t1", script)
+    assert process.stdout.readline() == "[default0]:ready\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+
+
+def test_the_prefix_follows_its_template(muster):
+    result = talk(muster, "-t", "1", "--log-line-prefix-template", "<$role_name ${rank}/$local_rank $other> ", count=1)
+    assert result.stdout == "<default 0/0 $other> out 0\n"
+    env = clean_environment(TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="$rank|")
+    assert talk(muster, "-t", "1", count=1, env=env).stdout == "0|out 0\n"
+
+
+def test_the_filter_hides_other_ranks_but_not_their_files(muster):
+    logs = muster.tmp_path / "logs"
+    result = talk(muster, "--log-dir", logs, "-t", "1", "--local-ranks-filter=1", count=3)
+    assert result.stdout == "[default1]:out 1\n"
+    assert result.stderr == "err 1\n"
+    assert len(files(logs)) == 3
+
+
+def test_every_attempt_has_its_own_directory(muster):
+    logs = muster.tmp_path / "logs"
+    talk(muster, "--log-dir", logs, "-r", "1", "--max-restarts=1", text="import os, sys; print(os.environ['TORCHELASTIC_RESTART_COUNT']); sys.exit(1)", count=1)
+    assert [open(p).read() for p in sorted(glob.glob(f"{logs}/*/attempt_*/0/stdout.log"))] == ["0\n", "1\n"]
+
+
+def test_a_redirected_stderr_still_gives_the_last_lines(muster):
+    result = talk(muster, "-r", "2", "--log-dir", muster.tmp_path / "logs",
+                  text="import sys; print('the reason', file=sys.stderr); sys.exit(4)", count=1)
+    assert result.returncode == 4
+    assert "    the reason\n" in result.stderr
+
+
+def test_without_a_log_dir_redirected_output_stays_and_its_place_is_named(muster):
+    result = talk(muster, "-r", "1", count=1, env=clean_environment(TMPDIR=muster.tmp_path))
+    path = re.search(r"the workers' output is in (\S+)", result.stderr).group(1)
+    assert open(f"{path}/attempt_0/0/stdout.log").read() == "out 0\n"
+
+
+def test_dev_null_as_log_dir_creates_nothing(muster):
+    script = "import os; print(repr(os.environ['TORCHELASTIC_ERROR_FILE']))"
+    result = talk(muster, "--log-dir=/dev/null", "-r3", text=script, count=1, env=clean_environment(TMPDIR=muster.tmp_path))
+    assert result.stdout == "''\n"
+    assert not glob.glob(f"{muster.tmp_path}/muster_*")
+
+
+def test_a_run_id_with_a_slash_is_a_file_name(muster):
+    logs = muster.tmp_path / "logs"
+    assert talk(muster, "--rdzv-id=a/b", "--log-dir", logs, "-r1", count=1).returncode == 0
+    assert len(glob.glob(f"{logs}/a_b_*/attempt_0/0/stdout.log")) == 1
+
+
+def test_eight_loud_ranks_lose_and_tear_nothing(muster):
+    loud = """
+import os, sys
+r = os.environ["RANK"]
+block = "".join("%s %06d %s\\n" % (r, i, "x" * 80) for i in range(20000))
+sys.stdout.write(block)
+"""
+    result = talk(muster, "-t1", "--log-dir", muster.tmp_path / "logs", text=loud, count=8, timeout=120)
+    seen = {rank: 0 for rank in range(8)}
+    for line in result.stdout.splitlines():
+        match = re.fullmatch(r"\[default(\d)\]:(\d) (\d{6}) x{80}", line)
+        assert match and match.group(1) == match.group(2), line
+        rank = int(match.group(1))
+        assert int(match.group(3)) == seen[rank]
+        seen[rank] += 1
+    assert set(seen.values()) == {20000}
+
+
+def test_a_slow_reader_of_stderr_slows_the_worker_but_not_the_launcher(muster):
+    script = muster.script("flood.py", """
+import os, sys
+open("started", "w").write("")
+for i in range(20000): os.write(2, b"y" * 99 + b"\\n")
+open("finished", "w").write("")
+""")
+    process = muster.start("--nproc-per-node=1", "--shutdown-timeout=5", script)
+    wait_for((muster.tmp_path / "started").exists, "the worker to start")
+    # Nobody reads: the launcher must still obey a signal.
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=30)
+    assert process.returncode == 143
+    assert not (muster.tmp_path / "finished").exists()

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Static rendezvous of several nodes, each a network namespace of this machine."""
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from launcher_support import MUSTER, alive, clean_environment, wait_for
+from netns import Nodes
+
+
+@pytest.fixture
+def nodes():
+    made = []
+
+    def make(count):
+        made.append(Nodes(count))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+class Cluster:
+    """The launchers of one job, one per node."""
+
+    def __init__(self, nodes, tmp_path):
+        self.nodes, self.tmp_path, self.running = nodes, tmp_path, {}
+
+    def start(self, node, count, *args, nnodes=None, node_rank=None, **env):
+        command = self.nodes.command(
+            node, MUSTER, f"--nnodes={nnodes or len(self.nodes.names)}",
+            f"--node-rank={node if node_rank is None else node_rank}", f"--master-addr={self.nodes.address(0)}",
+            "--master-port=29511", f"--local-addr=host{node}", f"--nproc-per-node={count}", *args)
+        process = subprocess.Popen(command, cwd=self.tmp_path, env=clean_environment(NODE=node, **env),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.running[node] = process
+        return process
+
+    def finish(self, timeout=60):
+        out = {}
+        for node, process in self.running.items():
+            stdout, stderr = process.communicate(timeout=timeout)
+            out[node] = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+        return out
+
+    def close(self):
+        for process in self.running.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def cluster(nodes, tmp_path):
+    made = []
+
+    def make(count):
+        made.append(Cluster(nodes(count), tmp_path))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+SHOW = """
+import json, os
+keys = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+        "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"]
+os.write(1, (json.dumps({k: os.environ[k] for k in keys}) + "\\n").encode())  # in one piece: ranks share the stream
+"""
+
+
+def write(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    return tmp_path / name
+
+
+def test_ranks_are_contiguous_over_nodes_of_different_size_and_role(cluster, tmp_path):
+    job = cluster(3)
+    script = write(tmp_path, "show.py", SHOW)
+    for node, (count, role) in enumerate([(2, "a"), (1, "b"), (3, "a")]):
+        job.start(node, count, f"--role={role}", script)
+    results = job.finish()
+    workers = []
+    for node, result in results.items():
+        assert result.returncode == 0, result.stderr
+        workers += [json.loads(line) for line in result.stdout.splitlines()]
+    workers.sort(key=lambda w: int(w["RANK"]))
+    assert [w["RANK"] for w in workers] == list("012345")
+    assert [w["LOCAL_RANK"] for w in workers] == list("010012")
+    assert [w["GROUP_RANK"] for w in workers] == list("001222")
+    assert [w["ROLE_RANK"] for w in workers] == list("010234")
+    assert [w["ROLE_WORLD_SIZE"] for w in workers] == list("551555")
+    assert {(w["WORLD_SIZE"], w["GROUP_WORLD_SIZE"], w["MASTER_ADDR"], w["MASTER_PORT"], w["TORCHELASTIC_USE_AGENT_STORE"],
+             w["TORCHELASTIC_RUN_ID"]) for w in workers} == {("6", "3", "10.77.0.1", "29511", "True", "none")}
+
+
+def test_a_failure_on_one_node_stops_all_with_the_same_exit_code(cluster, tmp_path):
+    job = cluster(2)
+    script = write(tmp_path, "fail.py", """
+import os, signal, sys
+open("pid" + os.environ["RANK"], "w").write(str(os.getpid()))
+if os.environ["RANK"] == "2":
+    while not os.path.exists("pid0") or not os.path.exists("pid1"): pass
+    sys.exit(9)
+signal.pause()
+""")
+    job.start(0, 2, script)
+    job.start(1, 1, script)
+    results = job.finish()
+    assert [results[n].returncode for n in range(2)] == [9, 9]
+    assert "node 1: rank 2 (local_rank 0, pid" in results[0].stderr and "host1 exited with code 9" in results[0].stderr
+    assert "FAILED" in results[1].stderr and "FAILED" not in results[0].stderr
+    for rank in range(3):
+        pid = int((tmp_path / f"pid{rank}").read_text())
+        wait_for(lambda: not alive(pid), "workers to be gone")
+
+
+def test_a_failure_restarts_all_nodes_in_the_same_attempt_with_a_fresh_store(cluster, tmp_path):
+    job = cluster(2)
+    script = write(tmp_path, "restart.py", """
+import os, signal, socket, sys
+e = os.environ
+os.write(1, ("%s %s %s\\n" % (e["RANK"], e["TORCHELASTIC_RESTART_COUNT"], e["MASTER_PORT"])).encode())
+socket.create_connection((e["MASTER_ADDR"], int(e["MASTER_PORT"])), 10).close()
+if e["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if e["RANK"] == "0": sys.exit(0)   # finished early, but the job is not over
+    if e["RANK"] == "2": sys.exit(5)
+    signal.pause()
+""")
+    for node in range(2):
+        job.start(node, 2, "--max-restarts=1", script)
+    results = job.finish()
+    lines = [line.split() for r in results.values() for line in r.stdout.splitlines()]
+    assert [results[n].returncode for n in range(2)] == [0, 0], results
+    assert sorted((rank, attempt) for rank, attempt, _ in lines if attempt == "1") == [(str(r), "1") for r in range(4)]
+    ports = {attempt: {p for _, a, p in lines if a == attempt} for attempt in "01"}
+    assert ports["0"] == {"29511"} and len(ports["1"]) == 1 and ports["1"] != ports["0"]
+
+
+def test_the_node_that_serves_the_store_waits_for_the_others(cluster, tmp_path):
+    job = cluster(2)
+    script = write(tmp_path, "late.py", """
+import os, socket, sys, time
+if os.environ["RANK"] == "1":
+    while not os.path.exists("go"): time.sleep(0.01)
+    socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), 5).close()
+open("done" + os.environ["RANK"], "w").write("")
+""")
+    first, _ = job.start(0, 1, script), job.start(1, 1, script)
+    wait_for((tmp_path / "done0").exists, "rank 0 to finish")
+    assert first.poll() is None
+    (tmp_path / "go").write_text("")
+    assert [r.returncode for r in job.finish().values()] == [0, 0]
+
+
+def test_missing_nodes_are_named_while_waiting_and_at_the_end(cluster, tmp_path):
+    job = cluster(4)
+    script = write(tmp_path, "never.py", "open('started', 'w')")
+    for node in (0, 2):
+        job.start(node, 1, "--rdzv-conf=timeout=5", script)
+    results = job.finish()
+    for node in (0, 2):
+        assert results[node].returncode == 69
+        assert re.search(r"2 of 4 nodes are here, waiting for node 1,3; \d+ s so far", results[node].stderr)
+    assert re.search(r"after 5 s 2 of 4 nodes are here; missing: node 1,3", results[0].stderr)
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_node_whose_store_is_not_there_says_so_and_gives_up(cluster, tmp_path):
+    job = cluster(2)
+    job.start(1, 1, "--rdzv-conf=timeout=4", "true")
+    result = job.finish()[1]
+    assert result.returncode == 69
+    assert re.search(r"waiting for node 0: connect 10.77.0.1:29511: Connection refused; \d+ s so far", result.stderr)
+    assert "Is node 0 running" in result.stderr
+
+
+def test_a_node_rank_given_twice_is_refused(cluster, tmp_path):
+    job = cluster(3)
+    script = write(tmp_path, "show.py", SHOW)
+    job.start(0, 1, script)
+    job.start(1, 1, script)
+    # Whichever of the two came second is refused.
+    twin = subprocess.Popen(job.nodes.command(2, MUSTER, "--nnodes=3", "--node-rank=1", "--master-addr=10.77.0.1",
+                                              "--master-port=29511", "--local-addr=host2", "true"),
+                            env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: [p for p in (twin, job.running[1]) if p.poll() is not None], "one of the twins to be refused")
+    refused = twin if twin.poll() is not None else job.running[1]
+    _, err = refused.communicate(timeout=10)
+    assert refused.returncode == 69
+    assert re.search(r"--node-rank=1 was given twice: host\d \(pid \d+\) has it already", err)
+    twin.kill()
+    twin.communicate()
+
+
+def test_nodes_that_disagree_about_the_job_are_told(cluster, tmp_path):
+    job = cluster(3)
+    job.start(0, 1, "true", nnodes=2)
+    job.start(1, 1, "true", nnodes=3)
+    for result in job.finish().values():
+        assert result.returncode == 69
+        assert "node 1 (host1) was started with --nnodes=3, node 0 with --nnodes=2" in result.stderr
+
+
+def test_a_signal_to_one_node_ends_all(cluster, tmp_path):
+    job = cluster(2)
+    script = write(tmp_path, "sleep.py", "import os, signal; open('pid' + os.environ['RANK'], 'w').write(str(os.getpid())); signal.pause()")
+    for node in range(2):
+        job.start(node, 1, script)
+    wait_for(lambda: all((tmp_path / f"pid{r}").exists() and (tmp_path / f"pid{r}").read_text() for r in range(2)), "workers")
+    # The launcher has replaced "ip netns exec".
+    job.running[1].send_signal(signal.SIGTERM)
+    results = job.finish()
+    assert [results[n].returncode for n in range(2)] == [143, 143]
+    assert "host1 was stopped by SIGTERM" in results[0].stderr
+
+
+RESTARTING = """
+import os, signal, sys
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+with open(f"started{rank}_{attempt}", "w") as file: file.write(str(os.getpid()))
+if rank == "0":
+    signal.signal(signal.SIGTERM, lambda *_: open("asked", "w").close())
+    open("ready", "w").close()
+if rank == "1":
+    while not os.path.exists("ready"): pass
+    sys.exit(7)
+while True: signal.pause()
+"""
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_signal_to_one_node_during_a_restart_ends_all(cluster, tmp_path, node):
+    job = cluster(2)
+    script = write(tmp_path, "restarting.py", RESTARTING)
+    for each in range(2):
+        job.start(each, 1, "--max-restarts=5", "--shutdown-timeout=1000", script)
+    # Node 0's worker takes its time, so node 1 waits for the next attempt already.
+    wait_for((tmp_path / "asked").exists, "the stop for the restart")
+    job.running[node].send_signal(signal.SIGTERM)
+    if node == 1:
+        job.running[1].wait(30)
+        os.kill(int((tmp_path / "started0_0").read_text()), signal.SIGKILL)
+    results = job.finish()
+    assert [results[n].returncode for n in range(2)] == [143, 143]
+    assert f"host{node} was stopped by SIGTERM" in results[1 - node].stderr
+    assert not list(tmp_path.glob("started*_1"))
+
+
+def test_a_node_lost_during_a_restart_ends_the_others(cluster, tmp_path):
+    job = cluster(3)
+    script = write(tmp_path, "restarting.py", RESTARTING)
+    for each in range(3):
+        job.start(each, 1, "--max-restarts=5", "--shutdown-timeout=1000", script)
+    wait_for((tmp_path / "asked").exists, "the stop for the restart")
+    job.running[1].kill()
+    job.running[1].wait(30)
+    os.kill(int((tmp_path / "started0_0").read_text()), signal.SIGKILL)
+    results = job.finish(timeout=30)
+    for each in (0, 2):
+        assert results[each].returncode == 76
+        assert "lost node 1 (host1)" in results[each].stderr
+    assert not list(tmp_path.glob("started*_1"))
+
+
+def test_a_node_that_stops_while_waiting_makes_room_for_another(cluster, tmp_path):
+    job = cluster(3)
+    script = write(tmp_path, "show.py", SHOW)
+    first = job.start(1, 2, script)
+    job.start(0, 1, script)
+    # Node 0 names node 2 alone as missing: node 1 is known to be here.
+    said = ""
+    while "waiting for node 2;" not in said:
+        line = job.running[0].stderr.readline()
+        assert line, said
+        said += line
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(30) == 143
+    said = ""
+    while "waiting for node 1-2;" not in said:
+        line = job.running[0].stderr.readline()
+        assert line, said
+        said += line
+    job.start(1, 1, script)
+    job.start(2, 1, script)
+    results = job.finish()
+    assert [results[n].returncode for n in range(3)] == [0, 0, 0], results
+    assert sorted(json.loads(line)["RANK"] for r in results.values() for line in r.stdout.splitlines()) == list("012")
+
+
+def test_a_node_rank_beyond_node_0s_nnodes_is_told_at_once(cluster, tmp_path):
+    job = cluster(3)
+    job.start(0, 1, "sh", "-c", "until [ -e refused ]; do :; done", nnodes=2)
+    job.start(1, 1, "true", nnodes=2)
+    job.start(2, 1, "true", nnodes=3)
+    refused = job.running.pop(2)
+    _, err = refused.communicate(timeout=30)
+    (tmp_path / "refused").write_text("")
+    assert refused.returncode == 69
+    assert "node 2 (host2) was started with --nnodes=3, node 0 with --nnodes=2" in err
+    assert [r.returncode for r in job.finish().values()] == [0, 0]
+
+
+def test_node_0_does_not_wait_for_a_lost_node_and_says_at_once_why_it_ends(cluster, tmp_path):
+    job = cluster(2)
+    script = write(tmp_path, "sleep.py", "import os, signal; open('pid' + os.environ['RANK'], 'w').write(str(os.getpid())); signal.pause()")
+    for node in range(2):
+        job.start(node, 1, "--shutdown-timeout=1000", script)
+    wait_for(lambda: all((tmp_path / f"pid{r}").exists() and (tmp_path / f"pid{r}").read_text() for r in range(2)), "workers")
+    job.running[1].kill()
+    # Its patience with others is the grace period and more.
+    results = job.finish(timeout=60)
+    assert results[0].returncode == 76
+    assert "exit status 76" in results[0].stderr
+
+
+def test_losing_node_0_stops_the_others(cluster, tmp_path):
+    job = cluster(2)
+    script = write(tmp_path, "sleep.py", "import os, signal; open('pid' + os.environ['RANK'], 'w').write(str(os.getpid())); signal.pause()")
+    for node in range(2):
+        job.start(node, 1, script)
+    wait_for(lambda: all((tmp_path / f"pid{r}").exists() and (tmp_path / f"pid{r}").read_text() for r in range(2)), "workers")
+    job.running[0].kill()
+    results = job.finish()
+    assert results[1].returncode == 76
+    assert "lost node 0" in results[1].stderr
+    for rank in range(2):
+        pid = int((tmp_path / f"pid{rank}").read_text())
+        wait_for(lambda: not alive(pid), "workers to be gone")
+
+
+def test_losing_another_node_stops_node_0(cluster, tmp_path):
+    job = cluster(2)
+    script = write(tmp_path, "sleep.py", "import os, signal; open('pid' + os.environ['RANK'], 'w').write(str(os.getpid())); signal.pause()")
+    for node in range(2):
+        job.start(node, 1, script)
+    wait_for(lambda: all((tmp_path / f"pid{r}").exists() and (tmp_path / f"pid{r}").read_text() for r in range(2)), "workers")
+    job.running[1].kill()
+    results = job.finish()
+    assert results[0].returncode == 76
+    assert "lost node 1 (host1)" in results[0].stderr
+
+
+def test_a_busy_port_names_its_owner(tmp_path):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        result = subprocess.run([MUSTER, "--nnodes=1", f"--master-port={port}", "--nproc-per-node=2", "touch", tmp_path / "ran"],
+                                capture_output=True, text=True, timeout=60, env=clean_environment())
+    assert result.returncode == 75
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert f"{port}" in result.stderr and "python" in result.stderr
+    assert not (tmp_path / "ran").exists()

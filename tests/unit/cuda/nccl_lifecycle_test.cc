@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/groups/nccl_lifecycle.h"
+
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace muster::nccl;
+
+namespace {
+
+const Instant kNow{std::chrono::hours(1)};
+
+Limits limits(bool can_revoke = true) {
+  Limits made{Millis(1000), Millis(500), Millis(100), Millis(50)};
+  made.can_revoke = can_revoke;
+  return made;
+}
+
+Step answer(const Lifecycle& state, Status status, Instant now = kNow, bool can_revoke = true) {
+  return advance(state, Event::kAnswer, status, limits(can_revoke), now);
+}
+
+Lifecycle ready() {
+  return answer(starting(limits(), kNow), kSuccess).state;
+}
+Lifecycle issuing() {
+  return advance(ready(), Event::kBegin, kSuccess, limits(), kNow).state;
+}
+
+}  // namespace
+
+TEST_CASE("a communicator that is in progress is asked again until its deadline, then aborted") {
+  const Lifecycle start = starting(limits(), kNow);
+  REQUIRE(answer(start, kInProgress) == Step{start, Action::kAskAgain});
+  REQUIRE(answer(start, kInProgress, kNow + Millis(999)).action == Action::kAskAgain);
+  const Step late = answer(start, kInProgress, kNow + Millis(1000));
+  REQUIRE(late.action == Action::kAbort);
+  REQUIRE(late.state.phase == Phase::kFailed);
+  REQUIRE(late.state.cause == Cause::kTimeout);
+}
+
+TEST_CASE("a communicator that came up is ready, and a collective begins and completes") {
+  REQUIRE(answer(starting(limits(), kNow), kSuccess).action == Action::kProceed);
+  REQUIRE(ready().phase == Phase::kReady);
+  const Step begun = advance(ready(), Event::kBegin, kSuccess, limits(), kNow);
+  REQUIRE(begun.action == Action::kProceed);
+  REQUIRE(begun.state.deadline == kNow + Millis(500));
+  REQUIRE(answer(begun.state, kInProgress).action == Action::kAskAgain);
+  REQUIRE(answer(begun.state, kSuccess).state.phase == Phase::kReady);
+}
+
+TEST_CASE("an invalid argument is refused and leaves the communicator ready") {
+  const Step refused = answer(issuing(), kInvalidArgument);
+  REQUIRE(refused.action == Action::kRefuse);
+  REQUIRE(refused.state.phase == Phase::kReady);
+  REQUIRE(refused.state.cause == Cause::kNone);
+  // While starting it is as fatal as any other error.
+  REQUIRE(answer(starting(limits(), kNow), kInvalidArgument).action == Action::kAbort);
+}
+
+TEST_CASE("any other error revokes, then aborts, and keeps what NCCL said") {
+  for (const Status status :
+       {kUnhandledCudaError, kSystemError, kInternalError, kInvalidUsage, kRemoteError}) {
+    const Step failed = answer(issuing(), status);
+    REQUIRE(failed.action == Action::kRevoke);
+    REQUIRE(failed.state.cause == Cause::kNccl);
+    REQUIRE(failed.state.status == status);
+    REQUIRE(answer(failed.state, kInProgress).action == Action::kAskAgain);
+    const Step revoked = answer(failed.state, kSuccess);
+    REQUIRE(revoked.action == Action::kAbort);
+    REQUIRE(revoked.state.phase == Phase::kFailed);
+    REQUIRE(revoked.state.status == status);
+  }
+}
+
+TEST_CASE("a revoke that does not end, or fails, is followed by the abort all the same") {
+  const Lifecycle revoking = answer(issuing(), kRemoteError).state;
+  for (const Step& step :
+       {answer(revoking, kInProgress, kNow + Millis(50)), answer(revoking, kInternalError)}) {
+    REQUIRE(step.action == Action::kAbort);
+    REQUIRE(step.state.status == kRemoteError);  // the first cause
+  }
+}
+
+TEST_CASE("without revoke a failure aborts at once") {
+  REQUIRE(answer(issuing(), kRemoteError, kNow, false).action == Action::kAbort);
+}
+
+TEST_CASE("a collective that is overdue fails the communicator as a timeout") {
+  const Step step = advance(ready(), Event::kOverdue, kSuccess, limits(), kNow);
+  REQUIRE(step.action == Action::kRevoke);
+  REQUIRE(step.state.cause == Cause::kTimeout);
+}
+
+TEST_CASE("a clean end finalizes, waits and destroys; a finalize that does not end is aborted") {
+  const Step stop = advance(ready(), Event::kStop, kSuccess, limits(), kNow);
+  REQUIRE(stop.action == Action::kFinalize);
+  REQUIRE(answer(stop.state, kInProgress).action == Action::kAskAgain);
+  const Step done = answer(stop.state, kSuccess);
+  REQUIRE(done.action == Action::kDestroy);
+  REQUIRE(done.state.phase == Phase::kClosed);
+  REQUIRE(answer(stop.state, kInProgress, kNow + Millis(100)).action == Action::kAbort);
+  REQUIRE(answer(stop.state, kRemoteError).action == Action::kAbort);
+}
+
+TEST_CASE("what has ended stays ended, whatever happens") {
+  for (const Phase phase : {Phase::kClosed, Phase::kFailed})
+    for (const Event event : {Event::kAnswer, Event::kBegin, Event::kOverdue, Event::kStop}) {
+      const Lifecycle over{phase, kNow, Cause::kNone, kSuccess};
+      REQUIRE(advance(over, event, kRemoteError, limits(), kNow) == Step{over, Action::kNone});
+    }
+}
+
+TEST_CASE("every answer in every phase leads to an end within its deadline") {
+  // From any phase, asking "in progress" for ever must reach an end: no cycle without a deadline.
+  for (const Phase phase : {Phase::kStarting, Phase::kIssuing, Phase::kFinalizing, Phase::kRevoking}) {
+    Lifecycle state{phase, kNow + Millis(10), Cause::kNone, kSuccess};
+    Instant now = kNow;
+    int steps = 0;
+    while (state.phase != Phase::kFailed && state.phase != Phase::kClosed) {
+      REQUIRE(++steps < 100);
+      state = answer(state, kInProgress, now).state;
+      now += Millis(20);
+    }
+  }
+}

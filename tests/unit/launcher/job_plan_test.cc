@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/job_plan.h"
+
+#include <signal.h>
+
+#include "launcher/nproc.h"
+#include "launcher/std_map.h"
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace muster::launcher;
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+Machine machine(int gpus, int cpus = 16) {
+  return {[=] { return gpus; }, [=] { return cpus; }, [] { return std::string("uuid"); }, "host-a"};
+}
+
+Result<Job> plan(Words words, const Environment& environment = {{"PATH", "/usr/bin:/bin"}}, int gpus = 0) {
+  words.push_back("true");
+  auto options = parse_options(words, environment);
+  REQUIRE_OK(options);
+  return plan_job(*options, environment, machine(gpus));
+}
+
+Job planned(Words words, int gpus = 0) {
+  auto job = plan(std::move(words), {{"PATH", "/usr/bin:/bin"}}, gpus);
+  REQUIRE_OK(job);
+  return *job;
+}
+
+std::string refusal(Words words) {
+  auto job = plan(std::move(words));
+  REQUIRE_FALSE(job);
+  REQUIRE(job.error().code == ErrorCode::kInvalidArgument);
+  return job.error().message;
+}
+
+}  // namespace
+
+TEST_CASE("one node without an endpoint is standalone on a port of the kernel's choice") {
+  const Job job = planned({});
+  REQUIRE(job.mode == RendezvousMode::kStandalone);
+  REQUIRE(job.master_addr == "127.0.0.1");
+  REQUIRE(job.master_port == 0);
+  REQUIRE(job.run_id == "uuid");
+  REQUIRE(planned({"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"}).mode ==
+          RendezvousMode::kStandalone);
+}
+
+TEST_CASE("a given port, endpoint or more nodes make it static") {
+  REQUIRE(planned({"--master-port=1234"}).mode == RendezvousMode::kStatic);
+  const Job job = planned({"--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1"});
+  REQUIRE(job.mode == RendezvousMode::kStatic);
+  REQUIRE(job.master_addr == "10.0.0.1");
+  REQUIRE(job.master_port == 29500);
+  REQUIRE(job.run_id == "none");
+  const Job by_endpoint = planned({"--nnodes=2", "--rdzv-endpoint=[fe80::1]:77", "--rdzv-id=j"});
+  REQUIRE(by_endpoint.master_addr == "fe80::1");
+  REQUIRE(by_endpoint.master_port == 77);
+  REQUIRE(by_endpoint.run_id == "j");
+}
+
+TEST_CASE("contradictions are refused with what is right") {
+  REQUIRE_THAT(refusal({"--nnodes=2", "--node-rank=2"}), Catch::Contains("it is 0 to 1"));
+  REQUIRE_THAT(refusal({"--node-rank=1"}), Catch::Contains("out of range"));
+  REQUIRE_THAT(refusal({"--nnodes=0"}), Catch::Contains("--nnodes=0"));
+  REQUIRE_THAT(refusal({"--nnodes=1:2"}), Catch::Contains("dynamic rendezvous"));
+  REQUIRE_THAT(refusal({"--nnodes=3:2"}), Catch::Contains("smaller number"));
+  REQUIRE_THAT(refusal({"--nnodes=1:2:3"}), Catch::Contains("--nnodes"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--standalone"}), Catch::Contains("--standalone is for one node"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d"}), Catch::Contains("--node-rank"));
+  REQUIRE_THAT(refusal({"--rdzv-backend=etcd"}), Catch::Contains("etcd"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-endpoint=h"}), Catch::Contains("needs a port"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--master-port=0"}), Catch::Contains("give a number"));
+  REQUIRE_THAT(refusal({"--nproc-per-node=0"}), Catch::Contains("--nproc-per-node=0"));
+  REQUIRE_THAT(refusal({"--nproc-per-node=many"}), Catch::Contains("auto, gpu or cpu"));
+  REQUIRE_THAT(refusal({"-t9"}), Catch::Contains("--tee"));
+  REQUIRE_THAT(refusal({"--local-ranks-filter=a"}), Catch::Contains("--local-ranks-filter"));
+  REQUIRE_THAT(refusal({"--signals-to-handle=SIGNOPE"}), Catch::Contains("SIGNOPE"));
+  REQUIRE_THAT(refusal({"--signals-to-handle=SIGKILL"}), Catch::Contains("SIGKILL"));
+  REQUIRE_THAT(refusal({"--rdzv-conf=timeout"}), Catch::Contains("key=value"));
+}
+
+TEST_CASE("timeouts come from the options or torchrun's variable") {
+  REQUIRE(planned({}).grace == std::chrono::seconds(30));
+  REQUIRE(planned({"--shutdown-timeout=0.5"}).grace == std::chrono::milliseconds(500));
+  const auto job = plan({}, {{"PATH", "/usr/bin:/bin"}, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7"}});
+  REQUIRE(job->grace == std::chrono::seconds(7));
+  REQUIRE(planned({"--rdzv-conf=read_timeout=1, timeout = 12"}).join_timeout == std::chrono::seconds(12));
+}
+
+TEST_CASE("signals are named with or without SIG") {
+  REQUIRE(planned({"--signals-to-handle=TERM, SIGUSR1"}).signals == std::vector<int>{SIGTERM, SIGUSR1});
+}
+
+TEST_CASE("a program that is nowhere is told apart from one that cannot run") {
+  const Environment environment{{"PATH", "/usr/bin:/bin"}};
+  const auto missing = [&](const char* name) {
+    const auto options = parse_options(Words{name}, environment);
+    return plan_job(*options, environment, machine(0)).error();
+  };
+  REQUIRE(missing("no-such-program-here").code == ErrorCode::kNotFound);
+  REQUIRE(missing("./no-such.py").code == ErrorCode::kNotFound);
+  REQUIRE(missing("/etc").code == ErrorCode::kUnsupported);
+}
+
+TEST_CASE("one worker per GPU where there are GPUs, else one") {
+  REQUIRE(planned({}, 8).local_world_size == 8);
+  REQUIRE(planned({}, 0).local_world_size == 1);
+  REQUIRE(planned({"--nproc-per-node=auto"}, 4).local_world_size == 4);
+  REQUIRE(planned({"--nproc-per-node=auto"}, 0).local_world_size == 16);
+  REQUIRE(planned({"--nproc-per-node=gpu"}, 4).local_world_size == 4);
+  REQUIRE(planned({"--nproc-per-node=cpu"}, 4).local_world_size == 16);
+  REQUIRE(planned({"--nproc-per-node=3"}, 4).local_world_size == 3);
+  REQUIRE_THAT(refusal({"--nproc-per-node=gpu"}), Catch::Contains("no GPU"));
+}
+
+TEST_CASE("CUDA_VISIBLE_DEVICES counts up to the first entry that names no GPU") {
+  const Words gpus{"GPU-aaaa", "GPU-ab11", "GPU-cccc"};
+  REQUIRE(count_visible(gpus, std::nullopt) == 3);
+  REQUIRE(count_visible(gpus, "") == 0);
+  REQUIRE(count_visible(gpus, "-1") == 0);
+  REQUIRE(count_visible(gpus, "2,0") == 2);
+  REQUIRE(count_visible(gpus, "0,-1,1") == 1);
+  REQUIRE(count_visible(gpus, "0,3,1") == 1);
+  REQUIRE(count_visible(gpus, "1,1") == 0);
+  REQUIRE(count_visible(gpus, "GPU-cccc, GPU-aa") == 2);
+  REQUIRE(count_visible(gpus, "GPU-a") == 0);  // ambiguous
+  REQUIRE(count_visible(gpus, "MIG-1,MIG-2") == 2);
+  REQUIRE(count_visible({}, "0,1") == 0);
+  REQUIRE(count_visible(Words{"", ""}, "1,0") == 2);
+}
+
+TEST_CASE("redirects are one digit for all or a list by local rank") {
+  REQUIRE(parse_std_map("3")->of(5) == Std::kBoth);
+  const auto map = parse_std_map("0:1,12:2,0:3");
+  REQUIRE_OK(map);
+  REQUIRE(map->of(0) == Std::kBoth);
+  REQUIRE(map->of(12) == Std::kErr);
+  REQUIRE(map->of(1) == Std::kNone);
+  REQUIRE(parse_std_map("0")->none());
+  for (const char* bad : {"", "4", "0:4", "0:1,", "a:1", "-1:1", "0 :1", "1:", ":1"})
+    REQUIRE_FALSE(parse_std_map(bad));
+}
+
+TEST_CASE("endpoints are host, host:port or a bracketed address") {
+  REQUIRE(parse_endpoint(" h:1 ") == Endpoint{"h", 1});
+  REQUIRE(parse_endpoint("h") == Endpoint{"h", -1});
+  REQUIRE(parse_endpoint("[::1]:9") == Endpoint{"::1", 9});
+  REQUIRE(parse_endpoint("") == Endpoint{});
+  for (const char* bad : {"h:x", "h:70000", ":1", "a b:1", "[::1"}) REQUIRE_FALSE(parse_endpoint(bad));
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/options.h"
+
+#include "launcher/exit_status.h"
+#include "launcher/option_table.h"
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace muster::launcher;
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+Options parse(const Words& words, const Environment& environment = {}) {
+  auto options = parse_options(words, environment);
+  REQUIRE_OK(options);
+  return *options;
+}
+
+std::string error_of(const Words& words, const Environment& environment = {}) {
+  auto options = parse_options(words, environment);
+  REQUIRE_FALSE(options);
+  REQUIRE(options.error().code == ErrorCode::kInvalidArgument);
+  REQUIRE(options.error().message.find('\n') == std::string::npos);
+  return options.error().message;
+}
+
+}  // namespace
+
+TEST_CASE("without options the defaults are those of the table") {
+  const Options options = parse({"t.py"});
+  Options expected;
+  expected.program = "t.py";
+  REQUIRE(options == expected);
+}
+
+TEST_CASE("values are typed") {
+  const Options options = parse({"--nnodes=4", "--node-rank=3", "--master-port=1234", "--max-restarts", "2",
+                                 "--shutdown-timeout=1.5", "--log-dir=/x", "-t", "0:3",
+                                 "--virtual-local-rank", "--no-python", "prog", "a"});
+  REQUIRE(options.nnodes == "4");
+  REQUIRE(options.node_rank == 3);
+  REQUIRE(options.master_port == 1234);
+  REQUIRE(options.max_restarts == 2);
+  REQUIRE(options.shutdown_timeout_s == 1.5);
+  REQUIRE(options.log_dir == "/x");
+  REQUIRE(options.tee == "0:3");
+  REQUIRE(options.virtual_local_rank);
+  REQUIRE(options.no_python);
+  REQUIRE(options.arguments == Words{"a"});
+}
+
+TEST_CASE("the command line beats PET_ variables, which beat defaults") {
+  const Environment environment{{"PET_NNODES", "3"}, {"PET_MAX_RESTARTS", "5"}};
+  REQUIRE(parse({"t"}, environment).nnodes == "3");
+  REQUIRE(parse({"--nnodes=2", "t"}, environment).nnodes == "2");
+  REQUIRE(parse({"--nnodes=2", "t"}, environment).max_restarts == 5);
+}
+
+TEST_CASE("a flag's variable is an integer that is not zero") {
+  REQUIRE(parse({"t"}, {{"PET_STANDALONE", "1"}}).standalone);
+  REQUIRE_FALSE(parse({"t"}, {{"PET_STANDALONE", "0"}}).standalone);
+  REQUIRE_THAT(error_of({"t"}, {{"PET_STANDALONE", "true"}}), Catch::Contains("PET_STANDALONE=true"));
+}
+
+TEST_CASE("a bad value is named together with where it came from") {
+  REQUIRE_THAT(error_of({"--max-restarts=x", "t"}), Catch::StartsWith("--max-restarts=x"));
+  REQUIRE_THAT(error_of({"t"}, {{"PET_MAX_RESTARTS", "x"}}), Catch::StartsWith("PET_MAX_RESTARTS=x"));
+  REQUIRE_THAT(error_of({"--max-restarts=-1", "t"}), Catch::StartsWith("--max-restarts=-1"));
+  REQUIRE_THAT(error_of({"--master-port=70000", "t"}), Catch::StartsWith("--master-port=70000"));
+}
+
+TEST_CASE("the last of repeated options wins") {
+  REQUIRE(parse({"--nnodes=2", "--nnodes=5", "t"}).nnodes == "5");
+}
+
+TEST_CASE("options without effect are accepted") {
+  REQUIRE(
+      parse({"--monitor-interval=5", "--start-method=fork", "--event-log-handler=console", "t"}).program ==
+      "t");
+}
+
+TEST_CASE("options that are not supported say what to use instead") {
+  REQUIRE_THAT(error_of({"--run-path", "t.py"}), Catch::Contains("--run-path is not supported"));
+  REQUIRE_THAT(error_of({"t.py"}, {{"PET_RUN_PATH", "1"}}), Catch::Contains("--run-path is not supported"));
+}
+
+TEST_CASE("a missing program is a usage error") {
+  REQUIRE_THAT(error_of({}), Catch::Contains("no program given"));
+  REQUIRE_THAT(error_of({"--standalone"}), Catch::Contains("no program given"));
+}
+
+TEST_CASE("help needs no program and no valid environment") {
+  REQUIRE(parse({"--help"}, {{"PET_MAX_RESTARTS", "x"}}).help);
+  REQUIRE(parse({"-h"}).help);
+  REQUIRE(parse({"--version"}).version);
+}
+
+TEST_CASE("the help text lists every option and every exit code") {
+  const std::string text = help_text();
+  for (const OptionRow& row : kOptionTable) REQUIRE_THAT(text, Catch::Contains("--" + std::string(row.name)));
+  for (const ExitCode& row : kExitCodes) REQUIRE_THAT(text, Catch::Contains(std::string(row.meaning)));
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/rank_assignment.h"
+
+#include "launcher/outcome_text.h"
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace muster::launcher;
+
+namespace {
+
+RoleInfo node(int rank, std::string role, int workers, int nodes = 3) {
+  return {std::move(role), rank, workers, nodes, 0, "host" + std::to_string(rank), "10.0.0.1:7"};
+}
+
+}  // namespace
+
+TEST_CASE("ranks are contiguous per node, and roles are counted apart") {
+  const std::vector<RoleInfo> nodes{node(0, "a", 2), node(1, "b", 1), node(2, "a", 3)};
+  const auto ranges = assign_ranks(nodes);
+  REQUIRE_OK(ranges);
+  REQUIRE(*ranges == std::vector<RankRange>{{0, 6, 0, 5}, {2, 6, 0, 1}, {3, 6, 2, 5}});
+}
+
+TEST_CASE("nodes that disagree about the job are named") {
+  const auto ranges = assign_ranks(std::vector<RoleInfo>{node(0, "a", 1), node(1, "a", 1, 4)});
+  REQUIRE_FALSE(ranges);
+  REQUIRE(ranges.error().message == "node 1 (host1) was started with --nnodes=4, node 0 with --nnodes=3");
+}
+
+TEST_CASE("descriptions, assignments and outcomes survive their JSON") {
+  const RoleInfo info = node(1, "ro\"le", 8);
+  REQUIRE(role_info_from_json(to_json(info)) == info);
+  const RankRange range{4, 16, 2, 8};
+  REQUIRE(to_json(range) == "[4, 16, 2, 8]");
+  REQUIRE(rank_range_from_json(to_json(range)) == range);
+  REQUIRE(rank_range_from_json("[4,16,2,8]") == range);
+  const AttemptOutcome failure = FailureNotice{1, "h", 3, 7, "rank 3 exited", true};
+  REQUIRE(outcome_from_json(to_json(failure)) == failure);
+  REQUIRE(outcome_from_json(to_json(AttemptOutcome(AllSucceeded{}))) == AttemptOutcome(AllSucceeded{}));
+}
+
+TEST_CASE("text that no agent writes is a protocol error") {
+  for (const char* bad : {"", "x", "{}", "[1, 2]", "null", "{\"ok\": false}"}) {
+    INFO(bad);
+    REQUIRE_FALSE(role_info_from_json(bad));
+    REQUIRE_FALSE(rank_range_from_json(bad));
+    REQUIRE_FALSE(outcome_from_json(bad));
+  }
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/report.h"
+
+#include "launcher/error_file.h"
+#include "tests/support/catch.h"
+
+using namespace muster::launcher;
+
+namespace {
+
+WorkerOutcome failed(int rank, int pid, ProcessEnd end, std::int64_t time_s) {
+  WorkerOutcome out;
+  out.local_rank = rank - 2;
+  out.rank = rank;
+  out.pid = pid;
+  out.end = end;
+  out.wall_time_s = time_s;
+  return out;
+}
+
+WorkerOutcome stopped(int rank) {
+  WorkerOutcome out = failed(rank, 1000 + rank, {.signal = 15}, 9);
+  out.stopped_by_us = true;
+  return out;
+}
+
+const ReportContext kContext{"train.py", "node1.example",
+                             [](std::int64_t s) { return "2026-11-21_06:05:0" + std::to_string(s); }};
+
+}  // namespace
+
+TEST_CASE("the report has torchrun's layout and the last lines of stderr") {
+  std::vector<WorkerOutcome> outcomes{failed(2, 10815, {.code = 3}, 1),
+                                      failed(3, 10816, {.signal = 11, .core = true}, 2), stopped(4),
+                                      stopped(5)};
+  outcomes[0].stderr_tail = {"one", "two"};
+  REQUIRE(format_report(outcomes, kContext) ==
+          R"(============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-21_06:05:02
+  host      : node1.example
+  rank      : 3 (local_rank: 1)
+  exitcode  : -11 (pid: 10816) (SIGSEGV) (core dumped)
+  error_file: <N/A>
+  traceback : Signal 11 (SIGSEGV) received by PID 10816
+  stopped by muster, not failures of their own: ranks 4-5
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_06:05:01
+  host      : node1.example
+  rank      : 2 (local_rank: 0)
+  exitcode  : 3 (pid: 10815) 
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+  stderr    : last 2 lines
+    one
+    two
+============================================================
+)");
+}
+
+TEST_CASE("the root cause is the earliest failure, and a tie goes to the one learnt first") {
+  REQUIRE(find_root_cause(std::vector{failed(2, 1, {.code = 1}, 5), failed(3, 2, {.code = 1}, 4)}) == 1);
+  REQUIRE(find_root_cause(std::vector{failed(3, 1, {.code = 1}, 5), failed(2, 2, {.code = 1}, 5)}) == 0);
+  REQUIRE(find_root_cause(std::vector{stopped(2), failed(3, 2, {}, 5)}) == std::nullopt);
+  REQUIRE(format_report(std::vector{stopped(2)}, kContext).empty());
+}
+
+TEST_CASE("a recorded error shows its call stack, indented") {
+  WorkerOutcome outcome = failed(2, 1, {.code = 1}, 1);
+  outcome.error_file = "/e.json";
+  outcome.error_message = "ValueError: boom";
+  outcome.error_callstack = "Traceback:\nline";
+  const std::string text = format_report(std::vector{outcome}, kContext);
+  REQUIRE_THAT(text, Catch::Contains("  error_file: /e.json\n  traceback : Traceback:\n  line\n"));
+  REQUIRE_THAT(text, Catch::Contains("  <NO_OTHER_FAILURES>\n"));
+}
+
+TEST_CASE("the one line says who, where and how") {
+  REQUIRE(one_line(failed(3, 77, {.code = 7}, 1), "h") ==
+          "rank 3 (local_rank 1, pid 77) on h exited with code 7");
+  REQUIRE(one_line(failed(3, 77, {.signal = 6, .core = true}, 1), "h") ==
+          "rank 3 (local_rank 1, pid 77) on h was killed by SIGABRT (core dumped)");
+}
+
+TEST_CASE("runs of numbers are shown as ranges") {
+  REQUIRE(ranges(std::vector{0, 1, 2, 5, 7, 8}) == "0-2,5,7-8");
+  REQUIRE(ranges(std::vector<int>{}).empty());
+}
+
+TEST_CASE("error files of @record are understood in both forms, and others are shown as they are") {
+  const auto full = parse_error_file(
+      R"({"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": "Trace", "timestamp": "1795240837"}}})");
+  REQUIRE(full == RecordedError{"ValueError: boom", "Trace", 1795240837});
+  REQUIRE(parse_error_file(R"({"message": "boom", "timestamp": 12})") == RecordedError{"boom", "", 12});
+  REQUIRE(parse_error_file("not json") == RecordedError{"not json", "", {}});
+  REQUIRE(
+      parse_error_file(R"({"message": {"message": "m", "extraInfo": {"timestamp": "soon"}}})").timestamp_s ==
+      std::nullopt);
+}
+
+TEST_CASE("a nested launcher hands the error on with its code") {
+  REQUIRE(with_error_code(R"({"message":{"message":"m"}})", 3) ==
+          R"({"message":{"errorCode":3,"message":"m"}})");
+  REQUIRE(with_error_code(R"({"message":"m"})", 3) == R"({"message":"m"})");
+  REQUIRE(with_error_code("not json", 3) == "not json");
+}

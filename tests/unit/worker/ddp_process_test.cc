@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// DistributedDataParallel over processes and the real groups: shared memory and TCP.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <functional>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <muster/ddp.h>
+#include <muster/init.h>
+
+#include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
+#include "worker_runtime/kernels/kernels.h"
+
+using namespace muster;
+
+namespace {
+
+constexpr int kPerRank = 2;
+
+/// Memory that the ranks leave their results in.
+template <class T>
+class Shared {
+ public:
+  explicit Shared(std::size_t count) : size_bytes_(count * sizeof(T)) {
+    void* memory = ::mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(memory != MAP_FAILED);
+    data_ = static_cast<T*>(memory);
+  }
+  ~Shared() { ::munmap(data_, size_bytes_); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  [[nodiscard]] T* data() const { return data_; }
+
+ private:
+  std::size_t size_bytes_;
+  T* data_;
+};
+
+/// Forks the ranks; each runs `body` and exits with what it returns. Gives back the wait statuses.
+std::vector<int> fork_ranks(int world, const std::function<int(int rank)>& body) {
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < world; ++rank) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(60);  // a rank that hangs ends the test instead of outliving it
+      ::_exit(body(rank));
+    }
+    children.push_back(child);
+  }
+  std::vector<int> statuses;
+  for (const pid_t child : children) {
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    statuses.push_back(status);
+  }
+  return statuses;
+}
+
+Result<Context> join(const test::TemporaryDirectory& dir, int rank, int world, Backend backend) {
+  InitOptions options;
+  options.init_method =
+      "file://" + dir.path() + "/store?rank=" + std::to_string(rank) + "&world_size=" + std::to_string(world);
+  options.backend = backend;
+  options.timeout = std::chrono::seconds(30);
+  return init(options);
+}
+
+nn::Model seeded(std::uint64_t seed) {
+  nn::Model model = nn::mlp();
+  Generator generator(seed);
+  model.initialize(generator);
+  return model;
+}
+
+void forward(nn::Model& model, nn::Plan& plan, int first) {
+  for (int i = 0; i < plan.batch(); ++i) {
+    Generator generator(static_cast<std::uint64_t>(1000 + first + i));
+    generator.uniform(std::span(plan.input() + i * 784, 784), -1, 1);
+    plan.labels()[i] = (first + i) % 10;
+  }
+  plan.forward();
+  kernels::LossTotals totals;
+  model.compute()->cross_entropy(plan.output(), plan.labels(), plan.batch(), 10, plan.output_gradient(),
+                                 &totals);
+}
+
+std::vector<float> gradients_of_whole_batch(int samples) {
+  nn::Model model = seeded(0);
+  REQUIRE_OK(model.allocate(Compute(kernels::make_cpu_kernels())));
+  auto plan = model.plan(samples, nn::Mode::kTraining);
+  REQUIRE_OK(plan);
+  forward(model, **plan, 0);
+  (*plan)->backward();
+  return model.read_grads();
+}
+
+/// A rank's part: two steps, so that nothing of the first may be left in the second.
+Result<std::vector<float>> train(ProcessGroup& group) {
+  nn::Model model = seeded(static_cast<std::uint64_t>(group.rank()));
+  const Compute compute(kernels::make_cpu_kernels());
+  MUSTER_TRY(const auto ddp, DistributedDataParallel::create(model, compute, group));
+  MUSTER_TRY(nn::Plan* const plan, model.plan(kPerRank, nn::Mode::kTraining));
+  for (int step = 0; step < 2; ++step) {
+    forward(model, *plan, group.rank() * kPerRank);
+    MUSTER_OK(ddp->backward(*plan));
+  }
+  return model.read_grads();
+}
+
+}  // namespace
+
+TEST_CASE(
+    "processes that train data-parallel get the gradients of the concatenated batch, bit-equal on every "
+    "rank") {
+  for (const Backend backend : {Backend::kShm, Backend::kTcp})
+    for (const int world : {2, 3, 4}) {
+      INFO((backend == Backend::kShm ? "shm" : "tcp") << ", world " << world);
+      const test::TemporaryDirectory dir;
+      const std::size_t elements = nn::mlp().arena_elements();
+      const Shared<float> results(elements * static_cast<std::size_t>(world));
+      const std::vector<int> statuses = fork_ranks(world, [&](int rank) {
+        const auto context = join(dir, rank, world, backend);
+        if (!context) return 2;
+        const auto gradients = train(*context->group);
+        if (!gradients) return 3;
+        std::copy(gradients->begin(), gradients->end(),
+                  results.data() + static_cast<std::size_t>(rank) * elements);
+        return context->group->barrier() ? 0 : 4;
+      });
+      REQUIRE(statuses == std::vector<int>(static_cast<std::size_t>(world)));
+      for (int rank = 1; rank < world; ++rank)
+        REQUIRE(std::equal(results.data(), results.data() + elements,
+                           results.data() + static_cast<std::size_t>(rank) * elements));
+      const std::vector<float> expected = gradients_of_whole_batch(world * kPerRank);
+      float scale = 0;
+      float most = 0;
+      for (std::size_t i = 0; i < elements; ++i) {
+        scale = std::max(scale, std::abs(expected[i]));
+        most = std::max(most, std::abs(expected[i] - results.data()[i]));
+      }
+      REQUIRE(most <= 1e-5F * scale);
+    }
+}
+
+TEST_CASE("a rank that is killed in the middle of training ends the others' step with an error") {
+  for (const Backend backend : {Backend::kShm, Backend::kTcp}) {
+    const test::TemporaryDirectory dir;
+    const std::vector<int> statuses = fork_ranks(3, [&](int rank) {
+      const auto context = join(dir, rank, 3, backend);
+      if (!context) return 2;
+      nn::Model model = seeded(0);
+      const Compute compute(kernels::make_cpu_kernels());
+      const auto ddp = DistributedDataParallel::create(model, compute, *context->group);
+      if (!ddp) return 3;
+      const auto plan = model.plan(1, nn::Mode::kTraining);
+      if (!plan) return 4;
+      for (int step = 0; step < 1000; ++step) {
+        if (rank == 1 && step == 5) ::raise(SIGKILL);
+        forward(model, **plan, rank);
+        if (!(*ddp)->backward(**plan)) return step == 5 && !(*ddp)->backward(**plan) ? 0 : 5;
+      }
+      return 6;
+    });
+    REQUIRE(WIFSIGNALED(statuses[1]));
+    REQUIRE(statuses[0] == 0);
+    REQUIRE(statuses[2] == 0);
+  }
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/core/cuda_graph.h"
+
+#include <array>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+
+#include "worker_runtime/core/cuda_error.h"
+#include "worker_runtime/core/step_graph_plan.h"
+
+namespace muster {
+namespace {
+
+class CudaStepRecorder final : public StepRecorder {
+ public:
+  CudaStepRecorder(cudaStream_t stream, Result<void>& noted) : stream_(stream), noted_(noted) {}
+  ~CudaStepRecorder() override {
+    for (std::size_t slot = 0; slot < graphs_.size(); ++slot) drop(slot);
+  }
+
+  Result<void> record(std::size_t slot, const Step& step) override {
+    if (!noted_) return noted_;  // of an earlier call: not the recording's to forget
+    drop(slot);
+    Result<void> result = capture(slot, step);
+    if (!result) {
+      drop(slot);
+      (void)cudaGetLastError();
+    }
+    return result;
+  }
+
+  Result<void> replay(std::size_t slot) override {
+    return check(cudaGraphLaunch(graphs_[slot], stream_), "cudaGraphLaunch");
+  }
+
+  void drop(std::size_t slot) override {
+    // The driver keeps a graph that still runs until it has finished.
+    if (graphs_[slot] != nullptr) (void)cudaGraphExecDestroy(graphs_[slot]);
+    graphs_[slot] = nullptr;
+  }
+
+ private:
+  Result<void> capture(std::size_t slot, const Step& step) {
+    // Thread-local: what other threads do meanwhile (the comm thread asks for events) neither fails nor
+    // disturbs.
+    MUSTER_OK(
+        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture"));
+    Result<void> stepped = step();
+    cudaGraph_t graph = nullptr;
+    // Always ended, also after an error: a stream left capturing takes no more work.
+    const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+    // A kernel that cannot be captured makes the calls after it fail: its error says most.
+    Result<void> result = std::exchange(noted_, Result<void>{});
+    if (result) result = !stepped ? std::move(stepped) : check(ended, "cudaStreamEndCapture");
+    if (result) result = check(cudaGraphInstantiate(&graphs_[slot], graph, 0), "cudaGraphInstantiate");
+    if (graph != nullptr) (void)cudaGraphDestroy(graph);
+    MUSTER_OK(std::move(result));
+    // The first launch would do this; here it does not delay a step that is timed.
+    return check(cudaGraphUpload(graphs_[slot], stream_), "cudaGraphUpload");
+  }
+
+  static Result<void> check(cudaError_t result, std::string_view call) {
+    int device = -1;
+    if (result != cudaSuccess) (void)cudaGetDevice(&device);
+    return cuda::check(result, call, device);
+  }
+
+  cudaStream_t stream_;
+  Result<void>& noted_;
+  std::array<cudaGraphExec_t, StepGraphPlan::kSlots> graphs_{};
+};
+
+}  // namespace
+
+std::unique_ptr<StepRecorder> make_cuda_step_recorder(void* stream, Result<void>& noted) {
+  return std::make_unique<CudaStepRecorder>(static_cast<cudaStream_t>(stream), noted);
+}
+
+}  // namespace muster

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include <muster/file_store.h>
+#include <muster/init.h>
+#include <muster/prefix_store.h>
+#include <muster/store_server.h>
+#include <muster/tcp_store.h>
+
+#include "rendezvous/base/clock.h"
+#include "worker_runtime/core/placement.h"
+#include "worker_runtime/groups/host_id.h"
+#include "worker_runtime/groups/make_cpu_group.h"
+#include "worker_runtime/groups/meeting.h"
+#include "worker_runtime/groups/nccl_group.h"
+#include "worker_runtime/groups/text_exchange.h"
+
+namespace muster {
+namespace {
+
+/// The store itself, before any prefix, and the server where this process hosts it.
+Result<std::shared_ptr<Store>> open_store(const Placement& placement, Millis timeout,
+                                          std::shared_ptr<void>& hosted_server) {
+  if (placement.store == Placement::StoreKind::kFile) {
+    MUSTER_TRY(std::shared_ptr<Store> store, open_file_store(placement.path, placement.world_size));
+    return store;
+  }
+  if (placement.hosts_server) {
+    MUSTER_TRY(std::shared_ptr<StoreServer> server, StoreServer::start({.host = "", .port = placement.port}));
+    hosted_server = std::move(server);
+  }
+  MUSTER_TRY(std::shared_ptr<Store> store,
+             TcpStore::connect({.host = placement.host, .port = placement.port, .timeout = timeout}));
+  return store;
+}
+
+/// A view of the store for this meeting of the ranks: after a restart, or when a program calls init() again,
+/// the keys of the earlier meeting are still there.
+Result<std::shared_ptr<Store>> enter(const Placement& placement, const std::shared_ptr<Store>& store,
+                                     Millis timeout, Instant deadline) {
+  const auto meetings = make_prefix_store("muster/meet", store);
+  const auto name = groups::meet(*meetings, placement.rank, placement.world_size, deadline);
+  if (!name)
+    return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size), name.error());
+  auto view = make_prefix_store("muster/" + *name, store);
+  view->set_timeout(timeout);
+  return view;
+}
+
+Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, const Placement& placement,
+                                                 Store& store) {
+  if (options.backend == Backend::kNccl) {
+#if defined(MUSTER_HAS_NCCL_GROUP)
+    if (placement.world_size == 1) {
+      MUSTER_TRY(std::shared_ptr<nccl::NcclDevice> gpu, nccl::make_cuda_device(options.cuda_device));
+      return nccl::make_single_group(std::move(gpu), options.cuda_stream);
+    }
+    return make_nccl_group(store, placement.rank, placement.world_size, options.cuda_device,
+                           options.cuda_stream, options.timeout);
+#else
+    return fail(ErrorCode::kUnsupported, "an NCCL group needs a build with CUDA, and this is none");
+#endif
+  }
+  const Environment environment = current_environment();
+  const auto address = lookup(environment, "MUSTER_ADDRESS");
+  return groups::make_cpu_group({.backend = options.backend,
+                                 .rank = placement.rank,
+                                 .world_size = placement.world_size,
+                                 .timeout = options.timeout,
+                                 .host_id = groups::host_id(environment),
+                                 .address = std::string(address.value_or("")),
+                                 .route_host = placement.host},
+                                store);
+}
+
+/// Everybody says on which host it is: nobody goes on before all have come, and who is missing is named.
+Result<void> gather(const Placement& placement, Store& store, Millis timeout, Context& context) {
+  std::vector<int> everybody(static_cast<std::size_t>(placement.world_size));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  const auto exchange = groups::exchange_through_store(store, "gather", everybody, placement.rank,
+                                                       SteadyClock::now() + timeout);
+  const auto ids = exchange(groups::host_id(current_environment()));
+  if (!ids)
+    return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size), ids.error());
+  for (const auto& ranks : groups::group_by_host(*ids)) {
+    const auto place = std::find(ranks.begin(), ranks.end(), placement.rank);
+    if (place == ranks.end()) continue;
+    context.local_rank = placement.local_rank.value_or(static_cast<int>(place - ranks.begin()));
+    context.local_world_size = placement.local_world_size.value_or(static_cast<int>(ranks.size()));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Context> init(const InitOptions& options) {
+  MUSTER_TRY(const Placement placement, find_placement(options.init_method, current_environment()));
+  Context context;
+  context.rank = placement.rank;
+  context.world_size = placement.world_size;
+  context.local_rank = placement.local_rank.value_or(0);
+  context.local_world_size = placement.local_world_size.value_or(1);
+  context.restart_count = placement.restart_count;
+  if (placement.store != Placement::StoreKind::kNone) {
+    const Instant start = SteadyClock::now();
+    auto store = open_store(placement, options.timeout, context.hosted_server);
+    if (!store)
+      return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size),
+                  std::move(store).error());
+    MUSTER_TRY(context.store, enter(placement, *store, options.timeout, start + options.timeout));
+    const Millis left = std::max(time_left(start + options.timeout, SteadyClock::now()), Millis(1));
+    MUSTER_OK(gather(placement, *context.store, left, context));
+  }
+  // A world of one needs no store, but an NCCL group is made through one.
+  const auto store =
+      make_prefix_store("group/default", context.store != nullptr ? context.store : make_hash_store());
+  MUSTER_TRY(context.group, make_group(options, placement, *store));
+  return context;
+}
+
+Result<void> check_backend(Backend backend) {
+  if (backend != Backend::kNccl) return {};
+#if defined(MUSTER_HAS_NCCL_GROUP)
+  return check_nccl_library();
+#else
+  return fail(ErrorCode::kUnsupported, "an NCCL group needs a build with CUDA, and this is none");
+#endif
+}
+
+Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::string_view name,
+                                                const InitOptions& options) {
+  if (context.store == nullptr && context.world_size != 1)
+    return fail(ErrorCode::kInvalidArgument, fmt::format("new_group {}: the context has no store", name));
+  Placement placement;
+  placement.rank = context.rank;
+  placement.world_size = context.world_size;
+  // Only to find the best network interface; the store is there already.
+  if (const auto again = find_placement(options.init_method, current_environment()))
+    placement.host = again->host;
+  const auto store = make_prefix_store(fmt::format("group/named/{}", name),
+                                       context.store != nullptr ? context.store : make_hash_store());
+  auto group = make_group(options, placement, *store);
+  if (!group) return fail(fmt::format("new_group {}", name), std::move(group).error());
+  return group;
+}
+
+}  // namespace muster

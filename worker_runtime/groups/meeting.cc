@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/groups/meeting.h"
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "worker_runtime/groups/collective.h"
+
+namespace muster::groups {
+namespace {
+
+std::string random_nonce() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
+
+std::string slot(int rank, std::size_t index) {
+  return fmt::format("log/{}/{}", rank, index);
+}
+
+std::string answer_key(int rank, std::string_view nonce) {
+  return fmt::format("answer/{}/{}", rank, nonce);
+}
+
+Millis left_until(Instant deadline) {
+  return std::max(time_left(deadline, SteadyClock::now()), Millis(1));
+}
+
+/// Appends a message to this rank's log. A message is one write, so that a rank that dies leaves no gap for
+/// rank 0 to wait at: the first free slot is taken by compare_set, as numbers handed out before would not do.
+Result<void> post(Store& store, int rank, const std::string& message) {
+  for (std::size_t index = 0;; ++index) {
+    const std::string key = slot(rank, index);
+    MUSTER_TRY(const std::string now, store.compare_set(key, "", message));
+    if (now != message) continue;
+    // PyTorch's threaded server wakes nobody at a compare_set.
+    return store.set(key, message);
+  }
+}
+
+tl::unexpected<Error> missing_ranks(const std::vector<int>& ranks, int world_size) {
+  return fail(ErrorCode::kTimeout,
+              fmt::format("{} of {} ranks did not come in time: {}; did they start, and do they see the same "
+                          "store?",
+                          ranks.size(), world_size, rank_list(ranks)));
+}
+
+/// Those of `ranks` whose log has no entry at `index` of theirs.
+std::vector<int> without_entry(Store& store, const std::vector<int>& ranks,
+                               const std::vector<std::string>& slots) {
+  std::vector<int> missing;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const auto here = store.check(std::span(&slots[i], 1));
+    if (here && !*here) missing.push_back(ranks[i]);
+  }
+  return missing;
+}
+
+/// Rank 0: reads everybody's log from the start until each has acknowledged `name`. What earlier attempts
+/// left there is answered too, and nobody reads it. A rank that is still awaited has always more to say: its
+/// hello, or what it does with the answer.
+Result<void> lead(Store& store, const std::string& name, int world_size, Instant deadline) {
+  std::vector<int> awaited;
+  awaited.reserve(static_cast<std::size_t>(world_size));
+  for (int rank = 1; rank < world_size; ++rank) awaited.push_back(rank);
+  for (std::size_t index = 0; !awaited.empty(); ++index) {
+    std::vector<std::string> slots;
+    slots.reserve(awaited.size());
+    for (const int rank : awaited) slots.push_back(slot(rank, index));
+    const auto messages = store.multi_get(slots, left_until(deadline));
+    if (!messages) {
+      const auto missing = messages.error().code == ErrorCode::kTimeout ? without_entry(store, awaited, slots)
+                                                                        : std::vector<int>{};
+      if (missing.empty()) return fail(messages.error());
+      return missing_ranks(missing, world_size);
+    }
+    std::vector<int> still;
+    std::vector<std::pair<std::string, std::string>> answers;
+    for (std::size_t i = 0; i < awaited.size(); ++i) {
+      const std::string_view message = (*messages)[i];
+      if (message == "ack " + name) continue;
+      still.push_back(awaited[i]);
+      if (message.starts_with("hello "))
+        answers.emplace_back(answer_key(awaited[i], message.substr(6)), name);
+    }
+    for (const auto& [key, value] : answers) MUSTER_OK(store.set(key, value));
+    awaited = std::move(still);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::string> meet(Store& store, int rank, int world_size, Instant deadline) {
+  const std::string nonce = random_nonce();
+  MUSTER_OK(post(store, rank, "hello " + nonce));
+  if (rank == 0) {
+    MUSTER_OK(lead(store, nonce, world_size, deadline));
+    return nonce;
+  }
+  auto name = store.get(answer_key(rank, nonce), left_until(deadline));
+  if (name) {
+    MUSTER_OK(post(store, rank, "ack " + *name));
+    return name;
+  }
+  if (name.error().code != ErrorCode::kTimeout) return name;
+  std::vector<int> everybody;
+  std::vector<std::string> slots;
+  for (int other = 0; other < world_size; ++other) {
+    everybody.push_back(other);
+    slots.push_back(slot(other, 0));
+  }
+  const auto missing = without_entry(store, everybody, slots);
+  if (!missing.empty()) return missing_ranks(missing, world_size);
+  return fail(ErrorCode::kTimeout,
+              "rank 0 did not answer in time: it, or a rank that it waits for, did not come; see its output");
+}
+
+}  // namespace muster::groups

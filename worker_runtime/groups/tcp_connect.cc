@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/groups/tcp_connect.h"
+
+#include <algorithm>
+#include <arpa/inet.h>
+#include <array>
+#include <cstring>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <list>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sstream>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <thread>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "rendezvous/base/backoff.h"
+#include "rendezvous/base/syscall.h"
+#include "worker_runtime/groups/collective.h"
+
+namespace muster::groups {
+namespace {
+
+using Nonce = std::array<std::uint8_t, 32>;
+constexpr std::size_t kHalf = 16;  // the connecting side shows the first half, the accepting side the second
+constexpr Millis kAttempt{3000};   // for one address
+
+struct Hello {
+  std::array<std::uint8_t, kHalf> proof;
+  std::uint32_t from;  // member
+  std::uint32_t to;
+};
+static_assert(sizeof(Hello) == 24);
+using Reply = std::array<std::uint8_t, kHalf>;
+
+struct AddressList {
+  addrinfo* first = nullptr;
+  ~AddressList() {
+    if (first != nullptr) ::freeaddrinfo(first);
+  }
+};
+
+std::string numeric(const sockaddr* address, socklen_t length) {
+  char text[NI_MAXHOST];
+  return ::getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 ? text : "";
+}
+
+/// The address this host would use to talk to `host`. Connecting a datagram socket sends nothing.
+std::string address_towards(const std::string& host) {
+  AddressList list;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  if (host.empty() || ::getaddrinfo(host.c_str(), "9", &hints, &list.first) != 0) return "";
+  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
+    const UniqueFd probe(::socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage own{};
+    socklen_t length = sizeof own;
+    if (probe && ::connect(probe.get(), a->ai_addr, a->ai_addrlen) == 0 &&
+        ::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0)
+      return numeric(reinterpret_cast<sockaddr*>(&own), length);
+  }
+  return "";
+}
+
+struct Listener {
+  UniqueFd socket;
+  std::uint16_t port = 0;
+};
+
+Result<Listener> listen_anywhere() {
+  for (const int family : {AF_INET6, AF_INET}) {
+    Listener out;
+    out.socket.reset(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!out.socket) continue;
+    sockaddr_storage address{};
+    address.ss_family = static_cast<sa_family_t>(family);  // any address, any port
+    socklen_t length = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+    const int off = 0;
+    if (family == AF_INET6) ::setsockopt(out.socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (::bind(out.socket.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+        ::listen(out.socket.get(), SOMAXCONN) != 0 ||
+        ::getsockname(out.socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0)
+      continue;
+    out.port = ntohs(family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
+                                        : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
+    return out;
+  }
+  return fail(errno_error("listen for the other ranks", errno));
+}
+
+/// Moves exactly `size` bytes before the deadline.
+template <class Transfer>
+Result<void> transfer_all(int fd, short event, std::size_t size, Instant deadline, Transfer transfer) {
+  for (std::size_t done = 0; done < size;) {
+    const ssize_t n = retry_eintr([&] { return transfer(done, size - done); });
+    if (n > 0) {
+      done += static_cast<std::size_t>(n);
+      continue;
+    }
+    if (n == 0) return fail(ErrorCode::kPeerGone, "it closed the connection");
+    if (errno != EAGAIN && errno != EWOULDBLOCK) return fail(errno_error("talk to it", errno));
+    const Millis left = time_left(deadline, SteadyClock::now());
+    if (left.count() == 0) return fail(ErrorCode::kTimeout, "it did not answer");
+    pollfd entry{fd, event, 0};
+    (void)::poll(&entry, 1, static_cast<int>(std::min<std::int64_t>(left.count(), 1 << 30)));
+  }
+  return {};
+}
+
+Result<void> send_exactly(int fd, const void* data, std::size_t size, Instant deadline) {
+  return transfer_all(fd, POLLOUT, size, deadline, [&](std::size_t done, std::size_t rest) {
+    return ::send(fd, static_cast<const char*>(data) + done, rest, MSG_NOSIGNAL | MSG_DONTWAIT);
+  });
+}
+
+Result<void> receive_exactly(int fd, void* data, std::size_t size, Instant deadline) {
+  return transfer_all(fd, POLLIN, size, deadline, [&](std::size_t done, std::size_t rest) {
+    return ::recv(fd, static_cast<char*>(data) + done, rest, MSG_DONTWAIT);
+  });
+}
+
+void tune(int fd) {
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  // A host that vanishes without a word is noticed after about a minute even if nothing is being sent.
+  const int idle = 20;
+  const int interval = 10;
+  const int probes = 4;
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
+Result<UniqueFd> connect_to(const std::string& address, const std::string& port, Instant deadline) {
+  AddressList list;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  if (const int code = ::getaddrinfo(address.c_str(), port.c_str(), &hints, &list.first); code != 0)
+    return fail(ErrorCode::kNotFound, fmt::format("resolve {}: {}", address, ::gai_strerror(code)));
+  Error last{ErrorCode::kPeerGone, "no address"};
+  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
+    UniqueFd fd(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd) return fail(errno_error("socket", errno));
+    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0 && errno != EINPROGRESS) {
+      last = errno_error("connect", errno);
+      continue;
+    }
+    pollfd entry{fd.get(), POLLOUT, 0};
+    const Millis left = time_left(deadline, SteadyClock::now());
+    if (retry_eintr([&] { return ::poll(&entry, 1, static_cast<int>(left.count())); }) == 0) {
+      last = Error{ErrorCode::kTimeout, "no answer"};
+      continue;
+    }
+    int error = 0;
+    socklen_t length = sizeof error;
+    ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error == 0) return fd;
+    last = errno_error("connect", error);
+  }
+  return fail(std::move(last));
+}
+
+class Connector {
+ public:
+  Connector(const TcpConnectOptions& options, const Nonce& nonce, Instant deadline)
+      : options_(options), nonce_(nonce), deadline_(deadline), peers_(options.ranks.size()) {
+    for (std::size_t i = 0; i < peers_.size(); ++i) peers_[i].rank = options.ranks[i];
+  }
+
+  /// `where` is "port address address ...".
+  Result<void> connect(std::size_t member, const std::string& where) {
+    std::istringstream in(where);
+    std::string port;
+    std::vector<std::string> addresses;
+    in >> port;
+    for (std::string address; in >> address;) addresses.push_back(address);
+    // The member listens already, so a refusal is a wrong address; a full backlog or a route that comes up
+    // late passes.
+    Backoff backoff({.first = Millis(20), .max = Millis(1000)}, static_cast<std::uint64_t>(options_.me) + 1);
+    std::string last = "it told no address";
+    while (true) {
+      for (const std::string& address : addresses) {
+        auto linked = try_address(member, address, port, std::min(deadline_, SteadyClock::now() + kAttempt));
+        if (linked) {
+          peers_[member].socket = *std::move(linked);
+          return {};
+        }
+        last = address + ": " + linked.error().message;
+      }
+      const Millis pause = backoff.next();
+      if (addresses.empty() || SteadyClock::now() + pause >= deadline_) break;
+      std::this_thread::sleep_for(pause);
+    }
+    return fail(
+        ErrorCode::kPeerGone,
+        fmt::format(
+            "cannot connect to rank {} at port {} of {}: {}; is there a firewall between the hosts, or "
+            "does MUSTER_ADDRESS have to name the right interface?",
+            options_.ranks[member], port, fmt::join(addresses, ", "), last));
+  }
+
+  /// Accepts everybody after this member.
+  Result<void> accept_rest(int listener) {
+    const auto me = static_cast<std::size_t>(options_.me);
+    const auto all_here = [&] {
+      return std::all_of(peers_.begin() + static_cast<std::ptrdiff_t>(me) + 1, peers_.end(),
+                         [](const TcpMesh::Peer& peer) { return static_cast<bool>(peer.socket); });
+    };
+    while (!all_here()) {
+      const Millis left = time_left(deadline_, SteadyClock::now());
+      if (left.count() == 0) return missing();
+      std::vector<pollfd> entries{{listener, POLLIN, 0}};
+      for (const Caller& caller : callers_) entries.push_back({caller.socket.get(), POLLIN, 0});
+      (void)::poll(entries.data(), entries.size(),
+                   static_cast<int>(std::min<std::int64_t>(left.count(), 1 << 30)));
+      for (auto caller = callers_.begin(); caller != callers_.end();)
+        caller = listen_to(*caller) ? callers_.erase(caller) : std::next(caller);
+      while (callers_.size() < peers_.size() + kStrangers) {
+        UniqueFd socket(
+            retry_eintr([&] { return ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); }));
+        if (!socket) break;
+        callers_.push_back({std::move(socket), {}, 0});
+      }
+    }
+    return {};
+  }
+
+  std::vector<TcpMesh::Peer> take() {
+    for (TcpMesh::Peer& peer : peers_)
+      if (peer.socket) tune(peer.socket.get());
+    return std::move(peers_);
+  }
+
+ private:
+  static constexpr std::size_t kStrangers = 64;  // connections that have not said who they are
+
+  struct Caller {
+    UniqueFd socket;
+    std::array<std::byte, sizeof(Hello)> bytes;
+    std::size_t done;
+  };
+
+  Result<UniqueFd> try_address(std::size_t member, const std::string& address, const std::string& port,
+                               Instant deadline) {
+    MUSTER_TRY(UniqueFd fd, connect_to(address, port, deadline));
+    Hello hello{};
+    std::copy_n(nonce_.begin(), kHalf, hello.proof.begin());
+    hello.from = static_cast<std::uint32_t>(options_.me);
+    hello.to = static_cast<std::uint32_t>(member);
+    MUSTER_OK(send_exactly(fd.get(), &hello, sizeof hello, deadline));
+    // The member answers from its accept loop, to which it comes after its own connects: all of them go to
+    // members before it, so the first member answers first and nobody waits in a circle.
+    Reply reply{};
+    MUSTER_OK(receive_exactly(fd.get(), reply.data(), reply.size(), deadline_));
+    if (!std::equal(reply.begin(), reply.end(), nonce_.begin() + kHalf))
+      return fail(ErrorCode::kProtocol, "something else listens there");
+    return fd;
+  }
+
+  /// True when the caller is done with: recognised and taken over, or a stranger.
+  bool listen_to(Caller& caller) {
+    const ssize_t n = retry_eintr([&] {
+      return ::recv(caller.socket.get(), caller.bytes.data() + caller.done, caller.bytes.size() - caller.done,
+                    MSG_DONTWAIT);
+    });
+    if (n < 0) return errno != EAGAIN && errno != EWOULDBLOCK;
+    if (n == 0) return true;
+    caller.done += static_cast<std::size_t>(n);
+    if (caller.done < caller.bytes.size()) return false;
+    Hello hello{};
+    std::memcpy(&hello, caller.bytes.data(), sizeof hello);
+    unsigned difference = 0;  // every byte is looked at, so that the time tells nothing
+    for (std::size_t i = 0; i < kHalf; ++i) difference |= static_cast<unsigned>(hello.proof[i] ^ nonce_[i]);
+    const auto me = static_cast<std::uint32_t>(options_.me);
+    if (difference != 0 || hello.to != me || hello.from <= me || hello.from >= peers_.size()) return true;
+    if (peers_[hello.from].socket) return true;
+    Reply reply{};
+    std::copy_n(nonce_.begin() + kHalf, kHalf, reply.begin());
+    if (send_exactly(caller.socket.get(), reply.data(), reply.size(), deadline_))
+      peers_[hello.from].socket = std::move(caller.socket);
+    return true;
+  }
+
+  Result<void> missing() const {
+    std::vector<int> ranks;
+    for (std::size_t i = static_cast<std::size_t>(options_.me) + 1; i < peers_.size(); ++i)
+      if (!peers_[i].socket) ranks.push_back(peers_[i].rank);
+    return fail(
+        ErrorCode::kTimeout,
+        fmt::format(
+            "{} did not connect to rank {} within {} ms; can they reach this host? MUSTER_ADDRESS names "
+            "the address to use",
+            rank_list(ranks), options_.ranks[static_cast<std::size_t>(options_.me)],
+            options_.timeout.count()));
+  }
+
+  const TcpConnectOptions& options_;
+  const Nonce& nonce_;
+  const Instant deadline_;
+  std::vector<TcpMesh::Peer> peers_;
+  std::list<Caller> callers_;
+};
+
+std::string to_hex(const Nonce& nonce) {
+  return fmt::format("{:02x}", fmt::join(nonce, ""));
+}
+
+Result<Nonce> from_hex(const std::string& text) {
+  Nonce out{};
+  if (text.size() != 2 * out.size())
+    return fail(ErrorCode::kProtocol, "the group's nonce has a wrong length");
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = static_cast<std::uint8_t>(std::strtoul(text.substr(2 * i, 2).c_str(), nullptr, 16));
+  return out;
+}
+
+}  // namespace
+
+std::vector<std::string> own_addresses(const std::string& route_host) {
+  std::vector<std::string> out;
+  std::vector<std::string> loopback;
+  const auto add = [](std::vector<std::string>& list, const std::string& address) {
+    if (!address.empty() && std::find(list.begin(), list.end(), address) == list.end())
+      list.push_back(address);
+  };
+  const std::string route = address_towards(route_host);
+  // A host's own name often leads to 127.0.1.1, which says nothing about how others reach it: last.
+  const bool local_route = route.starts_with("127.") || route == "::1";
+  if (!local_route) add(out, route);
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) == 0) {
+    for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
+      if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0) continue;
+      const int family = i->ifa_addr->sa_family;
+      if (family != AF_INET && family != AF_INET6) continue;
+      if (family == AF_INET6 &&
+          IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(i->ifa_addr)->sin6_addr))
+        continue;
+      const std::string text =
+          numeric(i->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+      add((i->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : out, text);
+    }
+    ::freeifaddrs(list);
+  }
+  // With a loopback route everything is on this host, where loopback is the shortest way.
+  out.insert(local_route ? out.begin() : out.end(), loopback.begin(), loopback.end());
+  return out;
+}
+
+Result<std::vector<TcpMesh::Peer>> connect_members(const TcpConnectOptions& options,
+                                                   const TextExchange& exchange) {
+  const Instant deadline = SteadyClock::now() + options.timeout;
+  MUSTER_TRY(const Listener listener, listen_anywhere());
+  Nonce own_nonce{};
+  if (::getrandom(own_nonce.data(), own_nonce.size(), 0) != static_cast<ssize_t>(own_nonce.size()))
+    return fail(errno_error("getrandom", errno));
+  const auto addresses =
+      options.address.empty() ? own_addresses(options.route_host) : std::vector{options.address};
+  // "nonce port address address ..."; the first member's nonce counts.
+  MUSTER_TRY(const auto texts,
+             exchange(fmt::format("{} {} {}", to_hex(own_nonce), listener.port, fmt::join(addresses, " "))));
+  MUSTER_TRY(const Nonce nonce, from_hex(texts.front().substr(0, texts.front().find(' '))));
+  Connector connector(options, nonce, deadline);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(options.me); ++i)
+    MUSTER_OK(connector.connect(i, texts[i].substr(std::min(texts[i].find(' '), texts[i].size()))));
+  MUSTER_OK(connector.accept_rest(listener.socket.get()));
+  return connector.take();
+}
+
+}  // namespace muster::groups

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the members of a tcp group find and recognise each other: each listens, tells its addresses through a
+// text exchange, connects to the members before it and accepts those after it. Both sides prove that they
+// know the group's nonce, which travels through the store only; strangers are closed and disturb nothing.
+// Called once per group. Failure: kTimeout or kPeerGone naming the ranks that could not be reached and at
+// which addresses.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "worker_runtime/groups/tcp_mesh.h"
+#include "worker_runtime/groups/text_exchange.h"
+
+namespace muster::groups {
+
+struct TcpConnectOptions {
+  std::vector<int> ranks;  ///< global ranks of the members, for error texts
+  int me = 0;
+  Millis timeout = std::chrono::minutes(5);
+  std::string address = {};     ///< the one under which the others reach this member; empty: found out
+  std::string route_host = {};  ///< a host whose route tells the best interface (MASTER_ADDR); may be empty
+};
+
+[[nodiscard]] Result<std::vector<TcpMesh::Peer>> connect_members(const TcpConnectOptions& options,
+                                                                 const TextExchange& exchange);
+
+/// Numeric addresses under which others may reach this host, the likeliest first.
+[[nodiscard]] std::vector<std::string> own_addresses(const std::string& route_host);
+
+}  // namespace muster::groups

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// ConvPlan: the three passes of one convolution shape as execution plans of cuDNN 9's graph interface:
+// operation graph, heuristic mode A (then its fallback list), first engine that builds. float32 NCHW; engines
+// that round inputs to TF32, use Winograd or FFT, or are not deterministic are passed over. Built once per
+// shape before the first step; run() only enqueues. Owned by CudaKernels, not thread-safe. Failure: cuDNN's
+// words; the caller then keeps muster's own kernels. Source: cudnn_graph.h of cuDNN 9.19.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "worker_runtime/core/cuda_dnn.h"
+#include "worker_runtime/kernels/kernels.h"
+
+namespace muster::kernels::cuda {
+
+class ConvPlan {
+ public:
+  enum class Pass { kForward, kBackwardData, kBackwardFilter };
+
+  [[nodiscard]] static Result<ConvPlan> make(const muster::cuda::CudaDnn& dnn, const ConvShape& shape);
+
+  /// Scratch that run() needs, the largest of the three passes.
+  [[nodiscard]] std::size_t workspace_bytes() const { return workspace_bytes_; }
+
+  /// x, w and y stand for whichever of them and their gradients the pass reads and writes:
+  /// forward x, w -> y; backward-data dy (as y), w -> dx (as x); backward-filter x, dy (as y) -> dw (as w).
+  [[nodiscard]] Result<void> run(Pass pass, const float* x, const float* w, const float* y, void* workspace);
+
+ private:
+  explicit ConvPlan(const muster::cuda::CudaDnn& dnn) : dnn_(&dnn) {}
+
+  const muster::cuda::CudaDnn* dnn_;
+  // Whether a finalized plan still refers to what it was made of is not documented: all of it lives as long.
+  std::vector<muster::cuda::DnnDescriptor> parts_;
+  std::array<muster::cuda::DnnDescriptor, 3> plans_;
+  std::size_t workspace_bytes_ = 0;
+};
+
+}  // namespace muster::kernels::cuda

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// ConvPlans: which convolution shapes go to cuDNN, and their plans. Two implementations: conv_plan_choice.cc
+// with cuDNN's headers, no_conv_plan.cc for a toolkit without them. Owned by CudaKernels.
+#pragma once
+
+#include <memory>
+
+#include <cuda_runtime_api.h>
+
+#include "worker_runtime/kernels/kernels.h"
+
+namespace muster::kernels::cuda {
+
+/// True for shapes that muster's own direct kernels take: few channels, little work. A step of the seed
+/// benchmark's network is bound by launches, and a library's convolution takes several.
+[[nodiscard]] inline bool is_small(const ConvShape& s) {
+  return s.in_channels <= 16 && s.out_channels <= 32 && s.kernel <= 7;
+}
+
+/// True for shapes that muster's own linear kernels take.
+[[nodiscard]] inline bool is_small(const LinearShape& s) {
+  return s.batch <= 64;
+}
+
+class ConvPlans {
+ public:
+  virtual ~ConvPlans() = default;
+
+  /// Plans a shape on first sight; returns the scratch it needs, 0 where muster's own kernels are used.
+  /// Without cuDNN that is every shape: slower, never an error.
+  [[nodiscard]] virtual Result<std::size_t> plan(const ConvShape& shape) = 0;
+  /// True if `shape` was planned for cuDNN.
+  [[nodiscard]] virtual bool has(const ConvShape& shape) = 0;
+  [[nodiscard]] virtual Result<void> forward(const ConvShape& shape, const float* x, const float* w, float* y,
+                                             void* workspace) = 0;
+  /// dx may be nullptr.
+  [[nodiscard]] virtual Result<void> backward(const ConvShape& shape, const float* x, const float* w,
+                                              const float* dy, float* dx, float* dw, void* workspace) = 0;
+};
+
+[[nodiscard]] std::unique_ptr<ConvPlans> make_conv_plans(cudaStream_t stream);
+
+}  // namespace muster::kernels::cuda

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/kernels/cuda/cuda_kernels.h"
+
+#include "worker_runtime/core/cuda_error.h"
+#include "worker_runtime/core/cuda_graph.h"
+#include "worker_runtime/kernels/cpu/host_kernels.h"
+#include "worker_runtime/kernels/cuda/arguments.h"
+
+namespace muster::kernels {
+
+Result<std::unique_ptr<Kernels>> make_cuda_kernels(int device) {
+  return cuda::CudaKernels::make(device);
+}
+
+int cuda_device_count() {
+  return muster::cuda::device_count().value_or(0);
+}
+
+namespace cuda {
+
+Result<std::unique_ptr<Kernels>> CudaKernels::make(int device) {
+  MUSTER_TRY(const int count, muster::cuda::device_count());
+  if (device < 0 || device >= count)
+    return fail(ErrorCode::kNotFound, "GPU " + std::to_string(device) + ": there are " +
+                                          std::to_string(count) +
+                                          " GPUs here; check LOCAL_RANK and CUDA_VISIBLE_DEVICES");
+  std::unique_ptr<CudaKernels> kernels(new CudaKernels(device));
+  MUSTER_OK(kernels->start());
+  return kernels;
+}
+
+Result<void> CudaKernels::start() {
+  MUSTER_OK(muster::cuda::select(device_));
+  cudaDeviceProp properties{};
+  MUSTER_OK(
+      muster::cuda::check(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties", device_));
+  name_ = std::string("cuda (") + properties.name + ")";
+  // Not the legacy stream, whose implicit waiting would tie this rank to everything else in the process.
+  return muster::cuda::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate",
+                             device_);
+}
+
+CudaKernels::~CudaKernels() {
+  (void)cudaSetDevice(device_);
+  if (stream_ != nullptr) (void)cudaStreamSynchronize(stream_);
+  linear_plans_.clear();
+  conv_plans_.reset();
+  blas_.reset();
+  for (void* block : allocations_) (void)cudaFree(block);
+  if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+}
+
+Result<void*> CudaKernels::allocate(std::size_t size_bytes) {
+  MUSTER_OK(muster::cuda::select(device_));
+  const std::size_t bytes = size_bytes == 0 ? 256 : size_bytes;  // cudaMalloc aligns to 256 bytes at least
+  void* block = nullptr;
+  MUSTER_OK(muster::cuda::check(cudaMalloc(&block, bytes),
+                                "cudaMalloc of " + std::to_string(bytes) + " bytes", device_));
+  allocations_.push_back(block);
+  MUSTER_OK(muster::cuda::check(cudaMemsetAsync(block, 0, bytes, stream_), "cudaMemset", device_));
+  return block;
+}
+
+void CudaKernels::copy_to_device(void* device, const void* host, std::size_t size_bytes) {
+  if (size_bytes == 0) return;
+  note(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, stream_), "copy to the GPU");
+  note(cudaStreamSynchronize(stream_), "copy to the GPU");  // the caller may reuse its memory, pinned or not
+}
+
+void CudaKernels::copy_to_host(void* host, const void* device, std::size_t size_bytes) {
+  if (size_bytes == 0) return;
+  note(cudaMemcpyAsync(host, device, size_bytes, cudaMemcpyDeviceToHost, stream_), "copy from the GPU");
+  note(cudaStreamSynchronize(stream_), "copy from the GPU");
+}
+
+void CudaKernels::copy_on_device(void* to, const void* from, std::size_t size_bytes) {
+  if (size_bytes != 0)
+    note(cudaMemcpyAsync(to, from, size_bytes, cudaMemcpyDeviceToDevice, stream_), "copy on the GPU");
+}
+
+void CudaKernels::zero(void* device, std::size_t size_bytes) {
+  if (size_bytes != 0) note(cudaMemsetAsync(device, 0, size_bytes, stream_), "cudaMemset");
+}
+
+Result<void> CudaKernels::synchronize() {
+  note(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  return first_error_;
+}
+
+std::unique_ptr<StepRecorder> CudaKernels::make_step_recorder() {
+  return make_cuda_step_recorder(stream_, first_error_);
+}
+
+void CudaKernels::note(cudaError_t result, std::string_view call) {
+  if (result != cudaSuccess && first_error_)
+    first_error_ = fail(muster::cuda::error_of(result, call, device_));
+}
+
+void CudaKernels::note(Result<void> result) {
+  if (!result && first_error_) first_error_ = std::move(result);
+}
+
+Result<void> CudaKernels::reserve_workspace(std::size_t size_bytes) {
+  if (size_bytes <= workspace_bytes_) return {};
+  MUSTER_TRY(workspace_, allocate(size_bytes));
+  workspace_bytes_ = size_bytes;
+  return {};
+}
+
+Result<void> CudaKernels::plan_conv2d(const ConvShape& shape) {
+  MUSTER_OK(check_shape(shape));
+  MUSTER_OK(muster::cuda::select(device_));
+  if (conv_plans_ == nullptr) conv_plans_ = make_conv_plans(stream_);
+  MUSTER_TRY(const std::size_t bytes, conv_plans_->plan(shape));
+  (void)cudaGetLastError();  // engines that a library tried in vain are no error of the next launch
+  return reserve_workspace(bytes);
+}
+
+Result<void> CudaKernels::plan_linear(const LinearShape& shape) {
+  MUSTER_OK(check_shape(shape));
+  if (is_small(shape)) return {};
+  for (const LinearEntry& entry : linear_plans_)
+    if (entry.shape == shape) return {};
+  MUSTER_OK(muster::cuda::select(device_));
+  if (!tried_blas_) {
+    tried_blas_ = true;
+    if (auto opened = muster::cuda::CudaBlas::open()) blas_ = *std::move(opened);
+  }
+  linear_plans_.push_back({shape, nullptr});
+  if (blas_ == nullptr) return {};
+  auto made = LinearPlan::make(*blas_, shape);
+  (void)cudaGetLastError();  // as above
+  if (!made) return {};      // no algorithm for this shape: ours computes every shape
+  linear_plans_.back().plan = std::make_unique<LinearPlan>(*std::move(made));
+  return reserve_workspace(kGemmWorkspace);
+}
+
+LinearPlan* CudaKernels::find(const LinearShape& shape) {
+  for (const LinearEntry& entry : linear_plans_)
+    if (entry.shape == shape) return entry.plan.get();
+  return nullptr;
+}
+
+void CudaKernels::gather_normalize(const std::uint8_t* images, const std::uint8_t* labels,
+                                   const std::int32_t* indices, int batch, int image_elements, float mean,
+                                   float stddev, float* x, std::int32_t* out_labels) {
+  note(launch_gather({images, labels, indices, batch, image_elements, mean, stddev, x, out_labels}, stream_),
+       "gather_normalize");
+}
+
+void CudaKernels::conv2d_forward(const ConvShape& shape, const float* x, const float* w, const float* b,
+                                 float* y) {
+  const ConvArgs args = arguments_of(shape);
+  if (conv_plans_ == nullptr || !conv_plans_->has(shape))
+    return note(launch_conv_forward(args, x, w, b, y, stream_), "conv2d_forward");
+  note(conv_plans_->forward(shape, x, w, y, workspace_));
+  note(
+      launch_add_bias(y, b, args.num_outputs(), args.out_channels, args.out_height * args.out_width, stream_),
+      "bias");
+}
+
+void CudaKernels::conv2d_backward(const ConvShape& shape, const float* x, const float* w, const float* dy,
+                                  float* dx, float* dw, float* db) {
+  const ConvArgs args = arguments_of(shape);
+  if (conv_plans_ == nullptr || !conv_plans_->has(shape)) {
+    note(launch_conv_backward_filter(args, x, dy, dw, db, stream_), "conv2d_backward (filter)");
+    if (dx != nullptr) note(launch_conv_backward_data(args, w, dy, dx, stream_), "conv2d_backward (data)");
+    return;
+  }
+  note(conv_plans_->backward(shape, x, w, dy, dx, dw, workspace_));
+  note(launch_conv_backward_filter(args, x, dy, nullptr, db, stream_), "conv2d_backward (bias)");
+}
+
+void CudaKernels::relu_max_pool_forward(const PoolShape& shape, const float* x, float* y,
+                                        std::uint8_t* argmax) {
+  note(launch_pool_forward(arguments_of(shape), x, y, argmax, stream_), "relu_max_pool_forward");
+}
+
+void CudaKernels::relu_max_pool_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax,
+                                         float* dx) {
+  note(launch_pool_backward(arguments_of(shape), dy, argmax, dx, stream_), "relu_max_pool_backward");
+}
+
+void CudaKernels::linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b,
+                                 float* y, bool relu) {
+  if (LinearPlan* plan = find(shape); plan != nullptr)
+    return note(plan->forward(x, w, b, y, relu, workspace_, stream_));
+  note(launch_linear_forward(arguments_of(shape), x, w, b, y, relu, stream_), "linear_forward");
+}
+
+void CudaKernels::linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y,
+                                  float* dy, float* dx, float* dw, float* db, bool relu) {
+  LinearPlan* plan = find(shape);
+  if (plan == nullptr)
+    return note(launch_linear_backward({arguments_of(shape), x, w, y, dy, dx, dw, db, relu}, stream_),
+                "linear_backward");
+  const std::int64_t outputs = std::int64_t{shape.batch} * shape.out_features;
+  if (relu) note(launch_relu_mask(y, dy, outputs, stream_), "linear_backward (mask)");
+  note(plan->backward(x, w, dy, dx, dw, db, workspace_, stream_));
+  if (!plan->computes_bias_gradient()) {
+    // The sum over samples of dy (M, N): as a convolution's bias gradient with N channels of one pixel.
+    ConvArgs sums{};
+    sums.batch = shape.batch;
+    sums.out_channels = shape.out_features;
+    sums.in_channels = sums.kernel = sums.stride = sums.height = sums.width = sums.out_height =
+        sums.out_width = 1;
+    note(launch_conv_backward_filter(sums, nullptr, dy, nullptr, db, stream_), "linear_backward (bias)");
+  }
+}
+
+void CudaKernels::cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes,
+                                float* dlogits, LossTotals* totals) {
+  note(launch_cross_entropy({logits, labels, batch, classes, dlogits}, totals, stream_), "cross_entropy");
+}
+
+void CudaKernels::sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
+                           const SgdOptions& options, float grad_scale, bool first_step) {
+  note(launch_sgd(arguments_of(params, grads, velocity, count, options, grad_scale, first_step), stream_),
+       "sgd_step");
+}
+
+}  // namespace cuda
+}  // namespace muster::kernels
