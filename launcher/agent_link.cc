@@ -28,6 +28,8 @@ using asio::ip::tcp;
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::seconds kReplyDeadline{30};
 constexpr std::chrono::seconds kConnectDeadline{10};
+// The whole time is used: one more try this long before its end.
+constexpr std::chrono::milliseconds kLastTry{50};
 constexpr std::chrono::seconds kConnectSlice{3};  // for one of several addresses: the next may answer
 constexpr std::size_t kMaxValueBytes = std::size_t{1} << 20;  // of what agents write for each other
 
@@ -112,9 +114,10 @@ Awaitable<Result<void>> AgentLink::connect(std::string host, std::uint16_t port,
     if (result) co_return result;
     if (failure_) co_return fail(*failure_);
     failed_once(result.error());
-    const Instant next = SteadyClock::now() + backoff.next();
-    if (next >= deadline) co_return result;
-    pause.expires_at(next);
+    const Instant now = SteadyClock::now();
+    const Instant last_try = deadline - kLastTry;
+    if (now >= last_try) co_return result;
+    pause.expires_at(std::min(now + backoff.next(), last_try));
     co_await pause.async_wait(kAwait);
     if (failure_) co_return fail(*failure_);
   }

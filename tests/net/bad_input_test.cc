@@ -126,10 +126,12 @@ TEST_CASE("a port scanner's connections leave nothing behind") {
     if (i % 2 == 0) scanner.reset();
   }
   REQUIRE(steady.alive());
+  // Connections are accepted in the order they were made: once this one is answered, no scanner waits.
+  RawClient last = RawClient::modern(daemon.port());
+  REQUIRE(last.alive());
   daemon.signal(SIGTERM);
-  // The two that count: steady, and nobody else.
   REQUIRE_THAT(daemon.wait_for_line("signal 15"),
-               Catch::Contains("of 201 connections, 1 of them still open"));
+               Catch::Contains("of 202 connections, 2 of them still open"));
 }
 
 TEST_CASE("silent and half-open connections are kept, probed by the kernel, and hold nobody up") {
