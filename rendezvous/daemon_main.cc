@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// musterd: the TCPStore server as a program. Exit codes: 0 orderly stop, 1 it cannot serve, 2 wrong
-// arguments.
+// musterd: the TCPStore server and the coordinator of jobs as a program. Exit codes: 0 orderly stop, 1 it
+// cannot serve, 2 wrong arguments.
 #include <cstdio>
+#include <cstdlib>
 #include <fcntl.h>
 #include <limits>
 #include <string>
@@ -13,11 +14,12 @@
 #include <boost/asio/signal_set.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/auth.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
-#include "rendezvous/net/server.h"
+#include "rendezvous/net/rendezvous_server.h"
 
 namespace {
 
@@ -25,10 +27,14 @@ using namespace muster;
 
 struct Options {
   net::ServerOptions server;
+  net::ControlServerOptions control;
+  std::string secret_file;
   std::string port_file;
   std::string log_level = "info";
   std::string legacy = "auto";
   double slow_reader_seconds = 60;
+  double keep_seconds = 0;
+  double heartbeat_seconds = 5;
 };
 
 // Readers of the file see the whole port or no file: it gets its name once it is written.
@@ -85,6 +91,41 @@ void define(CLI::App& app, Options& options) {
                  "what clients without VALIDATE are: PyTorch up to 2.0, 2.1, or find out")
       ->check(CLI::IsMember({"auto", "2.0", "2.1"}))
       ->capture_default_str();
+
+  auto& jobs = options.control.jobs;
+  app.add_option(
+      "--secret-file", options.secret_file,
+      "file with the secret that agents have to know, readable by its owner alone [MUSTER_SECRET]");
+  app.add_option("--keep", options.keep_seconds,
+                 "remember a job for so many seconds after its last agent left")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app.add_option("--heartbeat-interval", options.heartbeat_seconds,
+                 "seconds between two heartbeats of an agent")
+      ->check(CLI::Range(0.01, 3600.0))
+      ->capture_default_str();
+  app.add_option("--max-jobs", jobs.max_jobs, "most jobs at a time")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max-nodes-per-job", jobs.max_nodes_per_job, "most agents of a job")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max-agents", options.control.max_connections, "most agents at a time")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+}
+
+// Never from the command line, which every user of the machine can read.
+Result<std::optional<auth::Secret>> find_secret(const Options& options) {
+  if (!options.secret_file.empty()) {
+    MUSTER_TRY(auth::Secret secret, auth::Secret::from_file(options.secret_file));
+    return std::optional(std::move(secret));
+  }
+  const char* given = std::getenv("MUSTER_SECRET");
+  if (given == nullptr || *given == '\0') return std::optional<auth::Secret>{};
+  auto secret = auth::Secret::from_bytes(given);
+  if (!secret) return fail("MUSTER_SECRET", std::move(secret).error());
+  return std::optional(*std::move(secret));
 }
 
 int complain(std::string_view text) {
@@ -101,7 +142,11 @@ int serve(const Options& options) {
 
   boost::asio::io_context loop(1);
   boost::asio::signal_set signals(loop, SIGINT, SIGTERM);
-  const auto server = net::Server::listen(loop, options.server, log);
+  net::RendezvousServerOptions server_options{options.server, options.control};
+  auto secret = find_secret(options);
+  if (!secret) return complain(secret.error().message);
+  server_options.control.secret = *std::move(secret);
+  const auto server = net::RendezvousServer::listen(loop, server_options, log);
   if (!server) return complain(server.error().message);
   if (!options.port_file.empty()) {
     if (const auto written = write_port_file(options.port_file, (*server)->port()); !written)
@@ -109,7 +154,7 @@ int serve(const Options& options) {
   }
   signals.async_wait([&](const boost::system::error_code& error, int number) {
     if (error) return;
-    const auto stats = (*server)->stats();
+    const auto stats = (*server)->store().stats();
     log.info(fmt::format("signal {}: stopping after {} requests of {} connections, {} of them still open",
                          number, stats.num_requests, stats.num_accepted, stats.num_open));
     (*server)->stop();
@@ -123,7 +168,8 @@ int serve(const Options& options) {
 int main(int argc, char** argv) {
   using namespace muster;
   CLI::App app(
-      "TCPStore server: the rendezvous point of muster and of PyTorch programs (all versions since 1.9)",
+      "TCPStore server and coordinator: the rendezvous point of muster's agents and of PyTorch programs (all "
+      "versions since 1.9)",
       "musterd");
   Options options;
   define(app, options);
@@ -135,6 +181,9 @@ int main(int argc, char** argv) {
     return 2;
   }
   options.server.slow_reader_timeout = Millis(static_cast<std::int64_t>(options.slow_reader_seconds * 1000));
+  options.control.jobs.keep = Millis(static_cast<std::int64_t>(options.keep_seconds * 1000));
+  options.control.heartbeat_interval = Millis(static_cast<std::int64_t>(options.heartbeat_seconds * 1000));
+  options.control.software = "muster " MUSTER_VERSION;
   if (options.legacy != "auto")
     options.server.limits.legacy =
         options.legacy == "2.0" ? wire::Generation::kTorch20 : wire::Generation::kTorch21;

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/control.h"
 
 namespace muster::net {
 namespace {
@@ -66,6 +67,11 @@ Connection::Status Connection::on_readable(std::string& scratch, Effects& effect
   if (blocked()) return Status::kOpen;
   const ssize_t n =
       retry_eintr([&] { return ::recv(fd_.get(), scratch.data(), scratch.size(), MSG_DONTWAIT); });
+  if (n > 0 && scratch[0] == control::kFirstByte && session_.generation() == wire::Generation::kUndetected) {
+    unread_.assign(scratch, 0, static_cast<std::size_t>(n));
+    reason_ = "control connections are not served here";
+    return Status::kOther;
+  }
   if (n > 0) return process({scratch.data(), static_cast<std::size_t>(n)}, effects, now);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Status::kOpen;
   const std::string cause = n == 0 ? "it closed the connection" : errno_error("recv", errno).message;
@@ -73,6 +79,11 @@ Connection::Status Connection::on_readable(std::string& scratch, Effects& effect
     return failed(fmt::format("{} in the middle of {}", cause, session_.current_op()));
   reason_ = cause;
   return Status::kEnded;
+}
+
+UniqueFd Connection::release(std::string& first_bytes) {
+  first_bytes = std::move(unread_);
+  return std::move(fd_);
 }
 
 Connection::Status Connection::on_writable(Effects& effects, Instant now) {

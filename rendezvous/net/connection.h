@@ -20,6 +20,7 @@ class Connection {
     kOpen,
     kEnded,   ///< the peer closed in an orderly way, between two requests
     kFailed,  ///< close and log: reason()
+    kOther,   ///< its first byte is the control protocol's: release() it
   };
 
   Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits);
@@ -34,6 +35,8 @@ class Connection {
   /// A byte string for the client that is not an answer to something just received; call flush() afterwards.
   [[nodiscard]] std::string& out() { return out_; }
   Status flush(Instant now);
+  /// After kOther: the socket and what was read from it.
+  [[nodiscard]] UniqueFd release(std::string& first_bytes);
   /// Sets reason(), before the Server closes it for one of its own.
   void give_up(std::string reason) { reason_ = std::move(reason); }
 

@@ -149,8 +149,12 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
   // Does what a connection's status asks for.
   void after(ClientId id, Connection::Status status, Instant now) {
     Slot& slot = slots_[id];
+    if (status == Connection::Status::kOther && options_.hand_over) {
+      hand_over(id);
+      return;
+    }
     if (status != Connection::Status::kOpen) {
-      close(id, status == Connection::Status::kFailed);
+      close(id, status != Connection::Status::kEnded);
       return;
     }
     const Connection& connection = *slot.connection;
@@ -193,6 +197,11 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
       refuse(text);
     else
       log_.debug(text);
+    forget(id);
+  }
+
+  void forget(ClientId id) {
+    Slot& slot = slots_[id];
     past_requests_ += slot.connection->session().num_requests();
     set_deadline(id, std::nullopt);
     slot.connection.reset();
@@ -202,6 +211,15 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
     ++slot.turn;
     --num_open_;
     free_ids_.push_back(id);
+  }
+
+  void hand_over(ClientId id) {
+    std::string first_bytes;
+    ::epoll_ctl(ready_.native_handle(), EPOLL_CTL_DEL, slots_[id].connection->fd(), nullptr);
+    UniqueFd fd = slots_[id].connection->release(first_bytes);
+    std::string peer = std::move(slots_[id].peer);
+    forget(id);
+    options_.hand_over(std::move(fd), first_bytes, std::move(peer));
   }
 
   void set_deadline(ClientId id, std::optional<Instant> deadline) {

@@ -11,10 +11,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include <muster/result.h>
 
 #include "rendezvous/base/log.h"
+#include "rendezvous/base/unique_fd.h"
 #include "rendezvous/session.h"
 
 namespace boost::asio {
@@ -35,6 +37,9 @@ struct ServerOptions {
   /// How long an old client's byte 8 with a key may stay alone before it is taken for DELETE_KEY of PyTorch
   /// <= 2.0.
   std::chrono::milliseconds legacy_quiet_time{50};
+  /// Takes connections whose first byte is the control protocol's, with what was read and the peer's name.
+  /// Nothing: they are refused.
+  std::function<void(UniqueFd, std::string_view, std::string)> hand_over = {};
 };
 
 struct ServerStats {

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/auth.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <sys/stat.h>
+#include <utility>
+
+#include <fmt/format.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/rand.h>
+
+#include <muster/check.h>
+
+#include "rendezvous/base/syscall.h"
+
+namespace muster::auth {
+namespace {
+
+constexpr std::string_view kAgentLabel = "muster control 1 agent";
+constexpr std::string_view kCoordinatorLabel = "muster control 1 coordinator";
+
+void wipe(std::string& bytes) {
+  if (!bytes.empty()) OPENSSL_cleanse(bytes.data(), bytes.size());
+  bytes.clear();
+}
+
+void random_bytes(void* out, std::size_t size) {
+  MUSTER_CHECK(RAND_bytes(static_cast<unsigned char*>(out), static_cast<int>(size)) == 1,
+               "the system gives no random bytes");
+}
+
+}  // namespace
+
+Secret::Secret(Secret&& other) noexcept : bytes_(other.bytes_) {
+  wipe(other.bytes_);
+}
+Secret& Secret::operator=(Secret&& other) noexcept {
+  if (this != &other) {
+    wipe(bytes_);
+    bytes_ = other.bytes_;
+    wipe(other.bytes_);
+  }
+  return *this;
+}
+Secret::~Secret() {
+  wipe(bytes_);
+}
+
+Result<Secret> Secret::from_bytes(std::string_view bytes) {
+  if (bytes.size() < kMinBytes)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("the secret has {} bytes, it needs {}; try: openssl rand -hex 32", bytes.size(),
+                            kMinBytes));
+  return Secret(bytes);
+}
+
+Result<Secret> Secret::from_file(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return fail(errno_error("secret file " + path, errno));
+  if (S_ISREG(info.st_mode) && (info.st_mode & 077) != 0)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("secret file {} is open to others than its owner (mode {:o}); try: chmod 600 {}",
+                            path, info.st_mode & 0777, path));
+  MUSTER_TRY(std::string text, read_file(path, 4096));
+  constexpr std::string_view kBlank = " \t\r\n";
+  std::string_view bytes(text);
+  bytes.remove_prefix(std::min(bytes.find_first_not_of(kBlank), bytes.size()));
+  bytes = bytes.substr(0, bytes.find_last_not_of(kBlank) + 1);
+  auto secret = from_bytes(bytes);
+  wipe(text);
+  if (!secret) return fail("secret file " + path, std::move(secret).error());
+  return secret;
+}
+
+control::Mac Secret::mac(std::string_view label, std::string_view transcript) const {
+  std::string text(label);
+  text.push_back('\0');
+  text += transcript;
+  control::Mac out{};
+  unsigned int size = 0;
+  MUSTER_CHECK(
+      HMAC(EVP_sha256(), bytes_.data(), static_cast<int>(bytes_.size()),
+           reinterpret_cast<const unsigned char*>(text.data()), text.size(), out.data(), &size) != nullptr &&
+          size == out.size(),
+      "HMAC-SHA256 failed");
+  return out;
+}
+
+control::Nonce random_nonce() {
+  control::Nonce out;
+  random_bytes(out.data(), out.size());
+  return out;
+}
+
+std::string random_secret_text() {
+  std::string out;
+  for (const std::uint8_t byte : random_nonce()) out += fmt::format("{:02x}", byte);
+  return out;
+}
+
+membership::NodeId random_node_id() {
+  membership::NodeId out;
+  random_bytes(&out.high, sizeof out.high);
+  random_bytes(&out.low, sizeof out.low);
+  return out;
+}
+
+bool equal(const control::Mac& a, const control::Mac& b) {
+  return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+void ServerHandshake::preamble(const control::Preamble& theirs, const control::Preamble& mine) {
+  control::encode(theirs, transcript_);
+  control::encode(mine, transcript_);
+}
+
+control::Challenge ServerHandshake::start(const control::Start& start, std::optional<Secret> secret) {
+  secret_ = std::move(secret);
+  const control::Challenge out{secret_.has_value(), nonce_};
+  control::encode(control::Message(start), transcript_);
+  control::encode(control::Message(out), transcript_);
+  return out;
+}
+
+Result<control::Mac> ServerHandshake::proof(const control::Proof& proof) {
+  if (!secret_) return control::Mac{};
+  if (!equal(proof.mac, secret_->mac(kAgentLabel, transcript_)))
+    return fail(ErrorCode::kMismatch, "has another secret, or none");
+  return secret_->mac(kCoordinatorLabel, transcript_);
+}
+
+control::Start ClientHandshake::start(const control::Preamble& mine, std::string job, std::string host) {
+  mine_ = mine;
+  start_ = {std::move(job), std::move(host), nonce_};
+  return start_;
+}
+
+void ClientHandshake::preamble(const control::Preamble& theirs) {
+  control::encode(mine_, transcript_);
+  control::encode(theirs, transcript_);
+}
+
+Result<control::Proof> ClientHandshake::challenge(const control::Challenge& challenge) {
+  if (secret_ && !challenge.has_secret)
+    return fail(ErrorCode::kMismatch, "the coordinator has no secret for this job, this agent has one");
+  if (!secret_ && challenge.has_secret)
+    return fail(ErrorCode::kMismatch,
+                "the coordinator asks for the job's secret; give it with MUSTER_SECRET or --secret-file");
+  control::encode(control::Message(start_), transcript_);
+  control::encode(control::Message(challenge), transcript_);
+  if (!secret_) return control::Proof{};
+  return control::Proof{secret_->mac(kAgentLabel, transcript_)};
+}
+
+Result<void> ClientHandshake::welcome(const control::Welcome& welcome) const {
+  if (!secret_ || equal(welcome.mac, secret_->mac(kCoordinatorLabel, transcript_))) return {};
+  return fail(ErrorCode::kMismatch,
+              "the coordinator does not know the job's secret; is it another job's, or an impostor?");
+}
+
+}  // namespace muster::auth

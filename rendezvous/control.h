@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// Control: what agents and the coordinator say to each other, and its bytes. Sans-IO. A connection begins
+// with a preamble from each side, whose first byte 0xAB begins no TCPStore request of any version, so that
+// one port serves both. Then frames: u32 length, u8 type, fields; all little-endian; strings and lists are a
+// u32 count and that many bytes or elements. The length is capped before anything is stored. Failure: the
+// first error is kept; the connection has to be closed. A Decoder belongs to one connection; one thread.
+//
+//   agent                        coordinator
+//   preamble, Start{job, nonce}  ->
+//                                <-  preamble, Challenge{nonce} or Refused
+//   Proof{mac}, Join             ->
+//                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report
+//   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop ->
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "rendezvous/membership.h"
+
+namespace muster::control {
+
+inline constexpr char kFirstByte = '\xAB';
+inline constexpr std::string_view kMagic = "\xABmuster";
+inline constexpr std::uint8_t kProtocolVersion = 1;  ///< the only one so far
+/// Magic, lowest and highest version: the agent's range; in the coordinator's answer both are its choice, or
+/// 0 when it has none in common with the agent.
+inline constexpr std::size_t kPreambleBytes = 9;
+
+using Nonce = std::array<std::uint8_t, 32>;
+using Mac = std::array<std::uint8_t, 32>;
+
+// Numbers on the wire are the positions in Message below, from 1.
+
+struct Start {
+  std::string job;
+  std::string host;  ///< for people, before anything is proven
+  Nonce nonce{};
+
+  friend bool operator==(const Start&, const Start&) = default;
+};
+struct Challenge {
+  bool has_secret = false;  ///< the coordinator asks for a proof, and gives one
+  Nonce nonce{};
+
+  friend bool operator==(const Challenge&, const Challenge&) = default;
+};
+struct Proof {
+  Mac mac{};
+
+  friend bool operator==(const Proof&, const Proof&) = default;
+};
+struct Welcome {
+  Mac mac{};
+  std::uint32_t heartbeat_ms = 5000;  ///< how often the agent has to send one
+  std::string software;               ///< of the coordinator: "muster 0.1.0"
+
+  friend bool operator==(const Welcome&, const Welcome&) = default;
+};
+/// The connection is closed after it.
+struct Refused {
+  enum class Reason : std::uint8_t {
+    kVersion,
+    kAuthentication,
+    kSettings,
+    kLimit,
+    kOver,
+    kLost,
+    kProtocol,
+    kStopping
+  };
+  Reason reason = Reason::kProtocol;
+  std::string text;
+
+  friend bool operator==(const Refused&, const Refused&) = default;
+};
+struct Join {
+  membership::Request request;
+  membership::Settings settings;
+  std::optional<std::int64_t> resume;  ///< generation whose workers still run here
+  std::string software;
+
+  friend bool operator==(const Join&, const Join&) = default;
+};
+/// The workers of `generation` are gone; ready for the next.
+struct Ready {
+  std::int64_t generation = 0;
+  std::uint16_t master_port = 0;
+
+  friend bool operator==(const Ready&, const Ready&) = default;
+};
+/// Answered by another: each side notices that the other is frozen.
+struct Heartbeat {
+  friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
+};
+/// A new world, and this node's place in it.
+struct Assignment {
+  std::int64_t generation = 0;
+  std::int32_t restarts_used = 0;
+  std::int32_t group_rank = 0;
+  std::int32_t group_world_size = 1;
+  std::int32_t base_rank = 0;
+  std::int32_t ranks = 1;
+  std::int32_t world_size = 1;
+  std::int32_t role_base_rank = 0;
+  std::int32_t role_world_size = 1;
+  std::vector<std::string> master_addresses;  ///< of the first node, best first
+  std::uint16_t master_port = 0;
+  std::string master_host;  ///< its name for people
+
+  friend bool operator==(const Assignment&, const Assignment&) = default;
+};
+struct Waiting {
+  std::int32_t present = 0;
+  std::int32_t min_nodes = 0;
+  std::int32_t max_nodes = 0;
+  bool outside = false;  ///< a world runs without this node
+  std::string text;
+
+  friend bool operator==(const Waiting&, const Waiting&) = default;
+};
+/// Stop the workers of `generation`, then say Ready.
+struct GenerationOver {
+  std::int64_t generation = 0;
+  std::int32_t restarts_used = 0;
+  membership::Cause cause;
+
+  friend bool operator==(const GenerationOver&, const GenerationOver&) = default;
+};
+/// The job is over: stop the workers.
+struct Closed {
+  membership::Cause cause;
+
+  friend bool operator==(const Closed&, const Closed&) = default;
+};
+struct WorkerFailed {
+  std::int64_t generation = 0;
+  std::int32_t rank = -1;
+  std::int32_t exit_code = 0;
+  bool may_restart = true;        ///< false: an exit code that is not to be retried
+  bool machine_at_fault = false;  ///< the machine is to cool down
+  std::string text;
+
+  friend bool operator==(const WorkerFailed&, const WorkerFailed&) = default;
+};
+struct Finished {
+  std::int64_t generation = 0;
+
+  friend bool operator==(const Finished&, const Finished&) = default;
+};
+struct SafePoint {
+  std::int64_t generation = 0;
+
+  friend bool operator==(const SafePoint&, const SafePoint&) = default;
+};
+/// A node's part of the job's report: to the coordinator, and on to the first node of the world.
+struct Report {
+  std::int64_t generation = 0;
+  std::string host;
+  std::int32_t group_rank = -1;
+  std::string payload;
+
+  friend bool operator==(const Report&, const Report&) = default;
+};
+struct Leave {
+  std::string reason;
+
+  friend bool operator==(const Leave&, const Leave&) = default;
+};
+/// Ends the job for everybody.
+struct Stop {
+  std::int32_t exit_code = 0;
+  std::string reason;
+
+  friend bool operator==(const Stop&, const Stop&) = default;
+};
+
+using Message =
+    std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
+                 GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop>;
+
+/// "Join", for logs and errors.
+[[nodiscard]] std::string_view name_of(const Message& message);
+
+struct Preamble {
+  std::uint8_t lowest = kProtocolVersion;
+  std::uint8_t highest = kProtocolVersion;
+
+  friend bool operator==(const Preamble&, const Preamble&) = default;
+};
+/// What both sides speak; 0: nothing.
+[[nodiscard]] std::uint8_t choose_version(const Preamble& offered);
+
+void encode(const Preamble& preamble, std::string& out);
+void encode(const Message& message, std::string& out);
+
+struct Limits {
+  std::size_t max_frame_bytes = std::size_t{1} << 20;
+  std::size_t max_list = 64;  ///< elements
+};
+/// Before the other side has proven anything.
+inline constexpr std::size_t kMaxHandshakeFrameBytes = 4096;
+
+class Decoder {
+ public:
+  enum class Step {
+    kPreamble,  ///< see preamble(); once
+    kMessage,
+    kNeedMore,
+    kError,  ///< see error()
+  };
+
+  explicit Decoder(const Limits& limits) : limits_(limits) {}
+
+  /// Decodes one thing from the front of `input` and advances it; an incomplete one is kept here.
+  [[nodiscard]] Step next(std::string_view& input, Message& message);
+
+  /// From the next frame on.
+  void set_max_frame_bytes(std::size_t bytes) { limits_.max_frame_bytes = bytes; }
+  [[nodiscard]] const Preamble& preamble() const { return preamble_; }
+  [[nodiscard]] const std::string& error() const { return error_; }
+
+ private:
+  Step reject(std::string text);
+
+  Limits limits_;
+  bool preamble_done_ = false;
+  Preamble preamble_;
+  std::string pending_;
+  std::string error_;
+};
+
+}  // namespace muster::control

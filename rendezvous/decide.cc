@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "rendezvous/membership.h"
+#include "rendezvous/rank_order.h"
+#include "rendezvous/round_changes.h"
+#include "rendezvous/waiting_reason.h"
+
+namespace muster::membership {
+namespace {
+
+std::optional<Outcome> find_silent(Round& round, const Settings& settings, Instant now) {
+  if (now < round.next_check) return std::nullopt;
+  round.next_check = Instant::max();
+  NodesLost out;
+  for (const auto& [id, node] : round.nodes) {
+    const Instant expires = node.connected ? node.last_heard + settings.heartbeat_timeout
+                                           : node.disconnected_at + settings.reconnect_grace;
+    if (expires > now) {
+      round.next_check = std::min(round.next_check, expires);
+      continue;
+    }
+    const double seconds = std::chrono::duration<double>(now - node.last_heard).count();
+    out.nodes.emplace_back(id, node.connected ? fmt::format("no heartbeat for {:.1f} s", seconds)
+                                              : fmt::format("disconnected and not back within {} ms",
+                                                            settings.reconnect_grace.count()));
+  }
+  if (out.nodes.empty()) return std::nullopt;
+  // In join order, so that the first to blame does not depend on the hash table.
+  std::sort(out.nodes.begin(), out.nodes.end(), [&](const auto& a, const auto& b) {
+    return round.nodes.at(a.first).arrival < round.nodes.at(b.first).arrival;
+  });
+  for (const auto& [id, text] : out.nodes) lose_node(round, settings, round.nodes.at(id), text, now);
+  return out;
+}
+
+Outcome end_generation(Round& round, const Settings& settings, Instant now) {
+  const Cause cause = *std::exchange(round.pending, std::nullopt);
+  const bool failure = cause.kind == Cause::Kind::kWorkerFailed || cause.kind == Cause::Kind::kNodeLost;
+  if (failure && (round.pending_final || round.restarts_used >= settings.max_restarts)) {
+    close_round(round, cause);
+    return Closed{};
+  }
+  if (failure) ++round.restarts_used;
+  for (const Slot& slot : round.world.slots) {
+    if (Node* node = find_node(round, slot.node)) node->finished = false;
+  }
+  round.num_finished = 0;
+  round.num_stopping = 0;
+  begin_gathering(round, settings, now);
+  for (const auto& [id, node] : round.nodes)
+    if (node.connected && !node.ready) ++round.num_stopping;
+  return GenerationOver{round.world.generation, cause};
+}
+
+Outcome form(Round& round, const Settings& settings, Instant now) {
+  std::vector<const Node*> candidates;
+  for (const auto& [id, node] : round.nodes)
+    if (eligible(round, node, now)) candidates.push_back(&node);
+  World world = arrange(round.world, std::move(candidates), settings.max_nodes);
+  world.generation = round.world.generation + 1;
+  round.world = std::move(world);
+  round.phase = Phase::kRunning;
+  round.num_stopping = 0;
+  round.num_finished = 0;
+  round.safe_point = false;
+  round.pending_final = false;
+  round.last_call.reset();
+  round.join_deadline = Instant::max();
+  round.stop_deadline.reset();
+  round.troubles.clear();
+  for (auto& [id, node] : round.nodes) node.group_rank = -1;
+  for (std::size_t i = 0; i < round.world.slots.size(); ++i) {
+    Node& node = *find_node(round, round.world.slots[i].node);
+    node.group_rank = static_cast<int>(i);
+    node.ready = false;
+    --round.num_ready;
+  }
+  return Formed{};
+}
+
+int num_eligible(const Round& round, Instant now) {
+  if (round.excluded.empty()) return round.num_ready;
+  return static_cast<int>(std::count_if(round.nodes.begin(), round.nodes.end(), [&](const auto& entry) {
+    return eligible(round, entry.second, now);
+  }));
+}
+
+bool all_members_eligible(const Round& round, Instant now) {
+  return std::all_of(round.world.slots.begin(), round.world.slots.end(), [&](const Slot& slot) {
+    const auto found = round.nodes.find(slot.node);
+    return found != round.nodes.end() && eligible(round, found->second, now);
+  });
+}
+
+Outcome decide_gathering(Round& round, const Settings& settings, Instant now) {
+  if (round.stop_deadline && now >= *round.stop_deadline) round.stop_deadline.reset();
+  const int here = num_eligible(round, now);
+  const bool late = now >= round.join_deadline;
+  if (here < settings.min_nodes) {
+    round.last_call.reset();
+    if (!late) return Idle{};
+    Cause ending;
+    ending.kind = Cause::Kind::kTimeout;
+    ending.text = timeout_report(round, settings, now);
+    close_round(round, std::move(ending));
+    return Closed{};
+  }
+  if (late) return form(round, settings, now);
+  // A survivor that is still stopping its workers keeps its ranks.
+  if (round.num_stopping > 0 && round.stop_deadline) {
+    round.last_call.reset();
+    return Idle{};
+  }
+  if (here >= settings.max_nodes) return form(round, settings, now);
+  // A restart that lost no node has nobody to wait for.
+  if (!round.world.slots.empty() && here >= static_cast<int>(round.world.slots.size()) &&
+      all_members_eligible(round, now))
+    return form(round, settings, now);
+  if (!round.last_call) round.last_call = now + settings.last_call_timeout;
+  if (now >= *round.last_call) return form(round, settings, now);
+  return Idle{};
+}
+
+Outcome decide_running(Round& round, const Settings& settings, Instant now) {
+  const int members = static_cast<int>(round.world.slots.size());
+  if (!round.pending && round.num_finished == members) {
+    Cause ending;
+    ending.kind = Cause::Kind::kSucceeded;
+    close_round(round, std::move(ending));
+    return Closed{};
+  }
+  if (!round.pending && members < settings.max_nodes && round.num_ready > 0 && round.num_finished == 0 &&
+      (!settings.grow_at_safe_point || round.safe_point)) {
+    if (const int newcomers = num_eligible(round, now); newcomers > 0) {
+      Cause cause;
+      cause.kind = Cause::Kind::kNodesJoined;
+      cause.text = fmt::format("{} node{} joined", newcomers, newcomers == 1 ? "" : "s");
+      round.pending = std::move(cause);
+    }
+  }
+  return round.pending ? end_generation(round, settings, now) : Idle{};
+}
+
+}  // namespace
+
+Outcome decide(Round& round, const Settings& settings, Instant now) {
+  if (round.phase == Phase::kClosed) return Idle{};
+  if (round.pending && round.pending->kind == Cause::Kind::kStopped) {
+    close_round(round, *std::exchange(round.pending, std::nullopt));
+    return Closed{};
+  }
+  std::erase_if(round.excluded, [&](const auto& entry) { return entry.second <= now; });
+  if (auto lost = find_silent(round, settings, now)) return *std::move(lost);
+  return round.phase == Phase::kRunning ? decide_running(round, settings, now)
+                                        : decide_gathering(round, settings, now);
+}
+
+Instant next_deadline(const Round& round) {
+  if (round.phase == Phase::kClosed) return Instant::max();
+  Instant out = std::min(round.next_check, round.join_deadline);
+  if (round.last_call) out = std::min(out, *round.last_call);
+  if (round.stop_deadline) out = std::min(out, *round.stop_deadline);
+  for (const auto& [machine, until] : round.excluded) out = std::min(out, until);
+  return out;
+}
+
+}  // namespace muster::membership

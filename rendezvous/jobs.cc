@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/jobs.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace muster {
+
+using control::Refused;
+using membership::NodeId;
+using membership::Phase;
+
+namespace {
+
+constexpr std::size_t kMaxNameBytes = 255;
+constexpr std::size_t kMaxTextBytes = 4096;
+
+// One line without what a terminal would obey.
+std::string clean(std::string_view text, std::size_t max_bytes = kMaxTextBytes) {
+  std::string out(text.substr(0, max_bytes));
+  for (char& c : out)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  return out;
+}
+
+std::string describe(const membership::Cause& cause) {
+  std::string out(membership::to_string(cause.kind));
+  if (!cause.host.empty()) out += " on " + cause.host;
+  if (!cause.text.empty()) out += ": " + cause.text;
+  return out;
+}
+
+bool is_loopback(std::string_view address) {
+  return address.starts_with("127.") || address == "::1" || address == "localhost";
+}
+
+}  // namespace
+
+std::vector<std::string> reachable_addresses(const std::vector<std::string>& offered,
+                                             const std::string& seen) {
+  std::vector<std::string> out;
+  const bool has_others =
+      std::any_of(offered.begin(), offered.end(), [](auto& each) { return !is_loopback(each); });
+  if (!seen.empty() && !(is_loopback(seen) && has_others)) out.push_back(seen);
+  for (const std::string& address : offered)
+    if (std::find(out.begin(), out.end(), address) == out.end()) out.push_back(address);
+  return out;
+}
+
+void Jobs::connected(ConnectionId id, std::string job, std::string peer_address) {
+  clients_.insert_or_assign(id, Client{std::move(job), std::move(peer_address), {}});
+}
+
+const membership::Round* Jobs::find_round(std::string_view job) const {
+  const auto found = jobs_.find(job);
+  return found == jobs_.end() ? nullptr : &found->second.round;
+}
+
+std::vector<ConnectionId> Jobs::everybody(const Job& job) const {
+  std::vector<ConnectionId> out;
+  out.reserve(job.connections.size());
+  for (const auto& [node, connection] : job.connections) out.push_back(connection);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+void Jobs::refuse(ConnectionId id, Refused::Reason reason, std::string text, JobsEffects& effects) {
+  effects.deliveries.push_back({{id}, Refused{reason, std::move(text)}, true});
+}
+
+void Jobs::receive(ConnectionId id, const control::Message& message, Instant now, JobsEffects& effects) {
+  const auto found = clients_.find(id);
+  if (found == clients_.end()) return;
+  Client& client = found->second;
+  if (const auto* request = std::get_if<control::Join>(&message)) {
+    if (client.node)
+      refuse(id, Refused::Reason::kProtocol, "a second Join on one connection", effects);
+    else
+      join(id, client, *request, now, effects);
+    return;
+  }
+  if (std::holds_alternative<control::Heartbeat>(message))
+    effects.deliveries.push_back({{id}, control::Heartbeat{}, false});
+  if (!client.node) {
+    if (!std::holds_alternative<control::Heartbeat>(message))
+      refuse(id, Refused::Reason::kProtocol, fmt::format("{} before Join", control::name_of(message)),
+             effects);
+    return;
+  }
+  const auto job = jobs_.find(client.job);
+  if (job == jobs_.end()) return;
+  handle(job->second, id, client, message, now, effects);
+}
+
+void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Instant now,
+                JobsEffects& effects) {
+  if (std::string text = membership::defect(join.settings); !text.empty())
+    return refuse(id, Refused::Reason::kSettings, std::move(text), effects);
+  auto found = jobs_.find(client.job);
+  std::int64_t last_generation = -1;
+  if (found != jobs_.end() && found->second.connections.empty() &&
+      found->second.round.phase == Phase::kClosed) {
+    // The former job of this name is over and everybody has gone: this is a new one. Its generations go on,
+    // so that no number is used twice while the former one is kept.
+    last_generation = found->second.round.world.generation;
+    deadlines_.erase({found->second.deadline, client.job});
+    jobs_.erase(found);
+    found = jobs_.end();
+  }
+  if (found == jobs_.end()) {
+    if (jobs_.size() >= options_.max_jobs)
+      return refuse(id, Refused::Reason::kLimit,
+                    fmt::format("this coordinator has {} jobs, the limit (--max-jobs)", jobs_.size()),
+                    effects);
+    Job fresh;
+    fresh.name = client.job;
+    fresh.settings = join.settings;
+    fresh.round.world.generation = last_generation;
+    found = jobs_.emplace(client.job, std::move(fresh)).first;
+    effects.log.push_back(
+        fmt::format("job {}: new, --nnodes={}", client.job, membership::nodes_text(join.settings)));
+  }
+  Job& job = found->second;
+  if (job.connections.size() >= options_.max_nodes_per_job)
+    return refuse(
+        id, Refused::Reason::kLimit,
+        fmt::format("job {} has {} nodes, the limit (--max-nodes-per-job)", job.name, job.connections.size()),
+        effects);
+
+  membership::Request request = join.request;
+  // It appears on other people's terminals.
+  request.host = clean(request.host, kMaxNameBytes);
+  request.addresses = reachable_addresses(request.addresses, client.address);
+  const NodeId node = request.id;
+  const membership::Admission admission =
+      membership::join(job.round, job.settings, request, join.settings, join.resume, now);
+  job.changed = true;
+  using Kind = membership::Admission::Kind;
+  if (admission.kind == Kind::kRefused) {
+    effects.log.push_back(fmt::format("job {}: refused {}: {}", job.name, request.host, admission.text));
+    refuse(id, job.round.phase == Phase::kClosed ? Refused::Reason::kOver : Refused::Reason::kSettings,
+           fmt::format("{} {}", request.host, admission.text), effects);
+    settle(job, now, effects);
+    return;
+  }
+  if (const auto former = job.connections.find(node); former != job.connections.end()) {
+    clients_.at(former->second).node.reset();
+    refuse(former->second, Refused::Reason::kLost, "the agent has connected anew", effects);
+  }
+  client.node = node;
+  job.connections[node] = id;
+  job.forget_at = Instant::max();
+  if (admission.kind == Kind::kStale) {
+    membership::Cause cause;
+    cause.kind = membership::Cause::Kind::kStale;
+    cause.text = admission.text;
+    effects.deliveries.push_back(
+        {{id}, control::GenerationOver{*join.resume, job.round.restarts_used, std::move(cause)}, false});
+  }
+  settle(job, now, effects);
+  // Those who come while a world runs are told at once; a gathering is explained to all when the time comes.
+  if (job.round.phase == Phase::kRunning && admission.kind == Kind::kAdmitted) {
+    const auto entry = job.round.nodes.find(node);
+    if (entry != job.round.nodes.end() && entry->second.group_rank < 0)
+      effects.deliveries.push_back(
+          {{id},
+           control::Waiting{0, job.settings.min_nodes, job.settings.max_nodes, true,
+                            membership::explain_outside(job.round, job.settings, node)},
+           false});
+  }
+}
+
+void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Message& message, Instant now,
+                  JobsEffects& effects) {
+  const NodeId node = *client.node;
+  membership::heartbeat(job.round, node, now);
+  if (std::holds_alternative<control::Heartbeat>(message)) return;
+  job.changed = true;
+  const auto entry = job.round.nodes.find(node);
+  const std::string host = entry == job.round.nodes.end() ? std::string() : entry->second.request.host;
+  if (const auto* is_ready = std::get_if<control::Ready>(&message)) {
+    (void)membership::ready(job.round, node, is_ready->generation, is_ready->master_port, now);
+  } else if (const auto* failed = std::get_if<control::WorkerFailed>(&message)) {
+    membership::Cause cause;
+    cause.rank = failed->rank;
+    cause.exit_code = failed->exit_code;
+    cause.text = clean(failed->text);
+    (void)membership::worker_failed(job.round, node, failed->generation, cause, failed->may_restart,
+                                    failed->machine_at_fault, job.settings, now);
+  } else if (const auto* done = std::get_if<control::Finished>(&message)) {
+    (void)membership::finished(job.round, node, done->generation, now);
+  } else if (const auto* point = std::get_if<control::SafePoint>(&message)) {
+    (void)membership::safe_point(job.round, point->generation);
+  } else if (const auto* leave = std::get_if<control::Leave>(&message)) {
+    effects.log.push_back(fmt::format("job {}: {} leaves: {}", job.name, host, clean(leave->reason)));
+    membership::left(job.round, node, clean(leave->reason));
+    detach(job, node);
+    client.node.reset();
+  } else if (const auto* stop = std::get_if<control::Stop>(&message)) {
+    membership::stop(job.round, host, clean(stop->reason), stop->exit_code);
+  } else if (const auto* report = std::get_if<control::Report>(&message)) {
+    pass_on(job, *report, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
+    return;
+  } else {
+    refuse(id, Refused::Reason::kProtocol,
+           fmt::format("an agent does not send {}", control::name_of(message)), effects);
+    return;
+  }
+  settle(job, now, effects);
+}
+
+// To the first node of the world that is there.
+void Jobs::pass_on(const Job& job, control::Report report, const std::string& host, int group_rank,
+                   JobsEffects& effects) {
+  report.host = host;
+  report.group_rank = group_rank;
+  for (const membership::Slot& slot : job.round.world.slots) {
+    const auto first = job.connections.find(slot.node);
+    if (first == job.connections.end()) continue;
+    effects.deliveries.push_back({{first->second}, std::move(report), false});
+    return;
+  }
+}
+
+void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects) {
+  const auto found = clients_.find(id);
+  if (found == clients_.end()) return;
+  const Client client = std::move(found->second);
+  clients_.erase(found);
+  const auto entry = jobs_.find(client.job);
+  if (entry == jobs_.end() || !client.node) return;
+  Job& job = entry->second;
+  if (const auto node = job.round.nodes.find(*client.node);
+      node != job.round.nodes.end() && job.round.phase != Phase::kClosed)
+    effects.log.push_back(fmt::format("job {}: lost {}: {}", job.name, node->second.request.host, error));
+  membership::disconnected(job.round, job.settings, *client.node, error, now);
+  detach(job, *client.node);
+  job.changed = true;
+  settle(job, now, effects);
+}
+
+void Jobs::detach(Job& job, const NodeId& node) {
+  job.connections.erase(node);
+}
+
+void Jobs::note_trouble(std::string_view name, membership::Trouble trouble, Instant now,
+                        JobsEffects& effects) {
+  const auto found = jobs_.find(name);
+  if (found == jobs_.end() || found->second.round.phase != Phase::kGathering) return;
+  membership::note_trouble(found->second.round, std::move(trouble));
+  found->second.changed = true;
+  settle(found->second, now, effects);
+}
+
+void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
+  while (true) {
+    const membership::Outcome outcome = membership::decide(job.round, job.settings, now);
+    if (std::holds_alternative<membership::Idle>(outcome)) break;
+    job.changed = true;
+    if (std::holds_alternative<membership::Formed>(outcome)) tell_world(job, effects);
+    if (const auto* over = std::get_if<membership::GenerationOver>(&outcome)) {
+      effects.log.push_back(fmt::format("job {}: generation {} is over ({}); {} of {} restarts used",
+                                        job.name, over->generation, describe(over->cause),
+                                        job.round.restarts_used, job.settings.max_restarts));
+      std::vector<ConnectionId> to;
+      for (const membership::Slot& slot : job.round.world.slots)
+        if (const auto at = job.connections.find(slot.node); at != job.connections.end())
+          to.push_back(at->second);
+      effects.deliveries.push_back(
+          {std::move(to), control::GenerationOver{over->generation, job.round.restarts_used, over->cause},
+           false});
+      job.told = {};
+      job.told_at = now;  // a restart without trouble needs no explanation
+    }
+    if (const auto* lost = std::get_if<membership::NodesLost>(&outcome)) {
+      for (const auto& [node, text] : lost->nodes) {
+        effects.log.push_back(
+            fmt::format("job {}: lost node {}: {}", job.name, membership::to_text(node), text));
+        const auto at = job.connections.find(node);
+        if (at == job.connections.end()) continue;
+        clients_.at(at->second).node.reset();
+        refuse(at->second, Refused::Reason::kLost, text, effects);
+        detach(job, node);
+      }
+    }
+    if (std::holds_alternative<membership::Closed>(outcome)) {
+      effects.log.push_back(fmt::format("job {}: over, {}", job.name, describe(job.round.ending)));
+      effects.deliveries.push_back({everybody(job), control::Closed{job.round.ending}, false});
+    }
+  }
+  tell_reason(job, now, effects);
+  schedule(job, now);
+}
+
+void Jobs::tell_world(Job& job, JobsEffects& effects) {
+  const membership::World& world = job.round.world;
+  effects.log.push_back(fmt::format("job {}: generation {} runs {} ranks on {} nodes", job.name,
+                                    world.generation, world.world_size, world.slots.size()));
+  control::Assignment out;
+  out.generation = world.generation;
+  out.restarts_used = job.round.restarts_used;
+  out.group_world_size = static_cast<std::int32_t>(world.slots.size());
+  out.world_size = world.world_size;
+  const membership::Request& first = job.round.nodes.at(world.slots.front().node).request;
+  out.master_addresses = first.addresses;
+  out.master_port = first.master_port;
+  out.master_host = first.host;
+  for (const membership::Slot& slot : world.slots) {
+    out.base_rank = slot.base_rank;
+    out.ranks = slot.ranks;
+    out.role_base_rank = slot.role_base_rank;
+    out.role_world_size = slot.role_world_size;
+    effects.deliveries.push_back({{job.connections.at(slot.node)}, out, false});
+    ++out.group_rank;
+  }
+  for (const auto& [id, node] : job.round.nodes) {
+    if (node.group_rank >= 0 || !node.ready) continue;
+    effects.deliveries.push_back({{job.connections.at(id)},
+                                  control::Waiting{0, job.settings.min_nodes, job.settings.max_nodes, true,
+                                                   membership::explain_outside(job.round, job.settings, id)},
+                                  false});
+  }
+}
+
+void Jobs::tell_reason(Job& job, Instant now, JobsEffects& effects) {
+  if (job.round.phase != Phase::kGathering || !job.changed || now < job.told_at + options_.explain_interval)
+    return;
+  job.changed = false;
+  membership::WaitingReason reason = membership::explain(job.round, job.settings, now);
+  if (reason == job.told) return;
+  job.told = std::move(reason);
+  job.told_at = now;
+  effects.deliveries.push_back({everybody(job),
+                                control::Waiting{job.told.present, job.told.min_nodes, job.told.max_nodes,
+                                                 false, membership::to_text(job.told)},
+                                false});
+}
+
+void Jobs::schedule(Job& job, Instant now) {
+  if (job.connections.empty() && job.forget_at == Instant::max()) {
+    // Within their grace members may come back.
+    const bool expected = std::any_of(job.round.nodes.begin(), job.round.nodes.end(),
+                                      [](const auto& entry) { return !entry.second.connected; });
+    if (!expected || job.round.phase == Phase::kClosed) job.forget_at = now + options_.keep;
+  }
+  Instant next = std::min(job.forget_at, membership::next_deadline(job.round));
+  if (job.round.phase == Phase::kGathering && job.changed)
+    next = std::min(next, job.told_at + options_.explain_interval);
+  if (next == job.deadline) return;
+  deadlines_.erase({job.deadline, job.name});
+  job.deadline = next;
+  if (next != Instant::max()) deadlines_.emplace(next, job.name);
+}
+
+void Jobs::advance(Instant now, JobsEffects& effects) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const std::string name = deadlines_.begin()->second;
+    deadlines_.erase(deadlines_.begin());
+    Job& job = jobs_.find(name)->second;
+    job.deadline = Instant::max();
+    if (job.forget_at <= now) {
+      effects.log.push_back(fmt::format("job {}: forgotten", name));
+      jobs_.erase(jobs_.find(name));
+      continue;
+    }
+    job.changed = true;  // a cool-down may be over
+    settle(job, now, effects);
+  }
+}
+
+Instant Jobs::next_deadline() const {
+  return deadlines_.empty() ? Instant::max() : deadlines_.begin()->first;
+}
+
+}  // namespace muster

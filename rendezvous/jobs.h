@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs: the coordinator's table of jobs, each with its round, and what their agents have to be told. Pure:
+// authenticated messages, lost connections and the time come in as arguments, Effects come out. Owned by a
+// ControlServer (or a test); one thread. Failure: an agent that breaks the rules is refused with a reason
+// and its connection closed; no other job notices. A job is forgotten `keep` after its last agent left.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "rendezvous/control.h"
+#include "rendezvous/key_map.h"
+#include "rendezvous/membership.h"
+#include "rendezvous/waiting_reason.h"
+
+namespace muster {
+
+using ConnectionId = std::uint64_t;
+
+struct JobsOptions {
+  std::size_t max_jobs = 1024;
+  std::size_t max_nodes_per_job = 100'000;
+  Millis keep{0};
+  /// Reasons for waiting are told at most so often: with a message for each of 10,000 joins to each agent
+  /// that waits, gathering would cost 50 million messages.
+  Millis explain_interval{1000};
+};
+
+/// One message for some connections, in order with the others.
+struct Delivery {
+  std::vector<ConnectionId> to;
+  control::Message message;
+  bool close = false;  ///< afterwards
+
+  friend bool operator==(const Delivery&, const Delivery&) = default;
+};
+struct JobsEffects {
+  std::vector<Delivery> deliveries;
+  std::vector<std::string> log;  ///< one line per transition
+
+  void clear() {
+    deliveries.clear();
+    log.clear();
+  }
+};
+
+class Jobs {
+ public:
+  explicit Jobs(const JobsOptions& options) : options_(options) {}
+
+  /// A connection whose agent has proven what it has to. `peer_address` is its host as seen from here.
+  void connected(ConnectionId id, std::string job, std::string peer_address);
+  void receive(ConnectionId id, const control::Message& message, Instant now, JobsEffects& effects);
+  /// Without a good-bye, or after one.
+  void disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects);
+  /// Somebody failed before connected(): told to those who wait for it.
+  void note_trouble(std::string_view job, membership::Trouble trouble, Instant now, JobsEffects& effects);
+
+  /// To be called at next_deadline(), and whenever it is convenient.
+  void advance(Instant now, JobsEffects& effects);
+  [[nodiscard]] Instant next_deadline() const;
+
+  [[nodiscard]] std::size_t num_jobs() const { return jobs_.size(); }
+  /// nullptr: unknown.
+  [[nodiscard]] const membership::Round* find_round(std::string_view job) const;
+
+ private:
+  struct Job {
+    std::string name;
+    membership::Settings settings;
+    membership::Round round;
+    std::unordered_map<membership::NodeId, ConnectionId, membership::NodeIdHash> connections;
+    membership::WaitingReason told;  // the last reason pushed
+    Instant told_at{};
+    bool changed = false;  // something happened since
+    Instant forget_at = Instant::max();
+    Instant deadline = Instant::max();  // as in deadlines_
+  };
+  struct Client {
+    std::string job;
+    std::string address;
+    std::optional<membership::NodeId> node;  // once joined
+  };
+
+  void join(ConnectionId id, Client& client, const control::Join& join, Instant now, JobsEffects& effects);
+  void handle(Job& job, ConnectionId id, Client& client, const control::Message& message, Instant now,
+              JobsEffects& effects);
+  static void pass_on(const Job& job, control::Report report, const std::string& host, int group_rank,
+                      JobsEffects& effects);
+  void settle(Job& job, Instant now, JobsEffects& effects);
+  void tell_world(Job& job, JobsEffects& effects);
+  void tell_reason(Job& job, Instant now, JobsEffects& effects);
+  void schedule(Job& job, Instant now);
+  void detach(Job& job, const membership::NodeId& node);
+  void refuse(ConnectionId id, control::Refused::Reason reason, std::string text, JobsEffects& effects);
+  [[nodiscard]] std::vector<ConnectionId> everybody(const Job& job) const;
+
+  JobsOptions options_;
+  KeyMap<Job> jobs_;
+  std::unordered_map<ConnectionId, Client> clients_;
+  std::set<std::pair<Instant, std::string>> deadlines_;
+};
+
+/// Where the node can be reached: what it offers, with the address it is seen under in front unless that is
+/// a loopback address while it offers others.
+[[nodiscard]] std::vector<std::string> reachable_addresses(const std::vector<std::string>& offered,
+                                                           const std::string& seen);
+
+}  // namespace muster

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/membership.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "rendezvous/round_changes.h"
+
+namespace muster::membership {
+namespace {
+
+// Beyond this a resuming node's word for the last generation is not taken.
+constexpr std::int64_t kMaxGeneration = std::int64_t{1} << 40;
+
+bool is_current(const Round& round, std::int64_t generation) {
+  return round.phase == Phase::kRunning && !round.pending && generation == round.world.generation;
+}
+
+}  // namespace
+
+bool eligible(const Round& round, const Node& node, Instant now) {
+  if (!node.connected || !node.ready) return false;
+  if (round.excluded.empty()) return true;
+  const auto found = round.excluded.find(machine_of(node.request));
+  return found == round.excluded.end() || found->second <= now;
+}
+
+const std::string& machine_of(const Request& request) {
+  return request.machine.empty() ? request.host : request.machine;
+}
+
+Admission join(Round& round, const Settings& settings, const Request& request, const Settings& wanted,
+               std::optional<std::int64_t> resume, Instant now) {
+  const auto refuse = [&](std::string phase, std::string text) {
+    note_trouble(round, {request.host, std::move(phase), text, request.order});
+    return Admission{Admission::Kind::kRefused, std::move(text)};
+  };
+  if (round.phase == Phase::kClosed)
+    return {Admission::Kind::kRefused, fmt::format("the job is over: {}", to_string(round.ending.kind))};
+  if (request.wanted_ranks < 1 || request.wanted_ranks > kMaxRanksPerNode)
+    return refuse("settings",
+                  fmt::format("wants {} ranks, a node has 1 to {}", request.wanted_ranks, kMaxRanksPerNode));
+  if (std::string text = difference(wanted, settings); !text.empty())
+    return refuse("settings", std::move(text));
+
+  if (request.order) {
+    if (const auto found = round.orders.find(*request.order);
+        found != round.orders.end() && found->second != request.id)
+      return refuse("settings", fmt::format("claims node rank {}, which {} has", *request.order,
+                                            round.nodes.at(found->second).request.host));
+  }
+  forget_trouble(round, request.host);
+  if (resume && round.phase == Phase::kGathering && *resume < kMaxGeneration)
+    round.world.generation = std::max(round.world.generation, *resume);
+
+  bool resumed = false;
+  if (Node* known = find_node(round, request.id)) {
+    const bool member = round.phase == Phase::kRunning && known->group_rank >= 0 && !known->ready;
+    resumed = member && resume == round.world.generation;
+    count_node(round, *known, -1);
+    known->connected = true;
+    known->last_heard = now;
+    known->request = request;
+    known->ready = !resume;
+    // A member whose workers are not those of the running world.
+    if (member && !resumed && !round.pending && !known->finished)
+      round.pending = cause_of(Cause::Kind::kNodeLost, *known, "its agent began anew");
+    count_node(round, *known, +1);
+  } else {
+    if (round.nodes.empty() && round.phase == Phase::kGathering) begin_gathering(round, settings, now);
+    Node node;
+    node.request = request;
+    node.arrival = round.next_arrival++;
+    node.ready = !resume;
+    node.last_heard = now;
+    count_node(round, node, +1);
+    round.nodes.emplace(request.id, std::move(node));
+  }
+  round.next_check = std::min(round.next_check, now + settings.heartbeat_timeout);
+  if (resumed) return {Admission::Kind::kResumed, {}};
+  if (!resume) return {};
+  return {Admission::Kind::kStale, fmt::format("generation {} is over", *resume)};
+}
+
+void heartbeat(Round& round, const NodeId& id, Instant now) {
+  if (Node* node = find_node(round, id)) node->last_heard = now;
+}
+
+bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_t master_port, Instant now) {
+  Node* node = find_node(round, id);
+  if (node == nullptr || is_current(round, generation)) return false;
+  node->last_heard = now;
+  if (node->ready) return true;
+  // A member of the running world that says so for a former generation lags behind.
+  if (round.phase == Phase::kRunning && node->group_rank >= 0) return false;
+  count_node(round, *node, -1);
+  node->ready = true;
+  node->request.master_port = master_port;
+  count_node(round, *node, +1);
+  return true;
+}
+
+bool worker_failed(Round& round, const NodeId& id, std::int64_t generation, const Cause& failure,
+                   bool may_restart, bool machine_at_fault, const Settings& settings, Instant now) {
+  const Node* node = find_node(round, id);
+  if (node == nullptr || !is_current(round, generation) || node->group_rank < 0) return false;
+  Cause cause = failure;
+  cause.kind = Cause::Kind::kWorkerFailed;
+  cause.host = node->request.host;
+  cause.group_rank = node->group_rank;
+  round.pending = std::move(cause);
+  round.pending_final = !may_restart;
+  if (machine_at_fault && settings.cool_down.count() > 0)
+    round.excluded[machine_of(node->request)] = now + settings.cool_down;
+  return true;
+}
+
+bool finished(Round& round, const NodeId& id, std::int64_t generation, Instant now) {
+  Node* node = find_node(round, id);
+  if (node == nullptr || !is_current(round, generation) || node->group_rank < 0) return false;
+  node->last_heard = now;
+  if (!node->finished) ++round.num_finished;
+  node->finished = true;
+  return true;
+}
+
+bool safe_point(Round& round, std::int64_t generation) {
+  if (!is_current(round, generation)) return false;
+  round.safe_point = round.num_ready > 0;
+  return true;
+}
+
+void left(Round& round, const NodeId& id, std::string_view reason) {
+  const Node* node = find_node(round, id);
+  if (node == nullptr) return;
+  if (round.phase == Phase::kRunning && !round.pending && !node->finished && node->group_rank >= 0)
+    round.pending = cause_of(Cause::Kind::kNodeLeft, *node, std::string(reason));
+  remove_node(round, id);
+}
+
+void disconnected(Round& round, const Settings& settings, const NodeId& id, std::string_view error,
+                  Instant now) {
+  Node* node = find_node(round, id);
+  if (node == nullptr || !node->connected) return;
+  const bool member = round.phase == Phase::kRunning && !node->ready;
+  if (!member || settings.reconnect_grace.count() == 0) {
+    lose_node(round, settings, *node, std::string(error), now);
+    return;
+  }
+  count_node(round, *node, -1);
+  node->connected = false;
+  node->disconnected_at = now;
+  round.next_check = std::min(round.next_check, now + settings.reconnect_grace);
+}
+
+void stop(Round& round, std::string_view host, std::string_view reason, int exit_code) {
+  if (round.phase == Phase::kClosed) return;
+  Cause cause;
+  cause.kind = Cause::Kind::kStopped;
+  cause.host = host;
+  cause.exit_code = exit_code;
+  cause.text = reason;
+  round.pending = std::move(cause);
+}
+
+}  // namespace muster::membership

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+
+#include <fmt/format.h>
+
+#include "rendezvous/membership.h"
+#include "rendezvous/waiting_reason.h"
+
+namespace muster::membership {
+
+std::string to_text(const NodeId& id) {
+  return fmt::format("{:016x}{:016x}", id.high, id.low);
+}
+
+std::string_view to_string(Cause::Kind kind) {
+  switch (kind) {
+    case Cause::Kind::kWorkerFailed:
+      return "a worker failed";
+    case Cause::Kind::kNodeLost:
+      return "a node was lost";
+    case Cause::Kind::kNodeLeft:
+      return "a node left";
+    case Cause::Kind::kNodesJoined:
+      return "nodes joined";
+    case Cause::Kind::kStopped:
+      return "it was stopped";
+    case Cause::Kind::kTimeout:
+      return "the rendezvous timed out";
+    case Cause::Kind::kSucceeded:
+      return "it succeeded";
+    case Cause::Kind::kStale:
+      return "it ended meanwhile";
+  }
+  return "?";
+}
+
+std::string difference(const Settings& wanted, const Settings& job) {
+  if (wanted.min_nodes != job.min_nodes || wanted.max_nodes != job.max_nodes)
+    return fmt::format("wants --nnodes={}, the job has --nnodes={}", nodes_text(wanted), nodes_text(job));
+  if (wanted.spares != job.spares)
+    return fmt::format("wants --spares={}, the job has --spares={}", wanted.spares, job.spares);
+  if (wanted.max_restarts != job.max_restarts)
+    return fmt::format("wants --max-restarts={}, the job has --max-restarts={}", wanted.max_restarts,
+                       job.max_restarts);
+  return {};
+}
+
+std::string defect(const Settings& settings) {
+  constexpr int kMost = 100'000;
+  if (settings.min_nodes < 1 || settings.max_nodes < settings.min_nodes || settings.max_nodes > kMost)
+    return fmt::format("--nnodes={} is not 1 <= MIN <= MAX <= {}", nodes_text(settings), kMost);
+  if (settings.spares < 0 || settings.spares > kMost)
+    return fmt::format("--spares={} is out of range", settings.spares);
+  if (settings.max_restarts < 0) return fmt::format("--max-restarts={} is negative", settings.max_restarts);
+  constexpr Millis kLongest{std::int64_t{1000} * 86400 * 365};
+  const std::array times = {
+      std::pair{"join timeout", settings.join_timeout},
+      std::pair{"last call timeout", settings.last_call_timeout},
+      std::pair{"stop timeout", settings.stop_timeout},
+      std::pair{"heartbeat timeout", settings.heartbeat_timeout},
+      std::pair{"cool-down", settings.cool_down},
+      std::pair{"reconnect grace", settings.reconnect_grace},
+  };
+  for (const auto& [name, time] : times)
+    if (time.count() < 0 || time > kLongest)
+      return fmt::format("{} of {} ms is out of range", name, time.count());
+  if (settings.join_timeout.count() == 0 || settings.heartbeat_timeout.count() == 0)
+    return "the join and heartbeat timeouts must be positive";
+  return {};
+}
+
+}  // namespace muster::membership

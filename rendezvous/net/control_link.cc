@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/net/control_link.h"
+
+#include <utility>
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <fmt/format.h>
+
+#include "rendezvous/net/dial.h"
+
+namespace muster::net {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using control::Refused;
+constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
+
+ErrorCode code_of(Refused::Reason reason) {
+  switch (reason) {
+    case Refused::Reason::kVersion:
+    case Refused::Reason::kAuthentication:
+    case Refused::Reason::kSettings:
+      return ErrorCode::kMismatch;
+    case Refused::Reason::kLimit:
+      return ErrorCode::kExhausted;
+    case Refused::Reason::kOver:
+    case Refused::Reason::kStopping:
+      return ErrorCode::kCancelled;
+    case Refused::Reason::kLost:
+      return ErrorCode::kPeerGone;
+    case Refused::Reason::kProtocol:
+      return ErrorCode::kProtocol;
+  }
+  return ErrorCode::kProtocol;
+}
+
+}  // namespace
+
+ControlLink::ControlLink(asio::io_context& loop, Target target)
+    : target_(std::move(target)),
+      endpoint_(endpoint_text(target_.host, target_.port)),
+      socket_(loop),
+      watchdog_(loop),
+      decoder_({control::kMaxHandshakeFrameBytes, target_.limits.max_list}) {}
+
+Error ControlLink::refused(const Refused& refused) {
+  coordinator_stops_ = refused.reason == Refused::Reason::kStopping;
+  const std::string_view verb =
+      refused.reason == Refused::Reason::kLost ? "gave this node up for" : "refused";
+  return {code_of(refused.reason),
+          fmt::format("the coordinator at {} {} job {}: {}", endpoint_, verb, target_.job, refused.text)};
+}
+
+asio::awaitable<Result<control::Welcome>> ControlLink::open(std::size_t turn, Instant deadline) {
+  const auto self = shared_from_this();
+  if (auto dialled = co_await dial(socket_, target_.host, target_.port, turn, deadline); !dialled)
+    co_return fail(std::move(dialled).error());
+  if (!socket_.is_open()) co_return fail(ErrorCode::kCancelled, "closed");
+  connected_ = true;
+  watchdog_.expires_at(deadline);
+  watchdog_.async_wait([weak = weak_from_this()](const auto& error) {
+    if (const auto link = weak.lock(); link && !error) link->close("no answer in time");
+  });
+  auto welcome = co_await handshake();
+  watchdog_.cancel();
+  co_return welcome;
+}
+
+asio::awaitable<Result<control::Welcome>> ControlLink::handshake() {
+  auth::ClientHandshake handshake(target_.secret, auth::random_nonce());
+  const control::Preamble mine;
+  control::encode(mine, out_);
+  send(handshake.start(mine, target_.job, target_.own_host));
+  const auto explain = [&](const Error& error) {
+    return fail(error.code,
+                fmt::format("coordinator at {}, job {}: {}", endpoint_, target_.job, error.message));
+  };
+
+  auto first = co_await receive();
+  if (!first) co_return fail(std::move(first).error());
+  const auto* challenge = std::get_if<control::Challenge>(&*first);
+  if (challenge == nullptr)
+    co_return explain(
+        {ErrorCode::kProtocol, fmt::format("{} instead of Challenge", control::name_of(*first))});
+  handshake.preamble(decoder_.preamble());
+  auto proof = handshake.challenge(*challenge);
+  if (!proof) co_return explain(proof.error());
+  send(*proof);
+
+  auto second = co_await receive();
+  if (!second) co_return fail(std::move(second).error());
+  const auto* welcome = std::get_if<control::Welcome>(&*second);
+  if (welcome == nullptr)
+    co_return explain(
+        {ErrorCode::kProtocol, fmt::format("{} instead of Welcome", control::name_of(*second))});
+  if (const auto proven = handshake.welcome(*welcome); !proven) co_return explain(proven.error());
+  decoder_.set_max_frame_bytes(target_.limits.max_frame_bytes);
+  co_return *welcome;
+}
+
+asio::awaitable<Result<control::Message>> ControlLink::receive() {
+  const auto self = shared_from_this();
+  while (true) {
+    control::Message message;
+    switch (decoder_.next(input_, message)) {
+      case control::Decoder::Step::kMessage:
+        if (const auto* no = std::get_if<Refused>(&message)) co_return fail(refused(*no));
+        co_return message;
+      case control::Decoder::Step::kPreamble:
+        continue;
+      case control::Decoder::Step::kError:
+        co_return fail(ErrorCode::kProtocol, fmt::format("{} does not speak muster's control protocol: {}",
+                                                         endpoint_, decoder_.error()));
+      case control::Decoder::Step::kNeedMore:
+        break;
+    }
+    const auto [error, size] = co_await socket_.async_read_some(asio::buffer(buffer_), kTuple);
+    if (error) {
+      std::string cause =
+          error == asio::error::eof ? "the coordinator closed the connection" : error.message();
+      if (!close_reason_.empty()) cause = close_reason_;
+      co_return fail(ErrorCode::kPeerGone,
+                     fmt::format("control connection to {} for job {}: {}", endpoint_, target_.job, cause));
+    }
+    input_ = std::string_view(buffer_.data(), size);
+  }
+}
+
+void ControlLink::send(const control::Message& message) {
+  if (finishing_) return;
+  control::encode(message, out_);
+  flush();
+}
+
+void ControlLink::finish_sending() {
+  finishing_ = true;
+  flush();
+}
+
+void ControlLink::flush() {
+  if (writing_ || !connected_) return;
+  if (out_.empty()) {
+    boost::system::error_code ignored;
+    if (finishing_) socket_.shutdown(tcp::socket::shutdown_send, ignored);
+    return;
+  }
+  writing_ = true;
+  const auto bytes = std::make_shared<std::string>(std::exchange(out_, {}));
+  asio::async_write(socket_, asio::buffer(*bytes),
+                    [self = shared_from_this(), bytes](const auto& error, std::size_t) {
+                      self->writing_ = false;
+                      if (!error) self->flush();  // a failure shows in the read as well
+                    });
+}
+
+void ControlLink::close(std::string reason) {
+  if (close_reason_.empty()) close_reason_ = std::move(reason);
+  connected_ = false;
+  watchdog_.cancel();
+  boost::system::error_code ignored;
+  socket_.close(ignored);
+}
+
+}  // namespace muster::net

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// ControlLink: one connection of an agent to its coordinator, from its address to its end, for coroutines of
+// one loop: connection, handshake, messages in, messages out. Owned by ControlClient, a new one per try; kept
+// alive by its own operations. Failure: open() and receive() say why; afterwards the link is of no use. For
+// net/ only.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include <muster/result.h>
+
+#include "rendezvous/auth.h"
+#include "rendezvous/base/clock.h"
+#include "rendezvous/control.h"
+
+namespace muster::net {
+
+class ControlLink : public std::enable_shared_from_this<ControlLink> {
+ public:
+  struct Target {
+    std::string host;
+    std::uint16_t port = 0;
+    std::string job;
+    std::string own_host;  ///< this node's name, for people
+    std::optional<auth::Secret> secret;
+    control::Limits limits;
+  };
+
+  ControlLink(boost::asio::io_context& loop, Target target);
+
+  /// Connects and authenticates both ways. `turn`: see dial(). A Refused answer is an error.
+  boost::asio::awaitable<Result<control::Welcome>> open(std::size_t turn, Instant deadline);
+  /// The next message, not Refused; ends with the connection.
+  boost::asio::awaitable<Result<control::Message>> receive();
+
+  void send(const control::Message& message);
+  /// No more is sent once everything before is.
+  void finish_sending();
+  /// receive() then fails with `reason` where it is given.
+  void close(std::string reason = {});
+
+  /// The coordinator said that it stops, not that it does not want this agent.
+  [[nodiscard]] bool coordinator_stops() const { return coordinator_stops_; }
+  [[nodiscard]] const std::string& endpoint() const { return endpoint_; }
+
+ private:
+  boost::asio::awaitable<Result<control::Welcome>> handshake();
+  [[nodiscard]] Error refused(const control::Refused& refused);
+  void flush();
+
+  Target target_;
+  std::string endpoint_;
+  boost::asio::ip::tcp::socket socket_;
+  boost::asio::steady_timer watchdog_;
+  control::Decoder decoder_;
+  std::array<char, 4096> buffer_;
+  std::string_view input_;  // of buffer_, not decoded yet
+  std::string out_;
+  bool connected_ = false;
+  bool writing_ = false;
+  bool finishing_ = false;
+  bool coordinator_stops_ = false;
+  std::string close_reason_;
+};
+
+}  // namespace muster::net

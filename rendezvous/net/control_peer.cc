@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/net/control_peer.h"
+
+#include <cerrno>
+#include <sys/socket.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/wire.h"
+
+namespace muster::net {
+
+using control::Refused;
+
+ControlPeer::ControlPeer(int fd, std::string name, const control::Limits& limits, const control::Nonce& nonce)
+    : fd_(fd),
+      name_(std::move(name)),
+      decoder_({control::kMaxHandshakeFrameBytes, limits.max_list}),
+      handshake_(nonce) {}
+
+std::string ControlPeer::address() const {
+  const std::string_view host = std::string_view(name_).substr(0, name_.rfind(':'));
+  return std::string(host.starts_with('[') ? host.substr(1, host.size() - 2) : host);
+}
+
+std::string ControlPeer::title() const {
+  return host_.empty() ? address() : fmt::format("{} ({})", host_, address());
+}
+
+std::string ControlPeer::flush() {
+  while (sent_ < out_.size()) {
+    const ssize_t n = retry_eintr(
+        [&] { return ::send(fd_, out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT); });
+    if (n > 0) {
+      sent_ += static_cast<std::size_t>(n);
+      continue;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
+    return errno_error("send", errno).message;
+  }
+  constexpr std::size_t kKeptBytes = 4096;
+  if (out_.capacity() > kKeptBytes) out_ = std::string();
+  out_.clear();
+  sent_ = 0;
+  return {};
+}
+
+ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house) {
+  Step out;
+  control::Message message;
+  switch (decoder_.next(input, message)) {
+    case control::Decoder::Step::kNeedMore:
+      out.need_more = true;
+      return out;
+    case control::Decoder::Step::kError:
+      out.error = decoder_.error();
+      return out;
+    case control::Decoder::Step::kPreamble: {
+      const control::Preamble& theirs = decoder_.preamble();
+      const std::uint8_t version = control::choose_version(theirs);
+      const control::Preamble mine{version, version};
+      control::encode(mine, out_);
+      handshake_.preamble(theirs, mine);
+      if (version == 0)
+        out.refused = Refused{Refused::Reason::kVersion,
+                              fmt::format("the agent speaks versions {} to {} of the control protocol, the "
+                                          "coordinator {}; use the same release on all nodes",
+                                          theirs.lowest, theirs.highest, control::kProtocolVersion)};
+      stage = Stage::kStart;
+      return out;
+    }
+    case control::Decoder::Step::kMessage:
+      break;
+  }
+
+  if (stage == Stage::kOpen) {
+    out.message = std::move(message);
+    return out;
+  }
+  if (const auto* start = std::get_if<control::Start>(&message); start != nullptr && stage == Stage::kStart) {
+    job_ = start->job;
+    host_ = wire::printable(start->host, 64);
+    control::encode(control::Message(handshake_.start(*start, house.secret)), out_);
+    stage = Stage::kProof;
+    return out;
+  }
+  if (const auto* proof = std::get_if<control::Proof>(&message); proof != nullptr && stage == Stage::kProof) {
+    const auto mac = handshake_.proof(*proof);
+    if (!mac) {
+      out.refused = Refused{Refused::Reason::kAuthentication, mac.error().message};
+      return out;
+    }
+    control::encode(control::Message(control::Welcome{*mac, house.heartbeat_ms, house.software}), out_);
+    decoder_.set_max_frame_bytes(house.limits.max_frame_bytes);
+    stage = Stage::kOpen;
+    out.opened = true;
+    return out;
+  }
+  out.error = fmt::format("{} where it is not expected", control::name_of(message));
+  return out;
+}
+
+}  // namespace muster::net

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// ControlPeer: one agent's connection at the coordinator: its socket, decoder, handshake and the bytes on
+// their way out. Non-blocking; knows no event loop: the ControlServer says when to read and write. One
+// thread.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rendezvous/auth.h"
+#include "rendezvous/base/unique_fd.h"
+#include "rendezvous/control.h"
+
+namespace muster::net {
+
+class ControlPeer {
+ public:
+  enum class Stage {
+    kPreamble,
+    kStart,
+    kProof,
+    kOpen,     ///< messages are for Jobs
+    kClosing,  ///< what it still sends is not read; it closes, or is closed
+  };
+
+  ControlPeer(int fd, std::string name, const control::Limits& limits, const control::Nonce& nonce);
+
+  /// What the peer's words before kOpen led to.
+  struct Step {
+    std::optional<control::Message> message;  ///< for Jobs, while kOpen
+    std::optional<control::Refused> refused;  ///< tell it and close
+    std::string error;                        ///< not empty: it broke the protocol, close
+    bool need_more = false;                   ///< all input is used
+    bool opened = false;                      ///< it has proven what it has to
+  };
+  struct House {
+    const std::optional<auth::Secret>& secret;
+    std::uint32_t heartbeat_ms;
+    const std::string& software;
+    const control::Limits& limits;
+  };
+  [[nodiscard]] Step next(std::string_view& input, const House& house);
+
+  void send(std::string_view bytes) { out_ += bytes; }
+  /// Sends what the socket takes. Empty, or why it is broken.
+  [[nodiscard]] std::string flush();
+  [[nodiscard]] bool blocked() const { return sent_ < out_.size(); }
+  [[nodiscard]] std::size_t unsent_bytes() const { return out_.size() - sent_; }
+
+  Stage stage = Stage::kPreamble;
+  bool waits_writable = false;
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  /// Its address without the port.
+  [[nodiscard]] std::string address() const;
+  [[nodiscard]] const std::string& job() const { return job_; }
+  /// "n3 (10.0.0.4)" once it has said so, for people.
+  [[nodiscard]] std::string title() const;
+
+ private:
+  int fd_;  // the ControlServer's
+  std::string name_;
+  control::Decoder decoder_;
+  auth::ServerHandshake handshake_;
+  std::string job_;
+  std::string host_;
+  std::string out_;
+  std::size_t sent_ = 0;
+};
+
+}  // namespace muster::net

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/net/control_server.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+#include <sys/socket.h>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <fmt/format.h>
+
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/net/control_peer.h"
+
+namespace muster::net {
+namespace {
+
+using Descriptor = boost::asio::posix::stream_descriptor;
+using Stage = ControlPeer::Stage;
+
+constexpr std::size_t kReadBytes = 16384;
+// How long a connection that was refused may take to read why.
+constexpr Millis kLingerTime{2000};
+
+}  // namespace
+
+class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
+ public:
+  Impl(boost::asio::io_context& loop, const ControlServerOptions& options, const Log& log)
+      : loop_(loop),
+        options_(options),
+        log_(log),
+        jobs_(options.jobs),
+        timer_(loop),
+        scratch_(kReadBytes, '\0') {}
+
+  void accept(UniqueFd fd, std::string_view first_bytes, std::string name) {
+    if (stopped_) return;
+    ++stats_.num_accepted;
+    if (connections_.size() >= options_.max_connections) {
+      ++stats_.num_refused;
+      log_.warning(fmt::format("closed {}: {} agents are connected, the limit", name, connections_.size()));
+      return;
+    }
+    const ConnectionId id = next_id_++;
+    auto connection = std::make_shared<Connection>(loop_, std::move(fd), std::move(name), options_.limits);
+    connections_.emplace(id, connection);
+    set_deadline(id, *connection, SteadyClock::now() + options_.handshake_timeout);
+    on_bytes(id, *connection, first_bytes);
+    finish_turn();
+    if (connections_.contains(id)) wait_readable(id, connection);
+  }
+
+  void stop() {
+    if (stopped_) return;
+    std::string bytes;
+    control::encode(control::Refused{control::Refused::Reason::kStopping, "the coordinator is stopping"},
+                    bytes);
+    for (auto& [id, connection] : connections_) {
+      if (connection->peer.stage != Stage::kOpen) continue;
+      connection->peer.send(bytes);
+      (void)connection->peer.flush();
+    }
+    stopped_ = true;
+    connections_.clear();
+    deadlines_.clear();
+    timer_.cancel();
+  }
+
+  [[nodiscard]] ControlServerStats stats() const {
+    ControlServerStats out = stats_;
+    out.num_open = connections_.size();
+    out.num_jobs = jobs_.num_jobs();
+    return out;
+  }
+  [[nodiscard]] const Jobs& jobs() const { return jobs_; }
+
+ private:
+  struct Connection {
+    Connection(boost::asio::io_context& loop, UniqueFd from, std::string name, const control::Limits& limits)
+        : descriptor(loop, from.release()),
+          peer(descriptor.native_handle(), std::move(name), limits, auth::random_nonce()) {}
+    Descriptor descriptor;
+    ControlPeer peer;
+    std::optional<Instant> deadline;
+  };
+
+  void wait_readable(ConnectionId id, const std::shared_ptr<Connection>& connection) {
+    connection->descriptor.async_wait(Descriptor::wait_read,
+                                      [weak = weak_from_this(), id](const auto& error) {
+                                        const auto self = weak.lock();
+                                        if (self && !error && !self->stopped_) self->on_readable(id);
+                                      });
+  }
+
+  void on_readable(ConnectionId id) {
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) return;
+    const auto connection = found->second;  // survives its own removal
+    const ssize_t n = retry_eintr([&] {
+      return ::recv(connection->descriptor.native_handle(), scratch_.data(), scratch_.size(), MSG_DONTWAIT);
+    });
+    if (n > 0) {
+      on_bytes(id, *connection, std::string_view(scratch_.data(), static_cast<std::size_t>(n)));
+    } else if (n == 0) {
+      drop(id, "it closed the connection");
+    } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
+      drop(id, errno_error("recv", errno).message);
+    }
+    finish_turn();
+    if (connections_.contains(id)) wait_readable(id, connection);
+  }
+
+  void on_bytes(ConnectionId id, Connection& connection, std::string_view bytes) {
+    ControlPeer& peer = connection.peer;
+    const ControlPeer::House house{options_.secret,
+                                   static_cast<std::uint32_t>(options_.heartbeat_interval.count()),
+                                   options_.software, options_.limits};
+    while (peer.stage != Stage::kClosing) {
+      ControlPeer::Step step = peer.next(bytes, house);
+      if (step.need_more) break;
+      if (!step.error.empty())
+        return refuse(id, connection, {control::Refused::Reason::kProtocol, step.error});
+      if (step.refused) return refuse(id, connection, *std::move(step.refused));
+      if (step.opened) {
+        set_deadline(id, connection, std::nullopt);
+        jobs_.connected(id, peer.job(), peer.address());
+      }
+      if (step.message) {
+        ++stats_.num_messages;
+        jobs_.receive(id, *step.message, SteadyClock::now(), effects_);
+        apply();
+      }
+    }
+    flush(id, connection);
+  }
+
+  void refuse(ConnectionId id, Connection& connection, control::Refused refused) {
+    const bool stranger = connection.peer.stage != Stage::kOpen;
+    log_.warning(fmt::format("closed {}: {}", connection.peer.name(), refused.text));
+    if (stranger) {
+      ++stats_.num_refused;
+      if (!connection.peer.job().empty())
+        jobs_.note_trouble(
+            connection.peer.job(),
+            {connection.peer.title(),
+             refused.reason == control::Refused::Reason::kAuthentication ? "authentication" : "handshake",
+             refused.text,
+             {}},
+            SteadyClock::now(), effects_);
+    } else {
+      jobs_.disconnected(id, refused.text, SteadyClock::now(), effects_);
+    }
+    std::string bytes;
+    control::encode(control::Message(std::move(refused)), bytes);
+    connection.peer.send(bytes);
+    linger(id, connection);
+    apply();
+  }
+
+  // The rest of the output goes out, then the peer closes, or we do when it has had its time.
+  void linger(ConnectionId id, Connection& connection) {
+    connection.peer.stage = Stage::kClosing;
+    set_deadline(id, connection, SteadyClock::now() + kLingerTime);
+    flush(id, connection);
+  }
+
+  void apply() {
+    // Deliveries can break connections, which gives further effects.
+    while (!effects_.deliveries.empty() || !effects_.log.empty()) {
+      const JobsEffects effects = std::exchange(effects_, {});
+      for (const std::string& line : effects.log) log_.info(line);
+      for (const Delivery& delivery : effects.deliveries) {
+        std::string bytes;
+        control::encode(delivery.message, bytes);
+        for (const ConnectionId id : delivery.to) {
+          const auto found = connections_.find(id);
+          if (found == connections_.end() || found->second->peer.stage == Stage::kClosing) continue;
+          found->second->peer.send(bytes);
+          if (delivery.close) {
+            log_.warning(fmt::format("closed {}: {}", found->second->peer.title(),
+                                     std::get<control::Refused>(delivery.message).text));
+            jobs_.disconnected(id, "refused", SteadyClock::now(), effects_);
+            linger(id, *found->second);
+          } else {
+            flush(id, *found->second);
+          }
+        }
+      }
+    }
+  }
+
+  void flush(ConnectionId id, Connection& connection) {
+    ControlPeer& peer = connection.peer;
+    if (const std::string error = peer.flush(); !error.empty()) {
+      broken_.emplace_back(id, error);
+    } else if (peer.unsent_bytes() > options_.max_unsent_bytes) {
+      broken_.emplace_back(id, fmt::format("it has not read {} bytes", peer.unsent_bytes()));
+    } else if (peer.blocked() && !peer.waits_writable) {
+      peer.waits_writable = true;
+      connection.descriptor.async_wait(Descriptor::wait_write,
+                                       [weak = weak_from_this(), id](const auto& failed) {
+                                         const auto self = weak.lock();
+                                         if (self && !failed && !self->stopped_) self->on_writable(id);
+                                       });
+    } else if (!peer.blocked() && peer.stage == Stage::kClosing) {
+      ::shutdown(connection.descriptor.native_handle(), SHUT_WR);
+    }
+  }
+
+  void on_writable(ConnectionId id) {
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) return;
+    found->second->peer.waits_writable = false;
+    flush(id, *found->second);
+    finish_turn();
+  }
+
+  void drop(ConnectionId id, const std::string& reason) {
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) return;
+    Connection& connection = *found->second;
+    log_.debug(fmt::format("closed {}: {}", connection.peer.name(), reason));
+    if (connection.peer.stage == Stage::kOpen) {
+      jobs_.disconnected(id, reason, SteadyClock::now(), effects_);
+    } else if (connection.peer.stage == Stage::kProof) {
+      jobs_.note_trouble(
+          connection.peer.job(),
+          {connection.peer.title(), "authentication", "dropped while it authenticated: " + reason, {}},
+          SteadyClock::now(), effects_);
+    }
+    if (connection.peer.stage < Stage::kOpen) ++stats_.num_refused;
+    set_deadline(id, connection, std::nullopt);
+    connections_.erase(found);
+    apply();
+  }
+
+  void finish_turn() {
+    apply();
+    while (!broken_.empty()) {
+      const auto [id, error] = std::move(broken_.back());
+      broken_.pop_back();
+      drop(id, error);
+    }
+    arm();
+  }
+
+  void set_deadline(ConnectionId id, Connection& connection, std::optional<Instant> deadline) {
+    if (connection.deadline) deadlines_.erase({*connection.deadline, id});
+    connection.deadline = deadline;
+    if (deadline) deadlines_.emplace(*deadline, id);
+  }
+
+  void arm() {
+    Instant next = jobs_.next_deadline();
+    if (!deadlines_.empty()) next = std::min(next, deadlines_.begin()->first);
+    if (next == armed_) return;
+    armed_ = next;
+    timer_.cancel();
+    if (next == Instant::max()) return;
+    timer_.expires_at(next);
+    timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
+      const auto self = weak.lock();
+      if (self && !error && !self->stopped_) self->on_timer();
+    });
+  }
+
+  void on_timer() {
+    armed_ = Instant::max();
+    const Instant now = SteadyClock::now();
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+      const ConnectionId id = deadlines_.begin()->second;
+      const auto found = connections_.find(id);
+      if (found->second->peer.stage != Stage::kClosing)
+        log_.warning(fmt::format("closed {}: it proved nothing within {} ms", found->second->peer.name(),
+                                 options_.handshake_timeout.count()));
+      drop(id, "it took too long");
+    }
+    jobs_.advance(now, effects_);
+    finish_turn();
+  }
+
+  boost::asio::io_context& loop_;
+  ControlServerOptions options_;
+  Log log_;
+  Jobs jobs_;
+  boost::asio::steady_timer timer_;
+  Instant armed_ = Instant::max();
+  std::unordered_map<ConnectionId, std::shared_ptr<Connection>> connections_;
+  std::set<std::pair<Instant, ConnectionId>> deadlines_;  // of those that prove something or are being closed
+  std::vector<std::pair<ConnectionId, std::string>> broken_;
+  JobsEffects effects_;
+  std::string scratch_;
+  ControlServerStats stats_;
+  ConnectionId next_id_ = 1;
+  bool stopped_ = false;
+};
+
+ControlServer::ControlServer(boost::asio::io_context& loop, const ControlServerOptions& options,
+                             const Log& log)
+    : impl_(std::make_shared<Impl>(loop, options, log)) {}
+
+ControlServer::~ControlServer() {
+  stop();
+}
+
+void ControlServer::accept(UniqueFd fd, std::string_view first_bytes, std::string peer) {
+  impl_->accept(std::move(fd), first_bytes, std::move(peer));
+}
+void ControlServer::stop() {
+  impl_->stop();
+}
+ControlServerStats ControlServer::stats() const {
+  return impl_->stats();
+}
+const Jobs& ControlServer::jobs() const {
+  return impl_->jobs();
+}
+
+}  // namespace muster::net

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// ControlServer: the coordinator of any number of jobs on the caller's event loop: the agents' connections,
+// their authentication, and Jobs. It does not listen: a net::Server hands it the connections whose first
+// byte is the control protocol's (RendezvousServer ties the two), so one port serves stores and agents. One
+// loop, one thread; the loop outlives it. Failure: an agent that breaks the protocol, proves nothing in time
+// or does not read is closed and logged with its address and the reason; nobody else notices.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "rendezvous/auth.h"
+#include "rendezvous/base/log.h"
+#include "rendezvous/base/unique_fd.h"
+#include "rendezvous/control.h"
+#include "rendezvous/jobs.h"
+
+namespace boost::asio {
+class io_context;
+}
+
+namespace muster::net {
+
+struct ControlServerOptions {
+  JobsOptions jobs;
+  control::Limits limits;
+  std::optional<auth::Secret> secret;  ///< of all jobs; nothing: anybody may join
+  Millis handshake_timeout{10'000};    ///< from the first byte to a proof
+  Millis heartbeat_interval{5'000};    ///< what agents are told
+  std::size_t max_connections = 100'000;
+  std::size_t max_unsent_bytes = std::size_t{16} << 20;  ///< of an agent that does not read
+  std::string software = "muster";
+};
+
+struct ControlServerStats {
+  std::uint64_t num_accepted = 0;
+  std::uint64_t num_refused = 0;  ///< before they had proven what they have to
+  std::uint64_t num_open = 0;
+  std::uint64_t num_jobs = 0;
+  std::uint64_t num_messages = 0;  ///< received
+};
+
+class ControlServer {
+ public:
+  ControlServer(boost::asio::io_context& loop, const ControlServerOptions& options, const Log& log);
+  /// stop()s.
+  ~ControlServer();
+  ControlServer(const ControlServer&) = delete;
+  ControlServer& operator=(const ControlServer&) = delete;
+
+  /// Takes over a connected, non-blocking socket. `first_bytes`: what was read from it. `peer`:
+  /// "10.0.0.4:1234".
+  void accept(UniqueFd fd, std::string_view first_bytes, std::string peer);
+
+  /// Tells every agent, closes their connections and forgets the jobs. Does not block.
+  void stop();
+
+  [[nodiscard]] ControlServerStats stats() const;
+  [[nodiscard]] const Jobs& jobs() const;
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace muster::net

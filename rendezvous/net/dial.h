@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// dial(): a connected TCP socket to a host by address or name, within a deadline, for coroutines of one loop.
+// Failure: kTimeout, kNotFound (the name), kPeerGone; the text says which step and why. For net/ only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/ip/tcp.hpp>
+
+#include <muster/result.h>
+
+#include "rendezvous/base/clock.h"
+
+namespace muster::net {
+
+/// Connects `socket`; closing it from outside ends the call. `turn`: which of several addresses is tried
+/// first, so that one that swallows packets does not use up every try.
+boost::asio::awaitable<Result<void>> dial(boost::asio::ip::tcp::socket& socket, std::string host,
+                                          std::uint16_t port, std::size_t turn, Instant deadline);
+
+/// "host:port", "[v6]:port"
+[[nodiscard]] std::string endpoint_text(const std::string& host, std::uint16_t port);
+
+}  // namespace muster::net

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/net/rendezvous_server.h"
+
+#include <utility>
+
+namespace muster::net {
+
+Result<std::unique_ptr<RendezvousServer>> RendezvousServer::listen(boost::asio::io_context& loop,
+                                                                   const RendezvousServerOptions& options,
+                                                                   const Log& log) {
+  std::unique_ptr<RendezvousServer> out(new RendezvousServer);
+  out->control_ = std::make_unique<ControlServer>(loop, options.control, log);
+  ServerOptions store = options.store;
+  store.hand_over = [control = out->control_.get()](UniqueFd fd, std::string_view first_bytes,
+                                                    std::string peer) {
+    control->accept(std::move(fd), first_bytes, std::move(peer));
+  };
+  MUSTER_TRY(out->store_, Server::listen(loop, store, log));
+  return out;
+}
+
+void RendezvousServer::stop() {
+  store_->stop();
+  control_->stop();
+}
+
+}  // namespace muster::net

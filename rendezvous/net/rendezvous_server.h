@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// RendezvousServer: a store and a coordinator behind one port; what musterd is, and what an agent embeds
+// where no daemon is named. A connection whose first byte is 0xAB speaks the control protocol; every other
+// one is a TCPStore client. One loop, one thread; the loop outlives it. Failure: see Server and
+// ControlServer.
+#pragma once
+
+#include <memory>
+
+#include "rendezvous/net/control_server.h"
+#include "rendezvous/net/server.h"
+
+namespace muster::net {
+
+struct RendezvousServerOptions {
+  ServerOptions store;  ///< its hand_over is set here
+  ControlServerOptions control;
+};
+
+class RendezvousServer {
+ public:
+  /// Listens before it returns. A busy port's error names its owner.
+  [[nodiscard]] static Result<std::unique_ptr<RendezvousServer>> listen(
+      boost::asio::io_context& loop, const RendezvousServerOptions& options, const Log& log);
+
+  [[nodiscard]] Server& store() { return *store_; }
+  [[nodiscard]] ControlServer& coordinator() { return *control_; }
+  [[nodiscard]] std::uint16_t port() const { return store_->port(); }
+
+  /// Stops both. Does not block; the loop drains by itself.
+  void stop();
+
+ private:
+  RendezvousServer() = default;
+  std::unique_ptr<ControlServer> control_;  // outlives the store's listener, which hands over to it
+  std::unique_ptr<Server> store_;
+};
+
+}  // namespace muster::net

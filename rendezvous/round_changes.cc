@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/round_changes.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace muster::membership {
+
+Node* find_node(Round& round, const NodeId& id) {
+  const auto found = round.nodes.find(id);
+  return found == round.nodes.end() ? nullptr : &found->second;
+}
+
+void count_node(Round& round, const Node& node, int sign) {
+  if (!node.connected) return;
+  if (const auto order = node.request.order) {
+    if (sign > 0)
+      round.orders.emplace(*order, node.request.id);
+    else if (const auto found = round.orders.find(*order);
+             found != round.orders.end() && found->second == node.request.id)
+      round.orders.erase(found);
+  }
+  if (node.ready)
+    round.num_ready += sign;
+  else if (round.phase == Phase::kGathering)
+    round.num_stopping += sign;
+}
+
+void remove_node(Round& round, const NodeId& id) {
+  const auto found = round.nodes.find(id);
+  count_node(round, found->second, -1);
+  round.nodes.erase(found);
+  if (round.nodes.empty() && round.phase == Phase::kGathering) {
+    // Nobody waits: the next to join begins anew.
+    round.join_deadline = Instant::max();
+    round.stop_deadline.reset();
+    round.last_call.reset();
+  }
+}
+
+void forget_trouble(Round& round, std::string_view name) {
+  std::erase_if(round.troubles, [&](const Trouble& trouble) { return trouble.name == name; });
+}
+
+Cause cause_of(Cause::Kind kind, const Node& node, std::string text) {
+  Cause out;
+  out.kind = kind;
+  out.host = node.request.host;
+  out.group_rank = node.group_rank;
+  out.text = std::move(text);
+  return out;
+}
+
+void lose_node(Round& round, const Settings& settings, const Node& node, const std::string& text,
+               Instant now) {
+  if (round.phase == Phase::kRunning && node.group_rank >= 0 && !node.finished && !node.ready) {
+    if (!round.pending) round.pending = cause_of(Cause::Kind::kNodeLost, node, text);
+    if (settings.cool_down.count() > 0) round.excluded[machine_of(node.request)] = now + settings.cool_down;
+  }
+  if (round.phase != Phase::kClosed)
+    note_trouble(round,
+                 {node.request.host, "connection", "connected, then dropped: " + text, node.request.order});
+  remove_node(round, NodeId(node.request.id));
+}
+
+void begin_gathering(Round& round, const Settings& settings, Instant now) {
+  round.phase = Phase::kGathering;
+  round.gathering_since = now;
+  round.join_deadline = now + settings.join_timeout;
+  round.stop_deadline = now + std::min(settings.stop_timeout, settings.join_timeout);
+  round.last_call.reset();
+}
+
+void close_round(Round& round, Cause ending) {
+  round.phase = Phase::kClosed;
+  round.ending = std::move(ending);
+  round.join_deadline = Instant::max();
+  round.stop_deadline.reset();
+  round.last_call.reset();
+  round.num_stopping = 0;
+  round.pending.reset();
+}
+
+void note_trouble(Round& round, Trouble trouble) {
+  forget_trouble(round, trouble.name);
+  if (round.troubles.size() >= kMaxTroubles) round.troubles.erase(round.troubles.begin());
+  round.troubles.push_back(std::move(trouble));
+}
+
+}  // namespace muster::membership

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arbitrary bytes after a control preamble: decoded whole and in pieces they give the same messages and the
+// same error; what is decoded encodes to the bytes it came from; and a coordinator that is told them by four
+// connections neither breaks nor waits for a moment that has passed.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rendezvous/control.h"
+#include "rendezvous/jobs.h"
+
+namespace {
+
+using namespace muster;
+
+struct Decoded {
+  std::vector<control::Message> messages;
+  std::string error;
+  bool operator==(const Decoded&) const = default;
+};
+
+Decoded decode(std::string_view bytes, std::size_t piece_bytes) {
+  control::Decoder decoder({.max_frame_bytes = 2000, .max_list = 8});
+  Decoded out;
+  control::Message message;
+  while (!bytes.empty() && out.error.empty()) {
+    // Memory of exactly this size, so that a read beyond it is noticed.
+    const std::vector<char> piece(
+        bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(std::min(piece_bytes, bytes.size())));
+    bytes.remove_prefix(piece.size());
+    std::string_view input(piece.data(), piece.size());
+    while (true) {
+      const auto step = decoder.next(input, message);
+      if (step == control::Decoder::Step::kMessage) out.messages.push_back(message);
+      if (step == control::Decoder::Step::kError) out.error = decoder.error();
+      if (step == control::Decoder::Step::kError || step == control::Decoder::Step::kNeedMore) break;
+    }
+  }
+  return out;
+}
+
+void check(bool holds) {
+  if (!holds) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size < 2) return 0;
+  std::string bytes;
+  control::encode(control::Preamble{}, bytes);
+  bytes.append(reinterpret_cast<const char*>(data) + 2, size - 2);
+  const Decoded whole = decode(bytes, bytes.size());
+  for (const std::size_t piece : {std::size_t{1}, std::size_t{data[0]} + 1})
+    check(decode(bytes, piece) == whole);
+
+  std::string again;
+  control::encode(control::Preamble{}, again);
+  for (const control::Message& message : whole.messages) control::encode(message, again);
+  check(bytes.starts_with(again));
+
+  JobsOptions options;
+  options.max_nodes_per_job = 3;
+  Jobs jobs(options);
+  JobsEffects effects;
+  Instant now{std::chrono::hours(1)};
+  for (ConnectionId id = 0; id < 4; ++id) jobs.connected(id, id == 3 ? "b" : "a", "10.0.0.1");
+  std::size_t turn = data[1];
+  for (const control::Message& message : whole.messages) {
+    jobs.receive(turn % 4, message, now, effects);
+    turn = turn / 4 + turn * 7 + message.index();
+    if (turn % 5 == 0) now += Millis(turn % 20'000);
+    if (turn % 11 == 0) {
+      jobs.disconnected(turn % 4, "reset", now, effects);
+      jobs.connected(turn % 4, "a", "10.0.0.2");
+    }
+    jobs.advance(now, effects);
+    check(jobs.next_deadline() > now);
+  }
+  return 0;
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writes the seeds of fuzz_control: jobs from their joins to their end. Usage: control_seeds <folder>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "rendezvous/control.h"
+
+int main(int argc, char** argv) {
+  using namespace muster::control;
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: control_seeds <folder>\n");
+    return 2;
+  }
+  bool good = true;
+  for (int nodes = 1; nodes <= 3; ++nodes) {
+    std::string bytes("\x07\x01");
+    for (int node = 0; node < 4; ++node) {
+      Join join;
+      join.request.id = {1, static_cast<std::uint64_t>(node)};
+      join.request.host = "n" + std::to_string(node);
+      join.request.addresses = {"10.0.0.1"};
+      if (nodes == 2) join.request.order = node;
+      if (nodes == 3) join.resume = node;
+      join.settings.min_nodes = 1;
+      join.settings.max_nodes = nodes;
+      join.settings.max_restarts = 1;
+      encode(Message(join), bytes);
+    }
+    const std::vector<Message> rest = {Heartbeat{},    WorkerFailed{0, 1, 9, true, nodes == 2, "killed"},
+                                       Ready{0, 4711}, SafePoint{1},
+                                       Finished{1},    Report{1, "n1", 0, "x"},
+                                       Leave{"done"},  Stop{1, "enough"},
+                                       Start{},        Challenge{},
+                                       Proof{},        Welcome{},
+                                       Refused{},      Assignment{},
+                                       Waiting{},      GenerationOver{},
+                                       Closed{}};
+    for (const Message& message : rest) encode(message, bytes);
+    std::ofstream file(std::string(argv[1]) + "/job" + std::to_string(nodes), std::ios::binary);
+    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    good = good && file.good();
+  }
+  if (!good) std::fprintf(stderr, "control_seeds: cannot write to %s\n", argv[1]);
+  return good ? 0 : 1;
+}

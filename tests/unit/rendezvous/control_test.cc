@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/control.h"
+
+#include <random>
+
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace muster::control;
+
+namespace {
+
+std::vector<Message> one_of_each() {
+  Join join;
+  join.request.id = {0x0123456789abcdef, 42};
+  join.request.host = "n1";
+  join.request.machine = "m";
+  join.request.order = 3;
+  join.request.addresses = {"10.0.0.1", "fe80::1"};
+  join.request.master_port = 65535;
+  join.settings.min_nodes = 2;
+  join.settings.max_nodes = 4;
+  join.settings.grow_at_safe_point = true;
+  join.resume = 7;
+  Assignment assignment;
+  assignment.generation = std::int64_t{1} << 40;
+  assignment.master_addresses = {"10.0.0.1"};
+  assignment.master_host = "n1";
+  membership::Cause cause;
+  cause.kind = membership::Cause::Kind::kNodeLost;
+  cause.rank = -1;
+  cause.exit_code = -9;
+  cause.text = "gone\n";
+  return {Start{"job", "n1", {1, 2, 3}},
+          Challenge{true, {4}},
+          Proof{{5}},
+          Welcome{{6}, 5000, "muster"},
+          Refused{Refused::Reason::kOver, "the job is over"},
+          join,
+          Ready{1, 2},
+          Heartbeat{},
+          assignment,
+          Waiting{1, 2, 3, true, "1 of 2 to 3 nodes"},
+          GenerationOver{7, 1, cause},
+          Closed{cause},
+          WorkerFailed{7, 3, 139, false, true, "SIGSEGV"},
+          Finished{7},
+          SafePoint{7},
+          Report{7, "n1", 0, std::string("\0\xff", 2)},
+          Leave{"done"},
+          Stop{130, "SIGINT"}};
+}
+
+std::vector<Message> decode_all(Decoder& decoder, std::string_view bytes) {
+  std::vector<Message> out;
+  Message message;
+  while (true) {
+    const auto step = decoder.next(bytes, message);
+    if (step == Decoder::Step::kMessage) out.push_back(message);
+    if (step == Decoder::Step::kNeedMore || step == Decoder::Step::kError) return out;
+  }
+}
+
+std::string with_preamble(std::string_view frames) {
+  std::string out;
+  encode(Preamble{}, out);
+  out += frames;
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("every message is read as it was written") {
+  const auto messages = one_of_each();
+  REQUIRE(messages.size() == std::variant_size_v<Message>);
+  std::string bytes;
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    REQUIRE(messages[i].index() == i);
+    encode(messages[i], bytes);
+  }
+  Decoder decoder{Limits{}};
+  REQUIRE(decode_all(decoder, with_preamble(bytes)) == messages);
+}
+
+TEST_CASE("bytes may arrive in any pieces") {
+  const auto messages = one_of_each();
+  std::string bytes;
+  for (const Message& message : messages) encode(message, bytes);
+  bytes = with_preamble(bytes);
+  std::mt19937 random(1);
+  for (int round = 0; round < 200; ++round) {
+    Decoder decoder{Limits{}};
+    std::vector<Message> out;
+    for (std::size_t at = 0; at < bytes.size();) {
+      const std::size_t size = std::min<std::size_t>(1 + random() % (round % 40 + 1), bytes.size() - at);
+      for (auto& message : decode_all(decoder, std::string_view(bytes).substr(at, size)))
+        out.push_back(message);
+      at += size;
+    }
+    REQUIRE(out == messages);
+  }
+}
+
+TEST_CASE("the bytes are those of the format") {
+  std::string bytes;
+  encode(Preamble{1, 1}, bytes);
+  encode(Message(Ready{258, 4711}), bytes);
+  encode(Message(Leave{"bye"}), bytes);
+  REQUIRE(bytes == std::string("\xABmuster\x01\x01"
+                               "\x0b\0\0\0\x07\x02\x01\0\0\0\0\0\0\x67\x12"
+                               "\x08\0\0\0\x11\x03\0\0\0bye",
+                               9 + 15 + 12));
+}
+
+TEST_CASE("an announced length beyond the limit is refused before its bytes come") {
+  Decoder decoder{Limits{.max_frame_bytes = 1000}};
+  REQUIRE(decode_all(decoder, with_preamble(std::string_view("\xe9\x03\0\0", 4))).empty());
+  REQUIRE(decoder.error() == "a frame of 1001 bytes is announced, the limit is 1000");
+}
+
+TEST_CASE("what the format does not allow is refused and stays refused") {
+  const auto error_of = [](std::string_view frames) {
+    Decoder decoder{Limits{}};
+    REQUIRE(decode_all(decoder, with_preamble(frames)).empty());
+    Message message;
+    std::string more;
+    encode(Message(Heartbeat{}), more);
+    std::string_view input(more);
+    REQUIRE((decoder.error().empty() || decoder.next(input, message) == Decoder::Step::kError));
+    return decoder.error();
+  };
+  REQUIRE(error_of({"\0\0\0\0", 4}) == "an empty frame");
+  REQUIRE(error_of({"\x01\0\0\0\0", 5}) == "unknown message type 0");
+  REQUIRE(error_of({"\x01\0\0\0\xff", 5}) == "unknown message type 255");
+  REQUIRE(error_of({"\x02\0\0\0\x08x", 6}) == "Heartbeat: 1 bytes too many");
+  REQUIRE(error_of({"\x03\0\0\0\x07xx", 7}) == "Ready: it ends within a field");
+  REQUIRE(error_of({"\x06\0\0\0\x05\x63\0\0\0\0", 10}) == "Refused: a number that means nothing");
+  REQUIRE(error_of({"\x05\0\0\0\x11\xff\xff\xff\xff", 9}) == "Leave: it ends within a field");
+  REQUIRE(error_of({"\x02\0\0\0\x08", 5}).empty());
+}
+
+TEST_CASE("other protocols are recognised by their first bytes") {
+  for (const std::string_view bytes :
+       {std::string_view("GET / HTTP/1.1\r\n"), std::string_view("\x16\x03\x01", 3),
+        std::string_view("\0\xce\xf7\x85\x3c", 5), std::string_view("\xABmuSTER")}) {
+    Decoder decoder{Limits{}};
+    REQUIRE(decode_all(decoder, bytes).empty());
+    REQUIRE(decoder.error() == "no muster control connection");
+  }
+}
+
+TEST_CASE("the version is one that both speak") {
+  REQUIRE(choose_version({1, 1}) == 1);
+  REQUIRE(choose_version({1, 9}) == 1);
+  REQUIRE(choose_version({2, 9}) == 0);
+  REQUIRE(choose_version({0, 0}) == 0);
+}

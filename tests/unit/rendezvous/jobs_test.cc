@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/jobs.h"
+
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace std::chrono_literals;
+
+namespace {
+
+struct Table {
+  explicit Table(const JobsOptions& options = {}) : jobs(options) {}
+
+  void join(ConnectionId connection, std::string job, std::uint64_t node, int nodes) {
+    jobs.connected(connection, std::move(job), "127.0.0.1");
+    control::Join message;
+    message.request.id = {0, node};
+    message.request.host = "n" + std::to_string(node);
+    message.settings.min_nodes = message.settings.max_nodes = nodes;
+    message.settings.max_restarts = 1;
+    jobs.receive(connection, message, now, effects);
+  }
+  // What a connection was told last, of one kind.
+  template <class T>
+  std::optional<T> told(ConnectionId connection) const {
+    std::optional<T> out;
+    for (const Delivery& delivery : effects.deliveries)
+      if (std::find(delivery.to.begin(), delivery.to.end(), connection) != delivery.to.end())
+        if (const auto* message = std::get_if<T>(&delivery.message)) out = *message;
+    return out;
+  }
+
+  Jobs jobs;
+  JobsEffects effects;
+  Instant now{1h};
+};
+
+}  // namespace
+
+TEST_CASE("jobs of the same shape and the same node ids are strangers to each other") {
+  Table t;
+  t.join(1, "a", 1, 2);
+  t.join(2, "b", 1, 2);
+  t.join(3, "a", 2, 2);
+  REQUIRE(t.told<control::Assignment>(1));
+  REQUIRE(t.told<control::Assignment>(3));
+  REQUIRE_FALSE(t.told<control::Assignment>(2));
+}
+
+TEST_CASE("reasons are told to all who wait, and not more often than the interval") {
+  Table t;
+  t.join(1, "a", 1, 5);
+  REQUIRE(t.told<control::Waiting>(1)->text == "1/5 nodes");
+  t.effects.clear();
+  t.join(2, "a", 2, 5);
+  t.join(3, "a", 3, 5);
+  REQUIRE(t.effects.deliveries.empty());
+  REQUIRE(t.jobs.next_deadline() == t.now + 1s);
+  t.now += 1s;
+  t.jobs.advance(t.now, t.effects);
+  REQUIRE(t.effects.deliveries.size() == 1);
+  REQUIRE(t.effects.deliveries[0].to == std::vector<ConnectionId>{1, 2, 3});
+  REQUIRE(t.told<control::Waiting>(2)->text == "3/5 nodes");
+  t.effects.clear();
+  t.now += 2s;
+  t.jobs.advance(t.now, t.effects);
+  REQUIRE(t.effects.deliveries.empty());
+}
+
+TEST_CASE("a spare is told that it is one, and swapped in") {
+  Table t;
+  t.join(1, "a", 1, 1);
+  t.join(2, "a", 2, 1);
+  REQUIRE(t.told<control::Waiting>(2)->outside);
+  t.jobs.disconnected(1, "reset", t.now, t.effects);
+  const auto assignment = t.told<control::Assignment>(2);
+  REQUIRE(assignment);
+  REQUIRE(assignment->group_rank == 0);
+  REQUIRE(assignment->generation == 1);
+  REQUIRE(assignment->restarts_used == 1);
+}
+
+TEST_CASE("a job is forgotten when its last agent has gone, or kept for a while") {
+  for (const Millis keep : {0ms, 5000ms}) {
+    JobsOptions options;
+    options.keep = keep;
+    Table t(options);
+    t.join(1, "a", 1, 1);
+    t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
+    REQUIRE(t.told<control::Closed>(1));
+    t.jobs.receive(1, control::Leave{"done"}, t.now, t.effects);
+    t.jobs.disconnected(1, "eof", t.now, t.effects);
+    if (keep.count() > 0) {
+      t.jobs.advance(t.now + keep - 1ms, t.effects);
+      REQUIRE(t.jobs.num_jobs() == 1);
+    }
+    REQUIRE(t.jobs.next_deadline() <= t.now + keep);
+    t.jobs.advance(t.now + keep, t.effects);
+    REQUIRE(t.jobs.num_jobs() == 0);
+    REQUIRE(t.jobs.next_deadline() == Instant::max());
+  }
+}
+
+TEST_CASE("a new job under the name of one that is over begins after its last generation") {
+  JobsOptions options;
+  options.keep = 1h;
+  Table t(options);
+  t.join(1, "a", 1, 1);
+  t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
+  t.join(2, "a", 2, 1);
+  REQUIRE(t.told<control::Refused>(2)->reason == control::Refused::Reason::kOver);
+  t.jobs.disconnected(1, "eof", t.now, t.effects);
+  t.effects.clear();
+  t.join(3, "a", 3, 1);
+  REQUIRE(t.told<control::Assignment>(3)->generation == 1);
+}
+
+TEST_CASE("limits on jobs and nodes refuse with their option's name") {
+  JobsOptions options;
+  options.max_jobs = 1;
+  options.max_nodes_per_job = 1;
+  Table t(options);
+  t.join(1, "a", 1, 2);
+  t.join(2, "b", 2, 2);
+  REQUIRE(t.told<control::Refused>(2)->text.find("--max-jobs") != std::string::npos);
+  t.join(3, "a", 3, 2);
+  REQUIRE(t.told<control::Refused>(3)->text.find("--max-nodes-per-job") != std::string::npos);
+}
+
+TEST_CASE("messages that an agent has no business to send are refused") {
+  Table t;
+  t.jobs.connected(1, "a", "127.0.0.1");
+  t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
+  REQUIRE(t.told<control::Refused>(1)->text == "Finished before Join");
+  t.join(2, "a", 2, 2);
+  t.jobs.receive(2, control::Assignment{}, t.now, t.effects);
+  REQUIRE(t.told<control::Refused>(2)->text == "an agent does not send Assignment");
+  t.join(3, "a", 3, 2);
+  t.jobs.receive(3, control::Join{}, t.now, t.effects);
+  REQUIRE(t.told<control::Refused>(3)->text == "a second Join on one connection");
+}
+
+TEST_CASE("words of an agent reach other terminals without control characters") {
+  Table t;
+  t.join(1, "a", 1, 1);
+  t.jobs.receive(1, control::WorkerFailed{0, 0, 1, false, false, "\x1b[2Jboo\n"}, t.now, t.effects);
+  REQUIRE(t.told<control::Closed>(1)->cause.text == " [2Jboo ");
+}
+
+TEST_CASE("a node offers what it is seen under first, but not a loopback address") {
+  using Addresses = std::vector<std::string>;
+  REQUIRE(reachable_addresses({"10.0.0.1", "127.0.0.1"}, "192.168.0.7") ==
+          Addresses{"192.168.0.7", "10.0.0.1", "127.0.0.1"});
+  REQUIRE(reachable_addresses({"10.0.0.1", "192.168.0.7"}, "192.168.0.7") ==
+          Addresses{"192.168.0.7", "10.0.0.1"});
+  REQUIRE(reachable_addresses({"10.0.0.1"}, "127.0.0.1") == Addresses{"10.0.0.1"});
+  REQUIRE(reachable_addresses({}, "::1") == Addresses{"::1"});
+}

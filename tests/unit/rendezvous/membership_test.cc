@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/membership.h"
+
+#include "rendezvous/waiting_reason.h"
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace muster::membership;
+using namespace std::chrono_literals;
+
+namespace {
+
+// One round with a clock that the test sets. Nodes are numbers; node n is on host "n<n>".
+struct Job {
+  Settings settings;
+  Round round;
+  Instant now{1h};
+
+  static Request request(std::uint64_t n, int ranks = 2) {
+    Request out;
+    out.id = {1, n};
+    out.host = "n" + std::to_string(n);
+    out.wanted_ranks = ranks;
+    return out;
+  }
+  static NodeId id(std::uint64_t n) { return {1, n}; }
+
+  Admission join(std::uint64_t n, std::optional<std::int64_t> resume = {}) {
+    return membership::join(round, settings, request(n), settings, resume, now);
+  }
+  Admission join(const Request& node) { return membership::join(round, settings, node, settings, {}, now); }
+  Outcome decide() { return membership::decide(round, settings, now); }
+  bool forms() { return std::holds_alternative<Formed>(decide()); }
+  bool waits() { return std::holds_alternative<Idle>(decide()); }
+  bool closes() { return std::holds_alternative<Closed>(decide()); }
+  std::optional<Cause> over() {
+    const Outcome outcome = decide();
+    const auto* event = std::get_if<GenerationOver>(&outcome);
+    return event == nullptr ? std::nullopt : std::optional(event->cause);
+  }
+  void disconnect(std::uint64_t n) { disconnected(round, settings, id(n), "connection reset", now); }
+  bool fail(std::uint64_t n, bool may_restart = true, bool machine_at_fault = false) {
+    Cause cause;
+    cause.rank = 0;
+    cause.exit_code = 7;
+    cause.text = "rank 0 exited with code 7";
+    return worker_failed(round, id(n), round.world.generation, cause, may_restart, machine_at_fault, settings,
+                         now);
+  }
+  void all_ready(std::initializer_list<std::uint64_t> nodes) {
+    for (const auto n : nodes) REQUIRE(ready(round, id(n), round.world.generation, 0, now));
+  }
+  void form(std::initializer_list<std::uint64_t> nodes) {
+    for (const auto n : nodes) REQUIRE(join(n).kind == Admission::Kind::kAdmitted);
+    REQUIRE(forms());
+  }
+  int place(std::uint64_t n) const { return round.nodes.at(id(n)).group_rank; }
+};
+
+Job job(int min_nodes, int max_nodes, int max_restarts = 3) {
+  Job out;
+  out.settings.min_nodes = min_nodes;
+  out.settings.max_nodes = max_nodes;
+  out.settings.max_restarts = max_restarts;
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a job of a fixed size forms its world when the last node joins") {
+  Job j = job(2, 2);
+  j.join(1);
+  REQUIRE(j.waits());
+  j.join(2);
+  REQUIRE(j.forms());
+  REQUIRE(j.round.world.generation == 0);
+  REQUIRE(j.round.world.world_size == 4);
+  REQUIRE(j.waits());
+}
+
+TEST_CASE("between MIN and MAX the last call decides, and MAX ends it early") {
+  Job j = job(2, 3);
+  j.settings.heartbeat_timeout = 1h;
+  j.join(1);
+  j.join(2);
+  REQUIRE(j.waits());
+  j.now += 29s;
+  REQUIRE(j.waits());
+  REQUIRE(next_deadline(j.round) <= j.now + 1s);
+  j.now += 1s;
+  REQUIRE(j.round.last_call == j.now);
+  REQUIRE(j.forms());
+
+  Job full = job(2, 3);
+  full.form({1, 2, 3});
+}
+
+TEST_CASE("falling below MIN clears the last call") {
+  Job j = job(2, 3);
+  j.settings.heartbeat_timeout = 1h;
+  j.join(1);
+  j.join(2);
+  REQUIRE(j.waits());
+  left(j.round, Job::id(2), "told to");
+  REQUIRE(j.waits());
+  REQUIRE_FALSE(j.round.last_call);
+  j.now += 20s;
+  j.join(3);
+  REQUIRE(j.waits());
+  REQUIRE(j.round.last_call == j.now + 30s);
+}
+
+TEST_CASE("a gathering that stays too small ends at the join timeout with a report") {
+  Job j = job(3, 3);
+  j.settings.heartbeat_timeout = 1h;
+  j.settings.max_nodes = j.settings.min_nodes = 4;
+  for (const int order : {0, 1, 2}) {
+    Request node = Job::request(static_cast<std::uint64_t>(10 + order));
+    node.order = order;
+    j.join(node);
+  }
+  j.disconnect(11);
+  Request wrong = Job::request(13);
+  Settings other = j.settings;
+  other.min_nodes = other.max_nodes = 512;
+  REQUIRE(join(j.round, j.settings, wrong, other, {}, j.now).kind == Admission::Kind::kRefused);
+  REQUIRE(j.waits());
+  j.now += 600s;
+  REQUIRE(j.closes());
+  REQUIRE(j.round.ending.kind == Cause::Kind::kTimeout);
+  REQUIRE(j.round.ending.text ==
+          "rendezvous timed out after 600 s: 2 of 4 nodes were ready\n"
+          "  n11: connection: connected, then dropped: connection reset\n"
+          "  n13: settings: wants --nnodes=512, the job has --nnodes=4\n"
+          "  node rank 3: never connected");
+  REQUIRE(j.join(1).kind == Admission::Kind::kRefused);
+}
+
+TEST_CASE("the reason for waiting names counts and culprits and changes only with them") {
+  Job j = job(4, 4);
+  j.join(1);
+  j.join(2);
+  const WaitingReason before = explain(j.round, j.settings, j.now);
+  REQUIRE(to_text(before) == "2/4 nodes");
+  j.now += 3s;
+  heartbeat(j.round, Job::id(1), j.now);
+  REQUIRE(explain(j.round, j.settings, j.now) == before);
+  j.disconnect(2);
+  note_trouble(j.round, {"10.0.0.9", "authentication", "has another secret", {}});
+  REQUIRE(to_text(explain(j.round, j.settings, j.now)) ==
+          "1/4 nodes; n2 connected, then dropped: connection reset; 10.0.0.9 has another secret");
+  j.join(2);
+  REQUIRE(to_text(explain(j.round, j.settings, j.now)) == "2/4 nodes; 10.0.0.9 has another secret");
+}
+
+TEST_CASE("the missing node ranks are named as ranges") {
+  Job j = job(9, 9);
+  for (const int order : {0, 4, 5}) {
+    Request node = Job::request(static_cast<std::uint64_t>(order));
+    node.order = order;
+    j.join(node);
+  }
+  REQUIRE(to_text(explain(j.round, j.settings, j.now)) == "3/9 nodes; node ranks 1-3, 6-8 never connected");
+}
+
+TEST_CASE("a worker's failure restarts every node once and uses the job's one budget") {
+  Job j = job(2, 2, 1);
+  j.form({1, 2});
+  REQUIRE(j.fail(2));
+  const auto cause = j.over();
+  REQUIRE(cause);
+  REQUIRE(cause->kind == Cause::Kind::kWorkerFailed);
+  REQUIRE(cause->host == "n2");
+  REQUIRE(cause->group_rank == 1);
+  REQUIRE(cause->exit_code == 7);
+  REQUIRE(j.round.restarts_used == 1);
+  REQUIRE_FALSE(j.fail(1));  // the same crash, seen by the other node
+  REQUIRE(j.waits());
+  j.all_ready({1});
+  REQUIRE(j.waits());
+  REQUIRE(to_text(explain(j.round, j.settings, j.now)) == "1/2 nodes; n2 is stopping its workers");
+  j.all_ready({2});
+  REQUIRE(j.forms());
+  REQUIRE(j.round.world.generation == 1);
+
+  REQUIRE(j.fail(1));
+  REQUIRE(j.closes());
+  REQUIRE(j.round.ending.host == "n1");
+  REQUIRE(j.round.restarts_used == 1);
+}
+
+TEST_CASE("a failure that must not be retried ends the job with budget left") {
+  Job j = job(2, 2, 3);
+  j.form({1, 2});
+  REQUIRE(j.fail(1, false));
+  REQUIRE(j.closes());
+  REQUIRE(j.round.restarts_used == 0);
+}
+
+TEST_CASE("words about a generation that is over change nothing") {
+  Job j = job(1, 1);
+  j.form({1});
+  REQUIRE(j.fail(1));
+  REQUIRE(j.over());
+  j.all_ready({1});
+  REQUIRE(j.forms());
+  const Round before = j.round;
+  REQUIRE_FALSE(worker_failed(j.round, Job::id(1), 0, {}, true, false, j.settings, j.now));
+  REQUIRE_FALSE(finished(j.round, Job::id(1), 0, j.now));
+  REQUIRE_FALSE(safe_point(j.round, 0));
+  REQUIRE_FALSE(ready(j.round, Job::id(1), 0, 0, j.now));
+  REQUIRE(j.round == before);
+}
+
+TEST_CASE("a restart that loses no node needs no last call") {
+  Job j = job(2, 4);
+  j.join(1);
+  j.join(2);
+  REQUIRE(j.waits());
+  j.now += 30s;
+  heartbeat(j.round, Job::id(1), j.now);
+  heartbeat(j.round, Job::id(2), j.now);
+  REQUIRE(j.forms());
+  REQUIRE(j.fail(1));
+  REQUIRE(j.over());
+  j.all_ready({1, 2});
+  REQUIRE(j.forms());
+}
+
+TEST_CASE("a node that is lost ends the generation at once and a spare takes its place and ranks") {
+  Job j = job(3, 3);
+  j.settings.spares = 1;
+  j.form({1, 2, 3});
+  j.join(4);
+  REQUIRE(j.waits());
+  REQUIRE(explain_outside(j.round, j.settings, Job::id(4)) == "spare 1 of 1; 3 nodes run generation 0");
+  j.disconnect(2);
+  const auto cause = j.over();
+  REQUIRE(cause);
+  REQUIRE(cause->kind == Cause::Kind::kNodeLost);
+  REQUIRE(cause->group_rank == 1);
+  j.all_ready({3});
+  REQUIRE(j.waits());
+  j.all_ready({1});
+  REQUIRE(j.forms());
+  REQUIRE(j.place(1) == 0);
+  REQUIRE(j.place(4) == 1);
+  REQUIRE(j.place(3) == 2);
+  REQUIRE(j.round.world.slots[1].base_rank == 2);
+}
+
+TEST_CASE("a spare does not take the place of a survivor that is slow to stop, unless it is too slow") {
+  Job j = job(2, 2);
+  j.settings.heartbeat_timeout = 1h;
+  j.form({1, 2});
+  j.join(3);
+  REQUIRE(j.fail(1));
+  REQUIRE(j.over());
+  j.all_ready({1});
+  REQUIRE(j.waits());
+  j.now += 60s;
+  REQUIRE(j.forms());
+  REQUIRE(j.place(3) == 1);
+  // The slow one is a spare from then on.
+  REQUIRE(ready(j.round, Job::id(2), 0, 0, j.now));
+  REQUIRE(j.waits());
+  REQUIRE(explain_outside(j.round, j.settings, Job::id(2)) ==
+          "the job is full, waits for a place; 2 nodes run generation 1");
+}
+
+TEST_CASE("a machine whose node was lost takes part again only after its cool-down") {
+  Job j = job(2, 2);
+  j.settings.heartbeat_timeout = 1h;
+  j.form({1, 2});
+  j.disconnect(2);
+  REQUIRE(j.over());
+  j.all_ready({1});
+  Request again = Job::request(9);
+  again.host = "n2";
+  REQUIRE(j.join(again).kind == Admission::Kind::kAdmitted);
+  REQUIRE(j.waits());
+  REQUIRE(to_text(explain(j.round, j.settings, j.now)) == "1/2 nodes; n2 failed and is not used for a while");
+  REQUIRE(next_deadline(j.round) == j.now + 30s);
+  j.now += 30s;
+  REQUIRE(j.forms());
+  REQUIRE(j.place(9) == 1);
+}
+
+TEST_CASE("a machine can be blamed by its own agent") {
+  Job j = job(1, 2);
+  j.settings.heartbeat_timeout = 1h;
+  j.form({1, 2});
+  REQUIRE(j.fail(2, true, true));
+  REQUIRE(j.over());
+  j.all_ready({1, 2});
+  REQUIRE(j.waits());
+  j.now += 29s;
+  REQUIRE(j.waits());
+  REQUIRE(j.round.last_call == j.now + 1s);
+}
+
+TEST_CASE("silence is judged by the coordinator's clock and heartbeats break it") {
+  Job j = job(2, 2, 0);
+  j.form({1, 2});
+  j.now += 14s;
+  heartbeat(j.round, Job::id(1), j.now);
+  REQUIRE(j.waits());
+  j.now += 1s;
+  const Outcome outcome = j.decide();
+  REQUIRE(outcome == Outcome(NodesLost{{{Job::id(2), "no heartbeat for 15.0 s"}}}));
+  REQUIRE(j.closes());
+  REQUIRE(j.round.ending.kind == Cause::Kind::kNodeLost);
+  REQUIRE(j.round.ending.host == "n2");
+}
+
+TEST_CASE("a newcomer below MAX ends the generation for a larger world without using the budget") {
+  Job j = job(1, 3, 0);
+  j.settings.heartbeat_timeout = 1h;
+  j.join(1);
+  j.waits();
+  j.now += 30s;
+  REQUIRE(j.forms());
+  j.join(2);
+  const auto cause = j.over();
+  REQUIRE(cause);
+  REQUIRE(cause->kind == Cause::Kind::kNodesJoined);
+  REQUIRE(j.round.restarts_used == 0);
+  j.all_ready({1});
+  REQUIRE(j.forms());
+  REQUIRE(j.place(1) == 0);
+  REQUIRE(j.place(2) == 1);
+}
+
+TEST_CASE("growth can wait for a safe point of the running generation") {
+  Job j = job(1, 2, 0);
+  j.settings.heartbeat_timeout = 1h;
+  j.settings.grow_at_safe_point = true;
+  j.settings.last_call_timeout = 0s;
+  j.form({1});
+  REQUIRE(safe_point(j.round, 0));
+  j.join(2);
+  REQUIRE(j.waits());  // that point is past
+  REQUIRE(safe_point(j.round, 0));
+  REQUIRE(j.over());
+}
+
+TEST_CASE("nobody grows a world of which a part has finished") {
+  Job j = job(2, 3, 0);
+  j.settings.last_call_timeout = 0s;
+  j.form({1, 2});
+  REQUIRE(finished(j.round, Job::id(1), 0, j.now));
+  j.join(3);
+  REQUIRE(j.waits());
+  j.disconnect(1);  // it may: its part is done
+  REQUIRE(j.waits());
+  REQUIRE(finished(j.round, Job::id(2), 0, j.now));
+  REQUIRE(j.closes());
+  REQUIRE(j.round.ending.kind == Cause::Kind::kSucceeded);
+}
+
+TEST_CASE("a failure after some nodes finished restarts them too") {
+  Job j = job(2, 2);
+  j.form({1, 2});
+  REQUIRE(finished(j.round, Job::id(1), 0, j.now));
+  REQUIRE(j.fail(2));
+  REQUIRE(j.over());
+  j.all_ready({1, 2});
+  REQUIRE(j.forms());
+  REQUIRE(j.round.num_finished == 0);
+}
+
+TEST_CASE("a node that leaves politely costs no restart") {
+  Job j = job(1, 2, 0);
+  j.settings.heartbeat_timeout = 1h;
+  j.form({1, 2});
+  left(j.round, Job::id(1), "preempted");
+  const auto cause = j.over();
+  REQUIRE(cause);
+  REQUIRE(cause->kind == Cause::Kind::kNodeLeft);
+  REQUIRE(cause->text == "preempted");
+  j.all_ready({2});
+  REQUIRE(j.waits());  // a last call: perhaps somebody takes the place
+  j.now += 30s;
+  REQUIRE(j.forms());
+  REQUIRE(j.place(2) == 0);
+}
+
+TEST_CASE("within its grace a disconnected member resumes and nobody notices") {
+  Job j = job(2, 2);
+  j.settings.reconnect_grace = 10s;
+  j.form({1, 2});
+  j.disconnect(2);
+  REQUIRE(j.waits());
+  j.now += 9s;
+  REQUIRE(j.waits());
+  REQUIRE(j.join(2, 0).kind == Admission::Kind::kResumed);
+  REQUIRE(j.waits());
+  j.disconnect(2);
+  j.now += 10s;
+  heartbeat(j.round, Job::id(1), j.now);
+  REQUIRE(std::holds_alternative<NodesLost>(j.decide()));
+  REQUIRE(j.over());
+}
+
+TEST_CASE("an agent that was away is told that its generation is over") {
+  Job j = job(2, 2);
+  j.settings.cool_down = 0s;
+  j.form({1, 2});
+  j.disconnect(2);
+  REQUIRE(j.over());
+  j.all_ready({1});
+  const Admission admission = j.join(2, 0);
+  REQUIRE(admission == Admission{Admission::Kind::kStale, "generation 0 is over"});
+  REQUIRE(j.waits());  // it stops its workers first
+  j.all_ready({2});
+  REQUIRE(j.forms());
+  REQUIRE(j.place(2) == 1);
+}
+
+TEST_CASE("a coordinator that forgot everything goes on after the generation its agents know") {
+  Job j = job(1, 1);
+  REQUIRE(j.join(1, 6).kind == Admission::Kind::kStale);
+  REQUIRE(j.waits());
+  REQUIRE(ready(j.round, Job::id(1), 6, 0, j.now));
+  REQUIRE(j.forms());
+  REQUIRE(j.round.world.generation == 7);
+}
+
+TEST_CASE("a second agent with a taken node rank is refused") {
+  Job j = job(2, 2);
+  Request node = Job::request(1);
+  node.order = 1;
+  j.join(node);
+  Request twin = Job::request(2);
+  twin.order = 1;
+  REQUIRE(j.join(twin) == Admission{Admission::Kind::kRefused, "claims node rank 1, which n1 has"});
+  left(j.round, Job::id(1), "");
+  REQUIRE(j.join(twin).kind == Admission::Kind::kAdmitted);
+}
+
+TEST_CASE("nodes must agree on counts and budget") {
+  Settings a;
+  a.min_nodes = 2;
+  a.max_nodes = 4;
+  Settings b = a;
+  REQUIRE(difference(a, b).empty());
+  b.max_restarts = 3;
+  REQUIRE(difference(a, b) == "wants --max-restarts=0, the job has --max-restarts=3");
+  b = a;
+  b.min_nodes = 1;
+  REQUIRE(difference(a, b) == "wants --nnodes=2:4, the job has --nnodes=1:4");
+  b.spares = -1;
+  REQUIRE_FALSE(defect(b).empty());
+}
+
+TEST_CASE("stopping the job ends it whatever it does") {
+  Job j = job(2, 2);
+  j.join(1);
+  stop(j.round, "n1", "SIGINT", 130);
+  REQUIRE(j.closes());
+  REQUIRE(j.round.ending.kind == Cause::Kind::kStopped);
+  REQUIRE(j.round.ending.exit_code == 130);
+}
