@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include "launcher/nproc.h"
+#include "launcher/rendezvous_plan.h"
 #include "launcher/std_map.h"
 #include "tests/support/catch.h"
 
