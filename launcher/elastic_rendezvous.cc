@@ -102,7 +102,8 @@ net::ControlEvents ElasticRendezvous::client_events() {
   out.closed = [this](const auto& message) { on_closed(message); };
   out.lost = [this](const auto& error) { on_lost(error); };
   out.trying = [this](const Error& error) {
-    say(fmt::format("waiting for the coordinator at {}: {}", endpoint_, error.message), false);
+    // While workers run, a broken connection is news.
+    say(fmt::format("waiting for the coordinator at {}: {}", endpoint_, error.message), !joined_);
   };
   return out;
 }

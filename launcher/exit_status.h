@@ -30,8 +30,7 @@ struct ExitCode {
 inline constexpr std::array kExitCodes = {
     ExitCode{kExitOk, "every worker succeeded"},
     ExitCode{kExitUsage, "usage or configuration"},
-    ExitCode{kExitRendezvous,
-             "rendezvous failed: nodes are missing, or the coordinator is; static: a node is refused"},
+    ExitCode{kExitRendezvous, "rendezvous failed: nodes or the coordinator are missing; static: a refusal"},
     ExitCode{kExitSystem, "the system refused something: processes, descriptors, memory, disk"},
     ExitCode{kExitPortInUse, "the port of the store or the coordinator is in use"},
     ExitCode{kExitPeerLost, "another node or the coordinator was lost while the job ran"},
