@@ -66,10 +66,9 @@ inline constexpr std::array kOptionTable = {
               Support::kFull, "the job's id, told to the workers"},
     OptionRow{"rdzv-backend", 0, "PET_RDZV_BACKEND", Takes::kText, "NAME", "static", Support::kFull,
               "static; c10d or muster: a coordinator at the endpoint gathers the nodes"},
-    OptionRow{
-        "rdzv-endpoint", 0, "PET_RDZV_ENDPOINT", Takes::kText, "HOST[:PORT]", "", Support::kFull,
-        "where the coordinator is: a musterd, else the agent of that machine runs it; port 29400 with c10d, "
-        "29500 with muster. With static: --master-addr and --master-port"},
+    OptionRow{"rdzv-endpoint", 0, "PET_RDZV_ENDPOINT", Takes::kText, "HOST[:PORT]", "", Support::kFull,
+              "where the coordinator is: a musterd, else the agent of that machine runs it (port 29400; with "
+              "backend muster 29500); static: --master-addr and --master-port"},
     OptionRow{"rdzv-conf", 0, "PET_RDZV_CONF", Takes::kText, "K=V,K=V", "", Support::kFull,
               "join_timeout=SECONDS: how long nodes wait for each other (600; static 900); more keys in "
               "launcher/README.md"},

@@ -48,6 +48,7 @@ TEST_CASE("texts name the node as it was numbered") {
 TEST_CASE("the end of the job has one exit status on every node, and only success has 0") {
   REQUIRE(end_of(kWorker).exit_code == 7);
   REQUIRE(end_of(kWorker).rank == 3);
+  REQUIRE(end_of(kWorker).node_rank == 1);
   REQUIRE(end_of(kLost).exit_code == kExitPeerLost);
   REQUIRE(end_of({Kind::kStopped, "a", -1, -1, 143, "a was stopped by SIGTERM"}).exit_code == 143);
   REQUIRE(end_of({Kind::kTimeout, "", -1, -1, 0, "timed out\n  n2: never"}).exit_code == kExitRendezvous);

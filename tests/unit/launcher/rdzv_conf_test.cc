@@ -68,7 +68,7 @@ TEST_CASE("is_host knows torchrun's words") {
 TEST_CASE("what is wrong is refused with what is right") {
   REQUIRE_THAT(refusal("join_timeuot=3"),
                Catch::Contains("unknown key join_timeuot; the nearest is join_timeout"));
-  REQUIRE_THAT(refusal("lastcall=3"), Catch::Contains("the nearest is last_call_timeout"));
+  REQUIRE_THAT(refusal("last_call_time=3"), Catch::Contains("the nearest is last_call_timeout"));
   REQUIRE_THAT(refusal("join_timeout"), Catch::Contains("key=value"));
   REQUIRE_THAT(refusal("join_timeout="), Catch::Contains("key=value"));
   REQUIRE_THAT(refusal("=3"), Catch::Contains("key=value"));
