@@ -39,6 +39,7 @@ enum class Origin {
   kAssignment,  ///< always written, from the rank assignment
   kJob,         ///< always written, the same for every worker of the job
   kDefault,     ///< written only where the agent's own environment has none
+  kNetwork,     ///< likewise, and only in jobs with a coordinator
 };
 
 struct Variable {
@@ -68,9 +69,8 @@ inline constexpr std::array kEnvContract = {
     Variable{kErrorFile, Origin::kAssignment, "where a worker writes its error as JSON"},
     Variable{kNcclAsyncErrorHandling, Origin::kDefault, "1: NCCL errors end the process"},
     Variable{kOmpNumThreads, Origin::kDefault, "1 when there are several workers on the node"},
-    Variable{kGlooInterface, Origin::kDefault,
-             "network interface towards the first node, with a coordinator"},
-    Variable{kNcclInterface, Origin::kDefault, "likewise"},
+    Variable{kGlooInterface, Origin::kNetwork, "network interface towards the first node"},
+    Variable{kNcclInterface, Origin::kNetwork, "likewise"},
 };
 
 }  // namespace muster::env
