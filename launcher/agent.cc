@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/elastic_rendezvous.h"
 #include "launcher/error_file.h"
 #include "launcher/report.h"
 #include "launcher/standalone_rendezvous.h"
@@ -45,11 +46,24 @@ int exit_code_of(const Error& error) {
   }
 }
 
+std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const Job& job, const Log& log) {
+  switch (job.mode) {
+    case RendezvousMode::kStandalone:
+      return std::make_unique<StandaloneRendezvous>(io, job, log);
+    case RendezvousMode::kStatic:
+      return std::make_unique<StaticRendezvous>(io, job, log);
+    case RendezvousMode::kElastic:
+      break;
+  }
+  return std::make_unique<ElasticRendezvous>(io, job, log);
+}
+
 }  // namespace
 
 struct Agent::Attempt {
-  Attempt(Agent& agent, const Assignment& given)
-      : assignment(given),
+  Attempt(Agent& agent, int count, const Assignment& given)
+      : number(count),
+        assignment(given),
         router(agent.io_, agent.job_, assignment, *agent.directory_, agent.out_, agent.err_,
                ::isatty(STDERR_FILENO) == 1 ? STDERR_FILENO : -1),
         group(agent.io_, agent.guardian_, agent.job_.local_world_size,
@@ -58,6 +72,7 @@ struct Agent::Attempt {
               }),
         supervision(agent.job_.local_world_size, agent.job_.grace) {}
 
+  int number;  // as the rendezvous counts
   Assignment assignment;
   LogRouter router;
   WorkerGroup group;
@@ -125,11 +140,7 @@ int Agent::run() {
   directory_.emplace(*std::move(directory));
   if (job_.logs.redirects.none() && job_.logs.tee.none())
     guardian_.remove_afterwards(directory_->temporary_base());
-  if (job_.mode == RendezvousMode::kStandalone) {
-    rendezvous_ = std::make_unique<StandaloneRendezvous>(io_, job_, log_);
-  } else {
-    rendezvous_ = std::make_unique<StaticRendezvous>(io_, job_, log_);
-  }
+  rendezvous_ = make_rendezvous(io_, job_, log_);
 
   const int status = run_attempts();
   if (output_kept_) log_.warning(fmt::format("the workers' output is in {}", directory_->path()));
@@ -140,19 +151,23 @@ int Agent::run_attempts() {
   for (int attempt = 0;; ++attempt) {
     auto joined = join(attempt);
     if (const int* status = std::get_if<int>(&joined)) return *status;
-    const auto notice = run_attempt(std::get<Assignment>(joined));
+    const Assignment& assignment = std::get<Assignment>(joined);
+    const auto notice = run_attempt(attempt, assignment);
     if (!notice) {
       log_.error(notice.error().message);
       leave();
       return notice.error().code == ErrorCode::kPeerGone ? kExitPeerLost : kExitSystem;
     }
-    if (notice->restart) {
-      log_.warning(fmt::format("{}; restart {} of {}", notice->text, attempt + 1, job_.max_restarts));
+    if (notice->regroup) {
+      log_.warning(fmt::format("{}; the workers start again with the nodes that are here", notice->text));
       continue;
     }
-    if (!notice->text.empty()) log_.error(fmt::format("{}; exit status {}", notice->text, notice->exit_code));
-    leave();
-    return notice->exit_code;
+    if (notice->restart) {
+      log_.warning(
+          fmt::format("{}; restart {} of {}", notice->text, assignment.attempt + 1, job_.max_restarts));
+      continue;
+    }
+    return finish(*notice);
   }
 }
 
@@ -164,24 +179,15 @@ std::variant<Assignment, int> Agent::join(int attempt) {
     const Event event = next_event(std::nullopt);
     if (const auto* signal = std::get_if<SignalReceived>(&event)) {
       log_.error(fmt::format("{} received before the workers were started", signal_name(signal->signal)));
-      // Others count on this node from its first attempt on, and on node 0 always. Until then it can be
-      // replaced.
-      if (attempt > 0 || job_.node_rank == 0) {
-        rendezvous_->decline(attempt, describe_stop(signal->signal));
-        leave();
-      } else {
-        rendezvous_->cancel();
-      }
+      rendezvous_->decline(attempt, describe_stop(signal->signal, job_.node_rank));
+      leave();
       return 128 + signal->signal;
     }
     const auto* joined = std::get_if<Joined>(&event);
     if (joined == nullptr) continue;
     if (joined->membership) {
       if (const auto* assignment = std::get_if<Assignment>(&*joined->membership)) return *assignment;
-      const auto& notice = std::get<FailureNotice>(*joined->membership);
-      log_.error(fmt::format("{}; exit status {}", notice.text, notice.exit_code));
-      leave();
-      return notice.exit_code;
+      return finish(std::get<FailureNotice>(*joined->membership));
     }
     const Error& error = joined->membership.error();
     log_.error(error.message);
@@ -190,15 +196,29 @@ std::variant<Assignment, int> Agent::join(int attempt) {
   }
 }
 
-Result<FailureNotice> Agent::run_attempt(const Assignment& assignment) {
+/// The job is over on this node.
+int Agent::finish(const FailureNotice& notice) {
+  if (notice.exit_code == kExitOk) {
+    if (!notice.text.empty()) log_.info(notice.text);
+  } else if (notice.text.find('\n') == std::string::npos) {
+    log_.error(fmt::format("{}; exit status {}", notice.text, notice.exit_code));
+  } else {
+    log_.error(notice.text);
+    log_.error(fmt::format("exit status {}", notice.exit_code));
+  }
+  leave();
+  return notice.exit_code;
+}
+
+Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignment) {
   MUSTER_OK(directory_->begin_attempt(assignment.attempt, job_.local_world_size));
   if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
     directory_->keep();
     output_kept_ = true;
   }
-  Attempt attempt(*this, assignment);
+  Attempt attempt(*this, number, assignment);
   router_ = &attempt.router;
-  rendezvous_->watch(assignment.attempt, [this](Result<AttemptOutcome> outcome) {
+  rendezvous_->watch(number, [this](Result<AttemptOutcome> outcome) {
     events_.push_back(OutcomeKnown{std::move(outcome)});
   });
   attempt.start_failure =
@@ -221,8 +241,8 @@ Result<FailureNotice> Agent::run_attempt(const Assignment& assignment) {
     const bool cut_short = notice->restart && signal != 0;
     if (!notice->restart || cut_short) print_report(attempt.outcomes);
     if (!cut_short) return *notice;
-    FailureNotice stopped = describe_stop(signal);
-    rendezvous_->decline(assignment.attempt + 1, stopped);
+    FailureNotice stopped = describe_stop(signal, assignment.group_rank);
+    rendezvous_->decline(number + 1, stopped);
     return stopped;
   }
   return FailureNotice{};
@@ -244,7 +264,7 @@ void Agent::handle(Attempt& attempt, const Event& event) {
     attempt.outcomes.push_back(std::move(outcome));
     obey(attempt, orders);
     if (supervision.running() == 0 && supervision.end() == AttemptEnd::kSucceeded)
-      rendezvous_->succeeded(attempt.assignment.attempt);
+      rendezvous_->succeeded(attempt.number);
   } else if (const auto* signal = std::get_if<SignalReceived>(&event)) {
     const bool again = supervision.stopping();
     log_.warning(fmt::format("{} received{}", signal_name(signal->signal),
@@ -261,7 +281,9 @@ void Agent::handle(Attempt& attempt, const Event& event) {
       log_.error(fmt::format("lost node 0: {}; stopping the workers", known->outcome.error().message));
       obey(attempt, supervision.stopped_from_outside(AttemptEnd::kPeerLost, now));
     } else if (const auto* notice = std::get_if<FailureNotice>(&*known->outcome)) {
-      if (notice->node_rank != job_.node_rank)
+      if (notice->node_rank < 0)
+        log_.warning(fmt::format("{}; stopping the workers", notice->text));
+      else if (notice->node_rank != attempt.assignment.group_rank)
         log_.warning(fmt::format("node {}: {}; stopping the workers", notice->node_rank, notice->text));
       obey(attempt, supervision.stopped_from_outside(AttemptEnd::kWorkerFailed, now));
     }
@@ -272,12 +294,12 @@ void Agent::handle(Attempt& attempt, const Event& event) {
 
 void Agent::obey(Attempt& attempt, const Supervision::Orders& orders) {
   if (orders.signal_all) attempt.group.signal_groups(*orders.signal_all);
-  if (orders.announce) rendezvous_->announce(attempt.assignment.attempt, describe_failure(attempt));
+  if (orders.announce) rendezvous_->announce(attempt.number, describe_failure(attempt));
 }
 
-FailureNotice Agent::describe_stop(int signal) const {
+FailureNotice Agent::describe_stop(int signal, int node_rank) const {
   FailureNotice out;
-  out.node_rank = job_.node_rank;
+  out.node_rank = node_rank;
   out.host = job_.host;
   out.exit_code = 128 + signal;
   out.text = fmt::format("{} was stopped by {}", job_.host, signal_name(signal));
@@ -287,7 +309,7 @@ FailureNotice Agent::describe_stop(int signal) const {
 FailureNotice Agent::describe_failure(const Attempt& attempt) const {
   const Supervision& supervision = attempt.supervision;
   FailureNotice out;
-  out.node_rank = job_.node_rank;
+  out.node_rank = attempt.assignment.group_rank;
   out.host = job_.host;
   out.restart = after(supervision.end(), attempt.assignment.attempt, job_.max_restarts) == Next::kRestart;
   if (attempt.start_failure) {
@@ -304,7 +326,7 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
     out.exit_code = first.end.shell_code();
     out.text = one_line(first, job_.host);
   } else {
-    return describe_stop(supervision.stop_signal());
+    return describe_stop(supervision.stop_signal(), out.node_rank);
   }
   return out;
 }

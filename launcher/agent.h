@@ -66,11 +66,12 @@ class Agent {
   [[nodiscard]] Event next_event(std::optional<Instant> deadline);
   [[nodiscard]] int run_attempts();
   [[nodiscard]] std::variant<Assignment, int> join(int attempt);  // or the exit status
-  [[nodiscard]] Result<FailureNotice> run_attempt(const Assignment& assignment);
+  [[nodiscard]] Result<FailureNotice> run_attempt(int number, const Assignment& assignment);
+  [[nodiscard]] int finish(const FailureNotice& notice);
   void handle(Attempt& attempt, const Event& event);
   void obey(Attempt& attempt, const Supervision::Orders& orders);
   [[nodiscard]] FailureNotice describe_failure(const Attempt& attempt) const;
-  [[nodiscard]] FailureNotice describe_stop(int signal) const;
+  [[nodiscard]] FailureNotice describe_stop(int signal, int node_rank) const;
   void collect(Attempt& attempt);
   void print_report(const std::vector<WorkerOutcome>& outcomes);
   void pass_on_error_file(const WorkerOutcome& root) const;

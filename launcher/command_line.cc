@@ -2,41 +2,16 @@
 #include "launcher/command_line.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include <fmt/format.h>
+
+#include "launcher/spelling.h"
 
 namespace muster::launcher {
 namespace {
 
 Error usage(std::string message) {
   return Error{ErrorCode::kInvalidArgument, std::move(message)};
-}
-
-/// Edit distance in which swapping two neighbours counts as one (optimal string alignment).
-std::size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> before(b.size() + 1), previous(b.size() + 1), current(b.size() + 1);
-  std::iota(previous.begin(), previous.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    current[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      current[j] =
-          std::min({previous[j] + 1, current[j - 1] + 1, previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        current[j] = std::min(current[j], before[j - 2] + 1);
-    }
-    before.swap(previous);
-    previous.swap(current);
-  }
-  return previous[b.size()];
-}
-
-std::string_view nearest(std::string_view name) {
-  return std::min_element(kOptionTable.begin(), kOptionTable.end(),
-                          [&](const OptionRow& a, const OptionRow& b) {
-                            return distance(name, a.name) < distance(name, b.name);
-                          })
-      ->name;
 }
 
 const OptionRow* find_letter(char letter) {
@@ -142,8 +117,8 @@ Result<const OptionRow*> find_option(std::string_view name) {
   }
   if (matches.size() == 1) return matches.front();
   if (matches.empty())
-    return fail(usage(
-        fmt::format("unknown option --{}; the nearest is --{} (see muster --help)", name, nearest(dashed))));
+    return fail(usage(fmt::format("unknown option --{}; the nearest is --{} (see muster --help)", name,
+                                  nearest_name(kOptionTable, dashed))));
   std::string names;
   for (const OptionRow* row : matches) names += fmt::format("{}--{}", names.empty() ? "" : ", ", row->name);
   return fail(usage(fmt::format("--{} is ambiguous: {}", name, names)));

@@ -16,6 +16,7 @@ inline constexpr int kExitRendezvous = 69;
 inline constexpr int kExitSystem = 71;
 inline constexpr int kExitPortInUse = 75;
 inline constexpr int kExitPeerLost = 76;
+inline constexpr int kExitRefused = 78;
 inline constexpr int kExitNotExecutable = 126;
 inline constexpr int kExitNotFound = 127;
 
@@ -29,10 +30,11 @@ struct ExitCode {
 inline constexpr std::array kExitCodes = {
     ExitCode{kExitOk, "every worker succeeded"},
     ExitCode{kExitUsage, "usage or configuration"},
-    ExitCode{kExitRendezvous, "rendezvous failed: a node is missing, refused or given twice"},
+    ExitCode{kExitRendezvous, "rendezvous failed: nodes or the coordinator are missing; static: a refusal"},
     ExitCode{kExitSystem, "the system refused something: processes, descriptors, memory, disk"},
-    ExitCode{kExitPortInUse, "the store's port is in use"},
-    ExitCode{kExitPeerLost, "another node was lost while the job ran"},
+    ExitCode{kExitPortInUse, "the port of the store or the coordinator is in use"},
+    ExitCode{kExitPeerLost, "another node or the coordinator was lost while the job ran"},
+    ExitCode{kExitRefused, "the coordinator refused this node: secret, version, --nnodes, --node-rank"},
     ExitCode{kExitNotExecutable, "the program cannot be executed"},
     ExitCode{kExitNotFound, "the program was not found"},
 };

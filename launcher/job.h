@@ -11,7 +11,9 @@
 
 #include "launcher/exit_status.h"
 #include "launcher/std_map.h"
+#include "rendezvous/auth.h"
 #include "rendezvous/base/clock.h"
+#include "rendezvous/membership.h"
 
 namespace muster::launcher {
 
@@ -34,15 +36,31 @@ struct LogSettings {
   friend bool operator==(const LogSettings&, const LogSettings&) = default;
 };
 
-enum class RendezvousMode { kStandalone, kStatic };
+enum class RendezvousMode { kStandalone, kStatic, kElastic };
+
+/// What only a job with a coordinator has (kElastic).
+struct ElasticJob {
+  std::string endpoint_host;
+  std::uint16_t endpoint_port = 0;
+  std::optional<bool> is_host;  // whether this agent runs the coordinator; nothing: if it is at the endpoint
+  membership::Settings rules;
+  std::optional<int> order;         // --node-rank
+  Millis connect_timeout{600'000};  // until the coordinator is reached
+  Millis reconnect_for{0};
+  Millis heartbeat_interval{5'000};  // of a coordinator that this agent runs
+  std::string local_addr;            // the only address offered, unless it is a mere name
+  std::string interface;             // the only one whose addresses are offered; empty: all
+  std::optional<auth::Secret> secret;
+};
 
 struct Job {
   RendezvousMode mode = RendezvousMode::kStandalone;
-  int nodes = 1;
+  int nodes = 1;  // the most there can be
   int node_rank = 0;
   std::string master_addr = "127.0.0.1";
   std::uint16_t master_port = 0;  // 0 in standalone: the kernel's choice
   Millis join_timeout{900'000};
+  ElasticJob elastic;
 
   int local_world_size = 1;
   std::string role = "default";
@@ -68,6 +86,7 @@ struct Assignment {
   int role_world_size = 1;
   std::string master_addr;
   std::uint16_t master_port = 0;
+  std::string interface = {};  // by which the first node is reached; empty: not known
 
   friend bool operator==(const Assignment&, const Assignment&) = default;
 };
@@ -88,14 +107,15 @@ struct WorkerOutcome {
   friend bool operator==(const WorkerOutcome&, const WorkerOutcome&) = default;
 };
 
-/// The failure that ended an attempt, as told to other nodes.
+/// The event that ended an attempt, as told to other nodes.
 struct FailureNotice {
-  int node_rank = 0;
+  int node_rank = 0;  // -1: no member's failure
   std::string host;
   int rank = -1;         // -1: not a worker's failure
   int exit_code = 0;     // what every muster of the job exits with
   std::string text;      // "rank 3 (local_rank 1, pid 77) on host-a exited with code 7"
   bool restart = false;  // the next attempt follows
+  bool regroup = false;  // with restart: because other nodes take part, which uses none of --max-restarts
 
   friend bool operator==(const FailureNotice&, const FailureNotice&) = default;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Job plan: options + environment + what the machine has -> a Job, or one line that says what is wrong with
 // them. Everything that can be refused is refused here, before a port is opened or a process started. Pure
-// but for the file metadata that resolve_program reads and the functions handed in.
+// but for the file metadata that resolve_program reads, --secret-file and the functions handed in.
 #pragma once
 
 #include <functional>
@@ -25,15 +25,5 @@ struct Machine {
 /// kInvalidArgument: usage. kNotFound, kUnsupported: the program.
 [[nodiscard]] Result<Job> plan_job(const Options& options, const Environment& environment,
                                    const Machine& machine);
-
-struct Endpoint {
-  std::string host;
-  int port = -1;  // -1: none given
-
-  friend bool operator==(const Endpoint&, const Endpoint&) = default;
-};
-
-/// host, host:port, [v6], [v6]:port; blanks around are dropped. Source: elastic/rendezvous/utils.py.
-[[nodiscard]] Result<Endpoint> parse_endpoint(std::string_view text);
 
 }  // namespace muster::launcher

@@ -80,7 +80,8 @@ Result<LogDirectory> LogDirectory::create(const LogSettings& settings, std::stri
 LogDirectory::LogDirectory(LogDirectory&& other) noexcept
     : temporary_base_(std::exchange(other.temporary_base_, {})),
       run_(std::exchange(other.run_, {})),
-      attempt_(std::exchange(other.attempt_, {})) {}
+      attempt_(std::exchange(other.attempt_, {})),
+      begun_(std::exchange(other.begun_, {})) {}
 
 LogDirectory::~LogDirectory() {
   if (temporary_base_.empty()) return;
@@ -90,9 +91,10 @@ LogDirectory::~LogDirectory() {
 
 Result<void> LogDirectory::begin_attempt(int attempt, int workers) {
   if (!enabled()) return {};
+  // The nodes have changed and the number of restarts has not: what was written before stays.
+  const int repeats = begun_[attempt]++;
   attempt_ = fmt::format("{}/attempt_{}", run_, attempt);
-  std::error_code ignored;
-  std::filesystem::remove_all(attempt_, ignored);
+  if (repeats > 0) attempt_ += fmt::format(".{}", repeats);
   if (::mkdir(attempt_.c_str(), 0777) != 0) return fail(errno_error("create " + attempt_, errno));
   // mkdirat from an open directory: 4 us for each worker instead of a walk from the root.
   const UniqueFd directory(::open(attempt_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));

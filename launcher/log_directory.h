@@ -6,6 +6,7 @@
 // agent. Source: torch/distributed/elastic/multiprocessing/api.py (DefaultLogsSpecs).
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,7 +26,7 @@ class LogDirectory {
   LogDirectory& operator=(LogDirectory&&) = delete;
   ~LogDirectory();
 
-  /// Makes attempt_<attempt> with a directory per worker; an old one is replaced.
+  /// Makes attempt_<attempt> with a directory per worker; attempt_<attempt>.1 if that has begun before.
   [[nodiscard]] Result<void> begin_attempt(int attempt, int workers);
 
   [[nodiscard]] bool enabled() const { return !run_.empty(); }
@@ -44,6 +45,7 @@ class LogDirectory {
   std::string temporary_base_;  // removed at the end, unless empty
   std::string run_;
   std::string attempt_;
+  std::map<int, int> begun_;  // attempt -> how often
 };
 
 }  // namespace muster::launcher

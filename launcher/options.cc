@@ -67,6 +67,9 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--shutdown-timeout", o.shutdown_timeout_s)->check(CLI::Range(0.0, 1e6));
   app.add_flag("--virtual-local-rank", o.virtual_local_rank);
   app.add_option("--local-addr", o.local_addr);
+  app.add_option("--iface", o.iface);
+  app.add_option("--spares", o.spares)->check(CLI::NonNegativeNumber);
+  app.add_option("--secret-file", o.secret_file);
   app.add_flag("--help", o.help);
   app.add_flag("--version", o.version);
 }
@@ -108,7 +111,7 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
       // An empty text is a value here (PET_X="" counts as set), which CLI11 would refuse.
       if (!flag && value.empty()) {
         if (name == "rdzv-endpoint" || name == "rdzv-conf" || name == "local-ranks-filter" ||
-            name == "local-addr")
+            name == "local-addr" || name == "iface" || name == "secret-file")
           continue;
         if (name == "log-line-prefix-template") {
           out.log_line_prefix_template = "";

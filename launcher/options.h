@@ -18,7 +18,7 @@ namespace muster::launcher {
 struct Options {
   std::string nnodes = "1";
   std::optional<std::string> nproc_per_node;  // nothing: one per GPU where there are GPUs, else 1
-  int node_rank = 0;
+  std::optional<int> node_rank;
   std::string master_addr = "127.0.0.1";
   std::optional<int> master_port;
   bool standalone = false;
@@ -39,6 +39,9 @@ struct Options {
   std::optional<double> shutdown_timeout_s;
   bool virtual_local_rank = false;
   std::string local_addr;
+  std::string iface;
+  int spares = 0;
+  std::string secret_file;
   bool help = false;
   bool version = false;
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rendezvous: how this agent agrees with the others on who takes part, and learns of what happens elsewhere.
 // Asynchronous on the agent's loop: every call returns at once and its callback comes later, at most once,
-// never after cancel() or the destructor. An attempt has one outcome for all nodes: the first announced
-// failure, or that everybody succeeded.
+// never after decline() or the destructor. An attempt is one start of the workers, counted by this agent from
+// 0. It has one outcome for all nodes: the first announced failure, a change of the nodes, or that everybody
+// succeeded.
 #pragma once
 
 #include <functional>
@@ -25,8 +26,8 @@ class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
 
-  /// Gathers all nodes for `attempt` with a fresh, empty store for the workers. A notice instead of ranks: a
-  /// node was lost or declined, which is the job's end.
+  /// Gathers the nodes for `attempt` with a fresh, empty store for the workers. A notice instead of ranks is
+  /// the job's end; with exit code 0: it succeeded without this node.
   using Membership = std::variant<Assignment, FailureNotice>;
   using Joined = std::function<void(Result<Membership>)>;
   virtual void join(int attempt, Joined joined) = 0;
@@ -40,15 +41,13 @@ class Rendezvous {
   virtual void announce(int attempt, const FailureNotice& notice) = 0;
   virtual void succeeded(int attempt) = 0;
 
-  /// This node will not take part in `attempt`, which has not begun: it ends the job for all of them.
+  /// This node will not take part in `attempt`, which has not begun. Where others count on it, that ends the
+  /// job for all of them.
   virtual void decline(int attempt, const FailureNotice& notice) = 0;
 
   /// The job is over on this node. `left` comes when this agent may exit: at once, or, where it hosts the
   /// store, when the others have left too or `patience` is over.
   virtual void leave(Millis patience, std::function<void()> left) = 0;
-
-  /// Gives up a join() that is under way.
-  virtual void cancel() = 0;
 };
 
 }  // namespace muster::launcher

@@ -23,7 +23,6 @@ class StandaloneRendezvous final : public Rendezvous {
   void succeeded(int attempt) override;
   void decline(int attempt, const FailureNotice& notice) override;
   void leave(Millis patience, std::function<void()> left) override;
-  void cancel() override {}
 
  private:
   boost::asio::io_context& io_;

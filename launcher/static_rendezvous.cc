@@ -162,10 +162,9 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     abandoned_ = true;
     cancel();
   }
-  const Log& log() const { return log_; }
+  bool host() const { return job_.node_rank == 0; }
 
  private:
-  bool host() const { return job_.node_rank == 0; }
   std::string own_address() const { return is_loopback(job_.master_addr) ? job_.master_addr : "127.0.0.1"; }
   /// `agents`: they keep connections to it, whose end is told.
   net::ServerOptions listen_options(std::uint16_t port, bool agents) {
@@ -386,15 +385,13 @@ void StaticRendezvous::succeeded(int attempt) {
 }
 
 void StaticRendezvous::decline(int attempt, const FailureNotice& notice) {
+  // Others count on this node from its first attempt on, and on node 0 always. Until then it can be replaced.
+  if (attempt == 0 && !impl_->host()) return impl_->cancel();
   impl_->start(impl_->decline(attempt, notice), [](const Result<void>&) {});
 }
 
 void StaticRendezvous::leave(Millis patience, std::function<void()> left) {
   impl_->start(impl_->leave(patience), [left = std::move(left)](const Result<void>&) { left(); });
-}
-
-void StaticRendezvous::cancel() {
-  impl_->cancel();
 }
 
 }  // namespace muster::launcher

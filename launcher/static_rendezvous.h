@@ -27,7 +27,6 @@ class StaticRendezvous final : public Rendezvous {
   void succeeded(int attempt) override;
   void decline(int attempt, const FailureNotice& notice) override;
   void leave(Millis patience, std::function<void()> left) override;
-  void cancel() override;
 
  private:
   class Impl;

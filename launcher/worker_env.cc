@@ -56,7 +56,12 @@ Environment shared_environment(const Environment& inherited, const Job& job, con
   set(env::kSignalsToHandle, job.signals_text);
   out.try_emplace(std::string(env::kNcclAsyncErrorHandling), "1");
   if (job.local_world_size > 1) out.try_emplace(std::string(env::kOmpNumThreads), "1");
-  for (const std::string_view name : {env::kRank, env::kLocalRank, env::kRoleRank, env::kErrorFile})
+  if (!assignment.interface.empty()) {
+    out.try_emplace(std::string(env::kGlooInterface), assignment.interface);
+    out.try_emplace(std::string(env::kNcclInterface), assignment.interface);
+  }
+  for (const std::string_view name :
+       {env::kRank, env::kLocalRank, env::kRoleRank, env::kErrorFile, env::kSecret})
     out.erase(std::string(name));
   if (job.virtual_local_rank) out.erase(std::string(kVisibleDevices));
   return out;

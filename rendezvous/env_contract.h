@@ -28,12 +28,18 @@ inline constexpr std::string_view kErrorFile = "TORCHELASTIC_ERROR_FILE";
 inline constexpr std::string_view kNcclAsyncErrorHandling = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 inline constexpr std::string_view kOmpNumThreads = "OMP_NUM_THREADS";
 inline constexpr std::string_view kSignalsToHandle = "TORCHELASTIC_SIGNALS_TO_HANDLE";
+inline constexpr std::string_view kGlooInterface = "GLOO_SOCKET_IFNAME";
+inline constexpr std::string_view kNcclInterface = "NCCL_SOCKET_IFNAME";
+
+/// The job's secret, read by agents and musterd. It never crosses: workers do not get it.
+inline constexpr std::string_view kSecret = "MUSTER_SECRET";
 
 /// Who decides the value.
 enum class Origin {
   kAssignment,  ///< always written, from the rank assignment
   kJob,         ///< always written, the same for every worker of the job
   kDefault,     ///< written only where the agent's own environment has none
+  kNetwork,     ///< likewise, and only in jobs with a coordinator
 };
 
 struct Variable {
@@ -63,6 +69,8 @@ inline constexpr std::array kEnvContract = {
     Variable{kErrorFile, Origin::kAssignment, "where a worker writes its error as JSON"},
     Variable{kNcclAsyncErrorHandling, Origin::kDefault, "1: NCCL errors end the process"},
     Variable{kOmpNumThreads, Origin::kDefault, "1 when there are several workers on the node"},
+    Variable{kGlooInterface, Origin::kNetwork, "network interface towards the first node"},
+    Variable{kNcclInterface, Origin::kNetwork, "likewise"},
 };
 
 }  // namespace muster::env

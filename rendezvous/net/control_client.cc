@@ -153,6 +153,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     if (!welcome) co_return welcome.error();
     if (over_ || leaving_) co_return Error{ErrorCode::kCancelled, "closed"};
     heartbeat_ = Millis(std::clamp<std::uint32_t>(welcome->heartbeat_ms, 10, 3'600'000));
+    // The job's rules may be stricter than the coordinator's habit.
+    heartbeat_ = std::min(heartbeat_, std::max(options_.settings.heartbeat_timeout / 3, Millis(10)));
     num_missed_ = 0;
     joined_ = true;
     send(control::Join{options_.request, options_.settings, running_, options_.software});

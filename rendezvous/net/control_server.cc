@@ -238,6 +238,7 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
     set_deadline(id, connection, std::nullopt);
     connections_.erase(found);
     apply();
+    if (options_.on_close) options_.on_close();
   }
 
   void finish_turn() {

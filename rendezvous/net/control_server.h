@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,6 +33,8 @@ struct ControlServerOptions {
   std::size_t max_connections = 100'000;
   std::size_t max_unsent_bytes = std::size_t{16} << 20;  ///< of an agent that does not read
   std::string software = "muster";
+  /// Called on the loop after a connection has ended; not from stop().
+  std::function<void()> on_close = {};
 };
 
 struct ControlServerStats {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // dial(): a connected TCP socket to a host by address or name, within a deadline, for coroutines of one loop.
-// Failure: kTimeout, kNotFound (the name), kPeerGone; the text says which step and why. For net/ only.
+// Failure: kTimeout, kNotFound (the name), kPeerGone; the text says which step and why.
 #pragma once
 
 #include <cstddef>

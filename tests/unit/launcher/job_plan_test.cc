@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include "launcher/nproc.h"
+#include "launcher/rendezvous_plan.h"
 #include "launcher/std_map.h"
 #include "tests/support/catch.h"
 
@@ -67,11 +68,15 @@ TEST_CASE("contradictions are refused with what is right") {
   REQUIRE_THAT(refusal({"--nnodes=2", "--node-rank=2"}), Catch::Contains("it is 0 to 1"));
   REQUIRE_THAT(refusal({"--node-rank=1"}), Catch::Contains("out of range"));
   REQUIRE_THAT(refusal({"--nnodes=0"}), Catch::Contains("--nnodes=0"));
-  REQUIRE_THAT(refusal({"--nnodes=1:2"}), Catch::Contains("dynamic rendezvous"));
+  REQUIRE_THAT(refusal({"--nnodes=1:2"}), Catch::Contains("a range needs a coordinator"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--spares=1"}), Catch::Contains("--spares=1 needs a coordinator"));
   REQUIRE_THAT(refusal({"--nnodes=3:2"}), Catch::Contains("smaller number"));
   REQUIRE_THAT(refusal({"--nnodes=1:2:3"}), Catch::Contains("--nnodes"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--standalone"}), Catch::Contains("--standalone is for one node"));
-  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d"}), Catch::Contains("--node-rank"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d"}),
+               Catch::Contains("needs --rdzv-endpoint=HOST[:PORT]"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:0"}),
+               Catch::Contains("give a number"));
   REQUIRE_THAT(refusal({"--rdzv-backend=etcd"}), Catch::Contains("etcd"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-endpoint=h"}), Catch::Contains("needs a port"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--master-port=0"}), Catch::Contains("give a number"));
@@ -90,6 +95,53 @@ TEST_CASE("timeouts come from the options or torchrun's variable") {
   const auto job = plan({}, {{"PATH", "/usr/bin:/bin"}, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7"}});
   REQUIRE(job->grace == std::chrono::seconds(7));
   REQUIRE(planned({"--rdzv-conf=read_timeout=1, timeout = 12"}).join_timeout == std::chrono::seconds(12));
+}
+
+TEST_CASE("with a backend that has a coordinator the nodes gather at the endpoint") {
+  const Job job =
+      planned({"--nnodes=2:4", "--spares=1", "--max-restarts=5", "--rdzv-backend=c10d",
+               "--rdzv-endpoint=10.0.0.1", "--rdzv-id=j", "--node-rank=4", "--shutdown-timeout=7"});
+  REQUIRE(job.mode == RendezvousMode::kElastic);
+  REQUIRE(job.nodes == 4);
+  REQUIRE(job.run_id == "j");
+  REQUIRE(job.elastic.endpoint_host == "10.0.0.1");
+  REQUIRE(job.elastic.endpoint_port == 29400);
+  REQUIRE(job.elastic.order == 4);
+  REQUIRE_FALSE(job.elastic.is_host);
+  REQUIRE_FALSE(job.elastic.secret);
+  REQUIRE(job.elastic.reconnect_for == std::chrono::seconds(0));
+  membership::Settings rules;
+  rules.min_nodes = 2;
+  rules.max_nodes = 4;
+  rules.spares = 1;
+  rules.max_restarts = 5;
+  rules.stop_timeout = std::chrono::seconds(37);
+  REQUIRE(job.elastic.rules == rules);
+
+  const Job daemon = planned({"--nnodes=2", "--rdzv-backend=muster", "--rdzv-endpoint=h"});
+  REQUIRE(daemon.elastic.endpoint_port == 29500);
+  REQUIRE(daemon.elastic.reconnect_for == std::chrono::seconds(60));
+  REQUIRE_FALSE(daemon.elastic.order);
+  // One node needs none, unless a daemon is named.
+  REQUIRE(planned({"--rdzv-backend=muster"}).mode == RendezvousMode::kStandalone);
+  REQUIRE(planned({"--rdzv-backend=muster", "--rdzv-endpoint=h"}).mode == RendezvousMode::kElastic);
+  REQUIRE(planned({"--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=h"}).mode ==
+          RendezvousMode::kElastic);
+}
+
+TEST_CASE("the job's secret is taken from the environment or a file, and a weak one is refused") {
+  const auto with = [](const std::string& secret) {
+    return plan({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h"},
+                {{"PATH", "/usr/bin:/bin"}, {"MUSTER_SECRET", secret}});
+  };
+  const auto job = with("a secret of more than sixteen bytes");
+  REQUIRE_OK(job);
+  REQUIRE(job->elastic.secret);
+  REQUIRE_FALSE(with("short"));
+  REQUIRE_THAT(with("short").error().message, Catch::Contains("MUSTER_SECRET"));
+  REQUIRE_THAT(
+      refusal({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h", "--secret-file=/no/such/file"}),
+      Catch::Contains("--secret-file"));
 }
 
 TEST_CASE("signals are named with or without SIG") {

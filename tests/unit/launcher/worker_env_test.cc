@@ -29,7 +29,8 @@ const Assignment kAssignment{.attempt = 2,
                              .role_base_rank = 3,
                              .role_world_size = 7,
                              .master_addr = "10.0.0.1",
-                             .master_port = 1234};
+                             .master_port = 1234,
+                             .interface = "eth0"};
 
 Environment complete(const Environment& inherited, const Job& job, int local_rank) {
   Environment out = shared_environment(inherited, job, kAssignment);
@@ -42,8 +43,12 @@ Environment complete(const Environment& inherited, const Job& job, int local_ran
 }  // namespace
 
 TEST_CASE("a worker's environment is the agent's, overlaid by the contract") {
-  const Environment inherited{
-      {"PATH", "/bin"}, {"RANK", "99"}, {"TORCHELASTIC_ERROR_FILE", "/mine"}, {"PET_NNODES", "2"}};
+  const Environment inherited{{"PATH", "/bin"},
+                              {"RANK", "99"},
+                              {"TORCHELASTIC_ERROR_FILE", "/mine"},
+                              {"PET_NNODES", "2"},
+                              {"MUSTER_SECRET", "for agents only"},
+                              {"NCCL_SOCKET_IFNAME", "ib0"}};
   const Environment expected{{"PATH", "/bin"},
                              {"PET_NNODES", "2"},
                              {"RANK", "10"},
@@ -64,7 +69,9 @@ TEST_CASE("a worker's environment is the agent's, overlaid by the contract") {
                              {"TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM"},
                              {"TORCHELASTIC_ERROR_FILE", "/logs/2/error.json"},
                              {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
-                             {"OMP_NUM_THREADS", "1"}};
+                             {"OMP_NUM_THREADS", "1"},
+                             {"GLOO_SOCKET_IFNAME", "eth0"},
+                             {"NCCL_SOCKET_IFNAME", "ib0"}};
   REQUIRE(complete(inherited, some_job(), 2) == expected);
 }
 

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/coordinator_seat.h"
+
+#include <algorithm>
+#include <unistd.h>
+#include <utility>
+
+#include <boost/asio/ip/address.hpp>
+#include <boost/asio/post.hpp>
+
+namespace muster::launcher {
+namespace {
+
+namespace asio = boost::asio;
+constexpr std::chrono::seconds kLookUpPatience{5};
+
+std::string host_name() {
+  char name[256] = "";
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+bool is_numeric(const std::string& host) {
+  boost::system::error_code error;
+  (void)asio::ip::make_address(host, error);
+  return !error;
+}
+
+}  // namespace
+
+bool names_this_host(const std::string& host, const std::vector<InterfaceAddress>& own,
+                     const std::string& own_name) {
+  if (is_loopback(host) || (!own_name.empty() && host == own_name)) return true;
+  boost::system::error_code error;
+  const auto wanted = asio::ip::make_address(host, error);
+  if (error) return false;
+  return std::any_of(own.begin(), own.end(), [&](const InterfaceAddress& entry) {
+    boost::system::error_code not_numeric;
+    const auto address = asio::ip::make_address(entry.address, not_numeric);
+    return !not_numeric && address == wanted;
+  });
+}
+
+CoordinatorSeat::CoordinatorSeat(asio::io_context& io, const Job& job, const Log& log)
+    : io_(io), job_(job), log_(log), resolver_(io), timer_(io), alive_(std::make_shared<bool>(true)) {}
+
+CoordinatorSeat::~CoordinatorSeat() {
+  *alive_ = false;
+}
+
+void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own,
+                           std::function<void(Result<void>)> decided) {
+  const ElasticJob& elastic = job_.elastic;
+  if (elastic.is_host == false) return decided({});
+  if (elastic.is_host == true || names_this_host(elastic.endpoint_host, own, host_name()))
+    return listen(decided);
+  if (is_numeric(elastic.endpoint_host)) return decided({});
+  look_up(own, std::move(decided));
+}
+
+void CoordinatorSeat::look_up(const std::vector<InterfaceAddress>& own,
+                              std::function<void(Result<void>)> decided) {
+  // Whichever comes first: the answer, or the end of the patience. A name nobody knows is the client's to
+  // report.
+  const auto once = std::make_shared<std::function<void(bool)>>(
+      [this, decided = std::move(decided)](bool here) { here ? listen(decided) : decided({}); });
+  const auto tell = [once, alive = alive_](bool here) {
+    const auto call = std::exchange(*once, {});
+    if (call && *alive) call(here);
+  };
+  resolver_.async_resolve(job_.elastic.endpoint_host, "",
+                          [this, tell, own, alive = alive_](
+                              const auto& error, const asio::ip::tcp::resolver::results_type& found) {
+                            if (!*alive) return;
+                            timer_.cancel();
+                            tell(!error && std::any_of(found.begin(), found.end(), [&](const auto& entry) {
+                              return names_this_host(entry.endpoint().address().to_string(), own, "");
+                            }));
+                          });
+  timer_.expires_after(kLookUpPatience);
+  timer_.async_wait([tell](const auto& error) {
+    if (!error) tell(false);
+  });
+}
+
+void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
+  const ElasticJob& elastic = job_.elastic;
+  net::RendezvousServerOptions options;
+  if (is_loopback(elastic.endpoint_host)) options.store.host = elastic.endpoint_host;
+  options.store.port = elastic.endpoint_port;
+  options.control.secret = elastic.secret;
+  options.control.heartbeat_interval = elastic.heartbeat_interval;
+  options.control.on_close = [this, alive = alive_] {
+    // Not from within the server, which is about to be stopped.
+    asio::post(io_, [this, alive] {
+      if (*alive) check_empty();
+    });
+  };
+  auto server = net::RendezvousServer::listen(io_, options, log_);
+  if (server) {
+    server_ = *std::move(server);
+    return decided({});
+  }
+  if (elastic.is_host == true) return decided(fail(std::move(server).error()));
+  busy_ = server.error().message;
+  decided({});
+}
+
+std::string CoordinatorSeat::host() const {
+  if (!taken()) return job_.elastic.endpoint_host;
+  // The endpoint may be an address that leads here from outside only.
+  return is_loopback(job_.elastic.endpoint_host) ? job_.elastic.endpoint_host : "127.0.0.1";
+}
+
+void CoordinatorSeat::see_off(Millis patience, std::function<void()> gone) {
+  if (!taken()) return gone();
+  gone_ = std::move(gone);
+  timer_.expires_after(patience);
+  timer_.async_wait([this, alive = alive_](const auto& error) {
+    if (error || !*alive) return;
+    if (const auto call = std::exchange(gone_, {})) call();
+  });
+  check_empty();
+}
+
+void CoordinatorSeat::check_empty() {
+  if (!gone_ || server_->coordinator().stats().num_open > 0) return;
+  timer_.cancel();
+  std::exchange(gone_, {})();
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// CoordinatorSeat: whether this agent runs the job's coordinator, and the coordinator if so. Without an order
+// (--rdzv-conf is_host) an agent runs it if the endpoint is an address of this host and nobody listens there:
+// of two agents that race for the port the kernel lets one win, and a musterd has won already. Owned by
+// ElasticRendezvous; one loop. Failure: told through `decided`; a port that is taken is no failure unless
+// is_host was given.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include <muster/result.h>
+
+#include "launcher/interfaces.h"
+#include "launcher/job.h"
+#include "rendezvous/base/log.h"
+#include "rendezvous/net/rendezvous_server.h"
+
+namespace muster::launcher {
+
+class CoordinatorSeat {
+ public:
+  CoordinatorSeat(boost::asio::io_context& io, const Job& job, const Log& log);
+  ~CoordinatorSeat();
+  CoordinatorSeat(const CoordinatorSeat&) = delete;
+  CoordinatorSeat& operator=(const CoordinatorSeat&) = delete;
+
+  /// Once. `decided` may come before it returns, and never after the destructor.
+  void take(const std::vector<InterfaceAddress>& own, std::function<void(Result<void>)> decided);
+
+  /// This agent runs the coordinator.
+  [[nodiscard]] bool taken() const { return server_ != nullptr; }
+  /// Where this agent itself reaches the coordinator.
+  [[nodiscard]] std::string host() const;
+  /// Why this agent could not listen at the endpoint, though it is on this host; empty: it did not try.
+  [[nodiscard]] const std::string& busy() const { return busy_; }
+
+  /// `gone` comes when no agent is connected any more, or after `patience`; at once where not taken().
+  void see_off(Millis patience, std::function<void()> gone);
+
+ private:
+  void listen(const std::function<void(Result<void>)>& decided);
+  void look_up(const std::vector<InterfaceAddress>& own, std::function<void(Result<void>)> decided);
+  void check_empty();
+
+  boost::asio::io_context& io_;
+  const Job& job_;
+  const Log& log_;
+  std::unique_ptr<net::RendezvousServer> server_;
+  boost::asio::ip::tcp::resolver resolver_;
+  boost::asio::steady_timer timer_;
+  std::string busy_;
+  std::function<void()> gone_;
+  std::shared_ptr<bool> alive_;  // for handlers that are under way
+};
+
+/// Whether the host of an endpoint is this one, as far as that can be told without a look-up: a loopback
+/// address, the host's name, or an address of an interface.
+[[nodiscard]] bool names_this_host(const std::string& host, const std::vector<InterfaceAddress>& own,
+                                   const std::string& own_name);
+
+}  // namespace muster::launcher

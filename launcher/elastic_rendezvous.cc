@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/elastic_rendezvous.h"
+
+#include <utility>
+
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+
+#include "launcher/exit_status.h"
+#include "launcher/generation_outcome.h"
+#include "launcher/machine_id.h"
+#include "rendezvous/net/dial.h"
+
+namespace muster::launcher {
+namespace {
+
+namespace asio = boost::asio;
+constexpr std::chrono::seconds kFirstWord{3};  // a gathering that takes less is not worth one
+constexpr std::chrono::seconds kShortGoodBye{5};
+
+}  // namespace
+
+ElasticRendezvous::ElasticRendezvous(asio::io_context& io, const Job& job, const Log& log)
+    : io_(io),
+      job_(job),
+      log_(log),
+      endpoint_(net::endpoint_text(job.elastic.endpoint_host, job.elastic.endpoint_port)),
+      seat_(io, job, log),
+      patience_(io),
+      alive_(std::make_shared<bool>(true)) {}
+
+ElasticRendezvous::~ElasticRendezvous() {
+  *alive_ = false;
+}
+
+// Joining.
+
+void ElasticRendezvous::join(int, Joined joined) {
+  joined_ = std::move(joined);
+  outcome_.reset();
+  patient_ = true;
+  patience_.expires_after(kFirstWord);
+  patience_.async_wait([this, alive = alive_](const auto& error) {
+    if (error || !*alive) return;
+    patient_ = false;
+    if (!unsaid_.empty()) log_.warning(std::exchange(unsaid_, {}));
+  });
+  if (client_) return next_generation();
+  own_ = interface_addresses();
+  offered_ = is_loopback(job_.elastic.endpoint_host)
+                 ? std::vector{std::string(job_.elastic.endpoint_host == "::1" ? "::1" : "127.0.0.1")}
+                 : offered_addresses(own_, {job_.elastic.local_addr, job_.elastic.interface,
+                                            source_address(job_.elastic.endpoint_host)});
+  if (offered_.empty())
+    return fail_join(kExitUsage, fmt::format("--iface={}: this host has no such interface with an address",
+                                             job_.elastic.interface));
+  if (const auto open = open_port(); !open) return fail_join(kExitSystem, open.error().message);
+  seat_.take(own_, [this](const Result<void>& seat) { connect(seat); });
+}
+
+Result<void> ElasticRendezvous::open_port() {
+  if (port_.fd) return {};
+  MUSTER_TRY(port_, net::open_listener(is_loopback(job_.elastic.endpoint_host) ? offered_.front() : "", 0));
+  return {};
+}
+
+void ElasticRendezvous::connect(const Result<void>& seat) {
+  if (!joined_) return;  // declined meanwhile
+  if (!seat)
+    return fail_join(seat.error().code == ErrorCode::kExhausted ? kExitPortInUse : kExitSystem,
+                     seat.error().message);
+  if (seat_.taken()) log_.info(fmt::format("this agent runs the coordinator at {}", endpoint_));
+  client_ = std::make_unique<net::ControlClient>(io_, client_options(), client_events());
+  client_->start();
+}
+
+net::ControlClientOptions ElasticRendezvous::client_options() {
+  const ElasticJob& elastic = job_.elastic;
+  net::ControlClientOptions out;
+  out.host = seat_.host();
+  out.port = elastic.endpoint_port;
+  out.job = job_.run_id;
+  out.secret = elastic.secret;
+  out.request.host = job_.host;
+  out.request.machine = machine_id();
+  out.request.role = job_.role;
+  out.request.wanted_ranks = job_.local_world_size;
+  out.request.order = elastic.order;
+  out.request.addresses = offered_;
+  out.request.master_port = port_.port;
+  out.settings = elastic.rules;
+  out.connect_timeout = elastic.connect_timeout;
+  out.reconnect_for = elastic.reconnect_for;
+  return out;
+}
+
+net::ControlEvents ElasticRendezvous::client_events() {
+  net::ControlEvents out;
+  out.assigned = [this](const auto& message) { on_assigned(message); };
+  out.waiting = [this](const auto& message) { on_waiting(message); };
+  out.generation_over = [this](const auto& message) { on_generation_over(message); };
+  out.closed = [this](const auto& message) { on_closed(message); };
+  out.lost = [this](const auto& error) { on_lost(error); };
+  out.trying = [this](const Error& error) {
+    // While workers run, a broken connection is news.
+    say(fmt::format("waiting for the coordinator at {}: {}", endpoint_, error.message), !joined_);
+  };
+  return out;
+}
+
+void ElasticRendezvous::next_generation() {
+  store_.reset();
+  if (const auto open = open_port(); !open) return fail_join(kExitSystem, open.error().message);
+  client_->ready(assigned_->generation, port_.port);
+}
+
+// What the coordinator says.
+
+void ElasticRendezvous::on_assigned(const control::Assignment& assignment) {
+  assigned_ = assignment;
+  if (!joined_) return;
+  hush();
+  log_.info(fmt::format("generation {}: node {} of {}, ranks {} to {} of {}", assignment.generation,
+                        assignment.group_rank, assignment.group_world_size, assignment.base_rank,
+                        assignment.base_rank + assignment.ranks - 1, assignment.world_size));
+  if (assignment.group_rank == 0)
+    serve();
+  else
+    look_for_first_node();
+}
+
+void ElasticRendezvous::on_waiting(const control::Waiting& waiting) {
+  if (!joined_) return;  // a gathering begins while workers here are still being stopped
+  if (waiting.outside)
+    say(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
+  else
+    say(fmt::format("rendezvous: {}; giving up {} s after the beginning", waiting.text,
+                    std::chrono::duration_cast<std::chrono::seconds>(job_.join_timeout).count()),
+        false);
+}
+
+void ElasticRendezvous::on_generation_over(const control::GenerationOver& over) {
+  if (!joined_) return end(outcome_of(over));
+  // Before the workers were started.
+  race_.reset();
+  log_.warning(fmt::format("{}; waiting for the next generation", outcome_of(over).text));
+  if (assigned_) next_generation();
+}
+
+void ElasticRendezvous::on_closed(const control::Closed& closed) {
+  race_.reset();
+  AttemptOutcome outcome = outcome_of(closed);
+  auto* notice = std::get_if<FailureNotice>(&outcome);
+  if (notice != nullptr && stopped_here_ && assigned_) notice->node_rank = assigned_->group_rank;
+  if (!joined_) return end(outcome);
+  if (notice != nullptr) return finish_join(std::move(*notice));
+  FailureNotice spared;
+  spared.text = "the job succeeded without this node";
+  finish_join(std::move(spared));
+}
+
+void ElasticRendezvous::on_lost(const Error& error) {
+  race_.reset();
+  FailureNotice notice = outcome_of(error, assigned_.has_value(), endpoint_, seat_.busy());
+  if (joined_) return finish_join(std::move(notice));
+  end(std::move(notice));
+}
+
+// The workers' store.
+
+void ElasticRendezvous::serve() {
+  net::ServerOptions options;
+  options.listen_fd = port_.fd.release();
+  auto store = net::Server::listen(io_, options, log_);
+  if (!store) return fail_join(kExitSystem, store.error().message);
+  store_ = *std::move(store);
+  warn_of_strangers();
+  take_part(offered_.front(), interface_of(own_, offered_.front()));
+}
+
+void ElasticRendezvous::look_for_first_node() {
+  net::AddressRace::Course course;
+  course.addresses = addresses_to_try(assigned_->master_addresses, own_);
+  course.port = assigned_->master_port;
+  race_ = std::make_unique<net::AddressRace>(io_, std::move(course),
+                                             [this](const auto& winner) { on_raced(winner); });
+}
+
+void ElasticRendezvous::on_raced(const Result<net::AddressRace::Winner>& winner) {
+  if (winner) {
+    const std::string interface = interface_of(own_, winner->local_address);
+    log_.info(fmt::format("{} answers at {} from {} ({})", assigned_->master_host,
+                          net::endpoint_text(winner->address, assigned_->master_port), winner->local_address,
+                          interface.empty() ? "unknown interface" : interface));
+    return take_part(winner->address, interface);
+  }
+  // The coordinator ends the generation for everybody, or the job.
+  control::WorkerFailed failure;
+  failure.generation = assigned_->generation;
+  failure.exit_code = kExitRendezvous;
+  failure.text = fmt::format(
+      "{} cannot reach the first node, {}, which serves the workers' store: {}. Is there a firewall between "
+      "them? --iface and --local-addr choose what {} offers",
+      job_.host, assigned_->master_host, winner.error().message, assigned_->master_host);
+  log_.error(failure.text);
+  client_->worker_failed(failure);
+}
+
+void ElasticRendezvous::take_part(std::string master_addr, std::string interface) {
+  const control::Assignment& from = *assigned_;
+  Assignment out;
+  out.attempt = from.restarts_used;
+  out.group_rank = from.group_rank;
+  out.group_world_size = from.group_world_size;
+  out.base_rank = from.base_rank;
+  out.world_size = from.world_size;
+  out.role_base_rank = from.role_base_rank;
+  out.role_world_size = from.role_world_size;
+  out.master_addr = std::move(master_addr);
+  out.master_port = from.master_port;
+  out.interface = std::move(interface);
+  finish_join(std::move(out));
+}
+
+void ElasticRendezvous::warn_of_strangers() {
+  if (warned_ || job_.elastic.secret || assigned_->group_world_size == 1 ||
+      is_loopback(job_.elastic.endpoint_host))
+    return;
+  warned_ = true;
+  log_.warning(fmt::format(
+      "no secret is set (MUSTER_SECRET, --secret-file): whoever reaches {} can take part in this job",
+      endpoint_));
+}
+
+// Handing over to the agent.
+
+void ElasticRendezvous::finish_join(Membership membership) {
+  hush();
+  if (const auto call = std::exchange(joined_, {})) call(std::move(membership));
+}
+
+void ElasticRendezvous::fail_join(int exit_code, std::string text) {
+  FailureNotice notice;
+  notice.node_rank = -1;
+  notice.host = job_.host;
+  notice.exit_code = exit_code;
+  notice.text = std::move(text);
+  finish_join(std::move(notice));
+}
+
+void ElasticRendezvous::watch(int, OutcomeKnown known) {
+  known_ = std::move(known);
+  if (!outcome_) return;
+  asio::post(io_, [this, alive = alive_] {
+    if (*alive && outcome_) end(*std::exchange(outcome_, {}));
+  });
+}
+
+void ElasticRendezvous::end(const AttemptOutcome& outcome) {
+  if (const auto call = std::exchange(known_, {}))
+    call(outcome);
+  else
+    outcome_ = outcome;
+}
+
+void ElasticRendezvous::announce(int, const FailureNotice& notice) {
+  if (notice.rank >= 0)
+    return client_->worker_failed(
+        {assigned_->generation, notice.rank, notice.exit_code, notice.restart, false, notice.text});
+  // Asked to stop, not failed.
+  if (can_be_spared()) {
+    good_bye(notice.text, kShortGoodBye);
+    outcome_ = AttemptOutcome(notice);
+    return watch(0, std::exchange(known_, {}));
+  }
+  stopped_here_ = true;
+  client_->stop_job(notice.text, notice.exit_code);
+}
+
+void ElasticRendezvous::succeeded(int) {
+  client_->finished(assigned_->generation);
+}
+
+// Parting.
+
+// Whether the others go on if this node says good-bye. Without a world yet they wait for another one.
+bool ElasticRendezvous::can_be_spared() const {
+  if (seat_.taken()) return false;
+  const membership::Settings& rules = job_.elastic.rules;
+  return !assigned_ || (rules.min_nodes < rules.max_nodes && assigned_->group_world_size > rules.min_nodes);
+}
+
+void ElasticRendezvous::decline(int, const FailureNotice& notice) {
+  joined_ = {};
+  race_.reset();
+  hush();
+  if (!client_) return;
+  if (can_be_spared()) return good_bye(notice.text, kShortGoodBye);
+  stopped_here_ = true;
+  client_->stop_job(notice.text, notice.exit_code);
+}
+
+void ElasticRendezvous::good_bye(const std::string& reason, Millis patience) {
+  if (std::exchange(leaving_, true)) return;
+  const auto left = [this, alive = alive_] {
+    if (!*alive) return;
+    left_ = true;
+    if (const auto call = std::exchange(on_left_, {})) call();
+  };
+  if (client_)
+    client_->leave(reason, patience, left);
+  else
+    left();
+}
+
+void ElasticRendezvous::leave(Millis patience, std::function<void()> left) {
+  hush();
+  on_left_ = [this, patience, left = std::move(left)] { seat_.see_off(patience, left); };
+  good_bye("it is done", patience);
+  if (!left_) return;
+  if (const auto call = std::exchange(on_left_, {})) call();
+}
+
+// Words about waiting.
+
+void ElasticRendezvous::say(std::string text, bool at_once) {
+  if (patient_ && !at_once) {
+    unsaid_ = std::move(text);
+    return;
+  }
+  unsaid_.clear();
+  log_.warning(text);
+}
+
+void ElasticRendezvous::hush() {
+  patience_.cancel();
+  unsaid_.clear();
+}
+
+}  // namespace muster::launcher

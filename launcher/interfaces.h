@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Interfaces: the addresses of this host, and which of them another node should try first. Listing asks the
+// kernel (getifaddrs, one unsent datagram for the route); the order is pure. No name is looked up.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace muster::launcher {
+
+struct InterfaceAddress {
+  std::string interface;
+  std::string address;  // numeric, without a scope
+
+  friend bool operator==(const InterfaceAddress&, const InterfaceAddress&) = default;
+};
+
+/// Of the interfaces that are up, in the kernel's order. Empty if the kernel does not tell.
+[[nodiscard]] std::vector<InterfaceAddress> interface_addresses();
+
+/// The address this host has towards `destination` (numeric); empty: no route, or a name.
+[[nodiscard]] std::string source_address(const std::string& destination);
+
+[[nodiscard]] bool is_loopback(std::string_view host);
+
+struct AddressWishes {
+  std::string only_address;    // --local-addr
+  std::string only_interface;  // --iface
+  std::string towards;         // the address that reaches the coordinator; empty: not known
+};
+/// What this node offers to the others, best first, at most kMaxOffered: the address that reached the
+/// coordinator, other networks', those of bridges and virtual links, link-local ones. A loopback address is
+/// offered only where there is no other: it would lead the others to themselves.
+[[nodiscard]] std::vector<std::string> offered_addresses(const std::vector<InterfaceAddress>& all,
+                                                         const AddressWishes& wishes);
+inline constexpr std::size_t kMaxOffered = 16;
+
+/// `offered` in the order in which this host tries them: an address that it has itself, as a bridge's on
+/// every host, leads elsewhere only by mistake and comes last. IPv6 link-local ones get each interface's
+/// scope.
+[[nodiscard]] std::vector<std::string> addresses_to_try(const std::vector<std::string>& offered,
+                                                        const std::vector<InterfaceAddress>& own);
+
+/// The interface that has the address; empty: none has.
+[[nodiscard]] std::string interface_of(const std::vector<InterfaceAddress>& all, std::string_view address);
+
+}  // namespace muster::launcher

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// --rdzv-conf=k=v,k=v as typed values: torchrun's keys of its dynamic rendezvous and muster's own, in the one
+// table that the parser and launcher/README.md's test read. Pure. Errors are kInvalidArgument; a key that
+// nobody knows is refused with the nearest one, since a misspelt timeout shows after ten minutes only.
+// Source of the grammar: torch/distributed/elastic/rendezvous/utils.py.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <muster/result.h>
+
+#include "rendezvous/base/clock.h"
+
+namespace muster::launcher {
+
+using ConfPairs = std::vector<std::pair<std::string, std::string>>;
+
+/// Blanks around keys and values are dropped; a value may contain '='.
+[[nodiscard]] Result<ConfPairs> split_rdzv_conf(std::string_view conf);
+
+struct RdzvKey {
+  std::string_view name;
+  std::string_view default_text;
+  std::string_view meaning;
+};
+inline constexpr std::array kRdzvKeys = {
+    RdzvKey{"join_timeout", "600", "seconds from the beginning of a gathering to its end"},
+    RdzvKey{"timeout", "", "the same; join_timeout wins"},
+    RdzvKey{"last_call_timeout", "30", "seconds for more nodes once MIN are there"},
+    RdzvKey{"read_timeout", "join_timeout", "seconds until the coordinator has to be reached"},
+    RdzvKey{"keep_alive_interval", "5", "seconds between heartbeats; a musterd has its own"},
+    RdzvKey{"keep_alive_max_attempt", "3", "so many missed heartbeats make a node lost"},
+    RdzvKey{"is_host", "inferred", "whether this agent runs the coordinator"},
+    RdzvKey{"store_type", "tcp", "tcp only"},
+    RdzvKey{"close_timeout", "30", "accepted, not needed"},
+    RdzvKey{"heartbeat_timeout", "5", "accepted, not needed"},
+    RdzvKey{"cool_down", "30", "seconds until a machine whose node was lost takes part again"},
+    RdzvKey{"stop_timeout", "grace + 30", "seconds that a gathering waits for nodes that stop their workers"},
+    RdzvKey{"reconnect_timeout", "0; muster 60",
+            "seconds for which a broken connection to the coordinator is tried again"},
+};
+
+/// What the keys say; nothing where a key is not given and its default is not a constant.
+struct ElasticConf {
+  Millis join_timeout{600'000};
+  Millis last_call_timeout{30'000};
+  Millis keep_alive_interval{5'000};
+  int keep_alive_max_attempt = 3;
+  Millis cool_down{30'000};
+  std::optional<Millis> read_timeout;
+  std::optional<Millis> stop_timeout;
+  std::optional<Millis> reconnect_timeout;
+  std::optional<bool> is_host;
+
+  friend bool operator==(const ElasticConf&, const ElasticConf&) = default;
+};
+[[nodiscard]] Result<ElasticConf> parse_elastic_conf(std::string_view conf);
+
+}  // namespace muster::launcher

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/rendezvous_plan.h"
+
+#include <algorithm>
+#include <cctype>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "launcher/rdzv_conf.h"
+#include "rendezvous/env_contract.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr int kStaticPort = 29500;
+constexpr int kC10dPort = 29400;    // torchrun's
+constexpr int kMusterPort = 29500;  // musterd's
+constexpr Millis kStopMargin{30'000};
+constexpr Millis kMusterReconnect{60'000};
+
+tl::unexpected<Error> usage(std::string message) {
+  return fail(ErrorCode::kInvalidArgument, std::move(message));
+}
+
+std::string_view trimmed(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+Result<Millis> parse_static_timeout(std::string_view conf) {
+  Millis out = Job{}.join_timeout;
+  MUSTER_TRY(const ConfPairs pairs, split_rdzv_conf(conf));
+  for (const auto& [key, value] : pairs) {
+    if (key != "timeout" && key != "join_timeout") continue;  // torchrun ignores unknown keys too
+    MUSTER_TRY(const std::int64_t seconds, parse_integer("--rdzv-conf timeout", value, 1, 10'000'000));
+    out = std::chrono::seconds(seconds);
+  }
+  return out;
+}
+
+Result<std::optional<auth::Secret>> find_secret(const Options& options, const Environment& environment) {
+  if (!options.secret_file.empty()) {
+    auto secret = auth::Secret::from_file(options.secret_file);
+    if (!secret) return usage("--secret-file: " + secret.error().message);
+    return std::optional(*std::move(secret));
+  }
+  const auto given = lookup(environment, env::kSecret);
+  if (!given || given->empty()) return std::optional<auth::Secret>{};
+  auto secret = auth::Secret::from_bytes(*given);
+  if (!secret) return usage(fmt::format("{}: {}", env::kSecret, secret.error().message));
+  return std::optional(*std::move(secret));
+}
+
+Result<void> plan_static(const Options& options, const Endpoint& endpoint, const NodeRange& nodes, Job& job) {
+  if (nodes.min != nodes.max)
+    return usage(
+        fmt::format("--nnodes={}: a range needs a coordinator; give --rdzv-backend=c10d and "
+                    "--rdzv-endpoint=HOST:PORT, or the number of nodes",
+                    options.nnodes));
+  if (options.spares > 0)
+    return usage(
+        fmt::format("--spares={} needs a coordinator; give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT",
+                    options.spares));
+  job.mode = RendezvousMode::kStatic;
+  job.run_id = options.rdzv_id.value_or("none");
+  job.master_addr = options.master_addr;
+  int port = options.master_port.value_or(kStaticPort);
+  if (!endpoint.host.empty()) {
+    if (endpoint.port < 0)
+      return usage(fmt::format("--rdzv-endpoint={} needs a port: HOST:PORT", options.rdzv_endpoint));
+    job.master_addr = endpoint.host;
+    port = endpoint.port;
+  }
+  if (port == 0 && job.nodes > 1)
+    return usage(
+        "--master-port=0 lets the kernel choose, but the other nodes could not know the port; give a number");
+  job.master_port = static_cast<std::uint16_t>(port);
+  return {};
+}
+
+Result<void> plan_elastic(const Options& options, const Environment& environment, const Endpoint& endpoint,
+                          const NodeRange& nodes, Job& job) {
+  const std::string_view backend = options.rdzv_backend;
+  if (endpoint.host.empty())
+    return usage(fmt::format(
+        "--rdzv-backend={} with --nnodes={} needs --rdzv-endpoint=HOST[:PORT], the same on every node: where "
+        "a "
+        "musterd listens, or an address of one of the nodes, whose agent then runs the coordinator",
+        backend, options.nnodes));
+  if (endpoint.port == 0)
+    return usage(fmt::format(
+        "--rdzv-endpoint={}: port 0 lets the kernel choose, but the other nodes could not know the "
+        "port; give a number",
+        options.rdzv_endpoint));
+  MUSTER_TRY(const ElasticConf conf, parse_elastic_conf(options.rdzv_conf));
+  job.mode = RendezvousMode::kElastic;
+  job.run_id = options.rdzv_id.value_or("none");
+  job.join_timeout = conf.join_timeout;
+  ElasticJob& out = job.elastic;
+  out.endpoint_host = endpoint.host;
+  const int port = backend == "muster" ? kMusterPort : kC10dPort;
+  out.endpoint_port = static_cast<std::uint16_t>(endpoint.port > 0 ? endpoint.port : port);
+  out.is_host = conf.is_host;
+  out.order = options.node_rank;
+  out.connect_timeout = conf.read_timeout.value_or(conf.join_timeout);
+  // Who names c10d has no daemon that could come back; there the agent that runs the coordinator is gone.
+  out.reconnect_for = conf.reconnect_timeout.value_or(backend == "muster" ? kMusterReconnect : Millis(0));
+  out.heartbeat_interval = conf.keep_alive_interval;
+  out.local_addr = options.local_addr;
+  out.interface = options.iface;
+  MUSTER_TRY(out.secret, find_secret(options, environment));
+  membership::Settings& rules = out.rules;
+  rules.min_nodes = nodes.min;
+  rules.max_nodes = nodes.max;
+  rules.spares = options.spares;
+  rules.max_restarts = job.max_restarts;
+  rules.join_timeout = conf.join_timeout;
+  rules.last_call_timeout = conf.last_call_timeout;
+  rules.stop_timeout = conf.stop_timeout.value_or(job.grace + kStopMargin);
+  rules.heartbeat_timeout = conf.keep_alive_interval * conf.keep_alive_max_attempt;
+  rules.cool_down = conf.cool_down;
+  if (std::string defect = membership::defect(rules); !defect.empty()) return usage(std::move(defect));
+  return {};
+}
+
+}  // namespace
+
+Result<NodeRange> parse_nodes(std::string_view text) {
+  const auto colon = text.find(':');
+  const std::string_view first = text.substr(0, colon);
+  const std::string_view last = colon == std::string_view::npos ? first : text.substr(colon + 1);
+  if (last.find(':') != std::string_view::npos)
+    return usage(fmt::format("--nnodes={} is neither N nor MIN:MAX", text));
+  MUSTER_TRY(const std::int64_t min, parse_integer("--nnodes", first, 1, 100'000));
+  MUSTER_TRY(const std::int64_t max, parse_integer("--nnodes", last, 1, 100'000));
+  if (min > max) return usage(fmt::format("--nnodes={}: the smaller number comes first", text));
+  return NodeRange{static_cast<int>(min), static_cast<int>(max)};
+}
+
+Result<void> plan_rendezvous(const Options& options, const Environment& environment,
+                             const std::function<std::string()>& random_id, Job& job) {
+  const std::string_view backend = options.rdzv_backend;
+  if (backend != "static" && backend != "c10d" && backend != "muster")
+    return usage(fmt::format("--rdzv-backend={}: muster knows static, c10d and muster", backend));
+  MUSTER_TRY(const NodeRange nodes, parse_nodes(options.nnodes));
+  job.nodes = nodes.max;
+  job.node_rank = options.node_rank.value_or(0);
+  const int places = nodes.max + options.spares;
+  if (job.node_rank >= places)
+    return usage(fmt::format("--node-rank={} is out of range: with --nnodes={} it is 0 to {}", job.node_rank,
+                             options.nnodes, places - 1));
+  if (options.standalone && job.nodes > 1)
+    return usage(fmt::format("--standalone is for one node, but --nnodes={}", options.nnodes));
+  MUSTER_TRY(const Endpoint endpoint, parse_endpoint(options.rdzv_endpoint));
+  const bool alone = places == 1;
+  const bool placed = options.master_port.has_value() || !endpoint.host.empty();
+  // One node needs no coordinator, unless a daemon is named that others watch.
+  if (options.standalone || (alone && (backend == "c10d" || !placed))) {
+    job.mode = RendezvousMode::kStandalone;
+    job.master_addr = "127.0.0.1";
+    job.master_port = 0;
+    job.run_id = options.rdzv_id.value_or(random_id());
+    if (backend == "static") {
+      MUSTER_TRY(job.join_timeout, parse_static_timeout(options.rdzv_conf));
+    } else {
+      MUSTER_TRY(const ElasticConf conf, parse_elastic_conf(options.rdzv_conf));
+      job.join_timeout = conf.join_timeout;
+    }
+    return {};
+  }
+  if (backend != "static") return plan_elastic(options, environment, endpoint, nodes, job);
+  MUSTER_TRY(job.join_timeout, parse_static_timeout(options.rdzv_conf));
+  return plan_static(options, endpoint, nodes, job);
+}
+
+Result<Endpoint> parse_endpoint(std::string_view text) {
+  const std::string_view all = trimmed(text);
+  Endpoint out;
+  if (all.empty()) return out;
+  std::string_view rest;
+  if (all.front() == '[') {
+    const auto close = all.find(']');
+    if (close == std::string_view::npos) return usage(fmt::format("--rdzv-endpoint={}: ] is missing", text));
+    out.host = all.substr(1, close - 1);
+    rest = all.substr(close + 1);
+    if (!rest.empty() && rest.front() != ':')
+      return usage(fmt::format("--rdzv-endpoint={} is not [HOST]:PORT", text));
+    if (!rest.empty()) rest.remove_prefix(1);
+  } else {
+    const auto colon = all.rfind(':');
+    out.host = all.substr(0, colon);
+    if (colon != std::string_view::npos) rest = all.substr(colon + 1);
+  }
+  const bool named = !out.host.empty() && std::all_of(out.host.begin(), out.host.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_' || c == '.' || c == ':' || c == '-';
+  });
+  if (!named) return usage(fmt::format("--rdzv-endpoint={}: the host is not a name or address", text));
+  if (!rest.empty()) {
+    MUSTER_TRY(const std::int64_t port, parse_integer("--rdzv-endpoint port", rest, 0, 65535));
+    out.port = static_cast<int>(port);
+  }
+  return out;
+}
+
+}  // namespace muster::launcher

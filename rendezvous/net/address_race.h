@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// AddressRace: which of a node's addresses answers from here. They are tried in their order, the next one
+// when the one before failed or was silent for a moment; the first that answers wins, the others are given
+// up. One loop; owned by the launcher's rendezvous. Failure: what went wrong with each of them.
+// Source: RFC 8305 (Happy Eyeballs), without its sorting.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <muster/result.h>
+
+#include "rendezvous/base/clock.h"
+
+namespace boost::asio {
+class io_context;
+}
+
+namespace muster::net {
+
+class AddressRace {
+ public:
+  struct Winner {
+    std::string address;        ///< as it was given
+    std::string local_address;  ///< of this end of the connection, numeric
+
+    friend bool operator==(const Winner&, const Winner&) = default;
+  };
+  struct Course {
+    std::vector<std::string> addresses;
+    std::uint16_t port = 0;
+    Millis head_start{250};  ///< of each address before the next
+    Millis limit{30'000};    ///< kTimeout afterwards
+  };
+
+  /// Begins. `finished` comes once, from the loop, and never after the destructor.
+  AddressRace(boost::asio::io_context& loop, Course course, std::function<void(Result<Winner>)> finished);
+  ~AddressRace();
+  AddressRace(const AddressRace&) = delete;
+  AddressRace& operator=(const AddressRace&) = delete;
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace muster::net

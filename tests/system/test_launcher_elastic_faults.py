@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failures and signals in jobs with a coordinator, over nodes that are network namespaces of this machine."""
+import re
+import signal
+
+import pytest
+
+from elastic_support import STAY, job, write  # noqa: F401
+from launcher_support import alive, wait_for
+
+
+FAIL = """
+import os, signal, sys
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+os.write(1, ("%s %s %s\\n" % (rank, attempt, os.environ["MASTER_PORT"])).encode())
+open("at%s_%s" % (rank, attempt), "w").close()
+if attempt == os.environ["LAST"]: sys.exit(0)
+if rank == "2":
+    while not all(os.path.exists("at%d_%s" % (r, attempt)) for r in range(3)): pass
+    sys.exit(7)
+signal.pause()
+"""
+
+
+def test_a_worker_s_failure_restarts_all_nodes_in_one_generation(job, tmp_path):
+    it = job(2)
+    script = write(tmp_path, "fail.py", FAIL)
+    for node, count in ((0, 2), (1, 1)):
+        it.start(node, count, f"--node-rank={node}", script, restarts=2, LAST=2)
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+    lines = [line.split() for node in (0, 1) for line in it.out(node).splitlines()]
+    assert sorted((rank, attempt) for rank, attempt, _ in lines) == sorted((r, a) for r in "012" for a in "012")
+    ports = [{port for _, a, port in lines if a == attempt} for attempt in "012"]
+    assert all(len(p) == 1 for p in ports) and len(set.union(*ports)) == 3  # a fresh store each time
+    for node in (0, 1):
+        for restart in (1, 2):
+            assert re.search(rf"rank 2 .* on host1 exited with code 7; restart {restart} of 2", it.err(node))
+
+
+def test_a_spent_budget_ends_all_nodes_with_the_root_cause(job, tmp_path):
+    it = job(2)
+    script = write(tmp_path, "fail.py", FAIL)
+    for node, count in ((0, 2), (1, 1)):
+        it.start(node, count, f"--node-rank={node}", script, restarts=1, LAST=9)
+    assert it.codes(0, 1) == [7, 7], (it.err(0), it.err(1))
+    for node in (0, 1):
+        assert re.search(r"rank 2 .* on host1 exited with code 7; exit status 7", it.err(node))
+    assert "Root Cause" in it.err(1) and "Root Cause" not in it.err(0)
+
+
+def test_a_killed_agent_is_told_at_once_and_the_rest_goes_on(job, tmp_path):
+    it = job(3)
+    script = write(tmp_path, "stay.py", STAY)
+    for node in range(3):
+        it.start(node, 1, f"--node-rank={node}", script, nnodes="2:3", restarts=1, conf="last_call_timeout=0.2")
+    pids = it.started("3.0", 0, 1, 2)
+    it.running[1].kill()
+    it.started("2.1", 0, 1)
+    for node in (0, 2):
+        assert re.search(r"lost node \d \(host1\): .*; restart 1 of 1", it.err(node))
+    for pid in pids:
+        wait_for(lambda: not alive(pid), "the first generation's workers to be gone")
+    (tmp_path / "go").touch()
+    assert it.codes(0, 2) == [0, 0], it.err(0)
+
+
+def test_a_killed_agent_ends_the_others_where_no_restart_is_left(job, tmp_path):
+    it = job(2)
+    script = write(tmp_path, "stay.py", STAY)
+    for node in range(2):
+        it.start(node, 1, f"--node-rank={node}", script)
+    pids = it.started("2.0", 0, 1)
+    it.running[1].kill()
+    assert it.codes(0) == [76]
+    assert re.search(r"lost node 1 \(host1\): .*; exit status 76", it.err(0))
+    wait_for(lambda: not any(alive(pid) for pid in pids), "workers to be gone")
+
+
+def test_a_spare_takes_the_place_of_a_killed_node_and_ranks_stay(job, tmp_path):
+    it = job(4)
+    script = write(tmp_path, "stay.py", STAY)
+    it.start(0, 1, "--spares=1", script, nnodes=3, restarts=1)
+    it.said(0, "this agent runs the coordinator")
+    for node in (1, 2):
+        it.start(node, node + 1, "--spares=1", script, nnodes=3, restarts=1)
+    it.started("6.0", *range(6))
+    first = {w: it.err(w) for w in (0, 1, 2)}
+    it.start(3, 2, "--spares=1", script, nnodes=3, restarts=1)
+    it.said(3, r"this node is outside the world: spare 1 of 1; 3 nodes run generation 0")
+    it.running[1].kill()
+    it.started("6.1", *range(6))
+    ranks = lambda text, generation: re.findall(rf"generation {generation}: (node \d of 3, ranks \d to \d of 6)", text)
+    for node in (0, 2):
+        assert ranks(it.err(node), 1) == ranks(first[node], 0) != []
+    assert ranks(it.err(3), 1) == ranks(first[1], 0) != []
+    (tmp_path / "go").touch()
+    assert it.codes(0, 2, 3) == [0, 0, 0], it.err(3)
+
+
+def test_a_spare_that_was_not_needed_ends_in_success(job, tmp_path):
+    it = job(2)
+    script = write(tmp_path, "stay.py", STAY)
+    it.start(0, 1, "--spares=1", script, nnodes=1)
+    it.started("1.0", 0)
+    it.start(1, 1, "--spares=1", script, nnodes=1)
+    it.said(1, "spare 1 of 1")
+    (tmp_path / "go").touch()
+    assert it.codes(0, 1) == [0, 0]
+    assert "the job succeeded without this node" in it.err(1)
+    assert it.out(1) == ""
+
+
+def test_losing_the_coordinator_ends_the_others_and_names_it(job, tmp_path):
+    it = job(2)
+    script = write(tmp_path, "stay.py", STAY)
+    for node in range(2):
+        it.start(node, 1, script, nnodes="1:2", restarts=3, conf="last_call_timeout=60")
+    pids = it.started("2.0", 0, 1)
+    it.running[0].kill()
+    assert it.codes(1) == [76]
+    assert re.search(r"lost the coordinator at 10.77.0.1:29433: .*exit status 76", it.err(1))
+    wait_for(lambda: not any(alive(pid) for pid in pids), "workers to be gone")
+
+
+def test_a_frozen_agent_is_lost_after_missed_heartbeats_and_stops_its_workers(job, tmp_path):
+    it = job(3)
+    script = write(tmp_path, "stay.py", STAY)
+    for node in range(3):
+        it.start(node, 1, f"--node-rank={node}", script, nnodes="2:3", restarts=1,
+                 conf="last_call_timeout=0.2,keep_alive_interval=1,keep_alive_max_attempt=5")
+    it.started("3.0", 0, 1, 2)
+    frozen = int((tmp_path / "pid-of-1").read_text())
+    it.running[1].send_signal(signal.SIGSTOP)
+    it.started("2.1", 0, 1)
+    assert re.search(r"lost node \d \(host1\): no heartbeat for \d.*; restart 1 of 1", it.err(2))
+    it.running[1].send_signal(signal.SIGCONT)
+    assert it.codes(1) == [76]
+    assert re.search(r"gave this node up for job none: no heartbeat.*exit status 76", it.err(1))
+    wait_for(lambda: not alive(frozen), "the frozen node's worker to be gone")
+    (tmp_path / "go").touch()
+    assert it.codes(0, 2) == [0, 0]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_signal_to_one_node_of_a_fixed_job_ends_all(job, tmp_path, node):
+    it = job(2)
+    script = write(tmp_path, "stay.py", STAY)
+    for each in range(2):
+        it.start(each, 1, script, restarts=3)
+    it.started("2.0", 0, 1)
+    it.running[node].send_signal(signal.SIGTERM)
+    assert it.codes(0, 1) == [143, 143]
+    assert f"host{node} was stopped by SIGTERM" in it.err(1 - node)
+
+
+def test_a_signalled_node_leaves_where_the_rest_suffices(job, tmp_path):
+    it = job(3)
+    script = write(tmp_path, "stay.py", STAY)
+    for node in range(3):
+        it.start(node, 1, script, nnodes="2:3", conf="last_call_timeout=0.2")
+    it.started("3.0", 0, 1, 2)
+    it.running[2].send_signal(signal.SIGTERM)
+    assert it.codes(2) == [143]
+    it.started("2.0", 0, 1)
+    for node in (0, 1):
+        assert re.search(r"node \d \(host2\) left the job: host2 was stopped by SIGTERM; the workers start again", it.err(node))
+    # Two are the least: now it ends.
+    it.running[1].send_signal(signal.SIGTERM)
+    assert it.codes(0, 1) == [143, 143]
