@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stores under test: musterd, and the one the launcher embeds. Each listens on a port of the kernel's choice."""
-import pathlib
 import signal
 import subprocess
-import sys
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
-
-from launcher_support import BIN, MUSTER, clean_environment  # noqa: E402
+from launcher_support import BIN, MUSTER, clean_environment
 
 
 def wait_for_file(path, process, log, seconds=20):
