@@ -3,6 +3,7 @@
 // clocks. A request is one opcode byte and its arguments, little-endian, with no framing; a reply has no
 // header, its shape follows from the request. Strings and values are a u64 length and that many bytes.
 // Source: torch/csrc/distributed/c10d/TCPStoreBackend.hpp (opcodes), TCPStore.cpp (argument layouts).
+// What real clients sent: tests/data/wire, with where that differs from the expected.
 #pragma once
 
 #include <cstddef>

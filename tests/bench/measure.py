@@ -85,12 +85,12 @@ def program(name):
 
 
 def torch_environment(which):
-    """(interpreter, environment) of Debian's PyTorch, or of the current one that scripts/setup --bench installs."""
+    """(interpreter, environment) of Debian's PyTorch, or of the current one that scripts/setup installs."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     if which == "current":
         torch = ROOT / ".venv/torch"
         if not (torch / "torch").is_dir():
-            sys.exit("bench: no current PyTorch; scripts/setup --bench installs it")
+            sys.exit("bench: no current PyTorch; scripts/setup installs it")
         libraries = [str(path) for path in sorted(torch.glob("nvidia/*/lib"))] + ["/usr/local/cuda/lib64"]
         env["PYTHONPATH"] = str(torch)
         env["LD_LIBRARY_PATH"] = ":".join(libraries)

@@ -1,31 +1,45 @@
-# PyTorch's init_process_group("gloo") with musterd as its store, two processes, an all_reduce.
 # SPDX-License-Identifier: Apache-2.0
+"""PyTorch's init_process_group("gloo") with our stores: how ranks meet, and what they do then."""
 import pytest
+from torch_generations import Call, packaged
 
-pytest.importorskip("torch.distributed", reason="PyTorch for this Python: apt install python3-torch")
-
-
-def environment(musterd, rank, **more):
-    return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(musterd.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-            "TORCHELASTIC_RESTART_COUNT": "0", **more}
+WORLD_SIZE = 3
+METHODS = ("env", "tcp", "file")
 
 
-def test_env_init_method_with_an_agent_store(musterd, workers):
-    outputs = workers("process_group_worker.py", [environment(musterd, rank) for rank in range(2)])
-    assert [output.splitlines()[-1] for output in outputs] == ["rank 0 of 2: 3.0", "rank 1 of 2: 3.0"]
-    assert musterd.log().count("closed") >= 2
+def run(torch, server, check, method="env", restart=0, **arguments):
+    """One rank per process; the environment is that of an agent that serves the store."""
+    methods = {"env": "env://", "tcp": f"tcp://{server.host}:{server.port}", "file": f"file://{torch.folder}/group{server.port}"}
+    calls = []
+    for rank in range(WORLD_SIZE):
+        environment = {"RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE), "MASTER_ADDR": server.host,
+                       "MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+                       "TORCHELASTIC_RESTART_COUNT": str(restart)}
+        # PyTorch 2.14 takes the store for the agent's only where MASTER_ADDR is the host of a tcp:// URL.
+        calls.append(Call("group_checks", check, {"rank": rank, "world_size": WORLD_SIZE, "init_method": methods[method],
+                                                  **arguments}, environment))
+    torch.run_all(calls, 120)
 
 
-def test_tcp_init_method(musterd, workers):
-    url = f"tcp://127.0.0.1:{musterd.port}"
-    outputs = workers("process_group_worker.py", [environment(musterd, rank, INIT_METHOD=url) for rank in range(2)])
-    assert [output.splitlines()[-1] for output in outputs] == ["rank 0 of 2: 3.0", "rank 1 of 2: 3.0"]
+@pytest.mark.parametrize("method", METHODS)
+def test_ranks_meet_and_reduce(torch, server, method):
+    run(torch, server, "collectives", method)
 
 
-def test_two_jobs_one_after_the_other_on_one_server(musterd, workers):
-    """A restart of the workers: PyTorch keeps attempts apart by TORCHELASTIC_RESTART_COUNT (before 2.6)."""
-    for attempt in range(2):
-        outputs = workers("process_group_worker.py", [
-            environment(musterd, rank, TORCHELASTIC_RESTART_COUNT=str(attempt)) for rank in range(2)])
-        assert [output.splitlines()[-1] for output in outputs] == ["rank 0 of 2: 3.0", "rank 1 of 2: 3.0"]
+def test_groups_within_the_world(torch, server):
+    run(torch, server, "groups_within_the_world")
+
+
+def test_monitored_barrier(torch, server):
+    run(torch, server, "a_monitored_barrier_names_the_rank_that_is_missing", store=[server.host, server.port])
+
+
+def test_ddp(torch, server):
+    run(torch, server, "ddp_computes_what_one_process_computes")
+
+
+@packaged
+def test_attempts_on_one_server_are_kept_apart_by_the_restart_count(torch, server):
+    """PyTorch before 2.6 puts TORCHELASTIC_RESTART_COUNT in front of its keys; later ones need a fresh store."""
+    for restart in range(2):
+        run(torch, server, "collectives", restart=restart)
