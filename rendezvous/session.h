@@ -58,6 +58,8 @@ class Session {
   /// The peer may go without anybody being told: no request is half sent.
   [[nodiscard]] bool between_requests() const { return !decoder_.in_request(); }
   [[nodiscard]] std::string_view current_op() const { return decoder_.current_op(); }
+  /// Kept of a request that is not whole.
+  [[nodiscard]] std::size_t num_pending_bytes() const { return decoder_.num_pending_bytes(); }
   [[nodiscard]] std::uint64_t num_requests() const { return num_requests_; }
 
  private:

@@ -37,9 +37,9 @@ Connection::Status Connection::flush(Instant now) {
       continue;
     }
     if (errno != EAGAIN && errno != EWOULDBLOCK) return failed(errno_error("send", errno).message);
-    if (unsent_bytes() > max_output_bytes_ + kKeptOutputBytes)
-      return failed(fmt::format("it has not read {} bytes of answers", unsent_bytes()));
-    return Status::kOpen;
+    if (unsent_bytes() <= max_output_bytes_ + kKeptOutputBytes) return Status::kOpen;
+    refusal_ = Refusal::kSlowReader;
+    return failed(fmt::format("it has not read {} bytes of answers", unsent_bytes()));
   }
   if (out_.capacity() > kKeptOutputBytes) out_ = std::string();
   out_.clear();
@@ -71,6 +71,12 @@ Connection::Status Connection::on_readable(std::string& scratch, Effects& effect
     unread_.assign(scratch, 0, static_cast<std::size_t>(n));
     reason_ = "control connections are not served here";
     return Status::kOther;
+  }
+  if (n > 0 && expects_hand_over_) {
+    refusal_ = Refusal::kAuthentication;
+    return failed(
+        "the store is served to this host alone, since there is a secret; other hosts speak the control "
+        "protocol");
   }
   if (n > 0) return process({scratch.data(), static_cast<std::size_t>(n)}, effects, now);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Status::kOpen;

@@ -80,8 +80,12 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
     return out;
   }
   if (const auto* start = std::get_if<control::Start>(&message); start != nullptr && stage == Stage::kStart) {
-    job_ = start->job;
     host_ = wire::printable(start->host, 64);
+    if (std::string text = control::defect_of_job(start->job); !text.empty()) {
+      out.refused = Refused{Refused::Reason::kSettings, std::move(text)};
+      return out;
+    }
+    job_ = start->job;
     control::encode(control::Message(handshake_.start(*start, house.secret)), out_);
     stage = Stage::kProof;
     return out;

@@ -15,6 +15,7 @@ Result<std::unique_ptr<RendezvousServer>> RendezvousServer::listen(boost::asio::
                                                     std::string peer) {
     control->accept(std::move(fd), first_bytes, std::move(peer));
   };
+  if (options.control.secret) store.store_on_loopback_only = true;
   MUSTER_TRY(out->store_, Server::listen(loop, store, log));
   return out;
 }
