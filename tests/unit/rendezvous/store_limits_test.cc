@@ -35,8 +35,9 @@ void refused(Sessions& sessions, const Request& request, std::string_view option
   const ClientId client = sessions.open_modern();
   REQUIRE(sessions.send(client, request) == State::kClose);
   REQUIRE(sessions.session(client).exceeded_limit());
-  REQUIRE_THAT(sessions.session(client).close_reason(),
-               Catch::Contains(std::string(option)) && Catch::StartsWith(std::string(op_info(request.op).name)));
+  REQUIRE_THAT(
+      sessions.session(client).close_reason(),
+      Catch::Contains(std::string(option)) && Catch::StartsWith(std::string(op_info(request.op).name)));
   sessions.close(client);
   REQUIRE(sessions.core().num_keys() == keys);
   REQUIRE(sessions.core().num_bytes() == bytes);
