@@ -29,6 +29,7 @@ struct Options {
   net::ServerOptions server;
   net::ControlServerOptions control;
   std::string secret_file;
+  tls::Files tls;
   std::string port_file;
   std::string log_level = "info";
   std::string legacy = "auto";
@@ -116,6 +117,11 @@ void define(CLI::App& app, Options& options) {
       "--secret-file", options.secret_file,
       "file with the secret that agents have to know, readable by its owner alone [MUSTER_SECRET]; other "
       "hosts are then served as agents only, TCPStore clients on this one");
+  app.add_option("--tls-cert", options.tls.cert,
+                 "PEM file with the certificate to show: agents have to speak TLS");
+  app.add_option("--tls-key", options.tls.key, "PEM file with its key, readable by its owner alone");
+  app.add_option("--tls-ca", options.tls.ca,
+                 "PEM file with the certificates to trust: agents have to show one signed by these");
   // Refused without being repeated: error lines end up in logs.
   app.add_option_function<std::string>(
          "--secret",
@@ -192,13 +198,18 @@ int serve(const Options& options) {
   auto secret = find_secret(options);
   if (!secret) return complain(secret.error().message);
   server_options.control.secret = *std::move(secret);
+  if (const auto& files = options.tls; !files.cert.empty() || !files.key.empty() || !files.ca.empty()) {
+    auto context = tls::Context::server(files);
+    if (!context) return complain(context.error().message);
+    server_options.control.tls = *std::move(context);
+  }
   const auto server = net::RendezvousServer::listen(loop, server_options, log);
   if (!server) return complain(server.error().message);
   if (!options.port_file.empty()) {
     if (const auto written = write_port_file(options.port_file, (*server)->port()); !written)
       return complain(written.error().message);
   }
-  if (!server_options.control.secret && !(*server)->store().loopback_only())
+  if (!server_options.control.secret && options.tls.ca.empty() && !(*server)->store().loopback_only())
     log.warning(
         fmt::format("no secret (MUSTER_SECRET, --secret-file): whoever reaches {} may join any job and "
                     "read and write the store",

@@ -33,8 +33,10 @@ Growth at_most(const wire::Request& request) {
     case Op::kBarrier:
       return {1, 2 * (kEntry + request.key.size()) + kNumberBytes, 1};
     case Op::kQueuePush:
-      return {1, kEntry + StoreCore::kQueueBytes + request.key.size() + StoreCore::kElementBytes +
-                     request.value.size(), 0};
+      return {1,
+              kEntry + StoreCore::kQueueBytes + request.key.size() + StoreCore::kElementBytes +
+                  request.value.size(),
+              0};
     case Op::kWatchKey:
       return {0, kEntry + request.key.size(), 1};
     case Op::kMultiSet:

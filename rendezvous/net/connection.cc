@@ -9,6 +9,7 @@
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/control.h"
+#include "rendezvous/tls.h"
 
 namespace muster::net {
 namespace {
@@ -67,7 +68,8 @@ Connection::Status Connection::on_readable(std::string& scratch, Effects& effect
   if (blocked()) return Status::kOpen;
   const ssize_t n =
       retry_eintr([&] { return ::recv(fd_.get(), scratch.data(), scratch.size(), MSG_DONTWAIT); });
-  if (n > 0 && scratch[0] == control::kFirstByte && session_.generation() == wire::Generation::kUndetected) {
+  if (n > 0 && session_.generation() == wire::Generation::kUndetected &&
+      (scratch[0] == control::kFirstByte || (hands_over_tls_ && scratch[0] == tls::kFirstByte))) {
     unread_.assign(scratch, 0, static_cast<std::size_t>(n));
     reason_ = "control connections are not served here";
     return Status::kOther;

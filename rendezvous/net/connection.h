@@ -45,6 +45,8 @@ class Connection {
   }
   /// The peer may not use the store: bytes that are not for somebody else end the connection.
   void expect_hand_over() { expects_hand_over_ = true; }
+  /// TLS is somebody else's too.
+  void hand_over_tls() { hands_over_tls_ = true; }
   [[nodiscard]] bool expects_hand_over() const { return expects_hand_over_; }
 
   [[nodiscard]] int fd() const { return fd_.get(); }
@@ -74,6 +76,7 @@ class Connection {
   std::string unread_;    // input left alone until out_ is sent
   bool undecided_ = false;
   bool expects_hand_over_ = false;
+  bool hands_over_tls_ = false;
   Refusal refusal_ = Refusal::kProtocol;
   Instant last_progress_{};
   std::string reason_;

@@ -71,10 +71,16 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
       drop(oldest, "it took too long");
     }
     const ConnectionId id = next_id_++;
-    auto connection = std::make_shared<Connection>(loop_, std::move(fd), std::move(name), options_.limits);
+    // Who does not speak TLS is told so in plain words.
+    const bool is_tls = !first_bytes.empty() && first_bytes[0] == tls::kFirstByte;
+    auto connection = std::make_shared<Connection>(loop_, std::move(fd), std::move(name), options_.limits,
+                                                   is_tls ? options_.tls : std::nullopt);
     connections_.emplace(id, connection);
     set_deadline(id, *connection, SteadyClock::now() + options_.handshake_timeout);
-    on_bytes(id, *connection, first_bytes);
+    if (options_.tls && !is_tls)
+      refuse_plain(id, *connection);
+    else
+      on_bytes(id, *connection, first_bytes);
     finish_turn();
     if (connections_.contains(id)) wait_readable(id, connection);
   }
@@ -106,9 +112,10 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
 
  private:
   struct Connection {
-    Connection(boost::asio::io_context& loop, UniqueFd from, std::string name, const control::Limits& limits)
+    Connection(boost::asio::io_context& loop, UniqueFd from, std::string name, const control::Limits& limits,
+               const std::optional<tls::Context>& tls)
         : descriptor(loop, from.release()),
-          peer(descriptor.native_handle(), std::move(name), limits, auth::random_nonce()) {}
+          peer(descriptor.native_handle(), std::move(name), limits, auth::random_nonce(), tls) {}
     Descriptor descriptor;
     ControlPeer peer;
     std::optional<Instant> deadline;
@@ -140,8 +147,23 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
     if (connections_.contains(id)) wait_readable(id, connection);
   }
 
-  void on_bytes(ConnectionId id, Connection& connection, std::string_view bytes) {
+  void refuse_plain(ConnectionId id, Connection& connection) {
+    std::string preamble;
+    control::encode(control::Preamble{}, preamble);
+    connection.peer.send(preamble);
+    refuse(id, connection,
+           {control::Refused::Reason::kAuthentication,
+            "this coordinator speaks TLS and the agent does not; give the agent a certificate to trust"});
+  }
+
+  void on_bytes(ConnectionId id, Connection& connection, std::string_view received) {
     ControlPeer& peer = connection.peer;
+    if (peer.stage == Stage::kClosing) return;
+    std::string plain;
+    const auto decrypted = peer.decrypt(received, plain);
+    if (!decrypted)
+      return refuse(id, connection, {control::Refused::Reason::kAuthentication, decrypted.error().message});
+    std::string_view bytes = *decrypted;
     const ControlPeer::House house{options_.secret,
                                    static_cast<std::uint32_t>(options_.heartbeat_interval.count()),
                                    options_.software, options_.limits};

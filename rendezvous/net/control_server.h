@@ -16,6 +16,7 @@
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/control.h"
 #include "rendezvous/jobs.h"
+#include "rendezvous/tls.h"
 
 namespace boost::asio {
 class io_context;
@@ -27,6 +28,7 @@ struct ControlServerOptions {
   JobsOptions jobs;
   control::Limits limits;
   std::optional<auth::Secret> secret;  ///< of all jobs; nothing: anybody may join
+  std::optional<tls::Context> tls;     ///< all agents have to speak TLS
   Millis handshake_timeout{10'000};    ///< from the first byte to a proof
   Millis heartbeat_interval{5'000};    ///< what agents are told
   std::size_t max_connections = 100'000;

@@ -325,6 +325,7 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
     slot.connection = std::make_unique<Connection>(std::move(fd), id, core_, options_.limits);
     ++num_accepted_;
     ++num_open_;
+    if (options_.hand_over_tls) slot.connection->hand_over_tls();
     if (!stranger) return;
     slot.connection->expect_hand_over();
     set_deadline(id, SteadyClock::now() + options_.first_byte_timeout);

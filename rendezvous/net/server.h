@@ -45,6 +45,8 @@ struct ServerOptions {
   /// How long an old client's byte 8 with a key may stay alone before it is taken for DELETE_KEY of PyTorch
   /// <= 2.0.
   std::chrono::milliseconds legacy_quiet_time{50};
+  /// TLS connections are handed over too.
+  bool hand_over_tls = false;
   /// Takes connections whose first byte is the control protocol's, with what was read and the peer's name.
   /// Nothing: they are refused.
   std::function<void(UniqueFd, std::string_view, std::string)> hand_over = {};
