@@ -2,6 +2,7 @@
 #include "launcher/error_file.h"
 
 #include <charconv>
+#include <cmath>
 
 #include <nlohmann/json.hpp>
 
@@ -16,13 +17,24 @@ std::string as_text(const Json& json) {
 }
 
 std::optional<std::int64_t> as_seconds(const Json& json) {
-  if (json.is_number()) return static_cast<std::int64_t>(json.get<double>());
+  if (json.is_number()) {
+    const auto value = json.get<double>();
+    if (!(std::abs(value) < 1e18)) return std::nullopt;  // the conversion would be undefined
+    return static_cast<std::int64_t>(value);
+  }
   if (!json.is_string()) return std::nullopt;
   const auto& text = json.get_ref<const std::string&>();
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
   return value;
+}
+
+// Nothing of what is nested deeper is kept: writing it out would recurse as deep.
+Json parse(std::string_view text) {
+  constexpr int kMaxDepth = 100;
+  return Json::parse(
+      text, [](int depth, Json::parse_event_t, const Json&) { return depth < kMaxDepth; }, false);
 }
 
 const Json* find(const Json& json, const char* key) {
@@ -34,7 +46,7 @@ const Json* find(const Json& json, const char* key) {
 }  // namespace
 
 RecordedError parse_error_file(std::string_view text) {
-  const Json json = Json::parse(text, nullptr, false);
+  const Json json = parse(text);
   const Json* message = find(json, "message");
   if (message == nullptr) return {std::string(text.substr(0, 4096)), {}, {}};
   RecordedError out;
@@ -52,7 +64,7 @@ RecordedError parse_error_file(std::string_view text) {
 }
 
 std::string with_error_code(std::string_view text, int code) {
-  Json json = Json::parse(text, nullptr, false);
+  Json json = parse(text);
   if (code == 0 || !json.is_object() || !json.contains("message") || !json["message"].is_object())
     return std::string(text);
   json["message"]["errorCode"] = code;

@@ -252,6 +252,16 @@ std::string_view name_of(const Message& message) {
   return kNames[message.index()];
 }
 
+std::string defect_of_job(std::string_view name) {
+  if (name.empty()) return "a job needs a name (--rdzv-id)";
+  if (name.size() > kMaxJobBytes)
+    return fmt::format("a job's name (--rdzv-id) has at most {} bytes, this one {}", kMaxJobBytes,
+                       name.size());
+  const bool printable = std::all_of(
+      name.begin(), name.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; });
+  return printable ? "" : "a job's name (--rdzv-id) has no control characters";
+}
+
 std::uint8_t choose_version(const Preamble& offered) {
   return offered.lowest <= kProtocolVersion && kProtocolVersion <= offered.highest ? kProtocolVersion : 0;
 }

@@ -184,6 +184,10 @@ using Message =
     std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
                  GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop>;
 
+/// Nothing if this may be the name of a job, else why not. It appears in logs and on terminals.
+[[nodiscard]] std::string defect_of_job(std::string_view name);
+inline constexpr std::size_t kMaxJobBytes = 255;
+
 /// "Join", for logs and errors.
 [[nodiscard]] std::string_view name_of(const Message& message);
 

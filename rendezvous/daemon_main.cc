@@ -29,12 +29,14 @@ struct Options {
   net::ServerOptions server;
   net::ControlServerOptions control;
   std::string secret_file;
+  tls::Files tls;
   std::string port_file;
   std::string log_level = "info";
   std::string legacy = "auto";
   double slow_reader_seconds = 60;
   double keep_seconds = 0;
   double heartbeat_seconds = 5;
+  double handshake_seconds = 10;
 };
 
 // Readers of the file see the whole port or no file: it gets its name once it is written.
@@ -83,6 +85,24 @@ void define(CLI::App& app, Options& options) {
                  "longest answer, and most unread ones of a client")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--max-connections", server.max_connections, "most TCPStore clients at a time")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max-total-keys", limits.store.max_keys, "most keys and queues of all clients together")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max-total-bytes", limits.store.max_bytes,
+                 "most bytes of all keys, values and queues, with about 100 for each to keep it")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max-waits", limits.store.max_waits,
+                 "most keys that are waited for or watched, each once for each client")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max-buffered-bytes", server.max_buffered_bytes,
+                 "most bytes of unfinished requests and unread answers of all clients together")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--slow-reader-timeout", options.slow_reader_seconds,
                  "close a client that reads nothing of its answers for so many seconds")
       ->check(CLI::Range(0.001, 1e6))
@@ -95,7 +115,23 @@ void define(CLI::App& app, Options& options) {
   auto& jobs = options.control.jobs;
   app.add_option(
       "--secret-file", options.secret_file,
-      "file with the secret that agents have to know, readable by its owner alone [MUSTER_SECRET]");
+      "file with the secret that agents have to know, readable by its owner alone [MUSTER_SECRET]; other "
+      "hosts are then served as agents only, TCPStore clients on this one");
+  app.add_option("--tls-cert", options.tls.cert,
+                 "PEM file with the certificate to show: agents have to speak TLS");
+  app.add_option("--tls-key", options.tls.key, "PEM file with its key, readable by its owner alone");
+  app.add_option("--tls-ca", options.tls.ca,
+                 "PEM file with the certificates to trust: agents have to show one signed by these");
+  // Refused without being repeated: error lines end up in logs.
+  app.add_option_function<std::string>(
+         "--secret",
+         [](const std::string&) {
+           throw CLI::ValidationError(
+               "--secret",
+               "a secret does not belong on a command line, which every user of this host "
+               "can read; use MUSTER_SECRET or --secret-file, and choose another secret");
+         })
+      ->group("");
   app.add_option("--keep", options.keep_seconds,
                  "remember a job for so many seconds after its last agent left")
       ->check(CLI::Range(0.0, 1e6))
@@ -110,8 +146,24 @@ void define(CLI::App& app, Options& options) {
   app.add_option("--max-nodes-per-job", jobs.max_nodes_per_job, "most agents of a job")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--max-node-bytes", jobs.max_node_bytes,
+                 "longest description of an agent: host, machine, role and addresses")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--max-agents", options.control.max_connections, "most agents at a time")
       ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max-handshakes", options.control.max_handshakes,
+                 "most agents that have not proven yet that they know the secret; one more closes the oldest")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--max-unsent-bytes", options.control.max_unsent_bytes,
+                 "close an agent that has so many bytes to read")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--handshake-timeout", options.handshake_seconds,
+                 "close an agent that has proven nothing after so many seconds")
+      ->check(CLI::Range(0.001, 3600.0))
       ->capture_default_str();
 }
 
@@ -146,12 +198,22 @@ int serve(const Options& options) {
   auto secret = find_secret(options);
   if (!secret) return complain(secret.error().message);
   server_options.control.secret = *std::move(secret);
+  if (const auto& files = options.tls; !files.cert.empty() || !files.key.empty() || !files.ca.empty()) {
+    auto context = tls::Context::server(files);
+    if (!context) return complain(context.error().message);
+    server_options.control.tls = *std::move(context);
+  }
   const auto server = net::RendezvousServer::listen(loop, server_options, log);
   if (!server) return complain(server.error().message);
   if (!options.port_file.empty()) {
     if (const auto written = write_port_file(options.port_file, (*server)->port()); !written)
       return complain(written.error().message);
   }
+  if (!server_options.control.secret && options.tls.ca.empty() && !(*server)->store().loopback_only())
+    log.warning(
+        fmt::format("no secret (MUSTER_SECRET, --secret-file): whoever reaches {} may join any job and "
+                    "read and write the store",
+                    (*server)->store().address()));
   signals.async_wait([&](const boost::system::error_code& error, int number) {
     if (error) return;
     const auto stats = (*server)->store().stats();
@@ -183,6 +245,8 @@ int main(int argc, char** argv) {
   options.server.slow_reader_timeout = Millis(static_cast<std::int64_t>(options.slow_reader_seconds * 1000));
   options.control.jobs.keep = Millis(static_cast<std::int64_t>(options.keep_seconds * 1000));
   options.control.heartbeat_interval = Millis(static_cast<std::int64_t>(options.heartbeat_seconds * 1000));
+  options.control.handshake_timeout = Millis(static_cast<std::int64_t>(options.handshake_seconds * 1000));
+  options.server.first_byte_timeout = options.control.handshake_timeout;
   options.control.software = "muster " MUSTER_VERSION;
   if (options.legacy != "auto")
     options.server.limits.legacy =

@@ -35,6 +35,12 @@ bool is_loopback(std::string_view address) {
   return address.starts_with("127.") || address == "::1" || address == "localhost";
 }
 
+std::size_t size_of(const membership::Request& request) {
+  std::size_t out = request.host.size() + request.machine.size() + request.role.size();
+  for (const std::string& address : request.addresses) out += address.size();
+  return out;
+}
+
 }  // namespace
 
 std::vector<std::string> reachable_addresses(const std::vector<std::string>& offered,
@@ -97,6 +103,11 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
                 JobsEffects& effects) {
   if (std::string text = membership::defect(join.settings); !text.empty())
     return refuse(id, Refused::Reason::kSettings, std::move(text), effects);
+  if (const std::size_t size = size_of(join.request); size > options_.max_node_bytes)
+    return refuse(id, Refused::Reason::kLimit,
+                  fmt::format("the agent describes itself in {} bytes, the limit is {} (--max-node-bytes)",
+                              size, options_.max_node_bytes),
+                  effects);
   auto found = jobs_.find(client.job);
   std::int64_t last_generation = -1;
   if (found != jobs_.end() && found->second.connections.empty() &&
@@ -122,10 +133,11 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
         fmt::format("job {}: new, --nnodes={}", client.job, membership::nodes_text(join.settings)));
   }
   Job& job = found->second;
-  if (job.connections.size() >= options_.max_nodes_per_job)
+  // Members whose connection is gone for a while are kept too. One that comes back is none more.
+  if (job.round.nodes.size() >= options_.max_nodes_per_job && !job.round.nodes.contains(join.request.id))
     return refuse(
         id, Refused::Reason::kLimit,
-        fmt::format("job {} has {} nodes, the limit (--max-nodes-per-job)", job.name, job.connections.size()),
+        fmt::format("job {} has {} nodes, the limit (--max-nodes-per-job)", job.name, job.round.nodes.size()),
         effects);
 
   membership::Request request = join.request;

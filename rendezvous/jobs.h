@@ -27,6 +27,9 @@ using ConnectionId = std::uint64_t;
 struct JobsOptions {
   std::size_t max_jobs = 1024;
   std::size_t max_nodes_per_job = 100'000;
+  /// Of what an agent says about itself: host, machine, role and addresses. A job keeps no more than this for
+  /// each of its nodes.
+  std::size_t max_node_bytes = 16384;
   Millis keep{0};
   /// Reasons for waiting are told at most so often: with a message for each of 10,000 joins to each agent
   /// that waits, gathering would cost 50 million messages.

@@ -50,6 +50,12 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
   // request.
   if (decoder_.generation() != wire::Generation::kModern) core_.cancel_wait(id_);
 
+  if (std::string excess = muster::exceeded_limit(core_, id_, request, limits_.store); !excess.empty())
+      [[unlikely]] {
+    exceeded_limit_ = true;
+    return close(std::move(excess));
+  }
+
   const std::size_t woken_before = effects.woken.size();
   switch (request.op) {
     case Op::kValidate:

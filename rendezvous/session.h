@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "rendezvous/store_core.h"
+#include "rendezvous/store_limits.h"
 #include "rendezvous/wire.h"
 #include "rendezvous/wire_decoder.h"
 
@@ -20,6 +21,7 @@ namespace muster {
 
 struct SessionLimits {
   wire::Limits wire;
+  StoreLimits store;
   /// A reply may be this long; a client whose unread replies are longer is closed.
   std::size_t max_output_bytes = std::size_t{256} << 20;
   /// receive() pauses when this much output is waiting, so that a client which sends and never reads costs no
@@ -50,10 +52,14 @@ class Session {
   [[nodiscard]] State settle(std::string& out, Effects& effects);
 
   [[nodiscard]] const std::string& close_reason() const { return close_reason_; }
+  /// It was closed because of StoreLimits, not for what it said.
+  [[nodiscard]] bool exceeded_limit() const { return exceeded_limit_; }
   [[nodiscard]] wire::Generation generation() const { return decoder_.generation(); }
   /// The peer may go without anybody being told: no request is half sent.
   [[nodiscard]] bool between_requests() const { return !decoder_.in_request(); }
   [[nodiscard]] std::string_view current_op() const { return decoder_.current_op(); }
+  /// Kept of a request that is not whole.
+  [[nodiscard]] std::size_t num_pending_bytes() const { return decoder_.num_pending_bytes(); }
   [[nodiscard]] std::uint64_t num_requests() const { return num_requests_; }
 
  private:
@@ -65,6 +71,7 @@ class Session {
   SessionLimits limits_;
   wire::Decoder decoder_;
   std::uint64_t num_requests_ = 0;
+  bool exceeded_limit_ = false;
   std::string close_reason_;
 };
 

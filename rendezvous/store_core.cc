@@ -42,10 +42,13 @@ void StoreCore::store(std::string_view key, std::string_view value, Effects& eff
     tell_watchers(created ? WatchEvent::Kind::kCreated : WatchEvent::Kind::kUpdated, key,
                   created ? std::string_view() : std::string_view(found->second), value, effects);
   }
-  if (found == keys_.end())
+  if (found == keys_.end()) {
     keys_.emplace(key, value);
-  else
+    num_bytes_ += kEntryBytes + key.size() + value.size();
+  } else {
+    num_bytes_ += value.size() - found->second.size();  // modulo 2^64: it may shrink
     found->second.assign(value);
+  }
 }
 
 void StoreCore::set(std::string_view key, std::string_view value, Effects& effects) {
@@ -60,6 +63,7 @@ void StoreCore::append(std::string_view key, std::string_view value, Effects& ef
     tell_watchers(WatchEvent::Kind::kUpdated, key, found->second, found->second + std::string(value),
                   effects);
   found->second.append(value);
+  num_bytes_ += value.size();
   waits_.arrived(key, effects.woken);
 }
 
@@ -93,10 +97,12 @@ std::optional<std::int64_t> StoreCore::add(std::string_view key, std::int64_t de
     sum = wrapping_sum(*current, delta);
   }
   const Decimal text(sum);
-  if (found != keys_.end() && watchers_.empty())
+  if (found != keys_.end() && watchers_.empty()) {
+    num_bytes_ += text.view().size() - found->second.size();
     found->second.assign(text.view());
-  else
+  } else {
     store(key, text.view(), effects);
+  }
   waits_.arrived(key, effects.woken);
   return sum;
 }
@@ -124,14 +130,19 @@ bool StoreCore::delete_key(std::string_view key, Effects& effects) {
   const auto found = keys_.find(key);
   if (found == keys_.end()) return false;
   if (!watchers_.empty()) tell_watchers(WatchEvent::Kind::kDeleted, key, found->second, {}, effects);
+  num_bytes_ -= kEntryBytes + found->first.size() + found->second.size();
   keys_.erase(found);
   return true;
 }
 
 void StoreCore::queue_push(std::string_view name, std::string_view element, Effects& effects) {
   auto found = queues_.find(name);
-  if (found == queues_.end()) found = queues_.emplace(std::string(name), std::deque<std::string>()).first;
+  if (found == queues_.end()) {
+    found = queues_.emplace(std::string(name), std::deque<std::string>()).first;
+    num_bytes_ += kEntryBytes + kQueueBytes + name.size();
+  }
   found->second.emplace_back(element);
+  num_bytes_ += kElementBytes + element.size();
   waits_.element_arrived(name, effects.woken);
 }
 
@@ -140,7 +151,11 @@ std::optional<std::string> StoreCore::queue_pop(std::string_view name) {
   if (found == queues_.end()) return std::nullopt;
   std::string element = std::move(found->second.front());
   found->second.pop_front();
-  if (found->second.empty()) queues_.erase(found);
+  num_bytes_ -= kElementBytes + element.size();
+  if (found->second.empty()) {
+    num_bytes_ -= kEntryBytes + kQueueBytes + name.size();
+    queues_.erase(found);
+  }
   return element;
 }
 
@@ -170,17 +185,29 @@ StoreCore::Barrier StoreCore::barrier(ClientId client, std::string_view key, std
 
 void StoreCore::watch(ClientId client, std::string_view key) {
   auto found = watchers_.find(key);
-  if (found == watchers_.end()) found = watchers_.emplace(std::string(key), std::vector<ClientId>()).first;
-  if (std::find(found->second.begin(), found->second.end(), client) == found->second.end())
-    found->second.push_back(client);
+  if (found == watchers_.end()) {
+    found = watchers_.emplace(std::string(key), std::vector<ClientId>()).first;
+    num_bytes_ += kEntryBytes + key.size();
+  }
+  if (std::find(found->second.begin(), found->second.end(), client) != found->second.end()) return;
+  found->second.push_back(client);
+  watched_[client].push_back(found->first);
+  ++num_watches_;
 }
 
 void StoreCore::disconnect(ClientId client) {
   waits_.remove(client);
-  for (auto at = watchers_.begin(); at != watchers_.end();) {
-    std::erase(at->second, client);
-    at = at->second.empty() ? watchers_.erase(at) : std::next(at);
+  const auto watched = watched_.find(client);
+  if (watched == watched_.end()) return;
+  for (const std::string_view key : watched->second) {
+    const auto found = watchers_.find(key);
+    std::erase(found->second, client);
+    --num_watches_;
+    if (!found->second.empty()) continue;
+    num_bytes_ -= kEntryBytes + key.size();
+    watchers_.erase(found);
   }
+  watched_.erase(watched);
 }
 
 }  // namespace muster

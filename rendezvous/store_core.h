@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -90,6 +91,21 @@ class StoreCore {
 
   [[nodiscard]] std::size_t num_waiting() const { return waits_.num_waiting(); }
 
+  // What it holds, counted as it changes.
+  /// Keys, and queues that are not empty.
+  [[nodiscard]] std::size_t num_keys() const { return keys_.size() + queues_.size(); }
+  /// Of keys, values, queues, and names that are waited for and watched, with what it takes to keep each.
+  [[nodiscard]] std::size_t num_bytes() const { return num_bytes_ + waits_.num_bytes(); }
+  /// Keys that clients wait for or watch, each once for each client.
+  [[nodiscard]] std::size_t num_waits() const { return waits_.num_registrations() + num_watches_; }
+  [[nodiscard]] std::size_t num_waits(ClientId client) const { return waits_.num_registrations(client); }
+
+  // A node of the map with its two strings; an empty std::deque; one string in it. Longer strings have their
+  // bytes on the heap, counted by size.
+  static constexpr std::size_t kEntryBytes = 96;
+  static constexpr std::size_t kQueueBytes = 640;
+  static constexpr std::size_t kElementBytes = 48;
+
  private:
   void store(std::string_view key, std::string_view value, Effects& effects);
   [[nodiscard]] bool present(std::string_view key) const;
@@ -100,6 +116,9 @@ class StoreCore {
   KeyMap<std::deque<std::string>> queues_;  // none is empty
   WaitTable waits_;
   KeyMap<std::vector<ClientId>> watchers_;
+  std::unordered_map<ClientId, std::vector<std::string_view>> watched_;  // the names are those of watchers_
+  std::size_t num_bytes_ = 0;
+  std::size_t num_watches_ = 0;
 };
 
 }  // namespace muster

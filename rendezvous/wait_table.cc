@@ -7,7 +7,10 @@ namespace muster {
 
 void WaitTable::add(ClientId client, std::string_view key) {
   auto line = lines_.find(key);
-  if (line == lines_.end()) line = lines_.emplace(std::string(key), Line{}).first;
+  if (line == lines_.end()) {
+    line = lines_.emplace(std::string(key), Line{}).first;
+    num_bytes_ += kLineBytes + key.size();
+  }
   Line& ends = line->second;
   // Registrations of one wait are made in one go, so a repeated key finds its client at the end of the line.
   if (ends.last != nullptr && ends.last->client == client) return;
@@ -15,6 +18,7 @@ void WaitTable::add(ClientId client, std::string_view key) {
   Registrations& mine = waits_[client];
   Registration& added = mine.emplace_back(Registration{client, &*line, ends.last, nullptr, {}});
   added.self = std::prev(mine.end());
+  ++num_registrations_;
   (ends.last != nullptr ? ends.last->next : ends.first) = &added;
   ends.last = &added;
 }
@@ -23,7 +27,15 @@ void WaitTable::unlink(Registration& registration) {
   Line& line = registration.line->second;
   (registration.previous != nullptr ? registration.previous->next : line.first) = registration.next;
   (registration.next != nullptr ? registration.next->previous : line.last) = registration.previous;
-  if (line.first == nullptr) lines_.erase(lines_.find(registration.line->first));
+  --num_registrations_;
+  if (line.first != nullptr) return;
+  num_bytes_ -= kLineBytes + registration.line->first.size();
+  lines_.erase(lines_.find(registration.line->first));
+}
+
+std::size_t WaitTable::num_registrations(ClientId client) const {
+  const auto wait = waits_.find(client);
+  return wait == waits_.end() ? 0 : wait->second.size();
 }
 
 bool WaitTable::remove(ClientId client) {

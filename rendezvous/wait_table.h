@@ -35,6 +35,12 @@ class WaitTable {
 
   [[nodiscard]] bool waiting(ClientId client) const { return waits_.contains(client); }
   [[nodiscard]] std::size_t num_waiting() const { return waits_.size(); }
+  /// Keys that are waited for, each once for each client; and those of one client.
+  [[nodiscard]] std::size_t num_registrations() const { return num_registrations_; }
+  [[nodiscard]] std::size_t num_registrations(ClientId client) const;
+  /// Of the names of the keys that are waited for, each once, with `kLineBytes` for each.
+  [[nodiscard]] std::size_t num_bytes() const { return num_bytes_; }
+  static constexpr std::size_t kLineBytes = 96;
   [[nodiscard]] bool empty() const { return waits_.empty(); }
 
  private:
@@ -57,6 +63,8 @@ class WaitTable {
   bool satisfy(Registration& registration);
   void unlink(Registration& registration);
 
+  std::size_t num_registrations_ = 0;
+  std::size_t num_bytes_ = 0;
   Lines lines_;  // keys with at least one waiter
   std::unordered_map<ClientId, Registrations> waits_;
 };

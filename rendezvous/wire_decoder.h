@@ -40,6 +40,8 @@ class Decoder {
   [[nodiscard]] Generation generation() const { return generation_; }
   /// True between the first and the last byte of a request.
   [[nodiscard]] bool in_request() const { return !pending_.empty() && !delivered_; }
+  /// Kept here of a request that is not whole.
+  [[nodiscard]] std::size_t num_pending_bytes() const { return pending_.size(); }
   /// The request being decoded, for error texts; only while in_request().
   [[nodiscard]] std::string_view current_op() const { return op_known_ ? op_info(op_).name : "first bytes"; }
   /// Why the connection must be closed.

@@ -9,6 +9,7 @@
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/control.h"
+#include "rendezvous/tls.h"
 
 namespace muster::net {
 namespace {
@@ -37,9 +38,9 @@ Connection::Status Connection::flush(Instant now) {
       continue;
     }
     if (errno != EAGAIN && errno != EWOULDBLOCK) return failed(errno_error("send", errno).message);
-    if (unsent_bytes() > max_output_bytes_ + kKeptOutputBytes)
-      return failed(fmt::format("it has not read {} bytes of answers", unsent_bytes()));
-    return Status::kOpen;
+    if (unsent_bytes() <= max_output_bytes_ + kKeptOutputBytes) return Status::kOpen;
+    refusal_ = Refusal::kSlowReader;
+    return failed(fmt::format("it has not read {} bytes of answers", unsent_bytes()));
   }
   if (out_.capacity() > kKeptOutputBytes) out_ = std::string();
   out_.clear();
@@ -67,10 +68,17 @@ Connection::Status Connection::on_readable(std::string& scratch, Effects& effect
   if (blocked()) return Status::kOpen;
   const ssize_t n =
       retry_eintr([&] { return ::recv(fd_.get(), scratch.data(), scratch.size(), MSG_DONTWAIT); });
-  if (n > 0 && scratch[0] == control::kFirstByte && session_.generation() == wire::Generation::kUndetected) {
+  if (n > 0 && session_.generation() == wire::Generation::kUndetected &&
+      (scratch[0] == control::kFirstByte || (hands_over_tls_ && scratch[0] == tls::kFirstByte))) {
     unread_.assign(scratch, 0, static_cast<std::size_t>(n));
     reason_ = "control connections are not served here";
     return Status::kOther;
+  }
+  if (n > 0 && expects_hand_over_) {
+    refusal_ = Refusal::kAuthentication;
+    return failed(
+        "the store is served to this host alone, since there is a secret; other hosts speak the control "
+        "protocol");
   }
   if (n > 0) return process({scratch.data(), static_cast<std::size_t>(n)}, effects, now);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Status::kOpen;

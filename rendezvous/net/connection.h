@@ -9,6 +9,7 @@
 
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/unique_fd.h"
+#include "rendezvous/net/refusal_log.h"
 #include "rendezvous/session.h"
 
 namespace muster::net {
@@ -38,17 +39,30 @@ class Connection {
   /// After kOther: the socket and what was read from it.
   [[nodiscard]] UniqueFd release(std::string& first_bytes);
   /// Sets reason(), before the Server closes it for one of its own.
-  void give_up(std::string reason) { reason_ = std::move(reason); }
+  void give_up(Refusal kind, std::string reason) {
+    refusal_ = kind;
+    reason_ = std::move(reason);
+  }
+  /// The peer may not use the store: bytes that are not for somebody else end the connection.
+  void expect_hand_over() { expects_hand_over_ = true; }
+  /// TLS is somebody else's too.
+  void hand_over_tls() { hands_over_tls_ = true; }
+  [[nodiscard]] bool expects_hand_over() const { return expects_hand_over_; }
 
   [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] const Session& session() const { return session_; }
   [[nodiscard]] const std::string& reason() const { return reason_; }
+  [[nodiscard]] Refusal refusal() const { return session_.exceeded_limit() ? Refusal::kLimit : refusal_; }
   [[nodiscard]] bool undecided() const { return undecided_; }
   /// The socket takes no more; wait until it is writable, and do not read before.
   [[nodiscard]] bool blocked() const { return sent_ < out_.size(); }
   /// When the socket last took a byte of what is still waiting.
   [[nodiscard]] Instant last_progress() const { return last_progress_; }
   [[nodiscard]] std::size_t unsent_bytes() const { return out_.size() - sent_; }
+  /// What is kept for the peer until it sends or reads more.
+  [[nodiscard]] std::size_t buffered_bytes() const {
+    return out_.size() + unread_.size() + session_.num_pending_bytes();
+  }
 
  private:
   Status process(std::string_view input, Effects& effects, Instant now);
@@ -61,6 +75,9 @@ class Connection {
   std::size_t sent_ = 0;  // of out_
   std::string unread_;    // input left alone until out_ is sent
   bool undecided_ = false;
+  bool expects_hand_over_ = false;
+  bool hands_over_tls_ = false;
+  Refusal refusal_ = Refusal::kProtocol;
   Instant last_progress_{};
   std::string reason_;
 };

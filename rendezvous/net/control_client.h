@@ -27,6 +27,7 @@
 #include "rendezvous/base/log.h"
 #include "rendezvous/control.h"
 #include "rendezvous/membership.h"
+#include "rendezvous/tls.h"
 
 namespace boost::asio {
 class io_context;
@@ -38,6 +39,7 @@ struct ControlClientOptions {
   std::string host;  ///< of the coordinator: address or name
   std::uint16_t port = 0;
   std::string job;
+  std::optional<tls::Context> tls;  ///< speak TLS, and with no coordinator but one that this trusts
   std::optional<auth::Secret> secret;
   /// Who this node is. An id of zeros is replaced by a random one; master_port is that of the first world.
   membership::Request request;

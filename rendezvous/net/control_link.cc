@@ -73,7 +73,13 @@ asio::awaitable<Result<control::Welcome>> ControlLink::open(std::size_t turn, In
 asio::awaitable<Result<control::Welcome>> ControlLink::handshake() {
   auth::ClientHandshake handshake(target_.secret, auth::random_nonce());
   const control::Preamble mine;
-  control::encode(mine, out_);
+  if (target_.tls) {
+    tls_.emplace(*target_.tls, target_.host);
+    if (auto started = tls_->start(out_); !started) co_return fail(std::move(started).error());
+  }
+  std::string preamble;
+  control::encode(mine, preamble);
+  put(preamble);
   send(handshake.start(mine, target_.job, target_.own_host));
   const auto explain = [&](const Error& error) {
     return fail(error.code,
@@ -122,18 +128,36 @@ asio::awaitable<Result<control::Message>> ControlLink::receive() {
     if (error) {
       std::string cause =
           error == asio::error::eof ? "the coordinator closed the connection" : error.message();
+      if (tls_ && !tls_->established()) cause += "; does it speak TLS (musterd --tls-cert)?";
       if (!close_reason_.empty()) cause = close_reason_;
       co_return fail(ErrorCode::kPeerGone,
                      fmt::format("control connection to {} for job {}: {}", endpoint_, target_.job, cause));
     }
     input_ = std::string_view(buffer_.data(), size);
+    if (!tls_) continue;
+    plain_.clear();
+    const auto decrypted = tls_->receive(input_, plain_, out_);
+    input_ = plain_;
+    flush();
+    if (!decrypted)
+      co_return fail(decrypted.error().code, fmt::format("control connection to {} for job {}: {}", endpoint_,
+                                                         target_.job, decrypted.error().message));
   }
 }
 
 void ControlLink::send(const control::Message& message) {
   if (finishing_) return;
-  control::encode(message, out_);
+  std::string bytes;
+  control::encode(message, bytes);
+  put(bytes);
   flush();
+}
+
+void ControlLink::put(std::string_view bytes) {
+  if (!tls_)
+    out_ += bytes;
+  else
+    (void)tls_->send(bytes, out_);  // a failure shows in the read as well
 }
 
 void ControlLink::finish_sending() {

@@ -22,6 +22,7 @@
 #include "rendezvous/auth.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/control.h"
+#include "rendezvous/tls.h"
 
 namespace muster::net {
 
@@ -34,6 +35,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
     std::string own_host;  ///< this node's name, for people
     std::optional<auth::Secret> secret;
     control::Limits limits;
+    std::optional<tls::Context> tls;
   };
 
   ControlLink(boost::asio::io_context& loop, Target target);
@@ -56,6 +58,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
  private:
   boost::asio::awaitable<Result<control::Welcome>> handshake();
   [[nodiscard]] Error refused(const control::Refused& refused);
+  void put(std::string_view bytes);
   void flush();
 
   Target target_;
@@ -64,7 +67,9 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   boost::asio::steady_timer watchdog_;
   control::Decoder decoder_;
   std::array<char, 4096> buffer_;
-  std::string_view input_;  // of buffer_, not decoded yet
+  std::optional<tls::Stream> tls_;
+  std::string plain_;       // what TLS made of buffer_
+  std::string_view input_;  // of buffer_ or plain_, not decoded yet
   std::string out_;
   bool connected_ = false;
   bool writing_ = false;

@@ -14,11 +14,28 @@ namespace muster::net {
 
 using control::Refused;
 
-ControlPeer::ControlPeer(int fd, std::string name, const control::Limits& limits, const control::Nonce& nonce)
+ControlPeer::ControlPeer(int fd, std::string name, const control::Limits& limits, const control::Nonce& nonce,
+                         const std::optional<tls::Context>& tls)
     : fd_(fd),
       name_(std::move(name)),
       decoder_({control::kMaxHandshakeFrameBytes, limits.max_list}),
-      handshake_(nonce) {}
+      handshake_(nonce) {
+  if (tls) tls_.emplace(*tls);
+}
+
+Result<std::string_view> ControlPeer::decrypt(std::string_view bytes, std::string& plain) {
+  if (!tls_) return bytes;
+  plain.clear();
+  MUSTER_OK(tls_->receive(bytes, plain, out_));
+  return std::string_view(plain);
+}
+
+void ControlPeer::send(std::string_view bytes) {
+  if (!tls_)
+    out_ += bytes;
+  else
+    (void)tls_->send(bytes, out_);  // where TLS has failed nothing is sent, and the next decrypt() says why
+}
 
 std::string ControlPeer::address() const {
   const std::string_view host = std::string_view(name_).substr(0, name_.rfind(':'));
@@ -61,7 +78,9 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
       const control::Preamble& theirs = decoder_.preamble();
       const std::uint8_t version = control::choose_version(theirs);
       const control::Preamble mine{version, version};
-      control::encode(mine, out_);
+      std::string bytes;
+      control::encode(mine, bytes);
+      send(bytes);
       handshake_.preamble(theirs, mine);
       if (version == 0)
         out.refused = Refused{Refused::Reason::kVersion,
@@ -80,9 +99,15 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
     return out;
   }
   if (const auto* start = std::get_if<control::Start>(&message); start != nullptr && stage == Stage::kStart) {
-    job_ = start->job;
     host_ = wire::printable(start->host, 64);
-    control::encode(control::Message(handshake_.start(*start, house.secret)), out_);
+    if (std::string text = control::defect_of_job(start->job); !text.empty()) {
+      out.refused = Refused{Refused::Reason::kSettings, std::move(text)};
+      return out;
+    }
+    job_ = start->job;
+    std::string bytes;
+    control::encode(control::Message(handshake_.start(*start, house.secret)), bytes);
+    send(bytes);
     stage = Stage::kProof;
     return out;
   }
@@ -92,7 +117,9 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
       out.refused = Refused{Refused::Reason::kAuthentication, mac.error().message};
       return out;
     }
-    control::encode(control::Message(control::Welcome{*mac, house.heartbeat_ms, house.software}), out_);
+    std::string bytes;
+    control::encode(control::Message(control::Welcome{*mac, house.heartbeat_ms, house.software}), bytes);
+    send(bytes);
     decoder_.set_max_frame_bytes(house.limits.max_frame_bytes);
     stage = Stage::kOpen;
     out.opened = true;

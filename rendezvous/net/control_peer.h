@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ControlPeer: one agent's connection at the coordinator: its socket, decoder, handshake and the bytes on
-// their way out. Non-blocking; knows no event loop: the ControlServer says when to read and write. One
-// thread.
+// their way out, under TLS where the coordinator has it. Non-blocking; knows no event loop: the ControlServer
+// says when to read and write. One thread.
 #pragma once
 
 #include <optional>
@@ -12,6 +12,7 @@
 #include "rendezvous/auth.h"
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/control.h"
+#include "rendezvous/tls.h"
 
 namespace muster::net {
 
@@ -25,7 +26,9 @@ class ControlPeer {
     kClosing,  ///< what it still sends is not read; it closes, or is closed
   };
 
-  ControlPeer(int fd, std::string name, const control::Limits& limits, const control::Nonce& nonce);
+  /// `tls`: it has to speak TLS.
+  ControlPeer(int fd, std::string name, const control::Limits& limits, const control::Nonce& nonce,
+              const std::optional<tls::Context>& tls);
 
   /// What the peer's words before kOpen led to.
   struct Step {
@@ -41,9 +44,12 @@ class ControlPeer {
     const std::string& software;
     const control::Limits& limits;
   };
+  /// What the peer sent, as it meant it: `plain` may be used for it, and holds what is returned. Fails where
+  /// TLS does.
+  [[nodiscard]] Result<std::string_view> decrypt(std::string_view bytes, std::string& plain);
   [[nodiscard]] Step next(std::string_view& input, const House& house);
 
-  void send(std::string_view bytes) { out_ += bytes; }
+  void send(std::string_view bytes);
   /// Sends what the socket takes. Empty, or why it is broken.
   [[nodiscard]] std::string flush();
   [[nodiscard]] bool blocked() const { return sent_ < out_.size(); }
@@ -62,6 +68,7 @@ class ControlPeer {
  private:
   int fd_;  // the ControlServer's
   std::string name_;
+  std::optional<tls::Stream> tls_;
   control::Decoder decoder_;
   auth::ServerHandshake handshake_;
   std::string job_;

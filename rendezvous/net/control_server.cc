@@ -16,6 +16,7 @@
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/control_peer.h"
+#include "rendezvous/net/refusal_log.h"
 
 namespace muster::net {
 namespace {
@@ -27,6 +28,17 @@ constexpr std::size_t kReadBytes = 16384;
 // How long a connection that was refused may take to read why.
 constexpr Millis kLingerTime{2000};
 
+Refusal kind_of(control::Refused::Reason reason) {
+  switch (reason) {
+    case control::Refused::Reason::kAuthentication:
+      return Refusal::kAuthentication;
+    case control::Refused::Reason::kLimit:
+      return Refusal::kLimit;
+    default:
+      return Refusal::kProtocol;
+  }
+}
+
 }  // namespace
 
 class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
@@ -35,6 +47,7 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
       : loop_(loop),
         options_(options),
         log_(log),
+        refusals_(loop, log),
         jobs_(options.jobs),
         timer_(loop),
         scratch_(kReadBytes, '\0') {}
@@ -44,14 +57,30 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
     ++stats_.num_accepted;
     if (connections_.size() >= options_.max_connections) {
       ++stats_.num_refused;
-      log_.warning(fmt::format("closed {}: {} agents are connected, the limit", name, connections_.size()));
+      refusals_.write(Refusal::kLimit,
+                      fmt::format("closed {}: {} agents are connected, the limit (--max-agents)", name,
+                                  connections_.size()));
       return;
     }
+    if (deadlines_.size() >= options_.max_handshakes) {
+      const ConnectionId oldest = deadlines_.begin()->second;
+      refusals_.write(Refusal::kLimit,
+                      fmt::format("closed {}: the oldest of {} that have proven nothing yet, the limit "
+                                  "(--max-handshakes)",
+                                  connections_.at(oldest)->peer.name(), deadlines_.size()));
+      drop(oldest, "it took too long");
+    }
     const ConnectionId id = next_id_++;
-    auto connection = std::make_shared<Connection>(loop_, std::move(fd), std::move(name), options_.limits);
+    // Who does not speak TLS is told so in plain words.
+    const bool is_tls = !first_bytes.empty() && first_bytes[0] == tls::kFirstByte;
+    auto connection = std::make_shared<Connection>(loop_, std::move(fd), std::move(name), options_.limits,
+                                                   is_tls ? options_.tls : std::nullopt);
     connections_.emplace(id, connection);
     set_deadline(id, *connection, SteadyClock::now() + options_.handshake_timeout);
-    on_bytes(id, *connection, first_bytes);
+    if (options_.tls && !is_tls)
+      refuse_plain(id, *connection);
+    else
+      on_bytes(id, *connection, first_bytes);
     finish_turn();
     if (connections_.contains(id)) wait_readable(id, connection);
   }
@@ -70,6 +99,7 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
     connections_.clear();
     deadlines_.clear();
     timer_.cancel();
+    refusals_.stop();
   }
 
   [[nodiscard]] ControlServerStats stats() const {
@@ -82,9 +112,10 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
 
  private:
   struct Connection {
-    Connection(boost::asio::io_context& loop, UniqueFd from, std::string name, const control::Limits& limits)
+    Connection(boost::asio::io_context& loop, UniqueFd from, std::string name, const control::Limits& limits,
+               const std::optional<tls::Context>& tls)
         : descriptor(loop, from.release()),
-          peer(descriptor.native_handle(), std::move(name), limits, auth::random_nonce()) {}
+          peer(descriptor.native_handle(), std::move(name), limits, auth::random_nonce(), tls) {}
     Descriptor descriptor;
     ControlPeer peer;
     std::optional<Instant> deadline;
@@ -116,8 +147,23 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
     if (connections_.contains(id)) wait_readable(id, connection);
   }
 
-  void on_bytes(ConnectionId id, Connection& connection, std::string_view bytes) {
+  void refuse_plain(ConnectionId id, Connection& connection) {
+    std::string preamble;
+    control::encode(control::Preamble{}, preamble);
+    connection.peer.send(preamble);
+    refuse(id, connection,
+           {control::Refused::Reason::kAuthentication,
+            "this coordinator speaks TLS and the agent does not; give the agent a certificate to trust"});
+  }
+
+  void on_bytes(ConnectionId id, Connection& connection, std::string_view received) {
     ControlPeer& peer = connection.peer;
+    if (peer.stage == Stage::kClosing) return;
+    std::string plain;
+    const auto decrypted = peer.decrypt(received, plain);
+    if (!decrypted)
+      return refuse(id, connection, {control::Refused::Reason::kAuthentication, decrypted.error().message});
+    std::string_view bytes = *decrypted;
     const ControlPeer::House house{options_.secret,
                                    static_cast<std::uint32_t>(options_.heartbeat_interval.count()),
                                    options_.software, options_.limits};
@@ -142,7 +188,8 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
 
   void refuse(ConnectionId id, Connection& connection, control::Refused refused) {
     const bool stranger = connection.peer.stage != Stage::kOpen;
-    log_.warning(fmt::format("closed {}: {}", connection.peer.name(), refused.text));
+    refusals_.write(kind_of(refused.reason),
+                    fmt::format("closed {}: {}", connection.peer.name(), refused.text));
     if (stranger) {
       ++stats_.num_refused;
       if (!connection.peer.job().empty())
@@ -183,8 +230,9 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
           if (found == connections_.end() || found->second->peer.stage == Stage::kClosing) continue;
           found->second->peer.send(bytes);
           if (delivery.close) {
-            log_.warning(fmt::format("closed {}: {}", found->second->peer.title(),
-                                     std::get<control::Refused>(delivery.message).text));
+            const auto& refused = std::get<control::Refused>(delivery.message);
+            refusals_.write(kind_of(refused.reason),
+                            fmt::format("closed {}: {}", found->second->peer.title(), refused.text));
             jobs_.disconnected(id, "refused", SteadyClock::now(), effects_);
             linger(id, *found->second);
           } else {
@@ -200,7 +248,10 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
     if (const std::string error = peer.flush(); !error.empty()) {
       broken_.emplace_back(id, error);
     } else if (peer.unsent_bytes() > options_.max_unsent_bytes) {
-      broken_.emplace_back(id, fmt::format("it has not read {} bytes", peer.unsent_bytes()));
+      const std::string reason = fmt::format("it has not read {} bytes, the limit is {} (--max-unsent-bytes)",
+                                             peer.unsent_bytes(), options_.max_unsent_bytes);
+      refusals_.write(Refusal::kSlowReader, fmt::format("closed {}: {}", peer.name(), reason));
+      broken_.emplace_back(id, reason);
     } else if (peer.blocked() && !peer.waits_writable) {
       peer.waits_writable = true;
       connection.descriptor.async_wait(Descriptor::wait_write,
@@ -278,8 +329,9 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
       const ConnectionId id = deadlines_.begin()->second;
       const auto found = connections_.find(id);
       if (found->second->peer.stage != Stage::kClosing)
-        log_.warning(fmt::format("closed {}: it proved nothing within {} ms", found->second->peer.name(),
-                                 options_.handshake_timeout.count()));
+        refusals_.write(Refusal::kAuthentication,
+                        fmt::format("closed {}: it proved nothing within {} ms", found->second->peer.name(),
+                                    options_.handshake_timeout.count()));
       drop(id, "it took too long");
     }
     jobs_.advance(now, effects_);
@@ -289,6 +341,7 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
   boost::asio::io_context& loop_;
   ControlServerOptions options_;
   Log log_;
+  RefusalLog refusals_;
   Jobs jobs_;
   boost::asio::steady_timer timer_;
   Instant armed_ = Instant::max();

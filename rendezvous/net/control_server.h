@@ -17,6 +17,7 @@
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/control.h"
 #include "rendezvous/jobs.h"
+#include "rendezvous/tls.h"
 
 namespace boost::asio {
 class io_context;
@@ -28,9 +29,13 @@ struct ControlServerOptions {
   JobsOptions jobs;
   control::Limits limits;
   std::optional<auth::Secret> secret;  ///< of all jobs; nothing: anybody may join
+  std::optional<tls::Context> tls;     ///< all agents have to speak TLS
   Millis handshake_timeout{10'000};    ///< from the first byte to a proof
   Millis heartbeat_interval{5'000};    ///< what agents are told
   std::size_t max_connections = 100'000;
+  /// Connections that have proven nothing yet; one more closes the oldest, so that strangers who say nothing
+  /// keep no agent out. More than agents that come at the same moment.
+  std::size_t max_handshakes = 20'000;
   std::size_t max_unsent_bytes = std::size_t{16} << 20;  ///< of an agent that does not read
   std::string software = "muster";
   /// Called on the loop after a connection has ended; not from stop().

@@ -37,6 +37,19 @@ std::string address_text(const sockaddr_storage& address) {
   return fmt::format("[{}]:{}", host, ntohs(v6.sin6_port));
 }
 
+bool is_loopback(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET) {
+    sockaddr_in v4{};
+    std::memcpy(&v4, &address, sizeof v4);
+    return ntohl(v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+  }
+  if (address.ss_family != AF_INET6) return false;
+  sockaddr_in6 v6{};
+  std::memcpy(&v6, &address, sizeof v6);
+  return IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr) ||
+         (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr) && v6.sin6_addr.s6_addr[12] == IN_LOOPBACKNET);
+}
+
 std::uint16_t port_of(const sockaddr_storage& address) {
   in_port_t port = 0;  // at the same offset in both families
   std::memcpy(&port, reinterpret_cast<const char*>(&address) + offsetof(sockaddr_in, sin_port), sizeof port);
@@ -68,7 +81,7 @@ Result<Listener> finish(UniqueFd fd) {
   socklen_t size = sizeof bound;
   if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0)
     return fail(errno_error("getsockname", errno));
-  return Listener{std::move(fd), port_of(bound), address_text(bound)};
+  return Listener{std::move(fd), port_of(bound), address_text(bound), is_loopback(bound)};
 }
 
 // 0, or the number of the call's error.
@@ -147,6 +160,12 @@ Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port) {
   if (::listen(raw, INT32_MAX) != 0) return fail(listen_error(listener.address, listener.port, errno));
   // An unbound socket gets its port from listen().
   return finish(std::move(listener.fd));
+}
+
+bool peer_is_loopback(int fd) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof peer;
+  return ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0 && is_loopback(peer);
 }
 
 std::string peer_name(int fd) {

@@ -16,7 +16,8 @@ namespace muster::net {
 struct Listener {
   UniqueFd fd;
   std::uint16_t port = 0;
-  std::string address;  ///< "[::]:29500"
+  std::string address;         ///< "[::]:29500"
+  bool loopback_only = false;  ///< it is bound to a loopback address
 };
 
 /// `host` empty: every address. `port` 0: the kernel chooses.
@@ -28,5 +29,7 @@ struct Listener {
 
 /// "10.0.0.4:1234" or "[::1]:1234" of the other end of a connected socket, an IPv4-mapped address as IPv4.
 [[nodiscard]] std::string peer_name(int fd);
+/// Whether the other end of a connected socket is on this host and came over loopback.
+[[nodiscard]] bool peer_is_loopback(int fd);
 
 }  // namespace muster::net

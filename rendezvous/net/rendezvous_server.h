@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // RendezvousServer: a store and a coordinator behind one port; what musterd is, and what an agent embeds
-// where no daemon is named. A connection whose first byte is 0xAB speaks the control protocol; every other
-// one is a TCPStore client. One loop, one thread; the loop outlives it. Failure: see Server and
-// ControlServer.
+// where no daemon is named. A connection whose first byte is 0xAB (TLS: 0x16) speaks the control protocol;
+// every other one is a TCPStore client. TCPStore has no authentication: where agents prove something (a
+// secret, a certificate) its clients are served if they come over loopback, and closed with a logged reason
+// if they come from elsewhere. One port with a rule, so that agents and local programs are told one number.
+// One loop, one thread; the loop outlives it. Failure: see Server and ControlServer.
 #pragma once
 
 #include <memory>
@@ -13,7 +15,7 @@
 namespace muster::net {
 
 struct RendezvousServerOptions {
-  ServerOptions store;  ///< its hand_over is set here
+  ServerOptions store;  ///< its hand_over is set here, and store_on_loopback_only as above
   ControlServerOptions control;
 };
 

@@ -20,6 +20,7 @@
 #include "rendezvous/net/acceptor.h"
 #include "rendezvous/net/connection.h"
 #include "rendezvous/net/listener.h"
+#include "rendezvous/net/refusal_log.h"
 
 namespace muster::net {
 namespace {
@@ -40,6 +41,7 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
        UniqueFd ready)
       : options_(options),
         log_(log),
+        refusals_(loop, log),
         acceptor_(std::move(listener)),
         ready_(loop, ready.release()),
         timer_(loop),
@@ -71,6 +73,7 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
     num_open_ = 0;
     acceptor_.close();
     timer_.cancel();
+    refusals_.stop();
     boost::system::error_code ignored;
     ready_.close(ignored);
     log_.info("stopped listening on " + address());
@@ -78,6 +81,7 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
 
   [[nodiscard]] std::uint16_t port() const { return acceptor_.listener().port; }
   [[nodiscard]] const std::string& address() const { return acceptor_.listener().address; }
+  [[nodiscard]] bool loopback_only() const { return acceptor_.listener().loopback_only; }
 
   [[nodiscard]] ServerStats stats() const {
     ServerStats out;
@@ -89,6 +93,8 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
       if (slot.connection) out.num_requests += slot.connection->session().num_requests();
     out.num_keys = stopped_ ? 0 : core_.keys().size();
     out.num_waiting = core_.num_waiting();
+    out.num_bytes = core_.num_bytes();
+    out.num_buffered_bytes = buffered_bytes_;
     return out;
   }
 
@@ -99,6 +105,7 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
     std::uint32_t turn = 0;  // counts reuse, so that an event for the former tenant is known as such
     std::uint32_t interest = 0;
     std::optional<Instant> deadline;
+    std::size_t buffered_bytes = 0;  // its part of buffered_bytes_
   };
 
   static std::uint64_t tag(ClientId id, std::uint32_t turn) { return std::uint64_t{turn} << 32 | id; }
@@ -133,8 +140,8 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
     Connection& connection = *slot.connection;
     const bool gone = (events & (EPOLLHUP | EPOLLERR)) != 0;  // in both directions
     if (gone && connection.blocked()) {
-      connection.give_up(
-          fmt::format("it went away with {} bytes of answers unread", connection.unsent_bytes()));
+      connection.give_up(Refusal::kSlowReader, fmt::format("it went away with {} bytes of answers unread",
+                                                           connection.unsent_bytes()));
       close(id, false);
       return;
     }
@@ -157,7 +164,18 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
       close(id, status != Connection::Status::kEnded);
       return;
     }
-    const Connection& connection = *slot.connection;
+    Connection& connection = *slot.connection;
+    buffered_bytes_ += connection.buffered_bytes() - slot.buffered_bytes;  // modulo 2^64: it may be less
+    slot.buffered_bytes = connection.buffered_bytes();
+    if (buffered_bytes_ > options_.max_buffered_bytes) [[unlikely]] {
+      connection.give_up(
+          Refusal::kLimit,
+          fmt::format("unfinished requests and unread answers of all clients are {} bytes, {} of "
+                      "them its own; the limit is {} (--max-buffered-bytes)",
+                      buffered_bytes_, slot.buffered_bytes, options_.max_buffered_bytes));
+      close(id, true);
+      return;
+    }
     const std::uint32_t interest = connection.blocked() ? EPOLLOUT : EPOLLIN;
     if (interest != slot.interest) {
       epoll_event event{};
@@ -169,6 +187,7 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
     std::optional<Instant> deadline;
     if (connection.blocked()) deadline = connection.last_progress() + options_.slow_reader_timeout;
     if (connection.undecided()) deadline = now + options_.legacy_quiet_time;
+    if (connection.expects_hand_over()) deadline = slot.deadline;  // nothing came
     if (deadline || slot.deadline) [[unlikely]]
       set_deadline(id, deadline);
   }
@@ -186,15 +205,17 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
 
   void flush(ClientId id, Instant now) {
     Slot& slot = slots_[id];
-    // Already blocked: it is told when the socket takes more.
-    if (slot.connection && slot.interest == EPOLLIN) after(id, slot.connection->flush(now), now);
+    // Already blocked: it is told when the socket takes more, if what waits is not too much.
+    if (slot.connection &&
+        (slot.interest == EPOLLIN || slot.connection->unsent_bytes() > options_.limits.max_output_bytes))
+      after(id, slot.connection->flush(now), now);
   }
 
   void close(ClientId id, bool refused) {
     Slot& slot = slots_[id];
     const std::string text = fmt::format("closed {}: {}", slot.peer, slot.connection->reason());
     if (refused)
-      refuse(text);
+      refuse(slot.connection->refusal(), text);
     else
       log_.debug(text);
     forget(id);
@@ -205,6 +226,7 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
     past_requests_ += slot.connection->session().num_requests();
     set_deadline(id, std::nullopt);
     slot.connection.reset();
+    buffered_bytes_ -= std::exchange(slot.buffered_bytes, 0);
     // Later, so that it may do with this server what it likes.
     if (options_.on_close)
       boost::asio::post(ready_.get_executor(), [call = options_.on_close, peer = slot.peer] { call(peer); });
@@ -250,8 +272,13 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
         after(id, connection.settle(effects_, now), now);
         deliver(now);
       } else if (connection.blocked()) {
-        connection.give_up(fmt::format("it has not read its answers for {} ms ({} bytes are waiting)",
+        connection.give_up(Refusal::kSlowReader,
+                           fmt::format("it has not read its answers for {} ms ({} bytes are waiting)",
                                        options_.slow_reader_timeout.count(), connection.unsent_bytes()));
+        close(id, true);
+      } else if (connection.expects_hand_over()) {
+        connection.give_up(Refusal::kAuthentication,
+                           fmt::format("it said nothing for {} ms", options_.first_byte_timeout.count()));
         close(id, true);
       }
     }
@@ -260,15 +287,21 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
 
   void accept_some() {
     acceptor_.accept_some([this](UniqueFd fd) { admit(std::move(fd)); },
-                          [this](const std::string& reason) { refuse(reason); });
+                          [this](const std::string& reason) { refuse(Refusal::kSystem, reason); });
   }
 
-  void refuse(const std::string& reason) {
+  void refuse(Refusal kind, const std::string& reason) {
     ++num_refused_;
-    log_.warning(reason);
+    refusals_.write(kind, reason);
   }
 
   void admit(UniqueFd fd) {
+    if (num_open_ >= options_.max_connections) [[unlikely]] {
+      refuse(Refusal::kLimit,
+             fmt::format("closed {}: {} clients are connected, the limit (--max-connections)",
+                         peer_name(fd.get()), num_open_));
+      return;
+    }
     ClientId id = 0;
     if (free_ids_.empty()) {
       id = static_cast<ClientId>(slots_.size());
@@ -284,17 +317,23 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
     event.events = slot.interest;
     event.data.u64 = tag(id, slot.turn);
     if (::epoll_ctl(ready_.native_handle(), EPOLL_CTL_ADD, fd.get(), &event) != 0) {
-      refuse(errno_error("epoll_ctl for " + slot.peer, errno).message);
+      refuse(Refusal::kSystem, errno_error("epoll_ctl for " + slot.peer, errno).message);
       free_ids_.push_back(id);
       return;
     }
+    const bool stranger = options_.store_on_loopback_only && !peer_is_loopback(fd.get());
     slot.connection = std::make_unique<Connection>(std::move(fd), id, core_, options_.limits);
     ++num_accepted_;
     ++num_open_;
+    if (options_.hand_over_tls) slot.connection->hand_over_tls();
+    if (!stranger) return;
+    slot.connection->expect_hand_over();
+    set_deadline(id, SteadyClock::now() + options_.first_byte_timeout);
   }
 
   ServerOptions options_;
   Log log_;
+  RefusalLog refusals_;
   Acceptor acceptor_;
   boost::asio::posix::stream_descriptor ready_;  // the epoll set
   boost::asio::steady_timer timer_;
@@ -309,6 +348,7 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
   std::uint64_t num_open_ = 0;
   std::uint64_t num_refused_ = 0;
   std::uint64_t past_requests_ = 0;
+  std::size_t buffered_bytes_ = 0;
 };
 
 Server::Server(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -338,6 +378,9 @@ std::uint16_t Server::port() const {
 }
 const std::string& Server::address() const {
   return impl_->address();
+}
+bool Server::loopback_only() const {
+  return impl_->loopback_only();
 }
 void Server::stop() {
   impl_->stop();

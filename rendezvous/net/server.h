@@ -30,6 +30,14 @@ struct ServerOptions {
   std::uint16_t port = 0;  ///< 0: the kernel chooses; port() tells
   int listen_fd = -1;      ///< >= 0: an inherited, bound socket to listen with instead; the server closes it
   SessionLimits limits;
+  std::size_t max_connections = 200'000;  ///< more are refused
+  /// Of the requests that clients have begun and the answers they have not read, all clients together; who
+  /// goes beyond is closed.
+  std::size_t max_buffered_bytes = std::size_t{4} << 30;
+  /// Clients from other hosts are closed, unless they are handed over.
+  bool store_on_loopback_only = false;
+  /// How long a connection from another host may say nothing then.
+  std::chrono::milliseconds first_byte_timeout = std::chrono::seconds(10);
   /// Called on the loop after a client's connection has ended, with its address ("10.0.0.4:1234").
   std::function<void(const std::string& peer)> on_close;
   /// A client with unread answers that takes not one byte of them for so long is closed.
@@ -37,6 +45,8 @@ struct ServerOptions {
   /// How long an old client's byte 8 with a key may stay alone before it is taken for DELETE_KEY of PyTorch
   /// <= 2.0.
   std::chrono::milliseconds legacy_quiet_time{50};
+  /// TLS connections are handed over too.
+  bool hand_over_tls = false;
   /// Takes connections whose first byte is the control protocol's, with what was read and the peer's name.
   /// Nothing: they are refused.
   std::function<void(UniqueFd, std::string_view, std::string)> hand_over = {};
@@ -45,10 +55,12 @@ struct ServerOptions {
 struct ServerStats {
   std::uint64_t num_accepted = 0;
   std::uint64_t num_open = 0;
-  std::uint64_t num_refused = 0;   ///< closed by us: protocol error, slow reader, no descriptor left
+  std::uint64_t num_refused = 0;   ///< closed by us: protocol error, slow reader, a limit, no descriptor left
   std::uint64_t num_requests = 0;  ///< of connections that are open or were
   std::uint64_t num_keys = 0;
-  std::uint64_t num_waiting = 0;  ///< clients in a WAIT or BARRIER
+  std::uint64_t num_waiting = 0;         ///< clients in a WAIT or BARRIER
+  std::uint64_t num_bytes = 0;           ///< that the store holds, see StoreCore::num_bytes()
+  std::uint64_t num_buffered_bytes = 0;  ///< see ServerOptions::max_buffered_bytes
 };
 
 class Server {
@@ -64,6 +76,8 @@ class Server {
   [[nodiscard]] std::uint16_t port() const;
   /// "[::]:29500"
   [[nodiscard]] const std::string& address() const;
+  /// Other hosts cannot reach it.
+  [[nodiscard]] bool loopback_only() const;
 
   /// Stops accepting, sends what the sockets take of pending answers, closes every connection and forgets the
   /// keys. Does not block; the loop drains by itself. A second call does nothing.

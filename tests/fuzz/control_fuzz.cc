@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,14 +23,21 @@ struct Decoded {
   bool operator==(const Decoded&) const = default;
 };
 
-Decoded decode(std::string_view bytes, std::size_t piece_bytes) {
+// The next piece's length: always the same, or at random where there is a generator.
+struct Pieces {
+  std::size_t bytes = 1;
+  std::minstd_rand* random = nullptr;
+  std::size_t next() { return random == nullptr ? bytes : 1 + (*random)() % 40; }
+};
+
+Decoded decode(std::string_view bytes, Pieces pieces) {
   control::Decoder decoder({.max_frame_bytes = 2000, .max_list = 8});
   Decoded out;
   control::Message message;
   while (!bytes.empty() && out.error.empty()) {
     // Memory of exactly this size, so that a read beyond it is noticed.
     const std::vector<char> piece(
-        bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(std::min(piece_bytes, bytes.size())));
+        bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(std::min(pieces.next(), bytes.size())));
     bytes.remove_prefix(piece.size());
     std::string_view input(piece.data(), piece.size());
     while (true) {
@@ -53,9 +61,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::string bytes;
   control::encode(control::Preamble{}, bytes);
   bytes.append(reinterpret_cast<const char*>(data) + 2, size - 2);
-  const Decoded whole = decode(bytes, bytes.size());
+  const Decoded whole = decode(bytes, {bytes.size()});
   for (const std::size_t piece : {std::size_t{1}, std::size_t{data[0]} + 1})
-    check(decode(bytes, piece) == whole);
+    check(decode(bytes, {piece}) == whole);
+  std::minstd_rand random(data[0] + 256u * data[1] + 1);
+  for (int i = 0; i < 2; ++i) check(decode(bytes, {1, &random}) == whole);
 
   std::string again;
   control::encode(control::Preamble{}, again);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <random>
 #include <string>
 #include <string_view>
 
@@ -42,12 +43,47 @@ void feed(Client& client, std::string_view piece, bool settle) {
   }
 }
 
+struct Said {
+  std::string out;
+  std::string close_reason;
+  std::size_t num_bytes = 0;  // in the store afterwards
+  std::size_t num_waits = 0;
+  bool operator==(const Said&) const = default;
+};
+
+// One client that sends all of it, in pieces of random length where there is a generator, and is never
+// silent.
+Said say(std::string_view bytes, const muster::SessionLimits& limits, std::minstd_rand* random) {
+  muster::StoreCore core;
+  muster::Session session(1, core, limits);
+  muster::Effects effects;
+  Said said;
+  while (!bytes.empty() && said.close_reason.empty()) {
+    const std::size_t size =
+        random == nullptr ? bytes.size() : std::min<std::size_t>(bytes.size(), 1 + (*random)() % 60);
+    std::string_view piece = bytes.substr(0, size);
+    bytes.remove_prefix(size);
+    std::string out;
+    auto state = muster::Session::State::kOutputFull;
+    while (state == muster::Session::State::kOutputFull) {
+      state = session.receive(piece, out, effects);
+      said.out += out;
+      out.clear();
+    }
+    if (state == muster::Session::State::kClose) said.close_reason = session.close_reason();
+  }
+  said.num_bytes = core.num_bytes();
+  said.num_waits = core.num_waits();
+  return said;
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   muster::SessionLimits limits;
   limits.max_output_bytes = std::size_t{1} << 20;
   limits.pause_output_bytes = std::size_t{1} << 12;
+  limits.store = {.max_keys = 6, .max_bytes = 4000, .max_waits = 5};
   muster::StoreCore core;
   {
     Client clients[] = {{1, core, limits}, {2, core, limits}};
@@ -61,6 +97,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       rest.remove_prefix(piece.size());
     }
   }
-  if (core.num_waiting() != 0) std::abort();
+  if (core.num_waiting() != 0 || core.num_waits() != 0) std::abort();
+  if (core.num_bytes() > limits.store.max_bytes || core.num_keys() > limits.store.max_keys) std::abort();
+
+  const std::string_view all(reinterpret_cast<const char*>(data), size);
+  const Said whole = say(all, limits, nullptr);
+  std::minstd_rand random(static_cast<unsigned>(size) + 1);
+  for (int i = 0; i < 2; ++i)
+    if (!(say(all, limits, &random) == whole)) std::abort();
   return 0;
 }

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// TLS 1.3 as a machine without I/O: bytes from the network in, plain bytes and bytes for the network out. A
+// Context is a certificate with its key and whom to trust, read once and shared; a Stream is one connection
+// of it. One thread. Failure: kInvalidArgument for files, kMismatch where the other side cannot be trusted or
+// does not trust us; a Stream's first error is kept, and what it left to send tells the other side.
+// Source: OpenSSL 3 (SSL_CTX_new(3), BIO_s_mem(3)); RFC 8446.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <muster/result.h>
+
+namespace muster::tls {
+
+/// Of a TLS connection's first record.
+inline constexpr char kFirstByte = '\x16';
+
+/// PEM files.
+struct Files {
+  std::string cert;  ///< the certificate, and those between it and the root
+  std::string key;   ///< readable by its owner alone
+  std::string ca;    ///< whom to trust
+};
+
+class Context {
+ public:
+  /// Needs cert and key. With `ca` a client has to show a certificate signed by it.
+  [[nodiscard]] static Result<Context> server(const Files& files);
+  /// Needs ca. cert and key are shown to a server that asks for them.
+  [[nodiscard]] static Result<Context> client(const Files& files);
+
+  /// Clients have to show a certificate.
+  [[nodiscard]] bool asks_for_certificate() const;
+
+ private:
+  friend class Stream;
+  struct Impl;
+  explicit Context(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<Impl> impl_;
+};
+
+class Stream {
+ public:
+  /// `server_name`: for a client, the name or address that the server's certificate must be for.
+  explicit Stream(const Context& context, const std::string& server_name = {});
+  ~Stream();
+  Stream(Stream&&) noexcept;
+  Stream& operator=(Stream&&) noexcept;
+
+  /// A client's first words. Call it once, before anything else.
+  [[nodiscard]] Result<void> start(std::string& out);
+  /// Takes bytes from the network; appends plain ones to `plain` and what has to be sent to `out`.
+  [[nodiscard]] Result<void> receive(std::string_view bytes, std::string& plain, std::string& out);
+  /// Before the other side is known the bytes are kept, and sent by a later receive().
+  [[nodiscard]] Result<void> send(std::string_view plain, std::string& out);
+
+  /// Both sides are known to each other as far as they asked for.
+  [[nodiscard]] bool established() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace muster::tls

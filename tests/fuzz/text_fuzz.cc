@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arbitrary text for the small parsers of what a launcher and its workers are handed by others: environment
+// variables, counters, secrets, error files that workers write, CUDA_VISIBLE_DEVICES, -r and -t.
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launcher/error_file.h"
+#include "launcher/nproc.h"
+#include "launcher/std_map.h"
+#include "rendezvous/auth.h"
+#include "rendezvous/base/env.h"
+#include "rendezvous/control.h"
+#include "rendezvous/counter.h"
+#include "rendezvous/wire.h"
+
+namespace {
+
+void check(bool holds) {
+  if (!holds) std::abort();
+}
+
+bool is_printable(std::string_view text) {
+  for (const char c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) return false;
+  return true;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace muster;
+  const std::string text(reinterpret_cast<const char*>(data), size);
+
+  if (const auto number = parse_integer("NAME", text, -5, 1'000'000))
+    check(*number >= -5 && *number <= 1'000'000);
+  if (const auto number = read_counter(text)) {
+    const auto sum = add_to_counter("/key", text, 1);
+    check(!sum == (*number == std::numeric_limits<std::int64_t>::max()));
+    if (sum) check(*sum == *number + 1);
+  }
+
+  const auto secret = auth::Secret::from_bytes(text);
+  check(secret.has_value() == (text.size() >= auth::Secret::kMinBytes));
+  if (!secret && text.size() > 6) check(secret.error().message.find(text) == std::string::npos);
+  check(is_printable(wire::printable(text)));
+  if (control::defect_of_job(text).empty()) check(is_printable(text));
+
+  const auto recorded = launcher::parse_error_file(text);
+  (void)recorded;
+  (void)launcher::with_error_code(text, 7);
+  std::vector<std::string> gpus = {"GPU-aa00", "GPU-ab11", "GPU-ab12"};
+  check(launcher::count_visible(gpus, text) >= 0);
+  check(launcher::count_visible(gpus, text) <= 3);
+  const auto zero = [] { return 0; };
+  if (const auto count = launcher::resolve_nproc(text, zero, zero)) check(*count >= 0);
+  if (const auto map = launcher::parse_std_map(text)) {
+    check(map->by_rank.size() <= text.size());
+    (void)map->of(0);
+  }
+  return 0;
+}

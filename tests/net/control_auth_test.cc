@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who may speak to the coordinator: secrets, replays, versions, strangers. Real sockets, one loop.
+#include "tests/support/catch.h"
+#include "tests/support/control_house.h"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+// What stands between an agent and its coordinator and writes down all that both say.
+class Recorder {
+ public:
+  Recorder() : listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    REQUIRE(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0);
+    REQUIRE(::listen(listener_.get(), 8) == 0);
+    REQUIRE(::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0);
+    port_ = ntohs(address.sin_port);
+  }
+
+  [[nodiscard]] std::uint16_t port() const { return port_; }
+
+  /// Passes on what there is, to a coordinator at `port`.
+  void relay(std::uint16_t port) {
+    if (accept() && !coordinator_) coordinator_ = connect_raw(port);
+    if (!agent_) return;
+    pump(agent_.get(), coordinator_.get(), agent_said);
+    pump(coordinator_.get(), agent_.get(), coordinator_said);
+  }
+
+  /// Says to the next agent what a coordinator said once, and hears nothing.
+  void play_coordinator(std::string_view recording) {
+    if (accept()) say(agent_.get(), recording);
+  }
+
+  void hang_up() {
+    agent_.reset();
+    coordinator_.reset();
+  }
+
+  std::string agent_said;
+  std::string coordinator_said;
+
+ private:
+  // True when somebody new is there.
+  bool accept() {
+    if (agent_) return false;
+    agent_.reset(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    return static_cast<bool>(agent_);
+  }
+
+  static void pump(int from, int to, std::string& record) {
+    char buffer[4096];
+    const ssize_t n = ::recv(from, buffer, sizeof buffer, MSG_DONTWAIT);
+    if (n <= 0) return;
+    record.append(buffer, static_cast<std::size_t>(n));
+    say(to, {buffer, static_cast<std::size_t>(n)});
+  }
+
+  UniqueFd listener_;
+  UniqueFd agent_;
+  UniqueFd coordinator_;
+  std::uint16_t port_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("with a secret both sides prove that they know it") {
+  House house(secret("0123456789abcdef"));
+  Agent a(house, "n1", nodes(1), secret("0123456789abcdef"));
+  a.start(house);
+  house.wait([&] { return !a.assignments.empty(); });
+}
+
+TEST_CASE("an agent with a wrong secret or none is refused, and those who wait learn of it") {
+  House house(secret("0123456789abcdef"));
+  Agent a(house, "n1", nodes(2), secret("0123456789abcdef"));
+  a.start(house);
+  house.wait([&] { return a.waiting.has_value(); });
+  Agent wrong(house, "n2", nodes(2), secret("0123456789abcdeX"));
+  wrong.start(house);
+  house.wait([&] { return wrong.lost && a.waiting->text != "1/2 nodes"; });
+  REQUIRE(wrong.lost->code == ErrorCode::kMismatch);
+  REQUIRE(a.waiting->text == "1/2 nodes; n2 (127.0.0.1) has another secret, or none");
+  Agent none(house, "n3", nodes(2));
+  none.start(house);
+  house.wait([&] { return none.lost.has_value(); });
+  REQUIRE(none.lost->code == ErrorCode::kMismatch);
+  REQUIRE(none.lost->message.find("asks for the job's secret") != std::string::npos);
+  REQUIRE(none.lost->message.find("0123456789") == std::string::npos);
+}
+
+TEST_CASE("an agent refuses a coordinator that does not know its secret") {
+  House open;
+  Agent a(open, "n1", nodes(1), secret("0123456789abcdef"));
+  a.start(open);
+  open.wait([&] { return a.lost.has_value(); });
+  REQUIRE(a.lost->code == ErrorCode::kMismatch);
+  REQUIRE(a.lost->message.find("has no secret for this job") != std::string::npos);
+  REQUIRE(a.assignments.empty());
+}
+
+TEST_CASE("what an agent once said proves nothing on another connection") {
+  const auto key = secret("0123456789abcdef");
+  House house(key);
+  // A whole, successful handshake, recorded.
+  auth::ClientHandshake handshake(key, auth::random_nonce());
+  const control::Preamble mine;
+  std::string hello;
+  control::encode(mine, hello);
+  control::encode(control::Message(handshake.start(mine, "job", "n1")), hello);
+  UniqueFd first = connect_raw(house.server->port());
+  house.wait([&] { return ::send(first.get(), hello.data(), hello.size(), MSG_NOSIGNAL) > 0; });
+  const auto heard = hear(house, first.get(), 1);
+  REQUIRE(heard.size() == 1);
+  handshake.preamble(mine);
+  const auto proof = handshake.challenge(std::get<control::Challenge>(heard[0]));
+  REQUIRE_OK(proof);
+  std::string proof_bytes;
+  control::encode(control::Message(*proof), proof_bytes);
+  say(first.get(), proof_bytes);
+  control::Decoder past_preamble{control::Limits{}};
+  std::string preamble;
+  control::encode(mine, preamble);
+  std::string_view input(preamble);
+  control::Message none;
+  REQUIRE(past_preamble.next(input, none) == control::Decoder::Step::kPreamble);
+  const auto welcome = hear(house, first.get(), 1, past_preamble);
+  REQUIRE(welcome.size() == 1);
+  REQUIRE_OK(handshake.welcome(std::get<control::Welcome>(welcome[0])));
+
+  UniqueFd second = connect_raw(house.server->port());
+  house.wait([&] { return ::send(second.get(), hello.data(), hello.size(), MSG_NOSIGNAL) > 0; });
+  say(second.get(), proof_bytes);
+  const auto refused = hear(house, second.get(), 3);  // Challenge, Refused, end
+  REQUIRE(refused.size() == 2);
+  REQUIRE(std::get<control::Refused>(refused[1]).reason == control::Refused::Reason::kAuthentication);
+  REQUIRE(house.server->coordinator().stats().num_refused == 1);
+}
+
+TEST_CASE("a version that nobody speaks is refused in words") {
+  House house;
+  UniqueFd fd = connect_raw(house.server->port());
+  std::string hello;
+  control::encode(control::Preamble{7, 9}, hello);
+  house.wait([&] { return ::send(fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) > 0; });
+  const auto answer = hear(house, fd.get(), 2);
+  REQUIRE(answer.size() == 1);
+  REQUIRE(std::get<control::Refused>(answer[0]).reason == control::Refused::Reason::kVersion);
+}
+
+TEST_CASE("garbage, silence and early messages close only their own connection") {
+  net::ControlServerOptions options;
+  options.handshake_timeout = 200ms;
+  House house({}, options);
+  Agent a(house, "n1", nodes(1));
+  a.start(house);
+  house.wait([&] { return !a.assignments.empty(); });
+  UniqueFd garbage = connect_raw(house.server->port());
+  UniqueFd silent = connect_raw(house.server->port());
+  UniqueFd early = connect_raw(house.server->port());
+  house.wait([&] { return ::send(garbage.get(), "\xABnonsense", 9, MSG_NOSIGNAL) > 0; });
+  house.wait([&] { return ::send(silent.get(), "\xABmus", 4, MSG_NOSIGNAL) > 0; });
+  std::string bytes;
+  control::encode(control::Preamble{}, bytes);
+  control::encode(control::Message(control::Finished{0}), bytes);
+  house.wait([&] { return ::send(early.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0; });
+  (void)hear(house, garbage.get(), 100);
+  (void)hear(house, silent.get(), 100);
+  (void)hear(house, early.get(), 100);
+  REQUIRE(house.server->coordinator().stats().num_refused == 3);
+  REQUIRE_FALSE(a.lost);
+  a.client->finished(0);
+  house.wait([&] { return a.closed.has_value(); });
+}
+
+TEST_CASE("a recorded session says nothing a second time, to a coordinator or to an agent") {
+  const auto key = secret("0123456789abcdef");
+  House house(key);
+  Recorder recorder;
+  Agent a(house, "n1", nodes(1), key);
+  a.options.port = recorder.port();
+  a.start(house);
+  const auto relaying = [&](auto condition) {
+    house.wait([&] {
+      recorder.relay(house.server->port());
+      house.loop.restart();
+      house.loop.run_one_for(1ms);
+      return condition();
+    });
+  };
+  relaying([&] { return !a.assignments.empty(); });
+  a.client->stop_job("enough", 3);
+  relaying([&] { return a.closed.has_value(); });
+  a.client->close();
+  recorder.hang_up();
+  house.wait([&] { return house.server->coordinator().stats().num_open == 0; });
+  const auto messages = house.server->coordinator().stats().num_messages;
+  REQUIRE(messages >= 2);  // Join and Stop arrived
+  REQUIRE(recorder.agent_said.find("enough") != std::string::npos);
+  REQUIRE(recorder.agent_said.find("0123456789abcdef") == std::string::npos);
+  REQUIRE(recorder.coordinator_said.find("0123456789abcdef") == std::string::npos);
+
+  // All of it again: the proof is for another challenge, and what follows is not read.
+  UniqueFd replay = connect_raw(house.server->port());
+  house.wait([&] {
+    return ::send(replay.get(), recorder.agent_said.data(), recorder.agent_said.size(), MSG_NOSIGNAL) > 0;
+  });
+  const auto heard = hear(house, replay.get(), 100);
+  REQUIRE(heard.size() == 2);
+  REQUIRE(std::get<control::Refused>(heard[1]).reason == control::Refused::Reason::kAuthentication);
+  REQUIRE(house.server->coordinator().stats().num_messages == messages);
+  REQUIRE(house.server->coordinator().stats().num_jobs == 0);
+
+  Agent b(house, "n1", nodes(1), key);
+  b.options.port = recorder.port();
+  b.start(house);
+  house.wait([&] {
+    recorder.play_coordinator(recorder.coordinator_said);
+    house.loop.restart();
+    house.loop.run_one_for(1ms);
+    return b.lost.has_value();
+  });
+  REQUIRE(b.lost->code == ErrorCode::kMismatch);
+  REQUIRE_THAT(b.lost->message, Catch::Contains("does not know the job's secret"));
+  REQUIRE(b.assignments.empty());
+}
+
+TEST_CASE("a job's name that would spoil a log is refused") {
+  House house;
+  for (const std::string& name : {std::string("a\nb"), std::string(300, 'j'), std::string()}) {
+    Agent a(house, "n1", nodes(1), {}, name);
+    a.start(house);
+    house.wait([&] { return a.lost.has_value(); });
+    REQUIRE(a.lost->code == ErrorCode::kMismatch);
+    REQUIRE_THAT(a.lost->message, Catch::Contains("--rdzv-id"));
+  }
+  REQUIRE(house.server->coordinator().stats().num_jobs == 0);
+}
+
+TEST_CASE("strangers that prove nothing make room for one more, and for agents") {
+  net::ControlServerOptions options;
+  options.max_handshakes = 3;
+  House house(secret("0123456789abcdef"), options);
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 3; ++i) {
+    strangers.push_back(connect_raw(house.server->port()));
+    house.wait([&] { return ::send(strangers.back().get(), "\xABmus", 4, MSG_NOSIGNAL) > 0; });
+    const auto expected = static_cast<std::uint64_t>(i) + 1;
+    house.wait([&] { return house.server->coordinator().stats().num_open == expected; });
+  }
+  Agent a(house, "n1", nodes(1), secret("0123456789abcdef"));
+  a.start(house);
+  house.wait([&] { return !a.assignments.empty(); });
+  REQUIRE(hear(house, strangers[0].get(), 1).empty());  // the oldest was closed
+  REQUIRE(house.server->coordinator().stats().num_open == 3);
+  REQUIRE(house.server->coordinator().stats().num_refused == 1);
+}
+
+TEST_CASE("an agent that describes itself at too great length learns which option forbids it") {
+  net::ControlServerOptions options;
+  options.jobs.max_node_bytes = 50;
+  House house({}, options);
+  Agent a(house, std::string(60, 'n'), nodes(1));
+  a.start(house);
+  house.wait([&] { return a.lost.has_value(); });
+  REQUIRE(a.lost->code == ErrorCode::kExhausted);
+  REQUIRE_THAT(a.lost->message, Catch::Contains("(--max-node-bytes)"));
+}

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// TLS between agents and the coordinator, with certificates made by the openssl command.
+#include "rendezvous/tls.h"
+
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <sys/stat.h>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "rendezvous/wire.h"
+#include "tests/support/catch.h"
+#include "tests/support/control_house.h"
+#include "tests/support/musterd.h"
+#include "tests/support/raw_client.h"
+#include "tests/support/temporary_directory.h"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+// An authority and what it signed: "server" for 127.0.0.1 and localhost, "elsewhere" for another name,
+// "agent"; "stranger" is signed by nobody that anybody trusts.
+class Certificates {
+ public:
+  Certificates() {
+    openssl(
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=ca -keyout ca.key "
+        "-out ca.pem");
+    openssl(
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=stranger "
+        "-addext subjectAltName=IP:127.0.0.1 -keyout stranger.key -out stranger.pem");
+    sign("server", "IP:127.0.0.1,DNS:localhost");
+    sign("elsewhere", "DNS:elsewhere.example");
+    sign("agent", "DNS:agent");
+  }
+
+  [[nodiscard]] std::string path(const std::string& name) const { return folder_.path() + "/" + name; }
+  [[nodiscard]] tls::Files files(const std::string& who, const std::string& ca) const {
+    return {who.empty() ? "" : path(who + ".pem"), who.empty() ? "" : path(who + ".key"),
+            ca.empty() ? "" : path(ca + ".pem")};
+  }
+  [[nodiscard]] tls::Context server(const std::string& who = "server", const std::string& ca = "") const {
+    auto out = tls::Context::server(files(who, ca));
+    REQUIRE_OK(out);
+    return *std::move(out);
+  }
+  [[nodiscard]] tls::Context client(const std::string& who = "", const std::string& ca = "ca") const {
+    auto out = tls::Context::client(files(who, ca));
+    REQUIRE_OK(out);
+    return *std::move(out);
+  }
+
+ private:
+  void openssl(const std::string& arguments) const {
+    const std::string command = fmt::format("cd {} && openssl {} 2>openssl.log", folder_.path(), arguments);
+    REQUIRE(std::system(command.c_str()) == 0);
+  }
+  void sign(const std::string& who, const std::string& names) const {
+    openssl(fmt::format(
+        "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN={0} -addext subjectAltName={1} "
+        "-keyout {0}.key -out {0}.csr",
+        who, names));
+    openssl(
+        fmt::format("x509 -req -in {0}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 "
+                    "-copy_extensions copy -out {0}.pem",
+                    who));
+  }
+
+  TemporaryDirectory folder_;
+};
+
+// Carries bytes between two streams, in pieces, until neither has more to say. The first error ends it.
+struct Wire {
+  tls::Stream client;
+  tls::Stream server;
+  std::string to_server;
+  std::string to_client;
+  std::string client_got;
+  std::string server_got;
+  std::minstd_rand random{5};
+
+  Result<void> run() {
+    while (!to_server.empty() || !to_client.empty()) {
+      if (auto done = step(server, to_server, server_got, to_client); !done) return done;
+      if (auto done = step(client, to_client, client_got, to_server); !done) return done;
+    }
+    return {};
+  }
+  Result<void> step(tls::Stream& to, std::string& bytes, std::string& got, std::string& answer) {
+    const std::size_t size = std::min<std::size_t>(bytes.size(), 1 + random() % 700);
+    const std::string piece = bytes.substr(0, size);
+    bytes.erase(0, size);
+    return to.receive(piece, got, answer);
+  }
+};
+
+struct TlsHouse : House {
+  TlsHouse(std::optional<auth::Secret> with, tls::Context tls)
+      : House(std::move(with), options(std::move(tls))) {}
+  static net::ControlServerOptions options(tls::Context tls) {
+    net::ControlServerOptions out;
+    out.tls = std::move(tls);
+    return out;
+  }
+};
+
+// Why the agent was not let in; empty: it was.
+std::string outcome(House& house, std::optional<tls::Context> tls, std::optional<auth::Secret> with = {}) {
+  Agent agent(house, "n1", nodes(1), std::move(with));
+  agent.options.tls = std::move(tls);
+  agent.options.connect_timeout = 500ms;
+  agent.start(house);
+  house.wait([&] { return agent.lost || !agent.assignments.empty(); });
+  if (!agent.lost) return {};
+  return std::string(to_string(agent.lost->code)) + ": " + agent.lost->message;
+}
+
+}  // namespace
+
+TEST_CASE("two TLS streams carry bytes both ways, however they are split") {
+  const Certificates certificates;
+  Wire wire{
+      tls::Stream(certificates.client(), "127.0.0.1"), tls::Stream(certificates.server()), {}, {}, {}, {}};
+  REQUIRE_OK(wire.client.start(wire.to_server));
+  // Before the server is known nothing of it leaves.
+  REQUIRE_OK(wire.client.send("the first words", wire.to_server));
+  REQUIRE(wire.to_server.find("words") == std::string::npos);
+  REQUIRE(wire.to_server[0] == tls::kFirstByte);
+  REQUIRE_OK(wire.run());
+  REQUIRE(wire.client.established());
+  REQUIRE(wire.server.established());
+  REQUIRE(wire.server_got == "the first words");
+  const std::string large(300'000, 'x');
+  REQUIRE_OK(wire.server.send(large, wire.to_client));
+  REQUIRE_OK(wire.client.send(large + "y", wire.to_server));
+  REQUIRE(wire.to_client.find("xxxxxxxx") == std::string::npos);
+  REQUIRE_OK(wire.run());
+  REQUIRE(wire.client_got == large);
+  REQUIRE(wire.server_got == "the first words" + large + "y");
+}
+
+TEST_CASE("a byte changed on its way ends a TLS stream, for good") {
+  const Certificates certificates;
+  Wire wire{
+      tls::Stream(certificates.client(), "localhost"), tls::Stream(certificates.server()), {}, {}, {}, {}};
+  REQUIRE_OK(wire.client.start(wire.to_server));
+  REQUIRE_OK(wire.run());
+  REQUIRE_OK(wire.client.send("stop the job", wire.to_server));
+  const std::string recorded = wire.to_server;
+  wire.to_server[10] ^= 1;
+  const auto result = wire.run();
+  REQUIRE_FALSE(result);
+  REQUIRE_THAT(result.error().message, Catch::StartsWith("TLS: "));
+  std::string nothing;
+  REQUIRE(wire.server.receive(recorded, nothing, nothing).error().message == result.error().message);
+}
+
+TEST_CASE("agents join over TLS, with and without a certificate and a secret of their own") {
+  const Certificates certificates;
+  {
+    TlsHouse house({}, certificates.server());
+    REQUIRE(outcome(house, certificates.client()).empty());
+  }
+  TlsHouse house(secret("0123456789abcdef"), certificates.server("server", "ca"));
+  REQUIRE(outcome(house, certificates.client("agent"), secret("0123456789abcdef")).empty());
+}
+
+TEST_CASE("an agent trusts only a coordinator whose certificate is signed and for its name") {
+  const Certificates certificates;
+  TlsHouse unsigned_one({}, certificates.server("stranger"));
+  REQUIRE_THAT(outcome(unsigned_one, certificates.client()),
+               Catch::Contains("its certificate is not accepted"));
+  TlsHouse other_name({}, certificates.server("elsewhere"));
+  REQUIRE_THAT(outcome(other_name, certificates.client()), Catch::Contains("IP address mismatch"));
+}
+
+TEST_CASE("a coordinator that asks for certificates lets in those alone that its authority signed") {
+  const Certificates certificates;
+  TlsHouse house({}, certificates.server("server", "ca"));
+  REQUIRE_THAT(outcome(house, certificates.client()), Catch::Contains("certificate required"));
+  REQUIRE_THAT(outcome(house, certificates.client("stranger")), Catch::Contains("TLS: "));
+  REQUIRE(outcome(house, certificates.client("agent")).empty());
+}
+
+TEST_CASE("TLS on one side alone is told as such") {
+  const Certificates certificates;
+  TlsHouse house({}, certificates.server());
+  REQUIRE_THAT(outcome(house, std::nullopt), Catch::Contains("speaks TLS and the agent does not"));
+  House plain;
+  REQUIRE_THAT(outcome(plain, certificates.client()), Catch::Contains("does it speak TLS"));
+}
+
+TEST_CASE("files for TLS that are missing, do not fit or are readable by others are refused in words") {
+  const Certificates certificates;
+  const auto refusal = [](const Result<tls::Context>& result) {
+    REQUIRE_FALSE(result);
+    REQUIRE(result.error().code != ErrorCode::kMismatch);
+    return result.error().message;
+  };
+  REQUIRE_THAT(refusal(tls::Context::server({})), Catch::Contains("--tls-cert"));
+  REQUIRE_THAT(refusal(tls::Context::server({certificates.path("server.pem"), "", ""})),
+               Catch::Contains("go together"));
+  REQUIRE_THAT(
+      refusal(tls::Context::server({certificates.path("server.pem"), certificates.path("agent.key"), ""})),
+      Catch::Contains("--tls-key"));
+  REQUIRE_THAT(
+      refusal(tls::Context::server({certificates.path("none.pem"), certificates.path("agent.key"), ""})),
+      Catch::Contains("--tls-cert"));
+  REQUIRE_THAT(refusal(tls::Context::client({})), Catch::Contains("--tls-ca"));
+  REQUIRE(::chmod(certificates.path("server.key").c_str(), 0644) == 0);
+  REQUIRE_THAT(refusal(tls::Context::server(certificates.files("server", ""))), Catch::Contains("chmod 600"));
+}
+
+TEST_CASE("musterd speaks TLS to agents and TCPStore to programs on one port") {
+  const Certificates certificates;
+  Musterd daemon =
+      Musterd::listening({"--tls-cert", certificates.path("server.pem"), "--tls-key",
+                          certificates.path("server.key"), "--tls-ca", certificates.path("ca.pem")});
+  RawClient store = RawClient::modern(daemon.port());
+  REQUIRE(store.alive());
+  House nobody;  // for its loop
+  Agent agent(nobody, "n1", nodes(1));
+  agent.options.port = daemon.port();
+  agent.options.tls = certificates.client("agent");
+  agent.start(nobody);
+  nobody.wait([&] { return agent.lost || !agent.assignments.empty(); });
+  REQUIRE_FALSE(agent.lost);
+  // Half a TLS hello, and one that is none.
+  RawClient half(daemon.port());
+  half.send(std::string_view("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11));
+  RawClient garbage(daemon.port());
+  garbage.send("\x16 garbage, garbage, garbage");
+  REQUIRE(garbage.ended());
+  REQUIRE_THAT(daemon.wait_for_line("closed"), Catch::Contains("TLS: "));
+  REQUIRE(store.alive());
+  agent.client->finished(0);
+  nobody.wait([&] { return agent.closed.has_value(); });
+}

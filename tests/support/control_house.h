@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// A coordinator and its agents on one loop, over real sockets, and raw connections to it. For tests.
+#pragma once
+
+#include <memory>
+#include <netinet/in.h>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <sys/socket.h>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+
+#include "rendezvous/net/control_client.h"
+#include "rendezvous/net/rendezvous_server.h"
+#include "tests/support/catch.h"
+
+namespace muster::test {
+
+using namespace std::chrono_literals;
+
+inline auth::Secret secret(std::string_view text) {
+  auto out = auth::Secret::from_bytes(text);
+  REQUIRE_OK(out);
+  return *out;
+}
+
+struct House {
+  explicit House(std::optional<auth::Secret> with = {}, net::ControlServerOptions control = {}) {
+    net::RendezvousServerOptions options;
+    options.store.host = "127.0.0.1";
+    options.control = std::move(control);
+    options.control.secret = std::move(with);
+    options.control.jobs.explain_interval = 20ms;
+    auto listening = net::RendezvousServer::listen(loop, options, Log("test", LogLevel::kOff));
+    REQUIRE_OK(listening);
+    server = *std::move(listening);
+  }
+
+  // Runs the loop until the condition holds.
+  template <class Condition>
+  void wait(Condition condition, std::chrono::seconds patience = 20s) {
+    const auto deadline = SteadyClock::now() + patience;
+    while (!condition()) {
+      REQUIRE(SteadyClock::now() < deadline);
+      loop.restart();
+      loop.run_one_until(deadline);
+    }
+  }
+
+  boost::asio::io_context loop{1};
+  std::unique_ptr<net::RendezvousServer> server;
+};
+
+struct Agent {
+  Agent(House& house, std::string host, membership::Settings settings, std::optional<auth::Secret> with = {},
+        std::string job = "job") {
+    options.host = "127.0.0.1";
+    options.port = house.server->port();
+    options.job = std::move(job);
+    options.secret = std::move(with);
+    options.request.host = std::move(host);
+    options.request.wanted_ranks = 2;
+    options.request.addresses = {"10.0.0.1", "127.0.0.1"};
+    options.request.master_port = 4711;
+    options.settings = settings;
+    options.connect_timeout = 10s;
+  }
+
+  void start(House& house) {
+    net::ControlEvents events;
+    events.assigned = [this](const auto& m) { assignments.push_back(m); };
+    events.waiting = [this](const auto& m) { waiting = m; };
+    events.generation_over = [this](const auto& m) { over.push_back(m); };
+    events.closed = [this](const auto& m) { closed = m; };
+    events.report = [this](const auto& m) { reports.push_back(m); };
+    events.trying = [this](const auto& m) { tries.push_back(m.message); };
+    events.lost = [this](const auto& m) { lost = m; };
+    client = std::make_unique<net::ControlClient>(house.loop, options, std::move(events));
+    client->start();
+  }
+
+  net::ControlClientOptions options;
+  std::unique_ptr<net::ControlClient> client;
+  std::vector<control::Assignment> assignments;
+  std::vector<control::GenerationOver> over;
+  std::vector<control::Report> reports;
+  std::vector<std::string> tries;
+  std::optional<control::Waiting> waiting;
+  std::optional<control::Closed> closed;
+  std::optional<Error> lost;
+};
+
+inline membership::Settings nodes(int count, int max_restarts = 3) {
+  membership::Settings out;
+  out.min_nodes = out.max_nodes = count;
+  out.max_restarts = max_restarts;
+  out.cool_down = 0ms;
+  return out;
+}
+
+// A raw connection that speaks byte by byte.
+inline UniqueFd connect_raw(std::uint16_t port) {
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int connected = ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  REQUIRE((connected == 0 || errno == EINPROGRESS));
+  return fd;
+}
+
+inline void say(int fd, std::string_view bytes) {
+  REQUIRE(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+}
+
+// So many messages, or those until the other side closes.
+inline std::vector<control::Message> hear(House& house, int fd, std::size_t count,
+                                          control::Decoder decoder = control::Decoder(control::Limits{})) {
+  std::vector<control::Message> out;
+  bool ended = false;
+  house.wait([&] {
+    // The loop has work of its own; this socket is looked at after each piece of it.
+    char buffer[4096];
+    const ssize_t n = ::recv(fd, buffer, sizeof buffer, MSG_DONTWAIT);
+    if (n == 0) ended = true;
+    std::string_view input(buffer, n > 0 ? static_cast<std::size_t>(n) : 0);
+    control::Message message;
+    while (true) {
+      const auto step = decoder.next(input, message);
+      if (step == control::Decoder::Step::kMessage) out.push_back(message);
+      if (step == control::Decoder::Step::kNeedMore || step == control::Decoder::Step::kError) break;
+    }
+    if (!ended && out.size() < count) {
+      house.loop.restart();
+      house.loop.run_one_for(1ms);
+    }
+    return ended || out.size() >= count;
+  });
+  return out;
+}
+
+}  // namespace muster::test

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether the tests and the programs they start carry a sanitizer, which brings libraries and memory of its
+// own.
+#pragma once
+
+namespace muster::test {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+}  // namespace muster::test

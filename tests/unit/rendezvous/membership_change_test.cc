@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nodes that come, go and come back while a world runs.
+#include "tests/support/catch.h"
+#include "tests/unit/rendezvous/membership_job.h"
+
+using namespace muster;
+using namespace muster::membership;
+using namespace std::chrono_literals;
+using muster::test::Job;
+using muster::test::job;
+
+TEST_CASE("a newcomer below MAX ends the generation for a larger world without using the budget") {
+  Job j = job(1, 3, 0);
+  j.settings.heartbeat_timeout = 1h;
+  j.join(1);
+  j.waits();
+  j.now += 30s;
+  REQUIRE(j.forms());
+  j.join(2);
+  const auto cause = j.over();
+  REQUIRE(cause);
+  REQUIRE(cause->kind == Cause::Kind::kNodesJoined);
+  REQUIRE(j.round.restarts_used == 0);
+  j.all_ready({1});
+  REQUIRE(j.forms());
+  REQUIRE(j.place(1) == 0);
+  REQUIRE(j.place(2) == 1);
+}
+
+TEST_CASE("growth can wait for a safe point of the running generation") {
+  Job j = job(1, 2, 0);
+  j.settings.heartbeat_timeout = 1h;
+  j.settings.grow_at_safe_point = true;
+  j.settings.last_call_timeout = 0s;
+  j.form({1});
+  REQUIRE(safe_point(j.round, 0));
+  j.join(2);
+  REQUIRE(j.waits());  // that point is past
+  REQUIRE(safe_point(j.round, 0));
+  REQUIRE(j.over());
+}
+
+TEST_CASE("nobody grows a world of which a part has finished") {
+  Job j = job(2, 3, 0);
+  j.settings.last_call_timeout = 0s;
+  j.form({1, 2});
+  REQUIRE(finished(j.round, Job::id(1), 0, j.now));
+  j.join(3);
+  REQUIRE(j.waits());
+  j.disconnect(1);  // it may: its part is done
+  REQUIRE(j.waits());
+  REQUIRE(finished(j.round, Job::id(2), 0, j.now));
+  REQUIRE(j.closes());
+  REQUIRE(j.round.ending.kind == Cause::Kind::kSucceeded);
+}
+
+TEST_CASE("a failure after some nodes finished restarts them too") {
+  Job j = job(2, 2);
+  j.form({1, 2});
+  REQUIRE(finished(j.round, Job::id(1), 0, j.now));
+  REQUIRE(j.fail(2));
+  REQUIRE(j.over());
+  j.all_ready({1, 2});
+  REQUIRE(j.forms());
+  REQUIRE(j.round.num_finished == 0);
+}
+
+TEST_CASE("a node that leaves politely costs no restart") {
+  Job j = job(1, 2, 0);
+  j.settings.heartbeat_timeout = 1h;
+  j.form({1, 2});
+  left(j.round, Job::id(1), "preempted");
+  const auto cause = j.over();
+  REQUIRE(cause);
+  REQUIRE(cause->kind == Cause::Kind::kNodeLeft);
+  REQUIRE(cause->text == "preempted");
+  j.all_ready({2});
+  REQUIRE(j.waits());  // a last call: perhaps somebody takes the place
+  j.now += 30s;
+  REQUIRE(j.forms());
+  REQUIRE(j.place(2) == 0);
+}
+
+TEST_CASE("within its grace a disconnected member resumes and nobody notices") {
+  Job j = job(2, 2);
+  j.settings.reconnect_grace = 10s;
+  j.form({1, 2});
+  j.disconnect(2);
+  REQUIRE(j.waits());
+  j.now += 9s;
+  REQUIRE(j.waits());
+  REQUIRE(j.join(2, 0).kind == Admission::Kind::kResumed);
+  REQUIRE(j.waits());
+  j.disconnect(2);
+  j.now += 10s;
+  heartbeat(j.round, Job::id(1), j.now);
+  REQUIRE(std::holds_alternative<NodesLost>(j.decide()));
+  REQUIRE(j.over());
+}
+
+TEST_CASE("an agent that was away is told that its generation is over") {
+  Job j = job(2, 2);
+  j.settings.cool_down = 0s;
+  j.form({1, 2});
+  j.disconnect(2);
+  REQUIRE(j.over());
+  j.all_ready({1});
+  const Admission admission = j.join(2, 0);
+  REQUIRE(admission == Admission{Admission::Kind::kStale, "generation 0 is over"});
+  REQUIRE(j.waits());  // it stops its workers first
+  j.all_ready({2});
+  REQUIRE(j.forms());
+  REQUIRE(j.place(2) == 1);
+}
+
+TEST_CASE("a coordinator that forgot everything goes on after the generation its agents know") {
+  Job j = job(1, 1);
+  REQUIRE(j.join(1, 6).kind == Admission::Kind::kStale);
+  REQUIRE(j.waits());
+  REQUIRE(ready(j.round, Job::id(1), 6, 0, j.now));
+  REQUIRE(j.forms());
+  REQUIRE(j.round.world.generation == 7);
+}
+
+TEST_CASE("a second agent with a taken node rank is refused") {
+  Job j = job(2, 2);
+  Request node = Job::request(1);
+  node.order = 1;
+  j.join(node);
+  Request twin = Job::request(2);
+  twin.order = 1;
+  REQUIRE(j.join(twin) == Admission{Admission::Kind::kRefused, "claims node rank 1, which n1 has"});
+  left(j.round, Job::id(1), "");
+  REQUIRE(j.join(twin).kind == Admission::Kind::kAdmitted);
+}
+
+TEST_CASE("nodes must agree on counts and budget") {
+  Settings a;
+  a.min_nodes = 2;
+  a.max_nodes = 4;
+  Settings b = a;
+  REQUIRE(difference(a, b).empty());
+  b.max_restarts = 3;
+  REQUIRE(difference(a, b) == "wants --max-restarts=0, the job has --max-restarts=3");
+  b = a;
+  b.min_nodes = 1;
+  REQUIRE(difference(a, b) == "wants --nnodes=2:4, the job has --nnodes=1:4");
+  b.spares = -1;
+  REQUIRE_FALSE(defect(b).empty());
+}
+
+TEST_CASE("stopping the job ends it whatever it does") {
+  Job j = job(2, 2);
+  j.join(1);
+  stop(j.round, "n1", "SIGINT", 130);
+  REQUIRE(j.closes());
+  REQUIRE(j.round.ending.kind == Cause::Kind::kStopped);
+  REQUIRE(j.round.ending.exit_code == 130);
+}
