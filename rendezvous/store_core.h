@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "rendezvous/key_map.h"
+#include "rendezvous/store_recorder.h"
 #include "rendezvous/wait_table.h"
 
 namespace muster {
@@ -90,6 +91,11 @@ class StoreCore {
 
   [[nodiscard]] std::size_t num_waiting() const { return waits_.num_waiting(); }
 
+  /// Tells every later change of keys and queues; nullptr: nobody.
+  void record_to(StoreRecorder* recorder) { recorder_ = recorder; }
+  /// Tells what there is, as the changes that make it from nothing.
+  void describe(StoreRecorder& to) const;
+
  private:
   void store(std::string_view key, std::string_view value, Effects& effects);
   [[nodiscard]] bool present(std::string_view key) const;
@@ -100,6 +106,7 @@ class StoreCore {
   KeyMap<std::deque<std::string>> queues_;  // none is empty
   WaitTable waits_;
   KeyMap<std::vector<ClientId>> watchers_;
+  StoreRecorder* recorder_ = nullptr;
 };
 
 }  // namespace muster

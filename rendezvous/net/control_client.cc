@@ -123,7 +123,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       const Instant now = SteadyClock::now();
       if (lost) {
         was_joined = true;
-        deadline = now + options_.reconnect_for;
+        deadline = now + std::max(options_.reconnect_for, offered_grace_);
         backoff = Backoff(kBackoff, id().low + 1);
       }
       if (!again || now >= deadline) {
@@ -153,6 +153,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     if (!welcome) co_return welcome.error();
     if (over_ || leaving_) co_return Error{ErrorCode::kCancelled, "closed"};
     heartbeat_ = Millis(std::clamp<std::uint32_t>(welcome->heartbeat_ms, 10, 3'600'000));
+    offered_grace_ = Millis(std::min<std::uint32_t>(welcome->reconnect_ms, 3'600'000));
     num_missed_ = 0;
     joined_ = true;
     send(control::Join{options_.request, options_.settings, running_, options_.software});
@@ -247,6 +248,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   bool over_ = false;
   std::function<void()> left_;
   Millis heartbeat_{5000};
+  Millis offered_grace_{0};
   int num_missed_ = 0;
   std::optional<std::int64_t> running_;     // assigned, and not said to be ready since
   std::optional<std::int64_t> said_ready_;  // the last generation that ready() was told of

@@ -92,7 +92,9 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
       out.refused = Refused{Refused::Reason::kAuthentication, mac.error().message};
       return out;
     }
-    control::encode(control::Message(control::Welcome{*mac, house.heartbeat_ms, house.software}), out_);
+    control::encode(
+        control::Message(control::Welcome{*mac, house.heartbeat_ms, house.software, house.reconnect_ms}),
+        out_);
     decoder_.set_max_frame_bytes(house.limits.max_frame_bytes);
     stage = Stage::kOpen;
     out.opened = true;

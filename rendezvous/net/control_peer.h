@@ -40,6 +40,7 @@ class ControlPeer {
     std::uint32_t heartbeat_ms;
     const std::string& software;
     const control::Limits& limits;
+    std::uint32_t reconnect_ms = 0;
   };
   [[nodiscard]] Step next(std::string_view& input, const House& house);
 

@@ -23,6 +23,8 @@ class io_context;
 
 namespace muster::net {
 
+class StateLog;
+
 struct ControlServerOptions {
   JobsOptions jobs;
   control::Limits limits;
@@ -32,6 +34,10 @@ struct ControlServerOptions {
   std::size_t max_connections = 100'000;
   std::size_t max_unsent_bytes = std::size_t{16} << 20;  ///< of an agent that does not read
   std::string software = "muster";
+  /// Outlives the process what is recorded here; nothing: all jobs end with it.
+  std::shared_ptr<StateLog> state;
+  /// With `state`: how long the agents of a former process's jobs have to come back.
+  Millis restart_grace{60'000};
 };
 
 struct ControlServerStats {

@@ -15,6 +15,7 @@ namespace muster::net {
 struct RendezvousServerOptions {
   ServerOptions store;  ///< its hand_over is set here
   ControlServerOptions control;
+  std::shared_ptr<StateLog> state = {};  ///< of both
 };
 
 class RendezvousServer {
