@@ -40,10 +40,22 @@ void fields(Io& io, JobRecord& record) {
      ending.text);
 }
 
+// So that nothing overflows, and no index is beyond its list, in the round that is made of it.
 bool sensible(const JobRecord& record) {
+  constexpr std::int64_t kMaxGeneration = std::int64_t{1} << 41;
+  const auto& rules = record.settings;
+  const auto& world = record.world;
   return record.phase <= Phase::kClosed && record.ending.kind <= membership::Cause::Kind::kStale &&
-         membership::defect(record.settings).empty() && record.restarts_used >= 0 &&
-         (record.phase != Phase::kRunning || !record.world.slots.empty());
+         membership::defect(rules).empty() && record.restarts_used >= 0 &&
+         record.restarts_used <= rules.max_restarts && world.generation >= -1 &&
+         world.generation <= kMaxGeneration && (record.phase != Phase::kRunning || !world.slots.empty()) &&
+         std::all_of(world.slots.begin(), world.slots.end(),
+                     [](const auto& slot) {
+                       return slot.ranks >= 1 && slot.ranks <= membership::kMaxRanksPerNode;
+                     }) &&
+         std::all_of(record.excluded.begin(), record.excluded.end(), [&](const auto& entry) {
+           return entry.second.count() >= 0 && entry.second <= rules.cool_down;
+         });
 }
 
 }  // namespace

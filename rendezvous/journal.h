@@ -56,6 +56,9 @@ class Encoder final : public Recorder {
   void job_finished(std::string_view name, const membership::NodeId& node) override;
   void job_forgotten(std::string_view name) override;
 
+  /// Records as they are in a frame.
+  void add_encoded(std::string_view records) { bytes_ += records; }
+
   [[nodiscard]] bool empty() const { return bytes_.size() == kFrameHeaderBytes; }
   [[nodiscard]] std::size_t size() const { return bytes_.size(); }
   /// The frame, to be written at `offset` of the file; again where that failed. Valid until the next record.

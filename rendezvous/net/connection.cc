@@ -98,7 +98,7 @@ Connection::Status Connection::on_writable(Effects& effects, Instant now) {
   return process(input, effects, now);
 }
 
-Connection::Status Connection::release(Effects& effects, Instant now) {
+Connection::Status Connection::resume(Effects& effects, Instant now) {
   return unread_.empty() ? flush(now) : on_writable(effects, now);
 }
 

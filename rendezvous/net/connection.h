@@ -23,7 +23,7 @@ class Connection {
     kOther,   ///< its first byte is the control protocol's: release() it
   };
 
-  /// While `*hold` nothing is sent: see release().
+  /// While `*hold` nothing is sent: see resume().
   Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits, const bool* hold);
 
   /// Reads once into `scratch`, answers, writes.
@@ -39,7 +39,7 @@ class Connection {
   /// There are answers that flush() did not send because of `*hold`.
   [[nodiscard]] bool held() const { return *hold_ && sent_ < out_.size(); }
   /// Nothing is held any more: sends, and takes up input that was left meanwhile.
-  Status release(Effects& effects, Instant now);
+  Status resume(Effects& effects, Instant now);
   /// After kOther: the socket and what was read from it.
   [[nodiscard]] UniqueFd release(std::string& first_bytes);
   /// Sets reason(), before the Server closes it for one of its own.

@@ -93,7 +93,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     for (const auto& [id, turn] : std::exchange(held_, {})) {
       Slot& slot = slots_[id];
       if (!slot.connection || slot.turn != turn) continue;
-      after(id, slot.connection->release(effects_, now), now);
+      after(id, slot.connection->resume(effects_, now), now);
       deliver(now);
     }
     if (std::exchange(paused_, false)) wait_ready();
