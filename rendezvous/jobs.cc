@@ -160,6 +160,9 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     effects.deliveries.push_back(
         {{id}, control::GenerationOver{*join.resume, job.round.restarts_used, std::move(cause)}, false});
   }
+  if (admission.kind == Kind::kResumed || admission.kind == Kind::kUntold)
+    effects.log.push_back(fmt::format("job {}: {} is back, generation {} goes on", job.name, request.host,
+                                      job.round.world.generation));
   if (admission.kind == Kind::kUntold)
     tell_member(job, static_cast<std::size_t>(job.round.nodes.at(node).group_rank), effects);
   settle(job, now, effects);

@@ -123,6 +123,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       const Instant now = SteadyClock::now();
       if (lost) {
         was_joined = true;
+        told.clear();
         deadline = now + std::max(options_.reconnect_for, offered_grace_);
         backoff = Backoff(kBackoff, id().low + 1);
       }

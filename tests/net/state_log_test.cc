@@ -257,6 +257,12 @@ TEST_CASE("agents resume their round across kill -9: no generation ends, and the
     }
     run_until(loop, [&] { return a.num_tries > tries_a && b.num_tries > tries_b; });
     keeper.start();
+    const Instant deadline = SteadyClock::now() + test::kPatience;
+    while (!keeper.daemon->has_said("n1 is back") || !keeper.daemon->has_said("n2 is back")) {
+      REQUIRE(SteadyClock::now() < deadline);
+      loop.restart();
+      loop.run_one_for(10ms);
+    }
   }
 
   b.client->worker_failed({.generation = 1, .rank = 1, .exit_code = 1, .text = "second"});
@@ -305,13 +311,14 @@ TEST_CASE("agents resume when the coordinator is killed at any moment of a round
         a.client->worker_failed({.generation = 0, .rank = 0, .exit_code = 1, .text = "oops"});
       if (!a.over.empty() && !std::exchange(said_a, true)) a.client->ready(0, 1);
       if (!b.over.empty() && !std::exchange(said_b, true)) b.client->ready(0, 2);
-      return a.assignments.size() == 2 && b.assignments.size() == 2;
+      return a.assignments.size() == 2 && !b.assignments.empty() && b.assignments.back().generation == 1;
     });
     REQUIRE(a.assignments[1].generation == 1);
     REQUIRE(a.assignments[1].restarts_used == 1);
-    REQUIRE(b.assignments[1].generation == 1);
+    REQUIRE(b.assignments.back().restarts_used == 1);
     REQUIRE(a.over.size() == 1);
-    REQUIRE(b.over.size() == 1);
+    // It may have been away for all of the first generation.
+    REQUIRE(b.over.size() == b.assignments.size() - 1);
     REQUIRE_FALSE(a.lost);
     REQUIRE_FALSE(b.lost);
   }
@@ -380,6 +387,42 @@ TEST_CASE(
   }
 }
 
+// The sanitizers want to be loaded first.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define MUSTER_SANITIZED 1
+#endif
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define MUSTER_SANITIZED 1
+#endif
+#if !defined(MUSTER_SANITIZED)
+TEST_CASE("what could not be synced is not acknowledged: musterd stops, and says why") {
+  ::setenv("LD_PRELOAD", MUSTER_TEST_FAILING_SYNC, 1);
+  ::setenv("FAIL_SYNC_FROM", "4", 1);
+  Keeper keeper;
+  ::unsetenv("LD_PRELOAD");
+  ::unsetenv("FAIL_SYNC_FROM");
+  RawClient client = RawClient::modern(keeper.port);
+  RawClient reader = RawClient::modern(keeper.port);
+  for (int i = 1; i <= 3; ++i) {
+    client.send({.op = Op::kAdd, .key = "/n", .number = 1});
+    REQUIRE(reply(client) == i);
+  }
+  const std::string_view keys[] = {"/m"};
+  reader.send({.op = Op::kWait, .items = keys});
+  REQUIRE(value_of(client, "/n") == "3");
+  client.send({.op = Op::kAdd, .key = "/m", .number = 1});
+  REQUIRE(client.receive(8).empty());
+  REQUIRE(reader.receive(1).empty());  // nor is anybody woken by it
+  const auto [code, text] = keeper.daemon->finish();
+  REQUIRE(code == 1);
+  REQUIRE_THAT(text, Catch::Contains("fdatasync " + keeper.log_path()) && Catch::Contains("EIO"));
+  keeper.start();
+  RawClient after = RawClient::modern(keeper.port);
+  REQUIRE(value_of(after, "/n") == "3");
+}
+#endif
+
 TEST_CASE("a second musterd on the directory is refused with the first one's pid") {
   Keeper keeper;
   Musterd second({"--host", "127.0.0.1", "--port", "0", "--state-dir", keeper.folder.path() + "/state"});
@@ -423,18 +466,18 @@ TEST_CASE("a damaged log is not served: exit code 1, the offset and the advice; 
 }
 
 TEST_CASE("the log is rewritten when it has grown, and holds what is alive") {
-  Keeper keeper({"--state-rewrite-min-bytes", "2000", "--state-rewrite-factor", "2", "--log-level", "debug"});
+  Keeper keeper({"--state-rewrite-min-bytes", "600", "--state-rewrite-factor", "2", "--log-level", "debug"});
   RawClient client = RawClient::modern(keeper.port);
   client.send({.op = Op::kSet, .key = "/kept", .value = "1"});
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 40; ++i) {
     client.send({.op = Op::kSet, .key = "/k", .value = std::to_string(i)});
     REQUIRE(client.alive());
   }
   (void)keeper.daemon->wait_for_line("rewritten");
-  REQUIRE(std::filesystem::file_size(keeper.log_path()) < 2200);
+  REQUIRE(std::filesystem::file_size(keeper.log_path()) < 700);
   keeper.kill();
   keeper.start();
   RawClient after = RawClient::modern(keeper.port);
-  REQUIRE(value_of(after, "/k") == "199");
+  REQUIRE(value_of(after, "/k") == "39");
   REQUIRE(value_of(after, "/kept") == "1");
 }
