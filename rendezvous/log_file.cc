@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <fcntl.h>
+#include <filesystem>
 #include <random>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -156,8 +157,15 @@ Result<void> LogFile::write(int fd, std::string_view bytes, std::size_t offset) 
 }
 
 Result<LogFile::Opened> LogFile::open(const std::string& directory, journal::Recorder& to) {
-  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
+  if (::mkdir(directory.c_str(), 0700) == 0) {
+    // Its name has to be on the disk too.
+    const std::string parent = std::filesystem::path(directory + "/").parent_path().parent_path();
+    const UniqueFd above(::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!above || ::fsync(above.get()) != 0)
+      return fail(errno_error("fsync of the folder of " + directory, errno));
+  } else if (errno != EEXIST) {
     return fail(errno_error("state directory " + directory, errno));
+  }
   Opened out{LogFile(), 0, {}};
   LogFile& file = out.file;
   file.directory_ = directory;

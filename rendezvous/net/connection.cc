@@ -99,6 +99,7 @@ Connection::Status Connection::on_writable(Effects& effects, Instant now) {
 }
 
 Connection::Status Connection::resume(Effects& effects, Instant now) {
+  last_progress_ = now;  // what was held is no fault of the peer's
   return unread_.empty() ? flush(now) : on_writable(effects, now);
 }
 

@@ -55,7 +55,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     if (::epoll_ctl(ready_.native_handle(), EPOLL_CTL_ADD, listener.fd.get(), &event) != 0)
       return fail(errno_error("epoll_ctl for " + address(), errno));
     if (options_.state) {
-      core_ = std::move(options_.state->saved().store);
+      core_ = std::exchange(options_.state->saved().store, StoreCore());
       core_.record_to(&options_.state->recorder());
       options_.state->attach(*this);
       hold_ = &options_.state->dirty();
@@ -280,7 +280,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       if (connection.undecided()) {
         after(id, connection.settle(effects_, now), now);
         deliver(now);
-      } else if (connection.blocked()) {
+      } else if (connection.blocked() && !connection.held()) {
         connection.give_up(fmt::format("it has not read its answers for {} ms ({} bytes are waiting)",
                                        options_.slow_reader_timeout.count(), connection.unsent_bytes()));
         close(id, true);

@@ -109,6 +109,9 @@ class LoopStateLog final : public StateLog,
   bool rewrite() {
     const std::size_t before = file_.size();
     const auto done = file_.rewrite([this](journal::Recorder& to) {
+      // What nobody has taken is kept as well.
+      saved_.store.describe(to);
+      for (const auto& [name, record] : saved_.jobs) to.job(name, record);
       for (const StateKeeper* keeper : keepers_) keeper->describe(to);
     });
     if (done) {
