@@ -28,7 +28,7 @@ void fields(Archive& io, Proof& m) {
 }
 template <class Archive>
 void fields(Archive& io, Welcome& m) {
-  io(m.mac, m.heartbeat_ms, m.software);
+  io(m.mac, m.heartbeat_ms, m.software, m.reconnect_ms);
 }
 template <class Archive>
 void fields(Archive& io, Refused& m) {

@@ -59,6 +59,9 @@ struct Welcome {
   Mac mac{};
   std::uint32_t heartbeat_ms = 5000;  ///< how often the agent has to send one
   std::string software;               ///< of the coordinator: "muster 0.1.0"
+  /// An agent whose connection breaks finds its place kept for so long: a coordinator with a state log comes
+  /// back.
+  std::uint32_t reconnect_ms = 0;
 
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };

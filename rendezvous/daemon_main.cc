@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <fcntl.h>
 #include <limits>
+#include <signal.h>
 #include <string>
 #include <unistd.h>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/net/rendezvous_server.h"
+#include "rendezvous/net/state_log.h"
 
 namespace {
 
@@ -28,6 +30,7 @@ using namespace muster;
 struct Options {
   net::ServerOptions server;
   net::ControlServerOptions control;
+  net::StateLogOptions state;
   std::string secret_file;
   tls::Files tls;
   std::string port_file;
@@ -37,6 +40,7 @@ struct Options {
   double keep_seconds = 0;
   double heartbeat_seconds = 5;
   double handshake_seconds = 10;
+  double reconnect_grace_seconds = 60;
 };
 
 // Readers of the file see the whole port or no file: it gets its name once it is written.
@@ -167,6 +171,28 @@ void define(CLI::App& app, Options& options) {
       ->capture_default_str();
 }
 
+void define_state(CLI::App& app, Options& options) {
+  auto& state = options.state;
+  auto* directory = app.add_option(
+      "--state-dir", state.directory,
+      "keep keys, queues and jobs in a log in this directory, and go on with them when started again; "
+      "nothing is acknowledged before it is on the disk");
+  app.add_option("--reconnect-grace", options.reconnect_grace_seconds,
+                 "seconds that the agents of jobs found in --state-dir have to come back")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->needs(directory)
+      ->capture_default_str();
+  app.add_option("--state-rewrite-factor", state.rewrite_factor,
+                 "rewrite the log when it is so many times as long as it was after the last time")
+      ->check(CLI::Range(1.5, 1e6))
+      ->needs(directory)
+      ->capture_default_str();
+  app.add_option("--state-rewrite-min-bytes", state.rewrite_min_bytes, "and not before it has so many bytes")
+      ->check(CLI::PositiveNumber)
+      ->needs(directory)
+      ->capture_default_str();
+}
+
 // Never from the command line, which every user of the machine can read.
 Result<std::optional<auth::Secret>> find_secret(const Options& options) {
   if (!options.secret_file.empty()) {
@@ -198,31 +224,51 @@ int serve(const Options& options) {
   auto secret = find_secret(options);
   if (!secret) return complain(secret.error().message);
   server_options.control.secret = *std::move(secret);
+  int exit_code = 0;
+  std::unique_ptr<net::RendezvousServer> server;
+  const auto stop = [&] {
+    signals.cancel();
+    server->stop();
+    if (server_options.state) server_options.state->close();
+  };
+  if (!options.state.directory.empty()) {
+    ::signal(SIGXFSZ, SIG_IGN);  // a file size limit is then an error of write(2)
+    net::StateLogOptions state = options.state;
+    state.failed = [&](const Error& error) {
+      exit_code =
+          complain(error.message + "; what was not acknowledged is lost: mend the disk and start again");
+      stop();
+    };
+    auto opened = net::StateLog::open(loop, state, log);
+    if (!opened) return complain(opened.error().message);
+    server_options.state = *std::move(opened);
+  }
   if (const auto& files = options.tls; !files.cert.empty() || !files.key.empty() || !files.ca.empty()) {
     auto context = tls::Context::server(files);
     if (!context) return complain(context.error().message);
     server_options.control.tls = *std::move(context);
   }
-  const auto server = net::RendezvousServer::listen(loop, server_options, log);
-  if (!server) return complain(server.error().message);
+  auto listening = net::RendezvousServer::listen(loop, server_options, log);
+  if (!listening) return complain(listening.error().message);
+  server = *std::move(listening);
   if (!options.port_file.empty()) {
-    if (const auto written = write_port_file(options.port_file, (*server)->port()); !written)
+    if (const auto written = write_port_file(options.port_file, server->port()); !written)
       return complain(written.error().message);
   }
-  if (!server_options.control.secret && options.tls.ca.empty() && !(*server)->store().loopback_only())
+  if (!server_options.control.secret && options.tls.ca.empty() && !server->store().loopback_only())
     log.warning(
         fmt::format("no secret (MUSTER_SECRET, --secret-file): whoever reaches {} may join any job and "
                     "read and write the store",
-                    (*server)->store().address()));
+                    server->store().address()));
   signals.async_wait([&](const boost::system::error_code& error, int number) {
     if (error) return;
-    const auto stats = (*server)->store().stats();
+    const auto stats = server->store().stats();
     log.info(fmt::format("signal {}: stopping after {} requests of {} connections, {} of them still open",
                          number, stats.num_requests, stats.num_accepted, stats.num_open));
-    (*server)->stop();
+    stop();
   });
   loop.run();
-  return 0;
+  return exit_code;
 }
 
 }  // namespace
@@ -235,6 +281,7 @@ int main(int argc, char** argv) {
       "musterd");
   Options options;
   define(app, options);
+  define_state(app, options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -247,6 +294,7 @@ int main(int argc, char** argv) {
   options.control.heartbeat_interval = Millis(static_cast<std::int64_t>(options.heartbeat_seconds * 1000));
   options.control.handshake_timeout = Millis(static_cast<std::int64_t>(options.handshake_seconds * 1000));
   options.server.first_byte_timeout = options.control.handshake_timeout;
+  options.control.restart_grace = Millis(static_cast<std::int64_t>(options.reconnect_grace_seconds * 1000));
   options.control.software = "muster " MUSTER_VERSION;
   if (options.legacy != "auto")
     options.server.limits.legacy =

@@ -18,16 +18,16 @@ std::optional<Outcome> find_silent(Round& round, const Settings& settings, Insta
   round.next_check = Instant::max();
   NodesLost out;
   for (const auto& [id, node] : round.nodes) {
-    const Instant expires = node.connected ? node.last_heard + settings.heartbeat_timeout
-                                           : node.disconnected_at + settings.reconnect_grace;
+    const Instant expires = node.connected ? node.last_heard + settings.heartbeat_timeout : node.back_by;
     if (expires > now) {
       round.next_check = std::min(round.next_check, expires);
       continue;
     }
-    const double seconds = std::chrono::duration<double>(now - node.last_heard).count();
-    out.nodes.emplace_back(id, node.connected ? fmt::format("no heartbeat for {:.1f} s", seconds)
-                                              : fmt::format("disconnected and not back within {} ms",
-                                                            settings.reconnect_grace.count()));
+    const Instant since = node.connected ? node.last_heard : node.disconnected_at;
+    const double seconds = std::chrono::duration<double>(now - since).count();
+    out.nodes.emplace_back(id, node.connected
+                                   ? fmt::format("no heartbeat for {:.1f} s", seconds)
+                                   : fmt::format("disconnected and not back within {:.1f} s", seconds));
   }
   if (out.nodes.empty()) return std::nullopt;
   // In join order, so that the first to blame does not depend on the hash table.

@@ -24,7 +24,7 @@ std::string clean(std::string_view text, std::size_t max_bytes = kMaxTextBytes) 
   return out;
 }
 
-std::string describe(const membership::Cause& cause) {
+std::string cause_text(const membership::Cause& cause) {
   std::string out(membership::to_string(cause.kind));
   if (!cause.host.empty()) out += " on " + cause.host;
   if (!cause.text.empty()) out += ": " + cause.text;
@@ -61,14 +61,6 @@ void Jobs::connected(ConnectionId id, std::string job, std::string peer_address)
 const membership::Round* Jobs::find_round(std::string_view job) const {
   const auto found = jobs_.find(job);
   return found == jobs_.end() ? nullptr : &found->second.round;
-}
-
-std::vector<ConnectionId> Jobs::everybody(const Job& job) const {
-  std::vector<ConnectionId> out;
-  out.reserve(job.connections.size());
-  for (const auto& [node, connection] : job.connections) out.push_back(connection);
-  std::sort(out.begin(), out.end());
-  return out;
 }
 
 void Jobs::refuse(ConnectionId id, Refused::Reason reason, std::string text, JobsEffects& effects) {
@@ -109,6 +101,15 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
                               size, options_.max_node_bytes),
                   effects);
   auto found = jobs_.find(client.job);
+  if (found != jobs_.end() && found->second.round.phase == Phase::kClosed && join.resume &&
+      *join.resume == found->second.round.world.generation) {
+    // It was away when its job ended.
+    client.node = join.request.id;
+    found->second.connections[join.request.id] = id;
+    found->second.forget_at = Instant::max();
+    effects.deliveries.push_back({{id}, control::Closed{found->second.round.ending}, false});
+    return settle(found->second, now, effects);
+  }
   std::int64_t last_generation = -1;
   if (found != jobs_.end() && found->second.connections.empty() &&
       found->second.round.phase == Phase::kClosed) {
@@ -116,6 +117,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     // so that no number is used twice while the former one is kept.
     last_generation = found->second.round.world.generation;
     deadlines_.erase({found->second.deadline, client.job});
+    forget(found->second);
     jobs_.erase(found);
     found = jobs_.end();
   }
@@ -170,6 +172,11 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     effects.deliveries.push_back(
         {{id}, control::GenerationOver{*join.resume, job.round.restarts_used, std::move(cause)}, false});
   }
+  if (admission.kind == Kind::kResumed || admission.kind == Kind::kUntold)
+    effects.log.push_back(fmt::format("job {}: {} is back, generation {} goes on", job.name, request.host,
+                                      job.round.world.generation));
+  if (admission.kind == Kind::kUntold)
+    tell_member(job, static_cast<std::size_t>(job.round.nodes.at(node).group_rank), effects);
   settle(job, now, effects);
   // Those who come while a world runs are told at once; a gathering is explained to all when the time comes.
   if (job.round.phase == Phase::kRunning && admission.kind == Kind::kAdmitted) {
@@ -201,7 +208,8 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
     (void)membership::worker_failed(job.round, node, failed->generation, cause, failed->may_restart,
                                     failed->machine_at_fault, job.settings, now);
   } else if (const auto* done = std::get_if<control::Finished>(&message)) {
-    (void)membership::finished(job.round, node, done->generation, now);
+    if (membership::finished(job.round, node, done->generation, now) && recorder_ != nullptr)
+      recorder_->job_finished(job.name, node);
   } else if (const auto* point = std::get_if<control::SafePoint>(&message)) {
     (void)membership::safe_point(job.round, point->generation);
   } else if (const auto* leave = std::get_if<control::Leave>(&message)) {
@@ -266,14 +274,17 @@ void Jobs::note_trouble(std::string_view name, membership::Trouble trouble, Inst
 }
 
 void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
+  bool keep = false;
   while (true) {
     const membership::Outcome outcome = membership::decide(job.round, job.settings, now);
     if (std::holds_alternative<membership::Idle>(outcome)) break;
     job.changed = true;
+    // Who waits for a world is not kept: they come again.
+    keep |= !std::holds_alternative<membership::NodesLost>(outcome);
     if (std::holds_alternative<membership::Formed>(outcome)) tell_world(job, effects);
     if (const auto* over = std::get_if<membership::GenerationOver>(&outcome)) {
       effects.log.push_back(fmt::format("job {}: generation {} is over ({}); {} of {} restarts used",
-                                        job.name, over->generation, describe(over->cause),
+                                        job.name, over->generation, cause_text(over->cause),
                                         job.round.restarts_used, job.settings.max_restarts));
       std::vector<ConnectionId> to;
       for (const membership::Slot& slot : job.round.world.slots)
@@ -297,56 +308,16 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
       }
     }
     if (std::holds_alternative<membership::Closed>(outcome)) {
-      effects.log.push_back(fmt::format("job {}: over, {}", job.name, describe(job.round.ending)));
+      effects.log.push_back(fmt::format("job {}: over, {}", job.name, cause_text(job.round.ending)));
       effects.deliveries.push_back({everybody(job), control::Closed{job.round.ending}, false});
     }
   }
+  if (keep && recorder_ != nullptr) {
+    recorder_->job(job.name, make_record(job.settings, job.round, now));
+    job.recorded = true;
+  }
   tell_reason(job, now, effects);
   schedule(job, now);
-}
-
-void Jobs::tell_world(Job& job, JobsEffects& effects) {
-  const membership::World& world = job.round.world;
-  effects.log.push_back(fmt::format("job {}: generation {} runs {} ranks on {} nodes", job.name,
-                                    world.generation, world.world_size, world.slots.size()));
-  control::Assignment out;
-  out.generation = world.generation;
-  out.restarts_used = job.round.restarts_used;
-  out.group_world_size = static_cast<std::int32_t>(world.slots.size());
-  out.world_size = world.world_size;
-  const membership::Request& first = job.round.nodes.at(world.slots.front().node).request;
-  out.master_addresses = first.addresses;
-  out.master_port = first.master_port;
-  out.master_host = first.host;
-  for (const membership::Slot& slot : world.slots) {
-    out.base_rank = slot.base_rank;
-    out.ranks = slot.ranks;
-    out.role_base_rank = slot.role_base_rank;
-    out.role_world_size = slot.role_world_size;
-    effects.deliveries.push_back({{job.connections.at(slot.node)}, out, false});
-    ++out.group_rank;
-  }
-  for (const auto& [id, node] : job.round.nodes) {
-    if (node.group_rank >= 0 || !node.ready) continue;
-    effects.deliveries.push_back({{job.connections.at(id)},
-                                  control::Waiting{0, job.settings.min_nodes, job.settings.max_nodes, true,
-                                                   membership::explain_outside(job.round, job.settings, id)},
-                                  false});
-  }
-}
-
-void Jobs::tell_reason(Job& job, Instant now, JobsEffects& effects) {
-  if (job.round.phase != Phase::kGathering || !job.changed || now < job.told_at + options_.explain_interval)
-    return;
-  job.changed = false;
-  membership::WaitingReason reason = membership::explain(job.round, job.settings, now);
-  if (reason == job.told) return;
-  job.told = std::move(reason);
-  job.told_at = now;
-  effects.deliveries.push_back({everybody(job),
-                                control::Waiting{job.told.present, job.told.min_nodes, job.told.max_nodes,
-                                                 false, membership::to_text(job.told)},
-                                false});
 }
 
 void Jobs::schedule(Job& job, Instant now) {
@@ -373,12 +344,34 @@ void Jobs::advance(Instant now, JobsEffects& effects) {
     job.deadline = Instant::max();
     if (job.forget_at <= now) {
       effects.log.push_back(fmt::format("job {}: forgotten", name));
+      forget(job);
       jobs_.erase(jobs_.find(name));
       continue;
     }
     job.changed = true;  // a cool-down may be over
     settle(job, now, effects);
   }
+}
+
+void Jobs::forget(const Job& job) {
+  if (recorder_ != nullptr && job.recorded) recorder_->job_forgotten(job.name);
+}
+
+void Jobs::describe(JobRecorder& to, Instant now) const {
+  for (const auto& [name, job] : jobs_)
+    if (job.recorded) to.job(name, make_record(job.settings, job.round, now));
+}
+
+void Jobs::restore(const std::string& name, const JobRecord& record, Instant now, Millis grace) {
+  Job job;
+  job.name = name;
+  job.settings = record.settings;
+  job.round = make_round(record, now, grace);
+  job.recorded = true;
+  job.forget_at = now + std::max(options_.keep, grace);
+  Job& kept = jobs_.insert_or_assign(name, std::move(job)).first->second;
+  kept.deadline = now;  // something may be to decide at once
+  deadlines_.emplace(now, name);
 }
 
 Instant Jobs::next_deadline() const {

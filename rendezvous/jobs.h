@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "rendezvous/control.h"
+#include "rendezvous/job_record.h"
 #include "rendezvous/key_map.h"
 #include "rendezvous/membership.h"
 #include "rendezvous/waiting_reason.h"
@@ -70,6 +71,14 @@ class Jobs {
   void advance(Instant now, JobsEffects& effects);
   [[nodiscard]] Instant next_deadline() const;
 
+  /// Tells every later change that has to outlive the process; nullptr: nobody. The effects of a call come
+  /// after what it told.
+  void record_to(JobRecorder* recorder) { recorder_ = recorder; }
+  /// Tells what there is to keep.
+  void describe(JobRecorder& to, Instant now) const;
+  /// A job of a former process, whose agents have `grace` to come back.
+  void restore(const std::string& name, const JobRecord& record, Instant now, Millis grace);
+
   [[nodiscard]] std::size_t num_jobs() const { return jobs_.size(); }
   /// nullptr: unknown.
   [[nodiscard]] const membership::Round* find_round(std::string_view job) const;
@@ -82,7 +91,8 @@ class Jobs {
     std::unordered_map<membership::NodeId, ConnectionId, membership::NodeIdHash> connections;
     membership::WaitingReason told;  // the last reason pushed
     Instant told_at{};
-    bool changed = false;  // something happened since
+    bool changed = false;   // something happened since
+    bool recorded = false;  // the recorder knows of it
     Instant forget_at = Instant::max();
     Instant deadline = Instant::max();  // as in deadlines_
   };
@@ -98,7 +108,9 @@ class Jobs {
   static void pass_on(const Job& job, control::Report report, const std::string& host, int group_rank,
                       JobsEffects& effects);
   void settle(Job& job, Instant now, JobsEffects& effects);
-  void tell_world(Job& job, JobsEffects& effects);
+  void tell_world(const Job& job, JobsEffects& effects) const;
+  void tell_member(const Job& job, std::size_t group_rank, JobsEffects& effects) const;
+  void forget(const Job& job);
   void tell_reason(Job& job, Instant now, JobsEffects& effects);
   void schedule(Job& job, Instant now);
   void detach(Job& job, const membership::NodeId& node);
@@ -106,6 +118,7 @@ class Jobs {
   [[nodiscard]] std::vector<ConnectionId> everybody(const Job& job) const;
 
   JobsOptions options_;
+  JobRecorder* recorder_ = nullptr;
   KeyMap<Job> jobs_;
   std::unordered_map<ConnectionId, Client> clients_;
   std::set<std::pair<Instant, std::string>> deadlines_;

@@ -56,14 +56,18 @@ Admission join(Round& round, const Settings& settings, const Request& request, c
     round.world.generation = std::max(round.world.generation, *resume);
 
   bool resumed = false;
+  bool untold = false;
   if (Node* known = find_node(round, request.id)) {
     const bool member = round.phase == Phase::kRunning && known->group_rank >= 0 && !known->ready;
-    resumed = member && resume == round.world.generation;
+    // One that waits for a world, and is in one that another coordinator formed, did not hear of it.
+    untold = member && known->untold && !resume;
+    resumed = untold || (member && resume == round.world.generation);
+    known->untold = false;
     count_node(round, *known, -1);
     known->connected = true;
     known->last_heard = now;
     known->request = request;
-    known->ready = !resume;
+    known->ready = !resume && !untold;
     // A member whose workers are not those of the running world.
     if (member && !resumed && !round.pending && !known->finished)
       round.pending = cause_of(Cause::Kind::kNodeLost, *known, "its agent began anew");
@@ -79,6 +83,7 @@ Admission join(Round& round, const Settings& settings, const Request& request, c
     round.nodes.emplace(request.id, std::move(node));
   }
   round.next_check = std::min(round.next_check, now + settings.heartbeat_timeout);
+  if (untold) return {Admission::Kind::kUntold, {}};
   if (resumed) return {Admission::Kind::kResumed, {}};
   if (!resume) return {};
   return {Admission::Kind::kStale, fmt::format("generation {} is over", *resume)};
@@ -152,6 +157,7 @@ void disconnected(Round& round, const Settings& settings, const NodeId& id, std:
   count_node(round, *node, -1);
   node->connected = false;
   node->disconnected_at = now;
+  node->back_by = now + settings.reconnect_grace;
   round.next_check = std::min(round.next_check, now + settings.reconnect_grace);
 }
 

@@ -82,7 +82,9 @@ struct Node {
   bool finished = false;  ///< all its workers of this generation succeeded
   int group_rank = -1;    ///< in the running or last world; -1: none
   Instant last_heard{};
-  Instant disconnected_at{};  ///< meaningful while !connected
+  Instant disconnected_at{};  ///< meaningful while !connected, as is the next
+  Instant back_by{};          ///< or it is lost
+  bool untold = false;        ///< a coordinator that ended formed its world; it may not have heard of it
 
   friend bool operator==(const Node&, const Node&) = default;
 };
@@ -184,6 +186,7 @@ struct Admission {
   enum class Kind : std::uint8_t {
     kAdmitted,  ///< waits for a world
     kResumed,   ///< a member of the running world is back in time
+    kUntold,    ///< a member of the running world is here, and has to be told of that world
     kStale,     ///< admitted, and has to be told that the generation it knows is over
     kRefused,   ///< see text
   };

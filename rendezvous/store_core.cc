@@ -36,6 +36,8 @@ void StoreCore::tell_watchers(WatchEvent::Kind kind, std::string_view key, std::
 }
 
 void StoreCore::store(std::string_view key, std::string_view value, Effects& effects) {
+  if (recorder_ != nullptr) [[unlikely]]
+    recorder_->set(key, value);
   const auto found = keys_.find(key);
   if (!watchers_.empty()) [[unlikely]] {
     const bool created = found == keys_.end();
@@ -59,6 +61,8 @@ void StoreCore::set(std::string_view key, std::string_view value, Effects& effec
 void StoreCore::append(std::string_view key, std::string_view value, Effects& effects) {
   const auto found = keys_.find(key);
   if (found == keys_.end()) return set(key, value, effects);
+  if (recorder_ != nullptr) [[unlikely]]
+    recorder_->append(key, value);
   if (!watchers_.empty())
     tell_watchers(WatchEvent::Kind::kUpdated, key, found->second, found->second + std::string(value),
                   effects);
@@ -97,7 +101,7 @@ std::optional<std::int64_t> StoreCore::add(std::string_view key, std::int64_t de
     sum = wrapping_sum(*current, delta);
   }
   const Decimal text(sum);
-  if (found != keys_.end() && watchers_.empty()) {
+  if (found != keys_.end() && watchers_.empty() && recorder_ == nullptr) {
     num_bytes_ += text.view().size() - found->second.size();
     found->second.assign(text.view());
   } else {
@@ -129,6 +133,8 @@ bool StoreCore::wait(ClientId client, std::span<const std::string_view> keys) {
 bool StoreCore::delete_key(std::string_view key, Effects& effects) {
   const auto found = keys_.find(key);
   if (found == keys_.end()) return false;
+  if (recorder_ != nullptr) [[unlikely]]
+    recorder_->erase(key);
   if (!watchers_.empty()) tell_watchers(WatchEvent::Kind::kDeleted, key, found->second, {}, effects);
   num_bytes_ -= kEntryBytes + found->first.size() + found->second.size();
   keys_.erase(found);
@@ -136,6 +142,8 @@ bool StoreCore::delete_key(std::string_view key, Effects& effects) {
 }
 
 void StoreCore::queue_push(std::string_view name, std::string_view element, Effects& effects) {
+  if (recorder_ != nullptr) [[unlikely]]
+    recorder_->push(name, element);
   auto found = queues_.find(name);
   if (found == queues_.end()) {
     found = queues_.emplace(std::string(name), std::deque<std::string>()).first;
@@ -149,6 +157,8 @@ void StoreCore::queue_push(std::string_view name, std::string_view element, Effe
 std::optional<std::string> StoreCore::queue_pop(std::string_view name) {
   const auto found = queues_.find(name);
   if (found == queues_.end()) return std::nullopt;
+  if (recorder_ != nullptr) [[unlikely]]
+    recorder_->pop(name);
   std::string element = std::move(found->second.front());
   found->second.pop_front();
   num_bytes_ -= kElementBytes + element.size();
@@ -208,6 +218,12 @@ void StoreCore::disconnect(ClientId client) {
     watchers_.erase(found);
   }
   watched_.erase(watched);
+}
+
+void StoreCore::describe(StoreRecorder& to) const {
+  for (const auto& [key, value] : keys_) to.set(key, value);
+  for (const auto& [name, queue] : queues_)
+    for (const std::string& element : queue) to.push(name, element);
 }
 
 }  // namespace muster

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "rendezvous/key_map.h"
+#include "rendezvous/store_recorder.h"
 #include "rendezvous/wait_table.h"
 
 namespace muster {
@@ -105,6 +106,10 @@ class StoreCore {
   static constexpr std::size_t kEntryBytes = 96;
   static constexpr std::size_t kQueueBytes = 640;
   static constexpr std::size_t kElementBytes = 48;
+  /// Tells every later change of keys and queues; nullptr: nobody.
+  void record_to(StoreRecorder* recorder) { recorder_ = recorder; }
+  /// Tells what there is, as the changes that make it from nothing.
+  void describe(StoreRecorder& to) const;
 
  private:
   void store(std::string_view key, std::string_view value, Effects& effects);
@@ -119,6 +124,7 @@ class StoreCore {
   std::unordered_map<ClientId, std::vector<std::string_view>> watched_;  // the names are those of watchers_
   std::size_t num_bytes_ = 0;
   std::size_t num_watches_ = 0;
+  StoreRecorder* recorder_ = nullptr;
 };
 
 }  // namespace muster

@@ -141,6 +141,11 @@ Result<void> StoreLink::read(void* out, std::size_t size, Instant deadline) {
   return {};
 }
 
+bool StoreLink::ended() {
+  const auto ready = stream_.readable(SteadyClock::now());
+  return !ready || *ready;
+}
+
 Result<std::uint8_t> StoreLink::read_u8(Instant deadline) {
   std::uint8_t value = 0;
   MUSTER_OK(read(&value, sizeof value, deadline));

@@ -36,6 +36,11 @@ class StoreLink {
   /// then cancelled, for which the server has until `margin` later.
   [[nodiscard]] Result<bool> await_stop(Instant wait_until, Millis margin);
 
+  /// Between two requests: the server has ended the connection (or says something that nobody asked for).
+  [[nodiscard]] bool ended();
+  /// It failed because the connection is gone.
+  [[nodiscard]] bool lost() const { return failed_ && failure_.code == ErrorCode::kPeerGone; }
+
   /// "10.0.0.4:29500"
   [[nodiscard]] const std::string& endpoint() const { return endpoint_; }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -71,67 +72,91 @@ class TcpStoreClient final : public TcpStore {
   Result<void> set(std::string_view key, std::string_view value) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    return send({.op = Op::kSet, .key = name, .value = value});
+    return perform([&](bool&) -> Result<void> {
+      MUSTER_OK(send({.op = Op::kSet, .key = name, .value = value}));
+      return confirm();
+    });
   }
 
   Result<std::string> compare_set(std::string_view key, std::string_view expected,
                                   std::string_view desired) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    MUSTER_OK(send({.op = Op::kCompareSet, .key = name, .value = expected, .desired = desired}));
-    return link_.read_bytes(reply_deadline());
+    return perform([&](bool& sent) -> Result<std::string> {
+      MUSTER_OK(send({.op = Op::kCompareSet, .key = name, .value = expected, .desired = desired}));
+      sent = true;
+      return link_.read_bytes(reply_deadline());
+    });
   }
 
   Result<std::string> get(std::string_view key, std::optional<Timeout> timeout) override {
     const std::string name = slash(key);
     const std::string_view names[] = {name};
     const std::lock_guard lock(mutex_);
-    MUSTER_OK(wait_for(names, timeout));
-    MUSTER_OK(send({.op = Op::kGet, .key = name}));
-    return link_.read_bytes(reply_deadline());
+    const Wait wait = begin_wait(timeout);
+    return perform([&](bool&) -> Result<std::string> {
+      MUSTER_OK(wait_for(names, wait));
+      MUSTER_OK(send({.op = Op::kGet, .key = name}));
+      return link_.read_bytes(reply_deadline());
+    });
   }
 
   Result<std::int64_t> add(std::string_view key, std::int64_t delta) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    MUSTER_OK(send({.op = Op::kAdd, .key = name, .number = delta}));
-    return link_.read_i64(reply_deadline());
+    return perform([&](bool& sent) -> Result<std::int64_t> {
+      MUSTER_OK(send({.op = Op::kAdd, .key = name, .number = delta}));
+      sent = true;
+      return link_.read_i64(reply_deadline());
+    });
   }
 
   Result<bool> check(std::span<const std::string> keys) override {
     MUSTER_OK(check_count("CHECK", keys.size()));
     const WireKeys names(keys);
     const std::lock_guard lock(mutex_);
-    MUSTER_OK(send({.op = Op::kCheck, .items = names.views()}));
-    MUSTER_TRY(const std::uint8_t answer, link_.read_u8(reply_deadline()));
-    return answer == wire::kReady;
+    return perform([&](bool&) -> Result<bool> {
+      MUSTER_OK(send({.op = Op::kCheck, .items = names.views()}));
+      MUSTER_TRY(const std::uint8_t answer, link_.read_u8(reply_deadline()));
+      return answer == wire::kReady;
+    });
   }
 
   Result<void> wait(std::span<const std::string> keys, std::optional<Timeout> timeout) override {
     MUSTER_OK(check_count("WAIT", keys.size()));
     const WireKeys names(keys);
     const std::lock_guard lock(mutex_);
-    return wait_for(names.views(), timeout);
+    const Wait wait = begin_wait(timeout);
+    return perform([&](bool&) { return wait_for(names.views(), wait); });
   }
 
   Result<std::int64_t> num_keys() override {
     const std::lock_guard lock(mutex_);
-    MUSTER_OK(send({.op = Op::kGetNumKeys}));
-    return link_.read_i64(reply_deadline());
+    return perform([&](bool&) -> Result<std::int64_t> {
+      MUSTER_OK(send({.op = Op::kGetNumKeys}));
+      return link_.read_i64(reply_deadline());
+    });
   }
 
   Result<bool> delete_key(std::string_view key) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    MUSTER_OK(send({.op = Op::kDeleteKey, .key = name}));
-    MUSTER_TRY(const std::int64_t removed, link_.read_i64(reply_deadline()));
-    return removed == 1;
+    return perform([&](bool& sent) -> Result<bool> {
+      MUSTER_OK(send({.op = Op::kDeleteKey, .key = name}));
+      sent = true;
+      MUSTER_TRY(const std::int64_t removed, link_.read_i64(reply_deadline()));
+      return removed == 1;
+    });
   }
 
   Result<void> append(std::string_view key, std::string_view value) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    return send({.op = Op::kAppend, .key = name, .value = value});
+    return perform([&](bool& sent) -> Result<void> {
+      MUSTER_OK(send({.op = Op::kAppend, .key = name, .value = value}));
+      sent = true;
+      return confirm();
+    });
   }
 
   Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
@@ -139,14 +164,17 @@ class TcpStoreClient final : public TcpStore {
     MUSTER_OK(check_count("MULTI_GET", keys.size()));
     const WireKeys names(keys);
     const std::lock_guard lock(mutex_);
-    MUSTER_OK(wait_for(names.views(), timeout));
-    MUSTER_OK(send({.op = Op::kMultiGet, .items = names.views()}));
-    std::vector<std::string> out;
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      MUSTER_TRY(std::string value, link_.read_bytes(reply_deadline()));
-      out.push_back(std::move(value));
-    }
-    return out;
+    const Wait wait = begin_wait(timeout);
+    return perform([&](bool&) -> Result<std::vector<std::string>> {
+      MUSTER_OK(wait_for(names.views(), wait));
+      MUSTER_OK(send({.op = Op::kMultiGet, .items = names.views()}));
+      std::vector<std::string> out;
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        MUSTER_TRY(std::string value, link_.read_bytes(reply_deadline()));
+        out.push_back(std::move(value));
+      }
+      return out;
+    });
   }
 
   Result<void> multi_set(std::span<const std::pair<std::string, std::string>> pairs) override {
@@ -159,7 +187,10 @@ class TcpStoreClient final : public TcpStore {
       items.push_back(value);
     }
     const std::lock_guard lock(mutex_);
-    return send({.op = Op::kMultiSet, .items = items});
+    return perform([&](bool&) -> Result<void> {
+      MUSTER_OK(send({.op = Op::kMultiSet, .items = items}));
+      return confirm();
+    });
   }
 
   Result<std::unique_ptr<TcpStore>> clone() override {
@@ -172,70 +203,142 @@ class TcpStoreClient final : public TcpStore {
   Result<void> queue_push(std::string_view key, std::string_view value) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    return send({.op = Op::kQueuePush, .key = name, .value = value});
+    return perform([&](bool& sent) -> Result<void> {
+      MUSTER_OK(send({.op = Op::kQueuePush, .key = name, .value = value}));
+      sent = true;
+      return confirm();
+    });
   }
 
   Result<std::string> queue_pop(std::string_view key, bool block, std::optional<Timeout> timeout) override {
     const std::string name = slash(key);
     const std::string_view names[] = {name};
     const std::lock_guard lock(mutex_);
-    if (block) MUSTER_OK(wait_for(names, timeout));
-    MUSTER_OK(send({.op = Op::kQueuePop, .key = name}));
-    MUSTER_TRY(const std::int64_t length, link_.read_i64(reply_deadline()));
-    if (length <= 0)
-      return fail(ErrorCode::kNotFound, fmt::format("QUEUE_POP {} at the store {}: the queue is empty",
-                                                    wire::printable(name), link_.endpoint()));
-    return link_.read_bytes(reply_deadline());
+    const Wait wait = begin_wait(timeout);
+    return perform([&](bool& sent) -> Result<std::string> {
+      if (block) MUSTER_OK(wait_for(names, wait));
+      MUSTER_OK(send({.op = Op::kQueuePop, .key = name}));
+      sent = true;
+      MUSTER_TRY(const std::int64_t length, link_.read_i64(reply_deadline()));
+      if (length <= 0)
+        return fail(ErrorCode::kNotFound, fmt::format("QUEUE_POP {} at the store {}: the queue is empty",
+                                                      wire::printable(name), link_.endpoint()));
+      return link_.read_bytes(reply_deadline());
+    });
   }
 
   Result<std::int64_t> queue_len(std::string_view key) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    MUSTER_OK(send({.op = Op::kQueueLen, .key = name}));
-    return link_.read_i64(reply_deadline());
+    return perform([&](bool&) -> Result<std::int64_t> {
+      MUSTER_OK(send({.op = Op::kQueueLen, .key = name}));
+      return link_.read_i64(reply_deadline());
+    });
   }
 
   Result<std::vector<std::string>> list_keys() override {
     const std::lock_guard lock(mutex_);
-    MUSTER_OK(send({.op = Op::kListKeys}));
-    MUSTER_TRY(const std::int64_t count, link_.read_i64(reply_deadline()));
-    std::vector<std::string> out;
-    for (std::int64_t i = 0; i < count; ++i) {
-      MUSTER_TRY(const std::string key, link_.read_bytes(reply_deadline()));
-      if (key.starts_with('/')) out.push_back(key.substr(1));
-    }
-    return out;
+    auto keys = perform([&](bool&) -> Result<std::vector<std::string>> {
+      MUSTER_OK(send({.op = Op::kListKeys}));
+      MUSTER_TRY(const std::int64_t count, link_.read_i64(reply_deadline()));
+      std::vector<std::string> out;
+      for (std::int64_t i = 0; i < count; ++i) {
+        MUSTER_TRY(std::string key, link_.read_bytes(reply_deadline()));
+        out.push_back(std::move(key));
+      }
+      return out;
+    });
+    if (!keys) return keys;
+    std::erase_if(*keys, [](const std::string& key) { return !key.starts_with('/'); });
+    for (std::string& key : *keys) key.erase(0, 1);
+    return keys;
   }
 
   Result<void> barrier(std::string_view key, std::int64_t world_size,
                        std::optional<Timeout> timeout) override {
     const std::string name = slash(key);
-    const Timeout limit = timeout.value_or(this->timeout());
     const std::lock_guard lock(mutex_);
-    MUSTER_OK(send({.op = Op::kBarrier, .key = name, .number = world_size}));
-    MUSTER_TRY(const bool open, link_.await_stop(after(limit), kMargin));
-    if (open) return {};
-    return fail(
-        ErrorCode::kTimeout,
-        fmt::format(
-            "barrier timeout after {}ms, key: {} (store {}, {} participants): have all ranks reached it?",
-            limit.count(), wire::printable(key), link_.endpoint(), world_size));
+    const Wait wait = begin_wait(timeout);
+    return perform([&](bool& sent) -> Result<void> {
+      MUSTER_OK(send({.op = Op::kBarrier, .key = name, .number = world_size}));
+      sent = true;
+      MUSTER_TRY(const bool open, link_.await_stop(wait.until, kMargin));
+      if (open) return {};
+      return fail(
+          ErrorCode::kTimeout,
+          fmt::format(
+              "barrier timeout after {}ms, key: {} (store {}, {} participants): have all ranks reached it?",
+              wait.limit.count(), wire::printable(key), link_.endpoint(), world_size));
+    });
   }
 
  private:
+  // A wait has its time once, on however many connections.
+  struct Wait {
+    Timeout limit;
+    Instant until;
+  };
+  [[nodiscard]] Wait begin_wait(std::optional<Timeout> timeout) const {
+    const Timeout limit = timeout.value_or(this->timeout());
+    return {limit, after(limit)};
+  }
+
   [[nodiscard]] Instant reply_deadline() const { return after(std::max(timeout(), Timeout(0)) + kMargin); }
 
   Result<void> send(const Request& request) { return link_.request(request, reply_deadline()); }
 
-  Result<void> wait_for(std::span<const std::string_view> keys, std::optional<Timeout> timeout) {
-    const Timeout limit = timeout.value_or(this->timeout());
+  // Where connections may break: the requests sent so far, some without an answer, have reached the server.
+  Result<void> confirm() {
+    if (options_.reconnect_for.count() <= 0) return {};
+    MUSTER_OK(send({.op = Op::kCheck}));
+    MUSTER_OK(link_.read_u8(reply_deadline()));
+    return {};
+  }
+
+  // One operation, again on a new connection where that may be. The operation sets its argument when its
+  // request has gone out and a second one would be another operation. A request that did not go out whole was
+  // not carried out.
+  template <class Operation>
+  auto perform(Operation operation) -> decltype(operation(std::declval<bool&>())) {
+    bool sent = false;
+    if (options_.reconnect_for.count() <= 0) return operation(sent);
+    std::optional<Instant> give_up;
+    if (!given_up_ && !link_.lost() && link_.ended()) MUSTER_OK(reconnect(give_up, "it was closed"));
+    while (true) {
+      if (given_up_) return fail(*given_up_);
+      auto out = operation(sent);
+      if (out || !link_.lost()) return out;
+      Error error = std::move(out).error();
+      MUSTER_OK(reconnect(give_up, error.message));
+      if (sent) {
+        error.message += "; it is not known whether this was carried out";
+        return fail(std::move(error));
+      }
+    }
+  }
+
+  // Counts from the first loss of one operation, so that a server which dies again and again is given up.
+  Result<void> reconnect(std::optional<Instant>& give_up, std::string_view reason) {
+    if (!give_up) give_up = after(options_.reconnect_for);
+    auto link = StoreLink::open(options_.host, options_.port, time_left(*give_up, SteadyClock::now()));
+    if (!link) {
+      given_up_ = Error{ErrorCode::kPeerGone,
+                        fmt::format("the connection to the store was lost ({}) and did not come back: {}",
+                                    reason, link.error().message)};
+      return fail(*given_up_);
+    }
+    link_ = *std::move(link);
+    return {};
+  }
+
+  Result<void> wait_for(std::span<const std::string_view> keys, const Wait& wait) {
     MUSTER_OK(send({.op = Op::kWait, .items = keys}));
-    MUSTER_TRY(const bool there, link_.await_stop(after(limit), kMargin));
+    MUSTER_TRY(const bool there, link_.await_stop(wait.until, kMargin));
     if (there) return {};
     return fail(
         ErrorCode::kTimeout,
         fmt::format("wait timeout after {}ms, keys: {} (store {}): nobody has set them; is a rank missing?",
-                    limit.count(), list_keys_text(keys), link_.endpoint()));
+                    wait.limit.count(), list_keys_text(keys), link_.endpoint()));
   }
 
   Result<void> check_count(std::string_view what, std::size_t count) const {
@@ -248,6 +351,7 @@ class TcpStoreClient final : public TcpStore {
   TcpStoreOptions options_;
   std::mutex mutex_;  // held for a whole request and reply
   StoreLink link_;
+  std::optional<Error> given_up_;  // the connection did not come back
 };
 
 }  // namespace

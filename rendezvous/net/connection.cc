@@ -19,8 +19,12 @@ constexpr std::size_t kKeptOutputBytes = 65536;
 
 }  // namespace
 
-Connection::Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits)
-    : fd_(std::move(fd)), session_(id, core, limits), max_output_bytes_(limits.max_output_bytes) {}
+Connection::Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits,
+                       const bool* hold)
+    : fd_(std::move(fd)),
+      hold_(hold),
+      session_(id, core, limits),
+      max_output_bytes_(limits.max_output_bytes) {}
 
 Connection::Status Connection::failed(std::string reason) {
   reason_ = std::move(reason);
@@ -28,6 +32,8 @@ Connection::Status Connection::failed(std::string reason) {
 }
 
 Connection::Status Connection::flush(Instant now) {
+  if (*hold_) [[unlikely]]
+    return Status::kOpen;
   while (sent_ < out_.size()) {
     const ssize_t n = retry_eintr([&] {
       return ::send(fd_.get(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -98,6 +104,11 @@ Connection::Status Connection::on_writable(Effects& effects, Instant now) {
   if (const Status status = flush(now); status != Status::kOpen || blocked()) return status;
   const std::string input = std::exchange(unread_, {});
   return process(input, effects, now);
+}
+
+Connection::Status Connection::resume(Effects& effects, Instant now) {
+  last_progress_ = now;  // what was held is no fault of the peer's
+  return unread_.empty() ? flush(now) : on_writable(effects, now);
 }
 
 Connection::Status Connection::settle(Effects& effects, Instant now) {

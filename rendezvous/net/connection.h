@@ -24,7 +24,8 @@ class Connection {
     kOther,   ///< its first byte is the control protocol's: release() it
   };
 
-  Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits);
+  /// While `*hold` nothing is sent: see resume().
+  Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits, const bool* hold);
 
   /// Reads once into `scratch`, answers, writes.
   Status on_readable(std::string& scratch, Effects& effects, Instant now);
@@ -36,6 +37,10 @@ class Connection {
   /// A byte string for the client that is not an answer to something just received; call flush() afterwards.
   [[nodiscard]] std::string& out() { return out_; }
   Status flush(Instant now);
+  /// There are answers that flush() did not send because of `*hold`.
+  [[nodiscard]] bool held() const { return *hold_ && sent_ < out_.size(); }
+  /// Nothing is held any more: sends, and takes up input that was left meanwhile.
+  Status resume(Effects& effects, Instant now);
   /// After kOther: the socket and what was read from it.
   [[nodiscard]] UniqueFd release(std::string& first_bytes);
   /// Sets reason(), before the Server closes it for one of its own.
@@ -69,6 +74,7 @@ class Connection {
   Status failed(std::string reason);
 
   UniqueFd fd_;
+  const bool* hold_;
   Session session_;
   std::size_t max_output_bytes_;
   std::string out_;

@@ -123,7 +123,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       const Instant now = SteadyClock::now();
       if (lost) {
         was_joined = true;
-        deadline = now + options_.reconnect_for;
+        told.clear();
+        deadline = now + std::max(options_.reconnect_for, offered_grace_);
         backoff = Backoff(kBackoff, id().low + 1);
       }
       if (!again || now >= deadline) {
@@ -155,6 +156,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     heartbeat_ = Millis(std::clamp<std::uint32_t>(welcome->heartbeat_ms, 10, 3'600'000));
     // The job's rules may be stricter than the coordinator's habit.
     heartbeat_ = std::min(heartbeat_, std::max(options_.settings.heartbeat_timeout / 3, Millis(10)));
+    offered_grace_ = Millis(std::min<std::uint32_t>(welcome->reconnect_ms, 3'600'000));
     num_missed_ = 0;
     joined_ = true;
     send(control::Join{options_.request, options_.settings, running_, options_.software});
@@ -249,6 +251,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   bool over_ = false;
   std::function<void()> left_;
   Millis heartbeat_{5000};
+  Millis offered_grace_{0};
   int num_missed_ = 0;
   std::optional<std::int64_t> running_;     // assigned, and not said to be ready since
   std::optional<std::int64_t> said_ready_;  // the last generation that ready() was told of

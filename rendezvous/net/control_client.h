@@ -47,8 +47,8 @@ struct ControlClientOptions {
   std::string software = "muster";
   Millis connect_timeout{60'000};  ///< from start() until the coordinator welcomes this agent, over all tries
   Millis attempt_timeout{5'000};   ///< one try: name, connection, authentication
-  /// A connection that breaks later is tried again for so long; 0: lost at once. To be not longer than the
-  /// job's reconnect_grace.
+  /// A connection that breaks later is tried again for so long, or longer where the coordinator says that it
+  /// keeps its agents' places; 0: lost at once. To be not longer than the job's reconnect_grace.
   Millis reconnect_for{0};
   /// A coordinator that is silent for so many heartbeat intervals is lost.
   int missed_heartbeats = 3;

@@ -118,7 +118,9 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
       return out;
     }
     std::string bytes;
-    control::encode(control::Message(control::Welcome{*mac, house.heartbeat_ms, house.software}), bytes);
+    control::encode(
+        control::Message(control::Welcome{*mac, house.heartbeat_ms, house.software, house.reconnect_ms}),
+        bytes);
     send(bytes);
     decoder_.set_max_frame_bytes(house.limits.max_frame_bytes);
     stage = Stage::kOpen;

@@ -43,6 +43,7 @@ class ControlPeer {
     std::uint32_t heartbeat_ms;
     const std::string& software;
     const control::Limits& limits;
+    std::uint32_t reconnect_ms = 0;
   };
   /// What the peer sent, as it meant it: `plain` may be used for it, and holds what is returned. Fails where
   /// TLS does.

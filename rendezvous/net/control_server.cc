@@ -17,6 +17,7 @@
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/control_peer.h"
 #include "rendezvous/net/refusal_log.h"
+#include "rendezvous/net/state_log.h"
 
 namespace muster::net {
 namespace {
@@ -41,7 +42,7 @@ Refusal kind_of(control::Refused::Reason reason) {
 
 }  // namespace
 
-class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
+class ControlServer::Impl final : public StateKeeper, public std::enable_shared_from_this<Impl> {
  public:
   Impl(boost::asio::io_context& loop, const ControlServerOptions& options, const Log& log)
       : loop_(loop),
@@ -51,6 +52,26 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
         jobs_(options.jobs),
         timer_(loop),
         scratch_(kReadBytes, '\0') {}
+
+  void start() {
+    if (!options_.state) return;
+    const Instant now = SteadyClock::now();
+    for (const auto& [name, record] : options_.state->saved().jobs) {
+      log_.info(fmt::format(
+          "job {}: as before, generation {}, {} of {} restarts used; its agents have {} ms to come "
+          "back",
+          name, record.world.generation, record.restarts_used, record.settings.max_restarts,
+          options_.restart_grace.count()));
+      jobs_.restore(name, record, now, options_.restart_grace);
+    }
+    options_.state->saved().jobs.clear();
+    jobs_.record_to(&options_.state->recorder());
+    options_.state->attach(*this);
+    arm();
+  }
+
+  void describe(journal::Recorder& to) const override { jobs_.describe(to, SteadyClock::now()); }
+  void committed() override { finish_turn(); }
 
   void accept(UniqueFd fd, std::string_view first_bytes, std::string name) {
     if (stopped_) return;
@@ -96,6 +117,7 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
       (void)connection->peer.flush();
     }
     stopped_ = true;
+    if (options_.state) options_.state->detach(*this);
     connections_.clear();
     deadlines_.clear();
     timer_.cancel();
@@ -164,9 +186,9 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
     if (!decrypted)
       return refuse(id, connection, {control::Refused::Reason::kAuthentication, decrypted.error().message});
     std::string_view bytes = *decrypted;
-    const ControlPeer::House house{options_.secret,
-                                   static_cast<std::uint32_t>(options_.heartbeat_interval.count()),
-                                   options_.software, options_.limits};
+    const ControlPeer::House house{
+        options_.secret, static_cast<std::uint32_t>(options_.heartbeat_interval.count()), options_.software,
+        options_.limits, options_.state ? static_cast<std::uint32_t>(options_.restart_grace.count()) : 0};
     while (peer.stage != Stage::kClosing) {
       ControlPeer::Step step = peer.next(bytes, house);
       if (step.need_more) break;
@@ -217,9 +239,29 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
     flush(id, connection);
   }
 
+  // What is not on the disk is told to nobody.
+  [[nodiscard]] bool held() const { return options_.state && options_.state->dirty(); }
+
+  // An agent's heartbeat is answered nevertheless: a full disk is no reason to be taken for dead.
+  void pass_heartbeats() {
+    const auto passed = std::stable_partition(
+        effects_.deliveries.begin(), effects_.deliveries.end(),
+        [](const Delivery& each) { return !std::holds_alternative<control::Heartbeat>(each.message); });
+    std::string bytes;
+    control::encode(control::Heartbeat{}, bytes);
+    for (auto at = passed; at != effects_.deliveries.end(); ++at) {
+      const auto found = connections_.find(at->to.front());
+      if (found == connections_.end() || found->second->peer.stage == Stage::kClosing) continue;
+      found->second->peer.send(bytes);
+      flush(found->first, *found->second);
+    }
+    effects_.deliveries.erase(passed, effects_.deliveries.end());
+  }
+
   void apply() {
+    if (held()) pass_heartbeats();
     // Deliveries can break connections, which gives further effects.
-    while (!effects_.deliveries.empty() || !effects_.log.empty()) {
+    while (!held() && (!effects_.deliveries.empty() || !effects_.log.empty())) {
       const JobsEffects effects = std::exchange(effects_, {});
       for (const std::string& line : effects.log) log_.info(line);
       for (const Delivery& delivery : effects.deliveries) {
@@ -357,7 +399,9 @@ class ControlServer::Impl : public std::enable_shared_from_this<Impl> {
 
 ControlServer::ControlServer(boost::asio::io_context& loop, const ControlServerOptions& options,
                              const Log& log)
-    : impl_(std::make_shared<Impl>(loop, options, log)) {}
+    : impl_(std::make_shared<Impl>(loop, options, log)) {
+  impl_->start();
+}
 
 ControlServer::~ControlServer() {
   stop();

@@ -25,6 +25,8 @@ class io_context;
 
 namespace muster::net {
 
+class StateLog;
+
 struct ControlServerOptions {
   JobsOptions jobs;
   control::Limits limits;
@@ -40,6 +42,10 @@ struct ControlServerOptions {
   std::string software = "muster";
   /// Called on the loop after a connection has ended; not from stop().
   std::function<void()> on_close = {};
+  /// Outlives the process what is recorded here; nothing: all jobs end with it.
+  std::shared_ptr<StateLog> state;
+  /// With `state`: how long the agents of a former process's jobs have to come back.
+  Millis restart_grace{60'000};
 };
 
 struct ControlServerStats {

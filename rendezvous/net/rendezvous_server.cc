@@ -9,11 +9,14 @@ Result<std::unique_ptr<RendezvousServer>> RendezvousServer::listen(boost::asio::
                                                                    const RendezvousServerOptions& options,
                                                                    const Log& log) {
   std::unique_ptr<RendezvousServer> out(new RendezvousServer);
-  out->control_ = std::make_unique<ControlServer>(loop, options.control, log);
+  ControlServerOptions control = options.control;
+  control.state = options.state;
+  out->control_ = std::make_unique<ControlServer>(loop, control, log);
   ServerOptions store = options.store;
-  store.hand_over = [control = out->control_.get()](UniqueFd fd, std::string_view first_bytes,
-                                                    std::string peer) {
-    control->accept(std::move(fd), first_bytes, std::move(peer));
+  store.state = options.state;
+  store.hand_over = [coordinator = out->control_.get()](UniqueFd fd, std::string_view first_bytes,
+                                                        std::string peer) {
+    coordinator->accept(std::move(fd), first_bytes, std::move(peer));
   };
   store.hand_over_tls = options.control.tls.has_value();
   if (options.control.secret || (options.control.tls && options.control.tls->asks_for_certificate()))

@@ -17,6 +17,7 @@ namespace muster::net {
 struct RendezvousServerOptions {
   ServerOptions store;  ///< its hand_over is set here, and store_on_loopback_only as above
   ControlServerOptions control;
+  std::shared_ptr<StateLog> state = {};  ///< of both
 };
 
 class RendezvousServer {

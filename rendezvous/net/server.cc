@@ -21,6 +21,7 @@
 #include "rendezvous/net/connection.h"
 #include "rendezvous/net/listener.h"
 #include "rendezvous/net/refusal_log.h"
+#include "rendezvous/net/state_log.h"
 
 namespace muster::net {
 namespace {
@@ -29,13 +30,14 @@ constexpr std::uint64_t kListenerTag = ~std::uint64_t{0};
 constexpr std::size_t kReadBytes = 65536;
 // Bounds how long one turn keeps the loop from its other work.
 constexpr std::size_t kEventsPerTurn = 256;
+constexpr bool kNeverHeld = false;
 
 }  // namespace
 
 // All sockets are in one level-triggered epoll set, whose descriptor is the one thing Asio waits for. Per
 // request this costs one recv and one send; Asio's own operations would add an epoll_ctl or a second recv to
 // each, and a heap of handlers and shared pointers to each connection.
-class Server::Impl : public std::enable_shared_from_this<Impl> {
+class Server::Impl final : public StateKeeper, public std::enable_shared_from_this<Impl> {
  public:
   Impl(boost::asio::io_context& loop, const ServerOptions& options, const Log& log, Listener listener,
        UniqueFd ready)
@@ -54,6 +56,12 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
     event.data.u64 = kListenerTag;
     if (::epoll_ctl(ready_.native_handle(), EPOLL_CTL_ADD, listener.fd.get(), &event) != 0)
       return fail(errno_error("epoll_ctl for " + address(), errno));
+    if (options_.state) {
+      core_ = std::exchange(options_.state->saved().store, StoreCore());
+      core_.record_to(&options_.state->recorder());
+      options_.state->attach(*this);
+      hold_ = &options_.state->dirty();
+    }
     log_.info("listening on " + address());
     wait_ready();
     return {};
@@ -62,6 +70,7 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
   void stop() {
     if (stopped_) return;
     stopped_ = true;
+    if (options_.state) options_.state->detach(*this);
     const Instant now = SteadyClock::now();
     for (Slot& slot : slots_) {
       if (!slot.connection) continue;
@@ -77,6 +86,20 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
     boost::system::error_code ignored;
     ready_.close(ignored);
     log_.info("stopped listening on " + address());
+  }
+
+  void describe(journal::Recorder& to) const override { core_.describe(to); }
+
+  // Answers that waited for the disk go out.
+  void committed() override {
+    const Instant now = SteadyClock::now();
+    for (const auto& [id, turn] : std::exchange(held_, {})) {
+      Slot& slot = slots_[id];
+      if (!slot.connection || slot.turn != turn) continue;
+      after(id, slot.connection->resume(effects_, now), now);
+      deliver(now);
+    }
+    if (std::exchange(paused_, false)) wait_ready();
   }
 
   [[nodiscard]] std::uint16_t port() const { return acceptor_.listener().port; }
@@ -119,6 +142,10 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   void on_ready() {
+    if (options_.state && options_.state->stalled()) {
+      paused_ = true;  // until committed(): what is not read costs no memory
+      return;
+    }
     std::array<epoll_event, kEventsPerTurn> events;
     const int n = ::epoll_wait(ready_.native_handle(), events.data(), static_cast<int>(events.size()), 0);
     const Instant now = SteadyClock::now();
@@ -174,6 +201,10 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
                       "them its own; the limit is {} (--max-buffered-bytes)",
                       buffered_bytes_, slot.buffered_bytes, options_.max_buffered_bytes));
       close(id, true);
+      return;
+    }
+    if (connection.held()) [[unlikely]] {
+      held_.emplace_back(id, slot.turn);
       return;
     }
     const std::uint32_t interest = connection.blocked() ? EPOLLOUT : EPOLLIN;
@@ -271,7 +302,7 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
       if (connection.undecided()) {
         after(id, connection.settle(effects_, now), now);
         deliver(now);
-      } else if (connection.blocked()) {
+      } else if (connection.blocked() && !connection.held()) {
         connection.give_up(Refusal::kSlowReader,
                            fmt::format("it has not read its answers for {} ms ({} bytes are waiting)",
                                        options_.slow_reader_timeout.count(), connection.unsent_bytes()));
@@ -322,7 +353,7 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
       return;
     }
     const bool stranger = options_.store_on_loopback_only && !peer_is_loopback(fd.get());
-    slot.connection = std::make_unique<Connection>(std::move(fd), id, core_, options_.limits);
+    slot.connection = std::make_unique<Connection>(std::move(fd), id, core_, options_.limits, hold_);
     ++num_accepted_;
     ++num_open_;
     if (options_.hand_over_tls) slot.connection->hand_over_tls();
@@ -343,6 +374,9 @@ class Server::Impl : public std::enable_shared_from_this<Impl> {
   std::set<std::pair<Instant, ClientId>> deadlines_;  // few: blocked or undecided connections only
   Effects effects_;
   std::string scratch_;
+  const bool* hold_ = &kNeverHeld;
+  std::vector<std::pair<ClientId, std::uint32_t>> held_;  // connections with answers that wait for the disk
+  bool paused_ = false;                                   // no events are taken, because the disk is full
   bool stopped_ = false;
   std::uint64_t num_accepted_ = 0;
   std::uint64_t num_open_ = 0;

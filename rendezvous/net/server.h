@@ -25,6 +25,8 @@ class io_context;
 
 namespace muster::net {
 
+class StateLog;
+
 struct ServerOptions {
   std::string host;        ///< address or name of this host to listen on; empty: every address, IPv6 and IPv4
   std::uint16_t port = 0;  ///< 0: the kernel chooses; port() tells
@@ -50,6 +52,9 @@ struct ServerOptions {
   /// Takes connections whose first byte is the control protocol's, with what was read and the peer's name.
   /// Nothing: they are refused.
   std::function<void(UniqueFd, std::string_view, std::string)> hand_over = {};
+  /// Keeps the keys and queues, and no change is answered before it is on the disk; nothing: they end with
+  /// the server.
+  std::shared_ptr<StateLog> state = {};
 };
 
 struct ServerStats {

@@ -83,6 +83,14 @@ class Musterd {
     }
   }
 
+  /// True if it has said so until now; does not wait.
+  bool has_said(std::string_view text) {
+    pollfd entry{errors_.get(), POLLIN, 0};
+    while (::poll(&entry, 1, 0) > 0 && read_more(SteadyClock::now())) {
+    }
+    return text_.find(text) != text_.npos;
+  }
+
   /// Everything it still says until it ends, and its exit code (128 + n for signal n).
   std::pair<int, std::string> finish() {
     const Instant deadline = SteadyClock::now() + kPatience;

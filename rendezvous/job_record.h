@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// JobRecord: what of a job outlives the coordinator's process: its rules, its world, its generation, the
+// restarts it has used. Nodes that wait for a world are not part of it: they come back and join anew. Pure
+// values; times are kept as what is left of them, since another process's clock says nothing. Made by Jobs,
+// written by journal.h.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rendezvous/membership.h"
+
+namespace muster {
+
+struct JobRecord {
+  membership::Settings settings;
+  membership::Phase phase = membership::Phase::kGathering;
+  int restarts_used = 0;
+  membership::World world;                               ///< the running or the last one
+  std::vector<membership::NodeId> finished;              ///< members all of whose workers succeeded
+  std::vector<std::pair<std::string, Millis>> excluded;  ///< machine, for how long
+  membership::Cause ending;                              ///< while kClosed
+
+  friend bool operator==(const JobRecord&, const JobRecord&) = default;
+};
+
+[[nodiscard]] JobRecord make_record(const membership::Settings& settings, const membership::Round& round,
+                                    Instant now);
+
+/// The round as it was. Members of a running world are taken for disconnected, and have `grace` to come back.
+[[nodiscard]] membership::Round make_round(const JobRecord& record, Instant now, Millis grace);
+
+void encode(const JobRecord& record, std::string& out);
+/// Nothing if the bytes are no such record.
+[[nodiscard]] std::optional<JobRecord> decode_job(std::string_view bytes);
+
+/// Who has to hear of the changes of jobs that outlive the process, in order.
+class JobRecorder {
+ public:
+  virtual ~JobRecorder() = default;
+  virtual void job(std::string_view name, const JobRecord& record) = 0;
+  /// All workers of a member of the running world succeeded.
+  virtual void job_finished(std::string_view name, const membership::NodeId& node) = 0;
+  virtual void job_forgotten(std::string_view name) = 0;
+};
+
+}  // namespace muster

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a job's agents are told: their world, and why there is none.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "rendezvous/jobs.h"
+
+namespace muster {
+
+using membership::Phase;
+
+std::vector<ConnectionId> Jobs::everybody(const Job& job) const {
+  std::vector<ConnectionId> out;
+  out.reserve(job.connections.size());
+  for (const auto& [node, connection] : job.connections) out.push_back(connection);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+void Jobs::tell_world(const Job& job, JobsEffects& effects) const {
+  const membership::World& world = job.round.world;
+  effects.log.push_back(fmt::format("job {}: generation {} runs {} ranks on {} nodes", job.name,
+                                    world.generation, world.world_size, world.slots.size()));
+  for (std::size_t i = 0; i < world.slots.size(); ++i) tell_member(job, i, effects);
+  for (const auto& [id, node] : job.round.nodes) {
+    if (node.group_rank >= 0 || !node.ready) continue;
+    effects.deliveries.push_back({{job.connections.at(id)},
+                                  control::Waiting{0, job.settings.min_nodes, job.settings.max_nodes, true,
+                                                   membership::explain_outside(job.round, job.settings, id)},
+                                  false});
+  }
+}
+
+void Jobs::tell_member(const Job& job, std::size_t group_rank, JobsEffects& effects) const {
+  const membership::World& world = job.round.world;
+  const membership::Slot& slot = world.slots[group_rank];
+  control::Assignment out;
+  out.generation = world.generation;
+  out.restarts_used = job.round.restarts_used;
+  out.group_world_size = static_cast<std::int32_t>(world.slots.size());
+  out.world_size = world.world_size;
+  const membership::Request& first = job.round.nodes.at(world.slots.front().node).request;
+  out.master_addresses = first.addresses;
+  out.master_port = first.master_port;
+  out.master_host = first.host;
+  out.group_rank = static_cast<std::int32_t>(group_rank);
+  out.base_rank = slot.base_rank;
+  out.ranks = slot.ranks;
+  out.role_base_rank = slot.role_base_rank;
+  out.role_world_size = slot.role_world_size;
+  effects.deliveries.push_back({{job.connections.at(slot.node)}, std::move(out), false});
+}
+
+void Jobs::tell_reason(Job& job, Instant now, JobsEffects& effects) {
+  if (job.round.phase != Phase::kGathering || !job.changed || now < job.told_at + options_.explain_interval)
+    return;
+  job.changed = false;
+  membership::WaitingReason reason = membership::explain(job.round, job.settings, now);
+  if (reason == job.told) return;
+  job.told = std::move(reason);
+  job.told_at = now;
+  effects.deliveries.push_back({everybody(job),
+                                control::Waiting{job.told.present, job.told.min_nodes, job.told.max_nodes,
+                                                 false, membership::to_text(job.told)},
+                                false});
+}
+
+}  // namespace muster

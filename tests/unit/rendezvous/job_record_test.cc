@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs that go on in another process: what is kept of them, and what their agents are told when they come
+// back.
+#include "rendezvous/job_record.h"
+
+
+#include "rendezvous/jobs.h"
+#include "rendezvous/saved_state.h"
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace std::chrono_literals;
+using membership::Phase;
+
+namespace {
+
+constexpr Millis kGrace = 60s;
+
+// A coordinator whose log is replayed when it "crashes". Agents of node n have connection n.
+struct Table {
+  Table() { jobs->record_to(&log); }
+
+  void crash() {
+    std::string file = journal::file_header(1);
+    // Told the log's own records again, and what a rewritten log would hold: both have to be the same.
+    SavedState rewritten;
+    jobs->describe(rewritten, now);
+    if (!log.empty()) file += log.seal(1, file.size());
+    SavedState saved;
+    REQUIRE(journal::replay(file, saved).end == journal::Replayed::End::kClean);
+    REQUIRE(saved.jobs.size() == rewritten.jobs.size());
+    for (const auto& [name, record] : saved.jobs) {
+      JobRecord other = rewritten.jobs.at(name);
+      REQUIRE(record.world == other.world);
+      REQUIRE(record.restarts_used == other.restarts_used);
+      REQUIRE(record.phase == other.phase);
+      REQUIRE(record.finished.size() == other.finished.size());
+    }
+    now += 5s;
+    effects.clear();
+    jobs = std::make_unique<Jobs>(JobsOptions{});
+    for (const auto& [name, record] : saved.jobs) jobs->restore(name, record, now, kGrace);
+    jobs->record_to(&log);
+    jobs->advance(now, effects);
+  }
+
+  void join(std::uint64_t node, int nodes, std::optional<std::int64_t> resume = {}) {
+    jobs->connected(node, "job", "127.0.0.1");
+    control::Join message;
+    message.request.id = {7, node};
+    message.request.host = "n" + std::to_string(node);
+    message.settings.min_nodes = message.settings.max_nodes = nodes;
+    message.settings.max_restarts = 3;
+    message.settings.cool_down = 0ms;
+    message.resume = resume;
+    jobs->receive(node, message, now, effects);
+  }
+  void say(std::uint64_t node, const control::Message& message) {
+    jobs->receive(node, message, now, effects);
+  }
+  void pass(Millis time) {
+    const Instant end = now + time;
+    // Agents beat their hearts meanwhile.
+    while (now < end) {
+      now = std::min(end, now + 1s);
+      for (std::uint64_t node = 1; node <= 4; ++node) jobs->receive(node, control::Heartbeat{}, now, effects);
+      jobs->advance(now, effects);
+    }
+  }
+  template <class T>
+  std::vector<T> told(ConnectionId connection) const {
+    std::vector<T> out;
+    for (const Delivery& delivery : effects.deliveries)
+      if (std::find(delivery.to.begin(), delivery.to.end(), connection) != delivery.to.end())
+        if (const auto* message = std::get_if<T>(&delivery.message)) out.push_back(*message);
+    return out;
+  }
+  const membership::Round& round() const {
+    REQUIRE(jobs->find_round("job") != nullptr);
+    return *jobs->find_round("job");
+  }
+
+  journal::Encoder log;
+  std::unique_ptr<Jobs> jobs = std::make_unique<Jobs>(JobsOptions{});
+  JobsEffects effects;
+  Instant now{1h};
+};
+
+}  // namespace
+
+TEST_CASE("a record is what its bytes say, and other bytes are none") {
+  JobRecord record;
+  record.settings.cool_down = 5s;
+  record.settings.max_restarts = 1;
+  record.phase = Phase::kClosed;
+  record.restarts_used = 1;
+  record.world = {3, 2, {{{1, 2}, "n1", "m", "r", 4, 2, 0, 0, 2}}};
+  record.finished = {{1, 2}};
+  record.excluded = {{"m", 30ms}};
+  record.ending = {membership::Cause::Kind::kWorkerFailed, "n1", 0, 1, 9, "killed"};
+  std::string bytes;
+  encode(record, bytes);
+  REQUIRE(decode_job(bytes) == record);
+  for (std::size_t size = 0; size < bytes.size(); ++size)
+    REQUIRE_FALSE(decode_job(std::string_view(bytes).substr(0, size)));
+  REQUIRE_FALSE(decode_job(bytes + "x"));
+  record.phase = Phase::kRunning;
+  record.world.slots.clear();
+  bytes.clear();
+  encode(record, bytes);
+  REQUIRE_FALSE(decode_job(bytes));
+}
+
+TEST_CASE(
+    "a running world goes on: members resume, nobody is told that it is over, the budget is as before") {
+  Table t;
+  t.join(1, 2);
+  t.join(2, 2);
+  t.say(2, control::WorkerFailed{0, 3, 1, true, false, "oops"});
+  t.say(1, control::Ready{0, 1});
+  t.say(2, control::Ready{0, 2});
+  REQUIRE(t.told<control::Assignment>(1).back().generation == 1);
+  t.crash();
+  REQUIRE(t.round().phase == Phase::kRunning);
+  REQUIRE(t.round().world.generation == 1);
+  REQUIRE(t.round().restarts_used == 1);
+  t.join(1, 2, 1);
+  t.join(2, 2, 1);
+  t.pass(kGrace + 1s);
+  REQUIRE(t.told<control::GenerationOver>(1).empty());
+  REQUIRE(t.told<control::Assignment>(1).empty());
+  REQUIRE(t.round().phase == Phase::kRunning);
+  t.say(1, control::WorkerFailed{1, 0, 1, true, false, "again"});
+  REQUIRE(t.told<control::GenerationOver>(2).size() == 1);
+  REQUIRE(t.told<control::GenerationOver>(2)[0].restarts_used == 2);
+}
+
+TEST_CASE("a member that does not come back within the grace is lost as any other") {
+  Table t;
+  t.join(1, 2);
+  t.join(2, 2);
+  t.crash();
+  t.join(1, 2, 0);
+  t.pass(kGrace - 1s);
+  REQUIRE(t.told<control::GenerationOver>(1).empty());
+  t.pass(2s);
+  REQUIRE(t.told<control::GenerationOver>(1).size() == 1);
+  REQUIRE(t.told<control::GenerationOver>(1)[0].cause.kind == membership::Cause::Kind::kNodeLost);
+  REQUIRE_THAT(t.told<control::GenerationOver>(1)[0].cause.text, Catch::Contains("not back within"));
+}
+
+TEST_CASE("members who had not heard of their world yet are told of it, and it costs no restart") {
+  Table t;
+  t.join(1, 2);
+  t.join(2, 2);
+  t.crash();  // the assignments were on their way
+  t.join(1, 2);
+  t.join(2, 2);
+  for (const std::uint64_t node : {1, 2}) {
+    REQUIRE(t.told<control::Assignment>(node).size() == 1);
+    REQUIRE(t.told<control::Assignment>(node)[0].generation == 0);
+    REQUIRE(t.told<control::Assignment>(node)[0].group_rank == static_cast<int>(node) - 1);
+    REQUIRE(t.told<control::GenerationOver>(node).empty());
+  }
+  REQUIRE(t.round().restarts_used == 0);
+  t.say(1, control::Finished{0});
+  t.say(2, control::Finished{0});
+  REQUIRE(t.told<control::Closed>(1).size() == 1);
+}
+
+TEST_CASE("a gathering goes on from its generation and its budget with whoever comes") {
+  Table t;
+  t.join(1, 2);
+  t.join(2, 2);
+  t.say(2, control::WorkerFailed{0, 3, 1, true, false, "oops"});
+  t.say(1, control::Ready{0, 1});
+  t.crash();  // node 2 has not said that it is ready, or even heard that it has to be
+  REQUIRE(t.round().phase == Phase::kGathering);
+  t.join(1, 2);
+  t.join(2, 2, 0);
+  REQUIRE(t.told<control::GenerationOver>(1).empty());
+  REQUIRE(t.told<control::GenerationOver>(2).size() == 1);
+  REQUIRE(t.told<control::GenerationOver>(2)[0].restarts_used == 1);
+  t.say(2, control::Ready{0, 2});
+  REQUIRE(t.told<control::Assignment>(1).size() == 1);
+  REQUIRE(t.told<control::Assignment>(1)[0].generation == 1);
+  REQUIRE(t.told<control::Assignment>(1)[0].restarts_used == 1);
+}
+
+TEST_CASE("who had finished stays so, and may be gone") {
+  Table t;
+  t.join(1, 2);
+  t.join(2, 2);
+  t.say(2, control::Finished{0});
+  t.crash();
+  REQUIRE(t.round().num_finished == 1);
+  t.join(1, 2, 0);
+  t.pass(kGrace + 1s);  // node 2 does not come back
+  REQUIRE(t.told<control::GenerationOver>(1).empty());
+  t.say(1, control::Finished{0});
+  REQUIRE(t.told<control::Closed>(1).size() == 1);
+  REQUIRE(t.told<control::Closed>(1)[0].cause.kind == membership::Cause::Kind::kSucceeded);
+}
+
+TEST_CASE("an agent that was away when its job ended is told how, and begins no new one") {
+  Table t;
+  t.join(1, 2);
+  t.join(2, 2);
+  t.say(1, control::WorkerFailed{0, 1, 9, false, false, "no use"});
+  t.crash();
+  t.join(2, 2, 0);
+  REQUIRE(t.told<control::Closed>(2).size() == 1);
+  REQUIRE(t.told<control::Closed>(2)[0].cause.text == "no use");
+  REQUIRE(t.told<control::Refused>(2).empty());
+  t.say(2, control::Leave{"done"});
+  t.pass(1s);
+  REQUIRE(t.jobs->find_round("job") == nullptr);
+  t.crash();
+  REQUIRE(t.jobs->find_round("job") == nullptr);  // forgotten for good
+}
+
+TEST_CASE("a job that nobody comes back to is forgotten after the grace") {
+  Table t;
+  t.join(1, 1);
+  t.crash();
+  REQUIRE(t.jobs->num_jobs() == 1);
+  t.now += kGrace;
+  t.jobs->advance(t.now, t.effects);
+  REQUIRE(t.jobs->num_jobs() == 0);
+}
+
+TEST_CASE("who waits for a first world leaves nothing behind") {
+  Table t;
+  t.join(1, 2);
+  t.crash();
+  REQUIRE(t.jobs->num_jobs() == 0);
+}
