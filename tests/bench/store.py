@@ -25,8 +25,9 @@ def load(server, operation, connections, *more):
     return measure.json_line(command)
 
 
-def speaks(server, operation):
-    return operation != "multi_get" or server.protocol != "legacy"
+def speaks(name, server, operation):
+    """The floor answers GETs alone; PyTorch's old protocol has no MULTI_GET."""
+    return operation == "get" if name == "floor" else operation != "multi_get" or server.protocol != "legacy"
 
 
 def measure_loads(servers, options):
@@ -34,7 +35,7 @@ def measure_loads(servers, options):
     for operation in options.operations:
         print(f"\n{operation}: {MEANING[operation]}; operations a second [p25, p75], of one processor second of the server, p50 us")
         for connections in options.connections:
-            runs = {name: [] for name, server in servers.items() if speaks(server, operation)}
+            runs = {name: [] for name, server in servers.items() if speaks(name, server, operation)}
             for _ in range(options.rounds):
                 for name in runs:
                     runs[name].append(load(servers[name], operation, connections, f"--seconds={options.seconds}"))
@@ -112,7 +113,7 @@ def measure_costs(servers, options):
     known, out = store_servers.available(), {}
     print("\ncost of one operation at 32 connections: bytes in and out, system calls, user space instructions (callgrind)")
     for name in servers:
-        for operation in [o for o in options.operations if o != "fan_out" and speaks(servers[name], o)]:
+        for operation in [o for o in options.operations if o != "fan_out" and speaks(name, servers[name], o)]:
             cell = out.setdefault(name, {}).setdefault(operation, {})
             cell["bytes"] = load(servers[name], operation, 1, "--operations=100")
             cell["bytes"] = {key: cell["bytes"][key] for key in ("bytes_out", "bytes_in")}
@@ -147,7 +148,7 @@ def main(arguments):
     print(versions := store_servers.versions())
     with contextlib.ExitStack() as stack:
         servers = {name: stack.enter_context(start()) for name, start in store_servers.available().items()
-                   if name == "musterd" or options.servers is None or name in options.servers}
+                   if name == "musterd" or name in (options.servers or [name])}
         loads = measure_loads(servers, options)
         costs = {} if options.no_costs else measure_costs(servers, options)
     if options.save:

@@ -86,6 +86,13 @@ def torch(which):
         yield types.SimpleNamespace(pid=process.pid, port=int(line[1]), protocol="modern" if version >= (2, 2) else "legacy", process=process)
 
 
+@contextlib.contextmanager
+def floor():
+    """Answers like a store and stores nothing, for `get` with the generator's default sizes: 24 bytes of key, 64 of value."""
+    with running([measure.program("store_floor"), "33", "64"]) as process:
+        yield types.SimpleNamespace(pid=process.pid, port=int(process.stdout.readline()), protocol="legacy", process=process)
+
+
 def versions():
     found = {"musterd": measure.first_line(measure.program("musterd"), "--version")}
     if shutil.which("redis-server"):
@@ -106,7 +113,7 @@ def has_torch(which):
 
 def available():
     """name -> context manager of a server; says what is left out and how to get it."""
-    known = {"musterd": musterd}
+    known = {"musterd": musterd, "floor": floor}
     wanted = {"redis": (shutil.which("redis-server"), redis),
               "torch 1.13": (has_torch("debian"), lambda: torch("debian")),
               "torch libuv": (has_torch("current"), lambda: torch("current"))}
