@@ -12,7 +12,9 @@ namespace muster {
 
 struct KeyHash {
   using is_transparent = void;
-  std::size_t operator()(std::string_view key) const noexcept { return std::hash<std::string_view>{}(key); }
+  // Not noexcept: libstdc++ then keeps each key's hash beside it, and a look-up computes one instead of one
+  // for every key it passes on its way through the bucket.
+  std::size_t operator()(std::string_view key) const { return std::hash<std::string_view>{}(key); }
 };
 
 template <class T>

@@ -93,12 +93,16 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       core_.append(request.key, request.value, effects);
       break;
     case Op::kMultiGet: {
-      std::size_t reply_bytes = 0;
-      for (const std::string_view key : request.items) reply_bytes += 8 + core_.get(key).size();
-      if (reply_bytes > limits_.max_output_bytes)
+      const std::size_t before = out.size();
+      for (const std::string_view key : request.items) {
+        put_bytes(out, core_.get(key));
+        if (out.size() - before <= limits_.max_output_bytes) continue;
+        out.resize(before);
+        std::size_t reply_bytes = 0;
+        for (const std::string_view item : request.items) reply_bytes += 8 + core_.get(item).size();
         return close(fmt::format("the answer to MULTI_GET would be {} bytes, the limit is {}", reply_bytes,
                                  limits_.max_output_bytes));
-      for (const std::string_view key : request.items) put_bytes(out, core_.get(key));
+      }
       break;
     }
     case Op::kMultiSet:

@@ -21,6 +21,7 @@ UniqueFd open_spare() {
   return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
 
+// Of the listener: what it accepts inherits them, so they cost nothing per connection.
 void set_socket_options(int fd) {
   const auto set = [fd](int level, int name, int value) {
     ::setsockopt(fd, level, name, &value, sizeof value);
@@ -35,13 +36,14 @@ void set_socket_options(int fd) {
 
 }  // namespace
 
-Acceptor::Acceptor(Listener listener) : listener_(std::move(listener)), spare_fd_(open_spare()) {}
+Acceptor::Acceptor(Listener listener) : listener_(std::move(listener)), spare_fd_(open_spare()) {
+  set_socket_options(listener_.fd.get());
+}
 
 void Acceptor::accept_some(const Admit& admit, const Refused& refused) {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     UniqueFd fd(::accept4(listener_.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd) {
-      set_socket_options(fd.get());
       admit(std::move(fd));
       continue;
     }

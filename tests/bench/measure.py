@@ -57,7 +57,7 @@ def paired_ratio(top, bottom):
     return {"of_medians": statistics.median(top) / statistics.median(bottom), "min": min(pairs), "max": max(pairs)}
 
 
-def _first_line(*command):
+def first_line(*command):
     try:
         done = subprocess.run(command, text=True, capture_output=True, timeout=60)
         return (done.stdout + done.stderr).strip().splitlines()[0]
@@ -70,7 +70,7 @@ def machine():
     return {
         "cpu": cpu, "cores": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0],
         "kernel": platform.release(), "system": platform.freedesktop_os_release().get("PRETTY_NAME", "?"),
-        "compiler": _first_line("c++", "--version"), "commit": _first_line("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"),
+        "compiler": first_line("c++", "--version"), "commit": first_line("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"),
         "date": datetime.date.today().isoformat(),
     }
 

@@ -1,0 +1,136 @@
+# `scripts/bench rendezvous`: what a start costs as jobs grow: agents that join one job at the coordinator, are told of a
+# failure and finish; clients that check in at the store and wait for one key; memory of a connection and of a key.
+# SPDX-License-Identifier: Apache-2.0
+import argparse
+import contextlib
+import json
+import os
+import statistics
+
+import measure
+import store_servers
+
+STEPS = ["join", "failure", "again", "finish"]
+# Descriptors a process needs for itself.
+RESERVED = 64
+
+
+def resident(pid):
+    return int(open(f"/proc/{pid}/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def cpu_ms(pid):
+    return sum(int(open(f"/proc/{pid}/task/{task}/schedstat").read().split()[0]) for task in os.listdir(f"/proc/{pid}/task")) / 1e6
+
+
+def measure_nodes(options):
+    env = {**os.environ, "MUSTER_SECRET": "a secret of the bench"}
+    out = {}
+    print("\nagents of one job, with a secret: ms from the first connection to the last agent that knows its rank; from a worker's failure\n"
+          "to the last agent told; until all are in the next world; until all know the job is over. Medians [smallest, largest]")
+    print(f"{'nodes':>6}{'join ms':>24}{'failure ms':>24}{'again ms':>24}{'finish ms':>24}{'messages/node':>15}{'bytes/node':>12}"
+          f"{'coordinator ms':>16}{'us/node':>9}")
+    for nodes in options.nodes:
+        if nodes > store_servers.descriptor_limit() - RESERVED:
+            print(f"{nodes:6}  left out: a process has {store_servers.descriptor_limit()} descriptors here")
+            continue
+        runs = []
+        for _ in range(options.rounds):
+            with store_servers.musterd(env=env) as server:
+                runs.append(measure.json_line([measure.program("control_load"), f"--port={server.port}", f"--nodes={nodes}",
+                                               f"--server-pid={server.pid}"], env=env))
+        cell = {step: {key: measure.summary([run[step][key] for run in runs]) for key in runs[0][step]} for step in STEPS}
+        cell["bytes_per_agent"] = measure.summary([run["server_bytes_per_agent"] for run in runs])
+        out[str(nodes)] = cell
+        text = "".join(f"{s['median']:10.2f} [{s['min']:.2f}, {s['max']:.2f}]".rjust(24) for s in (cell[step]["ms"] for step in STEPS))
+        messages = sum(cell["join"][f"{way}_messages"]["median"] for way in ("sent", "received"))
+        size = sum(cell["join"][f"{way}_bytes"]["median"] for way in ("sent", "received"))
+        server_ms = cell["join"]["server_ms"]["median"]
+        print(f"{nodes:6}{text}{messages:15.1f}{size:12.0f}{server_ms:16.1f}{1000 * server_ms / nodes:9.1f}", flush=True)
+    return out
+
+
+def shares(clients, most):
+    """As few equal parts as do."""
+    parts = -(-clients // most)
+    return [clients // parts + (1 if i < clients % parts else 0) for i in range(parts)]
+
+
+def check_in(clients, generators, most_per_server):
+    """One run: milliseconds from the first connect to the last client woken, and what the servers used."""
+    with contextlib.ExitStack() as stack:
+        servers, started = [], []
+        group = 1
+        for share in shares(clients, most_per_server):
+            server = stack.enter_context(store_servers.musterd())
+            servers.append((server, share, resident(server.pid), cpu_ms(server.pid)))
+        for server, share, *_ in servers:
+            for part in shares(share, max(1, -(-share // generators))):
+                command = [measure.program("store_checkin"), f"--port={server.port}", f"--clients={part}", f"--total={share}",
+                           f"--source-group={group}"]
+                started.append(stack.enter_context(store_servers.running(command)))
+                group += 1
+        lines = [process.stdout.readline() for process in started]
+        if not all(lines):
+            raise measure.Failed("a generator failed")
+        lines = [json.loads(line) for line in lines]
+        start = min(line["start_ns"] for line in lines)
+        return {
+            "connected_ms": (max(line["connected_ns"] for line in lines) - start) / 1e6,
+            "counted_ms": (max(line["counted_ns"] for line in lines) - start) / 1e6,
+            "done_ms": (max(line["done_ns"] for line in lines) - start) / 1e6,
+            "server_cpu_us_per_client": 1000 * sum(cpu_ms(s.pid) - before for s, _, _, before in servers) / clients,
+            "server_bytes_per_client": sum(resident(s.pid) - before for s, _, before, _ in servers) / clients,
+        }
+
+
+def measure_check_in(options):
+    most = store_servers.descriptor_limit() - RESERVED
+    out = {}
+    print("\nstore clients that connect, greet, ADD to init/ and WAIT for one key, which the last of them sets. Medians [smallest, largest]")
+    for clients in dict.fromkeys([min(options.clients, most), options.clients]):
+        servers = len(shares(clients, most))
+        runs = [check_in(clients, options.generators, most) for _ in range(options.rounds)]
+        cell = {key: measure.summary([run[key] for run in runs]) for key in runs[0]}
+        out[str(clients)] = {"servers": servers, **cell}
+        done = cell["done_ms"]
+        note = "" if servers == 1 else f"; {servers} musterd at once, since a process has {most + RESERVED} descriptors here"
+        print(f"{clients:6} clients: all woken after {done['median'] / 1000:.2f} s [{done['min'] / 1000:.2f}, {done['max'] / 1000:.2f}], connected after "
+              f"{cell['connected_ms']['median'] / 1000:.2f} s; {cell['server_cpu_us_per_client']['median']:.1f} us of musterd and "
+              f"{cell['server_bytes_per_client']['median']:.0f} bytes each{note}", flush=True)
+    return out
+
+
+def measure_keys(options):
+    """Bytes of memory of a key with its value."""
+    out = {}
+    for value_bytes in (8, 64, 1024):
+        sizes = []
+        for _ in range(min(options.rounds, 3)):
+            with store_servers.musterd() as server:
+                few, many = ([measure.program("store_load"), f"--port={server.port}", "--connections=1", "--operations=1", f"--keys={n}",
+                              f"--value-bytes={value_bytes}"] for n in (1, options.keys))
+                measure.json_line(few)
+                before = resident(server.pid)
+                measure.json_line(many)
+                sizes.append((resident(server.pid) - before) / options.keys)
+        out[str(value_bytes)] = statistics.median(sizes)
+    print("\nmemory of a key of 25 bytes, with a value of so many: " + ", ".join(f"{n}: {size:.0f} bytes" for n, size in out.items()))
+    return out
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(prog="scripts/bench rendezvous")
+    parser.add_argument("--nodes", type=lambda text: [int(n) for n in text.split(",")], default=[10, 100, 1000, 10000])
+    parser.add_argument("--clients", type=int, default=98304, help="of the store")
+    parser.add_argument("--generators", type=int, default=2, help="processes that share the clients of a store")
+    parser.add_argument("--keys", type=int, default=9000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--save", action="store_true", help="write tests/bench/results/rendezvous.json")
+    options = parser.parse_args(arguments)
+    print(measure.machine())
+    result = {"descriptors": store_servers.descriptor_limit(), "nodes": measure_nodes(options), "clients": measure_check_in(options),
+              "bytes_per_key": measure_keys(options)}
+    if options.save:
+        measure.save("rendezvous", result)
+    return 0

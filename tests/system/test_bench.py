@@ -1,0 +1,64 @@
+# The benches' programs at tiny sizes: that they still speak with musterd and print figures, not what the figures are.
+# SPDX-License-Identifier: Apache-2.0
+import math
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
+import measure  # noqa: E402
+import rendezvous  # noqa: E402
+import store  # noqa: E402
+import store_servers  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def built_programs(bin_dir, monkeypatch):
+    monkeypatch.setattr(measure, "program", lambda name: str(bin_dir / name))
+
+
+@pytest.mark.parametrize("protocol", ["modern", "legacy"])
+@pytest.mark.parametrize("operation", store.OPERATIONS)
+def test_the_store_load_measures_every_operation_of_both_generations(operation, protocol):
+    if (operation, protocol) == ("multi_get", "legacy"):
+        return  # PyTorch up to 2.0 has none
+    with store_servers.musterd() as server:
+        server.protocol = protocol
+        how_long = "--seconds=0" if operation == "fan_out" else "--operations=50"
+        figures = store.load(server, operation, 3, how_long)
+    assert figures["per_second"] > 0
+    if operation != "fan_out":
+        assert figures["operations"] >= 50 and figures["bytes_out"] > 0 and figures["bytes_in"] > 0
+
+
+def test_the_store_load_sees_a_wrong_answer():
+    with store_servers.floor() as server:
+        assert store.load(server, "get", 2, "--operations=20")["operations"] >= 20
+        with pytest.raises(measure.Failed, match="not the answer"):
+            store.load(server, "wait_get", 2, "--operations=20")
+
+
+@pytest.mark.parametrize("secret", ["", "a secret of the bench"])
+def test_the_control_load_takes_a_job_from_join_to_its_end(secret):
+    env = {**rendezvous.os.environ, "MUSTER_SECRET": secret}
+    with store_servers.musterd(env=env) as server:
+        figures = measure.json_line([measure.program("control_load"), f"--port={server.port}", "--nodes=20",
+                                     f"--server-pid={server.pid}"], env=env)
+    # Constant per node: preamble and Start, Proof, Join; preamble, Challenge, Welcome, Assignment and at most a
+    # reason for waiting each second.
+    assert figures["join"]["sent_messages"] == 3
+    assert figures["join"]["received_messages"] >= 4
+    assert figures["failure"]["received_messages"] == 1
+    assert figures["finish"]["received_messages"] == 1
+
+
+def test_clients_check_in_at_several_stores_from_several_processes():
+    figures = rendezvous.check_in(clients=101, generators=2, most_per_server=60)
+    assert figures["done_ms"] >= figures["counted_ms"] > 0
+    assert math.isfinite(figures["server_bytes_per_client"])
+
+
+def test_clients_are_shared_out_evenly():
+    assert rendezvous.shares(98304, 19936) == [19661] * 4 + [19660]
+    assert rendezvous.shares(5, 10) == [5]
