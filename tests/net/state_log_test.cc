@@ -3,65 +3,22 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <random>
 #include <sys/resource.h>
 
-#include <boost/asio/io_context.hpp>
-
-#include <muster/tcp_store.h>
-
-#include "rendezvous/net/control_client.h"
+#include "rendezvous/control.h"
 #include "tests/support/catch.h"
-#include "tests/support/musterd.h"
-#include "tests/support/raw_client.h"
-#include "tests/support/temporary_directory.h"
+#include "tests/support/kept_musterd.h"
 
 using namespace muster;
-using namespace std::chrono_literals;
+using muster::test::KeptMusterd;
 using muster::test::Musterd;
+using muster::test::number_from;
 using muster::test::RawClient;
-using muster::test::TemporaryDirectory;
+using muster::test::value_of;
 using wire::Op;
 
 namespace {
-
-// musterd on one port and one directory, started as often as is needed.
-struct Keeper {
-  explicit Keeper(std::vector<std::string> more = {}) : options(std::move(more)) { start(); }
-
-  void start() {
-    std::vector<std::string> arguments = {
-        "--host", "127.0.0.1", "--port", std::to_string(port), "--state-dir", folder.path() + "/state"};
-    arguments.insert(arguments.end(), options.begin(), options.end());
-    daemon.emplace(std::move(arguments));
-    const std::string line = daemon->wait_for_line("listening on ");
-    port = static_cast<std::uint16_t>(std::stoi(line.substr(line.rfind(':') + 1)));
-  }
-  void kill() {
-    daemon->signal(SIGKILL);
-    REQUIRE(daemon->finish().first == 128 + SIGKILL);
-  }
-  [[nodiscard]] std::string log_path() const { return folder.path() + "/state/state.log"; }
-
-  TemporaryDirectory folder;
-  std::vector<std::string> options;
-  std::uint16_t port = 0;
-  std::optional<Musterd> daemon;
-};
-
-std::string value_of(RawClient& client, std::string_view key) {
-  client.send({.op = Op::kGet, .key = key});
-  const std::string size = client.receive(8);
-  REQUIRE(size.size() == 8);
-  return client.receive(wire::load_u64(size.data()));
-}
-
-std::int64_t reply(RawClient& client) {
-  const std::string bytes = client.receive(8);
-  REQUIRE(bytes.size() == 8);
-  return static_cast<std::int64_t>(wire::load_u64(bytes.data()));
-}
 
 // One client's work as a sequence of steps, of which any prefix may have happened: step i counts a counter,
 // sets a key to i, and pushes i to a queue or pops from it.
@@ -112,7 +69,7 @@ int count_acknowledged(const Stream& stream, int before, std::string_view replie
 // Returns its length.
 int check_prefix(RawClient& client, const Stream& stream, int acknowledged) {
   client.send({.op = Op::kAdd, .key = stream.counter(), .number = 0});
-  const auto steps = static_cast<int>(reply(client));
+  const auto steps = static_cast<int>(number_from(client));
   REQUIRE(steps >= acknowledged);
   REQUIRE(steps <= stream.num_sent);
   // The requests of the step after the last that was counted may have come through in part.
@@ -130,47 +87,10 @@ int check_prefix(RawClient& client, const Stream& stream, int acknowledged) {
   int length = 0;
   for (int i = 0; i < steps; ++i) length += i % 3 == 2 ? -1 : 1;
   client.send({.op = Op::kQueueLen, .key = stream.queue()});
-  const auto found = reply(client);
+  const auto found = number_from(client);
   const int next = steps % 3 == 2 ? -1 : 1;
   REQUIRE((found == length || (partly && found == length + next)));
   return steps;
-}
-
-struct Agent {
-  Agent(boost::asio::io_context& loop, std::uint16_t port, std::string host) {
-    net::ControlClientOptions options;
-    options.host = "127.0.0.1";
-    options.port = port;
-    options.job = "job";
-    options.request.host = std::move(host);
-    options.settings.min_nodes = options.settings.max_nodes = 2;
-    options.settings.max_restarts = 3;
-    options.settings.cool_down = 0ms;
-    net::ControlEvents events;
-    events.assigned = [this](const auto& m) { assignments.push_back(m); };
-    events.generation_over = [this](const auto& m) { over.push_back(m); };
-    events.closed = [this](const auto& m) { closed = m; };
-    events.trying = [this](const auto&) { ++num_tries; };
-    events.lost = [this](const auto& m) { lost = m; };
-    client = std::make_unique<net::ControlClient>(loop, std::move(options), std::move(events));
-    client->start();
-  }
-  std::unique_ptr<net::ControlClient> client;
-  std::vector<control::Assignment> assignments;
-  std::vector<control::GenerationOver> over;
-  std::optional<control::Closed> closed;
-  std::optional<Error> lost;
-  int num_tries = 0;
-};
-
-template <class Condition>
-void run_until(boost::asio::io_context& loop, Condition condition) {
-  const Instant deadline = SteadyClock::now() + test::kPatience;
-  while (!condition()) {
-    REQUIRE(SteadyClock::now() < deadline);
-    loop.restart();
-    loop.run_one_until(deadline);
-  }
 }
 
 }  // namespace
@@ -181,11 +101,11 @@ TEST_CASE("a store that is killed at any moment has kept every acknowledged chan
   CAPTURE(seed);
   std::mt19937 random(seed);
   // Small, so that the log is rewritten in the middle of it all.
-  Keeper keeper({"--state-rewrite-min-bytes", "3000", "--state-rewrite-factor", "1.5"});
+  KeptMusterd keeper({"--state-rewrite-min-bytes", "3000", "--state-rewrite-factor", "1.5"});
   Stream streams[2] = {Stream("/a/"), Stream("/b/")};
   for (int round = 0; round < 20; ++round) {
     CAPTURE(round);
-    RawClient clients[2] = {RawClient::modern(keeper.port), RawClient::modern(keeper.port)};
+    RawClient clients[2] = {RawClient::modern(keeper.port()), RawClient::modern(keeper.port())};
     int before[2];
     std::string received[2];
     for (int i = 0; i < 2; ++i) {
@@ -204,7 +124,7 @@ TEST_CASE("a store that is killed at any moment has kept every acknowledged chan
       }
     }
     keeper.start();
-    RawClient client = RawClient::modern(keeper.port);
+    RawClient client = RawClient::modern(keeper.port());
     for (int i = 0; i < 2; ++i) {
       const int acknowledged = count_acknowledged(streams[i], before[i], received[i]);
       const int steps = check_prefix(client, streams[i], acknowledged);
@@ -213,7 +133,7 @@ TEST_CASE("a store that is killed at any moment has kept every acknowledged chan
       for (int step = steps; step < streams[i].num_sent; ++step)
         wire::encode({.op = Op::kAdd, .key = streams[i].counter(), .number = 1}, bytes);
       client.send(bytes);
-      for (int step = steps; step < streams[i].num_sent; ++step) REQUIRE(reply(client) == step + 1);
+      for (int step = steps; step < streams[i].num_sent; ++step) REQUIRE(number_from(client) == step + 1);
       for (int k = 0; k < 7; ++k) {
         int last = -1;
         for (int step = 0; step < streams[i].num_sent; ++step)
@@ -222,7 +142,7 @@ TEST_CASE("a store that is killed at any moment has kept every acknowledged chan
             {.op = Op::kSet, .key = streams[i].name + std::to_string(k), .value = std::to_string(last)});
       }
       client.send({.op = Op::kQueueLen, .key = streams[i].queue()});
-      int length = static_cast<int>(reply(client));
+      int length = static_cast<int>(number_from(client));
       int wanted = 0;
       for (int step = 0; step < streams[i].num_sent; ++step) wanted += step % 3 == 2 ? -1 : 1;
       for (; length < wanted; ++length)
@@ -234,100 +154,10 @@ TEST_CASE("a store that is killed at any moment has kept every acknowledged chan
   REQUIRE(std::filesystem::file_size(keeper.log_path()) < 100'000);
 }
 
-TEST_CASE("agents resume their round across kill -9: no generation ends, and the budget is as before") {
-  Keeper keeper;
-  boost::asio::io_context loop{1};
-  Agent a(loop, keeper.port, "n1");
-  Agent b(loop, keeper.port, "n2");
-  run_until(loop, [&] { return !a.assignments.empty() && !b.assignments.empty(); });
-  a.client->worker_failed({.generation = 0, .rank = 0, .exit_code = 1, .text = "first"});
-  run_until(loop, [&] { return !a.over.empty() && !b.over.empty(); });
-  a.client->ready(0, 1);
-  b.client->ready(0, 2);
-  run_until(loop, [&] { return a.assignments.size() == 2 && b.assignments.size() == 2; });
-
-  for (int round = 0; round < 3; ++round) {
-    const int tries_a = a.num_tries;
-    const int tries_b = b.num_tries;
-    if (round < 2) {
-      keeper.kill();
-    } else {  // an orderly stop is a pause as well
-      keeper.daemon->signal(SIGTERM);
-      REQUIRE(keeper.daemon->finish().first == 0);
-    }
-    run_until(loop, [&] { return a.num_tries > tries_a && b.num_tries > tries_b; });
-    keeper.start();
-    const Instant deadline = SteadyClock::now() + test::kPatience;
-    while (!keeper.daemon->has_said("n1 is back") || !keeper.daemon->has_said("n2 is back")) {
-      REQUIRE(SteadyClock::now() < deadline);
-      loop.restart();
-      loop.run_one_for(10ms);
-    }
-  }
-
-  b.client->worker_failed({.generation = 1, .rank = 1, .exit_code = 1, .text = "second"});
-  run_until(loop, [&] { return a.over.size() == 2 && b.over.size() == 2; });
-  REQUIRE(a.over[1].generation == 1);
-  REQUIRE(a.over[1].restarts_used == 2);
-  REQUIRE(a.over[1].cause.text == "second");
-  a.client->ready(1, 1);
-  b.client->ready(1, 2);
-  run_until(loop, [&] { return a.assignments.size() == 3 && b.assignments.size() == 3; });
-  REQUIRE(a.assignments[2].generation == 2);
-  REQUIRE(a.assignments[2].group_rank == a.assignments[0].group_rank);
-  a.client->finished(2);
-  b.client->finished(2);
-  run_until(loop, [&] { return a.closed && b.closed; });
-  REQUIRE(a.closed->cause.kind == membership::Cause::Kind::kSucceeded);
-  REQUIRE_FALSE(a.lost);
-  REQUIRE_FALSE(b.lost);
-}
-
-TEST_CASE("agents resume when the coordinator is killed at any moment of a round") {
-  const unsigned seed = std::random_device{}();
-  std::printf("state log: seed %u\n", seed);
-  CAPTURE(seed);
-  std::mt19937 random(seed);
-  for (int round = 0; round < 6; ++round) {
-    CAPTURE(round);
-    Keeper keeper;
-    boost::asio::io_context loop{1};
-    Agent a(loop, keeper.port, "n1");
-    Agent b(loop, keeper.port, "n2");
-    // So many turns of the loop, whatever they bring: joining, a world, its end, the next world.
-    int until_death = static_cast<int>(random() % 40);
-    bool said_a = false;
-    bool said_b = false;
-    bool failed = false;
-    int deaths = 0;
-    run_until(loop, [&] {
-      if (until_death-- == 0 && deaths < 3) {
-        keeper.kill();
-        keeper.start();
-        ++deaths;
-        until_death = static_cast<int>(random() % 40);
-      }
-      if (!a.assignments.empty() && !std::exchange(failed, true))
-        a.client->worker_failed({.generation = 0, .rank = 0, .exit_code = 1, .text = "oops"});
-      if (!a.over.empty() && !std::exchange(said_a, true)) a.client->ready(0, 1);
-      if (!b.over.empty() && !std::exchange(said_b, true)) b.client->ready(0, 2);
-      return a.assignments.size() == 2 && !b.assignments.empty() && b.assignments.back().generation == 1;
-    });
-    REQUIRE(a.assignments[1].generation == 1);
-    REQUIRE(a.assignments[1].restarts_used == 1);
-    REQUIRE(b.assignments.back().restarts_used == 1);
-    REQUIRE(a.over.size() == 1);
-    // It may have been away for all of the first generation.
-    REQUIRE(b.over.size() == b.assignments.size() - 1);
-    REQUIRE_FALSE(a.lost);
-    REQUIRE_FALSE(b.lost);
-  }
-}
-
 TEST_CASE(
     "a full disk stops acknowledgements, says so, loses nothing, and agents live on until there is room") {
-  Keeper keeper;
-  RawClient agent(keeper.port);
+  KeptMusterd keeper;
+  RawClient agent(keeper.port());
   std::string hello;
   control::encode(control::Preamble{}, hello);
   control::encode(control::Message(control::Start{"job", "n1", {}}), hello);
@@ -341,18 +171,18 @@ TEST_CASE(
     std::string_view input(byte);
     REQUIRE(decoder.next(input, message) != control::Decoder::Step::kError);
   }
-  RawClient client = RawClient::modern(keeper.port);
+  RawClient client = RawClient::modern(keeper.port());
   client.send({.op = Op::kAdd, .key = "/n", .number = 1});
-  REQUIRE(reply(client) == 1);
+  REQUIRE(number_from(client) == 1);
 
   rlimit limit{};
-  const pid_t pid = keeper.daemon->pid();
+  const pid_t pid = keeper.daemon().pid();
   REQUIRE(::prlimit(pid, RLIMIT_FSIZE, nullptr, &limit) == 0);
   rlimit tight = limit;
   tight.rlim_cur = std::filesystem::file_size(keeper.log_path()) + 20;  // less than any frame
   REQUIRE(::prlimit(pid, RLIMIT_FSIZE, &tight, nullptr) == 0);
   client.send({.op = Op::kAdd, .key = "/n", .number = 1});
-  const std::string line = keeper.daemon->wait_for_line("error");
+  const std::string line = keeper.daemon().wait_for_line("error");
   REQUIRE_THAT(line,
                Catch::Contains("state.log") && Catch::Contains("EFBIG") && Catch::Contains("make room"));
 
@@ -364,25 +194,25 @@ TEST_CASE(
     char byte = 0;
     REQUIRE(::recv(client.fd(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) == -1);
     REQUIRE(::prlimit(pid, RLIMIT_FSIZE, &limit, nullptr) == 0);
-    (void)keeper.daemon->wait_for_line("there is room again");
-    REQUIRE(reply(client) == 2);
+    (void)keeper.daemon().wait_for_line("there is room again");
+    REQUIRE(number_from(client) == 2);
     keeper.kill();
     keeper.start();
-    RawClient after = RawClient::modern(keeper.port);
+    RawClient after = RawClient::modern(keeper.port());
     REQUIRE(value_of(after, "/n") == "2");
   }
   SECTION("killed meanwhile it has what was acknowledged") {
     keeper.kill();
     keeper.start();
-    RawClient after = RawClient::modern(keeper.port);
+    RawClient after = RawClient::modern(keeper.port());
     REQUIRE(value_of(after, "/n") == "1");
   }
   SECTION("and it can be stopped") {
-    keeper.daemon->signal(SIGTERM);
-    REQUIRE(keeper.daemon->finish().first == 0);
+    keeper.daemon().signal(SIGTERM);
+    REQUIRE(keeper.daemon().finish().first == 0);
     REQUIRE(client.receive(8).empty());
     keeper.start();
-    RawClient after = RawClient::modern(keeper.port);
+    RawClient after = RawClient::modern(keeper.port());
     REQUIRE(value_of(after, "/n") == "1");
   }
 }
@@ -399,14 +229,14 @@ TEST_CASE(
 TEST_CASE("what could not be synced is not acknowledged: musterd stops, and says why") {
   ::setenv("LD_PRELOAD", MUSTER_TEST_FAILING_SYNC, 1);
   ::setenv("FAIL_SYNC_FROM", "4", 1);
-  Keeper keeper;
+  KeptMusterd keeper;
   ::unsetenv("LD_PRELOAD");
   ::unsetenv("FAIL_SYNC_FROM");
-  RawClient client = RawClient::modern(keeper.port);
-  RawClient reader = RawClient::modern(keeper.port);
+  RawClient client = RawClient::modern(keeper.port());
+  RawClient reader = RawClient::modern(keeper.port());
   for (int i = 1; i <= 3; ++i) {
     client.send({.op = Op::kAdd, .key = "/n", .number = 1});
-    REQUIRE(reply(client) == i);
+    REQUIRE(number_from(client) == i);
   }
   const std::string_view keys[] = {"/m"};
   reader.send({.op = Op::kWait, .items = keys});
@@ -414,30 +244,30 @@ TEST_CASE("what could not be synced is not acknowledged: musterd stops, and says
   client.send({.op = Op::kAdd, .key = "/m", .number = 1});
   REQUIRE(client.receive(8).empty());
   REQUIRE(reader.receive(1).empty());  // nor is anybody woken by it
-  const auto [code, text] = keeper.daemon->finish();
+  const auto [code, text] = keeper.daemon().finish();
   REQUIRE(code == 1);
   REQUIRE_THAT(text, Catch::Contains("fdatasync " + keeper.log_path()) && Catch::Contains("EIO"));
   keeper.start();
-  RawClient after = RawClient::modern(keeper.port);
+  RawClient after = RawClient::modern(keeper.port());
   REQUIRE(value_of(after, "/n") == "3");
 }
 #endif
 
 TEST_CASE("a second musterd on the directory is refused with the first one's pid") {
-  Keeper keeper;
-  Musterd second({"--host", "127.0.0.1", "--port", "0", "--state-dir", keeper.folder.path() + "/state"});
+  KeptMusterd keeper;
+  Musterd second({"--host", "127.0.0.1", "--port", "0", "--state-dir", keeper.directory()});
   const auto [code, text] = second.finish();
   REQUIRE(code == 1);
-  REQUIRE_THAT(text, Catch::Contains("process " + std::to_string(keeper.daemon->pid())));
+  REQUIRE_THAT(text, Catch::Contains("process " + std::to_string(keeper.daemon().pid())));
 }
 
 TEST_CASE("a damaged log is not served: exit code 1, the offset and the advice; a torn one is, with a line") {
-  Keeper keeper;
+  KeptMusterd keeper;
   {
-    RawClient client = RawClient::modern(keeper.port);
+    RawClient client = RawClient::modern(keeper.port());
     for (int i = 0; i < 3; ++i) {
       client.send({.op = Op::kAdd, .key = "/n", .number = 1});
-      REQUIRE(reply(client) == i + 1);
+      REQUIRE(number_from(client) == i + 1);
     }
   }
   keeper.kill();
@@ -445,7 +275,7 @@ TEST_CASE("a damaged log is not served: exit code 1, the offset and the advice; 
   const auto size = std::filesystem::file_size(path);
   std::filesystem::resize_file(path, size - 3);
   std::vector<std::string> arguments = {"--host", "127.0.0.1",   "--port",
-                                        "0",      "--state-dir", keeper.folder.path() + "/state"};
+                                        "0",      "--state-dir", keeper.directory()};
   {
     Musterd daemon(arguments);
     const std::string line = daemon.wait_for_line("cut ");
@@ -466,18 +296,19 @@ TEST_CASE("a damaged log is not served: exit code 1, the offset and the advice; 
 }
 
 TEST_CASE("the log is rewritten when it has grown, and holds what is alive") {
-  Keeper keeper({"--state-rewrite-min-bytes", "600", "--state-rewrite-factor", "2", "--log-level", "debug"});
-  RawClient client = RawClient::modern(keeper.port);
+  KeptMusterd keeper(
+      {"--state-rewrite-min-bytes", "600", "--state-rewrite-factor", "2", "--log-level", "debug"});
+  RawClient client = RawClient::modern(keeper.port());
   client.send({.op = Op::kSet, .key = "/kept", .value = "1"});
   for (int i = 0; i < 40; ++i) {
     client.send({.op = Op::kSet, .key = "/k", .value = std::to_string(i)});
     REQUIRE(client.alive());
   }
-  (void)keeper.daemon->wait_for_line("rewritten");
+  (void)keeper.daemon().wait_for_line("rewritten");
   REQUIRE(std::filesystem::file_size(keeper.log_path()) < 700);
   keeper.kill();
   keeper.start();
-  RawClient after = RawClient::modern(keeper.port);
+  RawClient after = RawClient::modern(keeper.port());
   REQUIRE(value_of(after, "/k") == "39");
   REQUIRE(value_of(after, "/kept") == "1");
 }

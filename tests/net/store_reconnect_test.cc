@@ -6,36 +6,15 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/fake_server.h"
-#include "tests/support/musterd.h"
-#include "tests/support/raw_client.h"
-#include "tests/support/temporary_directory.h"
+#include "tests/support/kept_musterd.h"
 
 using namespace muster;
 using namespace std::chrono_literals;
 using muster::test::FakeServer;
-using muster::test::Musterd;
-using muster::test::RawClient;
-using muster::test::TemporaryDirectory;
+using muster::test::KeptMusterd;
 using Peer = FakeServer::Peer;
 
 namespace {
-
-struct Keeper {
-  Keeper() { start(); }
-  void start() {
-    daemon.emplace(std::vector<std::string>{"--host", "127.0.0.1", "--port", std::to_string(port),
-                                            "--state-dir", folder.path()});
-    const std::string line = daemon->wait_for_line("listening on ");
-    port = static_cast<std::uint16_t>(std::stoi(line.substr(line.rfind(':') + 1)));
-  }
-  void kill() {
-    daemon->signal(SIGKILL);
-    (void)daemon->finish();
-  }
-  TemporaryDirectory folder;
-  std::uint16_t port = 0;
-  std::optional<Musterd> daemon;
-};
 
 std::unique_ptr<TcpStore> connect(std::uint16_t port, Store::Timeout reconnect_for = 20s) {
   TcpStoreOptions options;
@@ -51,8 +30,8 @@ std::unique_ptr<TcpStore> connect(std::uint16_t port, Store::Timeout reconnect_f
 }  // namespace
 
 TEST_CASE("every operation works after the server was killed and came back, on what it held before") {
-  Keeper keeper;
-  auto store = connect(keeper.port);
+  KeptMusterd keeper;
+  auto store = connect(keeper.port());
   REQUIRE_OK(store->set("k", "v"));
   REQUIRE(store->add("n", 2) == 2);
   REQUIRE_OK(store->append("k", "w"));
@@ -111,10 +90,10 @@ TEST_CASE("every operation works after the server was killed and came back, on w
 }
 
 TEST_CASE("a wait goes on across the server's death, and ends when the key comes") {
-  Keeper keeper;
-  auto waiting = connect(keeper.port);
+  KeptMusterd keeper;
+  auto waiting = connect(keeper.port());
   auto waiter = std::async(std::launch::async, [&] { return waiting->get("late", 20s); });
-  auto store = connect(keeper.port);
+  auto store = connect(keeper.port());
   REQUIRE_OK(store->set("early", "1"));
   keeper.kill();
   keeper.start();
@@ -190,8 +169,8 @@ TEST_CASE("a set whose confirmation is lost is sent again") {
 }
 
 TEST_CASE("a server that does not come back is given up in time, for good") {
-  Keeper keeper;
-  auto store = connect(keeper.port, 300ms);
+  KeptMusterd keeper;
+  auto store = connect(keeper.port(), 300ms);
   keeper.kill();
   const auto got = store->get("k");
   REQUIRE_FALSE(got);
@@ -202,8 +181,8 @@ TEST_CASE("a server that does not come back is given up in time, for good") {
 }
 
 TEST_CASE("without the option a lost connection stays lost") {
-  Keeper keeper;
-  auto store = connect(keeper.port, 0ms);
+  KeptMusterd keeper;
+  auto store = connect(keeper.port(), 0ms);
   REQUIRE_OK(store->set("k", "v"));
   REQUIRE(store->get("k") == "v");
   keeper.kill();

@@ -3,7 +3,6 @@
 // back.
 #include "rendezvous/job_record.h"
 
-
 #include "rendezvous/jobs.h"
 #include "rendezvous/saved_state.h"
 #include "tests/support/catch.h"

@@ -4,7 +4,6 @@
 
 #include <random>
 
-
 #include "rendezvous/saved_state.h"
 #include "rendezvous/wire.h"
 #include "tests/support/catch.h"

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Agents whose coordinator, musterd --state-dir, dies and comes back.
+#include <random>
+#include <utility>
+
+#include <boost/asio/io_context.hpp>
+
+#include "rendezvous/net/control_client.h"
+#include "tests/support/catch.h"
+#include "tests/support/kept_musterd.h"
+
+using namespace muster;
+using namespace std::chrono_literals;
+using muster::test::KeptMusterd;
+
+namespace {
+
+struct Agent {
+  Agent(boost::asio::io_context& loop, std::uint16_t port, std::string host) {
+    net::ControlClientOptions options;
+    options.host = "127.0.0.1";
+    options.port = port;
+    options.job = "job";
+    options.request.host = std::move(host);
+    options.settings.min_nodes = options.settings.max_nodes = 2;
+    options.settings.max_restarts = 3;
+    options.settings.cool_down = 0ms;
+    net::ControlEvents events;
+    events.assigned = [this](const auto& m) { assignments.push_back(m); };
+    events.generation_over = [this](const auto& m) { over.push_back(m); };
+    events.closed = [this](const auto& m) { closed = m; };
+    events.trying = [this](const auto&) { ++num_tries; };
+    events.lost = [this](const auto& m) { lost = m; };
+    client = std::make_unique<net::ControlClient>(loop, std::move(options), std::move(events));
+    client->start();
+  }
+  std::unique_ptr<net::ControlClient> client;
+  std::vector<control::Assignment> assignments;
+  std::vector<control::GenerationOver> over;
+  std::optional<control::Closed> closed;
+  std::optional<Error> lost;
+  int num_tries = 0;
+};
+
+template <class Condition>
+void run_until(boost::asio::io_context& loop, Condition condition) {
+  const Instant deadline = SteadyClock::now() + test::kPatience;
+  while (!condition()) {
+    REQUIRE(SteadyClock::now() < deadline);
+    loop.restart();
+    loop.run_one_until(deadline);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("agents resume their round across kill -9: no generation ends, and the budget is as before") {
+  KeptMusterd keeper;
+  boost::asio::io_context loop{1};
+  Agent a(loop, keeper.port(), "n1");
+  Agent b(loop, keeper.port(), "n2");
+  run_until(loop, [&] { return !a.assignments.empty() && !b.assignments.empty(); });
+  a.client->worker_failed({.generation = 0, .rank = 0, .exit_code = 1, .text = "first"});
+  run_until(loop, [&] { return !a.over.empty() && !b.over.empty(); });
+  a.client->ready(0, 1);
+  b.client->ready(0, 2);
+  run_until(loop, [&] { return a.assignments.size() == 2 && b.assignments.size() == 2; });
+
+  for (int round = 0; round < 3; ++round) {
+    const int tries_a = a.num_tries;
+    const int tries_b = b.num_tries;
+    if (round < 2) {
+      keeper.kill();
+    } else {  // an orderly stop is a pause as well
+      keeper.daemon().signal(SIGTERM);
+      REQUIRE(keeper.daemon().finish().first == 0);
+    }
+    run_until(loop, [&] { return a.num_tries > tries_a && b.num_tries > tries_b; });
+    keeper.start();
+    const Instant deadline = SteadyClock::now() + test::kPatience;
+    while (!keeper.daemon().has_said("n1 is back") || !keeper.daemon().has_said("n2 is back")) {
+      REQUIRE(SteadyClock::now() < deadline);
+      loop.restart();
+      loop.run_one_for(10ms);
+    }
+  }
+
+  b.client->worker_failed({.generation = 1, .rank = 1, .exit_code = 1, .text = "second"});
+  run_until(loop, [&] { return a.over.size() == 2 && b.over.size() == 2; });
+  REQUIRE(a.over[1].generation == 1);
+  REQUIRE(a.over[1].restarts_used == 2);
+  REQUIRE(a.over[1].cause.text == "second");
+  a.client->ready(1, 1);
+  b.client->ready(1, 2);
+  run_until(loop, [&] { return a.assignments.size() == 3 && b.assignments.size() == 3; });
+  REQUIRE(a.assignments[2].generation == 2);
+  REQUIRE(a.assignments[2].group_rank == a.assignments[0].group_rank);
+  a.client->finished(2);
+  b.client->finished(2);
+  run_until(loop, [&] { return a.closed && b.closed; });
+  REQUIRE(a.closed->cause.kind == membership::Cause::Kind::kSucceeded);
+  REQUIRE_FALSE(a.lost);
+  REQUIRE_FALSE(b.lost);
+}
+
+TEST_CASE("agents resume when the coordinator is killed at any moment of a round") {
+  const unsigned seed = std::random_device{}();
+  std::printf("state log: seed %u\n", seed);
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  for (int round = 0; round < 6; ++round) {
+    CAPTURE(round);
+    KeptMusterd keeper;
+    boost::asio::io_context loop{1};
+    Agent a(loop, keeper.port(), "n1");
+    Agent b(loop, keeper.port(), "n2");
+    // So many turns of the loop, whatever they bring: joining, a world, its end, the next world.
+    int until_death = static_cast<int>(random() % 40);
+    bool said_a = false;
+    bool said_b = false;
+    bool failed = false;
+    int deaths = 0;
+    run_until(loop, [&] {
+      if (until_death-- == 0 && deaths < 3) {
+        keeper.kill();
+        keeper.start();
+        ++deaths;
+        until_death = static_cast<int>(random() % 40);
+      }
+      if (!a.assignments.empty() && !std::exchange(failed, true))
+        a.client->worker_failed({.generation = 0, .rank = 0, .exit_code = 1, .text = "oops"});
+      if (!a.over.empty() && !std::exchange(said_a, true)) a.client->ready(0, 1);
+      if (!b.over.empty() && !std::exchange(said_b, true)) b.client->ready(0, 2);
+      return a.assignments.size() == 2 && !b.assignments.empty() && b.assignments.back().generation == 1;
+    });
+    REQUIRE(a.assignments[1].generation == 1);
+    REQUIRE(a.assignments[1].restarts_used == 1);
+    REQUIRE(b.assignments.back().restarts_used == 1);
+    REQUIRE(a.over.size() == 1);
+    // It may have been away for all of the first generation.
+    REQUIRE(b.over.size() == b.assignments.size() - 1);
+    REQUIRE_FALSE(a.lost);
+    REQUIRE_FALSE(b.lost);
+  }
+}
