@@ -37,6 +37,12 @@ constexpr bool kNeverHeld = false;
 // All sockets are in one level-triggered epoll set, whose descriptor is the one thing Asio waits for. Per
 // request this costs one recv and one send; Asio's own operations would add an epoll_ctl or a second recv to
 // each, and a heap of handlers and shared pointers to each connection.
+// Measured with scripts/bench store (Zen 4 in a virtual machine, Linux 6.18, loopback, processor time of a
+// GET with 32 clients): 5.7 us, a loop that only receives and sends (store_floor) 5.4, Redis 7.0 6.6. Tried
+// and left out: edge-triggered, no gain; sending at the end of the turn, no gain; staying in the inner set
+// with a timeout of 100 us instead of going back to Asio, 12.7 instead of 8.8 us for one client, since arming
+// a timer costs more than it saves; io_uring with multishot receive, 0.5 us less than the bare loop, not
+// allowed in most containers and so never the only way.
 class Server::Impl final : public StateKeeper, public std::enable_shared_from_this<Impl> {
  public:
   Impl(boost::asio::io_context& loop, const ServerOptions& options, const Log& log, Listener listener,

@@ -47,14 +47,14 @@ UniqueFd start_connect(const Target& target, std::size_t index) {
   if (::inet_pton(AF_INET, target.host.c_str(), &address.sin_addr) != 1)
     give_up(fmt::format("{} is no IPv4 address", target.host));
   const bool loopback = ntohl(address.sin_addr.s_addr) >> 24 == 127;
-  if (loopback) {
+  const std::size_t host = index / target.connections_per_source;
+  if (loopback && (host > 0 || target.source_group > 0)) {
     // The port is chosen by connect(), which may use one again for another pair of addresses.
     ::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
     sockaddr_in source{};
     source.sin_family = AF_INET;
-    const std::size_t host = 1 + index / target.connections_per_source;
-    source.sin_addr.s_addr =
-        htonl(0x7f000000U | (target.source_group & 255U) << 8 | static_cast<std::uint32_t>(host & 255U));
+    source.sin_addr.s_addr = htonl(0x7f000000U | (target.source_group & 255U) << 8 |
+                                   static_cast<std::uint32_t>((host + 1) & 255U));
     if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&source), sizeof source) != 0)
       give_up(errno_error("bind to a 127.x address", errno).message);
   }

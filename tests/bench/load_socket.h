@@ -24,9 +24,9 @@ struct Target {
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;
   /// Connections beyond this many take another source address, 127.0.<group>.<n>: one address pair has no
-  /// more ports than net.ipv4.ip_local_port_range.
+  /// more ports than net.ipv4.ip_local_port_range. The first of group 0 come from 127.0.0.1.
   std::size_t connections_per_source = 16'000;
-  unsigned source_group = 1;
+  unsigned source_group = 0;
 };
 
 /// Begins to connect; not blocking. `index`: which connection of this process it is.

@@ -1,3 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program that does nothing: what a launcher's own cost is measured with.
-int main(void) { return 0; }
+int main(void) {
+  return 0;
+}

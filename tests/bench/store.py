@@ -30,15 +30,16 @@ def speaks(name, server, operation):
     return operation == "get" if name == "floor" else operation != "multi_get" or server.protocol != "legacy"
 
 
-def measure_loads(servers, options):
+def measure_loads(servers, options, operations, idle):
     results = {}
-    for operation in options.operations:
-        print(f"\n{operation}: {MEANING[operation]}; operations a second [p25, p75], of one processor second of the server, p50 us")
+    for operation in operations:
+        print(f"\n{operation}: {MEANING[operation]}; operations a second [p25, p75], of one processor second of the server, p50 us" +
+              (f"; beside {idle} idle connections" if idle else ""))
         for connections in options.connections:
             runs = {name: [] for name, server in servers.items() if speaks(name, server, operation)}
             for _ in range(options.rounds):
                 for name in runs:
-                    runs[name].append(load(servers[name], operation, connections, f"--seconds={options.seconds}"))
+                    runs[name].append(load(servers[name], operation, connections, f"--seconds={options.seconds}", f"--idle={idle}"))
             cell = results.setdefault(operation, {}).setdefault(str(connections), {})
             for name, values in runs.items():
                 cell[name] = {
@@ -137,6 +138,7 @@ def main(arguments):
     parser = argparse.ArgumentParser(prog="scripts/bench store")
     parser.add_argument("--operations", type=words, default=OPERATIONS)
     parser.add_argument("--connections", type=lambda text: [int(n) for n in words(text)], default=[1, 8, 32, 256])
+    parser.add_argument("--idle", type=int, default=4000, help="connections that say nothing in a last table; 0: no such table")
     parser.add_argument("--servers", type=words, help="names, as printed [all that are installed]")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one run")
@@ -149,8 +151,10 @@ def main(arguments):
     with contextlib.ExitStack() as stack:
         servers = {name: stack.enter_context(start()) for name, start in store_servers.available().items()
                    if name == "musterd" or name in (options.servers or [name])}
-        loads = measure_loads(servers, options)
+        loads = measure_loads(servers, options, options.operations, 0)
+        # A job of many workers: most wait, a few speak.
+        crowd = measure_loads(servers, options, ["get"], options.idle) if options.idle else {}
         costs = {} if options.no_costs else measure_costs(servers, options)
     if options.save:
-        measure.save("store", {"versions": versions, "loads": loads, "costs": costs})
+        measure.save("store", {"versions": versions, "loads": loads, "idle_connections": options.idle, "beside_idle": crowd, "costs": costs})
     return 0

@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
   app.add_option("--host", options.target.host)->capture_default_str();
   app.add_option("--port", options.target.port)->required();
   app.add_option("--source-group", options.target.source_group, "third number of the 127.x source addresses")
-      ->check(CLI::Range(1, 255))
+      ->check(CLI::Range(0, 255))
       ->capture_default_str();
   app.add_option("--clients", options.clients)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--total", options.total, "clients of all processes together [--clients]");

@@ -29,6 +29,7 @@ struct Options {
   std::string protocol = "modern";
   std::string operation = "get";
   std::size_t connections = 32;
+  std::size_t idle = 0;  // connections that are there and say nothing
   double seconds = 1;
   std::uint64_t operations = 0;  // more than 0: so many instead of seconds
   double warm_up_seconds = 0.1;
@@ -83,8 +84,15 @@ class Load {
       for (const Exchange& exchange : protocol.operation("set", i)) run_exchange(first.get(), exchange);
     for (std::size_t i = 0; i < clients_.size(); ++i) {
       clients_[i].fd = connect_now(options.target, i);
-      for (const Exchange& exchange : protocol.greeting()) run_exchange(clients_[i].fd.get(), exchange);
       poller_.add(clients_[i].fd.get(), EPOLLIN, i);
+    }
+    for (std::size_t i = 0; i < options.idle; ++i)
+      idle_.push_back(connect_now(options.target, clients_.size() + 2 + i));
+    for (const Exchange& exchange : protocol.greeting()) {
+      for (const Client& client : clients_) send_all(client.fd.get(), exchange.request);
+      for (const UniqueFd& fd : idle_) send_all(fd.get(), exchange.request);
+      for (const Client& client : clients_) await_reply(client.fd.get(), exchange);
+      for (const UniqueFd& fd : idle_) await_reply(fd.get(), exchange);
     }
     scratch_.resize(std::size_t{1} << 20);
   }
@@ -233,6 +241,7 @@ class Load {
   const Protocol& protocol_;
   Poller poller_;
   std::vector<Client> clients_;
+  std::vector<UniqueFd> idle_;
   std::vector<std::vector<Exchange>> operations_;  // by key
   std::size_t next_key_ = 0;
   std::size_t waiting_ = 0;
@@ -257,6 +266,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"set", "get", "wait_get", "add", "multi_get", "fan_out"}))
       ->capture_default_str();
   app.add_option("--connections", options.connections)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--idle", options.idle, "connections beside them that say nothing")->capture_default_str();
   app.add_option("--seconds", options.seconds)->capture_default_str();
   app.add_option("--operations", options.operations, "so many instead of --seconds")->capture_default_str();
   app.add_option("--keys", options.num_keys)->check(CLI::PositiveNumber)->capture_default_str();

@@ -78,6 +78,7 @@ def redis(wrapper=()):
 @contextlib.contextmanager
 def torch(which):
     python, env = measure.torch_environment(which)
+    env["LD_PRELOAD"] = measure.program("numeric_names.so")
     with running([python, str(TORCH_SERVER)], env) as process:
         line = process.stdout.readline().split()
         if len(line) != 2:
