@@ -140,9 +140,11 @@ class TcpStoreClient final : public TcpStore {
     const WireKeys names(keys);
     const std::lock_guard lock(mutex_);
     MUSTER_OK(wait_for(names.views(), timeout));
-    MUSTER_OK(send({.op = Op::kMultiGet, .items = names.views()}));
+    const bool at_once = link_.has(Op::kMultiGet);
+    if (at_once) MUSTER_OK(send({.op = Op::kMultiGet, .items = names.views()}));
     std::vector<std::string> out;
-    for (std::size_t i = 0; i < keys.size(); ++i) {
+    for (const std::string_view name : names.views()) {
+      if (!at_once) MUSTER_OK(send({.op = Op::kGet, .key = name}));
       MUSTER_TRY(std::string value, link_.read_bytes(reply_deadline()));
       out.push_back(std::move(value));
     }
@@ -159,7 +161,10 @@ class TcpStoreClient final : public TcpStore {
       items.push_back(value);
     }
     const std::lock_guard lock(mutex_);
-    return send({.op = Op::kMultiSet, .items = items});
+    if (link_.has(Op::kMultiSet)) return send({.op = Op::kMultiSet, .items = items});
+    for (std::size_t i = 0; i < items.size(); i += 2)
+      MUSTER_OK(send({.op = Op::kSet, .key = items[i], .value = items[i + 1]}));
+    return {};
   }
 
   Result<std::unique_ptr<TcpStore>> clone() override {
@@ -201,8 +206,9 @@ class TcpStoreClient final : public TcpStore {
     MUSTER_TRY(const std::int64_t count, link_.read_i64(reply_deadline()));
     std::vector<std::string> out;
     for (std::int64_t i = 0; i < count; ++i) {
-      MUSTER_TRY(const std::string key, link_.read_bytes(reply_deadline()));
-      if (key.starts_with('/')) out.push_back(key.substr(1));
+      const auto key = link_.read_bytes(reply_deadline());
+      if (!key) return fail(key.error());
+      if (key->starts_with('/')) out.push_back(key->substr(1));
     }
     return out;
   }
@@ -258,7 +264,8 @@ Result<std::unique_ptr<TcpStore>> TcpStore::connect(const TcpStoreOptions& optio
     return fail(
         ErrorCode::kInvalidArgument,
         fmt::format("a TCPStore needs a host and a port, not \"{}\" and {}", options.host, options.port));
-  MUSTER_TRY(StoreLink link, StoreLink::open(options.host, options.port, options.timeout));
+  MUSTER_TRY(StoreLink link,
+             StoreLink::open(options.host, options.port, options.timeout, options.legacy_server));
   auto client = std::make_unique<TcpStoreClient>(options, std::move(link));
   if (options.world_size > 0) MUSTER_OK(client->check_in());
   return client;

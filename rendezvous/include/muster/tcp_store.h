@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpStore: blocking client of a TCPStore server (musterd, the launcher's, or PyTorch's, 2.2 or later). One
-// connection, thread-safe by a mutex held for a whole request and reply, as PyTorch's client does. Protocol:
+// TcpStore: blocking client of a TCPStore server: musterd, the launcher's, or PyTorch's. One connection,
+// thread-safe by a mutex held for a whole request and reply, as PyTorch's client does. Protocol:
 // rendezvous/wire.h. Every read has a deadline; a broken connection fails every later call with the first
 // error.
 #pragma once
@@ -19,6 +19,9 @@ struct TcpStoreOptions {
   std::uint16_t port = 0;
   std::int64_t world_size = -1;                     ///< >= 0: check in under "init/" as PyTorch's client does
   Store::Timeout timeout = Store::kDefaultTimeout;  ///< for connecting (retried with back-off) and for waits
+  /// The server is one of PyTorch up to 2.1, whose opcodes differ and which cannot be asked what it is. Up to
+  /// 2.0 it has no append, queues, list_keys or barrier: kUnsupported. 1.13 was tested.
+  bool legacy_server = false;
 };
 
 class TcpStore : public Store {
