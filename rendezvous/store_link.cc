@@ -2,6 +2,7 @@
 #include "rendezvous/store_link.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <poll.h>
 #include <unistd.h>
@@ -57,26 +58,29 @@ std::string list_keys_text(std::span<const std::string_view> keys) {
   return text;
 }
 
-Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, Millis timeout) {
+Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, Millis timeout, bool legacy) {
   const Instant start = SteadyClock::now();
   const Instant deadline = start + timeout;
   const bool v6_literal = host.find(':') != std::string::npos;
   const std::string endpoint = fmt::format(fmt::runtime(v6_literal ? "[{}]:{}" : "{}:{}"), host, port);
   Backoff backoff({}, static_cast<std::uint64_t>(start.time_since_epoch().count()) ^
                           (static_cast<std::uint64_t>(::getpid()) << 32));
-  bool with_ping = true;
+  const std::array greetings = legacy ? std::array{Greeting::kCancelWait, Greeting::kCheck}
+                                      : std::array{Greeting::kPing, Greeting::kCountKeys};
+  std::size_t chosen = 0;
   for (int attempt = 1;; ++attempt) {
     Error error;
     auto stream = TcpStream::connect(host, port, deadline);
     if (stream) {
-      StoreLink link(*std::move(stream), endpoint);
-      const auto shaken = link.handshake(with_ping, std::min(deadline, SteadyClock::now() + kHandshakeTime));
+      StoreLink link(*std::move(stream), host, port, endpoint);
+      const auto shaken =
+          link.greet(greetings[chosen], std::min(deadline, SteadyClock::now() + kHandshakeTime));
       if (shaken) return link;
       error = shaken.error();
-      // PyTorch 2.2 to 2.4 have no PING and close the connection.
-      if (error.code == ErrorCode::kPeerGone) with_ping = !with_ping;
-      if (error.code == ErrorCode::kTimeout)
-        error.message += " (those of PyTorch before 2.2 do not understand us)";
+      // A server that does not know a greeting closes the connection.
+      if (error.code == ErrorCode::kPeerGone) chosen = 1 - chosen;
+      if (!legacy && error.code != ErrorCode::kProtocol)
+        error.message += " (those of PyTorch before 2.2 need TcpStoreOptions::legacy_server)";
     } else {
       error = std::move(stream).error();
     }
@@ -95,10 +99,32 @@ Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, M
   }
 }
 
-Result<void> StoreLink::handshake(bool with_ping, Instant deadline) {
-  // VALIDATE and PING in a segment each: PyTorch's libuv server loses a VALIDATE that does not arrive whole.
+Result<void> StoreLink::expect_u8(std::uint8_t wanted, Instant deadline) {
+  MUSTER_TRY(const std::uint8_t answer, read_u8(deadline));
+  if (answer == wanted) return {};
+  return fail(
+      broken({ErrorCode::kProtocol,
+              fmt::format("the answer is {} instead of {}; is it a TCPStore server?", answer, wanted)}));
+}
+
+Result<void> StoreLink::greet(Greeting greeting, Instant deadline) {
+  switch (greeting) {
+    case Greeting::kCancelWait:
+      generation_ = wire::Generation::kTorch21;
+      MUSTER_OK(request({.op = Op::kCancelWait}, deadline));
+      return expect_u8(wire::kWaitCanceled, deadline);
+    case Greeting::kCheck:
+      generation_ = wire::Generation::kTorch20;
+      MUSTER_OK(request({.op = Op::kCheck}, deadline));
+      return expect_u8(wire::kReady, deadline);
+    case Greeting::kPing:
+    case Greeting::kCountKeys:
+      break;
+  }
+  // VALIDATE and what follows in a segment each: PyTorch's libuv server loses a VALIDATE that does not arrive
+  // whole.
   MUSTER_OK(request({.op = Op::kValidate, .number = wire::kMagic}, deadline));
-  if (with_ping) {
+  if (greeting == Greeting::kPing) {
     const auto nonce = static_cast<std::uint32_t>(::getpid());
     MUSTER_OK(request({.op = Op::kPing, .number = nonce}, deadline));
     MUSTER_TRY(const std::uint32_t echo, read_u32(deadline));
@@ -108,11 +134,10 @@ Result<void> StoreLink::handshake(bool with_ping, Instant deadline) {
                   fmt::format("the answer is {} instead of {}; is it a TCPStore server?", echo, nonce)}));
     return {};
   }
-  // A CHECK of no keys is answered "ready" by every server since 2.2.
-  MUSTER_OK(request({.op = Op::kCheck}, deadline));
-  MUSTER_TRY(const std::uint8_t answer, read_u8(deadline));
-  if (answer != wire::kReady)
-    return fail(broken({ErrorCode::kProtocol, fmt::format("the answer is {} instead of 0", answer)}));
+  // Servers up to 2.1 take VALIDATE for a SET and what follows for the upper half of its key's length: the
+  // four opcodes make that absurd, and they close. A CHECK would make it 22 GB, which they try to allocate.
+  for (int i = 0; i < 4; ++i) MUSTER_OK(request({.op = Op::kGetNumKeys}, deadline));
+  for (int i = 0; i < 4; ++i) MUSTER_OK(read_i64(deadline));
   return {};
 }
 
@@ -126,9 +151,12 @@ Error StoreLink::broken(Error cause) {
 
 Result<void> StoreLink::request(const wire::Request& request, Instant deadline) {
   if (failed_) return fail(failure_);
+  if (!has(request.op))
+    return fail(ErrorCode::kUnsupported, fmt::format("{} at the store {}: servers of {} do not know it",
+                                                     describe(request), endpoint_, to_string(generation_)));
   doing_ = describe(request);
   buffer_.clear();
-  wire::encode(request, buffer_);
+  wire::encode(request, buffer_, generation_);
   if (auto sent = stream_.send(buffer_, deadline); !sent) return fail(broken(std::move(sent).error()));
   if (buffer_.capacity() > kReadStep) buffer_ = std::string();
   return {};
@@ -187,6 +215,12 @@ Result<bool> StoreLink::await_stop(Instant wait_until, Millis margin) {
     MUSTER_TRY(const std::uint8_t answer, read_u8(deadline));
     if (answer == wire::kStopWaiting) return true;
     return fail(broken({ErrorCode::kProtocol, fmt::format("the answer is {} instead of 0", answer)}));
+  }
+  if (!has(Op::kCancelWait)) {
+    auto fresh = TcpStream::connect(host_, port_, deadline);
+    if (!fresh) return fail(broken(std::move(fresh).error()));
+    stream_ = *std::move(fresh);
+    return false;
   }
   const std::string waited_for = doing_;
   MUSTER_OK(request({.op = Op::kCancelWait}, deadline));

@@ -20,10 +20,16 @@ namespace muster {
 
 class StoreLink {
  public:
-  /// Connects, VALIDATEs and PINGs; on any failure again after a back-off, until `timeout` has passed.
-  [[nodiscard]] static Result<StoreLink> open(const std::string& host, std::uint16_t port, Millis timeout);
+  /// Connects and greets; on any failure again after a back-off, until `timeout` has passed. `legacy`: see
+  /// TcpStoreOptions::legacy_server.
+  [[nodiscard]] static Result<StoreLink> open(const std::string& host, std::uint16_t port, Millis timeout,
+                                              bool legacy = false);
 
-  /// Sends a request. The reply, if there is one, is read by the calls below before the next request.
+  /// The server knows this operation.
+  [[nodiscard]] bool has(wire::Op op) const { return wire::opcode_byte(op, generation_) >= 0; }
+
+  /// Sends a request. The reply, if there is one, is read by the calls below before the next request. One
+  /// that the server does not know is kUnsupported and leaves the link as it is.
   [[nodiscard]] Result<void> request(const wire::Request& request, Instant deadline);
 
   [[nodiscard]] Result<std::uint8_t> read_u8(Instant deadline);
@@ -33,7 +39,8 @@ class StoreLink {
   [[nodiscard]] Result<std::string> read_bytes(Instant deadline);
 
   /// After WAIT or BARRIER: true once the server says stop. False if it has not by `wait_until`: the wait is
-  /// then cancelled, for which the server has until `margin` later.
+  /// then cancelled, for which the server has until `margin` later. One that cannot cancel (PyTorch up to
+  /// 2.0) forgets the wait with the connection: there is a new one then.
   [[nodiscard]] Result<bool> await_stop(Instant wait_until, Millis margin);
 
   /// Between two requests: the server has ended the connection (or says something that nobody asked for).
@@ -45,15 +52,27 @@ class StoreLink {
   [[nodiscard]] const std::string& endpoint() const { return endpoint_; }
 
  private:
-  StoreLink(TcpStream stream, std::string endpoint)
-      : stream_(std::move(stream)), endpoint_(std::move(endpoint)) {}
-  [[nodiscard]] Result<void> handshake(bool with_ping, Instant deadline);
+  /// How a client finds out whether a server is there, and of which generation.
+  enum class Greeting : std::uint8_t {
+    kPing,        ///< VALIDATE, PING: 2.5 and later
+    kCountKeys,   ///< VALIDATE, GETNUMKEYS: 2.2 to 2.4
+    kCancelWait,  ///< CANCEL_WAIT: 2.1
+    kCheck,       ///< CHECK of no keys: up to 2.0
+  };
+
+  StoreLink(TcpStream stream, std::string host, std::uint16_t port, std::string endpoint)
+      : stream_(std::move(stream)), host_(std::move(host)), port_(port), endpoint_(std::move(endpoint)) {}
+  [[nodiscard]] Result<void> greet(Greeting greeting, Instant deadline);
+  [[nodiscard]] Result<void> expect_u8(std::uint8_t wanted, Instant deadline);
   [[nodiscard]] Result<void> read(void* out, std::size_t size, Instant deadline);
   /// Makes the failure permanent.
   Error broken(Error cause);
 
   TcpStream stream_;
+  std::string host_;
+  std::uint16_t port_;
   std::string endpoint_;
+  wire::Generation generation_ = wire::Generation::kModern;
   std::string doing_;  // the request under way, for error texts: "GET /a"
   std::string buffer_;
   Error failure_{};

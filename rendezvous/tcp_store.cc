@@ -167,9 +167,11 @@ class TcpStoreClient final : public TcpStore {
     const Wait wait = begin_wait(timeout);
     return perform([&](bool&) -> Result<std::vector<std::string>> {
       MUSTER_OK(wait_for(names.views(), wait));
-      MUSTER_OK(send({.op = Op::kMultiGet, .items = names.views()}));
+      const bool at_once = link_.has(Op::kMultiGet);
+      if (at_once) MUSTER_OK(send({.op = Op::kMultiGet, .items = names.views()}));
       std::vector<std::string> out;
-      for (std::size_t i = 0; i < keys.size(); ++i) {
+      for (const std::string_view name : names.views()) {
+        if (!at_once) MUSTER_OK(send({.op = Op::kGet, .key = name}));
         MUSTER_TRY(std::string value, link_.read_bytes(reply_deadline()));
         out.push_back(std::move(value));
       }
@@ -188,7 +190,12 @@ class TcpStoreClient final : public TcpStore {
     }
     const std::lock_guard lock(mutex_);
     return perform([&](bool&) -> Result<void> {
-      MUSTER_OK(send({.op = Op::kMultiSet, .items = items}));
+      if (link_.has(Op::kMultiSet)) {
+        MUSTER_OK(send({.op = Op::kMultiSet, .items = items}));
+      } else {
+        for (std::size_t i = 0; i < items.size(); i += 2)
+          MUSTER_OK(send({.op = Op::kSet, .key = items[i], .value = items[i + 1]}));
+      }
       return confirm();
     });
   }
@@ -238,20 +245,17 @@ class TcpStoreClient final : public TcpStore {
 
   Result<std::vector<std::string>> list_keys() override {
     const std::lock_guard lock(mutex_);
-    auto keys = perform([&](bool&) -> Result<std::vector<std::string>> {
+    return perform([&](bool&) -> Result<std::vector<std::string>> {
       MUSTER_OK(send({.op = Op::kListKeys}));
       MUSTER_TRY(const std::int64_t count, link_.read_i64(reply_deadline()));
       std::vector<std::string> out;
       for (std::int64_t i = 0; i < count; ++i) {
-        MUSTER_TRY(std::string key, link_.read_bytes(reply_deadline()));
-        out.push_back(std::move(key));
+        const auto key = link_.read_bytes(reply_deadline());
+        if (!key) return fail(key.error());
+        if (key->starts_with('/')) out.push_back(key->substr(1));
       }
       return out;
     });
-    if (!keys) return keys;
-    std::erase_if(*keys, [](const std::string& key) { return !key.starts_with('/'); });
-    for (std::string& key : *keys) key.erase(0, 1);
-    return keys;
   }
 
   Result<void> barrier(std::string_view key, std::int64_t world_size,
@@ -362,7 +366,8 @@ Result<std::unique_ptr<TcpStore>> TcpStore::connect(const TcpStoreOptions& optio
     return fail(
         ErrorCode::kInvalidArgument,
         fmt::format("a TCPStore needs a host and a port, not \"{}\" and {}", options.host, options.port));
-  MUSTER_TRY(StoreLink link, StoreLink::open(options.host, options.port, options.timeout));
+  MUSTER_TRY(StoreLink link,
+             StoreLink::open(options.host, options.port, options.timeout, options.legacy_server));
   auto client = std::make_unique<TcpStoreClient>(options, std::move(link));
   if (options.world_size > 0) MUSTER_OK(client->check_in());
   return client;

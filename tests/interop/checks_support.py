@@ -17,6 +17,11 @@ def client(host, port, world_size=None, timeout=PATIENCE):
     return dist.TCPStore(host, port, world_size, False, timeout=time)
 
 
+def same(found, wanted):
+    """Without pytest an assert does not say what it compared."""
+    assert found == wanted, f"{found!r} instead of {wanted!r}"
+
+
 @contextlib.contextmanager
 def raises(kind, pattern=""):
     """As pytest.raises, for processes without pytest."""

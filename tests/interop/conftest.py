@@ -32,11 +32,24 @@ def server(request, tmp_path):
     yield from serve(request.param, tmp_path)
 
 
-@pytest.fixture(scope="session", params=torch_generations.GENERATIONS)
-def torch(request, tmp_path_factory):
+@pytest.fixture(scope="session")
+def torches(tmp_path_factory):
+    """The generations that were asked for, with the processes that have imported them."""
+    found = {}
+
+    def find(generation):
+        if generation not in found:
+            found[generation] = torch_generations.Torch(generation, tmp_path_factory.mktemp("torch"))
+        return found[generation]
+
+    yield find
+    for torch in found.values():
+        torch.close()
+
+
+@pytest.fixture(params=torch_generations.GENERATIONS)
+def torch(request, torches):
     """One generation of PyTorch; every test that uses it runs once with each."""
     if reason := torch_generations.missing(request.param):
         pytest.skip(reason)
-    torch = torch_generations.Torch(request.param, tmp_path_factory.mktemp("torch"))
-    yield torch
-    torch.close()
+    return torches(request.param)

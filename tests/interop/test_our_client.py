@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our blocking client against PyTorch's servers: the one of 1.13, and the two of 2.14."""
+import pytest
+from launcher_support import BIN
+from torch_generations import NEWEST, PACKAGED, functions
+
+SERVERS = [pytest.param(PACKAGED, "1.13", id="1.13"), pytest.param(NEWEST, "libuv", id="2.14-libuv"),
+           pytest.param(NEWEST, "threaded", id="2.14-threaded")]
+
+
+@pytest.mark.parametrize("check", functions("client_checks"))
+@pytest.mark.parametrize("torch,kind", SERVERS, indirect=["torch"])
+def test_our_client(torch, kind, check):
+    torch.run("client_checks", check, tool=str(BIN / "tcp_store_tool"), kind=kind)
