@@ -230,6 +230,8 @@ class Decoder {
   /// From the next frame on.
   void set_max_frame_bytes(std::size_t bytes) { limits_.max_frame_bytes = bytes; }
   [[nodiscard]] const Preamble& preamble() const { return preamble_; }
+  /// Kept here of a frame that is not whole.
+  [[nodiscard]] std::size_t num_pending_bytes() const { return pending_.size(); }
   [[nodiscard]] const std::string& error() const { return error_; }
 
  private:

@@ -104,7 +104,7 @@ void define(CLI::App& app, Options& options) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--max-buffered-bytes", server.max_buffered_bytes,
-                 "most bytes of unfinished requests and unread answers of all clients together")
+                 "most bytes of unfinished requests and unread answers of all clients, and of all agents")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--slow-reader-timeout", options.slow_reader_seconds,
@@ -293,6 +293,7 @@ int main(int argc, char** argv) {
   options.control.jobs.keep = Millis(static_cast<std::int64_t>(options.keep_seconds * 1000));
   options.control.heartbeat_interval = Millis(static_cast<std::int64_t>(options.heartbeat_seconds * 1000));
   options.control.handshake_timeout = Millis(static_cast<std::int64_t>(options.handshake_seconds * 1000));
+  options.control.max_buffered_bytes = options.server.max_buffered_bytes;
   options.server.first_byte_timeout = options.control.handshake_timeout;
   options.control.restart_grace = Millis(static_cast<std::int64_t>(options.reconnect_grace_seconds * 1000));
   options.control.software = "muster " MUSTER_VERSION;

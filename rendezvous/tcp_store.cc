@@ -324,7 +324,8 @@ class TcpStoreClient final : public TcpStore {
   // Counts from the first loss of one operation, so that a server which dies again and again is given up.
   Result<void> reconnect(std::optional<Instant>& give_up, std::string_view reason) {
     if (!give_up) give_up = after(options_.reconnect_for);
-    auto link = StoreLink::open(options_.host, options_.port, time_left(*give_up, SteadyClock::now()));
+    auto link = StoreLink::open(options_.host, options_.port, time_left(*give_up, SteadyClock::now()),
+                                options_.legacy_server);
     if (!link) {
       given_up_ = Error{ErrorCode::kPeerGone,
                         fmt::format("the connection to the store was lost ({}) and did not come back: {}",

@@ -55,6 +55,8 @@ class ControlPeer {
   [[nodiscard]] std::string flush();
   [[nodiscard]] bool blocked() const { return sent_ < out_.size(); }
   [[nodiscard]] std::size_t unsent_bytes() const { return out_.size() - sent_; }
+  /// What is kept for the peer until it sends or reads more.
+  [[nodiscard]] std::size_t buffered_bytes() const { return out_.size() + decoder_.num_pending_bytes(); }
 
   Stage stage = Stage::kPreamble;
   bool waits_writable = false;

@@ -141,6 +141,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     Descriptor descriptor;
     ControlPeer peer;
     std::optional<Instant> deadline;
+    std::size_t buffered_bytes = 0;  // its part of buffered_bytes_
   };
 
   void wait_readable(ConnectionId id, const std::shared_ptr<Connection>& connection) {
@@ -290,10 +291,14 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     if (const std::string error = peer.flush(); !error.empty()) {
       broken_.emplace_back(id, error);
     } else if (peer.unsent_bytes() > options_.max_unsent_bytes) {
-      const std::string reason = fmt::format("it has not read {} bytes, the limit is {} (--max-unsent-bytes)",
-                                             peer.unsent_bytes(), options_.max_unsent_bytes);
-      refusals_.write(Refusal::kSlowReader, fmt::format("closed {}: {}", peer.name(), reason));
-      broken_.emplace_back(id, reason);
+      give_up(id, peer, Refusal::kSlowReader,
+              fmt::format("it has not read {} bytes, the limit is {} (--max-unsent-bytes)",
+                          peer.unsent_bytes(), options_.max_unsent_bytes));
+    } else if (grows_beyond_limit(connection)) {
+      give_up(id, peer, Refusal::kLimit,
+              fmt::format("unfinished messages and unread ones of all agents are {} bytes, the limit is {} "
+                          "(--max-buffered-bytes)",
+                          buffered_bytes_, options_.max_buffered_bytes));
     } else if (peer.blocked() && !peer.waits_writable) {
       peer.waits_writable = true;
       connection.descriptor.async_wait(Descriptor::wait_write,
@@ -304,6 +309,17 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     } else if (!peer.blocked() && peer.stage == Stage::kClosing) {
       ::shutdown(connection.descriptor.native_handle(), SHUT_WR);
     }
+  }
+
+  void give_up(ConnectionId id, const ControlPeer& peer, Refusal kind, const std::string& reason) {
+    refusals_.write(kind, fmt::format("closed {}: {}", peer.name(), reason));
+    broken_.emplace_back(id, reason);
+  }
+
+  bool grows_beyond_limit(Connection& connection) {
+    const std::size_t before = std::exchange(connection.buffered_bytes, connection.peer.buffered_bytes());
+    buffered_bytes_ += connection.buffered_bytes - before;  // modulo 2^64: it may be less
+    return connection.buffered_bytes > before && buffered_bytes_ > options_.max_buffered_bytes;
   }
 
   void on_writable(ConnectionId id) {
@@ -329,6 +345,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     }
     if (connection.peer.stage < Stage::kOpen) ++stats_.num_refused;
     set_deadline(id, connection, std::nullopt);
+    buffered_bytes_ -= connection.buffered_bytes;
     connections_.erase(found);
     apply();
     if (options_.on_close) options_.on_close();
@@ -393,6 +410,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   JobsEffects effects_;
   std::string scratch_;
   ControlServerStats stats_;
+  std::size_t buffered_bytes_ = 0;
   ConnectionId next_id_ = 1;
   bool stopped_ = false;
 };

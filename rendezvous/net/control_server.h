@@ -39,6 +39,8 @@ struct ControlServerOptions {
   /// keep no agent out. More than agents that come at the same moment.
   std::size_t max_handshakes = 20'000;
   std::size_t max_unsent_bytes = std::size_t{16} << 20;  ///< of an agent that does not read
+  /// Of all agents: unfinished messages and what is not read; the one that goes beyond is closed.
+  std::size_t max_buffered_bytes = std::size_t{4} << 30;
   std::string software = "muster";
   /// Called on the loop after a connection has ended; not from stop().
   std::function<void()> on_close = {};

@@ -200,15 +200,9 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     Connection& connection = *slot.connection;
     buffered_bytes_ += connection.buffered_bytes() - slot.buffered_bytes;  // modulo 2^64: it may be less
     slot.buffered_bytes = connection.buffered_bytes();
-    if (buffered_bytes_ > options_.max_buffered_bytes) [[unlikely]] {
-      connection.give_up(
-          Refusal::kLimit,
-          fmt::format("unfinished requests and unread answers of all clients are {} bytes, {} of "
-                      "them its own; the limit is {} (--max-buffered-bytes)",
-                      buffered_bytes_, slot.buffered_bytes, options_.max_buffered_bytes));
-      close(id, true);
-      return;
-    }
+    if (buffered_bytes_ > options_.max_buffered_bytes) [[unlikely]]
+      close_largest();
+    if (!slot.connection) return;
     if (connection.held()) [[unlikely]] {
       held_.emplace_back(id, slot.turn);
       return;
@@ -229,10 +223,24 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       set_deadline(id, deadline);
   }
 
+  // Not who came last. A look at every client is paid for with megabytes.
+  void close_largest() {
+    const auto largest = std::max_element(slots_.begin(), slots_.end(), [](const Slot& a, const Slot& b) {
+      return a.buffered_bytes < b.buffered_bytes;
+    });
+    largest->connection->give_up(
+        Refusal::kLimit,
+        fmt::format("unfinished requests and unread answers of all clients are {} bytes, {} of "
+                    "them its own; the limit is {} (--max-buffered-bytes)",
+                    buffered_bytes_, largest->buffered_bytes, options_.max_buffered_bytes));
+    close(static_cast<ClientId>(largest - slots_.begin()), true);
+  }
+
   // Brings the effects of what was just executed to the clients concerned.
   void deliver(Instant now) {
     if (effects_.empty()) return;
-    for (const ClientId id : effects_.woken) slots_[id].connection->out().push_back(wire::kStopWaiting);
+    for (const ClientId id : effects_.woken)
+      if (slots_[id].connection) slots_[id].connection->out().push_back(wire::kStopWaiting);
     for (const WatchEvent& event : effects_.watched)
       if (slots_[event.client].connection) put_watch_event(slots_[event.client].connection->out(), event);
     for (const ClientId id : effects_.woken) flush(id, now);

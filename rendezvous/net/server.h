@@ -33,8 +33,8 @@ struct ServerOptions {
   int listen_fd = -1;      ///< >= 0: an inherited, bound socket to listen with instead; the server closes it
   SessionLimits limits;
   std::size_t max_connections = 200'000;  ///< more are refused
-  /// Of the requests that clients have begun and the answers they have not read, all clients together; who
-  /// goes beyond is closed.
+  /// Of the requests that clients have begun and the answers they have not read, all clients together; beyond
+  /// it the client with the most is closed.
   std::size_t max_buffered_bytes = std::size_t{4} << 30;
   /// Clients from other hosts are closed, unless they are handed over.
   bool store_on_loopback_only = false;

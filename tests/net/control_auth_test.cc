@@ -272,3 +272,26 @@ TEST_CASE("an agent that describes itself at too great length learns which optio
   REQUIRE(a.lost->code == ErrorCode::kExhausted);
   REQUIRE_THAT(a.lost->message, Catch::Contains("(--max-node-bytes)"));
 }
+
+TEST_CASE("unfinished messages of all agents together are bounded") {
+  net::ControlServerOptions options;
+  options.max_buffered_bytes = 5000;
+  House house({}, options);
+  Agent a(house, "n1", nodes(1));
+  a.start(house);
+  house.wait([&] { return !a.assignments.empty(); });
+  UniqueFd greedy = connect_raw(house.server->port());
+  std::string bytes;
+  control::encode(control::Preamble{}, bytes);
+  control::encode(control::Message(control::Start{"job", "n2", {}}), bytes);
+  control::encode(control::Message(control::Proof{}), bytes);
+  std::string message;
+  control::encode(control::Message(control::Leave{std::string(6000, 'x')}), message);
+  message.pop_back();
+  bytes += message;
+  house.wait([&] { return ::send(greedy.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0; });
+  (void)hear(house, greedy.get(), 100);
+  REQUIRE(house.server->coordinator().stats().num_open == 1);
+  a.client->finished(0);
+  house.wait([&] { return a.closed.has_value(); });
+}
