@@ -34,7 +34,7 @@ class Musterd:
         """Ends it in order; a crash, or another number of refused clients than expected, is a failure of the test."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(20) == 0, self.log()
-        assert self.log().count("warning") == warnings, self.log()
+        assert self.log().count(" warning: closed ") == warnings, self.log()
 
     def kill(self):
         self.process.kill()
