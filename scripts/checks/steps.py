@@ -31,6 +31,10 @@ class Step:
 def prepare():
     """Orphans of every step become children of this process, so that none can be overlooked."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # nohup and a shell's & leave these ignored, and muster respects that: the tests send them and need their effect.
+    for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(ignored) == signal.SIG_IGN:
+            signal.signal(ignored, signal.SIG_DFL)
     RESULTS.mkdir(parents=True, exist_ok=True)
     for old in RESULTS.glob("*.xml"):
         old.unlink()
