@@ -122,10 +122,11 @@ Result<void> StoreLink::greet(Greeting greeting, Instant deadline) {
       break;
   }
   // VALIDATE and what follows in a segment each: PyTorch's libuv server loses a VALIDATE that does not arrive
-  // whole.
+  // whole. Servers up to 2.1 take it for a SET and the four bytes behind it for the upper half of a key's
+  // length, for which they allocate: those bytes must make a length that no machine has.
   MUSTER_OK(request({.op = Op::kValidate, .number = wire::kMagic}, deadline));
   if (greeting == Greeting::kPing) {
-    const auto nonce = static_cast<std::uint32_t>(::getpid());
+    const auto nonce = static_cast<std::uint32_t>(::getpid()) | 0x00800000U;  // 2^63 bytes and more
     MUSTER_OK(request({.op = Op::kPing, .number = nonce}, deadline));
     MUSTER_TRY(const std::uint32_t echo, read_u32(deadline));
     if (echo != nonce)
@@ -134,8 +135,7 @@ Result<void> StoreLink::greet(Greeting greeting, Instant deadline) {
                   fmt::format("the answer is {} instead of {}; is it a TCPStore server?", echo, nonce)}));
     return {};
   }
-  // Servers up to 2.1 take VALIDATE for a SET and what follows for the upper half of its key's length: the
-  // four opcodes make that absurd, and they close. A CHECK would make it 22 GB, which they try to allocate.
+  // 5 * 10^17 bytes; with a CHECK it would be 22 GB.
   for (int i = 0; i < 4; ++i) MUSTER_OK(request({.op = Op::kGetNumKeys}, deadline));
   for (int i = 0; i < 4; ++i) MUSTER_OK(read_i64(deadline));
   return {};

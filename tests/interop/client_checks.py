@@ -42,7 +42,6 @@ def waits_that_end_and_waits_that_do_not(tool, kind):
         theirs.wait(["started"])
         theirs.set("late", "now")
 
-    # The server's own client is not for two threads at once: the other waits in the tool's process.
     same(together(lambda: _ours(tool, theirs, kind, "set", "started", "1", "get", "late", "clone", "get", "late"), write)[0], [
         "ok", "now", "now"])
 

@@ -14,6 +14,6 @@ def test_training_resumes_after_a_rank_died(torch, tmp_path):
                             capture_output=True, text=True, timeout=180)
     assert result.returncode == 0, result.stderr
     begun = sorted(re.findall(r"rank (\d) attempt (\d) begins at step (\d+)", result.stdout))
-    # Rank 1 died before step 6, which rank 0 may or may not have finished and saved by itself: it had not.
+    # Rank 1 died at step 6, without which rank 0 cannot finish that step: step 5 is what was saved last.
     assert begun == [("0", "0", "0"), ("0", "1", "6"), ("1", "0", "0"), ("1", "1", "6")], result.stdout
     assert sorted(re.findall(r"rank (\d) attempt 1 is right", result.stdout)) == ["0", "1"], result.stdout

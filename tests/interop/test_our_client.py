@@ -2,7 +2,7 @@
 """Our blocking client against PyTorch's servers: the one of 1.13, and the two of 2.14."""
 import pytest
 from launcher_support import BIN
-from torch_generations import NEWEST, PACKAGED, functions
+from torch_generations import NEWEST, PACKAGED, functions, packaged
 
 SERVERS = [pytest.param(PACKAGED, "1.13", id="1.13"), pytest.param(NEWEST, "libuv", id="2.14-libuv"),
            pytest.param(NEWEST, "threaded", id="2.14-threaded")]
@@ -12,3 +12,9 @@ SERVERS = [pytest.param(PACKAGED, "1.13", id="1.13"), pytest.param(NEWEST, "libu
 @pytest.mark.parametrize("torch,kind", SERVERS, indirect=["torch"])
 def test_our_client(torch, kind, check):
     torch.run("client_checks", check, tool=str(BIN / "tcp_store_tool"), kind=kind)
+
+
+@packaged
+@pytest.mark.parametrize("check", functions("old_server_checks"))
+def test_server_that_is_too_old(torch, check):
+    torch.run("old_server_checks", check, tool=str(BIN / "tcp_store_tool"))

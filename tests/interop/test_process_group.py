@@ -14,7 +14,8 @@ def run(torch, server, check, method="env", restart=0, **arguments):
     for rank in range(WORLD_SIZE):
         environment = {"RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE), "MASTER_ADDR": server.host,
                        "MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-                       "TORCHELASTIC_RESTART_COUNT": str(restart)}
+                       "TORCHELASTIC_RESTART_COUNT": str(restart),
+                       "TORCH_DIST_INIT_BARRIER": str(int(method == "tcp"))}  # 1.13 always meets in the store afterwards
         # PyTorch 2.14 takes the store for the agent's only where MASTER_ADDR is the host of a tcp:// URL.
         calls.append(Call("group_checks", check, {"rank": rank, "world_size": WORLD_SIZE, "init_method": methods[method],
                                                   **arguments}, environment))

@@ -142,6 +142,17 @@ def test_setup_on_another_system_names_what_is_missing(run, root, tmp_path):
     assert "ninja (command)" in done.stderr
 
 
+@pytest.mark.parametrize("ci, code", [("true", 1), ("", 0)])
+def test_setup_without_the_current_pytorch_says_so_and_fails_in_ci(run, root, tmp_path, ci, code):
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(root / "scripts/setup", tmp_path / "scripts/setup")
+    nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "XDG_CACHE_HOME": str(tmp_path / "cache"), "CI": ci}
+    done = run(tmp_path / "scripts/setup", env={**os.environ, **nowhere})
+    assert done.returncode == code, done.stderr
+    assert "could not be had" in done.stderr
+    assert not os.path.lexists(tmp_path / ".venv/torch")
+
+
 def test_setup_refuses_an_unknown_option(run, root):
     done = run(root / "scripts/setup", "--no-such-option")
     assert done.returncode == 2
