@@ -49,6 +49,8 @@ struct JobsEffects {
   std::vector<Delivery> deliveries;
   std::vector<std::string> log;  ///< one line per transition
 
+  /// Takes the answers to heartbeats out of the deliveries: to whom they are due.
+  [[nodiscard]] std::vector<ConnectionId> take_heartbeats();
   void clear() {
     deliveries.clear();
     log.clear();

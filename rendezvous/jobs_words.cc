@@ -10,6 +10,17 @@ namespace muster {
 
 using membership::Phase;
 
+std::vector<ConnectionId> JobsEffects::take_heartbeats() {
+  const auto is_heartbeat = [](const Delivery& each) {
+    return std::holds_alternative<control::Heartbeat>(each.message);
+  };
+  std::vector<ConnectionId> out;
+  for (const Delivery& each : deliveries)
+    if (is_heartbeat(each)) out.insert(out.end(), each.to.begin(), each.to.end());
+  std::erase_if(deliveries, is_heartbeat);
+  return out;
+}
+
 std::vector<ConnectionId> Jobs::everybody(const Job& job) const {
   std::vector<ConnectionId> out;
   out.reserve(job.connections.size());

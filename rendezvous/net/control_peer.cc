@@ -14,6 +14,17 @@ namespace muster::net {
 
 using control::Refused;
 
+Refusal kind_of(control::Refused::Reason reason) {
+  switch (reason) {
+    case control::Refused::Reason::kAuthentication:
+      return Refusal::kAuthentication;
+    case control::Refused::Reason::kLimit:
+      return Refusal::kLimit;
+    default:
+      return Refusal::kProtocol;
+  }
+}
+
 ControlPeer::ControlPeer(int fd, std::string name, const control::Limits& limits, const control::Nonce& nonce,
                          const std::optional<tls::Context>& tls)
     : fd_(fd),

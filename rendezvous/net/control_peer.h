@@ -12,9 +12,13 @@
 #include "rendezvous/auth.h"
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/control.h"
+#include "rendezvous/net/refusal_log.h"
 #include "rendezvous/tls.h"
 
 namespace muster::net {
+
+/// As what a refusal is logged.
+[[nodiscard]] Refusal kind_of(control::Refused::Reason reason);
 
 class ControlPeer {
  public:

@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <set>
 #include <sys/socket.h>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -15,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/net/agent_table.h"
 #include "rendezvous/net/control_peer.h"
 #include "rendezvous/net/refusal_log.h"
 #include "rendezvous/net/state_log.h"
@@ -22,23 +21,13 @@
 namespace muster::net {
 namespace {
 
+using Connection = AgentConnection;
 using Descriptor = boost::asio::posix::stream_descriptor;
 using Stage = ControlPeer::Stage;
 
 constexpr std::size_t kReadBytes = 16384;
 // How long a connection that was refused may take to read why.
 constexpr Millis kLingerTime{2000};
-
-Refusal kind_of(control::Refused::Reason reason) {
-  switch (reason) {
-    case control::Refused::Reason::kAuthentication:
-      return Refusal::kAuthentication;
-    case control::Refused::Reason::kLimit:
-      return Refusal::kLimit;
-    default:
-      return Refusal::kProtocol;
-  }
-}
 
 }  // namespace
 
@@ -76,34 +65,33 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   void accept(UniqueFd fd, std::string_view first_bytes, std::string name) {
     if (stopped_) return;
     ++stats_.num_accepted;
-    if (connections_.size() >= options_.max_connections) {
+    if (agents_.all().size() >= options_.max_connections) {
       ++stats_.num_refused;
       refusals_.write(Refusal::kLimit,
                       fmt::format("closed {}: {} agents are connected, the limit (--max-agents)", name,
-                                  connections_.size()));
+                                  agents_.all().size()));
       return;
     }
-    if (deadlines_.size() >= options_.max_handshakes) {
-      const ConnectionId oldest = deadlines_.begin()->second;
+    if (agents_.deadlines().size() >= options_.max_handshakes) {
+      const ConnectionId oldest = agents_.deadlines().begin()->second;
       refusals_.write(Refusal::kLimit,
                       fmt::format("closed {}: the oldest of {} that have proven nothing yet, the limit "
                                   "(--max-handshakes)",
-                                  connections_.at(oldest)->peer.name(), deadlines_.size()));
+                                  agents_.find(oldest)->peer.name(), agents_.deadlines().size()));
       drop(oldest, "it took too long");
     }
-    const ConnectionId id = next_id_++;
     // Who does not speak TLS is told so in plain words.
     const bool is_tls = !first_bytes.empty() && first_bytes[0] == tls::kFirstByte;
     auto connection = std::make_shared<Connection>(loop_, std::move(fd), std::move(name), options_.limits,
                                                    is_tls ? options_.tls : std::nullopt);
-    connections_.emplace(id, connection);
-    set_deadline(id, *connection, SteadyClock::now() + options_.handshake_timeout);
+    const ConnectionId id = agents_.add(connection);
+    agents_.set_deadline(id, *connection, SteadyClock::now() + options_.handshake_timeout);
     if (options_.tls && !is_tls)
       refuse_plain(id, *connection);
     else
       on_bytes(id, *connection, first_bytes);
     finish_turn();
-    if (connections_.contains(id)) wait_readable(id, connection);
+    if (agents_.find(id)) wait_readable(id, connection);
   }
 
   void stop() {
@@ -111,39 +99,27 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     std::string bytes;
     control::encode(control::Refused{control::Refused::Reason::kStopping, "the coordinator is stopping"},
                     bytes);
-    for (auto& [id, connection] : connections_) {
+    for (const auto& [id, connection] : agents_.all()) {
       if (connection->peer.stage != Stage::kOpen) continue;
       connection->peer.send(bytes);
       (void)connection->peer.flush();
     }
     stopped_ = true;
     if (options_.state) options_.state->detach(*this);
-    connections_.clear();
-    deadlines_.clear();
+    agents_.clear();
     timer_.cancel();
     refusals_.stop();
   }
 
   [[nodiscard]] ControlServerStats stats() const {
     ControlServerStats out = stats_;
-    out.num_open = connections_.size();
+    out.num_open = agents_.all().size();
     out.num_jobs = jobs_.num_jobs();
     return out;
   }
   [[nodiscard]] const Jobs& jobs() const { return jobs_; }
 
  private:
-  struct Connection {
-    Connection(boost::asio::io_context& loop, UniqueFd from, std::string name, const control::Limits& limits,
-               const std::optional<tls::Context>& tls)
-        : descriptor(loop, from.release()),
-          peer(descriptor.native_handle(), std::move(name), limits, auth::random_nonce(), tls) {}
-    Descriptor descriptor;
-    ControlPeer peer;
-    std::optional<Instant> deadline;
-    std::size_t buffered_bytes = 0;  // its part of buffered_bytes_
-  };
-
   void wait_readable(ConnectionId id, const std::shared_ptr<Connection>& connection) {
     connection->descriptor.async_wait(Descriptor::wait_read,
                                       [weak = weak_from_this(), id](const auto& error) {
@@ -153,9 +129,8 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   }
 
   void on_readable(ConnectionId id) {
-    const auto found = connections_.find(id);
-    if (found == connections_.end()) return;
-    const auto connection = found->second;  // survives its own removal
+    const auto connection = agents_.find(id);  // survives its own removal
+    if (!connection) return;
     const ssize_t n = retry_eintr([&] {
       return ::recv(connection->descriptor.native_handle(), scratch_.data(), scratch_.size(), MSG_DONTWAIT);
     });
@@ -167,7 +142,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
       drop(id, errno_error("recv", errno).message);
     }
     finish_turn();
-    if (connections_.contains(id)) wait_readable(id, connection);
+    if (agents_.find(id)) wait_readable(id, connection);
   }
 
   void refuse_plain(ConnectionId id, Connection& connection) {
@@ -197,7 +172,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
         return refuse(id, connection, {control::Refused::Reason::kProtocol, step.error});
       if (step.refused) return refuse(id, connection, *std::move(step.refused));
       if (step.opened) {
-        set_deadline(id, connection, std::nullopt);
+        agents_.set_deadline(id, connection, std::nullopt);
         jobs_.connected(id, peer.job(), peer.address());
       }
       if (step.message) {
@@ -236,7 +211,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   // The rest of the output goes out, then the peer closes, or we do when it has had its time.
   void linger(ConnectionId id, Connection& connection) {
     connection.peer.stage = Stage::kClosing;
-    set_deadline(id, connection, SteadyClock::now() + kLingerTime);
+    agents_.set_deadline(id, connection, SteadyClock::now() + kLingerTime);
     flush(id, connection);
   }
 
@@ -245,18 +220,14 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
 
   // An agent's heartbeat is answered nevertheless: a full disk is no reason to be taken for dead.
   void pass_heartbeats() {
-    const auto passed = std::stable_partition(
-        effects_.deliveries.begin(), effects_.deliveries.end(),
-        [](const Delivery& each) { return !std::holds_alternative<control::Heartbeat>(each.message); });
     std::string bytes;
     control::encode(control::Heartbeat{}, bytes);
-    for (auto at = passed; at != effects_.deliveries.end(); ++at) {
-      const auto found = connections_.find(at->to.front());
-      if (found == connections_.end() || found->second->peer.stage == Stage::kClosing) continue;
-      found->second->peer.send(bytes);
-      flush(found->first, *found->second);
+    for (const ConnectionId id : effects_.take_heartbeats()) {
+      const auto connection = agents_.find(id);
+      if (!connection || connection->peer.stage == Stage::kClosing) continue;
+      connection->peer.send(bytes);
+      flush(id, *connection);
     }
-    effects_.deliveries.erase(passed, effects_.deliveries.end());
   }
 
   void apply() {
@@ -269,17 +240,17 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
         std::string bytes;
         control::encode(delivery.message, bytes);
         for (const ConnectionId id : delivery.to) {
-          const auto found = connections_.find(id);
-          if (found == connections_.end() || found->second->peer.stage == Stage::kClosing) continue;
-          found->second->peer.send(bytes);
+          const auto connection = agents_.find(id);
+          if (!connection || connection->peer.stage == Stage::kClosing) continue;
+          connection->peer.send(bytes);
           if (delivery.close) {
             const auto& refused = std::get<control::Refused>(delivery.message);
             refusals_.write(kind_of(refused.reason),
-                            fmt::format("closed {}: {}", found->second->peer.title(), refused.text));
+                            fmt::format("closed {}: {}", connection->peer.title(), refused.text));
             jobs_.disconnected(id, "refused", SteadyClock::now(), effects_);
-            linger(id, *found->second);
+            linger(id, *connection);
           } else {
-            flush(id, *found->second);
+            flush(id, *connection);
           }
         }
       }
@@ -294,11 +265,11 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
       give_up(id, peer, Refusal::kSlowReader,
               fmt::format("it has not read {} bytes, the limit is {} (--max-unsent-bytes)",
                           peer.unsent_bytes(), options_.max_unsent_bytes));
-    } else if (grows_beyond_limit(connection)) {
+    } else if (agents_.count_buffered(connection) && agents_.buffered_bytes() > options_.max_buffered_bytes) {
       give_up(id, peer, Refusal::kLimit,
               fmt::format("unfinished messages and unread ones of all agents are {} bytes, the limit is {} "
                           "(--max-buffered-bytes)",
-                          buffered_bytes_, options_.max_buffered_bytes));
+                          agents_.buffered_bytes(), options_.max_buffered_bytes));
     } else if (peer.blocked() && !peer.waits_writable) {
       peer.waits_writable = true;
       connection.descriptor.async_wait(Descriptor::wait_write,
@@ -316,24 +287,18 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     broken_.emplace_back(id, reason);
   }
 
-  bool grows_beyond_limit(Connection& connection) {
-    const std::size_t before = std::exchange(connection.buffered_bytes, connection.peer.buffered_bytes());
-    buffered_bytes_ += connection.buffered_bytes - before;  // modulo 2^64: it may be less
-    return connection.buffered_bytes > before && buffered_bytes_ > options_.max_buffered_bytes;
-  }
-
   void on_writable(ConnectionId id) {
-    const auto found = connections_.find(id);
-    if (found == connections_.end()) return;
-    found->second->peer.waits_writable = false;
-    flush(id, *found->second);
+    const auto connection = agents_.find(id);
+    if (!connection) return;
+    connection->peer.waits_writable = false;
+    flush(id, *connection);
     finish_turn();
   }
 
   void drop(ConnectionId id, const std::string& reason) {
-    const auto found = connections_.find(id);
-    if (found == connections_.end()) return;
-    Connection& connection = *found->second;
+    const auto found = agents_.find(id);
+    if (!found) return;
+    const Connection& connection = *found;
     log_.debug(fmt::format("closed {}: {}", connection.peer.name(), reason));
     if (connection.peer.stage == Stage::kOpen) {
       jobs_.disconnected(id, reason, SteadyClock::now(), effects_);
@@ -344,9 +309,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
           SteadyClock::now(), effects_);
     }
     if (connection.peer.stage < Stage::kOpen) ++stats_.num_refused;
-    set_deadline(id, connection, std::nullopt);
-    buffered_bytes_ -= connection.buffered_bytes;
-    connections_.erase(found);
+    agents_.remove(id);
     apply();
     if (options_.on_close) options_.on_close();
   }
@@ -361,15 +324,9 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     arm();
   }
 
-  void set_deadline(ConnectionId id, Connection& connection, std::optional<Instant> deadline) {
-    if (connection.deadline) deadlines_.erase({*connection.deadline, id});
-    connection.deadline = deadline;
-    if (deadline) deadlines_.emplace(*deadline, id);
-  }
-
   void arm() {
     Instant next = jobs_.next_deadline();
-    if (!deadlines_.empty()) next = std::min(next, deadlines_.begin()->first);
+    if (const auto& set = agents_.deadlines(); !set.empty()) next = std::min(next, set.begin()->first);
     if (next == armed_) return;
     armed_ = next;
     timer_.cancel();
@@ -384,12 +341,12 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   void on_timer() {
     armed_ = Instant::max();
     const Instant now = SteadyClock::now();
-    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-      const ConnectionId id = deadlines_.begin()->second;
-      const auto found = connections_.find(id);
-      if (found->second->peer.stage != Stage::kClosing)
+    while (!agents_.deadlines().empty() && agents_.deadlines().begin()->first <= now) {
+      const ConnectionId id = agents_.deadlines().begin()->second;
+      const auto connection = agents_.find(id);
+      if (connection->peer.stage != Stage::kClosing)
         refusals_.write(Refusal::kAuthentication,
-                        fmt::format("closed {}: it proved nothing within {} ms", found->second->peer.name(),
+                        fmt::format("closed {}: it proved nothing within {} ms", connection->peer.name(),
                                     options_.handshake_timeout.count()));
       drop(id, "it took too long");
     }
@@ -404,14 +361,11 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   Jobs jobs_;
   boost::asio::steady_timer timer_;
   Instant armed_ = Instant::max();
-  std::unordered_map<ConnectionId, std::shared_ptr<Connection>> connections_;
-  std::set<std::pair<Instant, ConnectionId>> deadlines_;  // of those that prove something or are being closed
+  AgentTable agents_;
   std::vector<std::pair<ConnectionId, std::string>> broken_;
   JobsEffects effects_;
   std::string scratch_;
   ControlServerStats stats_;
-  std::size_t buffered_bytes_ = 0;
-  ConnectionId next_id_ = 1;
   bool stopped_ = false;
 };
 

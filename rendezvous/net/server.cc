@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/net/server.h"
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <optional>
-#include <set>
 #include <sys/epoll.h>
 #include <utility>
 #include <vector>
@@ -18,6 +16,7 @@
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/acceptor.h"
+#include "rendezvous/net/client_table.h"
 #include "rendezvous/net/connection.h"
 #include "rendezvous/net/listener.h"
 #include "rendezvous/net/refusal_log.h"
@@ -78,13 +77,9 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     stopped_ = true;
     if (options_.state) options_.state->detach(*this);
     const Instant now = SteadyClock::now();
-    for (Slot& slot : slots_) {
-      if (!slot.connection) continue;
-      (void)slot.connection->flush(now);
-      past_requests_ += slot.connection->session().num_requests();
-      slot.connection.reset();
-    }
-    deadlines_.clear();
+    for (const Client& client : clients_.all())
+      if (client.connection) (void)client.connection->flush(now);
+    clients_.clear();
     num_open_ = 0;
     acceptor_.close();
     timer_.cancel();
@@ -99,10 +94,10 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   // Answers that waited for the disk go out.
   void committed() override {
     const Instant now = SteadyClock::now();
-    for (const auto& [id, turn] : std::exchange(held_, {})) {
-      Slot& slot = slots_[id];
-      if (!slot.connection || slot.turn != turn) continue;
-      after(id, slot.connection->resume(effects_, now), now);
+    for (const std::uint64_t tag : std::exchange(held_, {})) {
+      Client* client = clients_.find(tag);
+      if (client == nullptr) continue;
+      after(static_cast<ClientId>(tag), client->connection->resume(effects_, now), now);
       deliver(now);
     }
     if (std::exchange(paused_, false)) wait_ready();
@@ -117,27 +112,16 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     out.num_accepted = num_accepted_;
     out.num_open = num_open_;
     out.num_refused = num_refused_;
-    out.num_requests = past_requests_;
-    for (const Slot& slot : slots_)
-      if (slot.connection) out.num_requests += slot.connection->session().num_requests();
+    out.num_requests = clients_.num_requests();
     out.num_keys = stopped_ ? 0 : core_.keys().size();
     out.num_waiting = core_.num_waiting();
     out.num_bytes = core_.num_bytes();
-    out.num_buffered_bytes = buffered_bytes_;
+    out.num_buffered_bytes = clients_.buffered_bytes();
     return out;
   }
 
  private:
-  struct Slot {
-    std::unique_ptr<Connection> connection;
-    std::string peer;
-    std::uint32_t turn = 0;  // counts reuse, so that an event for the former tenant is known as such
-    std::uint32_t interest = 0;
-    std::optional<Instant> deadline;
-    std::size_t buffered_bytes = 0;  // its part of buffered_bytes_
-  };
-
-  static std::uint64_t tag(ClientId id, std::uint32_t turn) { return std::uint64_t{turn} << 32 | id; }
+  using Client = ClientTable::Client;
 
   void wait_ready() {
     ready_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
@@ -161,16 +145,14 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
         accept_some();
         continue;
       }
-      const auto id = static_cast<ClientId>(event.data.u64);
-      Slot& slot = slots_[id];
-      if (!slot.connection || slot.turn != event.data.u64 >> 32) continue;
-      on_event(id, slot, event.events, now);
+      if (Client* client = clients_.find(event.data.u64); client != nullptr)
+        on_event(static_cast<ClientId>(event.data.u64), *client, event.events, now);
     }
     wait_ready();
   }
 
-  void on_event(ClientId id, Slot& slot, std::uint32_t events, Instant now) {
-    Connection& connection = *slot.connection;
+  void on_event(ClientId id, Client& client, std::uint32_t events, Instant now) {
+    Connection& connection = *client.connection;
     const bool gone = (events & (EPOLLHUP | EPOLLERR)) != 0;  // in both directions
     if (gone && connection.blocked()) {
       connection.give_up(Refusal::kSlowReader, fmt::format("it went away with {} bytes of answers unread",
@@ -188,7 +170,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
 
   // Does what a connection's status asks for.
   void after(ClientId id, Connection::Status status, Instant now) {
-    Slot& slot = slots_[id];
+    Client& client = clients_[id];
     if (status == Connection::Status::kOther && options_.hand_over) {
       hand_over(id);
       return;
@@ -197,110 +179,98 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       close(id, status != Connection::Status::kEnded);
       return;
     }
-    Connection& connection = *slot.connection;
-    buffered_bytes_ += connection.buffered_bytes() - slot.buffered_bytes;  // modulo 2^64: it may be less
-    slot.buffered_bytes = connection.buffered_bytes();
-    if (buffered_bytes_ > options_.max_buffered_bytes) [[unlikely]]
+    Connection& connection = *client.connection;
+    clients_.count_buffered(client);
+    if (clients_.buffered_bytes() > options_.max_buffered_bytes) [[unlikely]]
       close_largest();
-    if (!slot.connection) return;
+    if (!client.connection) return;
     if (connection.held()) [[unlikely]] {
-      held_.emplace_back(id, slot.turn);
+      held_.push_back(clients_.tag(id));
       return;
     }
     const std::uint32_t interest = connection.blocked() ? EPOLLOUT : EPOLLIN;
-    if (interest != slot.interest) {
+    if (interest != client.interest) {
       epoll_event event{};
       event.events = interest;
-      event.data.u64 = tag(id, slot.turn);
+      event.data.u64 = clients_.tag(id);
       ::epoll_ctl(ready_.native_handle(), EPOLL_CTL_MOD, connection.fd(), &event);
-      slot.interest = interest;
+      client.interest = interest;
     }
     std::optional<Instant> deadline;
     if (connection.blocked()) deadline = connection.last_progress() + options_.slow_reader_timeout;
     if (connection.undecided()) deadline = now + options_.legacy_quiet_time;
-    if (connection.expects_hand_over()) deadline = slot.deadline;  // nothing came
-    if (deadline || slot.deadline) [[unlikely]]
+    if (connection.expects_hand_over()) deadline = client.deadline;  // nothing came
+    if (deadline || client.deadline) [[unlikely]]
       set_deadline(id, deadline);
   }
 
   // Not who came last. A look at every client is paid for with megabytes.
   void close_largest() {
-    const auto largest = std::max_element(slots_.begin(), slots_.end(), [](const Slot& a, const Slot& b) {
-      return a.buffered_bytes < b.buffered_bytes;
-    });
-    largest->connection->give_up(
+    const ClientId largest = clients_.largest();
+    clients_[largest].connection->give_up(
         Refusal::kLimit,
         fmt::format("unfinished requests and unread answers of all clients are {} bytes, {} of "
                     "them its own; the limit is {} (--max-buffered-bytes)",
-                    buffered_bytes_, largest->buffered_bytes, options_.max_buffered_bytes));
-    close(static_cast<ClientId>(largest - slots_.begin()), true);
+                    clients_.buffered_bytes(), clients_[largest].buffered_bytes,
+                    options_.max_buffered_bytes));
+    close(largest, true);
   }
 
   // Brings the effects of what was just executed to the clients concerned.
   void deliver(Instant now) {
     if (effects_.empty()) return;
     for (const ClientId id : effects_.woken)
-      if (slots_[id].connection) slots_[id].connection->out().push_back(wire::kStopWaiting);
+      if (clients_[id].connection) clients_[id].connection->out().push_back(wire::kStopWaiting);
     for (const WatchEvent& event : effects_.watched)
-      if (slots_[event.client].connection) put_watch_event(slots_[event.client].connection->out(), event);
+      if (clients_[event.client].connection) put_watch_event(clients_[event.client].connection->out(), event);
     for (const ClientId id : effects_.woken) flush(id, now);
     for (const WatchEvent& event : effects_.watched) flush(event.client, now);
     effects_.clear();
   }
 
   void flush(ClientId id, Instant now) {
-    Slot& slot = slots_[id];
+    Client& client = clients_[id];
     // Already blocked: it is told when the socket takes more, if what waits is not too much.
-    if (slot.connection &&
-        (slot.interest == EPOLLIN || slot.connection->unsent_bytes() > options_.limits.max_output_bytes))
-      after(id, slot.connection->flush(now), now);
+    if (client.connection &&
+        (client.interest == EPOLLIN || client.connection->unsent_bytes() > options_.limits.max_output_bytes))
+      after(id, client.connection->flush(now), now);
   }
 
   void close(ClientId id, bool refused) {
-    Slot& slot = slots_[id];
-    const std::string text = fmt::format("closed {}: {}", slot.peer, slot.connection->reason());
+    Client& client = clients_[id];
+    const std::string text = fmt::format("closed {}: {}", client.peer, client.connection->reason());
     if (refused)
-      refuse(slot.connection->refusal(), text);
+      refuse(client.connection->refusal(), text);
     else
       log_.debug(text);
     forget(id);
   }
 
   void forget(ClientId id) {
-    Slot& slot = slots_[id];
-    past_requests_ += slot.connection->session().num_requests();
-    set_deadline(id, std::nullopt);
-    slot.connection.reset();
-    buffered_bytes_ -= std::exchange(slot.buffered_bytes, 0);
+    Client& client = clients_[id];
     // Later, so that it may do with this server what it likes.
     if (options_.on_close)
-      boost::asio::post(ready_.get_executor(), [call = options_.on_close, peer = slot.peer] { call(peer); });
-    ++slot.turn;
+      boost::asio::post(ready_.get_executor(),
+                        [call = options_.on_close, peer = client.peer] { call(peer); });
+    clients_.release(id);
     --num_open_;
-    free_ids_.push_back(id);
   }
 
   void hand_over(ClientId id) {
     std::string first_bytes;
-    ::epoll_ctl(ready_.native_handle(), EPOLL_CTL_DEL, slots_[id].connection->fd(), nullptr);
-    UniqueFd fd = slots_[id].connection->release(first_bytes);
-    std::string peer = std::move(slots_[id].peer);
+    ::epoll_ctl(ready_.native_handle(), EPOLL_CTL_DEL, clients_[id].connection->fd(), nullptr);
+    UniqueFd fd = clients_[id].connection->release(first_bytes);
+    std::string peer = std::move(clients_[id].peer);
     forget(id);
     options_.hand_over(std::move(fd), first_bytes, std::move(peer));
   }
 
   void set_deadline(ClientId id, std::optional<Instant> deadline) {
-    Slot& slot = slots_[id];
-    if (slot.deadline == deadline) return;
-    if (slot.deadline) deadlines_.erase({*slot.deadline, id});
-    slot.deadline = deadline;
-    if (!deadline) return;
-    const auto added = deadlines_.emplace(*deadline, id).first;
-    if (added == deadlines_.begin()) wait_deadline();
+    if (clients_.set_deadline(id, deadline)) wait_deadline();
   }
 
   void wait_deadline() {
-    timer_.expires_at(deadlines_.begin()->first);
+    timer_.expires_at(clients_.earliest().first);
     timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
       const auto self = weak.lock();
       if (self && !error && !self->stopped_) self->on_deadline();
@@ -309,10 +279,10 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
 
   void on_deadline() {
     const Instant now = SteadyClock::now();
-    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-      const ClientId id = deadlines_.begin()->second;
+    while (clients_.has_deadlines() && clients_.earliest().first <= now) {
+      const ClientId id = clients_.earliest().second;
       set_deadline(id, std::nullopt);
-      Connection& connection = *slots_[id].connection;
+      Connection& connection = *clients_[id].connection;
       if (connection.undecided()) {
         after(id, connection.settle(effects_, now), now);
         deliver(now);
@@ -327,7 +297,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
         close(id, true);
       }
     }
-    if (!deadlines_.empty()) wait_deadline();
+    if (clients_.has_deadlines()) wait_deadline();
   }
 
   void accept_some() {
@@ -347,32 +317,25 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
                          peer_name(fd.get()), num_open_));
       return;
     }
-    ClientId id = 0;
-    if (free_ids_.empty()) {
-      id = static_cast<ClientId>(slots_.size());
-      slots_.emplace_back();
-    } else {
-      id = free_ids_.back();
-      free_ids_.pop_back();
-    }
-    Slot& slot = slots_[id];
-    slot.peer = peer_name(fd.get());
-    slot.interest = EPOLLIN;
+    const ClientId id = clients_.take();
+    Client& client = clients_[id];
+    client.peer = peer_name(fd.get());
+    client.interest = EPOLLIN;
     epoll_event event{};
-    event.events = slot.interest;
-    event.data.u64 = tag(id, slot.turn);
+    event.events = client.interest;
+    event.data.u64 = clients_.tag(id);
     if (::epoll_ctl(ready_.native_handle(), EPOLL_CTL_ADD, fd.get(), &event) != 0) {
-      refuse(Refusal::kSystem, errno_error("epoll_ctl for " + slot.peer, errno).message);
-      free_ids_.push_back(id);
+      refuse(Refusal::kSystem, errno_error("epoll_ctl for " + client.peer, errno).message);
+      clients_.release(id);
       return;
     }
     const bool stranger = options_.store_on_loopback_only && !peer_is_loopback(fd.get());
-    slot.connection = std::make_unique<Connection>(std::move(fd), id, core_, options_.limits, hold_);
+    client.connection = std::make_unique<Connection>(std::move(fd), id, core_, options_.limits, hold_);
     ++num_accepted_;
     ++num_open_;
-    if (options_.hand_over_tls) slot.connection->hand_over_tls();
+    if (options_.hand_over_tls) client.connection->hand_over_tls();
     if (!stranger) return;
-    slot.connection->expect_hand_over();
+    client.connection->expect_hand_over();
     set_deadline(id, SteadyClock::now() + options_.first_byte_timeout);
   }
 
@@ -382,21 +345,17 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   Acceptor acceptor_;
   boost::asio::posix::stream_descriptor ready_;  // the epoll set
   boost::asio::steady_timer timer_;
-  StoreCore core_;           // outlives the connections' sessions
-  std::vector<Slot> slots_;  // by ClientId
-  std::vector<ClientId> free_ids_;
-  std::set<std::pair<Instant, ClientId>> deadlines_;  // few: blocked or undecided connections only
+  StoreCore core_;  // outlives the connections' sessions
+  ClientTable clients_;
   Effects effects_;
   std::string scratch_;
   const bool* hold_ = &kNeverHeld;
-  std::vector<std::pair<ClientId, std::uint32_t>> held_;  // connections with answers that wait for the disk
-  bool paused_ = false;                                   // no events are taken, because the disk is full
+  std::vector<std::uint64_t> held_;  // connections with answers that wait for the disk
+  bool paused_ = false;              // no events are taken, because the disk is full
   bool stopped_ = false;
   std::uint64_t num_accepted_ = 0;
   std::uint64_t num_open_ = 0;
   std::uint64_t num_refused_ = 0;
-  std::uint64_t past_requests_ = 0;
-  std::size_t buffered_bytes_ = 0;
 };
 
 Server::Server(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// AgentTable: the connections of a coordinator by ConnectionId, with their deadlines and with what they
+// buffer. Owned by a ControlServer; one loop, one thread. Nothing here fails.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+
+#include "rendezvous/auth.h"
+#include "rendezvous/base/clock.h"
+#include "rendezvous/base/unique_fd.h"
+#include "rendezvous/jobs.h"
+#include "rendezvous/net/control_peer.h"
+
+namespace muster::net {
+
+struct AgentConnection {
+  AgentConnection(boost::asio::io_context& loop, UniqueFd from, std::string name,
+                  const control::Limits& limits, const std::optional<tls::Context>& tls)
+      : descriptor(loop, from.release()),
+        peer(descriptor.native_handle(), std::move(name), limits, auth::random_nonce(), tls) {}
+
+  boost::asio::posix::stream_descriptor descriptor;
+  ControlPeer peer;
+  std::optional<Instant> deadline;
+  std::size_t buffered_bytes = 0;  ///< as counted last
+};
+
+class AgentTable {
+ public:
+  using Map = std::unordered_map<ConnectionId, std::shared_ptr<AgentConnection>>;
+
+  ConnectionId add(std::shared_ptr<AgentConnection> connection) {
+    agents_.emplace(next_id_, std::move(connection));
+    return next_id_++;
+  }
+  /// nullptr: it is gone.
+  [[nodiscard]] std::shared_ptr<AgentConnection> find(ConnectionId id) const {
+    const auto found = agents_.find(id);
+    return found == agents_.end() ? nullptr : found->second;
+  }
+  void remove(ConnectionId id) {
+    const auto found = agents_.find(id);
+    set_deadline(id, *found->second, std::nullopt);
+    buffered_bytes_ -= found->second->buffered_bytes;
+    agents_.erase(found);
+  }
+  void clear() {
+    agents_.clear();
+    deadlines_.clear();
+  }
+  [[nodiscard]] const Map& all() const { return agents_; }
+
+  void set_deadline(ConnectionId id, AgentConnection& connection, std::optional<Instant> deadline) {
+    if (connection.deadline) deadlines_.erase({*connection.deadline, id});
+    connection.deadline = deadline;
+    if (deadline) deadlines_.emplace(*deadline, id);
+  }
+  /// Earliest first: of those that have something to prove or are being closed.
+  [[nodiscard]] const std::set<std::pair<Instant, ConnectionId>>& deadlines() const { return deadlines_; }
+
+  /// Counts what this agent buffers now; true if that became more.
+  bool count_buffered(AgentConnection& connection) {
+    const std::size_t before = std::exchange(connection.buffered_bytes, connection.peer.buffered_bytes());
+    buffered_bytes_ += connection.buffered_bytes - before;  // modulo 2^64: it may be less
+    return connection.buffered_bytes > before;
+  }
+  /// Of all agents.
+  [[nodiscard]] std::size_t buffered_bytes() const { return buffered_bytes_; }
+
+ private:
+  Map agents_;
+  std::set<std::pair<Instant, ConnectionId>> deadlines_;
+  std::size_t buffered_bytes_ = 0;
+  ConnectionId next_id_ = 1;
+};
+
+}  // namespace muster::net
