@@ -156,7 +156,7 @@ TEST_CASE("a version that nobody speaks is refused in words") {
 
 TEST_CASE("garbage, silence and early messages close only their own connection") {
   net::ControlServerOptions options;
-  options.handshake_timeout = 200ms;
+  options.handshake_timeout = 1500ms;
   House house({}, options);
   Agent a(house, "n1", nodes(1));
   a.start(house);
