@@ -42,7 +42,9 @@ bool ClientTable::set_deadline(ClientId id, std::optional<Instant> deadline) {
   if (client.deadline == deadline) return false;
   if (client.deadline) deadlines_.erase({*client.deadline, id});
   client.deadline = deadline;
-  return deadline && deadlines_.emplace(*deadline, id).first == deadlines_.begin();
+  if (!deadline) return false;
+  const auto added = deadlines_.emplace(*deadline, id).first;
+  return added == deadlines_.begin();
 }
 
 ClientId ClientTable::largest() const {
