@@ -292,10 +292,10 @@ TEST_CASE("a thousand agents join one job and all are told of a failure") {
     REQUIRE(agents[i]->assignments[0].group_rank == static_cast<int>(i));
     REQUIRE(agents[i]->assignments[0].world_size == 2 * static_cast<int>(kAgents));
   }
-  agents[500]->client->close();
+  agents[kAgents / 2]->client->close();
   std::size_t told = 0;
   house.wait([&] {
-    while (told < kAgents && (told == 500 || !agents[told]->over.empty())) ++told;
+    while (told < kAgents && (told == kAgents / 2 || !agents[told]->over.empty())) ++told;
     return told == kAgents;
   });
   const auto end = SteadyClock::now();
