@@ -34,14 +34,14 @@ void random_bytes(void* out, std::size_t size) {
 
 }  // namespace
 
-Secret::Secret(Secret&& other) noexcept : bytes_(other.bytes_) {
-  wipe(other.bytes_);
+// kMinBytes is more than a std::string keeps within itself: only its pointer moves, no byte stays behind.
+Secret::Secret(Secret&& other) noexcept {
+  bytes_.swap(other.bytes_);
 }
 Secret& Secret::operator=(Secret&& other) noexcept {
   if (this != &other) {
     wipe(bytes_);
-    bytes_ = other.bytes_;
-    wipe(other.bytes_);
+    bytes_.swap(other.bytes_);
   }
   return *this;
 }
