@@ -18,6 +18,17 @@ namespace asio = boost::asio;
 constexpr std::chrono::seconds kFirstWord{3};  // a gathering that takes less is not worth one
 constexpr std::chrono::seconds kShortGoodBye{5};
 
+/// For a node that is between two generations.
+FailureNotice final_notice(AttemptOutcome outcome) {
+  if (auto* notice = std::get_if<FailureNotice>(&outcome)) {
+    notice->restart = false;
+    return std::move(*notice);
+  }
+  FailureNotice spared;
+  spared.text = "the job succeeded without this node";
+  return spared;
+}
+
 }  // namespace
 
 ElasticRendezvous::ElasticRendezvous(asio::io_context& io, const Job& job, const Log& log)
@@ -37,7 +48,8 @@ ElasticRendezvous::~ElasticRendezvous() {
 
 void ElasticRendezvous::join(int, Joined joined) {
   joined_ = std::move(joined);
-  outcome_.reset();
+  // The job ended while the workers here were being stopped: the coordinator has nothing to add.
+  if (outcome_) return finish_join(final_notice(*std::exchange(outcome_, {})));
   patient_ = true;
   patience_.expires_after(kFirstWord);
   patience_.async_wait([this, alive = alive_](const auto& error) {
@@ -118,6 +130,7 @@ void ElasticRendezvous::next_generation() {
 
 void ElasticRendezvous::on_assigned(const control::Assignment& assignment) {
   assigned_ = assignment;
+  outside_ = false;
   if (!joined_) return;
   hush();
   log_.info(fmt::format("generation {}: node {} of {}, ranks {} to {} of {}", assignment.generation,
@@ -130,6 +143,7 @@ void ElasticRendezvous::on_assigned(const control::Assignment& assignment) {
 }
 
 void ElasticRendezvous::on_waiting(const control::Waiting& waiting) {
+  outside_ = waiting.outside;
   if (!joined_) return;  // a gathering begins while workers here are still being stopped
   if (waiting.outside)
     say(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
@@ -144,7 +158,10 @@ void ElasticRendezvous::on_generation_over(const control::GenerationOver& over) 
   // Before the workers were started.
   race_.reset();
   log_.warning(fmt::format("{}; waiting for the next generation", outcome_of(over).text));
-  if (assigned_) next_generation();
+  if (assigned_)
+    next_generation();
+  else
+    client_->ready(over.generation, port_.port);  // of a world it had not heard of yet
 }
 
 void ElasticRendezvous::on_closed(const control::Closed& closed) {
@@ -153,10 +170,7 @@ void ElasticRendezvous::on_closed(const control::Closed& closed) {
   auto* notice = std::get_if<FailureNotice>(&outcome);
   if (notice != nullptr && stopped_here_ && assigned_) notice->node_rank = assigned_->group_rank;
   if (!joined_) return end(outcome);
-  if (notice != nullptr) return finish_join(std::move(*notice));
-  FailureNotice spared;
-  spared.text = "the job succeeded without this node";
-  finish_join(std::move(spared));
+  finish_join(final_notice(std::move(outcome)));
 }
 
 void ElasticRendezvous::on_lost(const Error& error) {
@@ -287,7 +301,8 @@ void ElasticRendezvous::succeeded(int) {
 bool ElasticRendezvous::can_be_spared() const {
   if (seat_.taken()) return false;
   const membership::Settings& rules = job_.elastic.rules;
-  return !assigned_ || (rules.min_nodes < rules.max_nodes && assigned_->group_world_size > rules.min_nodes);
+  return !assigned_ || outside_ ||
+         (rules.min_nodes < rules.max_nodes && assigned_->group_world_size > rules.min_nodes);
 }
 
 void ElasticRendezvous::decline(int, const FailureNotice& notice) {

@@ -83,6 +83,7 @@ class ElasticRendezvous final : public Rendezvous {
   OutcomeKnown known_;                           // while watching
   std::optional<AttemptOutcome> outcome_;        // came before watch()
   bool stopped_here_ = false;                    // this node asked for the end
+  bool outside_ = false;                         // a world runs without this node
   bool warned_ = false;
   boost::asio::steady_timer patience_;  // before the first word about waiting
   std::string unsaid_;                  // to be said when it is over

@@ -228,8 +228,9 @@ int serve(const Options& options) {
   std::unique_ptr<net::RendezvousServer> server;
   const auto stop = [&] {
     signals.cancel();
-    server->stop();
+    // First: what is on the disk by this is still told to those who wait for it.
     if (server_options.state) server_options.state->close();
+    server->stop();
   };
   if (!options.state.directory.empty()) {
     ::signal(SIGXFSZ, SIG_IGN);  // a file size limit is then an error of write(2)

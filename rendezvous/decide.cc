@@ -62,7 +62,10 @@ Outcome form(Round& round, const Settings& settings, Instant now) {
   for (const auto& [id, node] : round.nodes)
     if (eligible(round, node, now)) candidates.push_back(&node);
   World world = arrange(round.world, std::move(candidates), settings.max_nodes);
-  world.generation = round.world.generation + 1;
+  world.generation = std::max(round.world.generation, round.generation_floor) + 1;
+  const Node& first = *find_node(round, world.slots.front().node);
+  world.master_addresses = first.request.addresses;
+  world.master_port = first.request.master_port;
   round.world = std::move(world);
   round.phase = Phase::kRunning;
   round.num_stopping = 0;

@@ -36,8 +36,8 @@ void fields(Io& io, JobRecord& record) {
      rules.reconnect_grace, rules.grow_at_safe_point);
   auto& ending = record.ending;
   io(record.phase, record.restarts_used, record.world.generation, record.world.world_size, record.world.slots,
-     record.finished, ending.kind, ending.host, ending.group_rank, ending.rank, ending.exit_code,
-     ending.text);
+     record.world.master_addresses, record.world.master_port, record.finished, ending.kind, ending.host,
+     ending.group_rank, ending.rank, ending.exit_code, ending.text);
 }
 
 // So that nothing overflows, and no index is beyond its list, in the round that is made of it.

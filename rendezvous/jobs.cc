@@ -31,10 +31,6 @@ std::string cause_text(const membership::Cause& cause) {
   return out;
 }
 
-bool is_loopback(std::string_view address) {
-  return address.starts_with("127.") || address == "::1" || address == "localhost";
-}
-
 std::size_t size_of(const membership::Request& request) {
   std::size_t out = request.host.size() + request.machine.size() + request.role.size();
   for (const std::string& address : request.addresses) out += address.size();
@@ -42,17 +38,6 @@ std::size_t size_of(const membership::Request& request) {
 }
 
 }  // namespace
-
-std::vector<std::string> reachable_addresses(const std::vector<std::string>& offered,
-                                             const std::string& seen) {
-  std::vector<std::string> out;
-  const bool has_others =
-      std::any_of(offered.begin(), offered.end(), [](auto& each) { return !is_loopback(each); });
-  if (!seen.empty() && !(is_loopback(seen) && has_others)) out.push_back(seen);
-  for (const std::string& address : offered)
-    if (std::find(out.begin(), out.end(), address) == out.end()) out.push_back(address);
-  return out;
-}
 
 void Jobs::connected(ConnectionId id, std::string job, std::string peer_address) {
   clients_.insert_or_assign(id, Client{std::move(job), std::move(peer_address), {}});
@@ -111,10 +96,12 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     return settle(found->second, now, effects);
   }
   std::int64_t last_generation = -1;
-  if (found != jobs_.end() && found->second.connections.empty() &&
-      found->second.round.phase == Phase::kClosed) {
-    // The former job of this name is over and everybody has gone: this is a new one. Its generations go on,
-    // so that no number is used twice while the former one is kept.
+  if (found != jobs_.end() && is_deserted(found->second) &&
+      (found->second.round.phase == Phase::kClosed ||
+       (!join.resume && (!found->second.lost_some ||
+                         !membership::difference(join.settings, found->second.settings).empty())))) {
+    // Everybody has left the former job of this name: this is a new one. Its generations go on, so that no
+    // number is used twice while the former one is kept.
     last_generation = found->second.round.world.generation;
     deadlines_.erase({found->second.deadline, client.job});
     forget(found->second);
@@ -254,6 +241,7 @@ void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, Jo
   if (const auto node = job.round.nodes.find(*client.node);
       node != job.round.nodes.end() && job.round.phase != Phase::kClosed)
     effects.log.push_back(fmt::format("job {}: lost {}: {}", job.name, node->second.request.host, error));
+  job.lost_some |= job.round.phase != Phase::kClosed;
   membership::disconnected(job.round, job.settings, *client.node, error, now);
   detach(job, *client.node);
   job.changed = true;
@@ -297,6 +285,7 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
       job.told_at = now;  // a restart without trouble needs no explanation
     }
     if (const auto* lost = std::get_if<membership::NodesLost>(&outcome)) {
+      job.lost_some = true;
       for (const auto& [node, text] : lost->nodes) {
         effects.log.push_back(
             fmt::format("job {}: lost node {}: {}", job.name, membership::to_text(node), text));
@@ -320,13 +309,16 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
   schedule(job, now);
 }
 
+// Nobody is here, and nobody is expected back within the members' grace.
+bool Jobs::is_deserted(const Job& job) {
+  return job.connections.empty() && (job.round.phase == Phase::kClosed ||
+                                     std::all_of(job.round.nodes.begin(), job.round.nodes.end(),
+                                                 [](const auto& entry) { return entry.second.connected; }));
+}
+
 void Jobs::schedule(Job& job, Instant now) {
-  if (job.connections.empty() && job.forget_at == Instant::max()) {
-    // Within their grace members may come back.
-    const bool expected = std::any_of(job.round.nodes.begin(), job.round.nodes.end(),
-                                      [](const auto& entry) { return !entry.second.connected; });
-    if (!expected || job.round.phase == Phase::kClosed) job.forget_at = now + options_.keep;
-  }
+  if (is_deserted(job) && job.forget_at == Instant::max())
+    job.forget_at = now + (job.lost_some ? std::max(options_.keep, options_.return_grace) : options_.keep);
   Instant next = std::min(job.forget_at, membership::next_deadline(job.round));
   if (job.round.phase == Phase::kGathering && job.changed)
     next = std::min(next, job.told_at + options_.explain_interval);
@@ -334,6 +326,14 @@ void Jobs::schedule(Job& job, Instant now) {
   deadlines_.erase({job.deadline, job.name});
   job.deadline = next;
   if (next != Instant::max()) deadlines_.emplace(next, job.name);
+}
+
+void Jobs::forgive(Millis stall, Instant now) {
+  for (auto& [name, job] : jobs_)
+    for (auto& [id, node] : job.round.nodes) {
+      node.last_heard = std::min(now, node.last_heard + stall);
+      if (!node.connected) node.back_by += stall;
+    }
 }
 
 void Jobs::advance(Instant now, JobsEffects& effects) {
@@ -362,12 +362,17 @@ void Jobs::describe(JobRecorder& to, Instant now) const {
     if (job.recorded) to.job(name, make_record(job.settings, job.round, now));
 }
 
-void Jobs::restore(const std::string& name, const JobRecord& record, Instant now, Millis grace) {
+void Jobs::restore(const std::string& name, const JobRecord& record, Instant now, Millis grace,
+                   JobsEffects& effects) {
+  effects.log.push_back(fmt::format(
+      "job {}: as before, generation {}, {} of {} restarts used; its agents have {} ms to come back", name,
+      record.world.generation, record.restarts_used, record.settings.max_restarts, grace.count()));
   Job job;
   job.name = name;
   job.settings = record.settings;
   job.round = make_round(record, now, grace);
   job.recorded = true;
+  job.lost_some = true;
   job.forget_at = now + std::max(options_.keep, grace);
   Job& kept = jobs_.insert_or_assign(name, std::move(job)).first->second;
   kept.deadline = now;  // something may be to decide at once

@@ -32,6 +32,9 @@ struct JobsOptions {
   /// each of its nodes.
   std::size_t max_node_bytes = 16384;
   Millis keep{0};
+  /// A job some of whose agents were lost is remembered at least so long after the last one has gone: they
+  /// may only have been cut off, and have to hear how it ended. A new job takes its name all the same.
+  Millis return_grace{60'000};
   /// Reasons for waiting are told at most so often: with a message for each of 10,000 joins to each agent
   /// that waits, gathering would cost 50 million messages.
   Millis explain_interval{1000};
@@ -69,6 +72,8 @@ class Jobs {
   /// Somebody failed before connected(): told to those who wait for it.
   void note_trouble(std::string_view job, membership::Trouble trouble, Instant now, JobsEffects& effects);
 
+  /// Nobody was listened to for so long until `now`: that is no silence of the agents.
+  void forgive(Millis stall, Instant now);
   /// To be called at next_deadline(), and whenever it is convenient.
   void advance(Instant now, JobsEffects& effects);
   [[nodiscard]] Instant next_deadline() const;
@@ -79,7 +84,8 @@ class Jobs {
   /// Tells what there is to keep.
   void describe(JobRecorder& to, Instant now) const;
   /// A job of a former process, whose agents have `grace` to come back.
-  void restore(const std::string& name, const JobRecord& record, Instant now, Millis grace);
+  void restore(const std::string& name, const JobRecord& record, Instant now, Millis grace,
+               JobsEffects& effects);
 
   [[nodiscard]] std::size_t num_jobs() const { return jobs_.size(); }
   /// nullptr: unknown.
@@ -93,8 +99,9 @@ class Jobs {
     std::unordered_map<membership::NodeId, ConnectionId, membership::NodeIdHash> connections;
     membership::WaitingReason told;  // the last reason pushed
     Instant told_at{};
-    bool changed = false;   // something happened since
-    bool recorded = false;  // the recorder knows of it
+    bool changed = false;    // something happened since
+    bool lost_some = false;  // agents that may come back
+    bool recorded = false;   // the recorder knows of it
     Instant forget_at = Instant::max();
     Instant deadline = Instant::max();  // as in deadlines_
   };
@@ -109,6 +116,7 @@ class Jobs {
               JobsEffects& effects);
   static void pass_on(const Job& job, control::Report report, const std::string& host, int group_rank,
                       JobsEffects& effects);
+  [[nodiscard]] static bool is_deserted(const Job& job);
   void settle(Job& job, Instant now, JobsEffects& effects);
   void tell_world(const Job& job, JobsEffects& effects) const;
   void tell_member(const Job& job, std::size_t group_rank, JobsEffects& effects) const;

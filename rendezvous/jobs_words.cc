@@ -10,6 +10,25 @@ namespace muster {
 
 using membership::Phase;
 
+namespace {
+
+bool is_loopback(std::string_view address) {
+  return address.starts_with("127.") || address == "::1" || address == "localhost";
+}
+
+}  // namespace
+
+std::vector<std::string> reachable_addresses(const std::vector<std::string>& offered,
+                                             const std::string& seen) {
+  std::vector<std::string> out;
+  const bool has_others =
+      std::any_of(offered.begin(), offered.end(), [](auto& each) { return !is_loopback(each); });
+  if (!seen.empty() && !(is_loopback(seen) && has_others)) out.push_back(seen);
+  for (const std::string& address : offered)
+    if (std::find(out.begin(), out.end(), address) == out.end()) out.push_back(address);
+  return out;
+}
+
 std::vector<ConnectionId> JobsEffects::take_heartbeats() {
   const auto is_heartbeat = [](const Delivery& each) {
     return std::holds_alternative<control::Heartbeat>(each.message);
@@ -51,10 +70,9 @@ void Jobs::tell_member(const Job& job, std::size_t group_rank, JobsEffects& effe
   out.restarts_used = job.round.restarts_used;
   out.group_world_size = static_cast<std::int32_t>(world.slots.size());
   out.world_size = world.world_size;
-  const membership::Request& first = job.round.nodes.at(world.slots.front().node).request;
-  out.master_addresses = first.addresses;
-  out.master_port = first.master_port;
-  out.master_host = first.host;
+  out.master_addresses = world.master_addresses;
+  out.master_port = world.master_port;
+  out.master_host = world.slots.front().host;
   out.group_rank = static_cast<std::int32_t>(group_rank);
   out.base_rank = slot.base_rank;
   out.ranks = slot.ranks;

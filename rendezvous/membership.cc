@@ -52,8 +52,7 @@ Admission join(Round& round, const Settings& settings, const Request& request, c
                                             round.nodes.at(found->second).request.host));
   }
   forget_trouble(round, request.host);
-  if (resume && round.phase == Phase::kGathering && *resume < kMaxGeneration)
-    round.world.generation = std::max(round.world.generation, *resume);
+  if (resume && *resume < kMaxGeneration) round.generation_floor = std::max(round.generation_floor, *resume);
 
   bool resumed = false;
   bool untold = false;

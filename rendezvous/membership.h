@@ -107,6 +107,8 @@ struct World {
   std::int64_t generation = -1;  ///< -1: none yet
   int world_size = 0;
   std::vector<Slot> slots;
+  std::vector<std::string> master_addresses;  ///< of the first node, as it offered them; best first
+  std::uint16_t master_port = 0;
 
   friend bool operator==(const World&, const World&) = default;
 };
@@ -153,7 +155,8 @@ enum class Phase : std::uint8_t {
 
 struct Round {
   Phase phase = Phase::kGathering;
-  World world;  ///< the running or the last one
+  World world;                         ///< the running or the last one
+  std::int64_t generation_floor = -1;  ///< an agent knows of this one: the next is beyond it
   int restarts_used = 0;
   std::unordered_map<NodeId, Node, NodeIdHash> nodes;
   std::uint64_t next_arrival = 0;

@@ -42,6 +42,10 @@ class FieldWriter {
     put(value.has_value());
     if (value) put(*value);
   }
+  void put(const std::vector<std::string>& values) {
+    put(values.size());
+    for (const std::string& value : values) put(value);
+  }
   template <class T>
   void put(const std::vector<T>& values) {
     put(values.size());
@@ -104,6 +108,12 @@ class FieldReader {
     take(there);
     value.reset();
     if (there) take(value.emplace());
+  }
+  void take(std::vector<std::string>& values) {
+    const std::int64_t count = number();
+    values.clear();
+    for (std::int64_t i = 0; i < count && ok_; ++i) take(values.emplace_back());
+    if (count < 0) (void)fail();
   }
   template <class T>
   void take(std::vector<T>& values) {

@@ -74,7 +74,7 @@ Connection::Status Connection::on_readable(std::string& scratch, Effects& effect
   if (blocked()) return Status::kOpen;
   const ssize_t n =
       retry_eintr([&] { return ::recv(fd_.get(), scratch.data(), scratch.size(), MSG_DONTWAIT); });
-  if (n > 0 && session_.generation() == wire::Generation::kUndetected &&
+  if (n > 0 && session_.generation() == wire::Generation::kUndetected && session_.between_requests() &&
       (scratch[0] == control::kFirstByte || (hands_over_tls_ && scratch[0] == tls::kFirstByte))) {
     unread_.assign(scratch, 0, static_cast<std::size_t>(n));
     reason_ = "control connections are not served here";

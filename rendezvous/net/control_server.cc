@@ -28,6 +28,7 @@ using Stage = ControlPeer::Stage;
 constexpr std::size_t kReadBytes = 16384;
 // How long a connection that was refused may take to read why.
 constexpr Millis kLingerTime{2000};
+constexpr Millis kStall{2000};
 
 }  // namespace
 
@@ -45,18 +46,12 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   void start() {
     if (!options_.state) return;
     const Instant now = SteadyClock::now();
-    for (const auto& [name, record] : options_.state->saved().jobs) {
-      log_.info(fmt::format(
-          "job {}: as before, generation {}, {} of {} restarts used; its agents have {} ms to come "
-          "back",
-          name, record.world.generation, record.restarts_used, record.settings.max_restarts,
-          options_.restart_grace.count()));
-      jobs_.restore(name, record, now, options_.restart_grace);
-    }
+    for (const auto& [name, record] : options_.state->saved().jobs)
+      jobs_.restore(name, record, now, options_.restart_grace, effects_);
     options_.state->saved().jobs.clear();
     jobs_.record_to(&options_.state->recorder());
     options_.state->attach(*this);
-    arm();
+    finish_turn();
   }
 
   void describe(journal::Recorder& to) const override { jobs_.describe(to, SteadyClock::now()); }
@@ -65,20 +60,22 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   void accept(UniqueFd fd, std::string_view first_bytes, std::string name) {
     if (stopped_) return;
     ++stats_.num_accepted;
-    if (agents_.all().size() >= options_.max_connections) {
+    // Those that have proven something are not kept out by those that have not.
+    const bool full = agents_.all().size() >= options_.max_connections;
+    if (const auto& waiting = agents_.deadlines();
+        !waiting.empty() && (full || waiting.size() >= options_.max_handshakes)) {
+      const ConnectionId oldest = waiting.begin()->second;
+      refusals_.write(Refusal::kLimit,
+                      fmt::format("closed {}: the oldest of {} that have proven nothing yet, the limit ({})",
+                                  agents_.find(oldest)->peer.name(), waiting.size(),
+                                  full ? "--max-agents" : "--max-handshakes"));
+      drop(oldest, "it took too long");
+    } else if (full) {
       ++stats_.num_refused;
       refusals_.write(Refusal::kLimit,
                       fmt::format("closed {}: {} agents are connected, the limit (--max-agents)", name,
                                   agents_.all().size()));
       return;
-    }
-    if (agents_.deadlines().size() >= options_.max_handshakes) {
-      const ConnectionId oldest = agents_.deadlines().begin()->second;
-      refusals_.write(Refusal::kLimit,
-                      fmt::format("closed {}: the oldest of {} that have proven nothing yet, the limit "
-                                  "(--max-handshakes)",
-                                  agents_.find(oldest)->peer.name(), agents_.deadlines().size()));
-      drop(oldest, "it took too long");
     }
     // Who does not speak TLS is told so in plain words.
     const bool is_tls = !first_bytes.empty() && first_bytes[0] == tls::kFirstByte;
@@ -128,7 +125,18 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
                                       });
   }
 
+  // A timer that is long due: this process did not run, and heartbeats wait in their sockets.
+  void forgive_own_stall() {
+    const Instant now = SteadyClock::now();
+    if (armed_ == Instant::max() || now < armed_ + kStall) return;
+    const auto stall = std::chrono::duration_cast<Millis>(now - armed_);
+    log_.warning(fmt::format("this process did not run for {} ms; agents are not blamed", stall.count()));
+    jobs_.forgive(stall, now);
+    armed_ = now;
+  }
+
   void on_readable(ConnectionId id) {
+    forgive_own_stall();
     const auto connection = agents_.find(id);  // survives its own removal
     if (!connection) return;
     const ssize_t n = retry_eintr([&] {
@@ -190,14 +198,11 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
                     fmt::format("closed {}: {}", connection.peer.name(), refused.text));
     if (stranger) {
       ++stats_.num_refused;
+      const bool secret = refused.reason == control::Refused::Reason::kAuthentication;
+      const std::string phase = secret ? "authentication" : "handshake";
       if (!connection.peer.job().empty())
-        jobs_.note_trouble(
-            connection.peer.job(),
-            {connection.peer.title(),
-             refused.reason == control::Refused::Reason::kAuthentication ? "authentication" : "handshake",
-             refused.text,
-             {}},
-            SteadyClock::now(), effects_);
+        jobs_.note_trouble(connection.peer.job(), {connection.peer.title(), phase, refused.text, {}},
+                           SteadyClock::now(), effects_);
     } else {
       jobs_.disconnected(id, refused.text, SteadyClock::now(), effects_);
     }
@@ -296,19 +301,18 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   }
 
   void drop(ConnectionId id, const std::string& reason) {
-    const auto found = agents_.find(id);
-    if (!found) return;
-    const Connection& connection = *found;
-    log_.debug(fmt::format("closed {}: {}", connection.peer.name(), reason));
-    if (connection.peer.stage == Stage::kOpen) {
+    const auto connection = agents_.find(id);
+    if (!connection) return;
+    log_.debug(fmt::format("closed {}: {}", connection->peer.name(), reason));
+    if (connection->peer.stage == Stage::kOpen) {
       jobs_.disconnected(id, reason, SteadyClock::now(), effects_);
-    } else if (connection.peer.stage == Stage::kProof) {
+    } else if (connection->peer.stage == Stage::kProof) {
       jobs_.note_trouble(
-          connection.peer.job(),
-          {connection.peer.title(), "authentication", "dropped while it authenticated: " + reason, {}},
+          connection->peer.job(),
+          {connection->peer.title(), "authentication", "dropped while it authenticated: " + reason, {}},
           SteadyClock::now(), effects_);
     }
-    if (connection.peer.stage < Stage::kOpen) ++stats_.num_refused;
+    if (connection->peer.stage < Stage::kOpen) ++stats_.num_refused;
     agents_.remove(id);
     apply();
     if (options_.on_close) options_.on_close();
@@ -339,6 +343,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   }
 
   void on_timer() {
+    forgive_own_stall();
     armed_ = Instant::max();
     const Instant now = SteadyClock::now();
     while (!agents_.deadlines().empty() && agents_.deadlines().begin()->first <= now) {

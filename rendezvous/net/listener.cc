@@ -137,6 +137,8 @@ Result<Listener> open_listener(const std::string& host, std::uint16_t port) {
   for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
     error = bind_and_listen(at->ai_addr, at->ai_addrlen, fd);
     if (error == 0) return finish(std::move(fd));
+    // Somebody serves this name already: half of it would divide its clients.
+    if (error == EADDRINUSE) break;
   }
   return fail(listen_error(fmt::format("{}:{}", host, port), port, error));
 }

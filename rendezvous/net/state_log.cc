@@ -26,7 +26,7 @@ class LoopStateLog final : public StateLog,
         file_(std::move(opened.file)),
         saved_(std::move(saved)),
         timer_(loop),
-        rewrite_at_(options.rewrite_min_bytes) {}
+        rewrite_at_(rewrite_limit()) {}
 
   SavedState& saved() override { return saved_; }
   journal::Recorder& recorder() override { return *this; }
@@ -35,6 +35,7 @@ class LoopStateLog final : public StateLog,
   const bool& dirty() const override { return dirty_; }
   bool stalled() const override { return stalled_; }
   void close() override {
+    closing_ = true;
     if (dirty_) commit();
     broken_ = true;
     timer_.cancel();
@@ -101,7 +102,8 @@ class LoopStateLog final : public StateLog,
     if (std::exchange(stalled_, false)) log_.info(fmt::format("{}: there is room again", file_.path()));
     records_.clear();
     dirty_ = false;
-    if (file_.size() >= rewrite_at_ && !rewrite()) return;
+    // Not while it closes: who knows the whole state may have gone already.
+    if (file_.size() >= rewrite_at_ && !closing_ && !rewrite()) return;
     for (StateKeeper* keeper : std::vector(keepers_)) keeper->committed();
   }
 
@@ -122,10 +124,13 @@ class LoopStateLog final : public StateLog,
       give_up(done.error());
       return false;
     }
-    rewrite_at_ =
-        std::max(options_.rewrite_min_bytes,
-                 static_cast<std::size_t>(static_cast<double>(file_.size()) * options_.rewrite_factor));
+    rewrite_at_ = rewrite_limit();
     return true;
+  }
+
+  [[nodiscard]] std::size_t rewrite_limit() const {
+    return std::max(options_.rewrite_min_bytes,
+                    static_cast<std::size_t>(static_cast<double>(file_.size()) * options_.rewrite_factor));
   }
 
   void give_up(const Error& error) {
@@ -146,6 +151,7 @@ class LoopStateLog final : public StateLog,
   bool dirty_ = false;
   bool stalled_ = false;
   bool broken_ = false;
+  bool closing_ = false;
   std::size_t rewrite_at_;
 };
 

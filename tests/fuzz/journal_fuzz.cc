@@ -17,7 +17,7 @@ namespace {
 using namespace muster;
 
 // Memory of exactly this size, so that a read beyond it is noticed.
-journal::Replayed replay(std::string_view bytes, journal::Recorder& to) {
+journal::Replayed replay_exactly(std::string_view bytes, journal::Recorder& to) {
   const std::vector<char> exact(bytes.begin(), bytes.end());
   return journal::replay({exact.data(), exact.size()}, to);
 }
@@ -36,7 +36,7 @@ void go_on_with(SavedState& saved) {
   const Instant now{std::chrono::hours(1)};
   Jobs jobs{JobsOptions{}};
   JobsEffects effects;
-  for (const auto& [name, record] : saved.jobs) jobs.restore(name, record, now, Millis(1000));
+  for (const auto& [name, record] : saved.jobs) jobs.restore(name, record, now, Millis(1000), effects);
   jobs.advance(now, effects);
   check(jobs.next_deadline() > now);
   SavedState again;
@@ -67,14 +67,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (!part.empty()) file += frame(part, 7, file.size());
   }
   SavedState saved;
-  const journal::Replayed whole = replay(file, saved);
+  const journal::Replayed whole = replay_exactly(file, saved);
   check(whole.good_bytes <= file.size());
   check((whole.end == journal::Replayed::End::kClean) ==
         (whole.good_bytes == file.size() && whole.text.empty()));
 
   const std::size_t cut = file.size() * data[1] / 256;
   SavedState part;
-  const journal::Replayed beginning = replay(std::string_view(file).substr(0, cut), part);
+  const journal::Replayed beginning = replay_exactly(std::string_view(file).substr(0, cut), part);
   check(beginning.num_frames <= whole.num_frames);
   check(beginning.good_bytes <= std::max(cut, whole.good_bytes));
 
@@ -83,7 +83,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   saved.store.describe(encoder);
   if (!encoder.empty()) again += encoder.seal(8, again.size());
   SavedState other;
-  check(replay(again, other).end == journal::Replayed::End::kClean);
+  check(replay_exactly(again, other).end == journal::Replayed::End::kClean);
   check(other.store.keys() == saved.store.keys());
   go_on_with(saved);
   return 0;

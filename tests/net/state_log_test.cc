@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // musterd --state-dir, killed, started again, refused, and without room on its disk.
+#include "rendezvous/net/state_log.h"
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <random>
 #include <sys/resource.h>
 
+#include <boost/asio/io_context.hpp>
+
+#include "rendezvous/base/log.h"
 #include "rendezvous/control.h"
 #include "tests/support/catch.h"
 #include "tests/support/kept_musterd.h"
+#include "tests/support/temporary_directory.h"
 
 using namespace muster;
 using muster::test::KeptMusterd;
@@ -311,4 +317,23 @@ TEST_CASE("the log is rewritten when it has grown, and holds what is alive") {
   RawClient after = RawClient::modern(keeper.port());
   REQUIRE(value_of(after, "/k") == "39");
   REQUIRE(value_of(after, "/kept") == "1");
+}
+
+TEST_CASE("a log that closes is not rewritten: who knows the state may be gone") {
+  const test::TemporaryDirectory directory;
+  boost::asio::io_context loop;
+  net::StateLogOptions options;
+  options.directory = directory.path();
+  options.rewrite_min_bytes = 1;
+  const Log quiet("test", LogLevel::kOff);
+  for (const std::string key : {"a", "b", "c"}) {
+    auto log = net::StateLog::open(loop, options, quiet);
+    REQUIRE(log);
+    (void)std::exchange((*log)->saved(), {});
+    (*log)->recorder().set(key, "value");
+    (*log)->close();
+  }
+  auto log = net::StateLog::open(loop, options, quiet);
+  REQUIRE(log);
+  REQUIRE((*log)->saved().store.keys().size() == 3);
 }

@@ -167,3 +167,31 @@ def test_a_signalled_node_leaves_where_the_rest_suffices(job, tmp_path):
     # Two are the least: now it ends.
     it.running[1].send_signal(signal.SIGTERM)
     assert it.codes(0, 1) == [143, 143]
+
+
+DEAF = """
+import os, signal, sys
+rank = os.environ["RANK"]
+signal.signal(signal.SIGTERM, lambda *_: open("termed" + rank, "w").close())
+open("here" + rank, "w").close()
+if rank == "0":
+    while not os.path.exists("here1"): pass
+    sys.exit(7)
+while True: signal.pause()
+"""
+
+
+@pytest.mark.parametrize("end", ["signal", "kill"])
+def test_a_job_that_ends_while_workers_are_being_stopped_ends_there_too(job, tmp_path, end):
+    it = job(2)
+    script = write(tmp_path, "deaf.py", DEAF)
+    it.start(0, 1, "--node-rank=0", "--shutdown-timeout=2", script, restarts=3)
+    it.start(1, 1, "--node-rank=1", "--shutdown-timeout=2", script, restarts=3)
+    wait_for(lambda: (tmp_path / "termed1").exists(), "node 1 to stop its worker")
+    # Node 0, which runs the coordinator, has stopped its own and waits for the next generation.
+    if end == "signal":
+        it.running[0].send_signal(signal.SIGTERM)
+        assert it.codes(0, 1) == [143, 143], it.err(1)
+    else:
+        it.running[0].kill()
+        assert it.codes(1) == [76], it.err(1)

@@ -38,7 +38,7 @@ struct Table {
     now += 5s;
     effects.clear();
     jobs = std::make_unique<Jobs>(JobsOptions{});
-    for (const auto& [name, record] : saved.jobs) jobs->restore(name, record, now, kGrace);
+    for (const auto& [name, record] : saved.jobs) jobs->restore(name, record, now, kGrace, effects);
     jobs->record_to(&log);
     jobs->advance(now, effects);
   }
@@ -48,6 +48,7 @@ struct Table {
     control::Join message;
     message.request.id = {7, node};
     message.request.host = "n" + std::to_string(node);
+    message.request.master_port = static_cast<std::uint16_t>(4000 + node);
     message.settings.min_nodes = message.settings.max_nodes = nodes;
     message.settings.max_restarts = 3;
     message.settings.cool_down = 0ms;
@@ -93,7 +94,7 @@ TEST_CASE("a record is what its bytes say, and other bytes are none") {
   record.settings.max_restarts = 1;
   record.phase = Phase::kClosed;
   record.restarts_used = 1;
-  record.world = {3, 2, {{{1, 2}, "n1", "m", "r", 4, 2, 0, 0, 2}}};
+  record.world = {3, 2, {{{1, 2}, "n1", "m", "r", 4, 2, 0, 0, 2}}, {"10.0.0.4", "fd00::4"}, 4711};
   record.finished = {{1, 2}};
   record.excluded = {{"m", 30ms}};
   record.ending = {membership::Cause::Kind::kWorkerFailed, "n1", 0, 1, 9, "killed"};
@@ -167,6 +168,20 @@ TEST_CASE("members who had not heard of their world yet are told of it, and it c
   REQUIRE(t.told<control::Closed>(1).size() == 1);
 }
 
+TEST_CASE("a member is told where the first node is, though that one is not back yet") {
+  Table t;
+  t.join(1, 2);
+  t.join(2, 2);
+  t.crash();
+  t.join(2, 2);
+  const auto told = t.told<control::Assignment>(2);
+  REQUIRE(told.size() == 1);
+  REQUIRE(told[0].group_rank == 1);
+  REQUIRE(told[0].master_port == 4001);
+  REQUIRE(told[0].master_addresses == std::vector<std::string>{"127.0.0.1"});
+  REQUIRE(told[0].master_host == "n1");
+}
+
 TEST_CASE("a gathering goes on from its generation and its budget with whoever comes") {
   Table t;
   t.join(1, 2);
@@ -212,6 +227,8 @@ TEST_CASE("an agent that was away when its job ended is told how, and begins no 
   REQUIRE(t.told<control::Closed>(2)[0].cause.text == "no use");
   REQUIRE(t.told<control::Refused>(2).empty());
   t.say(2, control::Leave{"done"});
+  t.pass(JobsOptions{}.return_grace - 1s);
+  REQUIRE(t.jobs->find_round("job") != nullptr);  // node 1 may come back too
   t.pass(1s);
   REQUIRE(t.jobs->find_round("job") == nullptr);
   t.crash();

@@ -101,6 +101,43 @@ TEST_CASE("a job is forgotten when its last agent has gone, or kept for a while"
   }
 }
 
+TEST_CASE("a job whose agents were cut off is remembered for them, and a new one may have its name") {
+  JobsOptions options;
+  Table t(options);
+  t.join(1, "a", 1, 1);
+  t.jobs.disconnected(1, "reset", t.now, t.effects);
+  t.jobs.advance(t.now + options.return_grace - 1ms, t.effects);
+  REQUIRE(t.jobs.num_jobs() == 1);
+  t.effects.clear();
+  t.join(2, "a", 1, 1);
+  REQUIRE(t.told<control::Assignment>(2)->restarts_used == 1);
+  REQUIRE(t.told<control::Assignment>(2)->generation == 1);
+  t.jobs.disconnected(2, "reset", t.now, t.effects);  // no restart is left
+  REQUIRE(t.jobs.find_round("a")->phase == membership::Phase::kClosed);
+  t.join(3, "a", 3, 2);
+  REQUIRE(t.jobs.find_round("a")->phase == membership::Phase::kGathering);
+  REQUIRE(t.jobs.find_round("a")->restarts_used == 0);
+  t.jobs.disconnected(3, "reset", t.now, t.effects);
+  t.join(4, "a", 4, 1);  // with other rules
+  REQUIRE(t.told<control::Assignment>(4));
+  t.jobs.receive(4, control::Finished{t.told<control::Assignment>(4)->generation}, t.now, t.effects);
+  t.jobs.receive(4, control::Leave{"done"}, t.now, t.effects);
+  t.jobs.advance(t.now, t.effects);
+  REQUIRE(t.jobs.num_jobs() == 0);
+}
+
+TEST_CASE("a stall of the coordinator is no silence of its agents") {
+  Table t{JobsOptions{}};
+  t.join(1, "a", 1, 2);
+  const Instant late = t.now + 1min;
+  t.jobs.forgive(1min, late);
+  t.effects.clear();
+  t.jobs.advance(late, t.effects);
+  REQUIRE_FALSE(t.told<control::Refused>(1));
+  t.jobs.advance(late + 1min, t.effects);
+  REQUIRE(t.told<control::Refused>(1)->reason == control::Refused::Reason::kLost);
+}
+
 TEST_CASE("a new job under the name of one that is over begins after its last generation") {
   JobsOptions options;
   options.keep = 1h;

@@ -122,6 +122,23 @@ TEST_CASE("a coordinator that forgot everything goes on after the generation its
   REQUIRE(j.round.world.generation == 7);
 }
 
+TEST_CASE("a generation that a newcomer knows of is not used again, also while another world runs") {
+  Job j = job(1, 2);
+  j.settings.last_call_timeout = 1s;
+  j.join(1);
+  REQUIRE(j.waits());
+  j.now += 1s;
+  REQUIRE(j.forms());
+  REQUIRE(j.round.world.generation == 0);
+  REQUIRE(j.join(2, 5).kind == Admission::Kind::kStale);
+  REQUIRE(j.round.world.generation == 0);
+  REQUIRE(ready(j.round, Job::id(2), 5, 0, j.now));
+  REQUIRE(j.over());
+  j.all_ready({1});
+  REQUIRE(j.forms());
+  REQUIRE(j.round.world.generation == 6);
+}
+
 TEST_CASE("a second agent with a taken node rank is refused") {
   Job j = job(2, 2);
   Request node = Job::request(1);
