@@ -25,7 +25,11 @@ int main(int argc, char** argv) {
   JobRecord job;
   job.settings.max_nodes = 2;
   job.phase = membership::Phase::kRunning;
-  job.world = {0, 4, {{{1, 2}, "n1", "m1", "r", 0, 2, 0, 0, 4}, {{3, 4}, "n2", "m2", "r", {}, 2, 2, 2, 4}}};
+  job.world = {0,
+               4,
+               {{{1, 2}, "n1", "m1", "r", 0, 2, 0, 0, 4}, {{3, 4}, "n2", "m2", "r", {}, 2, 2, 2, 4}},
+               {"10.0.0.4"},
+               4711};
   job.excluded = {{"m9", Millis(10)}};
   std::string log = journal::file_header(7);
   std::string records;
