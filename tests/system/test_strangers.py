@@ -45,9 +45,10 @@ def daemon(nodes, bin_dir):
 
     def start(*options, **env):
         command = nodes.command(0, bin_dir / "musterd", "--port=0", *options)
-        process = subprocess.Popen(command, env={**os.environ, **env}, stderr=subprocess.PIPE, text=True)
+        # Unbuffered: communicate() does not return what readline() took beyond its line.
+        process = subprocess.Popen(command, env={**os.environ, **env}, stderr=subprocess.PIPE, bufsize=0)
         running.append(process)
-        process.port = int(re.search(r"listening on .*:(\d+)$", process.stderr.readline())[1])
+        process.port = int(re.search(r"listening on .*:(\d+)$", process.stderr.readline().decode().rstrip())[1])
         return process
 
     yield start
@@ -60,7 +61,7 @@ def daemon(nodes, bin_dir):
 
 def log_of(process):
     process.send_signal(signal.SIGTERM)
-    return process.communicate(timeout=60)[1]
+    return process.communicate(timeout=60)[1].decode()
 
 
 def talk(nodes, node, address, port, send, wanted):
