@@ -58,6 +58,10 @@ std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const J
   return std::make_unique<ElasticRendezvous>(io, job, log);
 }
 
+int terminal_or_none(int fd) {
+  return ::isatty(fd) == 1 ? fd : -1;
+}
+
 }  // namespace
 
 struct Agent::Attempt {
@@ -65,7 +69,7 @@ struct Agent::Attempt {
       : number(count),
         assignment(given),
         router(agent.io_, agent.job_, assignment, *agent.directory_, agent.out_, agent.err_,
-               ::isatty(STDERR_FILENO) == 1 ? STDERR_FILENO : -1),
+               {terminal_or_none(STDOUT_FILENO), terminal_or_none(STDERR_FILENO)}),
         group(agent.io_, agent.guardian_, agent.job_.local_world_size,
               [&agent](int local_rank, const ProcessEnd& end, bool unsignalled) {
                 agent.events_.push_back(WorkerEnded{local_rank, end, unsignalled});
@@ -102,7 +106,7 @@ void Agent::arm_signals() {
     signals_.add(signal, error);
     if (error) log_.warning(fmt::format("cannot handle {}: {}", signal_name(signal), error.message()));
   }
-  if (::isatty(STDERR_FILENO) == 1) signals_.add(SIGWINCH);
+  if (terminal_or_none(STDOUT_FILENO) >= 0 || terminal_or_none(STDERR_FILENO) >= 0) signals_.add(SIGWINCH);
   struct Wait {
     Agent& agent;
     void operator()(boost::system::error_code error, int signal) const {
@@ -211,7 +215,8 @@ int Agent::finish(const FailureNotice& notice) {
 }
 
 Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignment) {
-  MUSTER_OK(directory_->begin_attempt(assignment.attempt, job_.local_world_size));
+  MUSTER_OK(directory_->begin_attempt(
+      {assignment.attempt, assignment.generation, assignment.base_rank, job_.host}, job_.local_world_size));
   if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
     directory_->keep();
     output_kept_ = true;

@@ -233,6 +233,7 @@ void ElasticRendezvous::take_part(std::string master_addr, std::string interface
   out.master_addr = std::move(master_addr);
   out.master_port = from.master_port;
   out.interface = std::move(interface);
+  out.generation = from.generation;
   finish_join(std::move(out));
 }
 

@@ -26,12 +26,16 @@ struct Command {
   friend bool operator==(const Command&, const Command&) = default;
 };
 
+enum class View { kAll, kRank0, kFold };
+
 struct LogSettings {
   std::optional<std::string> directory;  // --log-dir; nothing: a temporary one
   StdMap redirects;
   StdMap tee;
   std::vector<int> local_ranks_filter;  // empty: all
+  std::vector<int> ranks_filter;        // likewise, of the world
   std::string prefix_template;
+  View view = View::kAll;
 
   friend bool operator==(const LogSettings&, const LogSettings&) = default;
 };
@@ -86,7 +90,8 @@ struct Assignment {
   int role_world_size = 1;
   std::string master_addr;
   std::uint16_t master_port = 0;
-  std::string interface = {};  // by which the first node is reached; empty: not known
+  std::string interface = {};   // by which the first node is reached; empty: not known
+  std::int64_t generation = 0;  // as a coordinator counts; without one the same as attempt
 
   friend bool operator==(const Assignment&, const Assignment&) = default;
 };

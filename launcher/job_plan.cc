@@ -48,6 +48,23 @@ Result<std::vector<int>> parse_signals(std::string_view text) {
   return out;
 }
 
+Result<std::vector<int>> parse_ranks(std::string_view option, std::string_view text, std::int64_t most) {
+  std::vector<int> out;
+  if (text.empty()) return out;
+  for (const std::string_view part : split(text, ',')) {
+    MUSTER_TRY(const std::int64_t rank, parse_integer(option, trimmed(part), 0, most));
+    out.push_back(static_cast<int>(rank));
+  }
+  return out;
+}
+
+Result<View> parse_view(std::string_view text) {
+  if (text == "all") return View::kAll;
+  if (text == "rank0") return View::kRank0;
+  if (text == "fold") return View::kFold;
+  return usage(fmt::format("--view={}: not one of all, rank0, fold", text));
+}
+
 Result<LogSettings> plan_logs(const Options& options, const Environment& environment) {
   LogSettings out;
   out.directory = options.log_dir;
@@ -57,11 +74,12 @@ Result<LogSettings> plan_logs(const Options& options, const Environment& environ
   if (!tee) return fail("--tee", std::move(tee).error());
   out.redirects = *std::move(redirects);
   out.tee = *std::move(tee);
-  if (!options.local_ranks_filter.empty())
-    for (const std::string_view part : split(options.local_ranks_filter, ',')) {
-      MUSTER_TRY(const std::int64_t rank, parse_integer("--local-ranks-filter", trimmed(part), 0, 65535));
-      out.local_ranks_filter.push_back(static_cast<int>(rank));
-    }
+  MUSTER_TRY(out.local_ranks_filter, parse_ranks("--local-ranks-filter", options.local_ranks_filter, 65'535));
+  MUSTER_TRY(out.ranks_filter, parse_ranks("--ranks-filter", options.ranks_filter, 100'000'000));
+  MUSTER_TRY(out.view, parse_view(options.view));
+  // Who looks at a part only has the whole in files, if they are to be kept at all.
+  if (out.view != View::kAll && options.log_dir && out.redirects.none() && out.tee.none())
+    out.tee.others = Std::kBoth;
   if (options.log_line_prefix_template && !options.log_line_prefix_template->empty()) {
     out.prefix_template = *options.log_line_prefix_template;
   } else {

@@ -11,8 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/stderr_channel.h"
-#include "launcher/substitution.h"
+#include "launcher/output_channel.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -25,33 +24,41 @@ constexpr int kReadsToDrain = 64;  // 256 KiB in pieces of 4 KiB: more than a pi
 }  // namespace
 
 struct LogRouter::Follower {
+  int local_rank = 0;
+  Std stream = Std::kOut;
   UniqueFd file;
   LineSplitter splitter;
-  std::string prefix;
-  OutputSink* target = nullptr;  // null: the filter hides this rank
-  bool waiting = false;          // for the target to clear
+  bool shown = false;
+  bool waiting = false;  // for the screen to clear
+};
+
+struct LogRouter::Channel {
+  explicit Channel(boost::asio::io_context& io) : reader(io) {}
+
+  boost::asio::posix::stream_descriptor reader;
+  bool open = false;
+  int local_rank = 0;
+  Std stream = Std::kErr;
+  Screen::Form form = Screen::Form::kBytes;
+  LineSplitter splitter;  // with kLines
+  TailBuffer tail;        // of stderr
 };
 
 struct LogRouter::Worker {
-  explicit Worker(boost::asio::io_context& io) : channel(io) {}
+  explicit Worker(boost::asio::io_context& io) : out(io), err(io) {}
 
   UniqueFd child_stdout, child_stderr;  // until started()
-  boost::asio::posix::stream_descriptor channel;
-  bool channel_open = false;
-  bool shown = true;
-  TailBuffer tail;
+  Channel out, err;
   std::string stderr_path;  // when it goes to a file
 };
 
 LogRouter::LogRouter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
-                     const LogDirectory& directory, OutputSink& out, OutputSink& err, int terminal)
+                     LogDirectory& directory, OutputSink& out, OutputSink& err, Terminals terminals)
     : io_(io),
       job_(job),
-      assignment_(assignment),
       directory_(directory),
-      out_(out),
-      err_(err),
-      terminal_(terminal),
+      terminals_(terminals),
+      screen_(io, job, assignment, out, err),
       changes_(io),
       buffer_(kReadBytes, '\0'),
       alive_(std::make_shared<bool>(true)) {
@@ -62,26 +69,12 @@ LogRouter::~LogRouter() {
   *alive_ = false;
 }
 
-bool LogRouter::shown(int local_rank) const {
-  const auto& filter = job_.logs.local_ranks_filter;
-  return filter.empty() || std::find(filter.begin(), filter.end(), local_rank) != filter.end();
-}
-
-std::string LogRouter::prefix(int local_rank) const {
-  return substitute(job_.logs.prefix_template, [&](std::string_view name) -> std::optional<std::string> {
-    if (name == "role_name") return job_.role;
-    if (name == "local_rank") return std::to_string(local_rank);
-    if (name == "rank") return std::to_string(assignment_.base_rank + local_rank);
-    if (name == "hostname") return job_.host.substr(0, job_.host.find('.'));
-    return std::nullopt;
-  });
-}
-
-Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow, int& watch) {
+Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow) {
   const std::string path = directory_.file(local_rank, stream == Std::kOut ? "stdout.log" : "stderr.log");
   UniqueFd file(retry_eintr(
       [&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666); }));
   if (!file) return fail(errno_error("create " + path, errno));
+  MUSTER_OK(directory_.name_by_rank(local_rank, stream == Std::kOut ? "out" : "err"));
   if (!follow) return file;
   if (!changes_.is_open()) {
     UniqueFd notifier(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
@@ -90,39 +83,48 @@ Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow, i
     follow_changes();
   }
   auto follower = std::make_unique<Follower>();
+  follower->local_rank = local_rank;
+  follower->stream = stream;
+  follower->shown = screen_.shown(local_rank);
   follower->file.reset(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
   if (!follower->file) return fail(errno_error("open " + path, errno));
-  follower->prefix = prefix(local_rank);
-  if (shown(local_rank)) follower->target = stream == Std::kOut ? &out_ : &err_;
-  watch = ::inotify_add_watch(changes_.native_handle(), path.c_str(), IN_MODIFY);
+  const int watch = ::inotify_add_watch(changes_.native_handle(), path.c_str(), IN_MODIFY);
   if (watch < 0) return fail(errno_error("watch " + path + "; see fs.inotify.max_user_watches", errno));
   followers_[watch] = std::move(follower);
   return file;
+}
+
+Result<UniqueFd> LogRouter::open_channel(Channel& channel, int local_rank, Std stream, Screen::Form form) {
+  MUSTER_TRY(OutputChannel ends, open_output_channel(stream == Std::kOut ? terminals_.out : terminals_.err));
+  channel.reader.assign(ends.reader.release());
+  channel.open = true;
+  channel.local_rank = local_rank;
+  channel.stream = stream;
+  channel.form = form;
+  read_channel(channel);
+  return std::move(ends.writer);
 }
 
 Result<LogRouter::Streams> LogRouter::open(int local_rank) {
   auto& slot = workers_[static_cast<std::size_t>(local_rank)];
   slot = std::make_unique<Worker>(io_);
   Worker& worker = *slot;
-  worker.shown = shown(local_rank);
+  const Screen::Form form = screen_.form(local_rank);
   const Std tee = directory_.enabled() ? job_.logs.tee.of(local_rank) : Std::kNone;
   const Std files = directory_.enabled() ? job_.logs.redirects.of(local_rank) | tee : Std::kNone;
 
-  int watch = -1;
   if (has(files, Std::kOut)) {
-    MUSTER_TRY(worker.child_stdout, open_file(local_rank, Std::kOut, has(tee, Std::kOut), watch));
-  } else if (!worker.shown) {
+    MUSTER_TRY(worker.child_stdout, open_file(local_rank, Std::kOut, has(tee, Std::kOut)));
+  } else if (form == Screen::Form::kHidden) {
     worker.child_stdout.reset(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  } else if (form == Screen::Form::kLines) {
+    MUSTER_TRY(worker.child_stdout, open_channel(worker.out, local_rank, Std::kOut, form));
   }
   if (has(files, Std::kErr)) {
-    MUSTER_TRY(worker.child_stderr, open_file(local_rank, Std::kErr, has(tee, Std::kErr), watch));
+    MUSTER_TRY(worker.child_stderr, open_file(local_rank, Std::kErr, has(tee, Std::kErr)));
     worker.stderr_path = directory_.file(local_rank, "stderr.log");
   } else {
-    MUSTER_TRY(StderrChannel channel, open_stderr_channel(terminal_));
-    worker.child_stderr = std::move(channel.writer);
-    worker.channel.assign(channel.reader.release());
-    worker.channel_open = true;
-    read_channel(worker);
+    MUSTER_TRY(worker.child_stderr, open_channel(worker.err, local_rank, Std::kErr, form));
   }
   return Streams{worker.child_stdout.get(), worker.child_stderr.get()};
 }
@@ -133,38 +135,46 @@ void LogRouter::started(int local_rank) {
   worker.child_stderr.reset();
 }
 
-void LogRouter::read_channel(Worker& worker) {
-  worker.channel.async_wait(boost::asio::posix::descriptor_base::wait_read,
-                            [this, &worker, alive = alive_](boost::system::error_code error) {
+void LogRouter::read_channel(Channel& channel) {
+  channel.reader.async_wait(boost::asio::posix::descriptor_base::wait_read,
+                            [this, &channel, alive = alive_](boost::system::error_code error) {
                               if (error || !*alive) return;
-                              for (int i = 0; i < kReadsPerTurn && worker.channel_open; ++i) {
-                                if (worker.shown && err_.congested()) {
-                                  err_.when_clear([this, &worker, alive = alive_] {
-                                    if (*alive && worker.channel_open) read_channel(worker);
+                              const bool shown = channel.form != Screen::Form::kHidden;
+                              for (int i = 0; i < kReadsPerTurn && channel.open; ++i) {
+                                if (shown && screen_.congested(channel.stream)) {
+                                  screen_.when_clear(channel.stream, [this, &channel, alive = alive_] {
+                                    if (*alive && channel.open) read_channel(channel);
                                   });
                                   return;
                                 }
-                                if (!read_channel_once(worker)) break;
+                                if (!read_channel_once(channel)) break;
                               }
-                              if (worker.channel_open) read_channel(worker);
+                              if (channel.open) read_channel(channel);
                             });
 }
 
 /// False when there is nothing to read now, or no more ever.
-bool LogRouter::read_channel_once(Worker& worker) {
+bool LogRouter::read_channel_once(Channel& channel) {
+  const auto emit = [&](std::string_view line) { screen_.line(channel.local_rank, channel.stream, line); };
   const ssize_t n =
-      retry_eintr([&] { return ::read(worker.channel.native_handle(), buffer_.data(), buffer_.size()); });
+      retry_eintr([&] { return ::read(channel.reader.native_handle(), buffer_.data(), buffer_.size()); });
   if (n > 0) {
     const std::string_view bytes(buffer_.data(), static_cast<std::size_t>(n));
-    worker.tail.append(bytes);
-    if (worker.shown) err_.write(bytes);
+    if (channel.stream == Std::kErr) channel.tail.append(bytes);
+    if (channel.form == Screen::Form::kBytes) screen_.bytes(channel.stream, bytes);
+    if (channel.form == Screen::Form::kLines) {
+      channel.splitter.feed(bytes, emit);
+      screen_.flush();
+    }
     return true;
   }
   // A pseudo-terminal whose other end is closed everywhere reports EIO instead of end of file.
   if (n == 0 || errno != EAGAIN) {
-    worker.channel_open = false;
+    channel.open = false;
     boost::system::error_code ignored;
-    worker.channel.close(ignored);
+    channel.reader.close(ignored);
+    channel.splitter.finish(emit);
+    screen_.flush();
   }
   return false;
 }
@@ -189,19 +199,16 @@ void LogRouter::follow_changes() {
 }
 
 void LogRouter::read_follower(Follower& follower, bool to_the_end) {
-  if (follower.target == nullptr) return;
-  std::string lines;
-  const auto emit = [&](std::string_view line) {
-    lines.append(follower.prefix).append(line).push_back('\n');
-  };
+  if (!follower.shown) return;
+  const auto emit = [&](std::string_view line) { screen_.line(follower.local_rank, follower.stream, line); };
   struct stat info {};
   off_t left = std::numeric_limits<off_t>::max();
   if (to_the_end && ::fstat(follower.file.get(), &info) == 0)
     left = info.st_size - ::lseek(follower.file.get(), 0, SEEK_CUR);
   while (left > 0) {
-    if (!to_the_end && follower.target->congested()) {
+    if (!to_the_end && screen_.congested(follower.stream)) {
       if (std::exchange(follower.waiting, true)) return;
-      follower.target->when_clear([this, &follower, alive = alive_] {
+      screen_.when_clear(follower.stream, [this, &follower, alive = alive_] {
         if (!*alive) return;
         follower.waiting = false;
         read_follower(follower, false);
@@ -212,28 +219,33 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
         retry_eintr([&] { return ::read(follower.file.get(), buffer_.data(), buffer_.size()); });
     if (n <= 0) break;
     left -= n;
-    lines.clear();
     follower.splitter.feed(std::string_view(buffer_.data(), static_cast<std::size_t>(n)), emit);
-    follower.target->write(lines);
+    screen_.flush();
   }
   if (!to_the_end) return;
-  lines.clear();
   follower.splitter.finish(emit);
-  follower.target->write(lines);
+  screen_.flush();
 }
 
 /// Bounded: a process that left its worker's group may still be writing, and for ever.
 void LogRouter::drain() {
-  for (auto& worker : workers_)
-    for (int i = 0; i < kReadsToDrain && worker && worker->channel_open && read_channel_once(*worker); ++i) {
+  for (auto& worker : workers_) {
+    if (!worker) continue;
+    for (Channel* channel : {&worker->out, &worker->err}) {
+      for (int i = 0; i < kReadsToDrain && channel->open && read_channel_once(*channel); ++i) {
+      }
+      channel->splitter.finish(
+          [&](std::string_view line) { screen_.line(channel->local_rank, channel->stream, line); });
     }
+  }
   for (auto& [watch, follower] : followers_) read_follower(*follower, true);
+  screen_.finish();
 }
 
 std::vector<std::string> LogRouter::stderr_tail(int local_rank, std::size_t lines) const {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
   if (!worker) return {};
-  if (worker->stderr_path.empty()) return worker->tail.last_lines(lines);
+  if (worker->stderr_path.empty()) return worker->err.tail.last_lines(lines);
   const UniqueFd file(::open(worker->stderr_path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return {};
   const off_t size = ::lseek(file.get(), 0, SEEK_END);
@@ -245,8 +257,11 @@ std::vector<std::string> LogRouter::stderr_tail(int local_rank, std::size_t line
 }
 
 void LogRouter::window_changed() {
-  for (const auto& worker : workers_)
-    if (worker && worker->channel_open) copy_window_size(terminal_, worker->channel.native_handle());
+  for (const auto& worker : workers_) {
+    if (!worker) continue;
+    if (worker->out.open) copy_window_size(terminals_.out, worker->out.reader.native_handle());
+    if (worker->err.open) copy_window_size(terminals_.err, worker->err.reader.native_handle());
+  }
 }
 
 }  // namespace muster::launcher

@@ -57,9 +57,15 @@ inline constexpr std::array kOptionTable = {
               "as -r, and also show it here with a prefix per line"},
     OptionRow{"local-ranks-filter", 0, "PET_LOCAL_RANKS_FILTER", Takes::kText, "N,N", "all", Support::kFull,
               "show the output of these local ranks only"},
-    OptionRow{"log-line-prefix-template", 0, "PET_LOG_LINE_PREFIX_TEMPLATE", Takes::kText, "TEXT",
-              "[${role_name}${local_rank}]:", Support::kFull,
-              "prefix of teed lines; knows role_name, local_rank, rank, hostname"},
+    OptionRow{
+        "log-line-prefix-template", 0, "PET_LOG_LINE_PREFIX_TEMPLATE", Takes::kText, "TEXT",
+        "[${role_name}${local_rank}]:", Support::kFull,
+        "prefix of lines; knows role_name, local_rank, rank, hostname, host, generation, restart, time"},
+    OptionRow{"ranks-filter", 0, "PET_RANKS_FILTER", Takes::kText, "N,N", "all", Support::kFull,
+              "show the output of these ranks of the world only"},
+    OptionRow{"view", 0, "PET_VIEW", Takes::kText, "all|rank0|fold", "all", Support::kFull,
+              "rank0: others from their first error on; fold: equal lines once, as [x8]; both write all of "
+              "it to --log-dir, if given"},
     OptionRow{"role", 0, "PET_ROLE", Takes::kText, "NAME", "default", Support::kFull,
               "role of this node's workers"},
     OptionRow{"rdzv-id", 0, "PET_RDZV_ID", Takes::kText, "ID", "none, or a UUID with one node",

@@ -57,6 +57,8 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--redirects", o.redirects);
   app.add_option("--tee", o.tee);
   app.add_option("--local-ranks-filter", o.local_ranks_filter);
+  app.add_option("--ranks-filter", o.ranks_filter);
+  app.add_option("--view", o.view);
   app.add_option("--log-line-prefix-template", o.log_line_prefix_template);
   app.add_option("--role", o.role);
   app.add_option("--rdzv-id", o.rdzv_id);
@@ -111,7 +113,7 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
       // An empty text is a value here (PET_X="" counts as set), which CLI11 would refuse.
       if (!flag && value.empty()) {
         if (name == "rdzv-endpoint" || name == "rdzv-conf" || name == "local-ranks-filter" ||
-            name == "local-addr" || name == "iface" || name == "secret-file")
+            name == "ranks-filter" || name == "local-addr" || name == "iface" || name == "secret-file")
           continue;
         if (name == "log-line-prefix-template") {
           out.log_line_prefix_template = "";

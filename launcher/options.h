@@ -29,6 +29,8 @@ struct Options {
   std::string redirects = "0";
   std::string tee = "0";
   std::string local_ranks_filter;
+  std::string ranks_filter;
+  std::string view = "all";
   std::optional<std::string> log_line_prefix_template;
   std::string role = "default";
   std::optional<std::string> rdzv_id;

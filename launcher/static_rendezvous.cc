@@ -78,15 +78,18 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     if (!port) co_return fail(port.error());
     auto number = parse_integer("MASTER_PORT", *port, 1, 65535);
     if (!number) co_return fail(number.error());
-    co_return Assignment{attempt,
-                         job_.node_rank,
-                         job_.nodes,
-                         range->base_rank,
-                         range->world_size,
-                         range->role_base_rank,
-                         range->role_world_size,
-                         job_.master_addr,
-                         static_cast<std::uint16_t>(*number)};
+    Assignment out;
+    out.attempt = attempt;
+    out.generation = attempt;
+    out.group_rank = job_.node_rank;
+    out.group_world_size = job_.nodes;
+    out.base_rank = range->base_rank;
+    out.world_size = range->world_size;
+    out.role_base_rank = range->role_base_rank;
+    out.role_world_size = range->role_world_size;
+    out.master_addr = job_.master_addr;
+    out.master_port = static_cast<std::uint16_t>(*number);
+    co_return out;
   }
 
   Awaitable<Result<AttemptOutcome>> outcome(int attempt) {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "launcher/guardian.h"
+#include "launcher/output_channel.h"
 #include "launcher/spawn.h"
-#include "launcher/stderr_channel.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
 
@@ -229,7 +229,7 @@ TEST_CASE("a guardian that is sent home kills nobody and is reaped") {
 }
 
 TEST_CASE("a stderr channel imitates a terminal where there is one and is a pipe elsewhere") {
-  auto pipe = open_stderr_channel(-1);
+  auto pipe = open_output_channel(-1);
   REQUIRE_OK(pipe);
   REQUIRE(::isatty(pipe->writer.get()) == 0);
   REQUIRE((::fcntl(pipe->reader.get(), F_GETFL) & O_NONBLOCK) != 0);
@@ -237,7 +237,7 @@ TEST_CASE("a stderr channel imitates a terminal where there is one and is a pipe
 
   const UniqueFd terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   REQUIRE(terminal);
-  auto imitation = open_stderr_channel(terminal.get());
+  auto imitation = open_output_channel(terminal.get());
   REQUIRE_OK(imitation);
   REQUIRE(::isatty(imitation->writer.get()) == 1);
   REQUIRE((::fcntl(imitation->writer.get(), F_GETFL) & O_NONBLOCK) == 0);
