@@ -176,6 +176,7 @@ int Agent::run_attempts() {
 }
 
 std::variant<Assignment, int> Agent::join(int attempt) {
+  if (entry_ != nullptr) entry_->gathering(log_);
   rendezvous_->join(attempt, [this](Result<Rendezvous::Membership> membership) {
     events_.push_back(Joined{std::move(membership)});
   });
@@ -231,6 +232,7 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
   if (attempt.start_failure)
     obey(attempt, attempt.supervision.start_failed(attempt.group.started(), SteadyClock::now()));
 
+  if (entry_ != nullptr) entry_->running(assignment, attempt.group.workers(assignment.base_rank), log_);
   while (!attempt.supervision.finished() || !attempt.outcome)
     handle(attempt, next_event(attempt.supervision.deadline()));
 

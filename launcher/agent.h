@@ -16,6 +16,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 
+#include "launcher/detach.h"
 #include "launcher/guardian.h"
 #include "launcher/job.h"
 #include "launcher/log_directory.h"
@@ -39,6 +40,9 @@ class Agent {
 
   /// Until the job is over on this node; returns the exit status.
   [[nodiscard]] int run();
+
+  /// Before run(): `entry` is told what happens; it outlives this.
+  void keep_entry(DetachedJob& entry) { entry_ = &entry; }
 
  private:
   struct Joined {
@@ -90,7 +94,8 @@ class Agent {
   std::optional<LogDirectory> directory_;
   bool output_kept_ = false;  // workers have written to files in a temporary directory
   std::unique_ptr<Rendezvous> rendezvous_;
-  LogRouter* router_ = nullptr;  // of the attempt under way
+  DetachedJob* entry_ = nullptr;  // of a detached job
+  LogRouter* router_ = nullptr;   // of the attempt under way
 };
 
 }  // namespace muster::launcher

@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "launcher/agent.h"
+#include "launcher/detach.h"
 #include "launcher/gpus.h"
 #include "launcher/guardian.h"
 #include "launcher/job_plan.h"
@@ -89,6 +90,7 @@ std::optional<rlimit> make_room_for_descriptors(int workers) {
 int main(int argc, char** argv) {
   open_standard_descriptors();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
+  const std::vector<std::string> command(argv, argv + argc);
   const Environment environment = current_environment();
   const auto options = parse_options(arguments, environment);
   if (!options) return complain(options.error());
@@ -105,6 +107,13 @@ int main(int argc, char** argv) {
   if (!job) return complain(job.error());
 
   ::signal(SIGPIPE, SIG_IGN);
+  std::optional<DetachedJob> detached;
+  if (options->detach) {
+    auto side = detach(*job, options->job_name, command, environment);
+    if (!side) return complain(side.error());
+    if (const int* exit_status = std::get_if<int>(&*side)) return *exit_status;
+    detached = std::get<DetachedJob>(*std::move(side));
+  }
   auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size));
   if (!guardian) return complain(guardian.error());
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
@@ -122,8 +131,10 @@ int main(int argc, char** argv) {
   int status = kExitSystem;
   {
     Agent agent(io, *job, environment, log, *guardian, out, err, descriptor_limit);
+    if (detached) agent.keep_entry(*detached);
     status = agent.run();
   }
+  if (detached) detached->ended(status, log);
   const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushPatience);
   if (lost_out > 0)
     log.warning(

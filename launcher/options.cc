@@ -72,6 +72,8 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--iface", o.iface);
   app.add_option("--spares", o.spares)->check(CLI::NonNegativeNumber);
   app.add_option("--secret-file", o.secret_file);
+  app.add_flag("--detach", o.detach);
+  app.add_option("--job-name", o.job_name);
   app.add_flag("--help", o.help);
   app.add_flag("--version", o.version);
 }
@@ -113,7 +115,8 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
       // An empty text is a value here (PET_X="" counts as set), which CLI11 would refuse.
       if (!flag && value.empty()) {
         if (name == "rdzv-endpoint" || name == "rdzv-conf" || name == "local-ranks-filter" ||
-            name == "ranks-filter" || name == "local-addr" || name == "iface" || name == "secret-file")
+            name == "ranks-filter" || name == "local-addr" || name == "iface" || name == "secret-file" ||
+            name == "job-name")
           continue;
         if (name == "log-line-prefix-template") {
           out.log_line_prefix_template = "";

@@ -44,6 +44,8 @@ struct Options {
   std::string iface;
   int spares = 0;
   std::string secret_file;
+  bool detach = false;
+  std::string job_name;
   bool help = false;
   bool version = false;
 

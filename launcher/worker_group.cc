@@ -206,4 +206,11 @@ void WorkerGroup::signal_groups(int signal) {
   }
 }
 
+std::vector<JobEntry::Worker> WorkerGroup::workers(int base_rank) const {
+  std::vector<JobEntry::Worker> out;
+  for (std::size_t i = 0; i < workers_.size(); ++i)
+    if (workers_[i].pid > 0) out.push_back({base_rank + static_cast<int>(i), workers_[i].pid});
+  return out;
+}
+
 }  // namespace muster::launcher

@@ -16,6 +16,7 @@
 
 #include "launcher/guardian.h"
 #include "launcher/job.h"
+#include "launcher/job_entry.h"
 #include "launcher/log_directory.h"
 #include "launcher/log_router.h"
 #include "launcher/spawn.h"
@@ -49,6 +50,8 @@ class WorkerGroup {
 
   [[nodiscard]] int started() const;
   /// 0: was not started.
+  /// Rank and process of those that were started.
+  [[nodiscard]] std::vector<JobEntry::Worker> workers(int base_rank) const;
   [[nodiscard]] int pid(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].pid; }
   [[nodiscard]] bool running(int local_rank) const {
     return workers_[static_cast<std::size_t>(local_rank)].running;
