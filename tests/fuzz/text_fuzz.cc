@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arbitrary text for the small parsers of what a launcher and its workers are handed by others: environment
-// variables, counters, secrets, error files that workers write, CUDA_VISIBLE_DEVICES, -r and -t.
+// variables, counters, secrets, error files that workers write, entries of detached jobs,
+// CUDA_VISIBLE_DEVICES, -r and -t.
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "launcher/error_file.h"
+#include "launcher/job_entry.h"
 #include "launcher/nproc.h"
 #include "launcher/std_map.h"
 #include "rendezvous/auth.h"
@@ -54,6 +56,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto recorded = launcher::parse_error_file(text);
   (void)recorded;
   (void)launcher::with_error_code(text, 7);
+  if (const auto entry = launcher::job_entry_from_json(text)) {
+    check(launcher::is_job_name(entry->name));
+    check(launcher::job_entry_from_json(launcher::to_json(*entry)) == *entry);
+  }
   std::vector<std::string> gpus = {"GPU-aa00", "GPU-ab11", "GPU-ab12"};
   check(launcher::count_visible(gpus, text) >= 0);
   check(launcher::count_visible(gpus, text) <= 3);
