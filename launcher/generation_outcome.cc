@@ -40,6 +40,7 @@ FailureNotice notice_of(const membership::Cause& cause) {
   out.rank = cause.rank;
   out.exit_code = cause.exit_code;
   out.text = text_of(cause);
+  if (cause.kind == Kind::kNodeLost) out.lost_node = cause.group_rank;
   // Its text names the node.
   if (cause.kind == Kind::kNodeLost || cause.kind == Kind::kNodeLeft) out.node_rank = -1;
   return out;

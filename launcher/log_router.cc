@@ -19,8 +19,19 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kReadBytes = 64 * 1024;
-constexpr int kReadsPerTurn = 16;  // then other descriptors get their turn
+constexpr int kReadsPerTurn = 16;                    // then other descriptors get their turn
+constexpr std::size_t kErrorFileBytes = 256 * 1024;  // of a file with stderr in it, searched for an error
 constexpr int kReadsToDrain = 64;  // 256 KiB in pieces of 4 KiB: more than a pipe or a pseudo-terminal holds
+
+std::string end_of_file(const std::string& path, std::size_t max_bytes) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return {};
+  const off_t size = ::lseek(file.get(), 0, SEEK_END);
+  std::string out(std::min(static_cast<std::size_t>(size), max_bytes), '\0');
+  const ssize_t n = ::pread(file.get(), out.data(), out.size(), size - static_cast<off_t>(out.size()));
+  out.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return out;
+}
 
 }  // namespace
 
@@ -40,6 +51,7 @@ struct LogRouter::Worker {
   bool channel_open = false;
   bool shown = true;
   TailBuffer tail;
+  ErrorWatch errors;
   std::string stderr_path;  // when it goes to a file
 };
 
@@ -157,6 +169,8 @@ bool LogRouter::read_channel_once(Worker& worker) {
   if (n > 0) {
     const std::string_view bytes(buffer_.data(), static_cast<std::size_t>(n));
     worker.tail.append(bytes);
+    // Who fills the whole buffer is not failing but talking: what it says costs no second look.
+    if (bytes.size() < kReadBytes) worker.errors.feed(bytes);
     if (worker.shown) err_.write(bytes);
     return true;
   }
@@ -230,17 +244,28 @@ void LogRouter::drain() {
   for (auto& [watch, follower] : followers_) read_follower(*follower, true);
 }
 
+std::optional<Cause> LogRouter::error_so_far(int local_rank) {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  if (!worker) return std::nullopt;
+  if (worker->stderr_path.empty()) {
+    for (int i = 0; i < kReadsToDrain && worker->channel_open && read_channel_once(*worker); ++i) {
+    }
+    ErrorWatch watch = worker->errors;  // a copy: the last line may go on
+    watch.finish();
+    return watch.found();
+  }
+  ErrorWatch watch;
+  watch.feed(end_of_file(worker->stderr_path, kErrorFileBytes));
+  watch.finish();
+  return watch.found();
+}
+
 std::vector<std::string> LogRouter::stderr_tail(int local_rank, std::size_t lines) const {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
   if (!worker) return {};
   if (worker->stderr_path.empty()) return worker->tail.last_lines(lines);
-  const UniqueFd file(::open(worker->stderr_path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return {};
-  const off_t size = ::lseek(file.get(), 0, SEEK_END);
-  std::string bytes(static_cast<std::size_t>(std::min<off_t>(size, TailBuffer::kDefaultCap)), '\0');
-  const ssize_t n = ::pread(file.get(), bytes.data(), bytes.size(), size - static_cast<off_t>(bytes.size()));
   TailBuffer tail;
-  if (n > 0) tail.append(std::string_view(bytes.data(), static_cast<std::size_t>(n)));
+  tail.append(end_of_file(worker->stderr_path, TailBuffer::kDefaultCap));
   return tail.last_lines(lines);
 }
 

@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "launcher/agent.h"
+#include "launcher/descendants.h"
 #include "launcher/gpus.h"
 #include "launcher/guardian.h"
 #include "launcher/job_plan.h"
@@ -105,8 +106,10 @@ int main(int argc, char** argv) {
   if (!job) return complain(job.error());
 
   ::signal(SIGPIPE, SIG_IGN);
-  auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size));
+  Descendants descendants(job->token());
+  auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size), job->token());
   if (!guardian) return complain(guardian.error());
+  descendants.spare(guardian->pid());
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
   // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does
   // not.
@@ -121,7 +124,7 @@ int main(int argc, char** argv) {
   log_target = &err;
   int status = kExitSystem;
   {
-    Agent agent(io, *job, environment, log, *guardian, out, err, descriptor_limit);
+    Agent agent(io, *job, environment, log, *guardian, descendants, out, err, descriptor_limit);
     status = agent.run();
   }
   const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushPatience);
