@@ -197,7 +197,8 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
   restart_ = Restart{attempt.failed, SteadyClock::now(), 0};
   if (!*attempt.outcome) {
     FailureNotice lost;
-    lost.node_rank = lost.lost_node = 0;
+    lost.node_rank = -1;
+    lost.cut_off = true;
     lost.exit_code = kExitPeerLost;
     lost.text = (*attempt.outcome).error().message;
     report(attempt, lost);
@@ -207,10 +208,13 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
     // Asked to end while the workers were being stopped for a restart: there is none.
     const int signal = attempt.supervision.stop_signal();
     const bool cut_short = notice->restart && signal != 0;
-    if (!notice->restart || cut_short) report(attempt, *notice);
-    if (!cut_short) return *notice;
+    if (!cut_short) {
+      if (!notice->restart) report(attempt, *notice);
+      return *notice;
+    }
     FailureNotice stopped = describe_stop(signal, assignment.group_rank);
     rendezvous_->decline(number + 1, stopped);
+    report(attempt, *notice);
     return stopped;
   }
   return FailureNotice{};

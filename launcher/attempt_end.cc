@@ -99,16 +99,17 @@ void Agent::collect(Attempt& attempt) {
 void Agent::report(Attempt& attempt, const FailureNotice& notice) {
   const Assignment& place = attempt.assignment;
   NodeReport mine = post_mortem_.part_of_report(place.group_rank, std::move(attempt.outcomes));
-  const bool first_is_gone = notice.lost_node == 0;
-  if (place.group_rank > 0 && !first_is_gone) {
+  // Of a job that was asked to end there is little to tell, and nobody to wait for.
+  const bool failed = notice.rank >= 0 || notice.lost_node > 0;
+  const bool together = place.group_world_size > 1 && failed && !notice.restart && !notice.cut_off;
+  if (together && place.group_rank > 0) {
     rendezvous_->send_report(attempt.number, to_json(mine));
     if (notice.node_rank != place.group_rank) return;
   }
   JobReport report{job_.command.title, job_.run_id, place.attempt, job_.max_restarts, notice, {}, {},
                    restart_reasons_};
   report.nodes.push_back(std::move(mine));
-  if (place.group_rank == 0 && place.group_world_size > 1)
-    gather(attempt.number, report, place.group_world_size);
+  if (together && place.group_rank == 0) gather(attempt.number, report, place.group_world_size);
   post_mortem_.publish(report, *directory_, err_);
 }
 

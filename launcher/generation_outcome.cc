@@ -85,6 +85,7 @@ FailureNotice outcome_of(const Error& lost, bool running, const std::string& end
   out.text = running ? fmt::format("lost the coordinator at {}: {}", endpoint, lost.message)
                      : fmt::format("rendezvous: {}", lost.message);
   out.exit_code = running ? kExitPeerLost : kExitRendezvous;
+  out.cut_off = true;
   if (lost.code == ErrorCode::kMismatch) out.exit_code = kExitRefused;
   if (!busy.empty() && (lost.code == ErrorCode::kTimeout || lost.code == ErrorCode::kProtocol)) {
     out.text += fmt::format(". This agent could not run the coordinator itself: {}", busy);

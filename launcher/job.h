@@ -130,6 +130,7 @@ struct FailureNotice {
   bool restart = false;  // the next attempt follows
   bool regroup = false;  // with restart: because other nodes take part, which uses none of --max-restarts
   int lost_node = -1;    // the node whose agent is gone; -1: none
+  bool cut_off = false;  // the other nodes cannot be reached any more
 
   friend bool operator==(const FailureNotice&, const FailureNotice&) = default;
 };

@@ -152,8 +152,12 @@ std::string format_report(const JobReport& report, const Verdict& verdict, const
   std::string out = fmt::format("{}\n{}\n{}\nFailures:\n{}", thick, title, thin,
                                 others.empty() ? "  <NO_OTHER_FAILURES>\n" : others);
   out += line_of_ranks("stopped by muster, not failures of their own", std::move(stopped));
-  out += line_of_ranks("consequences, lost the connection to another process", std::move(consequences));
-  if (!report.missing.empty()) out += fmt::format("  no word from node {}\n", ranges(report.missing));
+  out += line_of_ranks("consequences of it", std::move(consequences));
+  if (!report.missing.empty())
+    out += fmt::format("  no word from: node{} {}\n", report.missing.size() == 1 ? "" : "s",
+                       ranges(report.missing));
+  for (const NodeReport& node : report.nodes)
+    for (const std::string& line : node.kernel) out += fmt::format("  kernel of {}: {}\n", node.host, line);
   out += fmt::format("{}\nRoot Cause (first observed failure):\n{}{}\n", thin, root, thick);
   return out;
 }

@@ -66,6 +66,9 @@ void judge_worker(WorkerOutcome& outcome, const Evidence& evidence) {
   } else {
     outcome.cause = {CauseClass::kExitCode, text_of_code(end.code)};
   }
+  // A process of the worker's, such as a loader of data, and so the worker after it.
+  if (evidence.memory_killed && outcome.cause.text.find("killed by signal") != std::string::npos)
+    outcome.cause.kind = CauseClass::kHostMemory;
   // The kernel's word weighs more than what the program made of it.
   if (!outcome.kernel.empty() && outcome.cause.kind != CauseClass::kGpuMemory) {
     outcome.cause.kind = CauseClass::kGpuFault;
@@ -92,7 +95,7 @@ std::string_view to_string(Part part) {
 Verdict judge(std::span<const NodeReport> nodes, const FailureNotice& notice) {
   Verdict out;
   // A lost node, or a signal to muster: whatever failed, failed after it.
-  const bool of_a_worker = notice.rank >= 0 || notice.node_rank < 0;
+  const bool of_a_worker = notice.rank >= 0;
   // Smaller is earlier.
   using Order = std::tuple<int, bool, std::int64_t>;
   std::optional<Order> best;

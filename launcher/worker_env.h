@@ -28,6 +28,6 @@ using RankVariables = std::vector<std::pair<std::string_view, std::string>>;
 /// workers.
 [[nodiscard]] Result<RankVariables> rank_variables(const Environment& inherited, const Job& job,
                                                    const Assignment& assignment, int local_rank,
-                                                   std::string error_file, std::string progress_file);
+                                                   std::string error_file, std::string progress_file = {});
 
 }  // namespace muster::launcher
