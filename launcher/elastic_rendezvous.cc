@@ -113,6 +113,10 @@ net::ControlEvents ElasticRendezvous::client_events() {
   out.generation_over = [this](const auto& message) { on_generation_over(message); };
   out.closed = [this](const auto& message) { on_closed(message); };
   out.lost = [this](const auto& error) { on_lost(error); };
+  out.report = [this](const control::Report& part) {
+    parts_.push_back(part);
+    hand_over_parts();
+  };
   out.trying = [this](const Error& error) {
     // While workers run, a broken connection is news.
     say(fmt::format("waiting for the coordinator at {}: {}", endpoint_, error.message), !joined_);
@@ -294,6 +298,26 @@ void ElasticRendezvous::announce(int, const FailureNotice& notice) {
 
 void ElasticRendezvous::succeeded(int) {
   client_->finished(assigned_->generation);
+}
+
+// The report.
+
+void ElasticRendezvous::send_report(int, std::string part) {
+  if (assigned_) client_->report(assigned_->generation, std::move(part));
+}
+
+void ElasticRendezvous::gather_reports(int, PartCame came) {
+  part_came_ = std::move(came);
+  asio::post(io_, [this, alive = alive_] {
+    if (*alive) hand_over_parts();
+  });
+}
+
+void ElasticRendezvous::hand_over_parts() {
+  if (!part_came_) return;
+  for (control::Report& part : std::exchange(parts_, {}))
+    if (assigned_ && part.generation == assigned_->generation)
+      part_came_(part.group_rank, std::move(part.payload));
 }
 
 // Parting.

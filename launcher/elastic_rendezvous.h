@@ -37,6 +37,8 @@ class ElasticRendezvous final : public Rendezvous {
   void watch(int attempt, OutcomeKnown known) override;
   void announce(int attempt, const FailureNotice& notice) override;
   void succeeded(int attempt) override;
+  void send_report(int attempt, std::string part) override;
+  void gather_reports(int attempt, PartCame came) override;
   void decline(int attempt, const FailureNotice& notice) override;
   void leave(Millis patience, std::function<void()> left) override;
 
@@ -58,6 +60,7 @@ class ElasticRendezvous final : public Rendezvous {
   void take_part(std::string master_addr, std::string interface);
   void next_generation();
   void end(const AttemptOutcome& outcome);
+  void hand_over_parts();
   void finish_join(Membership membership);
   void fail_join(int exit_code, std::string text);
 
@@ -82,6 +85,8 @@ class ElasticRendezvous final : public Rendezvous {
   Joined joined_;                                // while joining
   OutcomeKnown known_;                           // while watching
   std::optional<AttemptOutcome> outcome_;        // came before watch()
+  PartCame part_came_;                           // while reports are gathered
+  std::vector<control::Report> parts_;           // came before that
   bool stopped_here_ = false;                    // this node asked for the end
   bool outside_ = false;                         // a world runs without this node
   bool warned_ = false;

@@ -72,6 +72,10 @@ std::vector<std::string> find_gpus(const std::string& proc_gpus) {
   return std::vector<std::string>(list_directory(proc_gpus).size());
 }
 
+std::vector<std::string> gpu_addresses(const std::string& proc_gpus) {
+  return list_directory(proc_gpus);
+}
+
 int count_gpus(const Environment& environment) {
   const auto visible = lookup(environment, "CUDA_VISIBLE_DEVICES");
   if (visible && visible->empty()) return 0;

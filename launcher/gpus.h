@@ -14,6 +14,10 @@ namespace muster::launcher {
 /// UUIDs of the physical GPUs in NVML's order (PCI bus); empty texts where only the number is known.
 [[nodiscard]] std::vector<std::string> find_gpus(const std::string& proc_gpus = "/proc/driver/nvidia/gpus");
 
+/// Their PCI addresses in that order, "0000:3b:00.0"; empty where the driver does not show them.
+[[nodiscard]] std::vector<std::string> gpu_addresses(
+    const std::string& proc_gpus = "/proc/driver/nvidia/gpus");
+
 /// What a worker would see under this environment.
 [[nodiscard]] int count_gpus(const Environment& environment);
 

@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "launcher/cause.h"
 #include "launcher/exit_status.h"
+#include "launcher/restart_policy.h"
 #include "launcher/std_map.h"
 #include "rendezvous/auth.h"
 #include "rendezvous/base/clock.h"
@@ -70,13 +72,18 @@ struct Job {
   std::string role = "default";
   std::string run_id = "none";
   int max_restarts = 0;
+  RestartRules restarts;
   Command command;
   bool virtual_local_rank = false;
   LogSettings logs;
   std::vector<int> signals;  // passed on to the workers
   std::string signals_text;  // --signals-to-handle as given
   Millis grace{30'000};
-  std::string host;  // this node's name in messages
+  std::string host;     // this node's name in messages
+  std::string lineage;  // of the workers: the launchers above, and this one's token at its end
+
+  /// In the environment of whatever this agent's workers start, and nowhere else.
+  [[nodiscard]] std::string token() const { return lineage.substr(lineage.rfind(':') + 1); }
 };
 
 /// Where this node stands in one attempt.
@@ -108,6 +115,12 @@ struct WorkerOutcome {
   std::string error_message;     // from the error file
   std::string error_callstack;   // likewise
   std::vector<std::string> stderr_tail;
+  Cause cause;
+  std::string device;               // "GPU 3 (GPU-5a...)"; empty: none
+  std::string progress;             // what it reported last about its progress
+  std::vector<std::string> kernel;  // what the kernel's log says of it
+  /// From when its end was learnt until the attempt's outcome was known here; negative: it ended afterwards.
+  std::int64_t before_outcome_ms = 0;
 
   friend bool operator==(const WorkerOutcome&, const WorkerOutcome&) = default;
 };
@@ -121,6 +134,8 @@ struct FailureNotice {
   std::string text;      // "rank 3 (local_rank 1, pid 77) on host-a exited with code 7"
   bool restart = false;  // the next attempt follows
   bool regroup = false;  // with restart: because other nodes take part, which uses none of --max-restarts
+  int lost_node = -1;    // the node whose agent is gone; -1: none
+  bool cut_off = false;  // the other nodes cannot be reached any more
 
   friend bool operator==(const FailureNotice&, const FailureNotice&) = default;
 };

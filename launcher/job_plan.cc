@@ -10,6 +10,7 @@
 #include "launcher/nproc.h"
 #include "launcher/program.h"
 #include "launcher/rendezvous_plan.h"
+#include "rendezvous/env_contract.h"
 
 namespace muster::launcher {
 namespace {
@@ -111,6 +112,11 @@ Result<Job> plan_job(const Options& options, const Environment& environment, con
   job.virtual_local_rank = options.virtual_local_rank;
   job.host = options.local_addr.empty() ? machine.host : options.local_addr;
   job.signals_text = options.signals_to_handle;
+  job.lineage = std::string(lookup(environment, env::kLineage).value_or(""));
+  if (!job.lineage.empty()) job.lineage += ':';
+  job.lineage += machine.random_id();
+  MUSTER_TRY(job.restarts.final_codes, ExitCodes::parse(options.no_restart_on));
+  MUSTER_TRY(job.restarts.pause, RestartPause::parse(options.restart_backoff));
   MUSTER_TRY(job.signals, parse_signals(options.signals_to_handle));
   MUSTER_TRY(job.grace, plan_grace(options, environment));
   MUSTER_OK(plan_rendezvous(options, environment, machine.random_id, job));

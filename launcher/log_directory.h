@@ -21,6 +21,9 @@
 
 namespace muster::launcher {
 
+/// Where a worker writes a line about its progress, for the report.
+inline constexpr std::string_view kProgressFile = "progress";
+
 class LogDirectory {
  public:
   [[nodiscard]] static Result<LogDirectory> create(const LogSettings& settings, std::string_view run_id,

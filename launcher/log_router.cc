@@ -18,8 +18,19 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kReadBytes = 64 * 1024;
-constexpr int kReadsPerTurn = 16;  // then other descriptors get their turn
+constexpr int kReadsPerTurn = 16;                    // then other descriptors get their turn
+constexpr std::size_t kErrorFileBytes = 256 * 1024;  // of a file with stderr in it, searched for an error
 constexpr int kReadsToDrain = 64;  // 256 KiB in pieces of 4 KiB: more than a pipe or a pseudo-terminal holds
+
+std::string end_of_file(const std::string& path, std::size_t max_bytes) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return {};
+  const off_t size = ::lseek(file.get(), 0, SEEK_END);
+  std::string out(std::min(static_cast<std::size_t>(size), max_bytes), '\0');
+  const ssize_t n = ::pread(file.get(), out.data(), out.size(), size - static_cast<off_t>(out.size()));
+  out.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return out;
+}
 
 }  // namespace
 
@@ -42,6 +53,7 @@ struct LogRouter::Channel {
   Screen::Form form = Screen::Form::kBytes;
   LineSplitter splitter;  // with kLines
   TailBuffer tail;        // of stderr
+  ErrorWatch errors;      // likewise
 };
 
 struct LogRouter::Worker {
@@ -160,7 +172,11 @@ bool LogRouter::read_channel_once(Channel& channel) {
       retry_eintr([&] { return ::read(channel.reader.native_handle(), buffer_.data(), buffer_.size()); });
   if (n > 0) {
     const std::string_view bytes(buffer_.data(), static_cast<std::size_t>(n));
-    if (channel.stream == Std::kErr) channel.tail.append(bytes);
+    if (channel.stream == Std::kErr) {
+      channel.tail.append(bytes);
+      // Who fills the whole buffer is not failing but talking: what it says costs no second look.
+      if (bytes.size() < kReadBytes) channel.errors.feed(bytes);
+    }
     if (channel.form == Screen::Form::kBytes) screen_.bytes(channel.stream, bytes);
     if (channel.form == Screen::Form::kLines) {
       channel.splitter.feed(bytes, emit);
@@ -242,17 +258,28 @@ void LogRouter::drain() {
   screen_.finish();
 }
 
+std::optional<Cause> LogRouter::error_so_far(int local_rank) {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  if (!worker) return std::nullopt;
+  if (worker->stderr_path.empty()) {
+    for (int i = 0; i < kReadsToDrain && worker->err.open && read_channel_once(worker->err); ++i) {
+    }
+    ErrorWatch watch = worker->err.errors;  // a copy: the last line may go on
+    watch.finish();
+    return watch.found();
+  }
+  ErrorWatch watch;
+  watch.feed(end_of_file(worker->stderr_path, kErrorFileBytes));
+  watch.finish();
+  return watch.found();
+}
+
 std::vector<std::string> LogRouter::stderr_tail(int local_rank, std::size_t lines) const {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
   if (!worker) return {};
   if (worker->stderr_path.empty()) return worker->err.tail.last_lines(lines);
-  const UniqueFd file(::open(worker->stderr_path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return {};
-  const off_t size = ::lseek(file.get(), 0, SEEK_END);
-  std::string bytes(static_cast<std::size_t>(std::min<off_t>(size, TailBuffer::kDefaultCap)), '\0');
-  const ssize_t n = ::pread(file.get(), bytes.data(), bytes.size(), size - static_cast<off_t>(bytes.size()));
   TailBuffer tail;
-  if (n > 0) tail.append(std::string_view(bytes.data(), static_cast<std::size_t>(n)));
+  tail.append(end_of_file(worker->stderr_path, TailBuffer::kDefaultCap));
   return tail.last_lines(lines);
 }
 

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -21,6 +22,7 @@
 
 #include <muster/result.h>
 
+#include "launcher/error_watch.h"
 #include "launcher/job.h"
 #include "launcher/line_splitter.h"
 #include "launcher/log_directory.h"
@@ -55,6 +57,8 @@ class LogRouter {
   /// The workers are gone: takes up what is still in their channels and files.
   void drain();
   [[nodiscard]] std::vector<std::string> stderr_tail(int local_rank, std::size_t lines) const;
+  /// Takes up what a worker has written so far, and tells the error in it, if any.
+  [[nodiscard]] std::optional<Cause> error_so_far(int local_rank);
   void window_changed();
 
  private:

@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "launcher/agent.h"
+#include "launcher/descendants.h"
 #include "launcher/detach.h"
 #include "launcher/gpus.h"
 #include "launcher/guardian.h"
@@ -114,8 +115,10 @@ int main(int argc, char** argv) {
     if (const int* exit_status = std::get_if<int>(&*side)) return *exit_status;
     detached = std::get<DetachedJob>(*std::move(side));
   }
-  auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size));
+  Descendants descendants(job->token());
+  auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size), job->token());
   if (!guardian) return complain(guardian.error());
+  descendants.spare(guardian->pid());
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
   // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does
   // not.
@@ -130,7 +133,7 @@ int main(int argc, char** argv) {
   log_target = &err;
   int status = kExitSystem;
   {
-    Agent agent(io, *job, environment, log, *guardian, out, err, descriptor_limit);
+    Agent agent(io, *job, environment, log, *guardian, descendants, out, err, descriptor_limit);
     if (detached) agent.keep_entry(*detached);
     status = agent.run();
   }

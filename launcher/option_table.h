@@ -43,6 +43,14 @@ inline constexpr std::array kOptionTable = {
               "one node, store on a port of the kernel's choice; the default for one node"},
     OptionRow{"max-restarts", 0, "PET_MAX_RESTARTS", Takes::kText, "N", "0", Support::kFull,
               "how often all workers of the job are started again after a failure"},
+    OptionRow{
+        "restart-backoff", 0, "PET_RESTART_BACKOFF", Takes::kText, "MIN:MAX", "0", Support::kFull,
+        "seconds to wait before a restart: MIN before the first, doubled with each up to MAX; the same on "
+        "all nodes"},
+    OptionRow{
+        "no-restart-on", 0, "PET_NO_RESTART_ON", Takes::kText, "CODES", "none", Support::kFull,
+        "exit codes of workers that end the job whatever --max-restarts says, as in 2,64-78 (128+n: signal "
+        "n); the same on all nodes"},
     OptionRow{"spares", 0, "PET_SPARES", Takes::kText, "K", "0", Support::kFull,
               "with c10d: so many nodes more wait, and take the place of one that is lost"},
     OptionRow{"module", 'm', "PET_MODULE", Takes::kNothing, "", "", Support::kFull,
@@ -82,7 +90,7 @@ inline constexpr std::array kOptionTable = {
               "SIGTERM,SIGINT,SIGHUP,SIGQUIT", Support::kFull,
               "signals passed on to the workers, which then end"},
     OptionRow{"shutdown-timeout", 0, "PET_SHUTDOWN_TIMEOUT", Takes::kText, "SECONDS", "30", Support::kFull,
-              "grace between the stop signal and SIGKILL"},
+              "grace between the stop signal and SIGKILL; SIGABRT comes in its last tenth"},
     OptionRow{"virtual-local-rank", 0, "PET_VIRTUAL_LOCAL_RANK", Takes::kNothing, "", "", Support::kFull,
               "every worker sees LOCAL_RANK=0 and one GPU"},
     OptionRow{

@@ -51,6 +51,8 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--master-port", o.master_port)->check(CLI::Range(0, 65535));
   app.add_flag("--standalone", o.standalone);
   app.add_option("--max-restarts", o.max_restarts)->check(CLI::NonNegativeNumber);
+  app.add_option("--restart-backoff", o.restart_backoff);
+  app.add_option("--no-restart-on", o.no_restart_on);
   app.add_flag("--module", o.module);
   app.add_flag("--no-python", o.no_python);
   app.add_option("--log-dir", o.log_dir);
@@ -116,7 +118,7 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
       if (!flag && value.empty()) {
         if (name == "rdzv-endpoint" || name == "rdzv-conf" || name == "local-ranks-filter" ||
             name == "ranks-filter" || name == "local-addr" || name == "iface" || name == "secret-file" ||
-            name == "job-name")
+            name == "job-name" || name == "no-restart-on")
           continue;
         if (name == "log-line-prefix-template") {
           out.log_line_prefix_template = "";

@@ -23,6 +23,8 @@ struct Options {
   std::optional<int> master_port;
   bool standalone = false;
   int max_restarts = 0;
+  std::string restart_backoff = "0";
+  std::string no_restart_on;
   bool module = false;
   bool no_python = false;
   std::optional<std::string> log_dir;

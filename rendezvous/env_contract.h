@@ -30,6 +30,8 @@ inline constexpr std::string_view kOmpNumThreads = "OMP_NUM_THREADS";
 inline constexpr std::string_view kSignalsToHandle = "TORCHELASTIC_SIGNALS_TO_HANDLE";
 inline constexpr std::string_view kGlooInterface = "GLOO_SOCKET_IFNAME";
 inline constexpr std::string_view kNcclInterface = "NCCL_SOCKET_IFNAME";
+inline constexpr std::string_view kProgressFile = "MUSTER_PROGRESS_FILE";
+inline constexpr std::string_view kLineage = "MUSTER_LINEAGE";
 
 /// The job's secret, read by agents and musterd. It never crosses: workers do not get it.
 inline constexpr std::string_view kSecret = "MUSTER_SECRET";
@@ -67,6 +69,9 @@ inline constexpr std::array kEnvContract = {
              "True: the agent serves the store and rank 0 connects as a client"},
     Variable{kSignalsToHandle, Origin::kJob, "value of --signals-to-handle"},
     Variable{kErrorFile, Origin::kAssignment, "where a worker writes its error as JSON"},
+    Variable{kProgressFile, Origin::kAssignment,
+             "where a worker may write a line about its progress, which the report of a failure shows"},
+    Variable{kLineage, Origin::kJob, "the launchers below which this process runs; they end it with the job"},
     Variable{kNcclAsyncErrorHandling, Origin::kDefault, "1: NCCL errors end the process"},
     Variable{kOmpNumThreads, Origin::kDefault, "1 when there are several workers on the node"},
     Variable{kGlooInterface, Origin::kNetwork, "network interface towards the first node"},

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/worker_device.h"
+
+#include <fmt/format.h>
+
+#include "launcher/gpus.h"
+#include "launcher/nproc.h"
+
+namespace muster::launcher {
+
+WorkerDevice device_of_worker(const Environment& environment, int local_rank,
+                              std::span<const std::string> uuids, std::span<const std::string> addresses) {
+  int index = local_rank;
+  if (const auto visible = lookup(environment, "CUDA_VISIBLE_DEVICES")) {
+    std::string_view rest = *visible;
+    for (int i = 0; i < local_rank; ++i) {
+      const auto comma = rest.find(',');
+      if (comma == std::string_view::npos) return {};
+      rest.remove_prefix(comma + 1);
+    }
+    const std::string_view entry = rest.substr(0, rest.find(','));
+    if (entry.starts_with("MIG-") && !uuids.empty()) return {fmt::format("GPU slice {}", entry), {}};
+    index = index_of_device(uuids, entry);
+  }
+  const auto place = static_cast<std::size_t>(index);
+  if (index < 0 || place >= uuids.size()) return {};
+  WorkerDevice out;
+  out.text = fmt::format("GPU {}", index);
+  if (!uuids[place].empty()) out.text += fmt::format(" ({})", uuids[place]);
+  if (place < addresses.size()) out.address = addresses[place];
+  return out;
+}
+
+std::vector<WorkerDevice> find_devices(const Environment& environment, int workers) {
+  const std::vector<std::string> uuids = find_gpus();
+  std::vector<std::string> addresses = gpu_addresses();
+  if (addresses.size() != uuids.size()) addresses.clear();  // some are hidden: which is which is not known
+  std::vector<WorkerDevice> out;
+  for (int rank = 0; rank < workers; ++rank)
+    out.push_back(device_of_worker(environment, rank, uuids, addresses));
+  return out;
+}
+
+}  // namespace muster::launcher
