@@ -34,6 +34,23 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
+/// At commas; two of them are one in the text, as in torchrun.
+std::vector<std::string> parse_filters(const std::optional<std::string>& text) {
+  std::vector<std::string> out;
+  if (!text) return out;
+  out.emplace_back();
+  for (std::size_t i = 0; i < text->size(); ++i) {
+    const char c = (*text)[i];
+    if (c == ',' && text->substr(i, 2) != ",,") {
+      out.emplace_back();
+      continue;
+    }
+    out.back().push_back(c);
+    if (c == ',') ++i;
+  }
+  return out;
+}
+
 Result<std::vector<int>> parse_signals(std::string_view text) {
   std::vector<int> out;
   for (const std::string_view part : split(text, ',')) {
@@ -62,6 +79,11 @@ Result<LogSettings> plan_logs(const Options& options, const Environment& environ
       MUSTER_TRY(const std::int64_t rank, parse_integer("--local-ranks-filter", trimmed(part), 0, 65535));
       out.local_ranks_filter.push_back(static_cast<int>(rank));
     }
+  out.stdout_filters = parse_filters(options.duplicate_stdout_filters);
+  out.stderr_filters = parse_filters(options.duplicate_stderr_filters);
+  if (out.directory == "/dev/null" && !(out.stdout_filters.empty() && out.stderr_filters.empty()))
+    return usage(
+        "--duplicate-*-filters: with --log-dir=/dev/null there is no directory for the filtered lines");
   if (options.log_line_prefix_template && !options.log_line_prefix_template->empty()) {
     out.prefix_template = *options.log_line_prefix_template;
   } else {

@@ -29,6 +29,7 @@ struct LogRouter::Follower {
   LineSplitter splitter;
   std::string prefix;
   OutputSink* target = nullptr;  // null: the filter hides this rank
+  FilteredLog* filtered = nullptr;
   bool waiting = false;          // for the target to clear
 };
 
@@ -77,6 +78,26 @@ std::string LogRouter::prefix(int local_rank) const {
   });
 }
 
+/// They are there even if no line ever is.
+Result<void> LogRouter::open_filtered() {
+  if (!directory_.enabled()) return {};
+  const auto create = [&](const std::vector<std::string>& texts, const char* name,
+                          std::optional<FilteredLog>& out) -> Result<void> {
+    if (texts.empty() || out) return {};
+    MUSTER_TRY(FilteredLog log, FilteredLog::create(directory_.attempt_file(name), texts));
+    out.emplace(std::move(log));
+    return {};
+  };
+  MUSTER_OK(create(job_.logs.stdout_filters, "filtered_stdout.log", filtered_out_));
+  return create(job_.logs.stderr_filters, "filtered_stderr.log", filtered_err_);
+}
+
+void LogRouter::flush(FilteredLog* filtered) {
+  if (filtered == nullptr) return;
+  if (const auto flushed = filtered->flush(); !flushed)
+    err_.write(fmt::format("muster: {}\n", flushed.error().message));
+}
+
 Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow, int& watch) {
   const std::string path = directory_.file(local_rank, stream == Std::kOut ? "stdout.log" : "stderr.log");
   UniqueFd file(retry_eintr(
@@ -94,6 +115,8 @@ Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow, i
   if (!follower->file) return fail(errno_error("open " + path, errno));
   follower->prefix = prefix(local_rank);
   if (shown(local_rank)) follower->target = stream == Std::kOut ? &out_ : &err_;
+  auto& filtered = stream == Std::kOut ? filtered_out_ : filtered_err_;
+  if (filtered) follower->filtered = &*filtered;
   watch = ::inotify_add_watch(changes_.native_handle(), path.c_str(), IN_MODIFY);
   if (watch < 0) return fail(errno_error("watch " + path + "; see fs.inotify.max_user_watches", errno));
   followers_[watch] = std::move(follower);
@@ -101,6 +124,7 @@ Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow, i
 }
 
 Result<LogRouter::Streams> LogRouter::open(int local_rank) {
+  MUSTER_OK(open_filtered());
   auto& slot = workers_[static_cast<std::size_t>(local_rank)];
   slot = std::make_unique<Worker>(io_);
   Worker& worker = *slot;
@@ -193,6 +217,7 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
   std::string lines;
   const auto emit = [&](std::string_view line) {
     lines.append(follower.prefix).append(line).push_back('\n');
+    if (follower.filtered != nullptr) follower.filtered->offer(follower.prefix, line);
   };
   struct stat info {};
   off_t left = std::numeric_limits<off_t>::max();
@@ -215,11 +240,13 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
     lines.clear();
     follower.splitter.feed(std::string_view(buffer_.data(), static_cast<std::size_t>(n)), emit);
     follower.target->write(lines);
+    flush(follower.filtered);
   }
   if (!to_the_end) return;
   lines.clear();
   follower.splitter.finish(emit);
   follower.target->write(lines);
+  flush(follower.filtered);
 }
 
 /// Bounded: a process that left its worker's group may still be writing, and for ever.

@@ -4,13 +4,14 @@
 //  the rank.
 //  - stderr: a StderrChannel, passed on byte for byte while the last bytes are kept; or a file under -r/-t.
 //  - under -t the file is followed (inotify, no polling) and shown line by line with a prefix; whole lines
-//  only.
+//  only. Lines with a text of --duplicate-*-filters then also go to a FilteredLog.
 // Files are the workers' own descriptors: nothing is lost in them if the launcher is killed, and a slow
 // terminal does not slow a teed worker. One loop. Owned by the agent, per attempt.
 #pragma once
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -20,6 +21,7 @@
 
 #include <muster/result.h>
 
+#include "launcher/filtered_log.h"
 #include "launcher/job.h"
 #include "launcher/line_splitter.h"
 #include "launcher/log_directory.h"
@@ -56,11 +58,13 @@ class LogRouter {
   struct Worker;
 
   [[nodiscard]] bool shown(int local_rank) const;
+  [[nodiscard]] Result<void> open_filtered();
   [[nodiscard]] Result<UniqueFd> open_file(int local_rank, Std stream, bool follow, int& watch);
   [[nodiscard]] std::string prefix(int local_rank) const;
   void read_channel(Worker& worker);
   bool read_channel_once(Worker& worker);
   void follow_changes();
+  void flush(FilteredLog* filtered);
   void read_follower(Follower& follower, bool to_the_end);
 
   boost::asio::io_context& io_;
@@ -72,6 +76,7 @@ class LogRouter {
   int terminal_;
   boost::asio::posix::stream_descriptor changes_;                 // inotify
   std::unordered_map<int, std::unique_ptr<Follower>> followers_;  // by watch descriptor
+  std::optional<FilteredLog> filtered_out_, filtered_err_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::string buffer_;           // shared by all reads
   std::shared_ptr<bool> alive_;  // false once destroyed: handlers that are still queued check it

@@ -26,6 +26,7 @@ struct OptionRow {
   std::string_view default_text;
   Support support;
   std::string_view meaning;
+  bool own = false;  // unknown to torchrun: gives way where a shortened name could also mean one of its options
 };
 
 inline constexpr std::array kOptionTable = {
@@ -44,11 +45,19 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"max-restarts", 0, "PET_MAX_RESTARTS", Takes::kText, "N", "0", Support::kFull,
               "how often all workers of the job are started again after a failure"},
     OptionRow{"spares", 0, "PET_SPARES", Takes::kText, "K", "0", Support::kFull,
-              "with c10d: so many nodes more wait, and take the place of one that is lost"},
+              "with c10d: so many nodes more wait, and take the place of one that is lost", true},
     OptionRow{"module", 'm', "PET_MODULE", Takes::kNothing, "", "", Support::kFull,
               "the program is a Python module, as in python -m"},
     OptionRow{"no-python", 0, "PET_NO_PYTHON", Takes::kNothing, "", "", Support::kFull,
               "execute the program directly, whatever its name"},
+    OptionRow{"run-path", 0, "PET_RUN_PATH", Takes::kNothing, "", "", Support::kFull,
+              "run the script with Python's runpy, which records its exception in the error file"},
+    OptionRow{"no-use-env", 0, "PET_NO_USE_ENV", Takes::kNothing, "", "", Support::kFull,
+              "pass --local-rank=N to the program as its first argument, as torch.distributed.launch did", true},
+    OptionRow{"local-rank-arg", 0, "PET_LOCAL_RANK_ARG", Takes::kText, "NAME", "local-rank", Support::kFull,
+              "likewise, under this name; PyTorch before 2.0 had local_rank", true},
+    OptionRow{"use-env", 0, "", Takes::kNothing, "", "", Support::kFull,
+              "the default: LOCAL_RANK in the environment only; of torch.distributed.launch", true},
     OptionRow{"log-dir", 0, "PET_LOG_DIR", Takes::kText, "DIR", "a temporary one", Support::kFull,
               "where -r and -t write"},
     OptionRow{"redirects", 'r', "PET_REDIRECTS", Takes::kText, "STD", "0", Support::kFull,
@@ -57,6 +66,11 @@ inline constexpr std::array kOptionTable = {
               "as -r, and also show it here with a prefix per line"},
     OptionRow{"local-ranks-filter", 0, "PET_LOCAL_RANKS_FILTER", Takes::kText, "N,N", "all", Support::kFull,
               "show the output of these local ranks only"},
+    OptionRow{"duplicate-stdout-filters", 0, "PET_DUPLICATE_STDOUT_FILTERS", Takes::kText, "TEXT,TEXT", "",
+              Support::kFull,
+              "with -t 1: lines with one of these texts also go to filtered_stdout.log; ',,' is a comma"},
+    OptionRow{"duplicate-stderr-filters", 0, "PET_DUPLICATE_STDERR_FILTERS", Takes::kText, "TEXT,TEXT", "",
+              Support::kFull, "likewise with -t 2, to filtered_stderr.log"},
     OptionRow{"log-line-prefix-template", 0, "PET_LOG_LINE_PREFIX_TEMPLATE", Takes::kText, "TEXT",
               "[${role_name}${local_rank}]:", Support::kFull,
               "prefix of teed lines; knows role_name, local_rank, rank, hostname"},
@@ -83,21 +97,15 @@ inline constexpr std::array kOptionTable = {
         "local-addr", 0, "PET_LOCAL_ADDR", Takes::kText, "HOST", "the host's name", Support::kFull,
         "this node's name in messages and reports; an address is also the only one offered to other nodes"},
     OptionRow{"iface", 0, "PET_IFACE", Takes::kText, "NAME", "all", Support::kFull,
-              "with c10d: offer the addresses of this network interface only"},
+              "with c10d: offer the addresses of this network interface only", true},
     OptionRow{"secret-file", 0, "PET_SECRET_FILE", Takes::kText, "FILE", "MUSTER_SECRET", Support::kFull,
-              "with c10d: file with the job's secret, readable by its owner alone"},
+              "with c10d: file with the job's secret, readable by its owner alone", true},
     OptionRow{"monitor-interval", 0, "PET_MONITOR_INTERVAL", Takes::kText, "SECONDS", "0.1",
               Support::kNoEffect, "exits are learnt at once, nothing is polled"},
-    OptionRow{"start-method", 0, "PET_START_METHOD", Takes::kText, "NAME", "spawn", Support::kNoEffect,
+    OptionRow{"start-method", 0, "PET_START_METHOD", Takes::kText, "spawn|fork|forkserver", "spawn", Support::kNoEffect,
               "workers are always executed anew"},
     OptionRow{"event-log-handler", 0, "PET_EVENT_LOG_HANDLER", Takes::kText, "NAME", "null",
               Support::kNoEffect, "no event stream is written"},
-    OptionRow{"run-path", 0, "PET_RUN_PATH", Takes::kNothing, "", "", Support::kRefused,
-              "leave it out: a script is run by Python anyway"},
-    OptionRow{"duplicate-stdout-filters", 0, "PET_DUPLICATE_STDOUT_FILTERS", Takes::kText, "TEXT,TEXT", "",
-              Support::kRefused, "use -t 1 and filter its output"},
-    OptionRow{"duplicate-stderr-filters", 0, "PET_DUPLICATE_STDERR_FILTERS", Takes::kText, "TEXT,TEXT", "",
-              Support::kRefused, "use -t 2 and filter its output"},
     OptionRow{"logs-specs", 0, "", Takes::kText, "NAME", "", Support::kRefused,
               "names a Python plug-in; use --log-dir, -r and -t"},
     OptionRow{"numa-binding", 0, "", Takes::kText, "MODE", "", Support::kRefused,
@@ -105,7 +113,8 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"print-completion", 0, "", Takes::kText, "SHELL", "", Support::kRefused,
               "muster --help lists every option"},
     OptionRow{"help", 'h', "", Takes::kNothing, "", "", Support::kFull, "show this text and exit"},
-    OptionRow{"version", 0, "", Takes::kNothing, "", "", Support::kFull, "show the version and exit"},
+    OptionRow{"version", 0, "", Takes::kNothing, "", "", Support::kFull, "show the version and exit",
+              true},
 };
 
 }  // namespace muster::launcher
