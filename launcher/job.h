@@ -32,6 +32,7 @@ struct LogSettings {
   StdMap tee;
   std::vector<int> local_ranks_filter;  // empty: all
   std::string prefix_template;
+  std::string hostname;  // ${hostname} in it: the machine's own, short, whatever --local-addr says
   // --duplicate-*-filters: teed lines that contain one of the texts are also kept apart; an empty text is in
   // every line. Empty: no such file.
   std::vector<std::string> stdout_filters, stderr_filters;

@@ -119,6 +119,7 @@ Result<Job> plan_job(const Options& options, const Environment& environment, con
   MUSTER_TRY(job.grace, plan_grace(options, environment));
   MUSTER_OK(plan_rendezvous(options, environment, machine.random_id, job));
   MUSTER_TRY(job.logs, plan_logs(options, environment));
+  job.logs.hostname = machine.host.substr(0, machine.host.find('.'));
   MUSTER_TRY(job.command, resolve_program(options, environment));
   MUSTER_TRY(job.local_world_size,
              resolve_nproc(options.nproc_per_node, machine.gpu_count, machine.cpu_count));

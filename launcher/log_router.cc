@@ -73,7 +73,7 @@ std::string LogRouter::prefix(int local_rank) const {
     if (name == "role_name") return job_.role;
     if (name == "local_rank") return std::to_string(local_rank);
     if (name == "rank") return std::to_string(assignment_.base_rank + local_rank);
-    if (name == "hostname") return job_.host.substr(0, job_.host.find('.'));
+    if (name == "hostname") return job_.logs.hostname;
     return std::nullopt;
   });
 }

@@ -130,9 +130,13 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
       const bool flag = option->get_items_expected_max() == 0;
       // An empty text is a value here (PET_X="" counts as set), which CLI11 would refuse.
       if (!flag && value.empty()) {
-        if (name == "rdzv-endpoint" || name == "rdzv-conf" || name == "local-ranks-filter" ||
+        if (name == "log-dir" || name == "rdzv-endpoint" || name == "rdzv-conf" || name == "local-ranks-filter" ||
             name == "local-addr" || name == "iface" || name == "secret-file")
           continue;
+        if (name == "role") {
+          out.role = "";
+          continue;
+        }
         if (std::optional<std::string>* text = empty_text(name, out)) {
           *text = "";
           continue;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The process behind torchrun_runs.Torchrun: has imported PyTorch's launcher and runs its main() in a fork of itself for each
 # request, a JSON line {"number", "launcher", "arguments", "environment", "directory", "stdout", "stderr"}. Says a JSON
-# line when one has begun and one when it has ended. Importing takes 1.5 s of processor time, a fork a few milliseconds.
+# line when one has begun and one when it has ended. The "launcher" "options" is answered with torchrun's. Importing takes 1.5 s of processor time, a fork a few milliseconds.
 import json
 import os
 import select
@@ -11,6 +11,7 @@ import traceback
 
 import torch.distributed.launch
 import torch.distributed.run
+from torch.distributed.argparse_util import check_env, env
 
 MAINS = {"torchrun": torch.distributed.run.main, "launch": torch.distributed.launch.main}
 answers = os.fdopen(os.dup(1), "w")
@@ -43,6 +44,13 @@ def become(request):
         os._exit(code & 0xFF)
 
 
+def options():
+    """Of torchrun's parser, without the positional arguments."""
+    return [{"spellings": action.option_strings, "env": f"PET_{action.dest.upper()}" if type(action) in (env, check_env) else "",
+             "takes": action.nargs != 0, "default": action.default, "choices": action.choices and list(action.choices)}
+            for action in torch.distributed.run.get_args_parser()._actions if action.option_strings]
+
+
 def serve():
     ended = {}  # pidfd -> (number, pid)
     pending = b""
@@ -52,7 +60,7 @@ def serve():
                 number, pid = ended.pop(fd)
                 os.close(fd)
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                print(json.dumps({"number": number, "status": status}), file=answers, flush=True)
+                print(json.dumps({"number": number, "answer": status}), file=answers, flush=True)
                 continue
             block = os.read(0, 1 << 16)
             if not block:
@@ -62,6 +70,9 @@ def serve():
             *lines, pending = (pending + block).split(b"\n")
             for line in lines:
                 request = json.loads(line)
+                if request["launcher"] == "options":
+                    print(json.dumps({"number": request["number"], "answer": options()}), file=answers, flush=True)
+                    continue
                 pid = os.fork()
                 if pid == 0:
                     become(request)
