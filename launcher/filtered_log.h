@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// FilteredLog: the file of --duplicate-stdout-filters or --duplicate-stderr-filters. Of the lines that -t shows,
-// those that contain one of the texts go there too, with their prefix. Owned by the log router, per attempt; one
-// loop. A write that fails ends the duplication and is said once: the worker's own file has every line.
-// Source: torch/distributed/elastic/multiprocessing/tail_log.py.
+// FilteredLog: the file of --duplicate-stdout-filters or --duplicate-stderr-filters. Of the lines that -t
+// shows, those that contain one of the texts go there too, with their prefix. Owned by the log router, per
+// attempt; one loop. A write that fails ends the duplication and is said once: the worker's own file has
+// every line. Source: torch/distributed/elastic/multiprocessing/tail_log.py.
 #pragma once
 
 #include <string>

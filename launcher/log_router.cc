@@ -30,7 +30,7 @@ struct LogRouter::Follower {
   std::string prefix;
   OutputSink* target = nullptr;  // null: the filter hides this rank
   FilteredLog* filtered = nullptr;
-  bool waiting = false;          // for the target to clear
+  bool waiting = false;  // for the target to clear
 };
 
 struct LogRouter::Worker {

@@ -26,7 +26,8 @@ struct OptionRow {
   std::string_view default_text;
   Support support;
   std::string_view meaning;
-  bool own = false;  // unknown to torchrun: gives way where a shortened name could also mean one of its options
+  bool own =
+      false;  // unknown to torchrun: gives way where a shortened name could also mean one of its options
 };
 
 inline constexpr std::array kOptionTable = {
@@ -53,7 +54,8 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"run-path", 0, "PET_RUN_PATH", Takes::kNothing, "", "", Support::kFull,
               "run the script with Python's runpy, which records its exception in the error file"},
     OptionRow{"no-use-env", 0, "PET_NO_USE_ENV", Takes::kNothing, "", "", Support::kFull,
-              "pass --local-rank=N to the program as its first argument, as torch.distributed.launch did", true},
+              "pass --local-rank=N to the program as its first argument, as torch.distributed.launch did",
+              true},
     OptionRow{"local-rank-arg", 0, "PET_LOCAL_RANK_ARG", Takes::kText, "NAME", "local-rank", Support::kFull,
               "likewise, under this name; PyTorch before 2.0 had local_rank", true},
     OptionRow{"use-env", 0, "", Takes::kNothing, "", "", Support::kFull,
@@ -102,8 +104,8 @@ inline constexpr std::array kOptionTable = {
               "with c10d: file with the job's secret, readable by its owner alone", true},
     OptionRow{"monitor-interval", 0, "PET_MONITOR_INTERVAL", Takes::kText, "SECONDS", "0.1",
               Support::kNoEffect, "exits are learnt at once, nothing is polled"},
-    OptionRow{"start-method", 0, "PET_START_METHOD", Takes::kText, "spawn|fork|forkserver", "spawn", Support::kNoEffect,
-              "workers are always executed anew"},
+    OptionRow{"start-method", 0, "PET_START_METHOD", Takes::kText, "spawn|fork|forkserver", "spawn",
+              Support::kNoEffect, "workers are always executed anew"},
     OptionRow{"event-log-handler", 0, "PET_EVENT_LOG_HANDLER", Takes::kText, "NAME", "null",
               Support::kNoEffect, "no event stream is written"},
     OptionRow{"logs-specs", 0, "", Takes::kText, "NAME", "", Support::kRefused,
@@ -113,8 +115,7 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"print-completion", 0, "", Takes::kText, "SHELL", "", Support::kRefused,
               "muster --help lists every option"},
     OptionRow{"help", 'h', "", Takes::kNothing, "", "", Support::kFull, "show this text and exit"},
-    OptionRow{"version", 0, "", Takes::kNothing, "", "", Support::kFull, "show the version and exit",
-              true},
+    OptionRow{"version", 0, "", Takes::kNothing, "", "", Support::kFull, "show the version and exit", true},
 };
 
 }  // namespace muster::launcher

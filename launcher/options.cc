@@ -130,8 +130,8 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
       const bool flag = option->get_items_expected_max() == 0;
       // An empty text is a value here (PET_X="" counts as set), which CLI11 would refuse.
       if (!flag && value.empty()) {
-        if (name == "log-dir" || name == "rdzv-endpoint" || name == "rdzv-conf" || name == "local-ranks-filter" ||
-            name == "local-addr" || name == "iface" || name == "secret-file")
+        if (name == "log-dir" || name == "rdzv-endpoint" || name == "rdzv-conf" ||
+            name == "local-ranks-filter" || name == "local-addr" || name == "iface" || name == "secret-file")
           continue;
         if (name == "role") {
           out.role = "";

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// RunPath: what Python executes under --run-path, given with -c; its arguments are the script and the script's. It
-// does what torchrun's entry point does there: the script is __main__, an exception is written to
-// TORCHELASTIC_ERROR_FILE as @record does it, SystemExit(0) is success. Standard library only: a script that
-// needs no PyTorch does not wait for it. No '$': arguments are put through substitution.h. Source:
+// RunPath: what Python executes under --run-path, given with -c; its arguments are the script and the
+// script's. It does what torchrun's entry point does there: the script is __main__, an exception is written
+// to TORCHELASTIC_ERROR_FILE as @record does it, SystemExit(0) is success. Standard library only: a script
+// that needs no PyTorch does not wait for it. No '$': arguments are put through substitution.h. Source:
 // torch/distributed/run.py (run_script_path) and elastic/multiprocessing/errors.
 #pragma once
 

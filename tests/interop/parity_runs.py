@@ -11,11 +11,12 @@ import pathlib
 import re
 import select
 import signal
+import socket
 import subprocess
 import time
 
 import torch_generations
-from launcher_support import MUSTER
+from launcher_support import MUSTER, alive, wait_for
 from torch_generations import NEWEST, PYTHON
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -90,15 +91,16 @@ class Run:
     def __init__(self, server, launcher, folder):
         self.server, self.launcher, self.folder = server, launcher, folder
         self.agents = []
-        (folder / "told").mkdir(parents=True)
+        (folder / "told").mkdir(parents=True, exist_ok=True)
         (folder / "tmp").mkdir()
 
-    def start(self, arguments, environment=None, main="torchrun"):
+    def start(self, arguments, environment=None, main="torchrun", alone=False):
+        """`alone`: a torchrun that is started anew."""
         node = len(self.agents)
         agent = Agent(self.folder / f"stdout{node}", self.folder / f"stderr{node}", torch_generations.environment(
             NEWEST, PARITY_DIR=self.folder / "told", PARITY_NODE=node, TMPDIR=self.folder / "tmp",
             # A host's name need not lead to it; where it is the subject, the case says so.
-            PET_LOCAL_ADDR="127.0.0.1", PET_LOG_DIR=self.folder / "logs"))
+            PET_LOCAL_ADDR="127.0.0.1", PET_LOG_DIR=self.folder / "logs" / str(node)))
         del agent.environment["OMP_NUM_THREADS"]
         for name, value in (environment or {}).items():
             if value is None:
@@ -106,13 +108,14 @@ class Run:
             else:
                 agent.environment[name] = str(value).replace("{folder}", str(self.folder))
         words = [str(word).replace("{folder}", str(self.folder)) for word in arguments]
-        if self.launcher == "torchrun":
+        if self.launcher == "torchrun" and not alone:
             agent.server = self.server
             agent.number = self.server.ask(launcher=main, arguments=words, environment=agent.environment,
                                            directory=str(HERE), stdout=str(agent.stdout), stderr=str(agent.stderr))
         else:
             with open(agent.stdout, "wb") as out, open(agent.stderr, "wb") as err:
-                agent.process = subprocess.Popen([MUSTER, *words], env=agent.environment, cwd=HERE, stdin=subprocess.DEVNULL,
+                command = [PYTHON, "-m", "torch.distributed.run"] if alone else [MUSTER]
+                agent.process = subprocess.Popen([*command, *words], env=agent.environment, cwd=HERE, stdin=subprocess.DEVNULL,
                                                  stdout=out, stderr=err)
         self.agents.append(agent)
         return agent
@@ -120,10 +123,7 @@ class Run:
     def told(self, name):
         """What a worker wrote down, once it has."""
         path = self.folder / "told" / name
-        deadline = time.monotonic() + SECONDS
-        while not path.exists():
-            assert time.monotonic() < deadline, f"{self.launcher}: waited for {name}: {self.errors()}"
-            time.sleep(0.01)  # between looks
+        wait_for(path.exists, f"{name} under {self.launcher}", SECONDS)
         return json.loads(path.read_text())
 
     def release(self, name):
@@ -132,6 +132,26 @@ class Run:
     def errors(self):
         return "\n".join(agent.stderr.read_text(errors="replace") for agent in self.agents if agent.stderr.exists())
 
+    def heard(self, text):
+        """Waits until the launchers have said so."""
+        wait_for(lambda: text in self.errors(), f"{self.launcher} to say {text}", SECONDS)
+
+    def kill_workers(self):
+        for path in (self.folder / "told").glob("*.*.*.*"):
+            if path.suffix not in (".json", ".signal", ".part"):
+                try:
+                    os.kill(int(path.read_text()), signal.SIGKILL)
+                except (ProcessLookupError, ValueError):
+                    pass
+
+    def kill(self):
+        """Launchers and what they may leave behind."""
+        for agent in self.agents:
+            if alive(agent.pid()):
+                os.kill(agent.pid(), signal.SIGKILL)
+            agent.wait()
+        self.kill_workers()
+
     def forget_workers(self):
         """Where one launcher refuses and the other starts some, how they were is not compared."""
         for path in (self.folder / "told").iterdir():
@@ -139,16 +159,7 @@ class Run:
         return {}
 
     def close(self):
-        for agent in self.agents:
-            if agent.process and agent.process.poll() is None:
-                agent.process.kill()
-                agent.process.wait()
-        for path in (self.folder / "told").glob("*.*.*.*"):  # a torchrun that failed may have left workers
-            if path.suffix not in (".json", ".signal"):
-                try:
-                    os.kill(int(path.read_text()), signal.SIGKILL)
-                except (ProcessLookupError, ValueError):
-                    pass
+        self.kill()
 
     def observe(self, ports=()):
         """Aspect -> value, of a run that has ended. `ports`: the ones that were asked for by number."""
@@ -220,6 +231,12 @@ class Run:
                     "rank": fields["rank"], "exitcode": re.sub(r"pid: \d+", "pid: N", " ".join(fields["exitcode"].split())),
                     "error_file": self._same(fields["error_file"]), "traceback": re.sub(r"PID \d+", "PID N", fields["traceback"])})
         return {"title": os.path.basename(match.group(1)), "root cause": entries["root"], "other failures": entries["others"]}
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def differences(theirs, ours):

@@ -4,6 +4,7 @@
 EXPLAINS is for rows that the parity test sees: topic -> what it may change, as a regular expression for the aspects of
 parity_runs.Run.observe(). SHOWN_BY is for the others: topic -> the file and a test in it that shows muster's side.
 """
+import json
 import re
 
 from launcher_support import ROOT
@@ -12,20 +13,21 @@ _WORKER = r" of node \d+, rank \d+, attempt \d+"
 
 EXPLAINS = {
     "exit status": r"status of node \d+",
-    "wrong values": r"refused|status of node \d+",
+    "wrong values": r"accepted",
     "a program that is not a `.py` file": r"(status|stdout|title|root cause|other failures|stderr) of node 0",
     "interpreter without `PYTHON_EXEC`": r"command" + _WORKER,
     "`--run-path`": r"(command|leads|ignored|descriptors|SigIgn)" + _WORKER + r"|title of node 0",
     "one node, no port given": r"MASTER_ADDR" + _WORKER,
     "`--rdzv-id` with `--standalone` or nothing else": r"(TORCHELASTIC_RUN_ID|TORCHELASTIC_ERROR_FILE)" + _WORKER,
     "`/` in `--rdzv-id`": r"(.*" + _WORKER + r"|status of node 0|file .*|stdout of node 0|stderr of node 0)",
-    "`--max-restarts`": r".* of node 0, rank \d+, attempt 1|TORCHELASTIC_RESTART_COUNT.*|file .*attempt_1.*",
-    "failure on another node": r"(status|title|root cause|other failures|stdout|stderr) of node 0|node 0 is told",
-    "signals": r"a second signal kills at once",
-    "`--shutdown-timeout`": r"the stop before a restart is as short",
-    "children that workers leave behind": r"a child that is left",
+    "store after a restart": r"MASTER_PORT of node \d+, rank \d+, attempt [1-9]",
+    "`--max-restarts`": r".* of node 0, rank 0, attempt 1",
+    "failure on another node": r"status of node 0|node 0 is told",
+    "signals": r"a second signal ends the grace",
+    "`--shutdown-timeout`": r"other stops are as short",
+    "children that workers leave behind": r"a child is left",
+    "c10d: network interface": r"NCCL_SOCKET_IFNAME" + _WORKER,
     "report": r"other failures of node \d+",
-    "`-t`": r"stdout of node 0|file .*filtered_stdout.log",
     "`-r`/`-t` local ranks": r"(status|stdout|stderr) of node 0|file .*|.*" + _WORKER,
     "log directory without `--log-dir`": r"TORCHELASTIC_ERROR_FILE" + _WORKER + r"|files left in TMPDIR",
     "`TORCHELASTIC_ENABLE_FILE_TIMER=1`": r"TORCHELASTIC_TIMER_FILE" + _WORKER + r"|files left in TMPDIR",
@@ -33,23 +35,25 @@ EXPLAINS = {
     "`python -m torch.distributed.launch`": r"(argv|command)" + _WORKER,
     "`OMP_NUM_THREADS=1` for several workers": r"warns of OMP_NUM_THREADS",
     "`--event-log-handler=console`": r"events on stderr",
-    "`--logs-specs`, `--numa-binding`, `--print-completion`": r"not supported",
-    "etcd": r"not supported",
 }
 
 _LIFE, _NODES = "tests/system/test_launcher_life.py", "tests/system/test_launcher_nodes.py"
 _ELASTIC, _FAULTS = "tests/system/test_launcher_elastic.py", "tests/system/test_launcher_elastic_faults.py"
 
 SHOWN_BY = {
-    "`--nproc-per-node` not given": ("tests/unit/launcher/job_plan_test.cc", "one worker per GPU where there are any"),
+    "`--logs-specs`, `--numa-binding`, `--print-completion`": (
+        "tests/interop/test_torchrun_parity_options.py", "test_what_muster_has_not_is_refused_with_what_to_use_instead"),
+    "etcd": ("tests/unit/launcher/job_plan_test.cc", "contradictions are refused with what is right"),
+    "what a node needs": (_LIFE, "test_the_binary_needs_glibc_only"),
+    "`--nproc-per-node` not given": ("tests/unit/launcher/job_plan_test.cc", "one worker per GPU where there are GPUs, else one"),
     "`--standalone` or static with a range of nodes, `--standalone` with several": (
         "tests/unit/launcher/job_plan_test.cc", "contradictions are refused with what is right"),
-    "store after a restart": (_LIFE, "test_restarts_count_up_to_the_limit_with_a_fresh_store_each"),
     "a lost node": (_NODES, "test_losing_another_node_stops_node_0"),
     "a node that stops before the first start": (_NODES, "test_a_node_that_stops_while_waiting_makes_room_for_another"),
     "a signal while workers are stopped for a restart": (_LIFE, "test_a_signal_while_workers_are_stopped_for_a_restart_ends_the_job"),
     "`--node-rank` twice or out of range, different `--nnodes`": (_NODES, "test_a_node_rank_given_twice_is_refused"),
     "exit barrier": (_NODES, "test_the_node_that_serves_the_store_waits_for_the_others"),
+    "`-t`": ("tests/system/test_launcher_logs.py", "test_tee_prefixes_whole_lines_and_keeps_the_files_as_they_were"),
     "stderr": (_LIFE, "test_the_first_failure_stops_the_others_and_is_reported"),
     "`--monitor-interval`": ("tests/unit/launcher/options_test.cc", "options without effect are accepted"),
     "logs of a generation whose nodes changed": (_ELASTIC, "test_min_nodes_start_after_the_last_call_and_a_latecomer_grows_the_world"),
@@ -74,9 +78,10 @@ def topics():
     return rows("launcher/README.md", "## Where muster differs from torchrun, and why")
 
 
-def unexplained(different, shown):
-    """What is not explained by the rows that a case shows, and the rows that explain nothing: both are mistakes."""
+def check(different, shown):
+    """What no shown row explains is a mistake, and so is a row that explains nothing. `different`: aspect -> both values."""
     left = {aspect: values for aspect, values in different.items()
             if not any(re.fullmatch(EXPLAINS[topic], aspect) for topic in shown)}
+    assert not left, f"differs and should not, torchrun's first: {json.dumps(left, indent=1)}"
     idle = [topic for topic in shown if not any(re.fullmatch(EXPLAINS[topic], aspect) for aspect in different)]
-    return left, idle
+    assert not idle, f"these rows of launcher/README.md are not seen: {idle}; different is {sorted(different)}"

@@ -2,44 +2,12 @@
 """The same command lines under torchrun and under muster: what differs is what launcher/README.md says, and no more."""
 import dataclasses
 import json
-import os
-import pathlib
-import re
-import socket
-import subprocess
 
 import pytest
-from launcher_support import MUSTER, ROOT
-from parity_runs import WORKER, Run, Server, differences
-from parity_table import EXPLAINS, SHOWN_BY, rows, topics, unexplained
-
-import torch_generations
-from torch_generations import NEWEST, PACKAGED, PYTHON
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    if reason := torch_generations.missing(NEWEST):
-        pytest.skip(reason)
-    server = Server(tmp_path_factory.mktemp("torchrun") / "log")
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def runs(server, tmp_path):
-    """One of torchrun, one of muster."""
-    runs = [Run(server, launcher, tmp_path / launcher) for launcher in ("torchrun", "muster")]
-    yield runs
-    for run in runs:
-        run.close()
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
+from launcher_support import ROOT
+from parity_runs import WORKER, Run, differences, free_port
+from parity_table import EXPLAINS, SHOWN_BY, check, rows, topics
+from torch_generations import PYTHON
 
 @dataclasses.dataclass
 class Case:
@@ -114,20 +82,20 @@ CASES = {
     "events": Case("--event-log-handler=console", shows=("`--event-log-handler=console`",),
                    look=lambda run: {"events on stderr": "torchelastic.worker.status" in run.errors()}),
     "a restart": Case("--max-restarts=2 --nproc-per-node=2 -r3", "out=a hold=0.0.0.ready@1/0 exit=3@1/0 catch=ready@0/0"),
+    "a restart of a static job": Case("--max-restarts=1 --master-port={port}", "exit=3@0/0", ("store after a restart",)),
     "restarts are spent": Case("--max-restarts=1 --nproc-per-node=2 -r3",
                                "out=a hold=0.0.0.ready@1/0 hold=0.0.1.ready@1/1 exit=3@1 catch=ready@0", ("exit status",)),
     "a code": Case("", "exit=7", ("exit status",)),
     "a signal": Case("--nproc-per-node=2", "signal=SIGKILL@1 exit=0", ("exit status",)),
     "an error file": Case("", "raise=boom"),
     "an error text": Case("-r3", "text=boom"),
-    "an error file beside a code": Case("--nproc-per-node=2 -r3", "raise=boom@0 hold=never", ("report",)),
+    "an error file beside a code": Case("--nproc-per-node=2 -r3", "hold=0.1.0.json@0 raise=boom@0 hold=never", ("report",)),
     "an error file for the one above": Case("", "raise=boom", environment={"TORCHELASTIC_ERROR_FILE": "{folder}/logs/above.json"}),
     "an error text for the one above": Case("", "text=boom", environment={"TORCHELASTIC_ERROR_FILE": "{folder}/logs/above.json"}),
     "the stopped are no failures": Case("--nproc-per-node=3", "hold=0.0.0.json@1 hold=0.2.0.json@1 exit=3@1 hold=never", (
         "exit status", "report")),
     "run-path": Case("--run-path --start-method=fork --nproc-per-node=2 -r3", "out=a exit=0", ("`--run-path`",)),
-    "run-path with an exception": Case("--run-path --start-method=fork -r1", "out=a throw=boom", ("`--run-path`",)),
-    "run-path with a code": Case("--run-path --start-method=fork --no-python -m", "exit=3", ("`--run-path`", "exit status")),
+    "run-path with an exception": Case("--run-path --no-python -m --start-method=fork -r1", "out=a throw=boom", ("`--run-path`",)),
     "launch": Case("--nproc-per-node=2", "--lr 1", main="launch", ours="--nproc-per-node=2 --no-use-env"),
     "launch of a module": Case("-m", "x", program=("parity_worker",), main="launch", ours="-m --no-use-env"),
     "launch with the environment": Case("--use_env --nproc-per-node=2", "x", main="launch"),
@@ -135,30 +103,73 @@ CASES = {
 }
 
 
+AHEAD = 4  # so many torchruns at once: most of their time is sleep
+
+
+def start(run, case, port):
+    options = case.ours if case.ours is not None and run.launcher == "muster" else case.options
+    words = [*options.split(" "), *map(str, case.program), *case.words.split(" ")]
+    environment = {name: value if value is None else str(value).replace("{port}", str(port)) for name, value in case.environment.items()}
+    run.start([word.replace("{port}", str(port)) for word in words if word], environment, case.main)
+
+
+@pytest.fixture(scope="module")
+def theirs(torchruns, tmp_path_factory):
+    """Case -> torchrun's run, begun some cases ahead, and the port it was given."""
+    begun = {}
+
+    def find(name):
+        at = list(CASES).index(name)
+        for near in list(CASES)[at:at + AHEAD]:
+            if near not in begun:
+                run = Run(torchruns, "torchrun", tmp_path_factory.mktemp("torchrun"))
+                port = free_port() if "{port}" in CASES[near].options + str(CASES[near].environment) else 0
+                begun[near] = run, port
+                start(run, CASES[near], port)
+        return begun[name]
+
+    yield find
+    for run, _ in begun.values():
+        for agent in run.agents:
+            agent.wait()
+        run.close()
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_a_command_line_does_the_same_but_for_the_rows_it_shows(runs, name):
+def test_a_command_line_does_the_same_but_for_the_rows_it_shows(theirs, tmp_path, name):
     case = CASES[name]
-    for run in runs:
-        venv = run.folder / "venv/bin"
-        venv.mkdir(parents=True)
-        (venv / "python").symlink_to(PYTHON)
-    different = compare(runs, case)
-    left, idle = unexplained(different, case.shows)
-    assert not left, f"differs and should not, torchrun's first: {json.dumps(left, indent=1)}"
-    assert not idle, f"these rows of launcher/README.md are not seen: {idle}; different is {sorted(different)}"
+    run, port = theirs(name)
+    run.agents[0].wait()  # before muster: both may be given the same port
+    ours = Run(None, "muster", tmp_path)
+    venv = tmp_path / "venv/bin"
+    venv.mkdir(parents=True)
+    (venv / "python").symlink_to(PYTHON)
+    try:
+        start(ours, case, port)
+        ours.agents[0].wait()
+        seen = [{**(case.look(run) if case.look else {}), **run.observe([port])} for run in (run, ours)]
+    finally:
+        ours.close()
+    check(differences(*seen), case.shows)
 
 
-def compare(runs, case):
-    asked = "{port}" in case.options + str(case.environment)
-    port = free_port() if asked else 0
-    for run in runs:
-        options = case.ours if case.ours is not None and run.launcher == "muster" else case.options
-        run.start([word.replace("{port}", str(port)) for word in [*options.split(" "), *map(str, case.program), *case.words.split(" ")] if word],
-                  {name: value if value is None else str(value).replace("{port}", str(port)) for name, value in case.environment.items()},
-                  case.main)
-        run.agents[0].wait()
-    seen = []
-    for run in runs:
-        more = case.look(run) if case.look else {}
-        seen.append({**run.observe([port] if asked else []), **more})
-    return differences(*seen)
+def test_a_torchrun_of_its_own_does_what_the_forked_ones_do(both, torchruns):
+    """The one that the others stand for, PyTorch's import and all."""
+    forked, _ = both()
+    alone, _ = both("alone")
+    for run in (forked, alone):
+        run.start(["--nproc-per-node=2", "-r3", "--max-restarts=1", WORKER, "out=a", "hold=0.0.0.json@1/0", "exit=3@1/0"], alone=run is alone)
+        assert run.agents[0].wait() == 0, run.errors()
+    assert differences(forked.observe(), alone.observe()) == {}
+
+
+def test_every_row_of_the_table_is_shown_and_nothing_else_is():
+    assert sorted(topics()) == sorted([*EXPLAINS, *SHOWN_BY]), "launcher/README.md and tests/interop/parity_table.py"
+    text = "".join(path.read_text() for path in (ROOT / "tests/interop").glob("test_torchrun_parity*.py"))
+    assert [topic for topic in EXPLAINS if f'"{topic}"' not in text] == []
+    for topic, (path, test) in SHOWN_BY.items():
+        assert test in (ROOT / path).read_text(), f"{topic}: {path} has no test {test}"
+
+
+def test_the_short_table_holds_rows_of_the_whole_one():
+    assert set(rows("README.md", "### Where it differs from torchrun")) - {""} <= set(topics())
