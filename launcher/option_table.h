@@ -112,8 +112,8 @@ inline constexpr std::array kOptionTable = {
               "names a Python plug-in; use --log-dir, -r and -t"},
     OptionRow{"numa-binding", 0, "", Takes::kText, "MODE", "", Support::kRefused,
               "start the program through numactl or taskset instead"},
-    OptionRow{"print-completion", 0, "", Takes::kText, "SHELL", "", Support::kRefused,
-              "muster --help lists every option"},
+    OptionRow{"print-completion", 0, "", Takes::kText, "bash|zsh|tcsh", "", Support::kFull,
+              "print what teaches this shell to complete muster's options, and exit"},
     OptionRow{"help", 'h', "", Takes::kNothing, "", "", Support::kFull, "show this text and exit"},
     OptionRow{"version", 0, "", Takes::kNothing, "", "", Support::kFull, "show the version and exit", true},
 };

@@ -111,7 +111,8 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
     Options only;
     only.help = given.row->name == "help";
     only.version = given.row->name == "version";
-    if (only.help || only.version) return only;
+    if (given.row->name == "print-completion") only.print_completion = given.value;
+    if (only.help || only.version || only.print_completion) return only;
   }
   MUSTER_TRY(const Values collected, collect(line, environment));
 

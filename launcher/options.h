@@ -51,6 +51,7 @@ struct Options {
   std::string iface;
   int spares = 0;
   std::string secret_file;
+  std::optional<std::string> print_completion;
   bool help = false;
   bool version = false;
 
@@ -60,7 +61,8 @@ struct Options {
   friend bool operator==(const Options&, const Options&) = default;
 };
 
-/// `arguments` without argv[0]. With --help or --version a program is not required.
+/// `arguments` without argv[0]. With --help, --version or --print-completion a program is not
+/// required.
 [[nodiscard]] Result<Options> parse_options(std::span<const std::string> arguments,
                                             const Environment& environment);
 

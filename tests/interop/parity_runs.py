@@ -209,7 +209,10 @@ class Run:
     def _content(self, path):
         text = path.read_text()
         if path.suffix == ".json":
-            error = json.loads(text)
+            try:
+                error = json.loads(text)
+            except ValueError:
+                return text
             if isinstance(error["message"], dict):
                 info = error["message"]["extraInfo"]
                 info["timestamp"] = re.sub(r"\d+", "now", info["timestamp"])

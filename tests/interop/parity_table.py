@@ -28,6 +28,7 @@ EXPLAINS = {
     "children that workers leave behind": r"a child is left",
     "c10d: network interface": r"NCCL_SOCKET_IFNAME" + _WORKER,
     "report": r"other failures of node \d+",
+    "an error file that is not what `@record` writes": r"(title|root cause|other failures) of node 0",
     "`-r`/`-t` local ranks": r"(status|stdout|stderr) of node 0|file .*|.*" + _WORKER,
     "log directory without `--log-dir`": r"TORCHELASTIC_ERROR_FILE" + _WORKER + r"|files left in TMPDIR",
     "`TORCHELASTIC_ENABLE_FILE_TIMER=1`": r"TORCHELASTIC_TIMER_FILE" + _WORKER + r"|files left in TMPDIR",
@@ -41,7 +42,8 @@ _LIFE, _NODES = "tests/system/test_launcher_life.py", "tests/system/test_launche
 _ELASTIC, _FAULTS = "tests/system/test_launcher_elastic.py", "tests/system/test_launcher_elastic_faults.py"
 
 SHOWN_BY = {
-    "`--logs-specs`, `--numa-binding`, `--print-completion`": (
+    "`--print-completion`": ("tests/system/test_launcher_contract.py", "test_a_shell_learns_the_options"),
+    "`--logs-specs`, `--numa-binding`": (
         "tests/interop/test_torchrun_parity_options.py", "test_what_muster_has_not_is_refused_with_what_to_use_instead"),
     "etcd": ("tests/unit/launcher/job_plan_test.cc", "contradictions are refused with what is right"),
     "what a node needs": (_LIFE, "test_the_binary_needs_glibc_only"),
@@ -55,6 +57,8 @@ SHOWN_BY = {
     "exit barrier": (_NODES, "test_the_node_that_serves_the_store_waits_for_the_others"),
     "`-t`": ("tests/system/test_launcher_logs.py", "test_tee_prefixes_whole_lines_and_keeps_the_files_as_they_were"),
     "stderr": (_LIFE, "test_the_first_failure_stops_the_others_and_is_reported"),
+    "`TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`": (
+        "tests/unit/launcher/policies_test.cc", "a worker that does not even die of SIGKILL does not hold the launcher for ever"),
     "`--monitor-interval`": ("tests/unit/launcher/options_test.cc", "options without effect are accepted"),
     "logs of a generation whose nodes changed": (_ELASTIC, "test_min_nodes_start_after_the_last_call_and_a_latecomer_grows_the_world"),
     "agents behind address translation": (_NODES, "test_losing_another_node_stops_node_0"),

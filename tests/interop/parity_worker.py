@@ -7,6 +7,7 @@
     throw=TEXT               an exception nobody catches
     child=NAME               leave a process behind that tells when it is asked to end
     raise=TEXT, text=TEXT    the end of a program under @record, and one that wrote a text instead
+    garbage=TEXT             likewise, what is no JSON
     catch=NAME               tell that it is ready, end with 0 at the first signal and write down which it was
     deaf=NAME                likewise, but ignore SIGTERM
 
@@ -81,9 +82,9 @@ def act(what, value):
     elif what == "raise":
         record(value)
         os._exit(1)
-    elif what == "text":
+    elif what in ("text", "garbage"):
         with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
-            json.dump({"message": value, "timestamp": 1234567890}, file)
+            file.write(value if what == "garbage" else json.dumps({"message": value, "timestamp": 1234567890}))
         os._exit(1)
     elif what == "catch":
         catch(value)

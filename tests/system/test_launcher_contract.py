@@ -3,11 +3,12 @@
 import json
 import os
 import re
+import subprocess
 import sys
 
 import pytest
 
-from launcher_support import ROOT, clean_environment, muster
+from launcher_support import MUSTER, ROOT, clean_environment, muster
 
 DUMP = """
 import json, os, sys
@@ -189,6 +190,7 @@ def test_a_virtual_environments_python_is_used(muster):
     (["--nnodes=2", "--node-rank=2", "true"], 2, "0 to 1"),
     (["-t", "7", "true"], 2, "--tee"),
     (["--numa-binding=node", "true"], 2, "not supported"),
+    (["--print-completion=fish"], 2, "bash, zsh and tcsh"),
     (["--run-path", "./missing.py"], 127, "--run-path needs a script"),
     (["no-such-program-anywhere"], 127, "neither a file here nor a program on PATH"),
     (["./missing.py"], 127, "no such file"),
@@ -214,6 +216,17 @@ def test_a_file_that_cannot_be_executed_is_named(muster):
     result = muster.run("--nproc-per-node=4", "./binary")
     assert result.returncode != 0
     assert "rank 0" in result.stderr and "execute ./binary" in result.stderr
+
+
+@pytest.mark.parametrize("typed,offered", [
+    ("--nno", "--nnodes"), ("--nproc_per_node 2 --duplicate-", "--duplicate-stdout-filters --duplicate-stderr-filters"),
+    ("--nnodes = 2 -m --stand", "--standalone"), ("-r 3 prog --nno", ""), ("prog --nno", "")])
+def test_a_shell_learns_the_options(muster, typed, offered):
+    """bash splits at '=' as it likes to."""
+    script = (f'eval "$({MUSTER} --print-completion=bash)"; COMP_WORDS=(muster {typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); '
+              'complete -p muster && _muster && echo "${COMPREPLY[@]}"')
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout.splitlines()[1:]) == (0, [offered]), result
 
 
 def test_help_lists_the_options_and_version_is_short(muster):

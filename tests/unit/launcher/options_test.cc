@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/options.h"
 
+#include "launcher/completion.h"
 #include "launcher/exit_status.h"
 #include "launcher/option_table.h"
 #include "tests/support/catch.h"
@@ -116,4 +117,15 @@ TEST_CASE("the help text lists every option and every exit code") {
   const std::string text = help_text();
   for (const OptionRow& row : kOptionTable) REQUIRE_THAT(text, Catch::Contains("--" + std::string(row.name)));
   for (const ExitCode& row : kExitCodes) REQUIRE_THAT(text, Catch::Contains(std::string(row.meaning)));
+}
+
+TEST_CASE("what a shell is told names every option that is not refused") {
+  REQUIRE(parse({"--print-completion=zsh"}).print_completion == "zsh");
+  for (const char* shell : {"bash", "zsh", "tcsh"}) {
+    const auto script = completion_script(shell);
+    REQUIRE_OK(script);
+    for (const OptionRow& row : kOptionTable)
+      REQUIRE((script->find(row.name) != std::string::npos) == (row.support != Support::kRefused));
+  }
+  REQUIRE_FALSE(completion_script("fish"));
 }
