@@ -21,7 +21,7 @@ from torch_generations import NEWEST, PYTHON
 
 HERE = pathlib.Path(__file__).resolve().parent
 WORKER = HERE / "parity_worker.py"
-SECONDS = 60
+SECONDS = 120  # PyTorch alone took 49 s to import on a machine with load 17
 
 
 class Server:

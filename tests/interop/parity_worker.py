@@ -73,7 +73,7 @@ def act(what, value):
         raise ValueError(value)
     elif what == "child":
         if os.fork() == 0:
-            signal.alarm(60)
+            signal.alarm(150)
             catch(value)
         while not os.path.exists(os.path.join(WHERE, f"{NAME}.{value}")):
             time.sleep(0.01)
@@ -92,7 +92,7 @@ def act(what, value):
         deaf(value)
 
 
-signal.alarm(60)  # nobody's orphan for longer
+signal.alarm(150)  # nobody's orphan for longer
 with open("/proc/self/cmdline", "rb") as file:
     command = file.read().decode().split("\0")[:-1]
 tell(f"{NAME}.json", {

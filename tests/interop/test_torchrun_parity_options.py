@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every option of torchrun, its spellings and variables, and what either launcher refuses."""
 import dataclasses
-import os
 import re
 import subprocess
 
 import pytest
 from launcher_support import MUSTER, ROOT
-from parity_runs import WORKER, Run, differences
+from parity_runs import WORKER, Run
 from parity_table import check
 
 import torch_generations
