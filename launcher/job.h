@@ -38,6 +38,10 @@ struct LogSettings {
   std::vector<int> ranks_filter;        // likewise, of the world
   std::string prefix_template;
   View view = View::kAll;
+  std::string hostname;  // ${hostname} in it: the machine's own, short, whatever --local-addr says
+  // --duplicate-*-filters: teed lines that contain one of the texts are also kept apart; an empty text is in
+  // every line. Empty: no such file.
+  std::vector<std::string> stdout_filters, stderr_filters;
 
   friend bool operator==(const LogSettings&, const LogSettings&) = default;
 };

@@ -35,6 +35,23 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
+/// At commas; two of them are one in the text, as in torchrun.
+std::vector<std::string> parse_filters(const std::optional<std::string>& text) {
+  std::vector<std::string> out;
+  if (!text) return out;
+  out.emplace_back();
+  for (std::size_t i = 0; i < text->size(); ++i) {
+    const char c = (*text)[i];
+    if (c == ',' && text->substr(i, 2) != ",,") {
+      out.emplace_back();
+      continue;
+    }
+    out.back().push_back(c);
+    if (c == ',') ++i;
+  }
+  return out;
+}
+
 Result<std::vector<int>> parse_signals(std::string_view text) {
   std::vector<int> out;
   for (const std::string_view part : split(text, ',')) {
@@ -81,6 +98,11 @@ Result<LogSettings> plan_logs(const Options& options, const Environment& environ
   // Who looks at a part only has the whole in files, if they are to be kept at all.
   if (out.view != View::kAll && options.log_dir && out.redirects.none() && out.tee.none())
     out.tee.others = Std::kBoth;
+  out.stdout_filters = parse_filters(options.duplicate_stdout_filters);
+  out.stderr_filters = parse_filters(options.duplicate_stderr_filters);
+  if (out.directory == "/dev/null" && !(out.stdout_filters.empty() && out.stderr_filters.empty()))
+    return usage(
+        "--duplicate-*-filters: with --log-dir=/dev/null there is no directory for the filtered lines");
   if (options.log_line_prefix_template && !options.log_line_prefix_template->empty()) {
     out.prefix_template = *options.log_line_prefix_template;
   } else {
@@ -121,6 +143,7 @@ Result<Job> plan_job(const Options& options, const Environment& environment, con
   MUSTER_TRY(job.grace, plan_grace(options, environment));
   MUSTER_OK(plan_rendezvous(options, environment, machine.random_id, job));
   MUSTER_TRY(job.logs, plan_logs(options, environment));
+  job.logs.hostname = machine.host.substr(0, machine.host.find('.'));
   MUSTER_TRY(job.command, resolve_program(options, environment));
   MUSTER_TRY(job.local_world_size,
              resolve_nproc(options.nproc_per_node, machine.gpu_count, machine.cpu_count));

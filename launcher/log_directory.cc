@@ -133,4 +133,8 @@ std::string LogDirectory::file(int local_rank, std::string_view name) const {
   return enabled() ? fmt::format("{}/{}/{}", attempt_, local_rank, name) : std::string();
 }
 
+std::string LogDirectory::attempt_file(std::string_view name) const {
+  return enabled() ? fmt::format("{}/{}", attempt_, name) : std::string();
+}
+
 }  // namespace muster::launcher

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // LogDirectory: torchrun's layout of files,
 //   <log-dir>/<run id>_<8 characters>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
+//   <log-dir>/<run id>_<8 characters>/attempt_<n>/{filtered_stdout.log,filtered_stderr.log}
 // and beside it the same output by rank of the world, as links:
 //   <log-dir>/<run id>_<8 characters>/generation_<n>/<host>/<rank>.{out,err}
 // Without --log-dir the base is a temporary directory, in memory unless it is to hold output, which goes away
@@ -47,6 +48,8 @@ class LogDirectory {
   [[nodiscard]] bool enabled() const { return !run_.empty(); }
   /// A file of a worker of the attempt that was begun last; empty when not enabled.
   [[nodiscard]] std::string file(int local_rank, std::string_view name) const;
+  /// A file of that attempt, of no worker.
+  [[nodiscard]] std::string attempt_file(std::string_view name) const;
   /// The directory of this run, for messages; empty when not enabled.
   [[nodiscard]] const std::string& path() const { return run_; }
   /// What the destructor will remove; empty: nothing.

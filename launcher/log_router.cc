@@ -40,6 +40,7 @@ struct LogRouter::Follower {
   UniqueFd file;
   LineSplitter splitter;
   bool shown = false;
+  FilteredLog* filtered = nullptr;
   bool waiting = false;  // for the screen to clear
 };
 
@@ -81,6 +82,26 @@ LogRouter::~LogRouter() {
   *alive_ = false;
 }
 
+/// They are there even if no line ever is.
+Result<void> LogRouter::open_filtered() {
+  if (!directory_.enabled()) return {};
+  const auto create = [&](const std::vector<std::string>& texts, const char* name,
+                          std::optional<FilteredLog>& out) -> Result<void> {
+    if (texts.empty() || out) return {};
+    MUSTER_TRY(FilteredLog log, FilteredLog::create(directory_.attempt_file(name), texts));
+    out.emplace(std::move(log));
+    return {};
+  };
+  MUSTER_OK(create(job_.logs.stdout_filters, "filtered_stdout.log", filtered_out_));
+  return create(job_.logs.stderr_filters, "filtered_stderr.log", filtered_err_);
+}
+
+void LogRouter::flush(FilteredLog* filtered) {
+  if (filtered == nullptr) return;
+  if (const auto flushed = filtered->flush(); !flushed)
+    screen_.bytes(Std::kErr, fmt::format("muster: {}\n", flushed.error().message));
+}
+
 Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow) {
   const std::string path = directory_.file(local_rank, stream == Std::kOut ? "stdout.log" : "stderr.log");
   UniqueFd file(retry_eintr(
@@ -98,6 +119,8 @@ Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow) {
   follower->local_rank = local_rank;
   follower->stream = stream;
   follower->shown = screen_.shown(local_rank);
+  auto& filtered = stream == Std::kOut ? filtered_out_ : filtered_err_;
+  if (filtered) follower->filtered = &*filtered;
   follower->file.reset(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
   if (!follower->file) return fail(errno_error("open " + path, errno));
   const int watch = ::inotify_add_watch(changes_.native_handle(), path.c_str(), IN_MODIFY);
@@ -118,6 +141,7 @@ Result<UniqueFd> LogRouter::open_channel(Channel& channel, int local_rank, Std s
 }
 
 Result<LogRouter::Streams> LogRouter::open(int local_rank) {
+  MUSTER_OK(open_filtered());
   auto& slot = workers_[static_cast<std::size_t>(local_rank)];
   slot = std::make_unique<Worker>(io_);
   Worker& worker = *slot;
@@ -216,7 +240,10 @@ void LogRouter::follow_changes() {
 
 void LogRouter::read_follower(Follower& follower, bool to_the_end) {
   if (!follower.shown) return;
-  const auto emit = [&](std::string_view line) { screen_.line(follower.local_rank, follower.stream, line); };
+  const auto emit = [&](std::string_view line) {
+    screen_.line(follower.local_rank, follower.stream, line);
+    if (follower.filtered != nullptr) follower.filtered->offer(screen_.prefix(follower.local_rank), line);
+  };
   struct stat info {};
   off_t left = std::numeric_limits<off_t>::max();
   if (to_the_end && ::fstat(follower.file.get(), &info) == 0)
@@ -237,10 +264,12 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
     left -= n;
     follower.splitter.feed(std::string_view(buffer_.data(), static_cast<std::size_t>(n)), emit);
     screen_.flush();
+    flush(follower.filtered);
   }
   if (!to_the_end) return;
   follower.splitter.finish(emit);
   screen_.flush();
+  flush(follower.filtered);
 }
 
 /// Bounded: a process that left its worker's group may still be writing, and for ever.

@@ -4,7 +4,8 @@
 //  -r/-t; nowhere if a filter excludes the rank.
 //  - stderr: an OutputChannel, passed on byte for byte, or line by line where the view asks for it, while the
 //  last bytes are kept; or a file under -r/-t.
-//  - under -t the file is followed (inotify, no polling).
+//  - under -t the file is followed (inotify, no polling); lines with a text of --duplicate-*-filters then
+//  also go to a FilteredLog.
 // The Screen decides what is shown. Files are the workers' own descriptors: nothing is lost in them if the
 // launcher is killed, and a slow terminal does not slow a teed worker. One loop. Owned by the agent, per
 // attempt.
@@ -23,6 +24,7 @@
 #include <muster/result.h>
 
 #include "launcher/error_watch.h"
+#include "launcher/filtered_log.h"
 #include "launcher/job.h"
 #include "launcher/line_splitter.h"
 #include "launcher/log_directory.h"
@@ -66,12 +68,14 @@ class LogRouter {
   struct Channel;   // one stream that passes through here
   struct Worker;
 
+  [[nodiscard]] Result<void> open_filtered();
   [[nodiscard]] Result<UniqueFd> open_file(int local_rank, Std stream, bool follow);
   [[nodiscard]] Result<UniqueFd> open_channel(Channel& channel, int local_rank, Std stream,
                                               Screen::Form form);
   void read_channel(Channel& channel);
   bool read_channel_once(Channel& channel);
   void follow_changes();
+  void flush(FilteredLog* filtered);
   void read_follower(Follower& follower, bool to_the_end);
 
   boost::asio::io_context& io_;
@@ -81,6 +85,7 @@ class LogRouter {
   Screen screen_;
   boost::asio::posix::stream_descriptor changes_;                 // inotify
   std::unordered_map<int, std::unique_ptr<Follower>> followers_;  // by watch descriptor
+  std::optional<FilteredLog> filtered_out_, filtered_err_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::string buffer_;           // shared by all reads
   std::shared_ptr<bool> alive_;  // false once destroyed: handlers that are still queued check it

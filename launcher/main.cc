@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "launcher/agent.h"
+#include "launcher/completion.h"
 #include "launcher/descendants.h"
 #include "launcher/detach.h"
 #include "launcher/gpus.h"
@@ -101,6 +102,12 @@ int main(int argc, char** argv) {
   }
   if (options->version) {
     std::printf("muster %s\n", std::string(kVersion).c_str());
+    return kExitOk;
+  }
+  if (options->print_completion) {
+    const auto script = completion_script(*options->print_completion);
+    if (!script) return complain(script.error());
+    std::fputs(script->c_str(), stdout);
     return kExitOk;
   }
   const Machine machine{[&] { return count_gpus(environment); }, count_cpus, random_uuid, host_name()};

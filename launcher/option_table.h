@@ -26,6 +26,8 @@ struct OptionRow {
   std::string_view default_text;
   Support support;
   std::string_view meaning;
+  bool own =
+      false;  // unknown to torchrun: gives way where a shortened name could also mean one of its options
 };
 
 inline constexpr std::array kOptionTable = {
@@ -43,20 +45,25 @@ inline constexpr std::array kOptionTable = {
               "one node, store on a port of the kernel's choice; the default for one node"},
     OptionRow{"max-restarts", 0, "PET_MAX_RESTARTS", Takes::kText, "N", "0", Support::kFull,
               "how often all workers of the job are started again after a failure"},
-    OptionRow{
-        "restart-backoff", 0, "PET_RESTART_BACKOFF", Takes::kText, "MIN:MAX", "0", Support::kFull,
-        "seconds to wait before a restart: MIN before the first, doubled with each up to MAX; the same on "
-        "all nodes"},
-    OptionRow{
-        "no-restart-on", 0, "PET_NO_RESTART_ON", Takes::kText, "CODES", "none", Support::kFull,
-        "exit codes of workers that end the job whatever --max-restarts says, as in 2,64-78 (128+n: signal "
-        "n); the same on all nodes"},
+    OptionRow{"restart-backoff", 0, "PET_RESTART_BACKOFF", Takes::kText, "MIN:MAX", "0", Support::kFull,
+              "seconds before a restart: MIN before the first, doubled up to MAX; alike on all nodes", true},
+    OptionRow{"no-restart-on", 0, "PET_NO_RESTART_ON", Takes::kText, "CODES", "none", Support::kFull,
+              "exit codes of workers that end the job, as in 2,64-78; alike on all nodes", true},
     OptionRow{"spares", 0, "PET_SPARES", Takes::kText, "K", "0", Support::kFull,
-              "with c10d: so many nodes more wait, and take the place of one that is lost"},
+              "with c10d: so many nodes more wait, and take the place of one that is lost", true},
     OptionRow{"module", 'm', "PET_MODULE", Takes::kNothing, "", "", Support::kFull,
               "the program is a Python module, as in python -m"},
     OptionRow{"no-python", 0, "PET_NO_PYTHON", Takes::kNothing, "", "", Support::kFull,
               "execute the program directly, whatever its name"},
+    OptionRow{"run-path", 0, "PET_RUN_PATH", Takes::kNothing, "", "", Support::kFull,
+              "run the script with Python's runpy, which records its exception in the error file"},
+    OptionRow{"no-use-env", 0, "PET_NO_USE_ENV", Takes::kNothing, "", "", Support::kFull,
+              "pass --local-rank=N to the program as its first argument, as torch.distributed.launch did",
+              true},
+    OptionRow{"local-rank-arg", 0, "PET_LOCAL_RANK_ARG", Takes::kText, "NAME", "local-rank", Support::kFull,
+              "likewise, under this name; PyTorch before 2.0 had local_rank", true},
+    OptionRow{"use-env", 0, "", Takes::kNothing, "", "", Support::kFull,
+              "the default: LOCAL_RANK in the environment only; of torch.distributed.launch", true},
     OptionRow{"log-dir", 0, "PET_LOG_DIR", Takes::kText, "DIR", "a temporary one", Support::kFull,
               "where -r and -t write"},
     OptionRow{"redirects", 'r', "PET_REDIRECTS", Takes::kText, "STD", "0", Support::kFull,
@@ -70,10 +77,14 @@ inline constexpr std::array kOptionTable = {
         "[${role_name}${local_rank}]:", Support::kFull,
         "prefix of lines; knows role_name, local_rank, rank, hostname, host, generation, restart, time"},
     OptionRow{"ranks-filter", 0, "PET_RANKS_FILTER", Takes::kText, "N,N", "all", Support::kFull,
-              "show the output of these ranks of the world only"},
+              "show the output of these ranks of the world only", true},
     OptionRow{"view", 0, "PET_VIEW", Takes::kText, "all|rank0|fold", "all", Support::kFull,
-              "rank0: others from their first error on; fold: equal lines once, as [x8]; both write all of "
-              "it to --log-dir, if given"},
+              "rank0: others from their first error on; fold: equal lines once, as [x8]", true},
+    OptionRow{"duplicate-stdout-filters", 0, "PET_DUPLICATE_STDOUT_FILTERS", Takes::kText, "TEXT,TEXT", "",
+              Support::kFull,
+              "with -t 1: lines with one of these texts also go to filtered_stdout.log; ',,' is a comma"},
+    OptionRow{"duplicate-stderr-filters", 0, "PET_DUPLICATE_STDERR_FILTERS", Takes::kText, "TEXT,TEXT", "",
+              Support::kFull, "likewise with -t 2, to filtered_stderr.log"},
     OptionRow{"role", 0, "PET_ROLE", Takes::kText, "NAME", "default", Support::kFull,
               "role of this node's workers"},
     OptionRow{"rdzv-id", 0, "PET_RDZV_ID", Takes::kText, "ID", "none, or a UUID with one node",
@@ -93,37 +104,31 @@ inline constexpr std::array kOptionTable = {
               "grace between the stop signal and SIGKILL; SIGABRT comes in its last tenth"},
     OptionRow{"virtual-local-rank", 0, "PET_VIRTUAL_LOCAL_RANK", Takes::kNothing, "", "", Support::kFull,
               "every worker sees LOCAL_RANK=0 and one GPU"},
-    OptionRow{
-        "local-addr", 0, "PET_LOCAL_ADDR", Takes::kText, "HOST", "the host's name", Support::kFull,
-        "this node's name in messages and reports; an address is also the only one offered to other nodes"},
+    OptionRow{"local-addr", 0, "PET_LOCAL_ADDR", Takes::kText, "HOST", "the host's name", Support::kFull,
+              "this node's name in messages and reports; an address is also the only one offered to "
+              "other nodes"},
     OptionRow{"iface", 0, "PET_IFACE", Takes::kText, "NAME", "all", Support::kFull,
-              "with c10d: offer the addresses of this network interface only"},
+              "with c10d: offer the addresses of this network interface only", true},
     OptionRow{"detach", 0, "", Takes::kNothing, "", "", Support::kFull,
-              "go on without this terminal; prints the job's name, for musterctl"},
+              "go on without this terminal; prints the job's name, for musterctl", true},
     OptionRow{"job-name", 0, "PET_JOB_NAME", Takes::kText, "NAME", "from the program's", Support::kFull,
-              "with --detach: what musterctl is to call it"},
+              "with --detach: what musterctl is to call it", true},
     OptionRow{"secret-file", 0, "PET_SECRET_FILE", Takes::kText, "FILE", "MUSTER_SECRET", Support::kFull,
-              "with c10d: file with the job's secret, readable by its owner alone"},
+              "with c10d: file with the job's secret, readable by its owner alone", true},
     OptionRow{"monitor-interval", 0, "PET_MONITOR_INTERVAL", Takes::kText, "SECONDS", "0.1",
               Support::kNoEffect, "exits are learnt at once, nothing is polled"},
-    OptionRow{"start-method", 0, "PET_START_METHOD", Takes::kText, "NAME", "spawn", Support::kNoEffect,
-              "workers are always executed anew"},
+    OptionRow{"start-method", 0, "PET_START_METHOD", Takes::kText, "spawn|fork|forkserver", "spawn",
+              Support::kNoEffect, "workers are always executed anew"},
     OptionRow{"event-log-handler", 0, "PET_EVENT_LOG_HANDLER", Takes::kText, "NAME", "null",
               Support::kNoEffect, "no event stream is written"},
-    OptionRow{"run-path", 0, "PET_RUN_PATH", Takes::kNothing, "", "", Support::kRefused,
-              "leave it out: a script is run by Python anyway"},
-    OptionRow{"duplicate-stdout-filters", 0, "PET_DUPLICATE_STDOUT_FILTERS", Takes::kText, "TEXT,TEXT", "",
-              Support::kRefused, "use -t 1 and filter its output"},
-    OptionRow{"duplicate-stderr-filters", 0, "PET_DUPLICATE_STDERR_FILTERS", Takes::kText, "TEXT,TEXT", "",
-              Support::kRefused, "use -t 2 and filter its output"},
     OptionRow{"logs-specs", 0, "", Takes::kText, "NAME", "", Support::kRefused,
               "names a Python plug-in; use --log-dir, -r and -t"},
     OptionRow{"numa-binding", 0, "", Takes::kText, "MODE", "", Support::kRefused,
               "start the program through numactl or taskset instead"},
-    OptionRow{"print-completion", 0, "", Takes::kText, "SHELL", "", Support::kRefused,
-              "muster --help lists every option"},
+    OptionRow{"print-completion", 0, "", Takes::kText, "bash|zsh|tcsh", "", Support::kFull,
+              "print what teaches this shell to complete muster's options, and exit"},
     OptionRow{"help", 'h', "", Takes::kNothing, "", "", Support::kFull, "show this text and exit"},
-    OptionRow{"version", 0, "", Takes::kNothing, "", "", Support::kFull, "show the version and exit"},
+    OptionRow{"version", 0, "", Takes::kNothing, "", "", Support::kFull, "show the version and exit", true},
 };
 
 }  // namespace muster::launcher

@@ -161,7 +161,8 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
     job.mode = RendezvousMode::kStandalone;
     job.master_addr = "127.0.0.1";
     job.master_port = 0;
-    job.run_id = options.rdzv_id.value_or(random_id());
+    // Who names a backend and no id gets what torchrun gives: the id is in the names of log directories.
+    job.run_id = options.rdzv_id.value_or(backend == "static" || options.standalone ? random_id() : "none");
     if (backend == "static") {
       MUSTER_TRY(job.join_timeout, parse_static_timeout(options.rdzv_conf));
     } else {

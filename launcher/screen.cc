@@ -38,7 +38,7 @@ std::string prefix_of(const Job& job, const Assignment& assignment, int local_ra
     if (name == "role_name") return job.role;
     if (name == "local_rank") return std::to_string(local_rank);
     if (name == "rank") return std::to_string(assignment.base_rank + local_rank);
-    if (name == "hostname") return job.host.substr(0, job.host.find('.'));
+    if (name == "hostname") return job.logs.hostname;
     if (name == "host") return job.host;
     if (name == "generation") return std::to_string(assignment.generation);
     if (name == "restart") return std::to_string(assignment.attempt);
@@ -106,6 +106,12 @@ void Screen::line(int local_rank, Std stream, std::string_view text) {
   Source& source = sources_[static_cast<std::size_t>(local_rank)];
   source.open = source.open || looks_like_error(text);
   if (source.open) append(source, stream, text);
+}
+
+std::string Screen::prefix(int local_rank) const {
+  std::string out = prefix_of(job_, assignment_, local_rank);
+  if (const auto at = out.find(kTimeMark); at != std::string::npos) out.replace(at, 1, wall_time());
+  return out;
 }
 
 void Screen::append(const Source& source, Std stream, std::string_view text) {

@@ -40,6 +40,8 @@ class Screen {
   /// One line, without its end. flush() after a batch of them.
   void line(int local_rank, Std stream, std::string_view text);
   void flush();
+  /// The prefix of a worker's lines as it is now.
+  [[nodiscard]] std::string prefix(int local_rank) const;
   /// The workers are gone: nothing more is to be waited for.
   void finish();
 

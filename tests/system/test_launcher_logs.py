@@ -102,6 +102,22 @@ def test_the_filter_hides_other_ranks_but_not_their_files(muster):
     assert len(files(logs)) == 3
 
 
+def test_lines_with_a_text_are_also_kept_apart(muster):
+    logs = muster.tmp_path / "logs"
+    pieces = """
+import os
+for piece in (b"app", b"le 1\\nor", b"ange\\nplain\\napple 2"): os.write(1, piece)
+os.write(2, b"apple\\nloss, high")
+"""
+    result = talk(muster, "--log-dir", logs, "-t3", "--duplicate-stdout-filters=apple,orange", "--duplicate-stderr-filters=s,, h",
+                  text=pieces, count=1)
+    assert sorted(result.stdout.splitlines()) == [f"[default0]:{line}" for line in ("apple 1", "apple 2", "orange", "plain")]
+    [out] = logs.glob("*/attempt_0/filtered_stdout.log")
+    assert out.read_text() == "".join(f"[default0]:{line}\n" for line in ("apple 1", "orange", "apple 2"))
+    [err] = logs.glob("*/attempt_0/filtered_stderr.log")
+    assert err.read_text() == "[default0]:loss, high\n"
+
+
 def test_every_attempt_has_its_own_directory(muster):
     logs = muster.tmp_path / "logs"
     talk(muster, "--log-dir", logs, "-r", "1", "--max-restarts=1", text="import os, sys; print(os.environ['TORCHELASTIC_RESTART_COUNT']); sys.exit(1)", count=1)

@@ -144,6 +144,40 @@ TEST_CASE("the job's secret is taken from the environment or a file, and a weak 
       Catch::Contains("--secret-file"));
 }
 
+TEST_CASE("filters of duplicated lines are separated by commas, and two commas are one") {
+  const auto filters = [](const std::string& text) {
+    return planned({"--duplicate-stdout-filters=" + text, "--duplicate-stderr-filters=x"})
+        .logs.stdout_filters;
+  };
+  REQUIRE(planned({}).logs.stdout_filters.empty());
+  REQUIRE(filters("") == Words{""});
+  REQUIRE(filters("apple,orange") == Words{"apple", "orange"});
+  REQUIRE(filters("a,,b,c") == Words{"a,b", "c"});
+  REQUIRE(filters(",,,") == Words{",", ""});
+  REQUIRE(filters("a,") == Words{"a", ""});
+  REQUIRE(planned({"--duplicate-stderr-filters=x"}).logs.stderr_filters == Words{"x"});
+  REQUIRE_THAT(refusal({"--duplicate-stdout-filters=x", "--log-dir=/dev/null"}),
+               Catch::Contains("/dev/null"));
+}
+
+TEST_CASE("the name of the machine is in prefixes, whatever the node is called") {
+  REQUIRE(planned({"--local-addr=10.0.0.1"}).logs.hostname == "host-a");
+}
+
+TEST_CASE("who names a backend gets torchrun's run id") {
+  REQUIRE(planned({"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"}).run_id == "none");
+  REQUIRE(planned({"--rdzv-backend=c10d", "--standalone"}).run_id == "uuid");
+}
+
+TEST_CASE("torch.distributed.launch's argument comes before the program's own") {
+  REQUIRE(planned({"--no-use-env"}).command.arguments == Words{"true", "--local-rank=${local_rank}"});
+  REQUIRE(planned({"--local-rank-arg=local_rank"}).command.arguments ==
+          Words{"true", "--local_rank=${local_rank}"});
+  REQUIRE(planned({"--use-env"}).command.arguments == Words{"true"});
+  REQUIRE_THAT(refusal({"--no-use-env", "--no-python"}), Catch::Contains("--no-python"));
+  REQUIRE_THAT(refusal({"--no-use-env", "--use-env"}), Catch::Contains("--use-env"));
+}
+
 TEST_CASE("signals are named with or without SIG") {
   REQUIRE(planned({"--signals-to-handle=TERM, SIGUSR1"}).signals == std::vector<int>{SIGTERM, SIGUSR1});
 }
