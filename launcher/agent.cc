@@ -234,17 +234,16 @@ void Agent::start(Attempt& attempt) {
   if (!restart) return;
   const auto ms = [](auto from, auto to) { return std::chrono::duration_cast<Millis>(to - from).count(); };
   const std::string text = fmt::format(
-      "{} workers run again {} ms after the failure: {} ms to stop, {} ms for the nodes to gather and the "
+      "the workers run again {} ms after the failure: {} ms to stop, {} ms for the nodes to gather and the "
       "pause, {} ms to start",
-      job_.local_world_size, ms(restart->failed, now), ms(restart->failed, restart->stopped),
-      ms(restart->stopped, begin), ms(begin, now));
+      ms(restart->failed, now), ms(restart->failed, restart->stopped), ms(restart->stopped, begin),
+      ms(begin, now));
   attempt.assignment.group_rank == 0 ? log_.warning(text) : log_.info(text);
 }
 
 void Agent::wait_before(Attempt& attempt, Millis pause) {
   if (pause.count() == 0) return;
-  log_.warning(
-      fmt::format("restart in {:.1f} s (--restart-backoff)", static_cast<double>(pause.count()) / 1000));
+  log_.warning(fmt::format("restart in {} s (--restart-backoff)", static_cast<double>(pause.count()) / 1000));
   const Instant until = SteadyClock::now() + pause;
   while (SteadyClock::now() < until && !attempt.outcome && !attempt.supervision.stopping())
     handle(attempt, next_event(until));

@@ -111,7 +111,10 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router
       judge_worker(outcome, {});
       continue;
     }
-    if (outcome.pid == 0) continue;
+    if (outcome.pid == 0) {
+      judge_worker(outcome, {});
+      continue;
+    }
     outcome.stderr_tail = router.stderr_tail(outcome.local_rank, kTailLines);
     const std::string path = directory.file(outcome.local_rank, "error.json");
     if (!path.empty() && ::access(path.c_str(), F_OK) == 0)
