@@ -156,14 +156,14 @@ void LogRouter::read_channel(Worker& worker) {
                                   });
                                   return;
                                 }
-                                if (!read_channel_once(worker)) break;
+                                if (read_channel_once(worker) == 0) break;
                               }
                               if (worker.channel_open) read_channel(worker);
                             });
 }
 
-/// False when there is nothing to read now, or no more ever.
-bool LogRouter::read_channel_once(Worker& worker) {
+/// 0 when there is nothing to read now, or no more ever.
+std::size_t LogRouter::read_channel_once(Worker& worker) {
   const ssize_t n =
       retry_eintr([&] { return ::read(worker.channel.native_handle(), buffer_.data(), buffer_.size()); });
   if (n > 0) {
@@ -172,7 +172,7 @@ bool LogRouter::read_channel_once(Worker& worker) {
     // Who fills the whole buffer is not failing but talking: what it says costs no second look.
     if (bytes.size() < kReadBytes) worker.errors.feed(bytes);
     if (worker.shown) err_.write(bytes);
-    return true;
+    return bytes.size();
   }
   // A pseudo-terminal whose other end is closed everywhere reports EIO instead of end of file.
   if (n == 0 || errno != EAGAIN) {
@@ -180,7 +180,7 @@ bool LogRouter::read_channel_once(Worker& worker) {
     boost::system::error_code ignored;
     worker.channel.close(ignored);
   }
-  return false;
+  return 0;
 }
 
 void LogRouter::follow_changes() {
@@ -239,7 +239,8 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
 /// Bounded: a process that left its worker's group may still be writing, and for ever.
 void LogRouter::drain() {
   for (auto& worker : workers_)
-    for (int i = 0; i < kReadsToDrain && worker && worker->channel_open && read_channel_once(*worker); ++i) {
+    for (int i = 0; i < kReadsToDrain && worker && worker->channel_open && read_channel_once(*worker) > 0;
+         ++i) {
     }
   for (auto& [watch, follower] : followers_) read_follower(*follower, true);
 }
@@ -248,8 +249,9 @@ std::optional<Cause> LogRouter::error_so_far(int local_rank) {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
   if (!worker) return std::nullopt;
   if (worker->stderr_path.empty()) {
-    for (int i = 0; i < kReadsToDrain && worker->channel_open && read_channel_once(*worker); ++i) {
-    }
+    // No more than the channel holds: what comes later was not there when it was asked for.
+    for (std::size_t bytes = 0, n = 1; n > 0 && bytes < kReadBytes && worker->channel_open; bytes += n)
+      n = read_channel_once(*worker);
     ErrorWatch watch = worker->errors;  // a copy: the last line may go on
     watch.finish();
     return watch.found();

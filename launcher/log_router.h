@@ -63,7 +63,7 @@ class LogRouter {
   [[nodiscard]] Result<UniqueFd> open_file(int local_rank, Std stream, bool follow, int& watch);
   [[nodiscard]] std::string prefix(int local_rank) const;
   void read_channel(Worker& worker);
-  bool read_channel_once(Worker& worker);
+  std::size_t read_channel_once(Worker& worker);
   void follow_changes();
   void read_follower(Follower& follower, bool to_the_end);
 
