@@ -69,8 +69,7 @@ void Agent::arm_signals() {
       if (signal == SIGWINCH) {
         if (agent.router_ != nullptr) agent.router_->window_changed();
       } else if (signal == SIGCHLD) {
-        agent.descendants_.reap(
-            [this](pid_t pid) { return agent.group_ != nullptr && agent.group_->owns(pid); });
+        agent.reap_orphans();
       } else {
         agent.events_.push_back(SignalReceived{signal});
       }
@@ -78,6 +77,10 @@ void Agent::arm_signals() {
     }
   };
   signals_.async_wait(Wait{*this});
+}
+
+void Agent::reap_orphans() {
+  descendants_.reap([this](pid_t pid) { return group_ != nullptr && group_->owns(pid); });
 }
 
 Agent::Event Agent::next_event(std::optional<Instant> deadline) {
@@ -237,17 +240,16 @@ void Agent::start(Attempt& attempt) {
   if (!restart) return;
   const auto ms = [](auto from, auto to) { return std::chrono::duration_cast<Millis>(to - from).count(); };
   const std::string text = fmt::format(
-      "{} workers run again {} ms after the failure: {} ms to stop, {} ms for the nodes to gather and the "
+      "the workers run again {} ms after {}: {} ms to stop, {} ms for the nodes to gather and the "
       "pause, {} ms to start",
-      job_.local_world_size, ms(restart->failed, now), ms(restart->failed, restart->stopped),
-      ms(restart->stopped, begin), ms(begin, now));
+      ms(restart->failed, now), restart->number > 0 ? "the failure" : "the change",
+      ms(restart->failed, restart->stopped), ms(restart->stopped, begin), ms(begin, now));
   attempt.assignment.group_rank == 0 ? log_.warning(text) : log_.info(text);
 }
 
 void Agent::wait_before(Attempt& attempt, Millis pause) {
   if (pause.count() == 0) return;
-  log_.warning(
-      fmt::format("restart in {:.1f} s (--restart-backoff)", static_cast<double>(pause.count()) / 1000));
+  log_.warning(fmt::format("restart in {} s (--restart-backoff)", static_cast<double>(pause.count()) / 1000));
   const Instant until = SteadyClock::now() + pause;
   while (SteadyClock::now() < until && !attempt.outcome && !attempt.supervision.stopping())
     handle(attempt, next_event(until));
@@ -269,6 +271,7 @@ void Agent::handle(Attempt& attempt, const Event& event) {
     attempt.ended.push_back(now);
     if (is_failure(outcome)) post_mortem_.look_at(outcome, attempt.router);
     attempt.outcomes.push_back(std::move(outcome));
+    reap_orphans();  // a worker that nobody had waited for hides them
     obey(attempt, orders);
     if (supervision.running() == 0 && supervision.end() == AttemptEnd::kSucceeded)
       rendezvous_->succeeded(attempt.number);

@@ -75,6 +75,7 @@ class Agent {
   struct Attempt;
 
   void arm_signals();
+  void reap_orphans();
   [[nodiscard]] Event next_event(std::optional<Instant> deadline);
   [[nodiscard]] int run_attempts();
   [[nodiscard]] std::variant<Assignment, int> join(int attempt);  // or the exit status

@@ -66,7 +66,7 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
   return out;
 }
 
-/// The workers are gone: ends what they left behind and gathers the evidence.
+/// The workers are gone: ends what they left behind.
 void Agent::collect(Attempt& attempt) {
   for (int rank = 0; rank < job_.local_world_size; ++rank)
     if (attempt.group.running(rank))
@@ -79,6 +79,10 @@ void Agent::collect(Attempt& attempt) {
     if (!is_worker(pid))
       log_.error(fmt::format("pid {}, which a worker started, does not die of SIGKILL", pid));
   attempt.router.drain();
+}
+
+/// The first node tells the whole story; the node where it began tells its own part of it too.
+void Agent::report(Attempt& attempt, const FailureNotice& notice) {
   if (attempt.start_failure) {
     WorkerOutcome& outcome = attempt.outcomes.emplace_back();
     outcome.local_rank = attempt.start_failure->local_rank;
@@ -87,16 +91,10 @@ void Agent::collect(Attempt& attempt) {
     outcome.cause.text = attempt.start_failure->error.message;
     attempt.ended.push_back(SteadyClock::now());
   }
-  const auto* outcome = attempt.outcome && *attempt.outcome ? &**attempt.outcome : nullptr;
-  if (outcome != nullptr && std::holds_alternative<AllSucceeded>(*outcome)) return;
   for (std::size_t i = 0; i < attempt.outcomes.size(); ++i)
     attempt.outcomes[i].before_outcome_ms =
         std::chrono::duration_cast<Millis>(attempt.outcome_known - attempt.ended[i]).count();
   post_mortem_.examine(attempt.outcomes, attempt.router, *directory_);
-}
-
-/// The first node tells the whole story; the node where it began tells its own part of it too.
-void Agent::report(Attempt& attempt, const FailureNotice& notice) {
   const Assignment& place = attempt.assignment;
   NodeReport mine = post_mortem_.part_of_report(place.group_rank, std::move(attempt.outcomes));
   // Of a job that was asked to end there is little to tell, and nobody to wait for.

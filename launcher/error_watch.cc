@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cstdint>
 #include <initializer_list>
 
 namespace muster::launcher {
@@ -85,6 +86,54 @@ constexpr std::array kSigns = {
     Sign{": No module named ", CauseClass::kException},
     Sign{": can't open file ", CauseClass::kException},
 };
+
+constexpr std::string_view kTraceback = "Traceback (most recent call last)";
+constexpr std::string_view kFrame = "  File \"";
+constexpr std::string_view kThrown = "terminate called after throwing an instance of '";
+constexpr std::string_view kTerminate = "terminate called ";
+constexpr std::string_view kTerminating = "libc++abi: terminating";
+constexpr std::string_view kAssertion = "Assertion `";
+constexpr std::string_view kWatchdog = "Watchdog caught collective";
+constexpr std::string_view kNcclWarning = "NCCL WARN";
+
+/// Which pairs of bytes to look for: one of each of the words above, the one that ordinary text has least.
+/// A line without any of them has none of the words, which is most lines.
+class Pairs {
+ public:
+  constexpr Pairs() {
+    for (const Words& words : kWords) add(words.text);
+    for (const Sign& sign : kSigns) add(sign.text);
+    for (const std::string_view text :
+         {kTraceback, kFrame, kTerminate, kTerminating, kAssertion, kWatchdog, kNcclWarning})
+      add(text);
+  }
+  [[nodiscard]] bool any_in(std::string_view text) const {
+    for (std::size_t i = 1; i < text.size(); ++i)
+      if (const std::size_t at = index(text[i - 1], text[i]); (wanted_[at / 64] >> (at % 64) & 1) != 0)
+        return true;
+    return false;
+  }
+
+ private:
+  static constexpr std::size_t index(char a, char b) {
+    return static_cast<std::size_t>(static_cast<unsigned char>(a)) << 8 | static_cast<unsigned char>(b);
+  }
+  static constexpr int frequency(char c) {
+    if (std::string_view(" etaoinsrhld:.0123").find(c) != std::string_view::npos) return 5;
+    return c >= 'a' && c <= 'z' ? 3 : 1;
+  }
+  constexpr void add(std::string_view text) {
+    std::size_t best = 1;
+    const auto cost = [text](std::size_t i) { return frequency(text[i - 1]) * frequency(text[i]); };
+    for (std::size_t i = 2; i < text.size(); ++i)
+      if (cost(i) < cost(best)) best = i;
+    const std::size_t at = index(text[best - 1], text[best]);
+    wanted_[at / 64] |= std::uint64_t{1} << (at % 64);
+  }
+
+  std::array<std::uint64_t, 1024> wanted_{};  // a bit per pair
+};
+constexpr Pairs kPairs;
 
 bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -190,8 +239,10 @@ void ErrorWatch::finish() {
 }
 
 void ErrorWatch::line(std::string_view raw) {
+  const bool coloured = raw.find('\x1b') != std::string_view::npos;
+  if (!in_traceback_ && !what_may_follow_ && !coloured && !kPairs.any_in(raw)) return;
   std::string clean;
-  if (raw.find('\x1b') != std::string_view::npos) {
+  if (coloured) {
     clean = printable(raw);
     raw = clean;
   }
@@ -202,12 +253,12 @@ void ErrorWatch::line(std::string_view raw) {
 }
 
 bool ErrorWatch::python(std::string_view text) {
-  if (text.starts_with("Traceback (most recent call last)")) {
+  if (text.starts_with(kTraceback)) {
     in_traceback_ = true;
     where_.clear();
     return true;
   }
-  if (text.starts_with("  File \"")) {
+  if (text.starts_with(kFrame)) {
     in_traceback_ = true;  // a SyntaxError has no other beginning
     if (std::string place = python_place(text); !place.empty()) where_ = std::move(place);
     return true;
@@ -220,7 +271,6 @@ bool ErrorWatch::python(std::string_view text) {
 }
 
 bool ErrorWatch::cpp(std::string_view text) {
-  constexpr std::string_view kThrown = "terminate called after throwing an instance of '";
   constexpr std::string_view kWhat = "what():";
   const bool what_may_follow = what_may_follow_;
   what_may_follow_ = false;
@@ -237,11 +287,11 @@ bool ErrorWatch::cpp(std::string_view text) {
     found_->text = one_clean_line(found_->text + ": " + one_clean_line(message));
     return true;
   }
-  if (contains(text, "terminate called ") || contains(text, "libc++abi: terminating")) {
+  if (contains(text, kTerminate) || contains(text, kTerminating)) {
     keep(Weight::kError, {class_of_words(text, CauseClass::kException), one_clean_line(text)});
     return true;
   }
-  if (contains(text, "Assertion `") && contains(text, "failed")) {
+  if (contains(text, kAssertion) && contains(text, "failed")) {
     // The one of a kernel names the block and the thread.
     const CauseClass kind = contains(text, "thread: [") ? CauseClass::kGpuFault : CauseClass::kAssertion;
     keep(Weight::kError, {kind, one_clean_line(text), c_place(text)});
@@ -258,9 +308,9 @@ void ErrorWatch::plain(std::string_view text) {
                                    sign.kind == CauseClass::kSanitizer ? c_place(text) : std::string()});
   const CauseClass kind = class_of_words(text, CauseClass::kNone);
   if (kind == CauseClass::kGpuMemory || kind == CauseClass::kGpuFault || kind == CauseClass::kHostMemory ||
-      contains(text, "Watchdog caught collective"))
+      contains(text, kWatchdog))
     return keep(Weight::kError, {kind, one_clean_line(text)});
-  if (kind != CauseClass::kNone || contains(text, "NCCL WARN"))
+  if (kind != CauseClass::kNone || contains(text, kNcclWarning))
     keep(Weight::kWarning, {kind == CauseClass::kNone ? CauseClass::kNetwork : kind, one_clean_line(text)});
 }
 

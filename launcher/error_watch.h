@@ -3,8 +3,8 @@
 // traceback with its place, an uncaught C++ exception with its what(), assertions, crashes, sanitizers, and
 // the words of CUDA, NCCL, gloo and allocators. One per worker; keeps one finding and an unfinished line.
 // Pure. A line that only warns (NCCL WARN, a refused connection) gives way to an error that comes later; of
-// several Python tracebacks the last one counts, which ended the process. About 0.3 us for a line of 100
-// bytes.
+// several Python tracebacks the last one counts, which ended the process. A line of 100 bytes
+// costs 0.35 us, and 0.9 us where it has to be searched.
 #pragma once
 
 #include <optional>

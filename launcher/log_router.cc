@@ -183,14 +183,14 @@ void LogRouter::read_channel(Channel& channel) {
                                   });
                                   return;
                                 }
-                                if (!read_channel_once(channel)) break;
+                                if (read_channel_once(channel) == 0) break;
                               }
                               if (channel.open) read_channel(channel);
                             });
 }
 
-/// False when there is nothing to read now, or no more ever.
-bool LogRouter::read_channel_once(Channel& channel) {
+/// 0 when there is nothing to read now, or no more ever.
+std::size_t LogRouter::read_channel_once(Channel& channel) {
   const auto emit = [&](std::string_view line) { screen_.line(channel.local_rank, channel.stream, line); };
   const ssize_t n =
       retry_eintr([&] { return ::read(channel.reader.native_handle(), buffer_.data(), buffer_.size()); });
@@ -206,7 +206,7 @@ bool LogRouter::read_channel_once(Channel& channel) {
       channel.splitter.feed(bytes, emit);
       screen_.flush();
     }
-    return true;
+    return bytes.size();
   }
   // A pseudo-terminal whose other end is closed everywhere reports EIO instead of end of file.
   if (n == 0 || errno != EAGAIN) {
@@ -216,7 +216,7 @@ bool LogRouter::read_channel_once(Channel& channel) {
     channel.splitter.finish(emit);
     screen_.flush();
   }
-  return false;
+  return 0;
 }
 
 void LogRouter::follow_changes() {
@@ -277,7 +277,7 @@ void LogRouter::drain() {
   for (auto& worker : workers_) {
     if (!worker) continue;
     for (Channel* channel : {&worker->out, &worker->err}) {
-      for (int i = 0; i < kReadsToDrain && channel->open && read_channel_once(*channel); ++i) {
+      for (int i = 0; i < kReadsToDrain && channel->open && read_channel_once(*channel) > 0; ++i) {
       }
       channel->splitter.finish(
           [&](std::string_view line) { screen_.line(channel->local_rank, channel->stream, line); });
@@ -291,8 +291,9 @@ std::optional<Cause> LogRouter::error_so_far(int local_rank) {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
   if (!worker) return std::nullopt;
   if (worker->stderr_path.empty()) {
-    for (int i = 0; i < kReadsToDrain && worker->err.open && read_channel_once(worker->err); ++i) {
-    }
+    // No more than the channel holds: what comes later was not there when it was asked for.
+    for (std::size_t bytes = 0, n = 1; n > 0 && bytes < kReadBytes && worker->err.open; bytes += n)
+      n = read_channel_once(worker->err);
     ErrorWatch watch = worker->err.errors;  // a copy: the last line may go on
     watch.finish();
     return watch.found();

@@ -73,7 +73,7 @@ class LogRouter {
   [[nodiscard]] Result<UniqueFd> open_channel(Channel& channel, int local_rank, Std stream,
                                               Screen::Form form);
   void read_channel(Channel& channel);
-  bool read_channel_once(Channel& channel);
+  std::size_t read_channel_once(Channel& channel);
   void follow_changes();
   void flush(FilteredLog* filtered);
   void read_follower(Follower& follower, bool to_the_end);

@@ -71,9 +71,8 @@ void PostMortem::judge_now(WorkerOutcome& outcome, LogRouter& router) {
   evidence.written = router.error_so_far(outcome.local_rank);
   evidence.memory_killed = kills_ > 0;
   outcome.kernel.clear();
-  if (devices_.empty()) devices_ = find_devices(environment_, job_.local_world_size);
-  const WorkerDevice& device = devices_[static_cast<std::size_t>(outcome.local_rank)];
-  outcome.device = device.text;
+  const std::string address =
+      devices_.empty() ? std::string() : devices_[static_cast<std::size_t>(outcome.local_rank)].address;
   for (const std::string& line : kernel_lines_) {
     if (const auto pid = parse_memory_kill(line); pid == outcome.pid) {
       evidence.memory_killed = true;
@@ -81,8 +80,7 @@ void PostMortem::judge_now(WorkerOutcome& outcome, LogRouter& router) {
     }
     const auto xid = parse_xid(line);
     // The driver leaves out the function, which is always 0.
-    if (xid &&
-        (xid->pid == outcome.pid || (!device.address.empty() && device.address.starts_with(xid->device))))
+    if (xid && (xid->pid == outcome.pid || (!address.empty() && address.starts_with(xid->device))))
       outcome.kernel.push_back(line);
   }
   judge_worker(outcome, evidence);
@@ -101,6 +99,8 @@ void PostMortem::stop_begins(LogRouter& router) {
 void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router,
                          const LogDirectory& directory) {
   read_kernel();
+  // Not sooner: loading the driver's library takes its time, and the others are to be stopped first.
+  if (devices_.empty()) devices_ = find_devices(environment_, job_.local_world_size);
   for (WorkerOutcome& outcome : outcomes) {
     // It failed while another one did, and was only slower to end.
     if (outcome.stopped_by_us && outcome.end.code != 0 && !before_stop_.empty() &&
@@ -111,7 +111,11 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router
       judge_worker(outcome, {});
       continue;
     }
-    if (outcome.pid == 0) continue;
+    outcome.device = devices_[static_cast<std::size_t>(outcome.local_rank)].text;
+    if (outcome.pid == 0) {
+      judge_worker(outcome, {});
+      continue;
+    }
     outcome.stderr_tail = router.stderr_tail(outcome.local_rank, kTailLines);
     const std::string path = directory.file(outcome.local_rank, "error.json");
     if (!path.empty() && ::access(path.c_str(), F_OK) == 0)

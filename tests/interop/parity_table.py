@@ -27,7 +27,7 @@ EXPLAINS = {
     "`--shutdown-timeout`": r"other stops are as short",
     "children that workers leave behind": r"a child is left",
     "c10d: network interface": r"NCCL_SOCKET_IFNAME" + _WORKER,
-    "report": r"other failures of node \d+",
+    "report": r"(title|root cause|other failures) of node \d+",
     "an error file that is not what `@record` writes": r"(title|root cause|other failures) of node 0",
     "`-r`/`-t` local ranks": r"(status|stdout|stderr) of node 0|file .*|.*" + _WORKER,
     "log directory without `--log-dir`": r"TORCHELASTIC_ERROR_FILE" + _WORKER + r"|files left in TMPDIR",
@@ -48,6 +48,8 @@ _LIFE, _NODES = "tests/system/test_launcher_life.py", "tests/system/test_launche
 _ELASTIC, _FAULTS = "tests/system/test_launcher_elastic.py", "tests/system/test_launcher_elastic_faults.py"
 
 SHOWN_BY = {
+    "a pause before restarts, exit codes without one": (
+        "tests/unit/launcher/policies_test.cc", "exit codes that are final end the job while there are restarts left"),
     "`--print-completion`": ("tests/system/test_launcher_contract.py", "test_a_shell_learns_the_options"),
     "`--logs-specs`, `--numa-binding`": (
         "tests/interop/test_torchrun_parity_options.py", "test_what_muster_has_not_is_refused_with_what_to_use_instead"),

@@ -139,7 +139,7 @@ def test_a_failure_on_the_other_node(both):
         if run is theirs:
             os.kill(run.agents[0].pid(), signal.SIGTERM)
             run.agents[0].wait()
-    compare(pair, ("failure on another node", "exit status"), [port], looks)
+    compare(pair, ("failure on another node", "exit status", "report"), [port], looks)
 
 
 def test_a_restart_of_one_node_of_two(both):
