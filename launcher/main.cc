@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "launcher/agent.h"
+#include "launcher/exec_plan.h"
 #include "launcher/gpus.h"
 #include "launcher/guardian.h"
 #include "launcher/job_plan.h"
@@ -99,6 +100,10 @@ int main(int argc, char** argv) {
   if (options->version) {
     std::printf("muster %s\n", std::string(kVersion).c_str());
     return kExitOk;
+  }
+  if (options->exec) {
+    const auto plan = plan_exec(*options, environment, count_cpus);
+    return complain(plan ? execute(*plan) : plan.error());
   }
   const Machine machine{[&] { return count_gpus(environment); }, count_cpus, random_uuid, host_name()};
   const auto job = plan_job(*options, environment, machine);

@@ -4,6 +4,8 @@
 // to be followed by exit 2.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,11 +44,13 @@ struct Options {
   std::string iface;
   int spares = 0;
   std::string secret_file;
+  bool exec = false;
   bool help = false;
   bool version = false;
 
   std::string program;
   std::vector<std::string> arguments;
+  std::map<std::string, std::string, std::less<>> given;  // name -> text, typed or PET_*; not defaults
 
   friend bool operator==(const Options&, const Options&) = default;
 };
