@@ -2,16 +2,14 @@
 #include "launcher/exec_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
-#include "launcher/command_line.h"
 #include "launcher/program.h"
 #include "launcher/slurm.h"
-#include "launcher/step_options.h"
+#include "launcher/step_command.h"
 #include "launcher/substitution.h"
 #include "launcher/worker_env.h"
 #include "rendezvous/base/syscall.h"
@@ -23,19 +21,8 @@ namespace {
 constexpr std::string_view kVisibleDevices = "CUDA_VISIBLE_DEVICES";
 constexpr std::string_view kNodeRank = "NODE_RANK";  // Lightning's name for GROUP_RANK
 
-/// What makes sense without an agent, and what has no effect with one either.
-constexpr std::array<std::string_view, 10> kWithoutAgent = {
-    "exec",           "module",    "no-python",   "role",        "nnodes",
-    "nproc-per-node", "node-rank", "master-addr", "master-port", "virtual-local-rank"};
-
 tl::unexpected<Error> usage(std::string message) {
   return fail(ErrorCode::kInvalidArgument, std::move(message));
-}
-
-bool allowed(std::string_view name) {
-  if (std::find(kWithoutAgent.begin(), kWithoutAgent.end(), name) != kWithoutAgent.end()) return true;
-  const auto row = find_option(name);
-  return row && (*row)->support == Support::kNoEffect;
 }
 
 /// What the step says otherwise: the first such option, and the command that fits.
@@ -46,8 +33,7 @@ Result<void> check_counts(const Options& options, const SlurmStep& step) {
   };
   const auto refuse = [&](std::string_view name, const std::string& fact, const std::string& srun) {
     return usage(fmt::format("--{}={}, but {}, and with --exec each task is one worker; run: {} {}", name,
-                             options.given.find(name)->second, fact, srun,
-                             command_text(options, {"nproc-per-node", "node-rank"})));
+                             options.given.find(name)->second, fact, srun, exec_command_text(options)));
   };
   const std::string as_it_is = fmt::format("srun -N {} -n {}", step.num_nodes(), step.num_tasks);
   if (differs("nnodes", step.num_nodes()))
@@ -87,13 +73,13 @@ Error exec_error(const std::string& path, int error) {
 Result<ExecPlan> plan_exec(const Options& options, const Environment& environment,
                            const std::function<int()>& cpu_count) {
   for (const auto& [name, value] : options.given)
-    if (!allowed(name))
+    if (!works_without_agent(name))
       return usage(fmt::format(
           "--{} needs muster's agent, and --exec leaves none behind; leave one of them out", name));
   MUSTER_TRY(const std::optional<SlurmStep> found, read_slurm_step(environment));
   if (!found)
     return usage(fmt::format("--exec takes the rank from a Slurm task, and this is none; run: srun -n N {}",
-                             command_text(options, {})));
+                             exec_command_text(options)));
   const SlurmStep& step = *found;
   MUSTER_OK(check_counts(options, step));
 

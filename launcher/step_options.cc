@@ -2,18 +2,15 @@
 #include "launcher/step_options.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include <fmt/format.h>
 
-#include "launcher/command_line.h"
 #include "launcher/rdzv_conf.h"
 #include "launcher/rendezvous_plan.h"
+#include "launcher/step_command.h"
 
 namespace muster::launcher {
 namespace {
-
-constexpr std::size_t kLongestCommand = 600;
 
 tl::unexpected<Error> usage(std::string message) {
   return fail(ErrorCode::kInvalidArgument, std::move(message));
@@ -21,22 +18,6 @@ tl::unexpected<Error> usage(std::string message) {
 
 std::string counted(int count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
-
-std::string quoted(std::string_view word) {
-  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
-    return std::isalnum(c) != 0 ||
-           std::string_view("-_./:=,+@%").find(static_cast<char>(c)) != std::string_view::npos;
-  });
-  if (plain) return std::string(word);
-  std::string out = "'";
-  for (const char c : word) {
-    if (c == '\'')
-      out += "'\\''";
-    else
-      out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;  // it has to stay one line
-  }
-  return out + "'";
 }
 
 /// An agent per node, whatever the job's own --ntasks is: srun takes that from the environment.
@@ -50,22 +31,29 @@ std::string workers_for(const Options& options, const SlurmStep& step) {
   return options.nproc_per_node || most == 1 ? "" : fmt::format("--nproc-per-node={}", most);
 }
 
+/// Every task is refused for the same reason: one of them says what to run, in full.
+tl::unexpected<Error> refuse_all(const SlurmStep& step, const std::string& fact, const std::string& advice) {
+  return usage(fmt::format("{}; {}", fact, step.task == 0 ? advice : "task 0 says what to run instead"));
+}
+
 tl::unexpected<Error> too_many_tasks(const Options& options, const SlurmStep& step) {
-  return usage(
-      fmt::format("this step has {} on {}, but muster wants one per node and starts the node's workers "
-                  "itself; run: {} {}; "
-                  "or, with a worker per task: srun -n {} {}",
-                  counted(step.num_tasks, "task"), counted(step.num_nodes(), "node"),
-                  per_node(step.num_nodes()), command_text(options, {}, workers_for(options, step)),
-                  step.num_tasks, command_text(options, {"nproc-per-node"}, "--exec")));
+  return refuse_all(
+      step,
+      fmt::format("this step has {} on {}, but one muster per node starts all workers of that node",
+                  counted(step.num_tasks, "task"), counted(step.num_nodes(), "node")),
+      fmt::format("run: {} {}; or, with a worker per task: srun -n {} {}", per_node(step.num_nodes()),
+                  command_text(options, {}, workers_for(options, step)), step.num_tasks,
+                  exec_command_text(options)));
 }
 
 tl::unexpected<Error> wrong_nnodes(const Options& options, const SlurmStep& step, int agents) {
-  return usage(fmt::format("--nnodes={}{}, but this step has {} on {}; run: {} {}{}", options.nnodes,
-                           options.spares > 0 ? fmt::format(" --spares={}", options.spares) : "",
-                           counted(step.num_tasks, "task"), counted(step.num_nodes(), "node"),
-                           per_node(agents), command_text(options, {}, workers_for(options, step)),
-                           agents == 1 ? "; or, with a job per task, add --standalone" : ""));
+  return refuse_all(
+      step,
+      fmt::format("--nnodes={}{}, but this step has {} on {}", options.nnodes,
+                  options.spares > 0 ? fmt::format(" --spares={}", options.spares) : "",
+                  counted(step.num_tasks, "task"), counted(step.num_nodes(), "node")),
+      fmt::format("run: {} {}{}", per_node(agents), command_text(options, {}, workers_for(options, step)),
+                  agents == 1 ? "; or, with a job per task, add --standalone" : ""));
 }
 
 /// How many nodes take part, checked against the number of tasks.
@@ -137,26 +125,6 @@ Result<Options> join_step(Options options, const SlurmStep& step) {
   }
   if (!options.node_rank) options.node_rank = step.task;
   return options;
-}
-
-std::string command_text(const Options& options, std::initializer_list<std::string_view> without,
-                         std::string_view added) {
-  std::string out = "muster";
-  for (const auto& [name, value] : options.given) {
-    // srun says how many nodes there are, but a range says more.
-    if (name == "nnodes" && value.find(':') == std::string::npos) continue;
-    if (std::find(without.begin(), without.end(), name) != without.end()) continue;
-    const auto row = find_option(name);
-    if (row && (*row)->takes == Takes::kNothing)
-      out += fmt::format(" --{}", name);
-    else
-      out += fmt::format(" --{}={}", name, value.empty() ? "" : quoted(value));
-  }
-  if (!added.empty()) out += fmt::format(" {}", added);
-  out += " " + quoted(options.program);
-  for (const std::string& argument : options.arguments) out += " " + quoted(argument);
-  if (out.size() > kLongestCommand) out = out.substr(0, kLongestCommand) + " ...";
-  return out;
 }
 
 }  // namespace muster::launcher

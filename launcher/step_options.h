@@ -5,10 +5,6 @@
 // command that works. Called by job_plan. Pure. Errors are kInvalidArgument.
 #pragma once
 
-#include <initializer_list>
-#include <string>
-#include <string_view>
-
 #include <muster/result.h>
 
 #include "launcher/options.h"
@@ -19,11 +15,5 @@ namespace muster::launcher {
 /// One agent per task. With --rdzv-endpoint or --master-addr the place is the user's, and the job may be more
 /// than this step; else node 0 of the step runs the coordinator.
 [[nodiscard]] Result<Options> join_step(Options options, const SlurmStep& step);
-
-/// `muster` with what was given, less --nnodes=N and the options in `without`, and the program, as a shell
-/// takes it.
-[[nodiscard]] std::string command_text(const Options& options,
-                                       std::initializer_list<std::string_view> without,
-                                       std::string_view added = {});
 
 }  // namespace muster::launcher
