@@ -112,6 +112,10 @@ Result<std::optional<SlurmStep>> read_slurm_step(const Environment& environment)
   out.local_task = static_cast<int>(local_task);
   if (const auto here = lookup(environment, "SLURMD_NODENAME"); here && *here != out.node_name())
     return std::nullopt;
+  if (lookup(environment, "SLURM_JOB_NUM_NODES")) {
+    MUSTER_TRY(const std::int64_t job_nodes, number("SLURM_JOB_NUM_NODES", 1, kMaxHosts));
+    if (out.num_nodes() > job_nodes) return std::nullopt;  // a step is no larger than its job
+  }
   MUSTER_OK(check(out, *node_list, *task_counts));
   out.arbitrary = lookup(environment, "SLURM_DISTRIBUTION").value_or("").starts_with("arbitrary");
   out.het_job = lookup(environment, "SLURM_HET_SIZE").has_value();
