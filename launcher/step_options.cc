@@ -41,9 +41,10 @@ tl::unexpected<Error> too_many_tasks(const Options& options, const SlurmStep& st
       step,
       fmt::format("this step has {} on {}, but one muster per node starts all workers of that node",
                   counted(step.num_tasks, "task"), counted(step.num_nodes(), "node")),
-      fmt::format("run: {} {}; or, with a worker per task: srun -n {} {}", per_node(step.num_nodes()),
+      fmt::format("run: {} {}; or, with a worker per task: srun -n {} {}{}", per_node(step.num_nodes()),
                   command_text(options, {}, workers_for(options, step)), step.num_tasks,
-                  exec_command_text(options)));
+                  exec_command_text(options),
+                  step.num_nodes() == 1 ? "; or, in a shell of srun --pty, add --standalone" : ""));
 }
 
 tl::unexpected<Error> wrong_nnodes(const Options& options, const SlurmStep& step, int agents) {

@@ -165,7 +165,6 @@ SlurmctldPort={control}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-CredType=cred/munge
 AuthInfo=socket={munge}/socket
 StateSaveLocation={self.folder}/state
 SlurmdSpoolDir={self.folder}/%n
@@ -173,17 +172,15 @@ SlurmctldPidFile={self.folder}/slurmctld.pid
 SlurmdPidFile={self.folder}/%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-SwitchType=switch/none
 MpiDefault=none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
 SelectType=select/linear
 SchedulerType=sched/backfill
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0
 # This machine may have fewer processors than the nodes promise.
 SlurmdParameters=config_overrides
 KillWait=10
-InactiveLimit=0
+# Nothing of it can be reached from elsewhere.
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:8
 """)

@@ -130,6 +130,27 @@ def test_a_node_rank_that_a_shell_made_the_same_for_all_is_refused(slurm):
     assert "--node-rank=0, but this is task 1 of the step" in out
 
 
+def test_a_port_that_another_has_ends_the_job_and_names_the_owner(slurm):
+    holder = slurm.script("holder.py", """import socket, sys, time
+listener = socket.create_server(("", int(sys.argv[1])))
+print("listening", flush=True)
+time.sleep(600)
+""")
+    code, out = slurm.batch(f"""port=$((20000 + (61 * SLURM_JOB_ID + 0) % 9000))
+exec 3< <(exec /usr/bin/python3 {holder} $port)
+read -u 3 line
+srun --kill-on-bad-exit=1 {MUSTER} true
+code=$?
+kill $!
+echo port $port
+exit $code
+""", "-N2", "--ntasks-per-node=1")
+    assert "Exited with exit code 75" in out, out
+    port = re.search(r"port (\d+)", out)[1]
+    assert re.search(rf":{port}\b.* in use .*python3", out), out
+    assert code != 0
+
+
 def test_exec_becomes_the_program_with_the_tasks_rank(slurm, tell):
     done = slurm.muster(["-N2", "-n4"], "--exec", tell)
     assert done.returncode == 0, done.stderr
@@ -231,3 +252,20 @@ def test_a_killed_agent_ends_the_other_node_too(slurm):
     assert code == 128 + signal.SIGKILL, err  # srun's is the highest of the tasks'
     assert re.search(r"0: Exited with exit code 76", err), err
     assert not any(alive(pid) for pid in pids)
+
+
+def test_a_range_of_nodes_goes_on_without_a_killed_one(slurm):
+    # Both nodes are one machine here: what befalls one must not keep the other out (cool_down).
+    script = slurm.script("rest.sh", f"#!/bin/sh\necho $$ > {slurm.folder}/rest.$WORLD_SIZE.$RANK\n"
+                                     "[ $WORLD_SIZE = 2 ] && exec sleep 600\necho the rest goes on\n")
+    process = slurm.start("srun", "-N2", "--ntasks-per-node=1", "--kill-on-bad-exit=0", MUSTER, "--nnodes=1:2", "--nproc-per-node=1",
+                          "--max-restarts=1", "--rdzv-conf=last_call_timeout=1,cool_down=0", script)
+    wait_for(lambda: len(list(slurm.folder.glob("rest.2.*"))) == 2 or process.poll() is not None, "two workers", 60)
+    second = slurm.folder / "rest.2.1"
+    pid = wait_for(lambda: second.read_text().strip(), "the second worker's pid", 10)
+    (agent,) = agents([int(pid)])
+    os.kill(agent, signal.SIGKILL)
+    code, out, err = end(process)
+    assert code == 128 + signal.SIGKILL, err  # the killed task's
+    assert "the rest goes on" in out, err
+    assert "task 0: Exited" not in err

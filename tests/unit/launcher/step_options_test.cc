@@ -161,6 +161,7 @@ TEST_CASE("tasks that do not fit the flags are refused with a command that does"
                    "this step has 1 task on 1 node; run: srun -N 2"));
   REQUIRE(contains(refusal({"--nnodes=3:5"}, step_environment(2, 1, 0)),
                    "run: srun -N 3 -n 3 --ntasks-per-node=1 muster --nnodes=3:5 true"));
+  REQUIRE(contains(refusal({}, step_environment(1, 8, 0)), "add --standalone"));
   REQUIRE(contains(refusal({"--nnodes=1"}, step_environment(1, 4, 0)), "add --standalone"));
   REQUIRE(contains(refusal({"--spares=2"}, step_environment(2, 1, 0)), "--spares=2 leaves none"));
   REQUIRE(
