@@ -151,6 +151,25 @@ exit $code
     assert code != 0
 
 
+def test_a_job_that_finds_another_jobs_coordinator_is_refused_at_once(slurm):
+    there = slurm.folder / "first-step-runs"
+    first = slurm.script("first.sh", f"#!/bin/sh\ntouch {there}.$RANK\nexec sleep 600\n")
+    code, out = slurm.batch(f"""port=$((19000 + SLURM_JOB_ID % 900))
+flags="--rdzv-backend=c10d --master-port=$port --nproc-per-node=1"
+srun --overlap -N2 -n2 {MUSTER} $flags {first} 2>/dev/null &
+for i in $(seq 600); do [ -e {there}.1 ] && break; sleep 0.1; done
+srun --overlap -N2 -n2 --kill-on-bad-exit=0 {MUSTER} $flags true
+code=$?
+scancel $SLURM_JOB_ID.0
+wait
+exit $code
+""", "-N2", "--ntasks-per-node=1", seconds=120)
+    assert code != 0, out
+    assert "task 0: Exited with exit code 75" in out, out
+    assert "task 1: Exited with exit code 78" in out, out
+    assert re.search(r"this coordinator serves job \d+\.0 alone, not \d+\.1", out), out
+
+
 def test_exec_becomes_the_program_with_the_tasks_rank(slurm, tell):
     done = slurm.muster(["-N2", "-n4"], "--exec", tell)
     assert done.returncode == 0, done.stderr
