@@ -88,6 +88,8 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   if (is_loopback(elastic.endpoint_host)) options.store.host = elastic.endpoint_host;
   options.store.port = elastic.endpoint_port;
   options.control.secret = elastic.secret;
+  // With is_host the other job's own host is not at this port: its agents are here by mistake.
+  if (elastic.is_host == true) options.control.jobs.only_job = job_.run_id;
   options.control.heartbeat_interval = elastic.heartbeat_interval;
   options.control.on_close = [this, alive = alive_] {
     // Not from within the server, which is about to be stopped.

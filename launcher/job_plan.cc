@@ -10,6 +10,8 @@
 #include "launcher/nproc.h"
 #include "launcher/program.h"
 #include "launcher/rendezvous_plan.h"
+#include "launcher/slurm.h"
+#include "launcher/step_options.h"
 #include "rendezvous/env_contract.h"
 
 namespace muster::launcher {
@@ -127,12 +129,22 @@ Result<Millis> plan_grace(const Options& options, const Environment& environment
 
 }  // namespace
 
-Result<Job> plan_job(const Options& options, const Environment& environment, const Machine& machine) {
+Result<Job> plan_job(const Options& given, const Environment& environment, const Machine& machine) {
+  std::optional<SlurmStep> step;
+  if (!given.standalone) {
+    MUSTER_TRY(step, read_slurm_step(environment));
+  }
+  Options options = given;
+  if (step) {
+    MUSTER_TRY(options, join_step(std::move(options), *step));
+  }
+  const std::string& here = step ? step->node_name() : machine.host;
+
   Job job;
   job.role = options.role;
   job.max_restarts = options.max_restarts;
   job.virtual_local_rank = options.virtual_local_rank;
-  job.host = options.local_addr.empty() ? machine.host : options.local_addr;
+  job.host = options.local_addr.empty() ? here : options.local_addr;
   job.signals_text = options.signals_to_handle;
   job.lineage = std::string(lookup(environment, env::kLineage).value_or(""));
   if (!job.lineage.empty()) job.lineage += ':';

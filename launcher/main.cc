@@ -19,6 +19,7 @@
 #include "launcher/completion.h"
 #include "launcher/descendants.h"
 #include "launcher/detach.h"
+#include "launcher/exec_plan.h"
 #include "launcher/gpus.h"
 #include "launcher/guardian.h"
 #include "launcher/job_plan.h"
@@ -109,6 +110,10 @@ int main(int argc, char** argv) {
     if (!script) return complain(script.error());
     std::fputs(script->c_str(), stdout);
     return kExitOk;
+  }
+  if (options->exec) {
+    const auto plan = plan_exec(*options, environment, count_cpus);
+    return complain(plan ? execute(*plan) : plan.error());
   }
   const Machine machine{[&] { return count_gpus(environment); }, count_cpus, random_uuid, host_name()};
   const auto job = plan_job(*options, environment, machine);

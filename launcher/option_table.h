@@ -31,12 +31,12 @@ struct OptionRow {
 };
 
 inline constexpr std::array kOptionTable = {
-    OptionRow{"nnodes", 0, "PET_NNODES", Takes::kText, "N|MIN:MAX", "1", Support::kFull,
+    OptionRow{"nnodes", 0, "PET_NNODES", Takes::kText, "N|MIN:MAX", "1; Slurm's", Support::kFull,
               "number of nodes; a range needs --rdzv-backend=c10d"},
     OptionRow{"nproc-per-node", 0, "PET_NPROC_PER_NODE", Takes::kText, "N|auto|gpu|cpu",
               "one per GPU, else 1", Support::kFull, "workers on this node"},
-    OptionRow{"node-rank", 0, "PET_NODE_RANK", Takes::kText, "N", "0, with c10d none", Support::kFull,
-              "this node's rank, 0 to nnodes-1; with c10d its place among the nodes"},
+    OptionRow{"node-rank", 0, "PET_NODE_RANK", Takes::kText, "N", "0; Slurm's; with c10d none",
+              Support::kFull, "this node's rank, 0 to nnodes-1; with c10d its place among the nodes"},
     OptionRow{"master-addr", 0, "PET_MASTER_ADDR", Takes::kText, "HOST", "127.0.0.1", Support::kFull,
               "address of node 0, which serves the store"},
     OptionRow{"master-port", 0, "PET_MASTER_PORT", Takes::kText, "PORT", "29500", Support::kFull,
@@ -89,8 +89,8 @@ inline constexpr std::array kOptionTable = {
               "role of this node's workers"},
     OptionRow{"rdzv-id", 0, "PET_RDZV_ID", Takes::kText, "ID", "none, or a UUID with one node",
               Support::kFull, "the job's id, told to the workers"},
-    OptionRow{"rdzv-backend", 0, "PET_RDZV_BACKEND", Takes::kText, "NAME", "static", Support::kFull,
-              "static; c10d or muster: a coordinator at the endpoint gathers the nodes"},
+    OptionRow{"rdzv-backend", 0, "PET_RDZV_BACKEND", Takes::kText, "NAME", "static; under Slurm c10d",
+              Support::kFull, "static; c10d or muster: a coordinator at the endpoint gathers the nodes"},
     OptionRow{"rdzv-endpoint", 0, "PET_RDZV_ENDPOINT", Takes::kText, "HOST[:PORT]", "", Support::kFull,
               "where the coordinator is: a musterd, else the agent of that machine runs it (port 29400; with "
               "backend muster 29500); static: --master-addr and --master-port"},
@@ -115,6 +115,8 @@ inline constexpr std::array kOptionTable = {
               "with --detach: what musterctl is to call it", true},
     OptionRow{"secret-file", 0, "PET_SECRET_FILE", Takes::kText, "FILE", "MUSTER_SECRET", Support::kFull,
               "with c10d: file with the job's secret, readable by its owner alone", true},
+    OptionRow{"exec", 0, "PET_EXEC", Takes::kNothing, "", "", Support::kFull,
+              "in a Slurm task (srun -n N): become the program, as the worker with the task's rank", true},
     OptionRow{"monitor-interval", 0, "PET_MONITOR_INTERVAL", Takes::kText, "SECONDS", "0.1",
               Support::kNoEffect, "exits are learnt at once, nothing is polled"},
     OptionRow{"start-method", 0, "PET_START_METHOD", Takes::kText, "spawn|fork|forkserver", "spawn",

@@ -86,6 +86,7 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--secret-file", o.secret_file);
   app.add_flag("--detach", o.detach);
   app.add_option("--job-name", o.job_name);
+  app.add_flag("--exec", o.exec);
   app.add_flag("--help", o.help);
   app.add_flag("--version", o.version);
 }
@@ -168,6 +169,7 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
                 "no program given; usage: muster [options] program|script.py [args...] (see muster --help)");
   out.program = std::move(*line.program);
   out.arguments = std::move(line.arguments);
+  out.given.insert(collected.values.begin(), collected.values.end());
   return out;
 }
 
@@ -177,7 +179,9 @@ std::string help_text() {
       "Starts one worker per GPU (or --nproc-per-node) on this node, tells each who it is, and keeps them "
       "together:\n"
       "the first failure stops all, and the report says which rank failed and why.\n"
-      "A .py file is run by Python, anything executable directly. Options precede the program.\n\n"
+      "A .py file is run by Python, anything executable directly. Options precede the program.\n"
+      "Under Slurm: srun -N 2 --ntasks-per-node=1 muster [options] program; nodes and ranks come from "
+      "Slurm.\n\n"
       "options (each also as PET_<NAME> in the environment; '_' may stand for '-'):\n";
   for (const OptionRow& row : kOptionTable)
     if (row.support == Support::kFull) out += described(row);

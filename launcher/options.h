@@ -4,6 +4,8 @@
 // to be followed by exit 2.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -58,11 +60,13 @@ struct Options {
   bool detach = false;
   std::string job_name;
   std::optional<std::string> print_completion;
+  bool exec = false;
   bool help = false;
   bool version = false;
 
   std::string program;
   std::vector<std::string> arguments;
+  std::map<std::string, std::string, std::less<>> given;  // name -> text, typed or PET_*; not defaults
 
   friend bool operator==(const Options&, const Options&) = default;
 };

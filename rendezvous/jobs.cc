@@ -109,6 +109,12 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     found = jobs_.end();
   }
   if (found == jobs_.end()) {
+    if (!options_.only_job.empty() && client.job != options_.only_job)
+      return refuse(id, Refused::Reason::kSettings,
+                    fmt::format("this coordinator serves job {} alone, not {}; give one of them another port "
+                                "with --rdzv-endpoint",
+                                options_.only_job, client.job),
+                    effects);
     if (jobs_.size() >= options_.max_jobs)
       return refuse(id, Refused::Reason::kLimit,
                     fmt::format("this coordinator has {} jobs, the limit (--max-jobs)", jobs_.size()),

@@ -26,6 +26,7 @@ namespace muster {
 using ConnectionId = std::uint64_t;
 
 struct JobsOptions {
+  std::string only_job;  ///< empty: whichever agents ask for
   std::size_t max_jobs = 1024;
   std::size_t max_nodes_per_job = 100'000;
   /// Of what an agent says about itself: host, machine, role and addresses. A job keeps no more than this for

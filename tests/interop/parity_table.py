@@ -48,6 +48,7 @@ _LIFE, _NODES = "tests/system/test_launcher_life.py", "tests/system/test_launche
 _ELASTIC, _FAULTS = "tests/system/test_launcher_elastic.py", "tests/system/test_launcher_elastic_faults.py"
 
 SHOWN_BY = {
+    "Slurm": ("tests/slurm/test_slurm_launch.py", "test_nodes_ranks_and_head_come_from_the_step"),
     "a pause before restarts, exit codes without one": (
         "tests/unit/launcher/policies_test.cc", "exit codes that are final end the job while there are restarts left"),
     "`--print-completion`": ("tests/system/test_launcher_contract.py", "test_a_shell_learns_the_options"),

@@ -17,7 +17,7 @@ MUSTER = str(BIN / "muster")
 
 def clean_environment(**extra):
     """This process' environment without what a launcher or a worker reads."""
-    drop = ("PET_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "OMP_NUM_THREADS",
+    drop = ("PET_", "SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "OMP_NUM_THREADS",
             "TORCH_", "CUDA_VISIBLE_DEVICES", "PYTHON_EXEC", "VIRTUAL_ENV", "LOGLEVEL")
     env = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
     env["PYTHON_EXEC"] = sys.executable

@@ -164,6 +164,17 @@ TEST_CASE("limits on jobs and nodes refuse with their option's name") {
   REQUIRE(t.told<control::Refused>(3)->text.find("--max-nodes-per-job") != std::string::npos);
 }
 
+TEST_CASE("a coordinator of one job refuses the agents of another") {
+  JobsOptions options;
+  options.only_job = "a";
+  Table t(options);
+  t.join(1, "b", 1, 1);
+  REQUIRE(t.told<control::Refused>(1)->reason == control::Refused::Reason::kSettings);
+  REQUIRE(t.told<control::Refused>(1)->text.find("serves job a alone, not b") != std::string::npos);
+  t.join(2, "a", 2, 1);
+  REQUIRE(t.told<control::Assignment>(2)->generation == 0);
+}
+
 TEST_CASE("messages that an agent has no business to send are refused") {
   Table t;
   t.jobs.connected(1, "a", "127.0.0.1");
