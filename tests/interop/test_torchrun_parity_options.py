@@ -14,7 +14,7 @@ from torch_generations import PACKAGED, PYTHON
 
 HUMAN_DEFAULTS = {"nnodes": "1:1", "nproc-per-node": "1", "rdzv-id": "none", "log-line-prefix-template": "",
                   "local-ranks-filter": "", "node-rank": 0, "master-port": None, "shutdown-timeout": None, "log-dir": None,
-                  "local-addr": None}  # rows of the table, or said in words in --help
+                  "local-addr": None, "rdzv-backend": "static"}  # rows of the table, or said in words in --help
 
 
 @dataclasses.dataclass
