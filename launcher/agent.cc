@@ -20,7 +20,8 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kTailLines = 20;
-constexpr std::chrono::seconds kLeavePatience{10};  // beyond the grace the other nodes' workers have
+constexpr std::chrono::seconds kLeavePatience{10};   // beyond the grace the other nodes' workers have
+constexpr std::chrono::seconds kHurriedPatience{1};  // after another signal; the others still read why
 
 std::string local_time(std::int64_t seconds) {
   const std::time_t time = seconds;
@@ -79,6 +80,7 @@ struct Agent::Attempt {
   Supervision supervision;
   std::vector<WorkerOutcome> outcomes;  // in the order in which the exits were learnt
   std::optional<WorkerGroup::StartFailure> start_failure;
+  std::optional<Error> unprepared;  // nothing could be started
   std::optional<Result<AttemptOutcome>> outcome;
 };
 
@@ -211,7 +213,7 @@ int Agent::finish(const FailureNotice& notice) {
 }
 
 Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignment) {
-  MUSTER_OK(directory_->begin_attempt(assignment.attempt, job_.local_world_size));
+  const auto begun = directory_->begin_attempt(assignment.attempt, job_.local_world_size);
   if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
     directory_->keep();
     output_kept_ = true;
@@ -221,9 +223,12 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
   rendezvous_->watch(number, [this](Result<AttemptOutcome> outcome) {
     events_.push_back(OutcomeKnown{std::move(outcome)});
   });
-  attempt.start_failure =
-      attempt.group.start(spawner_, job_, attempt.assignment, environment_, *directory_, attempt.router);
-  if (attempt.start_failure)
+  if (begun)
+    attempt.start_failure =
+        attempt.group.start(spawner_, job_, attempt.assignment, environment_, *directory_, attempt.router);
+  else
+    attempt.unprepared = begun.error();
+  if (attempt.start_failure || attempt.unprepared)
     obey(attempt, attempt.supervision.start_failed(attempt.group.started(), SteadyClock::now()));
 
   while (!attempt.supervision.finished() || !attempt.outcome)
@@ -312,7 +317,10 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
   out.node_rank = attempt.assignment.group_rank;
   out.host = job_.host;
   out.restart = after(supervision.end(), attempt.assignment.attempt, job_.max_restarts) == Next::kRestart;
-  if (attempt.start_failure) {
+  if (attempt.unprepared) {
+    out.exit_code = kExitSystem;
+    out.text = fmt::format("{}: {}", job_.host, attempt.unprepared->message);
+  } else if (attempt.start_failure) {
     const auto& failure = *attempt.start_failure;
     out.rank = attempt.assignment.base_rank + failure.local_rank;
     out.exit_code = exit_code_of(failure.error);
@@ -377,12 +385,12 @@ void Agent::pass_on_error_file(const WorkerOutcome& root) const {
 void Agent::leave() {
   const auto patience = job_.grace + kLeavePatience;
   rendezvous_->leave(patience, [this] { events_.push_back(Left{}); });
-  const Instant deadline = SteadyClock::now() + patience;
+  Instant deadline = SteadyClock::now() + patience;
   while (true) {
     const Event event = next_event(deadline);
-    if (std::holds_alternative<Left>(event) || std::holds_alternative<SignalReceived>(event) ||
-        std::holds_alternative<DeadlinePassed>(event))
-      return;
+    if (std::holds_alternative<Left>(event) || std::holds_alternative<DeadlinePassed>(event)) return;
+    if (std::holds_alternative<SignalReceived>(event))
+      deadline = std::min(deadline, SteadyClock::now() + kHurriedPatience);
   }
 }
 

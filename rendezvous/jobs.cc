@@ -180,8 +180,11 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
 void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Message& message, Instant now,
                   JobsEffects& effects) {
   const NodeId node = *client.node;
-  membership::heartbeat(job.round, node, now);
-  if (std::holds_alternative<control::Heartbeat>(message)) return;
+  const bool awaited = membership::heartbeat(job.round, node, now);
+  if (std::holds_alternative<control::Heartbeat>(message)) {
+    if (awaited) settle(job, now, effects);
+    return;
+  }
   job.changed = true;
   const auto entry = job.round.nodes.find(node);
   const std::string host = entry == job.round.nodes.end() ? std::string() : entry->second.request.host;

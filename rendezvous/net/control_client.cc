@@ -155,7 +155,10 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     if (over_ || leaving_) co_return Error{ErrorCode::kCancelled, "closed"};
     heartbeat_ = Millis(std::clamp<std::uint32_t>(welcome->heartbeat_ms, 10, 3'600'000));
     // The job's rules may be stricter than the coordinator's habit.
-    heartbeat_ = std::min(heartbeat_, std::max(options_.settings.heartbeat_timeout / 3, Millis(10)));
+    const Millis rule = options_.settings.heartbeat_timeout;
+    heartbeat_ = std::min(heartbeat_, std::max(rule / 3, Millis(10)));
+    // As patient with the coordinator as it is with this agent.
+    max_missed_ = static_cast<int>(std::max<std::int64_t>(options_.missed_heartbeats, rule / heartbeat_));
     offered_grace_ = Millis(std::min<std::uint32_t>(welcome->reconnect_ms, 3'600'000));
     num_missed_ = 0;
     joined_ = true;
@@ -206,9 +209,9 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     heart_.expires_after(heartbeat_);
     heart_.async_wait([self = shared_from_this(), link = link_](const auto& error) {
       if (error || self->over_ || self->link_ != link || !self->joined_) return;
-      if (self->num_missed_++ >= self->options_.missed_heartbeats) {
+      if (self->num_missed_++ >= self->max_missed_) {
         link->close(fmt::format("the coordinator has been silent for {} ms",
-                                self->options_.missed_heartbeats * self->heartbeat_.count()));
+                                self->max_missed_ * self->heartbeat_.count()));
         return;
       }
       link->send(control::Heartbeat{});
@@ -253,6 +256,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   Millis heartbeat_{5000};
   Millis offered_grace_{0};
   int num_missed_ = 0;
+  int max_missed_ = 3;
   std::optional<std::int64_t> running_;     // assigned, and not said to be ready since
   std::optional<std::int64_t> said_ready_;  // the last generation that ready() was told of
   std::int64_t assigned_ = -1;

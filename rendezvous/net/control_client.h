@@ -50,7 +50,8 @@ struct ControlClientOptions {
   /// A connection that breaks later is tried again for so long, or longer where the coordinator says that it
   /// keeps its agents' places; 0: lost at once. To be not longer than the job's reconnect_grace.
   Millis reconnect_for{0};
-  /// A coordinator that is silent for so many heartbeat intervals is lost.
+  /// A coordinator that is silent for so many heartbeat intervals, and for settings.heartbeat_timeout, is
+  /// lost.
   int missed_heartbeats = 3;
   control::Limits limits;
 };
