@@ -100,8 +100,9 @@ class ControlClient {
   void report(std::int64_t generation, std::string payload);
   /// Ends the job for everybody.
   void stop_job(std::string reason, int exit_code);
-  /// Says good-bye; `left` comes when the coordinator has read it, or after `patience`. No event comes after
-  /// this call.
+  /// Says good-bye; `left` comes when the coordinator has read it, or after `patience`. A coordinator that is
+  /// away and keeps its agents' places is looked for meanwhile, for some seconds. No event comes after this
+  /// call.
   void leave(std::string reason, Millis patience, std::function<void()> left);
   /// Drops the connection without a word: the coordinator takes this node for lost.
   void close();

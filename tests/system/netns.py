@@ -19,6 +19,8 @@ class Nodes:
         ip("netns", "add", self.hub)
         ip("-n", self.hub, "link", "add", "br0", "type", "bridge")
         ip("-n", self.hub, "link", "set", "br0", "up")
+        ip("-n", self.hub, "link", "add", "br1", "type", "bridge")
+        ip("-n", self.hub, "link", "set", "br1", "up")
         for i, name in enumerate(self.names):
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
@@ -30,6 +32,23 @@ class Nodes:
 
     def address(self, node):
         return f"10.77.0.{node + 1}"
+
+    def cut_off(self, *nodes):
+        """These nodes reach each other and no others; nobody is told."""
+        for node in nodes:
+            ip("-n", self.hub, "link", "set", f"p{node}", "master", "br1")
+
+    def heal(self, *nodes):
+        for node in nodes:
+            ip("-n", self.hub, "link", "set", f"p{node}", "master", "br0")
+
+    def lose(self, node, other):
+        """What `node` sends to `other` goes nowhere, and nobody is told; until find()."""
+        ip("-n", self.names[node], "neigh", "replace", self.address(other), "lladdr", "02:00:00:00:00:99", "dev", "eth0",
+           "nud", "permanent")
+
+    def find(self, node, other):
+        ip("-n", self.names[node], "neigh", "del", self.address(other), "dev", "eth0")
 
     def command(self, node, *args):
         return ["ip", "netns", "exec", self.names[node], *map(str, args)]
