@@ -120,6 +120,7 @@ class Jobs {
   void settle(Job& job, Instant now, JobsEffects& effects);
   void tell_world(const Job& job, JobsEffects& effects) const;
   void tell_member(const Job& job, std::size_t group_rank, JobsEffects& effects) const;
+  void keep(Job& job, Instant now);
   void forget(const Job& job);
   void tell_reason(Job& job, Instant now, JobsEffects& effects);
   void schedule(Job& job, Instant now);

@@ -116,8 +116,8 @@ class Stage:
     def __init__(self, tmp_path):
         self.tmp_path, self.jobs, self.nodes = tmp_path, [], None
 
-    def build(self, count, **options):
-        self.nodes = Nodes(count, **options)
+    def build(self, count, kind=Nodes, **options):
+        self.nodes = kind(count, **options)
         return self.nodes
 
     def daemon(self, node, *options, **kwargs):
