@@ -5,6 +5,7 @@ import collections
 import os
 import re
 import signal
+import subprocess
 
 import pytest
 
@@ -154,6 +155,21 @@ def connections(pid, port):
             if port in (int(row[1].split(":")[1], 16), int(row[2].split(":")[1], 16))]
 
 
+def heartbeats(nodes, node, port=PORT):
+    """How many segments each agent elsewhere has sent to a port of a node; while nothing happens these are heartbeats."""
+    text = subprocess.run(nodes.command(node, "ss", "-tinHO", "state", "established", f"sport = :{port}"), check=True,
+                          capture_output=True, text=True).stdout
+    own = re.escape(nodes.address(node))
+    return {peer: int(found[1]) for line in text.splitlines() for peer in [line.split()[3]]
+            if not re.search(rf"\b{own}\b", peer) and (found := re.search(r"data_segs_in:(\d+)", line))}
+
+
+def beating(nodes, node, port=PORT, agents=1):
+    """Waits for agents elsewhere that have joined: they send no heartbeat before."""
+    wait_for(lambda: [n for n in heartbeats(nodes, node, port).values() if n > 8][agents - 1:], f"{agents} agents to join")
+
+
+LISTENING = 10
 ESTABLISHED = 1
 
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from elastic_support import PORT, job, write  # noqa: F401
-from faults_support import ACT, Scene, check_worlds, connected, stage  # noqa: F401
+from faults_support import ACT, Scene, beating, check_worlds, connected, stage  # noqa: F401
 from launcher_support import wait_for
 
 
@@ -84,10 +84,11 @@ def test_an_agent_killed_in_any_state_keeps_nobody_from_going_on(stage):
 
 def test_two_signals_at_once_while_others_wait_still_tell_them_why(job):
     it = job(2)
-    it.start(0, 1, "true", nnodes=3)
+    conf = "keep_alive_interval=0.1,keep_alive_max_attempt=200"
+    it.start(0, 1, "true", nnodes=3, conf=conf)
     it.said(0, "this agent runs the coordinator")
-    it.start(1, 1, "true", nnodes=3)
-    it.said(0, "rendezvous: 2/3 nodes")
+    it.start(1, 1, "true", nnodes=3, conf=conf)
+    beating(it.nodes, 0)
     # Both are there before the host has taken up the first.
     it.running[0].send_signal(signal.SIGSTOP)
     it.running[0].send_signal(signal.SIGTERM)

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coordinators that die in each state of a job, and more than one that would be it, over network namespaces."""
-import re
 import signal
 
 import pytest
 
 from elastic_support import PORT, SHOW, job, write  # noqa: F401
-from faults_support import check_worlds, connected, gone, stage  # noqa: F401
+from faults_support import LISTENING, beating, check_worlds, connected, gone, stage  # noqa: F401
 from launcher_support import alive, wait_for
+
+
+def port_of(scene):
+    return int(scene.endpoint.split(":")[1])
 
 
 class States:
@@ -102,8 +105,10 @@ def test_an_agent_that_runs_the_coordinator_killed_in_any_state_ends_the_others_
     def new(name, **rules):
         return stage.scene(name, f"{nodes.address(1)}:{next(ports)}", **{"nnodes": 2, "restarts": 1, **rules})
 
-    authenticating, gathering, starting = new("authenticating"), new("gathering", nnodes=3), new("starting", nnodes=3)
-    last_call = new("last-call", nnodes="2:3", conf="last_call_timeout=600")
+    quick = "keep_alive_interval=0.1,keep_alive_max_attempt=200"
+    authenticating, starting = new("authenticating"), new("starting", nnodes=3)
+    gathering = new("gathering", nnodes=3, conf=quick)
+    last_call = new("last-call", nnodes="2:3", conf=f"last_call_timeout=600,{quick}")
     running, stopping, leaving = new("running"), new("stopping"), new("leaving")
     stopping.touch("deaf")
     nodes.lose(3, 2)
@@ -112,7 +117,7 @@ def test_an_agent_that_runs_the_coordinator_killed_in_any_state_ends_the_others_
         scene.agent(1, "--node-rank=2" if scene is starting else "--node-rank=0", "--shutdown-timeout=2", name="host")
         scene.said("host", "this agent runs the coordinator")
     authenticating.running["host"].send_signal(signal.SIGSTOP)
-    connected(authenticating.agent(2, conf="read_timeout=60", name="other"), int(authenticating.endpoint.split(":")[1]))
+    connected(authenticating.agent(2, conf="read_timeout=60", name="other"), port_of(authenticating))
     starting.agent(2, "--node-rank=0", name="first")
     for scene in scenes:
         scene.agent(3 if scene is starting else 2, "--node-rank=1", "--shutdown-timeout=2", name="other")
@@ -123,8 +128,7 @@ def test_an_agent_that_runs_the_coordinator_killed_in_any_state_ends_the_others_
     stopping.touch("fail")
     wait_for(lambda: (stopping.tmp_path / "termed").exists(), "the deaf worker to be stopped")
     for scene in (gathering, last_call):
-        connected(scene.running["other"], int(scene.endpoint.split(":")[1]))
-        scene.said("host", "rendezvous: 2")
+        beating(nodes, 1, port_of(scene))
     # It waits for the other, which has not read yet that all is done.
     leaving.running["other"].send_signal(signal.SIGSTOP)
     leaving.touch("go")
@@ -168,7 +172,9 @@ def test_no_agent_takes_the_port_of_a_daemon_that_is_started_anew(stage):
     daemon.signal(signal.SIGKILL)
     # It comes while the port is free, and finds that it is on the host of the endpoint.
     scene.agent(0, name="second")
-    wait_for(lambda: re.search("Connection refused|waiting for", scene.err("second")), "the second agent to look for it")
+    tables = [f"/proc/{scene.running['second'].pid}/net/{name}" for name in ("tcp", "tcp6")]
+    listening = lambda: sum(line.split()[3] == "%02X" % LISTENING for table in tables for line in open(table))
+    wait_for(lambda: listening() >= 2, "both agents to have a port for a store")
     daemon.start()
     scene.started("2.0", 0, 1)
     scene.succeeds("first", "second")

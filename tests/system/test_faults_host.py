@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from elastic_support import PORT
-from faults_support import check_worlds, stage  # noqa: F401
+from faults_support import check_worlds, heartbeats, stage  # noqa: F401
 from launcher_support import alive, wait_for
 
 CONF = "keep_alive_interval=0.3,keep_alive_max_attempt=20,last_call_timeout=600,join_timeout=600"
@@ -27,20 +27,11 @@ def stepped_clock(tmp_path_factory):
     return library
 
 
-def heartbeats(stage, daemon):
-    """What each agent at the daemon has sent; while nothing happens, these are heartbeats."""
-    text = subprocess.run(stage.nodes.command(daemon.node, "ss", "-tinHO", "state", "established"), check=True,
-                          capture_output=True, text=True).stdout
-    own = stage.nodes.address(daemon.node)
-    return {line.split()[3]: int(found[1]) for line in text.splitlines()
-            if f"{own}]:" not in line.split()[3] and f"{own}:" not in line.split()[3]
-            and (found := re.search(r"data_segs_in:(\d+)", line))}
-
-
 def more_heartbeats(stage, daemon, count=4, before=None):
-    before = before or wait_for(lambda: heartbeats(stage, daemon), "agents to be connected")
-    wait_for(lambda: all(now.get(peer, 0) >= seen + count for now in [heartbeats(stage, daemon)]
-                         for peer, seen in before.items()), f"{count} more heartbeats of each agent")
+    look = lambda: heartbeats(stage.nodes, daemon.node)
+    before = before or wait_for(look, "agents to be connected")
+    wait_for(lambda: all(now.get(peer, 0) >= seen + count for now in [look()] for peer, seen in before.items()),
+             f"{count} more heartbeats of each agent")
 
 
 def test_nothing_changes_when_one_host_s_wall_clock_is_set(stage, stepped_clock):
@@ -107,7 +98,7 @@ def test_a_full_disk_under_the_log_keeps_running_nodes_and_is_waited_for(stage, 
     try:
         daemon = stage.daemon(0, f"--state-dir={disk}/state", HEARTBEAT)
         running = stage.scene("running", daemon.endpoint, backend="muster", nnodes=2, restarts=1,
-                              conf="keep_alive_interval=0.3,keep_alive_max_attempt=10")
+                              conf="keep_alive_interval=0.2,keep_alive_max_attempt=15")
         for node in (1, 2):
             running.agent(node, f"--node-rank={node - 1}")
         pids = running.started("2.0", 0, 1)
@@ -117,14 +108,14 @@ def test_a_full_disk_under_the_log_keeps_running_nodes_and_is_waited_for(stage, 
             while True:
                 os.write(file.fileno(), b"x" * 4096)
         daemon.says("error: .*state.log.*(No space left|ENOSPC)")
-        before = heartbeats(stage, daemon)
+        before = heartbeats(stage.nodes, daemon.node)
         assert len(before) == 2
         # A new world is told to nobody before it is on the disk, which it cannot be.
         other = stage.scene("other", daemon.endpoint, backend="muster", nnodes=2,
-                            conf="keep_alive_interval=0.3,keep_alive_max_attempt=10")
+                            conf="keep_alive_interval=0.2,keep_alive_max_attempt=15")
         for node in (1, 2):
             other.agent(node, f"--node-rank={node - 1}")
-        more_heartbeats(stage, daemon, 20, before)  # twice as long as a silent agent has
+        more_heartbeats(stage, daemon, 16, before)  # longer than a silent agent has
         assert all(alive(pid) for pid in pids)
         assert not other.places(1) and not other.places(2)
         (disk / "rubbish").unlink()
