@@ -100,10 +100,10 @@ def test_an_interface_that_is_named_is_the_only_one_that_others_try(job, tmp_pat
         ip("-n", it.nodes.names[node], "addr", "add", f"10.79.0.{node + 1}/24", "dev", "ib0")
         ip("-n", it.nodes.names[node], "link", "set", "ib0", "up")
     # The agents reach the coordinator over eth0.
-    it.start(0, 1, "--node-rank=0", "--iface=ib0", script)
-    it.start(1, 1, "--node-rank=1", "--local-addr=10.79.0.2", script)
+    it.start(1, 1, "--node-rank=0", "--iface=ib0", script)
+    it.start(0, 1, "--node-rank=1", "--local-addr=10.79.0.1", script)
     assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
-    assert [w["MASTER_ADDR"] for w in it.workers(0, 1)] == ["10.79.0.1"] * 2
+    assert [w["MASTER_ADDR"] for w in it.workers(0, 1)] == ["10.79.0.2"] * 2
     assert [w["GLOO_SOCKET_IFNAME"] for w in it.workers(0, 1)] == ["ib0"] * 2
 
 
