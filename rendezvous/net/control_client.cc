@@ -172,7 +172,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     const Millis rule = options_.settings.heartbeat_timeout;
     heartbeat_ = std::min(heartbeat_, std::max(rule / 3, Millis(10)));
     // As patient with the coordinator as it is with this agent.
-    max_missed_ = static_cast<int>(std::max<std::int64_t>(options_.missed_heartbeats, rule / heartbeat_));
+    max_missed_ = std::max<std::int64_t>(options_.missed_heartbeats, rule / heartbeat_);
     offered_grace_ = Millis(std::min<std::uint32_t>(welcome->reconnect_ms, 3'600'000));
     num_missed_ = 0;
     joined_ = true;
@@ -274,7 +274,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   Millis heartbeat_{5000};
   Millis offered_grace_{0};
   int num_missed_ = 0;
-  int max_missed_ = 3;
+  std::int64_t max_missed_ = 3;
   std::optional<std::int64_t> running_;     // assigned, and not said to be ready since
   std::optional<std::int64_t> said_ready_;  // the last generation that ready() was told of
   std::int64_t assigned_ = -1;
