@@ -16,7 +16,8 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::chrono::seconds kLeavePatience{10};  // beyond the grace the other nodes' workers have
+constexpr std::chrono::seconds kLeavePatience{10};   // beyond the grace the other nodes' workers have
+constexpr std::chrono::seconds kHurriedPatience{1};  // after another signal; the others still read why
 
 bool ignored(int signal) {
   struct sigaction current {};
@@ -179,8 +180,8 @@ int Agent::finish(const FailureNotice& notice) {
 }
 
 Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignment) {
-  MUSTER_OK(directory_->begin_attempt(
-      {assignment.attempt, assignment.generation, assignment.base_rank, job_.host}, job_.local_world_size));
+  const auto begun = directory_->begin_attempt(
+      {assignment.attempt, assignment.generation, assignment.base_rank, job_.host}, job_.local_world_size);
   if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
     directory_->keep();
     output_kept_ = true;
@@ -192,6 +193,7 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
   rendezvous_->watch(number, [this](Result<AttemptOutcome> outcome) {
     events_.push_back(OutcomeKnown{std::move(outcome)});
   });
+  if (!begun) attempt.unprepared = begun.error();
   start(attempt);
   if (entry_ != nullptr) entry_->running(assignment, attempt.group.workers(assignment.base_rank), log_);
   while (!attempt.supervision.finished() || !attempt.outcome)
@@ -228,6 +230,7 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
 
 /// Unless the attempt ends while a restart is waited for.
 void Agent::start(Attempt& attempt) {
+  if (attempt.unprepared) return obey(attempt, attempt.supervision.start_failed(0, SteadyClock::now()));
   const auto restart = std::exchange(restart_, std::nullopt);
   if (restart && restart->number > 0) wait_before(attempt, job_.restarts.pause.before(restart->number));
   if (attempt.outcome || attempt.supervision.stopping()) return attempt.supervision.never_started();
@@ -315,12 +318,12 @@ void Agent::obey(Attempt& attempt, const Supervision::Orders& orders) {
 void Agent::leave() {
   const auto patience = job_.grace + kLeavePatience;
   rendezvous_->leave(patience, [this] { events_.push_back(Left{}); });
-  const Instant deadline = SteadyClock::now() + patience;
+  Instant deadline = SteadyClock::now() + patience;
   while (true) {
     const Event event = next_event(deadline);
-    if (std::holds_alternative<Left>(event) || std::holds_alternative<SignalReceived>(event) ||
-        std::holds_alternative<DeadlinePassed>(event))
-      return;
+    if (std::holds_alternative<Left>(event) || std::holds_alternative<DeadlinePassed>(event)) return;
+    if (std::holds_alternative<SignalReceived>(event))
+      deadline = std::min(deadline, SteadyClock::now() + kHurriedPatience);
   }
 }
 

@@ -36,6 +36,7 @@ struct Agent::Attempt {
   std::vector<Instant> ended;           // of each of them
   Instant failed{};                     // when the first sign of the attempt's end came
   std::optional<WorkerGroup::StartFailure> start_failure;
+  std::optional<Error> unprepared;  // nothing could be started
   std::optional<Result<AttemptOutcome>> outcome;
   Instant outcome_known{};
 };

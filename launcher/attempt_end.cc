@@ -45,7 +45,10 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
   FailureNotice out;
   out.node_rank = attempt.assignment.group_rank;
   out.host = job_.host;
-  if (attempt.start_failure) {
+  if (attempt.unprepared) {
+    out.exit_code = kExitSystem;
+    out.text = fmt::format("{}: {}", job_.host, attempt.unprepared->message);
+  } else if (attempt.start_failure) {
     const auto& failure = *attempt.start_failure;
     out.rank = attempt.assignment.base_rank + failure.local_rank;
     out.exit_code = exit_code_of(failure.error);

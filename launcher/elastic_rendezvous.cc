@@ -264,6 +264,8 @@ void ElasticRendezvous::fail_join(int exit_code, std::string text) {
   notice.host = job_.host;
   notice.exit_code = exit_code;
   notice.text = std::move(text);
+  // Between two generations the others count on this node.
+  if (client_) withdraw(notice);
   finish_join(std::move(notice));
 }
 
@@ -334,7 +336,11 @@ void ElasticRendezvous::decline(int, const FailureNotice& notice) {
   joined_ = {};
   race_.reset();
   hush();
-  if (!client_) return;
+  if (client_) withdraw(notice);
+}
+
+// From a generation that has not begun here.
+void ElasticRendezvous::withdraw(const FailureNotice& notice) {
   if (can_be_spared()) return good_bye(notice.text, kShortGoodBye);
   stopped_here_ = true;
   client_->stop_job(notice.text, notice.exit_code);

@@ -68,6 +68,7 @@ class ElasticRendezvous final : public Rendezvous {
   void hush();
   void warn_of_strangers();
   [[nodiscard]] bool can_be_spared() const;
+  void withdraw(const FailureNotice& notice);
   void good_bye(const std::string& reason, Millis patience);
 
   boost::asio::io_context& io_;

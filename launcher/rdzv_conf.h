@@ -35,7 +35,7 @@ inline constexpr std::array kRdzvKeys = {
     RdzvKey{"read_timeout", "join_timeout", "seconds until the coordinator has to be reached"},
     RdzvKey{"keep_alive_interval", "5", "seconds between heartbeats; a musterd has its own"},
     RdzvKey{"keep_alive_max_attempt", "3", "so many missed heartbeats make a node lost"},
-    RdzvKey{"is_host", "inferred", "whether this agent runs the coordinator"},
+    RdzvKey{"is_host", "inferred; muster false", "whether this agent runs the coordinator"},
     RdzvKey{"store_type", "tcp", "tcp only"},
     RdzvKey{"close_timeout", "30", "accepted, not needed"},
     RdzvKey{"heartbeat_timeout", "5", "accepted, not needed"},

@@ -102,7 +102,9 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   out.endpoint_host = endpoint.host;
   const int port = backend == "muster" ? kMusterPort : kC10dPort;
   out.endpoint_port = static_cast<std::uint16_t>(endpoint.port > 0 ? endpoint.port : port);
+  // Who names muster has a daemon: an agent that took its port while it is started anew would keep it out.
   out.is_host = conf.is_host;
+  if (backend == "muster" && !conf.is_host) out.is_host = false;
   out.order = options.node_rank;
   out.connect_timeout = conf.read_timeout.value_or(conf.join_timeout);
   // Who names c10d has no daemon that could come back; there the agent that runs the coordinator is gone.

@@ -96,6 +96,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     return settle(found->second, now, effects);
   }
   std::int64_t last_generation = -1;
+  bool was_recorded = false;
   if (found != jobs_.end() && is_deserted(found->second) &&
       (found->second.round.phase == Phase::kClosed ||
        (!join.resume && (!found->second.lost_some ||
@@ -103,8 +104,8 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     // Everybody has left the former job of this name: this is a new one. Its generations go on, so that no
     // number is used twice while the former one is kept.
     last_generation = found->second.round.world.generation;
+    was_recorded = found->second.recorded;
     deadlines_.erase({found->second.deadline, client.job});
-    forget(found->second);
     jobs_.erase(found);
     found = jobs_.end();
   }
@@ -124,6 +125,8 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     fresh.settings = join.settings;
     fresh.round.world.generation = last_generation;
     found = jobs_.emplace(client.job, std::move(fresh)).first;
+    // The former record gives way to one that remembers its generations.
+    if (was_recorded) keep(found->second, now);
     effects.log.push_back(
         fmt::format("job {}: new, --nnodes={}", client.job, membership::nodes_text(join.settings)));
   }
@@ -186,8 +189,11 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
 void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Message& message, Instant now,
                   JobsEffects& effects) {
   const NodeId node = *client.node;
-  membership::heartbeat(job.round, node, now);
-  if (std::holds_alternative<control::Heartbeat>(message)) return;
+  const bool awaited = membership::heartbeat(job.round, node, now);
+  if (std::holds_alternative<control::Heartbeat>(message)) {
+    if (awaited) settle(job, now, effects);
+    return;
+  }
   job.changed = true;
   const auto entry = job.round.nodes.find(node);
   const std::string host = entry == job.round.nodes.end() ? std::string() : entry->second.request.host;
@@ -268,13 +274,13 @@ void Jobs::note_trouble(std::string_view name, membership::Trouble trouble, Inst
 }
 
 void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
-  bool keep = false;
+  bool has_changed = false;
   while (true) {
     const membership::Outcome outcome = membership::decide(job.round, job.settings, now);
     if (std::holds_alternative<membership::Idle>(outcome)) break;
     job.changed = true;
     // Who waits for a world is not kept: they come again.
-    keep |= !std::holds_alternative<membership::NodesLost>(outcome);
+    has_changed |= !std::holds_alternative<membership::NodesLost>(outcome);
     if (std::holds_alternative<membership::Formed>(outcome)) tell_world(job, effects);
     if (const auto* over = std::get_if<membership::GenerationOver>(&outcome)) {
       effects.log.push_back(fmt::format("job {}: generation {} is over ({}); {} of {} restarts used",
@@ -307,10 +313,7 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
       effects.deliveries.push_back({everybody(job), control::Closed{job.round.ending}, false});
     }
   }
-  if (keep && recorder_ != nullptr) {
-    recorder_->job(job.name, make_record(job.settings, job.round, now));
-    job.recorded = true;
-  }
+  if (has_changed) keep(job, now);
   tell_reason(job, now, effects);
   schedule(job, now);
 }
@@ -357,6 +360,12 @@ void Jobs::advance(Instant now, JobsEffects& effects) {
     job.changed = true;  // a cool-down may be over
     settle(job, now, effects);
   }
+}
+
+void Jobs::keep(Job& job, Instant now) {
+  if (recorder_ == nullptr) return;
+  recorder_->job(job.name, make_record(job.settings, job.round, now));
+  job.recorded = true;
 }
 
 void Jobs::forget(const Job& job) {

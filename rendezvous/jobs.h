@@ -121,6 +121,7 @@ class Jobs {
   void settle(Job& job, Instant now, JobsEffects& effects);
   void tell_world(const Job& job, JobsEffects& effects) const;
   void tell_member(const Job& job, std::size_t group_rank, JobsEffects& effects) const;
+  void keep(Job& job, Instant now);
   void forget(const Job& job);
   void tell_reason(Job& job, Instant now, JobsEffects& effects);
   void schedule(Job& job, Instant now);
@@ -135,8 +136,9 @@ class Jobs {
   std::set<std::pair<Instant, std::string>> deadlines_;
 };
 
-/// Where the node can be reached: what it offers, with the address it is seen under in front unless that is
-/// a loopback address while it offers others.
+/// Where the node can be reached: what it offers, with the address it is seen under in front if that is among
+/// them. One that is not is none of its own, or one that --iface or --local-addr excludes; it counts where
+/// the node offers nothing but loopback.
 [[nodiscard]] std::vector<std::string> reachable_addresses(const std::vector<std::string>& offered,
                                                            const std::string& seen);
 

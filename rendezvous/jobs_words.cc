@@ -23,7 +23,8 @@ std::vector<std::string> reachable_addresses(const std::vector<std::string>& off
   std::vector<std::string> out;
   const bool has_others =
       std::any_of(offered.begin(), offered.end(), [](auto& each) { return !is_loopback(each); });
-  if (!seen.empty() && !(is_loopback(seen) && has_others)) out.push_back(seen);
+  const bool is_offered = std::find(offered.begin(), offered.end(), seen) != offered.end();
+  if (!seen.empty() && (!has_others || (is_offered && !is_loopback(seen)))) out.push_back(seen);
   for (const std::string& address : offered)
     if (std::find(out.begin(), out.end(), address) == out.end()) out.push_back(address);
   return out;

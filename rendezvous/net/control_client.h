@@ -50,7 +50,8 @@ struct ControlClientOptions {
   /// A connection that breaks later is tried again for so long, or longer where the coordinator says that it
   /// keeps its agents' places; 0: lost at once. To be not longer than the job's reconnect_grace.
   Millis reconnect_for{0};
-  /// A coordinator that is silent for so many heartbeat intervals is lost.
+  /// A coordinator that is silent for so many heartbeat intervals, and for settings.heartbeat_timeout, is
+  /// lost.
   int missed_heartbeats = 3;
   control::Limits limits;
 };
@@ -99,8 +100,9 @@ class ControlClient {
   void report(std::int64_t generation, std::string payload);
   /// Ends the job for everybody.
   void stop_job(std::string reason, int exit_code);
-  /// Says good-bye; `left` comes when the coordinator has read it, or after `patience`. No event comes after
-  /// this call.
+  /// Says good-bye; `left` comes when the coordinator has read it, or after `patience`. A coordinator that is
+  /// away and keeps its agents' places is looked for meanwhile, for some seconds. No event comes after this
+  /// call.
   void leave(std::string reason, Millis patience, std::function<void()> left);
   /// Drops the connection without a word: the coordinator takes this node for lost.
   void close();

@@ -126,6 +126,7 @@ asio::awaitable<Result<control::Message>> ControlLink::receive() {
     }
     const auto [error, size] = co_await socket_.async_read_some(asio::buffer(buffer_), kTuple);
     if (error) {
+      finished_ = error == asio::error::eof;
       std::string cause =
           error == asio::error::eof ? "the coordinator closed the connection" : error.message();
       if (tls_ && !tls_->established()) cause += "; does it speak TLS (musterd --tls-cert)?";

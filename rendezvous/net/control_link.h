@@ -53,6 +53,8 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
 
   /// The coordinator said that it stops, not that it does not want this agent.
   [[nodiscard]] bool coordinator_stops() const { return coordinator_stops_; }
+  /// The connection's end was the coordinator's in good order, after it had read what was sent.
+  [[nodiscard]] bool was_finished() const { return finished_; }
   [[nodiscard]] const std::string& endpoint() const { return endpoint_; }
 
  private:
@@ -74,6 +76,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   bool connected_ = false;
   bool writing_ = false;
   bool finishing_ = false;
+  bool finished_ = false;
   bool coordinator_stops_ = false;
   std::string close_reason_;
 };

@@ -107,7 +107,7 @@ TEST_CASE("with a backend that has a coordinator the nodes gather at the endpoin
   REQUIRE(job.elastic.endpoint_host == "10.0.0.1");
   REQUIRE(job.elastic.endpoint_port == 29400);
   REQUIRE(job.elastic.order == 4);
-  REQUIRE_FALSE(job.elastic.is_host);
+  REQUIRE_FALSE(job.elastic.is_host.has_value());
   REQUIRE_FALSE(job.elastic.secret);
   REQUIRE(job.elastic.reconnect_for == std::chrono::seconds(0));
   membership::Settings rules;
@@ -122,6 +122,10 @@ TEST_CASE("with a backend that has a coordinator the nodes gather at the endpoin
   REQUIRE(daemon.elastic.endpoint_port == 29500);
   REQUIRE(daemon.elastic.reconnect_for == std::chrono::seconds(60));
   REQUIRE_FALSE(daemon.elastic.order);
+  // A daemon is there, or will be again: no agent takes its port.
+  REQUIRE(daemon.elastic.is_host == false);
+  REQUIRE(planned({"--nnodes=2", "--rdzv-backend=muster", "--rdzv-endpoint=h", "--rdzv-conf=is_host=1"})
+              .elastic.is_host == true);
   // One node needs none, unless a daemon is named.
   REQUIRE(planned({"--rdzv-backend=muster"}).mode == RendezvousMode::kStandalone);
   REQUIRE(planned({"--rdzv-backend=muster", "--rdzv-endpoint=h"}).mode == RendezvousMode::kElastic);
