@@ -162,7 +162,7 @@ std::string printable(std::string_view text) {
 std::string_view without_rank(std::string_view text) {
   if (!text.starts_with("[rank")) return text;
   const auto end = text.find("]:");
-  if (end == std::string_view::npos || end > 12) return text;
+  if (end > 12) return text;  // or there is none
   text.remove_prefix(end + 2);
   if (text.starts_with(' ')) text.remove_prefix(1);
   return text;

@@ -36,6 +36,7 @@ std::vector<WorkerDevice> find_devices(const Environment& environment, int worke
   std::vector<std::string> addresses = gpu_addresses();
   if (addresses.size() != uuids.size()) addresses.clear();  // some are hidden: which is which is not known
   std::vector<WorkerDevice> out;
+  out.reserve(static_cast<std::size_t>(workers));
   for (int rank = 0; rank < workers; ++rank)
     out.push_back(device_of_worker(environment, rank, uuids, addresses));
   return out;
