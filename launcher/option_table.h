@@ -26,8 +26,8 @@ struct OptionRow {
   std::string_view default_text;
   Support support;
   std::string_view meaning;
-  bool own =
-      false;  // unknown to torchrun: gives way where a shortened name could also mean one of its options
+  // Unknown to torchrun: gives way where a shortened name could also mean one of its options.
+  bool own = false;
 };
 
 inline constexpr std::array kOptionTable = {
