@@ -30,9 +30,10 @@ void StoreCore::tell_watchers(WatchEvent::Kind kind, std::string_view key, std::
                               std::string_view new_value, Effects& effects) {
   const auto found = watchers_.find(key);
   if (found == watchers_.end()) return;
-  for (const ClientId client : found->second)
-    effects.watched.push_back(
-        {client, kind, std::string(key), std::string(old_value), std::string(new_value)});
+  effects.watched.push_back(
+      {found->second, kind, std::string(key), std::string(old_value), std::string(new_value)});
+  effects.watched_bytes += sizeof(WatchEvent) + found->second.size() * sizeof(ClientId) + key.size() +
+                           old_value.size() + new_value.size();
 }
 
 void StoreCore::store(std::string_view key, std::string_view value, Effects& effects) {

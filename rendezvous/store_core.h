@@ -23,10 +23,10 @@
 
 namespace muster {
 
-/// A change of a key that a client (PyTorch up to 2.0) watches. The numbers are the protocol's.
+/// A change of a key that clients (PyTorch up to 2.0) watch. The numbers are the protocol's.
 struct WatchEvent {
   enum class Kind : std::uint8_t { kUpdated = 0, kCreated = 1, kDeleted = 2 };
-  ClientId client = 0;
+  std::vector<ClientId> clients;
   Kind kind = Kind::kUpdated;
   std::string key;
   std::string old_value;
@@ -38,10 +38,12 @@ struct WatchEvent {
 struct Effects {
   std::vector<ClientId> woken;  ///< each gets one STOP_WAITING byte
   std::vector<WatchEvent> watched;
+  std::size_t watched_bytes = 0;  ///< of `watched`
   [[nodiscard]] bool empty() const { return woken.empty() && watched.empty(); }
   void clear() {
     woken.clear();
     watched.clear();
+    watched_bytes = 0;
   }
 };
 

@@ -72,7 +72,8 @@ class Sessions {
 
   void deliver() {
     for (const ClientId id : effects_.woken) clients_[id].out.push_back(wire::kStopWaiting);
-    for (const WatchEvent& event : effects_.watched) put_watch_event(clients_[event.client].out, event);
+    for (const WatchEvent& event : effects_.watched)
+      for (const ClientId client : event.clients) put_watch_event(clients_[client].out, event);
     effects_.clear();
   }
 
