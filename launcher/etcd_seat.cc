@@ -37,13 +37,7 @@ void EtcdSeat::take(const std::vector<InterfaceAddress>& own, const std::vector<
   own_ = own;
   offered_ = offered;
   callbacks_ = std::move(callbacks);
-  patience_.expires_after(job_.elastic.connect_timeout);
-  patience_.async_wait([this, alive = alive_](const auto& error) {
-    if (error || !*alive || known_) return;
-    end({ErrorCode::kTimeout,
-         fmt::format("etcd at {} names {} as the coordinator of job {}, which does not answer: {}", title(),
-                     followed_ ? followed_->host : "nobody", job_.run_id, last_error_)});
-  });
+  deadline_ = SteadyClock::now() + job_.elastic.connect_timeout;
   etcd::Place self;
   self.host = job_.host;
   self.addresses = offered_;
@@ -93,6 +87,7 @@ Result<etcd::Place> EtcdSeat::open() {
 void EtcdSeat::serve(const etcd::Inheritance& inheritance) {
   race_.reset();
   pause_.cancel();
+  patience_.cancel();
   followed_.reset();
   state_ = std::make_shared<net::EtcdStateLog>(io_, job_.run_id, inheritance.record,
                                                [this](const auto& state, std::function<void()> written) {
@@ -139,6 +134,17 @@ void EtcdSeat::stop_serving(const std::string& why) {
 void EtcdSeat::follow(const etcd::Place& place) {
   if (followed_ == place) return;
   followed_ = place;
+  if (!known_) {
+    patience_.expires_at(deadline_);
+    patience_.async_wait([this, alive = alive_](const auto& error) {
+      if (error || !*alive || known_) return;
+      end({ErrorCode::kTimeout,
+           fmt::format(
+               "the coordinator of job {} on {}, as etcd at {} names it, does not answer: {}; is there "
+               "a firewall between them? --iface and --local-addr choose what a node offers",
+               job_.run_id, followed_->host, title(), last_error_)});
+    });
+  }
   backoff_ = Backoff(kBackoff, node_.low);
   race();
 }

@@ -72,7 +72,8 @@ class EtcdSeat final : public Seat {
   std::unique_ptr<net::AddressRace> race_;
   Backoff backoff_;
   boost::asio::steady_timer pause_;     // before the next race
-  boost::asio::steady_timer patience_;  // until a coordinator is known, and in see_off()
+  Instant deadline_{};                  // for the first coordinator to answer
+  boost::asio::steady_timer patience_;  // with a coordinator that does not answer, and in see_off()
   std::string last_error_;
   std::string host_;  // where the coordinator is
   std::uint16_t port_ = 0;

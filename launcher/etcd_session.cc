@@ -2,7 +2,6 @@
 #include "launcher/etcd_session.h"
 
 #include <exception>
-#include <set>
 #include <utility>
 
 #include <boost/asio/as_tuple.hpp>
@@ -12,6 +11,9 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <fmt/format.h>
 
+#include "launcher/etcd_lease.h"
+#include "launcher/etcd_patience.h"
+#include "launcher/etcd_state_writer.h"
 #include "rendezvous/base/backoff.h"
 #include "rendezvous/net/etcd_client.h"
 
@@ -27,9 +29,6 @@ constexpr Backoff::Options kBackoff{.first = Millis(100), .max = Millis(2000), .
 // Members whose lease was over before this agent was elected: those that are here connect meanwhile, and then
 // are told why their generation ends.
 constexpr Millis kSettleTime{2000};
-// What an ended job leaves in etcd where nobody could clear it away.
-constexpr std::int64_t kStateTtlSeconds = 3600;
-constexpr std::chrono::minutes kStateRenewal{10};
 
 net::EtcdClientOptions client_options(const EtcdSettings& settings) {
   net::EtcdClientOptions out;
@@ -48,20 +47,18 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
        const Log& log)
       : io_(io),
         settings_(*job.elastic.etcd),
-        patience_for_(job.elastic.connect_timeout),
-        reconnect_for_(job.elastic.reconnect_for),
         node_(node),
         self_(std::move(self)),
         events_(std::move(events)),
         log_(log),
         keys_(settings_.prefix, job.run_id),
         client_(io, client_options(settings_)),
+        patience_(io, client_.title(), {job.elastic.connect_timeout, job.elastic.reconnect_for}, log,
+                  [this](const Error& error) { give_up(error); }),
+        state_(std::make_shared<EtcdStateWriter>(io, client_, keys_, writer_callbacks())),
+        lease_(std::make_shared<EtcdLease>(io, client_, settings_.lease_ttl_seconds, lease_callbacks())),
         pause_(io),
-        renewal_(io),
-        lease_end_(io),
         absence_(io),
-        patience_(io),
-        write_pause_(io),
         farewell_(io) {}
 
   void start() { spawn(run()); }
@@ -70,13 +67,15 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
     over_ = true;
     events_ = {};
     left_ = {};
+    patience_.stop();
+    lease_->close();
+    state_->close();
     client_.close();
-    for (auto* timer : {&pause_, &renewal_, &lease_end_, &absence_, &patience_, &write_pause_, &farewell_})
-      timer->cancel();
+    for (auto* timer : {&pause_, &absence_, &farewell_}) timer->cancel();
   }
 
   void write(const std::optional<JobRecord>& state, std::function<void()> written) {
-    if (term_ && !over_) spawn(write_state(*term_, state, std::move(written)));
+    if (term_ && !over_) spawn(state_->write(state, std::move(written)));
   }
 
   void welcomed() {
@@ -88,6 +87,7 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
   void leave(Millis patience, std::function<void()> left) {
     leaving_ = true;
     events_ = {};
+    patience_.stop();
     left_ = std::move(left);
     farewell_.expires_after(patience);
     farewell_.async_wait([self = shared_from_this()](const auto& error) {
@@ -97,6 +97,41 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
   }
 
  private:
+  EtcdStateWriter::Callbacks writer_callbacks() {
+    EtcdStateWriter::Callbacks out;
+    out.overtaken = [this] {
+      depose("another agent has been elected");
+      refresh();
+    };
+    out.failed = [this](const Error& error) { patience_.failed(error); };
+    out.hopeless = [this](const Error& error) { give_up(error); };
+    return out;
+  }
+
+  EtcdLease::Callbacks lease_callbacks() {
+    EtcdLease::Callbacks out;
+    out.ended = [this] {
+      log_.warning("etcd has ended this agent's lease; it asks for another");
+      lose_lease();
+      refresh();
+    };
+    // Whatever etcd may say later: from now on another agent can have been elected.
+    out.doubtful = [this] { depose("etcd has not renewed its lease in time"); };
+    out.trusted = [this] { refresh(); };
+    out.renewed = [this] {
+      patience_.answered();
+      spawn(state_->keep_alive());
+    };
+    out.failed = [this](const Error& error) { patience_.failed(error); };
+    return out;
+  }
+
+  void lose_lease() {
+    lease_->forget();
+    entered_ = false;
+    depose("its lease in etcd is over");
+  }
+
   void spawn(asio::awaitable<void> task) {
     asio::co_spawn(io_, std::move(task), [self = shared_from_this()](const std::exception_ptr& exception) {
       if (!exception) return;
@@ -118,7 +153,7 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
       if (over_ || leaving_) co_return;
       Error error;
       if (seen) {
-        reached();
+        patience_.answered();
         if (stale_) continue;
         told_ = false;
         error = co_await client_.watch(watch_from(*seen + 1));
@@ -130,7 +165,7 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
         // Another lease then.
         if (error.code == ErrorCode::kNotFound) lose_lease();
       }
-      trouble(error);
+      patience_.failed(error);
       if (over_ || stale_) continue;
       pause_.expires_after(backoff.next());
       co_await pause_.async_wait(kTuple);
@@ -139,18 +174,15 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
 
   // The revision that was seen.
   asio::awaitable<Result<etcd::Revision>> look() {
-    if (lease_ == 0) {
-      const Instant asked = SteadyClock::now();
-      const auto granted = co_await client_.grant(settings_.lease_ttl_seconds);
+    if (lease_->id() == 0) {
+      const auto granted = co_await lease_->grant();
       if (!granted) co_return fail(granted.error());
-      lease_ = granted->id;
+      if (over_ || leaving_) co_return 0;
       entered_ = false;
-      clock_ = etcd::LeaseClock(asked, granted->ttl_seconds);
-      arm_lease_end();
-      spawn(keep_alive(lease_));
+      spawn(lease_->keep());
     }
     etcd::Txn txn;
-    if (!entered_) txn.then.push_back(etcd::put(keys_.node(node_), etcd::encode(self_), lease_));
+    if (!entered_) txn.then.push_back(etcd::put(keys_.node(node_), etcd::encode(self_), lease_->id()));
     txn.then.push_back(etcd::get(keys_.coordinator));
     if (term_) txn.then.push_back(etcd::get(keys_.nodes, keys_.nodes_end));
     entered_ = true;  // unless it fails, or welcomed() comes meanwhile
@@ -159,9 +191,9 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
       entered_ = false;
       co_return fail(seen.error());
     }
-    if (over_ || leaving_ || lease_ == 0) co_return seen->revision;
+    if (over_ || leaving_ || lease_->id() == 0) co_return seen->revision;
     const auto coordinator = holder(*seen);
-    switch (etcd::part_of(coordinator, lease_, term_)) {
+    switch (etcd::part_of(coordinator, lease_->id(), term_)) {
       case Part::kCampaign:
       case Part::kServe: {
         const auto outcome = co_await campaign(coordinator ? coordinator->create_revision : 0);
@@ -171,7 +203,8 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
         follow(*coordinator);
         break;
       case Part::kStay:
-        if (seen->found.size() > 1) count_nodes(seen->found[1]);
+        if (seen->found.size() > 1) attendance_.saw(keys_, seen->found[1], SteadyClock::now());
+        arm_absences();
         break;
     }
     co_return seen->revision;
@@ -187,16 +220,16 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
     }
     etcd::Txn txn;
     txn.fence = {keys_.coordinator, former};
-    txn.then = {etcd::put(keys_.coordinator, etcd::encode(*place), lease_), etcd::get(keys_.state),
+    txn.then = {etcd::put(keys_.coordinator, etcd::encode(*place), lease_->id()), etcd::get(keys_.state),
                 etcd::get(keys_.nodes, keys_.nodes_end)};
     txn.otherwise = {etcd::get(keys_.coordinator)};
     const auto answer = co_await client_.txn(std::move(txn));
     if (!answer) co_return fail(answer.error());
-    if (over_ || leaving_ || lease_ == 0) co_return answer->revision;
+    if (over_ || leaving_ || lease_->id() == 0) co_return answer->revision;
     if (!answer->succeeded) {
       const auto winner = holder(*answer);
       // Its own: an answer to an earlier try was lost.
-      if (!winner || winner->lease == lease_)
+      if (!winner || winner->lease == lease_->id())
         refresh();
       else
         follow(*winner);
@@ -220,13 +253,12 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
     }
     etcd::Inheritance inheritance = etcd::inherit(std::move(saved), keys_, nodes);
     term_ = term;
-    present_.clear();
-    absences_.clear();
-    count_nodes(nodes);
-    for (const NodeId& id : inheritance.absent) absences_.missed(id, SteadyClock::now() + kSettleTime);
+    state_->begin(term);
+    const Instant now = SteadyClock::now();
+    attendance_ = etcd::Attendance(std::chrono::seconds(settings_.lease_ttl_seconds));
+    attendance_.saw(keys_, nodes, now);
+    for (const NodeId& id : inheritance.absent) attendance_.await(id, now + kSettleTime);
     arm_absences();
-    // The lease of the former coordinator's state may be over soon.
-    state_lease_ = 0;
     events_.elected(std::move(inheritance));
   }
 
@@ -247,9 +279,8 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
 
   void depose(const std::string& why) {
     if (!std::exchange(term_, std::nullopt)) return;
-    absences_.clear();
+    state_->end();
     absence_.cancel();
-    write_pause_.cancel();
     if (const auto call = events_.deposed) call(why);
   }
 
@@ -273,152 +304,22 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
     told_ = true;
     for (const auto& event : update.events) {
       if (event.entry.key == keys_.coordinator) return false;
-      const auto id = keys_.node_of(event.entry.key);
-      if (!id || !term_) continue;
-      if (event.deleted)
-        missed(*id);
-      else
-        is_here(*id);
+      attendance_.heard(keys_, event, SteadyClock::now());
     }
     arm_absences();
     return true;
   }
 
-  void is_here(const NodeId& id) {
-    present_.insert(id);
-    absences_.returned(id);
-  }
-
-  void missed(const NodeId& id) {
-    if (present_.erase(id) > 0)
-      absences_.missed(id, SteadyClock::now() + std::chrono::seconds(settings_.lease_ttl_seconds));
-  }
-
-  void count_nodes(const std::vector<etcd::KeyValue>& nodes) {
-    std::set<NodeId> here;
-    for (const auto& entry : nodes)
-      if (const auto id = keys_.node_of(entry.key)) here.insert(*id);
-    for (const NodeId& id : std::set<NodeId>(present_))
-      if (!here.contains(id)) missed(id);
-    for (const NodeId& id : here) is_here(id);
-    arm_absences();
-  }
-
   void arm_absences() {
-    absence_.expires_at(absences_.next());
-    if (absences_.next() == Instant::max()) return;
+    absence_.expires_at(attendance_.next());
+    if (!term_ || attendance_.next() == Instant::max()) return;
     absence_.async_wait([weak = weak_from_this()](const auto& error) {
       const auto self = weak.lock();
       if (error || !self || !self->term_) return;
-      for (const NodeId& id : self->absences_.take_lost(SteadyClock::now()))
+      for (const NodeId& id : self->attendance_.take_lost(SteadyClock::now()))
         if (const auto call = self->events_.absent) call(id);
       self->arm_absences();
     });
-  }
-
-  // The lease.
-
-  asio::awaitable<void> keep_alive(etcd::LeaseId lease) {
-    const auto self = shared_from_this();
-    Backoff backoff(kBackoff, node_.high);
-    Instant next = clock_.renew_at();
-    while (true) {
-      renewal_.expires_at(next);
-      co_await renewal_.async_wait(kTuple);
-      if (over_ || lease_ != lease) co_return;
-      const Instant asked = SteadyClock::now();
-      const auto left = co_await client_.keep_alive(lease);
-      if (over_ || lease_ != lease) co_return;
-      if (!left) {
-        trouble(left.error());
-        next = SteadyClock::now() + backoff.next();
-        continue;
-      }
-      if (*left == 0) {
-        log_.warning("etcd has ended this agent's lease; it asks for another");
-        lose_lease();
-        refresh();
-        co_return;
-      }
-      clock_.renewed(asked, *left);
-      arm_lease_end();
-      reached();
-      if (std::exchange(suspended_, false)) refresh();
-      backoff = Backoff(kBackoff, node_.high);
-      next = clock_.renew_at();
-      if (state_lease_ != 0 && asked >= state_renewal_) {
-        state_renewal_ = asked + kStateRenewal;
-        if (const auto kept = co_await client_.keep_alive(state_lease_); kept && *kept == 0) state_lease_ = 0;
-      }
-    }
-  }
-
-  void lose_lease() {
-    lease_ = 0;
-    entered_ = false;
-    renewal_.cancel();
-    depose("its lease in etcd is over");
-  }
-
-  // Whatever etcd may say later: from now on another agent can have been elected.
-  void arm_lease_end() {
-    lease_end_.expires_at(clock_.over_at());
-    lease_end_.async_wait([weak = weak_from_this()](const auto& error) {
-      const auto self = weak.lock();
-      if (error || !self || !self->term_) return;
-      self->suspended_ = true;
-      self->depose("etcd has not renewed its lease in time");
-    });
-  }
-
-  // The state.
-
-  asio::awaitable<void> write_state(etcd::Revision term, std::optional<JobRecord> state,
-                                    std::function<void()> written) {
-    const auto self = shared_from_this();
-    ++num_writes_;
-    Backoff backoff(kBackoff, node_.low);
-    while (!over_ && term_ == term) {
-      const auto done = co_await write_once(term, state);
-      if (over_ || term_ != term) break;
-      if (done && *done) {
-        written();
-        break;
-      }
-      if (done) {
-        depose("another agent has been elected");
-        refresh();
-        break;
-      }
-      if (done.error().code == ErrorCode::kExhausted) {
-        give_up(done.error());
-        break;
-      }
-      if (done.error().code == ErrorCode::kNotFound) state_lease_ = 0;
-      trouble(done.error());
-      write_pause_.expires_after(backoff.next());
-      co_await write_pause_.async_wait(kTuple);
-    }
-    if (--num_writes_ == 0 && leaving_) pause_.cancel();
-  }
-
-  // False: the term is over.
-  asio::awaitable<Result<bool>> write_once(etcd::Revision term, const std::optional<JobRecord>& state) {
-    if (state_lease_ == 0 && state) {
-      const auto lease = co_await client_.grant(kStateTtlSeconds);
-      if (!lease) co_return fail(lease.error());
-      state_lease_ = lease->id;
-      state_renewal_ = SteadyClock::now() + kStateRenewal;
-    }
-    etcd::Txn txn;
-    txn.fence = {keys_.coordinator, term};
-    if (state)
-      txn.then.push_back(etcd::put(keys_.state, etcd::encode_state(*state), state_lease_));
-    else
-      txn.then.push_back(etcd::erase(keys_.state));
-    const auto answer = co_await client_.txn(std::move(txn));
-    if (!answer) co_return fail(answer.error());
-    co_return answer->succeeded;
   }
 
   // Trouble and parting.
@@ -427,45 +328,6 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
     stale_ = true;
     client_.interrupt_watch();
     if (!leaving_) pause_.cancel();
-  }
-
-  void reached() {
-    ever_reached_ = true;
-    patience_for_ = reconnect_for_;
-    if (!std::exchange(troubled_since_, std::nullopt)) return;
-    patience_.cancel();
-    if (std::exchange(said_, false)) log_.warning(fmt::format("etcd at {} answers again", client_.title()));
-  }
-
-  void trouble(const Error& error) {
-    if (over_ || leaving_) return;
-    if (!ever_reached_ && (error.code == ErrorCode::kMismatch || error.code == ErrorCode::kProtocol))
-      return give_up(
-          {ErrorCode::kMismatch,
-           fmt::format("--rdzv-backend=etcd --rdzv-endpoint={}: {}{}", client_.title(), error.message,
-                       error.code == ErrorCode::kProtocol
-                           ? "; is this the client port of an etcd of 3.4 or later?"
-                           : "")});
-    last_error_ = error.message;
-    if (troubled_since_) {
-      // A connection that ended at a restart is not worth a word; an etcd that does not come back at once is.
-      if (!std::exchange(said_, true))
-        log_.warning(fmt::format("etcd at {} does not answer: {}; trying for {:.0f} s, what runs goes on",
-                                 client_.title(), error.message,
-                                 std::chrono::duration<double>(patience_for_).count()));
-      return;
-    }
-    troubled_since_ = SteadyClock::now();
-    patience_.expires_after(patience_for_);
-    patience_.async_wait([weak = weak_from_this()](const auto& stopped) {
-      const auto self = weak.lock();
-      if (stopped || !self) return;
-      self->give_up(
-          {ErrorCode::kTimeout,
-           fmt::format("etcd at {}: {} (tried for {:.1f} s); is it running, and reachable from here?",
-                       self->client_.title(), self->last_error_,
-                       std::chrono::duration<double>(SteadyClock::now() - *self->troubled_since_).count())});
-    });
   }
 
   void give_up(const Error& error) {
@@ -479,12 +341,17 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
   asio::awaitable<void> give_back() {
     const auto self = shared_from_this();
     client_.interrupt_watch();
-    while (num_writes_ > 0 && !over_) {
+    bool idle = false;
+    state_->when_idle([&idle, self] {
+      idle = true;
+      self->pause_.cancel();
+    });
+    while (!idle && !over_) {
       pause_.expires_at(Instant::max());
       co_await pause_.async_wait(kTuple);
     }
-    if (!over_ && lease_ != 0) {
-      const auto revoked = co_await client_.revoke(lease_);
+    if (!over_ && lease_->id() != 0) {
+      const auto revoked = co_await client_.revoke(lease_->id());
       if (!revoked) log_.info(revoked.error().message);
     }
     has_left();
@@ -498,37 +365,23 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
 
   asio::io_context& io_;
   EtcdSettings settings_;
-  Millis patience_for_;
-  Millis reconnect_for_;
   NodeId node_;
   etcd::Place self_;
   Events events_;
   const Log& log_;
   etcd::JobKeys keys_;
   net::EtcdClient client_;
-  asio::steady_timer pause_;      // of run(), and then of give_back()
-  asio::steady_timer renewal_;    // of keep_alive()
-  asio::steady_timer lease_end_;  // by this agent's clock
+  EtcdPatience patience_;
+  std::shared_ptr<EtcdStateWriter> state_;
+  std::shared_ptr<EtcdLease> lease_;
+  asio::steady_timer pause_;  // of run(), and then of give_back()
   asio::steady_timer absence_;
-  asio::steady_timer patience_;  // with an etcd that does not answer
-  asio::steady_timer write_pause_;
   asio::steady_timer farewell_;
-  etcd::LeaseId lease_ = 0;
-  etcd::LeaseClock clock_;
   bool entered_ = false;                // the node's key is as it should be
   std::optional<etcd::Revision> term_;  // while this agent runs the coordinator
-  bool suspended_ = false;              // deposed by the clock alone
-  std::set<NodeId> present_;            // nodes whose keys were seen in this term
-  etcd::Absences absences_;
-  etcd::LeaseId state_lease_ = 0;
-  Instant state_renewal_{};
-  int num_writes_ = 0;
+  etcd::Attendance attendance_{Millis(0)};
   bool stale_ = false;  // what was seen is not what is
   bool told_ = false;   // the watch has spoken
-  bool ever_reached_ = false;
-  std::optional<Instant> troubled_since_;
-  std::string last_error_;
-  bool said_ = false;
   bool leaving_ = false;
   bool over_ = false;
   std::function<void()> left_;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -144,15 +143,40 @@ Inheritance inherit(std::optional<JobRecord> saved, const JobKeys& keys, const s
   return out;
 }
 
-Instant Absences::next() const {
+void Attendance::saw(const JobKeys& keys, const std::vector<KeyValue>& nodes, Instant now) {
+  std::set<NodeId> here;
+  for (const KeyValue& entry : nodes)
+    if (const auto id = keys.node_of(entry.key)) here.insert(*id);
+  for (const NodeId& id : present_)
+    if (!here.contains(id)) awaited_.emplace(id, now + grace_);
+  for (const NodeId& id : here) awaited_.erase(id);
+  present_ = std::move(here);
+}
+
+void Attendance::heard(const JobKeys& keys, const WatchUpdate::Event& event, Instant now) {
+  const auto id = keys.node_of(event.entry.key);
+  if (!id) return;
+  if (!event.deleted) {
+    present_.insert(*id);
+    awaited_.erase(*id);
+  } else if (present_.erase(*id) > 0) {
+    awaited_.emplace(*id, now + grace_);
+  }
+}
+
+void Attendance::await(const NodeId& node, Instant until) {
+  if (!present_.contains(node)) awaited_.insert_or_assign(node, until);
+}
+
+Instant Attendance::next() const {
   Instant out = Instant::max();
-  for (const auto& [node, until] : until_) out = std::min(out, until);
+  for (const auto& [node, until] : awaited_) out = std::min(out, until);
   return out;
 }
 
-std::vector<NodeId> Absences::take_lost(Instant now) {
+std::vector<NodeId> Attendance::take_lost(Instant now) {
   std::vector<NodeId> out;
-  std::erase_if(until_, [&](const auto& entry) {
+  std::erase_if(awaited_, [&](const auto& entry) {
     if (entry.second > now) return false;
     out.push_back(entry.first);
     return true;

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -94,20 +95,28 @@ struct Inheritance {
 [[nodiscard]] Inheritance inherit(std::optional<JobRecord> saved, const JobKeys& keys,
                                   const std::vector<KeyValue>& nodes);
 
-/// Members whose lease is over, and until when each may come back with a new one: an etcd that was set up
-/// anew has forgotten all leases, and then a node that lives is there again at once.
-class Absences {
+/// Whose keys are there, as the coordinator sees it, and until when a node whose lease is over may come back
+/// with a new one: an etcd that was set up anew has forgotten all leases, and a node that lives is there
+/// again at once.
+class Attendance {
  public:
-  void missed(const membership::NodeId& node, Instant until) { until_.emplace(node, until); }
-  void returned(const membership::NodeId& node) { until_.erase(node); }
-  void clear() { until_.clear(); }
+  explicit Attendance(Millis grace) : grace_(grace) {}
+
+  /// All that stands under JobKeys::nodes.
+  void saw(const JobKeys& keys, const std::vector<KeyValue>& nodes, Instant now);
+  void heard(const JobKeys& keys, const WatchUpdate::Event& event, Instant now);
+  /// It is not there, though it should be.
+  void await(const membership::NodeId& node, Instant until);
+
   /// max: nobody is awaited.
   [[nodiscard]] Instant next() const;
   /// Those whose time is over; they are not awaited any more.
   [[nodiscard]] std::vector<membership::NodeId> take_lost(Instant now);
 
  private:
-  std::map<membership::NodeId, Instant> until_;
+  Millis grace_;
+  std::set<membership::NodeId> present_;
+  std::map<membership::NodeId, Instant> awaited_;
 };
 
 }  // namespace muster::etcd

@@ -35,6 +35,8 @@ class HttpAnswer::Impl final : private http::basic_parser<false> {
       error_code error;
       const std::size_t used = put(boost::asio::buffer(waiting_), error);
       waiting_.erase(0, used);
+      const auto length = is_header_done() ? content_length() : boost::none;
+      too_long_ = too_long_ || (length && *length > max_body_bytes_);
       if (too_long_ || error == http::error::header_limit)
         return fail_for_good(
             ErrorCode::kExhausted,
@@ -90,11 +92,7 @@ class HttpAnswer::Impl final : private http::basic_parser<false> {
   void on_response_impl(int code, string_view, int, error_code&) override { status = code; }
   void on_field_impl(http::field, string_view, string_view, error_code&) override {}
   void on_header_impl(error_code&) override {}
-  void on_body_init_impl(const boost::optional<std::uint64_t>& size, error_code& error) override {
-    if (!size || *size <= max_body_bytes_) return;
-    too_long_ = true;
-    error = http::error::body_limit;
-  }
+  void on_body_init_impl(const boost::optional<std::uint64_t>&, error_code&) override {}
   std::size_t on_body_impl(string_view bytes, error_code& error) override { return keep(bytes, error); }
   void on_chunk_header_impl(std::uint64_t, string_view, error_code&) override {}
   std::size_t on_chunk_body_impl(std::uint64_t, string_view bytes, error_code& error) override {
