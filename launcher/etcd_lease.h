@@ -34,6 +34,8 @@ class EtcdLease : public std::enable_shared_from_this<EtcdLease> {
 
   /// 0: there is none.
   [[nodiscard]] etcd::LeaseId id() const { return id_; }
+  /// There is one, and by this agent's clock etcd has it too.
+  [[nodiscard]] bool trusted() const { return id_ != 0 && !doubtful_; }
   boost::asio::awaitable<Result<void>> grant();
   /// As long as there is this lease.
   boost::asio::awaitable<void> keep();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/etcd_session.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -35,7 +36,8 @@ net::EtcdClientOptions client_options(const EtcdSettings& settings) {
   for (const auto& member : settings.members) out.members.push_back({member.host, member.port});
   out.tls = settings.tls;
   // So that a silent member leaves time for another within the lease.
-  out.call_timeout = std::min(out.call_timeout, Millis(settings.lease_ttl_seconds * 1000 / 4));
+  out.call_timeout =
+      std::clamp(Millis(settings.lease_ttl_seconds * 1000 / 4), Millis(1000), out.call_timeout);
   return out;
 }
 
@@ -191,7 +193,7 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
       entered_ = false;
       co_return fail(seen.error());
     }
-    if (over_ || leaving_ || lease_->id() == 0) co_return seen->revision;
+    if (over_ || leaving_ || !lease_->trusted()) co_return seen->revision;
     const auto coordinator = holder(*seen);
     switch (etcd::part_of(coordinator, lease_->id(), term_)) {
       case Part::kCampaign:
@@ -225,7 +227,8 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
     txn.otherwise = {etcd::get(keys_.coordinator)};
     const auto answer = co_await client_.txn(std::move(txn));
     if (!answer) co_return fail(answer.error());
-    if (over_ || leaving_ || lease_->id() == 0) co_return answer->revision;
+    // In doubt: etcd has it still, or another agent is elected meanwhile.
+    if (over_ || leaving_ || !lease_->trusted()) co_return answer->revision;
     if (!answer->succeeded) {
       const auto winner = holder(*answer);
       // Its own: an answer to an earlier try was lost.
@@ -242,24 +245,16 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
 
   void take_office(etcd::Revision term, const std::vector<etcd::KeyValue>& state,
                    const std::vector<etcd::KeyValue>& nodes) {
-    std::optional<JobRecord> saved;
-    if (!state.empty()) {
-      saved = etcd::decode_state(state[0].value);
-      if (!saved)
-        return give_up({ErrorCode::kCorrupt,
-                        fmt::format("what etcd has under {} is no job of this version of muster; use another "
-                                    "--rdzv-id, or remove it with etcdctl del",
-                                    keys_.state)});
-    }
-    etcd::Inheritance inheritance = etcd::inherit(std::move(saved), keys_, nodes);
+    auto inheritance = etcd::inherit(state, keys_, nodes);
+    if (!inheritance) return give_up(inheritance.error());
     term_ = term;
     state_->begin(term);
     const Instant now = SteadyClock::now();
     attendance_ = etcd::Attendance(std::chrono::seconds(settings_.lease_ttl_seconds));
     attendance_.saw(keys_, nodes, now);
-    for (const NodeId& id : inheritance.absent) attendance_.await(id, now + kSettleTime);
+    for (const NodeId& id : inheritance->absent) attendance_.await(id, now + kSettleTime);
     arm_absences();
-    events_.elected(std::move(inheritance));
+    events_.elected(*std::move(inheritance));
   }
 
   static std::optional<etcd::KeyValue> holder(const etcd::TxnAnswer& answer) {
@@ -269,12 +264,9 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
 
   void follow(const etcd::KeyValue& coordinator) {
     depose("another agent runs it");
-    const auto place = etcd::decode_place(coordinator.value);
-    if (place && place->port != 0) return events_.follow(*place);
-    give_up(
-        {ErrorCode::kCorrupt, fmt::format("what etcd has under {} is no coordinator's place; does something "
-                                          "else use these keys? Give another etcd_prefix",
-                                          keys_.coordinator)});
+    const auto place = etcd::place_of(coordinator);
+    if (!place) return give_up(place.error());
+    events_.follow(*place);
   }
 
   void depose(const std::string& why) {
@@ -283,8 +275,6 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
     absence_.cancel();
     if (const auto call = events_.deposed) call(why);
   }
-
-  // The watch.
 
   net::EtcdClient::Watch watch_from(etcd::Revision revision) {
     net::EtcdClient::Watch out;
@@ -321,8 +311,6 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
       self->arm_absences();
     });
   }
-
-  // Trouble and parting.
 
   void refresh() {
     stale_ = true;

@@ -92,6 +92,15 @@ std::optional<Place> decode_place(std::string_view text) {
   return out;
 }
 
+Result<Place> place_of(const KeyValue& coordinator) {
+  auto place = decode_place(coordinator.value);
+  if (place && place->port != 0 && !place->addresses.empty()) return *std::move(place);
+  return fail(ErrorCode::kCorrupt,
+              fmt::format("what etcd has under {} is no coordinator's place; does something else use these "
+                          "keys? Give another --rdzv-id, or etcd_prefix in --rdzv-conf",
+                          coordinator.key));
+}
+
 std::string encode_state(const JobRecord& record) {
   std::string out(kStateMark);
   muster::encode(record, out);
@@ -114,9 +123,17 @@ Part part_of(const std::optional<KeyValue>& coordinator, LeaseId own_lease, std:
   return served == coordinator->create_revision ? Part::kStay : Part::kServe;
 }
 
-Inheritance inherit(std::optional<JobRecord> saved, const JobKeys& keys, const std::vector<KeyValue>& nodes) {
+Result<Inheritance> inherit(const std::vector<KeyValue>& state, const JobKeys& keys,
+                            const std::vector<KeyValue>& nodes) {
   Inheritance out;
-  if (!saved) return out;
+  if (state.empty()) return out;
+  std::optional<JobRecord> saved = decode_state(state.front().value);
+  if (!saved)
+    return fail(
+        ErrorCode::kCorrupt,
+        fmt::format("what etcd has under {} is no job of this version of muster; give another --rdzv-id, "
+                    "or remove it with etcdctl del",
+                    keys.state));
   std::set<NodeId> here;
   bool deserted = true;
   for (const KeyValue& entry : nodes) {

@@ -24,6 +24,8 @@
 #include <string_view>
 #include <vector>
 
+#include <muster/result.h>
+
 #include "rendezvous/base/clock.h"
 #include "rendezvous/etcd_messages.h"
 #include "rendezvous/job_record.h"
@@ -55,6 +57,8 @@ struct Place {
 };
 [[nodiscard]] std::string encode(const Place& place);
 [[nodiscard]] std::optional<Place> decode_place(std::string_view text);
+/// The coordinator's; kCorrupt where something else stands there.
+[[nodiscard]] Result<Place> place_of(const KeyValue& coordinator);
 
 [[nodiscard]] std::string encode_state(const JobRecord& record);
 [[nodiscard]] std::optional<JobRecord> decode_state(std::string_view bytes);
@@ -90,10 +94,11 @@ struct Inheritance {
   std::optional<JobRecord> record;         ///< nothing: a new job
   std::vector<membership::NodeId> absent;  ///< members whose lease is over
 };
-/// A job nobody of whose agents is alive was not ended by anybody: who uses its id begins a new one, whose
-/// generations go on after the old one's. `nodes`: what stands under JobKeys::nodes.
-[[nodiscard]] Inheritance inherit(std::optional<JobRecord> saved, const JobKeys& keys,
-                                  const std::vector<KeyValue>& nodes);
+/// `state`: what stands under JobKeys::state, if anything; `nodes`: under JobKeys::nodes. A job nobody of
+/// whose agents is alive was not ended by anybody: who uses its id begins a new one, whose generations go on
+/// after the old one's. kCorrupt: the state is not one.
+[[nodiscard]] Result<Inheritance> inherit(const std::vector<KeyValue>& state, const JobKeys& keys,
+                                          const std::vector<KeyValue>& nodes);
 
 /// Whose keys are there, as the coordinator sees it, and until when a node whose lease is over may come back
 /// with a new one: an etcd that was set up anew has forgotten all leases, and a node that lives is there

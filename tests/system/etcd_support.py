@@ -72,6 +72,10 @@ class Etcd:
         return subprocess.run(["etcdctl", f"--endpoints={self.endpoint}", *words], check=True, timeout=20, text=True,
                               capture_output=True, env={**clean_environment(), "ETCDCTL_API": "3"}).stdout
 
+    def coordinator(self):
+        """The launcher that runs job none's coordinator now."""
+        return json.loads(self.ctl("get", "/muster/none/coordinator", "--print-value-only"))["host"].removeprefix("host-")
+
     def keys(self):
         return self.ctl("get", "--prefix", "/", "--keys-only").split()
 
@@ -106,11 +110,6 @@ class EtcdJob:
 
     def said(self, name, text, seconds=40):
         wait_for(lambda: re.search(text, self.err(name)), f"{name} to say {text!r}, not {self.err(name)!r}", seconds)
-
-    def coordinator(self, *names):
-        """Which of them was elected first."""
-        found = lambda: [n for n in names if "this agent runs the coordinator" in self.err(n)]
-        return wait_for(found, "an election", 40)[0]
 
     def started(self, attempt, *ranks, seconds=60):
         """Waits for workers that wrote their pid; their pids."""

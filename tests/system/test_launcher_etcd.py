@@ -4,12 +4,13 @@ import base64
 import json
 import re
 import socketserver
+import subprocess
 import threading
 
 import pytest
 
 from elastic_support import SECRET, STAY, write
-from etcd_support import EtcdJob, etcd, free_ports, job  # noqa: F401
+from etcd_support import Etcd, EtcdJob, etcd, free_ports, job  # noqa: F401
 from launcher_support import alive, muster, wait_for  # noqa: F401
 
 SHOW = """
@@ -63,13 +64,41 @@ def test_two_jobs_of_one_etcd_do_not_meet_and_the_secret_works(job, etcd, tmp_pa
 
 def test_min_nodes_start_and_a_latecomer_grows_the_world(job, tmp_path):
     script = write(tmp_path, "stay.py", STAY)
+    dead, = free_ports(1)  # one member of two is away
     for name in "ab":
-        job.start(name, script, nnodes="2:3")
+        job.start(name, script, nnodes="2:3", endpoint=f"127.0.0.1:{dead},{job.endpoint}")
     job.started("2.0", 0, 1)
     job.start("c", script, nnodes="2:3")
     job.started("3.0", 0, 1, 2)
     (tmp_path / "go").touch()
     assert job.codes("a", "b", "c") == [0, 0, 0], job.err("a")
+
+
+def test_an_etcd_with_tls_is_trusted_by_its_authority_alone(tmp_path):
+    def openssl(*words):
+        subprocess.run(["openssl", *words], check=True, capture_output=True, cwd=tmp_path, timeout=60)
+
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2")
+    for name in ("server", "agent"):
+        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        write(tmp_path, f"{name}.ext", "subjectAltName=IP:127.0.0.1\n")
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-out",
+                f"{name}.pem", "-days", "2", "-extfile", f"{name}.ext")
+    etcd = Etcd(tmp_path, "--cert-file=server.pem", "--key-file=server.key", "--client-cert-auth",
+                "--trusted-ca-file=ca.pem", scheme="https").start()
+    job = EtcdJob(tmp_path, etcd.endpoint)
+    try:
+        tls = "protocol=https,cacert=ca.pem"
+        for name in "ab":
+            job.start(name, "true", nnodes=2, conf=tls + ",cert=agent.pem,key=agent.key")
+        assert job.codes("a", "b") == [0, 0], job.err("a")
+        job.start("c", "true", nnodes=2, conf="protocol=https,cacert=agent.pem,join_timeout=3")
+        assert job.codes("c") == [69]
+        assert re.search(rf"TLS with {etcd.endpoint}: .*certificate", job.err("c")), job.err("c")
+    finally:
+        job.close()
+        etcd.close()
 
 
 def test_who_is_missing_at_the_end_of_the_join_timeout_is_told(job, etcd):
