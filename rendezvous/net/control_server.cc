@@ -195,10 +195,9 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   }
 
   void refuse(ConnectionId id, Connection& connection, control::Refused refused) {
-    const bool stranger = connection.peer.stage != Stage::kOpen;
     refusals_.write(kind_of(refused.reason),
                     fmt::format("closed {}: {}", connection.peer.name(), refused.text));
-    if (stranger) {
+    if (connection.peer.stage != Stage::kOpen) {
       ++stats_.num_refused;
       const bool secret = refused.reason == control::Refused::Reason::kAuthentication;
       const std::string phase = secret ? "authentication" : "handshake";
