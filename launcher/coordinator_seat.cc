@@ -8,6 +8,8 @@
 #include <boost/asio/ip/address.hpp>
 #include <boost/asio/post.hpp>
 
+#include "rendezvous/net/dial.h"
+
 namespace muster::launcher {
 namespace {
 
@@ -47,8 +49,9 @@ CoordinatorSeat::~CoordinatorSeat() {
   *alive_ = false;
 }
 
-void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own,
-                           std::function<void(Result<void>)> decided) {
+void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own, const std::vector<std::string>&,
+                           Callbacks callbacks) {
+  std::function<void(Result<void>)> decided = std::move(callbacks.decided);
   const ElasticJob& elastic = job_.elastic;
   if (elastic.is_host == false) return decided({});
   if (elastic.is_host == true || names_this_host(elastic.endpoint_host, own, host_name()))
@@ -105,6 +108,10 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   if (elastic.is_host == true) return decided(fail(std::move(server).error()));
   busy_ = server.error().message;
   decided({});
+}
+
+std::string CoordinatorSeat::title() const {
+  return net::endpoint_text(job_.elastic.endpoint_host, job_.elastic.endpoint_port);
 }
 
 std::string CoordinatorSeat::host() const {

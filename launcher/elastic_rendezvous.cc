@@ -6,6 +6,8 @@
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
+#include "launcher/coordinator_seat.h"
+#include "launcher/etcd_seat.h"
 #include "launcher/exit_status.h"
 #include "launcher/generation_outcome.h"
 #include "launcher/machine_id.h"
@@ -29,14 +31,24 @@ FailureNotice final_notice(AttemptOutcome outcome) {
   return spared;
 }
 
+int exit_code_of(const Error& no_seat) {
+  if (no_seat.code == ErrorCode::kExhausted) return kExitPortInUse;
+  if (no_seat.code == ErrorCode::kTimeout || no_seat.code == ErrorCode::kMismatch) return kExitRendezvous;
+  return kExitSystem;
+}
+
+std::unique_ptr<Seat> make_seat(asio::io_context& io, const Job& job, const Log& log) {
+  if (job.elastic.etcd) return std::make_unique<EtcdSeat>(io, job, log);
+  return std::make_unique<CoordinatorSeat>(io, job, log);
+}
+
 }  // namespace
 
 ElasticRendezvous::ElasticRendezvous(asio::io_context& io, const Job& job, const Log& log)
     : io_(io),
       job_(job),
       log_(log),
-      endpoint_(net::endpoint_text(job.elastic.endpoint_host, job.elastic.endpoint_port)),
-      seat_(io, job, log),
+      seat_(make_seat(io, job, log)),
       patience_(io),
       alive_(std::make_shared<bool>(true)) {}
 
@@ -67,7 +79,16 @@ void ElasticRendezvous::join(int, Joined joined) {
     return fail_join(kExitUsage, fmt::format("--iface={}: this host has no such interface with an address",
                                              job_.elastic.interface));
   if (const auto open = open_port(); !open) return fail_join(kExitSystem, open.error().message);
-  seat_.take(own_, [this](const Result<void>& seat) { connect(seat); });
+  Seat::Callbacks callbacks;
+  callbacks.decided = [this](const Result<void>& seat) { connect(seat); };
+  callbacks.moved = [this] {
+    if (client_) client_->redirect(seat_->host(), seat_->port());
+  };
+  callbacks.lost = [this](const Error& error) {
+    if (client_) client_->close();
+    on_lost(error);
+  };
+  seat_->take(own_, offered_, std::move(callbacks));
 }
 
 Result<void> ElasticRendezvous::open_port() {
@@ -78,10 +99,8 @@ Result<void> ElasticRendezvous::open_port() {
 
 void ElasticRendezvous::connect(const Result<void>& seat) {
   if (!joined_) return;  // declined meanwhile
-  if (!seat)
-    return fail_join(seat.error().code == ErrorCode::kExhausted ? kExitPortInUse : kExitSystem,
-                     seat.error().message);
-  if (seat_.taken()) log_.info(fmt::format("this agent runs the coordinator at {}", endpoint_));
+  if (!seat) return fail_join(exit_code_of(seat.error()), seat.error().message);
+  if (seat_->taken()) log_.info(fmt::format("this agent runs the coordinator at {}", seat_->title()));
   client_ = std::make_unique<net::ControlClient>(io_, client_options(), client_events());
   client_->start();
 }
@@ -89,10 +108,11 @@ void ElasticRendezvous::connect(const Result<void>& seat) {
 net::ControlClientOptions ElasticRendezvous::client_options() {
   const ElasticJob& elastic = job_.elastic;
   net::ControlClientOptions out;
-  out.host = seat_.host();
-  out.port = elastic.endpoint_port;
+  out.host = seat_->host();
+  out.port = seat_->port();
   out.job = job_.run_id;
   out.secret = elastic.secret;
+  out.request.id = seat_->node();
   out.request.host = job_.host;
   out.request.machine = machine_id();
   out.request.role = job_.role;
@@ -119,7 +139,7 @@ net::ControlEvents ElasticRendezvous::client_events() {
   };
   out.trying = [this](const Error& error) {
     // While workers run, a broken connection is news.
-    say(fmt::format("waiting for the coordinator at {}: {}", endpoint_, error.message), !joined_);
+    say(fmt::format("waiting for the coordinator at {}: {}", seat_->title(), error.message), !joined_);
   };
   return out;
 }
@@ -135,6 +155,7 @@ void ElasticRendezvous::next_generation() {
 void ElasticRendezvous::on_assigned(const control::Assignment& assignment) {
   assigned_ = assignment;
   outside_ = false;
+  seat_->welcomed();
   if (!joined_) return;
   hush();
   log_.info(fmt::format("generation {}: node {} of {}, ranks {} to {} of {}", assignment.generation,
@@ -148,6 +169,7 @@ void ElasticRendezvous::on_assigned(const control::Assignment& assignment) {
 
 void ElasticRendezvous::on_waiting(const control::Waiting& waiting) {
   outside_ = waiting.outside;
+  seat_->welcomed();
   if (!joined_) return;  // a gathering begins while workers here are still being stopped
   if (waiting.outside)
     say(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
@@ -179,7 +201,7 @@ void ElasticRendezvous::on_closed(const control::Closed& closed) {
 
 void ElasticRendezvous::on_lost(const Error& error) {
   race_.reset();
-  FailureNotice notice = outcome_of(error, assigned_.has_value(), endpoint_, seat_.busy());
+  FailureNotice notice = outcome_of(error, assigned_.has_value(), seat_->title(), seat_->busy());
   if (joined_) return finish_join(std::move(notice));
   end(std::move(notice));
 }
@@ -248,7 +270,7 @@ void ElasticRendezvous::warn_of_strangers() {
   warned_ = true;
   log_.warning(fmt::format(
       "no secret is set (MUSTER_SECRET, --secret-file): whoever reaches {} can take part in this job",
-      endpoint_));
+      seat_->title()));
 }
 
 // Handing over to the agent.
@@ -326,7 +348,7 @@ void ElasticRendezvous::hand_over_parts() {
 
 // Whether the others go on if this node says good-bye. Without a world yet they wait for another one.
 bool ElasticRendezvous::can_be_spared() const {
-  if (seat_.taken()) return false;
+  if (seat_->taken() && !seat_->passes_on()) return false;
   const membership::Settings& rules = job_.elastic.rules;
   return !assigned_ || outside_ ||
          (rules.min_nodes < rules.max_nodes && assigned_->group_world_size > rules.min_nodes);
@@ -361,7 +383,7 @@ void ElasticRendezvous::good_bye(const std::string& reason, Millis patience) {
 
 void ElasticRendezvous::leave(Millis patience, std::function<void()> left) {
   hush();
-  on_left_ = [this, patience, left = std::move(left)] { seat_.see_off(patience, left); };
+  on_left_ = [this, patience, left = std::move(left)] { seat_->see_off(patience, left); };
   good_bye("it is done", patience);
   if (!left_) return;
   if (const auto call = std::exchange(on_left_, {})) call();

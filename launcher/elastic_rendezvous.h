@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // ElasticRendezvous: the nodes of a job as a coordinator gathers them (rendezvous/membership.h): any number
 // between MIN and MAX, spares, one restart budget, and the failures of all nodes pushed to each. The
-// coordinator is a musterd at the endpoint, or runs in the agent of that machine (CoordinatorSeat). The first
-// node of a world serves the workers' store, a fresh one per generation, on a port that was bound before it
-// was offered. What is waited for is said when it changes. Failure: the end of the job with an exit status
-// and the coordinator's words; a lost coordinator is one too.
+// coordinator is a musterd at the endpoint, or runs in the agent of that machine (CoordinatorSeat), or in one
+// that the agents elect (EtcdSeat). The first node of a world serves the workers' store, a fresh one per
+// generation, on a port that was bound before it was offered. What is waited for is said when it changes.
+// Failure: the end of the job with an exit status and the coordinator's words; a lost coordinator is one too.
 // Source: what torch/distributed/elastic/rendezvous/dynamic_rendezvous.py promises.
 #pragma once
 
@@ -17,9 +17,9 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 
-#include "launcher/coordinator_seat.h"
 #include "launcher/interfaces.h"
 #include "launcher/rendezvous.h"
+#include "launcher/seat.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/net/address_race.h"
 #include "rendezvous/net/control_client.h"
@@ -74,10 +74,9 @@ class ElasticRendezvous final : public Rendezvous {
   boost::asio::io_context& io_;
   const Job& job_;
   const Log& log_;
-  std::string endpoint_;
   std::vector<InterfaceAddress> own_;
   std::vector<std::string> offered_;
-  CoordinatorSeat seat_;
+  std::unique_ptr<Seat> seat_;
   net::Listener port_;                          // of the store that this node would serve
   std::unique_ptr<net::Server> store_;          // of this generation, where this node is the first
   std::unique_ptr<net::ControlClient> client_;  // nothing: the seat is not decided yet

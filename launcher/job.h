@@ -16,6 +16,7 @@
 #include "rendezvous/auth.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/membership.h"
+#include "rendezvous/tls.h"
 
 namespace muster::launcher {
 
@@ -48,6 +49,20 @@ struct LogSettings {
 
 enum class RendezvousMode { kStandalone, kStatic, kElastic };
 
+/// An etcd over which the agents elect who runs the coordinator.
+struct EtcdSettings {
+  struct Member {
+    std::string host;
+    std::uint16_t port = 0;
+
+    friend bool operator==(const Member&, const Member&) = default;
+  };
+  std::vector<Member> members;
+  std::optional<tls::Context> tls;
+  std::string prefix = "/muster";  // of all keys
+  std::int64_t lease_ttl_seconds = 10;
+};
+
 /// What only a job with a coordinator has (kElastic).
 struct ElasticJob {
   std::string endpoint_host;
@@ -61,6 +76,8 @@ struct ElasticJob {
   std::string local_addr;            // the only address offered, unless it is a mere name
   std::string interface;             // the only one whose addresses are offered; empty: all
   std::optional<auth::Secret> secret;
+  std::optional<EtcdSettings>
+      etcd;  // instead of a coordinator at the endpoint, which then is its first member
 };
 
 struct Job {

@@ -90,10 +90,12 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"rdzv-id", 0, "PET_RDZV_ID", Takes::kText, "ID", "none, or a UUID with one node",
               Support::kFull, "the job's id, told to the workers"},
     OptionRow{"rdzv-backend", 0, "PET_RDZV_BACKEND", Takes::kText, "NAME", "static; under Slurm c10d",
-              Support::kFull, "static; c10d or muster: a coordinator at the endpoint gathers the nodes"},
+              Support::kFull,
+              "static; c10d or muster: a coordinator at the endpoint gathers nodes; etcd: they elect one"},
     OptionRow{"rdzv-endpoint", 0, "PET_RDZV_ENDPOINT", Takes::kText, "HOST[:PORT]", "", Support::kFull,
               "where the coordinator is: a musterd, else the agent of that machine runs it (port 29400; with "
-              "backend muster 29500); static: --master-addr and --master-port"},
+              "backend muster 29500); static: --master-addr and --master-port; etcd: its members (2379), "
+              "HOST[:PORT],HOST[:PORT]"},
     OptionRow{"rdzv-conf", 0, "PET_RDZV_CONF", Takes::kText, "K=V,K=V", "", Support::kFull,
               "join_timeout=SECONDS: how long nodes wait for each other (600; static 900); more keys in "
               "launcher/README.md"},

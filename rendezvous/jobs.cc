@@ -368,32 +368,6 @@ void Jobs::keep(Job& job, Instant now) {
   job.recorded = true;
 }
 
-void Jobs::forget(const Job& job) {
-  if (recorder_ != nullptr && job.recorded) recorder_->job_forgotten(job.name);
-}
-
-void Jobs::describe(JobRecorder& to, Instant now) const {
-  for (const auto& [name, job] : jobs_)
-    if (job.recorded) to.job(name, make_record(job.settings, job.round, now));
-}
-
-void Jobs::restore(const std::string& name, const JobRecord& record, Instant now, Millis grace,
-                   JobsEffects& effects) {
-  effects.log.push_back(fmt::format(
-      "job {}: as before, generation {}, {} of {} restarts used; its agents have {} ms to come back", name,
-      record.world.generation, record.restarts_used, record.settings.max_restarts, grace.count()));
-  Job job;
-  job.name = name;
-  job.settings = record.settings;
-  job.round = make_round(record, now, grace);
-  job.recorded = true;
-  job.lost_some = true;
-  job.forget_at = now + std::max(options_.keep, grace);
-  Job& kept = jobs_.insert_or_assign(name, std::move(job)).first->second;
-  kept.deadline = now;  // something may be to decide at once
-  deadlines_.emplace(now, name);
-}
-
 Instant Jobs::next_deadline() const {
   return deadlines_.empty() ? Instant::max() : deadlines_.begin()->first;
 }

@@ -73,6 +73,9 @@ class Jobs {
   /// Somebody failed before connected(): told to those who wait for it.
   void note_trouble(std::string_view job, membership::Trouble trouble, Instant now, JobsEffects& effects);
 
+  /// Somebody who knows better than the connection says that the node is gone for good.
+  void give_up(std::string_view job, const membership::NodeId& node, const std::string& why, Instant now,
+               JobsEffects& effects);
   /// Nobody was listened to for so long until `now`: that is no silence of the agents.
   void forgive(Millis stall, Instant now);
   /// To be called at next_deadline(), and whenever it is convenient.

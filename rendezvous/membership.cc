@@ -165,6 +165,10 @@ void disconnected(Round& round, const Settings& settings, const NodeId& id, std:
   round.next_check = std::min(round.next_check, now + settings.reconnect_grace);
 }
 
+void lost(Round& round, const Settings& settings, const NodeId& id, const std::string& text, Instant now) {
+  if (const Node* node = find_node(round, id)) lose_node(round, settings, *node, text, now);
+}
+
 void stop(Round& round, std::string_view host, std::string_view reason, int exit_code) {
   if (round.phase == Phase::kClosed) return;
   Cause cause;

@@ -222,6 +222,8 @@ void left(Round& round, const NodeId& id, std::string_view reason);
 /// The connection is gone without a good-bye.
 void disconnected(Round& round, const Settings& settings, const NodeId& id, std::string_view error,
                   Instant now);
+/// Its agent is known to be gone, whatever its connection says.
+void lost(Round& round, const Settings& settings, const NodeId& id, const std::string& text, Instant now);
 /// An agent, or the operator, ends the job.
 void stop(Round& round, std::string_view host, std::string_view reason, int exit_code);
 

@@ -56,6 +56,16 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
         });
   }
 
+  void redirect(std::string host, std::uint16_t port) {
+    if (over_ || (host == options_.host && port == options_.port)) return;
+    options_.host = std::move(host);
+    options_.port = port;
+    moved_ = true;
+    if (leaving_) return;
+    if (link_) link_->close("the coordinator is elsewhere now");
+    pause_.cancel();
+  }
+
   void send(const control::Message& message) {
     if (!over_ && joined_) link_->send(message);
   }
@@ -156,6 +166,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
         call(error);
         if (over_) co_return;
       }
+      if (std::exchange(moved_, false)) continue;
       pause_.expires_at(std::min(deadline, now + backoff.next()));
       co_await pause_.async_wait(kTuple);
     }
@@ -270,6 +281,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   std::string good_bye_;
   bool done_ = false;  // closed() was told
   bool over_ = false;
+  bool moved_ = false;  // redirected, and not tried there yet
   std::function<void()> left_;
   Millis heartbeat_{5000};
   Millis offered_grace_{0};
@@ -291,6 +303,9 @@ ControlClient::~ControlClient() {
 
 void ControlClient::start() {
   impl_->start();
+}
+void ControlClient::redirect(std::string host, std::uint16_t port) {
+  impl_->redirect(std::move(host), port);
 }
 void ControlClient::ready(std::int64_t generation, std::uint16_t master_port) {
   impl_->ready(generation, master_port);

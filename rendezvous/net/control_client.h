@@ -88,6 +88,9 @@ class ControlClient {
   /// Begins to connect and join. Once.
   void start();
 
+  /// The coordinator is there now. A connection to another place is given up, and this one tried at once.
+  void redirect(std::string host, std::uint16_t port);
+
   /// The workers of `generation` are gone; this node takes part in the next round and would serve its store
   /// on `master_port`.
   void ready(std::int64_t generation, std::uint16_t master_port);

@@ -93,12 +93,11 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
 
   void stop() {
     if (stopped_) return;
-    std::string bytes;
-    control::encode(control::Refused{control::Refused::Reason::kStopping, "the coordinator is stopping"},
-                    bytes);
+    const control::Message stopping =
+        control::Refused{control::Refused::Reason::kStopping, "the coordinator is stopping"};
     for (const auto& [id, connection] : agents_.all()) {
       if (connection->peer.stage != Stage::kOpen) continue;
-      connection->peer.send(bytes);
+      connection->peer.say(stopping);
       (void)connection->peer.flush();
     }
     stopped_ = true;
@@ -106,6 +105,11 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     agents_.clear();
     timer_.cancel();
     refusals_.stop();
+  }
+
+  void give_up(std::string_view job, const membership::NodeId& node, const std::string& why) {
+    jobs_.give_up(job, node, why, SteadyClock::now(), effects_);
+    finish_turn();
   }
 
   [[nodiscard]] ControlServerStats stats() const {
@@ -154,9 +158,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   }
 
   void refuse_plain(ConnectionId id, Connection& connection) {
-    std::string preamble;
-    control::encode(control::Preamble{}, preamble);
-    connection.peer.send(preamble);
+    connection.peer.say(control::Preamble{});
     refuse(id, connection,
            {control::Refused::Reason::kAuthentication,
             "this coordinator speaks TLS and the agent does not; give the agent a certificate to trust"});
@@ -193,10 +195,9 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   }
 
   void refuse(ConnectionId id, Connection& connection, control::Refused refused) {
-    const bool stranger = connection.peer.stage != Stage::kOpen;
     refusals_.write(kind_of(refused.reason),
                     fmt::format("closed {}: {}", connection.peer.name(), refused.text));
-    if (stranger) {
+    if (connection.peer.stage != Stage::kOpen) {
       ++stats_.num_refused;
       const bool secret = refused.reason == control::Refused::Reason::kAuthentication;
       const std::string phase = secret ? "authentication" : "handshake";
@@ -206,9 +207,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     } else {
       jobs_.disconnected(id, refused.text, SteadyClock::now(), effects_);
     }
-    std::string bytes;
-    control::encode(control::Message(std::move(refused)), bytes);
-    connection.peer.send(bytes);
+    connection.peer.say(control::Message(std::move(refused)));
     linger(id, connection);
     apply();
   }
@@ -225,12 +224,10 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
 
   // An agent's heartbeat is answered nevertheless: a full disk is no reason to be taken for dead.
   void pass_heartbeats() {
-    std::string bytes;
-    control::encode(control::Heartbeat{}, bytes);
     for (const ConnectionId id : effects_.take_heartbeats()) {
       const auto connection = agents_.find(id);
       if (!connection || connection->peer.stage == Stage::kClosing) continue;
-      connection->peer.send(bytes);
+      connection->peer.say(control::Message(control::Heartbeat{}));
       flush(id, *connection);
     }
   }
@@ -386,6 +383,9 @@ ControlServer::~ControlServer() {
 
 void ControlServer::accept(UniqueFd fd, std::string_view first_bytes, std::string peer) {
   impl_->accept(std::move(fd), first_bytes, std::move(peer));
+}
+void ControlServer::give_up(std::string_view job, const membership::NodeId& node, const std::string& why) {
+  impl_->give_up(job, node, why);
 }
 void ControlServer::stop() {
   impl_->stop();

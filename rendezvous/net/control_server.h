@@ -70,6 +70,9 @@ class ControlServer {
   /// "10.0.0.4:1234".
   void accept(UniqueFd fd, std::string_view first_bytes, std::string peer);
 
+  /// The node is gone for good, as somebody else knows; its connection, if it has one, is closed with `why`.
+  void give_up(std::string_view job, const membership::NodeId& node, const std::string& why);
+
   /// Tells every agent, closes their connections and forgets the jobs. Does not block.
   void stop();
 

@@ -10,7 +10,7 @@ Result<std::unique_ptr<RendezvousServer>> RendezvousServer::listen(boost::asio::
                                                                    const Log& log) {
   std::unique_ptr<RendezvousServer> out(new RendezvousServer);
   ControlServerOptions control = options.control;
-  control.state = options.state;
+  if (options.state) control.state = options.state;
   out->control_ = std::make_unique<ControlServer>(loop, control, log);
   ServerOptions store = options.store;
   store.state = options.state;

@@ -54,7 +54,7 @@ SHOWN_BY = {
     "`--print-completion`": ("tests/system/test_launcher_contract.py", "test_a_shell_learns_the_options"),
     "`--logs-specs`, `--numa-binding`": (
         "tests/interop/test_torchrun_parity_options.py", "test_what_muster_has_not_is_refused_with_what_to_use_instead"),
-    "etcd": ("tests/unit/launcher/job_plan_test.cc", "contradictions are refused with what is right"),
+    "etcd": ("tests/system/test_launcher_etcd.py", "test_agents_join_over_etcd_and_pytorch_sums"),
     "what a node needs": (_LIFE, "test_the_binary_needs_glibc_only"),
     "`--nproc-per-node` not given": ("tests/unit/launcher/job_plan_test.cc", "one worker per GPU where there are GPUs, else one"),
     "`--standalone` or static with a range of nodes, `--standalone` with several": (

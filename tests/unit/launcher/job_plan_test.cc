@@ -77,7 +77,10 @@ TEST_CASE("contradictions are refused with what is right") {
                Catch::Contains("needs --rdzv-endpoint=HOST[:PORT]"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:0"}),
                Catch::Contains("give a number"));
-  REQUIRE_THAT(refusal({"--rdzv-backend=etcd"}), Catch::Contains("etcd"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=etcd"}),
+               Catch::Contains("where etcd's clients are served"));
+  REQUIRE_THAT(refusal({"--rdzv-backend=etcd-v2"}), Catch::Contains("v3 API"));
+  REQUIRE_THAT(refusal({"--rdzv-backend=zookeeper"}), Catch::Contains("muster and etcd"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-endpoint=h"}), Catch::Contains("needs a port"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--master-port=0"}), Catch::Contains("give a number"));
   REQUIRE_THAT(refusal({"--nproc-per-node=0"}), Catch::Contains("--nproc-per-node=0"));
@@ -242,4 +245,36 @@ TEST_CASE("endpoints are host, host:port or a bracketed address") {
   REQUIRE(parse_endpoint("[::1]:9") == Endpoint{"::1", 9});
   REQUIRE(parse_endpoint("") == Endpoint{});
   for (const char* bad : {"h:x", "h:70000", ":1", "a b:1", "[::1"}) REQUIRE_FALSE(parse_endpoint(bad));
+}
+
+TEST_CASE("etcd's members and its keys of --rdzv-conf are planned") {
+  const Job job = planned({"--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=h, [::1]:2380 ,10.0.0.4",
+                           "--rdzv-conf=etcd_prefix=/site/jobs/,lease_ttl=20"});
+  REQUIRE(job.mode == RendezvousMode::kElastic);
+  REQUIRE(job.elastic.etcd);
+  using Member = EtcdSettings::Member;
+  REQUIRE(job.elastic.etcd->members ==
+          std::vector<Member>{Member{"h", 2379}, Member{"::1", 2380}, Member{"10.0.0.4", 2379}});
+  REQUIRE(job.elastic.etcd->prefix == "/site/jobs");
+  REQUIRE(job.elastic.etcd->lease_ttl_seconds == 20);
+  REQUIRE(job.elastic.reconnect_for == std::chrono::seconds(80));
+  REQUIRE_FALSE(planned({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h"}).elastic.etcd);
+}
+
+TEST_CASE("what does not go with etcd, or only with it, is refused") {
+  const auto over_etcd = [](const std::string& conf) {
+    return refusal({"--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=h", "--rdzv-conf=" + conf});
+  };
+  REQUIRE_THAT(over_etcd("is_host=1"), Catch::Contains("elect"));
+  REQUIRE_THAT(over_etcd("lease_ttl=1"), Catch::Contains("lease_ttl"));
+  REQUIRE_THAT(over_etcd("etcd_prefix=//"), Catch::Contains("etcd_prefix"));
+  REQUIRE_THAT(over_etcd("protocol=ftp"), Catch::Contains("http or https"));
+  REQUIRE_THAT(over_etcd("protocol=https"), Catch::Contains("needs cacert"));
+  REQUIRE_THAT(over_etcd("cacert=x"), Catch::Contains("need protocol=https"));
+  REQUIRE_THAT(over_etcd("protocol=https,cacert=x,cert=y"), Catch::Contains("belong together"));
+  REQUIRE_THAT(
+      refusal({"--nnodes=2", "--rdzv-backend=muster", "--rdzv-endpoint=h", "--rdzv-conf=lease_ttl=9"}),
+      Catch::Contains("lease_ttl is a key of --rdzv-backend=etcd"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h,i"}),
+               Catch::Contains("several endpoints are for --rdzv-backend=etcd"));
 }
