@@ -71,7 +71,7 @@ void ElasticRendezvous::join(int, Joined joined) {
 }
 
 Result<void> ElasticRendezvous::open_port() {
-  if (port_.fd) return {};
+  if (port_.fd || job_.elastic.store_proxy) return {};
   MUSTER_TRY(port_, net::open_listener(is_loopback(job_.elastic.endpoint_host) ? offered_.front() : "", 0));
   return {};
 }
@@ -113,6 +113,11 @@ net::ControlEvents ElasticRendezvous::client_events() {
   out.generation_over = [this](const auto& message) { on_generation_over(message); };
   out.closed = [this](const auto& message) { on_closed(message); };
   out.lost = [this](const auto& error) { on_lost(error); };
+  out.linked = [this](bool there) { on_linked(there); };
+  out.store = [this](const auto& message) { on_store(message); };
+  out.drained = [this] {
+    if (proxy_) proxy_->drained();
+  };
   out.trying = [this](const Error& error) {
     // While workers run, a broken connection is news.
     say(fmt::format("waiting for the coordinator at {}: {}", endpoint_, error.message), !joined_);
@@ -122,6 +127,7 @@ net::ControlEvents ElasticRendezvous::client_events() {
 
 void ElasticRendezvous::next_generation() {
   store_.reset();
+  proxy_.reset();
   if (const auto open = open_port(); !open) return fail_join(kExitSystem, open.error().message);
   client_->ready(assigned_->generation, port_.port);
 }
@@ -136,7 +142,9 @@ void ElasticRendezvous::on_assigned(const control::Assignment& assignment) {
   log_.info(fmt::format("generation {}: node {} of {}, ranks {} to {} of {}", assignment.generation,
                         assignment.group_rank, assignment.group_world_size, assignment.base_rank,
                         assignment.base_rank + assignment.ranks - 1, assignment.world_size));
-  if (assignment.group_rank == 0)
+  if (job_.elastic.store_proxy)
+    proxy();
+  else if (assignment.group_rank == 0)
     serve();
   else
     look_for_first_node();
@@ -208,16 +216,58 @@ void ElasticRendezvous::on_raced(const Result<net::AddressRace::Winner>& winner)
                           interface.empty() ? "unknown interface" : interface));
     return take_part(winner->address, interface);
   }
-  // The coordinator ends the generation for everybody, or the job.
+  fail_generation(fmt::format(
+      "{} cannot reach the first node, {}, which serves the workers' store: {}. Is there a firewall between "
+      "them? --iface and --local-addr choose what {} offers",
+      job_.host, assigned_->master_host, winner.error().message, assigned_->master_host));
+}
+
+// The coordinator ends the generation for everybody, or the job.
+void ElasticRendezvous::fail_generation(std::string text) {
   control::WorkerFailed failure;
   failure.generation = assigned_->generation;
   failure.exit_code = kExitRendezvous;
-  failure.text = fmt::format(
-      "{} cannot reach the first node, {}, which serves the workers' store: {}. Is there a firewall between "
-      "them? --iface and --local-addr choose what {} offers",
-      job_.host, assigned_->master_host, winner.error().message, assigned_->master_host);
+  failure.text = std::move(text);
   log_.error(failure.text);
   client_->worker_failed(failure);
+}
+
+// The coordinator's store, by the connection that is there already.
+
+void ElasticRendezvous::proxy() {
+  auto proxy =
+      net::StoreProxy::listen(io_, assigned_->generation,
+                              {[this](const control::Message& message) { client_->send_store(message); },
+                               [this] { return client_->unsent_bytes(); }},
+                              {}, log_);
+  if (!proxy) return fail_join(kExitSystem, proxy.error().message);
+  proxy_ = *std::move(proxy);
+  if (linked_) proxy_->linked(true);
+}
+
+void ElasticRendezvous::on_linked(bool there) {
+  linked_ = there;
+  if (proxy_) proxy_->linked(there);
+}
+
+void ElasticRendezvous::on_store(const control::Message& message) {
+  if (!proxy_) return;
+  const bool was_attached = proxy_->attached();
+  if (const auto received = proxy_->receive(message); !received)
+    return fail_generation(fmt::format("{}: {}", job_.host, received.error().message));
+  if (was_attached || !proxy_->attached() || !joined_) return;
+  // Nothing listens at the first node that could be raced for; the route to it tells the interface.
+  std::string interface;
+  if (assigned_->group_rank == 0) {
+    interface = interface_of(own_, offered_.front());
+  } else {
+    for (const std::string& address : addresses_to_try(assigned_->master_addresses, own_)) {
+      interface = interface_of(own_, source_address(address));
+      if (!interface.empty()) break;
+    }
+  }
+  assigned_->master_port = proxy_->port();
+  take_part("127.0.0.1", std::move(interface));
 }
 
 void ElasticRendezvous::take_part(std::string master_addr, std::string interface) {

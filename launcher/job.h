@@ -51,6 +51,7 @@ struct ElasticJob {
   std::string local_addr;            // the only address offered, unless it is a mere name
   std::string interface;             // the only one whose addresses are offered; empty: all
   std::optional<auth::Secret> secret;
+  bool store_proxy = false;  // the coordinator has the workers' store, and this agent carries it to them
 };
 
 struct Job {

@@ -86,6 +86,11 @@ inline constexpr std::array kOptionTable = {
               "with c10d: offer the addresses of this network interface only"},
     OptionRow{"secret-file", 0, "PET_SECRET_FILE", Takes::kText, "FILE", "MUSTER_SECRET", Support::kFull,
               "with c10d: file with the job's secret, readable by its owner alone"},
+    OptionRow{"store-proxy", 0, "PET_STORE_PROXY", Takes::kNothing, "", "", Support::kFull,
+              "with c10d: workers reach their store through this agent and the coordinator, over its one "
+              "connection; the default where there is a secret"},
+    OptionRow{"no-store-proxy", 0, "PET_NO_STORE_PROXY", Takes::kNothing, "", "", Support::kFull,
+              "workers reach their store at the first node, by a port that is open to everybody"},
     OptionRow{"monitor-interval", 0, "PET_MONITOR_INTERVAL", Takes::kText, "SECONDS", "0.1",
               Support::kNoEffect, "exits are learnt at once, nothing is polled"},
     OptionRow{"start-method", 0, "PET_START_METHOD", Takes::kText, "NAME", "spawn", Support::kNoEffect,

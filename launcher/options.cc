@@ -70,6 +70,8 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--iface", o.iface);
   app.add_option("--spares", o.spares)->check(CLI::NonNegativeNumber);
   app.add_option("--secret-file", o.secret_file);
+  app.add_flag("--store-proxy", o.store_proxy);
+  app.add_flag("--no-store-proxy", o.no_store_proxy);
   app.add_flag("--help", o.help);
   app.add_flag("--version", o.version);
 }

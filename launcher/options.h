@@ -42,6 +42,8 @@ struct Options {
   std::string iface;
   int spares = 0;
   std::string secret_file;
+  bool store_proxy = false;
+  bool no_store_proxy = false;
   bool help = false;
   bool version = false;
 

@@ -111,6 +111,10 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   out.local_addr = options.local_addr;
   out.interface = options.iface;
   MUSTER_TRY(out.secret, find_secret(options, environment));
+  if (options.store_proxy && options.no_store_proxy)
+    return usage("--store-proxy and --no-store-proxy exclude each other");
+  // TCPStore has no authentication: with a secret its port would be the open window beside the locked door.
+  out.store_proxy = options.store_proxy || (out.secret && !options.no_store_proxy);
   membership::Settings& rules = out.rules;
   rules.min_nodes = nodes.min;
   rules.max_nodes = nodes.max;

@@ -48,6 +48,16 @@ const membership::Round* Jobs::find_round(std::string_view job) const {
   return found == jobs_.end() ? nullptr : &found->second.round;
 }
 
+std::optional<Membership> Jobs::member(ConnectionId id) const {
+  const auto found = clients_.find(id);
+  if (found == clients_.end() || !found->second.node) return std::nullopt;
+  const membership::Round* round = find_round(found->second.job);
+  if (round == nullptr || round->phase != Phase::kRunning) return std::nullopt;
+  const auto node = round->nodes.find(*found->second.node);
+  if (node == round->nodes.end() || node->second.group_rank < 0) return std::nullopt;
+  return Membership{found->second.job, *found->second.node, round->world.generation};
+}
+
 void Jobs::refuse(ConnectionId id, Refused::Reason reason, std::string text, JobsEffects& effects) {
   effects.deliveries.push_back({{id}, Refused{reason, std::move(text)}, true});
 }
@@ -128,6 +138,20 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
         id, Refused::Reason::kLimit,
         fmt::format("job {} has {} nodes, the limit (--max-nodes-per-job)", job.name, job.round.nodes.size()),
         effects);
+
+  // Half of the workers would wait in another store than the rest.
+  if (const auto& present = job.round.nodes; !present.empty()) {
+    const auto& [node, other] = *present.begin();
+    const bool proxies = join.request.master_port == 0;
+    if (node != join.request.id && proxies != (other.request.master_port == 0))
+      return refuse(
+          id, Refused::Reason::kSettings,
+          fmt::format("{} {} its workers' store (--store-proxy, the default with a secret), {} {}; "
+                      "use the same options on all nodes",
+                      clean(join.request.host, kMaxNameBytes), proxies ? "proxies" : "does not proxy",
+                      other.request.host, proxies ? "does not" : "does"),
+          effects);
+  }
 
   membership::Request request = join.request;
   // It appears on other people's terminals.
@@ -267,6 +291,7 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
     const membership::Outcome outcome = membership::decide(job.round, job.settings, now);
     if (std::holds_alternative<membership::Idle>(outcome)) break;
     job.changed = true;
+    if (job.round.phase != Phase::kRunning) effects.over.push_back(job.name);
     // Who waits for a world is not kept: they come again.
     keep |= !std::holds_alternative<membership::NodesLost>(outcome);
     if (std::holds_alternative<membership::Formed>(outcome)) tell_world(job, effects);
@@ -344,6 +369,7 @@ void Jobs::advance(Instant now, JobsEffects& effects) {
     job.deadline = Instant::max();
     if (job.forget_at <= now) {
       effects.log.push_back(fmt::format("job {}: forgotten", name));
+      effects.over.push_back(name);
       forget(job);
       jobs_.erase(jobs_.find(name));
       continue;

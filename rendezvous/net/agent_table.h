@@ -13,6 +13,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <fmt/format.h>
 
 #include "rendezvous/auth.h"
 #include "rendezvous/base/clock.h"
@@ -66,6 +67,30 @@ class AgentTable {
   }
   /// Earliest first: of those that have something to prove or are being closed.
   [[nodiscard]] const std::set<std::pair<Instant, ConnectionId>>& deadlines() const { return deadlines_; }
+
+  /// Who has to go, or that nobody can, so that one more fits. Those that have proven something are not kept
+  /// out by those that have not.
+  struct Room {
+    std::optional<ConnectionId> to_drop;
+    bool full = false;
+    std::string words;  ///< for the log; empty: there is room
+  };
+  [[nodiscard]] Room make_room(std::size_t max_connections, std::size_t max_handshakes,
+                               const std::string& name) const {
+    const bool full = agents_.size() >= max_connections;
+    if (!deadlines_.empty() && (full || deadlines_.size() >= max_handshakes)) {
+      const ConnectionId oldest = deadlines_.begin()->second;
+      return {oldest, false,
+              fmt::format("closed {}: the oldest of {} that have proven nothing yet, the limit ({})",
+                          find(oldest)->peer.name(), deadlines_.size(),
+                          full ? "--max-agents" : "--max-handshakes")};
+    }
+    if (!full) return {};
+    return {
+        {},
+        true,
+        fmt::format("closed {}: {} agents are connected, the limit (--max-agents)", name, agents_.size())};
+  }
 
   /// Counts what this agent buffers now; true if that became more.
   bool count_buffered(AgentConnection& connection) {

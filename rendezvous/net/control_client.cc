@@ -59,6 +59,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     if (!over_ && joined_) link_->send(message);
   }
 
+  [[nodiscard]] std::size_t unsent_bytes() const { return link_ ? link_->unsent_bytes() : 0; }
+
   void ready(std::int64_t generation, std::uint16_t master_port) {
     running_.reset();
     facts_.clear();
@@ -116,6 +118,10 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       const bool again = !done_ && (worth_another_try(error.code) || link_->coordinator_stops());
       heart_.cancel();
       link_->close();
+      if (const auto call = events_.linked; call && lost) {
+        call(false);
+        if (over_) co_return;
+      }
       if (leaving_) {
         has_left();
         co_return;
@@ -162,14 +168,19 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     send(control::Join{options_.request, options_.settings, running_, options_.software});
     for (const control::Message& fact : facts_) send(fact);
     beat();
-    while (true) {
+    link->on_drained([weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (const auto call = self && !self->over_ ? self->events_.drained : nullptr) call();
+    });
+    if (const auto call = events_.linked) call(true);
+    while (!over_) {
       const auto message = co_await link->receive();
       if (!message) co_return message.error();
       if (over_) co_return Error{ErrorCode::kCancelled, "closed"};
       num_missed_ = 0;
       if (!leaving_) on_message(*message);
-      if (over_) co_return Error{ErrorCode::kCancelled, "closed"};
     }
+    co_return Error{ErrorCode::kCancelled, "closed"};
   }
 
   // The callbacks are copied, since each may close or destroy the client.
@@ -197,6 +208,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       if (const auto call = std::exchange(events_.closed, {})) call(*closed);
     } else if (const auto* report = std::get_if<control::Report>(&message)) {
       if (const auto call = events_.report) call(*report);
+    } else if (control::is_about_store(message)) {
+      if (const auto call = events_.store) call(message);
     }
   }
 
@@ -293,6 +306,12 @@ void ControlClient::leave(std::string reason, Millis patience, std::function<voi
 }
 void ControlClient::close() {
   impl_->close();
+}
+void ControlClient::send_store(const control::Message& message) {
+  impl_->send(message);
+}
+std::size_t ControlClient::unsent_bytes() const {
+  return impl_->unsent_bytes();
 }
 const membership::NodeId& ControlClient::id() const {
   return impl_->id();

@@ -70,6 +70,12 @@ struct ControlEvents {
   std::function<void(const control::Report&)> report;
   /// A try to connect failed and another follows; when the text changes.
   std::function<void(const Error&)> trying;
+  /// A connection to the coordinator is there, and the agent has joined by it; or it broke.
+  std::function<void(bool there)> linked;
+  /// A message about the workers' store (control::is_about_store).
+  std::function<void(const control::Message&)> store;
+  /// The connection has taken everything that was sent.
+  std::function<void()> drained;
   /// kTimeout: not reached within connect_timeout. kMismatch: refused for its secret, version or settings.
   /// kExhausted: a limit of the coordinator. kCancelled: the job was over, or the coordinator stops.
   /// kPeerGone: the connection broke, or the coordinator gave this node up.
@@ -97,6 +103,10 @@ class ControlClient {
   /// The generation can be interrupted now for nodes that wait (Settings::grow_at_safe_point).
   void safe_point(std::int64_t generation);
   void report(std::int64_t generation, std::string payload);
+  /// A message about the workers' store; lost where there is no connection.
+  void send_store(const control::Message& message);
+  /// What the connection has not taken yet.
+  [[nodiscard]] std::size_t unsent_bytes() const;
   /// Ends the job for everybody.
   void stop_job(std::string reason, int exit_code);
   /// Says good-bye; `left` comes when the coordinator has read it, or after `patience`. No event comes after

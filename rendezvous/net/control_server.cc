@@ -15,6 +15,7 @@
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/agent_table.h"
 #include "rendezvous/net/control_peer.h"
+#include "rendezvous/net/link_room.h"
 #include "rendezvous/net/refusal_log.h"
 #include "rendezvous/net/state_log.h"
 
@@ -25,7 +26,7 @@ using Connection = AgentConnection;
 using Descriptor = boost::asio::posix::stream_descriptor;
 using Stage = ControlPeer::Stage;
 
-constexpr std::size_t kReadBytes = 16384;
+constexpr std::size_t kReadBytes = 65536;
 // How long a connection that was refused may take to read why.
 constexpr Millis kLingerTime{2000};
 constexpr Millis kStall{2000};
@@ -40,6 +41,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
         log_(log),
         refusals_(loop, log),
         jobs_(options.jobs),
+        stores_(options.stores, auth::random_node_id().low | 1),
         timer_(loop),
         scratch_(kReadBytes, '\0') {}
 
@@ -60,27 +62,18 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   void accept(UniqueFd fd, std::string_view first_bytes, std::string name) {
     if (stopped_) return;
     ++stats_.num_accepted;
-    // Those that have proven something are not kept out by those that have not.
-    const bool full = agents_.all().size() >= options_.max_connections;
-    if (const auto& waiting = agents_.deadlines();
-        !waiting.empty() && (full || waiting.size() >= options_.max_handshakes)) {
-      const ConnectionId oldest = waiting.begin()->second;
-      refusals_.write(Refusal::kLimit,
-                      fmt::format("closed {}: the oldest of {} that have proven nothing yet, the limit ({})",
-                                  agents_.find(oldest)->peer.name(), waiting.size(),
-                                  full ? "--max-agents" : "--max-handshakes"));
-      drop(oldest, "it took too long");
-    } else if (full) {
+    const AgentTable::Room room = agents_.make_room(options_.max_connections, options_.max_handshakes, name);
+    if (!room.words.empty()) refusals_.write(Refusal::kLimit, room.words);
+    if (room.to_drop) drop(*room.to_drop, "it took too long");
+    if (room.full) {
       ++stats_.num_refused;
-      refusals_.write(Refusal::kLimit,
-                      fmt::format("closed {}: {} agents are connected, the limit (--max-agents)", name,
-                                  agents_.all().size()));
       return;
     }
     // Who does not speak TLS is told so in plain words.
     const bool is_tls = !first_bytes.empty() && first_bytes[0] == tls::kFirstByte;
     auto connection = std::make_shared<Connection>(loop_, std::move(fd), std::move(name), options_.limits,
                                                    is_tls ? options_.tls : std::nullopt);
+    bound_kernel_queue(connection->descriptor.native_handle());
     const ConnectionId id = agents_.add(connection);
     agents_.set_deadline(id, *connection, SteadyClock::now() + options_.handshake_timeout);
     if (options_.tls && !is_tls)
@@ -112,9 +105,12 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     ControlServerStats out = stats_;
     out.num_open = agents_.all().size();
     out.num_jobs = jobs_.num_jobs();
+    out.num_stores = stores_.num_stores();
+    out.num_channels = stores_.num_channels();
     return out;
   }
   [[nodiscard]] const Jobs& jobs() const { return jobs_; }
+  [[nodiscard]] const HostedStores& stores() const { return stores_; }
 
  private:
   void wait_readable(ConnectionId id, const std::shared_ptr<Connection>& connection) {
@@ -185,6 +181,13 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
       }
       if (step.message) {
         ++stats_.num_messages;
+        if (control::is_about_store(*step.message)) {
+          const bool attaches = std::holds_alternative<control::StoreAttach>(*step.message);
+          std::string broken = stores_.receive(id, attaches ? jobs_.member(id) : std::nullopt, *step.message);
+          if (!broken.empty())
+            return refuse(id, connection, {control::Refused::Reason::kProtocol, std::move(broken)});
+          continue;
+        }
         jobs_.receive(id, *step.message, SteadyClock::now(), effects_);
         apply();
       }
@@ -241,6 +244,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     while (!held() && (!effects_.deliveries.empty() || !effects_.log.empty())) {
       const JobsEffects effects = std::exchange(effects_, {});
       for (const std::string& line : effects.log) log_.info(line);
+      for (const std::string& job : effects.over) stores_.over(job);
       for (const Delivery& delivery : effects.deliveries) {
         std::string bytes;
         control::encode(delivery.message, bytes);
@@ -297,6 +301,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     if (!connection) return;
     connection->peer.waits_writable = false;
     flush(id, *connection);
+    pump(id);
     finish_turn();
   }
 
@@ -314,12 +319,28 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     }
     if (connection->peer.stage < Stage::kOpen) ++stats_.num_refused;
     agents_.remove(id);
+    stores_.disconnected(id);
     apply();
     if (options_.on_close) options_.on_close();
   }
 
+  // Of the workers' stores as much as the connection takes now.
+  void pump(ConnectionId id) {
+    const auto connection = agents_.find(id);
+    if (!connection || connection->peer.stage != Stage::kOpen) return;
+    control::Message message;
+    std::string bytes;
+    while (connection->peer.unsent_bytes() < kLinkRoomBytes && stores_.next(id, message)) {
+      bytes.clear();
+      control::encode(message, bytes);
+      connection->peer.send(bytes);
+    }
+    flush(id, *connection);
+  }
+
   void finish_turn() {
     apply();
+    for (const ConnectionId id : stores_.take_ready()) pump(id);
     while (!broken_.empty()) {
       const auto [id, error] = std::move(broken_.back());
       broken_.pop_back();
@@ -364,6 +385,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   Log log_;
   RefusalLog refusals_;
   Jobs jobs_;
+  HostedStores stores_;
   boost::asio::steady_timer timer_;
   Instant armed_ = Instant::max();
   AgentTable agents_;
@@ -395,6 +417,9 @@ ControlServerStats ControlServer::stats() const {
 }
 const Jobs& ControlServer::jobs() const {
   return impl_->jobs();
+}
+const HostedStores& ControlServer::stores() const {
+  return impl_->stores();
 }
 
 }  // namespace muster::net
