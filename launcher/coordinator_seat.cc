@@ -51,6 +51,8 @@ void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own,
                            std::function<void(Result<void>)> decided) {
   const ElasticJob& elastic = job_.elastic;
   if (elastic.is_host == false) return decided({});
+  // It would have nothing to show: the coordinator is elsewhere, or a musterd.
+  if (elastic.tls && !elastic.tls_server) return decided({});
   if (elastic.is_host == true || names_this_host(elastic.endpoint_host, own, host_name()))
     return listen(decided);
   if (is_numeric(elastic.endpoint_host)) return decided({});
@@ -88,6 +90,7 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   if (is_loopback(elastic.endpoint_host)) options.store.host = elastic.endpoint_host;
   options.store.port = elastic.endpoint_port;
   options.control.secret = elastic.secret;
+  options.control.tls = elastic.tls_server;
   options.control.heartbeat_interval = elastic.heartbeat_interval;
   options.control.on_close = [this, alive = alive_] {
     // Not from within the server, which is about to be stopped.

@@ -93,6 +93,8 @@ net::ControlClientOptions ElasticRendezvous::client_options() {
   out.port = elastic.endpoint_port;
   out.job = job_.run_id;
   out.secret = elastic.secret;
+  out.tls = elastic.tls;
+  out.tls_name = elastic.endpoint_host;
   out.request.host = job_.host;
   out.request.machine = machine_id();
   out.request.role = job_.role;
@@ -113,7 +115,10 @@ net::ControlEvents ElasticRendezvous::client_events() {
   out.generation_over = [this](const auto& message) { on_generation_over(message); };
   out.closed = [this](const auto& message) { on_closed(message); };
   out.lost = [this](const auto& error) { on_lost(error); };
-  out.linked = [this](bool there) { on_linked(there); };
+  out.linked = [this](bool there) {
+    linked_ = there;
+    if (proxy_) proxy_->linked(there);
+  };
   out.store = [this](const auto& message) { on_store(message); };
   out.drained = [this] {
     if (proxy_) proxy_->drained();
@@ -245,29 +250,15 @@ void ElasticRendezvous::proxy() {
   if (linked_) proxy_->linked(true);
 }
 
-void ElasticRendezvous::on_linked(bool there) {
-  linked_ = there;
-  if (proxy_) proxy_->linked(there);
-}
-
 void ElasticRendezvous::on_store(const control::Message& message) {
   if (!proxy_) return;
   const bool was_attached = proxy_->attached();
   if (const auto received = proxy_->receive(message); !received)
     return fail_generation(fmt::format("{}: {}", job_.host, received.error().message));
   if (was_attached || !proxy_->attached() || !joined_) return;
-  // Nothing listens at the first node that could be raced for; the route to it tells the interface.
-  std::string interface;
-  if (assigned_->group_rank == 0) {
-    interface = interface_of(own_, offered_.front());
-  } else {
-    for (const std::string& address : addresses_to_try(assigned_->master_addresses, own_)) {
-      interface = interface_of(own_, source_address(address));
-      if (!interface.empty()) break;
-    }
-  }
   assigned_->master_port = proxy_->port();
-  take_part("127.0.0.1", std::move(interface));
+  take_part("127.0.0.1", assigned_->group_rank == 0 ? interface_of(own_, offered_.front())
+                                                    : interface_towards(assigned_->master_addresses, own_));
 }
 
 void ElasticRendezvous::take_part(std::string master_addr, std::string interface) {
@@ -287,7 +278,7 @@ void ElasticRendezvous::take_part(std::string master_addr, std::string interface
 }
 
 void ElasticRendezvous::warn_of_strangers() {
-  if (warned_ || job_.elastic.secret || assigned_->group_world_size == 1 ||
+  if (warned_ || job_.elastic.proves || assigned_->group_world_size == 1 ||
       is_loopback(job_.elastic.endpoint_host))
     return;
   warned_ = true;

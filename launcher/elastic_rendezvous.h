@@ -55,7 +55,6 @@ class ElasticRendezvous final : public Rendezvous {
 
   void serve();
   void proxy();
-  void on_linked(bool there);
   void on_store(const control::Message& message);
   void fail_generation(std::string text);
   void look_for_first_node();

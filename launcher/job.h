@@ -14,6 +14,7 @@
 #include "rendezvous/auth.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/membership.h"
+#include "rendezvous/tls.h"
 
 namespace muster::launcher {
 
@@ -51,6 +52,9 @@ struct ElasticJob {
   std::string local_addr;            // the only address offered, unless it is a mere name
   std::string interface;             // the only one whose addresses are offered; empty: all
   std::optional<auth::Secret> secret;
+  std::optional<tls::Context> tls;         // towards the coordinator
+  std::optional<tls::Context> tls_server;  // of a coordinator that this agent runs
+  bool proves = false;                     // agents show a secret or a certificate
   bool store_proxy = false;  // the coordinator has the workers' store, and this agent carries it to them
 };
 

@@ -70,6 +70,9 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--iface", o.iface);
   app.add_option("--spares", o.spares)->check(CLI::NonNegativeNumber);
   app.add_option("--secret-file", o.secret_file);
+  app.add_option("--tls-ca", o.tls_ca);
+  app.add_option("--tls-cert", o.tls_cert);
+  app.add_option("--tls-key", o.tls_key);
   app.add_flag("--store-proxy", o.store_proxy);
   app.add_flag("--no-store-proxy", o.no_store_proxy);
   app.add_flag("--help", o.help);
@@ -113,7 +116,7 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
       // An empty text is a value here (PET_X="" counts as set), which CLI11 would refuse.
       if (!flag && value.empty()) {
         if (name == "rdzv-endpoint" || name == "rdzv-conf" || name == "local-ranks-filter" ||
-            name == "local-addr" || name == "iface" || name == "secret-file")
+            name == "local-addr" || name == "iface" || name == "secret-file" || name.starts_with("tls-"))
           continue;
         if (name == "log-line-prefix-template") {
           out.log_line_prefix_template = "";

@@ -42,6 +42,9 @@ struct Options {
   std::string iface;
   int spares = 0;
   std::string secret_file;
+  std::string tls_ca;
+  std::string tls_cert;
+  std::string tls_key;
   bool store_proxy = false;
   bool no_store_proxy = false;
   bool help = false;

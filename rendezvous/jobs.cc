@@ -48,16 +48,6 @@ const membership::Round* Jobs::find_round(std::string_view job) const {
   return found == jobs_.end() ? nullptr : &found->second.round;
 }
 
-std::optional<Membership> Jobs::member(ConnectionId id) const {
-  const auto found = clients_.find(id);
-  if (found == clients_.end() || !found->second.node) return std::nullopt;
-  const membership::Round* round = find_round(found->second.job);
-  if (round == nullptr || round->phase != Phase::kRunning) return std::nullopt;
-  const auto node = round->nodes.find(*found->second.node);
-  if (node == round->nodes.end() || node->second.group_rank < 0) return std::nullopt;
-  return Membership{found->second.job, *found->second.node, round->world.generation};
-}
-
 void Jobs::refuse(ConnectionId id, Refused::Reason reason, std::string text, JobsEffects& effects) {
   effects.deliveries.push_back({{id}, Refused{reason, std::move(text)}, true});
 }
@@ -139,19 +129,8 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
         fmt::format("job {} has {} nodes, the limit (--max-nodes-per-job)", job.name, job.round.nodes.size()),
         effects);
 
-  // Half of the workers would wait in another store than the rest.
-  if (const auto& present = job.round.nodes; !present.empty()) {
-    const auto& [node, other] = *present.begin();
-    const bool proxies = join.request.master_port == 0;
-    if (node != join.request.id && proxies != (other.request.master_port == 0))
-      return refuse(
-          id, Refused::Reason::kSettings,
-          fmt::format("{} {} its workers' store (--store-proxy, the default with a secret), {} {}; "
-                      "use the same options on all nodes",
-                      clean(join.request.host, kMaxNameBytes), proxies ? "proxies" : "does not proxy",
-                      other.request.host, proxies ? "does not" : "does"),
-          effects);
-  }
+  if (std::string text = disagreement_about_store(job, join.request); !text.empty())
+    return refuse(id, Refused::Reason::kSettings, clean(text), effects);
 
   membership::Request request = join.request;
   // It appears on other people's terminals.

@@ -127,6 +127,8 @@ class Jobs {
               JobsEffects& effects);
   static void pass_on(const Job& job, control::Report report, const std::string& host, int group_rank,
                       JobsEffects& effects);
+  [[nodiscard]] static std::string disagreement_about_store(const Job& job,
+                                                            const membership::Request& request);
   [[nodiscard]] static bool is_deserted(const Job& job);
   void settle(Job& job, Instant now, JobsEffects& effects);
   void tell_world(const Job& job, JobsEffects& effects) const;

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/hosted_stores.h"
+#include "rendezvous/relay_worker.h"
 
 namespace muster {
 namespace {
@@ -15,8 +16,6 @@ using wire::Op;
 
 // A worker is not listened to while so much of what it said is not on its way.
 constexpr std::size_t kMaxUnsentBytes = std::size_t{1} << 20;
-// Forgetting a queue's name costs a wait of its own for each of those who wait for it once more.
-constexpr std::size_t kMaxQueueNames = 1024;
 
 bool has_answer(const wire::Request& request) {
   switch (request.op) {
@@ -33,42 +32,6 @@ bool has_answer(const wire::Request& request) {
 }
 
 }  // namespace
-
-struct StoreRelay::Worker {
-  enum class Mode {
-    kFree,        ///< nothing is asked
-    kAnswer,      ///< a request is under way
-    kWaiting,     ///< waits at the coordinator
-    kJoined,      ///< waits with another, whose Wait has it
-    kFollowing,   ///< another took the element that this one waited for: waits for its next request
-    kCancelling,  ///< CANCEL_WAIT is under way
-    kDropping,    ///< likewise, and the worker does not expect an answer to it; then `next_mode`
-    kRaw,         ///< watches keys: what comes may be no answer, and is passed on as it is
-  };
-
-  Worker(WorkerId number, const StoreRelayOptions& options, std::size_t window)
-      : id(number), decoder(options.wire, options.legacy), stream(window) {}
-
-  WorkerId id;
-  wire::Decoder decoder;
-  StoreStream stream;
-  Mode mode = Mode::kFree;
-  Mode next_mode = Mode::kFree;
-  std::string out;             // for the worker, from taken
-  std::size_t taken = 0;       // of out
-  std::size_t unconsumed = 0;  // of the stream: still in out
-  std::string wait;            // key in waits_, where it owns or has joined one
-  WorkerId leader = 0;         // while kFollowing
-  std::vector<WorkerId> followers;
-  std::string reason;  // it is to be closed
-  bool paused = false;
-  bool closing = false;  // it has gone
-  bool close_sent = false;
-  bool lost = false;      // the coordinator has no such channel
-  bool resuming = false;  // waits for where the coordinator has got to
-  bool in_turn = false;
-  bool touched = false;
-};
 
 StoreRelay::StoreRelay(std::int64_t generation, const StoreRelayOptions& options)
     : generation_(generation), options_(options) {}
@@ -262,123 +225,6 @@ void StoreRelay::close(WorkerId id) {
 
 void StoreRelay::remove(WorkerId id) {
   workers_.erase(id);
-}
-
-// Waits.
-
-bool StoreRelay::names_a_queue(const wire::Request& request) const {
-  return !queues_.empty() &&
-         std::any_of(request.items.begin(), request.items.end(),
-                     [&](std::string_view name) { return queues_.contains(std::string(name)); });
-}
-
-void StoreRelay::remember_queue(std::string_view name) {
-  if (queues_.size() >= kMaxQueueNames) queues_.clear();
-  queues_.emplace(name);
-}
-
-void StoreRelay::wait(Worker& worker, const wire::Request& request) {
-  if (request.items.empty()) return put(worker, wire::kStopWaiting);
-  if (names_a_queue(request)) {
-    worker.mode = Worker::Mode::kWaiting;
-    return send(worker, request);
-  }
-  wire::Request shared = request;
-  shared.op = Op::kSharedWait;
-  wire::encode(shared, worker.wait, wire::Generation::kRelayed);
-  const auto [found, first] = waits_.try_emplace(worker.wait);
-  if (!first) {
-    found->second.joined.push_back(worker.id);
-    ++num_joined_;
-    worker.mode = Worker::Mode::kJoined;
-  } else {
-    found->second.owner = worker.id;
-    worker.mode = Worker::Mode::kWaiting;
-    worker.stream.write(worker.wait);
-    make_ready(worker);
-  }
-  release_followers(worker);
-}
-
-void StoreRelay::wait_alone(Worker& worker) {
-  worker.mode = Worker::Mode::kWaiting;
-  worker.leader = 0;
-  // The same keys under the other opcode.
-  std::string request = std::exchange(worker.wait, {});
-  request[0] = static_cast<char>(Op::kWait);
-  worker.stream.write(request);
-  make_ready(worker);
-}
-
-// The wait at the coordinator ends, or is about to: another one waits for those who have joined.
-void StoreRelay::stop_sharing(Worker& worker) {
-  const auto found = worker.wait.empty() ? waits_.end() : waits_.find(worker.wait);
-  worker.wait.clear();
-  if (found == waits_.end() || found->second.owner != worker.id) return;
-  Wait& wait = found->second;
-  if (wait.joined.empty()) {
-    waits_.erase(found);
-    return;
-  }
-  Worker& next = at(wait.joined.front());
-  wait.joined.erase(wait.joined.begin());
-  --num_joined_;
-  wait.owner = next.id;
-  next.mode = Worker::Mode::kWaiting;
-  next.stream.write(found->first);
-  make_ready(next);
-}
-
-void StoreRelay::cancel_wait(Worker& worker) {
-  using Mode = Worker::Mode;
-  if (worker.mode == Mode::kWaiting) {
-    stop_sharing(worker);
-    worker.mode = Mode::kCancelling;
-    return send(worker, {.op = Op::kCancelWait});
-  }
-  if (worker.mode == Mode::kJoined) {
-    std::erase(waits_.at(worker.wait).joined, worker.id);
-    --num_joined_;
-  } else {
-    std::erase(at(worker.leader).followers, worker.id);
-  }
-  worker.wait.clear();
-  worker.mode = Mode::kFree;
-  put(worker, wire::kWaitCanceled);
-}
-
-void StoreRelay::woken(Worker& worker, bool by_element) {
-  worker.mode = Worker::Mode::kFree;
-  put(worker, wire::kStopWaiting);
-  const auto found = worker.wait.empty() ? waits_.end() : waits_.find(worker.wait);
-  if (found == waits_.end()) return;
-  const auto entry = waits_.extract(found);
-  worker.wait.clear();
-  num_joined_ -= entry.mapped().joined.size();
-  if (by_element) {
-    wire::Decoder decoder(options_.wire, wire::Generation::kRelayed);
-    std::string_view bytes = entry.key();
-    wire::Request request;
-    if (decoder.next(bytes, request) == wire::Decoder::Step::kRequest)
-      for (const std::string_view name : request.items) remember_queue(name);
-  }
-  for (const WorkerId id : entry.mapped().joined) {
-    Worker& other = at(id);
-    if (by_element) {
-      other.mode = Worker::Mode::kFollowing;
-      other.leader = worker.id;
-      worker.followers.push_back(id);
-    } else {
-      other.wait.clear();
-      other.mode = Worker::Mode::kFree;
-      put(other, wire::kStopWaiting);
-    }
-  }
-}
-
-// The one that was woken has said what it does with the element, or has gone.
-void StoreRelay::release_followers(Worker& worker) {
-  for (const WorkerId id : std::exchange(worker.followers, {})) wait_alone(at(id));
 }
 
 // The coordinator.

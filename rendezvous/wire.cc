@@ -17,12 +17,11 @@ static_assert(std::endian::native == std::endian::little,
 
 // Indexed by Op.
 constexpr std::array<OpInfo, kNumOps> kOps = {{
-    {"VALIDATE", "u"},    {"SET", "kv"},     {"COMPARE_SET", "kvv"}, {"GET", "k"},
-    {"ADD", "ki"},        {"CHECK", "K"},    {"WAIT", "K"},          {"GETNUMKEYS", ""},
-    {"DELETE_KEY", "k"},  {"APPEND", "kv"},  {"MULTI_GET", "K"},     {"MULTI_SET", "P"},
-    {"CANCEL_WAIT", ""},  {"PING", "u"},     {"QUEUE_PUSH", "kv"},   {"QUEUE_POP", "k"},
-    {"QUEUE_LEN", "k"},   {"LIST_KEYS", ""}, {"BARRIER", "ki"},      {"WATCH_KEY", "k"},
-    {"WAIT_SHARED", "K"},
+    {"VALIDATE", "u"},  {"SET", "kv"},      {"COMPARE_SET", "kvv"}, {"GET", "k"},        {"ADD", "ki"},
+    {"CHECK", "K"},     {"WAIT", "K"},      {"GETNUMKEYS", ""},     {"DELETE_KEY", "k"}, {"APPEND", "kv"},
+    {"MULTI_GET", "K"}, {"MULTI_SET", "P"}, {"CANCEL_WAIT", ""},    {"PING", "u"},       {"QUEUE_PUSH", "kv"},
+    {"QUEUE_POP", "k"}, {"QUEUE_LEN", "k"}, {"LIST_KEYS", ""},      {"BARRIER", "ki"},   {"WATCH_KEY", "k"},
+    {"WAIT", "K"},
 }};
 
 }  // namespace

@@ -13,11 +13,11 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <fmt/format.h>
 
 #include "rendezvous/auth.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/unique_fd.h"
+#include "rendezvous/hosted_stores.h"
 #include "rendezvous/jobs.h"
 #include "rendezvous/net/control_peer.h"
 
@@ -76,21 +76,13 @@ class AgentTable {
     std::string words;  ///< for the log; empty: there is room
   };
   [[nodiscard]] Room make_room(std::size_t max_connections, std::size_t max_handshakes,
-                               const std::string& name) const {
-    const bool full = agents_.size() >= max_connections;
-    if (!deadlines_.empty() && (full || deadlines_.size() >= max_handshakes)) {
-      const ConnectionId oldest = deadlines_.begin()->second;
-      return {oldest, false,
-              fmt::format("closed {}: the oldest of {} that have proven nothing yet, the limit ({})",
-                          find(oldest)->peer.name(), deadlines_.size(),
-                          full ? "--max-agents" : "--max-handshakes")};
-    }
-    if (!full) return {};
-    return {
-        {},
-        true,
-        fmt::format("closed {}: {} agents are connected, the limit (--max-agents)", name, agents_.size())};
-  }
+                               const std::string& name) const;
+
+  /// Gives the agent as much of its workers' stores as its connection takes now; to be flushed. nullptr: it
+  /// is gone.
+  std::shared_ptr<AgentConnection> pump(ConnectionId id, HostedStores& stores) const;
+  /// To all that are proven, as far as their sockets take it.
+  void say_to_all(const control::Message& message) const;
 
   /// Counts what this agent buffers now; true if that became more.
   bool count_buffered(AgentConnection& connection) {

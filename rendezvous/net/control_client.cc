@@ -110,7 +110,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     for (std::size_t turn = 0; !over_; ++turn) {
       link_ = std::make_shared<ControlLink>(
           loop_, ControlLink::Target{options_.host, options_.port, options_.job, options_.request.host,
-                                     options_.secret, options_.limits, options_.tls});
+                                     options_.secret, options_.limits, options_.tls, options_.tls_name});
       Error error =
           co_await converse(turn, std::min(deadline, SteadyClock::now() + options_.attempt_timeout));
       if (over_) co_return;

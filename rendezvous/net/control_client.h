@@ -40,6 +40,7 @@ struct ControlClientOptions {
   std::uint16_t port = 0;
   std::string job;
   std::optional<tls::Context> tls;  ///< speak TLS, and with no coordinator but one that this trusts
+  std::string tls_name = {};        ///< for which its certificate must be; empty: host
   std::optional<auth::Secret> secret;
   /// Who this node is. An id of zeros is replaced by a random one; master_port is that of the first world.
   membership::Request request;

@@ -79,7 +79,7 @@ asio::awaitable<Result<control::Welcome>> ControlLink::handshake() {
   auth::ClientHandshake handshake(target_.secret, auth::random_nonce());
   const control::Preamble mine;
   if (target_.tls) {
-    tls_.emplace(*target_.tls, target_.host);
+    tls_.emplace(*target_.tls, target_.tls_name.empty() ? target_.host : target_.tls_name);
     if (auto started = tls_->start(out_); !started) co_return fail(std::move(started).error());
   }
   std::string preamble;
@@ -97,7 +97,7 @@ asio::awaitable<Result<control::Welcome>> ControlLink::handshake() {
   if (challenge == nullptr)
     co_return explain(
         {ErrorCode::kProtocol, fmt::format("{} instead of Challenge", control::name_of(*first))});
-  handshake.preamble(decoder_.preamble());
+  handshake.preamble(decoder_.preamble(), tls_ ? tls_->channel_binding() : std::string());
   auto proof = handshake.challenge(*challenge);
   if (!proof) co_return explain(proof.error());
   send(*proof);

@@ -36,6 +36,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
     std::optional<auth::Secret> secret;
     control::Limits limits;
     std::optional<tls::Context> tls;
+    std::string tls_name = {};  ///< for which its certificate must be; empty: host
   };
 
   ControlLink(boost::asio::io_context& loop, Target target);

@@ -27,8 +27,7 @@ using Descriptor = boost::asio::posix::stream_descriptor;
 using Stage = ControlPeer::Stage;
 
 constexpr std::size_t kReadBytes = 65536;
-// How long a connection that was refused may take to read why.
-constexpr Millis kLingerTime{2000};
+constexpr Millis kLingerTime{2000};  // for who is refused to read why
 constexpr Millis kStall{2000};
 
 }  // namespace
@@ -86,14 +85,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
 
   void stop() {
     if (stopped_) return;
-    std::string bytes;
-    control::encode(control::Refused{control::Refused::Reason::kStopping, "the coordinator is stopping"},
-                    bytes);
-    for (const auto& [id, connection] : agents_.all()) {
-      if (connection->peer.stage != Stage::kOpen) continue;
-      connection->peer.send(bytes);
-      (void)connection->peer.flush();
-    }
+    agents_.say_to_all(control::Refused{control::Refused::Reason::kStopping, "the coordinator is stopping"});
     stopped_ = true;
     if (options_.state) options_.state->detach(*this);
     agents_.clear();
@@ -110,7 +102,6 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     return out;
   }
   [[nodiscard]] const Jobs& jobs() const { return jobs_; }
-  [[nodiscard]] const HostedStores& stores() const { return stores_; }
 
  private:
   void wait_readable(ConnectionId id, const std::shared_ptr<Connection>& connection) {
@@ -172,6 +163,9 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     while (peer.stage != Stage::kClosing) {
       ControlPeer::Step step = peer.next(bytes, house);
       if (step.need_more) break;
+      if (step.message) ++stats_.num_messages;
+      const bool about_store = step.message && control::is_about_store(*step.message);
+      if (about_store) step.error = stores_.receive(id, jobs_.member(id), *step.message);
       if (!step.error.empty())
         return refuse(id, connection, {control::Refused::Reason::kProtocol, step.error});
       if (step.refused) return refuse(id, connection, *std::move(step.refused));
@@ -179,18 +173,9 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
         agents_.set_deadline(id, connection, std::nullopt);
         jobs_.connected(id, peer.job(), peer.address());
       }
-      if (step.message) {
-        ++stats_.num_messages;
-        if (control::is_about_store(*step.message)) {
-          const bool attaches = std::holds_alternative<control::StoreAttach>(*step.message);
-          std::string broken = stores_.receive(id, attaches ? jobs_.member(id) : std::nullopt, *step.message);
-          if (!broken.empty())
-            return refuse(id, connection, {control::Refused::Reason::kProtocol, std::move(broken)});
-          continue;
-        }
-        jobs_.receive(id, *step.message, SteadyClock::now(), effects_);
-        apply();
-      }
+      if (!step.message || about_store) continue;
+      jobs_.receive(id, *step.message, SteadyClock::now(), effects_);
+      apply();
     }
     flush(id, connection);
   }
@@ -201,8 +186,8 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
                     fmt::format("closed {}: {}", connection.peer.name(), refused.text));
     if (stranger) {
       ++stats_.num_refused;
-      const bool secret = refused.reason == control::Refused::Reason::kAuthentication;
-      const std::string phase = secret ? "authentication" : "handshake";
+      const char* phase =
+          kind_of(refused.reason) == Refusal::kAuthentication ? "authentication" : "handshake";
       if (!connection.peer.job().empty())
         jobs_.note_trouble(connection.peer.job(), {connection.peer.title(), phase, refused.text, {}},
                            SteadyClock::now(), effects_);
@@ -324,18 +309,8 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     if (options_.on_close) options_.on_close();
   }
 
-  // Of the workers' stores as much as the connection takes now.
   void pump(ConnectionId id) {
-    const auto connection = agents_.find(id);
-    if (!connection || connection->peer.stage != Stage::kOpen) return;
-    control::Message message;
-    std::string bytes;
-    while (connection->peer.unsent_bytes() < kLinkRoomBytes && stores_.next(id, message)) {
-      bytes.clear();
-      control::encode(message, bytes);
-      connection->peer.send(bytes);
-    }
-    flush(id, *connection);
+    if (const auto connection = agents_.pump(id, stores_)) flush(id, *connection);
   }
 
   void finish_turn() {
@@ -417,9 +392,6 @@ ControlServerStats ControlServer::stats() const {
 }
 const Jobs& ControlServer::jobs() const {
   return impl_->jobs();
-}
-const HostedStores& ControlServer::stores() const {
-  return impl_->stores();
 }
 
 }  // namespace muster::net

@@ -79,7 +79,6 @@ class ControlServer {
 
   [[nodiscard]] ControlServerStats stats() const;
   [[nodiscard]] const Jobs& jobs() const;
-  [[nodiscard]] const HostedStores& stores() const;
 
  private:
   class Impl;
