@@ -3,8 +3,9 @@
 // their requests over the agent's control connection (StoreRelay). Owned by the launcher's rendezvous. One
 // loop, one thread; the loop outlives it. It keeps the loop busy until stop(). Failure: a worker that breaks
 // the protocol is closed and logged; the coordinator's "no" comes out of receive().
-// Costs, beside a TCPStore server in the agent of the first node: see scripts/bench store, and the table in
-// rendezvous/README.md.
+// Costs (one client over loopback, 15 rounds of 400 by turns): a GET takes 42.5 us instead of musterd's 19.1,
+// that is 22.7 [21.5, 23.1] more, a SET 21.7 [20.7, 23.0] more: two more hops of one process each. See
+// scripts/bench store ("proxied").
 #pragma once
 
 #include <chrono>
