@@ -34,6 +34,7 @@ struct StoreRelay::Worker {
   std::size_t taken = 0;       // of out
   std::size_t unconsumed = 0;  // of the stream: still in out
   std::string wait;            // key in waits_, where it owns or has joined one
+  std::string held;            // a request that came while it waits, for afterwards
   WorkerId leader = 0;         // while kFollowing
   std::vector<WorkerId> followers;
   std::string reason;  // it is to be closed

@@ -55,8 +55,17 @@ StoreRelay::State StoreRelay::receive(WorkerId id, std::string_view& input) {
   wire::Request request;
   while (true) {
     if (!worker.reason.empty()) return State::kClose;
-    worker.paused = worker.mode == Worker::Mode::kAnswer || worker.mode == Worker::Mode::kCancelling ||
-                    worker.mode == Worker::Mode::kDropping || worker.stream.num_unsent() >= kMaxUnsentBytes;
+    if (!worker.held.empty() && worker.mode == Worker::Mode::kFree) {
+      const std::string bytes = std::exchange(worker.held, {});
+      std::string_view rest = bytes;
+      wire::Decoder decoder(options_.wire, wire::Generation::kRelayed);
+      if (decoder.next(rest, request) == wire::Decoder::Step::kRequest && !take(worker, request))
+        return State::kClose;
+      continue;
+    }
+    worker.paused = !worker.held.empty() || worker.mode == Worker::Mode::kAnswer ||
+                    worker.mode == Worker::Mode::kCancelling || worker.mode == Worker::Mode::kDropping ||
+                    worker.stream.num_unsent() >= kMaxUnsentBytes;
     if (worker.paused) return State::kPaused;
     switch (worker.decoder.next(input, request)) {
       case wire::Decoder::Step::kRequest:
@@ -94,9 +103,8 @@ bool StoreRelay::take(Worker& worker, const wire::Request& request) {
       return true;
     }
     if (worker.decoder.generation() >= wire::Generation::kModern) {
-      // It could not tell the wait's answer from this one's.
-      worker.reason = fmt::format("{} while it waits", op_info(request.op).name);
-      return false;
+      wire::encode(request, worker.held, wire::Generation::kRelayed);
+      return true;
     }
     // An old client gives up a wait without a word.
     cancel_wait(worker);

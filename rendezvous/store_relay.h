@@ -7,6 +7,7 @@
 // request that has an answer the next one waits for it. Waits: of the workers that wait for the same keys one
 // waits at the coordinator and the others with it. What comes for the last of these keys wakes all of them,
 // an element of a queue only the first; a name that is known to be a queue is waited for by each on its own.
+// What a worker sends while it waits, but for CANCEL_WAIT, is done when the wait is over.
 // (A worker that joins a wait whose answer is on its way gets that answer, though it asked later.)
 // Failure: a worker that breaks the protocol is closed with a reason; an error of receive(Message) is the
 // coordinator's.

@@ -26,6 +26,13 @@ void check(bool holds) {
   if (!holds) std::abort();
 }
 
+// Who breaks the protocol while it waits may be closed before the answer has come.
+template <class Said>
+bool agree(const Said& a, const Said& b) {
+  if (a.closed != b.closed || a.waits != b.waits) return false;
+  return a.closed.empty() ? a.out == b.out : a.out.starts_with(b.out) || b.out.starts_with(a.out);
+}
+
 SessionLimits limits() {
   SessionLimits out;
   out.wire.max_request_bytes = 1 << 16;
@@ -38,8 +45,8 @@ SessionLimits limits() {
 struct Said {
   std::string out;
   std::string closed;
+  bool waits = false;         // with more to say
   std::size_t num_bytes = 0;  // in the store afterwards
-  bool operator==(const Said&) const = default;
 };
 
 Said direct(std::string_view bytes) {
@@ -81,7 +88,10 @@ class House {
       input = std::string(rest);
       if (state == StoreRelay::State::kClose) close(id);
       run(random);
-      check(stuck < 3);
+      if (stuck == 3) {
+        said_[id - 1].waits = true;
+        break;
+      }
     }
     run(random);
   }
@@ -165,19 +175,27 @@ Said alone(std::string_view bytes, Random* random) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size > 20'000) return 0;
-  const std::string_view all(reinterpret_cast<const char*>(data), size);
+  // A modern client: what an old one means by a new request while it waits depends on when it sends it.
+  std::string text;
+  wire::encode({.op = wire::Op::kValidate, .number = wire::kMagic}, text);
+  const std::string_view hello = text;
+  if (!std::string_view(reinterpret_cast<const char*>(data), size).starts_with(hello))
+    text.append(reinterpret_cast<const char*>(data), size);
+  else
+    text.assign(reinterpret_cast<const char*>(data), size);
+  const std::string_view all = text;
   const Said whole = alone(all, nullptr);
   Random random(static_cast<unsigned>(size) + 1);
-  for (int i = 0; i < 2; ++i) check(alone(all, &random) == whole);
-  const Said plain = direct(all);
-  // A modern worker that sends on while it waits is closed; a store without a proxy answers in the middle.
-  if (whole.closed.find("while it waits") == std::string::npos) {
-    check(whole.out == plain.out);
-    check(whole.closed == plain.closed);
+  for (int i = 0; i < 2; ++i) {
+    const Said cut = alone(all, &random);
+    check(agree(cut, whole) && cut.num_bytes == whole.num_bytes);
   }
+  const Said plain = direct(all);
+  // What a worker sends while it waits is done afterwards; a store without a proxy does it meanwhile.
+  if (!whole.waits) check(agree(whole, plain));
 
   // Together: the second one comes when the first has said its part.
-  const std::size_t half = size / 2;
+  const std::size_t half = all.size() / 2;
   House house;
   const auto first = house.open();
   const auto second = house.open();
