@@ -54,6 +54,8 @@ void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own, const std::
   std::function<void(Result<void>)> decided = std::move(callbacks.decided);
   const ElasticJob& elastic = job_.elastic;
   if (elastic.is_host == false) return decided({});
+  // It would have nothing to show: the coordinator is elsewhere, or a musterd.
+  if (elastic.tls && !elastic.tls_server) return decided({});
   if (elastic.is_host == true || names_this_host(elastic.endpoint_host, own, host_name()))
     return listen(decided);
   if (is_numeric(elastic.endpoint_host)) return decided({});
@@ -93,6 +95,7 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   options.control.secret = elastic.secret;
   // With is_host the other job's own host is not at this port: its agents are here by mistake.
   if (elastic.is_host == true) options.control.jobs.only_job = job_.run_id;
+  options.control.tls = elastic.tls_server;
   options.control.heartbeat_interval = elastic.heartbeat_interval;
   options.control.on_close = [this, alive = alive_] {
     // Not from within the server, which is about to be stopped.

@@ -92,7 +92,7 @@ void ElasticRendezvous::join(int, Joined joined) {
 }
 
 Result<void> ElasticRendezvous::open_port() {
-  if (port_.fd) return {};
+  if (port_.fd || job_.elastic.store_proxy) return {};
   MUSTER_TRY(port_, net::open_listener(is_loopback(job_.elastic.endpoint_host) ? offered_.front() : "", 0));
   return {};
 }
@@ -112,6 +112,8 @@ net::ControlClientOptions ElasticRendezvous::client_options() {
   out.port = seat_->port();
   out.job = job_.run_id;
   out.secret = elastic.secret;
+  out.tls = elastic.tls;
+  out.tls_name = elastic.endpoint_host;
   out.request.id = seat_->node();
   out.request.host = job_.host;
   out.request.machine = machine_id();
@@ -137,6 +139,14 @@ net::ControlEvents ElasticRendezvous::client_events() {
     parts_.push_back(part);
     hand_over_parts();
   };
+  out.linked = [this](bool there) {
+    linked_ = there;
+    if (proxy_) proxy_->linked(there);
+  };
+  out.store = [this](const auto& message) { on_store(message); };
+  out.drained = [this] {
+    if (proxy_) proxy_->drained();
+  };
   out.trying = [this](const Error& error) {
     // While workers run, a broken connection is news.
     say(fmt::format("waiting for the coordinator at {}: {}", seat_->title(), error.message), !joined_);
@@ -146,6 +156,7 @@ net::ControlEvents ElasticRendezvous::client_events() {
 
 void ElasticRendezvous::next_generation() {
   store_.reset();
+  proxy_.reset();
   if (const auto open = open_port(); !open) return fail_join(kExitSystem, open.error().message);
   client_->ready(assigned_->generation, port_.port);
 }
@@ -161,7 +172,9 @@ void ElasticRendezvous::on_assigned(const control::Assignment& assignment) {
   log_.info(fmt::format("generation {}: node {} of {}, ranks {} to {} of {}", assignment.generation,
                         assignment.group_rank, assignment.group_world_size, assignment.base_rank,
                         assignment.base_rank + assignment.ranks - 1, assignment.world_size));
-  if (assignment.group_rank == 0)
+  if (job_.elastic.store_proxy)
+    proxy();
+  else if (assignment.group_rank == 0)
     serve();
   else
     look_for_first_node();
@@ -234,16 +247,44 @@ void ElasticRendezvous::on_raced(const Result<net::AddressRace::Winner>& winner)
                           interface.empty() ? "unknown interface" : interface));
     return take_part(winner->address, interface);
   }
-  // The coordinator ends the generation for everybody, or the job.
+  fail_generation(fmt::format(
+      "{} cannot reach the first node, {}, which serves the workers' store: {}. Is there a firewall between "
+      "them? --iface and --local-addr choose what {} offers",
+      job_.host, assigned_->master_host, winner.error().message, assigned_->master_host));
+}
+
+// The coordinator ends the generation for everybody, or the job.
+void ElasticRendezvous::fail_generation(std::string text) {
   control::WorkerFailed failure;
   failure.generation = assigned_->generation;
   failure.exit_code = kExitRendezvous;
-  failure.text = fmt::format(
-      "{} cannot reach the first node, {}, which serves the workers' store: {}. Is there a firewall between "
-      "them? --iface and --local-addr choose what {} offers",
-      job_.host, assigned_->master_host, winner.error().message, assigned_->master_host);
+  failure.text = std::move(text);
   log_.error(failure.text);
   client_->worker_failed(failure);
+}
+
+// The coordinator's store, by the connection that is there already.
+
+void ElasticRendezvous::proxy() {
+  auto proxy =
+      net::StoreProxy::listen(io_, assigned_->generation,
+                              {[this](const control::Message& message) { client_->send_store(message); },
+                               [this] { return client_->unsent_bytes(); }},
+                              {}, log_);
+  if (!proxy) return fail_join(kExitSystem, proxy.error().message);
+  proxy_ = *std::move(proxy);
+  if (linked_) proxy_->linked(true);
+}
+
+void ElasticRendezvous::on_store(const control::Message& message) {
+  if (!proxy_) return;
+  const bool was_attached = proxy_->attached();
+  if (const auto received = proxy_->receive(message); !received)
+    return fail_generation(fmt::format("{}: {}", job_.host, received.error().message));
+  if (was_attached || !proxy_->attached() || !joined_) return;
+  assigned_->master_port = proxy_->port();
+  take_part("127.0.0.1", assigned_->group_rank == 0 ? interface_of(own_, offered_.front())
+                                                    : interface_towards(assigned_->master_addresses, own_));
 }
 
 void ElasticRendezvous::take_part(std::string master_addr, std::string interface) {
@@ -264,7 +305,7 @@ void ElasticRendezvous::take_part(std::string master_addr, std::string interface
 }
 
 void ElasticRendezvous::warn_of_strangers() {
-  if (warned_ || job_.elastic.secret || assigned_->group_world_size == 1 ||
+  if (warned_ || job_.elastic.proves || assigned_->group_world_size == 1 ||
       is_loopback(job_.elastic.endpoint_host))
     return;
   warned_ = true;

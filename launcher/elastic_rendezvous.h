@@ -25,6 +25,7 @@
 #include "rendezvous/net/control_client.h"
 #include "rendezvous/net/listener.h"
 #include "rendezvous/net/server.h"
+#include "rendezvous/net/store_proxy.h"
 
 namespace muster::launcher {
 
@@ -55,6 +56,9 @@ class ElasticRendezvous final : public Rendezvous {
   void on_lost(const Error& error);
 
   void serve();
+  void proxy();
+  void on_store(const control::Message& message);
+  void fail_generation(std::string text);
   void look_for_first_node();
   void on_raced(const Result<net::AddressRace::Winner>& winner);
   void take_part(std::string master_addr, std::string interface);
@@ -79,6 +83,8 @@ class ElasticRendezvous final : public Rendezvous {
   std::unique_ptr<Seat> seat_;
   net::Listener port_;                          // of the store that this node would serve
   std::unique_ptr<net::Server> store_;          // of this generation, where this node is the first
+  std::unique_ptr<net::StoreProxy> proxy_;      // of this generation, with --store-proxy
+  bool linked_ = false;                         // the coordinator is connected
   std::unique_ptr<net::ControlClient> client_;  // nothing: the seat is not decided yet
   std::unique_ptr<net::AddressRace> race_;
   std::optional<control::Assignment> assigned_;  // of the present or last generation

@@ -78,6 +78,10 @@ struct ElasticJob {
   std::optional<auth::Secret> secret;
   std::optional<EtcdSettings>
       etcd;  // instead of a coordinator at the endpoint, which then is its first member
+  std::optional<tls::Context> tls;         // towards the coordinator
+  std::optional<tls::Context> tls_server;  // of a coordinator that this agent runs
+  bool proves = false;                     // agents show a secret or a certificate
+  bool store_proxy = false;  // the coordinator has the workers' store, and this agent carries it to them
 };
 
 struct Job {

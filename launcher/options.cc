@@ -87,6 +87,11 @@ void declare(CLI::App& app, Options& o) {
   app.add_flag("--detach", o.detach);
   app.add_option("--job-name", o.job_name);
   app.add_flag("--exec", o.exec);
+  app.add_option("--tls-ca", o.tls_ca);
+  app.add_option("--tls-cert", o.tls_cert);
+  app.add_option("--tls-key", o.tls_key);
+  app.add_flag("--store-proxy", o.store_proxy);
+  app.add_flag("--no-store-proxy", o.no_store_proxy);
   app.add_flag("--help", o.help);
   app.add_flag("--version", o.version);
 }
@@ -140,7 +145,8 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
       if (!flag && value.empty()) {
         if (name == "log-dir" || name == "rdzv-endpoint" || name == "rdzv-conf" ||
             name == "local-ranks-filter" || name == "ranks-filter" || name == "local-addr" ||
-            name == "iface" || name == "secret-file" || name == "job-name" || name == "no-restart-on")
+            name == "iface" || name == "secret-file" || name == "job-name" || name == "no-restart-on" ||
+            name.starts_with("tls-"))
           continue;
         if (name == "role") {
           out.role = "";

@@ -61,6 +61,11 @@ struct Options {
   std::string job_name;
   std::optional<std::string> print_completion;
   bool exec = false;
+  std::string tls_ca;
+  std::string tls_cert;
+  std::string tls_key;
+  bool store_proxy = false;
+  bool no_store_proxy = false;
   bool help = false;
   bool version = false;
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -54,6 +55,25 @@ Result<std::optional<auth::Secret>> find_secret(const Options& options, const En
   return std::optional(*std::move(secret));
 }
 
+Result<void> plan_tls(const Options& options, ElasticJob& out) {
+  const tls::Files files{options.tls_cert, options.tls_key, options.tls_ca};
+  out.proves = out.secret.has_value();
+  if (files.ca.empty()) {
+    if (files.cert.empty() && files.key.empty()) return {};
+    return usage("--tls-cert and --tls-key need --tls-ca, by which the nodes know the coordinator");
+  }
+  MUSTER_TRY(out.tls, tls::Context::client(files));
+  if (files.cert.empty()) {
+    if (out.is_host == true)
+      return usage("--rdzv-conf is_host=1 with --tls-ca: the coordinator needs --tls-cert and --tls-key too");
+    return {};
+  }
+  // Where a secret is the proof, nodes need no certificates of their own.
+  MUSTER_TRY(out.tls_server, tls::Context::server({files.cert, files.key, out.secret ? "" : files.ca}));
+  out.proves = true;
+  return {};
+}
+
 Result<void> plan_static(const Options& options, const Endpoint& endpoint, const NodeRange& nodes, Job& job) {
   if (nodes.min != nodes.max)
     return usage(
@@ -64,6 +84,13 @@ Result<void> plan_static(const Options& options, const Endpoint& endpoint, const
     return usage(
         fmt::format("--spares={} needs a coordinator; give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT",
                     options.spares));
+  // Silence would pass for yes.
+  for (const auto& [name, given] : {std::pair{"--store-proxy", options.store_proxy},
+                                    {"--tls-ca", !options.tls_ca.empty()},
+                                    {"--tls-cert", !options.tls_cert.empty()}})
+    if (given)
+      return usage(fmt::format(
+          "{} needs a coordinator; give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT", name));
   job.mode = RendezvousMode::kStatic;
   job.run_id = options.rdzv_id.value_or("none");
   job.master_addr = options.master_addr;
@@ -150,6 +177,11 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   out.local_addr = options.local_addr;
   out.interface = options.iface;
   MUSTER_TRY(out.secret, find_secret(options, environment));
+  MUSTER_OK(plan_tls(options, out));
+  if (options.store_proxy && options.no_store_proxy)
+    return usage("--store-proxy and --no-store-proxy exclude each other");
+  // TCPStore has no authentication: its port would be the open window beside the locked door.
+  out.store_proxy = options.store_proxy || ((out.secret || out.tls) && !options.no_store_proxy);
   membership::Settings& rules = out.rules;
   rules.min_nodes = nodes.min;
   rules.max_nodes = nodes.max;

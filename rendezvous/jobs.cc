@@ -138,6 +138,9 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
         fmt::format("job {} has {} nodes, the limit (--max-nodes-per-job)", job.name, job.round.nodes.size()),
         effects);
 
+  if (std::string text = disagreement_about_store(job, join.request); !text.empty())
+    return refuse(id, Refused::Reason::kSettings, clean(text), effects);
+
   membership::Request request = join.request;
   // It appears on other people's terminals.
   request.host = clean(request.host, kMaxNameBytes);
@@ -279,6 +282,7 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
     const membership::Outcome outcome = membership::decide(job.round, job.settings, now);
     if (std::holds_alternative<membership::Idle>(outcome)) break;
     job.changed = true;
+    if (job.round.phase != Phase::kRunning) effects.over.push_back(job.name);
     // Who waits for a world is not kept: they come again.
     has_changed |= !std::holds_alternative<membership::NodesLost>(outcome);
     if (std::holds_alternative<membership::Formed>(outcome)) tell_world(job, effects);
@@ -353,6 +357,7 @@ void Jobs::advance(Instant now, JobsEffects& effects) {
     job.deadline = Instant::max();
     if (job.forget_at <= now) {
       effects.log.push_back(fmt::format("job {}: forgotten", name));
+      effects.over.push_back(name);
       forget(job);
       jobs_.erase(jobs_.find(name));
       continue;

@@ -51,14 +51,23 @@ struct Delivery {
 };
 struct JobsEffects {
   std::vector<Delivery> deliveries;
-  std::vector<std::string> log;  ///< one line per transition
+  std::vector<std::string> log;   ///< one line per transition
+  std::vector<std::string> over;  ///< jobs whose running generation has ended
 
   /// Takes the answers to heartbeats out of the deliveries: to whom they are due.
   [[nodiscard]] std::vector<ConnectionId> take_heartbeats();
   void clear() {
     deliveries.clear();
     log.clear();
+    over.clear();
   }
+};
+
+/// An agent's place in a job: the generation is that of the world it is part of and which runs.
+struct Membership {
+  std::string job;
+  membership::NodeId node;
+  std::int64_t generation = 0;
 };
 
 class Jobs {
@@ -94,6 +103,8 @@ class Jobs {
   [[nodiscard]] std::size_t num_jobs() const { return jobs_.size(); }
   /// nullptr: unknown.
   [[nodiscard]] const membership::Round* find_round(std::string_view job) const;
+  /// Nothing: it takes part in no world that runs.
+  [[nodiscard]] std::optional<Membership> member(ConnectionId id) const;
 
  private:
   struct Job {
@@ -120,6 +131,8 @@ class Jobs {
               JobsEffects& effects);
   static void pass_on(const Job& job, control::Report report, const std::string& host, int group_rank,
                       JobsEffects& effects);
+  [[nodiscard]] static std::string disagreement_about_store(const Job& job,
+                                                            const membership::Request& request);
   [[nodiscard]] static bool is_deserted(const Job& job);
   void settle(Job& job, Instant now, JobsEffects& effects);
   void tell_world(const Job& job, JobsEffects& effects) const;

@@ -68,7 +68,9 @@ struct Request {
   int wanted_ranks = 1;                ///< workers on this node
   std::optional<int> order;            ///< --node-rank, SLURM_NODEID: where it belongs among the nodes
   std::vector<std::string> addresses;  ///< where the others may reach it, best first
-  std::uint16_t master_port = 0;       ///< on which it serves the workers' store if it becomes the first node
+  /// On which it serves the workers' store if it becomes the first node; 0: its workers use the
+  /// coordinator's, as those of all nodes of the job.
+  std::uint16_t master_port = 0;
 
   friend bool operator==(const Request&, const Request&) = default;
 };

@@ -56,7 +56,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
   ++num_requests_;
   // An old client gives up a wait without a word, and would take a late STOP for the answer to its next
   // request.
-  if (decoder_.generation() != wire::Generation::kModern) core_.cancel_wait(id_);
+  if (decoder_.generation() < wire::Generation::kModern) core_.cancel_wait(id_);
 
   if (std::string excess = muster::exceeded_limit(core_, id_, request, limits_.store); !excess.empty())
       [[unlikely]] {
@@ -93,7 +93,11 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       out.push_back(core_.check(request.items) ? wire::kReady : wire::kNotReady);
       break;
     case Op::kWait:
-      if (core_.wait(id_, request.items)) out.push_back(wire::kStopWaiting);
+    case Op::kSharedWait:
+      shares_wait_ = request.op == Op::kSharedWait;
+      if (core_.wait(id_, request.items))
+        out.push_back(shares_wait_ && !core_.all_keys(request.items) ? wire::kElementCame
+                                                                     : wire::kStopWaiting);
       break;
     case Op::kGetNumKeys:
       put_i64(out, static_cast<std::int64_t>(core_.keys().size()));
@@ -142,6 +146,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       break;
     }
     case Op::kBarrier:
+      shares_wait_ = false;
       switch (core_.barrier(id_, request.key, request.number, effects)) {
         case StoreCore::Barrier::kOpen:
           out.push_back(wire::kStopWaiting);

@@ -62,6 +62,8 @@ class Session {
   /// Kept of a request that is not whole.
   [[nodiscard]] std::size_t num_pending_bytes() const { return decoder_.num_pending_bytes(); }
   [[nodiscard]] std::uint64_t num_requests() const { return num_requests_; }
+  /// Its last wait was a WAIT_SHARED: who is woken by an element is told kElementCame.
+  [[nodiscard]] bool shares_wait() const { return shares_wait_; }
 
  private:
   State execute(const wire::Request& request, std::string& out, Effects& effects);
@@ -74,6 +76,7 @@ class Session {
   wire::Decoder decoder_;
   std::uint64_t num_requests_ = 0;
   bool exceeded_limit_ = false;
+  bool shares_wait_ = false;
   std::string close_reason_;
 };
 

@@ -70,6 +70,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     if (!over_ && joined_) link_->send(message);
   }
 
+  [[nodiscard]] std::size_t unsent_bytes() const { return link_ ? link_->unsent_bytes() : 0; }
+
   void ready(std::int64_t generation, std::uint16_t master_port) {
     running_.reset();
     facts_.clear();
@@ -131,7 +133,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     for (std::size_t turn = 0; !over_; ++turn) {
       link_ = std::make_shared<ControlLink>(
           loop_, ControlLink::Target{options_.host, options_.port, options_.job, options_.request.host,
-                                     options_.secret, options_.limits, options_.tls});
+                                     options_.secret, options_.limits, options_.tls, options_.tls_name});
       Error error =
           co_await converse(turn, std::min(deadline, SteadyClock::now() + options_.attempt_timeout));
       if (over_) co_return;
@@ -139,6 +141,10 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       const bool again = !done_ && (worth_another_try(error.code) || link_->coordinator_stops());
       heart_.cancel();
       link_->close();
+      if (const auto call = events_.linked; call && lost) {
+        call(false);
+        if (over_) co_return;
+      }
       // Who closes in its turn has read everything.
       if (leaving_ && (!again || !comes_back() || link_->was_finished())) {
         has_left();
@@ -193,14 +199,19 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       say_good_bye();
     else
       beat();
-    while (true) {
+    link->on_drained([weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (const auto call = self && !self->over_ ? self->events_.drained : nullptr) call();
+    });
+    if (const auto call = events_.linked) call(true);
+    while (!over_) {
       const auto message = co_await link->receive();
       if (!message) co_return message.error();
       if (over_) co_return Error{ErrorCode::kCancelled, "closed"};
       num_missed_ = 0;
       if (!leaving_) on_message(*message);
-      if (over_) co_return Error{ErrorCode::kCancelled, "closed"};
     }
+    co_return Error{ErrorCode::kCancelled, "closed"};
   }
 
   // The callbacks are copied, since each may close or destroy the client.
@@ -228,6 +239,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       if (const auto call = std::exchange(events_.closed, {})) call(*closed);
     } else if (const auto* report = std::get_if<control::Report>(&message)) {
       if (const auto call = events_.report) call(*report);
+    } else if (control::is_about_store(message)) {
+      if (const auto call = events_.store) call(message);
     }
   }
 
@@ -330,6 +343,12 @@ void ControlClient::leave(std::string reason, Millis patience, std::function<voi
 }
 void ControlClient::close() {
   impl_->close();
+}
+void ControlClient::send_store(const control::Message& message) {
+  impl_->send(message);
+}
+std::size_t ControlClient::unsent_bytes() const {
+  return impl_->unsent_bytes();
 }
 const membership::NodeId& ControlClient::id() const {
   return impl_->id();

@@ -10,7 +10,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "system")]
 
 import parity_runs  # noqa: E402
 import torch_generations  # noqa: E402
-from stores import EmbeddedStore, Musterd  # noqa: E402
+from stores import EmbeddedStore, Musterd, ProxiedStore  # noqa: E402
 
 
 def serve(kind, folder):
@@ -27,9 +27,9 @@ def musterd(tmp_path):
     yield from serve(Musterd, tmp_path)
 
 
-@pytest.fixture(params=[Musterd, EmbeddedStore], ids=["musterd", "embedded"])
+@pytest.fixture(params=[Musterd, EmbeddedStore, ProxiedStore], ids=["musterd", "embedded", "proxied"])
 def server(request, tmp_path):
-    """A fresh store of either kind, with host and port."""
+    """A fresh store of each kind, with host and port."""
     yield from serve(request.param, tmp_path)
 
 

@@ -185,6 +185,37 @@ TEST_CASE("torch.distributed.launch's argument comes before the program's own") 
   REQUIRE_THAT(refusal({"--no-use-env", "--use-env"}), Catch::Contains("--use-env"));
 }
 
+TEST_CASE("workers' stores are proxied where there is something to prove, unless it is switched off") {
+  const auto proxies = [](Words more, const char* secret) {
+    Words words{"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h"};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto job = plan(words, {{"PATH", "/usr/bin:/bin"}, {"MUSTER_SECRET", secret}});
+    REQUIRE_OK(job);
+    return job->elastic.store_proxy;
+  };
+  const char* secret = "a secret of more than sixteen bytes";
+  REQUIRE_FALSE(proxies({}, ""));
+  REQUIRE(proxies({}, secret));
+  REQUIRE(proxies({"--store-proxy"}, ""));
+  REQUIRE_FALSE(proxies({"--no-store-proxy"}, secret));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h", "--store-proxy",
+                        "--no-store-proxy"}),
+               Catch::Contains("exclude each other"));
+}
+
+TEST_CASE("TLS needs to know whom to trust") {
+  const auto refused = [](Words more) {
+    Words words{"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h"};
+    words.insert(words.end(), more.begin(), more.end());
+    return refusal(words);
+  };
+  REQUIRE_THAT(refused({"--tls-cert=c.pem", "--tls-key=c.key"}), Catch::Contains("need --tls-ca"));
+  REQUIRE_THAT(refused({"--tls-ca=/no/such/file"}), Catch::Contains("--tls-ca /no/such/file"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--tls-ca=ca.pem"}), Catch::Contains("--tls-ca needs a coordinator"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--store-proxy"}),
+               Catch::Contains("--store-proxy needs a coordinator"));
+}
+
 TEST_CASE("signals are named with or without SIG") {
   REQUIRE(planned({"--signals-to-handle=TERM, SIGUSR1"}).signals == std::vector<int>{SIGTERM, SIGUSR1});
 }
