@@ -87,7 +87,6 @@ std::string HostedStores::receive(ConnectionId from, const std::optional<Members
 
 void HostedStores::attach(ConnectionId from, const std::optional<Membership>& member,
                           const control::StoreAttach& attach) {
-  disconnected(from);
   std::string refusal;
   if (!member || member->generation != attach.generation)
     refusal = fmt::format("generation {} is over", attach.generation);
@@ -106,11 +105,11 @@ void HostedStores::attach(ConnectionId from, const std::optional<Membership>& me
         "one",
         attach.generation);
   if (!refusal.empty()) {
-    // No mount speaks for this connection: the next call of next() has to find it.
     refused_.emplace_back(from, control::StoreRefused{attach.generation, std::move(refusal)});
     ready_.push_back(from);
     return;
   }
+  disconnected(from);
   if (store == nullptr) {
     auto fresh = std::make_unique<Store>();
     fresh->job = member->job;
@@ -299,15 +298,17 @@ std::vector<ConnectionId> HostedStores::take_ready() {
 }
 
 bool HostedStores::next(ConnectionId to, control::Message& message) {
-  const auto found = mounts_.find(to);
-  if (found == mounts_.end()) {
+  if (!refused_.empty()) [[unlikely]] {
     const auto refused =
         std::find_if(refused_.begin(), refused_.end(), [&](const auto& entry) { return entry.first == to; });
-    if (refused == refused_.end()) return false;
-    message = std::move(refused->second);
-    refused_.erase(refused);
-    return true;
+    if (refused != refused_.end()) {
+      message = std::move(refused->second);
+      refused_.erase(refused);
+      return true;
+    }
   }
+  const auto found = mounts_.find(to);
+  if (found == mounts_.end()) return false;
   Mount& mount = *found->second;
   if (!mount.urgent.empty()) {
     message = std::move(mount.urgent.front());
