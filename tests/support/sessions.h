@@ -37,7 +37,7 @@ class Sessions {
       state = clients_[id].session->receive(bytes, clients_[id].out, effects_);
       deliver();
       if (state == Session::State::kOutputFull) clients_[id].taken += std::exchange(clients_[id].out, {});
-    } while (state == Session::State::kOutputFull);
+    } while (state == Session::State::kOutputFull || state == Session::State::kDeliver);
     return state;
   }
 
