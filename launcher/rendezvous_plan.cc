@@ -177,6 +177,11 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   out.local_addr = options.local_addr;
   out.interface = options.iface;
   MUSTER_TRY(out.secret, find_secret(options, environment));
+  // A certificate is for a name, and who will be elected is not known.
+  if (out.etcd && !(options.tls_ca.empty() && options.tls_cert.empty()))
+    return usage(
+        "--tls-ca and --tls-cert are for c10d and muster: over etcd any node may run the coordinator; use a "
+        "secret");
   MUSTER_OK(plan_tls(options, out));
   if (options.store_proxy && options.no_store_proxy)
     return usage("--store-proxy and --no-store-proxy exclude each other");

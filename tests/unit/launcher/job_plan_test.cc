@@ -210,6 +210,8 @@ TEST_CASE("TLS needs to know whom to trust") {
     return refusal(words);
   };
   REQUIRE_THAT(refused({"--tls-cert=c.pem", "--tls-key=c.key"}), Catch::Contains("need --tls-ca"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=h", "--tls-ca=ca.pem"}),
+               Catch::Contains("use a secret"));
   REQUIRE_THAT(refused({"--tls-ca=/no/such/file"}), Catch::Contains("--tls-ca /no/such/file"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--tls-ca=ca.pem"}), Catch::Contains("--tls-ca needs a coordinator"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--store-proxy"}),

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// ElasticRendezvous: where the workers of a generation find their store, and the ranks that go with it.
+#include <utility>
+
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+
+#include "launcher/coordinator_seat.h"
+#include "launcher/elastic_rendezvous.h"
+#include "launcher/etcd_seat.h"
+#include "launcher/exit_status.h"
+#include "launcher/generation_outcome.h"
+#include "launcher/machine_id.h"
+#include "rendezvous/net/dial.h"
+
+namespace muster::launcher {
+
+// The workers' store.
+
+void ElasticRendezvous::serve() {
+  net::ServerOptions options;
+  options.listen_fd = port_.fd.release();
+  auto store = net::Server::listen(io_, options, log_);
+  if (!store) return fail_join(kExitSystem, store.error().message);
+  store_ = *std::move(store);
+  warn_of_strangers();
+  take_part(offered_.front(), interface_of(own_, offered_.front()));
+}
+
+void ElasticRendezvous::look_for_first_node() {
+  net::AddressRace::Course course;
+  course.addresses = addresses_to_try(assigned_->master_addresses, own_);
+  course.port = assigned_->master_port;
+  race_ = std::make_unique<net::AddressRace>(io_, std::move(course),
+                                             [this](const auto& winner) { on_raced(winner); });
+}
+
+void ElasticRendezvous::on_raced(const Result<net::AddressRace::Winner>& winner) {
+  if (winner) {
+    const std::string interface = interface_of(own_, winner->local_address);
+    log_.info(fmt::format("{} answers at {} from {} ({})", assigned_->master_host,
+                          net::endpoint_text(winner->address, assigned_->master_port), winner->local_address,
+                          interface.empty() ? "unknown interface" : interface));
+    return take_part(winner->address, interface);
+  }
+  fail_generation(fmt::format(
+      "{} cannot reach the first node, {}, which serves the workers' store: {}. Is there a firewall between "
+      "them? --iface and --local-addr choose what {} offers",
+      job_.host, assigned_->master_host, winner.error().message, assigned_->master_host));
+}
+
+// The coordinator ends the generation for everybody, or the job.
+void ElasticRendezvous::fail_generation(std::string text) {
+  control::WorkerFailed failure;
+  failure.generation = assigned_->generation;
+  failure.exit_code = kExitRendezvous;
+  failure.text = std::move(text);
+  log_.error(failure.text);
+  client_->worker_failed(failure);
+}
+
+// The coordinator's store, by the connection that is there already.
+
+void ElasticRendezvous::proxy() {
+  auto proxy =
+      net::StoreProxy::listen(io_, assigned_->generation,
+                              {[this](const control::Message& message) { client_->send_store(message); },
+                               [this] { return client_->unsent_bytes(); }},
+                              {}, log_);
+  if (!proxy) return fail_join(kExitSystem, proxy.error().message);
+  proxy_ = *std::move(proxy);
+  if (linked_) proxy_->linked(true);
+}
+
+void ElasticRendezvous::on_store(const control::Message& message) {
+  if (!proxy_) return;
+  const bool was_attached = proxy_->attached();
+  if (const auto received = proxy_->receive(message); !received)
+    return fail_generation(fmt::format("{}: {}", job_.host, received.error().message));
+  if (was_attached || !proxy_->attached() || !joined_) return;
+  assigned_->master_port = proxy_->port();
+  take_part("127.0.0.1", assigned_->group_rank == 0 ? interface_of(own_, offered_.front())
+                                                    : interface_towards(assigned_->master_addresses, own_));
+}
+
+void ElasticRendezvous::take_part(std::string master_addr, std::string interface) {
+  const control::Assignment& from = *assigned_;
+  Assignment out;
+  out.attempt = from.restarts_used;
+  out.group_rank = from.group_rank;
+  out.group_world_size = from.group_world_size;
+  out.base_rank = from.base_rank;
+  out.world_size = from.world_size;
+  out.role_base_rank = from.role_base_rank;
+  out.role_world_size = from.role_world_size;
+  out.master_addr = std::move(master_addr);
+  out.master_port = from.master_port;
+  out.interface = std::move(interface);
+  out.generation = from.generation;
+  finish_join(std::move(out));
+}
+
+void ElasticRendezvous::warn_of_strangers() {
+  if (warned_ || job_.elastic.proves || assigned_->group_world_size == 1 ||
+      is_loopback(job_.elastic.endpoint_host))
+    return;
+  warned_ = true;
+  log_.warning(fmt::format(
+      "no secret is set (MUSTER_SECRET, --secret-file): whoever reaches {} can take part in this job",
+      seat_->title()));
+}
+
+}  // namespace muster::launcher
