@@ -108,10 +108,14 @@ std::optional<Membership> Jobs::member(ConnectionId id) const {
 
 // Half of the workers would wait in another store than the rest.
 std::string Jobs::disagreement_about_store(const Job& job, const membership::Request& request) {
-  if (job.round.nodes.empty()) return {};
-  const auto& [node, other] = *job.round.nodes.begin();
+  // Of a member that a restarted coordinator knows from its log alone, the port is not known.
+  const auto& nodes = job.round.nodes;
+  const auto found = std::find_if(nodes.begin(), nodes.end(), [&](const auto& entry) {
+    return entry.second.connected && entry.first != request.id;
+  });
   const bool proxies = request.master_port == 0;
-  if (node == request.id || proxies == (other.request.master_port == 0)) return {};
+  if (found == nodes.end() || proxies == (found->second.request.master_port == 0)) return {};
+  const membership::Node& other = found->second;
   return fmt::format(
       "{} {} its workers' store (--store-proxy, the default with a secret), {} {}; use the same options on "
       "all nodes",
