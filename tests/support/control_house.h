@@ -48,7 +48,7 @@ struct House {
       REQUIRE(SteadyClock::now() < deadline);
       loop.restart();
       // A condition may look at sockets that the loop does not know of.
-      loop.run_one_until(std::min(deadline, SteadyClock::now() + std::chrono::milliseconds(5)));
+      loop.run_one_until(std::min(deadline, SteadyClock::now() + 5ms));
     }
   }
 
