@@ -29,7 +29,6 @@ std::string text(std::string_view value) {
 }
 const std::string kStop(1, wire::kStopWaiting);
 const std::string kCanceled(1, wire::kWaitCanceled);
-
 wire::Request wait_for(const std::vector<std::string_view>& keys) {
   return {.op = Op::kWait, .items = keys};
 }
