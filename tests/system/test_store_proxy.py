@@ -126,7 +126,7 @@ else:
         assert store.num_keys() == 0
         store.set(b"checked", b"")
     store.wait(b"checked")
-    os.write(1, b"rank %d again\n" % rank)  # in one piece: ranks share the stream
+    os.write(1, b"rank %d again\\n" % rank)  # in one piece: ranks share the stream
 """)
     for node in (0, 1):
         it.start(node, 2, f"--node-rank={node}", script, restarts=1, MUSTER_SECRET=SECRET)

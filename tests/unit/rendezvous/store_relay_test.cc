@@ -3,9 +3,6 @@
 // with connections in between that can be slow, or break.
 #include "rendezvous/store_relay.h"
 
-#include <deque>
-#include <map>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,7 +29,6 @@ std::string text(std::string_view value) {
 }
 const std::string kStop(1, wire::kStopWaiting);
 const std::string kCanceled(1, wire::kWaitCanceled);
-
 wire::Request wait_for(const std::vector<std::string_view>& keys) {
   return {.op = Op::kWait, .items = keys};
 }
@@ -369,8 +365,7 @@ TEST_CASE("a request that the store refuses closes that worker with the reason")
   Worker d = nodes.worker(0);
   Worker e = nodes.worker(0);
   nodes.run();
-  REQUIRE(c.closed().empty());
-  REQUIRE(d.closed().empty());
+  REQUIRE((c.closed().empty() && d.closed().empty()));
   REQUIRE(e.closed().find("--max-store-channels") != std::string::npos);
   b.send(wait_for({"/9"}));
   b.send({.op = Op::kGetNumKeys});
