@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "launcher/exit_status.h"
+#include "launcher/placement.h"
 #include "launcher/std_map.h"
 #include "rendezvous/auth.h"
 #include "rendezvous/base/clock.h"
@@ -68,6 +69,11 @@ struct Job {
   int max_restarts = 0;
   Command command;
   bool virtual_local_rank = false;
+  std::vector<RankPlacement> placement;  // by local rank; empty: nothing was asked for
+  std::string visible_devices;           // CUDA_VISIBLE_DEVICES for --gpus; empty: as inherited
+  bool gpu_node = false;                 // the workers get CUDA_DEVICE_ORDER where it is not set
+  int threads = 1;                       // each worker's share, where OMP_NUM_THREADS is not set
+  std::string hardware;                  // "2 sockets, 2 NUMA nodes, 64 cores", as far as they may be used
   LogSettings logs;
   std::vector<int> signals;  // passed on to the workers
   std::string signals_text;  // --signals-to-handle as given

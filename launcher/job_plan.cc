@@ -10,6 +10,7 @@
 #include "launcher/nproc.h"
 #include "launcher/program.h"
 #include "launcher/rendezvous_plan.h"
+#include "rendezvous/env_contract.h"
 
 namespace muster::launcher {
 namespace {
@@ -98,8 +99,16 @@ Result<Job> plan_job(const Options& options, const Environment& environment, con
   MUSTER_OK(plan_rendezvous(options, environment, machine.random_id, job));
   MUSTER_TRY(job.logs, plan_logs(options, environment));
   MUSTER_TRY(job.command, resolve_program(options, environment));
-  MUSTER_TRY(job.local_world_size,
-             resolve_nproc(options.nproc_per_node, machine.gpu_count, machine.cpu_count));
+  int chosen = 0;
+  if (!options.gpus.empty()) {
+    MUSTER_TRY(chosen, count_chosen(options));
+  }
+  const auto gpu_count = [&] { return chosen > 0 ? chosen : machine.gpu_count(); };
+  MUSTER_TRY(job.local_world_size, resolve_nproc(options.nproc_per_node, gpu_count, machine.cpu_count));
+  job.gpu_node = machine.gpu_driver;
+  if (machine.core_count && job.local_world_size > 1 && !lookup(environment, env::kOmpNumThreads))
+    job.threads = std::max(1, machine.core_count() / job.local_world_size);
+  MUSTER_OK(plan_placement(options, environment, machine.hardware, job));
   return job;
 }
 

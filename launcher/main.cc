@@ -16,11 +16,14 @@
 #include <fmt/format.h>
 
 #include "launcher/agent.h"
+#include "launcher/cores.h"
 #include "launcher/gpus.h"
 #include "launcher/guardian.h"
+#include "launcher/hardware.h"
 #include "launcher/job_plan.h"
 #include "launcher/options.h"
 #include "launcher/output_sink.h"
+#include "launcher/placement_text.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
@@ -100,9 +103,20 @@ int main(int argc, char** argv) {
     std::printf("muster %s\n", std::string(kVersion).c_str());
     return kExitOk;
   }
-  const Machine machine{[&] { return count_gpus(environment); }, count_cpus, random_uuid, host_name()};
+  const Machine machine{[&] { return count_gpus(environment); },
+                        count_cpus,
+                        random_uuid,
+                        host_name(),
+                        [&] { return read_hardware(environment); },
+                        [] { return count_cores(); },
+                        has_gpu_driver(gpu_paths(environment))};
   const auto job = plan_job(*options, environment, machine);
   if (!job) return complain(job.error());
+  if (options->dry_run) {
+    std::fputs(dry_run_text(*job, environment).c_str(), stdout);
+    return kExitOk;
+  }
+  if (options->report_bindings) std::fputs(placement_table(*job).c_str(), stderr);
 
   ::signal(SIGPIPE, SIG_IGN);
   auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size));
@@ -119,6 +133,11 @@ int main(int argc, char** argv) {
   OutputSink out(io, STDOUT_FILENO);
   OutputSink err(io, STDERR_FILENO);
   log_target = &err;
+  if (job->threads > 1 && job->placement.empty())
+    log.warning(
+        fmt::format("OMP_NUM_THREADS is not set: each of the {} workers gets {} threads, its share of the "
+                    "cores",
+                    job->local_world_size, job->threads));
   int status = kExitSystem;
   {
     Agent agent(io, *job, environment, log, *guardian, out, err, descriptor_limit);

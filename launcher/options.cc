@@ -70,6 +70,12 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--iface", o.iface);
   app.add_option("--spares", o.spares)->check(CLI::NonNegativeNumber);
   app.add_option("--secret-file", o.secret_file);
+  app.add_option("--gpus", o.gpus);
+  app.add_flag("--oversubscribe", o.oversubscribe);
+  app.add_option("--bind", o.bind);
+  app.add_option("--numa-binding", o.numa_binding);
+  app.add_flag("--report-bindings", o.report_bindings);
+  app.add_flag("--dry-run", o.dry_run);
   app.add_flag("--help", o.help);
   app.add_flag("--version", o.version);
 }

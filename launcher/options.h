@@ -42,6 +42,12 @@ struct Options {
   std::string iface;
   int spares = 0;
   std::string secret_file;
+  std::string gpus;
+  bool oversubscribe = false;
+  std::string bind;
+  std::string numa_binding;
+  bool report_bindings = false;
+  bool dry_run = false;
   bool help = false;
   bool version = false;
 
