@@ -69,7 +69,8 @@ struct Job {
   int max_restarts = 0;
   Command command;
   bool virtual_local_rank = false;
-  std::vector<RankPlacement> placement;  // by local rank; empty: nothing was asked for
+  std::vector<RankPlacement> placement;  // by local rank; empty: neither asked for nor to be shown
+  bool placed = false;                   // asked for: the workers are told their MUSTER_NIC
   std::string visible_devices;           // CUDA_VISIBLE_DEVICES for --gpus; empty: as inherited
   bool gpu_node = false;                 // the workers get CUDA_DEVICE_ORDER where it is not set
   int threads = 1;                       // each worker's share, where OMP_NUM_THREADS is not set

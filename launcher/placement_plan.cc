@@ -112,6 +112,7 @@ Result<void> plan_placement(const Options& options, const Environment& environme
   MUSTER_TRY(const std::vector<Device> devices, choose(options, environment, node->gpus, job));
   MUSTER_TRY(job.placement, place_ranks(node->topology, node->gpus, devices, node->nics, wishes));
   job.hardware = summary(node->topology);
+  job.placed = asked;
   return {};
 }
 

@@ -95,7 +95,7 @@ Result<RankVariables> rank_variables(const Environment& inherited, const Job& jo
   if (place != nullptr) {
     if (divides_threads(inherited, job))
       out.emplace_back(env::kOmpNumThreads, std::to_string(place->threads));
-    if (!place->nic.empty()) out.emplace_back(env::kNic, place->nic);
+    if (job.placed && !place->nic.empty()) out.emplace_back(env::kNic, place->nic);
   }
   return out;
 }
