@@ -24,6 +24,7 @@
 #include "launcher/options.h"
 #include "launcher/output_sink.h"
 #include "launcher/placement_text.h"
+#include "launcher/preflight.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
@@ -35,6 +36,10 @@ using namespace muster::launcher;
 
 constexpr std::string_view kVersion = "0.1.0";
 constexpr std::chrono::seconds kFlushPatience{3};  // for whoever reads our output, once all is over
+
+// Without persistence mode the driver takes more than a second per GPU to begin.
+constexpr std::chrono::seconds kQuickPatience{10};
+constexpr std::chrono::seconds kFullPatience{30};
 
 /// Descriptors 0 to 2 must exist, or a pipe of ours would become some worker's stderr.
 void open_standard_descriptors() {
@@ -87,6 +92,22 @@ std::optional<rlimit> make_room_for_descriptors(int workers) {
   return limit;
 }
 
+/// --preflight: says what is wrong with this node; false if that keeps it from taking part.
+bool fit(const Options& options, const Job& job, const Environment& environment) {
+  const Preflight level = parse_preflight(options.preflight).value_or(Preflight::kOff);
+  if (level == Preflight::kOff) return true;
+  const auto findings = run_preflight(plan_preflight(level, job, options.oversubscribe, environment),
+                                      level == Preflight::kQuick ? kQuickPatience : kFullPatience);
+  bool out = true;
+  for (const Finding& finding : findings) {
+    std::fprintf(stderr, "muster: preflight of %s: %s%s\n", job.host.c_str(),
+                 finding.unfit ? "" : "warning: ", finding.text.c_str());
+    if (finding.unfit) out = false;
+  }
+  if (!out) std::fprintf(stderr, "muster: %s is not fit and does not take part\n", job.host.c_str());
+  return out;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -112,6 +133,7 @@ int main(int argc, char** argv) {
                         has_gpu_driver(gpu_paths(environment))};
   const auto job = plan_job(*options, environment, machine);
   if (!job) return complain(job.error());
+  if (!fit(*options, *job, environment)) return kExitPreflight;
   if (options->dry_run) {
     std::fputs(dry_run_text(*job, environment).c_str(), stdout);
     return kExitOk;

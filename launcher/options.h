@@ -48,6 +48,7 @@ struct Options {
   std::string numa_binding;
   bool report_bindings = false;
   bool dry_run = false;
+  std::string preflight = "off";
   bool help = false;
   bool version = false;
 

@@ -164,3 +164,26 @@ def test_another_machines_topology_is_not_bound_to(muster):
     result = muster.run("--bind=numa", "true", env=clean_environment(HWLOC_SYNTHETIC=SERVER))
     assert result.returncode == 2
     assert "describes another machine" in result.stderr
+
+
+def test_a_fit_node_runs_and_an_unfit_one_says_why_and_does_not(muster, gpus):
+    fine = muster.run("--preflight=quick", "--gpus=0", "echo", "ran", env=gpus("GPU-1 0000:17:00.0 100 0 0 -"))
+    assert (fine.returncode, fine.stdout) == (0, "ran\n"), fine.stderr
+    held = gpus("GPU-1 0000:17:00.0 100 0 0 -", f"GPU-2 0000:18:00.0 8192 0 0 {os.getpid()}")
+    unfit = muster.run("--preflight=quick", "--gpus=0,1", "echo", "ran", env=held)
+    assert (unfit.returncode, unfit.stdout) == (74, "")
+    assert re.search(rf"preflight of \S+: GPU 1 \(GPU-2\): pid {os.getpid()} \(\S+\) holds 8192 MiB", unfit.stderr)
+    assert "is not fit and does not take part" in unfit.stderr
+    # Another job's GPU does not matter to this one, and sharing is allowed where it is asked for.
+    assert muster.run("--preflight=quick", "--gpus=0", "true", env=held).returncode == 0
+    assert muster.run("--preflight=quick", "--gpus=0,1", "--oversubscribe", "true", env=held).returncode == 0
+    assert muster.run("--gpus=0,1", "true", env=held).returncode == 0
+
+
+def test_the_full_preflight_measures_memory_too(muster):
+    result = muster.run("--preflight=full", "--nproc-per-node=1", "echo", "ran")
+    assert (result.returncode, result.stdout) == (0, "ran\n"), result.stderr
+
+
+def test_an_unknown_preflight_is_a_usage_error(muster):
+    assert muster.run("--preflight=fast", "true").returncode == 2
