@@ -91,9 +91,8 @@ inline constexpr std::array kOptionTable = {
               "say on stderr where each worker goes: GPU, UUID, NUMA node, CPUs, memory, network adapter"},
     OptionRow{"dry-run", 0, "PET_DRY_RUN", Takes::kNothing, "", "", Support::kFull,
               "show where each worker would go and what it would be told; start nothing"},
-    OptionRow{
-        "preflight", 0, "PET_PREFLIGHT", Takes::kText, "quick|full|off", "off", Support::kFull,
-        "check driver, GPUs, disks and limits first; a node that is unfit says why and does not take part"},
+    OptionRow{"preflight", 0, "PET_PREFLIGHT", Takes::kText, "quick|full|off", "off", Support::kFull,
+              "check driver, GPUs, disks and limits first; an unfit node says why and stays out"},
     OptionRow{
         "local-addr", 0, "PET_LOCAL_ADDR", Takes::kText, "HOST", "the host's name", Support::kFull,
         "this node's name in messages and reports; an address is also the only one offered to other nodes"},
