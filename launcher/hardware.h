@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hardware: what this node has that placement is planned with, read from hwloc, NVML and sysfs. Costs some
-// milliseconds, with GPUs tens of them, so it is read only when an option needs it.
+// Hardware: what this node has that placement is planned with, read from hwloc, NVML and sysfs. Costs a
+// millisecond on 2 CPUs, with GPUs as long as NVML takes to begin, so it is read only when an option needs
+// it.
 #pragma once
 
 #include <vector>

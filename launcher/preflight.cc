@@ -149,9 +149,9 @@ std::vector<Finding> judge(const Readings& readings, bool share_gpus) {
   if (!readings.clock_synchronised)
     out.push_back({false, "the clock is not synchronised (no NTP): times in the logs of nodes will differ"});
   if (readings.copy_gib_per_s && *readings.copy_gib_per_s < kSlowCopy)
-    out.push_back({true, fmt::format("memory copies run at {:.2f} GiB/s; is the CPU throttled or a memory "
-                                     "module missing?",
-                                     *readings.copy_gib_per_s)});
+    out.push_back({false, fmt::format("memory copies run at {:.2f} GiB/s; is the CPU throttled or a memory "
+                                      "module missing?",
+                                      *readings.copy_gib_per_s)});
   return out;
 }
 
