@@ -77,6 +77,7 @@ std::vector<Cores> cache_groups(const Topology& topology, const Cores& cores) {
   std::map<int, Cores> by_cache;
   for (const std::size_t core : cores) by_cache[topology.cores[core].cache].push_back(core);
   std::vector<Cores> out;
+  out.reserve(by_cache.size());
   for (auto& [cache, group] : by_cache) out.push_back(std::move(group));
   const auto cpus = [&](const Cores& group) {
     std::size_t count = 0;
