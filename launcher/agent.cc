@@ -1,49 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/agent.h"
 
-#include <algorithm>
 #include <ctime>
-#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include "launcher/attempt.h"
 #include "launcher/elastic_rendezvous.h"
-#include "launcher/error_file.h"
-#include "launcher/report.h"
 #include "launcher/standalone_rendezvous.h"
 #include "launcher/static_rendezvous.h"
-#include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
 
-constexpr std::size_t kTailLines = 20;
-constexpr std::chrono::seconds kLeavePatience{10};  // beyond the grace the other nodes' workers have
-
-std::string local_time(std::int64_t seconds) {
-  const std::time_t time = seconds;
-  std::tm parts{};
-  ::localtime_r(&time, &parts);
-  char text[32];
-  return {text, std::strftime(text, sizeof text, "%Y-%m-%d_%H:%M:%S", &parts)};
-}
+constexpr std::chrono::seconds kLeavePatience{10};   // beyond the grace the other nodes' workers have
+constexpr std::chrono::seconds kHurriedPatience{1};  // after another signal; the others still read why
 
 bool ignored(int signal) {
   struct sigaction current {};
   return ::sigaction(signal, nullptr, &current) == 0 && current.sa_handler == SIG_IGN;
-}
-
-int exit_code_of(const Error& error) {
-  switch (error.code) {
-    case ErrorCode::kNotFound:
-      return kExitNotFound;
-    case ErrorCode::kInvalidArgument:
-      return kExitNotExecutable;
-    default:
-      return kExitSystem;
-  }
 }
 
 std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const Job& job, const Log& log) {
@@ -60,39 +38,20 @@ std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const J
 
 }  // namespace
 
-struct Agent::Attempt {
-  Attempt(Agent& agent, int count, const Assignment& given)
-      : number(count),
-        assignment(given),
-        router(agent.io_, agent.job_, assignment, *agent.directory_, agent.out_, agent.err_,
-               ::isatty(STDERR_FILENO) == 1 ? STDERR_FILENO : -1),
-        group(agent.io_, agent.guardian_, agent.job_.local_world_size,
-              [&agent](int local_rank, const ProcessEnd& end, bool unsignalled) {
-                agent.events_.push_back(WorkerEnded{local_rank, end, unsignalled});
-              }),
-        supervision(agent.job_.local_world_size, agent.job_.grace) {}
-
-  int number;  // as the rendezvous counts
-  Assignment assignment;
-  LogRouter router;
-  WorkerGroup group;
-  Supervision supervision;
-  std::vector<WorkerOutcome> outcomes;  // in the order in which the exits were learnt
-  std::optional<WorkerGroup::StartFailure> start_failure;
-  std::optional<Result<AttemptOutcome>> outcome;
-};
-
 Agent::Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
-             Guardian& guardian, OutputSink& out, OutputSink& err, std::optional<rlimit> descriptor_limit)
+             Guardian& guardian, const Descendants& descendants, OutputSink& out, OutputSink& err,
+             std::optional<rlimit> descriptor_limit)
     : io_(io),
       job_(job),
       environment_(environment),
       log_(log),
       guardian_(guardian),
+      descendants_(descendants),
       signals_(io),
       spawner_((arm_signals(), descriptor_limit)),
       out_(out),
-      err_(err) {}
+      err_(err),
+      post_mortem_(job, environment, log) {}
 
 void Agent::arm_signals() {
   for (const int signal : job_.signals) {
@@ -102,13 +61,16 @@ void Agent::arm_signals() {
     signals_.add(signal, error);
     if (error) log_.warning(fmt::format("cannot handle {}: {}", signal_name(signal), error.message()));
   }
-  if (::isatty(STDERR_FILENO) == 1) signals_.add(SIGWINCH);
+  if (::isatty(STDOUT_FILENO) == 1 || ::isatty(STDERR_FILENO) == 1) signals_.add(SIGWINCH);
+  signals_.add(SIGCHLD);
   struct Wait {
     Agent& agent;
     void operator()(boost::system::error_code error, int signal) const {
       if (error) return;
       if (signal == SIGWINCH) {
         if (agent.router_ != nullptr) agent.router_->window_changed();
+      } else if (signal == SIGCHLD) {
+        agent.reap_orphans();
       } else {
         agent.events_.push_back(SignalReceived{signal});
       }
@@ -116,6 +78,10 @@ void Agent::arm_signals() {
     }
   };
   signals_.async_wait(Wait{*this});
+}
+
+void Agent::reap_orphans() {
+  descendants_.reap([this](pid_t pid) { return group_ != nullptr && group_->owns(pid); });
 }
 
 Agent::Event Agent::next_event(std::optional<Instant> deadline) {
@@ -165,6 +131,8 @@ int Agent::run_attempts() {
     if (notice->restart) {
       log_.warning(
           fmt::format("{}; restart {} of {}", notice->text, assignment.attempt + 1, job_.max_restarts));
+      restart_reasons_.push_back(notice->text);
+      restart_->number = assignment.attempt + 1;
       continue;
     }
     return finish(*notice);
@@ -172,6 +140,7 @@ int Agent::run_attempts() {
 }
 
 std::variant<Assignment, int> Agent::join(int attempt) {
+  if (entry_ != nullptr) entry_->gathering(log_);
   rendezvous_->join(attempt, [this](Result<Rendezvous::Membership> membership) {
     events_.push_back(Joined{std::move(membership)});
   });
@@ -211,41 +180,82 @@ int Agent::finish(const FailureNotice& notice) {
 }
 
 Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignment) {
-  MUSTER_OK(directory_->begin_attempt(assignment.attempt, job_.local_world_size));
+  const auto begun = directory_->begin_attempt(
+      {assignment.attempt, assignment.generation, assignment.base_rank, job_.host}, job_.local_world_size);
   if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
     directory_->keep();
     output_kept_ = true;
   }
+  post_mortem_.begin();
   Attempt attempt(*this, number, assignment);
   router_ = &attempt.router;
+  group_ = &attempt.group;
   rendezvous_->watch(number, [this](Result<AttemptOutcome> outcome) {
     events_.push_back(OutcomeKnown{std::move(outcome)});
   });
-  attempt.start_failure =
-      attempt.group.start(spawner_, job_, attempt.assignment, environment_, *directory_, attempt.router);
-  if (attempt.start_failure)
-    obey(attempt, attempt.supervision.start_failed(attempt.group.started(), SteadyClock::now()));
-
+  if (!begun) attempt.unprepared = begun.error();
+  start(attempt);
+  if (entry_ != nullptr) entry_->running(assignment, attempt.group.workers(assignment.base_rank), log_);
   while (!attempt.supervision.finished() || !attempt.outcome)
     handle(attempt, next_event(attempt.supervision.deadline()));
 
   collect(attempt);
   router_ = nullptr;
+  group_ = nullptr;
+  restart_ = Restart{attempt.failed, SteadyClock::now(), 0};
   if (!*attempt.outcome) {
-    print_report(attempt.outcomes);
+    FailureNotice lost;
+    lost.node_rank = -1;
+    lost.cut_off = true;
+    lost.exit_code = kExitPeerLost;
+    lost.text = (*attempt.outcome).error().message;
+    report(attempt, lost);
     return fail((*attempt.outcome).error());
   }
   if (const auto* notice = std::get_if<FailureNotice>(&**attempt.outcome)) {
     // Asked to end while the workers were being stopped for a restart: there is none.
     const int signal = attempt.supervision.stop_signal();
     const bool cut_short = notice->restart && signal != 0;
-    if (!notice->restart || cut_short) print_report(attempt.outcomes);
-    if (!cut_short) return *notice;
+    if (!cut_short) {
+      if (!notice->restart) report(attempt, *notice);
+      return *notice;
+    }
     FailureNotice stopped = describe_stop(signal, assignment.group_rank);
     rendezvous_->decline(number + 1, stopped);
+    report(attempt, *notice);
     return stopped;
   }
   return FailureNotice{};
+}
+
+/// Unless the attempt ends while a restart is waited for.
+void Agent::start(Attempt& attempt) {
+  if (attempt.unprepared) return obey(attempt, attempt.supervision.start_failed(0, SteadyClock::now()));
+  const auto restart = std::exchange(restart_, std::nullopt);
+  if (restart && restart->number > 0) wait_before(attempt, job_.restarts.pause.before(restart->number));
+  if (attempt.outcome || attempt.supervision.stopping()) return attempt.supervision.never_started();
+  const Instant begin = SteadyClock::now();
+  attempt.start_failure =
+      attempt.group.start(spawner_, job_, attempt.assignment, environment_, *directory_, attempt.router);
+  const Instant now = SteadyClock::now();
+  if (attempt.start_failure)
+    return obey(attempt, attempt.supervision.start_failed(attempt.group.started(), now));
+  if (!restart) return;
+  const auto ms = [](auto from, auto to) { return std::chrono::duration_cast<Millis>(to - from).count(); };
+  const std::string text = fmt::format(
+      "the workers run again {} ms after {}: {} ms to stop, {} ms for the nodes to gather and the "
+      "pause, {} ms to start",
+      ms(restart->failed, now), restart->number > 0 ? "the failure" : "the change",
+      ms(restart->failed, restart->stopped), ms(restart->stopped, begin), ms(begin, now));
+  attempt.assignment.group_rank == 0 ? log_.warning(text) : log_.info(text);
+}
+
+void Agent::wait_before(Attempt& attempt, Millis pause) {
+  if (pause.count() == 0) return;
+  log_.warning(fmt::format("restart in {} s (--restart-backoff)", static_cast<double>(pause.count()) / 1000));
+  const Instant until = SteadyClock::now() + pause;
+  while (SteadyClock::now() < until && !attempt.outcome && !attempt.supervision.stopping())
+    handle(attempt, next_event(until));
 }
 
 void Agent::handle(Attempt& attempt, const Event& event) {
@@ -261,7 +271,10 @@ void Agent::handle(Attempt& attempt, const Event& event) {
     outcome.end = ended->end;
     outcome.stopped_by_us = supervision.stopped_by_us(ended->local_rank);
     outcome.wall_time_s = std::time(nullptr);
+    attempt.ended.push_back(now);
+    if (is_failure(outcome)) post_mortem_.look_at(outcome, attempt.router);
     attempt.outcomes.push_back(std::move(outcome));
+    reap_orphans();  // a worker that nobody had waited for hides them
     obey(attempt, orders);
     if (supervision.running() == 0 && supervision.end() == AttemptEnd::kSucceeded)
       rendezvous_->succeeded(attempt.number);
@@ -274,9 +287,10 @@ void Agent::handle(Attempt& attempt, const Event& event) {
     obey(attempt, supervision.signal_received(signal->signal, now));
     // The others cannot be asked for ever.
     if (again && supervision.finished() && !attempt.outcome)
-      attempt.outcome = AttemptOutcome(describe_failure(attempt));
+      attempt.outcome = AttemptOutcome(describe_failure(attempt)), attempt.outcome_known = now;
   } else if (const auto* known = std::get_if<OutcomeKnown>(&event)) {
     attempt.outcome = known->outcome;
+    attempt.outcome_known = now;
     if (!known->outcome) {
       log_.error(fmt::format("lost node 0: {}; stopping the workers", known->outcome.error().message));
       obey(attempt, supervision.stopped_from_outside(AttemptEnd::kPeerLost, now));
@@ -293,96 +307,23 @@ void Agent::handle(Attempt& attempt, const Event& event) {
 }
 
 void Agent::obey(Attempt& attempt, const Supervision::Orders& orders) {
-  if (orders.signal_all) attempt.group.signal_groups(*orders.signal_all);
+  if (attempt.failed == Instant{} && (orders.signal_all || orders.announce))
+    attempt.failed = SteadyClock::now();
   if (orders.announce) rendezvous_->announce(attempt.number, describe_failure(attempt));
-}
-
-FailureNotice Agent::describe_stop(int signal, int node_rank) const {
-  FailureNotice out;
-  out.node_rank = node_rank;
-  out.host = job_.host;
-  out.exit_code = 128 + signal;
-  out.text = fmt::format("{} was stopped by {}", job_.host, signal_name(signal));
-  return out;
-}
-
-FailureNotice Agent::describe_failure(const Attempt& attempt) const {
-  const Supervision& supervision = attempt.supervision;
-  FailureNotice out;
-  out.node_rank = attempt.assignment.group_rank;
-  out.host = job_.host;
-  out.restart = after(supervision.end(), attempt.assignment.attempt, job_.max_restarts) == Next::kRestart;
-  if (attempt.start_failure) {
-    const auto& failure = *attempt.start_failure;
-    out.rank = attempt.assignment.base_rank + failure.local_rank;
-    out.exit_code = exit_code_of(failure.error);
-    out.text = fmt::format("rank {} (local_rank {}) on {} was not started: {}", out.rank, failure.local_rank,
-                           job_.host, failure.error.message);
-  } else if (supervision.first_failure() >= 0) {
-    const WorkerOutcome& first =
-        *std::find_if(attempt.outcomes.begin(), attempt.outcomes.end(),
-                      [&](const auto& outcome) { return outcome.local_rank == supervision.first_failure(); });
-    out.rank = first.rank;
-    out.exit_code = first.end.shell_code();
-    out.text = one_line(first, job_.host);
-  } else {
-    return describe_stop(supervision.stop_signal(), out.node_rank);
-  }
-  return out;
-}
-
-/// The leaders are gone: ends what they left behind and gathers the evidence.
-void Agent::collect(Attempt& attempt) {
-  for (int rank = 0; rank < job_.local_world_size; ++rank)
-    if (attempt.group.running(rank))
-      log_.error(fmt::format(
-          "pid {} (local_rank {}) does not die of SIGKILL; is it waiting for a dead disk or device?",
-          attempt.group.pid(rank), rank));
-  attempt.group.signal_groups(SIGKILL);
-  attempt.router.drain();
-  for (WorkerOutcome& outcome : attempt.outcomes) {
-    if (outcome.end.ok() || outcome.stopped_by_us) continue;
-    outcome.stderr_tail = attempt.router.stderr_tail(outcome.local_rank, kTailLines);
-    const std::string path = directory_->file(outcome.local_rank, "error.json");
-    if (path.empty() || ::access(path.c_str(), F_OK) != 0) continue;
-    const auto text = read_file(path, std::size_t{4} << 20);
-    if (!text) continue;
-    RecordedError recorded = parse_error_file(*text);
-    outcome.error_file = path;
-    outcome.error_message = std::move(recorded.message);
-    outcome.error_callstack = std::move(recorded.callstack);
-    if (recorded.timestamp_s) outcome.wall_time_s = *recorded.timestamp_s;
-  }
-}
-
-void Agent::print_report(const std::vector<WorkerOutcome>& outcomes) {
-  const std::string text = format_report(outcomes, {job_.command.title, job_.host, local_time});
-  if (text.empty()) return;
-  err_.write(text);
-  pass_on_error_file(outcomes[*find_root_cause(outcomes)]);
-}
-
-/// A launcher that is itself a worker hands its worker's error on, as torchrun does.
-void Agent::pass_on_error_file(const WorkerOutcome& root) const {
-  const auto own = lookup(environment_, "TORCHELASTIC_ERROR_FILE");
-  if (!own || own->empty() || root.error_file.empty()) return;
-  const auto text = read_file(root.error_file, std::size_t{4} << 20);
-  if (!text) return;
-  const std::string path(*own);
-  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!file || !write_all(file.get(), with_error_code(*text, root.end.torchrun_code())))
-    log_.warning(fmt::format("could not copy the worker's error to TORCHELASTIC_ERROR_FILE={}", path));
+  if (!orders.signal_all) return;
+  attempt.group.signal_all(*orders.signal_all);
+  post_mortem_.stop_begins(attempt.router);
 }
 
 void Agent::leave() {
   const auto patience = job_.grace + kLeavePatience;
   rendezvous_->leave(patience, [this] { events_.push_back(Left{}); });
-  const Instant deadline = SteadyClock::now() + patience;
+  Instant deadline = SteadyClock::now() + patience;
   while (true) {
     const Event event = next_event(deadline);
-    if (std::holds_alternative<Left>(event) || std::holds_alternative<SignalReceived>(event) ||
-        std::holds_alternative<DeadlinePassed>(event))
-      return;
+    if (std::holds_alternative<Left>(event) || std::holds_alternative<DeadlinePassed>(event)) return;
+    if (std::holds_alternative<SignalReceived>(event))
+      deadline = std::min(deadline, SteadyClock::now() + kHurriedPatience);
   }
 }
 

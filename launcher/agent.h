@@ -16,11 +16,14 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 
+#include "launcher/descendants.h"
+#include "launcher/detach.h"
 #include "launcher/guardian.h"
 #include "launcher/job.h"
 #include "launcher/log_directory.h"
 #include "launcher/log_router.h"
 #include "launcher/output_sink.h"
+#include "launcher/post_mortem.h"
 #include "launcher/rendezvous.h"
 #include "launcher/restart_policy.h"
 #include "launcher/supervision.h"
@@ -35,10 +38,14 @@ class Agent {
   /// `out`, `err`: this process' own streams; what the agent writes to `err` is queued behind the workers'
   /// output.
   Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
-        Guardian& guardian, OutputSink& out, OutputSink& err, std::optional<rlimit> descriptor_limit);
+        Guardian& guardian, const Descendants& descendants, OutputSink& out, OutputSink& err,
+        std::optional<rlimit> descriptor_limit);
 
   /// Until the job is over on this node; returns the exit status.
   [[nodiscard]] int run();
+
+  /// Before run(): `entry` is told what happens; it outlives this.
+  void keep_entry(DetachedJob& entry) { entry_ = &entry; }
 
  private:
   struct Joined {
@@ -55,14 +62,20 @@ class Agent {
   struct OutcomeKnown {
     Result<AttemptOutcome> outcome;
   };
+  struct PartCame {
+    int node;
+    std::string part;
+  };
   struct Left {};
   struct DeadlinePassed {};
-  using Event = std::variant<Joined, WorkerEnded, SignalReceived, OutcomeKnown, Left, DeadlinePassed>;
+  using Event =
+      std::variant<Joined, WorkerEnded, SignalReceived, OutcomeKnown, PartCame, Left, DeadlinePassed>;
 
   /// One attempt under way; alive while its workers are.
   struct Attempt;
 
   void arm_signals();
+  void reap_orphans();
   [[nodiscard]] Event next_event(std::optional<Instant> deadline);
   [[nodiscard]] int run_attempts();
   [[nodiscard]] std::variant<Assignment, int> join(int attempt);  // or the exit status
@@ -72,9 +85,11 @@ class Agent {
   void obey(Attempt& attempt, const Supervision::Orders& orders);
   [[nodiscard]] FailureNotice describe_failure(const Attempt& attempt) const;
   [[nodiscard]] FailureNotice describe_stop(int signal, int node_rank) const;
+  void start(Attempt& attempt);
+  void wait_before(Attempt& attempt, Millis pause);
   void collect(Attempt& attempt);
-  void print_report(const std::vector<WorkerOutcome>& outcomes);
-  void pass_on_error_file(const WorkerOutcome& root) const;
+  void report(Attempt& attempt, const FailureNotice& notice);
+  void gather(int attempt, JobReport& report, int nodes);
   void leave();
 
   boost::asio::io_context& io_;
@@ -82,15 +97,26 @@ class Agent {
   const Environment& environment_;
   const Log& log_;
   Guardian& guardian_;
+  const Descendants& descendants_;
   std::deque<Event> events_;
   boost::asio::signal_set signals_;
   Spawner spawner_;
   OutputSink& out_;
   OutputSink& err_;
+  PostMortem post_mortem_;
   std::optional<LogDirectory> directory_;
   bool output_kept_ = false;  // workers have written to files in a temporary directory
   std::unique_ptr<Rendezvous> rendezvous_;
-  LogRouter* router_ = nullptr;  // of the attempt under way
+  DetachedJob* entry_ = nullptr;        // of a detached job
+  LogRouter* router_ = nullptr;         // of the attempt under way
+  const WorkerGroup* group_ = nullptr;  // likewise
+  struct Restart {
+    Instant failed;   // when the failure was learnt here
+    Instant stopped;  // when the workers here were gone
+    int number;       // 0: because of other nodes
+  };
+  std::optional<Restart> restart_;            // under way
+  std::vector<std::string> restart_reasons_;  // so far
 };
 
 }  // namespace muster::launcher

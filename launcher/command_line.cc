@@ -115,6 +115,9 @@ Result<const OptionRow*> find_option(std::string_view name) {
     if (row.name == dashed) return &row;
     if (!dashed.empty() && row.name.starts_with(dashed)) matches.push_back(&row);
   }
+  // What is short enough for torchrun is so here.
+  if (std::count_if(matches.begin(), matches.end(), [](const OptionRow* row) { return !row->own; }) == 1)
+    std::erase_if(matches, [](const OptionRow* row) { return row->own; });
   if (matches.size() == 1) return matches.front();
   if (matches.empty())
     return fail(usage(fmt::format("unknown option --{}; the nearest is --{} (see muster --help)", name,

@@ -8,6 +8,8 @@
 #include <boost/asio/ip/address.hpp>
 #include <boost/asio/post.hpp>
 
+#include "rendezvous/net/dial.h"
+
 namespace muster::launcher {
 namespace {
 
@@ -47,10 +49,13 @@ CoordinatorSeat::~CoordinatorSeat() {
   *alive_ = false;
 }
 
-void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own,
-                           std::function<void(Result<void>)> decided) {
+void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own, const std::vector<std::string>&,
+                           Callbacks callbacks) {
+  std::function<void(Result<void>)> decided = std::move(callbacks.decided);
   const ElasticJob& elastic = job_.elastic;
   if (elastic.is_host == false) return decided({});
+  // It would have nothing to show: the coordinator is elsewhere, or a musterd.
+  if (elastic.tls && !elastic.tls_server) return decided({});
   if (elastic.is_host == true || names_this_host(elastic.endpoint_host, own, host_name()))
     return listen(decided);
   if (is_numeric(elastic.endpoint_host)) return decided({});
@@ -88,6 +93,9 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   if (is_loopback(elastic.endpoint_host)) options.store.host = elastic.endpoint_host;
   options.store.port = elastic.endpoint_port;
   options.control.secret = elastic.secret;
+  // With is_host the other job's own host is not at this port: its agents are here by mistake.
+  if (elastic.is_host == true) options.control.jobs.only_job = job_.run_id;
+  options.control.tls = elastic.tls_server;
   options.control.heartbeat_interval = elastic.heartbeat_interval;
   options.control.on_close = [this, alive = alive_] {
     // Not from within the server, which is about to be stopped.
@@ -103,6 +111,10 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   if (elastic.is_host == true) return decided(fail(std::move(server).error()));
   busy_ = server.error().message;
   decided({});
+}
+
+std::string CoordinatorSeat::title() const {
+  return net::endpoint_text(job_.elastic.endpoint_host, job_.elastic.endpoint_port);
 }
 
 std::string CoordinatorSeat::host() const {

@@ -20,30 +20,27 @@
 
 #include "launcher/interfaces.h"
 #include "launcher/job.h"
+#include "launcher/seat.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/net/rendezvous_server.h"
 
 namespace muster::launcher {
 
-class CoordinatorSeat {
+class CoordinatorSeat final : public Seat {
  public:
   CoordinatorSeat(boost::asio::io_context& io, const Job& job, const Log& log);
-  ~CoordinatorSeat();
+  ~CoordinatorSeat() override;
   CoordinatorSeat(const CoordinatorSeat&) = delete;
   CoordinatorSeat& operator=(const CoordinatorSeat&) = delete;
 
-  /// Once. `decided` may come before it returns, and never after the destructor.
-  void take(const std::vector<InterfaceAddress>& own, std::function<void(Result<void>)> decided);
-
-  /// This agent runs the coordinator.
-  [[nodiscard]] bool taken() const { return server_ != nullptr; }
-  /// Where this agent itself reaches the coordinator.
-  [[nodiscard]] std::string host() const;
-  /// Why this agent could not listen at the endpoint, though it is on this host; empty: it did not try.
-  [[nodiscard]] const std::string& busy() const { return busy_; }
-
-  /// `gone` comes when no agent is connected any more, or after `patience`; at once where not taken().
-  void see_off(Millis patience, std::function<void()> gone);
+  void take(const std::vector<InterfaceAddress>& own, const std::vector<std::string>& offered,
+            Callbacks callbacks) override;
+  [[nodiscard]] bool taken() const override { return server_ != nullptr; }
+  [[nodiscard]] std::string host() const override;
+  [[nodiscard]] std::uint16_t port() const override { return job_.elastic.endpoint_port; }
+  [[nodiscard]] std::string title() const override;
+  [[nodiscard]] std::string busy() const override { return busy_; }
+  void see_off(Millis patience, std::function<void()> gone) override;
 
  private:
   void listen(const std::function<void(Result<void>)>& decided);

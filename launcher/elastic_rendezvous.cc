@@ -6,6 +6,8 @@
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
+#include "launcher/coordinator_seat.h"
+#include "launcher/etcd_seat.h"
 #include "launcher/exit_status.h"
 #include "launcher/generation_outcome.h"
 #include "launcher/machine_id.h"
@@ -29,14 +31,24 @@ FailureNotice final_notice(AttemptOutcome outcome) {
   return spared;
 }
 
+int exit_code_of(const Error& no_seat) {
+  if (no_seat.code == ErrorCode::kExhausted) return kExitPortInUse;
+  if (no_seat.code == ErrorCode::kTimeout || no_seat.code == ErrorCode::kMismatch) return kExitRendezvous;
+  return kExitSystem;
+}
+
+std::unique_ptr<Seat> make_seat(asio::io_context& io, const Job& job, const Log& log) {
+  if (job.elastic.etcd) return std::make_unique<EtcdSeat>(io, job, log);
+  return std::make_unique<CoordinatorSeat>(io, job, log);
+}
+
 }  // namespace
 
 ElasticRendezvous::ElasticRendezvous(asio::io_context& io, const Job& job, const Log& log)
     : io_(io),
       job_(job),
       log_(log),
-      endpoint_(net::endpoint_text(job.elastic.endpoint_host, job.elastic.endpoint_port)),
-      seat_(io, job, log),
+      seat_(make_seat(io, job, log)),
       patience_(io),
       alive_(std::make_shared<bool>(true)) {}
 
@@ -67,21 +79,28 @@ void ElasticRendezvous::join(int, Joined joined) {
     return fail_join(kExitUsage, fmt::format("--iface={}: this host has no such interface with an address",
                                              job_.elastic.interface));
   if (const auto open = open_port(); !open) return fail_join(kExitSystem, open.error().message);
-  seat_.take(own_, [this](const Result<void>& seat) { connect(seat); });
+  Seat::Callbacks callbacks;
+  callbacks.decided = [this](const Result<void>& seat) { connect(seat); };
+  callbacks.moved = [this] {
+    if (client_) client_->redirect(seat_->host(), seat_->port());
+  };
+  callbacks.lost = [this](const Error& error) {
+    if (client_) client_->close();
+    on_lost(error);
+  };
+  seat_->take(own_, offered_, std::move(callbacks));
 }
 
 Result<void> ElasticRendezvous::open_port() {
-  if (port_.fd) return {};
+  if (port_.fd || job_.elastic.store_proxy) return {};
   MUSTER_TRY(port_, net::open_listener(is_loopback(job_.elastic.endpoint_host) ? offered_.front() : "", 0));
   return {};
 }
 
 void ElasticRendezvous::connect(const Result<void>& seat) {
   if (!joined_) return;  // declined meanwhile
-  if (!seat)
-    return fail_join(seat.error().code == ErrorCode::kExhausted ? kExitPortInUse : kExitSystem,
-                     seat.error().message);
-  if (seat_.taken()) log_.info(fmt::format("this agent runs the coordinator at {}", endpoint_));
+  if (!seat) return fail_join(exit_code_of(seat.error()), seat.error().message);
+  if (seat_->taken()) log_.info(fmt::format("this agent runs the coordinator at {}", seat_->title()));
   client_ = std::make_unique<net::ControlClient>(io_, client_options(), client_events());
   client_->start();
 }
@@ -89,10 +108,13 @@ void ElasticRendezvous::connect(const Result<void>& seat) {
 net::ControlClientOptions ElasticRendezvous::client_options() {
   const ElasticJob& elastic = job_.elastic;
   net::ControlClientOptions out;
-  out.host = seat_.host();
-  out.port = elastic.endpoint_port;
+  out.host = seat_->host();
+  out.port = seat_->port();
   out.job = job_.run_id;
   out.secret = elastic.secret;
+  out.tls = elastic.tls;
+  out.tls_name = elastic.endpoint_host;
+  out.request.id = seat_->node();
   out.request.host = job_.host;
   out.request.machine = machine_id();
   out.request.role = job_.role;
@@ -113,15 +135,28 @@ net::ControlEvents ElasticRendezvous::client_events() {
   out.generation_over = [this](const auto& message) { on_generation_over(message); };
   out.closed = [this](const auto& message) { on_closed(message); };
   out.lost = [this](const auto& error) { on_lost(error); };
+  out.report = [this](const control::Report& part) {
+    parts_.push_back(part);
+    hand_over_parts();
+  };
+  out.linked = [this](bool there) {
+    linked_ = there;
+    if (proxy_) proxy_->linked(there);
+  };
+  out.store = [this](const auto& message) { on_store(message); };
+  out.drained = [this] {
+    if (proxy_) proxy_->drained();
+  };
   out.trying = [this](const Error& error) {
     // While workers run, a broken connection is news.
-    say(fmt::format("waiting for the coordinator at {}: {}", endpoint_, error.message), !joined_);
+    say(fmt::format("waiting for the coordinator at {}: {}", seat_->title(), error.message), !joined_);
   };
   return out;
 }
 
 void ElasticRendezvous::next_generation() {
   store_.reset();
+  proxy_.reset();
   if (const auto open = open_port(); !open) return fail_join(kExitSystem, open.error().message);
   client_->ready(assigned_->generation, port_.port);
 }
@@ -131,12 +166,15 @@ void ElasticRendezvous::next_generation() {
 void ElasticRendezvous::on_assigned(const control::Assignment& assignment) {
   assigned_ = assignment;
   outside_ = false;
+  seat_->welcomed();
   if (!joined_) return;
   hush();
   log_.info(fmt::format("generation {}: node {} of {}, ranks {} to {} of {}", assignment.generation,
                         assignment.group_rank, assignment.group_world_size, assignment.base_rank,
                         assignment.base_rank + assignment.ranks - 1, assignment.world_size));
-  if (assignment.group_rank == 0)
+  if (job_.elastic.store_proxy)
+    proxy();
+  else if (assignment.group_rank == 0)
     serve();
   else
     look_for_first_node();
@@ -144,6 +182,7 @@ void ElasticRendezvous::on_assigned(const control::Assignment& assignment) {
 
 void ElasticRendezvous::on_waiting(const control::Waiting& waiting) {
   outside_ = waiting.outside;
+  seat_->welcomed();
   if (!joined_) return;  // a gathering begins while workers here are still being stopped
   if (waiting.outside)
     say(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
@@ -175,7 +214,7 @@ void ElasticRendezvous::on_closed(const control::Closed& closed) {
 
 void ElasticRendezvous::on_lost(const Error& error) {
   race_.reset();
-  FailureNotice notice = outcome_of(error, assigned_.has_value(), endpoint_, seat_.busy());
+  FailureNotice notice = outcome_of(error, assigned_.has_value(), seat_->title(), seat_->busy());
   if (joined_) return finish_join(std::move(notice));
   end(std::move(notice));
 }
@@ -208,16 +247,44 @@ void ElasticRendezvous::on_raced(const Result<net::AddressRace::Winner>& winner)
                           interface.empty() ? "unknown interface" : interface));
     return take_part(winner->address, interface);
   }
-  // The coordinator ends the generation for everybody, or the job.
+  fail_generation(fmt::format(
+      "{} cannot reach the first node, {}, which serves the workers' store: {}. Is there a firewall between "
+      "them? --iface and --local-addr choose what {} offers",
+      job_.host, assigned_->master_host, winner.error().message, assigned_->master_host));
+}
+
+// The coordinator ends the generation for everybody, or the job.
+void ElasticRendezvous::fail_generation(std::string text) {
   control::WorkerFailed failure;
   failure.generation = assigned_->generation;
   failure.exit_code = kExitRendezvous;
-  failure.text = fmt::format(
-      "{} cannot reach the first node, {}, which serves the workers' store: {}. Is there a firewall between "
-      "them? --iface and --local-addr choose what {} offers",
-      job_.host, assigned_->master_host, winner.error().message, assigned_->master_host);
+  failure.text = std::move(text);
   log_.error(failure.text);
   client_->worker_failed(failure);
+}
+
+// The coordinator's store, by the connection that is there already.
+
+void ElasticRendezvous::proxy() {
+  auto proxy =
+      net::StoreProxy::listen(io_, assigned_->generation,
+                              {[this](const control::Message& message) { client_->send_store(message); },
+                               [this] { return client_->unsent_bytes(); }},
+                              {}, log_);
+  if (!proxy) return fail_join(kExitSystem, proxy.error().message);
+  proxy_ = *std::move(proxy);
+  if (linked_) proxy_->linked(true);
+}
+
+void ElasticRendezvous::on_store(const control::Message& message) {
+  if (!proxy_) return;
+  const bool was_attached = proxy_->attached();
+  if (const auto received = proxy_->receive(message); !received)
+    return fail_generation(fmt::format("{}: {}", job_.host, received.error().message));
+  if (was_attached || !proxy_->attached() || !joined_) return;
+  assigned_->master_port = proxy_->port();
+  take_part("127.0.0.1", assigned_->group_rank == 0 ? interface_of(own_, offered_.front())
+                                                    : interface_towards(assigned_->master_addresses, own_));
 }
 
 void ElasticRendezvous::take_part(std::string master_addr, std::string interface) {
@@ -233,17 +300,18 @@ void ElasticRendezvous::take_part(std::string master_addr, std::string interface
   out.master_addr = std::move(master_addr);
   out.master_port = from.master_port;
   out.interface = std::move(interface);
+  out.generation = from.generation;
   finish_join(std::move(out));
 }
 
 void ElasticRendezvous::warn_of_strangers() {
-  if (warned_ || job_.elastic.secret || assigned_->group_world_size == 1 ||
+  if (warned_ || job_.elastic.proves || assigned_->group_world_size == 1 ||
       is_loopback(job_.elastic.endpoint_host))
     return;
   warned_ = true;
   log_.warning(fmt::format(
       "no secret is set (MUSTER_SECRET, --secret-file): whoever reaches {} can take part in this job",
-      endpoint_));
+      seat_->title()));
 }
 
 // Handing over to the agent.
@@ -259,6 +327,8 @@ void ElasticRendezvous::fail_join(int exit_code, std::string text) {
   notice.host = job_.host;
   notice.exit_code = exit_code;
   notice.text = std::move(text);
+  // Between two generations the others count on this node.
+  if (client_) withdraw(notice);
   finish_join(std::move(notice));
 }
 
@@ -295,11 +365,31 @@ void ElasticRendezvous::succeeded(int) {
   client_->finished(assigned_->generation);
 }
 
+// The report.
+
+void ElasticRendezvous::send_report(int, std::string part) {
+  if (assigned_) client_->report(assigned_->generation, std::move(part));
+}
+
+void ElasticRendezvous::gather_reports(int, PartCame came) {
+  part_came_ = std::move(came);
+  asio::post(io_, [this, alive = alive_] {
+    if (*alive) hand_over_parts();
+  });
+}
+
+void ElasticRendezvous::hand_over_parts() {
+  if (!part_came_) return;
+  for (control::Report& part : std::exchange(parts_, {}))
+    if (assigned_ && part.generation == assigned_->generation)
+      part_came_(part.group_rank, std::move(part.payload));
+}
+
 // Parting.
 
 // Whether the others go on if this node says good-bye. Without a world yet they wait for another one.
 bool ElasticRendezvous::can_be_spared() const {
-  if (seat_.taken()) return false;
+  if (seat_->taken() && !seat_->passes_on()) return false;
   const membership::Settings& rules = job_.elastic.rules;
   return !assigned_ || outside_ ||
          (rules.min_nodes < rules.max_nodes && assigned_->group_world_size > rules.min_nodes);
@@ -309,7 +399,11 @@ void ElasticRendezvous::decline(int, const FailureNotice& notice) {
   joined_ = {};
   race_.reset();
   hush();
-  if (!client_) return;
+  if (client_) withdraw(notice);
+}
+
+// From a generation that has not begun here.
+void ElasticRendezvous::withdraw(const FailureNotice& notice) {
   if (can_be_spared()) return good_bye(notice.text, kShortGoodBye);
   stopped_here_ = true;
   client_->stop_job(notice.text, notice.exit_code);
@@ -330,7 +424,7 @@ void ElasticRendezvous::good_bye(const std::string& reason, Millis patience) {
 
 void ElasticRendezvous::leave(Millis patience, std::function<void()> left) {
   hush();
-  on_left_ = [this, patience, left = std::move(left)] { seat_.see_off(patience, left); };
+  on_left_ = [this, patience, left = std::move(left)] { seat_->see_off(patience, left); };
   good_bye("it is done", patience);
   if (!left_) return;
   if (const auto call = std::exchange(on_left_, {})) call();

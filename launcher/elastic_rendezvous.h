@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // ElasticRendezvous: the nodes of a job as a coordinator gathers them (rendezvous/membership.h): any number
 // between MIN and MAX, spares, one restart budget, and the failures of all nodes pushed to each. The
-// coordinator is a musterd at the endpoint, or runs in the agent of that machine (CoordinatorSeat). The first
-// node of a world serves the workers' store, a fresh one per generation, on a port that was bound before it
-// was offered. What is waited for is said when it changes. Failure: the end of the job with an exit status
-// and the coordinator's words; a lost coordinator is one too.
+// coordinator is a musterd at the endpoint, or runs in the agent of that machine (CoordinatorSeat), or in one
+// that the agents elect (EtcdSeat). The first node of a world serves the workers' store, a fresh one per
+// generation, on a port that was bound before it was offered. What is waited for is said when it changes.
+// Failure: the end of the job with an exit status and the coordinator's words; a lost coordinator is one too.
 // Source: what torch/distributed/elastic/rendezvous/dynamic_rendezvous.py promises.
 #pragma once
 
@@ -17,14 +17,15 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 
-#include "launcher/coordinator_seat.h"
 #include "launcher/interfaces.h"
 #include "launcher/rendezvous.h"
+#include "launcher/seat.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/net/address_race.h"
 #include "rendezvous/net/control_client.h"
 #include "rendezvous/net/listener.h"
 #include "rendezvous/net/server.h"
+#include "rendezvous/net/store_proxy.h"
 
 namespace muster::launcher {
 
@@ -37,6 +38,8 @@ class ElasticRendezvous final : public Rendezvous {
   void watch(int attempt, OutcomeKnown known) override;
   void announce(int attempt, const FailureNotice& notice) override;
   void succeeded(int attempt) override;
+  void send_report(int attempt, std::string part) override;
+  void gather_reports(int attempt, PartCame came) override;
   void decline(int attempt, const FailureNotice& notice) override;
   void leave(Millis patience, std::function<void()> left) override;
 
@@ -53,11 +56,15 @@ class ElasticRendezvous final : public Rendezvous {
   void on_lost(const Error& error);
 
   void serve();
+  void proxy();
+  void on_store(const control::Message& message);
+  void fail_generation(std::string text);
   void look_for_first_node();
   void on_raced(const Result<net::AddressRace::Winner>& winner);
   void take_part(std::string master_addr, std::string interface);
   void next_generation();
   void end(const AttemptOutcome& outcome);
+  void hand_over_parts();
   void finish_join(Membership membership);
   void fail_join(int exit_code, std::string text);
 
@@ -65,23 +72,27 @@ class ElasticRendezvous final : public Rendezvous {
   void hush();
   void warn_of_strangers();
   [[nodiscard]] bool can_be_spared() const;
+  void withdraw(const FailureNotice& notice);
   void good_bye(const std::string& reason, Millis patience);
 
   boost::asio::io_context& io_;
   const Job& job_;
   const Log& log_;
-  std::string endpoint_;
   std::vector<InterfaceAddress> own_;
   std::vector<std::string> offered_;
-  CoordinatorSeat seat_;
+  std::unique_ptr<Seat> seat_;
   net::Listener port_;                          // of the store that this node would serve
   std::unique_ptr<net::Server> store_;          // of this generation, where this node is the first
+  std::unique_ptr<net::StoreProxy> proxy_;      // of this generation, with --store-proxy
+  bool linked_ = false;                         // the coordinator is connected
   std::unique_ptr<net::ControlClient> client_;  // nothing: the seat is not decided yet
   std::unique_ptr<net::AddressRace> race_;
   std::optional<control::Assignment> assigned_;  // of the present or last generation
   Joined joined_;                                // while joining
   OutcomeKnown known_;                           // while watching
   std::optional<AttemptOutcome> outcome_;        // came before watch()
+  PartCame part_came_;                           // while reports are gathered
+  std::vector<control::Report> parts_;           // came before that
   bool stopped_here_ = false;                    // this node asked for the end
   bool outside_ = false;                         // a world runs without this node
   bool warned_ = false;

@@ -11,6 +11,21 @@ std::string signal_name(int signal) {
   return "SIG" + (abbreviation != nullptr ? std::string(abbreviation) : std::to_string(signal));
 }
 
+bool is_crash_signal(int signal) {
+  switch (signal) {
+    case SIGSEGV:
+    case SIGBUS:
+    case SIGFPE:
+    case SIGILL:
+    case SIGABRT:
+    case SIGTRAP:
+    case SIGSYS:
+      return true;
+    default:
+      return false;
+  }
+}
+
 int signal_number(std::string_view name) {
   for (int signal = 1; signal < NSIG; ++signal) {
     const std::string full = signal_name(signal);

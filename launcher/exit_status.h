@@ -59,6 +59,9 @@ struct ProcessEnd {
 /// "SIGTERM"; "SIG34" for one without a name.
 [[nodiscard]] std::string signal_name(int signal);
 
+/// A program's own doing, or its memory's: SIGSEGV, SIGABRT and their like.
+[[nodiscard]] bool is_crash_signal(int signal);
+
 /// The number of "SIGTERM" or "TERM"; 0 if there is no such signal.
 [[nodiscard]] int signal_number(std::string_view name);
 

@@ -40,6 +40,7 @@ FailureNotice notice_of(const membership::Cause& cause) {
   out.rank = cause.rank;
   out.exit_code = cause.exit_code;
   out.text = text_of(cause);
+  if (cause.kind == Kind::kNodeLost) out.lost_node = cause.group_rank;
   // Its text names the node.
   if (cause.kind == Kind::kNodeLost || cause.kind == Kind::kNodeLeft) out.node_rank = -1;
   return out;
@@ -84,6 +85,7 @@ FailureNotice outcome_of(const Error& lost, bool running, const std::string& end
   out.text = running ? fmt::format("lost the coordinator at {}: {}", endpoint, lost.message)
                      : fmt::format("rendezvous: {}", lost.message);
   out.exit_code = running ? kExitPeerLost : kExitRendezvous;
+  out.cut_off = true;
   if (lost.code == ErrorCode::kMismatch) out.exit_code = kExitRefused;
   if (!busy.empty() && (lost.code == ErrorCode::kTimeout || lost.code == ErrorCode::kProtocol)) {
     out.text += fmt::format(". This agent could not run the coordinator itself: {}", busy);

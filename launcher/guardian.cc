@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <utility>
 
+#include "launcher/descendants.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -21,7 +22,7 @@ constexpr char kGoodbye = 'b';
 
 /// After fork. The process had one thread, so that the library may be used here.
 [[noreturn]] void keep_watch(int lifeline, int other_end, const char* directory, volatile pid_t* groups,
-                             std::size_t slots) {
+                             std::size_t slots, const std::string& token) {
   ::close(other_end);
   ::setsid();
   ::prctl(PR_SET_NAME, "muster-guardian", 0, 0, 0);
@@ -35,6 +36,7 @@ constexpr char kGoodbye = 'b';
   if (n == 1 && byte == kGoodbye) ::_exit(0);
   for (std::size_t i = 0; i < slots; ++i)
     if (const pid_t group = groups[i]; group > 1) ::kill(-group, SIGKILL);
+  end_by_token(token);
   std::error_code ignored;
   if (directory[0] != '\0') std::filesystem::remove_all(directory, ignored);
   ::_exit(0);
@@ -42,7 +44,7 @@ constexpr char kGoodbye = 'b';
 
 }  // namespace
 
-Result<Guardian> Guardian::start(std::size_t slots) {
+Result<Guardian> Guardian::start(std::size_t slots, const std::string& token) {
   Guardian out;
   out.slots_ = slots;
   void* shared =
@@ -54,9 +56,10 @@ Result<Guardian> Guardian::start(std::size_t slots) {
   if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe for the guardian", errno));
   const UniqueFd reader(ends[0]);
   out.lifeline_.reset(ends[1]);
-  out.pid_ = ::fork();
+  // fork(2), but for the signal at its end: this child is not one of those whose ends the agent looks for.
+  out.pid_ = static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL));
   if (out.pid_ < 0) return fail(errno_error("fork the guardian", errno));
-  if (out.pid_ == 0) keep_watch(reader.get(), ends[1], out.directory_, out.groups_, slots);
+  if (out.pid_ == 0) keep_watch(reader.get(), ends[1], out.directory_, out.groups_, slots, token);
   return out;
 }
 
@@ -71,7 +74,7 @@ Guardian::~Guardian() {
   if (pid_ > 0) {
     (void)write_all(lifeline_.get(), std::string_view(&kGoodbye, 1));
     lifeline_.reset();
-    retry_eintr([&] { return ::waitpid(pid_, nullptr, 0); });
+    retry_eintr([&] { return ::waitpid(pid_, nullptr, __WALL); });
   }
   if (directory_ != nullptr) ::munmap(directory_, shared_bytes());
 }

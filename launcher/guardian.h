@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Guardian: a small process that outlives the launcher by a moment. The parent-death signal reaches workers
 // only, not the processes they started; when the launcher is gone without having said goodbye, the guardian
-// sends SIGKILL to every process group that was still registered. It sleeps in one read(2), in a session of
-// its own, with no other descriptor. Owned by main; registered to by WorkerGroup. Costs one fork (0.2 ms) per
+// sends SIGKILL to every process group that was still registered, and to what left its group but still has
+// the workers' token in its environment (descendants.h). It sleeps in one read(2), in a session of its own,
+// with no other descriptor. Owned by main; registered to by WorkerGroup. Costs one fork (0.2 ms) per
 // launcher.
 #pragma once
 
@@ -18,8 +19,9 @@ namespace muster::launcher {
 
 class Guardian {
  public:
-  /// To be called before other descriptors are opened. `slots`: local workers.
-  [[nodiscard]] static Result<Guardian> start(std::size_t slots);
+  /// To be called before other descriptors are opened. `slots`: local workers. `token`: in their
+  /// environments; empty: none.
+  [[nodiscard]] static Result<Guardian> start(std::size_t slots, const std::string& token = {});
   Guardian(Guardian&& other) noexcept;
   Guardian& operator=(Guardian&&) = delete;
   /// Sends the guardian home and reaps it.

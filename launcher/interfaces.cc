@@ -147,4 +147,11 @@ std::string interface_of(const std::vector<InterfaceAddress>& all, std::string_v
   return found == all.end() ? std::string() : found->interface;
 }
 
+std::string interface_towards(const std::vector<std::string>& offered,
+                              const std::vector<InterfaceAddress>& own) {
+  for (const std::string& address : addresses_to_try(offered, own))
+    if (std::string found = interface_of(own, source_address(address)); !found.empty()) return found;
+  return {};
+}
+
 }  // namespace muster::launcher

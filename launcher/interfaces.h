@@ -45,4 +45,9 @@ inline constexpr std::size_t kMaxOffered = 16;
 /// The interface that has the address; empty: none has.
 [[nodiscard]] std::string interface_of(const std::vector<InterfaceAddress>& all, std::string_view address);
 
+/// The interface by which the kernel would send to the first of another node's addresses to which there is a
+/// route; empty: to none.
+[[nodiscard]] std::string interface_towards(const std::vector<std::string>& offered,
+                                            const std::vector<InterfaceAddress>& own);
+
 }  // namespace muster::launcher

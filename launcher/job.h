@@ -9,12 +9,15 @@
 #include <string>
 #include <vector>
 
+#include "launcher/cause.h"
 #include "launcher/exit_status.h"
 #include "launcher/placement.h"
+#include "launcher/restart_policy.h"
 #include "launcher/std_map.h"
 #include "rendezvous/auth.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/membership.h"
+#include "rendezvous/tls.h"
 
 namespace muster::launcher {
 
@@ -27,17 +30,39 @@ struct Command {
   friend bool operator==(const Command&, const Command&) = default;
 };
 
+enum class View { kAll, kRank0, kFold };
+
 struct LogSettings {
   std::optional<std::string> directory;  // --log-dir; nothing: a temporary one
   StdMap redirects;
   StdMap tee;
   std::vector<int> local_ranks_filter;  // empty: all
+  std::vector<int> ranks_filter;        // likewise, of the world
   std::string prefix_template;
+  View view = View::kAll;
+  std::string hostname;  // ${hostname} in it: the machine's own, short, whatever --local-addr says
+  // --duplicate-*-filters: teed lines that contain one of the texts are also kept apart; an empty text is in
+  // every line. Empty: no such file.
+  std::vector<std::string> stdout_filters, stderr_filters;
 
   friend bool operator==(const LogSettings&, const LogSettings&) = default;
 };
 
 enum class RendezvousMode { kStandalone, kStatic, kElastic };
+
+/// An etcd over which the agents elect who runs the coordinator.
+struct EtcdSettings {
+  struct Member {
+    std::string host;
+    std::uint16_t port = 0;
+
+    friend bool operator==(const Member&, const Member&) = default;
+  };
+  std::vector<Member> members;
+  std::optional<tls::Context> tls;
+  std::string prefix = "/muster";  // of all keys
+  std::int64_t lease_ttl_seconds = 10;
+};
 
 /// What only a job with a coordinator has (kElastic).
 struct ElasticJob {
@@ -52,6 +77,12 @@ struct ElasticJob {
   std::string local_addr;            // the only address offered, unless it is a mere name
   std::string interface;             // the only one whose addresses are offered; empty: all
   std::optional<auth::Secret> secret;
+  std::optional<EtcdSettings>
+      etcd;  // instead of a coordinator at the endpoint, which then is its first member
+  std::optional<tls::Context> tls;         // towards the coordinator
+  std::optional<tls::Context> tls_server;  // of a coordinator that this agent runs
+  bool proves = false;                     // agents show a secret or a certificate
+  bool store_proxy = false;  // the coordinator has the workers' store, and this agent carries it to them
 };
 
 struct Job {
@@ -67,6 +98,7 @@ struct Job {
   std::string role = "default";
   std::string run_id = "none";
   int max_restarts = 0;
+  RestartRules restarts;
   Command command;
   bool virtual_local_rank = false;
   std::vector<RankPlacement> placement;  // by local rank; empty: neither asked for nor to be shown
@@ -79,7 +111,11 @@ struct Job {
   std::vector<int> signals;  // passed on to the workers
   std::string signals_text;  // --signals-to-handle as given
   Millis grace{30'000};
-  std::string host;  // this node's name in messages
+  std::string host;     // this node's name in messages
+  std::string lineage;  // of the workers: the launchers above, and this one's token at its end
+
+  /// In the environment of whatever this agent's workers start, and nowhere else.
+  [[nodiscard]] std::string token() const { return lineage.substr(lineage.rfind(':') + 1); }
 };
 
 /// Where this node stands in one attempt.
@@ -93,7 +129,8 @@ struct Assignment {
   int role_world_size = 1;
   std::string master_addr;
   std::uint16_t master_port = 0;
-  std::string interface = {};  // by which the first node is reached; empty: not known
+  std::string interface = {};   // by which the first node is reached; empty: not known
+  std::int64_t generation = 0;  // as a coordinator counts; without one the same as attempt
 
   friend bool operator==(const Assignment&, const Assignment&) = default;
 };
@@ -110,6 +147,12 @@ struct WorkerOutcome {
   std::string error_message;     // from the error file
   std::string error_callstack;   // likewise
   std::vector<std::string> stderr_tail;
+  Cause cause;
+  std::string device;               // "GPU 3 (GPU-5a...)"; empty: none
+  std::string progress;             // what it reported last about its progress
+  std::vector<std::string> kernel;  // what the kernel's log says of it
+  /// From when its end was learnt until the attempt's outcome was known here; negative: it ended afterwards.
+  std::int64_t before_outcome_ms = 0;
 
   friend bool operator==(const WorkerOutcome&, const WorkerOutcome&) = default;
 };
@@ -123,6 +166,8 @@ struct FailureNotice {
   std::string text;      // "rank 3 (local_rank 1, pid 77) on host-a exited with code 7"
   bool restart = false;  // the next attempt follows
   bool regroup = false;  // with restart: because other nodes take part, which uses none of --max-restarts
+  int lost_node = -1;    // the node whose agent is gone; -1: none
+  bool cut_off = false;  // the other nodes cannot be reached any more
 
   friend bool operator==(const FailureNotice&, const FailureNotice&) = default;
 };

@@ -10,6 +10,8 @@
 #include "launcher/nproc.h"
 #include "launcher/program.h"
 #include "launcher/rendezvous_plan.h"
+#include "launcher/slurm.h"
+#include "launcher/step_options.h"
 #include "rendezvous/env_contract.h"
 
 namespace muster::launcher {
@@ -35,6 +37,23 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
+/// At commas; two of them are one in the text, as in torchrun.
+std::vector<std::string> parse_filters(const std::optional<std::string>& text) {
+  std::vector<std::string> out;
+  if (!text) return out;
+  out.emplace_back();
+  for (std::size_t i = 0; i < text->size(); ++i) {
+    const char c = (*text)[i];
+    if (c == ',' && text->substr(i, 2) != ",,") {
+      out.emplace_back();
+      continue;
+    }
+    out.back().push_back(c);
+    if (c == ',') ++i;
+  }
+  return out;
+}
+
 Result<std::vector<int>> parse_signals(std::string_view text) {
   std::vector<int> out;
   for (const std::string_view part : split(text, ',')) {
@@ -49,6 +68,23 @@ Result<std::vector<int>> parse_signals(std::string_view text) {
   return out;
 }
 
+Result<std::vector<int>> parse_ranks(std::string_view option, std::string_view text, std::int64_t most) {
+  std::vector<int> out;
+  if (text.empty()) return out;
+  for (const std::string_view part : split(text, ',')) {
+    MUSTER_TRY(const std::int64_t rank, parse_integer(option, trimmed(part), 0, most));
+    out.push_back(static_cast<int>(rank));
+  }
+  return out;
+}
+
+Result<View> parse_view(std::string_view text) {
+  if (text == "all") return View::kAll;
+  if (text == "rank0") return View::kRank0;
+  if (text == "fold") return View::kFold;
+  return usage(fmt::format("--view={}: not one of all, rank0, fold", text));
+}
+
 Result<LogSettings> plan_logs(const Options& options, const Environment& environment) {
   LogSettings out;
   out.directory = options.log_dir;
@@ -58,11 +94,17 @@ Result<LogSettings> plan_logs(const Options& options, const Environment& environ
   if (!tee) return fail("--tee", std::move(tee).error());
   out.redirects = *std::move(redirects);
   out.tee = *std::move(tee);
-  if (!options.local_ranks_filter.empty())
-    for (const std::string_view part : split(options.local_ranks_filter, ',')) {
-      MUSTER_TRY(const std::int64_t rank, parse_integer("--local-ranks-filter", trimmed(part), 0, 65535));
-      out.local_ranks_filter.push_back(static_cast<int>(rank));
-    }
+  MUSTER_TRY(out.local_ranks_filter, parse_ranks("--local-ranks-filter", options.local_ranks_filter, 65'535));
+  MUSTER_TRY(out.ranks_filter, parse_ranks("--ranks-filter", options.ranks_filter, 100'000'000));
+  MUSTER_TRY(out.view, parse_view(options.view));
+  // Who looks at a part only has the whole in files, if they are to be kept at all.
+  if (out.view != View::kAll && options.log_dir && out.redirects.none() && out.tee.none())
+    out.tee.others = Std::kBoth;
+  out.stdout_filters = parse_filters(options.duplicate_stdout_filters);
+  out.stderr_filters = parse_filters(options.duplicate_stderr_filters);
+  if (out.directory == "/dev/null" && !(out.stdout_filters.empty() && out.stderr_filters.empty()))
+    return usage(
+        "--duplicate-*-filters: with --log-dir=/dev/null there is no directory for the filtered lines");
   if (options.log_line_prefix_template && !options.log_line_prefix_template->empty()) {
     out.prefix_template = *options.log_line_prefix_template;
   } else {
@@ -87,17 +129,33 @@ Result<Millis> plan_grace(const Options& options, const Environment& environment
 
 }  // namespace
 
-Result<Job> plan_job(const Options& options, const Environment& environment, const Machine& machine) {
+Result<Job> plan_job(const Options& given, const Environment& environment, const Machine& machine) {
+  std::optional<SlurmStep> step;
+  if (!given.standalone) {
+    MUSTER_TRY(step, read_slurm_step(environment));
+  }
+  Options options = given;
+  if (step) {
+    MUSTER_TRY(options, join_step(std::move(options), *step));
+  }
+  const std::string& here = step ? step->node_name() : machine.host;
+
   Job job;
   job.role = options.role;
   job.max_restarts = options.max_restarts;
   job.virtual_local_rank = options.virtual_local_rank;
-  job.host = options.local_addr.empty() ? machine.host : options.local_addr;
+  job.host = options.local_addr.empty() ? here : options.local_addr;
   job.signals_text = options.signals_to_handle;
+  job.lineage = std::string(lookup(environment, env::kLineage).value_or(""));
+  if (!job.lineage.empty()) job.lineage += ':';
+  job.lineage += machine.random_id();
+  MUSTER_TRY(job.restarts.final_codes, ExitCodes::parse(options.no_restart_on));
+  MUSTER_TRY(job.restarts.pause, RestartPause::parse(options.restart_backoff));
   MUSTER_TRY(job.signals, parse_signals(options.signals_to_handle));
   MUSTER_TRY(job.grace, plan_grace(options, environment));
   MUSTER_OK(plan_rendezvous(options, environment, machine.random_id, job));
   MUSTER_TRY(job.logs, plan_logs(options, environment));
+  job.logs.hostname = machine.host.substr(0, machine.host.find('.'));
   MUSTER_TRY(job.command, resolve_program(options, environment));
   int chosen = 0;
   if (!options.gpus.empty()) {

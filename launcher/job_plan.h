@@ -27,7 +27,7 @@ struct Machine {
 };
 
 /// kInvalidArgument: usage. kNotFound, kUnsupported: the program.
-[[nodiscard]] Result<Job> plan_job(const Options& options, const Environment& environment,
+[[nodiscard]] Result<Job> plan_job(const Options& given, const Environment& environment,
                                    const Machine& machine);
 
 }  // namespace muster::launcher

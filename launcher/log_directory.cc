@@ -81,6 +81,8 @@ LogDirectory::LogDirectory(LogDirectory&& other) noexcept
     : temporary_base_(std::exchange(other.temporary_base_, {})),
       run_(std::exchange(other.run_, {})),
       attempt_(std::exchange(other.attempt_, {})),
+      names_(std::exchange(other.names_, {})),
+      by_rank_(std::exchange(other.by_rank_, {})),
       begun_(std::exchange(other.begun_, {})) {}
 
 LogDirectory::~LogDirectory() {
@@ -89,8 +91,11 @@ LogDirectory::~LogDirectory() {
   std::filesystem::remove_all(temporary_base_, ignored);
 }
 
-Result<void> LogDirectory::begin_attempt(int attempt, int workers) {
+Result<void> LogDirectory::begin_attempt(Attempt names, int workers) {
   if (!enabled()) return {};
+  const int attempt = names.number;
+  names_ = std::move(names);
+  by_rank_.clear();
   // The nodes have changed and the number of restarts has not: what was written before stays.
   const int repeats = begun_[attempt]++;
   attempt_ = fmt::format("{}/attempt_{}", run_, attempt);
@@ -107,8 +112,29 @@ Result<void> LogDirectory::begin_attempt(int attempt, int workers) {
   return {};
 }
 
+Result<void> LogDirectory::name_by_rank(int local_rank, std::string_view suffix) {
+  if (by_rank_.empty()) {
+    const std::string path =
+        fmt::format("{}/generation_{}/{}", run_, names_.generation, as_file_name(names_.host));
+    std::error_code error;
+    std::filesystem::create_directories(path, error);
+    if (error) return fail(ErrorCode::kIo, fmt::format("create {}: {}", path, error.message()));
+    by_rank_ = path;
+  }
+  const std::string link = fmt::format("{}/{}.{}", by_rank_, names_.base_rank + local_rank, suffix);
+  const std::string target =
+      fmt::format("../../{}/{}/std{}.log", attempt_.substr(run_.size() + 1), local_rank, suffix);
+  if (::symlink(target.c_str(), link.c_str()) != 0)
+    return fail(errno_error("create the link " + link, errno));
+  return {};
+}
+
 std::string LogDirectory::file(int local_rank, std::string_view name) const {
   return enabled() ? fmt::format("{}/{}/{}", attempt_, local_rank, name) : std::string();
+}
+
+std::string LogDirectory::attempt_file(std::string_view name) const {
+  return enabled() ? fmt::format("{}/{}", attempt_, name) : std::string();
 }
 
 }  // namespace muster::launcher

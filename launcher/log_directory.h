@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // LogDirectory: torchrun's layout of files,
 //   <log-dir>/<run id>_<8 characters>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
+//   <log-dir>/<run id>_<8 characters>/attempt_<n>/{filtered_stdout.log,filtered_stderr.log}
+// and beside it the same output by rank of the world, as links:
+//   <log-dir>/<run id>_<8 characters>/generation_<n>/<host>/<rank>.{out,err}
 // Without --log-dir the base is a temporary directory, in memory unless it is to hold output, which goes away
 // with this object unless it was told to keep(). --log-dir=/dev/null: no directory at all. Owned by the
 // agent. Source: torch/distributed/elastic/multiprocessing/api.py (DefaultLogsSpecs).
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,6 +22,9 @@
 
 namespace muster::launcher {
 
+/// Where a worker writes a line about its progress, for the report.
+inline constexpr std::string_view kProgressFile = "progress";
+
 class LogDirectory {
  public:
   [[nodiscard]] static Result<LogDirectory> create(const LogSettings& settings, std::string_view run_id,
@@ -26,12 +33,23 @@ class LogDirectory {
   LogDirectory& operator=(LogDirectory&&) = delete;
   ~LogDirectory();
 
-  /// Makes attempt_<attempt> with a directory per worker; attempt_<attempt>.1 if that has begun before.
-  [[nodiscard]] Result<void> begin_attempt(int attempt, int workers);
+  /// What names the files of an attempt.
+  struct Attempt {
+    int number = 0;  // restarts used
+    std::int64_t generation = 0;
+    int base_rank = 0;
+    std::string host = {};
+  };
+  /// Makes attempt_<number> with a directory per worker; attempt_<number>.1 if that has begun before.
+  [[nodiscard]] Result<void> begin_attempt(Attempt attempt, int workers);
+  /// The link <rank>.<suffix> to a worker's stdout.log (suffix "out") or stderr.log ("err").
+  [[nodiscard]] Result<void> name_by_rank(int local_rank, std::string_view suffix);
 
   [[nodiscard]] bool enabled() const { return !run_.empty(); }
   /// A file of a worker of the attempt that was begun last; empty when not enabled.
   [[nodiscard]] std::string file(int local_rank, std::string_view name) const;
+  /// A file of that attempt, of no worker.
+  [[nodiscard]] std::string attempt_file(std::string_view name) const;
   /// The directory of this run, for messages; empty when not enabled.
   [[nodiscard]] const std::string& path() const { return run_; }
   /// What the destructor will remove; empty: nothing.
@@ -45,6 +63,8 @@ class LogDirectory {
   std::string temporary_base_;  // removed at the end, unless empty
   std::string run_;
   std::string attempt_;
+  Attempt names_;             // of the attempt begun last
+  std::string by_rank_;       // its generation_<n>/<host>, once something is linked there
   std::map<int, int> begun_;  // attempt -> how often
 };
 

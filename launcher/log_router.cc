@@ -11,47 +11,67 @@
 
 #include <fmt/format.h>
 
-#include "launcher/stderr_channel.h"
-#include "launcher/substitution.h"
+#include "launcher/output_channel.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kReadBytes = 64 * 1024;
-constexpr int kReadsPerTurn = 16;  // then other descriptors get their turn
+constexpr int kReadsPerTurn = 16;                    // then other descriptors get their turn
+constexpr std::size_t kErrorFileBytes = 256 * 1024;  // of a file with stderr in it, searched for an error
 constexpr int kReadsToDrain = 64;  // 256 KiB in pieces of 4 KiB: more than a pipe or a pseudo-terminal holds
+
+std::string end_of_file(const std::string& path, std::size_t max_bytes) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return {};
+  const off_t size = ::lseek(file.get(), 0, SEEK_END);
+  std::string out(std::min(static_cast<std::size_t>(size), max_bytes), '\0');
+  const ssize_t n = ::pread(file.get(), out.data(), out.size(), size - static_cast<off_t>(out.size()));
+  out.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return out;
+}
 
 }  // namespace
 
 struct LogRouter::Follower {
+  int local_rank = 0;
+  Std stream = Std::kOut;
   UniqueFd file;
   LineSplitter splitter;
-  std::string prefix;
-  OutputSink* target = nullptr;  // null: the filter hides this rank
-  bool waiting = false;          // for the target to clear
+  bool shown = false;
+  FilteredLog* filtered = nullptr;
+  bool waiting = false;  // for the screen to clear
+};
+
+struct LogRouter::Channel {
+  explicit Channel(boost::asio::io_context& io) : reader(io) {}
+
+  boost::asio::posix::stream_descriptor reader;
+  bool open = false;
+  int local_rank = 0;
+  Std stream = Std::kErr;
+  Screen::Form form = Screen::Form::kBytes;
+  LineSplitter splitter;  // with kLines
+  TailBuffer tail;        // of stderr
+  ErrorWatch errors;      // likewise
 };
 
 struct LogRouter::Worker {
-  explicit Worker(boost::asio::io_context& io) : channel(io) {}
+  explicit Worker(boost::asio::io_context& io) : out(io), err(io) {}
 
   UniqueFd child_stdout, child_stderr;  // until started()
-  boost::asio::posix::stream_descriptor channel;
-  bool channel_open = false;
-  bool shown = true;
-  TailBuffer tail;
+  Channel out, err;
   std::string stderr_path;  // when it goes to a file
 };
 
 LogRouter::LogRouter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
-                     const LogDirectory& directory, OutputSink& out, OutputSink& err, int terminal)
+                     LogDirectory& directory, OutputSink& out, OutputSink& err, Terminals terminals)
     : io_(io),
       job_(job),
-      assignment_(assignment),
       directory_(directory),
-      out_(out),
-      err_(err),
-      terminal_(terminal),
+      terminals_(terminals),
+      screen_(io, job, assignment, out, err),
       changes_(io),
       buffer_(kReadBytes, '\0'),
       alive_(std::make_shared<bool>(true)) {
@@ -62,26 +82,32 @@ LogRouter::~LogRouter() {
   *alive_ = false;
 }
 
-bool LogRouter::shown(int local_rank) const {
-  const auto& filter = job_.logs.local_ranks_filter;
-  return filter.empty() || std::find(filter.begin(), filter.end(), local_rank) != filter.end();
+/// They are there even if no line ever is.
+Result<void> LogRouter::open_filtered() {
+  if (!directory_.enabled()) return {};
+  const auto create = [&](const std::vector<std::string>& texts, const char* name,
+                          std::optional<FilteredLog>& out) -> Result<void> {
+    if (texts.empty() || out) return {};
+    MUSTER_TRY(FilteredLog log, FilteredLog::create(directory_.attempt_file(name), texts));
+    out.emplace(std::move(log));
+    return {};
+  };
+  MUSTER_OK(create(job_.logs.stdout_filters, "filtered_stdout.log", filtered_out_));
+  return create(job_.logs.stderr_filters, "filtered_stderr.log", filtered_err_);
 }
 
-std::string LogRouter::prefix(int local_rank) const {
-  return substitute(job_.logs.prefix_template, [&](std::string_view name) -> std::optional<std::string> {
-    if (name == "role_name") return job_.role;
-    if (name == "local_rank") return std::to_string(local_rank);
-    if (name == "rank") return std::to_string(assignment_.base_rank + local_rank);
-    if (name == "hostname") return job_.host.substr(0, job_.host.find('.'));
-    return std::nullopt;
-  });
+void LogRouter::flush(FilteredLog* filtered) {
+  if (filtered == nullptr) return;
+  if (const auto flushed = filtered->flush(); !flushed)
+    screen_.bytes(Std::kErr, fmt::format("muster: {}\n", flushed.error().message));
 }
 
-Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow, int& watch) {
+Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow) {
   const std::string path = directory_.file(local_rank, stream == Std::kOut ? "stdout.log" : "stderr.log");
   UniqueFd file(retry_eintr(
       [&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666); }));
   if (!file) return fail(errno_error("create " + path, errno));
+  MUSTER_OK(directory_.name_by_rank(local_rank, stream == Std::kOut ? "out" : "err"));
   if (!follow) return file;
   if (!changes_.is_open()) {
     UniqueFd notifier(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
@@ -90,39 +116,51 @@ Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow, i
     follow_changes();
   }
   auto follower = std::make_unique<Follower>();
+  follower->local_rank = local_rank;
+  follower->stream = stream;
+  follower->shown = screen_.shown(local_rank);
+  auto& filtered = stream == Std::kOut ? filtered_out_ : filtered_err_;
+  if (filtered) follower->filtered = &*filtered;
   follower->file.reset(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
   if (!follower->file) return fail(errno_error("open " + path, errno));
-  follower->prefix = prefix(local_rank);
-  if (shown(local_rank)) follower->target = stream == Std::kOut ? &out_ : &err_;
-  watch = ::inotify_add_watch(changes_.native_handle(), path.c_str(), IN_MODIFY);
+  const int watch = ::inotify_add_watch(changes_.native_handle(), path.c_str(), IN_MODIFY);
   if (watch < 0) return fail(errno_error("watch " + path + "; see fs.inotify.max_user_watches", errno));
   followers_[watch] = std::move(follower);
   return file;
 }
 
+Result<UniqueFd> LogRouter::open_channel(Channel& channel, int local_rank, Std stream, Screen::Form form) {
+  MUSTER_TRY(OutputChannel ends, open_output_channel(stream == Std::kOut ? terminals_.out : terminals_.err));
+  channel.reader.assign(ends.reader.release());
+  channel.open = true;
+  channel.local_rank = local_rank;
+  channel.stream = stream;
+  channel.form = form;
+  read_channel(channel);
+  return std::move(ends.writer);
+}
+
 Result<LogRouter::Streams> LogRouter::open(int local_rank) {
+  MUSTER_OK(open_filtered());
   auto& slot = workers_[static_cast<std::size_t>(local_rank)];
   slot = std::make_unique<Worker>(io_);
   Worker& worker = *slot;
-  worker.shown = shown(local_rank);
+  const Screen::Form form = screen_.form(local_rank);
   const Std tee = directory_.enabled() ? job_.logs.tee.of(local_rank) : Std::kNone;
   const Std files = directory_.enabled() ? job_.logs.redirects.of(local_rank) | tee : Std::kNone;
 
-  int watch = -1;
   if (has(files, Std::kOut)) {
-    MUSTER_TRY(worker.child_stdout, open_file(local_rank, Std::kOut, has(tee, Std::kOut), watch));
-  } else if (!worker.shown) {
+    MUSTER_TRY(worker.child_stdout, open_file(local_rank, Std::kOut, has(tee, Std::kOut)));
+  } else if (form == Screen::Form::kHidden) {
     worker.child_stdout.reset(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  } else if (form == Screen::Form::kLines) {
+    MUSTER_TRY(worker.child_stdout, open_channel(worker.out, local_rank, Std::kOut, form));
   }
   if (has(files, Std::kErr)) {
-    MUSTER_TRY(worker.child_stderr, open_file(local_rank, Std::kErr, has(tee, Std::kErr), watch));
+    MUSTER_TRY(worker.child_stderr, open_file(local_rank, Std::kErr, has(tee, Std::kErr)));
     worker.stderr_path = directory_.file(local_rank, "stderr.log");
   } else {
-    MUSTER_TRY(StderrChannel channel, open_stderr_channel(terminal_));
-    worker.child_stderr = std::move(channel.writer);
-    worker.channel.assign(channel.reader.release());
-    worker.channel_open = true;
-    read_channel(worker);
+    MUSTER_TRY(worker.child_stderr, open_channel(worker.err, local_rank, Std::kErr, form));
   }
   return Streams{worker.child_stdout.get(), worker.child_stderr.get()};
 }
@@ -133,40 +171,52 @@ void LogRouter::started(int local_rank) {
   worker.child_stderr.reset();
 }
 
-void LogRouter::read_channel(Worker& worker) {
-  worker.channel.async_wait(boost::asio::posix::descriptor_base::wait_read,
-                            [this, &worker, alive = alive_](boost::system::error_code error) {
+void LogRouter::read_channel(Channel& channel) {
+  channel.reader.async_wait(boost::asio::posix::descriptor_base::wait_read,
+                            [this, &channel, alive = alive_](boost::system::error_code error) {
                               if (error || !*alive) return;
-                              for (int i = 0; i < kReadsPerTurn && worker.channel_open; ++i) {
-                                if (worker.shown && err_.congested()) {
-                                  err_.when_clear([this, &worker, alive = alive_] {
-                                    if (*alive && worker.channel_open) read_channel(worker);
+                              const bool shown = channel.form != Screen::Form::kHidden;
+                              for (int i = 0; i < kReadsPerTurn && channel.open; ++i) {
+                                if (shown && screen_.congested(channel.stream)) {
+                                  screen_.when_clear(channel.stream, [this, &channel, alive = alive_] {
+                                    if (*alive && channel.open) read_channel(channel);
                                   });
                                   return;
                                 }
-                                if (!read_channel_once(worker)) break;
+                                if (read_channel_once(channel) == 0) break;
                               }
-                              if (worker.channel_open) read_channel(worker);
+                              if (channel.open) read_channel(channel);
                             });
 }
 
-/// False when there is nothing to read now, or no more ever.
-bool LogRouter::read_channel_once(Worker& worker) {
+/// 0 when there is nothing to read now, or no more ever.
+std::size_t LogRouter::read_channel_once(Channel& channel) {
+  const auto emit = [&](std::string_view line) { screen_.line(channel.local_rank, channel.stream, line); };
   const ssize_t n =
-      retry_eintr([&] { return ::read(worker.channel.native_handle(), buffer_.data(), buffer_.size()); });
+      retry_eintr([&] { return ::read(channel.reader.native_handle(), buffer_.data(), buffer_.size()); });
   if (n > 0) {
     const std::string_view bytes(buffer_.data(), static_cast<std::size_t>(n));
-    worker.tail.append(bytes);
-    if (worker.shown) err_.write(bytes);
-    return true;
+    if (channel.stream == Std::kErr) {
+      channel.tail.append(bytes);
+      // Who fills the whole buffer is not failing but talking: what it says costs no second look.
+      if (bytes.size() < kReadBytes) channel.errors.feed(bytes);
+    }
+    if (channel.form == Screen::Form::kBytes) screen_.bytes(channel.stream, bytes);
+    if (channel.form == Screen::Form::kLines) {
+      channel.splitter.feed(bytes, emit);
+      screen_.flush();
+    }
+    return bytes.size();
   }
   // A pseudo-terminal whose other end is closed everywhere reports EIO instead of end of file.
   if (n == 0 || errno != EAGAIN) {
-    worker.channel_open = false;
+    channel.open = false;
     boost::system::error_code ignored;
-    worker.channel.close(ignored);
+    channel.reader.close(ignored);
+    channel.splitter.finish(emit);
+    screen_.flush();
   }
-  return false;
+  return 0;
 }
 
 void LogRouter::follow_changes() {
@@ -189,19 +239,19 @@ void LogRouter::follow_changes() {
 }
 
 void LogRouter::read_follower(Follower& follower, bool to_the_end) {
-  if (follower.target == nullptr) return;
-  std::string lines;
+  if (!follower.shown) return;
   const auto emit = [&](std::string_view line) {
-    lines.append(follower.prefix).append(line).push_back('\n');
+    screen_.line(follower.local_rank, follower.stream, line);
+    if (follower.filtered != nullptr) follower.filtered->offer(screen_.prefix(follower.local_rank), line);
   };
   struct stat info {};
   off_t left = std::numeric_limits<off_t>::max();
   if (to_the_end && ::fstat(follower.file.get(), &info) == 0)
     left = info.st_size - ::lseek(follower.file.get(), 0, SEEK_CUR);
   while (left > 0) {
-    if (!to_the_end && follower.target->congested()) {
+    if (!to_the_end && screen_.congested(follower.stream)) {
       if (std::exchange(follower.waiting, true)) return;
-      follower.target->when_clear([this, &follower, alive = alive_] {
+      screen_.when_clear(follower.stream, [this, &follower, alive = alive_] {
         if (!*alive) return;
         follower.waiting = false;
         read_follower(follower, false);
@@ -212,41 +262,63 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
         retry_eintr([&] { return ::read(follower.file.get(), buffer_.data(), buffer_.size()); });
     if (n <= 0) break;
     left -= n;
-    lines.clear();
     follower.splitter.feed(std::string_view(buffer_.data(), static_cast<std::size_t>(n)), emit);
-    follower.target->write(lines);
+    screen_.flush();
+    flush(follower.filtered);
   }
   if (!to_the_end) return;
-  lines.clear();
   follower.splitter.finish(emit);
-  follower.target->write(lines);
+  screen_.flush();
+  flush(follower.filtered);
 }
 
 /// Bounded: a process that left its worker's group may still be writing, and for ever.
 void LogRouter::drain() {
-  for (auto& worker : workers_)
-    for (int i = 0; i < kReadsToDrain && worker && worker->channel_open && read_channel_once(*worker); ++i) {
+  for (auto& worker : workers_) {
+    if (!worker) continue;
+    for (Channel* channel : {&worker->out, &worker->err}) {
+      for (int i = 0; i < kReadsToDrain && channel->open && read_channel_once(*channel) > 0; ++i) {
+      }
+      channel->splitter.finish(
+          [&](std::string_view line) { screen_.line(channel->local_rank, channel->stream, line); });
     }
+  }
   for (auto& [watch, follower] : followers_) read_follower(*follower, true);
+  screen_.finish();
+}
+
+std::optional<Cause> LogRouter::error_so_far(int local_rank) {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  if (!worker) return std::nullopt;
+  if (worker->stderr_path.empty()) {
+    // No more than the channel holds: what comes later was not there when it was asked for.
+    for (std::size_t bytes = 0, n = 1; n > 0 && bytes < kReadBytes && worker->err.open; bytes += n)
+      n = read_channel_once(worker->err);
+    ErrorWatch watch = worker->err.errors;  // a copy: the last line may go on
+    watch.finish();
+    return watch.found();
+  }
+  ErrorWatch watch;
+  watch.feed(end_of_file(worker->stderr_path, kErrorFileBytes));
+  watch.finish();
+  return watch.found();
 }
 
 std::vector<std::string> LogRouter::stderr_tail(int local_rank, std::size_t lines) const {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
   if (!worker) return {};
-  if (worker->stderr_path.empty()) return worker->tail.last_lines(lines);
-  const UniqueFd file(::open(worker->stderr_path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return {};
-  const off_t size = ::lseek(file.get(), 0, SEEK_END);
-  std::string bytes(static_cast<std::size_t>(std::min<off_t>(size, TailBuffer::kDefaultCap)), '\0');
-  const ssize_t n = ::pread(file.get(), bytes.data(), bytes.size(), size - static_cast<off_t>(bytes.size()));
+  if (worker->stderr_path.empty()) return worker->err.tail.last_lines(lines);
   TailBuffer tail;
-  if (n > 0) tail.append(std::string_view(bytes.data(), static_cast<std::size_t>(n)));
+  tail.append(end_of_file(worker->stderr_path, TailBuffer::kDefaultCap));
   return tail.last_lines(lines);
 }
 
 void LogRouter::window_changed() {
-  for (const auto& worker : workers_)
-    if (worker && worker->channel_open) copy_window_size(terminal_, worker->channel.native_handle());
+  for (const auto& worker : workers_) {
+    if (!worker) continue;
+    if (worker->out.open) copy_window_size(terminals_.out, worker->out.reader.native_handle());
+    if (worker->err.open) copy_window_size(terminals_.err, worker->err.reader.native_handle());
+  }
 }
 
 }  // namespace muster::launcher

@@ -16,7 +16,11 @@
 #include <fmt/format.h>
 
 #include "launcher/agent.h"
+#include "launcher/completion.h"
 #include "launcher/cores.h"
+#include "launcher/descendants.h"
+#include "launcher/detach.h"
+#include "launcher/exec_plan.h"
 #include "launcher/gpus.h"
 #include "launcher/guardian.h"
 #include "launcher/hardware.h"
@@ -113,6 +117,7 @@ bool fit(const Options& options, const Job& job, const Environment& environment)
 int main(int argc, char** argv) {
   open_standard_descriptors();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
+  const std::vector<std::string> command(argv, argv + argc);
   const Environment environment = current_environment();
   const auto options = parse_options(arguments, environment);
   if (!options) return complain(options.error());
@@ -123,6 +128,16 @@ int main(int argc, char** argv) {
   if (options->version) {
     std::printf("muster %s\n", std::string(kVersion).c_str());
     return kExitOk;
+  }
+  if (options->print_completion) {
+    const auto script = completion_script(*options->print_completion);
+    if (!script) return complain(script.error());
+    std::fputs(script->c_str(), stdout);
+    return kExitOk;
+  }
+  if (options->exec) {
+    const auto plan = plan_exec(*options, environment, count_cpus);
+    return complain(plan ? execute(*plan) : plan.error());
   }
   const Machine machine{[&] { return count_gpus(environment); },
                         count_cpus,
@@ -141,8 +156,17 @@ int main(int argc, char** argv) {
   if (options->report_bindings) std::fputs(placement_table(*job).c_str(), stderr);
 
   ::signal(SIGPIPE, SIG_IGN);
-  auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size));
+  std::optional<DetachedJob> detached;
+  if (options->detach) {
+    auto side = detach(*job, options->job_name, command, environment);
+    if (!side) return complain(side.error());
+    if (const int* exit_status = std::get_if<int>(&*side)) return *exit_status;
+    detached = std::get<DetachedJob>(*std::move(side));
+  }
+  Descendants descendants(job->token());
+  auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size), job->token());
   if (!guardian) return complain(guardian.error());
+  descendants.spare(guardian->pid());
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
   // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does
   // not.
@@ -162,9 +186,11 @@ int main(int argc, char** argv) {
                     job->local_world_size, job->threads));
   int status = kExitSystem;
   {
-    Agent agent(io, *job, environment, log, *guardian, out, err, descriptor_limit);
+    Agent agent(io, *job, environment, log, *guardian, descendants, out, err, descriptor_limit);
+    if (detached) agent.keep_entry(*detached);
     status = agent.run();
   }
+  if (detached) detached->ended(status, log);
   const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushPatience);
   if (lost_out > 0)
     log.warning(

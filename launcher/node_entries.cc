@@ -12,6 +12,11 @@
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {
+namespace {
+
+constexpr std::string_view kNoReport = "-";
+
+}  // namespace
 
 std::string NodeEntries::key(std::string_view name) const {
   return fmt::format("/{}/{}", job_.run_id, name);
@@ -31,6 +36,10 @@ std::string NodeEntries::ranks(int attempt, int node) const {
 
 std::string NodeEntries::claim(int node) const {
   return key(fmt::format("node/{}", node));
+}
+
+std::string NodeEntries::report(int attempt, int node) const {
+  return fmt::format("{}report/{}", of_attempt(attempt), node);
 }
 
 std::string NodeEntries::left(std::string_view connection) const {
@@ -75,6 +84,62 @@ Awaitable<std::vector<int>> NodeEntries::missing_nodes(int attempt) {
     if (!*here) missing.push_back(node);
   }
   co_return missing;
+}
+
+Awaitable<Result<Rendezvous::Membership>> NodeEntries::read_place(int attempt) {
+  const std::string own_ranks = ranks(attempt, job_.node_rank);
+  auto range_text = co_await link_.get(own_ranks);
+  if (!range_text) co_return fail(range_text.error());
+  if (range_text->starts_with("!{")) {
+    auto ended = outcome_from_json(std::string_view(*range_text).substr(1));
+    if (!ended) co_return fail(ended.error());
+    if (const auto* notice = std::get_if<FailureNotice>(&*ended)) co_return Rendezvous::Membership(*notice);
+  }
+  if (range_text->starts_with("!")) co_return fail(ErrorCode::kMismatch, range_text->substr(1));
+  auto range = rank_range_from_json(*range_text);
+  if (!range) co_return fail(range.error());
+  const std::string port_key = of_attempt(attempt) + "MASTER_PORT";
+  auto port = co_await link_.get(port_key);
+  if (!port) co_return fail(port.error());
+  auto number = parse_integer("MASTER_PORT", *port, 1, 65535);
+  if (!number) co_return fail(number.error());
+  Assignment out;
+  out.attempt = attempt;
+  out.generation = attempt;
+  out.group_rank = job_.node_rank;
+  out.group_world_size = job_.nodes;
+  out.base_rank = range->base_rank;
+  out.world_size = range->world_size;
+  out.role_base_rank = range->role_base_rank;
+  out.role_world_size = range->role_world_size;
+  out.master_addr = job_.master_addr;
+  out.master_port = static_cast<std::uint16_t>(*number);
+  co_return out;
+}
+
+Awaitable<Result<void>> NodeEntries::send_report(int attempt, std::string part) {
+  const std::string own = report(attempt, job_.node_rank);
+  co_return co_await link_.set(own, std::move(part));
+}
+
+Awaitable<Result<void>> NodeEntries::give_up_report(int attempt, int node) {
+  const std::string theirs = report(attempt, node);
+  const std::string none(kNoReport);
+  auto written = co_await link_.set_if_absent(theirs, none);
+  if (!written) co_return fail(written.error());
+  co_return Result<void>{};
+}
+
+Awaitable<Result<void>> NodeEntries::gather_reports(AgentLink& link, int attempt, Instant deadline,
+                                                    Rendezvous::PartCame came) {
+  for (int node = 1; node < job_.nodes; ++node) {
+    const std::string theirs = report(attempt, node);
+    if (auto ok = co_await link.wait(theirs, deadline); !ok) co_return ok;
+    auto part = co_await link.get(theirs);
+    if (!part) co_return fail(part.error());
+    came(node, *part == kNoReport ? std::string() : *std::move(part));
+  }
+  co_return Result<void>{};
 }
 
 Awaitable<Result<void>> NodeEntries::mark_left(std::string connection) {

@@ -14,6 +14,7 @@
 
 #include "launcher/agent_link.h"
 #include "launcher/job.h"
+#include "launcher/rendezvous.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
@@ -30,13 +31,21 @@ class NodeEntries {
   /// stands for this agent.
   Awaitable<Result<std::string>> claim_node_rank(AgentLink& waiting, Instant deadline);
   Awaitable<std::vector<int>> missing_nodes(int attempt);
+  /// What node 0 has written for this node: its place, or why it has none.
+  Awaitable<Result<Rendezvous::Membership>> read_place(int attempt);
   Awaitable<Result<void>> mark_left(std::string connection);
+  Awaitable<Result<void>> send_report(int attempt, std::string part);
 
   // Node 0's.
   /// What every node finds instead of its ranks.
   Awaitable<Result<void>> refuse(int attempt, std::string text);
   /// Nobody must wait for a node that is gone. What that node has said itself has precedence.
   Awaitable<Result<void>> give_up_on(int attempt, FailureNotice notice);
+  /// Its part of the report will not come.
+  Awaitable<Result<void>> give_up_report(int attempt, int node);
+  /// On a link of its own, as for wait_until_left().
+  Awaitable<Result<void>> gather_reports(AgentLink& link, int attempt, Instant deadline,
+                                         Rendezvous::PartCame came);
   /// Removes what the agent of an ended connection has written before the first assignment.
   Awaitable<Result<void>> forget(std::string connection);
   /// Until all who claimed a rank are through or gone. On a link of its own: this one is needed to note
@@ -46,6 +55,7 @@ class NodeEntries {
  private:
   [[nodiscard]] std::string key(std::string_view name) const;
   [[nodiscard]] std::string claim(int node) const;
+  [[nodiscard]] std::string report(int attempt, int node) const;
   [[nodiscard]] std::string left(std::string_view connection) const;
 
   const Job& job_;

@@ -16,8 +16,9 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-/// The physical GPU an entry names, or -1.
-int device_of(std::span<const std::string> uuids, std::string_view entry) {
+}  // namespace
+
+int index_of_device(std::span<const std::string> uuids, std::string_view entry) {
   if (entry.starts_with("GPU-")) {
     // An abbreviated UUID counts while it fits one device only. Without UUIDs the driver has to be believed.
     int found = -1;
@@ -34,8 +35,6 @@ int device_of(std::span<const std::string> uuids, std::string_view entry) {
   if (error != std::errc{} || end != entry.data() + entry.size() || index < 0) return -1;
   return index < static_cast<int>(uuids.size()) ? index : -1;
 }
-
-}  // namespace
 
 Result<int> resolve_nproc(std::optional<std::string_view> text, const std::function<int()>& gpu_count,
                           const std::function<int()>& cpu_count) {
@@ -74,7 +73,7 @@ int count_visible(std::span<const std::string> uuids, std::optional<std::string_
       if (uuids.empty() || std::find(slices.begin(), slices.end(), entry) != slices.end()) break;
       slices.push_back(entry);
     } else {
-      const int device = device_of(uuids, entry);
+      const int device = index_of_device(uuids, entry);
       if (device < 0) break;
       // CUDA shows no device at all when one is listed twice.
       if (!entry.starts_with("GPU-") || !uuids[static_cast<std::size_t>(device)].empty())

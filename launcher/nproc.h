@@ -20,6 +20,10 @@ namespace muster::launcher {
                                         const std::function<int()>& gpu_count,
                                         const std::function<int()>& cpu_count);
 
+/// The physical GPU that an entry of CUDA_VISIBLE_DEVICES names, by its place in `uuids`; -1: none, or
+/// several.
+[[nodiscard]] int index_of_device(std::span<const std::string> uuids, std::string_view entry);
+
 /// GPUs a CUDA program would see: all without the variable; else the entries up to the first one that names
 /// none. `uuids`: of the physical GPUs, in CUDA's order, or as many empty texts when only their number is
 /// known.

@@ -51,18 +51,32 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--master-port", o.master_port)->check(CLI::Range(0, 65535));
   app.add_flag("--standalone", o.standalone);
   app.add_option("--max-restarts", o.max_restarts)->check(CLI::NonNegativeNumber);
+  app.add_option("--restart-backoff", o.restart_backoff);
+  app.add_option("--no-restart-on", o.no_restart_on);
   app.add_flag("--module", o.module);
   app.add_flag("--no-python", o.no_python);
+  app.add_flag("--run-path", o.run_path);
+  app.add_flag("--use-env", o.use_env);
+  app.add_flag("--no-use-env", o.no_use_env);
+  app.add_option("--local-rank-arg", o.local_rank_arg);
   app.add_option("--log-dir", o.log_dir);
   app.add_option("--redirects", o.redirects);
   app.add_option("--tee", o.tee);
   app.add_option("--local-ranks-filter", o.local_ranks_filter);
+  app.add_option("--ranks-filter", o.ranks_filter);
+  app.add_option("--view", o.view);
+  app.add_option("--duplicate-stdout-filters", o.duplicate_stdout_filters);
+  app.add_option("--duplicate-stderr-filters", o.duplicate_stderr_filters);
   app.add_option("--log-line-prefix-template", o.log_line_prefix_template);
   app.add_option("--role", o.role);
   app.add_option("--rdzv-id", o.rdzv_id);
   app.add_option("--rdzv-backend", o.rdzv_backend);
   app.add_option("--rdzv-endpoint", o.rdzv_endpoint);
   app.add_option("--rdzv-conf", o.rdzv_conf);
+  app.add_option("--monitor-interval", o.monitor_interval_s)->check(CLI::PositiveNumber);
+  app.add_option("--start-method", o.start_method)->check(CLI::IsMember({"spawn", "fork", "forkserver"}));
+  app.add_option("--event-log-handler", o.event_log_handler)
+      ->check(CLI::IsMember({"null", "console", "dynamic_rendezvous"}));
   app.add_option("--signals-to-handle", o.signals_to_handle);
   app.add_option("--shutdown-timeout", o.shutdown_timeout_s)->check(CLI::Range(0.0, 1e6));
   app.add_flag("--virtual-local-rank", o.virtual_local_rank);
@@ -70,6 +84,14 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--iface", o.iface);
   app.add_option("--spares", o.spares)->check(CLI::NonNegativeNumber);
   app.add_option("--secret-file", o.secret_file);
+  app.add_flag("--detach", o.detach);
+  app.add_option("--job-name", o.job_name);
+  app.add_flag("--exec", o.exec);
+  app.add_option("--tls-ca", o.tls_ca);
+  app.add_option("--tls-cert", o.tls_cert);
+  app.add_option("--tls-key", o.tls_key);
+  app.add_flag("--store-proxy", o.store_proxy);
+  app.add_flag("--no-store-proxy", o.no_store_proxy);
   app.add_option("--gpus", o.gpus);
   app.add_flag("--oversubscribe", o.oversubscribe);
   app.add_option("--bind", o.bind);
@@ -79,6 +101,14 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--preflight", o.preflight)->check(CLI::IsMember({"off", "quick", "full"}));
   app.add_flag("--help", o.help);
   app.add_flag("--version", o.version);
+}
+
+/// Where an empty text goes that means something else than none.
+std::optional<std::string>* empty_text(std::string_view name, Options& o) {
+  if (name == "log-line-prefix-template") return &o.log_line_prefix_template;
+  if (name == "duplicate-stdout-filters") return &o.duplicate_stdout_filters;
+  if (name == "duplicate-stderr-filters") return &o.duplicate_stderr_filters;
+  return nullptr;
 }
 
 std::string described(const OptionRow& row) {
@@ -100,7 +130,8 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
     Options only;
     only.help = given.row->name == "help";
     only.version = given.row->name == "version";
-    if (only.help || only.version) return only;
+    if (given.row->name == "print-completion") only.print_completion = given.value;
+    if (only.help || only.version || only.print_completion) return only;
   }
   MUSTER_TRY(const Values collected, collect(line, environment));
 
@@ -112,16 +143,24 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
     // One option at a time, so that an error can say whether it was typed or came from the environment.
     for (const auto& [name, value] : collected.values) {
       const CLI::Option* option = app.get_option_no_throw("--" + name);
-      if (option == nullptr) continue;  // kNoEffect
+      if (option == nullptr) continue;
+      // argparse holds what is typed to the choices, not what the environment says; it has no effect anyway.
+      if (name == "start-method" && collected.from_environment.contains(name)) continue;
       current = name;
       const bool flag = option->get_items_expected_max() == 0;
       // An empty text is a value here (PET_X="" counts as set), which CLI11 would refuse.
       if (!flag && value.empty()) {
-        if (name == "rdzv-endpoint" || name == "rdzv-conf" || name == "local-ranks-filter" ||
-            name == "local-addr" || name == "iface" || name == "secret-file")
+        if (name == "log-dir" || name == "rdzv-endpoint" || name == "rdzv-conf" ||
+            name == "local-ranks-filter" || name == "ranks-filter" || name == "local-addr" ||
+            name == "iface" || name == "secret-file" || name == "job-name" || name == "no-restart-on" ||
+            name.starts_with("tls-"))
           continue;
-        if (name == "log-line-prefix-template") {
-          out.log_line_prefix_template = "";
+        if (name == "role") {
+          out.role = "";
+          continue;
+        }
+        if (std::optional<std::string>* text = empty_text(name, out)) {
+          *text = "";
           continue;
         }
         return fail(ErrorCode::kInvalidArgument, fmt::format("--{} needs a value", name));
@@ -143,6 +182,7 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
                 "no program given; usage: muster [options] program|script.py [args...] (see muster --help)");
   out.program = std::move(*line.program);
   out.arguments = std::move(line.arguments);
+  out.given.insert(collected.values.begin(), collected.values.end());
   return out;
 }
 
@@ -152,7 +192,9 @@ std::string help_text() {
       "Starts one worker per GPU (or --nproc-per-node) on this node, tells each who it is, and keeps them "
       "together:\n"
       "the first failure stops all, and the report says which rank failed and why.\n"
-      "A .py file is run by Python, anything executable directly. Options precede the program.\n\n"
+      "A .py file is run by Python, anything executable directly. Options precede the program.\n"
+      "Under Slurm: srun -N 2 --ntasks-per-node=1 muster [options] program; nodes and ranks come from "
+      "Slurm.\n\n"
       "options (each also as PET_<NAME> in the environment; '_' may stand for '-'):\n";
   for (const OptionRow& row : kOptionTable)
     if (row.support == Support::kFull) out += described(row);

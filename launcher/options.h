@@ -4,6 +4,8 @@
 // to be followed by exit 2.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,18 +25,31 @@ struct Options {
   std::optional<int> master_port;
   bool standalone = false;
   int max_restarts = 0;
+  std::string restart_backoff = "0";
+  std::string no_restart_on;
   bool module = false;
   bool no_python = false;
+  bool run_path = false;
+  bool use_env = false;
+  bool no_use_env = false;
+  std::optional<std::string> local_rank_arg;
   std::optional<std::string> log_dir;
   std::string redirects = "0";
   std::string tee = "0";
   std::string local_ranks_filter;
+  std::string ranks_filter;
+  std::string view = "all";
+  std::optional<std::string> duplicate_stdout_filters;
+  std::optional<std::string> duplicate_stderr_filters;
   std::optional<std::string> log_line_prefix_template;
   std::string role = "default";
   std::optional<std::string> rdzv_id;
   std::string rdzv_backend = "static";
   std::string rdzv_endpoint;
   std::string rdzv_conf;
+  double monitor_interval_s = 0.1;  // this and the next two are checked and have no effect
+  std::string start_method = "spawn";
+  std::string event_log_handler = "null";
   std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::optional<double> shutdown_timeout_s;
   bool virtual_local_rank = false;
@@ -42,6 +57,15 @@ struct Options {
   std::string iface;
   int spares = 0;
   std::string secret_file;
+  bool detach = false;
+  std::string job_name;
+  std::optional<std::string> print_completion;
+  bool exec = false;
+  std::string tls_ca;
+  std::string tls_cert;
+  std::string tls_key;
+  bool store_proxy = false;
+  bool no_store_proxy = false;
   std::string gpus;
   bool oversubscribe = false;
   std::string bind;
@@ -54,11 +78,13 @@ struct Options {
 
   std::string program;
   std::vector<std::string> arguments;
+  std::map<std::string, std::string, std::less<>> given;  // name -> text, typed or PET_*; not defaults
 
   friend bool operator==(const Options&, const Options&) = default;
 };
 
-/// `arguments` without argv[0]. With --help or --version a program is not required.
+/// `arguments` without argv[0]. With --help, --version or --print-completion a program is not
+/// required.
 [[nodiscard]] Result<Options> parse_options(std::span<const std::string> arguments,
                                             const Environment& environment);
 

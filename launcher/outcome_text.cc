@@ -17,7 +17,8 @@ std::string to_json(const AttemptOutcome& outcome) {
               {"rank", notice->rank},
               {"exit_code", notice->exit_code},
               {"text", notice->text},
-              {"restart", notice->restart}}
+              {"restart", notice->restart},
+              {"lost_node", notice->lost_node}}
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -25,8 +26,10 @@ Result<AttemptOutcome> outcome_from_json(std::string_view text) {
   const Json json = Json::parse(text, nullptr, false);
   try {
     if (json.at("ok")) return AllSucceeded{};
-    return FailureNotice{json.at("node"),      json.at("host"), json.at("rank"),
-                         json.at("exit_code"), json.at("text"), json.at("restart")};
+    FailureNotice out{json.at("node"),      json.at("host"), json.at("rank"),
+                      json.at("exit_code"), json.at("text"), json.at("restart")};
+    out.lost_node = json.value("lost_node", -1);
+    return out;
   } catch (const Json::exception& error) {
     return fail(ErrorCode::kProtocol, fmt::format("an outcome is not what muster writes ({}): {}",
                                                   error.what(), text.substr(0, 200)));

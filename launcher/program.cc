@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/run_path.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -59,18 +60,30 @@ Result<std::string> find_python(const Environment& environment) {
       "a Python program needs an interpreter, and neither python3 nor python is on PATH; set PYTHON_EXEC");
 }
 
+/// The program's own arguments, with torch.distributed.launch's before them.
+void add_arguments(const Options& options, Command& out) {
+  if (options.no_use_env || options.local_rank_arg) {
+    const std::string& name = options.local_rank_arg.value_or("local-rank");
+    out.arguments.push_back(fmt::format("{}{}=${{local_rank}}", name.starts_with('-') ? "" : "--", name));
+  }
+  out.arguments.insert(out.arguments.end(), options.arguments.begin(), options.arguments.end());
+}
+
 Result<Command> with_python(const Options& options, const Environment& environment) {
   MUSTER_TRY(std::string python, find_python(environment));
   Command out{python, {python, "-u"}, options.program};
-  if (options.module) out.arguments.push_back("-m");
+  if (options.run_path)
+    out.arguments = {python, "-c", std::string(kRunPathProgram)};
+  else if (options.module)
+    out.arguments.push_back("-m");
   out.arguments.push_back(options.program);
-  out.arguments.insert(out.arguments.end(), options.arguments.begin(), options.arguments.end());
+  add_arguments(options, out);
   return out;
 }
 
 Command direct(std::string path, const Options& options) {
   Command out{std::move(path), {options.program}, options.program};
-  out.arguments.insert(out.arguments.end(), options.arguments.begin(), options.arguments.end());
+  add_arguments(options, out);
   return out;
 }
 
@@ -89,10 +102,19 @@ std::optional<std::string> search_path(std::string_view name, std::string_view p
 }
 
 Result<Command> resolve_program(const Options& options, const Environment& environment) {
-  if (options.module && options.no_python)
+  const bool passes_rank = options.no_use_env || options.local_rank_arg;
+  if (passes_rank && options.use_env)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("--use-env asks for no argument with the local rank, {} for one: leave one out",
+                            options.no_use_env ? "--no-use-env" : "--local-rank-arg"));
+  if (passes_rank && options.no_python)
+    return fail(ErrorCode::kInvalidArgument,
+                "--no-python cannot be combined with --no-use-env or --local-rank-arg; write "
+                "'--local-rank=${local_rank}' as an argument of the program instead");
+  if (options.module && options.no_python && !options.run_path)
     return fail(ErrorCode::kInvalidArgument,
                 "-m runs a Python module, so it cannot be combined with --no-python");
-  if (options.module) return with_python(options, environment);
+  if (options.module && !options.run_path) return with_python(options, environment);
 
   // A program that holds ${local_rank} in its name differs per worker: what is there cannot be checked
   // beforehand.
@@ -102,6 +124,11 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
   const Kind kind = kind_of(name);
   const bool path_like = name.find('/') != std::string::npos;
 
+  if (options.run_path) {
+    if (kind == Kind::kMissing && !varies)
+      return fail(ErrorCode::kNotFound, fmt::format("{}: no such file; --run-path needs a script", name));
+    return with_python(options, environment);
+  }
   if (options.no_python) {
     if (varies && path_like) return direct(name, options);
     // As execvp does: a name without a slash is only looked for on PATH.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Program: what is executed for what the user typed. A .py file (and a directory or archive with a
 // __main__.py, and a readable file without execute permission) is run by Python with -u, an executable
-// directly, -m and --no-python as in torchrun. The name is a path first, as in torchrun; a name that is no
-// file is looked for on PATH. Reads file metadata only; called before anything is opened or started.
-// kNotFound, or kUnsupported: not executable.
+// directly, -m, --no-python and --run-path as in torchrun. The name is a path first, as in torchrun; a name
+// that is no file is looked for on PATH. Reads file metadata only; called before anything is opened or
+// started. kNotFound, or kUnsupported: not executable.
 #pragma once
 
 #include <optional>

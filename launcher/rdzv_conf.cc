@@ -46,6 +46,31 @@ Result<bool> parse_bool(const std::string& key, const std::string& value) {
   return wrong(key, value, "true or false is right");
 }
 
+// The keys of etcd alone. False: it is none of them.
+Result<bool> parse_etcd_key(const std::string& key, const std::string& value, ElasticConf& out) {
+  if (key == "protocol") {
+    if (value != "http" && value != "https") return wrong(key, value, "http or https is right");
+    out.protocol = value;
+  } else if (key == "cacert") {
+    out.cacert = value;
+  } else if (key == "cert") {
+    out.cert = value;
+  } else if (key == "key") {
+    out.key = value;
+  } else if (key == "etcd_prefix") {
+    out.etcd_prefix = value;
+    while (out.etcd_prefix.ends_with('/')) out.etcd_prefix.pop_back();
+    if (out.etcd_prefix.empty() || out.etcd_prefix.size() > 255)
+      return wrong(key, value, "1 to 255 characters are right, not slashes alone");
+  } else if (key == "lease_ttl") {
+    MUSTER_TRY(out.lease_ttl_seconds, parse_integer("--rdzv-conf lease_ttl", value, 2, 3600));
+  } else {
+    return false;
+  }
+  out.etcd_key = key;
+  return true;
+}
+
 }  // namespace
 
 Result<ConfPairs> split_rdzv_conf(std::string_view conf) {
@@ -103,6 +128,8 @@ Result<ElasticConf> parse_elastic_conf(std::string_view conf) {
     } else if (key == "store_type") {
       if (value != "tcp") return wrong(key, value, "the coordinator is reached by TCP only");
     } else {
+      MUSTER_TRY(const bool done, parse_etcd_key(key, value, out));
+      if (done) continue;
       MUSTER_TRY([[maybe_unused]] const Millis unused, parse_seconds(key, value, kShortest));
     }
   }

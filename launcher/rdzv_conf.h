@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,14 +36,20 @@ inline constexpr std::array kRdzvKeys = {
     RdzvKey{"read_timeout", "join_timeout", "seconds until the coordinator has to be reached"},
     RdzvKey{"keep_alive_interval", "5", "seconds between heartbeats; a musterd has its own"},
     RdzvKey{"keep_alive_max_attempt", "3", "so many missed heartbeats make a node lost"},
-    RdzvKey{"is_host", "inferred", "whether this agent runs the coordinator"},
+    RdzvKey{"is_host", "inferred; muster false", "whether this agent runs the coordinator"},
     RdzvKey{"store_type", "tcp", "tcp only"},
     RdzvKey{"close_timeout", "30", "accepted, not needed"},
     RdzvKey{"heartbeat_timeout", "5", "accepted, not needed"},
     RdzvKey{"cool_down", "30", "seconds until a machine whose node was lost takes part again"},
     RdzvKey{"stop_timeout", "grace + 30", "seconds that a gathering waits for nodes that stop their workers"},
-    RdzvKey{"reconnect_timeout", "0; muster 60",
-            "seconds for which a broken connection to the coordinator is tried again"},
+    RdzvKey{"reconnect_timeout", "0; muster, etcd 60",
+            "seconds for which a broken connection to the coordinator, or to etcd, is tried again"},
+    RdzvKey{"protocol", "http", "etcd: http or https"},
+    RdzvKey{"cacert", "", "etcd, https: PEM file with the authority that signed etcd's certificate"},
+    RdzvKey{"cert", "", "etcd, https: PEM file with the certificate that this agent shows"},
+    RdzvKey{"key", "", "etcd, https: PEM file with its key, readable by its owner alone"},
+    RdzvKey{"etcd_prefix", "/muster", "etcd: what the keys of all jobs begin with"},
+    RdzvKey{"lease_ttl", "10", "etcd: seconds until an agent that etcd does not hear is taken for gone"},
 };
 
 /// What the keys say; nothing where a key is not given and its default is not a constant.
@@ -56,6 +63,13 @@ struct ElasticConf {
   std::optional<Millis> stop_timeout;
   std::optional<Millis> reconnect_timeout;
   std::optional<bool> is_host;
+  std::string protocol = "http";
+  std::string cacert;
+  std::string cert;
+  std::string key;
+  std::string etcd_prefix = "/muster";
+  std::int64_t lease_ttl_seconds = 10;
+  std::string etcd_key;  ///< one of the keys of etcd alone that was given; empty: none
 
   friend bool operator==(const ElasticConf&, const ElasticConf&) = default;
 };

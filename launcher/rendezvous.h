@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <variant>
 
 #include <muster/result.h>
@@ -40,6 +41,12 @@ class Rendezvous {
   /// This node's part: it failed (others' workers are to be stopped), or all its workers succeeded.
   virtual void announce(int attempt, const FailureNotice& notice) = 0;
   virtual void succeeded(int attempt) = 0;
+
+  /// The job has failed: this node's part of its report, for the first node.
+  virtual void send_report(int /*attempt*/, std::string /*part*/) {}
+  /// On the first node: the parts of the others, each once as it comes; an empty one of a node that is gone.
+  using PartCame = std::function<void(int node, std::string part)>;
+  virtual void gather_reports(int /*attempt*/, PartCame /*came*/) {}
 
   /// This node will not take part in `attempt`, which has not begun. Where others count on it, that ends the
   /// job for all of them.

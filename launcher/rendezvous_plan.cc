@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -17,7 +18,8 @@ constexpr int kStaticPort = 29500;
 constexpr int kC10dPort = 29400;    // torchrun's
 constexpr int kMusterPort = 29500;  // musterd's
 constexpr Millis kStopMargin{30'000};
-constexpr Millis kMusterReconnect{60'000};
+constexpr int kEtcdPort = 2379;
+constexpr Millis kReconnect{60'000};  // where a coordinator may come back
 
 tl::unexpected<Error> usage(std::string message) {
   return fail(ErrorCode::kInvalidArgument, std::move(message));
@@ -53,6 +55,25 @@ Result<std::optional<auth::Secret>> find_secret(const Options& options, const En
   return std::optional(*std::move(secret));
 }
 
+Result<void> plan_tls(const Options& options, ElasticJob& out) {
+  const tls::Files files{options.tls_cert, options.tls_key, options.tls_ca};
+  out.proves = out.secret.has_value();
+  if (files.ca.empty()) {
+    if (files.cert.empty() && files.key.empty()) return {};
+    return usage("--tls-cert and --tls-key need --tls-ca, by which the nodes know the coordinator");
+  }
+  MUSTER_TRY(out.tls, tls::Context::client(files));
+  if (files.cert.empty()) {
+    if (out.is_host == true)
+      return usage("--rdzv-conf is_host=1 with --tls-ca: the coordinator needs --tls-cert and --tls-key too");
+    return {};
+  }
+  // Where a secret is the proof, nodes need no certificates of their own.
+  MUSTER_TRY(out.tls_server, tls::Context::server({files.cert, files.key, out.secret ? "" : files.ca}));
+  out.proves = true;
+  return {};
+}
+
 Result<void> plan_static(const Options& options, const Endpoint& endpoint, const NodeRange& nodes, Job& job) {
   if (nodes.min != nodes.max)
     return usage(
@@ -63,6 +84,13 @@ Result<void> plan_static(const Options& options, const Endpoint& endpoint, const
     return usage(
         fmt::format("--spares={} needs a coordinator; give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT",
                     options.spares));
+  // Silence would pass for yes.
+  for (const auto& [name, given] : {std::pair{"--store-proxy", options.store_proxy},
+                                    {"--tls-ca", !options.tls_ca.empty()},
+                                    {"--tls-cert", !options.tls_cert.empty()}})
+    if (given)
+      return usage(fmt::format(
+          "{} needs a coordinator; give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT", name));
   job.mode = RendezvousMode::kStatic;
   job.run_id = options.rdzv_id.value_or("none");
   job.master_addr = options.master_addr;
@@ -80,15 +108,48 @@ Result<void> plan_static(const Options& options, const Endpoint& endpoint, const
   return {};
 }
 
+Result<std::optional<EtcdSettings>> plan_etcd(const Options& options, const ElasticConf& conf) {
+  if (options.rdzv_backend != "etcd") {
+    if (conf.etcd_key.empty()) return std::optional<EtcdSettings>{};
+    return usage(fmt::format("--rdzv-conf: {} is a key of --rdzv-backend=etcd", conf.etcd_key));
+  }
+  if (conf.is_host)
+    return usage(
+        "--rdzv-conf: is_host is no key of --rdzv-backend=etcd, over which the agents elect; leave it out");
+  EtcdSettings out;
+  out.prefix = conf.etcd_prefix;
+  out.lease_ttl_seconds = conf.lease_ttl_seconds;
+  MUSTER_TRY(const std::vector<Endpoint> members, parse_endpoints(options.rdzv_endpoint));
+  for (const Endpoint& member : members)
+    out.members.push_back(
+        {member.host, static_cast<std::uint16_t>(member.port < 0 ? kEtcdPort : member.port)});
+  if (conf.protocol == "http") {
+    if (!conf.cacert.empty() || !conf.cert.empty() || !conf.key.empty())
+      return usage("--rdzv-conf: cacert, cert and key need protocol=https");
+    return std::optional(std::move(out));
+  }
+  if (conf.cacert.empty())
+    return usage(
+        "--rdzv-conf: protocol=https needs cacert, a PEM file with the authority that signed etcd's "
+        "certificate");
+  if (conf.cert.empty() != conf.key.empty()) return usage("--rdzv-conf: cert and key belong together");
+  auto tls = tls::Context::client({conf.cert, conf.key, conf.cacert});
+  if (!tls) return usage("--rdzv-conf: " + tls.error().message);
+  out.tls = *std::move(tls);
+  return std::optional(std::move(out));
+}
+
 Result<void> plan_elastic(const Options& options, const Environment& environment, const Endpoint& endpoint,
                           const NodeRange& nodes, Job& job) {
   const std::string_view backend = options.rdzv_backend;
   if (endpoint.host.empty())
     return usage(fmt::format(
         "--rdzv-backend={} with --nnodes={} needs --rdzv-endpoint=HOST[:PORT], the same on every node: where "
-        "a "
-        "musterd listens, or an address of one of the nodes, whose agent then runs the coordinator",
-        backend, options.nnodes));
+        "{}",
+        backend, options.nnodes,
+        backend == "etcd"
+            ? "etcd's clients are served, or several such, with commas between them"
+            : "musterd listens, or an address of one of the nodes, whose agent then runs the coordinator"));
   if (endpoint.port == 0)
     return usage(fmt::format(
         "--rdzv-endpoint={}: port 0 lets the kernel choose, but the other nodes could not know the "
@@ -100,17 +161,27 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   job.join_timeout = conf.join_timeout;
   ElasticJob& out = job.elastic;
   out.endpoint_host = endpoint.host;
-  const int port = backend == "muster" ? kMusterPort : kC10dPort;
+  MUSTER_TRY(out.etcd, plan_etcd(options, conf));
+  const int port = backend == "etcd" ? kEtcdPort : backend == "muster" ? kMusterPort : kC10dPort;
   out.endpoint_port = static_cast<std::uint16_t>(endpoint.port > 0 ? endpoint.port : port);
+  // Who names muster has a daemon: an agent that took its port while it is started anew would keep it out.
   out.is_host = conf.is_host;
+  if (backend == "muster" && !conf.is_host) out.is_host = false;
   out.order = options.node_rank;
   out.connect_timeout = conf.read_timeout.value_or(conf.join_timeout);
   // Who names c10d has no daemon that could come back; there the agent that runs the coordinator is gone.
-  out.reconnect_for = conf.reconnect_timeout.value_or(backend == "muster" ? kMusterReconnect : Millis(0));
+  out.reconnect_for = conf.reconnect_timeout.value_or(backend == "c10d" ? Millis(0) : kReconnect);
+  // Another one is elected when its lease is over, not before.
+  if (out.etcd) out.reconnect_for += std::chrono::seconds(out.etcd->lease_ttl_seconds);
   out.heartbeat_interval = conf.keep_alive_interval;
   out.local_addr = options.local_addr;
   out.interface = options.iface;
   MUSTER_TRY(out.secret, find_secret(options, environment));
+  MUSTER_OK(plan_tls(options, out));
+  if (options.store_proxy && options.no_store_proxy)
+    return usage("--store-proxy and --no-store-proxy exclude each other");
+  // TCPStore has no authentication: its port would be the open window beside the locked door.
+  out.store_proxy = options.store_proxy || ((out.secret || out.tls) && !options.no_store_proxy);
   membership::Settings& rules = out.rules;
   rules.min_nodes = nodes.min;
   rules.max_nodes = nodes.max;
@@ -142,8 +213,12 @@ Result<NodeRange> parse_nodes(std::string_view text) {
 Result<void> plan_rendezvous(const Options& options, const Environment& environment,
                              const std::function<std::string()>& random_id, Job& job) {
   const std::string_view backend = options.rdzv_backend;
-  if (backend != "static" && backend != "c10d" && backend != "muster")
-    return usage(fmt::format("--rdzv-backend={}: muster knows static, c10d and muster", backend));
+  if (backend == "etcd-v2")
+    return usage(
+        "--rdzv-backend=etcd-v2: muster speaks etcd's v3 API; give --rdzv-backend=etcd and an etcd of 3.4 or "
+        "later");
+  if (backend != "static" && backend != "c10d" && backend != "muster" && backend != "etcd")
+    return usage(fmt::format("--rdzv-backend={}: muster knows static, c10d, muster and etcd", backend));
   MUSTER_TRY(const NodeRange nodes, parse_nodes(options.nnodes));
   job.nodes = nodes.max;
   job.node_rank = options.node_rank.value_or(0);
@@ -153,7 +228,11 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
                              options.nnodes, places - 1));
   if (options.standalone && job.nodes > 1)
     return usage(fmt::format("--standalone is for one node, but --nnodes={}", options.nnodes));
-  MUSTER_TRY(const Endpoint endpoint, parse_endpoint(options.rdzv_endpoint));
+  MUSTER_TRY(const std::vector<Endpoint> endpoints, parse_endpoints(options.rdzv_endpoint));
+  if (endpoints.size() > 1 && backend != "etcd")
+    return usage(fmt::format("--rdzv-endpoint={}: several endpoints are for --rdzv-backend=etcd",
+                             options.rdzv_endpoint));
+  const Endpoint& endpoint = endpoints.front();
   const bool alone = places == 1;
   const bool placed = options.master_port.has_value() || !endpoint.host.empty();
   // One node needs no coordinator, unless a daemon is named that others watch.
@@ -161,7 +240,8 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
     job.mode = RendezvousMode::kStandalone;
     job.master_addr = "127.0.0.1";
     job.master_port = 0;
-    job.run_id = options.rdzv_id.value_or(random_id());
+    // Who names a backend and no id gets what torchrun gives: the id is in the names of log directories.
+    job.run_id = options.rdzv_id.value_or(backend == "static" || options.standalone ? random_id() : "none");
     if (backend == "static") {
       MUSTER_TRY(job.join_timeout, parse_static_timeout(options.rdzv_conf));
     } else {
@@ -173,6 +253,21 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
   if (backend != "static") return plan_elastic(options, environment, endpoint, nodes, job);
   MUSTER_TRY(job.join_timeout, parse_static_timeout(options.rdzv_conf));
   return plan_static(options, endpoint, nodes, job);
+}
+
+Result<std::vector<Endpoint>> parse_endpoints(std::string_view text) {
+  std::vector<Endpoint> out;
+  while (true) {
+    const auto comma = text.find(',');
+    MUSTER_TRY(Endpoint one, parse_endpoint(text.substr(0, comma)));
+    const bool several = comma != std::string_view::npos || !out.empty();
+    if (several && (one.host.empty() || one.port == 0))
+      return usage(
+          fmt::format("--rdzv-endpoint: '{}' in the list is not HOST[:PORT]", text.substr(0, comma)));
+    out.push_back(std::move(one));
+    if (comma == std::string_view::npos) return out;
+    text.remove_prefix(comma + 1);
+  }
 }
 
 Result<Endpoint> parse_endpoint(std::string_view text) {

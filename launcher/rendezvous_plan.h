@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <muster/result.h>
 
@@ -29,6 +30,9 @@ struct Endpoint {
 
 /// host, host:port, [v6], [v6]:port; blanks around are dropped. Source: elastic/rendezvous/utils.py.
 [[nodiscard]] Result<Endpoint> parse_endpoint(std::string_view text);
+
+/// One such, or several with commas between them.
+[[nodiscard]] Result<std::vector<Endpoint>> parse_endpoints(std::string_view text);
 
 struct NodeRange {
   int min = 1;

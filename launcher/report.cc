@@ -9,9 +9,7 @@
 namespace muster::launcher {
 namespace {
 
-bool is_failure(const WorkerOutcome& outcome) {
-  return outcome.pid != 0 && !outcome.stopped_by_us && !outcome.end.ok();
-}
+constexpr std::size_t kMaxOthers = 32;  // entries of failures beside the root cause; the rest is counted
 
 /// torchrun indents what follows a newline by two blanks.
 std::string indented(std::string_view text) {
@@ -28,6 +26,31 @@ std::string how_it_ended(const ProcessEnd& end) {
   return fmt::format("was killed by {}{}", signal_name(end.signal), end.core ? " (core dumped)" : "");
 }
 
+/// What is known beyond how it ended.
+std::string reason(const Cause& cause) {
+  switch (cause.kind) {
+    case CauseClass::kNone:
+    case CauseClass::kExitCode:
+    case CauseClass::kSignal:
+    case CauseClass::kStopped:
+      return {};
+    case CauseClass::kCrash:
+      if (cause.text.starts_with("SIG")) return {};
+      break;
+    default:
+      break;
+  }
+  return cause.where.empty() ? cause.text : fmt::format("{} at {}", cause.text, cause.where);
+}
+
+std::string cause_line(const Cause& cause) {
+  std::string out(name_of(cause.kind).title);
+  if (!cause.text.empty() && !cause.text.starts_with(out)) out += fmt::format(": {}", cause.text);
+  if (cause.kind == CauseClass::kExitCode && !cause.text.empty()) out = cause.text;
+  if (!cause.where.empty()) out += fmt::format(" ({})", cause.where);
+  return out;
+}
+
 std::string traceback(const WorkerOutcome& outcome) {
   if (!outcome.error_callstack.empty()) return indented(outcome.error_callstack);
   if (!outcome.error_message.empty()) return indented(outcome.error_message);
@@ -37,14 +60,19 @@ std::string traceback(const WorkerOutcome& outcome) {
   return "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html";
 }
 
-std::string format_failure(std::size_t index, const WorkerOutcome& outcome, const ReportContext& context) {
+std::string format_failure(std::size_t index, const WorkerOutcome& outcome, const std::string& host,
+                           const LocalTime& local_time) {
   std::string out = fmt::format("[{}]:\n", index);
-  out += fmt::format("  time      : {}\n", context.local_time(outcome.wall_time_s));
-  out += fmt::format("  host      : {}\n", context.host);
+  out += fmt::format("  time      : {}\n", local_time(outcome.wall_time_s));
+  out += fmt::format("  host      : {}\n", host);
   out += fmt::format("  rank      : {} (local_rank: {})\n", outcome.rank, outcome.local_rank);
   out += fmt::format("  exitcode  : {} (pid: {}) {}{}\n", outcome.end.torchrun_code(), outcome.pid,
                      outcome.end.signal != 0 ? fmt::format("({})", signal_name(outcome.end.signal)) : "",
                      outcome.end.core ? " (core dumped)" : "");
+  out += fmt::format("  cause     : {}\n", cause_line(outcome.cause));
+  if (!outcome.device.empty()) out += fmt::format("  device    : {}\n", outcome.device);
+  if (!outcome.progress.empty()) out += fmt::format("  progress  : {}\n", outcome.progress);
+  for (const std::string& line : outcome.kernel) out += fmt::format("  kernel    : {}\n", line);
   out += fmt::format("  error_file: {}\n", outcome.error_file.empty() ? "<N/A>" : outcome.error_file);
   out += fmt::format("  traceback : {}\n", traceback(outcome));
   if (outcome.stderr_tail.empty()) return out;
@@ -65,15 +93,13 @@ std::size_t longest_line(std::string_view text) {
   return longest;
 }
 
-}  // namespace
-
-std::optional<std::size_t> find_root_cause(std::span<const WorkerOutcome> outcomes) {
-  std::optional<std::size_t> first;
-  for (std::size_t i = 0; i < outcomes.size(); ++i)
-    if (is_failure(outcomes[i]) && (!first || outcomes[i].wall_time_s < outcomes[*first].wall_time_s))
-      first = i;
-  return first;
+std::string line_of_ranks(std::string_view what, std::vector<int> ranks) {
+  if (ranks.empty()) return {};
+  std::sort(ranks.begin(), ranks.end());
+  return fmt::format("  {}: rank{} {}\n", what, ranks.size() == 1 ? "" : "s", ranges(ranks));
 }
+
+}  // namespace
 
 std::string ranges(std::span<const int> sorted) {
   std::string out;
@@ -88,32 +114,51 @@ std::string ranges(std::span<const int> sorted) {
 }
 
 std::string one_line(const WorkerOutcome& outcome, const std::string& host) {
-  return fmt::format("rank {} (local_rank {}, pid {}) on {} {}", outcome.rank, outcome.local_rank,
-                     outcome.pid, host, how_it_ended(outcome.end));
+  const std::string why = reason(outcome.cause);
+  return fmt::format("rank {} (local_rank {}, pid {}) on {} {}{}", outcome.rank, outcome.local_rank,
+                     outcome.pid, host, how_it_ended(outcome.end),
+                     why.empty() ? "" : fmt::format(" ({})", why));
 }
 
-std::string format_report(std::span<const WorkerOutcome> outcomes, const ReportContext& context) {
-  const auto root = find_root_cause(outcomes);
-  if (!root) return {};
-  const std::string title = context.title + " FAILED";
-  std::string others, root_text;
-  std::vector<int> stopped;
+std::string format_report(const JobReport& report, const Verdict& verdict, const LocalTime& local_time) {
+  std::string others, root;
+  std::vector<int> stopped, consequences;
   std::size_t index = 0;
-  for (std::size_t i = 0; i < outcomes.size(); ++i) {
-    if (outcomes[i].stopped_by_us && outcomes[i].pid != 0) stopped.push_back(outcomes[i].rank);
-    if (!is_failure(outcomes[i])) continue;
-    (i == *root ? root_text : others) += format_failure(index++, outcomes[i], context);
+  std::size_t not_shown = 0;
+  for (std::size_t n = 0; n < report.nodes.size(); ++n) {
+    const NodeReport& node = report.nodes[n];
+    for (std::size_t w = 0; w < node.workers.size(); ++w) {
+      const WorkerOutcome& worker = node.workers[w];
+      const Part part = verdict.parts[n][w];
+      if (worker.pid == 0) continue;  // said in the last line
+      if (part == Part::kStopped) stopped.push_back(worker.rank);
+      if (part == Part::kConsequence) consequences.push_back(worker.rank);
+      if (part == Part::kRoot) root = format_failure(index++, worker, node.host, local_time);
+      if (part != Part::kFailed) continue;
+      if (index > kMaxOthers) {
+        ++not_shown;
+      } else {
+        others += format_failure(index++, worker, node.host, local_time);
+      }
+    }
   }
-  std::sort(stopped.begin(), stopped.end());
+  if (root.empty() && others.empty() && consequences.empty()) return {};
+  if (not_shown > 0) others += fmt::format("  and {} more, in report.json\n", not_shown);
+  if (root.empty()) root = fmt::format("  {}\n", report.notice.text);
+  const std::string title = report.program + " FAILED";
   const std::size_t width =
-      std::min<std::size_t>(60, std::max({title.size(), longest_line(others), longest_line(root_text)}));
+      std::min<std::size_t>(60, std::max({title.size(), longest_line(others), longest_line(root)}));
   const std::string thick(width, '='), thin(width, '-');
   std::string out = fmt::format("{}\n{}\n{}\nFailures:\n{}", thick, title, thin,
                                 others.empty() ? "  <NO_OTHER_FAILURES>\n" : others);
-  if (!stopped.empty())
-    out += fmt::format("  stopped by muster, not failures of their own: rank{} {}\n",
-                       stopped.size() == 1 ? "" : "s", ranges(stopped));
-  out += fmt::format("{}\nRoot Cause (first observed failure):\n{}{}\n", thin, root_text, thick);
+  out += line_of_ranks("stopped by muster, not failures of their own", std::move(stopped));
+  out += line_of_ranks("consequences of it", std::move(consequences));
+  if (!report.missing.empty())
+    out += fmt::format("  no word from: node{} {}\n", report.missing.size() == 1 ? "" : "s",
+                       ranges(report.missing));
+  for (const NodeReport& node : report.nodes)
+    for (const std::string& line : node.kernel) out += fmt::format("  kernel of {}: {}\n", node.host, line);
+  out += fmt::format("{}\nRoot Cause (first observed failure):\n{}{}\n", thin, root, thick);
   return out;
 }
 

@@ -19,6 +19,7 @@ void StandaloneRendezvous::join(int attempt, Joined joined) {
   server_ = *std::move(server);
   Assignment out;
   out.attempt = attempt;
+  out.generation = attempt;
   out.world_size = out.role_world_size = job_.local_world_size;
   out.master_addr = job_.master_addr;
   out.master_port = server_->port();

@@ -13,6 +13,7 @@
 
 #include "launcher/agent_link.h"
 #include "launcher/exit_status.h"
+#include "launcher/interfaces.h"
 #include "launcher/node_entries.h"
 #include "launcher/outcome_text.h"
 #include "launcher/rank_assignment.h"
@@ -29,10 +30,7 @@ constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::seconds kFirstStatus{3};
 constexpr std::chrono::seconds kNextStatus{10};
 constexpr std::chrono::seconds kVerdictPatience{5};
-
-bool is_loopback(std::string_view host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
+constexpr std::chrono::seconds kReportPatience{10};  // beyond the grace that the others' workers have
 
 }  // namespace
 
@@ -45,6 +43,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
         command_(io),
         waiting_(io),
         farewell_(io),
+        reports_(io),
         entries_(job, command_),
         status_timer_(io) {}
 
@@ -62,31 +61,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       attempt_server_ = *std::move(server);
     }
     if (auto ok = co_await gather(attempt, deadline); !ok) co_return fail(ok.error());
-    const std::string own_ranks = entries_.ranks(attempt, job_.node_rank);
-    auto range_text = co_await command_.get(own_ranks);
-    if (!range_text) co_return fail(range_text.error());
-    if (range_text->starts_with("!{")) {
-      auto ended = outcome_from_json(std::string_view(*range_text).substr(1));
-      if (!ended) co_return fail(ended.error());
-      if (const auto* notice = std::get_if<FailureNotice>(&*ended)) co_return Membership(*notice);
-    }
-    if (range_text->starts_with("!")) co_return fail(ErrorCode::kMismatch, range_text->substr(1));
-    auto range = rank_range_from_json(*range_text);
-    if (!range) co_return fail(range.error());
-    const std::string port_key = entries_.of_attempt(attempt) + "MASTER_PORT";
-    auto port = co_await command_.get(port_key);
-    if (!port) co_return fail(port.error());
-    auto number = parse_integer("MASTER_PORT", *port, 1, 65535);
-    if (!number) co_return fail(number.error());
-    co_return Assignment{attempt,
-                         job_.node_rank,
-                         job_.nodes,
-                         range->base_rank,
-                         range->world_size,
-                         range->role_base_rank,
-                         range->role_world_size,
-                         job_.master_addr,
-                         static_cast<std::uint16_t>(*number)};
+    co_return co_await entries_.read_place(attempt);
   }
 
   Awaitable<Result<AttemptOutcome>> outcome(int attempt) {
@@ -135,10 +110,24 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     co_return co_await entries_.wait_until_left(farewell_, deadline);
   }
 
+  Awaitable<Result<void>> send_report(int attempt, std::string part) {
+    co_return co_await entries_.send_report(attempt, std::move(part));
+  }
+
+  /// On a connection of its own, for the same reasons as in leave().
+  Awaitable<Result<void>> gather_reports(int attempt, PartCame came) {
+    const Instant deadline = SteadyClock::now() + job_.grace + kReportPatience;
+    const auto no_matter = [](const Error&) {};
+    if (auto ok = co_await reports_.connect(own_address(), server_->port(), deadline, no_matter); !ok)
+      co_return ok;
+    co_return co_await entries_.gather_reports(reports_, attempt, deadline, std::move(came));
+  }
+
   void cancel() {
     status_timer_.cancel();
     command_.close();
     waiting_.close();
+    reports_.close();
     farewell_.close();
   }
 
@@ -310,11 +299,13 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       if (node.connection != connection || node.node_rank == job_.node_rank) continue;
       FailureNotice notice;
       notice.node_rank = node.node_rank;
+      notice.lost_node = node.node_rank;
       notice.host = node.host;
       notice.exit_code = kExitPeerLost;
       notice.text = fmt::format("lost node {} ({}): its launcher is gone", node.node_rank, node.host);
       if (!lost_) lost_ = notice;
       start(announce(attempt_, notice), no_matter);
+      start(entries_.give_up_report(attempt_, node.node_rank), no_matter);
       start(entries_.give_up_on(attempt_ + 1, notice), no_matter);
       start(entries_.mark_left(connection), no_matter);
     }
@@ -349,6 +340,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   AgentLink command_;                            // short requests
   AgentLink waiting_;                            // requests that may wait for long
   AgentLink farewell_;                           // node 0: to see the others off
+  AgentLink reports_;                            // node 0: for what the others report
   NodeEntries entries_;                          // through command_
   asio::steady_timer status_timer_;
   std::string connection_;  // waiting_'s name, once this node's rank is claimed
@@ -382,6 +374,14 @@ void StaticRendezvous::announce(int attempt, const FailureNotice& notice) {
 
 void StaticRendezvous::succeeded(int attempt) {
   impl_->start(impl_->succeeded(attempt), [](const Result<void>&) {});
+}
+
+void StaticRendezvous::send_report(int attempt, std::string part) {
+  impl_->start(impl_->send_report(attempt, std::move(part)), [](const Result<void>&) {});
+}
+
+void StaticRendezvous::gather_reports(int attempt, PartCame came) {
+  impl_->start(impl_->gather_reports(attempt, std::move(came)), [](const Result<void>&) {});
 }
 
 void StaticRendezvous::decline(int attempt, const FailureNotice& notice) {

@@ -25,6 +25,8 @@ class StaticRendezvous final : public Rendezvous {
   void watch(int attempt, OutcomeKnown known) override;
   void announce(int attempt, const FailureNotice& notice) override;
   void succeeded(int attempt) override;
+  void send_report(int attempt, std::string part) override;
+  void gather_reports(int attempt, PartCame came) override;
   void decline(int attempt, const FailureNotice& notice) override;
   void leave(Millis patience, std::function<void()> left) override;
 

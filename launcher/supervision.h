@@ -18,7 +18,7 @@ namespace muster::launcher {
 class Supervision {
  public:
   struct Orders {
-    std::optional<int> signal_all;  // to the process group of every worker that was started
+    std::optional<int> signal_all;  // to every worker that was started
     bool announce = false;          // this event made the attempt fail: tell the other nodes
 
     friend bool operator==(const Orders&, const Orders&) = default;
@@ -30,6 +30,8 @@ class Supervision {
   Orders worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled, Instant now);
   /// Only `started` workers were; the others will never run.
   Orders start_failed(int started, Instant now);
+  /// The attempt ended before any worker was to be started.
+  void never_started() { running_ = 0; }
   /// The first stops the workers with the same signal; a second one skips to SIGKILL.
   Orders signal_received(int signal, Instant now);
   /// Another node's failure, or its loss.
@@ -52,7 +54,7 @@ class Supervision {
   /// The first signal that asked for the end, whether or not the attempt was being stopped already; 0: none
   /// came. It forbids a restart.
   [[nodiscard]] int stop_signal() const { return stop_signal_; }
-  /// The worker ended after it had been signalled.
+  /// The worker ended after it had been signalled, and not of a crash of its own.
   [[nodiscard]] bool stopped_by_us(int local_rank) const {
     return stopped_[static_cast<std::size_t>(local_rank)];
   }

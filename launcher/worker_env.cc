@@ -59,6 +59,7 @@ Environment shared_environment(const Environment& inherited, const Job& job, con
   set(env::kRunId, job.run_id);
   set(env::kUseAgentStore, "True");
   set(env::kSignalsToHandle, job.signals_text);
+  set(env::kLineage, job.lineage);
   out.try_emplace(std::string(env::kNcclAsyncErrorHandling), "1");
   if (job.placement.empty() && divides_threads(inherited, job))
     set(env::kOmpNumThreads, std::to_string(job.threads));
@@ -68,20 +69,22 @@ Environment shared_environment(const Environment& inherited, const Job& job, con
     out.try_emplace(std::string(env::kGlooInterface), assignment.interface);
     out.try_emplace(std::string(env::kNcclInterface), assignment.interface);
   }
-  for (const std::string_view name :
-       {env::kRank, env::kLocalRank, env::kRoleRank, env::kErrorFile, env::kSecret, env::kNic})
+  for (const std::string_view name : {env::kRank, env::kLocalRank, env::kRoleRank, env::kErrorFile,
+                                      env::kProgressFile, env::kSecret, env::kNic})
     out.erase(std::string(name));
   if (job.virtual_local_rank) out.erase(std::string(kVisibleDevices));
   return out;
 }
 
 Result<RankVariables> rank_variables(const Environment& inherited, const Job& job,
-                                     const Assignment& assignment, int local_rank, std::string error_file) {
+                                     const Assignment& assignment, int local_rank, std::string error_file,
+                                     std::string progress_file) {
   RankVariables out;
   out.emplace_back(env::kRank, std::to_string(assignment.base_rank + local_rank));
   out.emplace_back(env::kLocalRank, job.virtual_local_rank ? "0" : std::to_string(local_rank));
   out.emplace_back(env::kRoleRank, std::to_string(assignment.role_base_rank + local_rank));
   out.emplace_back(env::kErrorFile, std::move(error_file));
+  out.emplace_back(env::kProgressFile, std::move(progress_file));
   const RankPlacement* place =
       job.placement.empty() ? nullptr : &job.placement[static_cast<std::size_t>(local_rank)];
   if (job.virtual_local_rank) {

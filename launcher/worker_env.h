@@ -23,11 +23,11 @@ namespace muster::launcher {
 
 using RankVariables = std::vector<std::pair<std::string_view, std::string>>;
 
-/// What differs. The names are the same for every rank, in the same order. `error_file` may be empty.
+/// What differs. The names are the same for every rank, in the same order. The files may be empty.
 /// kInvalidArgument: --virtual-local-rank and CUDA_VISIBLE_DEVICES lists fewer devices than there are
 /// workers.
 [[nodiscard]] Result<RankVariables> rank_variables(const Environment& inherited, const Job& job,
                                                    const Assignment& assignment, int local_rank,
-                                                   std::string error_file);
+                                                   std::string error_file, std::string progress_file = {});
 
 }  // namespace muster::launcher

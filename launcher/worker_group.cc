@@ -17,6 +17,8 @@
 namespace muster::launcher {
 namespace {
 
+constexpr std::size_t kMaxStatusBytes = 65536;
+
 ProcessEnd to_end(const siginfo_t& info) {
   ProcessEnd end;
   if (info.si_code == CLD_EXITED) {
@@ -59,7 +61,7 @@ WorkerGroup::WorkerGroup(boost::asio::io_context& io, Guardian& guardian, int wo
 WorkerGroup::~WorkerGroup() {
   *alive_ = false;
   signalled_ = true;
-  signal_groups(SIGKILL);
+  signal_all(SIGKILL);
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
     if (worker.running) {
@@ -110,7 +112,8 @@ std::optional<WorkerGroup::StartFailure> WorkerGroup::start(Spawner& spawner, co
     Texts& lane = lanes[index];
     lane.local_rank = rank;
     MUSTER_TRY(const RankVariables own,
-               rank_variables(inherited, job, assignment, rank, directory.file(rank, "error.json")));
+               rank_variables(inherited, job, assignment, rank, directory.file(rank, "error.json"),
+                              directory.file(rank, kProgressFile)));
     for (std::size_t i = 0; i < own.size(); ++i) {
       std::string entry = assign(own[i].first, own[i].second);
       if (lane.environment.size() <= lane.first_own + i) {
@@ -195,7 +198,7 @@ bool WorkerGroup::reap(int local_rank) {
   boost::system::error_code ignored;
   worker.pidfd.close(ignored);
   look_after_group(index);
-  exited_(local_rank, to_end(info), !signalled_);
+  exited_(local_rank, to_end(info), !signalled_ || worker.dumping);
   return true;
 }
 
@@ -208,18 +211,43 @@ void WorkerGroup::look_after_group(std::size_t index) {
   if (!worker.group_left) guardian_.forget(index);
 }
 
-void WorkerGroup::signal_groups(int signal) {
-  if (!signalled_)
+void WorkerGroup::signal_all(int signal) {
+  const bool first = !signalled_;
+  if (first)
     for (std::size_t i = 0; i < workers_.size(); ++i)
       if (workers_[i].running) reap(static_cast<int>(i));
   signalled_ = true;
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
     if (worker.pid <= 1 || (!worker.running && !worker.group_left)) continue;
-    if (::kill(-worker.pid, signal) != 0 && worker.running)
+    // What a worker has started (loaders of data, say) is its own to end while it may still do so.
+    const bool group = signal == SIGKILL && ::kill(-worker.pid, signal) == 0;
+    if (!group && worker.running)
       ::syscall(SYS_pidfd_send_signal, worker.pidfd.native_handle(), signal, nullptr, 0);
     if (!worker.running) look_after_group(i);
   }
+  if (first) note_dumps();
+}
+
+/// After the signals, which do not wait for this; what is dumping its core does not heed them.
+void WorkerGroup::note_dumps() {
+  for (Worker& worker : workers_) {
+    if (!worker.running) continue;
+    const auto status = read_file(fmt::format("/proc/{}/status", worker.pid), kMaxStatusBytes);
+    worker.dumping = status && status->find("\nCoreDumping:\t1") != std::string::npos;
+  }
+}
+
+bool WorkerGroup::owns(pid_t pid) const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [pid](const Worker& worker) { return worker.running && worker.pid == pid; });
+}
+
+std::vector<JobEntry::Worker> WorkerGroup::workers(int base_rank) const {
+  std::vector<JobEntry::Worker> out;
+  for (std::size_t i = 0; i < workers_.size(); ++i)
+    if (workers_[i].pid > 0) out.push_back({base_rank + static_cast<int>(i), workers_[i].pid});
+  return out;
 }
 
 }  // namespace muster::launcher

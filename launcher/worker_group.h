@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // WorkerGroup: the processes of one attempt on this node. Starts them, learns each exit from its pidfd,
-// signals their process groups. Signals only processes it started itself. One loop; owned by the agent, per
-// attempt. The destructor kills what is left, so that no way out of the agent leaves a worker behind.
+// signals them, and their process groups with SIGKILL. Signals only processes it started itself. One loop;
+// owned by the agent, per attempt. The destructor kills what is left, so that no way out of the agent leaves
+// a worker behind.
 #pragma once
 
 #include <functional>
@@ -16,6 +17,7 @@
 
 #include "launcher/guardian.h"
 #include "launcher/job.h"
+#include "launcher/job_entry.h"
 #include "launcher/log_directory.h"
 #include "launcher/log_router.h"
 #include "launcher/spawn.h"
@@ -25,7 +27,7 @@ namespace muster::launcher {
 
 class WorkerGroup {
  public:
-  /// `unsignalled`: it ended before signal_groups() was called for the first time.
+  /// `unsignalled`: it ended, or began to, before signal_all() was called for the first time.
   using Exited = std::function<void(int local_rank, const ProcessEnd& end, bool unsignalled)>;
 
   /// `exited` is called on the loop, once per worker that was started.
@@ -43,12 +45,18 @@ class WorkerGroup {
                                                   const Assignment& assignment, const Environment& inherited,
                                                   const LogDirectory& directory, LogRouter& router);
 
-  /// Before the first signal, workers that have ended by themselves are reported as such.
-  /// To every group that still has members, whether its first process lives or not.
-  void signal_groups(int signal);
+  /// To the workers themselves; SIGKILL to every group that still has members, whether its first process
+  /// lives or not. Before the first signal, workers that have ended by themselves are reported as such, and
+  /// so are those that are on their way: a core takes its time to be written.
+  void signal_all(int signal);
+
+  /// One of its processes, whose end is learnt here.
+  [[nodiscard]] bool owns(pid_t pid) const;
 
   [[nodiscard]] int started() const;
   /// 0: was not started.
+  /// Rank and process of those that were started.
+  [[nodiscard]] std::vector<JobEntry::Worker> workers(int base_rank) const;
   [[nodiscard]] int pid(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].pid; }
   [[nodiscard]] bool running(int local_rank) const {
     return workers_[static_cast<std::size_t>(local_rank)].running;
@@ -60,6 +68,7 @@ class WorkerGroup {
     pid_t pid = 0;
     bool running = false;
     bool group_left = false;  // ended, but its process group has members
+    bool dumping = false;     // it was writing its core when the first signal was sent
     boost::asio::posix::stream_descriptor pidfd;
   };
 
@@ -67,6 +76,7 @@ class WorkerGroup {
   void watch(int local_rank);
   bool reap(int local_rank);
   void look_after_group(std::size_t index);
+  void note_dumps();
 
   Guardian& guardian_;
   Exited exited_;

@@ -19,8 +19,8 @@
 namespace muster::auth {
 namespace {
 
-constexpr std::string_view kAgentLabel = "muster control 1 agent";
-constexpr std::string_view kCoordinatorLabel = "muster control 1 coordinator";
+constexpr std::string_view kAgentLabel = "muster control 2 agent";
+constexpr std::string_view kCoordinatorLabel = "muster control 2 coordinator";
 
 void wipe(std::string& bytes) {
   if (!bytes.empty()) OPENSSL_cleanse(bytes.data(), bytes.size());
@@ -112,9 +112,14 @@ bool equal(const control::Mac& a, const control::Mac& b) {
   return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-void ServerHandshake::preamble(const control::Preamble& theirs, const control::Preamble& mine) {
+// Its length, so that no transcript without one is another's with one.
+void ServerHandshake::preamble(const control::Preamble& theirs, const control::Preamble& mine,
+                               std::string_view binding) {
   control::encode(theirs, transcript_);
   control::encode(mine, transcript_);
+  transcript_.push_back(static_cast<char>(binding.size()));
+  transcript_ += binding;
+  bound_ = !binding.empty();
 }
 
 control::Challenge ServerHandshake::start(const control::Start& start, std::optional<Secret> secret) {
@@ -128,7 +133,8 @@ control::Challenge ServerHandshake::start(const control::Start& start, std::opti
 Result<control::Mac> ServerHandshake::proof(const control::Proof& proof) {
   if (!secret_) return control::Mac{};
   if (!equal(proof.mac, secret_->mac(kAgentLabel, transcript_)))
-    return fail(ErrorCode::kMismatch, "has another secret, or none");
+    return fail(ErrorCode::kMismatch, bound_ ? "has another secret, or none, or its TLS connection is relayed"
+                                             : "has another secret, or none");
   return secret_->mac(kCoordinatorLabel, transcript_);
 }
 
@@ -138,9 +144,11 @@ control::Start ClientHandshake::start(const control::Preamble& mine, std::string
   return start_;
 }
 
-void ClientHandshake::preamble(const control::Preamble& theirs) {
+void ClientHandshake::preamble(const control::Preamble& theirs, std::string_view binding) {
   control::encode(mine_, transcript_);
   control::encode(theirs, transcript_);
+  transcript_.push_back(static_cast<char>(binding.size()));
+  transcript_ += binding;
 }
 
 Result<control::Proof> ClientHandshake::challenge(const control::Challenge& challenge) {

@@ -3,7 +3,9 @@
 // over everything both have said so far (versions, job, host, both nonces) under a label of their role. So a
 // proof is worth nothing on another connection, for another job, or sent back to its maker. Pure machines:
 // the nonces are arguments. The agent proves first: who only connects learns nothing to try secrets on.
-// It authenticates the beginning of a connection; who can change packets on their way needs TLS against.
+// It authenticates the beginning of a connection; against who can change packets on their way it needs TLS.
+// Under TLS the proofs are bound to that one TLS connection (RFC 9266): who relays between two, though he has
+// a certificate that the agent trusts, makes both of them worthless.
 // Source: RFC 2104 (HMAC); the pattern is SCRAM's (RFC 5802) without its key derivation: a secret is random.
 #pragma once
 
@@ -53,8 +55,9 @@ class ServerHandshake {
  public:
   explicit ServerHandshake(const control::Nonce& nonce) : nonce_(nonce) {}
 
-  /// `mine` is the answer sent to `theirs`.
-  void preamble(const control::Preamble& theirs, const control::Preamble& mine);
+  /// `mine` is the answer sent to `theirs`. `binding`: of the TLS connection; empty: there is none.
+  void preamble(const control::Preamble& theirs, const control::Preamble& mine,
+                std::string_view binding = {});
   [[nodiscard]] control::Challenge start(const control::Start& start, std::optional<Secret> secret);
   /// The MAC of Welcome; kMismatch when the agent does not know the secret.
   [[nodiscard]] Result<control::Mac> proof(const control::Proof& proof);
@@ -63,6 +66,7 @@ class ServerHandshake {
   control::Nonce nonce_;
   std::optional<Secret> secret_;
   std::string transcript_;
+  bool bound_ = false;
 };
 
 /// The agent's side. Calls in this order, each once: start, preamble, challenge, welcome.
@@ -72,7 +76,7 @@ class ClientHandshake {
       : secret_(std::move(secret)), nonce_(nonce) {}
 
   [[nodiscard]] control::Start start(const control::Preamble& mine, std::string job, std::string host);
-  void preamble(const control::Preamble& theirs);
+  void preamble(const control::Preamble& theirs, std::string_view binding = {});
   /// kMismatch when one side has a secret and the other none.
   [[nodiscard]] Result<control::Proof> challenge(const control::Challenge& challenge);
   /// kMismatch when the coordinator does not know the secret.

@@ -103,6 +103,34 @@ template <class Archive>
 void fields(Archive& io, Stop& m) {
   io(m.exit_code, m.reason);
 }
+template <class Archive>
+void fields(Archive& io, StoreAttach& m) {
+  io(m.generation, m.instance, m.num_channels);
+}
+template <class Archive>
+void fields(Archive& io, StoreAttached& m) {
+  io(m.generation, m.instance, m.window_bytes);
+}
+template <class Archive>
+void fields(Archive& io, StoreRefused& m) {
+  io(m.generation, m.text);
+}
+template <class Archive>
+void fields(Archive& io, StoreOpen& m) {
+  io(m.channel, m.received);
+}
+template <class Archive>
+void fields(Archive& io, StoreBytes& m) {
+  io(m.channel, m.consumed, m.whole, m.bytes);
+}
+template <class Archive>
+void fields(Archive& io, StoreCredit& m) {
+  io(m.channel, m.consumed);
+}
+template <class Archive>
+void fields(Archive& io, StoreClose& m) {
+  io(m.channel, m.reason);
+}
 
 class Writer {
  public:
@@ -242,14 +270,21 @@ bool construct(Message& message, std::size_t index, std::index_sequence<I...>) {
 }
 
 constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames = {
-    "Start",        "Challenge", "Proof",      "Welcome", "Refused",        "Join",
-    "Ready",        "Heartbeat", "Assignment", "Waiting", "GenerationOver", "Closed",
-    "WorkerFailed", "Finished",  "SafePoint",  "Report",  "Leave",          "Stop"};
+    "Start",          "Challenge", "Proof",        "Welcome",     "Refused",
+    "Join",           "Ready",     "Heartbeat",    "Assignment",  "Waiting",
+    "GenerationOver", "Closed",    "WorkerFailed", "Finished",    "SafePoint",
+    "Report",         "Leave",     "Stop",         "StoreAttach", "StoreAttached",
+    "StoreRefused",   "StoreOpen", "StoreBytes",   "StoreCredit", "StoreClose"};
 
 }  // namespace
 
 std::string_view name_of(const Message& message) {
   return kNames[message.index()];
+}
+
+bool is_about_store(const Message& message) {
+  static_assert(std::is_same_v<std::variant_alternative_t<18, Message>, StoreAttach>);
+  return message.index() >= 18;
 }
 
 std::string defect_of_job(std::string_view name) {

@@ -11,6 +11,12 @@
 //   Proof{mac}, Join             ->
 //                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report
 //   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop ->
+//
+// The workers' store may be the coordinator's (--store-proxy). Each worker is a channel then, two streams of
+// bytes with a window each: requests as wire.h's kRelayed one way, answers the other. After a new connection
+// both sides go on where the other one has got to: nothing is lost or done twice.
+//   StoreAttach, StoreOpen, StoreBytes*, StoreCredit*, StoreClose ->
+//                                <-  StoreAttached or StoreRefused, StoreBytes*, StoreCredit*, StoreClose
 #pragma once
 
 #include <array>
@@ -27,7 +33,8 @@ namespace muster::control {
 
 inline constexpr char kFirstByte = '\xAB';
 inline constexpr std::string_view kMagic = "\xABmuster";
-inline constexpr std::uint8_t kProtocolVersion = 1;  ///< the only one so far
+/// The only one: 1 had no stores and was never released.
+inline constexpr std::uint8_t kProtocolVersion = 2;
 /// Magic, lowest and highest version: the agent's range; in the coordinator's answer both are its choice, or
 /// 0 when it has none in common with the agent.
 inline constexpr std::size_t kPreambleBytes = 9;
@@ -183,9 +190,67 @@ struct Stop {
   friend bool operator==(const Stop&, const Stop&) = default;
 };
 
+/// The workers of `generation` want their store. Said again on each connection.
+struct StoreAttach {
+  std::int64_t generation = 0;
+  std::uint64_t instance = 0;      ///< the store of StoreAttached; 0: not known yet
+  std::uint32_t num_channels = 0;  ///< so many StoreOpen follow, and other channels are gone
+
+  friend bool operator==(const StoreAttach&, const StoreAttach&) = default;
+};
+struct StoreAttached {
+  std::int64_t generation = 0;
+  std::uint64_t instance = 0;      ///< random: no other store has it
+  std::uint32_t window_bytes = 0;  ///< of a channel, each way: sent and not consumed
+
+  friend bool operator==(const StoreAttached&, const StoreAttached&) = default;
+};
+struct StoreRefused {
+  std::int64_t generation = 0;
+  std::string text;
+
+  friend bool operator==(const StoreRefused&, const StoreRefused&) = default;
+};
+/// A new channel, numbered upwards; or one of an earlier connection, which is answered by StoreCredit or
+/// StoreClose.
+struct StoreOpen {
+  std::uint32_t channel = 0;
+  std::uint64_t received = 0;  ///< bytes of answers
+
+  friend bool operator==(const StoreOpen&, const StoreOpen&) = default;
+};
+/// Both ways. The next bytes of the channel.
+struct StoreBytes {
+  std::uint32_t channel = 0;
+  std::uint64_t consumed = 0;  ///< as in StoreCredit
+  bool whole = false;          ///< answers: nothing of what was asked for is left behind these
+  std::string bytes;
+
+  friend bool operator==(const StoreBytes&, const StoreBytes&) = default;
+};
+/// Both ways.
+struct StoreCredit {
+  std::uint32_t channel = 0;
+  std::uint64_t consumed = 0;  ///< bytes since the channel's beginning: they need not be kept any more
+
+  friend bool operator==(const StoreCredit&, const StoreCredit&) = default;
+};
+/// Both ways. The agent: the worker is gone; answered by another. The coordinator: the channel is closed,
+/// with the reason where it is the worker's fault.
+struct StoreClose {
+  std::uint32_t channel = 0;
+  std::string reason;
+
+  friend bool operator==(const StoreClose&, const StoreClose&) = default;
+};
+
 using Message =
     std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
-                 GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop>;
+                 GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, StoreAttach,
+                 StoreAttached, StoreRefused, StoreOpen, StoreBytes, StoreCredit, StoreClose>;
+
+/// Of the workers' store, whoever says it.
+[[nodiscard]] bool is_about_store(const Message& message);
 
 /// Nothing if this may be the name of a job, else why not. It appears in logs and on terminals.
 [[nodiscard]] std::string defect_of_job(std::string_view name);

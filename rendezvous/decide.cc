@@ -57,10 +57,17 @@ Outcome end_generation(Round& round, const Settings& settings, Instant now) {
   return GenerationOver{round.world.generation, cause};
 }
 
-Outcome form(Round& round, const Settings& settings, Instant now) {
-  std::vector<const Node*> candidates;
-  for (const auto& [id, node] : round.nodes)
-    if (eligible(round, node, now)) candidates.push_back(&node);
+Outcome time_out(Round& round, const Settings& settings, Instant now) {
+  Cause ending;
+  ending.kind = Cause::Kind::kTimeout;
+  ending.text = timeout_report(round, settings, now);
+  close_round(round, std::move(ending));
+  return Closed{};
+}
+
+using Candidates = std::vector<const Node*>;
+
+Outcome form(Round& round, const Settings& settings, Candidates candidates) {
   World world = arrange(round.world, std::move(candidates), settings.max_nodes);
   world.generation = std::max(round.world.generation, round.generation_floor) + 1;
   const Node& first = *find_node(round, world.slots.front().node);
@@ -72,6 +79,7 @@ Outcome form(Round& round, const Settings& settings, Instant now) {
   round.num_finished = 0;
   round.safe_point = false;
   round.pending_final = false;
+  round.silent_since.reset();
   round.last_call.reset();
   round.join_deadline = Instant::max();
   round.stop_deadline.reset();
@@ -81,6 +89,7 @@ Outcome form(Round& round, const Settings& settings, Instant now) {
     Node& node = *find_node(round, round.world.slots[i].node);
     node.group_rank = static_cast<int>(i);
     node.ready = false;
+    node.untold = true;
     --round.num_ready;
   }
   return Formed{};
@@ -93,6 +102,31 @@ int num_eligible(const Round& round, Instant now) {
   }));
 }
 
+// A node that has missed a heartbeat may be dead, above all a spare that nothing but its heartbeats vouches
+// for: with it the next generation would end as this one did. If the others do not fill the world, it is
+// waited for until it is heard again or lost.
+Outcome form_of_the_living(Round& round, const Settings& settings, Instant now) {
+  const Instant since =
+      now - settings.heartbeat_timeout / 2;  // an agent beats its heart three times in the time-out
+  Candidates living;
+  bool all = true;
+  for (const auto& [id, node] : round.nodes) {
+    if (!eligible(round, node, now)) continue;
+    if (node.last_heard >= since)
+      living.push_back(&node);
+    else
+      all = false;
+  }
+  const auto here = static_cast<int>(living.size());
+  if (all || here >= settings.max_nodes) return form(round, settings, std::move(living));
+  if (now < round.join_deadline) {
+    round.silent_since = since;
+    return Idle{};
+  }
+  if (here >= settings.min_nodes) return form(round, settings, std::move(living));
+  return time_out(round, settings, now);
+}
+
 bool all_members_eligible(const Round& round, Instant now) {
   return std::all_of(round.world.slots.begin(), round.world.slots.end(), [&](const Slot& slot) {
     const auto found = round.nodes.find(slot.node);
@@ -101,31 +135,27 @@ bool all_members_eligible(const Round& round, Instant now) {
 }
 
 Outcome decide_gathering(Round& round, const Settings& settings, Instant now) {
+  round.silent_since.reset();
   if (round.stop_deadline && now >= *round.stop_deadline) round.stop_deadline.reset();
   const int here = num_eligible(round, now);
   const bool late = now >= round.join_deadline;
   if (here < settings.min_nodes) {
     round.last_call.reset();
-    if (!late) return Idle{};
-    Cause ending;
-    ending.kind = Cause::Kind::kTimeout;
-    ending.text = timeout_report(round, settings, now);
-    close_round(round, std::move(ending));
-    return Closed{};
+    return late ? time_out(round, settings, now) : Idle{};
   }
-  if (late) return form(round, settings, now);
+  if (late) return form_of_the_living(round, settings, now);
   // A survivor that is still stopping its workers keeps its ranks.
   if (round.num_stopping > 0 && round.stop_deadline) {
     round.last_call.reset();
     return Idle{};
   }
-  if (here >= settings.max_nodes) return form(round, settings, now);
+  if (here >= settings.max_nodes) return form_of_the_living(round, settings, now);
   // A restart that lost no node has nobody to wait for.
   if (!round.world.slots.empty() && here >= static_cast<int>(round.world.slots.size()) &&
       all_members_eligible(round, now))
-    return form(round, settings, now);
+    return form_of_the_living(round, settings, now);
   if (!round.last_call) round.last_call = now + settings.last_call_timeout;
-  if (now >= *round.last_call) return form(round, settings, now);
+  if (now >= *round.last_call) return form_of_the_living(round, settings, now);
   return Idle{};
 }
 
@@ -166,7 +196,8 @@ Outcome decide(Round& round, const Settings& settings, Instant now) {
 Instant next_deadline(const Round& round) {
   if (round.phase == Phase::kClosed) return Instant::max();
   Instant out = std::min(round.next_check, round.join_deadline);
-  if (round.last_call) out = std::min(out, *round.last_call);
+  // While silent nodes are waited for, the last call may be over already.
+  if (round.last_call && !round.silent_since) out = std::min(out, *round.last_call);
   if (round.stop_deadline) out = std::min(out, *round.stop_deadline);
   for (const auto& [machine, until] : round.excluded) out = std::min(out, until);
   return out;

@@ -33,6 +33,8 @@ inline constexpr std::string_view kNcclInterface = "NCCL_SOCKET_IFNAME";
 inline constexpr std::string_view kCudaOrder = "CUDA_DEVICE_ORDER";
 inline constexpr std::string_view kCudaVisible = "CUDA_VISIBLE_DEVICES";
 inline constexpr std::string_view kNic = "MUSTER_NIC";
+inline constexpr std::string_view kProgressFile = "MUSTER_PROGRESS_FILE";
+inline constexpr std::string_view kLineage = "MUSTER_LINEAGE";
 
 /// The job's secret, read by agents and musterd. It never crosses: workers do not get it.
 inline constexpr std::string_view kSecret = "MUSTER_SECRET";
@@ -71,6 +73,9 @@ inline constexpr std::array kEnvContract = {
              "True: the agent serves the store and rank 0 connects as a client"},
     Variable{kSignalsToHandle, Origin::kJob, "value of --signals-to-handle"},
     Variable{kErrorFile, Origin::kAssignment, "where a worker writes its error as JSON"},
+    Variable{kProgressFile, Origin::kAssignment,
+             "where a worker may write a line about its progress, which the report of a failure shows"},
+    Variable{kLineage, Origin::kJob, "the launchers below which this process runs; they end it with the job"},
     Variable{kNcclAsyncErrorHandling, Origin::kDefault, "1: NCCL errors end the process"},
     Variable{kOmpNumThreads, Origin::kDefault,
              "with several workers on the node: each one's share of the cores"},

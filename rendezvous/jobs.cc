@@ -96,6 +96,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     return settle(found->second, now, effects);
   }
   std::int64_t last_generation = -1;
+  bool was_recorded = false;
   if (found != jobs_.end() && is_deserted(found->second) &&
       (found->second.round.phase == Phase::kClosed ||
        (!join.resume && (!found->second.lost_some ||
@@ -103,12 +104,18 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     // Everybody has left the former job of this name: this is a new one. Its generations go on, so that no
     // number is used twice while the former one is kept.
     last_generation = found->second.round.world.generation;
+    was_recorded = found->second.recorded;
     deadlines_.erase({found->second.deadline, client.job});
-    forget(found->second);
     jobs_.erase(found);
     found = jobs_.end();
   }
   if (found == jobs_.end()) {
+    if (!options_.only_job.empty() && client.job != options_.only_job)
+      return refuse(id, Refused::Reason::kSettings,
+                    fmt::format("this coordinator serves job {} alone, not {}; give one of them another port "
+                                "with --rdzv-endpoint",
+                                options_.only_job, client.job),
+                    effects);
     if (jobs_.size() >= options_.max_jobs)
       return refuse(id, Refused::Reason::kLimit,
                     fmt::format("this coordinator has {} jobs, the limit (--max-jobs)", jobs_.size()),
@@ -118,6 +125,8 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     fresh.settings = join.settings;
     fresh.round.world.generation = last_generation;
     found = jobs_.emplace(client.job, std::move(fresh)).first;
+    // The former record gives way to one that remembers its generations.
+    if (was_recorded) keep(found->second, now);
     effects.log.push_back(
         fmt::format("job {}: new, --nnodes={}", client.job, membership::nodes_text(join.settings)));
   }
@@ -128,6 +137,9 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
         id, Refused::Reason::kLimit,
         fmt::format("job {} has {} nodes, the limit (--max-nodes-per-job)", job.name, job.round.nodes.size()),
         effects);
+
+  if (std::string text = disagreement_about_store(job, join.request); !text.empty())
+    return refuse(id, Refused::Reason::kSettings, clean(text), effects);
 
   membership::Request request = join.request;
   // It appears on other people's terminals.
@@ -180,8 +192,11 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
 void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Message& message, Instant now,
                   JobsEffects& effects) {
   const NodeId node = *client.node;
-  membership::heartbeat(job.round, node, now);
-  if (std::holds_alternative<control::Heartbeat>(message)) return;
+  const bool awaited = membership::heartbeat(job.round, node, now);
+  if (std::holds_alternative<control::Heartbeat>(message)) {
+    if (awaited) settle(job, now, effects);
+    return;
+  }
   job.changed = true;
   const auto entry = job.round.nodes.find(node);
   const std::string host = entry == job.round.nodes.end() ? std::string() : entry->second.request.host;
@@ -262,13 +277,14 @@ void Jobs::note_trouble(std::string_view name, membership::Trouble trouble, Inst
 }
 
 void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
-  bool keep = false;
+  bool has_changed = false;
   while (true) {
     const membership::Outcome outcome = membership::decide(job.round, job.settings, now);
     if (std::holds_alternative<membership::Idle>(outcome)) break;
     job.changed = true;
+    if (job.round.phase != Phase::kRunning) effects.over.push_back(job.name);
     // Who waits for a world is not kept: they come again.
-    keep |= !std::holds_alternative<membership::NodesLost>(outcome);
+    has_changed |= !std::holds_alternative<membership::NodesLost>(outcome);
     if (std::holds_alternative<membership::Formed>(outcome)) tell_world(job, effects);
     if (const auto* over = std::get_if<membership::GenerationOver>(&outcome)) {
       effects.log.push_back(fmt::format("job {}: generation {} is over ({}); {} of {} restarts used",
@@ -301,10 +317,7 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
       effects.deliveries.push_back({everybody(job), control::Closed{job.round.ending}, false});
     }
   }
-  if (keep && recorder_ != nullptr) {
-    recorder_->job(job.name, make_record(job.settings, job.round, now));
-    job.recorded = true;
-  }
+  if (has_changed) keep(job, now);
   tell_reason(job, now, effects);
   schedule(job, now);
 }
@@ -344,6 +357,7 @@ void Jobs::advance(Instant now, JobsEffects& effects) {
     job.deadline = Instant::max();
     if (job.forget_at <= now) {
       effects.log.push_back(fmt::format("job {}: forgotten", name));
+      effects.over.push_back(name);
       forget(job);
       jobs_.erase(jobs_.find(name));
       continue;
@@ -353,30 +367,10 @@ void Jobs::advance(Instant now, JobsEffects& effects) {
   }
 }
 
-void Jobs::forget(const Job& job) {
-  if (recorder_ != nullptr && job.recorded) recorder_->job_forgotten(job.name);
-}
-
-void Jobs::describe(JobRecorder& to, Instant now) const {
-  for (const auto& [name, job] : jobs_)
-    if (job.recorded) to.job(name, make_record(job.settings, job.round, now));
-}
-
-void Jobs::restore(const std::string& name, const JobRecord& record, Instant now, Millis grace,
-                   JobsEffects& effects) {
-  effects.log.push_back(fmt::format(
-      "job {}: as before, generation {}, {} of {} restarts used; its agents have {} ms to come back", name,
-      record.world.generation, record.restarts_used, record.settings.max_restarts, grace.count()));
-  Job job;
-  job.name = name;
-  job.settings = record.settings;
-  job.round = make_round(record, now, grace);
+void Jobs::keep(Job& job, Instant now) {
+  if (recorder_ == nullptr) return;
+  recorder_->job(job.name, make_record(job.settings, job.round, now));
   job.recorded = true;
-  job.lost_some = true;
-  job.forget_at = now + std::max(options_.keep, grace);
-  Job& kept = jobs_.insert_or_assign(name, std::move(job)).first->second;
-  kept.deadline = now;  // something may be to decide at once
-  deadlines_.emplace(now, name);
 }
 
 Instant Jobs::next_deadline() const {

@@ -26,6 +26,7 @@ namespace muster {
 using ConnectionId = std::uint64_t;
 
 struct JobsOptions {
+  std::string only_job;  ///< empty: whichever agents ask for
   std::size_t max_jobs = 1024;
   std::size_t max_nodes_per_job = 100'000;
   /// Of what an agent says about itself: host, machine, role and addresses. A job keeps no more than this for
@@ -50,14 +51,23 @@ struct Delivery {
 };
 struct JobsEffects {
   std::vector<Delivery> deliveries;
-  std::vector<std::string> log;  ///< one line per transition
+  std::vector<std::string> log;   ///< one line per transition
+  std::vector<std::string> over;  ///< jobs whose running generation has ended
 
   /// Takes the answers to heartbeats out of the deliveries: to whom they are due.
   [[nodiscard]] std::vector<ConnectionId> take_heartbeats();
   void clear() {
     deliveries.clear();
     log.clear();
+    over.clear();
   }
+};
+
+/// An agent's place in a job: the generation is that of the world it is part of and which runs.
+struct Membership {
+  std::string job;
+  membership::NodeId node;
+  std::int64_t generation = 0;
 };
 
 class Jobs {
@@ -72,6 +82,9 @@ class Jobs {
   /// Somebody failed before connected(): told to those who wait for it.
   void note_trouble(std::string_view job, membership::Trouble trouble, Instant now, JobsEffects& effects);
 
+  /// Somebody who knows better than the connection says that the node is gone for good.
+  void give_up(std::string_view job, const membership::NodeId& node, const std::string& why, Instant now,
+               JobsEffects& effects);
   /// Nobody was listened to for so long until `now`: that is no silence of the agents.
   void forgive(Millis stall, Instant now);
   /// To be called at next_deadline(), and whenever it is convenient.
@@ -90,6 +103,8 @@ class Jobs {
   [[nodiscard]] std::size_t num_jobs() const { return jobs_.size(); }
   /// nullptr: unknown.
   [[nodiscard]] const membership::Round* find_round(std::string_view job) const;
+  /// Nothing: it takes part in no world that runs.
+  [[nodiscard]] std::optional<Membership> member(ConnectionId id) const;
 
  private:
   struct Job {
@@ -116,10 +131,13 @@ class Jobs {
               JobsEffects& effects);
   static void pass_on(const Job& job, control::Report report, const std::string& host, int group_rank,
                       JobsEffects& effects);
+  [[nodiscard]] static std::string disagreement_about_store(const Job& job,
+                                                            const membership::Request& request);
   [[nodiscard]] static bool is_deserted(const Job& job);
   void settle(Job& job, Instant now, JobsEffects& effects);
   void tell_world(const Job& job, JobsEffects& effects) const;
   void tell_member(const Job& job, std::size_t group_rank, JobsEffects& effects) const;
+  void keep(Job& job, Instant now);
   void forget(const Job& job);
   void tell_reason(Job& job, Instant now, JobsEffects& effects);
   void schedule(Job& job, Instant now);
@@ -134,8 +152,9 @@ class Jobs {
   std::set<std::pair<Instant, std::string>> deadlines_;
 };
 
-/// Where the node can be reached: what it offers, with the address it is seen under in front unless that is
-/// a loopback address while it offers others.
+/// Where the node can be reached: what it offers, with the address it is seen under in front if that is among
+/// them. One that is not is none of its own, or one that --iface or --local-addr excludes; it counts where
+/// the node offers nothing but loopback.
 [[nodiscard]] std::vector<std::string> reachable_addresses(const std::vector<std::string>& offered,
                                                            const std::string& seen);
 

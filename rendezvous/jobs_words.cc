@@ -23,7 +23,8 @@ std::vector<std::string> reachable_addresses(const std::vector<std::string>& off
   std::vector<std::string> out;
   const bool has_others =
       std::any_of(offered.begin(), offered.end(), [](auto& each) { return !is_loopback(each); });
-  if (!seen.empty() && !(is_loopback(seen) && has_others)) out.push_back(seen);
+  const bool is_offered = std::find(offered.begin(), offered.end(), seen) != offered.end();
+  if (!seen.empty() && (!has_others || (is_offered && !is_loopback(seen)))) out.push_back(seen);
   for (const std::string& address : offered)
     if (std::find(out.begin(), out.end(), address) == out.end()) out.push_back(address);
   return out;
@@ -93,6 +94,29 @@ void Jobs::tell_reason(Job& job, Instant now, JobsEffects& effects) {
                                 control::Waiting{job.told.present, job.told.min_nodes, job.told.max_nodes,
                                                  false, membership::to_text(job.told)},
                                 false});
+}
+
+std::optional<Membership> Jobs::member(ConnectionId id) const {
+  const auto found = clients_.find(id);
+  if (found == clients_.end() || !found->second.node) return std::nullopt;
+  const membership::Round* round = find_round(found->second.job);
+  if (round == nullptr || round->phase != membership::Phase::kRunning) return std::nullopt;
+  const auto node = round->nodes.find(*found->second.node);
+  if (node == round->nodes.end() || node->second.group_rank < 0) return std::nullopt;
+  return Membership{found->second.job, *found->second.node, round->world.generation};
+}
+
+// Half of the workers would wait in another store than the rest.
+std::string Jobs::disagreement_about_store(const Job& job, const membership::Request& request) {
+  if (job.round.nodes.empty()) return {};
+  const auto& [node, other] = *job.round.nodes.begin();
+  const bool proxies = request.master_port == 0;
+  if (node == request.id || proxies == (other.request.master_port == 0)) return {};
+  return fmt::format(
+      "{} {} its workers' store (--store-proxy, the default with a secret), {} {}; use the same options on "
+      "all nodes",
+      request.host, proxies ? "proxies" : "does not proxy", other.request.host,
+      proxies ? "does not" : "does");
 }
 
 }  // namespace muster

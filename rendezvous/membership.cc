@@ -58,10 +58,11 @@ Admission join(Round& round, const Settings& settings, const Request& request, c
   bool untold = false;
   if (Node* known = find_node(round, request.id)) {
     const bool member = round.phase == Phase::kRunning && known->group_rank >= 0 && !known->ready;
-    // One that waits for a world, and is in one that another coordinator formed, did not hear of it.
+    // One that waits for a world and is in one did not hear of it: the word was lost with its connection, or
+    // with the coordinator that formed it.
     untold = member && known->untold && !resume;
     resumed = untold || (member && resume == round.world.generation);
-    known->untold = false;
+    known->untold = untold;
     count_node(round, *known, -1);
     known->connected = true;
     known->last_heard = now;
@@ -88,8 +89,11 @@ Admission join(Round& round, const Settings& settings, const Request& request, c
   return {Admission::Kind::kStale, fmt::format("generation {} is over", *resume)};
 }
 
-void heartbeat(Round& round, const NodeId& id, Instant now) {
-  if (Node* node = find_node(round, id)) node->last_heard = now;
+bool heartbeat(Round& round, const NodeId& id, Instant now) {
+  Node* node = find_node(round, id);
+  if (node == nullptr) return false;
+  const Instant before = std::exchange(node->last_heard, now);
+  return round.silent_since && before < *round.silent_since;
 }
 
 bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_t master_port, Instant now) {
@@ -127,6 +131,7 @@ bool finished(Round& round, const NodeId& id, std::int64_t generation, Instant n
   node->last_heard = now;
   if (!node->finished) ++round.num_finished;
   node->finished = true;
+  node->untold = false;
   return true;
 }
 
@@ -158,6 +163,10 @@ void disconnected(Round& round, const Settings& settings, const NodeId& id, std:
   node->disconnected_at = now;
   node->back_by = now + settings.reconnect_grace;
   round.next_check = std::min(round.next_check, now + settings.reconnect_grace);
+}
+
+void lost(Round& round, const Settings& settings, const NodeId& id, const std::string& text, Instant now) {
+  if (const Node* node = find_node(round, id)) lose_node(round, settings, *node, text, now);
 }
 
 void stop(Round& round, std::string_view host, std::string_view reason, int exit_code) {

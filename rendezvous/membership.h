@@ -68,7 +68,9 @@ struct Request {
   int wanted_ranks = 1;                ///< workers on this node
   std::optional<int> order;            ///< --node-rank, SLURM_NODEID: where it belongs among the nodes
   std::vector<std::string> addresses;  ///< where the others may reach it, best first
-  std::uint16_t master_port = 0;       ///< on which it serves the workers' store if it becomes the first node
+  /// On which it serves the workers' store if it becomes the first node; 0: its workers use the
+  /// coordinator's, as those of all nodes of the job.
+  std::uint16_t master_port = 0;
 
   friend bool operator==(const Request&, const Request&) = default;
 };
@@ -84,7 +86,7 @@ struct Node {
   Instant last_heard{};
   Instant disconnected_at{};  ///< meaningful while !connected, as is the next
   Instant back_by{};          ///< or it is lost
-  bool untold = false;        ///< a coordinator that ended formed its world; it may not have heard of it
+  bool untold = false;        ///< it has not shown yet that it heard of its world
 
   friend bool operator==(const Node&, const Node&) = default;
 };
@@ -169,7 +171,9 @@ struct Round {
   std::optional<Cause> pending;  ///< of the end of the running generation, before decide() announced it
   bool pending_final = false;    ///< it must not be restarted
   bool safe_point = false;       ///< announced by the running generation
-  Cause ending;                  ///< while kClosed
+  /// A world waits for nodes that were not heard since then; they may be dead already.
+  std::optional<Instant> silent_since;
+  Cause ending;  ///< while kClosed
 
   // Counted, so that decide() is O(1) while it waits.
   int num_ready = 0;             ///< connected and ready
@@ -199,13 +203,15 @@ struct Admission {
   friend bool operator==(const Admission&, const Admission&) = default;
 };
 /// `wanted`: the rules as this node knows them. `resume`: the generation whose workers still run there.
-/// A known id takes the place of its former connection. Generations go on after `resume` where this round
-/// knows of none, so that a coordinator that forgot does not use a number twice.
+/// A known id is the same process: it takes the place of its former connection, and is told of its world
+/// again where it has not heard of it. Generations go on after `resume`
+/// where this round knows of none, so that a coordinator that forgot does not use a number twice.
 [[nodiscard]] Admission join(Round& round, const Settings& settings, const Request& request,
                              const Settings& wanted, std::optional<std::int64_t> resume, Instant now);
 /// Somebody tried to join and could not, in `phase`.
 void note_trouble(Round& round, Trouble trouble);
-void heartbeat(Round& round, const NodeId& id, Instant now);
+/// True: decide() may have been waiting for it.
+bool heartbeat(Round& round, const NodeId& id, Instant now);
 /// The workers of `generation` are gone on this node; it waits for the next world.
 bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_t master_port, Instant now);
 bool worker_failed(Round& round, const NodeId& id, std::int64_t generation, const Cause& failure,
@@ -218,6 +224,8 @@ void left(Round& round, const NodeId& id, std::string_view reason);
 /// The connection is gone without a good-bye.
 void disconnected(Round& round, const Settings& settings, const NodeId& id, std::string_view error,
                   Instant now);
+/// Its agent is known to be gone, whatever its connection says.
+void lost(Round& round, const Settings& settings, const NodeId& id, const std::string& text, Instant now);
 /// An agent, or the operator, ends the job.
 void stop(Round& round, std::string_view host, std::string_view reason, int exit_code);
 

@@ -42,6 +42,13 @@ std::string difference(const Settings& wanted, const Settings& job) {
   if (wanted.max_restarts != job.max_restarts)
     return fmt::format("wants --max-restarts={}, the job has --max-restarts={}", wanted.max_restarts,
                        job.max_restarts);
+  // The coordinator judges all by the job's time-out; an agent that beats its heart by another is lost for
+  // it.
+  if (wanted.heartbeat_timeout != job.heartbeat_timeout)
+    return fmt::format(
+        "wants a heartbeat timeout (keep_alive_interval times keep_alive_max_attempt) of {} ms, the job has "
+        "{} ms",
+        wanted.heartbeat_timeout.count(), job.heartbeat_timeout.count());
   return {};
 }
 

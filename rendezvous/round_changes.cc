@@ -69,6 +69,7 @@ void begin_gathering(Round& round, const Settings& settings, Instant now) {
   round.join_deadline = now + settings.join_timeout;
   round.stop_deadline = now + std::min(settings.stop_timeout, settings.join_timeout);
   round.last_call.reset();
+  round.silent_since.reset();
 }
 
 void close_round(Round& round, Cause ending) {
@@ -77,6 +78,7 @@ void close_round(Round& round, Cause ending) {
   round.join_deadline = Instant::max();
   round.stop_deadline.reset();
   round.last_call.reset();
+  round.silent_since.reset();
   round.num_stopping = 0;
   round.pending.reset();
 }

@@ -19,11 +19,19 @@ Session::State Session::close(std::string reason) {
   return State::kClose;
 }
 
+Session::State Session::too_long(wire::Op op, std::size_t reply_bytes) {
+  return close(fmt::format("the answer to {} would be {} bytes, the limit is {} (--max-output-bytes)",
+                           op_info(op).name, reply_bytes, limits_.max_output_bytes));
+}
+
 Session::State Session::receive(std::string_view& input, std::string& out, Effects& effects) {
   if (!close_reason_.empty()) return State::kClose;
   wire::Request request;
   while (true) {
     if (out.size() >= limits_.pause_output_bytes) return State::kOutputFull;
+    // The request itself was small: APPEND of a byte tells a watcher of the whole value, before and after.
+    if (effects.watched_bytes >= limits_.pause_output_bytes) [[unlikely]]
+      return State::kDeliver;
     switch (decoder_.next(input, request)) {
       case wire::Decoder::Step::kRequest:
         if (const State state = execute(request, out, effects); state == State::kClose) return state;
@@ -48,7 +56,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
   ++num_requests_;
   // An old client gives up a wait without a word, and would take a late STOP for the answer to its next
   // request.
-  if (decoder_.generation() != wire::Generation::kModern) core_.cancel_wait(id_);
+  if (decoder_.generation() < wire::Generation::kModern) core_.cancel_wait(id_);
 
   if (std::string excess = muster::exceeded_limit(core_, id_, request, limits_.store); !excess.empty())
       [[unlikely]] {
@@ -66,9 +74,13 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
     case Op::kCompareSet:
       put_bytes(out, core_.compare_set(request.key, request.value, request.desired, effects));
       break;
-    case Op::kGet:
-      put_bytes(out, core_.get(request.key));
+    case Op::kGet: {
+      const std::string_view value = core_.get(request.key);
+      if (out.size() + 8 + value.size() > limits_.max_output_bytes)
+        return too_long(request.op, 8 + value.size());
+      put_bytes(out, value);
       break;
+    }
     case Op::kAdd: {
       const auto sum = core_.add(request.key, request.number, effects);
       if (!sum)
@@ -81,7 +93,11 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       out.push_back(core_.check(request.items) ? wire::kReady : wire::kNotReady);
       break;
     case Op::kWait:
-      if (core_.wait(id_, request.items)) out.push_back(wire::kStopWaiting);
+    case Op::kSharedWait:
+      shares_wait_ = request.op == Op::kSharedWait;
+      if (core_.wait(id_, request.items))
+        out.push_back(shares_wait_ && !core_.all_keys(request.items) ? wire::kElementCame
+                                                                     : wire::kStopWaiting);
       break;
     case Op::kGetNumKeys:
       put_i64(out, static_cast<std::int64_t>(core_.keys().size()));
@@ -93,16 +109,11 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       core_.append(request.key, request.value, effects);
       break;
     case Op::kMultiGet: {
-      const std::size_t before = out.size();
-      for (const std::string_view key : request.items) {
-        put_bytes(out, core_.get(key));
-        if (out.size() - before <= limits_.max_output_bytes) continue;
-        out.resize(before);
-        std::size_t reply_bytes = 0;
-        for (const std::string_view item : request.items) reply_bytes += 8 + core_.get(item).size();
-        return close(fmt::format("the answer to MULTI_GET would be {} bytes, the limit is {}", reply_bytes,
-                                 limits_.max_output_bytes));
-      }
+      // A request may name a long value very often.
+      std::size_t reply_bytes = 0;
+      for (const std::string_view key : request.items) reply_bytes += 8 + core_.get(key).size();
+      if (out.size() + reply_bytes > limits_.max_output_bytes) return too_long(request.op, reply_bytes);
+      for (const std::string_view key : request.items) put_bytes(out, core_.get(key));
       break;
     }
     case Op::kMultiSet:
@@ -126,11 +137,16 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
     case Op::kQueueLen:
       put_i64(out, core_.queue_len(request.key));
       break;
-    case Op::kListKeys:
+    case Op::kListKeys: {
+      std::size_t reply_bytes = 8;
+      for (const auto& [key, value] : core_.keys()) reply_bytes += 8 + key.size();
+      if (out.size() + reply_bytes > limits_.max_output_bytes) return too_long(request.op, reply_bytes);
       put_i64(out, static_cast<std::int64_t>(core_.keys().size()));
       for (const auto& [key, value] : core_.keys()) put_bytes(out, key);
       break;
+    }
     case Op::kBarrier:
+      shares_wait_ = false;
       switch (core_.barrier(id_, request.key, request.number, effects)) {
         case StoreCore::Barrier::kOpen:
           out.push_back(wire::kStopWaiting);
@@ -157,9 +173,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       break;
     }
   }
-  if (out.size() > limits_.max_output_bytes)
-    return close(fmt::format("the answer to {} is longer than the limit of {} bytes",
-                             op_info(request.op).name, limits_.max_output_bytes));
+  if (out.size() > limits_.max_output_bytes) return too_long(request.op, out.size());
   return State::kNeedInput;
 }
 

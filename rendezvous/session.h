@@ -24,8 +24,8 @@ struct SessionLimits {
   StoreLimits store;
   /// A reply may be this long; a client whose unread replies are longer is closed.
   std::size_t max_output_bytes = std::size_t{256} << 20;
-  /// receive() pauses when this much output is waiting, so that a client which sends and never reads costs no
-  /// more.
+  /// receive() pauses when this much output is waiting, or this much for clients that watch keys, so that a
+  /// client which sends and never reads costs no more.
   std::size_t pause_output_bytes = std::size_t{1} << 20;
   /// What clients of PyTorch up to 2.1 are taken for: kLegacy to find out, or kTorch20 or kTorch21.
   wire::Generation legacy = wire::Generation::kLegacy;
@@ -36,6 +36,7 @@ class Session {
   enum class State {
     kNeedInput,   ///< every byte was taken
     kOutputFull,  ///< send `out` first, then call again with the rest of the input
+    kDeliver,     ///< bring `effects` to the others first, then call again with the rest of the input
     kUndecided,   ///< as kNeedInput; call settle() if the peer stays silent for a moment
     kClose,       ///< close the connection: close_reason()
   };
@@ -61,10 +62,13 @@ class Session {
   /// Kept of a request that is not whole.
   [[nodiscard]] std::size_t num_pending_bytes() const { return decoder_.num_pending_bytes(); }
   [[nodiscard]] std::uint64_t num_requests() const { return num_requests_; }
+  /// Its last wait was a WAIT_SHARED: who is woken by an element is told kElementCame.
+  [[nodiscard]] bool shares_wait() const { return shares_wait_; }
 
  private:
   State execute(const wire::Request& request, std::string& out, Effects& effects);
   State close(std::string reason);
+  State too_long(wire::Op op, std::size_t reply_bytes);
 
   ClientId id_;
   StoreCore& core_;
@@ -72,6 +76,7 @@ class Session {
   wire::Decoder decoder_;
   std::uint64_t num_requests_ = 0;
   bool exceeded_limit_ = false;
+  bool shares_wait_ = false;
   std::string close_reason_;
 };
 

@@ -30,9 +30,10 @@ void StoreCore::tell_watchers(WatchEvent::Kind kind, std::string_view key, std::
                               std::string_view new_value, Effects& effects) {
   const auto found = watchers_.find(key);
   if (found == watchers_.end()) return;
-  for (const ClientId client : found->second)
-    effects.watched.push_back(
-        {client, kind, std::string(key), std::string(old_value), std::string(new_value)});
+  effects.watched.push_back(
+      {found->second, kind, std::string(key), std::string(old_value), std::string(new_value)});
+  effects.watched_bytes += sizeof(WatchEvent) + found->second.size() * sizeof(ClientId) + key.size() +
+                           old_value.size() + new_value.size();
 }
 
 void StoreCore::store(std::string_view key, std::string_view value, Effects& effects) {
@@ -119,6 +120,10 @@ bool StoreCore::check(std::span<const std::string_view> keys) const {
   return std::all_of(keys.begin(), keys.end(), [&](std::string_view key) { return present(key); });
 }
 
+bool StoreCore::all_keys(std::span<const std::string_view> names) const {
+  return std::all_of(names.begin(), names.end(), [&](std::string_view name) { return keys_.contains(name); });
+}
+
 bool StoreCore::wait(ClientId client, std::span<const std::string_view> keys) {
   waits_.remove(client);
   bool missing = false;
@@ -151,7 +156,9 @@ void StoreCore::queue_push(std::string_view name, std::string_view element, Effe
   }
   found->second.emplace_back(element);
   num_bytes_ += kElementBytes + element.size();
+  const auto before = static_cast<std::ptrdiff_t>(effects.woken.size());
   waits_.element_arrived(name, effects.woken);
+  effects.by_element.insert(effects.by_element.end(), effects.woken.begin() + before, effects.woken.end());
 }
 
 std::optional<std::string> StoreCore::queue_pop(std::string_view name) {

@@ -23,10 +23,10 @@
 
 namespace muster {
 
-/// A change of a key that a client (PyTorch up to 2.0) watches. The numbers are the protocol's.
+/// A change of a key that clients (PyTorch up to 2.0) watch. The numbers are the protocol's.
 struct WatchEvent {
   enum class Kind : std::uint8_t { kUpdated = 0, kCreated = 1, kDeleted = 2 };
-  ClientId client = 0;
+  std::vector<ClientId> clients;
   Kind kind = Kind::kUpdated;
   std::string key;
   std::string old_value;
@@ -36,12 +36,16 @@ struct WatchEvent {
 
 /// What operations did to other clients; collected by the caller, who clears it.
 struct Effects {
-  std::vector<ClientId> woken;  ///< each gets one STOP_WAITING byte
+  std::vector<ClientId> woken;       ///< each gets one STOP_WAITING byte
+  std::vector<ClientId> by_element;  ///< those of `woken` for whom an element of a queue came last
   std::vector<WatchEvent> watched;
+  std::size_t watched_bytes = 0;  ///< of `watched`
   [[nodiscard]] bool empty() const { return woken.empty() && watched.empty(); }
   void clear() {
     woken.clear();
+    by_element.clear();
     watched.clear();
+    watched_bytes = 0;
   }
 };
 
@@ -64,6 +68,9 @@ class StoreCore {
 
   /// True if every name is a key, or a queue that is not empty.
   [[nodiscard]] bool check(std::span<const std::string_view> keys) const;
+
+  /// True if every name is a key, not a queue.
+  [[nodiscard]] bool all_keys(std::span<const std::string_view> names) const;
 
   /// True if every key is there already; else the client waits for those that are not. Replaces an earlier
   /// wait.

@@ -40,10 +40,11 @@ Growth at_most(const wire::Request& request) {
     case Op::kWatchKey:
       return {0, kEntry + request.key.size(), 1};
     case Op::kMultiSet:
-    case Op::kWait: {
+    case Op::kWait:
+    case Op::kSharedWait: {
       Growth out;
       for (const std::string_view item : request.items) out.bytes += kEntry + item.size();
-      (request.op == Op::kWait ? out.waits : out.keys) = request.items.size();
+      (request.op == Op::kMultiSet ? out.keys : out.waits) = request.items.size();
       return out;
     }
     default:
@@ -88,7 +89,8 @@ Growth exactly(const StoreCore& core, const wire::Request& request) {
       }
       return out;
     }
-    case Op::kWait: {
+    case Op::kWait:
+    case Op::kSharedWait: {
       Growth out;
       for (const std::string_view& key : request.items) {
         if (core.check({&key, 1})) continue;

@@ -144,6 +144,7 @@ Result<void> StoreLink::greet(Greeting greeting, Instant deadline) {
 Error StoreLink::broken(Error cause) {
   if (!failed_) {
     failed_ = true;
+    stream_.close();  // the server forgets what this client waits for, and has its place free for the next
     failure_ = {cause.code, fmt::format("{} at the store {}: {}", doing_, endpoint_, cause.message)};
   }
   return failure_;

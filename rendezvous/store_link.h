@@ -45,6 +45,9 @@ class StoreLink {
 
   /// Between two requests: the server has ended the connection (or says something that nobody asked for).
   [[nodiscard]] bool ended();
+  /// Nothing more can be asked on it, because of the failure.
+  [[nodiscard]] bool failed() const { return failed_; }
+  [[nodiscard]] const Error& failure() const { return failure_; }
   /// It failed because the connection is gone.
   [[nodiscard]] bool lost() const { return failed_ && failure_.code == ErrorCode::kPeerGone; }
 

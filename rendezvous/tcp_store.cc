@@ -307,7 +307,9 @@ class TcpStoreClient final : public TcpStore {
     bool sent = false;
     if (options_.reconnect_for.count() <= 0) return operation(sent);
     std::optional<Instant> give_up;
-    if (!given_up_ && !link_.lost() && link_.ended()) MUSTER_OK(reconnect(give_up, "it was closed"));
+    // After a late or a wrong answer, too: that operation has failed, the next one needs not.
+    if (!given_up_ && link_.failed()) MUSTER_OK(reconnect(give_up, link_.failure().message));
+    if (!given_up_ && link_.ended()) MUSTER_OK(reconnect(give_up, "it was closed"));
     while (true) {
       if (given_up_) return fail(*given_up_);
       auto out = operation(sent);

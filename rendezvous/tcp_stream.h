@@ -33,6 +33,9 @@ class TcpStream {
   /// past asks once.
   [[nodiscard]] Result<bool> readable(Instant deadline);
 
+  /// Nothing else may be called after it.
+  void close() { fd_.reset(); }
+
   /// "[::1]:29500", the address that answered.
   [[nodiscard]] const std::string& peer() const { return peer_; }
 

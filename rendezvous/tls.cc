@@ -194,6 +194,16 @@ bool Stream::established() const {
   return !impl_->failed && ::SSL_is_init_finished(impl_->ssl.get()) == 1;
 }
 
+std::string Stream::channel_binding() const {
+  if (!established()) return {};
+  constexpr std::string_view kLabel = "EXPORTER-Channel-Binding";
+  std::string out(32, '\0');
+  MUSTER_CHECK(::SSL_export_keying_material(impl_->ssl.get(), reinterpret_cast<unsigned char*>(out.data()),
+                                            out.size(), kLabel.data(), kLabel.size(), nullptr, 0, 0) == 1,
+               "OpenSSL exports no keying material");
+  return out;
+}
+
 Result<void> Stream::start(std::string& out) {
   std::string nothing;
   return receive({}, nothing, out);

@@ -56,6 +56,10 @@ class Stream {
   /// Before the other side is known the bytes are kept, and sent by a later receive().
   [[nodiscard]] Result<void> send(std::string_view plain, std::string& out);
 
+  /// The same 32 bytes at both ends of this connection and at no end of any other: who relays between two
+  /// connections has two. Empty before it is established. Source: RFC 9266 (tls-exporter).
+  [[nodiscard]] std::string channel_binding() const;
+
   /// Both sides are known to each other as far as they asked for.
   [[nodiscard]] bool established() const;
 

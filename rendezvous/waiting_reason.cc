@@ -37,11 +37,15 @@ std::vector<int> missing_orders(const Round& round, const Settings& settings) {
   return out;
 }
 
+bool is_silent(const Round& round, const Node& node) {
+  return round.silent_since && node.connected && node.last_heard < *round.silent_since;
+}
+
 // Nodes that are here and cannot be counted.
 std::vector<Line> held_back(const Round& round, Instant now) {
   std::vector<const Node*> nodes;
   for (const auto& [id, node] : round.nodes)
-    if (!eligible(round, node, now)) nodes.push_back(&node);
+    if (!eligible(round, node, now) || is_silent(round, node)) nodes.push_back(&node);
   std::sort(nodes.begin(), nodes.end(), [](const Node* a, const Node* b) { return a->arrival < b->arrival; });
   std::vector<Line> out;
   out.reserve(nodes.size());
@@ -50,6 +54,8 @@ std::vector<Line> held_back(const Round& round, Instant now) {
       out.push_back({node->request.host, "lost its connection and may come back"});
     else if (!node->ready)
       out.push_back({node->request.host, "is stopping its workers"});
+    else if (is_silent(round, *node))
+      out.push_back({node->request.host, "has missed a heartbeat"});
     else
       out.push_back({node->request.host, "failed and is not used for a while"});
   }
@@ -81,8 +87,9 @@ WaitingReason explain(const Round& round, const Settings& settings, Instant now)
   out.max_nodes = settings.max_nodes;
   out.last_call = round.last_call.has_value();
   out.present =
-      static_cast<int>(std::count_if(round.nodes.begin(), round.nodes.end(),
-                                     [&](const auto& entry) { return eligible(round, entry.second, now); }));
+      static_cast<int>(std::count_if(round.nodes.begin(), round.nodes.end(), [&](const auto& entry) {
+        return eligible(round, entry.second, now) && !is_silent(round, entry.second);
+      }));
   const auto add = [&](std::string text) {
     if (out.details.size() < kMaxDetails)
       out.details.push_back(std::move(text));

@@ -21,6 +21,7 @@ constexpr std::array<OpInfo, kNumOps> kOps = {{
     {"CHECK", "K"},     {"WAIT", "K"},      {"GETNUMKEYS", ""},     {"DELETE_KEY", "k"}, {"APPEND", "kv"},
     {"MULTI_GET", "K"}, {"MULTI_SET", "P"}, {"CANCEL_WAIT", ""},    {"PING", "u"},       {"QUEUE_PUSH", "kv"},
     {"QUEUE_POP", "k"}, {"QUEUE_LEN", "k"}, {"LIST_KEYS", ""},      {"BARRIER", "ki"},   {"WATCH_KEY", "k"},
+    {"WAIT", "K"},
 }};
 
 }  // namespace
@@ -41,14 +42,17 @@ std::string_view to_string(Generation generation) {
       return "legacy (PyTorch 2.1)";
     case Generation::kModern:
       return "modern (PyTorch 2.2 or later)";
+    case Generation::kRelayed:
+      return "relayed by an agent";
   }
   return "?";
 }
 
 int opcode_byte(Op op, Generation generation) {
   const int modern = static_cast<int>(op);
-  if (generation == Generation::kModern) return op == Op::kWatchKey ? -1 : modern;
+  if (generation == Generation::kModern) return op >= Op::kWatchKey ? -1 : modern;
   if (op == Op::kValidate) return -1;
+  if (generation == Generation::kRelayed) return modern;
   if (modern <= static_cast<int>(Op::kGetNumKeys)) return modern - 1;
   if (generation == Generation::kTorch20) {
     if (op == Op::kWatchKey) return 7;

@@ -14,7 +14,8 @@
 
 namespace muster::wire {
 
-/// Numbers of PyTorch >= 2.2 on the wire. kWatchKey has none there: it exists only up to 2.0, as 7.
+/// Numbers of PyTorch >= 2.2 on the wire. Two have none there: kWatchKey exists only up to 2.0, as 7, and
+/// kSharedWait only between muster's agents and their coordinator: a WAIT on behalf of several workers.
 enum class Op : std::uint8_t {
   kValidate = 0,
   kSet = 1,
@@ -36,8 +37,9 @@ enum class Op : std::uint8_t {
   kListKeys = 17,
   kBarrier = 18,
   kWatchKey = 19,
+  kSharedWait = 20,
 };
-inline constexpr std::size_t kNumOps = 20;
+inline constexpr std::size_t kNumOps = 21;
 
 /// Which PyTorch speaks on a connection. The opcodes differ, the argument layouts do not.
 enum class Generation : std::uint8_t {
@@ -46,6 +48,7 @@ enum class Generation : std::uint8_t {
   kTorch20,     ///< up to 2.0: 7 is WATCH_KEY, 8 is DELETE_KEY
   kTorch21,     ///< 2.1: 7 is DELETE_KEY, 8 to 11 are APPEND, MULTI_GET, MULTI_SET, CANCEL_WAIT
   kModern,      ///< 2.2 and later, announced by VALIDATE
+  kRelayed,     ///< an agent speaks for its workers: every Op but VALIDATE, as numbered above
 };
 
 inline constexpr std::uint32_t kMagic = 0x3C85F7CE;
@@ -55,6 +58,8 @@ inline constexpr char kReady = 0;         // CHECK: all keys exist
 inline constexpr char kNotReady = 1;      // CHECK
 inline constexpr char kStopWaiting = 0;   // WAIT, BARRIER: done
 inline constexpr char kWaitCanceled = 1;  // CANCEL_WAIT
+inline constexpr char kElementCame =
+    2;  // WAIT_SHARED: done, but for one of those who wait: a queue has an element
 inline constexpr char kWatchRegistered = 3;
 
 /// The caps of PyTorch's libuv daemon, inclusive, checked against the announced length before any byte is

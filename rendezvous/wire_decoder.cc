@@ -118,7 +118,10 @@ std::size_t Decoder::begin_request(std::string_view bytes) {
     }
   }
 
-  if (generation_ == Generation::kModern) {
+  if (generation_ == Generation::kRelayed) {
+    if (byte == 0 || byte >= kNumOps) return reject(fmt::format("unknown relayed opcode 0x{:02x}", byte));
+    op_ = static_cast<Op>(byte);
+  } else if (generation_ == Generation::kModern) {
     if (byte == 0 && num_requests_ > 0) return reject("a second VALIDATE");
     if (byte > static_cast<unsigned char>(Op::kBarrier))
       return reject(fmt::format("unknown opcode 0x{:02x}", byte));

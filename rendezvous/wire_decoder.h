@@ -25,9 +25,12 @@ class Decoder {
     kError,      ///< see error()
   };
 
-  /// `legacy`: what an old client is taken for: kTorch20, kTorch21, or kLegacy to find out.
+  /// `legacy`: what an old client is taken for: kTorch20, kTorch21, or kLegacy to find out. kRelayed: it is
+  /// no client, but an agent.
   explicit Decoder(const Limits& limits, Generation legacy = Generation::kLegacy)
-      : limits_(limits), legacy_(legacy) {}
+      : limits_(limits),
+        legacy_(legacy),
+        generation_(legacy == Generation::kRelayed ? legacy : Generation::kUndetected) {}
 
   /// Decodes one request from the front of `input` and advances `input` past the bytes used.
   [[nodiscard]] Step next(std::string_view& input, Request& request);
@@ -63,7 +66,7 @@ class Decoder {
 
   Limits limits_;
   Generation legacy_;
-  Generation generation_ = Generation::kUndetected;
+  Generation generation_;
   std::uint64_t num_requests_ = 0;
 
   // The request under way.

@@ -17,6 +17,7 @@
 #include "rendezvous/auth.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/unique_fd.h"
+#include "rendezvous/hosted_stores.h"
 #include "rendezvous/jobs.h"
 #include "rendezvous/net/control_peer.h"
 
@@ -66,6 +67,22 @@ class AgentTable {
   }
   /// Earliest first: of those that have something to prove or are being closed.
   [[nodiscard]] const std::set<std::pair<Instant, ConnectionId>>& deadlines() const { return deadlines_; }
+
+  /// Who has to go, or that nobody can, so that one more fits. Those that have proven something are not kept
+  /// out by those that have not.
+  struct Room {
+    std::optional<ConnectionId> to_drop;
+    bool full = false;
+    std::string words;  ///< for the log; empty: there is room
+  };
+  [[nodiscard]] Room make_room(std::size_t max_connections, std::size_t max_handshakes,
+                               const std::string& name) const;
+
+  /// Gives the agent as much of its workers' stores as its connection takes now; to be flushed. nullptr: it
+  /// is gone.
+  std::shared_ptr<AgentConnection> pump(ConnectionId id, HostedStores& stores) const;
+  /// To all that are proven, as far as their sockets take it.
+  void say_to_all(const control::Message& message) const;
 
   /// Counts what this agent buffers now; true if that became more.
   bool count_buffered(AgentConnection& connection) {

@@ -20,6 +20,7 @@ void ClientTable::release(ClientId id) {
   set_deadline(id, std::nullopt);
   if (client.connection) past_requests_ += client.connection->session().num_requests();
   client.connection.reset();
+  client.held = false;
   buffered_bytes_ -= std::exchange(client.buffered_bytes, 0);
   ++client.turn;
   free_ids_.push_back(id);

@@ -25,6 +25,7 @@ class ClientTable {
     std::string peer;
     std::uint32_t turn = 0;      ///< counts the use of this id
     std::uint32_t interest = 0;  ///< of epoll
+    bool held = false;           ///< its answers wait for the disk
     std::optional<Instant> deadline;
     std::size_t buffered_bytes = 0;  ///< as counted last
   };

@@ -61,8 +61,8 @@ Connection::Status Connection::process(std::string_view input, Effects& effects,
     if (state == Session::State::kClose) return failed(session_.close_reason());
     if (status != Status::kOpen) return status;
     undecided_ = state == Session::State::kUndecided;
-    if (state != Session::State::kOutputFull) return Status::kOpen;
-    if (blocked()) {
+    if (state != Session::State::kOutputFull && state != Session::State::kDeliver) return Status::kOpen;
+    if (blocked() || state == Session::State::kDeliver) {
       unread_.assign(input);
       return Status::kOpen;
     }
@@ -106,9 +106,20 @@ Connection::Status Connection::on_writable(Effects& effects, Instant now) {
   return process(input, effects, now);
 }
 
-Connection::Status Connection::resume(Effects& effects, Instant now) {
+Connection::Status Connection::send_held(Instant now) {
   last_progress_ = now;  // what was held is no fault of the peer's
-  return unread_.empty() ? flush(now) : on_writable(effects, now);
+  return flush(now);
+}
+
+bool Connection::time_is_up(Millis slow_reader_timeout, Millis first_byte_timeout) {
+  if (blocked())
+    give_up(Refusal::kSlowReader, fmt::format("it has not read its answers for {} ms ({} bytes are waiting)",
+                                              slow_reader_timeout.count(), unsent_bytes()));
+  else if (expects_hand_over())
+    give_up(Refusal::kAuthentication, fmt::format("it said nothing for {} ms", first_byte_timeout.count()));
+  else
+    return false;
+  return true;
 }
 
 Connection::Status Connection::settle(Effects& effects, Instant now) {

@@ -24,12 +24,12 @@ class Connection {
     kOther,   ///< its first byte is the control protocol's: release() it
   };
 
-  /// While `*hold` nothing is sent: see resume().
+  /// While `*hold` nothing is sent: see send_held().
   Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits, const bool* hold);
 
   /// Reads once into `scratch`, answers, writes.
   Status on_readable(std::string& scratch, Effects& effects, Instant now);
-  /// Writes on, and takes up input that was left because of unread answers.
+  /// Writes on, and takes up input that was left because of unread answers, or until effects are delivered.
   Status on_writable(Effects& effects, Instant now);
   /// Treats an undecided request of an old client as complete.
   Status settle(Effects& effects, Instant now);
@@ -39,8 +39,10 @@ class Connection {
   Status flush(Instant now);
   /// There are answers that flush() did not send because of `*hold`.
   [[nodiscard]] bool held() const { return *hold_ && sent_ < out_.size(); }
-  /// Nothing is held any more: sends, and takes up input that was left meanwhile.
-  Status resume(Effects& effects, Instant now);
+  /// Nothing is held any more: sends.
+  Status send_held(Instant now);
+  /// There is input that on_writable() would take up now.
+  [[nodiscard]] bool left_input() const { return !unread_.empty() && !blocked(); }
   /// After kOther: the socket and what was read from it.
   [[nodiscard]] UniqueFd release(std::string& first_bytes);
   /// Sets reason(), before the Server closes it for one of its own.
@@ -48,6 +50,8 @@ class Connection {
     refusal_ = kind;
     reason_ = std::move(reason);
   }
+  /// True, and a reason is given, if it had to do something by now.
+  bool time_is_up(Millis slow_reader_timeout, Millis first_byte_timeout);
   /// The peer may not use the store: bytes that are not for somebody else end the connection.
   void expect_hand_over() { expects_hand_over_ = true; }
   /// TLS is somebody else's too.
@@ -79,7 +83,7 @@ class Connection {
   std::size_t max_output_bytes_;
   std::string out_;
   std::size_t sent_ = 0;  // of out_
-  std::string unread_;    // input left alone until out_ is sent
+  std::string unread_;    // input left alone until out_ is sent or effects are delivered
   bool undecided_ = false;
   bool expects_hand_over_ = false;
   bool hands_over_tls_ = false;

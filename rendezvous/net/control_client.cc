@@ -22,6 +22,7 @@ namespace {
 
 namespace asio = boost::asio;
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
+constexpr Millis kReturnPatience{5'000};
 constexpr Backoff::Options kBackoff{.first = Millis(20), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
 
 bool worth_another_try(ErrorCode code) {
@@ -55,9 +56,21 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
         });
   }
 
+  void redirect(std::string host, std::uint16_t port) {
+    if (over_ || (host == options_.host && port == options_.port)) return;
+    options_.host = std::move(host);
+    options_.port = port;
+    moved_ = true;
+    if (leaving_) return;
+    if (link_) link_->close("the coordinator is elsewhere now");
+    pause_.cancel();
+  }
+
   void send(const control::Message& message) {
     if (!over_ && joined_) link_->send(message);
   }
+
+  [[nodiscard]] std::size_t unsent_bytes() const { return link_ ? link_->unsent_bytes() : 0; }
 
   void ready(std::int64_t generation, std::uint16_t master_port) {
     running_.reset();
@@ -76,13 +89,15 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   void leave(std::string reason, Millis patience, std::function<void()> left) {
     leaving_ = true;
     left_ = std::move(left);
-    if (over_ || !joined_) {
+    good_bye_ = std::move(reason);
+    if (over_ || (!joined_ && !comes_back())) {
       asio::post(loop_, [self = shared_from_this()] { self->has_left(); });
       return;
     }
-    link_->send(control::Leave{std::move(reason)});
-    link_->finish_sending();
-    heart_.cancel();
+    if (joined_)
+      say_good_bye();
+    else
+      patience = std::min(patience, kReturnPatience);
     patience_.expires_after(patience);
     patience_.async_wait([self = shared_from_this()](const auto& error) {
       if (!error) self->has_left();
@@ -98,6 +113,16 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   [[nodiscard]] const membership::NodeId& id() const { return options_.request.id; }
 
  private:
+  // A coordinator that is away keeps this node's place, and the others wait for it: it has to hear the
+  // good-bye.
+  [[nodiscard]] bool comes_back() const { return !done_ && offered_grace_.count() > 0; }
+
+  void say_good_bye() {
+    link_->send(control::Leave{good_bye_});
+    link_->finish_sending();
+    heart_.cancel();
+  }
+
   // Connects until it may not any more. `self` keeps the object while this is suspended.
   asio::awaitable<void> run([[maybe_unused]] std::shared_ptr<Impl> self) {
     Backoff backoff(kBackoff, id().low);
@@ -108,7 +133,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     for (std::size_t turn = 0; !over_; ++turn) {
       link_ = std::make_shared<ControlLink>(
           loop_, ControlLink::Target{options_.host, options_.port, options_.job, options_.request.host,
-                                     options_.secret, options_.limits, options_.tls});
+                                     options_.secret, options_.limits, options_.tls, options_.tls_name});
       Error error =
           co_await converse(turn, std::min(deadline, SteadyClock::now() + options_.attempt_timeout));
       if (over_) co_return;
@@ -116,7 +141,12 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       const bool again = !done_ && (worth_another_try(error.code) || link_->coordinator_stops());
       heart_.cancel();
       link_->close();
-      if (leaving_) {
+      if (const auto call = events_.linked; call && lost) {
+        call(false);
+        if (over_) co_return;
+      }
+      // Who closes in its turn has read everything.
+      if (leaving_ && (!again || !comes_back() || link_->was_finished())) {
         has_left();
         co_return;
       }
@@ -137,11 +167,12 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
         fail_for_good(std::move(error));
         co_return;
       }
-      if (const auto call = events_.trying; call && error.message != told) {
+      if (const auto call = events_.trying; call && !leaving_ && error.message != told) {
         told = error.message;
         call(error);
         if (over_) co_return;
       }
+      if (std::exchange(moved_, false)) continue;
       pause_.expires_at(std::min(deadline, now + backoff.next()));
       co_await pause_.async_wait(kTuple);
     }
@@ -152,24 +183,35 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     const auto link = link_;
     const auto welcome = co_await link->open(turn, deadline);
     if (!welcome) co_return welcome.error();
-    if (over_ || leaving_) co_return Error{ErrorCode::kCancelled, "closed"};
+    if (over_) co_return Error{ErrorCode::kCancelled, "closed"};
     heartbeat_ = Millis(std::clamp<std::uint32_t>(welcome->heartbeat_ms, 10, 3'600'000));
     // The job's rules may be stricter than the coordinator's habit.
-    heartbeat_ = std::min(heartbeat_, std::max(options_.settings.heartbeat_timeout / 3, Millis(10)));
+    const Millis rule = options_.settings.heartbeat_timeout;
+    heartbeat_ = std::min(heartbeat_, std::max(rule / 3, Millis(10)));
+    // As patient with the coordinator as it is with this agent.
+    max_missed_ = std::max<std::int64_t>(options_.missed_heartbeats, rule / heartbeat_);
     offered_grace_ = Millis(std::min<std::uint32_t>(welcome->reconnect_ms, 3'600'000));
     num_missed_ = 0;
     joined_ = true;
     send(control::Join{options_.request, options_.settings, running_, options_.software});
     for (const control::Message& fact : facts_) send(fact);
-    beat();
-    while (true) {
+    if (leaving_)
+      say_good_bye();
+    else
+      beat();
+    link->on_drained([weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (const auto call = self && !self->over_ ? self->events_.drained : nullptr) call();
+    });
+    if (const auto call = events_.linked) call(true);
+    while (!over_) {
       const auto message = co_await link->receive();
       if (!message) co_return message.error();
       if (over_) co_return Error{ErrorCode::kCancelled, "closed"};
       num_missed_ = 0;
       if (!leaving_) on_message(*message);
-      if (over_) co_return Error{ErrorCode::kCancelled, "closed"};
     }
+    co_return Error{ErrorCode::kCancelled, "closed"};
   }
 
   // The callbacks are copied, since each may close or destroy the client.
@@ -197,6 +239,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       if (const auto call = std::exchange(events_.closed, {})) call(*closed);
     } else if (const auto* report = std::get_if<control::Report>(&message)) {
       if (const auto call = events_.report) call(*report);
+    } else if (control::is_about_store(message)) {
+      if (const auto call = events_.store) call(message);
     }
   }
 
@@ -206,9 +250,9 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     heart_.expires_after(heartbeat_);
     heart_.async_wait([self = shared_from_this(), link = link_](const auto& error) {
       if (error || self->over_ || self->link_ != link || !self->joined_) return;
-      if (self->num_missed_++ >= self->options_.missed_heartbeats) {
+      if (self->num_missed_++ >= self->max_missed_) {
         link->close(fmt::format("the coordinator has been silent for {} ms",
-                                self->options_.missed_heartbeats * self->heartbeat_.count()));
+                                self->max_missed_ * self->heartbeat_.count()));
         return;
       }
       link->send(control::Heartbeat{});
@@ -247,12 +291,15 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   std::shared_ptr<ControlLink> link_;  // the present try
   bool joined_ = false;                // Join is sent on link_
   bool leaving_ = false;
+  std::string good_bye_;
   bool done_ = false;  // closed() was told
   bool over_ = false;
+  bool moved_ = false;  // redirected, and not tried there yet
   std::function<void()> left_;
   Millis heartbeat_{5000};
   Millis offered_grace_{0};
   int num_missed_ = 0;
+  std::int64_t max_missed_ = 3;
   std::optional<std::int64_t> running_;     // assigned, and not said to be ready since
   std::optional<std::int64_t> said_ready_;  // the last generation that ready() was told of
   std::int64_t assigned_ = -1;
@@ -269,6 +316,9 @@ ControlClient::~ControlClient() {
 
 void ControlClient::start() {
   impl_->start();
+}
+void ControlClient::redirect(std::string host, std::uint16_t port) {
+  impl_->redirect(std::move(host), port);
 }
 void ControlClient::ready(std::int64_t generation, std::uint16_t master_port) {
   impl_->ready(generation, master_port);
@@ -293,6 +343,12 @@ void ControlClient::leave(std::string reason, Millis patience, std::function<voi
 }
 void ControlClient::close() {
   impl_->close();
+}
+void ControlClient::send_store(const control::Message& message) {
+  impl_->send(message);
+}
+std::size_t ControlClient::unsent_bytes() const {
+  return impl_->unsent_bytes();
 }
 const membership::NodeId& ControlClient::id() const {
   return impl_->id();

@@ -40,6 +40,7 @@ struct ControlClientOptions {
   std::uint16_t port = 0;
   std::string job;
   std::optional<tls::Context> tls;  ///< speak TLS, and with no coordinator but one that this trusts
+  std::string tls_name = {};        ///< for which its certificate must be; empty: host
   std::optional<auth::Secret> secret;
   /// Who this node is. An id of zeros is replaced by a random one; master_port is that of the first world.
   membership::Request request;
@@ -50,7 +51,8 @@ struct ControlClientOptions {
   /// A connection that breaks later is tried again for so long, or longer where the coordinator says that it
   /// keeps its agents' places; 0: lost at once. To be not longer than the job's reconnect_grace.
   Millis reconnect_for{0};
-  /// A coordinator that is silent for so many heartbeat intervals is lost.
+  /// A coordinator that is silent for so many heartbeat intervals, and for settings.heartbeat_timeout, is
+  /// lost.
   int missed_heartbeats = 3;
   control::Limits limits;
 };
@@ -70,6 +72,12 @@ struct ControlEvents {
   std::function<void(const control::Report&)> report;
   /// A try to connect failed and another follows; when the text changes.
   std::function<void(const Error&)> trying;
+  /// A connection to the coordinator is there, and the agent has joined by it; or it broke.
+  std::function<void(bool there)> linked;
+  /// A message about the workers' store (control::is_about_store).
+  std::function<void(const control::Message&)> store;
+  /// The connection has taken everything that was sent.
+  std::function<void()> drained;
   /// kTimeout: not reached within connect_timeout. kMismatch: refused for its secret, version or settings.
   /// kExhausted: a limit of the coordinator. kCancelled: the job was over, or the coordinator stops.
   /// kPeerGone: the connection broke, or the coordinator gave this node up.
@@ -87,6 +95,9 @@ class ControlClient {
   /// Begins to connect and join. Once.
   void start();
 
+  /// The coordinator is there now. A connection to another place is given up, and this one tried at once.
+  void redirect(std::string host, std::uint16_t port);
+
   /// The workers of `generation` are gone; this node takes part in the next round and would serve its store
   /// on `master_port`.
   void ready(std::int64_t generation, std::uint16_t master_port);
@@ -97,10 +108,15 @@ class ControlClient {
   /// The generation can be interrupted now for nodes that wait (Settings::grow_at_safe_point).
   void safe_point(std::int64_t generation);
   void report(std::int64_t generation, std::string payload);
+  /// A message about the workers' store; lost where there is no connection.
+  void send_store(const control::Message& message);
+  /// What the connection has not taken yet.
+  [[nodiscard]] std::size_t unsent_bytes() const;
   /// Ends the job for everybody.
   void stop_job(std::string reason, int exit_code);
-  /// Says good-bye; `left` comes when the coordinator has read it, or after `patience`. No event comes after
-  /// this call.
+  /// Says good-bye; `left` comes when the coordinator has read it, or after `patience`. A coordinator that is
+  /// away and keeps its agents' places is looked for meanwhile, for some seconds. No event comes after this
+  /// call.
   void leave(std::string reason, Millis patience, std::function<void()> left);
   /// Drops the connection without a word: the coordinator takes this node for lost.
   void close();

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/net/dial.h"
+#include "rendezvous/net/link_room.h"
 
 namespace muster::net {
 namespace {
@@ -18,6 +19,8 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using control::Refused;
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
+constexpr std::size_t kFirstReadBytes = 4096;
+constexpr std::size_t kMostReadBytes = 65536;
 
 ErrorCode code_of(Refused::Reason reason) {
   switch (reason) {
@@ -45,7 +48,8 @@ ControlLink::ControlLink(asio::io_context& loop, Target target)
       endpoint_(endpoint_text(target_.host, target_.port)),
       socket_(loop),
       watchdog_(loop),
-      decoder_({control::kMaxHandshakeFrameBytes, target_.limits.max_list}) {}
+      decoder_({control::kMaxHandshakeFrameBytes, target_.limits.max_list}),
+      buffer_(kFirstReadBytes, '\0') {}
 
 Error ControlLink::refused(const Refused& refused) {
   coordinator_stops_ = refused.reason == Refused::Reason::kStopping;
@@ -61,6 +65,7 @@ asio::awaitable<Result<control::Welcome>> ControlLink::open(std::size_t turn, In
     co_return fail(std::move(dialled).error());
   if (!socket_.is_open()) co_return fail(ErrorCode::kCancelled, "closed");
   connected_ = true;
+  bound_kernel_queue(socket_.native_handle());
   watchdog_.expires_at(deadline);
   watchdog_.async_wait([weak = weak_from_this()](const auto& error) {
     if (const auto link = weak.lock(); link && !error) link->close("no answer in time");
@@ -74,7 +79,7 @@ asio::awaitable<Result<control::Welcome>> ControlLink::handshake() {
   auth::ClientHandshake handshake(target_.secret, auth::random_nonce());
   const control::Preamble mine;
   if (target_.tls) {
-    tls_.emplace(*target_.tls, target_.host);
+    tls_.emplace(*target_.tls, target_.tls_name.empty() ? target_.host : target_.tls_name);
     if (auto started = tls_->start(out_); !started) co_return fail(std::move(started).error());
   }
   std::string preamble;
@@ -92,7 +97,7 @@ asio::awaitable<Result<control::Welcome>> ControlLink::handshake() {
   if (challenge == nullptr)
     co_return explain(
         {ErrorCode::kProtocol, fmt::format("{} instead of Challenge", control::name_of(*first))});
-  handshake.preamble(decoder_.preamble());
+  handshake.preamble(decoder_.preamble(), tls_ ? tls_->channel_binding() : std::string());
   auto proof = handshake.challenge(*challenge);
   if (!proof) co_return explain(proof.error());
   send(*proof);
@@ -124,8 +129,11 @@ asio::awaitable<Result<control::Message>> ControlLink::receive() {
       case control::Decoder::Step::kNeedMore:
         break;
     }
+    if (last_read_ == buffer_.size() && last_read_ < kMostReadBytes) buffer_.resize(kMostReadBytes);
     const auto [error, size] = co_await socket_.async_read_some(asio::buffer(buffer_), kTuple);
+    last_read_ = size;
     if (error) {
+      finished_ = error == asio::error::eof;
       std::string cause =
           error == asio::error::eof ? "the coordinator closed the connection" : error.message();
       if (tls_ && !tls_->established()) cause += "; does it speak TLS (musterd --tls-cert)?";
@@ -173,11 +181,15 @@ void ControlLink::flush() {
     return;
   }
   writing_ = true;
+  writing_bytes_ = out_.size();
   const auto bytes = std::make_shared<std::string>(std::exchange(out_, {}));
   asio::async_write(socket_, asio::buffer(*bytes),
                     [self = shared_from_this(), bytes](const auto& error, std::size_t) {
                       self->writing_ = false;
-                      if (!error) self->flush();  // a failure shows in the read as well
+                      self->writing_bytes_ = 0;
+                      if (error) return;  // it shows in the read as well
+                      self->flush();
+                      if (self->drained_ && self->out_.empty() && !self->writing_) self->drained_();
                     });
 }
 

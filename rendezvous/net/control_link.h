@@ -5,8 +5,8 @@
 // net/ only.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,6 +36,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
     std::optional<auth::Secret> secret;
     control::Limits limits;
     std::optional<tls::Context> tls;
+    std::string tls_name = {};  ///< for which its certificate must be; empty: host
   };
 
   ControlLink(boost::asio::io_context& loop, Target target);
@@ -46,6 +47,10 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   boost::asio::awaitable<Result<control::Message>> receive();
 
   void send(const control::Message& message);
+  /// What the socket has not taken yet.
+  [[nodiscard]] std::size_t unsent_bytes() const { return out_.size() + writing_bytes_; }
+  /// Called when it has taken everything.
+  void on_drained(std::function<void()> call) { drained_ = std::move(call); }
   /// No more is sent once everything before is.
   void finish_sending();
   /// receive() then fails with `reason` where it is given.
@@ -53,6 +58,8 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
 
   /// The coordinator said that it stops, not that it does not want this agent.
   [[nodiscard]] bool coordinator_stops() const { return coordinator_stops_; }
+  /// The connection's end was the coordinator's in good order, after it had read what was sent.
+  [[nodiscard]] bool was_finished() const { return finished_; }
   [[nodiscard]] const std::string& endpoint() const { return endpoint_; }
 
  private:
@@ -66,14 +73,18 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   boost::asio::ip::tcp::socket socket_;
   boost::asio::steady_timer watchdog_;
   control::Decoder decoder_;
-  std::array<char, 4096> buffer_;
+  std::size_t last_read_ = 0;
+  std::string buffer_;  // grows when there is much to read
   std::optional<tls::Stream> tls_;
   std::string plain_;       // what TLS made of buffer_
   std::string_view input_;  // of buffer_ or plain_, not decoded yet
   std::string out_;
   bool connected_ = false;
   bool writing_ = false;
+  std::size_t writing_bytes_ = 0;
+  std::function<void()> drained_;
   bool finishing_ = false;
+  bool finished_ = false;
   bool coordinator_stops_ = false;
   std::string close_reason_;
 };

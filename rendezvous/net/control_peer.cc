@@ -92,7 +92,7 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
       std::string bytes;
       control::encode(mine, bytes);
       send(bytes);
-      handshake_.preamble(theirs, mine);
+      handshake_.preamble(theirs, mine, tls_ ? tls_->channel_binding() : std::string());
       if (version == 0)
         out.refused = Refused{Refused::Reason::kVersion,
                               fmt::format("the agent speaks versions {} to {} of the control protocol, the "

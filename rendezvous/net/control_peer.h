@@ -55,6 +55,13 @@ class ControlPeer {
   [[nodiscard]] Step next(std::string_view& input, const House& house);
 
   void send(std::string_view bytes);
+  /// A Preamble or a Message.
+  template <class T>
+  void say(const T& what) {
+    std::string bytes;
+    control::encode(what, bytes);
+    send(bytes);
+  }
   /// Sends what the socket takes. Empty, or why it is broken.
   [[nodiscard]] std::string flush();
   [[nodiscard]] bool blocked() const { return sent_ < out_.size(); }

@@ -15,6 +15,7 @@
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/agent_table.h"
 #include "rendezvous/net/control_peer.h"
+#include "rendezvous/net/link_room.h"
 #include "rendezvous/net/refusal_log.h"
 #include "rendezvous/net/state_log.h"
 
@@ -25,9 +26,8 @@ using Connection = AgentConnection;
 using Descriptor = boost::asio::posix::stream_descriptor;
 using Stage = ControlPeer::Stage;
 
-constexpr std::size_t kReadBytes = 16384;
-// How long a connection that was refused may take to read why.
-constexpr Millis kLingerTime{2000};
+constexpr std::size_t kReadBytes = 65536;
+constexpr Millis kLingerTime{2000};  // for who is refused to read why
 constexpr Millis kStall{2000};
 
 }  // namespace
@@ -40,6 +40,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
         log_(log),
         refusals_(loop, log),
         jobs_(options.jobs),
+        stores_(options.stores, auth::random_node_id().low | 1),
         timer_(loop),
         scratch_(kReadBytes, '\0') {}
 
@@ -60,27 +61,18 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   void accept(UniqueFd fd, std::string_view first_bytes, std::string name) {
     if (stopped_) return;
     ++stats_.num_accepted;
-    // Those that have proven something are not kept out by those that have not.
-    const bool full = agents_.all().size() >= options_.max_connections;
-    if (const auto& waiting = agents_.deadlines();
-        !waiting.empty() && (full || waiting.size() >= options_.max_handshakes)) {
-      const ConnectionId oldest = waiting.begin()->second;
-      refusals_.write(Refusal::kLimit,
-                      fmt::format("closed {}: the oldest of {} that have proven nothing yet, the limit ({})",
-                                  agents_.find(oldest)->peer.name(), waiting.size(),
-                                  full ? "--max-agents" : "--max-handshakes"));
-      drop(oldest, "it took too long");
-    } else if (full) {
+    const AgentTable::Room room = agents_.make_room(options_.max_connections, options_.max_handshakes, name);
+    if (!room.words.empty()) refusals_.write(Refusal::kLimit, room.words);
+    if (room.to_drop) drop(*room.to_drop, "it took too long");
+    if (room.full) {
       ++stats_.num_refused;
-      refusals_.write(Refusal::kLimit,
-                      fmt::format("closed {}: {} agents are connected, the limit (--max-agents)", name,
-                                  agents_.all().size()));
       return;
     }
     // Who does not speak TLS is told so in plain words.
     const bool is_tls = !first_bytes.empty() && first_bytes[0] == tls::kFirstByte;
     auto connection = std::make_shared<Connection>(loop_, std::move(fd), std::move(name), options_.limits,
                                                    is_tls ? options_.tls : std::nullopt);
+    bound_kernel_queue(connection->descriptor.native_handle());
     const ConnectionId id = agents_.add(connection);
     agents_.set_deadline(id, *connection, SteadyClock::now() + options_.handshake_timeout);
     if (options_.tls && !is_tls)
@@ -93,14 +85,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
 
   void stop() {
     if (stopped_) return;
-    std::string bytes;
-    control::encode(control::Refused{control::Refused::Reason::kStopping, "the coordinator is stopping"},
-                    bytes);
-    for (const auto& [id, connection] : agents_.all()) {
-      if (connection->peer.stage != Stage::kOpen) continue;
-      connection->peer.send(bytes);
-      (void)connection->peer.flush();
-    }
+    agents_.say_to_all(control::Refused{control::Refused::Reason::kStopping, "the coordinator is stopping"});
     stopped_ = true;
     if (options_.state) options_.state->detach(*this);
     agents_.clear();
@@ -108,10 +93,17 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     refusals_.stop();
   }
 
+  void give_up(std::string_view job, const membership::NodeId& node, const std::string& why) {
+    jobs_.give_up(job, node, why, SteadyClock::now(), effects_);
+    finish_turn();
+  }
+
   [[nodiscard]] ControlServerStats stats() const {
     ControlServerStats out = stats_;
     out.num_open = agents_.all().size();
     out.num_jobs = jobs_.num_jobs();
+    out.num_stores = stores_.num_stores();
+    out.num_channels = stores_.num_channels();
     return out;
   }
   [[nodiscard]] const Jobs& jobs() const { return jobs_; }
@@ -154,9 +146,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   }
 
   void refuse_plain(ConnectionId id, Connection& connection) {
-    std::string preamble;
-    control::encode(control::Preamble{}, preamble);
-    connection.peer.send(preamble);
+    connection.peer.say(control::Preamble{});
     refuse(id, connection,
            {control::Refused::Reason::kAuthentication,
             "this coordinator speaks TLS and the agent does not; give the agent a certificate to trust"});
@@ -176,6 +166,9 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     while (peer.stage != Stage::kClosing) {
       ControlPeer::Step step = peer.next(bytes, house);
       if (step.need_more) break;
+      if (step.message) ++stats_.num_messages;
+      const bool about_store = step.message && control::is_about_store(*step.message);
+      if (about_store) step.error = stores_.receive(id, jobs_.member(id), *step.message);
       if (!step.error.empty())
         return refuse(id, connection, {control::Refused::Reason::kProtocol, step.error});
       if (step.refused) return refuse(id, connection, *std::move(step.refused));
@@ -183,32 +176,27 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
         agents_.set_deadline(id, connection, std::nullopt);
         jobs_.connected(id, peer.job(), peer.address());
       }
-      if (step.message) {
-        ++stats_.num_messages;
-        jobs_.receive(id, *step.message, SteadyClock::now(), effects_);
-        apply();
-      }
+      if (!step.message || about_store) continue;
+      jobs_.receive(id, *step.message, SteadyClock::now(), effects_);
+      apply();
     }
     flush(id, connection);
   }
 
   void refuse(ConnectionId id, Connection& connection, control::Refused refused) {
-    const bool stranger = connection.peer.stage != Stage::kOpen;
     refusals_.write(kind_of(refused.reason),
                     fmt::format("closed {}: {}", connection.peer.name(), refused.text));
-    if (stranger) {
+    if (connection.peer.stage != Stage::kOpen) {
       ++stats_.num_refused;
-      const bool secret = refused.reason == control::Refused::Reason::kAuthentication;
-      const std::string phase = secret ? "authentication" : "handshake";
+      const char* phase =
+          kind_of(refused.reason) == Refusal::kAuthentication ? "authentication" : "handshake";
       if (!connection.peer.job().empty())
         jobs_.note_trouble(connection.peer.job(), {connection.peer.title(), phase, refused.text, {}},
                            SteadyClock::now(), effects_);
     } else {
       jobs_.disconnected(id, refused.text, SteadyClock::now(), effects_);
     }
-    std::string bytes;
-    control::encode(control::Message(std::move(refused)), bytes);
-    connection.peer.send(bytes);
+    connection.peer.say(control::Message(std::move(refused)));
     linger(id, connection);
     apply();
   }
@@ -225,12 +213,10 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
 
   // An agent's heartbeat is answered nevertheless: a full disk is no reason to be taken for dead.
   void pass_heartbeats() {
-    std::string bytes;
-    control::encode(control::Heartbeat{}, bytes);
     for (const ConnectionId id : effects_.take_heartbeats()) {
       const auto connection = agents_.find(id);
       if (!connection || connection->peer.stage == Stage::kClosing) continue;
-      connection->peer.send(bytes);
+      connection->peer.say(control::Message(control::Heartbeat{}));
       flush(id, *connection);
     }
   }
@@ -241,6 +227,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     while (!held() && (!effects_.deliveries.empty() || !effects_.log.empty())) {
       const JobsEffects effects = std::exchange(effects_, {});
       for (const std::string& line : effects.log) log_.info(line);
+      for (const std::string& job : effects.over) stores_.over(job);
       for (const Delivery& delivery : effects.deliveries) {
         std::string bytes;
         control::encode(delivery.message, bytes);
@@ -297,6 +284,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     if (!connection) return;
     connection->peer.waits_writable = false;
     flush(id, *connection);
+    pump(id);
     finish_turn();
   }
 
@@ -314,12 +302,18 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     }
     if (connection->peer.stage < Stage::kOpen) ++stats_.num_refused;
     agents_.remove(id);
+    stores_.disconnected(id);
     apply();
     if (options_.on_close) options_.on_close();
   }
 
+  void pump(ConnectionId id) {
+    if (const auto connection = agents_.pump(id, stores_)) flush(id, *connection);
+  }
+
   void finish_turn() {
     apply();
+    for (const ConnectionId id : stores_.take_ready()) pump(id);
     while (!broken_.empty()) {
       const auto [id, error] = std::move(broken_.back());
       broken_.pop_back();
@@ -364,6 +358,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   Log log_;
   RefusalLog refusals_;
   Jobs jobs_;
+  HostedStores stores_;
   boost::asio::steady_timer timer_;
   Instant armed_ = Instant::max();
   AgentTable agents_;
@@ -386,6 +381,9 @@ ControlServer::~ControlServer() {
 
 void ControlServer::accept(UniqueFd fd, std::string_view first_bytes, std::string peer) {
   impl_->accept(std::move(fd), first_bytes, std::move(peer));
+}
+void ControlServer::give_up(std::string_view job, const membership::NodeId& node, const std::string& why) {
+  impl_->give_up(job, node, why);
 }
 void ControlServer::stop() {
   impl_->stop();

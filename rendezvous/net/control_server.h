@@ -16,6 +16,7 @@
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/control.h"
+#include "rendezvous/hosted_stores.h"
 #include "rendezvous/jobs.h"
 #include "rendezvous/tls.h"
 
@@ -41,6 +42,7 @@ struct ControlServerOptions {
   std::size_t max_unsent_bytes = std::size_t{16} << 20;  ///< of an agent that does not read
   /// Of all agents: unfinished messages and what is not read; the one that goes beyond is closed.
   std::size_t max_buffered_bytes = std::size_t{4} << 30;
+  HostedStoresOptions stores;  ///< of the workers whose agents proxy
   std::string software = "muster";
   /// Called on the loop after a connection has ended; not from stop().
   std::function<void()> on_close = {};
@@ -56,6 +58,8 @@ struct ControlServerStats {
   std::uint64_t num_open = 0;
   std::uint64_t num_jobs = 0;
   std::uint64_t num_messages = 0;  ///< received
+  std::uint64_t num_stores = 0;    ///< of workers whose agents proxy
+  std::uint64_t num_channels = 0;  ///< those workers' connections
 };
 
 class ControlServer {
@@ -69,6 +73,9 @@ class ControlServer {
   /// Takes over a connected, non-blocking socket. `first_bytes`: what was read from it. `peer`:
   /// "10.0.0.4:1234".
   void accept(UniqueFd fd, std::string_view first_bytes, std::string peer);
+
+  /// The node is gone for good, as somebody else knows; its connection, if it has one, is closed with `why`.
+  void give_up(std::string_view job, const membership::NodeId& node, const std::string& why);
 
   /// Tells every agent, closes their connections and forgets the jobs. Does not block.
   void stop();

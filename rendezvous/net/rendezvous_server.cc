@@ -10,7 +10,9 @@ Result<std::unique_ptr<RendezvousServer>> RendezvousServer::listen(boost::asio::
                                                                    const Log& log) {
   std::unique_ptr<RendezvousServer> out(new RendezvousServer);
   ControlServerOptions control = options.control;
-  control.state = options.state;
+  if (options.state) control.state = options.state;
+  control.stores.limits = options.store.limits;
+  control.stores.max_buffered_bytes = options.store.max_buffered_bytes;
   out->control_ = std::make_unique<ControlServer>(loop, control, log);
   ServerOptions store = options.store;
   store.state = options.state;

@@ -17,7 +17,7 @@ namespace muster::net {
 struct RendezvousServerOptions {
   ServerOptions store;  ///< its hand_over is set here, and store_on_loopback_only as above
   ControlServerOptions control;
-  std::shared_ptr<StateLog> state = {};  ///< of both
+  std::shared_ptr<StateLog> state = {};  ///< of both; control.state is the coordinator's alone
 };
 
 class RendezvousServer {

@@ -54,10 +54,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
 
   Result<void> start() {
     const Listener& listener = acceptor_.listener();
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.u64 = kListenerTag;
-    if (::epoll_ctl(ready_.native_handle(), EPOLL_CTL_ADD, listener.fd.get(), &event) != 0)
+    if (!poll(EPOLL_CTL_ADD, listener.fd.get(), EPOLLIN, kListenerTag))
       return fail(errno_error("epoll_ctl for " + address(), errno));
     if (options_.state) {
       core_ = std::exchange(options_.state->saved().store, StoreCore());
@@ -78,7 +75,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     for (const Client& client : clients_.all())
       if (client.connection) (void)client.connection->flush(now);
     clients_.clear();
-    num_open_ = 0;
+    stats_.num_open = 0;
     acceptor_.close();
     timer_.cancel();
     refusals_.stop();
@@ -89,15 +86,19 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
 
   void describe(journal::Recorder& to) const override { core_.describe(to); }
 
-  // Answers that waited for the disk go out.
+  // Answers that waited for the disk go out, all before anything is taken up that waits for it again.
   void committed() override {
     const Instant now = SteadyClock::now();
-    for (const std::uint64_t tag : std::exchange(held_, {})) {
-      Client* client = clients_.find(tag);
-      if (client == nullptr) continue;
-      after(static_cast<ClientId>(tag), client->connection->resume(effects_, now), now);
-      deliver(now);
-    }
+    resumed_ = std::exchange(held_, {});
+    for (const std::uint64_t tag : resumed_)
+      if (Client* client = clients_.find(tag); client != nullptr) {
+        client->held = false;
+        after(static_cast<ClientId>(tag), client->connection->send_held(now), now);
+      }
+  }
+  void go_on() override {
+    const Instant now = SteadyClock::now();
+    for (const std::uint64_t tag : std::exchange(resumed_, {})) take_left_input(tag, now);
     if (std::exchange(paused_, false)) wait_ready();
   }
 
@@ -106,10 +107,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   [[nodiscard]] bool loopback_only() const { return acceptor_.listener().loopback_only; }
 
   [[nodiscard]] ServerStats stats() const {
-    ServerStats out;
-    out.num_accepted = num_accepted_;
-    out.num_open = num_open_;
-    out.num_refused = num_refused_;
+    ServerStats out = stats_;
     out.num_requests = clients_.num_requests();
     out.num_keys = stopped_ ? 0 : core_.keys().size();
     out.num_waiting = core_.num_waiting();
@@ -120,6 +118,13 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
 
  private:
   using Client = ClientTable::Client;
+
+  bool poll(int operation, int fd, std::uint32_t events, std::uint64_t tag) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = tag;
+    return ::epoll_ctl(ready_.native_handle(), operation, fd, &event) == 0;
+  }
 
   void wait_ready() {
     ready_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
@@ -140,7 +145,8 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     for (int i = 0; i < n; ++i) {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       if (event.data.u64 == kListenerTag) {
-        accept_some();
+        acceptor_.accept_some([this](UniqueFd fd) { admit(std::move(fd)); },
+                              [this](const std::string& reason) { refuse(Refusal::kSystem, reason); });
         continue;
       }
       if (Client* client = clients_.find(event.data.u64); client != nullptr)
@@ -159,11 +165,22 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       return;
     }
     // Where it is gone, reading tells why, after what it sent last.
+    const std::uint64_t tag = clients_.tag(id);
     const Connection::Status status = (events & EPOLLOUT) != 0 && !gone
                                           ? connection.on_writable(effects_, now)
                                           : connection.on_readable(scratch_, effects_, now);
     after(id, status, now);
     deliver(now);
+    take_left_input(tag, now);
+  }
+
+  // What a connection has read already, part by part: in between the others get its effects, and are counted.
+  void take_left_input(std::uint64_t tag, Instant now) {
+    for (Client* client = clients_.find(tag); client != nullptr && client->connection->left_input();
+         client = clients_.find(tag)) {
+      after(static_cast<ClientId>(tag), client->connection->on_writable(effects_, now), now);
+      deliver(now);
+    }
   }
 
   // Does what a connection's status asks for.
@@ -183,15 +200,12 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       close_largest();
     if (!client.connection) return;
     if (connection.held()) [[unlikely]] {
-      held_.push_back(clients_.tag(id));
+      if (!std::exchange(client.held, true)) held_.push_back(clients_.tag(id));
       return;
     }
     const std::uint32_t interest = connection.blocked() ? EPOLLOUT : EPOLLIN;
     if (interest != client.interest) {
-      epoll_event event{};
-      event.events = interest;
-      event.data.u64 = clients_.tag(id);
-      ::epoll_ctl(ready_.native_handle(), EPOLL_CTL_MOD, connection.fd(), &event);
+      poll(EPOLL_CTL_MOD, connection.fd(), interest, clients_.tag(id));
       client.interest = interest;
     }
     std::optional<Instant> deadline;
@@ -219,19 +233,21 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     if (effects_.empty()) return;
     for (const ClientId id : effects_.woken)
       if (clients_[id].connection) clients_[id].connection->out().push_back(wire::kStopWaiting);
-    for (const WatchEvent& event : effects_.watched)
-      if (clients_[event.client].connection) put_watch_event(clients_[event.client].connection->out(), event);
     for (const ClientId id : effects_.woken) flush(id, now);
-    for (const WatchEvent& event : effects_.watched) flush(event.client, now);
+    // One by one, so that those who do not read are counted before the next gets its copy.
+    for (const WatchEvent& event : effects_.watched)
+      for (const ClientId id : event.clients) {
+        if (!clients_[id].connection) continue;
+        put_watch_event(clients_[id].connection->out(), event);
+        flush(id, now);
+      }
     effects_.clear();
   }
 
+  // One that is blocked already is told when its socket takes more; trying costs a call, and counts it.
   void flush(ClientId id, Instant now) {
     Client& client = clients_[id];
-    // Already blocked: it is told when the socket takes more, if what waits is not too much.
-    if (client.connection &&
-        (client.interest == EPOLLIN || client.connection->unsent_bytes() > options_.limits.max_output_bytes))
-      after(id, client.connection->flush(now), now);
+    if (client.connection) after(id, client.connection->flush(now), now);
   }
 
   void close(ClientId id, bool refused) {
@@ -251,12 +267,12 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       boost::asio::post(ready_.get_executor(),
                         [call = options_.on_close, peer = client.peer] { call(peer); });
     clients_.release(id);
-    --num_open_;
+    --stats_.num_open;
   }
 
   void hand_over(ClientId id) {
     std::string first_bytes;
-    ::epoll_ctl(ready_.native_handle(), EPOLL_CTL_DEL, clients_[id].connection->fd(), nullptr);
+    poll(EPOLL_CTL_DEL, clients_[id].connection->fd(), 0, 0);
     UniqueFd fd = clients_[id].connection->release(first_bytes);
     std::string peer = clients_[id].peer;
     forget(id);
@@ -286,53 +302,38 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
         deliver(now);
       } else if (connection.held() || (paused_ && connection.expects_hand_over())) {
         set_deadline(id, now + options_.slow_reader_timeout);  // the time that the disk takes is not its own
-      } else if (connection.blocked()) {
-        connection.give_up(Refusal::kSlowReader,
-                           fmt::format("it has not read its answers for {} ms ({} bytes are waiting)",
-                                       options_.slow_reader_timeout.count(), connection.unsent_bytes()));
-        close(id, true);
-      } else if (connection.expects_hand_over()) {
-        connection.give_up(Refusal::kAuthentication,
-                           fmt::format("it said nothing for {} ms", options_.first_byte_timeout.count()));
+      } else if (connection.time_is_up(options_.slow_reader_timeout, options_.first_byte_timeout)) {
         close(id, true);
       }
     }
     if (clients_.has_deadlines()) wait_deadline();
   }
 
-  void accept_some() {
-    acceptor_.accept_some([this](UniqueFd fd) { admit(std::move(fd)); },
-                          [this](const std::string& reason) { refuse(Refusal::kSystem, reason); });
-  }
-
   void refuse(Refusal kind, const std::string& reason) {
-    ++num_refused_;
+    ++stats_.num_refused;
     refusals_.write(kind, reason);
   }
 
   void admit(UniqueFd fd) {
-    if (num_open_ >= options_.max_connections) [[unlikely]] {
+    if (stats_.num_open >= options_.max_connections) [[unlikely]] {
       refuse(Refusal::kLimit,
              fmt::format("closed {}: {} clients are connected, the limit (--max-connections)",
-                         peer_name(fd.get()), num_open_));
+                         peer_name(fd.get()), stats_.num_open));
       return;
     }
     const ClientId id = clients_.take();
     Client& client = clients_[id];
     client.peer = peer_name(fd.get());
     client.interest = EPOLLIN;
-    epoll_event event{};
-    event.events = client.interest;
-    event.data.u64 = clients_.tag(id);
-    if (::epoll_ctl(ready_.native_handle(), EPOLL_CTL_ADD, fd.get(), &event) != 0) {
+    if (!poll(EPOLL_CTL_ADD, fd.get(), client.interest, clients_.tag(id))) {
       refuse(Refusal::kSystem, errno_error("epoll_ctl for " + client.peer, errno).message);
       clients_.release(id);
       return;
     }
     const bool stranger = options_.store_on_loopback_only && !peer_is_loopback(fd.get());
     client.connection = std::make_unique<Connection>(std::move(fd), id, core_, options_.limits, hold_);
-    ++num_accepted_;
-    ++num_open_;
+    ++stats_.num_accepted;
+    ++stats_.num_open;
     if (options_.hand_over_tls) client.connection->hand_over_tls();
     if (!stranger) return;
     client.connection->expect_hand_over();
@@ -350,12 +351,11 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   Effects effects_;
   std::string scratch_;
   const bool* hold_ = &kNeverHeld;
-  std::vector<std::uint64_t> held_;  // connections with answers that wait for the disk
-  bool paused_ = false;              // no events are taken, because the disk is full
+  std::vector<std::uint64_t> held_;     // connections with answers that wait for the disk
+  std::vector<std::uint64_t> resumed_;  // those whose answers have gone out, and whose input comes next
+  bool paused_ = false;                 // no events are taken, because the disk is full
   bool stopped_ = false;
-  std::uint64_t num_accepted_ = 0;
-  std::uint64_t num_open_ = 0;
-  std::uint64_t num_refused_ = 0;
+  ServerStats stats_;  // those that are counted as they change
 };
 
 Server::Server(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -104,7 +104,9 @@ class LoopStateLog final : public StateLog,
     dirty_ = false;
     // Not while it closes: who knows the whole state may have gone already.
     if (file_.size() >= rewrite_at_ && !closing_ && !rewrite()) return;
-    for (StateKeeper* keeper : std::vector(keepers_)) keeper->committed();
+    const std::vector keepers = keepers_;
+    for (StateKeeper* keeper : keepers) keeper->committed();
+    for (StateKeeper* keeper : keepers) keeper->go_on();
   }
 
   // False: it cannot go on.

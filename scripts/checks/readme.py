@@ -32,7 +32,7 @@ def check(name, text):
 
 def check_flags(text, option_table):
     """Flags of the table under "Flags that matter" against launcher/option_table.h."""
-    known = set(re.findall(r'OptionRow\{"([\w-]+)"', option_table))
+    known = set(re.findall(r'OptionRow\{\s*"([\w-]+)"', option_table))
     section = text.partition("## Flags that matter")[2].partition("###")[0]
     rows = [line.split("|")[1] for line in section.split("\n") if line.startswith("| `")]
     return [f"README.md: the launcher has no option --{flag}"

@@ -1,4 +1,4 @@
-# Servers the store benches measure: musterd, Redis and PyTorch's own, each a process of this machine that ends with us.
+# Servers the store benches measure: musterd, a job's store behind its agent, Redis and PyTorch's own. They end with us.
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
 import os
@@ -65,6 +65,21 @@ def musterd(wrapper=(), env=None):
 
 
 @contextlib.contextmanager
+def proxied():
+    """A worker's store behind its agent (--store-proxy), whose processor time counts; another musterd hosts it."""
+    # The worker, which stays until its standard input ends.
+    tell = 'echo "$MASTER_PORT"; exec cat'
+    with musterd() as head:
+        with running([measure.program("muster"), "--rdzv-backend=muster", f"--rdzv-endpoint=127.0.0.1:{head.port}", "--store-proxy",
+                      "--nproc-per-node=1", "sh", "-c", tell]) as process:
+            try:
+                yield types.SimpleNamespace(pid=process.pid, port=int(process.stdout.readline()), protocol="modern", process=process)
+            finally:
+                process.terminate()  # with SIGKILL its guardian would have to end the worker
+                process.wait(PATIENCE)
+
+
+@contextlib.contextmanager
 def redis(wrapper=()):
     port = _free_port()
     # The generators come from other addresses than 127.0.0.1; nothing is written to disk.
@@ -114,7 +129,7 @@ def has_torch(which):
 
 def available():
     """name -> context manager of a server; says what is left out and how to get it."""
-    known = {"musterd": musterd, "floor": floor}
+    known = {"musterd": musterd, "proxied": proxied, "floor": floor}
     wanted = {"redis": (shutil.which("redis-server"), redis),
               "torch 1.13": (has_torch("debian"), lambda: torch("debian")),
               "torch libuv": (has_torch("current"), lambda: torch("current"))}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arbitrary bytes after a control preamble: decoded whole and in pieces they give the same messages and the
 // same error; what is decoded encodes to the bytes it came from; and a coordinator that is told them by four
-// connections neither breaks nor waits for a moment that has passed.
+// connections neither breaks nor waits for a moment that has passed, nor do the stores of its workers.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "rendezvous/control.h"
+#include "rendezvous/hosted_stores.h"
 #include "rendezvous/jobs.h"
 
 namespace {
@@ -78,13 +79,27 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   JobsEffects effects;
   Instant now{std::chrono::hours(1)};
   for (ConnectionId id = 0; id < 4; ++id) jobs.connected(id, id == 3 ? "b" : "a", "10.0.0.1");
+  // The workers' stores hear what is theirs, by two nodes of one generation.
+  HostedStoresOptions bounds;
+  bounds.window_bytes = 64;
+  bounds.max_channels = 3;
+  HostedStores stores(bounds, 1);
   std::size_t turn = data[1];
   for (const control::Message& message : whole.messages) {
+    if (control::is_about_store(message)) {
+      const ConnectionId from = turn % 2;
+      (void)stores.receive(from, Membership{"a", {1, from}, 1}, message);
+      control::Message answer;
+      for (const ConnectionId to : stores.take_ready())
+        while (stores.next(to, answer)) check(control::is_about_store(answer));
+      check(stores.num_channels() <= 6);
+    }
     jobs.receive(turn % 4, message, now, effects);
     turn = turn / 4 + turn * 7 + message.index();
     if (turn % 5 == 0) now += Millis(turn % 20'000);
     if (turn % 11 == 0) {
       jobs.disconnected(turn % 4, "reset", now, effects);
+      stores.disconnected(turn % 2);
       jobs.connected(turn % 4, "a", "10.0.0.2");
     }
     jobs.advance(now, effects);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "rendezvous/control.h"
+#include "rendezvous/wire.h"
 
 int main(int argc, char** argv) {
   using namespace muster::control;
@@ -14,6 +15,12 @@ int main(int argc, char** argv) {
     return 2;
   }
   bool good = true;
+  constexpr auto kRelayed = muster::wire::Generation::kRelayed;
+  std::string set, wait, cancel;
+  const std::string_view key = "/k";
+  encode({.op = muster::wire::Op::kSet, .key = key, .value = "v"}, set, kRelayed);
+  encode({.op = muster::wire::Op::kSharedWait, .items = {&key, 1}}, wait, kRelayed);
+  encode({.op = muster::wire::Op::kCancelWait}, cancel, kRelayed);
   for (int nodes = 1; nodes <= 3; ++nodes) {
     std::string bytes("\x07\x01");
     for (int node = 0; node < 4; ++node) {
@@ -28,15 +35,36 @@ int main(int argc, char** argv) {
       join.settings.max_restarts = 1;
       encode(Message(join), bytes);
     }
-    const std::vector<Message> rest = {Heartbeat{},    WorkerFailed{0, 1, 9, true, nodes == 2, "killed"},
-                                       Ready{0, 4711}, SafePoint{1},
-                                       Finished{1},    Report{1, "n1", 0, "x"},
-                                       Leave{"done"},  Stop{1, "enough"},
-                                       Start{},        Challenge{},
-                                       Proof{},        Welcome{},
-                                       Refused{},      Assignment{},
-                                       Waiting{},      GenerationOver{},
-                                       Closed{}};
+    const std::vector<Message> rest = {Heartbeat{},
+                                       WorkerFailed{0, 1, 9, true, nodes == 2, "killed"},
+                                       Ready{0, 4711},
+                                       SafePoint{1},
+                                       Finished{1},
+                                       Report{1, "n1", 0, "x"},
+                                       Leave{"done"},
+                                       Stop{1, "enough"},
+                                       Start{},
+                                       Challenge{},
+                                       Proof{},
+                                       Welcome{},
+                                       Refused{},
+                                       Assignment{},
+                                       Waiting{},
+                                       GenerationOver{},
+                                       Closed{},
+                                       StoreAttach{1, 0, 0},
+                                       StoreOpen{1, 0},
+                                       StoreOpen{2, 0},
+                                       StoreBytes{1, 0, false, set},
+                                       StoreBytes{2, 0, false, wait},
+                                       StoreBytes{2, 1, false, cancel},
+                                       StoreBytes{1, 0, false, set},
+                                       StoreCredit{2, 1},
+                                       StoreClose{1, ""},
+                                       StoreAttach{1, 1, 1},
+                                       StoreOpen{2, 1},
+                                       StoreAttached{},
+                                       StoreRefused{}};
     for (const Message& message : rest) encode(message, bytes);
     std::ofstream file(std::string(argv[1]) + "/job" + std::to_string(nodes), std::ios::binary);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));

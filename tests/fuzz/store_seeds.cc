@@ -37,8 +37,8 @@ bool write(const std::string& path, std::string_view bytes) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::fprintf(stderr, "usage: store_seeds <decoder corpus> <session corpus>\n");
+  if (argc != 4) {
+    std::fprintf(stderr, "usage: store_seeds <decoder corpus> <session corpus> <relay corpus>\n");
     return 2;
   }
   const std::vector<std::string_view> items = {"/a", "1", "/b", "2"};
@@ -54,8 +54,9 @@ int main(int argc, char** argv) {
     }
     const std::string name = "/generation" + std::to_string(static_cast<int>(generation));
     good = good && write(argv[1] + name, "\x07" + all);
+    good = good && write(argv[3] + name, all + all);
     good = good && write(argv[2] + name, in_pieces(all, 0) + in_pieces(all, 1));
   }
-  if (!good) std::fprintf(stderr, "store_seeds: cannot write to %s or %s\n", argv[1], argv[2]);
+  if (!good) std::fprintf(stderr, "store_seeds: cannot write to %s, %s or %s\n", argv[1], argv[2], argv[3]);
   return good ? 0 : 1;
 }

@@ -22,6 +22,11 @@ struct Client {
   bool closed = false;
 };
 
+// There is input left.
+bool pauses(muster::Session::State state) {
+  return state == muster::Session::State::kOutputFull || state == muster::Session::State::kDeliver;
+}
+
 void feed(Client& client, std::string_view piece, bool settle) {
   std::string out;
   muster::Effects effects;
@@ -32,11 +37,11 @@ void feed(Client& client, std::string_view piece, bool settle) {
     if (state == muster::Session::State::kClose) {
       if (client.session.close_reason().empty()) std::abort();
       client.closed = true;
-    } else if (state != muster::Session::State::kOutputFull) {
+    } else if (!pauses(state)) {
       if (!piece.empty()) std::abort();
       return;
-    } else if (piece.size() == before && out.empty()) {
-      std::abort();  // asks to send and has nothing
+    } else if (piece.size() == before && out.empty() && effects.empty()) {
+      std::abort();  // asks to send or deliver and has nothing
     }
     out.clear();
     effects.clear();
@@ -65,10 +70,11 @@ Said say(std::string_view bytes, const muster::SessionLimits& limits, std::minst
     bytes.remove_prefix(size);
     std::string out;
     auto state = muster::Session::State::kOutputFull;
-    while (state == muster::Session::State::kOutputFull) {
+    while (pauses(state)) {
       state = session.receive(piece, out, effects);
       said.out += out;
       out.clear();
+      effects.clear();
     }
     if (state == muster::Session::State::kClose) said.close_reason = session.close_reason();
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arbitrary text for the small parsers of what a launcher and its workers are handed by others: environment
-// variables, counters, secrets, error files that workers write, CUDA_VISIBLE_DEVICES, -r and -t.
+// variables, counters, secrets, error files that workers write, entries of detached jobs,
+// CUDA_VISIBLE_DEVICES, -r and -t.
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
@@ -9,7 +10,13 @@
 #include <vector>
 
 #include "launcher/error_file.h"
+#include "launcher/error_watch.h"
+#include "launcher/job_entry.h"
+#include "launcher/kernel_log.h"
+#include "launcher/memory_kills.h"
+#include "launcher/node_report.h"
 #include "launcher/nproc.h"
+#include "launcher/restart_policy.h"
 #include "launcher/std_map.h"
 #include "rendezvous/auth.h"
 #include "rendezvous/base/env.h"
@@ -51,9 +58,34 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   check(is_printable(wire::printable(text)));
   if (control::defect_of_job(text).empty()) check(is_printable(text));
 
+  launcher::ErrorWatch watch;
+  watch.feed(std::string_view(text).substr(0, size / 2));
+  watch.feed(std::string_view(text).substr(size / 2));
+  watch.finish();
+  if (watch.found()) {
+    check(is_printable(watch.found()->text));
+    check(watch.found()->text.size() <= 300);
+  }
+  if (const auto xid = launcher::parse_xid(text)) check(text.find(xid->device) != std::string::npos);
+  (void)launcher::parse_memory_kill(text);
+  (void)launcher::cgroup_memory_file(text.substr(0, size / 2), text.substr(size / 2));
+  (void)launcher::parse_oom_kills(text);
+  if (const auto codes = launcher::ExitCodes::parse(text))
+    check(!codes->contains(0) && !codes->contains(256));
+  if (const auto pause = launcher::RestartPause::parse(text)) {
+    check(pause->before(1) >= Millis(0) && pause->before(1) <= pause->most);
+    check(pause->before(1'000'000) <= pause->most);
+  }
+  if (const auto report = launcher::node_report_from_json(text))
+    check(launcher::to_json(*report).size() <= launcher::kMaxPartBytes);
+
   const auto recorded = launcher::parse_error_file(text);
   (void)recorded;
   (void)launcher::with_error_code(text, 7);
+  if (const auto entry = launcher::job_entry_from_json(text)) {
+    check(launcher::is_job_name(entry->name));
+    check(launcher::job_entry_from_json(launcher::to_json(*entry)) == *entry);
+  }
   std::vector<std::string> gpus = {"GPU-aa00", "GPU-ab11", "GPU-ab12"};
   check(launcher::count_visible(gpus, text) >= 0);
   check(launcher::count_visible(gpus, text) <= 3);

@@ -8,8 +8,9 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "system")]
 
+import parity_runs  # noqa: E402
 import torch_generations  # noqa: E402
-from stores import EmbeddedStore, Musterd  # noqa: E402
+from stores import EmbeddedStore, Musterd, ProxiedStore  # noqa: E402
 
 
 def serve(kind, folder):
@@ -26,9 +27,9 @@ def musterd(tmp_path):
     yield from serve(Musterd, tmp_path)
 
 
-@pytest.fixture(params=[Musterd, EmbeddedStore], ids=["musterd", "embedded"])
+@pytest.fixture(params=[Musterd, EmbeddedStore, ProxiedStore], ids=["musterd", "embedded", "proxied"])
 def server(request, tmp_path):
-    """A fresh store of either kind, with host and port."""
+    """A fresh store of each kind, with host and port."""
     yield from serve(request.param, tmp_path)
 
 
@@ -53,3 +54,28 @@ def torch(request, torches):
     if reason := torch_generations.missing(request.param):
         pytest.skip(reason)
     return torches(request.param)
+
+
+@pytest.fixture(scope="session")
+def torchruns(tmp_path_factory):
+    """The newest torchrun, without the wait for PyTorch's import at every run."""
+    if reason := torch_generations.missing(torch_generations.NEWEST):
+        pytest.skip(reason)
+    server = parity_runs.Server(tmp_path_factory.mktemp("torchrun") / "log")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def both(torchruns, tmp_path):
+    """Makes runs, of torchrun and of muster."""
+    made = []
+
+    def make(name=""):
+        pair = [parity_runs.Run(torchruns, launcher, tmp_path / f"{launcher}{name}") for launcher in ("torchrun", "muster")]
+        made.extend(pair)
+        return pair
+
+    yield make
+    for run in made:
+        run.close()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stores under test: musterd, and the one the launcher embeds. Each listens on a port of the kernel's choice."""
+"""The stores under test: musterd, the one the launcher embeds, and a job's one behind its agent. Each listens on a port
+of the kernel's choice."""
 import signal
 import subprocess
 import time
@@ -46,11 +47,11 @@ class EmbeddedStore:
 
     _WORKER = 'echo "$MASTER_ADDR $MASTER_PORT" > "$1.new" && mv "$1.new" "$1" && exec cat'
 
-    def __init__(self, folder):
+    def __init__(self, folder, *options):
         self.log_file = folder / "log"
         with open(self.log_file, "wb") as log:
-            self.process = subprocess.Popen([MUSTER, "--nproc-per-node=1", "sh", "-c", self._WORKER, "sh", folder / "endpoint"],
-                                            stdin=subprocess.PIPE, stdout=log, stderr=log, env=clean_environment())
+            self.process = subprocess.Popen([MUSTER, *options, "--nproc-per-node=1", "sh", "-c", self._WORKER, "sh",
+                                             folder / "endpoint"], stdin=subprocess.PIPE, stdout=log, stderr=log, env=clean_environment())
         self.host, port = wait_for_file(folder / "endpoint", self.process, self.log).split()
         self.port = int(port)
 
@@ -67,3 +68,21 @@ class EmbeddedStore:
             self.process.terminate()  # with SIGKILL its guardian would have to end the worker
             self.process.wait(20)
         self.process.stdin.close()
+
+
+class ProxiedStore(EmbeddedStore):
+    """A job's store at a musterd, as its workers see it: behind the agent (--store-proxy)."""
+
+    def __init__(self, folder):
+        (folder / "coordinator").mkdir()
+        self.coordinator = Musterd(folder / "coordinator")
+        super().__init__(folder, "--rdzv-backend=muster", "--store-proxy",
+                         f"--rdzv-endpoint=127.0.0.1:{self.coordinator.port}")
+
+    def stop(self):
+        super().stop()
+        self.coordinator.stop()
+
+    def kill(self):
+        super().kill()
+        self.coordinator.kill()

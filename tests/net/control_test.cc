@@ -219,8 +219,17 @@ TEST_CASE("within the grace an agent reconnects by itself and its workers run on
   twin.start(house);
   house.wait([&] { return !b.tries.empty(); });
   REQUIRE(b.tries[0].find("connected anew") != std::string::npos);
+  // Who has the id is this node. The twin knew of no generation, so it is told of it.
+  house.wait([&] { return !twin.assignments.empty() || twin.lost; });
   twin.client->close();
-  // The twin knew of no generation, so that one is over for all; b is back and takes part in the next.
+  const auto& coordinator = house.server->coordinator();
+  house.wait([&] {
+    const auto& nodes = coordinator.jobs().find_round("job")->nodes;
+    return coordinator.stats().num_open == 2 && nodes.at(b.client->id()).connected;
+  });
+  REQUIRE(a.over.empty());
+  REQUIRE(b.over.empty());
+  b.client->worker_failed({0, 2, 7, true, false, "rank 2 failed"});
   house.wait([&] { return !a.over.empty() && !b.over.empty(); });
   a.client->ready(0, 0);
   b.client->ready(0, 0);

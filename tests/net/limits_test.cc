@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // musterd at its limits: who exceeds one is closed with a line that names the option, the others notice
 // nothing.
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,14 @@ void require_closed(RawClient& client, Musterd& daemon, const std::string& optio
   REQUIRE_THAT(
       daemon.wait_for_line("closed"),
       Catch::Contains("(" + option + ")") && Catch::Contains(":" + std::to_string(client.local_port())));
+}
+
+// The most memory the process has had so far.
+std::size_t peak_bytes(pid_t pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmHWM:")) return std::stoul(line.substr(6)) * 1024;
+  throw std::runtime_error("no VmHWM for " + std::to_string(pid));
 }
 
 }  // namespace
@@ -101,4 +110,27 @@ TEST_CASE("unfinished requests of all clients together are bounded, and who has 
   small.send("x");
   REQUIRE(small.alive());
   REQUIRE(steady.alive());
+}
+
+TEST_CASE("what one client's requests tell clients that watch is bounded while they are carried out") {
+  Musterd daemon = Musterd::listening({"--max-buffered-bytes", "8000000"});
+  RawClient setter = RawClient::modern(daemon.port());
+  setter.send({.op = Op::kSet, .key = "/k", .value = std::string(1'000'000, 'x')});
+  REQUIRE(setter.alive());
+  RawClient watcher(daemon.port(), 4096);
+  std::string watch;
+  wire::encode({.op = Op::kWatchKey, .key = "/k"}, watch, wire::Generation::kTorch20);
+  watcher.send(watch);
+  REQUIRE(watcher.receive(1) == std::string(1, wire::kWatchRegistered));
+
+  // 20 bytes each, and 2 MB each for the watcher, who reads none of it.
+  std::string segment;
+  for (int i = 0; i < 1000; ++i) wire::encode({.op = Op::kAppend, .key = "/k", .value = "y"}, segment);
+  setter.send(segment);
+  REQUIRE_THAT(
+      daemon.wait_for_line("closed"),
+      Catch::Contains("--max-buffered-bytes") && Catch::Contains(":" + std::to_string(watcher.local_port())));
+  REQUIRE(setter.alive());
+  // Without the bound 2 GB. The address sanitizer keeps 256 MB of what was freed.
+  REQUIRE(peak_bytes(daemon.pid()) < std::size_t{700} << 20);
 }

@@ -15,6 +15,7 @@
 #include <muster/tcp_store.h>
 
 #include "rendezvous/base/log.h"
+#include "rendezvous/net/state_log.h"
 #include "tests/support/catch.h"
 #include "tests/support/hex.h"
 #include "tests/support/raw_client.h"
@@ -51,6 +52,37 @@ class LoopThread {
  private:
   boost::asio::io_context& loop_;
   std::thread thread_;
+};
+
+// A log whose disk is the test.
+class HeldLog final : public net::StateLog, public journal::Recorder {
+ public:
+  SavedState& saved() override { return saved_; }
+  journal::Recorder& recorder() override { return *this; }
+  void attach(net::StateKeeper& keeper) override { keeper_ = &keeper; }
+  void detach(net::StateKeeper&) override { keeper_ = nullptr; }
+  const bool& dirty() const override { return dirty_; }
+  void close() override {}
+  bool stalled() const override { return false; }
+  void sync() {
+    dirty_ = false;
+    keeper_->committed();
+    keeper_->go_on();
+  }
+
+  void set(std::string_view, std::string_view) override { dirty_ = true; }
+  void append(std::string_view, std::string_view) override { dirty_ = true; }
+  void erase(std::string_view) override { dirty_ = true; }
+  void push(std::string_view, std::string_view) override { dirty_ = true; }
+  void pop(std::string_view) override { dirty_ = true; }
+  void job(std::string_view, const JobRecord&) override { dirty_ = true; }
+  void job_finished(std::string_view, const membership::NodeId&) override { dirty_ = true; }
+  void job_forgotten(std::string_view) override { dirty_ = true; }
+
+ private:
+  SavedState saved_;
+  net::StateKeeper* keeper_ = nullptr;
+  bool dirty_ = false;
 };
 
 UniqueFd bound_socket(std::uint16_t& port) {
@@ -192,5 +224,51 @@ TEST_CASE("statistics count connections, refusals, requests, keys and waiters") 
   REQUIRE(stats.num_requests == 6);
   REQUIRE(stats.num_keys == 1);
   REQUIRE(stats.num_waiting == 1);
+  thread.call([&] { (*server)->stop(); });
+}
+
+TEST_CASE("what a finished sync covers is answered, whatever is taken up after it") {
+  using wire::Op;
+  boost::asio::io_context loop;
+  const auto log = std::make_shared<HeldLog>();
+  ServerOptions options;
+  options.host = "127.0.0.1";
+  options.state = log;
+  options.limits.pause_output_bytes = 100;
+  auto server = Server::listen(loop, options, kQuiet);
+  REQUIRE_OK(server);
+  LoopThread thread(loop);
+  const auto num_requests = [&] {
+    std::uint64_t out = 0;
+    thread.call([&] { out = (*server)->stats().num_requests; });
+    return out;
+  };
+  const auto await_requests = [&](std::uint64_t count) {
+    const Instant deadline = SteadyClock::now() + test::kPatience;
+    while (num_requests() < count && SteadyClock::now() < deadline) {
+    }
+    REQUIRE(num_requests() == count);
+  };
+  // The first one's answers fill what it may leave unread, so a SET is taken up only when they have gone out.
+  RawClient first((*server)->port());
+  std::string bytes;
+  wire::encode({.op = Op::kValidate, .number = wire::kMagic}, bytes);
+  wire::encode({.op = Op::kSet, .key = "/a", .value = std::string(100, 'a')}, bytes);
+  wire::encode({.op = Op::kGet, .key = "/a"}, bytes);
+  wire::encode({.op = Op::kSet, .key = "/b", .value = "b"}, bytes);
+  first.send(bytes);
+  await_requests(3);
+  RawClient second((*server)->port());
+  bytes.clear();
+  wire::encode({.op = Op::kValidate, .number = wire::kMagic}, bytes);
+  wire::encode({.op = Op::kAdd, .key = "/n", .number = 1}, bytes);
+  second.send(bytes);
+  await_requests(5);
+
+  thread.call([&] { log->sync(); });
+  REQUIRE(first.receive(108).size() == 108);
+  REQUIRE(second.receive(8) == unhex("01 00 00 00 00 00 00 00"));
+  REQUIRE(num_requests() == 6);
+  REQUIRE(log->dirty());
   thread.call([&] { (*server)->stop(); });
 }

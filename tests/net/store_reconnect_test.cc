@@ -191,3 +191,28 @@ TEST_CASE("without the option a lost connection stays lost") {
   REQUIRE_FALSE(got);
   REQUIRE(got.error().code == ErrorCode::kPeerGone);
 }
+
+TEST_CASE("after an answer that was late or wrong the next operation has a connection of its own") {
+  const bool late = GENERATE(false, true);
+  CAPTURE(late);
+  const auto fails = [late](Peer& peer) {
+    peer.handshake();
+    peer.receive(1 + 8 + 8 + 2);  // WAIT /k
+    if (!late) peer.send("?");
+    if (late) peer.receive(1);  // CANCEL_WAIT, which it does not answer
+    peer.wait_for_end();
+  };
+  const auto lives = [](Peer& peer) {
+    peer.handshake();
+    peer.receive(1 + 8 + 8 + 2);  // CHECK /k
+    peer.send(std::string(1, '\0'));
+    peer.wait_for_end();
+  };
+  FakeServer server({fails, lives});
+  auto store = connect(server.port());
+  const std::string keys[] = {"k"};
+  const auto waited = store->wait(keys, late ? 1ms : 20s);
+  REQUIRE_FALSE(waited);
+  REQUIRE(waited.error().code == (late ? ErrorCode::kTimeout : ErrorCode::kProtocol));
+  REQUIRE(store->check(keys) == true);
+}

@@ -4,10 +4,13 @@
 
 #include <cstdlib>
 #include <random>
+#include <set>
 #include <string>
 #include <sys/stat.h>
 #include <vector>
 
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/write.hpp>
 #include <fmt/format.h>
 
 #include "rendezvous/wire.h"
@@ -24,7 +27,7 @@ using namespace std::chrono_literals;
 namespace {
 
 // An authority and what it signed: "server" for 127.0.0.1 and localhost, "elsewhere" for another name,
-// "agent"; "stranger" is signed by nobody that anybody trusts.
+// "agent", "thief" for 127.0.0.1 once more; "stranger" is signed by nobody that anybody trusts.
 class Certificates {
  public:
   Certificates() {
@@ -37,6 +40,7 @@ class Certificates {
     sign("server", "IP:127.0.0.1,DNS:localhost");
     sign("elsewhere", "DNS:elsewhere.example");
     sign("agent", "DNS:agent");
+    sign("thief", "IP:127.0.0.1");
   }
 
   [[nodiscard]] std::string path(const std::string& name) const { return folder_.path() + "/" + name; }
@@ -109,9 +113,71 @@ struct TlsHouse : House {
   }
 };
 
+// Somebody in the middle who has a certificate that agents trust: he ends their TLS, begins one of his own
+// with the coordinator, and passes on every word.
+class Middleman {
+ public:
+  Middleman(House& house, tls::Context as_server, tls::Context as_client)
+      : house_(house),
+        acceptor_(house.loop, tcp::endpoint(boost::asio::ip::address_v4::loopback(), 0)),
+        near_{tcp::socket(house.loop), tls::Stream(as_server), {}, {}},
+        far_{tcp::socket(house.loop), tls::Stream(as_client, "127.0.0.1"), {}, {}} {
+    acceptor_.async_accept(near_.socket, [this](const auto& error) {
+      if (error) return;
+      far_.socket.connect({boost::asio::ip::address_v4::loopback(), house_.server->port()});
+      (void)far_.stream.start(far_.out);
+      send(far_);
+      read(near_, far_);
+      read(far_, near_);
+    });
+  }
+  [[nodiscard]] std::uint16_t port() const { return acceptor_.local_endpoint().port(); }
+  [[nodiscard]] std::size_t num_relayed() const { return num_relayed_; }
+
+ private:
+  using tcp = boost::asio::ip::tcp;
+  struct End {
+    tcp::socket socket;
+    tls::Stream stream;
+    std::string out;
+    std::string buffer;
+  };
+
+  void read(End& from, End& to) {
+    from.buffer.resize(4096);
+    from.socket.async_read_some(boost::asio::buffer(from.buffer), [&](const auto& error, std::size_t size) {
+      std::string plain;
+      if (error || !from.stream.receive(from.buffer.substr(0, size), plain, from.out)) {
+        boost::system::error_code ignored;
+        to.socket.shutdown(tcp::socket::shutdown_send, ignored);
+        return;
+      }
+      num_relayed_ += plain.size();
+      (void)to.stream.send(plain, to.out);
+      send(from);
+      send(to);
+      read(from, to);
+    });
+  }
+  // A few hundred bytes: the socket takes them.
+  static void send(End& to) {
+    boost::system::error_code ignored;
+    boost::asio::write(to.socket, boost::asio::buffer(to.out), ignored);
+    to.out.clear();
+  }
+
+  House& house_;
+  tcp::acceptor acceptor_;
+  End near_;
+  End far_;
+  std::size_t num_relayed_ = 0;
+};
+
 // Why the agent's first try failed; empty: it was let in.
-std::string outcome(House& house, std::optional<tls::Context> tls, std::optional<auth::Secret> with = {}) {
+std::string outcome(House& house, std::optional<tls::Context> tls, std::optional<auth::Secret> with = {},
+                    std::uint16_t port = 0) {
   Agent agent(house, "n1", nodes(1), std::move(with));
+  if (port != 0) agent.options.port = port;
   agent.options.tls = std::move(tls);
   agent.options.connect_timeout = 20s;
   agent.start(house);
@@ -186,6 +252,41 @@ TEST_CASE("a coordinator that asks for certificates lets in those alone that its
   REQUIRE_THAT(outcome(house, certificates.client()), Catch::Contains("certificate required"));
   REQUIRE_THAT(outcome(house, certificates.client("stranger")), Catch::Contains("TLS: "));
   REQUIRE(outcome(house, certificates.client("agent")).empty());
+}
+
+TEST_CASE("who relays between two TLS connections is no way to the coordinator, though agents trust him") {
+  const Certificates certificates;
+  {
+    // Without a secret nothing tells him from the coordinator: he relays indeed.
+    TlsHouse house({}, certificates.server());
+    Middleman middle(house, certificates.server("thief"), certificates.client());
+    REQUIRE(outcome(house, certificates.client(), {}, middle.port()).empty());
+    REQUIRE(middle.num_relayed() > 100);
+  }
+  const auto known = secret("0123456789abcdef");
+  TlsHouse house(known, certificates.server());
+  Middleman middle(house, certificates.server("thief"), certificates.client());
+  REQUIRE_THAT(outcome(house, certificates.client(), known, middle.port()),
+               Catch::Contains("its TLS connection is relayed"));
+  REQUIRE(middle.num_relayed() > 100);
+  REQUIRE(house.server->coordinator().stats().num_jobs == 0);
+  REQUIRE(outcome(house, certificates.client(), known).empty());
+}
+
+TEST_CASE("both ends of a TLS connection know bytes that are of this one alone") {
+  const Certificates certificates;
+  std::set<std::string> seen;
+  for (int i = 0; i < 2; ++i) {
+    Wire wire{
+        tls::Stream(certificates.client(), "127.0.0.1"), tls::Stream(certificates.server()), {}, {}, {}, {}};
+    REQUIRE(wire.client.channel_binding().empty());
+    REQUIRE_OK(wire.client.start(wire.to_server));
+    REQUIRE_OK(wire.run());
+    REQUIRE(wire.client.channel_binding().size() == 32);
+    REQUIRE(wire.client.channel_binding() == wire.server.channel_binding());
+    seen.insert(wire.client.channel_binding());
+  }
+  REQUIRE(seen.size() == 2);
 }
 
 TEST_CASE("TLS on one side alone is told as such") {

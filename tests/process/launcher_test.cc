@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "launcher/cpu_set.h"
+#include "launcher/descendants.h"
 #include "launcher/guardian.h"
+#include "launcher/output_channel.h"
 #include "launcher/spawn.h"
-#include "launcher/stderr_channel.h"
 #include "launcher/topology.h"
+#include "rendezvous/base/clock.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
 
@@ -256,6 +258,71 @@ TEST_CASE("the guardian kills registered groups when its owner dies without a go
   REQUIRE(read_all(alive.reader.get()).empty());
 }
 
+TEST_CASE("orphans are ended with their children, and a child that was there before is left alone") {
+  Pipe ours;    // held by what is to be ended: end of file means that it is gone
+  Pipe theirs;  // held by what was there before
+  Pipe answer;
+  const pid_t owner = ::fork();
+  if (owner == 0) {
+    ours.reader.reset();
+    theirs.reader.reset();
+    Spawner spawner;
+    Shell before("exec sleep 1000");
+    const auto child = spawner.spawn(before.request(theirs.writer.get()));
+    if (!child) ::_exit(1);
+    theirs.writer.reset();
+    const Descendants descendants("a-token");
+    Shell worker("(setsid sh -c 'sleep 1000 & echo up; wait' & ) ; exit 0");
+    worker.environment.add("MUSTER_LINEAGE=x:a-token");
+    const auto started = spawner.spawn(worker.request(ours.writer.get()));
+    ours.writer.reset();
+    if (!started || exit_code(*started) != 0) ::_exit(2);
+    char byte = 0;
+    if (::read(answer.reader.get(), &byte, 1) != 1) ::_exit(3);
+    const auto left = descendants.end([](pid_t) { return false; }, SteadyClock::now() + Millis(20'000));
+    (void)write_all(answer.writer.get(), left.empty() && ::kill(child->pid, 0) == 0 ? "y" : "n");
+    ::pause();
+  }
+  ours.writer.reset();
+  theirs.writer.reset();
+  char up[3];
+  REQUIRE(::read(ours.reader.get(), up, sizeof up) == 3);
+  (void)write_all(answer.writer.get(), "g");
+  REQUIRE(read_all(ours.reader.get()).empty());
+  char verdict = 0;
+  REQUIRE(::read(answer.reader.get(), &verdict, 1) == 1);
+  REQUIRE(verdict == 'y');
+  pollfd silent{theirs.reader.get(), POLLIN, 0};
+  REQUIRE(::poll(&silent, 1, 0) == 0);
+  ::kill(owner, SIGKILL);  // its child has SIGKILL for the death of its parent
+  ::waitpid(owner, nullptr, 0);
+  REQUIRE(read_all(theirs.reader.get()).empty());
+}
+
+TEST_CASE("processes with the token are ended wherever they are, and others are not") {
+  const std::string token = "token-of-" + std::to_string(::getpid());
+  Pipe ours;
+  Pipe theirs;
+  Spawner spawner;
+  Shell marked("setsid sh -c 'echo up; exec sleep 1000' & exec sleep 1000");
+  marked.environment.add("MUSTER_LINEAGE=" + token);
+  const Shell plain("exec sleep 1000");
+  const auto first = spawner.spawn(marked.request(ours.writer.get()));
+  const auto other = spawner.spawn(plain.request(theirs.writer.get()));
+  REQUIRE((first && other));
+  ours.writer.reset();
+  theirs.writer.reset();
+  char up[3];
+  REQUIRE(::read(ours.reader.get(), up, sizeof up) == 3);
+  end_by_token(token);
+  REQUIRE(read_all(ours.reader.get()).empty());
+  REQUIRE(exit_code(*first) == 128 + SIGKILL);
+  pollfd silent{theirs.reader.get(), POLLIN, 0};
+  REQUIRE(::poll(&silent, 1, 0) == 0);
+  ::kill(other->pid, SIGKILL);
+  REQUIRE(exit_code(*other) == 128 + SIGKILL);
+}
+
 TEST_CASE("a guardian that is sent home kills nobody and is reaped") {
   Spawner spawner;
   const Shell shell("exit 5");
@@ -271,7 +338,7 @@ TEST_CASE("a guardian that is sent home kills nobody and is reaped") {
 }
 
 TEST_CASE("a stderr channel imitates a terminal where there is one and is a pipe elsewhere") {
-  auto pipe = open_stderr_channel(-1);
+  auto pipe = open_output_channel(-1);
   REQUIRE_OK(pipe);
   REQUIRE(::isatty(pipe->writer.get()) == 0);
   REQUIRE((::fcntl(pipe->reader.get(), F_GETFL) & O_NONBLOCK) != 0);
@@ -279,7 +346,7 @@ TEST_CASE("a stderr channel imitates a terminal where there is one and is a pipe
 
   const UniqueFd terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   REQUIRE(terminal);
-  auto imitation = open_stderr_channel(terminal.get());
+  auto imitation = open_output_channel(terminal.get());
   REQUIRE_OK(imitation);
   REQUIRE(::isatty(imitation->writer.get()) == 1);
   REQUIRE((::fcntl(imitation->writer.get(), F_GETFL) & O_NONBLOCK) == 0);

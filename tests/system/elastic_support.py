@@ -20,14 +20,14 @@ class Job:
         self.nodes, self.tmp_path, self.running, self.files = nodes, tmp_path, {}, []
 
     def start(self, node, count, *args, nnodes=None, backend="c10d", endpoint=None, restarts=0, conf="", name=None,
-              **env):
+              wrap=(), **env):
         conf = ",".join(filter(None, [conf, "cool_down=0"]))
         name = node if name is None else name
         options = [f"--nnodes={nnodes or len(self.nodes.names)}", f"--rdzv-backend={backend}",
                    f"--rdzv-endpoint={endpoint or self.nodes.address(0)}:{PORT}", f"--max-restarts={restarts}",
                    f"--rdzv-conf={conf}", f"--local-addr=host{name}", f"--nproc-per-node={count}"]
         environment = clean_environment(NODE=node, LOGLEVEL="INFO", **env)
-        return self.spawn(name, node, MUSTER, *options, *args, env=environment)
+        return self.spawn(name, node, *wrap, MUSTER, *options, *args, env=environment)
 
     def spawn(self, name, node, *command, env=None):
         out, err = (open(self.tmp_path / f"{name}.{kind}", "w") for kind in ("out", "err"))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the launcher's tests from outside share: running it with a deadline, and waiting for conditions."""
+import json
 import os
 import pathlib
 import signal
@@ -16,8 +17,8 @@ MUSTER = str(BIN / "muster")
 
 def clean_environment(**extra):
     """This process' environment without what a launcher or a worker reads, and with `extra`; None: is not set."""
-    drop = ("PET_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "OMP_NUM_THREADS",
-            "TORCH_", "CUDA_", "MUSTER_", "HWLOC_", "PYTHON_EXEC", "VIRTUAL_ENV", "LOGLEVEL")
+    drop = ("PET_", "SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_",
+            "OMP_NUM_THREADS", "TORCH_", "CUDA_", "MUSTER_", "HWLOC_", "PYTHON_EXEC", "VIRTUAL_ENV", "LOGLEVEL")
     env = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
     # Without OMP_NUM_THREADS the launcher says which it gives, which depends on the machine.
     env.update(PYTHON_EXEC=sys.executable, OMP_NUM_THREADS="1")
@@ -42,6 +43,21 @@ def alive(pid):
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def read_report(log_dir):
+    """The one report.json below a --log-dir, after a look at what every one must have."""
+    (path,) = log_dir.glob("*/report.json")
+    report = json.loads(path.read_text())
+    assert report["version"] == 1
+    assert sum(worker["label"] == "root cause" for worker in report["workers"]) == (report["root_cause"] is not None)
+    for worker in report["workers"]:
+        assert worker["label"] in ("succeeded", "root cause", "failed too", "consequence", "stopped by us")
+        assert ("exit_code" in worker) != ("signal" in worker)
+        assert worker["node"] in [node["node"] for node in report["nodes"]]
+    ranks = [worker["rank"] for worker in report["workers"]]
+    assert len(ranks) == len(set(ranks))
+    return report
 
 
 class Launcher:

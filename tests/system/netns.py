@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes as network namespaces joined by a bridge: node i has 10.77.0.(i+1) on eth0. Needs root and iproute2."""
+"""Nodes as network namespaces joined by a bridge: node i has 10.77.0.(i+1) on eth0, and some may have a bad line. Needs
+root and iproute2."""
 import itertools
 import os
+import pathlib
 import subprocess
+import sys
 
 _serial = itertools.count()
 
@@ -12,17 +15,23 @@ def ip(*args):
 
 
 class Nodes:
-    def __init__(self, count):
+    def __init__(self, count, bad_lines=(), delay=0.2, loss=0.05, seed=1):
         tag = f"{os.getpid() % 100000}{next(_serial)}"
         self.names = [f"mu{tag}n{i}" for i in range(count)]
         self.hub = f"mu{tag}h"
         ip("netns", "add", self.hub)
         ip("-n", self.hub, "link", "add", "br0", "type", "bridge")
         ip("-n", self.hub, "link", "set", "br0", "up")
+        ip("-n", self.hub, "link", "add", "br1", "type", "bridge")
+        ip("-n", self.hub, "link", "set", "br1", "up")
+        self.lines = []
         for i, name in enumerate(self.names):
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
-            ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", f"p{i}", "netns", self.hub)
+            if i in bad_lines:
+                self.add_bad_line(name, f"p{i}", delay, loss, seed + i)
+            else:
+                ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", f"p{i}", "netns", self.hub)
             ip("-n", name, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")
             ip("-n", self.hub, "link", "set", f"p{i}", "master", "br0")
@@ -31,9 +40,46 @@ class Nodes:
     def address(self, node):
         return f"10.77.0.{node + 1}"
 
+    def add_bad_line(self, name, port, *rules):
+        command = [sys.executable, "-B", pathlib.Path(__file__).with_name("bad_line.py"), f"{name}:eth0", f"{self.hub}:{port}"]
+        options = [f"--{option}={value}" for option, value in zip(("delay", "loss", "seed"), rules)]
+        line = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+        self.lines.append(line)
+        assert line.stdout.readline() == "ready\n"
+
+    def end_bad_lines(self):
+        """How many packets they carried, and how many they lost."""
+        ended = []
+        for line in self.lines:
+            line.terminate()
+            words = line.communicate(timeout=30)[0].split()
+            ended.append((int(words[0]), int(words[2])))
+        self.lines = []
+        return [sum(column) for column in zip(*ended)]
+
+    def cut_off(self, *nodes):
+        """These nodes reach each other and no others; nobody is told."""
+        for node in nodes:
+            ip("-n", self.hub, "link", "set", f"p{node}", "master", "br1")
+
+    def heal(self, *nodes):
+        for node in nodes:
+            ip("-n", self.hub, "link", "set", f"p{node}", "master", "br0")
+
+    def lose(self, node, other):
+        """What `node` sends to `other` goes nowhere, and nobody is told; until find()."""
+        ip("-n", self.names[node], "neigh", "replace", self.address(other), "lladdr", "02:00:00:00:00:99", "dev", "eth0",
+           "nud", "permanent")
+
+    def find(self, node, other):
+        ip("-n", self.names[node], "neigh", "del", self.address(other), "dev", "eth0")
+
     def command(self, node, *args):
         return ["ip", "netns", "exec", self.names[node], *map(str, args)]
 
     def close(self):
+        for line in self.lines:
+            line.kill()
+            line.wait()
         for name in [*self.names, self.hub]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)

@@ -3,11 +3,12 @@
 import json
 import os
 import re
+import subprocess
 import sys
 
 import pytest
 
-from launcher_support import ROOT, clean_environment, muster
+from launcher_support import MUSTER, ROOT, clean_environment, muster
 
 DUMP = """
 import json, os, sys
@@ -141,6 +142,24 @@ def test_python_gets_u_and_modules_are_run(muster):
     assert "['-u', '-m']" in result.stdout
 
 
+def test_run_path_runs_the_script_as_main_and_records_its_exception(muster):
+    muster.script("main.py", """
+import sys
+print(__name__, sys.argv, __file__, file=sys.stderr)
+if sys.argv[1] == "raise": raise ValueError("boom")
+sys.exit(int(sys.argv[1]))
+""")
+    logs = muster.tmp_path / "logs"
+    ended = {what: muster.run("--run-path", "--nproc-per-node=1", f"--log-dir={logs}", "main.py", what, "$local_rank") for what in ("0", "3", "raise")}
+    assert {what: result.returncode for what, result in ended.items()} == {"0": 0, "3": 3, "raise": 1}
+    assert ended["0"].stderr == "__main__ ['main.py', '0', '0'] main.py\n"
+    assert "main.py FAILED" in ended["raise"].stderr
+    [path] = logs.glob("*/attempt_0/0/error.json")
+    message = json.loads(path.read_text())["message"]
+    assert message["message"] == "ValueError: boom" and message["extraInfo"]["timestamp"].isdigit()
+    assert 'File "main.py", line 4, in <module>' in message["extraInfo"]["py_callstack"].replace(str(muster.tmp_path) + "/", "")
+
+
 def test_an_executable_is_run_directly(muster):
     script = muster.script("prog", "#!/bin/sh\necho direct $RANK $1\n")
     script.chmod(0o755)
@@ -170,7 +189,9 @@ def test_a_virtual_environments_python_is_used(muster):
     (["--nproc-per-node=gpus", "true"], 2, "auto, gpu or cpu"),
     (["--nnodes=2", "--node-rank=2", "true"], 2, "0 to 1"),
     (["-t", "7", "true"], 2, "--tee"),
-    (["--run-path", "true"], 2, "not supported"),
+    (["--logs-specs=x", "true"], 2, "not supported"),
+    (["--print-completion=fish"], 2, "bash, zsh and tcsh"),
+    (["--run-path", "./missing.py"], 127, "--run-path needs a script"),
     (["no-such-program-anywhere"], 127, "neither a file here nor a program on PATH"),
     (["./missing.py"], 127, "no such file"),
     (["--no-python", "./missing"], 127, "no such file"),
@@ -195,6 +216,17 @@ def test_a_file_that_cannot_be_executed_is_named(muster):
     result = muster.run("--nproc-per-node=4", "./binary")
     assert result.returncode != 0
     assert "rank 0" in result.stderr and "execute ./binary" in result.stderr
+
+
+@pytest.mark.parametrize("typed,offered", [
+    ("--nno", "--nnodes"), ("--nproc_per_node 2 --duplicate-", "--duplicate-stdout-filters --duplicate-stderr-filters"),
+    ("--nnodes = 2 -m --stand", "--standalone"), ("-r 3 prog --nno", ""), ("prog --nno", "")])
+def test_a_shell_learns_the_options(muster, typed, offered):
+    """bash splits at '=' as it likes to."""
+    script = (f'eval "$({MUSTER} --print-completion=bash)"; COMP_WORDS=(muster {typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); '
+              'complete -p muster && _muster && echo "${COMPREPLY[@]}"')
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout.splitlines()[1:]) == (0, [offered]), result
 
 
 def test_help_lists_the_options_and_version_is_short(muster):

@@ -4,6 +4,7 @@ import glob
 import os
 import re
 import signal
+import socket
 import subprocess
 
 import pytest
@@ -22,7 +23,9 @@ def talk(muster, *options, count=2, text=TALK, **kwargs):
 
 
 def files(base):
-    return sorted(os.path.relpath(p, base) for p in glob.glob(f"{base}/**", recursive=True) if os.path.isfile(p))
+    """Without the links by generation, host and rank."""
+    return sorted(os.path.relpath(p, base) for p in glob.glob(f"{base}/**", recursive=True)
+                  if os.path.isfile(p) and not os.path.islink(p))
 
 
 def test_output_passes_through_unchanged(muster):
@@ -100,6 +103,22 @@ def test_the_filter_hides_other_ranks_but_not_their_files(muster):
     assert len(files(logs)) == 3
 
 
+def test_lines_with_a_text_are_also_kept_apart(muster):
+    logs = muster.tmp_path / "logs"
+    pieces = """
+import os
+for piece in (b"app", b"le 1\\nor", b"ange\\nplain\\napple 2"): os.write(1, piece)
+os.write(2, b"apple\\nloss, high")
+"""
+    result = talk(muster, "--log-dir", logs, "-t3", "--duplicate-stdout-filters=apple,orange", "--duplicate-stderr-filters=s,, h",
+                  text=pieces, count=1)
+    assert sorted(result.stdout.splitlines()) == [f"[default0]:{line}" for line in ("apple 1", "apple 2", "orange", "plain")]
+    [out] = logs.glob("*/attempt_0/filtered_stdout.log")
+    assert out.read_text() == "".join(f"[default0]:{line}\n" for line in ("apple 1", "orange", "apple 2"))
+    [err] = logs.glob("*/attempt_0/filtered_stderr.log")
+    assert err.read_text() == "[default0]:loss, high\n"
+
+
 def test_every_attempt_has_its_own_directory(muster):
     logs = muster.tmp_path / "logs"
     talk(muster, "--log-dir", logs, "-r", "1", "--max-restarts=1", text="import os, sys; print(os.environ['TORCHELASTIC_RESTART_COUNT']); sys.exit(1)", count=1)
@@ -164,3 +183,121 @@ open("finished", "w").write("")
     process.wait(timeout=30)
     assert process.returncode == 143
     assert not (muster.tmp_path / "finished").exists()
+
+
+def run_dir(logs):
+    (found,) = glob.glob(f"{logs}/*_????????")
+    return found
+
+
+SPEAK = """
+import os, sys
+rank = int(os.environ["RANK"])
+print("everybody", flush=True)
+print("rank", rank, flush=True)
+print("to stderr", rank, file=sys.stderr, flush=True)
+if rank == 2:
+    print("ValueError: loss is nan", file=sys.stderr, flush=True)
+    print("after it", file=sys.stderr, flush=True)
+"""
+
+
+def test_view_rank0_shows_rank_0_whole_and_the_others_from_their_first_error_on(muster):
+    result = talk(muster, "--view=rank0", count=4, text=SPEAK)
+    assert result.stdout.splitlines() == ["everybody", "rank 0"]
+    assert sorted(result.stderr.splitlines()) == ["[default2]:ValueError: loss is nan", "[default2]:after it", "to stderr 0"]
+
+
+def test_view_rank0_with_a_log_directory_shows_the_same_and_writes_everything(muster):
+    logs = muster.tmp_path / "logs"
+    result = talk(muster, "--view=rank0", "--log-dir", logs, count=4, text=SPEAK)
+    assert result.stdout.splitlines() == ["everybody", "rank 0"]
+    assert sorted(result.stderr.splitlines()) == ["[default2]:ValueError: loss is nan", "[default2]:after it", "to stderr 0"]
+    for rank in range(4):
+        assert f"rank {rank}\n" in open(f"{run_dir(logs)}/attempt_0/{rank}/stdout.log").read()
+
+
+def test_view_fold_shows_equal_lines_of_all_ranks_once(muster):
+    result = talk(muster, "--view=fold", "--log-line-prefix-template=[${rank}] ", count=8,
+                  text="import os\nprint('hello', flush=True)\nprint('rank', os.environ['RANK'], flush=True)")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "[x8]:hello" or "hello" in lines[0]
+    said = sum(int(m[1]) if (m := re.match(r"\[x(\d+)", line)) else 1 for line in lines if line.endswith("hello"))
+    assert said == 8
+    assert sorted(line for line in lines if not line.endswith("hello")) == [f"[{r}] rank {r}" for r in range(8)]
+
+
+def test_links_name_the_output_by_generation_host_and_rank(muster):
+    logs = muster.tmp_path / "logs"
+    result = talk(muster, "--log-dir", logs, "-r", "3", "--local-addr=node7", "--rdzv-backend=static",
+                  "--nnodes=1", "--max-restarts=1",
+                  text=TALK + "import sys\nsys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1'))")
+    assert result.returncode == 0
+    for generation in range(2):
+        for rank in range(2):
+            base = f"{run_dir(logs)}/generation_{generation}/node7/{rank}"
+            assert os.path.realpath(f"{base}.out") == f"{run_dir(logs)}/attempt_{generation}/{rank}/stdout.log"
+            assert os.path.realpath(f"{base}.err") == f"{run_dir(logs)}/attempt_{generation}/{rank}/stderr.log"
+    assert open(f"{run_dir(logs)}/generation_1/node7/1.out").read() == "out 1\n"
+
+
+def test_the_prefix_knows_host_rank_generation_and_time(muster):
+    result = talk(muster, "-t", "1", "--local-addr=node7.cluster",
+                  "--log-line-prefix-template=${host} ${hostname} ${rank} g${generation} r${restart} ${time}|")
+    for rank, line in enumerate(sorted(result.stdout.splitlines())):
+        assert re.fullmatch(rf"node7\.cluster {socket.gethostname().split('.')[0]} {rank} g0 r0 \d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{{3}}[+-]\d{{4}}\|out {rank}", line)
+
+
+def test_ranks_filter_shows_ranks_of_the_world(muster):
+    result = talk(muster, "--ranks-filter=1,3", count=4)
+    assert sorted(result.stdout.splitlines()) == ["out 1", "out 3"]
+    assert sorted(result.stderr.splitlines()) == ["err 1", "err 3"]
+
+
+def test_a_view_that_does_not_exist_is_refused(muster):
+    result = talk(muster, "--view=most")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--view=most: not one of all, rank0, fold" in result.stderr
+
+
+FLOOD = """
+import os
+rank = os.environb[b"RANK"]
+line = rank * 99 + b"\\n"
+for i in range(640):
+    os.write(1, (b"%s %06d " % (rank, i)) + line + line * 199)
+"""
+
+
+@pytest.mark.parametrize("how", [("-t", "1"), ("--view=fold",), ("--view=rank0",)])
+def test_no_line_of_8_busy_ranks_is_torn_or_lost(muster, how):
+    """100 MB in all, written as fast as they can; read by a pipe. With --view=all and no file, the workers write there themselves."""
+    result = talk(muster, *how, count=8, text=FLOOD)
+    assert result.returncode == 0
+    shown = 1 if how == ("--view=rank0",) else 8
+    counts = {str(r): 0 for r in range(8)}
+    pattern = re.compile(r"(?:\[(?:default\d|x\d[^\]]*)\]:)?(?:(\d) \d{6} )?((\d)\3{98})")
+    for line in result.stdout.splitlines():
+        match = pattern.fullmatch(line)
+        assert match, line
+        counts[match[3]] += 1
+    assert list(counts.values()) == [640 * 200] * shown + [0] * (8 - shown)
+
+
+def test_stdout_of_a_rank_is_shown_once_its_stderr_had_an_error(muster):
+    go = muster.tmp_path / "go"
+    script = muster.script("late.py", f"""
+import os, sys
+if os.environ["RANK"] == "1":
+    print("hidden", flush=True)
+    print("RuntimeError: first", file=sys.stderr, flush=True)
+    open({str(go)!r}).read()
+    print("then", flush=True)
+""")
+    os.mkfifo(go)
+    child = subprocess.Popen([MUSTER, "--nproc-per-node=2", "--view=rank0", script], env=clean_environment(),
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stderr.readline() == "[default1]:RuntimeError: first\n"
+    go.write_text("go")
+    out, _ = child.communicate(timeout=60)
+    assert (child.returncode, out) == (0, "[default1]:then\n")

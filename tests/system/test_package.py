@@ -34,6 +34,13 @@ def test_installed_package_names_no_path_of_the_build_machine(installed, root):
         assert str(root) not in file.read_text(), file
 
 
+def test_who_links_the_store_alone_needs_no_openssl(installed):
+    targets = next((installed / "prefix").rglob("muster-targets.cmake")).read_text()
+    store = targets.split("set_target_properties(muster::rendezvous", 1)[1].split("\n)", 1)[0]
+    assert "Threads::Threads" in store
+    assert "OpenSSL" not in store
+
+
 def test_a_project_with_find_package_uses_the_store(installed, run):
     done = run(installed / "build/embed_store")
     assert (done.returncode, done.stdout) == (0, "greeting: hello\n"), done.stderr

@@ -11,6 +11,7 @@
 #include <muster/tcp_store.h>
 
 #include "rendezvous/base/clock.h"
+#include "rendezvous/env_contract.h"
 #include "worker_runtime/core/placement.h"
 #include "worker_runtime/groups/host_id.h"
 #include "worker_runtime/groups/make_cpu_group.h"
@@ -66,14 +67,16 @@ Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, con
   }
   const Environment environment = current_environment();
   const auto address = lookup(environment, "MUSTER_ADDRESS");
-  return groups::make_cpu_group({.backend = options.backend,
-                                 .rank = placement.rank,
-                                 .world_size = placement.world_size,
-                                 .timeout = options.timeout,
-                                 .host_id = groups::host_id(environment),
-                                 .address = std::string(address.value_or("")),
-                                 .route_host = placement.host},
-                                store);
+  return groups::make_cpu_group(
+      {.backend = options.backend,
+       .rank = placement.rank,
+       .world_size = placement.world_size,
+       .timeout = options.timeout,
+       .host_id = groups::host_id(environment),
+       .address = std::string(address.value_or("")),
+       .route_host = placement.host,
+       .interface = std::string(lookup(environment, env::kGlooInterface).value_or(""))},
+      store);
 }
 
 /// Everybody says on which host it is: nobody goes on before all have come, and who is missing is named.

@@ -81,7 +81,8 @@ class Maker {
                            .me = me,
                            .timeout = timeout,
                            .address = options_.address,
-                           .route_host = options_.route_host},
+                           .route_host = options_.route_host,
+                           .interface = options_.interface},
                           exchange_through_store(store_, name, ranks, me, deadline_));
   }
 

@@ -22,6 +22,7 @@ struct CpuGroupOptions {
   std::string host_id = {};
   std::string address = {};     // as in TcpConnectOptions
   std::string route_host = {};  // likewise
+  std::string interface = {};   // likewise
   SegmentMaker make_segment = make_shared_segment;
 };
 

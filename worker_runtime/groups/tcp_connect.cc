@@ -325,7 +325,9 @@ Result<Nonce> from_hex(const std::string& text) {
 
 }  // namespace
 
-std::vector<std::string> own_addresses(const std::string& route_host) {
+std::vector<std::string> own_addresses(const std::string& route_host, std::string_view interface) {
+  const std::string wanted(interface.substr(0, interface.find(',')));
+  std::vector<std::string> chosen;
   std::vector<std::string> out;
   std::vector<std::string> loopback;
   const auto add = [](std::vector<std::string>& list, const std::string& address) {
@@ -347,12 +349,20 @@ std::vector<std::string> own_addresses(const std::string& route_host) {
         continue;
       const std::string text =
           numeric(i->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
-      add((i->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : out, text);
+      if (!wanted.empty() && wanted == i->ifa_name)
+        add(chosen, text);
+      else
+        add((i->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : out, text);
     }
     ::freeifaddrs(list);
   }
-  // With a loopback route everything is on this host, where loopback is the shortest way.
-  out.insert(local_route ? out.begin() : out.end(), loopback.begin(), loopback.end());
+  // With a loopback route everything is on this host, where loopback is the shortest way; not where an
+  // interface is named: then the route ends at a proxy.
+  out.insert(local_route && chosen.empty() ? out.begin() : out.end(), loopback.begin(), loopback.end());
+  std::erase_if(out, [&](const std::string& address) {
+    return std::find(chosen.begin(), chosen.end(), address) != chosen.end();
+  });
+  out.insert(out.begin(), chosen.begin(), chosen.end());
   return out;
 }
 
@@ -363,8 +373,8 @@ Result<std::vector<TcpMesh::Peer>> connect_members(const TcpConnectOptions& opti
   Nonce own_nonce{};
   if (::getrandom(own_nonce.data(), own_nonce.size(), 0) != static_cast<ssize_t>(own_nonce.size()))
     return fail(errno_error("getrandom", errno));
-  const auto addresses =
-      options.address.empty() ? own_addresses(options.route_host) : std::vector{options.address};
+  const auto addresses = options.address.empty() ? own_addresses(options.route_host, options.interface)
+                                                 : std::vector{options.address};
   // "nonce port address address ..."; the first member's nonce counts.
   MUSTER_TRY(const auto texts,
              exchange(fmt::format("{} {} {}", to_hex(own_nonce), listener.port, fmt::join(addresses, " "))));

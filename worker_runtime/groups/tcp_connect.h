@@ -7,6 +7,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "worker_runtime/groups/tcp_mesh.h"
@@ -20,12 +21,16 @@ struct TcpConnectOptions {
   Millis timeout = std::chrono::minutes(5);
   std::string address = {};     ///< the one under which the others reach this member; empty: found out
   std::string route_host = {};  ///< a host whose route tells the best interface (MASTER_ADDR); may be empty
+  /// The interface towards the others (GLOO_SOCKET_IFNAME): MASTER_ADDR may be a proxy on this host.
+  std::string interface = {};
 };
 
 [[nodiscard]] Result<std::vector<TcpMesh::Peer>> connect_members(const TcpConnectOptions& options,
                                                                  const TextExchange& exchange);
 
-/// Numeric addresses under which others may reach this host, the likeliest first.
-[[nodiscard]] std::vector<std::string> own_addresses(const std::string& route_host);
+/// Numeric addresses under which others may reach this host, the likeliest first. `interface`: the first of a
+/// list by commas; one that this host has not counts as none.
+[[nodiscard]] std::vector<std::string> own_addresses(const std::string& route_host,
+                                                     std::string_view interface = {});
 
 }  // namespace muster::groups

@@ -70,6 +70,15 @@ TEST_CASE("an unambiguous prefix of an option is enough") {
   REQUIRE_THAT(error_of({"--no", "t"}), Catch::Contains("ambiguous"));
 }
 
+TEST_CASE("an option of muster's own does not make torchrun's shortened names ambiguous") {
+  using Pair = std::pair<std::string, std::string>;
+  REQUIRE(only_option({"--v", "t"}) == Pair{"virtual-local-rank", ""});
+  REQUIRE(only_option({"--no-", "t"}) == Pair{"no-python", ""});
+  REQUIRE(only_option({"--local-r", "0", "t"}) == Pair{"local-ranks-filter", "0"});
+  REQUIRE(only_option({"--no-u", "t"}) == Pair{"no-use-env", ""});
+  REQUIRE(only_option({"--local-rank-a", "x", "t"}) == Pair{"local-rank-arg", "x"});
+}
+
 TEST_CASE("short options take their value attached, after a blank or in a cluster") {
   using Pair = std::pair<std::string, std::string>;
   REQUIRE(only_option({"-r3", "t"}) == Pair{"redirects", "3"});

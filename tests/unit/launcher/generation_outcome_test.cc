@@ -56,6 +56,8 @@ TEST_CASE("the end of the job has one exit status on every node, and only succes
   REQUIRE(outcome_of(control::Closed{{Kind::kSucceeded, "", -1, -1, 0, ""}}) ==
           AttemptOutcome(AllSucceeded{}));
   for (const auto& cause : {kWorker, kLost}) REQUIRE_FALSE(end_of(cause).restart);
+  REQUIRE(end_of(kLost).lost_node == 1);
+  REQUIRE(end_of(kWorker).lost_node == -1);
 }
 
 TEST_CASE("a lost coordinator is told from one that was never found or refused this node") {

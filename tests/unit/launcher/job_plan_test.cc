@@ -77,7 +77,10 @@ TEST_CASE("contradictions are refused with what is right") {
                Catch::Contains("needs --rdzv-endpoint=HOST[:PORT]"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:0"}),
                Catch::Contains("give a number"));
-  REQUIRE_THAT(refusal({"--rdzv-backend=etcd"}), Catch::Contains("etcd"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=etcd"}),
+               Catch::Contains("where etcd's clients are served"));
+  REQUIRE_THAT(refusal({"--rdzv-backend=etcd-v2"}), Catch::Contains("v3 API"));
+  REQUIRE_THAT(refusal({"--rdzv-backend=zookeeper"}), Catch::Contains("muster and etcd"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-endpoint=h"}), Catch::Contains("needs a port"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--master-port=0"}), Catch::Contains("give a number"));
   REQUIRE_THAT(refusal({"--nproc-per-node=0"}), Catch::Contains("--nproc-per-node=0"));
@@ -107,7 +110,7 @@ TEST_CASE("with a backend that has a coordinator the nodes gather at the endpoin
   REQUIRE(job.elastic.endpoint_host == "10.0.0.1");
   REQUIRE(job.elastic.endpoint_port == 29400);
   REQUIRE(job.elastic.order == 4);
-  REQUIRE_FALSE(job.elastic.is_host);
+  REQUIRE_FALSE(job.elastic.is_host.has_value());
   REQUIRE_FALSE(job.elastic.secret);
   REQUIRE(job.elastic.reconnect_for == std::chrono::seconds(0));
   membership::Settings rules;
@@ -122,6 +125,10 @@ TEST_CASE("with a backend that has a coordinator the nodes gather at the endpoin
   REQUIRE(daemon.elastic.endpoint_port == 29500);
   REQUIRE(daemon.elastic.reconnect_for == std::chrono::seconds(60));
   REQUIRE_FALSE(daemon.elastic.order);
+  // A daemon is there, or will be again: no agent takes its port.
+  REQUIRE(daemon.elastic.is_host == false);
+  REQUIRE(planned({"--nnodes=2", "--rdzv-backend=muster", "--rdzv-endpoint=h", "--rdzv-conf=is_host=1"})
+              .elastic.is_host == true);
   // One node needs none, unless a daemon is named.
   REQUIRE(planned({"--rdzv-backend=muster"}).mode == RendezvousMode::kStandalone);
   REQUIRE(planned({"--rdzv-backend=muster", "--rdzv-endpoint=h"}).mode == RendezvousMode::kElastic);
@@ -142,6 +149,71 @@ TEST_CASE("the job's secret is taken from the environment or a file, and a weak 
   REQUIRE_THAT(
       refusal({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h", "--secret-file=/no/such/file"}),
       Catch::Contains("--secret-file"));
+}
+
+TEST_CASE("filters of duplicated lines are separated by commas, and two commas are one") {
+  const auto filters = [](const std::string& text) {
+    return planned({"--duplicate-stdout-filters=" + text, "--duplicate-stderr-filters=x"})
+        .logs.stdout_filters;
+  };
+  REQUIRE(planned({}).logs.stdout_filters.empty());
+  REQUIRE(filters("") == Words{""});
+  REQUIRE(filters("apple,orange") == Words{"apple", "orange"});
+  REQUIRE(filters("a,,b,c") == Words{"a,b", "c"});
+  REQUIRE(filters(",,,") == Words{",", ""});
+  REQUIRE(filters("a,") == Words{"a", ""});
+  REQUIRE(planned({"--duplicate-stderr-filters=x"}).logs.stderr_filters == Words{"x"});
+  REQUIRE_THAT(refusal({"--duplicate-stdout-filters=x", "--log-dir=/dev/null"}),
+               Catch::Contains("/dev/null"));
+}
+
+TEST_CASE("the name of the machine is in prefixes, whatever the node is called") {
+  REQUIRE(planned({"--local-addr=10.0.0.1"}).logs.hostname == "host-a");
+}
+
+TEST_CASE("who names a backend gets torchrun's run id") {
+  REQUIRE(planned({"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"}).run_id == "none");
+  REQUIRE(planned({"--rdzv-backend=c10d", "--standalone"}).run_id == "uuid");
+}
+
+TEST_CASE("torch.distributed.launch's argument comes before the program's own") {
+  REQUIRE(planned({"--no-use-env"}).command.arguments == Words{"true", "--local-rank=${local_rank}"});
+  REQUIRE(planned({"--local-rank-arg=local_rank"}).command.arguments ==
+          Words{"true", "--local_rank=${local_rank}"});
+  REQUIRE(planned({"--use-env"}).command.arguments == Words{"true"});
+  REQUIRE_THAT(refusal({"--no-use-env", "--no-python"}), Catch::Contains("--no-python"));
+  REQUIRE_THAT(refusal({"--no-use-env", "--use-env"}), Catch::Contains("--use-env"));
+}
+
+TEST_CASE("workers' stores are proxied where there is something to prove, unless it is switched off") {
+  const auto proxies = [](Words more, const char* secret) {
+    Words words{"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h"};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto job = plan(words, {{"PATH", "/usr/bin:/bin"}, {"MUSTER_SECRET", secret}});
+    REQUIRE_OK(job);
+    return job->elastic.store_proxy;
+  };
+  const char* secret = "a secret of more than sixteen bytes";
+  REQUIRE_FALSE(proxies({}, ""));
+  REQUIRE(proxies({}, secret));
+  REQUIRE(proxies({"--store-proxy"}, ""));
+  REQUIRE_FALSE(proxies({"--no-store-proxy"}, secret));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h", "--store-proxy",
+                        "--no-store-proxy"}),
+               Catch::Contains("exclude each other"));
+}
+
+TEST_CASE("TLS needs to know whom to trust") {
+  const auto refused = [](Words more) {
+    Words words{"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h"};
+    words.insert(words.end(), more.begin(), more.end());
+    return refusal(words);
+  };
+  REQUIRE_THAT(refused({"--tls-cert=c.pem", "--tls-key=c.key"}), Catch::Contains("need --tls-ca"));
+  REQUIRE_THAT(refused({"--tls-ca=/no/such/file"}), Catch::Contains("--tls-ca /no/such/file"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--tls-ca=ca.pem"}), Catch::Contains("--tls-ca needs a coordinator"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--store-proxy"}),
+               Catch::Contains("--store-proxy needs a coordinator"));
 }
 
 TEST_CASE("signals are named with or without SIG") {
@@ -204,4 +276,36 @@ TEST_CASE("endpoints are host, host:port or a bracketed address") {
   REQUIRE(parse_endpoint("[::1]:9") == Endpoint{"::1", 9});
   REQUIRE(parse_endpoint("") == Endpoint{});
   for (const char* bad : {"h:x", "h:70000", ":1", "a b:1", "[::1"}) REQUIRE_FALSE(parse_endpoint(bad));
+}
+
+TEST_CASE("etcd's members and its keys of --rdzv-conf are planned") {
+  const Job job = planned({"--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=h, [::1]:2380 ,10.0.0.4",
+                           "--rdzv-conf=etcd_prefix=/site/jobs/,lease_ttl=20"});
+  REQUIRE(job.mode == RendezvousMode::kElastic);
+  REQUIRE(job.elastic.etcd);
+  using Member = EtcdSettings::Member;
+  REQUIRE(job.elastic.etcd->members ==
+          std::vector<Member>{Member{"h", 2379}, Member{"::1", 2380}, Member{"10.0.0.4", 2379}});
+  REQUIRE(job.elastic.etcd->prefix == "/site/jobs");
+  REQUIRE(job.elastic.etcd->lease_ttl_seconds == 20);
+  REQUIRE(job.elastic.reconnect_for == std::chrono::seconds(80));
+  REQUIRE_FALSE(planned({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h"}).elastic.etcd);
+}
+
+TEST_CASE("what does not go with etcd, or only with it, is refused") {
+  const auto over_etcd = [](const std::string& conf) {
+    return refusal({"--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=h", "--rdzv-conf=" + conf});
+  };
+  REQUIRE_THAT(over_etcd("is_host=1"), Catch::Contains("elect"));
+  REQUIRE_THAT(over_etcd("lease_ttl=1"), Catch::Contains("lease_ttl"));
+  REQUIRE_THAT(over_etcd("etcd_prefix=//"), Catch::Contains("etcd_prefix"));
+  REQUIRE_THAT(over_etcd("protocol=ftp"), Catch::Contains("http or https"));
+  REQUIRE_THAT(over_etcd("protocol=https"), Catch::Contains("needs cacert"));
+  REQUIRE_THAT(over_etcd("cacert=x"), Catch::Contains("need protocol=https"));
+  REQUIRE_THAT(over_etcd("protocol=https,cacert=x,cert=y"), Catch::Contains("belong together"));
+  REQUIRE_THAT(
+      refusal({"--nnodes=2", "--rdzv-backend=muster", "--rdzv-endpoint=h", "--rdzv-conf=lease_ttl=9"}),
+      Catch::Contains("lease_ttl is a key of --rdzv-backend=etcd"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h,i"}),
+               Catch::Contains("several endpoints are for --rdzv-backend=etcd"));
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/options.h"
 
+#include "launcher/completion.h"
 #include "launcher/exit_status.h"
 #include "launcher/option_table.h"
 #include "tests/support/catch.h"
@@ -81,9 +82,23 @@ TEST_CASE("options without effect are accepted") {
       "t");
 }
 
+TEST_CASE("options without effect are held to torchrun's values") {
+  REQUIRE_THAT(error_of({"--start-method=bogus", "t"}), Catch::StartsWith("--start-method=bogus"));
+  REQUIRE_THAT(error_of({"--monitor-interval=0", "t"}), Catch::StartsWith("--monitor-interval=0"));
+  REQUIRE_THAT(error_of({"--event-log-handler=bogus", "t"}), Catch::StartsWith("--event-log-handler=bogus"));
+  REQUIRE(parse({"t"}, {{"PET_START_METHOD", "bogus"}}).program == "t");
+}
+
+TEST_CASE("an empty text is a value where torchrun has one") {
+  REQUIRE(parse({"--role=", "t"}).role.empty());
+  REQUIRE_FALSE(parse({"--log-dir=", "t"}).log_dir);
+  REQUIRE(parse({"--duplicate-stdout-filters=", "t"}).duplicate_stdout_filters == "");
+  REQUIRE(parse({"t"}, {{"PET_DUPLICATE_STDERR_FILTERS", ""}}).duplicate_stderr_filters == "");
+  REQUIRE_THAT(error_of({"--nnodes=", "t"}), Catch::Contains("--nnodes needs a value"));
+}
+
 TEST_CASE("options that are not supported say what to use instead") {
-  REQUIRE_THAT(error_of({"--run-path", "t.py"}), Catch::Contains("--run-path is not supported"));
-  REQUIRE_THAT(error_of({"t.py"}, {{"PET_RUN_PATH", "1"}}), Catch::Contains("--run-path is not supported"));
+  REQUIRE_THAT(error_of({"--logs-specs=x", "t.py"}), Catch::Contains("--log-dir, -r and -t"));
 }
 
 TEST_CASE("a missing program is a usage error") {
@@ -101,4 +116,15 @@ TEST_CASE("the help text lists every option and every exit code") {
   const std::string text = help_text();
   for (const OptionRow& row : kOptionTable) REQUIRE_THAT(text, Catch::Contains("--" + std::string(row.name)));
   for (const ExitCode& row : kExitCodes) REQUIRE_THAT(text, Catch::Contains(std::string(row.meaning)));
+}
+
+TEST_CASE("what a shell is told names every option that is not refused") {
+  REQUIRE(parse({"--print-completion=zsh"}).print_completion == "zsh");
+  for (const char* shell : {"bash", "zsh", "tcsh"}) {
+    const auto script = completion_script(shell);
+    REQUIRE_OK(script);
+    for (const OptionRow& row : kOptionTable)
+      REQUIRE((script->find(row.name) != std::string::npos) == (row.support != Support::kRefused));
+  }
+  REQUIRE_FALSE(completion_script("fish"));
 }

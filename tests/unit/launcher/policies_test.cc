@@ -18,11 +18,14 @@ const ProcessEnd kSeven{.code = 7};
 
 }  // namespace
 
-TEST_CASE("the ladder asks, waits for the grace period, kills, and gives up in the end") {
+TEST_CASE("the ladder asks, aborts near the end of the grace period, kills at its end, and gives up") {
   StopLadder ladder;
   REQUIRE(ladder.ask(SIGTERM, kGrace, kStart) == SIGTERM);
+  REQUIRE(ladder.deadline() == kStart + Millis(900));
+  REQUIRE(ladder.tick(kStart + Millis(899)) == std::nullopt);
+  REQUIRE(ladder.tick(kStart + Millis(900)) == SIGABRT);
+  REQUIRE(ladder.rung() == StopLadder::Rung::kAborted);
   REQUIRE(ladder.deadline() == kStart + kGrace);
-  REQUIRE(ladder.tick(kStart + Millis(999)) == std::nullopt);
   REQUIRE(ladder.tick(kStart + kGrace) == SIGKILL);
   REQUIRE(ladder.rung() == StopLadder::Rung::kKilled);
   REQUIRE(ladder.tick(kStart + kGrace + StopLadder::kAfterKill) == std::nullopt);
@@ -35,6 +38,19 @@ TEST_CASE("a second request skips to SIGKILL, a third sends nothing") {
   REQUIRE(ladder.ask(SIGINT, kGrace, kStart) == SIGINT);
   REQUIRE(ladder.ask(SIGTERM, kGrace, kStart) == SIGKILL);
   REQUIRE(ladder.ask(SIGTERM, kGrace, kStart) == std::nullopt);
+}
+
+TEST_CASE("of a long grace period two seconds are left for the abort, and a request skips it too") {
+  StopLadder ladder;
+  (void)ladder.ask(SIGTERM, Millis(30'000), kStart);
+  REQUIRE(ladder.deadline() == kStart + Millis(28'000));
+  REQUIRE(ladder.tick(kStart + Millis(28'000)) == SIGABRT);
+  REQUIRE(ladder.deadline() == kStart + Millis(30'000));
+  REQUIRE(ladder.ask(SIGTERM, Millis(30'000), kStart + Millis(28'001)) == SIGKILL);
+  StopLadder at_once;
+  (void)at_once.ask(SIGTERM, Millis(0), kStart);
+  REQUIRE(at_once.tick(kStart) == SIGABRT);
+  REQUIRE(at_once.tick(kStart) == SIGKILL);
 }
 
 TEST_CASE("an attempt in which all workers exit with 0 succeeds without orders") {
@@ -51,6 +67,7 @@ TEST_CASE("the first failure stops the others and is announced once") {
   REQUIRE(attempt.worker_ended(1, kSeven, false, kStart) == Orders{SIGTERM, true});
   REQUIRE(attempt.end() == AttemptEnd::kWorkerFailed);
   REQUIRE(attempt.worker_ended(0, ProcessEnd{.signal = SIGTERM}, false, kStart) == Orders{});
+  REQUIRE(attempt.tick(kStart + kGrace) == Orders{SIGABRT, false});
   REQUIRE(attempt.tick(kStart + kGrace) == Orders{SIGKILL, false});
   REQUIRE(attempt.worker_ended(2, ProcessEnd{.signal = SIGKILL}, false, kStart) == Orders{});
   REQUIRE(attempt.finished());
@@ -105,17 +122,58 @@ TEST_CASE("a worker that does not even die of SIGKILL does not hold the launcher
   Supervision attempt(1, kGrace);
   (void)attempt.signal_received(SIGTERM, kStart);
   (void)attempt.tick(kStart + kGrace);
+  (void)attempt.tick(kStart + kGrace);
   (void)attempt.tick(kStart + kGrace + StopLadder::kAfterKill);
   REQUIRE(attempt.finished());
   REQUIRE(attempt.running() == 1);
 }
 
 TEST_CASE("only a worker's failure is worth a restart, while there are restarts left") {
-  REQUIRE(after(AttemptEnd::kWorkerFailed, 0, 1) == Next::kRestart);
-  REQUIRE(after(AttemptEnd::kWorkerFailed, 1, 1) == Next::kExit);
+  const RestartRules rules;
+  REQUIRE(after(AttemptEnd::kWorkerFailed, 7, 0, 1, rules) == Next::kRestart);
+  REQUIRE(after(AttemptEnd::kWorkerFailed, 7, 1, 1, rules) == Next::kExit);
   for (const AttemptEnd end :
        {AttemptEnd::kSucceeded, AttemptEnd::kSignalled, AttemptEnd::kPeerLost, AttemptEnd::kNotStarted})
-    REQUIRE(after(end, 0, 9) == Next::kExit);
+    REQUIRE(after(end, 7, 0, 9, rules) == Next::kExit);
+}
+
+TEST_CASE("exit codes that are final end the job while there are restarts left") {
+  RestartRules rules;
+  rules.final_codes = ExitCodes::parse("2,64-78,139").value();
+  for (const int code : {2, 64, 70, 78, 139})
+    REQUIRE(after(AttemptEnd::kWorkerFailed, code, 0, 9, rules) == Next::kExit);
+  for (const int code : {1, 3, 63, 79, 137})
+    REQUIRE(after(AttemptEnd::kWorkerFailed, code, 0, 9, rules) == Next::kRestart);
+  REQUIRE_FALSE(ExitCodes::parse("").value().contains(1));
+}
+
+TEST_CASE("what is no list of exit codes is refused with the part that is none") {
+  for (const std::string text : {"0", "256", "a", "7-", "-7", "78-64", "1,,2", "1,2 3", "1-2-3", " 1"}) {
+    INFO(text);
+    const auto codes = ExitCodes::parse(text);
+    REQUIRE_FALSE(codes);
+    REQUIRE(codes.error().code == ErrorCode::kInvalidArgument);
+    REQUIRE_THAT(codes.error().message, Catch::Contains("--no-restart-on=" + text));
+  }
+}
+
+TEST_CASE("the pause before a restart doubles from its first value up to its most") {
+  const auto pauses = [](const char* text) {
+    const RestartPause pause = RestartPause::parse(text).value();
+    std::vector<std::int64_t> out;
+    for (int restart = 1; restart <= 5; ++restart) out.push_back(pause.before(restart).count());
+    return out;
+  };
+  REQUIRE(pauses("0") == std::vector<std::int64_t>{0, 0, 0, 0, 0});
+  REQUIRE(pauses("2:9") == std::vector<std::int64_t>{2000, 4000, 8000, 9000, 9000});
+  REQUIRE(pauses("0:3") == std::vector<std::int64_t>{0, 1000, 2000, 3000, 3000});
+  REQUIRE(pauses("3") == pauses("0:3"));
+  REQUIRE(pauses("0.25:0.5") == std::vector<std::int64_t>{250, 500, 500, 500, 500});
+  REQUIRE(RestartPause::parse("1:86400").value().before(1'000'000) == Millis(86'400'000));
+  for (const char* text : {"", ":", "1:", ":1", "2:1", "-1:2", "1:x", "nan:nan", "1:1e9", "1:2:3"}) {
+    INFO(text);
+    REQUIRE_FALSE(RestartPause::parse(text));
+  }
 }
 
 TEST_CASE("an end is a code, or a signal as 128 + n for shells and -n for torchrun") {
@@ -125,6 +183,13 @@ TEST_CASE("an end is a code, or a signal as 128 + n for shells and -n for torchr
   REQUIRE(killed.shell_code() == 137);
   REQUIRE(killed.torchrun_code() == -9);
   REQUIRE_FALSE(killed.ok());
+}
+
+TEST_CASE("signals of a program's own doing are told from those that others send") {
+  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS})
+    REQUIRE(is_crash_signal(signal));
+  for (const int signal : {SIGKILL, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGPIPE, 0, 34})
+    REQUIRE_FALSE(is_crash_signal(signal));
 }
 
 TEST_CASE("signals have names both ways") {

@@ -35,7 +35,9 @@ TEST_CASE("descriptions, assignments and outcomes survive their JSON") {
   REQUIRE(to_json(range) == "[4, 16, 2, 8]");
   REQUIRE(rank_range_from_json(to_json(range)) == range);
   REQUIRE(rank_range_from_json("[4,16,2,8]") == range);
-  const AttemptOutcome failure = FailureNotice{1, "h", 3, 7, "rank 3 exited", true};
+  FailureNotice notice{1, "h", 3, 7, "rank 3 exited", true};
+  notice.lost_node = 2;
+  const AttemptOutcome failure = notice;
   REQUIRE(outcome_from_json(to_json(failure)) == failure);
   REQUIRE(outcome_from_json(to_json(AttemptOutcome(AllSucceeded{}))) == AttemptOutcome(AllSucceeded{}));
 }

@@ -2,6 +2,7 @@
 #include "launcher/report.h"
 
 #include "launcher/error_file.h"
+#include "launcher/root_cause.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;
@@ -24,17 +25,34 @@ WorkerOutcome stopped(int rank) {
   return out;
 }
 
-const ReportContext kContext{"train.py", "node1.example",
-                             [](std::int64_t s) { return "2026-11-21_06:05:0" + std::to_string(s); }};
+std::string local_time(std::int64_t s) {
+  return "2026-11-21_06:05:0" + std::to_string(s);
+}
+
+JobReport report_of(std::vector<WorkerOutcome> outcomes) {
+  JobReport out;
+  out.program = "train.py";
+  out.notice.rank = outcomes.front().rank;
+  out.notice.text = "node 2 is lost";
+  for (WorkerOutcome& outcome : outcomes) judge_worker(outcome, {});
+  out.nodes.push_back({0, "node1.example", std::move(outcomes), {}});
+  return out;
+}
+
+std::string text_of(const JobReport& report) {
+  return format_report(report, judge(report.nodes, report.notice), local_time);
+}
 
 }  // namespace
 
-TEST_CASE("the report has torchrun's layout and the last lines of stderr") {
+TEST_CASE("the report has torchrun's layout, the cause and the last lines of stderr") {
   std::vector<WorkerOutcome> outcomes{failed(2, 10815, {.code = 3}, 1),
                                       failed(3, 10816, {.signal = 11, .core = true}, 2), stopped(4),
                                       stopped(5)};
   outcomes[0].stderr_tail = {"one", "two"};
-  REQUIRE(format_report(outcomes, kContext) ==
+  outcomes[0].device = "GPU 3 (GPU-5a)";
+  outcomes[0].progress = "step 12";
+  REQUIRE(text_of(report_of(outcomes)) ==
           R"(============================================================
 train.py FAILED
 ------------------------------------------------------------
@@ -44,6 +62,7 @@ Failures:
   host      : node1.example
   rank      : 3 (local_rank: 1)
   exitcode  : -11 (pid: 10816) (SIGSEGV) (core dumped)
+  cause     : crash: SIGSEGV (core dumped)
   error_file: <N/A>
   traceback : Signal 11 (SIGSEGV) received by PID 10816
   stopped by muster, not failures of their own: ranks 4-5
@@ -54,6 +73,9 @@ Root Cause (first observed failure):
   host      : node1.example
   rank      : 2 (local_rank: 0)
   exitcode  : 3 (pid: 10815) 
+  cause     : exit code 3
+  device    : GPU 3 (GPU-5a)
+  progress  : step 12
   error_file: <N/A>
   traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
   stderr    : last 2 lines
@@ -63,11 +85,28 @@ Root Cause (first observed failure):
 )");
 }
 
-TEST_CASE("the root cause is the earliest failure, and a tie goes to the one learnt first") {
-  REQUIRE(find_root_cause(std::vector{failed(2, 1, {.code = 1}, 5), failed(3, 2, {.code = 1}, 4)}) == 1);
-  REQUIRE(find_root_cause(std::vector{failed(3, 1, {.code = 1}, 5), failed(2, 2, {.code = 1}, 5)}) == 0);
-  REQUIRE(find_root_cause(std::vector{stopped(2), failed(3, 2, {}, 5)}) == std::nullopt);
-  REQUIRE(format_report(std::vector{stopped(2)}, kContext).empty());
+TEST_CASE("nothing is said where no worker failed by itself") {
+  REQUIRE(text_of(report_of({stopped(2)})).empty());
+}
+
+TEST_CASE("consequences are one line, and what is not known of is named") {
+  std::vector<WorkerOutcome> outcomes{failed(2, 1, {.code = 1}, 1), failed(3, 2, {.code = 1}, 1)};
+  JobReport report = report_of(outcomes);
+  report.nodes[0].workers[1].cause = {CauseClass::kPeerGone, "Connection reset by peer"};
+  report.missing = {1, 2};
+  report.nodes[0].kernel = {"NVRM: Xid (PCI:0000:3b:00): 79"};
+  const std::string text = text_of(report);
+  REQUIRE_THAT(text, Catch::Contains("  consequences of it: rank 3\n"));
+  REQUIRE_THAT(text, Catch::Contains("  no word from: nodes 1-2\n"));
+  REQUIRE_THAT(text, Catch::Contains("  kernel of node1.example: NVRM: Xid (PCI:0000:3b:00): 79\n"));
+  REQUIRE(text.find("rank      : 3") == std::string::npos);
+}
+
+TEST_CASE("where a node was lost, it is the root cause") {
+  JobReport report = report_of({failed(2, 1, {.code = 1}, 1)});
+  report.nodes[0].workers[0].cause = {CauseClass::kPeerGone, "Connection reset by peer"};
+  report.notice.rank = -1;
+  REQUIRE_THAT(text_of(report), Catch::Contains("Root Cause (first observed failure):\n  node 2 is lost\n"));
 }
 
 TEST_CASE("a recorded error shows its call stack, indented") {
@@ -75,14 +114,18 @@ TEST_CASE("a recorded error shows its call stack, indented") {
   outcome.error_file = "/e.json";
   outcome.error_message = "ValueError: boom";
   outcome.error_callstack = "Traceback:\nline";
-  const std::string text = format_report(std::vector{outcome}, kContext);
+  const std::string text = text_of(report_of({outcome}));
   REQUIRE_THAT(text, Catch::Contains("  error_file: /e.json\n  traceback : Traceback:\n  line\n"));
+  REQUIRE_THAT(text, Catch::Contains("  cause     : uncaught exception: ValueError: boom\n"));
   REQUIRE_THAT(text, Catch::Contains("  <NO_OTHER_FAILURES>\n"));
 }
 
-TEST_CASE("the one line says who, where and how") {
-  REQUIRE(one_line(failed(3, 77, {.code = 7}, 1), "h") ==
-          "rank 3 (local_rank 1, pid 77) on h exited with code 7");
+TEST_CASE("the one line says who, where, how and why") {
+  WorkerOutcome outcome = failed(3, 77, {.code = 7}, 1);
+  REQUIRE(one_line(outcome, "h") == "rank 3 (local_rank 1, pid 77) on h exited with code 7");
+  outcome.cause = {CauseClass::kException, "ValueError: boom", "a.py:3"};
+  REQUIRE(one_line(outcome, "h") ==
+          "rank 3 (local_rank 1, pid 77) on h exited with code 7 (ValueError: boom at a.py:3)");
   REQUIRE(one_line(failed(3, 77, {.signal = 6, .core = true}, 1), "h") ==
           "rank 3 (local_rank 1, pid 77) on h was killed by SIGABRT (core dumped)");
 }

@@ -18,6 +18,7 @@ Job some_job() {
   job.run_id = "job1";
   job.max_restarts = 3;
   job.signals_text = "SIGTERM";
+  job.lineage = "outer:inner";
   return job;
 }
 
@@ -34,7 +35,8 @@ const Assignment kAssignment{.attempt = 2,
 
 Environment complete(const Environment& inherited, const Job& job, int local_rank) {
   Environment out = shared_environment(inherited, job, kAssignment);
-  const auto own = rank_variables(inherited, job, kAssignment, local_rank, "/logs/2/error.json");
+  const auto own =
+      rank_variables(inherited, job, kAssignment, local_rank, "/logs/2/error.json", "/logs/2/progress");
   REQUIRE_OK(own);
   for (const auto& [name, value] : *own) REQUIRE(out.emplace(std::string(name), value).second);
   return out;
@@ -46,6 +48,8 @@ TEST_CASE("a worker's environment is the agent's, overlaid by the contract") {
   const Environment inherited{{"PATH", "/bin"},
                               {"RANK", "99"},
                               {"TORCHELASTIC_ERROR_FILE", "/mine"},
+                              {"MUSTER_PROGRESS_FILE", "/mine too"},
+                              {"MUSTER_LINEAGE", "outer"},
                               {"PET_NNODES", "2"},
                               {"MUSTER_SECRET", "for agents only"},
                               {"NCCL_SOCKET_IFNAME", "ib0"}};
@@ -68,6 +72,8 @@ TEST_CASE("a worker's environment is the agent's, overlaid by the contract") {
                              {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                              {"TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM"},
                              {"TORCHELASTIC_ERROR_FILE", "/logs/2/error.json"},
+                             {"MUSTER_PROGRESS_FILE", "/logs/2/progress"},
+                             {"MUSTER_LINEAGE", "outer:inner"},
                              {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
                              {"OMP_NUM_THREADS", "1"},
                              {"GLOO_SOCKET_IFNAME", "eth0"},

@@ -48,7 +48,14 @@ std::vector<Message> one_of_each() {
           SafePoint{7},
           Report{7, "n1", 0, std::string("\0\xff", 2)},
           Leave{"done"},
-          Stop{130, "SIGINT"}};
+          Stop{130, "SIGINT"},
+          StoreAttach{3, 77, 2},
+          StoreAttached{3, 77, 65536},
+          StoreRefused{3, "generation 3 is over"},
+          StoreOpen{9, 1234567890123},
+          StoreBytes{9, 5, true, std::string("\0\xff", 2)},
+          StoreCredit{9, 6},
+          StoreClose{9, "GET while it waits"}};
 }
 
 std::vector<Message> decode_all(Decoder& decoder, std::string_view bytes) {

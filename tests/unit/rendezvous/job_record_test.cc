@@ -251,3 +251,21 @@ TEST_CASE("who waits for a first world leaves nothing behind") {
   t.crash();
   REQUIRE(t.jobs->num_jobs() == 0);
 }
+
+TEST_CASE(
+    "a new job under a kept name goes on with its generations, also if the coordinator dies before its "
+    "world") {
+  Table t;
+  t.join(1, 1);
+  t.say(1, control::WorkerFailed{0, 0, 9, false, false, "no use"});
+  t.jobs->disconnected(1, "eof", t.now, t.effects);
+  REQUIRE(t.round().phase == Phase::kClosed);
+  t.join(2, 2);  // the former one is still remembered
+  REQUIRE(t.round().phase == Phase::kGathering);
+  t.crash();
+  t.join(2, 2);
+  t.join(3, 2);
+  REQUIRE(t.told<control::Assignment>(3).size() == 1);
+  REQUIRE(t.told<control::Assignment>(3)[0].generation == 1);
+  REQUIRE(t.told<control::Assignment>(3)[0].restarts_used == 0);
+}

@@ -164,6 +164,17 @@ TEST_CASE("limits on jobs and nodes refuse with their option's name") {
   REQUIRE(t.told<control::Refused>(3)->text.find("--max-nodes-per-job") != std::string::npos);
 }
 
+TEST_CASE("a coordinator of one job refuses the agents of another") {
+  JobsOptions options;
+  options.only_job = "a";
+  Table t(options);
+  t.join(1, "b", 1, 1);
+  REQUIRE(t.told<control::Refused>(1)->reason == control::Refused::Reason::kSettings);
+  REQUIRE(t.told<control::Refused>(1)->text.find("serves job a alone, not b") != std::string::npos);
+  t.join(2, "a", 2, 1);
+  REQUIRE(t.told<control::Assignment>(2)->generation == 0);
+}
+
 TEST_CASE("messages that an agent has no business to send are refused") {
   Table t;
   t.jobs.connected(1, "a", "127.0.0.1");
@@ -184,10 +195,36 @@ TEST_CASE("words of an agent reach other terminals without control characters") 
   REQUIRE(t.told<control::Closed>(1)->cause.text == " [2Jboo ");
 }
 
-TEST_CASE("a node offers what it is seen under first, but not a loopback address") {
+TEST_CASE("a node that comes back before it heard of its world is told of it on its new connection") {
+  Table t;
+  t.join(1, "a", 1, 2);
+  t.join(2, "a", 2, 2);
+  t.effects.clear();
+  t.join(3, "a", 2, 2);
+  REQUIRE(t.told<control::Refused>(2)->reason == control::Refused::Reason::kLost);
+  REQUIRE(t.told<control::Assignment>(3)->group_rank == 1);
+  t.jobs.disconnected(2, "reset", t.now, t.effects);
+  REQUIRE_FALSE(t.told<control::GenerationOver>(1));
+}
+
+TEST_CASE("a heartbeat that a world waits for makes it") {
+  Table t;
+  t.join(1, "a", 1, 2);
+  t.now += 8s;  // of 15
+  t.join(2, "a", 2, 2);
+  REQUIRE_FALSE(t.told<control::Assignment>(2));
+  t.jobs.receive(2, control::Heartbeat{}, t.now, t.effects);
+  REQUIRE_FALSE(t.told<control::Assignment>(2));
+  t.jobs.receive(1, control::Heartbeat{}, t.now, t.effects);
+  REQUIRE(t.told<control::Assignment>(2));
+}
+
+TEST_CASE("of what a node offers, the address that it is seen under comes first") {
   using Addresses = std::vector<std::string>;
+  // --iface or --local-addr excludes it, or it is somebody else's.
   REQUIRE(reachable_addresses({"10.0.0.1", "127.0.0.1"}, "192.168.0.7") ==
-          Addresses{"192.168.0.7", "10.0.0.1", "127.0.0.1"});
+          Addresses{"10.0.0.1", "127.0.0.1"});
+  REQUIRE(reachable_addresses({"127.0.0.1"}, "192.168.0.7") == Addresses{"192.168.0.7", "127.0.0.1"});
   REQUIRE(reachable_addresses({"10.0.0.1", "192.168.0.7"}, "192.168.0.7") ==
           Addresses{"192.168.0.7", "10.0.0.1"});
   REQUIRE(reachable_addresses({"10.0.0.1"}, "127.0.0.1") == Addresses{"10.0.0.1"});

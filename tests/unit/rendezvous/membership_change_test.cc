@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nodes that come, go and come back while a world runs.
+#include "rendezvous/waiting_reason.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/membership_job.h"
 
@@ -151,7 +152,7 @@ TEST_CASE("a second agent with a taken node rank is refused") {
   REQUIRE(j.join(twin).kind == Admission::Kind::kAdmitted);
 }
 
-TEST_CASE("nodes must agree on counts and budget") {
+TEST_CASE("nodes must agree on counts, budget and heartbeats") {
   Settings a;
   a.min_nodes = 2;
   a.max_nodes = 4;
@@ -162,6 +163,12 @@ TEST_CASE("nodes must agree on counts and budget") {
   b = a;
   b.min_nodes = 1;
   REQUIRE(difference(a, b) == "wants --nnodes=2:4, the job has --nnodes=1:4");
+  b = a;
+  b.heartbeat_timeout = 3s;
+  REQUIRE(
+      difference(a, b) ==
+      "wants a heartbeat timeout (keep_alive_interval times keep_alive_max_attempt) of 15000 ms, the job has "
+      "3000 ms");
   b.spares = -1;
   REQUIRE_FALSE(defect(b).empty());
 }
@@ -173,4 +180,76 @@ TEST_CASE("stopping the job ends it whatever it does") {
   REQUIRE(j.closes());
   REQUIRE(j.round.ending.kind == Cause::Kind::kStopped);
   REQUIRE(j.round.ending.exit_code == 130);
+}
+
+TEST_CASE("a member that never heard of its world and comes back is told of it, and nobody is lost") {
+  Job j = job(2, 2);
+  j.form({1, 2});
+  // Its connection broke before the word arrived, and it is back before the coordinator noticed.
+  REQUIRE(j.join(2).kind == Admission::Kind::kUntold);
+  REQUIRE(j.waits());
+  REQUIRE(j.join(2).kind == Admission::Kind::kUntold);  // lost again
+  REQUIRE(j.join(2, 0).kind == Admission::Kind::kResumed);
+  REQUIRE(j.waits());
+  REQUIRE(j.round.restarts_used == 0);
+  // Once it has shown that it knows, it cannot have forgotten.
+  j.join(2);
+  const auto cause = j.over();
+  REQUIRE(cause);
+  REQUIRE(cause->text == "its agent began anew");
+}
+
+TEST_CASE("a spare that has missed a heartbeat takes no place until it is heard again") {
+  Job j = job(2, 2);
+  j.settings.spares = 2;
+  j.settings.cool_down = 0s;
+  j.form({1, 2});
+  j.join(3);
+  j.now += j.settings.heartbeat_timeout / 2 + 1ms;
+  heartbeat(j.round, Job::id(1), j.now);
+  j.disconnect(2);
+  REQUIRE(j.over());
+  j.all_ready({1});
+  REQUIRE(j.waits());
+  REQUIRE(to_text(explain(j.round, j.settings, j.now)).find("n3 has missed a heartbeat") !=
+          std::string::npos);
+  REQUIRE(next_deadline(j.round) > j.now);
+  SECTION("it is heard") {
+    REQUIRE_FALSE(heartbeat(j.round, Job::id(1), j.now));
+    REQUIRE(heartbeat(j.round, Job::id(3), j.now));
+    REQUIRE(j.forms());
+    REQUIRE(j.place(3) == 1);
+  }
+  SECTION("it is not, and another one is there") {
+    j.join(4);
+    REQUIRE(j.forms());
+    REQUIRE(j.place(4) == 1);
+    REQUIRE(j.place(3) == -1);
+  }
+  SECTION("it is lost, which uses no restart") {
+    j.now += j.settings.heartbeat_timeout / 2;
+    heartbeat(j.round, Job::id(1), j.now);
+    REQUIRE(std::holds_alternative<NodesLost>(j.decide()));
+    REQUIRE(j.waits());
+    REQUIRE(j.round.restarts_used == 1);
+  }
+}
+
+TEST_CASE("at the end of a gathering silent nodes count neither for a world nor as present") {
+  Job j = job(1, 2);
+  j.settings.join_timeout = 40s;
+  j.settings.heartbeat_timeout = 60s;
+  j.settings.last_call_timeout = 0s;
+  j.join(1);
+  REQUIRE(j.forms());
+  j.now += 31s;
+  j.join(2);
+  REQUIRE(j.over());
+  j.all_ready({1});
+  j.now += 31s;
+  heartbeat(j.round, Job::id(1), j.now);
+  REQUIRE(j.waits());  // node 2 may be dead
+  j.now += 9s;
+  REQUIRE(j.forms());
+  REQUIRE(j.place(2) == -1);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A million random events against one round after the other, with the promises checked after each. The seed
-// is printed; MUSTER_SIMULATOR_SEED repeats a run.
+// A million random events against one round after the other, with the promises checked after each: agents
+// that come, fail, leave and are cut off, words that are lost on the way, coordinators that begin anew from
+// their record. The seed is printed; MUSTER_SEED repeats a run.
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
@@ -9,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/job_record.h"
 #include "rendezvous/membership.h"
 #include "rendezvous/waiting_reason.h"
 #include "tests/support/catch.h"
@@ -53,12 +55,15 @@ class Simulation {
 
   [[nodiscard]] int worlds() const { return worlds_; }
   [[nodiscard]] int swaps() const { return swaps_; }
+  [[nodiscard]] int told_again() const { return told_again_; }
+  [[nodiscard]] int restarts() const { return restarts_; }
   [[nodiscard]] Cause::Kind ending() const { return round_.ending.kind; }
 
  private:
   struct Agent {
     Request request;
     bool in_round = false;
+    bool cut = false;              // nothing that it says or is told arrives, until it connects anew
     std::int64_t generation = -1;  // whose workers it runs
   };
 
@@ -83,14 +88,45 @@ class Simulation {
     const Admission admission = join(round_, settings_, agent.request, wanted, resume, now_);
     HOLDS(!wrong || admission.kind == Admission::Kind::kRefused);
     agent.in_round = admission.kind != Admission::Kind::kRefused;
+    agent.cut = false;
     if (admission.kind == Admission::Kind::kAdmitted) agent.generation = -1;
+    if (admission.kind != Admission::Kind::kUntold) return;
+    HOLDS(round_.phase == Phase::kRunning && agent.generation == -1);
+    agent.generation = round_.world.generation;
+    ++told_again_;
+  }
+
+  // The coordinator is gone, and another takes up what it has recorded. Everybody has to connect anew.
+  void restart_coordinator() {
+    ++restarts_;
+    std::string bytes;
+    encode(record_, bytes);
+    const auto record = decode_job(bytes);
+    HOLDS(record && *record == record_);
+    if (below(2) == 0) now_ += Millis(below(20'000));
+    round_ = make_round(*record, now_, Millis(1 + below(20'000)));
+    for (Agent& agent : agents_) agent.cut = true;
+  }
+
+  // An agent whose connection is broken: the coordinator notices, or it is back before. False: it is no more.
+  [[nodiscard]] bool reconnect(Agent& agent) {
+    switch (below(8)) {
+      case 0:
+        disconnected(round_, settings_, agent.request.id, "reset", now_);
+        return true;
+      case 1:
+        return false;
+      default:
+        join_agent(agent, agent.generation >= 0 ? std::optional(agent.generation) : std::nullopt);
+        return agent.in_round;
+    }
   }
 
   void event() {
     if (below(3) == 0) now_ += Millis(below(4) == 0 ? below(30'000) : below(500));
     if (below(5) != 0) {  // most agents are alive most of the time
       for (Agent& agent : agents_)
-        if (agent.in_round && below(20) != 0) heartbeat(round_, agent.request.id, now_);
+        if (agent.in_round && !agent.cut && below(20) != 0) (void)heartbeat(round_, agent.request.id, now_);
     }
     if (agents_.size() < 10 && (agents_.empty() || below(6) == 0)) {
       agents_.push_back(new_agent());
@@ -101,6 +137,15 @@ class Simulation {
     const auto index = static_cast<std::size_t>(below(static_cast<int>(agents_.size())));
     Agent& agent = agents_[index];
     const NodeId id = agent.request.id;
+    if (round_.world.generation >= 0 && below(300) == 0) return restart_coordinator();
+    if (agent.cut) {
+      if (!reconnect(agent)) agents_.erase(agents_.begin() + static_cast<std::ptrdiff_t>(index));
+      return;
+    }
+    if (below(60) == 0) {
+      agent.cut = true;
+      return;
+    }
     switch (below(24)) {
       case 0:
         left(round_, id, "told to");
@@ -132,9 +177,10 @@ class Simulation {
       case 4:
       case 5:
         if (below(4) == 0) {
-          for (const Agent& other : agents_) (void)finished(round_, other.request.id, other.generation, now_);
+          for (const Agent& other : agents_)
+            if (!other.cut) finish(other);
         } else {
-          (void)finished(round_, id, agent.generation, now_);
+          finish(agent);
         }
         return;
       case 6:
@@ -155,6 +201,11 @@ class Simulation {
     }
   }
 
+  void finish(const Agent& agent) {
+    if (finished(round_, agent.request.id, agent.generation, now_)) keep_record();
+  }
+  void keep_record() { record_ = make_record(settings_, round_, now_); }
+
   [[nodiscard]] bool is_running(const Agent& agent) const {
     return round_.phase == Phase::kRunning && agent.generation == round_.world.generation;
   }
@@ -165,6 +216,7 @@ class Simulation {
       const int budget_before = round_.restarts_used;
       const Outcome outcome = decide(round_, settings_, now_);
       if (std::holds_alternative<Idle>(outcome)) return;
+      if (!std::holds_alternative<NodesLost>(outcome)) keep_record();
       if (std::holds_alternative<Formed>(outcome)) formed(before);
       if (const auto* over = std::get_if<GenerationOver>(&outcome)) {
         HOLDS(over->generation == before.generation);
@@ -174,7 +226,12 @@ class Simulation {
       }
       if (const auto* lost = std::get_if<NodesLost>(&outcome)) {
         for (const auto& gone : lost->nodes)
-          std::erase_if(agents_, [&](const Agent& agent) { return agent.request.id == gone.first; });
+          std::erase_if(agents_, [&](Agent& agent) {
+            if (agent.request.id != gone.first) return false;
+            agent.in_round = false;
+            agent.cut = true;  // it may not know
+            return below(2) == 0;
+          });
       }
     }
     HOLDS(!"decide() comes to an end");
@@ -198,11 +255,13 @@ class Simulation {
       HOLDS(members.insert(slot.node).second);
       const Node& node = round_.nodes.at(slot.node);
       HOLDS(node.connected && !node.ready && !node.finished);
+      HOLDS(now_ - node.last_heard <= settings_.heartbeat_timeout / 2);
       HOLDS(!round_.excluded.contains(slot.machine) || round_.excluded.at(slot.machine) <= now_);
       for (Agent& agent : agents_) {
         if (agent.request.id != slot.node) continue;
-        HOLDS(agent.generation == -1);  // it has said that the former workers are gone
-        agent.generation = world.generation;
+        HOLDS(agent.generation == -1);                       // it has said that the former workers are gone
+        if (!agent.cut && below(20) == 0) agent.cut = true;  // the word is lost with the connection
+        if (!agent.cut) agent.generation = world.generation;
       }
     }
     HOLDS(next == world.world_size);
@@ -264,25 +323,28 @@ class Simulation {
     HOLDS(next_deadline(round_) > now_);
     // Every waiting agent that was never assigned is connected and known.
     for (const Agent& agent : agents_)
-      HOLDS(!agent.in_round || round_.nodes.contains(agent.request.id) || round_.phase == Phase::kClosed ||
-            agent.generation >= 0);
+      HOLDS(!agent.in_round || agent.cut || round_.nodes.contains(agent.request.id) ||
+            round_.phase == Phase::kClosed || agent.generation >= 0);
   }
 
   std::mt19937_64& random_;
   Settings settings_;
   bool with_orders_ = false;
   Round round_;
+  JobRecord record_;
   Instant now_{1h};
   std::vector<Agent> agents_;
   std::set<std::int64_t> generations_;
   int worlds_ = 0;
   int swaps_ = 0;
+  int told_again_ = 0;
+  int restarts_ = 0;
 };
 
 }  // namespace
 
 TEST_CASE("a million random events break no promise of the round") {
-  const char* given = std::getenv("MUSTER_SIMULATOR_SEED");
+  const char* given = std::getenv("MUSTER_SEED");
   const std::uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
   std::cout << "seed " << seed << '\n';
   std::mt19937_64 random(seed);
@@ -291,6 +353,8 @@ TEST_CASE("a million random events break no promise of the round") {
   int jobs = 0;
   int worlds = 0;
   int swaps = 0;
+  int told_again = 0;
+  int restarts = 0;
   std::map<Cause::Kind, int> endings;
   // Sanitizers make it several times slower; the time bound is what keeps the test short then.
   while (events < 1'000'000 && SteadyClock::now() - start < 15s) {
@@ -305,12 +369,17 @@ TEST_CASE("a million random events break no promise of the round") {
     events += step;
     worlds += simulation.worlds();
     swaps += simulation.swaps();
+    told_again += simulation.told_again();
+    restarts += simulation.restarts();
     ++endings[simulation.ending()];
   }
   std::cout << events << " events, " << jobs << " jobs, " << worlds << " worlds, " << swaps
-            << " nodes replaced or dropped\n";
+            << " nodes replaced or dropped, " << restarts << " coordinators begun anew, " << told_again
+            << " worlds told again\n";
   for (const auto& [kind, count] : endings) std::cout << "  " << count << " x " << to_string(kind) << '\n';
   REQUIRE(worlds > jobs / 4);
   REQUIRE(swaps > 0);
+  REQUIRE(told_again > 0);
+  REQUIRE(restarts > 0);
   REQUIRE(endings.size() >= 4);
 }

@@ -221,11 +221,11 @@ TEST_CASE("a watching client learns of each creation, change and deletion with o
   s.core.append("k", "x", s.effects);
   s.core.compare_set("k", "2x", "y", s.effects);
   s.core.delete_key("k", s.effects);
-  REQUIRE(s.effects.watched == std::vector<WatchEvent>{{9, Kind::kCreated, "k", "", "1"},
-                                                       {9, Kind::kUpdated, "k", "1", "2"},
-                                                       {9, Kind::kUpdated, "k", "2", "2x"},
-                                                       {9, Kind::kUpdated, "k", "2x", "y"},
-                                                       {9, Kind::kDeleted, "k", "y", ""}});
+  REQUIRE(s.effects.watched == std::vector<WatchEvent>{{{9}, Kind::kCreated, "k", "", "1"},
+                                                       {{9}, Kind::kUpdated, "k", "1", "2"},
+                                                       {{9}, Kind::kUpdated, "k", "2", "2x"},
+                                                       {{9}, Kind::kUpdated, "k", "2x", "y"},
+                                                       {{9}, Kind::kDeleted, "k", "y", ""}});
   s.effects.clear();
   s.core.disconnect(9);
   s.set("k");

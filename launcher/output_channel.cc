@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/stderr_channel.h"
+#include "launcher/output_channel.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -11,18 +11,18 @@
 namespace muster::launcher {
 namespace {
 
-Result<StderrChannel> open_pipe() {
+Result<OutputChannel> open_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0)
-    return fail(errno_error("pipe for a worker's stderr; see ulimit -n", errno));
-  StderrChannel out{UniqueFd(ends[0]), UniqueFd(ends[1])};
+    return fail(errno_error("pipe for a worker's output; see ulimit -n", errno));
+  OutputChannel out{UniqueFd(ends[0]), UniqueFd(ends[1])};
   // The reader only: the worker must find its end blocking, as any program expects its stderr.
   ::fcntl(out.reader.get(), F_SETFL, O_NONBLOCK);
   return out;
 }
 
-Result<StderrChannel> open_terminal(int terminal) {
-  StderrChannel out;
+Result<OutputChannel> open_terminal(int terminal) {
+  OutputChannel out;
   out.reader.reset(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK));
   if (!out.reader || ::unlockpt(out.reader.get()) != 0)
     return fail(errno_error("open a pseudo-terminal", errno));
@@ -45,7 +45,7 @@ void copy_window_size(int terminal, int reader) {
   if (::ioctl(terminal, TIOCGWINSZ, &size) == 0) ::ioctl(reader, TIOCSWINSZ, &size);
 }
 
-Result<StderrChannel> open_stderr_channel(int terminal) {
+Result<OutputChannel> open_output_channel(int terminal) {
   if (terminal >= 0)
     if (auto channel = open_terminal(terminal))
       return channel;  // out of pseudo-terminals: a pipe still shows everything

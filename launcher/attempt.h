@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Agent::Attempt: one start of the workers, as the agent holds it while they live: their processes, their
+// output, the policy, and what is known of their ends. For agent.cc and attempt_end.cc alone.
+#pragma once
+
+#include <optional>
+#include <unistd.h>
+#include <vector>
+
+#include "launcher/agent.h"
+#include "launcher/log_router.h"
+#include "launcher/supervision.h"
+#include "launcher/worker_group.h"
+
+namespace muster::launcher {
+
+struct Agent::Attempt {
+  Attempt(Agent& agent, int count, const Assignment& given)
+      : number(count),
+        assignment(given),
+        router(agent.io_, agent.job_, assignment, *agent.directory_, agent.out_, agent.err_,
+               {::isatty(STDOUT_FILENO) == 1 ? STDOUT_FILENO : -1,
+                ::isatty(STDERR_FILENO) == 1 ? STDERR_FILENO : -1}),
+        group(agent.io_, agent.guardian_, agent.job_.local_world_size,
+              [&agent](int local_rank, const ProcessEnd& end, bool unsignalled) {
+                agent.events_.push_back(WorkerEnded{local_rank, end, unsignalled});
+              }),
+        supervision(agent.job_.local_world_size, agent.job_.grace) {}
+
+  int number;  // as the rendezvous counts
+  Assignment assignment;
+  LogRouter router;
+  WorkerGroup group;
+  Supervision supervision;
+  std::vector<WorkerOutcome> outcomes;  // in the order in which the exits were learnt
+  std::vector<Instant> ended;           // of each of them
+  Instant failed{};                     // when the first sign of the attempt's end came
+  std::optional<WorkerGroup::StartFailure> start_failure;
+  std::optional<Error> unprepared;  // nothing could be started
+  std::optional<Result<AttemptOutcome>> outcome;
+  Instant outcome_known{};
+};
+
+}  // namespace muster::launcher

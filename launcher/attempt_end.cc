@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the agent does at the end of an attempt: tells the others, ends what is left, reports.
+#include <algorithm>
+#include <ctime>
+#include <set>
+#include <signal.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "launcher/attempt.h"
+#include "launcher/node_report.h"
+#include "launcher/report.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::chrono::seconds kReportPatience{10};  // beyond the grace that the other nodes' workers have
+constexpr std::chrono::seconds kOrphanPatience{2};   // for what the workers left behind to die of SIGKILL
+
+int exit_code_of(const Error& error) {
+  switch (error.code) {
+    case ErrorCode::kNotFound:
+      return kExitNotFound;
+    case ErrorCode::kInvalidArgument:
+      return kExitNotExecutable;
+    default:
+      return kExitSystem;
+  }
+}
+
+}  // namespace
+
+FailureNotice Agent::describe_stop(int signal, int node_rank) const {
+  FailureNotice out;
+  out.node_rank = node_rank;
+  out.host = job_.host;
+  out.exit_code = 128 + signal;
+  out.text = fmt::format("{} was stopped by {}", job_.host, signal_name(signal));
+  return out;
+}
+
+FailureNotice Agent::describe_failure(const Attempt& attempt) const {
+  const Supervision& supervision = attempt.supervision;
+  FailureNotice out;
+  out.node_rank = attempt.assignment.group_rank;
+  out.host = job_.host;
+  if (attempt.unprepared) {
+    out.exit_code = kExitSystem;
+    out.text = fmt::format("{}: {}", job_.host, attempt.unprepared->message);
+  } else if (attempt.start_failure) {
+    const auto& failure = *attempt.start_failure;
+    out.rank = attempt.assignment.base_rank + failure.local_rank;
+    out.exit_code = exit_code_of(failure.error);
+    out.text = fmt::format("rank {} (local_rank {}) on {} was not started: {}", out.rank, failure.local_rank,
+                           job_.host, failure.error.message);
+  } else if (supervision.first_failure() >= 0) {
+    const WorkerOutcome& first =
+        *std::find_if(attempt.outcomes.begin(), attempt.outcomes.end(),
+                      [&](const auto& outcome) { return outcome.local_rank == supervision.first_failure(); });
+    out.rank = first.rank;
+    out.exit_code = first.end.shell_code();
+    out.text = one_line(first, job_.host);
+  } else {
+    return describe_stop(supervision.stop_signal(), out.node_rank);
+  }
+  out.restart = after(supervision.end(), out.exit_code, attempt.assignment.attempt, job_.max_restarts,
+                      job_.restarts) == Next::kRestart;
+  return out;
+}
+
+/// The workers are gone: ends what they left behind.
+void Agent::collect(Attempt& attempt) {
+  for (int rank = 0; rank < job_.local_world_size; ++rank)
+    if (attempt.group.running(rank))
+      log_.error(fmt::format(
+          "pid {} (local_rank {}) does not die of SIGKILL; is it waiting for a dead disk or device?",
+          attempt.group.pid(rank), rank));
+  attempt.group.signal_all(SIGKILL);
+  const auto is_worker = [&](pid_t pid) { return attempt.group.owns(pid); };
+  for (const pid_t pid : descendants_.end(is_worker, SteadyClock::now() + kOrphanPatience))
+    if (!is_worker(pid))
+      log_.error(fmt::format("pid {}, which a worker started, does not die of SIGKILL", pid));
+  attempt.router.drain();
+}
+
+/// The first node tells the whole story; the node where it began tells its own part of it too.
+void Agent::report(Attempt& attempt, const FailureNotice& notice) {
+  if (attempt.start_failure) {
+    WorkerOutcome& outcome = attempt.outcomes.emplace_back();
+    outcome.local_rank = attempt.start_failure->local_rank;
+    outcome.rank = attempt.assignment.base_rank + outcome.local_rank;
+    outcome.wall_time_s = std::time(nullptr);
+    outcome.cause.text = attempt.start_failure->error.message;
+    attempt.ended.push_back(SteadyClock::now());
+  }
+  for (std::size_t i = 0; i < attempt.outcomes.size(); ++i)
+    attempt.outcomes[i].before_outcome_ms =
+        std::chrono::duration_cast<Millis>(attempt.outcome_known - attempt.ended[i]).count();
+  post_mortem_.examine(attempt.outcomes, attempt.router, *directory_);
+  const Assignment& place = attempt.assignment;
+  NodeReport mine = post_mortem_.part_of_report(place.group_rank, std::move(attempt.outcomes));
+  // Of a job that was asked to end there is little to tell, and nobody to wait for.
+  const bool failed = notice.rank >= 0 || notice.lost_node > 0;
+  const bool together = place.group_world_size > 1 && failed && !notice.restart && !notice.cut_off;
+  if (together && place.group_rank > 0) {
+    rendezvous_->send_report(attempt.number, to_json(mine));
+    if (notice.node_rank != place.group_rank) return;
+  }
+  JobReport report{job_.command.title, job_.run_id, place.attempt, job_.max_restarts, notice, {}, {},
+                   restart_reasons_};
+  report.nodes.push_back(std::move(mine));
+  if (together && place.group_rank == 0) gather(attempt.number, report, place.group_world_size);
+  post_mortem_.publish(report, *directory_, err_);
+}
+
+void Agent::gather(int attempt, JobReport& report, int nodes) {
+  std::set<int> awaited;
+  for (int node = 1; node < nodes; ++node)
+    if (node != report.notice.lost_node)
+      awaited.insert(node);
+    else
+      report.missing.push_back(node);
+  rendezvous_->gather_reports(attempt, [this](int node, std::string part) {
+    events_.push_back(PartCame{node, std::move(part)});
+  });
+  const Instant deadline = SteadyClock::now() + job_.grace + kReportPatience;
+  while (!awaited.empty()) {
+    const Event event = next_event(deadline);
+    if (std::holds_alternative<SignalReceived>(event) || std::holds_alternative<DeadlinePassed>(event)) break;
+    const auto* came = std::get_if<PartCame>(&event);
+    if (came == nullptr || awaited.erase(came->node) == 0) continue;
+    auto part = came->part.empty() ? Result<NodeReport>(fail(ErrorCode::kPeerGone, "it is gone"))
+                                   : node_report_from_json(came->part);
+    if (!part) {
+      log_.info(fmt::format("node {}: {}", came->node, part.error().message));
+      report.missing.push_back(came->node);
+      continue;
+    }
+    part->node = came->node;
+    report.nodes.push_back(*std::move(part));
+  }
+  report.missing.insert(report.missing.end(), awaited.begin(), awaited.end());
+  std::sort(report.missing.begin(), report.missing.end());
+  std::sort(report.nodes.begin(), report.nodes.end(),
+            [](const NodeReport& a, const NodeReport& b) { return a.node < b.node; });
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// musterctl: the detached jobs of this user on this host: ls, status, attach, logs, stop, rm.
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <signal.h>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "launcher/ctl/job_process.h"
+#include "launcher/entry_directory.h"
+#include "launcher/exit_status.h"
+#include "launcher/job_entry.h"
+#include "rendezvous/base/env.h"
+
+namespace {
+
+using namespace muster;
+using namespace muster::launcher;
+
+constexpr int kExitNoSuchJob = 1;
+constexpr int kExitStillRuns = 4;
+
+int complain(std::string_view text, int status) {
+  std::fprintf(stderr, "musterctl: %.*s\n", static_cast<int>(text.size()), text.data());
+  return status;
+}
+
+std::string state_of(const JobEntry& entry) {
+  if (entry.state == "ended") return fmt::format("ended {}", entry.exit_status);
+  return is_alive(entry) ? entry.state : "lost";
+}
+
+std::string age_of(std::int64_t since, std::int64_t now) {
+  const std::int64_t s = std::max<std::int64_t>(0, now - since);
+  if (s < 120) return fmt::format("{}s", s);
+  if (s < 7200) return fmt::format("{}m", s / 60);
+  if (s < 2 * 86400) return fmt::format("{}h", s / 3600);
+  return fmt::format("{}d", s / 86400);
+}
+
+/// What came from a program's arguments must not steer a terminal.
+std::string printable(std::string text) {
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
+  return text;
+}
+
+std::string command_of(const JobEntry& entry) {
+  std::string out;
+  for (const std::string& word : entry.command) out += (out.empty() ? "" : " ") + word;
+  return printable(out);
+}
+
+struct Jobs {
+  std::vector<std::string> directories;
+  std::vector<JobEntry> entries;
+
+  explicit Jobs(const Environment& environment) : directories(runtime_directories(environment)) {
+    std::vector<std::string> complaints;
+    entries = read_entries(directories, complaints);
+    for (const std::string& text : complaints) complain("left out: " + text, 0);
+  }
+
+  /// By name, or by the only name that begins so.
+  [[nodiscard]] const JobEntry* find(const std::string& name) const {
+    const JobEntry* out = nullptr;
+    int matches = 0;
+    for (const JobEntry& entry : entries) {
+      if (entry.name == name) return &entry;
+      if (entry.name.rfind(name, 0) != 0) continue;
+      out = &entry;
+      ++matches;
+    }
+    if (matches == 1) return out;
+    complain(matches == 0
+                 ? fmt::format("no job {}; musterctl ls lists the jobs of this user on this host", name)
+                 : fmt::format("{} jobs begin with {}; musterctl ls lists them", matches, name),
+             0);
+    return nullptr;
+  }
+};
+
+int list(const Jobs& jobs, bool json) {
+  if (json) {
+    std::string text = "[";
+    for (const JobEntry& entry : jobs.entries) {
+      JobEntry shown = entry;
+      if (state_of(entry) == "lost") shown.state = "lost";
+      text += (text.size() > 1 ? "," : "") + to_json(shown);
+    }
+    std::printf("%s]\n", text.c_str());
+    return 0;
+  }
+  const std::int64_t now = std::time(nullptr);
+  std::size_t width = 4;
+  for (const JobEntry& entry : jobs.entries) width = std::max(width, entry.name.size());
+  std::string text = fmt::format("{:{}}  {:9}  {:>4}  {:>5}  {:>8}  {}\n", "NAME", width, "STATE", "AGE",
+                                 "RANKS", "RESTARTS", "COMMAND");
+  for (const JobEntry& entry : jobs.entries)
+    text += fmt::format("{:{}}  {:9}  {:>4}  {:>5}  {:>8}  {}\n", entry.name, width, state_of(entry),
+                        age_of(entry.began_s, now), entry.world_size, entry.restarts, command_of(entry));
+  std::fputs(text.c_str(), stdout);
+  return 0;
+}
+
+int status(const JobEntry& entry, bool json) {
+  JobEntry shown = entry;
+  const std::string state = state_of(entry);
+  if (state == "lost") shown.state = state;
+  if (json) {
+    std::fputs(to_json(shown).c_str(), stdout);
+    return 0;
+  }
+  const std::int64_t now = std::time(nullptr);
+  std::string text = fmt::format("{}: {}\n", entry.name, state);
+  if (state == "lost") text += "  its agent is gone without a word: killed, or the host was started again\n";
+  text += fmt::format("  command   {}\n  directory {}\n  host      {}, process {}\n", command_of(entry),
+                      printable(entry.directory), entry.host, entry.pid);
+  text += fmt::format("  started   {} ago\n", age_of(entry.began_s, now));
+  if (entry.state == "ended") text += fmt::format("  ended     {} ago\n", age_of(entry.ended_s, now));
+  text += fmt::format("  output    {}\n", printable(entry.output));
+  if (entry.world_size > 0)
+    text += fmt::format("  world     {} ranks on {} node{}, generation {}, {} restart{}\n", entry.world_size,
+                        entry.nodes, entry.nodes == 1 ? "" : "s", entry.generation, entry.restarts,
+                        entry.restarts == 1 ? "" : "s");
+  if (state != "lost")
+    for (const auto& worker : entry.workers)
+      text += fmt::format("  rank {:<4} process {}\n", worker.rank, worker.pid);
+  std::fputs(text.c_str(), stdout);
+  return 0;
+}
+
+/// The entry as it is now; the agent writes its end before it goes.
+JobEntry refreshed(const JobEntry& entry, const Environment& environment) {
+  for (const JobEntry& now : Jobs(environment).entries)
+    if (now.name == entry.name && now.pid == entry.pid) return now;
+  return entry;
+}
+
+int logs(const JobEntry& entry, std::size_t lines, bool wait) {
+  auto process = JobProcess::open(entry);
+  const auto from = lines == 0 ? Result<long long>(0) : beginning_of_last_lines(entry.output, lines);
+  if (!from) return complain(from.error().message, kExitSystem);
+  const auto shown = follow(entry.output, *from, wait && process ? process->fd() : -1);
+  if (!shown && shown.error().code != ErrorCode::kPeerGone)
+    return complain(shown.error().message, kExitSystem);
+  return 0;
+}
+
+/// Its output from now on; ends with the job, and with its exit status.
+int attach(const JobEntry& entry, const Environment& environment) {
+  if (::isatty(STDERR_FILENO) == 1 && is_alive(entry))
+    complain(fmt::format("{}: Ctrl-C leaves it running; musterctl stop {} ends it", entry.name, entry.name),
+             0);
+  if (const int status = logs(entry, 20, true); status != 0) return status;
+  const JobEntry now = refreshed(entry, environment);
+  if (now.state == "ended") return now.exit_status;
+  return is_alive(now) ? 0 : complain(entry.name + ": its agent is gone without a word", kExitSystem);
+}
+
+int stop(const JobEntry& entry, double seconds, bool at_once, const Environment& environment) {
+  const auto process = JobProcess::open(entry);
+  if (!process) return complain(fmt::format("{} does not run: {}", entry.name, state_of(entry)), 0);
+  for (int i = 0; i < (at_once ? 2 : 1); ++i)
+    if (const auto sent = process->signal(SIGTERM); !sent && sent.error().code != ErrorCode::kNotFound)
+      return complain(sent.error().message, kExitSystem);
+  const auto patience =
+      std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
+  if (!process->wait(SteadyClock::now() + patience))
+    return complain(fmt::format("{} was asked to end and still runs after {:g} s; --now kills its workers",
+                                entry.name, seconds),
+                    kExitStillRuns);
+  std::printf("%s: %s\n", entry.name.c_str(), state_of(refreshed(entry, environment)).c_str());
+  return 0;
+}
+
+int remove(const Jobs& jobs, const JobEntry& entry) {
+  if (is_alive(entry))
+    return complain(fmt::format("{} runs; musterctl stop {} ends it", entry.name, entry.name),
+                    kExitStillRuns);
+  std::error_code ignored;
+  for (const std::string& directory : jobs.directories)
+    std::filesystem::remove(fmt::format("{}/{}.json", directory, entry.name), ignored);
+  std::filesystem::remove(entry.output, ignored);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"musterctl: the jobs that were started with muster --detach, by this user on this host"};
+  app.require_subcommand(1);
+  std::string name;
+  bool json = false, wait = false, at_once = false;
+  std::size_t lines = 0;
+  double seconds = 60;
+  const auto with_name = [&](CLI::App* command) {
+    command->add_option("name", name, "the job's name, or the beginning of it")->required();
+    return command;
+  };
+  auto* ls = app.add_subcommand("ls", "list them");
+  auto* show = with_name(app.add_subcommand("status", "one job: world, processes, output file"));
+  for (auto* command : {ls, show}) command->add_flag("--json", json, "for programs");
+  auto* join =
+      with_name(app.add_subcommand("attach", "show its output until it ends; exits with its exit status"));
+  auto* print = with_name(app.add_subcommand("logs", "print its output"));
+  print->add_option("-n,--lines", lines, "the last lines only; 0: all");
+  print->add_flag("-f,--follow", wait, "and what comes, until it ends");
+  auto* end = with_name(app.add_subcommand("stop", "end it as SIGTERM does, and wait"));
+  end->add_option("--timeout", seconds, "seconds to wait")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  end->add_flag("--now", at_once, "kill the workers instead of giving them time");
+  auto* forget = with_name(app.add_subcommand("rm", "forget one that has ended, and remove its output file"));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int status = app.exit(error);
+    return status == 0 ? 0 : kExitUsage;
+  }
+
+  const Environment environment = current_environment();
+  const Jobs jobs(environment);
+  if (ls->parsed()) return list(jobs, json);
+  const JobEntry* entry = jobs.find(name);
+  if (entry == nullptr) return kExitNoSuchJob;
+  if (show->parsed()) return status(*entry, json);
+  if (join->parsed()) return attach(*entry, environment);
+  if (print->parsed()) return logs(*entry, lines, wait);
+  if (end->parsed()) return stop(*entry, seconds, at_once, environment);
+  return forget->parsed() ? remove(jobs, *entry) : kExitUsage;
+}

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/error_watch.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdint>
+#include <initializer_list>
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::size_t kMaxTextBytes = 300;
+
+struct Words {
+  std::string_view text;
+  CauseClass kind;
+};
+
+/// The first that occurs decides: what is special comes before what is general.
+constexpr std::array kWords = {
+    Words{"CUDA out of memory", CauseClass::kGpuMemory},
+    Words{"OutOfMemoryError", CauseClass::kGpuMemory},
+    Words{"CUDA_ERROR_OUT_OF_MEMORY", CauseClass::kGpuMemory},
+    Words{"cudaErrorMemoryAllocation", CauseClass::kGpuMemory},
+    Words{"CUDA error: out of memory", CauseClass::kGpuMemory},
+    Words{"_STATUS_ALLOC_FAILED", CauseClass::kGpuMemory},
+    Words{"HIP out of memory", CauseClass::kGpuMemory},
+    Words{"CUDA error", CauseClass::kGpuFault},
+    Words{"CUDA_ERROR_", CauseClass::kGpuFault},
+    Words{"cudaError", CauseClass::kGpuFault},
+    Words{"CUBLAS_STATUS_", CauseClass::kGpuFault},
+    Words{"CUDNN_STATUS_", CauseClass::kGpuFault},
+    Words{"HIP error", CauseClass::kGpuFault},
+    Words{"ncclUnhandledCudaError", CauseClass::kGpuFault},
+    Words{"illegal memory access", CauseClass::kGpuFault},
+    Words{"device-side assert", CauseClass::kGpuFault},
+    Words{"unspecified launch failure", CauseClass::kGpuFault},
+    Words{"uncorrectable ECC", CauseClass::kGpuFault},
+    Words{"ncclRemoteError", CauseClass::kPeerGone},
+    Words{"remote process exited", CauseClass::kPeerGone},
+    Words{"Connection closed by peer", CauseClass::kPeerGone},
+    Words{"Connection reset by peer", CauseClass::kPeerGone},
+    Words{"closed the connection", CauseClass::kPeerGone},
+    Words{"died; see its own output", CauseClass::kPeerGone},
+    Words{"Broken pipe", CauseClass::kPeerGone},
+    Words{"Watchdog caught collective", CauseClass::kNetwork},
+    Words{"ncclSystemError", CauseClass::kNetwork},
+    Words{"ncclInternalError", CauseClass::kNetwork},
+    Words{"NCCL error", CauseClass::kNetwork},
+    Words{"NCCL communicator", CauseClass::kNetwork},
+    Words{"DistNetworkError", CauseClass::kNetwork},
+    Words{"DistStoreError", CauseClass::kNetwork},
+    Words{"DistBackendError", CauseClass::kNetwork},
+    Words{"Connection refused", CauseClass::kNetwork},
+    Words{"Connection timed out", CauseClass::kNetwork},
+    Words{"gloo::", CauseClass::kNetwork},
+    Words{"std::bad_alloc", CauseClass::kHostMemory},
+    Words{"MemoryError", CauseClass::kHostMemory},
+    Words{"Cannot allocate memory", CauseClass::kHostMemory},
+    Words{"can't allocate memory", CauseClass::kHostMemory},
+};
+
+struct Sign {
+  std::string_view text;
+  CauseClass kind;
+};
+
+/// Lines that say by themselves that the process is ending.
+constexpr std::array kSigns = {
+    Sign{"==ERROR: ", CauseClass::kSanitizer},
+    Sign{"WARNING: ThreadSanitizer", CauseClass::kSanitizer},
+    Sign{": runtime error: ", CauseClass::kSanitizer},
+    Sign{"Segmentation fault", CauseClass::kCrash},
+    Sign{"Fatal Python error: ", CauseClass::kCrash},
+    Sign{"Bus error", CauseClass::kCrash},
+    Sign{"Illegal instruction", CauseClass::kCrash},
+    Sign{"Floating point exception", CauseClass::kCrash},
+    Sign{"stack smashing detected", CauseClass::kCrash},
+    Sign{"double free or corruption", CauseClass::kCrash},
+    Sign{"free(): invalid", CauseClass::kCrash},
+    Sign{"malloc(): ", CauseClass::kCrash},
+    Sign{"corrupted size vs. prev_size", CauseClass::kCrash},
+    Sign{"Check failed: ", CauseClass::kAssertion},
+    Sign{"error while loading shared libraries: ", CauseClass::kException},
+    Sign{": No module named ", CauseClass::kException},
+    Sign{": can't open file ", CauseClass::kException},
+};
+
+constexpr std::string_view kTraceback = "Traceback (most recent call last)";
+constexpr std::string_view kFrame = "  File \"";
+constexpr std::string_view kThrown = "terminate called after throwing an instance of '";
+constexpr std::string_view kTerminate = "terminate called ";
+constexpr std::string_view kTerminating = "libc++abi: terminating";
+constexpr std::string_view kAssertion = "Assertion `";
+constexpr std::string_view kWatchdog = "Watchdog caught collective";
+constexpr std::string_view kNcclWarning = "NCCL WARN";
+
+/// Which pairs of bytes to look for: one of each of the words above, the one that ordinary text has least.
+/// A line without any of them has none of the words, which is most lines.
+class Pairs {
+ public:
+  constexpr Pairs() {
+    for (const Words& words : kWords) add(words.text);
+    for (const Sign& sign : kSigns) add(sign.text);
+    for (const std::string_view text :
+         {kTraceback, kFrame, kTerminate, kTerminating, kAssertion, kWatchdog, kNcclWarning})
+      add(text);
+  }
+  [[nodiscard]] bool any_in(std::string_view text) const {
+    for (std::size_t i = 1; i < text.size(); ++i)
+      if (const std::size_t at = index(text[i - 1], text[i]); (wanted_[at / 64] >> (at % 64) & 1) != 0)
+        return true;
+    return false;
+  }
+
+ private:
+  static constexpr std::size_t index(char a, char b) {
+    return static_cast<std::size_t>(static_cast<unsigned char>(a)) << 8 | static_cast<unsigned char>(b);
+  }
+  static constexpr int frequency(char c) {
+    if (std::string_view(" etaoinsrhld:.0123").find(c) != std::string_view::npos) return 5;
+    return c >= 'a' && c <= 'z' ? 3 : 1;
+  }
+  constexpr void add(std::string_view text) {
+    std::size_t best = 1;
+    const auto cost = [text](std::size_t i) { return frequency(text[i - 1]) * frequency(text[i]); };
+    for (std::size_t i = 2; i < text.size(); ++i)
+      if (cost(i) < cost(best)) best = i;
+    const std::size_t at = index(text[best - 1], text[best]);
+    wanted_[at / 64] |= std::uint64_t{1} << (at % 64);
+  }
+
+  std::array<std::uint64_t, 1024> wanted_{};  // a bit per pair
+};
+constexpr Pairs kPairs;
+
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+/// The text without ESC [ ... sequences and control bytes.
+std::string printable(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\x1b') {
+      if (i + 1 < text.size() && text[i + 1] == '[') {
+        ++i;
+        while (i + 1 < text.size() && (text[i + 1] < '@' || text[i + 1] > '~')) ++i;
+      }
+      ++i;
+      continue;
+    }
+    const auto c = static_cast<unsigned char>(text[i]);
+    out.push_back(c < 0x20 || c == 0x7f ? ' ' : text[i]);
+  }
+  return out;
+}
+
+/// PyTorch puts "[rank3]: " before each line of a traceback.
+std::string_view without_rank(std::string_view text) {
+  if (!text.starts_with("[rank")) return text;
+  const auto end = text.find("]:");
+  if (end > 12) return text;  // or there is none
+  text.remove_prefix(end + 2);
+  if (text.starts_with(' ')) text.remove_prefix(1);
+  return text;
+}
+
+bool is_number(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+/// `File "train.py", line 12, in main` -> train.py:12
+std::string python_place(std::string_view text) {
+  constexpr std::string_view kLine = "\", line ";
+  const auto begin = text.find('"');
+  const auto end = text.find(kLine, begin == std::string_view::npos ? text.size() : begin + 1);
+  if (end == std::string_view::npos) return {};
+  const std::string_view file = text.substr(begin + 1, end - begin - 1);
+  std::string_view number = text.substr(end + kLine.size());
+  number = number.substr(0, number.find_first_not_of("0123456789"));
+  if (!is_number(number)) return {};
+  return std::string(file) + ":" + std::string(number);
+}
+
+/// `prog: loss.cc:12: void f(): Assertion ...` -> loss.cc:12
+std::string c_place(std::string_view text) {
+  for (auto colon = text.find(':'); colon != std::string_view::npos; colon = text.find(':', colon + 1)) {
+    const std::string_view rest = text.substr(colon + 1);
+    const std::string_view number = rest.substr(0, rest.find(':'));
+    if (!is_number(number)) continue;
+    std::string_view file = text.substr(0, colon);
+    if (const auto blank = file.rfind(' '); blank != std::string_view::npos) file.remove_prefix(blank + 1);
+    return std::string(file) + ":" + std::string(number);
+  }
+  return {};
+}
+
+/// `ValueError: boom`, `torch.cuda.OutOfMemoryError: ...`, `KeyboardInterrupt`
+bool is_exception_line(std::string_view text) {
+  const std::string_view name = text.substr(0, text.find(':'));
+  return !name.empty() && (std::isalpha(static_cast<unsigned char>(name[0])) != 0 || name[0] == '_') &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' || c == '<' ||
+                  c == '>';
+         });
+}
+
+}  // namespace
+
+CauseClass class_of_words(std::string_view text, CauseClass otherwise) {
+  for (const Words& words : kWords)
+    if (contains(text, words.text)) return words.kind;
+  return otherwise;
+}
+
+std::string one_clean_line(std::string_view text) {
+  std::string out = printable(text.substr(0, std::min(text.find('\n'), 4 * kMaxTextBytes)));
+  const auto first = out.find_first_not_of(' ');
+  if (first == std::string::npos) return {};
+  out.erase(0, first);
+  if (out.size() > kMaxTextBytes) {
+    std::size_t end = kMaxTextBytes;
+    while (end > 0 && (static_cast<unsigned char>(out[end]) & 0xC0) == 0x80) --end;  // not within a character
+    out.resize(end);
+  }
+  out.erase(out.find_last_not_of(' ') + 1);
+  return out;
+}
+
+void ErrorWatch::feed(std::string_view bytes) {
+  splitter_.feed(bytes, [this](std::string_view text) { line(text); });
+}
+
+void ErrorWatch::finish() {
+  splitter_.finish([this](std::string_view text) { line(text); });
+}
+
+void ErrorWatch::line(std::string_view raw) {
+  const bool coloured = raw.find('\x1b') != std::string_view::npos;
+  if (!in_traceback_ && !what_may_follow_ && !coloured && !kPairs.any_in(raw)) return;
+  std::string clean;
+  if (coloured) {
+    clean = printable(raw);
+    raw = clean;
+  }
+  const std::string_view text = without_rank(raw);
+  if (text.empty()) return;
+  if (python(text) || cpp(text)) return;
+  plain(text);
+}
+
+bool ErrorWatch::python(std::string_view text) {
+  if (text.starts_with(kTraceback)) {
+    in_traceback_ = true;
+    where_.clear();
+    return true;
+  }
+  if (text.starts_with(kFrame)) {
+    in_traceback_ = true;  // a SyntaxError has no other beginning
+    if (std::string place = python_place(text); !place.empty()) where_ = std::move(place);
+    return true;
+  }
+  if (!in_traceback_ || text[0] == ' ') return in_traceback_;
+  in_traceback_ = false;
+  if (!is_exception_line(text)) return false;
+  keep(Weight::kTraceback, {class_of_words(text, CauseClass::kException), one_clean_line(text), where_});
+  return true;
+}
+
+bool ErrorWatch::cpp(std::string_view text) {
+  constexpr std::string_view kWhat = "what():";
+  const bool what_may_follow = what_may_follow_;
+  what_may_follow_ = false;
+  if (const auto at = text.find(kThrown); at != std::string_view::npos) {
+    std::string_view type = text.substr(at + kThrown.size());
+    type = type.substr(0, type.rfind('\''));
+    what_may_follow_ = weight_ < Weight::kError;
+    keep(Weight::kError, {class_of_words(type, CauseClass::kException), one_clean_line(type)});
+    return true;
+  }
+  if (what_may_follow && contains(text, kWhat)) {
+    const std::string_view message = text.substr(text.find(kWhat) + kWhat.size());
+    found_->kind = class_of_words(message, found_->kind);
+    found_->text = one_clean_line(found_->text + ": " + one_clean_line(message));
+    return true;
+  }
+  if (contains(text, kTerminate) || contains(text, kTerminating)) {
+    keep(Weight::kError, {class_of_words(text, CauseClass::kException), one_clean_line(text)});
+    return true;
+  }
+  if (contains(text, kAssertion) && contains(text, "failed")) {
+    // The one of a kernel names the block and the thread.
+    const CauseClass kind = contains(text, "thread: [") ? CauseClass::kGpuFault : CauseClass::kAssertion;
+    keep(Weight::kError, {kind, one_clean_line(text), c_place(text)});
+    return true;
+  }
+  return false;
+}
+
+void ErrorWatch::plain(std::string_view text) {
+  if (weight_ >= Weight::kError) return;
+  for (const Sign& sign : kSigns)
+    if (contains(text, sign.text))
+      return keep(Weight::kError, {sign.kind, one_clean_line(text),
+                                   sign.kind == CauseClass::kSanitizer ? c_place(text) : std::string()});
+  const CauseClass kind = class_of_words(text, CauseClass::kNone);
+  if (kind == CauseClass::kGpuMemory || kind == CauseClass::kGpuFault || kind == CauseClass::kHostMemory ||
+      contains(text, kWatchdog))
+    return keep(Weight::kError, {kind, one_clean_line(text)});
+  if (kind != CauseClass::kNone || contains(text, kNcclWarning))
+    keep(Weight::kWarning, {kind == CauseClass::kNone ? CauseClass::kNetwork : kind, one_clean_line(text)});
+}
+
+void ErrorWatch::keep(Weight weight, Cause cause) {
+  const bool later_traceback = weight == Weight::kTraceback && weight_ == weight;
+  // A traceback is no more of an error than any other: the first of them stays.
+  const bool heavier = weight_ < Weight::kError && weight > weight_;
+  if (!heavier && !later_traceback) return;
+  weight_ = weight;
+  found_ = std::move(cause);
+}
+
+}  // namespace muster::launcher

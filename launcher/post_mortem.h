@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// PostMortem: gathers what can be known of the end of this node's workers, and publishes the job's report:
+// what they wrote, their error files, the kernel's log, the control group's count of kills, the device, the
+// last word about progress. What cannot be read is left out. Owned by the agent; one loop. Costs a few opens
+// at the start, and the rest only where a worker fails.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/job.h"
+#include "launcher/job_report.h"
+#include "launcher/kernel_log.h"
+#include "launcher/log_directory.h"
+#include "launcher/log_router.h"
+#include "launcher/memory_kills.h"
+#include "launcher/output_sink.h"
+#include "launcher/worker_device.h"
+#include "rendezvous/base/env.h"
+#include "rendezvous/base/log.h"
+
+namespace muster::launcher {
+
+class PostMortem {
+ public:
+  PostMortem(const Job& job, const Environment& environment, const Log& log);
+
+  /// An attempt begins: what was before is no evidence of it.
+  void begin();
+  /// A worker has ended by itself: its cause, as far as it is known at once.
+  void look_at(WorkerOutcome& outcome, LogRouter& router);
+  /// The others are being stopped now: an error that is written already was not our doing.
+  void stop_begins(LogRouter& router);
+  /// All are gone: completes the outcomes of those that failed.
+  void examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router, const LogDirectory& directory);
+
+  /// This node's part of the report.
+  [[nodiscard]] NodeReport part_of_report(int node, std::vector<WorkerOutcome> outcomes) const;
+
+  /// On the terminal, in report.json where the log directory stays, and for a launcher above this one.
+  void publish(const JobReport& report, const LogDirectory& directory, OutputSink& err) const;
+
+ private:
+  void read_kernel();
+  void judge_now(WorkerOutcome& outcome, LogRouter& router);
+  void pass_on_error_file(const WorkerOutcome& root) const;
+
+  const Job& job_;
+  const Environment& environment_;
+  const Log& log_;
+  KernelLog kernel_log_;
+  MemoryKills memory_kills_;
+  std::vector<WorkerDevice> devices_;  // by local rank, once needed
+  // Of the attempt under way.
+  std::vector<std::string> kernel_lines_;  // about GPUs and memory
+  std::int64_t kills_ = 0;
+  std::vector<std::optional<Cause>> before_stop_;  // by local rank; empty: no stop has begun
+};
+
+}  // namespace muster::launcher

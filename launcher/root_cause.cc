@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/root_cause.h"
+
+#include <signal.h>
+#include <tuple>
+
+#include <fmt/format.h>
+
+#include "launcher/error_watch.h"
+
+namespace muster::launcher {
+namespace {
+
+std::string with_core(std::string text, const ProcessEnd& end) {
+  return end.core ? std::move(text) + " (core dumped)" : text;
+}
+
+std::string text_of_code(int code) {
+  if (code <= 128 || code > 128 + 64) return fmt::format("exit code {}", code);
+  return fmt::format("exit code {}: perhaps 128 + {}, of a process that it ran", code,
+                     signal_name(code - 128));
+}
+
+/// Says only that another process is gone, or that talking to it failed.
+int remoteness(const WorkerOutcome& outcome) {
+  if (outcome.cause.kind == CauseClass::kPeerGone) return 2;
+  return outcome.cause.kind == CauseClass::kNetwork ? 1 : 0;
+}
+
+}  // namespace
+
+bool is_failure(const WorkerOutcome& outcome) {
+  return !outcome.stopped_by_us && (outcome.pid == 0 || !outcome.end.ok());
+}
+
+void judge_worker(WorkerOutcome& outcome, const Evidence& evidence) {
+  const ProcessEnd& end = outcome.end;
+  if (outcome.pid == 0) {
+    outcome.cause.kind = CauseClass::kNotStarted;  // with the text of who tried
+    return;
+  }
+  if (end.ok() && !outcome.stopped_by_us) {
+    outcome.cause = {};
+    return;
+  }
+  if (outcome.stopped_by_us) {
+    outcome.cause = {CauseClass::kStopped};
+    return;
+  }
+  const std::string signal = end.signal != 0 ? with_core(signal_name(end.signal), end) : std::string();
+  if (end.signal == SIGKILL && evidence.memory_killed) {
+    outcome.cause = {CauseClass::kHostMemory, "killed by the kernel, which had no memory left for it"};
+    return;
+  }
+  if (end.signal != 0 && !is_crash_signal(end.signal)) {
+    outcome.cause = {CauseClass::kSignal, signal + (end.signal == SIGKILL ? ", of an unknown sender" : "")};
+    return;
+  }
+  if (evidence.written) {
+    outcome.cause = *evidence.written;
+  } else if (!outcome.error_message.empty()) {
+    outcome.cause = {class_of_words(outcome.error_message, CauseClass::kException),
+                     one_clean_line(outcome.error_message)};
+  } else if (end.signal != 0) {
+    outcome.cause = {CauseClass::kCrash, signal};
+  } else {
+    outcome.cause = {CauseClass::kExitCode, text_of_code(end.code)};
+  }
+  // A process of the worker's, such as a loader of data, and so the worker after it.
+  if (evidence.memory_killed && outcome.cause.text.find("killed by signal") != std::string::npos)
+    outcome.cause.kind = CauseClass::kHostMemory;
+  // The kernel's word weighs more than what the program made of it.
+  if (!outcome.kernel.empty() && outcome.cause.kind != CauseClass::kGpuMemory) {
+    outcome.cause.kind = CauseClass::kGpuFault;
+    if (!evidence.written) outcome.cause.text = one_clean_line(outcome.kernel.front());
+  }
+}
+
+std::string_view to_string(Part part) {
+  switch (part) {
+    case Part::kSucceeded:
+      return "succeeded";
+    case Part::kRoot:
+      return "root cause";
+    case Part::kFailed:
+      return "failed too";
+    case Part::kConsequence:
+      return "consequence";
+    case Part::kStopped:
+      break;
+  }
+  return "stopped by us";
+}
+
+Verdict judge(std::span<const NodeReport> nodes, const FailureNotice& notice) {
+  Verdict out;
+  // A lost node, or a signal to muster: whatever failed, failed after it.
+  const bool of_a_worker = notice.rank >= 0;
+  // Smaller is earlier.
+  using Order = std::tuple<int, bool, std::int64_t>;
+  std::optional<Order> best;
+  for (std::size_t n = 0; n < nodes.size(); ++n) {
+    const auto& workers = nodes[n].workers;
+    std::vector<Part>& parts = out.parts.emplace_back();
+    std::optional<std::tuple<int, std::int64_t>> best_here;
+    std::optional<std::size_t> first_here;
+    bool told_first = false;
+    for (std::size_t w = 0; w < workers.size(); ++w) {
+      const WorkerOutcome& worker = workers[w];
+      parts.push_back(is_failure(worker)     ? Part::kFailed
+                      : worker.stopped_by_us ? Part::kStopped
+                                             : Part::kSucceeded);
+      if (!is_failure(worker)) continue;
+      told_first |= worker.rank == notice.rank;
+      const std::tuple here{remoteness(worker), worker.wall_time_s};
+      if (best_here && *best_here <= here) continue;
+      best_here = here;
+      first_here = w;
+    }
+    if (!first_here || !of_a_worker) continue;
+    const WorkerOutcome& first = workers[*first_here];
+    const Order order{remoteness(first), !told_first, -first.before_outcome_ms};
+    if (best && *best <= order) continue;
+    best = order;
+    out.root = Verdict::Place{n, *first_here};
+  }
+  for (std::size_t n = 0; n < nodes.size(); ++n)
+    for (std::size_t w = 0; w < out.parts[n].size(); ++w)
+      if (out.parts[n][w] == Part::kFailed && remoteness(nodes[n].workers[w]) > 0)
+        out.parts[n][w] = Part::kConsequence;
+  if (out.root) out.parts[out.root->node][out.root->worker] = Part::kRoot;
+  return out;
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is said to an etcd and what it answers: the v3 API as its JSON gateway speaks it (etcd 3.4 and later),
+// keys and values in base64, 64-bit numbers as text. Sans-IO. Called by net/etcd_client.h; one thread.
+// Failure: an answer that is not etcd's is kProtocol, and says where it leaves the form.
+// Source: etcd's api/etcdserverpb/rpc.proto and the grpc-gateway's rules for JSON and for streams.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <muster/result.h>
+
+namespace muster::etcd {
+
+/// Of a key or the store, never reused.
+using Revision = std::int64_t;
+using LeaseId = std::int64_t;
+
+struct KeyValue {
+  std::string key;
+  std::string value;
+  Revision create_revision = 0;
+  Revision mod_revision = 0;
+  LeaseId lease = 0;  ///< 0: none
+
+  friend bool operator==(const KeyValue&, const KeyValue&) = default;
+};
+
+/// The first key that does not begin with `prefix`, which is not empty.
+[[nodiscard]] std::string end_of_prefix(std::string prefix);
+
+// Requests: the body of a POST to the path.
+
+inline constexpr std::string_view kGrantPath = "/v3/lease/grant";
+inline constexpr std::string_view kKeepAlivePath = "/v3/lease/keepalive";
+inline constexpr std::string_view kRevokePath = "/v3/lease/revoke";
+inline constexpr std::string_view kTxnPath = "/v3/kv/txn";
+inline constexpr std::string_view kWatchPath = "/v3/watch";
+
+[[nodiscard]] std::string grant_request(std::int64_t ttl_seconds);
+/// For kKeepAlivePath and kRevokePath.
+[[nodiscard]] std::string lease_request(LeaseId id);
+
+struct Operation {
+  enum class Kind : std::uint8_t { kGet, kPut, kDelete };
+  Kind kind = Kind::kGet;
+  std::string key;
+  std::string end;  ///< kGet, kDelete: all keys from `key` up to here; empty: `key` alone
+  std::string value;
+  LeaseId lease = 0;
+
+  friend bool operator==(const Operation&, const Operation&) = default;
+};
+[[nodiscard]] Operation get(std::string key, std::string end = {});
+[[nodiscard]] Operation put(std::string key, std::string value, LeaseId lease);
+[[nodiscard]] Operation erase(std::string key);
+
+/// `then` happens if the fence's key was created at that revision (0: does not exist), else `otherwise`.
+struct Txn {
+  struct Fence {
+    std::string key;
+    Revision create_revision = 0;
+  };
+  std::optional<Fence> fence;  ///< nothing: `then` in any case
+  std::vector<Operation> then;
+  std::vector<Operation> otherwise;
+};
+[[nodiscard]] std::string txn_request(const Txn& txn);
+
+/// Changes of the keys from `key` up to `end` (empty: of `key`), beginning with those of `from`.
+[[nodiscard]] std::string watch_request(std::string_view key, std::string_view end, Revision from);
+
+// Answers.
+
+struct Lease {
+  LeaseId id = 0;
+  std::int64_t ttl_seconds = 0;
+
+  friend bool operator==(const Lease&, const Lease&) = default;
+};
+[[nodiscard]] Result<Lease> parse_grant(std::string_view body);
+/// What is left of the lease, in seconds; 0: etcd does not know it (any more).
+[[nodiscard]] Result<std::int64_t> parse_keep_alive(std::string_view body);
+
+struct TxnAnswer {
+  Revision revision = 0;  ///< of the store, with what the transaction has written
+  bool succeeded = false;
+  std::vector<std::vector<KeyValue>> found;  ///< of each kGet, in order
+
+  friend bool operator==(const TxnAnswer&, const TxnAnswer&) = default;
+};
+[[nodiscard]] Result<TxnAnswer> parse_txn(std::string_view body);
+
+/// An answer whose HTTP status is not 200. kNotFound: a lease or revision that is gone; kMismatch: this is no
+/// etcd with a v3 gateway, or it wants to know who asks; kExhausted: its limits; kPeerGone: it cannot answer
+/// now, another try may succeed.
+[[nodiscard]] Error refusal(int status, std::string_view body);
+
+struct WatchUpdate {
+  struct Event {
+    bool deleted = false;
+    KeyValue entry;  ///< of a deletion only its key
+
+    friend bool operator==(const Event&, const Event&) = default;
+  };
+  bool created = false;  ///< from now on changes are told
+  std::vector<Event> events;
+
+  friend bool operator==(const WatchUpdate&, const WatchUpdate&) = default;
+};
+
+/// A watch's answer: JSON objects, one per line, in pieces of any size. An error is final.
+class WatchStream {
+ public:
+  explicit WatchStream(std::size_t max_line_bytes) : max_line_bytes_(max_line_bytes) {}
+
+  [[nodiscard]] Result<std::vector<WatchUpdate>> receive(std::string_view bytes);
+
+ private:
+  std::size_t max_line_bytes_;
+  std::string line_;
+};
+
+}  // namespace muster::etcd

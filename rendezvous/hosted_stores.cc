@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/hosted_stores.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace muster {
+
+struct HostedStores::Channel {
+  Channel(Mount& on, std::uint32_t its_number, ClientId id, StoreCore& core,
+          const HostedStoresOptions& options)
+      : mount(on),
+        number(its_number),
+        client(id),
+        session(id, core, options.limits),
+        stream(options.window_bytes) {}
+
+  Mount& mount;
+  std::uint32_t number;
+  ClientId client;
+  Session session;
+  StoreStream stream;
+  std::string input;  // left alone until the answers before it are read
+  bool in_turn = false;
+  bool confirmed = true;  // the agent has said that it still has it
+  std::size_t buffered_bytes = 0;
+};
+
+/// What one agent has of a store.
+struct HostedStores::Mount {
+  explicit Mount(Store& of) : store(of) {}
+
+  Store& store;
+  std::optional<ConnectionId> connection;
+  std::unordered_map<std::uint32_t, std::unique_ptr<Channel>> channels;
+  std::uint32_t highest = 0;      // number of a channel there ever was
+  std::uint32_t num_awaited = 0;  // channels of an earlier connection that are still to be named
+  std::deque<control::Message> urgent;
+  std::deque<std::uint32_t> turns;  // channels with something to send
+};
+
+struct HostedStores::Store {
+  std::string job;
+  std::int64_t generation = 0;
+  std::uint64_t instance = 0;
+  StoreCore core;  // outlives the sessions
+  std::unordered_map<ClientId, Channel*> clients;
+  ClientId next_client = 0;
+  std::unordered_map<membership::NodeId, std::unique_ptr<Mount>, membership::NodeIdHash> mounts;
+};
+
+HostedStores::HostedStores(const HostedStoresOptions& options, std::uint64_t first_instance)
+    : options_(options), next_instance_(first_instance) {
+  options_.limits.legacy = wire::Generation::kRelayed;
+}
+
+HostedStores::~HostedStores() = default;
+
+const StoreCore* HostedStores::find(std::string_view job) const {
+  const auto found = stores_.find(job);
+  return found == stores_.end() ? nullptr : &found->second->core;
+}
+
+std::string HostedStores::receive(ConnectionId from, const std::optional<Membership>& member,
+                                  const control::Message& message) {
+  if (const auto* request = std::get_if<control::StoreAttach>(&message)) {
+    attach(from, member, *request);
+    return {};
+  }
+  const auto found = mounts_.find(from);
+  // Sent before the agent heard that the generation is over.
+  if (found == mounts_.end()) return {};
+  Mount& mount = *found->second;
+  if (const auto* request = std::get_if<control::StoreOpen>(&message)) return open(mount, *request);
+  if (const auto* request = std::get_if<control::StoreBytes>(&message)) return bytes(mount, *request);
+  if (const auto* request = std::get_if<control::StoreCredit>(&message))
+    return bytes(mount, {request->channel, request->consumed, false, {}});
+  if (const auto* request = std::get_if<control::StoreClose>(&message)) {
+    remove(mount, request->channel);
+    say(mount, control::StoreClose{request->channel, {}});
+    return {};
+  }
+  return fmt::format("an agent does not send {}", control::name_of(message));
+}
+
+void HostedStores::attach(ConnectionId from, const std::optional<Membership>& member,
+                          const control::StoreAttach& attach) {
+  std::string refusal;
+  if (!member || member->generation != attach.generation)
+    refusal = fmt::format("generation {} is over", attach.generation);
+  Store* store = nullptr;
+  if (member) {
+    auto found = stores_.find(member->job);
+    if (found != stores_.end() && found->second->generation != member->generation) {
+      over(member->job);
+      found = stores_.end();
+    }
+    if (found != stores_.end()) store = found->second.get();
+  }
+  if (refusal.empty() && attach.instance != 0 && (store == nullptr || store->instance != attach.instance))
+    refusal = fmt::format(
+        "the coordinator was started anew, and the workers' store of generation {} was lost with the former "
+        "one",
+        attach.generation);
+  if (!refusal.empty()) {
+    refused_.emplace_back(from, control::StoreRefused{attach.generation, std::move(refusal)});
+    ready_.push_back(from);
+    return;
+  }
+  disconnected(from);
+  if (store == nullptr) {
+    auto fresh = std::make_unique<Store>();
+    fresh->job = member->job;
+    fresh->generation = attach.generation;
+    fresh->instance = next_instance_++;
+    store = stores_.emplace(member->job, std::move(fresh)).first->second.get();
+  }
+  auto& mount = store->mounts[member->node];
+  if (!mount) mount = std::make_unique<Mount>(*store);
+  detach(*mount);
+  mount->connection = from;
+  mounts_[from] = mount.get();
+  mount->num_awaited = attach.num_channels;
+  std::vector<std::uint32_t> gone;
+  for (auto& [number, channel] : mount->channels) {
+    channel->confirmed = false;
+    if (attach.num_channels == 0) gone.push_back(number);
+  }
+  for (const std::uint32_t number : gone) remove(*mount, number);
+  say(*mount, control::StoreAttached{attach.generation, store->instance,
+                                     static_cast<std::uint32_t>(options_.window_bytes)});
+}
+
+std::string HostedStores::open(Mount& mount, const control::StoreOpen& open) {
+  const bool again = mount.num_awaited > 0;
+  const auto found = mount.channels.find(open.channel);
+  if (found != mount.channels.end()) {
+    Channel& channel = *found->second;
+    if (!again || channel.confirmed) return fmt::format("channel {} is opened twice", open.channel);
+    if (!channel.stream.acknowledge(open.received))
+      return fmt::format("channel {} has received {} bytes that were not sent", open.channel, open.received);
+    channel.stream.rewind();
+    channel.confirmed = true;
+    say(mount, control::StoreCredit{open.channel, channel.stream.received()});
+    make_ready(channel);
+  } else if (open.channel <= mount.highest) {
+    say(mount, control::StoreClose{open.channel, {}});
+  } else if (open.received > 0) {
+    return fmt::format("channel {} is new and has received {} bytes", open.channel, open.received);
+  } else if (mount.channels.size() >= options_.max_channels) {
+    mount.highest = open.channel;
+    say(mount, control::StoreClose{open.channel,
+                                   fmt::format("this node has {} connections to the store, the limit is {} "
+                                               "(--max-store-channels)",
+                                               mount.channels.size(), options_.max_channels)});
+  } else {
+    mount.highest = open.channel;
+    Store& store = mount.store;
+    const ClientId client = store.next_client++;
+    auto channel = std::make_unique<Channel>(mount, open.channel, client, store.core, options_);
+    store.clients.emplace(client, channel.get());
+    mount.channels.emplace(open.channel, std::move(channel));
+    ++num_channels_;
+    if (again) say(mount, control::StoreCredit{open.channel, 0});
+  }
+  if (again && --mount.num_awaited == 0) {
+    std::vector<std::uint32_t> gone;
+    for (const auto& [number, channel] : mount.channels)
+      if (!channel->confirmed) gone.push_back(number);
+    for (const std::uint32_t number : gone) remove(mount, number);
+  }
+  return {};
+}
+
+std::string HostedStores::bytes(Mount& mount, const control::StoreBytes& bytes) {
+  const auto found = mount.channels.find(bytes.channel);
+  if (found == mount.channels.end()) return {};  // it was closed while this was on its way
+  Channel& channel = *found->second;
+  if (!channel.stream.acknowledge(bytes.consumed))
+    return fmt::format("channel {} has consumed {} bytes that were not sent", bytes.channel, bytes.consumed);
+  if (!channel.stream.receive(bytes.bytes.size()))
+    return fmt::format("channel {} was sent more than its window of {} bytes", bytes.channel,
+                       options_.window_bytes);
+  if (channel.input.empty())
+    run(channel, bytes.bytes);
+  else {
+    channel.input += bytes.bytes;
+    run(channel, std::exchange(channel.input, {}));
+  }
+  deliver(mount.store);
+  return {};
+}
+
+void HostedStores::run(Channel& channel, std::string_view input) {
+  const std::size_t before = input.size();
+  Session::State state = channel.session.receive(input, channel.stream.writable(), effects_);
+  while (state == Session::State::kDeliver && num_buffered_ <= options_.max_buffered_bytes) {
+    deliver(channel.mount.store);
+    state = channel.session.receive(input, channel.stream.writable(), effects_);
+  }
+  channel.stream.consume(before - input.size());
+  if (state == Session::State::kClose) return close(channel, channel.session.close_reason());
+  channel.input.assign(input);
+  count(channel);
+  if (num_buffered_ > options_.max_buffered_bytes)
+    return close(channel,
+                 fmt::format("unfinished requests and unread answers of all workers are {} bytes, the "
+                             "limit is {} (--max-buffered-bytes)",
+                             num_buffered_, options_.max_buffered_bytes));
+  if (channel.stream.num_unsent() > 0 || channel.stream.credit_is_due()) make_ready(channel);
+}
+
+// Brings what was just executed to the other clients concerned.
+void HostedStores::deliver(Store& store) {
+  if (effects_.empty()) return;
+  const auto put = [&](ClientId id, auto&& append) {
+    const auto found = store.clients.find(id);
+    if (found == store.clients.end()) return;
+    append(*found->second);
+    count(*found->second);
+    make_ready(*found->second);
+  };
+  for (const ClientId id : effects_.woken)
+    put(id, [&](Channel& channel) {
+      const auto& by = effects_.by_element;
+      const bool element = channel.session.shares_wait() && std::find(by.begin(), by.end(), id) != by.end();
+      channel.stream.writable().push_back(element ? wire::kElementCame : wire::kStopWaiting);
+    });
+  for (const WatchEvent& event : effects_.watched)
+    for (const ClientId id : event.clients)
+      put(id, [&](Channel& channel) { put_watch_event(channel.stream.writable(), event); });
+  effects_.clear();
+}
+
+void HostedStores::count(Channel& channel) {
+  const std::size_t now =
+      channel.input.size() + channel.session.num_pending_bytes() + channel.stream.num_bytes();
+  num_buffered_ += now - std::exchange(channel.buffered_bytes, now);  // modulo 2^64: it may be less
+}
+
+void HostedStores::make_ready(Channel& channel) {
+  Mount& mount = channel.mount;
+  if (!channel.in_turn) mount.turns.push_back(channel.number);
+  channel.in_turn = true;
+  if (mount.connection) ready_.push_back(*mount.connection);
+}
+
+void HostedStores::say(Mount& mount, control::Message message) {
+  mount.urgent.push_back(std::move(message));
+  if (mount.connection) ready_.push_back(*mount.connection);
+}
+
+void HostedStores::close(Channel& channel, std::string reason) {
+  Mount& mount = channel.mount;
+  const std::uint32_t number = channel.number;
+  say(mount, control::StoreClose{number, std::move(reason)});
+  remove(mount, number);
+}
+
+void HostedStores::remove(Mount& mount, std::uint32_t number) {
+  const auto found = mount.channels.find(number);
+  if (found == mount.channels.end()) return;
+  num_buffered_ -= found->second->buffered_bytes;
+  mount.store.clients.erase(found->second->client);
+  mount.channels.erase(found);
+  --num_channels_;
+}
+
+void HostedStores::detach(Mount& mount) {
+  if (mount.connection) mounts_.erase(*mount.connection);
+  mount.connection.reset();
+  mount.urgent.clear();
+}
+
+void HostedStores::disconnected(ConnectionId id) {
+  const auto found = mounts_.find(id);
+  if (found != mounts_.end()) detach(*found->second);
+  std::erase_if(refused_, [&](const auto& entry) { return entry.first == id; });
+}
+
+void HostedStores::over(std::string_view job) {
+  const auto found = stores_.find(job);
+  if (found == stores_.end()) return;
+  for (auto& [node, mount] : found->second->mounts) {
+    detach(*mount);
+    for (const auto& [number, channel] : mount->channels) num_buffered_ -= channel->buffered_bytes;
+    num_channels_ -= mount->channels.size();
+  }
+  stores_.erase(found);
+}
+
+std::vector<ConnectionId> HostedStores::take_ready() {
+  std::sort(ready_.begin(), ready_.end());
+  ready_.erase(std::unique(ready_.begin(), ready_.end()), ready_.end());
+  return std::exchange(ready_, {});
+}
+
+bool HostedStores::next(ConnectionId to, control::Message& message) {
+  if (!refused_.empty()) [[unlikely]] {
+    const auto refused =
+        std::find_if(refused_.begin(), refused_.end(), [&](const auto& entry) { return entry.first == to; });
+    if (refused != refused_.end()) {
+      message = std::move(refused->second);
+      refused_.erase(refused);
+      return true;
+    }
+  }
+  const auto found = mounts_.find(to);
+  if (found == mounts_.end()) return false;
+  Mount& mount = *found->second;
+  if (!mount.urgent.empty()) {
+    message = std::move(mount.urgent.front());
+    mount.urgent.pop_front();
+    return true;
+  }
+  while (!mount.turns.empty()) {
+    const auto entry = mount.channels.find(mount.turns.front());
+    if (entry == mount.channels.end() || !entry->second->confirmed) {
+      if (entry != mount.channels.end()) entry->second->in_turn = false;
+      mount.turns.pop_front();
+      continue;
+    }
+    Channel& channel = *entry->second;
+    const std::string_view piece = channel.stream.sendable(kStoreChunkBytes);
+    const bool credit = channel.stream.credit_is_due();
+    if (piece.empty()) {
+      channel.in_turn = false;
+      mount.turns.pop_front();
+      if (!credit) continue;
+      message = control::StoreCredit{channel.number, channel.stream.tell_consumed()};
+      return true;
+    }
+    control::StoreBytes out{channel.number, channel.stream.tell_consumed(), false, std::string(piece)};
+    channel.stream.sent(piece.size());
+    out.whole = channel.stream.num_unsent() == 0;
+    // To the end of the line.
+    mount.turns.pop_front();
+    mount.turns.push_back(channel.number);
+    message = std::move(out);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace muster

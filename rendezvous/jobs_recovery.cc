@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What of the jobs outlives a coordinator, and nodes that somebody else knows to be gone.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "rendezvous/jobs.h"
+
+namespace muster {
+
+void Jobs::forget(const Job& job) {
+  if (recorder_ != nullptr && job.recorded) recorder_->job_forgotten(job.name);
+}
+
+void Jobs::describe(JobRecorder& to, Instant now) const {
+  for (const auto& [name, job] : jobs_)
+    if (job.recorded) to.job(name, make_record(job.settings, job.round, now));
+}
+
+void Jobs::restore(const std::string& name, const JobRecord& record, Instant now, Millis grace,
+                   JobsEffects& effects) {
+  effects.log.push_back(fmt::format(
+      "job {}: as before, generation {}, {} of {} restarts used; its agents have {} ms to come back", name,
+      record.world.generation, record.restarts_used, record.settings.max_restarts, grace.count()));
+  Job job;
+  job.name = name;
+  job.settings = record.settings;
+  job.round = make_round(record, now, grace);
+  job.recorded = true;
+  job.lost_some = true;
+  job.forget_at = now + std::max(options_.keep, grace);
+  Job& kept = jobs_.insert_or_assign(name, std::move(job)).first->second;
+  kept.deadline = now;  // something may be to decide at once
+  deadlines_.emplace(now, name);
+}
+
+void Jobs::give_up(std::string_view name, const membership::NodeId& node, const std::string& why, Instant now,
+                   JobsEffects& effects) {
+  const auto found = jobs_.find(name);
+  if (found == jobs_.end()) return;
+  Job& job = found->second;
+  const auto entry = job.round.nodes.find(node);
+  if (entry == job.round.nodes.end()) return;
+  effects.log.push_back(fmt::format("job {}: lost {}: {}", name, entry->second.request.host, why));
+  membership::lost(job.round, job.settings, node, why, now);
+  if (const auto at = job.connections.find(node); at != job.connections.end()) {
+    clients_.at(at->second).node.reset();
+    refuse(at->second, control::Refused::Reason::kLost, why, effects);
+    detach(job, node);
+  }
+  job.lost_some = true;
+  job.changed = true;
+  settle(job, now, effects);
+}
+
+}  // namespace muster

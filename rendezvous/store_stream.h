@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// StoreStream: one side of a channel of the proxied store (control.h, StoreOpen): what it has to send and
+// what it has received, both counted from the channel's beginning. A side sends no more than `window` bytes
+// beyond what the other has consumed, and keeps what it sent until then, so that a broken connection loses
+// and repeats nothing. Pure; owned by a StoreRelay or a HostedStores; one thread. Failure: a count that
+// cannot be is refused with false: the other side breaks the protocol.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace muster {
+
+class StoreStream {
+ public:
+  explicit StoreStream(std::size_t window) : window_(window) {}
+
+  // Outgoing.
+  void write(std::string_view bytes) { kept_ += bytes; }
+  /// For who appends to a string; only at its end.
+  [[nodiscard]] std::string& writable() { return kept_; }
+  /// Written and not sent.
+  [[nodiscard]] std::size_t num_unsent() const { return kept_.size() - (sent_ - base_); }
+  /// What may be sent now, at most `max` bytes. Valid until the next change.
+  [[nodiscard]] std::string_view sendable(std::size_t max) const {
+    const std::size_t in_flight = sent_ - acknowledged_;
+    const std::size_t room = window_ - std::min(window_, in_flight);
+    return std::string_view(kept_).substr(sent_ - base_, std::min(max, room));
+  }
+  void sent(std::size_t size) { sent_ += size; }
+  /// The other side has so many bytes and needs them from here no more. False: it cannot have.
+  [[nodiscard]] bool acknowledge(std::uint64_t total);
+  /// A new connection: what is not acknowledged is sent again.
+  void rewind() { sent_ = acknowledged_; }
+  [[nodiscard]] bool all_acknowledged() const { return acknowledged_ == base_ + kept_.size(); }
+  /// Nothing more is to be sent.
+  void drop();
+
+  // Incoming.
+  /// False: more than the window allows.
+  [[nodiscard]] bool receive(std::size_t size) {
+    received_ += size;
+    // Twice: after a new connection the other side counts from what was received, not consumed.
+    return received_ - consumed_ <= 2 * window_;
+  }
+  void consume(std::size_t size) { consumed_ += size; }
+  [[nodiscard]] std::uint64_t received() const { return received_; }
+  /// What to tell the other side, with whatever is sent to it.
+  [[nodiscard]] std::uint64_t tell_consumed() { return told_ = consumed_; }
+  /// It has to be told, or it will have to wait.
+  [[nodiscard]] bool credit_is_due() const { return consumed_ - told_ >= window_ / 2; }
+
+  /// Held in memory.
+  [[nodiscard]] std::size_t num_bytes() const { return kept_.size(); }
+
+ private:
+  std::size_t window_;
+  std::string kept_;        // of the stream from base_
+  std::uint64_t base_ = 0;  // of kept_[0]
+  std::uint64_t acknowledged_ = 0;
+  std::uint64_t sent_ = 0;
+  std::uint64_t received_ = 0;
+  std::uint64_t consumed_ = 0;
+  std::uint64_t told_ = 0;
+};
+
+}  // namespace muster

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two workers of one node send arbitrary bytes: however these and the messages to the coordinator are cut up,
+// and wherever the connection to it breaks and comes back, each gets the same answers and leaves the same
+// store behind; a single worker gets what a store without a proxy would answer; and nothing is left of those
+// that have gone.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rendezvous/hosted_stores.h"
+#include "rendezvous/session.h"
+#include "rendezvous/store_relay.h"
+
+namespace {
+
+using namespace muster;
+using Random = std::minstd_rand;
+
+void check(bool holds) {
+  if (!holds) std::abort();
+}
+
+// Who breaks the protocol while it waits may be closed before the answer has come.
+template <class Said>
+bool agree(const Said& a, const Said& b) {
+  if (a.closed != b.closed || a.waits != b.waits) return false;
+  return a.closed.empty() ? a.out == b.out : a.out.starts_with(b.out) || b.out.starts_with(a.out);
+}
+
+SessionLimits limits() {
+  SessionLimits out;
+  out.wire.max_request_bytes = 1 << 16;
+  out.store = {.max_keys = 6, .max_bytes = 4000, .max_waits = 5};
+  // What a byte of an old client means may depend on when the next one comes: not here.
+  out.legacy = wire::Generation::kTorch21;
+  return out;
+}
+
+struct Said {
+  std::string out;
+  std::string closed;
+  bool waits = false;         // with more to say
+  std::size_t num_bytes = 0;  // in the store afterwards
+};
+
+Said direct(std::string_view bytes) {
+  StoreCore core;
+  std::optional<Session> session(std::in_place, 1, core, limits());
+  Effects effects;
+  Said said;
+  if (session->receive(bytes, said.out, effects) == Session::State::kClose) {
+    said.closed = session->close_reason();
+    session.reset();
+  }
+  said.num_bytes = core.num_bytes();
+  return said;
+}
+
+// A node with its workers, and the coordinator.
+class House {
+ public:
+  House() : stores_(options(), 7), relay_(3, {limits().wire, limits().legacy}) { connect(); }
+
+  StoreRelay::WorkerId open() {
+    run({});
+    said_.resize(said_.size() + 1);
+    return relay_.open();
+  }
+
+  /// All of it, in pieces of random length where there is a generator; with it connections break too.
+  void say(StoreRelay::WorkerId id, std::string_view bytes, Random* random) {
+    std::string input;
+    int stuck = 0;
+    while ((!bytes.empty() || !input.empty()) && said_[id - 1].closed.empty()) {
+      const std::size_t size =
+          random == nullptr ? bytes.size() : std::min<std::size_t>(bytes.size(), 1 + (*random)() % 60);
+      input += bytes.substr(0, size);
+      bytes.remove_prefix(size);
+      std::string_view rest = input;
+      const auto state = relay_.receive(id, rest);
+      stuck = rest.size() == input.size() && size == 0 ? stuck + 1 : 0;
+      input = std::string(rest);
+      if (state == StoreRelay::State::kClose) close(id);
+      run(random);
+      if (stuck == 3) {
+        said_[id - 1].waits = true;
+        break;
+      }
+    }
+    run(random);
+  }
+
+  void close(StoreRelay::WorkerId id) {
+    if (gone_.contains(id)) return;
+    gone_.insert(id);
+    said_[id - 1].closed = relay_.reason(id).empty() ? "end" : relay_.reason(id);
+    relay_.close(id);
+  }
+
+  // Until nothing moves.
+  void run(Random* random) {
+    bool more = true;
+    while (more) {
+      more = false;
+      control::Message message;
+      if (random != nullptr && (*random)() % 16 == 0) {
+        relay_.disconnected();
+        stores_.disconnected(1);
+        connect();
+      }
+      if (relay_.next(message)) {
+        check(stores_.receive(1, Membership{"job", {1, 1}, 3}, message).empty());
+        more = true;
+      }
+      const int turns = random == nullptr ? 1 : static_cast<int>((*random)() % 3);
+      for (int i = 0; i < turns && stores_.next(1, message); ++i) {
+        check(relay_.receive(message).has_value());
+        more = true;
+      }
+      if (turns == 0) more = true;
+      for (const auto id : relay_.take_touched()) {
+        const std::string bytes(relay_.answers(id));
+        said_[id - 1].out += bytes;
+        relay_.consumed(id, bytes.size());
+        if (!relay_.reason(id).empty()) close(id);
+        more = true;
+      }
+    }
+  }
+
+  [[nodiscard]] Said said(StoreRelay::WorkerId id) const {
+    Said out = said_[id - 1];
+    if (const StoreCore* core = stores_.find("job")) out.num_bytes = core->num_bytes();
+    return out;
+  }
+  void end() {
+    for (StoreRelay::WorkerId id = 1; id <= said_.size(); ++id) close(id);
+    run({});
+    check(relay_.num_workers() == 0 && relay_.num_waits() == 0 && relay_.num_joined() == 0);
+    check(stores_.num_channels() == 0 && stores_.num_buffered_bytes() == 0);
+    check(stores_.find("job")->num_waits() == 0 && stores_.find("job")->num_waiting() == 0);
+  }
+
+ private:
+  static HostedStoresOptions options() {
+    HostedStoresOptions out;
+    out.limits = limits();
+    out.window_bytes = 64;
+    return out;
+  }
+  void connect() { relay_.connected(); }
+
+  HostedStores stores_;
+  StoreRelay relay_;
+  std::vector<Said> said_;
+  std::set<StoreRelay::WorkerId> gone_;
+};
+
+Said alone(std::string_view bytes, Random* random) {
+  House house;
+  const auto id = house.open();
+  house.say(id, bytes, random);
+  const Said out = house.said(id);
+  house.end();
+  return out;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size > 20'000) return 0;
+  // A modern client: what an old one means by a new request while it waits depends on when it sends it.
+  std::string text;
+  wire::encode({.op = wire::Op::kValidate, .number = wire::kMagic}, text);
+  const std::string_view hello = text;
+  if (!std::string_view(reinterpret_cast<const char*>(data), size).starts_with(hello))
+    text.append(reinterpret_cast<const char*>(data), size);
+  else
+    text.assign(reinterpret_cast<const char*>(data), size);
+  const std::string_view all = text;
+  const Said whole = alone(all, nullptr);
+  Random random(static_cast<unsigned>(size) + 1);
+  for (int i = 0; i < 2; ++i) {
+    const Said cut = alone(all, &random);
+    check(agree(cut, whole) && cut.num_bytes == whole.num_bytes);
+  }
+  const Said plain = direct(all);
+  // What a worker sends while it waits is done afterwards; a store without a proxy does it meanwhile.
+  if (!whole.waits) check(agree(whole, plain));
+
+  // Together: the second one comes when the first has said its part.
+  const std::size_t half = all.size() / 2;
+  House house;
+  const auto first = house.open();
+  const auto second = house.open();
+  house.say(first, all.substr(0, half), &random);
+  house.say(second, all.substr(half), &random);
+  house.end();
+  return 0;
+}

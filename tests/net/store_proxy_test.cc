@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// The store proxy over real sockets: workers, their agents' proxies, the control connections and the
+// coordinator on one loop.
+#include "rendezvous/net/store_proxy.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/support/control_house.h"
+#include "tests/support/forwarder.h"
+#include "tests/support/store_talk.h"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+using wire::Op;
+
+namespace {
+
+// An agent whose workers use the coordinator's store.
+struct ProxyingAgent {
+  ProxyingAgent(House& house, std::string host, int num_nodes, std::uint16_t port = 0) : house_(house) {
+    options.host = "127.0.0.1";
+    options.port = port == 0 ? house.server->port() : port;
+    options.job = "job";
+    options.request.host = std::move(host);
+    options.request.addresses = {"127.0.0.1"};
+    options.settings = nodes(num_nodes, 5);
+    options.settings.reconnect_grace = 20s;
+    options.reconnect_for = 20s;
+    net::ControlEvents events;
+    events.assigned = [this](const control::Assignment& m) { serve(m); };
+    events.generation_over = [this](const auto& m) { over = m; };
+    events.linked = [this](bool there) {
+      linked = there;
+      num_links += there ? 1 : 0;
+      if (proxy) proxy->linked(there);
+    };
+    events.store = [this](const control::Message& m) {
+      if (!proxy) return;
+      if (const auto received = proxy->receive(m); !received) error = received.error().message;
+    };
+    events.drained = [this] {
+      if (proxy) proxy->drained();
+    };
+    client = std::make_unique<net::ControlClient>(house.loop, options, std::move(events));
+    client->start();
+  }
+
+  void serve(const control::Assignment& m) {
+    assigned = m;
+    auto made =
+        net::StoreProxy::listen(house_.loop, m.generation,
+                                {[this](const control::Message& message) { client->send_store(message); },
+                                 [this] { return client->unsent_bytes(); }},
+                                {}, Log("test", LogLevel::kOff));
+    REQUIRE_OK(made);
+    proxy = *std::move(made);
+    proxy->linked(linked);
+  }
+  [[nodiscard]] bool ready() const { return proxy && proxy->attached(); }
+
+  House& house_;
+  net::ControlClientOptions options;
+  std::optional<control::Assignment> assigned;
+  std::optional<control::GenerationOver> over;
+  std::string error;
+  bool linked = false;
+  int num_links = 0;
+  std::unique_ptr<net::ControlClient> client;
+  std::unique_ptr<net::StoreProxy> proxy;
+};
+
+std::uint64_t num_channels(const House& house) {
+  return house.server->coordinator().stats().num_channels;
+}
+
+}  // namespace
+
+TEST_CASE("workers of two nodes meet in the coordinator's store, by one connection of each node") {
+  House house;
+  ProxyingAgent a(house, "n1", 2);
+  ProxyingAgent b(house, "n2", 2);
+  house.wait([&] { return a.ready() && b.ready(); });
+  REQUIRE(a.assigned->master_port == 0);
+  StoreTalk one(house, a.proxy->port());
+  StoreTalk two(house, b.proxy->port());
+  one.set("/k", "v");
+  REQUIRE(two.get("/k") == "v");
+  REQUIRE(two.add("/n", 3) == 3);
+  REQUIRE(one.add("/n", 4) == 7);
+  const std::string big(std::size_t{8} << 20, 'b');
+  one.set("/big", big);
+  REQUIRE(two.get("/big") == big);
+  REQUIRE(house.server->coordinator().stats().num_open == 2);
+  REQUIRE(house.server->coordinator().stats().num_stores == 1);
+  REQUIRE(house.server->store().stats().num_keys == 0);  // another store
+}
+
+TEST_CASE("a worker that is killed while it waits disappears from the coordinator") {
+  House house;
+  ProxyingAgent a(house, "n1", 1);
+  house.wait([&] { return a.ready(); });
+  auto first = std::make_unique<StoreTalk>(house, a.proxy->port());
+  StoreTalk second(house, a.proxy->port());
+  first->send_wait("/k");
+  second.send_wait("/k");
+  house.wait([&] { return num_channels(house) == 2 && a.proxy->relay().num_joined() == 1; });
+  first.reset();
+  house.wait([&] { return num_channels(house) == 1 && a.proxy->relay().num_workers() == 1; });
+  StoreTalk third(house, a.proxy->port());
+  third.set("/k", "v");
+  REQUIRE(second.receive(1) == std::string(1, '\0'));
+}
+
+TEST_CASE("a control connection that breaks in the middle of everything is taken up again") {
+  House house;
+  Forwarder between(house.loop, house.server->port());
+  ProxyingAgent a(house, "n1", 1, between.port());
+  house.wait([&] { return a.ready(); });
+  StoreTalk waits(house, a.proxy->port());
+  StoreTalk talks(house, a.proxy->port());
+  waits.send_wait("/go");
+  const std::string big(std::size_t{8} << 20, 'b');
+  for (int i = 1; i <= 5; ++i) {
+    const std::size_t before = between.num_bytes();
+    talks.send_set("/big", big);
+    talks.send_add("/n", 1);
+    house.wait([&] {
+      (void)talks.has_sent_all();
+      return between.num_bytes() > before + (std::size_t{1} << 20);
+    });
+    between.cut();
+    house.wait([&] { return a.num_links == i + 1; });
+    REQUIRE(talks.receive_i64() == i);
+    REQUIRE(talks.get("/big") == big);
+  }
+  talks.set("/go", "");
+  REQUIRE(waits.receive(1) == std::string(1, '\0'));
+  REQUIRE(num_channels(house) == 2);
+  REQUIRE_FALSE(a.over);
+}
+
+TEST_CASE("large values do not hold up what is urgent on the same connection") {
+  House house;
+  ProxyingAgent a(house, "n1", 2);
+  ProxyingAgent b(house, "n2", 2);
+  house.wait([&] { return a.ready() && b.ready(); });
+  StoreTalk talks(house, a.proxy->port());
+  for (int i = 0; i < 4; ++i) talks.send_set("/big", std::string(std::size_t{8} << 20, 'b'));
+  // Never is more in front of an urgent word than the room of the connection and a message.
+  std::size_t most = 0;
+  house.wait([&] {
+    most = std::max(most, a.client->unsent_bytes());
+    return talks.has_sent_all();
+  });
+  REQUIRE(most < (std::size_t{512} << 10));
+  b.client->worker_failed({.generation = 0, .rank = 1, .exit_code = 3, .text = "failed"});
+  house.wait([&] { return a.over.has_value(); });
+  // The store of the generation is gone with it.
+  REQUIRE(house.server->coordinator().stats().num_stores == 0);
+  REQUIRE(num_channels(house) == 0);
+}
+
+TEST_CASE("the next generation has a store of its own, and the former one's workers none") {
+  House house;
+  ProxyingAgent a(house, "n1", 1);
+  house.wait([&] { return a.ready(); });
+  StoreTalk old(house, a.proxy->port());
+  old.set("/k", "v");
+  REQUIRE(old.get("/k") == "v");
+  a.client->worker_failed({.generation = 0, .rank = 0, .exit_code = 3, .text = "failed"});
+  house.wait([&] { return a.over.has_value(); });
+  a.client->ready(0, 0);
+  house.wait([&] { return a.ready() && a.assigned->generation == 1; });
+  StoreTalk fresh(house, a.proxy->port());
+  REQUIRE(fresh.num_keys() == 0);
+}
+
+TEST_CASE("no agent is let into a job whose workers have another store") {
+  House house;
+  ProxyingAgent a(house, "n1", 2);
+  Agent b(house, "n2", a.options.settings);
+  house.wait([&] { return a.linked; });
+  b.start(house);
+  house.wait([&] { return b.lost.has_value(); });
+  REQUIRE(b.lost->message.find("n2 does not proxy its workers' store") != std::string::npos);
+}

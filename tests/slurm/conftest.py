@@ -1,0 +1,28 @@
+# One Slurm for all tests of the folder.
+# SPDX-License-Identifier: Apache-2.0
+import pathlib
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "system")]
+
+import cluster  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def slurm_session():
+    if missing := cluster.missing():
+        pytest.skip(f"Slurm is not installed: {', '.join(missing)}")
+    started = cluster.Cluster()
+    yield started
+    started.close()
+    assert not started.processes(), "processes of the cluster are left"
+
+
+@pytest.fixture
+def slurm(slurm_session):
+    """No test leaves a job to the next one."""
+    yield slurm_session
+    slurm_session.cancel_all()

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// RelayedNodes: nodes with workers, a coordinator with their store, and the connections in between, without
+// sockets: messages lie in queues until a test lets them through. For tests.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rendezvous/hosted_stores.h"
+#include "rendezvous/store_relay.h"
+#include "tests/support/catch.h"
+
+namespace muster::test {
+
+class RelayedNodes;
+
+class Worker {
+ public:
+  Worker(RelayedNodes& nodes, std::size_t node, StoreRelay::WorkerId id)
+      : nodes_(&nodes), node_(node), id_(id) {}
+
+  void feed(std::string_view bytes);
+  void send(const wire::Request& request, wire::Generation generation = wire::Generation::kModern) {
+    std::string bytes;
+    wire::encode(request, bytes, generation);
+    feed(bytes);
+  }
+  /// What it was answered since the last call.
+  std::string take();
+  void close();
+  void stop_reading();
+  void read_on();
+  /// Why it was closed.
+  std::string closed();
+  [[nodiscard]] StoreRelay::WorkerId id() const { return id_; }
+
+ private:
+  RelayedNodes* nodes_;
+  std::size_t node_;
+  StoreRelay::WorkerId id_;
+};
+
+class RelayedNodes {
+ public:
+  static constexpr std::size_t kWindow = 64 << 10;
+  static HostedStoresOptions small() {
+    HostedStoresOptions out;
+    out.window_bytes = kWindow;
+    return out;
+  }
+
+  explicit RelayedNodes(std::size_t count, const HostedStoresOptions& options = small()) : options_(options) {
+    stores_ = std::make_unique<HostedStores>(options_, next_instance_);
+    nodes_.resize(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      nodes_[i].relay = std::make_unique<StoreRelay>(generation_, StoreRelayOptions{});
+      link(i);
+    }
+    run();
+  }
+
+  Worker worker(std::size_t node, bool modern = true) {
+    Worker out(*this, node, nodes_[node].relay->open());
+    nodes_[node].workers.resize(std::max<std::size_t>(nodes_[node].workers.size(), out.id() + 1));
+    if (modern) out.send({.op = wire::Op::kValidate, .number = wire::kMagic});
+    return out;
+  }
+
+  /// Until nothing is on its way, or one node's alone.
+  void run(std::optional<std::size_t> only = {}) {
+    bool more = true;
+    for (int i = 0; more && i < 100'000; ++i) {
+      more = false;
+      for (std::size_t node = 0; node < nodes_.size(); ++node)
+        if (!only || *only == node) more |= step(node, 1) > 0;
+    }
+    REQUIRE_FALSE(more);
+  }
+
+  /// So many messages of a node at most, in turns: one there, one back. How many there were.
+  int step(std::size_t number, int count) {
+    Node& node = nodes_[number];
+    int done = 0;
+    serve(node);
+    while (done < count && node.linked) {
+      control::Message message;
+      bool any = false;
+      if (node.relay->next(message)) {
+        if (const auto* bytes = std::get_if<control::StoreBytes>(&message)) node.last_sender = bytes->channel;
+        const std::string broken = stores_->receive(number, member(number), coded(message));
+        if (!broken.empty()) FAIL(broken);
+        any = true;
+        ++done;
+      }
+      if (done < count && stores_->next(number, message)) {
+        if (const auto received = node.relay->receive(coded(message)); !received && node.error.empty())
+          node.error = received.error().message;
+        any = true;
+        ++done;
+      }
+      serve(node);
+      if (!any) break;
+    }
+    return done;
+  }
+
+  /// Messages from the node until the worker's first bytes are among them.
+  int sent_before_answer(std::size_t number, const Worker& worker) {
+    Node& node = nodes_[number];
+    for (int i = 1; i < 100; ++i) {
+      (void)step(number, 1);
+      if (node.last_sender == worker.id()) return i;
+    }
+    return 100;
+  }
+
+  void break_link(std::size_t number) {
+    nodes_[number].linked = false;
+    nodes_[number].relay->disconnected();
+    stores_->disconnected(number);
+  }
+  void link(std::size_t number) {
+    nodes_[number].linked = true;
+    nodes_[number].relay->connected();
+  }
+  void restart_coordinator() { stores_ = std::make_unique<HostedStores>(options_, next_instance_ += 1000); }
+  void next_generation() {
+    ++generation_;
+    stores_->over("job");
+  }
+  /// The node takes part in the present generation.
+  void renew(std::size_t number) {
+    nodes_[number] = {};
+    nodes_[number].relay = std::make_unique<StoreRelay>(generation_, StoreRelayOptions{});
+    stores_->disconnected(number);
+    link(number);
+    run();
+  }
+
+  [[nodiscard]] StoreRelay& relay(std::size_t node) { return *nodes_[node].relay; }
+  [[nodiscard]] const HostedStores& stores() const { return *stores_; }
+  [[nodiscard]] const StoreCore& store() const { return *stores_->find("job"); }
+  [[nodiscard]] const std::string& error(std::size_t node) const { return nodes_[node].error; }
+
+ private:
+  friend class Worker;
+  struct Peer {
+    std::string input;
+    std::string output;
+    std::string closed;
+    bool reads = true;
+    bool open = true;
+  };
+  struct Node {
+    std::unique_ptr<StoreRelay> relay;
+    std::vector<Peer> workers;  // by id
+    bool linked = false;
+    std::uint32_t last_sender = 0;
+    std::string error;
+  };
+
+  [[nodiscard]] Membership member(std::size_t node) const { return {"job", {1, node}, generation_}; }
+
+  // As it would be after a wire.
+  static control::Message coded(const control::Message& message) {
+    std::string bytes;
+    control::encode(control::Preamble{}, bytes);
+    control::encode(message, bytes);
+    control::Decoder decoder(control::Limits{});
+    std::string_view input = bytes;
+    control::Message out;
+    REQUIRE(decoder.next(input, out) == control::Decoder::Step::kPreamble);
+    REQUIRE(decoder.next(input, out) == control::Decoder::Step::kMessage);
+    REQUIRE(out == message);
+    return out;
+  }
+
+  // What a StoreProxy does.
+  static void serve(Node& node) {
+    for (auto touched = node.relay->take_touched(); !touched.empty(); touched = node.relay->take_touched())
+      for (const auto id : touched) serve(node, id);
+  }
+  static void serve(Node& node, StoreRelay::WorkerId id) {
+    Peer& peer = node.workers[id];
+    if (!peer.open) return;
+    if (peer.reads) {
+      const std::string bytes(node.relay->answers(id));
+      peer.output += bytes;
+      if (!bytes.empty()) node.relay->consumed(id, bytes.size());
+    }
+    const std::string input = std::exchange(peer.input, {});
+    std::string_view rest = input;
+    if (node.relay->receive(id, rest) == StoreRelay::State::kClose) {
+      peer.closed = node.relay->reason(id);
+      peer.open = false;
+      node.relay->close(id);
+      return;
+    }
+    peer.input = rest;
+  }
+
+  HostedStoresOptions options_;
+  std::uint64_t next_instance_ = 4711;
+  std::int64_t generation_ = 0;
+  std::unique_ptr<HostedStores> stores_;
+  std::vector<Node> nodes_;
+};
+
+inline void Worker::feed(std::string_view bytes) {
+  auto& node = nodes_->nodes_[node_];
+  node.workers[id_].input += bytes;
+  RelayedNodes::serve(node, id_);
+  RelayedNodes::serve(node);
+}
+inline std::string Worker::take() {
+  return std::exchange(nodes_->nodes_[node_].workers[id_].output, {});
+}
+inline void Worker::close() {
+  nodes_->nodes_[node_].workers[id_].open = false;
+  nodes_->nodes_[node_].relay->close(id_);
+}
+inline void Worker::stop_reading() {
+  nodes_->nodes_[node_].workers[id_].reads = false;
+}
+inline void Worker::read_on() {
+  auto& node = nodes_->nodes_[node_];
+  node.workers[id_].reads = true;
+  RelayedNodes::serve(node, id_);
+}
+inline std::string Worker::closed() {
+  return nodes_->nodes_[node_].workers[id_].closed;
+}
+
+}  // namespace muster::test

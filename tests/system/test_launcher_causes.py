@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a worker failed, as the report says it on the terminal and in report.json; and what follows a failure."""
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+
+import pytest
+
+from launcher_support import ROOT, muster, read_report, wait_for
+
+
+def fail(muster, *command, options=(), **kwargs):
+    """Runs a job that fails; its result and its report.json."""
+    result = muster.run("--nproc-per-node=1", "--log-dir=logs", *options, *command, **kwargs)
+    return result, read_report(muster.tmp_path / "logs")
+
+
+@pytest.fixture(scope="module")
+def cpp(tmp_path_factory):
+    """A C++ program that fails in the way it is told to."""
+    folder = tmp_path_factory.mktemp("cpp")
+    (folder / "fail.cc").write_text("""
+#include <cassert>
+#include <new>
+#include <stdexcept>
+#include <string>
+int main(int, char** argv) {
+  const std::string how = argv[1];
+  if (how == "throw") throw std::runtime_error("no such shard");
+  if (how == "alloc") throw std::bad_alloc();
+  if (how == "assert") assert(how == "well");
+  if (how == "segv") *static_cast<volatile int*>(nullptr) = 1;
+}
+""")
+    subprocess.run([os.environ.get("CXX", "c++"), "-o", folder / "fail", "fail.cc"], check=True, cwd=folder, timeout=60)
+    return str(folder / "fail")
+
+
+def test_an_uncaught_python_exception_is_told_with_its_place_and_the_last_step(muster):
+    script = muster.script("train.py", """
+import os
+with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file: file.write("step 1200\\n")
+def loss():
+    raise ValueError("boom")
+loss()
+""")
+    result, report = fail(muster, script)
+    assert f"cause     : uncaught exception: ValueError: boom ({script}:5)\n" in result.stderr
+    assert "progress  : step 1200\n" in result.stderr
+    assert re.search(rf"on \S+ exited with code 1 \(ValueError: boom at {script}:5\); exit status 1\n$", result.stderr)
+    root = report["root_cause"]
+    assert (root["cause"], root["error"], root["where"]) == ("exception", "ValueError: boom", f"{script}:5")
+    assert (root["rank"], root["exit_code"], root["label"], root["progress"]) == (0, 1, "root cause", "step 1200")
+    assert root["stderr"][-1] == "ValueError: boom"
+    assert (report["exit_status"], report["program"], report["nodes"][0]["node"]) == (1, str(script), 0)
+
+
+@pytest.mark.parametrize("how,kind,error,where", [
+    ("throw", "exception", "std::runtime_error: no such shard", None),
+    ("alloc", "host-out-of-memory", "std::bad_alloc: std::bad_alloc", None),
+    ("assert", "assertion", r"fail: fail.cc:\d+: .*Assertion `how == \"well\"' failed.", "fail.cc:10"),
+    ("segv", "crash", "SIGSEGV", None),
+])
+def test_a_cpp_program_needs_no_decorator(muster, cpp, how, kind, error, where):
+    result, report = fail(muster, "sh", "-c", f"ulimit -c 0; exec {cpp} {how}")
+    root = report["root_cause"]
+    assert root["cause"] == kind and re.fullmatch(error, root["error"]) and root.get("where") == where
+    number = signal.SIGSEGV if how == "segv" else signal.SIGABRT
+    assert (root["signal"], root["core_dumped"], result.returncode) == (number, False, 128 + number)
+
+
+def test_a_core_that_was_dumped_is_told(muster, cpp):
+    pattern = pathlib.Path("/proc/sys/kernel/core_pattern").read_text().strip()
+    if pattern.startswith(("|", "/")):
+        pytest.skip(f"cores do not go to the working directory here: {pattern}")
+    result, report = fail(muster, "sh", "-c", f"ulimit -c unlimited; exec {cpp} segv")
+    assert report["root_cause"]["core_dumped"]
+    assert "was killed by SIGSEGV (core dumped)" in result.stderr
+
+
+def test_an_error_that_went_to_a_file_is_found_there(muster):
+    result, report = fail(muster, muster.script("train.py", "raise KeyError('weights')"), options=["-r", "3"])
+    assert report["root_cause"]["error"] == "KeyError: 'weights'"
+    assert "Traceback" in "\n".join(report["root_cause"]["stderr"])
+
+
+def test_a_signal_from_outside_is_told_from_a_failure(muster):
+    process = muster.start("--nproc-per-node=2", "--log-dir=logs", "sh", "-c", "echo $$$$ > pid$RANK.new; mv pid$RANK.new pid$RANK; exec sleep 1000")
+    wait_for(lambda: all((muster.tmp_path / f"pid{rank}").exists() for rank in range(2)), "the workers")
+    # ${local_rank} substitution makes $$ of $$$$.
+    os.kill(int((muster.tmp_path / "pid1").read_text()), signal.SIGKILL)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 137
+    assert "cause     : signal from outside: SIGKILL, of an unknown sender\n" in err
+    report = read_report(muster.tmp_path / "logs")
+    assert {worker["rank"]: worker["label"] for worker in report["workers"]} == {0: "stopped by us", 1: "root cause"}
+
+
+@pytest.fixture
+def memory_group():
+    """A control group with 64 MiB of memory and no swap, of whichever version has the controller here."""
+    one, two = pathlib.Path("/sys/fs/cgroup/memory"), pathlib.Path("/sys/fs/cgroup")
+    group, limits = None, {}
+    if (one / "memory.limit_in_bytes").exists():
+        group, limits = one / f"muster-test-{os.getpid()}", {"memory.limit_in_bytes": 64 << 20, "memory.swappiness": 0}
+    elif "memory" in ((two / "cgroup.subtree_control").read_text() if (two / "cgroup.subtree_control").exists() else ""):
+        group, limits = two / f"muster-test-{os.getpid()}", {"memory.max": 64 << 20, "memory.swap.max": 0}
+    if group is None:
+        pytest.skip("no memory controller of control groups here")
+    try:
+        group.mkdir()
+        for name, value in limits.items():
+            if (group / name).exists():
+                (group / name).write_text(str(value))
+    except OSError as error:
+        if group.exists():
+            group.rmdir()
+        pytest.skip(f"control groups cannot be made here: {error}")
+    yield group
+    wait_for(lambda: not (group / "cgroup.procs").read_text(), "the group to be empty")
+    group.rmdir()
+
+
+def test_a_worker_that_the_kernel_killed_for_memory_is_told_so(muster, memory_group):
+    script = muster.script("hungry.py", "kept = [bytearray(b'x' * (8 << 20)) for _ in range(64)]")
+    result, report = fail(muster, script, preexec_fn=lambda: (memory_group / "cgroup.procs").write_text(str(os.getpid())))
+    assert result.returncode == 137
+    assert "cause     : out of host memory: killed by the kernel" in result.stderr
+    assert report["root_cause"]["cause"] == "host-out-of-memory"
+
+
+def test_who_only_lost_its_connection_is_a_consequence_of_a_failure_that_ends_later(muster):
+    # Rank 1 has written its error, and is still ending when rank 0 is through: as with a GPU to be cleaned up.
+    script = muster.script("train.py", """
+import os, signal, sys
+if os.environ["RANK"] == "1":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+    print("Traceback (most recent call last):\\n  File \\"train.py\\", line 9, in step\\nValueError: loss is nan",
+          file=sys.stderr, flush=True)
+    open("failed", "w").close()
+    while True: signal.pause()
+while not os.path.exists("failed"): pass
+raise ConnectionResetError("Connection reset by peer")
+""")
+    result = muster.run("--nproc-per-node=2", "--log-dir=logs", script)
+    report = read_report(muster.tmp_path / "logs")
+    assert (report["root_cause"]["rank"], report["root_cause"]["error"]) == (1, "ValueError: loss is nan")
+    assert {worker["rank"]: worker["label"] for worker in report["workers"]} == {0: "consequence", 1: "root cause"}
+    assert "consequences of it: rank 0\n" in result.stderr
+
+
+def test_a_worker_that_could_not_be_started_is_in_the_report(muster):
+    program = muster.script("bad", "#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    result, report = fail(muster, "./bad")
+    assert result.returncode == 127
+    assert (report["root_cause"]["cause"], report["root_cause"]["pid"]) == ("not-started", 0)
+    assert "No such file or directory" in report["root_cause"]["error"]
+
+
+def test_success_and_a_stop_leave_no_report(muster):
+    assert muster.run("--nproc-per-node=1", "--log-dir=logs", "true").returncode == 0
+    assert list((muster.tmp_path / "logs").glob("*/report.json")) == []
+
+
+def test_the_readme_describes_every_field_of_the_report(muster):
+    script = muster.script("train.py", """
+import json, os
+with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file: file.write("step 1")
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    json.dump({"message": {"message": "no", "extraInfo": {"py_callstack": "Traceback", "timestamp": "1"}}}, file)
+raise ValueError("no")
+""")
+    _, report = fail(muster, script)
+    text = (ROOT / "launcher" / "README.md").read_text()
+    fields = set(report) | set(report["nodes"][0]) | set(report["root_cause"]) | {"signal", "core_dumped", "device"}
+    assert [name for name in sorted(fields) if f"`{name}`" not in text] == []
+    words = re.findall(r'CauseName\{CauseClass::\w+, "([\w-]+)"', (ROOT / "launcher" / "cause.h").read_text())
+    assert len(words) > 10 and [word for word in words if f"`{word}`" not in text] == []
+
+
+def test_an_exit_code_that_is_final_is_not_tried_again(muster):
+    script = muster.script("exit", "#!/bin/sh\necho $1 >> tries\nexit $1\n")
+    script.chmod(0o755)
+    options = ["--nproc-per-node=1", "--max-restarts=2", "--no-restart-on=2,64-78"]
+    assert muster.run(*options, "./exit", 70).returncode == 70
+    assert muster.run(*options, "./exit", 3).returncode == 3
+    assert (muster.tmp_path / "tries").read_text().split() == ["70", "3", "3", "3"]
+    result = muster.run("--no-restart-on=64-x", "true")
+    assert result.returncode == 2 and "'64-x'" in result.stderr
+
+
+def test_restarts_tell_their_pause_and_how_long_they_took_and_the_report_lists_them(muster):
+    script = muster.script("exit", "#!/bin/sh\nexit 9\n")
+    script.chmod(0o755)
+    result, report = fail(muster, "./exit", options=["--max-restarts=2", "--restart-backoff=0.1:0.15"])
+    assert result.returncode == 9
+    assert [float(s) for s in re.findall(r"restart in (\S+) s \(--restart-backoff\)", result.stderr)] == [0.1, 0.15]
+    took = re.findall(r"the workers run again (\d+) ms after the failure", result.stderr)
+    assert len(took) == 2 and int(took[0]) >= 100 and int(took[1]) >= 150
+    assert (report["restarts_used"], report["max_restarts"], len(report["restarts"])) == (2, 2, 2)
+
+
+def test_a_signal_during_the_pause_before_a_restart_ends_the_job(muster):
+    process = muster.start("--nproc-per-node=1", "--max-restarts=2", "--restart-backoff=1000:1000", "false")
+    while "--restart-backoff" not in process.stderr.readline():
+        pass
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 143

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents and etcd itself are killed, frozen and started anew while a job over etcd runs."""
+import json
+import re
+import signal
+
+import pytest
+
+from elastic_support import STAY, write
+from etcd_support import LEASE, etcd, job  # noqa: F401
+from launcher_support import alive, wait_for
+
+
+def generations(text):
+    return [int(g) for g in re.findall(r"info: generation (\d+): node", text)]
+
+
+def begin(job, script, *names, nnodes="2:3", restarts=2, conf=""):
+    """Starts the first, which is elected, and then the others."""
+    job.start(names[0], script, nnodes=nnodes, restarts=restarts, conf=conf)
+    job.said(names[0], "this agent runs the coordinator")
+    for name in names[1:]:
+        job.start(name, script, nnodes=nnodes, restarts=restarts, conf=conf)
+
+
+def test_a_killed_agent_uses_a_restart_and_the_rest_goes_on(job, tmp_path):
+    script = write(tmp_path, "stay.py", STAY)
+    begin(job, script, "a", "b", "c")
+    pids = job.started("3.0", 0, 1, 2)
+    job.running["b"].kill()
+    job.started("2.1", 0, 1)
+    assert re.search(r"lost node \d \(host-b\): .*; restart 1 of 2", job.err("c")), job.err("c")
+    wait_for(lambda: not any(alive(pid) for pid in pids), "the first generation's workers to be gone")
+    (tmp_path / "go").touch()
+    assert job.codes("a", "c") == [0, 0], job.err("a")
+
+
+def test_the_coordinator_s_agent_is_killed_and_generation_and_budget_go_on(job, etcd, tmp_path):
+    script = write(tmp_path, "stay.py", STAY)
+    begin(job, script, "a", "b", "c", restarts=1)
+    job.started("3.0", 0, 1, 2)
+    first = etcd.coordinator()
+    job.running[first].kill()
+    job.started("2.1", 0, 1)
+    rest = sorted({"a", "b", "c"} - {first})
+    assert any("takes over the coordinator of job none: generation 0, 0 of 1" in job.err(n) for n in rest)
+    assert all(generations(job.err(n)) == [0, 1] for n in rest)
+    # The budget is spent, whoever counts: the next loss ends the job.
+    heir = etcd.coordinator()
+    other, = {*rest} - {heir}
+    job.running[other].kill()
+    assert job.codes(heir) == [76]
+    assert re.search(rf"lost node \d \(host-{other}\): .*exit status 76", job.err(heir)), job.err(heir)
+
+
+def test_a_coordinator_s_agent_that_is_told_to_go_hands_over_at_once(job, etcd, tmp_path):
+    script = write(tmp_path, "stay.py", STAY)
+    begin(job, script, "a", "b", "c", restarts=0, conf="lease_ttl=600")
+    job.started("3.0", 0, 1, 2)
+    job.running["a"].send_signal(signal.SIGTERM)
+    assert job.codes("a") == [143]
+    # Nothing waits for a lease of ten minutes, and no restart is used: there is none.
+    job.started("2.0", 0, 1)
+    (tmp_path / "go").touch()
+    assert job.codes("b", "c") == [0, 0], job.err("b")
+    assert etcd.keys() == []
+
+
+@pytest.mark.parametrize("away", ["a moment", "longer than the lease"])
+def test_workers_notice_nothing_of_an_etcd_that_is_killed_and_started_anew(job, etcd, tmp_path, away):
+    script = write(tmp_path, "stay.py", STAY)
+    begin(job, script, "a", "b", nnodes=2, restarts=0)
+    pids = job.started("2.0", 0, 1)
+    etcd.kill()
+    if away != "a moment":
+        # By its own clock, for it can ask nobody.
+        job.said("a", "no longer runs the coordinator of job none: etcd has not renewed its lease in time")
+    etcd.start()
+    if away != "a moment":
+        wait_for(lambda: any("takes over the coordinator of job none: generation 0, 0 of 0" in job.err(n) for n in "ab"),
+                 "a coordinator")
+        for name in "ab":
+            job.said(name, "host-a is back|host-b is back|answers again")
+    assert "/muster/none/state" in etcd.keys()
+    assert all(alive(pid) for pid in pids)
+    # It is the same job, and can end.
+    (tmp_path / "go").touch()
+    assert job.codes("a", "b") == [0, 0], (job.err("a"), job.err("b"))
+    assert all(generations(job.err(n)) == [0] for n in "ab")
+
+
+def test_an_etcd_that_stays_away_ends_the_job_with_a_clear_line(job, etcd, tmp_path):
+    script = write(tmp_path, "stay.py", STAY)
+    begin(job, script, "a", "b", nnodes=2, restarts=3, conf="reconnect_timeout=1")
+    pids = job.started("2.0", 0, 1)
+    etcd.kill()
+    assert job.codes("a", "b") == [76, 76], job.err("a")
+    for name in "ab":
+        assert re.search(rf"lost .*etcd at {etcd.endpoint}: connect {etcd.endpoint}: Connection refused \(tried for \d.*"
+                         r"exit status 76", job.err(name)), job.err(name)
+    wait_for(lambda: not any(alive(pid) for pid in pids), "workers to be gone")
+
+
+def test_an_etcd_that_goes_while_nodes_gather_ends_in_a_clear_line(job, etcd):
+    job.start("a", "true", nnodes=2, conf="reconnect_timeout=1")
+    job.said("a", "this agent runs the coordinator")
+    etcd.kill()
+    assert job.codes("a") == [69]
+    assert re.search(rf"rendezvous: etcd at {etcd.endpoint}: .*exit status 69", job.err("a")), job.err("a")
+
+
+def test_an_agent_cut_off_from_etcd_gives_way_and_never_runs_a_second_coordinator(job, etcd, tmp_path):
+    # As if its etcd member were cut off: the lease ends though the agent lives.
+    script = write(tmp_path, "stay.py", STAY)
+    begin(job, script, "a", "b", "c", restarts=0)
+    pids = job.started("3.0", 0, 1, 2)
+    key = json.loads(etcd.ctl("get", "/muster/none/coordinator", "-w", "json"))["kvs"][0]
+    etcd.ctl("lease", "revoke", f"{key['lease']:x}")
+    job.said("a", "no longer runs the coordinator")
+    wait_for(lambda: any("takes over the coordinator of job none: generation 0, 0 of 0" in job.err(n) for n in "abc"),
+             "a coordinator")
+    assert all(alive(pid) for pid in pids)  # it asked for another lease, and was there in time
+    (tmp_path / "go").touch()
+    assert job.codes("a", "b", "c") == [0, 0, 0], [job.err(n) for n in "abc"]
+    assert all(generations(job.err(n)) == [0] for n in "abc")
+
+
+def test_a_frozen_coordinator_is_replaced_and_is_told_so_when_it_wakes(job, tmp_path):
+    script = write(tmp_path, "stay.py", STAY)
+    begin(job, script, "a", "b", "c", conf="keep_alive_interval=1,keep_alive_max_attempt=3")
+    job.started("3.0", 0, 1, 2)
+    job.running["a"].send_signal(signal.SIGSTOP)
+    job.started("2.1", 0, 1)
+    job.running["a"].send_signal(signal.SIGCONT)
+    job.said("a", "no longer runs the coordinator")
+    # It is a node like any other now, and the world grows again.
+    job.started("3.1", 0, 1, 2)
+    (tmp_path / "go").touch()
+    assert job.codes("a", "b", "c") == [0, 0, 0], [job.err(n) for n in "abc"]
+
+
+def test_a_job_all_of_whose_agents_were_killed_can_be_started_anew(job, tmp_path):
+    script = write(tmp_path, "stay.py", STAY)
+    begin(job, script, "a", "b", nnodes=2, restarts=0)
+    job.started("2.0", 0, 1)
+    for name in "ab":
+        job.running[name].kill()
+        job.running[name].wait()
+    for name in "cd":
+        job.start(name, script, nnodes=2, restarts=0)
+    for name in "cd":
+        job.said(name, "generation 1: node . of 2")  # no number is used twice
+    (tmp_path / "go").touch()
+    assert job.codes("c", "d") == [0, 0], job.err("c")

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Detached jobs: muster --detach returns, the job goes on without its terminal, and musterctl finds it."""
+import json
+import os
+import pty
+import signal
+import stat
+import subprocess
+
+import pytest
+
+from launcher_support import MUSTER, alive, clean_environment, muster, wait_for
+
+CTL = os.path.join(os.path.dirname(MUSTER), "musterctl")
+
+# Says who it is, and ends when the test says so.
+WORK = """
+import os, sys
+print("rank", os.environ["RANK"], "begins", flush=True)
+sys.exit(int(open({go!r}).read() or 0))
+"""
+
+
+class Detached:
+    def __init__(self, muster):
+        self.muster = muster
+        self.home = muster.tmp_path / "runtime"
+        self.environment = clean_environment(MUSTER_RUNTIME_DIR=str(self.home))
+        self.go = str(muster.tmp_path / "go")
+        os.mkfifo(self.go)
+
+    def script(self):
+        return self.muster.script("work.py", WORK.format(go=self.go))
+
+    def start(self, *options, program=None, **kwargs):
+        return subprocess.run([MUSTER, "--detach", *map(str, options), program or self.script()], env=self.environment,
+                              capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, **kwargs)
+
+    def ctl(self, *words):
+        return subprocess.run([CTL, *words], env=self.environment, capture_output=True, text=True,
+                              stdin=subprocess.DEVNULL, timeout=60)
+
+    def status(self, name):
+        return json.loads(self.ctl("status", "--json", name).stdout)
+
+    def release(self, workers=1, code=0):
+        for _ in range(workers):
+            with open(self.go, "w") as pipe:
+                pipe.write(str(code))
+
+    def wait_ended(self, name):
+        wait_for(lambda: self.status(name)["state"] == "ended", "a job")
+
+    def stop_all(self):
+        for entry in json.loads(self.ctl("ls", "--json").stdout or "[]"):
+            self.ctl("stop", "--now", entry["name"])
+
+
+@pytest.fixture
+def detached(muster):
+    out = Detached(muster)
+    yield out
+    out.stop_all()
+
+
+def test_detach_returns_a_name_and_the_job_goes_on(detached):
+    result = detached.start("--nproc-per-node=2")
+    assert (result.returncode, result.stderr) == (0, "")
+    name = result.stdout.strip()
+    assert name.startswith("work-")
+    entry = detached.status(name)
+    assert entry["state"] == "running" and entry["world_size"] == 2
+    assert [w["rank"] for w in entry["workers"]] == [0, 1]
+    assert all(alive(w["pid"]) for w in entry["workers"])
+    assert os.getsid(entry["pid"]) == entry["pid"]
+    assert [os.readlink(f"/proc/{entry['pid']}/fd/{fd}") for fd in range(3)] == ["/dev/null", entry["output"], entry["output"]]
+    for path in (detached.home, detached.home / f"{name}.json", entry["output"]):
+        assert stat.S_IMODE(os.stat(path).st_mode) & 0o077 == 0
+    listed = detached.ctl("ls").stdout.splitlines()
+    assert len(listed) == 2 and listed[1].split()[:2] == [name, "running"] and "work.py" in listed[1]
+    wait_for(lambda: sorted(detached.ctl("logs", name).stdout.splitlines()) == ["rank 0 begins", "rank 1 begins"], "both ranks")
+    detached.release(2)
+    detached.wait_ended(name)
+    assert detached.status(name)["exit_status"] == 0
+    assert detached.ctl("ls").stdout.splitlines()[1].split()[1:3] == ["ended", "0"]
+
+
+def test_attach_shows_the_output_and_ends_with_the_jobs_status(detached):
+    name = detached.start("--job-name=mine", "--nproc-per-node=1").stdout.strip()
+    assert name == "mine"
+    follower = subprocess.Popen([CTL, "attach", "mine"], env=detached.environment, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)
+    assert follower.stdout.readline() == "rank 0 begins\n"
+    detached.release(code=7)
+    out, _ = follower.communicate(timeout=60)
+    assert follower.returncode == 7
+    assert "work.py" in out  # the report of the failure
+    assert detached.status("mine")["exit_status"] == 7
+
+
+def test_whoever_follows_may_go_and_the_job_stays(detached):
+    name = detached.start().stdout.strip()
+    follower = subprocess.Popen([CTL, "attach", name], env=detached.environment, stdout=subprocess.PIPE, text=True)
+    assert follower.stdout.readline() == "rank 0 begins\n"
+    follower.send_signal(signal.SIGINT)
+    follower.communicate(timeout=60)
+    assert follower.returncode == -signal.SIGINT
+    follower = subprocess.Popen([CTL, "logs", "-f", name], env=detached.environment, stdout=subprocess.PIPE, text=True)
+    assert follower.stdout.readline() == "rank 0 begins\n"
+    follower.stdout.close()  # as "| head" does; noticed without another line
+    assert follower.wait(timeout=60) == 0
+    assert detached.status(name)["state"] == "running"
+
+
+def test_stop_ends_the_job_and_waits_for_it(detached):
+    name = detached.start("--nproc-per-node=2").stdout.strip()
+    workers = [w["pid"] for w in detached.status(name)["workers"]]
+    result = detached.ctl("stop", name)
+    assert (result.returncode, result.stdout) == (0, f"{name}: ended 143\n")
+    assert not any(alive(pid) for pid in workers)
+    again = detached.ctl("stop", name)
+    assert again.returncode == 0 and "does not run: ended 143" in again.stderr
+    assert detached.ctl("rm", name).returncode == 0
+    assert json.loads(detached.ctl("ls", "--json").stdout) == []
+    assert os.listdir(detached.home) == [".lock"]
+
+
+def test_stop_says_when_the_job_still_runs_and_now_kills(detached):
+    stubborn = detached.muster.script("stubborn.py", """
+import signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+signal.pause()
+""")
+    name = detached.start(program=stubborn).stdout.strip()
+    wait_for(lambda: detached.ctl("logs", name).stdout == "ready\n", "a job")
+    result = detached.ctl("stop", "--timeout=0.1", name)
+    assert result.returncode == 4 and "still runs after 0.1 s; --now kills" in result.stderr
+    assert detached.ctl("stop", "--now", name).returncode == 0
+
+
+def test_the_job_survives_its_terminal(detached):
+    """A shell in a pseudo-terminal starts it; then the terminal goes, as when an ssh connection breaks."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve("/bin/sh", ["sh", "-c", f"{MUSTER} --detach --job-name=survivor {detached.script()}; read wait"],
+                  detached.environment)
+    seen = b""
+    while b"survivor\r\n" not in seen:
+        seen += os.read(terminal, 4096)
+    entry = detached.status("survivor")
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    os.kill(entry["pid"], signal.SIGHUP)  # what a login manager may send besides
+    assert detached.status("survivor")["state"] == "running"
+    detached.release()
+    detached.wait_ended("survivor")
+    assert detached.status("survivor")["exit_status"] == 0
+
+
+def test_a_job_that_ends_at_once_is_told_to_who_started_it(detached):
+    result = detached.start("--job-name=bad", "--log-dir=/proc/1/logs")
+    assert result.returncode == 2 and result.stdout == ""
+    assert "--log-dir=/proc/1/logs: " in result.stderr and "bad ended at once, with exit status 2" in result.stderr
+    assert detached.status("bad")["state"] == "ended"
+    missing = detached.start(program="no-such-program")
+    assert missing.returncode == 127 and "no-such-program" in missing.stderr
+
+
+def test_a_name_is_used_once_at_a_time(detached):
+    assert detached.start("--job-name=one").returncode == 0
+    second = detached.start("--job-name=one")
+    assert second.returncode == 2 and "such a job runs already" in second.stderr
+    assert detached.start("--job-name=../one").returncode == 2
+    detached.ctl("stop", "one")
+    assert detached.start("--job-name=one").returncode == 0
+
+
+def test_a_killed_agent_is_recognised(detached):
+    name = detached.start().stdout.strip()
+    entry = detached.status(name)
+    os.kill(entry["pid"], signal.SIGKILL)
+    wait_for(lambda: not alive(entry["pid"]), "a job")
+    assert detached.status(name)["state"] == "lost"
+    assert detached.ctl("status", name).stdout.splitlines()[0] == f"{name}: lost"
+    wait_for(lambda: not alive(entry["workers"][0]["pid"]), "a job")
+    assert detached.ctl("attach", name).returncode == 71
+
+
+def test_a_restart_shows_in_the_entry(detached):
+    name = detached.start("--max-restarts=1").stdout.strip()
+    detached.release(code=3)
+    wait_for(lambda: detached.status(name)["restarts"] == 1 and detached.status(name)["state"] == "running", "a job")
+    detached.release()
+    detached.wait_ended(name)
+
+
+def test_names_may_be_cut_where_that_is_clear(detached):
+    for name in ("alpha-1", "alpha-2", "beta"):
+        assert detached.start(f"--job-name={name}").returncode == 0
+    assert detached.ctl("status", "b").returncode == 0
+    assert "2 jobs begin with alpha" in detached.ctl("status", "alpha").stderr
+    assert "no job gamma" in detached.ctl("status", "gamma").stderr
+
+
+@pytest.mark.parametrize("words", [(), ("dance",), ("status",), ("stop", "--timeout=x", "a")])
+def test_wrong_usage_is_one_clear_complaint(detached, words):
+    result = detached.ctl(*words)
+    assert result.returncode == 2 and result.stdout == "" and result.stderr

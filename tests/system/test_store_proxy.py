@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers' store behind their agents (--store-proxy), over nodes that are network namespaces of this machine."""
+import os
+import re
+import signal
+import subprocess
+
+from elastic_support import PORT, SECRET, SHOW, job, write  # noqa: F401
+from launcher_support import BIN, clean_environment, wait_for
+
+# A worker's side of the TCPStore protocol, as PyTorch >= 2.2 speaks it.
+STORE = """
+import os, signal, socket, struct, time
+e = os.environ
+rank, size, attempt = int(e["RANK"]), int(e["WORLD_SIZE"]), int(e["TORCHELASTIC_RESTART_COUNT"])
+class Store:
+    def __init__(self):
+        self.socket = socket.create_connection((e["MASTER_ADDR"], int(e["MASTER_PORT"])), 30)
+        self.socket.sendall(bytes.fromhex("00cef7853c"))
+    def text(self, value): return struct.pack("<Q", len(value)) + value
+    def read(self, size):
+        out = b""
+        while len(out) < size:
+            out += (got := self.socket.recv(size - len(out)))
+            assert got, "the store closed the connection"
+        return out
+    def vector(self): return self.read(struct.unpack("<Q", self.read(8))[0])
+    def set(self, key, value): self.socket.sendall(b"\\1" + self.text(key) + self.text(value))
+    def ask_wait(self, key): self.socket.sendall(b"\\6" + struct.pack("<Q", 1) + self.text(key))
+    def wait(self, key):
+        self.ask_wait(key)
+        assert self.read(1) == b"\\0"
+    def get(self, key):
+        self.wait(key)
+        self.socket.sendall(b"\\3" + self.text(key))
+        return self.vector()
+    def add(self, key, number):
+        self.socket.sendall(b"\\4" + self.text(key) + struct.pack("<q", number))
+        return struct.unpack("<q", self.read(8))[0]
+    def num_keys(self):
+        self.socket.sendall(b"\\7")
+        return struct.unpack("<q", self.read(8))[0]
+def note(name, text="x"):
+    with open(name + ".new", "w") as file: file.write(text)
+    os.rename(name + ".new", name)
+def stay():
+    while not os.path.exists("go"): signal.sigtimedwait([], 0.02)
+store = Store()
+"""
+
+
+def listeners(it, node):
+    """Ports on which anybody listens beyond loopback."""
+    lines = subprocess.run(it.nodes.command(node, "ss", "-Htln"), capture_output=True, text=True, check=True).stdout
+    addresses = [line.split()[3] for line in lines.splitlines()]
+    return [int(address.rsplit(":", 1)[1]) for address in addresses if not re.match(r"127\.|\[::1\]", address)]
+
+
+def connections(it, node, port):
+    """Addresses that are connected to a port of the node."""
+    lines = subprocess.run(it.nodes.command(node, "ss", "-Htn", "state", "established", "sport", "=", f":{port}"),
+                           capture_output=True, text=True, check=True).stdout
+    return sorted(re.sub(r"[\[\]]|::ffff:", "", line.split()[3]).rsplit(":", 1)[0] for line in lines.splitlines())
+
+
+def test_with_a_secret_only_the_coordinator_listens_and_each_node_has_one_connection_to_it(job, tmp_path):
+    it = job(3)
+    script = write(tmp_path, "meet.py", STORE + """
+more = [Store() for _ in range(4)]
+for each in more: each.ask_wait(b"all")
+if store.add(b"n", 1) == size: store.set(b"all", b"here")
+for each in more: assert each.read(1) == b"\\0"
+big = bytes(range(256)) * 32768
+if rank == 0: store.set(b"big", big)
+assert store.get(b"big") == big
+note("ready%d" % rank)
+stay()
+""")
+    for node in range(3):
+        it.start(node, 2, f"--node-rank={node}", script, MUSTER_SECRET=SECRET)
+    wait_for(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(6)),
+             f"all ranks to meet: {[it.err(n) for n in range(3)]}", 60)
+    assert [listeners(it, node) for node in range(3)] == [[PORT], [], []]
+    # The first node's agent comes over loopback.
+    assert connections(it, 0, PORT) == ["10.77.0.2", "10.77.0.3", "127.0.0.1"]
+    (tmp_path / "go").touch()
+    assert it.codes(0, 1, 2) == [0, 0, 0], [it.err(n) for n in range(3)]
+
+
+def test_workers_find_their_store_on_loopback_and_the_interface_to_the_others(job, tmp_path):
+    it = job(2)
+    script = write(tmp_path, "show.py", SHOW)
+    for node in (0, 1):
+        it.start(node, 1 + node, f"--node-rank={node}", script, MUSTER_SECRET=SECRET)
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+    assert [(w["RANK"], w["MASTER_ADDR"], w["GLOO_SOCKET_IFNAME"], w["TORCHELASTIC_USE_AGENT_STORE"])
+            for w in it.workers(0, 1)] == [(rank, "127.0.0.1", "eth0", "True") for rank in "012"]
+
+
+def test_all_nodes_proxy_or_none(job, tmp_path):
+    it = job(2)
+    script = write(tmp_path, "show.py", SHOW)
+    it.start(0, 1, "--no-store-proxy", script, MUSTER_SECRET=SECRET)
+    it.said(0, "this agent runs the coordinator")
+    it.start(1, 1, script, name="other", MUSTER_SECRET=SECRET)
+    assert it.codes("other") == [78]
+    assert "hostother proxies its workers' store (--store-proxy, the default with a secret), host0 does not" in it.err("other")
+    it.start(1, 1, "--no-store-proxy", script, MUSTER_SECRET=SECRET)
+    assert it.codes(0, 1) == [0, 0], it.err(0)
+    assert {w["MASTER_ADDR"] for w in it.workers(0, 1)} == {"10.77.0.1"}
+
+
+def test_a_worker_that_dies_while_it_waits_and_a_new_generation_with_an_empty_store(job, tmp_path):
+    it = job(2)
+    script = write(tmp_path, "again.py", STORE + """
+if attempt == 0:
+    store.set(b"old%d" % rank, b"x")
+    if store.add(b"n", 1) == size: store.set(b"all", b"")
+    store.wait(b"all")
+    store.ask_wait(b"never")
+    note("waits%d" % rank, str(os.getpid()))
+    store.read(1)
+else:
+    # Nothing of the former generation is left.
+    if rank == 0:
+        assert store.num_keys() == 0
+        store.set(b"checked", b"")
+    store.wait(b"checked")
+    print("rank %d again" % rank, flush=True)
+""")
+    for node in (0, 1):
+        it.start(node, 2, f"--node-rank={node}", script, restarts=1, MUSTER_SECRET=SECRET)
+    waits = [tmp_path / f"waits{rank}" for rank in range(4)]
+    wait_for(lambda: all(path.exists() for path in waits), f"all to wait: {it.err(0)}", 30)
+    os.kill(int(waits[3].read_text()), signal.SIGKILL)
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+    assert sorted((it.out(0) + it.out(1)).splitlines()) == [f"rank {rank} again" for rank in range(4)]
+    assert "SIGKILL" in it.err(0) or "killed by signal 9" in it.err(0), it.err(0)
+
+
+def test_a_daemon_that_is_started_anew_ends_the_generation_with_the_reason(job, tmp_path):
+    it = job(3)
+    script = write(tmp_path, "outlive.py", STORE + """
+store.set(b"k%d" % rank, b"")
+store.wait(b"k%d" % (1 - rank))
+note("met%d_%d" % (rank, attempt))
+stay()
+""")
+
+    def serve(name):
+        it.spawn(name, 2, BIN / "musterd", f"--port={PORT}", f"--state-dir={tmp_path}/state",
+                 env=clean_environment(MUSTER_SECRET=SECRET))
+
+    serve("d")
+    for node in (0, 1):
+        it.start(node, 1, script, nnodes=2, backend="muster", endpoint=it.nodes.address(2), restarts=1, MUSTER_SECRET=SECRET)
+
+    def met(attempt):
+        wait_for(lambda: all((tmp_path / f"met{rank}_{attempt}").exists() for rank in (0, 1)),
+                 f"attempt {attempt}: {it.err(0)}", 60)
+
+    met(0)
+    it.running["d"].kill()
+    it.running["d"].wait()
+    serve("again")
+    met(1)
+    assert "the workers' store of generation 0 was lost with the former one" in it.err(0) + it.err(1)
+    (tmp_path / "go").touch()
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+
+
+def test_the_worker_runtime_meets_behind_the_proxy(job, tmp_path):
+    it = job(2)
+    for node in (0, 1):
+        it.start(node, 2, f"--node-rank={node}", BIN / "all_reduce", MUSTER_SECRET=SECRET, MUSTER_HOST_ID=f"host{node}")
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+    said = sorted((it.out(0) + it.out(1)).splitlines())
+    assert [line.split(" over ")[0] for line in said] == [f"rank {rank} of 4: sum 10" for rank in range(4)]

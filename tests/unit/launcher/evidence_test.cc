@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the machine says of a worker's end: the kernel's log, control groups, devices.
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "launcher/kernel_log.h"
+#include "launcher/memory_kills.h"
+#include "launcher/worker_device.h"
+#include "tests/support/catch.h"
+
+using namespace muster::launcher;
+
+namespace {
+
+/// A directory that goes away with it.
+struct Scratch {
+  Scratch() {
+    char name[] = "/tmp/muster_evidence_XXXXXX";
+    REQUIRE(::mkdtemp(name) != nullptr);
+    path = name;
+  }
+  ~Scratch() { std::filesystem::remove_all(path); }
+  [[nodiscard]] std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(path + "/" + name, std::ios::app) << text;
+    return path + "/" + name;
+  }
+  std::string path;
+};
+
+}  // namespace
+
+TEST_CASE("Xid lines name the device, the number and the process, in the forms that drivers have had") {
+  REQUIRE(parse_xid("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.") ==
+          Xid{79, "0000:3b:00", 1234});
+  REQUIRE(parse_xid("NVRM: Xid (PCI:0000:01:00): 31, pid='77', name=x, Ch 00000008") ==
+          Xid{31, "0000:01:00", 77});
+  REQUIRE(parse_xid("NVRM: Xid (PCI:0000:86:00 GPU-I:05): 13, pid=9, Graphics Exception") ==
+          Xid{13, "0000:86:00", 9});
+  REQUIRE(parse_xid("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, x") ==
+          Xid{79, "0000:3b:00", 0});
+  REQUIRE(parse_xid("NVRM: Xid (0000:03:00): 8, Channel 00000007") == Xid{8, "0000:03:00", 0});
+  for (const char* line : {"", "NVRM: Xid (", "NVRM: Xid (PCI:0): x", "NVRM: loading", "Xid 79"}) {
+    INFO(line);
+    REQUIRE_FALSE(parse_xid(line));
+  }
+}
+
+TEST_CASE("the kernel's words about a process that it killed for memory name its pid") {
+  REQUIRE(parse_memory_kill("Memory cgroup out of memory: Killed process 1234 (python) total-vm:1kB") ==
+          1234);
+  REQUIRE(parse_memory_kill("Out of memory: Killed process 7 (a b) total-vm:1kB") == 7);
+  REQUIRE(parse_memory_kill("Out of memory: Kill process 8 (x) score 900 or sacrifice child") == 8);
+  REQUIRE_FALSE(parse_memory_kill("Killed process 8"));
+  REQUIRE_FALSE(parse_memory_kill("Out of memory: nothing"));
+}
+
+TEST_CASE("the kernel's log is read from where it was opened, without its prefixes") {
+  const Scratch scratch;
+  const std::string path = scratch.write("kmsg", "4,1,10,-;NVRM: Xid (PCI:0000:01:00): 1, of before\n");
+  KernelLog log(path);
+  REQUIRE(log.take_new().empty());
+  (void)scratch.write("kmsg",
+                      "4,2,11,-;NVRM: Xid (PCI:0000:01:00): 79, x\n SUBSYSTEM=pci\n6,3,12,-;other\nhal");
+  REQUIRE(log.take_new() == std::vector<std::string>{"NVRM: Xid (PCI:0000:01:00): 79, x", "other"});
+  REQUIRE(log.take_new().empty());
+  REQUIRE(KernelLog(scratch.path + "/none").take_new().empty());
+}
+
+TEST_CASE("the file with a control group's kills is found in both versions") {
+  constexpr std::string_view kTwo = "30 23 0:26 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n";
+  REQUIRE(cgroup_memory_file("0::/user.slice/a\n", kTwo) == "/sys/fs/cgroup/user.slice/a/memory.events");
+  REQUIRE(cgroup_memory_file("0::/\n", kTwo) == "/sys/fs/cgroup/memory.events");
+  // A container sees a part of the hierarchy.
+  REQUIRE(cgroup_memory_file("0::/docker/ab/x\n",
+                             "30 23 0:26 /docker/ab /sys/fs/cgroup rw shared:9 - cgroup2 none rw\n") ==
+          "/sys/fs/cgroup/x/memory.events");
+  constexpr std::string_view kBoth =
+      "40 30 0:30 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+      "41 30 0:31 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n"
+      "42 30 0:32 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n";
+  REQUIRE(cgroup_memory_file("0::/\n5:cpu:/c\n4:memory:/job/x\n", kBoth) ==
+          "/sys/fs/cgroup/memory/job/x/memory.oom_control");
+  REQUIRE(cgroup_memory_file("0::/\n", "23 1 0:5 / /proc rw - proc proc rw\n").empty());
+  REQUIRE(cgroup_memory_file("", "").empty());
+}
+
+TEST_CASE("kills are counted from the beginning on") {
+  REQUIRE(parse_oom_kills("low 0\noom 3\noom_kill 2\noom_group_kill 1\n") == 2);
+  REQUIRE(parse_oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n") == 5);
+  REQUIRE_FALSE(parse_oom_kills("oom_kill_disable 1\n"));
+  const Scratch scratch;
+  (void)scratch.write("cgroup", "0::/\n");
+  (void)scratch.write("mountinfo", "30 23 0:26 / " + scratch.path + " rw - cgroup2 cgroup2 rw\n");
+  const std::string events = scratch.write("memory.events", "oom_kill 4\n");
+  MemoryKills kills(scratch.path);
+  REQUIRE(kills.take_new() == 0);
+  std::ofstream(events) << "oom_kill 6\n";
+  REQUIRE(kills.take_new() == 2);
+  REQUIRE(kills.take_new() == 0);
+  REQUIRE(MemoryKills("/no/such/proc").take_new() == 0);
+}
+
+TEST_CASE("a worker's device is the one of its local rank among the visible ones") {
+  const std::vector<std::string> uuids{"GPU-aa", "GPU-bb", "GPU-cc"};
+  const std::vector<std::string> addresses{"0000:01:00.0", "0000:3b:00.0", "0000:5e:00.0"};
+  const auto device = [&](const muster::Environment& environment, int rank) {
+    return device_of_worker(environment, rank, uuids, addresses);
+  };
+  REQUIRE(device({}, 1) == WorkerDevice{"GPU 1 (GPU-bb)", "0000:3b:00.0"});
+  REQUIRE(device({}, 3) == WorkerDevice{});
+  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "2,0"}}, 0) == WorkerDevice{"GPU 2 (GPU-cc)", "0000:5e:00.0"});
+  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "GPU-b"}}, 0) == WorkerDevice{"GPU 1 (GPU-bb)", "0000:3b:00.0"});
+  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "2"}}, 1) == WorkerDevice{});
+  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", ""}}, 0) == WorkerDevice{});
+  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "MIG-x,MIG-y"}}, 1).text == "GPU slice MIG-y");
+  REQUIRE(device_of_worker({}, 0, std::vector<std::string>{""}, {}) == WorkerDevice{"GPU 0", ""});
+  REQUIRE(device_of_worker({}, 0, {}, {}) == WorkerDevice{});
+}

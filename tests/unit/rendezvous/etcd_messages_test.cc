@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bytes here are what etcd 3.4.23 sent and took.
+#include "rendezvous/etcd_messages.h"
+
+#include <cstdint>
+#include <random>
+
+#include "rendezvous/net/http_answer.h"
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace muster::etcd;
+
+namespace {
+
+const std::string kHead =
+    R"({"header":{"cluster_id":"324952591200643719","member_id":"3319814642761637952","revision":"2","raft_term":"2"})";
+const std::string kEntry =
+    R"({"key":"L20vai9jb29yZGluYXRvcg==","create_revision":"2","mod_revision":"2","version":"1","value":"aGk=","lease":"2324035521453954055"})";
+const KeyValue kKeyValue{"/m/j/coordinator", "hi", 2, 2, 2324035521453954055};
+
+}  // namespace
+
+TEST_CASE("a transaction is written as etcd's gateway wants it") {
+  Txn txn;
+  txn.fence = {"/m/j/coordinator", 0};
+  txn.then = {put("/m/j/coordinator", "hi", 7), get("a", "b")};
+  txn.otherwise = {erase("c")};
+  REQUIRE(
+      txn_request(txn) ==
+      R"({"compare":[{"create_revision":"0","key":"L20vai9jb29yZGluYXRvcg==","result":"EQUAL","target":"CREATE"}],)"
+      R"("failure":[{"request_delete_range":{"key":"Yw=="}}],)"
+      R"("success":[{"request_put":{"key":"L20vai9jb29yZGluYXRvcg==","lease":"7","value":"aGk="}},)"
+      R"({"request_range":{"key":"YQ==","range_end":"Yg=="}}]})");
+  REQUIRE(watch_request("a", "b", 3) ==
+          R"({"create_request":{"key":"YQ==","range_end":"Yg==","start_revision":"3"}})");
+  REQUIRE(grant_request(10) == R"({"TTL":"10"})");
+  REQUIRE(lease_request(-5) == R"({"ID":"-5"})");
+}
+
+TEST_CASE("answers of etcd are understood") {
+  REQUIRE(parse_grant(kHead + R"(,"ID":"2324035521453954053","TTL":"10"})").value() ==
+          Lease{2324035521453954053, 10});
+  REQUIRE(parse_keep_alive(R"({"result":)" + kHead + R"(,"ID":"1","TTL":"10"}})").value() == 10);
+  // A lease it does not know: the zero is left out.
+  REQUIRE(parse_keep_alive(R"({"result":)" + kHead + R"(,"ID":"12345"}})").value() == 0);
+  const auto won = parse_txn(kHead +
+                             R"(,"succeeded":true,"responses":[{"response_put":{"header":{"revision":"2"}}},)"
+                             R"({"response_range":{"header":{"revision":"2"},"kvs":[)" +
+                             kEntry + R"(],"count":"1"}},{"response_range":{"header":{"revision":"2"}}}]})");
+  REQUIRE(won.value() == TxnAnswer{2, true, {{kKeyValue}, {}}});
+  REQUIRE(parse_txn(kHead + "}").value() == TxnAnswer{2, false, {}});
+}
+
+TEST_CASE("what is no answer of etcd's is an error that shows it") {
+  for (const std::string& body : std::vector<std::string>{
+           "", "hello", "[]", "{}", R"({"header":{}})", R"({"header":{"revision":"x"}})",
+           kHead + R"(,"responses":{}})", kHead + R"(,"responses":[1]})",
+           kHead + R"(,"responses":[{"response_range":{"kvs":[{"key":"a"}]}}]})",
+           kHead + R"(,"responses":[{"response_range":{"kvs":[{"key":"a=b="}]}}]})",
+           kHead + R"(,"responses":[{"response_range":{"kvs":7}}]})", std::string(100000, '[')}) {
+    const auto parsed = parse_txn(body);
+    REQUIRE_FALSE(parsed);
+    REQUIRE(parsed.error().code == ErrorCode::kProtocol);
+    REQUIRE(parsed.error().message.size() < 400);
+  }
+  REQUIRE_FALSE(parse_grant(kHead + "}"));
+  REQUIRE_FALSE(parse_keep_alive("{}"));
+}
+
+TEST_CASE("a refusal says what to do about it") {
+  const auto of = [](int status, const std::string& text) {
+    return refusal(status, R"({"error":"etcdserver: )" + text + R"(","message":"etcdserver: )" + text +
+                               R"(","code":3})");
+  };
+  REQUIRE(of(404, "requested lease not found").code == ErrorCode::kNotFound);
+  REQUIRE(of(400, "request is too large").code == ErrorCode::kExhausted);
+  REQUIRE(of(503, "no leader").code == ErrorCode::kPeerGone);
+  for (const char* text : {"user name is empty", "invalid auth token", "permission denied"}) {
+    REQUIRE(of(400, text).code == ErrorCode::kMismatch);
+    REQUIRE_THAT(of(400, text).message, Catch::Contains("does not log in"));
+  }
+  REQUIRE(refusal(404, "Not Found").code == ErrorCode::kMismatch);
+  REQUIRE_THAT(refusal(404, "Not Found").message, Catch::Contains("3.4 or later"));
+  REQUIRE(refusal(502, "<html>Bad Gateway</html>").code == ErrorCode::kPeerGone);
+}
+
+TEST_CASE("a watch tells what changed, and why it ends") {
+  WatchStream stream(10000);
+  REQUIRE(stream.receive(R"({"result":)" + kHead + R"(,"created":true}})" + "\n").value() ==
+          std::vector<WatchUpdate>{{true, {}}});
+  REQUIRE(stream.receive(R"({"result":)" + kHead + R"(,"events":[{"kv":)" + kEntry + "}]}}").value().empty());
+  REQUIRE(stream.receive("\n").value() == std::vector<WatchUpdate>{{false, {{false, kKeyValue}}}});
+  REQUIRE(stream
+              .receive(R"({"result":)" + kHead +
+                       R"(,"events":[{"type":"DELETE","kv":{"key":"YQ==","mod_revision":"3"}}]}})" + "\n")
+              .value() == std::vector<WatchUpdate>{{false, {{true, {"a", "", 0, 3, 0}}}}});
+  WatchStream compacted(10000);
+  const auto ended =
+      compacted.receive(R"({"result":)" + kHead +
+                        R"(,"canceled":true,"compact_revision":"9","cancel_reason":"compacted"}})" + "\n");
+  REQUIRE_FALSE(ended);
+  REQUIRE_THAT(ended.error().message, Catch::Contains("compacted"));
+  WatchStream stopped(10000);
+  REQUIRE(stopped
+              .receive(R"({"error":{"grpc_code":14,"http_code":503,"message":"transport is closing"}})"
+                       "\n")
+              .error()
+              .code == ErrorCode::kPeerGone);
+  WatchStream endless(100);
+  REQUIRE(endless.receive(std::string(101, 'x')).error().code == ErrorCode::kExhausted);
+}
+
+TEST_CASE("an HTTP answer is the same in whatever pieces it comes") {
+  const std::string bytes =
+      "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+      "5;x=y\r\nhello\r\n7\r\n, world\r\n0\r\nGrpc-Trailer: a\r\n\r\n";
+  std::mt19937 random(7);
+  for (int i = 0; i < 200; ++i) {
+    net::HttpAnswer answer(1000);
+    std::string body;
+    std::string_view rest = bytes;
+    while (!rest.empty()) {
+      const std::size_t size = std::min<std::size_t>(rest.size(), 1 + random() % (i % 40 + 1));
+      REQUIRE_OK(answer.receive(rest.substr(0, size)));
+      body += answer.take_body();
+      rest.remove_prefix(size);
+    }
+    REQUIRE(answer.done());
+    REQUIRE(answer.keeps_connection());
+    REQUIRE(answer.status() == 200);
+    REQUIRE(body == "hello, world");
+  }
+}
+
+TEST_CASE("an HTTP answer has limits, and ends where it says") {
+  net::HttpAnswer promised(10);
+  REQUIRE(promised.receive("HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n").error().code ==
+          ErrorCode::kExhausted);
+  net::HttpAnswer chunked(10);
+  REQUIRE(chunked.receive("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nb\r\nhello world\r\n")
+              .error()
+              .code == ErrorCode::kExhausted);
+  net::HttpAnswer head(10);
+  REQUIRE(head.receive("HTTP/1.1 200 OK\r\nX: " + std::string(net::HttpAnswer::kMaxHeadBytes, 'x'))
+              .error()
+              .code == ErrorCode::kExhausted);
+  net::HttpAnswer ssh(10);
+  REQUIRE(ssh.receive("SSH-2.0-OpenSSH_9.2\r\n").error().code == ErrorCode::kProtocol);
+  net::HttpAnswer until_the_end(10);
+  REQUIRE_OK(until_the_end.receive("HTTP/1.0 200 OK\r\n\r\nhello"));
+  REQUIRE_OK(until_the_end.end());
+  REQUIRE(until_the_end.take_body() == "hello");
+  REQUIRE_FALSE(until_the_end.keeps_connection());
+  net::HttpAnswer cut(10);
+  REQUIRE_OK(cut.receive("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhel"));
+  REQUIRE(cut.end().error().code == ErrorCode::kPeerGone);
+}
