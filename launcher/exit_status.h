@@ -14,6 +14,7 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitRendezvous = 69;
 inline constexpr int kExitSystem = 71;
+inline constexpr int kExitPreflight = 74;
 inline constexpr int kExitPortInUse = 75;
 inline constexpr int kExitPeerLost = 76;
 inline constexpr int kExitRefused = 78;
@@ -32,6 +33,7 @@ inline constexpr std::array kExitCodes = {
     ExitCode{kExitUsage, "usage or configuration"},
     ExitCode{kExitRendezvous, "rendezvous failed: nodes or the coordinator are missing; static: a refusal"},
     ExitCode{kExitSystem, "the system refused something: processes, descriptors, memory, disk"},
+    ExitCode{kExitPreflight, "this node is not fit for the job (--preflight)"},
     ExitCode{kExitPortInUse, "the port of the store or the coordinator is in use"},
     ExitCode{kExitPeerLost, "another node or the coordinator was lost while the job ran"},
     ExitCode{kExitRefused, "the coordinator refused this node: secret, version, --nnodes, --node-rank"},

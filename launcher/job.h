@@ -11,6 +11,7 @@
 
 #include "launcher/cause.h"
 #include "launcher/exit_status.h"
+#include "launcher/placement.h"
 #include "launcher/restart_policy.h"
 #include "launcher/std_map.h"
 #include "rendezvous/auth.h"
@@ -100,6 +101,12 @@ struct Job {
   RestartRules restarts;
   Command command;
   bool virtual_local_rank = false;
+  std::vector<RankPlacement> placement;  // by local rank; empty: neither asked for nor to be shown
+  bool placed = false;                   // asked for: the workers are told their MUSTER_NIC
+  std::string visible_devices;           // CUDA_VISIBLE_DEVICES for --gpus; empty: as inherited
+  bool gpu_node = false;                 // the workers get CUDA_DEVICE_ORDER where it is not set
+  int threads = 1;                       // each worker's share, where OMP_NUM_THREADS is not set
+  std::string hardware;                  // "2 sockets, 2 NUMA nodes, 64 cores", as far as they may be used
   LogSettings logs;
   std::vector<int> signals;  // passed on to the workers
   std::string signals_text;  // --signals-to-handle as given

@@ -157,8 +157,16 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   MUSTER_TRY(job.logs, plan_logs(options, environment));
   job.logs.hostname = machine.host.substr(0, machine.host.find('.'));
   MUSTER_TRY(job.command, resolve_program(options, environment));
-  MUSTER_TRY(job.local_world_size,
-             resolve_nproc(options.nproc_per_node, machine.gpu_count, machine.cpu_count));
+  int chosen = 0;
+  if (!options.gpus.empty()) {
+    MUSTER_TRY(chosen, count_chosen(options));
+  }
+  const auto gpu_count = [&] { return chosen > 0 ? chosen : machine.gpu_count(); };
+  MUSTER_TRY(job.local_world_size, resolve_nproc(options.nproc_per_node, gpu_count, machine.cpu_count));
+  job.gpu_node = machine.gpu_driver;
+  if (machine.core_count && job.local_world_size > 1 && !lookup(environment, env::kOmpNumThreads))
+    job.threads = std::max(1, machine.core_count() / job.local_world_size);
+  MUSTER_OK(plan_placement(options, environment, machine.hardware, job));
   return job;
 }
 

@@ -11,6 +11,7 @@
 
 #include "launcher/job.h"
 #include "launcher/options.h"
+#include "launcher/placement_plan.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {
@@ -20,6 +21,9 @@ struct Machine {
   std::function<int()> cpu_count;
   std::function<std::string()> random_id;  // a UUID
   std::string host;
+  std::function<Result<Hardware>()> hardware = {};  // asked for only by options that place workers
+  std::function<int()> core_count = {};             // for OMP_NUM_THREADS; nothing: 1
+  bool gpu_driver = false;                          // gpus.h
 };
 
 /// kInvalidArgument: usage. kNotFound, kUnsupported: the program.

@@ -17,14 +17,18 @@
 
 #include "launcher/agent.h"
 #include "launcher/completion.h"
+#include "launcher/cores.h"
 #include "launcher/descendants.h"
 #include "launcher/detach.h"
 #include "launcher/exec_plan.h"
 #include "launcher/gpus.h"
 #include "launcher/guardian.h"
+#include "launcher/hardware.h"
 #include "launcher/job_plan.h"
 #include "launcher/options.h"
 #include "launcher/output_sink.h"
+#include "launcher/placement_text.h"
+#include "launcher/preflight.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
@@ -36,6 +40,10 @@ using namespace muster::launcher;
 
 constexpr std::string_view kVersion = "0.1.0";
 constexpr std::chrono::seconds kFlushPatience{3};  // for whoever reads our output, once all is over
+
+// Without persistence mode the driver takes more than a second per GPU to begin.
+constexpr std::chrono::seconds kQuickPatience{10};
+constexpr std::chrono::seconds kFullPatience{30};
 
 /// Descriptors 0 to 2 must exist, or a pipe of ours would become some worker's stderr.
 void open_standard_descriptors() {
@@ -88,6 +96,22 @@ std::optional<rlimit> make_room_for_descriptors(int workers) {
   return limit;
 }
 
+/// --preflight: says what is wrong with this node; false if that keeps it from taking part.
+bool fit(const Options& options, const Job& job, const Environment& environment) {
+  const Preflight level = parse_preflight(options.preflight).value_or(Preflight::kOff);
+  if (level == Preflight::kOff) return true;
+  const auto findings = run_preflight(plan_preflight(level, job, options.oversubscribe, environment),
+                                      level == Preflight::kQuick ? kQuickPatience : kFullPatience);
+  bool out = true;
+  for (const Finding& finding : findings) {
+    std::fprintf(stderr, "muster: preflight of %s: %s%s\n", job.host.c_str(),
+                 finding.unfit ? "" : "warning: ", finding.text.c_str());
+    if (finding.unfit) out = false;
+  }
+  if (!out) std::fprintf(stderr, "muster: %s is not fit and does not take part\n", job.host.c_str());
+  return out;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -115,9 +139,21 @@ int main(int argc, char** argv) {
     const auto plan = plan_exec(*options, environment, count_cpus);
     return complain(plan ? execute(*plan) : plan.error());
   }
-  const Machine machine{[&] { return count_gpus(environment); }, count_cpus, random_uuid, host_name()};
+  const Machine machine{[&] { return count_gpus(environment); },
+                        count_cpus,
+                        random_uuid,
+                        host_name(),
+                        [&] { return read_hardware(environment); },
+                        [] { return count_cores(); },
+                        has_gpu_driver(gpu_paths(environment))};
   const auto job = plan_job(*options, environment, machine);
   if (!job) return complain(job.error());
+  if (!fit(*options, *job, environment)) return kExitPreflight;
+  if (options->dry_run) {
+    std::fputs(dry_run_text(*job, environment).c_str(), stdout);
+    return kExitOk;
+  }
+  if (options->report_bindings) std::fputs(placement_table(*job).c_str(), stderr);
 
   ::signal(SIGPIPE, SIG_IGN);
   std::optional<DetachedJob> detached;
@@ -143,6 +179,11 @@ int main(int argc, char** argv) {
   OutputSink out(io, STDOUT_FILENO);
   OutputSink err(io, STDERR_FILENO);
   log_target = &err;
+  if (job->threads > 1 && job->placement.empty())
+    log.warning(
+        fmt::format("OMP_NUM_THREADS is not set: each of the {} workers gets {} threads, its share of the "
+                    "cores",
+                    job->local_world_size, job->threads));
   int status = kExitSystem;
   {
     Agent agent(io, *job, environment, log, *guardian, descendants, out, err, descriptor_limit);

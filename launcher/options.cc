@@ -92,6 +92,13 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--tls-key", o.tls_key);
   app.add_flag("--store-proxy", o.store_proxy);
   app.add_flag("--no-store-proxy", o.no_store_proxy);
+  app.add_option("--gpus", o.gpus);
+  app.add_flag("--oversubscribe", o.oversubscribe);
+  app.add_option("--bind", o.bind);
+  app.add_option("--numa-binding", o.numa_binding);
+  app.add_flag("--report-bindings", o.report_bindings);
+  app.add_flag("--dry-run", o.dry_run);
+  app.add_option("--preflight", o.preflight)->check(CLI::IsMember({"off", "quick", "full"}));
   app.add_flag("--help", o.help);
   app.add_flag("--version", o.version);
 }

@@ -66,6 +66,13 @@ struct Options {
   std::string tls_key;
   bool store_proxy = false;
   bool no_store_proxy = false;
+  std::string gpus;
+  bool oversubscribe = false;
+  std::string bind;
+  std::string numa_binding;
+  bool report_bindings = false;
+  bool dry_run = false;
+  std::string preflight = "off";
   bool help = false;
   bool version = false;
 

@@ -16,6 +16,7 @@
 #include "launcher/report.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
+#include "rendezvous/env_contract.h"
 
 namespace muster::launcher {
 namespace {
@@ -100,7 +101,12 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router
                          const LogDirectory& directory) {
   read_kernel();
   // Not sooner: loading the driver's library takes its time, and the others are to be stopped first.
-  if (devices_.empty()) devices_ = find_devices(environment_, job_.local_world_size);
+  if (devices_.empty()) {
+    Environment told = environment_;
+    if (!job_.visible_devices.empty())
+      told.insert_or_assign(std::string(env::kCudaVisible), job_.visible_devices);
+    devices_ = find_devices(told, job_.local_world_size);
+  }
   for (WorkerOutcome& outcome : outcomes) {
     // It failed while another one did, and was only slower to end.
     if (outcome.stopped_by_us && outcome.end.code != 0 && !before_stop_.empty() &&

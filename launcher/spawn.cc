@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <linux/futex.h>
+#include <linux/mempolicy.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -37,7 +38,7 @@ struct KernelSigaction {
   std::uint64_t mask;
 };
 
-enum class Step : int { kNone, kSession, kDeathSignal, kParentGone, kDescriptors, kExec };
+enum class Step : int { kNone, kSession, kDeathSignal, kParentGone, kDescriptors, kCpus, kMemory, kExec };
 
 struct ChildPlan {
   SpawnRequest request;
@@ -60,6 +61,10 @@ const char* text_of(Step step) {
       return "the launcher died while starting";
     case Step::kDescriptors:
       return "dup2";
+    case Step::kCpus:
+      return "sched_setaffinity";
+    case Step::kMemory:
+      return "set_mempolicy";
     case Step::kExec:
     case Step::kNone:
       break;
@@ -102,6 +107,18 @@ MUSTER_NO_SANITIZE int run_child(void* argument) {
   if (raw_syscall(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC) < 0) raw_syscall(SYS_close_range, 3, ~0U, 0);
   if (plan->descriptor_limit != nullptr)
     raw_syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, word(plan->descriptor_limit), 0);
+  const SpawnBinding& binding = request.binding;
+  if (binding.cpus != nullptr) {
+    result =
+        raw_syscall(SYS_sched_setaffinity, 0, binding.cpu_words * sizeof(unsigned long), word(binding.cpus));
+    if (result < 0) give_up(plan, Step::kCpus, result);
+  }
+  if (binding.memory_nodes != nullptr) {
+    // The kernel reads one bit less than it is told.
+    result = raw_syscall(SYS_set_mempolicy, MPOL_PREFERRED, word(binding.memory_nodes),
+                         binding.memory_words * sizeof(unsigned long) * 8 + 1);
+    if (result < 0) give_up(plan, Step::kMemory, result);
+  }
   const std::uint64_t none = 0;
   raw_syscall(SYS_rt_sigprocmask, SIG_SETMASK, word(&none), 0, sizeof none);
   result = raw_syscall(SYS_execve, word(request.path), word(request.arguments), word(request.environment));

@@ -40,12 +40,21 @@ class StringBlock {
   std::vector<char*> pointers_;                      // ends in nullptr
 };
 
+/// CPUs and NUMA nodes as words that the kernel reads, prepared by the parent.
+struct SpawnBinding {
+  const unsigned long* cpus = nullptr;  // nullptr: inherited
+  std::size_t cpu_words = 0;
+  const unsigned long* memory_nodes = nullptr;  // preferred; nullptr: the policy is inherited
+  std::size_t memory_words = 0;
+};
+
 struct SpawnRequest {
   const char* path = nullptr;  // executed as it is, no search
   char* const* arguments = nullptr;
   char* const* environment = nullptr;
   int stdout_fd = -1;  // -1: inherited
   int stderr_fd = -1;
+  SpawnBinding binding = {};
 };
 
 struct Spawned {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/worker_device.h"
 
+#include <utility>
+
 #include <fmt/format.h>
 
 #include "launcher/gpus.h"
@@ -32,9 +34,12 @@ WorkerDevice device_of_worker(const Environment& environment, int local_rank,
 }
 
 std::vector<WorkerDevice> find_devices(const Environment& environment, int workers) {
-  const std::vector<std::string> uuids = find_gpus();
-  std::vector<std::string> addresses = gpu_addresses();
-  if (addresses.size() != uuids.size()) addresses.clear();  // some are hidden: which is which is not known
+  std::vector<std::string> uuids;
+  std::vector<std::string> addresses;
+  for (Gpu& gpu : find_gpus(gpu_paths(environment))) {
+    uuids.push_back(std::move(gpu.uuid));
+    addresses.push_back(std::move(gpu.pci));
+  }
   std::vector<WorkerDevice> out;
   out.reserve(static_cast<std::size_t>(workers));
   for (int rank = 0; rank < workers; ++rank)

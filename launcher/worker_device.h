@@ -20,12 +20,12 @@ struct WorkerDevice {
   friend bool operator==(const WorkerDevice&, const WorkerDevice&) = default;
 };
 
-/// `uuids`, `addresses`: of the physical GPUs in the order of their addresses; as many.
+/// `uuids`, `addresses`: of the physical GPUs in the order of their addresses; empty texts where not known.
 [[nodiscard]] WorkerDevice device_of_worker(const Environment& environment, int local_rank,
                                             std::span<const std::string> uuids,
                                             std::span<const std::string> addresses);
 
-/// One per local worker.
+/// One per local worker. `environment`: as the workers have it.
 [[nodiscard]] std::vector<WorkerDevice> find_devices(const Environment& environment, int workers);
 
 }  // namespace muster::launcher

@@ -8,7 +8,12 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::string_view kVisibleDevices = "CUDA_VISIBLE_DEVICES";
+constexpr std::string_view kVisibleDevices = env::kCudaVisible;
+
+/// One worker alone gets no limit, as with torchrun.
+bool divides_threads(const Environment& inherited, const Job& job) {
+  return job.local_world_size > 1 && !lookup(inherited, env::kOmpNumThreads);
+}
 
 /// The `index`-th entry of a comma-separated list, trimmed.
 Result<std::string> visible_device(const Environment& inherited, int index) {
@@ -56,13 +61,16 @@ Environment shared_environment(const Environment& inherited, const Job& job, con
   set(env::kSignalsToHandle, job.signals_text);
   set(env::kLineage, job.lineage);
   out.try_emplace(std::string(env::kNcclAsyncErrorHandling), "1");
-  if (job.local_world_size > 1) out.try_emplace(std::string(env::kOmpNumThreads), "1");
+  if (job.placement.empty() && divides_threads(inherited, job))
+    set(env::kOmpNumThreads, std::to_string(job.threads));
+  if (job.gpu_node) out.try_emplace(std::string(env::kCudaOrder), "PCI_BUS_ID");
+  if (!job.visible_devices.empty()) set(kVisibleDevices, job.visible_devices);
   if (!assignment.interface.empty()) {
     out.try_emplace(std::string(env::kGlooInterface), assignment.interface);
     out.try_emplace(std::string(env::kNcclInterface), assignment.interface);
   }
-  for (const std::string_view name :
-       {env::kRank, env::kLocalRank, env::kRoleRank, env::kErrorFile, env::kProgressFile, env::kSecret})
+  for (const std::string_view name : {env::kRank, env::kLocalRank, env::kRoleRank, env::kErrorFile,
+                                      env::kProgressFile, env::kSecret, env::kNic})
     out.erase(std::string(name));
   if (job.virtual_local_rank) out.erase(std::string(kVisibleDevices));
   return out;
@@ -77,9 +85,20 @@ Result<RankVariables> rank_variables(const Environment& inherited, const Job& jo
   out.emplace_back(env::kRoleRank, std::to_string(assignment.role_base_rank + local_rank));
   out.emplace_back(env::kErrorFile, std::move(error_file));
   out.emplace_back(env::kProgressFile, std::move(progress_file));
+  const RankPlacement* place =
+      job.placement.empty() ? nullptr : &job.placement[static_cast<std::size_t>(local_rank)];
   if (job.virtual_local_rank) {
-    MUSTER_TRY(std::string device, visible_device(inherited, local_rank));
-    out.emplace_back(kVisibleDevices, std::move(device));
+    if (place != nullptr && !place->device.empty()) {
+      out.emplace_back(kVisibleDevices, place->device);
+    } else {
+      MUSTER_TRY(std::string device, visible_device(inherited, local_rank));
+      out.emplace_back(kVisibleDevices, std::move(device));
+    }
+  }
+  if (place != nullptr) {
+    if (divides_threads(inherited, job))
+      out.emplace_back(env::kOmpNumThreads, std::to_string(place->threads));
+    if (job.placed && !place->nic.empty()) out.emplace_back(env::kNic, place->nic);
   }
   return out;
 }

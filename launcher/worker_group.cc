@@ -34,6 +34,22 @@ std::string assign(std::string_view name, std::string_view value) {
   return fmt::format("{}={}", name, value);
 }
 
+/// Points into the job, which outlives its workers.
+SpawnBinding binding_of(const Job& job, int rank) {
+  SpawnBinding out;
+  if (job.placement.empty()) return out;
+  const Binding& binding = job.placement[static_cast<std::size_t>(rank)].binding;
+  if (!binding.cpus.empty()) {
+    out.cpus = binding.cpus.data();
+    out.cpu_words = binding.cpus.size();
+  }
+  if (!binding.memory_nodes.empty()) {
+    out.memory_nodes = binding.memory_nodes.data();
+    out.memory_words = binding.memory_nodes.size();
+  }
+  return out;
+}
+
 }  // namespace
 
 WorkerGroup::WorkerGroup(boost::asio::io_context& io, Guardian& guardian, int workers, Exited exited)
@@ -113,7 +129,7 @@ std::optional<WorkerGroup::StartFailure> WorkerGroup::start(Spawner& spawner, co
     }
     MUSTER_TRY(const LogRouter::Streams streams, router.open(rank));
     auto spawned = spawner.begin(index, {lane.path.c_str(), lane.arguments.data(), lane.environment.data(),
-                                         streams.stdout_fd, streams.stderr_fd});
+                                         streams.stdout_fd, streams.stderr_fd, binding_of(job, rank)});
     router.started(rank);
     if (!spawned) return fail(std::move(spawned).error());
     Worker& worker = workers_[static_cast<std::size_t>(rank)];

@@ -30,6 +30,9 @@ inline constexpr std::string_view kOmpNumThreads = "OMP_NUM_THREADS";
 inline constexpr std::string_view kSignalsToHandle = "TORCHELASTIC_SIGNALS_TO_HANDLE";
 inline constexpr std::string_view kGlooInterface = "GLOO_SOCKET_IFNAME";
 inline constexpr std::string_view kNcclInterface = "NCCL_SOCKET_IFNAME";
+inline constexpr std::string_view kCudaOrder = "CUDA_DEVICE_ORDER";
+inline constexpr std::string_view kCudaVisible = "CUDA_VISIBLE_DEVICES";
+inline constexpr std::string_view kNic = "MUSTER_NIC";
 inline constexpr std::string_view kProgressFile = "MUSTER_PROGRESS_FILE";
 inline constexpr std::string_view kLineage = "MUSTER_LINEAGE";
 
@@ -42,6 +45,7 @@ enum class Origin {
   kJob,         ///< always written, the same for every worker of the job
   kDefault,     ///< written only where the agent's own environment has none
   kNetwork,     ///< likewise, and only in jobs with a coordinator
+  kPlacement,   ///< written where GPUs or a placement ask for it
 };
 
 struct Variable {
@@ -73,9 +77,14 @@ inline constexpr std::array kEnvContract = {
              "where a worker may write a line about its progress, which the report of a failure shows"},
     Variable{kLineage, Origin::kJob, "the launchers below which this process runs; they end it with the job"},
     Variable{kNcclAsyncErrorHandling, Origin::kDefault, "1: NCCL errors end the process"},
-    Variable{kOmpNumThreads, Origin::kDefault, "1 when there are several workers on the node"},
+    Variable{kOmpNumThreads, Origin::kDefault,
+             "with several workers on the node: each one's share of the cores"},
     Variable{kGlooInterface, Origin::kNetwork, "network interface towards the first node"},
     Variable{kNcclInterface, Origin::kNetwork, "likewise"},
+    Variable{kCudaOrder, Origin::kPlacement,
+             "PCI_BUS_ID on nodes with GPUs, unless set: CUDA counts as nvidia-smi does"},
+    Variable{kCudaVisible, Origin::kPlacement, "the GPUs of --gpus; one with --virtual-local-rank"},
+    Variable{kNic, Origin::kPlacement, "network adapter nearest to the rank's GPU"},
 };
 
 }  // namespace muster::env

@@ -80,7 +80,7 @@ _PURE_FORBIDDEN = re.compile(
     r"netinet/|arpa/|netdb\.h|poll\.h|unistd\.h|spawn\.h|fcntl\.h|pthread\.h)")
 PURE = re.compile(
     r"rendezvous/(wire|store_core|session|membership|control|env_contract)\w*\.(h|cc)$|"
-    r"launcher/(job|worker_env|restart_policy|stop_ladder|exit_status|root_cause|line_splitter|hostlist|slurm|step_options|step_command)\w*\.(h|cc)$|"
+    r"launcher/(job|placement|device_choice|worker_env|restart_policy|stop_ladder|exit_status|root_cause|line_splitter|hostlist|slurm|step_options|step_command)\w*\.(h|cc)$|"
     r"worker_runtime/training/(bucket_plan|sampler)\w*\.(h|cc)$")
 
 

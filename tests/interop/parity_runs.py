@@ -101,7 +101,6 @@ class Run:
             NEWEST, PARITY_DIR=self.folder / "told", PARITY_NODE=node, TMPDIR=self.folder / "tmp",
             # A host's name need not lead to it; where it is the subject, the case says so.
             PET_LOCAL_ADDR="127.0.0.1", PET_LOG_DIR=self.folder / "logs" / str(node)))
-        del agent.environment["OMP_NUM_THREADS"]
         for name, value in (environment or {}).items():
             if value is None:
                 agent.environment.pop(name, None)

@@ -34,11 +34,12 @@ EXPLAINS = {
     "`TORCHELASTIC_ENABLE_FILE_TIMER=1`": r"TORCHELASTIC_TIMER_FILE" + _WORKER + r"|files left in TMPDIR",
     "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`": r"TORCHELASTIC_USE_AGENT_STORE" + _WORKER,
     "`python -m torch.distributed.launch`": r"(argv|command)" + _WORKER,
-    "`OMP_NUM_THREADS=1` for several workers": r"warns of OMP_NUM_THREADS",
+    "`OMP_NUM_THREADS` not set, several workers": r"warns of OMP_NUM_THREADS|OMP_NUM_THREADS" + _WORKER,
     "`--event-log-handler=console`": r"events on stderr",
 }
 
 ADDS = {
+    "`CUDA_DEVICE_ORDER` not set, GPUs there": r"CUDA_DEVICE_ORDER" + _WORKER,
     "`MUSTER_*`": r"MUSTER_\w+" + _WORKER,
     "log directory with `-r` or `-t`": r"file .*/generation_\d+/.*\.(out|err)",
     "report of a failure with `--log-dir`": r"file .*/report\.json",
@@ -52,7 +53,8 @@ SHOWN_BY = {
     "a pause before restarts, exit codes without one": (
         "tests/unit/launcher/policies_test.cc", "exit codes that are final end the job while there are restarts left"),
     "`--print-completion`": ("tests/system/test_launcher_contract.py", "test_a_shell_learns_the_options"),
-    "`--logs-specs`, `--numa-binding`": (
+    "`--numa-binding`": ("tests/system/test_launcher_placement.py", "test_torchruns_names_for_bindings_are_known"),
+    "`--logs-specs`": (
         "tests/interop/test_torchrun_parity_options.py", "test_what_muster_has_not_is_refused_with_what_to_use_instead"),
     "etcd": ("tests/system/test_launcher_etcd.py", "test_agents_join_over_etcd_and_pytorch_sums"),
     "what a node needs": (_LIFE, "test_the_binary_needs_glibc_only"),

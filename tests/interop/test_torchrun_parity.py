@@ -25,10 +25,11 @@ class Case:
 
 TALK = "out=a err=b"
 CASES = {
-    "one worker": Case("", TALK),
-    "two workers": Case("--nproc-per-node=2", TALK, ("`OMP_NUM_THREADS=1` for several workers",),
+    "one worker": Case("", TALK, environment={"OMP_NUM_THREADS": None}),
+    # With a thread for each, muster is silent where torchrun warns; with more, it says so too and gives them.
+    "two workers": Case("--nproc-per-node=2", TALK, ("`OMP_NUM_THREADS` not set, several workers",), {"OMP_NUM_THREADS": None},
                         look=lambda run: {"warns of OMP_NUM_THREADS": "OMP_NUM_THREADS" in run.errors()}),
-    "as many workers as processors": Case("--nproc_per_node cpu"),
+    "as many workers as processors": Case("--nproc_per_node cpu", environment={"OMP_NUM_THREADS": None}),
     "a host's name": Case("--local-addr=localhost", shows=("one node, no port given",)),
     "standalone": Case("--standalone --nproc-per-node=2 --role=trainer --max-restarts=3"),
     "standalone with an id": Case("--standalone --rdzv-id=mine", shows=("`--rdzv-id` with `--standalone` or nothing else",)),

@@ -106,8 +106,8 @@ WRONG = [
 # Passed over by torchrun.
 PASSED = [("--signals-to-handle=SIGTERM,BOGUS", "BOGUS"), ("--rdzv-backend=c10d --rdzv-conf=bogus=1", "bogus"),
           ("--shutdown-timeout=-1", "--shutdown-timeout=-1")]
-# Torchrun's, and not muster's; torchrun refuses these here too, for want of a plug-in and a GPU.
-MISSING = ["--logs-specs=x", "--numa-binding=node"]
+# Torchrun's, and not muster's; torchrun refuses it here too, for want of a plug-in.
+MISSING = ["--logs-specs=x"]
 
 
 def refusals(both, cases):

@@ -9,10 +9,12 @@
 #include <unistd.h>
 #include <vector>
 
+#include "launcher/cpu_set.h"
 #include "launcher/descendants.h"
 #include "launcher/guardian.h"
 #include "launcher/output_channel.h"
 #include "launcher/spawn.h"
+#include "launcher/topology.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
@@ -115,6 +117,46 @@ TEST_CASE("a program that cannot be executed is an error with the system's reaso
   REQUIRE(::waitpid(-1, nullptr, WNOHANG) == -1);
   REQUIRE(errno == ECHILD);
   REQUIRE(open_descriptors() == before);
+}
+
+TEST_CASE("a child is on its CPUs and has its memory policy before it executes") {
+  const CpuSet mask = current_affinity();
+  REQUIRE_FALSE(mask.empty());
+  const auto cpus = to_mask({mask.back()});
+  const auto nodes = to_mask({0});
+  const auto topology = read_topology(mask);
+  REQUIRE_OK(topology);
+  const Shell shell("grep Cpus_allowed_list /proc/self/status; head -n 1 /proc/self/numa_maps");
+  Pipe out;
+  Spawner spawner;
+  SpawnRequest request = shell.request(out.writer.get());
+  request.binding.cpus = cpus.data();
+  request.binding.cpu_words = cpus.size();
+  if (topology->memory_policy) {
+    request.binding.memory_nodes = nodes.data();
+    request.binding.memory_words = nodes.size();
+  }
+  auto child = spawner.spawn(request);
+  REQUIRE_OK(child);
+  out.writer.reset();
+  const std::string text = read_all(out.reader.get());
+  REQUIRE_THAT(text, Catch::Contains("Cpus_allowed_list:\t" + std::to_string(mask.back()) + "\n"));
+  if (topology->memory_policy && ::access("/proc/self/numa_maps", R_OK) == 0)
+    REQUIRE_THAT(text, Catch::Contains(" prefer:0 ") || Catch::Contains(" prefer=0 "));
+  REQUIRE(exit_code(*child) == 0);
+  REQUIRE(current_affinity() == mask);  // the parent stays where it was
+}
+
+TEST_CASE("a binding that the kernel refuses is an error that names the call") {
+  const std::vector<unsigned long> nowhere(1, 0);
+  const Shell shell("");
+  Spawner spawner;
+  SpawnRequest request = shell.request();
+  request.binding.cpus = nowhere.data();
+  request.binding.cpu_words = nowhere.size();
+  const auto child = spawner.spawn(request);
+  REQUIRE_FALSE(child);
+  REQUIRE_THAT(child.error().message, Catch::Contains("sched_setaffinity /bin/sh: Invalid argument"));
 }
 
 TEST_CASE("many children on all lanes at once get what was meant for them") {

@@ -16,13 +16,14 @@ MUSTER = str(BIN / "muster")
 
 
 def clean_environment(**extra):
-    """This process' environment without what a launcher or a worker reads."""
-    drop = ("PET_", "SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "OMP_NUM_THREADS",
-            "TORCH_", "CUDA_VISIBLE_DEVICES", "PYTHON_EXEC", "VIRTUAL_ENV", "LOGLEVEL")
+    """This process' environment without what a launcher or a worker reads, and with `extra`; None: is not set."""
+    drop = ("PET_", "SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_",
+            "OMP_NUM_THREADS", "TORCH_", "CUDA_", "MUSTER_", "HWLOC_", "PYTHON_EXEC", "VIRTUAL_ENV", "LOGLEVEL")
     env = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
-    env["PYTHON_EXEC"] = sys.executable
-    env.update({k: str(v) for k, v in extra.items()})
-    return env
+    # Without OMP_NUM_THREADS the launcher says which it gives, which depends on the machine.
+    env.update(PYTHON_EXEC=sys.executable, OMP_NUM_THREADS="1")
+    env.update({k: str(v) for k, v in extra.items() if v is not None})
+    return {k: v for k, v in env.items() if k not in extra or extra[k] is not None}
 
 
 def wait_for(condition, what, seconds=20.0):

@@ -98,7 +98,6 @@ TEST_CASE("an empty text is a value where torchrun has one") {
 }
 
 TEST_CASE("options that are not supported say what to use instead") {
-  REQUIRE_THAT(error_of({"--numa-binding=node", "t.py"}), Catch::Contains("--numa-binding is not supported"));
   REQUIRE_THAT(error_of({"--logs-specs=x", "t.py"}), Catch::Contains("--log-dir, -r and -t"));
 }
 

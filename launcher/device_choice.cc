@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/device_choice.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include <fmt/format.h>
+
+#include "launcher/cpu_set.h"
+
+namespace muster::launcher {
+namespace {
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  return text;
+}
+
+bool is_uuid(std::string_view entry) {
+  return entry.starts_with("GPU-") || entry.starts_with("MIG-");
+}
+
+/// The device an entry names. An abbreviated UUID counts while it fits one device only.
+std::optional<Device> find_device(std::span<const Gpu> gpus, std::string_view entry) {
+  std::optional<Device> found;
+  for (std::size_t i = 0; i < gpus.size(); ++i) {
+    const Gpu& gpu = gpus[i];
+    if (entry.starts_with("GPU-")) {
+      if (!gpu.uuid.starts_with(entry)) continue;
+      if (found) return std::nullopt;
+      found = Device{std::string(entry), i};
+    } else if (entry.starts_with("MIG-")) {
+      if (std::find(gpu.slices.begin(), gpu.slices.end(), entry) != gpu.slices.end())
+        return Device{std::string(entry), i};
+    } else if (entry == std::to_string(gpu.index)) {
+      return Device{std::string(entry), i};
+    }
+  }
+  return found;
+}
+
+/// A MIG slice is a device of its own, a GPU is the same under each of its names.
+bool same_device(const Device& a, const Device& b) {
+  const bool slices = a.entry.starts_with("MIG-") || b.entry.starts_with("MIG-");
+  return slices ? a.entry == b.entry : a.gpu == b.gpu;
+}
+
+bool contains(const std::vector<Device>& devices, const Device& device) {
+  return std::any_of(devices.begin(), devices.end(),
+                     [&](const Device& other) { return same_device(device, other); });
+}
+
+std::string inventory(std::span<const Gpu> gpus) {
+  if (gpus.empty()) return "this node has no GPU that the NVIDIA driver shows";
+  std::string out = "this node has ";
+  for (const Gpu& gpu : gpus)
+    out += fmt::format("{}{}{}{}", &gpu == gpus.data() ? "" : ", ", gpu.index, gpu.uuid.empty() ? "" : " ",
+                       gpu.uuid);
+  return out;
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> split_gpu_list(std::string_view text) {
+  std::vector<std::string> out;
+  std::string_view rest = text;
+  while (true) {
+    const auto comma = rest.find(',');
+    const std::string_view entry = trimmed(rest.substr(0, comma));
+    if (is_uuid(entry)) {
+      out.emplace_back(entry);
+    } else {
+      const auto numbers = parse_ranges(entry);
+      if (!numbers || numbers->empty())
+        return fail(ErrorCode::kInvalidArgument,
+                    fmt::format("--gpus={}: '{}' is neither a number as nvidia-smi counts, nor a range of "
+                                "them, nor a UUID (GPU-..., MIG-...; see nvidia-smi -L)",
+                                text, entry));
+      for (const int number : *numbers) out.push_back(std::to_string(number));
+    }
+    if (comma == std::string_view::npos) return out;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+std::vector<Device> visible_devices(std::span<const Gpu> gpus, std::optional<std::string_view> variable) {
+  std::vector<Device> out;
+  if (!variable) {
+    for (std::size_t i = 0; i < gpus.size(); ++i) out.push_back({std::to_string(gpus[i].index), i});
+    return out;
+  }
+  std::string_view rest = *variable;
+  while (true) {
+    const auto comma = rest.find(',');
+    auto device = find_device(gpus, trimmed(rest.substr(0, comma)));
+    if (!device) return out;
+    if (contains(out, *device)) return {};
+    out.push_back(*std::move(device));
+    if (comma == std::string_view::npos) return out;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+Result<std::vector<Device>> chosen_devices(std::span<const Gpu> gpus, std::string_view option,
+                                           std::optional<std::string_view> variable, bool oversubscribe) {
+  MUSTER_TRY(const std::vector<std::string> entries, split_gpu_list(option));
+  const std::vector<Device> granted = visible_devices(gpus, variable);
+  std::vector<Device> out;
+  for (const std::string& entry : entries) {
+    auto device = find_device(gpus, entry);
+    if (!device)
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("--gpus={}: {} names no GPU; {}", option, entry, inventory(gpus)));
+    // Of a whole GPU that is granted its slices are too.
+    const bool allowed =
+        contains(granted, *device) || std::any_of(granted.begin(), granted.end(), [&](const Device& other) {
+          return other.gpu == device->gpu && !other.entry.starts_with("MIG-");
+        });
+    if (!allowed)
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("--gpus={}: {} is not among CUDA_VISIBLE_DEVICES={}, which limits this job; "
+                              "--gpus counts as nvidia-smi does, not within that list",
+                              option, entry, variable.value_or("")));
+    if (contains(out, *device)) {
+      if (oversubscribe) continue;
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("--gpus={}: {} is the same GPU as one before it; two ranks on one GPU need "
+                              "--oversubscribe",
+                              option, entry));
+    }
+    out.push_back(*std::move(device));
+  }
+  return out;
+}
+
+}  // namespace muster::launcher

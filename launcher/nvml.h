@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nvml: NVIDIA's management library, loaded at run time, closed with the object. Only the entries that muster
+// reads; none of them creates a CUDA context or changes a device. A value that this driver or GPU does not
+// know is nothing, not an error. MUSTER_NVML_LIBRARY names the library where the loader does not find it.
+// Source: NVML API reference.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <muster/result.h>
+
+namespace muster::launcher {
+
+class Nvml {
+ public:
+  using Device = void*;
+  struct Process {
+    unsigned pid = 0;
+    std::uint64_t bytes = 0;  // 0 where the driver does not tell
+  };
+  struct RemappedRows {
+    bool pending = false;
+    bool failed = false;
+  };
+
+  /// kNotFound: no such library. kUnsupported: it is not NVML. kIo: the driver does not answer; the text has
+  /// NVML's reason.
+  [[nodiscard]] static Result<Nvml> open(const std::string& library = "libnvidia-ml.so.1");
+
+  [[nodiscard]] std::optional<unsigned> count() const;
+  [[nodiscard]] std::string driver_version() const;  // empty: unknown
+  /// nullptr: this device cannot be opened, for example because it has fallen off the bus.
+  [[nodiscard]] Device device(unsigned index) const;
+  [[nodiscard]] std::string uuid(Device device) const;                 // empty: unknown
+  [[nodiscard]] std::string name(Device device) const;                 // likewise
+  [[nodiscard]] std::string pci_address(Device device) const;          // as sysfs writes it, "0000:3b:00.0"
+  [[nodiscard]] std::vector<std::string> slices(Device device) const;  // UUIDs of its MIG devices
+
+  [[nodiscard]] std::optional<std::uint64_t> used_bytes(Device device) const;
+  [[nodiscard]] std::vector<Process> processes(Device device) const;  // that hold memory for computing
+  /// Since the driver was loaded.
+  [[nodiscard]] std::optional<std::uint64_t> uncorrected_ecc_errors(Device device) const;
+  [[nodiscard]] std::optional<bool> retired_pages_pending(Device device) const;
+  [[nodiscard]] std::optional<RemappedRows> remapped_rows(Device device) const;
+
+ private:
+  struct Close {
+    void operator()(void* library) const;
+  };
+  explicit Nvml(std::unique_ptr<void, Close> library) : library_(std::move(library)) {}
+  /// nullptr where this driver lacks the entry.
+  template <class Function>
+  [[nodiscard]] Function entry(const char* name) const;
+  [[nodiscard]] std::string text(const char* entry_name, Device device) const;
+
+  std::unique_ptr<void, Close> library_;
+};
+
+}  // namespace muster::launcher

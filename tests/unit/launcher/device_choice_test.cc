@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/device_choice.h"
+
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace muster::launcher;
+
+namespace {
+
+std::vector<Gpu> node() {
+  std::vector<Gpu> out(4);
+  const char* uuids[] = {"GPU-aaaa", "GPU-ab11", "GPU-cccc", "GPU-dddd"};
+  for (int i = 0; i < 4; ++i) {
+    out[static_cast<std::size_t>(i)].index = i;
+    out[static_cast<std::size_t>(i)].uuid = uuids[i];
+  }
+  out[3].slices = {"MIG-1", "MIG-2"};
+  return out;
+}
+
+using Names = std::vector<std::string>;
+
+Names entries(const std::vector<Device>& devices) {
+  Names out;
+  for (const Device& device : devices) out.push_back(device.entry);
+  return out;
+}
+
+Names chosen(const char* option, std::optional<std::string_view> variable = {}, bool oversubscribe = false) {
+  const auto devices = chosen_devices(node(), option, variable, oversubscribe);
+  REQUIRE_OK(devices);
+  return entries(*devices);
+}
+
+std::string refusal(const char* option, std::optional<std::string_view> variable = {}) {
+  const auto devices = chosen_devices(node(), option, variable, false);
+  REQUIRE_FALSE(devices);
+  REQUIRE(devices.error().code == ErrorCode::kInvalidArgument);
+  return devices.error().message;
+}
+
+}  // namespace
+
+TEST_CASE("GPUs are chosen by number, range, UUID or the beginning of one, in the order given") {
+  REQUIRE(chosen("3,0") == Names{"3", "0"});
+  REQUIRE(chosen("1-2, 0") == Names{"1", "2", "0"});
+  REQUIRE(chosen("GPU-cccc,GPU-aa") == Names{"GPU-cccc", "GPU-aa"});
+  REQUIRE(chosen("MIG-2,MIG-1") == Names{"MIG-2", "MIG-1"});
+  const auto devices = chosen_devices(node(), "GPU-dddd,1", {}, false);
+  REQUIRE((*devices)[0].gpu == 3);
+  REQUIRE((*devices)[1].gpu == 1);
+}
+
+TEST_CASE("what names no GPU is refused with the list of those that are there") {
+  REQUIRE_THAT(refusal("4"), Catch::Contains("4 names no GPU; this node has 0 GPU-aaaa, 1 GPU-ab11"));
+  REQUIRE_THAT(refusal("GPU-a"), Catch::Contains("GPU-a names no GPU"));  // two begin so
+  REQUIRE_THAT(refusal("0,x"), Catch::Contains("'x' is neither a number"));
+  REQUIRE_THAT(refusal("0,,1"), Catch::Contains("'' is neither a number"));
+  REQUIRE_THAT(refusal("2-1"), Catch::Contains("nor a range"));
+  REQUIRE_THAT(refusal("MIG-3"), Catch::Contains("MIG-3 names no GPU"));
+  const auto none = chosen_devices({}, "0", {}, false);
+  REQUIRE_THAT(none.error().message, Catch::Contains("this node has no GPU"));
+}
+
+TEST_CASE("the same GPU twice is refused, under whatever names, unless it is to be shared") {
+  REQUIRE_THAT(refusal("0,0"), Catch::Contains("--oversubscribe"));
+  REQUIRE_THAT(refusal("1,GPU-ab"), Catch::Contains("the same GPU"));
+  REQUIRE(chosen("0,0,1", {}, true) == Names{"0", "1"});
+}
+
+TEST_CASE("CUDA_VISIBLE_DEVICES limits what may be chosen") {
+  REQUIRE(chosen("3", "2,3") == Names{"3"});
+  REQUIRE(chosen("GPU-dddd", "3") == Names{"GPU-dddd"});
+  REQUIRE(chosen("MIG-1", "3") == Names{"MIG-1"});
+  REQUIRE_THAT(refusal("0", "2,3"), Catch::Contains("0 is not among CUDA_VISIBLE_DEVICES=2,3"));
+  REQUIRE_THAT(refusal("MIG-2", "MIG-1"), Catch::Contains("not among"));
+}
+
+TEST_CASE("without --gpus the devices are those that CUDA would show") {
+  const auto visible = [](std::optional<std::string_view> variable) {
+    return entries(visible_devices(node(), variable));
+  };
+  REQUIRE(visible({}) == Names{"0", "1", "2", "3"});
+  REQUIRE(visible("") == Names{});
+  REQUIRE(visible("2, 0") == Names{"2", "0"});
+  REQUIRE(visible("1,-1,2") == Names{"1"});
+  REQUIRE(visible("1,1") == Names{});
+  REQUIRE(visible("GPU-c") == Names{"GPU-c"});
+}
