@@ -195,7 +195,8 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
   });
   if (!begun) attempt.unprepared = begun.error();
   start(attempt);
-  if (entry_ != nullptr) entry_->running(assignment, attempt.group.workers(assignment.base_rank), log_);
+  if (entry_ != nullptr && !attempt.unprepared && !attempt.start_failure && attempt.group.started() > 0)
+    entry_->running(assignment, attempt.group.workers(assignment.base_rank), log_);
   while (!attempt.supervision.finished() || !attempt.outcome)
     handle(attempt, next_event(attempt.supervision.deadline()));
 

@@ -93,7 +93,10 @@ bool have_children() {
 
 }  // namespace
 
-Descendants::Descendants(std::string token) : token_(std::move(token)), had_children_(have_children()) {
+Descendants::Descendants(std::string token)
+    : token_(std::move(token)),
+      // The first process of a PID namespace is given the orphans of strangers too.
+      had_children_(::getpid() == 1 || have_children()) {
   if (had_children_)
     for (const pid_t pid : all_pids())
       if (const auto process = look_at(pid); process && process->parent == ::getpid()) spared_.push_back(pid);

@@ -39,7 +39,8 @@ std::string invent_name(const Job& job) {
 }
 
 /// On a disk: the runtime directory may be a small file system in memory.
-Result<std::string> output_file(const std::string& name, const std::string& runtime,
+/// Homes are shared between hosts, names of jobs are not.
+Result<std::string> output_file(const std::string& name, const std::string& host, const std::string& runtime,
                                 const Environment& environment) {
   std::string directory = runtime;
   const auto state = lookup(environment, "XDG_STATE_HOME");
@@ -54,7 +55,7 @@ Result<std::string> output_file(const std::string& name, const std::string& runt
   std::filesystem::create_directories(directory, error);
   if (error)
     return fail(ErrorCode::kIo, fmt::format("create {} for the output: {}", directory, error.message()));
-  return fmt::format("{}/{}.log", directory, name);
+  return fmt::format("{}/{}@{}.log", directory, name, host);
 }
 
 std::optional<JobEntry> find(const std::vector<std::string>& directories, const std::string& name) {
@@ -182,15 +183,19 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
   const std::string lock_path = directories[0] + "/.lock";
   UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock) return fail(errno_error("open " + lock_path, errno));
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0)
-    return fail(ErrorCode::kIo,
-                fmt::format("{} is locked: another job is just being started; try again", lock_path));
+  const Instant until = SteadyClock::now() + kStartPatience;
+  while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (SteadyClock::now() >= until)
+      return fail(ErrorCode::kIo,
+                  fmt::format("{} is locked: another job is being started; try again", lock_path));
+    ::poll(nullptr, 0, 10);  // others hold it for some milliseconds
+  }
   if (const auto other = find(directories, name))
     return fail(
         ErrorCode::kInvalidArgument,
         fmt::format("--job-name={}: such a job runs already, with process {}; see musterctl status {}", name,
                     other->pid, name));
-  MUSTER_TRY(const std::string output, output_file(name, directories[0], environment));
+  MUSTER_TRY(const std::string output, output_file(name, job.logs.hostname, directories[0], environment));
 
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe", errno));

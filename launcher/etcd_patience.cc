@@ -58,8 +58,10 @@ void EtcdPatience::failed(const Error& error) {
 }
 
 void EtcdPatience::run_out() {
+  // It may have answered since the timer fired.
+  if (!since_ || SteadyClock::now() < timer_.expiry()) return;
   const auto call = std::exchange(over_, {});
-  if (!call || !since_) return;
+  if (!call) return;
   call({ErrorCode::kTimeout,
         fmt::format("etcd at {}: {} (tried for {:.1f} s); is it running, and reachable from here?", etcd_,
                     last_error_, std::chrono::duration<double>(SteadyClock::now() - *since_).count())});

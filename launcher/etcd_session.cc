@@ -215,7 +215,8 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
   // `former`: the term of this agent's lease in which it does not serve; 0: none.
   asio::awaitable<Result<etcd::Revision>> campaign(etcd::Revision former) {
     depose("its key in etcd is gone");
-    const auto place = events_.open();
+    const auto open = events_.open;
+    const auto place = open();
     if (!place) {
       give_up(place.error());
       co_return fail(place.error());
@@ -254,7 +255,7 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
     attendance_.saw(keys_, nodes, now);
     for (const NodeId& id : inheritance->absent) attendance_.await(id, now + kSettleTime);
     arm_absences();
-    events_.elected(*std::move(inheritance));
+    if (const auto call = events_.elected) call(*std::move(inheritance));
   }
 
   static std::optional<etcd::KeyValue> holder(const etcd::TxnAnswer& answer) {
@@ -266,7 +267,7 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
     depose("another agent runs it");
     const auto place = etcd::place_of(coordinator);
     if (!place) return give_up(place.error());
-    events_.follow(*place);
+    if (const auto call = events_.follow) call(*place);
   }
 
   void depose(const std::string& why) {

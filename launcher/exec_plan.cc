@@ -112,8 +112,14 @@ Result<ExecPlan> plan_exec(const Options& options, const Environment& environmen
   if (options.virtual_local_rank) out.environment.insert_or_assign(std::string(env::kLocalRank), "0");
   out.environment.insert_or_assign(std::string(kNodeRank), std::to_string(step.node));
   // Words of an agent that is not there.
-  for (const std::string_view name : {env::kUseAgentStore, env::kErrorFile, env::kSignalsToHandle})
+  for (const std::string_view name :
+       {env::kUseAgentStore, env::kErrorFile, env::kSignalsToHandle, env::kProgressFile})
     out.environment.erase(std::string(name));
+  // An agent above this one finds its own by it.
+  if (const auto lineage = lookup(environment, env::kLineage))
+    out.environment.insert_or_assign(std::string(env::kLineage), std::string(*lineage));
+  else
+    out.environment.erase(std::string(env::kLineage));
   const int local_rank = options.virtual_local_rank ? 0 : step.local_task;
   for (std::string& argument : out.command.arguments) argument = substitute_local_rank(argument, local_rank);
   out.command.path = substitute_local_rank(out.command.path, local_rank);

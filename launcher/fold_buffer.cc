@@ -35,7 +35,7 @@ void FoldBuffer::add(int rank, Std stream, std::string_view text, Instant now) {
 std::optional<FoldBuffer::Entry> FoldBuffer::take(Instant now) {
   if (pending_.empty()) return std::nullopt;
   const Pending& oldest = pending_.front();
-  const bool complete = oldest.entry.ranks.size() == last_.size();
+  const bool complete = oldest.entry.ranks.size() == speaking_;
   const bool full = pending_.size() > kMaxEntries || bytes_ > kMaxBytes;
   if (!complete && !full && now < oldest.due) return std::nullopt;
   return take_oldest();

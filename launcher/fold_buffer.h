@@ -30,8 +30,11 @@ class FoldBuffer {
     std::vector<int> ranks;  // ascending
   };
 
-  /// `ranks`: how many there are, numbered from 0.
-  FoldBuffer(int ranks, Millis window) : window_(window), last_(static_cast<std::size_t>(ranks), 0) {}
+  /// `ranks`: how many there are, numbered from 0; `speaking`: how many of them say anything.
+  FoldBuffer(int ranks, int speaking, Millis window)
+      : window_(window),
+        speaking_(static_cast<std::size_t>(speaking)),
+        last_(static_cast<std::size_t>(ranks), 0) {}
 
   void add(int rank, Std stream, std::string_view text, Instant now);
 
@@ -49,6 +52,7 @@ class FoldBuffer {
   };
 
   Millis window_;
+  std::size_t speaking_;
   std::deque<Pending> pending_;
   std::uint64_t first_ = 1;                                             // number of pending_.front()
   std::vector<std::uint64_t> last_;                                     // per rank: its last entry's number

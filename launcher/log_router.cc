@@ -20,6 +20,7 @@ namespace {
 constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr int kReadsPerTurn = 16;                    // then other descriptors get their turn
 constexpr std::size_t kErrorFileBytes = 256 * 1024;  // of a file with stderr in it, searched for an error
+constexpr std::chrono::seconds kDrainPatience{3};    // for whoever reads the rest of what was teed
 constexpr int kReadsToDrain = 64;  // 256 KiB in pieces of 4 KiB: more than a pipe or a pseudo-terminal holds
 
 std::string end_of_file(const std::string& path, std::size_t max_bytes) {
@@ -249,6 +250,14 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
   if (to_the_end && ::fstat(follower.file.get(), &info) == 0)
     left = info.st_size - ::lseek(follower.file.get(), 0, SEEK_CUR);
   while (left > 0) {
+    // Nobody was slowed while this grew: it may be more than memory holds.
+    if (to_the_end && screen_.congested(follower.stream) &&
+        !screen_.make_room(follower.stream, drained_by_)) {
+      screen_.bytes(Std::kErr, fmt::format("muster: the last {} bytes of local_rank {} are not shown, since "
+                                           "nobody reads them; its file has them\n",
+                                           left, follower.local_rank));
+      break;
+    }
     if (!to_the_end && screen_.congested(follower.stream)) {
       if (std::exchange(follower.waiting, true)) return;
       screen_.when_clear(follower.stream, [this, &follower, alive = alive_] {
@@ -274,6 +283,7 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
 
 /// Bounded: a process that left its worker's group may still be writing, and for ever.
 void LogRouter::drain() {
+  drained_by_ = SteadyClock::now() + kDrainPatience;
   for (auto& worker : workers_) {
     if (!worker) continue;
     for (Channel* channel : {&worker->out, &worker->err}) {

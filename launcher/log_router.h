@@ -87,6 +87,7 @@ class LogRouter {
   std::unordered_map<int, std::unique_ptr<Follower>> followers_;  // by watch descriptor
   std::optional<FilteredLog> filtered_out_, filtered_err_;
   std::vector<std::unique_ptr<Worker>> workers_;
+  Instant drained_by_{};
   std::string buffer_;           // shared by all reads
   std::shared_ptr<bool> alive_;  // false once destroyed: handlers that are still queued check it
 };

@@ -110,7 +110,8 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router
   for (WorkerOutcome& outcome : outcomes) {
     // It failed while another one did, and was only slower to end.
     if (outcome.stopped_by_us && outcome.end.code != 0 && !before_stop_.empty() &&
-        before_stop_[static_cast<std::size_t>(outcome.local_rank)])
+        before_stop_[static_cast<std::size_t>(outcome.local_rank)] &&
+        outcome.end.code <= 128)  // 128+n: a handler's answer to the signal, whatever was logged before
       outcome.stopped_by_us = false;
     outcome.progress = first_line_of(directory.file(outcome.local_rank, kProgressFile));
     if (!is_failure(outcome)) {

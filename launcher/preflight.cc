@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -162,12 +163,21 @@ std::vector<Finding> run_preflight(const PreflightJob& job, std::chrono::millise
   UniqueFd writer(ends[1]);
   const pid_t parent = ::getpid();
   // No thread has been started yet, so the child may use the library like any program.
+  const Instant deadline = SteadyClock::now() + patience;
   const pid_t child = ::fork();
   if (child < 0) return {{true, errno_error("preflight: fork", errno).message}};
   if (child == 0) run_child(job, writer.get(), parent);
+  const UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_open, child, 0U)));
   writer.reset();
   Progress progress;
-  const bool closed = read_lines(reader.get(), SteadyClock::now() + patience, progress);
+  bool closed = read_lines(reader.get(), deadline, progress);
+  // The pipe may be closed while a dying driver still holds the process.
+  if (closed && handle) {
+    pollfd end{handle.get(), POLLIN, 0};
+    closed = retry_eintr([&] {
+               return ::poll(&end, 1, static_cast<int>(time_left(deadline, SteadyClock::now()).count()));
+             }) > 0;
+  }
   if (!closed) ::kill(child, SIGKILL);
   int status = 0;
   // One that hangs in the kernel does not die now: it is left to whoever reaps our children.

@@ -69,7 +69,9 @@ Screen::Screen(boost::asio::io_context& io, const Job& job, const Assignment& as
       fold_timer_(io),
       alive_(std::make_shared<bool>(true)) {
   const View view = job.logs.view;
-  if (view == View::kFold) fold_.emplace(job.local_world_size, kFoldWindow);
+  for (int local_rank = 0; local_rank < job.local_world_size; ++local_rank)
+    num_shown_ += shown(local_rank) ? 1 : 0;
+  if (view == View::kFold) fold_.emplace(job.local_world_size, num_shown_, kFoldWindow);
   for (int local_rank = 0; local_rank < job.local_world_size; ++local_rank) {
     Source source;
     source.rank = assignment.base_rank + local_rank;
@@ -132,7 +134,7 @@ void Screen::append(const FoldBuffer::Entry& entry) {
     return;
   }
   std::string& lines = entry.stream == Std::kOut ? out_lines_ : err_lines_;
-  lines.append(fold_label(entry.ranks, job_.local_world_size, assignment_.base_rank)).push_back(':');
+  lines.append(fold_label(entry.ranks, num_shown_, assignment_.base_rank)).push_back(':');
   lines.append(entry.text).push_back('\n');
 }
 

@@ -45,6 +45,8 @@ class Screen {
   /// The workers are gone: nothing more is to be waited for.
   void finish();
 
+  /// Waits for the reader. False: it has not taken everything by `deadline`.
+  [[nodiscard]] bool make_room(Std stream, Instant deadline) { return sink(stream).flush(deadline) == 0; }
   [[nodiscard]] bool congested(Std stream) { return sink(stream).congested(); }
   /// `resume` is called once when there is room again.
   void when_clear(Std stream, std::function<void()> resume);
@@ -65,6 +67,7 @@ class Screen {
   std::string out_lines_, err_lines_;  // of this batch
   std::string time_;                   // of this batch, once somebody wants it
   std::optional<FoldBuffer> fold_;
+  int num_shown_ = 0;  // of this node's ranks
   boost::asio::steady_timer fold_timer_;
   bool slowness_said_ = false;
   std::shared_ptr<bool> alive_;

@@ -73,6 +73,7 @@ std::string HostedStores::receive(ConnectionId from, const std::optional<Members
   // Sent before the agent heard that the generation is over.
   if (found == mounts_.end()) return {};
   Mount& mount = *found->second;
+  if (mount.urgent.size() > 4 * options_.max_channels) return "it sends and reads nothing";
   if (const auto* request = std::get_if<control::StoreOpen>(&message)) return open(mount, *request);
   if (const auto* request = std::get_if<control::StoreBytes>(&message)) return bytes(mount, *request);
   if (const auto* request = std::get_if<control::StoreCredit>(&message))
@@ -105,6 +106,7 @@ void HostedStores::attach(ConnectionId from, const std::optional<Membership>& me
         "one",
         attach.generation);
   if (!refusal.empty()) {
+    std::erase_if(refused_, [&](const auto& entry) { return entry.first == from; });
     refused_.emplace_back(from, control::StoreRefused{attach.generation, std::move(refusal)});
     ready_.push_back(from);
     return;
@@ -204,12 +206,22 @@ void HostedStores::run(Channel& channel, std::string_view input) {
   if (state == Session::State::kClose) return close(channel, channel.session.close_reason());
   channel.input.assign(input);
   count(channel);
-  if (num_buffered_ > options_.max_buffered_bytes)
-    return close(channel,
-                 fmt::format("unfinished requests and unread answers of all workers are {} bytes, the "
-                             "limit is {} (--max-buffered-bytes)",
-                             num_buffered_, options_.max_buffered_bytes));
+  if (num_buffered_ > options_.max_buffered_bytes && close_largest(channel)) return;
   if (channel.stream.num_unsent() > 0 || channel.stream.credit_is_due()) make_ready(channel);
+}
+
+// Not who came last. True if that is `running`.
+bool HostedStores::close_largest(Channel& running) {
+  Channel* largest = &running;
+  for (const auto& [job, store] : stores_)
+    for (const auto& [id, channel] : store->clients)
+      if (channel->buffered_bytes > largest->buffered_bytes) largest = channel;
+  const bool own = largest == &running;
+  close(*largest,
+        fmt::format("unfinished requests and unread answers of all workers are {} bytes, the limit is {} "
+                    "(--max-buffered-bytes), and this one has the most",
+                    num_buffered_, options_.max_buffered_bytes));
+  return own;
 }
 
 // Brings what was just executed to the other clients concerned.

@@ -73,6 +73,7 @@ class HostedStores {
   [[nodiscard]] std::string open(Mount& mount, const control::StoreOpen& open);
   [[nodiscard]] std::string bytes(Mount& mount, const control::StoreBytes& bytes);
   void run(Channel& channel, std::string_view input);
+  [[nodiscard]] bool close_largest(Channel& running);
   void deliver(Store& store);
   void make_ready(Channel& channel);
   void say(Mount& mount, control::Message message);

@@ -258,7 +258,9 @@ void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, Jo
     effects.log.push_back(fmt::format("job {}: lost {}: {}", job.name, node->second.request.host, error));
   job.lost_some |= job.round.phase != Phase::kClosed;
   membership::disconnected(job.round, job.settings, *client.node, error, now);
-  detach(job, *client.node);
+  // It may have come back by another connection meanwhile.
+  if (const auto at = job.connections.find(*client.node); at != job.connections.end() && at->second == id)
+    detach(job, *client.node);
   job.changed = true;
   settle(job, now, effects);
 }

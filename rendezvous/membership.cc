@@ -113,7 +113,9 @@ bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_
 bool worker_failed(Round& round, const NodeId& id, std::int64_t generation, const Cause& failure,
                    bool may_restart, bool machine_at_fault, const Settings& settings, Instant now) {
   const Node* node = find_node(round, id);
-  if (node == nullptr || !is_current(round, generation) || node->group_rank < 0) return false;
+  // Whose workers have all ended well has none that could fail.
+  if (node == nullptr || !is_current(round, generation) || node->group_rank < 0 || node->finished)
+    return false;
   Cause cause = failure;
   cause.kind = Cause::Kind::kWorkerFailed;
   cause.host = node->request.host;

@@ -43,7 +43,7 @@ StoreRelay::~StoreRelay() = default;
 StoreRelay::WorkerId StoreRelay::open() {
   const WorkerId id = next_worker_++;
   workers_.emplace(id, std::make_unique<Worker>(id, options_, window_));
-  if (connected_)
+  if (connected_ || attaching_)
     urgent_.push_back(control::StoreOpen{id, 0});
   else
     at(id).resuming = true;  // connected() names it
@@ -208,7 +208,7 @@ const std::string& StoreRelay::reason(WorkerId id) const {
 std::size_t StoreRelay::num_buffered_bytes(WorkerId id) const {
   const Worker& worker = *workers_.at(id);
   return worker.out.size() + worker.decoder.num_pending_bytes() + worker.stream.num_bytes() +
-         worker.wait.size();
+         worker.wait.size() + worker.held.size();
 }
 
 bool StoreRelay::between_requests(WorkerId id) const {
@@ -239,6 +239,7 @@ void StoreRelay::remove(WorkerId id) {
 
 void StoreRelay::connected() {
   connected_ = false;
+  attaching_ = true;
   urgent_.clear();
   turns_.clear();
   std::vector<WorkerId> ids;
@@ -255,6 +256,7 @@ void StoreRelay::connected() {
 
 void StoreRelay::disconnected() {
   connected_ = false;
+  attaching_ = false;
   urgent_.clear();
 }
 
@@ -268,6 +270,7 @@ Result<void> StoreRelay::receive(const control::Message& message) {
     instance_ = attached->instance;
     window_ = attached->window_bytes;
     connected_ = true;
+    attaching_ = false;
     return {};
   }
   if (const auto* refused = std::get_if<control::StoreRefused>(&message)) {

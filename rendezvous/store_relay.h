@@ -115,6 +115,7 @@ class StoreRelay {
   std::size_t window_ = 0;
   std::uint64_t instance_ = 0;
   bool connected_ = false;  // attached on the present connection
+  bool attaching_ = false;  // asked for, and not answered yet
   std::unordered_map<WorkerId, std::unique_ptr<Worker>> workers_;
   WorkerId next_worker_ = 1;
   std::unordered_map<std::string, Wait> waits_;  // by the bytes of the request

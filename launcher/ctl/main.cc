@@ -25,6 +25,7 @@ using namespace muster::launcher;
 
 constexpr int kExitNoSuchJob = 1;
 constexpr int kExitStillRuns = 4;
+constexpr Millis kSecondSignal{200};
 
 int complain(std::string_view text, int status) {
   std::fprintf(stderr, "musterctl: %.*s\n", static_cast<int>(text.size()), text.data());
@@ -71,8 +72,12 @@ struct Jobs {
   [[nodiscard]] const JobEntry* find(const std::string& name) const {
     const JobEntry* out = nullptr;
     int matches = 0;
+    // Two directories may each have one of that name: what is alive counts, else the newest.
+    const JobEntry* exact = nullptr;
+    for (const JobEntry& entry : entries)
+      if (entry.name == name && (exact == nullptr || !is_alive(*exact))) exact = &entry;
+    if (exact != nullptr) return exact;
     for (const JobEntry& entry : entries) {
-      if (entry.name == name) return &entry;
       if (entry.name.rfind(name, 0) != 0) continue;
       out = &entry;
       ++matches;
@@ -167,12 +172,16 @@ int attach(const JobEntry& entry, const Environment& environment) {
 int stop(const JobEntry& entry, double seconds, bool at_once, const Environment& environment) {
   const auto process = JobProcess::open(entry);
   if (!process) return complain(fmt::format("{} does not run: {}", entry.name, state_of(entry)), 0);
-  for (int i = 0; i < (at_once ? 2 : 1); ++i)
-    if (const auto sent = process->signal(SIGTERM); !sent && sent.error().code != ErrorCode::kNotFound)
-      return complain(sent.error().message, kExitSystem);
   const auto patience =
       std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
-  if (!process->wait(SteadyClock::now() + patience))
+  const Instant deadline = SteadyClock::now() + patience;
+  bool gone = false;
+  do {  // of two signals sent at once the kernel keeps one; the second that arrives skips to SIGKILL
+    if (const auto sent = process->signal(SIGTERM); !sent && sent.error().code != ErrorCode::kNotFound)
+      return complain(sent.error().message, kExitSystem);
+    gone = process->wait(at_once ? std::min(deadline, SteadyClock::now() + kSecondSignal) : deadline);
+  } while (!gone && at_once && SteadyClock::now() < deadline);
+  if (!gone)
     return complain(fmt::format("{} was asked to end and still runs after {:g} s; --now kills its workers",
                                 entry.name, seconds),
                     kExitStillRuns);

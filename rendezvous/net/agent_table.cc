@@ -24,7 +24,7 @@ AgentTable::Room AgentTable::make_room(std::size_t max_connections, std::size_t 
 }
 
 std::shared_ptr<AgentConnection> AgentTable::pump(ConnectionId id, HostedStores& stores) const {
-  const auto connection = find(id);
+  auto connection = find(id);
   if (!connection || connection->peer.stage != ControlPeer::Stage::kOpen) return nullptr;
   control::Message message;
   std::string bytes;

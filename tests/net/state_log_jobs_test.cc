@@ -22,6 +22,7 @@ struct Agent {
     options.port = port;
     options.job = "job";
     options.request.host = std::move(host);
+    options.request.master_port = 1;  // its workers' store is not proxied
     options.settings.min_nodes = options.settings.max_nodes = 2;
     options.settings.max_restarts = 3;
     options.settings.cool_down = 0ms;

@@ -22,7 +22,7 @@ std::vector<std::string> taken(FoldBuffer& buffer, Instant now, int of) {
 }  // namespace
 
 TEST_CASE("A line that all ranks have said leaves at once, as one") {
-  FoldBuffer buffer(3, kWindow);
+  FoldBuffer buffer(3, 3, kWindow);
   buffer.add(2, Std::kOut, "hello", kStart);
   buffer.add(0, Std::kOut, "hello", kStart);
   CHECK(taken(buffer, kStart, 3).empty());
@@ -33,21 +33,28 @@ TEST_CASE("A line that all ranks have said leaves at once, as one") {
 }
 
 TEST_CASE("A line that some ranks have said leaves when its window is over, with their numbers") {
-  FoldBuffer buffer(8, kWindow);
+  FoldBuffer buffer(8, 8, kWindow);
   for (const int rank : {6, 1, 5, 0}) buffer.add(rank, Std::kOut, "loaded", kStart);
   CHECK(taken(buffer, kStart + kWindow - Millis(1), 8).empty());
   CHECK(taken(buffer, kStart + kWindow, 8) == std::vector<std::string>{"[x4 0-1,5-6]loaded"});
 }
 
+TEST_CASE("A rank that is not shown is not waited for") {
+  FoldBuffer buffer(8, 2, kWindow);
+  buffer.add(0, Std::kOut, "hello", kStart);
+  buffer.add(5, Std::kOut, "hello", kStart);
+  CHECK(taken(buffer, kStart, 2) == std::vector<std::string>{"[x2]hello"});
+}
+
 TEST_CASE("The same text on stdout and on stderr are two lines") {
-  FoldBuffer buffer(2, kWindow);
+  FoldBuffer buffer(2, 2, kWindow);
   buffer.add(0, Std::kOut, "x", kStart);
   buffer.add(1, Std::kErr, "x", kStart);
   CHECK(taken(buffer, kStart + kWindow, 2) == std::vector<std::string>{"[x1 0]x", "[x1 1]x"});
 }
 
 TEST_CASE("A rank that repeats a line is counted again, not twice") {
-  FoldBuffer buffer(2, kWindow);
+  FoldBuffer buffer(2, 2, kWindow);
   for (int i = 0; i < 3; ++i) buffer.add(0, Std::kOut, "again", kStart);
   for (int i = 0; i < 2; ++i) buffer.add(1, Std::kOut, "again", kStart);
   CHECK(taken(buffer, kStart + kWindow, 2) ==
@@ -55,7 +62,7 @@ TEST_CASE("A rank that repeats a line is counted again, not twice") {
 }
 
 TEST_CASE("The lines of a rank stay in its order, whatever the others said before") {
-  FoldBuffer buffer(2, kWindow);
+  FoldBuffer buffer(2, 2, kWindow);
   buffer.add(0, Std::kOut, "a", kStart);
   buffer.add(0, Std::kOut, "b", kStart);
   buffer.add(1, Std::kOut, "b", kStart);  // joins b, so that its a cannot join the a before it
@@ -69,7 +76,7 @@ TEST_CASE("Random lines of many ranks come out complete and in each rank's order
   std::mt19937 random(seed);
   constexpr int kRanks = 5;
   for (int round = 0; round < 200; ++round) {
-    FoldBuffer buffer(kRanks, kWindow);
+    FoldBuffer buffer(kRanks, kRanks, kWindow);
     std::map<int, std::vector<std::string>> said, shown;
     Instant now = kStart;
     const auto show = [&](const FoldBuffer::Entry& entry) {
@@ -89,7 +96,7 @@ TEST_CASE("Random lines of many ranks come out complete and in each rank's order
 }
 
 TEST_CASE("A flood of different lines is not kept beyond the cap") {
-  FoldBuffer buffer(2, kWindow);
+  FoldBuffer buffer(2, 2, kWindow);
   std::size_t left = 0;
   for (std::size_t i = 0; i < FoldBuffer::kMaxEntries + 100; ++i) {
     buffer.add(0, Std::kOut, std::to_string(i), kStart);
