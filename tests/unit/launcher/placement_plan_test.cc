@@ -64,7 +64,7 @@ Environment told(const Job& job, int local_rank, const Environment& inherited = 
 
 }  // namespace
 
-TEST_CASE("--gpus gives one worker per GPU, and all see all of them in that order") {
+TEST_CASE("the option --gpus gives one worker per GPU, and all see all of them in that order") {
   const auto job = plan({"--gpus=3,0"});
   REQUIRE_OK(job);
   REQUIRE(job->local_world_size == 2);
