@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from elastic_support import PORT, Job, write
-from launcher_support import BIN, wait_for
+from launcher_support import BIN, alive, wait_for
 from netns import Nodes
 
 # Tells where it is in a file "pid<rank>_<world size>.<restarts>", as elastic_support.STAY, and stays. In attempt 0 rank 0
@@ -179,4 +179,4 @@ def connected(process, port=PORT):
 
 
 def gone(pid):
-    return not os.path.exists(f"/proc/{pid}")
+    return not alive(pid)  # whoever adopts orphans may reap them late
