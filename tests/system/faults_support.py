@@ -2,7 +2,6 @@
 """What the fault tests share: several jobs at once on the same nodes, a musterd that dies and comes back, a worker that
 does as its directory says, and what an agent says about the generations it took part in."""
 import collections
-import os
 import re
 import signal
 import subprocess
