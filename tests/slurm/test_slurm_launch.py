@@ -246,6 +246,45 @@ def test_scancel_leaves_no_worker(slurm):
     wait_for(lambda: not any(alive(pid) for pid in [*pids, *above]), "workers and agents to be gone", 30)
 
 
+TREE = """
+import os, signal, sys
+folder, rank = sys.argv[1], os.environ["RANK"]
+def note(name):
+    path = f"{folder}/{rank}.{name}"
+    with open(path + ".new", "w") as file: file.write(str(os.getpid()))
+    os.rename(path + ".new", path)
+def start(name, *steps):
+    if os.fork(): return
+    for step in steps: step()
+    for s in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): signal.signal(s, signal.SIG_IGN)
+    note(name)
+    while True: signal.pause()
+def forget():
+    if os.fork(): os._exit(0)
+start("loader")
+start("session", os.setsid)
+start("daemon", os.setsid, forget)
+note("worker")
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("how", [[], ["--signal=KILL", "--full"]], ids=["scancel", "scancel-kill-full"])
+def test_whatever_workers_started_is_gone_after_scancel(slurm, how):
+    folder = slurm.folder / f"tree.{len(list(slurm.folder.glob('tree.*')))}"
+    folder.mkdir()
+    process = slurm.start("srun", "-N2", "--ntasks-per-node=1", "--job-name=tree", MUSTER, "--nproc-per-node=1",
+                          slurm.script("tree.py", TREE), folder)
+    names = [f"{rank}.{name}" for rank in range(2) for name in ("worker", "loader", "session", "daemon")]
+    wait_for(lambda: all((folder / name).exists() for name in names) or process.poll() is not None, "two trees", 60)
+    assert process.poll() is None, process.communicate()
+    pids = {name: int((folder / name).read_text()) for name in names}
+    assert slurm.run("scancel", "--name=tree", *how).returncode == 0
+    code, _, err = end(process)
+    assert code != 0, err
+    wait_for(lambda: not any(map(alive, pids.values())), f"all of {pids} to be gone", 30)
+
+
 def test_a_signal_to_the_step_stops_all_workers_and_is_the_exit_status(slurm):
     process, pids = sleepers(slurm, "--job-name=to-stop", muster=["--shutdown-timeout=5"])
     assert slurm.run("scancel", "--name=to-stop", "--signal=INT").returncode == 0

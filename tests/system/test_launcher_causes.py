@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from launcher_support import ROOT, muster, read_report, wait_for
+from launcher_support import BIN, ROOT, clean_environment, muster, read_report, wait_for
 
 
 def fail(muster, *command, options=(), **kwargs):
@@ -130,6 +130,31 @@ def test_a_worker_that_the_kernel_killed_for_memory_is_told_so(muster, memory_gr
     assert result.returncode == 137
     assert "cause     : out of host memory: killed by the kernel" in result.stderr
     assert report["root_cause"]["cause"] == "host-out-of-memory"
+
+
+def test_a_fault_of_the_gpu_is_told_with_its_xid_and_device(muster):
+    """The kernel's log is the real one; the driver's line in it is this test's, for an address that no GPU has here."""
+    kernel = pathlib.Path("/dev/kmsg")
+    assert os.access(kernel, os.W_OK), "root can write to the kernel's log"
+    gpus = muster.tmp_path / "gpus"
+    gpus.write_text("GPU-1000 00ab:17:00.0 0 0 0 -\nGPU-2000 00ab:18:00.0 0 0 0 -\n")
+    env = clean_environment(MUSTER_NVML_LIBRARY=BIN / "libfake_nvml.so", FAKE_NVML=gpus)
+    # One from before the job: it has nothing to do with it.
+    kernel.write_text("NVRM: Xid (PCI:00ab:17:00): 43, pid='<unknown>', name=<unknown>, Ch 00000010\n")
+    script = muster.script("train.py", """
+import os, signal, sys
+if os.environ["LOCAL_RANK"] == "0": signal.pause()
+with open("/dev/kmsg", "w") as kernel:
+    kernel.write("NVRM: Xid (PCI:00ab:18:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\\n")
+sys.exit("RuntimeError: CUDA error: unspecified launch failure")
+""")
+    result = muster.run("--gpus=0,1", "--log-dir=logs", script, env=env)
+    report = read_report(muster.tmp_path / "logs")
+    root = report["root_cause"]
+    assert (root["rank"], root["cause"]) == (1, "gpu-fault"), result.stderr
+    assert any("Xid (PCI:00ab:18:00): 79" in line for line in root["kernel"])
+    assert "GPU-2000" in root["device"] and "GPU-2000" in result.stderr
+    assert "Xid (PCI:00ab:17:00): 43" not in json.dumps(report)
 
 
 def test_who_only_lost_its_connection_is_a_consequence_of_a_failure_that_ends_later(muster):
