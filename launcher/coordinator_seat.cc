@@ -93,8 +93,8 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   net::RendezvousServerOptions options;
   if (is_loopback(elastic.endpoint_host)) options.store.host = elastic.endpoint_host;
   options.store.port = elastic.endpoint_port;
-  // Of several agents here all but one find the port taken, and only one that does not reach a coordinator asks
-  // by whom: looking at the descriptors of all processes cost 64 agents 2 s.
+  // Of several agents here all but one find the port taken, and only one that does not reach a coordinator
+  // asks by whom: looking at the descriptors of all processes cost 64 agents 2 s.
   options.store.name_port_owner = elastic.is_host == true;
   options.control.secret = elastic.secret;
   // With is_host the other job's own host is not at this port: its agents are here by mistake.

@@ -20,29 +20,42 @@ class Contest:
 
     def __init__(self, tools, nodes, ranks, rounds):
         self.title = f"{nodes} nodes, {ranks} ranks on each" if nodes > 1 else f"{ranks} ranks"
-        self.nodes, self.ranks, self.times, self.pause, self.notes = nodes, ranks, {}, {}, []
-        playing = [tool for tool in tools.known if nodes <= tool.most_nodes and self._warm(tool)]
+        self.nodes, self.ranks, self.pause, self.notes = nodes, ranks, {}, []
+        self.times = {tool.name: [] for tool in tools.known if nodes <= tool.most_nodes and self._warm(tool)}
         for number in range(rounds):
-            for tool in playing:
-                if tool.rounds is None or number < tool.rounds:
-                    self.times.setdefault(tool.name, []).append(self._run(tool))
+            for tool in tools.known:
+                if tool.name in self.times and (tool.rounds is None or number < tool.rounds):
+                    self._measure(tool)
 
     def _run(self, tool):
         pause = self.pause.get(tool.name, 0)
         program = [measure.program("noop"), *([str(pause)] if pause else [])]  # static: the loader is not measured
         return measure.wall_ms(tool.command(self.nodes, self.ranks, program), TOO_LONG, tool.env) - pause
 
-    def _warm(self, tool):
+    def _measure(self, tool):
+        try:
+            self.times[tool.name].append(self._run(tool))
+        except measure.Failed as failure:
+            # What worked once may hang the next time; then it gets workers that live, and begins anew.
+            self._note(tool, failure)
+            del self.times[tool.name]
+            if self.pause[tool.name] == 0 and self._warm(tool, [ALIVE_MS]):
+                self.times[tool.name] = []
+
+    def _note(self, tool, failure):
+        self.notes.append(f"{tool.name}: {str(failure).rsplit(': ', 1)[-1]}")
+
+    def _warm(self, tool, pauses=(0, ALIVE_MS)):
         """Fills the page cache, and finds out whether it works at all."""
-        for pause in (0, ALIVE_MS):
+        for pause in pauses:
             self.pause[tool.name] = pause
             try:
                 self._run(tool)
             except measure.Failed as failure:
-                self.notes.append(f"{tool.name}: {str(failure).rsplit(': ', 1)[-1]}")
+                self._note(tool, failure)
                 continue
             if pause:
-                self.notes[-1] += f"; below its workers stay for {pause} ms, which are subtracted"
+                self.notes[-1] += f"; here its workers stay for {pause} ms, which are subtracted"
             return True
         self.notes[-1] += "; left out"
         return False
@@ -52,7 +65,7 @@ class Contest:
         print(f"\n{self.title} of a program that does nothing, wall time in ms")
         print(f"{'':20}{'median':>9}{'p25':>9}{'p75':>9}{'runs':>6}   times the floor [smallest, largest]   muster is")
         out = {}
-        for name, times in self.times.items():
+        for name, times in ((name, times) for name, times in self.times.items() if times):
             s, ratio = measure.summary(times), measure.paired_ratio(times, floor)
             factor = s["median"] / measure.summary(self.times["muster"])["median"]
             verdict = "" if name == "muster" else f"{factor:.2f}x faster" if factor >= 1 else f"{1 / factor:.2f}x slower"
