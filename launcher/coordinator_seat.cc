@@ -9,6 +9,7 @@
 #include <boost/asio/post.hpp>
 
 #include "rendezvous/net/dial.h"
+#include "rendezvous/net/port_owner.h"
 
 namespace muster::launcher {
 namespace {
@@ -92,6 +93,9 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   net::RendezvousServerOptions options;
   if (is_loopback(elastic.endpoint_host)) options.store.host = elastic.endpoint_host;
   options.store.port = elastic.endpoint_port;
+  // Of several agents here all but one find the port taken, and only one that does not reach a coordinator
+  // asks by whom: looking at the descriptors of all processes cost 64 agents 2 s.
+  options.store.name_port_owner = elastic.is_host == true;
   options.control.secret = elastic.secret;
   // With is_host the other job's own host is not at this port: its agents are here by mistake.
   if (elastic.is_host == true) options.control.jobs.only_job = job_.run_id;
@@ -110,7 +114,12 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   }
   if (elastic.is_host == true) return decided(fail(std::move(server).error()));
   busy_ = server.error().message;
+  in_use_ = server.error().code == ErrorCode::kExhausted;
   decided({});
+}
+
+std::string CoordinatorSeat::busy() const {
+  return busy_.empty() || !in_use_ ? busy_ : busy_ + net::busy_port_advice(job_.elastic.endpoint_port);
 }
 
 std::string CoordinatorSeat::title() const {

@@ -39,7 +39,7 @@ class CoordinatorSeat final : public Seat {
   [[nodiscard]] std::string host() const override;
   [[nodiscard]] std::uint16_t port() const override { return job_.elastic.endpoint_port; }
   [[nodiscard]] std::string title() const override;
-  [[nodiscard]] std::string busy() const override { return busy_; }
+  [[nodiscard]] std::string busy() const override;
   void see_off(Millis patience, std::function<void()> gone) override;
 
  private:
@@ -53,7 +53,8 @@ class CoordinatorSeat final : public Seat {
   std::unique_ptr<net::RendezvousServer> server_;
   boost::asio::ip::tcp::resolver resolver_;
   boost::asio::steady_timer timer_;
-  std::string busy_;
+  std::string busy_;  // why this agent could not listen
+  bool in_use_ = false;
   std::function<void()> gone_;
   std::shared_ptr<bool> alive_;  // for handlers that are under way
 };

@@ -56,14 +56,11 @@ std::uint16_t port_of(const sockaddr_storage& address) {
   return ntohs(port);
 }
 
-Error listen_error(const std::string& address, std::uint16_t port, int error_number) {
+Error listen_error(const std::string& address, std::uint16_t port, int error_number, bool name_owner = true) {
   Error error = errno_error("listen on " + address, error_number);
   std::string advice;
   if (error_number == EADDRINUSE) {
-    const std::string owner = describe_port_owner(port);
-    advice = fmt::format(
-        "; the port is held by {}; end that process or choose another port (0 takes any free one)",
-        owner.empty() ? "a socket in no listening state" : owner);
+    if (name_owner) advice = busy_port_advice(port);
   } else if (error_number == EACCES) {
     advice = "; ports below 1024 need root or CAP_NET_BIND_SERVICE";
   } else if (error_number == EADDRNOTAVAIL) {
@@ -103,7 +100,7 @@ int bind_and_listen(const sockaddr* address, socklen_t size, UniqueFd& out) {
 
 }  // namespace
 
-Result<Listener> open_listener(const std::string& host, std::uint16_t port) {
+Result<Listener> open_listener(const std::string& host, std::uint16_t port, bool name_owner) {
   UniqueFd fd;
   if (host.empty()) {
     sockaddr_in6 v6{};
@@ -117,7 +114,7 @@ Result<Listener> open_listener(const std::string& host, std::uint16_t port) {
     v4.sin_addr.s_addr = htonl(INADDR_ANY);
     v4.sin_port = htons(port);
     if (const int error = bind_and_listen(reinterpret_cast<const sockaddr*>(&v4), sizeof v4, fd); error != 0)
-      return fail(listen_error(fmt::format("[::]:{0} and 0.0.0.0:{0}", port), port, error));
+      return fail(listen_error(fmt::format("[::]:{0} and 0.0.0.0:{0}", port), port, error, name_owner));
     return finish(std::move(fd));
   }
 
@@ -140,7 +137,7 @@ Result<Listener> open_listener(const std::string& host, std::uint16_t port) {
     // Somebody serves this name already: half of it would divide its clients.
     if (error == EADDRINUSE) break;
   }
-  return fail(listen_error(fmt::format("{}:{}", host, port), port, error));
+  return fail(listen_error(fmt::format("{}:{}", host, port), port, error, name_owner));
 }
 
 Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port) {

@@ -20,8 +20,11 @@ struct Listener {
   bool loopback_only = false;  ///< it is bound to a loopback address
 };
 
-/// `host` empty: every address. `port` 0: the kernel chooses.
-[[nodiscard]] Result<Listener> open_listener(const std::string& host, std::uint16_t port);
+/// `host` empty: every address. `port` 0: the kernel chooses. `name_owner`: a busy port's error says who
+/// holds it, for which the descriptors of all processes are looked at; without, busy_port_advice() does so
+/// later.
+[[nodiscard]] Result<Listener> open_listener(const std::string& host, std::uint16_t port,
+                                             bool name_owner = true);
 
 /// Takes over a bound stream socket, which need not be listening yet. Its port must be `port` unless that is
 /// 0.

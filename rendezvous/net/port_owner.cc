@@ -85,4 +85,11 @@ std::string describe_port_owner(std::uint16_t port) {
   return "a process of another user";
 }
 
+std::string busy_port_advice(std::uint16_t port) {
+  const std::string owner = describe_port_owner(port);
+  return fmt::format(
+      "; the port is held by {}; end that process or choose another port (0 takes any free one)",
+      owner.empty() ? "a socket in no listening state" : owner);
+}
+
 }  // namespace muster::net

@@ -11,4 +11,7 @@ namespace muster::net {
 /// "pid 1234 (python3 train.py)"; "a process of another user" when it cannot be seen; "" when nobody listens.
 [[nodiscard]] std::string describe_port_owner(std::uint16_t port);
 
+/// The same as the end of an error's text, with what to try.
+[[nodiscard]] std::string busy_port_advice(std::uint16_t port);
+
 }  // namespace muster::net

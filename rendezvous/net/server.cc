@@ -368,7 +368,7 @@ Result<std::unique_ptr<Server>> Server::listen(boost::asio::io_context& loop, co
                                                const Log& log) {
   MUSTER_TRY(Listener listener, options.listen_fd >= 0
                                     ? adopt_listener(UniqueFd(options.listen_fd), options.port)
-                                    : open_listener(options.host, options.port));
+                                    : open_listener(options.host, options.port, options.name_port_owner));
   UniqueFd ready(::epoll_create1(EPOLL_CLOEXEC));
   if (!ready) return fail(errno_error("epoll_create1", errno));
   try {

@@ -31,6 +31,8 @@ struct ServerOptions {
   std::string host;        ///< address or name of this host to listen on; empty: every address, IPv6 and IPv4
   std::uint16_t port = 0;  ///< 0: the kernel chooses; port() tells
   int listen_fd = -1;      ///< >= 0: an inherited, bound socket to listen with instead; the server closes it
+  /// False: a busy port's error does not name its owner, see open_listener().
+  bool name_port_owner = true;
   SessionLimits limits;
   std::size_t max_connections = 200'000;  ///< more are refused
   /// Of the requests that clients have begun and the answers they have not read, all clients together; beyond

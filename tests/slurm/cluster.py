@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Slurm of two nodes on this machine, in a temporary directory: munged, slurmctld and two slurmd on ports of their
+"""A real Slurm on this machine, of two nodes unless more are wanted, in a temporary directory: munged, slurmctld and two slurmd on ports of their
 own, started from Debian's packages and independent of their services. Root or not, it runs as whoever runs the tests."""
 import contextlib
 import os
@@ -19,7 +19,11 @@ PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
 # Names that every resolver takes for 127.0.0.1 and 127.0.0.2, so that a node's name leads to this machine without a
 # line in /etc/hosts. Slurm allows no dots in them.
-NODES = ("0x7f000001", "0x7f000002")
+def names_of(count):
+    return tuple(f"0x{0x7f000001 + i:08x}" for i in range(count))
+
+
+NODES = names_of(2)
 
 
 def missing():
@@ -44,7 +48,8 @@ def free_ports(count):
 
 
 class Cluster:
-    def __init__(self):
+    def __init__(self, nodes=len(NODES)):
+        self.nodes = names_of(nodes)
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="muster-slurm-", dir="/tmp"))
         self.folder.chmod(0o755)
         self.daemons = []
@@ -153,11 +158,11 @@ class Cluster:
         munge.mkdir(mode=0o755)
         (munge / "key").write_bytes(os.urandom(128))
         (munge / "key").chmod(0o400)
-        control, *ports = free_ports(1 + len(NODES))
-        for name in ("state", *NODES):
+        control, *ports = free_ports(1 + len(self.nodes))
+        for name in ("state", *self.nodes):
             (self.folder / name).mkdir()
         nodes = "\n".join(f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=8"
-                          for name, port in zip(NODES, ports))
+                          for name, port in zip(self.nodes, ports))
         (self.folder / "slurm.conf").write_text(f"""
 ClusterName=muster
 SlurmctldHost=localhost(127.0.0.1)
@@ -188,11 +193,11 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
                      f"--pid-file={munge}/pid", f"--log-file={munge}/log", f"--seed-file={munge}/seed", "--num-threads=2")
         wait_for((munge / "socket").exists, "munged's socket", 30)
         self._daemon("slurmctld", "slurmctld", "-D")
-        for name in NODES:
+        for name in self.nodes:
             self._daemon(name, "slurmd", "-D", "-N", name)
-        wait_for(self._ready, "two idle nodes", 60)
+        wait_for(self._ready, "idle nodes", 60)
 
     def _ready(self):
         dead = [daemon.args[0] for daemon in self.daemons if daemon.poll() is not None]
         assert not dead, f"{dead} ended\n{self.log()}"
-        return self.run("sinfo", "-h", "-N", "-o", "%T").stdout.split() == ["idle"] * len(NODES)
+        return self.run("sinfo", "-h", "-N", "-o", "%T").stdout.split() == ["idle"] * len(self.nodes)

@@ -56,6 +56,10 @@ class Scene(Job):
         found = re.findall(r"generation (\d+): node (\d+) of (\d+), ranks (\d+) to (\d+) of (\d+)", self.err(name))
         return [Place(*map(int, each)) for each in found]
 
+    def places_size(self, generation, agents):
+        """How many ranks the world of a generation has, as these agents were told."""
+        return next(p.size for agent in agents for p in self.places(agent.name) if p.generation == generation)
+
     def placed(self, name, generation, seconds=30):
         wait_for(lambda: any(p.generation == generation for p in self.places(name)),
                  f"agent {name} to be in generation {generation} of {self.id}, not {self.err(name)!r}", seconds)
@@ -79,6 +83,17 @@ def check_worlds(scene):
         assert len(ranks) == len(set(ranks)) and all(rank < members[0].size for rank in ranks), (scene.id, members)
         assert len({p.node for p in members}) == len(members), (scene.id, generation, members)
     return worlds
+
+
+def settled(agents):
+    """Every agent of a job is in its last world, or knows that it is outside."""
+    worlds = {agent.name: agent.scene.places(agent.name) for agent in agents}
+    last = max((places[-1].generation for places in worlds.values() if places), default=-1)
+    members = [name for name, places in worlds.items() if places and places[-1].generation == last]
+    size = max((worlds[name][-1].nodes for name in members), default=0)
+    outside = [a for a in agents if a.name not in members
+               and re.search(r"outside the world|the workers start again", a.scene.err(a.name))]
+    return len(members) == size == min(4, len(agents)) and len(members) + len(outside) == len(agents)
 
 
 class Daemon:

@@ -11,9 +11,9 @@ import sys
 import time
 
 from elastic_support import PORT, write
-from faults_support import check_worlds, stage  # noqa: F401
+from faults_support import check_worlds, settled, stage  # noqa: F401
 from launcher_support import MUSTER, clean_environment, wait_for
-from netns import Nodes
+from netns import QuickNodes
 
 STEPS = 1000  # joins and leaves together
 KILLS = 5     # of the daemon among them
@@ -50,22 +50,6 @@ class Agent:
                     os.kill(pid, signal.SIGKILL)
             except OSError:
                 pass  # it is gone already
-
-
-class QuickNodes(Nodes):
-    def command(self, node, *args):  # without the mounts of ip netns exec
-        return ["nsenter", f"--net=/run/netns/{self.names[node]}", *map(str, args)]
-
-
-def settled(agents):
-    """Every agent of a job is in its last world, or knows that it is outside."""
-    worlds = {agent.name: agent.scene.places(agent.name) for agent in agents}
-    last = max((places[-1].generation for places in worlds.values() if places), default=-1)
-    members = [name for name, places in worlds.items() if places and places[-1].generation == last]
-    size = max((worlds[name][-1].nodes for name in members), default=0)
-    outside = [a for a in agents if a.name not in members
-               and re.search(r"outside the world|the workers start again", a.scene.err(a.name))]
-    return len(members) == size == min(4, len(agents)) and len(members) + len(outside) == len(agents)
 
 
 def test_a_thousand_joins_and_leaves_at_random_break_no_promise(stage, tmp_path):

@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 
 #include <fmt/format.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
@@ -60,6 +62,22 @@ TEST_CASE("the MAC is HMAC-SHA256 over label, a zero byte and the transcript") {
   std::string hex;
   for (const auto byte : mac) hex += fmt::format("{:02x}", byte);
   REQUIRE(hex == "9861ebf78c1785a265e7610ff7b120d776b621586c32ac7bd58ebe69965e9193");
+}
+
+TEST_CASE("the MAC is what OpenSSL's own HMAC gives, for secrets shorter and longer than a block") {
+  for (const std::size_t size : {16, 63, 64, 65, 200}) {
+    std::string bytes, text = "label";
+    for (std::size_t i = 0; i < size; ++i) bytes.push_back(static_cast<char>(i * 7 + 1));
+    text.push_back('\0');
+    text += std::string(size * 3, 'x');
+    Mac expected{};
+    unsigned int length = 0;
+    HMAC(EVP_sha256(), bytes.data(), static_cast<int>(bytes.size()),
+         reinterpret_cast<const unsigned char*>(text.data()), text.size(), expected.data(), &length);
+    CAPTURE(size);
+    REQUIRE(length == expected.size());
+    REQUIRE(secret(bytes).mac("label", std::string(size * 3, 'x')) == expected);
+  }
 }
 
 TEST_CASE("two that know the secret accept each other, and two without a secret too") {
