@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -59,9 +60,15 @@ Result<LogWriter> LogWriter::start(Rotation rules) {
     return fail(errno_error("socketpair for the log writer", errno));
   out.control_.reset(ends[0]);
   const UniqueFd writers_end(ends[1]);
+  // A signal to the whole process group, as from a terminal, must not find the child unprepared.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::sigprocmask(SIG_SETMASK, &all, &before);
   // As the guardian: not one of those whose ends the agent looks for.
   out.pid_ = static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL));
-  if (out.pid_ < 0) return fail(errno_error("fork the log writer", errno));
+  const int clone_errno = errno;
+  if (out.pid_ != 0) ::sigprocmask(SIG_SETMASK, &before, nullptr);
+  if (out.pid_ < 0) return fail(errno_error("fork the log writer", clone_errno));
   if (out.pid_ == 0) log_writer::run(writers_end.get(), *out.state_, rules);
   return out;
 }

@@ -7,7 +7,6 @@
 #include <linux/close_range.h>
 #include <memory>
 #include <optional>
-#include <signal.h>
 #include <string>
 #include <string_view>
 #include <sys/epoll.h>
@@ -158,13 +157,10 @@ class Writer {
 
 }  // namespace
 
-/// After fork. The process had one thread, so that the library may be used here.
+/// After fork, with all signals blocked. The process had one thread, so that the library may be used here.
 void run(int control, LogWriterState& state, Rotation rules) {
   ::setsid();
   ::prctl(PR_SET_NAME, "muster-logs", 0, 0, 0);
-  sigset_t all;
-  ::sigfillset(&all);
-  ::sigprocmask(SIG_SETMASK, &all, nullptr);
   if (control != kFirstDescriptor) ::dup3(control, kFirstDescriptor, O_CLOEXEC);
   // Whoever reads the launcher's own streams is not to wait for this process.
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
