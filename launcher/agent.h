@@ -46,6 +46,8 @@ class Agent {
 
   /// Before run(): `entry` is told what happens; it outlives this.
   void keep_entry(DetachedJob& entry) { entry_ = &entry; }
+  /// Before run(): log files are rotated, by `writer`, which outlives this.
+  void rotate_logs(LogWriter& writer) { log_writer_ = &writer; }
 
  private:
   struct Joined {
@@ -108,6 +110,7 @@ class Agent {
   bool output_kept_ = false;  // workers have written to files in a temporary directory
   std::unique_ptr<Rendezvous> rendezvous_;
   DetachedJob* entry_ = nullptr;        // of a detached job
+  LogWriter* log_writer_ = nullptr;     // where log files are rotated
   LogRouter* router_ = nullptr;         // of the attempt under way
   const WorkerGroup* group_ = nullptr;  // likewise
   struct Restart {

@@ -2,138 +2,14 @@
 #include "launcher/error_watch.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
-#include <cstdint>
-#include <initializer_list>
+
+#include "launcher/error_words.h"
 
 namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kMaxTextBytes = 300;
-
-struct Words {
-  std::string_view text;
-  CauseClass kind;
-};
-
-/// The first that occurs decides: what is special comes before what is general.
-constexpr std::array kWords = {
-    Words{"CUDA out of memory", CauseClass::kGpuMemory},
-    Words{"OutOfMemoryError", CauseClass::kGpuMemory},
-    Words{"CUDA_ERROR_OUT_OF_MEMORY", CauseClass::kGpuMemory},
-    Words{"cudaErrorMemoryAllocation", CauseClass::kGpuMemory},
-    Words{"CUDA error: out of memory", CauseClass::kGpuMemory},
-    Words{"_STATUS_ALLOC_FAILED", CauseClass::kGpuMemory},
-    Words{"HIP out of memory", CauseClass::kGpuMemory},
-    Words{"CUDA error", CauseClass::kGpuFault},
-    Words{"CUDA_ERROR_", CauseClass::kGpuFault},
-    Words{"cudaError", CauseClass::kGpuFault},
-    Words{"CUBLAS_STATUS_", CauseClass::kGpuFault},
-    Words{"CUDNN_STATUS_", CauseClass::kGpuFault},
-    Words{"HIP error", CauseClass::kGpuFault},
-    Words{"ncclUnhandledCudaError", CauseClass::kGpuFault},
-    Words{"illegal memory access", CauseClass::kGpuFault},
-    Words{"device-side assert", CauseClass::kGpuFault},
-    Words{"unspecified launch failure", CauseClass::kGpuFault},
-    Words{"uncorrectable ECC", CauseClass::kGpuFault},
-    Words{"ncclRemoteError", CauseClass::kPeerGone},
-    Words{"remote process exited", CauseClass::kPeerGone},
-    Words{"Connection closed by peer", CauseClass::kPeerGone},
-    Words{"Connection reset by peer", CauseClass::kPeerGone},
-    Words{"closed the connection", CauseClass::kPeerGone},
-    Words{"died; see its own output", CauseClass::kPeerGone},
-    Words{"Broken pipe", CauseClass::kPeerGone},
-    Words{"Watchdog caught collective", CauseClass::kNetwork},
-    Words{"ncclSystemError", CauseClass::kNetwork},
-    Words{"ncclInternalError", CauseClass::kNetwork},
-    Words{"NCCL error", CauseClass::kNetwork},
-    Words{"NCCL communicator", CauseClass::kNetwork},
-    Words{"DistNetworkError", CauseClass::kNetwork},
-    Words{"DistStoreError", CauseClass::kNetwork},
-    Words{"DistBackendError", CauseClass::kNetwork},
-    Words{"Connection refused", CauseClass::kNetwork},
-    Words{"Connection timed out", CauseClass::kNetwork},
-    Words{"gloo::", CauseClass::kNetwork},
-    Words{"std::bad_alloc", CauseClass::kHostMemory},
-    Words{"MemoryError", CauseClass::kHostMemory},
-    Words{"Cannot allocate memory", CauseClass::kHostMemory},
-    Words{"can't allocate memory", CauseClass::kHostMemory},
-};
-
-struct Sign {
-  std::string_view text;
-  CauseClass kind;
-};
-
-/// Lines that say by themselves that the process is ending.
-constexpr std::array kSigns = {
-    Sign{"==ERROR: ", CauseClass::kSanitizer},
-    Sign{"WARNING: ThreadSanitizer", CauseClass::kSanitizer},
-    Sign{": runtime error: ", CauseClass::kSanitizer},
-    Sign{"Segmentation fault", CauseClass::kCrash},
-    Sign{"Fatal Python error: ", CauseClass::kCrash},
-    Sign{"Bus error", CauseClass::kCrash},
-    Sign{"Illegal instruction", CauseClass::kCrash},
-    Sign{"Floating point exception", CauseClass::kCrash},
-    Sign{"stack smashing detected", CauseClass::kCrash},
-    Sign{"double free or corruption", CauseClass::kCrash},
-    Sign{"free(): invalid", CauseClass::kCrash},
-    Sign{"malloc(): ", CauseClass::kCrash},
-    Sign{"corrupted size vs. prev_size", CauseClass::kCrash},
-    Sign{"Check failed: ", CauseClass::kAssertion},
-    Sign{"error while loading shared libraries: ", CauseClass::kException},
-    Sign{": No module named ", CauseClass::kException},
-    Sign{": can't open file ", CauseClass::kException},
-};
-
-constexpr std::string_view kTraceback = "Traceback (most recent call last)";
-constexpr std::string_view kFrame = "  File \"";
-constexpr std::string_view kThrown = "terminate called after throwing an instance of '";
-constexpr std::string_view kTerminate = "terminate called ";
-constexpr std::string_view kTerminating = "libc++abi: terminating";
-constexpr std::string_view kAssertion = "Assertion `";
-constexpr std::string_view kWatchdog = "Watchdog caught collective";
-constexpr std::string_view kNcclWarning = "NCCL WARN";
-
-/// Which pairs of bytes to look for: one of each of the words above, the one that ordinary text has least.
-/// A line without any of them has none of the words, which is most lines.
-class Pairs {
- public:
-  constexpr Pairs() {
-    for (const Words& words : kWords) add(words.text);
-    for (const Sign& sign : kSigns) add(sign.text);
-    for (const std::string_view text :
-         {kTraceback, kFrame, kTerminate, kTerminating, kAssertion, kWatchdog, kNcclWarning})
-      add(text);
-  }
-  [[nodiscard]] bool any_in(std::string_view text) const {
-    for (std::size_t i = 1; i < text.size(); ++i)
-      if (const std::size_t at = index(text[i - 1], text[i]); (wanted_[at / 64] >> (at % 64) & 1) != 0)
-        return true;
-    return false;
-  }
-
- private:
-  static constexpr std::size_t index(char a, char b) {
-    return static_cast<std::size_t>(static_cast<unsigned char>(a)) << 8 | static_cast<unsigned char>(b);
-  }
-  static constexpr int frequency(char c) {
-    if (std::string_view(" etaoinsrhld:.0123").find(c) != std::string_view::npos) return 5;
-    return c >= 'a' && c <= 'z' ? 3 : 1;
-  }
-  constexpr void add(std::string_view text) {
-    std::size_t best = 1;
-    const auto cost = [text](std::size_t i) { return frequency(text[i - 1]) * frequency(text[i]); };
-    for (std::size_t i = 2; i < text.size(); ++i)
-      if (cost(i) < cost(best)) best = i;
-    const std::size_t at = index(text[best - 1], text[best]);
-    wanted_[at / 64] |= std::uint64_t{1} << (at % 64);
-  }
-
-  std::array<std::uint64_t, 1024> wanted_{};  // a bit per pair
-};
-constexpr Pairs kPairs;
 
 bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -210,12 +86,6 @@ bool is_exception_line(std::string_view text) {
 
 }  // namespace
 
-CauseClass class_of_words(std::string_view text, CauseClass otherwise) {
-  for (const Words& words : kWords)
-    if (contains(text, words.text)) return words.kind;
-  return otherwise;
-}
-
 std::string one_clean_line(std::string_view text) {
   std::string out = printable(text.substr(0, std::min(text.find('\n'), 4 * kMaxTextBytes)));
   const auto first = out.find_first_not_of(' ');
@@ -240,7 +110,7 @@ void ErrorWatch::finish() {
 
 void ErrorWatch::line(std::string_view raw) {
   const bool coloured = raw.find('\x1b') != std::string_view::npos;
-  if (!in_traceback_ && !what_may_follow_ && !coloured && !kPairs.any_in(raw)) return;
+  if (!in_traceback_ && !what_may_follow_ && !coloured && !may_hold_error_words(raw)) return;
   std::string clean;
   if (coloured) {
     clean = printable(raw);
@@ -253,12 +123,12 @@ void ErrorWatch::line(std::string_view raw) {
 }
 
 bool ErrorWatch::python(std::string_view text) {
-  if (text.starts_with(kTraceback)) {
+  if (text.starts_with(words::kTraceback)) {
     in_traceback_ = true;
     where_.clear();
     return true;
   }
-  if (text.starts_with(kFrame)) {
+  if (text.starts_with(words::kFrame)) {
     in_traceback_ = true;  // a SyntaxError has no other beginning
     if (std::string place = python_place(text); !place.empty()) where_ = std::move(place);
     return true;
@@ -274,8 +144,8 @@ bool ErrorWatch::cpp(std::string_view text) {
   constexpr std::string_view kWhat = "what():";
   const bool what_may_follow = what_may_follow_;
   what_may_follow_ = false;
-  if (const auto at = text.find(kThrown); at != std::string_view::npos) {
-    std::string_view type = text.substr(at + kThrown.size());
+  if (const auto at = text.find(words::kThrown); at != std::string_view::npos) {
+    std::string_view type = text.substr(at + words::kThrown.size());
     type = type.substr(0, type.rfind('\''));
     what_may_follow_ = weight_ < Weight::kError;
     keep(Weight::kError, {class_of_words(type, CauseClass::kException), one_clean_line(type)});
@@ -287,11 +157,11 @@ bool ErrorWatch::cpp(std::string_view text) {
     found_->text = one_clean_line(found_->text + ": " + one_clean_line(message));
     return true;
   }
-  if (contains(text, kTerminate) || contains(text, kTerminating)) {
+  if (contains(text, words::kTerminate) || contains(text, words::kTerminating)) {
     keep(Weight::kError, {class_of_words(text, CauseClass::kException), one_clean_line(text)});
     return true;
   }
-  if (contains(text, kAssertion) && contains(text, "failed")) {
+  if (contains(text, words::kAssertion) && contains(text, "failed")) {
     // The one of a kernel names the block and the thread.
     const CauseClass kind = contains(text, "thread: [") ? CauseClass::kGpuFault : CauseClass::kAssertion;
     keep(Weight::kError, {kind, one_clean_line(text), c_place(text)});
@@ -302,15 +172,15 @@ bool ErrorWatch::cpp(std::string_view text) {
 
 void ErrorWatch::plain(std::string_view text) {
   if (weight_ >= Weight::kError) return;
-  for (const Sign& sign : kSigns)
+  for (const ErrorWords& sign : kErrorSigns)
     if (contains(text, sign.text))
       return keep(Weight::kError, {sign.kind, one_clean_line(text),
                                    sign.kind == CauseClass::kSanitizer ? c_place(text) : std::string()});
   const CauseClass kind = class_of_words(text, CauseClass::kNone);
   if (kind == CauseClass::kGpuMemory || kind == CauseClass::kGpuFault || kind == CauseClass::kHostMemory ||
-      contains(text, kWatchdog))
+      contains(text, words::kWatchdog))
     return keep(Weight::kError, {kind, one_clean_line(text)});
-  if (kind != CauseClass::kNone || contains(text, kNcclWarning))
+  if (kind != CauseClass::kNone || contains(text, words::kNcclWarning))
     keep(Weight::kWarning, {kind == CauseClass::kNone ? CauseClass::kNetwork : kind, one_clean_line(text)});
 }
 

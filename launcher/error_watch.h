@@ -16,9 +16,6 @@
 
 namespace muster::launcher {
 
-/// What kind of error the words speak of; `otherwise` where they say nothing of it.
-[[nodiscard]] CauseClass class_of_words(std::string_view text, CauseClass otherwise);
-
 /// One line of printable text, cut at 300 bytes; without terminal control sequences.
 [[nodiscard]] std::string one_clean_line(std::string_view text);
 

@@ -13,6 +13,7 @@
 #include "launcher/exit_status.h"
 #include "launcher/placement.h"
 #include "launcher/restart_policy.h"
+#include "launcher/rotation.h"
 #include "launcher/std_map.h"
 #include "rendezvous/auth.h"
 #include "rendezvous/base/clock.h"
@@ -44,6 +45,7 @@ struct LogSettings {
   // --duplicate-*-filters: teed lines that contain one of the texts are also kept apart; an empty text is in
   // every line. Empty: no such file.
   std::vector<std::string> stdout_filters, stderr_filters;
+  Rotation rotation;
 
   friend bool operator==(const LogSettings&, const LogSettings&) = default;
 };

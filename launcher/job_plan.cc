@@ -2,6 +2,7 @@
 #include "launcher/job_plan.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <signal.h>
 
@@ -16,6 +17,8 @@
 
 namespace muster::launcher {
 namespace {
+
+constexpr std::uint64_t kSmallestLog = 4096;  // a smaller one would be renaming, not writing
 
 tl::unexpected<Error> usage(std::string message) {
   return fail(ErrorCode::kInvalidArgument, std::move(message));
@@ -85,6 +88,46 @@ Result<View> parse_view(std::string_view text) {
   return usage(fmt::format("--view={}: not one of all, rank0, fold", text));
 }
 
+/// 500000, 64K, 100M, 2G, as multiples of 1024; KiB and KB are the same.
+Result<std::uint64_t> parse_size(std::string_view option, std::string_view text) {
+  const auto digits = text.find_first_not_of("0123456789");
+  std::string_view unit = digits == std::string_view::npos ? std::string_view() : text.substr(digits);
+  std::uint64_t factor = 1;
+  if (!unit.empty()) {
+    constexpr std::string_view kUnits = "KMGT";
+    const auto power = kUnits.find(static_cast<char>(std::toupper(static_cast<unsigned char>(unit[0]))));
+    const std::string_view rest = unit.substr(1);
+    if (power == std::string_view::npos || !(rest.empty() || rest == "B" || rest == "b" || rest == "iB"))
+      return usage(fmt::format("{}={}: not a number of bytes, as in 500000, 64K, 100M or 2G", option, text));
+    factor <<= 10 * (power + 1);
+  }
+  MUSTER_TRY(const std::int64_t number,
+             parse_integer(option, text.substr(0, digits), 0,
+                           static_cast<std::int64_t>((std::uint64_t{1} << 60) / factor)));
+  return static_cast<std::uint64_t>(number) * factor;
+}
+
+Result<Rotation> plan_rotation(const Options& options, const LogSettings& logs) {
+  Rotation out;
+  MUSTER_TRY(const std::int64_t keep, parse_integer("--log-keep", options.log_keep, 1, 9999));
+  out.keep = static_cast<int>(keep);
+  if (options.log_max_size.empty()) {
+    if (options.given.contains("log-keep"))
+      return usage(
+          fmt::format("--log-keep={}: log files are rotated with --log-max-size only", options.log_keep));
+    return out;
+  }
+  MUSTER_TRY(out.max_bytes, parse_size("--log-max-size", options.log_max_size));
+  if (out.max_bytes != 0 && out.max_bytes < kSmallestLog)
+    return usage(fmt::format("--log-max-size={}: less than {} bytes", options.log_max_size, kSmallestLog));
+  if (out.max_bytes != 0 && logs.redirects.none() && logs.tee.none())
+    return usage(
+        fmt::format("--log-max-size={}: no log file is written; -r 3 or -t 3 writes them, and so does "
+                    "--log-dir with --view=rank0 or fold",
+                    options.log_max_size));
+  return out;
+}
+
 Result<LogSettings> plan_logs(const Options& options, const Environment& environment) {
   LogSettings out;
   out.directory = options.log_dir;
@@ -105,6 +148,7 @@ Result<LogSettings> plan_logs(const Options& options, const Environment& environ
   if (out.directory == "/dev/null" && !(out.stdout_filters.empty() && out.stderr_filters.empty()))
     return usage(
         "--duplicate-*-filters: with --log-dir=/dev/null there is no directory for the filtered lines");
+  MUSTER_TRY(out.rotation, plan_rotation(options, out));
   if (options.log_line_prefix_template && !options.log_line_prefix_template->empty()) {
     out.prefix_template = *options.log_line_prefix_template;
   } else {

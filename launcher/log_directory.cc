@@ -112,7 +112,7 @@ Result<void> LogDirectory::begin_attempt(Attempt names, int workers) {
   return {};
 }
 
-Result<void> LogDirectory::name_by_rank(int local_rank, std::string_view suffix) {
+Result<std::string> LogDirectory::name_by_rank(int local_rank, std::string_view suffix) {
   if (by_rank_.empty()) {
     const std::string path =
         fmt::format("{}/generation_{}/{}", run_, names_.generation, as_file_name(names_.host));
@@ -126,7 +126,7 @@ Result<void> LogDirectory::name_by_rank(int local_rank, std::string_view suffix)
       fmt::format("../../{}/{}/std{}.log", attempt_.substr(run_.size() + 1), local_rank, suffix);
   if (::symlink(target.c_str(), link.c_str()) != 0)
     return fail(errno_error("create the link " + link, errno));
-  return {};
+  return link;
 }
 
 std::string LogDirectory::file(int local_rank, std::string_view name) const {

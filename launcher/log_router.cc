@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <fcntl.h>
-#include <limits>
 #include <sys/inotify.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
 
+#include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
 #include "launcher/output_channel.h"
@@ -21,26 +20,20 @@ constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr int kReadsPerTurn = 16;                    // then other descriptors get their turn
 constexpr std::size_t kErrorFileBytes = 256 * 1024;  // of a file with stderr in it, searched for an error
 constexpr std::chrono::seconds kDrainPatience{3};    // for whoever reads the rest of what was teed
+constexpr std::chrono::seconds kSettlePatience{1};   // for the log writer, where an error is looked for
 constexpr int kReadsToDrain = 64;  // 256 KiB in pieces of 4 KiB: more than a pipe or a pseudo-terminal holds
-
-std::string end_of_file(const std::string& path, std::size_t max_bytes) {
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return {};
-  const off_t size = ::lseek(file.get(), 0, SEEK_END);
-  std::string out(std::min(static_cast<std::size_t>(size), max_bytes), '\0');
-  const ssize_t n = ::pread(file.get(), out.data(), out.size(), size - static_cast<off_t>(out.size()));
-  out.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
-  return out;
-}
 
 }  // namespace
 
 struct LogRouter::Follower {
-  int local_rank = 0;
-  Std stream = Std::kOut;
-  UniqueFd file;
+  Follower(int rank, Std which, FollowedFile followed)
+      : local_rank(rank), stream(which), file(std::move(followed)) {}
+
+  int local_rank;
+  Std stream;
+  FollowedFile file;
   LineSplitter splitter;
-  bool shown = false;
+  int watch = -1;
   FilteredLog* filtered = nullptr;
   bool waiting = false;  // for the screen to clear
 };
@@ -67,16 +60,24 @@ struct LogRouter::Worker {
 };
 
 LogRouter::LogRouter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
-                     LogDirectory& directory, OutputSink& out, OutputSink& err, Terminals terminals)
+                     LogDirectory& directory, OutputSink& out, OutputSink& err, Terminals terminals,
+                     LogWriter* writer)
     : io_(io),
       job_(job),
       directory_(directory),
       terminals_(terminals),
+      base_rank_(assignment.base_rank),
       screen_(io, job, assignment, out, err),
       changes_(io),
       buffer_(kReadBytes, '\0'),
       alive_(std::make_shared<bool>(true)) {
   workers_.resize(static_cast<std::size_t>(job.local_world_size));
+  if (writer != nullptr)
+    rotated_.emplace(
+        io, *writer, [this](std::string_view text) { say(text); },
+        [this] {
+          for (const auto& follower : followers_) read_follower(*follower, false);
+        });
 }
 
 LogRouter::~LogRouter() {
@@ -97,10 +98,13 @@ Result<void> LogRouter::open_filtered() {
   return create(job_.logs.stderr_filters, "filtered_stderr.log", filtered_err_);
 }
 
+void LogRouter::say(std::string_view text) {
+  screen_.bytes(Std::kErr, fmt::format("muster: {}\n", text));
+}
+
 void LogRouter::flush(FilteredLog* filtered) {
   if (filtered == nullptr) return;
-  if (const auto flushed = filtered->flush(); !flushed)
-    screen_.bytes(Std::kErr, fmt::format("muster: {}\n", flushed.error().message));
+  if (const auto flushed = filtered->flush(); !flushed) say(flushed.error().message);
 }
 
 Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow) {
@@ -108,26 +112,49 @@ Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow) {
   UniqueFd file(retry_eintr(
       [&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666); }));
   if (!file) return fail(errno_error("create " + path, errno));
-  MUSTER_OK(directory_.name_by_rank(local_rank, stream == Std::kOut ? "out" : "err"));
-  if (!follow) return file;
+  MUSTER_TRY(const std::string link,
+             directory_.name_by_rank(local_rank, stream == Std::kOut ? "out" : "err"));
+  std::shared_ptr<const LogStreamState> state;
+  if (rotated_) {
+    MUSTER_TRY(LogWriter::Stream opened,
+               rotated_->open(base_rank_ + local_rank, std::move(file), path, link));
+    file = std::move(opened.worker);
+    state = std::move(opened.state);
+  }
+  if (follow && screen_.shown(local_rank)) {
+    MUSTER_OK(this->follow(local_rank, stream, path, std::move(state)));
+  }
+  return file;
+}
+
+Result<void> LogRouter::follow(int local_rank, Std stream, const std::string& path,
+                               std::shared_ptr<const LogStreamState> state) {
   if (!changes_.is_open()) {
     UniqueFd notifier(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
     if (!notifier) return fail(errno_error("inotify for -t; see fs.inotify.max_user_instances", errno));
     changes_.assign(notifier.release());
     follow_changes();
   }
-  auto follower = std::make_unique<Follower>();
-  follower->local_rank = local_rank;
-  follower->stream = stream;
-  follower->shown = screen_.shown(local_rank);
+  MUSTER_TRY(FollowedFile file, FollowedFile::open(path, std::move(state), job_.logs.rotation.keep));
+  auto follower = std::make_unique<Follower>(local_rank, stream, std::move(file));
   auto& filtered = stream == Std::kOut ? filtered_out_ : filtered_err_;
   if (filtered) follower->filtered = &*filtered;
-  follower->file.reset(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
-  if (!follower->file) return fail(errno_error("open " + path, errno));
-  const int watch = ::inotify_add_watch(changes_.native_handle(), path.c_str(), IN_MODIFY);
-  if (watch < 0) return fail(errno_error("watch " + path + "; see fs.inotify.max_user_watches", errno));
-  followers_[watch] = std::move(follower);
-  return file;
+  followers_.push_back(std::move(follower));
+  return watch(*followers_.back());
+}
+
+/// By its descriptor: the name may be another file's by now.
+Result<void> LogRouter::watch(Follower& follower) {
+  if (follower.watch >= 0) {
+    watched_.erase(follower.watch);
+    ::inotify_rm_watch(changes_.native_handle(), follower.watch);
+  }
+  const std::string file = fmt::format("/proc/self/fd/{}", follower.file.fd());
+  follower.watch = ::inotify_add_watch(changes_.native_handle(), file.c_str(), IN_MODIFY);
+  if (follower.watch < 0)
+    return fail(errno_error("watch a log file; see fs.inotify.max_user_watches", errno));
+  watched_[follower.watch] = &follower;
+  return {};
 }
 
 Result<UniqueFd> LogRouter::open_channel(Channel& channel, int local_rank, Std stream, Screen::Form form) {
@@ -230,8 +257,8 @@ void LogRouter::follow_changes() {
       const auto* event = reinterpret_cast<const inotify_event*>(events + at);
       at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
       if ((event->mask & IN_Q_OVERFLOW) != 0) {
-        for (auto& [watch, follower] : followers_) read_follower(*follower, false);
-      } else if (const auto found = followers_.find(event->wd); found != followers_.end()) {
+        for (const auto& follower : followers_) read_follower(*follower, false);
+      } else if (const auto found = watched_.find(event->wd); found != watched_.end()) {
         read_follower(*found->second, false);
       }
     }
@@ -240,45 +267,56 @@ void LogRouter::follow_changes() {
 }
 
 void LogRouter::read_follower(Follower& follower, bool to_the_end) {
-  if (!follower.shown) return;
   const auto emit = [&](std::string_view line) {
     screen_.line(follower.local_rank, follower.stream, line);
     if (follower.filtered != nullptr) follower.filtered->offer(screen_.prefix(follower.local_rank), line);
   };
-  struct stat info {};
-  off_t left = std::numeric_limits<off_t>::max();
-  if (to_the_end && ::fstat(follower.file.get(), &info) == 0)
-    left = info.st_size - ::lseek(follower.file.get(), 0, SEEK_CUR);
+  const auto read_again = [this, &follower, alive = alive_] {
+    if (!*alive) return;
+    follower.waiting = false;
+    read_follower(follower, false);
+  };
+  std::uint64_t left = to_the_end ? follower.file.left() : kReadsPerTurn * kReadBytes;
   while (left > 0) {
     // Nobody was slowed while this grew: it may be more than memory holds.
     if (to_the_end && screen_.congested(follower.stream) &&
         !screen_.make_room(follower.stream, drained_by_)) {
-      screen_.bytes(Std::kErr, fmt::format("muster: the last {} bytes of local_rank {} are not shown, since "
-                                           "nobody reads them; its file has them\n",
-                                           left, follower.local_rank));
+      say(
+          fmt::format("the last {} bytes of local_rank {} are not shown, since nobody reads them; its file "
+                      "has them",
+                      left, follower.local_rank));
       break;
     }
     if (!to_the_end && screen_.congested(follower.stream)) {
-      if (std::exchange(follower.waiting, true)) return;
-      screen_.when_clear(follower.stream, [this, &follower, alive = alive_] {
-        if (!*alive) return;
-        follower.waiting = false;
-        read_follower(follower, false);
-      });
+      if (!std::exchange(follower.waiting, true)) screen_.when_clear(follower.stream, read_again);
       return;
     }
-    const ssize_t n =
-        retry_eintr([&] { return ::read(follower.file.get(), buffer_.data(), buffer_.size()); });
-    if (n <= 0) break;
-    left -= n;
-    follower.splitter.feed(std::string_view(buffer_.data(), static_cast<std::size_t>(n)), emit);
+    const std::size_t n = follower.file.read(buffer_.data(), buffer_.size());
+    if (follower.file.take_moved()) moved(follower);
+    if (n == 0) break;
+    left -= std::min<std::uint64_t>(left, n);
+    follower.splitter.feed(std::string_view(buffer_.data(), n), emit);
     screen_.flush();
     flush(follower.filtered);
   }
-  if (!to_the_end) return;
+  if (!to_the_end) {
+    // There may be more, and nobody else to tell of it.
+    if (left == 0 && !std::exchange(follower.waiting, true)) boost::asio::post(io_, read_again);
+    return;
+  }
   follower.splitter.finish(emit);
   screen_.flush();
   flush(follower.filtered);
+}
+
+/// On to the next of the rotated files.
+void LogRouter::moved(Follower& follower) {
+  if (const std::uint64_t skipped = follower.file.take_skipped(); skipped > 0)
+    say(
+        fmt::format("{} log files of local_rank {} were rotated away before they could be shown; a larger "
+                    "--log-max-size or --log-keep gives the terminal more time",
+                    skipped, follower.local_rank));
+  if (auto watched = watch(follower); !watched) say(watched.error().message);
 }
 
 /// Bounded: a process that left its worker's group may still be writing, and for ever.
@@ -293,7 +331,8 @@ void LogRouter::drain() {
           [&](std::string_view line) { screen_.line(channel->local_rank, channel->stream, line); });
     }
   }
-  for (auto& [watch, follower] : followers_) read_follower(*follower, true);
+  if (rotated_) rotated_->finish(kDrainPatience);
+  for (const auto& follower : followers_) read_follower(*follower, true);
   screen_.finish();
 }
 
@@ -308,18 +347,20 @@ std::optional<Cause> LogRouter::error_so_far(int local_rank) {
     watch.finish();
     return watch.found();
   }
+  if (rotated_) rotated_->settle(kSettlePatience);
   ErrorWatch watch;
-  watch.feed(end_of_file(worker->stderr_path, kErrorFileBytes));
+  watch.feed(end_of_log(worker->stderr_path, kErrorFileBytes));
   watch.finish();
   return watch.found();
 }
 
-std::vector<std::string> LogRouter::stderr_tail(int local_rank, std::size_t lines) const {
+std::vector<std::string> LogRouter::stderr_tail(int local_rank, std::size_t lines) {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
   if (!worker) return {};
   if (worker->stderr_path.empty()) return worker->err.tail.last_lines(lines);
+  if (rotated_) rotated_->settle(kSettlePatience);
   TailBuffer tail;
-  tail.append(end_of_file(worker->stderr_path, TailBuffer::kDefaultCap));
+  tail.append(end_of_log(worker->stderr_path, TailBuffer::kDefaultCap));
   return tail.last_lines(lines);
 }
 

@@ -6,9 +6,10 @@
 //  last bytes are kept; or a file under -r/-t.
 //  - under -t the file is followed (inotify, no polling); lines with a text of --duplicate-*-filters then
 //  also go to a FilteredLog.
-// The Screen decides what is shown. Files are the workers' own descriptors: nothing is lost in them if the
-// launcher is killed, and a slow terminal does not slow a teed worker. One loop. Owned by the agent, per
-// attempt.
+//  - files that are to be rotated are written by the LogWriter's process, from the worker's pipe.
+// The Screen decides what is shown. Files are the workers' own descriptors, or the LogWriter's: nothing is
+// lost in them if the launcher is killed, and a slow terminal does not slow a teed worker. One loop. Owned by
+// the agent, per attempt.
 #pragma once
 
 #include <cstddef>
@@ -25,9 +26,11 @@
 
 #include "launcher/error_watch.h"
 #include "launcher/filtered_log.h"
+#include "launcher/followed_file.h"
 #include "launcher/job.h"
 #include "launcher/line_splitter.h"
 #include "launcher/log_directory.h"
+#include "launcher/rotated_logs.h"
 #include "launcher/screen.h"
 #include "launcher/tail_buffer.h"
 #include "rendezvous/base/unique_fd.h"
@@ -47,8 +50,10 @@ class LogRouter {
     int err = -1;
   };
 
+  /// `writer`: of the files; nullptr: they are not rotated, and the workers write them themselves.
   LogRouter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
-            LogDirectory& directory, OutputSink& out, OutputSink& err, Terminals terminals);
+            LogDirectory& directory, OutputSink& out, OutputSink& err, Terminals terminals,
+            LogWriter* writer);
   ~LogRouter();
 
   /// The descriptors for a worker about to be started; owned here until started().
@@ -58,7 +63,7 @@ class LogRouter {
 
   /// The workers are gone: takes up what is still in their channels and files.
   void drain();
-  [[nodiscard]] std::vector<std::string> stderr_tail(int local_rank, std::size_t lines) const;
+  [[nodiscard]] std::vector<std::string> stderr_tail(int local_rank, std::size_t lines);
   /// Takes up what a worker has written so far, and tells the error in it, if any.
   [[nodiscard]] std::optional<Cause> error_so_far(int local_rank);
   void window_changed();
@@ -70,6 +75,9 @@ class LogRouter {
 
   [[nodiscard]] Result<void> open_filtered();
   [[nodiscard]] Result<UniqueFd> open_file(int local_rank, Std stream, bool follow);
+  [[nodiscard]] Result<void> follow(int local_rank, Std stream, const std::string& path,
+                                    std::shared_ptr<const LogStreamState> state);
+  [[nodiscard]] Result<void> watch(Follower& follower);
   [[nodiscard]] Result<UniqueFd> open_channel(Channel& channel, int local_rank, Std stream,
                                               Screen::Form form);
   void read_channel(Channel& channel);
@@ -77,14 +85,19 @@ class LogRouter {
   void follow_changes();
   void flush(FilteredLog* filtered);
   void read_follower(Follower& follower, bool to_the_end);
+  void moved(Follower& follower);
+  void say(std::string_view text);
 
   boost::asio::io_context& io_;
   const Job& job_;
   LogDirectory& directory_;
   Terminals terminals_;
+  int base_rank_;
   Screen screen_;
-  boost::asio::posix::stream_descriptor changes_;                 // inotify
-  std::unordered_map<int, std::unique_ptr<Follower>> followers_;  // by watch descriptor
+  boost::asio::posix::stream_descriptor changes_;  // inotify
+  std::vector<std::unique_ptr<Follower>> followers_;
+  std::unordered_map<int, Follower*> watched_;  // by watch descriptor
+  std::optional<RotatedLogs> rotated_;
   std::optional<FilteredLog> filtered_out_, filtered_err_;
   std::vector<std::unique_ptr<Worker>> workers_;
   Instant drained_by_{};

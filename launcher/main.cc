@@ -25,6 +25,7 @@
 #include "launcher/guardian.h"
 #include "launcher/hardware.h"
 #include "launcher/job_plan.h"
+#include "launcher/log_writer.h"
 #include "launcher/options.h"
 #include "launcher/output_sink.h"
 #include "launcher/placement_text.h"
@@ -167,6 +168,12 @@ int main(int argc, char** argv) {
   auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size), job->token());
   if (!guardian) return complain(guardian.error());
   descendants.spare(guardian->pid());
+  std::optional<LogWriter> log_writer;
+  if (job->logs.rotation.max_bytes > 0) {
+    auto started = LogWriter::start(job->logs.rotation);
+    if (!started) return complain(started.error());
+    descendants.spare(log_writer.emplace(*std::move(started)).pid());
+  }
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
   // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does
   // not.
@@ -188,6 +195,7 @@ int main(int argc, char** argv) {
   {
     Agent agent(io, *job, environment, log, *guardian, descendants, out, err, descriptor_limit);
     if (detached) agent.keep_entry(*detached);
+    if (log_writer) agent.rotate_logs(*log_writer);
     status = agent.run();
   }
   if (detached) detached->ended(status, log);

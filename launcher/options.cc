@@ -65,6 +65,8 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--local-ranks-filter", o.local_ranks_filter);
   app.add_option("--ranks-filter", o.ranks_filter);
   app.add_option("--view", o.view);
+  app.add_option("--log-max-size", o.log_max_size);
+  app.add_option("--log-keep", o.log_keep);
   app.add_option("--duplicate-stdout-filters", o.duplicate_stdout_filters);
   app.add_option("--duplicate-stderr-filters", o.duplicate_stderr_filters);
   app.add_option("--log-line-prefix-template", o.log_line_prefix_template);

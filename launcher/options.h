@@ -39,6 +39,8 @@ struct Options {
   std::string local_ranks_filter;
   std::string ranks_filter;
   std::string view = "all";
+  std::string log_max_size;
+  std::string log_keep = "5";
   std::optional<std::string> duplicate_stdout_filters;
   std::optional<std::string> duplicate_stderr_filters;
   std::optional<std::string> log_line_prefix_template;

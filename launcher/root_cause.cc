@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "launcher/error_watch.h"
+#include "launcher/error_words.h"
 
 namespace muster::launcher {
 namespace {

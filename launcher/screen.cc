@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/error_line.h"
+#include "launcher/error_words.h"
 #include "launcher/substitution.h"
 
 namespace muster::launcher {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/error_watch.h"
 
+#include "launcher/error_words.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;
@@ -163,4 +164,35 @@ TEST_CASE("what is kept is one printable line of bounded length") {
   REQUIRE(one_clean_line(std::string(299, 'a') + "\xc3\xa9") == std::string(299, 'a'));
   REQUIRE(one_clean_line("  \xc3\xa9\nsecond") == "\xc3\xa9");
   REQUIRE(one_clean_line(" \n").empty());
+}
+
+TEST_CASE("what names a cause also opens a rank for --view=rank0, except what programs recover from") {
+  for (const ErrorWords& sign : kErrorSigns) {
+    INFO(sign.text);
+    const std::string line = "12:30:01 w3 | " + std::string(sign.text) + "...";
+    REQUIRE(looks_like_error(line));
+    REQUIRE(found_in(line)->kind == sign.kind);
+  }
+  for (const ErrorWords& one : kErrorWords) {
+    INFO(one.text);
+    const std::string line = "12:30:01 w3 | " + std::string(one.text) + "...";
+    REQUIRE(found_in(line));
+    const bool passing =
+        found_in(line)->kind == CauseClass::kPeerGone || found_in(line)->kind == CauseClass::kNetwork;
+    REQUIRE(looks_like_error(line) == (!passing || line.find("Watchdog caught") != std::string::npos));
+  }
+}
+
+TEST_CASE("a line from which a rank is shown") {
+  for (const char* line :
+       {"Traceback (most recent call last):", "[rank3]: Traceback (most recent call last):",
+        "ValueError: loss is nan", "\x1b[31mRuntimeError: x\x1b[0m", "ERROR: no data",
+        "[2026-01-01][FATAL] gone", "panic: nil", "x.c:3:1: fatal error: y",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "n1:3:4 [0] init.cc:12 NCCL WARN Call failed",
+        "train: loss.cc:12: void f(): Assertion `x > 0' failed."})
+    REQUIRE(looks_like_error(line));
+  for (const char* line : {"", "epoch 3 loss 0.25", "0 errors, 3 warnings", "Error rate 0.25",
+                           "*** epoch 3 ***", "[W socket.cpp:663] Connection refused, trying again"})
+    REQUIRE(!looks_like_error(line));
 }

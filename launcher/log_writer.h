@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// LogWriter: a small process between workers' pipes and their log files, where these are rotated
+// (--log-max-size); else the files are the workers' own descriptors. It outlives this process: it goes on
+// until all its pipes are at their end, so that nothing is lost when the launcher is killed. It sleeps in
+// epoll_wait(2), in a session of its own, with all signals blocked, and never waits for the launcher. Owned
+// by main; the LogRouter opens streams. One thread. What it has to say is in shared memory, with a ring of
+// the bell. Costs one fork; a byte costs one more copy (README, "Output"). Source: unix(7), SCM_RIGHTS.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <sys/types.h>
+
+#include <muster/result.h>
+
+#include "launcher/rotation.h"
+#include "rendezvous/base/clock.h"
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::launcher {
+
+/// What the writer says of one stream. In shared memory, written by the writer alone.
+struct LogStreamState {
+  std::atomic<std::uint64_t> turn{0};     // odd: the names of its files are changing; twice the rotations
+  std::atomic<std::uint64_t> missing{0};  // bytes that could not be written
+  std::atomic<int> error{0};              // errno, while nothing can be written
+  std::atomic<int> rotation_error{0};     // errno, while the file cannot be renamed
+};
+
+/// And of itself.
+struct LogWriterState {
+  std::atomic<std::uint64_t> settled{0};       // the last request that was fulfilled
+  std::atomic<std::int64_t> writing_since{0};  // steady clock, nanoseconds; 0: in no write(2)
+};
+
+class LogWriter {
+ public:
+  /// To be called before other descriptors are opened.
+  [[nodiscard]] static Result<LogWriter> start(Rotation rules);
+  LogWriter(LogWriter&& other) noexcept;
+  LogWriter& operator=(LogWriter&&) = delete;
+  /// Waits a moment for the writer to end, which it does when nobody holds a pipe to it any more.
+  ~LogWriter();
+
+  struct Stream {
+    UniqueFd worker;  // the worker's descriptor 1 or 2
+    std::shared_ptr<const LogStreamState> state;
+  };
+  /// `file`: `path`, open for appending; `link`: a symbolic link to it, whose neighbours are made too.
+  [[nodiscard]] Result<Stream> open(UniqueFd file, const std::string& path, const std::string& link);
+
+  /// Until all that was in the pipes is in the files. False: not by `deadline`, or the writer is gone.
+  [[nodiscard]] bool settle(Instant deadline);
+
+  /// Readable when a state has changed; at its end when the writer is gone. clear_bell() empties it.
+  [[nodiscard]] int bell() const { return control_.get(); }
+  /// False: the writer is gone.
+  bool clear_bell();
+
+  /// Since when it is within one write(2), because of a slow disk.
+  [[nodiscard]] std::optional<Instant> writing_since() const;
+  [[nodiscard]] pid_t pid() const { return pid_; }
+  [[nodiscard]] const Rotation& rules() const { return rules_; }
+
+ private:
+  explicit LogWriter(Rotation rules) : rules_(rules) {}
+
+  Rotation rules_;
+  pid_t pid_ = -1;
+  UniqueFd control_;
+  std::shared_ptr<LogWriterState> state_;
+  std::uint64_t requests_ = 0;
+  bool late_ = false;  // it did not settle in time: not waited for again until it has
+};
+
+}  // namespace muster::launcher
