@@ -9,6 +9,7 @@
 
 #include "launcher/agent.h"
 #include "launcher/log_router.h"
+#include "launcher/stall_watch.h"
 #include "launcher/supervision.h"
 #include "launcher/worker_group.h"
 
@@ -26,12 +27,15 @@ struct Agent::Attempt {
               [&agent](int local_rank, const ProcessEnd& end, bool unsignalled) {
                 agent.events_.push_back(WorkerEnded{local_rank, end, unsignalled});
               }),
+        stalls(agent.io_, group, router, agent.job_.local_world_size, assignment.base_rank,
+               agent.directory_->run_file("stalls.log"), agent.log_),
         supervision(agent.job_.local_world_size, agent.job_.grace) {}
 
   int number;  // as the rendezvous counts
   Assignment assignment;
   LogRouter router;
   WorkerGroup group;
+  StallWatch stalls;
   Supervision supervision;
   std::vector<WorkerOutcome> outcomes;  // in the order in which the exits were learnt
   std::vector<Instant> ended;           // of each of them

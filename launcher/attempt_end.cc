@@ -81,6 +81,7 @@ void Agent::collect(Attempt& attempt) {
   for (const pid_t pid : descendants_.end(is_worker, SteadyClock::now() + kOrphanPatience))
     if (!is_worker(pid))
       log_.error(fmt::format("pid {}, which a worker started, does not die of SIGKILL", pid));
+  attempt.stalls.finish();
   attempt.router.drain();
 }
 

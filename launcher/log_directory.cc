@@ -133,6 +133,10 @@ std::string LogDirectory::file(int local_rank, std::string_view name) const {
   return enabled() ? fmt::format("{}/{}/{}", attempt_, local_rank, name) : std::string();
 }
 
+std::string LogDirectory::run_file(std::string_view name) const {
+  return enabled() && temporary_base_.empty() ? fmt::format("{}/{}", run_, name) : std::string();
+}
+
 std::string LogDirectory::attempt_file(std::string_view name) const {
   return enabled() ? fmt::format("{}/{}", attempt_, name) : std::string();
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/inotify.h>
 #include <unistd.h>
 #include <utility>
@@ -56,7 +57,7 @@ struct LogRouter::Worker {
 
   UniqueFd child_stdout, child_stderr;  // until started()
   Channel out, err;
-  std::string stderr_path;  // when it goes to a file
+  std::string stdout_path, stderr_path;  // of files
 };
 
 LogRouter::LogRouter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
@@ -179,6 +180,7 @@ Result<LogRouter::Streams> LogRouter::open(int local_rank) {
 
   if (has(files, Std::kOut)) {
     MUSTER_TRY(worker.child_stdout, open_file(local_rank, Std::kOut, has(tee, Std::kOut)));
+    worker.stdout_path = directory_.file(local_rank, "stdout.log");
   } else if (form == Screen::Form::kHidden) {
     worker.child_stdout.reset(::open("/dev/null", O_WRONLY | O_CLOEXEC));
   } else if (form == Screen::Form::kLines) {
@@ -362,6 +364,22 @@ std::vector<std::string> LogRouter::stderr_tail(int local_rank, std::size_t line
   TailBuffer tail;
   tail.append(end_of_log(worker->stderr_path, TailBuffer::kDefaultCap));
   return tail.last_lines(lines);
+}
+
+bool LogRouter::clogged(Std stream) const {
+  pollfd room{stream == Std::kOut ? STDOUT_FILENO : STDERR_FILENO, POLLOUT, 0};
+  return ::poll(&room, 1, 0) == 0;
+}
+
+std::string LogRouter::log_file(int local_rank, Std stream) const {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  if (!worker) return {};
+  return stream == Std::kOut ? worker->stdout_path : worker->stderr_path;
+}
+
+bool LogRouter::channelled(int local_rank, Std stream) const {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  return worker && (stream == Std::kOut ? worker->out : worker->err).open;
 }
 
 void LogRouter::window_changed() {

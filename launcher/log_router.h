@@ -68,6 +68,13 @@ class LogRouter {
   [[nodiscard]] std::optional<Cause> error_so_far(int local_rank);
   void window_changed();
 
+  /// Whoever reads the launcher's own stream does not take anything now.
+  [[nodiscard]] bool clogged(Std stream) const;
+  /// The file that a worker's stream goes to; empty: none.
+  [[nodiscard]] std::string log_file(int local_rank, Std stream) const;
+  /// Whether it goes through the launcher.
+  [[nodiscard]] bool channelled(int local_rank, Std stream) const;
+
  private:
   struct Follower;  // one teed file
   struct Channel;   // one stream that passes through here

@@ -16,7 +16,6 @@ namespace muster::launcher {
 namespace {
 
 constexpr Millis kFoldWindow{300};
-constexpr Millis kSlowReader{5'000};
 constexpr char kTimeMark = '\x1f';  // where ${time} stands in a prefix that is known but for the time
 
 /// Local time with its offset, as 2026-01-31T08:15:30.250+0100. Once for each batch: 2 us.
@@ -168,17 +167,9 @@ void Screen::finish() {
 }
 
 void Screen::when_clear(Std stream, std::function<void()> resume) {
-  sink(stream).when_clear(
-      [this, stream, since = SteadyClock::now(), resume = std::move(resume), alive = alive_] {
-        if (!*alive) return;
-        const auto waited = std::chrono::duration_cast<Millis>(SteadyClock::now() - since);
-        if (waited >= kSlowReader && !std::exchange(slowness_said_, true))
-          err_.write(fmt::format(
-              "muster: whoever reads {} took nothing for {:.1f} s, and workers had to wait; "
-              "with --log-dir and -t 3 they do not\n",
-              stream == Std::kOut ? "stdout" : "stderr", static_cast<double>(waited.count()) / 1000));
-        resume();
-      });
+  sink(stream).when_clear([resume = std::move(resume), alive = alive_] {
+    if (*alive) resume();
+  });
 }
 
 }  // namespace muster::launcher

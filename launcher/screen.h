@@ -4,8 +4,7 @@
 //  - all: as it is; teed lines get a prefix.
 //  - rank0: rank 0 whole and without prefix; the others from their first line that looks like an error.
 //  - fold: equal lines of this node's ranks once, as [x8]; a line waits 300 ms for the others to say it.
-// Whole lines only. A slow reader stops whoever feeds a screen, and is named if it was slow for long. One
-// loop. Owned by a LogRouter, per attempt.
+// Whole lines only. A slow reader stops whoever feeds a screen. One loop. Owned by a LogRouter, per attempt.
 #pragma once
 
 #include <functional>
@@ -69,7 +68,6 @@ class Screen {
   std::optional<FoldBuffer> fold_;
   int num_shown_ = 0;  // of this node's ranks
   boost::asio::steady_timer fold_timer_;
-  bool slowness_said_ = false;
   std::shared_ptr<bool> alive_;
 };
 

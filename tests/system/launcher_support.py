@@ -45,6 +45,25 @@ def alive(pid):
         return False
 
 
+def children_named(parent, name):
+    """Process numbers; the name is the one that a process gave itself."""
+    out = []
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            before, after = stat.read_text().rsplit(")", 1)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if before.split("(", 1)[1] == name and int(after.split()[1]) == parent:
+            out.append(int(stat.parent.name))
+    return out
+
+
+def rotated(path):
+    """All files of a rotated log as one, the oldest first."""
+    older = sorted(path.parent.glob(path.name + ".*"), key=lambda p: -int(p.suffix[1:]))
+    return b"".join(p.read_bytes() for p in [*older, path])
+
+
 def read_report(log_dir):
     """The one report.json below a --log-dir, after a look at what every one must have."""
     (path,) = log_dir.glob("*/report.json")

@@ -267,30 +267,6 @@ def test_a_view_that_does_not_exist_is_refused(muster):
     assert "--view=most: not one of all, rank0, fold" in result.stderr
 
 
-FLOOD = """
-import os
-rank = os.environb[b"RANK"]
-line = rank * 99 + b"\\n"
-for i in range(640):
-    os.write(1, (b"%s %06d " % (rank, i)) + line + line * 199)
-"""
-
-
-@pytest.mark.parametrize("how", [("-t", "1"), ("--view=fold",), ("--view=rank0",)])
-def test_no_line_of_8_busy_ranks_is_torn_or_lost(muster, how):
-    """100 MB in all, written as fast as they can; read by a pipe. With --view=all and no file, the workers write there themselves."""
-    result = talk(muster, *how, count=8, text=FLOOD)
-    assert result.returncode == 0
-    shown = 1 if how == ("--view=rank0",) else 8
-    counts = {str(r): 0 for r in range(8)}
-    pattern = re.compile(r"(?:\[(?:default\d|x\d[^\]]*)\]:)?(?:(\d) \d{6} )?((\d)\3{98})")
-    for line in result.stdout.splitlines():
-        match = pattern.fullmatch(line)
-        assert match, line
-        counts[match[3]] += 1
-    assert list(counts.values()) == [640 * 200] * shown + [0] * (8 - shown)
-
-
 def test_stdout_of_a_rank_is_shown_once_its_stderr_had_an_error(muster):
     go = muster.tmp_path / "go"
     script = muster.script("late.py", f"""
