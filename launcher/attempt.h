@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launcher/agent.h"
+#include "launcher/hang_monitor.h"
 #include "launcher/log_router.h"
 #include "launcher/supervision.h"
 #include "launcher/worker_group.h"
@@ -25,13 +26,21 @@ struct Agent::Attempt {
               [&agent](int local_rank, const ProcessEnd& end, bool unsignalled) {
                 agent.events_.push_back(WorkerEnded{local_rank, end, unsignalled});
               }),
-        supervision(agent.job_.local_world_size, agent.job_.grace) {}
+        supervision(agent.job_.local_world_size, agent.job_.grace),
+        monitor(agent.io_,
+                {agent.job_, assignment, agent.environment_, *agent.directory_, router, group, agent.spawner_,
+                 agent.err_, agent.log_},
+                [&agent](int local_rank, std::string line) {
+                  agent.events_.push_back(HangFound{local_rank, std::move(line)});
+                }) {}
 
   int number;  // as the rendezvous counts
   Assignment assignment;
   LogRouter router;
   WorkerGroup group;
   Supervision supervision;
+  HangMonitor monitor;
+  std::optional<HangFound> hang;        // for which the attempt ends
   std::vector<WorkerOutcome> outcomes;  // in the order in which the exits were learnt
   std::vector<Instant> ended;           // of each of them
   Instant failed{};                     // when the first sign of the attempt's end came

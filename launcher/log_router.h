@@ -62,6 +62,9 @@ class LogRouter {
   /// Takes up what a worker has written so far, and tells the error in it, if any.
   [[nodiscard]] std::optional<Cause> error_so_far(int local_rank);
   void window_changed();
+  /// Changes with each piece of output of a worker that was seen here or went to a file. Where the view is
+  /// `all`, stdout without a file is not seen.
+  [[nodiscard]] std::uint64_t output_so_far(int local_rank) const;
 
  private:
   struct Follower;  // one teed file
