@@ -72,8 +72,8 @@ class Agent {
   };
   struct Left {};
   struct DeadlinePassed {};
-  using Event =
-      std::variant<Joined, WorkerEnded, SignalReceived, OutcomeKnown, PartCame, HangFound, Left, DeadlinePassed>;
+  using Event = std::variant<Joined, WorkerEnded, SignalReceived, OutcomeKnown, PartCame, HangFound, Left,
+                             DeadlinePassed>;
 
   /// One attempt under way; alive while its workers are.
   struct Attempt;

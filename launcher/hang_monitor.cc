@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t kMostThreads = 64;  // of a worker; a process of PyTorch has hundreds on a large node
 constexpr std::string_view kHangFile = "hang.json";
-constexpr std::size_t kMostHangs = 16;    // kept of an attempt
+constexpr std::size_t kMostHangs = 16;  // kept of an attempt
 
 std::string how_it_ended(const ProcessEnd& end) {
   return end.signal == 0 ? fmt::format("exited with code {}", end.code)
@@ -34,7 +34,8 @@ std::string how_it_ended(const ProcessEnd& end) {
 std::optional<std::uint64_t> mark_of(const struct stat& info) {
   const auto nanoseconds = static_cast<std::uint64_t>(info.st_mtim.tv_sec) * 1'000'000'000 +
                            static_cast<std::uint64_t>(info.st_mtim.tv_nsec);
-  return nanoseconds * 31 + static_cast<std::uint64_t>(info.st_size) + static_cast<std::uint64_t>(info.st_ino);
+  return nanoseconds * 31 + static_cast<std::uint64_t>(info.st_size) +
+         static_cast<std::uint64_t>(info.st_ino);
 }
 
 std::string follows(OnHang action) {
@@ -64,7 +65,8 @@ HangMonitor::~HangMonitor() {
 }
 
 void HangMonitor::begin() {
-  watch_.emplace(around_.job.hang, static_cast<std::size_t>(around_.job.local_world_size), SteadyClock::now());
+  watch_.emplace(around_.job.hang, static_cast<std::size_t>(around_.job.local_world_size),
+                 SteadyClock::now());
   arm();
 }
 
@@ -92,8 +94,8 @@ HangMonitor::Seen HangMonitor::look_at(int local_rank) const {
   out.sign.running = around_.group.running(local_rank);
   if (!out.sign.running) return out;
   // O_NONBLOCK: the worker may have made a pipe of it.
-  const UniqueFd file(::open(around_.directory.progress_file(local_rank).c_str(),
-                             O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  const UniqueFd file(
+      ::open(around_.directory.progress_file(local_rank).c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   struct stat info {};
   std::array<char, kProgressBytes> block;
   const ssize_t n = file && ::fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode)
@@ -110,7 +112,8 @@ HangMonitor::Seen HangMonitor::look_at(int local_rank) const {
     if (out.sign.tells) out.source = "progress";
   }
   if (!around_.job.hang.heartbeat.empty()) {
-    const std::string path = around_.job.hang.heartbeat_file(around_.assignment.base_rank + local_rank, local_rank);
+    const std::string path =
+        around_.job.hang.heartbeat_file(around_.assignment.base_rank + local_rank, local_rank);
     if (::stat(path.c_str(), &info) == 0) {
       if (!out.sign.tells) out.source = "heartbeat";
       out.sign.tells = true;
@@ -118,7 +121,9 @@ HangMonitor::Seen HangMonitor::look_at(int local_rank) const {
     }
   }
   if (!out.sign.tells && around_.job.hang.watch == HangRules::Watch::kFixed) {
-    out.source = "output";
+    out.source = around_.router.sees_stdout(local_rank)
+                     ? "output"
+                     : "stderr alone: with --view=all stdout goes past muster";
     out.sign.seen = around_.router.output_so_far(local_rank);
   }
   return out;
@@ -138,7 +143,8 @@ void HangMonitor::look() {
   arm();
 }
 
-void HangMonitor::report_hang(const std::vector<int>& hang, Millis silence, std::vector<Seen> seen, Instant now) {
+void HangMonitor::report_hang(const std::vector<int>& hang, Millis silence, std::vector<Seen> seen,
+                              Instant now) {
   if (collector_ || hangs_.size() >= kMostHangs) return;
   hang_began_ = now - silence;
   HangReport& report = hangs_.emplace_back();
@@ -192,8 +198,8 @@ void HangMonitor::moved(const std::vector<int>& ranks) {
   if (hangs_.empty()) return;
   const auto after = std::chrono::duration_cast<Millis>(SteadyClock::now() - hang_began_);
   hangs_.back().over_after = after;
-  around_.log.warning(fmt::format("the hang is over after {}: local_rank {} moves again", duration_text(after),
-                                  fmt::join(ranks, ",")));
+  around_.log.warning(fmt::format("the hang is over after {}: local_rank {} moves again",
+                                  duration_text(after), fmt::join(ranks, ",")));
   keep();
 }
 

@@ -3,7 +3,7 @@
 // what they are doing, and tells of it: on the terminal, in hang.json of the log directory, and to the agent
 // where --on-hang asks for more than a report. Signs of life are the progress file, the heartbeat file or,
 // with a fixed timeout, output that passes here or goes to a file. Owned by an attempt; one loop. A look
-// costs 4 us per worker. What cannot be read is left out; nothing here fails.
+// reads a small file per worker. What cannot be read is left out; nothing here fails.
 #pragma once
 
 #include <functional>
@@ -71,9 +71,9 @@ class HangMonitor {
   Act act_;
   boost::asio::io_context& io_;
   boost::asio::steady_timer timer_;
-  std::optional<HangWatch> watch_;      // while workers run
-  std::vector<std::string> ended_;      // by local rank; empty: it runs
-  std::vector<HangReport> hangs_;       // of the attempt
+  std::optional<HangWatch> watch_;  // while workers run
+  std::vector<std::string> ended_;  // by local rank; empty: it runs
+  std::vector<HangReport> hangs_;   // of the attempt
   Instant hang_began_{};
   std::unique_ptr<StackCollector> collector_;  // while stacks are being collected
   std::vector<int> moved_meanwhile_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <vector>
 
 #include <fmt/format.h>
@@ -58,9 +59,14 @@ std::string stack_line(const RankEvidence& rank) {
   std::string out;
   if (!rank.threads.empty() && !rank.threads.front().kernel_stack.empty()) {
     const auto& frames = rank.threads.front().kernel_stack;
-    out = fmt::format("kernel: {}", fmt::join(frames.begin(), frames.begin() + static_cast<std::ptrdiff_t>(std::min(frames.size(), kFramesShown)), " <- "));
+    out = fmt::format(
+        "kernel: {}",
+        fmt::join(frames.begin(),
+                  frames.begin() + static_cast<std::ptrdiff_t>(std::min(frames.size(), kFramesShown)),
+                  " <- "));
   }
-  if (!rank.tool_problem.empty()) out += fmt::format("{}(no stack: {})", out.empty() ? "" : " ", rank.tool_problem);
+  if (!rank.tool_problem.empty())
+    out += fmt::format("{}(no stack: {})", out.empty() ? "" : " ", rank.tool_problem);
   return out;
 }
 
@@ -84,7 +90,8 @@ std::vector<Shown> grouped(const HangReport& report) {
   for (const RankEvidence& rank : report.ranks) {
     Shown shown{{rank.rank}, rank.word, place_text(rank), stack_line(rank), false, rank.silence};
     if (!rank.runs()) shown.place = rank.ended;
-    shown.odd = std::find(report.odd.ranks.begin(), report.odd.ranks.end(), rank.rank) != report.odd.ranks.end();
+    shown.odd =
+        std::find(report.odd.ranks.begin(), report.odd.ranks.end(), rank.rank) != report.odd.ranks.end();
     const auto same = std::find_if(out.begin(), out.end(), [&](const Shown& other) {
       return other.word == shown.word && other.odd == shown.odd && other.stack == shown.stack &&
              without_numbers(other.place) == without_numbers(shown.place);
@@ -160,17 +167,19 @@ const RankEvidence& culprit(const HangReport& report) {
 }
 
 std::string hang_line(const HangReport& report, const RankEvidence& rank) {
-  std::string out = fmt::format("rank {} (local_rank {}, pid {}) hangs: no sign of life for {}", rank.rank,
-                                rank.local_rank, rank.pid, duration_text(std::max(rank.silence, report.silence)));
-  if (!rank.silent) out = fmt::format("rank {} (local_rank {}, pid {}) hangs", rank.rank, rank.local_rank, rank.pid);
+  std::string out =
+      fmt::format("rank {} (local_rank {}, pid {}) hangs: no sign of life for {}", rank.rank, rank.local_rank,
+                  rank.pid, duration_text(std::max(rank.silence, report.silence)));
+  if (!rank.silent)
+    out = fmt::format("rank {} (local_rank {}, pid {}) hangs", rank.rank, rank.local_rank, rank.pid);
   if (!rank.word.empty()) out += fmt::format(" after \"{}\"", rank.word);
   if (const std::string place = place_text(rank); !place.empty()) out += fmt::format(", {}", place);
   if (!rank.stacks.empty())
     if (const auto functions = telling(rank.stacks.front().functions, 3); !functions.empty())
       out += fmt::format(" ({})", fmt::join(functions, " <- "));
   if (!report.odd.ranks.empty())
-    out += fmt::format("; {} {} {}", rank_words(report.odd.ranks), report.odd.ranks.size() == 1 ? "is" : "are",
-                       report.odd.why);
+    out += fmt::format("; {} {} {}", rank_words(report.odd.ranks),
+                       report.odd.ranks.size() == 1 ? "is" : "are", report.odd.why);
   return out;
 }
 
@@ -178,13 +187,17 @@ std::string hang_text(const HangReport& report, std::string_view what_follows) {
   std::vector<int> silent;
   for (const RankEvidence& rank : report.ranks)
     if (rank.silent) silent.push_back(rank.rank);
-  std::string out = fmt::format("muster: hang on {}: no sign of life of {} for {} (limit {}); {}\n", report.host,
-                                rank_words(silent), duration_text(report.silence), duration_text(report.limit),
-                                what_follows);
+  std::string out = fmt::format("muster: hang on {}: no sign of life of {} for {} (limit {}); {}\n",
+                                report.host, rank_words(silent), duration_text(report.silence),
+                                duration_text(report.limit), what_follows);
   if (!report.odd.ranks.empty())
     out += fmt::format("  odd one out: {}: {}\n", rank_words(report.odd.ranks), report.odd.why);
   else
     out += "  no odd one out: all of this node stand at the same place\n";
+  std::set<std::string> sources;
+  for (const RankEvidence& rank : report.ranks)
+    if (rank.silent && rank.source != "progress" && !rank.source.empty()) sources.insert(rank.source);
+  for (const std::string& source : sources) out += fmt::format("  judged by: {}\n", source);
   const auto groups = grouped(report);
   for (std::size_t i = 0; i < groups.size() && i < kGroupsShown; ++i) {
     const Shown& shown = groups[i];
@@ -194,7 +207,8 @@ std::string hang_text(const HangReport& report, std::string_view what_follows) {
     out += '\n';
     if (!shown.stack.empty()) out += fmt::format("    {}\n", shown.stack);
   }
-  if (groups.size() > kGroupsShown) out += fmt::format("  and {} more places\n", groups.size() - kGroupsShown);
+  if (groups.size() > kGroupsShown)
+    out += fmt::format("  and {} more places\n", groups.size() - kGroupsShown);
   return out;
 }
 

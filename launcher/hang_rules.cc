@@ -61,8 +61,8 @@ Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on
     const auto start = colon == std::string_view::npos ? limit : parse_seconds(timeout.substr(colon + 1));
     if (!limit || !start)
       return usage(fmt::format(
-          "--hang-timeout={}: not auto, off, SECONDS or SECONDS:START, as in 60 or 60:900, from {} up", timeout,
-          kLeastSeconds));
+          "--hang-timeout={}: not auto, off, SECONDS or SECONDS:START, as in 60 or 60:900, from {} up",
+          timeout, kLeastSeconds));
     out.watch = Watch::kFixed;
     out.limit = *limit;
     out.start = colon == std::string_view::npos ? *limit * 10 : *start;
@@ -81,7 +81,8 @@ Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on
   std::string_view unknown;
   filled_in(heartbeat, "", "", &unknown);
   if (!unknown.empty())
-    return usage(fmt::format("--heartbeat-file={}: knows {{rank}} and {{local_rank}}, not {}", heartbeat, unknown));
+    return usage(
+        fmt::format("--heartbeat-file={}: knows {{rank}} and {{local_rank}}, not {}", heartbeat, unknown));
   out.heartbeat = heartbeat;
   return out;
 }

@@ -25,7 +25,7 @@ struct HangRules {
   Millis limit{0};  // kFixed: without a sign of life
   Millis start{0};  // likewise, until signs came three times: a first step may take long
   OnHang action = OnHang::kReport;
-  std::string heartbeat;  // template of a file's name; empty: none
+  std::string heartbeat = {};  // template of a file's name; empty: none
 
   /// `timeout`: SECONDS, SECONDS:START, auto or off; START is ten times SECONDS unless given.
   [[nodiscard]] static Result<HangRules> parse(std::string_view timeout, std::string_view on_hang,

@@ -26,10 +26,10 @@ bool HangWatch::is_watched(const Worker& worker) const {
 
 std::optional<Millis> HangWatch::limit(const Worker& worker) const {
   if (!is_watched(worker)) return std::nullopt;
-  const bool settled = worker.last.under_way || worker.signs >= kFirstSigns;
-  if (rules_.watch == HangRules::Watch::kFixed) return settled ? rules_.limit : rules_.start;
   // Who waits for one that has asked for patience is not to blame.
   if (someone_paused_) return std::nullopt;
+  const bool settled = worker.last.under_way || worker.signs >= kFirstSigns;
+  if (rules_.watch == HangRules::Watch::kFixed) return settled ? rules_.limit : rules_.start;
   if (!settled) return kFirstSteps;
   return std::max<Millis>(kLeastLimit, longest_ * kPatience);
 }

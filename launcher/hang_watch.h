@@ -63,10 +63,10 @@ class HangWatch {
  private:
   struct Worker {
     LifeSign last;
-    Instant moved;          // when the last sign was seen
-    int signs = 0;          // seen so far
-    bool silent = false;    // for too long
-    bool in_hang = false;   // was so since the hang began
+    Instant moved;         // when the last sign was seen
+    int signs = 0;         // seen so far
+    bool silent = false;   // for too long
+    bool in_hang = false;  // was so since the hang began
   };
 
   [[nodiscard]] bool is_watched(const Worker& worker) const;
@@ -76,8 +76,8 @@ class HangWatch {
 
   HangRules rules_;
   std::vector<Worker> workers_;
-  Millis longest_{0};  // pause after the first steps
-  bool hanging_ = false;         // a hang is under way
+  Millis longest_{0};     // pause after the first steps
+  bool hanging_ = false;  // a hang is under way
   bool someone_paused_ = false;
   Millis between_{0};
   std::optional<Instant> next_look_;

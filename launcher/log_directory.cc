@@ -81,9 +81,9 @@ Result<LogDirectory> LogDirectory::create(const LogSettings& settings, std::stri
     out.temporary_base_ = base;
   }
   MUSTER_TRY(out.run_, make_unique(fmt::format("{}/{}_", base, as_file_name(run_id))));
-  if (!base.starts_with(kMemory) && has_memory()) {
-    MUSTER_TRY(out.memory_, make_unique(fmt::format("{}/muster_", kMemory)));
-  }
+  // Where there is no room it is done without.
+  if (!base.starts_with(kMemory) && has_memory())
+    if (auto memory = make_unique(fmt::format("{}/muster_", kMemory))) out.memory_ = *std::move(memory);
   return out;
 }
 

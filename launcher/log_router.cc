@@ -337,6 +337,13 @@ std::uint64_t LogRouter::output_so_far(int local_rank) const {
   return out;
 }
 
+bool LogRouter::sees_stdout(int local_rank) const {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  const Std files = job_.logs.redirects.of(local_rank) | job_.logs.tee.of(local_rank);
+  return worker &&
+         (worker->out.open || worker->out.bytes > 0 || (directory_.enabled() && has(files, Std::kOut)));
+}
+
 void LogRouter::window_changed() {
   for (const auto& worker : workers_) {
     if (!worker) continue;

@@ -65,6 +65,7 @@ class LogRouter {
   /// Changes with each piece of output of a worker that was seen here or went to a file. Where the view is
   /// `all`, stdout without a file is not seen.
   [[nodiscard]] std::uint64_t output_so_far(int local_rank) const;
+  [[nodiscard]] bool sees_stdout(int local_rank) const;
 
  private:
   struct Follower;  // one teed file

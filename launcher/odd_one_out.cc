@@ -40,7 +40,8 @@ bool waits_for_others(const RankEvidence& rank) {
   if (is_collective(phase_in(rank.word))) return true;
   if (rank.stacks.empty()) return false;
   const auto& functions = rank.stacks.front().functions;
-  return std::any_of(functions.begin(), functions.end(), [](const auto& name) { return is_collective(name); });
+  return std::any_of(functions.begin(), functions.end(),
+                     [](const auto& name) { return is_collective(name); });
 }
 
 /// Those of whom the key differs from that of most; empty: the key says nothing.
@@ -76,8 +77,10 @@ std::optional<Odd> by_position(const Group& all) {
   // In a collective those who are a step ahead wait for the rest; many who are behind are the rule there
   // only where one has gone astray.
   if (ahead.size() < behind.size())
-    return Odd{ranks_of(ahead), fmt::format("ahead of the others: {}, the others {}", place(most), place(least))};
-  return Odd{ranks_of(behind), fmt::format("behind the others: {}, the others {}", place(least), place(most))};
+    return Odd{ranks_of(ahead),
+               fmt::format("ahead of the others: {}, the others {}", place(most), place(least))};
+  return Odd{ranks_of(behind),
+             fmt::format("behind the others: {}, the others {}", place(least), place(most))};
 }
 
 std::optional<std::string> known(std::string text) {
@@ -94,9 +97,9 @@ std::string place_of(const RankEvidence& rank) {
 }  // namespace
 
 bool is_collective(std::string_view name) {
-  static constexpr std::array kWords = {"allreduce", "allgather",     "reducescatter", "broadcast", "barrier",
-                                        "alltoall",  "collective",    "nccl",          "gloo",      "waitforpeers",
-                                        "metrics",   "synchronize", "processgroup"};
+  static constexpr std::array kWords = {
+      "allreduce", "allgather", "reducescatter", "broadcast", "barrier",     "alltoall",    "collective",
+      "nccl",      "gloo",      "waitforpeers",  "metrics",   "synchronize", "processgroup"};
   std::string plain;
   for (const char c : name)
     if (c != '_' && c != '-') plain.push_back(c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c);
@@ -116,8 +119,9 @@ Odd odd_one_out(std::span<const RankEvidence> ranks) {
     if (state == 'T' || state == 't') stopped.push_back(&rank);
   }
   if (!stopped.empty() && stopped.size() < all.size())
-    return {ranks_of(stopped),
-            stopped.front()->threads.front().state == 't' ? "held by a debugger" : "stopped by a signal (SIGSTOP)"};
+    return {ranks_of(stopped), stopped.front()->threads.front().state == 't'
+                                   ? "held by a debugger"
+                                   : "stopped by a signal (SIGSTOP)"};
   if (!ended.empty() && !all.empty())
     return {ranks_of(ended), fmt::format("{} ended already ({}), the others may wait for {}",
                                          ended.size() == 1 ? "has" : "have", ended.front()->ended,
@@ -126,8 +130,7 @@ Odd odd_one_out(std::span<const RankEvidence> ranks) {
   Group silent;
   for (const RankEvidence* rank : all)
     if (rank->silent) silent.push_back(rank);
-  if (silent.size() * 2 < all.size())
-    return {ranks_of(silent), "silent, while the others go on"};
+  if (silent.size() * 2 < all.size()) return {ranks_of(silent), "silent, while the others go on"};
   if (const auto odd = by_position(all)) return *odd;
 
   const auto phase = [](const RankEvidence& rank) { return known(std::string(phase_in(rank.word))); };

@@ -12,8 +12,8 @@
 #include <fmt/format.h>
 
 #include "launcher/error_file.h"
-#include "launcher/progress_word.h"
 #include "launcher/error_watch.h"
+#include "launcher/progress_word.h"
 #include "launcher/report.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"

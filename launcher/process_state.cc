@@ -72,8 +72,8 @@ constexpr std::array kCalls = {
 };
 
 const Call* find_call(long number) {
-  const auto* const found =
-      std::find_if(kCalls.begin(), kCalls.end(), [number](const Call& call) { return call.number == number; });
+  const auto* const found = std::find_if(kCalls.begin(), kCalls.end(),
+                                         [number](const Call& call) { return call.number == number; });
   return found == kCalls.end() ? nullptr : found;
 }
 
@@ -158,7 +158,8 @@ std::vector<ThreadState> read_threads(pid_t pid, std::size_t most) {
     int id = 0;
     if (std::from_chars(name.data(), name.data() + name.size(), id).ec == std::errc{}) ids.push_back(id);
   }
-  std::sort(ids.begin(), ids.end(), [pid](int a, int b) { return std::pair(a != pid, a) < std::pair(b != pid, b); });
+  std::sort(ids.begin(), ids.end(),
+            [pid](int a, int b) { return std::pair(a != pid, a) < std::pair(b != pid, b); });
   std::vector<ThreadState> out;
   for (const int id : ids) {
     if (out.size() == most) break;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What /proc tells of the threads of a process: state, system call with what its descriptor is, where in the
-// kernel they wait, and for root the kernel's stack. Needs nothing installed and does not stop the process;
-// about 60 us per thread. What may not be read is left out. Source: proc(5).
+// kernel they wait, and for root the kernel's stack. Needs nothing installed and does not stop the process.
+// What may not be read is left out. Source: proc(5).
 #pragma once
 
 #include <optional>

@@ -30,7 +30,8 @@ bool is_digit(char c) {
 }
 
 /// The number that follows one of the names: "step 140", "step=140", "Step: [140/900]".
-std::optional<std::int64_t> number_after(std::string_view text, std::initializer_list<std::string_view> names) {
+std::optional<std::int64_t> number_after(std::string_view text,
+                                         std::initializer_list<std::string_view> names) {
   for (std::size_t at = 0; at < text.size();) {
     if (!is_letter(text[at])) {
       ++at;
@@ -77,7 +78,8 @@ ProgressWord parse_progress(std::string_view bytes) {
   } else {
     if (page.epoch >= 0) add(fmt::format("epoch {}", page.epoch));
     if (page.step > 0)
-      add(page.steps > 0 ? fmt::format("step {}/{}", page.step, page.steps) : fmt::format("step {}", page.step));
+      add(page.steps > 0 ? fmt::format("step {}/{}", page.step, page.steps)
+                         : fmt::format("step {}", page.step));
   }
   if (const auto phase = up_to_zero(page.phase); !phase.empty()) add(std::string(phase));
   out.text = one_clean_line(text);

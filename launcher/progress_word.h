@@ -18,7 +18,7 @@ struct ProgressWord {
   std::string text;         // "epoch 2 step 140/15000 all_reduce"; one clean line, may be empty
   std::uint64_t moves = 0;  // of a page: rises with every word
   bool is_page = false;
-  bool paused = false;  // of a page: nothing is to be expected
+  bool paused = false;     // of a page: nothing is to be expected
   bool under_way = false;  // of a page: the third step has begun, so that the slow first ones are over
 
   friend bool operator==(const ProgressWord&, const ProgressWord&) = default;

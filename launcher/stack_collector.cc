@@ -102,8 +102,8 @@ void StackCollector::collect(std::vector<RankEvidence>& ranks, std::function<voi
     for (const StackTool tool : tools_for(rank.python))
       if (!find(tool).empty()) task.tools.push_back(tool);
     if (task.tools.empty()) {
-      rank.tool_problem = rank.python ? "neither py-spy, gdb nor eu-stack is in PATH"
-                                      : "neither gdb nor eu-stack is in PATH";
+      rank.tool_problem =
+          rank.python ? "neither py-spy, gdb nor eu-stack is in PATH" : "neither gdb nor eu-stack is in PATH";
       continue;
     }
     open_.push_back(std::move(task));

@@ -39,7 +39,9 @@ std::string frame_of(std::string_view line) {
   const auto digits = line.find_first_not_of("0123456789");
   if (digits == 0 || digits == std::string_view::npos) return {};
   line.remove_prefix(digits);
-  const auto skip_blanks = [&line] { line.remove_prefix(std::min(line.find_first_not_of(' '), line.size())); };
+  const auto skip_blanks = [&line] {
+    line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
+  };
   skip_blanks();
   if (line.starts_with("0x")) {
     line.remove_prefix(std::min(line.find(' '), line.size()));
@@ -90,11 +92,16 @@ std::vector<std::string> arguments_of(StackTool tool, const std::string& path, i
       return {path, "dump", "--pid", number};
     case StackTool::kGdb:
       // Nobody's start-up files, no questions, no downloads of symbols, and all threads whatever their names.
-      return {path,    "-nx",  "-nw",      "-batch",  "-iex", "set debuginfod enabled off",
-              "-iex",  "set auto-load no", "-iex",    "set python print-stack none",
-              "-ex",   "set width 0",      "-ex",     "set print frame-arguments none",
-              "-ex",   "set print elements 32", "-ex", fmt::format("thread apply all -ascending backtrace {}", kMostFrames),
-              "-p",    number};
+      return {path,   "-nx",
+              "-nw",  "-batch",
+              "-iex", "set debuginfod enabled off",
+              "-iex", "set auto-load no",
+              "-iex", "set python print-stack none",
+              "-ex",  "set width 0",
+              "-ex",  "set print frame-arguments none",
+              "-ex",  "set print elements 32",
+              "-ex",  fmt::format("thread apply all -ascending backtrace {}", kMostFrames),
+              "-p",   number};
     case StackTool::kEuStack:
       break;
   }
@@ -127,7 +134,8 @@ std::vector<ThreadStack> parse_stacks(StackTool tool, std::span<const std::strin
 }
 
 std::string problem_in(std::span<const std::string> lines, std::string_view otherwise) {
-  static constexpr std::array kWords = {"not permitted", "ermission denied", "ptrace", "No such process", "rror"};
+  static constexpr std::array kWords = {"not permitted", "ermission denied", "ptrace", "No such process",
+                                        "rror"};
   for (const std::string_view word : kWords)
     for (const std::string& line : lines)
       if (line.find(word) != std::string::npos)
@@ -136,8 +144,9 @@ std::string problem_in(std::span<const std::string> lines, std::string_view othe
 }
 
 std::vector<std::string> telling(std::span<const std::string> functions, std::size_t most) {
-  static constexpr std::array kLast = {"main", "start_thread", "clone3", "clone", "__libc_start_main",
-                                       "__libc_start_call_main", "_start", "Py_BytesMain", "Py_RunMain"};
+  static constexpr std::array kLast = {"main",   "start_thread",      "clone3",
+                                       "clone",  "__libc_start_main", "__libc_start_call_main",
+                                       "_start", "Py_BytesMain",      "Py_RunMain"};
   std::vector<std::string> out;
   for (const std::string& function : functions) {
     if (out.size() == most) break;

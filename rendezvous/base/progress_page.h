@@ -15,14 +15,14 @@ namespace muster {
 
 struct ProgressPage {
   std::array<char, 16> magic;
-  std::uint64_t moves;            // rises with whatever is said
-  std::int64_t epoch;             // -1: not told
-  std::int64_t step;              // the one under way, counted from 1; 0: none yet
-  std::int64_t steps;             // of the epoch; 0: not told
-  std::array<char, 16> phase;     // padded with zeros
-  std::uint32_t paused;           // 1: how long the present work takes is not known
-  std::uint32_t text_version;     // odd while the text is being written
-  std::array<char, 440> text;     // ends with a zero
+  std::uint64_t moves;         // rises with whatever is said
+  std::int64_t epoch;          // -1: not told
+  std::int64_t step;           // the one under way, counted from 1; 0: none yet
+  std::int64_t steps;          // of the epoch; 0: not told
+  std::array<char, 16> phase;  // padded with zeros
+  std::uint32_t paused;        // 1: how long the present work takes is not known
+  std::uint32_t text_version;  // odd while the text is being written
+  std::array<char, 440> text;  // ends with a zero
 };
 static_assert(sizeof(ProgressPage) == 512);
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <muster/progress.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -13,6 +11,8 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
+
+#include <muster/progress.h>
 
 #include "rendezvous/base/progress_page.h"
 #include "rendezvous/base/syscall.h"
@@ -127,8 +127,8 @@ class Progress::Page {
     (void)retry_eintr([&] { return ::pwrite(file_.get(), page_, sizeof *page_, 0); });
   }
 
-  UniqueFd file_;        // where it is written instead of mapped
-  ProgressPage own_{};   // likewise
+  UniqueFd file_;       // where it is written instead of mapped
+  ProgressPage own_{};  // likewise
   ProgressPage* page_;
   Clock::time_point written_{};
 };

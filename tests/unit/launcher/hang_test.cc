@@ -289,7 +289,8 @@ TEST_CASE("without words the stacks tell, and of two halves the one that is not 
 
 TEST_CASE("without tools the kernel's word about the main thread tells") {
   std::vector ranks{at(0, ""), at(1, ""), at(2, "")};
-  for (RankEvidence& rank : ranks) rank.threads.push_back({.state = 'S', .call = "futex()", .wait = "futex_wait"});
+  for (RankEvidence& rank : ranks)
+    rank.threads.push_back({.state = 'S', .call = "futex()", .wait = "futex_wait"});
   REQUIRE(odd_one_out(ranks) == Odd{});
   ranks[1].threads[0].call = "read(5 -> pipe:[7])";
   ranks[1].threads[0].wait = "pipe_read";
@@ -314,7 +315,8 @@ TEST_CASE("the report groups those at the same place, and names the odd one firs
   report.host = "host-a";
   report.silence = 252 * kSecond;
   report.limit = 240 * kSecond;
-  report.ranks = {at(0, "step 140 all_reduce", {"read", "all_reduce", "main", "_start"}), at(1, "step 139 data", {"read", "load", "main"}),
+  report.ranks = {at(0, "step 140 all_reduce", {"read", "all_reduce", "main", "_start"}),
+                  at(1, "step 139 data", {"read", "load", "main"}),
                   at(2, "step 140 all_reduce", {"read", "all_reduce", "main"})};
   report.ranks[1].silence = 252 * kSecond;
   report.odd = odd_one_out(report.ranks);
@@ -326,7 +328,8 @@ TEST_CASE("the report groups those at the same place, and names the odd one firs
           "  ranks 0,2: \"step 140 all_reduce\"\n"
           "    gdb: read <- all_reduce <- main\n");
   REQUIRE(culprit(report).rank == 1);
-  REQUIRE(hang_line(report, culprit(report)) ==
-          "rank 1 (local_rank 1, pid 101) hangs: no sign of life for 252 s after \"step 139 data\" (read <- load "
-          "<- main); rank 1 is behind the others: step 139, the others step 140");
+  REQUIRE(
+      hang_line(report, culprit(report)) ==
+      "rank 1 (local_rank 1, pid 101) hangs: no sign of life for 252 s after \"step 139 data\" (read <- load "
+      "<- main); rank 1 is behind the others: step 139, the others step 140");
 }

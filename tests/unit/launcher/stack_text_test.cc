@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What tools and /proc say of a process that waits.
+#include "launcher/stack_text.h"
+
 #include <csignal>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -7,7 +9,6 @@
 #include <unistd.h>
 
 #include "launcher/process_state.h"
-#include "launcher/stack_text.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;
@@ -31,20 +32,25 @@ TEST_CASE("functions are read from gdb's backtraces, the main thread's first") {
   const auto stacks = parse_stacks(StackTool::kGdb, lines);
   REQUIRE(stacks.size() == 2);
   REQUIRE(stacks[0].functions == Functions{"read", "load_batch", "operator()", "main"});
-  REQUIRE(stacks[1].functions ==
-          Functions{"pause", "std::vector<int, std::allocator<int> >::push_back"});
+  REQUIRE(stacks[1].functions == Functions{"pause", "std::vector<int, std::allocator<int> >::push_back"});
   REQUIRE(stacks[0].title.find("LWP 11") != std::string::npos);
 }
 
 TEST_CASE("functions are read from what py-spy and eu-stack write") {
-  const Lines spy{"Process 7: python3 train.py", "Python v3.11.2 (/usr/bin/python3.11)", "",
-                  "Thread 9 (idle): \"pin\"", "    get (queue.py:171)",
-                  "Thread 7 (idle): \"MainThread\"", "    read_batch (train.py:4)", "    <module> (train.py:9)"};
+  const Lines spy{"Process 7: python3 train.py",
+                  "Python v3.11.2 (/usr/bin/python3.11)",
+                  "",
+                  "Thread 9 (idle): \"pin\"",
+                  "    get (queue.py:171)",
+                  "Thread 7 (idle): \"MainThread\"",
+                  "    read_batch (train.py:4)",
+                  "    <module> (train.py:9)"};
   const auto stacks = parse_stacks(StackTool::kPySpy, spy);
   REQUIRE(stacks.size() == 2);
   REQUIRE(stacks[0].functions == Functions{"read_batch (train.py:4)", "<module> (train.py:9)"});
 
-  const Lines eu{"PID 7 - process", "TID 7:", "#0  0x00007f5b4a0 read", "#1  0x000055d - 1 load", "#2  0x055 main"};
+  const Lines eu{"PID 7 - process", "TID 7:", "#0  0x00007f5b4a0 read", "#1  0x000055d - 1 load",
+                 "#2  0x055 main"};
   REQUIRE(parse_stacks(StackTool::kEuStack, eu)[0].functions == Functions{"read", "load", "main"});
 }
 

@@ -99,8 +99,8 @@ TEST_CASE("on a disk it is written, what is not a step at once") {
 TEST_CASE("where nothing can be written words go nowhere") {
   const test::TemporaryDirectory folder;
   REQUIRE(::mkfifo((folder.path() + "/pipe").c_str(), 0600) == 0);
-  for (const std::string& path :
-       {std::string(), folder.path(), folder.path() + "/not/there", folder.path() + "/pipe", std::string("/dev/null")}) {
+  for (const std::string& path : {std::string(), folder.path(), folder.path() + "/not/there",
+                                  folder.path() + "/pipe", std::string("/dev/null")}) {
     INFO(path);
     Progress progress(path.c_str());
     REQUIRE_FALSE(progress.is_reported());
