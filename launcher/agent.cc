@@ -104,7 +104,9 @@ int Agent::run() {
     return directory.error().code == ErrorCode::kInvalidArgument ? kExitUsage : kExitSystem;
   }
   directory_.emplace(*std::move(directory));
-  if (job_.logs.redirects.none() && job_.logs.tee.none())
+  if (!directory_->memory().empty())
+    guardian_.remove_afterwards(directory_->memory());
+  else if (job_.logs.redirects.none() && job_.logs.tee.none())
     guardian_.remove_afterwards(directory_->temporary_base());
   rendezvous_ = make_rendezvous(io_, job_, log_);
 
@@ -241,6 +243,7 @@ void Agent::start(Attempt& attempt) {
   const Instant now = SteadyClock::now();
   if (attempt.start_failure)
     return obey(attempt, attempt.supervision.start_failed(attempt.group.started(), now));
+  attempt.monitor.begin();
   if (!restart) return;
   const auto ms = [](auto from, auto to) { return std::chrono::duration_cast<Millis>(to - from).count(); };
   const std::string text = fmt::format(
@@ -272,6 +275,8 @@ void Agent::handle(Attempt& attempt, const Event& event) {
     outcome.end = ended->end;
     outcome.stopped_by_us = supervision.stopped_by_us(ended->local_rank);
     outcome.wall_time_s = std::time(nullptr);
+    attempt.monitor.worker_ended(ended->local_rank, ended->end);
+    if (attempt.hang && attempt.hang->local_rank == ended->local_rank) outcome.hang = attempt.hang->line;
     attempt.ended.push_back(now);
     if (is_failure(outcome)) post_mortem_.look_at(outcome, attempt.router);
     attempt.outcomes.push_back(std::move(outcome));
@@ -302,6 +307,9 @@ void Agent::handle(Attempt& attempt, const Event& event) {
         log_.warning(fmt::format("node {}: {}; stopping the workers", notice->node_rank, notice->text));
       obey(attempt, supervision.stopped_from_outside(AttemptEnd::kWorkerFailed, now));
     }
+  } else if (const auto* hang = std::get_if<HangFound>(&event)) {
+    if (!supervision.stopping() && supervision.running() > 0) attempt.hang = *hang;
+    obey(attempt, supervision.hung(now));
   } else if (std::holds_alternative<DeadlinePassed>(event)) {
     obey(attempt, supervision.tick(now));
   }
@@ -312,6 +320,7 @@ void Agent::obey(Attempt& attempt, const Supervision::Orders& orders) {
     attempt.failed = SteadyClock::now();
   if (orders.announce) rendezvous_->announce(attempt.number, describe_failure(attempt));
   if (!orders.signal_all) return;
+  attempt.monitor.stop();
   attempt.group.signal_all(*orders.signal_all);
   post_mortem_.stop_begins(attempt.router);
 }

@@ -68,10 +68,14 @@ class Agent {
     int node;
     std::string part;
   };
+  struct HangFound {
+    int local_rank;
+    std::string line;
+  };
   struct Left {};
   struct DeadlinePassed {};
-  using Event =
-      std::variant<Joined, WorkerEnded, SignalReceived, OutcomeKnown, PartCame, Left, DeadlinePassed>;
+  using Event = std::variant<Joined, WorkerEnded, SignalReceived, OutcomeKnown, PartCame, HangFound, Left,
+                             DeadlinePassed>;
 
   /// One attempt under way; alive while its workers are.
   struct Attempt;

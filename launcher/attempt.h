@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launcher/agent.h"
+#include "launcher/hang_monitor.h"
 #include "launcher/log_router.h"
 #include "launcher/stall_watch.h"
 #include "launcher/supervision.h"
@@ -29,7 +30,13 @@ struct Agent::Attempt {
               }),
         stalls(agent.io_, group, router, agent.job_.local_world_size, assignment.base_rank,
                agent.directory_->run_file("stalls.log"), agent.log_),
-        supervision(agent.job_.local_world_size, agent.job_.grace) {}
+        supervision(agent.job_.local_world_size, agent.job_.grace),
+        monitor(agent.io_,
+                {agent.job_, assignment, agent.environment_, *agent.directory_, router, group, agent.spawner_,
+                 agent.err_, agent.log_},
+                [&agent](int local_rank, std::string line) {
+                  agent.events_.push_back(HangFound{local_rank, std::move(line)});
+                }) {}
 
   int number;  // as the rendezvous counts
   Assignment assignment;
@@ -37,6 +44,8 @@ struct Agent::Attempt {
   WorkerGroup group;
   StallWatch stalls;
   Supervision supervision;
+  HangMonitor monitor;
+  std::optional<HangFound> hang;        // for which the attempt ends
   std::vector<WorkerOutcome> outcomes;  // in the order in which the exits were learnt
   std::vector<Instant> ended;           // of each of them
   Instant failed{};                     // when the first sign of the attempt's end came

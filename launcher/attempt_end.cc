@@ -61,6 +61,10 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
     out.rank = first.rank;
     out.exit_code = first.end.shell_code();
     out.text = one_line(first, job_.host);
+  } else if (attempt.hang && supervision.end() == AttemptEnd::kHung) {
+    out.rank = attempt.assignment.base_rank + attempt.hang->local_rank;
+    out.exit_code = kExitHang;
+    out.text = fmt::format("{}: {}", job_.host, attempt.hang->line);
   } else {
     return describe_stop(supervision.stop_signal(), out.node_rank);
   }

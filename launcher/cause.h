@@ -23,6 +23,7 @@ enum class CauseClass {
   kSignal,    // from outside
   kExitCode,  // nothing else is known
   kNotStarted,
+  kHang,     // it gave no sign of life, and muster ended it for that
   kStopped,  // by muster, because of another failure
 };
 
@@ -47,6 +48,7 @@ inline constexpr std::array kCauseNames = {
     CauseName{CauseClass::kSignal, "signal", "signal from outside"},
     CauseName{CauseClass::kExitCode, "exit-code", "exit code"},
     CauseName{CauseClass::kNotStarted, "not-started", "not started"},
+    CauseName{CauseClass::kHang, "hang", "hang"},
     CauseName{CauseClass::kStopped, "stopped", "stopped by muster"},
 };
 

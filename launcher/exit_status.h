@@ -18,6 +18,7 @@ inline constexpr int kExitPreflight = 74;
 inline constexpr int kExitPortInUse = 75;
 inline constexpr int kExitPeerLost = 76;
 inline constexpr int kExitRefused = 78;
+inline constexpr int kExitHang = 124;  // as of timeout(1)
 inline constexpr int kExitNotExecutable = 126;
 inline constexpr int kExitNotFound = 127;
 
@@ -37,6 +38,7 @@ inline constexpr std::array kExitCodes = {
     ExitCode{kExitPortInUse, "the port of the store or the coordinator is in use"},
     ExitCode{kExitPeerLost, "another node or the coordinator was lost while the job ran"},
     ExitCode{kExitRefused, "the coordinator refused this node: secret, version, --nnodes, --node-rank"},
+    ExitCode{kExitHang, "a worker hung (--on-hang=stop, or no restart was left)"},
     ExitCode{kExitNotExecutable, "the program cannot be executed"},
     ExitCode{kExitNotFound, "the program was not found"},
 };

@@ -11,6 +11,7 @@
 
 #include "launcher/cause.h"
 #include "launcher/exit_status.h"
+#include "launcher/hang_rules.h"
 #include "launcher/placement.h"
 #include "launcher/restart_policy.h"
 #include "launcher/rotation.h"
@@ -113,6 +114,7 @@ struct Job {
   std::vector<int> signals;  // passed on to the workers
   std::string signals_text;  // --signals-to-handle as given
   Millis grace{30'000};
+  HangRules hang;
   std::string host;     // this node's name in messages
   std::string lineage;  // of the workers: the launchers above, and this one's token at its end
 
@@ -152,6 +154,7 @@ struct WorkerOutcome {
   Cause cause;
   std::string device;               // "GPU 3 (GPU-5a...)"; empty: none
   std::string progress;             // what it reported last about its progress
+  std::string hang;                 // what is said of it where it was stopped because it hung
   std::vector<std::string> kernel;  // what the kernel's log says of it
   /// From when its end was learnt until the attempt's outcome was known here; negative: it ended afterwards.
   std::int64_t before_outcome_ms = 0;

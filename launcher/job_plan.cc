@@ -197,6 +197,8 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   MUSTER_TRY(job.restarts.pause, RestartPause::parse(options.restart_backoff));
   MUSTER_TRY(job.signals, parse_signals(options.signals_to_handle));
   MUSTER_TRY(job.grace, plan_grace(options, environment));
+  MUSTER_TRY(job.hang, HangRules::parse(options.hang_timeout, options.on_hang, options.heartbeat_file));
+  job.restarts.after_hang = job.hang.action == OnHang::kRestart;
   MUSTER_OK(plan_rendezvous(options, environment, machine.random_id, job));
   MUSTER_TRY(job.logs, plan_logs(options, environment));
   job.logs.hostname = machine.host.substr(0, machine.host.find('.'));

@@ -4,10 +4,27 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/node_report.h"
+#include "launcher/odd_one_out.h"
 
 namespace muster::launcher {
 
 using Json = nlohmann::json;
+
+Odd odd_one_out(const JobReport& report, const Verdict& verdict) {
+  if (!verdict.root) return {};
+  const auto& root = report.nodes[verdict.root->node].workers[verdict.root->worker];
+  if (root.cause.kind != CauseClass::kHang) return {};
+  std::vector<RankEvidence> ranks;
+  for (const NodeReport& node : report.nodes)
+    for (const WorkerOutcome& worker : node.workers) {
+      RankEvidence& rank = ranks.emplace_back();
+      rank.rank = worker.rank;
+      rank.silent = true;
+      rank.word = worker.progress;
+      if (!worker.stopped_by_us && worker.hang.empty()) rank.ended = "by itself";
+    }
+  return odd_one_out(ranks);
+}
 
 std::string to_json(const JobReport& report, const Verdict& verdict) {
   Json out{{"version", kReportVersion},
@@ -22,6 +39,10 @@ std::string to_json(const JobReport& report, const Verdict& verdict) {
            {"root_cause", nullptr},
            {"nodes", Json::array()},
            {"workers", Json::array()}};
+  if (const Odd odd = odd_one_out(report, verdict); !odd.ranks.empty()) {
+    out["odd_ranks"] = odd.ranks;
+    out["why"] = odd.why;
+  }
   for (std::size_t n = 0; n < report.nodes.size(); ++n) {
     const NodeReport& node = report.nodes[n];
     out["nodes"].push_back({{"node", node.node}, {"host", node.host}, {"kernel", node.kernel}});

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/hang_evidence.h"
 #include "launcher/root_cause.h"
 
 namespace muster::launcher {
@@ -21,6 +22,10 @@ struct JobReport {
   std::vector<int> missing;           // nodes that sent nothing
   std::vector<std::string> restarts;  // why the attempts before ended
 };
+
+/// Of a job that hung: who stands out among the ranks of all nodes, by their last words about progress.
+/// Otherwise nobody.
+[[nodiscard]] Odd odd_one_out(const JobReport& report, const Verdict& verdict);
 
 /// `verdict`: of report.nodes. Ends with a newline.
 [[nodiscard]] std::string to_json(const JobReport& report, const Verdict& verdict);

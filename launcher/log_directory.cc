@@ -20,6 +20,13 @@
 namespace muster::launcher {
 namespace {
 
+constexpr std::string_view kMemory = "/dev/shm";
+constexpr std::string_view kProgressFile = "progress";
+
+bool has_memory() {
+  return ::access(std::string(kMemory).c_str(), W_OK | X_OK) == 0;
+}
+
 std::string random_suffix() {
   constexpr std::string_view kAlphabet = "abcdefghijklmnopqrstuvwxyz0123456789";
   std::array<unsigned char, 8> bytes{};
@@ -40,7 +47,7 @@ std::string as_file_name(std::string_view run_id) {
 /// took 1.6 s on a disk that others were writing to.
 std::string temporary_parent(const LogSettings& settings, const Environment& environment) {
   const bool output = !settings.redirects.none() || !settings.tee.none();
-  if (!output && ::access("/dev/shm", W_OK | X_OK) == 0) return "/dev/shm";
+  if (!output && has_memory()) return std::string(kMemory);
   const std::string_view tmp = lookup(environment, "TMPDIR").value_or("");
   return tmp.empty() ? "/tmp" : std::string(tmp);
 }
@@ -74,11 +81,15 @@ Result<LogDirectory> LogDirectory::create(const LogSettings& settings, std::stri
     out.temporary_base_ = base;
   }
   MUSTER_TRY(out.run_, make_unique(fmt::format("{}/{}_", base, as_file_name(run_id))));
+  // Where there is no room it is done without.
+  if (!base.starts_with(kMemory) && has_memory())
+    if (auto memory = make_unique(fmt::format("{}/muster_", kMemory))) out.memory_ = *std::move(memory);
   return out;
 }
 
 LogDirectory::LogDirectory(LogDirectory&& other) noexcept
     : temporary_base_(std::exchange(other.temporary_base_, {})),
+      memory_(std::exchange(other.memory_, {})),
       run_(std::exchange(other.run_, {})),
       attempt_(std::exchange(other.attempt_, {})),
       names_(std::exchange(other.names_, {})),
@@ -86,9 +97,9 @@ LogDirectory::LogDirectory(LogDirectory&& other) noexcept
       begun_(std::exchange(other.begun_, {})) {}
 
 LogDirectory::~LogDirectory() {
-  if (temporary_base_.empty()) return;
   std::error_code ignored;
-  std::filesystem::remove_all(temporary_base_, ignored);
+  for (const std::string& directory : {temporary_base_, memory_})
+    if (!directory.empty()) std::filesystem::remove_all(directory, ignored);
 }
 
 Result<void> LogDirectory::begin_attempt(Attempt names, int workers) {
@@ -135,6 +146,11 @@ std::string LogDirectory::file(int local_rank, std::string_view name) const {
 
 std::string LogDirectory::run_file(std::string_view name) const {
   return enabled() && temporary_base_.empty() ? fmt::format("{}/{}", run_, name) : std::string();
+}
+
+std::string LogDirectory::progress_file(int local_rank) const {
+  if (memory_.empty()) return file(local_rank, kProgressFile);
+  return fmt::format("{}/{}.{}", memory_, attempt_.substr(run_.size() + 1), local_rank);
 }
 
 std::string LogDirectory::attempt_file(std::string_view name) const {

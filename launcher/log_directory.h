@@ -22,9 +22,6 @@
 
 namespace muster::launcher {
 
-/// Where a worker writes a line about its progress, for the report.
-inline constexpr std::string_view kProgressFile = "progress";
-
 class LogDirectory {
  public:
   [[nodiscard]] static Result<LogDirectory> create(const LogSettings& settings, std::string_view run_id,
@@ -54,6 +51,11 @@ class LogDirectory {
   [[nodiscard]] std::string run_file(std::string_view name) const;
   /// The directory of this run, for messages; empty when not enabled.
   [[nodiscard]] const std::string& path() const { return run_; }
+  /// Where a worker writes of its progress: in memory where there is any for that, since a slow disk must not
+  /// hold up a worker that says how far it is.
+  [[nodiscard]] std::string progress_file(int local_rank) const;
+  /// The directory for that, if it is not in the temporary one; the destructor removes it.
+  [[nodiscard]] const std::string& memory() const { return memory_; }
   /// What the destructor will remove; empty: nothing.
   [[nodiscard]] const std::string& temporary_base() const { return temporary_base_; }
   /// Leaves the temporary directory behind, because there is output in it.
@@ -63,6 +65,7 @@ class LogDirectory {
   LogDirectory() = default;
 
   std::string temporary_base_;  // removed at the end, unless empty
+  std::string memory_;
   std::string run_;
   std::string attempt_;
   Attempt names_;             // of the attempt begun last

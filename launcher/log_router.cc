@@ -44,6 +44,7 @@ struct LogRouter::Channel {
 
   boost::asio::posix::stream_descriptor reader;
   bool open = false;
+  std::uint64_t bytes = 0;  // read so far
   int local_rank = 0;
   Std stream = Std::kErr;
   Screen::Form form = Screen::Form::kBytes;
@@ -226,6 +227,7 @@ std::size_t LogRouter::read_channel_once(Channel& channel) {
       retry_eintr([&] { return ::read(channel.reader.native_handle(), buffer_.data(), buffer_.size()); });
   if (n > 0) {
     const std::string_view bytes(buffer_.data(), static_cast<std::size_t>(n));
+    channel.bytes += bytes.size();
     if (channel.stream == Std::kErr) {
       channel.tail.append(bytes);
       // Who fills the whole buffer is not failing but talking: what it says costs no second look.
@@ -380,6 +382,25 @@ std::string LogRouter::log_file(int local_rank, Std stream) const {
 bool LogRouter::channelled(int local_rank, Std stream) const {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
   return worker && (stream == Std::kOut ? worker->out : worker->err).open;
+}
+
+std::uint64_t LogRouter::output_so_far(int local_rank) const {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  if (!worker) return 0;
+  std::uint64_t out = worker->out.bytes + worker->err.bytes;
+  for (const char* name : {"stdout.log", "stderr.log"}) {
+    struct stat info {};
+    if (directory_.enabled() && ::stat(directory_.file(local_rank, name).c_str(), &info) == 0)
+      out += static_cast<std::uint64_t>(info.st_size);
+  }
+  return out;
+}
+
+bool LogRouter::sees_stdout(int local_rank) const {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  const Std files = job_.logs.redirects.of(local_rank) | job_.logs.tee.of(local_rank);
+  return worker &&
+         (worker->out.open || worker->out.bytes > 0 || (directory_.enabled() && has(files, Std::kOut)));
 }
 
 void LogRouter::window_changed() {

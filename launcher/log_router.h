@@ -67,6 +67,10 @@ class LogRouter {
   /// Takes up what a worker has written so far, and tells the error in it, if any.
   [[nodiscard]] std::optional<Cause> error_so_far(int local_rank);
   void window_changed();
+  /// Changes with each piece of output of a worker that was seen here or went to a file. Where the view is
+  /// `all`, stdout without a file is not seen.
+  [[nodiscard]] std::uint64_t output_so_far(int local_rank) const;
+  [[nodiscard]] bool sees_stdout(int local_rank) const;
 
   /// Whoever reads the launcher's own stream does not take anything now.
   [[nodiscard]] bool clogged(Std stream) const;

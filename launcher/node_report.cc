@@ -77,6 +77,7 @@ WorkerOutcome worker_from(const Json& json) {
                                   [&](const CauseName& known) { return known.word == word; });
   out.cause.kind = name == kCauseNames.end() ? CauseClass::kExitCode : name->kind;
   out.cause.text = cut(json.value("error", std::string()), kMaxLineBytes);
+  if (out.cause.kind == CauseClass::kHang) out.hang = out.cause.text;
   out.cause.where = cut(json.value("where", std::string()), kMaxLineBytes);
   return out;
 }

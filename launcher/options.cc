@@ -81,6 +81,9 @@ void declare(CLI::App& app, Options& o) {
       ->check(CLI::IsMember({"null", "console", "dynamic_rendezvous"}));
   app.add_option("--signals-to-handle", o.signals_to_handle);
   app.add_option("--shutdown-timeout", o.shutdown_timeout_s)->check(CLI::Range(0.0, 1e6));
+  app.add_option("--hang-timeout", o.hang_timeout);
+  app.add_option("--on-hang", o.on_hang);
+  app.add_option("--heartbeat-file", o.heartbeat_file);
   app.add_flag("--virtual-local-rank", o.virtual_local_rank);
   app.add_option("--local-addr", o.local_addr);
   app.add_option("--iface", o.iface);
@@ -155,7 +158,7 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
         if (name == "log-dir" || name == "rdzv-endpoint" || name == "rdzv-conf" ||
             name == "local-ranks-filter" || name == "ranks-filter" || name == "local-addr" ||
             name == "iface" || name == "secret-file" || name == "job-name" || name == "no-restart-on" ||
-            name.starts_with("tls-"))
+            name == "heartbeat-file" || name.starts_with("tls-"))
           continue;
         if (name == "role") {
           out.role = "";

@@ -54,6 +54,9 @@ struct Options {
   std::string event_log_handler = "null";
   std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::optional<double> shutdown_timeout_s;
+  std::string hang_timeout = "auto";
+  std::string on_hang = "report";
+  std::string heartbeat_file;
   bool virtual_local_rank = false;
   std::string local_addr;
   std::string iface;

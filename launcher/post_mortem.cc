@@ -13,6 +13,7 @@
 
 #include "launcher/error_file.h"
 #include "launcher/error_watch.h"
+#include "launcher/progress_word.h"
 #include "launcher/report.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
@@ -33,13 +34,13 @@ std::string local_time(std::int64_t seconds) {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d_%H:%M:%S", &parts)};
 }
 
-/// The beginning of a small file that a worker may be writing, or may have made a pipe of.
-std::string first_line_of(const std::string& path) {
+/// Of a small file that a worker may be writing, or may have made a pipe of.
+std::string last_word_in(const std::string& path) {
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  std::string block(512, '\0');
+  std::string block(kProgressBytes, '\0');
   const ssize_t n = file ? retry_eintr([&] { return ::read(file.get(), block.data(), block.size()); }) : -1;
   block.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
-  return one_clean_line(block);
+  return parse_progress(block).text;
 }
 
 bool write_file(const std::string& path, std::string_view text) {
@@ -113,7 +114,7 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router
         before_stop_[static_cast<std::size_t>(outcome.local_rank)] &&
         outcome.end.code <= 128)  // 128+n: a handler's answer to the signal, whatever was logged before
       outcome.stopped_by_us = false;
-    outcome.progress = first_line_of(directory.file(outcome.local_rank, kProgressFile));
+    outcome.progress = last_word_in(directory.progress_file(outcome.local_rank));
     if (!is_failure(outcome)) {
       judge_worker(outcome, {});
       continue;

@@ -156,6 +156,9 @@ std::string format_report(const JobReport& report, const Verdict& verdict, const
   if (!report.missing.empty())
     out += fmt::format("  no word from: node{} {}\n", report.missing.size() == 1 ? "" : "s",
                        ranges(report.missing));
+  if (const Odd odd = odd_one_out(report, verdict); !odd.ranks.empty())
+    out += fmt::format("  odd one out of all nodes: rank{} {}: {}\n", odd.ranks.size() == 1 ? "" : "s",
+                       ranges(odd.ranks), odd.why);
   for (const NodeReport& node : report.nodes)
     for (const std::string& line : node.kernel) out += fmt::format("  kernel of {}: {}\n", node.host, line);
   out += fmt::format("{}\nRoot Cause (first observed failure):\n{}{}\n", thin, root, thick);

@@ -75,7 +75,8 @@ Millis RestartPause::before(int restart) const {
 }
 
 Next after(AttemptEnd end, int exit_code, int restarts_used, int max_restarts, const RestartRules& rules) {
-  if (end != AttemptEnd::kWorkerFailed || restarts_used >= max_restarts) return Next::kExit;
+  const bool failed = end == AttemptEnd::kWorkerFailed || (end == AttemptEnd::kHung && rules.after_hang);
+  if (!failed || restarts_used >= max_restarts) return Next::kExit;
   return rules.final_codes.contains(exit_code) ? Next::kExit : Next::kRestart;
 }
 

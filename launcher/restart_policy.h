@@ -20,6 +20,7 @@ enum class AttemptEnd {
   kWorkerFailed,  // here or on another node
   kSignalled,     // muster was asked to stop
   kPeerLost,      // another node's agent is gone
+  kHung,          // a worker here gave no sign of life for too long
   kNotStarted,    // a worker could not be executed: the next attempt would end the same way
 };
 
@@ -53,6 +54,7 @@ struct RestartPause {
 struct RestartRules {
   ExitCodes final_codes;  // of a worker whose failure is not worth another try
   RestartPause pause;
+  bool after_hang = false;  // --on-hang=restart
 
   friend bool operator==(const RestartRules&, const RestartRules&) = default;
 };

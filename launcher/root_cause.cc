@@ -31,6 +31,7 @@ int remoteness(const WorkerOutcome& outcome) {
 }  // namespace
 
 bool is_failure(const WorkerOutcome& outcome) {
+  if (!outcome.hang.empty()) return true;
   return !outcome.stopped_by_us && (outcome.pid == 0 || !outcome.end.ok());
 }
 
@@ -38,6 +39,10 @@ void judge_worker(WorkerOutcome& outcome, const Evidence& evidence) {
   const ProcessEnd& end = outcome.end;
   if (outcome.pid == 0) {
     outcome.cause.kind = CauseClass::kNotStarted;  // with the text of who tried
+    return;
+  }
+  if (!outcome.hang.empty()) {
+    outcome.cause = {CauseClass::kHang, outcome.hang};
     return;
   }
   if (end.ok() && !outcome.stopped_by_us) {

@@ -97,6 +97,8 @@ MUSTER_NO_SANITIZE int run_child(void* argument) {
   // The parent may have died before the line above took effect.
   if (raw_syscall(SYS_getppid) != plan->parent) give_up(plan, Step::kParentGone, -ESRCH);
 
+  // Where Yama lets ancestors trace only: the tools that show stacks are the parent's other children.
+  raw_syscall(SYS_prctl, PR_SET_PTRACER, plan->parent);
   KernelSigaction action{};
   for (std::size_t i = 0; i < plan->reset_count; ++i)
     raw_syscall(SYS_rt_sigaction, plan->reset[i], word(&action), 0, sizeof action.mask);

@@ -45,6 +45,13 @@ Supervision::Orders Supervision::signal_received(int signal, Instant now) {
   return orders;
 }
 
+Supervision::Orders Supervision::hung(Instant now) {
+  if (stopping() || running_ == 0) return {};
+  Orders orders = stop(SIGTERM, AttemptEnd::kHung, now);
+  orders.announce = true;
+  return orders;
+}
+
 Supervision::Orders Supervision::stopped_from_outside(AttemptEnd reason, Instant now) {
   // Already on the way down: another node's news must not shorten the grace of this one.
   if (stopping()) return {};

@@ -34,6 +34,8 @@ class Supervision {
   void never_started() { running_ = 0; }
   /// The first stops the workers with the same signal; a second one skips to SIGKILL.
   Orders signal_received(int signal, Instant now);
+  /// A worker gives no sign of life, and the attempt is to end for it.
+  Orders hung(Instant now);
   /// Another node's failure, or its loss.
   Orders stopped_from_outside(AttemptEnd reason, Instant now);
   /// To be called at deadline().

@@ -113,7 +113,7 @@ std::optional<WorkerGroup::StartFailure> WorkerGroup::start(Spawner& spawner, co
     lane.local_rank = rank;
     MUSTER_TRY(const RankVariables own,
                rank_variables(inherited, job, assignment, rank, directory.file(rank, "error.json"),
-                              directory.file(rank, kProgressFile)));
+                              directory.progress_file(rank)));
     for (std::size_t i = 0; i < own.size(); ++i) {
       std::string entry = assign(own[i].first, own[i].second);
       if (lane.environment.size() <= lane.first_own + i) {

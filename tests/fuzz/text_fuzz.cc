@@ -2,6 +2,7 @@
 // Arbitrary text for the small parsers of what a launcher and its workers are handed by others: environment
 // variables, counters, secrets, error files that workers write, entries of detached jobs,
 // CUDA_VISIBLE_DEVICES, -r and -t.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
@@ -11,15 +12,20 @@
 
 #include "launcher/error_file.h"
 #include "launcher/error_watch.h"
+#include "launcher/hang_rules.h"
 #include "launcher/job_entry.h"
 #include "launcher/kernel_log.h"
 #include "launcher/memory_kills.h"
 #include "launcher/node_report.h"
 #include "launcher/nproc.h"
+#include "launcher/process_state.h"
+#include "launcher/progress_word.h"
 #include "launcher/restart_policy.h"
+#include "launcher/stack_text.h"
 #include "launcher/std_map.h"
 #include "rendezvous/auth.h"
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/progress_page.h"
 #include "rendezvous/control.h"
 #include "rendezvous/counter.h"
 #include "rendezvous/wire.h"
@@ -78,6 +84,30 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   if (const auto report = launcher::node_report_from_json(text))
     check(launcher::to_json(*report).size() <= launcher::kMaxPartBytes);
+
+  for (const std::string& file : {text, std::string(kProgressMagic) + text}) {
+    const launcher::ProgressWord word = launcher::parse_progress(file);
+    check(is_printable(word.text) && word.text.size() <= 512);
+    (void)launcher::position_in(word.text);
+    check(launcher::phase_in(word.text).size() <= word.text.size());
+  }
+  (void)launcher::position_in(text);
+  (void)launcher::parse_current_call(text);
+  (void)launcher::HangRules::parse(text.substr(0, size / 2), "report", text.substr(size / 2));
+  std::vector<std::string> lines;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    lines.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  for (const auto tool :
+       {launcher::StackTool::kPySpy, launcher::StackTool::kGdb, launcher::StackTool::kEuStack})
+    for (const auto& stack : launcher::parse_stacks(tool, lines)) {
+      check(!stack.functions.empty());
+      for (const std::string& function : stack.functions) check(is_printable(function));
+      check(launcher::telling(stack.functions, 4).size() <= 4);
+    }
+  check(!launcher::problem_in(lines, "none").empty());
 
   const auto recorded = launcher::parse_error_file(text);
   (void)recorded;

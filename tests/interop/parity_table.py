@@ -49,6 +49,7 @@ _LIFE, _NODES = "tests/system/test_launcher_life.py", "tests/system/test_launche
 _ELASTIC, _FAULTS = "tests/system/test_launcher_elastic.py", "tests/system/test_launcher_elastic_faults.py"
 
 SHOWN_BY = {
+    "workers that hang": ("tests/system/test_hang.py", "test_who_says_nothing_is_left_alone_by_default"),
     "Slurm": ("tests/slurm/test_slurm_launch.py", "test_nodes_ranks_and_head_come_from_the_step"),
     "a pause before restarts, exit codes without one": (
         "tests/unit/launcher/policies_test.cc", "exit codes that are final end the job while there are restarts left"),

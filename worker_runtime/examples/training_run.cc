@@ -166,6 +166,8 @@ muster::Result<Summary> TrainingRun::run() {
     progress.say(format("epoch %lld/%d  train loss %.4f  test loss %.4f  accuracy %.2f %%",
                         static_cast<long long>(state_.epoch), options_.epochs, summary.epoch_loss,
                         summary.test.loss(), 100 * summary.test.accuracy()));
+    // Whoever does not write waits for rank 0: nobody hangs before that has happened.
+    trainer_->progress().pause("checkpoint");
     if (context_.rank == 0 && !options_.checkpoint.empty())
       MUSTER_OK(muster::save_checkpoint(options_.checkpoint, *model_, trainer_->optimizer(), state_));
   }
@@ -186,6 +188,7 @@ muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summa
                                                  .seed = state_.seed}));
   sampler.set_epoch(static_cast<std::uint64_t>(state_.epoch));
   MUSTER_OK(trainer_->begin_epoch(sampler.indices()));
+  trainer_->progress().begin_epoch(state_.epoch + 1, trainer_->steps_in_epoch());
   ProgressView view{.epoch = static_cast<int>(state_.epoch) + 1,
                     .epochs = options_.epochs,
                     .steps = trainer_->steps_in_epoch(),

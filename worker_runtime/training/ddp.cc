@@ -106,6 +106,7 @@ Result<void> DistributedDataParallel::backward(const nn::Plan& plan) {
 
 Result<void> DistributedDataParallel::try_backward(const nn::Plan& plan) {
   std::size_t next = 0;
+  enter("backward");
   for (int layer = plan.last_layer(); layer >= plan.first_layer(); --layer) {
     plan.backward_layer(layer);
     if (!sync_) continue;
@@ -132,6 +133,7 @@ Result<void> DistributedDataParallel::bucket_ready(std::size_t index) {
     // Nothing is left to hide it behind: in the calling thread it saves the way to another thread and back,
     // which at 178 KB of gradients costs more than the reduction.
     MUSTER_OK(wait_for_outstanding());
+    enter("all_reduce");
     return group_->all_reduce(buffer, ReduceOp::kAvg);
   }
   MUSTER_TRY(std::unique_ptr<Work> work, group_->start_all_reduce(buffer, ReduceOp::kAvg));
@@ -141,6 +143,7 @@ Result<void> DistributedDataParallel::bucket_ready(std::size_t index) {
 
 Result<void> DistributedDataParallel::wait_for_outstanding() {
   Result<void> result;
+  if (!outstanding_.empty()) enter("all_reduce");
   for (const auto& work : outstanding_) {
     auto done = work->wait();
     if (!done && result) result = std::move(done);

@@ -46,7 +46,12 @@ class Trainer::Impl {
         train_(train),
         options_(options),
         sgd_(sgd),
-        classes_(elements_of(ddp.model().output_shape())) {}
+        classes_(elements_of(ddp.model().output_shape())) {
+    ddp.report_to(&progress_);
+  }
+  ~Impl() { ddp_->report_to(nullptr); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   Result<void> allocate() {
     MUSTER_TRY(void* const train_totals, kernels_->allocate(sizeof(kernels::LossTotals)));
@@ -69,6 +74,7 @@ class Trainer::Impl {
     if (const auto rest = static_cast<int>(epoch_size_ % options_.batch_size); rest != 0) {
       MUSTER_TRY(tail_, model_->plan(rest, nn::Mode::kTraining));
     }
+    progress_.begin_epoch(++epochs_, steps_in_epoch());
     return {};
   }
 
@@ -81,15 +87,18 @@ class Trainer::Impl {
     const auto rows = static_cast<int>(std::min<std::int64_t>(options_.batch_size, epoch_size_ - position_));
     const nn::Plan& plan = rows == options_.batch_size ? *full_ : *tail_;
     const std::int32_t* const indices = epoch_indices_.data + position_;
+    progress_.begin_step(position_ / options_.batch_size + 1);
     // The first step and those that accumulate change what the next one does, so they are not to be repeated.
     if (steps_ == nullptr || sgd_.is_first_step() || ddp_->is_accumulating()) {
       MUSTER_OK(enqueue(plan, indices));
     } else {
       MUSTER_OK(ddp_->group().status());  // a replay calls no collective that would say it
+      progress_.enter("replay");
       kernels_->copy_on_device(step_indices_, indices, static_cast<std::size_t>(rows) * sizeof *indices);
       MUSTER_OK(steps_->run(key_of(rows), [this, &plan] { return enqueue(plan, step_indices_); }));
     }
     position_ += rows;
+    progress_.enter("between steps");
     return {};
   }
 
@@ -106,6 +115,7 @@ class Trainer::Impl {
     for (std::int32_t at = 0; at < range.size(); at += batch_size) {
       const int rows = std::min(batch_size, range.size() - at);
       MUSTER_TRY(const nn::Plan* const plan, model_->plan(rows, nn::Mode::kInference));
+      progress_.enter("evaluate");
       forward(dataset, test_indices_.data + at, *plan, nullptr, test_totals_);
     }
     return collect(test_totals_);
@@ -114,6 +124,7 @@ class Trainer::Impl {
   std::uint64_t num_replays() const { return steps_ == nullptr ? 0 : steps_->num_replays(); }
   Sgd& optimizer() { return sgd_; }
   nn::Model& model() { return *model_; }
+  Progress& progress() { return progress_; }
 
  private:
   /// Device memory for sample indices; grows to the largest list it was asked to hold.
@@ -164,8 +175,10 @@ class Trainer::Impl {
 
   /// The whole step.
   Result<void> enqueue(const nn::Plan& plan, const std::int32_t* indices) {
+    progress_.enter("forward");
     forward(train_, indices, plan, plan.output_gradient(), train_totals_);
     MUSTER_OK(ddp_->backward(plan));
+    progress_.enter("optimizer");
     sgd_.step();
     return {};
   }
@@ -180,6 +193,7 @@ class Trainer::Impl {
 
   Result<Metrics> collect(kernels::LossTotals* device_totals) {
     kernels::LossTotals totals;
+    progress_.enter("metrics");
     kernels_->copy_to_host(&totals, device_totals, sizeof totals);
     MUSTER_OK(kernels_->synchronize());
     kernels_->zero(device_totals, sizeof totals);
@@ -187,6 +201,7 @@ class Trainer::Impl {
     std::array<double, 3> sums{totals.loss_sum, static_cast<double>(totals.correct),
                                static_cast<double>(totals.num_samples)};
     MUSTER_OK(host_.all_reduce({sums.data(), sums.size(), DType::kFloat64}, ReduceOp::kSum));
+    progress_.enter("between steps");
     return Metrics{sums[0], static_cast<std::int64_t>(sums[1]), static_cast<std::int64_t>(sums[2])};
   }
 
@@ -204,6 +219,8 @@ class Trainer::Impl {
   IndexBuffer test_indices_;
   std::int64_t epoch_size_ = 0;  // samples of this rank
   std::int64_t position_ = 0;    // samples done
+  std::int64_t epochs_ = 0;      // begun
+  Progress progress_;
   const nn::Plan* full_ = nullptr;
   const nn::Plan* tail_ = nullptr;
   std::int32_t* step_indices_ = nullptr;  // where a captured step finds its samples
@@ -248,6 +265,9 @@ Sgd& Trainer::optimizer() {
 }
 nn::Model& Trainer::model() {
   return impl_->model();
+}
+Progress& Trainer::progress() {
+  return impl_->progress();
 }
 
 }  // namespace muster

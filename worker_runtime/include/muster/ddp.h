@@ -15,6 +15,7 @@
 
 #include <muster/nn.h>
 #include <muster/process_group.h>
+#include <muster/progress.h>
 #include <muster/result.h>
 
 namespace muster {
@@ -66,6 +67,9 @@ class DistributedDataParallel {
   /// Gradients are being added up or wait to be reduced: the next backward() does not do what the last did.
   [[nodiscard]] bool is_accumulating() const { return !sync_ || has_accumulated_; }
 
+  /// Where backward() tells what it is doing; outlives this, or is taken away with nullptr.
+  void report_to(Progress* progress) { progress_ = progress; }
+
   /// In the order in which they are reduced.
   [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
   [[nodiscard]] ProcessGroup& group() const { return *group_; }
@@ -78,11 +82,15 @@ class DistributedDataParallel {
   [[nodiscard]] Result<void> wait_for_outstanding();
   [[nodiscard]] Result<void> accumulate_locally();
   void add(float* into, const float* from, std::size_t count);
+  void enter(Progress::Phase phase) {
+    if (progress_ != nullptr) progress_->enter(phase);
+  }
 
   nn::Model* model_;
   ProcessGroup* group_;
   std::vector<Bucket> buckets_;
   std::vector<std::unique_ptr<Work>> outstanding_;  // started, in order; empty between steps
+  Progress* progress_ = nullptr;
   bool sync_ = true;
   bool has_accumulated_ = false;
   float* accumulated_ = nullptr;  // sums of unsynchronised steps; allocated on first use

@@ -15,6 +15,7 @@
 #include <muster/ddp.h>
 #include <muster/image_dataset.h>
 #include <muster/optim.h>
+#include <muster/progress.h>
 #include <muster/result.h>
 
 namespace muster {
@@ -70,6 +71,10 @@ class Trainer {
 
   [[nodiscard]] Sgd& optimizer();
   [[nodiscard]] nn::Model& model();
+
+  /// Where the trainer tells the launcher its epoch (which it counts from 1), step and phase. A program that
+  /// resumes says its own epoch after begin_epoch(), and pause() before what may take long.
+  [[nodiscard]] Progress& progress();
 
  private:
   class Impl;

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/hang_report.h"
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "launcher/report.h"
+#include "launcher/stack_text.h"
+
+namespace muster::launcher {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kVersion = 1;
+constexpr std::size_t kFramesShown = 8;
+constexpr std::size_t kGroupsShown = 16;
+constexpr std::size_t kOutputLinesKept = 2000;
+
+std::string state_text(char state) {
+  switch (state) {
+    case 'R':
+      return "running";
+    case 'S':
+      return "sleeping";
+    case 'D':
+      return "in uninterruptible sleep";
+    case 'T':
+      return "stopped";
+    case 't':
+      return "held by a debugger";
+    case 'Z':
+      return "ended";
+    default:
+      return {};
+  }
+}
+
+/// "sleeping in read(5 -> pipe:[81]), pipe_read".
+std::string place_text(const RankEvidence& rank) {
+  if (rank.threads.empty()) return {};
+  const ThreadState& thread = rank.threads.front();
+  std::string out = state_text(thread.state);
+  if (!thread.call.empty()) out += fmt::format(" in {}", thread.call);
+  if (!thread.wait.empty()) out += fmt::format("{}{}", thread.call.empty() ? " in " : ", ", thread.wait);
+  return out;
+}
+
+std::string stack_line(const RankEvidence& rank) {
+  if (!rank.stacks.empty())
+    return fmt::format("{}: {}", rank.tool,
+                       fmt::join(telling(rank.stacks.front().functions, kFramesShown), " <- "));
+  std::string out;
+  if (!rank.threads.empty() && !rank.threads.front().kernel_stack.empty()) {
+    const auto& frames = rank.threads.front().kernel_stack;
+    out = fmt::format(
+        "kernel: {}",
+        fmt::join(frames.begin(),
+                  frames.begin() + static_cast<std::ptrdiff_t>(std::min(frames.size(), kFramesShown)),
+                  " <- "));
+  }
+  if (!rank.tool_problem.empty())
+    out += fmt::format("{}(no stack: {})", out.empty() ? "" : " ", rank.tool_problem);
+  return out;
+}
+
+/// The descriptors and inodes of ranks differ where their places do not.
+std::string without_numbers(std::string_view text) {
+  std::string out;
+  for (const char c : text)
+    if (c < '0' || c > '9') out.push_back(c);
+  return out;
+}
+
+struct Shown {
+  std::vector<int> ranks;
+  std::string word, place, stack;
+  bool odd = false;
+  Millis silence{0};
+};
+
+std::vector<Shown> grouped(const HangReport& report) {
+  std::vector<Shown> out;
+  for (const RankEvidence& rank : report.ranks) {
+    Shown shown{{rank.rank}, rank.word, place_text(rank), stack_line(rank), false, rank.silence};
+    if (!rank.runs()) shown.place = rank.ended;
+    shown.odd =
+        std::find(report.odd.ranks.begin(), report.odd.ranks.end(), rank.rank) != report.odd.ranks.end();
+    const auto same = std::find_if(out.begin(), out.end(), [&](const Shown& other) {
+      return other.word == shown.word && other.odd == shown.odd && other.stack == shown.stack &&
+             without_numbers(other.place) == without_numbers(shown.place);
+    });
+    if (same == out.end()) {
+      out.push_back(std::move(shown));
+    } else {
+      same->ranks.push_back(rank.rank);
+      same->silence = std::max(same->silence, rank.silence);
+    }
+  }
+  std::stable_sort(out.begin(), out.end(), [](const Shown& a, const Shown& b) { return a.odd > b.odd; });
+  return out;
+}
+
+Json to_object(const RankEvidence& rank) {
+  Json out{{"rank", rank.rank}, {"local_rank", rank.local_rank}, {"pid", rank.pid}, {"silent", rank.silent}};
+  if (rank.silent) out["silence_ms"] = rank.silence.count();
+  const auto text = [&out](const char* name, const std::string& value) {
+    if (!value.empty()) out[name] = value;
+  };
+  text("ended", rank.ended);
+  text("progress", rank.word);
+  text("source", rank.source);
+  text("tool", rank.tool);
+  text("no_stack", rank.tool_problem);
+  Json threads = Json::array();
+  for (const ThreadState& thread : rank.threads) {
+    Json entry{{"id", thread.id}, {"name", thread.name}, {"state", std::string(1, thread.state)}};
+    if (!thread.call.empty()) entry["call"] = thread.call;
+    if (!thread.wait.empty()) entry["wait"] = thread.wait;
+    if (!thread.kernel_stack.empty()) entry["kernel_stack"] = thread.kernel_stack;
+    threads.push_back(std::move(entry));
+  }
+  if (!threads.empty()) out["threads"] = std::move(threads);
+  Json stacks = Json::array();
+  for (const ThreadStack& stack : rank.stacks)
+    stacks.push_back({{"thread", stack.title}, {"functions", stack.functions}});
+  if (!stacks.empty()) out["stacks"] = std::move(stacks);
+  if (!rank.tool_output.empty())
+    out["tool_output"] = std::vector<std::string>(
+        rank.tool_output.begin(),
+        std::next(rank.tool_output.begin(),
+                  static_cast<std::ptrdiff_t>(std::min(rank.tool_output.size(), kOutputLinesKept))));
+  return out;
+}
+
+std::string rank_words(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", ranges(ranks));
+}
+
+}  // namespace
+
+std::string duration_text(Millis duration) {
+  const auto ms = duration.count();
+  if (ms < 1000) return fmt::format("{} ms", ms);
+  if (ms < 60'000) return fmt::format("{:.1f} s", static_cast<double>(ms) / 1000);
+  const auto seconds = ms / 1000;
+  if (seconds < 3600) return fmt::format("{} s", seconds);
+  return fmt::format("{} h {} min", seconds / 3600, seconds % 3600 / 60);
+}
+
+const RankEvidence& culprit(const HangReport& report) {
+  const RankEvidence* out = nullptr;
+  for (const RankEvidence& rank : report.ranks) {
+    if (!rank.runs()) continue;
+    if (std::find(report.odd.ranks.begin(), report.odd.ranks.end(), rank.rank) != report.odd.ranks.end())
+      return rank;
+    if (out == nullptr || (rank.silent && !out->silent)) out = &rank;
+  }
+  return out != nullptr ? *out : report.ranks.front();
+}
+
+std::string hang_line(const HangReport& report, const RankEvidence& rank) {
+  std::string out =
+      fmt::format("rank {} (local_rank {}, pid {}) hangs: no sign of life for {}", rank.rank, rank.local_rank,
+                  rank.pid, duration_text(std::max(rank.silence, report.silence)));
+  if (!rank.silent)
+    out = fmt::format("rank {} (local_rank {}, pid {}) hangs", rank.rank, rank.local_rank, rank.pid);
+  if (!rank.word.empty()) out += fmt::format(" after \"{}\"", rank.word);
+  if (const std::string place = place_text(rank); !place.empty()) out += fmt::format(", {}", place);
+  if (!rank.stacks.empty())
+    if (const auto functions = telling(rank.stacks.front().functions, 3); !functions.empty())
+      out += fmt::format(" ({})", fmt::join(functions, " <- "));
+  if (!report.odd.ranks.empty())
+    out += fmt::format("; {} {} {}", rank_words(report.odd.ranks),
+                       report.odd.ranks.size() == 1 ? "is" : "are", report.odd.why);
+  return out;
+}
+
+std::string hang_text(const HangReport& report, std::string_view what_follows) {
+  std::vector<int> silent;
+  for (const RankEvidence& rank : report.ranks)
+    if (rank.silent) silent.push_back(rank.rank);
+  std::string out = fmt::format("muster: hang on {}: no sign of life of {} for {} (limit {}); {}\n",
+                                report.host, rank_words(silent), duration_text(report.silence),
+                                duration_text(report.limit), what_follows);
+  if (!report.odd.ranks.empty())
+    out += fmt::format("  odd one out: {}: {}\n", rank_words(report.odd.ranks), report.odd.why);
+  else
+    out += "  no odd one out: all of this node stand at the same place\n";
+  std::set<std::string> sources;
+  for (const RankEvidence& rank : report.ranks)
+    if (rank.silent && rank.source != "progress" && !rank.source.empty()) sources.insert(rank.source);
+  for (const std::string& source : sources) out += fmt::format("  judged by: {}\n", source);
+  const auto groups = grouped(report);
+  for (std::size_t i = 0; i < groups.size() && i < kGroupsShown; ++i) {
+    const Shown& shown = groups[i];
+    out += fmt::format("  {}:", rank_words(shown.ranks));
+    if (!shown.word.empty()) out += fmt::format(" \"{}\"", shown.word);
+    if (!shown.place.empty()) out += fmt::format("{}{}", shown.word.empty() ? " " : ", ", shown.place);
+    out += '\n';
+    if (!shown.stack.empty()) out += fmt::format("    {}\n", shown.stack);
+  }
+  if (groups.size() > kGroupsShown)
+    out += fmt::format("  and {} more places\n", groups.size() - kGroupsShown);
+  return out;
+}
+
+std::string hangs_to_json(std::span<const HangReport> hangs) {
+  Json out{{"version", kVersion}, {"hangs", Json::array()}};
+  for (const HangReport& hang : hangs) {
+    Json entry{{"host", hang.host},
+               {"time", hang.wall_time_s},
+               {"silence_ms", hang.silence.count()},
+               {"limit_ms", hang.limit.count()},
+               {"odd_ranks", hang.odd.ranks},
+               {"ranks", Json::array()}};
+    if (!hang.odd.why.empty()) entry["why"] = hang.odd.why;
+    if (hang.over_after) entry["moved_again_after_ms"] = hang.over_after->count();
+    for (const RankEvidence& rank : hang.ranks) entry["ranks"].push_back(to_object(rank));
+    out["hangs"].push_back(std::move(entry));
+  }
+  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that hang, seen from outside: who is named, with which evidence, and what follows."""
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+
+import pytest
+
+from launcher_support import BIN, MUSTER, clean_environment, muster, read_report, wait_for
+
+# The first steps have all the time they want on a busy machine; the limit is for those that come after.
+TIMEOUT = "--hang-timeout=1:60"
+
+
+class Err:
+    """The standard error of a launcher that goes on."""
+
+    def __init__(self, muster):
+        self.path = muster.tmp_path / "err"
+        self.file = open(self.path, "w")
+
+    def text(self):
+        return self.path.read_text()
+
+    def wait(self, pattern, seconds=60):
+        return wait_for(lambda: re.search(pattern, self.text()), f"{pattern!r} in {self.text()!r}", seconds)
+
+
+@pytest.fixture
+def err(muster):
+    err = Err(muster)
+    yield err
+    err.file.close()
+
+
+def start(muster, err, *options, workers=3, stuck=1, env=None):
+    return muster.start(f"--nproc-per-node={workers}", TIMEOUT, "--log-dir=logs", *options, BIN / "hang_worker", muster.tmp_path,
+                        stuck, stderr=err.file, env=env)
+
+
+def go(muster, workers=3):
+    for rank in range(workers):
+        with open(muster.tmp_path / f"go.{rank}", "w") as gate:
+            gate.write("x")
+
+
+def read_hangs(muster, attempt=0):
+    (path,) = (muster.tmp_path / "logs").glob(f"*/attempt_{attempt}/hang.json")
+    text = json.loads(path.read_text())
+    assert text["version"] == 1
+    return text["hangs"]
+
+
+def without_tools(muster):
+    """An environment in which there is neither gdb nor py-spy nor eu-stack."""
+    folder = muster.tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    return folder, clean_environment(PATH=str(folder), TMPDIR=str(muster.tmp_path))
+
+
+def tool(folder, name, text):
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="no gdb here")
+def test_the_rank_that_others_wait_for_is_named_with_its_stack_and_the_job_goes_on(muster, err):
+    process = start(muster, err)
+    err.wait(r"all stacks and states are in \S+hang\.json\n")
+    text = err.text()
+    assert re.search(r"^muster: hang on \S+: no sign of life of ranks 0-2 for \d\S* m?s \(limit 1\.0 s\); nothing is done about it", text)
+    assert '\n  odd one out: rank 1: at the same step, but in "data"\n' in text
+    assert re.search(r'\n  rank 1: "epoch 1 step 5/8 data", sleeping in read\(\d+ -> \S+go\.1\), \w+\n    gdb: read <- load_batch <- main\n', text)
+    assert re.search(r'\n  ranks 0,2: "epoch 1 step 5/8 all_reduce", sleeping in read.*\n    gdb: read <- all_reduce_of_peers <- main\n', text)
+    (hang,) = read_hangs(muster)
+    assert hang["odd_ranks"] == [1] and "moved_again_after_ms" not in hang
+    one = hang["ranks"][1]
+    assert (one["rank"], one["tool"], one["source"], one["silent"]) == (1, "gdb", "progress", True)
+    assert one["stacks"][0]["functions"][:3] == ["read", "load_batch", "main"]
+    assert any("load_batch" in line for line in one["tool_output"])
+    assert one["threads"][0]["call"].startswith("read(") and one["threads"][0]["state"] == "S"
+
+    go(muster)
+    assert process.wait(60) == 0
+    # They may be through before the next look.
+    assert text.count("odd one out") == err.text().count("odd one out") == 1
+
+
+def test_without_tools_the_kernel_says_where_they_wait(muster, err):
+    _, env = without_tools(muster)
+    process = start(muster, err, env=env)
+    err.wait(r"hang\.json\n")
+    assert "no stack: neither gdb nor eu-stack is in PATH" in err.text()
+    (hang,) = read_hangs(muster)
+    assert hang["odd_ranks"] == [1]
+    for rank in hang["ranks"]:
+        assert "stacks" not in rank and "tool" not in rank
+        assert re.fullmatch(r"read\(\d+ -> \S+/go\.%d\)" % rank["rank"], rank["threads"][0]["call"])
+    go(muster)
+    assert process.wait(60) == 0
+
+
+def test_a_tool_that_may_not_trace_is_said_and_the_next_one_is_asked(muster, err):
+    folder, env = without_tools(muster)
+    tool(folder, "gdb", "echo 'ptrace: Operation not permitted.' >&2; exit 1")
+    tool(folder, "eu-stack", 'echo "TID $4:"; echo "#0  0x01 read"; echo "#1  0x02 from_eu_stack"; echo "#2  0x3 main"')
+    process = start(muster, err, env=env)
+    err.wait(r"eu-stack: read <- from_eu_stack <- main\n")
+    go(muster)
+    assert process.wait(60) == 0
+
+
+def test_a_tool_that_may_not_trace_leaves_what_the_kernel_says(muster, err):
+    folder, env = without_tools(muster)
+    tool(folder, "gdb", "echo 'ptrace: Operation not permitted.' >&2; exit 1")
+    process = start(muster, err, "--on-hang=stop", env=env)
+    assert process.wait(60) == 124
+    assert "no stack: gdb: ptrace: Operation not permitted." in err.text()
+    assert re.search(r"sleeping in read\(\d+ -> \S+go\.1\)", err.text())
+
+
+def test_stop_ends_the_job_with_a_status_of_its_own_and_the_report_names_the_rank(muster, err):
+    process = start(muster, err, "--on-hang=stop", "--max-restarts=3")
+    assert process.wait(60) == 124
+    report = read_report(muster.tmp_path / "logs")
+    root = report["root_cause"]
+    assert (root["rank"], root["cause"], root["label"], root["progress"]) == (1, "hang", "root cause", "epoch 1 step 5/8 data")
+    assert "no sign of life for" in root["error"] and 'at the same step, but in "data"' in root["error"]
+    assert {worker["rank"]: worker["label"] for worker in report["workers"]}[0] == "stopped by us"
+    assert (report["exit_status"], report["restarts_used"]) == (124, 0)
+    assert re.search(r"cause     : hang: rank 1 \(local_rank 1, pid \d+\) hangs: no sign of life", err.text())
+    assert err.text().endswith("; exit status 124\n")
+
+
+def test_restart_spends_a_restart_and_the_job_succeeds(muster, err):
+    process = start(muster, err, "--on-hang=restart", "--max-restarts=1")
+    assert process.wait(60) == 0
+    assert re.search(r"rank 1 \(local_rank 1, pid \d+\) hangs: .*; restart 1 of 1\n", err.text())
+    assert read_hangs(muster)[0]["odd_ranks"] == [1]
+
+
+def test_where_no_restart_is_left_a_hang_ends_the_job(muster, err):
+    process = start(muster, err, "--on-hang=restart")
+    assert process.wait(60) == 124
+    assert read_report(muster.tmp_path / "logs")["root_cause"]["cause"] == "hang"
+
+
+def test_a_python_worker_that_writes_lines_of_progress(muster, err):
+    folder, env = without_tools(muster)
+    tool(folder, "py-spy", """echo "Process $3: python3 train.py"
+echo 'Thread 9 (idle): "loader"'; echo '    get (queue.py:171)'
+echo "Thread $3 (idle): \\"MainThread\\""; echo '    next_batch (train.py:7)'; echo '    <module> (train.py:12)'""")
+    script = muster.script("train.py", """
+import os, time
+rank = int(os.environ["RANK"])
+reader, _ = os.pipe()
+def next_batch():
+    os.read(reader, 1)
+for step in range(1, 1000):
+    with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file: file.write(f"step {step}\\n")
+    time.sleep(0.02)  # a step
+    if step == 80 + rank: next_batch()
+""")
+    process = muster.start("--nproc-per-node=2", TIMEOUT, "--on-hang=stop", "--log-dir=logs", script, stderr=err.file, env=env)
+    assert process.wait(90) == 124
+    (hang,) = read_hangs(muster)
+    assert hang["odd_ranks"] == [0] and hang["why"] == "behind the others: step 80, the others step 81"
+    assert (hang["ranks"][0]["progress"], hang["ranks"][0]["tool"]) == ("step 80", "py-spy")
+    assert "py-spy: next_batch (train.py:7) <- <module> (train.py:12)" in err.text()
+    assert read_report(muster.tmp_path / "logs")["root_cause"]["rank"] == 0
+
+
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="no gdb here")
+def test_of_a_python_worker_without_py_spy_the_native_stack_is_shown(muster, err):
+    script = muster.script("train.py", "import os\nos.read(os.pipe()[0], 1)\n")
+    # Nothing is said: its output would be the sign of life.
+    process = muster.start("--nproc-per-node=1", "--hang-timeout=2:2", "--on-hang=stop", "--log-dir=logs", script, stderr=err.file)
+    assert process.wait(90) == 124
+    (hang,) = read_hangs(muster)
+    (rank,) = hang["ranks"]
+    assert rank["source"].startswith("stderr alone") and "read" in rank["stacks"][0]["functions"]
+    assert "judged by: stderr alone: with --view=all stdout goes past muster\n" in err.text()
+
+
+def test_output_is_a_sign_of_life_where_muster_sees_it(muster, err):
+    script = muster.script("train.py", """
+import os, time
+for step in range(100):
+    print("step", step, flush=True)
+    time.sleep(0.02)  # a step
+os.read(os.pipe()[0], 1)
+""")
+    process = muster.start("--nproc-per-node=1", TIMEOUT, "--on-hang=stop", "--log-dir=logs", "-r", "1", script, stderr=err.file)
+    assert process.wait(90) == 124
+    assert read_hangs(muster)[0]["ranks"][0]["source"] == "output"
+
+
+def test_a_heartbeat_file_is_a_sign_of_life(muster, err):
+    script = muster.script("train.py", """
+import os, pathlib, sys, time
+for step in range(100):
+    pathlib.Path(sys.argv[1], "beat." + os.environ["RANK"]).touch()
+    time.sleep(0.02)  # a step
+os.read(os.pipe()[0], 1)
+""")
+    process = muster.start("--nproc-per-node=1", TIMEOUT, "--on-hang=stop", "--log-dir=logs",
+                           f"--heartbeat-file={muster.tmp_path}/beat.{{rank}}", script, muster.tmp_path, stderr=err.file)
+    assert process.wait(90) == 124
+    assert read_hangs(muster)[0]["ranks"][0]["source"] == "heartbeat"
+
+
+def test_who_is_stopped_by_a_signal_is_the_odd_one_out_and_moves_again(muster, err):
+    script = muster.script("train.py", """
+import os, time
+open("pid" + os.environ["RANK"], "w").write(str(os.getpid()))
+step = 0
+while not os.path.exists("done"):
+    step += 1
+    with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file: file.write(f"step {step}\\n")
+    time.sleep(0.02)  # a step
+""")
+    process = muster.start("--nproc-per-node=2", "--hang-timeout=1:5", "--log-dir=logs", script, stderr=err.file)
+    pid = int(wait_for(lambda: (muster.tmp_path / "pid1").exists() and (muster.tmp_path / "pid1").read_text(), "the worker"))
+    os.kill(pid, signal.SIGSTOP)
+    err.wait(r"odd one out: rank 1: stopped by a signal \(SIGSTOP\)\n")
+    err.wait(r"hang\.json\n")
+    os.kill(pid, signal.SIGCONT)
+    err.wait(r"the hang is over after \d\S* m?s: local_rank 1 moves again\n")
+    assert read_hangs(muster)[0]["moved_again_after_ms"] > 0
+    (muster.tmp_path / "done").touch()
+    assert process.wait(60) == 0
+
+
+def test_a_slow_first_step_is_no_hang(muster):
+    script = muster.script("train.py", """
+import os, time
+with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file: file.write("step 1\\n")
+time.sleep(1.5)  # it compiles
+""")
+    result = muster.run("--nproc-per-node=2", "--hang-timeout=0.2:60", "--on-hang=stop", script)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_who_says_nothing_is_left_alone_by_default(muster):
+    result = muster.run("--nproc-per-node=2", "--on-hang=stop", "sleep", "1.5")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("options,named", [
+    (["--hang-timeout=soon"], "--hang-timeout=soon: not auto, off, SECONDS or SECONDS:START"),
+    (["--on-hang=kill"], "--on-hang=kill: not one of report, restart, stop"),
+    (["--heartbeat-file=beat.{host}"], "knows {rank} and {local_rank}, not {host}"),
+    (["--hang-timeout=off", "--on-hang=stop"], "with --hang-timeout=off no hang is seen"),
+])
+def test_what_cannot_be_meant_is_refused(muster, options, named):
+    result = muster.run(*options, "true")
+    assert result.returncode == 2 and named in result.stderr
+
+
+def test_the_runtime_tells_epoch_step_and_phase(muster):
+    process = muster.start("--nproc-per-node=2", "--log-dir=logs", BIN / "fashion_mnist", "--epochs=50", "--device=cpu")
+    line = wait_for(process.stdout.readline, "the first line")
+    assert "FashionMNIST" in line
+
+    def children():
+        with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+            return [pid for pid in map(int, file.read().split()) if "fashion_mnist" in open(f"/proc/{pid}/cmdline").read()]
+
+    def training():
+        return [path for path in __import__("glob").glob("/dev/shm/muster_*/attempt_0.*") if owner(path) and open(path, "rb").read(512)[32:40] > bytes(8)]
+
+    def owner(path):
+        return any(f"MUSTER_PROGRESS_FILE={path}".encode() in open(f"/proc/{pid}/environ", "rb").read() for pid in children())
+
+    wait_for(lambda: len(training()) == 2, "both ranks to train")
+    os.kill(children()[0], signal.SIGKILL)
+    process.communicate(timeout=60)
+    workers = read_report(muster.tmp_path / "logs")["workers"]
+    words = [worker["progress"] for worker in workers]
+    assert len(words) == 2
+    for word in words:
+        assert re.fullmatch(r"epoch \d+ step \d+/7500 \w[\w ]*", word), word

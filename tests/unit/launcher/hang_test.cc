@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who hangs and who stands out: decisions without a process and without a clock.
+#include <cstring>
+
+#include "launcher/hang_report.h"
+#include "launcher/hang_rules.h"
+#include "launcher/hang_watch.h"
+#include "launcher/odd_one_out.h"
+#include "launcher/progress_word.h"
+#include "rendezvous/base/progress_page.h"
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace muster::launcher;
+using Watch = HangRules::Watch;
+using Ranks = std::vector<int>;
+
+namespace {
+
+const Instant kStart{};
+constexpr Millis kSecond{1000};
+
+LifeSign tells(std::uint64_t seen) {
+  return {.running = true, .tells = true, .seen = seen};
+}
+LifeSign writes(std::uint64_t bytes) {
+  return {.running = true, .seen = bytes};
+}
+LifeSign steps(std::uint64_t moves) {
+  return {.running = true, .tells = true, .under_way = true, .seen = moves};
+}
+
+HangRules fixed(Millis limit, Millis start) {
+  return {.watch = Watch::kFixed, .limit = limit, .start = start};
+}
+
+/// Looks whenever the watch asks for it, with what `signs` says of that time, until somebody hangs or moves,
+/// or `until`.
+template <class Signs>
+std::pair<HangWatch::Seen, Instant> run(HangWatch& watch, const Signs& signs, Instant until) {
+  while (watch.next_look() && *watch.next_look() <= until) {
+    const Instant now = *watch.next_look();
+    const std::vector<LifeSign> all = signs(now);
+    HangWatch::Seen seen = watch.look(all, now);
+    if (!seen.hang.empty() || !seen.moved.empty()) return {seen, now};
+  }
+  return {{}, until};
+}
+
+std::uint64_t seconds_at(Instant now) {
+  return static_cast<std::uint64_t>((now - kStart) / kSecond);
+}
+
+RankEvidence at(int rank, std::string word, std::vector<std::string> functions = {}) {
+  RankEvidence out;
+  out.rank = out.local_rank = rank;
+  out.pid = 100 + rank;
+  out.silent = true;
+  out.word = std::move(word);
+  if (!functions.empty()) {
+    out.tool = "gdb";
+    out.stacks.push_back({"Thread 1", std::move(functions)});
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("the timeout is a number of seconds, with its own for the start, auto or off") {
+  REQUIRE(HangRules::parse("auto", "report", "") == HangRules{});
+  REQUIRE(HangRules::parse("off", "report", "")->watch == Watch::kOff);
+  REQUIRE(HangRules::parse("60", "report", "") == fixed(60 * kSecond, 600 * kSecond));
+  REQUIRE(HangRules::parse("0.5:30", "report", "") == fixed(Millis(500), 30 * kSecond));
+  REQUIRE(HangRules::parse("auto", "restart", "")->action == OnHang::kRestart);
+  for (const char* text : {"", "0", "-1", "x", "60:", ":60", "60:0", "1e9", "nan", "60s"}) {
+    INFO(text);
+    const auto rules = HangRules::parse(text, "report", "");
+    REQUIRE_FALSE(rules);
+    REQUIRE(rules.error().message.starts_with("--hang-timeout="));
+  }
+  REQUIRE_FALSE(HangRules::parse("auto", "kill", ""));
+  REQUIRE_FALSE(HangRules::parse("off", "stop", ""));
+  REQUIRE_FALSE(HangRules::parse("off", "report", "beat"));
+}
+
+TEST_CASE("a heartbeat file's name knows the rank and the local rank, and nothing else") {
+  const auto rules = HangRules::parse("auto", "report", "/run/{rank}/beat.{local_rank}");
+  REQUIRE(rules->heartbeat_file(9, 1) == "/run/9/beat.1");
+  REQUIRE(HangRules::parse("auto", "report", "beat")->heartbeat_file(9, 1) == "beat");
+  for (const char* text : {"{host}", "a{", "{rank"}) {
+    INFO(text);
+    REQUIRE_FALSE(HangRules::parse("auto", "report", text));
+  }
+}
+
+TEST_CASE("who tells nothing of its progress never hangs without a fixed timeout") {
+  HangWatch watch(HangRules{}, 1, kStart);
+  const auto silent = [](Instant) { return std::vector{writes(0)}; };
+  REQUIRE(run(watch, silent, kStart + std::chrono::hours(100)).first == HangWatch::Seen{});
+  REQUIRE(watch.limit(0) == std::nullopt);
+}
+
+TEST_CASE("off means that nobody is looked at") {
+  HangWatch watch({.watch = Watch::kOff}, 4, kStart);
+  REQUIRE(watch.next_look() == std::nullopt);
+}
+
+TEST_CASE("a worker in its steps hangs after the least limit at the soonest, and is named once") {
+  HangWatch watch(HangRules{}, 2, kStart);
+  // Rank 1 stops after 100 s.
+  const auto signs = [](Instant now) {
+    return std::vector{steps(seconds_at(now)), steps(std::min<std::uint64_t>(seconds_at(now), 100))};
+  };
+  const auto [seen, when] = run(watch, signs, kStart + std::chrono::hours(2));
+  REQUIRE(seen.hang == Ranks{1});
+  REQUIRE(when >= kStart + 100 * kSecond + HangWatch::kLeastLimit);
+  REQUIRE(when <= kStart + 100 * kSecond + HangWatch::kLeastLimit + HangWatch::kMostBetweenLooks);
+  REQUIRE(seen.silence >= HangWatch::kLeastLimit);
+  REQUIRE(run(watch, signs, when + std::chrono::hours(2)).first == HangWatch::Seen{});
+}
+
+TEST_CASE("first steps take as long as half an hour") {
+  HangWatch watch(HangRules{}, 1, kStart);
+  const auto compiling = [](Instant) { return std::vector{tells(1)}; };
+  const auto [seen, when] = run(watch, compiling, kStart + std::chrono::hours(2));
+  REQUIRE(seen.hang == Ranks{0});
+  REQUIRE(when - kStart >= HangWatch::kFirstSteps);
+}
+
+TEST_CASE("the limit is three times the longest pause of any worker") {
+  HangWatch watch(HangRules{}, 2, kStart);
+  // Rank 0 saves a checkpoint from 200 s to 400 s; rank 1 waits for nobody. From 1000 s on both are silent.
+  const auto signs = [](Instant now) {
+    const std::uint64_t s = std::min<std::uint64_t>(seconds_at(now), 1000);
+    return std::vector{steps(s < 200 ? s : s < 400 ? 200 : s), steps(s)};
+  };
+  const auto [seen, when] = run(watch, signs, kStart + std::chrono::hours(2));
+  REQUIRE(seen.hang == Ranks{0, 1});
+  REQUIRE(when - kStart >= 1000 * kSecond + 3 * 200 * kSecond);
+  REQUIRE(watch.limit(1) >= 600 * kSecond);
+}
+
+TEST_CASE("one that moves again is said, and the next hang is a new one with more patience") {
+  HangWatch watch(HangRules{}, 2, kStart);
+  const auto signs = [](Instant now) {
+    const std::uint64_t s = seconds_at(now);
+    return std::vector{steps(s), steps(s < 100 || s > 900 ? s : 100)};
+  };
+  const auto [hang, first] = run(watch, signs, kStart + std::chrono::hours(1));
+  REQUIRE(hang.hang == Ranks{1});
+  const auto [over, when] = run(watch, signs, kStart + std::chrono::hours(1));
+  REQUIRE(over.moved == Ranks{1});
+  REQUIRE(over.hang.empty());
+  REQUIRE(when - kStart >= 900 * kSecond);
+  REQUIRE(*watch.limit(0) >= 3 * 800 * kSecond);
+}
+
+TEST_CASE("others that fall silent in a hang belong to it") {
+  HangWatch watch(HangRules{}, 2, kStart);
+  const auto signs = [](Instant now) {
+    const std::uint64_t s = seconds_at(now);
+    return std::vector{steps(s < 200 || s > 2000 ? s : 200), steps(s < 100 || s > 2000 ? s : 100)};
+  };
+  const auto first = run(watch, signs, kStart + std::chrono::hours(1));
+  REQUIRE(first.first.hang == Ranks{1});
+  REQUIRE(run(watch, signs, kStart + std::chrono::hours(1)).first.moved == Ranks{0, 1});
+}
+
+TEST_CASE("while a worker asks for patience nobody of its node hangs") {
+  HangWatch watch(HangRules{}, 2, kStart);
+  const auto signs = [](Instant) {
+    LifeSign saving = steps(7);
+    saving.paused = true;
+    return std::vector{saving, steps(8)};
+  };
+  REQUIRE(run(watch, signs, kStart + std::chrono::hours(10)).first == HangWatch::Seen{});
+}
+
+TEST_CASE("a fixed timeout counts for everybody, and the start has its own") {
+  HangWatch watch(fixed(2 * kSecond, 20 * kSecond), 2, kStart);
+  // Rank 0 says nothing at all, rank 1 writes every second until 10 s.
+  const auto signs = [](Instant now) {
+    return std::vector{writes(0), writes(std::min<std::uint64_t>(seconds_at(now), 10))};
+  };
+  const auto [seen, when] = run(watch, signs, kStart + std::chrono::hours(1));
+  REQUIRE(seen.hang == Ranks{1});
+  REQUIRE(when - kStart >= 12 * kSecond);
+  REQUIRE(when - kStart <= 13 * kSecond);
+
+  HangWatch alone(fixed(2 * kSecond, 20 * kSecond), 1, kStart);
+  const auto nothing = [](Instant) { return std::vector{writes(0)}; };
+  const auto [late, at_start] = run(alone, nothing, kStart + std::chrono::hours(1));
+  REQUIRE(late.hang == Ranks{0});
+  REQUIRE(at_start - kStart == 20 * kSecond);
+}
+
+TEST_CASE("a worker that has ended hangs no more, and does not move again") {
+  HangWatch watch(fixed(kSecond, kSecond), 1, kStart);
+  const auto silent = [](Instant) { return std::vector{writes(0)}; };
+  const auto when = run(watch, silent, kStart + std::chrono::hours(1)).second;
+  const auto ended = [](Instant) { return std::vector{LifeSign{}}; };
+  REQUIRE(run(watch, ended, when + std::chrono::hours(1)).first == HangWatch::Seen{});
+}
+
+TEST_CASE("a look that comes late, as after a suspended host, finds nobody silent") {
+  HangWatch watch(fixed(4 * kSecond, 4 * kSecond), 1, kStart);
+  const std::vector signs{writes(5)};
+  (void)watch.look(signs, *watch.next_look());
+  const Instant after = kStart + std::chrono::hours(8);
+  REQUIRE(watch.look(signs, after) == HangWatch::Seen{});
+  const auto silent = [&](Instant) { return signs; };
+  const auto [seen, when] = run(watch, silent, after + std::chrono::hours(1));
+  REQUIRE(seen.hang == Ranks{0});
+  REQUIRE(when - after == 4 * kSecond);
+}
+
+TEST_CASE("looks are a quarter of the limit apart, and a minute at most") {
+  HangWatch quick(fixed(kSecond, 10 * kSecond), 1, kStart);
+  REQUIRE(*quick.next_look() == kStart + Millis(250));
+  HangWatch slow(fixed(std::chrono::hours(1), std::chrono::hours(1)), 1, kStart);
+  REQUIRE(*slow.next_look() == kStart + HangWatch::kMostBetweenLooks);
+}
+
+TEST_CASE("the place of a worker is found in its words") {
+  REQUIRE(position_in("epoch 2/10 step 140 loss 0.31") == Position{2, 140});
+  REQUIRE(position_in("Epoch: [3][ 77/900]") == Position{3, 0});
+  REQUIRE(position_in("step=1200") == Position{0, 1200});
+  REQUIRE(position_in("Iteration: 77") == Position{0, 77});
+  REQUIRE(position_in("loss 3") == std::nullopt);
+  REQUIRE(position_in("step") == std::nullopt);
+  REQUIRE(position_in("step 99999999999999999999999") == std::nullopt);
+  REQUIRE(phase_in("epoch 2 step 140/15000 all_reduce") == "all_reduce");
+  REQUIRE(phase_in("epoch 2 step 140") == "");
+}
+
+TEST_CASE("a page of the runtime is told from a line of text") {
+  ProgressPage page{};
+  std::memcpy(page.magic.data(), kProgressMagic.data(), page.magic.size());
+  page.moves = 77;
+  page.epoch = 2;
+  page.step = 140;
+  page.steps = 15000;
+  std::memcpy(page.phase.data(), "all_reduce", 10);
+  const auto read = [&] { return parse_progress({reinterpret_cast<const char*>(&page), sizeof page}); };
+  REQUIRE(read() == ProgressWord{"epoch 2 step 140/15000 all_reduce", 77, true, false, true});
+  page.epoch = -1;
+  page.steps = 0;
+  page.step = 2;
+  page.paused = 1;
+  REQUIRE(read() == ProgressWord{"step 2 all_reduce", 77, true, true, false});
+  std::memcpy(page.text.data(), "loading\tshards", 15);
+  REQUIRE(read().text == "loading shards all_reduce");
+  page.text_version = 1;
+  REQUIRE(read().text == "step 2 all_reduce");
+  REQUIRE(parse_progress("step 1200\nstep 1199\n") == ProgressWord{.text = "step 1200"});
+  REQUIRE(parse_progress(std::string(kProgressMagic)).is_page == false);
+  REQUIRE(parse_progress("") == ProgressWord{});
+}
+
+TEST_CASE("who is behind is the odd one out, before anything else") {
+  const std::vector ranks{at(0, "epoch 1 step 141 all_reduce"), at(1, "epoch 1 step 140 all_reduce"),
+                          at(2, "epoch 1 step 141 forward")};
+  REQUIRE(odd_one_out(ranks) == Odd{{1}, "behind the others: epoch 1 step 140, the others epoch 1 step 141"});
+  const std::vector two{at(0, "step 9"), at(1, "step 8")};
+  REQUIRE(odd_one_out(two).ranks == Ranks{1});
+  const std::vector one_ahead{at(0, "step 8"), at(1, "step 9"), at(2, "step 8")};
+  REQUIRE(odd_one_out(one_ahead).ranks == Ranks{1});
+}
+
+TEST_CASE("at the same step the phase tells") {
+  const std::vector ranks{at(0, "step 140 all_reduce"), at(1, "step 140 all_reduce"), at(2, "step 140 data")};
+  REQUIRE(odd_one_out(ranks) == Odd{{2}, "at the same step, but in \"data\""});
+  const std::vector two{at(0, "step 140 all_reduce"), at(1, "step 140 data")};
+  REQUIRE(odd_one_out(two).ranks == Ranks{1});
+}
+
+TEST_CASE("without words the stacks tell, and of two halves the one that is not in a collective") {
+  const std::vector<std::string> waits{"read", "gloo::transport::tcp::Pair::recv", "gloo::allreduce", "main"};
+  const std::vector<std::string> loads{"read", "load_batch", "main"};
+  const std::vector ranks{at(0, "", waits), at(1, "", waits), at(2, "", loads), at(3, "", waits)};
+  REQUIRE(odd_one_out(ranks) == Odd{{2}, "its stack differs from the others': it is in read"});
+  const std::vector two{at(0, "", loads), at(1, "", waits)};
+  REQUIRE(odd_one_out(two).ranks == Ranks{0});
+  const std::vector same{at(0, "", waits), at(1, "", waits)};
+  REQUIRE(odd_one_out(same) == Odd{});
+  const std::vector neither{at(0, "", loads), at(1, "", {"poll", "main"})};
+  REQUIRE(odd_one_out(neither) == Odd{});
+}
+
+TEST_CASE("without tools the kernel's word about the main thread tells") {
+  std::vector ranks{at(0, ""), at(1, ""), at(2, "")};
+  for (RankEvidence& rank : ranks)
+    rank.threads.push_back({.state = 'S', .call = "futex()", .wait = "futex_wait"});
+  REQUIRE(odd_one_out(ranks) == Odd{});
+  ranks[1].threads[0].call = "read(5 -> pipe:[7])";
+  ranks[1].threads[0].wait = "pipe_read";
+  REQUIRE(odd_one_out(ranks) == Odd{{1}, "the only one in read, pipe_read"});
+}
+
+TEST_CASE("who has ended, is stopped or is silent alone is the odd one out") {
+  std::vector ranks{at(0, "step 3"), at(1, "step 3"), at(2, "step 3")};
+  ranks[0].threads.push_back({.state = 'T'});
+  REQUIRE(odd_one_out(ranks) == Odd{{0}, "stopped by a signal (SIGSTOP)"});
+  ranks[0].threads.clear();
+  ranks[2].ended = "exited with code 0";
+  REQUIRE(odd_one_out(ranks).ranks == Ranks{2});
+  REQUIRE(odd_one_out(ranks).why == "has ended already (exited with code 0), the others may wait for it");
+  ranks[2].ended.clear();
+  ranks[1].silent = ranks[2].silent = false;
+  REQUIRE(odd_one_out(ranks) == Odd{{0}, "silent, while the others go on"});
+}
+
+TEST_CASE("the report groups those at the same place, and names the odd one first") {
+  HangReport report;
+  report.host = "host-a";
+  report.silence = 252 * kSecond;
+  report.limit = 240 * kSecond;
+  report.ranks = {at(0, "step 140 all_reduce", {"read", "all_reduce", "main", "_start"}),
+                  at(1, "step 139 data", {"read", "load", "main"}),
+                  at(2, "step 140 all_reduce", {"read", "all_reduce", "main"})};
+  report.ranks[1].silence = 252 * kSecond;
+  report.odd = odd_one_out(report.ranks);
+  REQUIRE(hang_text(report, "nothing is done") ==
+          "muster: hang on host-a: no sign of life of ranks 0-2 for 252 s (limit 240 s); nothing is done\n"
+          "  odd one out: rank 1: behind the others: step 139, the others step 140\n"
+          "  rank 1: \"step 139 data\"\n"
+          "    gdb: read <- load <- main\n"
+          "  ranks 0,2: \"step 140 all_reduce\"\n"
+          "    gdb: read <- all_reduce <- main\n");
+  REQUIRE(culprit(report).rank == 1);
+  REQUIRE(
+      hang_line(report, culprit(report)) ==
+      "rank 1 (local_rank 1, pid 101) hangs: no sign of life for 252 s after \"step 139 data\" (read <- load "
+      "<- main); rank 1 is behind the others: step 139, the others step 140");
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <string>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <muster/progress.h>
+
+#include "rendezvous/base/progress_page.h"
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+#include "rendezvous/env_contract.h"
+
+namespace muster {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kBetweenWrites{1};
+
+bool lies_in_memory(int fd) {
+  struct statfs info {};
+  if (::fstatfs(fd, &info) != 0) return false;
+  return info.f_type == TMPFS_MAGIC || info.f_type == RAMFS_MAGIC;
+}
+
+/// One aligned store, which a reader sees whole. Of one writer, so that a counter needs no locked addition.
+template <class T>
+void put(T& field, T value) {
+  std::atomic_ref<T>(field).store(value, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+class Progress::Page {
+ public:
+  static std::unique_ptr<Page> open(const char* path) {
+    if (path == nullptr || *path == '\0') return nullptr;
+    // O_NONBLOCK: a pipe in its place must not hold up the training.
+    UniqueFd file(retry_eintr(
+        [&] { return ::open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666); }));
+    struct stat info {};
+    if (!file || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return nullptr;
+    // Reserved, not only long: a store into a page for which a full tmpfs has no room is SIGBUS.
+    if (::posix_fallocate(file.get(), 0, sizeof(ProgressPage)) != 0) return nullptr;
+    if (!lies_in_memory(file.get())) {
+      auto page = std::unique_ptr<Page>(new Page(std::move(file)));
+      if (!page->load()) return nullptr;
+      page->initialize();
+      return page;
+    }
+    void* const memory =
+        ::mmap(nullptr, sizeof(ProgressPage), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    if (memory == MAP_FAILED) return nullptr;
+    auto page = std::unique_ptr<Page>(new Page(static_cast<ProgressPage*>(memory)));
+    page->initialize();
+    return page;
+  }
+
+  ~Page() {
+    if (!file_) ::munmap(page_, sizeof(ProgressPage));
+  }
+  Page(const Page&) = delete;
+  Page& operator=(const Page&) = delete;
+
+  [[nodiscard]] ProgressPage& get() const { return *page_; }
+
+  void moved(bool paused, bool at_once) {
+    put(page_->paused, paused ? 1U : 0U);
+    put(page_->moves, page_->moves + 1);
+    if (file_) write(at_once);
+  }
+
+  void set_phase(const std::array<char, 16>& name) {
+    std::array<std::uint64_t, 2> words;
+    std::memcpy(words.data(), name.data(), sizeof words);
+    auto* const target = reinterpret_cast<std::uint64_t*>(page_->phase.data());
+    put(target[0], words[0]);
+    put(target[1], words[1]);
+  }
+
+  void set_text(std::string_view text) {
+    text = text.substr(0, std::min(text.find('\n'), kMaxText));
+    if (text.empty() && page_->text[0] == '\0') return;
+    const std::uint32_t version = page_->text_version;
+    put(page_->text_version, version | 1U);
+    std::atomic_thread_fence(std::memory_order_release);
+    std::memcpy(page_->text.data(), text.data(), text.size());
+    page_->text[text.size()] = '\0';
+    std::atomic_thread_fence(std::memory_order_release);
+    put(page_->text_version, (version | 1U) + 1);
+  }
+
+ private:
+  static constexpr std::size_t kMaxText = 400;
+
+  explicit Page(ProgressPage* mapped) : page_(mapped) {}
+  explicit Page(UniqueFd file) : file_(std::move(file)), page_(&own_) {}
+
+  bool load() {
+    return retry_eintr([&] { return ::pread(file_.get(), page_, sizeof *page_, 0); }) == sizeof *page_;
+  }
+
+  /// Another object of this process, or of the program that executed this one, may have been here.
+  void initialize() {
+    if (std::string_view(page_->magic.data(), page_->magic.size()) == kProgressMagic) return;
+    *page_ = ProgressPage{};
+    page_->epoch = -1;
+    page_->paused = 1;  // until there is something to expect
+    std::atomic_thread_fence(std::memory_order_release);
+    std::memcpy(page_->magic.data(), kProgressMagic.data(), page_->magic.size());
+    if (file_) write(true);
+  }
+
+  void write(bool at_once) {
+    const Clock::time_point now = Clock::now();
+    if (!at_once && now - written_ < kBetweenWrites) return;
+    written_ = now;
+    // A full disk costs the word, not the training.
+    (void)retry_eintr([&] { return ::pwrite(file_.get(), page_, sizeof *page_, 0); });
+  }
+
+  UniqueFd file_;       // where it is written instead of mapped
+  ProgressPage own_{};  // likewise
+  ProgressPage* page_;
+  Clock::time_point written_{};
+};
+
+Progress::Progress() : Progress(std::getenv(std::string(env::kProgressFile).c_str())) {}
+Progress::Progress(const char* path) : page_(Page::open(path)) {}
+Progress::~Progress() {
+  if (page_) page_->moved(true, true);
+}
+Progress::Progress(Progress&&) noexcept = default;
+Progress& Progress::operator=(Progress&& other) noexcept {
+  if (this != &other) {
+    if (page_) page_->moved(true, true);
+    page_ = std::move(other.page_);
+  }
+  return *this;
+}
+
+void Progress::begin_epoch(std::int64_t epoch, std::int64_t steps) {
+  if (!page_) return;
+  ProgressPage& page = page_->get();
+  put(page.epoch, epoch);
+  put(page.steps, steps);
+  put(page.step, std::int64_t{0});
+  page_->set_phase({});
+  page_->set_text({});
+  page_->moved(false, true);
+}
+
+void Progress::begin_step(std::int64_t step) {
+  if (!page_) return;
+  put(page_->get().step, step);
+  page_->set_phase({});
+  page_->set_text({});
+  page_->moved(false, false);
+}
+
+void Progress::enter(Phase phase) {
+  if (!page_) return;
+  page_->set_phase(phase.text_);
+  page_->moved(false, false);
+}
+
+void Progress::say(std::string_view text) {
+  if (!page_) return;
+  page_->set_text(text);
+  page_->moved(false, true);
+}
+
+void Progress::pause(Phase phase) {
+  if (!page_) return;
+  page_->set_phase(phase.text_);
+  page_->moved(true, true);
+}
+
+}  // namespace muster
