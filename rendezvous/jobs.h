@@ -53,14 +53,19 @@ struct JobsEffects {
   std::vector<Delivery> deliveries;
   std::vector<std::string> log;   ///< one line per transition
   std::vector<std::string> over;  ///< jobs whose running generation has ended
+  std::size_t num_unsaid = 0;     ///< lines that were left out
 
   /// Takes the answers to heartbeats out of the deliveries: to whom they are due.
   [[nodiscard]] std::vector<ConnectionId> take_heartbeats();
-  void clear() {
-    deliveries.clear();
-    log.clear();
-    over.clear();
-  }
+  [[nodiscard]] bool empty() const { return deliveries.empty() && log.empty() && over.empty(); }
+  void clear() { *this = {}; }
+
+  // So that effects which have to wait take no more memory than there are connections.
+  /// Nothing is delivered to it any more.
+  void forget(ConnectionId id);
+  /// Leaves out lines beyond kMaxWaitingLines.
+  void thin_log();
+  static constexpr std::size_t kMaxWaitingLines = 1000;
 };
 
 /// An agent's place in a job: the generation is that of the world it is part of and which runs.

@@ -41,6 +41,19 @@ std::vector<ConnectionId> JobsEffects::take_heartbeats() {
   return out;
 }
 
+void JobsEffects::forget(ConnectionId id) {
+  std::erase_if(deliveries, [&](Delivery& each) {
+    std::erase(each.to, id);
+    return each.to.empty();
+  });
+}
+
+void JobsEffects::thin_log() {
+  if (log.size() <= kMaxWaitingLines) return;
+  num_unsaid += log.size() - kMaxWaitingLines;
+  log.resize(kMaxWaitingLines);
+}
+
 std::vector<ConnectionId> Jobs::everybody(const Job& job) const {
   std::vector<ConnectionId> out;
   out.reserve(job.connections.size());
