@@ -46,7 +46,7 @@ void fields(Archive& io, membership::Settings& m) {
 }
 template <class Archive>
 void fields(Archive& io, membership::Cause& m) {
-  io.enumerator(m.kind, membership::Cause::Kind::kStale);
+  io.enumerator(m.kind, membership::Cause::Kind::kStoreLost);
   io(m.host, m.group_rank, m.rank, m.exit_code, m.text);
 }
 template <class Archive>

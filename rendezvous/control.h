@@ -193,7 +193,8 @@ struct Stop {
 /// The workers of `generation` want their store. Said again on each connection.
 struct StoreAttach {
   std::int64_t generation = 0;
-  std::uint64_t instance = 0;      ///< the store of StoreAttached; 0: not known yet
+  std::uint64_t instance =
+      0;  ///< the store of StoreAttached; 0: not known yet. One that is gone: GenerationOver
   std::uint32_t num_channels = 0;  ///< so many StoreOpen follow, and other channels are gone
 
   friend bool operator==(const StoreAttach&, const StoreAttach&) = default;

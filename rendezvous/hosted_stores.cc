@@ -100,11 +100,10 @@ void HostedStores::attach(ConnectionId from, const std::optional<Membership>& me
     }
     if (found != stores_.end()) store = found->second.get();
   }
-  if (refusal.empty() && attach.instance != 0 && (store == nullptr || store->instance != attach.instance))
-    refusal = fmt::format(
-        "the coordinator was started anew, and the workers' store of generation {} was lost with the former "
-        "one",
-        attach.generation);
+  if (refusal.empty() && attach.instance != 0 && (store == nullptr || store->instance != attach.instance)) {
+    lost_ = member;
+    return;
+  }
   if (!refusal.empty()) {
     std::erase_if(refused_, [&](const auto& entry) { return entry.first == from; });
     refused_.emplace_back(from, control::StoreRefused{attach.generation, std::move(refusal)});

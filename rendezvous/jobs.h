@@ -90,6 +90,8 @@ class Jobs {
   /// Somebody who knows better than the connection says that the node is gone for good.
   void give_up(std::string_view job, const membership::NodeId& node, const std::string& why, Instant now,
                JobsEffects& effects);
+  /// A member's workers ask for a store that this coordinator has not: their generation ends.
+  void store_lost(const Membership& member, Instant now, JobsEffects& effects);
   /// Nobody was listened to for so long until `now`: that is no silence of the agents.
   void forgive(Millis stall, Instant now);
   /// To be called at next_deadline(), and whenever it is convenient.

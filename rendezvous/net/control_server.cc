@@ -172,10 +172,16 @@ void ControlServer::Impl::on_bytes(ConnectionId id, Connection& connection, std:
 
 // Empty, or how it breaks the protocol.
 std::string ControlServer::Impl::take_up(ConnectionId id, const control::Message& message) {
-  if (control::is_about_store(message)) return stores_.receive(id, jobs_.member(id), message);
-  jobs_.receive(id, message, SteadyClock::now(), effects_);
+  std::string error;
+  if (!control::is_about_store(message))
+    jobs_.receive(id, message, SteadyClock::now(), effects_);
+  else if (error = stores_.receive(id, jobs_.member(id), message); error.empty()) {
+    const auto lost = stores_.take_lost();
+    if (!lost) return error;
+    jobs_.store_lost(*lost, SteadyClock::now(), effects_);
+  }
   apply();
-  return {};
+  return error;
 }
 
 // What was parked while nothing could be recorded.
