@@ -213,7 +213,7 @@ struct StoreRefused {
   friend bool operator==(const StoreRefused&, const StoreRefused&) = default;
 };
 /// A new channel, numbered upwards; or one of an earlier connection, which is answered by StoreCredit or
-/// StoreClose.
+/// StoreClose. There the credit counts what was received, and makes no room in the window.
 struct StoreOpen {
   std::uint32_t channel = 0;
   std::uint64_t received = 0;  ///< bytes of answers

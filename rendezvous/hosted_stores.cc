@@ -140,9 +140,8 @@ std::string HostedStores::open(Mount& mount, const control::StoreOpen& open) {
   if (found != mount.channels.end()) {
     Channel& channel = *found->second;
     if (!again || channel.confirmed) return fmt::format("channel {} is opened twice", open.channel);
-    if (!channel.stream.acknowledge(open.received))
-      return fmt::format("channel {} has received {} bytes that were not sent", open.channel, open.received);
-    channel.stream.rewind();
+    if (!channel.stream.resume(open.received))
+      return fmt::format("channel {} cannot have received {} bytes", open.channel, open.received);
     channel.confirmed = true;
     say(mount, control::StoreCredit{open.channel, channel.stream.received()});
     make_ready(channel);
