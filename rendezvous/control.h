@@ -131,6 +131,11 @@ struct Waiting {
   std::int32_t max_nodes = 0;
   bool outside = false;  ///< a world runs without this node
   std::string text;
+  /// Of the first node of the world that runs, as in Assignment: this node has to reach it in order to take a
+  /// place. None: there is nothing to reach.
+  std::vector<std::string> master_addresses;
+  std::uint16_t master_port = 0;
+  std::string master_host;
 
   friend bool operator==(const Waiting&, const Waiting&) = default;
 };

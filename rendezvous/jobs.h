@@ -143,6 +143,8 @@ class Jobs {
   [[nodiscard]] static bool is_deserted(const Job& job);
   void settle(Job& job, Instant now, JobsEffects& effects);
   void tell_world(const Job& job, JobsEffects& effects) const;
+  void tell_outsider(const Job& job, const membership::NodeId& node, ConnectionId id,
+                     JobsEffects& effects) const;
   void tell_member(const Job& job, std::size_t group_rank, JobsEffects& effects) const;
   void keep(Job& job, Instant now);
   void forget(const Job& job);
