@@ -166,6 +166,7 @@ void ElasticRendezvous::next_generation() {
 void ElasticRendezvous::on_assigned(const control::Assignment& assignment) {
   assigned_ = assignment;
   outside_ = false;
+  reach_.reset();
   seat_->welcomed();
   if (!joined_) return;
   hush();
@@ -182,14 +183,17 @@ void ElasticRendezvous::on_assigned(const control::Assignment& assignment) {
 
 void ElasticRendezvous::on_waiting(const control::Waiting& waiting) {
   outside_ = waiting.outside;
+  reach_.reset();
   seat_->welcomed();
   if (!joined_) return;  // a gathering begins while workers here are still being stopped
-  if (waiting.outside)
+  if (waiting.outside) {
     say(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
-  else
+    check_reach(waiting);
+  } else {
     say(fmt::format("rendezvous: {}; giving up {} s after the beginning", waiting.text,
                     std::chrono::duration_cast<std::chrono::seconds>(job_.join_timeout).count()),
         false);
+  }
 }
 
 void ElasticRendezvous::on_generation_over(const control::GenerationOver& over) {
@@ -205,6 +209,7 @@ void ElasticRendezvous::on_generation_over(const control::GenerationOver& over) 
 
 void ElasticRendezvous::on_closed(const control::Closed& closed) {
   race_.reset();
+  reach_.reset();
   AttemptOutcome outcome = outcome_of(closed);
   auto* notice = std::get_if<FailureNotice>(&outcome);
   if (notice != nullptr && stopped_here_ && assigned_) notice->node_rank = assigned_->group_rank;
@@ -214,6 +219,7 @@ void ElasticRendezvous::on_closed(const control::Closed& closed) {
 
 void ElasticRendezvous::on_lost(const Error& error) {
   race_.reset();
+  reach_.reset();
   FailureNotice notice = outcome_of(error, assigned_.has_value(), seat_->title(), seat_->busy());
   if (joined_) return finish_join(std::move(notice));
   end(std::move(notice));
@@ -303,6 +309,7 @@ bool ElasticRendezvous::can_be_spared() const {
 void ElasticRendezvous::decline(int, const FailureNotice& notice) {
   joined_ = {};
   race_.reset();
+  reach_.reset();
   hush();
   if (client_) withdraw(notice);
 }

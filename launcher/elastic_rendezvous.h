@@ -18,6 +18,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "launcher/interfaces.h"
+#include "launcher/reach_check.h"
 #include "launcher/rendezvous.h"
 #include "launcher/seat.h"
 #include "rendezvous/base/log.h"
@@ -60,6 +61,7 @@ class ElasticRendezvous final : public Rendezvous {
   void on_store(const control::Message& message);
   void fail_generation(std::string text);
   void look_for_first_node();
+  void check_reach(const control::Waiting& waiting);
   void on_raced(const Result<net::AddressRace::Winner>& winner);
   void take_part(std::string master_addr, std::string interface);
   void next_generation();
@@ -87,6 +89,7 @@ class ElasticRendezvous final : public Rendezvous {
   bool linked_ = false;                         // the coordinator is connected
   std::unique_ptr<net::ControlClient> client_;  // nothing: the seat is not decided yet
   std::unique_ptr<net::AddressRace> race_;
+  std::unique_ptr<ReachCheck> reach_;            // while a world runs without this node
   std::optional<control::Assignment> assigned_;  // of the present or last generation
   Joined joined_;                                // while joining
   OutcomeKnown known_;                           // while watching

@@ -49,6 +49,33 @@ void ElasticRendezvous::on_raced(const Result<net::AddressRace::Winner>& winner)
       job_.host, assigned_->master_host, winner.error().message, assigned_->master_host));
 }
 
+// A place that this node could not fill is better left to another. Members that cannot reach the first node
+// end their generation; nobody outside of it has to.
+void ElasticRendezvous::check_reach(const control::Waiting& waiting) {
+  if (waiting.master_addresses.empty()) return;
+  net::AddressRace::Course course;
+  course.addresses = addresses_to_try(waiting.master_addresses, own_);
+  course.port = waiting.master_port;
+  const Millis patience =
+      2 * job_.elastic.rules.heartbeat_timeout;  // a first node that is lost is known by then
+  reach_ = std::make_unique<ReachCheck>(
+      io_, std::move(course), patience,
+      [this, host = waiting.master_host](const Result<net::AddressRace::Winner>& winner) {
+        if (winner)
+          return log_.info(
+              fmt::format("{} answers at {} from {}", host, winner->address, winner->local_address));
+        const std::string text = fmt::format(
+            "{} is outside the world and could take no place in it: it cannot reach the first node, {}: {}. "
+            "Is "
+            "there a firewall between them? --iface and --local-addr choose what {} offers",
+            job_.host, host, winner.error().message, host);
+        if (can_be_spared())
+          fail_join(kExitRendezvous, text);
+        else
+          log_.warning(text);
+      });
+}
+
 // The coordinator ends the generation for everybody, or the job.
 void ElasticRendezvous::fail_generation(std::string text) {
   control::WorkerFailed failure;

@@ -28,6 +28,7 @@ std::string text_of(const membership::Cause& cause) {
     case Kind::kStopped:
     case Kind::kTimeout:
     case Kind::kSucceeded:
+    case Kind::kStoreLost:
       break;
   }
   return cause.text;
@@ -71,6 +72,7 @@ AttemptOutcome outcome_of(const control::Closed& closed) {
     case Kind::kNodesJoined:
     case Kind::kStopped:
     case Kind::kStale:
+    case Kind::kStoreLost:
       // 0 would pass for success.
       if (out.exit_code == 0) out.exit_code = kExitRendezvous;
       break;

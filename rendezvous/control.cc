@@ -46,7 +46,7 @@ void fields(Archive& io, membership::Settings& m) {
 }
 template <class Archive>
 void fields(Archive& io, membership::Cause& m) {
-  io.enumerator(m.kind, membership::Cause::Kind::kStale);
+  io.enumerator(m.kind, membership::Cause::Kind::kStoreLost);
   io(m.host, m.group_rank, m.rank, m.exit_code, m.text);
 }
 template <class Archive>
@@ -68,7 +68,8 @@ void fields(Archive& io, Assignment& m) {
 }
 template <class Archive>
 void fields(Archive& io, Waiting& m) {
-  io(m.present, m.min_nodes, m.max_nodes, m.outside, m.text);
+  io(m.present, m.min_nodes, m.max_nodes, m.outside, m.text, m.master_addresses, m.master_port,
+     m.master_host);
 }
 template <class Archive>
 void fields(Archive& io, GenerationOver& m) {

@@ -131,6 +131,11 @@ struct Waiting {
   std::int32_t max_nodes = 0;
   bool outside = false;  ///< a world runs without this node
   std::string text;
+  /// Of the first node of the world that runs, as in Assignment: this node has to reach it in order to take a
+  /// place. None: there is nothing to reach.
+  std::vector<std::string> master_addresses;
+  std::uint16_t master_port = 0;
+  std::string master_host;
 
   friend bool operator==(const Waiting&, const Waiting&) = default;
 };
@@ -193,7 +198,8 @@ struct Stop {
 /// The workers of `generation` want their store. Said again on each connection.
 struct StoreAttach {
   std::int64_t generation = 0;
-  std::uint64_t instance = 0;      ///< the store of StoreAttached; 0: not known yet
+  std::uint64_t instance =
+      0;  ///< the store of StoreAttached; 0: not known yet. One that is gone: GenerationOver
   std::uint32_t num_channels = 0;  ///< so many StoreOpen follow, and other channels are gone
 
   friend bool operator==(const StoreAttach&, const StoreAttach&) = default;
@@ -212,7 +218,7 @@ struct StoreRefused {
   friend bool operator==(const StoreRefused&, const StoreRefused&) = default;
 };
 /// A new channel, numbered upwards; or one of an earlier connection, which is answered by StoreCredit or
-/// StoreClose.
+/// StoreClose. There the credit counts what was received, and makes no room in the window.
 struct StoreOpen {
   std::uint32_t channel = 0;
   std::uint64_t received = 0;  ///< bytes of answers

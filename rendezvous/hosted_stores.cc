@@ -100,11 +100,10 @@ void HostedStores::attach(ConnectionId from, const std::optional<Membership>& me
     }
     if (found != stores_.end()) store = found->second.get();
   }
-  if (refusal.empty() && attach.instance != 0 && (store == nullptr || store->instance != attach.instance))
-    refusal = fmt::format(
-        "the coordinator was started anew, and the workers' store of generation {} was lost with the former "
-        "one",
-        attach.generation);
+  if (refusal.empty() && attach.instance != 0 && (store == nullptr || store->instance != attach.instance)) {
+    lost_ = member;
+    return;
+  }
   if (!refusal.empty()) {
     std::erase_if(refused_, [&](const auto& entry) { return entry.first == from; });
     refused_.emplace_back(from, control::StoreRefused{attach.generation, std::move(refusal)});
@@ -141,9 +140,8 @@ std::string HostedStores::open(Mount& mount, const control::StoreOpen& open) {
   if (found != mount.channels.end()) {
     Channel& channel = *found->second;
     if (!again || channel.confirmed) return fmt::format("channel {} is opened twice", open.channel);
-    if (!channel.stream.acknowledge(open.received))
-      return fmt::format("channel {} has received {} bytes that were not sent", open.channel, open.received);
-    channel.stream.rewind();
+    if (!channel.stream.resume(open.received))
+      return fmt::format("channel {} cannot have received {} bytes", open.channel, open.received);
     channel.confirmed = true;
     say(mount, control::StoreCredit{open.channel, channel.stream.received()});
     make_ready(channel);

@@ -4,8 +4,9 @@
 // have a connection to here already, which is authenticated, and which is one hop; the first node would take
 // a second one from each agent, with a listener and a proof of its own. Pure: messages in, next() gives the
 // messages out. Owned by a ControlServer; one thread. A store ends with its generation, and with the process:
-// who comes back to another one is told that it is gone. Failure: a request that the store refuses closes its
-// channel, with the reason; text from receive() is what an agent did that the protocol does not know.
+// where workers come back to another one, take_lost() says so. Failure: a request that the store refuses
+// closes its channel, with the reason; text from receive() is what an agent did that the protocol does not
+// know.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +48,8 @@ class HostedStores {
   /// A message about the store. `member`: what the agent is a member of now, for StoreAttach.
   [[nodiscard]] std::string receive(ConnectionId from, const std::optional<Membership>& member,
                                     const control::Message& message);
+  /// A member whose workers had a store that is not here: it is answered by the end of their generation.
+  [[nodiscard]] std::optional<Membership> take_lost() { return std::exchange(lost_, std::nullopt); }
   /// Its channels stay until the generation is over, for when the agent comes back.
   void disconnected(ConnectionId id);
   /// The job has no running generation any more: its store is forgotten.
@@ -87,6 +90,7 @@ class HostedStores {
   std::map<std::string, std::unique_ptr<Store>, std::less<>> stores_;  // by job
   std::unordered_map<ConnectionId, Mount*> mounts_;
   std::vector<std::pair<ConnectionId, control::StoreRefused>> refused_;
+  std::optional<Membership> lost_;
   std::vector<ConnectionId> ready_;
   Effects effects_;
   std::size_t num_channels_ = 0;

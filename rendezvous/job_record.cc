@@ -45,7 +45,7 @@ bool sensible(const JobRecord& record) {
   constexpr std::int64_t kMaxGeneration = std::int64_t{1} << 41;
   const auto& rules = record.settings;
   const auto& world = record.world;
-  return record.phase <= Phase::kClosed && record.ending.kind <= membership::Cause::Kind::kStale &&
+  return record.phase <= Phase::kClosed && record.ending.kind <= membership::Cause::Kind::kStoreLost &&
          membership::defect(rules).empty() && record.restarts_used >= 0 &&
          record.restarts_used <= rules.max_restarts && world.generation >= -1 &&
          world.generation <= kMaxGeneration && (record.phase != Phase::kRunning || !world.slots.empty()) &&

@@ -180,12 +180,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
   // Those who come while a world runs are told at once; a gathering is explained to all when the time comes.
   if (job.round.phase == Phase::kRunning && admission.kind == Kind::kAdmitted) {
     const auto entry = job.round.nodes.find(node);
-    if (entry != job.round.nodes.end() && entry->second.group_rank < 0)
-      effects.deliveries.push_back(
-          {{id},
-           control::Waiting{0, job.settings.min_nodes, job.settings.max_nodes, true,
-                            membership::explain_outside(job.round, job.settings, node)},
-           false});
+    if (entry != job.round.nodes.end() && entry->second.group_rank < 0) tell_outsider(job, node, id, effects);
   }
 }
 

@@ -53,14 +53,19 @@ struct JobsEffects {
   std::vector<Delivery> deliveries;
   std::vector<std::string> log;   ///< one line per transition
   std::vector<std::string> over;  ///< jobs whose running generation has ended
+  std::size_t num_unsaid = 0;     ///< lines that were left out
 
   /// Takes the answers to heartbeats out of the deliveries: to whom they are due.
   [[nodiscard]] std::vector<ConnectionId> take_heartbeats();
-  void clear() {
-    deliveries.clear();
-    log.clear();
-    over.clear();
-  }
+  [[nodiscard]] bool empty() const { return deliveries.empty() && log.empty() && over.empty(); }
+  void clear() { *this = {}; }
+
+  // So that effects which have to wait take no more memory than there are connections.
+  /// Nothing is delivered to it any more.
+  void forget(ConnectionId id);
+  /// Leaves out lines beyond kMaxWaitingLines.
+  void thin_log();
+  static constexpr std::size_t kMaxWaitingLines = 1000;
 };
 
 /// An agent's place in a job: the generation is that of the world it is part of and which runs.
@@ -85,6 +90,8 @@ class Jobs {
   /// Somebody who knows better than the connection says that the node is gone for good.
   void give_up(std::string_view job, const membership::NodeId& node, const std::string& why, Instant now,
                JobsEffects& effects);
+  /// A member's workers ask for a store that this coordinator has not: their generation ends.
+  void store_lost(const Membership& member, Instant now, JobsEffects& effects);
   /// Nobody was listened to for so long until `now`: that is no silence of the agents.
   void forgive(Millis stall, Instant now);
   /// To be called at next_deadline(), and whenever it is convenient.
@@ -136,6 +143,8 @@ class Jobs {
   [[nodiscard]] static bool is_deserted(const Job& job);
   void settle(Job& job, Instant now, JobsEffects& effects);
   void tell_world(const Job& job, JobsEffects& effects) const;
+  void tell_outsider(const Job& job, const membership::NodeId& node, ConnectionId id,
+                     JobsEffects& effects) const;
   void tell_member(const Job& job, std::size_t group_rank, JobsEffects& effects) const;
   void keep(Job& job, Instant now);
   void forget(const Job& job);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of the jobs outlives a coordinator, and nodes that somebody else knows to be gone.
+// What of the jobs outlives a coordinator and what does not, and nodes that somebody else knows to be gone.
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -32,6 +32,14 @@ void Jobs::restore(const std::string& name, const JobRecord& record, Instant now
   Job& kept = jobs_.insert_or_assign(name, std::move(job)).first->second;
   kept.deadline = now;  // something may be to decide at once
   deadlines_.emplace(now, name);
+}
+
+void Jobs::store_lost(const Membership& member, Instant now, JobsEffects& effects) {
+  const auto found = jobs_.find(member.job);
+  if (found == jobs_.end() || !membership::store_lost(found->second.round, member.node, member.generation))
+    return;
+  found->second.changed = true;
+  settle(found->second, now, effects);
 }
 
 void Jobs::give_up(std::string_view name, const membership::NodeId& node, const std::string& why, Instant now,

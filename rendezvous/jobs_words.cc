@@ -41,6 +41,19 @@ std::vector<ConnectionId> JobsEffects::take_heartbeats() {
   return out;
 }
 
+void JobsEffects::forget(ConnectionId id) {
+  std::erase_if(deliveries, [&](Delivery& each) {
+    std::erase(each.to, id);
+    return each.to.empty();
+  });
+}
+
+void JobsEffects::thin_log() {
+  if (log.size() <= kMaxWaitingLines) return;
+  num_unsaid += log.size() - kMaxWaitingLines;
+  log.resize(kMaxWaitingLines);
+}
+
 std::vector<ConnectionId> Jobs::everybody(const Job& job) const {
   std::vector<ConnectionId> out;
   out.reserve(job.connections.size());
@@ -56,11 +69,27 @@ void Jobs::tell_world(const Job& job, JobsEffects& effects) const {
   for (std::size_t i = 0; i < world.slots.size(); ++i) tell_member(job, i, effects);
   for (const auto& [id, node] : job.round.nodes) {
     if (node.group_rank >= 0 || !node.ready) continue;
-    effects.deliveries.push_back({{job.connections.at(id)},
-                                  control::Waiting{0, job.settings.min_nodes, job.settings.max_nodes, true,
-                                                   membership::explain_outside(job.round, job.settings, id)},
-                                  false});
+    tell_outsider(job, id, job.connections.at(id), effects);
   }
+}
+
+void Jobs::tell_outsider(const Job& job, const membership::NodeId& node, ConnectionId id,
+                         JobsEffects& effects) const {
+  const membership::World& world = job.round.world;
+  control::Waiting out{0,
+                       job.settings.min_nodes,
+                       job.settings.max_nodes,
+                       true,
+                       membership::explain_outside(job.round, job.settings, node),
+                       {},
+                       0,
+                       {}};
+  if (world.master_port != 0) {
+    out.master_addresses = world.master_addresses;
+    out.master_port = world.master_port;
+    out.master_host = world.slots.front().host;
+  }
+  effects.deliveries.push_back({{id}, std::move(out), false});
 }
 
 void Jobs::tell_member(const Job& job, std::size_t group_rank, JobsEffects& effects) const {
@@ -91,8 +120,14 @@ void Jobs::tell_reason(Job& job, Instant now, JobsEffects& effects) {
   job.told = std::move(reason);
   job.told_at = now;
   effects.deliveries.push_back({everybody(job),
-                                control::Waiting{job.told.present, job.told.min_nodes, job.told.max_nodes,
-                                                 false, membership::to_text(job.told)},
+                                control::Waiting{job.told.present,
+                                                 job.told.min_nodes,
+                                                 job.told.max_nodes,
+                                                 false,
+                                                 membership::to_text(job.told),
+                                                 {},
+                                                 0,
+                                                 {}},
                                 false});
 }
 

@@ -171,6 +171,20 @@ void lost(Round& round, const Settings& settings, const NodeId& id, const std::s
   if (const Node* node = find_node(round, id)) lose_node(round, settings, *node, text, now);
 }
 
+bool store_lost(Round& round, const NodeId& id, std::int64_t generation) {
+  const Node* node = find_node(round, id);
+  if (node == nullptr || !is_current(round, generation) || node->group_rank < 0 || node->finished)
+    return false;
+  Cause cause;
+  cause.kind = Cause::Kind::kStoreLost;
+  cause.text = fmt::format(
+      "the coordinator was started anew, and the workers' store of generation {} was lost with the former "
+      "one",
+      generation);
+  round.pending = std::move(cause);
+  return true;
+}
+
 void stop(Round& round, std::string_view host, std::string_view reason, int exit_code) {
   if (round.phase == Phase::kClosed) return;
   Cause cause;

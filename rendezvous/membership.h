@@ -42,7 +42,8 @@ struct Settings {
   int min_nodes = 1;
   int max_nodes = 1;
   int spares = 0;  ///< nodes expected to wait outside the world; more than these are told so and wait too
-  int max_restarts = 0;  ///< for the job: worker failures and lost nodes use it, joining and leaving do not
+  int max_restarts =
+      0;  ///< for the job: worker failures and lost nodes use it, other ends of a generation do not
   Millis join_timeout{600'000};  ///< from the beginning of a gathering to its end in a world or in failure
   Millis last_call_timeout{30'000};  ///< from reaching min_nodes, while max_nodes are not there
   Millis stop_timeout{60'000};       ///< how long a gathering waits for a survivor to stop its workers
@@ -126,6 +127,7 @@ struct Cause {
     kTimeout,      ///< too few nodes until the join timeout
     kSucceeded,    ///< all workers of all nodes
     kStale,        ///< it ended while the node that is told was away
+    kStoreLost,    ///< the workers' store went with the coordinator that had it
   };
   Kind kind = Kind::kWorkerFailed;
   std::string host;     ///< of the node that caused it
@@ -226,6 +228,9 @@ void disconnected(Round& round, const Settings& settings, const NodeId& id, std:
                   Instant now);
 /// Its agent is known to be gone, whatever its connection says.
 void lost(Round& round, const Settings& settings, const NodeId& id, const std::string& text, Instant now);
+/// The node's workers run and their store, which was the coordinator's, is gone: they cannot go on, and it is
+/// no failure of theirs.
+bool store_lost(Round& round, const NodeId& id, std::int64_t generation);
 /// An agent, or the operator, ends the job.
 void stop(Round& round, std::string_view host, std::string_view reason, int exit_code);
 

@@ -30,6 +30,8 @@ std::string_view to_string(Cause::Kind kind) {
       return "it succeeded";
     case Cause::Kind::kStale:
       return "it ended meanwhile";
+    case Cause::Kind::kStoreLost:
+      return "the workers' store was lost";
   }
   return "?";
 }

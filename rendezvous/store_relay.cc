@@ -292,8 +292,9 @@ Result<void> StoreRelay::receive(const control::Message& message) {
   } else if (const auto* credit = std::get_if<control::StoreCredit>(&message)) {
     Worker* worker = find(credit->channel);
     if (worker == nullptr) return {};
-    if (!worker->stream.acknowledge(credit->consumed)) return broken("it consumed more than was sent");
-    if (std::exchange(worker->resuming, false)) worker->stream.rewind();
+    const bool fits = std::exchange(worker->resuming, false) ? worker->stream.resume(credit->consumed)
+                                                             : worker->stream.acknowledge(credit->consumed);
+    if (!fits) return broken("it has not what was sent, or more");
     make_ready(*worker);
   } else if (const auto* closed = std::get_if<control::StoreClose>(&message)) {
     Worker* worker = find(closed->channel);

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the workers of a node wait together: the part of StoreRelay that decides who asks the coordinator.
+// Waits for other keys are others, also where some of the keys are the same: all that PyTorch's process
+// groups wait for is one key at a time (tests/data/wire: 20 of 20 waits), so that waits by key would save
+// nothing, and a cancelled wait would have to be told from the keys that others still want.
 #include <algorithm>
 #include <utility>
 

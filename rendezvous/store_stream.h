@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // StoreStream: one side of a channel of the proxied store (control.h, StoreOpen): what it has to send and
 // what it has received, both counted from the channel's beginning. A side sends no more than `window` bytes
-// beyond what the other has consumed, and keeps what it sent until then, so that a broken connection loses
-// and repeats nothing. Pure; owned by a StoreRelay or a HostedStores; one thread. Failure: a count that
-// cannot be is refused with false: the other side breaks the protocol.
+// beyond what the other has consumed, however often the connection breaks, and keeps what it sent until the
+// other has it for certain, so that nothing is lost or repeated. Pure; owned by a StoreRelay or a
+// HostedStores; one thread. Failure: a count that cannot be is refused with false: the other side breaks the
+// protocol.
 #pragma once
 
 #include <algorithm>
@@ -26,25 +27,22 @@ class StoreStream {
   [[nodiscard]] std::size_t num_unsent() const { return kept_.size() - (sent_ - base_); }
   /// What may be sent now, at most `max` bytes. Valid until the next change.
   [[nodiscard]] std::string_view sendable(std::size_t max) const {
-    const std::size_t in_flight = sent_ - acknowledged_;
+    const std::size_t in_flight = sent_ - consumed_there_;
     const std::size_t room = window_ - std::min(window_, in_flight);
     return std::string_view(kept_).substr(sent_ - base_, std::min(max, room));
   }
   void sent(std::size_t size) { sent_ += size; }
-  /// The other side has so many bytes and needs them from here no more. False: it cannot have.
+  /// The other side has consumed so many bytes: as many more may be sent. False: it cannot have.
   [[nodiscard]] bool acknowledge(std::uint64_t total);
-  /// A new connection: what is not acknowledged is sent again.
-  void rewind() { sent_ = acknowledged_; }
-  [[nodiscard]] bool all_acknowledged() const { return acknowledged_ == base_ + kept_.size(); }
-  /// Nothing more is to be sent.
-  void drop();
+  /// A new connection, over which the other side says that it has received so many bytes: the rest is sent
+  /// again. Only what it has consumed makes room in its window. False: it cannot have.
+  [[nodiscard]] bool resume(std::uint64_t received_there);
 
   // Incoming.
   /// False: more than the window allows.
   [[nodiscard]] bool receive(std::size_t size) {
     received_ += size;
-    // Twice: after a new connection the other side counts from what was received, not consumed.
-    return received_ - consumed_ <= 2 * window_;
+    return received_ - consumed_ <= window_;
   }
   void consume(std::size_t size) { consumed_ += size; }
   [[nodiscard]] std::uint64_t received() const { return received_; }
@@ -57,14 +55,17 @@ class StoreStream {
   [[nodiscard]] std::size_t num_bytes() const { return kept_.size(); }
 
  private:
+  void forget_before(std::uint64_t total);
+
   std::size_t window_;
-  std::string kept_;        // of the stream from base_
-  std::uint64_t base_ = 0;  // of kept_[0]
-  std::uint64_t acknowledged_ = 0;
+  std::string kept_;                  // of the stream from base_
+  std::uint64_t base_ = 0;            // of kept_[0]
+  std::uint64_t received_there_ = 0;  // for certain: these are kept no more
+  std::uint64_t consumed_there_ = 0;
   std::uint64_t sent_ = 0;
   std::uint64_t received_ = 0;
   std::uint64_t consumed_ = 0;
-  std::uint64_t told_ = 0;
+  std::uint64_t told_ = 0;  // of consumed_, on this connection
 };
 
 }  // namespace muster

@@ -33,6 +33,8 @@ struct AgentConnection {
   ControlPeer peer;
   std::optional<Instant> deadline;
   std::size_t buffered_bytes = 0;  ///< as counted last
+  bool unread = false;             ///< so much of it is parked that no more is read
+  bool ended = false;              ///< broken, and what it said before is parked
 };
 
 class AgentTable {
@@ -84,9 +86,10 @@ class AgentTable {
   /// To all that are proven, as far as their sockets take it.
   void say_to_all(const control::Message& message) const;
 
-  /// Counts what this agent buffers now; true if that became more.
-  bool count_buffered(AgentConnection& connection) {
-    const std::size_t before = std::exchange(connection.buffered_bytes, connection.peer.buffered_bytes());
+  /// Counts what this agent buffers now, and what is parked of it; true if that became more.
+  bool count_buffered(AgentConnection& connection, std::size_t parked) {
+    const std::size_t before =
+        std::exchange(connection.buffered_bytes, connection.peer.buffered_bytes() + parked);
     buffered_bytes_ += connection.buffered_bytes - before;  // modulo 2^64: it may be less
     return connection.buffered_bytes > before;
   }

@@ -54,7 +54,9 @@ void EtcdStateLog::on_written() {
   if (closed_) return;
   if (changed_) return write();
   dirty_ = false;
-  for (StateKeeper* keeper : std::vector(keepers_)) keeper->committed();
+  const std::vector keepers = keepers_;
+  for (StateKeeper* keeper : keepers) keeper->committed();
+  for (StateKeeper* keeper : keepers) keeper->go_on();
 }
 
 }  // namespace muster::net

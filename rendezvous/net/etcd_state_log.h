@@ -41,7 +41,7 @@ class EtcdStateLog final : public StateLog,
   const bool& dirty() const override { return dirty_; }
   /// Nothing more is written.
   void close() override { closed_ = true; }
-  bool stalled() const override { return false; }
+  bool stalled() const override { return writing_; }
 
  private:
   void job(std::string_view name, const JobRecord& record) override;

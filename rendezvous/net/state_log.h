@@ -65,7 +65,7 @@ class StateLog {
   [[nodiscard]] virtual const bool& dirty() const = 0;
   /// Writes what is left if it can; nothing is tried again.
   virtual void close() = 0;
-  /// The disk is full: take no more requests.
+  /// Nothing can be written for now, as where the disk is full: take up no more that would be recorded.
   [[nodiscard]] virtual bool stalled() const = 0;
 
  protected:

@@ -17,6 +17,7 @@
 #include "rendezvous/base/log.h"
 #include "rendezvous/net/state_log.h"
 #include "tests/support/catch.h"
+#include "tests/support/held_log.h"
 #include "tests/support/hex.h"
 #include "tests/support/raw_client.h"
 
@@ -52,37 +53,6 @@ class LoopThread {
  private:
   boost::asio::io_context& loop_;
   std::thread thread_;
-};
-
-// A log whose disk is the test.
-class HeldLog final : public net::StateLog, public journal::Recorder {
- public:
-  SavedState& saved() override { return saved_; }
-  journal::Recorder& recorder() override { return *this; }
-  void attach(net::StateKeeper& keeper) override { keeper_ = &keeper; }
-  void detach(net::StateKeeper&) override { keeper_ = nullptr; }
-  const bool& dirty() const override { return dirty_; }
-  void close() override {}
-  bool stalled() const override { return false; }
-  void sync() {
-    dirty_ = false;
-    keeper_->committed();
-    keeper_->go_on();
-  }
-
-  void set(std::string_view, std::string_view) override { dirty_ = true; }
-  void append(std::string_view, std::string_view) override { dirty_ = true; }
-  void erase(std::string_view) override { dirty_ = true; }
-  void push(std::string_view, std::string_view) override { dirty_ = true; }
-  void pop(std::string_view) override { dirty_ = true; }
-  void job(std::string_view, const JobRecord&) override { dirty_ = true; }
-  void job_finished(std::string_view, const membership::NodeId&) override { dirty_ = true; }
-  void job_forgotten(std::string_view) override { dirty_ = true; }
-
- private:
-  SavedState saved_;
-  net::StateKeeper* keeper_ = nullptr;
-  bool dirty_ = false;
 };
 
 UniqueFd bound_socket(std::uint16_t& port) {
@@ -230,7 +200,7 @@ TEST_CASE("statistics count connections, refusals, requests, keys and waiters") 
 TEST_CASE("what a finished sync covers is answered, whatever is taken up after it") {
   using wire::Op;
   boost::asio::io_context loop;
-  const auto log = std::make_shared<HeldLog>();
+  const auto log = std::make_shared<test::HeldLog>();
   ServerOptions options;
   options.host = "127.0.0.1";
   options.state = log;

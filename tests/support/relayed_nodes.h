@@ -144,6 +144,7 @@ class RelayedNodes {
 
   [[nodiscard]] StoreRelay& relay(std::size_t node) { return *nodes_[node].relay; }
   [[nodiscard]] const HostedStores& stores() const { return *stores_; }
+  [[nodiscard]] std::optional<Membership> take_lost() { return stores_->take_lost(); }
   [[nodiscard]] const StoreCore& store() const { return *stores_->find("job"); }
   [[nodiscard]] const std::string& error(std::size_t node) const { return nodes_[node].error; }
 

@@ -100,6 +100,24 @@ def test_a_spare_takes_the_place_of_a_killed_node_and_ranks_stay(job, tmp_path):
     assert it.codes(0, 2, 3) == [0, 0, 0], it.err(3)
 
 
+def test_a_spare_that_does_not_reach_the_first_node_leaves_before_it_is_needed(job, tmp_path):
+    it = job(3)
+    script = write(tmp_path, "stay.py", STAY)
+    conf = "keep_alive_interval=0.5,keep_alive_max_attempt=4"
+    start = lambda node, *args: it.start(node, 1, "--spares=1", *args, script, nnodes=2, conf=conf)
+    # The first node is another than the one that runs the coordinator, which the spare reaches.
+    start(0, "--node-rank=1")
+    start(1, "--node-rank=0")
+    it.started("2.0", 0, 1)
+    it.nodes.lose(2, 1)
+    start(2)
+    assert it.codes(2) == [69]
+    assert re.search(r"host2 is outside the world and could take no place in it: it cannot reach the first node, host1: "
+                     r".*10\.77\.0\.2:\d+", it.err(2)), it.err(2)
+    (tmp_path / "go").touch()
+    assert it.codes(0, 1) == [0, 0]
+
+
 def test_a_spare_that_was_not_needed_ends_in_success(job, tmp_path):
     it = job(2)
     script = write(tmp_path, "stay.py", STAY)
@@ -107,6 +125,7 @@ def test_a_spare_that_was_not_needed_ends_in_success(job, tmp_path):
     it.started("1.0", 0)
     it.start(1, 1, "--spares=1", script, nnodes=1)
     it.said(1, "spare 1 of 1")
+    it.said(1, r"host0 answers at 10\.77\.0\.1 from 10\.77\.0\.2")
     (tmp_path / "go").touch()
     assert it.codes(0, 1) == [0, 0]
     assert "the job succeeded without this node" in it.err(1)

@@ -138,12 +138,13 @@ else:
     assert "SIGKILL" in it.err(0) or "killed by signal 9" in it.err(0), it.err(0)
 
 
-def test_a_daemon_that_is_started_anew_ends_the_generation_with_the_reason(job, tmp_path):
+def test_a_daemon_that_is_started_anew_ends_the_generation_with_the_reason_and_uses_no_restart(job, tmp_path):
     it = job(3)
     script = write(tmp_path, "outlive.py", STORE + """
 store.set(b"k%d" % rank, b"")
 store.wait(b"k%d" % (1 - rank))
-note("met%d_%d" % (rank, attempt))
+assert attempt == 0  # no restart is used
+note("met%d_%d" % (rank, os.path.exists("met%d_0" % rank)))
 stay()
 """)
 
@@ -153,11 +154,11 @@ stay()
 
     serve("d")
     for node in (0, 1):
-        it.start(node, 1, script, nnodes=2, backend="muster", endpoint=it.nodes.address(2), restarts=1, MUSTER_SECRET=SECRET)
+        it.start(node, 1, script, nnodes=2, backend="muster", endpoint=it.nodes.address(2), restarts=0, MUSTER_SECRET=SECRET)
 
-    def met(attempt):
-        wait_for(lambda: all((tmp_path / f"met{rank}_{attempt}").exists() for rank in (0, 1)),
-                 f"attempt {attempt}: {it.err(0)}", 60)
+    def met(start):
+        wait_for(lambda: all((tmp_path / f"met{rank}_{start}").exists() for rank in (0, 1)),
+                 f"start {start}: {it.err(0)}", 60)
 
     met(0)
     it.running["d"].kill()

@@ -13,6 +13,7 @@ namespace {
 const membership::Cause kWorker{Kind::kWorkerFailed, "b", 1, 3, 7, "rank 3 on b exited with code 7"};
 const membership::Cause kLost{Kind::kNodeLost, "b", 1, -1, 0, "it closed the connection"};
 const membership::Cause kLeft{Kind::kNodeLeft, "b", 1, -1, 0, "b was stopped by SIGTERM"};
+const membership::Cause kStore{Kind::kStoreLost, "", -1, -1, 0, "the store was lost"};
 const membership::Cause kJoined{Kind::kNodesJoined, "", -1, -1, 0, "1 node joined"};
 
 FailureNotice end_of(const membership::Cause& cause) {
@@ -29,7 +30,7 @@ TEST_CASE("failures use a restart, changes of the nodes do not") {
     REQUIRE(notice.restart);
     REQUIRE_FALSE(notice.regroup);
   }
-  for (const auto& cause : {kLeft, kJoined}) {
+  for (const auto& cause : {kLeft, kJoined, kStore}) {
     const FailureNotice notice = outcome_of(control::GenerationOver{4, 1, cause});
     REQUIRE(notice.restart);
     REQUIRE(notice.regroup);

@@ -40,7 +40,7 @@ std::vector<Message> one_of_each() {
           Ready{1, 2},
           Heartbeat{},
           assignment,
-          Waiting{1, 2, 3, true, "1 of 2 to 3 nodes"},
+          Waiting{1, 2, 3, true, "1 of 2 to 3 nodes", {"10.0.0.7"}, 4711, "n7"},
           GenerationOver{7, 1, cause},
           Closed{cause},
           WorkerFailed{7, 3, 139, false, true, "SIGSEGV"},

@@ -72,12 +72,67 @@ TEST_CASE("a spare is told that it is one, and swapped in") {
   t.join(1, "a", 1, 1);
   t.join(2, "a", 2, 1);
   REQUIRE(t.told<control::Waiting>(2)->outside);
+  REQUIRE(t.told<control::Waiting>(2)->master_addresses.empty());  // its workers' store would be here
   t.jobs.disconnected(1, "reset", t.now, t.effects);
   const auto assignment = t.told<control::Assignment>(2);
   REQUIRE(assignment);
   REQUIRE(assignment->group_rank == 0);
   REQUIRE(assignment->generation == 1);
   REQUIRE(assignment->restarts_used == 1);
+}
+
+TEST_CASE(
+    "who is outside the world is told where its first node is, in order to try whether it can be reached") {
+  Table t;
+  const auto join = [&](ConnectionId connection) {
+    t.jobs.connected(connection, "a", "10.0.0." + std::to_string(connection));
+    control::Join message;
+    message.request.id = {0, connection};
+    message.request.host = "n" + std::to_string(connection);
+    message.request.addresses = {"10.0.0." + std::to_string(connection)};
+    message.request.master_port = 4711;
+    message.settings.max_restarts = 1;
+    t.jobs.receive(connection, message, t.now, t.effects);
+  };
+  for (const ConnectionId connection : {1, 2, 3}) join(connection);
+  for (const ConnectionId connection : {2, 3}) {
+    REQUIRE(t.told<control::Waiting>(connection)->master_addresses == std::vector<std::string>{"10.0.0.1"});
+    REQUIRE(t.told<control::Waiting>(connection)->master_port == 4711);
+    REQUIRE(t.told<control::Waiting>(connection)->master_host == "n1");
+  }
+  // And again when there is another one.
+  t.jobs.disconnected(1, "reset", t.now, t.effects);
+  REQUIRE(t.told<control::Assignment>(2));
+  REQUIRE(t.told<control::Waiting>(3)->master_host == "n2");
+}
+
+TEST_CASE("a store that was lost with a coordinator ends the generation and uses no restart") {
+  Table t;
+  t.join(1, "a", 1, 2);
+  t.join(2, "a", 2, 2);
+  t.effects.clear();
+  SECTION("of a member whose workers run") {
+    for (int again = 0; again < 2; ++again) t.jobs.store_lost({"a", {0, 1}, 0}, t.now, t.effects);
+    for (const ConnectionId connection : {1, 2}) {
+      const auto over = t.told<control::GenerationOver>(connection);
+      REQUIRE(over);
+      REQUIRE(over->generation == 0);
+      REQUIRE(over->restarts_used == 0);
+      REQUIRE(over->cause.kind == membership::Cause::Kind::kStoreLost);
+      REQUIRE(over->cause.text.find("the workers' store of generation 0 was lost") != std::string::npos);
+      t.jobs.receive(connection, control::Ready{0, 0}, t.now, t.effects);
+    }
+    REQUIRE(t.told<control::Assignment>(2)->generation == 1);
+    t.effects.clear();
+    t.jobs.store_lost({"a", {0, 1}, 0}, t.now, t.effects);  // it comes too late
+    REQUIRE(t.effects.empty());
+  }
+  SECTION("not of one whose workers have all ended well") {
+    t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
+    t.effects.clear();
+    t.jobs.store_lost({"a", {0, 1}, 0}, t.now, t.effects);
+    REQUIRE(t.effects.empty());
+  }
 }
 
 TEST_CASE("a job is forgotten when its last agent has gone, or kept for a while") {

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the coordinator tells its agents, and how they part.
+#include <sys/socket.h>
+
+#include <fmt/format.h>
+
+#include "rendezvous/net/control_server_impl.h"
+
+namespace muster::net {
+namespace {
+
+constexpr Millis kLingerTime{2000};  // for who is refused to read why
+
+}  // namespace
+
+void ControlServer::Impl::refuse_plain(ConnectionId id, Connection& connection) {
+  connection.peer.say(control::Preamble{});
+  refuse(id, connection,
+         {control::Refused::Reason::kAuthentication,
+          "this coordinator speaks TLS and the agent does not; give the agent a certificate to trust"});
+}
+
+void ControlServer::Impl::refuse(ConnectionId id, Connection& connection, control::Refused refused) {
+  refusals_.write(kind_of(refused.reason),
+                  fmt::format("closed {}: {}", connection.peer.name(), refused.text));
+  if (connection.peer.stage != Stage::kOpen) {
+    ++stats_.num_refused;
+    const char* phase = kind_of(refused.reason) == Refusal::kAuthentication ? "authentication" : "handshake";
+    if (!connection.peer.job().empty())
+      jobs_.note_trouble(connection.peer.job(), {connection.peer.title(), phase, refused.text, {}},
+                         SteadyClock::now(), effects_);
+  } else {
+    jobs_.disconnected(id, refused.text, SteadyClock::now(), effects_);
+  }
+  connection.peer.say(control::Message(std::move(refused)));
+  linger(id, connection);
+  apply();
+}
+
+// The rest of the output goes out, then the peer closes, or we do when it has had its time.
+void ControlServer::Impl::linger(ConnectionId id, Connection& connection) {
+  connection.peer.stage = Stage::kClosing;
+  parked_.forget(id);
+  agents_.set_deadline(id, connection, SteadyClock::now() + kLingerTime);
+  flush(id, connection);
+}
+
+// An agent's heartbeat is answered nevertheless: a full disk is no reason to be taken for dead.
+void ControlServer::Impl::pass_heartbeats() {
+  for (const ConnectionId id : effects_.take_heartbeats()) {
+    const auto connection = agents_.find(id);
+    if (!connection || connection->peer.stage == Stage::kClosing || connection->ended) continue;
+    connection->peer.say(control::Message(control::Heartbeat{}));
+    flush(id, *connection);
+  }
+}
+
+void ControlServer::Impl::apply() {
+  if (held()) {
+    pass_heartbeats();
+    effects_.thin_log();
+  }
+  // Deliveries can break connections, which gives further effects.
+  while (!held() && !effects_.empty()) {
+    const JobsEffects effects = std::exchange(effects_, {});
+    for (const std::string& line : effects.log) log_.info(line);
+    if (effects.num_unsaid > 0)
+      log_.info(
+          fmt::format("{} more lines were left out while nothing could be recorded", effects.num_unsaid));
+    for (const std::string& job : effects.over) stores_.over(job);
+    for (const Delivery& delivery : effects.deliveries) carry_out(delivery);
+  }
+}
+
+void ControlServer::Impl::carry_out(const Delivery& delivery) {
+  std::string bytes;
+  control::encode(delivery.message, bytes);
+  for (const ConnectionId id : delivery.to) {
+    const auto connection = agents_.find(id);
+    if (!connection || connection->peer.stage == Stage::kClosing || connection->ended) continue;
+    connection->peer.send(bytes);
+    if (delivery.close) {
+      const auto& refused = std::get<control::Refused>(delivery.message);
+      refusals_.write(kind_of(refused.reason),
+                      fmt::format("closed {}: {}", connection->peer.title(), refused.text));
+      jobs_.disconnected(id, "refused", SteadyClock::now(), effects_);
+      linger(id, *connection);
+    } else {
+      flush(id, *connection);
+    }
+  }
+}
+
+void ControlServer::Impl::flush(ConnectionId id, Connection& connection) {
+  if (connection.ended) return;
+  ControlPeer& peer = connection.peer;
+  const std::size_t parked = parked_.num_bytes(id);
+  if (const std::string error = peer.flush(); !error.empty()) {
+    broken_.emplace_back(id, error);
+  } else if (peer.unsent_bytes() > options_.max_unsent_bytes) {
+    give_up(id, peer, Refusal::kSlowReader,
+            fmt::format("it has not read {} bytes, the limit is {} (--max-unsent-bytes)", peer.unsent_bytes(),
+                        options_.max_unsent_bytes));
+  } else if (agents_.count_buffered(connection, parked) &&
+             agents_.buffered_bytes() > options_.max_buffered_bytes) {
+    give_up(id, peer, Refusal::kLimit,
+            fmt::format("unfinished messages and unread ones of all agents are {} bytes, the limit is {} "
+                        "(--max-buffered-bytes)",
+                        agents_.buffered_bytes(), options_.max_buffered_bytes));
+  } else if (peer.blocked() && !peer.waits_writable) {
+    peer.waits_writable = true;
+    connection.descriptor.async_wait(Descriptor::wait_write,
+                                     [weak = weak_from_this(), id](const auto& failed) {
+                                       const auto self = weak.lock();
+                                       if (self && !failed && !self->stopped_) self->on_writable(id);
+                                     });
+  } else if (!peer.blocked() && peer.stage == Stage::kClosing) {
+    ::shutdown(connection.descriptor.native_handle(), SHUT_WR);
+  }
+}
+
+void ControlServer::Impl::give_up(ConnectionId id, const ControlPeer& peer, Refusal kind,
+                                  const std::string& reason) {
+  refusals_.write(kind, fmt::format("closed {}: {}", peer.name(), reason));
+  parked_.forget(id);
+  broken_.emplace_back(id, reason);
+}
+
+void ControlServer::Impl::on_writable(ConnectionId id) {
+  const auto connection = agents_.find(id);
+  if (!connection) return;
+  connection->peer.waits_writable = false;
+  flush(id, *connection);
+  pump(id);
+  finish_turn();
+}
+
+void ControlServer::Impl::drop(ConnectionId id, const std::string& reason) {
+  const auto connection = agents_.find(id);
+  if (!connection) return;
+  // What it said last comes first.
+  if (connection->peer.stage == Stage::kOpen && parked_.num_bytes(id) > 0) {
+    if (std::exchange(connection->ended, true)) return;
+    stores_.disconnected(id);
+    parked_.park_end(id, reason);
+    if (vouch_at_ == Instant::max()) vouch_at_ = SteadyClock::now();
+    return;
+  }
+  log_.debug(fmt::format("closed {}: {}", connection->peer.name(), reason));
+  if (connection->peer.stage == Stage::kOpen) {
+    jobs_.disconnected(id, reason, SteadyClock::now(), effects_);
+  } else if (connection->peer.stage == Stage::kProof) {
+    jobs_.note_trouble(
+        connection->peer.job(),
+        {connection->peer.title(), "authentication", "dropped while it authenticated: " + reason, {}},
+        SteadyClock::now(), effects_);
+  }
+  if (connection->peer.stage < Stage::kOpen) ++stats_.num_refused;
+  agents_.remove(id);
+  stores_.disconnected(id);
+  if (stalled()) effects_.forget(id);
+  apply();
+  if (options_.on_close) options_.on_close();
+}
+
+void ControlServer::Impl::pump(ConnectionId id) {
+  if (const auto connection = agents_.pump(id, stores_)) flush(id, *connection);
+}
+
+void ControlServer::Impl::finish_turn() {
+  apply();
+  for (const ConnectionId id : stores_.take_ready()) pump(id);
+  while (!broken_.empty()) {
+    const auto [id, error] = std::move(broken_.back());
+    broken_.pop_back();
+    drop(id, error);
+  }
+  arm();
+}
+
+}  // namespace muster::net
