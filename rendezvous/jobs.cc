@@ -86,9 +86,10 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
                               size, options_.max_node_bytes),
                   effects);
   auto found = jobs_.find(client.job);
-  if (found != jobs_.end() && found->second.round.phase == Phase::kClosed && join.resume &&
-      *join.resume == found->second.round.world.generation) {
-    // It was away when its job ended.
+  if (found != jobs_.end() && found->second.round.phase == Phase::kClosed &&
+      (found->second.known.contains(join.request.id) ||
+       (join.resume && *join.resume == found->second.round.world.generation))) {
+    // It was away when its job ended. Between two generations there is none that it could resume.
     client.node = join.request.id;
     found->second.connections[join.request.id] = id;
     found->second.forget_at = Instant::max();
@@ -163,6 +164,8 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
   }
   client.node = node;
   job.connections[node] = id;
+  if (job.known.size() >= options_.max_nodes_per_job) job.known.clear();  // of the long lost none comes back
+  job.known.insert(node);
   job.forget_at = Instant::max();
   if (admission.kind == Kind::kStale) {
     membership::Cause cause;
@@ -213,6 +216,7 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
     effects.log.push_back(fmt::format("job {}: {} leaves: {}", job.name, host, clean(leave->reason)));
     membership::left(job.round, node, clean(leave->reason));
     detach(job, node);
+    job.known.erase(node);
     client.node.reset();
   } else if (const auto* stop = std::get_if<control::Stop>(&message)) {
     membership::stop(job.round, host, clean(stop->reason), stop->exit_code);

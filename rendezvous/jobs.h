@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -121,6 +122,8 @@ class Jobs {
     std::unordered_map<membership::NodeId, ConnectionId, membership::NodeIdHash> connections;
     membership::WaitingReason told;  // the last reason pushed
     Instant told_at{};
+    // Who takes part or was lost: told how the job ended if they come back later.
+    std::unordered_set<membership::NodeId, membership::NodeIdHash> known;
     bool changed = false;    // something happened since
     bool lost_some = false;  // agents that may come back
     bool recorded = false;   // the recorder knows of it

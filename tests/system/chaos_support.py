@@ -2,6 +2,7 @@
 """Jobs that go through random faults of workers, agents, nodes and the daemon; and the promises that hold meanwhile: no
 process outlives its agent for long, no two ranks with one number, no two worlds with one generation, no hang."""
 import collections
+import contextlib
 import os
 import pathlib
 import re
@@ -9,7 +10,7 @@ import signal
 import time
 
 from elastic_support import write
-from faults_support import check_worlds, settled
+from faults_support import check_worlds
 from launcher_support import MUSTER, alive, clean_environment, wait_for
 
 # A worker with a loader of data and a daemon. It tells where it is in one write, and stays.
@@ -30,8 +31,8 @@ FATAL = {signal.SIGKILL: "killed", signal.SIGTERM: "told to go", signal.SIGINT: 
 Record = collections.namedtuple("Record", "rank size node nodes pid")
 
 
-def marked():
-    """{record file: pids} of all processes of all agents: the agents, their guardians, workers and what these started."""
+def marked(folder):
+    """{record file: pids} of all processes of all agents of a test: these, guardians, workers and what they started."""
     found = collections.defaultdict(set)
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -40,10 +41,13 @@ def marked():
             environ = (entry / "environ").read_bytes()
         except OSError:
             continue
-        if at := re.search(rb"(?:^|\0)CHAOS_RECORD=([^\0]*)", environ):
-            if alive(entry.name):
-                found[at[1].decode()].add(int(entry.name))
+        at = re.search(rb"(?:^|\0)CHAOS_RECORD=([^\0]*)", environ)
+        if at and at[1].decode().startswith(f"{folder}/") and alive(entry.name):
+            found[at[1].decode()].add(int(entry.name))
     return found
+
+
+STANDINGS = re.compile(r"generation \d+: node|outside the world|the workers start again|waiting for the (?:next generation|coordinator)")
 
 
 class Agent:
@@ -77,6 +81,12 @@ class Agent:
                 out[record.pid] = record
         return out
 
+    @property
+    def outside(self):
+        """It knows that it is in no world, and is not looking for the daemon."""
+        words = STANDINGS.findall(self.scene.err(self.name))
+        return bool(words) and "node" not in words[-1] and "coordinator" not in words[-1]
+
     def tell(self, number):
         self.told.add(number)
         self.process.send_signal(number)
@@ -103,8 +113,8 @@ class Agent:
 class Jobs:
     """All jobs, their agents, and what has to hold at any time."""
 
-    def __init__(self, scenes, print_line):
-        self.scenes, self.agents, self.living, self.say = scenes, [], [], print_line
+    def __init__(self, folder, scenes):
+        self.folder, self.scenes, self.agents, self.living = folder, scenes, [], []
         self.ends, self.buried = collections.Counter(), []
         for scene in scenes:
             scene.script = write(scene.tmp_path, "worker.sh", WORKER)
@@ -126,7 +136,7 @@ class Jobs:
             self.buried.append(agent)
         if not self.buried:
             return
-        here = marked()
+        here = marked(self.folder)
         for agent in list(self.buried):
             if left := here.get(str(agent.record)):
                 late = time.monotonic() - agent.ended > ORPHAN_PATIENCE
@@ -143,9 +153,12 @@ class Jobs:
             agents = self.of(scene)
             if not agents:
                 continue
-            if not settled(agents):
+            last = max((place.generation for agent in agents for place in scene.places(agent.name)[-1:]), default=None)
+            members = [agent for agent in agents if [place.generation for place in scene.places(agent.name)[-1:]] == [last]]
+            if last is None or not len(members) == scene.places(members[0].name)[-1].nodes == min(4, len(agents)):
                 return False
-            last = max(place.generation for agent in agents for place in scene.places(agent.name)[-1:])
+            if any(not agent.outside for agent in agents if agent not in members):
+                return False
             ranks = []
             for agent in agents:
                 place = (scene.places(agent.name) or [None])[-1]
@@ -180,7 +193,12 @@ class Jobs:
         wait_for(lambda: all(not agent.alive for agent in agents), "all jobs to end", 60)
         for agent in agents:
             assert agent.process.returncode == 0, (agent.scene.id, agent.name, agent.scene.err(agent.name)[-3000:])
-        wait_for(lambda: not marked(), "no process to be left", ORPHAN_PATIENCE)
+        wait_for(lambda: not marked(self.folder), "no process to be left", ORPHAN_PATIENCE)
+
+    def close(self):
+        for pid in set().union(*marked(self.folder).values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def check_history(self):
         """How many worlds there were."""

@@ -22,8 +22,9 @@ class Chaos:
     def __init__(self, stage, tmp_path, dice):
         self.dice, self.tmp_path = dice, tmp_path
         self.nodes = stage.build(NODES + 1, QuickNodes)
-        self.daemon = stage.daemon(0, f"--state-dir={tmp_path}/state", "--keep=600", "--heartbeat-interval=1")
-        self.jobs = Jobs([stage.scene(f"job{i}", self.daemon.endpoint) for i in range(JOBS)], print)
+        # An agent that died while the daemon was away is waited for so long.
+        self.daemon = stage.daemon(0, f"--state-dir={tmp_path}/state", "--keep=600", "--heartbeat-interval=1", "--reconnect-grace=5")
+        self.jobs = Jobs(tmp_path, [stage.scene(f"job{i}", self.daemon.endpoint) for i in range(JOBS)])
         self.undo, self.counts, self.busy = [], {}, set()
         self.kinds = {self.join: 25, self.worker_dies: 24, self.worker_freezes: 6, self.agent_killed: 12, self.agent_told: 8,
                       self.agent_freezes: 9, self.node_cut_off: 6, self.daemon_killed: 4, self.daemon_freezes: 4}
@@ -132,10 +133,13 @@ def test_random_faults_leave_no_orphan_no_hang_and_no_wrong_world(stage, tmp_pat
     print(f"MUSTER_SEED={seed}", flush=True)
     chaos = Chaos(stage, tmp_path, random.Random(seed))
     calms = 0
-    while time.monotonic() < end:
-        chaos.go_on(min(end, time.monotonic() + CALM_AFTER))
-        chaos.calm()
-        calms += 1
-    chaos.jobs.finish()
+    try:
+        while time.monotonic() < end:
+            chaos.go_on(min(end, time.monotonic() + CALM_AFTER))
+            chaos.calm()
+            calms += 1
+        chaos.jobs.finish()
+    finally:
+        chaos.jobs.close()
     worlds = chaos.jobs.check_history()
     print(f"{chaos.counts}; {len(chaos.jobs.agents)} agents, ends {dict(chaos.jobs.ends)}, {worlds} worlds, came to rest {calms} times")

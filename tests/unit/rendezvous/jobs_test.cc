@@ -207,6 +207,26 @@ TEST_CASE("a new job under the name of one that is over begins after its last ge
   REQUIRE(t.told<control::Assignment>(3)->generation == 1);
 }
 
+TEST_CASE("who comes back between two generations is told how the job has ended, a stranger is refused") {
+  Table t;
+  for (const std::uint64_t node : {1, 2, 3}) t.join(node, "a", node, 1);  // two of them wait as spares
+  t.jobs.disconnected(2, "reset", t.now, t.effects);
+  t.jobs.receive(3, control::Leave{"told to go"}, t.now, t.effects);
+  t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
+  REQUIRE(t.told<control::Closed>(1)->cause.kind == membership::Cause::Kind::kSucceeded);
+  t.join(12, "a", 2, 1);
+  REQUIRE(t.told<control::Closed>(12)->cause.kind == membership::Cause::Kind::kSucceeded);
+  for (const std::uint64_t node : {3, 4}) {
+    t.join(10 + node, "a", node, 1);
+    REQUIRE(t.told<control::Refused>(10 + node)->reason == control::Refused::Reason::kOver);
+  }
+  // Nor does it begin a new job of that name when the others have gone.
+  for (const ConnectionId connection : {1, 12}) t.jobs.disconnected(connection, "gone", t.now, t.effects);
+  t.effects.clear();
+  t.join(22, "a", 2, 1);
+  REQUIRE(t.told<control::Closed>(22)->cause.kind == membership::Cause::Kind::kSucceeded);
+}
+
 TEST_CASE("limits on jobs and nodes refuse with their option's name") {
   JobsOptions options;
   options.max_jobs = 1;
