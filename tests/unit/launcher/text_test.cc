@@ -54,7 +54,8 @@ TEST_CASE("a line over the cap is not cut within a character") {
     REQUIRE(joined == text);
   }
   // What is no UTF-8 is cut at the cap at the latest, and loses nothing.
-  REQUIRE(split(std::string(10, '\x80'), 3, 4) == Lines{std::string(4, '\x80'), std::string(4, '\x80'), "\x80\x80"});
+  REQUIRE(split(std::string(10, '\x80'), 3, 4) ==
+          Lines{std::string(4, '\x80'), std::string(4, '\x80'), "\x80\x80"});
 }
 
 TEST_CASE("a return to the beginning of a line is no line, but an empty line is") {
