@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // LineSplitter: bytes in any pieces -> whole lines, each without its end. A line ends with \n, \r\n or \r
-// (progress bars rewrite their line with \r), as Python's universal newlines have it. A line over the cap
-// comes out in parts. Pure.
+// (progress bars rewrite their line with \r), as Python's universal newlines have it; a \r with nothing
+// before it only returns to the beginning and makes no line. A line over the cap comes out in parts, not cut
+// within a UTF-8 character. Pure.
 #pragma once
 
 #include <cstddef>
@@ -13,37 +14,42 @@ namespace muster::launcher {
 
 class LineSplitter {
  public:
-  explicit LineSplitter(std::size_t max_line_bytes = 65536) : max_line_bytes_(max_line_bytes) {}
+  explicit LineSplitter(std::size_t max_line_bytes = 4 * 1024 * 1024) : max_line_bytes_(max_line_bytes) {}
 
   /// Calls `emit(std::string_view line)` for each line that `bytes` completes.
   template <class Emit>
   void feed(std::string_view bytes, Emit&& emit) {
     while (!bytes.empty()) {
       if (std::exchange(after_return_, false) && bytes[0] == '\n') {
+        if (std::exchange(returned_, false)) emit(std::string_view());
         bytes.remove_prefix(1);
         continue;
       }
+      returned_ = false;
       const auto end = bytes.find_first_of("\r\n");
       std::string_view piece = bytes.substr(0, end);
       while (partial_.size() + piece.size() > max_line_bytes_) {
         const std::size_t take = max_line_bytes_ - partial_.size();
         partial_.append(piece.substr(0, take));
         piece.remove_prefix(take);
-        emit(std::string_view(partial_));
-        partial_.clear();
+        const std::size_t whole = whole_characters(partial_);
+        emit(std::string_view(partial_).substr(0, whole));
+        partial_.erase(0, whole);
       }
       if (end == std::string_view::npos) {
         partial_.append(piece);
         return;
       }
-      if (partial_.empty()) {
-        emit(piece);
-      } else {
+      after_return_ = bytes[end] == '\r';
+      if (!partial_.empty()) {
         partial_.append(piece);
         emit(std::string_view(partial_));
-        partial_.clear();
+        forget();
+      } else if (piece.empty() && after_return_) {
+        returned_ = true;
+      } else {
+        emit(piece);
       }
-      after_return_ = bytes[end] == '\r';
       bytes.remove_prefix(end + 1);
     }
   }
@@ -52,13 +58,31 @@ class LineSplitter {
   template <class Emit>
   void finish(Emit&& emit) {
     if (!partial_.empty()) emit(std::string_view(partial_));
-    partial_.clear();
+    forget();
   }
 
  private:
+  static constexpr std::size_t kKeptBytes = 64 * 1024;  // longer lines are too rare to keep memory for them
+
+  /// Without a character at the end of which the rest is to come.
+  static std::size_t whole_characters(std::string_view text) {
+    for (std::size_t back = 1; back <= 3 && back < text.size(); ++back) {
+      const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+      if ((byte & 0xC0) == 0x80) continue;
+      const std::size_t length = byte >= 0xF0 ? 4 : byte >= 0xE0 ? 3 : byte >= 0xC0 ? 2 : 1;
+      return length > back ? text.size() - back : text.size();
+    }
+    return text.size();
+  }
+  void forget() {
+    partial_.clear();
+    if (partial_.capacity() > kKeptBytes) partial_.shrink_to_fit();
+  }
+
   std::size_t max_line_bytes_;
   std::string partial_;
   bool after_return_ = false;  // the last byte was \r: a \n that follows belongs to it
+  bool returned_ = false;      // likewise, with nothing before it
 };
 
 }  // namespace muster::launcher

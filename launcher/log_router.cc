@@ -76,7 +76,7 @@ LogRouter::LogRouter(boost::asio::io_context& io, const Job& job, const Assignme
   workers_.resize(static_cast<std::size_t>(job.local_world_size));
   if (writer != nullptr)
     rotated_.emplace(
-        io, *writer, [this](std::string_view text) { say(text); },
+        io, *writer, [this](std::string_view text) { screen_.say(text); },
         [this] {
           for (const auto& follower : followers_) read_follower(*follower, false);
         });
@@ -100,13 +100,9 @@ Result<void> LogRouter::open_filtered() {
   return create(job_.logs.stderr_filters, "filtered_stderr.log", filtered_err_);
 }
 
-void LogRouter::say(std::string_view text) {
-  screen_.bytes(Std::kErr, fmt::format("muster: {}\n", text));
-}
-
 void LogRouter::flush(FilteredLog* filtered) {
   if (filtered == nullptr) return;
-  if (const auto flushed = filtered->flush(); !flushed) say(flushed.error().message);
+  if (const auto flushed = filtered->flush(); !flushed) screen_.say(flushed.error().message);
 }
 
 Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow) {
@@ -184,7 +180,7 @@ Result<LogRouter::Streams> LogRouter::open(int local_rank) {
     worker.stdout_path = directory_.file(local_rank, "stdout.log");
   } else if (form == Screen::Form::kHidden) {
     worker.child_stdout.reset(::open("/dev/null", O_WRONLY | O_CLOEXEC));
-  } else if (form == Screen::Form::kLines) {
+  } else if (form == Screen::Form::kLines || screen_.shares(local_rank)) {
     MUSTER_TRY(worker.child_stdout, open_channel(worker.out, local_rank, Std::kOut, form));
   }
   if (has(files, Std::kErr)) {
@@ -233,7 +229,7 @@ std::size_t LogRouter::read_channel_once(Channel& channel) {
       // Who fills the whole buffer is not failing but talking: what it says costs no second look.
       if (bytes.size() < kReadBytes) channel.errors.feed(bytes);
     }
-    if (channel.form == Screen::Form::kBytes) screen_.bytes(channel.stream, bytes);
+    if (channel.form == Screen::Form::kBytes) screen_.bytes(channel.local_rank, channel.stream, bytes);
     if (channel.form == Screen::Form::kLines) {
       channel.splitter.feed(bytes, emit);
       screen_.flush();
@@ -285,7 +281,7 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
     // Nobody was slowed while this grew: it may be more than memory holds.
     if (to_the_end && screen_.congested(follower.stream) &&
         !screen_.make_room(follower.stream, drained_by_)) {
-      say(
+      screen_.say(
           fmt::format("the last {} bytes of local_rank {} are not shown, since nobody reads them; its file "
                       "has them",
                       left, follower.local_rank));
@@ -316,11 +312,11 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
 /// On to the next of the rotated files.
 void LogRouter::moved(Follower& follower) {
   if (const std::uint64_t skipped = follower.file.take_skipped(); skipped > 0)
-    say(
+    screen_.say(
         fmt::format("{} log files of local_rank {} were rotated away before they could be shown; a larger "
                     "--log-max-size or --log-keep gives the terminal more time",
                     skipped, follower.local_rank));
-  if (auto watched = watch(follower); !watched) say(watched.error().message);
+  if (auto watched = watch(follower); !watched) screen_.say(watched.error().message);
 }
 
 /// Bounded: a process that left its worker's group may still be writing, and for ever.

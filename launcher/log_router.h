@@ -97,7 +97,6 @@ class LogRouter {
   void flush(FilteredLog* filtered);
   void read_follower(Follower& follower, bool to_the_end);
   void moved(Follower& follower);
-  void say(std::string_view text);
 
   boost::asio::io_context& io_;
   const Job& job_;

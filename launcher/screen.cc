@@ -10,12 +10,15 @@
 #include <fmt/format.h>
 
 #include "launcher/error_words.h"
+#include "launcher/open_colour.h"
 #include "launcher/substitution.h"
 
 namespace muster::launcher {
 namespace {
 
 constexpr Millis kFoldWindow{300};
+constexpr int kLines = -1;  // the source of all that is whole lines anyway
+constexpr std::string_view kResetColour = "\x1b[0m";
 constexpr char kTimeMark = '\x1f';  // where ${time} stands in a prefix that is known but for the time
 
 /// Local time with its offset, as 2026-01-31T08:15:30.250+0100. Once for each batch: 2 us.
@@ -57,6 +60,7 @@ struct Screen::Source {
   std::string prefix;
   std::size_t time_at = std::string::npos;  // position of kTimeMark
   bool open = true;                         // its lines are shown
+  OpenColour out_colour, err_colour;
 };
 
 Screen::Screen(boost::asio::io_context& io, const Job& job, const Assignment& assignment, OutputSink& out,
@@ -66,6 +70,7 @@ Screen::Screen(boost::asio::io_context& io, const Job& job, const Assignment& as
       out_(out),
       err_(err),
       fold_timer_(io),
+      turn_timer_(io),
       alive_(std::make_shared<bool>(true)) {
   const View view = job.logs.view;
   for (int local_rank = 0; local_rank < job.local_world_size; ++local_rank)
@@ -115,8 +120,9 @@ std::string Screen::prefix(int local_rank) const {
   return out;
 }
 
-void Screen::append(const Source& source, Std stream, std::string_view text) {
+void Screen::append(Source& source, Std stream, std::string_view text) {
   std::string& lines = stream == Std::kOut ? out_lines_ : err_lines_;
+  OpenColour& colour = stream == Std::kOut ? source.out_colour : source.err_colour;
   if (source.time_at == std::string::npos) {
     lines.append(source.prefix);
   } else {
@@ -124,7 +130,10 @@ void Screen::append(const Source& source, Std stream, std::string_view text) {
     lines.append(source.prefix, 0, source.time_at).append(time_);
     lines.append(source.prefix, source.time_at + 1);
   }
-  lines.append(text).push_back('\n');
+  lines.append(colour.open()).append(text);
+  colour.take(text);
+  if (!colour.open().empty()) lines.append(kResetColour);
+  lines.push_back('\n');
 }
 
 void Screen::append(const FoldBuffer::Entry& entry) {
@@ -134,7 +143,11 @@ void Screen::append(const FoldBuffer::Entry& entry) {
   }
   std::string& lines = entry.stream == Std::kOut ? out_lines_ : err_lines_;
   lines.append(fold_label(entry.ranks, num_shown_, assignment_.base_rank)).push_back(':');
-  lines.append(entry.text).push_back('\n');
+  lines.append(entry.text);
+  OpenColour colour;
+  colour.take(entry.text);
+  if (!colour.open().empty()) lines.append(kResetColour);
+  lines.push_back('\n');
 }
 
 void Screen::flush() {
@@ -143,9 +156,44 @@ void Screen::flush() {
     while (const auto entry = fold_->take(now)) append(*entry);
     wait_for_fold();
   }
-  if (!out_lines_.empty()) out_.write(std::exchange(out_lines_, {}));
-  if (!err_lines_.empty()) err_.write(std::exchange(err_lines_, {}));
+  if (!out_lines_.empty()) put(kLines, Std::kOut, std::exchange(out_lines_, {}));
+  if (!err_lines_.empty()) put(kLines, Std::kErr, std::exchange(err_lines_, {}));
   time_.clear();
+}
+
+bool Screen::shares(int local_rank) const {
+  return job_.logs.view == View::kRank0 && form(local_rank) == Form::kBytes && num_shown_ > 1;
+}
+
+void Screen::bytes(int local_rank, Std stream, std::string_view text) {
+  put(local_rank, stream, text);
+}
+
+void Screen::say(std::string_view line) {
+  put(kLines, Std::kErr, fmt::format("muster: {}\n", line));
+}
+
+void Screen::put(int source, Std stream, std::string_view text) {
+  LineTurns& turns = stream == Std::kOut ? out_turns_ : err_turns_;
+  turns.add(source, text, SteadyClock::now(), [&](std::string_view piece) { sink(stream).write(piece); });
+  if (!turn_awaited_ && turns.deadline()) wait_for_turn();
+}
+
+void Screen::wait_for_turn() {
+  const auto out_due = out_turns_.deadline(), err_due = err_turns_.deadline();
+  turn_awaited_ = out_due || err_due;
+  if (!turn_awaited_) return;
+  turn_timer_.expires_at(std::min(out_due.value_or(Instant::max()), err_due.value_or(Instant::max())));
+  turn_timer_.async_wait([this, alive = alive_](boost::system::error_code error) {
+    if (error || !*alive) return;
+    const Instant now = SteadyClock::now();
+    for (const Std stream : {Std::kOut, Std::kErr}) {
+      LineTurns& turns = stream == Std::kOut ? out_turns_ : err_turns_;
+      if (congested(stream)) turns.excuse(now);
+      turns.tick(now, [&](std::string_view piece) { sink(stream).write(piece); });
+    }
+    wait_for_turn();
+  });
 }
 
 void Screen::wait_for_fold() {
@@ -164,6 +212,9 @@ void Screen::finish() {
     append(*entry);
   }
   flush();
+  const Instant now = SteadyClock::now();
+  out_turns_.finish(now, [&](std::string_view piece) { out_.write(piece); });
+  err_turns_.finish(now, [&](std::string_view piece) { err_.write(piece); });
 }
 
 void Screen::when_clear(Std stream, std::function<void()> resume) {

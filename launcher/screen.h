@@ -19,6 +19,7 @@
 
 #include "launcher/fold_buffer.h"
 #include "launcher/job.h"
+#include "launcher/line_turns.h"
 #include "launcher/output_sink.h"
 
 namespace muster::launcher {
@@ -35,7 +36,13 @@ class Screen {
   /// How output that does not go to a file is to be fed: as it comes, or as lines.
   [[nodiscard]] Form form(int local_rank) const;
 
-  void bytes(Std stream, std::string_view text) { sink(stream).write(text); }
+  /// Whether a worker's stdout has to pass through here even where it is shown as it comes: others share the
+  /// stream, and lines of theirs are not to begin within one of its.
+  [[nodiscard]] bool shares(int local_rank) const;
+
+  void bytes(int local_rank, Std stream, std::string_view text);
+  /// A message of the launcher's, to stderr.
+  void say(std::string_view line);
   /// One line, without its end. flush() after a batch of them.
   void line(int local_rank, Std stream, std::string_view text);
   void flush();
@@ -54,9 +61,11 @@ class Screen {
   struct Source;  // one worker
 
   [[nodiscard]] OutputSink& sink(Std stream) { return stream == Std::kOut ? out_ : err_; }
-  void append(const Source& source, Std stream, std::string_view text);
+  void append(Source& source, Std stream, std::string_view text);
   void append(const FoldBuffer::Entry& entry);
+  void put(int source, Std stream, std::string_view text);
   void wait_for_fold();
+  void wait_for_turn();
 
   const Job& job_;
   const Assignment& assignment_;
@@ -65,9 +74,12 @@ class Screen {
   std::vector<Source> sources_;
   std::string out_lines_, err_lines_;  // of this batch
   std::string time_;                   // of this batch, once somebody wants it
+  LineTurns out_turns_, err_turns_;
   std::optional<FoldBuffer> fold_;
   int num_shown_ = 0;  // of this node's ranks
   boost::asio::steady_timer fold_timer_;
+  boost::asio::steady_timer turn_timer_;
+  bool turn_awaited_ = false;
   std::shared_ptr<bool> alive_;
 };
 

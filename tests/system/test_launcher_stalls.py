@@ -3,14 +3,12 @@
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
-import time
 
 import pytest
 
-from launcher_support import MUSTER, clean_environment, muster
+from launcher_support import MUSTER, children_named, clean_environment, muster, rotated, wait_for
 
 FLOOD = """
 import os
@@ -39,6 +37,7 @@ class Unread:
     def __init__(self, muster, name, *options, terminal=True, own_stderr=True, program=None):
         self.folder = muster.tmp_path / name
         self.folder.mkdir()
+        os.mkfifo(self.folder / "go")
         self.reader, writer = pty.openpty() if terminal else os.pipe()
         self.place = os.readlink(f"/proc/self/fd/{writer}")
         script = program or muster.script("flood.py", FLOOD)
@@ -70,10 +69,27 @@ def stalls(muster):
         "script": Unread(muster, "script", program=wrapper, terminal=False),
         "one terminal": Unread(muster, "one", "--view=fold", own_stderr=False),
         "tee": Unread(muster, "tee", "-t1", "--log-dir", muster.tmp_path / "teed"),
+        "disk": Unread(muster, "disk", "-r1", "--log-dir", muster.tmp_path / "rotated", "--log-max-size=1M", program=muster.script("go.py", GO + FLOOD)),
     }
 
 
+GO = """
+import os
+if os.environ["RANK"] == "1": raise SystemExit
+open("ready", "w").close()
+open("go").read()
+"""
+
+
 def test_whoever_waits_for_a_reader_is_named_and_for_how_long(muster, stalls):
+    # A log writer that does not move is as good as a disk that does not.
+    disk = stalls["disk"]
+    wait_for((disk.folder / "ready").exists, "rank 0 to start")
+    (writer,) = children_named(disk.process.pid, "muster-logs")
+    os.kill(writer, signal.SIGSTOP)
+    with open(disk.folder / "go", "w"):
+        pass
+
     waits = re.compile(r"muster [\d:.]+ warning: ranks? ([\d,-]+) (?:has|have) waited (\d+) s so far for whoever reads stdout \((.*)\)\n")
     waited = re.compile(r"(?:muster [\d:.]+ warning: ranks? [\d,-]+ (?:have |has )?waited \d+ s (?:so far )?for whoever reads stdout \(.*\)\n)+")
     for name in ("terminal", "pipe", "script"):
@@ -89,6 +105,14 @@ def test_whoever_waits_for_a_reader_is_named_and_for_how_long(muster, stalls):
             assert sorted(lines) == [b"%d %05d %s" % (rank, i, b"-" * 91) for rank in range(2) for i in range(20000)]
     (kept,) = (muster.tmp_path / "logs").glob("*/stalls.log")
     assert re.search(rf"\+\d{{4}} ranks? [\d,-]+ (has|have) waited \d+ s so far for whoever reads stdout \({stalls['terminal'].place}\)\n", kept.read_text())
+
+    (path,) = (muster.tmp_path / "rotated").glob("*/attempt_0/0/stdout.log")
+    word = disk.first_word()
+    assert re.fullmatch(rf"muster [\d:.]+ warning: rank 0 has waited \d+ s so far for the disk with {path}\n", word), word
+    os.kill(writer, signal.SIGCONT)
+    _, said = disk.read()
+    assert re.fullmatch(rf"muster [\d:.]+ warning: rank 0 waited \d+ s for the disk with {path}\n", said), said
+    assert len(rotated(path).splitlines()) == 20000
 
     # Where stderr is the same terminal, it is said when that is read.
     shown, _ = stalls["one terminal"].read()

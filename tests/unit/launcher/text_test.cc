@@ -37,6 +37,35 @@ TEST_CASE("a line over the cap comes out in parts, without losing a byte") {
   REQUIRE(split("abcdefghi\n", 100, 4) == Lines{"abcd", "efgh", "i"});
 }
 
+TEST_CASE("a line of a megabyte is one line") {
+  const std::string line(1'000'000, 'x');
+  REQUIRE(split("a\n" + line + "\nb", 65536, 4 * 1024 * 1024) == Lines{"a", line, "b"});
+}
+
+TEST_CASE("a line over the cap is not cut within a character") {
+  const std::string text = "a\u00e4\u20ac\U0001f600\u20ac\u00e4zz";
+  for (std::size_t size = 1; size <= text.size(); ++size) {
+    const Lines parts = split(text, size, 5);
+    std::string joined;
+    for (const std::string& part : parts) {
+      REQUIRE((static_cast<unsigned char>(part[0]) & 0xC0) != 0x80);
+      joined += part;
+    }
+    REQUIRE(joined == text);
+  }
+  // What is no UTF-8 is cut at the cap at the latest, and loses nothing.
+  REQUIRE(split(std::string(10, '\x80'), 3, 4) ==
+          Lines{std::string(4, '\x80'), std::string(4, '\x80'), "\x80\x80"});
+}
+
+TEST_CASE("a return to the beginning of a line is no line, but an empty line is") {
+  const std::string text = "\r 10%\r 20%\n\r 30%\r\n\r\n\r\r\rx";
+  for (std::size_t size = 1; size <= text.size(); ++size) {
+    INFO("pieces of " << size);
+    REQUIRE(split(text, size) == Lines{" 10%", " 20%", " 30%", "", "x"});
+  }
+}
+
 TEST_CASE("the tail keeps the last lines, oldest first") {
   TailBuffer tail;
   for (int i = 0; i < 30; ++i) tail.append("line " + std::to_string(i) + "\n");
