@@ -96,44 +96,55 @@ constexpr std::string_view kAssertion = "Assertion `";
 constexpr std::string_view kWatchdog = "Watchdog caught collective";
 constexpr std::string_view kNcclWarning = "NCCL WARN";
 
-/// Which pairs of bytes to look for: one of each of the words above, the one that ordinary text has least.
-/// A line without any of them has none of the words, which is most lines.
-class Pairs {
+/// What to look for at every third byte: of each of the words above three runs of four bytes that follow each
+/// other, those that ordinary text has least. Text without any of them has none of the words, as most has.
+class Runs {
  public:
-  constexpr Pairs() {
+  constexpr Runs() {
     for (const Words& words : kWords) add(words.text);
     for (const Sign& sign : kSigns) add(sign.text);
     for (const std::string_view text :
          {kTraceback, kFrame, kTerminate, kTerminating, kAssertion, kWatchdog, kNcclWarning})
       add(text);
   }
-  [[nodiscard]] bool any_in(std::string_view text) const {
-    for (std::size_t i = 1; i < text.size(); ++i)
-      if (const std::size_t at = index(text[i - 1], text[i]); (wanted_[at / 64] >> (at % 64) & 1) != 0)
-        return true;
-    return false;
+  /// Where the first one is; the text's size: nowhere.
+  [[nodiscard]] std::size_t first_in(std::string_view text) const {
+    for (std::size_t at = 0; at + kLength <= text.size(); at += kRuns)
+      if (const std::uint32_t bit = index(text.data() + at); (wanted_[bit / 64] >> (bit % 64) & 1) != 0)
+        return at;
+    return text.size();
   }
 
  private:
-  static constexpr std::size_t index(char a, char b) {
-    return static_cast<std::size_t>(static_cast<unsigned char>(a)) << 8 | static_cast<unsigned char>(b);
+  static constexpr std::size_t kLength = 4, kRuns = 3;
+  static constexpr std::uint32_t index(const char* bytes) {
+    std::uint32_t run = 0;
+    for (std::size_t i = 0; i < kLength; ++i)
+      run |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+    return run * 0x9E3779B1U >> 16;
   }
   static constexpr int frequency(char c) {
     if (std::string_view(" etaoinsrhld:.0123").find(c) != std::string_view::npos) return 5;
     return c >= 'a' && c <= 'z' ? 3 : 1;
   }
   constexpr void add(std::string_view text) {
-    std::size_t best = 1;
-    const auto cost = [text](std::size_t i) { return frequency(text[i - 1]) * frequency(text[i]); };
-    for (std::size_t i = 2; i < text.size(); ++i)
+    const auto cost = [text](std::size_t first) {
+      int product = 1;
+      for (std::size_t i = first; i < first + kLength + kRuns - 1; ++i) product *= frequency(text[i]);
+      return product;
+    };
+    std::size_t best = 0;
+    for (std::size_t i = 1; i + kLength + kRuns - 1 <= text.size(); ++i)
       if (cost(i) < cost(best)) best = i;
-    const std::size_t at = index(text[best - 1], text[best]);
-    wanted_[at / 64] |= std::uint64_t{1} << (at % 64);
+    for (std::size_t i = best; i < best + kRuns; ++i) {
+      const std::uint32_t bit = index(text.data() + i);
+      wanted_[bit / 64] |= std::uint64_t{1} << (bit % 64);
+    }
   }
 
-  std::array<std::uint64_t, 1024> wanted_{};  // a bit per pair
+  std::array<std::uint64_t, 1024> wanted_{};  // a bit per hash
 };
-constexpr Pairs kPairs;
+constexpr Runs kRuns;
 
 bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -231,7 +242,31 @@ std::string one_clean_line(std::string_view text) {
 }
 
 void ErrorWatch::feed(std::string_view bytes) {
-  splitter_.feed(bytes, [this](std::string_view text) { line(text); });
+  const auto is_end = [](char c) { return c == '\n' || c == '\r'; };
+  const auto emit = [this](std::string_view text) { line(text); };
+  std::size_t escape = bytes.find('\x1b');
+  for (std::size_t at = 0; at < bytes.size();) {
+    if (escape < at) escape = bytes.find('\x1b', at);
+    const bool may_pass = !in_traceback_ && !what_may_follow_ && !splitter_.within_line();
+    std::size_t found = at;
+    if (may_pass) {
+      // A dump is passed over as one, not line by line, up to the line that may be of interest.
+      found += kRuns.first_in(bytes.substr(at, escape - at));
+      for (std::size_t end = found; end > at; --end)
+        if (is_end(bytes[end - 1])) {
+          at = end;
+          break;
+        }
+      if (found == bytes.size()) return splitter_.feed(bytes.substr(at), emit);
+    }
+    const auto* const end = std::find_if(bytes.begin() + found, bytes.end(), is_end);
+    const std::string_view whole(bytes.begin() + at, end);
+    if (may_pass && end != bytes.end() && whole.size() <= kMaxLineBytes)
+      line(whole);
+    else
+      splitter_.feed(bytes.substr(at, whole.size() + 1), emit);
+    at += whole.size() + 1;
+  }
 }
 
 void ErrorWatch::finish() {
@@ -240,7 +275,7 @@ void ErrorWatch::finish() {
 
 void ErrorWatch::line(std::string_view raw) {
   const bool coloured = raw.find('\x1b') != std::string_view::npos;
-  if (!in_traceback_ && !what_may_follow_ && !coloured && !kPairs.any_in(raw)) return;
+  if (!in_traceback_ && !what_may_follow_ && !coloured && kRuns.first_in(raw) == raw.size()) return;
   std::string clean;
   if (coloured) {
     clean = printable(raw);

@@ -29,6 +29,7 @@
 #include "launcher/line_splitter.h"
 #include "launcher/log_directory.h"
 #include "launcher/screen.h"
+#include "launcher/stderr_file.h"
 #include "launcher/tail_buffer.h"
 #include "rendezvous/base/unique_fd.h"
 
