@@ -145,7 +145,8 @@ int main(int argc, char** argv) {
                         host_name(),
                         [&] { return read_hardware(environment); },
                         [] { return count_cores(); },
-                        has_gpu_driver(gpu_paths(environment))};
+                        has_gpu_driver(gpu_paths(environment)),
+                        [&] { return count_listed_gpus(gpu_paths(environment)); }};
   const auto job = plan_job(*options, environment, machine);
   if (!job) return complain(job.error());
   if (!fit(*options, *job, environment)) return kExitPreflight;
@@ -184,6 +185,9 @@ int main(int argc, char** argv) {
         fmt::format("OMP_NUM_THREADS is not set: each of the {} workers gets {} threads, its share of the "
                     "cores",
                     job->local_world_size, job->threads));
+  if (!job->gpu_shortage.empty())
+    log.warning(
+        fmt::format("{}; who takes the GPU of its LOCAL_RANK will fail, or share one", job->gpu_shortage));
   int status = kExitSystem;
   {
     Agent agent(io, *job, environment, log, *guardian, descendants, out, err, descriptor_limit);

@@ -117,6 +117,22 @@ def test_gpus_are_what_was_chosen_in_nvidia_smis_numbers(muster, gpus):
     assert [worker["LOCAL_RANK"] for worker in workers] == ["0", "0"]
 
 
+def test_two_ranks_on_one_gpu_need_a_word_where_muster_gives_them_out(muster, gpus):
+    two = ["GPU-a 0000:17:00.0 0 0 0 -", "GPU-b 0000:18:00.0 0 0 0 -"]
+    options = ["--nproc-per-node=4", "--virtual-local-rank"]
+    refused = muster.run(*options, "echo", "started", env=gpus(*two))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "4 workers for 2 GPUs; lower --nproc-per-node, or share GPUs with --oversubscribe" in refused.stderr
+    workers, _ = shown(muster, *options, "--oversubscribe", env=gpus(*two))
+    assert [worker["CUDA_VISIBLE_DEVICES"] for worker in workers] == ["0", "1", "0", "1"]
+    # No driver is needed to see this.
+    twice = muster.run("--nproc-per-node=2", "--virtual-local-rank", "true", env=clean_environment(CUDA_VISIBLE_DEVICES="1,1"))
+    assert twice.returncode == 2 and "GPU 1 is named twice in CUDA_VISIBLE_DEVICES=1,1" in twice.stderr
+    # Where the program chooses, as under torchrun, it is told and started.
+    plain = muster.run("--nproc-per-node=4", "true", env=gpus(*two))
+    assert plain.returncode == 0 and plain.stderr.count("4 workers for 2 GPUs; who takes the GPU of its LOCAL_RANK") == 1
+
+
 @pytest.mark.parametrize("args,extra,reason", [
     (["--gpus=8"], {}, "8 names no GPU; this node has 0 GPU-0000"),
     (["--gpus=1", "--nproc-per-node=2"], {}, "two ranks on one GPU need --oversubscribe"),
