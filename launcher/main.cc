@@ -180,11 +180,6 @@ int main(int argc, char** argv) {
   OutputSink out(io, STDOUT_FILENO);
   OutputSink err(io, STDERR_FILENO);
   log_target = &err;
-  if (job->threads > 1 && job->placement.empty())
-    log.warning(
-        fmt::format("OMP_NUM_THREADS is not set: each of the {} workers gets {} threads, its share of the "
-                    "cores",
-                    job->local_world_size, job->threads));
   if (!job->gpu_shortage.empty())
     log.warning(
         fmt::format("{}; who takes the GPU of its LOCAL_RANK will fail, or share one", job->gpu_shortage));

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/worker_env.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "rendezvous/env_contract.h"
@@ -104,3 +106,18 @@ Result<RankVariables> rank_variables(const Environment& inherited, const Job& jo
 }
 
 }  // namespace muster::launcher
+std::string threads_notice(const Environment& inherited, const Job& job) {
+  if (!divides_threads(inherited, job)) return {};
+  int least = job.threads, most = job.threads;
+  if (!job.placement.empty()) {
+    const auto fewer = [](const RankPlacement& a, const RankPlacement& b) { return a.threads < b.threads; };
+    const auto [first, last] = std::minmax_element(job.placement.begin(), job.placement.end(), fewer);
+    least = first->threads;
+    most = last->threads;
+  }
+  if (most <= 1) return {};
+  return fmt::format(
+      "OMP_NUM_THREADS is not set: each of the {} workers gets {}{} threads, its share of the cores",
+      job.local_world_size, least == most ? "" : fmt::format("{} to ", least), most);
+}
+

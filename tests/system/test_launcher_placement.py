@@ -80,6 +80,16 @@ def test_bound_ranks_divide_the_mask_and_their_threads_are_their_cores(muster):
         assert worker["MUSTER_NIC"] is None
 
 
+@pytest.mark.parametrize("options", [["--report-bindings"], ["--gpus=0,1"]])
+def test_whoever_gets_more_than_one_thread_is_told_so_once(muster, gpus, options):
+    # A described machine has cores to share, wherever this runs.
+    env = eight(gpus, HWLOC_SYNTHETIC=SERVER, OMP_NUM_THREADS=None)
+    workers, said = shown(muster, "--nproc-per-node=2", *options, env=env)
+    assert [worker["OMP_NUM_THREADS"] for worker in workers] == ["16", "16"]
+    assert said.count("OMP_NUM_THREADS is not set: each of the 2 workers gets 16 threads") == 1
+    assert "OMP_NUM_THREADS" not in shown(muster, "--nproc-per-node=2", *options, env={**env, "OMP_NUM_THREADS": "3"})[1]
+
+
 def test_threads_are_the_shares_of_the_cores_and_that_is_said_once(muster):
     siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     cores = len({open(siblings.format(cpu)).read() for cpu in mask()})
