@@ -23,6 +23,7 @@
 #include "launcher/exec_plan.h"
 #include "launcher/gpus.h"
 #include "launcher/guardian.h"
+#include "launcher/guardian_watch.h"
 #include "launcher/hardware.h"
 #include "launcher/job_plan.h"
 #include "launcher/options.h"
@@ -185,6 +186,7 @@ int main(int argc, char** argv) {
         fmt::format("{}; who takes the GPU of its LOCAL_RANK will fail, or share one", job->gpu_shortage));
   int status = kExitSystem;
   {
+    const GuardianWatch watch(io, *guardian, log, [&](pid_t pid) { descendants.spare(pid); });
     Agent agent(io, *job, environment, log, *guardian, descendants, out, err, descriptor_limit);
     if (detached) agent.keep_entry(*detached);
     status = agent.run();

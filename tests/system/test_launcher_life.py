@@ -3,6 +3,7 @@
 import glob
 import json
 import os
+import pathlib
 import pty
 import re
 import select
@@ -123,6 +124,38 @@ signal.pause()
 def test_a_signal_is_passed_on_and_ends_everything(muster, name):
     body = f"""
 import os, signal, sys
+def test_a_guardian_that_was_killed_is_replaced_and_the_next_one_ends_what_it_must(muster):
+    body = """
+import os, signal, subprocess, sys
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+open(sys.argv[1] + "/child" + os.environ["RANK"], "w").write(str(child.pid))
+open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w").write(str(os.getpid()))
+signal.pause()
+"""
+    process, pids = start_sleepers(muster, 2, body=body)
+    pids += [int(p.read_text()) for p in muster.tmp_path.glob("child*")]
+    assert len(pids) == 4
+
+    def guardian():
+        for pid in pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            if pathlib.Path(f"/proc/{pid}/comm").read_text() == "muster-guardian\n" and alive(int(pid)):
+                return int(pid)
+        return None
+
+    guardians = [wait_for(guardian, "the guardian")]
+    for _ in range(2):
+        os.kill(guardians[-1], signal.SIGKILL)
+        line = process.stderr.readline()
+        assert f"pid {guardians[-1]}, the guardian" in line and "takes its place" in line
+        guardians.append(wait_for(guardian, "another guardian"))
+        assert f"pid {guardians[-1]} takes" in line
+        assert not os.path.exists(f"/proc/{guardians[-2]}")
+    assert all(alive(pid) for pid in pids)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert_gone(pids + guardians[-1:])
+
+
 def got(number, frame):
     open(sys.argv[1] + "/got" + os.environ["RANK"], "w").write(signal.Signals(number).name)
     sys.exit(0)
