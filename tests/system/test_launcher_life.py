@@ -235,19 +235,22 @@ sys.exit(int(sys.argv[2]))
         assert_gone([int((muster.tmp_path / "child").read_text())])
 
 
-def test_restarts_count_up_to_the_limit_with_a_fresh_store_each(muster):
+def test_restarts_count_up_to_the_limit_with_a_fresh_store_each_at_one_port(muster):
     script = muster.script("restart.py", """
 import os, socket, sys
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-print(os.environ["RANK"], attempt, os.environ["MASTER_PORT"], flush=True)
-socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])), 5).close()
+store = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])), 5)
+key = struct.pack("<Q", 5) + b"stale"
+store.sendall(b"\\x00" + struct.pack("<I", 0x3C85F7CE) + b"\\x04" + key + struct.pack("<Q", 1))  # ADD of 1
+count = struct.unpack("<q", store.recv(8, socket.MSG_WAITALL))[0]
+print(os.environ["RANK"], attempt, os.environ["MASTER_PORT"], count, flush=True)
 sys.exit(0 if attempt == sys.argv[1] else 9)
 """)
     result = muster.run("--nproc-per-node=1", "--max-restarts=3", script, 2)
     assert result.returncode == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert [(rank, attempt) for rank, attempt, _ in lines] == [("0", "0"), ("0", "1"), ("0", "2")]
-    assert len({port for _, _, port in lines}) > 1
+    assert [(rank, attempt, count) for rank, attempt, _, count in lines] == [("0", n, "1") for n in "012"]
+    assert len({port for _, _, port, _ in lines}) == 1
     assert result.stderr.count("restart") == 2
 
     result = muster.run("--nproc-per-node=1", "--max-restarts=1", script, 9)

@@ -126,7 +126,7 @@ signal.pause()
         wait_for(lambda: not alive(pid), "workers to be gone")
 
 
-def test_a_failure_restarts_all_nodes_in_the_same_attempt_with_a_fresh_store(cluster, tmp_path):
+def test_a_failure_restarts_all_nodes_in_the_same_attempt_with_a_fresh_store_at_the_same_port(cluster, tmp_path):
     job = cluster(2)
     script = write(tmp_path, "restart.py", """
 import os, signal, socket, sys
