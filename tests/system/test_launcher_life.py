@@ -95,9 +95,13 @@ sys.exit(3)
     result = muster.run("--nproc-per-node=1", script, env=clean_environment(TORCHELASTIC_ERROR_FILE=outer))
     assert result.returncode == 3
     assert "traceback : Traceback\n    boom" in result.stderr
-    assert re.search(r"error_file: .*/attempt_0/0/error.json", result.stderr)
+    assert "error_file: <N/A>" in result.stderr  # it is gone with its directory: what it said is above
     message = json.loads(outer.read_text())["message"]
     assert (message["message"], message["errorCode"]) == ("ValueError: boom", 3)
+    for options in (["--log-dir=logs"], ["-r", "3"]):
+        result = muster.run("--nproc-per-node=1", *options, script)
+        named = re.search(r"error_file: (.*/attempt_0/0/error.json)", result.stderr).group(1)
+        assert "ValueError: boom" in (muster.tmp_path / named).read_text()
 
 
 def test_sigkill_of_the_launcher_leaves_no_worker_nor_its_children(muster):
@@ -120,10 +124,6 @@ signal.pause()
     wait_for(lambda: not os.path.exists(folder), "the temporary directory to be removed")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
-def test_a_signal_is_passed_on_and_ends_everything(muster, name):
-    body = f"""
-import os, signal, sys
 def test_a_guardian_that_was_killed_is_replaced_and_the_next_one_ends_what_it_must(muster):
     body = """
 import os, signal, subprocess, sys
@@ -156,6 +156,10 @@ signal.pause()
     assert_gone(pids + guardians[-1:])
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_a_signal_is_passed_on_and_ends_everything(muster, name):
+    body = f"""
+import os, signal, sys
 def got(number, frame):
     open(sys.argv[1] + "/got" + os.environ["RANK"], "w").write(signal.Signals(number).name)
     sys.exit(0)
@@ -237,7 +241,7 @@ sys.exit(int(sys.argv[2]))
 
 def test_restarts_count_up_to_the_limit_with_a_fresh_store_each_at_one_port(muster):
     script = muster.script("restart.py", """
-import os, socket, sys
+import os, socket, struct, sys
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 store = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])), 5)
 key = struct.pack("<Q", 5) + b"stale"
