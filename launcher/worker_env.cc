@@ -17,6 +17,11 @@ bool divides_threads(const Environment& inherited, const Job& job) {
   return job.local_world_size > 1 && !lookup(inherited, env::kOmpNumThreads);
 }
 
+/// torchrun's way to spare a large job the exchange of roles: all workers are taken to be of one.
+bool all_alike(const Environment& inherited) {
+  return lookup(inherited, "TORCH_ELASTIC_WORKER_IDENTICAL") == "1";
+}
+
 /// The `index`-th entry of a comma-separated list, trimmed.
 Result<std::string> visible_device(const Environment& inherited, int index) {
   const auto list = lookup(inherited, kVisibleDevices);
@@ -53,7 +58,8 @@ Environment shared_environment(const Environment& inherited, const Job& job, con
   set(env::kGroupRank, std::to_string(assignment.group_rank));
   set(env::kGroupWorldSize, std::to_string(assignment.group_world_size));
   set(env::kRoleName, job.role);
-  set(env::kRoleWorldSize, std::to_string(assignment.role_world_size));
+  set(env::kRoleWorldSize,
+      std::to_string(all_alike(inherited) ? assignment.world_size : assignment.role_world_size));
   set(env::kMasterAddr, assignment.master_addr);
   set(env::kMasterPort, std::to_string(assignment.master_port));
   set(env::kRestartCount, std::to_string(assignment.attempt));
@@ -84,7 +90,8 @@ Result<RankVariables> rank_variables(const Environment& inherited, const Job& jo
   RankVariables out;
   out.emplace_back(env::kRank, std::to_string(assignment.base_rank + local_rank));
   out.emplace_back(env::kLocalRank, job.virtual_local_rank ? "0" : std::to_string(local_rank));
-  out.emplace_back(env::kRoleRank, std::to_string(assignment.role_base_rank + local_rank));
+  const int role_base = all_alike(inherited) ? assignment.base_rank : assignment.role_base_rank;
+  out.emplace_back(env::kRoleRank, std::to_string(role_base + local_rank));
   out.emplace_back(env::kErrorFile, std::move(error_file));
   out.emplace_back(env::kProgressFile, std::move(progress_file));
   const RankPlacement* place =
@@ -105,7 +112,6 @@ Result<RankVariables> rank_variables(const Environment& inherited, const Job& jo
   return out;
 }
 
-}  // namespace muster::launcher
 std::string threads_notice(const Environment& inherited, const Job& job) {
   if (!divides_threads(inherited, job)) return {};
   int least = job.threads, most = job.threads;
@@ -121,3 +127,4 @@ std::string threads_notice(const Environment& inherited, const Job& job) {
       job.local_world_size, least == most ? "" : fmt::format("{} to ", least), most);
 }
 
+}  // namespace muster::launcher
