@@ -12,6 +12,7 @@
 #include "launcher/elastic_rendezvous.h"
 #include "launcher/standalone_rendezvous.h"
 #include "launcher/static_rendezvous.h"
+#include "launcher/worker_env.h"
 
 namespace muster::launcher {
 namespace {
@@ -120,6 +121,7 @@ int Agent::run_attempts() {
     auto joined = join(attempt);
     if (const int* status = std::get_if<int>(&joined)) return *status;
     const Assignment& assignment = std::get<Assignment>(joined);
+    if (attempt == 0) say_threads(assignment);
     const auto notice = run_attempt(attempt, assignment);
     if (!notice) {
       log_.error(notice.error().message);
@@ -139,6 +141,12 @@ int Agent::run_attempts() {
     }
     return finish(*notice);
   }
+}
+
+/// Once in a job: the nodes are of one kind, as a rule.
+void Agent::say_threads(const Assignment& assignment) const {
+  const std::string text = threads_notice(environment_, job_);
+  if (!text.empty()) assignment.group_rank == 0 ? log_.warning(text) : log_.info(text);
 }
 
 std::variant<Assignment, int> Agent::join(int attempt) {

@@ -84,6 +84,7 @@ class Agent {
   void reap_orphans();
   [[nodiscard]] Event next_event(std::optional<Instant> deadline);
   [[nodiscard]] int run_attempts();
+  void say_threads(const Assignment& assignment) const;
   [[nodiscard]] std::variant<Assignment, int> join(int attempt);  // or the exit status
   [[nodiscard]] Result<FailureNotice> run_attempt(int number, const Assignment& assignment);
   [[nodiscard]] int finish(const FailureNotice& notice);

@@ -47,6 +47,9 @@ class AgentLink {
   /// Without a deadline it ends with the connection.
   Awaitable<Result<void>> wait(std::string key, std::optional<Instant> deadline);
 
+  /// connect() has succeeded and nothing has failed since.
+  [[nodiscard]] bool connected() const { return socket_.is_open() && !failure_; }
+
   /// This end of the connection, as the server's on_close names it.
   [[nodiscard]] std::string local_name() const;
 

@@ -38,6 +38,15 @@ std::string invent_name(const Job& job) {
   return fmt::format("{}-{:02x}{:02x}", stem, bytes[0], bytes[1]);
 }
 
+/// Names of jobs are nobody else's business. A directory that is not ours is left as it is: the files in it
+/// are private in any case.
+void keep_private(const std::string& directory) {
+  const UniqueFd opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  struct stat info {};
+  if (opened && ::fstat(opened.get(), &info) == 0 && info.st_uid == ::getuid() && (info.st_mode & 077) != 0)
+    ::fchmod(opened.get(), 0700);
+}
+
 /// On a disk: the runtime directory may be a small file system in memory.
 /// Homes are shared between hosts, names of jobs are not.
 Result<std::string> output_file(const std::string& name, const std::string& host, const std::string& runtime,
@@ -55,6 +64,7 @@ Result<std::string> output_file(const std::string& name, const std::string& host
   std::filesystem::create_directories(directory, error);
   if (error)
     return fail(ErrorCode::kIo, fmt::format("create {} for the output: {}", directory, error.message()));
+  if (directory != runtime) keep_private(directory);
   return fmt::format("{}/{}@{}.log", directory, name, host);
 }
 

@@ -60,6 +60,23 @@ std::string inventory(std::span<const Gpu> gpus) {
   return out;
 }
 
+std::vector<std::string_view> entries_of(std::string_view variable) {
+  std::vector<std::string_view> out;
+  for (std::size_t begin = 0; begin <= variable.size();) {
+    const auto comma = std::min(variable.find(',', begin), variable.size());
+    out.push_back(trimmed(variable.substr(begin, comma - begin)));
+    begin = comma + 1;
+  }
+  return out;
+}
+
+/// The first of the entries that is there twice; empty: none.
+std::string_view named_twice(const std::vector<std::string_view>& entries, std::size_t most) {
+  for (auto entry = entries.begin(); entry < entries.begin() + std::min(most, entries.size()); ++entry)
+    if (std::find(entries.begin(), entry, *entry) != entry) return *entry;
+  return {};
+}
+
 }  // namespace
 
 Result<std::vector<std::string>> split_gpu_list(std::string_view text) {
@@ -132,6 +149,29 @@ Result<std::vector<Device>> chosen_devices(std::span<const Gpu> gpus, std::strin
     out.push_back(*std::move(device));
   }
   return out;
+}
+
+std::string device_shortage(std::span<const Gpu> gpus, std::optional<std::string_view> variable,
+                            int workers) {
+  if (variable && variable->empty()) return {};
+  const std::string place = variable ? fmt::format(" in CUDA_VISIBLE_DEVICES={}", *variable) : std::string();
+  if (variable)
+    if (const auto twice = named_twice(entries_of(*variable), static_cast<std::size_t>(workers));
+        !twice.empty())
+      return fmt::format("GPU {} is named twice{}", twice, place);
+  const bool known = !gpus.empty() &&
+                     std::none_of(gpus.begin(), gpus.end(), [](const Gpu& gpu) { return gpu.uuid.empty(); });
+  const std::size_t there = visible_devices(gpus, variable).size();
+  if (!known || there >= static_cast<std::size_t>(workers)) return {};
+  return fmt::format("{} worker{} for {} GPU{}{}", workers, workers == 1 ? "" : "s", there,
+                     there == 1 ? "" : "s", place);
+}
+
+bool may_be_short(std::optional<std::string_view> variable, int listed, int workers) {
+  if (!variable) return listed < workers;
+  const auto entries = entries_of(*variable);
+  return static_cast<int>(entries.size()) < workers ||
+         !named_twice(entries, static_cast<std::size_t>(workers)).empty();
 }
 
 }  // namespace muster::launcher

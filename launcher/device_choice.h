@@ -39,4 +39,13 @@ struct Device {
                                                          std::optional<std::string_view> variable,
                                                          bool oversubscribe);
 
+/// Why `workers` have no GPU each without --gpus: "2 workers for 1 GPU in CUDA_VISIBLE_DEVICES=1". Empty:
+/// they have, or the GPUs are not known well enough to say so, or are hidden on purpose by an empty variable.
+[[nodiscard]] std::string device_shortage(std::span<const Gpu> gpus, std::optional<std::string_view> variable,
+                                          int workers);
+
+/// Whether it is worth while to ask the driver: the list is too short or names one twice, or where there is
+/// none, `listed` GPUs are too few.
+[[nodiscard]] bool may_be_short(std::optional<std::string_view> variable, int listed, int workers);
+
 }  // namespace muster::launcher

@@ -101,7 +101,31 @@ std::string one_clean_line(std::string_view text) {
 }
 
 void ErrorWatch::feed(std::string_view bytes) {
-  splitter_.feed(bytes, [this](std::string_view text) { line(text); });
+  const auto is_end = [](char c) { return c == '\n' || c == '\r'; };
+  const auto emit = [this](std::string_view text) { line(text); };
+  std::size_t escape = bytes.find('\x1b');
+  for (std::size_t at = 0; at < bytes.size();) {
+    if (escape < at) escape = bytes.find('\x1b', at);
+    const bool may_pass = !in_traceback_ && !what_may_follow_ && !splitter_.within_line();
+    std::size_t found = at;
+    if (may_pass) {
+      // A dump is passed over as one, not line by line, up to the line that may be of interest.
+      found += first_error_words(bytes.substr(at, escape - at));
+      for (std::size_t end = found; end > at; --end)
+        if (is_end(bytes[end - 1])) {
+          at = end;
+          break;
+        }
+      if (found == bytes.size()) return splitter_.feed(bytes.substr(at), emit);
+    }
+    const auto* const end = std::find_if(bytes.begin() + found, bytes.end(), is_end);
+    const std::string_view whole(bytes.begin() + at, end);
+    if (may_pass && end != bytes.end() && whole.size() <= kMaxLineBytes)
+      line(whole);
+    else
+      splitter_.feed(bytes.substr(at, whole.size() + 1), emit);
+    at += whole.size() + 1;
+  }
 }
 
 void ErrorWatch::finish() {
@@ -110,7 +134,7 @@ void ErrorWatch::finish() {
 
 void ErrorWatch::line(std::string_view raw) {
   const bool coloured = raw.find('\x1b') != std::string_view::npos;
-  if (!in_traceback_ && !what_may_follow_ && !coloured && !may_hold_error_words(raw)) return;
+  if (!in_traceback_ && !what_may_follow_ && !coloured && first_error_words(raw) == raw.size()) return;
   std::string clean;
   if (coloured) {
     clean = printable(raw);

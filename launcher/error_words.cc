@@ -13,11 +13,11 @@ constexpr std::array<std::string_view, 8> kAnyError = {
     "panic: ", "fatal error: ", "out of memory", "Aborted (core dumped)",
 };
 
-/// Which pairs of bytes to look for: one of each of the words above, the one that ordinary text has least.
-/// A line without any of them has none of the words, which is most lines.
-class Pairs {
+/// What to look for at every third byte: of each of the words above three runs of four bytes that follow each
+/// other, those that ordinary text has least. Text without any of them has none of the words, as most has.
+class Runs {
  public:
-  explicit constexpr Pairs(bool any_error) {
+  explicit constexpr Runs(bool any_error) {
     for (const ErrorWords& one : kErrorWords) add(one.text);
     for (const ErrorWords& sign : kErrorSigns) add(sign.text);
     for (const std::string_view text :
@@ -27,34 +27,45 @@ class Pairs {
     if (any_error)
       for (const std::string_view text : kAnyError) add(text);
   }
-  [[nodiscard]] bool any_in(std::string_view text) const {
-    for (std::size_t i = 1; i < text.size(); ++i)
-      if (const std::size_t at = index(text[i - 1], text[i]); (wanted_[at / 64] >> (at % 64) & 1) != 0)
-        return true;
-    return false;
+  /// Where the first one is; the text's size: nowhere.
+  [[nodiscard]] std::size_t first_in(std::string_view text) const {
+    for (std::size_t at = 0; at + kLength <= text.size(); at += kRuns)
+      if (const std::uint32_t bit = index(text.data() + at); (wanted_[bit / 64] >> (bit % 64) & 1) != 0)
+        return at;
+    return text.size();
   }
 
  private:
-  static constexpr std::size_t index(char a, char b) {
-    return static_cast<std::size_t>(static_cast<unsigned char>(a)) << 8 | static_cast<unsigned char>(b);
+  static constexpr std::size_t kLength = 4, kRuns = 3;
+  static constexpr std::uint32_t index(const char* bytes) {
+    std::uint32_t run = 0;
+    for (std::size_t i = 0; i < kLength; ++i)
+      run |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+    return run * 0x9E3779B1U >> 16;
   }
   static constexpr int frequency(char c) {
     if (std::string_view(" etaoinsrhld:.0123").find(c) != std::string_view::npos) return 5;
     return c >= 'a' && c <= 'z' ? 3 : 1;
   }
   constexpr void add(std::string_view text) {
-    std::size_t best = 1;
-    const auto cost = [text](std::size_t i) { return frequency(text[i - 1]) * frequency(text[i]); };
-    for (std::size_t i = 2; i < text.size(); ++i)
+    const auto cost = [text](std::size_t first) {
+      int product = 1;
+      for (std::size_t i = first; i < first + kLength + kRuns - 1; ++i) product *= frequency(text[i]);
+      return product;
+    };
+    std::size_t best = 0;
+    for (std::size_t i = 1; i + kLength + kRuns - 1 <= text.size(); ++i)
       if (cost(i) < cost(best)) best = i;
-    const std::size_t at = index(text[best - 1], text[best]);
-    wanted_[at / 64] |= std::uint64_t{1} << (at % 64);
+    for (std::size_t i = best; i < best + kRuns; ++i) {
+      const std::uint32_t bit = index(text.data() + i);
+      wanted_[bit / 64] |= std::uint64_t{1} << (bit % 64);
+    }
   }
 
-  std::array<std::uint64_t, 1024> wanted_{};  // a bit per pair
+  std::array<std::uint64_t, 1024> wanted_{};  // a bit per hash
 };
-constexpr Pairs kPairs(false);
-constexpr Pairs kMorePairs(true);
+constexpr Runs kRuns(false);
+constexpr Runs kMoreRuns(true);
 
 bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -68,12 +79,12 @@ CauseClass class_of_words(std::string_view text, CauseClass otherwise) {
   return otherwise;
 }
 
-bool may_hold_error_words(std::string_view text) {
-  return kPairs.any_in(text);
+std::size_t first_error_words(std::string_view text) {
+  return kRuns.first_in(text);
 }
 
 bool looks_like_error(std::string_view line) {
-  if (!kMorePairs.any_in(line)) return false;
+  if (kMoreRuns.first_in(line) == line.size()) return false;
   const auto holds = [line](std::string_view text) { return contains(line, text); };
   if (std::any_of(kAnyError.begin(), kAnyError.end(), holds)) return true;
   if (std::any_of(kErrorSigns.begin(), kErrorSigns.end(),

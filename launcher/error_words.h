@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <string_view>
 
 #include "launcher/cause.h"
@@ -96,8 +97,8 @@ inline constexpr std::string_view kNcclWarning = "NCCL WARN";
 /// What kind of error the words speak of; `otherwise` where they say nothing of it.
 [[nodiscard]] CauseClass class_of_words(std::string_view text, CauseClass otherwise);
 
-/// False: the text has none of the words above. Most lines are told apart by this alone.
-[[nodiscard]] bool may_hold_error_words(std::string_view text);
+/// Where one of the words above may be; the text's size: nowhere. Most text is passed over by this alone.
+[[nodiscard]] std::size_t first_error_words(std::string_view text);
 
 /// Whether a line of output begins the report of an error, of whatever kind. A connection that was refused or
 /// closed does not: programs say so, try again and go on.

@@ -57,6 +57,10 @@ std::vector<Gpu> find_gpus(const GpuPaths& paths) {
   return out;
 }
 
+int count_listed_gpus(const GpuPaths& paths) {
+  return static_cast<int>(list_directory(paths.proc_gpus).size());
+}
+
 int count_gpus(const Environment& environment) {
   const auto visible = lookup(environment, "CUDA_VISIBLE_DEVICES");
   if (visible && visible->empty()) return 0;

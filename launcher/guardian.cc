@@ -47,24 +47,37 @@ constexpr char kGoodbye = 'b';
 Result<Guardian> Guardian::start(std::size_t slots, const std::string& token) {
   Guardian out;
   out.slots_ = slots;
+  out.token_ = token;
   void* shared =
       ::mmap(nullptr, out.shared_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return fail(errno_error("mmap for the guardian", errno));
   out.directory_ = static_cast<char*>(shared);
   out.groups_ = reinterpret_cast<volatile pid_t*>(out.directory_ + kDirectoryBytes);
+  MUSTER_OK(out.fork_keeper());
+  return out;
+}
+
+Result<void> Guardian::replace() {
+  retry_eintr([&] { return ::waitpid(pid_, nullptr, __WALL); });
+  pid_ = -1;
+  return fork_keeper();
+}
+
+Result<void> Guardian::fork_keeper() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe for the guardian", errno));
   const UniqueFd reader(ends[0]);
-  out.lifeline_.reset(ends[1]);
+  lifeline_.reset(ends[1]);
   // fork(2), but for the signal at its end: this child is not one of those whose ends the agent looks for.
-  out.pid_ = static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL));
-  if (out.pid_ < 0) return fail(errno_error("fork the guardian", errno));
-  if (out.pid_ == 0) keep_watch(reader.get(), ends[1], out.directory_, out.groups_, slots, token);
-  return out;
+  pid_ = static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL));
+  if (pid_ < 0) return fail(errno_error("fork the guardian", errno));
+  if (pid_ == 0) keep_watch(reader.get(), ends[1], directory_, groups_, slots_, token_);
+  return {};
 }
 
 Guardian::Guardian(Guardian&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
+      token_(std::move(other.token_)),
       lifeline_(std::move(other.lifeline_)),
       directory_(std::exchange(other.directory_, nullptr)),
       groups_(std::exchange(other.groups_, nullptr)),

@@ -3,8 +3,8 @@
 // only, not the processes they started; when the launcher is gone without having said goodbye, the guardian
 // sends SIGKILL to every process group that was still registered, and to what left its group but still has
 // the workers' token in its environment (descendants.h). It sleeps in one read(2), in a session of its own,
-// with no other descriptor. Owned by main; registered to by WorkerGroup. Costs one fork (0.2 ms) per
-// launcher.
+// with no other descriptor. Owned by main; registered to by WorkerGroup; guardian_watch.h sees to it that
+// there is one. Costs one fork (0.2 ms) per launcher.
 #pragma once
 
 #include <cstddef>
@@ -33,10 +33,15 @@ class Guardian {
   void forget(std::size_t slot);
   [[nodiscard]] pid_t pid() const { return pid_; }
 
+  /// The guardian has ended without us: another one, which knows what that one knew. kIo: it cannot be made.
+  [[nodiscard]] Result<void> replace();
+
  private:
   Guardian() = default;
+  Result<void> fork_keeper();
 
   pid_t pid_ = -1;
+  std::string token_;
   UniqueFd lifeline_;  // the guardian reads the other end: end of file means this process is gone
   [[nodiscard]] std::size_t shared_bytes() const;
 

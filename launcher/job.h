@@ -107,6 +107,7 @@ struct Job {
   std::vector<RankPlacement> placement;  // by local rank; empty: neither asked for nor to be shown
   bool placed = false;                   // asked for: the workers are told their MUSTER_NIC
   std::string visible_devices;           // CUDA_VISIBLE_DEVICES for --gpus; empty: as inherited
+  std::string gpu_shortage;              // to be said: there are fewer GPUs than workers; empty: nothing
   bool gpu_node = false;                 // the workers get CUDA_DEVICE_ORDER where it is not set
   int threads = 1;                       // each worker's share, where OMP_NUM_THREADS is not set
   std::string hardware;                  // "2 sockets, 2 NUMA nodes, 64 cores", as far as they may be used

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/device_choice.h"
 #include "launcher/nproc.h"
 #include "launcher/program.h"
 #include "launcher/rendezvous_plan.h"
@@ -171,6 +172,29 @@ Result<Millis> plan_grace(const Options& options, const Environment& environment
   return Millis(std::llround(seconds * 1000));
 }
 
+/// Two ranks on one GPU are for who asks for it. Where each worker is given its GPU this is decided here;
+/// else by the program, which may need none, and torchrun's users start more workers than there are GPUs.
+Result<void> look_for_shortage(const Options& options, const Environment& environment, const Machine& machine,
+                               Job& job) {
+  const auto visible = lookup(environment, env::kCudaVisible);
+  const int workers = job.local_world_size;
+  if (workers == 1 || (!job.virtual_local_rank && !job.gpu_node)) return {};
+  const int listed = job.virtual_local_rank || !machine.listed_gpus ? 0 : machine.listed_gpus();
+  if (!job.virtual_local_rank && !may_be_short(visible, listed, workers)) return {};
+  std::vector<Gpu> gpus;
+  if (job.gpu_node && machine.hardware)
+    if (auto hardware = machine.hardware()) gpus = std::move(hardware->gpus);
+  const std::string shortage = device_shortage(gpus, visible, workers);
+  if (shortage.empty()) return {};
+  if (!job.virtual_local_rank) {
+    job.gpu_shortage = shortage;
+    return {};
+  }
+  if (options.oversubscribe) return {};
+  return usage(fmt::format(
+      "--virtual-local-rank: {}; lower --nproc-per-node, or share GPUs with --oversubscribe", shortage));
+}
+
 }  // namespace
 
 Result<Job> plan_job(const Options& given, const Environment& environment, const Machine& machine) {
@@ -212,6 +236,7 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   job.gpu_node = machine.gpu_driver;
   if (machine.core_count && job.local_world_size > 1 && !lookup(environment, env::kOmpNumThreads))
     job.threads = std::max(1, machine.core_count() / job.local_world_size);
+  if (options.gpus.empty()) MUSTER_OK(look_for_shortage(options, environment, machine, job));
   MUSTER_OK(plan_placement(options, environment, machine.hardware, job));
   return job;
 }

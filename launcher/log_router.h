@@ -32,6 +32,7 @@
 #include "launcher/log_directory.h"
 #include "launcher/rotated_logs.h"
 #include "launcher/screen.h"
+#include "launcher/stderr_file.h"
 #include "launcher/tail_buffer.h"
 #include "rendezvous/base/unique_fd.h"
 

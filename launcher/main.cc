@@ -23,6 +23,7 @@
 #include "launcher/exec_plan.h"
 #include "launcher/gpus.h"
 #include "launcher/guardian.h"
+#include "launcher/guardian_watch.h"
 #include "launcher/hardware.h"
 #include "launcher/job_plan.h"
 #include "launcher/log_writer.h"
@@ -146,7 +147,8 @@ int main(int argc, char** argv) {
                         host_name(),
                         [&] { return read_hardware(environment); },
                         [] { return count_cores(); },
-                        has_gpu_driver(gpu_paths(environment))};
+                        has_gpu_driver(gpu_paths(environment)),
+                        [&] { return count_listed_gpus(gpu_paths(environment)); }};
   const auto job = plan_job(*options, environment, machine);
   if (!job) return complain(job.error());
   if (!fit(*options, *job, environment)) return kExitPreflight;
@@ -186,13 +188,12 @@ int main(int argc, char** argv) {
   OutputSink out(io, STDOUT_FILENO);
   OutputSink err(io, STDERR_FILENO);
   log_target = &err;
-  if (job->threads > 1 && job->placement.empty())
+  if (!job->gpu_shortage.empty())
     log.warning(
-        fmt::format("OMP_NUM_THREADS is not set: each of the {} workers gets {} threads, its share of the "
-                    "cores",
-                    job->local_world_size, job->threads));
+        fmt::format("{}; who takes the GPU of its LOCAL_RANK will fail, or share one", job->gpu_shortage));
   int status = kExitSystem;
   {
+    const GuardianWatch watch(io, *guardian, log, [&](pid_t pid) { descendants.spare(pid); });
     Agent agent(io, *job, environment, log, *guardian, descendants, out, err, descriptor_limit);
     if (detached) agent.keep_entry(*detached);
     if (log_writer) agent.rotate_logs(*log_writer);

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/exit_status.h"
 #include "launcher/outcome_text.h"
 #include "launcher/rank_assignment.h"
 #include "rendezvous/base/env.h"
@@ -55,6 +56,7 @@ Awaitable<Result<std::string>> NodeEntries::claim_node_rank(AgentLink& waiting, 
     if (auto ok = co_await waiting.wait(nodes_key, deadline); !ok) co_return fail(ok.error());
     auto text = co_await waiting.get(nodes_key);
     if (!text) co_return fail(text.error());
+    if (text->starts_with('!')) co_return fail(ErrorCode::kMismatch, text->substr(1));
     auto nodes = parse_integer("nnodes", *text, 1, std::numeric_limits<int>::max());
     if (!nodes) co_return fail(nodes.error());
     // Node 0 will never look for it. Other differences are found, and told to all, when ranks are assigned.
@@ -73,6 +75,42 @@ Awaitable<Result<std::string>> NodeEntries::claim_node_rank(AgentLink& waiting, 
       ErrorCode::kMismatch,
       fmt::format("--node-rank={} was given twice: {} has it already; every node needs its own, 0 to {}",
                   job_.node_rank, owner->substr(0, owner->find('\n')), job_.nodes - 1));
+}
+
+Awaitable<Result<void>> NodeEntries::publish_ranks(int attempt, std::uint16_t port,
+                                                   const Result<std::vector<RankRange>>& assigned) {
+  const std::string port_key = of_attempt(attempt) + "MASTER_PORT";
+  if (auto ok = co_await link_.set(port_key, std::to_string(port)); !ok) co_return ok;
+  for (int node = job_.nodes - 1; node >= 0; --node) {
+    std::string text;
+    if (assigned) {
+      text = to_json((*assigned)[static_cast<std::size_t>(node)]);
+    } else {
+      text = "!" + assigned.error().message;
+    }
+    const std::string ranks_key = ranks(attempt, node);
+    if (auto ok = co_await link_.set(ranks_key, text); !ok) co_return ok;
+  }
+  co_return Result<void>{};
+}
+
+FailureNotice NodeEntries::loss_of(int node, const std::string& host) {
+  FailureNotice out;
+  out.node_rank = node;
+  out.lost_node = node;
+  out.host = host;
+  out.exit_code = kExitPeerLost;
+  out.text = fmt::format("lost node {} ({}): its launcher is gone", node, host);
+  return out;
+}
+
+Awaitable<Result<void>> NodeEntries::turn_away_late_nodes(AgentLink& link) {
+  const std::string nodes_key = key("nnodes");
+  const std::string text = fmt::format(
+      "!{} runs a job with this --rdzv-id, --master-addr and --master-port already, and has started its "
+      "workers again; no node can join it now",
+      job_.host);
+  co_return co_await link.set(nodes_key, text);
 }
 
 Awaitable<std::vector<int>> NodeEntries::missing_nodes(int attempt) {

@@ -6,6 +6,7 @@
 // torch/distributed/elastic/agent/server/api.py.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,7 @@
 
 #include "launcher/agent_link.h"
 #include "launcher/job.h"
+#include "launcher/rank_assignment.h"
 #include "launcher/rendezvous.h"
 #include "rendezvous/base/clock.h"
 
@@ -37,10 +39,16 @@ class NodeEntries {
   Awaitable<Result<void>> send_report(int attempt, std::string part);
 
   // Node 0's.
+  /// On a link to the workers' store of a later attempt, which such a node takes for the agents'.
+  Awaitable<Result<void>> turn_away_late_nodes(AgentLink& link);
+  /// To the last node first: node 0 goes on when all have theirs. Or why there are none.
+  Awaitable<Result<void>> publish_ranks(int attempt, std::uint16_t port,
+                                        const Result<std::vector<RankRange>>& assigned);
   /// What every node finds instead of its ranks.
   Awaitable<Result<void>> refuse(int attempt, std::string text);
   /// Nobody must wait for a node that is gone. What that node has said itself has precedence.
   Awaitable<Result<void>> give_up_on(int attempt, FailureNotice notice);
+  [[nodiscard]] static FailureNotice loss_of(int node, const std::string& host);
   /// Its part of the report will not come.
   Awaitable<Result<void>> give_up_report(int attempt, int node);
   /// On a link of its own, as for wait_until_left().

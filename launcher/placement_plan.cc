@@ -95,7 +95,8 @@ Result<void> plan_placement(const Options& options, const Environment& environme
   wishes.oversubscribe = options.oversubscribe;
   wishes.one_device_each = job.virtual_local_rank;
   const bool asked = !options.gpus.empty() || wishes.bind != Bind::kNone;
-  if (!asked && !options.report_bindings && !options.dry_run) return {};
+  const bool share = options.oversubscribe && job.virtual_local_rank;  // each is given its GPU, in turn
+  if (!asked && !share && !options.report_bindings && !options.dry_run) return {};
 
   auto node = hardware();
   if (!node) {

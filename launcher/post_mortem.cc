@@ -58,6 +58,7 @@ void PostMortem::begin() {
   read_kernel();
   kernel_lines_.clear();
   kills_ = 0;
+  error_files_.clear();
   before_stop_.clear();
 }
 
@@ -129,10 +130,11 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router
     if (!path.empty() && ::access(path.c_str(), F_OK) == 0)
       if (const auto text = read_file(path, kMaxErrorFile)) {
         RecordedError recorded = parse_error_file(*text);
-        outcome.error_file = path;
+        if (directory.temporary_base().empty()) outcome.error_file = path;  // else nobody would find it
         outcome.error_message = std::move(recorded.message);
         outcome.error_callstack = std::move(recorded.callstack);
         if (recorded.timestamp_s) outcome.wall_time_s = *recorded.timestamp_s;
+        error_files_.insert_or_assign(outcome.rank, *text);
       }
     judge_now(outcome, router);
   }
@@ -165,12 +167,11 @@ void PostMortem::publish(const JobReport& report, const LogDirectory& directory,
 /// A launcher that is itself a worker hands its worker's error on, as torchrun does.
 void PostMortem::pass_on_error_file(const WorkerOutcome& root) const {
   const auto own = lookup(environment_, "TORCHELASTIC_ERROR_FILE");
-  if (!own || own->empty() || root.error_file.empty()) return;
-  const auto text = read_file(root.error_file, kMaxErrorFile);
-  if (!text) return;  // of another node
+  const auto recorded = error_files_.find(root.rank);
+  if (!own || own->empty() || recorded == error_files_.end()) return;  // or it is another node's
   const std::string path(*own);
   const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!file || !write_all(file.get(), with_error_code(*text, root.end.torchrun_code())))
+  if (!file || !write_all(file.get(), with_error_code(recorded->second, root.end.torchrun_code())))
     log_.warning(fmt::format("could not copy the worker's error to TORCHELASTIC_ERROR_FILE={}", path));
 }
 

@@ -5,6 +5,7 @@
 // at the start, and the rest only where a worker fails.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -55,6 +56,7 @@ class PostMortem {
   // Of the attempt under way.
   std::vector<std::string> kernel_lines_;  // about GPUs and memory
   std::int64_t kills_ = 0;
+  std::map<int, std::string> error_files_;         // by rank, what they say: their directory may not stay
   std::vector<std::optional<Cause>> before_stop_;  // by local rank; empty: no stop has begun
 };
 

@@ -11,9 +11,11 @@ StandaloneRendezvous::StandaloneRendezvous(boost::asio::io_context& io, const Jo
     : io_(io), job_(job), log_(log) {}
 
 void StandaloneRendezvous::join(int attempt, Joined joined) {
-  server_.reset();
   net::ServerOptions options;
   options.host = job_.master_addr;
+  // The port stays, the store and its connections do not.
+  if (server_) options.listen_fd = server_->release_listener().release();
+  server_.reset();
   auto server = net::Server::listen(io_, options, log_);
   if (!server) return joined(fail(std::move(server).error()));
   server_ = *std::move(server);

@@ -12,7 +12,6 @@
 #include <fmt/format.h>
 
 #include "launcher/agent_link.h"
-#include "launcher/exit_status.h"
 #include "launcher/interfaces.h"
 #include "launcher/node_entries.h"
 #include "launcher/outcome_text.h"
@@ -50,15 +49,17 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   Awaitable<Result<Membership>> join(int attempt) {
     const Instant deadline = SteadyClock::now() + job_.join_timeout;
     if (attempt == 0) {
-      if (auto ok = open_store(); !ok) co_return fail(ok.error());
+      if (host()) {
+        auto server = net::Server::listen(io_, listen_options(job_.master_port, true), log_);
+        if (!server) co_return fail(std::move(server).error());
+        server_ = *std::move(server);
+      }
       if (auto ok = co_await connect(deadline); !ok) co_return fail(ok.error());
       auto claimed = co_await entries_.claim_node_rank(waiting_, deadline);
       if (!claimed) co_return fail(claimed.error());
       connection_ = *std::move(claimed);
     } else if (host()) {
-      auto server = net::Server::listen(io_, listen_options(0, false), log_);
-      if (!server) co_return fail(std::move(server).error());
-      attempt_server_ = *std::move(server);
+      if (auto ok = co_await open_attempt_store(deadline); !ok) co_return fail(ok.error());
     }
     if (auto ok = co_await gather(attempt, deadline); !ok) co_return fail(ok.error());
     co_return co_await entries_.read_place(attempt);
@@ -104,9 +105,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     // For those who came and are neither through nor gone. On a connection of its own: waiting_ may wait for
     // an outcome, and command_ is needed to note connections that end meanwhile.
     const Instant deadline = SteadyClock::now() + patience;
-    const auto no_matter = [](const Error&) {};
-    if (auto ok = co_await farewell_.connect(own_address(), server_->port(), deadline, no_matter); !ok)
-      co_return ok;
+    if (auto ok = co_await connect_here(farewell_, deadline); !ok) co_return ok;
     co_return co_await entries_.wait_until_left(farewell_, deadline);
   }
 
@@ -117,9 +116,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   /// On a connection of its own, for the same reasons as in leave().
   Awaitable<Result<void>> gather_reports(int attempt, PartCame came) {
     const Instant deadline = SteadyClock::now() + job_.grace + kReportPatience;
-    const auto no_matter = [](const Error&) {};
-    if (auto ok = co_await reports_.connect(own_address(), server_->port(), deadline, no_matter); !ok)
-      co_return ok;
+    if (auto ok = co_await connect_here(reports_, deadline); !ok) co_return ok;
     co_return co_await entries_.gather_reports(reports_, attempt, deadline, std::move(came));
   }
 
@@ -168,10 +165,28 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     return out;
   }
 
-  Result<void> open_store() {
-    if (!host()) return {};
-    MUSTER_TRY(server_, net::Server::listen(io_, listen_options(job_.master_port, true), log_));
-    return {};
+  /// Node 0: to the store that accepts, unless that was done before.
+  Awaitable<Result<void>> connect_here(AgentLink& link, Instant deadline) {
+    if (link.connected()) co_return Result<void>{};
+    const auto no_matter = [](const Error&) {};
+    co_return co_await link.connect(own_address(), server_->port(), deadline, no_matter);
+  }
+
+  /// Node 0: an empty store for the workers of another attempt, at the same port, which may be the only one
+  /// that a firewall lets through. The agents stay connected to theirs. A node that comes too late reads here
+  /// that it does.
+  Awaitable<Result<void>> open_attempt_store(Instant deadline) {
+    for (AgentLink* link : {&farewell_, &reports_})
+      if (auto ok = co_await connect_here(*link, deadline); !ok) co_return ok;
+    net::ServerOptions options = listen_options(server_->port(), false);
+    options.listen_fd = (attempt_server_ ? attempt_server_ : server_)->release_listener().release();
+    attempt_server_.reset();  // and what was connected to it
+    auto server = net::Server::listen(io_, options, log_);
+    if (!server) co_return fail(std::move(server).error());
+    attempt_server_ = *std::move(server);
+    AgentLink link(io_);
+    if (auto ok = co_await connect_here(link, deadline); !ok) co_return ok;
+    co_return co_await entries_.turn_away_late_nodes(link);
   }
 
   Awaitable<Result<void>> connect(Instant deadline) {
@@ -190,8 +205,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       Error error = std::move(ok).error();
       if (error.code != ErrorCode::kCancelled)
         error.message += fmt::format(
-            "; gave up after {} s. Is node 0 running, and do --master-addr and --master-port "
-            "name it?",
+            "; gave up after {} s. Is node 0 running, and do --master-addr and --master-port name it?",
             seconds(SteadyClock::now() - begin));
       co_return fail(std::move(error));
     }
@@ -221,8 +235,8 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     if (result || result.error().code != ErrorCode::kTimeout) co_return result;
     const auto missing = co_await entries_.missing_nodes(attempt);
     const std::string text = fmt::format(
-        "rendezvous: after {} s {} of {} nodes are here; missing: node {}. Were they started "
-        "with the same --nnodes, --master-addr and --master-port?",
+        "rendezvous: after {} s {} of {} nodes are here; missing: node {}. Were they started with the same "
+        "--nnodes, --master-addr and --master-port?",
         seconds(job_.join_timeout), job_.nodes - static_cast<int>(missing.size()), job_.nodes,
         ranges(missing));
     if (host()) {
@@ -267,21 +281,8 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     attempt_ = attempt;
     members_ = nodes;
     closed_.clear();
-    const std::uint16_t port = attempt_server_ ? attempt_server_->port() : server_->port();
-    const std::string port_key = entries_.of_attempt(attempt) + "MASTER_PORT";
-    if (auto ok = co_await command_.set(port_key, std::to_string(port)); !ok) co_return ok;
     const auto assigned = assign_ranks(nodes);
-    for (int node = job_.nodes - 1; node >= 0; --node) {
-      std::string text;
-      if (assigned) {
-        text = to_json((*assigned)[static_cast<std::size_t>(node)]);
-      } else {
-        text = "!" + assigned.error().message;
-      }
-      const std::string ranks_key = entries_.ranks(attempt, node);
-      if (auto ok = co_await command_.set(ranks_key, text); !ok) co_return ok;
-    }
-    co_return Result<void>{};
+    co_return co_await entries_.publish_ranks(attempt, server_->port(), assigned);
   }
 
   /// Node 0: the end of an agent's connection is the end of that agent. Before the first assignment it makes
@@ -297,12 +298,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     }
     for (const RoleInfo& node : members_) {
       if (node.connection != connection || node.node_rank == job_.node_rank) continue;
-      FailureNotice notice;
-      notice.node_rank = node.node_rank;
-      notice.lost_node = node.node_rank;
-      notice.host = node.host;
-      notice.exit_code = kExitPeerLost;
-      notice.text = fmt::format("lost node {} ({}): its launcher is gone", node.node_rank, node.host);
+      const FailureNotice notice = NodeEntries::loss_of(node.node_rank, node.host);
       if (!lost_) lost_ = notice;
       start(announce(attempt_, notice), no_matter);
       start(entries_.give_up_report(attempt_, node.node_rank), no_matter);

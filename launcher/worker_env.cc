@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/worker_env.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "rendezvous/env_contract.h"
@@ -13,6 +15,11 @@ constexpr std::string_view kVisibleDevices = env::kCudaVisible;
 /// One worker alone gets no limit, as with torchrun.
 bool divides_threads(const Environment& inherited, const Job& job) {
   return job.local_world_size > 1 && !lookup(inherited, env::kOmpNumThreads);
+}
+
+/// torchrun's way to spare a large job the exchange of roles: all workers are taken to be of one.
+bool all_alike(const Environment& inherited) {
+  return lookup(inherited, "TORCH_ELASTIC_WORKER_IDENTICAL") == "1";
 }
 
 /// The `index`-th entry of a comma-separated list, trimmed.
@@ -51,7 +58,8 @@ Environment shared_environment(const Environment& inherited, const Job& job, con
   set(env::kGroupRank, std::to_string(assignment.group_rank));
   set(env::kGroupWorldSize, std::to_string(assignment.group_world_size));
   set(env::kRoleName, job.role);
-  set(env::kRoleWorldSize, std::to_string(assignment.role_world_size));
+  set(env::kRoleWorldSize,
+      std::to_string(all_alike(inherited) ? assignment.world_size : assignment.role_world_size));
   set(env::kMasterAddr, assignment.master_addr);
   set(env::kMasterPort, std::to_string(assignment.master_port));
   set(env::kRestartCount, std::to_string(assignment.attempt));
@@ -82,7 +90,8 @@ Result<RankVariables> rank_variables(const Environment& inherited, const Job& jo
   RankVariables out;
   out.emplace_back(env::kRank, std::to_string(assignment.base_rank + local_rank));
   out.emplace_back(env::kLocalRank, job.virtual_local_rank ? "0" : std::to_string(local_rank));
-  out.emplace_back(env::kRoleRank, std::to_string(assignment.role_base_rank + local_rank));
+  const int role_base = all_alike(inherited) ? assignment.base_rank : assignment.role_base_rank;
+  out.emplace_back(env::kRoleRank, std::to_string(role_base + local_rank));
   out.emplace_back(env::kErrorFile, std::move(error_file));
   out.emplace_back(env::kProgressFile, std::move(progress_file));
   const RankPlacement* place =
@@ -101,6 +110,21 @@ Result<RankVariables> rank_variables(const Environment& inherited, const Job& jo
     if (job.placed && !place->nic.empty()) out.emplace_back(env::kNic, place->nic);
   }
   return out;
+}
+
+std::string threads_notice(const Environment& inherited, const Job& job) {
+  if (!divides_threads(inherited, job)) return {};
+  int least = job.threads, most = job.threads;
+  if (!job.placement.empty()) {
+    const auto fewer = [](const RankPlacement& a, const RankPlacement& b) { return a.threads < b.threads; };
+    const auto [first, last] = std::minmax_element(job.placement.begin(), job.placement.end(), fewer);
+    least = first->threads;
+    most = last->threads;
+  }
+  if (most <= 1) return {};
+  return fmt::format(
+      "OMP_NUM_THREADS is not set: each of the {} workers gets {}{} threads, its share of the cores",
+      job.local_world_size, least == most ? "" : fmt::format("{} to ", least), most);
 }
 
 }  // namespace muster::launcher

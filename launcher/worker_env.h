@@ -30,4 +30,7 @@ using RankVariables = std::vector<std::pair<std::string_view, std::string>>;
                                                    const Assignment& assignment, int local_rank,
                                                    std::string error_file, std::string progress_file = {});
 
+/// What to say of the OMP_NUM_THREADS that the workers get; empty: they get none, or 1 as with torchrun.
+[[nodiscard]] std::string threads_notice(const Environment& inherited, const Job& job);
+
 }  // namespace muster::launcher

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/net/listener.h"
@@ -23,6 +24,8 @@ class Acceptor {
   void accept_some(const Admit& admit, const Refused& refused);
 
   void close() { listener_.fd.reset(); }
+  /// Its descriptor, after which it accepts no more.
+  [[nodiscard]] UniqueFd release() { return std::move(listener_.fd); }
   [[nodiscard]] const Listener& listener() const { return listener_; }
 
  private:

@@ -27,8 +27,7 @@ namespace {
 
 constexpr std::uint64_t kListenerTag = ~std::uint64_t{0};
 constexpr std::size_t kReadBytes = 65536;
-// Bounds how long one turn keeps the loop from its other work.
-constexpr std::size_t kEventsPerTurn = 256;
+constexpr std::size_t kEventsPerTurn = 256;  // bounds how long one turn keeps the loop from its other work
 constexpr bool kNeverHeld = false;
 
 }  // namespace
@@ -36,10 +35,6 @@ constexpr bool kNeverHeld = false;
 // All sockets are in one level-triggered epoll set, whose descriptor is the one thing Asio waits for. Per
 // request this costs one recv and one send; Asio's own operations would add an epoll_ctl or a second recv to
 // each, and a heap of handlers and shared pointers to each connection.
-// Measured with scripts/bench store (Zen 4 in a virtual machine, Linux 6.18, loopback, processor time of a
-// GET with 32 clients): 5.7 us, a loop that only receives and sends (store_floor) 5.4, Redis 7.0 6.6. Tried
-// and left out: edge-triggered and sending at the end of the turn, no gain; staying in the inner set for 100
-// us, 12.7 instead of 8.8 us for one client; io_uring, 0.5 us less, but forbidden in most containers.
 class Server::Impl final : public StateKeeper, public std::enable_shared_from_this<Impl> {
  public:
   Impl(boost::asio::io_context& loop, const ServerOptions& options, const Log& log, Listener listener,
@@ -53,8 +48,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
         scratch_(kReadBytes, '\0') {}
 
   Result<void> start() {
-    const Listener& listener = acceptor_.listener();
-    if (!poll(EPOLL_CTL_ADD, listener.fd.get(), EPOLLIN, kListenerTag))
+    if (!poll(EPOLL_CTL_ADD, acceptor_.listener().fd.get(), EPOLLIN, kListenerTag))
       return fail(errno_error("epoll_ctl for " + address(), errno));
     if (options_.state) {
       core_ = std::exchange(options_.state->saved().store, StoreCore());
@@ -84,6 +78,11 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     log_.info("stopped listening on " + address());
   }
 
+  UniqueFd release_listener() {
+    poll(EPOLL_CTL_DEL, acceptor_.listener().fd.get(), 0, kListenerTag);
+    return acceptor_.release();
+  }
+
   void describe(journal::Recorder& to) const override { core_.describe(to); }
 
   // Answers that waited for the disk go out, all before anything is taken up that waits for it again.
@@ -102,9 +101,8 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     if (std::exchange(paused_, false)) wait_ready();
   }
 
-  [[nodiscard]] std::uint16_t port() const { return acceptor_.listener().port; }
-  [[nodiscard]] const std::string& address() const { return acceptor_.listener().address; }
-  [[nodiscard]] bool loopback_only() const { return acceptor_.listener().loopback_only; }
+  [[nodiscard]] const Listener& listener() const { return acceptor_.listener(); }
+  [[nodiscard]] const std::string& address() const { return listener().address; }
 
   [[nodiscard]] ServerStats stats() const {
     ServerStats out = stats_;
@@ -381,13 +379,16 @@ Result<std::unique_ptr<Server>> Server::listen(boost::asio::io_context& loop, co
 }
 
 std::uint16_t Server::port() const {
-  return impl_->port();
+  return impl_->listener().port;
 }
 const std::string& Server::address() const {
   return impl_->address();
 }
 bool Server::loopback_only() const {
-  return impl_->loopback_only();
+  return impl_->listener().loopback_only;
+}
+UniqueFd Server::release_listener() {
+  return impl_->release_listener();
 }
 void Server::stop() {
   impl_->stop();

@@ -70,6 +70,10 @@ struct ServerStats {
   std::uint64_t num_buffered_bytes = 0;  ///< see ServerOptions::max_buffered_bytes
 };
 
+/// Processor time of a GET with 32 clients, from scripts/bench store (Zen 4 in a virtual machine, Linux 6.18,
+/// loopback): 5.7 us, a loop that only receives and sends (store_floor) 5.4, Redis 7.0 6.6. Tried and left
+/// out: edge-triggered and sending at the end of the turn, no gain; staying in the inner set for 100 us, 12.7
+/// instead of 8.8 us for one client; io_uring, 0.5 us less, but forbidden in most containers.
 class Server {
  public:
   /// Listens before it returns. A busy port's error names its owner.
@@ -85,6 +89,10 @@ class Server {
   [[nodiscard]] const std::string& address() const;
   /// Other hosts cannot reach it.
   [[nodiscard]] bool loopback_only() const;
+
+  /// Stops accepting; connections and keys stay. The listening socket, for ServerOptions::listen_fd of the
+  /// server that goes on at this port with a store of its own.
+  [[nodiscard]] UniqueFd release_listener();
 
   /// Stops accepting, sends what the sockets take of pending answers, closes every connection and forgets the
   /// keys. Does not block; the loop drains by itself. A second call does nothing.

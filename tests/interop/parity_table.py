@@ -20,7 +20,6 @@ EXPLAINS = {
     "one node, no port given": r"MASTER_ADDR" + _WORKER,
     "`--rdzv-id` with `--standalone` or nothing else": r"(TORCHELASTIC_RUN_ID|TORCHELASTIC_ERROR_FILE)" + _WORKER,
     "`/` in `--rdzv-id`": r"(.*" + _WORKER + r"|status of node 0|file .*|stdout of node 0|stderr of node 0)",
-    "store after a restart": r"MASTER_PORT of node \d+, rank \d+, attempt [1-9]",
     "`--max-restarts`": r".* of node 0, rank 0, attempt 1",
     "failure on another node": r"status of node 0|node 0 is told",
     "signals": r"a second signal ends the grace",
@@ -46,6 +45,7 @@ ADDS = {
 }
 
 _LIFE, _NODES = "tests/system/test_launcher_life.py", "tests/system/test_launcher_nodes.py"
+_REFUSED = "contradictions are refused with what is right"
 _ELASTIC, _FAULTS = "tests/system/test_launcher_elastic.py", "tests/system/test_launcher_elastic_faults.py"
 
 SHOWN_BY = {
@@ -58,6 +58,19 @@ SHOWN_BY = {
     "`--logs-specs`": (
         "tests/interop/test_torchrun_parity_options.py", "test_what_muster_has_not_is_refused_with_what_to_use_instead"),
     "etcd": ("tests/system/test_launcher_etcd.py", "test_agents_join_over_etcd_and_pytorch_sums"),
+    "store after a restart": (_LIFE, "test_restarts_count_up_to_the_limit_with_a_fresh_store_each_at_one_port"),
+    "`error_file` in the report, without `--log-dir`, `-r` and `-t`": (
+        _LIFE, "test_error_files_of_record_reach_the_report_and_the_outer_error_file"),
+    "more workers than GPUs": (
+        "tests/system/test_launcher_placement.py", "test_two_ranks_on_one_gpu_need_a_word_where_muster_gives_them_out"),
+    "a signal before the first start": (_NODES, "test_a_node_that_stops_while_waiting_makes_room_for_another"),
+    "`--nproc-per-node=xpu`, or a private back end's name": ("tests/unit/launcher/job_plan_test.cc", _REFUSED),
+    "c10d without an endpoint, several nodes": ("tests/unit/launcher/job_plan_test.cc", _REFUSED),
+    "rendezvous plug-ins (entry points `torchrun.handlers`)": ("tests/unit/launcher/job_plan_test.cc", _REFUSED),
+    "c10d: `timeout=` in `--rdzv-conf`": (
+        "tests/unit/launcher/rdzv_conf_test.cc", "timeout is the join timeout where that is not given"),
+    "c10d: `store_type=file`": ("tests/unit/launcher/rdzv_conf_test.cc", "what is wrong is refused with what is right"),
+    "its own messages": (_LIFE, "test_the_first_failure_stops_the_others_and_is_reported"),
     "what a node needs": (_LIFE, "test_the_binary_needs_glibc_only"),
     "`--nproc-per-node` not given": ("tests/unit/launcher/job_plan_test.cc", "one worker per GPU where there are GPUs, else one"),
     "`--standalone` or static with a range of nodes, `--standalone` with several": (

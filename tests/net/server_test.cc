@@ -142,6 +142,46 @@ TEST_CASE("an inherited socket that is bound but not listening is taken over") {
   thread.call([&] { (*server)->stop(); });
 }
 
+TEST_CASE("a server goes on at another one's port with an empty store, and leaves that one its clients") {
+  boost::asio::io_context loop(1);
+  auto first = Server::listen(loop, {}, kQuiet);
+  REQUIRE_OK(first);
+  const std::uint16_t port = (*first)->port();
+  LoopThread thread(loop);
+  const auto old_client = TcpStore::connect({"127.0.0.1", port, -1, 20s});
+  REQUIRE_OK(old_client);
+  REQUIRE((*old_client)->add("n", 1) == 1);
+  Result<std::unique_ptr<Server>> second = fail(ErrorCode::kFailed, "not made");
+  const auto go_on = [&](const std::unique_ptr<Server>& from) {
+    ServerOptions options;
+    options.port = port;
+    options.listen_fd = from->release_listener().release();
+    auto next = Server::listen(loop, options, kQuiet);
+    second = std::move(next);
+  };
+  thread.call([&] { go_on(*first); });
+  REQUIRE_OK(second);
+  REQUIRE((*second)->port() == port);
+  const auto new_client = TcpStore::connect({"127.0.0.1", port, -1, 20s});
+  REQUIRE_OK(new_client);
+  REQUIRE((*new_client)->add("n", 1) == 1);
+  REQUIRE((*old_client)->add("n", 1) == 2);
+  thread.call([&] {
+    const std::unique_ptr<Server> former = *std::move(second);
+    go_on(former);
+  });
+  REQUIRE_OK(second);
+  REQUIRE_FALSE((*new_client)->add("n", 1));  // its server is gone
+  const auto newest = TcpStore::connect({"127.0.0.1", port, -1, 20s});
+  REQUIRE_OK(newest);
+  REQUIRE((*newest)->add("n", 1) == 1);
+  REQUIRE((*old_client)->add("n", 1) == 3);
+  thread.call([&] {
+    (*first)->stop();
+    (*second)->stop();
+  });
+}
+
 TEST_CASE("an inherited socket on another port than the one asked for is refused") {
   std::uint16_t port = 0;
   boost::asio::io_context loop(1);

@@ -87,6 +87,21 @@ def test_an_error_that_went_to_a_file_is_found_there(muster):
     assert "Traceback" in "\n".join(report["root_cause"]["stderr"])
 
 
+@pytest.mark.parametrize("options", [[], ["-r", "3"], ["-t", "3"]], ids=["pipe", "file", "tee"])
+def test_an_error_in_the_midst_of_much_other_output_is_found(muster, options):
+    script = muster.script("train.py", """
+import os
+chatter = b"".join(b"step %d loss 0.25\\n" % i for i in range(60000))
+error = b'Traceback (most recent call last):\\n  File "train.py", line 9, in step\\nValueError: loss is nan\\n'
+rest = chatter + error + chatter
+while rest: rest = rest[os.write(2, rest):]
+os._exit(7)
+""")
+    result, report = fail(muster, script, options=options)
+    assert (report["root_cause"]["error"], report["root_cause"]["where"]) == ("ValueError: loss is nan", "train.py:9")
+    assert report["root_cause"]["stderr"][-1] == "step 59999 loss 0.25"
+
+
 def test_a_signal_from_outside_is_told_from_a_failure(muster):
     process = muster.start("--nproc-per-node=2", "--log-dir=logs", "sh", "-c", "echo $$$$ > pid$RANK.new; mv pid$RANK.new pid$RANK; exec sleep 1000")
     wait_for(lambda: all((muster.tmp_path / f"pid{rank}").exists() for rank in range(2)), "the workers")

@@ -3,6 +3,7 @@
 import glob
 import json
 import os
+import pathlib
 import pty
 import re
 import select
@@ -94,9 +95,13 @@ sys.exit(3)
     result = muster.run("--nproc-per-node=1", script, env=clean_environment(TORCHELASTIC_ERROR_FILE=outer))
     assert result.returncode == 3
     assert "traceback : Traceback\n    boom" in result.stderr
-    assert re.search(r"error_file: .*/attempt_0/0/error.json", result.stderr)
+    assert "error_file: <N/A>" in result.stderr  # it is gone with its directory: what it said is above
     message = json.loads(outer.read_text())["message"]
     assert (message["message"], message["errorCode"]) == ("ValueError: boom", 3)
+    for options in (["--log-dir=logs"], ["-r", "3"]):
+        result = muster.run("--nproc-per-node=1", *options, script)
+        named = re.search(r"error_file: (.*/attempt_0/0/error.json)", result.stderr).group(1)
+        assert "ValueError: boom" in (muster.tmp_path / named).read_text()
 
 
 def test_sigkill_of_the_launcher_leaves_no_worker_nor_its_children(muster):
@@ -117,6 +122,38 @@ signal.pause()
     process.wait()
     assert_gone(pids + children)
     wait_for(lambda: not os.path.exists(folder), "the temporary directory to be removed")
+
+
+def test_a_guardian_that_was_killed_is_replaced_and_the_next_one_ends_what_it_must(muster):
+    body = """
+import os, signal, subprocess, sys
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+open(sys.argv[1] + "/child" + os.environ["RANK"], "w").write(str(child.pid))
+open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w").write(str(os.getpid()))
+signal.pause()
+"""
+    process, pids = start_sleepers(muster, 2, body=body)
+    pids += [int(p.read_text()) for p in muster.tmp_path.glob("child*")]
+    assert len(pids) == 4
+
+    def guardian():
+        for pid in pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            if pathlib.Path(f"/proc/{pid}/comm").read_text() == "muster-guardian\n" and alive(int(pid)):
+                return int(pid)
+        return None
+
+    guardians = [wait_for(guardian, "the guardian")]
+    for _ in range(2):
+        os.kill(guardians[-1], signal.SIGKILL)
+        line = process.stderr.readline()
+        assert f"pid {guardians[-1]}, the guardian" in line and "takes its place" in line
+        guardians.append(wait_for(guardian, "another guardian"))
+        assert f"pid {guardians[-1]} takes" in line
+        assert not os.path.exists(f"/proc/{guardians[-2]}")
+    assert all(alive(pid) for pid in pids)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert_gone(pids + guardians[-1:])
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
@@ -202,19 +239,22 @@ sys.exit(int(sys.argv[2]))
         assert_gone([int((muster.tmp_path / "child").read_text())])
 
 
-def test_restarts_count_up_to_the_limit_with_a_fresh_store_each(muster):
+def test_restarts_count_up_to_the_limit_with_a_fresh_store_each_at_one_port(muster):
     script = muster.script("restart.py", """
-import os, socket, sys
+import os, socket, struct, sys
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-print(os.environ["RANK"], attempt, os.environ["MASTER_PORT"], flush=True)
-socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])), 5).close()
+store = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])), 5)
+key = struct.pack("<Q", 5) + b"stale"
+store.sendall(b"\\x00" + struct.pack("<I", 0x3C85F7CE) + b"\\x04" + key + struct.pack("<Q", 1))  # ADD of 1
+count = struct.unpack("<q", store.recv(8, socket.MSG_WAITALL))[0]
+print(os.environ["RANK"], attempt, os.environ["MASTER_PORT"], count, flush=True)
 sys.exit(0 if attempt == sys.argv[1] else 9)
 """)
     result = muster.run("--nproc-per-node=1", "--max-restarts=3", script, 2)
     assert result.returncode == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert [(rank, attempt) for rank, attempt, _ in lines] == [("0", "0"), ("0", "1"), ("0", "2")]
-    assert len({port for _, _, port in lines}) > 1
+    assert [(rank, attempt, count) for rank, attempt, _, count in lines] == [("0", n, "1") for n in "012"]
+    assert len({port for _, _, port, _ in lines}) == 1
     assert result.stderr.count("restart") == 2
 
     result = muster.run("--nproc-per-node=1", "--max-restarts=1", script, 9)

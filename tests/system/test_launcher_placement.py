@@ -80,6 +80,16 @@ def test_bound_ranks_divide_the_mask_and_their_threads_are_their_cores(muster):
         assert worker["MUSTER_NIC"] is None
 
 
+@pytest.mark.parametrize("options", [["--report-bindings"], ["--gpus=0,1"]])
+def test_whoever_gets_more_than_one_thread_is_told_so_once(muster, gpus, options):
+    # A described machine has cores to share, wherever this runs.
+    env = eight(gpus, HWLOC_SYNTHETIC=SERVER, OMP_NUM_THREADS=None)
+    workers, said = shown(muster, "--nproc-per-node=2", *options, env=env)
+    assert [worker["OMP_NUM_THREADS"] for worker in workers] == ["16", "16"]
+    assert said.count("OMP_NUM_THREADS is not set: each of the 2 workers gets 16 threads") == 1
+    assert "OMP_NUM_THREADS" not in shown(muster, "--nproc-per-node=2", *options, env={**env, "OMP_NUM_THREADS": "3"})[1]
+
+
 def test_threads_are_the_shares_of_the_cores_and_that_is_said_once(muster):
     siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     cores = len({open(siblings.format(cpu)).read() for cpu in mask()})
@@ -115,6 +125,22 @@ def test_gpus_are_what_was_chosen_in_nvidia_smis_numbers(muster, gpus):
     workers, _ = shown(muster, "--gpus=5,GPU-2000", "--virtual-local-rank", env=eight(gpus))
     assert [worker["CUDA_VISIBLE_DEVICES"] for worker in workers] == ["5", "GPU-2000"]
     assert [worker["LOCAL_RANK"] for worker in workers] == ["0", "0"]
+
+
+def test_two_ranks_on_one_gpu_need_a_word_where_muster_gives_them_out(muster, gpus):
+    two = ["GPU-a 0000:17:00.0 0 0 0 -", "GPU-b 0000:18:00.0 0 0 0 -"]
+    options = ["--nproc-per-node=4", "--virtual-local-rank"]
+    refused = muster.run(*options, "echo", "started", env=gpus(*two))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "4 workers for 2 GPUs; lower --nproc-per-node, or share GPUs with --oversubscribe" in refused.stderr
+    workers, _ = shown(muster, *options, "--oversubscribe", env=gpus(*two))
+    assert [worker["CUDA_VISIBLE_DEVICES"] for worker in workers] == ["0", "1", "0", "1"]
+    # No driver is needed to see this.
+    twice = muster.run("--nproc-per-node=2", "--virtual-local-rank", "true", env=clean_environment(CUDA_VISIBLE_DEVICES="1,1"))
+    assert twice.returncode == 2 and "GPU 1 is named twice in CUDA_VISIBLE_DEVICES=1,1" in twice.stderr
+    # Where the program chooses, as under torchrun, it is told and started.
+    plain = muster.run("--nproc-per-node=4", "true", env=gpus(*two))
+    assert plain.returncode == 0 and plain.stderr.count("4 workers for 2 GPUs; who takes the GPU of its LOCAL_RANK") == 1
 
 
 @pytest.mark.parametrize("args,extra,reason", [

@@ -85,6 +85,22 @@ def test_detach_returns_a_name_and_the_job_goes_on(detached):
     assert detached.ctl("ls").stdout.splitlines()[1].split()[1:3] == ["ended", "0"]
 
 
+def test_at_the_default_place_the_output_is_for_its_owner_only(detached):
+    home = detached.muster.tmp_path / "home"
+    state = home / ".local/state/muster"
+    detached.environment = clean_environment(HOME=home, XDG_STATE_HOME=None, XDG_RUNTIME_DIR=None)
+    for name in (f"private-{os.getpid()}", f"tightened-{os.getpid()}"):
+        os.chmod(state, 0o755) if state.exists() else None
+        assert detached.start("--nproc-per-node=1", f"--job-name={name}", program="true").stdout == f"{name}\n"
+        entry = wait_for(lambda: (e := detached.status(name))["state"] == "ended" and e, "the job")
+        assert os.path.dirname(entry["output"]) == str(state)
+        assert [stat.S_IMODE(os.stat(path).st_mode) for path in (state, entry["output"])] == [0o700, 0o600]
+        for runtime in ("/tmp/muster-%d", "/run/user/%d/muster"):
+            path = os.path.join(runtime % os.getuid(), f"{name}.json")
+            if os.path.exists(path):
+                os.remove(path)
+
+
 def test_attach_shows_the_output_and_ends_with_the_jobs_status(detached):
     name = detached.start("--job-name=mine", "--nproc-per-node=1").stdout.strip()
     assert name == "mine"

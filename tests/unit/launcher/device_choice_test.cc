@@ -88,3 +88,31 @@ TEST_CASE("without --gpus the devices are those that CUDA would show") {
   REQUIRE(visible("1,1") == Names{});
   REQUIRE(visible("GPU-c") == Names{"GPU-c"});
 }
+
+TEST_CASE("fewer GPUs than workers are told, and what is not known is not") {
+  const auto shortage = [](std::optional<std::string_view> variable, int workers) {
+    return device_shortage(node(), variable, workers);
+  };
+  REQUIRE(shortage({}, 4).empty());
+  REQUIRE(shortage({}, 5) == "5 workers for 4 GPUs");
+  REQUIRE(shortage("2,3", 2).empty());
+  REQUIRE(shortage("2", 2) == "2 workers for 1 GPU in CUDA_VISIBLE_DEVICES=2");
+  REQUIRE(shortage("1,7", 2) == "2 workers for 1 GPU in CUDA_VISIBLE_DEVICES=1,7");
+  REQUIRE(shortage("1, 1", 2) == "GPU 1 is named twice in CUDA_VISIBLE_DEVICES=1, 1");
+  REQUIRE(shortage("1,1", 1) == "1 worker for 0 GPUs in CUDA_VISIBLE_DEVICES=1,1");
+  REQUIRE(shortage("1,GPU-ab11", 2) == "2 workers for 0 GPUs in CUDA_VISIBLE_DEVICES=1,GPU-ab11");
+  REQUIRE(shortage("", 2).empty());
+  REQUIRE(shortage("MIG-1,MIG-2", 2).empty());
+  // Without the driver's word only the list itself can be judged.
+  REQUIRE(device_shortage({}, "0", 2).empty());
+  REQUIRE(device_shortage(std::vector<Gpu>(1), "GPU-aaaa,GPU-bbbb", 2).empty());
+  REQUIRE(device_shortage({}, "3,3", 2) == "GPU 3 is named twice in CUDA_VISIBLE_DEVICES=3,3");
+}
+
+TEST_CASE("the driver is asked where there may be too few GPUs only") {
+  REQUIRE_FALSE(may_be_short({}, 8, 8));
+  REQUIRE(may_be_short({}, 7, 8));
+  REQUIRE_FALSE(may_be_short("0,1", 0, 2));
+  REQUIRE(may_be_short("0,1", 8, 3));
+  REQUIRE(may_be_short("0,0", 8, 2));
+}

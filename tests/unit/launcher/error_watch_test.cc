@@ -44,6 +44,60 @@ TEST_CASE("it does not matter in which pieces the bytes come") {
   }
 }
 
+TEST_CASE("an error in the midst of other output is found, in whatever pieces they come") {
+  std::string chatter;
+  for (int i = 0; i < 40; ++i)
+    chatter += "step " + std::to_string(i) + (i % 3 == 0 ? " loss 2.5\r" : " lr 0.1\r\n");
+  for (const std::string_view error :
+       {std::string_view("gloo::EnforceNotMet\n"),
+        std::string_view("\x1b[31mBus error\x1b[0m (core dumped)\n"), std::string_view("NCCL WARN no way\n"),
+        std::string_view("RuntimeError: CUDA error: no\n"), kTraceback}) {
+    const std::string text = chatter + std::string(error) + chatter;
+    const std::optional<Cause> expected = found_in(error);
+    REQUIRE(expected.has_value());
+    for (std::size_t size = 1; size < text.size(); size += 1 + size / 8) {
+      ErrorWatch watch;
+      for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(std::min(size, rest.size())))
+        watch.feed(rest.substr(0, size));
+      INFO(error << " in pieces of " << size);
+      REQUIRE(watch.found() == expected);
+    }
+  }
+}
+
+TEST_CASE("each of the words is found between other lines, wherever in its line it is") {
+  for (const std::string_view word : {"CUDA out of memory",
+                                      "OutOfMemoryError",
+                                      "cudaErrorMemoryAllocation",
+                                      "_STATUS_ALLOC_FAILED",
+                                      "CUDA error",
+                                      "CUDNN_STATUS_",
+                                      "illegal memory access",
+                                      "uncorrectable ECC",
+                                      "ncclRemoteError",
+                                      "Broken pipe",
+                                      "Connection reset by peer",
+                                      "NCCL error",
+                                      "DistNetworkError",
+                                      "gloo::",
+                                      "std::bad_alloc",
+                                      "MemoryError",
+                                      "==ERROR: ",
+                                      ": runtime error: ",
+                                      "Segmentation fault",
+                                      "malloc(): ",
+                                      "Check failed: ",
+                                      "NCCL WARN",
+                                      ": No module named ",
+                                      "terminate called ",
+                                      "libc++abi: terminating",
+                                      "Watchdog caught collective"})
+    for (std::size_t before = 0; before < 7; ++before) {
+      INFO(word << " after " << before);
+      REQUIRE(found_in("quiet\n" + std::string(before, 'x') + std::string(word) + "y\nquiet\n").has_value());
+    }
+}
+
 TEST_CASE("of several tracebacks the last one counts") {
   const std::string text = std::string(kTraceback) +
                            "\nDuring handling of the above exception, another exception occurred:\n\n"

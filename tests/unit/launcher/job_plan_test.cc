@@ -85,6 +85,7 @@ TEST_CASE("contradictions are refused with what is right") {
   REQUIRE_THAT(refusal({"--nnodes=2", "--master-port=0"}), Catch::Contains("give a number"));
   REQUIRE_THAT(refusal({"--nproc-per-node=0"}), Catch::Contains("--nproc-per-node=0"));
   REQUIRE_THAT(refusal({"--nproc-per-node=many"}), Catch::Contains("auto, gpu or cpu"));
+  REQUIRE_THAT(refusal({"--nproc-per-node=xpu"}), Catch::Contains("auto, gpu or cpu"));
   REQUIRE_THAT(refusal({"-t9"}), Catch::Contains("--tee"));
   REQUIRE_THAT(refusal({"--local-ranks-filter=a"}), Catch::Contains("--local-ranks-filter"));
   REQUIRE_THAT(refusal({"--signals-to-handle=SIGNOPE"}), Catch::Contains("SIGNOPE"));

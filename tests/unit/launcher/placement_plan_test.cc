@@ -77,6 +77,32 @@ TEST_CASE("the option --gpus gives one worker per GPU, and all see all of them i
   REQUIRE(job->placement[1].gpu->index == 0);
 }
 
+TEST_CASE("with a virtual local rank two workers share a GPU only where that is asked for") {
+  REQUIRE_THAT(refusal({"--nproc-per-node=2", "--virtual-local-rank"}, {{"CUDA_VISIBLE_DEVICES", "1,1"}}),
+               Catch::Contains("GPU 1 is named twice") && Catch::Contains("--oversubscribe"));
+  REQUIRE_THAT(refusal({"--nproc-per-node=5", "--virtual-local-rank"}),
+               Catch::Contains("5 workers for 4 GPUs"));
+  REQUIRE_THAT(refusal({"--nproc-per-node=5", "--virtual-local-rank", "--bind=numa"}),
+               Catch::Contains("5 workers for 4 GPUs"));
+  const auto shared = plan({"--nproc-per-node=3", "--virtual-local-rank", "--oversubscribe"},
+                           {{"CUDA_VISIBLE_DEVICES", "2,1"}});
+  REQUIRE_OK(shared);
+  REQUIRE(told(*shared, 1)["CUDA_VISIBLE_DEVICES"] == "1");
+  REQUIRE(told(*shared, 2)["CUDA_VISIBLE_DEVICES"] == "2");
+}
+
+TEST_CASE("more workers than GPUs are said where the program takes the GPU, and started") {
+  const auto few = plan({"--nproc-per-node=5"});
+  REQUIRE_OK(few);
+  REQUIRE(few->gpu_shortage == "5 workers for 4 GPUs");
+  const auto hidden = plan({"--nproc-per-node=5"}, {{"CUDA_VISIBLE_DEVICES", ""}});
+  REQUIRE_OK(hidden);
+  REQUIRE(hidden->gpu_shortage.empty());
+  const auto enough = plan({"--nproc-per-node=4"});
+  REQUIRE_OK(enough);
+  REQUIRE(enough->gpu_shortage.empty());
+}
+
 TEST_CASE("with a virtual local rank each worker sees its own GPU only, as device 0") {
   const auto job = plan({"--gpus=GPU-cccc,0", "--virtual-local-rank"});
   REQUIRE_OK(job);

@@ -125,3 +125,27 @@ TEST_CASE("the variables that differ between ranks are the same for every rank")
     REQUIRE(names == first);
   }
 }
+
+TEST_CASE("workers that are said to be identical have one role, whatever they are called") {
+  Environment alike = complete({{"TORCH_ELASTIC_WORKER_IDENTICAL", "1"}}, some_job(), 2);
+  REQUIRE(alike["RANK"] == "10");
+  REQUIRE(alike["ROLE_RANK"] == "10");
+  REQUIRE(alike["ROLE_WORLD_SIZE"] == "12");
+  Environment not_said = complete({{"TORCH_ELASTIC_WORKER_IDENTICAL", "0"}}, some_job(), 2);
+  REQUIRE(not_said["ROLE_RANK"] == "5");
+  REQUIRE(not_said["ROLE_WORLD_SIZE"] == "7");
+}
+
+TEST_CASE("the threads that workers get are told where they are more than one, bound or not") {
+  Job job = some_job();
+  REQUIRE(threads_notice({}, job).empty());
+  job.threads = 3;
+  REQUIRE_THAT(threads_notice({}, job), Catch::Contains("each of the 4 workers gets 3 threads"));
+  REQUIRE(threads_notice({{"OMP_NUM_THREADS", "2"}}, job).empty());
+  job.placement.resize(4);
+  REQUIRE(threads_notice({}, job).empty());  // one each
+  job.placement[1].threads = 2;
+  REQUIRE_THAT(threads_notice({}, job), Catch::Contains("gets 1 to 2 threads"));
+  job.local_world_size = 1;
+  REQUIRE(threads_notice({}, job).empty());
+}
