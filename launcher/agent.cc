@@ -169,6 +169,9 @@ std::variant<Assignment, int> Agent::join(int attempt) {
 int Agent::finish(const FailureNotice& notice) {
   if (notice.exit_code == kExitOk) {
     if (!notice.text.empty()) log_.info(notice.text);
+  } else if (notice.preempted()) {
+    log_.warning(
+        fmt::format("{}; start the job again to go on; exit status {}", notice.text, notice.exit_code));
   } else if (notice.text.find('\n') == std::string::npos) {
     log_.error(fmt::format("{}; exit status {}", notice.text, notice.exit_code));
   } else {
@@ -218,8 +221,9 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
     const int signal = attempt.supervision.stop_signal();
     const bool cut_short = notice->restart && signal != 0;
     if (!cut_short) {
-      if (!notice->restart) report(attempt, *notice);
-      return *notice;
+      const FailureNotice told = after_preemption(attempt, *notice);
+      if (!notice->restart) report(attempt, told);
+      return told;
     }
     FailureNotice stopped = describe_stop(signal, assignment.group_rank);
     rendezvous_->decline(number + 1, stopped);
@@ -280,7 +284,7 @@ void Agent::handle(Attempt& attempt, const Event& event) {
     if (supervision.running() == 0 && supervision.end() == AttemptEnd::kSucceeded)
       rendezvous_->succeeded(attempt.number);
   } else if (const auto* signal = std::get_if<SignalReceived>(&event)) {
-    const bool again = supervision.stopping();
+    const bool again = supervision.told_to_end();
     log_.warning(fmt::format("{} received{}", signal_name(signal->signal),
                              again ? " again: killing the workers"
                                    : fmt::format("; stopping the workers, SIGKILL after {} s",
@@ -296,11 +300,13 @@ void Agent::handle(Attempt& attempt, const Event& event) {
       log_.error(fmt::format("lost node 0: {}; stopping the workers", known->outcome.error().message));
       obey(attempt, supervision.stopped_from_outside(AttemptEnd::kPeerLost, now));
     } else if (const auto* notice = std::get_if<FailureNotice>(&*known->outcome)) {
+      const char* const next = notice->preempted() ? "waiting for the workers" : "stopping the workers";
       if (notice->node_rank < 0)
-        log_.warning(fmt::format("{}; stopping the workers", notice->text));
+        log_.warning(fmt::format("{}; {}", notice->text, next));
       else if (notice->node_rank != attempt.assignment.group_rank)
-        log_.warning(fmt::format("node {}: {}; stopping the workers", notice->node_rank, notice->text));
-      obey(attempt, supervision.stopped_from_outside(AttemptEnd::kWorkerFailed, now));
+        log_.warning(fmt::format("node {}: {}; {}", notice->node_rank, notice->text, next));
+      obey(attempt, supervision.stopped_from_outside(
+                        notice->preempted() ? AttemptEnd::kPreempted : AttemptEnd::kWorkerFailed, now));
     }
   } else if (std::holds_alternative<DeadlinePassed>(event)) {
     obey(attempt, supervision.tick(now));

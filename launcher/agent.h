@@ -84,6 +84,7 @@ class Agent {
   void handle(Attempt& attempt, const Event& event);
   void obey(Attempt& attempt, const Supervision::Orders& orders);
   [[nodiscard]] FailureNotice describe_failure(const Attempt& attempt) const;
+  [[nodiscard]] FailureNotice after_preemption(const Attempt& attempt, FailureNotice notice) const;
   [[nodiscard]] FailureNotice describe_stop(int signal, int node_rank) const;
   void start(Attempt& attempt);
   void wait_before(Attempt& attempt, Millis pause);

@@ -60,13 +60,31 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
                       [&](const auto& outcome) { return outcome.local_rank == supervision.first_failure(); });
     out.rank = first.rank;
     out.exit_code = first.end.shell_code();
-    out.text = one_line(first, job_.host);
+    out.text = first.end.preempted()
+                   ? fmt::format("preempted: rank {} (local_rank {}, pid {}) on {} ended with code {}",
+                                 first.rank, first.local_rank, first.pid, job_.host, kExitPreempted)
+                   : one_line(first, job_.host);
   } else {
     return describe_stop(supervision.stop_signal(), out.node_rank);
   }
   out.restart = after(supervision.end(), out.exit_code, attempt.assignment.attempt, job_.max_restarts,
                       job_.restarts) == Next::kRestart;
   return out;
+}
+
+/// Workers that were asked to end and saved their state make the end of the job on this node a preemption.
+FailureNotice Agent::after_preemption(const Attempt& attempt, FailureNotice notice) const {
+  if (notice.rank >= 0 || notice.restart || notice.lost_node >= 0 || notice.cut_off) return notice;
+  const auto preempted = std::count_if(attempt.outcomes.begin(), attempt.outcomes.end(),
+                                       [](const auto& outcome) { return outcome.end.preempted(); });
+  const bool all_well =
+      std::all_of(attempt.outcomes.begin(), attempt.outcomes.end(),
+                  [](const auto& outcome) { return outcome.end.preempted() || outcome.end.ok(); });
+  if (preempted == 0 || !all_well) return notice;
+  notice.exit_code = kExitPreempted;
+  notice.text = fmt::format("preempted: {}; {} of {} workers here ended with code {}", notice.text, preempted,
+                            job_.local_world_size, kExitPreempted);
+  return notice;
 }
 
 /// The workers are gone: ends what they left behind.

@@ -23,7 +23,8 @@ enum class CauseClass {
   kSignal,    // from outside
   kExitCode,  // nothing else is known
   kNotStarted,
-  kStopped,  // by muster, because of another failure
+  kStopped,    // by muster, because of another failure
+  kPreempted,  // it saved its state and ended, to be started again
 };
 
 struct CauseName {
@@ -48,6 +49,7 @@ inline constexpr std::array kCauseNames = {
     CauseName{CauseClass::kExitCode, "exit-code", "exit code"},
     CauseName{CauseClass::kNotStarted, "not-started", "not started"},
     CauseName{CauseClass::kStopped, "stopped", "stopped by muster"},
+    CauseName{CauseClass::kPreempted, "preempted", "preempted"},
 };
 
 [[nodiscard]] constexpr const CauseName& name_of(CauseClass kind) {

@@ -169,6 +169,9 @@ struct FailureNotice {
   int lost_node = -1;    // the node whose agent is gone; -1: none
   bool cut_off = false;  // the other nodes cannot be reached any more
 
+  /// Workers saved their state and ended: no failure.
+  [[nodiscard]] bool preempted() const { return exit_code == kExitPreempted && !restart; }
+
   friend bool operator==(const FailureNotice&, const FailureNotice&) = default;
 };
 
