@@ -49,6 +49,9 @@ _LIFE, _NODES = "tests/system/test_launcher_life.py", "tests/system/test_launche
 _ELASTIC, _FAULTS = "tests/system/test_launcher_elastic.py", "tests/system/test_launcher_elastic_faults.py"
 
 SHOWN_BY = {
+    "a worker that ends with 85": (
+        "tests/system/test_launcher_preemption.py",
+        "test_a_worker_that_ends_of_a_signal_of_its_own_is_waited_for_by_the_others"),
     "Slurm": ("tests/slurm/test_slurm_launch.py", "test_nodes_ranks_and_head_come_from_the_step"),
     "a pause before restarts, exit codes without one": (
         "tests/unit/launcher/policies_test.cc", "exit codes that are final end the job while there are restarts left"),

@@ -76,6 +76,39 @@ TEST_CASE("the first failure stops the others and is announced once") {
   REQUIRE(attempt.stopped_by_us(0));
 }
 
+TEST_CASE("where one worker was preempted the others are left to end by themselves for the grace period") {
+  const ProcessEnd preempted{.code = kExitPreempted};
+  Supervision attempt(3, kGrace);
+  REQUIRE(attempt.worker_ended(1, preempted, true, kStart) == Orders{std::nullopt, true});
+  REQUIRE(attempt.end() == AttemptEnd::kPreempted);
+  REQUIRE(attempt.stopping());
+  REQUIRE_FALSE(attempt.told_to_end());
+  REQUIRE(attempt.worker_ended(0, preempted, true, kStart) == Orders{});
+  REQUIRE_FALSE(attempt.stopped_by_us(0));
+  REQUIRE(attempt.first_failure() == 1);
+  REQUIRE(attempt.tick(kStart + Millis(899)) == Orders{});
+  REQUIRE(attempt.tick(kStart + Millis(900)) == Orders{SIGABRT, false});
+  REQUIRE(attempt.told_to_end());
+  REQUIRE(attempt.tick(kStart + kGrace) == Orders{SIGKILL, false});
+}
+
+TEST_CASE("the signal that preempts may come to the workers first and to muster later: it does not kill") {
+  Supervision attempt(2, kGrace);
+  (void)attempt.worker_ended(1, ProcessEnd{.code = kExitPreempted}, true, kStart);
+  REQUIRE(attempt.signal_received(SIGTERM, kStart + Millis(500)) == Orders{SIGTERM, false});
+  REQUIRE(attempt.deadline() == kStart + Millis(500) + Millis(900));
+  REQUIRE(attempt.signal_received(SIGTERM, kStart + Millis(501)) == Orders{SIGKILL, false});
+  REQUIRE(attempt.end() == AttemptEnd::kPreempted);
+}
+
+TEST_CASE("news of another node's preemption signals nobody, and needs no restart") {
+  Supervision attempt(1, kGrace);
+  REQUIRE(attempt.stopped_from_outside(AttemptEnd::kPreempted, kStart) == Orders{});
+  REQUIRE(attempt.end() == AttemptEnd::kPreempted);
+  REQUIRE(attempt.tick(kStart + kGrace) == Orders{SIGABRT, false});
+  REQUIRE(after(AttemptEnd::kPreempted, kExitPreempted, 0, 9, RestartRules{}) == Next::kExit);
+}
+
 TEST_CASE("a worker that had ended before the others were signalled was not stopped by us") {
   Supervision attempt(2, kGrace);
   (void)attempt.worker_ended(0, kSeven, false, kStart);

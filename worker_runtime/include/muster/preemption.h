@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Preemption: when a scheduler takes the machines away, all ranks stop after the same step, so that they can
 // save one consistent state and end with kExitPreempted. A signal to any one rank is enough. As long as
-// nobody has asked, should_stop() is two atomic operations (about 10 ns) and no word to another rank: a
+// nobody has asked, should_stop() is a few atomic operations (4 ns) and no word to another rank: a
 // thread of each rank waits in the store, over a connection of its own, and once one rank asks, these threads
 // agree on the step while the ranks go on up to it. Every rank makes and destroys it, and calls should_stop()
 // equally often, from one thread. While it lives the signals are its; what they did before comes back with
