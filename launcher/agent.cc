@@ -10,6 +10,7 @@
 
 #include "launcher/attempt.h"
 #include "launcher/elastic_rendezvous.h"
+#include "launcher/slurm_grace.h"
 #include "launcher/standalone_rendezvous.h"
 #include "launcher/static_rendezvous.h"
 
@@ -39,19 +40,20 @@ std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const J
 }  // namespace
 
 Agent::Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
-             Guardian& guardian, const Descendants& descendants, OutputSink& out, OutputSink& err,
-             std::optional<rlimit> descriptor_limit)
+             Guardian& guardian, WorkerCgroups& cgroups, const Descendants& descendants, OutputSink& out,
+             OutputSink& err, std::optional<rlimit> descriptor_limit)
     : io_(io),
       job_(job),
       environment_(environment),
       log_(log),
       guardian_(guardian),
+      cgroups_(cgroups),
       descendants_(descendants),
       signals_(io),
       spawner_((arm_signals(), descriptor_limit)),
       out_(out),
       err_(err),
-      post_mortem_(job, environment, log) {}
+      post_mortem_(job, environment, log, cgroups) {}
 
 void Agent::arm_signals() {
   for (const int signal : job_.signals) {
@@ -266,6 +268,7 @@ void Agent::wait_before(Attempt& attempt, Millis pause) {
 void Agent::handle(Attempt& attempt, const Event& event) {
   Supervision& supervision = attempt.supervision;
   const Instant now = SteadyClock::now();
+  supervision.set_grace(grace_under_slurm(job_.grace, job_.end_time_s, std::time(nullptr)));
   if (const auto* ended = std::get_if<WorkerEnded>(&event)) {
     const Supervision::Orders orders =
         supervision.worker_ended(ended->local_rank, ended->end, ended->unsignalled, now);
@@ -288,7 +291,7 @@ void Agent::handle(Attempt& attempt, const Event& event) {
     log_.warning(fmt::format("{} received{}", signal_name(signal->signal),
                              again ? " again: killing the workers"
                                    : fmt::format("; stopping the workers, SIGKILL after {} s",
-                                                 static_cast<double>(job_.grace.count()) / 1000)));
+                                                 static_cast<double>(supervision.grace().count()) / 1000)));
     obey(attempt, supervision.signal_received(signal->signal, now));
     // The others cannot be asked for ever.
     if (again && supervision.finished() && !attempt.outcome)

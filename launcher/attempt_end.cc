@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "launcher/attempt.h"
+#include "launcher/gpu_release.h"
 #include "launcher/node_report.h"
 #include "launcher/report.h"
 
@@ -16,7 +17,8 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::chrono::seconds kReportPatience{10};  // beyond the grace that the other nodes' workers have
-constexpr std::chrono::seconds kOrphanPatience{2};   // for what the workers left behind to die of SIGKILL
+constexpr std::chrono::seconds kGpuPatience{10};    // for the driver to take back the memory of who has ended
+constexpr std::chrono::seconds kOrphanPatience{2};  // for what the workers left behind to die of SIGKILL
 
 int exit_code_of(const Error& error) {
   switch (error.code) {
@@ -99,6 +101,17 @@ void Agent::collect(Attempt& attempt) {
   for (const pid_t pid : descendants_.end(is_worker, SteadyClock::now() + kOrphanPatience))
     if (!is_worker(pid))
       log_.error(fmt::format("pid {}, which a worker started, does not die of SIGKILL", pid));
+  // What left its ancestry, too, but not its group.
+  for (const pid_t pid : cgroups_.clear(SteadyClock::now() + kOrphanPatience))
+    if (!is_worker(pid))
+      log_.error(fmt::format("pid {}, in a worker's control group, does not die of SIGKILL", pid));
+  if (job_.gpu_node && attempt.supervision.stopping()) {
+    std::vector<pid_t> pids;
+    for (int rank = 0; rank < job_.local_world_size; ++rank)
+      if (attempt.group.pid(rank) > 0) pids.push_back(attempt.group.pid(rank));
+    for (const std::string& line : wait_for_gpu_release(gpu_paths(environment_), pids, kGpuPatience))
+      log_.error(line);
+  }
   attempt.router.drain();
 }
 

@@ -111,8 +111,9 @@ struct Job {
   std::vector<int> signals;  // passed on to the workers
   std::string signals_text;  // --signals-to-handle as given
   Millis grace{30'000};
-  std::string host;     // this node's name in messages
-  std::string lineage;  // of the workers: the launchers above, and this one's token at its end
+  std::int64_t end_time_s = 0;  // when Slurm's time limit ends the job, since the epoch; 0: not known
+  std::string host;             // this node's name in messages
+  std::string lineage;          // of the workers: the launchers above, and this one's token at its end
 
   /// In the environment of whatever this agent's workers start, and nowhere else.
   [[nodiscard]] std::string token() const { return lineage.substr(lineage.rfind(':') + 1); }

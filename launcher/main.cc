@@ -29,6 +29,7 @@
 #include "launcher/output_sink.h"
 #include "launcher/placement_text.h"
 #include "launcher/preflight.h"
+#include "launcher/worker_cgroups.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
@@ -150,6 +151,8 @@ int main(int argc, char** argv) {
   if (!job) return complain(job.error());
   if (!fit(*options, *job, environment)) return kExitPreflight;
   if (options->dry_run) {
+    std::fputs(plan_of_cgroups(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto)).c_str(),
+               stdout);
     std::fputs(dry_run_text(*job, environment).c_str(), stdout);
     return kExitOk;
   }
@@ -167,6 +170,9 @@ int main(int argc, char** argv) {
   auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size), job->token());
   if (!guardian) return complain(guardian.error());
   descendants.spare(guardian->pid());
+  auto cgroups = WorkerCgroups::open(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto),
+                                     job->token(), *guardian);
+  if (!cgroups) return complain(cgroups.error());
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
   // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does
   // not.
@@ -184,9 +190,13 @@ int main(int argc, char** argv) {
         fmt::format("OMP_NUM_THREADS is not set: each of the {} workers gets {} threads, its share of the "
                     "cores",
                     job->local_world_size, job->threads));
+  if (cgroups->enabled())
+    log.info(fmt::format("the workers' control groups are in {}", cgroups->directory()));
+  else if (!cgroups->reason().empty())
+    log.info(fmt::format("the workers have no control groups: {}", cgroups->reason()));
   int status = kExitSystem;
   {
-    Agent agent(io, *job, environment, log, *guardian, descendants, out, err, descriptor_limit);
+    Agent agent(io, *job, environment, log, *guardian, *cgroups, descendants, out, err, descriptor_limit);
     if (detached) agent.keep_entry(*detached);
     status = agent.run();
   }

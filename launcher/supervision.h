@@ -26,6 +26,12 @@ class Supervision {
 
   Supervision(int workers, Millis grace);
 
+  /// Of a stop that has not begun.
+  void set_grace(Millis grace) {
+    if (!stopping()) grace_ = grace;
+  }
+  [[nodiscard]] Millis grace() const { return grace_; }
+
   /// Every worker ends exactly once. `unsignalled`: it had ended before any signal reached it.
   Orders worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled, Instant now);
   /// Only `started` workers were; the others will never run.

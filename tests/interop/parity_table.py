@@ -49,6 +49,10 @@ _LIFE, _NODES = "tests/system/test_launcher_life.py", "tests/system/test_launche
 _ELASTIC, _FAULTS = "tests/system/test_launcher_elastic.py", "tests/system/test_launcher_elastic_faults.py"
 
 SHOWN_BY = {
+    "control groups": (
+        "tests/system/test_launcher_cgroup.py", "test_each_worker_has_a_group_of_its_own_and_none_is_left"),
+    "after a stop on GPUs": (
+        "tests/unit/launcher/gpu_release_test.cc", "memory of a worker that has ended is waited for until the driver has it back"),
     "a worker that ends with 85": (
         "tests/system/test_launcher_preemption.py",
         "test_a_worker_that_ends_of_a_signal_of_its_own_is_waited_for_by_the_others"),

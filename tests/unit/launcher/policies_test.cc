@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <limits>
+
 #include "launcher/exit_status.h"
 #include "launcher/restart_policy.h"
+#include "launcher/slurm_grace.h"
 #include "launcher/stop_ladder.h"
 #include "launcher/supervision.h"
 #include "tests/support/catch.h"
@@ -51,6 +54,33 @@ TEST_CASE("of a long grace period two seconds are left for the abort, and a requ
   (void)at_once.ask(SIGTERM, Millis(0), kStart);
   REQUIRE(at_once.tick(kStart) == SIGABRT);
   REQUIRE(at_once.tick(kStart) == SIGKILL);
+}
+
+TEST_CASE("under Slurm a stop ends before Slurm's SIGKILL, whenever it begins") {
+  constexpr std::int64_t kEnd = 1'795'280'400;  // 2026-11-21 17:00:00 UTC
+  const Millis thirty{30'000};
+  REQUIRE(grace_under_slurm(thirty, 0, kEnd) == thirty);            // not told
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd - 7200) == thirty);  // scancel
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd - 5) == thirty);
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd - 1) == Millis(26'000));
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd) == Millis(25'000));  // SIGTERM of the time limit
+  REQUIRE(grace_under_slurm(kSlurmGrace, kEnd, kEnd) == kSlurmGrace);
+  REQUIRE(grace_under_slurm(Millis(500), kEnd, kEnd) == Millis(500));
+  REQUIRE(grace_under_slurm(Millis(600'000), kEnd, kEnd - 120) == Millis(145'000));  // --signal=TERM@120
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd + 20) == Millis(5'000));
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd + 29) == Millis(1'000));
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd + 31) == thirty);  // the limit was moved since
+  REQUIRE(grace_under_slurm(thirty, 100'000'000'000, 0) == thirty);
+  REQUIRE(grace_under_slurm(thirty, 1, std::numeric_limits<std::int64_t>::max()) == thirty);
+}
+
+TEST_CASE("the grace of a stop can be set until it begins") {
+  Supervision attempt(1, kGrace);
+  attempt.set_grace(Millis(2000));
+  (void)attempt.signal_received(SIGTERM, kStart);
+  attempt.set_grace(kGrace);
+  REQUIRE(attempt.grace() == Millis(2000));
+  REQUIRE(attempt.deadline() == kStart + Millis(1800));
 }
 
 TEST_CASE("an attempt in which all workers exit with 0 succeeds without orders") {
