@@ -10,6 +10,7 @@
 
 #include "launcher/attempt.h"
 #include "launcher/elastic_rendezvous.h"
+#include "launcher/slurm_grace.h"
 #include "launcher/standalone_rendezvous.h"
 #include "launcher/static_rendezvous.h"
 #include "launcher/worker_env.h"
@@ -40,19 +41,20 @@ std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const J
 }  // namespace
 
 Agent::Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
-             Guardian& guardian, const Descendants& descendants, OutputSink& out, OutputSink& err,
-             std::optional<rlimit> descriptor_limit)
+             Guardian& guardian, WorkerCgroups& cgroups, const Descendants& descendants, OutputSink& out,
+             OutputSink& err, std::optional<rlimit> descriptor_limit)
     : io_(io),
       job_(job),
       environment_(environment),
       log_(log),
       guardian_(guardian),
+      cgroups_(cgroups),
       descendants_(descendants),
       signals_(io),
       spawner_((arm_signals(), descriptor_limit)),
       out_(out),
       err_(err),
-      post_mortem_(job, environment, log) {}
+      post_mortem_(job, environment, log, cgroups) {}
 
 void Agent::arm_signals() {
   for (const int signal : job_.signals) {
@@ -179,6 +181,9 @@ std::variant<Assignment, int> Agent::join(int attempt) {
 int Agent::finish(const FailureNotice& notice) {
   if (notice.exit_code == kExitOk) {
     if (!notice.text.empty()) log_.info(notice.text);
+  } else if (notice.preempted()) {
+    log_.warning(
+        fmt::format("{}; start the job again to go on; exit status {}", notice.text, notice.exit_code));
   } else if (notice.text.find('\n') == std::string::npos) {
     log_.error(fmt::format("{}; exit status {}", notice.text, notice.exit_code));
   } else {
@@ -228,8 +233,9 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
     const int signal = attempt.supervision.stop_signal();
     const bool cut_short = notice->restart && signal != 0;
     if (!cut_short) {
-      if (!notice->restart) report(attempt, *notice);
-      return *notice;
+      const FailureNotice told = after_preemption(attempt, *notice);
+      if (!notice->restart) report(attempt, told);
+      return told;
     }
     FailureNotice stopped = describe_stop(signal, assignment.group_rank);
     rendezvous_->decline(number + 1, stopped);
@@ -273,6 +279,7 @@ void Agent::wait_before(Attempt& attempt, Millis pause) {
 void Agent::handle(Attempt& attempt, const Event& event) {
   Supervision& supervision = attempt.supervision;
   const Instant now = SteadyClock::now();
+  supervision.set_grace(grace_under_slurm(job_.grace, job_.end_time_s, std::time(nullptr)));
   if (const auto* ended = std::get_if<WorkerEnded>(&event)) {
     const Supervision::Orders orders =
         supervision.worker_ended(ended->local_rank, ended->end, ended->unsignalled, now);
@@ -293,11 +300,11 @@ void Agent::handle(Attempt& attempt, const Event& event) {
     if (supervision.running() == 0 && supervision.end() == AttemptEnd::kSucceeded)
       rendezvous_->succeeded(attempt.number);
   } else if (const auto* signal = std::get_if<SignalReceived>(&event)) {
-    const bool again = supervision.stopping();
+    const bool again = supervision.told_to_end();
     log_.warning(fmt::format("{} received{}", signal_name(signal->signal),
                              again ? " again: killing the workers"
                                    : fmt::format("; stopping the workers, SIGKILL after {} s",
-                                                 static_cast<double>(job_.grace.count()) / 1000)));
+                                                 static_cast<double>(supervision.grace().count()) / 1000)));
     obey(attempt, supervision.signal_received(signal->signal, now));
     // The others cannot be asked for ever.
     if (again && supervision.finished() && !attempt.outcome)
@@ -309,11 +316,13 @@ void Agent::handle(Attempt& attempt, const Event& event) {
       log_.error(fmt::format("lost node 0: {}; stopping the workers", known->outcome.error().message));
       obey(attempt, supervision.stopped_from_outside(AttemptEnd::kPeerLost, now));
     } else if (const auto* notice = std::get_if<FailureNotice>(&*known->outcome)) {
+      const char* const next = notice->preempted() ? "waiting for the workers" : "stopping the workers";
       if (notice->node_rank < 0)
-        log_.warning(fmt::format("{}; stopping the workers", notice->text));
+        log_.warning(fmt::format("{}; {}", notice->text, next));
       else if (notice->node_rank != attempt.assignment.group_rank)
-        log_.warning(fmt::format("node {}: {}; stopping the workers", notice->node_rank, notice->text));
-      obey(attempt, supervision.stopped_from_outside(AttemptEnd::kWorkerFailed, now));
+        log_.warning(fmt::format("node {}: {}; {}", notice->node_rank, notice->text, next));
+      obey(attempt, supervision.stopped_from_outside(
+                        notice->preempted() ? AttemptEnd::kPreempted : AttemptEnd::kWorkerFailed, now));
     }
   } else if (const auto* hang = std::get_if<HangFound>(&event)) {
     if (!supervision.stopping() && supervision.running() > 0) attempt.hang = *hang;

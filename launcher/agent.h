@@ -38,8 +38,8 @@ class Agent {
   /// `out`, `err`: this process' own streams; what the agent writes to `err` is queued behind the workers'
   /// output.
   Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
-        Guardian& guardian, const Descendants& descendants, OutputSink& out, OutputSink& err,
-        std::optional<rlimit> descriptor_limit);
+        Guardian& guardian, WorkerCgroups& cgroups, const Descendants& descendants, OutputSink& out,
+        OutputSink& err, std::optional<rlimit> descriptor_limit);
 
   /// Until the job is over on this node; returns the exit status.
   [[nodiscard]] int run();
@@ -91,6 +91,7 @@ class Agent {
   void handle(Attempt& attempt, const Event& event);
   void obey(Attempt& attempt, const Supervision::Orders& orders);
   [[nodiscard]] FailureNotice describe_failure(const Attempt& attempt) const;
+  [[nodiscard]] FailureNotice after_preemption(const Attempt& attempt, FailureNotice notice) const;
   [[nodiscard]] FailureNotice describe_stop(int signal, int node_rank) const;
   void start(Attempt& attempt);
   void wait_before(Attempt& attempt, Millis pause);
@@ -104,6 +105,7 @@ class Agent {
   const Environment& environment_;
   const Log& log_;
   Guardian& guardian_;
+  WorkerCgroups& cgroups_;
   const Descendants& descendants_;
   std::deque<Event> events_;
   boost::asio::signal_set signals_;

@@ -24,7 +24,7 @@ struct Agent::Attempt {
                {::isatty(STDOUT_FILENO) == 1 ? STDOUT_FILENO : -1,
                 ::isatty(STDERR_FILENO) == 1 ? STDERR_FILENO : -1},
                agent.log_writer_),
-        group(agent.io_, agent.guardian_, agent.job_.local_world_size,
+        group(agent.io_, agent.guardian_, agent.cgroups_, agent.job_.local_world_size,
               [&agent](int local_rank, const ProcessEnd& end, bool unsignalled) {
                 agent.events_.push_back(WorkerEnded{local_rank, end, unsignalled});
               }),

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "launcher/attempt.h"
+#include "launcher/gpu_release.h"
 #include "launcher/node_report.h"
 #include "launcher/report.h"
 
@@ -16,7 +17,8 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::chrono::seconds kReportPatience{10};  // beyond the grace that the other nodes' workers have
-constexpr std::chrono::seconds kOrphanPatience{2};   // for what the workers left behind to die of SIGKILL
+constexpr std::chrono::seconds kGpuPatience{10};    // for the driver to take back the memory of who has ended
+constexpr std::chrono::seconds kOrphanPatience{2};  // for what the workers left behind to die of SIGKILL
 
 int exit_code_of(const Error& error) {
   switch (error.code) {
@@ -60,7 +62,10 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
                       [&](const auto& outcome) { return outcome.local_rank == supervision.first_failure(); });
     out.rank = first.rank;
     out.exit_code = first.end.shell_code();
-    out.text = one_line(first, job_.host);
+    out.text = first.end.preempted()
+                   ? fmt::format("preempted: rank {} (local_rank {}, pid {}) on {} ended with code {}",
+                                 first.rank, first.local_rank, first.pid, job_.host, kExitPreempted)
+                   : one_line(first, job_.host);
   } else if (attempt.hang && supervision.end() == AttemptEnd::kHung) {
     out.rank = attempt.assignment.base_rank + attempt.hang->local_rank;
     out.exit_code = kExitHang;
@@ -71,6 +76,21 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
   out.restart = after(supervision.end(), out.exit_code, attempt.assignment.attempt, job_.max_restarts,
                       job_.restarts) == Next::kRestart;
   return out;
+}
+
+/// Workers that were asked to end and saved their state make the end of the job on this node a preemption.
+FailureNotice Agent::after_preemption(const Attempt& attempt, FailureNotice notice) const {
+  if (notice.rank >= 0 || notice.restart || notice.lost_node >= 0 || notice.cut_off) return notice;
+  const auto preempted = std::count_if(attempt.outcomes.begin(), attempt.outcomes.end(),
+                                       [](const auto& outcome) { return outcome.end.preempted(); });
+  const bool all_well =
+      std::all_of(attempt.outcomes.begin(), attempt.outcomes.end(),
+                  [](const auto& outcome) { return outcome.end.preempted() || outcome.end.ok(); });
+  if (preempted == 0 || !all_well) return notice;
+  notice.exit_code = kExitPreempted;
+  notice.text = fmt::format("preempted: {}; {} of {} workers here ended with code {}", notice.text, preempted,
+                            job_.local_world_size, kExitPreempted);
+  return notice;
 }
 
 /// The workers are gone: ends what they left behind.
@@ -86,6 +106,17 @@ void Agent::collect(Attempt& attempt) {
     if (!is_worker(pid))
       log_.error(fmt::format("pid {}, which a worker started, does not die of SIGKILL", pid));
   attempt.stalls.finish();
+  // What left its ancestry, too, but not its group.
+  for (const pid_t pid : cgroups_.clear(SteadyClock::now() + kOrphanPatience))
+    if (!is_worker(pid))
+      log_.error(fmt::format("pid {}, in a worker's control group, does not die of SIGKILL", pid));
+  if (job_.gpu_node && attempt.supervision.stopping()) {
+    std::vector<pid_t> pids;
+    for (int rank = 0; rank < job_.local_world_size; ++rank)
+      if (attempt.group.pid(rank) > 0) pids.push_back(attempt.group.pid(rank));
+    for (const std::string& line : wait_for_gpu_release(gpu_paths(environment_), pids, kGpuPatience))
+      log_.error(line);
+  }
   attempt.router.drain();
 }
 

@@ -23,8 +23,9 @@ enum class CauseClass {
   kSignal,    // from outside
   kExitCode,  // nothing else is known
   kNotStarted,
-  kHang,     // it gave no sign of life, and muster ended it for that
-  kStopped,  // by muster, because of another failure
+  kHang,       // it gave no sign of life, and muster ended it for that
+  kStopped,    // by muster, because of another failure
+  kPreempted,  // it saved its state and ended, to be started again
 };
 
 struct CauseName {
@@ -50,6 +51,7 @@ inline constexpr std::array kCauseNames = {
     CauseName{CauseClass::kNotStarted, "not-started", "not started"},
     CauseName{CauseClass::kHang, "hang", "hang"},
     CauseName{CauseClass::kStopped, "stopped", "stopped by muster"},
+    CauseName{CauseClass::kPreempted, "preempted", "preempted"},
 };
 
 [[nodiscard]] constexpr const CauseName& name_of(CauseClass kind) {

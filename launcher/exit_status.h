@@ -18,6 +18,8 @@ inline constexpr int kExitPreflight = 74;
 inline constexpr int kExitPortInUse = 75;
 inline constexpr int kExitPeerLost = 76;
 inline constexpr int kExitRefused = 78;
+/// Also what a worker ends with that has saved its state (kExitPreempted of muster/preemption.h).
+inline constexpr int kExitPreempted = 85;
 inline constexpr int kExitHang = 124;  // as of timeout(1)
 inline constexpr int kExitNotExecutable = 126;
 inline constexpr int kExitNotFound = 127;
@@ -38,6 +40,7 @@ inline constexpr std::array kExitCodes = {
     ExitCode{kExitPortInUse, "the port of the store or the coordinator is in use"},
     ExitCode{kExitPeerLost, "another node or the coordinator was lost while the job ran"},
     ExitCode{kExitRefused, "the coordinator refused this node: secret, version, --nnodes, --node-rank"},
+    ExitCode{kExitPreempted, "preempted: workers ended with this code of their own; start the job again"},
     ExitCode{kExitHang, "a worker hung (--on-hang=stop, or no restart was left)"},
     ExitCode{kExitNotExecutable, "the program cannot be executed"},
     ExitCode{kExitNotFound, "the program was not found"},
@@ -50,6 +53,7 @@ struct ProcessEnd {
   bool core = false;  // a core was dumped
 
   [[nodiscard]] bool ok() const { return code == 0 && signal == 0; }
+  [[nodiscard]] bool preempted() const { return code == kExitPreempted && signal == 0; }
   /// torchrun's notation: the exit code, or minus the signal.
   [[nodiscard]] int torchrun_code() const { return signal != 0 ? -signal : code; }
   /// What a shell would report: the exit code, or 128 + signal.

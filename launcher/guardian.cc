@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <utility>
 
+#include "launcher/cgroup.h"
 #include "launcher/descendants.h"
 #include "rendezvous/base/syscall.h"
 
@@ -18,11 +19,12 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kDirectoryBytes = 4096;
+constexpr std::chrono::seconds kCgroupPatience{5};
 constexpr char kGoodbye = 'b';
 
 /// After fork. The process had one thread, so that the library may be used here.
-[[noreturn]] void keep_watch(int lifeline, int other_end, const char* directory, volatile pid_t* groups,
-                             std::size_t slots, const std::string& token) {
+[[noreturn]] void keep_watch(int lifeline, int other_end, const char* directory, const char* cgroup,
+                             volatile pid_t* groups, std::size_t slots, const std::string& token) {
   ::close(other_end);
   ::setsid();
   ::prctl(PR_SET_NAME, "muster-guardian", 0, 0, 0);
@@ -34,9 +36,14 @@ constexpr char kGoodbye = 'b';
   char byte = 0;
   const ssize_t n = retry_eintr([&] { return ::read(0, &byte, 1); });
   if (n == 1 && byte == kGoodbye) ::_exit(0);
+  if (cgroup[0] != '\0') cgroup::kill(cgroup);
   for (std::size_t i = 0; i < slots; ++i)
     if (const pid_t group = groups[i]; group > 1) ::kill(-group, SIGKILL);
   end_by_token(token);
+  if (cgroup[0] != '\0') {
+    cgroup::wait_until_empty(cgroup, SteadyClock::now() + kCgroupPatience);
+    cgroup::remove(cgroup);
+  }
   std::error_code ignored;
   if (directory[0] != '\0') std::filesystem::remove_all(directory, ignored);
   ::_exit(0);
@@ -52,7 +59,8 @@ Result<Guardian> Guardian::start(std::size_t slots, const std::string& token) {
       ::mmap(nullptr, out.shared_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return fail(errno_error("mmap for the guardian", errno));
   out.directory_ = static_cast<char*>(shared);
-  out.groups_ = reinterpret_cast<volatile pid_t*>(out.directory_ + kDirectoryBytes);
+  out.groups_ = reinterpret_cast<volatile pid_t*>(out.directory_ + 2 * kDirectoryBytes);
+  out.cgroup_ = out.directory_ + kDirectoryBytes;
   MUSTER_OK(out.fork_keeper());
   return out;
 }
@@ -71,7 +79,7 @@ Result<void> Guardian::fork_keeper() {
   // fork(2), but for the signal at its end: this child is not one of those whose ends the agent looks for.
   pid_ = static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL));
   if (pid_ < 0) return fail(errno_error("fork the guardian", errno));
-  if (pid_ == 0) keep_watch(reader.get(), ends[1], directory_, groups_, slots_, token_);
+  if (pid_ == 0) keep_watch(reader.get(), ends[1], directory_, cgroup_, groups_, slots_, token_);
   return {};
 }
 
@@ -80,6 +88,7 @@ Guardian::Guardian(Guardian&& other) noexcept
       token_(std::move(other.token_)),
       lifeline_(std::move(other.lifeline_)),
       directory_(std::exchange(other.directory_, nullptr)),
+      cgroup_(std::exchange(other.cgroup_, nullptr)),
       groups_(std::exchange(other.groups_, nullptr)),
       slots_(other.slots_) {}
 
@@ -93,11 +102,15 @@ Guardian::~Guardian() {
 }
 
 std::size_t Guardian::shared_bytes() const {
-  return kDirectoryBytes + slots_ * sizeof(pid_t);
+  return 2 * kDirectoryBytes + slots_ * sizeof(pid_t);
 }
 
 void Guardian::remove_afterwards(const std::string& directory) {
   if (directory.size() < kDirectoryBytes) directory.copy(directory_, kDirectoryBytes - 1);
+}
+
+void Guardian::end_cgroup(const std::string& directory) {
+  if (directory.size() < kDirectoryBytes) directory.copy(cgroup_, kDirectoryBytes - 1);
 }
 
 void Guardian::watch(std::size_t slot, pid_t group) {

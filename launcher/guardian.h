@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Guardian: a small process that outlives the launcher by a moment. The parent-death signal reaches workers
 // only, not the processes they started; when the launcher is gone without having said goodbye, the guardian
-// sends SIGKILL to every process group that was still registered, and to what left its group but still has
-// the workers' token in its environment (descendants.h). It sleeps in one read(2), in a session of its own,
-// with no other descriptor. Owned by main; registered to by WorkerGroup; guardian_watch.h sees to it that
-// there is one. Costs one fork (0.2 ms) per launcher.
+// sends SIGKILL to the workers' control groups where there are any, to every process group that was still
+// registered, and to what left its group but still has the workers' token in its environment (descendants.h).
+// It sleeps in one read(2), in a session of its own, with no other descriptor. Owned by main; registered to
+// by WorkerGroup; guardian_watch.h sees to it that there is one. Costs one fork (0.2 ms) per launcher.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,8 @@ class Guardian {
 
   /// A directory to remove with what is in it, if this process is gone without having done so itself.
   void remove_afterwards(const std::string& directory);
+  /// The control group of all workers, to end and remove likewise (worker_cgroups.h).
+  void end_cgroup(const std::string& directory);
   void watch(std::size_t slot, pid_t group);
   void forget(std::size_t slot);
   [[nodiscard]] pid_t pid() const { return pid_; }
@@ -46,6 +48,7 @@ class Guardian {
   [[nodiscard]] std::size_t shared_bytes() const;
 
   char* directory_ = nullptr;         // shared with the guardian, the beginning of the memory; empty: none
+  char* cgroup_ = nullptr;            // likewise, behind it
   volatile pid_t* groups_ = nullptr;  // shared with the guardian; 0: none
   std::size_t slots_ = 0;
 };

@@ -116,8 +116,9 @@ struct Job {
   std::string signals_text;  // --signals-to-handle as given
   Millis grace{30'000};
   HangRules hang;
-  std::string host;     // this node's name in messages
-  std::string lineage;  // of the workers: the launchers above, and this one's token at its end
+  std::int64_t end_time_s = 0;  // when Slurm's time limit ends the job, since the epoch; 0: not known
+  std::string host;             // this node's name in messages
+  std::string lineage;          // of the workers: the launchers above, and this one's token at its end
 
   /// In the environment of whatever this agent's workers start, and nowhere else.
   [[nodiscard]] std::string token() const { return lineage.substr(lineage.rfind(':') + 1); }
@@ -174,6 +175,9 @@ struct FailureNotice {
   bool regroup = false;  // with restart: because other nodes take part, which uses none of --max-restarts
   int lost_node = -1;    // the node whose agent is gone; -1: none
   bool cut_off = false;  // the other nodes cannot be reached any more
+
+  /// Workers saved their state and ended: no failure.
+  [[nodiscard]] bool preempted() const { return exit_code == kExitPreempted && !restart; }
 
   friend bool operator==(const FailureNotice&, const FailureNotice&) = default;
 };

@@ -13,6 +13,7 @@
 #include "launcher/program.h"
 #include "launcher/rendezvous_plan.h"
 #include "launcher/slurm.h"
+#include "launcher/slurm_grace.h"
 #include "launcher/step_options.h"
 #include "rendezvous/env_contract.h"
 
@@ -159,8 +160,10 @@ Result<LogSettings> plan_logs(const Options& options, const Environment& environ
   return out;
 }
 
-Result<Millis> plan_grace(const Options& options, const Environment& environment) {
-  double seconds = 30;
+constexpr std::int64_t kMaxEndTime = 100'000'000'000;  // seconds since the epoch: the year 5138
+
+Result<Millis> plan_grace(const Options& options, const Environment& environment, bool slurm) {
+  double seconds = slurm ? std::chrono::duration<double>(kSlurmGrace).count() : 30;
   if (options.shutdown_timeout_s) {
     seconds = *options.shutdown_timeout_s;
   } else if (const auto text = lookup(environment, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
@@ -220,7 +223,10 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   MUSTER_TRY(job.restarts.final_codes, ExitCodes::parse(options.no_restart_on));
   MUSTER_TRY(job.restarts.pause, RestartPause::parse(options.restart_backoff));
   MUSTER_TRY(job.signals, parse_signals(options.signals_to_handle));
-  MUSTER_TRY(job.grace, plan_grace(options, environment));
+  MUSTER_TRY(job.grace, plan_grace(options, environment, step.has_value()));
+  if (step)
+    job.end_time_s =
+        parse_integer("", lookup(environment, "SLURM_JOB_END_TIME").value_or(""), 0, kMaxEndTime).value_or(0);
   MUSTER_TRY(job.hang, HangRules::parse(options.hang_timeout, options.on_hang, options.heartbeat_file));
   job.restarts.after_hang = job.hang.action == OnHang::kRestart;
   MUSTER_OK(plan_rendezvous(options, environment, machine.random_id, job));

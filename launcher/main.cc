@@ -31,6 +31,7 @@
 #include "launcher/output_sink.h"
 #include "launcher/placement_text.h"
 #include "launcher/preflight.h"
+#include "launcher/worker_cgroups.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
@@ -153,6 +154,8 @@ int main(int argc, char** argv) {
   if (!job) return complain(job.error());
   if (!fit(*options, *job, environment)) return kExitPreflight;
   if (options->dry_run) {
+    std::fputs(plan_of_cgroups(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto)).c_str(),
+               stdout);
     std::fputs(dry_run_text(*job, environment).c_str(), stdout);
     return kExitOk;
   }
@@ -176,6 +179,9 @@ int main(int argc, char** argv) {
     if (!started) return complain(started.error());
     descendants.spare(log_writer.emplace(*std::move(started)).pid());
   }
+  auto cgroups = WorkerCgroups::open(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto),
+                                     job->token(), *guardian);
+  if (!cgroups) return complain(cgroups.error());
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
   // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does
   // not.
@@ -191,10 +197,14 @@ int main(int argc, char** argv) {
   if (!job->gpu_shortage.empty())
     log.warning(
         fmt::format("{}; who takes the GPU of its LOCAL_RANK will fail, or share one", job->gpu_shortage));
+  if (cgroups->enabled())
+    log.info(fmt::format("the workers' control groups are in {}", cgroups->directory()));
+  else if (!cgroups->reason().empty())
+    log.info(fmt::format("the workers have no control groups: {}", cgroups->reason()));
   int status = kExitSystem;
   {
     const GuardianWatch watch(io, *guardian, log, [&](pid_t pid) { descendants.spare(pid); });
-    Agent agent(io, *job, environment, log, *guardian, descendants, out, err, descriptor_limit);
+    Agent agent(io, *job, environment, log, *guardian, *cgroups, descendants, out, err, descriptor_limit);
     if (detached) agent.keep_entry(*detached);
     if (log_writer) agent.rotate_logs(*log_writer);
     status = agent.run();

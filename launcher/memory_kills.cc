@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "launcher/cgroup.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -60,20 +61,29 @@ std::vector<Mount> mounts_of(std::string_view mountinfo) {
 
 std::string cgroup_memory_file(std::string_view cgroup, std::string_view mountinfo) {
   const std::vector<Mount> mounts = mounts_of(mountinfo);
-  std::string unified;
-  while (!cgroup.empty()) {
-    std::string_view path = next(cgroup, '\n');
-    const std::string_view number = next(path, ':');
+  for (std::string_view rest = cgroup; !rest.empty();) {
+    std::string_view path = next(rest, '\n');
+    next(path, ':');
     const std::string_view controllers = next(path, ':');
-    for (const Mount& mount : mounts) {
+    for (const Mount& mount : mounts)
       // Where the controller is bound to version 1 the unified hierarchy has no such file.
       if (mount.type == "cgroup" && lists(controllers, "memory") && lists(mount.options, "memory"))
         return below_mount(mount.point, mount.root, path) + "/memory.oom_control";
-      if (mount.type == "cgroup2" && number == "0" && controllers.empty() && unified.empty())
-        unified = below_mount(mount.point, mount.root, path) + "/memory.events";
-    }
   }
-  return unified;
+  const auto unified = cgroup::candidates(cgroup, mountinfo);
+  return unified.empty() ? std::string() : unified.front() + "/memory.events";
+}
+
+std::vector<std::string> cgroup::candidates(std::string_view cgroup, std::string_view mountinfo) {
+  std::vector<std::string> out;
+  while (!cgroup.empty()) {
+    std::string_view path = next(cgroup, '\n');
+    const std::string_view number = next(path, ':');
+    if (number != "0" || !next(path, ':').empty()) continue;
+    for (const Mount& mount : mounts_of(mountinfo))
+      if (mount.type == "cgroup2") out.push_back(below_mount(mount.point, mount.root, path));
+  }
+  return out;
 }
 
 std::optional<std::int64_t> parse_oom_kills(std::string_view text) {

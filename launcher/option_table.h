@@ -106,8 +106,12 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"signals-to-handle", 0, "PET_SIGNALS_TO_HANDLE", Takes::kText, "NAMES",
               "SIGTERM,SIGINT,SIGHUP,SIGQUIT", Support::kFull,
               "signals passed on to the workers, which then end"},
-    OptionRow{"shutdown-timeout", 0, "PET_SHUTDOWN_TIMEOUT", Takes::kText, "SECONDS", "30", Support::kFull,
-              "grace between the stop signal and SIGKILL; SIGABRT comes in its last tenth"},
+    OptionRow{"shutdown-timeout", 0, "PET_SHUTDOWN_TIMEOUT", Takes::kText, "SECONDS", "30; under Slurm 25",
+              Support::kFull, "grace between the stop signal and SIGKILL; SIGABRT comes in its last tenth"},
+    OptionRow{
+        "cgroup", 0, "PET_CGROUP", Takes::kText, "auto|off|required", "auto", Support::kFull,
+        "a control group for each worker, by which all that it started ends with it; auto: where delegated",
+        true},
     OptionRow{"hang-timeout", 0, "PET_HANG_TIMEOUT", Takes::kText, "SECONDS|auto|off", "auto", Support::kFull,
               "how long a worker may give no sign of life; auto: only those that tell of their progress; "
               "SECONDS:START for the first steps too",

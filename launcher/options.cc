@@ -104,6 +104,7 @@ void declare(CLI::App& app, Options& o) {
   app.add_flag("--report-bindings", o.report_bindings);
   app.add_flag("--dry-run", o.dry_run);
   app.add_option("--preflight", o.preflight)->check(CLI::IsMember({"off", "quick", "full"}));
+  app.add_option("--cgroup", o.cgroup)->check(CLI::IsMember({"auto", "off", "required"}));
   app.add_flag("--help", o.help);
   app.add_flag("--version", o.version);
 }

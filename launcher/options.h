@@ -78,6 +78,7 @@ struct Options {
   bool report_bindings = false;
   bool dry_run = false;
   std::string preflight = "off";
+  std::string cgroup = "auto";
   bool help = false;
   bool version = false;
 

@@ -51,14 +51,16 @@ bool write_file(const std::string& path, std::string_view text) {
 
 }  // namespace
 
-PostMortem::PostMortem(const Job& job, const Environment& environment, const Log& log)
-    : job_(job), environment_(environment), log_(log) {}
+PostMortem::PostMortem(const Job& job, const Environment& environment, const Log& log,
+                       const WorkerCgroups& cgroups)
+    : job_(job), environment_(environment), log_(log), cgroups_(cgroups) {}
 
 void PostMortem::begin() {
   read_kernel();
   kernel_lines_.clear();
   kills_ = 0;
   error_files_.clear();
+  memory_killed_.clear();
   before_stop_.clear();
 }
 
@@ -72,7 +74,11 @@ void PostMortem::read_kernel() {
 void PostMortem::judge_now(WorkerOutcome& outcome, LogRouter& router) {
   Evidence evidence;
   evidence.written = router.error_so_far(outcome.local_rank);
-  evidence.memory_killed = kills_ > 0;
+  // The worker's own count where it has one: the group's says only that somebody was killed.
+  const auto own_kills = cgroups_.memory_kills(outcome.local_rank);
+  if (own_kills) memory_killed_[outcome.local_rank] = *own_kills > 0;
+  const auto known = memory_killed_.find(outcome.local_rank);
+  evidence.memory_killed = known != memory_killed_.end() ? known->second : kills_ > 0;
   outcome.kernel.clear();
   const std::string address =
       devices_.empty() ? std::string() : devices_[static_cast<std::size_t>(outcome.local_rank)].address;

@@ -17,6 +17,7 @@
 #include "launcher/log_router.h"
 #include "launcher/memory_kills.h"
 #include "launcher/output_sink.h"
+#include "launcher/worker_cgroups.h"
 #include "launcher/worker_device.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
@@ -25,7 +26,7 @@ namespace muster::launcher {
 
 class PostMortem {
  public:
-  PostMortem(const Job& job, const Environment& environment, const Log& log);
+  PostMortem(const Job& job, const Environment& environment, const Log& log, const WorkerCgroups& cgroups);
 
   /// An attempt begins: what was before is no evidence of it.
   void begin();
@@ -50,13 +51,16 @@ class PostMortem {
   const Job& job_;
   const Environment& environment_;
   const Log& log_;
+  const WorkerCgroups& cgroups_;
   KernelLog kernel_log_;
   MemoryKills memory_kills_;
   std::vector<WorkerDevice> devices_;  // by local rank, once needed
   // Of the attempt under way.
   std::vector<std::string> kernel_lines_;  // about GPUs and memory
   std::int64_t kills_ = 0;
-  std::map<int, std::string> error_files_;         // by rank, what they say: their directory may not stay
+  std::map<int, std::string> error_files_;  // by rank, what they say: their directory may not stay
+  std::map<int, bool>
+      memory_killed_;  // by local rank, of those with a group of their own, which is gone soon
   std::vector<std::optional<Cause>> before_stop_;  // by local rank; empty: no stop has begun
 };
 

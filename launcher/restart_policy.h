@@ -18,6 +18,7 @@ namespace muster::launcher {
 enum class AttemptEnd {
   kSucceeded,     // every worker of every node exited 0
   kWorkerFailed,  // here or on another node
+  kPreempted,     // a worker, here or on another node, saved its state and ended
   kSignalled,     // muster was asked to stop
   kPeerLost,      // another node's agent is gone
   kHung,          // a worker here gave no sign of life for too long

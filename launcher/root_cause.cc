@@ -32,7 +32,7 @@ int remoteness(const WorkerOutcome& outcome) {
 
 bool is_failure(const WorkerOutcome& outcome) {
   if (!outcome.hang.empty()) return true;
-  return !outcome.stopped_by_us && (outcome.pid == 0 || !outcome.end.ok());
+  return !outcome.stopped_by_us && (outcome.pid == 0 || (!outcome.end.ok() && !outcome.end.preempted()));
 }
 
 void judge_worker(WorkerOutcome& outcome, const Evidence& evidence) {
@@ -47,6 +47,10 @@ void judge_worker(WorkerOutcome& outcome, const Evidence& evidence) {
   }
   if (end.ok() && !outcome.stopped_by_us) {
     outcome.cause = {};
+    return;
+  }
+  if (end.preempted()) {
+    outcome.cause = {CauseClass::kPreempted};
     return;
   }
   if (outcome.stopped_by_us) {
@@ -92,6 +96,8 @@ std::string_view to_string(Part part) {
       return "failed too";
     case Part::kConsequence:
       return "consequence";
+    case Part::kPreempted:
+      return "preempted";
     case Part::kStopped:
       break;
   }
@@ -113,9 +119,10 @@ Verdict judge(std::span<const NodeReport> nodes, const FailureNotice& notice) {
     bool told_first = false;
     for (std::size_t w = 0; w < workers.size(); ++w) {
       const WorkerOutcome& worker = workers[w];
-      parts.push_back(is_failure(worker)     ? Part::kFailed
-                      : worker.stopped_by_us ? Part::kStopped
-                                             : Part::kSucceeded);
+      parts.push_back(is_failure(worker)       ? Part::kFailed
+                      : worker.end.preempted() ? Part::kPreempted
+                      : worker.stopped_by_us   ? Part::kStopped
+                                               : Part::kSucceeded);
       if (!is_failure(worker)) continue;
       told_first |= worker.rank == notice.rank;
       const std::tuple here{remoteness(worker), worker.wall_time_s};

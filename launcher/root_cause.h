@@ -32,10 +32,10 @@ struct Evidence {
 /// Sets the outcome's cause from the rest of it and the evidence.
 void judge_worker(WorkerOutcome& outcome, const Evidence& evidence);
 
-/// It ended by itself, and not well.
+/// It ended by itself, and not well; a preempted worker did well.
 [[nodiscard]] bool is_failure(const WorkerOutcome& outcome);
 
-enum class Part { kSucceeded, kRoot, kFailed, kConsequence, kStopped };
+enum class Part { kSucceeded, kRoot, kFailed, kConsequence, kStopped, kPreempted };
 [[nodiscard]] std::string_view to_string(Part part);
 
 struct Verdict {

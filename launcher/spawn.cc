@@ -20,6 +20,7 @@
 
 #include <muster/check.h>
 
+#include "launcher/clone_into.h"
 #include "launcher/raw_syscall.h"
 #include "rendezvous/base/syscall.h"
 
@@ -180,6 +181,26 @@ struct Spawner::Lane {
 };
 static_assert(sizeof(std::atomic<int>) == sizeof(int));
 
+/// clone(2)'s result and errno.
+int Spawner::start_child(Lane& lane, int cgroup_fd, int& pidfd) {
+  constexpr unsigned kFlags = CLONE_VM | CLONE_PIDFD | CLONE_CHILD_CLEARTID;
+  if (cgroup_fd < 0)
+    return ::clone(run_child, static_cast<char*>(lane.stack) + kStackBytes, kFlags | SIGCHLD, &lane.plan,
+                   &pidfd, nullptr, &lane.in_memory);
+  clone_args arguments{};
+  arguments.flags = kFlags | CLONE_INTO_CGROUP;
+  arguments.pidfd = reinterpret_cast<std::uintptr_t>(&pidfd);
+  arguments.child_tid = reinterpret_cast<std::uintptr_t>(&lane.in_memory);
+  arguments.exit_signal = SIGCHLD;
+  arguments.stack = reinterpret_cast<std::uintptr_t>(lane.stack);
+  arguments.stack_size = kStackBytes;
+  arguments.cgroup = static_cast<std::uint64_t>(cgroup_fd);
+  const long result = clone_into(&arguments, run_child, &lane.plan);
+  if (result >= 0) return static_cast<int>(result);
+  errno = static_cast<int>(-result);
+  return -1;
+}
+
 Spawner::Spawner(std::optional<rlimit> descriptor_limit)
     : descriptor_limit_(descriptor_limit), reset_(signals_to_reset()) {}
 
@@ -205,9 +226,7 @@ Result<Spawned> Spawner::begin(std::size_t lane_index, const SpawnRequest& reque
   ::sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, &before);
   int pidfd = -1;
-  const int pid = ::clone(run_child, static_cast<char*>(lane.stack) + kStackBytes,
-                          CLONE_VM | CLONE_PIDFD | CLONE_CHILD_CLEARTID | SIGCHLD, &plan, &pidfd, nullptr,
-                          &lane.in_memory);
+  const int pid = start_child(lane, request.cgroup_fd, pidfd);
   const int clone_errno = errno;
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
   if (pid > 0) return Spawned{pid, UniqueFd(pidfd)};

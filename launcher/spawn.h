@@ -55,6 +55,7 @@ struct SpawnRequest {
   int stdout_fd = -1;  // -1: inherited
   int stderr_fd = -1;
   SpawnBinding binding = {};
+  int cgroup_fd = -1;  // of the control group to start in; -1: this process' own
 };
 
 struct Spawned {
@@ -87,6 +88,8 @@ class Spawner {
 
  private:
   struct Lane;
+
+  static int start_child(Lane& lane, int cgroup_fd, int& pidfd);
 
   std::optional<rlimit> descriptor_limit_;
   std::vector<int> reset_;  // signals that are not at their default

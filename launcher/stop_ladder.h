@@ -24,14 +24,16 @@ class StopLadder {
   static constexpr Millis kMostForAbort{2'000};
 
   /// Starts, or when it has started already skips to SIGKILL. Returns the signal to send now; nothing when
-  /// all are sent.
+  /// all are sent. Signal 0 asks nobody: they end by themselves, or are aborted and killed when the time is
+  /// over; a signal after it is the first one.
   std::optional<int> ask(int signal, Millis grace, Instant now) {
-    if (rung_ != Rung::kRunning) return kill(now);
+    if (rung_ != Rung::kRunning && !quiet()) return kill(now);
     if (signal == SIGKILL) return kill(now);
     rung_ = Rung::kAsked;
+    quiet_ = signal == 0;
     for_abort_ = std::min(grace / 10, kMostForAbort);
     deadline_ = now + grace - for_abort_;
-    return signal;
+    return quiet_ ? std::nullopt : std::optional(signal);
   }
 
   /// To be called at deadline(): the signal to send now, if any.
@@ -49,6 +51,8 @@ class StopLadder {
   }
 
   [[nodiscard]] Rung rung() const { return rung_; }
+  /// Nobody was told to end yet.
+  [[nodiscard]] bool quiet() const { return rung_ == Rung::kAsked && quiet_; }
   [[nodiscard]] std::optional<Instant> deadline() const { return deadline_; }
 
  private:
@@ -62,6 +66,7 @@ class StopLadder {
   Rung rung_ = Rung::kRunning;
   std::optional<Instant> deadline_;
   Millis for_abort_{0};
+  bool quiet_ = false;
 };
 
 }  // namespace muster::launcher

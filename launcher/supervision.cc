@@ -25,7 +25,9 @@ Supervision::Orders Supervision::worker_ended(int local_rank, const ProcessEnd& 
   }
   if (end.ok()) return {};
   first_failure_ = local_rank;
-  Orders orders = stop(SIGTERM, AttemptEnd::kWorkerFailed, now);
+  // The others are about to end as well, and may still be saving: no signal to them.
+  Orders orders =
+      end.preempted() ? stop(0, AttemptEnd::kPreempted, now) : stop(SIGTERM, AttemptEnd::kWorkerFailed, now);
   orders.announce = true;
   return orders;
 }
@@ -55,7 +57,7 @@ Supervision::Orders Supervision::hung(Instant now) {
 Supervision::Orders Supervision::stopped_from_outside(AttemptEnd reason, Instant now) {
   // Already on the way down: another node's news must not shorten the grace of this one.
   if (stopping()) return {};
-  return stop(SIGTERM, reason, now);
+  return stop(reason == AttemptEnd::kPreempted ? 0 : SIGTERM, reason, now);
 }
 
 Supervision::Orders Supervision::tick(Instant now) {

@@ -26,6 +26,12 @@ class Supervision {
 
   Supervision(int workers, Millis grace);
 
+  /// Of a stop that has not begun.
+  void set_grace(Millis grace) {
+    if (!stopping()) grace_ = grace;
+  }
+  [[nodiscard]] Millis grace() const { return grace_; }
+
   /// Every worker ends exactly once. `unsignalled`: it had ended before any signal reached it.
   Orders worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled, Instant now);
   /// Only `started` workers were; the others will never run.
@@ -48,10 +54,12 @@ class Supervision {
   }
   [[nodiscard]] int running() const { return running_; }
   [[nodiscard]] bool stopping() const { return ladder_.rung() != StopLadder::Rung::kRunning; }
+  /// The workers were told to end.
+  [[nodiscard]] bool told_to_end() const { return stopping() && !ladder_.quiet(); }
   [[nodiscard]] StopLadder::Rung rung() const { return ladder_.rung(); }
   /// kSucceeded while nothing went wrong.
   [[nodiscard]] AttemptEnd end() const { return end_; }
-  /// The local worker whose failure came first, -1 if the end has another reason.
+  /// The local worker whose failure, or end for preemption, came first, -1 if the end has another reason.
   [[nodiscard]] int first_failure() const { return first_failure_; }
   /// The first signal that asked for the end, whether or not the attempt was being stopped already; 0: none
   /// came. It forbids a restart.

@@ -52,8 +52,12 @@ SpawnBinding binding_of(const Job& job, int rank) {
 
 }  // namespace
 
-WorkerGroup::WorkerGroup(boost::asio::io_context& io, Guardian& guardian, int workers, Exited exited)
-    : guardian_(guardian), exited_(std::move(exited)), alive_(std::make_shared<bool>(true)) {
+WorkerGroup::WorkerGroup(boost::asio::io_context& io, Guardian& guardian, WorkerCgroups& cgroups, int workers,
+                         Exited exited)
+    : guardian_(guardian),
+      cgroups_(cgroups),
+      exited_(std::move(exited)),
+      alive_(std::make_shared<bool>(true)) {
   workers_.reserve(static_cast<std::size_t>(workers));
   for (int i = 0; i < workers; ++i) workers_.emplace_back(io);
 }
@@ -128,8 +132,10 @@ std::optional<WorkerGroup::StartFailure> WorkerGroup::start(Spawner& spawner, co
       lane.path = substitute_local_rank(job.command.path, rank);
     }
     MUSTER_TRY(const LogRouter::Streams streams, router.open(rank));
-    auto spawned = spawner.begin(index, {lane.path.c_str(), lane.arguments.data(), lane.environment.data(),
-                                         streams.stdout_fd, streams.stderr_fd, binding_of(job, rank)});
+    auto spawned = spawn(spawner, index,
+                         {lane.path.c_str(), lane.arguments.data(), lane.environment.data(),
+                          streams.stdout_fd, streams.stderr_fd, binding_of(job, rank)},
+                         rank);
     router.started(rank);
     if (!spawned) return fail(std::move(spawned).error());
     Worker& worker = workers_[static_cast<std::size_t>(rank)];
@@ -152,6 +158,22 @@ std::optional<WorkerGroup::StartFailure> WorkerGroup::start(Spawner& spawner, co
   }
   for (std::size_t index = 0; index < lanes.size(); ++index) settle(index);
   return failure;
+}
+
+/// In a control group of its own, where that can be had.
+Result<Spawned> WorkerGroup::spawn(Spawner& spawner, std::size_t lane, SpawnRequest request, int local_rank) {
+  if (!cgroups_.enabled()) return spawner.begin(lane, request);
+  auto cgroup = cgroups_.add(local_rank);
+  if (cgroup) {
+    request.cgroup_fd = cgroup->get();
+    auto spawned = spawner.begin(lane, request);
+    // A kernel or a filter without clone3, a limit of groups: the worker itself can still be started.
+    if (spawned || cgroups_.required()) return spawned;
+  } else if (cgroups_.required()) {
+    return fail("--cgroup=required", std::move(cgroup).error());
+  }
+  request.cgroup_fd = -1;
+  return spawner.begin(lane, request);
 }
 
 int WorkerGroup::started() const {
@@ -217,6 +239,7 @@ void WorkerGroup::signal_all(int signal) {
     for (std::size_t i = 0; i < workers_.size(); ++i)
       if (workers_[i].running) reap(static_cast<int>(i));
   signalled_ = true;
+  if (signal == SIGKILL) cgroups_.kill();
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
     if (worker.pid <= 1 || (!worker.running && !worker.group_left)) continue;

@@ -21,6 +21,7 @@
 #include "launcher/log_directory.h"
 #include "launcher/log_router.h"
 #include "launcher/spawn.h"
+#include "launcher/worker_cgroups.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {
@@ -31,7 +32,8 @@ class WorkerGroup {
   using Exited = std::function<void(int local_rank, const ProcessEnd& end, bool unsignalled)>;
 
   /// `exited` is called on the loop, once per worker that was started.
-  WorkerGroup(boost::asio::io_context& io, Guardian& guardian, int workers, Exited exited);
+  WorkerGroup(boost::asio::io_context& io, Guardian& guardian, WorkerCgroups& cgroups, int workers,
+              Exited exited);
   ~WorkerGroup();
 
   struct StartFailure {
@@ -45,9 +47,10 @@ class WorkerGroup {
                                                   const Assignment& assignment, const Environment& inherited,
                                                   const LogDirectory& directory, LogRouter& router);
 
-  /// To the workers themselves; SIGKILL to every group that still has members, whether its first process
-  /// lives or not. Before the first signal, workers that have ended by themselves are reported as such, and
-  /// so are those that are on their way: a core takes its time to be written.
+  /// To the workers themselves; SIGKILL to all that is in their control groups, and to every process group
+  /// that still has members, whether its first process lives or not. Before the first signal, workers that
+  /// have ended by themselves are reported as such, and so are those that are on their way: a core takes its
+  /// time to be written.
   void signal_all(int signal);
 
   /// One of its processes, whose end is learnt here.
@@ -78,7 +81,11 @@ class WorkerGroup {
   void look_after_group(std::size_t index);
   void note_dumps();
 
+  [[nodiscard]] Result<Spawned> spawn(Spawner& spawner, std::size_t lane, SpawnRequest request,
+                                      int local_rank);
+
   Guardian& guardian_;
+  WorkerCgroups& cgroups_;
   Exited exited_;
   bool signalled_ = false;
   std::vector<Worker> workers_;

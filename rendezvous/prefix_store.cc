@@ -43,6 +43,11 @@ class PrefixStore final : public Store {
     for (const auto& [key, value] : pairs) all.emplace_back(full(key), value);
     return store_->multi_set(all);
   }
+  Result<std::shared_ptr<Store>> apart() override {
+    MUSTER_TRY(std::shared_ptr<Store> store, store_->apart());
+    if (store == nullptr) return nullptr;
+    return std::make_shared<PrefixStore>(prefix_.substr(0, prefix_.size() - 1), std::move(store));
+  }
 
  private:
   std::string full(std::string_view key) const { return std::string(prefix_).append(key); }

@@ -207,6 +207,11 @@ class TcpStoreClient final : public TcpStore {
     return TcpStore::connect(options);
   }
 
+  Result<std::shared_ptr<Store>> apart() override {
+    MUSTER_TRY(std::shared_ptr<Store> store, clone());
+    return store;
+  }
+
   Result<void> queue_push(std::string_view key, std::string_view value) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);

@@ -50,6 +50,13 @@ _ELASTIC, _FAULTS = "tests/system/test_launcher_elastic.py", "tests/system/test_
 
 SHOWN_BY = {
     "workers that hang": ("tests/system/test_hang.py", "test_who_says_nothing_is_left_alone_by_default"),
+    "control groups": (
+        "tests/system/test_launcher_cgroup.py", "test_each_worker_has_a_group_of_its_own_and_none_is_left"),
+    "after a stop on GPUs": (
+        "tests/unit/launcher/gpu_release_test.cc", "memory of a worker that has ended is waited for until the driver has it back"),
+    "a worker that ends with 85": (
+        "tests/system/test_launcher_preemption.py",
+        "test_a_worker_that_ends_of_a_signal_of_its_own_is_waited_for_by_the_others"),
     "Slurm": ("tests/slurm/test_slurm_launch.py", "test_nodes_ranks_and_head_come_from_the_step"),
     "a pause before restarts, exit codes without one": (
         "tests/unit/launcher/policies_test.cc", "exit codes that are final end the job while there are restarts left"),

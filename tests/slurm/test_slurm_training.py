@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from launcher_support import BIN
+from launcher_support import BIN, MUSTER
 
 GLOO = pathlib.Path(__file__).with_name("gloo_sum.py")
 TRAIN = ["--epochs=1", "--batch-size=256", "--device=cpu", "--log-every=50"]
@@ -38,3 +38,26 @@ def test_a_pytorch_script_meets_over_gloo(slurm, srun, flags):
     done = slurm.muster(srun, *flags, GLOO, env=env, seconds=150)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0/2 on node 0 sum 3", "rank 1/2 on node 1 sum 3"]
+
+
+def test_a_preempted_training_goes_on_where_it_was_and_ends_with_the_same_bits(slurm):
+    train = [BIN / "fashion_mnist", "--epochs=1", "--batch-size=64", "--device=cpu", "--log-every=20"]
+    srun = ["-N2", "--ntasks-per-node=1"]
+    whole = slurm.muster(srun, "--nproc-per-node=1", *train)
+    assert whole.returncode == 0, whole.stderr
+    saved = slurm.folder / "preempted"
+    process = slurm.start("srun", *srun, "--job-name=to-preempt", MUSTER, "--nproc-per-node=1", *train,
+                          f"--checkpoint={saved}")
+    seen = ""
+    while not re.search(r"step +20/", seen):
+        line = process.stdout.readline()
+        assert line, seen[-3000:] + process.communicate()[1]
+        seen += line
+    # To every process of the step: agents and workers.
+    assert slurm.run("scancel", "--name=to-preempt", "--signal=TERM").returncode == 0
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 85, err
+    assert "start the job again to go on; exit status 85" in err
+    rest = slurm.muster(srun, "--nproc-per-node=1", *train, f"--checkpoint={saved}", f"--resume={saved}")
+    assert rest.returncode == 0, rest.stderr
+    assert len(digests(whole, rest)) == 1

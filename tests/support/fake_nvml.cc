@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A management library with the GPUs that the file named by FAKE_NVML lists, one per line:
 //   UUID PCI-ADDRESS USED-MIB ECC-ERRORS REMAP-FAILED PID[,PID...]|-  [MIG-UUID...]
-// A line "broken" is a device that cannot be opened; "init=N" makes nvmlInit fail with N. Tests load it by
-// its path, the launcher through MUSTER_NVML_LIBRARY.
+// The PIDs are read again whenever they are asked for, and that is told by a file with ".asked" behind the
+// name. A line "broken" is a device that cannot be opened; "init=N" makes nvmlInit fail with N. Tests load it
+// by its path, the launcher through MUSTER_NVML_LIBRARY.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -30,6 +31,16 @@ int put(const std::string& text, char* out, unsigned size) {
   return 0;
 }
 
+std::vector<unsigned> pids_of(const std::string& line) {
+  std::vector<unsigned> out;
+  std::istringstream words(line);
+  std::string word;
+  for (int i = 0; i < 6; ++i) words >> word;
+  std::istringstream list(word == "-" ? "" : word);
+  while (std::getline(list, word, ',')) out.push_back(static_cast<unsigned>(std::stoul(word)));
+  return out;
+}
+
 FakeGpu* of(void* device) {
   return static_cast<FakeGpu*>(device);
 }
@@ -54,8 +65,7 @@ FAKE int nvmlInit_v2() {
     std::istringstream words(line);
     std::string pids, word;
     words >> gpu.uuid >> gpu.pci >> gpu.used_mib >> gpu.ecc >> gpu.remap_failed >> pids;
-    std::istringstream list(pids == "-" ? "" : pids);
-    while (std::getline(list, word, ',')) gpu.pids.push_back(static_cast<unsigned>(std::stoul(word)));
+    gpu.pids = pids_of(line);
     while (words >> word) gpu.slices.emplace_back().uuid = word;
   }
   return init_result;
@@ -107,7 +117,14 @@ FAKE int nvmlDeviceGetMemoryInfo_v2(void* device, void* out) {
   return 0;
 }
 FAKE int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, void* out) {
-  const auto& pids = of(device)->pids;
+  auto& pids = of(device)->pids;
+  if (const char* path = std::getenv("FAKE_NVML")) {
+    std::ifstream file(path);
+    std::string line;
+    while (std::getline(file, line))
+      if (line.rfind(of(device)->uuid + " ", 0) == 0) pids = pids_of(line);
+    std::ofstream(std::string(path) + ".asked") << "x";
+  }
   if (*count < pids.size()) {
     *count = static_cast<unsigned>(pids.size());
     return 7;

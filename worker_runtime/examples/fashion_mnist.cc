@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fashion_mnist: the main job. Trains on FashionMNIST with as many ranks as its environment says; alone it is
 // one rank.
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -35,5 +36,7 @@ int main(int argc, char** argv) {
   const auto summary = (*run)->run();
   if (!summary) return report_error(summary.error(), 1);
   if ((*run)->rank() == 0) std::fputs((*run)->report(*summary).c_str(), stdout);
-  return std::fflush(stdout) == 0 ? 0 : 1;
+  if (std::fflush(stdout) != 0) return 1;
+  if (!summary->preempted) return 0;
+  return summary->saved ? muster::kExitPreempted : 128 + SIGTERM;
 }

@@ -40,7 +40,8 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
       ->check(CLI::IsMember({"garment", "mlp"}));
   app.add_option("--device", device, "auto: GPUs where there is one per rank")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  app.add_option("--checkpoint", o.checkpoint, "file that rank 0 replaces after each epoch");
+  app.add_option("--checkpoint", o.checkpoint,
+                 "file that rank 0 replaces after each epoch, and where SIGTERM stops the run");
   app.add_option("--resume", o.resume, "checkpoint to continue from");
   app.add_option("--log-every", o.log_every, "steps over which the printed training loss is averaged")
       ->check(CLI::Range(1, kMax));

@@ -113,6 +113,7 @@ muster::Result<void> TrainingRun::gather() {
   trainer.batch_size = options_.batch_size;
   trainer.sgd = {.lr = options_.lr, .momentum = options_.momentum};
   MUSTER_TRY(trainer_, muster::Trainer::create(*ddp_, train_, trainer));
+  MUSTER_TRY(preemption_, muster::Preemption::create(context_));
   state_.model = options_.model;
   state_.seed = options_.seed;
   state_.world_size = context_.world_size;
@@ -152,11 +153,19 @@ muster::Result<Summary> TrainingRun::run() {
              context_.world_size == 1 ? "" : "s", std::string(context_.group->backend()).c_str(),
              muster::describe(compute_).c_str(), options_.batch_size, static_cast<double>(options_.lr),
              static_cast<double>(options_.momentum), static_cast<unsigned long long>(state_.seed)));
-  if (state_.epoch > 0)
+  if (state_.epoch_samples > 0)
+    progress.say(format("resumed %s within epoch %lld, after %lld samples", options_.resume.c_str(),
+                        static_cast<long long>(state_.epoch) + 1,
+                        static_cast<long long>(state_.epoch_samples)));
+  else if (state_.epoch > 0)
     progress.say(
         format("resumed %s after epoch %lld", options_.resume.c_str(), static_cast<long long>(state_.epoch)));
   while (state_.epoch < options_.epochs) {
     MUSTER_OK(train_epoch(progress, summary));
+    if (state_.epoch_samples > 0) {
+      MUSTER_OK(save_for_later(summary));
+      break;
+    }
     ++state_.epoch;
     MUSTER_TRY(summary.test, trainer_->evaluate(test_));
     if (summary.test.accuracy() > state_.best_accuracy) {
@@ -171,13 +180,34 @@ muster::Result<Summary> TrainingRun::run() {
     if (context_.rank == 0 && !options_.checkpoint.empty())
       MUSTER_OK(muster::save_checkpoint(options_.checkpoint, *model_, trainer_->optimizer(), state_));
   }
-  if (!summary.trained) {
+  if (!summary.trained && !summary.preempted) {
     MUSTER_TRY(summary.test, trainer_->evaluate(test_));
   }
   summary.state = state_;
   // Nobody leaves while another rank still saves or computes.
   MUSTER_OK(context_.group->barrier());
   return summary;
+}
+
+/// Every rank stands behind the same step, within an epoch; rank 0 saves for all of them.
+muster::Result<void> TrainingRun::save_for_later(Summary& summary) {
+  summary.preempted = true;
+  trainer_->progress().pause("checkpoint");
+  muster::Result<void> saved;
+  if (context_.rank == 0 && !options_.checkpoint.empty()) {
+    saved = muster::save_checkpoint(options_.checkpoint, *model_, trainer_->optimizer(), state_);
+    summary.saved = saved.has_value();
+  }
+  if (context_.world_size > 1) {
+    const std::string key = "fashion_mnist/saved";
+    if (context_.rank == 0) {
+      MUSTER_OK(context_.store->set(key, summary.saved ? "yes" : "no"));
+    } else {
+      MUSTER_TRY(const std::string answer, context_.store->get(key));
+      summary.saved = answer == "yes";
+    }
+  }
+  return saved;
 }
 
 muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summary) {
@@ -187,25 +217,36 @@ muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summa
                                                  .world_size = context_.world_size,
                                                  .seed = state_.seed}));
   sampler.set_epoch(static_cast<std::uint64_t>(state_.epoch));
-  MUSTER_OK(trainer_->begin_epoch(sampler.indices()));
+  // A run that was preempted goes on behind the samples it has seen. Another number of ranks divides them
+  // anew.
+  const std::vector<std::int32_t> indices = sampler.indices();
+  const auto seen =
+      std::min(static_cast<std::size_t>(state_.epoch_samples / context_.world_size), indices.size());
+  MUSTER_OK(trainer_->begin_epoch(std::span(indices).subspan(seen)));
+  const auto first_step = static_cast<std::int64_t>(seen) / options_.batch_size;
   trainer_->progress().begin_epoch(state_.epoch + 1, trainer_->steps_in_epoch());
   ProgressView view{.epoch = static_cast<int>(state_.epoch) + 1,
                     .epochs = options_.epochs,
-                    .steps = trainer_->steps_in_epoch(),
+                    .step = first_step,
+                    .steps = first_step + trainer_->steps_in_epoch(),
                     .loss = std::numeric_limits<double>::quiet_NaN(),
                     .images_per_step = options_.batch_size * context_.world_size};
-  muster::Metrics epoch;
+  muster::Metrics epoch{.loss_sum = state_.epoch_loss_sum, .num_samples = state_.epoch_samples};
+  bool stop = false;
   const Clock::time_point begin = Clock::now();
   Clock::time_point window_begin = begin;
   std::int64_t window_steps = 0;
-  while (view.step < view.steps) {
+  while (view.step < view.steps && !stop) {
     MUSTER_OK(trainer_->step());
+    MUSTER_TRY(stop, preemption_->should_stop());
     ++view.step;
     ++window_steps;
     // The clock is read every 16th step: at 150 us a step more would be noticed.
     if (view.step % 16 == 0 && progress.draws_bar()) progress.tick(view, Clock::now());
+    // At the same steps whether or not the run was resumed.
+    const bool window_ends = view.step % options_.log_every == 0;
     const bool full_window = window_steps == options_.log_every;
-    if (!full_window && view.step < view.steps) continue;
+    if (!window_ends && view.step < view.steps && !stop) continue;
     MUSTER_TRY(const muster::Metrics window, trainer_->take_metrics());
     if (!std::isfinite(window.loss_sum))
       return muster::fail(
@@ -226,16 +267,31 @@ muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summa
   }
   progress.clear();
   summary.train_seconds += seconds_since(begin);
-  summary.images += epoch.num_samples;
-  summary.steps += view.steps;
+  summary.images += epoch.num_samples - state_.epoch_samples;
+  summary.steps += view.step - first_step;
+  state_.step += view.step - first_step;
+  if (view.step < view.steps) {
+    state_.epoch_samples = epoch.num_samples;
+    state_.epoch_loss_sum = epoch.loss_sum;
+    return {};
+  }
+  state_.epoch_samples = 0;
+  state_.epoch_loss_sum = 0;
   summary.epoch_loss = epoch.loss();
   summary.trained = true;
-  state_.step += view.steps;
   return {};
 }
 
 std::string TrainingRun::report(const Summary& summary) const {
   std::string out;
+  if (summary.preempted) {
+    out = format("preempted in epoch %lld after step %lld", static_cast<long long>(state_.epoch) + 1,
+                 static_cast<long long>(state_.step));
+    return out +
+           (summary.saved ? "; go on with --resume=" + options_.checkpoint
+                          : "; nothing saved, for want of --checkpoint") +
+           "\n";
+  }
   if (summary.has_window)
     out +=
         format("train loss   %.4f  (mean of the last full %d steps, all ranks; %.4f over the last epoch)\n",

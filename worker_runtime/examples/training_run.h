@@ -9,6 +9,7 @@
 
 #include <muster/checkpoint.h>
 #include <muster/init.h>
+#include <muster/preemption.h>
 #include <muster/trainer.h>
 
 #include "worker_runtime/examples/fashion_options.h"
@@ -25,6 +26,8 @@ struct Summary {
   double train_seconds = 0;     // without evaluation and checkpoints
   std::int64_t images = 0;      // over all ranks
   std::int64_t steps = 0;       // of this rank
+  bool preempted = false;       // all ranks stopped after the same step because one was asked to
+  bool saved = false;           // preempted: and the checkpoint is there
   muster::Metrics test;
   muster::TrainingState state;
 };
@@ -37,7 +40,7 @@ class TrainingRun {
   [[nodiscard]] int rank() const { return context_.rank; }
   /// Trains up to options.epochs.
   [[nodiscard]] muster::Result<Summary> run();
-  /// The final block, several lines.
+  /// The final block, several lines; of a preempted run, one.
   [[nodiscard]] std::string report(const Summary& summary) const;
 
  private:
@@ -47,6 +50,7 @@ class TrainingRun {
   [[nodiscard]] muster::Result<void> gather();
   [[nodiscard]] muster::Result<void> resume();
   [[nodiscard]] muster::Result<void> train_epoch(Progress& progress, Summary& summary);
+  [[nodiscard]] muster::Result<void> save_for_later(Summary& summary);
 
   Options options_;
   muster::ImageDataset train_images_;
@@ -58,6 +62,7 @@ class TrainingRun {
   muster::DeviceDataset train_;
   muster::DeviceDataset test_;
   std::unique_ptr<muster::Trainer> trainer_;
+  std::unique_ptr<muster::Preemption> preemption_;
   muster::TrainingState state_;
 };
 

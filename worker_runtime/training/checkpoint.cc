@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
+#include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -18,6 +19,7 @@ namespace muster {
 namespace {
 
 constexpr std::string_view kFormat = "muster-checkpoint-1";
+constexpr std::string_view kFormatWithinEpoch = "muster-checkpoint-2";  // has epoch_samples, epoch_loss_sum
 constexpr std::string_view kDigestKey = "sha256";
 constexpr std::string_view kMomentumPrefix = "momentum.";
 constexpr std::size_t kMaxCheckpointBytes = std::size_t{64} << 30;
@@ -50,6 +52,12 @@ Result<TrainingState> read_state(const safetensors::Metadata& metadata) {
   MUSTER_OK(read_number(metadata, "best_epoch", state.best_epoch));
   MUSTER_OK(read_number(metadata, "world_size", state.world_size));
   MUSTER_OK(read_number(metadata, "batch_size", state.batch_size));
+  if (metadata.at("format") == kFormatWithinEpoch) {
+    MUSTER_OK(read_number(metadata, "epoch_samples", state.epoch_samples));
+    MUSTER_OK(read_number(metadata, "epoch_loss_sum", state.epoch_loss_sum));
+    if (state.epoch_samples < 1 || !std::isfinite(state.epoch_loss_sum))
+      return fail(ErrorCode::kCorrupt, "its epoch_samples or epoch_loss_sum is out of range");
+  }
   if (state.epoch < 0 || state.step < 0 || !std::isfinite(state.best_accuracy) || state.world_size < 1 ||
       state.batch_size < 1)
     return fail(ErrorCode::kCorrupt,
@@ -103,10 +111,10 @@ Result<Checkpoint> parse_checkpoint(std::string_view bytes, const nn::Model& mod
                                     const std::string& model_name) {
   MUSTER_TRY(const safetensors::FileView file, safetensors::parse(bytes));
   const auto format = file.metadata.find("format");
-  if (format == file.metadata.end() || format->second != kFormat)
+  if (format == file.metadata.end() || (format->second != kFormat && format->second != kFormatWithinEpoch))
     return fail(ErrorCode::kCorrupt,
-                "a safetensors file, but not a checkpoint of this program (metadata 'format' is not " +
-                    std::string(kFormat) + ")");
+                "a safetensors file, but not a checkpoint of this program (metadata 'format' is neither " +
+                    std::string(kFormat) + " nor " + std::string(kFormatWithinEpoch) + ")");
   Checkpoint checkpoint;
   MUSTER_TRY(checkpoint.state, read_state(file.metadata));
   const std::string other = checkpoint.state.model == model_name
@@ -149,7 +157,8 @@ Result<void> save_checkpoint(const std::string& path, const nn::Model& model, co
       tensors.push_back(
           {std::string(kMomentumPrefix) + parameter.name, DType::kFloat32, parameter.shape, piece(velocity)});
   }
-  safetensors::Metadata metadata{{"format", std::string(kFormat)},
+  const bool within_epoch = state.epoch_samples > 0;
+  safetensors::Metadata metadata{{"format", std::string(within_epoch ? kFormatWithinEpoch : kFormat)},
                                  {"model", state.model},
                                  {"epoch", to_text(state.epoch)},
                                  {"step", to_text(state.step)},
@@ -158,6 +167,10 @@ Result<void> save_checkpoint(const std::string& path, const nn::Model& model, co
                                  {"best_epoch", to_text(state.best_epoch)},
                                  {"world_size", to_text(state.world_size)},
                                  {"batch_size", to_text(state.batch_size)}};
+  if (within_epoch) {
+    metadata.emplace("epoch_samples", to_text(state.epoch_samples));
+    metadata.emplace("epoch_loss_sum", to_text(state.epoch_loss_sum));
+  }
   // The digest is part of the header; the order of the data does not depend on the metadata.
   MUSTER_TRY(const safetensors::Layout without_digest, safetensors::lay_out(tensors, metadata));
   metadata.emplace(kDigestKey, digest_of(metadata, tensors, without_digest.order));
@@ -182,21 +195,22 @@ Result<TrainingState> restore_checkpoint(const std::string& path, const std::str
                                          nn::Model& model, Sgd& optimizer, ProcessGroup& group) {
   HostCollectives host(group, model.compute());
   Result<Checkpoint> loaded = group.rank() == 0 ? load_checkpoint(path, model, model_name) : Checkpoint{};
-  // {success, epoch, step, seed, best_accuracy's bits, best_epoch, world_size, batch_size, has momentum}
-  std::array<std::int64_t, 9> fields{};
+  // {success, epoch, step, seed, best_accuracy's bits, best_epoch, world_size, batch_size, has momentum,
+  // epoch_samples, epoch_loss_sum's bits}
+  std::array<std::int64_t, 11> fields{};
   if (group.rank() == 0 && loaded) {
     const TrainingState& s = loaded->state;
-    std::int64_t accuracy_bits = 0;
-    std::memcpy(&accuracy_bits, &s.best_accuracy, sizeof accuracy_bits);
     fields = {1,
               s.epoch,
               s.step,
               static_cast<std::int64_t>(s.seed),
-              accuracy_bits,
+              std::bit_cast<std::int64_t>(s.best_accuracy),
               s.best_epoch,
               s.world_size,
               s.batch_size,
-              loaded->velocity.empty() ? 0 : 1};
+              loaded->velocity.empty() ? 0 : 1,
+              s.epoch_samples,
+              std::bit_cast<std::int64_t>(s.epoch_loss_sum)};
   }
   MUSTER_OK(host.broadcast({fields.data(), fields.size(), DType::kInt64}, 0));
   if (!loaded) return fail(std::move(loaded).error());
@@ -207,10 +221,12 @@ Result<TrainingState> restore_checkpoint(const std::string& path, const std::str
     s.epoch = fields[1];
     s.step = fields[2];
     s.seed = static_cast<std::uint64_t>(fields[3]);
-    std::memcpy(&s.best_accuracy, &fields[4], sizeof s.best_accuracy);
+    s.best_accuracy = std::bit_cast<double>(fields[4]);
     s.best_epoch = fields[5];
     s.world_size = static_cast<std::int32_t>(fields[6]);
     s.batch_size = static_cast<std::int32_t>(fields[7]);
+    s.epoch_samples = fields[9];
+    s.epoch_loss_sum = std::bit_cast<double>(fields[10]);
     loaded->params.resize(model.arena_elements());
     loaded->velocity.resize(fields[8] == 0 ? 0 : model.arena_elements());
   }

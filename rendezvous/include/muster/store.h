@@ -67,6 +67,10 @@ class Store {
   [[nodiscard]] virtual Result<void> multi_set(
       std::span<const std::pair<std::string, std::string>> pairs) = 0;
 
+  /// The same keys seen in a way that waits there hold nobody up here: over a connection of its own, say.
+  /// nullptr: waits on this one hold nobody up.
+  [[nodiscard]] virtual Result<std::shared_ptr<Store>> apart() { return nullptr; }
+
   [[nodiscard]] Timeout timeout() const { return timeout_; }
   virtual void set_timeout(Timeout timeout) { timeout_ = timeout; }
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "launcher/cgroup.h"
 #include "launcher/kernel_log.h"
 #include "launcher/memory_kills.h"
 #include "launcher/worker_device.h"
@@ -86,6 +87,17 @@ TEST_CASE("the file with a control group's kills is found in both versions") {
   REQUIRE(cgroup_memory_file("", "").empty());
 }
 
+TEST_CASE("the group of version 2 is looked for wherever that is mounted") {
+  const std::string mounts =
+      "30 23 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+      "31 23 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+      "32 23 0:27 /a/b /mnt rw - cgroup2 none rw\n";
+  REQUIRE(cgroup::candidates("4:memory:/x\n0::/a/b/c\n", mounts) ==
+          std::vector<std::string>{"/sys/fs/cgroup/unified/a/b/c", "/mnt/c"});
+  REQUIRE(cgroup::candidates("4:memory:/x\n", mounts).empty());
+  REQUIRE(cgroup::candidates("0::/\n", "").empty());
+}
+
 TEST_CASE("kills are counted from the beginning on") {
   REQUIRE(parse_oom_kills("low 0\noom 3\noom_kill 2\noom_group_kill 1\n") == 2);
   REQUIRE(parse_oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n") == 5);
@@ -100,6 +112,8 @@ TEST_CASE("kills are counted from the beginning on") {
   REQUIRE(kills.take_new() == 2);
   REQUIRE(kills.take_new() == 0);
   REQUIRE(MemoryKills("/no/such/proc").take_new() == 0);
+  REQUIRE(cgroup::memory_kills(scratch.path) == 6);
+  REQUIRE_FALSE(cgroup::memory_kills("/no/such/group"));
 }
 
 TEST_CASE("a worker's device is the one of its local rank among the visible ones") {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <limits>
+
 #include "launcher/exit_status.h"
 #include "launcher/restart_policy.h"
+#include "launcher/slurm_grace.h"
 #include "launcher/stop_ladder.h"
 #include "launcher/supervision.h"
 #include "tests/support/catch.h"
@@ -53,6 +56,33 @@ TEST_CASE("of a long grace period two seconds are left for the abort, and a requ
   REQUIRE(at_once.tick(kStart) == SIGKILL);
 }
 
+TEST_CASE("under Slurm a stop ends before Slurm's SIGKILL, whenever it begins") {
+  constexpr std::int64_t kEnd = 1'795'280'400;  // 2026-11-21 17:00:00 UTC
+  const Millis thirty{30'000};
+  REQUIRE(grace_under_slurm(thirty, 0, kEnd) == thirty);            // not told
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd - 7200) == thirty);  // scancel
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd - 5) == thirty);
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd - 1) == Millis(26'000));
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd) == Millis(25'000));  // SIGTERM of the time limit
+  REQUIRE(grace_under_slurm(kSlurmGrace, kEnd, kEnd) == kSlurmGrace);
+  REQUIRE(grace_under_slurm(Millis(500), kEnd, kEnd) == Millis(500));
+  REQUIRE(grace_under_slurm(Millis(600'000), kEnd, kEnd - 120) == Millis(145'000));  // --signal=TERM@120
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd + 20) == Millis(5'000));
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd + 29) == Millis(1'000));
+  REQUIRE(grace_under_slurm(thirty, kEnd, kEnd + 31) == thirty);  // the limit was moved since
+  REQUIRE(grace_under_slurm(thirty, 100'000'000'000, 0) == thirty);
+  REQUIRE(grace_under_slurm(thirty, 1, std::numeric_limits<std::int64_t>::max()) == thirty);
+}
+
+TEST_CASE("the grace of a stop can be set until it begins") {
+  Supervision attempt(1, kGrace);
+  attempt.set_grace(Millis(2000));
+  (void)attempt.signal_received(SIGTERM, kStart);
+  attempt.set_grace(kGrace);
+  REQUIRE(attempt.grace() == Millis(2000));
+  REQUIRE(attempt.deadline() == kStart + Millis(1800));
+}
+
 TEST_CASE("an attempt in which all workers exit with 0 succeeds without orders") {
   Supervision attempt(2, kGrace);
   REQUIRE(attempt.worker_ended(1, kOk, false, kStart) == Orders{});
@@ -74,6 +104,39 @@ TEST_CASE("the first failure stops the others and is announced once") {
   REQUIRE(attempt.first_failure() == 1);
   REQUIRE_FALSE(attempt.stopped_by_us(1));
   REQUIRE(attempt.stopped_by_us(0));
+}
+
+TEST_CASE("where one worker was preempted the others are left to end by themselves for the grace period") {
+  const ProcessEnd preempted{.code = kExitPreempted};
+  Supervision attempt(3, kGrace);
+  REQUIRE(attempt.worker_ended(1, preempted, true, kStart) == Orders{std::nullopt, true});
+  REQUIRE(attempt.end() == AttemptEnd::kPreempted);
+  REQUIRE(attempt.stopping());
+  REQUIRE_FALSE(attempt.told_to_end());
+  REQUIRE(attempt.worker_ended(0, preempted, true, kStart) == Orders{});
+  REQUIRE_FALSE(attempt.stopped_by_us(0));
+  REQUIRE(attempt.first_failure() == 1);
+  REQUIRE(attempt.tick(kStart + Millis(899)) == Orders{});
+  REQUIRE(attempt.tick(kStart + Millis(900)) == Orders{SIGABRT, false});
+  REQUIRE(attempt.told_to_end());
+  REQUIRE(attempt.tick(kStart + kGrace) == Orders{SIGKILL, false});
+}
+
+TEST_CASE("the signal that preempts may come to the workers first and to muster later: it does not kill") {
+  Supervision attempt(2, kGrace);
+  (void)attempt.worker_ended(1, ProcessEnd{.code = kExitPreempted}, true, kStart);
+  REQUIRE(attempt.signal_received(SIGTERM, kStart + Millis(500)) == Orders{SIGTERM, false});
+  REQUIRE(attempt.deadline() == kStart + Millis(500) + Millis(900));
+  REQUIRE(attempt.signal_received(SIGTERM, kStart + Millis(501)) == Orders{SIGKILL, false});
+  REQUIRE(attempt.end() == AttemptEnd::kPreempted);
+}
+
+TEST_CASE("news of another node's preemption signals nobody, and needs no restart") {
+  Supervision attempt(1, kGrace);
+  REQUIRE(attempt.stopped_from_outside(AttemptEnd::kPreempted, kStart) == Orders{});
+  REQUIRE(attempt.end() == AttemptEnd::kPreempted);
+  REQUIRE(attempt.tick(kStart + kGrace) == Orders{SIGABRT, false});
+  REQUIRE(after(AttemptEnd::kPreempted, kExitPreempted, 0, 9, RestartRules{}) == Next::kExit);
 }
 
 TEST_CASE("a worker that had ended before the others were signalled was not stopped by us") {

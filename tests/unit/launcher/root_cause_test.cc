@@ -139,6 +139,21 @@ TEST_CASE("where a node was lost or the job was asked to end, no worker is the r
   REQUIRE(verdict.parts[0] == std::vector{Part::kConsequence, Part::kFailed});
 }
 
+TEST_CASE("a preempted worker is no failure, whether or not it was asked to end") {
+  const WorkerOutcome by_itself = ended(0, {.code = kExitPreempted}, CauseClass::kPreempted);
+  WorkerOutcome asked = ended(1, {.code = kExitPreempted}, CauseClass::kPreempted);
+  asked.stopped_by_us = true;
+  for (const WorkerOutcome& outcome : {by_itself, asked}) {
+    REQUIRE_FALSE(is_failure(outcome));
+    REQUIRE(judged(outcome, kBoom) == Cause{CauseClass::kPreempted});
+  }
+  const std::vector<NodeReport> nodes{node(0, {by_itself, asked})};
+  const Verdict verdict = judge(nodes, of_rank(0));
+  REQUIRE_FALSE(verdict.root);
+  REQUIRE(verdict.parts[0] == std::vector<Part>(2, Part::kPreempted));
+  REQUIRE(to_string(Part::kPreempted) == "preempted");
+}
+
 TEST_CASE("a worker that could not be started is a failure") {
   WorkerOutcome outcome = ended(0, {});
   outcome.pid = 0;

@@ -73,6 +73,22 @@ std::string exec_refusal(Words words, const Environment& environment) {
 
 }  // namespace
 
+TEST_CASE(
+    "in a step the grace leaves Slurm's KillWait time for the report, and the time limit is known where it "
+    "is told") {
+  Environment environment = step_environment(1, 1, 0);
+  REQUIRE(planned({}, environment).grace == std::chrono::seconds(25));
+  REQUIRE(planned({}, environment).end_time_s == 0);
+  REQUIRE(planned({"--shutdown-timeout=100"}, environment).grace == std::chrono::seconds(100));
+  environment["SLURM_JOB_END_TIME"] = "1795280400";
+  REQUIRE(planned({}, environment).end_time_s == 1'795'280'400);
+  REQUIRE(planned({"--standalone"}, environment).end_time_s == 0);
+  for (const char* wrong : {"", "soon", "-1", "99999999999999999999"}) {
+    environment["SLURM_JOB_END_TIME"] = wrong;
+    REQUIRE(planned({}, environment).end_time_s == 0);
+  }
+}
+
 TEST_CASE("a task per node is a job of all nodes with the coordinator on the first") {
   for (int task = 0; task < 3; ++task) {
     const Job job = planned({}, step_environment(3, 1, task));

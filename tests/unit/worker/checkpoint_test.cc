@@ -91,6 +91,25 @@ TEST_CASE("a checkpoint restores parameters, momentum and state bit for bit") {
   REQUIRE(loaded->velocity == saved.sgd->read_velocity());
 }
 
+TEST_CASE("a checkpoint from within an epoch has a format of its own, and every rank learns the place") {
+  const test::TemporaryDirectory dir;
+  const std::string path = dir.path() + "/run";
+  Trained saved(1, 2);
+  REQUIRE_OK(saved.save(path));
+  REQUIRE_THAT(contents(path), Contains("muster-checkpoint-1") && !Contains("epoch_samples"));
+  saved.state.epoch_samples = 16;
+  saved.state.epoch_loss_sum = 0.1 + 0.2;
+  REQUIRE_OK(saved.save(path));
+  REQUIRE_THAT(contents(path), Contains("muster-checkpoint-2"));
+  const auto errors = test::run_ranks(2, [&](test::ThreadGroup& group) -> std::string {
+    Trained mine(9, 0);
+    const auto state = restore_checkpoint(path, "garment", mine.model, *mine.sgd, group);
+    if (!state) return state.error().message;
+    return *state == saved.state ? "" : "another state";
+  });
+  REQUIRE(errors == std::vector<std::string>(2));
+}
+
 TEST_CASE("a checkpoint from before the first step has no momentum") {
   const test::TemporaryDirectory dir;
   const std::string path = dir.path() + "/run";

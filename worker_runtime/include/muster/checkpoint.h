@@ -2,8 +2,9 @@
 // Checkpoint: everything that a run needs to continue as if it had never stopped, in one safetensors file:
 // the parameters under their names, the momentum under momentum.<name>, and the state below as the file's
 // metadata together with a SHA-256 of it all. Replaced atomically: a full disk or a kill leaves the previous
-// one. Files are treated as hostile. Written by rank 0, between steps. Loading never changes anything before
-// the whole file has been checked.
+// one. Files are treated as hostile. One written within an epoch has a format of its own, so that a program
+// that knows nothing of it does not begin the epoch again. Written by rank 0, between steps. Loading never
+// changes anything before the whole file has been checked.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,9 @@ struct TrainingState {
   std::int64_t best_epoch = 0;  // 1-based; 0: none yet
   std::int32_t world_size = 1;  // of the run that wrote it
   std::int32_t batch_size = 0;  // per rank
+  // Of an epoch that was begun and is not finished; 0: none is.
+  std::int64_t epoch_samples = 0;  // trained, over all ranks: so many of the epoch's order from its beginning
+  double epoch_loss_sum = 0;       // of these samples
 
   friend bool operator==(const TrainingState&, const TrainingState&) = default;
 };

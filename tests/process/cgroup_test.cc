@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Control groups of version 2 as the kernel has them, below a group that the test makes for itself.
+#include "launcher/cgroup.h"
+
+#include <fcntl.h>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "launcher/spawn.h"
+#include "launcher/worker_cgroups.h"
+#include "rendezvous/base/syscall.h"
+#include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
+
+using namespace muster;
+using namespace muster::launcher;
+using Catch::Matchers::Contains;
+
+namespace {
+
+constexpr std::chrono::seconds kPatience{20};
+
+Instant soon() {
+  return SteadyClock::now() + kPatience;
+}
+
+/// A group of its own, delegated, and removed at the end. Where version 2 is not mounted, the test mounts it
+/// where nobody else sees it; where it may not, or cannot write there, it fails: there is no test without.
+class Delegated {
+ public:
+  Delegated() {
+    std::string own = cgroup::own_directory();
+    if (own.empty() && ::unshare(CLONE_NEWNS) == 0) {
+      (void)::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
+      REQUIRE(::mount("cgroup2", mount_.path().c_str(), "cgroup2", 0, nullptr) == 0);
+      own = cgroup::own_directory();
+    }
+    INFO("needs control groups of version 2: as root, or under systemd-run --user --scope -p Delegate=yes");
+    REQUIRE_FALSE(own.empty());
+    top_ = own;
+    path_ = own + "/muster-test-" + std::to_string(::getpid());
+    REQUIRE(::mkdir(path_.c_str(), 0755) == 0);
+    REQUIRE(::setxattr(path_.c_str(), "user.delegate", "1", 1, 0) == 0);
+  }
+  ~Delegated() {
+    cgroup::kill(path_);
+    cgroup::wait_until_empty(path_, soon());
+    cgroup::remove(path_);
+  }
+  Delegated(const Delegated&) = delete;
+  Delegated& operator=(const Delegated&) = delete;
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const std::string& top() const { return top_; }
+
+  /// Runs `body` in a process of the group. Its exit code.
+  int run(const std::function<int()>& body) const {
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) ::_exit(cgroup::write(path_ + "/cgroup.procs", "0") == 0 ? body() : 99);
+    int status = 0;
+    retry_eintr([&] { return ::waitpid(child, &status, 0); });
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  [[nodiscard]] std::vector<std::string> groups() const {
+    std::vector<std::string> out;
+    for (const auto& entry : std::filesystem::directory_iterator(path_))
+      if (entry.is_directory()) out.push_back(entry.path().filename());
+    return out;
+  }
+
+ private:
+  test::TemporaryDirectory mount_;
+  std::string top_, path_;
+};
+
+struct Shell {
+  StringBlock arguments, environment;
+  explicit Shell(const std::string& script) {
+    for (const char* text : {"sh", "-c"}) arguments.add(text);
+    arguments.add(script);
+    environment.add("PATH=/usr/bin:/bin");
+  }
+  [[nodiscard]] SpawnRequest request(int cgroup_fd, int stdout_fd = -1) const {
+    return {"/bin/sh", arguments.data(), environment.data(), stdout_fd, -1, {}, cgroup_fd};
+  }
+};
+
+bool reaped(const Spawned& child) {
+  return retry_eintr([&] { return ::waitpid(child.pid, nullptr, 0); }) == child.pid;
+}
+
+}  // namespace
+
+TEST_CASE("a child is started within its group, and the group's end is the end of all that it started") {
+  const Delegated delegated;
+  const std::string group = delegated.path() + "/worker";
+  REQUIRE(::mkdir(group.c_str(), 0755) == 0);
+  const UniqueFd fd(::open(group.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  Spawner spawner;
+  // A session of its own, no environment, no parent: nothing but the group knows it.
+  const Shell shell("cat /proc/self/cgroup; env -i setsid sh -c 'echo up; exec sleep 1000' & wait");
+  const auto child = spawner.spawn(shell.request(fd.get(), writer.get()));
+  REQUIRE_OK(child);
+  writer.reset();
+  std::string said;
+  char block[512];
+  while (said.find("up\n") == std::string::npos) {
+    const ssize_t n = ::read(reader.get(), block, sizeof block);
+    REQUIRE(n > 0);
+    said.append(block, static_cast<std::size_t>(n));
+  }
+  REQUIRE_THAT(said, Contains("/worker\n"));
+  REQUIRE(cgroup::processes(group).size() == 2);
+  REQUIRE_FALSE(cgroup::wait_until_empty(group, SteadyClock::now()));
+  REQUIRE_FALSE(cgroup::remove(group));
+  REQUIRE(cgroup::kill(delegated.path()));
+  REQUIRE(cgroup::wait_until_empty(group, soon()));
+  REQUIRE(::read(reader.get(), block, sizeof block) == 0);
+  REQUIRE(reaped(*child));
+  REQUIRE(cgroup::remove(group));
+  REQUIRE(cgroup::wait_until_empty(group, soon()));
+}
+
+TEST_CASE("a group that is no directory of the kernel's fails the start, and no child is left") {
+  Spawner spawner;
+  const test::TemporaryDirectory none;
+  const UniqueFd fd(::open(none.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  REQUIRE_FALSE(spawner.spawn(Shell("exit 0").request(fd.get())));
+  const auto child = spawner.spawn(Shell("exit 0").request(-1));
+  REQUIRE_OK(child);
+  REQUIRE(reaped(*child));
+  REQUIRE(::waitpid(-1, nullptr, WNOHANG) == -1);
+}
+
+TEST_CASE(
+    "the groups of a job are made, counted, cleared with what workers made in them, and gone in the end") {
+  const Delegated delegated;
+  REQUIRE(delegated.run([&] {
+    auto guardian = Guardian::start(2);
+    if (!guardian) return 1;
+    {
+      auto cgroups = WorkerCgroups::open(CgroupMode::kAuto, "token", *guardian, "none");
+      if (!cgroups || !cgroups->enabled()) return 2;
+      if (cgroups->directory() != delegated.path() + "/muster-token") return 3;
+      Spawner spawner;
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        const auto group = cgroups->add(1);
+        if (!group) return 4;
+        const auto child = spawner.spawn(Shell("exec sleep 1000").request(group->get()));
+        if (!child || cgroup::processes(cgroups->directory()) != std::vector<pid_t>{child->pid}) return 5;
+        std::error_code failed;
+        for (const auto& entry : std::filesystem::directory_iterator(cgroups->directory()))
+          if (entry.is_directory()) std::filesystem::create_directory(entry.path() / "of-the-worker", failed);
+        if (failed) return 6;
+        if (cgroups->clear(SteadyClock::now()) != std::vector<pid_t>{child->pid}) return 7;
+        cgroups->kill();
+        if (!reaped(*child)) return 8;
+      }
+      const auto group = cgroups->add(0);
+      if (!group || cgroups->memory_kills(0) || !cgroups->clear(soon()).empty()) return 9;
+    }
+    return delegated.groups().empty() ? 0 : 10;
+  }) == 0);
+}
+
+TEST_CASE("when its owner is killed the guardian ends the groups and removes them") {
+  const Delegated delegated;
+  REQUIRE(delegated.run([&] {
+    auto guardian = Guardian::start(1);
+    auto cgroups = WorkerCgroups::open(CgroupMode::kRequired, "token", *guardian, "none");
+    if (!cgroups || !cgroups->enabled()) return 1;
+    const auto group = cgroups->add(0);
+    Spawner spawner;
+    if (!group || !spawner.spawn(Shell("env -i setsid sleep 1000 & wait").request(group->get()))) return 2;
+    ::raise(SIGKILL);
+    return 3;
+  }) == 128 + SIGKILL);
+  REQUIRE(cgroup::wait_until_empty(delegated.path(), soon()));  // the guardian is in it too
+  REQUIRE(delegated.groups().empty());
+}
+
+TEST_CASE(
+    "where a controller has to be switched on the agent goes to a group beside the workers', and back") {
+  const Delegated delegated;
+  const auto text = read_file(delegated.top() + "/cgroup.controllers");
+  REQUIRE_OK(text);
+  const std::string controller = text->substr(0, text->find_first_of(" \n"));
+  INFO("a kernel in which version 2 has no controller at all has nothing to switch on");
+  REQUIRE_FALSE(controller.empty());
+  const bool was_on = cgroup::lists(delegated.top() + "/cgroup.subtree_control", controller);
+  REQUIRE(cgroup::write(delegated.top() + "/cgroup.subtree_control", "+" + controller) == 0);
+  const int status = delegated.run([&] {
+    auto guardian = Guardian::start(1);
+    {
+      auto cgroups = WorkerCgroups::open(CgroupMode::kAuto, "token", *guardian, controller);
+      if (!cgroups || !cgroups->enabled()) return 1;
+      if (!cgroup::lists(cgroups->directory() + "/cgroup.subtree_control", controller)) return 2;
+      if (cgroup::own_directory() != delegated.path() + "/muster-token-agent") return 3;
+      const auto group = cgroups->add(0);
+      Spawner spawner;
+      const auto child =
+          group ? spawner.spawn(Shell("exec sleep 1000").request(group->get())) : fail(Error{});
+      if (!child) return 4;
+      cgroups->kill();
+      if (!reaped(*child)) return 5;
+    }
+    if (cgroup::own_directory() != delegated.path()) return 6;
+    return delegated.groups().empty() ? 0 : 7;
+  });
+  if (!was_on) (void)cgroup::write(delegated.top() + "/cgroup.subtree_control", "-" + controller);
+  REQUIRE(status == 0);
+}
+
+TEST_CASE(
+    "where others are in the group, too, nothing is switched on, and the workers have their groups all the "
+    "same") {
+  const Delegated delegated;
+  const auto text = read_file(delegated.top() + "/cgroup.controllers");
+  REQUIRE_OK(text);
+  const std::string controller = text->substr(0, text->find_first_of(" \n"));
+  const bool was_on = cgroup::lists(delegated.top() + "/cgroup.subtree_control", controller);
+  REQUIRE(cgroup::write(delegated.top() + "/cgroup.subtree_control", "+" + controller) == 0);
+  const int status = delegated.run([&] {
+    Spawner spawner;
+    const auto other = spawner.spawn(Shell("exec sleep 1000").request(-1));
+    auto guardian = Guardian::start(1);
+    auto cgroups = WorkerCgroups::open(CgroupMode::kAuto, "token", *guardian, controller);
+    if (!other || !cgroups || !cgroups->enabled()) return 1;
+    if (cgroup::lists(delegated.path() + "/cgroup.subtree_control", controller)) return 2;
+    if (cgroup::own_directory() != delegated.path()) return 3;
+    const auto group = cgroups->add(0);
+    if (!group || delegated.groups() != std::vector<std::string>{"muster-token"}) return 4;
+    ::kill(other->pid, SIGKILL);
+    return reaped(*other) ? 0 : 5;
+  });
+  if (!was_on) (void)cgroup::write(delegated.top() + "/cgroup.subtree_control", "-" + controller);
+  REQUIRE(status == 0);
+}
+
+TEST_CASE("root takes no group that somebody else manages, unless told to") {
+  REQUIRE_THAT(why_not_delegated("", true).value_or(""), Contains("no control groups of version 2"));
+  const Delegated delegated;
+  REQUIRE_FALSE(why_not_delegated(delegated.path(), false));
+  REQUIRE(::removexattr(delegated.path().c_str(), "user.delegate") == 0);
+  if (::geteuid() == 0)
+    REQUIRE_THAT(why_not_delegated(delegated.path(), false).value_or(""), Contains("nobody delegated it"));
+  REQUIRE_FALSE(why_not_delegated(delegated.path(), true));
+}

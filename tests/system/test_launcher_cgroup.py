@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers in control groups of their own, in a group that the test makes and delegates."""
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+
+import pytest
+
+from launcher_support import MUSTER, alive, clean_environment, muster, wait_for
+from test_launcher_ends import FAMILY, MEMBERS, read_pid
+
+NOBODY = 65534
+
+
+def top_of_version_2(tmp_path):
+    """Where control groups of version 2 are; mounted for this test where they are nowhere."""
+    for line in open("/proc/self/mountinfo", encoding="utf-8"):
+        fields = line.split()
+        if fields[fields.index("-") + 1] == "cgroup2" and os.access(fields[4], os.W_OK):
+            return pathlib.Path(fields[4]), False
+    place = tmp_path / "cgroup2"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "cgroup2", "cgroup2", place], check=True)
+    return place, True
+
+
+@pytest.fixture
+def delegated(tmp_path):
+    """A group for the launcher; what is left in it at the end is a mistake, and is ended."""
+    top, mounted = top_of_version_2(tmp_path)
+    group = top / f"muster-test-{os.getpid()}"
+    group.mkdir()
+    os.setxattr(group, "user.delegate", b"1")
+    yield group
+    left = (group / "cgroup.procs").read_text().split() + [path.name for path in group.iterdir() if path.is_dir()]
+    (group / "cgroup.kill").write_text("1")
+    wait_for(lambda: "populated 0" in (group / "cgroup.events").read_text(), "the group to be empty")
+    for path, _, _ in os.walk(group, topdown=False):
+        os.rmdir(path)
+    if mounted:
+        subprocess.run(["umount", top], check=True)
+    assert left == []
+
+
+def inside(group):
+    return lambda: (group / "cgroup.procs").write_text("0")
+
+
+def test_each_worker_has_a_group_of_its_own_and_none_is_left(muster, delegated):
+    result = muster.run("--nproc-per-node=2", "--max-restarts=1", "sh", "-c",
+                        "grep ^0: /proc/self/cgroup >> group$RANK; exit $((1 - TORCHELASTIC_RESTART_COUNT))",
+                        preexec_fn=inside(delegated))
+    assert result.returncode == 0, result.stderr
+    groups = [line for rank in range(2) for line in (muster.tmp_path / f"group{rank}").read_text().splitlines()]
+    assert len(set(groups)) == len(groups) >= 3  # in the first attempt one may be stopped before it has written
+    assert all(re.fullmatch(rf"0::.*/{delegated.name}/muster-[0-9a-f-]+/\d+-[01]", group) for group in groups), groups
+
+
+def family(muster, group, rest, *options):
+    script = muster.script("family.py", FAMILY + rest)
+    process = muster.start("--nproc-per-node=1", *options, script, "bare", stderr=subprocess.DEVNULL,
+                           preexec_fn=inside(group))
+    wait_for((muster.tmp_path / "ready").exists, "the family")
+    return process, [read_pid(muster.tmp_path / name) for name in MEMBERS + ["bare"]]
+
+
+def test_a_daemon_that_dropped_its_environment_is_gone_after_sigkill_of_the_launcher_too(muster, delegated):
+    process, pids = family(muster, delegated, "signal.pause()")
+    process.kill()
+    process.wait()
+    for pid in pids:
+        wait_for(lambda: not alive(pid), f"pid {pid} to be gone")
+    wait_for(lambda: not any(path.is_dir() for path in delegated.iterdir()), "the guardian to remove the groups")
+    wait_for(lambda: not (delegated / "cgroup.procs").read_text(), "the guardian to end")
+
+
+@pytest.mark.parametrize("how", ["stop", "end"])
+def test_whatever_a_worker_started_is_gone_with_it(muster, delegated, how):
+    process, pids = family(muster, delegated, "os._exit(5)" if how == "end" else "signal.pause()")
+    if how == "stop":
+        process.terminate()
+    assert process.wait(30) == (5 if how == "end" else 128 + signal.SIGTERM)
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+def test_off_makes_none_and_a_dry_run_says_which_way_it_is(muster, delegated):
+    result = muster.run("--cgroup=off", "--nproc-per-node=1", "cat", "/proc/self/cgroup", preexec_fn=inside(delegated))
+    assert re.search(rf"^0::.*/{delegated.name}$", result.stdout, re.MULTILINE)
+    for mode, said in (("auto", f"one for each worker, below .*/{delegated.name}\n"), ("off", "none .--cgroup=off.\n")):
+        result = muster.run(f"--cgroup={mode}", "--dry-run", "true", preexec_fn=inside(delegated))
+        assert re.search(f"^control groups: {said}", result.stdout), result.stdout
+
+
+def test_who_may_not_make_groups_runs_without_them_unless_they_are_required(delegated):
+    def run(mode):
+        return subprocess.run([program, f"--cgroup={mode}", "--nproc-per-node=1", "cat", "/proc/self/cgroup"], cwd="/",
+                              env=clean_environment(), capture_output=True, text=True, timeout=60,
+                              preexec_fn=lambda: (inside(delegated)(), os.setgid(NOBODY), os.setuid(NOBODY)))
+
+    with tempfile.TemporaryDirectory() as place:  # where everybody may go
+        os.chmod(place, 0o755)
+        program = shutil.copy(MUSTER, place)
+        result = run("auto")
+        assert result.returncode == 0 and not result.stderr, result.stderr
+        assert re.search(rf"^0::.*/{delegated.name}$", result.stdout, re.MULTILINE)
+        result = run("required")
+        assert result.returncode == 2
+        assert re.search(r"^muster: --cgroup=required: \S+ was not delegated to this user", result.stderr), result.stderr
