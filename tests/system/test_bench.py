@@ -7,6 +7,10 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
+import launch  # noqa: E402
+import launch_deaths  # noqa: E402
+import launch_memory  # noqa: E402
+import launch_tools  # noqa: E402
 import measure  # noqa: E402
 import rendezvous  # noqa: E402
 import store  # noqa: E402
@@ -62,3 +66,41 @@ def test_clients_check_in_at_several_stores_from_several_processes():
 def test_clients_are_shared_out_evenly():
     assert rendezvous.shares(98304, 19936) == [19661] * 4 + [19660]
     assert rendezvous.shares(5, 10) == [5]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_launchers_are_timed_side_by_side(nodes, capsys):
+    with launch_tools.Tools(wanted=[]) as tools:
+        shown = launch.Contest(tools, nodes, 2, rounds=2).show()
+    assert {name: each["runs"] for name, each in shown["tools"].items()} == {"posix_spawn loop": 2, "muster": 2}
+    assert shown["notes"] == [] and "times the floor" in capsys.readouterr().out
+
+
+def test_a_launcher_that_fails_is_left_out_with_its_reason():
+    with launch_tools.Tools(wanted=[]) as tools:
+        tools.known.append(launch_tools.Tool("broken", lambda *_: ["false"]))
+        shown = launch.Contest(tools, 1, 2, rounds=1).show()
+    assert "broken" not in shown["tools"]
+    assert "broken: exit status 1" in shown["notes"][0] and "left out" in shown["notes"][-1]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_deaths_are_followed_by_stops_and_restarts(nodes, tmp_path):
+    command = [measure.program("muster"), "--no-python", "--nproc-per-node=2", "--max-restarts=2", f"--nnodes={nodes}",
+               "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{launch_tools.free_port()}"]
+    job = launch_deaths.Stamped(tmp_path, command, nodes, 2 * nodes)
+    try:
+        for attempt in (0, 1):
+            asked, stopped, restarted = job.die(attempt, victim=1)
+            assert 0 <= asked and 0 < stopped and 0 < restarted
+        job.end(2)
+    finally:
+        job.close()
+
+
+def test_an_agent_weighs_less_than_8_mb_with_a_secret_too(monkeypatch):
+    monkeypatch.setenv("MUSTER_SECRET", "a secret of the bench")
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{launch_tools.free_port()}"
+    with launch_memory.agents(2, 8, "--nnodes=2", "--rdzv-backend=c10d", endpoint) as pids:
+        assert max(launch_memory.weight(pid)["rss"] for pid in pids) < 8192
+        assert launch_memory.weight(launch_memory.guardian(pids[0]))["rss"] < 4096
