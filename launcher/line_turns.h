@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // LineTurns: bytes of several sources into one stream that change places at line ends only. What comes is
-// passed on at once; who has begun a line goes on, and the others wait until it ends, or kPatience for a
-// prompt or a progress bar that does not. Then a line end is put behind that. Pure: time is an argument.
-// Owned by a Screen, per stream.
+// passed on at once; who has begun a line goes on, and the others wait until it ends, or kPatience for one
+// that does not, such as a prompt: then a line end is put behind it. Nobody waits for a progress bar, which
+// is a line that returned to its beginning (\r): another bar takes its place, as on any terminal. Pure: time
+// is an argument. Owned by a Screen, per stream.
 #pragma once
 
 #include <algorithm>
@@ -20,17 +21,21 @@ namespace muster::launcher {
 
 class LineTurns {
  public:
-  static constexpr Millis kPatience{100};
+  // A writer of whole lines that had no room for the end of one may wait for its turn on a busy machine.
+  static constexpr Millis kPatience{1000};
   static constexpr std::size_t kMaxHeldBytes = 1024 * 1024;
 
   /// Calls `emit(std::string_view)` for what can be written now.
   template <class Emit>
   void add(int source, std::string_view bytes, Instant now, Emit&& emit) {
     if (bytes.empty()) return;
+    if (held_.empty() && owner_ && *owner_ != source && bar_) {
+      if (bytes[0] != '\r') emit(std::string_view("\n"));
+      owner_.reset();
+    }
     if (held_.empty() && (!owner_ || *owner_ == source)) {
       emit(bytes);
-      owner_ = bytes.back() == '\n' ? std::nullopt : std::optional<int>(source);
-      return;
+      return begun(source, bytes);
     }
     Held& mine = held_.try_emplace(source, Held{{}, now}).first->second;
     mine.bytes.append(bytes);
@@ -66,12 +71,11 @@ class LineTurns {
       if (owner_) {
         take_all(held_.find(*owner_), emit);
         if (held_.empty()) return;
-        emit(std::string_view("\n"));
+        if (owner_) emit(std::string_view("\n"));
         owner_.reset();
       }
       release(now, emit);
       if (held_.empty()) return;
-      owner_ = held_.begin()->first;
       take_all(held_.begin(), emit);
     }
   }
@@ -82,6 +86,17 @@ class LineTurns {
     Instant since;  // when the beginning of it came, or before
   };
   using Place = std::map<int, Held>::iterator;
+
+  /// `source` has written `bytes`, and may be within a line now.
+  void begun(int source, std::string_view bytes) {
+    const auto line = bytes.rfind('\n');
+    if (line == std::string_view::npos) {
+      bar_ = (bar_ && owner_ == source) || bytes.find('\r') != std::string_view::npos;
+    } else {
+      bar_ = bytes.find('\r', line) != std::string_view::npos;
+    }
+    owner_ = bytes.back() == '\n' ? std::nullopt : std::optional<int>(source);
+  }
 
   /// The whole lines that are held, the owner's first.
   template <class Emit>
@@ -117,10 +132,12 @@ class LineTurns {
     if (at == held_.end()) return;
     emit(std::string_view(at->second.bytes));
     held_bytes_ -= at->second.bytes.size();
+    begun(at->first, at->second.bytes);
     held_.erase(at);
   }
 
   std::optional<int> owner_;  // whose line is open in what was written
+  bool bar_ = false;          // and it is a progress bar
   std::map<int, Held> held_;
   std::size_t held_bytes_ = 0;
 };

@@ -56,18 +56,32 @@ TEST_CASE("who has begun a line ends it before another begins") {
   REQUIRE(!shown.turns.deadline());
 }
 
-TEST_CASE("a prompt or a progress bar keeps others waiting for a moment only") {
+TEST_CASE("a prompt keeps others waiting for a moment only") {
+  Shown shown;
+  shown.add(0, "(Pdb) ", 0);
+  shown.add(1, "error\n", 50);
+  REQUIRE(shown.turns.deadline() == at(1050));
+  shown.add(0, "p", 1049);
+  REQUIRE(shown.text == "(Pdb) ");
+  shown.tick(1050);
+  REQUIRE(shown.text == "(Pdb) p\nerror\n");
+  REQUIRE(!shown.turns.deadline());
+  shown.add(0, "x\n", 1100);
+  REQUIRE(shown.text == "(Pdb) p\nerror\nx\n");
+}
+
+TEST_CASE("a progress bar takes another's place at once, and lines begin behind it") {
   Shown shown;
   shown.add(0, "\r 10%", 0);
-  shown.add(1, "error\n", 50);
-  REQUIRE(shown.turns.deadline() == at(150));
-  shown.add(0, "\r 20%", 149);
-  REQUIRE(shown.text == "\r 10%");
-  shown.tick(150);
-  REQUIRE(shown.text == "\r 10%\r 20%\nerror\n");
-  REQUIRE(!shown.turns.deadline());
-  shown.add(0, "\r 30%", 200);
-  REQUIRE(shown.text == "\r 10%\r 20%\nerror\n\r 30%");
+  shown.add(1, "\r 12%", 1);
+  shown.add(0, "\r 20", 2);
+  shown.add(0, "%", 3);
+  shown.add(1, "error\n", 4);
+  REQUIRE(shown.text == "\r 10%\r 12%\r 20%\nerror\n");
+  shown.add(0, "\r100%\nbegun ", 5);
+  shown.add(1, "\r 90%", 6);
+  REQUIRE(shown.text == "\r 10%\r 12%\r 20%\nerror\n\r100%\nbegun ");
+  REQUIRE(shown.turns.deadline() == at(1006));
 }
 
 TEST_CASE("what is unfinished in the end is shown as lines") {
@@ -84,9 +98,9 @@ TEST_CASE("nobody is hurried who was not listened to") {
   shown.add(0, "a", 0);
   shown.add(1, "b\n", 1);
   shown.turns.excuse(at(1000));
-  shown.tick(1099);
+  shown.tick(1999);
   REQUIRE(shown.text == "a");
-  shown.tick(1100);
+  shown.tick(2000);
   REQUIRE(shown.text == "a\nb\n");
 }
 
