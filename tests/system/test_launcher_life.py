@@ -145,15 +145,15 @@ signal.pause()
     guardians = [wait_for(guardian, "the guardian")]
     for _ in range(2):
         os.kill(guardians[-1], signal.SIGKILL)
-        line = process.stderr.readline()
-        assert f"pid {guardians[-1]}, the guardian" in line and "takes its place" in line
+        wait_for(lambda: not os.path.exists(f"/proc/{guardians[-1]}"), "the guardian to be reaped")
         guardians.append(wait_for(guardian, "another guardian"))
-        assert f"pid {guardians[-1]} takes" in line
-        assert not os.path.exists(f"/proc/{guardians[-2]}")
     assert all(alive(pid) for pid in pids)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert_gone(pids + guardians[-1:])
+    said = process.communicate(timeout=30)[1]
+    for former, successor in zip(guardians, guardians[1:]):
+        assert f"pid {former}, the guardian" in said and f"was killed; pid {successor} takes its place" in said
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
