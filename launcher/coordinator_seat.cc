@@ -119,7 +119,7 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
 }
 
 std::string CoordinatorSeat::busy() const {
-  return busy_.empty() || !in_use_ ? busy_ : busy_ + net::busy_port_advice(job_.elastic.endpoint_port);
+  return busy_.empty() || !in_use_ ? busy_ : busy_ + net::busy_port_advice({}, job_.elastic.endpoint_port);
 }
 
 std::string CoordinatorSeat::title() const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/etcd_lease.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <boost/asio/as_tuple.hpp>
@@ -16,6 +17,16 @@ constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 constexpr Backoff::Options kBackoff{.first = Millis(100), .max = Millis(1000), .factor = 1.6, .jitter = 0.5};
 
 }  // namespace
+
+net::EtcdClientOptions client_options(const EtcdSettings& settings) {
+  net::EtcdClientOptions out;
+  for (const auto& member : settings.members) out.members.push_back({member.host, member.port});
+  out.tls = settings.tls;
+  // So that a silent member leaves time for another within the lease.
+  out.call_timeout =
+      std::clamp(Millis(settings.lease_ttl_seconds * 1000 / 4), Millis(1000), out.call_timeout);
+  return out;
+}
 
 EtcdLease::EtcdLease(asio::io_context& io, net::EtcdClient& client, std::int64_t ttl_seconds,
                      Callbacks callbacks)

@@ -15,10 +15,14 @@
 
 #include <muster/result.h>
 
+#include "launcher/job.h"
 #include "rendezvous/etcd_election.h"
 #include "rendezvous/net/etcd_client.h"
 
 namespace muster::launcher {
+
+/// Of a client on whose answers a lease depends.
+[[nodiscard]] net::EtcdClientOptions client_options(const EtcdSettings& settings);
 
 class EtcdLease : public std::enable_shared_from_this<EtcdLease> {
  public:

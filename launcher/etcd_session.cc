@@ -31,16 +31,6 @@ constexpr Backoff::Options kBackoff{.first = Millis(100), .max = Millis(2000), .
 // are told why their generation ends.
 constexpr Millis kSettleTime{2000};
 
-net::EtcdClientOptions client_options(const EtcdSettings& settings) {
-  net::EtcdClientOptions out;
-  for (const auto& member : settings.members) out.members.push_back({member.host, member.port});
-  out.tls = settings.tls;
-  // So that a silent member leaves time for another within the lease.
-  out.call_timeout =
-      std::clamp(Millis(settings.lease_ttl_seconds * 1000 / 4), Millis(1000), out.call_timeout);
-  return out;
-}
-
 }  // namespace
 
 class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
@@ -186,7 +176,10 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
     etcd::Txn txn;
     if (!entered_) txn.then.push_back(etcd::put(keys_.node(node_), etcd::encode(self_), lease_->id()));
     txn.then.push_back(etcd::get(keys_.coordinator));
-    if (term_) txn.then.push_back(etcd::get(keys_.nodes, keys_.nodes_end));
+    if (term_) {
+      txn.then.push_back(etcd::get(keys_.nodes, keys_.nodes_end));
+      txn.then.push_back(etcd::get(keys_.state));
+    }
     entered_ = true;  // unless it fails, or welcomed() comes meanwhile
     const auto seen = co_await client_.txn(std::move(txn));
     if (!seen) {
@@ -206,6 +199,7 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
         break;
       case Part::kStay:
         if (seen->found.size() > 1) attendance_.saw(keys_, seen->found[1], SteadyClock::now());
+        if (seen->found.size() > 2 && seen->found[2].empty()) spawn(state_->restore());
         arm_absences();
         break;
     }
@@ -280,7 +274,7 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
   net::EtcdClient::Watch watch_from(etcd::Revision revision) {
     net::EtcdClient::Watch out;
     out.key = keys_.coordinator;
-    if (term_) out.end = keys_.nodes_end;  // "coordinator" < "nodes/..." < "state"
+    if (term_) out.end = keys_.state + '\0';  // "coordinator" < "nodes/..." < "state"
     out.from = revision;
     out.probe = std::chrono::seconds(settings_.lease_ttl_seconds);
     out.heard = [weak = weak_from_this()](const etcd::WatchUpdate& update) {
@@ -295,6 +289,10 @@ class EtcdSession::Impl : public std::enable_shared_from_this<Impl> {
     told_ = true;
     for (const auto& event : update.events) {
       if (event.entry.key == keys_.coordinator) return false;
+      if (event.entry.key == keys_.state) {
+        if (event.deleted) spawn(state_->restore());
+        continue;
+      }
       attendance_.heard(keys_, event, SteadyClock::now());
     }
     arm_absences();

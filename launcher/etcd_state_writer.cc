@@ -27,6 +27,8 @@ EtcdStateWriter::EtcdStateWriter(asio::io_context& io, net::EtcdClient& client, 
 void EtcdStateWriter::begin(etcd::Revision term) {
   term_ = term;
   lease_ = 0;  // what the former coordinator wrote is written anew
+  written_.reset();
+  gone_ = false;
 }
 
 void EtcdStateWriter::end() {
@@ -53,7 +55,9 @@ asio::awaitable<void> EtcdStateWriter::write(State state, std::function<void()> 
   while (term && term_ == term) {
     const auto done = co_await write_once(*term, state);
     if (term_ != term) break;
+    if (done && *done && std::exchange(gone_, false)) continue;
     if (done && *done) {
+      written_ = std::move(state);
       written();
       break;
     }
@@ -101,7 +105,15 @@ asio::awaitable<void> EtcdStateWriter::keep_alive() {
   const etcd::LeaseId lease = lease_;
   const auto left = co_await client_.keep_alive(lease);
   if (left) renewal_ = now + kRenewal;
-  if (left && *left == 0 && lease_ == lease) lease_ = 0;
+  if (left && *left == 0 && lease_ == lease) co_await restore();
+}
+
+asio::awaitable<void> EtcdStateWriter::restore() {
+  const auto self = shared_from_this();
+  lease_ = 0;
+  gone_ = num_writes_ > 0;
+  if (gone_ || !term_ || !written_) co_return;
+  co_await write(written_, [] {});
 }
 
 }  // namespace muster::launcher

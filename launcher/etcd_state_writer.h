@@ -42,6 +42,8 @@ class EtcdStateWriter : public std::enable_shared_from_this<EtcdStateWriter> {
   boost::asio::awaitable<void> write(State state, std::function<void()> written);
   /// To be called more often than once in kRenewal.
   boost::asio::awaitable<void> keep_alive();
+  /// What was written last in this term is gone from etcd, with its lease: it is written again.
+  boost::asio::awaitable<void> restore();
 
   /// No write is under way any more; at once, or later. Once.
   void when_idle(std::function<void()> idle);
@@ -55,6 +57,8 @@ class EtcdStateWriter : public std::enable_shared_from_this<EtcdStateWriter> {
   boost::asio::steady_timer pause_;
   std::optional<etcd::Revision> term_;
   etcd::LeaseId lease_ = 0;
+  State written_;      // in this term
+  bool gone_ = false;  // told while a write was under way, which may have come before
   Instant renewal_{};
   int num_writes_ = 0;
   std::function<void()> idle_;

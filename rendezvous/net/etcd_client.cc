@@ -17,6 +17,9 @@ namespace asio = boost::asio;
 using LinePtr = std::shared_ptr<HttpLine>;
 
 constexpr std::size_t kMaxIdle = 4;
+// gRPC's metadata as etcd's gateway takes it (clientv3.WithRequireLeader): a member that is cut off from its
+// cluster ends the watch after three election time-outs. Without it a watch there is silent for ever.
+constexpr std::string_view kRequireLeader = "Grpc-Metadata-hasleader: true\r\n";
 
 tl::unexpected<Error> closed() {
   return fail(ErrorCode::kCancelled, "closed");
@@ -48,9 +51,12 @@ class EtcdClient::Impl : public std::enable_shared_from_this<Impl> {
     const auto self = shared_from_this();
     Result<std::string> out = closed();
     for (std::size_t i = 0; i < options_.members.size() && !closed_; ++i) {
+      const std::size_t turn = current_;
       out = co_await call_member(std::string(path), body);
       if (out || !elsewhere(out.error().code)) co_return out;
-      if (!closed_) ++current_;
+      if (closed_ || current_ != turn) continue;
+      ++current_;
+      if (const auto line = watching_.lock(); line && options_.members.size() > 1) line->close();
     }
     if (closed_) co_return closed();
     co_return out;
@@ -59,13 +65,14 @@ class EtcdClient::Impl : public std::enable_shared_from_this<Impl> {
   asio::awaitable<Error> watch(Watch watch) {
     const auto self = shared_from_this();
     interrupted_ = false;
+    const std::size_t turn = current_;
     const auto line = std::make_shared<HttpLine>(loop_, member().host, member().port);
     watching_ = line;
     Error error = co_await watch_over(line, std::move(watch));
     line->close();
     watching_.reset();
     if (closed_ || interrupted_) error = {ErrorCode::kCancelled, "interrupted"};
-    if (error.code != ErrorCode::kCancelled) ++current_;
+    if (error.code != ErrorCode::kCancelled && current_ == turn) ++current_;
     co_return error;
   }
 
@@ -135,8 +142,9 @@ class EtcdClient::Impl : public std::enable_shared_from_this<Impl> {
     const auto open = co_await line->open(options_.tls, current_ / options_.members.size(), deadline);
     if (!open) co_return not_open(open.error()).value();
     line->probe(watch.probe);
-    const auto sent = co_await line->post(std::string(etcd::kWatchPath),
-                                          etcd::watch_request(watch.key, watch.end, watch.from), deadline);
+    const auto sent =
+        co_await line->post(std::string(etcd::kWatchPath),
+                            etcd::watch_request(watch.key, watch.end, watch.from), deadline, kRequireLeader);
     if (!sent) co_return sent.error();
     HttpAnswer answer(options_.max_answer_bytes);
     etcd::WatchStream stream(options_.max_answer_bytes);

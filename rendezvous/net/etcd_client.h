@@ -62,8 +62,8 @@ class EtcdClient {
     /// False: it has heard enough.
     std::function<bool(const etcd::WatchUpdate&)> heard;
   };
-  /// Until `heard` has enough, which is kCancelled, or interrupt_watch() says so, or it breaks. One at a
-  /// time.
+  /// Until `heard` has enough, which is kCancelled, or interrupt_watch() says so, or it breaks: also when its
+  /// member has lost its cluster, or a call has found another member to be the better one. One at a time.
   [[nodiscard]] boost::asio::awaitable<Error> watch(Watch watch);
   void interrupt_watch();
 

@@ -133,10 +133,11 @@ std::string HttpAnswer::take_body() {
   return std::exchange(impl_->body, {});
 }
 
-std::string http_post(std::string_view host, std::string_view path, std::string_view body) {
+std::string http_post(std::string_view host, std::string_view path, std::string_view body,
+                      std::string_view fields) {
   return fmt::format(
-      "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}", path,
-      host, body.size(), body);
+      "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{}\r\n{}",
+      path, host, body.size(), fields, body);
 }
 
 }  // namespace muster::net

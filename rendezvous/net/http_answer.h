@@ -41,7 +41,8 @@ class HttpAnswer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// A POST of JSON. `host`: of the Host field.
-[[nodiscard]] std::string http_post(std::string_view host, std::string_view path, std::string_view body);
+/// A POST of JSON. `host`: of the Host field. `fields`: further ones, each a line with its end.
+[[nodiscard]] std::string http_post(std::string_view host, std::string_view path, std::string_view body,
+                                    std::string_view fields = {});
 
 }  // namespace muster::net

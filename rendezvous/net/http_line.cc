@@ -106,10 +106,11 @@ asio::awaitable<Result<std::string_view>> HttpLine::receive() {
   co_return std::string_view(plain_);
 }
 
-asio::awaitable<Result<void>> HttpLine::post(std::string path, std::string body, Instant deadline) {
+asio::awaitable<Result<void>> HttpLine::post(std::string path, std::string body, Instant deadline,
+                                             std::string_view fields) {
   const auto self = shared_from_this();
   arm(deadline);
-  std::string bytes = http_post(endpoint_, path, body);
+  std::string bytes = http_post(endpoint_, path, body, fields);
   if (tls_) {
     std::string out;
     if (const auto sealed = tls_->send(bytes, out); !sealed) co_return fail(sealed.error());

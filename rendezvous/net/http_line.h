@@ -30,7 +30,8 @@ class HttpLine : public std::enable_shared_from_this<HttpLine> {
 
   boost::asio::awaitable<Result<void>> open(std::optional<tls::Context> tls, std::size_t turn,
                                             Instant deadline);
-  boost::asio::awaitable<Result<void>> post(std::string path, std::string body, Instant deadline);
+  boost::asio::awaitable<Result<void>> post(std::string path, std::string body, Instant deadline,
+                                            std::string_view fields = {});
   /// Feeds the answer with what comes next, or with the end.
   boost::asio::awaitable<Result<void>> read(HttpAnswer& answer, Instant deadline);
 

@@ -56,11 +56,13 @@ std::uint16_t port_of(const sockaddr_storage& address) {
   return ntohs(port);
 }
 
-Error listen_error(const std::string& address, std::uint16_t port, int error_number, bool name_owner = true) {
+// `numeric`: of the address; empty: every one.
+Error listen_error(const std::string& address, const std::string& numeric, std::uint16_t port,
+                   int error_number, bool name_owner = true) {
   Error error = errno_error("listen on " + address, error_number);
   std::string advice;
   if (error_number == EADDRINUSE) {
-    if (name_owner) advice = busy_port_advice(port);
+    if (name_owner) advice = busy_port_advice(numeric, port);
   } else if (error_number == EACCES) {
     advice = "; ports below 1024 need root or CAP_NET_BIND_SERVICE";
   } else if (error_number == EADDRNOTAVAIL) {
@@ -114,7 +116,7 @@ Result<Listener> open_listener(const std::string& host, std::uint16_t port, bool
     v4.sin_addr.s_addr = htonl(INADDR_ANY);
     v4.sin_port = htons(port);
     if (const int error = bind_and_listen(reinterpret_cast<const sockaddr*>(&v4), sizeof v4, fd); error != 0)
-      return fail(listen_error(fmt::format("[::]:{0} and 0.0.0.0:{0}", port), port, error, name_owner));
+      return fail(listen_error(fmt::format("[::]:{0} and 0.0.0.0:{0}", port), {}, port, error, name_owner));
     return finish(std::move(fd));
   }
 
@@ -131,13 +133,17 @@ Result<Listener> open_listener(const std::string& host, std::uint16_t port, bool
                     host, port, ::gai_strerror(error)));
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
   int error = EADDRNOTAVAIL;
+  std::string numeric;
   for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
     error = bind_and_listen(at->ai_addr, at->ai_addrlen, fd);
     if (error == 0) return finish(std::move(fd));
+    char text[NI_MAXHOST] = "";
+    (void)::getnameinfo(at->ai_addr, at->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+    numeric = text;
     // Somebody serves this name already: half of it would divide its clients.
     if (error == EADDRINUSE) break;
   }
-  return fail(listen_error(fmt::format("{}:{}", host, port), port, error, name_owner));
+  return fail(listen_error(fmt::format("{}:{}", host, port), numeric, port, error, name_owner));
 }
 
 Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port) {
@@ -156,7 +162,7 @@ Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("inherited descriptor {} is bound to port {}, not to the port {} asked for", raw,
                             listener.port, port));
-  if (::listen(raw, INT32_MAX) != 0) return fail(listen_error(listener.address, listener.port, errno));
+  if (::listen(raw, INT32_MAX) != 0) return fail(listen_error(listener.address, {}, listener.port, errno));
   // An unbound socket gets its port from listen().
   return finish(std::move(listener.fd));
 }

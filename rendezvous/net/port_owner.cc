@@ -2,8 +2,11 @@
 #include "rendezvous/net/port_owner.h"
 
 #include <algorithm>
+#include <arpa/inet.h>
+#include <array>
 #include <cctype>
 #include <cstdlib>
+#include <cstring>
 #include <dirent.h>
 #include <memory>
 #include <sstream>
@@ -27,8 +30,46 @@ bool is_number(const char* text) {
                                       [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
-// "socket:[inode]" of every socket that listens on the port.
-std::vector<std::string> listening_sockets(std::uint16_t port) {
+// Of IPv6, or IPv4 mapped into it; all zeros: every address, of either.
+using Address = std::array<unsigned char, 16>;
+constexpr std::array<unsigned char, 12> kMapped = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+
+Address everywhere_if_zero(Address address) {
+  const bool is_zero = std::all_of(address.begin() + 12, address.end(), [](auto byte) { return byte == 0; });
+  if (is_zero && std::equal(kMapped.begin(), kMapped.end(), address.begin())) return {};
+  return address;
+}
+
+Address parse_address(std::string_view text) {
+  Address out{};
+  const std::string copy(text);
+  if (::inet_pton(AF_INET6, copy.c_str(), out.data()) == 1) return everywhere_if_zero(out);
+  out = {};
+  if (::inet_pton(AF_INET, copy.c_str(), out.data() + 12) != 1) return {};
+  std::copy(kMapped.begin(), kMapped.end(), out.begin());
+  return everywhere_if_zero(out);
+}
+
+// As in /proc/net/tcp: words of four bytes in this host's order, as hexadecimal numbers.
+Address parse_table_address(std::string_view hex) {
+  Address out{};
+  if (hex.size() != 8 && hex.size() != 32) return out;
+  std::size_t at = hex.size() == 8 ? 12 : 0;
+  if (at == 12) std::copy(kMapped.begin(), kMapped.end(), out.begin());
+  for (std::size_t i = 0; i < hex.size(); i += 8, at += 4) {
+    const auto word =
+        static_cast<std::uint32_t>(std::strtoul(std::string(hex.substr(i, 8)).c_str(), nullptr, 16));
+    std::memcpy(out.data() + at, &word, sizeof word);
+  }
+  return everywhere_if_zero(out);
+}
+
+bool conflict(const Address& a, const Address& b) {
+  return a == b || a == Address{} || b == Address{};
+}
+
+// "socket:[inode]" of every socket that listens there.
+std::vector<std::string> listening_sockets(const Address& address, std::uint16_t port) {
   std::vector<std::string> out;
   const std::string port_field = fmt::format(":{:04X}", port);
   for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
@@ -41,7 +82,9 @@ std::vector<std::string> listening_sockets(std::uint16_t port) {
       std::istringstream fields(line);
       std::string sl, local, remote, state, queues, timer, retransmits, uid, timeout, inode;
       fields >> sl >> local >> remote >> state >> queues >> timer >> retransmits >> uid >> timeout >> inode;
-      if (state == "0A" && local.ends_with(port_field)) out.push_back("socket:[" + inode + "]");
+      if (state != "0A" || !local.ends_with(port_field)) continue;
+      if (conflict(address, parse_table_address(std::string_view(local).substr(0, local.size() - 5))))
+        out.push_back("socket:[" + inode + "]");
     }
   }
   return out;
@@ -73,20 +116,25 @@ std::string command_of(const std::string& pid) {
 
 }  // namespace
 
-std::string describe_port_owner(std::uint16_t port) {
-  const auto sockets = listening_sockets(port);
+std::string describe_port_owner(std::string_view address, std::uint16_t port) {
+  const auto sockets = listening_sockets(parse_address(address), port);
   if (sockets.empty()) return {};
+  constexpr int kMost = 3;
+  int count = 0;
+  std::string out;
   const Dir proc(::opendir("/proc"));
   while (const dirent* entry = proc ? ::readdir(proc.get()) : nullptr) {
     if (!is_number(entry->d_name)) continue;
     const std::string pid = entry->d_name;
-    if (holds("/proc/" + pid + "/fd", sockets)) return fmt::format("pid {} ({})", pid, command_of(pid));
+    if (!holds("/proc/" + pid + "/fd", sockets)) continue;
+    out += fmt::format("{}pid {} ({})", out.empty() ? "" : " and ", pid, command_of(pid));
+    if (++count == kMost) break;
   }
-  return "a process of another user";
+  return out.empty() ? "a process of another user" : out;
 }
 
-std::string busy_port_advice(std::uint16_t port) {
-  const std::string owner = describe_port_owner(port);
+std::string busy_port_advice(std::string_view address, std::uint16_t port) {
+  const std::string owner = describe_port_owner(address, port);
   return fmt::format(
       "; the port is held by {}; end that process or choose another port (0 takes any free one)",
       owner.empty() ? "a socket in no listening state" : owner);

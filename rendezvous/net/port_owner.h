@@ -5,13 +5,16 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace muster::net {
 
 /// "pid 1234 (python3 train.py)"; "a process of another user" when it cannot be seen; "" when nobody listens.
-[[nodiscard]] std::string describe_port_owner(std::uint16_t port);
+/// `address`: numeric, where one would listen; empty: everywhere. A socket on the same port of another
+/// address is in nobody's way. Several that are: the first three.
+[[nodiscard]] std::string describe_port_owner(std::string_view address, std::uint16_t port);
 
 /// The same as the end of an error's text, with what to try.
-[[nodiscard]] std::string busy_port_advice(std::uint16_t port);
+[[nodiscard]] std::string busy_port_advice(std::string_view address, std::uint16_t port);
 
 }  // namespace muster::net

@@ -3,7 +3,10 @@
 #include <array>
 #include <cstdio>
 #include <memory>
+#include <netinet/in.h>
 #include <string>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
@@ -81,6 +84,29 @@ TEST_CASE(
                      Catch::Contains("pid " + std::to_string(first.pid()) + " (") &&
                      Catch::Contains("musterd --host 127.0.0.1"));
   }
+}
+
+TEST_CASE("who listens on the same port of another address is not taken for the one that is in the way") {
+  // This process has a smaller pid than the daemon: it is found first.
+  const auto listen = [](std::uint16_t port) {
+    UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+    REQUIRE(::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    REQUIRE(::listen(fd.get(), 1) == 0);
+    return fd;
+  };
+  Musterd first = Musterd::listening();
+  const UniqueFd other = listen(first.port());
+  const std::string port = std::to_string(first.port());
+  const std::string there = refusal({"--port", port, "--host", "127.0.0.1"}).second;
+  REQUIRE_THAT(there, Catch::Contains("pid " + std::to_string(first.pid()) + " (") &&
+                          !Catch::Contains("pid " + std::to_string(::getpid()) + " ("));
+  const std::string everywhere = refusal({"--port", port}).second;
+  REQUIRE_THAT(everywhere, Catch::Contains("pid " + std::to_string(first.pid()) + " (") &&
+                               Catch::Contains("pid " + std::to_string(::getpid()) + " ("));
 }
 
 TEST_CASE("wrong arguments are refused in one line") {

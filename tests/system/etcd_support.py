@@ -85,15 +85,63 @@ class Etcd:
         self.log.close()
 
 
+class Cluster:
+    """Three members, each on a host of its own: node i of `nodes` runs member i."""
+
+    def __init__(self, folder, nodes):
+        self.nodes, self.logs, self.members = nodes, [], []
+        hosts = [nodes.address(i) for i in range(3)]
+        self.endpoints = [f"{host}:2379" for host in hosts]
+        peers = [f"http://{host}:2380" for host in hosts]
+        for i in range(3):
+            client = f"http://{self.endpoints[i]}"
+            self.logs.append(open(folder / f"etcd{i}.log", "a"))
+            self.members.append(subprocess.Popen(nodes.command(
+                i, "etcd", f"--name=m{i}", f"--data-dir={folder}/etcd{i}", f"--listen-client-urls={client}",
+                f"--advertise-client-urls={client}", f"--listen-peer-urls={peers[i]}",
+                f"--initial-advertise-peer-urls={peers[i]}", "--unsafe-no-fsync", "--heartbeat-interval=50",
+                "--election-timeout=500", "--initial-cluster=" + ",".join(f"m{j}={peers[j]}" for j in range(3))),
+                stdout=self.logs[i], stderr=self.logs[i], cwd=folder))
+        wait_for(lambda: all(self.healthy(i) for i in range(3)), "three members to serve", 60)
+
+    def ctl(self, member, *words):
+        """Through that member alone."""
+        return subprocess.run(
+            self.nodes.command(member, "etcdctl", f"--endpoints={self.endpoints[member]}", *words), timeout=20, text=True,
+            capture_output=True, env={**clean_environment(), "ETCDCTL_API": "3"})
+
+    def healthy(self, member):
+        return self.ctl(member, "endpoint", "health").returncode == 0
+
+    def leader(self):
+        status = json.loads(self.ctl(0, "endpoint", "status", "--cluster", "-w", "json").stdout)
+        leads, = [one["Endpoint"] for one in status if one["Status"]["leader"] == one["Status"]["header"]["member_id"]]
+        return self.endpoints.index(leads.removeprefix("http://"))
+
+    def isolate(self, member):
+        """It and its peers hear nothing of each other; its clients notice nothing."""
+        for other in {0, 1, 2} - {member}:
+            self.nodes.lose(member, other)
+            self.nodes.lose(other, member)
+        wait_for(lambda: not self.healthy(member), "the member to be without a leader", 30)
+
+    def close(self):
+        for member in self.members:
+            member.kill()
+            member.wait()
+        for log in self.logs:
+            log.close()
+
+
 class EtcdJob:
     """Launchers on this host, one per node; what they print goes to files that tests can watch."""
 
     def __init__(self, tmp_path, endpoint):
         self.tmp_path, self.endpoint, self.running, self.files = tmp_path, endpoint, {}, []
 
-    def start(self, name, script, *, nnodes, restarts=0, conf="", ranks=1, endpoint=None, options=(), **env):
+    def start(self, name, script, *, nnodes, restarts=0, conf="", ranks=1, endpoint=None, options=(), wrap=(), **env):
         conf = ",".join(filter(None, [f"lease_ttl={LEASE}", "cool_down=0", "last_call_timeout=0.3", conf]))
-        command = [MUSTER, f"--nnodes={nnodes}", "--rdzv-backend=etcd", f"--rdzv-endpoint={endpoint or self.endpoint}",
+        command = [*wrap, MUSTER, f"--nnodes={nnodes}", "--rdzv-backend=etcd", f"--rdzv-endpoint={endpoint or self.endpoint}",
                    f"--max-restarts={restarts}", f"--rdzv-conf={conf}", f"--local-addr=host-{name}",
                    f"--nproc-per-node={ranks}", *options, script]
         out, err = (open(self.tmp_path / f"{name}.{kind}", "w") for kind in ("out", "err"))

@@ -125,6 +125,24 @@ def test_an_agent_cut_off_from_etcd_gives_way_and_never_runs_a_second_coordinato
     assert all(generations(job.err(n)) == [0] for n in "abc")
 
 
+def test_a_state_whose_lease_is_lost_is_written_again_at_once(job, etcd, tmp_path):
+    script = write(tmp_path, "stay.py", STAY)
+    begin(job, script, "a", "b", nnodes="1:2", restarts=1)
+    job.started("2.0", 0, 1)
+    leases = []
+    for _ in range(2):
+        entry = lambda: json.loads(etcd.ctl("get", "/muster/none/state", "-w", "json")).get("kvs", [{}])[0]
+        leases.append(entry()["lease"])
+        etcd.ctl("lease", "revoke", f"{leases[-1]:x}")
+        wait_for(lambda: entry().get("lease", leases[-1]) != leases[-1], f"the state to be there again: {job.err('a')}", 30)
+    # So that whoever comes next goes on with it.
+    job.running["a"].kill()
+    job.said("b", "takes over the coordinator of job none: generation \\d, 0 of 1")
+    job.started("1.1", 0)
+    (tmp_path / "go").touch()
+    assert job.codes("b") == [0], job.err("b")
+
+
 def test_a_frozen_coordinator_is_replaced_and_is_told_so_when_it_wakes(job, tmp_path):
     script = write(tmp_path, "stay.py", STAY)
     begin(job, script, "a", "b", "c", conf="keep_alive_interval=1,keep_alive_max_attempt=3")

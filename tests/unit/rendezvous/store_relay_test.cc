@@ -253,21 +253,6 @@ TEST_CASE("a large value goes in pieces between which others have their turn") {
   REQUIRE(big.take() == text(value));
 }
 
-TEST_CASE("a client that does not read is sent no more than its window") {
-  RelayedNodes nodes(1);
-  Worker slow = nodes.worker(0);
-  const std::string value(std::size_t{2} << 20, 'x');
-  slow.send({.op = Op::kSet, .key = "/big", .value = value});
-  nodes.run();
-  slow.stop_reading();
-  slow.send({.op = Op::kGet, .key = "/big"});
-  nodes.run();
-  REQUIRE(nodes.relay(0).answers(slow.id()).size() <= RelayedNodes::kWindow);
-  slow.read_on();
-  nodes.run();
-  REQUIRE(slow.take() == text(value));
-}
-
 TEST_CASE(
     "a client that does not read is sent no more than its window, however often the connection breaks") {
   RelayedNodes nodes(1);
