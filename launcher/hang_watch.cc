@@ -15,7 +15,10 @@ constexpr Millis kLate{1000};
 HangWatch::HangWatch(const HangRules& rules, std::size_t workers, Instant now) : rules_(rules) {
   if (rules.watch == HangRules::Watch::kOff || workers == 0) return;
   workers_.resize(workers);
-  for (Worker& worker : workers_) worker.moved = now;
+  for (Worker& worker : workers_) {
+    worker.last.running = true;
+    worker.moved = now;
+  }
   plan_next(now);
 }
 
@@ -51,7 +54,7 @@ bool HangWatch::take(Worker& worker, const LifeSign& sign, Instant now) {
   if (moved) {
     ++worker.signs;
     if (was_watched && settled)
-      longest_ = std::max(longest_, std::chrono::duration_cast<Millis>(now - worker.moved));
+      longest_ = std::max(longest_, std::chrono::duration_cast<Millis>(now - worker.moved) + between_);
   }
   // Who begins to be watched, or no longer is, has time from now on.
   if (moved || was_watched != is_watched(worker)) worker.moved = now;

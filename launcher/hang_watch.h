@@ -2,8 +2,8 @@
 // HangWatch: decides which workers of a node hang, from what a look at each of them has seen now and then. A
 // sign of life is any change of what is seen; how long nothing may change is --hang-timeout, or follows from
 // the pauses that the workers have made so far. Pure: looks and times in, names out. Looks are rare (a
-// quarter of the limit, a minute at most), so that a pause is known as somewhat longer than it was: the
-// limit errs on the side of patience.
+// quarter of the limit, half a minute at most), so that a pause is taken for up to two looks longer than it
+// was: the limit errs on the side of patience.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ class HangWatch {
   static constexpr std::chrono::minutes kFirstSteps{30};
   /// Signs of a worker whose first steps are over, unless it says so itself.
   static constexpr int kFirstSigns = 3;
-  static constexpr std::chrono::seconds kMostBetweenLooks{60};
+  static constexpr std::chrono::seconds kMostBetweenLooks{30};
 
   HangWatch(const HangRules& rules, std::size_t workers, Instant now);
 

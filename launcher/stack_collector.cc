@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "launcher/line_splitter.h"
+#include "launcher/process_state.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -27,11 +28,10 @@ constexpr std::size_t kMostOutput = std::size_t{1} << 20;
 constexpr std::size_t kMostLine = 512;
 constexpr int kKillPatienceMs = 1000;
 
-char state_of(pid_t pid) {
-  const auto stat = read_file(fmt::format("/proc/{}/stat", pid), 4096);
-  if (!stat) return '?';
-  const auto close = stat->rfind(')');
-  return close == std::string::npos || close + 2 >= stat->size() ? '?' : (*stat)[close + 2];
+/// By a signal or a debugger.
+bool is_stopped(pid_t pid) {
+  const auto threads = read_threads(pid, 1);
+  return !threads.empty() && (threads[0].state == 'T' || threads[0].state == 't');
 }
 
 bool executable(const std::string& path) {
@@ -60,7 +60,6 @@ struct StackCollector::Job {
   bool over = false;
   Task task{};
   StackTool tool = StackTool::kGdb;
-  bool was_stopped = false;  // the worker, before the tool came
   UniqueFd pidfd;
   asio::posix::stream_descriptor output;
   asio::steady_timer deadline;
@@ -98,6 +97,11 @@ void StackCollector::collect(std::vector<RankEvidence>& ranks, std::function<voi
   over_ = false;
   for (RankEvidence& rank : ranks) {
     if (!rank.runs() || rank.pid <= 1) continue;
+    // gdb would stop it once more when it goes, perhaps after somebody else has let it go on.
+    if (is_stopped(rank.pid)) {
+      rank.tool_problem = "what is stopped is left alone";
+      continue;
+    }
     Task task{&rank, {}};
     for (const StackTool tool : tools_for(rank.python))
       if (!find(tool).empty()) task.tools.push_back(tool);
@@ -151,8 +155,6 @@ bool StackCollector::start(Task task, StackTool tool, const std::string& path) {
   for (const auto& [name, value] : environment_)
     if (name != "DEBUGINFOD_URLS" && name != "LD_PRELOAD") environment.add(fmt::format("{}={}", name, value));
   auto job = std::make_shared<Job>(io_);
-  const char state = state_of(task.rank->pid);
-  job->was_stopped = state == 'T' || state == 't';
   auto spawned =
       spawner_.spawn({path.c_str(), arguments.data(), environment.data(), writer.get(), writer.get(), {}});
   if (!spawned) return false;
@@ -208,7 +210,7 @@ void StackCollector::finish(std::shared_ptr<Job> job, bool in_time) {
   }
   if (rank.stacks.empty() && !over_) open_.push_front(std::move(job->task));
   // A tool stops the worker to trace it; one that was killed at that moment has left it so.
-  if (!in_time && !job->was_stopped && state_of(rank.pid) == 'T') ::kill(rank.pid, SIGCONT);
+  if (!in_time && is_stopped(rank.pid)) ::kill(rank.pid, SIGCONT);
   asio::post(io_, [this, alive = alive_] {
     if (*alive) next();
   });

@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
     progress.enter("forward");
     if (step != 5 || !waits) continue;
     const bool stuck = rank == std::atoi(argv[2]);
-    progress.enter(stuck ? "data" : "all_reduce");
+    stuck ? progress.enter("data") : progress.enter("all_reduce");
     if (!(stuck ? load_batch(fd) : all_reduce_of_peers(fd))) return 4;
   }
   return 0;

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers that hang, seen from outside: who is named, with which evidence, and what follows."""
+import glob
 import json
 import os
 import re
@@ -9,10 +10,10 @@ import sys
 
 import pytest
 
-from launcher_support import BIN, MUSTER, clean_environment, muster, read_report, wait_for
+from launcher_support import BIN, clean_environment, muster, read_report, wait_for
 
 # The first steps have all the time they want on a busy machine; the limit is for those that come after.
-TIMEOUT = "--hang-timeout=1:60"
+TIMEOUT = "--hang-timeout=0.5:60"
 
 
 class Err:
@@ -72,7 +73,7 @@ def test_the_rank_that_others_wait_for_is_named_with_its_stack_and_the_job_goes_
     process = start(muster, err)
     err.wait(r"all stacks and states are in \S+hang\.json\n")
     text = err.text()
-    assert re.search(r"^muster: hang on \S+: no sign of life of ranks 0-2 for \d\S* m?s \(limit 1\.0 s\); nothing is done about it", text)
+    assert re.search(r"^muster: hang on \S+: no sign of life of ranks 0-2 for \d\S* m?s \(limit 500 ms\); nothing is done about it", text)
     assert '\n  odd one out: rank 1: at the same step, but in "data"\n' in text
     assert re.search(r'\n  rank 1: "epoch 1 step 5/8 data", sleeping in read\(\d+ -> \S+go\.1\), \w+\n    gdb: read <- load_batch <- main\n', text)
     assert re.search(r'\n  ranks 0,2: "epoch 1 step 5/8 all_reduce", sleeping in read.*\n    gdb: read <- all_reduce_of_peers <- main\n', text)
@@ -143,12 +144,6 @@ def test_restart_spends_a_restart_and_the_job_succeeds(muster, err):
     assert read_hangs(muster)[0]["odd_ranks"] == [1]
 
 
-def test_where_no_restart_is_left_a_hang_ends_the_job(muster, err):
-    process = start(muster, err, "--on-hang=restart")
-    assert process.wait(60) == 124
-    assert read_report(muster.tmp_path / "logs")["root_cause"]["cause"] == "hang"
-
-
 def test_a_python_worker_that_writes_lines_of_progress(muster, err):
     folder, env = without_tools(muster)
     tool(folder, "py-spy", """echo "Process $3: python3 train.py"
@@ -163,13 +158,13 @@ def next_batch():
 for step in range(1, 1000):
     with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file: file.write(f"step {step}\\n")
     time.sleep(0.02)  # a step
-    if step == 80 + rank: next_batch()
+    if step == 60 + rank: next_batch()
 """)
     process = muster.start("--nproc-per-node=2", TIMEOUT, "--on-hang=stop", "--log-dir=logs", script, stderr=err.file, env=env)
     assert process.wait(90) == 124
     (hang,) = read_hangs(muster)
-    assert hang["odd_ranks"] == [0] and hang["why"] == "behind the others: step 80, the others step 81"
-    assert (hang["ranks"][0]["progress"], hang["ranks"][0]["tool"]) == ("step 80", "py-spy")
+    assert hang["odd_ranks"] == [0] and hang["why"] == "behind the others: step 60, the others step 61"
+    assert (hang["ranks"][0]["progress"], hang["ranks"][0]["tool"]) == ("step 60", "py-spy")
     assert "py-spy: next_batch (train.py:7) <- <module> (train.py:12)" in err.text()
     assert read_report(muster.tmp_path / "logs")["root_cause"]["rank"] == 0
 
@@ -178,7 +173,7 @@ for step in range(1, 1000):
 def test_of_a_python_worker_without_py_spy_the_native_stack_is_shown(muster, err):
     script = muster.script("train.py", "import os\nos.read(os.pipe()[0], 1)\n")
     # Nothing is said: its output would be the sign of life.
-    process = muster.start("--nproc-per-node=1", "--hang-timeout=2:2", "--on-hang=stop", "--log-dir=logs", script, stderr=err.file)
+    process = muster.start("--nproc-per-node=1", "--hang-timeout=1.5:1.5", "--on-hang=stop", "--log-dir=logs", script, stderr=err.file)
     assert process.wait(90) == 124
     (hang,) = read_hangs(muster)
     (rank,) = hang["ranks"]
@@ -189,7 +184,7 @@ def test_of_a_python_worker_without_py_spy_the_native_stack_is_shown(muster, err
 def test_output_is_a_sign_of_life_where_muster_sees_it(muster, err):
     script = muster.script("train.py", """
 import os, time
-for step in range(100):
+for step in range(60):
     print("step", step, flush=True)
     time.sleep(0.02)  # a step
 os.read(os.pipe()[0], 1)
@@ -202,7 +197,7 @@ os.read(os.pipe()[0], 1)
 def test_a_heartbeat_file_is_a_sign_of_life(muster, err):
     script = muster.script("train.py", """
 import os, pathlib, sys, time
-for step in range(100):
+for step in range(60):
     pathlib.Path(sys.argv[1], "beat." + os.environ["RANK"]).touch()
     time.sleep(0.02)  # a step
 os.read(os.pipe()[0], 1)
@@ -223,7 +218,7 @@ while not os.path.exists("done"):
     with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file: file.write(f"step {step}\\n")
     time.sleep(0.02)  # a step
 """)
-    process = muster.start("--nproc-per-node=2", "--hang-timeout=1:5", "--log-dir=logs", script, stderr=err.file)
+    process = muster.start("--nproc-per-node=2", "--hang-timeout=0.5:2", "--log-dir=logs", script, stderr=err.file)
     pid = int(wait_for(lambda: (muster.tmp_path / "pid1").exists() and (muster.tmp_path / "pid1").read_text(), "the worker"))
     os.kill(pid, signal.SIGSTOP)
     err.wait(r"odd one out: rank 1: stopped by a signal \(SIGSTOP\)\n")
@@ -239,14 +234,14 @@ def test_a_slow_first_step_is_no_hang(muster):
     script = muster.script("train.py", """
 import os, time
 with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file: file.write("step 1\\n")
-time.sleep(1.5)  # it compiles
+time.sleep(1)  # it compiles
 """)
     result = muster.run("--nproc-per-node=2", "--hang-timeout=0.2:60", "--on-hang=stop", script)
     assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_who_says_nothing_is_left_alone_by_default(muster):
-    result = muster.run("--nproc-per-node=2", "--on-hang=stop", "sleep", "1.5")
+    result = muster.run("--nproc-per-node=2", "--on-hang=stop", "sleep", "1")
     assert (result.returncode, result.stderr) == (0, "")
 
 
@@ -268,13 +263,17 @@ def test_the_runtime_tells_epoch_step_and_phase(muster):
 
     def children():
         with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
-            return [pid for pid in map(int, file.read().split()) if "fashion_mnist" in open(f"/proc/{pid}/cmdline").read()]
+            return [pid for pid in map(int, file.read().split()) if open(f"/proc/{pid}/cmdline").read().startswith(str(BIN / "fashion_mnist"))]
 
     def training():
-        return [path for path in __import__("glob").glob("/dev/shm/muster_*/attempt_0.*") if owner(path) and open(path, "rb").read(512)[32:40] > bytes(8)]
+        return [path for path in glob.glob("/dev/shm/muster_*/attempt_0.*") if owned(path) and steps(path) > 0]
 
-    def owner(path):
-        return any(f"MUSTER_PROGRESS_FILE={path}".encode() in open(f"/proc/{pid}/environ", "rb").read() for pid in children())
+    def owned(path):
+        return any(f"MUSTER_PROGRESS_FILE={path}\0".encode() in open(f"/proc/{pid}/environ", "rb").read() for pid in children())
+
+    def steps(path):
+        with open(path, "rb") as file:
+            return int.from_bytes(file.read(512)[32:40], sys.byteorder)
 
     wait_for(lambda: len(training()) == 2, "both ranks to train")
     os.kill(children()[0], signal.SIGKILL)

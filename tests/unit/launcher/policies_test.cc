@@ -83,6 +83,35 @@ TEST_CASE("the grace of a stop can be set until it begins") {
   REQUIRE(attempt.deadline() == kStart + Millis(1800));
 }
 
+TEST_CASE("a hang ends the attempt once, and is another's failure where that came first") {
+  Supervision attempt(2, kGrace);
+  Orders stop;
+  stop.signal_all = SIGTERM;
+  stop.announce = true;
+  REQUIRE(attempt.hung(kStart) == stop);
+  REQUIRE(attempt.end() == AttemptEnd::kHung);
+  REQUIRE(attempt.hung(kStart) == Orders{});
+  (void)attempt.worker_ended(0, {.signal = SIGTERM}, false, kStart);
+  REQUIRE(attempt.stopped_by_us(0));
+  Supervision failed(2, kGrace);
+  (void)failed.worker_ended(0, kSeven, true, kStart);
+  REQUIRE(failed.hung(kStart) == Orders{});
+  REQUIRE(failed.end() == AttemptEnd::kWorkerFailed);
+  Supervision over(1, kGrace);
+  (void)over.worker_ended(0, kOk, true, kStart);
+  REQUIRE(over.hung(kStart) == Orders{});
+}
+
+TEST_CASE("a hang is worth a restart where that was asked for and one is left") {
+  RestartRules rules;
+  REQUIRE(after(AttemptEnd::kHung, kExitHang, 0, 3, rules) == Next::kExit);
+  rules.after_hang = true;
+  REQUIRE(after(AttemptEnd::kHung, kExitHang, 0, 3, rules) == Next::kRestart);
+  REQUIRE(after(AttemptEnd::kHung, kExitHang, 3, 3, rules) == Next::kExit);
+  rules.final_codes = *ExitCodes::parse("124");
+  REQUIRE(after(AttemptEnd::kHung, kExitHang, 0, 3, rules) == Next::kExit);
+}
+
 TEST_CASE("an attempt in which all workers exit with 0 succeeds without orders") {
   Supervision attempt(2, kGrace);
   REQUIRE(attempt.worker_ended(1, kOk, false, kStart) == Orders{});

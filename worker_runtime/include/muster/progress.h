@@ -3,8 +3,8 @@
 // failure shows the last word, and where nothing is said for too long it takes the worker for one that hangs
 // (muster --hang-timeout). The trainer reports for itself; a loop of one's own makes an object of this. Costs
 // 11 ns per step with five phases: stores into memory that the launcher reads when it wants to know, no
-// system call. Several objects of a process write to the same place, each from one thread. Without a launcher, or
-// where its file cannot be written, what is said goes nowhere: nothing here fails.
+// system call. Several objects of a process write to the same place, each from one thread. Without a
+// launcher, or where its file cannot be written, what is said goes nowhere: nothing here fails.
 #pragma once
 
 #include <array>
