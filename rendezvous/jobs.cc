@@ -316,6 +316,7 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
     }
     if (std::holds_alternative<membership::Closed>(outcome)) {
       effects.log.push_back(fmt::format("job {}: over, {}", job.name, cause_text(job.round.ending)));
+      if (job.round.ending.kind == membership::Cause::Kind::kSucceeded) turn_away_surplus(job, effects);
       effects.deliveries.push_back({everybody(job), control::Closed{job.round.ending}, false});
     }
   }

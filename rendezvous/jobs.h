@@ -136,6 +136,7 @@ class Jobs {
   [[nodiscard]] static bool is_deserted(const Job& job);
   void settle(Job& job, Instant now, JobsEffects& effects);
   void tell_world(const Job& job, JobsEffects& effects) const;
+  void turn_away_surplus(Job& job, JobsEffects& effects);
   void tell_member(const Job& job, std::size_t group_rank, JobsEffects& effects) const;
   void keep(Job& job, Instant now);
   void forget(const Job& job);

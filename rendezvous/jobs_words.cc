@@ -82,6 +82,23 @@ void Jobs::tell_member(const Job& job, std::size_t group_rank, JobsEffects& effe
   effects.deliveries.push_back({{job.connections.at(slot.node)}, std::move(out), false});
 }
 
+// It may have been meant for a job of its own, which has not run: no success.
+void Jobs::turn_away_surplus(Job& job, JobsEffects& effects) {
+  for (const membership::NodeId& node : membership::surplus(job.round, job.settings)) {
+    const auto at = job.connections.find(node);
+    if (at == job.connections.end()) continue;
+    clients_.at(at->second).node.reset();
+    refuse(at->second, control::Refused::Reason::kOver,
+           fmt::format("the job succeeded without this node, which was one more than --nnodes={} and "
+                       "--spares={}: nothing was run here; was it meant for another job, which needs another "
+                       "--rdzv-id?",
+                       membership::nodes_text(job.settings), job.settings.spares),
+           effects);
+    membership::left(job.round, node, {});
+    detach(job, node);
+  }
+}
+
 void Jobs::tell_reason(Job& job, Instant now, JobsEffects& effects) {
   if (job.round.phase != Phase::kGathering || !job.changed || now < job.told_at + options_.explain_interval)
     return;

@@ -77,7 +77,7 @@ SHOWN_BY = {
     "c10d: who is rank 0": (_ELASTIC, "test_two_nodes_of_different_size_gather_at_the_agent_of_the_endpoint"),
     "c10d: a node lost, MIN are left": (_FAULTS, "test_a_killed_agent_is_told_at_once_and_the_rest_goes_on"),
     "c10d: `MASTER_ADDR`": (_ELASTIC, "test_of_the_first_node_s_addresses_the_one_that_answers_is_used"),
-    "c10d: nodes beyond MAX": (_FAULTS, "test_a_spare_that_was_not_needed_ends_in_success"),
+    "c10d: nodes beyond MAX": (_FAULTS, "test_a_second_job_by_the_same_name_that_never_ran_is_no_success"),
     "c10d: signal to one node": (_FAULTS, "test_a_signalled_node_leaves_where_the_rest_suffices"),
 }
 

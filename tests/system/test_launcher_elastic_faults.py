@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from elastic_support import STAY, job, write  # noqa: F401
-from launcher_support import alive, wait_for
+from elastic_support import PORT, STAY, job, write  # noqa: F401
+from launcher_support import BIN, alive, wait_for
 
 
 FAIL = """
@@ -111,6 +111,21 @@ def test_a_spare_that_was_not_needed_ends_in_success(job, tmp_path):
     assert it.codes(0, 1) == [0, 0]
     assert "the job succeeded without this node" in it.err(1)
     assert it.out(1) == ""
+
+
+def test_a_second_job_by_the_same_name_that_never_ran_is_no_success(job, tmp_path):
+    it = job(2)
+    script = write(tmp_path, "stay.py", STAY)
+    it.spawn("d", 0, BIN / "musterd", f"--port={PORT}")
+    it.start(0, 1, script, nnodes=1, backend="muster")
+    it.started("1.0", 0)
+    it.start(1, 1, "touch", tmp_path / "ran", nnodes=1, backend="muster")
+    it.said(1, "the job is full, waits for a place .another job needs another --rdzv-id.")
+    (tmp_path / "go").touch()
+    assert it.codes(0, 1) == [0, 69], it.err(1)
+    assert re.search(r"error: rendezvous: .*succeeded without this node.*one more than --nnodes=1 and --spares=0: nothing was "
+                     r"run here.*another --rdzv-id.*exit status 69", it.err(1))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_losing_the_coordinator_ends_the_others_and_names_it(job, tmp_path):

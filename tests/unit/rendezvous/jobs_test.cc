@@ -18,6 +18,7 @@ struct Table {
     message.request.host = "n" + std::to_string(node);
     message.settings.min_nodes = message.settings.max_nodes = nodes;
     message.settings.max_restarts = 1;
+    message.settings.spares = spares;
     jobs.receive(connection, message, now, effects);
   }
   // What a connection was told last, of one kind.
@@ -33,6 +34,7 @@ struct Table {
   Jobs jobs;
   JobsEffects effects;
   Instant now{1h};
+  int spares = 0;
 };
 
 }  // namespace
@@ -78,6 +80,35 @@ TEST_CASE("a spare is told that it is one, and swapped in") {
   REQUIRE(assignment->group_rank == 0);
   REQUIRE(assignment->generation == 1);
   REQUIRE(assignment->restarts_used == 1);
+}
+
+TEST_CASE("a node beyond MAX and the spares that never ran is no success") {
+  Table t;
+  t.join(1, "a", 1, 1);
+  t.join(2, "a", 2, 1);
+  REQUIRE(t.told<control::Waiting>(2)->text.find("needs another --rdzv-id") != std::string::npos);
+  t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
+  REQUIRE(t.told<control::Closed>(1)->cause.kind == membership::Cause::Kind::kSucceeded);
+  REQUIRE_FALSE(t.told<control::Closed>(2));
+  const auto refused = t.told<control::Refused>(2);
+  REQUIRE(refused);
+  REQUIRE(refused->reason == control::Refused::Reason::kOver);
+  REQUIRE(refused->text.find("one more than --nnodes=1 and --spares=0") != std::string::npos);
+  REQUIRE(refused->text.find("--rdzv-id") != std::string::npos);
+}
+
+TEST_CASE(
+    "of those that wait outside the first ones are the spares, and the others are told that nothing ran") {
+  Table t;
+  t.spares = 1;
+  t.join(1, "a", 1, 1);
+  t.join(2, "a", 2, 1);
+  t.join(3, "a", 3, 1);
+  t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
+  REQUIRE(t.told<control::Closed>(2)->cause.kind == membership::Cause::Kind::kSucceeded);
+  REQUIRE_FALSE(t.told<control::Refused>(2));
+  REQUIRE(t.told<control::Refused>(3));
+  REQUIRE_FALSE(t.told<control::Closed>(3));
 }
 
 TEST_CASE("a job is forgotten when its last agent has gone, or kept for a while") {
