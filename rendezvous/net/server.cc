@@ -21,14 +21,14 @@
 #include "rendezvous/net/listener.h"
 #include "rendezvous/net/refusal_log.h"
 #include "rendezvous/net/state_log.h"
+#include "rendezvous/net/torchrun_sweep.h"
 
 namespace muster::net {
 namespace {
 
 constexpr std::uint64_t kListenerTag = ~std::uint64_t{0};
 constexpr std::size_t kReadBytes = 65536;
-// Bounds how long one turn keeps the loop from its other work.
-constexpr std::size_t kEventsPerTurn = 256;
+constexpr std::size_t kEventsPerTurn = 256;  // bounds how long a turn keeps the loop from its other work
 constexpr bool kNeverHeld = false;
 
 }  // namespace
@@ -36,10 +36,6 @@ constexpr bool kNeverHeld = false;
 // All sockets are in one level-triggered epoll set, whose descriptor is the one thing Asio waits for. Per
 // request this costs one recv and one send; Asio's own operations would add an epoll_ctl or a second recv to
 // each, and a heap of handlers and shared pointers to each connection.
-// Measured with scripts/bench store (Zen 4 in a virtual machine, Linux 6.18, loopback, processor time of a
-// GET with 32 clients): 5.7 us, a loop that only receives and sends (store_floor) 5.4, Redis 7.0 6.6. Tried
-// and left out: edge-triggered and sending at the end of the turn, no gain; staying in the inner set for 100
-// us, 12.7 instead of 8.8 us for one client; io_uring, 0.5 us less, but forbidden in most containers.
 class Server::Impl final : public StateKeeper, public std::enable_shared_from_this<Impl> {
  public:
   Impl(boost::asio::io_context& loop, const ServerOptions& options, const Log& log, Listener listener,
@@ -50,7 +46,8 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
         acceptor_(std::move(listener)),
         ready_(loop, ready.release()),
         timer_(loop),
-        scratch_(kReadBytes, '\0') {}
+        sweep_(loop, log_, options.keep_torchrun_jobs, core_, effects_,
+               [this] { deliver(SteadyClock::now()); }) {}
 
   Result<void> start() {
     const Listener& listener = acceptor_.listener();
@@ -60,6 +57,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       core_ = std::exchange(options_.state->saved().store, StoreCore());
       core_.record_to(&options_.state->recorder());
       options_.state->attach(*this);
+      sweep_.restored();
       hold_ = &options_.state->dirty();
     }
     log_.info("listening on " + address());
@@ -78,6 +76,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     stats_.num_open = 0;
     acceptor_.close();
     timer_.cancel();
+    sweep_.stop();
     refusals_.stop();
     boost::system::error_code ignored;
     ready_.close(ignored);
@@ -268,6 +267,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
                         [call = options_.on_close, peer = client.peer] { call(peer); });
     clients_.release(id);
     --stats_.num_open;
+    sweep_.look();
   }
 
   void hand_over(ClientId id) {
@@ -349,7 +349,8 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   StoreCore core_;  // outlives the connections' sessions
   ClientTable clients_;
   Effects effects_;
-  std::string scratch_;
+  TorchrunSweep sweep_;
+  std::string scratch_ = std::string(kReadBytes, '\0');
   const bool* hold_ = &kNeverHeld;
   std::vector<std::uint64_t> held_;     // connections with answers that wait for the disk
   std::vector<std::uint64_t> resumed_;  // those whose answers have gone out, and whose input comes next

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -52,6 +53,8 @@ struct ServerOptions {
   /// Takes connections whose first byte is the control protocol's, with what was read and the peer's name.
   /// Nothing: they are refused.
   std::function<void(UniqueFd, std::string_view, std::string)> hand_over = {};
+  /// Keys of a torchrun job are dropped so long after its last agent has gone; nothing: they are kept.
+  std::optional<std::chrono::milliseconds> keep_torchrun_jobs = {};
   /// Keeps the keys and queues, and no change is answered before it is on the disk; nothing: they end with
   /// the server.
   std::shared_ptr<StateLog> state = {};
@@ -68,6 +71,10 @@ struct ServerStats {
   std::uint64_t num_buffered_bytes = 0;  ///< see ServerOptions::max_buffered_bytes
 };
 
+// Measured with scripts/bench store (Zen 4 in a virtual machine, Linux 6.18, loopback, processor time of a
+// GET with 32 clients): 5.7 us, a loop that only receives and sends (store_floor) 5.4, Redis 7.0 6.6. Tried
+// and left out: edge-triggered and sending at the end of the turn, no gain; staying in the inner set for 100
+// us, 12.7 instead of 8.8 us for one client; io_uring, 0.5 us less, but forbidden in most containers.
 class Server {
  public:
   /// Listens before it returns. A busy port's error names its owner.
