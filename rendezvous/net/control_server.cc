@@ -28,7 +28,6 @@ using Stage = ControlPeer::Stage;
 
 constexpr std::size_t kReadBytes = 65536;
 constexpr Millis kLingerTime{2000};  // for who is refused to read why
-constexpr Millis kStall{2000};
 
 }  // namespace
 
@@ -117,10 +116,12 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
                                       });
   }
 
-  // A timer that is long due: this process did not run, and heartbeats wait in their sockets.
+  // A timer that is due: where this process did not run, heartbeats wait in their sockets.
   void forgive_own_stall() {
     const Instant now = SteadyClock::now();
-    if (armed_ == Instant::max() || now < armed_ + kStall) return;
+    if (armed_ == Instant::max() || now < armed_) return;
+    agents_.hear_unread(jobs_, now);
+    if (now < armed_ + std::chrono::seconds(2)) return;
     const auto stall = std::chrono::duration_cast<Millis>(now - armed_);
     log_.warning(fmt::format("this process did not run for {} ms; agents are not blamed", stall.count()));
     jobs_.forgive(stall, now);
@@ -138,8 +139,9 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
       on_bytes(id, *connection, std::string_view(scratch_.data(), static_cast<std::size_t>(n)));
     } else if (n == 0) {
       drop(id, "it closed the connection");
-    } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
-      drop(id, errno_error("recv", errno).message);
+    } else if (const int error = errno; error != EAGAIN && error != EWOULDBLOCK) {
+      drop(id, errno_error("recv", error).message,
+           error == ECONNRESET ? membership::Break::kReset : membership::Break::kOther);
     }
     finish_turn();
     if (agents_.find(id)) wait_readable(id, connection);
@@ -252,7 +254,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   void flush(ConnectionId id, Connection& connection) {
     ControlPeer& peer = connection.peer;
     if (const std::string error = peer.flush(); !error.empty()) {
-      broken_.emplace_back(id, error);
+      broken_.push_back({id, error, membership::Break::kReset});
     } else if (peer.unsent_bytes() > options_.max_unsent_bytes) {
       give_up(id, peer, Refusal::kSlowReader,
               fmt::format("it has not read {} bytes, the limit is {} (--max-unsent-bytes)",
@@ -276,7 +278,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
 
   void give_up(ConnectionId id, const ControlPeer& peer, Refusal kind, const std::string& reason) {
     refusals_.write(kind, fmt::format("closed {}: {}", peer.name(), reason));
-    broken_.emplace_back(id, reason);
+    broken_.push_back({id, reason, membership::Break::kEnd});
   }
 
   void on_writable(ConnectionId id) {
@@ -288,12 +290,12 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     finish_turn();
   }
 
-  void drop(ConnectionId id, const std::string& reason) {
+  void drop(ConnectionId id, const std::string& reason, membership::Break how = membership::Break::kEnd) {
     const auto connection = agents_.find(id);
     if (!connection) return;
     log_.debug(fmt::format("closed {}: {}", connection->peer.name(), reason));
     if (connection->peer.stage == Stage::kOpen) {
-      jobs_.disconnected(id, reason, SteadyClock::now(), effects_);
+      jobs_.disconnected(id, reason, SteadyClock::now(), effects_, how);
     } else if (connection->peer.stage == Stage::kProof) {
       jobs_.note_trouble(
           connection->peer.job(),
@@ -315,9 +317,9 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
     apply();
     for (const ConnectionId id : stores_.take_ready()) pump(id);
     while (!broken_.empty()) {
-      const auto [id, error] = std::move(broken_.back());
+      const auto [id, error, how] = std::move(broken_.back());
       broken_.pop_back();
-      drop(id, error);
+      drop(id, error, how);
     }
     arm();
   }
@@ -362,7 +364,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   boost::asio::steady_timer timer_;
   Instant armed_ = Instant::max();
   AgentTable agents_;
-  std::vector<std::pair<ConnectionId, std::string>> broken_;
+  std::vector<std::tuple<ConnectionId, std::string, membership::Break>> broken_;
   JobsEffects effects_;
   std::string scratch_;
   ControlServerStats stats_;
