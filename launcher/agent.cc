@@ -12,6 +12,7 @@
 #include "launcher/elastic_rendezvous.h"
 #include "launcher/standalone_rendezvous.h"
 #include "launcher/static_rendezvous.h"
+#include "launcher/strangers.h"
 
 namespace muster::launcher {
 namespace {
@@ -29,6 +30,8 @@ std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const J
     case RendezvousMode::kStandalone:
       return std::make_unique<StandaloneRendezvous>(io, job, log);
     case RendezvousMode::kStatic:
+      if (job.node_rank == 0)
+        if (const auto text = open_to_strangers(job)) log.warning(*text);
       return std::make_unique<StaticRendezvous>(io, job, log);
     case RendezvousMode::kElastic:
       break;

@@ -61,6 +61,7 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
     out.rank = first.rank;
     out.exit_code = first.end.shell_code();
     out.text = one_line(first, job_.host);
+    out.machine_at_fault = is_machine_s_fault(first);
   } else {
     return describe_stop(supervision.stop_signal(), out.node_rank);
   }

@@ -90,7 +90,10 @@ void CoordinatorSeat::look_up(const std::vector<InterfaceAddress>& own,
 void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   const ElasticJob& elastic = job_.elastic;
   net::RendezvousServerOptions options;
-  if (is_loopback(elastic.endpoint_host)) options.store.host = elastic.endpoint_host;
+  if (is_loopback(elastic.endpoint_host))
+    options.store.host = elastic.endpoint_host;
+  else if (job_.one_node())
+    options.store.host = "127.0.0.1";
   options.store.port = elastic.endpoint_port;
   options.control.secret = elastic.secret;
   // With is_host the other job's own host is not at this port: its agents are here by mistake.

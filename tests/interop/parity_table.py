@@ -52,6 +52,8 @@ SHOWN_BY = {
     "Slurm": ("tests/slurm/test_slurm_launch.py", "test_nodes_ranks_and_head_come_from_the_step"),
     "a pause before restarts, exit codes without one": (
         "tests/unit/launcher/policies_test.cc", "exit codes that are final end the job while there are restarts left"),
+    "one node, `--master-addr` or an endpoint given": (
+        "tests/system/test_listeners.py", "test_one_node_listens_on_loopback_alone_however_it_is_started"),
     "`--print-completion`": ("tests/system/test_launcher_contract.py", "test_a_shell_learns_the_options"),
     "`--numa-binding`": ("tests/system/test_launcher_placement.py", "test_torchruns_names_for_bindings_are_known"),
     "`--logs-specs`": (
