@@ -13,6 +13,7 @@
 #include "launcher/slurm_grace.h"
 #include "launcher/standalone_rendezvous.h"
 #include "launcher/static_rendezvous.h"
+#include "launcher/strangers.h"
 #include "launcher/worker_env.h"
 
 namespace muster::launcher {
@@ -31,6 +32,8 @@ std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const J
     case RendezvousMode::kStandalone:
       return std::make_unique<StandaloneRendezvous>(io, job, log);
     case RendezvousMode::kStatic:
+      if (job.node_rank == 0)
+        if (const auto text = open_to_strangers(job)) log.warning(*text);
       return std::make_unique<StaticRendezvous>(io, job, log);
     case RendezvousMode::kElastic:
       break;

@@ -66,6 +66,7 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
                    ? fmt::format("preempted: rank {} (local_rank {}, pid {}) on {} ended with code {}",
                                  first.rank, first.local_rank, first.pid, job_.host, kExitPreempted)
                    : one_line(first, job_.host);
+    out.machine_at_fault = is_machine_s_fault(first);
   } else if (attempt.hang && supervision.end() == AttemptEnd::kHung) {
     out.rank = attempt.assignment.base_rank + attempt.hang->local_rank;
     out.exit_code = kExitHang;

@@ -91,7 +91,10 @@ void CoordinatorSeat::look_up(const std::vector<InterfaceAddress>& own,
 void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   const ElasticJob& elastic = job_.elastic;
   net::RendezvousServerOptions options;
-  if (is_loopback(elastic.endpoint_host)) options.store.host = elastic.endpoint_host;
+  if (is_loopback(elastic.endpoint_host))
+    options.store.host = elastic.endpoint_host;
+  else if (job_.one_node())
+    options.store.host = "127.0.0.1";
   options.store.port = elastic.endpoint_port;
   // Of several agents here all but one find the port taken, and only one that does not reach a coordinator
   // asks by whom: looking at the descriptors of all processes cost 64 agents 2 s.

@@ -71,7 +71,8 @@ void ElasticRendezvous::join(int, Joined joined) {
   });
   if (client_) return next_generation();
   own_ = interface_addresses();
-  offered_ = is_loopback(job_.elastic.endpoint_host)
+  // Of one node nothing has to be reached from elsewhere, wherever its coordinator is.
+  offered_ = is_loopback(job_.elastic.endpoint_host) || job_.one_node()
                  ? std::vector{std::string(job_.elastic.endpoint_host == "::1" ? "::1" : "127.0.0.1")}
                  : offered_addresses(own_, {job_.elastic.local_addr, job_.elastic.interface,
                                             source_address(job_.elastic.endpoint_host)});
@@ -93,7 +94,7 @@ void ElasticRendezvous::join(int, Joined joined) {
 
 Result<void> ElasticRendezvous::open_port() {
   if (port_.fd || job_.elastic.store_proxy) return {};
-  MUSTER_TRY(port_, net::open_listener(is_loopback(job_.elastic.endpoint_host) ? offered_.front() : "", 0));
+  MUSTER_TRY(port_, net::open_listener(is_loopback(offered_.front()) ? offered_.front() : "", 0));
   return {};
 }
 
@@ -173,6 +174,7 @@ void ElasticRendezvous::on_assigned(const control::Assignment& assignment) {
   log_.info(fmt::format("generation {}: node {} of {}, ranks {} to {} of {}", assignment.generation,
                         assignment.group_rank, assignment.group_world_size, assignment.base_rank,
                         assignment.base_rank + assignment.ranks - 1, assignment.world_size));
+  if (assignment.group_rank == 0) warn_of_strangers();
   if (job_.elastic.store_proxy)
     proxy();
   else if (assignment.group_rank == 0)
@@ -260,16 +262,15 @@ void ElasticRendezvous::end(const AttemptOutcome& outcome) {
 
 void ElasticRendezvous::announce(int, const FailureNotice& notice) {
   if (notice.rank >= 0)
-    return client_->worker_failed(
-        {assigned_->generation, notice.rank, notice.exit_code, notice.restart, false, notice.text});
+    return client_->worker_failed({assigned_->generation, notice.rank, notice.exit_code, notice.restart,
+                                   notice.machine_at_fault, notice.text});
   // Asked to stop, not failed.
   if (can_be_spared()) {
     good_bye(notice.text, kShortGoodBye);
     outcome_ = AttemptOutcome(notice);
     return watch(0, std::exchange(known_, {}));
   }
-  stopped_here_ = true;
-  client_->stop_job(notice.text, notice.exit_code);
+  stop_or_leave(notice);
 }
 
 void ElasticRendezvous::succeeded(int) {
@@ -314,11 +315,16 @@ void ElasticRendezvous::decline(int, const FailureNotice& notice) {
   if (client_) withdraw(notice);
 }
 
+// The coordinator knows whether a spare is there to take this node's place.
+void ElasticRendezvous::stop_or_leave(const FailureNotice& notice) {
+  stopped_here_ = true;
+  client_->stop_job(notice.text, notice.exit_code, !seat_->taken() || seat_->passes_on());
+}
+
 // From a generation that has not begun here.
 void ElasticRendezvous::withdraw(const FailureNotice& notice) {
   if (can_be_spared()) return good_bye(notice.text, kShortGoodBye);
-  stopped_here_ = true;
-  client_->stop_job(notice.text, notice.exit_code);
+  stop_or_leave(notice);
 }
 
 void ElasticRendezvous::good_bye(const std::string& reason, Millis patience) {

@@ -74,6 +74,7 @@ class ElasticRendezvous final : public Rendezvous {
   void hush();
   void warn_of_strangers();
   [[nodiscard]] bool can_be_spared() const;
+  void stop_or_leave(const FailureNotice& notice);
   void withdraw(const FailureNotice& notice);
   void good_bye(const std::string& reason, Millis patience);
 

@@ -11,6 +11,7 @@
 #include "launcher/exit_status.h"
 #include "launcher/generation_outcome.h"
 #include "launcher/machine_id.h"
+#include "launcher/strangers.h"
 #include "rendezvous/net/dial.h"
 
 namespace muster::launcher {
@@ -23,7 +24,6 @@ void ElasticRendezvous::serve() {
   auto store = net::Server::listen(io_, options, log_);
   if (!store) return fail_join(kExitSystem, store.error().message);
   store_ = *std::move(store);
-  warn_of_strangers();
   take_part(offered_.front(), interface_of(own_, offered_.front()));
 }
 
@@ -128,13 +128,8 @@ void ElasticRendezvous::take_part(std::string master_addr, std::string interface
 }
 
 void ElasticRendezvous::warn_of_strangers() {
-  if (warned_ || job_.elastic.proves || assigned_->group_world_size == 1 ||
-      is_loopback(job_.elastic.endpoint_host))
-    return;
-  warned_ = true;
-  log_.warning(fmt::format(
-      "no secret is set (MUSTER_SECRET, --secret-file): whoever reaches {} can take part in this job",
-      seat_->title()));
+  if (std::exchange(warned_, true)) return;
+  if (const auto text = open_to_strangers(job_)) log_.warning(*text);
 }
 
 }  // namespace muster::launcher

@@ -120,6 +120,8 @@ struct Job {
   std::string host;             // this node's name in messages
   std::string lineage;          // of the workers: the launchers above, and this one's token at its end
 
+  /// Nobody else can take part: nothing of it has to be reached from elsewhere.
+  [[nodiscard]] bool one_node() const { return nodes + elastic.rules.spares == 1; }
   /// In the environment of whatever this agent's workers start, and nowhere else.
   [[nodiscard]] std::string token() const { return lineage.substr(lineage.rfind(':') + 1); }
 };
@@ -175,6 +177,7 @@ struct FailureNotice {
   bool regroup = false;  // with restart: because other nodes take part, which uses none of --max-restarts
   int lost_node = -1;    // the node whose agent is gone; -1: none
   bool cut_off = false;  // the other nodes cannot be reached any more
+  bool machine_at_fault = false;  // not the program: other machines come first for a while
 
   /// Workers saved their state and ended: no failure.
   [[nodiscard]] bool preempted() const { return exit_code == kExitPreempted && !restart; }

@@ -119,6 +119,8 @@ Result<ElasticConf> parse_elastic_conf(std::string_view conf) {
       out.keep_alive_max_attempt = static_cast<int>(attempts);
     } else if (key == "cool_down") {
       MUSTER_TRY(out.cool_down, parse_seconds(key, value, 0));
+    } else if (key == "reconnect_grace") {
+      MUSTER_TRY(out.reconnect_grace, parse_seconds(key, value, 0));
     } else if (key == "stop_timeout") {
       MUSTER_TRY(out.stop_timeout, parse_seconds(key, value, 0));
     } else if (key == "reconnect_timeout") {

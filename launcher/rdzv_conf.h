@@ -40,7 +40,10 @@ inline constexpr std::array kRdzvKeys = {
     RdzvKey{"store_type", "tcp", "tcp only"},
     RdzvKey{"close_timeout", "30", "accepted, not needed"},
     RdzvKey{"heartbeat_timeout", "5", "accepted, not needed"},
-    RdzvKey{"cool_down", "30", "seconds until a machine whose node was lost takes part again"},
+    RdzvKey{"cool_down", "30",
+            "seconds until a machine whose node was lost, or whose GPU is broken, takes part again"},
+    RdzvKey{"reconnect_grace", "3",
+            "seconds for which a node whose connection broke keeps its place; 0.8 at most after a reset"},
     RdzvKey{"stop_timeout", "grace + 30", "seconds that a gathering waits for nodes that stop their workers"},
     RdzvKey{"reconnect_timeout", "0; muster, etcd 60",
             "seconds for which a broken connection to the coordinator, or to etcd, is tried again"},
@@ -59,6 +62,7 @@ struct ElasticConf {
   Millis keep_alive_interval{5'000};
   int keep_alive_max_attempt = 3;
   Millis cool_down{30'000};
+  Millis reconnect_grace{3'000};
   std::optional<Millis> read_timeout;
   std::optional<Millis> stop_timeout;
   std::optional<Millis> reconnect_timeout;

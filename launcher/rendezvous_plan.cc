@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/interfaces.h"
 #include "launcher/rdzv_conf.h"
 #include "rendezvous/env_contract.h"
 
@@ -105,6 +106,8 @@ Result<void> plan_static(const Options& options, const Endpoint& endpoint, const
     return usage(
         "--master-port=0 lets the kernel choose, but the other nodes could not know the port; give a number");
   job.master_port = static_cast<std::uint16_t>(port);
+  // Its workers are told this instead: whatever name was given, nobody else has to reach the store.
+  if (job.nodes == 1 && !is_loopback(job.master_addr)) job.master_addr = "127.0.0.1";
   return {};
 }
 
@@ -197,8 +200,21 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   rules.stop_timeout = conf.stop_timeout.value_or(job.grace + kStopMargin);
   rules.heartbeat_timeout = conf.keep_alive_interval * conf.keep_alive_max_attempt;
   rules.cool_down = conf.cool_down;
+  rules.reconnect_grace = conf.reconnect_grace;
   if (std::string defect = membership::defect(rules); !defect.empty()) return usage(std::move(defect));
   return {};
+}
+
+// The store by which static nodes find each other has no authentication. With a secret the same nodes gather
+// at a coordinator that node 0 runs at the same place.
+Result<void> plan_static_with_secret(const Options& options, const Environment& environment,
+                                     const NodeRange& nodes, Job& job) {
+  Options as = options;
+  as.rdzv_backend = "c10d";
+  as.node_rank = job.node_rank;
+  as.rdzv_conf += fmt::format("{}is_host={}", trimmed(as.rdzv_conf).empty() ? "" : ",", job.node_rank == 0);
+  const Endpoint place{job.master_addr, job.master_port};
+  return plan_elastic(as, environment, place, nodes, job);
 }
 
 }  // namespace
@@ -257,7 +273,10 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
   }
   if (backend != "static") return plan_elastic(options, environment, endpoint, nodes, job);
   MUSTER_TRY(job.join_timeout, parse_static_timeout(options.rdzv_conf));
-  return plan_static(options, endpoint, nodes, job);
+  MUSTER_OK(plan_static(options, endpoint, nodes, job));
+  if (job.nodes == 1) return {};
+  MUSTER_TRY(const auto secret, find_secret(options, environment));
+  return secret ? plan_static_with_secret(options, environment, nodes, job) : Result<void>{};
 }
 
 Result<std::vector<Endpoint>> parse_endpoints(std::string_view text) {

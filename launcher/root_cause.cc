@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/root_cause.h"
 
+#include <algorithm>
+#include <array>
 #include <signal.h>
+#include <string_view>
 #include <tuple>
 
 #include <fmt/format.h>
 
 #include "launcher/error_watch.h"
 #include "launcher/error_words.h"
+#include "launcher/kernel_log.h"
 
 namespace muster::launcher {
 namespace {
@@ -33,6 +37,24 @@ int remoteness(const WorkerOutcome& outcome) {
 bool is_failure(const WorkerOutcome& outcome) {
   if (!outcome.hang.empty()) return true;
   return !outcome.stopped_by_us && (outcome.pid == 0 || (!outcome.end.ok() && !outcome.end.preempted()));
+}
+
+bool is_machine_s_fault(const WorkerOutcome& outcome) {
+  if (outcome.cause.kind != CauseClass::kGpuFault) return false;
+  // Source: NVIDIA's "XID Errors": memory (48, 63, 64, 92, 94, 95, 140, 171, 172), NVLink (74, 149), bus
+  // (79), the GPU's own processors (61, 62, 119, 120), power and thermal (54).
+  constexpr std::array kOfHardware = {48, 54, 61,  62,  63,  64,  74,  79, 92,
+                                      94, 95, 119, 120, 140, 149, 171, 172};
+  for (const std::string& line : outcome.kernel)
+    if (const auto xid = parse_xid(line);
+        xid && std::find(kOfHardware.begin(), kOfHardware.end(), xid->number) != kOfHardware.end())
+      return true;
+  constexpr std::array<std::string_view, 7> kWords = {
+      "uncorrectable ECC",    "ECCUncorrectable",   "CUDA_ERROR_ECC_UNCORRECTABLE", "NvlinkUncorrectable",
+      "NVLINK_UNCORRECTABLE", "HardwareStackError", "HARDWARE_STACK_ERROR"};
+  return std::any_of(kWords.begin(), kWords.end(), [&](std::string_view word) {
+    return outcome.cause.text.find(word) != std::string::npos;
+  });
 }
 
 void judge_worker(WorkerOutcome& outcome, const Evidence& evidence) {

@@ -32,6 +32,9 @@ struct Evidence {
 /// Sets the outcome's cause from the rest of it and the evidence.
 void judge_worker(WorkerOutcome& outcome, const Evidence& evidence);
 
+/// The GPU is broken, as the kernel's log (Xid) or CUDA's error says. A program's own faults have Xids too.
+[[nodiscard]] bool is_machine_s_fault(const WorkerOutcome& outcome);
+
 /// It ended by itself, and not well; a preempted worker did well.
 [[nodiscard]] bool is_failure(const WorkerOutcome& outcome);
 

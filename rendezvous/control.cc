@@ -102,7 +102,7 @@ void fields(Archive& io, Leave& m) {
 }
 template <class Archive>
 void fields(Archive& io, Stop& m) {
-  io(m.exit_code, m.reason);
+  io(m.exit_code, m.reason, m.or_leave);
 }
 template <class Archive>
 void fields(Archive& io, StoreAttach& m) {

@@ -187,10 +187,11 @@ struct Leave {
 
   friend bool operator==(const Leave&, const Leave&) = default;
 };
-/// Ends the job for everybody.
+/// Ends the job for everybody; with `or_leave` only this node leaves, where the others can go on without it.
 struct Stop {
   std::int32_t exit_code = 0;
   std::string reason;
+  bool or_leave = false;
 
   friend bool operator==(const Stop&, const Stop&) = default;
 };

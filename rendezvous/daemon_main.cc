@@ -136,8 +136,9 @@ void define(CLI::App& app, Options& options) {
                "can read; use MUSTER_SECRET or --secret-file, and choose another secret");
          })
       ->group("");
-  app.add_option("--keep", options.keep_seconds,
-                 "remember a job for so many seconds after its last agent left")
+  app.add_option(
+         "--keep", options.keep_seconds,
+         "remember a job, and the keys of one of torchrun, for so many seconds after its last agent left")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   app.add_option("--heartbeat-interval", options.heartbeat_seconds,
@@ -301,6 +302,7 @@ int main(int argc, char** argv) {
   }
   options.server.slow_reader_timeout = Millis(static_cast<std::int64_t>(options.slow_reader_seconds * 1000));
   options.control.jobs.keep = Millis(static_cast<std::int64_t>(options.keep_seconds * 1000));
+  options.server.keep_torchrun_jobs = options.control.jobs.keep;
   options.control.heartbeat_interval = Millis(static_cast<std::int64_t>(options.heartbeat_seconds * 1000));
   options.control.handshake_timeout = Millis(static_cast<std::int64_t>(options.handshake_seconds * 1000));
   options.control.max_buffered_bytes = options.server.max_buffered_bytes;

@@ -66,7 +66,8 @@ void Jobs::receive(ConnectionId id, const control::Message& message, Instant now
   if (std::holds_alternative<control::Heartbeat>(message))
     effects.deliveries.push_back({{id}, control::Heartbeat{}, false});
   if (!client.node) {
-    if (!std::holds_alternative<control::Heartbeat>(message))
+    if (!std::holds_alternative<control::Heartbeat>(message) &&
+        !std::holds_alternative<control::Leave>(message))
       refuse(id, Refused::Reason::kProtocol, fmt::format("{} before Join", control::name_of(message)),
              effects);
     return;
@@ -166,6 +167,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
   job.connections[node] = id;
   if (job.known.size() >= options_.max_nodes_per_job) job.known.clear();  // of the long lost none comes back
   job.known.insert(node);
+  if (job.round.phase == Phase::kGathering) job.newcomers.push_back(id);
   job.forget_at = Instant::max();
   if (admission.kind == Kind::kStale) {
     membership::Cause cause;
@@ -218,7 +220,10 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
     detach(job, node);
     job.known.erase(node);
     client.node.reset();
-  } else if (const auto* stop = std::get_if<control::Stop>(&message)) {
+  } else if (const auto* stop = std::get_if<control::Stop>(&message);
+             stop != nullptr && stop->or_leave && membership::can_spare(job.round, job.settings, node, now)) {
+    release(job, id, client, host, {stop->exit_code, clean(stop->reason), true}, effects);
+  } else if (stop != nullptr) {
     membership::stop(job.round, host, clean(stop->reason), stop->exit_code);
   } else if (const auto* report = std::get_if<control::Report>(&message)) {
     pass_on(job, *report, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
@@ -244,7 +249,8 @@ void Jobs::pass_on(const Job& job, control::Report report, const std::string& ho
   }
 }
 
-void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects) {
+void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects,
+                        membership::Break how) {
   const auto found = clients_.find(id);
   if (found == clients_.end()) return;
   const Client client = std::move(found->second);
@@ -252,11 +258,14 @@ void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, Jo
   const auto entry = jobs_.find(client.job);
   if (entry == jobs_.end() || !client.node) return;
   Job& job = entry->second;
-  if (const auto node = job.round.nodes.find(*client.node);
-      node != job.round.nodes.end() && job.round.phase != Phase::kClosed)
-    effects.log.push_back(fmt::format("job {}: lost {}: {}", job.name, node->second.request.host, error));
+  const auto node = job.round.nodes.find(*client.node);
+  const std::string host = node == job.round.nodes.end() ? std::string() : node->second.request.host;
   job.lost_some |= job.round.phase != Phase::kClosed;
-  membership::disconnected(job.round, job.settings, *client.node, error, now);
+  membership::disconnected(job.round, job.settings, *client.node, error, now, how);
+  if (!host.empty() && job.round.phase != Phase::kClosed)
+    effects.log.push_back(
+        fmt::format("job {}: {} {}: {}", job.name,
+                    job.round.nodes.contains(*client.node) ? "awaits the return of" : "lost", host, error));
   // It may have come back by another connection meanwhile.
   if (const auto at = job.connections.find(*client.node); at != job.connections.end() && at->second == id)
     detach(job, *client.node);
@@ -315,6 +324,7 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
     }
     if (std::holds_alternative<membership::Closed>(outcome)) {
       effects.log.push_back(fmt::format("job {}: over, {}", job.name, cause_text(job.round.ending)));
+      if (job.round.ending.kind == membership::Cause::Kind::kSucceeded) turn_away_surplus(job, effects);
       effects.deliveries.push_back({everybody(job), control::Closed{job.round.ending}, false});
     }
   }

@@ -84,7 +84,8 @@ class Jobs {
   void connected(ConnectionId id, std::string job, std::string peer_address);
   void receive(ConnectionId id, const control::Message& message, Instant now, JobsEffects& effects);
   /// Without a good-bye, or after one.
-  void disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects);
+  void disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects,
+                    membership::Break how = membership::Break::kEnd);
   /// Somebody failed before connected(): told to those who wait for it.
   void note_trouble(std::string_view job, membership::Trouble trouble, Instant now, JobsEffects& effects);
 
@@ -93,6 +94,10 @@ class Jobs {
                JobsEffects& effects);
   /// A member's workers ask for a store that this coordinator has not: their generation ends.
   void store_lost(const Membership& member, Instant now, JobsEffects& effects);
+  /// Who is about to be lost for its silence; to be looked at once more, since its words may not be read yet.
+  [[nodiscard]] std::vector<ConnectionId> overdue(Instant now) const;
+  /// Its words are there, though not read yet.
+  void heard(ConnectionId id, Instant now);
   /// Nobody was listened to for so long until `now`: that is no silence of the agents.
   void forgive(Millis stall, Instant now);
   /// To be called at next_deadline(), and whenever it is convenient.
@@ -124,9 +129,10 @@ class Jobs {
     Instant told_at{};
     // Who takes part or was lost: told how the job ended if they come back later.
     std::unordered_set<membership::NodeId, membership::NodeIdHash> known;
-    bool changed = false;    // something happened since
-    bool lost_some = false;  // agents that may come back
-    bool recorded = false;   // the recorder knows of it
+    std::vector<ConnectionId> newcomers;  // since then: they have heard no reason yet
+    bool changed = false;                 // something happened since
+    bool lost_some = false;               // agents that may come back
+    bool recorded = false;                // the recorder knows of it
     Instant forget_at = Instant::max();
     Instant deadline = Instant::max();  // as in deadlines_
   };
@@ -145,9 +151,12 @@ class Jobs {
                                                             const membership::Request& request);
   [[nodiscard]] static bool is_deserted(const Job& job);
   void settle(Job& job, Instant now, JobsEffects& effects);
-  void tell_world(const Job& job, JobsEffects& effects) const;
+  void tell_world(Job& job, JobsEffects& effects) const;
   void tell_outsider(const Job& job, const membership::NodeId& node, ConnectionId id,
                      JobsEffects& effects) const;
+  static void release(Job& job, ConnectionId id, Client& client, const std::string& host,
+                      const control::Stop& stop, JobsEffects& effects);
+  void turn_away_surplus(Job& job, JobsEffects& effects);
   void tell_member(const Job& job, std::size_t group_rank, JobsEffects& effects) const;
   void keep(Job& job, Instant now);
   void forget(const Job& job);

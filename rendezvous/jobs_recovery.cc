@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of the jobs outlives a coordinator and what does not, and nodes that somebody else knows to be gone.
+// What of the jobs outlives a coordinator or its stalls and what does not, and nodes that somebody else
+// knows to be gone.
 #include <algorithm>
 
 #include <fmt/format.h>
@@ -40,6 +41,26 @@ void Jobs::store_lost(const Membership& member, Instant now, JobsEffects& effect
     return;
   found->second.changed = true;
   settle(found->second, now, effects);
+}
+
+std::vector<ConnectionId> Jobs::overdue(Instant now) const {
+  std::vector<ConnectionId> out;
+  for (auto at = deadlines_.begin(); at != deadlines_.end() && at->first <= now; ++at) {
+    const Job& job = jobs_.find(at->second)->second;
+    if (job.round.next_check > now) continue;
+    for (const auto& [id, node] : job.round.nodes)
+      if (node.connected && node.last_heard + job.settings.heartbeat_timeout <= now)
+        if (const auto found = job.connections.find(id); found != job.connections.end())
+          out.push_back(found->second);
+  }
+  return out;
+}
+
+void Jobs::heard(ConnectionId id, Instant now) {
+  const auto client = clients_.find(id);
+  if (client == clients_.end() || !client->second.node) return;
+  if (const auto job = jobs_.find(client->second.job); job != jobs_.end())
+    (void)membership::heartbeat(job->second.round, *client->second.node, now);
 }
 
 void Jobs::give_up(std::string_view name, const membership::NodeId& node, const std::string& why, Instant now,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a job's agents are told: their world, and why there is none.
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -62,10 +63,11 @@ std::vector<ConnectionId> Jobs::everybody(const Job& job) const {
   return out;
 }
 
-void Jobs::tell_world(const Job& job, JobsEffects& effects) const {
+void Jobs::tell_world(Job& job, JobsEffects& effects) const {
   const membership::World& world = job.round.world;
   effects.log.push_back(fmt::format("job {}: generation {} runs {} ranks on {} nodes", job.name,
                                     world.generation, world.world_size, world.slots.size()));
+  job.newcomers.clear();
   for (std::size_t i = 0; i < world.slots.size(); ++i) tell_member(job, i, effects);
   for (const auto& [id, node] : job.round.nodes) {
     if (node.group_rank >= 0 || !node.ready) continue;
@@ -111,15 +113,54 @@ void Jobs::tell_member(const Job& job, std::size_t group_rank, JobsEffects& effe
   effects.deliveries.push_back({{job.connections.at(slot.node)}, std::move(out), false});
 }
 
+// A node that was asked to stop, and whose place others take: for it alone the job is over.
+void Jobs::release(Job& job, ConnectionId id, Client& client, const std::string& host,
+                   const control::Stop& stop, JobsEffects& effects) {
+  membership::Cause cause;
+  cause.kind = membership::Cause::Kind::kStopped;
+  cause.host = host;
+  cause.exit_code = stop.exit_code;
+  cause.text = stop.reason;
+  effects.log.push_back(fmt::format("job {}: {} leaves: {}", job.name, host, cause.text));
+  membership::left(job.round, *client.node, cause.text);
+  job.known.erase(*client.node);
+  job.connections.erase(*client.node);
+  client.node.reset();
+  effects.deliveries.push_back({{id}, control::Closed{std::move(cause)}, false});
+}
+
+// It may have been meant for a job of its own, which has not run: no success.
+void Jobs::turn_away_surplus(Job& job, JobsEffects& effects) {
+  for (const membership::NodeId& node : membership::surplus(job.round, job.settings)) {
+    const auto at = job.connections.find(node);
+    if (at == job.connections.end()) continue;
+    clients_.at(at->second).node.reset();
+    refuse(at->second, control::Refused::Reason::kOver,
+           fmt::format("the job succeeded without this node, which was one more than --nnodes={} and "
+                       "--spares={}: nothing was run here; was it meant for another job, which needs another "
+                       "--rdzv-id?",
+                       membership::nodes_text(job.settings), job.settings.spares),
+           effects);
+    membership::left(job.round, node, {});
+    detach(job, node);
+  }
+}
+
 void Jobs::tell_reason(Job& job, Instant now, JobsEffects& effects) {
   if (job.round.phase != Phase::kGathering || !job.changed || now < job.told_at + options_.explain_interval)
     return;
   job.changed = false;
   membership::WaitingReason reason = membership::explain(job.round, job.settings, now);
-  if (reason == job.told) return;
+  std::vector<ConnectionId> newcomers = std::exchange(job.newcomers, {});
+  std::erase_if(newcomers, [&](ConnectionId id) {
+    const auto client = clients_.find(id);
+    return client == clients_.end() || !client->second.node;
+  });
+  const bool same = reason == job.told;
+  if (same && newcomers.empty()) return;
   job.told = std::move(reason);
   job.told_at = now;
-  effects.deliveries.push_back({everybody(job),
+  effects.deliveries.push_back({same ? std::move(newcomers) : everybody(job),
                                 control::Waiting{job.told.present,
                                                  job.told.min_nodes,
                                                  job.told.max_nodes,

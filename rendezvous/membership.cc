@@ -152,19 +152,21 @@ void left(Round& round, const NodeId& id, std::string_view reason) {
 }
 
 void disconnected(Round& round, const Settings& settings, const NodeId& id, std::string_view error,
-                  Instant now) {
+                  Instant now, Break how) {
   Node* node = find_node(round, id);
   if (node == nullptr || !node->connected) return;
   const bool member = round.phase == Phase::kRunning && !node->ready;
-  if (!member || settings.reconnect_grace.count() == 0) {
+  Millis grace = how == Break::kEnd ? Millis(0) : settings.reconnect_grace;
+  if (how == Break::kReset) grace = std::min(grace, kResetGrace);
+  if (!member || grace.count() == 0) {
     lose_node(round, settings, *node, std::string(error), now);
     return;
   }
   count_node(round, *node, -1);
   node->connected = false;
   node->disconnected_at = now;
-  node->back_by = now + settings.reconnect_grace;
-  round.next_check = std::min(round.next_check, now + settings.reconnect_grace);
+  node->back_by = now + grace;
+  round.next_check = std::min(round.next_check, now + grace);
 }
 
 void lost(Round& round, const Settings& settings, const NodeId& id, const std::string& text, Instant now) {
@@ -183,6 +185,18 @@ bool store_lost(Round& round, const NodeId& id, std::int64_t generation) {
       generation);
   round.pending = std::move(cause);
   return true;
+}
+
+bool can_spare(const Round& round, const Settings& settings, const NodeId& id, Instant now) {
+  if (round.phase == Phase::kClosed) return false;
+  const auto counts = [&](const auto& entry) {
+    const Node& node = entry.second;
+    if (entry.first == id || !node.connected) return false;
+    // One that waits may be dead if it has missed a heartbeat, see decide().
+    return !node.ready ||
+           (eligible(round, node, now) && node.last_heard >= now - settings.heartbeat_timeout / 2);
+  };
+  return std::count_if(round.nodes.begin(), round.nodes.end(), counts) >= settings.min_nodes;
 }
 
 void stop(Round& round, std::string_view host, std::string_view reason, int exit_code) {

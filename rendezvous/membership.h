@@ -223,14 +223,24 @@ bool finished(Round& round, const NodeId& id, std::int64_t generation, Instant n
 bool safe_point(Round& round, std::int64_t generation);
 /// A good-bye.
 void left(Round& round, const NodeId& id, std::string_view reason);
+/// How a connection went without a good-bye. A dead process' kernel closes it in order, or resets it where
+/// something was unread; a living agent whose connection is reset is back within milliseconds.
+enum class Break : std::uint8_t {
+  kEnd,    ///< in order: its agent is gone
+  kReset,  ///< it has kResetGrace, or less
+  kOther,  ///< it has Settings::reconnect_grace
+};
+inline constexpr Millis kResetGrace{800};
 /// The connection is gone without a good-bye.
 void disconnected(Round& round, const Settings& settings, const NodeId& id, std::string_view error,
-                  Instant now);
+                  Instant now, Break how = Break::kOther);
 /// Its agent is known to be gone, whatever its connection says.
 void lost(Round& round, const Settings& settings, const NodeId& id, const std::string& text, Instant now);
 /// The node's workers run and their store, which was the coordinator's, is gone: they cannot go on, and it is
 /// no failure of theirs.
 bool store_lost(Round& round, const NodeId& id, std::int64_t generation);
+/// Whether a world can be formed without the node: the other members and those that wait are enough.
+[[nodiscard]] bool can_spare(const Round& round, const Settings& settings, const NodeId& id, Instant now);
 /// An agent, or the operator, ends the job.
 void stop(Round& round, std::string_view host, std::string_view reason, int exit_code);
 

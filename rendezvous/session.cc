@@ -73,6 +73,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       break;
     case Op::kCompareSet:
       put_bytes(out, core_.compare_set(request.key, request.value, request.desired, effects));
+      if (core_.keys().contains(request.key)) core_.torchrun().took_part(id_, request.key);
       break;
     case Op::kGet: {
       const std::string_view value = core_.get(request.key);

@@ -212,8 +212,17 @@ void StoreCore::watch(ClientId client, std::string_view key) {
   ++num_watches_;
 }
 
+std::size_t StoreCore::drop_torchrun_job(std::string_view state, Effects& effects) {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : keys_)
+    if (TorchrunJobs::belongs(key, state)) keys.push_back(key);
+  for (const std::string& key : keys) delete_key(key, effects);
+  return keys.size();
+}
+
 void StoreCore::disconnect(ClientId client) {
   waits_.remove(client);
+  torchrun_.gone(client);
   const auto watched = watched_.find(client);
   if (watched == watched_.end()) return;
   for (const std::string_view key : watched->second) {

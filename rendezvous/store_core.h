@@ -19,6 +19,7 @@
 
 #include "rendezvous/key_map.h"
 #include "rendezvous/store_recorder.h"
+#include "rendezvous/torchrun_jobs.h"
 #include "rendezvous/wait_table.h"
 
 namespace muster {
@@ -97,6 +98,10 @@ class StoreCore {
   /// Forgets the client's wait and watches.
   void disconnect(ClientId client);
 
+  [[nodiscard]] TorchrunJobs& torchrun() { return torchrun_; }
+  /// Its state and the keys of its rounds; how many there were. O(keys).
+  std::size_t drop_torchrun_job(std::string_view state, Effects& effects);
+
   [[nodiscard]] std::size_t num_waiting() const { return waits_.num_waiting(); }
 
   // What it holds, counted as it changes.
@@ -131,6 +136,7 @@ class StoreCore {
   std::unordered_map<ClientId, std::vector<std::string_view>> watched_;  // the names are those of watchers_
   std::size_t num_bytes_ = 0;
   std::size_t num_watches_ = 0;
+  TorchrunJobs torchrun_;
   StoreRecorder* recorder_ = nullptr;
 };
 

@@ -129,7 +129,20 @@ std::string explain_outside(const Round& round, const Settings& settings, const 
     return fmt::format("waits for the job's next {}; {}",
                        settings.grow_at_safe_point ? "safe point" : "round", runs);
   if (before < settings.spares) return fmt::format("spare {} of {}; {}", before + 1, settings.spares, runs);
-  return fmt::format("the job is full, waits for a place; {}", runs);
+  return fmt::format("the job is full, waits for a place (another job needs another --rdzv-id); {}", runs);
+}
+
+std::vector<NodeId> surplus(const Round& round, const Settings& settings) {
+  if (static_cast<int>(round.world.slots.size()) < settings.max_nodes) return {};
+  std::vector<const Node*> outside;
+  for (const auto& [id, node] : round.nodes)
+    if (node.connected && node.ready && node.group_rank < 0) outside.push_back(&node);
+  std::sort(outside.begin(), outside.end(),
+            [](const Node* a, const Node* b) { return a->arrival < b->arrival; });
+  std::vector<NodeId> out;
+  for (auto i = static_cast<std::size_t>(settings.spares); i < outside.size(); ++i)
+    out.push_back(outside[i]->request.id);
+  return out;
 }
 
 std::string timeout_report(const Round& round, const Settings& settings, Instant now) {

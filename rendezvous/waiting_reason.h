@@ -29,6 +29,10 @@ inline constexpr std::size_t kMaxDetails = 8;
 /// Why a node that is not part of the running world waits: "spare 1 of 2; 4 nodes run generation 3".
 [[nodiscard]] std::string explain_outside(const Round& round, const Settings& settings, const NodeId& id);
 
+/// Outside the running or last world though it was full, and beyond the spares: what ends well has not run
+/// there, and was not meant to.
+[[nodiscard]] std::vector<NodeId> surplus(const Round& round, const Settings& settings);
+
 /// One line for the end of a gathering at its deadline, then one per missing or troubled node with the phase
 /// it reached and the last error.
 [[nodiscard]] std::string timeout_report(const Round& round, const Settings& settings, Instant now);

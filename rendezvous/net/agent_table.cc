@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/net/agent_table.h"
 
+#include <sys/socket.h>
+
 #include <fmt/format.h>
 
 #include "rendezvous/net/link_room.h"
@@ -34,6 +36,15 @@ std::shared_ptr<AgentConnection> AgentTable::pump(ConnectionId id, HostedStores&
     connection->peer.send(bytes);
   }
   return connection;
+}
+
+void AgentTable::hear_unread(Jobs& jobs, Instant now) const {
+  for (const ConnectionId id : jobs.overdue(now)) {
+    const auto connection = find(id);
+    char byte = 0;
+    if (connection && ::recv(connection->descriptor.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
+      jobs.heard(id, now);
+  }
 }
 
 void AgentTable::say_to_all(const control::Message& message) const {

@@ -83,6 +83,8 @@ class AgentTable {
   /// Gives the agent as much of its workers' stores as its connection takes now; to be flushed. nullptr: it
   /// is gone.
   std::shared_ptr<AgentConnection> pump(ConnectionId id, HostedStores& stores) const;
+  /// Those about to be lost for their silence whose words were received and only not read yet are heard.
+  void hear_unread(Jobs& jobs, Instant now) const;
   /// To all that are proven, as far as their sockets take it.
   void say_to_all(const control::Message& message) const;
 

@@ -154,7 +154,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       if (lost) {
         was_joined = true;
         told.clear();
-        deadline = now + std::max(options_.reconnect_for, offered_grace_);
+        deadline = now + std::max({options_.reconnect_for, offered_grace_,
+                                   link_->was_broken() ? options_.settings.reconnect_grace : Millis(0)});
         backoff = Backoff(kBackoff, id().low + 1);
       }
       if (!again || now >= deadline) {
@@ -251,7 +252,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     heart_.async_wait([self = shared_from_this(), link = link_](const auto& error) {
       if (error || self->over_ || self->link_ != link || !self->joined_) return;
       if (self->num_missed_++ >= self->max_missed_) {
-        link->close(fmt::format("the coordinator has been silent for {} ms",
+        link->abort(fmt::format("the coordinator has been silent for {} ms",
                                 self->max_missed_ * self->heartbeat_.count()));
         return;
       }
@@ -335,8 +336,8 @@ void ControlClient::safe_point(std::int64_t generation) {
 void ControlClient::report(std::int64_t generation, std::string payload) {
   impl_->send(control::Report{generation, {}, -1, std::move(payload)});
 }
-void ControlClient::stop_job(std::string reason, int exit_code) {
-  impl_->state(control::Stop{exit_code, std::move(reason)});
+void ControlClient::stop_job(std::string reason, int exit_code, bool or_leave) {
+  impl_->state(control::Stop{exit_code, std::move(reason), or_leave});
 }
 void ControlClient::leave(std::string reason, Millis patience, std::function<void()> left) {
   impl_->leave(std::move(reason), patience, std::move(left));

@@ -49,7 +49,7 @@ struct ControlClientOptions {
   Millis connect_timeout{60'000};  ///< from start() until the coordinator welcomes this agent, over all tries
   Millis attempt_timeout{5'000};   ///< one try: name, connection, authentication
   /// A connection that breaks later is tried again for so long, or longer where the coordinator says that it
-  /// keeps its agents' places; 0: lost at once. To be not longer than the job's reconnect_grace.
+  /// keeps its agents' places; 0: lost at once, but for settings.reconnect_grace where neither side ended it.
   Millis reconnect_for{0};
   /// A coordinator that is silent for so many heartbeat intervals, and for settings.heartbeat_timeout, is
   /// lost.
@@ -112,8 +112,8 @@ class ControlClient {
   void send_store(const control::Message& message);
   /// What the connection has not taken yet.
   [[nodiscard]] std::size_t unsent_bytes() const;
-  /// Ends the job for everybody.
-  void stop_job(std::string reason, int exit_code);
+  /// Ends the job for everybody; with `or_leave` for this node alone, where the others can go on without it.
+  void stop_job(std::string reason, int exit_code, bool or_leave = false);
   /// Says good-bye; `left` comes when the coordinator has read it, or after `patience`. A coordinator that is
   /// away and keeps its agents' places is looked for meanwhile, for some seconds. No event comes after this
   /// call.

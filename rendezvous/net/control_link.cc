@@ -134,6 +134,7 @@ asio::awaitable<Result<control::Message>> ControlLink::receive() {
     last_read_ = size;
     if (error) {
       finished_ = error == asio::error::eof;
+      broken_ = !finished_ && close_reason_.empty();
       std::string cause =
           error == asio::error::eof ? "the coordinator closed the connection" : error.message();
       if (tls_ && !tls_->established()) cause += "; does it speak TLS (musterd --tls-cert)?";
@@ -191,6 +192,12 @@ void ControlLink::flush() {
                       self->flush();
                       if (self->drained_ && self->out_.empty() && !self->writing_) self->drained_();
                     });
+}
+
+void ControlLink::abort(std::string reason) {
+  boost::system::error_code ignored;
+  socket_.set_option(asio::socket_base::linger(true, 0), ignored);  // a reset
+  close(std::move(reason));
 }
 
 void ControlLink::close(std::string reason) {

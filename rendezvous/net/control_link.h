@@ -55,11 +55,15 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   void finish_sending();
   /// receive() then fails with `reason` where it is given.
   void close(std::string reason = {});
+  /// Likewise, and the coordinator, should it live, is not told of an end: this agent tries again.
+  void abort(std::string reason);
 
   /// The coordinator said that it stops, not that it does not want this agent.
   [[nodiscard]] bool coordinator_stops() const { return coordinator_stops_; }
   /// The connection's end was the coordinator's in good order, after it had read what was sent.
   [[nodiscard]] bool was_finished() const { return finished_; }
+  /// It ended otherwise, and not by close(): the coordinator may well live.
+  [[nodiscard]] bool was_broken() const { return broken_; }
   [[nodiscard]] const std::string& endpoint() const { return endpoint_; }
 
  private:
@@ -85,6 +89,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   std::function<void()> drained_;
   bool finishing_ = false;
   bool finished_ = false;
+  bool broken_ = false;
   bool coordinator_stops_ = false;
   std::string close_reason_;
 };

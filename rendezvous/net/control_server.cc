@@ -17,7 +17,6 @@ namespace muster::net {
 namespace {
 
 constexpr std::size_t kReadBytes = 65536;
-constexpr Millis kStall{2000};
 // An agent that is not read hears that this process lives, and counts as alive: several times in the shortest
 // heartbeat time-out that makes sense.
 constexpr Millis kVouchInterval{500};
@@ -113,10 +112,12 @@ void ControlServer::Impl::read_on(ConnectionId id) {
   arm();
 }
 
-// A timer that is long due: this process did not run, and heartbeats wait in their sockets.
+// A timer that is due: where this process did not run, heartbeats wait in their sockets.
 void ControlServer::Impl::forgive_own_stall() {
   const Instant now = SteadyClock::now();
-  if (armed_ == Instant::max() || now < armed_ + kStall) return;
+  if (armed_ == Instant::max() || now < armed_) return;
+  agents_.hear_unread(jobs_, now);
+  if (now < armed_ + std::chrono::seconds(2)) return;
   const auto stall = std::chrono::duration_cast<Millis>(now - armed_);
   log_.warning(fmt::format("this process did not run for {} ms; agents are not blamed", stall.count()));
   jobs_.forgive(stall, now);
@@ -134,8 +135,9 @@ void ControlServer::Impl::on_readable(ConnectionId id) {
     on_bytes(id, *connection, std::string_view(scratch_.data(), static_cast<std::size_t>(n)));
   } else if (n == 0) {
     drop(id, "it closed the connection");
-  } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
-    drop(id, errno_error("recv", errno).message);
+  } else if (const int error = errno; error != EAGAIN && error != EWOULDBLOCK) {
+    drop(id, errno_error("recv", error).message,
+         error == ECONNRESET ? membership::Break::kReset : membership::Break::kOther);
   }
   finish_turn();
   read_on(id);
@@ -192,7 +194,7 @@ void ControlServer::Impl::go_on() {
     const auto connection = agents_.find(entry.from);
     if (!connection || connection->peer.stage == Stage::kClosing) continue;
     if (!entry.message)
-      drop(entry.from, entry.end);
+      drop(entry.from, entry.end, entry.how);
     else if (std::string error = take_up(entry.from, *entry.message); !error.empty())
       refuse(entry.from, *connection, {control::Refused::Reason::kProtocol, std::move(error)});
   }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -65,7 +66,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   void flush(ConnectionId id, Connection& connection);
   void give_up(ConnectionId id, const ControlPeer& peer, Refusal kind, const std::string& reason);
   void on_writable(ConnectionId id);
-  void drop(ConnectionId id, const std::string& reason);
+  void drop(ConnectionId id, const std::string& reason, membership::Break how = membership::Break::kEnd);
   void pump(ConnectionId id);
   void finish_turn();
 
@@ -80,7 +81,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   AgentTable agents_;
   ParkedMessages parked_;
   Instant vouch_at_ = Instant::max();  // while there are agents that are not read
-  std::vector<std::pair<ConnectionId, std::string>> broken_;
+  std::vector<std::tuple<ConnectionId, std::string, membership::Break>> broken_;
   JobsEffects effects_;
   std::string scratch_;
   ControlServerStats stats_;

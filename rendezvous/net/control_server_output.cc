@@ -96,7 +96,7 @@ void ControlServer::Impl::flush(ConnectionId id, Connection& connection) {
   ControlPeer& peer = connection.peer;
   const std::size_t parked = parked_.num_bytes(id);
   if (const std::string error = peer.flush(); !error.empty()) {
-    broken_.emplace_back(id, error);
+    broken_.emplace_back(id, error, membership::Break::kReset);
   } else if (peer.unsent_bytes() > options_.max_unsent_bytes) {
     give_up(id, peer, Refusal::kSlowReader,
             fmt::format("it has not read {} bytes, the limit is {} (--max-unsent-bytes)", peer.unsent_bytes(),
@@ -123,7 +123,7 @@ void ControlServer::Impl::give_up(ConnectionId id, const ControlPeer& peer, Refu
                                   const std::string& reason) {
   refusals_.write(kind, fmt::format("closed {}: {}", peer.name(), reason));
   parked_.forget(id);
-  broken_.emplace_back(id, reason);
+  broken_.emplace_back(id, reason, membership::Break::kEnd);
 }
 
 void ControlServer::Impl::on_writable(ConnectionId id) {
@@ -135,20 +135,20 @@ void ControlServer::Impl::on_writable(ConnectionId id) {
   finish_turn();
 }
 
-void ControlServer::Impl::drop(ConnectionId id, const std::string& reason) {
+void ControlServer::Impl::drop(ConnectionId id, const std::string& reason, membership::Break how) {
   const auto connection = agents_.find(id);
   if (!connection) return;
   // What it said last comes first.
   if (connection->peer.stage == Stage::kOpen && parked_.num_bytes(id) > 0) {
     if (std::exchange(connection->ended, true)) return;
     stores_.disconnected(id);
-    parked_.park_end(id, reason);
+    parked_.park_end(id, reason, how);
     if (vouch_at_ == Instant::max()) vouch_at_ = SteadyClock::now();
     return;
   }
   log_.debug(fmt::format("closed {}: {}", connection->peer.name(), reason));
   if (connection->peer.stage == Stage::kOpen) {
-    jobs_.disconnected(id, reason, SteadyClock::now(), effects_);
+    jobs_.disconnected(id, reason, SteadyClock::now(), effects_, how);
   } else if (connection->peer.stage == Stage::kProof) {
     jobs_.note_trouble(
         connection->peer.job(),
@@ -171,9 +171,9 @@ void ControlServer::Impl::finish_turn() {
   apply();
   for (const ConnectionId id : stores_.take_ready()) pump(id);
   while (!broken_.empty()) {
-    const auto [id, error] = std::move(broken_.back());
+    const auto [id, error, how] = std::move(broken_.back());
     broken_.pop_back();
-    drop(id, error);
+    drop(id, error, how);
   }
   arm();
 }

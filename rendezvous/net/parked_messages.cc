@@ -27,10 +27,11 @@ void ParkedMessages::park(ConnectionId from, control::Message message) {
   bytes_[from] += entry.num_bytes;
 }
 
-void ParkedMessages::park_end(ConnectionId from, std::string why) {
+void ParkedMessages::park_end(ConnectionId from, std::string why, membership::Break how) {
   Entry& entry = entries_.emplace_back();
   entry.from = from;
   entry.end = std::move(why);
+  entry.how = how;
   entry.num_bytes = kEntryBytes;
   bytes_[from] += kEntryBytes;
 }

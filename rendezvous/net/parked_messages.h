@@ -25,6 +25,7 @@ class ParkedMessages {
     ConnectionId from = 0;
     std::optional<control::Message> message;  ///< nothing: its connection has ended
     std::string end;                          ///< why
+    membership::Break how = membership::Break::kEnd;
 
    private:
     friend class ParkedMessages;
@@ -36,7 +37,7 @@ class ParkedMessages {
   [[nodiscard]] bool has_to_wait(ConnectionId from, const control::Message& message, bool stalled) const;
   void park(ConnectionId from, control::Message message);
   /// Behind what it said.
-  void park_end(ConnectionId from, std::string why);
+  void park_end(ConnectionId from, std::string why, membership::Break how = membership::Break::kEnd);
 
   [[nodiscard]] bool empty() const { return entries_.empty(); }
   [[nodiscard]] std::size_t num_bytes(ConnectionId from) const {

@@ -21,6 +21,7 @@
 #include "rendezvous/net/listener.h"
 #include "rendezvous/net/refusal_log.h"
 #include "rendezvous/net/state_log.h"
+#include "rendezvous/net/torchrun_sweep.h"
 
 namespace muster::net {
 namespace {
@@ -45,7 +46,8 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
         acceptor_(std::move(listener)),
         ready_(loop, ready.release()),
         timer_(loop),
-        scratch_(kReadBytes, '\0') {}
+        sweep_(loop, log_, options.keep_torchrun_jobs, core_, effects_,
+               [this] { deliver(SteadyClock::now()); }) {}
 
   Result<void> start() {
     if (!poll(EPOLL_CTL_ADD, acceptor_.listener().fd.get(), EPOLLIN, kListenerTag))
@@ -54,6 +56,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       core_ = std::exchange(options_.state->saved().store, StoreCore());
       core_.record_to(&options_.state->recorder());
       options_.state->attach(*this);
+      sweep_.restored();
       hold_ = &options_.state->dirty();
     }
     log_.info("listening on " + address());
@@ -72,6 +75,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     stats_.num_open = 0;
     acceptor_.close();
     timer_.cancel();
+    sweep_.stop();
     refusals_.stop();
     boost::system::error_code ignored;
     ready_.close(ignored);
@@ -266,6 +270,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
                         [call = options_.on_close, peer = client.peer] { call(peer); });
     clients_.release(id);
     --stats_.num_open;
+    sweep_.look();
   }
 
   void hand_over(ClientId id) {
@@ -347,7 +352,8 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   StoreCore core_;  // outlives the connections' sessions
   ClientTable clients_;
   Effects effects_;
-  std::string scratch_;
+  TorchrunSweep sweep_;
+  std::string scratch_ = std::string(kReadBytes, '\0');
   const bool* hold_ = &kNeverHeld;
   std::vector<std::uint64_t> held_;     // connections with answers that wait for the disk
   std::vector<std::uint64_t> resumed_;  // those whose answers have gone out, and whose input comes next

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -54,6 +55,8 @@ struct ServerOptions {
   /// Takes connections whose first byte is the control protocol's, with what was read and the peer's name.
   /// Nothing: they are refused.
   std::function<void(UniqueFd, std::string_view, std::string)> hand_over = {};
+  /// Keys of a torchrun job are dropped so long after its last agent has gone; nothing: they are kept.
+  std::optional<std::chrono::milliseconds> keep_torchrun_jobs = {};
   /// Keeps the keys and queues, and no change is answered before it is on the disk; nothing: they end with
   /// the server.
   std::shared_ptr<StateLog> state = {};

@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
                                        Finished{1},
                                        Report{1, "n1", 0, "x"},
                                        Leave{"done"},
-                                       Stop{1, "enough"},
+                                       Stop{1, "enough", true},
                                        Start{},
                                        Challenge{},
                                        Proof{},

@@ -18,6 +18,8 @@
 #include "launcher/memory_kills.h"
 #include "launcher/node_report.h"
 #include "launcher/nproc.h"
+#include "launcher/outcome_text.h"
+#include "launcher/rank_assignment.h"
 #include "launcher/process_state.h"
 #include "launcher/progress_word.h"
 #include "launcher/restart_policy.h"
@@ -82,6 +84,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     check(pause->before(1) >= Millis(0) && pause->before(1) <= pause->most);
     check(pause->before(1'000'000) <= pause->most);
   }
+  // What nodes of a static job tell each other reads as it was written.
+  if (const auto outcome = launcher::outcome_from_json(text))
+    check(launcher::outcome_from_json(launcher::to_json(*outcome)) == *outcome);
+  if (const auto info = launcher::role_info_from_json(text))
+    check(launcher::role_info_from_json(launcher::to_json(*info)) == *info);
+  if (const auto range = launcher::rank_range_from_json(text))
+    check(launcher::rank_range_from_json(launcher::to_json(*range)) == *range);
   if (const auto report = launcher::node_report_from_json(text))
     check(launcher::to_json(*report).size() <= launcher::kMaxPartBytes);
 

@@ -60,6 +60,8 @@ SHOWN_BY = {
     "Slurm": ("tests/slurm/test_slurm_launch.py", "test_nodes_ranks_and_head_come_from_the_step"),
     "a pause before restarts, exit codes without one": (
         "tests/unit/launcher/policies_test.cc", "exit codes that are final end the job while there are restarts left"),
+    "one node, `--master-addr` or an endpoint given": (
+        "tests/system/test_listeners.py", "test_one_node_listens_on_loopback_alone_however_it_is_started"),
     "`--print-completion`": ("tests/system/test_launcher_contract.py", "test_a_shell_learns_the_options"),
     "`--numa-binding`": ("tests/system/test_launcher_placement.py", "test_torchruns_names_for_bindings_are_known"),
     "`--logs-specs`": (
@@ -98,7 +100,7 @@ SHOWN_BY = {
     "c10d: who is rank 0": (_ELASTIC, "test_two_nodes_of_different_size_gather_at_the_agent_of_the_endpoint"),
     "c10d: a node lost, MIN are left": (_FAULTS, "test_a_killed_agent_is_told_at_once_and_the_rest_goes_on"),
     "c10d: `MASTER_ADDR`": (_ELASTIC, "test_of_the_first_node_s_addresses_the_one_that_answers_is_used"),
-    "c10d: nodes beyond MAX": (_FAULTS, "test_a_spare_that_was_not_needed_ends_in_success"),
+    "c10d: nodes beyond MAX": (_FAULTS, "test_a_second_job_by_the_same_name_that_never_ran_is_no_success"),
     "c10d: signal to one node": (_FAULTS, "test_a_signalled_node_leaves_where_the_rest_suffices"),
 }
 

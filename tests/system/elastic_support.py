@@ -21,10 +21,11 @@ class Job:
 
     def start(self, node, count, *args, nnodes=None, backend="c10d", endpoint=None, restarts=0, conf="", name=None,
               wrap=(), **env):
-        conf = ",".join(filter(None, [conf, "cool_down=0"]))
+        conf = ",".join(filter(None, ["cool_down=0", conf]))
         name = node if name is None else name
+        place = endpoint or self.nodes.address(0)
         options = [f"--nnodes={nnodes or len(self.nodes.names)}", f"--rdzv-backend={backend}",
-                   f"--rdzv-endpoint={endpoint or self.nodes.address(0)}:{PORT}", f"--max-restarts={restarts}",
+                   f"--rdzv-endpoint={f'[{place}]' if ':' in place else place}:{PORT}", f"--max-restarts={restarts}",
                    f"--rdzv-conf={conf}", f"--local-addr=host{name}", f"--nproc-per-node={count}"]
         environment = clean_environment(NODE=node, LOGLEVEL="INFO", **env)
         return self.spawn(name, node, *wrap, MUSTER, *options, *args, env=environment)
@@ -72,8 +73,8 @@ class Job:
 def job(tmp_path):
     made = []
 
-    def make(count):
-        nodes = Nodes(count)
+    def make(count, **how):
+        nodes = Nodes(count, **how)
         made.append((nodes, Job(nodes, tmp_path)))
         return made[-1][1]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes as network namespaces joined by a bridge: node i has 10.77.0.(i+1) on eth0, and some may have a bad line. Needs
+"""Nodes as network namespaces joined by a bridge: node i has 10.77.0.(i+1) or fd77::(i+1) alone on eth0, and some may have a bad line. Needs
 root and iproute2."""
 import itertools
 import os
@@ -15,7 +15,8 @@ def ip(*args):
 
 
 class Nodes:
-    def __init__(self, count, bad_lines=(), delay=0.2, loss=0.05, seed=1):
+    def __init__(self, count, bad_lines=(), delay=0.2, loss=0.05, seed=1, v6=False):
+        self.v6 = v6
         tag = f"{os.getpid() % 100000}{next(_serial)}"
         self.names = [f"mu{tag}n{i}" for i in range(count)]
         self.hub = f"mu{tag}h"
@@ -32,13 +33,15 @@ class Nodes:
                 self.add_bad_line(name, f"p{i}", delay, loss, seed + i)
             else:
                 ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", f"p{i}", "netns", self.hub)
-            ip("-n", name, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
+            # Without duplicate address detection, which takes a second.
+            ip("-n", name, "addr", "add", *([f"{self.address(i)}/64", "dev", "eth0", "nodad"] if v6 else
+                                            [f"{self.address(i)}/24", "dev", "eth0"]))
             ip("-n", name, "link", "set", "eth0", "up")
             ip("-n", self.hub, "link", "set", f"p{i}", "master", "br0")
             ip("-n", self.hub, "link", "set", f"p{i}", "up")
 
     def address(self, node):
-        return f"10.77.0.{node + 1}"
+        return f"fd77::{node + 1}" if self.v6 else f"10.77.0.{node + 1}"
 
     def add_bad_line(self, name, port, *rules):
         command = [sys.executable, "-B", pathlib.Path(__file__).with_name("bad_line.py"), f"{name}:eth0", f"{self.hub}:{port}"]

@@ -156,6 +156,19 @@ def test_of_the_first_node_s_addresses_the_one_that_answers_is_used(job, tmp_pat
     assert [w["MASTER_ADDR"] for w in it.workers(0, 1)] == ["10.77.0.1", "10.78.0.1"]
 
 
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_nodes_without_ipv4_gather(job, tmp_path, secret):
+    it = job(2, v6=True)
+    script = write(tmp_path, "show.py", SHOW)
+    for node in (0, 1):
+        it.start(node, 1, f"--node-rank={node}", script, MUSTER_SECRET=secret)
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+    assert {(w["MASTER_ADDR"], w["GLOO_SOCKET_IFNAME"]) for w in it.workers(0, 1)} == {
+        ("127.0.0.1" if secret else "fd77::1", "eth0")}
+    if not secret:
+        assert re.search(r"host0 answers at \[fd77::1\]:\d+ from fd77::2 \(eth0\)", it.err(1))
+
+
 def test_a_first_node_that_cannot_be_reached_ends_the_job_with_the_reason_on_all(job, tmp_path):
     it = job(3)
     it.spawn("d", 2, BIN / "musterd", f"--port={PORT}")

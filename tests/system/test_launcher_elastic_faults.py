@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures and signals in jobs with a coordinator, over nodes that are network namespaces of this machine."""
+import os
 import re
 import signal
+import subprocess
+import time
 
 import pytest
 
-from elastic_support import STAY, job, write  # noqa: F401
-from launcher_support import alive, wait_for
+from elastic_support import PORT, STAY, job, write  # noqa: F401
+from launcher_support import BIN, alive, wait_for
 
 
 FAIL = """
@@ -35,6 +38,43 @@ def test_a_worker_s_failure_restarts_all_nodes_in_one_generation(job, tmp_path):
     for node in (0, 1):
         for restart in (1, 2):
             assert re.search(rf"rank 2 .* on host1 exited with code 7; restart {restart} of 2", it.err(node))
+
+
+@pytest.mark.parametrize("what", ["worker", "agent"])
+def test_a_failure_is_told_without_a_heartbeat(job, tmp_path, what):
+    it = job(3)
+    script = write(tmp_path, "stay.py", STAY)
+    it.spawn("d", 2, BIN / "musterd", f"--port={PORT}", "--heartbeat-interval=600")
+    for node in (0, 1):
+        it.start(node, 1, f"--node-rank={node}", script, nnodes=2, backend="muster", endpoint=it.nodes.address(2),
+                 conf="keep_alive_interval=600")
+    pids = it.started("2.0", 0, 1)
+    if what == "worker":
+        os.kill(pids[1], signal.SIGKILL)
+        assert it.codes(0, 1) == [137, 137], it.err(0)
+    else:
+        it.running[1].kill()
+        assert it.codes(0) == [76], it.err(0)
+
+
+def test_a_daemon_that_did_not_run_for_a_while_blames_no_agent(job, tmp_path):
+    it = job(3)
+    script = write(tmp_path, "stay.py", STAY)
+    daemon = it.spawn("d", 2, BIN / "musterd", f"--port={PORT}", "--heartbeat-interval=0.5", "--log-level=info")
+    for node in (0, 1):
+        it.start(node, 1, f"--node-rank={node}", script, nnodes=2, backend="muster", endpoint=it.nodes.address(2),
+                 conf="keep_alive_interval=1,keep_alive_max_attempt=3")
+    pids = it.started("2.0", 0, 1)
+    # Past the agents' deadlines, once before and once after they gave their connections up for dead.
+    for pause in (3.2, 4.5):
+        daemon.send_signal(signal.SIGSTOP)
+        until = time.monotonic() + pause
+        wait_for(lambda: time.monotonic() > until, "the heartbeats to be overdue")
+        daemon.send_signal(signal.SIGCONT)
+    (tmp_path / "go").touch()
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1), it.err("d"))
+    assert "lost" not in it.err("d").replace("lost the coordinator", ""), it.err("d")
+    assert all(not alive(pid) for pid in pids)
 
 
 def test_a_spent_budget_ends_all_nodes_with_the_root_cause(job, tmp_path):
@@ -130,6 +170,78 @@ def test_a_spare_that_was_not_needed_ends_in_success(job, tmp_path):
     assert it.codes(0, 1) == [0, 0]
     assert "the job succeeded without this node" in it.err(1)
     assert it.out(1) == ""
+
+
+def test_a_spare_takes_the_place_of_a_node_that_is_asked_to_stop(job, tmp_path):
+    it = job(3)
+    script = write(tmp_path, "stay.py", STAY)
+    it.spawn("d", 2, BIN / "musterd", f"--port={PORT}")
+    it.start(0, 1, "--spares=1", script, nnodes=1, backend="muster", endpoint=it.nodes.address(2))
+    it.started("1.0", 0)
+    it.start(1, 1, "--spares=1", script, nnodes=1, backend="muster", endpoint=it.nodes.address(2))
+    it.said(1, "spare 1 of 1")
+    (tmp_path / "pid0_1.0").unlink()
+    it.running[0].send_signal(signal.SIGTERM)
+    assert it.codes(0) == [143]
+    it.started("1.0", 0)  # no restart was used
+    (tmp_path / "go").touch()
+    assert it.codes(1) == [0], it.err(1)
+
+
+@pytest.mark.parametrize("backend", ["c10d", "muster"])
+def test_a_connection_that_breaks_under_a_living_agent_ends_nothing(job, tmp_path, backend):
+    it = job(3)
+    script = write(tmp_path, "stay.py", STAY)
+    head = 2 if backend == "muster" else 0
+    if backend == "muster":
+        it.spawn("d", 2, BIN / "musterd", f"--port={PORT}", "--log-level=info")
+    for node in (0, 1):
+        it.start(node, 1, f"--node-rank={node}", script, nnodes=2, backend=backend, endpoint=it.nodes.address(head))
+    pids = it.started("2.0", 0, 1)
+    done = subprocess.run(it.nodes.command(1, "ss", "-K", "dst", it.nodes.address(head), "dport", "=", f":{PORT}"),
+                          capture_output=True, text=True)
+    if "Operation not supported" in done.stderr:
+        pytest.skip("this kernel does not let ss -K break connections (CONFIG_INET_DIAG_DESTROY)")
+    it.said("d" if backend == "muster" else 0, "job none: host1 is back, generation 0 goes on")
+    assert all(alive(pid) for pid in pids)
+    (tmp_path / "go").touch()
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+
+
+def test_a_machine_with_a_broken_gpu_cools_down_and_a_spare_takes_the_place(job, tmp_path):
+    it = job(3)
+    script = write(tmp_path, "ecc.py", """
+import os, signal, sys
+if os.environ["NODE"] == "1":
+    while not os.path.exists("spare"): pass
+    sys.exit("CUDA error: uncorrectable ECC error encountered")
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    signal.pause()
+""")
+    for node in (0, 1):
+        it.start(node, 1, "--spares=1", f"--node-rank={node}", script, nnodes=2, restarts=1, conf="cool_down=600")
+    it.said(1, "generation 0: node 1 of 2")
+    it.start(2, 1, "--spares=1", "--node-rank=2", script, nnodes=2, restarts=1, conf="cool_down=600")
+    it.said(2, "spare 1 of 1")
+    (tmp_path / "spare").touch()
+    assert it.codes(0, 1, 2) == [0, 0, 0], (it.err(0), it.err(1), it.err(2))
+    assert "generation 1: node 1 of 2" in it.err(2)
+    assert "this node is outside the world" in it.err(1)
+
+
+def test_a_second_job_by_the_same_name_that_never_ran_is_no_success(job, tmp_path):
+    it = job(2)
+    script = write(tmp_path, "stay.py", STAY)
+    it.spawn("d", 0, BIN / "musterd", f"--port={PORT}")
+    it.start(0, 1, script, nnodes=1, backend="muster")
+    it.started("1.0", 0)
+    it.start(1, 1, "touch", tmp_path / "ran", nnodes=1, backend="muster")
+    it.said(1, "the job is full, waits for a place .another job needs another --rdzv-id.")
+    (tmp_path / "go").touch()
+    assert it.codes(0, 1) == [0, 69], it.err(1)
+    assert re.search(r"error: rendezvous: .*succeeded without this node.*one more than --nnodes=1 and --spares=0: nothing was "
+                     r"run here.*another --rdzv-id.*exit status 69", it.err(1))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_losing_the_coordinator_ends_the_others_and_names_it(job, tmp_path):

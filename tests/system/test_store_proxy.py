@@ -170,6 +170,28 @@ stay()
     assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
 
 
+def test_two_jobs_at_one_daemon_have_stores_of_their_own(job, tmp_path):
+    it = job(3)
+    it.spawn("d", 2, BIN / "musterd", f"--port={PORT}", env=clean_environment(MUSTER_SECRET=SECRET))
+    script = write(tmp_path, "own.py", STORE + """
+own = e["TORCHELASTIC_RUN_ID"].encode()
+if rank == 0: store.set(b"name", own)
+assert store.get(b"name") == own
+assert store.add(b"met" , 1) <= size
+note("%s%d" % (own.decode(), rank))
+stay()
+assert store.get(b"name") == own and store.add(b"met", 0) == size and store.num_keys() == 2
+""")
+    for node in (0, 1):
+        for name in ("a", "b"):
+            it.start(node, 1, f"--node-rank={node}", f"--rdzv-id={name}", script, nnodes=2, backend="muster",
+                     endpoint=it.nodes.address(2), name=f"{name}{node}", MUSTER_SECRET=SECRET)
+    names = [f"{name}{node}" for name in "ab" for node in (0, 1)]
+    wait_for(lambda: all((tmp_path / name).exists() for name in names), f"all to meet: {it.err('a0')}", 60)
+    (tmp_path / "go").touch()
+    assert it.codes(*names) == [0] * 4, [it.err(name) for name in names]
+
+
 def test_the_worker_runtime_meets_behind_the_proxy(job, tmp_path):
     it = job(2)
     for node in (0, 1):

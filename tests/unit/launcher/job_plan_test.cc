@@ -6,6 +6,7 @@
 #include "launcher/nproc.h"
 #include "launcher/rendezvous_plan.h"
 #include "launcher/std_map.h"
+#include "launcher/strangers.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -62,6 +63,42 @@ TEST_CASE("a given port, endpoint or more nodes make it static") {
   REQUIRE(by_endpoint.master_addr == "fe80::1");
   REQUIRE(by_endpoint.master_port == 77);
   REQUIRE(by_endpoint.run_id == "j");
+}
+
+TEST_CASE("one node stays on loopback, whatever its address is called") {
+  for (const char* place : {"--master-addr=10.0.0.1", "--rdzv-endpoint=10.0.0.1:77"}) {
+    const Job job = planned({"--master-port=1234", place});
+    REQUIRE(job.mode == RendezvousMode::kStatic);
+    REQUIRE(job.master_addr == "127.0.0.1");
+    REQUIRE(job.one_node());
+  }
+  REQUIRE(planned({"--master-port=1234", "--master-addr=localhost"}).master_addr == "localhost");
+  REQUIRE_FALSE(planned({"--nnodes=1", "--spares=1", "--rdzv-backend=c10d", "--rdzv-endpoint=h"}).one_node());
+}
+
+TEST_CASE("static nodes with a secret gather at a coordinator that node 0 runs") {
+  const Environment secret = {{"PATH", "/usr/bin:/bin"}, {"MUSTER_SECRET", "of more than sixteen bytes"}};
+  for (const int rank : {0, 1}) {
+    const auto job = plan({"--nnodes=2", "--node-rank=" + std::to_string(rank), "--master-addr=10.0.0.1",
+                           "--rdzv-conf=timeout=7"},
+                          secret);
+    REQUIRE_OK(job);
+    REQUIRE(job->mode == RendezvousMode::kElastic);
+    REQUIRE(job->elastic.endpoint_host == "10.0.0.1");
+    REQUIRE(job->elastic.endpoint_port == 29500);
+    REQUIRE(job->elastic.is_host == (rank == 0));
+    REQUIRE(job->elastic.order == rank);
+    REQUIRE(job->elastic.store_proxy);
+    REQUIRE(job->elastic.reconnect_for == Millis(0));
+    REQUIRE(job->join_timeout == std::chrono::seconds(7));
+    REQUIRE_FALSE(open_to_strangers(*job));
+  }
+  const auto open = plan({"--nnodes=2", "--master-addr=10.0.0.1", "--no-store-proxy"}, secret);
+  REQUIRE_THAT(*open_to_strangers(*open), Catch::Contains("--no-store-proxy"));
+  REQUIRE(plan({"--master-port=1234"}, secret)->mode == RendezvousMode::kStatic);
+  const Job none = planned({"--nnodes=2", "--master-addr=10.0.0.1"});
+  REQUIRE_THAT(*open_to_strangers(none), Catch::Contains("whoever reaches 10.0.0.1:29500"));
+  REQUIRE_FALSE(open_to_strangers(planned({"--nnodes=2", "--master-addr=127.0.0.1"})));
 }
 
 TEST_CASE("contradictions are refused with what is right") {

@@ -230,3 +230,20 @@ TEST_CASE("report.json labels every worker and repeats the root cause") {
   for (const auto& worker : json.at("workers")) labels.push_back(worker.at("label"));
   REQUIRE(labels == std::vector<std::string>{"consequence", "stopped by us", "root cause", "succeeded"});
 }
+
+TEST_CASE("a machine is at fault where its GPU is broken, not where a program broke its own work") {
+  const auto failed = [](std::string words, std::string kernel) {
+    WorkerOutcome out = ended(0, {.code = 1}, CauseClass::kGpuFault);
+    out.cause.text = std::move(words);
+    if (!kernel.empty()) out.kernel.push_back("NVRM: Xid (PCI:0000:3b:00): " + kernel);
+    return out;
+  };
+  REQUIRE(is_machine_s_fault(failed("", "79, pid=7, name=python, GPU has fallen off the bus.")));
+  REQUIRE(is_machine_s_fault(failed("", "48, pid=7, name=python, DBE")));
+  REQUIRE(is_machine_s_fault(failed("CUDA error: uncorrectable ECC error encountered", "")));
+  REQUIRE_FALSE(is_machine_s_fault(failed("", "31, pid=7, name=python, MMU Fault")));
+  REQUIRE_FALSE(is_machine_s_fault(failed("CUDA error: an illegal memory access was encountered", "")));
+  WorkerOutcome other = ended(0, {.code = 1});
+  other.cause.text = "uncorrectable ECC";  // in a program's own words
+  REQUIRE_FALSE(is_machine_s_fault(other));
+}

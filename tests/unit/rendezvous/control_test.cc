@@ -48,7 +48,7 @@ std::vector<Message> one_of_each() {
           SafePoint{7},
           Report{7, "n1", 0, std::string("\0\xff", 2)},
           Leave{"done"},
-          Stop{130, "SIGINT"},
+          Stop{130, "SIGINT", true},
           StoreAttach{3, 77, 2},
           StoreAttached{3, 77, 65536},
           StoreRefused{3, "generation 3 is over"},

@@ -18,6 +18,7 @@ struct Table {
     message.request.host = "n" + std::to_string(node);
     message.settings.min_nodes = message.settings.max_nodes = nodes;
     message.settings.max_restarts = 1;
+    message.settings.spares = spares;
     jobs.receive(connection, message, now, effects);
   }
   // What a connection was told last, of one kind.
@@ -33,6 +34,7 @@ struct Table {
   Jobs jobs;
   JobsEffects effects;
   Instant now{1h};
+  int spares = 0;
 };
 
 }  // namespace
@@ -65,6 +67,22 @@ TEST_CASE("reasons are told to all who wait, and not more often than the interva
   t.now += 2s;
   t.jobs.advance(t.now, t.effects);
   REQUIRE(t.effects.deliveries.empty());
+}
+
+TEST_CASE("who comes when another has gone is told the reason, though it reads as before") {
+  Table t;
+  t.join(1, "a", 1, 5);
+  t.now += 1s;
+  t.join(2, "a", 2, 5);
+  REQUIRE(t.told<control::Waiting>(2)->text == "2/5 nodes");
+  t.effects.clear();
+  t.jobs.receive(2, control::Leave{"stopped"}, t.now, t.effects);
+  t.join(3, "a", 3, 5);
+  t.now += 1s;
+  t.jobs.advance(t.now, t.effects);
+  REQUIRE(t.told<control::Waiting>(3));
+  REQUIRE(t.told<control::Waiting>(3)->text == "2/5 nodes");
+  REQUIRE_FALSE(t.told<control::Waiting>(1));  // nothing changed for it
 }
 
 TEST_CASE("a spare is told that it is one, and swapped in") {
@@ -133,6 +151,74 @@ TEST_CASE("a store that was lost with a coordinator ends the generation and uses
     t.jobs.store_lost({"a", {0, 1}, 0}, t.now, t.effects);
     REQUIRE(t.effects.empty());
   }
+}
+
+TEST_CASE("a node beyond MAX and the spares that never ran is no success") {
+  Table t;
+  t.join(1, "a", 1, 1);
+  t.join(2, "a", 2, 1);
+  REQUIRE(t.told<control::Waiting>(2)->text.find("needs another --rdzv-id") != std::string::npos);
+  t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
+  REQUIRE(t.told<control::Closed>(1)->cause.kind == membership::Cause::Kind::kSucceeded);
+  REQUIRE_FALSE(t.told<control::Closed>(2));
+  const auto refused = t.told<control::Refused>(2);
+  REQUIRE(refused);
+  REQUIRE(refused->reason == control::Refused::Reason::kOver);
+  REQUIRE(refused->text.find("one more than --nnodes=1 and --spares=0") != std::string::npos);
+  REQUIRE(refused->text.find("--rdzv-id") != std::string::npos);
+}
+
+TEST_CASE(
+    "of those that wait outside the first ones are the spares, and the others are told that nothing ran") {
+  Table t;
+  t.spares = 1;
+  t.join(1, "a", 1, 1);
+  t.join(2, "a", 2, 1);
+  t.join(3, "a", 3, 1);
+  t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
+  REQUIRE(t.told<control::Closed>(2)->cause.kind == membership::Cause::Kind::kSucceeded);
+  REQUIRE_FALSE(t.told<control::Refused>(2));
+  REQUIRE(t.told<control::Refused>(3));
+  REQUIRE_FALSE(t.told<control::Closed>(3));
+}
+
+TEST_CASE("a member that is asked to stop leaves alone where a spare is there, and else ends the job") {
+  for (const bool spare : {true, false}) {
+    Table t;
+    t.spares = 1;
+    t.join(1, "a", 1, 1);
+    if (spare) t.join(2, "a", 2, 1);
+    t.jobs.receive(1, control::Stop{143, "stopped by SIGTERM", true}, t.now, t.effects);
+    REQUIRE(t.told<control::Closed>(1)->cause.kind == membership::Cause::Kind::kStopped);
+    REQUIRE(t.told<control::Closed>(1)->cause.exit_code == 143);
+    REQUIRE(t.jobs.find_round("a")->phase ==
+            (spare ? membership::Phase::kRunning : membership::Phase::kClosed));
+    t.effects.clear();
+    t.jobs.receive(1, control::Leave{"it is done"}, t.now, t.effects);
+    t.jobs.disconnected(1, "eof", t.now, t.effects);
+    REQUIRE_FALSE(t.told<control::Refused>(1));
+    if (!spare) continue;
+    REQUIRE_FALSE(t.told<control::Closed>(2));
+    REQUIRE(t.jobs.find_round("a")->restarts_used == 0);
+    t.jobs.receive(2, control::Finished{1}, t.now, t.effects);
+    REQUIRE(t.told<control::Closed>(2)->cause.kind == membership::Cause::Kind::kSucceeded);
+  }
+}
+
+TEST_CASE("an agent whose words are there and only not read yet is not lost") {
+  Table t;
+  t.join(1, "a", 1, 2);
+  t.join(2, "a", 2, 2);
+  t.now += 15s;
+  auto overdue = t.jobs.overdue(t.now);
+  std::sort(overdue.begin(), overdue.end());
+  REQUIRE(overdue == std::vector<ConnectionId>{1, 2});
+  REQUIRE(t.jobs.overdue(t.now - 1ms).empty());
+  t.jobs.heard(1, t.now);
+  t.effects.clear();
+  t.jobs.advance(t.now, t.effects);
+  REQUIRE(t.told<control::Refused>(2)->reason == control::Refused::Reason::kLost);
+  REQUIRE_FALSE(t.told<control::Refused>(1));
 }
 
 TEST_CASE("a job is forgotten when its last agent has gone, or kept for a while") {

@@ -99,6 +99,60 @@ TEST_CASE("within its grace a disconnected member resumes and nobody notices") {
   REQUIRE(j.over());
 }
 
+TEST_CASE("a connection that ended in order has no grace, one that was reset a short one") {
+  for (const auto& [how, grace] :
+       {std::pair{Break::kEnd, Millis(0)}, {Break::kReset, kResetGrace}, {Break::kOther, Millis(10s)}}) {
+    Job j = job(2, 2);
+    j.settings.reconnect_grace = 10s;
+    j.form({1, 2});
+    disconnected(j.round, j.settings, Job::id(2), "gone", j.now, how);
+    if (grace.count() > 0) {
+      REQUIRE(j.waits());
+      REQUIRE(next_deadline(j.round) <= j.now + grace);
+      j.now += grace - 1ms;
+      REQUIRE(j.waits());
+      j.now += 1ms;
+      REQUIRE(std::holds_alternative<NodesLost>(j.decide()));
+    }
+    REQUIRE(j.over());
+  }
+  // Never longer than asked for.
+  Job j = job(2, 2);
+  j.settings.reconnect_grace = 100ms;
+  j.form({1, 2});
+  disconnected(j.round, j.settings, Job::id(2), "reset", j.now, Break::kReset);
+  j.now += 100ms;
+  REQUIRE(std::holds_alternative<NodesLost>(j.decide()));
+}
+
+TEST_CASE("a node can be spared where the others and the spares that are heard are MIN") {
+  Job j = job(2, 2);
+  j.settings.spares = 1;
+  j.settings.reconnect_grace = 10s;
+  j.form({1, 2});
+  REQUIRE_FALSE(can_spare(j.round, j.settings, Job::id(1), j.now));
+  j.join(3);
+  REQUIRE(can_spare(j.round, j.settings, Job::id(1), j.now));
+  Job silent = j;
+  silent.now += j.settings.heartbeat_timeout / 2 + 1ms;
+  REQUIRE_FALSE(can_spare(silent.round, silent.settings, Job::id(1), silent.now));
+  Job cut = j;
+  disconnected(cut.round, cut.settings, Job::id(2), "timed out", cut.now);
+  REQUIRE_FALSE(can_spare(cut.round, cut.settings, Job::id(1), cut.now));
+  Job excluded = j;
+  excluded.round.excluded["n3"] = j.now + 1s;
+  REQUIRE_FALSE(can_spare(excluded.round, excluded.settings, Job::id(1), excluded.now));
+  left(j.round, Job::id(1), "preempted");
+  REQUIRE(j.over()->kind == Cause::Kind::kNodeLeft);
+  j.all_ready({2});
+  REQUIRE(j.forms());
+  REQUIRE(j.place(3) == 0);
+  REQUIRE(j.round.restarts_used == 0);
+  stop(j.round, "n2", "SIGTERM", 143);
+  REQUIRE(j.closes());
+  REQUIRE_FALSE(can_spare(j.round, j.settings, Job::id(2), j.now));
+}
+
 TEST_CASE("an agent that was away is told that its generation is over") {
   Job j = job(2, 2);
   j.settings.cool_down = 0s;

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/torchrun_jobs.h"
+
+#include "rendezvous/store_core.h"
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace std::chrono_literals;
+using States = std::vector<std::string>;
+
+namespace {
+
+const std::string kA = "/torch.rendezvous.a";
+const Instant kNow{1h};
+
+TorchrunJobs started() {
+  TorchrunJobs out;
+  out.start();
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a torchrun job's keys are its state and those of its rounds, whatever other jobs are called") {
+  REQUIRE(TorchrunJobs::belongs(kA, kA));
+  REQUIRE(TorchrunJobs::belongs(kA + ".0/MASTER_ADDR", kA));
+  REQUIRE(TorchrunJobs::belongs(kA + ".12/torchelastic/role_info/0", kA));
+  for (const char* other : {".0", ".0.1/x", "b", "b.0/x", "./x", ".x/0", ".0x/y", "/x"})
+    REQUIRE_FALSE(TorchrunJobs::belongs(kA + other, kA));
+  REQUIRE_FALSE(TorchrunJobs::belongs("/default_pg/0//x", kA));
+  REQUIRE(TorchrunJobs::belongs(kA + ".0.1/x", kA + ".0"));  // of the job "a.0"
+  REQUIRE(TorchrunJobs::is_state(kA));
+  REQUIRE(TorchrunJobs::is_state(kA + ".0"));
+  for (const char* key : {"/torch.rendezvous.", "/torch.rendezvous.a.0/x", "torch.rendezvous.a", "/x"})
+    REQUIRE_FALSE(TorchrunJobs::is_state(key));
+}
+
+TEST_CASE("a torchrun job is due some time after its last agent, unless one comes") {
+  TorchrunJobs jobs = started();
+  jobs.took_part(1, kA);
+  jobs.took_part(2, kA);
+  jobs.took_part(3, "/torch.rendezvous.b");
+  jobs.gone(1);
+  jobs.settle(kNow, 5s);
+  REQUIRE(jobs.next_deadline() == Instant::max());
+  jobs.gone(2);
+  jobs.settle(kNow, 5s);
+  REQUIRE(jobs.next_deadline() == kNow + 5s);
+  REQUIRE(jobs.take_due(kNow + 4s).empty());
+  jobs.took_part(4, kA);
+  REQUIRE(jobs.next_deadline() == Instant::max());
+  jobs.gone(4);
+  jobs.settle(kNow + 10s, 5s);
+  REQUIRE(jobs.take_due(kNow + 15s) == States{kA});
+  REQUIRE(jobs.take_due(kNow + 1h).empty());
+  REQUIRE(jobs.next_deadline() == Instant::max());
+}
+
+TEST_CASE("clients that are no agents of torchrun keep no job, and none is noted before it is asked for") {
+  TorchrunJobs jobs = started();
+  jobs.took_part(1, "/lock");
+  jobs.took_part(1, kA + ".0/x");
+  jobs.gone(1);
+  jobs.settle(kNow, 0s);
+  REQUIRE(jobs.next_deadline() == Instant::max());
+  TorchrunJobs idle;
+  idle.took_part(1, kA);
+  idle.gone(1);
+  idle.settle(kNow, 0s);
+  REQUIRE(idle.next_deadline() == Instant::max());
+}
+
+TEST_CASE("jobs of a former process wait for their agents as long as any") {
+  TorchrunJobs jobs = started();
+  jobs.found(kA);
+  jobs.found(kA + ".0/x");
+  jobs.found("/other");
+  jobs.settle(kNow, 5s);
+  REQUIRE(jobs.take_due(kNow + 5s) == States{kA});
+}
+
+TEST_CASE("with a torchrun job go its keys and nobody else's") {
+  StoreCore core;
+  Effects effects;
+  for (const std::string& key : {kA, kA + ".0/x", kA + ".1/y", kA + "b", kA + ".0", std::string("/z")})
+    core.set(key, "v", effects);
+  REQUIRE(core.drop_torchrun_job(kA, effects) == 3);
+  REQUIRE(core.keys().size() == 3);
+  for (const std::string& key : {kA + "b", kA + ".0", std::string("/z")}) REQUIRE(core.keys().contains(key));
+}
