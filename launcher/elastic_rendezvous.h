@@ -71,6 +71,7 @@ class ElasticRendezvous final : public Rendezvous {
   void say(std::string text, bool at_once);
   void hush();
   void warn_of_strangers();
+  [[nodiscard]] bool holds_job() const;
   [[nodiscard]] bool can_be_spared() const;
   void withdraw(const FailureNotice& notice);
   void good_bye(const std::string& reason, Millis patience);
