@@ -69,16 +69,17 @@ void judge_speed(std::span<const DeviceTrial> trials, const Kind& kind, std::vec
   for (const DeviceTrial& trial : trials) {
     const std::optional<double>& own = trial.*kind.figure;
     if (!own || *own >= (trial.is_gpu ? kSlowGpu : kSlowCpu) * usual) continue;
-    out.push_back({trial.is_gpu, fmt::format("{}: {} {} {}, {} {}", trial.name, kind.name,
-                                             digits(*own / kind.scale), kind.unit,
-                                             all.size() == 2 ? "its neighbour" : "the median of the node",
-                                             digits(usual / kind.scale))});
+    out.push_back(
+        {trial.is_gpu, fmt::format("{}: {} {} {}, {} {}", trial.name, kind.name, digits(*own / kind.scale),
+                                   kind.unit, all.size() == 2 ? "its neighbour" : "the median of the node",
+                                   digits(usual / kind.scale))});
   }
 }
 
 std::string end_text(const DeviceTrial& trial) {
   const std::string step = trial.step.empty() ? "before its first step" : "in " + trial.step;
-  if (trial.process.signal != 0) return fmt::format("{}: it died {} ({})", trial.name, step, signal_name(trial.process.signal));
+  if (trial.process.signal != 0)
+    return fmt::format("{}: it died {} ({})", trial.name, step, signal_name(trial.process.signal));
   return fmt::format("{}: it ended {} (exit status {})", trial.name, step, trial.process.code);
 }
 
@@ -87,11 +88,12 @@ std::string end_text(const DeviceTrial& trial) {
 void take_line(DeviceTrial& trial, std::string_view line) {
   const auto space = line.find(' ');
   const std::string_view word = line.substr(0, space);
-  const std::string_view value = space == std::string_view::npos ? std::string_view() : line.substr(space + 1);
+  const std::string_view value =
+      space == std::string_view::npos ? std::string_view() : line.substr(space + 1);
   const auto refuse = [&] {
     if (trial.defect.empty())
-      trial.defect = fmt::format("it says '{}', which muster-preflight of this release does not",
-                                 line.substr(0, 80));
+      trial.defect =
+          fmt::format("it says '{}', which muster-preflight of this release does not", line.substr(0, 80));
   };
   const auto speed = [&](Figure figure) {
     trial.*figure = parse_speed(value);
@@ -131,16 +133,20 @@ std::vector<Finding> judge_trials(std::span<const DeviceTrial> trials, std::chro
     return trial.end == End::kEnded && !trial.done && trial.defect.empty();
   };
   const bool somebody_died = std::any_of(trials.begin(), trials.end(), dead);
-  const auto late_together = [](const DeviceTrial& trial) { return trial.end == End::kLate && trial.ready.has_value(); };
+  const auto late_together = [](const DeviceTrial& trial) {
+    return trial.end == End::kLate && trial.ready.has_value();
+  };
   const auto late = static_cast<std::size_t>(std::count_if(trials.begin(), trials.end(), late_together));
   if (late == trials.size() && late > 1)
     out.push_back({true, fmt::format("the all-reduce of {} devices took more than {} s", late, seconds)});
   for (const DeviceTrial& trial : trials) {
     if (!trial.defect.empty()) {
-      if (!somebody_died || !trial.ready) out.push_back({true, fmt::format("{}: {}", trial.name, trial.defect)});
+      if (!somebody_died || !trial.ready)
+        out.push_back({true, fmt::format("{}: {}", trial.name, trial.defect)});
     } else if (dead(trial)) {
       out.push_back({true, end_text(trial)});
-    } else if (trial.end == End::kLate && !(late_together(trial) && (somebody_died || late == trials.size()))) {
+    } else if (trial.end == End::kLate &&
+               !(late_together(trial) && (somebody_died || late == trials.size()))) {
       out.push_back({true, fmt::format("{}: {} took more than {} s", trial.name,
                                        trial.step.empty() ? "its start" : trial.step, seconds)});
     }
@@ -167,7 +173,11 @@ std::string figures_text(std::span<const DeviceTrial> trials) {
   add(kReduce);
   if (out.empty()) return out;
   const bool gpu = trials.front().is_gpu;
-  return fmt::format("{} {}{}: {}", trials.size(), gpu ? "GPU" : "process", trials.size() == 1 ? "" : gpu ? "s" : "es", out);
+  return fmt::format("{} {}{}: {}", trials.size(), gpu ? "GPU" : "process",
+                     trials.size() == 1 ? ""
+                     : gpu              ? "s"
+                                        : "es",
+                     out);
 }
 
 }  // namespace muster::launcher

@@ -27,10 +27,10 @@ struct DeviceTrial {
   };
   std::string name;  // "GPU 3 (GPU-5a...)", "socket 1"
   bool is_gpu = false;
-  std::string step;             // the last that it began
-  std::optional<double> copy;   // bytes per second
-  std::optional<double> gemm;   // floating-point operations per second
-  std::optional<double> reduce; // bytes per second
+  std::string step;                    // the last that it began
+  std::optional<double> copy;          // bytes per second
+  std::optional<double> gemm;          // floating-point operations per second
+  std::optional<double> reduce;        // bytes per second
   std::optional<std::uint16_t> ready;  // alone it is through; the port of its store, or 0
   bool done = false;
   std::string defect;  // in its own words
@@ -46,8 +46,8 @@ void take_line(DeviceTrial& trial, std::string_view line);
 /// Nobody else has to wait for it any more: through, ended, or given up.
 [[nodiscard]] bool has_failed(const DeviceTrial& trial);
 
-/// `patience`: the deadline that was set. A GPU is unfit with less than 70 % of what its neighbours do; a CPU,
-/// which may have guests, is only warned of, with less than half.
+/// `patience`: the deadline that was set. A GPU is unfit with less than 70 % of what its neighbours do; a
+/// CPU, which may have guests, is only warned of, with less than half.
 [[nodiscard]] std::vector<Finding> judge_trials(std::span<const DeviceTrial> trials,
                                                 std::chrono::milliseconds patience);
 

@@ -111,10 +111,10 @@ struct Job {
   std::vector<int> signals;  // passed on to the workers
   std::string signals_text;  // --signals-to-handle as given
   Millis grace{30'000};
-  std::string host;     // this node's name in messages
+  std::string host;             // this node's name in messages
   bool compare_clocks = false;  // with the first node's or the coordinator's, which is said where they differ
-  std::string unfit;    // why this node takes no part, which it only tells the others; empty: it does
-  std::string lineage;  // of the workers: the launchers above, and this one's token at its end
+  std::string unfit;            // why this node takes no part, which it only tells the others; empty: it does
+  std::string lineage;          // of the workers: the launchers above, and this one's token at its end
 
   /// In the environment of whatever this agent's workers start, and nowhere else.
   [[nodiscard]] std::string token() const { return lineage.substr(lineage.rfind(':') + 1); }

@@ -25,7 +25,7 @@ constexpr std::uint64_t kDiskFull = 64 * kMiB;   // not even a failing job's las
 constexpr std::uint64_t kDiskScarce = 1024 * kMiB;
 constexpr std::uint64_t kFilesFew = 1000;
 constexpr std::size_t kMostUnfitBytes = 1000;  // it is in every other node's log
-constexpr double kSlowCopy = 1.0;  // GiB/s; one core of this century does 5 and more
+constexpr double kSlowCopy = 1.0;              // GiB/s; one core of this century does 5 and more
 
 void judge_gpu(const GpuReading& gpu, bool share, std::vector<Finding>& out) {
   const std::string name =

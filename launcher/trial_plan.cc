@@ -2,10 +2,10 @@
 #include "launcher/trial_plan.h"
 
 #include <algorithm>
-#include <climits>
 #include <map>
 #include <unistd.h>
 
+#include <climits>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -32,7 +32,8 @@ std::string find_program(std::string& obstacle) {
   path += kProgram;
   if (::access(path.c_str(), X_OK) != 0)
     obstacle = fmt::format(
-        "the full check needs {}, which is not there; install it beside muster, or use --preflight=quick", path);
+        "the full check needs {}, which is not there; install it beside muster, or use --preflight=quick",
+        path);
   return path;
 }
 
@@ -50,7 +51,8 @@ std::vector<TrialDevice> gpu_trials(std::span<const Gpu> gpus, std::optional<std
     device.is_gpu = true;
     device.environment = environment;
     device.arguments = place(i, devices.size());
-    if (!environment.contains(env::kCudaOrder)) device.environment[std::string(env::kCudaOrder)] = "PCI_BUS_ID";
+    if (!environment.contains(env::kCudaOrder))
+      device.environment[std::string(env::kCudaOrder)] = "PCI_BUS_ID";
     if (visible) device.environment[std::string(env::kCudaVisible)] = *visible;
     if (sliced) {
       // A process sees one slice only, and NCCL joins none.
@@ -60,7 +62,8 @@ std::vector<TrialDevice> gpu_trials(std::span<const Gpu> gpus, std::optional<std
       device.name = fmt::format("GPU slice {}", devices[i].entry);
     } else {
       device.arguments.push_back(fmt::format("--gpu={}", i));
-      device.name = fmt::format("GPU {}{}", gpu.index, gpu.uuid.empty() ? "" : fmt::format(" ({})", gpu.uuid));
+      device.name =
+          fmt::format("GPU {}{}", gpu.index, gpu.uuid.empty() ? "" : fmt::format(" ({})", gpu.uuid));
     }
     out.push_back(std::move(device));
   }
@@ -72,7 +75,8 @@ std::vector<TrialDevice> cpu_trials(const Topology& topology, int workers, const
   for (const Core& core : topology.cores)
     sockets[core.socket].insert(sockets[core.socket].end(), core.cpus.begin(), core.cpus.end());
   const int most = std::min(static_cast<int>(topology.cores.size()), kMostProcesses);
-  const auto count = static_cast<std::size_t>(std::max(static_cast<int>(sockets.size()), std::min(workers, most)));
+  const auto count =
+      static_cast<std::size_t>(std::max(static_cast<int>(sockets.size()), std::min(workers, most)));
   std::vector<TrialDevice> out;
   for (std::size_t i = 0; i < count; ++i) {
     const auto at = std::next(sockets.begin(), static_cast<std::ptrdiff_t>(i % sockets.size()));

@@ -23,7 +23,7 @@ namespace {
 
 using End = DeviceTrial::End;
 
-constexpr std::size_t kMostBytes = 65536;  // of what one of them may say
+constexpr std::size_t kMostBytes = 65536;          // of what one of them may say
 constexpr std::chrono::seconds kGoingPatience{5};  // for them to end once all is said
 // What is left of an all-reduce when one of them has gone.
 constexpr std::chrono::seconds kAftermath{3};
@@ -78,7 +78,8 @@ class Runner {
     std::vector<std::string> arguments{plan_.program};
     arguments.insert(arguments.end(), device.arguments.begin(), device.arguments.end());
     std::vector<std::string> variables;
-    for (const auto& [name, value] : device.environment) variables.push_back(fmt::format("{}={}", name, value));
+    for (const auto& [name, value] : device.environment)
+      variables.push_back(fmt::format("{}={}", name, value));
     const auto pointers = [](std::vector<std::string>& from) {
       std::vector<char*> out;
       for (std::string& each : from) out.push_back(each.data());
@@ -113,7 +114,8 @@ class Runner {
   }
 
   [[nodiscard]] bool any_open() const {
-    return std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.line.get() >= 0; });
+    return std::any_of(children_.begin(), children_.end(),
+                       [](const Child& child) { return child.line.get() >= 0; });
   }
 
   /// Tells them all to go on together, or not at all; and to end, when all is done.
@@ -167,7 +169,8 @@ class Runner {
 
   void hear(Child& child, DeviceTrial& trial) {
     char block[4096];
-    const ssize_t n = retry_eintr([&] { return ::recv(child.line.get(), block, sizeof block, MSG_DONTWAIT); });
+    const ssize_t n =
+        retry_eintr([&] { return ::recv(child.line.get(), block, sizeof block, MSG_DONTWAIT); });
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (n <= 0) return ended(child, trial);
     child.heard += static_cast<std::size_t>(n);
@@ -216,9 +219,8 @@ class Runner {
       if (child.pid <= 1) continue;
       if (child.end) {
         pollfd gone{child.end.get(), POLLIN, 0};
-        retry_eintr([&] {
-          return ::poll(&gone, 1, static_cast<int>(time_left(until, SteadyClock::now()).count()));
-        });
+        retry_eintr(
+            [&] { return ::poll(&gone, 1, static_cast<int>(time_left(until, SteadyClock::now()).count())); });
       }
       int status = 0;
       retry_eintr([&] { return ::waitpid(child.pid, &status, WNOHANG); });

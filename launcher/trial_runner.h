@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trial runner: starts muster-preflight once for each device, hears what they say (device_trial.h), tells them
-// to go on together once each is through alone, and has them all gone within the deadline. A device that dies
-// or hangs alone keeps the others from waiting for it. Blocks; one thread, no other needed; its children are
-// in process groups of their own and reaped by it alone. Failure: a child that cannot be started is that
+// Trial runner: starts muster-preflight once for each device, hears what they say (device_trial.h), tells
+// them to go on together once each is through alone, and has them all gone within the deadline. A device that
+// dies or hangs alone keeps the others from waiting for it. Blocks; one thread, no other needed; its children
+// are in process groups of their own and reaped by it alone. Failure: a child that cannot be started is that
 // device's defect.
 #pragma once
 

@@ -26,8 +26,9 @@ std::string skew_text(const ClockOffset& offset, std::string_view other) {
   const std::chrono::nanoseconds size(std::abs(offset.ahead.count()));
   if (size <= kMostClockSkew + offset.round_trip / 2) return {};
   return fmt::format("the clock is {:.2f} s {} {}'s (within {:.1f} ms): times in the logs of nodes differ",
-                     std::chrono::duration<double>(size).count(), offset.ahead.count() > 0 ? "ahead of" : "behind",
-                     other, std::chrono::duration<double, std::milli>(offset.round_trip).count() / 2);
+                     std::chrono::duration<double>(size).count(),
+                     offset.ahead.count() > 0 ? "ahead of" : "behind", other,
+                     std::chrono::duration<double, std::milli>(offset.round_trip).count() / 2);
 }
 
 std::int64_t wall_nanoseconds() {

@@ -275,12 +275,11 @@ bool construct(Message& message, std::size_t index, std::index_sequence<I...>) {
 }
 
 constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames = {
-    "Start",          "Challenge", "Proof",        "Welcome",     "Refused",
-    "Join",           "Ready",     "Heartbeat",    "Assignment",  "Waiting",
-    "GenerationOver", "Closed",    "WorkerFailed", "Finished",    "SafePoint",
-    "Report",         "Leave",     "Stop",         "StoreAttach", "StoreAttached",
-    "StoreRefused",   "StoreOpen", "StoreBytes",   "StoreCredit", "StoreClose",
-    "Clock"};
+    "Start",        "Challenge",     "Proof",        "Welcome",   "Refused",        "Join",
+    "Ready",        "Heartbeat",     "Assignment",   "Waiting",   "GenerationOver", "Closed",
+    "WorkerFailed", "Finished",      "SafePoint",    "Report",    "Leave",          "Stop",
+    "StoreAttach",  "StoreAttached", "StoreRefused", "StoreOpen", "StoreBytes",     "StoreCredit",
+    "StoreClose",   "Clock"};
 
 }  // namespace
 

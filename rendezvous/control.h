@@ -9,7 +9,8 @@
 //   preamble, Start{job, nonce}  ->
 //                                <-  preamble, Challenge{nonce} or Refused
 //   Proof{mac}, Join             ->
-//                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report, Clock
+//                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report,
+//                                Clock
 //   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock ->
 //
 // The workers' store may be the coordinator's (--store-proxy). Each worker is a channel then, two streams of

@@ -114,7 +114,8 @@ std::string Jobs::disagreement_about_store(const Job& job, const membership::Req
     return entry.second.connected && entry.first != request.id && is_fit(entry.second.request);
   });
   const bool proxies = request.master_port == 0;
-  if (!is_fit(request) || found == nodes.end() || proxies == (found->second.request.master_port == 0)) return {};
+  if (!is_fit(request) || found == nodes.end() || proxies == (found->second.request.master_port == 0))
+    return {};
   const membership::Node& other = found->second;
   return fmt::format(
       "{} {} its workers' store (--store-proxy, the default with a secret), {} {}; use the same options on "

@@ -126,7 +126,8 @@ std::string explain_outside(const Round& round, const Settings& settings, const 
   const auto self = round.nodes.find(id);
   int before = 0;
   for (const auto& [other, node] : round.nodes) {
-    if (node.connected && node.ready && is_fit(node.request) && self != round.nodes.end() && node.arrival < self->second.arrival)
+    if (node.connected && node.ready && is_fit(node.request) && self != round.nodes.end() &&
+        node.arrival < self->second.arrival)
       ++before;
   }
   const std::string runs =

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster-preflight: one process per device of a node, started by `muster --preflight=full`. It tries its device
-// by itself, waits to be told that all others are through too, and takes part in an all-reduce with them. What
-// it says and hears goes over stdin and stdout, a word and its value per line:
+// muster-preflight: one process per device of a node, started by `muster --preflight=full`. It tries its
+// device by itself, waits to be told that all others are through too, and takes part in an all-reduce with
+// them. What it says and hears goes over stdin and stdout, a word and its value per line:
 //   "at TEXT" before each step; "copy", "gemm", "reduce" and a number, per second; "ready PORT" (of a store,
-//   from rank 0; 0 from others), after which it reads "go PORT"; "bad TEXT"; "done" at the end. It ends when it
-//   has nothing more to read.
+//   from rank 0; 0 from others), after which it reads "go PORT"; "bad TEXT"; "done" at the end. It ends when
+//   it has nothing more to read.
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
@@ -86,8 +86,9 @@ Result<Arguments> parse(int argc, char** argv) {
         value = comma == std::string_view::npos ? "" : value.substr(comma + 1);
       }
     } else {
-      return fail(ErrorCode::kInvalidArgument,
-                  "muster-preflight is started by muster --preflight=full; unknown: " + std::string(argument));
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "muster-preflight is started by muster --preflight=full; unknown: " + std::string(argument));
     }
   }
   return out;

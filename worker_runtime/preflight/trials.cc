@@ -57,9 +57,9 @@ Result<void> compare(const std::vector<float>& found, const char* what, const Ex
     if (found[i] != expected(i) && wrong++ == 0) first = i;
   if (wrong == 0) return {};
   return fail(ErrorCode::kCorrupt, number(wrong) + " of " + number(found.size()) + " elements " + what +
-                                      " are wrong, the first is number " + number(first) + ": " +
-                                      std::to_string(found[first]) + " instead of " +
-                                      std::to_string(expected(first)));
+                                       " are wrong, the first is number " + number(first) + ": " +
+                                       std::to_string(found[first]) + " instead of " +
+                                       std::to_string(expected(first)));
 }
 
 }  // namespace
@@ -115,7 +115,7 @@ Result<double> gemm_trial(kernels::Kernels& kernels) {
     MUSTER_OK(kernels.synchronize());
     if (const int wrong = count_wrong_rows(product, result, kSeed + (timed ? 1 : 2)); wrong > 0)
       return fail(ErrorCode::kCorrupt, "the GEMM's result is wrong in " + std::to_string(wrong) + " of " +
-                                          std::to_string(n) + " rows");
+                                           std::to_string(n) + " rows");
     kernels.zero(y, result.size() * sizeof(float));
   }
   return 2.0 * n * n * n / seconds;
@@ -125,7 +125,9 @@ Result<double> reduce_trial(kernels::Kernels& kernels, ProcessGroup& group) {
   const Sizes sizes = sizes_of(kernels.device());
   const std::size_t count = sizes.reduce_bytes / sizeof(float);
   const int ranks = group.world_size();
-  const auto own = [&](std::size_t i) { return static_cast<float>(i % 251) + static_cast<float>(group.rank()); };
+  const auto own = [&](std::size_t i) {
+    return static_cast<float>(i % 251) + static_cast<float>(group.rank());
+  };
   const auto sum = [&](std::size_t i) {
     return static_cast<float>(static_cast<std::int64_t>(i % 251) * ranks + ranks * (ranks - 1) / 2);
   };

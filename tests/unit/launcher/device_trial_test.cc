@@ -71,26 +71,31 @@ struct Fakes {
     REQUIRE(::chmod(plan.program.c_str(), 0755) == 0);
   }
   void add(const std::string& script) {
-    plan.devices.push_back({"GPU " + std::to_string(plan.devices.size()), true, {script}, {{"PATH", "/usr/bin:/bin"}}});
+    plan.devices.push_back(
+        {"GPU " + std::to_string(plan.devices.size()), true, {script}, {{"PATH", "/usr/bin:/bin"}}});
   }
   std::vector<std::string> run(std::chrono::milliseconds patience = 60s) {
     std::vector<std::string> out;
-    for (const Finding& finding : judge_trials(run_trials(plan, patience), patience)) out.push_back(finding.text);
+    for (const Finding& finding : judge_trials(run_trials(plan, patience), patience))
+      out.push_back(finding.text);
     return out;
   }
 };
 
 constexpr const char* kGood =
-    "echo at the GEMM; echo gemm 1000; echo ready 77; read word port; [ \"$word $port\" = \"go 77\" ] || exit 9;"
+    "echo at the GEMM; echo gemm 1000; echo ready 77; read word port; [ \"$word $port\" = \"go 77\" ] || "
+    "exit 9;"
     "echo at the all-reduce; echo reduce 5; echo done; read end; exit 0";
 // Without the others there is no port.
-constexpr const char* kPatient = "echo at the GEMM; echo gemm 1000; echo ready 77; read word port; echo done; exit 0";
+constexpr const char* kPatient =
+    "echo at the GEMM; echo gemm 1000; echo ready 77; read word port; echo done; exit 0";
 
 }  // namespace
 
 TEST_CASE("what a trial says is read word by word, and anything else is its defect") {
   DeviceTrial trial;
-  for (const char* line : {"at the GEMM", "copy 1073741824", "gemm 6.1e13", "ready 4711", "reduce 12", "done "})
+  for (const char* line :
+       {"at the GEMM", "copy 1073741824", "gemm 6.1e13", "ready 4711", "reduce 12", "done "})
     take_line(trial, line);
   REQUIRE(trial.step == "the GEMM");
   REQUIRE(trial.copy == 1073741824.0);
@@ -98,8 +103,8 @@ TEST_CASE("what a trial says is read word by word, and anything else is its defe
   REQUIRE(trial.ready == 4711);
   REQUIRE(trial.done);
   REQUIRE(trial.defect.empty());
-  for (const char* line : {"", "gemm", "gemm x", "gemm -1", "gemm nan", "gemm 1e300", "copy 0", "ready 70000", "ready",
-                           "Segmentation fault"}) {
+  for (const char* line : {"", "gemm", "gemm x", "gemm -1", "gemm nan", "gemm 1e300", "copy 0", "ready 70000",
+                           "ready", "Segmentation fault"}) {
     DeviceTrial other;
     take_line(other, line);
     REQUIRE_FALSE(other.defect.empty());
@@ -151,7 +156,8 @@ TEST_CASE("the figures of a node are one line") {
   DeviceTrial cpu = gpu(0, 0.0512, 9.876);
   cpu.is_gpu = false;
   cpu.reduce.reset();
-  REQUIRE(figures_text(std::vector<DeviceTrial>{cpu}) == "1 process: GEMM 51.2 GFLOP/s, memory copies 9.88 GiB/s");
+  REQUIRE(figures_text(std::vector<DeviceTrial>{cpu}) ==
+          "1 process: GEMM 51.2 GFLOP/s, memory copies 9.88 GiB/s");
   REQUIRE(figures_text({}).empty());
 }
 
@@ -219,7 +225,8 @@ TEST_CASE("each visible GPU is tried, all seeing the same list; slices each for 
   REQUIRE(trials.size() == 2);
   REQUIRE(trials[0].name == "GPU 2 (GPU-c)");
   REQUIRE(trials[0].arguments == std::vector<std::string>{"--rank=0", "--world=2", "--gpu=0"});
-  REQUIRE(trials[1].environment == Environment{{"HOME", "/"}, {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}, {"CUDA_VISIBLE_DEVICES", "2,0"}});
+  REQUIRE(trials[1].environment ==
+          Environment{{"HOME", "/"}, {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}, {"CUDA_VISIBLE_DEVICES", "2,0"}});
   const auto slices = gpu_trials(gpus, "MIG-x,MIG-y", {});
   REQUIRE(slices[1].name == "GPU slice MIG-y");
   REQUIRE(slices[1].arguments == std::vector<std::string>{"--rank=1", "--world=2", "--alone", "--gpu=0"});

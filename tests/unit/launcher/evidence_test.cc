@@ -103,7 +103,8 @@ TEST_CASE("kills are counted from the beginning on") {
 }
 
 TEST_CASE("a worker's device is the one of its local rank among the visible ones") {
-  const auto gpu = [](int index, const char* uuid, const char* address, std::vector<std::string> slices = {}) {
+  const auto gpu = [](int index, const char* uuid, const char* address,
+                      std::vector<std::string> slices = {}) {
     Gpu out;
     out.index = index;
     out.uuid = uuid;
@@ -122,7 +123,8 @@ TEST_CASE("a worker's device is the one of its local rank among the visible ones
   REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "GPU-b"}}, 0) == WorkerDevice{"GPU 1 (GPU-bb)", "0000:3b:00.0"});
   REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "2"}}, 1) == WorkerDevice{});
   REQUIRE(device({{"CUDA_VISIBLE_DEVICES", ""}}, 0) == WorkerDevice{});
-  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "MIG-x,MIG-y"}}, 1) == WorkerDevice{"GPU slice MIG-y", "0000:5e:00.0"});
+  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "MIG-x,MIG-y"}}, 1) ==
+          WorkerDevice{"GPU slice MIG-y", "0000:5e:00.0"});
   REQUIRE(device_of_worker({}, 0, std::vector<Gpu>(1)) == WorkerDevice{"GPU 0", ""});
   REQUIRE(device_of_worker({}, 0, {}) == WorkerDevice{});
 }

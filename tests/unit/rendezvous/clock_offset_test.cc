@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::int64_t kEpoch = 1'700'000'000'000'000'000;
 
-/// A question that takes `there` ns to come, `work` to be answered and `back` to be heard, while the clock here
-/// is `ahead` of the other one.
+/// A question that takes `there` ns to come, `work` to be answered and `back` to be heard, while the clock
+/// here is `ahead` of the other one.
 ClockReading reading(std::int64_t ahead, std::int64_t there, std::int64_t work, std::int64_t back) {
   return {kEpoch + ahead, kEpoch + there, kEpoch + there + work, kEpoch + ahead + there + work + back};
 }
@@ -46,11 +46,12 @@ TEST_CASE("the estimate is wrong by half of the round trip at most, and the shor
 
 TEST_CASE("readings during which a clock was set, and numbers that are no times, are left out") {
   ClockEstimate estimate;
-  estimate.add({kEpoch, kEpoch, kEpoch + 10, kEpoch + 5});      // answered for longer than it took
-  estimate.add({kEpoch, kEpoch + 10, kEpoch, kEpoch + 50});     // answered before it was received
+  estimate.add({kEpoch, kEpoch, kEpoch + 10, kEpoch + 5});        // answered for longer than it took
+  estimate.add({kEpoch, kEpoch + 10, kEpoch, kEpoch + 50});       // answered before it was received
   estimate.add({kEpoch + 50, kEpoch + 10, kEpoch + 10, kEpoch});  // heard before it was asked
   estimate.add({-1, kEpoch, kEpoch, kEpoch});
-  estimate.add({0, std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max(), kEpoch});
+  estimate.add(
+      {0, std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max(), kEpoch});
   REQUIRE_FALSE(estimate.best());
   estimate.add(reading(1000, 5, 5, 5));
   REQUIRE(estimate.best()->ahead == 1000ns);

@@ -37,8 +37,9 @@ TEST_CASE("any single wrong element is found, however little it is off") {
   const ExactProduct product = make_exact_product(16, 7);
   const std::vector<float> right = multiply(product);
   for (std::size_t at = 0; at < right.size(); ++at)
-    for (const float other : {right[at] + 1, right[at] - 1, right[at] + 0.5F, -right[at] - 1,
-                              std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    for (const float other :
+         {right[at] + 1, right[at] - 1, right[at] + 0.5F, -right[at] - 1,
+          std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
       std::vector<float> wrong = right;
       wrong[at] = other;
       if (other == right[at]) continue;
