@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/wire.h"
+
 namespace muster::launcher {
 namespace {
 
@@ -93,14 +95,14 @@ void take_line(DeviceTrial& trial, std::string_view line) {
   const auto refuse = [&] {
     if (trial.defect.empty())
       trial.defect =
-          fmt::format("it says '{}', which muster-preflight of this release does not", line.substr(0, 80));
+          fmt::format("it says '{}', which muster-preflight of this release does not", wire::printable(line, 80));
   };
   const auto speed = [&](Figure figure) {
     trial.*figure = parse_speed(value);
     if (!(trial.*figure)) refuse();
   };
   if (word == "at") {
-    trial.step = value.substr(0, 80);
+    trial.step = wire::printable(value, 80);
   } else if (word == "copy") {
     speed(&DeviceTrial::copy);
   } else if (word == "gemm") {
@@ -113,7 +115,7 @@ void take_line(DeviceTrial& trial, std::string_view line) {
     if (error != std::errc{} || end != value.data() + value.size() || value.empty()) return refuse();
     trial.ready = port;
   } else if (word == "bad") {
-    if (trial.defect.empty()) trial.defect = value.substr(0, kMostDefectBytes);
+    if (trial.defect.empty()) trial.defect = wire::printable(value, kMostDefectBytes);
   } else if (word == "done") {
     trial.done = true;
   } else {

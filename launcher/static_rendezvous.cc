@@ -180,6 +180,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     const FailureNotice notice = unfit_notice(job_);
     if (auto ok = co_await entries_.call_off(notice); !ok) co_return fail(ok.error());
     if (host()) {
+      attempt_ = 0;  // who has come and gone again has heard it, and makes no room for another
       if (auto ok = co_await assign(0, deadline); !ok) co_return fail(ok.error());
       if (auto ok = co_await entries_.wait_until_claimed(waiting_, deadline); !ok) co_return fail(ok.error());
     }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "launcher/device_choice.h"
+#include "launcher/device_trial.h"
 #include "launcher/error_file.h"
 #include "launcher/error_watch.h"
 #include "launcher/job_entry.h"
@@ -95,6 +96,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto visible = launcher::visible_devices(gpus, text);
   check(visible.size() <= 4);
   check(launcher::count_visible(gpus, text) >= 0);
+  std::vector<launcher::DeviceTrial> trials(2);
+  launcher::take_line(trials[0], text);
+  launcher::take_line(trials[1], text.substr(0, size / 2));
+  check(!trials[0].gemm || *trials[0].gemm > 0);
+  check(launcher::judge_trials(trials, Millis(1000)).size() <= 6);
+  check(launcher::figures_text(trials).size() < 400);
   const auto zero = [] { return 0; };
   if (const auto count = launcher::resolve_nproc(text, zero, zero)) check(*count >= 0);
   if (const auto map = launcher::parse_std_map(text)) {
