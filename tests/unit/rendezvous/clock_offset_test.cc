@@ -53,7 +53,7 @@ TEST_CASE("readings during which a clock was set, and numbers that are no times,
   estimate.add(
       {0, std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max(), kEpoch});
   REQUIRE_FALSE(estimate.best());
-  estimate.add(reading(1000, 5, 5, 5));
+  estimate.add(reading(1000, 6, 5, 6));
   REQUIRE(estimate.best()->ahead == 1000ns);
 }
 
