@@ -9,11 +9,7 @@
 #include <fmt/format.h>
 
 #include "launcher/attempt.h"
-#include "launcher/elastic_rendezvous.h"
 #include "launcher/slurm_grace.h"
-#include "launcher/standalone_rendezvous.h"
-#include "launcher/static_rendezvous.h"
-#include "launcher/strangers.h"
 #include "launcher/worker_env.h"
 
 namespace muster::launcher {
@@ -25,20 +21,6 @@ constexpr std::chrono::seconds kHurriedPatience{1};  // after another signal; th
 bool ignored(int signal) {
   struct sigaction current {};
   return ::sigaction(signal, nullptr, &current) == 0 && current.sa_handler == SIG_IGN;
-}
-
-std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const Job& job, const Log& log) {
-  switch (job.mode) {
-    case RendezvousMode::kStandalone:
-      return std::make_unique<StandaloneRendezvous>(io, job, log);
-    case RendezvousMode::kStatic:
-      if (job.node_rank == 0)
-        if (const auto text = open_to_strangers(job)) log.warning(*text);
-      return std::make_unique<StaticRendezvous>(io, job, log);
-    case RendezvousMode::kElastic:
-      break;
-  }
-  return std::make_unique<ElasticRendezvous>(io, job, log);
 }
 
 }  // namespace

@@ -51,6 +51,42 @@ bool contains(const std::vector<Device>& devices, const Device& device) {
                      [&](const Device& other) { return same_device(device, other); });
 }
 
+/// Whether the entry may be the UUID of a GPU or a slice that could not be read.
+bool may_be_there(std::span<const Gpu> gpus, std::string_view entry) {
+  if (entry.starts_with("GPU-"))
+    return std::any_of(gpus.begin(), gpus.end(), [](const Gpu& gpu) { return gpu.uuid.empty(); });
+  return entry.starts_with("MIG-") && !gpus.empty() &&
+         std::all_of(gpus.begin(), gpus.end(), [](const Gpu& gpu) { return gpu.slices.empty(); });
+}
+
+/// The entries of the variable up to the first that names no device. With `believing` also those that may be
+/// there: as devices whose number is beyond those of `gpus`, each text one.
+std::vector<Device> walk(std::span<const Gpu> gpus, std::optional<std::string_view> variable,
+                         bool believing) {
+  std::vector<Device> out;
+  if (!variable) {
+    for (std::size_t i = 0; i < gpus.size(); ++i) out.push_back({std::to_string(gpus[i].index), i});
+    return out;
+  }
+  std::vector<std::string_view> believed;
+  std::string_view rest = *variable;
+  while (true) {
+    const auto comma = rest.find(',');
+    const std::string_view entry = trimmed(rest.substr(0, comma));
+    auto device = find_device(gpus, entry);
+    if (!device && believing && may_be_there(gpus, entry)) {
+      const auto known = std::find(believed.begin(), believed.end(), entry);
+      device = Device{std::string(entry), gpus.size() + static_cast<std::size_t>(known - believed.begin())};
+      if (known == believed.end()) believed.push_back(entry);
+    }
+    if (!device) return out;
+    if (contains(out, *device)) return {};  // CUDA shows no device at all
+    out.push_back(*std::move(device));
+    if (comma == std::string_view::npos) return out;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
 std::string inventory(std::span<const Gpu> gpus) {
   if (gpus.empty()) return "this node has no GPU that the NVIDIA driver shows";
   std::string out = "this node has ";
@@ -102,21 +138,11 @@ Result<std::vector<std::string>> split_gpu_list(std::string_view text) {
 }
 
 std::vector<Device> visible_devices(std::span<const Gpu> gpus, std::optional<std::string_view> variable) {
-  std::vector<Device> out;
-  if (!variable) {
-    for (std::size_t i = 0; i < gpus.size(); ++i) out.push_back({std::to_string(gpus[i].index), i});
-    return out;
-  }
-  std::string_view rest = *variable;
-  while (true) {
-    const auto comma = rest.find(',');
-    auto device = find_device(gpus, trimmed(rest.substr(0, comma)));
-    if (!device) return out;
-    if (contains(out, *device)) return {};
-    out.push_back(*std::move(device));
-    if (comma == std::string_view::npos) return out;
-    rest.remove_prefix(comma + 1);
-  }
+  return walk(gpus, variable, false);
+}
+
+int count_visible(std::span<const Gpu> gpus, std::optional<std::string_view> variable) {
+  return static_cast<int>(walk(gpus, variable, true).size());
 }
 
 Result<std::vector<Device>> chosen_devices(std::span<const Gpu> gpus, std::string_view option,

@@ -33,6 +33,10 @@ struct Device {
 [[nodiscard]] std::vector<Device> visible_devices(std::span<const Gpu> gpus,
                                                   std::optional<std::string_view> variable);
 
+/// How many devices that is, where the driver's word has to be believed too: a UUID counts though nobody
+/// could read which GPU has it.
+[[nodiscard]] int count_visible(std::span<const Gpu> gpus, std::optional<std::string_view> variable);
+
 /// --gpus. kInvalidArgument: an entry names no GPU, one that CUDA_VISIBLE_DEVICES does not leave to this job,
 /// or the same one twice (unless `oversubscribe`, which keeps the first); the text lists what there is.
 [[nodiscard]] Result<std::vector<Device>> chosen_devices(std::span<const Gpu> gpus, std::string_view option,

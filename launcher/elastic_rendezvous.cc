@@ -93,7 +93,7 @@ void ElasticRendezvous::join(int, Joined joined) {
 }
 
 Result<void> ElasticRendezvous::open_port() {
-  if (port_.fd || job_.elastic.store_proxy) return {};
+  if (port_.fd || job_.elastic.store_proxy || !job_.unfit.empty()) return {};
   MUSTER_TRY(port_, net::open_listener(is_loopback(offered_.front()) ? offered_.front() : "", 0));
   return {};
 }
@@ -123,7 +123,9 @@ net::ControlClientOptions ElasticRendezvous::client_options() {
   out.request.order = elastic.order;
   out.request.addresses = offered_;
   out.request.master_port = port_.port;
+  out.request.unfit = job_.unfit;
   out.settings = elastic.rules;
+  out.compare_clocks = job_.compare_clocks;
   out.connect_timeout = elastic.connect_timeout;
   out.reconnect_for = elastic.reconnect_for;
   return out;
@@ -147,6 +149,10 @@ net::ControlEvents ElasticRendezvous::client_events() {
   out.store = [this](const auto& message) { on_store(message); };
   out.drained = [this] {
     if (proxy_) proxy_->drained();
+  };
+  out.clock = [this](const ClockOffset& offset) {
+    const std::string text = skew_text(offset, fmt::format("the coordinator at {}", seat_->title()));
+    if (!text.empty()) log_.warning(fmt::format("preflight of {}: {}", job_.host, text));
   };
   out.trying = [this](const Error& error) {
     // While workers run, a broken connection is news.
@@ -188,6 +194,8 @@ void ElasticRendezvous::on_waiting(const control::Waiting& waiting) {
   reach_.reset();
   seat_->welcomed();
   if (!joined_) return;  // a gathering begins while workers here are still being stopped
+  // The others have begun: there is nothing to tell any more.
+  if (!job_.unfit.empty() && waiting.outside && !holds_job()) return finish_join(FailureNotice{});
   if (waiting.outside) {
     say(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
     check_reach(waiting);
@@ -231,6 +239,11 @@ void ElasticRendezvous::on_lost(const Error& error) {
 
 void ElasticRendezvous::finish_join(Membership membership) {
   hush();
+  if (auto* notice = std::get_if<FailureNotice>(&membership);
+      notice != nullptr && !job_.unfit.empty() && !holds_job()) {
+    notice->node_rank = -1;
+    notice->exit_code = kExitPreflight;
+  }
   if (const auto call = std::exchange(joined_, {})) call(std::move(membership));
 }
 
@@ -299,9 +312,14 @@ void ElasticRendezvous::hand_over_parts() {
 
 // Parting.
 
+// The coordinator is here, and ends with this agent.
+bool ElasticRendezvous::holds_job() const {
+  return seat_->taken() && !seat_->passes_on();
+}
+
 // Whether the others go on if this node says good-bye. Without a world yet they wait for another one.
 bool ElasticRendezvous::can_be_spared() const {
-  if (seat_->taken() && !seat_->passes_on()) return false;
+  if (holds_job()) return false;
   const membership::Settings& rules = job_.elastic.rules;
   return !assigned_ || outside_ ||
          (rules.min_nodes < rules.max_nodes && assigned_->group_world_size > rules.min_nodes);

@@ -73,6 +73,7 @@ class ElasticRendezvous final : public Rendezvous {
   void say(std::string text, bool at_once);
   void hush();
   void warn_of_strangers();
+  [[nodiscard]] bool holds_job() const;
   [[nodiscard]] bool can_be_spared() const;
   void stop_or_leave(const FailureNotice& notice);
   void withdraw(const FailureNotice& notice);

@@ -3,7 +3,7 @@
 
 #include <unistd.h>
 
-#include "launcher/nproc.h"
+#include "launcher/device_choice.h"
 #include "launcher/nvml.h"
 
 namespace muster::launcher {
@@ -64,9 +64,7 @@ int count_listed_gpus(const GpuPaths& paths) {
 int count_gpus(const Environment& environment) {
   const auto visible = lookup(environment, "CUDA_VISIBLE_DEVICES");
   if (visible && visible->empty()) return 0;
-  std::vector<std::string> uuids;
-  for (const Gpu& gpu : find_gpus(gpu_paths(environment))) uuids.push_back(gpu.uuid);
-  return count_visible(uuids, visible);
+  return count_visible(find_gpus(gpu_paths(environment)), visible);
 }
 
 }  // namespace muster::launcher

@@ -12,54 +12,17 @@
 #include <fmt/format.h>
 
 #include "launcher/output_channel.h"
+#include "launcher/routed_worker.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
 
-constexpr std::size_t kReadBytes = 64 * 1024;
-constexpr int kReadsPerTurn = 16;                   // then other descriptors get their turn
-constexpr std::chrono::seconds kDrainPatience{3};   // for whoever reads the rest of what was teed
-constexpr std::chrono::seconds kSettlePatience{1};  // for the log writer, where an error is looked for
+constexpr int kReadsPerTurn = 16;                  // then other descriptors get their turn
+constexpr std::chrono::seconds kDrainPatience{3};  // for whoever reads the rest of what was teed
 constexpr int kReadsToDrain = 64;  // 256 KiB in pieces of 4 KiB: more than a pipe or a pseudo-terminal holds
 
 }  // namespace
-
-struct LogRouter::Follower {
-  Follower(int rank, Std which, FollowedFile followed)
-      : local_rank(rank), stream(which), file(std::move(followed)) {}
-
-  int local_rank;
-  Std stream;
-  FollowedFile file;
-  LineSplitter splitter;
-  int watch = -1;
-  FilteredLog* filtered = nullptr;
-  bool waiting = false;  // for the screen to clear
-};
-
-struct LogRouter::Channel {
-  explicit Channel(boost::asio::io_context& io) : reader(io) {}
-
-  boost::asio::posix::stream_descriptor reader;
-  bool open = false;
-  std::uint64_t bytes = 0;  // read so far
-  int local_rank = 0;
-  Std stream = Std::kErr;
-  Screen::Form form = Screen::Form::kBytes;
-  LineSplitter splitter;  // with kLines
-  TailBuffer tail;        // of stderr
-  ErrorWatch errors;      // likewise
-};
-
-struct LogRouter::Worker {
-  explicit Worker(boost::asio::io_context& io) : out(io), err(io) {}
-
-  UniqueFd child_stdout, child_stderr;  // until started()
-  Channel out, err;
-  std::string stdout_path, stderr_path;   // of files
-  std::optional<StderrFile> stderr_file;  // when it goes to one
-};
 
 LogRouter::LogRouter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
                      LogDirectory& directory, OutputSink& out, OutputSink& err, Terminals terminals,
@@ -338,64 +301,6 @@ void LogRouter::drain() {
   if (rotated_) rotated_->finish(kDrainPatience);
   for (const auto& follower : followers_) read_follower(*follower, true);
   screen_.finish();
-}
-
-std::optional<Cause> LogRouter::error_so_far(int local_rank) {
-  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
-  if (!worker) return std::nullopt;
-  if (worker->stderr_file) {
-    if (rotated_) rotated_->settle(kSettlePatience);
-    return worker->stderr_file->error_so_far(buffer_);
-  }
-  // No more than the channel holds: what comes later was not there when it was asked for.
-  for (std::size_t bytes = 0, n = 1; n > 0 && bytes < kReadBytes && worker->err.open; bytes += n)
-    n = read_channel_once(worker->err);
-  ErrorWatch watch = worker->err.errors;  // a copy: the last line may go on
-  watch.finish();
-  return watch.found();
-}
-
-std::vector<std::string> LogRouter::stderr_tail(int local_rank, std::size_t lines) {
-  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
-  if (!worker) return {};
-  if (!worker->stderr_file) return worker->err.tail.last_lines(lines);
-  if (rotated_) rotated_->settle(kSettlePatience);
-  return worker->stderr_file->last_lines(lines);
-}
-
-bool LogRouter::clogged(Std stream) const {
-  pollfd room{stream == Std::kOut ? STDOUT_FILENO : STDERR_FILENO, POLLOUT, 0};
-  return ::poll(&room, 1, 0) == 0;
-}
-
-std::string LogRouter::log_file(int local_rank, Std stream) const {
-  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
-  if (!worker) return {};
-  return stream == Std::kOut ? worker->stdout_path : worker->stderr_path;
-}
-
-bool LogRouter::channelled(int local_rank, Std stream) const {
-  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
-  return worker && (stream == Std::kOut ? worker->out : worker->err).open;
-}
-
-std::uint64_t LogRouter::output_so_far(int local_rank) const {
-  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
-  if (!worker) return 0;
-  std::uint64_t out = worker->out.bytes + worker->err.bytes;
-  for (const char* name : {"stdout.log", "stderr.log"}) {
-    struct stat info {};
-    if (directory_.enabled() && ::stat(directory_.file(local_rank, name).c_str(), &info) == 0)
-      out += static_cast<std::uint64_t>(info.st_size);
-  }
-  return out;
-}
-
-bool LogRouter::sees_stdout(int local_rank) const {
-  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
-  const Std files = job_.logs.redirects.of(local_rank) | job_.logs.tee.of(local_rank);
-  return worker &&
-         (worker->out.open || worker->out.bytes > 0 || (directory_.enabled() && has(files, Std::kOut)));
 }
 
 void LogRouter::window_changed() {

@@ -31,6 +31,8 @@
 #include "launcher/output_sink.h"
 #include "launcher/placement_text.h"
 #include "launcher/preflight.h"
+#include "launcher/trial_plan.h"
+#include "launcher/unfit_node.h"
 #include "launcher/worker_cgroups.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
@@ -47,6 +49,7 @@ constexpr std::chrono::seconds kFlushPatience{3};  // for whoever reads our outp
 // Without persistence mode the driver takes more than a second per GPU to begin.
 constexpr std::chrono::seconds kQuickPatience{10};
 constexpr std::chrono::seconds kFullPatience{30};
+constexpr std::chrono::seconds kTrialPatience{60};  // CUDA and NCCL take some seconds to begin with 8 GPUs
 
 /// Descriptors 0 to 2 must exist, or a pipe of ours would become some worker's stderr.
 void open_standard_descriptors() {
@@ -99,19 +102,24 @@ std::optional<rlimit> make_room_for_descriptors(int workers) {
   return limit;
 }
 
-/// --preflight: says what is wrong with this node; false if that keeps it from taking part.
-bool fit(const Options& options, const Job& job, const Environment& environment) {
+/// --preflight: says what is wrong with this node. Returns why it takes no part; nothing: it does.
+std::string defect_of_node(const Options& options, const Job& job, const Environment& environment) {
   const Preflight level = parse_preflight(options.preflight).value_or(Preflight::kOff);
-  if (level == Preflight::kOff) return true;
-  const auto findings = run_preflight(plan_preflight(level, job, options.oversubscribe, environment),
-                                      level == Preflight::kQuick ? kQuickPatience : kFullPatience);
-  bool out = true;
-  for (const Finding& finding : findings) {
+  if (level == Preflight::kOff) return {};
+  const PreflightJob check = plan_preflight(level, job, options.oversubscribe, environment);
+  auto findings = run_preflight(check, level == Preflight::kQuick ? kQuickPatience : kFullPatience);
+  // What is broken already is not asked to work.
+  if (level == Preflight::kFull && unfit_text(findings).empty()) {
+    TrialReport trials = try_devices(check, environment, kTrialPatience);
+    if (!trials.figures.empty())
+      std::fprintf(stderr, "muster: preflight of %s: %s\n", job.host.c_str(), trials.figures.c_str());
+    findings.insert(findings.end(), trials.findings.begin(), trials.findings.end());
+  }
+  for (const Finding& finding : findings)
     std::fprintf(stderr, "muster: preflight of %s: %s%s\n", job.host.c_str(),
                  finding.unfit ? "" : "warning: ", finding.text.c_str());
-    if (finding.unfit) out = false;
-  }
-  if (!out) std::fprintf(stderr, "muster: %s is not fit and does not take part\n", job.host.c_str());
+  std::string out = unfit_text(findings);
+  if (!out.empty()) std::fprintf(stderr, "muster: %s is not fit and does not take part\n", job.host.c_str());
   return out;
 }
 
@@ -150,9 +158,11 @@ int main(int argc, char** argv) {
                         [] { return count_cores(); },
                         has_gpu_driver(gpu_paths(environment)),
                         [&] { return count_listed_gpus(gpu_paths(environment)); }};
-  const auto job = plan_job(*options, environment, machine);
+  auto job = plan_job(*options, environment, machine);
   if (!job) return complain(job.error());
-  if (!fit(*options, *job, environment)) return kExitPreflight;
+  job->compare_clocks = parse_preflight(options->preflight).value_or(Preflight::kOff) != Preflight::kOff;
+  job->unfit = defect_of_node(*options, *job, environment);
+  if (!job->unfit.empty() && (options->dry_run || job->one_node())) return kExitPreflight;
   if (options->dry_run) {
     std::fputs(plan_of_cgroups(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto)).c_str(),
                stdout);
@@ -168,6 +178,13 @@ int main(int argc, char** argv) {
     if (!side) return complain(side.error());
     if (const int* exit_status = std::get_if<int>(&*side)) return *exit_status;
     detached = std::get<DetachedJob>(*std::move(side));
+  }
+  if (!job->unfit.empty()) {
+    const Log log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")));
+    boost::asio::io_context io(1);
+    const int status = tell_unfit(io, *job, log);
+    if (detached) detached->ended(status, log);
+    return status;
   }
   Descendants descendants(job->token());
   auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size), job->token());

@@ -9,7 +9,6 @@
 
 #include "launcher/exit_status.h"
 #include "launcher/outcome_text.h"
-#include "launcher/rank_assignment.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {
@@ -18,6 +17,16 @@ namespace {
 constexpr std::string_view kNoReport = "-";
 
 }  // namespace
+
+FailureNotice loss_of(const RoleInfo& node) {
+  FailureNotice out;
+  out.node_rank = node.node_rank;
+  out.lost_node = node.node_rank;
+  out.host = node.host;
+  out.exit_code = kExitPeerLost;
+  out.text = fmt::format("lost node {} ({}): its launcher is gone", node.node_rank, node.host);
+  return out;
+}
 
 std::string NodeEntries::key(std::string_view name) const {
   return fmt::format("/{}/{}", job_.run_id, name);
@@ -92,16 +101,6 @@ Awaitable<Result<void>> NodeEntries::publish_ranks(int attempt, std::uint16_t po
     if (auto ok = co_await link_.set(ranks_key, text); !ok) co_return ok;
   }
   co_return Result<void>{};
-}
-
-FailureNotice NodeEntries::loss_of(int node, const std::string& host) {
-  FailureNotice out;
-  out.node_rank = node;
-  out.lost_node = node;
-  out.host = host;
-  out.exit_code = kExitPeerLost;
-  out.text = fmt::format("lost node {} ({}): its launcher is gone", node, host);
-  return out;
 }
 
 Awaitable<Result<void>> NodeEntries::turn_away_late_nodes(AgentLink& link) {
@@ -185,6 +184,23 @@ Awaitable<Result<void>> NodeEntries::mark_left(std::string connection) {
   co_return co_await link_.set(own, "1");
 }
 
+Awaitable<Result<void>> NodeEntries::call_off(FailureNotice notice) {
+  const std::string text = "!" + to_json(AttemptOutcome(std::move(notice)));
+  for (int node = 0; node < job_.nodes; ++node) {
+    const std::string info = role_info(0, node);
+    auto written = co_await link_.set_if_absent(info, text);
+    if (!written) co_return fail(written.error());
+  }
+  co_return Result<void>{};
+}
+
+Awaitable<Result<void>> NodeEntries::decline(int attempt, FailureNotice notice) {
+  const std::string text = "!" + to_json(AttemptOutcome(std::move(notice)));
+  if (job_.node_rank == 0) co_return co_await refuse(attempt, text);
+  const std::string own_info = role_info(attempt, job_.node_rank);
+  co_return co_await link_.set(own_info, text);
+}
+
 Awaitable<Result<void>> NodeEntries::refuse(int attempt, std::string text) {
   for (int node = job_.nodes - 1; node >= 0; --node) {
     const std::string ranks_key = ranks(attempt, node);
@@ -213,6 +229,14 @@ Awaitable<Result<void>> NodeEntries::forget(std::string connection) {
     if (!owner) co_return fail(owner.error());
     if (owner->ends_with("\n" + connection))
       if (auto ok = co_await link_.remove(claim_key); !ok) co_return ok;
+  }
+  co_return Result<void>{};
+}
+
+Awaitable<Result<void>> NodeEntries::wait_until_claimed(AgentLink& waiting, Instant deadline) {
+  for (int node = 1; node < job_.nodes; ++node) {
+    const std::string claim_key = claim(node);
+    if (auto ok = co_await waiting.wait(claim_key, deadline); !ok) co_return ok;
   }
   co_return Result<void>{};
 }

@@ -21,6 +21,9 @@
 
 namespace muster::launcher {
 
+/// What all are told of a node whose agent has gone.
+[[nodiscard]] FailureNotice loss_of(const RoleInfo& node);
+
 class NodeEntries {
  public:
   NodeEntries(const Job& job, AgentLink& link) : job_(job), link_(link) {}
@@ -35,6 +38,11 @@ class NodeEntries {
   Awaitable<std::vector<int>> missing_nodes(int attempt);
   /// What node 0 has written for this node: its place, or why it has none.
   Awaitable<Result<Rendezvous::Membership>> read_place(int attempt);
+  /// In the name of every node that has not come: this one will not take part, so nobody need be waited for.
+  Awaitable<Result<void>> call_off(FailureNotice notice);
+  /// This node will not take part in a later attempt. Node 0 refuses everybody; another node says it where
+  /// node 0 looks for its description.
+  Awaitable<Result<void>> decline(int attempt, FailureNotice notice);
   Awaitable<Result<void>> mark_left(std::string connection);
   Awaitable<Result<void>> send_report(int attempt, std::string part);
 
@@ -48,7 +56,6 @@ class NodeEntries {
   Awaitable<Result<void>> refuse(int attempt, std::string text);
   /// Nobody must wait for a node that is gone. What that node has said itself has precedence.
   Awaitable<Result<void>> give_up_on(int attempt, FailureNotice notice);
-  [[nodiscard]] static FailureNotice loss_of(int node, const std::string& host);
   /// Its part of the report will not come.
   Awaitable<Result<void>> give_up_report(int attempt, int node);
   /// On a link of its own, as for wait_until_left().
@@ -56,6 +63,8 @@ class NodeEntries {
                                          Rendezvous::PartCame came);
   /// Removes what the agent of an ended connection has written before the first assignment.
   Awaitable<Result<void>> forget(std::string connection);
+  /// Until every node rank has been claimed.
+  Awaitable<Result<void>> wait_until_claimed(AgentLink& waiting, Instant deadline);
   /// Until all who claimed a rank are through or gone. On a link of its own: this one is needed to note
   /// connections that end meanwhile.
   Awaitable<Result<void>> wait_until_left(AgentLink& farewell, Instant deadline);

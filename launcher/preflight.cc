@@ -24,7 +24,8 @@ constexpr std::uint64_t kLeftover = 256 * kMiB;  // less is a context that is ju
 constexpr std::uint64_t kDiskFull = 64 * kMiB;   // not even a failing job's last words
 constexpr std::uint64_t kDiskScarce = 1024 * kMiB;
 constexpr std::uint64_t kFilesFew = 1000;
-constexpr double kSlowCopy = 1.0;  // GiB/s; one core of this century does 5 and more
+constexpr std::size_t kMostUnfitBytes = 1000;  // it is in every other node's log
+constexpr double kSlowCopy = 1.0;              // GiB/s; one core of this century does 5 and more
 
 void judge_gpu(const GpuReading& gpu, bool share, std::vector<Finding>& out) {
   const std::string name =
@@ -153,6 +154,19 @@ std::vector<Finding> judge(const Readings& readings, bool share_gpus) {
     out.push_back({false, fmt::format("memory copies run at {:.2f} GiB/s; is the CPU throttled or a memory "
                                       "module missing?",
                                       *readings.copy_gib_per_s)});
+  return out;
+}
+
+std::string unfit_text(const std::vector<Finding>& findings) {
+  std::string out;
+  for (const Finding& finding : findings) {
+    if (!finding.unfit) continue;
+    out += (out.empty() ? "" : "; ") + finding.text;
+  }
+  if (out.size() > kMostUnfitBytes) {
+    out.resize(kMostUnfitBytes);
+    out += " ...";
+  }
   return out;
 }
 

@@ -72,11 +72,14 @@ struct Finding {
 /// `share_gpus`: --oversubscribe, others may hold memory of the GPUs.
 [[nodiscard]] std::vector<Finding> judge(const Readings& readings, bool share_gpus);
 
+/// What the other nodes are told, on one line; empty: the node is fit.
+[[nodiscard]] std::string unfit_text(const std::vector<Finding>& findings);
+
 struct PreflightJob {
   Preflight level = Preflight::kQuick;
   GpuPaths gpu_paths;
   std::optional<std::vector<int>> gpus;        // physical ones of the job; nothing: those that are visible
-  std::optional<std::string> visible_devices;  // CUDA_VISIBLE_DEVICES
+  std::optional<std::string> visible_devices;  // CUDA_VISIBLE_DEVICES, as the workers get it
   std::vector<DiskReading> disks;              // path and use
   int workers = 1;
   bool share_gpus = false;

@@ -120,7 +120,10 @@ PreflightJob plan_preflight(Preflight level, const Job& job, bool share_gpus,
       if (rank.gpu && std::find(out.gpus->begin(), out.gpus->end(), rank.gpu->index) == out.gpus->end())
         out.gpus->push_back(rank.gpu->index);
   }
-  if (const auto visible = lookup(environment, env::kCudaVisible)) out.visible_devices = *visible;
+  if (!job.visible_devices.empty())
+    out.visible_devices = job.visible_devices;
+  else if (const auto visible = lookup(environment, env::kCudaVisible))
+    out.visible_devices = *visible;
   DiskReading logs;
   logs.use = "logs";
   if (job.logs.directory) {

@@ -14,6 +14,11 @@
 #include <muster/result.h>
 
 #include "launcher/job.h"
+#include "rendezvous/base/log.h"
+
+namespace boost::asio {
+class io_context;
+}
 
 namespace muster::launcher {
 
@@ -56,5 +61,9 @@ class Rendezvous {
   /// store, when the others have left too or `patience` is over.
   virtual void leave(Millis patience, std::function<void()> left) = 0;
 };
+
+/// The kind that the job asks for. `io`, `job` and `log` outlive it.
+[[nodiscard]] std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const Job& job,
+                                                          const Log& log);
 
 }  // namespace muster::launcher

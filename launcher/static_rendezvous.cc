@@ -12,11 +12,14 @@
 #include <fmt/format.h>
 
 #include "launcher/agent_link.h"
+#include "launcher/clock_exchange.h"
+#include "launcher/first_node.h"
 #include "launcher/interfaces.h"
 #include "launcher/node_entries.h"
 #include "launcher/outcome_text.h"
 #include "launcher/rank_assignment.h"
 #include "launcher/report.h"
+#include "launcher/unfit_node.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/net/server.h"
 
@@ -26,8 +29,6 @@ namespace {
 namespace asio = boost::asio;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
-constexpr std::chrono::seconds kFirstStatus{3};
-constexpr std::chrono::seconds kNextStatus{10};
 constexpr std::chrono::seconds kVerdictPatience{5};
 constexpr std::chrono::seconds kReportPatience{10};  // beyond the grace that the others' workers have
 
@@ -43,6 +44,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
         waiting_(io),
         farewell_(io),
         reports_(io),
+        clocks_(io, job, log),
         entries_(job, command_),
         status_timer_(io) {}
 
@@ -54,10 +56,15 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
         if (!server) co_return fail(std::move(server).error());
         server_ = *std::move(server);
       }
-      if (auto ok = co_await connect(deadline); !ok) co_return fail(ok.error());
+      const FirstNode first{host() ? own_address() : job_.master_addr,
+                            host() ? server_->port() : job_.master_port};
+      if (auto ok = co_await connect(first, job_, log_, deadline, command_, waiting_); !ok)
+        co_return fail(ok.error());
       auto claimed = co_await entries_.claim_node_rank(waiting_, deadline);
       if (!claimed) co_return fail(claimed.error());
       connection_ = *std::move(claimed);
+      if (!job_.unfit.empty()) co_return co_await call_off(deadline);
+      if (job_.compare_clocks) start(clocks_.run(first), [](const Result<void>&) {});
     } else if (host()) {
       if (auto ok = co_await open_attempt_store(deadline); !ok) co_return fail(ok.error());
     }
@@ -88,15 +95,9 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     co_return co_await announce(attempt, AllSucceeded{});
   }
 
-  /// Node 0 refuses everybody; another node says it where node 0 looks for its description.
   Awaitable<Result<void>> decline(int attempt, FailureNotice notice) {
-    const std::string text = "!" + to_json(AttemptOutcome(notice));
-    if (host()) {
-      if (!lost_) lost_ = notice;  // for assign(), if it is under way
-      co_return co_await entries_.refuse(attempt, text);
-    }
-    const std::string own_info = entries_.role_info(attempt, job_.node_rank);
-    co_return co_await command_.set(own_info, text);
+    if (host() && !lost_) lost_ = notice;  // for assign(), if it is under way
+    co_return co_await entries_.decline(attempt, notice);
   }
 
   Awaitable<Result<void>> leave(Millis patience) {
@@ -126,6 +127,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     waiting_.close();
     reports_.close();
     farewell_.close();
+    clocks_.close();
   }
 
   /// Runs a coroutine that keeps this object alive; `done` is dropped once cancelled.
@@ -189,27 +191,16 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     co_return co_await entries_.turn_away_late_nodes(link);
   }
 
-  Awaitable<Result<void>> connect(Instant deadline) {
-    const std::string address = host() ? own_address() : job_.master_addr;
-    const std::uint16_t port = host() ? server_->port() : job_.master_port;
-    const Instant begin = SteadyClock::now();
-    Instant next_status = begin + kFirstStatus;
-    const auto failed_once = [&](const Error& error) {
-      const Instant now = SteadyClock::now();
-      if (now < next_status) return;
-      next_status = now + kNextStatus;
-      log_.warning(fmt::format("waiting for node 0: {}; {} s so far, giving up after {} s", error.message,
-                               seconds(now - begin), seconds(job_.join_timeout)));
-    };
-    if (auto ok = co_await command_.connect(address, port, deadline, failed_once); !ok) {
-      Error error = std::move(ok).error();
-      if (error.code != ErrorCode::kCancelled)
-        error.message += fmt::format(
-            "; gave up after {} s. Is node 0 running, and do --master-addr and --master-port name it?",
-            seconds(SteadyClock::now() - begin));
-      co_return fail(std::move(error));
+  /// An unfit node's only word. As node 0 it stays for the others, who come to hear it.
+  Awaitable<Result<Membership>> call_off(Instant deadline) {
+    const FailureNotice notice = unfit_notice(job_);
+    if (auto ok = co_await entries_.call_off(notice); !ok) co_return fail(ok.error());
+    if (host()) {
+      attempt_ = 0;  // who has come and gone again has heard it, and makes no room for another
+      if (auto ok = co_await assign(0, deadline); !ok) co_return fail(ok.error());
+      if (auto ok = co_await entries_.wait_until_claimed(waiting_, deadline); !ok) co_return fail(ok.error());
     }
-    co_return co_await waiting_.connect(address, port, deadline, failed_once);
+    co_return notice;
   }
 
   /// Publishes this node, waits for the others, and returns once ranks are assigned.
@@ -298,7 +289,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     }
     for (const RoleInfo& node : members_) {
       if (node.connection != connection || node.node_rank == job_.node_rank) continue;
-      const FailureNotice notice = NodeEntries::loss_of(node.node_rank, node.host);
+      const FailureNotice notice = loss_of(node);
       if (!lost_) lost_ = notice;
       start(announce(attempt_, notice), no_matter);
       start(entries_.give_up_report(attempt_, node.node_rank), no_matter);
@@ -337,6 +328,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   AgentLink waiting_;                            // requests that may wait for long
   AgentLink farewell_;                           // node 0: to see the others off
   AgentLink reports_;                            // node 0: for what the others report
+  ClockExchange clocks_;                         // where they are to be compared
   NodeEntries entries_;                          // through command_
   asio::steady_timer status_timer_;
   std::string connection_;  // waiting_'s name, once this node's rank is claimed

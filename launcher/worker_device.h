@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/gpus.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {
@@ -20,10 +21,9 @@ struct WorkerDevice {
   friend bool operator==(const WorkerDevice&, const WorkerDevice&) = default;
 };
 
-/// `uuids`, `addresses`: of the physical GPUs in the order of their addresses; empty texts where not known.
+/// `gpus`: the physical ones in the order of their addresses.
 [[nodiscard]] WorkerDevice device_of_worker(const Environment& environment, int local_rank,
-                                            std::span<const std::string> uuids,
-                                            std::span<const std::string> addresses);
+                                            std::span<const Gpu> gpus);
 
 /// One per local worker. `environment`: as the workers have it.
 [[nodiscard]] std::vector<WorkerDevice> find_devices(const Environment& environment, int workers);

@@ -37,7 +37,8 @@ void fields(Archive& io, Refused& m) {
 }
 template <class Archive>
 void fields(Archive& io, membership::Request& m) {
-  io(m.id.high, m.id.low, m.host, m.machine, m.role, m.wanted_ranks, m.order, m.addresses, m.master_port);
+  io(m.id.high, m.id.low, m.host, m.machine, m.role, m.wanted_ranks, m.order, m.addresses, m.master_port,
+     m.unfit);
 }
 template <class Archive>
 void fields(Archive& io, membership::Settings& m) {
@@ -131,6 +132,10 @@ void fields(Archive& io, StoreCredit& m) {
 template <class Archive>
 void fields(Archive& io, StoreClose& m) {
   io(m.channel, m.reason);
+}
+template <class Archive>
+void fields(Archive& io, Clock& m) {
+  io(m.asked, m.received, m.answered);
 }
 
 class Writer {
@@ -271,11 +276,11 @@ bool construct(Message& message, std::size_t index, std::index_sequence<I...>) {
 }
 
 constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames = {
-    "Start",          "Challenge", "Proof",        "Welcome",     "Refused",
-    "Join",           "Ready",     "Heartbeat",    "Assignment",  "Waiting",
-    "GenerationOver", "Closed",    "WorkerFailed", "Finished",    "SafePoint",
-    "Report",         "Leave",     "Stop",         "StoreAttach", "StoreAttached",
-    "StoreRefused",   "StoreOpen", "StoreBytes",   "StoreCredit", "StoreClose"};
+    "Start",        "Challenge",     "Proof",        "Welcome",   "Refused",        "Join",
+    "Ready",        "Heartbeat",     "Assignment",   "Waiting",   "GenerationOver", "Closed",
+    "WorkerFailed", "Finished",      "SafePoint",    "Report",    "Leave",          "Stop",
+    "StoreAttach",  "StoreAttached", "StoreRefused", "StoreOpen", "StoreBytes",     "StoreCredit",
+    "StoreClose",   "Clock"};
 
 }  // namespace
 
@@ -285,7 +290,8 @@ std::string_view name_of(const Message& message) {
 
 bool is_about_store(const Message& message) {
   static_assert(std::is_same_v<std::variant_alternative_t<18, Message>, StoreAttach>);
-  return message.index() >= 18;
+  static_assert(std::is_same_v<std::variant_alternative_t<24, Message>, StoreClose>);
+  return message.index() >= 18 && message.index() <= 24;
 }
 
 std::string defect_of_job(std::string_view name) {

@@ -9,8 +9,9 @@
 //   preamble, Start{job, nonce}  ->
 //                                <-  preamble, Challenge{nonce} or Refused
 //   Proof{mac}, Join             ->
-//                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report
-//   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop ->
+//                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report,
+//                                Clock
+//   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock ->
 //
 // The workers' store may be the coordinator's (--store-proxy). Each worker is a channel then, two streams of
 // bytes with a window each: requests as wire.h's kRelayed one way, answers the other. After a new connection
@@ -33,8 +34,8 @@ namespace muster::control {
 
 inline constexpr char kFirstByte = '\xAB';
 inline constexpr std::string_view kMagic = "\xABmuster";
-/// The only one: 1 had no stores and was never released.
-inline constexpr std::uint8_t kProtocolVersion = 2;
+/// The only one: 1 had no stores, 2 neither unfit nodes nor clocks, and they were never released.
+inline constexpr std::uint8_t kProtocolVersion = 3;
 /// Magic, lowest and highest version: the agent's range; in the coordinator's answer both are its choice, or
 /// 0 when it has none in common with the agent.
 inline constexpr std::size_t kPreambleBytes = 9;
@@ -251,10 +252,20 @@ struct StoreClose {
   friend bool operator==(const StoreClose&, const StoreClose&) = default;
 };
 
+/// Wall clocks as in clock_offset.h, in nanoseconds since the epoch. Asked by an agent that wants to compare
+/// them, answered at once.
+struct Clock {
+  std::int64_t asked = 0;
+  std::int64_t received = 0;  ///< 0 in the question, as the next
+  std::int64_t answered = 0;
+
+  friend bool operator==(const Clock&, const Clock&) = default;
+};
+
 using Message =
     std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
                  GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, StoreAttach,
-                 StoreAttached, StoreRefused, StoreOpen, StoreBytes, StoreCredit, StoreClose>;
+                 StoreAttached, StoreRefused, StoreOpen, StoreBytes, StoreCredit, StoreClose, Clock>;
 
 /// Of the workers' store, whoever says it.
 [[nodiscard]] bool is_about_store(const Message& message);

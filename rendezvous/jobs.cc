@@ -32,7 +32,7 @@ std::string cause_text(const membership::Cause& cause) {
 }
 
 std::size_t size_of(const membership::Request& request) {
-  std::size_t out = request.host.size() + request.machine.size() + request.role.size();
+  std::size_t out = request.host.size() + request.machine.size() + request.role.size() + request.unfit.size();
   for (const std::string& address : request.addresses) out += address.size();
   return out;
 }
@@ -146,6 +146,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
   membership::Request request = join.request;
   // It appears on other people's terminals.
   request.host = clean(request.host, kMaxNameBytes);
+  request.unfit = clean(request.unfit);
   request.addresses = reachable_addresses(request.addresses, client.address);
   const NodeId node = request.id;
   const membership::Admission admission =
@@ -169,6 +170,8 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
   job.known.insert(node);
   if (job.round.phase == Phase::kGathering) job.newcomers.push_back(id);
   job.forget_at = Instant::max();
+  if (!is_fit(request))
+    effects.log.push_back(fmt::format("job {}: {} is unfit: {}", job.name, request.host, request.unfit));
   if (admission.kind == Kind::kStale) {
     membership::Cause cause;
     cause.kind = membership::Cause::Kind::kStale;

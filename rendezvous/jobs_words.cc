@@ -187,10 +187,11 @@ std::string Jobs::disagreement_about_store(const Job& job, const membership::Req
   // Of a member that a restarted coordinator knows from its log alone, the port is not known.
   const auto& nodes = job.round.nodes;
   const auto found = std::find_if(nodes.begin(), nodes.end(), [&](const auto& entry) {
-    return entry.second.connected && entry.first != request.id;
+    return entry.second.connected && entry.first != request.id && is_fit(entry.second.request);
   });
   const bool proxies = request.master_port == 0;
-  if (found == nodes.end() || proxies == (found->second.request.master_port == 0)) return {};
+  if (!is_fit(request) || found == nodes.end() || proxies == (found->second.request.master_port == 0))
+    return {};
   const membership::Node& other = found->second;
   return fmt::format(
       "{} {} its workers' store (--store-proxy, the default with a secret), {} {}; use the same options on "

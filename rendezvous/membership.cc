@@ -21,7 +21,7 @@ bool is_current(const Round& round, std::int64_t generation) {
 }  // namespace
 
 bool eligible(const Round& round, const Node& node, Instant now) {
-  if (!node.connected || !node.ready) return false;
+  if (!node.connected || !node.ready || !is_fit(node.request)) return false;
   if (round.excluded.empty()) return true;
   const auto found = round.excluded.find(machine_of(node.request));
   return found == round.excluded.end() || found->second <= now;
@@ -45,7 +45,7 @@ Admission join(Round& round, const Settings& settings, const Request& request, c
   if (std::string text = difference(wanted, settings); !text.empty())
     return refuse("settings", std::move(text));
 
-  if (request.order) {
+  if (request.order && is_fit(request)) {
     if (const auto found = round.orders.find(*request.order);
         found != round.orders.end() && found->second != request.id)
       return refuse("settings", fmt::format("claims node rank {}, which {} has", *request.order,
@@ -148,6 +148,7 @@ void left(Round& round, const NodeId& id, std::string_view reason) {
   if (node == nullptr) return;
   if (round.phase == Phase::kRunning && !round.pending && !node->finished && node->group_rank >= 0)
     round.pending = cause_of(Cause::Kind::kNodeLeft, *node, std::string(reason));
+  if (round.phase == Phase::kGathering) note_unfit(round, *node);
   remove_node(round, id);
 }
 

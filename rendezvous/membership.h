@@ -72,10 +72,14 @@ struct Request {
   /// On which it serves the workers' store if it becomes the first node; 0: its workers use the
   /// coordinator's, as those of all nodes of the job.
   std::uint16_t master_port = 0;
+  std::string unfit;  ///< why it takes part in no world; it came to say so. Empty: it is fit
 
   friend bool operator==(const Request&, const Request&) = default;
 };
 inline constexpr int kMaxRanksPerNode = 4096;
+[[nodiscard]] inline bool is_fit(const Request& request) {
+  return request.unfit.empty();
+}
 
 struct Node {
   Request request;

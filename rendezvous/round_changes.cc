@@ -12,7 +12,7 @@ Node* find_node(Round& round, const NodeId& id) {
 }
 
 void count_node(Round& round, const Node& node, int sign) {
-  if (!node.connected) return;
+  if (!node.connected || !is_fit(node.request)) return;
   if (const auto order = node.request.order) {
     if (sign > 0)
       round.orders.emplace(*order, node.request.id);
@@ -38,6 +38,12 @@ void remove_node(Round& round, const NodeId& id) {
   }
 }
 
+void note_unfit(Round& round, const Node& node) {
+  const Request& request = node.request;
+  if (!is_fit(request))
+    note_trouble(round, {request.host, "preflight", "is unfit: " + request.unfit, request.order});
+}
+
 void forget_trouble(Round& round, std::string_view name) {
   std::erase_if(round.troubles, [&](const Trouble& trouble) { return trouble.name == name; });
 }
@@ -57,7 +63,9 @@ void lose_node(Round& round, const Settings& settings, const Node& node, const s
     if (!round.pending) round.pending = cause_of(Cause::Kind::kNodeLost, node, text);
     if (settings.cool_down.count() > 0) round.excluded[machine_of(node.request)] = now + settings.cool_down;
   }
-  if (round.phase != Phase::kClosed)
+  if (!is_fit(node.request))
+    note_unfit(round, node);
+  else if (round.phase != Phase::kClosed)
     note_trouble(round,
                  {node.request.host, "connection", "connected, then dropped: " + text, node.request.order});
   remove_node(round, NodeId(node.request.id));

@@ -11,6 +11,7 @@ namespace {
 
 struct Line {
   std::string name;
+  std::string_view phase;
   std::string text;
 };
 
@@ -50,14 +51,19 @@ std::vector<Line> held_back(const Round& round, Instant now) {
   std::vector<Line> out;
   out.reserve(nodes.size());
   for (const Node* node : nodes) {
-    if (!node->connected)
-      out.push_back({node->request.host, "lost its connection and may come back"});
+    const auto add = [&](std::string_view phase, std::string text) {
+      out.push_back({node->request.host, phase, std::move(text)});
+    };
+    if (!is_fit(node->request))
+      add("preflight", "is unfit: " + node->request.unfit);
+    else if (!node->connected)
+      add("joined", "lost its connection and may come back");
     else if (!node->ready)
-      out.push_back({node->request.host, "is stopping its workers"});
+      add("joined", "is stopping its workers");
     else if (is_silent(round, *node))
-      out.push_back({node->request.host, "has missed a heartbeat"});
+      add("joined", "has missed a heartbeat");
     else
-      out.push_back({node->request.host, "failed and is not used for a while"});
+      add("joined", "failed and is not used for a while");
   }
   return out;
 }
@@ -120,11 +126,13 @@ std::string explain_outside(const Round& round, const Settings& settings, const 
   const auto self = round.nodes.find(id);
   int before = 0;
   for (const auto& [other, node] : round.nodes) {
-    if (node.connected && node.ready && self != round.nodes.end() && node.arrival < self->second.arrival)
+    if (node.connected && node.ready && is_fit(node.request) && self != round.nodes.end() &&
+        node.arrival < self->second.arrival)
       ++before;
   }
   const std::string runs =
       fmt::format("{} nodes run generation {}", round.world.slots.size(), round.world.generation);
+  if (self != round.nodes.end() && !is_fit(self->second.request)) return "unfit; " + runs;
   if (static_cast<int>(round.world.slots.size()) < settings.max_nodes)
     return fmt::format("waits for the job's next {}; {}",
                        settings.grow_at_safe_point ? "safe point" : "round", runs);
@@ -160,7 +168,7 @@ std::string timeout_report(const Round& round, const Settings& settings, Instant
       ++left_out;
   };
   for (const Trouble& trouble : round.troubles) add(trouble.name, trouble.phase, trouble.text);
-  for (const Line& line : held_back(round, now)) add(line.name, "joined", line.text);
+  for (const Line& line : held_back(round, now)) add(line.name, line.phase, line.text);
   if (left_out > 0) out += fmt::format("\n  and {} more", left_out);
   if (const auto missing = missing_orders(round, settings); !missing.empty())
     out += fmt::format("\n  node rank{} {}: never connected", missing.size() == 1 ? "" : "s",

@@ -200,6 +200,11 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       say_good_bye();
     else
       beat();
+    if (options_.compare_clocks) {
+      clocks_ = {};
+      clocks_left_ = kClockExchanges;
+      send(control::Clock{wall_nanoseconds()});
+    }
     link->on_drained([weak = weak_from_this()] {
       const auto self = weak.lock();
       if (const auto call = self && !self->over_ ? self->events_.drained : nullptr) call();
@@ -240,9 +245,19 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       if (const auto call = std::exchange(events_.closed, {})) call(*closed);
     } else if (const auto* report = std::get_if<control::Report>(&message)) {
       if (const auto call = events_.report) call(*report);
+    } else if (const auto* clock = std::get_if<control::Clock>(&message)) {
+      compare(*clock);
     } else if (control::is_about_store(message)) {
       if (const auto call = events_.store) call(message);
     }
+  }
+
+  void compare(const control::Clock& clock) {
+    if (clocks_left_ == 0) return;
+    clocks_.add({clock.asked, clock.received, clock.answered, wall_nanoseconds()});
+    if (--clocks_left_ > 0) return send(control::Clock{wall_nanoseconds()});
+    options_.compare_clocks = false;
+    if (const auto call = events_.clock; call && clocks_.best()) call(*clocks_.best());
   }
 
   // While joined. Silence is counted in beats, so that an agent that was itself stopped for a while does not
@@ -305,6 +320,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   std::optional<std::int64_t> said_ready_;  // the last generation that ready() was told of
   std::int64_t assigned_ = -1;
   std::int64_t ended_ = -1;
+  ClockEstimate clocks_;
+  int clocks_left_ = 0;                  // exchanges to come
   std::vector<control::Message> facts_;  // about the running generation
 };
 

@@ -25,6 +25,7 @@
 
 #include "rendezvous/auth.h"
 #include "rendezvous/base/log.h"
+#include "rendezvous/clock_offset.h"
 #include "rendezvous/control.h"
 #include "rendezvous/membership.h"
 #include "rendezvous/tls.h"
@@ -54,6 +55,7 @@ struct ControlClientOptions {
   /// A coordinator that is silent for so many heartbeat intervals, and for settings.heartbeat_timeout, is
   /// lost.
   int missed_heartbeats = 3;
+  bool compare_clocks = false;  ///< once, after joining; see ControlEvents::clock
   control::Limits limits;
 };
 
@@ -76,6 +78,8 @@ struct ControlEvents {
   std::function<void(bool there)> linked;
   /// A message about the workers' store (control::is_about_store).
   std::function<void(const control::Message&)> store;
+  /// How far the coordinator's wall clock is from this host's.
+  std::function<void(const ClockOffset&)> clock;
   /// The connection has taken everything that was sent.
   std::function<void()> drained;
   /// kTimeout: not reached within connect_timeout. kMismatch: refused for its secret, version or settings.

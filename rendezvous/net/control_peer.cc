@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/clock_offset.h"
 #include "rendezvous/wire.h"
 
 namespace muster::net {
@@ -105,6 +106,11 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
       break;
   }
 
+  if (const auto* clock = std::get_if<control::Clock>(&message); clock != nullptr && stage == Stage::kOpen) {
+    const std::int64_t received = wall_nanoseconds();
+    say(control::Message(control::Clock{clock->asked, received, wall_nanoseconds()}));
+    return out;
+  }
   if (stage == Stage::kOpen) {
     out.message = std::move(message);
     return out;

@@ -30,6 +30,7 @@ int main(int argc, char** argv) {
       join.request.addresses = {"10.0.0.1"};
       if (nodes == 2) join.request.order = node;
       if (nodes == 3) join.resume = node;
+      if (node == 3) join.request.unfit = "a full disk";
       join.settings.min_nodes = 1;
       join.settings.max_nodes = nodes;
       join.settings.max_restarts = 1;
@@ -64,7 +65,8 @@ int main(int argc, char** argv) {
                                        StoreAttach{1, 1, 1},
                                        StoreOpen{2, 1},
                                        StoreAttached{},
-                                       StoreRefused{}};
+                                       StoreRefused{},
+                                       Clock{1, 0, 0}};
     for (const Message& message : rest) encode(message, bytes);
     std::ofstream file(std::string(argv[1]) + "/job" + std::to_string(nodes), std::ios::binary);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "launcher/device_choice.h"
+#include "launcher/device_trial.h"
 #include "launcher/error_file.h"
 #include "launcher/error_watch.h"
 #include "launcher/hang_rules.h"
@@ -125,9 +127,20 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     check(launcher::is_job_name(entry->name));
     check(launcher::job_entry_from_json(launcher::to_json(*entry)) == *entry);
   }
-  std::vector<std::string> gpus = {"GPU-aa00", "GPU-ab11", "GPU-ab12"};
+  std::vector<launcher::Gpu> gpus(3);
+  for (int i = 0; i < 3; ++i) gpus[static_cast<std::size_t>(i)].index = i;
+  gpus[0].uuid = "GPU-aa00";
+  gpus[1].uuid = "GPU-ab11";
+  gpus[2].slices = {"MIG-1"};
+  const auto visible = launcher::visible_devices(gpus, text);
+  check(visible.size() <= 4);
   check(launcher::count_visible(gpus, text) >= 0);
-  check(launcher::count_visible(gpus, text) <= 3);
+  std::vector<launcher::DeviceTrial> trials(2);
+  launcher::take_line(trials[0], text);
+  launcher::take_line(trials[1], text.substr(0, size / 2));
+  check(!trials[0].gemm || *trials[0].gemm > 0);
+  check(launcher::judge_trials(trials, Millis(1000)).size() <= 6);
+  check(launcher::figures_text(trials).size() < 400);
   const auto zero = [] { return 0; };
   if (const auto count = launcher::resolve_nproc(text, zero, zero)) check(*count >= 0);
   if (const auto map = launcher::parse_std_map(text)) {

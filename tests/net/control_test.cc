@@ -312,3 +312,15 @@ TEST_CASE("a thousand agents join one job and all are told of a failure") {
               kAgents, std::chrono::duration<double, std::milli>(joined - start).count(),
               std::chrono::duration<double, std::milli>(end - joined).count());
 }
+
+TEST_CASE("an agent that asks compares its clock with the coordinator's") {
+  House house;
+  Agent a(house, "n1", nodes(2));
+  a.options.compare_clocks = true;
+  a.start(house);
+  house.wait([&] { return a.clock.has_value(); });
+  // One host, one clock: no more apart than the estimate can be wrong.
+  REQUIRE(std::abs(a.clock->ahead.count()) <= a.clock->round_trip.count() / 2 + 1);
+  REQUIRE(skew_text(*a.clock, "n0").empty());
+  REQUIRE_FALSE(a.lost);
+}

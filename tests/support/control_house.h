@@ -79,6 +79,7 @@ struct Agent {
     events.closed = [this](const auto& m) { closed = m; };
     events.report = [this](const auto& m) { reports.push_back(m); };
     events.trying = [this](const auto& m) { tries.push_back(m.message); };
+    events.clock = [this](const auto& m) { clock = m; };
     events.lost = [this](const auto& m) { lost = m; };
     client = std::make_unique<net::ControlClient>(house.loop, options, std::move(events));
     client->start();
@@ -92,6 +93,7 @@ struct Agent {
   std::vector<std::string> tries;
   std::optional<control::Waiting> waiting;
   std::optional<control::Closed> closed;
+  std::optional<ClockOffset> clock;
   std::optional<Error> lost;
 };
 

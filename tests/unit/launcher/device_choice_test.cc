@@ -116,3 +116,31 @@ TEST_CASE("the driver is asked where there may be too few GPUs only") {
   REQUIRE(may_be_short("0,1", 8, 3));
   REQUIRE(may_be_short("0,0", 8, 2));
 }
+
+TEST_CASE("CUDA_VISIBLE_DEVICES counts up to the first entry that names no GPU") {
+  const auto count = [](std::optional<std::string_view> variable) { return count_visible(node(), variable); };
+  REQUIRE(count(std::nullopt) == 4);
+  REQUIRE(count("") == 0);
+  REQUIRE(count("-1") == 0);
+  REQUIRE(count("2,0") == 2);
+  REQUIRE(count("0,-1,1") == 1);
+  REQUIRE(count("0,4,1") == 1);
+  REQUIRE(count("1,1") == 0);
+  REQUIRE(count("1,GPU-ab11") == 0);
+  REQUIRE(count("GPU-cccc, GPU-aa") == 2);
+  REQUIRE(count("GPU-a") == 0);  // ambiguous
+  REQUIRE(count("MIG-1,MIG-2,MIG-3") == 2);
+  REQUIRE(count_visible({}, "0,1") == 0);
+  REQUIRE(count_visible({}, "MIG-1") == 0);
+}
+
+TEST_CASE("UUIDs that nobody could read are counted as the driver would, and not chosen") {
+  std::vector<Gpu> unread(2);
+  unread[1].index = 1;
+  REQUIRE(count_visible(unread, "1,0") == 2);
+  REQUIRE(count_visible(unread, "GPU-x,GPU-y") == 2);
+  REQUIRE(count_visible(unread, "MIG-x,MIG-y,MIG-z") == 3);
+  REQUIRE(count_visible(unread, "GPU-x,GPU-x") == 0);
+  REQUIRE(visible_devices(unread, "GPU-x").empty());
+  REQUIRE_FALSE(chosen_devices(unread, "GPU-x", std::nullopt, false));
+}

@@ -117,10 +117,19 @@ TEST_CASE("kills are counted from the beginning on") {
 }
 
 TEST_CASE("a worker's device is the one of its local rank among the visible ones") {
-  const std::vector<std::string> uuids{"GPU-aa", "GPU-bb", "GPU-cc"};
-  const std::vector<std::string> addresses{"0000:01:00.0", "0000:3b:00.0", "0000:5e:00.0"};
+  const auto gpu = [](int index, const char* uuid, const char* address,
+                      std::vector<std::string> slices = {}) {
+    Gpu out;
+    out.index = index;
+    out.uuid = uuid;
+    out.pci = address;
+    out.slices = std::move(slices);
+    return out;
+  };
+  const std::vector<Gpu> gpus{gpu(0, "GPU-aa", "0000:01:00.0"), gpu(1, "GPU-bb", "0000:3b:00.0"),
+                              gpu(2, "GPU-cc", "0000:5e:00.0", {"MIG-x", "MIG-y"})};
   const auto device = [&](const muster::Environment& environment, int rank) {
-    return device_of_worker(environment, rank, uuids, addresses);
+    return device_of_worker(environment, rank, gpus);
   };
   REQUIRE(device({}, 1) == WorkerDevice{"GPU 1 (GPU-bb)", "0000:3b:00.0"});
   REQUIRE(device({}, 3) == WorkerDevice{});
@@ -128,7 +137,8 @@ TEST_CASE("a worker's device is the one of its local rank among the visible ones
   REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "GPU-b"}}, 0) == WorkerDevice{"GPU 1 (GPU-bb)", "0000:3b:00.0"});
   REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "2"}}, 1) == WorkerDevice{});
   REQUIRE(device({{"CUDA_VISIBLE_DEVICES", ""}}, 0) == WorkerDevice{});
-  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "MIG-x,MIG-y"}}, 1).text == "GPU slice MIG-y");
-  REQUIRE(device_of_worker({}, 0, std::vector<std::string>{""}, {}) == WorkerDevice{"GPU 0", ""});
-  REQUIRE(device_of_worker({}, 0, {}, {}) == WorkerDevice{});
+  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "MIG-x,MIG-y"}}, 1) ==
+          WorkerDevice{"GPU slice MIG-y", "0000:5e:00.0"});
+  REQUIRE(device_of_worker({}, 0, std::vector<Gpu>(1)) == WorkerDevice{"GPU 0", ""});
+  REQUIRE(device_of_worker({}, 0, {}) == WorkerDevice{});
 }

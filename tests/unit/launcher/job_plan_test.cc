@@ -282,22 +282,6 @@ TEST_CASE("one worker per GPU where there are GPUs, else one") {
   REQUIRE_THAT(refusal({"--nproc-per-node=gpu"}), Catch::Contains("no GPU"));
 }
 
-TEST_CASE("CUDA_VISIBLE_DEVICES counts up to the first entry that names no GPU") {
-  const Words gpus{"GPU-aaaa", "GPU-ab11", "GPU-cccc"};
-  REQUIRE(count_visible(gpus, std::nullopt) == 3);
-  REQUIRE(count_visible(gpus, "") == 0);
-  REQUIRE(count_visible(gpus, "-1") == 0);
-  REQUIRE(count_visible(gpus, "2,0") == 2);
-  REQUIRE(count_visible(gpus, "0,-1,1") == 1);
-  REQUIRE(count_visible(gpus, "0,3,1") == 1);
-  REQUIRE(count_visible(gpus, "1,1") == 0);
-  REQUIRE(count_visible(gpus, "GPU-cccc, GPU-aa") == 2);
-  REQUIRE(count_visible(gpus, "GPU-a") == 0);  // ambiguous
-  REQUIRE(count_visible(gpus, "MIG-1,MIG-2") == 2);
-  REQUIRE(count_visible({}, "0,1") == 0);
-  REQUIRE(count_visible(Words{"", ""}, "1,0") == 2);
-}
-
 TEST_CASE("redirects are one digit for all or a list by local rank") {
   REQUIRE(parse_std_map("3")->of(5) == Std::kBoth);
   const auto map = parse_std_map("0:1,12:2,0:3");

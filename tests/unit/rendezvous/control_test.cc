@@ -18,6 +18,7 @@ std::vector<Message> one_of_each() {
   join.request.order = 3;
   join.request.addresses = {"10.0.0.1", "fe80::1"};
   join.request.master_port = 65535;
+  join.request.unfit = "a full disk";
   join.settings.min_nodes = 2;
   join.settings.max_nodes = 4;
   join.settings.grow_at_safe_point = true;
@@ -55,7 +56,8 @@ std::vector<Message> one_of_each() {
           StoreOpen{9, 1234567890123},
           StoreBytes{9, 5, true, std::string("\0\xff", 2)},
           StoreCredit{9, 6},
-          StoreClose{9, "GET while it waits"}};
+          StoreClose{9, "GET while it waits"},
+          Clock{1, 2, std::int64_t{3} << 40}};
 }
 
 std::vector<Message> decode_all(Decoder& decoder, std::string_view bytes) {
@@ -158,8 +160,9 @@ TEST_CASE("other protocols are recognised by their first bytes") {
 
 TEST_CASE("the version is one that both speak") {
   REQUIRE(choose_version({1, 1}) == 0);
-  REQUIRE(choose_version({2, 2}) == 2);
-  REQUIRE(choose_version({1, 9}) == 2);
-  REQUIRE(choose_version({3, 9}) == 0);
+  REQUIRE(choose_version({2, 2}) == 0);
+  REQUIRE(choose_version({3, 3}) == 3);
+  REQUIRE(choose_version({1, 9}) == 3);
+  REQUIRE(choose_version({4, 9}) == 0);
   REQUIRE(choose_version({0, 0}) == 0);
 }

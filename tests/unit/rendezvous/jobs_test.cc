@@ -11,11 +11,12 @@ namespace {
 struct Table {
   explicit Table(const JobsOptions& options = {}) : jobs(options) {}
 
-  void join(ConnectionId connection, std::string job, std::uint64_t node, int nodes) {
+  void join(ConnectionId connection, std::string job, std::uint64_t node, int nodes, std::string unfit = {}) {
     jobs.connected(connection, std::move(job), "127.0.0.1");
     control::Join message;
     message.request.id = {0, node};
     message.request.host = "n" + std::to_string(node);
+    message.request.unfit = std::move(unfit);
     message.settings.min_nodes = message.settings.max_nodes = nodes;
     message.settings.max_restarts = 1;
     message.settings.spares = spares;
@@ -390,4 +391,21 @@ TEST_CASE("of what a node offers, the address that it is seen under comes first"
           Addresses{"192.168.0.7", "10.0.0.1"});
   REQUIRE(reachable_addresses({"10.0.0.1"}, "127.0.0.1") == Addresses{"10.0.0.1"});
   REQUIRE(reachable_addresses({}, "::1") == Addresses{"::1"});
+}
+
+TEST_CASE("why a node is unfit is told to all who wait, as one clean line, and it is told that they go on") {
+  Table t;
+  t.join(1, "a", 1, 2, "a full\ndisk");
+  t.join(2, "a", 2, 2);
+  t.now += 2s;
+  t.jobs.advance(t.now, t.effects);
+  REQUIRE(t.told<control::Waiting>(2)->text == "1/2 nodes; n1 is unfit: a full disk");
+  t.join(3, "a", 3, 2);
+  REQUIRE(t.told<control::Assignment>(2));
+  REQUIRE(t.told<control::Assignment>(3));
+  REQUIRE_FALSE(t.told<control::Assignment>(1));
+  REQUIRE(t.told<control::Waiting>(1)->outside);
+  // One that comes when they run already is told so at once.
+  t.join(4, "a", 4, 2, "no GPU");
+  REQUIRE(t.told<control::Waiting>(4)->outside);
 }

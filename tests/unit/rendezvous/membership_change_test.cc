@@ -307,3 +307,65 @@ TEST_CASE("at the end of a gathering silent nodes count neither for a world nor 
   REQUIRE(j.forms());
   REQUIRE(j.place(2) == -1);
 }
+
+TEST_CASE("an unfit node is named with its reason, is not counted, and a spare takes its place") {
+  Job j = job(3, 3);
+  j.settings.spares = 1;
+  j.settings.heartbeat_timeout = 1h;
+  Request unfit = Job::request(23);
+  unfit.order = 2;
+  unfit.unfit = "/tmp (logs) is full: 0 MiB and 3 files left";
+  REQUIRE(j.join(unfit).kind == Admission::Kind::kAdmitted);
+  for (const int order : {0, 1}) {
+    Request node = Job::request(static_cast<std::uint64_t>(1 + order));
+    node.order = order;
+    j.join(node);
+  }
+  REQUIRE(j.waits());
+  REQUIRE(j.round.num_ready == 2);
+  REQUIRE(to_text(explain(j.round, j.settings, j.now)) ==
+          "2/3 nodes; n23 is unfit: /tmp (logs) is full: 0 MiB and 3 files left");
+  // Its place is free: the spare has asked for the same one.
+  Request spare = Job::request(4);
+  spare.order = 2;
+  REQUIRE(j.join(spare).kind == Admission::Kind::kAdmitted);
+  REQUIRE(j.forms());
+  REQUIRE(j.place(4) == 2);
+  REQUIRE(j.place(23) == -1);
+  REQUIRE(explain_outside(j.round, j.settings, Job::id(23)) == "unfit; 3 nodes run generation 0");
+  // The world does not grow for it, nor does it end when it goes.
+  REQUIRE(j.waits());
+  left(j.round, Job::id(23), "it is done");
+  REQUIRE(j.waits());
+}
+
+TEST_CASE("the report of a gathering that stays too small names the unfit, also when they have gone") {
+  for (const int way : {0, 1, 2}) {
+    Job j = job(2, 2);
+    j.settings.heartbeat_timeout = 1h;
+    j.join(1);
+    Request unfit = Job::request(2);
+    unfit.unfit = "64 open files are allowed";
+    j.join(unfit);
+    if (way == 1) j.disconnect(2);
+    if (way == 2) left(j.round, Job::id(2), "SIGTERM received");
+    REQUIRE(j.waits());
+    j.now += 600s;
+    REQUIRE(j.closes());
+    REQUIRE(j.round.ending.text ==
+            "rendezvous timed out after 600 s: 1 of 2 nodes were ready\n"
+            "  n2: preflight: is unfit: 64 open files are allowed");
+  }
+}
+
+TEST_CASE("a node that was unfit and comes again without a defect takes part") {
+  Job j = job(2, 2);
+  Request node = Job::request(2);
+  node.unfit = "a full disk";
+  j.join(node);
+  j.join(1);
+  REQUIRE(j.waits());
+  REQUIRE(j.join(2).kind == Admission::Kind::kAdmitted);
+  REQUIRE(j.round.num_ready == 2);
+  REQUIRE(j.forms());
+}

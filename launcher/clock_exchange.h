@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Clock exchange: the agents of a job with static rendezvous compare their clocks with node 0's, through its
+// store: a node takes a number ("clock/asks"), asks under it ("clock/ask/<n>"), and finds node 0's two time
+// stamps ("clock/answer/<n>"). On a connection of its own, beside the rendezvous; nobody waits for it. A
+// clock that differs (clock_offset.h) is said by the node that has it. One loop; owned by StaticRendezvous.
+// Failure: nothing is said; who cannot reach node 0 has other things to say.
+#pragma once
+
+#include "launcher/agent_link.h"
+#include "launcher/first_node.h"
+#include "launcher/job.h"
+#include "rendezvous/base/log.h"
+#include "rendezvous/clock_offset.h"
+
+namespace muster::launcher {
+
+class ClockExchange {
+ public:
+  ClockExchange(boost::asio::io_context& io, const Job& job, const Log& log);
+
+  /// Node 0 answers until close(); another asks.
+  Awaitable<Result<void>> run(FirstNode first);
+  void close() { link_.close(); }
+
+ private:
+  Awaitable<Result<void>> answer();
+  Awaitable<Result<void>> ask(ClockEstimate& estimate);
+  [[nodiscard]] std::string key(std::string_view name) const;
+
+  const Job& job_;
+  const Log& log_;
+  AgentLink link_;
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// First node: where node 0 serves the agents' store, and how the others come to it under static rendezvous:
+// both connections of an agent, with words about the waiting. One loop; called by StaticRendezvous.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "launcher/agent_link.h"
+#include "launcher/job.h"
+#include "rendezvous/base/log.h"
+
+namespace muster::launcher {
+
+struct FirstNode {
+  std::string host;
+  std::uint16_t port = 0;
+};
+
+/// Between two lines about the same waiting; the first comes sooner.
+inline constexpr std::chrono::seconds kFirstStatus{3};
+inline constexpr std::chrono::seconds kNextStatus{10};
+
+/// Until `deadline`. Everything handed in outlives it.
+Awaitable<Result<void>> connect(FirstNode first, const Job& job, const Log& log, Instant deadline,
+                                AgentLink& command, AgentLink& waiting);
+
+}  // namespace muster::launcher

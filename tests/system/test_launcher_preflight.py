@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--preflight over several nodes: an unfit node tells the others why and a spare takes its place, clocks are compared,
+and the full check really computes and reduces."""
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from elastic_support import SHOW, job, write  # noqa: F401
+from launcher_support import BIN, MUSTER, clean_environment, muster  # noqa: F401
+from test_faults_host import stepped_clock  # noqa: F401
+
+CHECK = "--preflight=quick"
+FEW_FILES = ("prlimit", "--nofile=64:64")
+FEW_FILES_TEXT = r"64 open files are allowed \(ulimit -Hn\) and 68 are needed"
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A directory on a file system without a free block."""
+    path = tmp_path / "full"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], check=True)
+    try:
+        with pytest.raises(OSError), open(path / "filler", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(65536))
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+def test_a_spare_takes_the_place_of_a_node_with_a_full_disk_which_all_are_told_of(job, tmp_path, full_disk):
+    it = job(4)
+    script = write(tmp_path, "show.py", SHOW)
+    it.start(0, 1, CHECK, "--spares=1", "--node-rank=0", script, nnodes=3)
+    it.start(1, 1, CHECK, "--spares=1", "--node-rank=1", script, nnodes=3)
+    it.start(2, 1, CHECK, "--spares=1", "--node-rank=2", f"--log-dir={full_disk}/logs", script, nnodes=3)
+    for node in (0, 1):
+        it.said(node, rf"2/3 nodes; host2 is unfit: {full_disk} \(logs\) is full: 0 MiB and \d+ files left")
+    it.start(3, 1, CHECK, "--spares=1", "--node-rank=2", script, nnodes=3)
+    assert it.codes(0, 1, 3) == [0, 0, 0], [it.err(node) for node in range(4)]
+    assert it.codes(2) == [74], it.err(2)
+    assert "host2 is not fit and does not take part" in it.err(2)
+    workers = it.workers(0, 1, 2, 3)
+    assert [(w["RANK"], w["NODE"], w["WORLD_SIZE"]) for w in workers] == [("0", "0", "3"), ("1", "1", "3"), ("2", "3", "3")]
+
+
+def test_an_unfit_node_that_runs_the_coordinator_stays_for_the_others_and_ends_as_the_job_does(job, tmp_path):
+    it = job(3)
+    script = write(tmp_path, "show.py", SHOW)
+    it.start(0, 1, CHECK, "--spares=1", script, nnodes=2, wrap=FEW_FILES)
+    for node in (1, 2):
+        it.start(node, 1, CHECK, "--spares=1", script, nnodes=2)
+    assert it.codes(0, 1, 2) == [0, 0, 0], [it.err(node) for node in range(3)]
+    assert re.search(f"preflight of host0: {FEW_FILES_TEXT}", it.err(0))
+    assert it.workers(0) == []
+    assert len(it.workers(1, 2)) == 2
+
+
+def test_too_few_fit_nodes_are_a_timeout_that_names_the_unfit_one(job, tmp_path):
+    it = job(2)
+    for node, wrap in ((0, ()), (1, FEW_FILES)):
+        it.start(node, 1, CHECK, "--no-python", "true", conf="join_timeout=4", wrap=wrap)
+    assert it.codes(0, 1) == [69, 74], (it.err(0), it.err(1))
+    for node in (0, 1):
+        assert re.search(f"1 of 2 nodes were ready\n  host1: preflight: is unfit: {FEW_FILES_TEXT}", it.err(node))
+
+
+def test_a_signal_ends_an_unfit_node_that_waits_and_its_reason_stays(job, tmp_path):
+    it = job(2)
+    it.start(0, 1, CHECK, "--no-python", "true", conf="join_timeout=20")
+    unfit = it.start(1, 1, CHECK, "--no-python", "true", conf="join_timeout=20", wrap=FEW_FILES)
+    it.said(0, f"1/2 nodes; host1 is unfit: {FEW_FILES_TEXT}")
+    unfit.terminate()
+    assert it.codes(1) == [143]
+    assert it.codes(0) == [69]
+    assert re.search(f"host1: preflight: is unfit: {FEW_FILES_TEXT}", it.err(0))
+
+
+def start_static(it, node, *args, wrap=(), **env):
+    options = (f"--nnodes={len(it.nodes.names)}", f"--node-rank={node}", f"--master-addr={it.nodes.address(0)}",
+               "--master-port=29511", f"--local-addr=host{node}", "--nproc-per-node=1")
+    it.spawn(node, node, *wrap, MUSTER, *options, *args, env=clean_environment(NODE=node, **env))
+
+
+@pytest.mark.parametrize("unfit", [0, 2])
+def test_with_static_rendezvous_an_unfit_node_ends_the_job_everywhere_with_its_reason(job, unfit):
+    it = job(3)
+    # Without the last one: what is known need not be waited for.
+    start_static(it, unfit, CHECK, "--no-python", "true", wrap=FEW_FILES)
+    first = 2 - unfit
+    start_static(it, first, CHECK, "--no-python", "true")
+    assert it.codes(first) == [74], it.err(first)
+    if unfit == 0:  # which stays for all the others
+        start_static(it, 1, "--no-python", "true")
+    assert it.codes(unfit) == [74], it.err(unfit)
+    for node in (0, 2) if unfit else (0, 1, 2):
+        assert it.codes(node) == [74]
+        assert re.search(rf"node {unfit} \(host{unfit}\) is unfit: {FEW_FILES_TEXT}", it.err(node)), it.err(node)
+
+
+def set_clock(tmp_path, library, seconds):
+    (tmp_path / "clock").write_text(str(seconds))
+    return {"LD_PRELOAD": library, "MUSTER_TEST_CLOCK": tmp_path / "clock"}
+
+
+def others_say_nothing(it, *nodes):
+    return all(" ahead of " not in it.err(node) and " behind " not in it.err(node) for node in nodes)
+
+
+def test_a_clock_that_differs_from_the_coordinators_is_reported_by_its_node_and_changes_nothing(job, tmp_path, stepped_clock):
+    it = job(3)
+    script = write(tmp_path, "show.py", SHOW)
+    it.start(0, 1, CHECK, script)
+    it.start(1, 1, CHECK, script, **set_clock(tmp_path, stepped_clock, 90))
+    it.said(1, r"preflight of host1: the clock is (89|90)\.\d\d s ahead of the coordinator at \S+'s")
+    it.start(2, 1, script, **set_clock(tmp_path, stepped_clock, 90))
+    assert it.codes(0, 1, 2) == [0, 0, 0], [it.err(node) for node in range(3)]
+    assert others_say_nothing(it, 0, 2)
+    assert len(it.workers(0, 1, 2)) == 3
+
+
+def test_a_clock_that_differs_from_node_0s_is_reported_under_static_rendezvous(job, tmp_path, stepped_clock):
+    it = job(3)
+    start_static(it, 0, CHECK, "--no-python", "true")
+    start_static(it, 1, CHECK, "--no-python", "true", **set_clock(tmp_path, stepped_clock, -3600))
+    it.said(1, r"preflight of host1: the clock is (3599|3600)\.\d\d s behind node 0's")
+    start_static(it, 2, "--no-python", "true")
+    assert it.codes(0, 1, 2) == [0, 0, 0], [it.err(node) for node in range(3)]
+    assert others_say_nothing(it, 0, 2)
+
+
+def test_the_full_check_multiplies_reduces_and_says_how_fast(muster):
+    result = muster.run("--preflight=full", "--nproc-per-node=2", "echo", "ran")
+    assert (result.returncode, result.stdout) == (0, "ran\n" * 2), result.stderr
+    figures = re.search(r"preflight of \S+: (\d+) process(?:es)?: GEMM [\d.]+.* GFLOP/s.*, memory copies [\d.]+.* GiB/s", result.stderr)
+    assert figures, result.stderr
+    assert (int(figures[1]) > 1) == ("all-reduce" in result.stderr)
+    assert (int(figures[1]) > 1) == (len(os.sched_getaffinity(0)) > 1) or int(figures[1]) == 1
+
+
+def with_helper(muster, text):
+    """The launcher elsewhere, with another program beside it."""
+    there = muster.tmp_path / "bin"
+    there.mkdir()
+    shutil.copy2(BIN / "muster", there)
+    if text is not None:
+        (there / "muster-preflight").write_text(text)
+        (there / "muster-preflight").chmod(0o755)
+    return subprocess.run([there / "muster", "--preflight=full", "--nproc-per-node=1", "echo", "ran"], text=True, timeout=100,
+                          capture_output=True, env=clean_environment(TMPDIR=muster.tmp_path), cwd=muster.tmp_path)
+
+
+@pytest.mark.parametrize("helper,text", [
+    ("#!/bin/sh\necho at the GEMM\nkill -BUS $$\n", r"it died in the GEMM \(SIGBUS\)"),
+    ("#!/bin/sh\necho \"bad the GEMM's result is wrong in 3 of 512 rows\"\nexit 1\n", "the GEMM's result is wrong in 3 of 512 rows"),
+    ("#!/bin/sh\necho usage: none\n", "it says 'usage: none'"),
+    (None, "the full check needs .*/bin/muster-preflight, which is not there"),
+])
+def test_a_device_that_fails_the_full_check_makes_its_node_unfit(muster, helper, text):
+    result = with_helper(muster, helper)
+    assert (result.returncode, result.stdout) == (74, ""), result.stderr
+    assert re.search(f"preflight of .*{text}", result.stderr), result.stderr
+
+
+def test_the_helper_alone_says_who_starts_it():
+    result = subprocess.run([BIN / "muster-preflight", "--help"], text=True, capture_output=True, timeout=60)
+    assert result.returncode == 2
+    assert "started by muster --preflight=full" in result.stderr

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// muster-preflight: one process per device of a node, started by `muster --preflight=full`. It tries its
+// device by itself, waits to be told that all others are through too, and takes part in an all-reduce with
+// them. What it says and hears goes over stdin and stdout, a word and its value per line:
+//   "at TEXT" before each step; "copy", "gemm", "reduce" and a number, per second; "ready PORT" (of a store,
+//   from rank 0; 0 from others), after which it reads "go PORT"; "bad TEXT"; "done" at the end. It ends when
+//   it has nothing more to read.
+#include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <sched.h>
+#include <string>
+#include <string_view>
+#include <sys/prctl.h>
+#include <unistd.h>
+#include <vector>
+
+#include <muster/init.h>
+#include <muster/store_server.h>
+
+#include "rendezvous/base/env.h"
+#include "worker_runtime/preflight/trials.h"
+
+namespace {
+
+using namespace muster;
+
+constexpr std::chrono::minutes kPatience{10};  // the launcher's is shorter, and it knows whom to blame
+
+struct Arguments {
+  int rank = 0;
+  int world_size = 1;
+  int gpu = -1;  // -1: the CPU
+  std::vector<int> cpus;
+  bool alone = false;  // no all-reduce
+};
+
+void say(std::string_view word, std::string_view value) {
+  std::printf("%.*s %.*s\n", static_cast<int>(word.size()), word.data(), static_cast<int>(value.size()),
+              value.data());
+  std::fflush(stdout);
+}
+
+void say(std::string_view word, double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.0f", value);
+  say(word, text);
+}
+
+/// One line whatever a library's error has in it.
+std::string one_line(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
+  return text;
+}
+
+/// "--rank=1 --world=8 --gpu=1" or "--cpus=0,1,2"; --alone.
+Result<Arguments> parse(int argc, char** argv) {
+  Arguments out;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    const auto equals = argument.find('=');
+    const std::string_view name = argument.substr(0, equals);
+    std::string_view value = equals == std::string_view::npos ? "" : argument.substr(equals + 1);
+    const auto number = [&](int& into) -> Result<void> {
+      MUSTER_TRY(const std::int64_t parsed, parse_integer(name, value, 0, 65535));
+      into = static_cast<int>(parsed);
+      return {};
+    };
+    if (argument == "--alone") {
+      out.alone = true;
+    } else if (name == "--rank") {
+      MUSTER_OK(number(out.rank));
+    } else if (name == "--world") {
+      MUSTER_OK(number(out.world_size));
+    } else if (name == "--gpu") {
+      MUSTER_OK(number(out.gpu));
+    } else if (name == "--cpus") {
+      while (!value.empty()) {
+        const auto comma = value.find(',');
+        MUSTER_TRY(const std::int64_t cpu, parse_integer(name, value.substr(0, comma), 0, CPU_SETSIZE - 1));
+        out.cpus.push_back(static_cast<int>(cpu));
+        value = comma == std::string_view::npos ? "" : value.substr(comma + 1);
+      }
+    } else {
+      return fail(
+          ErrorCode::kInvalidArgument,
+          "muster-preflight is started by muster --preflight=full; unknown: " + std::string(argument));
+    }
+  }
+  return out;
+}
+
+Result<void> bind_to(const std::vector<int>& cpus) {
+  if (cpus.empty()) return {};
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(static_cast<std::size_t>(cpu), &set);
+  if (::sched_setaffinity(0, sizeof set, &set) != 0)
+    return fail(ErrorCode::kIo, "sched_setaffinity was refused");
+  return {};
+}
+
+/// "go PORT"; 0: the launcher wants no more.
+int wait_to_go() {
+  char line[64] = "";
+  if (std::fgets(line, sizeof line, stdin) == nullptr) return 0;
+  int port = 0;
+  return std::sscanf(line, "go %d", &port) == 1 ? port : 0;
+}
+
+/// As the environment of a worker says it.
+void enter_world(const Arguments& arguments, int port) {
+  const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
+  set("MASTER_ADDR", "127.0.0.1");
+  set("MASTER_PORT", std::to_string(port));
+  set("RANK", std::to_string(arguments.rank));
+  set("WORLD_SIZE", std::to_string(arguments.world_size));
+  set("LOCAL_RANK", std::to_string(arguments.rank));
+  set("LOCAL_WORLD_SIZE", std::to_string(arguments.world_size));
+  set("TORCHELASTIC_USE_AGENT_STORE", "True");
+  set("TORCHELASTIC_RESTART_COUNT", "0");
+}
+
+Result<void> all_reduce(const Arguments& arguments, kernels::Kernels& kernels, int port) {
+  enter_world(arguments, port);
+  InitOptions options;
+  options.backend = arguments.gpu >= 0 ? Backend::kNccl : Backend::kShm;
+  options.timeout = kPatience;
+  options.cuda_device = std::max(arguments.gpu, 0);
+  options.cuda_stream = kernels.stream();
+  MUSTER_TRY(const Context context, init(options));
+  MUSTER_TRY(const double speed, preflight::reduce_trial(kernels, *context.group));
+  say("reduce", speed);
+  return {};
+}
+
+Result<void> run(const Arguments& arguments) {
+  say("at", arguments.gpu >= 0 ? "the start of CUDA" : "the start");
+  MUSTER_OK(bind_to(arguments.cpus));
+  std::unique_ptr<kernels::Kernels> kernels;
+  if (arguments.gpu >= 0) {
+    MUSTER_TRY(kernels, kernels::make_cuda_kernels(arguments.gpu));
+    if (arguments.world_size > 1 && !arguments.alone) MUSTER_OK(check_backend(Backend::kNccl));
+  } else {
+    kernels = kernels::make_cpu_kernels();
+  }
+  say("at", "memory copies");
+  MUSTER_TRY(const double copied, preflight::copy_trial(*kernels));
+  say("copy", copied);
+  say("at", "the GEMM");
+  MUSTER_TRY(const double multiplied, preflight::gemm_trial(*kernels));
+  say("gemm", multiplied);
+  std::unique_ptr<StoreServer> store;
+  const bool together = arguments.world_size > 1 && !arguments.alone;
+  if (arguments.rank == 0 && together) {
+    MUSTER_TRY(store, StoreServer::start({.host = "127.0.0.1"}));
+  }
+  say("ready", std::to_string(store ? store->port() : 0));
+  const int port = wait_to_go();
+  if (port != 0 && together) {
+    say("at", "the all-reduce");
+    MUSTER_OK(all_reduce(arguments, *kernels, port));
+  }
+  say("done", "");
+  // The others may still need the store, and what a rank leaves behind.
+  (void)wait_to_go();
+  return {};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const pid_t parent = ::getppid();
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent || parent <= 1) return 1;
+  const auto arguments = parse(argc, argv);
+  if (!arguments) {
+    std::fprintf(stderr, "%s\n", arguments.error().message.c_str());
+    return 2;
+  }
+  const auto done = run(*arguments);
+  if (!done) say("bad", one_line(done.error().message));
+  return done ? 0 : 1;
+}
