@@ -129,7 +129,7 @@ HangMonitor::Seen HangMonitor::look_at(int local_rank) const {
   return out;
 }
 
-void HangMonitor::look() {
+bool HangMonitor::look() {
   const Instant now = SteadyClock::now();
   std::vector<Seen> seen;
   std::vector<LifeSign> signs;
@@ -140,12 +140,14 @@ void HangMonitor::look() {
   const HangWatch::Seen verdict = watch_->look(signs, now);
   if (!verdict.hang.empty()) report_hang(verdict.hang, verdict.silence, std::move(seen), now);
   if (!verdict.moved.empty()) moved(verdict.moved);
-  arm();
+  // Tools stop what they look at: nobody is to be found silent for that.
+  if (!collector_) arm();
+  return !verdict.moved.empty();
 }
 
 void HangMonitor::report_hang(const std::vector<int>& hang, Millis silence, std::vector<Seen> seen,
                               Instant now) {
-  if (collector_ || hangs_.size() >= kMostHangs) return;
+  if (hangs_.size() >= kMostHangs) return;
   hang_began_ = now - silence;
   HangReport& report = hangs_.emplace_back();
   report.host = around_.job.host;
@@ -182,19 +184,12 @@ void HangMonitor::told() {
   around_.err.write(text);
   keep();
   collector_.reset();
-  if (around_.job.hang.action != OnHang::kReport && moved_meanwhile_.empty()) {
-    const RankEvidence& named = culprit(report);
-    act_(named.local_rank, hang_line(report, named));
-    return;
-  }
-  if (!moved_meanwhile_.empty()) moved(std::exchange(moved_meanwhile_, {}));
+  const RankEvidence& named = culprit(report);
+  std::string line = hang_line(report, named);
+  if (!look() && around_.job.hang.action != OnHang::kReport) act_(named.local_rank, std::move(line));
 }
 
 void HangMonitor::moved(const std::vector<int>& ranks) {
-  if (collector_) {
-    moved_meanwhile_ = ranks;
-    return;
-  }
   if (hangs_.empty()) return;
   const auto after = std::chrono::duration_cast<Millis>(SteadyClock::now() - hang_began_);
   hangs_.back().over_after = after;

@@ -60,7 +60,8 @@ class HangMonitor {
   };
 
   void arm();
-  void look();
+  /// True if a hang is over.
+  bool look();
   [[nodiscard]] Seen look_at(int local_rank) const;
   void report_hang(const std::vector<int>& hang, Millis silence, std::vector<Seen> seen, Instant now);
   void told();
@@ -76,7 +77,6 @@ class HangMonitor {
   std::vector<HangReport> hangs_;   // of the attempt
   Instant hang_began_{};
   std::unique_ptr<StackCollector> collector_;  // while stacks are being collected
-  std::vector<int> moved_meanwhile_;
   std::shared_ptr<bool> alive_;  // false once destroyed: handlers that are still queued check it
 };
 

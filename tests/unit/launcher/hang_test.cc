@@ -359,6 +359,7 @@ TEST_CASE("the report of a job that hung names the odd one out of all nodes") {
   REQUIRE(verdict.root == Verdict::Place{0, 0});
   REQUIRE(odd_one_out(report, verdict) == Odd{{3}, "behind the others: step 140, the others step 141"});
   const std::string text = format_report(report, verdict, [](std::int64_t) { return std::string("now"); });
+  INFO(text);
   REQUIRE(text.find("  odd one out of all nodes: rank 3: behind the others") != std::string::npos);
   REQUIRE(text.find("cause     : hang: rank 0 hangs") != std::string::npos);
   REQUIRE(to_json(report, verdict).find("\"odd_ranks\"") != std::string::npos);
