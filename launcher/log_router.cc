@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/inotify.h>
 #include <unistd.h>
 #include <utility>
