@@ -59,7 +59,7 @@ def test_the_current_file_is_there_at_every_moment(muster):
 
 def test_each_attempt_rotates_its_own_files(muster):
     logs = muster.tmp_path / "logs"
-    text = LINES.format(count=100) + "sys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'))"
+    text = LINES.format(count=100) + "sys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1'))  # no other rank ends it"
     result = muster.run("--nproc-per-node=2", "--max-restarts=1", "-t1", "--log-dir", logs, "--log-max-size=4K", "--log-keep=9", muster.script("twice.py", text))
     assert result.returncode == 0
     expected = "".join(LINE.format(1, i) for i in range(100))
