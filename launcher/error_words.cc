@@ -29,34 +29,39 @@ class Runs {
   }
   /// Where the first one is; the text's size: nowhere.
   [[nodiscard]] std::size_t first_in(std::string_view text) const {
-    for (std::size_t at = 0; at + kLength <= text.size(); at += kRuns)
+    for (std::size_t at = 0; at + kLength <= text.size(); at += kInRow)
       if (const std::uint32_t bit = index(text.data() + at); (wanted_[bit / 64] >> (bit % 64) & 1) != 0)
         return at;
     return text.size();
   }
 
  private:
-  static constexpr std::size_t kLength = 4, kRuns = 3;
+  static constexpr std::size_t kLength = 4, kInRow = 3;
   static constexpr std::uint32_t index(const char* bytes) {
     std::uint32_t run = 0;
     for (std::size_t i = 0; i < kLength; ++i)
       run |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
     return run * 0x9E3779B1U >> 16;
   }
-  static constexpr int frequency(char c) {
-    if (std::string_view(" etaoinsrhld:.0123").find(c) != std::string_view::npos) return 5;
-    return c >= 'a' && c <= 'z' ? 3 : 1;
-  }
+  static constexpr std::array<int, 256> kFrequencies = [] {
+    std::array<int, 256> out{};
+    for (int& frequency : out) frequency = 1;
+    for (std::size_t c = 'a'; c <= 'z'; ++c) out[c] = 3;
+    for (const char c : std::string_view(" etaoinsrhld:.0123")) out[static_cast<unsigned char>(c)] = 5;
+    return out;
+  }();
   constexpr void add(std::string_view text) {
-    const auto cost = [text](std::size_t first) {
-      int product = 1;
-      for (std::size_t i = first; i < first + kLength + kRuns - 1; ++i) product *= frequency(text[i]);
-      return product;
-    };
+    if (text.size() < kLength + kInRow - 1) throw text;  // is not compiled: it would not be found
     std::size_t best = 0;
-    for (std::size_t i = 1; i + kLength + kRuns - 1 <= text.size(); ++i)
-      if (cost(i) < cost(best)) best = i;
-    for (std::size_t i = best; i < best + kRuns; ++i) {
+    for (int i = 0, least = 0; static_cast<std::size_t>(i) + kLength + kInRow - 1 <= text.size(); ++i) {
+      int cost = 1;
+      for (const char c : text.substr(static_cast<std::size_t>(i), kLength + kInRow - 1))
+        cost *= kFrequencies[static_cast<unsigned char>(c)];
+      if (i > 0 && cost >= least) continue;
+      least = cost;
+      best = static_cast<std::size_t>(i);
+    }
+    for (std::size_t i = best; i < best + kInRow; ++i) {
       const std::uint32_t bit = index(text.data() + i);
       wanted_[bit / 64] |= std::uint64_t{1} << (bit % 64);
     }
