@@ -163,6 +163,7 @@ class Preemption::Impl {
     if (!first) return fail("preemption", first.error());
     if (*first != 1) return {};
     std::vector<std::pair<std::string, std::string>> wakes;
+    wakes.reserve(static_cast<std::size_t>(world_size_));
     for (int rank = 0; rank < world_size_; ++rank) wakes.emplace_back(wake_key(rank), "stop");
     auto told = store_->multi_set(wakes);
     if (!told) return fail("preemption", std::move(told).error());
@@ -198,6 +199,7 @@ class Preemption::Impl {
     MUSTER_TRY(const std::int64_t answers, thread_store_->add("answers", 1));
     if (answers == world_size_) {
       std::vector<std::string> keys;
+      keys.reserve(static_cast<std::size_t>(world_size_));
       for (int rank = 0; rank < world_size_; ++rank) keys.push_back(answer_key(rank));
       MUSTER_TRY(const auto all, thread_store_->multi_get(keys, timeout_));
       std::uint64_t most = 0;
