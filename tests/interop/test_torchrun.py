@@ -76,7 +76,7 @@ def test_two_jobs_at_once_on_one_daemon(torch, musterd, agents, tmp_path):
 
 def test_the_id_of_a_job_that_has_ended_is_free(torch, musterd, agents):
     """What it left in the store would tell the next one that its rendezvous is closed."""
-    for _ in range(2):
+    for times in (1, 2):
         for _ in range(2):
             agents.start(torch, musterd, "again")
-        assert agents.finish()[-2:] == [("again", "0", "2"), ("again", "1", "2")]
+        assert agents.finish() == [("again", "0", "2")] * times + [("again", "1", "2")] * times

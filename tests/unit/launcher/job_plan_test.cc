@@ -157,6 +157,7 @@ TEST_CASE("with a backend that has a coordinator the nodes gather at the endpoin
   rules.spares = 1;
   rules.max_restarts = 5;
   rules.stop_timeout = std::chrono::seconds(37);
+  rules.reconnect_grace = std::chrono::seconds(3);
   REQUIRE(job.elastic.rules == rules);
 
   const Job daemon = planned({"--nnodes=2", "--rdzv-backend=muster", "--rdzv-endpoint=h"});
