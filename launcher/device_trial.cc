@@ -94,8 +94,8 @@ void take_line(DeviceTrial& trial, std::string_view line) {
       space == std::string_view::npos ? std::string_view() : line.substr(space + 1);
   const auto refuse = [&] {
     if (trial.defect.empty())
-      trial.defect =
-          fmt::format("it says '{}', which muster-preflight of this release does not", wire::printable(line, 80));
+      trial.defect = fmt::format("it says '{}', which muster-preflight of this release does not",
+                                 wire::printable(line, 80));
   };
   const auto speed = [&](Figure figure) {
     trial.*figure = parse_speed(value);

@@ -78,6 +78,7 @@ class Runner {
     std::vector<std::string> arguments{plan_.program};
     arguments.insert(arguments.end(), device.arguments.begin(), device.arguments.end());
     std::vector<std::string> variables;
+    variables.reserve(device.environment.size());
     for (const auto& [name, value] : device.environment)
       variables.push_back(fmt::format("{}={}", name, value));
     const auto pointers = [](std::vector<std::string>& from) {

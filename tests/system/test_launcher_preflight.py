@@ -71,8 +71,8 @@ def test_too_few_fit_nodes_are_a_timeout_that_names_the_unfit_one(job, tmp_path)
 
 def test_a_signal_ends_an_unfit_node_that_waits_and_its_reason_stays(job, tmp_path):
     it = job(2)
-    it.start(0, 1, CHECK, "--no-python", "true", conf="join_timeout=20")
-    unfit = it.start(1, 1, CHECK, "--no-python", "true", conf="join_timeout=20", wrap=FEW_FILES)
+    it.start(0, 1, CHECK, "--no-python", "true", conf="join_timeout=10")
+    unfit = it.start(1, 1, CHECK, "--no-python", "true", conf="join_timeout=10", wrap=FEW_FILES)
     it.said(0, f"1/2 nodes; host1 is unfit: {FEW_FILES_TEXT}")
     unfit.terminate()
     assert it.codes(1) == [143]

@@ -128,8 +128,9 @@ Result<double> reduce_trial(kernels::Kernels& kernels, ProcessGroup& group) {
   const auto own = [&](std::size_t i) {
     return static_cast<float>(i % 251) + static_cast<float>(group.rank());
   };
+  const std::int64_t of_ranks = std::int64_t{ranks} * (ranks - 1) / 2;
   const auto sum = [&](std::size_t i) {
-    return static_cast<float>(static_cast<std::int64_t>(i % 251) * ranks + ranks * (ranks - 1) / 2);
+    return static_cast<float>(static_cast<std::int64_t>(i % 251) * ranks + of_ranks);
   };
   std::vector<float> host(count);
   MUSTER_TRY(void* const buffer, kernels.allocate(sizes.reduce_bytes));
