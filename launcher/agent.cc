@@ -285,7 +285,7 @@ void Agent::handle(Attempt& attempt, const Event& event) {
     if (supervision.running() == 0 && supervision.end() == AttemptEnd::kSucceeded)
       rendezvous_->succeeded(attempt.number);
   } else if (const auto* signal = std::get_if<SignalReceived>(&event)) {
-    const bool again = supervision.told_to_end();
+    const bool again = supervision.skips_ahead();
     log_.warning(fmt::format("{} received{}", signal_name(signal->signal),
                              again ? " again: killing the workers"
                                    : fmt::format("; stopping the workers, SIGKILL after {} s",

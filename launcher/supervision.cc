@@ -41,7 +41,9 @@ Supervision::Orders Supervision::start_failed(int started, Instant now) {
 
 Supervision::Orders Supervision::signal_received(int signal, Instant now) {
   const bool first = !stopping();
+  const bool told_already = told_to_end() && !skips_ahead();
   if (stop_signal_ == 0) stop_signal_ = signal;
+  if (told_already) return {};
   Orders orders = stop(signal, AttemptEnd::kSignalled, now);
   orders.announce = first;
   return orders;
@@ -57,6 +59,7 @@ Supervision::Orders Supervision::hung(Instant now) {
 Supervision::Orders Supervision::stopped_from_outside(AttemptEnd reason, Instant now) {
   // Already on the way down: another node's news must not shorten the grace of this one.
   if (stopping()) return {};
+  from_outside_ = true;
   return stop(reason == AttemptEnd::kPreempted ? 0 : SIGTERM, reason, now);
 }
 

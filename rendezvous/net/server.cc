@@ -163,8 +163,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     if (gone && connection.blocked()) {
       connection.give_up(Refusal::kSlowReader, fmt::format("it went away with {} bytes of answers unread",
                                                            connection.unsent_bytes()));
-      close(id, false);
-      return;
+      return close(id, false);
     }
     // Where it is gone, reading tells why, after what it sent last.
     const std::uint64_t tag = clients_.tag(id);
@@ -188,14 +187,8 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   // Does what a connection's status asks for.
   void after(ClientId id, Connection::Status status, Instant now) {
     Client& client = clients_[id];
-    if (status == Connection::Status::kOther && options_.hand_over) {
-      hand_over(id);
-      return;
-    }
-    if (status != Connection::Status::kOpen) {
-      close(id, status != Connection::Status::kEnded);
-      return;
-    }
+    if (status == Connection::Status::kOther && options_.hand_over) return hand_over(id);
+    if (status != Connection::Status::kOpen) return close(id, status != Connection::Status::kEnded);
     Connection& connection = *client.connection;
     clients_.count_buffered(client);
     if (clients_.buffered_bytes() > options_.max_buffered_bytes) [[unlikely]]

@@ -1,17 +1,21 @@
 # clang-tidy with the short list of .clang-tidy over the product's sources. A file is judged again only when it, a
-# header of this tree that it includes, or the list changed: the verdicts "clean" are remembered under build/lint.
+# header of this tree that it includes, the list, clang-tidy or an installed library changed: the verdicts "clean" are
+# remembered in the user's cache, for every checkout.
 # SPDX-License-Identifier: Apache-2.0
 import concurrent.futures
+import functools
 import hashlib
 import json
 import os
 import pathlib
 import shutil
 import subprocess
+import time
 
 from . import source_tree
 
-_CACHE = source_tree.ROOT / "build" / "lint"
+_CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "muster" / "lint"
+_KEPT_DAYS = 30
 _DATABASE = source_tree.ROOT / "build" / "clang"  # clang-tidy reads clang's flags, not g++'s
 _FILE_TIMEOUT = 400  # the slowest takes 15 s on an idle machine
 
@@ -23,8 +27,21 @@ def _configure():
     return None if done.returncode == 0 else "cmake --preset clang failed: " + done.stderr.strip()[-500:]
 
 
+@functools.cache
+def _tools():
+    """What judges: clang-tidy, and the headers of the system."""
+    commands = (["clang-tidy", "--version"], ["dpkg-query", "--show", "*-dev", "libstdc++*"])
+    return b"".join(subprocess.run(command, capture_output=True, timeout=60).stdout for command in commands)
+
+
+def _forget_old():
+    for path in _CACHE.iterdir():
+        if path.stat().st_mtime < time.time() - _KEPT_DAYS * 86400:
+            path.unlink(missing_ok=True)
+
+
 def _key(name, command):
-    digest = hashlib.sha256(command.encode())
+    digest = hashlib.sha256(_tools() + command.replace(str(source_tree.ROOT), ".").encode())
     for part in [".clang-tidy", *sorted(source_tree.closure(name))]:
         digest.update(part.encode())
         digest.update((source_tree.ROOT / part).read_bytes())
@@ -35,6 +52,7 @@ def _check(job):
     name, command = job
     remembered = _CACHE / _key(name, command)
     if remembered.exists():
+        remembered.touch()
         return []
     try:
         done = subprocess.run(["clang-tidy", "--quiet", "-p", str(_DATABASE), name], cwd=source_tree.ROOT, text=True,
@@ -61,6 +79,7 @@ def run(only=()):
     names = [name for name in source_tree.cpp_files()
              if name in commands and not name.startswith("tests/") and (not only or name in only)]
     _CACHE.mkdir(parents=True, exist_ok=True)
+    _forget_old()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         results = pool.map(_check, [(name, commands[name]) for name in names])
         return sorted({problem for found in results for problem in found})

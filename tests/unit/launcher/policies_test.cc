@@ -83,6 +83,19 @@ TEST_CASE("the grace of a stop can be set until it begins") {
   REQUIRE(attempt.deadline() == kStart + Millis(1800));
 }
 
+TEST_CASE("a signal that another node was quicker to tell of does not skip ahead, the next one does") {
+  Supervision attempt(1, kGrace);
+  REQUIRE(attempt.stopped_from_outside(AttemptEnd::kWorkerFailed, kStart) == Orders{SIGTERM, false});
+  REQUIRE_FALSE(attempt.skips_ahead());
+  REQUIRE(attempt.signal_received(SIGTERM, kStart) == Orders{});
+  REQUIRE(attempt.stop_signal() == SIGTERM);
+  REQUIRE(attempt.skips_ahead());
+  REQUIRE(attempt.signal_received(SIGTERM, kStart) == Orders{SIGKILL, false});
+  Supervision here(2, kGrace);
+  (void)here.worker_ended(0, kSeven, true, kStart);
+  REQUIRE(here.skips_ahead());
+}
+
 TEST_CASE("a hang ends the attempt once, and is another's failure where that came first") {
   Supervision attempt(2, kGrace);
   Orders stop;

@@ -2,43 +2,10 @@
 #include "rendezvous/jobs.h"
 
 #include "tests/support/catch.h"
+#include "tests/unit/rendezvous/jobs_table.h"
 
 using namespace muster;
 using namespace std::chrono_literals;
-
-namespace {
-
-struct Table {
-  explicit Table(const JobsOptions& options = {}) : jobs(options) {}
-
-  void join(ConnectionId connection, std::string job, std::uint64_t node, int nodes, std::string unfit = {}) {
-    jobs.connected(connection, std::move(job), "127.0.0.1");
-    control::Join message;
-    message.request.id = {0, node};
-    message.request.host = "n" + std::to_string(node);
-    message.request.unfit = std::move(unfit);
-    message.settings.min_nodes = message.settings.max_nodes = nodes;
-    message.settings.max_restarts = 1;
-    message.settings.spares = spares;
-    jobs.receive(connection, message, now, effects);
-  }
-  // What a connection was told last, of one kind.
-  template <class T>
-  std::optional<T> told(ConnectionId connection) const {
-    std::optional<T> out;
-    for (const Delivery& delivery : effects.deliveries)
-      if (std::find(delivery.to.begin(), delivery.to.end(), connection) != delivery.to.end())
-        if (const auto* message = std::get_if<T>(&delivery.message)) out = *message;
-    return out;
-  }
-
-  Jobs jobs;
-  JobsEffects effects;
-  Instant now{1h};
-  int spares = 0;
-};
-
-}  // namespace
 
 TEST_CASE("jobs of the same shape and the same node ids are strangers to each other") {
   Table t;
@@ -86,45 +53,6 @@ TEST_CASE("who comes when another has gone is told the reason, though it reads a
   REQUIRE_FALSE(t.told<control::Waiting>(1));  // nothing changed for it
 }
 
-TEST_CASE("a spare is told that it is one, and swapped in") {
-  Table t;
-  t.join(1, "a", 1, 1);
-  t.join(2, "a", 2, 1);
-  REQUIRE(t.told<control::Waiting>(2)->outside);
-  REQUIRE(t.told<control::Waiting>(2)->master_addresses.empty());  // its workers' store would be here
-  t.jobs.disconnected(1, "reset", t.now, t.effects);
-  const auto assignment = t.told<control::Assignment>(2);
-  REQUIRE(assignment);
-  REQUIRE(assignment->group_rank == 0);
-  REQUIRE(assignment->generation == 1);
-  REQUIRE(assignment->restarts_used == 1);
-}
-
-TEST_CASE(
-    "who is outside the world is told where its first node is, in order to try whether it can be reached") {
-  Table t;
-  const auto join = [&](ConnectionId connection) {
-    t.jobs.connected(connection, "a", "10.0.0." + std::to_string(connection));
-    control::Join message;
-    message.request.id = {0, connection};
-    message.request.host = "n" + std::to_string(connection);
-    message.request.addresses = {"10.0.0." + std::to_string(connection)};
-    message.request.master_port = 4711;
-    message.settings.max_restarts = 1;
-    t.jobs.receive(connection, message, t.now, t.effects);
-  };
-  for (const ConnectionId connection : {1, 2, 3}) join(connection);
-  for (const ConnectionId connection : {2, 3}) {
-    REQUIRE(t.told<control::Waiting>(connection)->master_addresses == std::vector<std::string>{"10.0.0.1"});
-    REQUIRE(t.told<control::Waiting>(connection)->master_port == 4711);
-    REQUIRE(t.told<control::Waiting>(connection)->master_host == "n1");
-  }
-  // And again when there is another one.
-  t.jobs.disconnected(1, "reset", t.now, t.effects);
-  REQUIRE(t.told<control::Assignment>(2));
-  REQUIRE(t.told<control::Waiting>(3)->master_host == "n2");
-}
-
 TEST_CASE("a store that was lost with a coordinator ends the generation and uses no restart") {
   Table t;
   t.join(1, "a", 1, 2);
@@ -151,58 +79,6 @@ TEST_CASE("a store that was lost with a coordinator ends the generation and uses
     t.effects.clear();
     t.jobs.store_lost({"a", {0, 1}, 0}, t.now, t.effects);
     REQUIRE(t.effects.empty());
-  }
-}
-
-TEST_CASE("a node beyond MAX and the spares that never ran is no success") {
-  Table t;
-  t.join(1, "a", 1, 1);
-  t.join(2, "a", 2, 1);
-  REQUIRE(t.told<control::Waiting>(2)->text.find("needs another --rdzv-id") != std::string::npos);
-  t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
-  REQUIRE(t.told<control::Closed>(1)->cause.kind == membership::Cause::Kind::kSucceeded);
-  REQUIRE_FALSE(t.told<control::Closed>(2));
-  const auto refused = t.told<control::Refused>(2);
-  REQUIRE(refused);
-  REQUIRE(refused->reason == control::Refused::Reason::kOver);
-  REQUIRE(refused->text.find("one more than --nnodes=1 and --spares=0") != std::string::npos);
-  REQUIRE(refused->text.find("--rdzv-id") != std::string::npos);
-}
-
-TEST_CASE(
-    "of those that wait outside the first ones are the spares, and the others are told that nothing ran") {
-  Table t;
-  t.spares = 1;
-  t.join(1, "a", 1, 1);
-  t.join(2, "a", 2, 1);
-  t.join(3, "a", 3, 1);
-  t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
-  REQUIRE(t.told<control::Closed>(2)->cause.kind == membership::Cause::Kind::kSucceeded);
-  REQUIRE_FALSE(t.told<control::Refused>(2));
-  REQUIRE(t.told<control::Refused>(3));
-  REQUIRE_FALSE(t.told<control::Closed>(3));
-}
-
-TEST_CASE("a member that is asked to stop leaves alone where a spare is there, and else ends the job") {
-  for (const bool spare : {true, false}) {
-    Table t;
-    t.spares = 1;
-    t.join(1, "a", 1, 1);
-    if (spare) t.join(2, "a", 2, 1);
-    t.jobs.receive(1, control::Stop{143, "stopped by SIGTERM", true}, t.now, t.effects);
-    REQUIRE(t.told<control::Closed>(1)->cause.kind == membership::Cause::Kind::kStopped);
-    REQUIRE(t.told<control::Closed>(1)->cause.exit_code == 143);
-    REQUIRE(t.jobs.find_round("a")->phase ==
-            (spare ? membership::Phase::kRunning : membership::Phase::kClosed));
-    t.effects.clear();
-    t.jobs.receive(1, control::Leave{"it is done"}, t.now, t.effects);
-    t.jobs.disconnected(1, "eof", t.now, t.effects);
-    REQUIRE_FALSE(t.told<control::Refused>(1));
-    if (!spare) continue;
-    REQUIRE_FALSE(t.told<control::Closed>(2));
-    REQUIRE(t.jobs.find_round("a")->restarts_used == 0);
-    t.jobs.receive(2, control::Finished{1}, t.now, t.effects);
-    REQUIRE(t.told<control::Closed>(2)->cause.kind == membership::Cause::Kind::kSucceeded);
   }
 }
 
