@@ -182,7 +182,11 @@ Outcome decide_running(Round& round, const Settings& settings, Instant now) {
 }  // namespace
 
 Outcome decide(Round& round, const Settings& settings, Instant now) {
-  if (round.phase == Phase::kClosed) return Idle{};
+  if (round.phase == Phase::kClosed) {
+    // The first node waits for what the others report.
+    if (auto lost = find_silent(round, settings, now)) return *std::move(lost);
+    return Idle{};
+  }
   if (round.pending && round.pending->kind == Cause::Kind::kStopped) {
     close_round(round, *std::exchange(round.pending, std::nullopt));
     return Closed{};
@@ -194,7 +198,7 @@ Outcome decide(Round& round, const Settings& settings, Instant now) {
 }
 
 Instant next_deadline(const Round& round) {
-  if (round.phase == Phase::kClosed) return Instant::max();
+  if (round.phase == Phase::kClosed) return round.next_check;
   Instant out = std::min(round.next_check, round.join_deadline);
   // While silent nodes are waited for, the last call may be over already.
   if (round.last_call && !round.silent_since) out = std::min(out, *round.last_call);

@@ -239,19 +239,6 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
   settle(job, now, effects);
 }
 
-// To the first node of the world that is there.
-void Jobs::pass_on(const Job& job, control::Report report, const std::string& host, int group_rank,
-                   JobsEffects& effects) {
-  report.host = host;
-  report.group_rank = group_rank;
-  for (const membership::Slot& slot : job.round.world.slots) {
-    const auto first = job.connections.find(slot.node);
-    if (first == job.connections.end()) continue;
-    effects.deliveries.push_back({{first->second}, std::move(report), false});
-    return;
-  }
-}
-
 void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects,
                         membership::Break how) {
   const auto found = clients_.find(id);
@@ -272,6 +259,7 @@ void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, Jo
   // It may have come back by another connection meanwhile.
   if (const auto at = job.connections.find(*client.node); at != job.connections.end() && at->second == id)
     detach(job, *client.node);
+  if (job.round.phase == Phase::kClosed) expect_no_report(job, *client.node, effects);
   job.changed = true;
   settle(job, now, effects);
 }
@@ -314,8 +302,9 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
       job.told_at = now;  // a restart without trouble needs no explanation
     }
     if (const auto* lost = std::get_if<membership::NodesLost>(&outcome)) {
-      job.lost_some = true;
+      job.lost_some |= job.round.phase != Phase::kClosed;
       for (const auto& [node, text] : lost->nodes) {
+        expect_no_report(job, node, effects);
         effects.log.push_back(
             fmt::format("job {}: lost node {}: {}", job.name, membership::to_text(node), text));
         const auto at = job.connections.find(node);

@@ -113,6 +113,30 @@ void Jobs::tell_member(const Job& job, std::size_t group_rank, JobsEffects& effe
   effects.deliveries.push_back({{job.connections.at(slot.node)}, std::move(out), false});
 }
 
+// To the first node of the world that is there.
+void Jobs::pass_on(const Job& job, control::Report report, const std::string& host, int group_rank,
+                   JobsEffects& effects) {
+  report.host = host;
+  report.group_rank = group_rank;
+  for (const membership::Slot& slot : job.round.world.slots) {
+    const auto first = job.connections.find(slot.node);
+    if (first == job.connections.end()) continue;
+    effects.deliveries.push_back({{first->second}, std::move(report), false});
+    return;
+  }
+}
+
+// An empty part: whoever gathers the report need not wait for this node.
+void Jobs::expect_no_report(const Job& job, const membership::NodeId& node, JobsEffects& effects) {
+  const auto& slots = job.round.world.slots;
+  const auto slot =
+      std::find_if(slots.begin(), slots.end(), [&](const auto& each) { return each.node == node; });
+  if (slot == slots.end()) return;
+  control::Report none;
+  none.generation = job.round.world.generation;
+  pass_on(job, std::move(none), slot->host, static_cast<int>(slot - slots.begin()), effects);
+}
+
 // A node that was asked to stop, and whose place others take: for it alone the job is over.
 void Jobs::release(Job& job, ConnectionId id, Client& client, const std::string& host,
                    const control::Stop& stop, JobsEffects& effects) {

@@ -98,6 +98,36 @@ TEST_CASE("an agent whose words are there and only not read yet is not lost") {
   REQUIRE_FALSE(t.told<control::Refused>(1));
 }
 
+TEST_CASE("the first node is told which nodes will report nothing, also when the job is over") {
+  Table t;
+  for (const ConnectionId node : {1, 2, 3, 4}) t.join(node, "a", node, 4);
+  control::Stop stop;
+  stop.exit_code = 1;
+  t.jobs.receive(2, stop, t.now, t.effects);
+  REQUIRE(t.jobs.find_round("a")->phase == membership::Phase::kClosed);
+  t.effects.clear();
+  t.jobs.disconnected(3, "reset", t.now, t.effects);
+  auto part = t.told<control::Report>(1);
+  REQUIRE(part);
+  REQUIRE((part->group_rank == 2 && part->host == "n3" && part->payload.empty() && part->generation == 0));
+  t.effects.clear();
+  t.now += 14s;
+  for (const ConnectionId node : {1, 2}) t.jobs.receive(node, control::Heartbeat{}, t.now, t.effects);
+  REQUIRE(t.jobs.next_deadline() == t.now + 1s);
+  t.now += 1s;
+  t.jobs.advance(t.now, t.effects);
+  part = t.told<control::Report>(1);
+  REQUIRE(part);
+  REQUIRE((part->group_rank == 3 && part->payload.empty()));
+  REQUIRE(t.told<control::Refused>(4)->reason == control::Refused::Reason::kLost);
+  t.effects.clear();
+  t.jobs.receive(1, control::Leave{"it is done"}, t.now, t.effects);
+  t.jobs.receive(2, control::Leave{"it is done"}, t.now, t.effects);
+  t.now += 60s;
+  t.jobs.advance(t.now, t.effects);
+  REQUIRE(t.effects.deliveries.empty());
+}
+
 TEST_CASE("a job is forgotten when its last agent has gone, or kept for a while") {
   for (const Millis keep : {0ms, 5000ms}) {
     JobsOptions options;
