@@ -92,7 +92,7 @@ class Progress::Page {
     const std::uint32_t version = page_->text_version;
     put(page_->text_version, version | 1U);
     std::atomic_thread_fence(std::memory_order_release);
-    std::memcpy(page_->text.data(), text.data(), text.size());
+    (void)text.copy(page_->text.data(), text.size());
     page_->text[text.size()] = '\0';
     std::atomic_thread_fence(std::memory_order_release);
     put(page_->text_version, (version | 1U) + 1);

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // should_stop() in real processes that met through a real store.
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <set>
+#include <unistd.h>
 
 #include <muster/preemption.h>
 #include <muster/store_server.h>
 
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/unique_fd.h"
 #include "tests/support/catch.h"
 #include "tests/support/ranks.h"
 
@@ -19,23 +22,35 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{40};
 
-/// Every rank meets the others at a store of its own world and runs `body`; the texts that they return.
+/// Every rank meets the others at a store of its own world and runs `body`; the texts that they return. The
+/// store's process is one of those that are forked: one that forks must have no other thread.
 template <class Body>
 std::vector<std::string> run(int world, Body body) {
-  auto server = StoreServer::start({.host = "127.0.0.1"});
-  REQUIRE_OK(server);
-  const auto outcomes = run_ranks({.world_size = world}, [&](int rank) -> std::string {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  const UniqueFd reader(ends[0]), writer(ends[1]);
+  auto outcomes = run_ranks({.world_size = world + 1, .stuck_rank = world}, [&](int rank) -> std::string {
+    std::uint16_t port = 0;
+    if (rank == world) {
+      auto server = StoreServer::start({.host = "127.0.0.1"});
+      if (!server) return server.error().message;
+      port = (*server)->port();
+      for (int reads = 0; reads < world; ++reads) (void)!::write(writer.get(), &port, sizeof port);
+      while (true) ::pause();
+    }
+    if (::read(reader.get(), &port, sizeof port) != sizeof port) return "no port of the store";
     for (const char* name : {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "MUSTER_HOST_ID", "MUSTER_ADDRESS"})
       ::unsetenv(name);
     ::setenv("RANK", std::to_string(rank).c_str(), 1);
     ::setenv("WORLD_SIZE", std::to_string(world).c_str(), 1);
     ::setenv("MASTER_ADDR", "127.0.0.1", 1);
-    ::setenv("MASTER_PORT", std::to_string((*server)->port()).c_str(), 1);
+    ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
     ::setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
     auto context = init({.timeout = kPatience});
     if (!context) return context.error().message;
     return body(*context);
   });
+  outcomes.resize(static_cast<std::size_t>(world));
   std::vector<std::string> texts;
   for (const RankOutcome& outcome : outcomes) {
     INFO(outcome.text);
