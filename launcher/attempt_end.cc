@@ -17,7 +17,7 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::chrono::seconds kReportPatience{10};  // beyond the grace that the other nodes' workers have
-constexpr std::chrono::seconds kGpuPatience{10};    // for the driver to take back the memory of who has ended
+constexpr std::chrono::seconds kGpuPatience{5};     // for the driver to take back the memory of who has ended
 constexpr std::chrono::seconds kOrphanPatience{2};  // for what the workers left behind to die of SIGKILL
 
 int exit_code_of(const Error& error) {
@@ -81,6 +81,14 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
 
 /// Workers that were asked to end and saved their state make the end of the job on this node a preemption.
 FailureNotice Agent::after_preemption(const Attempt& attempt, FailureNotice notice) const {
+  if (notice.preempted()) {
+    const auto failed = std::find_if(attempt.outcomes.begin(), attempt.outcomes.end(), is_failure);
+    if (failed == attempt.outcomes.end()) return notice;
+    // Whoever starts the job again for the code would start it without this one's state.
+    notice.exit_code = failed->end.shell_code();
+    notice.text += "; but " + one_line(*failed, job_.host);
+    return notice;
+  }
   if (notice.rank >= 0 || notice.restart || notice.lost_node >= 0 || notice.cut_off) return notice;
   const auto preempted = std::count_if(attempt.outcomes.begin(), attempt.outcomes.end(),
                                        [](const auto& outcome) { return outcome.end.preempted(); });

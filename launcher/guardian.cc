@@ -77,8 +77,14 @@ Result<void> Guardian::fork_keeper() {
   const UniqueFd reader(ends[0]);
   lifeline_.reset(ends[1]);
   // fork(2), but for the signal at its end: this child is not one of those whose ends the agent looks for.
+  // Nor must a signal find it with the agent's handlers, which would tell the agent of it.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::sigprocmask(SIG_SETMASK, &all, &before);
   pid_ = static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL));
-  if (pid_ < 0) return fail(errno_error("fork the guardian", errno));
+  const int clone_errno = errno;
+  if (pid_ != 0) ::sigprocmask(SIG_SETMASK, &before, nullptr);
+  if (pid_ < 0) return fail(errno_error("fork the guardian", clone_errno));
   if (pid_ == 0) keep_watch(reader.get(), ends[1], directory_, cgroup_, groups_, slots_, token_);
   return {};
 }

@@ -129,7 +129,7 @@ HangMonitor::Seen HangMonitor::look_at(int local_rank) const {
   return out;
 }
 
-bool HangMonitor::look() {
+void HangMonitor::look() {
   const Instant now = SteadyClock::now();
   std::vector<Seen> seen;
   std::vector<LifeSign> signs;
@@ -142,12 +142,12 @@ bool HangMonitor::look() {
   if (!verdict.moved.empty()) moved(verdict.moved);
   // Tools stop what they look at: nobody is to be found silent for that.
   if (!collector_) arm();
-  return !verdict.moved.empty();
 }
 
 void HangMonitor::report_hang(const std::vector<int>& hang, Millis silence, std::vector<Seen> seen,
                               Instant now) {
-  if (hangs_.size() >= kMostHangs) return;
+  // The first one stays, it may be the cause of the others.
+  if (hangs_.size() >= kMostHangs) hangs_.erase(hangs_.begin() + 1);
   hang_began_ = now - silence;
   HangReport& report = hangs_.emplace_back();
   report.host = around_.job.host;
@@ -182,11 +182,13 @@ void HangMonitor::told() {
   if (around_.directory.enabled() && around_.directory.temporary_base().empty())
     text += fmt::format("  all stacks and states are in {}\n", around_.directory.attempt_file(kHangFile));
   around_.err.write(text);
-  keep();
   collector_.reset();
-  const RankEvidence& named = culprit(report);
-  std::string line = hang_line(report, named);
-  if (!look() && around_.job.hang.action != OnHang::kReport) act_(named.local_rank, std::move(line));
+  const int named = culprit(report).local_rank;
+  std::string line = hang_line(report, culprit(report));
+  look();
+  // The tools took their time: who was silent may have moved or ended since.
+  if (around_.job.hang.action != OnHang::kReport && watch_->hanging()) act_(named, std::move(line));
+  keep();
 }
 
 void HangMonitor::moved(const std::vector<int>& ranks) {

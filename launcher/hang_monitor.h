@@ -61,7 +61,7 @@ class HangMonitor {
 
   void arm();
   /// True if a hang is over.
-  bool look();
+  void look();
   [[nodiscard]] Seen look_at(int local_rank) const;
   void report_hang(const std::vector<int>& hang, Millis silence, std::vector<Seen> seen, Instant now);
   void told();

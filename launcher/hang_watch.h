@@ -55,6 +55,8 @@ class HangWatch {
   /// `signs`: of every worker. To be called at next_look(); what is late does not count.
   Seen look(std::span<const LifeSign> signs, Instant now);
 
+  /// Somebody has been silent for too long, as of the last look.
+  [[nodiscard]] bool hanging() const { return hanging_; }
   /// Since the last sign, as far as looks tell.
   [[nodiscard]] Millis silence(int worker, Instant now) const;
   /// Nothing: this worker may be silent for ever.

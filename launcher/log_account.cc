@@ -58,6 +58,9 @@ std::uint64_t LogRouter::output_so_far(int local_rank) const {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
   if (!worker) return 0;
   std::uint64_t out = worker->out.bytes + worker->err.bytes;
+  // Of a disk that is full the files say nothing: the worker writes on.
+  for (const auto& state : worker->rotated) out += state->taken.load();
+  if (!worker->rotated.empty()) return out;
   for (const char* name : {"stdout.log", "stderr.log"}) {
     struct stat info {};
     if (directory_.enabled() && ::stat(directory_.file(local_rank, name).c_str(), &info) == 0)

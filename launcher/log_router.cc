@@ -80,6 +80,7 @@ Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow) {
                rotated_->open(base_rank_ + local_rank, std::move(file), path, link));
     file = std::move(opened.worker);
     state = std::move(opened.state);
+    workers_[static_cast<std::size_t>(local_rank)]->rotated.push_back(state);
     if (stream == Std::kErr) {
       MUSTER_TRY(FollowedFile searched, FollowedFile::open(path, state, job_.logs.rotation.keep));
       workers_[static_cast<std::size_t>(local_rank)]->stderr_file->rotates(std::move(searched));
@@ -258,8 +259,10 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
       return;
     }
     const std::size_t n = follower.file.read(buffer_.data(), buffer_.size());
-    if (follower.file.take_moved()) moved(follower);
-    if (n == 0) break;
+    // What came between this read and the new watch is told by nobody.
+    const bool went_on = follower.file.take_moved();
+    if (went_on) moved(follower);
+    if (n == 0 && !went_on) break;
     left -= std::min<std::uint64_t>(left, n);
     follower.splitter.feed(std::string_view(buffer_.data(), n), emit);
     screen_.flush();
@@ -287,7 +290,6 @@ void LogRouter::moved(Follower& follower) {
 
 /// Bounded: a process that left its worker's group may still be writing, and for ever.
 void LogRouter::drain() {
-  drained_by_ = SteadyClock::now() + kDrainPatience;
   for (auto& worker : workers_) {
     if (!worker) continue;
     for (Channel* channel : {&worker->out, &worker->err}) {
@@ -298,6 +300,7 @@ void LogRouter::drain() {
     }
   }
   if (rotated_) rotated_->finish(kDrainPatience);
+  drained_by_ = SteadyClock::now() + kDrainPatience;
   for (const auto& follower : followers_) read_follower(*follower, true);
   screen_.finish();
 }

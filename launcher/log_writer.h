@@ -25,7 +25,8 @@ namespace muster::launcher {
 /// What the writer says of one stream. In shared memory, written by the writer alone.
 struct LogStreamState {
   std::atomic<std::uint64_t> turn{0};     // odd: the names of its files are changing; twice the rotations
-  std::atomic<std::uint64_t> missing{0};  // bytes that could not be written
+  std::atomic<std::uint64_t> taken{0};    // bytes of the worker's
+  std::atomic<std::uint64_t> missing{0};  // of them, those that could not be written
   std::atomic<int> error{0};              // errno, while nothing can be written
   std::atomic<int> rotation_error{0};     // errno, while the file cannot be renamed
 };

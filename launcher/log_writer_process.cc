@@ -79,6 +79,7 @@ class Writer {
     if (empty != nullptr) *empty = n <= 0;
     if (n < 0) return errno == EAGAIN;
     if (n == 0) return false;
+    stream.state->taken.fetch_add(static_cast<std::uint64_t>(n));
     RotatingFile& file = *stream.file;
     state_.writing_since.store(SteadyClock::now().time_since_epoch().count());
     file.write(std::string_view(buffer_.data(), static_cast<std::size_t>(n)));

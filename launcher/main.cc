@@ -190,15 +190,15 @@ int main(int argc, char** argv) {
   auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size), job->token());
   if (!guardian) return complain(guardian.error());
   descendants.spare(guardian->pid());
+  auto cgroups = WorkerCgroups::open(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto),
+                                     job->token(), *guardian);
+  if (!cgroups) return complain(cgroups.error());
   std::optional<LogWriter> log_writer;
   if (job->logs.rotation.max_bytes > 0) {
     auto started = LogWriter::start(job->logs.rotation);
     if (!started) return complain(started.error());
     descendants.spare(log_writer.emplace(*std::move(started)).pid());
   }
-  auto cgroups = WorkerCgroups::open(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto),
-                                     job->token(), *guardian);
-  if (!cgroups) return complain(cgroups.error());
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
   // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does
   // not.
@@ -220,7 +220,10 @@ int main(int argc, char** argv) {
     log.info(fmt::format("the workers have no control groups: {}", cgroups->reason()));
   int status = kExitSystem;
   {
-    const GuardianWatch watch(io, *guardian, log, [&](pid_t pid) { descendants.spare(pid); });
+    const GuardianWatch watch(io, *guardian, log, [&](pid_t pid) {
+      descendants.spare(pid);
+      cgroups->guardian_is(pid);
+    });
     Agent agent(io, *job, environment, log, *guardian, *cgroups, descendants, out, err, descriptor_limit);
     if (detached) agent.keep_entry(*detached);
     if (log_writer) agent.rotate_logs(*log_writer);

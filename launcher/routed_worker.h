@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "launcher/log_router.h"
 
@@ -48,8 +50,9 @@ struct LogRouter::Worker {
 
   UniqueFd child_stdout, child_stderr;  // until started()
   Channel out, err;
-  std::string stdout_path, stderr_path;   // of files
-  std::optional<StderrFile> stderr_file;  // when it goes to one
+  std::string stdout_path, stderr_path;                        // of files
+  std::vector<std::shared_ptr<const LogStreamState>> rotated;  // of those that are rotated
+  std::optional<StderrFile> stderr_file;                       // when it goes to one
 };
 
 }  // namespace muster::launcher

@@ -45,11 +45,17 @@ struct StackCollector::Job {
 
   /// Handlers that are still queued find it so.
   void end() {
+    kill();
+    reap();
+  }
+  void kill() {
     over = true;
     boost::system::error_code ignored;
     output.close(ignored);
     deadline.cancel();
     ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0);
+  }
+  void reap() {
     // It may be reading symbols from a file system that does not answer.
     pollfd gone{pidfd.get(), POLLIN, 0};
     retry_eintr([&] { return ::poll(&gone, 1, kKillPatienceMs); });
@@ -77,7 +83,12 @@ StackCollector::StackCollector(asio::io_context& io, Spawner& spawner, const Env
 
 StackCollector::~StackCollector() {
   *alive_ = false;
-  for (const auto& job : jobs_) job->end();
+  for (const auto& job : jobs_) job->kill();
+  for (const auto& job : jobs_) {
+    job->reap();
+    // A tool that is killed leaves what it looked at stopped.
+    if (const pid_t pid = job->task.rank->pid; is_stopped(pid)) ::kill(pid, SIGCONT);
+  }
 }
 
 std::string StackCollector::find(StackTool tool) const {

@@ -50,6 +50,8 @@ void StderrFile::search_rotated(std::string& buffer) {
     errors_.feed(std::string_view(buffer.data(), n));
     searched += static_cast<off_t>(n);
   }
+  errors_.feed("\n");
+  errors_.feed(end_of_log(path_, static_cast<std::size_t>(kSearchBytes)));
 }
 
 std::vector<std::string> StderrFile::last_lines(std::size_t count) const {

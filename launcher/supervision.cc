@@ -20,8 +20,10 @@ Supervision::Orders Supervision::worker_ended(int local_rank, const ProcessEnd& 
   MUSTER_CHECK(running_ > 0, "more workers ended than were started");
   --running_;
   if (stopping()) {
+    const bool alone = ladder_.quiet() && !end.ok() && !end.preempted();
     stopped_[static_cast<std::size_t>(local_rank)] = !unsignalled;
-    return {};
+    // The others were left to save their state, which this one has not done: nothing is to be waited for.
+    return alone ? stop(SIGTERM, AttemptEnd::kWorkerFailed, now) : Orders{};
   }
   if (end.ok()) return {};
   first_failure_ = local_rank;
@@ -58,7 +60,8 @@ Supervision::Orders Supervision::hung(Instant now) {
 
 Supervision::Orders Supervision::stopped_from_outside(AttemptEnd reason, Instant now) {
   // Already on the way down: another node's news must not shorten the grace of this one.
-  if (stopping()) return {};
+  // But those who were left to end by themselves are told now.
+  if (stopping() && !(ladder_.quiet() && reason != AttemptEnd::kPreempted)) return {};
   from_outside_ = true;
   return stop(reason == AttemptEnd::kPreempted ? 0 : SIGTERM, reason, now);
 }

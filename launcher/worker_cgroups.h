@@ -48,6 +48,9 @@ class WorkerCgroups {
   /// Ends and removes what is left, and goes back to where this process was.
   ~WorkerCgroups();
 
+  /// It was replaced; processes that are started later are where this one is.
+  void guardian_is(pid_t pid) { guardian_ = pid; }
+
   /// Groups are made. Else reason() says why not; empty: nobody asked for them.
   [[nodiscard]] bool enabled() const { return !directory_.empty(); }
   [[nodiscard]] const std::string& reason() const { return reason_; }

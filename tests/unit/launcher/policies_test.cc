@@ -96,6 +96,18 @@ TEST_CASE("a signal that another node was quicker to tell of does not skip ahead
   REQUIRE(here.skips_ahead());
 }
 
+TEST_CASE("who is left to save its state is told to end when another node failed, or one beside it did") {
+  const ProcessEnd preempted{.code = kExitPreempted};
+  Supervision elsewhere(2, kGrace);
+  (void)elsewhere.worker_ended(0, preempted, true, kStart);
+  REQUIRE(elsewhere.stopped_from_outside(AttemptEnd::kPreempted, kStart) == Orders{});
+  REQUIRE(elsewhere.stopped_from_outside(AttemptEnd::kWorkerFailed, kStart) == Orders{SIGTERM, false});
+  Supervision here(3, kGrace);
+  (void)here.worker_ended(0, preempted, true, kStart);
+  REQUIRE(here.worker_ended(1, preempted, true, kStart) == Orders{});
+  REQUIRE(here.worker_ended(2, kSeven, true, kStart) == Orders{SIGTERM, false});
+}
+
 TEST_CASE("a hang ends the attempt once, and is another's failure where that came first") {
   Supervision attempt(2, kGrace);
   Orders stop;
