@@ -307,7 +307,8 @@ void Agent::handle(Attempt& attempt, const Event& event) {
       else if (notice->node_rank != attempt.assignment.group_rank)
         log_.warning(fmt::format("node {}: {}; {}", notice->node_rank, notice->text, next));
       obey(attempt, supervision.stopped_from_outside(
-                        notice->preempted() ? AttemptEnd::kPreempted : AttemptEnd::kWorkerFailed, now));
+                        notice->preempted() ? AttemptEnd::kPreempted : AttemptEnd::kWorkerFailed, now,
+                        notice->rank < 0 && notice->lost_node < 0 && !notice->restart));
     }
   } else if (const auto* hang = std::get_if<HangFound>(&event)) {
     if (!supervision.stopping() && supervision.running() > 0) attempt.hang = *hang;

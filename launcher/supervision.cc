@@ -58,11 +58,11 @@ Supervision::Orders Supervision::hung(Instant now) {
   return orders;
 }
 
-Supervision::Orders Supervision::stopped_from_outside(AttemptEnd reason, Instant now) {
+Supervision::Orders Supervision::stopped_from_outside(AttemptEnd reason, Instant now, bool signalled) {
   // Already on the way down: another node's news must not shorten the grace of this one.
   // But those who were left to end by themselves are told now.
   if (stopping() && !(ladder_.quiet() && reason != AttemptEnd::kPreempted)) return {};
-  from_outside_ = true;
+  signalled_elsewhere_ = signalled;
   return stop(reason == AttemptEnd::kPreempted ? 0 : SIGTERM, reason, now);
 }
 

@@ -39,13 +39,13 @@ class Supervision {
   /// The attempt ended before any worker was to be started.
   void never_started() { running_ = 0; }
   /// The first stops the workers with the same signal; a second one skips to SIGKILL. So does the first where
-  /// the workers are being stopped for what happened here; not where another node asked for it: whoever stops
-  /// a job signals all of its nodes, and one is always the first.
+  /// the workers are being stopped for another reason; not where it is another node's signal: whoever stops a
+  /// job signals all of its nodes, and one is always the first.
   Orders signal_received(int signal, Instant now);
   /// A worker gives no sign of life, and the attempt is to end for it.
   Orders hung(Instant now);
-  /// Another node's failure, or its loss.
-  Orders stopped_from_outside(AttemptEnd reason, Instant now);
+  /// Another node's failure, or its loss. `signalled`: somebody asked that node to end.
+  Orders stopped_from_outside(AttemptEnd reason, Instant now, bool signalled = false);
   /// To be called at deadline().
   Orders tick(Instant now);
 
@@ -57,7 +57,9 @@ class Supervision {
   [[nodiscard]] int running() const { return running_; }
   [[nodiscard]] bool stopping() const { return ladder_.rung() != StopLadder::Rung::kRunning; }
   /// The next signal skips to SIGKILL.
-  [[nodiscard]] bool skips_ahead() const { return told_to_end() && (stop_signal_ != 0 || !from_outside_); }
+  [[nodiscard]] bool skips_ahead() const {
+    return told_to_end() && (stop_signal_ != 0 || !signalled_elsewhere_);
+  }
   /// The workers were told to end.
   [[nodiscard]] bool told_to_end() const { return stopping() && !ladder_.quiet(); }
   [[nodiscard]] StopLadder::Rung rung() const { return ladder_.rung(); }
@@ -82,7 +84,7 @@ class Supervision {
   AttemptEnd end_ = AttemptEnd::kSucceeded;
   int first_failure_ = -1;
   int stop_signal_ = 0;
-  bool from_outside_ = false;  // another node began the stop
+  bool signalled_elsewhere_ = false;  // a signal to another node began the stop
   std::vector<bool> stopped_;
 };
 

@@ -166,6 +166,7 @@ void Jobs::turn_away_surplus(Job& job, JobsEffects& effects) {
                        membership::nodes_text(job.settings), job.settings.spares),
            effects);
     membership::left(job.round, node, {});
+    job.known.erase(node);
     detach(job, node);
   }
 }

@@ -192,10 +192,10 @@ bool can_spare(const Round& round, const Settings& settings, const NodeId& id, I
   if (round.phase == Phase::kClosed) return false;
   const auto counts = [&](const auto& entry) {
     const Node& node = entry.second;
-    if (entry.first == id || !node.connected) return false;
-    // One that waits may be dead if it has missed a heartbeat, see decide().
-    return !node.ready ||
-           (eligible(round, node, now) && node.last_heard >= now - settings.heartbeat_timeout / 2);
+    if (entry.first == id || !node.connected || !is_fit(node.request)) return false;
+    // One that has missed a heartbeat may be dead, see decide().
+    if (node.last_heard < now - settings.heartbeat_timeout / 2) return false;
+    return node.ready ? eligible(round, node, now) : node.group_rank >= 0;
   };
   return std::count_if(round.nodes.begin(), round.nodes.end(), counts) >= settings.min_nodes;
 }

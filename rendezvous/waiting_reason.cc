@@ -144,7 +144,7 @@ std::vector<NodeId> surplus(const Round& round, const Settings& settings) {
   if (static_cast<int>(round.world.slots.size()) < settings.max_nodes) return {};
   std::vector<const Node*> outside;
   for (const auto& [id, node] : round.nodes)
-    if (node.connected && node.ready && node.group_rank < 0) outside.push_back(&node);
+    if (node.connected && node.ready && is_fit(node.request) && node.group_rank < 0) outside.push_back(&node);
   std::sort(outside.begin(), outside.end(),
             [](const Node* a, const Node* b) { return a->arrival < b->arrival; });
   std::vector<NodeId> out;

@@ -67,7 +67,8 @@ std::string ControlPeer::flush() {
       continue;
     }
     if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
-    return errno_error("send", errno).message;
+    send_error_ = errno;
+    return errno_error("send", send_error_).message;
   }
   constexpr std::size_t kKeptBytes = 4096;
   if (out_.capacity() > kKeptBytes) out_ = std::string();

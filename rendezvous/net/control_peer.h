@@ -64,6 +64,8 @@ class ControlPeer {
   }
   /// Sends what the socket takes. Empty, or why it is broken.
   [[nodiscard]] std::string flush();
+  /// Of the send() that flush() told of.
+  [[nodiscard]] int send_error() const { return send_error_; }
   [[nodiscard]] bool blocked() const { return sent_ < out_.size(); }
   [[nodiscard]] std::size_t unsent_bytes() const { return out_.size() - sent_; }
   /// What is kept for the peer until it sends or reads more.
@@ -88,6 +90,7 @@ class ControlPeer {
   std::string job_;
   std::string host_;
   std::string out_;
+  int send_error_ = 0;
   std::size_t sent_ = 0;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the coordinator tells its agents, and how they part.
+#include <cerrno>
 #include <sys/socket.h>
 
 #include <fmt/format.h>
@@ -96,7 +97,8 @@ void ControlServer::Impl::flush(ConnectionId id, Connection& connection) {
   ControlPeer& peer = connection.peer;
   const std::size_t parked = parked_.num_bytes(id);
   if (const std::string error = peer.flush(); !error.empty()) {
-    broken_.emplace_back(id, error, membership::Break::kReset);
+    const bool reset = peer.send_error() == ECONNRESET || peer.send_error() == EPIPE;
+    broken_.emplace_back(id, error, reset ? membership::Break::kReset : membership::Break::kOther);
   } else if (peer.unsent_bytes() > options_.max_unsent_bytes) {
     give_up(id, peer, Refusal::kSlowReader,
             fmt::format("it has not read {} bytes, the limit is {} (--max-unsent-bytes)", peer.unsent_bytes(),

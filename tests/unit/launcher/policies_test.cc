@@ -85,15 +85,15 @@ TEST_CASE("the grace of a stop can be set until it begins") {
 
 TEST_CASE("a signal that another node was quicker to tell of does not skip ahead, the next one does") {
   Supervision attempt(1, kGrace);
-  REQUIRE(attempt.stopped_from_outside(AttemptEnd::kWorkerFailed, kStart) == Orders{SIGTERM, false});
+  REQUIRE(attempt.stopped_from_outside(AttemptEnd::kWorkerFailed, kStart, true) == Orders{SIGTERM, false});
   REQUIRE_FALSE(attempt.skips_ahead());
   REQUIRE(attempt.signal_received(SIGTERM, kStart) == Orders{});
   REQUIRE(attempt.stop_signal() == SIGTERM);
   REQUIRE(attempt.skips_ahead());
   REQUIRE(attempt.signal_received(SIGTERM, kStart) == Orders{SIGKILL, false});
-  Supervision here(2, kGrace);
-  (void)here.worker_ended(0, kSeven, true, kStart);
-  REQUIRE(here.skips_ahead());
+  Supervision failed(1, kGrace);
+  (void)failed.stopped_from_outside(AttemptEnd::kWorkerFailed, kStart);
+  REQUIRE(failed.skips_ahead());
 }
 
 TEST_CASE("who is left to save its state is told to end when another node failed, or one beside it did") {

@@ -96,3 +96,20 @@ TEST_CASE("a member that is asked to stop leaves alone where a spare is there, a
     REQUIRE(t.told<control::Closed>(2)->cause.kind == membership::Cause::Kind::kSucceeded);
   }
 }
+
+TEST_CASE("an unfit node that stays takes no spare's place, and who was one too many is refused again") {
+  Table t;
+  t.spares = 1;
+  t.join(1, "a", 1, 1, "disk full");
+  t.join(2, "a", 2, 1);
+  t.join(3, "a", 3, 1);
+  t.join(4, "a", 4, 1);
+  t.jobs.receive(2, control::Finished{0}, t.now, t.effects);
+  REQUIRE(t.told<control::Closed>(3)->cause.kind == membership::Cause::Kind::kSucceeded);
+  REQUIRE_FALSE(t.told<control::Refused>(3));
+  REQUIRE(t.told<control::Refused>(4)->reason == control::Refused::Reason::kOver);
+  t.effects.clear();
+  t.join(5, "a", 4, 1);
+  REQUIRE_FALSE(t.told<control::Closed>(5));
+  REQUIRE(t.told<control::Refused>(5)->reason == control::Refused::Reason::kOver);
+}
