@@ -3,8 +3,8 @@
 // an error from its beginning, each time from where the last search ended, and its last lines. Owned by the
 // LogRouter; one loop, which a search holds up: 64 MiB cost 0.1 to 0.3 s. Of a file that grew by more than
 // that since the last search, the first and the last 32 MiB of it are searched. A file that cannot be read
-// has no error in it. Of rotated files those are searched that are still there, up to 64 MiB of them at a time
-// and then the last 32 MiB.
+// has no error in it. Of rotated files those are searched that are still there, up to 64 MiB of them at a
+// time and then the last 32 MiB.
 #pragma once
 
 #include <cstddef>
