@@ -83,6 +83,7 @@ class Runner {
       variables.push_back(fmt::format("{}={}", name, value));
     const auto pointers = [](std::vector<std::string>& from) {
       std::vector<char*> out;
+      out.reserve(from.size() + 1);
       for (std::string& each : from) out.push_back(each.data());
       out.push_back(nullptr);
       return out;
