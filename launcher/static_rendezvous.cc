@@ -30,7 +30,6 @@ namespace asio = boost::asio;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::seconds kVerdictPatience{5};
-constexpr std::chrono::seconds kLatePatience{60};
 constexpr std::chrono::seconds kReportPatience{10};  // beyond the grace that the others' workers have
 
 }  // namespace
@@ -70,11 +69,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       if (auto ok = co_await open_attempt_store(deadline); !ok) co_return fail(ok.error());
     }
     if (auto ok = co_await gather(attempt, deadline); !ok) co_return fail(ok.error());
-    auto place = co_await entries_.read_place(attempt);
-    if (host() && attempt == 0 && place)
-      if (const auto* notice = std::get_if<FailureNotice>(&*place))
-        co_await await_late_nodes(*notice, deadline);
-    co_return place;
+    co_return co_await entries_.read_place(attempt);
   }
 
   Awaitable<Result<AttemptOutcome>> outcome(int attempt) {
@@ -206,16 +201,6 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       if (auto ok = co_await entries_.wait_until_claimed(waiting_, deadline); !ok) co_return fail(ok.error());
     }
     co_return notice;
-  }
-
-  /// Node 0: there will be no job, which those who are still on their way can hear only here.
-  Awaitable<void> await_late_nodes(const FailureNotice& notice, Instant deadline) {
-    constexpr std::chrono::seconds kSoon{1};
-    if (co_await entries_.wait_until_claimed(waiting_, SteadyClock::now() + kSoon)) co_return;
-    log_.warning(fmt::format("{}; the nodes that are still to come are told, for {} s at most", notice.text,
-                             kLatePatience.count()));
-    (void)co_await entries_.wait_until_claimed(waiting_,
-                                               std::min(deadline, SteadyClock::now() + kLatePatience));
   }
 
   /// Publishes this node, waits for the others, and returns once ranks are assigned.

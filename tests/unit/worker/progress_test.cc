@@ -29,7 +29,7 @@ ProgressPage page_in(const std::string& path) {
 struct MappedFile {
   MappedFile() { REQUIRE(::mkdtemp(folder) != nullptr); }
   ~MappedFile() { std::filesystem::remove_all(folder); }
-  char folder[32] = "/dev/shm/progress-te-XXXXXX";
+  char folder[32] = "/dev/shm/progress-test-XXXXXX";
   [[nodiscard]] std::string path() const { return std::string(folder) + "/progress"; }
 };
 
