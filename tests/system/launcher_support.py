@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the launcher's tests from outside share: running it with a deadline, and waiting for conditions."""
+import errno
 import json
 import os
 import pathlib
@@ -35,6 +36,20 @@ def wait_for(condition, what, seconds=20.0):
             return value
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
         time.sleep(0.01)  # between looks at a condition, never instead of one
+
+
+def let_go(fifo, text="", seconds=60.0):
+    """Writes to the process that waits, or soon will, in open() of a FIFO. One FIFO for each such process: opening it wakes all
+    that wait, and who reads late reads nothing, or waits for good."""
+    def opened():
+        try:
+            return os.fdopen(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK), "w")
+        except OSError as error:
+            assert error.errno == errno.ENXIO, error
+            return None
+
+    with wait_for(opened, f"a reader of {fifo}", seconds) as pipe:
+        pipe.write(text)
 
 
 def alive(pid):

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from launcher_support import MUSTER, alive, children_named, clean_environment, muster, rotated, wait_for
+from launcher_support import MUSTER, alive, children_named, clean_environment, let_go, muster, rotated, wait_for
 
 RANKS, BLOCKS, BLOCK = 8, 640, 200  # of 100 bytes each: 102 MB
 
@@ -120,8 +120,7 @@ def test_what_workers_had_written_is_in_the_files_when_the_launcher_is_killed(mu
     pids = [int(re.fullmatch(rb"\[default\d\]:pid (\d+)\n", process.stderr.readline())[1]) for _ in range(RANKS)]
     written = lambda rank: struct.unpack("q", (muster.tmp_path / f"written.{rank}").read_bytes())[0]
     wait_for(lambda: all(written(rank) == 1_000_000 for rank in range(RANKS)), "a megabyte from each", 60)
-    with open(muster.tmp_path / "go", "w"):  # whoever waits in open() goes on
-        pass
+    let_go(muster.tmp_path / "go")  # whoever waits in open() goes on; one of them is enough
     wait_for(lambda: any(written(rank) > 1_500_000 for rank in range(RANKS)), "more of it")
     writers = children_named(process.pid, "muster-logs")
     assert len(writers) == (1 if rotation else 0)

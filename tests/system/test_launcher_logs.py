@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from launcher_support import MUSTER, clean_environment, muster, wait_for
+from launcher_support import MUSTER, clean_environment, let_go, muster, wait_for
 
 TALK = """
 import os
@@ -281,6 +281,6 @@ if os.environ["RANK"] == "1":
     child = subprocess.Popen([MUSTER, "--nproc-per-node=2", "--view=rank0", script], env=clean_environment(),
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stderr.readline() == "[default1]:RuntimeError: first\n"
-    go.write_text("go")
+    let_go(go, "go")
     out, _ = child.communicate(timeout=60)
     assert (child.returncode, out) == (0, "[default1]:then\n")

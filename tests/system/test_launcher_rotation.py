@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from launcher_support import children_named, muster, rotated, wait_for
+from launcher_support import children_named, let_go, muster, rotated, wait_for
 
 LINES = """
 import os, sys
@@ -122,8 +122,7 @@ if os.environ["RANK"] == "1":
                                          "writes is lost until there is room again\n")
     (writer,) = children_named(process.pid, "muster-logs")
     resource.prlimit(writer, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    with open(muster.tmp_path / "go", "w"):
-        pass
+    let_go(muster.tmp_path / "go")
     _, err = process.communicate(timeout=60)
     again = re.fullmatch(rf"muster: rank 1: {re.escape(str(path))} is written again; (\d+) bytes are missing in it\n", err)
     assert process.returncode == 0 and again
@@ -141,8 +140,7 @@ def test_a_terminal_that_nobody_reads_does_not_keep_teed_workers_waiting(muster)
     os.mkfifo(muster.tmp_path / "go")
     process = muster.start("--nproc-per-node=1", "-t1", "--log-dir", logs, "--log-max-size=64K", "--log-keep=2", muster.script("fast.py", text))
     wait_for((muster.tmp_path / "finished").exists, "the worker to have written", 60)
-    with open(muster.tmp_path / "go", "w"):
-        pass
+    let_go(muster.tmp_path / "go")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0
     numbers = []
@@ -166,8 +164,7 @@ def test_a_log_writer_that_is_killed_is_named(muster):
     (writer,) = children_named(process.pid, "muster-logs")
     os.kill(writer, signal.SIGKILL)
     assert f"muster: the log writer (pid {writer}) is gone" in process.stderr.readline()
-    with open(muster.tmp_path / "go", "w"):
-        pass
+    let_go(muster.tmp_path / "go")
     assert process.wait(timeout=60) == 0
 
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from launcher_support import MUSTER, children_named, clean_environment, muster, rotated, wait_for
+from launcher_support import MUSTER, children_named, clean_environment, let_go, muster, rotated, wait_for
 
 FLOOD = """
 import os
@@ -87,8 +87,7 @@ def test_whoever_waits_for_a_reader_is_named_and_for_how_long(muster, stalls):
     wait_for((disk.folder / "ready").exists, "rank 0 to start")
     (writer,) = children_named(disk.process.pid, "muster-logs")
     os.kill(writer, signal.SIGSTOP)
-    with open(disk.folder / "go", "w"):
-        pass
+    let_go(disk.folder / "go")
 
     waits = re.compile(r"muster [\d:.]+ warning: ranks? ([\d,-]+) (?:has|have) waited (\d+) s so far for whoever reads stdout \((.*)\)\n")
     waited = re.compile(r"(?:muster [\d:.]+ warning: ranks? [\d,-]+ (?:have |has )?waited \d+ s (?:so far )?for whoever reads stdout \(.*\)\n)+")

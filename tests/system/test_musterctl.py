@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from launcher_support import MUSTER, alive, clean_environment, muster, wait_for
+from launcher_support import MUSTER, alive, clean_environment, let_go, muster, wait_for
 
 CTL = os.path.join(os.path.dirname(MUSTER), "musterctl")
 
@@ -17,7 +17,7 @@ CTL = os.path.join(os.path.dirname(MUSTER), "musterctl")
 WORK = """
 import os, sys
 print("rank", os.environ["RANK"], "begins", flush=True)
-sys.exit(int(open({go!r}).read() or 0))
+sys.exit(int(open({go!r} + os.environ["RANK"]).read()))
 """
 
 
@@ -27,7 +27,8 @@ class Detached:
         self.home = muster.tmp_path / "runtime"
         self.environment = clean_environment(MUSTER_RUNTIME_DIR=str(self.home))
         self.go = str(muster.tmp_path / "go")
-        os.mkfifo(self.go)
+        for rank in range(2):
+            os.mkfifo(f"{self.go}{rank}")
 
     def script(self):
         return self.muster.script("work.py", WORK.format(go=self.go))
@@ -44,9 +45,8 @@ class Detached:
         return json.loads(self.ctl("status", "--json", name).stdout)
 
     def release(self, workers=1, code=0):
-        for _ in range(workers):
-            with open(self.go, "w") as pipe:
-                pipe.write(str(code))
+        for rank in range(workers):
+            let_go(f"{self.go}{rank}", str(code))
 
     def wait_ended(self, name):
         wait_for(lambda: self.status(name)["state"] == "ended", "a job")
