@@ -7,29 +7,36 @@
 #include <fmt/format.h>
 
 namespace muster::launcher {
-namespace {
-
-std::string key_of(Std stream, std::string_view text) {
-  std::string key(1, stream == Std::kOut ? 'o' : 'e');
-  return key.append(text);
-}
-
-}  // namespace
 
 void FoldBuffer::add(int rank, Std stream, std::string_view text, Instant now) {
   std::uint64_t& last = last_[static_cast<std::size_t>(rank)];
-  auto& numbers = numbers_[key_of(stream, text)];
-  const auto found = std::upper_bound(numbers.begin(), numbers.end(), last);
-  if (found != numbers.end()) {
-    last = *found;
-    auto& ranks = pending_[static_cast<std::size_t>(last - first_)].entry.ranks;
-    ranks.insert(std::upper_bound(ranks.begin(), ranks.end(), rank), rank);
-    return;
+  const auto known = numbers_.find(Line{text, stream});
+  if (known != numbers_.end()) {
+    const Numbers& numbers = known->second;
+    std::uint64_t joined = numbers.first > last ? numbers.first : 0;
+    if (joined == 0 && numbers.behind) {
+      const auto found = std::upper_bound(numbers.behind->begin(), numbers.behind->end(), last);
+      if (found != numbers.behind->end()) joined = *found;
+    }
+    if (joined != 0) {
+      last = joined;
+      auto& ranks = pending_[static_cast<std::size_t>(last - first_)].entry.ranks;
+      ranks.insert(std::upper_bound(ranks.begin(), ranks.end(), rank), rank);
+      return;
+    }
   }
   last = first_ + pending_.size();
-  numbers.push_back(last);
-  pending_.push_back({Entry{std::string(text), stream, {rank}}, now + window_});
+  Pending& entry = pending_.emplace_back(Pending{Entry{std::string(text), stream, {}}, now + window_});
+  entry.entry.ranks.reserve(speaking_);
+  entry.entry.ranks.push_back(rank);
   bytes_ += text.size();
+  if (known == numbers_.end()) {
+    numbers_.emplace(Line{entry.entry.text, stream}, Numbers{last, nullptr});
+    return;
+  }
+  auto& behind = known->second.behind;
+  if (!behind) behind = std::make_unique<std::deque<std::uint64_t>>();
+  behind->push_back(last);
 }
 
 std::optional<FoldBuffer::Entry> FoldBuffer::take(Instant now) {
@@ -43,13 +50,20 @@ std::optional<FoldBuffer::Entry> FoldBuffer::take(Instant now) {
 
 std::optional<FoldBuffer::Entry> FoldBuffer::take_oldest() {
   if (pending_.empty()) return std::nullopt;
+  const Entry& oldest = pending_.front().entry;
+  auto known = numbers_.extract(Line{oldest.text, oldest.stream});
+  // The next entry with this text has it from now on.
+  if (auto& numbers = known.mapped(); numbers.behind) {
+    numbers.first = numbers.behind->front();
+    numbers.behind->pop_front();
+    if (numbers.behind->empty()) numbers.behind.reset();
+    known.key().text = pending_[static_cast<std::size_t>(numbers.first - first_)].entry.text;
+    numbers_.insert(std::move(known));
+  }
   Entry out = std::move(pending_.front().entry);
   pending_.pop_front();
   ++first_;
   bytes_ -= out.text.size();
-  const auto numbers = numbers_.find(key_of(out.stream, out.text));
-  numbers->second.pop_front();
-  if (numbers->second.empty()) numbers_.erase(numbers);
   return out;
 }
 

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -50,13 +52,29 @@ class FoldBuffer {
     Entry entry;
     Instant due;
   };
+  /// A view of the text of the oldest entry that has it: entries keep their place until they leave.
+  struct Line {
+    std::string_view text;
+    Std stream;
+    friend bool operator==(const Line&, const Line&) = default;
+  };
+  struct LineHash {
+    std::size_t operator()(const Line& line) const noexcept {
+      return std::hash<std::string_view>{}(line.text) + static_cast<std::size_t>(line.stream);
+    }
+  };
+  /// Ascending numbers of the entries with one text: mostly one, which costs no memory of its own.
+  struct Numbers {
+    std::uint64_t first = 0;
+    std::unique_ptr<std::deque<std::uint64_t>> behind;
+  };
 
   Millis window_;
   std::size_t speaking_;
   std::deque<Pending> pending_;
-  std::uint64_t first_ = 1;                                             // number of pending_.front()
-  std::vector<std::uint64_t> last_;                                     // per rank: its last entry's number
-  std::unordered_map<std::string, std::deque<std::uint64_t>> numbers_;  // stream and text -> entries
+  std::uint64_t first_ = 1;          // number of pending_.front()
+  std::vector<std::uint64_t> last_;  // per rank: its last entry's number
+  std::unordered_map<Line, Numbers, LineHash> numbers_;
   std::size_t bytes_ = 0;
 };
 

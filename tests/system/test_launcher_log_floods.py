@@ -71,7 +71,7 @@ def test_rank0_shows_rank_0_whole_and_the_files_have_all(muster, rotation):
 
 @pytest.mark.parametrize("rotation", [(), ROTATE], ids=["", "rotated"])
 def test_fold_shows_each_line_of_each_rank_once_and_in_order(muster, rotation):
-    """Half of the lines are the same for all ranks, wherever those stand. A quarter of the others' bytes: folding costs 4 us a line."""
+    """Half of the lines are the same for all ranks, wherever those stand. A quarter of the others' bytes, as ranks out of step are read slowly."""
     text = FLOOD.replace("rank, block", "rank if i % 2 else b'-', block").replace(f"range({BLOCKS})", f"range({BLOCKS // 4})")
     shown = run(muster, "--view=fold", *(("--log-dir", muster.tmp_path / "logs", *rotation) if rotation else ()), text=text)
     label = re.compile(rb"\[(?:default(\d)|x8|x\d ([\d,-]+))\]:(\d|-) (\d{7}) x{89}")
