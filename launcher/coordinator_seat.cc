@@ -122,7 +122,14 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
 }
 
 std::string CoordinatorSeat::busy() const {
-  return busy_.empty() || !in_use_ ? busy_ : busy_ + net::busy_port_advice({}, job_.elastic.endpoint_port);
+  return busy_.empty() || !in_use_ ? busy_
+                                   : busy_ + net::busy_port_advice({}, job_.elastic.endpoint_port, true);
+}
+
+std::string CoordinatorSeat::in_the_way(const Error& error) {
+  if (!in_use_ || met_ || error.code == ErrorCode::kMismatch) return {};
+  if (in_the_way_.empty()) in_the_way_ = net::busy_port_advice({}, job_.elastic.endpoint_port, true);
+  return in_the_way_;
 }
 
 std::string CoordinatorSeat::title() const {

@@ -40,6 +40,8 @@ class CoordinatorSeat final : public Seat {
   [[nodiscard]] std::uint16_t port() const override { return job_.elastic.endpoint_port; }
   [[nodiscard]] std::string title() const override;
   [[nodiscard]] std::string busy() const override;
+  [[nodiscard]] std::string in_the_way(const Error& error) override;
+  void welcomed() override { met_ = true; }
   void see_off(Millis patience, std::function<void()> gone) override;
 
  private:
@@ -55,6 +57,8 @@ class CoordinatorSeat final : public Seat {
   boost::asio::steady_timer timer_;
   std::string busy_;  // why this agent could not listen
   bool in_use_ = false;
+  bool met_ = false;        // a coordinator is there
+  std::string in_the_way_;  // looked up once
   std::function<void()> gone_;
   std::shared_ptr<bool> alive_;  // for handlers that are under way
 };

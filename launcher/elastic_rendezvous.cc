@@ -156,7 +156,9 @@ net::ControlEvents ElasticRendezvous::client_events() {
   };
   out.trying = [this](const Error& error) {
     // While workers run, a broken connection is news.
-    say(fmt::format("waiting for the coordinator at {}: {}", seat_->title(), error.message), !joined_);
+    say(fmt::format("waiting for the coordinator at {}: {}{}", seat_->title(), error.message,
+                    seat_->in_the_way(error)),
+        !joined_);
   };
   return out;
 }

@@ -38,7 +38,11 @@ bool is_v6_link_local(std::string_view address) {
 int rank_of(const InterfaceAddress& entry) {
   if (is_loopback(entry.address)) return 3;
   if (entry.address.starts_with("169.254.") || is_v6_link_local(entry.address)) return 2;
-  for (const std::string_view prefix : {"docker", "br-", "veth", "virbr", "cni"})
+  // Of containers, pods and virtual machines on this host, as their makers name them.
+  for (const std::string_view prefix :
+       {"docker",  "br-",   "veth",  "virbr",   "vnet",  "cni",         "podman",
+        "nerdctl", "lxcbr", "lxdbr", "incusbr", "cali",  "flannel",     "cilium",
+        "lxc",     "weave", "tunl",  "vxlan",   "kube-", "nodelocaldns"})
     if (entry.interface.starts_with(prefix)) return 1;
   return 0;
 }

@@ -20,6 +20,7 @@
 namespace muster::launcher {
 namespace {
 
+constexpr std::size_t kMostListedRanks = 1'000'000;
 constexpr std::uint64_t kSmallestLog = 4096;  // a smaller one would be renaming, not writing
 
 tl::unexpected<Error> usage(std::string message) {
@@ -77,8 +78,18 @@ Result<std::vector<int>> parse_ranks(std::string_view option, std::string_view t
   std::vector<int> out;
   if (text.empty()) return out;
   for (const std::string_view part : split(text, ',')) {
-    MUSTER_TRY(const std::int64_t rank, parse_integer(option, trimmed(part), 0, most));
-    out.push_back(static_cast<int>(rank));
+    const std::string_view range = trimmed(part);
+    const auto dash = range.find('-', 1);
+    MUSTER_TRY(const std::int64_t first, parse_integer(option, range.substr(0, dash), 0, most));
+    std::int64_t last = first;
+    if (dash != std::string_view::npos) {
+      MUSTER_TRY(last, parse_integer(option, range.substr(dash + 1), 0, most));
+      if (last < first)
+        return usage(fmt::format("{}={}: in {} the smaller number comes first", option, text, range));
+    }
+    if (out.size() + static_cast<std::size_t>(last - first) >= kMostListedRanks)
+      return usage(fmt::format("{}={}: more than {} ranks", option, text, kMostListedRanks));
+    for (std::int64_t rank = first; rank <= last; ++rank) out.push_back(static_cast<int>(rank));
   }
   return out;
 }

@@ -21,8 +21,9 @@ namespace muster::launcher {
 
 class LineTurns {
  public:
-  // A writer of whole lines that had no room for the end of one may wait for its turn on a busy machine.
-  static constexpr Millis kPatience{1000};
+  // A writer of whole lines that had no room for the end of one may wait for its turn on a busy machine: for
+  // more than a second where 17 processes wanted each of two cores.
+  static constexpr Millis kPatience{3000};
   static constexpr std::size_t kMaxHeldBytes = 1024 * 1024;
 
   /// Calls `emit(std::string_view)` for what can be written now.

@@ -25,6 +25,7 @@
 #include "launcher/guardian.h"
 #include "launcher/guardian_watch.h"
 #include "launcher/hardware.h"
+#include "launcher/interfaces.h"
 #include "launcher/job_plan.h"
 #include "launcher/log_writer.h"
 #include "launcher/options.h"
@@ -169,6 +170,14 @@ int main(int argc, char** argv) {
     std::fputs(dry_run_text(*job, environment).c_str(), stdout);
     return kExitOk;
   }
+  // torchrun's default, which is right for agents on one host only.
+  if (job->mode == RendezvousMode::kStatic && job->nodes > 1 && is_loopback(job->master_addr) &&
+      options->rdzv_endpoint.empty() && !options->given.contains("master-addr"))
+    std::fprintf(
+        stderr,
+        "muster: --nnodes=%s without --master-addr: each node looks for node 0 at %s, on its own host; "
+        "give --master-addr=HOST of node 0\n",
+        options->nnodes.c_str(), job->master_addr.c_str());
   if (options->report_bindings) std::fputs(placement_table(*job).c_str(), stderr);
 
   ::signal(SIGPIPE, SIG_IGN);

@@ -76,7 +76,7 @@ inline constexpr std::array kOptionTable = {
         "log-line-prefix-template", 0, "PET_LOG_LINE_PREFIX_TEMPLATE", Takes::kText, "TEXT",
         "[${role_name}${local_rank}]:", Support::kFull,
         "prefix of lines; knows role_name, local_rank, rank, hostname, host, generation, restart, time"},
-    OptionRow{"ranks-filter", 0, "PET_RANKS_FILTER", Takes::kText, "N,N", "all", Support::kFull,
+    OptionRow{"ranks-filter", 0, "PET_RANKS_FILTER", Takes::kText, "N,N-M", "all", Support::kFull,
               "show the output of these ranks of the world only", true},
     OptionRow{"log-max-size", 0, "PET_LOG_MAX_SIZE", Takes::kText, "BYTES", "no limit", Support::kFull,
               "a log file that is larger becomes FILE.1, at a line's end; K, M and G multiply by 1024", true},

@@ -42,15 +42,36 @@ Result<Values> collect(const CommandLine& line, const Environment& environment) 
   return out;
 }
 
+/// CLI11's own range checks print the limits of double.
+CLI::Validator whole_number(std::int64_t from, std::int64_t to, std::string complaint) {
+  return CLI::Validator(
+      [from, to, complaint = std::move(complaint)](const std::string& text) {
+        return parse_integer("", text, from, to) ? std::string() : complaint;
+      },
+      "");
+}
+
+CLI::Validator seconds(double from, double to, std::string complaint) {
+  return CLI::Validator(
+      [from, to, complaint = std::move(complaint)](const std::string& text) {
+        double value = 0;
+        const bool good = CLI::detail::lexical_cast(text, value) && value >= from && value <= to;
+        return good ? std::string() : complaint;
+      },
+      "");
+}
+
 void declare(CLI::App& app, Options& o) {
+  const CLI::Validator count = whole_number(0, INT32_MAX, "not a whole number, 0 or more");
   app.set_help_flag();
   app.add_option("--nnodes", o.nnodes);
   app.add_option("--nproc-per-node", o.nproc_per_node);
-  app.add_option("--node-rank", o.node_rank)->check(CLI::NonNegativeNumber);
+  app.add_option("--node-rank", o.node_rank)->check(count);
   app.add_option("--master-addr", o.master_addr);
-  app.add_option("--master-port", o.master_port)->check(CLI::Range(0, 65535));
+  app.add_option("--master-port", o.master_port)
+      ->check(whole_number(0, 65535, "not a port number, 0 to 65535"));
   app.add_flag("--standalone", o.standalone);
-  app.add_option("--max-restarts", o.max_restarts)->check(CLI::NonNegativeNumber);
+  app.add_option("--max-restarts", o.max_restarts)->check(count);
   app.add_option("--restart-backoff", o.restart_backoff);
   app.add_option("--no-restart-on", o.no_restart_on);
   app.add_flag("--module", o.module);
@@ -75,19 +96,21 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--rdzv-backend", o.rdzv_backend);
   app.add_option("--rdzv-endpoint", o.rdzv_endpoint);
   app.add_option("--rdzv-conf", o.rdzv_conf);
-  app.add_option("--monitor-interval", o.monitor_interval_s)->check(CLI::PositiveNumber);
+  app.add_option("--monitor-interval", o.monitor_interval_s)
+      ->check(seconds(1e-6, 1e9, "not a number of seconds above 0"));
   app.add_option("--start-method", o.start_method)->check(CLI::IsMember({"spawn", "fork", "forkserver"}));
   app.add_option("--event-log-handler", o.event_log_handler)
       ->check(CLI::IsMember({"null", "console", "dynamic_rendezvous"}));
   app.add_option("--signals-to-handle", o.signals_to_handle);
-  app.add_option("--shutdown-timeout", o.shutdown_timeout_s)->check(CLI::Range(0.0, 1e6));
+  app.add_option("--shutdown-timeout", o.shutdown_timeout_s)
+      ->check(seconds(0, 1e6, "not a number of seconds, 0 to 1000000"));
   app.add_option("--hang-timeout", o.hang_timeout);
   app.add_option("--on-hang", o.on_hang);
   app.add_option("--heartbeat-file", o.heartbeat_file);
   app.add_flag("--virtual-local-rank", o.virtual_local_rank);
   app.add_option("--local-addr", o.local_addr);
   app.add_option("--iface", o.iface);
-  app.add_option("--spares", o.spares)->check(CLI::NonNegativeNumber);
+  app.add_option("--spares", o.spares)->check(count);
   app.add_option("--secret-file", o.secret_file);
   app.add_flag("--detach", o.detach);
   app.add_option("--job-name", o.job_name);
@@ -180,7 +203,11 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
     const std::string what = source != collected.from_environment.end()
                                  ? source->second
                                  : fmt::format("--{}={}", current, collected.values.at(current));
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", what, error.what()));
+    std::string_view why = error.what();
+    // CLI11 says the name once more.
+    if (const std::string name = fmt::format("--{}: ", current); why.starts_with(name))
+      why.remove_prefix(name.size());
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", what, why));
   }
 
   if (!line.program)

@@ -276,7 +276,13 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
   MUSTER_OK(plan_static(options, endpoint, nodes, job));
   if (job.nodes == 1) return {};
   MUSTER_TRY(const auto secret, find_secret(options, environment));
-  return secret ? plan_static_with_secret(options, environment, nodes, job) : Result<void>{};
+  if (secret) return plan_static_with_secret(options, environment, nodes, job);
+  if (!options.iface.empty())
+    return usage(
+        fmt::format("--iface={} needs a coordinator, which is told the addresses of every node; give "
+                    "--rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT",
+                    options.iface));
+  return {};
 }
 
 Result<std::vector<Endpoint>> parse_endpoints(std::string_view text) {

@@ -45,6 +45,9 @@ class Seat {
   [[nodiscard]] virtual std::string title() const = 0;
   /// Why this agent could not listen at the endpoint, though it is on this host; empty: it did not try.
   [[nodiscard]] virtual std::string busy() const { return {}; }
+  /// After `error`: who holds the endpoint's port on this host, where that may be no coordinator: the end of
+  /// a line.
+  [[nodiscard]] virtual std::string in_the_way(const Error&) { return {}; }
 
   /// Who this node is, where the seat has to know; zeros: it does not matter.
   [[nodiscard]] virtual membership::NodeId node() const { return {}; }

@@ -133,11 +133,11 @@ std::string describe_port_owner(std::string_view address, std::uint16_t port) {
   return out.empty() ? "a process of another user" : out;
 }
 
-std::string busy_port_advice(std::string_view address, std::uint16_t port) {
+std::string busy_port_advice(std::string_view address, std::uint16_t port, bool known_to_others) {
   const std::string owner = describe_port_owner(address, port);
-  return fmt::format(
-      "; the port is held by {}; end that process or choose another port (0 takes any free one)",
-      owner.empty() ? "a socket in no listening state" : owner);
+  return fmt::format("; the port is held by {}; end that process or choose another port{}",
+                     owner.empty() ? "a socket in no listening state" : owner,
+                     known_to_others ? ", on all nodes" : " (0 takes any free one)");
 }
 
 }  // namespace muster::net

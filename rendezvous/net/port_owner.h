@@ -14,7 +14,9 @@ namespace muster::net {
 /// address is in nobody's way. Several that are: the first three.
 [[nodiscard]] std::string describe_port_owner(std::string_view address, std::uint16_t port);
 
-/// The same as the end of an error's text, with what to try.
-[[nodiscard]] std::string busy_port_advice(std::string_view address, std::uint16_t port);
+/// The same as the end of an error's text, with what to try. `known_to_others`: the port cannot be chosen by
+/// the kernel.
+[[nodiscard]] std::string busy_port_advice(std::string_view address, std::uint16_t port,
+                                           bool known_to_others = false);
 
 }  // namespace muster::net

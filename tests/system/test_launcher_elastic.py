@@ -216,9 +216,17 @@ def test_an_endpoint_port_held_by_something_else_names_its_owner(tmp_path):
                                 capture_output=True, text=True, timeout=60, env=clean_environment())
         hosted = subprocess.run([*command, "--rdzv-conf=is_host=true", "touch", tmp_path / "ran"],
                                 capture_output=True, text=True, timeout=60, env=clean_environment())
-    for each in (result, hosted):
-        assert each.returncode == 75, each.stderr
-        assert f"held by pid {os.getpid()} (" in each.stderr
+        for each in (result, hosted):
+            assert each.returncode == 75, each.stderr
+            assert f"held by pid {os.getpid()} (" in each.stderr
+        # Who waits for long hears it with the first word, not with the last.
+        waiting = subprocess.Popen([*command, "touch", tmp_path / "ran"], stderr=subprocess.PIPE, text=True, env=clean_environment())
+        try:
+            line = next(line for line in waiting.stderr if "waiting for the coordinator" in line)
+        finally:
+            waiting.kill()
+            waiting.communicate()
+        assert re.search(rf"no answer in time; the port is held by pid {os.getpid()} \(.*\); end that process or choose another port, on all nodes$", line)
     assert not (tmp_path / "ran").exists()
 
 

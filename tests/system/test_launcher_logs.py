@@ -256,9 +256,10 @@ def test_the_prefix_knows_host_rank_generation_and_time(muster):
 
 
 def test_ranks_filter_shows_ranks_of_the_world(muster):
-    result = talk(muster, "--ranks-filter=1,3", count=4)
-    assert sorted(result.stdout.splitlines()) == ["out 1", "out 3"]
-    assert sorted(result.stderr.splitlines()) == ["err 1", "err 3"]
+    for ranks in ("1,3", "1,3-9"):
+        result = talk(muster, f"--ranks-filter={ranks}", count=4)
+        assert sorted(result.stdout.splitlines()) == ["out 1", "out 3"]
+        assert sorted(result.stderr.splitlines()) == ["err 1", "err 3"]
 
 
 def test_a_view_that_does_not_exist_is_refused(muster):

@@ -83,3 +83,10 @@ def test_a_launcher_killed_at_any_moment_of_its_start_leaves_no_process(muster):
         process.send_signal(signal.SIGKILL)
         process.wait()
         wait_for(lambda: not left(), f"nobody to be left, seed {seed}: {left()}")
+
+
+def test_several_nodes_without_an_address_are_told_at_once_where_node_0_is_looked_for(muster):
+    say = "muster: --nnodes=2 without --master-addr: each node looks for node 0 at 127.0.0.1, on its own host"
+    for options, said in (([], True), (["--master-addr=127.0.0.1"], False), (["--rdzv-endpoint=127.0.0.1:29511"], False)):
+        result = muster.run("--nnodes=2", "--node-rank=1", "--rdzv-conf=timeout=1", "--master-port=29511", *options, "true")
+        assert result.returncode == 69 and result.stderr.startswith(say) == said, result.stderr

@@ -28,6 +28,16 @@ TEST_CASE("a node offers real networks first, then bridges, then link-local addr
                                                     "10.9.0.1", "172.18.0.1", "169.254.7.7", "fe80::1"});
 }
 
+TEST_CASE("bridges of container engines and overlays of pods come after real networks") {
+  for (const char* name :
+       {"podman0", "nerdctl0", "lxcbr0", "lxdbr0", "incusbr0", "cali12ab", "flannel.1", "cilium_host",
+        "lxc1f2e", "weave", "tunl0", "vxlan.calico", "kube-ipvs0", "vnet3"}) {
+    CAPTURE(name);
+    REQUIRE(offered_addresses({{name, "10.1.0.1"}, {"ens5", "10.0.0.4"}}, {}) ==
+            Addresses{"10.0.0.4", "10.1.0.1"});
+  }
+}
+
 TEST_CASE("the address that reaches the coordinator comes first") {
   REQUIRE(offered_addresses(kHost, {{}, {}, "192.168.1.4"}).front() == "192.168.1.4");
   REQUIRE(offered_addresses(kHost, {{}, {}, "172.18.0.1"}).front() == "172.18.0.1");

@@ -120,6 +120,10 @@ TEST_CASE("contradictions are refused with what is right") {
   REQUIRE_THAT(refusal({"--rdzv-backend=zookeeper"}), Catch::Contains("muster and etcd"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-endpoint=h"}), Catch::Contains("needs a port"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--master-port=0"}), Catch::Contains("give a number"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--iface=eth0"}), Catch::Contains("--iface=eth0 needs a coordinator"));
+  REQUIRE_THAT(refusal({"--ranks-filter=7-3"}), Catch::Contains("the smaller number comes first"));
+  REQUIRE_THAT(refusal({"--ranks-filter=0-99999999"}), Catch::Contains("more than 1000000 ranks"));
+  REQUIRE_THAT(refusal({"--ranks-filter=-1"}), Catch::Contains("--ranks-filter=-1"));
   REQUIRE_THAT(refusal({"--nproc-per-node=0"}), Catch::Contains("--nproc-per-node=0"));
   REQUIRE_THAT(refusal({"--nproc-per-node=many"}), Catch::Contains("auto, gpu or cpu"));
   REQUIRE_THAT(refusal({"--nproc-per-node=xpu"}), Catch::Contains("auto, gpu or cpu"));

@@ -11,6 +11,8 @@ using namespace muster::launcher;
 
 namespace {
 
+constexpr int kPatience = static_cast<int>(LineTurns::kPatience.count());
+
 Instant at(int ms) {
   return Instant(std::chrono::seconds(1000)) + Millis(ms);
 }
@@ -60,13 +62,13 @@ TEST_CASE("a prompt keeps others waiting for a moment only") {
   Shown shown;
   shown.add(0, "(Pdb) ", 0);
   shown.add(1, "error\n", 50);
-  REQUIRE(shown.turns.deadline() == at(1050));
-  shown.add(0, "p", 1049);
+  REQUIRE(shown.turns.deadline() == at(50 + kPatience));
+  shown.add(0, "p", 49 + kPatience);
   REQUIRE(shown.text == "(Pdb) ");
-  shown.tick(1050);
+  shown.tick(50 + kPatience);
   REQUIRE(shown.text == "(Pdb) p\nerror\n");
   REQUIRE(!shown.turns.deadline());
-  shown.add(0, "x\n", 1100);
+  shown.add(0, "x\n", 100 + kPatience);
   REQUIRE(shown.text == "(Pdb) p\nerror\nx\n");
 }
 
@@ -81,7 +83,7 @@ TEST_CASE("a progress bar takes another's place at once, and lines begin behind 
   shown.add(0, "\r100%\nbegun ", 5);
   shown.add(1, "\r 90%", 6);
   REQUIRE(shown.text == "\r 10%\r 12%\r 20%\nerror\n\r100%\nbegun ");
-  REQUIRE(shown.turns.deadline() == at(1006));
+  REQUIRE(shown.turns.deadline() == at(6 + kPatience));
 }
 
 TEST_CASE("what is unfinished in the end is shown as lines") {
@@ -98,9 +100,9 @@ TEST_CASE("nobody is hurried who was not listened to") {
   shown.add(0, "a", 0);
   shown.add(1, "b\n", 1);
   shown.turns.excuse(at(1000));
-  shown.tick(1999);
+  shown.tick(999 + kPatience);
   REQUIRE(shown.text == "a");
-  shown.tick(2000);
+  shown.tick(1000 + kPatience);
   REQUIRE(shown.text == "a\nb\n");
 }
 
