@@ -64,6 +64,8 @@ class ElasticRendezvous final : public Rendezvous {
   void check_reach(const control::Waiting& waiting);
   void on_raced(const Result<net::AddressRace::Winner>& winner);
   void take_part(std::string master_addr, std::string interface);
+  void find_way();
+  void begin_by_proxy();
   void next_generation();
   void end(const AttemptOutcome& outcome);
   void hand_over_parts();
@@ -88,6 +90,7 @@ class ElasticRendezvous final : public Rendezvous {
   net::Listener port_;                          // of the store that this node would serve
   std::unique_ptr<net::Server> store_;          // of this generation, where this node is the first
   std::unique_ptr<net::StoreProxy> proxy_;      // of this generation, with --store-proxy
+  std::optional<std::string> way_;              // with proxy_: the interface to the first node, once known
   bool linked_ = false;                         // the coordinator is connected
   std::unique_ptr<net::ControlClient> client_;  // nothing: the seat is not decided yet
   std::unique_ptr<net::AddressRace> race_;

@@ -16,6 +16,14 @@
 
 namespace muster::launcher {
 
+namespace {
+
+constexpr std::uint16_t kProbedPort =
+    29500;  // MASTER_PORT's usual number, which firewalls let through if any
+constexpr std::chrono::seconds kWayPatience{5};
+
+}  // namespace
+
 // The workers' store.
 
 void ElasticRendezvous::serve() {
@@ -96,7 +104,45 @@ void ElasticRendezvous::proxy() {
                               {}, log_);
   if (!proxy) return fail_join(kExitSystem, proxy.error().message);
   proxy_ = *std::move(proxy);
+  find_way();
   if (linked_) proxy_->linked(true);
+}
+
+// The workers' own connections (NCCL, gloo) go from node to node all the same. Nobody has to listen for that:
+// with a secret no port without one may be open, so an address that refuses counts as one that answers.
+void ElasticRendezvous::find_way() {
+  way_.reset();
+  if (assigned_->group_rank == 0) {
+    way_ = interface_of(own_, offered_.front());
+    return;
+  }
+  net::AddressRace::Course course;
+  course.addresses = addresses_to_try(assigned_->master_addresses, own_);
+  course.port = kProbedPort;
+  course.limit = kWayPatience;
+  course.refusal_answers = true;
+  race_ = std::make_unique<net::AddressRace>(
+      io_, std::move(course), [this](const Result<net::AddressRace::Winner>& winner) {
+        if (winner) {
+          way_ = interface_of(
+              own_, winner->local_address.empty() ? source_address(winner->address) : winner->local_address);
+          log_.info(fmt::format("{} answers at {} by {}", assigned_->master_host, winner->address,
+                                way_->empty() ? "an unknown interface" : *way_));
+        } else {
+          way_ = interface_towards(assigned_->master_addresses, own_);
+          log_.warning(fmt::format(
+              "{} does not reach the first node, {}: {}. Their workers may not reach each other either; is "
+              "there a firewall between them? --iface and --local-addr choose what {} offers",
+              job_.host, assigned_->master_host, winner.error().message, assigned_->master_host));
+        }
+        begin_by_proxy();
+      });
+}
+
+void ElasticRendezvous::begin_by_proxy() {
+  if (!way_ || !proxy_ || !proxy_->attached() || !joined_) return;
+  assigned_->master_port = proxy_->port();
+  take_part("127.0.0.1", *way_);
 }
 
 void ElasticRendezvous::on_store(const control::Message& message) {
@@ -104,10 +150,7 @@ void ElasticRendezvous::on_store(const control::Message& message) {
   const bool was_attached = proxy_->attached();
   if (const auto received = proxy_->receive(message); !received)
     return fail_generation(fmt::format("{}: {}", job_.host, received.error().message));
-  if (was_attached || !proxy_->attached() || !joined_) return;
-  assigned_->master_port = proxy_->port();
-  take_part("127.0.0.1", assigned_->group_rank == 0 ? interface_of(own_, offered_.front())
-                                                    : interface_towards(assigned_->master_addresses, own_));
+  if (!was_attached) begin_by_proxy();
 }
 
 void ElasticRendezvous::take_part(std::string master_addr, std::string interface) {

@@ -87,11 +87,12 @@ class AddressRace::Impl : public std::enable_shared_from_this<Impl> {
  private:
   asio::awaitable<void> run(std::shared_ptr<Impl> self, std::shared_ptr<tcp::socket> socket,
                             std::string address) {
-    const auto connected = co_await dial(*socket, address, course_.port, 0, deadline_);
+    boost::system::error_code cause;
+    const auto connected = co_await dial(*socket, address, course_.port, 0, deadline_, &cause);
     --running_;
     if (self->over_) co_return;
-    if (connected) {
-      finish(Winner{address, local_address_of(*socket)});
+    if (connected || (course_.refusal_answers && cause == asio::error::connection_refused)) {
+      finish(Winner{address, connected ? local_address_of(*socket) : std::string()});
       co_return;
     }
     if (!errors_.empty()) errors_ += "; ";

@@ -25,7 +25,7 @@ class AddressRace {
  public:
   struct Winner {
     std::string address;        ///< as it was given
-    std::string local_address;  ///< of this end of the connection, numeric
+    std::string local_address;  ///< of this end of the connection, numeric; empty: it was refused
 
     friend bool operator==(const Winner&, const Winner&) = default;
   };
@@ -34,6 +34,8 @@ class AddressRace {
     std::uint16_t port = 0;
     Millis head_start{250};  ///< of each address before the next
     Millis limit{30'000};    ///< kTimeout afterwards
+    /// Nobody need listen there: a host that refuses has been reached.
+    bool refusal_answers = false;
   };
 
   /// Begins. `finished` comes once, from the loop, and never after the destructor.

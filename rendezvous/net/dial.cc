@@ -38,7 +38,7 @@ std::string endpoint_text(const std::string& host, std::uint16_t port) {
 }
 
 asio::awaitable<Result<void>> dial(tcp::socket& socket, std::string host, std::uint16_t port,
-                                   std::size_t turn, Instant deadline) {
+                                   std::size_t turn, Instant deadline, boost::system::error_code* cause) {
   const std::string where = endpoint_text(host, port);
   std::vector<tcp::endpoint> endpoints;
   boost::system::error_code not_numeric;
@@ -79,6 +79,7 @@ asio::awaitable<Result<void>> dial(tcp::socket& socket, std::string host, std::u
   });
   const auto [error, endpoint] = co_await asio::async_connect(socket, endpoints, kTuple);
   timer.cancel();
+  if (cause != nullptr) *cause = error;
   if (*expired) co_return fail(ErrorCode::kTimeout, fmt::format("connect {}: no answer in time", where));
   if (error) co_return fail(ErrorCode::kPeerGone, fmt::format("connect {}: {}", where, error.message()));
   boost::system::error_code ignored;

@@ -77,6 +77,15 @@ TEST_CASE("an address that refuses is passed over for one that answers") {
   REQUIRE_FALSE(winner->local_address.empty());
 }
 
+TEST_CASE("where nobody need listen, an address that refuses has answered, and one that is silent has not") {
+  const Silent silent("127.0.0.2");
+  net::AddressRace::Course course{{"127.0.0.2", "127.0.0.3"}, silent.port, 10ms, 20s};
+  course.refusal_answers = true;
+  const auto winner = race(course);
+  REQUIRE_OK(winner);
+  REQUIRE(*winner == Winner{"127.0.0.3", ""});
+}
+
 TEST_CASE("an address that is silent is not waited for") {
   const Silent silent("127.0.0.2");
   const Listening there("127.0.0.3", silent.port);

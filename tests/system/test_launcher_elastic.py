@@ -156,6 +156,27 @@ def test_of_the_first_node_s_addresses_the_one_that_answers_is_used(job, tmp_pat
     assert [w["MASTER_ADDR"] for w in it.workers(0, 1)] == ["10.77.0.1", "10.78.0.1"]
 
 
+@pytest.mark.parametrize("reachable", [True, False])
+def test_behind_a_proxy_too_the_interface_is_one_that_reaches_the_first_node(job, tmp_path, reachable):
+    """What node 1 sends to node 0's first address goes nowhere, whatever the routing table says."""
+    it = job(3)
+    script = write(tmp_path, "show.py", SHOW)
+    it.spawn("d", 2, BIN / "musterd", f"--port={PORT}", env=clean_environment(MUSTER_SECRET=SECRET))
+    for node in range(2) if reachable else ():
+        ip("-n", it.nodes.names[node], "addr", "add", f"10.78.0.{node + 1}/24", "dev", "eth0")
+    ip("-n", it.nodes.names[1], "neigh", "replace", "10.77.0.1", "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud",
+       "permanent")
+    for node in range(2):
+        it.start(node, 1, f"--node-rank={node}", script, nnodes=2, endpoint=it.nodes.address(2), MUSTER_SECRET=SECRET)
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+    assert [w["MASTER_ADDR"] for w in it.workers(0, 1)] == ["127.0.0.1"] * 2
+    if reachable:
+        assert [w["GLOO_SOCKET_IFNAME"] for w in it.workers(0, 1)] == ["eth0", "eth0"]
+        assert "host0 answers at 10.78.0.1 by eth0" in it.err(1)
+    else:
+        assert re.search(r"host1 does not reach the first node, host0: .*10\.77\.0\.1.* a firewall between them", it.err(1))
+
+
 @pytest.mark.parametrize("secret", [None, SECRET])
 def test_nodes_without_ipv4_gather(job, tmp_path, secret):
     it = job(2, v6=True)
