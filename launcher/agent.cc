@@ -170,13 +170,20 @@ int Agent::finish(const FailureNotice& notice) {
     log_.warning(
         fmt::format("{}; start the job again to go on; exit status {}", notice.text, notice.exit_code));
   } else if (notice.text.find('\n') == std::string::npos) {
-    log_.error(fmt::format("{}; exit status {}", notice.text, notice.exit_code));
+    log_.error(fmt::format("{}; exit status {}{}", notice.text, notice.exit_code, time_to_stop()));
   } else {
     log_.error(notice.text);
-    log_.error(fmt::format("exit status {}", notice.exit_code));
+    log_.error(fmt::format("exit status {}{}", notice.exit_code, time_to_stop()));
   }
   leave();
   return notice.exit_code;
+}
+
+/// From the first sign of the end here to the end of the last worker, for the last line.
+std::string Agent::time_to_stop() const {
+  if (!restart_ || restart_->failed == Instant{} || job_.local_world_size == 1) return {};
+  return fmt::format(" (the workers here were gone after {} ms)",
+                     std::chrono::duration_cast<Millis>(restart_->stopped - restart_->failed).count());
 }
 
 Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignment) {

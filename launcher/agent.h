@@ -88,6 +88,7 @@ class Agent {
   [[nodiscard]] std::variant<Assignment, int> join(int attempt);  // or the exit status
   [[nodiscard]] Result<FailureNotice> run_attempt(int number, const Assignment& assignment);
   [[nodiscard]] int finish(const FailureNotice& notice);
+  [[nodiscard]] std::string time_to_stop() const;
   void handle(Attempt& attempt, const Event& event);
   void obey(Attempt& attempt, const Supervision::Orders& orders);
   [[nodiscard]] FailureNotice describe_failure(const Attempt& attempt) const;

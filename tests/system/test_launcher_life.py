@@ -65,7 +65,8 @@ import os, signal, sys
 open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w").write(str(os.getpid()))
 if os.environ["RANK"] == "1":
     import time
-    while len([f for f in os.listdir(sys.argv[1]) if f.endswith(".pid")]) < 3: time.sleep(0.01)
+    written = lambda f: f.endswith(".pid") and os.path.getsize(sys.argv[1] + "/" + f) > 0
+    while len([f for f in os.listdir(sys.argv[1]) if written(f)]) < 3: time.sleep(0.01)
     for i in range(30): print("line", i, file=sys.stderr)
     sys.exit(7)
 signal.pause()
