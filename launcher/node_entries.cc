@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/node_entries.h"
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <unistd.h>
 #include <utility>
@@ -9,6 +11,7 @@
 
 #include "launcher/exit_status.h"
 #include "launcher/outcome_text.h"
+#include "launcher/report.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {
@@ -123,6 +126,15 @@ Awaitable<std::vector<int>> NodeEntries::missing_nodes(int attempt) {
   co_return missing;
 }
 
+std::string NodeEntries::describe(const std::vector<int>& missing) const {
+  std::vector<int> gone;
+  std::copy_if(missing.begin(), missing.end(), std::back_inserter(gone),
+               [this](int node) { return forgotten_.contains(node); });
+  return gone.empty() ? ranges(missing)
+                      : fmt::format("{} ({} {} here and {} gone)", ranges(missing), ranges(gone),
+                                    gone.size() == 1 ? "was" : "were", gone.size() == 1 ? "is" : "are");
+}
+
 Awaitable<Result<Rendezvous::Membership>> NodeEntries::read_place(int attempt) {
   const std::string own_ranks = ranks(attempt, job_.node_rank);
   auto range_text = co_await link_.get(own_ranks);
@@ -227,8 +239,9 @@ Awaitable<Result<void>> NodeEntries::forget(std::string connection) {
     const std::string claim_key = claim(node);
     auto owner = co_await link_.get(claim_key);
     if (!owner) co_return fail(owner.error());
-    if (owner->ends_with("\n" + connection))
-      if (auto ok = co_await link_.remove(claim_key); !ok) co_return ok;
+    if (!owner->ends_with("\n" + connection)) continue;
+    forgotten_.insert(node);
+    if (auto ok = co_await link_.remove(claim_key); !ok) co_return ok;
   }
   co_return Result<void>{};
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +37,8 @@ class NodeEntries {
   /// stands for this agent.
   Awaitable<Result<std::string>> claim_node_rank(AgentLink& waiting, Instant deadline);
   Awaitable<std::vector<int>> missing_nodes(int attempt);
+  /// "1,3 (1 was here and is gone)", as far as forget() knows.
+  [[nodiscard]] std::string describe(const std::vector<int>& missing) const;
   /// What node 0 has written for this node: its place, or why it has none.
   Awaitable<Result<Rendezvous::Membership>> read_place(int attempt);
   /// In the name of every node that has not come: this one will not take part, so nobody need be waited for.
@@ -77,6 +80,7 @@ class NodeEntries {
 
   const Job& job_;
   AgentLink& link_;
+  std::set<int> forgotten_;  // node ranks
 };
 
 }  // namespace muster::launcher

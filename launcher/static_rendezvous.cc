@@ -229,7 +229,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
         "rendezvous: after {} s {} of {} nodes are here; missing: node {}. Were they started with the same "
         "--nnodes, --master-addr and --master-port?",
         seconds(job_.join_timeout), job_.nodes - static_cast<int>(missing.size()), job_.nodes,
-        ranges(missing));
+        entries_.describe(missing));
     if (host()) {
       const std::string refusal = "!" + text;
       if (auto ok = co_await entries_.refuse(attempt, refusal); !ok) co_return ok;
@@ -309,7 +309,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       if (!gathering_ || missing.empty()) continue;
       log_.warning(fmt::format(
           "rendezvous: {} of {} nodes are here, waiting for node {}; {} s so far, giving up after {} s",
-          job_.nodes - static_cast<int>(missing.size()), job_.nodes, ranges(missing),
+          job_.nodes - static_cast<int>(missing.size()), job_.nodes, entries_.describe(missing),
           seconds(SteadyClock::now() - begin), seconds(job_.join_timeout)));
     }
   }

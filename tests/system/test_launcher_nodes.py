@@ -109,7 +109,7 @@ def test_a_failure_on_one_node_stops_all_with_the_same_exit_code(cluster, tmp_pa
 import os, signal, sys
 open("pid" + os.environ["RANK"], "w").write(str(os.getpid()))
 if os.environ["RANK"] == "2":
-    while not os.path.exists("pid0") or not os.path.exists("pid1"): pass
+    while not all(os.path.exists(f) and os.path.getsize(f) for f in ("pid0", "pid1")): pass
     sys.exit(9)
 signal.pause()
 """)
@@ -197,13 +197,17 @@ open("done" + os.environ["RANK"], "w").write("")
 def test_missing_nodes_are_named_while_waiting_and_at_the_end(cluster, tmp_path):
     job = cluster(4)
     script = write(tmp_path, "never.py", "open('started', 'w')")
-    for node in (0, 2):
+    for node in (0, 1, 2):
         job.start(node, 1, "--rdzv-conf=timeout=5", script)
+    seen = job.running.pop(1)
+    assert "3 of 4 nodes are here, waiting for node 3" in seen.stderr.readline()
+    seen.kill()
+    seen.communicate()
     results = job.finish()
     for node in (0, 2):
         assert results[node].returncode == 69
-        assert re.search(r"2 of 4 nodes are here, waiting for node 1,3; \d+ s so far", results[node].stderr)
-    assert re.search(r"after 5 s 2 of 4 nodes are here; missing: node 1,3", results[0].stderr)
+        assert re.search(r"(3 of 4 nodes are here, waiting for node 3|2 of 4 .* node 1,3.*); \d+ s so far", results[node].stderr)
+    assert re.search(r"after 5 s 2 of 4 nodes are here; missing: node 1,3 \(1 was here and is gone\)", results[0].stderr)
     assert not (tmp_path / "started").exists()
 
 
@@ -318,7 +322,7 @@ def test_a_node_that_stops_while_waiting_makes_room_for_another(cluster, tmp_pat
     first.send_signal(signal.SIGTERM)
     assert first.wait(30) == 143
     said = ""
-    while "waiting for node 1-2;" not in said:
+    while "waiting for node 1-2 (1 was here and is gone);" not in said:
         line = job.running[0].stderr.readline()
         assert line, said
         said += line
