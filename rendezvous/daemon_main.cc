@@ -57,6 +57,17 @@ Result<void> write_port_file(const std::string& path, std::uint16_t port) {
   return {};
 }
 
+void define_job_limits(CLI::App& app, JobLimits& job) {
+  const auto add = [&](const char* name, std::size_t& limit, const char* what) {
+    app.add_option(name, limit, what)->check(CLI::PositiveNumber)->capture_default_str();
+  };
+  add("--max-job-connections", job.max_connections,
+      "most clients of a torchrun job, and of a job's proxied store, at a time");
+  add("--max-job-keys", job.max_keys, "most keys and queues of a torchrun job, and of a job's proxied store");
+  add("--max-job-bytes", job.max_bytes, "most bytes of either, counted as for --max-total-bytes");
+  add("--max-job-waits", job.max_waits, "most keys that clients of either wait for or watch");
+}
+
 void define(CLI::App& app, Options& options) {
   auto& server = options.server;
   auto& limits = server.limits;
@@ -92,7 +103,8 @@ void define(CLI::App& app, Options& options) {
   app.add_option("--max-connections", server.max_connections, "most TCPStore clients at a time")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--max-total-keys", limits.store.max_keys, "most keys and queues of all clients together")
+  app.add_option("--max-total-keys", limits.store.max_keys,
+                 "most keys and queues of all TCPStore clients together")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--max-total-bytes", limits.store.max_bytes,
@@ -103,6 +115,7 @@ void define(CLI::App& app, Options& options) {
                  "most keys that are waited for or watched, each once for each client")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  define_job_limits(app, limits.store.job);
   app.add_option("--max-buffered-bytes", server.max_buffered_bytes,
                  "most bytes of unfinished requests and unread answers of all clients, and of all agents")
       ->check(CLI::PositiveNumber)
