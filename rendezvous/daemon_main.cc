@@ -20,6 +20,7 @@
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
+#include "rendezvous/net/job_secret_files.h"
 #include "rendezvous/net/rendezvous_server.h"
 #include "rendezvous/net/state_log.h"
 
@@ -32,6 +33,7 @@ struct Options {
   net::ControlServerOptions control;
   net::StateLogOptions state;
   std::string secret_file;
+  JobSecrets::Sources job_secrets;
   tls::Files tls;
   std::string port_file;
   std::string log_level = "info";
@@ -134,6 +136,13 @@ void define(CLI::App& app, Options& options) {
       "--secret-file", options.secret_file,
       "file with the secret that agents have to know, readable by its owner alone [MUSTER_SECRET]; other "
       "hosts are then served as agents only, TCPStore clients on this one");
+  app.add_option(
+         "--job-secret", options.job_secrets.files,
+         "JOB=FILE, may be repeated: the agents of this job have to know the secret in the file, and no "
+         "other; a job without a secret is refused then")
+      ->allow_extra_args(false);
+  app.add_option("--secrets-dir", options.job_secrets.directory,
+                 "likewise, a file of the job's name for each job; SIGHUP reads all of these again");
   app.add_option("--tls-cert", options.tls.cert,
                  "PEM file with the certificate to show: agents have to speak TLS");
   app.add_option("--tls-key", options.tls.key, "PEM file with its key, readable by its owner alone");
@@ -247,10 +256,15 @@ int serve(const Options& options) {
   auto secret = find_secret(options);
   if (!secret) return complain(secret.error().message);
   server_options.control.secret = *std::move(secret);
+  net::JobSecretFiles job_secrets(loop, log, options.job_secrets);
+  auto secrets_of_jobs = job_secrets.open();
+  if (!secrets_of_jobs) return complain(secrets_of_jobs.error().message);
+  server_options.control.job_secrets = *std::move(secrets_of_jobs);
   int exit_code = 0;
   std::unique_ptr<net::RendezvousServer> server;
   const auto stop = [&] {
     signals.cancel();
+    job_secrets.stop();
     // First: what is on the disk by this is still told to those who wait for it.
     if (server_options.state) server_options.state->close();
     server->stop();
@@ -279,7 +293,8 @@ int serve(const Options& options) {
     if (const auto written = write_port_file(options.port_file, server->port()); !written)
       return complain(written.error().message);
   }
-  if (!server_options.control.secret && options.tls.ca.empty() && !server->store().loopback_only())
+  if (!server_options.control.secret && !server_options.control.job_secrets && options.tls.ca.empty() &&
+      !server->store().loopback_only())
     log.warning(
         fmt::format("no secret (MUSTER_SECRET, --secret-file): whoever reaches {} may join any job and "
                     "read and write the store",

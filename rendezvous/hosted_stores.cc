@@ -188,7 +188,7 @@ std::string HostedStores::bytes(Mount& mount, const control::StoreBytes& bytes) 
   if (!channel.stream.acknowledge(bytes.consumed))
     return fmt::format("channel {} has consumed {} bytes that were not sent", bytes.channel, bytes.consumed);
   if (!channel.stream.receive(bytes.bytes.size()))
-    return fmt::format("channel {} was sent more than its window of {} bytes", bytes.channel,
+    return fmt::format("channel {} was sent more than its window of {} bytes (--store-window)", bytes.channel,
                        options_.window_bytes);
   if (channel.input.empty())
     run(channel, bytes.bytes);

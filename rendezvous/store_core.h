@@ -133,8 +133,8 @@ class StoreCore {
  private:
   void store(std::string_view key, std::string_view value, Effects& effects);
   [[nodiscard]] bool present(std::string_view key) const;
-  /// More or less of what the name's job has; modulo 2^64. The test is inlined: SETs of other names pay 4
-  /// instructions.
+  /// More or less of what the name's job has; modulo 2^64. The test is inlined: with all of this an ADD of
+  /// another name costs 17 instructions more (1357 before), a SET 2 (1592).
   void count(std::string_view name, std::size_t keys, std::size_t bytes, std::size_t waits = 0) {
     if (JobAccounts::concerns(name)) [[unlikely]]
       count_for_job(name, keys, bytes, waits);
