@@ -360,40 +360,6 @@ TEST_CASE("workers of a generation that is over are refused, and its store is go
   REQUIRE(b.take() == number(0));
 }
 
-TEST_CASE(
-    "a job's proxied store has limits of its own on connections, bytes and waits, on all its nodes "
-    "together") {
-  HostedStoresOptions options = RelayedNodes::small();
-  options.limits.store.max_waits = 1;  // of the store of clients without a proxy
-  options.limits.store.job = {.max_connections = 3, .max_keys = 10, .max_bytes = 2000, .max_waits = 2};
-  RelayedNodes nodes(2, options);
-  Worker a = nodes.worker(0);
-  Worker b = nodes.worker(1);
-  {
-    Worker c = nodes.worker(1);
-    nodes.run();
-    Worker d = nodes.worker(0);
-    nodes.run();
-    REQUIRE((a.closed().empty() && b.closed().empty() && c.closed().empty()));
-    REQUIRE(d.closed().find("--max-job-connections") != std::string::npos);
-    c.send({.op = Op::kSet, .key = "/large", .value = std::string(2000, 'x')});
-    nodes.run();
-    REQUIRE(c.closed().find("--max-job-bytes") != std::string::npos);
-  }
-  Worker e = nodes.worker(0);
-  a.send(wait_for({"/1", "/2"}));
-  nodes.run();
-  b.send(wait_for({"/3"}));
-  nodes.run();
-  REQUIRE(b.closed().find("--max-job-waits") != std::string::npos);
-  e.send({.op = Op::kSet, .key = "/1", .value = ""});
-  e.send({.op = Op::kSet, .key = "/2", .value = ""});
-  e.send({.op = Op::kGetNumKeys});
-  nodes.run();
-  REQUIRE(e.take() == number(2));
-  REQUIRE(a.take() == kStop);
-}
-
 TEST_CASE("a request that the store refuses closes that worker with the reason") {
   HostedStoresOptions options = RelayedNodes::small();
   options.limits.store.job.max_keys = 2;
