@@ -118,7 +118,8 @@ Awaitable<void> store(tcp::acceptor& acceptor, tcp::socket& socket, std::string_
   socket.set_option(tcp::no_delay(true));
   while (!bytes.empty()) {
     const std::string_view piece = fuzz::take_piece(bytes, random, 12);
-    co_await asio::async_write(socket, asio::buffer(piece), kAwait);
+    auto [broken, written] = co_await asio::async_write(socket, asio::buffer(piece), kAwait);
+    if (broken) co_return;  // the agent has heard enough
     // So that the other side reads this before the next is there.
     for (int i = 0; i < 3; ++i) co_await asio::post(socket.get_executor(), kAwait);
   }
