@@ -154,7 +154,7 @@ class StoreCore {
   std::size_t num_bytes_ = 0;
   std::size_t num_watches_ = 0;
   TorchrunJobs torchrun_;
-  JobAccounts accounts_;  // outlives no wait: waits_ holds on to its accounts
+  JobAccounts accounts_;  // waits_ points into it
   StoreRecorder* recorder_ = nullptr;
 };
 
