@@ -20,6 +20,7 @@
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
+#include "rendezvous/net/job_secret_files.h"
 #include "rendezvous/net/rendezvous_server.h"
 #include "rendezvous/net/state_log.h"
 
@@ -32,6 +33,7 @@ struct Options {
   net::ControlServerOptions control;
   net::StateLogOptions state;
   std::string secret_file;
+  JobSecrets::Sources job_secrets;
   tls::Files tls;
   std::string port_file;
   std::string log_level = "info";
@@ -55,6 +57,17 @@ Result<void> write_port_file(const std::string& path, std::uint16_t port) {
     return fail("port file " + path, std::move(written).error());
   }
   return {};
+}
+
+void define_job_limits(CLI::App& app, JobLimits& job) {
+  const auto add = [&](const char* name, std::size_t& limit, const char* what) {
+    app.add_option(name, limit, what)->check(CLI::PositiveNumber)->capture_default_str();
+  };
+  add("--max-job-connections", job.max_connections,
+      "most clients of a torchrun job, and of a job's proxied store, at a time");
+  add("--max-job-keys", job.max_keys, "most keys and queues of a torchrun job, and of a job's proxied store");
+  add("--max-job-bytes", job.max_bytes, "most bytes of either, counted as for --max-total-bytes");
+  add("--max-job-waits", job.max_waits, "most keys that clients of either wait for or watch");
 }
 
 void define(CLI::App& app, Options& options) {
@@ -92,7 +105,8 @@ void define(CLI::App& app, Options& options) {
   app.add_option("--max-connections", server.max_connections, "most TCPStore clients at a time")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--max-total-keys", limits.store.max_keys, "most keys and queues of all clients together")
+  app.add_option("--max-total-keys", limits.store.max_keys,
+                 "most keys and queues of all TCPStore clients together")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--max-total-bytes", limits.store.max_bytes,
@@ -103,6 +117,7 @@ void define(CLI::App& app, Options& options) {
                  "most keys that are waited for or watched, each once for each client")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  define_job_limits(app, limits.store.job);
   app.add_option("--max-buffered-bytes", server.max_buffered_bytes,
                  "most bytes of unfinished requests and unread answers of all clients, and of all agents")
       ->check(CLI::PositiveNumber)
@@ -121,6 +136,13 @@ void define(CLI::App& app, Options& options) {
       "--secret-file", options.secret_file,
       "file with the secret that agents have to know, readable by its owner alone [MUSTER_SECRET]; other "
       "hosts are then served as agents only, TCPStore clients on this one");
+  app.add_option(
+         "--job-secret", options.job_secrets.files,
+         "JOB=FILE, may be repeated: the agents of this job have to know the secret in the file, and no "
+         "other; a job without a secret is refused then")
+      ->allow_extra_args(false);
+  app.add_option("--secrets-dir", options.job_secrets.directory,
+                 "likewise, a file of the job's name for each job; SIGHUP reads all of these again");
   app.add_option("--tls-cert", options.tls.cert,
                  "PEM file with the certificate to show: agents have to speak TLS");
   app.add_option("--tls-key", options.tls.key, "PEM file with its key, readable by its owner alone");
@@ -234,10 +256,15 @@ int serve(const Options& options) {
   auto secret = find_secret(options);
   if (!secret) return complain(secret.error().message);
   server_options.control.secret = *std::move(secret);
+  net::JobSecretFiles job_secrets(loop, log, options.job_secrets);
+  auto secrets_of_jobs = job_secrets.open();
+  if (!secrets_of_jobs) return complain(secrets_of_jobs.error().message);
+  server_options.control.job_secrets = *std::move(secrets_of_jobs);
   int exit_code = 0;
   std::unique_ptr<net::RendezvousServer> server;
   const auto stop = [&] {
     signals.cancel();
+    job_secrets.stop();
     // First: what is on the disk by this is still told to those who wait for it.
     if (server_options.state) server_options.state->close();
     server->stop();
@@ -266,7 +293,8 @@ int serve(const Options& options) {
     if (const auto written = write_port_file(options.port_file, server->port()); !written)
       return complain(written.error().message);
   }
-  if (!server_options.control.secret && options.tls.ca.empty() && !server->store().loopback_only())
+  if (!server_options.control.secret && !server_options.control.job_secrets && options.tls.ca.empty() &&
+      !server->store().loopback_only())
     log.warning(
         fmt::format("no secret (MUSTER_SECRET, --secret-file): whoever reaches {} may join any job and "
                     "read and write the store",

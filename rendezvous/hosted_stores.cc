@@ -54,6 +54,7 @@ struct HostedStores::Store {
 HostedStores::HostedStores(const HostedStoresOptions& options, std::uint64_t first_instance)
     : options_(options), next_instance_(first_instance) {
   options_.limits.legacy = wire::Generation::kRelayed;
+  options_.limits.store = of_one_job(options_.limits.store.job);
 }
 
 HostedStores::~HostedStores() = default;
@@ -155,9 +156,15 @@ std::string HostedStores::open(Mount& mount, const control::StoreOpen& open) {
                                    fmt::format("this node has {} connections to the store, the limit is {} "
                                                "(--max-store-channels)",
                                                mount.channels.size(), options_.max_channels)});
+  } else if (Store& store = mount.store; store.clients.size() >= options_.limits.store.job.max_connections) {
+    mount.highest = open.channel;
+    say(mount,
+        control::StoreClose{open.channel,
+                            fmt::format("the job has {} connections to its store, the limit is {} "
+                                        "(--max-job-connections)",
+                                        store.clients.size(), options_.limits.store.job.max_connections)});
   } else {
     mount.highest = open.channel;
-    Store& store = mount.store;
     const ClientId client = store.next_client++;
     auto channel = std::make_unique<Channel>(mount, open.channel, client, store.core, options_);
     store.clients.emplace(client, channel.get());
@@ -181,7 +188,7 @@ std::string HostedStores::bytes(Mount& mount, const control::StoreBytes& bytes) 
   if (!channel.stream.acknowledge(bytes.consumed))
     return fmt::format("channel {} has consumed {} bytes that were not sent", bytes.channel, bytes.consumed);
   if (!channel.stream.receive(bytes.bytes.size()))
-    return fmt::format("channel {} was sent more than its window of {} bytes", bytes.channel,
+    return fmt::format("channel {} was sent more than its window of {} bytes (--store-window)", bytes.channel,
                        options_.window_bytes);
   if (channel.input.empty())
     run(channel, bytes.bytes);

@@ -28,7 +28,7 @@
 namespace muster {
 
 struct HostedStoresOptions {
-  SessionLimits limits;  ///< limits.store is that of each job
+  SessionLimits limits;  ///< limits.store.job bounds each store
   /// Of a channel, each way: sent and not consumed. One channel gets this much in a round trip.
   std::size_t window_bytes = std::size_t{256} << 10;
   std::size_t max_channels = 65536;  ///< of an agent: its workers' connections

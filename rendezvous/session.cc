@@ -58,8 +58,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
   // request.
   if (decoder_.generation() < wire::Generation::kModern) core_.cancel_wait(id_);
 
-  if (std::string excess = muster::exceeded_limit(core_, id_, request, limits_.store); !excess.empty())
-      [[unlikely]] {
+  if (std::string excess = admit(core_, id_, request, limits_.store); !excess.empty()) [[unlikely]] {
     exceeded_limit_ = true;
     return close(std::move(excess));
   }

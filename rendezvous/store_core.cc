@@ -26,6 +26,14 @@ class Decimal {
 
 }  // namespace
 
+void StoreCore::count_for_job(std::string_view name, std::size_t keys, std::size_t bytes, std::size_t waits) {
+  JobAccount* account = accounts_.of(name);
+  if (account == nullptr) return;
+  account->keys += keys;
+  account->bytes += bytes;
+  account->waits += waits;
+}
+
 void StoreCore::tell_watchers(WatchEvent::Kind kind, std::string_view key, std::string_view old_value,
                               std::string_view new_value, Effects& effects) {
   const auto found = watchers_.find(key);
@@ -48,8 +56,11 @@ void StoreCore::store(std::string_view key, std::string_view value, Effects& eff
   if (found == keys_.end()) {
     keys_.emplace(key, value);
     num_bytes_ += kEntryBytes + key.size() + value.size();
+    count(key, 1, kEntryBytes + key.size() + value.size());
   } else {
-    num_bytes_ += value.size() - found->second.size();  // modulo 2^64: it may shrink
+    const std::size_t more = value.size() - found->second.size();  // modulo 2^64: it may shrink
+    num_bytes_ += more;
+    if (more != 0) count(key, 0, more);
     found->second.assign(value);
   }
 }
@@ -69,6 +80,7 @@ void StoreCore::append(std::string_view key, std::string_view value, Effects& ef
                   effects);
   found->second.append(value);
   num_bytes_ += value.size();
+  count(key, 0, value.size());
   waits_.arrived(key, effects.woken);
 }
 
@@ -103,7 +115,9 @@ std::optional<std::int64_t> StoreCore::add(std::string_view key, std::int64_t de
   }
   const Decimal text(sum);
   if (found != keys_.end() && watchers_.empty() && recorder_ == nullptr) {
-    num_bytes_ += text.view().size() - found->second.size();
+    const std::size_t more = text.view().size() - found->second.size();
+    num_bytes_ += more;
+    if (more != 0) count(key, 0, more);
     found->second.assign(text.view());
   } else {
     store(key, text.view(), effects);
@@ -129,7 +143,7 @@ bool StoreCore::wait(ClientId client, std::span<const std::string_view> keys) {
   bool missing = false;
   for (const std::string_view key : keys) {
     if (present(key)) continue;
-    waits_.add(client, key);
+    waits_.add(client, key, account(key));
     missing = true;
   }
   return !missing;
@@ -141,7 +155,9 @@ bool StoreCore::delete_key(std::string_view key, Effects& effects) {
   if (recorder_ != nullptr) [[unlikely]]
     recorder_->erase(key);
   if (!watchers_.empty()) tell_watchers(WatchEvent::Kind::kDeleted, key, found->second, {}, effects);
-  num_bytes_ -= kEntryBytes + found->first.size() + found->second.size();
+  const std::size_t less = kEntryBytes + found->first.size() + found->second.size();
+  num_bytes_ -= less;
+  count(key, std::size_t(-1), 0 - less);
   keys_.erase(found);
   return true;
 }
@@ -153,9 +169,11 @@ void StoreCore::queue_push(std::string_view name, std::string_view element, Effe
   if (found == queues_.end()) {
     found = queues_.emplace(std::string(name), std::deque<std::string>()).first;
     num_bytes_ += kEntryBytes + kQueueBytes + name.size();
+    count(name, 1, kEntryBytes + kQueueBytes + name.size());
   }
   found->second.emplace_back(element);
   num_bytes_ += kElementBytes + element.size();
+  count(name, 0, kElementBytes + element.size());
   const auto before = static_cast<std::ptrdiff_t>(effects.woken.size());
   waits_.element_arrived(name, effects.woken);
   effects.by_element.insert(effects.by_element.end(), effects.woken.begin() + before, effects.woken.end());
@@ -169,8 +187,10 @@ std::optional<std::string> StoreCore::queue_pop(std::string_view name) {
   std::string element = std::move(found->second.front());
   found->second.pop_front();
   num_bytes_ -= kElementBytes + element.size();
+  count(name, 0, 0 - (kElementBytes + element.size()));
   if (found->second.empty()) {
     num_bytes_ -= kEntryBytes + kQueueBytes + name.size();
+    count(name, std::size_t(-1), 0 - (kEntryBytes + kQueueBytes + name.size()));
     queues_.erase(found);
   }
   return element;
@@ -196,7 +216,7 @@ StoreCore::Barrier StoreCore::barrier(ClientId client, std::string_view key, std
     waits_.arrived(key, effects.woken);
     return Barrier::kOpen;
   }
-  waits_.add(client, key);
+  waits_.add(client, key, account(key));
   return Barrier::kWaiting;
 }
 
@@ -205,11 +225,13 @@ void StoreCore::watch(ClientId client, std::string_view key) {
   if (found == watchers_.end()) {
     found = watchers_.emplace(std::string(key), std::vector<ClientId>()).first;
     num_bytes_ += kEntryBytes + key.size();
+    count(key, 0, kEntryBytes + key.size());
   }
   if (std::find(found->second.begin(), found->second.end(), client) != found->second.end()) return;
   found->second.push_back(client);
   watched_[client].push_back(found->first);
   ++num_watches_;
+  count(key, 0, 0, 1);
 }
 
 std::size_t StoreCore::drop_torchrun_job(std::string_view state, Effects& effects) {
@@ -223,14 +245,17 @@ std::size_t StoreCore::drop_torchrun_job(std::string_view state, Effects& effect
 void StoreCore::disconnect(ClientId client) {
   waits_.remove(client);
   torchrun_.gone(client);
+  accounts_.gone(client);
   const auto watched = watched_.find(client);
   if (watched == watched_.end()) return;
   for (const std::string_view key : watched->second) {
     const auto found = watchers_.find(key);
     std::erase(found->second, client);
     --num_watches_;
+    count(key, 0, 0, std::size_t(-1));
     if (!found->second.empty()) continue;
     num_bytes_ -= kEntryBytes + key.size();
+    count(key, 0, 0 - (kEntryBytes + key.size()));
     watchers_.erase(found);
   }
   watched_.erase(watched);

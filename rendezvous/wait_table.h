@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "rendezvous/job_account.h"
 #include "rendezvous/key_map.h"
 
 namespace muster {
@@ -20,8 +21,9 @@ using ClientId = std::uint32_t;
 
 class WaitTable {
  public:
-  /// One more key for the client to wait for. A key repeated within one wait counts once.
-  void add(ClientId client, std::string_view key);
+  /// One more key for the client to wait for. A key repeated within one wait counts once. `account`: of the
+  /// job whose key it is, which outlives the waits for it; nullptr: nobody's.
+  void add(ClientId client, std::string_view key, JobAccount* account = nullptr);
 
   /// Ends the client's wait without waking it; true if there was one.
   bool remove(ClientId client);
@@ -38,6 +40,8 @@ class WaitTable {
   /// Keys that are waited for, each once for each client; and those of one client.
   [[nodiscard]] std::size_t num_registrations() const { return num_registrations_; }
   [[nodiscard]] std::size_t num_registrations(ClientId client) const;
+  /// Those of the client that count for the account. O(what it waits for).
+  [[nodiscard]] std::size_t num_registrations(ClientId client, const JobAccount* account) const;
   /// Of the names of the keys that are waited for, each once, with `kLineBytes` for each.
   [[nodiscard]] std::size_t num_bytes() const { return num_bytes_; }
   static constexpr std::size_t kLineBytes = 96;
@@ -49,6 +53,7 @@ class WaitTable {
   struct Line {                                   // of one key: who waits, oldest first
     Registration* first = nullptr;
     Registration* last = nullptr;
+    JobAccount* account = nullptr;
   };
   using Lines = KeyMap<Line>;
   struct Registration {

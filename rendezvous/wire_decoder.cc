@@ -19,8 +19,6 @@ constexpr std::size_t kAmbiguous = static_cast<std::size_t>(-2);
 // Buffers larger than this are given back after the request that needed them.
 constexpr std::size_t kKeptBytes = 65536;
 
-constexpr std::string_view kLimitAdvice = "raise the server's limit or send less";
-
 }  // namespace
 
 Decoder::Step Decoder::next(std::string_view& input, Request& request) {
@@ -153,11 +151,11 @@ std::size_t Decoder::take_string(std::string_view bytes, std::size_t limit, std:
   if (bytes.size() - at_ < 8) return at_ + 8;
   const std::uint64_t size = load_u64(bytes.data() + at_);
   if (size > limit)
-    return reject(fmt::format("{} announces a {} of {} bytes, the limit is {}; {}", current_op(), what, size,
-                              limit, kLimitAdvice));
+    return reject(fmt::format("{} announces a {} of {} bytes, the limit is {} (--max-{}-bytes)", current_op(),
+                              what, size, limit, what));
   if (at_ + 8 + size > limits_.max_request_bytes)
-    return reject(fmt::format("{} is longer than the limit of {} bytes for one request; {}", current_op(),
-                              limits_.max_request_bytes, kLimitAdvice));
+    return reject(fmt::format("{} is longer than the limit of {} bytes for one request (--max-request-bytes)",
+                              current_op(), limits_.max_request_bytes));
   if (bytes.size() - at_ - 8 < size) return at_ + 8 + size;
   fields_.push_back({at_ + 8, size});
   at_ += 8 + size;
@@ -168,8 +166,8 @@ std::size_t Decoder::take_count(std::string_view bytes) {
   if (bytes.size() - at_ < 8) return at_ + 8;
   const std::uint64_t count = load_u64(bytes.data() + at_);
   if (count > limits_.max_keys)
-    return reject(fmt::format("{} announces {} keys, the limit is {}; {}", current_op(), count,
-                              limits_.max_keys, kLimitAdvice));
+    return reject(fmt::format("{} announces {} keys, the limit is {} (--max-keys)", current_op(), count,
+                              limits_.max_keys));
   at_ += 8;
   count_known_ = true;
   strings_left_ = layout_[step_] == 'P' ? 2 * count : count;

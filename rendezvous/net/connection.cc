@@ -46,7 +46,7 @@ Connection::Status Connection::flush(Instant now) {
     if (errno != EAGAIN && errno != EWOULDBLOCK) return failed(errno_error("send", errno).message);
     if (unsent_bytes() <= max_output_bytes_ + kKeptOutputBytes) return Status::kOpen;
     refusal_ = Refusal::kSlowReader;
-    return failed(fmt::format("it has not read {} bytes of answers", unsent_bytes()));
+    return failed(fmt::format("it has not read {} bytes of answers (--max-output-bytes)", unsent_bytes()));
   }
   if (out_.capacity() > kKeptOutputBytes) out_ = std::string();
   out_.clear();
@@ -113,10 +113,12 @@ Connection::Status Connection::send_held(Instant now) {
 
 bool Connection::time_is_up(Millis slow_reader_timeout, Millis first_byte_timeout) {
   if (blocked())
-    give_up(Refusal::kSlowReader, fmt::format("it has not read its answers for {} ms ({} bytes are waiting)",
-                                              slow_reader_timeout.count(), unsent_bytes()));
+    give_up(Refusal::kSlowReader,
+            fmt::format("it has not read its answers for {} ms, {} bytes are waiting (--slow-reader-timeout)",
+                        slow_reader_timeout.count(), unsent_bytes()));
   else if (expects_hand_over())
-    give_up(Refusal::kAuthentication, fmt::format("it said nothing for {} ms", first_byte_timeout.count()));
+    give_up(Refusal::kAuthentication,
+            fmt::format("it said nothing for {} ms (--handshake-timeout)", first_byte_timeout.count()));
   else
     return false;
   return true;

@@ -77,6 +77,33 @@ std::string ControlPeer::flush() {
   return {};
 }
 
+// It names its job in the clear, and proves that it knows the secret of that job: the proof covers the name.
+ControlPeer::Step ControlPeer::take_start(const control::Start& start, const House& house) {
+  Step out;
+  host_ = wire::printable(start.host, 64);
+  if (std::string text = control::defect_of_job(start.job); !text.empty()) {
+    out.refused = Refused{Refused::Reason::kSettings, std::move(text)};
+    return out;
+  }
+  std::optional<auth::Secret> secret = house.secret;
+  if (house.job_secrets != nullptr) {
+    const auth::Secret* own = house.job_secrets->find(start.job);
+    own_secret_ = own != nullptr;
+    if (own_secret_) secret = *own;
+    if (!secret && !house.proves_otherwise) {
+      out.refused = Refused{Refused::Reason::kAuthentication,
+                            fmt::format("job {} has no secret here, as every job needs one (musterd "
+                                        "--job-secret, --secrets-dir, or --secret-file for all others)",
+                                        start.job)};
+      return out;
+    }
+  }
+  job_ = start.job;
+  say(control::Message(handshake_.start(start, std::move(secret))));
+  stage = Stage::kProof;
+  return out;
+}
+
 ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house) {
   Step out;
   control::Message message;
@@ -116,23 +143,13 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
     out.message = std::move(message);
     return out;
   }
-  if (const auto* start = std::get_if<control::Start>(&message); start != nullptr && stage == Stage::kStart) {
-    host_ = wire::printable(start->host, 64);
-    if (std::string text = control::defect_of_job(start->job); !text.empty()) {
-      out.refused = Refused{Refused::Reason::kSettings, std::move(text)};
-      return out;
-    }
-    job_ = start->job;
-    std::string bytes;
-    control::encode(control::Message(handshake_.start(*start, house.secret)), bytes);
-    send(bytes);
-    stage = Stage::kProof;
-    return out;
-  }
+  if (const auto* start = std::get_if<control::Start>(&message); start != nullptr && stage == Stage::kStart)
+    return take_start(*start, house);
   if (const auto* proof = std::get_if<control::Proof>(&message); proof != nullptr && stage == Stage::kProof) {
     const auto mac = handshake_.proof(*proof);
     if (!mac) {
       out.refused = Refused{Refused::Reason::kAuthentication, mac.error().message};
+      if (own_secret_) out.refused->text += fmt::format(" (job {} has one of its own)", job_);
       return out;
     }
     std::string bytes;

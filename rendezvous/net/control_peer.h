@@ -12,6 +12,7 @@
 #include "rendezvous/auth.h"
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/control.h"
+#include "rendezvous/job_secrets.h"
 #include "rendezvous/net/refusal_log.h"
 #include "rendezvous/tls.h"
 
@@ -48,6 +49,8 @@ class ControlPeer {
     const std::string& software;
     const control::Limits& limits;
     std::uint32_t reconnect_ms = 0;
+    const JobSecrets* job_secrets = nullptr;  ///< before `secret`, for the jobs that have one there
+    bool proves_otherwise = false;  ///< an agent of a job without any secret has shown a certificate
   };
   /// What the peer sent, as it meant it: `plain` may be used for it, and holds what is returned. Fails where
   /// TLS does.
@@ -82,12 +85,15 @@ class ControlPeer {
   [[nodiscard]] std::string title() const;
 
  private:
+  [[nodiscard]] Step take_start(const control::Start& start, const House& house);
+
   int fd_;  // the ControlServer's
   std::string name_;
   std::optional<tls::Stream> tls_;
   control::Decoder decoder_;
   auth::ServerHandshake handshake_;
   std::string job_;
+  bool own_secret_ = false;  // the job's, not the house's
   std::string host_;
   std::string out_;
   int send_error_ = 0;

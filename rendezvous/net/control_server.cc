@@ -152,8 +152,13 @@ void ControlServer::Impl::on_bytes(ConnectionId id, Connection& connection, std:
     return refuse(id, connection, {control::Refused::Reason::kAuthentication, decrypted.error().message});
   std::string_view bytes = *decrypted;
   const ControlPeer::House house{
-      options_.secret, static_cast<std::uint32_t>(options_.heartbeat_interval.count()), options_.software,
-      options_.limits, options_.state ? static_cast<std::uint32_t>(options_.restart_grace.count()) : 0};
+      options_.secret,
+      static_cast<std::uint32_t>(options_.heartbeat_interval.count()),
+      options_.software,
+      options_.limits,
+      options_.state ? static_cast<std::uint32_t>(options_.restart_grace.count()) : 0,
+      options_.job_secrets.get(),
+      options_.tls && options_.tls->asks_for_certificate()};
   while (peer.stage != Stage::kClosing) {
     ControlPeer::Step step = peer.next(bytes, house);
     if (step.need_more) break;
@@ -241,8 +246,8 @@ void ControlServer::Impl::on_timer() {
     const auto connection = agents_.find(id);
     if (connection->peer.stage != Stage::kClosing)
       refusals_.write(Refusal::kAuthentication,
-                      fmt::format("closed {}: it proved nothing within {} ms", connection->peer.name(),
-                                  options_.handshake_timeout.count()));
+                      fmt::format("closed {}: it proved nothing within {} ms (--handshake-timeout)",
+                                  connection->peer.name(), options_.handshake_timeout.count()));
     drop(id, "it took too long");
   }
   if (vouch_at_ != Instant::max()) vouch_for_unread(now);

@@ -17,6 +17,7 @@
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/control.h"
 #include "rendezvous/hosted_stores.h"
+#include "rendezvous/job_secrets.h"
 #include "rendezvous/jobs.h"
 #include "rendezvous/tls.h"
 
@@ -32,9 +33,12 @@ struct ControlServerOptions {
   JobsOptions jobs;
   control::Limits limits;
   std::optional<auth::Secret> secret;  ///< of all jobs; nothing: anybody may join
-  std::optional<tls::Context> tls;     ///< all agents have to speak TLS
-  Millis handshake_timeout{10'000};    ///< from the first byte to a proof
-  Millis heartbeat_interval{5'000};    ///< what agents are told
+  /// Of single jobs, which `secret` does not open; a job with neither is refused then, unless agents show
+  /// certificates. What is put in its place counts for those who connect afterwards.
+  std::shared_ptr<JobSecrets> job_secrets = {};
+  std::optional<tls::Context> tls;   ///< all agents have to speak TLS
+  Millis handshake_timeout{10'000};  ///< from the first byte to a proof
+  Millis heartbeat_interval{5'000};  ///< what agents are told
   std::size_t max_connections = 100'000;
   /// Connections that have proven nothing yet; one more closes the oldest, so that strangers who say nothing
   /// keep no agent out. More than agents that come at the same moment.

@@ -21,7 +21,8 @@ Result<std::unique_ptr<RendezvousServer>> RendezvousServer::listen(boost::asio::
     coordinator->accept(std::move(fd), first_bytes, std::move(peer));
   };
   store.hand_over_tls = options.control.tls.has_value();
-  if (options.control.secret || (options.control.tls && options.control.tls->asks_for_certificate()))
+  if (options.control.secret || options.control.job_secrets ||
+      (options.control.tls && options.control.tls->asks_for_certificate()))
     store.store_on_loopback_only = true;
   MUSTER_TRY(out->store_, Server::listen(loop, store, log));
   return out;

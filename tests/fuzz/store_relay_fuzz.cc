@@ -37,7 +37,7 @@ bool agree(const Said& a, const Said& b) {
 SessionLimits limits() {
   SessionLimits out;
   out.wire.max_request_bytes = 1 << 16;
-  out.store = {.max_keys = 6, .max_bytes = 4000, .max_waits = 5};
+  out.store = of_one_job({.max_connections = 2, .max_keys = 6, .max_bytes = 4000, .max_waits = 5});
   // What a byte of an old client means may depend on when the next one comes: not here.
   out.legacy = wire::Generation::kTorch21;
   return out;

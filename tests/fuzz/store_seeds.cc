@@ -56,6 +56,15 @@ int main(int argc, char** argv) {
     good = good && write(argv[1] + name, "\x07" + all);
     good = good && write(argv[3] + name, all + all);
     good = good && write(argv[2] + name, in_pieces(all, 0) + in_pieces(all, 1));
+    // And of a torchrun job.
+    std::string jobs;
+    if (generation == Generation::kModern) encode({.op = Op::kValidate, .number = kMagic}, jobs);
+    const std::vector<std::string_view> rounds = {"/torch.rendezvous.j.0/a", "1", "/torch.rendezvous.k", "2"};
+    for (const Op op : {Op::kCompareSet, Op::kSet, Op::kWait, Op::kMultiSet, Op::kDeleteKey}) {
+      if (opcode_byte(op, generation) < 0) continue;
+      encode({.op = op, .key = "/torch.rendezvous.j", .desired = "7", .items = rounds}, jobs, generation);
+    }
+    good = good && write(argv[2] + name + "_job", in_pieces(jobs, 0) + in_pieces(jobs, 1));
   }
   if (!good) std::fprintf(stderr, "store_seeds: cannot write to %s, %s or %s\n", argv[1], argv[2], argv[3]);
   return good ? 0 : 1;

@@ -2,6 +2,7 @@
 """Nodes as network namespaces joined by a bridge: node i has 10.77.0.(i+1) or fd77::(i+1) alone on eth0, and some may have a bad line. Needs
 root and iproute2."""
 import itertools
+import json
 import os
 import pathlib
 import subprocess
@@ -12,6 +13,21 @@ _serial = itertools.count()
 
 def ip(*args):
     subprocess.run(["ip", *args], check=True, capture_output=True)
+
+
+def shape(namespace, device, delay, loss):
+    """True if the kernel has netem, which now delays and loses what leaves by the device."""
+    command = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "netem", "delay", f"{delay * 1000:g}ms", "loss", f"{loss * 100:g}%"]
+    try:
+        return subprocess.run(command, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def shaped_packets(namespace, device):
+    text = subprocess.run(["tc", "-s", "-j", "-n", namespace, "qdisc", "show", "dev", device], check=True, capture_output=True).stdout
+    (found,) = [entry for entry in json.loads(text) if entry["kind"] == "netem"]
+    return found["packets"], found["drops"]
 
 
 class Nodes:
@@ -25,14 +41,14 @@ class Nodes:
         ip("-n", self.hub, "link", "set", "br0", "up")
         ip("-n", self.hub, "link", "add", "br1", "type", "bridge")
         ip("-n", self.hub, "link", "set", "br1", "up")
-        self.lines = []
+        self.lines, self.shaped = [], []  # bad lines of the proxy, and of the kernel
         for i, name in enumerate(self.names):
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
             if i in bad_lines:
                 self.add_bad_line(name, f"p{i}", delay, loss, seed + i)
             else:
-                ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", f"p{i}", "netns", self.hub)
+                self.add_line(name, f"p{i}")
             # Without duplicate address detection, which takes a second.
             ip("-n", name, "addr", "add", *([f"{self.address(i)}/64", "dev", "eth0", "nodad"] if v6 else
                                             [f"{self.address(i)}/24", "dev", "eth0"]))
@@ -43,16 +59,29 @@ class Nodes:
     def address(self, node):
         return f"fd77::{node + 1}" if self.v6 else f"10.77.0.{node + 1}"
 
-    def add_bad_line(self, name, port, *rules):
+    def add_line(self, name, port):
+        ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", port, "netns", self.hub)
+
+    def add_bad_line(self, name, port, delay, loss, seed):
+        """By the kernel's netem where it has that, else by a proxy between two devices."""
+        ends = [(name, "eth0"), (self.hub, port)]
+        self.add_line(name, port)
+        if all(shape(*end, delay, loss) for end in ends):
+            self.shaped += ends
+            return
+        ip("-n", name, "link", "del", "eth0")
         command = [sys.executable, "-B", pathlib.Path(__file__).with_name("bad_line.py"), f"{name}:eth0", f"{self.hub}:{port}"]
-        options = [f"--{option}={value}" for option, value in zip(("delay", "loss", "seed"), rules)]
-        line = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+        line = subprocess.Popen([*command, f"--delay={delay}", f"--loss={loss}", f"--seed={seed}"], stdout=subprocess.PIPE, text=True)
         self.lines.append(line)
         assert line.stdout.readline() == "ready\n"
 
+    @property
+    def bad_lines_by(self):
+        return "netem" if self.shaped else "a proxy"
+
     def end_bad_lines(self):
         """How many packets they carried, and how many they lost."""
-        ended = []
+        ended = [shaped_packets(*end) for end in self.shaped]
         for line in self.lines:
             line.terminate()
             words = line.communicate(timeout=30)[0].split()

@@ -7,7 +7,7 @@ import pytest
 from elastic_support import PORT, SHOW, job, write  # noqa: F401
 from faults_support import check_worlds, connections, gone, stage  # noqa: F401
 from launcher_support import alive, wait_for
-from netns import ip
+from netns import Nodes, ip
 
 SHORT = "keep_alive_interval=0.5,keep_alive_max_attempt=4,last_call_timeout=0.2"
 
@@ -86,8 +86,29 @@ def test_a_job_gathers_restarts_and_ends_over_lines_of_200_ms_that_lose_5_percen
     scene.succeeds(1, 2, 3)
     assert set(check_worlds(scene)) == {0, 1}
     carried, lost = nodes.end_bad_lines()
-    print(f"{carried} packets carried, {lost} lost")
+    print(f"{nodes.bad_lines_by}: {carried} packets carried, {lost} lost")
     assert lost > 0 and carried > 10 * lost
+
+
+def test_bad_lines_are_netem_s_where_the_kernel_has_it_and_a_proxy_s_elsewhere(monkeypatch, tmp_path):
+    """A tc that says yes stands for such a kernel, one that says no for the others."""
+    said = tmp_path / "said"
+    shown = '[{"kind": "netem", "packets": 90, "drops": 5}]'
+    for code, by in ((0, "netem"), (2, "a proxy")):
+        write(tmp_path, "tc", f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {said}\n[ $1 = -s ] && echo '{shown}' && exit\nexit {code}\n").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        nodes = Nodes(2, bad_lines=(1,), delay=0.2, loss=0.05)
+        try:
+            assert nodes.bad_lines_by == by
+            assert len(nodes.lines) == (by == "a proxy")
+            ended = nodes.end_bad_lines()
+            assert ended == [180, 10] if by == "netem" else len(ended) == 2
+        finally:
+            nodes.close()
+    ends = [f"-n {name} qdisc replace dev {device} root netem delay 200ms loss 5%"
+            for name, device in ((r"mu\d+n1", "eth0"), (r"mu\d+h", "p1"))]
+    asked = [line for line in said.read_text().splitlines() if "replace" in line]
+    assert len(asked) == 3 and all(re.fullmatch(end, line) for end, line in zip(ends, asked)) and re.fullmatch(ends[0], asked[2])
 
 
 def test_an_interface_that_is_named_is_the_only_one_that_others_try(job, tmp_path):

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <arpa/inet.h>
 #include <array>
-#include <cstring>
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <list>
@@ -13,7 +12,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sstream>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <thread>
@@ -24,21 +22,12 @@
 #include "rendezvous/base/backoff.h"
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/groups/collective.h"
+#include "worker_runtime/groups/tcp_hello.h"
 
 namespace muster::groups {
 namespace {
 
-using Nonce = std::array<std::uint8_t, 32>;
-constexpr std::size_t kHalf = 16;  // the connecting side shows the first half, the accepting side the second
-constexpr Millis kAttempt{3000};   // for one address
-
-struct Hello {
-  std::array<std::uint8_t, kHalf> proof;
-  std::uint32_t from;  // member
-  std::uint32_t to;
-};
-static_assert(sizeof(Hello) == 24);
-using Reply = std::array<std::uint8_t, kHalf>;
+constexpr Millis kAttempt{3000};  // for one address
 
 struct AddressList {
   addrinfo* first = nullptr;
@@ -176,13 +165,9 @@ class Connector {
     for (std::size_t i = 0; i < peers_.size(); ++i) peers_[i].rank = options.ranks[i];
   }
 
-  /// `where` is "port address address ...".
-  Result<void> connect(std::size_t member, const std::string& where) {
-    std::istringstream in(where);
-    std::string port;
-    std::vector<std::string> addresses;
-    in >> port;
-    for (std::string address; in >> address;) addresses.push_back(address);
+  Result<void> connect(std::size_t member, const Whereabouts& where) {
+    const std::vector<std::string>& addresses = where.addresses;
+    const std::string port = std::to_string(where.port);
     // The member listens already, so a refusal is a wrong address; a full backlog or a route that comes up
     // late passes.
     Backoff backoff({.first = Millis(20), .max = Millis(1000)}, static_cast<std::uint64_t>(options_.me) + 1);
@@ -224,11 +209,16 @@ class Connector {
                    static_cast<int>(std::min<std::int64_t>(left.count(), 1 << 30)));
       for (auto caller = callers_.begin(); caller != callers_.end();)
         caller = listen_to(*caller) ? callers_.erase(caller) : std::next(caller);
-      while (callers_.size() < peers_.size() + kStrangers) {
+      // As many at a time as may be members: one more takes the place of who has been silent longest, so that
+      // strangers who say nothing keep no member out.
+      for (std::size_t i = 0; i < peers_.size() + kStrangers; ++i) {
         UniqueFd socket(
             retry_eintr([&] { return ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); }));
         if (!socket) break;
-        callers_.push_back({std::move(socket), {}, 0});
+        if (callers_.size() >= peers_.size() + kStrangers) callers_.pop_front();
+        callers_.push_back({std::move(socket), HelloReader(nonce_, static_cast<std::uint32_t>(options_.me),
+                                                           static_cast<std::uint32_t>(peers_.size()))});
+        if (listen_to(callers_.back())) callers_.pop_back();
       }
     }
     return {};
@@ -245,48 +235,43 @@ class Connector {
 
   struct Caller {
     UniqueFd socket;
-    std::array<std::byte, sizeof(Hello)> bytes;
-    std::size_t done;
+    HelloReader hello;
   };
 
   Result<UniqueFd> try_address(std::size_t member, const std::string& address, const std::string& port,
                                Instant deadline) {
     MUSTER_TRY(UniqueFd fd, connect_to(address, port, deadline));
-    Hello hello{};
-    std::copy_n(nonce_.begin(), kHalf, hello.proof.begin());
-    hello.from = static_cast<std::uint32_t>(options_.me);
-    hello.to = static_cast<std::uint32_t>(member);
-    MUSTER_OK(send_exactly(fd.get(), &hello, sizeof hello, deadline));
+    const auto hello =
+        make_hello(nonce_, static_cast<std::uint32_t>(options_.me), static_cast<std::uint32_t>(member));
+    MUSTER_OK(send_exactly(fd.get(), hello.data(), hello.size(), deadline));
     // The member answers from its accept loop, to which it comes after its own connects: all of them go to
     // members before it, so the first member answers first and nobody waits in a circle.
-    Reply reply{};
+    std::array<std::uint8_t, kReplyBytes> reply{};
     MUSTER_OK(receive_exactly(fd.get(), reply.data(), reply.size(), deadline_));
-    if (!std::equal(reply.begin(), reply.end(), nonce_.begin() + kHalf))
-      return fail(ErrorCode::kProtocol, "something else listens there");
+    if (!is_reply(reply, nonce_)) return fail(ErrorCode::kProtocol, "something else listens there");
     return fd;
   }
 
   /// True when the caller is done with: recognised and taken over, or a stranger.
   bool listen_to(Caller& caller) {
-    const ssize_t n = retry_eintr([&] {
-      return ::recv(caller.socket.get(), caller.bytes.data() + caller.done, caller.bytes.size() - caller.done,
-                    MSG_DONTWAIT);
-    });
+    std::array<std::uint8_t, kHelloBytes> bytes;
+    const ssize_t n = retry_eintr(
+        [&] { return ::recv(caller.socket.get(), bytes.data(), caller.hello.num_missing(), MSG_DONTWAIT); });
     if (n < 0) return errno != EAGAIN && errno != EWOULDBLOCK;
     if (n == 0) return true;
-    caller.done += static_cast<std::size_t>(n);
-    if (caller.done < caller.bytes.size()) return false;
-    Hello hello{};
-    std::memcpy(&hello, caller.bytes.data(), sizeof hello);
-    unsigned difference = 0;  // every byte is looked at, so that the time tells nothing
-    for (std::size_t i = 0; i < kHalf; ++i) difference |= static_cast<unsigned>(hello.proof[i] ^ nonce_[i]);
-    const auto me = static_cast<std::uint32_t>(options_.me);
-    if (difference != 0 || hello.to != me || hello.from <= me || hello.from >= peers_.size()) return true;
-    if (peers_[hello.from].socket) return true;
-    Reply reply{};
-    std::copy_n(nonce_.begin() + kHalf, kHalf, reply.begin());
+    switch (caller.hello.receive(bytes.data(), static_cast<std::size_t>(n))) {
+      case HelloReader::State::kNeedMore:
+        return false;
+      case HelloReader::State::kStranger:
+        return true;
+      case HelloReader::State::kMember:
+        break;
+    }
+    TcpMesh::Peer& peer = peers_[caller.hello.member()];
+    if (peer.socket) return true;
+    const auto reply = make_reply(nonce_);
     if (send_exactly(caller.socket.get(), reply.data(), reply.size(), deadline_))
-      peers_[hello.from].socket = std::move(caller.socket);
+      peer.socket = std::move(caller.socket);
     return true;
   }
 
@@ -309,19 +294,6 @@ class Connector {
   std::vector<TcpMesh::Peer> peers_;
   std::list<Caller> callers_;
 };
-
-std::string to_hex(const Nonce& nonce) {
-  return fmt::format("{:02x}", fmt::join(nonce, ""));
-}
-
-Result<Nonce> from_hex(const std::string& text) {
-  Nonce out{};
-  if (text.size() != 2 * out.size())
-    return fail(ErrorCode::kProtocol, "the group's nonce has a wrong length");
-  for (std::size_t i = 0; i < out.size(); ++i)
-    out[i] = static_cast<std::uint8_t>(std::strtoul(text.substr(2 * i, 2).c_str(), nullptr, 16));
-  return out;
-}
 
 }  // namespace
 
@@ -370,18 +342,19 @@ Result<std::vector<TcpMesh::Peer>> connect_members(const TcpConnectOptions& opti
                                                    const TextExchange& exchange) {
   const Instant deadline = SteadyClock::now() + options.timeout;
   MUSTER_TRY(const Listener listener, listen_anywhere());
-  Nonce own_nonce{};
-  if (::getrandom(own_nonce.data(), own_nonce.size(), 0) != static_cast<ssize_t>(own_nonce.size()))
+  Whereabouts own;
+  if (::getrandom(own.nonce.data(), own.nonce.size(), 0) != static_cast<ssize_t>(own.nonce.size()))
     return fail(errno_error("getrandom", errno));
-  const auto addresses = options.address.empty() ? own_addresses(options.route_host, options.interface)
-                                                 : std::vector{options.address};
-  // "nonce port address address ..."; the first member's nonce counts.
-  MUSTER_TRY(const auto texts,
-             exchange(fmt::format("{} {} {}", to_hex(own_nonce), listener.port, fmt::join(addresses, " "))));
-  MUSTER_TRY(const Nonce nonce, from_hex(texts.front().substr(0, texts.front().find(' '))));
-  Connector connector(options, nonce, deadline);
-  for (std::size_t i = 0; i < static_cast<std::size_t>(options.me); ++i)
-    MUSTER_OK(connector.connect(i, texts[i].substr(std::min(texts[i].find(' '), texts[i].size()))));
+  own.port = listener.port;
+  own.addresses = options.address.empty() ? own_addresses(options.route_host, options.interface)
+                                          : std::vector{options.address};
+  MUSTER_TRY(const auto texts, exchange(write_whereabouts(own)));
+  MUSTER_TRY(const Whereabouts first, read_whereabouts(texts.front()));
+  Connector connector(options, first.nonce, deadline);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(options.me); ++i) {
+    MUSTER_TRY(const Whereabouts where, read_whereabouts(texts[i]));
+    MUSTER_OK(connector.connect(i, where));
+  }
   MUSTER_OK(connector.accept_rest(listener.socket.get()));
   return connector.take();
 }

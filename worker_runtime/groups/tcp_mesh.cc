@@ -20,6 +20,7 @@ namespace {
 constexpr std::uint32_t kData = 0x4d445431;     // "1TDM"
 constexpr std::uint32_t kFailure = 0x4d464c31;  // "1LFM"
 constexpr std::size_t kMaxReason = 2000;
+constexpr auto kLastCode = static_cast<std::uint8_t>(ErrorCode::kFailed);
 constexpr Millis kGrace{200};  // for others to deliver after one peer is gone
 
 }  // namespace
@@ -102,8 +103,12 @@ void TcpMesh::begin_payload(Link& link) {
 
 void TcpMesh::end_payload(Link& link) {
   if (!link.reason.empty()) {
-    const auto code = static_cast<ErrorCode>(link.reason.front());
-    drop(link, code, "broken by another rank: " + link.reason.substr(1));
+    const auto code = static_cast<std::uint8_t>(link.reason.front());
+    std::string why = link.reason.substr(1);
+    std::replace_if(
+        why.begin(), why.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+    drop(link, code <= kLastCode ? static_cast<ErrorCode>(code) : ErrorCode::kFailed,
+         "broken by another rank: " + why);
     return;
   }
   link.receives.pop_front();

@@ -362,14 +362,14 @@ TEST_CASE("workers of a generation that is over are refused, and its store is go
 
 TEST_CASE("a request that the store refuses closes that worker with the reason") {
   HostedStoresOptions options = RelayedNodes::small();
-  options.limits.store.max_keys = 2;
+  options.limits.store.job.max_keys = 2;
   options.max_channels = 3;
   RelayedNodes nodes(1, options);
   Worker a = nodes.worker(0);
   Worker b = nodes.worker(0);
   for (const std::string key : {"/1", "/2", "/3"}) a.send({.op = Op::kSet, .key = key, .value = ""});
   nodes.run();
-  REQUIRE(a.closed().find("--max-total-keys") != std::string::npos);
+  REQUIRE(a.closed().find("--max-job-keys") != std::string::npos);
   b.send({.op = Op::kGetNumKeys});
   nodes.run();
   REQUIRE(b.take() == number(2));
