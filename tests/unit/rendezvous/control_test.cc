@@ -38,13 +38,13 @@ std::vector<Message> one_of_each() {
           Welcome{{6}, 5000, "muster"},
           Refused{Refused::Reason::kOver, "the job is over"},
           join,
-          Ready{1, 2},
+          Ready{1, 2, {1, 7}},
           Heartbeat{},
           assignment,
           Waiting{1, 2, 3, true, "1 of 2 to 3 nodes", {"10.0.0.7"}, 4711, "n7"},
           GenerationOver{7, 1, cause},
           Closed{cause},
-          WorkerFailed{7, 3, 139, false, true, "SIGSEGV"},
+          WorkerFailed{7, 3, 139, false, true, "SIGSEGV", {2, 140}},
           Finished{7},
           SafePoint{7},
           Report{7, "n1", 0, std::string("\0\xff", 2)},
@@ -57,7 +57,8 @@ std::vector<Message> one_of_each() {
           StoreBytes{9, 5, true, std::string("\0\xff", 2)},
           StoreCredit{9, 6},
           StoreClose{9, "GET while it waits"},
-          Clock{1, 2, std::int64_t{3} << 40}};
+          Clock{1, 2, std::int64_t{3} << 40},
+          SafePointPassed{7}};
 }
 
 std::vector<Message> decode_all(Decoder& decoder, std::string_view bytes) {
