@@ -121,10 +121,10 @@ class Agent {
   std::optional<LogDirectory> directory_;
   bool output_kept_ = false;  // workers have written to files in a temporary directory
   std::unique_ptr<Rendezvous> rendezvous_;
-  DetachedJob* entry_ = nullptr;        // of a detached job
-  LogWriter* log_writer_ = nullptr;     // where log files are rotated
-  LogRouter* router_ = nullptr;         // of the attempt under way
-  const WorkerGroup* group_ = nullptr;  // likewise
+  DetachedJob* entry_ = nullptr;           // of a detached job
+  LogWriter* log_writer_ = nullptr;        // where log files are rotated
+  LogRouter* router_ = nullptr;            // of the attempt under way
+  const WorkerGroup* group_ = nullptr;     // likewise
   SafePointWatch* safe_points_ = nullptr;  // likewise
   struct Restart {
     Instant failed;   // when the failure was learnt here

@@ -38,8 +38,8 @@ struct Agent::Attempt {
                 [&agent](int local_rank, std::string line) {
                   agent.events_.push_back(HangFound{local_rank, std::move(line)});
                 }),
-        safe_points(agent.io_, agent.safe_point_files(), [&agent] { agent.safe_point_announced(); },
-                    agent.log_) {}
+        safe_points(
+            agent.io_, agent.safe_point_files(), [&agent] { agent.safe_point_announced(); }, agent.log_) {}
 
   int number;  // as the rendezvous counts
   Assignment assignment;

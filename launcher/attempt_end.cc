@@ -80,10 +80,11 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
     return describe_stop(supervision.stop_signal(), out.node_rank);
   }
   facts.exit_code = out.exit_code;
-  out.reached = post_mortem_.reached(*directory_);
-  decide(out, decide_restart(supervision.end(), facts, attempt.assignment.attempt, job_.max_restarts,
-                             job_.restarts),
-         attempt.assignment.generation);
+  if (job_.restarts.max_without_progress > 0) out.reached = post_mortem_.reached(*directory_);
+  decide(
+      out,
+      decide_restart(supervision.end(), facts, attempt.assignment.attempt, job_.max_restarts, job_.restarts),
+      attempt.assignment.generation);
   return out;
 }
 
@@ -115,8 +116,8 @@ void Agent::note_progress(const FailureNotice& notice, const Assignment& assignm
   if (here.known() || notice.reached.known() || notice.regroup || assignment.group_rank != 0) return;
   if (std::exchange(unjudged_said_, true)) return;
   log_.warning(
-      "--max-restarts-without-progress: no worker has told of a step (launcher/README.md says how), so "
-      "that nothing can be judged");
+      "--max-restarts-without-progress: no worker here has told of a step (launcher/README.md says how): "
+      "without that nothing is judged");
 }
 
 /// Workers that were asked to end and saved their state make the end of the job on this node a preemption.

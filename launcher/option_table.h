@@ -48,7 +48,8 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"restart-backoff", 0, "PET_RESTART_BACKOFF", Takes::kText, "MIN:MAX", "0", Support::kFull,
               "seconds before a restart: MIN before the first, doubled up to MAX; alike on all nodes", true},
     OptionRow{"no-restart-on", 0, "PET_NO_RESTART_ON", Takes::kText, "CODES", "none", Support::kFull,
-              "failures that end the job: those of --restart-on, and 2 or 64-78 for exit:2, exit:64-78", true},
+              "failures that end the job: those of --restart-on, and 2 or 64-78 for exit:2, exit:64-78",
+              true},
     OptionRow{"restart-on", 0, "PET_RESTART_ON", Takes::kText, "FAILURES", "all", Support::kFull,
               "only these are tried again: hang, node, oom, signal:SIGBUS, exit:75, exit:64-78 and the "
               "classes below; alike on all nodes",

@@ -165,8 +165,7 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
         if (name == "log-dir" || name == "rdzv-endpoint" || name == "rdzv-conf" ||
             name == "local-ranks-filter" || name == "ranks-filter" || name == "local-addr" ||
             name == "iface" || name == "secret-file" || name == "job-name" || name == "no-restart-on" ||
-            name == "restart-on" ||
-            name == "heartbeat-file" || name.starts_with("tls-"))
+            name == "restart-on" || name == "heartbeat-file" || name.starts_with("tls-"))
           continue;
         if (name == "role") {
           out.role = "";

@@ -150,8 +150,8 @@ Result<void> plan_growth(std::string_view text, membership::Settings& rules, std
   constexpr double kMost = 86'400;
   if (text == "now") return {};
   const auto wrong = [&] {
-    return usage(fmt::format("--join-at={}: not now, safe-point or safe-point:SECONDS (at most {:.0f})", text,
-                             kMost));
+    return usage(
+        fmt::format("--join-at={}: not now, safe-point or safe-point:SECONDS (at most {:.0f})", text, kMost));
   };
   if (!text.starts_with(kSafePoint)) return wrong();
   if (std::string_view rest = text.substr(kSafePoint.size()); !rest.empty()) {

@@ -35,15 +35,16 @@ void SafePointWatch::open(const Log& log) {
     if (failed != 0) break;
     const auto slash = file.rfind('/');
     // A touch of a file that is there changes its times only.
-    const int watch =
-        ::inotify_add_watch(fd.get(), file.substr(0, slash).c_str(), IN_CLOSE_WRITE | IN_MOVED_TO | IN_ATTRIB);
+    const int watch = ::inotify_add_watch(fd.get(), file.substr(0, slash).c_str(),
+                                          IN_CLOSE_WRITE | IN_MOVED_TO | IN_ATTRIB);
     if (watch < 0)
       failed = errno;
     else
       names_.emplace(std::pair(watch, file.substr(slash + 1)), file);
   }
   if (failed != 0)
-    return log.warning(fmt::format("--join-at: cannot watch for safe points: inotify: {}", errno_text(failed)));
+    return log.warning(
+        fmt::format("--join-at: cannot watch for safe points: inotify: {}", errno_text(failed)));
   events_.assign(fd.release());
   wait();
 }

@@ -43,8 +43,8 @@ void fields(Archive& io, membership::Request& m) {
 template <class Archive>
 void fields(Archive& io, membership::Settings& m) {
   io(m.min_nodes, m.max_nodes, m.spares, m.max_restarts, m.join_timeout, m.last_call_timeout, m.stop_timeout,
-     m.heartbeat_timeout, m.cool_down, m.reconnect_grace, m.grow_at_safe_point,
-     m.safe_point_patience, m.restart_after_loss, m.max_without_progress);
+     m.heartbeat_timeout, m.cool_down, m.reconnect_grace, m.grow_at_safe_point, m.safe_point_patience,
+     m.restart_after_loss, m.max_without_progress);
 }
 template <class Archive>
 void fields(Archive& io, membership::Cause& m) {
@@ -282,10 +282,10 @@ bool construct(Message& message, std::size_t index, std::index_sequence<I...>) {
 }
 
 constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames = {
-    "Start",        "Challenge",     "Proof",        "Welcome",   "Refused",        "Join",
-    "Ready",        "Heartbeat",     "Assignment",   "Waiting",   "GenerationOver", "Closed",
-    "WorkerFailed", "Finished",      "SafePoint",    "Report",    "Leave",          "Stop",
-    "StoreAttach",  "StoreAttached", "StoreRefused", "StoreOpen", "StoreBytes",     "StoreCredit",
+    "Start",        "Challenge",     "Proof",          "Welcome",   "Refused",        "Join",
+    "Ready",        "Heartbeat",     "Assignment",     "Waiting",   "GenerationOver", "Closed",
+    "WorkerFailed", "Finished",      "SafePoint",      "Report",    "Leave",          "Stop",
+    "StoreAttach",  "StoreAttached", "StoreRefused",   "StoreOpen", "StoreBytes",     "StoreCredit",
     "StoreClose",   "Clock",         "SafePointPassed"};
 
 }  // namespace

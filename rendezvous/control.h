@@ -34,8 +34,8 @@ namespace muster::control {
 
 inline constexpr char kFirstByte = '\xAB';
 inline constexpr std::string_view kMagic = "\xABmuster";
-/// The only one: 1 had no stores, 2 neither unfit nodes nor clocks, 3 no steps and no answer to SafePoint, and
-/// they were never released.
+/// The only one: 1 had no stores, 2 neither unfit nodes nor clocks, 3 no steps and no answer to SafePoint,
+/// and they were never released.
 inline constexpr std::uint8_t kProtocolVersion = 4;
 /// Magic, lowest and highest version: the agent's range; in the coordinator's answer both are its choice, or
 /// 0 when it has none in common with the agent.
@@ -272,11 +272,10 @@ struct SafePointPassed {
   friend bool operator==(const SafePointPassed&, const SafePointPassed&) = default;
 };
 
-using Message =
-    std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
-                 GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, StoreAttach,
-                 StoreAttached, StoreRefused, StoreOpen, StoreBytes, StoreCredit, StoreClose, Clock,
-                 SafePointPassed>;
+using Message = std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment,
+                             Waiting, GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report,
+                             Leave, Stop, StoreAttach, StoreAttached, StoreRefused, StoreOpen, StoreBytes,
+                             StoreCredit, StoreClose, Clock, SafePointPassed>;
 
 /// Of the workers' store, whoever says it.
 [[nodiscard]] bool is_about_store(const Message& message);

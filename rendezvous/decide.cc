@@ -231,6 +231,8 @@ Outcome decide_running(Round& round, const Settings& settings, Instant now) {
   }
   if (!round.pending && members < settings.max_nodes && round.num_ready > 0 && round.num_finished == 0)
     admit_newcomers(round, settings, now);
+  else
+    round.grow_by.reset();
   round.safe_point = false;  // who comes later waits for the next one
   return round.pending ? end_generation(round, settings, now) : Idle{};
 }

@@ -183,8 +183,8 @@ struct Round {
   StepLedger steps;              ///< of the generations that are over
   Reached reached;               ///< by the running or last generation, as far as its nodes have told
   /// The last generation has not been entered in `steps`: the next world waits for what its nodes tell.
-  std::optional<bool> unnoted;  ///< whether it failed
-  bool safe_point = false;       ///< announced by the running generation just now
+  std::optional<bool> unnoted;     ///< whether it failed
+  bool safe_point = false;         ///< announced by the running generation just now
   std::optional<Instant> grow_by;  ///< newcomers wait for a safe point until then
   /// A world waits for nodes that were not heard since then; they may be dead already.
   std::optional<Instant> silent_since;

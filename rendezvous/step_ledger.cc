@@ -26,9 +26,8 @@ void StepLedger::note(std::int64_t generation, const Reached& reached, bool fail
 }
 
 std::string StepLedger::verdict(int most) const {
-  std::string out =
-      fruitless == 1 ? "no step was gained by the last restart:"
-                     : fmt::format("no step was gained by the last {} restarts:", fruitless);
+  std::string out = fruitless == 1 ? "no step was gained by the last restart:"
+                                   : fmt::format("no step was gained by the last {} restarts:", fruitless);
   // The generation that they are measured by, and theirs.
   const auto shown = std::min(last.size(), static_cast<std::size_t>(fruitless) + 1);
   for (std::size_t i = last.size() - shown; i < last.size(); ++i)

@@ -321,7 +321,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   std::int64_t max_missed_ = 3;
   std::optional<std::int64_t> running_;     // assigned, and not said to be ready since
   std::optional<std::int64_t> said_ready_;  // the last generation that ready() was told of
-  Reached reached_;  // as said with it
+  Reached reached_;                         // as said with it
   std::int64_t assigned_ = -1;
   std::int64_t ended_ = -1;
   ClockEstimate clocks_;

@@ -23,8 +23,7 @@ void announce_safe_point(std::chrono::milliseconds patience) {
   UniqueFd file(::open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666));
   if (!file) return;
   // Watched before the launcher hears of the file, which it does by the close. IN_ATTRIB: the last link went.
-  const bool watched =
-      removal && ::inotify_add_watch(removal.get(), path, IN_ATTRIB | IN_DELETE_SELF) >= 0;
+  const bool watched = removal && ::inotify_add_watch(removal.get(), path, IN_ATTRIB | IN_DELETE_SELF) >= 0;
   file.reset();
   if (!watched) return;
   const auto deadline = Clock::now() + patience;

@@ -55,12 +55,14 @@ TEST_CASE("any failure of a worker is tried again, while there are restarts left
 TEST_CASE("only what restart-on names is tried again, and it says why where it is not") {
   RestartRules rules;
   rules.only = only("node,oom,signal:SIGBUS,exit:75,64-78");
-  for (const FailureFacts& failure : {exited(75), exited(64), kBus, kGpuFull}) REQUIRE(decide(failure, rules).restart);
+  for (const FailureFacts& failure : {exited(75), exited(64), kBus, kGpuFull})
+    REQUIRE(decide(failure, rules).restart);
   REQUIRE(decide(exited(7), rules).why ==
           "not restarted: --restart-on=node,oom,signal:SIGBUS,exit:75,64-78 does not name exit code 7");
-  REQUIRE(decide({CauseClass::kCrash, 139, SIGSEGV}, rules).why ==
-          "not restarted: --restart-on=node,oom,signal:SIGBUS,exit:75,64-78 does not name crash, SIGSEGV, exit "
-          "code 139");
+  REQUIRE(
+      decide({CauseClass::kCrash, 139, SIGSEGV}, rules).why ==
+      "not restarted: --restart-on=node,oom,signal:SIGBUS,exit:75,64-78 does not name crash, SIGSEGV, exit "
+      "code 139");
   REQUIRE(rules.after_lost_node());
   rules.only = only("oom");
   REQUIRE_FALSE(rules.after_lost_node());

@@ -23,7 +23,8 @@ Outcome fail_at(Job& j, const Reached& n) {
   cause.rank = 0;
   cause.exit_code = 7;
   cause.text = "rank 0 exited with code 7";
-  REQUIRE(worker_failed(j.round, Job::id(1), j.round.world.generation, cause, true, false, j.settings, j.now, n));
+  REQUIRE(
+      worker_failed(j.round, Job::id(1), j.round.world.generation, cause, true, false, j.settings, j.now, n));
   return j.decide();
 }
 
@@ -86,9 +87,10 @@ TEST_CASE("a job whose restarts gain no step ends with the steps of its generati
   REQUIRE(std::holds_alternative<Closed>(fail_at(j, step(90))));
   REQUIRE(j.round.ending.exit_code == kExitNoProgress);
   REQUIRE(j.round.ending.rank == 0);
-  REQUIRE(j.round.ending.text ==
-          "rank 0 exited with code 7; no step was gained by the last 2 restarts: generation 0 reached step 101, "
-          "1 step 101, 2 step 90 (--max-restarts-without-progress=2)");
+  REQUIRE(
+      j.round.ending.text ==
+      "rank 0 exited with code 7; no step was gained by the last 2 restarts: generation 0 reached step 101, "
+      "1 step 101, 2 step 90 (--max-restarts-without-progress=2)");
 }
 
 TEST_CASE("a step gained by any node lets the job go on") {
@@ -148,8 +150,9 @@ TEST_CASE("a newcomer waits for the next safe point, and is told so") {
   REQUIRE(heartbeat(j.round, Job::id(1), j.now) == false);
   REQUIRE(heartbeat(j.round, Job::id(2), j.now) == false);
   REQUIRE(j.waits());
-  REQUIRE_THAT(explain_outside(j.round, j.settings, Job::id(2)),
-               Catch::StartsWith("waits for the job's next checkpoint (--join-at); 1 nodes run generation 0"));
+  REQUIRE_THAT(
+      explain_outside(j.round, j.settings, Job::id(2)),
+      Catch::StartsWith("waits for the job's next checkpoint (--join-at); 1 nodes run generation 0"));
   REQUIRE_FALSE(safe_point(j.round, 1));
   REQUIRE(j.waits());
   REQUIRE(safe_point(j.round, 0));

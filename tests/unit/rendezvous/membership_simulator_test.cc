@@ -173,9 +173,8 @@ class Simulation {
       case 3: {
         Cause cause;
         cause.exit_code = 1;
-        const bool current =
-            worker_failed(round_, id, agent.generation, cause, below(8) != 0, below(4) == 0, settings_, now_,
-                          some_steps());
+        const bool current = worker_failed(round_, id, agent.generation, cause, below(8) != 0, below(4) == 0,
+                                           settings_, now_, some_steps());
         HOLDS(!current || agent.generation == round_.world.generation);
         return;
       }
