@@ -22,7 +22,8 @@ inline constexpr int kExitPeerLost = 76;
 inline constexpr int kExitRefused = 78;
 /// Also what a worker ends with that has saved its state (kExitPreempted of muster/preemption.h).
 inline constexpr int kExitPreempted = 85;
-using muster::kExitNoProgress;
+inline constexpr int kExitNoProgress = 86;
+static_assert(kExitNoProgress == kNoProgressExitCode);
 inline constexpr int kExitHang = 124;  // as of timeout(1)
 inline constexpr int kExitNotExecutable = 126;
 inline constexpr int kExitNotFound = 127;

@@ -42,7 +42,7 @@ std::optional<Outcome> find_silent(Round& round, const Settings& settings, Insta
 /// in the ledger first.
 bool close_without_progress(Round& round, const Settings& settings, Cause ending) {
   if (!round.steps.exhausted(settings.max_without_progress)) return false;
-  ending.exit_code = kExitNoProgress;
+  ending.exit_code = kNoProgressExitCode;
   ending.text += fmt::format("{}{}", ending.text.empty() ? "" : "; ",
                              round.steps.verdict(settings.max_without_progress));
   close_round(round, std::move(ending));

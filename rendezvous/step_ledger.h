@@ -49,6 +49,6 @@ struct StepLedger {
 };
 
 /// What a job ends with for that; one of exit_status.h's codes, here because the coordinator decides it.
-inline constexpr int kExitNoProgress = 86;
+inline constexpr int kNoProgressExitCode = 86;
 
 }  // namespace muster

@@ -85,7 +85,7 @@ TEST_CASE("a job whose restarts gain no step ends with the steps of its generati
   REQUIRE(std::holds_alternative<GenerationOver>(fail_at(j, step(101))));
   go_on(j, step(100));
   REQUIRE(std::holds_alternative<Closed>(fail_at(j, step(90))));
-  REQUIRE(j.round.ending.exit_code == kExitNoProgress);
+  REQUIRE(j.round.ending.exit_code == kNoProgressExitCode);
   REQUIRE(j.round.ending.rank == 0);
   REQUIRE(
       j.round.ending.text ==
@@ -123,7 +123,7 @@ TEST_CASE("of a generation that ended with a lost node the others tell how far i
   REQUIRE(j.over());
   REQUIRE(ready(j.round, Job::id(1), 2, 0, j.now, step(50)));
   REQUIRE(j.closes());
-  REQUIRE(j.round.ending.exit_code == kExitNoProgress);
+  REQUIRE(j.round.ending.exit_code == kNoProgressExitCode);
   REQUIRE_THAT(j.round.ending.text, Catch::StartsWith("no step was gained by the last restart"));
 }
 

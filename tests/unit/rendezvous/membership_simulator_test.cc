@@ -14,17 +14,14 @@
 #include "rendezvous/membership.h"
 #include "rendezvous/waiting_reason.h"
 #include "tests/support/catch.h"
+#include "tests/unit/rendezvous/round_promises.h"
 
 using namespace muster;
 using namespace muster::membership;
 using namespace std::chrono_literals;
+using test::check_survivors;
 
 namespace {
-
-#define HOLDS(condition)                                                                          \
-  do {                                                                                            \
-    if (!(condition)) throw std::runtime_error(fmt::format("line {}: {}", __LINE__, #condition)); \
-  } while (false)
 
 // One job with a handful of agents, each of which may know an outdated generation.
 class Simulation {
@@ -285,30 +282,7 @@ class Simulation {
     }
     HOLDS(next == world.world_size);
     for (const Slot& slot : world.slots) HOLDS(slot.role_world_size == next_role[slot.role]);
-    survivors_keep_ranks(before, world);
-  }
-
-  void survivors_keep_ranks(const World& before, const World& world) {
-    std::map<NodeId, std::size_t> place;
-    for (std::size_t i = 0; i < world.slots.size(); ++i) place[world.slots[i].node] = i;
-    bool same_sizes = true;  // of the places in front
-    bool first = true;
-    std::size_t last = 0;
-    for (std::size_t i = 0; i < before.slots.size(); ++i) {
-      const auto found = place.find(before.slots[i].node);
-      if (found != place.end()) {
-        HOLDS(first || found->second > last);
-        first = false;
-        last = found->second;
-        if (world.slots.size() >= before.slots.size()) {
-          HOLDS(found->second == i);
-          if (same_sizes) HOLDS(world.slots[i].base_rank == before.slots[i].base_rank);
-        }
-      } else {
-        ++swaps_;
-      }
-      if (i >= world.slots.size() || world.slots[i].ranks != before.slots[i].ranks) same_sizes = false;
-    }
+    swaps_ += check_survivors(before, world);
   }
 
   void check() {
