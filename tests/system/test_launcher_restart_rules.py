@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from elastic_support import STAY, job, write
+from launcher_support import muster
 from test_launcher_several import start_both
 
 BACKENDS = ["static", "c10d"]

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes that come while a job runs wait for its next checkpoint (--join-at), and nothing behind it is lost."""
-import os
-import subprocess
 
 import pytest
 
 from elastic_support import job, write
-from launcher_support import BIN, clean_environment, wait_for
+from launcher_support import clean_environment, muster, wait_for
 
 CONF = "last_call_timeout=0.05"
 
