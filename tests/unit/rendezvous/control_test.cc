@@ -114,12 +114,13 @@ TEST_CASE("bytes may arrive in any pieces") {
 TEST_CASE("the bytes are those of the format") {
   std::string bytes;
   encode(Preamble{1, 1}, bytes);
-  encode(Message(Ready{258, 4711}), bytes);
+  encode(Message(Ready{258, 4711, {1, 515}}), bytes);
   encode(Message(Leave{"bye"}), bytes);
-  REQUIRE(bytes == std::string("\xABmuster\x01\x01"
-                               "\x0b\0\0\0\x07\x02\x01\0\0\0\0\0\0\x67\x12"
-                               "\x08\0\0\0\x11\x03\0\0\0bye",
-                               9 + 15 + 12));
+  REQUIRE(bytes ==
+          std::string("\xABmuster\x01\x01"
+                      "\x1b\0\0\0\x07\x02\x01\0\0\0\0\0\0\x67\x12\x01\0\0\0\0\0\0\0\x03\x02\0\0\0\0\0\0"
+                      "\x08\0\0\0\x11\x03\0\0\0bye",
+                      9 + 31 + 12));
 }
 
 TEST_CASE("an announced length beyond the limit is refused before its bytes come") {
@@ -162,8 +163,9 @@ TEST_CASE("other protocols are recognised by their first bytes") {
 TEST_CASE("the version is one that both speak") {
   REQUIRE(choose_version({1, 1}) == 0);
   REQUIRE(choose_version({2, 2}) == 0);
-  REQUIRE(choose_version({3, 3}) == 3);
-  REQUIRE(choose_version({1, 9}) == 3);
-  REQUIRE(choose_version({4, 9}) == 0);
+  REQUIRE(choose_version({3, 3}) == 0);
+  REQUIRE(choose_version({4, 4}) == 4);
+  REQUIRE(choose_version({1, 9}) == 4);
+  REQUIRE(choose_version({5, 9}) == 0);
   REQUIRE(choose_version({0, 0}) == 0);
 }
