@@ -46,9 +46,9 @@ bool contains(const std::vector<T>& list, const T& one) {
 
 Result<FailureRules> FailureRules::parse(std::string_view option, std::string_view text) {
   FailureRules out;
+  if (text.empty()) return out;
   out.option_ = option;
   out.text_ = text;
-  if (text.empty()) return out;
   while (true) {
     const auto comma = text.find(',');
     MUSTER_OK(out.add(text.substr(0, comma)));
