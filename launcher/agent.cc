@@ -115,6 +115,7 @@ int Agent::run_attempts() {
       leave();
       return notice.error().code == ErrorCode::kPeerGone ? kExitPeerLost : kExitSystem;
     }
+    if (notice->restart) note_progress(*notice, assignment);
     if (notice->regroup) {
       log_.warning(fmt::format("{}; the workers start again with the nodes that are here", notice->text));
       continue;
@@ -197,6 +198,7 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
   Attempt attempt(*this, number, assignment);
   router_ = &attempt.router;
   group_ = &attempt.group;
+  safe_points_ = &attempt.safe_points;
   rendezvous_->watch(number, [this](Result<AttemptOutcome> outcome) {
     events_.push_back(OutcomeKnown{std::move(outcome)});
   });
@@ -210,6 +212,7 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
   collect(attempt);
   router_ = nullptr;
   group_ = nullptr;
+  safe_points_ = nullptr;
   restart_ = Restart{attempt.failed, SteadyClock::now(), 0};
   if (!*attempt.outcome) {
     FailureNotice lost;
@@ -258,6 +261,21 @@ void Agent::start(Attempt& attempt) {
       ms(restart->failed, now), restart->number > 0 ? "the failure" : "the change",
       ms(restart->failed, restart->stopped), ms(restart->stopped, begin), ms(begin, now));
   attempt.assignment.group_rank == 0 ? log_.warning(text) : log_.info(text);
+}
+
+std::vector<std::string> Agent::safe_point_files() const {
+  std::vector<std::string> out;
+  if (!job_.elastic.rules.grow_at_safe_point || !directory_->enabled()) return out;
+  for (int rank = 0; rank < job_.local_world_size; ++rank)
+    out.push_back(safe_point_file(directory_->progress_file(rank)));
+  return out;
+}
+
+void Agent::safe_point_announced() {
+  log_.info("a worker has announced a safe point");
+  rendezvous_->safe_point([this] {
+    if (safe_points_ != nullptr) safe_points_->pass();
+  });
 }
 
 void Agent::wait_before(Attempt& attempt, Millis pause) {

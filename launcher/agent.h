@@ -26,6 +26,7 @@
 #include "launcher/post_mortem.h"
 #include "launcher/rendezvous.h"
 #include "launcher/restart_policy.h"
+#include "launcher/safe_point_watch.h"
 #include "launcher/supervision.h"
 #include "launcher/worker_group.h"
 #include "rendezvous/base/env.h"
@@ -94,7 +95,11 @@ class Agent {
   [[nodiscard]] FailureNotice describe_failure(const Attempt& attempt) const;
   [[nodiscard]] FailureNotice after_preemption(const Attempt& attempt, FailureNotice notice) const;
   [[nodiscard]] FailureNotice describe_stop(int signal, int node_rank) const;
+  void decide(FailureNotice& notice, const RestartDecision& decision, std::int64_t generation) const;
+  void note_progress(const FailureNotice& notice, const Assignment& assignment);
   void start(Attempt& attempt);
+  [[nodiscard]] std::vector<std::string> safe_point_files() const;
+  void safe_point_announced();
   void wait_before(Attempt& attempt, Millis pause);
   void collect(Attempt& attempt);
   void report(Attempt& attempt, const FailureNotice& notice);
@@ -117,10 +122,11 @@ class Agent {
   std::optional<LogDirectory> directory_;
   bool output_kept_ = false;  // workers have written to files in a temporary directory
   std::unique_ptr<Rendezvous> rendezvous_;
-  DetachedJob* entry_ = nullptr;        // of a detached job
-  LogWriter* log_writer_ = nullptr;     // where log files are rotated
-  LogRouter* router_ = nullptr;         // of the attempt under way
-  const WorkerGroup* group_ = nullptr;  // likewise
+  DetachedJob* entry_ = nullptr;           // of a detached job
+  LogWriter* log_writer_ = nullptr;        // where log files are rotated
+  LogRouter* router_ = nullptr;            // of the attempt under way
+  const WorkerGroup* group_ = nullptr;     // likewise
+  SafePointWatch* safe_points_ = nullptr;  // likewise
   struct Restart {
     Instant failed;   // when the failure was learnt here
     Instant stopped;  // when the workers here were gone
@@ -128,6 +134,8 @@ class Agent {
   };
   std::optional<Restart> restart_;            // under way
   std::vector<std::string> restart_reasons_;  // so far
+  StepLedger steps_;                          // likewise, for jobs without a coordinator
+  bool unjudged_said_ = false;
 };
 
 }  // namespace muster::launcher

@@ -10,6 +10,7 @@
 #include "launcher/agent.h"
 #include "launcher/hang_monitor.h"
 #include "launcher/log_router.h"
+#include "launcher/safe_point_watch.h"
 #include "launcher/stall_watch.h"
 #include "launcher/supervision.h"
 #include "launcher/worker_group.h"
@@ -36,7 +37,9 @@ struct Agent::Attempt {
                  agent.err_, agent.log_},
                 [&agent](int local_rank, std::string line) {
                   agent.events_.push_back(HangFound{local_rank, std::move(line)});
-                }) {}
+                }),
+        safe_points(
+            agent.io_, agent.safe_point_files(), [&agent] { agent.safe_point_announced(); }, agent.log_) {}
 
   int number;  // as the rendezvous counts
   Assignment assignment;
@@ -45,6 +48,7 @@ struct Agent::Attempt {
   StallWatch stalls;
   Supervision supervision;
   HangMonitor monitor;
+  SafePointWatch safe_points;
   std::optional<HangFound> hang;        // for which the attempt ends
   std::vector<WorkerOutcome> outcomes;  // in the order in which the exits were learnt
   std::vector<Instant> ended;           // of each of them

@@ -44,6 +44,7 @@ FailureNotice Agent::describe_stop(int signal, int node_rank) const {
 
 FailureNotice Agent::describe_failure(const Attempt& attempt) const {
   const Supervision& supervision = attempt.supervision;
+  FailureFacts facts;
   FailureNotice out;
   out.node_rank = attempt.assignment.group_rank;
   out.host = job_.host;
@@ -54,6 +55,7 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
     const auto& failure = *attempt.start_failure;
     out.rank = attempt.assignment.base_rank + failure.local_rank;
     out.exit_code = exit_code_of(failure.error);
+    facts.kind = CauseClass::kNotStarted;
     out.text = fmt::format("rank {} (local_rank {}) on {} was not started: {}", out.rank, failure.local_rank,
                            job_.host, failure.error.message);
   } else if (supervision.first_failure() >= 0) {
@@ -67,16 +69,55 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
                                  first.rank, first.local_rank, first.pid, job_.host, kExitPreempted)
                    : one_line(first, job_.host);
     out.machine_at_fault = is_machine_s_fault(first);
+    facts.kind = first.end.preempted() ? CauseClass::kPreempted : first.cause.kind;
+    facts.signal = first.end.signal;
   } else if (attempt.hang && supervision.end() == AttemptEnd::kHung) {
     out.rank = attempt.assignment.base_rank + attempt.hang->local_rank;
     out.exit_code = kExitHang;
     out.text = fmt::format("{}: {}", job_.host, attempt.hang->line);
+    facts.kind = CauseClass::kHang;
   } else {
     return describe_stop(supervision.stop_signal(), out.node_rank);
   }
-  out.restart = after(supervision.end(), out.exit_code, attempt.assignment.attempt, job_.max_restarts,
-                      job_.restarts) == Next::kRestart;
+  facts.exit_code = out.exit_code;
+  if (job_.restarts.max_without_progress > 0) out.reached = post_mortem_.reached(*directory_);
+  decide(
+      out,
+      decide_restart(supervision.end(), facts, attempt.assignment.attempt, job_.max_restarts, job_.restarts),
+      attempt.assignment.generation);
   return out;
+}
+
+/// What the rules say becomes the notice's.
+void Agent::decide(FailureNotice& notice, const RestartDecision& decision, std::int64_t generation) const {
+  notice.restart = decision.restart;
+  if (!decision.why.empty()) notice.text += "; " + decision.why;
+  if (decision.none_left && job_.restarts.exhausted_code) {
+    notice.text += fmt::format("; no restart is left of {} (--exhausted-exit-code)", job_.max_restarts);
+    notice.exit_code = *job_.restarts.exhausted_code;
+  }
+  // Where there is a coordinator it knows how far all generations came.
+  const int most = job_.restarts.max_without_progress;
+  if (!decision.restart || job_.mode == RendezvousMode::kElastic) return;
+  StepLedger steps = steps_;
+  steps.note(generation, notice.reached, true);
+  if (!steps.exhausted(most)) return;
+  notice.restart = false;
+  notice.exit_code = kExitNoProgress;
+  notice.text += "; " + steps.verdict(most);
+}
+
+/// The attempt is over, and another one follows.
+void Agent::note_progress(const FailureNotice& notice, const Assignment& assignment) {
+  if (job_.restarts.max_without_progress == 0) return;
+  const Reached here = post_mortem_.reached(*directory_);
+  rendezvous_->reached(here);
+  steps_.note(assignment.generation, notice.reached, !notice.regroup);
+  if (here.known() || notice.reached.known() || notice.regroup || assignment.group_rank != 0) return;
+  if (std::exchange(unjudged_said_, true)) return;
+  log_.warning(
+      "--max-restarts-without-progress: no worker here has told of a step (launcher/README.md says how): "
+      "without that nothing is judged");
 }
 
 /// Workers that were asked to end and saved their state make the end of the job on this node a preemption.

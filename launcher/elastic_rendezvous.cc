@@ -144,7 +144,13 @@ net::ControlEvents ElasticRendezvous::client_events() {
   };
   out.linked = [this](bool there) {
     linked_ = there;
+    // Who asked is not answered any more.
+    if (const auto passed = there ? nullptr : std::exchange(safe_point_passed_, {})) passed();
     if (proxy_) proxy_->linked(there);
+  };
+  out.safe_point_passed = [this](std::int64_t generation) {
+    if (!assigned_ || generation != assigned_->generation) return;
+    if (const auto passed = std::exchange(safe_point_passed_, {})) passed();
   };
   out.store = [this](const auto& message) { on_store(message); };
   out.drained = [this] {
@@ -167,7 +173,7 @@ void ElasticRendezvous::next_generation() {
   store_.reset();
   proxy_.reset();
   if (const auto open = open_port(); !open) return fail_join(kExitSystem, open.error().message);
-  client_->ready(assigned_->generation, port_.port);
+  client_->ready(assigned_->generation, port_.port, std::exchange(reached_, {}));
 }
 
 // What the coordinator says.
@@ -278,7 +284,7 @@ void ElasticRendezvous::end(const AttemptOutcome& outcome) {
 void ElasticRendezvous::announce(int, const FailureNotice& notice) {
   if (notice.rank >= 0)
     return client_->worker_failed({assigned_->generation, notice.rank, notice.exit_code, notice.restart,
-                                   notice.machine_at_fault, notice.text});
+                                   notice.machine_at_fault, notice.text, notice.reached});
   // Asked to stop, not failed.
   if (can_be_spared()) {
     good_bye(notice.text, kShortGoodBye);
@@ -290,6 +296,12 @@ void ElasticRendezvous::announce(int, const FailureNotice& notice) {
 
 void ElasticRendezvous::succeeded(int) {
   client_->finished(assigned_->generation);
+}
+
+void ElasticRendezvous::safe_point(std::function<void()> passed) {
+  if (!linked_) return passed();  // they cannot be asked, and are not waited for
+  safe_point_passed_ = std::move(passed);
+  client_->safe_point(assigned_->generation);
 }
 
 // The report.

@@ -39,6 +39,8 @@ class ElasticRendezvous final : public Rendezvous {
   void watch(int attempt, OutcomeKnown known) override;
   void announce(int attempt, const FailureNotice& notice) override;
   void succeeded(int attempt) override;
+  void safe_point(std::function<void()> passed) override;
+  void reached(const Reached& reached) override { reached_ = reached; }
   void send_report(int attempt, std::string part) override;
   void gather_reports(int attempt, PartCame came) override;
   void decline(int attempt, const FailureNotice& notice) override;
@@ -101,6 +103,8 @@ class ElasticRendezvous final : public Rendezvous {
   std::optional<AttemptOutcome> outcome_;        // came before watch()
   PartCame part_came_;                           // while reports are gathered
   std::vector<control::Report> parts_;           // came before that
+  std::function<void()> safe_point_passed_;      // while the coordinator is asked
+  Reached reached_;                              // in the last generation, by the workers here
   bool stopped_here_ = false;                    // this node asked for the end
   bool outside_ = false;                         // a world runs without this node
   bool warned_ = false;

@@ -113,7 +113,7 @@ Result<ExecPlan> plan_exec(const Options& options, const Environment& environmen
   out.environment.insert_or_assign(std::string(kNodeRank), std::to_string(step.node));
   // Words of an agent that is not there.
   for (const std::string_view name :
-       {env::kUseAgentStore, env::kErrorFile, env::kSignalsToHandle, env::kProgressFile})
+       {env::kUseAgentStore, env::kErrorFile, env::kSignalsToHandle, env::kProgressFile, env::kSafePointFile})
     out.environment.erase(std::string(name));
   // An agent above this one finds its own by it.
   if (const auto lineage = lookup(environment, env::kLineage))

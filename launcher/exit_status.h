@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "rendezvous/step_ledger.h"
+
 namespace muster::launcher {
 
 inline constexpr int kExitOk = 0;
@@ -20,6 +22,8 @@ inline constexpr int kExitPeerLost = 76;
 inline constexpr int kExitRefused = 78;
 /// Also what a worker ends with that has saved its state (kExitPreempted of muster/preemption.h).
 inline constexpr int kExitPreempted = 85;
+inline constexpr int kExitNoProgress = 86;
+static_assert(kExitNoProgress == kNoProgressExitCode);
 inline constexpr int kExitHang = 124;  // as of timeout(1)
 inline constexpr int kExitNotExecutable = 126;
 inline constexpr int kExitNotFound = 127;
@@ -41,6 +45,7 @@ inline constexpr std::array kExitCodes = {
     ExitCode{kExitPeerLost, "another node or the coordinator was lost while the job ran"},
     ExitCode{kExitRefused, "the coordinator refused this node: secret, version, --nnodes, --node-rank"},
     ExitCode{kExitPreempted, "preempted: workers ended with this code of their own; start the job again"},
+    ExitCode{kExitNoProgress, "the last restarts gained no step (--max-restarts-without-progress)"},
     ExitCode{kExitHang, "a worker hung (--on-hang=stop, or no restart was left)"},
     ExitCode{kExitNotExecutable, "the program cannot be executed"},
     ExitCode{kExitNotFound, "the program was not found"},

@@ -209,6 +209,31 @@ Result<void> look_for_shortage(const Options& options, const Environment& enviro
       "--virtual-local-rank: {}; lower --nproc-per-node, or share GPUs with --oversubscribe", shortage));
 }
 
+/// Which failures are tried again. What would never happen is refused.
+Result<void> plan_restarts(const Options& options, Job& job) {
+  RestartRules& rules = job.restarts;
+  MUSTER_TRY(rules.only, FailureRules::parse("--restart-on", options.restart_on));
+  MUSTER_TRY(rules.never, FailureRules::parse("--no-restart-on", options.no_restart_on));
+  if (!rules.only.empty() && job.max_restarts == 0)
+    return usage(fmt::format("{}: nothing is restarted without --max-restarts", rules.only.text()));
+  const bool asked = rules.only.names_class(CauseClass::kHang);
+  if (asked && job.hang.action != OnHang::kRestart) {
+    if (options.given.contains("on-hang"))
+      return usage(fmt::format("{} and --on-hang={} contradict each other: the one restarts after a hang",
+                               rules.only.text(), options.on_hang));
+    job.hang.action = OnHang::kRestart;
+  }
+  rules.after_hang = job.hang.action == OnHang::kRestart;
+  if (rules.after_hang && !rules.only.empty() && !asked)
+    return usage(fmt::format("{} does not name hang, which --on-hang=restart asks for", rules.only.text()));
+  if (rules.after_hang && rules.never.names_class(CauseClass::kHang))
+    return usage(fmt::format("{} names hang, after which {} restarts", rules.never.text(),
+                             asked ? rules.only.text() : "--on-hang=restart"));
+  rules.exhausted_code = options.exhausted_exit_code;
+  rules.max_without_progress = options.max_restarts_without_progress;
+  return {};
+}
+
 }  // namespace
 
 Result<Job> plan_job(const Options& given, const Environment& environment, const Machine& machine) {
@@ -231,7 +256,6 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   job.lineage = std::string(lookup(environment, env::kLineage).value_or(""));
   if (!job.lineage.empty()) job.lineage += ':';
   job.lineage += machine.random_id();
-  MUSTER_TRY(job.restarts.final_codes, ExitCodes::parse(options.no_restart_on));
   MUSTER_TRY(job.restarts.pause, RestartPause::parse(options.restart_backoff));
   MUSTER_TRY(job.signals, parse_signals(options.signals_to_handle));
   MUSTER_TRY(job.grace, plan_grace(options, environment, step.has_value()));
@@ -239,8 +263,11 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
     job.end_time_s =
         parse_integer("", lookup(environment, "SLURM_JOB_END_TIME").value_or(""), 0, kMaxEndTime).value_or(0);
   MUSTER_TRY(job.hang, HangRules::parse(options.hang_timeout, options.on_hang, options.heartbeat_file));
-  job.restarts.after_hang = job.hang.action == OnHang::kRestart;
+  MUSTER_OK(plan_restarts(options, job));
   MUSTER_OK(plan_rendezvous(options, environment, machine.random_id, job));
+  if (options.join_at != "now" && job.mode != RendezvousMode::kElastic)
+    return usage(fmt::format("--join-at={}: a job grows with --nnodes=MIN:MAX and --rdzv-backend=c10d only",
+                             options.join_at));
   MUSTER_TRY(job.logs, plan_logs(options, environment));
   job.logs.hostname = machine.host.substr(0, machine.host.find('.'));
   MUSTER_TRY(job.command, resolve_program(options, environment));

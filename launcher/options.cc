@@ -8,6 +8,7 @@
 
 #include "launcher/command_line.h"
 #include "launcher/exit_status.h"
+#include "launcher/failure_rules.h"
 
 namespace muster::launcher {
 namespace {
@@ -74,6 +75,11 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--max-restarts", o.max_restarts)->check(count);
   app.add_option("--restart-backoff", o.restart_backoff);
   app.add_option("--no-restart-on", o.no_restart_on);
+  app.add_option("--restart-on", o.restart_on);
+  app.add_option("--join-at", o.join_at);
+  app.add_option("--max-restarts-without-progress", o.max_restarts_without_progress)
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--exhausted-exit-code", o.exhausted_exit_code)->check(CLI::Range(1, 255));
   app.add_flag("--module", o.module);
   app.add_flag("--no-python", o.no_python);
   app.add_flag("--run-path", o.run_path);
@@ -182,7 +188,7 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
         if (name == "log-dir" || name == "rdzv-endpoint" || name == "rdzv-conf" ||
             name == "local-ranks-filter" || name == "ranks-filter" || name == "local-addr" ||
             name == "iface" || name == "secret-file" || name == "job-name" || name == "no-restart-on" ||
-            name == "heartbeat-file" || name.starts_with("tls-"))
+            name == "restart-on" || name == "heartbeat-file" || name.starts_with("tls-"))
           continue;
         if (name == "role") {
           out.role = "";
@@ -237,6 +243,8 @@ std::string help_text() {
   out += "\nnot supported:\n";
   for (const OptionRow& row : kOptionTable)
     if (row.support == Support::kRefused) out += described(row);
+  out += fmt::format("\nfailures for --restart-on and --no-restart-on: {}, signal:NAME, exit:CODE\n",
+                     failure_words());
   out +=
       "\nexit status: that of the first worker that failed, 128+n if signal n killed it or stopped muster; "
       "else\n";

@@ -27,6 +27,10 @@ struct Options {
   int max_restarts = 0;
   std::string restart_backoff = "0";
   std::string no_restart_on;
+  std::string restart_on;
+  std::string join_at = "now";
+  int max_restarts_without_progress = 0;
+  std::optional<int> exhausted_exit_code;
   bool module = false;
   bool no_python = false;
   bool run_path = false;

@@ -18,7 +18,9 @@ std::string to_json(const AttemptOutcome& outcome) {
               {"exit_code", notice->exit_code},
               {"text", notice->text},
               {"restart", notice->restart},
-              {"lost_node", notice->lost_node}}
+              {"lost_node", notice->lost_node},
+              {"epoch", notice->reached.epoch},
+              {"step", notice->reached.step}}
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -29,6 +31,7 @@ Result<AttemptOutcome> outcome_from_json(std::string_view text) {
     FailureNotice out{json.at("node"),      json.at("host"), json.at("rank"),
                       json.at("exit_code"), json.at("text"), json.at("restart")};
     out.lost_node = json.value("lost_node", -1);
+    out.reached = {json.value("epoch", std::int64_t{-1}), json.value("step", std::int64_t{-1})};
     return out;
   } catch (const Json::exception& error) {
     return fail(ErrorCode::kProtocol, fmt::format("an outcome is not what muster writes ({}): {}",

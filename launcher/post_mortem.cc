@@ -146,6 +146,14 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router
   }
 }
 
+Reached PostMortem::reached(const LogDirectory& directory) const {
+  Reached out;
+  for (int rank = 0; rank < job_.local_world_size; ++rank)
+    if (const auto position = position_in(last_word_in(directory.progress_file(rank))))
+      out = std::max(out, Reached{position->epoch, position->step});
+  return out;
+}
+
 NodeReport PostMortem::part_of_report(int node, std::vector<WorkerOutcome> outcomes) const {
   NodeReport out{node, job_.host, std::move(outcomes), {}};
   for (const std::string& line : kernel_lines_) {

@@ -37,6 +37,9 @@ class PostMortem {
   /// All are gone: completes the outcomes of those that failed.
   void examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router, const LogDirectory& directory);
 
+  /// The furthest step that a worker of this node has told of in the attempt under way.
+  [[nodiscard]] Reached reached(const LogDirectory& directory) const;
+
   /// This node's part of the report.
   [[nodiscard]] NodeReport part_of_report(int node, std::vector<WorkerOutcome> outcomes) const;
 

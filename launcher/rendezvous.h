@@ -47,6 +47,13 @@ class Rendezvous {
   virtual void announce(int attempt, const FailureNotice& notice) = 0;
   virtual void succeeded(int attempt) = 0;
 
+  /// A worker has announced a safe point of the attempt. `passed` comes if the attempt goes on: nobody joins
+  /// now.
+  virtual void safe_point(std::function<void()> passed) { passed(); }
+
+  /// Before the next join(): how far the workers of this node came in the attempt that is over.
+  virtual void reached(const Reached& /*reached*/) {}
+
   /// The job has failed: this node's part of its report, for the first node.
   virtual void send_report(int /*attempt*/, std::string /*part*/) {}
   /// On the first node: the parts of the others, each once as it comes; an empty one of a node that is gone.

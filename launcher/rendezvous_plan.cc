@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -142,6 +144,31 @@ Result<std::optional<EtcdSettings>> plan_etcd(const Options& options, const Elas
   return std::optional(std::move(out));
 }
 
+/// --join-at: when a node that comes later interrupts the job.
+Result<void> plan_growth(std::string_view text, membership::Settings& rules, std::string_view nnodes) {
+  constexpr std::string_view kSafePoint = "safe-point";
+  constexpr double kMost = 86'400;
+  if (text == "now") return {};
+  const auto wrong = [&] {
+    return usage(
+        fmt::format("--join-at={}: not now, safe-point or safe-point:SECONDS (at most {:.0f})", text, kMost));
+  };
+  if (!text.starts_with(kSafePoint)) return wrong();
+  if (std::string_view rest = text.substr(kSafePoint.size()); !rest.empty()) {
+    double seconds = 0;
+    rest.remove_prefix(1);
+    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), seconds);
+    if (text[kSafePoint.size()] != ':' || error != std::errc{} || end != rest.data() + rest.size() ||
+        !(seconds >= 0.001 && seconds <= kMost))
+      return wrong();
+    rules.safe_point_patience = Millis(std::llround(seconds * 1000));
+  }
+  if (rules.min_nodes == rules.max_nodes)
+    return usage(fmt::format("--join-at={}: nobody joins a job of --nnodes={}; give MIN:MAX", text, nnodes));
+  rules.grow_at_safe_point = true;
+  return {};
+}
+
 Result<void> plan_elastic(const Options& options, const Environment& environment, const Endpoint& endpoint,
                           const NodeRange& nodes, Job& job) {
   const std::string_view backend = options.rdzv_backend;
@@ -195,12 +222,15 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   rules.max_nodes = nodes.max;
   rules.spares = options.spares;
   rules.max_restarts = job.max_restarts;
+  rules.restart_after_loss = job.restarts.after_lost_node();
+  rules.max_without_progress = job.restarts.max_without_progress;
   rules.join_timeout = conf.join_timeout;
   rules.last_call_timeout = conf.last_call_timeout;
   rules.stop_timeout = conf.stop_timeout.value_or(job.grace + kStopMargin);
   rules.heartbeat_timeout = conf.keep_alive_interval * conf.keep_alive_max_attempt;
   rules.cool_down = conf.cool_down;
   rules.reconnect_grace = conf.reconnect_grace;
+  MUSTER_OK(plan_growth(options.join_at, rules, options.nnodes));
   if (std::string defect = membership::defect(rules); !defect.empty()) return usage(std::move(defect));
   return {};
 }

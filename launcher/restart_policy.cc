@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "rendezvous/base/env.h"
+#include "launcher/exit_status.h"
 
 namespace muster::launcher {
 namespace {
@@ -24,33 +24,15 @@ std::optional<Millis> parse_seconds(std::string_view text) {
   return Millis(std::llround(seconds * 1000));
 }
 
+/// "crash, SIGBUS, exit code 135": all that a rule could go by.
+std::string what(const FailureFacts& failure) {
+  std::string out;
+  if (failure.kind != CauseClass::kExitCode) out = fmt::format("{}, ", name_of(failure.kind).word);
+  if (failure.signal != 0) out += signal_name(failure.signal) + ", ";
+  return out + fmt::format("exit code {}", failure.exit_code);
+}
+
 }  // namespace
-
-Result<ExitCodes> ExitCodes::parse(std::string_view text) {
-  ExitCodes out;
-  const std::string whole(text);
-  while (!text.empty()) {
-    const auto comma = text.find(',');
-    const std::string_view part = text.substr(0, comma);
-    text.remove_prefix(comma == std::string_view::npos ? text.size() : comma + 1);
-    const auto dash = part.find('-');
-    const auto first = parse_integer("", part.substr(0, dash), 1, 255);
-    const auto last =
-        dash == std::string_view::npos ? first : parse_integer("", part.substr(dash + 1), 1, 255);
-    if (!first || !last || *last < *first)
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("--no-restart-on={}: '{}' is neither an exit code from 1 to 255 nor a range of "
-                              "them, as in 2,64-78",
-                              whole, part));
-    out.ranges_.emplace_back(static_cast<int>(*first), static_cast<int>(*last));
-  }
-  return out;
-}
-
-bool ExitCodes::contains(int code) const {
-  return std::any_of(ranges_.begin(), ranges_.end(),
-                     [code](const auto& range) { return range.first <= code && code <= range.second; });
-}
 
 Result<RestartPause> RestartPause::parse(std::string_view text) {
   const auto colon = text.find(':');
@@ -74,10 +56,38 @@ Millis RestartPause::before(int restart) const {
   return std::min(pause, most);
 }
 
-Next after(AttemptEnd end, int exit_code, int restarts_used, int max_restarts, const RestartRules& rules) {
-  const bool failed = end == AttemptEnd::kWorkerFailed || (end == AttemptEnd::kHung && rules.after_hang);
-  if (!failed || restarts_used >= max_restarts) return Next::kExit;
-  return rules.final_codes.contains(exit_code) ? Next::kExit : Next::kRestart;
+bool RestartRules::after_lost_node() const {
+  return (only.empty() || only.names_lost_nodes()) && !never.names_lost_nodes();
+}
+
+RestartDecision decide_restart(AttemptEnd end, const FailureFacts& failure, int restarts_used,
+                               int max_restarts, const RestartRules& rules) {
+  RestartDecision out;
+  switch (end) {
+    case AttemptEnd::kWorkerFailed:
+      break;
+    case AttemptEnd::kHung:
+      if (!rules.after_hang) return out;
+      break;
+    case AttemptEnd::kPreempted:
+    case AttemptEnd::kNotStarted:
+      if (!rules.only.name(failure)) return out;
+      break;
+    case AttemptEnd::kSucceeded:
+    case AttemptEnd::kSignalled:
+    case AttemptEnd::kPeerLost:
+      return out;
+  }
+  if (max_restarts == 0) return out;
+  if (!rules.only.empty() && !rules.only.name(failure)) {
+    out.why = fmt::format("not restarted: {} does not name {}", rules.only.text(), what(failure));
+  } else if (rules.never.name(failure)) {
+    out.why = fmt::format("not restarted: {} names {}", rules.never.text(), what(failure));
+  } else {
+    out.restart = restarts_used < max_restarts;
+    out.none_left = !out.restart && end != AttemptEnd::kPreempted;
+  }
+  return out;
 }
 
 }  // namespace muster::launcher

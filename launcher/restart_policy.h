@@ -4,12 +4,13 @@
 // number. Pure.
 #pragma once
 
+#include <optional>
+#include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include <muster/result.h>
 
+#include "launcher/failure_rules.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
@@ -23,19 +24,6 @@ enum class AttemptEnd {
   kPeerLost,      // another node's agent is gone
   kHung,          // a worker here gave no sign of life for too long
   kNotStarted,    // a worker could not be executed: the next attempt would end the same way
-};
-
-/// Exit codes from 1 to 255; 128+n is signal n.
-class ExitCodes {
- public:
-  /// "2,64-78": numbers and ranges. kInvalidArgument names the part that is none.
-  [[nodiscard]] static Result<ExitCodes> parse(std::string_view text);
-  [[nodiscard]] bool contains(int code) const;
-
-  friend bool operator==(const ExitCodes&, const ExitCodes&) = default;
-
- private:
-  std::vector<std::pair<int, int>> ranges_;
 };
 
 /// The pause before a restart: the first, doubled with each further restart up to the most. A first of 0 is
@@ -53,17 +41,31 @@ struct RestartPause {
 };
 
 struct RestartRules {
-  ExitCodes final_codes;  // of a worker whose failure is not worth another try
+  FailureRules only;   // --restart-on; empty: any failure of a worker, and the loss of a node
+  FailureRules never;  // --no-restart-on, of those
   RestartPause pause;
-  bool after_hang = false;  // --on-hang=restart
+  bool after_hang = false;            // --on-hang=restart
+  std::optional<int> exhausted_code;  // --exhausted-exit-code: instead of the worker's when none is left
+  int max_without_progress = 0;       // --max-restarts-without-progress; 0: any number
+
+  /// Whether the job goes on where a node is lost and another may take its place.
+  [[nodiscard]] bool after_lost_node() const;
 
   friend bool operator==(const RestartRules&, const RestartRules&) = default;
 };
 
-enum class Next { kExit, kRestart };
+struct RestartDecision {
+  bool restart = false;
+  bool none_left = false;  // it would, with more of --max-restarts
+  std::string why = {};    // not, where a rule says so: "not restarted: --no-restart-on=2 names exit code 2"
 
-/// `exit_code`: of the worker that failed first.
-[[nodiscard]] Next after(AttemptEnd end, int exit_code, int restarts_used, int max_restarts,
-                         const RestartRules& rules);
+  friend bool operator==(const RestartDecision&, const RestartDecision&) = default;
+};
+
+/// The one decision about a restart: from the cause of the worker that failed first. By default any failure
+/// is tried again, as by torchrun; a preempted worker, and one that could not be started, only where
+/// --restart-on names them.
+[[nodiscard]] RestartDecision decide_restart(AttemptEnd end, const FailureFacts& failure, int restarts_used,
+                                             int max_restarts, const RestartRules& rules);
 
 }  // namespace muster::launcher

@@ -78,7 +78,7 @@ Environment shared_environment(const Environment& inherited, const Job& job, con
     out.try_emplace(std::string(env::kNcclInterface), assignment.interface);
   }
   for (const std::string_view name : {env::kRank, env::kLocalRank, env::kRoleRank, env::kErrorFile,
-                                      env::kProgressFile, env::kSecret, env::kNic})
+                                      env::kProgressFile, env::kSafePointFile, env::kSecret, env::kNic})
     out.erase(std::string(name));
   if (job.virtual_local_rank) out.erase(std::string(kVisibleDevices));
   return out;
@@ -93,6 +93,8 @@ Result<RankVariables> rank_variables(const Environment& inherited, const Job& jo
   const int role_base = all_alike(inherited) ? assignment.base_rank : assignment.role_base_rank;
   out.emplace_back(env::kRoleRank, std::to_string(role_base + local_rank));
   out.emplace_back(env::kErrorFile, std::move(error_file));
+  if (job.elastic.rules.grow_at_safe_point && !progress_file.empty())
+    out.emplace_back(env::kSafePointFile, safe_point_file(progress_file));
   out.emplace_back(env::kProgressFile, std::move(progress_file));
   const RankPlacement* place =
       job.placement.empty() ? nullptr : &job.placement[static_cast<std::size_t>(local_rank)];
@@ -110,6 +112,10 @@ Result<RankVariables> rank_variables(const Environment& inherited, const Job& jo
     if (job.placed && !place->nic.empty()) out.emplace_back(env::kNic, place->nic);
   }
   return out;
+}
+
+std::string safe_point_file(const std::string& progress_file) {
+  return progress_file + ".safe-point";
 }
 
 std::string threads_notice(const Environment& inherited, const Job& job) {

@@ -30,6 +30,9 @@ using RankVariables = std::vector<std::pair<std::string_view, std::string>>;
                                                    const Assignment& assignment, int local_rank,
                                                    std::string error_file, std::string progress_file = {});
 
+/// Which a worker makes to announce a safe point; beside its progress file.
+[[nodiscard]] std::string safe_point_file(const std::string& progress_file);
+
 /// What to say of the OMP_NUM_THREADS that the workers get; empty: they get none, or 1 as with torchrun.
 [[nodiscard]] std::string threads_notice(const Environment& inherited, const Job& job);
 

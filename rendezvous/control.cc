@@ -43,7 +43,8 @@ void fields(Archive& io, membership::Request& m) {
 template <class Archive>
 void fields(Archive& io, membership::Settings& m) {
   io(m.min_nodes, m.max_nodes, m.spares, m.max_restarts, m.join_timeout, m.last_call_timeout, m.stop_timeout,
-     m.heartbeat_timeout, m.cool_down, m.reconnect_grace, m.grow_at_safe_point);
+     m.heartbeat_timeout, m.cool_down, m.reconnect_grace, m.grow_at_safe_point, m.safe_point_patience,
+     m.restart_after_loss, m.max_without_progress);
 }
 template <class Archive>
 void fields(Archive& io, membership::Cause& m) {
@@ -58,7 +59,7 @@ void fields(Archive& io, Join& m) {
 }
 template <class Archive>
 void fields(Archive& io, Ready& m) {
-  io(m.generation, m.master_port);
+  io(m.generation, m.master_port, m.reached.epoch, m.reached.step);
 }
 template <class Archive>
 void fields(Archive&, Heartbeat&) {}
@@ -83,7 +84,8 @@ void fields(Archive& io, Closed& m) {
 }
 template <class Archive>
 void fields(Archive& io, WorkerFailed& m) {
-  io(m.generation, m.rank, m.exit_code, m.may_restart, m.machine_at_fault, m.text);
+  io(m.generation, m.rank, m.exit_code, m.may_restart, m.machine_at_fault, m.text, m.reached.epoch,
+     m.reached.step);
 }
 template <class Archive>
 void fields(Archive& io, Finished& m) {
@@ -91,6 +93,10 @@ void fields(Archive& io, Finished& m) {
 }
 template <class Archive>
 void fields(Archive& io, SafePoint& m) {
+  io(m.generation);
+}
+template <class Archive>
+void fields(Archive& io, SafePointPassed& m) {
   io(m.generation);
 }
 template <class Archive>
@@ -276,11 +282,11 @@ bool construct(Message& message, std::size_t index, std::index_sequence<I...>) {
 }
 
 constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames = {
-    "Start",        "Challenge",     "Proof",        "Welcome",   "Refused",        "Join",
-    "Ready",        "Heartbeat",     "Assignment",   "Waiting",   "GenerationOver", "Closed",
-    "WorkerFailed", "Finished",      "SafePoint",    "Report",    "Leave",          "Stop",
-    "StoreAttach",  "StoreAttached", "StoreRefused", "StoreOpen", "StoreBytes",     "StoreCredit",
-    "StoreClose",   "Clock"};
+    "Start",        "Challenge",     "Proof",          "Welcome",   "Refused",        "Join",
+    "Ready",        "Heartbeat",     "Assignment",     "Waiting",   "GenerationOver", "Closed",
+    "WorkerFailed", "Finished",      "SafePoint",      "Report",    "Leave",          "Stop",
+    "StoreAttach",  "StoreAttached", "StoreRefused",   "StoreOpen", "StoreBytes",     "StoreCredit",
+    "StoreClose",   "Clock",         "SafePointPassed"};
 
 }  // namespace
 

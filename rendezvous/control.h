@@ -10,7 +10,7 @@
 //                                <-  preamble, Challenge{nonce} or Refused
 //   Proof{mac}, Join             ->
 //                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report,
-//                                Clock
+//                                Clock, SafePointPassed
 //   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock ->
 //
 // The workers' store may be the coordinator's (--store-proxy). Each worker is a channel then, two streams of
@@ -34,8 +34,9 @@ namespace muster::control {
 
 inline constexpr char kFirstByte = '\xAB';
 inline constexpr std::string_view kMagic = "\xABmuster";
-/// The only one: 1 had no stores, 2 neither unfit nodes nor clocks, and they were never released.
-inline constexpr std::uint8_t kProtocolVersion = 3;
+/// The only one: 1 had no stores, 2 neither unfit nodes nor clocks, 3 no steps and no answer to SafePoint,
+/// and they were never released.
+inline constexpr std::uint8_t kProtocolVersion = 4;
 /// Magic, lowest and highest version: the agent's range; in the coordinator's answer both are its choice, or
 /// 0 when it has none in common with the agent.
 inline constexpr std::size_t kPreambleBytes = 9;
@@ -102,6 +103,7 @@ struct Join {
 struct Ready {
   std::int64_t generation = 0;
   std::uint16_t master_port = 0;
+  Reached reached = {};  ///< by them
 
   friend bool operator==(const Ready&, const Ready&) = default;
 };
@@ -161,6 +163,7 @@ struct WorkerFailed {
   bool may_restart = true;        ///< false: an exit code that is not to be retried
   bool machine_at_fault = false;  ///< the machine is to cool down
   std::string text;
+  Reached reached = {};  ///< by the workers of this node
 
   friend bool operator==(const WorkerFailed&, const WorkerFailed&) = default;
 };
@@ -262,10 +265,17 @@ struct Clock {
   friend bool operator==(const Clock&, const Clock&) = default;
 };
 
-using Message =
-    std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
-                 GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, StoreAttach,
-                 StoreAttached, StoreRefused, StoreOpen, StoreBytes, StoreCredit, StoreClose, Clock>;
+/// The answer to SafePoint where the generation goes on: nobody waits to join.
+struct SafePointPassed {
+  std::int64_t generation = 0;
+
+  friend bool operator==(const SafePointPassed&, const SafePointPassed&) = default;
+};
+
+using Message = std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment,
+                             Waiting, GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report,
+                             Leave, Stop, StoreAttach, StoreAttached, StoreRefused, StoreOpen, StoreBytes,
+                             StoreCredit, StoreClose, Clock, SafePointPassed>;
 
 /// Of the workers' store, whoever says it.
 [[nodiscard]] bool is_about_store(const Message& message);

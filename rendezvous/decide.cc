@@ -38,14 +38,44 @@ std::optional<Outcome> find_silent(Round& round, const Settings& settings, Insta
   return out;
 }
 
+/// Closes the round where the last generation would be one too many that led no further. It is to be entered
+/// in the ledger first.
+bool close_without_progress(Round& round, const Settings& settings, Cause ending) {
+  if (!round.steps.exhausted(settings.max_without_progress)) return false;
+  ending.exit_code = kNoProgressExitCode;
+  ending.text += fmt::format("{}{}", ending.text.empty() ? "" : "; ",
+                             round.steps.verdict(settings.max_without_progress));
+  close_round(round, std::move(ending));
+  return true;
+}
+
+bool ends_without_progress(Round& round, const Settings& settings, const Cause& cause) {
+  StepLedger steps = round.steps;
+  steps.note(round.world.generation, round.reached, true);
+  std::swap(steps, round.steps);
+  if (close_without_progress(round, settings, cause)) return true;
+  round.steps = std::move(steps);  // its other nodes have not told yet
+  return false;
+}
+
 Outcome end_generation(Round& round, const Settings& settings, Instant now) {
   const Cause cause = *std::exchange(round.pending, std::nullopt);
   const bool failure = cause.kind == Cause::Kind::kWorkerFailed || cause.kind == Cause::Kind::kNodeLost;
+  const bool lost = cause.kind == Cause::Kind::kNodeLost;
   if (failure && (round.pending_final || round.restarts_used >= settings.max_restarts)) {
     close_round(round, cause);
     return Closed{};
   }
+  if (lost && !settings.restart_after_loss) {
+    Cause ending = cause;
+    ending.text += "; not restarted: --restart-on or --no-restart-on leaves out lost nodes (node)";
+    close_round(round, std::move(ending));
+    return Closed{};
+  }
+  // Of a lost node's generation the others tell when their workers are gone.
+  if (!lost && failure && ends_without_progress(round, settings, cause)) return Closed{};
   if (failure) ++round.restarts_used;
+  round.unnoted = failure;
   for (const Slot& slot : round.world.slots) {
     if (Node* node = find_node(round, slot.node)) node->finished = false;
   }
@@ -68,6 +98,13 @@ Outcome time_out(Round& round, const Settings& settings, Instant now) {
 using Candidates = std::vector<const Node*>;
 
 Outcome form(Round& round, const Settings& settings, Candidates candidates) {
+  if (const auto failed = std::exchange(round.unnoted, std::nullopt)) {
+    round.steps.note(round.world.generation, round.reached, *failed);
+    Cause ending;
+    ending.kind = Cause::Kind::kWorkerFailed;
+    if (*failed && close_without_progress(round, settings, std::move(ending))) return Closed{};
+  }
+  round.reached = {};
   World world = arrange(round.world, std::move(candidates), settings.max_nodes);
   world.generation = std::max(round.world.generation, round.generation_floor) + 1;
   const Node& first = *find_node(round, world.slots.front().node);
@@ -78,6 +115,7 @@ Outcome form(Round& round, const Settings& settings, Candidates candidates) {
   round.num_stopping = 0;
   round.num_finished = 0;
   round.safe_point = false;
+  round.grow_by.reset();
   round.pending_final = false;
   round.silent_since.reset();
   round.last_call.reset();
@@ -159,6 +197,30 @@ Outcome decide_gathering(Round& round, const Settings& settings, Instant now) {
   return Idle{};
 }
 
+// They interrupt the generation, at once or where it loses little by that.
+void admit_newcomers(Round& round, const Settings& settings, Instant now) {
+  const int newcomers = num_eligible(round, now);
+  if (newcomers == 0) {
+    round.grow_by.reset();
+    return;
+  }
+  const bool late = round.grow_by && now >= *round.grow_by;
+  if (settings.grow_at_safe_point && !round.safe_point && !late) {
+    if (!round.grow_by && settings.safe_point_patience.count() > 0)
+      round.grow_by = now + settings.safe_point_patience;
+    return;
+  }
+  Cause cause;
+  cause.kind = Cause::Kind::kNodesJoined;
+  cause.text = fmt::format("{} node{} joined", newcomers, newcomers == 1 ? "" : "s");
+  if (settings.grow_at_safe_point)
+    cause.text += round.safe_point
+                      ? " at the job's safe point"
+                      : fmt::format(", and no safe point came within {:g} s (--join-at)",
+                                    std::chrono::duration<double>(settings.safe_point_patience).count());
+  round.pending = std::move(cause);
+}
+
 Outcome decide_running(Round& round, const Settings& settings, Instant now) {
   const int members = static_cast<int>(round.world.slots.size());
   if (!round.pending && round.num_finished == members) {
@@ -167,15 +229,11 @@ Outcome decide_running(Round& round, const Settings& settings, Instant now) {
     close_round(round, std::move(ending));
     return Closed{};
   }
-  if (!round.pending && members < settings.max_nodes && round.num_ready > 0 && round.num_finished == 0 &&
-      (!settings.grow_at_safe_point || round.safe_point)) {
-    if (const int newcomers = num_eligible(round, now); newcomers > 0) {
-      Cause cause;
-      cause.kind = Cause::Kind::kNodesJoined;
-      cause.text = fmt::format("{} node{} joined", newcomers, newcomers == 1 ? "" : "s");
-      round.pending = std::move(cause);
-    }
-  }
+  if (!round.pending && members < settings.max_nodes && round.num_ready > 0 && round.num_finished == 0)
+    admit_newcomers(round, settings, now);
+  else
+    round.grow_by.reset();
+  round.safe_point = false;  // who comes later waits for the next one
   return round.pending ? end_generation(round, settings, now) : Idle{};
 }
 
@@ -203,6 +261,7 @@ Instant next_deadline(const Round& round) {
   // While silent nodes are waited for, the last call may be over already.
   if (round.last_call && !round.silent_since) out = std::min(out, *round.last_call);
   if (round.stop_deadline) out = std::min(out, *round.stop_deadline);
+  if (round.grow_by) out = std::min(out, *round.grow_by);
   for (const auto& [machine, until] : round.excluded) out = std::min(out, until);
   return out;
 }

@@ -34,6 +34,7 @@ inline constexpr std::string_view kCudaOrder = "CUDA_DEVICE_ORDER";
 inline constexpr std::string_view kCudaVisible = "CUDA_VISIBLE_DEVICES";
 inline constexpr std::string_view kNic = "MUSTER_NIC";
 inline constexpr std::string_view kProgressFile = "MUSTER_PROGRESS_FILE";
+inline constexpr std::string_view kSafePointFile = "MUSTER_SAFE_POINT_FILE";
 inline constexpr std::string_view kLineage = "MUSTER_LINEAGE";
 
 /// The job's secret, read by agents and musterd. It never crosses: workers do not get it.
@@ -45,6 +46,7 @@ enum class Origin {
   kJob,         ///< always written, the same for every worker of the job
   kDefault,     ///< written only where the agent's own environment has none
   kNetwork,     ///< likewise, and only in jobs with a coordinator
+  kGrowth,      ///< written where --join-at=safe-point asks for it
   kPlacement,   ///< written where GPUs or a placement ask for it
 };
 
@@ -75,6 +77,9 @@ inline constexpr std::array kEnvContract = {
     Variable{kErrorFile, Origin::kAssignment, "where a worker writes its error as JSON"},
     Variable{kProgressFile, Origin::kAssignment,
              "where a worker may write a line about its progress, which the report of a failure shows"},
+    Variable{kSafePointFile, Origin::kGrowth,
+             "which a worker makes when a checkpoint is whole, so that nodes can join now; removed when it "
+             "may go on"},
     Variable{kLineage, Origin::kJob, "the launchers below which this process runs; they end it with the job"},
     Variable{kNcclAsyncErrorHandling, Origin::kDefault, "1: NCCL errors end the process"},
     Variable{kOmpNumThreads, Origin::kDefault,

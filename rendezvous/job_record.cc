@@ -26,6 +26,11 @@ void fields(Io& io, Slot& slot) {
 
 }  // namespace membership
 
+template <class Io>
+void fields(Io& io, StepLedger::Entry& entry) {
+  io(entry.generation, entry.reached.epoch, entry.reached.step);
+}
+
 namespace {
 
 template <class Io>
@@ -33,7 +38,10 @@ void fields(Io& io, JobRecord& record) {
   auto& rules = record.settings;
   io(rules.min_nodes, rules.max_nodes, rules.spares, rules.max_restarts, rules.join_timeout,
      rules.last_call_timeout, rules.stop_timeout, rules.heartbeat_timeout, rules.cool_down,
-     rules.reconnect_grace, rules.grow_at_safe_point);
+     rules.reconnect_grace, rules.grow_at_safe_point, rules.safe_point_patience, rules.restart_after_loss,
+     rules.max_without_progress);
+  auto& steps = record.steps;
+  io(steps.best.epoch, steps.best.step, steps.fruitless, steps.last);
   auto& ending = record.ending;
   io(record.phase, record.restarts_used, record.world.generation, record.world.world_size, record.world.slots,
      record.world.master_addresses, record.world.master_port, record.finished, ending.kind, ending.host,
@@ -47,7 +55,8 @@ bool sensible(const JobRecord& record) {
   const auto& world = record.world;
   return record.phase <= Phase::kClosed && record.ending.kind <= membership::Cause::Kind::kStoreLost &&
          membership::defect(rules).empty() && record.restarts_used >= 0 &&
-         record.restarts_used <= rules.max_restarts && world.generation >= -1 &&
+         record.restarts_used <= rules.max_restarts && record.steps.fruitless >= 0 &&
+         record.steps.last.size() <= StepLedger::kMost && world.generation >= -1 &&
          world.generation <= kMaxGeneration && (record.phase != Phase::kRunning || !world.slots.empty()) &&
          std::all_of(world.slots.begin(), world.slots.end(),
                      [](const auto& slot) {
@@ -65,6 +74,7 @@ JobRecord make_record(const membership::Settings& settings, const membership::Ro
   out.settings = settings;
   out.phase = round.phase;
   out.restarts_used = round.restarts_used;
+  out.steps = round.steps;
   out.world = round.world;
   if (round.phase == Phase::kRunning && round.num_finished > 0) {
     for (const membership::Slot& slot : round.world.slots) {
@@ -83,6 +93,7 @@ membership::Round make_round(const JobRecord& record, Instant now, Millis grace)
   membership::Round out;
   out.phase = record.phase;
   out.restarts_used = record.restarts_used;
+  out.steps = record.steps;
   out.world = record.world;
   out.ending = record.ending;
   for (const auto& [machine, rest] : record.excluded) out.excluded[machine] = now + rest;

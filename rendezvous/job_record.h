@@ -18,6 +18,7 @@ struct JobRecord {
   membership::Settings settings;
   membership::Phase phase = membership::Phase::kGathering;
   int restarts_used = 0;
+  StepLedger steps;
   membership::World world;                               ///< the running or the last one
   std::vector<membership::NodeId> finished;              ///< members all of whose workers succeeded
   std::vector<std::pair<std::string, Millis>> excluded;  ///< machine, for how long

@@ -204,19 +204,25 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
   const auto entry = job.round.nodes.find(node);
   const std::string host = entry == job.round.nodes.end() ? std::string() : entry->second.request.host;
   if (const auto* is_ready = std::get_if<control::Ready>(&message)) {
-    (void)membership::ready(job.round, node, is_ready->generation, is_ready->master_port, now);
+    (void)membership::ready(job.round, node, is_ready->generation, is_ready->master_port, now,
+                            is_ready->reached);
   } else if (const auto* failed = std::get_if<control::WorkerFailed>(&message)) {
     membership::Cause cause;
     cause.rank = failed->rank;
     cause.exit_code = failed->exit_code;
     cause.text = clean(failed->text);
     (void)membership::worker_failed(job.round, node, failed->generation, cause, failed->may_restart,
-                                    failed->machine_at_fault, job.settings, now);
+                                    failed->machine_at_fault, job.settings, now, failed->reached);
   } else if (const auto* done = std::get_if<control::Finished>(&message)) {
     if (membership::finished(job.round, node, done->generation, now) && recorder_ != nullptr)
       recorder_->job_finished(job.name, node);
   } else if (const auto* point = std::get_if<control::SafePoint>(&message)) {
     (void)membership::safe_point(job.round, point->generation);
+    settle(job, now, effects);
+    const bool goes_on =
+        job.round.phase == Phase::kRunning && job.round.world.generation == point->generation;
+    if (goes_on) effects.deliveries.push_back({{id}, control::SafePointPassed{point->generation}, false});
+    return;
   } else if (const auto* leave = std::get_if<control::Leave>(&message)) {
     effects.log.push_back(fmt::format("job {}: {} leaves: {}", job.name, host, clean(leave->reason)));
     membership::left(job.round, node, clean(leave->reason));

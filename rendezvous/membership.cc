@@ -96,9 +96,12 @@ bool heartbeat(Round& round, const NodeId& id, Instant now) {
   return round.silent_since && before < *round.silent_since;
 }
 
-bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_t master_port, Instant now) {
+bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_t master_port, Instant now,
+           const Reached& reached) {
   Node* node = find_node(round, id);
   if (node == nullptr || is_current(round, generation)) return false;
+  if (round.phase == Phase::kGathering && generation == round.world.generation)
+    round.reached = std::max(round.reached, reached);
   node->last_heard = now;
   if (node->ready) return true;
   // A member of the running world that says so for a former generation lags behind.
@@ -111,7 +114,8 @@ bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_
 }
 
 bool worker_failed(Round& round, const NodeId& id, std::int64_t generation, const Cause& failure,
-                   bool may_restart, bool machine_at_fault, const Settings& settings, Instant now) {
+                   bool may_restart, bool machine_at_fault, const Settings& settings, Instant now,
+                   const Reached& reached) {
   const Node* node = find_node(round, id);
   // Whose workers have all ended well has none that could fail.
   if (node == nullptr || !is_current(round, generation) || node->group_rank < 0 || node->finished)
@@ -122,6 +126,7 @@ bool worker_failed(Round& round, const NodeId& id, std::int64_t generation, cons
   cause.group_rank = node->group_rank;
   round.pending = std::move(cause);
   round.pending_final = !may_restart;
+  round.reached = std::max(round.reached, reached);
   if (machine_at_fault && settings.cool_down.count() > 0)
     round.excluded[machine_of(node->request)] = now + settings.cool_down;
   return true;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "rendezvous/base/clock.h"
+#include "rendezvous/step_ledger.h"
 
 namespace muster::membership {
 
@@ -51,6 +52,9 @@ struct Settings {
   Millis cool_down{30'000};          ///< a machine whose node was lost takes part again only after so long
   Millis reconnect_grace{0};         ///< how long a node may be disconnected before it is lost
   bool grow_at_safe_point = false;   ///< newcomers wait for safe_point() instead of interrupting the job
+  Millis safe_point_patience{0};     ///< but no longer than this; 0: for as long as it takes
+  bool restart_after_loss = true;    ///< the loss of a node ends the job unless it may use a restart
+  int max_without_progress = 0;  ///< restarts in a row that lead no further, see step_ledger.h; 0: any number
 
   friend bool operator==(const Settings&, const Settings&) = default;
 };
@@ -176,7 +180,12 @@ struct Round {
   std::vector<Trouble> troubles;
   std::optional<Cause> pending;  ///< of the end of the running generation, before decide() announced it
   bool pending_final = false;    ///< it must not be restarted
-  bool safe_point = false;       ///< announced by the running generation
+  StepLedger steps;              ///< of the generations that are over
+  Reached reached;               ///< by the running or last generation, as far as its nodes have told
+  /// The last generation has not been entered in `steps`: the next world waits for what its nodes tell.
+  std::optional<bool> unnoted;     ///< whether it failed
+  bool safe_point = false;         ///< announced by the running generation just now
+  std::optional<Instant> grow_by;  ///< newcomers wait for a safe point until then
   /// A world waits for nodes that were not heard since then; they may be dead already.
   std::optional<Instant> silent_since;
   Cause ending;  ///< while kClosed
@@ -219,9 +228,11 @@ void note_trouble(Round& round, Trouble trouble);
 /// True: decide() may have been waiting for it.
 bool heartbeat(Round& round, const NodeId& id, Instant now);
 /// The workers of `generation` are gone on this node; it waits for the next world.
-bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_t master_port, Instant now);
+bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_t master_port, Instant now,
+           const Reached& reached = {});
 bool worker_failed(Round& round, const NodeId& id, std::int64_t generation, const Cause& failure,
-                   bool may_restart, bool machine_at_fault, const Settings& settings, Instant now);
+                   bool may_restart, bool machine_at_fault, const Settings& settings, Instant now,
+                   const Reached& reached = {});
 bool finished(Round& round, const NodeId& id, std::int64_t generation, Instant now);
 /// The running world may be interrupted now for nodes that wait.
 bool safe_point(Round& round, std::int64_t generation);

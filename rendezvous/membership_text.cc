@@ -44,6 +44,27 @@ std::string difference(const Settings& wanted, const Settings& job) {
   if (wanted.max_restarts != job.max_restarts)
     return fmt::format("wants --max-restarts={}, the job has --max-restarts={}", wanted.max_restarts,
                        job.max_restarts);
+  if (wanted.max_without_progress != job.max_without_progress)
+    return fmt::format(
+        "wants --max-restarts-without-progress={}, the job has --max-restarts-without-progress={}",
+        wanted.max_without_progress, job.max_without_progress);
+  if (wanted.restart_after_loss != job.restart_after_loss) {
+    const auto word = [](bool restart) { return restart ? "does" : "does not"; };
+    return fmt::format(
+        "by its --restart-on and --no-restart-on the job {} restart after the loss of a node, by the "
+        "job's it {}",
+        word(wanted.restart_after_loss), word(job.restart_after_loss));
+  }
+  if (wanted.grow_at_safe_point != job.grow_at_safe_point ||
+      wanted.safe_point_patience != job.safe_point_patience) {
+    const auto text = [](const Settings& settings) {
+      if (!settings.grow_at_safe_point) return std::string("now");
+      if (settings.safe_point_patience.count() == 0) return std::string("safe-point");
+      return fmt::format("safe-point:{:g}",
+                         std::chrono::duration<double>(settings.safe_point_patience).count());
+    };
+    return fmt::format("wants --join-at={}, the job has --join-at={}", text(wanted), text(job));
+  }
   // The coordinator judges all by the job's time-out; an agent that beats its heart by another is lost for
   // it.
   if (wanted.heartbeat_timeout != job.heartbeat_timeout)
@@ -61,6 +82,8 @@ std::string defect(const Settings& settings) {
   if (settings.spares < 0 || settings.spares > kMost)
     return fmt::format("--spares={} is out of range", settings.spares);
   if (settings.max_restarts < 0) return fmt::format("--max-restarts={} is negative", settings.max_restarts);
+  if (settings.max_without_progress < 0)
+    return fmt::format("--max-restarts-without-progress={} is negative", settings.max_without_progress);
   constexpr Millis kLongest{std::int64_t{1000} * 86400 * 365};
   const std::array times = {
       std::pair{"join timeout", settings.join_timeout},
@@ -69,6 +92,7 @@ std::string defect(const Settings& settings) {
       std::pair{"heartbeat timeout", settings.heartbeat_timeout},
       std::pair{"cool-down", settings.cool_down},
       std::pair{"reconnect grace", settings.reconnect_grace},
+      std::pair{"patience for a safe point", settings.safe_point_patience},
   };
   for (const auto& [name, time] : times)
     if (time.count() < 0 || time > kLongest)

@@ -78,6 +78,7 @@ void begin_gathering(Round& round, const Settings& settings, Instant now) {
   round.stop_deadline = now + std::min(settings.stop_timeout, settings.join_timeout);
   round.last_call.reset();
   round.silent_since.reset();
+  round.grow_by.reset();
 }
 
 void close_round(Round& round, Cause ending) {
@@ -87,6 +88,7 @@ void close_round(Round& round, Cause ending) {
   round.stop_deadline.reset();
   round.last_call.reset();
   round.silent_since.reset();
+  round.grow_by.reset();
   round.num_stopping = 0;
   round.pending.reset();
 }

@@ -135,7 +135,12 @@ std::string explain_outside(const Round& round, const Settings& settings, const 
   if (self != round.nodes.end() && !is_fit(self->second.request)) return "unfit; " + runs;
   if (static_cast<int>(round.world.slots.size()) < settings.max_nodes)
     return fmt::format("waits for the job's next {}; {}",
-                       settings.grow_at_safe_point ? "safe point" : "round", runs);
+                       !settings.grow_at_safe_point ? "round"
+                       : settings.safe_point_patience.count() == 0
+                           ? "checkpoint (--join-at)"
+                           : fmt::format("checkpoint, {:g} s at most (--join-at)",
+                                         std::chrono::duration<double>(settings.safe_point_patience).count()),
+                       runs);
   if (before < settings.spares) return fmt::format("spare {} of {}; {}", before + 1, settings.spares, runs);
   return fmt::format("the job is full, waits for a place (another job needs another --rdzv-id); {}", runs);
 }

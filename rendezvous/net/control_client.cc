@@ -72,12 +72,13 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
 
   [[nodiscard]] std::size_t unsent_bytes() const { return link_ ? link_->unsent_bytes() : 0; }
 
-  void ready(std::int64_t generation, std::uint16_t master_port) {
+  void ready(std::int64_t generation, std::uint16_t master_port, const Reached& reached) {
     running_.reset();
     facts_.clear();
     options_.request.master_port = master_port;
     said_ready_ = generation;
-    send(control::Ready{generation, master_port});
+    reached_ = reached;
+    send(control::Ready{generation, master_port, reached});
   }
 
   // What has to reach the coordinator even if the connection breaks meanwhile.
@@ -233,7 +234,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       facts_.clear();
       if (said_ready_ && over->generation <= *said_ready_) {
         // ready() came while the word was on its way, and was lost with a connection.
-        send(control::Ready{over->generation, options_.request.master_port});
+        send(control::Ready{over->generation, options_.request.master_port, reached_});
         return;
       }
       if (over->generation <= ended_) return;
@@ -247,6 +248,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       if (const auto call = events_.report) call(*report);
     } else if (const auto* clock = std::get_if<control::Clock>(&message)) {
       compare(*clock);
+    } else if (const auto* passed = std::get_if<control::SafePointPassed>(&message)) {
+      if (const auto call = events_.safe_point_passed) call(passed->generation);
     } else if (control::is_about_store(message)) {
       if (const auto call = events_.store) call(message);
     }
@@ -318,6 +321,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   std::int64_t max_missed_ = 3;
   std::optional<std::int64_t> running_;     // assigned, and not said to be ready since
   std::optional<std::int64_t> said_ready_;  // the last generation that ready() was told of
+  Reached reached_;                         // as said with it
   std::int64_t assigned_ = -1;
   std::int64_t ended_ = -1;
   ClockEstimate clocks_;
@@ -338,8 +342,8 @@ void ControlClient::start() {
 void ControlClient::redirect(std::string host, std::uint16_t port) {
   impl_->redirect(std::move(host), port);
 }
-void ControlClient::ready(std::int64_t generation, std::uint16_t master_port) {
-  impl_->ready(generation, master_port);
+void ControlClient::ready(std::int64_t generation, std::uint16_t master_port, const Reached& reached) {
+  impl_->ready(generation, master_port, reached);
 }
 void ControlClient::worker_failed(const control::WorkerFailed& failure) {
   impl_->state(failure);

@@ -80,6 +80,8 @@ struct ControlEvents {
   std::function<void(const control::Message&)> store;
   /// How far the coordinator's wall clock is from this host's.
   std::function<void(const ClockOffset&)> clock;
+  /// The answer to safe_point() where the generation goes on.
+  std::function<void(std::int64_t generation)> safe_point_passed;
   /// The connection has taken everything that was sent.
   std::function<void()> drained;
   /// kTimeout: not reached within connect_timeout. kMismatch: refused for its secret, version or settings.
@@ -103,13 +105,14 @@ class ControlClient {
   void redirect(std::string host, std::uint16_t port);
 
   /// The workers of `generation` are gone; this node takes part in the next round and would serve its store
-  /// on `master_port`.
-  void ready(std::int64_t generation, std::uint16_t master_port);
+  /// on `master_port`. `reached`: by them.
+  void ready(std::int64_t generation, std::uint16_t master_port, const Reached& reached = {});
   /// Kept and said again after a reconnection until the generation is over.
   void worker_failed(const control::WorkerFailed& failure);
   /// All workers of this node succeeded. Kept likewise.
   void finished(std::int64_t generation);
-  /// The generation can be interrupted now for nodes that wait (Settings::grow_at_safe_point).
+  /// The generation can be interrupted now for nodes that wait (Settings::grow_at_safe_point). Lost where
+  /// there is no connection.
   void safe_point(std::int64_t generation);
   void report(std::int64_t generation, std::string payload);
   /// A message about the workers' store; lost where there is no connection.

@@ -34,11 +34,13 @@ int main(int argc, char** argv) {
       join.settings.min_nodes = 1;
       join.settings.max_nodes = nodes;
       join.settings.max_restarts = 1;
+      join.settings.max_without_progress = nodes - 1;
+      join.settings.grow_at_safe_point = nodes == 3;
       encode(Message(join), bytes);
     }
     const std::vector<Message> rest = {Heartbeat{},
-                                       WorkerFailed{0, 1, 9, true, nodes == 2, "killed"},
-                                       Ready{0, 4711},
+                                       WorkerFailed{0, 1, 9, true, nodes == 2, "killed", {2, 140}},
+                                       Ready{0, 4711, {2, 141}},
                                        SafePoint{1},
                                        Finished{1},
                                        Report{1, "n1", 0, "x"},
@@ -66,7 +68,8 @@ int main(int argc, char** argv) {
                                        StoreOpen{2, 1},
                                        StoreAttached{},
                                        StoreRefused{},
-                                       Clock{1, 0, 0}};
+                                       Clock{1, 0, 0},
+                                       SafePointPassed{1}};
     for (const Message& message : rest) encode(message, bytes);
     std::ofstream file(std::string(argv[1]) + "/job" + std::to_string(nodes), std::ios::binary);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));

@@ -58,8 +58,14 @@ SHOWN_BY = {
         "tests/system/test_launcher_preemption.py",
         "test_a_worker_that_ends_of_a_signal_of_its_own_is_waited_for_by_the_others"),
     "Slurm": ("tests/slurm/test_slurm_launch.py", "test_nodes_ranks_and_head_come_from_the_step"),
-    "a pause before restarts, exit codes without one": (
-        "tests/unit/launcher/policies_test.cc", "exit codes that are final end the job while there are restarts left"),
+    "a pause before restarts, failures without one": (
+        "tests/unit/launcher/restart_rules_test.cc", "what no-restart-on names is final, whatever restart-on names"),
+    "restarts that lead nowhere": (
+        "tests/system/test_launcher_restart_rules.py", "test_restarts_that_gain_no_step_end_the_job_with_what_was_reached"),
+    "when no restart is left": (
+        "tests/system/test_launcher_restart_rules.py", "test_the_last_failure_may_have_an_exit_code_of_its_own"),
+    "c10d: a node that joins while the job runs": (
+        "tests/system/test_launcher_safe_point.py", "test_a_joiner_waits_for_the_checkpoint_and_no_step_is_lost"),
     "one node, `--master-addr` or an endpoint given": (
         "tests/system/test_listeners.py", "test_one_node_listens_on_loopback_alone_however_it_is_started"),
     "`--print-completion`": ("tests/system/test_launcher_contract.py", "test_a_shell_learns_the_options"),

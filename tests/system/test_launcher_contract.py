@@ -34,7 +34,7 @@ def contract_names():
     """Of the variables that every job's workers get."""
     text = (ROOT / "rendezvous" / "env_contract.h").read_text()
     names = dict(re.findall(r'string_view (k\w+) = "(\w+)"', text))
-    return {names[constant] for constant, origin in re.findall(r"Variable\{(k\w+), Origin::(k\w+)", text) if origin not in ("kNetwork", "kPlacement")}
+    return {names[constant] for constant, origin in re.findall(r"Variable\{(k\w+), Origin::(k\w+)", text) if origin not in ("kNetwork", "kPlacement", "kGrowth")}
 
 
 def test_every_worker_gets_the_environment_of_the_contract(muster):

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include <muster/nn.h>
+#include <muster/safe_point.h>
 #include <muster/sampler.h>
 
 #include "worker_runtime/examples/device_choice.h"
@@ -179,6 +180,7 @@ muster::Result<Summary> TrainingRun::run() {
     trainer_->progress().pause("checkpoint");
     if (context_.rank == 0 && !options_.checkpoint.empty())
       MUSTER_OK(muster::save_checkpoint(options_.checkpoint, *model_, trainer_->optimizer(), state_));
+    if (context_.rank == 0 && !options_.checkpoint.empty()) muster::announce_safe_point();
   }
   if (!summary.trained && !summary.preempted) {
     MUSTER_TRY(summary.test, trainer_->evaluate(test_));

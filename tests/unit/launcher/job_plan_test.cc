@@ -134,6 +134,38 @@ TEST_CASE("contradictions are refused with what is right") {
   REQUIRE_THAT(refusal({"--rdzv-conf=timeout"}), Catch::Contains("key=value"));
 }
 
+TEST_CASE("rules about restarts that contradict each other are refused") {
+  REQUIRE_THAT(refusal({"--restart-on=oom"}), Catch::Contains("without --max-restarts"));
+  REQUIRE_THAT(refusal({"--max-restarts=1", "--restart-on=hang", "--on-hang=stop"}),
+               Catch::Contains("contradict"));
+  REQUIRE_THAT(refusal({"--max-restarts=1", "--restart-on=oom", "--on-hang=restart"}),
+               Catch::Contains("does not name hang"));
+  REQUIRE_THAT(refusal({"--max-restarts=1", "--no-restart-on=hang", "--on-hang=restart"}),
+               Catch::Contains("names hang, after which --on-hang=restart restarts"));
+  const Job job = planned({"--max-restarts=1", "--restart-on=hang,node"});
+  REQUIRE(job.hang.action == OnHang::kRestart);
+  REQUIRE(job.restarts.after_hang);
+  REQUIRE(job.restarts.after_lost_node());
+  REQUIRE(planned({"--restart-on=", "--no-restart-on="}).restarts == RestartRules{});
+}
+
+TEST_CASE("nodes that join at a safe point need a job that grows") {
+  const auto grows = [](const std::string& join_at, const std::string& nnodes = "1:2") {
+    return std::vector<std::string>{"--rdzv-backend=c10d", "--rdzv-endpoint=h:1", "--nnodes=" + nnodes,
+                                    "--join-at=" + join_at};
+  };
+  REQUIRE_THAT(refusal({"--join-at=safe-point"}), Catch::Contains("--nnodes=MIN:MAX"));
+  REQUIRE_THAT(refusal(grows("safe-point", "2")), Catch::Contains("nobody joins a job of --nnodes=2"));
+  for (const std::string text : {"later", "safe-point:", "safe-point:x", "safe-point:0", "safe-point-5",
+                                 "safe-point:1e9", "safe-point:5s"})
+    REQUIRE_THAT(refusal(grows(text)), Catch::Contains("--join-at"));
+  REQUIRE_FALSE(planned(grows("now")).elastic.rules.grow_at_safe_point);
+  const membership::Settings rules = planned(grows("safe-point:1.5")).elastic.rules;
+  REQUIRE(rules.grow_at_safe_point);
+  REQUIRE(rules.safe_point_patience == Millis(1500));
+  REQUIRE(planned(grows("safe-point")).elastic.rules.safe_point_patience == Millis(0));
+}
+
 TEST_CASE("timeouts come from the options or torchrun's variable") {
   REQUIRE(planned({}).grace == std::chrono::seconds(30));
   REQUIRE(planned({"--shutdown-timeout=0.5"}).grace == std::chrono::milliseconds(500));

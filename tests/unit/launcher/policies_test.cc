@@ -127,16 +127,6 @@ TEST_CASE("a hang ends the attempt once, and is another's failure where that cam
   REQUIRE(over.hung(kStart) == Orders{});
 }
 
-TEST_CASE("a hang is worth a restart where that was asked for and one is left") {
-  RestartRules rules;
-  REQUIRE(after(AttemptEnd::kHung, kExitHang, 0, 3, rules) == Next::kExit);
-  rules.after_hang = true;
-  REQUIRE(after(AttemptEnd::kHung, kExitHang, 0, 3, rules) == Next::kRestart);
-  REQUIRE(after(AttemptEnd::kHung, kExitHang, 3, 3, rules) == Next::kExit);
-  rules.final_codes = *ExitCodes::parse("124");
-  REQUIRE(after(AttemptEnd::kHung, kExitHang, 0, 3, rules) == Next::kExit);
-}
-
 TEST_CASE("an attempt in which all workers exit with 0 succeeds without orders") {
   Supervision attempt(2, kGrace);
   REQUIRE(attempt.worker_ended(1, kOk, false, kStart) == Orders{});
@@ -190,7 +180,6 @@ TEST_CASE("news of another node's preemption signals nobody, and needs no restar
   REQUIRE(attempt.stopped_from_outside(AttemptEnd::kPreempted, kStart) == Orders{});
   REQUIRE(attempt.end() == AttemptEnd::kPreempted);
   REQUIRE(attempt.tick(kStart + kGrace) == Orders{SIGABRT, false});
-  REQUIRE(after(AttemptEnd::kPreempted, kExitPreempted, 0, 9, RestartRules{}) == Next::kExit);
 }
 
 TEST_CASE("a worker that had ended before the others were signalled was not stopped by us") {
@@ -243,35 +232,6 @@ TEST_CASE("a worker that does not even die of SIGKILL does not hold the launcher
   (void)attempt.tick(kStart + kGrace + StopLadder::kAfterKill);
   REQUIRE(attempt.finished());
   REQUIRE(attempt.running() == 1);
-}
-
-TEST_CASE("only a worker's failure is worth a restart, while there are restarts left") {
-  const RestartRules rules;
-  REQUIRE(after(AttemptEnd::kWorkerFailed, 7, 0, 1, rules) == Next::kRestart);
-  REQUIRE(after(AttemptEnd::kWorkerFailed, 7, 1, 1, rules) == Next::kExit);
-  for (const AttemptEnd end :
-       {AttemptEnd::kSucceeded, AttemptEnd::kSignalled, AttemptEnd::kPeerLost, AttemptEnd::kNotStarted})
-    REQUIRE(after(end, 7, 0, 9, rules) == Next::kExit);
-}
-
-TEST_CASE("exit codes that are final end the job while there are restarts left") {
-  RestartRules rules;
-  rules.final_codes = ExitCodes::parse("2,64-78,139").value();
-  for (const int code : {2, 64, 70, 78, 139})
-    REQUIRE(after(AttemptEnd::kWorkerFailed, code, 0, 9, rules) == Next::kExit);
-  for (const int code : {1, 3, 63, 79, 137})
-    REQUIRE(after(AttemptEnd::kWorkerFailed, code, 0, 9, rules) == Next::kRestart);
-  REQUIRE_FALSE(ExitCodes::parse("").value().contains(1));
-}
-
-TEST_CASE("what is no list of exit codes is refused with the part that is none") {
-  for (const std::string text : {"0", "256", "a", "7-", "-7", "78-64", "1,,2", "1,2 3", "1-2-3", " 1"}) {
-    INFO(text);
-    const auto codes = ExitCodes::parse(text);
-    REQUIRE_FALSE(codes);
-    REQUIRE(codes.error().code == ErrorCode::kInvalidArgument);
-    REQUIRE_THAT(codes.error().message, Catch::Contains("--no-restart-on=" + text));
-  }
 }
 
 TEST_CASE("the pause before a restart doubles from its first value up to its most") {

@@ -49,6 +49,7 @@ TEST_CASE("a worker's environment is the agent's, overlaid by the contract") {
                               {"RANK", "99"},
                               {"TORCHELASTIC_ERROR_FILE", "/mine"},
                               {"MUSTER_PROGRESS_FILE", "/mine too"},
+                              {"MUSTER_SAFE_POINT_FILE", "/and this"},
                               {"MUSTER_LINEAGE", "outer"},
                               {"PET_NNODES", "2"},
                               {"MUSTER_SECRET", "for agents only"},
@@ -84,6 +85,7 @@ TEST_CASE("a worker's environment is the agent's, overlaid by the contract") {
 TEST_CASE("every variable of the contract is written") {
   Job job = some_job();
   job.gpu_node = true;
+  job.elastic.rules.grow_at_safe_point = true;
   job.visible_devices = "0,1,2,3";
   job.placed = true;
   job.placement.resize(4);

@@ -38,13 +38,13 @@ std::vector<Message> one_of_each() {
           Welcome{{6}, 5000, "muster"},
           Refused{Refused::Reason::kOver, "the job is over"},
           join,
-          Ready{1, 2},
+          Ready{1, 2, {1, 7}},
           Heartbeat{},
           assignment,
           Waiting{1, 2, 3, true, "1 of 2 to 3 nodes", {"10.0.0.7"}, 4711, "n7"},
           GenerationOver{7, 1, cause},
           Closed{cause},
-          WorkerFailed{7, 3, 139, false, true, "SIGSEGV"},
+          WorkerFailed{7, 3, 139, false, true, "SIGSEGV", {2, 140}},
           Finished{7},
           SafePoint{7},
           Report{7, "n1", 0, std::string("\0\xff", 2)},
@@ -57,7 +57,8 @@ std::vector<Message> one_of_each() {
           StoreBytes{9, 5, true, std::string("\0\xff", 2)},
           StoreCredit{9, 6},
           StoreClose{9, "GET while it waits"},
-          Clock{1, 2, std::int64_t{3} << 40}};
+          Clock{1, 2, std::int64_t{3} << 40},
+          SafePointPassed{7}};
 }
 
 std::vector<Message> decode_all(Decoder& decoder, std::string_view bytes) {
@@ -113,12 +114,13 @@ TEST_CASE("bytes may arrive in any pieces") {
 TEST_CASE("the bytes are those of the format") {
   std::string bytes;
   encode(Preamble{1, 1}, bytes);
-  encode(Message(Ready{258, 4711}), bytes);
+  encode(Message(Ready{258, 4711, {1, 515}}), bytes);
   encode(Message(Leave{"bye"}), bytes);
-  REQUIRE(bytes == std::string("\xABmuster\x01\x01"
-                               "\x0b\0\0\0\x07\x02\x01\0\0\0\0\0\0\x67\x12"
-                               "\x08\0\0\0\x11\x03\0\0\0bye",
-                               9 + 15 + 12));
+  REQUIRE(bytes ==
+          std::string("\xABmuster\x01\x01"
+                      "\x1b\0\0\0\x07\x02\x01\0\0\0\0\0\0\x67\x12\x01\0\0\0\0\0\0\0\x03\x02\0\0\0\0\0\0"
+                      "\x08\0\0\0\x11\x03\0\0\0bye",
+                      9 + 31 + 12));
 }
 
 TEST_CASE("an announced length beyond the limit is refused before its bytes come") {
@@ -161,8 +163,9 @@ TEST_CASE("other protocols are recognised by their first bytes") {
 TEST_CASE("the version is one that both speak") {
   REQUIRE(choose_version({1, 1}) == 0);
   REQUIRE(choose_version({2, 2}) == 0);
-  REQUIRE(choose_version({3, 3}) == 3);
-  REQUIRE(choose_version({1, 9}) == 3);
-  REQUIRE(choose_version({4, 9}) == 0);
+  REQUIRE(choose_version({3, 3}) == 0);
+  REQUIRE(choose_version({4, 4}) == 4);
+  REQUIRE(choose_version({1, 9}) == 4);
+  REQUIRE(choose_version({5, 9}) == 0);
   REQUIRE(choose_version({0, 0}) == 0);
 }

@@ -94,6 +94,8 @@ TEST_CASE("a record is what its bytes say, and other bytes are none") {
   record.settings.max_restarts = 1;
   record.phase = Phase::kClosed;
   record.restarts_used = 1;
+  record.steps.note(0, {1, 7}, true);
+  record.steps.note(1, {}, true);
   record.world = {3, 2, {{{1, 2}, "n1", "m", "r", 4, 2, 0, 0, 2}}, {"10.0.0.4", "fd00::4"}, 4711};
   record.finished = {{1, 2}};
   record.excluded = {{"m", 30ms}};

@@ -14,17 +14,14 @@
 #include "rendezvous/membership.h"
 #include "rendezvous/waiting_reason.h"
 #include "tests/support/catch.h"
+#include "tests/unit/rendezvous/round_promises.h"
 
 using namespace muster;
 using namespace muster::membership;
 using namespace std::chrono_literals;
+using test::check_survivors;
 
 namespace {
-
-#define HOLDS(condition)                                                                          \
-  do {                                                                                            \
-    if (!(condition)) throw std::runtime_error(fmt::format("line {}: {}", __LINE__, #condition)); \
-  } while (false)
 
 // One job with a handful of agents, each of which may know an outdated generation.
 class Simulation {
@@ -41,6 +38,9 @@ class Simulation {
     settings_.cool_down = Millis(below(4) == 0 ? 0 : below(40'000));
     settings_.reconnect_grace = Millis(below(3) == 0 ? below(10'000) : 0);
     settings_.grow_at_safe_point = below(4) == 0;
+    settings_.safe_point_patience = Millis(below(2) == 0 ? 0 : 1 + below(60'000));
+    settings_.restart_after_loss = below(4) != 0;
+    settings_.max_without_progress = below(2) == 0 ? 0 : 1 + below(3);
     with_orders_ = below(3) == 0;
     HOLDS(defect(settings_).empty());
   }
@@ -57,6 +57,7 @@ class Simulation {
   [[nodiscard]] int swaps() const { return swaps_; }
   [[nodiscard]] int told_again() const { return told_again_; }
   [[nodiscard]] int restarts() const { return restarts_; }
+  [[nodiscard]] int growths() const { return growths_; }
   [[nodiscard]] Cause::Kind ending() const { return round_.ending.kind; }
 
  private:
@@ -169,8 +170,8 @@ class Simulation {
       case 3: {
         Cause cause;
         cause.exit_code = 1;
-        const bool current =
-            worker_failed(round_, id, agent.generation, cause, below(8) != 0, below(4) == 0, settings_, now_);
+        const bool current = worker_failed(round_, id, agent.generation, cause, below(8) != 0, below(4) == 0,
+                                           settings_, now_, some_steps());
         HOLDS(!current || agent.generation == round_.world.generation);
         return;
       }
@@ -184,7 +185,7 @@ class Simulation {
         }
         return;
       case 6:
-        (void)safe_point(round_, agent.generation);
+        announced_ = safe_point(round_, agent.generation);
         return;
       case 7:
         if (below(40) == 0) stop(round_, agent.request.host, "told to", 1);
@@ -196,9 +197,18 @@ class Simulation {
         return;
       default:
         if (agent.generation >= 0 && !is_running(agent)) {
-          if (ready(round_, id, agent.generation, 1, now_)) agent.generation = -1;
+          if (ready(round_, id, agent.generation, 1, now_, some_steps())) agent.generation = -1;
         }
     }
+  }
+
+  Reached some_steps() { return below(3) == 0 ? Reached{} : Reached{0, below(30)}; }
+
+  // Nodes that come interrupt a generation at its safe point, or when they have waited for long enough.
+  void grew(const std::optional<Instant>& grow_by) {
+    HOLDS(round_.world.slots.size() < static_cast<std::size_t>(settings_.max_nodes));
+    HOLDS(!settings_.grow_at_safe_point || announced_ || (grow_by && *grow_by <= now_));
+    ++growths_;
   }
 
   void finish(const Agent& agent) {
@@ -213,9 +223,13 @@ class Simulation {
   void settle() {
     for (int i = 0; i < 100; ++i) {
       const World before = round_.world;
+      const std::optional<Instant> grow_by = round_.grow_by;
       const int budget_before = round_.restarts_used;
       const Outcome outcome = decide(round_, settings_, now_);
-      if (std::holds_alternative<Idle>(outcome)) return;
+      if (std::holds_alternative<Idle>(outcome)) {
+        announced_ = false;
+        return;
+      }
       if (!std::holds_alternative<NodesLost>(outcome)) keep_record();
       if (std::holds_alternative<Formed>(outcome)) formed(before);
       if (const auto* over = std::get_if<GenerationOver>(&outcome)) {
@@ -223,6 +237,8 @@ class Simulation {
         const bool failure =
             over->cause.kind == Cause::Kind::kWorkerFailed || over->cause.kind == Cause::Kind::kNodeLost;
         HOLDS(round_.restarts_used == budget_before + (failure ? 1 : 0));
+        HOLDS(settings_.restart_after_loss || over->cause.kind != Cause::Kind::kNodeLost);
+        if (over->cause.kind == Cause::Kind::kNodesJoined) grew(grow_by);
       }
       if (const auto* lost = std::get_if<NodesLost>(&outcome)) {
         for (const auto& gone : lost->nodes)
@@ -266,35 +282,16 @@ class Simulation {
     }
     HOLDS(next == world.world_size);
     for (const Slot& slot : world.slots) HOLDS(slot.role_world_size == next_role[slot.role]);
-    survivors_keep_ranks(before, world);
-  }
-
-  void survivors_keep_ranks(const World& before, const World& world) {
-    std::map<NodeId, std::size_t> place;
-    for (std::size_t i = 0; i < world.slots.size(); ++i) place[world.slots[i].node] = i;
-    bool same_sizes = true;  // of the places in front
-    bool first = true;
-    std::size_t last = 0;
-    for (std::size_t i = 0; i < before.slots.size(); ++i) {
-      const auto found = place.find(before.slots[i].node);
-      if (found != place.end()) {
-        HOLDS(first || found->second > last);
-        first = false;
-        last = found->second;
-        if (world.slots.size() >= before.slots.size()) {
-          HOLDS(found->second == i);
-          if (same_sizes) HOLDS(world.slots[i].base_rank == before.slots[i].base_rank);
-        }
-      } else {
-        ++swaps_;
-      }
-      if (i >= world.slots.size() || world.slots[i].ranks != before.slots[i].ranks) same_sizes = false;
-    }
+    swaps_ += check_survivors(before, world);
   }
 
   void check() {
     HOLDS(round_.restarts_used <= settings_.max_restarts);
     HOLDS(!round_.pending);
+    HOLDS(!round_.safe_point);
+    HOLDS(!round_.grow_by || (round_.phase == Phase::kRunning && settings_.safe_point_patience.count() > 0));
+    if (settings_.max_without_progress > 0 && round_.phase != Phase::kClosed)
+      HOLDS(round_.steps.fruitless < settings_.max_without_progress);
     int num_ready = 0;
     int num_stopping = 0;
     int num_finished = 0;
@@ -339,6 +336,8 @@ class Simulation {
   int swaps_ = 0;
   int told_again_ = 0;
   int restarts_ = 0;
+  int growths_ = 0;
+  bool announced_ = false;  // a safe point, since the last decision
 };
 
 }  // namespace
@@ -355,6 +354,7 @@ TEST_CASE("a million random events break no promise of the round") {
   int swaps = 0;
   int told_again = 0;
   int restarts = 0;
+  int growths = 0;
   std::map<Cause::Kind, int> endings;
   // Sanitizers make it several times slower; there a bound keeps the test short.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -376,6 +376,7 @@ TEST_CASE("a million random events break no promise of the round") {
     swaps += simulation.swaps();
     told_again += simulation.told_again();
     restarts += simulation.restarts();
+    growths += simulation.growths();
     ++endings[simulation.ending()];
   }
   std::cout << events << " events, " << jobs << " jobs, " << worlds << " worlds, " << swaps
@@ -386,5 +387,6 @@ TEST_CASE("a million random events break no promise of the round") {
   REQUIRE(swaps > 0);
   REQUIRE(told_again > 0);
   REQUIRE(restarts > 0);
+  REQUIRE(growths > 0);
   REQUIRE(endings.size() >= 4);
 }
