@@ -36,7 +36,8 @@ struct Agent::Attempt {
                  agent.err_, agent.log_},
                 [&agent](int local_rank, std::string line) {
                   agent.events_.push_back(HangFound{local_rank, std::move(line)});
-                }) {}
+                },
+                [&agent, count](control::Hang word) { agent.rendezvous_->say_hang(count, std::move(word)); }) {}
 
   int number;  // as the rendezvous counts
   Assignment assignment;

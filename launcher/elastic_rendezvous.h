@@ -41,6 +41,8 @@ class ElasticRendezvous final : public Rendezvous {
   void succeeded(int attempt) override;
   void send_report(int attempt, std::string part) override;
   void gather_reports(int attempt, PartCame came) override;
+  void say_hang(int attempt, control::Hang word) override;
+  void hear_hangs(int attempt, HangHeard heard) override;
   void decline(int attempt, const FailureNotice& notice) override;
   void leave(Millis patience, std::function<void()> left) override;
 
@@ -96,6 +98,7 @@ class ElasticRendezvous final : public Rendezvous {
   Joined joined_;                                // while joining
   OutcomeKnown known_;                           // while watching
   std::optional<AttemptOutcome> outcome_;        // came before watch()
+  HangHeard hang_heard_;                         // of this attempt
   PartCame part_came_;                           // while reports are gathered
   std::vector<control::Report> parts_;           // came before that
   bool stopped_here_ = false;                    // this node asked for the end

@@ -138,6 +138,13 @@ void fields(Archive& io, Clock& m) {
   io(m.asked, m.received, m.answered);
 }
 
+template <class Archive>
+void fields(Archive& io, Hang& m) {
+  io(m.generation);
+  io.enumerator(m.kind, Hang::Kind::kKnown);
+  io(m.number, m.host, m.group_rank, m.payload);
+}
+
 class Writer {
  public:
   explicit Writer(std::string& out) : out_(out) {}
@@ -280,7 +287,7 @@ constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames = {
     "Ready",        "Heartbeat",     "Assignment",   "Waiting",   "GenerationOver", "Closed",
     "WorkerFailed", "Finished",      "SafePoint",    "Report",    "Leave",          "Stop",
     "StoreAttach",  "StoreAttached", "StoreRefused", "StoreOpen", "StoreBytes",     "StoreCredit",
-    "StoreClose",   "Clock"};
+    "StoreClose",   "Clock",         "Hang"};
 
 }  // namespace
 

@@ -66,7 +66,8 @@ int main(int argc, char** argv) {
                                        StoreOpen{2, 1},
                                        StoreAttached{},
                                        StoreRefused{},
-                                       Clock{1, 0, 0}};
+                                       Clock{1, 0, 0},
+                                       Hang{7, Hang::Kind::kPart, 2, "host-a", 3, "{}"}};
     for (const Message& message : rest) encode(message, bytes);
     std::ofstream file(std::string(argv[1]) + "/job" + std::to_string(nodes), std::ios::binary);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
