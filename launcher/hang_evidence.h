@@ -37,12 +37,12 @@ struct RankEvidence {
   int rank = 0;
   int local_rank = 0;
   int pid = 0;
-  int node = 0;            // of the world
-  bool python = false;     // it runs a Python interpreter
-  std::string ended = {};  // "exited with code 0"; empty: it runs
-  bool judged = true;      // it gives signs of life, or has to
+  int node = 0;               // of the world
+  bool python = false;        // it runs a Python interpreter
+  std::string ended = {};     // "exited with code 0"; empty: it runs
+  bool judged = true;         // it gives signs of life, or has to
   std::string patience = {};  // why its silence says nothing: "has asked for patience"; empty: it does
-  bool silent = false;     // for too long
+  bool silent = false;        // for too long
   Millis silence{0};
   std::string word = {};    // its last about its progress
   std::string source = {};  // what its life was judged by: "progress", "heartbeat", "output", ...

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // HangInquiry: how the first node of a world looks into a hang. A node says that its workers hang; all are
-// asked what theirs are doing; when all have answered or their time is over, there is one report, whoever else
-// saw it meanwhile. Then the hang goes on until none of its nodes hangs any more, and a node that sees one
-// meanwhile belongs to it. Pure: words of nodes and times in, orders out. Owned by the HangMonitor of the
+// asked what theirs are doing; when all have answered or their time is over, there is one report, whoever
+// else saw it meanwhile. Then the hang goes on until none of its nodes hangs any more, and a node that sees
+// one meanwhile belongs to it. Pure: words of nodes and times in, orders out. Owned by the HangMonitor of the
 // first node.
 #pragma once
 

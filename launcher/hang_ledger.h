@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// HangLedger: the hangs of an attempt, kept in hang.json of its log directory. Of many the first one stays, it
-// may be the cause of the others, and the latest. Owned by a HangMonitor; one loop. A file that cannot be
+// HangLedger: the hangs of an attempt, kept in hang.json of its log directory. Of many the first one stays,
+// it may be the cause of the others, and the latest. Owned by a HangMonitor; one loop. A file that cannot be
 // written is said, and nothing else.
 #pragma once
 

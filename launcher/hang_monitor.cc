@@ -120,12 +120,14 @@ void HangMonitor::over(const HangWatch::Seen& verdict) {
     alone_ = false;
     return say_over(moved, ended);
   }
-  if (awaits_ == Awaits::kWord) await(Awaits::kNothing);
+  const bool unasked = awaits_ == Awaits::kWord;
+  if (unasked) await(Awaits::kNothing);
   if (inquiry_) return obey(inquiry_->over(0, moved, ended));
   HangPart word;
   word.moved = std::move(moved);
   word.ended = std::move(ended);
   say(Kind::kOver, to_json(word));
+  if (unasked) return;
   ledger_.over(std::chrono::duration_cast<Millis>(SteadyClock::now() - hang_began_));
 }
 
@@ -133,6 +135,7 @@ void HangMonitor::over(const HangWatch::Seen& verdict) {
 
 void HangMonitor::read_stacks(bool look_first) {
   reading_ = true;
+  part_ = {};
   if (!look_first) return fill_part();
   signs_.look([this](std::vector<LifeSigns::Seen> seen) {
     if (!watch_) return;
@@ -144,18 +147,15 @@ void HangMonitor::read_stacks(bool look_first) {
 void HangMonitor::fill_part() {
   const Instant now = SteadyClock::now();
   const bool watching = watch_->next_look().has_value();
-  Millis limit = around_.job.hang.watch == HangRules::Watch::kFixed ? around_.job.hang.limit
-                                                                    : Millis(HangWatch::kLeastLimit);
-  for (int rank = 0; watching && rank < around_.job.local_world_size; ++rank)
-    if (const auto own = watch_->limit(rank); own && around_.job.hang.watch == HangRules::Watch::kAuto)
-      limit = std::max(HangWatch::kFirstSteps > *own ? *own : Millis(0), limit);
-  part_ = {};
   part_.action = around_.job.hang.action;
   HangReport& report = part_.report;
   report.host = around_.job.host;
   report.wall_time_s = std::time(nullptr);
-  report.limit = limit;
-  const std::vector<int> silent = watching ? watch_->silent_for(limit, now) : std::vector<int>();
+  const std::vector<int> silent = watching ? watch_->silent_for(usual_limit(), now) : std::vector<int>();
+  for (const int rank : silent)
+    if (const auto own = watch_->limit(rank); own && watch_->silence(rank, now) >= *own)
+      report.limit = std::max(report.limit, *own);
+  if (report.limit.count() == 0) report.limit = usual_limit();
   for (int local_rank = 0; local_rank < around_.job.local_world_size; ++local_rank) {
     const LifeSigns::Seen& of_rank = seen_[static_cast<std::size_t>(local_rank)];
     RankEvidence& rank = report.ranks.emplace_back();
@@ -178,8 +178,19 @@ void HangMonitor::fill_part() {
   }
   hang_began_ = now - report.silence;
   timer_.cancel();
-  collector_ = std::make_unique<StackCollector>(io_, around_.spawner, around_.environment);
+  collector_ =
+      std::make_unique<StackCollector>(io_, around_.spawner, around_.environment, StackCollector::Patience{});
   collector_->collect(report.ranks, [this] { stacks_read(); });
+}
+
+/// Of workers whose first steps are over.
+Millis HangMonitor::usual_limit() const {
+  if (around_.job.hang.watch == HangRules::Watch::kFixed) return around_.job.hang.limit;
+  Millis out = HangWatch::kLeastLimit;
+  for (int rank = 0; watch_->next_look() && rank < around_.job.local_world_size; ++rank)
+    if (const auto own = watch_->limit(rank); own && *own != HangWatch::kFirstSteps)
+      out = std::max(out, *own);
+  return out;
 }
 
 /// The tools took their time: who was silent may have moved or ended since.
@@ -195,6 +206,8 @@ void HangMonitor::stacks_read() {
 void HangMonitor::part_is_whole() {
   reading_ = false;
   part_.hanging = watch_->hanging();
+  for (RankEvidence& rank : part_.report.ranks)
+    rank.ended = ended_[static_cast<std::size_t>(rank.local_rank)];
   if (inquiry_) return obey(inquiry_->part(0, inquiry_->number(), part_));
   if (!several() || alone_) {
     publish({{around_.assignment.group_rank, part_}}, part_.hanging);
@@ -237,7 +250,7 @@ void HangMonitor::publish(const std::map<int, HangPart>& parts, bool hanging) {
   verdict.odd = report.odd;
   verdict.patience = !patience.empty();
   verdict.ends = hanging && patience.empty() && action != OnHang::kReport;
-  const std::string next = !hanging              ? "it ended while stacks were read: nothing is done about it"
+  const std::string next = !hanging            ? "it ended while stacks were read: nothing is done about it"
                            : !patience.empty() ? fmt::format("nothing is done about it: {}", patience)
                                                : follows(action);
   verdict.text = fmt::format("{}; {}", fmt::join(hang_head(report), "; "), next);

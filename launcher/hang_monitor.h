@@ -74,6 +74,7 @@ class HangMonitor {
   void over(const HangWatch::Seen& verdict);
   void read_stacks(bool look_first);
   void fill_part();
+  [[nodiscard]] Millis usual_limit() const;
   void stacks_read();
   void part_is_whole();
   void obey(const HangInquiry::Orders& orders);

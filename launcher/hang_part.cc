@@ -173,9 +173,9 @@ Json to_object(const RankEvidence& rank) {
   if (!stacks.empty()) out["stacks"] = std::move(stacks);
   if (!rank.tool_output.empty())
     out["tool_output"] = std::vector<std::string>(
-        rank.tool_output.begin(), std::next(rank.tool_output.begin(),
-                                            static_cast<std::ptrdiff_t>(
-                                                std::min(rank.tool_output.size(), kMaxLines))));
+        rank.tool_output.begin(),
+        std::next(rank.tool_output.begin(),
+                  static_cast<std::ptrdiff_t>(std::min(rank.tool_output.size(), kMaxLines))));
   return out;
 }
 

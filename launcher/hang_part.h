@@ -23,11 +23,11 @@ namespace muster::launcher {
 inline constexpr std::size_t kMaxHangPartBytes = std::size_t{512} << 10;
 
 struct HangPart {
-  HangReport report;               // of this node's ranks
-  bool hanging = false;            // still, after the stacks were read
+  HangReport report;                // of this node's ranks
+  bool hanging = false;             // still, after the stacks were read
   OnHang action = OnHang::kReport;  // what is asked for here
-  std::vector<int> moved = {};     // ranks that were silent and go on
-  std::vector<int> ended = {};     // likewise, that are gone
+  std::vector<int> moved = {};      // ranks that were silent and go on
+  std::vector<int> ended = {};      // likewise, that are gone
 
   friend bool operator==(const HangPart&, const HangPart&) = default;
 };
@@ -35,10 +35,10 @@ struct HangPart {
 struct HangVerdict {
   std::string text = {};  // one line
   Odd odd = {};
-  bool ends = false;        // the attempt ends for it
-  bool patience = false;    // somebody asked for it: the silence is counted anew
-  int rank = -1;            // that the job's report is to name
-  std::string line = {};    // what it is to say of it
+  bool ends = false;      // the attempt ends for it
+  bool patience = false;  // somebody asked for it: the silence is counted anew
+  int rank = -1;          // that the job's report is to name
+  std::string line = {};  // what it is to say of it
 
   friend bool operator==(const HangVerdict&, const HangVerdict&) = default;
 };

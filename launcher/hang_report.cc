@@ -184,10 +184,10 @@ std::vector<std::string> hang_head(const HangReport& report) {
   for (const RankEvidence& rank : report.ranks)
     if (rank.silent) silent.push_back(rank.rank);
   const auto nodes = nodes_of(report, [](const RankEvidence& rank) { return rank.silent; });
-  std::vector<std::string> out{fmt::format(
-      "hang{}: no sign of life of {} for {} (limit {})",
-      report.nodes.empty() ? fmt::format(" on {}", report.host) : on_hosts(report, nodes), rank_words(silent),
-      duration_text(report.silence), duration_text(report.limit))};
+  std::vector<std::string> out{
+      fmt::format("hang{}: no sign of life of {} for {} (limit {})",
+                  report.nodes.empty() ? fmt::format(" on {}", report.host) : on_hosts(report, nodes),
+                  rank_words(silent), duration_text(report.silence), duration_text(report.limit))};
   if (!report.odd.ranks.empty())
     out.push_back(fmt::format(
         "odd one out: {}{}: {}", rank_words(report.odd.ranks),

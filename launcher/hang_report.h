@@ -22,7 +22,8 @@ namespace muster::launcher {
 [[nodiscard]] std::string patience_text(const HangReport& report);
 
 /// "the hang is over after 12 s: ranks 0-3 move again, rank 4 has ended".
-[[nodiscard]] std::string over_text(Millis after, const std::vector<int>& moved, const std::vector<int>& ended);
+[[nodiscard]] std::string over_text(Millis after, const std::vector<int>& moved,
+                                    const std::vector<int>& ended);
 
 /// The hangs of an attempt, in order. Fields without contents are left out.
 [[nodiscard]] std::string hangs_to_json(std::span<const HangReport> hangs);

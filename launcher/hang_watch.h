@@ -60,7 +60,7 @@ class HangWatch {
   [[nodiscard]] bool hanging() const { return hanging_; }
   /// A hang of other nodes' workers has come to light: who is silent here for half as long belongs to it.
   [[nodiscard]] std::vector<int> silent_for(Millis limit, Instant now) const;
-  /// Whoever was silent has all the time again.
+  /// Somebody whom others waited for has asked for patience: whoever was silent has all the time again.
   void begin_anew(Instant now);
   /// Its silence can mean something.
   [[nodiscard]] bool watched(int worker) const {

@@ -129,19 +129,19 @@ void HeartbeatFiles::read(std::function<void(bool)> done) {
 }
 
 void HeartbeatFiles::wait() {
-  answered_.async_wait(asio::posix::descriptor_base::wait_read,
-                       [this, alive = alive_](boost::system::error_code error) {
-                         if (error || !*alive) return;
-                         std::uint64_t count = 0;
-                         const ssize_t n = retry_eintr(
-                             [&] { return ::read(answered_.native_handle(), &count, sizeof count); });
-                         if (n < 0) return wait();
-                         {
-                           const std::lock_guard lock(shared_->mutex);
-                           marks_ = shared_->marks;
-                         }
-                         finish(true);
-                       });
+  answered_.async_wait(
+      asio::posix::descriptor_base::wait_read, [this, alive = alive_](boost::system::error_code error) {
+        if (error || !*alive) return;
+        std::uint64_t count = 0;
+        const ssize_t n =
+            retry_eintr([&] { return ::read(answered_.native_handle(), &count, sizeof count); });
+        if (n < 0) return wait();
+        {
+          const std::lock_guard lock(shared_->mutex);
+          marks_ = shared_->marks;
+        }
+        finish(true);
+      });
 }
 
 void HeartbeatFiles::finish(bool in_time) {

@@ -33,9 +33,10 @@ void LifeSigns::look(Told seen) {
   if (!heartbeats_) return look_again();
   heartbeats_->read([this](bool in_time) {
     if (!in_time && heartbeats_known_)
-      log_.warning(fmt::format("{} and the like: their file system does not answer; nobody is taken for "
-                               "hanging until it does",
-                               job_.hang.heartbeat));
+      log_.warning(
+          fmt::format("{} and the like: their file system does not answer; nobody is taken for "
+                      "hanging until it does",
+                      job_.hang.heartbeat));
     heartbeats_known_ = in_time;
     look_again();
   });
@@ -82,8 +83,8 @@ LifeSigns::Seen LifeSigns::look_at(int local_rank) const {
     }
   }
   if (!out.sign.tells && job_.hang.watch == HangRules::Watch::kFixed) {
-    out.source = router_.sees_stdout(local_rank) ? "output"
-                                                 : "stderr alone: with --view=all stdout goes past muster";
+    out.source =
+        router_.sees_stdout(local_rank) ? "output" : "stderr alone: with --view=all stdout goes past muster";
     out.sign.seen = router_.output_so_far(local_rank);
   }
   const bool judged = out.sign.tells || job_.hang.watch == HangRules::Watch::kFixed;

@@ -49,8 +49,8 @@ class LifeSigns {
   const WorkerGroup& group_;
   const Log& log_;
   std::optional<HeartbeatFiles> heartbeats_;
-  std::vector<Told> open_;          // who waits for an answer
-  bool heartbeats_known_ = true;    // they answered last time
+  std::vector<Told> open_;        // who waits for an answer
+  bool heartbeats_known_ = true;  // they answered last time
 };
 
 }  // namespace muster::launcher

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // NodeNews: what the agents of a job tell each other while an attempt runs, in the store on node 0. Below the
-// attempt's keys: news/<k>, one after the other, for all: words of node 0 about workers that hang, and at last
-// the attempt's outcome, of which the first that was written counts. Below the job's: inbox/<k>, such words
-// for node 0, which removes them. One loop; owned by StaticRendezvous, whose link it uses.
+// attempt's keys: news/<k>, one after the other, for all: words of node 0 about workers that hang, and at
+// last the attempt's outcome, of which the first that was written counts. Below the job's: inbox/<k>, such
+// words for node 0, which removes them. One loop; owned by StaticRendezvous, whose link it uses.
 #pragma once
 
 #include <functional>

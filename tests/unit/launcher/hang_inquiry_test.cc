@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A hang over several nodes: who is asked, when there is a report, and what it says of all ranks.
 #include "launcher/hang_inquiry.h"
+
 #include "launcher/hang_part.h"
 #include "launcher/hang_report.h"
 #include "launcher/node_news.h"
@@ -16,7 +17,8 @@ namespace {
 const Instant kStart{};
 constexpr Millis kSecond{1000};
 
-HangPart part_of(int node, bool hanging, const std::vector<std::string>& words, const char* function = "all_reduce") {
+HangPart part_of(int node, bool hanging, const std::vector<std::string>& words,
+                 const char* function = "all_reduce") {
   HangPart out;
   out.hanging = hanging;
   out.report.host = "n" + std::to_string(node);
@@ -127,7 +129,8 @@ TEST_CASE("of the ranks of all nodes the one that the others wait for is named w
   REQUIRE(culprit(report).rank == 5);
   REQUIRE(culprit(report).node == 2);
   REQUIRE(hang_text(report, "nothing is done") ==
-          "muster: hang on n0, n1, n2, n3: no sign of life of ranks 0-7 for 253 s (limit 240 s); nothing is done\n"
+          "muster: hang on n0, n1, n2, n3: no sign of life of ranks 0-7 for 253 s (limit 240 s); nothing is "
+          "done\n"
           "  odd one out: rank 5 on n2: at the same step, but in \"data\"\n"
           "  rank 5 on n2: \"epoch 1 step 42/99 data\"\n"
           "    gdb: read <- next_batch <- main\n"
@@ -197,7 +200,8 @@ TEST_CASE("a part that is too large loses evidence before it loses ranks") {
   HangPart part = part_of(0, true, std::vector<std::string>(200, "step 7"));
   for (RankEvidence& rank : part.report.ranks) {
     rank.tool_output.assign(2000, std::string(100, 'x'));
-    rank.threads.assign(64, {1, "worker", 'S', "read()", "pipe_read", std::vector<std::string>(20, "pipe_read")});
+    rank.threads.assign(64,
+                        {1, "worker", 'S', "read()", "pipe_read", std::vector<std::string>(20, "pipe_read")});
   }
   const std::string text = to_json(part);
   REQUIRE(text.size() <= kMaxHangPartBytes);
