@@ -105,9 +105,11 @@ std::vector<int> HangWatch::silent_for(Millis limit, Instant now) const {
 }
 
 void HangWatch::begin_anew(Instant now) {
+  if (!next_look_) return;
   for (Worker& worker : workers_) {
     // It was no hang, so that so long a pause is to be expected.
-    if (is_watched(worker)) longest_ = std::max(longest_, std::chrono::duration_cast<Millis>(now - worker.moved));
+    if (is_watched(worker))
+      longest_ = std::max(longest_, std::chrono::duration_cast<Millis>(now - worker.moved));
     worker.moved = now;
     worker.silent = worker.in_hang = false;
   }

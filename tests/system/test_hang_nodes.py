@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from etcd_support import Etcd, free_ports
-from hang_support import TIMEOUT, Err, read_hangs, without_tools
+from hang_support import TIMEOUT, Err, read_hangs, real_tool, without_tools
 from launcher_support import BIN, MUSTER, read_report, wait_for
 
 STACK = 'echo "Thread 1 (LWP 1):"; echo "#0  0x1 in read ()"; echo "#1  0x2 in gdb_was_here ()"; echo "#2  0x3 in main ()"'
@@ -71,9 +71,7 @@ def job(tmp_path):
 @pytest.mark.parametrize("kind", ["static", "c10d", "etcd"])
 def test_there_is_one_report_with_the_stacks_of_all_ranks_and_the_odd_one_out_of_them(job, tmp_path, kind):
     if kind == "etcd":
-        import shutil
-        if not shutil.which("etcd"):
-            pytest.fail("etcd is not installed; scripts/setup does that")
+        real_tool("etcd")
     one = job(kind).start()
     one.errs[0].wait(r"all stacks and states are in \S+hang\.json\n")
     for err in one.errs[1:]:

@@ -202,6 +202,10 @@ TEST_CASE("a worker that has ended hangs no more, and does not move again") {
   const auto silent = [](Instant) { return std::vector{writes(0)}; };
   const auto when = run(watch, silent, kStart + std::chrono::hours(1)).second;
   const auto ended = [](Instant) { return std::vector{LifeSign{}}; };
+  const std::vector gone = ended(when);
+  const HangWatch::Seen seen = watch.look(gone, *watch.next_look());
+  REQUIRE(seen.ended == Ranks{0});
+  REQUIRE(seen.moved.empty());
   REQUIRE(run(watch, ended, when + std::chrono::hours(1)).first == HangWatch::Seen{});
 }
 
@@ -215,6 +219,38 @@ TEST_CASE("a look that comes late, as after a suspended host, finds nobody silen
   const auto [seen, when] = run(watch, silent, after + std::chrono::hours(1));
   REQUIRE(seen.hang == Ranks{0});
   REQUIRE(when - after == 4 * kSecond);
+}
+
+TEST_CASE("who is silent for half of another node's limit belongs to its hang") {
+  HangWatch watch(HangRules{}, 3, kStart);
+  // Rank 0 goes on, rank 1 stops at 100 s, rank 2 tells nothing.
+  const auto signs = [](Instant now) {
+    return std::vector{steps(seconds_at(now)), steps(std::min<std::uint64_t>(seconds_at(now), 100)),
+                       writes(0)};
+  };
+  const Instant when = kStart + 250 * kSecond;
+  REQUIRE(run(watch, signs, when).first == HangWatch::Seen{});
+  REQUIRE(watch.silent_for(240 * kSecond, when) == Ranks{1});
+  REQUIRE(watch.watched(1));
+  REQUIRE_FALSE(watch.watched(2));
+}
+
+TEST_CASE("after a pause that somebody asked for on another node the silence is counted anew, and longer") {
+  HangWatch watch(HangRules{}, 1, kStart);
+  const auto signs = [](Instant now) {
+    return std::vector{steps(std::min<std::uint64_t>(seconds_at(now), 100))};
+  };
+  const auto [hang, when] = run(watch, signs, kStart + std::chrono::hours(1));
+  REQUIRE(hang.hang == Ranks{0});
+  watch.begin_anew(when);
+  REQUIRE_FALSE(watch.hanging());
+  const auto [again, later] = run(watch, signs, when + std::chrono::hours(1));
+  REQUIRE(again.hang == Ranks{0});
+  REQUIRE(later - when >= 3 * HangWatch::kLeastLimit);
+
+  HangWatch off({.watch = Watch::kOff}, 1, kStart);
+  off.begin_anew(kStart);
+  REQUIRE(off.next_look() == std::nullopt);
 }
 
 TEST_CASE("looks are a quarter of the limit apart, and half a minute at most") {
