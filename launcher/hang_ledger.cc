@@ -34,18 +34,16 @@ void HangLedger::over(Millis after) {
   keep();
 }
 
-std::string HangLedger::path() const {
-  if (!directory_.enabled() || !directory_.temporary_base().empty()) return {};
-  return directory_.attempt_file("hang.json");
-}
-
-void HangLedger::keep() const {
-  const std::string path = this->path();
-  if (path.empty()) return;
+void HangLedger::keep() {
+  file_.clear();
+  if (!directory_.enabled() || !directory_.temporary_base().empty()) return;
+  const std::string path = directory_.attempt_file("hang.json");
   const std::string draft = path + ".part";
   const UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!file || !write_all(file.get(), hangs_to_json(hangs_)) || ::rename(draft.c_str(), path.c_str()) != 0)
     log_.warning(fmt::format("could not write {}: {}", path, errno_text(errno)));
+  else
+    file_ = path;
 }
 
 }  // namespace muster::launcher

@@ -26,15 +26,16 @@ class HangLedger {
   void judged(const Odd& odd);
   void over(Millis after);
 
-  /// The file; empty: there is none.
-  [[nodiscard]] std::string path() const;
+  /// The file that has them; empty: there is none, or it could not be written.
+  [[nodiscard]] const std::string& file() const { return file_; }
 
  private:
-  void keep() const;
+  void keep();
 
   const LogDirectory& directory_;
   const Log& log_;
   std::vector<HangReport> hangs_;
+  std::string file_;
 };
 
 }  // namespace muster::launcher

@@ -260,8 +260,7 @@ void HangMonitor::publish(const std::map<int, HangPart>& parts, bool hanging) {
 
   std::string text = hang_text(report, next);
   ledger_.add(std::move(report));
-  if (const std::string path = ledger_.path(); !path.empty())
-    text += fmt::format("  all stacks and states are in {}\n", path);
+  if (!ledger_.file().empty()) text += fmt::format("  all stacks and states are in {}\n", ledger_.file());
   around_.err.write(text);
   if (inquiry_) {
     say(Kind::kTold, to_json(verdict));

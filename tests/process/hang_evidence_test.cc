@@ -177,7 +177,7 @@ TEST_CASE("of many hangs the first and the latest are kept") {
     ledger.over(Millis(number));
   }
   std::stringstream text;
-  text << std::ifstream(ledger.path()).rdbuf();
+  text << std::ifstream(ledger.file()).rdbuf();
   const auto hangs = nlohmann::json::parse(text.str()).at("hangs");
   REQUIRE(hangs.size() == HangLedger::kMostHangs);
   REQUIRE(hangs.front().at("time") == 1);
