@@ -31,7 +31,7 @@ def test_who_ended_while_stacks_were_read_is_the_odd_one_out_and_not_the_one_tha
     gates(muster)
     # The tool sees rank 0 to its end, whoever it was called for.
     end = f"""until [ -e {muster.tmp_path}/look ]; do /bin/sleep 0.02; done
-echo x >{muster.tmp_path}/gate.0
+echo x 1<>{muster.tmp_path}/gate.0
 until [ -e {muster.tmp_path}/ended ]; do /bin/sleep 0.02; done
 {STACK}"""
     _, env = without_tools(muster.tmp_path, gdb=end)
@@ -53,8 +53,8 @@ def test_a_hang_that_ended_while_stacks_were_read_is_said_to_be_over_and_ends_no
     gates(muster)
     # Rank 0 ends, rank 1 speaks; that goes to its file, which is a sign of life.
     end = f"""until [ -e {muster.tmp_path}/look ]; do /bin/sleep 0.02; done
-echo x >{muster.tmp_path}/gate.0
-echo x >{muster.tmp_path}/gate.1
+echo x 1<>{muster.tmp_path}/gate.0
+echo x 1<>{muster.tmp_path}/gate.1
 until [ -e {muster.tmp_path}/ended ]; do /bin/sleep 0.02; done
 {STACK}"""
     _, env = without_tools(muster.tmp_path, gdb=end)
