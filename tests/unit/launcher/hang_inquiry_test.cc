@@ -2,9 +2,13 @@
 // A hang over several nodes: who is asked, when there is a report, and what it says of all ranks.
 #include "launcher/hang_inquiry.h"
 
+#include <csignal>
+
 #include "launcher/hang_part.h"
 #include "launcher/hang_report.h"
+#include "launcher/job_report.h"
 #include "launcher/node_news.h"
+#include "launcher/report.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -226,4 +230,37 @@ TEST_CASE("a word in the store is read as it was written, and an outcome is none
   REQUIRE(hang_from_entry("{\"succeeded\":true}") == std::nullopt);
   REQUIRE(hang_from_entry("~") == std::nullopt);
   REQUIRE(hang_from_entry(to_entry(word).substr(0, 20)) == std::nullopt);
+}
+
+TEST_CASE("the report of a job that hung names the odd one out of all nodes") {
+  const auto worker = [](int rank, const char* progress) {
+    WorkerOutcome out;
+    out.rank = rank;
+    out.pid = 100 + rank;
+    out.end.signal = SIGTERM;
+    out.stopped_by_us = true;
+    out.progress = progress;
+    return out;
+  };
+  JobReport report;
+  report.program = "train.py";
+  report.notice.rank = 0;
+  report.nodes = {{0, "host-a", {worker(0, "step 141 all_reduce"), worker(1, "step 141 all_reduce")}, {}},
+                  {1, "host-b", {worker(2, "step 141 all_reduce"), worker(3, "step 140 data")}, {}}};
+  report.nodes[0].workers[0].hang = "rank 0 hangs";
+  for (NodeReport& node : report.nodes)
+    for (WorkerOutcome& outcome : node.workers) judge_worker(outcome, {});
+  const Verdict verdict = judge(report.nodes, report.notice);
+  REQUIRE(verdict.root == Verdict::Place{0, 0});
+  REQUIRE(odd_one_out(report, verdict) == Odd{{3}, "behind the others: step 140, the others step 141"});
+  const std::string text = format_report(report, verdict, [](std::int64_t) { return std::string("now"); });
+  INFO(text);
+  REQUIRE(text.find("  odd one out of all nodes: rank 3: behind the others") != std::string::npos);
+  REQUIRE(text.find("cause     : hang: rank 0 hangs") != std::string::npos);
+  REQUIRE(to_json(report, verdict).find("\"odd_ranks\"") != std::string::npos);
+
+  report.nodes[0].workers[0].hang.clear();
+  report.nodes[0].workers[0].stopped_by_us = false;
+  judge_worker(report.nodes[0].workers[0], {});
+  REQUIRE(odd_one_out(report, judge(report.nodes, report.notice)) == Odd{});
 }
