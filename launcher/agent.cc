@@ -202,6 +202,8 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
   rendezvous_->watch(number, [this](Result<AttemptOutcome> outcome) {
     events_.push_back(OutcomeKnown{std::move(outcome)});
   });
+  if (assignment.group_world_size > 1)
+    rendezvous_->hear_hangs(number, [&attempt](const control::Hang& word) { attempt.monitor.heard(word); });
   if (!begun) attempt.unprepared = begun.error();
   start(attempt);
   if (entry_ != nullptr && !attempt.unprepared && !attempt.start_failure && attempt.group.started() > 0)
@@ -209,6 +211,7 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
   while (!attempt.supervision.finished() || !attempt.outcome)
     handle(attempt, next_event(attempt.supervision.deadline()));
 
+  if (assignment.group_world_size > 1) rendezvous_->hear_hangs(number, {});
   collect(attempt);
   router_ = nullptr;
   group_ = nullptr;

@@ -32,12 +32,14 @@ struct Agent::Attempt {
         stalls(agent.io_, group, router, agent.job_.local_world_size, assignment.base_rank,
                agent.directory_->run_file("stalls.log"), agent.log_),
         supervision(agent.job_.local_world_size, agent.job_.grace),
-        monitor(agent.io_,
-                {agent.job_, assignment, agent.environment_, *agent.directory_, router, group, agent.spawner_,
-                 agent.err_, agent.log_},
-                [&agent](int local_rank, std::string line) {
-                  agent.events_.push_back(HangFound{local_rank, std::move(line)});
-                }),
+        monitor(
+            agent.io_,
+            {agent.job_, assignment, agent.environment_, *agent.directory_, router, group, agent.spawner_,
+             agent.err_, agent.log_},
+            [&agent](int local_rank, std::string line) {
+              agent.events_.push_back(HangFound{local_rank, std::move(line)});
+            },
+            [&agent, count](control::Hang word) { agent.rendezvous_->say_hang(count, std::move(word)); }),
         safe_points(
             agent.io_, agent.safe_point_files(), [&agent] { agent.safe_point_announced(); }, agent.log_) {}
 

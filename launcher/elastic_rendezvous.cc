@@ -142,6 +142,9 @@ net::ControlEvents ElasticRendezvous::client_events() {
     parts_.push_back(part);
     hand_over_parts();
   };
+  out.hang = [this](const control::Hang& word) {
+    if (const auto call = joined_ ? nullptr : hang_heard_) call(word);
+  };
   out.linked = [this](bool there) {
     linked_ = there;
     // Who asked is not answered any more.
@@ -275,6 +278,7 @@ void ElasticRendezvous::watch(int, OutcomeKnown known) {
 }
 
 void ElasticRendezvous::end(const AttemptOutcome& outcome) {
+  hang_heard_ = {};
   if (const auto call = std::exchange(known_, {}))
     call(outcome);
   else
@@ -302,26 +306,6 @@ void ElasticRendezvous::safe_point(std::function<void()> passed) {
   if (!linked_) return passed();  // they cannot be asked, and are not waited for
   safe_point_passed_ = std::move(passed);
   client_->safe_point(assigned_->generation);
-}
-
-// The report.
-
-void ElasticRendezvous::send_report(int, std::string part) {
-  if (assigned_) client_->report(assigned_->generation, std::move(part));
-}
-
-void ElasticRendezvous::gather_reports(int, PartCame came) {
-  part_came_ = std::move(came);
-  asio::post(io_, [this, alive = alive_] {
-    if (*alive) hand_over_parts();
-  });
-}
-
-void ElasticRendezvous::hand_over_parts() {
-  if (!part_came_) return;
-  for (control::Report& part : std::exchange(parts_, {}))
-    if (assigned_ && part.generation == assigned_->generation)
-      part_came_(part.group_rank, std::move(part.payload));
 }
 
 // Parting.

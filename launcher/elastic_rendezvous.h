@@ -43,6 +43,8 @@ class ElasticRendezvous final : public Rendezvous {
   void reached(const Reached& reached) override { reached_ = reached; }
   void send_report(int attempt, std::string part) override;
   void gather_reports(int attempt, PartCame came) override;
+  void say_hang(int attempt, control::Hang word) override;
+  void hear_hangs(int attempt, HangHeard heard) override;
   void decline(int attempt, const FailureNotice& notice) override;
   void leave(Millis patience, std::function<void()> left) override;
 
@@ -101,6 +103,7 @@ class ElasticRendezvous final : public Rendezvous {
   Joined joined_;                                // while joining
   OutcomeKnown known_;                           // while watching
   std::optional<AttemptOutcome> outcome_;        // came before watch()
+  HangHeard hang_heard_;                         // of this attempt
   PartCame part_came_;                           // while reports are gathered
   std::vector<control::Report> parts_;           // came before that
   std::function<void()> safe_point_passed_;      // while the coordinator is asked

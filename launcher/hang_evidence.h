@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// RankEvidence: what is known of one worker at the moment of a hang; HangReport: of all of a node, and who
-// is to blame as far as that shows. Plain values: gathered by hang_monitor.h, judged by odd_one_out.h, shown
-// by hang_report.h.
+// RankEvidence: what is known of one worker at the moment of a hang; HangReport: of all of a node or of all
+// nodes, and who is to blame as far as that shows. Plain values: gathered by hang_monitor.h, carried by
+// hang_part.h, judged by odd_one_out.h, shown by hang_report.h.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +37,12 @@ struct RankEvidence {
   int rank = 0;
   int local_rank = 0;
   int pid = 0;
-  bool python = false;     // it runs a Python interpreter
-  std::string ended = {};  // "exited with code 0"; empty: it runs
-  bool silent = false;     // for too long
+  int node = 0;               // of the world
+  bool python = false;        // it runs a Python interpreter
+  std::string ended = {};     // "exited with code 0"; empty: it runs
+  bool judged = true;         // it gives signs of life, or has to
+  std::string patience = {};  // why its silence says nothing: "has asked for patience"; empty: it does
+  bool silent = false;        // for too long
   Millis silence{0};
   std::string word = {};    // its last about its progress
   std::string source = {};  // what its life was judged by: "progress", "heartbeat", "output", ...
@@ -61,12 +64,21 @@ struct Odd {
   friend bool operator==(const Odd&, const Odd&) = default;
 };
 
+struct HangNode {
+  int node = 0;
+  std::string host = {};  // empty: not known
+  bool answered = false;  // said in time what its ranks do
+
+  friend bool operator==(const HangNode&, const HangNode&) = default;
+};
+
 struct HangReport {
   std::string host = {};
+  std::vector<HangNode> nodes = {};  // by node rank; empty: of one node
   std::int64_t wall_time_s = 0;
   Millis silence{0};
   Millis limit{0};
-  std::vector<RankEvidence> ranks = {};  // by local rank
+  std::vector<RankEvidence> ranks = {};  // by rank
   Odd odd;
   /// Once it is over: how long it took.
   std::optional<Millis> over_after;

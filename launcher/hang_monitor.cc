@@ -2,11 +2,7 @@
 #include "launcher/hang_monitor.h"
 
 #include <algorithm>
-#include <array>
 #include <ctime>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
@@ -15,27 +11,18 @@
 #include "launcher/hang_report.h"
 #include "launcher/odd_one_out.h"
 #include "launcher/process_state.h"
-#include "launcher/progress_word.h"
-#include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kMostThreads = 64;  // of a worker; a process of PyTorch has hundreds on a large node
-constexpr std::string_view kHangFile = "hang.json";
-constexpr std::size_t kMostHangs = 16;  // kept of an attempt
+constexpr std::chrono::seconds kWordPatience{10};  // for the first node to ask
+constexpr std::chrono::seconds kVerdictPatience = HangInquiry::kPatience + std::chrono::seconds(15);
+constexpr std::chrono::seconds kEndPatience{10};  // for the node that is to end the attempt
 
 std::string how_it_ended(const ProcessEnd& end) {
   return end.signal == 0 ? fmt::format("exited with code {}", end.code)
                          : fmt::format("was killed by {}", signal_name(end.signal));
-}
-
-/// Changes whenever the file does; nothing: there is none.
-std::optional<std::uint64_t> mark_of(const struct stat& info) {
-  const auto nanoseconds = static_cast<std::uint64_t>(info.st_mtim.tv_sec) * 1'000'000'000 +
-                           static_cast<std::uint64_t>(info.st_mtim.tv_nsec);
-  return nanoseconds * 31 + static_cast<std::uint64_t>(info.st_size) +
-         static_cast<std::uint64_t>(info.st_ino);
 }
 
 std::string follows(OnHang action) {
@@ -52,12 +39,17 @@ std::string follows(OnHang action) {
 
 }  // namespace
 
-HangMonitor::HangMonitor(boost::asio::io_context& io, const Surroundings& around, Act act)
+HangMonitor::HangMonitor(boost::asio::io_context& io, const Surroundings& around, Act act, Say say)
     : around_(around),
       act_(std::move(act)),
+      say_(std::move(say)),
       io_(io),
       timer_(io),
+      word_timer_(io),
+      inquiry_timer_(io),
+      signs_(io, around.job, around.assignment, around.directory, around.router, around.group, around.log),
       ended_(static_cast<std::size_t>(around.job.local_world_size)),
+      ledger_(around.directory, around.log),
       alive_(std::make_shared<bool>(true)) {}
 
 HangMonitor::~HangMonitor() {
@@ -67,6 +59,7 @@ HangMonitor::~HangMonitor() {
 void HangMonitor::begin() {
   watch_.emplace(around_.job.hang, static_cast<std::size_t>(around_.job.local_world_size),
                  SteadyClock::now());
+  if (several() && is_first()) inquiry_.emplace(around_.assignment.group_world_size);
   arm();
 }
 
@@ -76,137 +69,286 @@ void HangMonitor::worker_ended(int local_rank, const ProcessEnd& end) {
 
 void HangMonitor::stop() {
   watch_.reset();
+  inquiry_.reset();
   timer_.cancel();
+  word_timer_.cancel();
+  inquiry_timer_.cancel();
   collector_.reset();
 }
+
+// Looks.
 
 void HangMonitor::arm() {
   if (!watch_ || !watch_->next_look()) return;
   timer_.expires_at(*watch_->next_look());
   timer_.async_wait([this, alive = alive_](boost::system::error_code error) {
-    if (!error && *alive && watch_) look();
+    if (error || !*alive || !watch_) return;
+    signs_.look([this](std::vector<LifeSigns::Seen> seen) { looked(std::move(seen)); });
   });
 }
 
-HangMonitor::Seen HangMonitor::look_at(int local_rank) const {
-  Seen out;
-  out.source = "none";
-  out.sign.running = around_.group.running(local_rank);
-  if (!out.sign.running) return out;
-  // O_NONBLOCK: the worker may have made a pipe of it.
-  const UniqueFd file(
-      ::open(around_.directory.progress_file(local_rank).c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  struct stat info {};
-  std::array<char, kProgressBytes> block;
-  const ssize_t n = file && ::fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode)
-                        ? retry_eintr([&] { return ::pread(file.get(), block.data(), block.size(), 0); })
-                        : -1;
-  // An empty file: nothing is to be expected, as after a truncation.
-  if (n > 0) {
-    const ProgressWord word = parse_progress({block.data(), static_cast<std::size_t>(n)});
-    out.word = word.text;
-    out.sign.tells = !word.is_page || word.moves > 0;
-    out.sign.paused = word.paused && word.moves > 0;
-    out.sign.under_way = word.under_way;
-    out.sign.seen = word.is_page ? word.moves : *mark_of(info);
-    if (out.sign.tells) out.source = "progress";
-  }
-  if (!around_.job.hang.heartbeat.empty()) {
-    const std::string path =
-        around_.job.hang.heartbeat_file(around_.assignment.base_rank + local_rank, local_rank);
-    if (::stat(path.c_str(), &info) == 0) {
-      if (!out.sign.tells) out.source = "heartbeat";
-      out.sign.tells = true;
-      out.sign.seen += *mark_of(info);
+void HangMonitor::looked(std::vector<LifeSigns::Seen> seen) {
+  if (!watch_) return;
+  std::vector<LifeSign> signs;
+  for (const LifeSigns::Seen& each : seen) signs.push_back(each.sign);
+  seen_ = std::move(seen);
+  const HangWatch::Seen verdict = watch_->look(signs, SteadyClock::now());
+  if (!verdict.moved.empty() || !verdict.ended.empty()) over(verdict);
+  if (!verdict.hang.empty()) {
+    if (!several()) {
+      if (!reading_) read_stacks(false);
+    } else if (inquiry_) {
+      obey(inquiry_->seen(0, SteadyClock::now()));
+    } else {
+      say(Kind::kSeen);
+      if (awaits_ == Awaits::kNothing) await(Awaits::kWord);
     }
   }
-  if (!out.sign.tells && around_.job.hang.watch == HangRules::Watch::kFixed) {
-    out.source = around_.router.sees_stdout(local_rank)
-                     ? "output"
-                     : "stderr alone: with --view=all stdout goes past muster";
-    out.sign.seen = around_.router.output_so_far(local_rank);
-  }
-  return out;
-}
-
-void HangMonitor::look() {
-  const Instant now = SteadyClock::now();
-  std::vector<Seen> seen;
-  std::vector<LifeSign> signs;
-  for (int rank = 0; rank < around_.job.local_world_size; ++rank) {
-    seen.push_back(look_at(rank));
-    signs.push_back(seen.back().sign);
-  }
-  const HangWatch::Seen verdict = watch_->look(signs, now);
-  if (!verdict.hang.empty()) report_hang(verdict.hang, verdict.silence, std::move(seen), now);
-  if (!verdict.moved.empty()) moved(verdict.moved);
   // Tools stop what they look at: nobody is to be found silent for that.
   if (!collector_) arm();
 }
 
-void HangMonitor::report_hang(const std::vector<int>& hang, Millis silence, std::vector<Seen> seen,
-                              Instant now) {
-  // The first one stays, it may be the cause of the others.
-  if (hangs_.size() >= kMostHangs) hangs_.erase(hangs_.begin() + 1);
-  hang_began_ = now - silence;
-  HangReport& report = hangs_.emplace_back();
+/// No worker here hangs any more.
+void HangMonitor::over(const HangWatch::Seen& verdict) {
+  std::vector<int> moved, ended;
+  for (const int rank : verdict.moved) moved.push_back(around_.assignment.base_rank + rank);
+  for (const int rank : verdict.ended) ended.push_back(around_.assignment.base_rank + rank);
+  part_.moved = moved;
+  part_.ended = ended;
+  if (reading_) return;  // the part says so
+  if (!several() || alone_) {
+    alone_ = false;
+    return say_over(moved, ended);
+  }
+  const bool unasked = awaits_ == Awaits::kWord;
+  if (unasked) await(Awaits::kNothing);
+  if (inquiry_) return obey(inquiry_->over(0, moved, ended));
+  HangPart word;
+  word.moved = std::move(moved);
+  word.ended = std::move(ended);
+  say(Kind::kOver, to_json(word));
+  if (unasked) return;
+  ledger_.over(std::chrono::duration_cast<Millis>(SteadyClock::now() - hang_began_));
+}
+
+// What the workers are doing.
+
+void HangMonitor::read_stacks(bool look_first) {
+  reading_ = true;
+  part_ = {};
+  if (!look_first) return fill_part();
+  signs_.look([this](std::vector<LifeSigns::Seen> seen) {
+    if (!watch_) return;
+    looked(std::move(seen));
+    fill_part();
+  });
+}
+
+void HangMonitor::fill_part() {
+  const Instant now = SteadyClock::now();
+  const bool watching = watch_->next_look().has_value();
+  part_.action = around_.job.hang.action;
+  HangReport& report = part_.report;
   report.host = around_.job.host;
   report.wall_time_s = std::time(nullptr);
-  report.silence = silence;
-  report.limit = watch_->limit(hang.front()).value_or(silence);
+  const std::vector<int> silent = watching ? watch_->silent_for(usual_limit(), now) : std::vector<int>();
+  for (const int rank : silent)
+    if (const auto own = watch_->limit(rank); own && watch_->silence(rank, now) >= *own)
+      report.limit = std::max(report.limit, *own);
+  if (report.limit.count() == 0) report.limit = usual_limit();
   for (int local_rank = 0; local_rank < around_.job.local_world_size; ++local_rank) {
-    Seen& of_rank = seen[static_cast<std::size_t>(local_rank)];
+    const LifeSigns::Seen& of_rank = seen_[static_cast<std::size_t>(local_rank)];
     RankEvidence& rank = report.ranks.emplace_back();
     rank.local_rank = local_rank;
     rank.rank = around_.assignment.base_rank + local_rank;
+    rank.node = around_.assignment.group_rank;
     rank.pid = around_.group.pid(local_rank);
     rank.ended = ended_[static_cast<std::size_t>(local_rank)];
-    rank.silent = std::find(hang.begin(), hang.end(), local_rank) != hang.end();
-    rank.silence = watch_->silence(local_rank, now);
-    rank.word = std::move(of_rank.word);
-    rank.source = std::move(of_rank.source);
+    rank.judged = watching && watch_->watched(local_rank);
+    rank.silent = std::find(silent.begin(), silent.end(), local_rank) != silent.end();
+    if (rank.silent) rank.silence = watch_->silence(local_rank, now);
+    report.silence = std::max(report.silence, rank.silence);
+    rank.word = of_rank.word;
+    rank.source = of_rank.source;
+    rank.patience = of_rank.patience;
     if (!of_rank.sign.running) continue;
     // Before any tool: those stop what they look at.
     rank.threads = read_threads(rank.pid, kMostThreads);
     rank.python = runs_python(rank.pid);
   }
-  collector_ = std::make_unique<StackCollector>(io_, around_.spawner, around_.environment);
-  collector_->collect(report.ranks, [this] { told(); });
+  hang_began_ = now - report.silence;
+  timer_.cancel();
+  collector_ =
+      std::make_unique<StackCollector>(io_, around_.spawner, around_.environment, StackCollector::Patience{});
+  collector_->collect(report.ranks, [this] { stacks_read(); });
 }
 
-/// The stacks are there.
-void HangMonitor::told() {
-  HangReport& report = hangs_.back();
-  report.odd = odd_one_out(report.ranks);
-  std::string text = hang_text(report, follows(around_.job.hang.action));
-  if (around_.directory.enabled() && around_.directory.temporary_base().empty())
-    text += fmt::format("  all stacks and states are in {}\n", around_.directory.attempt_file(kHangFile));
-  around_.err.write(text);
+/// Of workers whose first steps are over.
+Millis HangMonitor::usual_limit() const {
+  if (around_.job.hang.watch == HangRules::Watch::kFixed) return around_.job.hang.limit;
+  Millis out = HangWatch::kLeastLimit;
+  for (int rank = 0; watch_->next_look() && rank < around_.job.local_world_size; ++rank)
+    if (const auto own = watch_->limit(rank); own && *own != HangWatch::kFirstSteps)
+      out = std::max(out, *own);
+  return out;
+}
+
+/// The tools took their time: who was silent may have moved or ended since.
+void HangMonitor::stacks_read() {
   collector_.reset();
-  const int named = culprit(report).local_rank;
-  std::string line = hang_line(report, culprit(report));
-  look();
-  // The tools took their time: who was silent may have moved or ended since.
-  if (around_.job.hang.action != OnHang::kReport && watch_->hanging()) act_(named, std::move(line));
-  keep();
+  signs_.look([this](std::vector<LifeSigns::Seen> seen) {
+    if (!watch_) return;
+    looked(std::move(seen));
+    part_is_whole();
+  });
 }
 
-void HangMonitor::moved(const std::vector<int>& ranks) {
-  if (hangs_.empty()) return;
+void HangMonitor::part_is_whole() {
+  reading_ = false;
+  part_.hanging = watch_->hanging();
+  for (RankEvidence& rank : part_.report.ranks)
+    rank.ended = ended_[static_cast<std::size_t>(rank.local_rank)];
+  if (inquiry_) return obey(inquiry_->part(0, inquiry_->number(), part_));
+  if (!several() || alone_) {
+    publish({{around_.assignment.group_rank, part_}}, part_.hanging);
+    if (!part_.hanging) say_over(part_.moved, part_.ended);
+    return;
+  }
+  say(Kind::kPart, to_json(part_));
+  ledger_.add(part_.report);
+}
+
+// What follows.
+
+/// On the first of several nodes.
+void HangMonitor::obey(const HangInquiry::Orders& orders) {
+  if (orders.ask) {
+    say(Kind::kCollect);
+    if (!reading_) read_stacks(true);
+  }
+  if (orders.known) say(Kind::kKnown);
+  if (orders.publish) publish(inquiry_->parts(), inquiry_->hanging());
+  if (orders.over) say_over(inquiry_->moved(), inquiry_->ended());
+  inquiry_timer_.cancel();
+  if (!inquiry_->deadline()) return;
+  inquiry_timer_.expires_at(*inquiry_->deadline());
+  inquiry_timer_.async_wait([this, alive = alive_](boost::system::error_code error) {
+    if (!error && *alive && inquiry_) obey(inquiry_->tick(SteadyClock::now()));
+  });
+}
+
+void HangMonitor::publish(const std::map<int, HangPart>& parts, bool hanging) {
+  HangReport report = several() ? merged(parts, around_.assignment.group_world_size) : part_.report;
+  if (!several()) report.odd = odd_one_out(report.ranks);
+  if (report.ranks.empty()) return;
+  OnHang action = OnHang::kReport;
+  for (const auto& [node, part] : parts) action = std::max(action, part.action);
+  const std::string patience = hanging ? patience_text(report) : std::string();
+  hang_began_ = SteadyClock::now() - report.silence;
+
+  HangVerdict verdict;
+  verdict.odd = report.odd;
+  verdict.patience = !patience.empty();
+  verdict.ends = hanging && patience.empty() && action != OnHang::kReport;
+  const std::string next = !hanging            ? "it ended while stacks were read: nothing is done about it"
+                           : !patience.empty() ? fmt::format("nothing is done about it: {}", patience)
+                                               : follows(action);
+  verdict.text = fmt::format("{}; {}", fmt::join(hang_head(report), "; "), next);
+  const RankEvidence& named = culprit(report);
+  verdict.rank = named.rank;
+  verdict.line = hang_line(report, named);
+
+  std::string text = hang_text(report, next);
+  ledger_.add(std::move(report));
+  if (!ledger_.file().empty()) text += fmt::format("  all stacks and states are in {}\n", ledger_.file());
+  around_.err.write(text);
+  if (inquiry_) {
+    say(Kind::kTold, to_json(verdict));
+    if (verdict.patience) inquiry_->forget();
+  }
+  conclude(verdict);
+}
+
+void HangMonitor::conclude(const HangVerdict& verdict) {
+  await(Awaits::kNothing);
+  if (verdict.patience) watch_->begin_anew(SteadyClock::now());
+  if (!verdict.ends) return;
+  const int local_rank = verdict.rank - around_.assignment.base_rank;
+  if (local_rank >= 0 && local_rank < around_.job.local_world_size) return act_(local_rank, verdict.line);
+  await(Awaits::kEnd);
+}
+
+void HangMonitor::say_over(const std::vector<int>& moved, const std::vector<int>& ended) {
   const auto after = std::chrono::duration_cast<Millis>(SteadyClock::now() - hang_began_);
-  hangs_.back().over_after = after;
-  around_.log.warning(fmt::format("the hang is over after {}: local_rank {} moves again",
-                                  duration_text(after), fmt::join(ranks, ",")));
-  keep();
+  around_.log.warning(over_text(after, moved, ended));
+  ledger_.over(after);
 }
 
-void HangMonitor::keep() const {
-  if (!around_.directory.enabled() || !around_.directory.temporary_base().empty()) return;
-  const std::string path = around_.directory.attempt_file(kHangFile);
-  const std::string draft = path + ".part";
-  const UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!file || !write_all(file.get(), hangs_to_json(hangs_)) || ::rename(draft.c_str(), path.c_str()) != 0)
-    around_.log.warning(fmt::format("could not write {}: {}", path, errno_text(errno)));
+// The other nodes.
+
+void HangMonitor::say(Kind kind, std::string payload) {
+  control::Hang word;
+  word.kind = kind;
+  word.number = inquiry_ ? inquiry_->number() : number_;
+  word.host = around_.job.host;
+  word.group_rank = around_.assignment.group_rank;
+  word.payload = std::move(payload);
+  say_(std::move(word));
+}
+
+void HangMonitor::heard(const control::Hang& word) {
+  if (!watch_ || word.to_all() != !inquiry_) return;
+  const auto doubt = [&](const Error& error) {
+    around_.log.info(fmt::format("node {} ({}): {}", word.group_rank, word.host, error.message));
+  };
+  if (word.kind == Kind::kSeen) return obey(inquiry_->seen(word.group_rank, SteadyClock::now()));
+  if (word.kind == Kind::kPart || word.kind == Kind::kOver) {
+    auto part = hang_part_from_json(word.payload);
+    if (!part) return doubt(part.error());
+    if (word.kind == Kind::kOver) return obey(inquiry_->over(word.group_rank, part->moved, part->ended));
+    return obey(inquiry_->part(word.group_rank, word.number, *std::move(part)));
+  }
+  if (word.kind == Kind::kCollect) {
+    number_ = word.number;
+    alone_ = false;
+    await(Awaits::kVerdict);
+    if (!reading_) read_stacks(true);
+  } else if (word.kind == Kind::kTold) {
+    const auto verdict = hang_verdict_from_json(word.payload);
+    if (!verdict) return doubt(verdict.error());
+    around_.log.warning(fmt::format("{}; node 0 ({}) tells more", verdict->text, word.host));
+    ledger_.judged(verdict->odd);
+    conclude(*verdict);
+  } else if (awaits_ == Awaits::kWord) {
+    await(Awaits::kNothing);  // it belongs to a hang that was told
+  }
+}
+
+void HangMonitor::await(Awaits what) {
+  awaits_ = what;
+  word_timer_.cancel();
+  if (what == Awaits::kNothing) return;
+  word_timer_.expires_after(what == Awaits::kWord      ? kWordPatience
+                            : what == Awaits::kVerdict ? kVerdictPatience
+                                                       : kEndPatience);
+  word_timer_.async_wait([this, alive = alive_](boost::system::error_code error) {
+    if (!error && *alive && watch_) waited_in_vain();
+  });
+}
+
+void HangMonitor::waited_in_vain() {
+  const Awaits what = std::exchange(awaits_, Awaits::kNothing);
+  if (what == Awaits::kEnd) {
+    // The word to the node that was to end the attempt may have been lost.
+    const RankEvidence& named = culprit(part_.report);
+    return act_(named.local_rank, hang_line(part_.report, named));
+  }
+  if (!watch_->hanging()) return;
+  around_.log.warning("a hang: node 0 does not ask for it; this node tells of it alone");
+  alone_ = true;
+  if (reading_) return;
+  if (what == Awaits::kWord) return read_stacks(true);
+  publish({{around_.assignment.group_rank, part_}}, true);
 }
 
 }  // namespace muster::launcher

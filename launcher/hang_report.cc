@@ -2,7 +2,6 @@
 #include "launcher/hang_report.h"
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 #include <vector>
 
@@ -10,6 +9,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "launcher/hang_part.h"
 #include "launcher/report.h"
 #include "launcher/stack_text.h"
 
@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 constexpr int kVersion = 1;
 constexpr std::size_t kFramesShown = 8;
 constexpr std::size_t kGroupsShown = 16;
-constexpr std::size_t kOutputLinesKept = 2000;
+constexpr std::size_t kHostsShown = 4;
 
 std::string state_text(char state) {
   switch (state) {
@@ -78,8 +78,37 @@ std::string without_numbers(std::string_view text) {
   return out;
 }
 
+std::string host_of(const HangReport& report, int node) {
+  for (const HangNode& each : report.nodes)
+    if (each.node == node && !each.host.empty()) return each.host;
+  return fmt::format("node {}", node);
+}
+
+/// " on host-a, host-b and 6 more"; empty where there is one node only.
+std::string on_hosts(const HangReport& report, const std::vector<int>& nodes) {
+  if (report.nodes.empty() || nodes.empty()) return {};
+  std::string out = " on ";
+  for (std::size_t i = 0; i < nodes.size() && i < kHostsShown; ++i)
+    out += fmt::format("{}{}", i == 0 ? "" : ", ", host_of(report, nodes[i]));
+  if (nodes.size() > kHostsShown) out += fmt::format(" and {} more", nodes.size() - kHostsShown);
+  return out;
+}
+
+template <class Wanted>
+std::vector<int> nodes_of(const HangReport& report, const Wanted& wanted) {
+  std::vector<int> out;
+  for (const RankEvidence& rank : report.ranks)
+    if (wanted(rank) && (out.empty() || out.back() != rank.node)) out.push_back(rank.node);
+  return out;
+}
+
+bool is_odd(const HangReport& report, const RankEvidence& rank) {
+  const auto& odd = report.odd.ranks;
+  return std::find(odd.begin(), odd.end(), rank.rank) != odd.end();
+}
+
 struct Shown {
-  std::vector<int> ranks;
+  std::vector<int> ranks, nodes;
   std::string word, place, stack;
   bool odd = false;
   Millis silence{0};
@@ -88,10 +117,9 @@ struct Shown {
 std::vector<Shown> grouped(const HangReport& report) {
   std::vector<Shown> out;
   for (const RankEvidence& rank : report.ranks) {
-    Shown shown{{rank.rank}, rank.word, place_text(rank), stack_line(rank), false, rank.silence};
+    Shown shown{{rank.rank}, {rank.node}, rank.word, place_text(rank), stack_line(rank), false, rank.silence};
     if (!rank.runs()) shown.place = rank.ended;
-    shown.odd =
-        std::find(report.odd.ranks.begin(), report.odd.ranks.end(), rank.rank) != report.odd.ranks.end();
+    shown.odd = is_odd(report, rank);
     const auto same = std::find_if(out.begin(), out.end(), [&](const Shown& other) {
       return other.word == shown.word && other.odd == shown.odd && other.stack == shown.stack &&
              without_numbers(other.place) == without_numbers(shown.place);
@@ -100,42 +128,11 @@ std::vector<Shown> grouped(const HangReport& report) {
       out.push_back(std::move(shown));
     } else {
       same->ranks.push_back(rank.rank);
+      if (same->nodes.back() != rank.node) same->nodes.push_back(rank.node);
       same->silence = std::max(same->silence, rank.silence);
     }
   }
   std::stable_sort(out.begin(), out.end(), [](const Shown& a, const Shown& b) { return a.odd > b.odd; });
-  return out;
-}
-
-Json to_object(const RankEvidence& rank) {
-  Json out{{"rank", rank.rank}, {"local_rank", rank.local_rank}, {"pid", rank.pid}, {"silent", rank.silent}};
-  if (rank.silent) out["silence_ms"] = rank.silence.count();
-  const auto text = [&out](const char* name, const std::string& value) {
-    if (!value.empty()) out[name] = value;
-  };
-  text("ended", rank.ended);
-  text("progress", rank.word);
-  text("source", rank.source);
-  text("tool", rank.tool);
-  text("no_stack", rank.tool_problem);
-  Json threads = Json::array();
-  for (const ThreadState& thread : rank.threads) {
-    Json entry{{"id", thread.id}, {"name", thread.name}, {"state", std::string(1, thread.state)}};
-    if (!thread.call.empty()) entry["call"] = thread.call;
-    if (!thread.wait.empty()) entry["wait"] = thread.wait;
-    if (!thread.kernel_stack.empty()) entry["kernel_stack"] = thread.kernel_stack;
-    threads.push_back(std::move(entry));
-  }
-  if (!threads.empty()) out["threads"] = std::move(threads);
-  Json stacks = Json::array();
-  for (const ThreadStack& stack : rank.stacks)
-    stacks.push_back({{"thread", stack.title}, {"functions", stack.functions}});
-  if (!stacks.empty()) out["stacks"] = std::move(stacks);
-  if (!rank.tool_output.empty())
-    out["tool_output"] = std::vector<std::string>(
-        rank.tool_output.begin(),
-        std::next(rank.tool_output.begin(),
-                  static_cast<std::ptrdiff_t>(std::min(rank.tool_output.size(), kOutputLinesKept))));
   return out;
 }
 
@@ -159,8 +156,7 @@ const RankEvidence& culprit(const HangReport& report) {
   const RankEvidence* out = nullptr;
   for (const RankEvidence& rank : report.ranks) {
     if (!rank.runs()) continue;
-    if (std::find(report.odd.ranks.begin(), report.odd.ranks.end(), rank.rank) != report.odd.ranks.end())
-      return rank;
+    if (is_odd(report, rank)) return rank;
     if (out == nullptr || (rank.silent && !out->silent)) out = &rank;
   }
   return out != nullptr ? *out : report.ranks.front();
@@ -183,17 +179,37 @@ std::string hang_line(const HangReport& report, const RankEvidence& rank) {
   return out;
 }
 
-std::string hang_text(const HangReport& report, std::string_view what_follows) {
+std::vector<std::string> hang_head(const HangReport& report) {
   std::vector<int> silent;
   for (const RankEvidence& rank : report.ranks)
     if (rank.silent) silent.push_back(rank.rank);
-  std::string out = fmt::format("muster: hang on {}: no sign of life of {} for {} (limit {}); {}\n",
-                                report.host, rank_words(silent), duration_text(report.silence),
-                                duration_text(report.limit), what_follows);
+  const auto nodes = nodes_of(report, [](const RankEvidence& rank) { return rank.silent; });
+  std::vector<std::string> out{
+      fmt::format("hang{}: no sign of life of {} for {} (limit {})",
+                  report.nodes.empty() ? fmt::format(" on {}", report.host) : on_hosts(report, nodes),
+                  rank_words(silent), duration_text(report.silence), duration_text(report.limit))};
   if (!report.odd.ranks.empty())
-    out += fmt::format("  odd one out: {}: {}\n", rank_words(report.odd.ranks), report.odd.why);
+    out.push_back(fmt::format(
+        "odd one out: {}{}: {}", rank_words(report.odd.ranks),
+        on_hosts(report, nodes_of(report, [&](const RankEvidence& rank) { return is_odd(report, rank); })),
+        report.odd.why));
   else
-    out += "  no odd one out: all of this node stand at the same place\n";
+    out.push_back(fmt::format("no odd one out: all{} stand at the same place",
+                              report.nodes.empty() ? " of this node" : " ranks"));
+  std::vector<int> missing;
+  for (const HangNode& node : report.nodes)
+    if (!node.answered) missing.push_back(node.node);
+  if (!missing.empty())
+    out.push_back(fmt::format("no answer from node{} {}: what {} ranks do is not known",
+                              missing.size() == 1 ? "" : "s", ranges(missing),
+                              missing.size() == 1 ? "its" : "their"));
+  return out;
+}
+
+std::string hang_text(const HangReport& report, std::string_view what_follows) {
+  const auto head = hang_head(report);
+  std::string out = fmt::format("muster: {}; {}\n", head.front(), what_follows);
+  for (std::size_t i = 1; i < head.size(); ++i) out += fmt::format("  {}\n", head[i]);
   std::set<std::string> sources;
   for (const RankEvidence& rank : report.ranks)
     if (rank.silent && rank.source != "progress" && !rank.source.empty()) sources.insert(rank.source);
@@ -201,7 +217,7 @@ std::string hang_text(const HangReport& report, std::string_view what_follows) {
   const auto groups = grouped(report);
   for (std::size_t i = 0; i < groups.size() && i < kGroupsShown; ++i) {
     const Shown& shown = groups[i];
-    out += fmt::format("  {}:", rank_words(shown.ranks));
+    out += fmt::format("  {}{}:", rank_words(shown.ranks), on_hosts(report, shown.nodes));
     if (!shown.word.empty()) out += fmt::format(" \"{}\"", shown.word);
     if (!shown.place.empty()) out += fmt::format("{}{}", shown.word.empty() ? " " : ", ", shown.place);
     out += '\n';
@@ -209,6 +225,22 @@ std::string hang_text(const HangReport& report, std::string_view what_follows) {
   }
   if (groups.size() > kGroupsShown)
     out += fmt::format("  and {} more places\n", groups.size() - kGroupsShown);
+  return out;
+}
+
+std::string patience_text(const HangReport& report) {
+  for (const RankEvidence& rank : report.ranks)
+    if (!rank.patience.empty() && rank.runs()) return fmt::format("rank {} {}", rank.rank, rank.patience);
+  return {};
+}
+
+std::string over_text(Millis after, const std::vector<int>& moved, const std::vector<int>& ended) {
+  std::string out = fmt::format("the hang is over after {}", duration_text(after));
+  if (!moved.empty())
+    out += fmt::format(": {} move{} again", rank_words(moved), moved.size() == 1 ? "s" : "");
+  if (!ended.empty())
+    out += fmt::format("{} {} {} ended", moved.empty() ? ":" : ",", rank_words(ended),
+                       ended.size() == 1 ? "has" : "have");
   return out;
 }
 
@@ -223,7 +255,14 @@ std::string hangs_to_json(std::span<const HangReport> hangs) {
                {"ranks", Json::array()}};
     if (!hang.odd.why.empty()) entry["why"] = hang.odd.why;
     if (hang.over_after) entry["moved_again_after_ms"] = hang.over_after->count();
-    for (const RankEvidence& rank : hang.ranks) entry["ranks"].push_back(to_object(rank));
+    for (const RankEvidence& rank : hang.ranks) {
+      entry["ranks"].push_back(to_object(rank));
+      if (hang.nodes.empty()) continue;
+      entry["ranks"].back()["node"] = rank.node;
+      entry["ranks"].back()["host"] = host_of(hang, rank.node);
+    }
+    for (const HangNode& node : hang.nodes)
+      entry["nodes"].push_back({{"node", node.node}, {"host", node.host}, {"answered", node.answered}});
     out["hangs"].push_back(std::move(entry));
   }
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "launcher/hang_evidence.h"
 
@@ -14,7 +15,17 @@ namespace muster::launcher {
 /// Several lines; ends with a newline. `what_follows`: "report only (--on-hang=report)".
 [[nodiscard]] std::string hang_text(const HangReport& report, std::string_view what_follows);
 
-/// The hangs of a run on this node, in order. Fields without contents are left out.
+/// Its first lines, without what follows: who is silent, who stands out, which nodes have not answered.
+[[nodiscard]] std::vector<std::string> hang_head(const HangReport& report);
+
+/// "rank 5 has asked for patience"; empty: nobody has.
+[[nodiscard]] std::string patience_text(const HangReport& report);
+
+/// "the hang is over after 12 s: ranks 0-3 move again, rank 4 has ended".
+[[nodiscard]] std::string over_text(Millis after, const std::vector<int>& moved,
+                                    const std::vector<int>& ended);
+
+/// The hangs of an attempt, in order. Fields without contents are left out.
 [[nodiscard]] std::string hangs_to_json(std::span<const HangReport> hangs);
 
 /// "rank 3 (local_rank 3, pid 812) hangs: no sign of life for 4 min after "epoch 2 step 139", in

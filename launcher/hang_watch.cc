@@ -89,11 +89,32 @@ HangWatch::Seen HangWatch::look(std::span<const LifeSign> signs, Instant now) {
   }
   if (!silent)
     for (std::size_t i = 0; i < workers_.size(); ++i)
-      if (std::exchange(workers_[i].in_hang, false) && workers_[i].last.running)
-        out.moved.push_back(static_cast<int>(i));
+      if (std::exchange(workers_[i].in_hang, false))
+        (workers_[i].last.running ? out.moved : out.ended).push_back(static_cast<int>(i));
   hanging_ = silent;
   plan_next(now);
   return out;
+}
+
+std::vector<int> HangWatch::silent_for(Millis limit, Instant now) const {
+  std::vector<int> out;
+  for (std::size_t i = 0; i < workers_.size(); ++i)
+    if (is_watched(workers_[i]) && (workers_[i].silent || silence(static_cast<int>(i), now) * 2 >= limit))
+      out.push_back(static_cast<int>(i));
+  return out;
+}
+
+void HangWatch::begin_anew(Instant now) {
+  if (!next_look_) return;
+  for (Worker& worker : workers_) {
+    // It was no hang, so that so long a pause is to be expected.
+    if (is_watched(worker))
+      longest_ = std::max(longest_, std::chrono::duration_cast<Millis>(now - worker.moved));
+    worker.moved = now;
+    worker.silent = worker.in_hang = false;
+  }
+  hanging_ = false;
+  plan_next(now);
 }
 
 void HangWatch::plan_next(Instant now) {

@@ -47,7 +47,8 @@ class HangWatch {
 
   struct Seen {
     std::vector<int> hang;   // a hang has begun: all who have been silent for too long; once per hang
-    std::vector<int> moved;  // a hang is over: those who were part of it
+    std::vector<int> moved;  // a hang is over: those who were part of it and run
+    std::vector<int> ended;  // likewise, that do not
     Millis silence{0};       // of who is silent longest in it
 
     friend bool operator==(const Seen&, const Seen&) = default;
@@ -57,6 +58,14 @@ class HangWatch {
 
   /// Somebody has been silent for too long, as of the last look.
   [[nodiscard]] bool hanging() const { return hanging_; }
+  /// A hang of other nodes' workers has come to light: who is silent here for half as long belongs to it.
+  [[nodiscard]] std::vector<int> silent_for(Millis limit, Instant now) const;
+  /// Somebody whom others waited for has asked for patience: whoever was silent has all the time again.
+  void begin_anew(Instant now);
+  /// Its silence can mean something.
+  [[nodiscard]] bool watched(int worker) const {
+    return is_watched(workers_[static_cast<std::size_t>(worker)]);
+  }
   /// Since the last sign, as far as looks tell.
   [[nodiscard]] Millis silence(int worker, Instant now) const;
   /// Nothing: this worker may be silent for ever.

@@ -43,6 +43,10 @@ bool LogRouter::clogged(Std stream) const {
   return ::poll(&room, 1, 0) == 0;
 }
 
+bool LogRouter::held_back(int local_rank, Std stream) const {
+  return channelled(local_rank, stream) && screen_.shown(local_rank) && screen_.congested(stream);
+}
+
 std::string LogRouter::log_file(int local_rank, Std stream) const {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
   if (!worker) return {};

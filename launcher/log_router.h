@@ -75,6 +75,8 @@ class LogRouter {
 
   /// Whoever reads the launcher's own stream does not take anything now.
   [[nodiscard]] bool clogged(Std stream) const;
+  /// Nobody reads the launcher's own stream, so that what this worker writes is not taken either.
+  [[nodiscard]] bool held_back(int local_rank, Std stream) const;
   /// The file that a worker's stream goes to; empty: none.
   [[nodiscard]] std::string log_file(int local_rank, Std stream) const;
   /// Whether it goes through the launcher.

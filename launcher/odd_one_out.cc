@@ -127,10 +127,14 @@ Odd odd_one_out(std::span<const RankEvidence> ranks) {
                                          ended.size() == 1 ? "has" : "have", ended.front()->ended,
                                          ended.size() == 1 ? "it" : "them")};
   if (all.size() < 2) return {};
-  Group silent;
-  for (const RankEvidence* rank : all)
+  // Of who gives no signs, as often all ranks but the first, nobody knows whether it goes on.
+  Group silent, judged;
+  for (const RankEvidence* rank : all) {
     if (rank->silent) silent.push_back(rank);
-  if (silent.size() * 2 < all.size()) return {ranks_of(silent), "silent, while the others go on"};
+    if (rank->silent || rank->judged) judged.push_back(rank);
+  }
+  if (!silent.empty() && silent.size() * 2 < judged.size())
+    return {ranks_of(silent), "silent, while the others go on"};
   if (const auto odd = by_position(all)) return *odd;
 
   const auto phase = [](const RankEvidence& rank) { return known(std::string(phase_in(rank.word))); };

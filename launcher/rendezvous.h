@@ -15,6 +15,7 @@
 
 #include "launcher/job.h"
 #include "rendezvous/base/log.h"
+#include "rendezvous/control.h"
 
 namespace boost::asio {
 class io_context;
@@ -59,6 +60,13 @@ class Rendezvous {
   /// On the first node: the parts of the others, each once as it comes; an empty one of a node that is gone.
   using PartCame = std::function<void(int node, std::string part)>;
   virtual void gather_reports(int /*attempt*/, PartCame /*came*/) {}
+
+  /// Of workers that hang (hang_inquiry.h): to the first node, or as the first one to all others. May be
+  /// lost.
+  virtual void say_hang(int /*attempt*/, control::Hang /*word*/) {}
+  /// To be called after watch(): what others say of them while the attempt has no outcome.
+  using HangHeard = std::function<void(const control::Hang&)>;
+  virtual void hear_hangs(int /*attempt*/, HangHeard /*heard*/) {}
 
   /// This node will not take part in `attempt`, which has not begun. Where others count on it, that ends the
   /// job for all of them.

@@ -53,7 +53,7 @@ class Screen {
 
   /// Waits for the reader. False: it has not taken everything by `deadline`.
   [[nodiscard]] bool make_room(Std stream, Instant deadline) { return sink(stream).flush(deadline) == 0; }
-  [[nodiscard]] bool congested(Std stream) { return sink(stream).congested(); }
+  [[nodiscard]] bool congested(Std stream) const { return (stream == Std::kOut ? out_ : err_).congested(); }
   /// `resume` is called once when there is room again.
   void when_clear(Std stream, std::function<void()> resume);
 

@@ -74,10 +74,12 @@ struct StackCollector::Job {
   std::size_t bytes = 0;
 };
 
-StackCollector::StackCollector(asio::io_context& io, Spawner& spawner, const Environment& environment)
+StackCollector::StackCollector(asio::io_context& io, Spawner& spawner, const Environment& environment,
+                               const Patience& patience)
     : io_(io),
       spawner_(spawner),
       environment_(environment),
+      patience_(patience),
       deadline_(io),
       alive_(std::make_shared<bool>(true)) {}
 
@@ -123,12 +125,12 @@ void StackCollector::collect(std::vector<RankEvidence>& ranks, std::function<voi
     }
     open_.push_back(std::move(task));
   }
-  deadline_.expires_after(kPatience);
+  deadline_.expires_after(patience_.all);
   deadline_.async_wait([this, alive = alive_](boost::system::error_code error) {
     if (error || !*alive) return;
     over_ = true;
     for (const Task& task : std::exchange(open_, {}))
-      task.rank->tool_problem = fmt::format("the {} s for stacks were over", kPatience.count());
+      task.rank->tool_problem = fmt::format("the {} s for stacks were over", patience_.all.count() / 1000);
     while (!jobs_.empty()) finish(jobs_.front(), false);
   });
   asio::post(io_, [this, alive = alive_] {
@@ -173,7 +175,7 @@ bool StackCollector::start(Task task, StackTool tool, const std::string& path) {
   job->tool = tool;
   job->pidfd = std::move(spawned->pidfd);
   job->output.assign(reader.release());
-  job->deadline.expires_after(kPatienceOfOne);
+  job->deadline.expires_after(patience_.one);
   job->deadline.async_wait([this, alive = alive_, job](boost::system::error_code error) {
     if (!error && *alive && !job->over) finish(job, false);
   });

@@ -24,13 +24,16 @@ namespace muster::launcher {
 
 class StackCollector {
  public:
-  static constexpr std::chrono::seconds kPatienceOfOne{20};  // of PyTorch gdb reads 1 GB of symbols
-  static constexpr std::chrono::seconds kPatience{60};
+  struct Patience {
+    Millis one{20'000};  // of PyTorch gdb reads 1 GB of symbols
+    Millis all{60'000};
+  };
   static constexpr std::size_t kAtOnce = 4;
 
   /// `environment`: the tools' own, in whose PATH they are looked for. `spawner` has no child under way
   /// whenever the loop runs.
-  StackCollector(boost::asio::io_context& io, Spawner& spawner, const Environment& environment);
+  StackCollector(boost::asio::io_context& io, Spawner& spawner, const Environment& environment,
+                 const Patience& patience);
   ~StackCollector();
   StackCollector(const StackCollector&) = delete;
   StackCollector& operator=(const StackCollector&) = delete;
@@ -55,6 +58,7 @@ class StackCollector {
   boost::asio::io_context& io_;
   Spawner& spawner_;
   const Environment& environment_;
+  Patience patience_;
   boost::asio::steady_timer deadline_;  // of all
   std::deque<Task> open_;
   std::vector<std::shared_ptr<Job>> jobs_;

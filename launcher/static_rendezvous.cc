@@ -16,6 +16,7 @@
 #include "launcher/first_node.h"
 #include "launcher/interfaces.h"
 #include "launcher/node_entries.h"
+#include "launcher/node_news.h"
 #include "launcher/outcome_text.h"
 #include "launcher/rank_assignment.h"
 #include "launcher/report.h"
@@ -44,8 +45,10 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
         waiting_(io),
         farewell_(io),
         reports_(io),
+        hangs_(io),
         clocks_(io, job, log),
         entries_(job, command_),
+        news_(job, entries_, command_),
         status_timer_(io) {}
 
   Awaitable<Result<Membership>> join(int attempt) {
@@ -63,6 +66,9 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       auto claimed = co_await entries_.claim_node_rank(waiting_, deadline);
       if (!claimed) co_return fail(claimed.error());
       connection_ = *std::move(claimed);
+      // Now: the port is that of the workers' store after a restart.
+      if (host() && job_.nodes > 1)
+        if (auto ok = co_await connect_here(hangs_, deadline); !ok) co_return fail(ok.error());
       if (!job_.unfit.empty()) co_return co_await call_off(deadline);
       if (job_.compare_clocks) start(clocks_.run(first), [](const Result<void>&) {});
     } else if (host()) {
@@ -73,26 +79,16 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   Awaitable<Result<AttemptOutcome>> outcome(int attempt) {
-    const std::string key = entries_.of_attempt(attempt) + "outcome";
-    if (auto ok = co_await waiting_.wait(key, std::nullopt); !ok) co_return fail(ok.error());
-    auto text = co_await waiting_.get(key);
-    if (!text) co_return fail(text.error());
-    co_return outcome_from_json(*text);
+    NodeNews::Heard heard = hears();
+    co_return co_await news_.read(waiting_, attempt, std::move(heard));
   }
+  [[nodiscard]] NodeNews& news() { return news_; }
 
-  Awaitable<Result<void>> announce(int attempt, AttemptOutcome outcome) {
-    const std::string outcome_key = entries_.of_attempt(attempt) + "outcome";
-    auto written = co_await command_.set_if_absent(outcome_key, to_json(outcome));
-    if (!written) co_return fail(written.error());
-    co_return Result<void>{};
-  }
-
-  Awaitable<Result<void>> succeeded(int attempt) {
-    const std::string done_key = entries_.of_attempt(attempt) + "done";
-    auto done = co_await command_.add(done_key, 1);
-    if (!done) co_return fail(done.error());
-    if (*done < job_.nodes) co_return Result<void>{};
-    co_return co_await announce(attempt, AllSucceeded{});
+  void hear_hangs(int attempt, HangHeard heard) {
+    heard_attempt_ = attempt;
+    heard_ = std::move(heard);
+    if (!host() || !hangs_.connected() || std::exchange(reads_inbox_, true)) return;
+    start(news_.read_inbox(hangs_, hears()), [](const Result<void>&) {});
   }
 
   Awaitable<Result<void>> decline(int attempt, FailureNotice notice) {
@@ -127,6 +123,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     waiting_.close();
     reports_.close();
     farewell_.close();
+    hangs_.close();
     clocks_.close();
   }
 
@@ -153,6 +150,11 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   bool host() const { return job_.node_rank == 0; }
 
  private:
+  NodeNews::Heard hears() {
+    return [this](const control::Hang& word) {
+      if (const auto call = word.generation == heard_attempt_ && !abandoned_ ? heard_ : nullptr) call(word);
+    };
+  }
   std::string own_address() const { return is_loopback(job_.master_addr) ? job_.master_addr : "127.0.0.1"; }
   /// `agents`: they keep connections to it, whose end is told.
   net::ServerOptions listen_options(std::uint16_t port, bool agents) {
@@ -291,7 +293,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       if (node.connection != connection || node.node_rank == job_.node_rank) continue;
       const FailureNotice notice = loss_of(node);
       if (!lost_) lost_ = notice;
-      start(announce(attempt_, notice), no_matter);
+      start(news_.end(attempt_, notice), no_matter);
       start(entries_.give_up_report(attempt_, node.node_rank), no_matter);
       start(entries_.give_up_on(attempt_ + 1, notice), no_matter);
       start(entries_.mark_left(connection), no_matter);
@@ -328,10 +330,15 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   AgentLink waiting_;                            // requests that may wait for long
   AgentLink farewell_;                           // node 0: to see the others off
   AgentLink reports_;                            // node 0: for what the others report
+  AgentLink hangs_;                              // node 0: for what they say of workers that hang
   ClockExchange clocks_;                         // where they are to be compared
   NodeEntries entries_;                          // through command_
+  NodeNews news_;                                // likewise
   asio::steady_timer status_timer_;
   std::string connection_;  // waiting_'s name, once this node's rank is claimed
+  HangHeard heard_;
+  int heard_attempt_ = -1;
+  bool reads_inbox_ = false;
   bool gathering_ = false;
   int attempt_ = -1;                   // node 0: the last one whose ranks were assigned
   std::vector<RoleInfo> members_;      // node 0: of that attempt
@@ -357,11 +364,11 @@ void StaticRendezvous::watch(int attempt, OutcomeKnown known) {
 
 void StaticRendezvous::announce(int attempt, const FailureNotice& notice) {
   // If node 0 cannot be told, it is gone, which the watching connection reports.
-  impl_->start(impl_->announce(attempt, notice), [](const Result<void>&) {});
+  impl_->start(impl_->news().end(attempt, notice), [](const Result<void>&) {});
 }
 
 void StaticRendezvous::succeeded(int attempt) {
-  impl_->start(impl_->succeeded(attempt), [](const Result<void>&) {});
+  impl_->start(impl_->news().succeeded(attempt), [](const Result<void>&) {});
 }
 
 void StaticRendezvous::send_report(int attempt, std::string part) {
@@ -370,6 +377,14 @@ void StaticRendezvous::send_report(int attempt, std::string part) {
 
 void StaticRendezvous::gather_reports(int attempt, PartCame came) {
   impl_->start(impl_->gather_reports(attempt, std::move(came)), [](const Result<void>&) {});
+}
+
+void StaticRendezvous::say_hang(int attempt, control::Hang word) {
+  impl_->start(impl_->news().tell(attempt, std::move(word)), [](const Result<void>&) {});
+}
+
+void StaticRendezvous::hear_hangs(int attempt, HangHeard heard) {
+  impl_->hear_hangs(attempt, std::move(heard));
 }
 
 void StaticRendezvous::decline(int attempt, const FailureNotice& notice) {

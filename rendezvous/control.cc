@@ -144,6 +144,13 @@ void fields(Archive& io, Clock& m) {
   io(m.asked, m.received, m.answered);
 }
 
+template <class Archive>
+void fields(Archive& io, Hang& m) {
+  io(m.generation);
+  io.enumerator(m.kind, Hang::Kind::kKnown);
+  io(m.number, m.host, m.group_rank, m.payload);
+}
+
 class Writer {
  public:
   explicit Writer(std::string& out) : out_(out) {}
@@ -282,11 +289,11 @@ bool construct(Message& message, std::size_t index, std::index_sequence<I...>) {
 }
 
 constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames = {
-    "Start",        "Challenge",     "Proof",          "Welcome",   "Refused",        "Join",
-    "Ready",        "Heartbeat",     "Assignment",     "Waiting",   "GenerationOver", "Closed",
-    "WorkerFailed", "Finished",      "SafePoint",      "Report",    "Leave",          "Stop",
-    "StoreAttach",  "StoreAttached", "StoreRefused",   "StoreOpen", "StoreBytes",     "StoreCredit",
-    "StoreClose",   "Clock",         "SafePointPassed"};
+    "Start",        "Challenge",     "Proof",           "Welcome",   "Refused",        "Join",
+    "Ready",        "Heartbeat",     "Assignment",      "Waiting",   "GenerationOver", "Closed",
+    "WorkerFailed", "Finished",      "SafePoint",       "Report",    "Leave",          "Stop",
+    "StoreAttach",  "StoreAttached", "StoreRefused",    "StoreOpen", "StoreBytes",     "StoreCredit",
+    "StoreClose",   "Clock",         "SafePointPassed", "Hang"};
 
 }  // namespace
 

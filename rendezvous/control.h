@@ -10,8 +10,8 @@
 //                                <-  preamble, Challenge{nonce} or Refused
 //   Proof{mac}, Join             ->
 //                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report,
-//                                Clock, SafePointPassed
-//   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock ->
+//                                Clock, SafePointPassed, Hang
+//   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock, Hang ->
 //
 // The workers' store may be the coordinator's (--store-proxy). Each worker is a channel then, two streams of
 // bytes with a window each: requests as wire.h's kRelayed one way, answers the other. After a new connection
@@ -34,8 +34,8 @@ namespace muster::control {
 
 inline constexpr char kFirstByte = '\xAB';
 inline constexpr std::string_view kMagic = "\xABmuster";
-/// The only one: 1 had no stores, 2 neither unfit nodes nor clocks, 3 no steps and no answer to SafePoint,
-/// and they were never released.
+/// The only one: 1 had no stores, 2 neither unfit nodes nor clocks, 3 no steps, hangs, answers to SafePoint
+/// or stores that outlive the coordinator, and they were never released.
 inline constexpr std::uint8_t kProtocolVersion = 4;
 /// Magic, lowest and highest version: the agent's range; in the coordinator's answer both are its choice, or
 /// 0 when it has none in common with the agent.
@@ -272,10 +272,32 @@ struct SafePointPassed {
   friend bool operator==(const SafePointPassed&, const SafePointPassed&) = default;
 };
 
+/// What the nodes of a world say to each other about workers that hang. To the first node, or from it to all
+/// others; the coordinator only passes it on, and where the first node is away it is lost.
+struct Hang {
+  enum class Kind : std::uint8_t {
+    kSeen,     ///< to the first node: workers here show no sign of life
+    kPart,     ///< to the first node: what the workers here are doing
+    kOver,     ///< to the first node: they go on
+    kCollect,  ///< to all: say what your workers are doing
+    kTold,     ///< to all: the report is written, and what follows
+    kKnown     ///< to all: who has seen a hang since belongs to this one
+  };
+  std::int64_t generation = 0;
+  Kind kind = Kind::kSeen;
+  std::int32_t number = 0;  ///< of the hang; 0: not known yet
+  std::string host;         ///< of the sender, as the next
+  std::int32_t group_rank = -1;
+  std::string payload;
+
+  [[nodiscard]] bool to_all() const { return kind >= Kind::kCollect; }
+  friend bool operator==(const Hang&, const Hang&) = default;
+};
+
 using Message = std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment,
                              Waiting, GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report,
                              Leave, Stop, StoreAttach, StoreAttached, StoreRefused, StoreOpen, StoreBytes,
-                             StoreCredit, StoreClose, Clock, SafePointPassed>;
+                             StoreCredit, StoreClose, Clock, SafePointPassed, Hang>;
 
 /// Of the workers' store, whoever says it.
 [[nodiscard]] bool is_about_store(const Message& message);

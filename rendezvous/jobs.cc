@@ -237,6 +237,9 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
   } else if (const auto* report = std::get_if<control::Report>(&message)) {
     pass_on(job, *report, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
     return;
+  } else if (const auto* word = std::get_if<control::Hang>(&message)) {
+    pass_on(job, *word, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
+    return;
   } else {
     refuse(id, Refused::Reason::kProtocol,
            fmt::format("an agent does not send {}", control::name_of(message)), effects);

@@ -147,6 +147,8 @@ class Jobs {
               JobsEffects& effects);
   static void pass_on(const Job& job, control::Report report, const std::string& host, int group_rank,
                       JobsEffects& effects);
+  static void pass_on(const Job& job, control::Hang word, const std::string& host, int group_rank,
+                      JobsEffects& effects);
   static void expect_no_report(const Job& job, const membership::NodeId& node, JobsEffects& effects);
   [[nodiscard]] static std::string disagreement_about_store(const Job& job,
                                                             const membership::Request& request);

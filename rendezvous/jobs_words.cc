@@ -126,6 +126,22 @@ void Jobs::pass_on(const Job& job, control::Report report, const std::string& ho
   }
 }
 
+// From the first node to all others, from another to the first.
+void Jobs::pass_on(const Job& job, control::Hang word, const std::string& host, int group_rank,
+                   JobsEffects& effects) {
+  const membership::World& world = job.round.world;
+  if (job.round.phase != Phase::kRunning || word.generation != world.generation || group_rank < 0 ||
+      word.to_all() != (group_rank == 0))
+    return;
+  word.host = host;
+  word.group_rank = group_rank;
+  std::vector<ConnectionId> to;
+  for (std::size_t i = word.to_all() ? 1 : 0; i < (word.to_all() ? world.slots.size() : 1); ++i)
+    if (const auto at = job.connections.find(world.slots[i].node); at != job.connections.end())
+      to.push_back(at->second);
+  if (!to.empty()) effects.deliveries.push_back({std::move(to), std::move(word), false});
+}
+
 // An empty part: whoever gathers the report need not wait for this node.
 void Jobs::expect_no_report(const Job& job, const membership::NodeId& node, JobsEffects& effects) {
   const auto& slots = job.round.world.slots;

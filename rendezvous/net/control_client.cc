@@ -246,6 +246,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       if (const auto call = std::exchange(events_.closed, {})) call(*closed);
     } else if (const auto* report = std::get_if<control::Report>(&message)) {
       if (const auto call = events_.report) call(*report);
+    } else if (const auto* hang = std::get_if<control::Hang>(&message)) {
+      if (const auto call = running_ == hang->generation ? events_.hang : nullptr) call(*hang);
     } else if (const auto* clock = std::get_if<control::Clock>(&message)) {
       compare(*clock);
     } else if (const auto* passed = std::get_if<control::SafePointPassed>(&message)) {
@@ -356,6 +358,9 @@ void ControlClient::safe_point(std::int64_t generation) {
 }
 void ControlClient::report(std::int64_t generation, std::string payload) {
   impl_->send(control::Report{generation, {}, -1, std::move(payload)});
+}
+void ControlClient::say_hang(const control::Hang& word) {
+  impl_->send(word);
 }
 void ControlClient::stop_job(std::string reason, int exit_code, bool or_leave) {
   impl_->state(control::Stop{exit_code, std::move(reason), or_leave});

@@ -74,6 +74,8 @@ struct ControlEvents {
   std::function<void(const control::Report&)> report;
   /// A try to connect failed and another follows; when the text changes.
   std::function<void(const Error&)> trying;
+  /// What another node says of workers that hang, in the generation that runs here.
+  std::function<void(const control::Hang&)> hang;
   /// A connection to the coordinator is there, and the agent has joined by it; or it broke.
   std::function<void(bool there)> linked;
   /// A message about the workers' store (control::is_about_store).
@@ -115,6 +117,8 @@ class ControlClient {
   /// there is no connection.
   void safe_point(std::int64_t generation);
   void report(std::int64_t generation, std::string payload);
+  /// Lost where there is no connection.
+  void say_hang(const control::Hang& word);
   /// A message about the workers' store; lost where there is no connection.
   void send_store(const control::Message& message);
   /// What the connection has not taken yet.

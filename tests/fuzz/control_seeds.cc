@@ -69,7 +69,8 @@ int main(int argc, char** argv) {
                                        StoreAttached{},
                                        StoreRefused{},
                                        Clock{1, 0, 0},
-                                       SafePointPassed{1}};
+                                       SafePointPassed{1},
+                                       Hang{7, Hang::Kind::kPart, 2, "host-a", 3, "{}"}};
     for (const Message& message : rest) encode(message, bytes);
     std::ofstream file(std::string(argv[1]) + "/job" + std::to_string(nodes), std::ios::binary);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));

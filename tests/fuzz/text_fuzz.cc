@@ -14,6 +14,7 @@
 #include "launcher/device_trial.h"
 #include "launcher/error_file.h"
 #include "launcher/error_watch.h"
+#include "launcher/hang_part.h"
 #include "launcher/hang_rules.h"
 #include "launcher/job_entry.h"
 #include "launcher/kernel_log.h"
@@ -93,6 +94,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     check(launcher::role_info_from_json(launcher::to_json(*info)) == *info);
   if (const auto range = launcher::rank_range_from_json(text))
     check(launcher::rank_range_from_json(launcher::to_json(*range)) == *range);
+  if (const auto part = launcher::hang_part_from_json(text))
+    check(launcher::hang_part_from_json(launcher::to_json(*part)).has_value());
+  (void)launcher::hang_verdict_from_json(text);
   if (const auto report = launcher::node_report_from_json(text))
     check(launcher::to_json(*report).size() <= launcher::kMaxPartBytes);
 

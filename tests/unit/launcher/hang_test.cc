@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who hangs and who stands out: decisions without a process and without a clock.
-#include <csignal>
 #include <cstring>
 
 #include "launcher/hang_report.h"
 #include "launcher/hang_rules.h"
 #include "launcher/hang_watch.h"
-#include "launcher/job_report.h"
 #include "launcher/odd_one_out.h"
 #include "launcher/progress_word.h"
-#include "launcher/report.h"
 #include "rendezvous/base/progress_page.h"
 #include "tests/support/catch.h"
 
@@ -202,6 +199,10 @@ TEST_CASE("a worker that has ended hangs no more, and does not move again") {
   const auto silent = [](Instant) { return std::vector{writes(0)}; };
   const auto when = run(watch, silent, kStart + std::chrono::hours(1)).second;
   const auto ended = [](Instant) { return std::vector{LifeSign{}}; };
+  const std::vector gone = ended(when);
+  const HangWatch::Seen seen = watch.look(gone, *watch.next_look());
+  REQUIRE(seen.ended == Ranks{0});
+  REQUIRE(seen.moved.empty());
   REQUIRE(run(watch, ended, when + std::chrono::hours(1)).first == HangWatch::Seen{});
 }
 
@@ -215,6 +216,38 @@ TEST_CASE("a look that comes late, as after a suspended host, finds nobody silen
   const auto [seen, when] = run(watch, silent, after + std::chrono::hours(1));
   REQUIRE(seen.hang == Ranks{0});
   REQUIRE(when - after == 4 * kSecond);
+}
+
+TEST_CASE("who is silent for half of another node's limit belongs to its hang") {
+  HangWatch watch(HangRules{}, 3, kStart);
+  // Rank 0 goes on, rank 1 stops at 100 s, rank 2 tells nothing.
+  const auto signs = [](Instant now) {
+    return std::vector{steps(seconds_at(now)), steps(std::min<std::uint64_t>(seconds_at(now), 100)),
+                       writes(0)};
+  };
+  const Instant when = kStart + 250 * kSecond;
+  REQUIRE(run(watch, signs, when).first == HangWatch::Seen{});
+  REQUIRE(watch.silent_for(240 * kSecond, when) == Ranks{1});
+  REQUIRE(watch.watched(1));
+  REQUIRE_FALSE(watch.watched(2));
+}
+
+TEST_CASE("after a pause that somebody asked for on another node the silence is counted anew, and longer") {
+  HangWatch watch(HangRules{}, 1, kStart);
+  const auto signs = [](Instant now) {
+    return std::vector{steps(std::min<std::uint64_t>(seconds_at(now), 100))};
+  };
+  const auto [hang, when] = run(watch, signs, kStart + std::chrono::hours(1));
+  REQUIRE(hang.hang == Ranks{0});
+  watch.begin_anew(when);
+  REQUIRE_FALSE(watch.hanging());
+  const auto [again, later] = run(watch, signs, when + std::chrono::hours(1));
+  REQUIRE(again.hang == Ranks{0});
+  REQUIRE(later - when >= 3 * HangWatch::kLeastLimit);
+
+  HangWatch off({.watch = Watch::kOff}, 1, kStart);
+  off.begin_anew(kStart);
+  REQUIRE(off.next_look() == std::nullopt);
 }
 
 TEST_CASE("looks are a quarter of the limit apart, and half a minute at most") {
@@ -335,37 +368,4 @@ TEST_CASE("the report groups those at the same place, and names the odd one firs
       hang_line(report, culprit(report)) ==
       "rank 1 (local_rank 1, pid 101) hangs: no sign of life for 252 s after \"step 139 data\" (read <- load "
       "<- main); rank 1 is behind the others: step 139, the others step 140");
-}
-
-TEST_CASE("the report of a job that hung names the odd one out of all nodes") {
-  const auto worker = [](int rank, const char* progress) {
-    WorkerOutcome out;
-    out.rank = rank;
-    out.pid = 100 + rank;
-    out.end.signal = SIGTERM;
-    out.stopped_by_us = true;
-    out.progress = progress;
-    return out;
-  };
-  JobReport report;
-  report.program = "train.py";
-  report.notice.rank = 0;
-  report.nodes = {{0, "host-a", {worker(0, "step 141 all_reduce"), worker(1, "step 141 all_reduce")}, {}},
-                  {1, "host-b", {worker(2, "step 141 all_reduce"), worker(3, "step 140 data")}, {}}};
-  report.nodes[0].workers[0].hang = "rank 0 hangs";
-  for (NodeReport& node : report.nodes)
-    for (WorkerOutcome& outcome : node.workers) judge_worker(outcome, {});
-  const Verdict verdict = judge(report.nodes, report.notice);
-  REQUIRE(verdict.root == Verdict::Place{0, 0});
-  REQUIRE(odd_one_out(report, verdict) == Odd{{3}, "behind the others: step 140, the others step 141"});
-  const std::string text = format_report(report, verdict, [](std::int64_t) { return std::string("now"); });
-  INFO(text);
-  REQUIRE(text.find("  odd one out of all nodes: rank 3: behind the others") != std::string::npos);
-  REQUIRE(text.find("cause     : hang: rank 0 hangs") != std::string::npos);
-  REQUIRE(to_json(report, verdict).find("\"odd_ranks\"") != std::string::npos);
-
-  report.nodes[0].workers[0].hang.clear();
-  report.nodes[0].workers[0].stopped_by_us = false;
-  judge_worker(report.nodes[0].workers[0], {});
-  REQUIRE(odd_one_out(report, judge(report.nodes, report.notice)) == Odd{});
 }

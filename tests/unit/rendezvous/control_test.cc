@@ -58,7 +58,8 @@ std::vector<Message> one_of_each() {
           StoreCredit{9, 6},
           StoreClose{9, "GET while it waits"},
           Clock{1, 2, std::int64_t{3} << 40},
-          SafePointPassed{7}};
+          SafePointPassed{7},
+          Hang{7, Hang::Kind::kCollect, 2, "host-a", 3, "{}"}};
 }
 
 std::vector<Message> decode_all(Decoder& decoder, std::string_view bytes) {

@@ -128,6 +128,31 @@ TEST_CASE("the first node is told which nodes will report nothing, also when the
   REQUIRE(t.effects.deliveries.empty());
 }
 
+TEST_CASE("a node's word about workers that hang goes to the first node, the first node's to all others") {
+  using Kind = control::Hang::Kind;
+  Table t;
+  for (const ConnectionId node : {1, 2, 3}) t.join(node, "a", static_cast<std::uint64_t>(node), 3);
+  const auto first = static_cast<ConnectionId>(t.told<control::Assignment>(1)->group_rank == 0 ? 1 : 2);
+  REQUIRE(t.told<control::Assignment>(first)->group_rank == 0);
+  const auto generation = t.told<control::Assignment>(first)->generation;
+  const ConnectionId other = first == 1 ? 2 : 1;
+  t.effects.clear();
+  t.jobs.receive(3, control::Hang{generation, Kind::kPart, 1, "somebody", 7, "{}"}, t.now, t.effects);
+  REQUIRE(t.effects.deliveries.size() == 1);
+  REQUIRE(t.told<control::Hang>(first) == control::Hang{generation, Kind::kPart, 1, "n3", 2, "{}"});
+  t.effects.clear();
+  t.jobs.receive(first, control::Hang{generation, Kind::kCollect, 1, {}, -1, {}}, t.now, t.effects);
+  REQUIRE(t.told<control::Hang>(other)->kind == Kind::kCollect);
+  REQUIRE(t.told<control::Hang>(3)->group_rank == 0);
+  REQUIRE_FALSE(t.told<control::Hang>(first));
+  t.effects.clear();
+  // Not its part to play, and of another generation.
+  t.jobs.receive(3, control::Hang{generation, Kind::kCollect, 1, {}, -1, {}}, t.now, t.effects);
+  t.jobs.receive(first, control::Hang{generation, Kind::kSeen, 1, {}, -1, {}}, t.now, t.effects);
+  t.jobs.receive(3, control::Hang{generation + 1, Kind::kSeen, 1, {}, -1, {}}, t.now, t.effects);
+  REQUIRE(t.effects.deliveries.empty());
+}
+
 TEST_CASE("a job is forgotten when its last agent has gone, or kept for a while") {
   for (const Millis keep : {0ms, 5000ms}) {
     JobsOptions options;

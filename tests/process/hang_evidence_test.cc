@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is known of workers that hang, from real processes and files: stacks, heartbeats, what is kept of it.
+#include <condition_variable>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <signal.h>
+#include <sstream>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <boost/asio/io_context.hpp>
+#include <nlohmann/json.hpp>
+
+#include "launcher/hang_ledger.h"
+#include "launcher/heartbeat_files.h"
+#include "launcher/process_state.h"
+#include "launcher/stack_collector.h"
+#include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
+
+using namespace muster;
+using namespace muster::launcher;
+using muster::test::TemporaryDirectory;
+
+namespace {
+
+/// A process that does nothing until it is gone with this object.
+class Idle {
+ public:
+  explicit Idle(Spawner& spawner) {
+    StringBlock arguments, environment;
+    for (const char* text : {"sleep", "100"}) arguments.add(text);
+    auto spawned = spawner.spawn({"/bin/sleep", arguments.data(), environment.data(), -1, -1, {}});
+    REQUIRE(spawned);
+    child_ = *std::move(spawned);
+  }
+  ~Idle() {
+    ::kill(child_.pid, SIGKILL);
+    int status = 0;
+    ::waitpid(child_.pid, &status, 0);
+  }
+  Idle(const Idle&) = delete;
+  Idle& operator=(const Idle&) = delete;
+
+  [[nodiscard]] pid_t pid() const { return child_.pid; }
+  [[nodiscard]] char state() const {
+    const auto threads = read_threads(child_.pid, 1);
+    return threads.empty() ? '?' : threads[0].state;
+  }
+
+ private:
+  Spawned child_;
+};
+
+template <class Done>
+void run_until(boost::asio::io_context& io, const Done& done) {
+  const Instant deadline = SteadyClock::now() + std::chrono::seconds(60);
+  while (!done()) {
+    REQUIRE(SteadyClock::now() < deadline);
+    io.run_one_for(std::chrono::seconds(1));
+    io.restart();
+  }
+}
+
+void write_tool(const std::string& path, const std::string& text) {
+  std::ofstream(path) << "#!/bin/sh\n" << text;
+  REQUIRE(::chmod(path.c_str(), 0755) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("a worker that a tool has stopped goes on when the tool's time is over") {
+  const TemporaryDirectory folder;
+  // As gdb would that waits for a disk.
+  write_tool(folder.path() + "/gdb", "for last; do :; done\nkill -STOP $last\nexec /bin/sleep 100\n");
+  const Environment environment{{"PATH", folder.path()}};
+  boost::asio::io_context io;
+  Spawner spawner{std::nullopt};
+  const Idle worker(spawner);
+  std::vector<RankEvidence> ranks(1);
+  ranks[0].pid = worker.pid();
+  bool done = false;
+  SECTION("of one tool") {
+    StackCollector short_of_time(io, spawner, environment, {Millis(1000), Millis(30'000)});
+    short_of_time.collect(ranks, [&] { done = true; });
+    run_until(io, [&] { return done; });
+    REQUIRE(ranks[0].tool_problem == "gdb had not answered when its time was over");
+  }
+  SECTION("of all") {
+    StackCollector short_of_time(io, spawner, environment, {Millis(30'000), Millis(1000)});
+    short_of_time.collect(ranks, [&] { done = true; });
+    run_until(io, [&] { return done; });
+    REQUIRE(ranks[0].tool_problem == "gdb had not answered when its time was over");
+  }
+  SECTION("because the workers are stopped") {
+    auto dropped = std::make_unique<StackCollector>(io, spawner, environment, StackCollector::Patience{});
+    dropped->collect(ranks, [] { FAIL("nobody waits any more"); });
+    run_until(io, [&] { return worker.state() == 'T'; });
+    dropped.reset();
+  }
+  run_until(io, [&] { return worker.state() == 'S'; });
+  REQUIRE(ranks[0].stacks.empty());
+}
+
+TEST_CASE("a heartbeat file is seen to change, and one that is not there has no mark") {
+  const TemporaryDirectory folder;
+  const std::string path = folder.path() + "/beat";
+  std::ofstream(path) << "1";
+  boost::asio::io_context io;
+  HeartbeatFiles files(io, {path, folder.path() + "/none"});
+  std::optional<bool> in_time;
+  const auto read = [&] {
+    in_time.reset();
+    files.read([&](bool value) { in_time = value; });
+    run_until(io, [&] { return in_time.has_value(); });
+    return files.marks();
+  };
+  const auto first = read();
+  REQUIRE(*in_time);
+  REQUIRE(first.size() == 2);
+  REQUIRE(first[0].has_value());
+  REQUIRE_FALSE(first[1].has_value());
+  REQUIRE(read() == first);
+  std::ofstream(path) << "12";
+  REQUIRE(read()[0] != first[0]);
+}
+
+TEST_CASE("a file system that does not answer holds up nobody, and is heard again when it does") {
+  struct Disk {
+    std::mutex mutex;
+    std::condition_variable back;
+    bool dead = true;
+  };
+  const auto disk = std::make_shared<Disk>();
+  boost::asio::io_context io;
+  HeartbeatFiles files(io, {"beat"}, [disk](const std::string&) -> std::optional<FileMark> {
+    std::unique_lock lock(disk->mutex);
+    disk->back.wait_for(lock, std::chrono::seconds(60), [&] { return !disk->dead; });
+    return 7;
+  });
+  std::optional<bool> in_time;
+  const auto read = [&] {
+    in_time.reset();
+    files.read([&](bool value) { in_time = value; });
+    run_until(io, [&] { return in_time.has_value(); });
+    return *in_time;
+  };
+  REQUIRE_FALSE(read());
+  REQUIRE_FALSE(read());  // at once: it is still at the first
+  {
+    const std::lock_guard lock(disk->mutex);
+    disk->dead = false;
+  }
+  disk->back.notify_all();
+  run_until(io, [&] { return read(); });
+  REQUIRE(files.marks() == std::vector<std::optional<FileMark>>{7});
+}
+
+TEST_CASE("of many hangs the first and the latest are kept") {
+  const TemporaryDirectory folder;
+  LogSettings settings;
+  settings.directory = folder.path();
+  auto directory = LogDirectory::create(settings, "run", {});
+  REQUIRE(directory);
+  REQUIRE(directory->begin_attempt({0, 0, 0, "host-a"}, 1));
+  const Log log("test");
+  HangLedger ledger(*directory, log);
+  for (int number = 1; number <= static_cast<int>(HangLedger::kMostHangs) + 3; ++number) {
+    HangReport hang;
+    hang.host = "host-a";
+    hang.wall_time_s = number;
+    RankEvidence& rank = hang.ranks.emplace_back();
+    rank.tool_output = {"what gdb said"};
+    ledger.add(std::move(hang));
+    ledger.judged({{0}, "behind"});
+    ledger.over(Millis(number));
+  }
+  std::stringstream text;
+  text << std::ifstream(ledger.file()).rdbuf();
+  const auto hangs = nlohmann::json::parse(text.str()).at("hangs");
+  REQUIRE(hangs.size() == HangLedger::kMostHangs);
+  REQUIRE(hangs.front().at("time") == 1);
+  REQUIRE(hangs.at(1).at("time") == 5);
+  REQUIRE(hangs.back().at("time") == 19);
+  for (const auto& hang : hangs) {
+    REQUIRE(hang.at("moved_again_after_ms") == hang.at("time"));
+    REQUIRE(hang.at("odd_ranks") == std::vector<int>{0});
+  }
+  REQUIRE(hangs.front().at("ranks").at(0).contains("tool_output"));
+  REQUIRE_FALSE(hangs.at(7).at("ranks").at(0).contains("tool_output"));
+  REQUIRE(hangs.back().at("ranks").at(0).contains("tool_output"));
+}
