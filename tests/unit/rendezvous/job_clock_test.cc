@@ -90,13 +90,13 @@ TEST_CASE("no deadline of a job comes nearer while its coordinator could do noth
     over = [&] { return round()->phase != Phase::kRunning; };
   }
   SECTION("survivors that stop their workers") {
-    join.settings.heartbeat_timeout = join.settings.join_timeout = 1h;
-    join.settings.last_call_timeout = 0ms;
+    join.settings.heartbeat_timeout = join.settings.join_timeout = join.settings.last_call_timeout = 1h;
     enter(1);
     enter(2);
     t.jobs.receive(1, control::WorkerFailed{0, 0, 1, true, false, "x"}, clock.now(real), t.effects);
     t.jobs.receive(1, control::Ready{0, 1}, clock.now(real), t.effects);
-    over = [&] { return round()->phase == Phase::kRunning; };
+    REQUIRE(round()->num_stopping == 1);
+    over = [&] { return !round()->stop_deadline; };
   }
   SECTION("a job that is remembered") {
     enter(1);
