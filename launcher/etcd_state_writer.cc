@@ -27,12 +27,13 @@ EtcdStateWriter::EtcdStateWriter(asio::io_context& io, net::EtcdClient& client, 
 void EtcdStateWriter::begin(etcd::Revision term) {
   term_ = term;
   lease_ = 0;  // what the former coordinator wrote is written anew
-  written_.reset();
-  gone_ = false;
+  latest_.reset();
 }
 
 void EtcdStateWriter::end() {
   term_.reset();
+  due_ = false;
+  waiting_.clear();
   pause_.cancel();
 }
 
@@ -43,54 +44,69 @@ void EtcdStateWriter::close() {
 }
 
 void EtcdStateWriter::when_idle(std::function<void()> idle) {
-  if (num_writes_ == 0) return idle();
+  if (!running_) return idle();
   idle_ = std::move(idle);
 }
 
 asio::awaitable<void> EtcdStateWriter::write(State state, std::function<void()> written) {
   const auto self = shared_from_this();
-  const auto term = term_;
-  Backoff backoff(kBackoff, static_cast<std::uint64_t>(term.value_or(0)));
-  ++num_writes_;
-  while (term && term_ == term) {
-    const auto done = co_await write_once(*term, state);
-    if (term_ != term) break;
-    if (done && *done && std::exchange(gone_, false)) continue;
+  if (!term_) co_return;
+  latest_ = std::move(state);
+  waiting_.push_back(std::move(written));
+  due_ = true;
+  co_await run();
+}
+
+// The only one who writes, so that no state comes after a newer one.
+asio::awaitable<void> EtcdStateWriter::run() {
+  if (std::exchange(running_, true)) co_return;
+  const auto self = shared_from_this();
+  const Backoff fresh(kBackoff, static_cast<std::uint64_t>(term_.value_or(0)));
+  Backoff backoff = fresh;
+  while (term_ && due_) {
+    const etcd::Revision term = *term_;
+    due_ = false;
+    const auto done = co_await write_once(term);
+    if (term_ != term) continue;  // what is due now is another term's
     if (done && *done) {
-      written_ = std::move(state);
-      written();
-      break;
+      backoff = fresh;
+      if (due_) continue;
+      for (const auto& written : std::exchange(waiting_, {})) written();
+      continue;
     }
-    if (done) {
-      if (const auto call = callbacks_.overtaken) call();
-      break;
-    }
-    if (done.error().code == ErrorCode::kExhausted || done.error().code == ErrorCode::kMismatch) {
-      if (const auto call = callbacks_.hopeless) call(done.error());
-      break;
+    const bool hopeless =
+        !done && (done.error().code == ErrorCode::kExhausted || done.error().code == ErrorCode::kMismatch);
+    if (done || hopeless) {
+      due_ = false;
+      waiting_.clear();
+      if (const auto call = callbacks_.overtaken; call && done) call();
+      if (const auto call = callbacks_.hopeless; call && !done) call(done.error());
+      continue;
     }
     if (done.error().code == ErrorCode::kNotFound) lease_ = 0;
+    due_ = true;
     if (const auto call = callbacks_.failed) call(done.error());
     pause_.expires_after(backoff.next());
     co_await pause_.async_wait(kTuple);
   }
-  if (--num_writes_ > 0) co_return;
+  running_ = false;
   if (const auto call = std::exchange(idle_, {})) call();
 }
 
 // False: the term is over.
-asio::awaitable<Result<bool>> EtcdStateWriter::write_once(etcd::Revision term, State state) {
-  if (lease_ == 0 && state) {
+asio::awaitable<Result<bool>> EtcdStateWriter::write_once(etcd::Revision term) {
+  if (lease_ == 0 && latest_) {
     const Instant asked = SteadyClock::now();
     const auto granted = co_await client_.grant(kTtlSeconds);
     if (!granted) co_return fail(granted.error());
+    if (term_ != term) co_return false;
     lease_ = granted->id;
     renewal_ = asked + kRenewal;
   }
   etcd::Txn txn;
   txn.fence = {keys_.coordinator, term};
-  if (state)
-    txn.then.push_back(etcd::put(keys_.state, etcd::encode_state(*state), lease_));
+  if (latest_)
+    txn.then.push_back(etcd::put(keys_.state, etcd::encode_state(*latest_), lease_));
   else
     txn.then.push_back(etcd::erase(keys_.state));
   const auto answer = co_await client_.txn(std::move(txn));
@@ -111,9 +127,9 @@ asio::awaitable<void> EtcdStateWriter::keep_alive() {
 asio::awaitable<void> EtcdStateWriter::restore() {
   const auto self = shared_from_this();
   lease_ = 0;
-  gone_ = num_writes_ > 0;
-  if (gone_ || !term_ || !written_) co_return;
-  co_await write(written_, [] {});
+  if (!term_ || !latest_) co_return;
+  due_ = true;  // also where a write is under way, which may have come before
+  co_await run();
 }
 
 }  // namespace muster::launcher

@@ -106,9 +106,7 @@ void HostedStores::attach(ConnectionId from, const std::optional<Membership>& me
     return;
   }
   if (!refusal.empty()) {
-    std::erase_if(refused_, [&](const auto& entry) { return entry.first == from; });
-    refused_.emplace_back(from, control::StoreRefused{attach.generation, std::move(refusal)});
-    ready_.push_back(from);
+    refused_.insert_or_assign(from, control::StoreRefused{attach.generation, std::move(refusal)});
     return;
   }
   disconnected(from);
@@ -294,7 +292,7 @@ void HostedStores::detach(Mount& mount) {
 void HostedStores::disconnected(ConnectionId id) {
   const auto found = mounts_.find(id);
   if (found != mounts_.end()) detach(*found->second);
-  std::erase_if(refused_, [&](const auto& entry) { return entry.first == id; });
+  refused_.erase(id);
 }
 
 void HostedStores::over(std::string_view job) {
@@ -315,15 +313,6 @@ std::vector<ConnectionId> HostedStores::take_ready() {
 }
 
 bool HostedStores::next(ConnectionId to, control::Message& message) {
-  if (!refused_.empty()) [[unlikely]] {
-    const auto refused =
-        std::find_if(refused_.begin(), refused_.end(), [&](const auto& entry) { return entry.first == to; });
-    if (refused != refused_.end()) {
-      message = std::move(refused->second);
-      refused_.erase(refused);
-      return true;
-    }
-  }
   const auto found = mounts_.find(to);
   if (found == mounts_.end()) return false;
   Mount& mount = *found->second;

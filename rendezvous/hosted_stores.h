@@ -50,6 +50,10 @@ class HostedStores {
                                     const control::Message& message);
   /// A member whose workers had a store that is not here: it is answered by the end of their generation.
   [[nodiscard]] std::optional<Membership> take_lost() { return std::exchange(lost_, std::nullopt); }
+  /// Who asked for the store of a generation that is over, as may not be known to others yet. Once.
+  [[nodiscard]] std::unordered_map<ConnectionId, control::StoreRefused> take_refused() {
+    return std::exchange(refused_, {});
+  }
   /// Its channels stay until the generation is over, for when the agent comes back.
   void disconnected(ConnectionId id);
   /// The job has no running generation any more: its store is forgotten.
@@ -89,7 +93,7 @@ class HostedStores {
   std::uint64_t next_instance_;
   std::map<std::string, std::unique_ptr<Store>, std::less<>> stores_;  // by job
   std::unordered_map<ConnectionId, Mount*> mounts_;
-  std::vector<std::pair<ConnectionId, control::StoreRefused>> refused_;
+  std::unordered_map<ConnectionId, control::StoreRefused> refused_;
   std::optional<Membership> lost_;
   std::vector<ConnectionId> ready_;
   Effects effects_;

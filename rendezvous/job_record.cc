@@ -132,6 +132,7 @@ void encode(const JobRecord& record, std::string& out) {
   fields(io, const_cast<JobRecord&>(record));
   io(record.excluded.size());
   for (const auto& [machine, rest] : record.excluded) io(machine, rest);
+  io(record.known, record.gone);
 }
 
 std::optional<JobRecord> decode_job(std::string_view bytes) {
@@ -143,6 +144,7 @@ std::optional<JobRecord> decode_job(std::string_view bytes) {
     auto& [machine, rest] = out.excluded.emplace_back();
     io(machine, rest);
   }
+  if (!io.at_end()) io(out.known, out.gone);  // an older log's record ends before
   if (!io.ok() || !io.at_end() || !sensible(out)) return std::nullopt;
   return out;
 }

@@ -23,6 +23,8 @@ struct JobRecord {
   std::vector<membership::NodeId> finished;              ///< members all of whose workers succeeded
   std::vector<std::pair<std::string, Millis>> excluded;  ///< machine, for how long
   membership::Cause ending;                              ///< while kClosed
+  std::vector<membership::NodeId> known;                 ///< no members; they hear how it ended, as those do
+  std::vector<membership::NodeId> gone;                  ///< while kClosed: of both, who is not connected
 
   friend bool operator==(const JobRecord&, const JobRecord&) = default;
 };
@@ -44,6 +46,8 @@ class JobRecorder {
   virtual void job(std::string_view name, const JobRecord& record) = 0;
   /// All workers of a member of the running world succeeded.
   virtual void job_finished(std::string_view name, const membership::NodeId& node) = 0;
+  /// A connection of a job that is over has gone.
+  virtual void job_left(std::string_view name, const membership::NodeId& node) = 0;
   virtual void job_forgotten(std::string_view name) = 0;
 };
 

@@ -40,7 +40,7 @@ std::size_t size_of(const membership::Request& request) {
 }  // namespace
 
 void Jobs::connected(ConnectionId id, std::string job, std::string peer_address) {
-  clients_.insert_or_assign(id, Client{std::move(job), std::move(peer_address), {}});
+  clients_.insert_or_assign(id, Client{std::move(job), std::move(peer_address), {}, false});
 }
 
 const membership::Round* Jobs::find_round(std::string_view job) const {
@@ -49,6 +49,10 @@ const membership::Round* Jobs::find_round(std::string_view job) const {
 }
 
 void Jobs::refuse(ConnectionId id, Refused::Reason reason, std::string text, JobsEffects& effects) {
+  // It is closed when the word of it can go out; until then it may say the same without end.
+  if (const auto client = clients_.find(id);
+      client != clients_.end() && std::exchange(client->second.refused, true))
+    return;
   effects.deliveries.push_back({{id}, Refused{reason, std::move(text)}, true});
 }
 
@@ -56,6 +60,8 @@ void Jobs::receive(ConnectionId id, const control::Message& message, Instant now
   const auto found = clients_.find(id);
   if (found == clients_.end()) return;
   Client& client = found->second;
+  if (std::holds_alternative<control::Heartbeat>(message)) effects.heartbeats.push_back(id);
+  if (client.refused) return;
   if (const auto* request = std::get_if<control::Join>(&message)) {
     if (client.node)
       refuse(id, Refused::Reason::kProtocol, "a second Join on one connection", effects);
@@ -63,8 +69,6 @@ void Jobs::receive(ConnectionId id, const control::Message& message, Instant now
       join(id, client, *request, now, effects);
     return;
   }
-  if (std::holds_alternative<control::Heartbeat>(message))
-    effects.deliveries.push_back({{id}, control::Heartbeat{}, false});
   if (!client.node) {
     if (!std::holds_alternative<control::Heartbeat>(message) &&
         !std::holds_alternative<control::Leave>(message))
@@ -93,13 +97,14 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     // It was away when its job ended. Between two generations there is none that it could resume.
     client.node = join.request.id;
     found->second.connections[join.request.id] = id;
+    found->second.awaited.erase(join.request.id);
     found->second.forget_at = Instant::max();
     effects.deliveries.push_back({{id}, control::Closed{found->second.round.ending}, false});
     return settle(found->second, now, effects);
   }
   std::int64_t last_generation = -1;
   bool was_recorded = false;
-  if (found != jobs_.end() && is_deserted(found->second) &&
+  if (found != jobs_.end() && is_deserted(found->second) && !is_awaited(found->second, now) &&
       (found->second.round.phase == Phase::kClosed ||
        (!join.resume && (!found->second.lost_some ||
                          !membership::difference(join.settings, found->second.settings).empty())))) {
@@ -156,7 +161,9 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
   if (admission.kind == Kind::kRefused) {
     effects.log.push_back(fmt::format("job {}: refused {}: {}", job.name, request.host, admission.text));
     refuse(id, job.round.phase == Phase::kClosed ? Refused::Reason::kOver : Refused::Reason::kSettings,
-           fmt::format("{} {}", request.host, admission.text), effects);
+           fmt::format("{} {}{}", request.host, admission.text,
+                       is_awaited(job, now) ? "; its agents may come back to hear of it yet" : ""),
+           effects);
     settle(job, now, effects);
     return;
   }
@@ -273,10 +280,6 @@ void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, Jo
   settle(job, now, effects);
 }
 
-void Jobs::detach(Job& job, const NodeId& node) {
-  job.connections.erase(node);
-}
-
 void Jobs::note_trouble(std::string_view name, membership::Trouble trouble, Instant now,
                         JobsEffects& effects) {
   const auto found = jobs_.find(name);
@@ -353,14 +356,6 @@ void Jobs::schedule(Job& job, Instant now) {
   if (next != Instant::max()) deadlines_.emplace(next, job.name);
 }
 
-void Jobs::forgive(Millis stall, Instant now) {
-  for (auto& [name, job] : jobs_)
-    for (auto& [id, node] : job.round.nodes) {
-      node.last_heard = std::min(now, node.last_heard + stall);
-      if (!node.connected) node.back_by += stall;
-    }
-}
-
 void Jobs::advance(Instant now, JobsEffects& effects) {
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     const std::string name = deadlines_.begin()->second;
@@ -381,7 +376,7 @@ void Jobs::advance(Instant now, JobsEffects& effects) {
 
 void Jobs::keep(Job& job, Instant now) {
   if (recorder_ == nullptr) return;
-  recorder_->job(job.name, make_record(job.settings, job.round, now));
+  recorder_->job(job.name, record_of(job, now));
   job.recorded = true;
 }
 

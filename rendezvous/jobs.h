@@ -52,21 +52,26 @@ struct Delivery {
 };
 struct JobsEffects {
   std::vector<Delivery> deliveries;
-  std::vector<std::string> log;   ///< one line per transition
-  std::vector<std::string> over;  ///< jobs whose running generation has ended
-  std::size_t num_unsaid = 0;     ///< lines that were left out
+  std::vector<std::string> log;          ///< one line per transition
+  std::vector<std::string> over;         ///< jobs whose running generation has ended
+  std::vector<ConnectionId> heartbeats;  ///< to whom an answer to one is due
+  std::size_t num_unsaid = 0;            ///< lines that were left out
 
-  /// Takes the answers to heartbeats out of the deliveries: to whom they are due.
-  [[nodiscard]] std::vector<ConnectionId> take_heartbeats();
+  /// But for heartbeats, which wait for nothing.
   [[nodiscard]] bool empty() const { return deliveries.empty() && log.empty() && over.empty(); }
   void clear() { *this = {}; }
 
   // So that effects which have to wait take no more memory than there are connections.
-  /// Nothing is delivered to it any more.
+  /// Nothing is delivered to it any more. What it would have got goes soon: O(1) for each, in the mean.
   void forget(ConnectionId id);
   /// Leaves out lines beyond kMaxWaitingLines.
   void thin_log();
   static constexpr std::size_t kMaxWaitingLines = 1000;
+  static constexpr std::size_t kMinForgotten = 64;
+
+ private:
+  std::unordered_set<ConnectionId> forgotten_;
+  std::size_t sweep_at_ = kMinForgotten;
 };
 
 /// An agent's place in a job: the generation is that of the world it is part of and which runs.
@@ -98,8 +103,6 @@ class Jobs {
   [[nodiscard]] std::vector<ConnectionId> overdue(Instant now) const;
   /// Its words are there, though not read yet.
   void heard(ConnectionId id, Instant now);
-  /// Nobody was listened to for so long until `now`: that is no silence of the agents.
-  void forgive(Millis stall, Instant now);
   /// To be called at next_deadline(), and whenever it is convenient.
   void advance(Instant now, JobsEffects& effects);
   [[nodiscard]] Instant next_deadline() const;
@@ -116,6 +119,11 @@ class Jobs {
   [[nodiscard]] std::size_t num_jobs() const { return jobs_.size(); }
   /// nullptr: unknown.
   [[nodiscard]] const membership::Round* find_round(std::string_view job) const;
+  [[nodiscard]] bool has_joined(ConnectionId id) const;
+  /// Where this Join takes back the place of a member whose generation goes on, which is nothing to record:
+  /// the connection that has the place yet, or 0.
+  [[nodiscard]] std::optional<ConnectionId> place_taken_back(ConnectionId id,
+                                                             const control::Join& join) const;
   /// Nothing: it takes part in no world that runs.
   [[nodiscard]] std::optional<Membership> member(ConnectionId id) const;
 
@@ -129,6 +137,10 @@ class Jobs {
     Instant told_at{};
     // Who takes part or was lost: told how the job ended if they come back later.
     std::unordered_set<membership::NodeId, membership::NodeIdHash> known;
+    // Of a former process's job that was over: whose connections were there, and until when they are
+    // expected.
+    std::unordered_set<membership::NodeId, membership::NodeIdHash> awaited;
+    Instant awaited_until{};
     std::vector<ConnectionId> newcomers;  // since then: they have heard no reason yet
     bool changed = false;                 // something happened since
     bool lost_some = false;               // agents that may come back
@@ -140,6 +152,7 @@ class Jobs {
     std::string job;
     std::string address;
     std::optional<membership::NodeId> node;  // once joined
+    bool refused = false;                    // nothing that it says counts any more
   };
 
   void join(ConnectionId id, Client& client, const control::Join& join, Instant now, JobsEffects& effects);
@@ -153,6 +166,8 @@ class Jobs {
   [[nodiscard]] static std::string disagreement_about_store(const Job& job,
                                                             const membership::Request& request);
   [[nodiscard]] static bool is_deserted(const Job& job);
+  [[nodiscard]] static bool is_awaited(const Job& job, Instant now);
+  [[nodiscard]] static JobRecord record_of(const Job& job, Instant now);
   void settle(Job& job, Instant now, JobsEffects& effects);
   void tell_world(Job& job, JobsEffects& effects) const;
   void tell_outsider(const Job& job, const membership::NodeId& node, ConnectionId id,

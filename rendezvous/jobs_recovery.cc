@@ -13,9 +13,55 @@ void Jobs::forget(const Job& job) {
   if (recorder_ != nullptr && job.recorded) recorder_->job_forgotten(job.name);
 }
 
+JobRecord Jobs::record_of(const Job& job, Instant now) {
+  JobRecord out = make_record(job.settings, job.round, now);
+  auto known = job.known;
+  for (const membership::Slot& slot : job.round.world.slots) known.erase(slot.node);
+  out.known.assign(known.begin(), known.end());
+  std::sort(out.known.begin(), out.known.end());
+  if (job.round.phase != membership::Phase::kClosed) return out;
+  const auto note = [&](const membership::NodeId& node) {
+    if (!job.connections.contains(node) && !job.awaited.contains(node)) out.gone.push_back(node);
+  };
+  for (const membership::Slot& slot : job.round.world.slots) note(slot.node);
+  for (const membership::NodeId& node : out.known) note(node);
+  return out;
+}
+
 void Jobs::describe(JobRecorder& to, Instant now) const {
   for (const auto& [name, job] : jobs_)
-    if (job.recorded) to.job(name, make_record(job.settings, job.round, now));
+    if (job.recorded) to.job(name, record_of(job, now));
+}
+
+void Jobs::detach(Job& job, const membership::NodeId& node) {
+  if (job.connections.erase(node) > 0 && job.round.phase == membership::Phase::kClosed && job.recorded &&
+      recorder_ != nullptr)
+    recorder_->job_left(job.name, node);
+}
+
+// Whoever was here when the coordinator stopped is here yet as far as anybody knows: the job is no other's to
+// begin anew.
+bool Jobs::is_awaited(const Job& job, Instant now) {
+  return job.round.phase == membership::Phase::kClosed && !job.awaited.empty() && now < job.awaited_until;
+}
+
+bool Jobs::has_joined(ConnectionId id) const {
+  const auto found = clients_.find(id);
+  return found != clients_.end() && found->second.node.has_value();
+}
+
+std::optional<ConnectionId> Jobs::place_taken_back(ConnectionId id, const control::Join& join) const {
+  const auto client = clients_.find(id);
+  const auto found = client == clients_.end() ? jobs_.end() : jobs_.find(client->second.job);
+  if (found == jobs_.end()) return std::nullopt;
+  const membership::Round& round = found->second.round;
+  const auto node = round.nodes.find(join.request.id);
+  if (round.phase != membership::Phase::kRunning || round.pending || node == round.nodes.end() ||
+      node->second.group_rank < 0 || node->second.ready)
+    return std::nullopt;
+  if (join.resume ? *join.resume != round.world.generation : !node->second.untold) return std::nullopt;
+  const auto former = found->second.connections.find(join.request.id);
+  return former == found->second.connections.end() ? 0 : former->second;
 }
 
 void Jobs::restore(const std::string& name, const JobRecord& record, Instant now, Millis grace,
@@ -30,6 +76,13 @@ void Jobs::restore(const std::string& name, const JobRecord& record, Instant now
   job.recorded = true;
   job.lost_some = true;
   job.forget_at = now + std::max(options_.keep, grace);
+  job.known.insert(record.known.begin(), record.known.end());
+  for (const membership::Slot& slot : record.world.slots) job.known.insert(slot.node);
+  if (record.phase == membership::Phase::kClosed) {
+    job.awaited = job.known;
+    for (const membership::NodeId& node : record.gone) job.awaited.erase(node);
+    job.awaited_until = now + grace;
+  }
   Job& kept = jobs_.insert_or_assign(name, std::move(job)).first->second;
   kept.deadline = now;  // something may be to decide at once
   deadlines_.emplace(now, name);

@@ -31,22 +31,18 @@ std::vector<std::string> reachable_addresses(const std::vector<std::string>& off
   return out;
 }
 
-std::vector<ConnectionId> JobsEffects::take_heartbeats() {
-  const auto is_heartbeat = [](const Delivery& each) {
-    return std::holds_alternative<control::Heartbeat>(each.message);
-  };
-  std::vector<ConnectionId> out;
-  for (const Delivery& each : deliveries)
-    if (is_heartbeat(each)) out.insert(out.end(), each.to.begin(), each.to.end());
-  std::erase_if(deliveries, is_heartbeat);
-  return out;
-}
-
 void JobsEffects::forget(ConnectionId id) {
+  if (deliveries.empty()) return;
+  forgotten_.insert(id);
+  if (forgotten_.size() < sweep_at_) return;
+  std::size_t left = 0;
   std::erase_if(deliveries, [&](Delivery& each) {
-    std::erase(each.to, id);
+    std::erase_if(each.to, [&](ConnectionId to) { return forgotten_.contains(to); });
+    left += each.to.size();
     return each.to.empty();
   });
+  forgotten_.clear();
+  sweep_at_ = std::max(kMinForgotten, left);  // the next look at all of them is paid for by as many
 }
 
 void JobsEffects::thin_log() {

@@ -96,7 +96,7 @@ std::string tell_records(std::string_view payload, Recorder& to) {
         type == Type::kSet || type == Type::kAppend || type == Type::kPush || type == Type::kJob;
     const std::string_view value = has_value ? reader.text() : std::string_view();
     membership::NodeId node;
-    if (type == Type::kJobFinished) reader(node.high, node.low);
+    if (type == Type::kJobFinished || type == Type::kJobLeft) reader(node.high, node.low);
     if (!reader.ok()) return "a record that ends within a field";
     switch (type) {
       case Type::kSet:
@@ -122,6 +122,9 @@ std::string tell_records(std::string_view payload, Recorder& to) {
       }
       case Type::kJobFinished:
         to.job_finished(name, node);
+        break;
+      case Type::kJobLeft:
+        to.job_left(name, node);
         break;
       case Type::kJobForgotten:
         to.job_forgotten(name);
@@ -177,10 +180,16 @@ void Encoder::job(std::string_view name, const JobRecord& record) {
   wire::put_bytes(begin(Type::kJob), name);
   wire::put_bytes(bytes_, text);
 }
-void Encoder::job_finished(std::string_view name, const membership::NodeId& node) {
-  wire::put_bytes(begin(Type::kJobFinished), name);
+void Encoder::about_node(Type type, std::string_view name, const membership::NodeId& node) {
+  wire::put_bytes(begin(type), name);
   put_u64(bytes_, node.high);
   put_u64(bytes_, node.low);
+}
+void Encoder::job_finished(std::string_view name, const membership::NodeId& node) {
+  about_node(Type::kJobFinished, name, node);
+}
+void Encoder::job_left(std::string_view name, const membership::NodeId& node) {
+  about_node(Type::kJobLeft, name, node);
 }
 void Encoder::job_forgotten(std::string_view name) {
   wire::put_bytes(begin(Type::kJobForgotten), name);

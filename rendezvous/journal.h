@@ -36,6 +36,7 @@ enum class Type : std::uint8_t {
   kJob = 6,
   kJobFinished = 7,
   kJobForgotten = 8,
+  kJobLeft = 16,
 };
 
 [[nodiscard]] std::string file_header(std::uint64_t salt);
@@ -54,6 +55,7 @@ class Encoder final : public Recorder {
   void pop(std::string_view queue) override;
   void job(std::string_view name, const JobRecord& record) override;
   void job_finished(std::string_view name, const membership::NodeId& node) override;
+  void job_left(std::string_view name, const membership::NodeId& node) override;
   void job_forgotten(std::string_view name) override;
 
   /// Records as they are in a frame.
@@ -67,6 +69,7 @@ class Encoder final : public Recorder {
 
  private:
   std::string& begin(Type type);
+  void about_node(Type type, std::string_view name, const membership::NodeId& node);
 
   std::string bytes_;
 };

@@ -27,6 +27,9 @@ class SavedState final : public journal::Recorder {
   void job_finished(std::string_view name, const membership::NodeId& node) override {
     if (const auto found = jobs.find(name); found != jobs.end()) found->second.finished.push_back(node);
   }
+  void job_left(std::string_view name, const membership::NodeId& node) override {
+    if (const auto found = jobs.find(name); found != jobs.end()) found->second.gone.push_back(node);
+  }
   void job_forgotten(std::string_view name) override {
     if (const auto found = jobs.find(name); found != jobs.end()) jobs.erase(found);
   }

@@ -234,12 +234,20 @@ void StoreCore::watch(ClientId client, std::string_view key) {
   count(key, 0, 0, 1);
 }
 
-std::size_t StoreCore::drop_torchrun_job(std::string_view state, Effects& effects) {
+std::vector<std::size_t> StoreCore::drop_torchrun_jobs(const std::vector<std::string>& states,
+                                                       Effects& effects) {
+  std::vector<std::size_t> out(states.size());
+  std::unordered_map<std::string_view, std::size_t> places;
+  for (const std::string& state : states) places.emplace(state, places.size());
   std::vector<std::string> keys;
-  for (const auto& [key, value] : keys_)
-    if (TorchrunJobs::belongs(key, state)) keys.push_back(key);
+  for (const auto& [key, value] : keys_) {
+    const auto place = places.find(TorchrunJobs::state_of(key));
+    if (place == places.end()) continue;
+    ++out[place->second];
+    keys.push_back(key);
+  }
   for (const std::string& key : keys) delete_key(key, effects);
-  return keys.size();
+  return out;
 }
 
 void StoreCore::disconnect(ClientId client) {

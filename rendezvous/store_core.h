@@ -102,8 +102,8 @@ class StoreCore {
   [[nodiscard]] TorchrunJobs& torchrun() { return torchrun_; }
   [[nodiscard]] JobAccounts& accounts() { return accounts_; }
   [[nodiscard]] const JobAccounts& accounts() const { return accounts_; }
-  /// Its state and the keys of its rounds; how many there were. O(keys).
-  std::size_t drop_torchrun_job(std::string_view state, Effects& effects);
+  /// Their states and the keys of their rounds; how many each had. O(keys), however many jobs.
+  std::vector<std::size_t> drop_torchrun_jobs(const std::vector<std::string>& states, Effects& effects);
 
   [[nodiscard]] std::size_t num_waiting() const { return waits_.num_waiting(); }
 

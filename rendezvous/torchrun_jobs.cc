@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/torchrun_jobs.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace muster {
 
@@ -10,14 +10,14 @@ bool TorchrunJobs::is_state(std::string_view key) {
          key.find('/', kPrefix.size()) == std::string_view::npos;
 }
 
-bool TorchrunJobs::belongs(std::string_view key, std::string_view state) {
-  if (!key.starts_with(state)) return false;
-  std::string_view rest = key.substr(state.size());
-  if (rest.empty()) return true;
-  if (rest.front() != '.') return false;
-  rest.remove_prefix(1);
-  const auto digits = rest.find_first_not_of("0123456789");
-  return digits != 0 && digits != std::string_view::npos && rest[digits] == '/';
+std::string_view TorchrunJobs::state_of(std::string_view key) {
+  if (const auto slash = key.find('/', kPrefix.size()); slash != std::string_view::npos) {
+    key = key.substr(0, slash);
+    const auto dot = key.find_last_not_of("0123456789");
+    if (dot == std::string_view::npos || key[dot] != '.' || dot + 1 == key.size()) return {};
+    key = key.substr(0, dot);
+  }
+  return is_state(key) ? key : std::string_view();
 }
 
 void TorchrunJobs::took_part(ClientId client, std::string_view key) {
@@ -30,7 +30,7 @@ void TorchrunJobs::took_part(ClientId client, std::string_view key) {
   agents_[state].insert(client);
   states.insert(state);
   fresh_.erase(state);
-  due_.erase(state);
+  forget_due(state);
 }
 
 void TorchrunJobs::gone(ClientId client) {
@@ -51,22 +51,38 @@ void TorchrunJobs::found(std::string_view state) {
   if (is_state(state) && !agents_.contains(state)) fresh_.emplace(state);
 }
 
+void TorchrunJobs::forget_due(std::string_view state) {
+  const auto found = due_.find(state);
+  if (found == due_.end()) return;
+  by_time_.erase({found->second, found->first});
+  due_.erase(found);
+}
+
 void TorchrunJobs::settle(Instant now, Millis keep) {
-  for (const std::string& state : fresh_) due_.insert_or_assign(state, now + keep);
+  for (const std::string& state : fresh_) {
+    forget_due(state);
+    const auto added = due_.emplace(state, now + keep).first;
+    by_time_.emplace(added->second, added->first);
+    if (due_.size() <= kMaxDeserted) continue;
+    surplus_.emplace_back(by_time_.begin()->second);
+    forget_due(surplus_.back());
+  }
   fresh_.clear();
 }
 
 Instant TorchrunJobs::next_deadline() const {
-  Instant out = Instant::max();
-  for (const auto& [state, when] : due_) out = std::min(out, when);
-  return out;
+  if (!surplus_.empty()) return Instant::min();
+  return by_time_.empty() ? Instant::max() : by_time_.begin()->first;
 }
 
 std::vector<std::string> TorchrunJobs::take_due(Instant now) {
-  std::vector<std::string> out;
-  for (const auto& [state, when] : due_)
-    if (when <= now) out.push_back(state);
-  for (const std::string& state : out) due_.erase(state);
+  std::vector<std::string> out = std::exchange(surplus_, {});
+  // One of them may have an agent again.
+  std::erase_if(out, [&](const std::string& state) { return agents_.contains(state); });
+  while (!by_time_.empty() && by_time_.begin()->first <= now) {
+    out.emplace_back(by_time_.begin()->second);
+    forget_due(out.back());
+  }
   return out;
 }
 

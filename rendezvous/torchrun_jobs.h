@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "rendezvous/base/clock.h"
@@ -23,10 +24,13 @@ class TorchrunJobs {
  public:
   static constexpr std::string_view kPrefix = "/torch.rendezvous.";
   static constexpr std::size_t kMaxStates = 16;
+  /// Of deserted jobs that are kept; with one more the first of them is due at once.
+  static constexpr std::size_t kMaxDeserted = 10'000;
   /// Of a job's state. An id with a slash, with which torchrun fails, has none.
   [[nodiscard]] static bool is_state(std::string_view key);
-  /// The state itself, or a key of one of its rounds: job "a" has "a.0/x" and not "a.0", nor "a.0.1/x".
-  [[nodiscard]] static bool belongs(std::string_view key, std::string_view state);
+  /// Of the job that the key belongs to, as its state or a key of one of its rounds; empty: none. Job "a" has
+  /// "a.0/x" and not "a.0", nor "a.0.1/x".
+  [[nodiscard]] static std::string_view state_of(std::string_view key);
 
   /// Until then nobody is noted.
   void start() { on_ = true; }
@@ -49,7 +53,11 @@ class TorchrunJobs {
   std::map<std::string, std::set<ClientId>, std::less<>> agents_;  // none is empty
   std::unordered_map<ClientId, std::set<std::string>> states_;     // of each agent, mostly one
   std::set<std::string, std::less<>> fresh_;                       // deserted since the last settle()
+  void forget_due(std::string_view state);
+
   std::map<std::string, Instant, std::less<>> due_;
+  std::set<std::pair<Instant, std::string_view>> by_time_;  // the names are those of due_
+  std::vector<std::string> surplus_;                        // due at once
 };
 
 }  // namespace muster

@@ -34,7 +34,6 @@ struct AgentConnection {
   std::optional<Instant> deadline;
   std::size_t buffered_bytes = 0;  ///< as counted last
   bool unread = false;             ///< so much of it is parked that no more is read
-  bool ended = false;              ///< broken, and what it said before is parked
 };
 
 class AgentTable {

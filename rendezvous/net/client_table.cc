@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 namespace muster::net {
 
 ClientId ClientTable::take() {
@@ -53,6 +55,14 @@ ClientId ClientTable::largest() const {
     return a.buffered_bytes < b.buffered_bytes;
   });
   return static_cast<ClientId>(found - clients_.begin());
+}
+
+std::string ClientTable::too_much(ClientId id, std::size_t limit) const {
+  return fmt::format(
+      "unfinished requests and unread answers of all clients are {} bytes, {} of them its own; the limit is "
+      "{} "
+      "(--max-buffered-bytes)",
+      buffered_bytes_, clients_[id].buffered_bytes, limit);
 }
 
 }  // namespace muster::net

@@ -64,6 +64,8 @@ class ClientTable {
   [[nodiscard]] std::size_t buffered_bytes() const { return buffered_bytes_; }
   /// Who buffers most. O(clients).
   [[nodiscard]] ClientId largest() const;
+  /// Why that one is closed.
+  [[nodiscard]] std::string too_much(ClientId id, std::size_t limit) const;
 
  private:
   std::vector<Client> clients_;

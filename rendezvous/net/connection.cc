@@ -74,8 +74,7 @@ Connection::Status Connection::on_readable(std::string& scratch, Effects& effect
   if (blocked()) return Status::kOpen;
   const ssize_t n =
       retry_eintr([&] { return ::recv(fd_.get(), scratch.data(), scratch.size(), MSG_DONTWAIT); });
-  if (n > 0 && session_.generation() == wire::Generation::kUndetected && session_.between_requests() &&
-      (scratch[0] == control::kFirstByte || (hands_over_tls_ && scratch[0] == tls::kFirstByte))) {
+  if (n > 0 && is_for_another(scratch[0])) {
     unread_.assign(scratch, 0, static_cast<std::size_t>(n));
     reason_ = "control connections are not served here";
     return Status::kOther;
@@ -93,6 +92,18 @@ Connection::Status Connection::on_readable(std::string& scratch, Effects& effect
     return failed(fmt::format("{} in the middle of {}", cause, session_.current_op()));
   reason_ = cause;
   return Status::kEnded;
+}
+
+bool Connection::is_for_another(char first) const {
+  return session_.generation() == wire::Generation::kUndetected && session_.between_requests() &&
+         (first == control::kFirstByte || (hands_over_tls_ && first == tls::kFirstByte));
+}
+
+bool Connection::asks_nothing() const {
+  if (blocked()) return false;
+  char first = 0;
+  const ssize_t n = retry_eintr([&] { return ::recv(fd_.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT); });
+  return n <= 0 || expects_hand_over_ || is_for_another(first);
 }
 
 UniqueFd Connection::release(std::string& first_bytes) {

@@ -57,6 +57,8 @@ class Connection {
   /// TLS is somebody else's too.
   void hand_over_tls() { hands_over_tls_ = true; }
   [[nodiscard]] bool expects_hand_over() const { return expects_hand_over_; }
+  /// What has come, which is left alone, is no request to execute: nothing, the end, or for somebody else.
+  [[nodiscard]] bool asks_nothing() const;
 
   [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] const Session& session() const { return session_; }
@@ -76,6 +78,7 @@ class Connection {
  private:
   Status process(std::string_view input, Effects& effects, Instant now);
   Status failed(std::string reason);
+  [[nodiscard]] bool is_for_another(char first) const;
 
   UniqueFd fd_;
   const bool* hold_;

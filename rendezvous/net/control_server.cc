@@ -20,6 +20,8 @@ constexpr std::size_t kReadBytes = 65536;
 // An agent that is not read hears that this process lives, and counts as alive: several times in the shortest
 // heartbeat time-out that makes sense.
 constexpr Millis kVouchInterval{500};
+// A timer is late by so much where the process was stopped, not merely busy.
+constexpr Millis kFrozen{2000};
 
 }  // namespace
 
@@ -35,17 +37,18 @@ ControlServer::Impl::Impl(boost::asio::io_context& loop, const ControlServerOpti
 
 void ControlServer::Impl::start() {
   if (!options_.state) return;
-  const Instant now = SteadyClock::now();
   for (const auto& [name, record] : options_.state->saved().jobs)
-    jobs_.restore(name, record, now, options_.restart_grace, effects_);
+    jobs_.restore(name, record, now(), options_.restart_grace, effects_);
   options_.state->saved().jobs.clear();
   jobs_.record_to(&options_.state->recorder());
   options_.state->attach(*this);
+  if (stalled()) held_up();
   finish_turn();
 }
 
 void ControlServer::Impl::accept(UniqueFd fd, std::string_view first_bytes, std::string name) {
   if (stopped_) return;
+  forgive_own_stall();
   ++stats_.num_accepted;
   const AgentTable::Room room = agents_.make_room(options_.max_connections, options_.max_handshakes, name);
   if (!room.words.empty()) refusals_.write(Refusal::kLimit, room.words);
@@ -81,7 +84,7 @@ void ControlServer::Impl::stop() {
 
 void ControlServer::Impl::give_up(std::string_view job, const membership::NodeId& node,
                                   const std::string& why) {
-  jobs_.give_up(job, node, why, SteadyClock::now(), effects_);
+  jobs_.give_up(job, node, why, now(), effects_);
   finish_turn();
 }
 
@@ -91,7 +94,7 @@ ControlServerStats ControlServer::Impl::stats() const {
   out.num_jobs = jobs_.num_jobs();
   out.num_stores = stores_.num_stores();
   out.num_channels = stores_.num_channels();
-  for (const auto& [id, bytes] : parked_.agents()) out.num_parked_bytes += bytes;
+  for (const auto& [id, agent] : parked_.agents()) out.num_parked_bytes += agent.num_bytes;
   return out;
 }
 
@@ -105,7 +108,7 @@ void ControlServer::Impl::wait_readable(ConnectionId id, const std::shared_ptr<C
 // Unless it is gone, or has said enough for now.
 void ControlServer::Impl::read_on(ConnectionId id) {
   const auto connection = agents_.find(id);
-  if (!connection || connection->ended) return;
+  if (!connection) return;
   connection->unread = connection->peer.stage == Stage::kOpen && parked_.is_full(id);
   if (!connection->unread) return wait_readable(id, connection);
   if (vouch_at_ == Instant::max()) vouch_at_ = SteadyClock::now();
@@ -114,20 +117,21 @@ void ControlServer::Impl::read_on(ConnectionId id) {
 
 // A timer that is due: where this process did not run, heartbeats wait in their sockets.
 void ControlServer::Impl::forgive_own_stall() {
-  const Instant now = SteadyClock::now();
-  if (armed_ == Instant::max() || now < armed_) return;
-  agents_.hear_unread(jobs_, now);
-  if (now < armed_ + std::chrono::seconds(2)) return;
-  const auto stall = std::chrono::duration_cast<Millis>(now - armed_);
-  log_.warning(fmt::format("this process did not run for {} ms; agents are not blamed", stall.count()));
-  jobs_.forgive(stall, now);
-  armed_ = now;
+  const Instant real = SteadyClock::now();
+  if (armed_ == Instant::max() || real < armed_) return;
+  if (real >= armed_ + kFrozen) {
+    const auto frozen = std::chrono::duration_cast<Millis>(real - armed_);
+    log_.warning(fmt::format("this process did not run for {} ms; agents are not blamed", frozen.count()));
+    clock_.skip(JobClock::frozen(last_turn_, armed_, real));
+    armed_ = real;
+  }
+  agents_.hear_unread(jobs_, now());
 }
 
 void ControlServer::Impl::on_readable(ConnectionId id) {
   forgive_own_stall();
   const auto connection = agents_.find(id);  // survives its own removal
-  if (!connection || connection->ended) return;
+  if (!connection) return;
   const ssize_t n = retry_eintr([&] {
     return ::recv(connection->descriptor.native_handle(), scratch_.data(), scratch_.size(), MSG_DONTWAIT);
   });
@@ -163,7 +167,7 @@ void ControlServer::Impl::on_bytes(ConnectionId id, Connection& connection, std:
     ControlPeer::Step step = peer.next(bytes, house);
     if (step.need_more) break;
     if (step.message) ++stats_.num_messages;
-    if (step.message && parked_.has_to_wait(id, *step.message, stalled())) {
+    if (step.message && has_to_wait(id, *step.message)) {
       parked_.park(id, *std::move(step.message));
       continue;
     }
@@ -177,33 +181,62 @@ void ControlServer::Impl::on_bytes(ConnectionId id, Connection& connection, std:
   flush(id, connection);
 }
 
+// While nothing can be recorded: what may be to record, and whatever comes after it from the same agent. Not
+// heartbeats, nor a member that takes its place again, whose workers need their store; but its former
+// connection's words come first.
+bool ControlServer::Impl::has_to_wait(ConnectionId id, const control::Message& message) const {
+  if (std::holds_alternative<control::Heartbeat>(message)) return false;
+  if (parked_.num_bytes(id) > 0) return true;
+  if (!stalled() || control::is_about_store(message)) return false;
+  const auto* join = std::get_if<control::Join>(&message);
+  if (join == nullptr) return true;
+  const auto former = jobs_.place_taken_back(id, *join);
+  return !former || parked_.num_bytes(*former) > 0;
+}
+
 // Empty, or how it breaks the protocol.
 std::string ControlServer::Impl::take_up(ConnectionId id, const control::Message& message) {
   std::string error;
   if (!control::is_about_store(message))
-    jobs_.receive(id, message, SteadyClock::now(), effects_);
+    jobs_.receive(id, message, now(), effects_);
   else if (error = stores_.receive(id, jobs_.member(id), message); error.empty()) {
     const auto lost = stores_.take_lost();
     if (!lost) return error;
-    jobs_.store_lost(*lost, SteadyClock::now(), effects_);
+    jobs_.store_lost(*lost, now(), effects_);
   }
   apply();
   return error;
 }
 
-// What was parked while nothing could be recorded.
+void ControlServer::Impl::held_up() {
+  clock_.stop(SteadyClock::now());
+  arm();
+}
+
+void ControlServer::Impl::committed() {
+  clock_.go_on(SteadyClock::now());
+  forgive_own_stall();  // it may have taken long to write
+  finish_turn();
+}
+
+// What was parked while nothing could be recorded; also of those that have gone meanwhile.
 void ControlServer::Impl::go_on() {
-  const auto waited = parked_.agents();
+  std::vector<ConnectionId> waited;
+  for (const auto& [id, agent] : parked_.agents()) waited.push_back(id);
   while (!stopped_ && !parked_.empty() && !stalled()) {
     ParkedMessages::Entry entry = parked_.take();
     const auto connection = agents_.find(entry.from);
-    if (!connection || connection->peer.stage == Stage::kClosing) continue;
-    if (!entry.message)
-      drop(entry.from, entry.end, entry.how);
-    else if (std::string error = take_up(entry.from, *entry.message); !error.empty())
-      refuse(entry.from, *connection, {control::Refused::Reason::kProtocol, std::move(error)});
+    if (!entry.message) {
+      jobs_.disconnected(entry.from, entry.end, now(), effects_, entry.how);
+      apply();
+    } else if (connection) {
+      if (std::string error = take_up(entry.from, *entry.message); !error.empty())
+        refuse(entry.from, *connection, {control::Refused::Reason::kProtocol, std::move(error)});
+    } else if (!control::is_about_store(*entry.message)) {
+      (void)take_up(entry.from, *entry.message);
+    }
   }
-  for (const auto& [id, bytes] : waited)
+  for (const ConnectionId id : waited)
     if (const auto connection = agents_.find(id)) {
       flush(id, *connection);  // counts it anew
       if (std::exchange(connection->unread, false)) read_on(id);
@@ -211,20 +244,19 @@ void ControlServer::Impl::go_on() {
   finish_turn();
 }
 
-// Their heartbeats wait in their sockets, and the word of an end behind what was said before it: each is
-// taken for heard, and answered.
-void ControlServer::Impl::vouch_for_unread(Instant now) {
+// Their heartbeats wait in their sockets: each is taken for heard, and answered.
+void ControlServer::Impl::vouch_for_unread() {
   vouch_at_ = Instant::max();
-  for (const auto& [id, bytes] : parked_.agents()) {
+  for (const auto& [id, agent] : parked_.agents()) {
     const auto connection = agents_.find(id);
-    if (!connection || (!connection->unread && !connection->ended)) continue;
-    jobs_.receive(id, control::Heartbeat{}, now, effects_);
-    vouch_at_ = now + std::min(kVouchInterval, options_.heartbeat_interval);
+    if (!connection || !connection->unread) continue;
+    jobs_.receive(id, control::Heartbeat{}, now(), effects_);
+    vouch_at_ = SteadyClock::now() + std::min(kVouchInterval, options_.heartbeat_interval);
   }
 }
 
 void ControlServer::Impl::arm() {
-  Instant next = std::min(jobs_.next_deadline(), vouch_at_);
+  Instant next = std::min(clock_.real(jobs_.next_deadline()), vouch_at_);
   if (const auto& set = agents_.deadlines(); !set.empty()) next = std::min(next, set.begin()->first);
   if (next == armed_) return;
   armed_ = next;
@@ -240,8 +272,8 @@ void ControlServer::Impl::arm() {
 void ControlServer::Impl::on_timer() {
   forgive_own_stall();
   armed_ = Instant::max();
-  const Instant now = SteadyClock::now();
-  while (!agents_.deadlines().empty() && agents_.deadlines().begin()->first <= now) {
+  const Instant real = SteadyClock::now();
+  while (!agents_.deadlines().empty() && agents_.deadlines().begin()->first <= real) {
     const ConnectionId id = agents_.deadlines().begin()->second;
     const auto connection = agents_.find(id);
     if (connection->peer.stage != Stage::kClosing)
@@ -250,8 +282,8 @@ void ControlServer::Impl::on_timer() {
                                   connection->peer.name(), options_.handshake_timeout.count()));
     drop(id, "it took too long");
   }
-  if (vouch_at_ != Instant::max()) vouch_for_unread(now);
-  jobs_.advance(now, effects_);
+  if (vouch_at_ != Instant::max()) vouch_for_unread();
+  jobs_.advance(now(), effects_);
   finish_turn();
 }
 

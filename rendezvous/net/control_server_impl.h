@@ -14,6 +14,7 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
 
+#include "rendezvous/job_clock.h"
 #include "rendezvous/net/agent_table.h"
 #include "rendezvous/net/control_peer.h"
 #include "rendezvous/net/control_server.h"
@@ -33,8 +34,9 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   [[nodiscard]] ControlServerStats stats() const;
   [[nodiscard]] const Jobs& jobs() const { return jobs_; }
 
-  void describe(journal::Recorder& to) const override { jobs_.describe(to, SteadyClock::now()); }
-  void committed() override { finish_turn(); }
+  void describe(journal::Recorder& to) const override { jobs_.describe(to, now()); }
+  void held_up() override;
+  void committed() override;
   void go_on() override;
 
  private:
@@ -42,15 +44,19 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   using Descriptor = boost::asio::posix::stream_descriptor;
   using Stage = ControlPeer::Stage;
 
+  // As the jobs have it.
+  [[nodiscard]] Instant now() const { return clock_.now(SteadyClock::now()); }
+
   // Input.
   void wait_readable(ConnectionId id, const std::shared_ptr<Connection>& connection);
   void read_on(ConnectionId id);
   void forgive_own_stall();
   void on_readable(ConnectionId id);
   void on_bytes(ConnectionId id, Connection& connection, std::string_view received);
+  [[nodiscard]] bool has_to_wait(ConnectionId id, const control::Message& message) const;
   [[nodiscard]] std::string take_up(ConnectionId id, const control::Message& message);
   [[nodiscard]] bool stalled() const { return options_.state && options_.state->stalled(); }
-  void vouch_for_unread(Instant now);
+  void vouch_for_unread();
   void arm();
   void on_timer();
 
@@ -61,6 +67,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   // What is not on the disk is told to nobody.
   [[nodiscard]] bool held() const { return options_.state && options_.state->dirty(); }
   void pass_heartbeats();
+  void pass_refusals();
   void apply();
   void carry_out(const Delivery& delivery);
   void flush(ConnectionId id, Connection& connection);
@@ -77,6 +84,8 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   Jobs jobs_;
   HostedStores stores_;
   boost::asio::steady_timer timer_;
+  JobClock clock_;
+  Instant last_turn_ = SteadyClock::now();
   Instant armed_ = Instant::max();
   AgentTable agents_;
   ParkedMessages parked_;

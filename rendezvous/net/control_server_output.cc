@@ -28,10 +28,10 @@ void ControlServer::Impl::refuse(ConnectionId id, Connection& connection, contro
     ++stats_.num_refused;
     const char* phase = kind_of(refused.reason) == Refusal::kAuthentication ? "authentication" : "handshake";
     if (!connection.peer.job().empty())
-      jobs_.note_trouble(connection.peer.job(), {connection.peer.title(), phase, refused.text, {}},
-                         SteadyClock::now(), effects_);
+      jobs_.note_trouble(connection.peer.job(), {connection.peer.title(), phase, refused.text, {}}, now(),
+                         effects_);
   } else {
-    jobs_.disconnected(id, refused.text, SteadyClock::now(), effects_);
+    jobs_.disconnected(id, refused.text, now(), effects_);
   }
   connection.peer.say(control::Message(std::move(refused)));
   linger(id, connection);
@@ -48,19 +48,17 @@ void ControlServer::Impl::linger(ConnectionId id, Connection& connection) {
 
 // An agent's heartbeat is answered nevertheless: a full disk is no reason to be taken for dead.
 void ControlServer::Impl::pass_heartbeats() {
-  for (const ConnectionId id : effects_.take_heartbeats()) {
+  for (const ConnectionId id : std::exchange(effects_.heartbeats, {})) {
     const auto connection = agents_.find(id);
-    if (!connection || connection->peer.stage == Stage::kClosing || connection->ended) continue;
+    if (!connection || connection->peer.stage == Stage::kClosing) continue;
     connection->peer.say(control::Message(control::Heartbeat{}));
     flush(id, *connection);
   }
 }
 
 void ControlServer::Impl::apply() {
-  if (held()) {
-    pass_heartbeats();
-    effects_.thin_log();
-  }
+  pass_heartbeats();
+  if (held()) effects_.thin_log();
   // Deliveries can break connections, which gives further effects.
   while (!held() && !effects_.empty()) {
     const JobsEffects effects = std::exchange(effects_, {});
@@ -78,13 +76,13 @@ void ControlServer::Impl::carry_out(const Delivery& delivery) {
   control::encode(delivery.message, bytes);
   for (const ConnectionId id : delivery.to) {
     const auto connection = agents_.find(id);
-    if (!connection || connection->peer.stage == Stage::kClosing || connection->ended) continue;
+    if (!connection || connection->peer.stage == Stage::kClosing) continue;
     connection->peer.send(bytes);
     if (delivery.close) {
       const auto& refused = std::get<control::Refused>(delivery.message);
       refusals_.write(kind_of(refused.reason),
                       fmt::format("closed {}: {}", connection->peer.title(), refused.text));
-      jobs_.disconnected(id, "refused", SteadyClock::now(), effects_);
+      jobs_.disconnected(id, "refused", now(), effects_);
       linger(id, *connection);
     } else {
       flush(id, *connection);
@@ -93,7 +91,6 @@ void ControlServer::Impl::carry_out(const Delivery& delivery) {
 }
 
 void ControlServer::Impl::flush(ConnectionId id, Connection& connection) {
-  if (connection.ended) return;
   ControlPeer& peer = connection.peer;
   const std::size_t parked = parked_.num_bytes(id);
   if (const std::string error = peer.flush(); !error.empty()) {
@@ -104,11 +101,12 @@ void ControlServer::Impl::flush(ConnectionId id, Connection& connection) {
             fmt::format("it has not read {} bytes, the limit is {} (--max-unsent-bytes)", peer.unsent_bytes(),
                         options_.max_unsent_bytes));
   } else if (agents_.count_buffered(connection, parked) &&
-             agents_.buffered_bytes() > options_.max_buffered_bytes) {
-    give_up(id, peer, Refusal::kLimit,
-            fmt::format("unfinished messages and unread ones of all agents are {} bytes, the limit is {} "
-                        "(--max-buffered-bytes)",
-                        agents_.buffered_bytes(), options_.max_buffered_bytes));
+             agents_.buffered_bytes() + parked_.num_bytes_of_ended() > options_.max_buffered_bytes) {
+    give_up(
+        id, peer, Refusal::kLimit,
+        fmt::format("unfinished messages and unread ones of all agents are {} bytes, the limit is {} "
+                    "(--max-buffered-bytes)",
+                    agents_.buffered_bytes() + parked_.num_bytes_of_ended(), options_.max_buffered_bytes));
   } else if (peer.blocked() && !peer.waits_writable) {
     peer.waits_writable = true;
     connection.descriptor.async_wait(Descriptor::wait_write,
@@ -140,22 +138,17 @@ void ControlServer::Impl::on_writable(ConnectionId id) {
 void ControlServer::Impl::drop(ConnectionId id, const std::string& reason, membership::Break how) {
   const auto connection = agents_.find(id);
   if (!connection) return;
-  // What it said last comes first.
-  if (connection->peer.stage == Stage::kOpen && parked_.num_bytes(id) > 0) {
-    if (std::exchange(connection->ended, true)) return;
-    stores_.disconnected(id);
-    parked_.park_end(id, reason, how);
-    if (vouch_at_ == Instant::max()) vouch_at_ = SteadyClock::now();
-    return;
-  }
   log_.debug(fmt::format("closed {}: {}", connection->peer.name(), reason));
-  if (connection->peer.stage == Stage::kOpen) {
-    jobs_.disconnected(id, reason, SteadyClock::now(), effects_, how);
+  if (connection->peer.stage == Stage::kOpen && parked_.num_bytes(id) > 0 && jobs_.has_joined(id)) {
+    parked_.park_end(id, reason, how);  // what it said last comes first
+  } else if (connection->peer.stage == Stage::kOpen) {
+    parked_.forget(id);  // it asked for a place and has not waited for it
+    jobs_.disconnected(id, reason, now(), effects_, how);
   } else if (connection->peer.stage == Stage::kProof) {
     jobs_.note_trouble(
         connection->peer.job(),
-        {connection->peer.title(), "authentication", "dropped while it authenticated: " + reason, {}},
-        SteadyClock::now(), effects_);
+        {connection->peer.title(), "authentication", "dropped while it authenticated: " + reason, {}}, now(),
+        effects_);
   }
   if (connection->peer.stage < Stage::kOpen) ++stats_.num_refused;
   agents_.remove(id);
@@ -169,8 +162,19 @@ void ControlServer::Impl::pump(ConnectionId id) {
   if (const auto connection = agents_.pump(id, stores_)) flush(id, *connection);
 }
 
+// That a generation is over is told when it is recorded.
+void ControlServer::Impl::pass_refusals() {
+  for (auto& [id, refused] : stores_.take_refused()) {
+    const auto connection = agents_.find(id);
+    if (!connection || connection->peer.stage != Stage::kOpen) continue;
+    connection->peer.say(control::Message(std::move(refused)));
+    flush(id, *connection);
+  }
+}
+
 void ControlServer::Impl::finish_turn() {
   apply();
+  if (!held()) pass_refusals();
   for (const ConnectionId id : stores_.take_ready()) pump(id);
   while (!broken_.empty()) {
     const auto [id, error, how] = std::move(broken_.back());
@@ -178,6 +182,7 @@ void ControlServer::Impl::finish_turn() {
     drop(id, error, how);
   }
   arm();
+  last_turn_ = SteadyClock::now();
 }
 
 }  // namespace muster::net

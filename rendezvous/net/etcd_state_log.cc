@@ -25,6 +25,11 @@ void EtcdStateLog::job_finished(std::string_view name, const membership::NodeId&
   changed();
 }
 
+// With the next change: a record for each agent of a job that is over would keep the others waiting.
+void EtcdStateLog::job_left(std::string_view name, const membership::NodeId& node) {
+  if (name == name_ && record_) record_->gone.push_back(node);
+}
+
 void EtcdStateLog::job_forgotten(std::string_view name) {
   if (name != name_) return;
   record_.reset();
@@ -44,6 +49,7 @@ void EtcdStateLog::write() {
   if (closed_ || writing_) return;
   writing_ = true;
   changed_ = false;
+  for (StateKeeper* keeper : keepers_) keeper->held_up();
   write_(record_, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->on_written();
   });

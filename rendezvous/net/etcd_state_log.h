@@ -46,6 +46,7 @@ class EtcdStateLog final : public StateLog,
  private:
   void job(std::string_view name, const JobRecord& record) override;
   void job_finished(std::string_view name, const membership::NodeId& node) override;
+  void job_left(std::string_view name, const membership::NodeId& node) override;
   void job_forgotten(std::string_view name) override;
   // The store that shares the coordinator's port is not kept.
   void set(std::string_view, std::string_view) override {}

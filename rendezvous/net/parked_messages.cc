@@ -11,42 +11,50 @@ constexpr std::size_t kEntryBytes = sizeof(ParkedMessages::Entry);
 
 }  // namespace
 
-bool ParkedMessages::has_to_wait(ConnectionId from, const control::Message& message, bool stalled) const {
-  if (std::holds_alternative<control::Heartbeat>(message)) return false;
-  return bytes_.contains(from) ||
-         (stalled && !std::holds_alternative<control::Join>(message) && !control::is_about_store(message));
+void ParkedMessages::add(ConnectionId from, Entry entry) {
+  entry.from = from;
+  Agent& agent = agents_[from];
+  agent.num_bytes += entry.num_bytes;
+  agent.entries.push_back(next_);
+  entries_.emplace_hint(entries_.end(), next_++, std::move(entry));
 }
 
 void ParkedMessages::park(ConnectionId from, control::Message message) {
   std::string encoded;
   control::encode(message, encoded);
-  Entry& entry = entries_.emplace_back();
-  entry.from = from;
+  Entry entry;
   entry.message = std::move(message);
   entry.num_bytes = kEntryBytes + encoded.size();
-  bytes_[from] += entry.num_bytes;
+  add(from, std::move(entry));
 }
 
 void ParkedMessages::park_end(ConnectionId from, std::string why, membership::Break how) {
-  Entry& entry = entries_.emplace_back();
-  entry.from = from;
+  Entry entry;
   entry.end = std::move(why);
   entry.how = how;
   entry.num_bytes = kEntryBytes;
-  bytes_[from] += kEntryBytes;
+  add(from, std::move(entry));
+  Agent& agent = agents_[from];
+  agent.ended = true;
+  num_bytes_of_ended_ += agent.num_bytes;
 }
 
 ParkedMessages::Entry ParkedMessages::take() {
-  Entry out = std::move(entries_.front());
-  entries_.pop_front();
-  const auto found = bytes_.find(out.from);
-  found->second -= out.num_bytes;
-  if (found->second == 0) bytes_.erase(found);
+  Entry out = std::move(entries_.begin()->second);
+  entries_.erase(entries_.begin());
+  const auto found = agents_.find(out.from);
+  found->second.num_bytes -= out.num_bytes;
+  if (found->second.ended) num_bytes_of_ended_ -= out.num_bytes;
+  if (found->second.num_bytes == 0) agents_.erase(found);
   return out;
 }
 
 void ParkedMessages::forget(ConnectionId from) {
-  if (bytes_.erase(from) > 0) std::erase_if(entries_, [&](const Entry& entry) { return entry.from == from; });
+  const auto found = agents_.find(from);
+  if (found == agents_.end()) return;
+  for (const std::uint64_t entry : found->second.entries) entries_.erase(entry);
+  if (found->second.ended) num_bytes_of_ended_ -= found->second.num_bytes;
+  agents_.erase(found);
 }
 
 }  // namespace muster::net

@@ -6,10 +6,12 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "rendezvous/control.h"
 #include "rendezvous/jobs.h"
@@ -32,28 +34,37 @@ class ParkedMessages {
     std::size_t num_bytes = 0;
   };
 
-  /// Whether this message has to wait. A heartbeat is no change, and whoever joins anew only takes its place
-  /// again; beyond that nothing overtakes what the same agent said before.
-  [[nodiscard]] bool has_to_wait(ConnectionId from, const control::Message& message, bool stalled) const;
+  struct Agent {
+    std::size_t num_bytes = 0;
+    std::vector<std::uint64_t> entries;  ///< as they came
+    bool ended = false;
+  };
+
   void park(ConnectionId from, control::Message message);
-  /// Behind what it said.
+  /// Behind what it said, which stays though its connection is gone.
   void park_end(ConnectionId from, std::string why, membership::Break how = membership::Break::kEnd);
 
   [[nodiscard]] bool empty() const { return entries_.empty(); }
   [[nodiscard]] std::size_t num_bytes(ConnectionId from) const {
-    const auto found = bytes_.find(from);
-    return found == bytes_.end() ? 0 : found->second;
+    const auto found = agents_.find(from);
+    return found == agents_.end() ? 0 : found->second.num_bytes;
   }
   [[nodiscard]] bool is_full(ConnectionId from) const { return num_bytes(from) >= kMaxParkedBytes; }
-  [[nodiscard]] const std::unordered_map<ConnectionId, std::size_t>& agents() const { return bytes_; }
+  /// Of those whose connections are gone.
+  [[nodiscard]] std::size_t num_bytes_of_ended() const { return num_bytes_of_ended_; }
+  [[nodiscard]] const std::unordered_map<ConnectionId, Agent>& agents() const { return agents_; }
 
   /// The oldest.
   [[nodiscard]] Entry take();
   void forget(ConnectionId from);
 
  private:
-  std::deque<Entry> entries_;
-  std::unordered_map<ConnectionId, std::size_t> bytes_;  // of agents with entries
+  void add(ConnectionId from, Entry entry);
+
+  std::map<std::uint64_t, Entry> entries_;  // by when they came
+  std::uint64_t next_ = 0;
+  std::unordered_map<ConnectionId, Agent> agents_;  // with entries
+  std::size_t num_bytes_of_ended_ = 0;
 };
 
 }  // namespace muster::net

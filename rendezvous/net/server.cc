@@ -92,6 +92,9 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   // Answers that waited for the disk go out, all before anything is taken up that waits for it again.
   void committed() override {
     const Instant now = SteadyClock::now();
+    for (const std::uint64_t tag : std::exchange(left_, {}))
+      if (const Client* client = clients_.find(tag); client != nullptr)
+        poll(EPOLL_CTL_ADD, client->connection->fd(), client->interest, tag);
     resumed_ = std::exchange(held_, {});
     for (const std::uint64_t tag : resumed_)
       if (Client* client = clients_.find(tag); client != nullptr) {
@@ -102,7 +105,6 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   void go_on() override {
     const Instant now = SteadyClock::now();
     for (const std::uint64_t tag : std::exchange(resumed_, {})) take_left_input(tag, now);
-    if (std::exchange(paused_, false)) wait_ready();
   }
 
   [[nodiscard]] const Listener& listener() const { return acceptor_.listener(); }
@@ -122,9 +124,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   using Client = ClientTable::Client;
 
   bool poll(int operation, int fd, std::uint32_t events, std::uint64_t tag) {
-    epoll_event event{};
-    event.events = events;
-    event.data.u64 = tag;
+    epoll_event event{events, {.u64 = tag}};
     return ::epoll_ctl(ready_.native_handle(), operation, fd, &event) == 0;
   }
 
@@ -137,24 +137,28 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   }
 
   void on_ready() {
-    if (options_.state && options_.state->stalled()) {
-      paused_ = true;  // until committed(): what is not read costs no memory
-      return;
-    }
     std::array<epoll_event, kEventsPerTurn> events;
     const int n = ::epoll_wait(ready_.native_handle(), events.data(), static_cast<int>(events.size()), 0);
     const Instant now = SteadyClock::now();
     for (int i = 0; i < n; ++i) {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
-      if (event.data.u64 == kListenerTag) {
+      const std::uint64_t tag = event.data.u64;
+      if (tag == kListenerTag)
         acceptor_.accept_some([this](UniqueFd fd) { admit(std::move(fd)); },
                               [this](const std::string& reason) { refuse(Refusal::kSystem, reason); });
-        continue;
-      }
-      if (Client* client = clients_.find(event.data.u64); client != nullptr)
-        on_event(static_cast<ClientId>(event.data.u64), *client, event.events, now);
+      else if (Client* client = clients_.find(tag); client != nullptr && !leave(tag, *client))
+        on_event(static_cast<ClientId>(tag), *client, event.events, now);
     }
     wait_ready();
+  }
+
+  // Until committed(), where nothing can be recorded and it may ask for something: what is not read costs no
+  // memory. Whoever is an agent's is let through.
+  bool leave(std::uint64_t tag, const Client& client) {
+    if (!options_.state || !options_.state->stalled() || client.connection->asks_nothing()) return false;
+    poll(EPOLL_CTL_DEL, client.connection->fd(), 0, 0);
+    left_.push_back(tag);
+    return true;
   }
 
   void on_event(ClientId id, Client& client, std::uint32_t events, Instant now) {
@@ -214,12 +218,8 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   // Not who came last. A look at every client is paid for with megabytes.
   void close_largest() {
     const ClientId largest = clients_.largest();
-    clients_[largest].connection->give_up(
-        Refusal::kLimit,
-        fmt::format("unfinished requests and unread answers of all clients are {} bytes, {} of "
-                    "them its own; the limit is {} (--max-buffered-bytes)",
-                    clients_.buffered_bytes(), clients_[largest].buffered_bytes,
-                    options_.max_buffered_bytes));
+    clients_[largest].connection->give_up(Refusal::kLimit,
+                                          clients_.too_much(largest, options_.max_buffered_bytes));
     close(largest, true);
   }
 
@@ -296,7 +296,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       if (connection.undecided()) {
         after(id, connection.settle(effects_, now), now);
         deliver(now);
-      } else if (connection.held() || (paused_ && connection.expects_hand_over())) {
+      } else if (connection.held()) {
         set_deadline(id, now + options_.slow_reader_timeout);  // the time that the disk takes is not its own
       } else if (connection.time_is_up(options_.slow_reader_timeout, options_.first_byte_timeout)) {
         close(id, true);
@@ -350,7 +350,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   const bool* hold_ = &kNeverHeld;
   std::vector<std::uint64_t> held_;     // connections with answers that wait for the disk
   std::vector<std::uint64_t> resumed_;  // those whose answers have gone out, and whose input comes next
-  bool paused_ = false;                 // no events are taken, because the disk is full
+  std::vector<std::uint64_t> left_;     // not in the epoll set, because the disk is full
   bool stopped_ = false;
   ServerStats stats_;  // those that are counted as they change
 };

@@ -69,6 +69,10 @@ class LoopStateLog final : public StateLog,
     records_.job_finished(name, node);
     changed();
   }
+  void job_left(std::string_view name, const membership::NodeId& node) override {
+    records_.job_left(name, node);
+    changed();
+  }
   void job_forgotten(std::string_view name) override {
     records_.job_forgotten(name);
     changed();
@@ -88,11 +92,13 @@ class LoopStateLog final : public StateLog,
     if (broken_) return;
     if (const auto written = file_.append(records_); !written) {
       if (written.error().code != ErrorCode::kExhausted) return give_up(written.error());
-      if (!std::exchange(stalled_, true))
+      if (!std::exchange(stalled_, true)) {
+        for (StateKeeper* keeper : keepers_) keeper->held_up();
         log_.error(fmt::format(
             "{}; {} bytes of changes wait, and nothing is acknowledged until they are on the disk: "
             "make room",
             written.error().message, records_.size()));
+      }
       timer_.expires_after(options_.retry_interval);
       timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
         if (const auto self = weak.lock(); self && !error) self->commit();

@@ -41,6 +41,8 @@ class StateKeeper {
   virtual ~StateKeeper() = default;
   /// All that is kept, for a new log. Nothing is uncommitted then.
   virtual void describe(journal::Recorder& to) const = 0;
+  /// Nothing can be recorded from now on, see StateLog::stalled().
+  virtual void held_up() {}
   /// Everything recorded so far is on the disk: what told of it and was held back goes out.
   virtual void committed() = 0;
   /// All keepers have done that: what was not taken up meanwhile comes next.

@@ -2,7 +2,9 @@
 #include "rendezvous/net/torchrun_sweep.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -44,11 +46,11 @@ void TorchrunSweep::look() {
 }
 
 void TorchrunSweep::sweep() {
-  for (const std::string& state : core_.torchrun().take_due(SteadyClock::now())) {
-    const std::size_t dropped = core_.drop_torchrun_job(state, effects_);
+  const std::vector<std::string> due = core_.torchrun().take_due(SteadyClock::now());
+  const std::vector<std::size_t> dropped = core_.drop_torchrun_jobs(due, effects_);
+  for (std::size_t i = 0; i < due.size(); ++i)
     log_.info(fmt::format("torchrun job {}: its last agent has gone, {} keys dropped",
-                          state.substr(TorchrunJobs::kPrefix.size()), dropped));
-  }
+                          due[i].substr(TorchrunJobs::kPrefix.size()), dropped[i]));
   deliver_();
   look();
 }

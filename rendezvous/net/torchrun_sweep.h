@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // TorchrunSweep: drops the keys of a torchrun job some time after its last agent has gone (torchrun_jobs.h).
 // Owned by a net::Server beside its core; one loop, one thread. Nothing here fails. Cost: one look at every
-// key for a job that ends.
+// key for the jobs that are due.
 #pragma once
 
 #include <functional>

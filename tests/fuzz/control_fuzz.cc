@@ -92,6 +92,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       control::Message answer;
       for (const ConnectionId to : stores.take_ready())
         while (stores.next(to, answer)) check(control::is_about_store(answer));
+      check(stores.take_refused().size() <= 1);
       check(stores.num_channels() <= 6);
     }
     jobs.receive(turn % 4, message, now, effects);

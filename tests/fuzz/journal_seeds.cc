@@ -31,6 +31,8 @@ int main(int argc, char** argv) {
                {"10.0.0.4"},
                4711};
   job.excluded = {{"m9", Millis(10)}};
+  job.known = {{5, 6}};
+  job.gone = {{5, 6}};
   std::string log = journal::file_header(7);
   std::string records;
   for (int round = 0; round < 2; ++round) {
@@ -42,6 +44,7 @@ int main(int argc, char** argv) {
     encoder.pop("/q");
     encoder.job("a", job);
     encoder.job_finished("a", {1, 2});
+    encoder.job_left("a", {3, 4});
     encoder.erase("/n");
     encoder.job_forgotten("b");
     const std::string frame(encoder.seal(7, log.size()));

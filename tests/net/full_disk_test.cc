@@ -15,14 +15,15 @@ namespace {
 // An agent that speaks byte by byte, and is not read for it.
 class RawAgent {
  public:
-  RawAgent(House& house, std::uint64_t id, membership::Settings settings)
+  RawAgent(House& house, std::uint64_t id, membership::Settings settings,
+           std::optional<std::int64_t> resume = {})
       : fd_(connect_raw(house.server->port())) {
-    control::Join join;
     join.request.id = {id, id};
     join.request.host = "n" + std::to_string(id);
     join.request.addresses = {"127.0.0.1"};
     join.request.master_port = 4711;
     join.settings = settings;
+    join.resume = resume;
     control::encode(control::Preamble{}, out_);
     say(control::Start{"job", join.request.host, {}});
     say(control::Proof{});
@@ -55,7 +56,14 @@ class RawAgent {
   }
   [[nodiscard]] std::size_t unsent() const { return out_.size(); }
   void close() { fd_.reset(); }
+  // As where a network device forgets the connection.
+  void reset() {
+    const linger hard{1, 0};
+    REQUIRE(::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &hard, sizeof hard) == 0);
+    close();
+  }
 
+  control::Join join;
   std::vector<control::Message> heard;
   bool ended = false;
 
@@ -113,6 +121,7 @@ struct FullDisk {
 
 // One piece that was read at once and one message on top.
 constexpr std::size_t kMost = net::kMaxParkedBytes + 65536 + 110'000;
+constexpr std::size_t kMostSmall = 8 * net::kMaxParkedBytes;  // small ones cost more than their bytes
 constexpr int kReports = 300;
 
 }  // namespace
@@ -157,6 +166,8 @@ TEST_CASE("what an agent said before it went is taken up before its end, once it
   disk.b->say(control::Leave{"it is done"});
   disk.wait([&] { return disk.b->unsent() == 0; });
   disk.b->close();
+  disk.wait([&] { return disk.stats().num_open == 1; });  // its descriptor and its place are free
+  REQUIRE(disk.stats().num_parked_bytes > 0);
   disk.a->say(control::WorkerFailed{.generation = 0, .rank = 0, .exit_code = 8, .text = "a consequence"});
   disk.wait([&] { return disk.a->count<control::Heartbeat>() > 0 || disk.stats().num_messages >= 5; });
   disk.a->say(control::Heartbeat{});
@@ -172,7 +183,7 @@ TEST_CASE("what an agent said before it went is taken up before its end, once it
     return std::holds_alternative<control::GenerationOver>(each);
   });
   REQUIRE(std::get<control::GenerationOver>(*over).cause.text == "the first failure");
-  disk.wait([&] { return disk.stats().num_open == 1; });
+  disk.wait([&] { return disk.stats().num_parked_bytes == 0; });
 }
 
 TEST_CASE("an agent that comes back while nothing can be recorded has its place") {
@@ -185,4 +196,86 @@ TEST_CASE("an agent that comes back while nothing can be recorded has its place"
   const auto* round = disk.house.server->coordinator().jobs().find_round("job");
   REQUIRE(round->nodes.at({2, 2}).connected);
   REQUIRE(round->phase == membership::Phase::kRunning);
+}
+
+TEST_CASE("no time to come back runs out while nothing can be recorded") {
+  FullDisk disk;
+  disk.settings.reconnect_grace = 100ms;  // of the job it is 60 s, and 800 ms after a reset
+  disk.b->reset();
+  disk.wait([&] { return disk.stats().num_open == 1; });
+  const auto beats = disk.a->count<control::Heartbeat>();
+  for (int i = 0; i < 40; ++i) disk.a->say(control::Heartbeat{});
+  disk.wait([&] { return disk.a->count<control::Heartbeat>() == beats + 40; });
+  const Instant late = SteadyClock::now() + 1s;
+  disk.wait([&] { return SteadyClock::now() > late; });
+
+  disk.b = std::make_unique<RawAgent>(disk.house, 2, disk.settings, 0);
+  disk.b->say(control::Heartbeat{});
+  disk.wait([&] { return disk.b->count<control::Heartbeat>() > 0; });
+  disk.log->sync();
+  disk.a->say(control::Heartbeat{});
+  disk.wait([&] { return disk.a->count<control::Heartbeat>() > beats + 40; });
+  REQUIRE(disk.a->count<control::GenerationOver>() == 0);
+  const auto* round = disk.house.server->coordinator().jobs().find_round("job");
+  REQUIRE(round->phase == membership::Phase::kRunning);
+  REQUIRE(round->nodes.at({2, 2}).connected);
+}
+
+TEST_CASE(
+    "who says Join again and again while nothing can be recorded is read no further, and refused after it") {
+  FullDisk disk;
+  const auto c = std::exchange(disk.b, std::make_unique<RawAgent>(disk.house, 3, disk.settings));
+  for (int i = 0; i < 50'000; ++i) disk.b->say(disk.b->join);
+  disk.wait([&] { return disk.stats().num_parked_bytes >= net::kMaxParkedBytes; });
+  disk.b->say(control::Heartbeat{});
+  disk.wait([&] { return disk.b->count<control::Heartbeat>() > 2; });
+  REQUIRE(disk.stats().num_parked_bytes <= kMostSmall);
+  REQUIRE(disk.b->unsent() > 0);
+  // A member's takes its place again, and the next one is the last that is listened to.
+  const auto member = std::make_unique<RawAgent>(disk.house, 1, disk.settings, 0);
+  for (int i = 0; i < 1000; ++i) member->say(member->join);
+  member->say(control::Heartbeat{});
+  disk.wait([&] {
+    member->turn();
+    return member->count<control::Heartbeat>() > 0;
+  });
+  REQUIRE(disk.stats().num_parked_bytes <= kMostSmall);
+
+  disk.wait([&] {
+    member->turn();
+    if (disk.log->dirty()) disk.log->sync();
+    return disk.b->count<control::Refused>() == 1 && member->count<control::Refused>() == 1;
+  });
+  REQUIRE(disk.stats().num_parked_bytes == 0);
+}
+
+TEST_CASE("who asks for a place while nothing can be recorded and goes leaves nothing behind") {
+  FullDisk disk;
+  for (std::uint64_t id = 3; id < 23; ++id) {
+    RawAgent visitor(disk.house, id, disk.settings);
+    disk.wait([&] {
+      visitor.turn();
+      return disk.stats().num_parked_bytes > 0;
+    });
+    visitor.close();
+    disk.wait([&] { return disk.stats().num_parked_bytes == 0; });
+    REQUIRE(disk.stats().num_open == 2);
+  }
+  disk.log->sync();
+  REQUIRE(disk.house.server->coordinator().jobs().find_round("job")->nodes.size() == 2);
+}
+
+TEST_CASE("that a generation is over is told to workers' stores no earlier than it is recorded") {
+  FullDisk disk;
+  disk.log->sync();
+  disk.b->say(control::WorkerFailed{.generation = 0, .rank = 1, .exit_code = 7, .text = "oops"});
+  disk.wait([&] { return disk.log->dirty(); });
+  const auto heard = disk.a->count<control::Heartbeat>();
+  disk.a->say(control::StoreAttach{0, 0, 0});
+  disk.a->say(control::Heartbeat{});
+  disk.wait([&] { return disk.a->count<control::Heartbeat>() > heard; });
+  REQUIRE(disk.a->count<control::StoreRefused>() == 0);
+  disk.log->sync();
+  disk.wait([&] { return disk.a->count<control::StoreRefused>() == 1; });
+  REQUIRE(disk.a->count<control::GenerationOver>() == 1);
 }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Agents whose coordinator, musterd --state-dir, dies and comes back.
+#include <filesystem>
 #include <random>
+#include <sys/resource.h>
 #include <utility>
 
 #include <boost/asio/io_context.hpp>
 
 #include "rendezvous/net/control_client.h"
 #include "tests/support/catch.h"
+#include "tests/support/forwarder.h"
 #include "tests/support/kept_musterd.h"
 
 using namespace muster;
@@ -26,11 +29,13 @@ struct Agent {
     options.settings.min_nodes = options.settings.max_nodes = 2;
     options.settings.max_restarts = 3;
     options.settings.cool_down = 0ms;
+    options.settings.reconnect_grace = 5s;
     net::ControlEvents events;
     events.assigned = [this](const auto& m) { assignments.push_back(m); };
     events.generation_over = [this](const auto& m) { over.push_back(m); };
     events.closed = [this](const auto& m) { closed = m; };
     events.trying = [this](const auto&) { ++num_tries; };
+    events.linked = [this](bool is) { num_links += is ? 1 : 0; };
     events.lost = [this](const auto& m) { lost = m; };
     client = std::make_unique<net::ControlClient>(loop, std::move(options), std::move(events));
     client->start();
@@ -41,6 +46,7 @@ struct Agent {
   std::optional<control::Closed> closed;
   std::optional<Error> lost;
   int num_tries = 0;
+  int num_links = 0;
 };
 
 template <class Condition>
@@ -143,4 +149,50 @@ TEST_CASE("agents resume when the coordinator is killed at any moment of a round
     REQUIRE_FALSE(a.lost);
     REQUIRE_FALSE(b.lost);
   }
+}
+
+TEST_CASE(
+    "agents come back while the disk is full, and clients that come then are served when there is room") {
+  KeptMusterd keeper;
+  boost::asio::io_context loop{1};
+  test::Forwarder road(loop, keeper.port());
+  Agent a(loop, road.port(), "n1");
+  Agent b(loop, road.port(), "n2");
+  run_until(loop, [&] { return !a.assignments.empty() && !b.assignments.empty(); });
+  test::RawClient waiting = test::RawClient::modern(keeper.port());
+  test::RawClient idle = test::RawClient::modern(keeper.port());
+
+  rlimit limit{};
+  const pid_t pid = keeper.daemon().pid();
+  REQUIRE(::prlimit(pid, RLIMIT_FSIZE, nullptr, &limit) == 0);
+  rlimit tight = limit;
+  tight.rlim_cur = std::filesystem::file_size(keeper.log_path()) + 20;  // less than any frame
+  REQUIRE(::prlimit(pid, RLIMIT_FSIZE, &tight, nullptr) == 0);
+  waiting.send({.op = wire::Op::kAdd, .key = "/n", .number = 1});
+  (void)keeper.daemon().wait_for_line("make room");
+
+  for (int round = 1; round <= 2; ++round) {
+    road.cut();
+    run_until(loop, [&] { return a.num_links == 1 + round && b.num_links == 1 + round; });
+  }
+  test::RawClient late = test::RawClient::modern(keeper.port());
+  late.send({.op = wire::Op::kAdd, .key = "/n", .number = 1});
+  idle.send({.op = wire::Op::kGet, .key = "/n"});
+  for (const test::RawClient* client : {&waiting, &late, &idle}) {
+    char byte = 0;
+    REQUIRE(::recv(client->fd(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) == -1);
+  }
+
+  REQUIRE(::prlimit(pid, RLIMIT_FSIZE, &limit, nullptr) == 0);
+  (void)keeper.daemon().wait_for_line("there is room again");
+  REQUIRE(test::number_from(waiting) == 1);
+  REQUIRE(test::number_from(late) == 2);
+  REQUIRE(test::number_from(idle) == 1);  // the length of it
+  a.client->finished(0);
+  b.client->finished(0);
+  run_until(loop, [&] { return a.closed && b.closed; });
+  REQUIRE(a.closed->cause.kind == membership::Cause::Kind::kSucceeded);
+  REQUIRE(a.over.empty());
+  REQUIRE_FALSE(a.lost);
+  REQUIRE_FALSE(b.lost);
 }

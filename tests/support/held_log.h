@@ -22,7 +22,10 @@ class HeldLog final : public net::StateLog, public journal::Recorder {
     keeper_->go_on();
   }
   /// What is to be recorded does not fit, until sync().
-  void fill() { full_ = dirty_ = true; }
+  void fill() {
+    full_ = dirty_ = true;
+    keeper_->held_up();
+  }
 
   void set(std::string_view, std::string_view) override { dirty_ = true; }
   void append(std::string_view, std::string_view) override { dirty_ = true; }
@@ -31,6 +34,7 @@ class HeldLog final : public net::StateLog, public journal::Recorder {
   void pop(std::string_view) override { dirty_ = true; }
   void job(std::string_view, const JobRecord&) override { dirty_ = true; }
   void job_finished(std::string_view, const membership::NodeId&) override { dirty_ = true; }
+  void job_left(std::string_view, const membership::NodeId&) override { dirty_ = true; }
   void job_forgotten(std::string_view) override { dirty_ = true; }
 
  private:

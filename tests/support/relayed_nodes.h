@@ -93,6 +93,9 @@ class RelayedNodes {
       if (node.relay->next(message)) {
         if (const auto* bytes = std::get_if<control::StoreBytes>(&message)) node.last_sender = bytes->channel;
         const std::string broken = stores_->receive(number, member(number), coded(message));
+        for (const auto& [to, refused] : stores_->take_refused())
+          if (const auto said = nodes_[to].relay->receive(refused); !said && nodes_[to].error.empty())
+            nodes_[to].error = said.error().message;
         if (!broken.empty()) FAIL(broken);
         any = true;
         ++done;

@@ -99,12 +99,16 @@ TEST_CASE("a record is what its bytes say, and other bytes are none") {
   record.world = {3, 2, {{{1, 2}, "n1", "m", "r", 4, 2, 0, 0, 2}}, {"10.0.0.4", "fd00::4"}, 4711};
   record.finished = {{1, 2}};
   record.excluded = {{"m", 30ms}};
+  record.known = {{3, 4}, {5, 6}};
+  record.gone = {{1, 2}};
   record.ending = {membership::Cause::Kind::kWorkerFailed, "n1", 0, 1, 9, "killed"};
   std::string bytes;
   encode(record, bytes);
   REQUIRE(decode_job(bytes) == record);
+  // An older record has neither of the two lists.
+  const std::size_t older = bytes.size() - 2 * sizeof(std::uint64_t) - 3 * sizeof(membership::NodeId);
   for (std::size_t size = 0; size < bytes.size(); ++size)
-    REQUIRE_FALSE(decode_job(std::string_view(bytes).substr(0, size)));
+    REQUIRE(decode_job(std::string_view(bytes).substr(0, size)).has_value() == (size == older));
   REQUIRE_FALSE(decode_job(bytes + "x"));
   record.phase = Phase::kRunning;
   record.world.slots.clear();
@@ -235,6 +239,58 @@ TEST_CASE("an agent that was away when its job ended is told how, and begins no 
   REQUIRE(t.jobs->find_round("job") == nullptr);
   t.crash();
   REQUIRE(t.jobs->find_round("job") == nullptr);  // forgotten for good
+}
+
+TEST_CASE(
+    "whoever took part hears how its job ended from another process too, and no stranger begins it anew") {
+  Table t;
+  for (const std::uint64_t node : {1, 2, 3}) t.join(node, 1);  // two of them wait as spares
+  t.say(1, control::WorkerFailed{0, 0, 9, false, false, "no use"});
+  REQUIRE(t.told<control::Closed>(2).size() == 1);
+  t.jobs->disconnected(3, "eof", t.now, t.effects);
+  t.crash();
+  t.join(4, 1);
+  REQUIRE(t.told<control::Refused>(4).size() == 1);
+  REQUIRE(t.told<control::Refused>(4)[0].reason == control::Refused::Reason::kOver);
+  REQUIRE_THAT(t.told<control::Refused>(4)[0].text, Catch::Contains("the job is over: "));
+  t.crash();  // what it keeps is kept again
+  for (const std::uint64_t node : {2, 3}) {
+    t.join(node, 1);
+    REQUIRE(t.told<control::Closed>(node).size() == 1);
+    REQUIRE(t.told<control::Assignment>(node).empty());
+  }
+  t.say(2, control::Leave{"done"});
+  t.say(3, control::Leave{"done"});
+  t.join(4, 1);  // the first node is expected yet
+  REQUIRE(t.told<control::Refused>(4).size() == 1);
+  t.pass(kGrace);
+  t.jobs->disconnected(4, "refused", t.now, t.effects);
+  t.join(5, 1);
+  REQUIRE(t.told<control::Assignment>(5).size() == 1);
+}
+
+TEST_CASE(
+    "a job over whose agents had all gone gives way to a new one of its name, also in another process") {
+  Table t;
+  t.join(1, 2);
+  t.join(2, 2);
+  t.jobs->disconnected(2, "reset", t.now,
+                       t.effects);  // it may have been cut off: the job is remembered for it
+  t.say(1, control::Ready{0, 1});
+  t.say(1, control::Stop{0, "enough", false});
+  t.jobs->disconnected(1, "eof", t.now, t.effects);
+  REQUIRE(t.round().phase == Phase::kClosed);
+  t.crash();
+  SECTION("who was away hears of its end") {
+    t.join(2, 2, 0);
+    REQUIRE(t.told<control::Closed>(2).size() == 1);
+  }
+  SECTION("strangers take the name") {
+    t.join(3, 2);
+    t.join(4, 2);
+    REQUIRE(t.told<control::Assignment>(3).size() == 1);
+    REQUIRE(t.told<control::Assignment>(3)[0].generation == 1);
+  }
 }
 
 TEST_CASE("a job that nobody comes back to is forgotten after the grace") {

@@ -199,16 +199,38 @@ TEST_CASE("a job whose agents were cut off is remembered for them, and a new one
   REQUIRE(t.jobs.num_jobs() == 0);
 }
 
-TEST_CASE("a stall of the coordinator is no silence of its agents") {
-  Table t{JobsOptions{}};
+TEST_CASE("who is refused is not listened to until it hears of it, and its repetitions take no memory") {
+  Table t;
   t.join(1, "a", 1, 2);
-  const Instant late = t.now + 1min;
-  t.jobs.forgive(1min, late);
+  control::Join join;
+  join.settings.min_nodes = join.settings.max_nodes = 3;
+  t.jobs.connected(2, "a", "127.0.0.1");
   t.effects.clear();
-  t.jobs.advance(late, t.effects);
-  REQUIRE_FALSE(t.told<control::Refused>(1));
-  t.jobs.advance(late + 1min, t.effects);
-  REQUIRE(t.told<control::Refused>(1)->reason == control::Refused::Reason::kLost);
+  for (int i = 0; i < 1000; ++i) {
+    t.jobs.receive(1, join, t.now, t.effects);
+    t.jobs.receive(2, join, t.now, t.effects);
+    t.jobs.receive(1, control::WorkerFailed{0, 0, 1, true, false, "x"}, t.now, t.effects);
+  }
+  REQUIRE(t.effects.deliveries.size() <= 3);  // one refusal each, and perhaps a reason
+  REQUIRE(t.effects.log.size() <= 1);
+  t.jobs.receive(1, control::Heartbeat{}, t.now, t.effects);
+  REQUIRE(t.effects.heartbeats == std::vector<ConnectionId>{1});
+}
+
+TEST_CASE("deliveries to connections that are gone do not pile up, and the others stay in order") {
+  JobsEffects effects;
+  std::size_t most = 0;
+  for (ConnectionId id = 1; id <= 10'000; ++id) {
+    effects.deliveries.push_back({{id}, control::Heartbeat{}, false});
+    if (id % 1000 == 0) continue;
+    effects.forget(id);
+    most = std::max(most, effects.deliveries.size());
+  }
+  REQUIRE(most < 3 * JobsEffects::kMinForgotten);
+  std::vector<ConnectionId> left;
+  for (const Delivery& each : effects.deliveries)
+    if (each.to.front() % 1000 == 0) left.push_back(each.to.front());
+  REQUIRE(left == std::vector<ConnectionId>{1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, 10'000});
 }
 
 TEST_CASE("a new job under the name of one that is over begins after its last generation") {

@@ -29,6 +29,9 @@ class Heard final : public journal::Recorder {
   void job_finished(std::string_view name, const membership::NodeId& node) override {
     say("finished", name, to_text(node));
   }
+  void job_left(std::string_view name, const membership::NodeId& node) override {
+    say("left", name, to_text(node));
+  }
   void job_forgotten(std::string_view name) override { say("forgotten", name); }
 
   std::vector<std::string> words;

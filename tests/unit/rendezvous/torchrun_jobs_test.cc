@@ -22,13 +22,14 @@ TorchrunJobs started() {
 }  // namespace
 
 TEST_CASE("a torchrun job's keys are its state and those of its rounds, whatever other jobs are called") {
-  REQUIRE(TorchrunJobs::belongs(kA, kA));
-  REQUIRE(TorchrunJobs::belongs(kA + ".0/MASTER_ADDR", kA));
-  REQUIRE(TorchrunJobs::belongs(kA + ".12/torchelastic/role_info/0", kA));
+  for (const char* own : {"", ".0/MASTER_ADDR", ".12/torchelastic/role_info/0", ".0/a/b.1/c"})
+    REQUIRE(TorchrunJobs::state_of(kA + own) == kA);
   for (const char* other : {".0", ".0.1/x", "b", "b.0/x", "./x", ".x/0", ".0x/y", "/x"})
-    REQUIRE_FALSE(TorchrunJobs::belongs(kA + other, kA));
-  REQUIRE_FALSE(TorchrunJobs::belongs("/default_pg/0//x", kA));
-  REQUIRE(TorchrunJobs::belongs(kA + ".0.1/x", kA + ".0"));  // of the job "a.0"
+    REQUIRE(TorchrunJobs::state_of(kA + other) != kA);
+  for (const char* none :
+       {"/default_pg/0//x", "/torch.rendezvous.", "/torch.rendezvous.0/x", "/torch.rendezvous./x", ""})
+    REQUIRE(TorchrunJobs::state_of(none).empty());
+  REQUIRE(TorchrunJobs::state_of(kA + ".0.1/x") == kA + ".0");  // of the job "a.0"
   REQUIRE(TorchrunJobs::is_state(kA));
   REQUIRE(TorchrunJobs::is_state(kA + ".0"));
   for (const char* key : {"/torch.rendezvous.", "/torch.rendezvous.a.0/x", "torch.rendezvous.a", "/x"})
@@ -84,7 +85,24 @@ TEST_CASE("with a torchrun job go its keys and nobody else's") {
   Effects effects;
   for (const std::string& key : {kA, kA + ".0/x", kA + ".1/y", kA + "b", kA + ".0", std::string("/z")})
     core.set(key, "v", effects);
-  REQUIRE(core.drop_torchrun_job(kA, effects) == 3);
+  core.set("/torch.rendezvous.c", "v", effects);
+  REQUIRE(core.drop_torchrun_jobs({kA, "/torch.rendezvous.none", "/torch.rendezvous.c"}, effects) ==
+          std::vector<std::size_t>{3, 0, 1});
   REQUIRE(core.keys().size() == 3);
   for (const std::string& key : {kA + "b", kA + ".0", std::string("/z")}) REQUIRE(core.keys().contains(key));
+}
+
+TEST_CASE("of very many deserted torchrun jobs the first are due at once") {
+  TorchrunJobs jobs = started();
+  const auto name = [](std::size_t i) { return "/torch.rendezvous.j" + std::to_string(i); };
+  for (std::size_t i = 0; i < TorchrunJobs::kMaxDeserted + 3; ++i) {
+    jobs.took_part(1, name(i));
+    jobs.gone(1);
+    jobs.settle(kNow + std::chrono::seconds(i), 24h);
+  }
+  REQUIRE(jobs.next_deadline() < kNow);
+  jobs.took_part(1, name(1));  // it has an agent again
+  REQUIRE(jobs.take_due(kNow) == States{name(0), name(2)});
+  REQUIRE(jobs.next_deadline() == kNow + 24h + 3s);
+  REQUIRE(jobs.take_due(kNow + 100h).size() == TorchrunJobs::kMaxDeserted);
 }

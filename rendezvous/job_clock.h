@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// JobClock: the time by which a coordinator judges its agents: the steady clock without what was no fault of
+// theirs, namely while nothing could be recorded (then it stands still) and while the process did not run
+// (that is skipped). All that Jobs is told comes from one of these, so that no deadline is forgotten where
+// time is forgiven. Pure; owned by a ControlServer; one thread. Nothing here fails.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "rendezvous/base/clock.h"
+
+namespace muster {
+
+class JobClock {
+ public:
+  [[nodiscard]] Instant now(Instant real) const {
+    return (stopped_at_ ? std::min(real, *stopped_at_) : real) - skipped_;
+  }
+  /// When it will be so late; max: never, or not before it goes on.
+  [[nodiscard]] Instant real(Instant time) const {
+    return stopped_at_ || time == Instant::max() ? Instant::max() : time + skipped_;
+  }
+
+  void stop(Instant real) {
+    if (!stopped_at_) stopped_at_ = real;
+  }
+  void go_on(Instant real) {
+    if (stopped_at_ && real > *stopped_at_) skipped_ += real - *stopped_at_;
+    stopped_at_.reset();
+  }
+  /// So much until now did not happen.
+  void skip(Instant::duration time) {
+    if (!stopped_at_) skipped_ += time;
+  }
+
+  /// The process ran at `last`, and is late for what was due at `due`. How long it did not run is not known:
+  /// at least since then, and at most since `last`. Twice what is certain, which leaves agents that had
+  /// nearly no time left some of it.
+  [[nodiscard]] static Instant::duration frozen(Instant last, Instant due, Instant now) {
+    return std::max(now - due, std::min(now - last, 2 * (now - due)));
+  }
+
+ private:
+  std::optional<Instant> stopped_at_;
+  Instant::duration skipped_{0};
+};
+
+}  // namespace muster
