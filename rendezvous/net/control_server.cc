@@ -40,6 +40,17 @@ void ControlServer::Impl::start() {
     jobs_.restore(name, record, now, options_.restart_grace, effects_);
   options_.state->saved().jobs.clear();
   jobs_.record_to(&options_.state->recorder());
+  if (options_.state->keeps_hosted()) {
+    stores_.record_to(&options_.state->recorder(), auth::random_node_id().low | 1);
+    for (auto& [instance, saved] : std::exchange(options_.state->saved().hosted, {})) {
+      const membership::Round* round = jobs_.find_round(saved.job);
+      if (round != nullptr && round->phase == membership::Phase::kRunning &&
+          round->world.generation == saved.generation)
+        stores_.restore(instance, std::move(saved));
+      else
+        options_.state->recorder().hosted_ended(instance);
+    }
+  }
   options_.state->attach(*this);
   finish_turn();
 }
@@ -158,7 +169,7 @@ void ControlServer::Impl::on_bytes(ConnectionId id, Connection& connection, std:
     ControlPeer::Step step = peer.next(bytes, house);
     if (step.need_more) break;
     if (step.message) ++stats_.num_messages;
-    if (step.message && parked_.has_to_wait(id, *step.message, stalled())) {
+    if (step.message && parked_.has_to_wait(id, *step.message, stalled(), keeps_stores())) {
       parked_.park(id, *std::move(step.message));
       continue;
     }

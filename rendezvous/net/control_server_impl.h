@@ -33,7 +33,10 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   [[nodiscard]] ControlServerStats stats() const;
   [[nodiscard]] const Jobs& jobs() const { return jobs_; }
 
-  void describe(journal::Recorder& to) const override { jobs_.describe(to, SteadyClock::now()); }
+  void describe(journal::Recorder& to) const override {
+    jobs_.describe(to, SteadyClock::now());
+    stores_.describe(to);
+  }
   void committed() override { finish_turn(); }
   void go_on() override;
 
@@ -60,6 +63,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   void linger(ConnectionId id, Connection& connection);
   // What is not on the disk is told to nobody.
   [[nodiscard]] bool held() const { return options_.state && options_.state->dirty(); }
+  [[nodiscard]] bool keeps_stores() const { return options_.state && options_.state->keeps_hosted(); }
   void pass_heartbeats();
   void apply();
   void carry_out(const Delivery& delivery);

@@ -33,8 +33,10 @@ class ParkedMessages {
   };
 
   /// Whether this message has to wait. A heartbeat is no change, and whoever joins anew only takes its place
-  /// again; beyond that nothing overtakes what the same agent said before.
-  [[nodiscard]] bool has_to_wait(ConnectionId from, const control::Message& message, bool stalled) const;
+  /// again; beyond that nothing overtakes what the same agent said before. `keeps_stores`: what changes the
+  /// workers' stores has to be recorded too.
+  [[nodiscard]] bool has_to_wait(ConnectionId from, const control::Message& message, bool stalled,
+                                 bool keeps_stores) const;
   void park(ConnectionId from, control::Message message);
   /// Behind what it said.
   void park_end(ConnectionId from, std::string why, membership::Break how = membership::Break::kEnd);

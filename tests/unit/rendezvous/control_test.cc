@@ -50,12 +50,12 @@ std::vector<Message> one_of_each() {
           Report{7, "n1", 0, std::string("\0\xff", 2)},
           Leave{"done"},
           Stop{130, "SIGINT", true},
-          StoreAttach{3, 77, 2},
-          StoreAttached{3, 77, 65536},
+          StoreAttach{3, 77, 2, true},
+          StoreAttached{3, 77, 65536, 78},
           StoreRefused{3, "generation 3 is over"},
-          StoreOpen{9, 1234567890123},
-          StoreBytes{9, 5, true, std::string("\0\xff", 2)},
-          StoreCredit{9, 6},
+          StoreOpen{9, 1234567890123, 78, 55},
+          StoreBytes{9, 5, true, std::string("\0\xff", 2), 4},
+          StoreCredit{9, 6, 5, true},
           StoreClose{9, "GET while it waits"},
           Clock{1, 2, std::int64_t{3} << 40}};
 }
