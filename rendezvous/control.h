@@ -232,7 +232,7 @@ struct StoreOpen {
   std::uint32_t channel = 0;
   std::uint64_t received = 0;     ///< bytes of answers
   std::uint64_t incarnation = 0;  ///< in which they were; 0: nothing was ever said
-  std::uint64_t answered = 0;     ///< bytes of requests that were done and answered: they cannot be said again
+  std::uint64_t answered = 0;  ///< bytes of requests that were done and answered: they cannot be said again
 
   friend bool operator==(const StoreOpen&, const StoreOpen&) = default;
 };

@@ -25,6 +25,9 @@ const StoreCore* HostedStores::find(std::string_view job) const {
 std::string HostedStores::receive(ConnectionId from, const std::optional<Membership>& member,
                                   const control::Message& message) {
   if (const auto* request = std::get_if<control::StoreAttach>(&message)) {
+    if (request->num_channels > 4 * options_.max_channels)
+      return fmt::format("it has {} channels, the limit is {} (--max-store-channels)", request->num_channels,
+                         options_.max_channels);
     attach(from, member, *request);
     return {};
   }

@@ -112,7 +112,7 @@ class HostedStores {
   HostedStoresOptions options_;
   std::uint64_t next_instance_;
   HostedRecorder* recorder_ = nullptr;
-  std::uint64_t incarnation_ = 0;  // 0: there is no recorder
+  std::uint64_t incarnation_ = 0;                                      // 0: there is no recorder
   std::map<std::string, std::unique_ptr<Store>, std::less<>> stores_;  // by job
   std::unordered_map<ConnectionId, Mount*> mounts_;
   std::vector<std::pair<ConnectionId, control::StoreRefused>> refused_;

@@ -57,12 +57,12 @@ struct StoreRelay::Worker {
   std::uint64_t asked_end = 0;
   std::uint64_t cancel_end = 0;  // of the last CANCEL_WAIT
   AnswerPrefix answer;           // to that request
-  std::string out;             // for the worker, from taken
-  std::size_t taken = 0;       // of out
-  std::size_t unconsumed = 0;  // of the stream: still in out
-  std::string wait;            // key in waits_, where it owns or has joined one
-  std::string held;            // a request that came while it waits, for afterwards
-  WorkerId leader = 0;         // while kFollowing
+  std::string out;               // for the worker, from taken
+  std::size_t taken = 0;         // of out
+  std::size_t unconsumed = 0;    // of the stream: still in out
+  std::string wait;              // key in waits_, where it owns or has joined one
+  std::string held;              // a request that came while it waits, for afterwards
+  WorkerId leader = 0;           // while kFollowing
   std::vector<WorkerId> followers;
   std::string reason;  // it is to be closed
   bool paused = false;

@@ -123,8 +123,8 @@ class StoreRelay {
   std::size_t window_ = 0;
   std::uint64_t instance_ = 0;
   std::uint64_t incarnation_ = 0;  // of the store; 0: it ends with the coordinator's process
-  bool connected_ = false;  // attached on the present connection
-  bool attaching_ = false;  // asked for, and not answered yet
+  bool connected_ = false;         // attached on the present connection
+  bool attaching_ = false;         // asked for, and not answered yet
   bool given_up_ = false;
   std::unordered_map<WorkerId, std::unique_ptr<Worker>> workers_;
   WorkerId next_worker_ = 1;

@@ -14,8 +14,8 @@ constexpr std::size_t kEntryBytes = sizeof(ParkedMessages::Entry);
 bool ParkedMessages::has_to_wait(ConnectionId from, const control::Message& message, bool stalled,
                                  bool keeps_stores) const {
   if (std::holds_alternative<control::Heartbeat>(message)) return false;
-  return bytes_.contains(from) ||
-         (stalled && !std::holds_alternative<control::Join>(message) && (keeps_stores || !control::is_about_store(message)));
+  return bytes_.contains(from) || (stalled && !std::holds_alternative<control::Join>(message) &&
+                                   (keeps_stores || !control::is_about_store(message)));
 }
 
 void ParkedMessages::park(ConnectionId from, control::Message message) {

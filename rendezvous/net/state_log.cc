@@ -184,9 +184,10 @@ Result<std::shared_ptr<StateLog>> StateLog::open(boost::asio::io_context& loop,
   SavedState saved;
   MUSTER_TRY(LogFile::Opened opened, LogFile::open(options.directory, saved));
   if (!opened.remark.empty()) log.warning(opened.remark);
-  log.info(fmt::format("state log {}: {} bytes in {} frames; {} keys, {} jobs and {} hosted stores are as before",
-                       opened.file.path(), opened.file.size(), opened.num_frames, saved.store.keys().size(),
-                       saved.jobs.size(), saved.hosted.size()));
+  log.info(
+      fmt::format("state log {}: {} bytes in {} frames; {} keys, {} jobs and {} hosted stores are as before",
+                  opened.file.path(), opened.file.size(), opened.num_frames, saved.store.keys().size(),
+                  saved.jobs.size(), saved.hosted.size()));
   return std::make_shared<LoopStateLog>(loop, options, log, std::move(opened), std::move(saved));
 }
 

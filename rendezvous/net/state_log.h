@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // StateLog: what musterd must not forget, on its way to the disk. The store's core, the jobs and the hosted
-// stores record every change here; at the end of the loop's turn all of them are written and synced at once, and only then may
-// anything be sent that could tell of them: servers ask dirty() before they send, and go on in committed().
-// One loop, one thread; the sync blocks the loop, which gathers the next turn's requests meanwhile. Failure:
-// while the disk is full nothing is acknowledged and nothing is lost; it says so, and tries again once in
-// retry_interval, for no kernel tells of room. A failed sync is final: `failed` is called, and the owner has
-// to stop.
+// stores record every change here; at the end of the loop's turn all of them are written and synced at once,
+// and only then may anything be sent that could tell of them: servers ask dirty() before they send, and go on
+// in committed(). One loop, one thread; the sync blocks the loop, which gathers the next turn's requests
+// meanwhile. Failure: while the disk is full nothing is acknowledged and nothing is lost; it says so, and
+// tries again once in retry_interval, for no kernel tells of room. A failed sync is final: `failed` is
+// called, and the owner has to stop.
 #pragma once
 
 #include <functional>

@@ -58,8 +58,7 @@ class RelayedNodes {
 
   enum class Log { kNone, kKept };
 
-  explicit RelayedNodes(std::size_t count, const HostedStoresOptions& options = small(),
-                        Log log = Log::kNone)
+  explicit RelayedNodes(std::size_t count, const HostedStoresOptions& options = small(), Log log = Log::kNone)
       : options_(options), kept_(log == Log::kKept) {
     start_coordinator();
     nodes_.resize(count);

@@ -124,14 +124,13 @@ TEST_CASE("what a log was told it tells again, in order") {
   const Log log = example();
   const auto replayed = journal::replay(log.bytes, heard);
   REQUIRE(replayed == journal::Replayed{End::kClean, log.bytes.size(), 6, ""});
-  REQUIRE(heard.words == std::vector<std::string>{"set /k value", "set /n 1", "append /k  and more",
-                                                  "push /q one", "job train ", "push /q two", "pop /q ",
-                                                  "erase /n ",
-                                                  "finished train 00000000000000010000000000000002",
-                                                  "forgotten old ", "set /last " + std::string(700, 'x'),
-                                                  "99 began train 7", "99 changed 1 /n 5", "99 changed 5 /q ",
-                                                  "99 done 2 3 41 five -", "99 done 2 4 42  /b",
-                                                  "99 gone 2 3 ", "ended 98 "});
+  REQUIRE(heard.words ==
+          std::vector<std::string>{"set /k value", "set /n 1", "append /k  and more", "push /q one",
+                                   "job train ", "push /q two", "pop /q ", "erase /n ",
+                                   "finished train 00000000000000010000000000000002", "forgotten old ",
+                                   "set /last " + std::string(700, 'x'), "99 began train 7",
+                                   "99 changed 1 /n 5", "99 changed 5 /q ", "99 done 2 3 41 five -",
+                                   "99 done 2 4 42  /b", "99 gone 2 3 ", "ended 98 "});
   REQUIRE(heard.jobs == std::vector{some_job()});
 }
 
