@@ -161,8 +161,9 @@ TEST_CASE("other protocols are recognised by their first bytes") {
 TEST_CASE("the version is one that both speak") {
   REQUIRE(choose_version({1, 1}) == 0);
   REQUIRE(choose_version({2, 2}) == 0);
-  REQUIRE(choose_version({3, 3}) == 3);
-  REQUIRE(choose_version({1, 9}) == 3);
-  REQUIRE(choose_version({4, 9}) == 0);
+  REQUIRE(choose_version({3, 3}) == 0);
+  REQUIRE(choose_version({4, 4}) == 4);
+  REQUIRE(choose_version({1, 9}) == 4);
+  REQUIRE(choose_version({5, 9}) == 0);
   REQUIRE(choose_version({0, 0}) == 0);
 }
