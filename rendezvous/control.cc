@@ -113,11 +113,11 @@ void fields(Archive& io, Stop& m) {
 }
 template <class Archive>
 void fields(Archive& io, StoreAttach& m) {
-  io(m.generation, m.instance, m.num_channels);
+  io(m.generation, m.instance, m.num_channels, m.lost);
 }
 template <class Archive>
 void fields(Archive& io, StoreAttached& m) {
-  io(m.generation, m.instance, m.window_bytes);
+  io(m.generation, m.instance, m.window_bytes, m.incarnation);
 }
 template <class Archive>
 void fields(Archive& io, StoreRefused& m) {
@@ -125,15 +125,15 @@ void fields(Archive& io, StoreRefused& m) {
 }
 template <class Archive>
 void fields(Archive& io, StoreOpen& m) {
-  io(m.channel, m.received);
+  io(m.channel, m.received, m.incarnation, m.answered);
 }
 template <class Archive>
 void fields(Archive& io, StoreBytes& m) {
-  io(m.channel, m.consumed, m.whole, m.bytes);
+  io(m.channel, m.consumed, m.whole, m.bytes, m.done);
 }
 template <class Archive>
 void fields(Archive& io, StoreCredit& m) {
-  io(m.channel, m.consumed);
+  io(m.channel, m.consumed, m.done, m.anew);
 }
 template <class Archive>
 void fields(Archive& io, StoreClose& m) {

@@ -15,7 +15,9 @@
 //
 // The workers' store may be the coordinator's (--store-proxy). Each worker is a channel then, two streams of
 // bytes with a window each: requests as wire.h's kRelayed one way, answers the other. After a new connection
-// both sides go on where the other one has got to: nothing is lost or done twice.
+// both sides go on where the other one has got to: nothing is lost or done twice. Where the coordinator is
+// another process that has the store from its state log, it knows of each channel what was done, no bytes:
+// the agent says again what comes after that, and the answers begin anew.
 //   StoreAttach, StoreOpen, StoreBytes*, StoreCredit*, StoreClose ->
 //                                <-  StoreAttached or StoreRefused, StoreBytes*, StoreCredit*, StoreClose
 #pragma once
@@ -206,6 +208,8 @@ struct StoreAttach {
   std::uint64_t instance =
       0;  ///< the store of StoreAttached; 0: not known yet. One that is gone: GenerationOver
   std::uint32_t num_channels = 0;  ///< so many StoreOpen follow, and other channels are gone
+  /// What a worker was told cannot be continued: the generation has to end.
+  bool lost = false;
 
   friend bool operator==(const StoreAttach&, const StoreAttach&) = default;
 };
@@ -213,6 +217,8 @@ struct StoreAttached {
   std::int64_t generation = 0;
   std::uint64_t instance = 0;      ///< random: no other store has it
   std::uint32_t window_bytes = 0;  ///< of a channel, each way: sent and not consumed
+  /// Of the store's life in this process, random; 0: it ends with the process.
+  std::uint64_t incarnation = 0;
 
   friend bool operator==(const StoreAttached&, const StoreAttached&) = default;
 };
@@ -226,7 +232,9 @@ struct StoreRefused {
 /// StoreClose. There the credit counts what was received, and makes no room in the window.
 struct StoreOpen {
   std::uint32_t channel = 0;
-  std::uint64_t received = 0;  ///< bytes of answers
+  std::uint64_t received = 0;     ///< bytes of answers
+  std::uint64_t incarnation = 0;  ///< in which they were; 0: nothing was ever said
+  std::uint64_t answered = 0;  ///< bytes of requests that were done and answered: they cannot be said again
 
   friend bool operator==(const StoreOpen&, const StoreOpen&) = default;
 };
@@ -236,13 +244,18 @@ struct StoreBytes {
   std::uint64_t consumed = 0;  ///< as in StoreCredit
   bool whole = false;          ///< answers: nothing of what was asked for is left behind these
   std::string bytes;
+  std::uint64_t done = 0;  ///< as in StoreCredit
 
   friend bool operator==(const StoreBytes&, const StoreBytes&) = default;
 };
 /// Both ways.
 struct StoreCredit {
   std::uint32_t channel = 0;
-  std::uint64_t consumed = 0;  ///< bytes since the channel's beginning: they need not be kept any more
+  std::uint64_t consumed = 0;  ///< bytes since the channel's beginning
+  /// Of the requests in these bytes: what is before need not be kept for another process. Coordinator only.
+  std::uint64_t done = 0;
+  /// The channel begins anew: requests at `consumed`, which is no credit, and answers at 0.
+  bool anew = false;
 
   friend bool operator==(const StoreCredit&, const StoreCredit&) = default;
 };

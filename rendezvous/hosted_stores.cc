@@ -6,50 +6,9 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/hosted_channel.h"
+
 namespace muster {
-
-struct HostedStores::Channel {
-  Channel(Mount& on, std::uint32_t its_number, ClientId id, StoreCore& core,
-          const HostedStoresOptions& options)
-      : mount(on),
-        number(its_number),
-        client(id),
-        session(id, core, options.limits),
-        stream(options.window_bytes) {}
-
-  Mount& mount;
-  std::uint32_t number;
-  ClientId client;
-  Session session;
-  StoreStream stream;
-  std::string input;  // left alone until the answers before it are read
-  bool in_turn = false;
-  bool confirmed = true;  // the agent has said that it still has it
-  std::size_t buffered_bytes = 0;
-};
-
-/// What one agent has of a store.
-struct HostedStores::Mount {
-  explicit Mount(Store& of) : store(of) {}
-
-  Store& store;
-  std::optional<ConnectionId> connection;
-  std::unordered_map<std::uint32_t, std::unique_ptr<Channel>> channels;
-  std::uint32_t highest = 0;      // number of a channel there ever was
-  std::uint32_t num_awaited = 0;  // channels of an earlier connection that are still to be named
-  std::deque<control::Message> urgent;
-  std::deque<std::uint32_t> turns;  // channels with something to send
-};
-
-struct HostedStores::Store {
-  std::string job;
-  std::int64_t generation = 0;
-  std::uint64_t instance = 0;
-  StoreCore core;  // outlives the sessions
-  std::unordered_map<ClientId, Channel*> clients;
-  ClientId next_client = 0;
-  std::unordered_map<membership::NodeId, std::unique_ptr<Mount>, membership::NodeIdHash> mounts;
-};
 
 HostedStores::HostedStores(const HostedStoresOptions& options, std::uint64_t first_instance)
     : options_(options), next_instance_(first_instance) {
@@ -67,6 +26,9 @@ const StoreCore* HostedStores::find(std::string_view job) const {
 std::string HostedStores::receive(ConnectionId from, const std::optional<Membership>& member,
                                   const control::Message& message) {
   if (const auto* request = std::get_if<control::StoreAttach>(&message)) {
+    if (request->num_channels > 4 * options_.max_channels)
+      return fmt::format("it has {} channels, the limit is {} (--max-store-channels)", request->num_channels,
+                         options_.max_channels);
     attach(from, member, *request);
     return {};
   }
@@ -80,7 +42,7 @@ std::string HostedStores::receive(ConnectionId from, const std::optional<Members
   if (const auto* request = std::get_if<control::StoreCredit>(&message))
     return bytes(mount, {request->channel, request->consumed, false, {}});
   if (const auto* request = std::get_if<control::StoreClose>(&message)) {
-    remove(mount, request->channel);
+    forget(mount, request->channel);
     say(mount, control::StoreClose{request->channel, {}});
     return {};
   }
@@ -101,7 +63,8 @@ void HostedStores::attach(ConnectionId from, const std::optional<Membership>& me
     }
     if (found != stores_.end()) store = found->second.get();
   }
-  if (refusal.empty() && attach.instance != 0 && (store == nullptr || store->instance != attach.instance)) {
+  const bool gone = attach.instance != 0 && (store == nullptr || store->instance != attach.instance);
+  if (refusal.empty() && (gone || attach.lost)) {
     lost_ = member;
     return;
   }
@@ -116,67 +79,84 @@ void HostedStores::attach(ConnectionId from, const std::optional<Membership>& me
     fresh->generation = attach.generation;
     fresh->instance = next_instance_++;
     store = stores_.emplace(member->job, std::move(fresh)).first->second.get();
+    if (recorder_ != nullptr) recorder_->hosted_began(store->job, store->generation, store->instance);
+    record(*store);
   }
-  auto& mount = store->mounts[member->node];
-  if (!mount) mount = std::make_unique<Mount>(*store);
-  detach(*mount);
-  mount->connection = from;
-  mounts_[from] = mount.get();
-  mount->num_awaited = attach.num_channels;
-  std::vector<std::uint32_t> gone;
-  for (auto& [number, channel] : mount->channels) {
-    channel->confirmed = false;
-    if (attach.num_channels == 0) gone.push_back(number);
-  }
-  for (const std::uint32_t number : gone) remove(*mount, number);
-  say(*mount, control::StoreAttached{attach.generation, store->instance,
-                                     static_cast<std::uint32_t>(options_.window_bytes)});
+  Mount& mount = store->mount_of(member->node);
+  detach(mount);
+  mount.connection = from;
+  mounts_[from] = &mount;
+  mount.num_awaited = attach.num_channels;
+  mount.named.clear();
+  for (auto& [number, channel] : mount.channels) channel->confirmed = false;
+  if (mount.num_awaited == 0) forget_unnamed(mount);
+  say(mount, control::StoreAttached{attach.generation, store->instance,
+                                    static_cast<std::uint32_t>(options_.window_bytes), incarnation_});
 }
 
 std::string HostedStores::open(Mount& mount, const control::StoreOpen& open) {
   const bool again = mount.num_awaited > 0;
+  if (again) mount.named.push_back(open.channel);
   const auto found = mount.channels.find(open.channel);
-  if (found != mount.channels.end()) {
+  if (again && open.incarnation != incarnation_) {
+    if (std::string error = begin_anew(mount, open); !error.empty()) return error;
+  } else if (found != mount.channels.end()) {
     Channel& channel = *found->second;
     if (!again || channel.confirmed) return fmt::format("channel {} is opened twice", open.channel);
     if (!channel.stream.resume(open.received))
       return fmt::format("channel {} cannot have received {} bytes", open.channel, open.received);
+    channel.stream.forget(open.received);
     channel.confirmed = true;
-    say(mount, control::StoreCredit{open.channel, channel.stream.received()});
+    say(mount, control::StoreCredit{open.channel, channel.stream.received(), tell_done(channel)});
     make_ready(channel);
   } else if (open.channel <= mount.highest) {
     say(mount, control::StoreClose{open.channel, {}});
   } else if (open.received > 0) {
     return fmt::format("channel {} is new and has received {} bytes", open.channel, open.received);
-  } else if (mount.channels.size() >= options_.max_channels) {
-    mount.highest = open.channel;
-    say(mount, control::StoreClose{open.channel,
-                                   fmt::format("this node has {} connections to the store, the limit is {} "
-                                               "(--max-store-channels)",
-                                               mount.channels.size(), options_.max_channels)});
-  } else if (Store& store = mount.store; store.clients.size() >= options_.limits.store.job.max_connections) {
-    mount.highest = open.channel;
-    say(mount,
-        control::StoreClose{open.channel,
-                            fmt::format("the job has {} connections to its store, the limit is {} "
-                                        "(--max-job-connections)",
-                                        store.clients.size(), options_.limits.store.job.max_connections)});
   } else {
     mount.highest = open.channel;
-    const ClientId client = store.next_client++;
-    auto channel = std::make_unique<Channel>(mount, open.channel, client, store.core, options_);
-    store.clients.emplace(client, channel.get());
-    mount.channels.emplace(open.channel, std::move(channel));
-    ++num_channels_;
-    if (again) say(mount, control::StoreCredit{open.channel, 0});
+    if (!refuse_surplus(mount, open.channel)) {
+      create(mount, open.channel, 0);
+      if (again) say(mount, control::StoreCredit{open.channel});
+    }
   }
-  if (again && --mount.num_awaited == 0) {
-    std::vector<std::uint32_t> gone;
-    for (const auto& [number, channel] : mount.channels)
-      if (!channel->confirmed) gone.push_back(number);
-    for (const std::uint32_t number : gone) remove(mount, number);
-  }
+  if (again && --mount.num_awaited == 0) forget_unnamed(mount);
   return {};
+}
+
+bool HostedStores::refuse_surplus(Mount& mount, std::uint32_t number) {
+  const std::size_t most_of_job = options_.limits.store.job.max_connections;
+  std::string why;
+  if (mount.channels.size() >= options_.max_channels)
+    why = fmt::format("this node has {} connections to the store, the limit is {} (--max-store-channels)",
+                      mount.channels.size(), options_.max_channels);
+  else if (mount.store.clients.size() >= most_of_job)
+    why = fmt::format("the job has {} connections to its store, the limit is {} (--max-job-connections)",
+                      mount.store.clients.size(), most_of_job);
+  if (why.empty()) return false;
+  say(mount, control::StoreClose{number, std::move(why)});
+  return true;
+}
+
+HostedStores::Channel& HostedStores::create(Mount& mount, std::uint32_t number, std::uint64_t position) {
+  Store& store = mount.store;
+  const ClientId client = store.next_client++;
+  auto channel = std::make_unique<Channel>(mount, number, client, store.core, options_, position);
+  Channel& out = *channel;
+  store.clients.emplace(client, channel.get());
+  mount.channels.emplace(number, std::move(channel));
+  ++num_channels_;
+  return out;
+}
+
+// Where nothing outlives this process, what it has taken is safe with it.
+std::uint64_t HostedStores::tell_done(Channel& channel) const {
+  return channel.told_done = incarnation_ == 0 ? channel.stream.consumed() : channel.done;
+}
+
+bool HostedStores::credit_is_due(const Channel& channel) const {
+  return channel.stream.credit_is_due() ||
+         (incarnation_ != 0 && channel.done - channel.told_done >= options_.window_bytes / 2);
 }
 
 std::string HostedStores::bytes(Mount& mount, const control::StoreBytes& bytes) {
@@ -185,6 +165,7 @@ std::string HostedStores::bytes(Mount& mount, const control::StoreBytes& bytes) 
   Channel& channel = *found->second;
   if (!channel.stream.acknowledge(bytes.consumed))
     return fmt::format("channel {} has consumed {} bytes that were not sent", bytes.channel, bytes.consumed);
+  channel.stream.forget(bytes.consumed);
   if (!channel.stream.receive(bytes.bytes.size()))
     return fmt::format("channel {} was sent more than its window of {} bytes (--store-window)", bytes.channel,
                        options_.window_bytes);
@@ -210,7 +191,7 @@ void HostedStores::run(Channel& channel, std::string_view input) {
   channel.input.assign(input);
   count(channel);
   if (num_buffered_ > options_.max_buffered_bytes && close_largest(channel)) return;
-  if (channel.stream.num_unsent() > 0 || channel.stream.credit_is_due()) make_ready(channel);
+  if (channel.stream.num_unsent() > 0 || credit_is_due(channel)) make_ready(channel);
 }
 
 // Not who came last. True if that is `running`.
@@ -242,6 +223,7 @@ void HostedStores::deliver(Store& store) {
       const auto& by = effects_.by_element;
       const bool element = channel.session.shares_wait() && std::find(by.begin(), by.end(), id) != by.end();
       channel.stream.writable().push_back(element ? wire::kElementCame : wire::kStopWaiting);
+      left_barrier(channel);
     });
   for (const WatchEvent& event : effects_.watched)
     for (const ClientId id : event.clients)
@@ -250,8 +232,10 @@ void HostedStores::deliver(Store& store) {
 }
 
 void HostedStores::count(Channel& channel) {
-  const std::size_t now =
-      channel.input.size() + channel.session.num_pending_bytes() + channel.stream.num_bytes();
+  std::size_t now = channel.input.size() + channel.session.num_pending_bytes() + channel.stream.num_bytes();
+  if (const auto& marks = channel.mount.marks; !marks.empty())
+    if (const auto found = marks.find(channel.number); found != marks.end())
+      now += found->second.answer.size();
   num_buffered_ += now - std::exchange(channel.buffered_bytes, now);  // modulo 2^64: it may be less
 }
 
@@ -298,6 +282,7 @@ void HostedStores::disconnected(ConnectionId id) {
 void HostedStores::over(std::string_view job) {
   const auto found = stores_.find(job);
   if (found == stores_.end()) return;
+  if (recorder_ != nullptr) recorder_->hosted_ended(found->second->instance);
   for (auto& [node, mount] : found->second->mounts) {
     detach(*mount);
     for (const auto& [number, channel] : mount->channels) num_buffered_ -= channel->buffered_bytes;
@@ -330,15 +315,16 @@ bool HostedStores::next(ConnectionId to, control::Message& message) {
     }
     Channel& channel = *entry->second;
     const std::string_view piece = channel.stream.sendable(kStoreChunkBytes);
-    const bool credit = channel.stream.credit_is_due();
+    const bool credit = credit_is_due(channel);
     if (piece.empty()) {
       channel.in_turn = false;
       mount.turns.pop_front();
       if (!credit) continue;
-      message = control::StoreCredit{channel.number, channel.stream.tell_consumed()};
+      message = control::StoreCredit{channel.number, channel.stream.tell_consumed(), tell_done(channel)};
       return true;
     }
-    control::StoreBytes out{channel.number, channel.stream.tell_consumed(), false, std::string(piece)};
+    control::StoreBytes out{channel.number, channel.stream.tell_consumed(), false, std::string(piece),
+                            tell_done(channel)};
     channel.stream.sent(piece.size());
     out.whole = channel.stream.num_unsent() == 0;
     // To the end of the line.

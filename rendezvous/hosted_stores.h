@@ -3,8 +3,10 @@
 // are channels of the agents' connections (control.h, StoreAttach). Here, not on the first node: the agents
 // have a connection to here already, which is authenticated, and which is one hop; the first node would take
 // a second one from each agent, with a listener and a proof of its own. Pure: messages in, next() gives the
-// messages out. Owned by a ControlServer; one thread. A store ends with its generation, and with the process:
-// where workers come back to another one, take_lost() says so. Failure: a request that the store refuses
+// messages out. Owned by a ControlServer; one thread. A store ends with its generation, and with the process
+// unless there is a recorder: then the owner lets no message out before what was recorded is on the disk, and
+// the next process goes on with what restore() is told. Where workers come back to a process that has not
+// their store, take_lost() says so. Failure: a request that the store refuses
 // closes its channel, with the reason; text from receive() is what an agent did that the protocol does not
 // know.
 #pragma once
@@ -21,6 +23,7 @@
 #include <vector>
 
 #include "rendezvous/control.h"
+#include "rendezvous/hosted_record.h"
 #include "rendezvous/jobs.h"
 #include "rendezvous/session.h"
 #include "rendezvous/store_stream.h"
@@ -54,6 +57,14 @@ class HostedStores {
   [[nodiscard]] std::unordered_map<ConnectionId, control::StoreRefused> take_refused() {
     return std::exchange(refused_, {});
   }
+
+  /// Every later change is told; before there is a store. `incarnation`: random, not 0.
+  void record_to(HostedRecorder* recorder, std::uint64_t incarnation);
+  /// A store of a former process, whose agents have not come back yet.
+  void restore(std::uint64_t instance, SavedStore saved);
+  /// Tells what there is to keep.
+  void describe(HostedRecorder& to) const;
+
   /// Its channels stay until the generation is over, for when the agent comes back.
   void disconnected(ConnectionId id);
   /// The job has no running generation any more: its store is forgotten.
@@ -61,6 +72,8 @@ class HostedStores {
 
   /// Connections that may have something to be sent since the last call.
   [[nodiscard]] std::vector<ConnectionId> take_ready();
+  /// Nothing was asked of next() though there was room: take_ready() names it again.
+  void remember(ConnectionId id) { ready_.push_back(id); }
   /// The next message for the connection; false: none. Channels take turns.
   [[nodiscard]] bool next(ConnectionId to, control::Message& message);
 
@@ -86,11 +99,24 @@ class HostedStores {
   void say(Mount& mount, control::Message message);
   void close(Channel& channel, std::string reason);
   void remove(Mount& mount, std::uint32_t number);
+  Channel& create(Mount& mount, std::uint32_t number, std::uint64_t position);
+  [[nodiscard]] bool refuse_surplus(Mount& mount, std::uint32_t number);
+  [[nodiscard]] std::uint64_t tell_done(Channel& channel) const;
+  [[nodiscard]] bool credit_is_due(const Channel& channel) const;
   void count(Channel& channel);
   void detach(Mount& mount);
 
+  // Across processes.
+  void record(Store& store);
+  [[nodiscard]] std::string begin_anew(Mount& mount, const control::StoreOpen& open);
+  void left_barrier(const Channel& channel);
+  void forget(Mount& mount, std::uint32_t number);
+  void forget_unnamed(Mount& mount);
+
   HostedStoresOptions options_;
   std::uint64_t next_instance_;
+  HostedRecorder* recorder_ = nullptr;
+  std::uint64_t incarnation_ = 0;                                      // 0: there is no recorder
   std::map<std::string, std::unique_ptr<Store>, std::less<>> stores_;  // by job
   std::unordered_map<ConnectionId, Mount*> mounts_;
   std::unordered_map<ConnectionId, control::StoreRefused> refused_;

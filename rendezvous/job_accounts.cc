@@ -4,14 +4,7 @@
 namespace muster {
 
 std::string_view JobAccounts::state_of(std::string_view name) {
-  if (!concerns(name)) return {};
-  const std::size_t id = TorchrunJobs::kPrefix.size();
-  const std::size_t slash = name.find('/', id);
-  if (slash == std::string_view::npos) return name.size() > id ? name : std::string_view();
-  // The name of a round: its state, a dot, the number.
-  const std::size_t before_number = name.find_last_not_of("0123456789", slash - 1);
-  if (before_number <= id || before_number + 1 == slash || name[before_number] != '.') return {};
-  return name.substr(0, before_number);
+  return concerns(name) ? TorchrunJobs::state_of(name) : std::string_view();
 }
 
 JobAccount* JobAccounts::of(std::string_view name) {

@@ -86,11 +86,61 @@ bool has_unwritten_sector(std::string_view file, std::size_t offset) {
   return false;
 }
 
+bool has_value(StoreChange::Kind kind) {
+  return kind != StoreChange::Kind::kErase && kind != StoreChange::Kind::kPop;
+}
+
+// A record of a hosted store. Empty, or what is wrong.
+std::string tell_hosted(Type type, FieldReader& reader, Recorder& to) {
+  constexpr std::string_view kShort = "a record that ends within a field";
+  const auto instance = static_cast<std::uint64_t>(reader.number());
+  ChannelName name;
+  ChannelMark mark;
+  switch (type) {
+    case Type::kHostedBegan: {
+      const std::string_view job = reader.text();
+      const std::int64_t generation = reader.number();
+      if (!reader.ok()) return std::string(kShort);
+      to.hosted_began(job, generation, instance);
+      return {};
+    }
+    case Type::kHostedEnded:
+      if (!reader.ok()) return std::string(kShort);
+      to.hosted_ended(instance);
+      return {};
+    case Type::kHostedChanged: {
+      StoreChange change;
+      change.kind = static_cast<StoreChange::Kind>(reader.byte());
+      if (change.kind < StoreChange::Kind::kSet || change.kind > StoreChange::Kind::kPop)
+        return "a change that means nothing";
+      change.key = reader.text();
+      if (has_value(change.kind)) change.value = reader.text();
+      if (!reader.ok()) return std::string(kShort);
+      to.hosted_changed(instance, change);
+      return {};
+    }
+    default:
+      break;
+  }
+  reader(name.node.high, name.node.low, name.channel);
+  if (type == Type::kHostedDone) reader(mark.end, mark.answer, mark.barrier);
+  if (!reader.ok()) return std::string(kShort);
+  if (type == Type::kHostedDone)
+    to.hosted_done(instance, name, mark);
+  else
+    to.hosted_gone(instance, name);
+  return {};
+}
+
 // Empty, or what is wrong.
 std::string tell_records(std::string_view payload, Recorder& to) {
   FieldReader reader(payload);
   while (!reader.at_end()) {
     const auto type = static_cast<Type>(reader.byte());
+    if (type >= Type::kHostedBegan && type <= Type::kHostedGone) {
+      if (std::string wrong = tell_hosted(type, reader, to); !wrong.empty()) return wrong;
+      continue;
+    }
     const std::string_view name = reader.text();
     const bool has_value =
         type == Type::kSet || type == Type::kAppend || type == Type::kPush || type == Type::kJob;
@@ -193,6 +243,36 @@ void Encoder::job_left(std::string_view name, const membership::NodeId& node) {
 }
 void Encoder::job_forgotten(std::string_view name) {
   wire::put_bytes(begin(Type::kJobForgotten), name);
+}
+
+void Encoder::begin_hosted(Type type, std::uint64_t instance) {
+  put_u64(begin(type), instance);
+}
+void Encoder::put(const ChannelName& name) {
+  FieldWriter{bytes_}(name.node.high, name.node.low, name.channel);
+}
+void Encoder::hosted_began(std::string_view job, std::int64_t generation, std::uint64_t instance) {
+  begin_hosted(Type::kHostedBegan, instance);
+  wire::put_bytes(bytes_, job);
+  wire::put_i64(bytes_, generation);
+}
+void Encoder::hosted_ended(std::uint64_t instance) {
+  begin_hosted(Type::kHostedEnded, instance);
+}
+void Encoder::hosted_changed(std::uint64_t instance, const StoreChange& change) {
+  begin_hosted(Type::kHostedChanged, instance);
+  bytes_.push_back(static_cast<char>(change.kind));
+  wire::put_bytes(bytes_, change.key);
+  if (has_value(change.kind)) wire::put_bytes(bytes_, change.value);
+}
+void Encoder::hosted_done(std::uint64_t instance, const ChannelName& name, const ChannelMark& mark) {
+  begin_hosted(Type::kHostedDone, instance);
+  put(name);
+  FieldWriter{bytes_}(mark.end, mark.answer, mark.barrier);
+}
+void Encoder::hosted_gone(std::uint64_t instance, const ChannelName& name) {
+  begin_hosted(Type::kHostedGone, instance);
+  put(name);
 }
 
 std::string_view Encoder::seal(std::uint64_t salt, std::uint64_t offset) {

@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "rendezvous/hosted_record.h"
 #include "rendezvous/job_record.h"
 #include "rendezvous/store_recorder.h"
 
@@ -25,7 +26,7 @@ inline constexpr std::size_t kFrameHeaderBytes = 16;
 inline constexpr std::size_t kSectorBytes = 512;
 
 /// Everything the log keeps. What a log was told, replay() tells again.
-class Recorder : public StoreRecorder, public JobRecorder {};
+class Recorder : public StoreRecorder, public JobRecorder, public HostedRecorder {};
 
 enum class Type : std::uint8_t {
   kSet = 1,
@@ -36,6 +37,11 @@ enum class Type : std::uint8_t {
   kJob = 6,
   kJobFinished = 7,
   kJobForgotten = 8,
+  kHostedBegan = 9,
+  kHostedEnded = 10,
+  kHostedChanged = 11,
+  kHostedDone = 12,
+  kHostedGone = 13,
   kJobLeft = 16,
 };
 
@@ -57,6 +63,11 @@ class Encoder final : public Recorder {
   void job_finished(std::string_view name, const membership::NodeId& node) override;
   void job_left(std::string_view name, const membership::NodeId& node) override;
   void job_forgotten(std::string_view name) override;
+  void hosted_began(std::string_view job, std::int64_t generation, std::uint64_t instance) override;
+  void hosted_ended(std::uint64_t instance) override;
+  void hosted_changed(std::uint64_t instance, const StoreChange& change) override;
+  void hosted_done(std::uint64_t instance, const ChannelName& name, const ChannelMark& mark) override;
+  void hosted_gone(std::uint64_t instance, const ChannelName& name) override;
 
   /// Records as they are in a frame.
   void add_encoded(std::string_view records) { bytes_ += records; }
@@ -70,6 +81,8 @@ class Encoder final : public Recorder {
  private:
   std::string& begin(Type type);
   void about_node(Type type, std::string_view name, const membership::NodeId& node);
+  void begin_hosted(Type type, std::uint64_t instance);
+  void put(const ChannelName& name);
 
   std::string bytes_;
 };

@@ -115,6 +115,21 @@ class SnapshotWriter final : public journal::Recorder {
     records_.job_left(name, node);
   }
   void job_forgotten(std::string_view name) override { records_.job_forgotten(name); }
+  void hosted_began(std::string_view job, std::int64_t generation, std::uint64_t instance) override {
+    records_.hosted_began(job, generation, instance);
+  }
+  void hosted_ended(std::uint64_t instance) override { records_.hosted_ended(instance); }
+  void hosted_changed(std::uint64_t instance, const StoreChange& change) override {
+    records_.hosted_changed(instance, change);
+    pass_on(kSnapshotFrameBytes);
+  }
+  void hosted_done(std::uint64_t instance, const ChannelName& name, const ChannelMark& mark) override {
+    records_.hosted_done(instance, name, mark);
+    pass_on(kSnapshotFrameBytes);
+  }
+  void hosted_gone(std::uint64_t instance, const ChannelName& name) override {
+    records_.hosted_gone(instance, name);
+  }
 
   Result<std::size_t> finish() {
     pass_on(0);

@@ -32,7 +32,10 @@ Session::State Session::receive(std::string_view& input, std::string& out, Effec
     // The request itself was small: APPEND of a byte tells a watcher of the whole value, before and after.
     if (effects.watched_bytes >= limits_.pause_output_bytes) [[unlikely]]
       return State::kDeliver;
-    switch (decoder_.next(input, request)) {
+    const std::size_t before = input.size();
+    const wire::Decoder::Step step = decoder_.next(input, request);
+    num_taken_ += before - input.size();
+    switch (step) {
       case wire::Decoder::Step::kRequest:
         if (const State state = execute(request, out, effects); state == State::kClose) return state;
         break;
@@ -64,6 +67,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
   }
 
   const std::size_t woken_before = effects.woken.size();
+  const std::size_t out_before = out.size();
   switch (request.op) {
     case Op::kValidate:
       break;
@@ -173,6 +177,8 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       break;
     }
   }
+  if (recorder_ != nullptr) [[unlikely]]
+    recorder_->executed(request, std::string_view(out).substr(out_before), num_taken_);
   if (out.size() > limits_.max_output_bytes) return too_long(request.op, out.size());
   return State::kNeedInput;
 }

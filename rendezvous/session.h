@@ -31,6 +31,14 @@ struct SessionLimits {
   wire::Generation legacy = wire::Generation::kLegacy;
 };
 
+/// Who has to hear of each request that was executed.
+class RequestRecorder {
+ public:
+  virtual ~RequestRecorder() = default;
+  /// `end`: of the request, in bytes taken since the first. The answer may still be to come, as of a wait.
+  virtual void executed(const wire::Request& request, std::string_view answer, std::uint64_t end) = 0;
+};
+
 class Session {
  public:
   enum class State {
@@ -51,6 +59,9 @@ class Session {
 
   /// See State::kUndecided.
   [[nodiscard]] State settle(std::string& out, Effects& effects);
+
+  /// nullptr: nobody. Before the first request.
+  void record_to(RequestRecorder* recorder) { recorder_ = recorder; }
 
   [[nodiscard]] const std::string& close_reason() const { return close_reason_; }
   /// It was closed because of StoreLimits, not for what it said.
@@ -75,6 +86,8 @@ class Session {
   SessionLimits limits_;
   wire::Decoder decoder_;
   std::uint64_t num_requests_ = 0;
+  std::uint64_t num_taken_ = 0;  // bytes
+  RequestRecorder* recorder_ = nullptr;
   bool exceeded_limit_ = false;
   bool shares_wait_ = false;
   std::string close_reason_;

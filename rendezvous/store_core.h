@@ -93,6 +93,9 @@ class StoreCore {
   /// Counts the client in at `key`; it waits unless it was the last of `world_size`.
   Barrier barrier(ClientId client, std::string_view key, std::int64_t world_size, Effects& effects);
 
+  /// The client waits at a barrier in which it is counted already.
+  void stay_at_barrier(ClientId client, std::string_view key) { waits_.add(client, key); }
+
   /// The client is told of every later change of the key.
   void watch(ClientId client, std::string_view key);
 

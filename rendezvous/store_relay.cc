@@ -6,16 +6,12 @@
 
 #include <fmt/format.h>
 
-#include "rendezvous/hosted_stores.h"
 #include "rendezvous/relay_worker.h"
 
 namespace muster {
 namespace {
 
 using wire::Op;
-
-// A worker is not listened to while so much of what it said is not on its way.
-constexpr std::size_t kMaxUnsentBytes = std::size_t{1} << 20;
 
 bool has_answer(const wire::Request& request) {
   switch (request.op) {
@@ -42,11 +38,12 @@ StoreRelay::~StoreRelay() = default;
 
 StoreRelay::WorkerId StoreRelay::open() {
   const WorkerId id = next_worker_++;
-  workers_.emplace(id, std::make_unique<Worker>(id, options_, window_));
+  Worker& worker = *workers_.emplace(id, std::make_unique<Worker>(id, options_, window_)).first->second;
+  if (connected_) worker.incarnation = incarnation_;
   if (connected_ || attaching_)
-    urgent_.push_back(control::StoreOpen{id, 0});
+    urgent_.push_back(control::StoreOpen{id, 0, worker.incarnation, 0});
   else
-    at(id).resuming = true;  // connected() names it
+    worker.resuming = true;  // connected() names it
   return id;
 }
 
@@ -154,9 +151,19 @@ bool StoreRelay::take(Worker& worker, const wire::Request& request) {
 }
 
 void StoreRelay::send(Worker& worker, const wire::Request& request) {
+  const std::uint64_t begin = worker.stream.end();
   wire::encode(request, worker.stream.writable(), wire::Generation::kRelayed);
+  if (has_answer(request)) worker.asked(begin);
+  if (request.op == Op::kCancelWait) worker.cancel_end = worker.asked_end;
   make_ready(worker);
   release_followers(worker);
+}
+
+void StoreRelay::ask(Worker& worker, std::string_view request) {
+  const std::uint64_t begin = worker.stream.end();
+  worker.stream.write(request);
+  worker.asked(begin);
+  make_ready(worker);
 }
 
 void StoreRelay::put(Worker& worker, char byte) {
@@ -233,159 +240,6 @@ void StoreRelay::close(WorkerId id) {
 
 void StoreRelay::remove(WorkerId id) {
   workers_.erase(id);
-}
-
-// The coordinator.
-
-void StoreRelay::connected() {
-  connected_ = false;
-  attaching_ = true;
-  urgent_.clear();
-  turns_.clear();
-  std::vector<WorkerId> ids;
-  for (const auto& [id, worker] : workers_) {
-    worker->resuming = true;
-    worker->close_sent = false;
-    worker->in_turn = false;
-    if (!worker->lost) ids.push_back(id);
-  }
-  std::sort(ids.begin(), ids.end());
-  urgent_.push_back(control::StoreAttach{generation_, instance_, static_cast<std::uint32_t>(ids.size())});
-  for (const WorkerId id : ids) urgent_.push_back(control::StoreOpen{id, at(id).stream.received()});
-}
-
-void StoreRelay::disconnected() {
-  connected_ = false;
-  attaching_ = false;
-  urgent_.clear();
-}
-
-Result<void> StoreRelay::receive(const control::Message& message) {
-  const auto broken = [](std::string text) {
-    return fail(ErrorCode::kProtocol, "the coordinator's store: " + std::move(text));
-  };
-  if (const auto* attached = std::get_if<control::StoreAttached>(&message)) {
-    if (attached->generation != generation_) return {};
-    if (attached->instance == 0 || attached->window_bytes == 0) return broken("an empty StoreAttached");
-    instance_ = attached->instance;
-    window_ = attached->window_bytes;
-    connected_ = true;
-    attaching_ = false;
-    return {};
-  }
-  if (const auto* refused = std::get_if<control::StoreRefused>(&message)) {
-    if (refused->generation != generation_) return {};
-    return fail(ErrorCode::kPeerGone, refused->text);
-  }
-  if (!connected_) return {};  // of a former generation
-  const auto find = [&](std::uint32_t channel) {
-    const auto found = workers_.find(channel);
-    return found == workers_.end() ? nullptr : found->second.get();
-  };
-  if (const auto* bytes = std::get_if<control::StoreBytes>(&message)) {
-    Worker* worker = find(bytes->channel);
-    if (worker == nullptr) return {};
-    if (!worker->stream.acknowledge(bytes->consumed)) return broken("it consumed more than was sent");
-    if (!worker->stream.receive(bytes->bytes.size())) return broken("it sent more than the window");
-    if (worker->stream.num_unsent() > 0) make_ready(*worker);
-    answered(*worker, bytes->bytes, bytes->whole);
-  } else if (const auto* credit = std::get_if<control::StoreCredit>(&message)) {
-    Worker* worker = find(credit->channel);
-    if (worker == nullptr) return {};
-    const bool fits = std::exchange(worker->resuming, false) ? worker->stream.resume(credit->consumed)
-                                                             : worker->stream.acknowledge(credit->consumed);
-    if (!fits) return broken("it has not what was sent, or more");
-    make_ready(*worker);
-  } else if (const auto* closed = std::get_if<control::StoreClose>(&message)) {
-    Worker* worker = find(closed->channel);
-    if (worker == nullptr) return {};
-    worker->lost = true;
-    if (worker->closing) {
-      remove(worker->id);
-      return {};
-    }
-    worker->reason = closed->reason.empty() ? "the coordinator closed it" : closed->reason;
-    touch(*worker);
-  }
-  return {};
-}
-
-void StoreRelay::answered(Worker& worker, std::string_view bytes, bool whole) {
-  using Mode = Worker::Mode;
-  std::size_t at_once = bytes.size();
-  bool is_answer = false;
-  while (!bytes.empty()) {
-    if (worker.closing) break;
-    const char byte = bytes.front();
-    if (worker.mode == Mode::kWaiting) {
-      woken(worker, byte == wire::kElementCame);
-    } else if (worker.mode == Mode::kCancelling) {
-      put(worker, byte == wire::kWaitCanceled ? byte : wire::kStopWaiting);
-      if (byte == wire::kWaitCanceled) worker.mode = Mode::kFree;
-    } else if (worker.mode == Mode::kDropping) {
-      if (byte == wire::kWaitCanceled) {
-        worker.mode = worker.next_mode;
-        touch(worker);
-      }
-    } else {
-      worker.out += bytes;
-      worker.unconsumed += bytes.size();
-      at_once -= bytes.size();
-      is_answer = true;
-      break;
-    }
-    bytes.remove_prefix(1);
-  }
-  worker.stream.consume(at_once);
-  if (worker.closing) {
-    if (worker.stream.credit_is_due()) make_ready(worker);
-    return;
-  }
-  if (is_answer) touch(worker);
-  if (is_answer && whole && worker.mode == Mode::kAnswer) worker.mode = Mode::kFree;
-  if (worker.stream.credit_is_due()) make_ready(worker);
-}
-
-void StoreRelay::make_ready(Worker& worker) {
-  if (std::exchange(worker.in_turn, true)) return;
-  turns_.push_back(worker.id);
-}
-
-bool StoreRelay::next(control::Message& message) {
-  if (!urgent_.empty()) {
-    message = std::move(urgent_.front());
-    urgent_.pop_front();
-    return true;
-  }
-  if (!connected_) return false;
-  while (!turns_.empty()) {
-    const WorkerId id = turns_.front();
-    turns_.pop_front();
-    const auto found = workers_.find(id);
-    if (found == workers_.end()) continue;
-    Worker& worker = *found->second;
-    worker.in_turn = false;
-    if (worker.resuming || worker.lost) continue;  // its StoreCredit comes first
-    const std::string_view piece = worker.stream.sendable(kStoreChunkBytes);
-    if (!piece.empty()) {
-      control::StoreBytes out{id, worker.stream.tell_consumed(), false, std::string(piece)};
-      worker.stream.sent(piece.size());
-      if (worker.stream.num_unsent() > 0 || worker.closing) make_ready(worker);
-      if (worker.paused && worker.stream.num_unsent() < kMaxUnsentBytes) touch(worker);
-      message = std::move(out);
-      return true;
-    }
-    if (worker.closing && worker.stream.num_unsent() == 0) {
-      if (std::exchange(worker.close_sent, true)) continue;
-      message = control::StoreClose{id, {}};
-      return true;
-    }
-    if (worker.stream.credit_is_due()) {
-      message = control::StoreCredit{id, worker.stream.tell_consumed()};
-      return true;
-    }
-  }
-  return false;
 }
 
 }  // namespace muster

@@ -9,6 +9,9 @@
 // an element of a queue only the first; a name that is known to be a queue is waited for by each on its own.
 // What a worker sends while it waits, but for CANCEL_WAIT, is done when the wait is over.
 // (A worker that joins a wait whose answer is on its way gets that answer, though it asked later.)
+// A coordinator that was killed and has the store from its state log goes on with it: what a worker asked for
+// is kept until it is answered, or said to be done where it has no answer, and said again to that process as
+// far as it does not know it.
 // Failure: a worker that breaks the protocol is closed with a reason; an error of receive(Message) is the
 // coordinator's.
 #pragma once
@@ -99,6 +102,7 @@ class StoreRelay {
   void cancel_wait(Worker& worker);
   void stop_sharing(Worker& worker);
   void send(Worker& worker, const wire::Request& request);
+  void ask(Worker& worker, std::string_view request);
   void answered(Worker& worker, std::string_view bytes, bool whole);
   void woken(Worker& worker, bool by_element);
   void wait_alone(Worker& worker);
@@ -109,13 +113,19 @@ class StoreRelay {
   void touch(Worker& worker);
   void make_ready(Worker& worker);
   void remove(WorkerId worker);
+  void give_up();
+  [[nodiscard]] bool begin_anew(Worker& worker, std::uint64_t place);
+  void settle_until(Worker& worker, std::uint64_t done);
+  [[nodiscard]] bool awaits_last_word(Worker& worker);
 
   std::int64_t generation_;
   StoreRelayOptions options_;
   std::size_t window_ = 0;
   std::uint64_t instance_ = 0;
-  bool connected_ = false;  // attached on the present connection
-  bool attaching_ = false;  // asked for, and not answered yet
+  std::uint64_t incarnation_ = 0;  // of the store; 0: it ends with the coordinator's process
+  bool connected_ = false;         // attached on the present connection
+  bool attaching_ = false;         // asked for, and not answered yet
+  bool given_up_ = false;
   std::unordered_map<WorkerId, std::unique_ptr<Worker>> workers_;
   WorkerId next_worker_ = 1;
   std::unordered_map<std::string, Wait> waits_;  // by the bytes of the request

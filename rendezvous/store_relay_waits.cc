@@ -47,8 +47,7 @@ void StoreRelay::wait(Worker& worker, const wire::Request& request) {
   } else {
     found->second.owner = worker.id;
     worker.mode = Worker::Mode::kWaiting;
-    worker.stream.write(worker.wait);
-    make_ready(worker);
+    ask(worker, worker.wait);
   }
   release_followers(worker);
 }
@@ -59,8 +58,7 @@ void StoreRelay::wait_alone(Worker& worker) {
   // The same keys under the other opcode.
   std::string request = std::exchange(worker.wait, {});
   request[0] = static_cast<char>(Op::kWait);
-  worker.stream.write(request);
-  make_ready(worker);
+  ask(worker, request);
 }
 
 // The wait at the coordinator ends, or is about to: another one waits for those who have joined.
@@ -78,8 +76,7 @@ void StoreRelay::stop_sharing(Worker& worker) {
   --num_joined_;
   wait.owner = next.id;
   next.mode = Worker::Mode::kWaiting;
-  next.stream.write(found->first);
-  make_ready(next);
+  ask(next, found->first);
 }
 
 void StoreRelay::cancel_wait(Worker& worker) {

@@ -41,6 +41,17 @@ void ControlServer::Impl::start() {
     jobs_.restore(name, record, now(), options_.restart_grace, effects_);
   options_.state->saved().jobs.clear();
   jobs_.record_to(&options_.state->recorder());
+  if (options_.state->keeps_hosted()) {
+    stores_.record_to(&options_.state->recorder(), auth::random_node_id().low | 1);
+    for (auto& [instance, saved] : std::exchange(options_.state->saved().hosted, {})) {
+      const membership::Round* round = jobs_.find_round(saved.job);
+      if (round != nullptr && round->phase == membership::Phase::kRunning &&
+          round->world.generation == saved.generation)
+        stores_.restore(instance, std::move(saved));
+      else
+        options_.state->recorder().hosted_ended(instance);
+    }
+  }
   options_.state->attach(*this);
   if (stalled()) held_up();
   finish_turn();
@@ -187,7 +198,9 @@ void ControlServer::Impl::on_bytes(ConnectionId id, Connection& connection, std:
 bool ControlServer::Impl::has_to_wait(ConnectionId id, const control::Message& message) const {
   if (std::holds_alternative<control::Heartbeat>(message)) return false;
   if (parked_.num_bytes(id) > 0) return true;
-  if (!stalled() || control::is_about_store(message)) return false;
+  if (!stalled()) return false;
+  // What changes the workers' stores is recorded too, where they are kept.
+  if (control::is_about_store(message)) return keeps_stores();
   const auto* join = std::get_if<control::Join>(&message);
   if (join == nullptr) return true;
   const auto former = jobs_.place_taken_back(id, *join);

@@ -34,7 +34,10 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   [[nodiscard]] ControlServerStats stats() const;
   [[nodiscard]] const Jobs& jobs() const { return jobs_; }
 
-  void describe(journal::Recorder& to) const override { jobs_.describe(to, now()); }
+  void describe(journal::Recorder& to) const override {
+    jobs_.describe(to, now());
+    stores_.describe(to);
+  }
   void held_up() override;
   void committed() override;
   void go_on() override;
@@ -66,6 +69,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   void linger(ConnectionId id, Connection& connection);
   // What is not on the disk is told to nobody.
   [[nodiscard]] bool held() const { return options_.state && options_.state->dirty(); }
+  [[nodiscard]] bool keeps_stores() const { return options_.state && options_.state->keeps_hosted(); }
   void pass_heartbeats();
   void pass_refusals();
   void apply();

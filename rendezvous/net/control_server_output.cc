@@ -159,6 +159,7 @@ void ControlServer::Impl::drop(ConnectionId id, const std::string& reason, membe
 }
 
 void ControlServer::Impl::pump(ConnectionId id) {
+  if (keeps_stores() && held()) return stores_.remember(id);  // until committed()
   if (const auto connection = agents_.pump(id, stores_)) flush(id, *connection);
 }
 
@@ -175,7 +176,8 @@ void ControlServer::Impl::pass_refusals() {
 void ControlServer::Impl::finish_turn() {
   apply();
   if (!held()) pass_refusals();
-  for (const ConnectionId id : stores_.take_ready()) pump(id);
+  if (!keeps_stores() || !held())
+    for (const ConnectionId id : stores_.take_ready()) pump(id);
   while (!broken_.empty()) {
     const auto [id, error, how] = std::move(broken_.back());
     broken_.pop_back();

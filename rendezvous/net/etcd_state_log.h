@@ -42,6 +42,8 @@ class EtcdStateLog final : public StateLog,
   /// Nothing more is written.
   void close() override { closed_ = true; }
   bool stalled() const override { return writing_; }
+  /// etcd is no place for what workers put into a store at every step.
+  bool keeps_hosted() const override { return false; }
 
  private:
   void job(std::string_view name, const JobRecord& record) override;
@@ -54,6 +56,11 @@ class EtcdStateLog final : public StateLog,
   void erase(std::string_view) override {}
   void push(std::string_view, std::string_view) override {}
   void pop(std::string_view) override {}
+  void hosted_began(std::string_view, std::int64_t, std::uint64_t) override {}
+  void hosted_ended(std::uint64_t) override {}
+  void hosted_changed(std::uint64_t, const StoreChange&) override {}
+  void hosted_done(std::uint64_t, const ChannelName&, const ChannelMark&) override {}
+  void hosted_gone(std::uint64_t, const ChannelName&) override {}
 
   void changed();
   void write();

@@ -34,6 +34,7 @@ class LoopStateLog final : public StateLog,
   void detach(StateKeeper& keeper) override { std::erase(keepers_, &keeper); }
   const bool& dirty() const override { return dirty_; }
   bool stalled() const override { return stalled_; }
+  bool keeps_hosted() const override { return true; }
   void close() override {
     closing_ = true;
     if (dirty_) commit();
@@ -75,6 +76,26 @@ class LoopStateLog final : public StateLog,
   }
   void job_forgotten(std::string_view name) override {
     records_.job_forgotten(name);
+    changed();
+  }
+  void hosted_began(std::string_view job, std::int64_t generation, std::uint64_t instance) override {
+    records_.hosted_began(job, generation, instance);
+    changed();
+  }
+  void hosted_ended(std::uint64_t instance) override {
+    records_.hosted_ended(instance);
+    changed();
+  }
+  void hosted_changed(std::uint64_t instance, const StoreChange& change) override {
+    records_.hosted_changed(instance, change);
+    changed();
+  }
+  void hosted_done(std::uint64_t instance, const ChannelName& name, const ChannelMark& mark) override {
+    records_.hosted_done(instance, name, mark);
+    changed();
+  }
+  void hosted_gone(std::uint64_t instance, const ChannelName& name) override {
+    records_.hosted_gone(instance, name);
     changed();
   }
 
@@ -120,8 +141,7 @@ class LoopStateLog final : public StateLog,
     const std::size_t before = file_.size();
     const auto done = file_.rewrite([this](journal::Recorder& to) {
       // What nobody has taken is kept as well.
-      saved_.store.describe(to);
-      for (const auto& [name, record] : saved_.jobs) to.job(name, record);
+      saved_.describe(to);
       for (const StateKeeper* keeper : keepers_) keeper->describe(to);
     });
     if (done) {
@@ -170,9 +190,10 @@ Result<std::shared_ptr<StateLog>> StateLog::open(boost::asio::io_context& loop,
   SavedState saved;
   MUSTER_TRY(LogFile::Opened opened, LogFile::open(options.directory, saved));
   if (!opened.remark.empty()) log.warning(opened.remark);
-  log.info(fmt::format("state log {}: {} bytes in {} frames; {} keys and {} jobs are as before",
-                       opened.file.path(), opened.file.size(), opened.num_frames, saved.store.keys().size(),
-                       saved.jobs.size()));
+  log.info(
+      fmt::format("state log {}: {} bytes in {} frames; {} keys, {} jobs and {} hosted stores are as before",
+                  opened.file.path(), opened.file.size(), opened.num_frames, saved.store.keys().size(),
+                  saved.jobs.size(), saved.hosted.size()));
   return std::make_shared<LoopStateLog>(loop, options, log, std::move(opened), std::move(saved));
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// StateLog: what musterd must not forget, on its way to the disk. The store's core and the jobs record every
-// change here; at the end of the loop's turn all of them are written and synced at once, and only then may
-// anything be sent that could tell of them: servers ask dirty() before they send, and go on in committed().
-// One loop, one thread; the sync blocks the loop, which gathers the next turn's requests meanwhile. Failure:
-// while the disk is full nothing is acknowledged and nothing is lost; it says so, and tries again once in
-// retry_interval, for no kernel tells of room. A failed sync is final: `failed` is called, and the owner has
-// to stop.
+// StateLog: what musterd must not forget, on its way to the disk. The store's core, the jobs and the hosted
+// stores record every change here; at the end of the loop's turn all of them are written and synced at once,
+// and only then may anything be sent that could tell of them: servers ask dirty() before they send, and go on
+// in committed(). One loop, one thread; the sync blocks the loop, which gathers the next turn's requests
+// meanwhile. Failure: while the disk is full nothing is acknowledged and nothing is lost; it says so, and
+// tries again once in retry_interval, for no kernel tells of room. A failed sync is final: `failed` is
+// called, and the owner has to stop.
 #pragma once
 
 #include <functional>
@@ -69,6 +69,8 @@ class StateLog {
   virtual void close() = 0;
   /// Nothing can be written for now, as where the disk is full: take up no more that would be recorded.
   [[nodiscard]] virtual bool stalled() const = 0;
+  /// Hosted stores are among what it keeps; where they are not, nothing said of them waits for it.
+  [[nodiscard]] virtual bool keeps_hosted() const = 0;
 
  protected:
   StateLog() = default;

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arbitrary bytes as a state log, and as the records of a frame whose checksums fit: replay ends with a
 // verdict; a log cut at any point tells a beginning of what the whole one tells; what was told, written again
-// and told again, is the same; and a coordinator goes on with whatever jobs that gave.
+// and told again, is the same; and a coordinator goes on with whatever jobs and hosted stores that gave.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "rendezvous/hosted_stores.h"
 #include "rendezvous/jobs.h"
 #include "rendezvous/saved_state.h"
 
@@ -51,6 +53,38 @@ void go_on_with(SavedState& saved) {
   jobs.advance(now + std::chrono::hours(2), effects);
 }
 
+// A coordinator with these stores, and an agent that comes back to the first of them.
+void go_on_with_hosted(SavedState& saved) {
+  SavedState kept;
+  HostedStores stores(HostedStoresOptions{}, 9);
+  stores.record_to(&kept, 9);
+  const std::uint64_t instance = saved.hosted.begin()->first;
+  const std::string job = saved.hosted.begin()->second.job;
+  const std::int64_t generation = saved.hosted.begin()->second.generation;
+  std::optional<ChannelName> back;
+  if (const auto& marks = saved.hosted.begin()->second.marks; !marks.empty()) back = marks.begin()->first;
+  for (auto& [number, store] : saved.hosted) stores.restore(number, std::move(store));
+  SavedState again;
+  stores.describe(again);
+  check(again.hosted.size() == stores.num_stores());
+  for (const auto& [number, store] : again.hosted) check(store.core.keys() == stores.find(store.job)->keys());
+  const Membership member{job, back ? back->node : membership::NodeId{1, 2}, generation};
+  const auto say = [&](const control::Message& message) { return stores.receive(1, member, message); };
+  (void)say(control::StoreAttach{generation, instance, 2});
+  const std::uint32_t number = back ? back->channel : 1;
+  (void)say(control::StoreOpen{number, 0, 8, 0});
+  (void)say(control::StoreOpen{number + 1, 0, 8, 5});
+  std::string ask;
+  wire::encode({.op = wire::Op::kAdd, .key = "/n", .number = 1}, ask, wire::Generation::kRelayed);
+  (void)say(control::StoreBytes{number, 0, false, ask});
+  control::Message message;
+  while (stores.next(1, message)) {
+  }
+  (void)say(control::StoreClose{number, {}});
+  stores.over(job);
+  check(stores.num_channels() == 0 || stores.num_stores() > 0);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -81,10 +115,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::string again = journal::file_header(8);
   journal::Encoder encoder;
   saved.store.describe(encoder);
+  for (const auto& [instance, store] : saved.hosted) describe(store, instance, encoder);
   if (!encoder.empty()) again += encoder.seal(8, again.size());
   SavedState other;
   check(replay_exactly(again, other).end == journal::Replayed::End::kClean);
   check(other.store.keys() == saved.store.keys());
+  check(other.hosted.size() == saved.hosted.size());
+  for (const auto& [instance, store] : saved.hosted) {
+    const SavedStore& same = other.hosted.at(instance);
+    check(same.job == store.job && same.generation == store.generation && same.marks == store.marks);
+    check(same.core.keys() == store.core.keys() && same.core.num_bytes() == store.core.num_bytes());
+  }
   go_on_with(saved);
+  if (!saved.hosted.empty()) go_on_with_hosted(saved);
   return 0;
 }

@@ -47,6 +47,13 @@ int main(int argc, char** argv) {
     encoder.job_left("a", {3, 4});
     encoder.erase("/n");
     encoder.job_forgotten("b");
+    encoder.hosted_began("a", 0, 99);
+    encoder.hosted_changed(99, {StoreChange::Kind::kSet, "/k", "v"});
+    encoder.hosted_changed(99, {StoreChange::Kind::kPush, "/q", "1"});
+    encoder.hosted_done(99, {{1, 2}, 1}, {40, "answer", {}});
+    encoder.hosted_done(99, {{3, 4}, 1}, {30, "", "/barrier"});
+    encoder.hosted_gone(99, {{1, 2}, 2});
+    encoder.hosted_ended(98);
     const std::string frame(encoder.seal(7, log.size()));
     log += frame;
     records += frame.substr(journal::kFrameHeaderBytes);

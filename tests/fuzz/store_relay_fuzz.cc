@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two workers of one node send arbitrary bytes: however these and the messages to the coordinator are cut up,
-// and wherever the connection to it breaks and comes back, each gets the same answers and leaves the same
-// store behind; a single worker gets what a store without a proxy would answer; and nothing is left of those
-// that have gone.
+// wherever the connection to it breaks and comes back, and wherever the coordinator is killed and comes back
+// with its state log, each gets the same answers and leaves the same store behind; a single worker gets what
+// a store without a proxy would answer; and nothing is left of those that have gone.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "rendezvous/hosted_stores.h"
+#include "rendezvous/saved_state.h"
 #include "rendezvous/session.h"
 #include "rendezvous/store_relay.h"
 
@@ -66,7 +67,10 @@ Said direct(std::string_view bytes) {
 // A node with its workers, and the coordinator.
 class House {
  public:
-  House() : stores_(options(), 7), relay_(3, {limits().wire, limits().legacy}) { connect(); }
+  House() : relay_(3, {limits().wire, limits().legacy}) {
+    start_coordinator();
+    connect();
+  }
 
   StoreRelay::WorkerId open() {
     run({});
@@ -115,20 +119,26 @@ class House {
   // Until nothing moves.
   void run(Random* random) {
     bool more = true;
-    while (more) {
+    while (more && !lost_) {
       more = false;
       control::Message message;
       if (random != nullptr && (*random)() % 16 == 0) {
         relay_.disconnected();
-        stores_.disconnected(1);
+        if ((*random)() % 2 == 0)
+          start_coordinator();
+        else
+          stores_->disconnected(1);
         connect();
       }
       if (relay_.next(message)) {
-        check(stores_.receive(1, Membership{"job", {1, 1}, 3}, message).empty());
+        check(stores_->receive(1, Membership{"job", {1, 1}, 3}, message).empty());
+        lost_ = stores_->take_lost().has_value();
         more = true;
       }
-      const int turns = random == nullptr ? 1 : static_cast<int>((*random)() % 3);
-      for (int i = 0; i < turns && stores_.next(1, message); ++i) {
+      // Nothing is said before what was recorded is on the disk.
+      if (random == nullptr || (*random)() % 3 != 0) commit();
+      const int turns = random == nullptr ? 1 : !records_.empty() ? 0 : static_cast<int>((*random)() % 3);
+      for (int i = 0; i < turns && stores_->next(1, message); ++i) {
         check(relay_.receive(message).has_value());
         more = true;
       }
@@ -145,16 +155,23 @@ class House {
 
   [[nodiscard]] Said said(StoreRelay::WorkerId id) const {
     Said out = said_[id - 1];
-    if (const StoreCore* core = stores_.find("job")) out.num_bytes = core->num_bytes();
+    if (const StoreCore* core = stores_->find("job")) out.num_bytes = core->num_bytes();
     return out;
   }
   void end() {
     for (StoreRelay::WorkerId id = 1; id <= said_.size(); ++id) close(id);
     run({});
+    if (lost_) return;
     check(relay_.num_workers() == 0 && relay_.num_waits() == 0 && relay_.num_joined() == 0);
-    check(stores_.num_channels() == 0 && stores_.num_buffered_bytes() == 0);
-    check(stores_.find("job")->num_waits() == 0 && stores_.find("job")->num_waiting() == 0);
+    check(stores_->num_channels() == 0 && stores_->num_buffered_bytes() == 0);
+    check(stores_->find("job")->num_waits() == 0 && stores_->find("job")->num_waiting() == 0);
+    commit();
+    const SavedState kept = saved();
+    check(kept.hosted.size() == 1 && kept.hosted.begin()->second.marks.empty());
+    check(kept.hosted.begin()->second.core.num_bytes() == stores_->find("job")->num_bytes());
   }
+  /// A value changed while half of it was with a worker, and the coordinator was killed.
+  [[nodiscard]] bool lost() const { return lost_; }
 
  private:
   static HostedStoresOptions options() {
@@ -164,8 +181,29 @@ class House {
     return out;
   }
   void connect() { relay_.connected(); }
+  void commit() {
+    if (!records_.empty()) log_ += records_.seal(7, log_.size());
+    records_.clear();
+  }
+  [[nodiscard]] SavedState saved() const {
+    SavedState out;
+    check(journal::replay(log_, out).end == journal::Replayed::End::kClean);
+    return out;
+  }
+  // Of the former one is left what is in the log.
+  void start_coordinator() {
+    records_.clear();
+    SavedState former = saved();
+    stores_.emplace(options(), instance_ += 1000);
+    stores_->record_to(&records_, instance_);
+    for (auto& [instance, store] : former.hosted) stores_->restore(instance, std::move(store));
+  }
 
-  HostedStores stores_;
+  journal::Encoder records_;
+  std::string log_ = journal::file_header(7);
+  std::uint64_t instance_ = 7;
+  bool lost_ = false;
+  std::optional<HostedStores> stores_;
   StoreRelay relay_;
   std::vector<Said> said_;
   std::set<StoreRelay::WorkerId> gone_;
@@ -177,6 +215,7 @@ Said alone(std::string_view bytes, Random* random) {
   house.say(id, bytes, random);
   const Said out = house.said(id);
   house.end();
+  check(!house.lost());
   return out;
 }
 

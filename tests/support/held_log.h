@@ -15,6 +15,7 @@ class HeldLog final : public net::StateLog, public journal::Recorder {
   const bool& dirty() const override { return dirty_; }
   void close() override {}
   bool stalled() const override { return full_; }
+  bool keeps_hosted() const override { return true; }
   void sync() {
     full_ = false;
     dirty_ = false;
@@ -36,6 +37,11 @@ class HeldLog final : public net::StateLog, public journal::Recorder {
   void job_finished(std::string_view, const membership::NodeId&) override { dirty_ = true; }
   void job_left(std::string_view, const membership::NodeId&) override { dirty_ = true; }
   void job_forgotten(std::string_view) override { dirty_ = true; }
+  void hosted_began(std::string_view, std::int64_t, std::uint64_t) override { dirty_ = true; }
+  void hosted_ended(std::uint64_t) override { dirty_ = true; }
+  void hosted_changed(std::uint64_t, const StoreChange&) override { dirty_ = true; }
+  void hosted_done(std::uint64_t, const ChannelName&, const ChannelMark&) override { dirty_ = true; }
+  void hosted_gone(std::uint64_t, const ChannelName&) override { dirty_ = true; }
 
  private:
   SavedState saved_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // RelayedNodes: nodes with workers, a coordinator with their store, and the connections in between, without
-// sockets: messages lie in queues until a test lets them through. For tests.
+// sockets: messages lie in queues until a test lets them through. The coordinator may have a state log, whose
+// disk is a string. For tests.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "rendezvous/hosted_stores.h"
+#include "rendezvous/saved_state.h"
 #include "rendezvous/store_relay.h"
 #include "tests/support/catch.h"
 
@@ -54,8 +56,11 @@ class RelayedNodes {
     return out;
   }
 
-  explicit RelayedNodes(std::size_t count, const HostedStoresOptions& options = small()) : options_(options) {
-    stores_ = std::make_unique<HostedStores>(options_, next_instance_);
+  enum class Log { kNone, kKept };
+
+  explicit RelayedNodes(std::size_t count, const HostedStoresOptions& options = small(), Log log = Log::kNone)
+      : options_(options), kept_(log == Log::kKept) {
+    start_coordinator();
     nodes_.resize(count);
     for (std::size_t i = 0; i < count; ++i) {
       nodes_[i].relay = std::make_unique<StoreRelay>(generation_, StoreRelayOptions{});
@@ -100,6 +105,10 @@ class RelayedNodes {
         any = true;
         ++done;
       }
+      if (done < count && !records_.empty()) {
+        if (!disk_works_) break;
+        commit();
+      }
       if (done < count && stores_->next(number, message)) {
         if (const auto received = node.relay->receive(coded(message)); !received && node.error.empty())
           node.error = received.error().message;
@@ -131,7 +140,38 @@ class RelayedNodes {
     nodes_[number].linked = true;
     nodes_[number].relay->connected();
   }
-  void restart_coordinator() { stores_ = std::make_unique<HostedStores>(options_, next_instance_ += 1000); }
+  void restart_coordinator() {
+    next_instance_ += 1000;
+    start_coordinator();
+  }
+
+  // With a state log.
+  /// What was recorded is on the disk; where it does not work only this says so.
+  void commit() {
+    if (!records_.empty()) log_ += records_.seal(7, log_.size());
+    records_.clear();
+  }
+  void disk_works(bool works) { disk_works_ = works; }
+  /// Nothing is left of the process but what is on the disk; all connections break.
+  void kill_coordinator() {
+    records_.clear();
+    for (std::size_t i = 0; i < nodes_.size(); ++i) break_link(i);
+    restart_coordinator();
+  }
+  /// What the log tells.
+  [[nodiscard]] SavedState saved() const {
+    SavedState out;
+    REQUIRE(journal::replay(log_, out).end == journal::Replayed::End::kClean);
+    return out;
+  }
+  /// The log holds what there is, and nothing else. How long it is.
+  std::size_t rewrite_log() {
+    commit();
+    log_ = journal::file_header(7);
+    stores_->describe(records_);
+    commit();
+    return log_.size();
+  }
   void next_generation() {
     ++generation_;
     stores_->over("job");
@@ -167,6 +207,14 @@ class RelayedNodes {
     std::uint32_t last_sender = 0;
     std::string error;
   };
+
+  void start_coordinator() {
+    stores_ = std::make_unique<HostedStores>(options_, next_instance_);
+    if (!kept_) return;
+    SavedState former = saved();
+    stores_->record_to(&records_, next_instance_);
+    for (auto& [instance, store] : former.hosted) stores_->restore(instance, std::move(store));
+  }
 
   [[nodiscard]] Membership member(std::size_t node) const { return {"job", {1, node}, generation_}; }
 
@@ -211,6 +259,10 @@ class RelayedNodes {
   HostedStoresOptions options_;
   std::uint64_t next_instance_ = 4711;
   std::int64_t generation_ = 0;
+  bool kept_;
+  bool disk_works_ = true;
+  journal::Encoder records_;
+  std::string log_ = journal::file_header(7);
   std::unique_ptr<HostedStores> stores_;
   std::vector<Node> nodes_;
 };

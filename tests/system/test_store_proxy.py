@@ -138,36 +138,60 @@ else:
     assert "SIGKILL" in it.err(0) or "killed by signal 9" in it.err(0), it.err(0)
 
 
-def test_a_daemon_that_is_started_anew_ends_the_generation_with_the_reason_and_uses_no_restart(job, tmp_path):
+def test_workers_notice_nothing_of_a_daemon_that_is_killed_again_and_again(job, tmp_path):
     it = job(3)
+    # In step: each waits for all others at each step, until rank 0 says that it is the last one.
     script = write(tmp_path, "outlive.py", STORE + """
-store.set(b"k%d" % rank, b"")
-store.wait(b"k%d" % (1 - rank))
-assert attempt == 0  # no restart is used
-note("met%d_%d" % (rank, os.path.exists("met%d_0" % rank)))
-stay()
+def delete(key):
+    store.socket.sendall(b"\\x08" + store.text(key))
+    return struct.unpack("<q", store.read(8))[0]
+assert not os.path.exists("met%d" % rank)
+note("met%d" % rank)
+more = Store()
+more.ask_wait(b"end")
+step, last, done = 0, 0, False
+while not done:
+    step += 1
+    value = b"x" * (step * 7919 % 200000)
+    store.set(b"%d/%d" % (rank, step), value)
+    store.set(b"word%d/%d" % (rank, step), b"last" if rank == 0 and os.path.exists("go") else b"on")
+    for other in range(size):
+        assert store.get(b"%d/%d" % (other, step)) == value
+        done |= store.get(b"word%d/%d" % (other, step)) == b"last"
+    now = store.add(b"n", 1)
+    assert now > last, (now, last)
+    last = now
+    if step > 2: assert delete(b"%d/%d" % (rank, step - 2)) == delete(b"word%d/%d" % (rank, step - 2)) == 1
+    note("step%d" % rank, str(step))
+if store.add(b"out", 1) == size: store.set(b"end", b"")
+assert more.read(1) == b"\\0"
+assert store.add(b"n", 0) == size * step, (store.add(b"n", 0), step)
+assert store.num_keys() == 3 + 2 * 2 * size  # n, out, end, and what was not deleted of two steps
 """)
 
     def serve(name):
         it.spawn(name, 2, BIN / "musterd", f"--port={PORT}", f"--state-dir={tmp_path}/state",
-                 env=clean_environment(MUSTER_SECRET=SECRET))
+                 "--state-rewrite-min-bytes=1000000", env=clean_environment(MUSTER_SECRET=SECRET))
 
-    serve("d")
+    def steps():
+        return [int((tmp_path / f"step{rank}").read_text()) if (tmp_path / f"step{rank}").exists() else 0 for rank in range(4)]
+
+    def go_on():
+        before = min(steps())
+        wait_for(lambda: min(steps()) > before + 3, f"the workers to go on: {it.err(0)} {it.err(1)}", 60)
+
+    serve("d0")
     for node in (0, 1):
-        it.start(node, 1, script, nnodes=2, backend="muster", endpoint=it.nodes.address(2), restarts=0, MUSTER_SECRET=SECRET)
-
-    def met(start):
-        wait_for(lambda: all((tmp_path / f"met{rank}_{start}").exists() for rank in (0, 1)),
-                 f"start {start}: {it.err(0)}", 60)
-
-    met(0)
-    it.running["d"].kill()
-    it.running["d"].wait()
-    serve("again")
-    met(1)
-    assert "the workers' store of generation 0 was lost with the former one" in it.err(0) + it.err(1)
+        it.start(node, 2, script, nnodes=2, backend="muster", endpoint=it.nodes.address(2), restarts=0, MUSTER_SECRET=SECRET)
+    go_on()
+    for number in range(5):
+        it.running[f"d{number}"].kill()
+        it.running[f"d{number}"].wait()
+        serve(f"d{number + 1}")
+        go_on()
     (tmp_path / "go").touch()
     assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+    assert "generation 1" not in it.err(0) + it.err(1)
 
 
 def test_two_jobs_at_one_daemon_have_stores_of_their_own(job, tmp_path):

@@ -33,6 +33,21 @@ class Heard final : public journal::Recorder {
     say("left", name, to_text(node));
   }
   void job_forgotten(std::string_view name) override { say("forgotten", name); }
+  void hosted_began(std::string_view job, std::int64_t generation, std::uint64_t instance) override {
+    say(std::to_string(instance) + " began", job, std::to_string(generation));
+  }
+  void hosted_ended(std::uint64_t instance) override { say("ended", std::to_string(instance)); }
+  void hosted_changed(std::uint64_t instance, const StoreChange& change) override {
+    say(std::to_string(instance) + " changed " + std::to_string(static_cast<int>(change.kind)), change.key,
+        change.value);
+  }
+  void hosted_done(std::uint64_t instance, const ChannelName& name, const ChannelMark& mark) override {
+    say(std::to_string(instance) + " done " + std::to_string(name.node.low), std::to_string(name.channel),
+        std::to_string(mark.end) + " " + mark.answer + " " + mark.barrier.value_or("-"));
+  }
+  void hosted_gone(std::uint64_t instance, const ChannelName& name) override {
+    say(std::to_string(instance) + " gone " + std::to_string(name.node.low), std::to_string(name.channel));
+  }
 
   std::vector<std::string> words;
   std::vector<JobRecord> jobs;
@@ -93,6 +108,15 @@ Log example() {
     to.job_forgotten("old");
     to.set("/last", std::string(700, 'x'));
   });
+  log.frame([](auto& to) {
+    to.hosted_began("train", 7, 99);
+    to.hosted_changed(99, {StoreChange::Kind::kSet, "/n", "5"});
+    to.hosted_changed(99, {StoreChange::Kind::kPop, "/q", {}});
+    to.hosted_done(99, {{0, 2}, 3}, {41, "five", {}});
+    to.hosted_done(99, {{0, 2}, 4}, {42, "", "/b"});
+    to.hosted_gone(99, {{0, 2}, 3});
+    to.hosted_ended(98);
+  });
   return log;
 }
 
@@ -102,12 +126,14 @@ TEST_CASE("what a log was told it tells again, in order") {
   Heard heard;
   const Log log = example();
   const auto replayed = journal::replay(log.bytes, heard);
-  REQUIRE(replayed == journal::Replayed{End::kClean, log.bytes.size(), 5, ""});
-  REQUIRE(heard.words == std::vector<std::string>{"set /k value", "set /n 1", "append /k  and more",
-                                                  "push /q one", "job train ", "push /q two", "pop /q ",
-                                                  "erase /n ",
-                                                  "finished train 00000000000000010000000000000002",
-                                                  "forgotten old ", "set /last " + std::string(700, 'x')});
+  REQUIRE(replayed == journal::Replayed{End::kClean, log.bytes.size(), 6, ""});
+  REQUIRE(heard.words ==
+          std::vector<std::string>{"set /k value", "set /n 1", "append /k  and more", "push /q one",
+                                   "job train ", "push /q two", "pop /q ", "erase /n ",
+                                   "finished train 00000000000000010000000000000002", "forgotten old ",
+                                   "set /last " + std::string(700, 'x'), "99 began train 7",
+                                   "99 changed 1 /n 5", "99 changed 5 /q ", "99 done 2 3 41 five -",
+                                   "99 done 2 4 42  /b", "99 gone 2 3 ", "ended 98 "});
   REQUIRE(heard.jobs == std::vector{some_job()});
 }
 

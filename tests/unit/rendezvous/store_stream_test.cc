@@ -70,6 +70,7 @@ struct Channel {
   bool hear() {
     if (back.empty()) return false;
     REQUIRE(writer.acknowledge(back.front().consumed));
+    writer.forget(back.front().consumed);
     back.pop_front();
     return true;
   }
