@@ -84,6 +84,15 @@ int cpu_quota(const CoreFiles& files) {
   return out;
 }
 
+CpuRoom read_cpu_room(const CoreFiles& files) {
+  CpuRoom out;
+  out.allowed = count_cpus();
+  out.online =
+      static_cast<int>(parse_ranges(first_line(files.sys_cpus + "/online")).value_or(CpuSet{}).size());
+  out.quota = cpu_quota(files);
+  return out;
+}
+
 int count_cores(const CoreFiles& files) {
   CpuSet left = current_affinity();
   int cores = 0;

@@ -20,6 +20,18 @@ struct CoreFiles {
 /// Cores of the mask, and not more than the cgroup's CPU time keeps busy; 1 at least.
 [[nodiscard]] int count_cores(const CoreFiles& files = {});
 
+/// What may run how many workers at once.
+struct CpuRoom {
+  int online = 0;   // hardware threads of the node
+  int allowed = 0;  // of these, for this process
+  int quota = 0;    // cpu_quota()
+
+  /// The time is less than OpenMP takes it for, which counts the allowed ones.
+  [[nodiscard]] bool quota_limits() const { return quota > 0 && quota < allowed; }
+  [[nodiscard]] int usable() const { return quota_limits() ? quota : allowed; }
+};
+[[nodiscard]] CpuRoom read_cpu_room(const CoreFiles& files = {});
+
 /// CPUs' worth of time that the cgroup and those above it grant, rounded up; 0: unlimited or unknown.
 [[nodiscard]] int cpu_quota(const CoreFiles& files);
 

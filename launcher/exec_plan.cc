@@ -8,12 +8,12 @@
 #include <fmt/format.h>
 
 #include "launcher/program.h"
-#include "launcher/slurm.h"
 #include "launcher/step_command.h"
 #include "launcher/substitution.h"
 #include "launcher/worker_env.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/env_contract.h"
+#include "rendezvous/slurm_step.h"
 
 namespace muster::launcher {
 namespace {
@@ -53,12 +53,10 @@ Result<void> check_counts(const Options& options, const SlurmStep& step) {
 
 Result<std::string> find_master(const Options& options, const SlurmStep& step) {
   if (options.given.contains("master-addr")) return options.master_addr;
-  if (step.num_nodes() == 1) return "127.0.0.1";
-  if (step.arbitrary || step.het_job)
-    return usage(
-        "with srun -m arbitrary or in a heterogeneous job a task does not know which node has rank 0; give "
-        "--master-addr");
-  return step.nodes.front();
+  if (auto head = step_head(step)) return *std::move(head);
+  return usage(
+      "with srun -m arbitrary or in a heterogeneous job a task does not know which node has rank 0; give "
+      "--master-addr");
 }
 
 Error exec_error(const std::string& path, int error) {
@@ -72,6 +70,7 @@ Error exec_error(const std::string& path, int error) {
 
 Result<ExecPlan> plan_exec(const Options& options, const Environment& environment,
                            const std::function<int()>& cpu_count) {
+  if (options.no_slurm) return usage("--exec takes the rank from a Slurm task; leave --no-slurm out");
   for (const auto& [name, value] : options.given)
     if (!works_without_agent(name))
       return usage(fmt::format(

@@ -85,6 +85,7 @@ struct ElasticJob {
   std::optional<tls::Context> tls;         // towards the coordinator
   std::optional<tls::Context> tls_server;  // of a coordinator that this agent runs
   bool proves = false;                     // agents show a secret or a certificate
+  bool places_told = false;  // by Slurm: `order` is the node's rank, and rank 0 is on the endpoint's host
   bool store_proxy = false;  // the coordinator has the workers' store, and this agent carries it to them
 };
 
@@ -108,9 +109,11 @@ struct Job {
   bool placed = false;                   // asked for: the workers are told their MUSTER_NIC
   std::string visible_devices;           // CUDA_VISIBLE_DEVICES for --gpus; empty: as inherited
   std::string gpu_shortage;              // to be said: there are fewer GPUs than workers; empty: nothing
+  std::vector<std::string> warnings;     // to be said before the start
   bool gpu_node = false;                 // the workers get CUDA_DEVICE_ORDER where it is not set
   int threads = 1;                       // each worker's share, where OMP_NUM_THREADS is not set
-  std::string hardware;                  // "2 sockets, 2 NUMA nodes, 64 cores", as far as they may be used
+  bool few_cpus = false;  // CPU time is limited below the CPUs that OpenMP sees: told to one worker, too
+  std::string hardware;   // "2 sockets, 2 NUMA nodes, 64 cores", as far as they may be used
   LogSettings logs;
   std::vector<int> signals;  // passed on to the workers
   std::string signals_text;  // --signals-to-handle as given

@@ -8,14 +8,16 @@
 
 #include <fmt/format.h>
 
+#include "launcher/cpu_shortage.h"
 #include "launcher/device_choice.h"
 #include "launcher/nproc.h"
 #include "launcher/program.h"
 #include "launcher/rendezvous_plan.h"
-#include "launcher/slurm.h"
+#include "launcher/slurm_allocation.h"
 #include "launcher/slurm_grace.h"
 #include "launcher/step_options.h"
 #include "rendezvous/env_contract.h"
+#include "rendezvous/slurm_step.h"
 
 namespace muster::launcher {
 namespace {
@@ -186,6 +188,27 @@ Result<Millis> plan_grace(const Options& options, const Environment& environment
   return Millis(std::llround(seconds * 1000));
 }
 
+/// Nothing outside of a step.
+Result<std::optional<SlurmStep>> read_step(const Environment& environment) {
+  auto step = read_slurm_step(environment);
+  if (step) return step;
+  Error error = std::move(step).error();
+  error.message += "; --no-slurm leaves Slurm's variables aside";
+  return fail(std::move(error));
+}
+
+/// Whether the step is the whole job, and says who is where in it.
+bool places_told(const Options& given, const SlurmStep& step, const Job& job) {
+  const membership::Settings& rules = job.elastic.rules;
+  return job.mode == RendezvousMode::kElastic && rules.min_nodes == step.num_tasks &&
+         rules.max_nodes == step.num_tasks && rules.spares == 0 && !step.arbitrary && !step.het_job &&
+         given.rdzv_endpoint.empty() && !given.given.contains("master-addr");
+}
+
+void add_warning(Job& job, std::string text) {
+  if (!text.empty()) job.warnings.push_back(std::move(text));
+}
+
 /// Two ranks on one GPU are for who asks for it. Where each worker is given its GPU this is decided here;
 /// else by the program, which may need none, and torchrun's users start more workers than there are GPUs.
 Result<void> look_for_shortage(const Options& options, const Environment& environment, const Machine& machine,
@@ -238,8 +261,10 @@ Result<void> plan_restarts(const Options& options, Job& job) {
 
 Result<Job> plan_job(const Options& given, const Environment& environment, const Machine& machine) {
   std::optional<SlurmStep> step;
-  if (!given.standalone) {
-    MUSTER_TRY(step, read_slurm_step(environment));
+  std::optional<SlurmAllocation> allocation;
+  if (!given.standalone && !given.no_slurm) {
+    allocation = read_slurm_allocation(environment);
+    MUSTER_TRY(step, read_step(environment));
   }
   Options options = given;
   if (step) {
@@ -248,6 +273,8 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   const std::string& here = step ? step->node_name() : machine.host;
 
   Job job;
+  if (allocation && !step && !options.given.contains("nnodes"))
+    add_warning(job, idle_nodes_warning(*allocation, options));
   job.role = options.role;
   job.max_restarts = options.max_restarts;
   job.virtual_local_rank = options.virtual_local_rank;
@@ -268,6 +295,7 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   if (options.join_at != "now" && job.mode != RendezvousMode::kElastic)
     return usage(fmt::format("--join-at={}: a job grows with --nnodes=MIN:MAX and --rdzv-backend=c10d only",
                              options.join_at));
+  job.elastic.places_told = step && places_told(given, *step, job);
   MUSTER_TRY(job.logs, plan_logs(options, environment));
   job.logs.hostname = machine.host.substr(0, machine.host.find('.'));
   MUSTER_TRY(job.command, resolve_program(options, environment));
@@ -278,7 +306,11 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   const auto gpu_count = [&] { return chosen > 0 ? chosen : machine.gpu_count(); };
   MUSTER_TRY(job.local_world_size, resolve_nproc(options.nproc_per_node, gpu_count, machine.cpu_count));
   job.gpu_node = machine.gpu_driver;
-  if (machine.core_count && job.local_world_size > 1 && !lookup(environment, env::kOmpNumThreads))
+  const CpuRoom room = machine.cpu_room ? machine.cpu_room() : CpuRoom{};
+  job.few_cpus = room.quota_limits();
+  if (!options.oversubscribe) add_warning(job, cpu_shortage(room, job.local_world_size, step, allocation));
+  if (machine.core_count && (job.local_world_size > 1 || job.few_cpus) &&
+      !lookup(environment, env::kOmpNumThreads))
     job.threads = std::max(1, machine.core_count() / job.local_world_size);
   if (options.gpus.empty()) MUSTER_OK(look_for_shortage(options, environment, machine, job));
   MUSTER_OK(plan_placement(options, environment, machine.hardware, job));

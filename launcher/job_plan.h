@@ -9,6 +9,7 @@
 
 #include <muster/result.h>
 
+#include "launcher/cores.h"
 #include "launcher/job.h"
 #include "launcher/options.h"
 #include "launcher/placement_plan.h"
@@ -25,6 +26,7 @@ struct Machine {
   std::function<int()> core_count = {};             // for OMP_NUM_THREADS; nothing: 1
   bool gpu_driver = false;                          // gpus.h
   std::function<int()> listed_gpus = {};            // likewise
+  std::function<CpuRoom()> cpu_room = {};           // cores.h; nothing: unlimited
 };
 
 /// kInvalidArgument: usage. kNotFound, kUnsupported: the program.

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdio>
 #include <fcntl.h>
+#include <filesystem>
 #include <optional>
 #include <signal.h>
 #include <string>
@@ -32,6 +33,7 @@
 #include "launcher/output_sink.h"
 #include "launcher/placement_text.h"
 #include "launcher/preflight.h"
+#include "launcher/srun_plan.h"
 #include "launcher/trial_plan.h"
 #include "launcher/unfit_node.h"
 #include "launcher/worker_cgroups.h"
@@ -151,6 +153,14 @@ int main(int argc, char** argv) {
     const auto plan = plan_exec(*options, environment, count_cpus);
     return complain(plan ? execute(*plan) : plan.error());
   }
+  if (options->srun) {
+    std::error_code unknown;
+    const auto own = std::filesystem::read_symlink("/proc/self/exe", unknown);
+    const auto plan = plan_srun(*options, environment, unknown ? command.front() : own.string());
+    if (!plan || !options->dry_run) return complain(plan ? execute(*plan) : plan.error());
+    std::fputs(srun_plan_text(*plan).c_str(), stdout);
+    return kExitOk;
+  }
   const Machine machine{[&] { return count_gpus(environment); },
                         count_cpus,
                         random_uuid,
@@ -158,9 +168,12 @@ int main(int argc, char** argv) {
                         [&] { return read_hardware(environment); },
                         [] { return count_cores(); },
                         has_gpu_driver(gpu_paths(environment)),
-                        [&] { return count_listed_gpus(gpu_paths(environment)); }};
+                        [&] { return count_listed_gpus(gpu_paths(environment)); },
+                        [] { return read_cpu_room(); }};
   auto job = plan_job(*options, environment, machine);
   if (!job) return complain(job.error());
+  if (options->dry_run)
+    for (const std::string& text : job->warnings) std::fprintf(stderr, "muster: %s\n", text.c_str());
   job->compare_clocks = parse_preflight(options->preflight).value_or(Preflight::kOff) != Preflight::kOff;
   job->unfit = defect_of_node(*options, *job, environment);
   if (!job->unfit.empty() && (options->dry_run || job->one_node())) return kExitPreflight;
@@ -220,6 +233,7 @@ int main(int argc, char** argv) {
   OutputSink out(io, STDOUT_FILENO);
   OutputSink err(io, STDERR_FILENO);
   log_target = &err;
+  for (const std::string& text : job->warnings) log.warning(text);
   if (!job->gpu_shortage.empty())
     log.warning(
         fmt::format("{}; who takes the GPU of its LOCAL_RANK will fail, or share one", job->gpu_shortage));

@@ -121,6 +121,8 @@ void declare(CLI::App& app, Options& o) {
   app.add_flag("--detach", o.detach);
   app.add_option("--job-name", o.job_name);
   app.add_flag("--exec", o.exec);
+  app.add_flag("--srun", o.srun);
+  app.add_flag("--no-slurm", o.no_slurm);
   app.add_option("--tls-ca", o.tls_ca);
   app.add_option("--tls-cert", o.tls_cert);
   app.add_option("--tls-key", o.tls_key);
@@ -233,7 +235,8 @@ std::string help_text() {
       "the first failure stops all, and the report says which rank failed and why.\n"
       "A .py file is run by Python, anything executable directly. Options precede the program.\n"
       "Under Slurm: srun -N 2 --ntasks-per-node=1 muster [options] program; nodes and ranks come from "
-      "Slurm.\n\n"
+      "Slurm.\n"
+      "In a batch script muster --srun does the same.\n\n"
       "options (each also as PET_<NAME> in the environment; '_' may stand for '-'):\n";
   for (const OptionRow& row : kOptionTable)
     if (row.support == Support::kFull) out += described(row);

@@ -70,6 +70,8 @@ struct Options {
   std::string job_name;
   std::optional<std::string> print_completion;
   bool exec = false;
+  bool srun = false;
+  bool no_slurm = false;
   std::string tls_ca;
   std::string tls_cert;
   std::string tls_key;

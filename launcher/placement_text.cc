@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view kLater = "(known at the rendezvous)";
 
 bool ranks_known(const Job& job) {
-  return job.mode != RendezvousMode::kElastic;
+  return job.mode != RendezvousMode::kElastic || job.elastic.places_told;
 }
 
 std::string or_dash(std::string text) {
@@ -75,11 +75,19 @@ Assignment guess(const Job& job) {
 
 bool known(const Job& job, std::string_view name) {
   if (name == env::kMasterPort && job.mode == RendezvousMode::kStandalone) return job.master_port != 0;
-  if (ranks_known(job)) return true;
-  const std::array decided = {
-      env::kRank,          env::kWorldSize,  env::kGroupRank,  env::kGroupWorldSize, env::kRoleRank,
-      env::kRoleWorldSize, env::kMasterAddr, env::kMasterPort, env::kGlooInterface,  env::kNcclInterface};
-  return std::find(decided.begin(), decided.end(), name) == decided.end();
+  if (job.mode != RendezvousMode::kElastic) return true;
+  const std::array places = {env::kMasterAddr, env::kMasterPort, env::kGlooInterface, env::kNcclInterface};
+  if (std::find(places.begin(), places.end(), name) != places.end()) return false;
+  const std::array ranks = {env::kRank,           env::kWorldSize, env::kGroupRank,
+                            env::kGroupWorldSize, env::kRoleRank,  env::kRoleWorldSize};
+  return ranks_known(job) || std::find(ranks.begin(), ranks.end(), name) == ranks.end();
+}
+
+/// What can be said of a variable whose value the rendezvous decides.
+std::string foreseen(const Job& job, std::string_view name) {
+  if (name != env::kMasterAddr || !job.elastic.places_told) return std::string(kLater);
+  if (job.elastic.store_proxy) return "127.0.0.1";
+  return fmt::format("(the address of {} that answers)", job.elastic.endpoint_host);
 }
 
 std::string command_line(const Job& job, int local_rank) {
@@ -114,7 +122,7 @@ std::string dry_run_text(const Job& job, const Environment& inherited) {
     out += fmt::format("ranks as if each of the {} nodes had {} workers\n", job.nodes, job.local_world_size);
   out += fmt::format("command: {}\n", command_line(job, 0));
   const auto line = [&](std::string_view name, std::string_view value) {
-    return fmt::format("  {}={}\n", name, known(job, name) ? value : kLater);
+    return fmt::format("  {}={}\n", name, known(job, name) ? std::string(value) : foreseen(job, name));
   };
   const Assignment assignment = guess(job);
   out += "environment of all:\n";

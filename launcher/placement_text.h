@@ -10,7 +10,8 @@
 
 namespace muster::launcher {
 
-/// A line about the node, the table, and the notes. The global ranks are known where there is no coordinator.
+/// A line about the node, the table, and the notes. The global ranks are known where there is no coordinator,
+/// or Slurm has said them.
 [[nodiscard]] std::string placement_table(const Job& job);
 
 /// The table, the command, and the variables that a worker gets beyond the inherited ones: those that all

@@ -19,22 +19,6 @@ constexpr std::array<std::string_view, 10> kWithoutAgent = {
     "exec",           "module",    "no-python",   "role",        "nnodes",
     "nproc-per-node", "node-rank", "master-addr", "master-port", "virtual-local-rank"};
 
-std::string quoted(std::string_view word) {
-  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
-    return std::isalnum(c) != 0 ||
-           std::string_view("-_./:=,+@%").find(static_cast<char>(c)) != std::string_view::npos;
-  });
-  if (plain) return std::string(word);
-  std::string out = "'";
-  for (const char c : word) {
-    if (c == '\'')
-      out += "'\\''";
-    else
-      out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;  // it has to stay one line
-  }
-  return out + "'";
-}
-
 std::string render(const Options& options, const std::function<bool(std::string_view)>& keep,
                    std::string_view added) {
   std::string out = "muster";
@@ -44,11 +28,11 @@ std::string render(const Options& options, const std::function<bool(std::string_
     if (row && (*row)->takes == Takes::kNothing)
       out += fmt::format(" --{}", name);
     else
-      out += fmt::format(" --{}={}", name, value.empty() ? "" : quoted(value));
+      out += fmt::format(" --{}={}", name, value.empty() ? "" : shell_word(value));
   }
   if (!added.empty()) out += fmt::format(" {}", added);
-  out += " " + quoted(options.program);
-  for (const std::string& argument : options.arguments) out += " " + quoted(argument);
+  out += " " + shell_word(options.program);
+  for (const std::string& argument : options.arguments) out += " " + shell_word(argument);
   if (out.size() > kLongestCommand) out = out.substr(0, kLongestCommand) + " ...";
   return out;
 }
@@ -75,6 +59,22 @@ bool works_without_agent(std::string_view name) {
   if (std::find(kWithoutAgent.begin(), kWithoutAgent.end(), name) != kWithoutAgent.end()) return true;
   const auto row = find_option(name);
   return row && (*row)->support == Support::kNoEffect;
+}
+
+std::string shell_word(std::string_view word) {
+  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("-_./:=,+@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return std::string(word);
+  std::string out = "'";
+  for (const char c : word) {
+    if (c == '\'')
+      out += "'\\''";
+    else
+      out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;  // it has to stay one line
+  }
+  return out + "'";
 }
 
 }  // namespace muster::launcher

@@ -24,4 +24,7 @@ namespace muster::launcher {
 /// Whether the option of this name means something for --exec, or nothing for the agent either.
 [[nodiscard]] bool works_without_agent(std::string_view name);
 
+/// The word as a shell has to be given it. On one line: control characters become '?'.
+[[nodiscard]] std::string shell_word(std::string_view word);
+
 }  // namespace muster::launcher

@@ -8,7 +8,7 @@
 #include <muster/result.h>
 
 #include "launcher/options.h"
-#include "launcher/slurm.h"
+#include "rendezvous/slurm_step.h"
 
 namespace muster::launcher {
 

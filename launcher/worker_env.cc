@@ -12,9 +12,9 @@ namespace {
 
 constexpr std::string_view kVisibleDevices = env::kCudaVisible;
 
-/// One worker alone gets no limit, as with torchrun.
+/// One worker alone gets no limit, as with torchrun, unless it would take its CPU time for more than it is.
 bool divides_threads(const Environment& inherited, const Job& job) {
-  return job.local_world_size > 1 && !lookup(inherited, env::kOmpNumThreads);
+  return (job.local_world_size > 1 || job.few_cpus) && !lookup(inherited, env::kOmpNumThreads);
 }
 
 /// torchrun's way to spare a large job the exchange of roles: all workers are taken to be of one.
@@ -128,6 +128,10 @@ std::string threads_notice(const Environment& inherited, const Job& job) {
     most = last->threads;
   }
   if (most <= 1) return {};
+  if (job.local_world_size == 1)
+    return fmt::format(
+        "OMP_NUM_THREADS is not set: the worker gets {} threads, as many as the cgroup's CPU time keeps busy",
+        most);
   return fmt::format(
       "OMP_NUM_THREADS is not set: each of the {} workers gets {}{} threads, its share of the cores",
       job.local_world_size, least == most ? "" : fmt::format("{} to ", least), most);

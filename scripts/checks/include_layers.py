@@ -11,6 +11,7 @@ LAYERS = [
     ("rendezvous/net", r"rendezvous/net/"),
     ("musterd", r"rendezvous/\w*main\.cc$"),
     ("env_contract", r"rendezvous/env_contract\.h$"),
+    ("slurm_step", r"rendezvous/(slurm_step|hostlist)\.(h|cc)$"),
     ("rendezvous", r"rendezvous/"),
     ("launcher/ctl", r"launcher/ctl/"),
     ("launcher", r"launcher/"),
@@ -25,8 +26,8 @@ LAYERS = [
     ("tests", r"tests/"),
 ]
 
-_RENDEZVOUS = {"rendezvous/include", "rendezvous/base", "env_contract", "rendezvous"}
-_WORKER_GROUND = {"rendezvous/include", "rendezvous/base", "env_contract", "worker_runtime/include"}
+_RENDEZVOUS = {"rendezvous/include", "rendezvous/base", "env_contract", "slurm_step", "rendezvous"}
+_WORKER_GROUND = {"rendezvous/include", "rendezvous/base", "env_contract", "slurm_step", "worker_runtime/include"}
 _WORKER = {layer for layer, _ in LAYERS if layer.startswith("worker_runtime/")} - {"worker_runtime/examples"}
 
 # layer -> layers it may include besides itself
@@ -34,6 +35,7 @@ ALLOWED = {
     "rendezvous/include": set(),
     "rendezvous/base": {"rendezvous/include"},
     "env_contract": {"rendezvous/include", "rendezvous/base"},
+    "slurm_step": {"rendezvous/include", "rendezvous/base"},
     "rendezvous": _RENDEZVOUS,
     "rendezvous/net": _RENDEZVOUS,
     "musterd": _RENDEZVOUS | {"rendezvous/net"},
@@ -52,8 +54,8 @@ ALLOWED = {
 _WHY = [
     ("rendezvous", "launcher", "the store knows nothing of processes"),
     ("rendezvous", "worker_runtime", "the store knows nothing of training"),
-    ("launcher", "worker_runtime", "launcher and worker_runtime share rendezvous/env_contract.h and nothing else"),
-    ("worker_runtime", "launcher", "launcher and worker_runtime share rendezvous/env_contract.h and nothing else"),
+    ("launcher", "worker_runtime", "launcher and worker_runtime share the environment's words (env_contract.h, slurm_step.h) and nothing else"),
+    ("worker_runtime", "launcher", "launcher and worker_runtime share the environment's words (env_contract.h, slurm_step.h) and nothing else"),
     ("worker_runtime", "rendezvous", "the worker runtime uses the store through its public headers and base only"),
 ]
 
@@ -79,8 +81,8 @@ _PURE_FORBIDDEN = re.compile(
     r"^(boost/(asio|beast)|thread$|mutex$|condition_variable$|future$|sys/(socket|epoll|mman|un|prctl)\.h|"
     r"netinet/|arpa/|netdb\.h|poll\.h|unistd\.h|spawn\.h|fcntl\.h|pthread\.h)")
 PURE = re.compile(
-    r"rendezvous/(wire|store_core|session|membership|control|env_contract)\w*\.(h|cc)$|"
-    r"launcher/(job|placement|device_choice|worker_env|restart_policy|stop_ladder|exit_status|root_cause|line_splitter|hostlist|slurm|step_options|step_command)\w*\.(h|cc)$|"
+    r"rendezvous/(wire|store_core|session|membership|control|env_contract|slurm_step|hostlist)\w*\.(h|cc)$|"
+    r"launcher/(job|placement|device_choice|worker_env|restart_policy|stop_ladder|exit_status|root_cause|line_splitter|slurm_allocation|cpu_shortage|step_options|step_command)\w*\.(h|cc)$|"
     r"worker_runtime/training/(bucket_plan|sampler)\w*\.(h|cc)$")
 
 

@@ -7,13 +7,12 @@
 #include <string>
 #include <string_view>
 
-#include "launcher/hostlist.h"
-#include "launcher/slurm.h"
+#include "rendezvous/hostlist.h"
+#include "rendezvous/slurm_step.h"
 
 namespace {
 
 using namespace muster;
-using namespace muster::launcher;
 
 constexpr std::array<std::string_view, 12> kVariables = {"SLURM_STEP_NODELIST",  "SLURM_STEP_TASKS_PER_NODE",
                                                          "SLURM_STEP_NUM_TASKS", "SLURM_PROCID",
@@ -61,6 +60,7 @@ void check_step(std::string_view text) {
   check(step.node >= 0 && step.node < step.num_nodes());
   check(step.task >= 0 && step.task < step.num_tasks);
   check(step.local_task >= 0 && step.local_task < step.local_tasks());
+  if (const auto head = step_head(step)) check(!head->empty() && head->size() <= kMaxHostName);
   check(step_port(step) >= kFirstStepPort && step_port(step) < kFirstStepPort + kNumStepPorts);
 }
 

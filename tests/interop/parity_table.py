@@ -38,6 +38,7 @@ EXPLAINS = {
 }
 
 ADDS = {
+    "`OMP_NUM_THREADS` not set, one worker, CPU time limited below its CPUs": r"OMP_NUM_THREADS" + _WORKER,
     "`CUDA_DEVICE_ORDER` not set, GPUs there": r"CUDA_DEVICE_ORDER" + _WORKER,
     "`MUSTER_*`": r"MUSTER_\w+" + _WORKER,
     "log directory with `-r` or `-t`": r"file .*/generation_\d+/.*\.(out|err)",
@@ -57,6 +58,10 @@ SHOWN_BY = {
     "a worker that ends with 85": (
         "tests/system/test_launcher_preemption.py",
         "test_a_worker_that_ends_of_a_signal_of_its_own_is_waited_for_by_the_others"),
+    "more workers than CPUs that were left to the launcher (taskset, a cgroup, srun without `-c`)": (
+        "tests/system/test_launcher_placement.py", "test_workers_that_share_a_cpu_of_several_are_told_once"),
+    "several nodes in a Slurm job, one launcher without srun": (
+        "tests/system/test_launcher_placement.py", "test_a_batch_script_s_idle_nodes_are_said_unless_one_is_meant"),
     "Slurm": ("tests/slurm/test_slurm_launch.py", "test_nodes_ranks_and_head_come_from_the_step"),
     "a pause before restarts, failures without one": (
         "tests/unit/launcher/restart_rules_test.cc", "what no-restart-on names is final, whatever restart-on names"),

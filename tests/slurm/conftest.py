@@ -9,6 +9,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "system")]
 
 import cluster  # noqa: E402
+import tell_tasks  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +27,8 @@ def slurm(slurm_session):
     """No test leaves a job to the next one."""
     yield slurm_session
     slurm_session.cancel_all()
+
+
+@pytest.fixture(scope="session")
+def tell(slurm_session):
+    return slurm_session.script("tell.py", tell_tasks.TELL)

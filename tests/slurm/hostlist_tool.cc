@@ -3,12 +3,12 @@
 #include <iostream>
 #include <string>
 
-#include "launcher/hostlist.h"
+#include "rendezvous/hostlist.h"
 
 int main() {
   std::string line;
   while (std::getline(std::cin, line)) {
-    const auto names = muster::launcher::expand_hostlist(line);
+    const auto names = muster::expand_hostlist(line);
     std::string text;
     if (names)
       for (const std::string& name : *names) text += (text.empty() ? "" : ",") + name;

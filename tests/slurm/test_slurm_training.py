@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from cluster import NODES
 from launcher_support import BIN, MUSTER
 
 GLOO = pathlib.Path(__file__).with_name("gloo_sum.py")
@@ -61,3 +62,22 @@ def test_a_preempted_training_goes_on_where_it_was_and_ends_with_the_same_bits(s
     rest = slurm.muster(srun, "--nproc-per-node=1", *train, f"--checkpoint={saved}", f"--resume={saved}")
     assert rest.returncode == 0, rest.stderr
     assert len(digests(whole, rest)) == 1
+
+
+def test_a_program_that_srun_starts_itself_is_one_world(slurm):
+    done = slurm.run("srun", "-N2", "-n4", BIN / "all_reduce")
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.split(" over ")[0] for line in done.stdout.splitlines()) == [f"rank {rank} of 4: sum 10" for rank in range(4)]
+    alone = slurm.run("srun", "-N2", "-n2", BIN / "all_reduce", env=slurm.environment(RANK=0, WORLD_SIZE=1))
+    assert alone.stdout.count("rank 0 of 1: sum 1 ") == 2, alone.stderr
+
+
+def test_a_task_that_cannot_know_its_head_says_what_to_run(slurm):
+    hosts = slurm.script("hosts", f"{NODES[1]}\n{NODES[0]}\n")
+    srun = ["srun", "-N2", "-n2", "-m", "arbitrary"]
+    env = slurm.environment(SLURM_HOSTFILE=hosts)
+    done = slurm.run(*srun, BIN / "all_reduce", env=env)
+    assert done.returncode == 1
+    assert done.stderr.count("run: srun ... muster --exec --master-addr=HOST PROGRAM") == 2, done.stderr
+    done = slurm.run(*srun, MUSTER, "--exec", f"--master-addr={NODES[1]}", BIN / "all_reduce", env=env)
+    assert done.stdout.count(" of 2: sum 3 ") == 2, done.stderr

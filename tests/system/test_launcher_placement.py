@@ -213,3 +213,38 @@ def test_the_full_preflight_measures_memory_too(muster):
 
 def test_an_unknown_preflight_is_a_usage_error(muster):
     assert muster.run("--preflight=fast", "true").returncode == 2
+
+
+def test_workers_that_share_a_cpu_of_several_are_told_once(muster):
+    cpus = mask()
+    if len(cpus) < 2:
+        pytest.skip("one CPU cannot be a part of them")
+    narrow = {"preexec_fn": lambda: os.sched_setaffinity(0, cpus[:1])}
+    done = muster.run("--nproc-per-node=4", "true", **narrow)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("4 workers share 1 of the node's") == 1
+    assert done.stderr.count("\n") == 1
+    for words in (["--nproc-per-node=4", "--oversubscribe"], ["--nproc-per-node=1"]):
+        assert muster.run(*words, "true", **narrow).stderr == ""
+
+
+def test_a_batch_script_s_idle_nodes_are_said_unless_one_is_meant(muster):
+    env = clean_environment(SLURM_JOB_ID=77, SLURM_NNODES=2, SLURM_JOB_NUM_NODES=2, SLURM_JOB_NODELIST="n[1-2]")
+    done = muster.run("--no-python", "true", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "run: srun -N 2 -n 2 --ntasks-per-node=1 --kill-on-bad-exit=1 muster --no-python true;" in done.stderr
+    assert done.stderr.count("\n") == 1
+    for word in ("--nnodes=1", "--standalone", "--no-slurm"):
+        assert muster.run(word, "--no-python", "true", env=env).stderr == ""
+
+
+def test_a_dry_run_in_a_slurm_step_says_the_ranks_and_the_first_node(muster):
+    env = clean_environment(SLURM_JOB_ID=77, SLURM_STEP_ID=0, SLURM_STEP_NODELIST="n[1-3]", SLURM_STEP_TASKS_PER_NODE="1(x3)",
+                            SLURM_STEP_NUM_TASKS=3, SLURM_NTASKS=3, SLURM_PROCID=2, SLURM_NODEID=2, SLURM_LOCALID=0)
+    text = muster.run("--dry-run", "--nproc-per-node=2", "true", env=env).stdout
+    assert re.findall(r"^  RANK=(.*)$", text, re.MULTILINE) == ["4", "5"]
+    assert [row["rank"] for row in rows(text)] == ["4", "5"]
+    for line in ("WORLD_SIZE=6", "GROUP_RANK=2", "MASTER_ADDR=(the address of n1 that answers)", "MASTER_PORT=(known at the rendezvous)"):
+        assert f"  {line}\n" in text
+    elastic = muster.run("--dry-run", "--nnodes=2:3", "true", env=env).stdout
+    assert "  RANK=(known at the rendezvous)\n" in elastic

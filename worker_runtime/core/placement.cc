@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/env_contract.h"
+#include "rendezvous/slurm_step.h"
 
 namespace muster {
 namespace {
@@ -59,6 +60,60 @@ Result<std::optional<int>> optional_integer(const Environment& environment, std:
   if (!text) return std::nullopt;
   MUSTER_TRY(const auto value, parse_integer(name, *text, 0, kMaxWorld));
   return static_cast<int>(value);
+}
+
+/// Nobody else says who this process is. Whoever mpirun started inherits the variables of a task that is
+/// none of these ranks.
+bool asks_slurm(const Environment& environment, const Url& url) {
+  for (const std::string_view name : {env::kRank, env::kWorldSize})
+    if (value_of(environment, name)) return false;
+  if (url.query.contains("rank") || url.query.contains("world_size")) return false;
+  if (value_of(environment, "OMPI_COMM_WORLD_SIZE")) return false;
+  // srun --mpi=pmi2 says the same as Slurm, mpiexec something of its own.
+  const auto agrees = [&](std::string_view mpi, std::string_view slurm) {
+    const auto value = value_of(environment, mpi);
+    return !value || value == value_of(environment, slurm);
+  };
+  return agrees("PMI_RANK", "SLURM_PROCID") && agrees("PMI_SIZE", "SLURM_STEP_NUM_TASKS");
+}
+
+/// With what `srun -n 4 program` says in the names of a launcher, MASTER_ADDR and MASTER_PORT where they are
+/// not given: as muster --exec writes them. As it is outside of a step, and in a step of one task.
+Result<Environment> with_slurm(const Environment& environment) {
+  const bool has_host = value_of(environment, env::kMasterAddr).has_value();
+  const bool has_port = value_of(environment, env::kMasterPort).has_value();
+  const auto step = read_slurm_step(environment);
+  if (!step) {
+    if (has_host && has_port) return environment;
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("which rank this Slurm task has is not clear: {}; with RANK=0 and WORLD_SIZE=1 it is "
+                    "alone",
+                    step.error().message));
+  }
+  if (!*step || (*step)->num_tasks == 1) return environment;
+  const SlurmStep& task = **step;
+  Environment out = environment;
+  const auto set = [&](std::string_view name, std::string value) {
+    out.insert_or_assign(std::string(name), std::move(value));
+  };
+  set(env::kRank, std::to_string(task.task));
+  set(env::kWorldSize, std::to_string(task.num_tasks));
+  set(env::kLocalRank, std::to_string(task.local_task));
+  set(env::kLocalWorldSize, std::to_string(task.local_tasks()));
+  if (!has_host) {
+    const auto head = task.het_job ? std::nullopt : step_head(task);
+    if (!head)
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("task {} of {} of Slurm's step {} does not know which node has rank 0 (srun -m "
+                              "arbitrary, a heterogeneous job); export MASTER_ADDR, or run: srun ... muster "
+                              "--exec --master-addr=HOST PROGRAM",
+                              task.task, task.num_tasks, task.id()));
+    set(env::kMasterAddr, *head);
+    out.erase(std::string(env::kUseAgentStore));
+  }
+  if (!has_port) set(env::kMasterPort, std::to_string(step_port(task)));
+  return out;
 }
 
 /// The names under which a launcher tells who a process is.
@@ -135,8 +190,12 @@ Result<void> read_tcp_store(const Url& url, Placement& out) {
 
 }  // namespace
 
-Result<Placement> find_placement(std::string_view init_method, const Environment& environment) {
+Result<Placement> find_placement(std::string_view init_method, const Environment& given) {
   MUSTER_TRY(const Url url, parse_url(init_method));
+  Environment environment = given;
+  if (url.scheme == "env" && asks_slurm(given, url)) {
+    MUSTER_TRY(environment, with_slurm(given));
+  }
   Placement out;
   MUSTER_TRY(const auto restarts, optional_integer(environment, env::kRestartCount));
   out.restart_count = restarts.value_or(0);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Placement: which rank this process is and where the store is, read from an init method and the environment.
-// Pure; init() acts on it. Failure: kInvalidArgument naming the variable or parameter and who usually sets
-// it. Source of the rules: torch/distributed/rendezvous.py (env://, tcp://, file://).
+// Pure; init() acts on it. Where nobody says it, the Slurm step does (srun -n N program): every task finds
+// the same store without a word. Failure: kInvalidArgument naming the variable or parameter and who usually
+// sets it. Source of the rules: torch/distributed/rendezvous.py (env://, tcp://, file://).
 #pragma once
 
 #include <cstdint>

@@ -79,6 +79,75 @@ TEST_CASE("srun's variables serve where RANK is not set and MASTER_ADDR is") {
   REQUIRE(find_placement("env://", both)->rank == 3);
 }
 
+namespace {
+
+/// Task 2 of `srun -N 2 -n 3 program`, of which two are on n1.
+const Environment kTask = {
+    {"SLURM_JOB_ID", "12"},        {"SLURM_STEP_ID", "3"}, {"SLURM_STEP_NODELIST", "n[1-2]"},
+    {"SLURM_STEP_NUM_TASKS", "3"}, {"SLURM_NTASKS", "3"},  {"SLURM_STEP_TASKS_PER_NODE", "2,1"},
+    {"SLURM_PROCID", "2"},         {"SLURM_NODEID", "1"},  {"SLURM_LOCALID", "0"}};
+
+}  // namespace
+
+TEST_CASE("tasks of a Slurm step are one world, which meets on the first node by the step's port") {
+  const Placement last{.rank = 2,
+                       .world_size = 3,
+                       .local_rank = 0,
+                       .local_world_size = 1,
+                       .store = StoreKind::kTcp,
+                       .host = "n1",
+                       .port = 20000 + 61 * 12 + 3};
+  REQUIRE(find_placement("env://", kTask) == last);
+  Environment first = with(with(kTask, "SLURM_PROCID", "0"), "SLURM_NODEID", "0");
+  const auto placement = find_placement("env://", first);
+  REQUIRE_OK(placement);
+  REQUIRE(placement->hosts_server);
+  REQUIRE(placement->local_world_size == 2);
+  REQUIRE(placement->port == last.port);
+  // What an agent further up said is not said of this step.
+  REQUIRE(find_placement("env://", with(first, "TORCHELASTIC_USE_AGENT_STORE", "True"))->hosts_server);
+
+  Environment one_node = with(with(kTask, "SLURM_STEP_NODELIST", "n1"), "SLURM_STEP_TASKS_PER_NODE", "3");
+  one_node["SLURM_NODEID"] = "0";
+  one_node["SLURM_LOCALID"] = "2";
+  REQUIRE(find_placement("env://", one_node)->host == "127.0.0.1");
+}
+
+TEST_CASE("what is given by hand beats what Slurm says") {
+  REQUIRE(find_placement("env://", with(kTask, "MASTER_ADDR", "head"))->host == "head");
+  REQUIRE(find_placement("env://", with(kTask, "MASTER_PORT", "77"))->port == 77);
+  REQUIRE(find_placement("env://", with(kTask, "MASTER_PORT", "77"))->host == "n1");
+  auto torchrun = kTask;
+  torchrun.insert(kTorchrun.begin(), kTorchrun.end());
+  REQUIRE(find_placement("env://", torchrun)->world_size == 4);
+  const auto alone = find_placement("env://", with(with(kTask, "RANK", "0"), "WORLD_SIZE", "1"));
+  REQUIRE_OK(alone);
+  REQUIRE(alone->world_size == 1);
+  REQUIRE(find_placement("tcp://h:1?rank=1&world_size=2", kTask)->world_size == 2);
+}
+
+TEST_CASE("one task, a batch script and mpirun's processes in a task are worlds of their own, as before") {
+  Environment one = with(with(kTask, "SLURM_STEP_NODELIST", "n1"), "SLURM_STEP_TASKS_PER_NODE", "1");
+  for (const char* name : {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}) one[name] = "1";
+  for (const char* name : {"SLURM_PROCID", "SLURM_NODEID"}) one[name] = "0";
+  REQUIRE(find_placement("env://", one) == Placement{});
+  REQUIRE(find_placement("env://", without(kTask, "SLURM_STEP_ID")) == Placement{});
+  REQUIRE(find_placement("env://", with(kTask, "OMPI_COMM_WORLD_SIZE", "8")) == Placement{});
+  REQUIRE(find_placement("env://", with(kTask, "PMI_RANK", "5")) == Placement{});
+  REQUIRE(find_placement("env://", with(with(kTask, "PMI_RANK", "2"), "PMI_SIZE", "8")) == Placement{});
+  REQUIRE(find_placement("env://", with(kTask, "PMI_RANK", "2"))->world_size == 3);  // srun --mpi=pmi2
+}
+
+TEST_CASE("a task that cannot know where rank 0 is says what to run") {
+  for (const auto& [name, value] : {std::pair{"SLURM_DISTRIBUTION", "arbitrary"}, {"SLURM_HET_SIZE", "2"}}) {
+    require_refused(find_placement("env://", with(kTask, name, value)),
+                    "run: srun ... muster --exec --master-addr=HOST PROGRAM");
+    REQUIRE(find_placement("env://", with(with(kTask, name, value), "MASTER_ADDR", "h"))->host == "h");
+  }
+  require_refused(find_placement("env://", with(kTask, "SLURM_STEP_NODELIST", "n[1-3]")),
+                  "which rank this Slurm task has is not clear: SLURM_STEP_TASKS_PER_NODE=2,1 has 2 entries");
+}
+
 TEST_CASE("a variable that is missing, empty or out of range is named") {
   require_refused(find_placement("env://", without(kTorchrun, "WORLD_SIZE")), "WORLD_SIZE");
   require_refused(find_placement("env://", with(kTorchrun, "RANK", "")), "RANK");

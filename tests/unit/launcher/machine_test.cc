@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is read from the machine: CPU sets, topology, PCI places, adapters, limits, GPUs.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <stdlib.h>
@@ -154,6 +155,11 @@ TEST_CASE("cores are counted once for all their threads, and limited by the cgro
     REQUIRE(cpu_quota(files) == 4);
     write(root / "fs/cpu.max", "150000 100000\n");
     REQUIRE(cpu_quota(files) == 2);
+    write(root / "cpu/online", "0-62,127\n");
+    const CpuRoom room = read_cpu_room(files);
+    REQUIRE(room.online == 64);
+    REQUIRE(room.allowed == count_cpus());
+    REQUIRE(room.usable() == std::min(2, count_cpus()));
   }
   SECTION("of version 1, also where the path is the host's") {
     write(root / "cgroup", "9:memory:/x\n4:cpu,cpuacct:/docker/abc\n");

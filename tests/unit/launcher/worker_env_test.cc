@@ -104,6 +104,17 @@ TEST_CASE("what the user set for threads and NCCL stays, and one worker gets no 
   REQUIRE_FALSE(complete({}, alone, 0).contains("OMP_NUM_THREADS"));
 }
 
+TEST_CASE("one worker whose CPU time is less than its CPUs gets so many threads, and is told so") {
+  Job job = some_job();
+  job.local_world_size = 1;
+  job.few_cpus = true;
+  job.threads = 3;
+  REQUIRE(complete({}, job, 0)["OMP_NUM_THREADS"] == "3");
+  REQUIRE(complete({{"OMP_NUM_THREADS", "8"}}, job, 0)["OMP_NUM_THREADS"] == "8");
+  REQUIRE_THAT(threads_notice({}, job),
+               Catch::Contains("the worker gets 3 threads, as many as the cgroup's"));
+}
+
 TEST_CASE("with a virtual local rank every worker sees rank 0 and its own device") {
   Job job = some_job();
   job.virtual_local_rank = true;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // init(): who am I, and a process group with everybody else. The environment is muster's, torchrun's, srun's
-// (with MASTER_ADDR and MASTER_PORT) or set by hand; without any of it the world is this one process.
+// (MASTER_ADDR and MASTER_PORT are found out where they are not given) or set by hand; without any of it the
+// world is this one process. In a Slurm task that is to be alone, RANK=0 and WORLD_SIZE=1 say so.
 // MUSTER_HOST_ID (which ranks count as one host) and MUSTER_ADDRESS (where the others reach this rank)
 // override what is found out.
 #pragma once

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/hostlist.h"
+#include "rendezvous/hostlist.h"
 
 #include <string>
 
 #include "tests/support/catch.h"
 
 using namespace muster;
-using namespace muster::launcher;
 
 namespace {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/slurm.h"
+#include "rendezvous/slurm_step.h"
 
 #include <algorithm>
 #include <charconv>
@@ -8,18 +8,20 @@
 
 #include <fmt/format.h>
 
-#include "launcher/hostlist.h"
+#include "rendezvous/hostlist.h"
 
-namespace muster::launcher {
+namespace muster {
 namespace {
 
 constexpr std::string_view kNodeList = "SLURM_STEP_NODELIST";
 constexpr std::string_view kTasksPerNode = "SLURM_STEP_TASKS_PER_NODE";
 constexpr int kMaxTasks = 1 << 20;
+// Slurm's names for what is no step that srun started: the batch script, the shell of salloc, ssh.
+constexpr std::int64_t kFirstSpecialStep = 0xffff'fff0;
 constexpr std::uint64_t kStepsApart = 61;  // ports between a job's first step and the next job's; a prime
 
 tl::unexpected<Error> contradiction(std::string message) {
-  return fail(ErrorCode::kInvalidArgument, message + "; --standalone leaves Slurm's variables aside");
+  return fail(ErrorCode::kInvalidArgument, std::move(message));
 }
 
 /// A decimal number from `text`'s beginning, which it is cut from; -1: there is none.
@@ -96,6 +98,7 @@ Result<std::optional<SlurmStep>> read_slurm_step(const Environment& environment)
   constexpr std::int64_t kMaxId = std::numeric_limits<std::uint32_t>::max();
   MUSTER_TRY(const std::int64_t job, number("SLURM_JOB_ID", 0, kMaxId));
   MUSTER_TRY(const std::int64_t step, number("SLURM_STEP_ID", 0, kMaxId));
+  if (step >= kFirstSpecialStep) return std::nullopt;
   MUSTER_TRY(const std::int64_t num_tasks, number("SLURM_STEP_NUM_TASKS", 1, kMaxTasks));
   MUSTER_TRY(const std::int64_t task, number("SLURM_PROCID", 0, num_tasks - 1));
   auto nodes = expand_hostlist(*node_list);
@@ -126,9 +129,15 @@ Result<std::optional<SlurmStep>> read_slurm_step(const Environment& environment)
   return out;
 }
 
+std::optional<std::string> step_head(const SlurmStep& step) {
+  if (step.num_nodes() == 1) return "127.0.0.1";
+  if (step.arbitrary || step.het_job) return std::nullopt;
+  return step.nodes.front();
+}
+
 std::uint16_t step_port(const SlurmStep& step) {
   const std::uint64_t place = (step.job * kStepsApart + step.step) % kNumStepPorts;
   return static_cast<std::uint16_t>(kFirstStepPort + place);
 }
 
-}  // namespace muster::launcher
+}  // namespace muster

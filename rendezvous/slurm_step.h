@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // SlurmStep: what srun told this process about the step that it is a task of, read from the environment and
-// checked; and the port that all tasks of a step agree on without a word. Called by job_plan and exec_plan.
-// Pure. Failure: kInvalidArgument names the variable that cannot be true. Source: srun's manual page, OUTPUT
-// ENVIRONMENT VARIABLES, and what Slurm 22.05 sets.
+// checked; and the place where all tasks of a step meet without a word. Read by the launcher and by programs
+// that srun starts themselves (worker_runtime). Pure. Failure: kInvalidArgument names the variable that
+// cannot be true. Source: srun's manual page, OUTPUT ENVIRONMENT VARIABLES, and what Slurm 22.05 sets.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 #include "rendezvous/base/env.h"
 
-namespace muster::launcher {
+namespace muster {
 
 struct SlurmStep {
   std::uint32_t job = 0;
@@ -39,7 +39,8 @@ struct SlurmStep {
   friend bool operator==(const SlurmStep&, const SlurmStep&) = default;
 };
 
-/// Nothing outside of a step: a batch script and the shell of salloc are none. A job that was submitted from
+/// Nothing outside of a step: a batch script and the shell of salloc are none, the one that salloc starts as
+/// a step of its own (LaunchParameters=use_interactive_step) included. A job that was submitted from
 /// within a step inherits that step's variables; where they do not fit the job's own they count as absent.
 [[nodiscard]] Result<std::optional<SlurmStep>> read_slurm_step(const Environment& environment);
 
@@ -52,4 +53,8 @@ inline constexpr std::uint16_t kFirstStepPort = 20000;
 inline constexpr std::uint16_t kNumStepPorts = 9000;
 [[nodiscard]] std::uint16_t step_port(const SlurmStep& step);
 
-}  // namespace muster::launcher
+/// The node of task 0, loopback where there is no other. Nothing where a task cannot know it: srun -m
+/// arbitrary, a heterogeneous job.
+[[nodiscard]] std::optional<std::string> step_head(const SlurmStep& step);
+
+}  // namespace muster

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/slurm.h"
+#include "rendezvous/slurm_step.h"
 
 #include <set>
 
 #include "tests/support/catch.h"
 
 using namespace muster;
-using namespace muster::launcher;
 
 namespace {
 
@@ -89,7 +88,21 @@ TEST_CASE("variables that cannot be true together are refused by name") {
   REQUIRE(contains(refusal(with("SLURM_NODEID", "2")), "SLURM_NODEID"));
   REQUIRE(contains(refusal(with("SLURM_LOCALID", "1")), "SLURM_LOCALID=1"));
   REQUIRE(contains(refusal(with("SLURM_STEP_ID", "x")), "SLURM_STEP_ID"));
-  REQUIRE(contains(refusal(with("SLURM_LOCALID", "1")), "--standalone"));
+}
+
+TEST_CASE("the shell of salloc is no step, though Slurm may start it as one") {
+  REQUIRE_FALSE(found(with("SLURM_STEP_ID", "4294967290")));
+  REQUIRE_FALSE(found(with("SLURM_STEP_ID", "4294967291")));
+  REQUIRE(found(with("SLURM_STEP_ID", "4294967000")));
+}
+
+TEST_CASE("all tasks of a step know the node of the first one, unless it may be any") {
+  REQUIRE(step_head(*found(task_of_three())) == "n1");
+  REQUIRE_FALSE(step_head(*found(with("SLURM_DISTRIBUTION", "arbitrary"))));
+  REQUIRE_FALSE(step_head(*found(with("SLURM_HET_SIZE", "2"))));
+  SlurmStep alone;
+  alone.nodes = {"n7"};
+  REQUIRE(step_head(alone) == "127.0.0.1");
 }
 
 TEST_CASE("numbers of tasks are written out per node") {

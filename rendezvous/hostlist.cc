@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/hostlist.h"
+#include "rendezvous/hostlist.h"
 
 #include <algorithm>
 #include <charconv>
@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-namespace muster::launcher {
+namespace muster {
 namespace {
 
 constexpr std::size_t kMaxDigits = 18;  // of a number: fits 64 bits
@@ -147,4 +147,4 @@ Result<std::vector<std::string>> expand_hostlist(std::string_view text) {
   }
 }
 
-}  // namespace muster::launcher
+}  // namespace muster
