@@ -114,6 +114,7 @@ class Jobs {
                JobsEffects& effects);
 
   [[nodiscard]] std::size_t num_jobs() const { return jobs_.size(); }
+  [[nodiscard]] std::vector<std::string> names() const;
   /// nullptr: unknown.
   [[nodiscard]] const membership::Round* find_round(std::string_view job) const;
   /// Nothing: it takes part in no world that runs.

@@ -91,6 +91,8 @@ ControlServerStats ControlServer::Impl::stats() const {
   out.num_jobs = jobs_.num_jobs();
   out.num_stores = stores_.num_stores();
   out.num_channels = stores_.num_channels();
+  out.num_buffered_bytes = agents_.buffered_bytes();
+  out.refusals = refusals_.counts();
   for (const auto& [id, bytes] : parked_.agents()) out.num_parked_bytes += bytes;
   return out;
 }

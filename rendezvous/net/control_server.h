@@ -18,6 +18,7 @@
 #include "rendezvous/control.h"
 #include "rendezvous/hosted_stores.h"
 #include "rendezvous/jobs.h"
+#include "rendezvous/net/refusal_log.h"
 #include "rendezvous/tls.h"
 
 namespace boost::asio {
@@ -61,6 +62,8 @@ struct ControlServerStats {
   std::uint64_t num_stores = 0;        ///< of workers whose agents proxy
   std::uint64_t num_channels = 0;      ///< those workers' connections
   std::uint64_t num_parked_bytes = 0;  ///< said by agents while nothing can be recorded
+  std::uint64_t num_buffered_bytes = 0;  ///< see ControlServerOptions::max_buffered_bytes
+  RefusalCounts refusals{};
 };
 
 class ControlServer {
