@@ -31,12 +31,14 @@ struct Agent::Attempt {
         stalls(agent.io_, group, router, agent.job_.local_world_size, assignment.base_rank,
                agent.directory_->run_file("stalls.log"), agent.log_),
         supervision(agent.job_.local_world_size, agent.job_.grace),
-        monitor(agent.io_,
-                {agent.job_, assignment, agent.environment_, *agent.directory_, router, group, agent.spawner_,
-                 agent.err_, agent.log_},
-                [&agent](int local_rank, std::string line) {
-                  agent.events_.push_back(HangFound{local_rank, std::move(line)});
-                }) {}
+        monitor(
+            agent.io_,
+            {agent.job_, assignment, agent.environment_, *agent.directory_, router, group, agent.spawner_,
+             agent.err_, agent.log_,
+             [&agent](int local_rank, const std::string& line) { agent.telemetry_.hung(local_rank, line); }},
+            [&agent](int local_rank, std::string line) {
+              agent.events_.push_back(HangFound{local_rank, std::move(line)});
+            }) {}
 
   int number;  // as the rendezvous counts
   Assignment assignment;

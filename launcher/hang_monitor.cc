@@ -185,6 +185,7 @@ void HangMonitor::told() {
   collector_.reset();
   const int named = culprit(report).local_rank;
   std::string line = hang_line(report, culprit(report));
+  if (around_.told) around_.told(named, line);
   look();
   // The tools took their time: who was silent may have moved or ended since.
   if (around_.job.hang.action != OnHang::kReport && watch_->hanging()) act_(named, std::move(line));
