@@ -42,14 +42,15 @@ int EventLog::drain() {
 }
 
 void EventLog::write(std::string_view lines, const Log& log) {
-  if (waiting_.size() + lines.size() > kMostWaiting && stuck_) {
+  int error = stuck_ ? drain() : 0;
+  if (error != 0 && waiting_.size() + lines.size() > kMostWaiting) {
     const auto number = static_cast<std::uint64_t>(std::count(lines.begin(), lines.end(), '\n'));
     dropped_ += number;
     untold_ += number;
   } else {
     waiting_ += lines;
+    error = drain();
   }
-  const int error = drain();
   if (error != 0 && !std::exchange(stuck_, true))
     log.warning(fmt::format("could not write events to {}: {}; the job goes on, and events may be missing",
                             path_, errno_text(error)));

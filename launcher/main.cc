@@ -226,6 +226,7 @@ int main(int argc, char** argv) {
   }
   Telemetry beginning = tell_beginning(*options, *job, plain_log, events);
   if (!job->unfit.empty()) {
+    outlook->listener.reset();  // nobody would answer
     boost::asio::io_context io(1);
     const int status = tell_unfit(io, *job, plain_log);
     if (detached) detached->ended(status, plain_log);

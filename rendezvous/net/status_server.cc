@@ -3,7 +3,6 @@
 
 #include <array>
 #include <charconv>
-#include <fcntl.h>
 #include <map>
 #include <sys/socket.h>
 #include <utility>
@@ -45,8 +44,7 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
         options_(options),
         answer_(std::move(answer)),
         acceptor_(std::move(listener)),
-        // A copy of the listening descriptor: the Acceptor owns the other.
-        ready_(loop, ::fcntl(acceptor_.listener().fd.get(), F_DUPFD_CLOEXEC, 0)) {}
+        ready_(loop, acceptor_.listener().fd.get()) {}
 
   void wait_accept() {
     ready_.async_wait(Descriptor::wait_read, [weak = weak_from_this()](const auto& error) {
@@ -59,10 +57,9 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
   }
 
   void stop() {
-    stopped_ = true;
+    if (std::exchange(stopped_, true)) return;
     connections_.clear();
-    boost::system::error_code ignored;
-    ready_.close(ignored);
+    (void)ready_.release();
     acceptor_.close();
   }
 
@@ -71,7 +68,7 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
   using Id = std::uint64_t;
 
   void admit(UniqueFd fd) {
-    if (connections_.size() >= options_.max_connections && !drop_mute()) return;
+    if (connections_.size() >= options_.max_connections && !drop_one()) return;
     const Id id = next_id_++;
     connections_.emplace(id, std::make_shared<Connection>(loop_, std::move(fd)));
     arm(id, options_.request_timeout);
@@ -79,10 +76,10 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
     on_readable(id);
   }
 
-  // The oldest that has not asked yet, if there is one.
-  bool drop_mute() {
+  // The oldest that has not asked yet, or has its answer and does not go; false: all are being answered.
+  bool drop_one() {
     for (const auto& [id, connection] : connections_)
-      if (connection->stage == Stage::kRequest) return connections_.erase(id) > 0;
+      if (connection->stage != Stage::kReply) return connections_.erase(id) > 0;
     return false;
   }
 
@@ -169,7 +166,7 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
   StatusServerOptions options_;
   Answer answer_;
   Acceptor acceptor_;
-  Descriptor ready_;
+  Descriptor ready_;                                       // the Acceptor's, until stop()
   std::map<Id, std::shared_ptr<Connection>> connections_;  // the oldest first
   std::map<std::string, std::pair<Instant, StatusReply>> kept_;
   Id next_id_ = 1;

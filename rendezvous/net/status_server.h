@@ -2,8 +2,8 @@
 // StatusServer: answers GET and HEAD over HTTP/1.1 with what its owner makes of a path, one request for each
 // connection: /healthz and /metrics of muster and musterd. One loop, one thread, whose idle time it does not
 // end; the loop outlives it. Strangers may ask: a request's head is capped, who says nothing or reads nothing
-// is closed after a while, and of too many connections the oldest that has not asked yet goes. Failure of a
-// connection is nobody's concern; no secret and no command line is in an answer.
+// is closed after a while, and of too many connections the oldest that is not being answered goes. Failure of
+// a connection is nobody's concern; no secret and no command line is in an answer.
 #pragma once
 
 #include <cstddef>

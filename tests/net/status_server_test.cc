@@ -144,6 +144,15 @@ TEST_CASE("connections that only connect keep nobody out") {
   for (int i = 0; i < 16; ++i) CHECK(mute[static_cast<std::size_t>(i)].ended());
 }
 
+TEST_CASE("who has its answer and does not go keeps nobody out") {
+  Page page({.max_connections = 4});
+  std::vector<RawClient> done;
+  for (int i = 0; i < 20; ++i) {
+    done.emplace_back(page.port()).send("GET /metrics HTTP/1.1\r\n\r\n");
+    CHECK_THAT(all_of(done.back()), Catch::EndsWith("mmm"));
+  }
+}
+
 TEST_CASE("who does not read its answer is closed after a while, and others are served meanwhile") {
   Page page({.reply_timeout = 200ms}, std::size_t{16} << 20);
   RawClient lazy(page.port(), 4096);

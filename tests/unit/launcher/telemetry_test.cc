@@ -190,8 +190,12 @@ TEST_CASE("a worker's failure is an event with its cause, and counted by it") {
   stopped.end.signal = SIGTERM;
   stopped.stopped_by_us = true;
   telemetry.worker_ended(stopped);
-  telemetry.attempt_over(
-      FailureNotice{.node_rank = 1, .rank = 3, .exit_code = 1, .text = "boom", .restart = true});
+  FailureNotice notice;
+  notice.rank = 3;
+  notice.exit_code = 1;
+  notice.text = "boom";
+  notice.restart = true;
+  telemetry.attempt_over(notice);
   CHECK(telemetry.status().state == AgentState::kRestarting);
   telemetry.gathering(1);
   CHECK(telemetry.status().state == AgentState::kRestarting);
