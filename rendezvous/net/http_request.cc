@@ -50,16 +50,18 @@ class HttpRequest::Impl final : private http::basic_parser<true> {
     if (is_header_done()) return true;
     waiting_ += bytes;
     error_code error;
-    // Not eager: the parser stops behind the head.
+    // Not eager: the parser stops behind the head. It takes field by field, and counts none of those before.
     const std::size_t used = put(boost::asio::buffer(waiting_), error);
-    if (is_header_done() && (!error || error == http::error::need_more)) {
+    waiting_.erase(0, used);
+    taken_ += used;
+    const bool whole = is_header_done() && (!error || error == http::error::need_more);
+    if (error == http::error::header_limit || taken_ + (whole ? 0 : waiting_.size()) > kMaxHeadBytes)
+      return fail_for_good(ErrorCode::kExhausted,
+                           fmt::format("an HTTP request whose head is longer than {} bytes", kMaxHeadBytes));
+    if (whole) {
       waiting_.clear();
       return true;
     }
-    waiting_.erase(0, used);
-    if (error == http::error::header_limit || waiting_.size() > kMaxHeadBytes)
-      return fail_for_good(ErrorCode::kExhausted,
-                           fmt::format("an HTTP request whose head is longer than {} bytes", kMaxHeadBytes));
     if (error && error != http::error::need_more)
       return fail_for_good(ErrorCode::kProtocol, "no HTTP request: " + error.message());
     return false;
@@ -90,7 +92,8 @@ class HttpRequest::Impl final : private http::basic_parser<true> {
   }
   void on_finish_impl(error_code&) override {}
 
-  std::string waiting_;  // not parsed yet
+  std::string waiting_;    // not parsed yet
+  std::size_t taken_ = 0;  // by the parser
   std::optional<Error> error_;
 };
 

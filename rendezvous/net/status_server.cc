@@ -87,8 +87,18 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
     const auto& connection = connections_.at(id);
     connection->timer.expires_after(patience);
     connection->timer.async_wait([weak = weak_from_this(), id](const auto& error) {
-      if (const auto self = weak.lock(); self && !error) self->connections_.erase(id);
+      if (const auto self = weak.lock(); self && !error) self->time_is_up(id);
     });
+  }
+
+  void time_is_up(Id id) {
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) return;
+    // Else the kernel would go on offering the rest to who does not read.
+    const linger reset{1, 0};
+    if (found->second->stage == Stage::kReply)
+      ::setsockopt(found->second->descriptor.native_handle(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    connections_.erase(found);
   }
 
   void wait(Id id, Descriptor::wait_type what) {

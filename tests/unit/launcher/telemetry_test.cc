@@ -280,7 +280,7 @@ TEST_CASE("metrics name each rank, and leave out what is not known of it") {
         "muster_worker_step{rank=\"2\",local_rank=\"0\"} 140",
         "muster_worker_epoch{rank=\"2\",local_rank=\"0\"} 2",
         "muster_worker_progress_age_seconds{rank=\"2\",local_rank=\"0\"} 0.25",
-        "muster_worker_resident_memory_bytes{rank=\"2\",local_rank=\"0\"} 1.048576e+06",
+        "muster_worker_resident_memory_bytes{rank=\"2\",local_rank=\"0\"} 1048576",
         "muster_worker_cpu_seconds_total{rank=\"2\",local_rank=\"0\"} 12.5"})
     CHECK_THAT(text, Catch::Contains("\n" + std::string(line) + "\n"));
   CHECK_THAT(text, !Catch::Contains("muster_worker_step{rank=\"3\""));

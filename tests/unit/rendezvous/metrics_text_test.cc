@@ -19,7 +19,7 @@ TEST_CASE("a family is announced with its first sample, and not at all without o
           "# HELP muster_workers Workers by state.\n# TYPE muster_workers gauge\n"
           "muster_workers{state=\"running\",node=\"0\"} 2\nmuster_workers{state=\"failed\"} 0.5\n"
           "# HELP muster_starts_total Starts.\n# TYPE muster_starts_total counter\n"
-          "muster_starts_total 1e+06\n");
+          "muster_starts_total 1000000\n");
   REQUIRE(out.take().empty());
 }
 
