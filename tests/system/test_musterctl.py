@@ -224,7 +224,7 @@ open({go!r}).read()
     ranks = detached.status(name)["workers"]
     assert [(r["rank"], r["state"], r["epoch"], r["step"], r["progress"]) for r in ranks] == [
         (rank, "running", 2, 140 + rank, f"epoch 2 step 14{rank} loss 0.3") for rank in (0, 1)]
-    assert all(r["resident_bytes"] > 1 << 20 and r["cpu_seconds"] > 0 for r in ranks)
+    assert all(r["resident_bytes"] > 1 << 20 and r["cpu_seconds"] >= 0 for r in ranks)
     assert health(detached.status(name)["metrics"])["state"] == "running"
     text = detached.ctl("status", name).stdout
     assert "  metrics   http://127.0.0.1:" in text and "generation 0, 0 restarts" in text
