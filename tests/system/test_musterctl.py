@@ -213,12 +213,13 @@ def test_a_restart_shows_in_the_entry(detached):
 
 
 def test_status_tells_of_each_rank_how_far_it_is(detached):
+    end = detached.muster.tmp_path / "end"
     program = detached.muster.script("far.py", """
-import os
+import os, signal
 with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file: file.write("epoch 2 step 14%s loss 0.3" % os.environ["RANK"])
 print("ready", flush=True)
-open({go!r}).read()
-""".format(go=detached.go))
+while not os.path.exists({end!r}): signal.sigtimedwait([], 0.02)
+""".format(end=str(end)))
     name = detached.start("--nproc-per-node=2", "--metrics-addr=0", program=program).stdout.strip()
     wait_for(lambda: detached.ctl("logs", name).stdout.count("ready") == 2, "both ranks")
     ranks = detached.status(name)["workers"]
@@ -236,7 +237,7 @@ open({go!r}).read()
     watcher = subprocess.Popen([CTL, "status", "--watch", "--interval=0.1", name], env=detached.environment,
                                stdout=subprocess.PIPE, text=True)
     assert watcher.stdout.readline() == f"{name}: running\n"
-    detached.release(2)
+    end.touch()
     out, _ = watcher.communicate(timeout=60)
     assert watcher.returncode == 0 and f"\n{name}: ended 0\n" in out and "step 141 loss 0.3" in out
 
