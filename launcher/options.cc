@@ -161,7 +161,8 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
         if (name == "log-dir" || name == "rdzv-endpoint" || name == "rdzv-conf" ||
             name == "local-ranks-filter" || name == "ranks-filter" || name == "local-addr" ||
             name == "iface" || name == "secret-file" || name == "job-name" || name == "no-restart-on" ||
-            name == "heartbeat-file" || name == "metrics-addr" || name == "events" || name.starts_with("tls-"))
+            name == "heartbeat-file" || name == "metrics-addr" || name == "events" ||
+            name.starts_with("tls-"))
           continue;
         if (name == "role") {
           out.role = "";

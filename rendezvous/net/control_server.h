@@ -58,10 +58,10 @@ struct ControlServerStats {
   std::uint64_t num_refused = 0;  ///< before they had proven what they have to
   std::uint64_t num_open = 0;
   std::uint64_t num_jobs = 0;
-  std::uint64_t num_messages = 0;      ///< received
-  std::uint64_t num_stores = 0;        ///< of workers whose agents proxy
-  std::uint64_t num_channels = 0;      ///< those workers' connections
-  std::uint64_t num_parked_bytes = 0;  ///< said by agents while nothing can be recorded
+  std::uint64_t num_messages = 0;        ///< received
+  std::uint64_t num_stores = 0;          ///< of workers whose agents proxy
+  std::uint64_t num_channels = 0;        ///< those workers' connections
+  std::uint64_t num_parked_bytes = 0;    ///< said by agents while nothing can be recorded
   std::uint64_t num_buffered_bytes = 0;  ///< see ControlServerOptions::max_buffered_bytes
   RefusalCounts refusals{};
 };

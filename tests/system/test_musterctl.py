@@ -234,12 +234,13 @@ while not os.path.exists({end!r}): signal.sigtimedwait([], 0.02)
     os.kill(ranks[1]["pid"], signal.SIGSTOP)
     wait_for(lambda: detached.status(name)["workers"][1]["state"] == "paused", "the stopped rank")
     os.kill(ranks[1]["pid"], signal.SIGCONT)
-    watcher = subprocess.Popen([CTL, "status", "--watch", "--interval=0.1", name], env=detached.environment,
-                               stdout=subprocess.PIPE, text=True)
-    assert watcher.stdout.readline() == f"{name}: running\n"
+    shown = detached.muster.tmp_path / "shown"
+    with open(shown, "w") as out:
+        watcher = subprocess.Popen([CTL, "status", "--watch", "--interval=0.1", name], env=detached.environment, stdout=out)
+    wait_for(lambda: f"\n\n{name}: running\n" in shown.read_text(), "the second look")
     end.touch()
-    out, _ = watcher.communicate(timeout=60)
-    assert watcher.returncode == 0 and f"\n{name}: ended 0\n" in out and "step 141 loss 0.3" in out
+    assert watcher.wait(timeout=60) == 0
+    assert f"\n\n{name}: ended 0\n" in shown.read_text() and "step 141 loss 0.3" in shown.read_text()
 
 
 def test_names_may_be_cut_where_that_is_clear(detached):
