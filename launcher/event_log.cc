@@ -31,8 +31,9 @@ int EventLog::drain() {
   while (!waiting_.empty()) {
     // As many whole lines as a pipe takes at once, or one; the rest of a line that was begun counts as one.
     std::size_t size = waiting_.find('\n') + 1;
-    for (std::size_t next = waiting_.find('\n', size);
-         next != std::string::npos && next < EventLine::kMaxBytes; next = waiting_.find('\n', size))
+    // A search that finds nothing ends it, too.
+    for (std::size_t next = waiting_.find('\n', size); next < EventLine::kMaxBytes;
+         next = waiting_.find('\n', size))
       size = next + 1;
     const ssize_t n = retry_eintr([&] { return ::write(fd_.get(), waiting_.data(), size); });
     if (n < 0) return errno;
