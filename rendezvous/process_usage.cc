@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -67,6 +68,7 @@ std::optional<ProcessUsage> parse_process_stat(std::string_view text, long ticks
     if (!wanted) continue;
     if (std::from_chars(word.data(), word.data() + word.size(), number).ec != std::errc{} || number < 0)
       return std::nullopt;
+    if ((field == kParent || field == kThreads) && !std::in_range<int>(number)) return std::nullopt;
     if (field == kParent) out.parent = static_cast<int>(number);
     if (field == kThreads) out.threads = static_cast<int>(number);
     if (field == kUserTime || field == kSystemTime) ticks += static_cast<double>(number);
