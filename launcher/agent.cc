@@ -27,7 +27,7 @@ bool ignored(int signal) {
 
 Agent::Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
              Guardian& guardian, WorkerCgroups& cgroups, const Descendants& descendants, OutputSink& out,
-             OutputSink& err, std::optional<rlimit> descriptor_limit)
+             OutputSink& err, std::optional<rlimit> descriptor_limit, Telemetry& telemetry)
     : io_(io),
       job_(job),
       environment_(environment),
@@ -39,7 +39,8 @@ Agent::Agent(boost::asio::io_context& io, const Job& job, const Environment& env
       spawner_((arm_signals(), descriptor_limit)),
       out_(out),
       err_(err),
-      post_mortem_(job, environment, log, cgroups) {}
+      post_mortem_(job, environment, log, cgroups),
+      telemetry_(telemetry) {}
 
 void Agent::arm_signals() {
   for (const int signal : job_.signals) {
@@ -110,6 +111,7 @@ int Agent::run_attempts() {
     const Assignment& assignment = std::get<Assignment>(joined);
     if (attempt == 0) say_threads(assignment);
     const auto notice = run_attempt(attempt, assignment);
+    telemetry_.attempt_over(notice);
     if (!notice) {
       log_.error(notice.error().message);
       leave();
@@ -139,6 +141,7 @@ void Agent::say_threads(const Assignment& assignment) const {
 
 std::variant<Assignment, int> Agent::join(int attempt) {
   if (entry_ != nullptr) entry_->gathering(log_);
+  telemetry_.gathering(attempt);
   rendezvous_->join(attempt, [this](Result<Rendezvous::Membership> membership) {
     events_.push_back(Joined{std::move(membership)});
   });
@@ -153,7 +156,10 @@ std::variant<Assignment, int> Agent::join(int attempt) {
     const auto* joined = std::get_if<Joined>(&event);
     if (joined == nullptr) continue;
     if (joined->membership) {
-      if (const auto* assignment = std::get_if<Assignment>(&*joined->membership)) return *assignment;
+      if (const auto* assignment = std::get_if<Assignment>(&*joined->membership)) {
+        telemetry_.joined(*assignment);
+        return *assignment;
+      }
       return finish(std::get<FailureNotice>(*joined->membership));
     }
     const Error& error = joined->membership.error();
@@ -207,7 +213,7 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
   if (!begun) attempt.unprepared = begun.error();
   start(attempt);
   if (entry_ != nullptr && !attempt.unprepared && !attempt.start_failure && attempt.group.started() > 0)
-    entry_->running(assignment, attempt.group.workers(assignment.base_rank), log_);
+    entry_->running(assignment, attempt.group.workers(assignment.base_rank, *directory_), log_);
   while (!attempt.supervision.finished() || !attempt.outcome)
     handle(attempt, next_event(attempt.supervision.deadline()));
 
@@ -253,8 +259,11 @@ void Agent::start(Attempt& attempt) {
   attempt.start_failure =
       attempt.group.start(spawner_, job_, attempt.assignment, environment_, *directory_, attempt.router);
   const Instant now = SteadyClock::now();
-  if (attempt.start_failure)
+  if (attempt.start_failure) {
+    telemetry_.not_started(*attempt.start_failure);
     return obey(attempt, attempt.supervision.start_failed(attempt.group.started(), now));
+  }
+  telemetry_.running(attempt.group, *directory_);
   attempt.monitor.begin();
   if (!restart) return;
   const auto ms = [](auto from, auto to) { return std::chrono::duration_cast<Millis>(to - from).count(); };
@@ -307,6 +316,7 @@ void Agent::handle(Attempt& attempt, const Event& event) {
     if (attempt.hang && attempt.hang->local_rank == ended->local_rank) outcome.hang = attempt.hang->line;
     attempt.ended.push_back(now);
     if (is_failure(outcome)) post_mortem_.look_at(outcome, attempt.router);
+    telemetry_.worker_ended(outcome);
     attempt.outcomes.push_back(std::move(outcome));
     reap_orphans();  // a worker that nobody had waited for hides them
     obey(attempt, orders);
@@ -347,6 +357,7 @@ void Agent::handle(Attempt& attempt, const Event& event) {
 }
 
 void Agent::obey(Attempt& attempt, const Supervision::Orders& orders) {
+  if (orders.signal_all || orders.announce) telemetry_.stopping(orders.signal_all.value_or(0));
   if (attempt.failed == Instant{} && (orders.signal_all || orders.announce))
     attempt.failed = SteadyClock::now();
   if (orders.announce) rendezvous_->announce(attempt.number, describe_failure(attempt));

@@ -28,6 +28,7 @@
 #include "launcher/restart_policy.h"
 #include "launcher/safe_point_watch.h"
 #include "launcher/supervision.h"
+#include "launcher/telemetry.h"
 #include "launcher/worker_group.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
@@ -40,7 +41,7 @@ class Agent {
   /// output.
   Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
         Guardian& guardian, WorkerCgroups& cgroups, const Descendants& descendants, OutputSink& out,
-        OutputSink& err, std::optional<rlimit> descriptor_limit);
+        OutputSink& err, std::optional<rlimit> descriptor_limit, Telemetry& telemetry);
 
   /// Until the job is over on this node; returns the exit status.
   [[nodiscard]] int run();
@@ -122,6 +123,7 @@ class Agent {
   std::optional<LogDirectory> directory_;
   bool output_kept_ = false;  // workers have written to files in a temporary directory
   std::unique_ptr<Rendezvous> rendezvous_;
+  Telemetry& telemetry_;
   DetachedJob* entry_ = nullptr;           // of a detached job
   LogWriter* log_writer_ = nullptr;        // where log files are rotated
   LogRouter* router_ = nullptr;            // of the attempt under way

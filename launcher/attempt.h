@@ -35,7 +35,8 @@ struct Agent::Attempt {
         monitor(
             agent.io_,
             {agent.job_, assignment, agent.environment_, *agent.directory_, router, group, agent.spawner_,
-             agent.err_, agent.log_},
+             agent.err_, agent.log_,
+             [&agent](int local_rank, const std::string& line) { agent.telemetry_.hung(local_rank, line); }},
             [&agent](int local_rank, std::string line) {
               agent.events_.push_back(HangFound{local_rank, std::move(line)});
             },

@@ -7,6 +7,7 @@
 
 #include <span>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include <muster/result.h>
@@ -23,6 +24,8 @@ class DetachedJob {
  public:
   DetachedJob(std::string directory, JobEntry entry, UniqueFd caller);
 
+  /// Before the rest: where --metrics-addr listens.
+  void serves_metrics(std::string address) { entry_.metrics = std::move(address); }
   void gathering(const Log& log);
   void running(const Assignment& assignment, std::vector<JobEntry::Worker> workers, const Log& log);
   void ended(int exit_status, const Log& log);

@@ -41,7 +41,7 @@ inline constexpr std::array kExitCodes = {
     ExitCode{kExitRendezvous, "rendezvous failed: nodes or the coordinator are missing; static: a refusal"},
     ExitCode{kExitSystem, "the system refused something: processes, descriptors, memory, disk"},
     ExitCode{kExitPreflight, "a node is not fit for the job (--preflight)"},
-    ExitCode{kExitPortInUse, "the port of the store or the coordinator is in use"},
+    ExitCode{kExitPortInUse, "the port of the store, the coordinator or --metrics-addr is in use"},
     ExitCode{kExitPeerLost, "another node or the coordinator was lost while the job ran"},
     ExitCode{kExitRefused, "the coordinator refused this node: secret, version, --nnodes, --node-rank"},
     ExitCode{kExitPreempted, "preempted: workers ended with this code of their own; start the job again"},

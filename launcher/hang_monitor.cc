@@ -272,9 +272,11 @@ void HangMonitor::publish(const std::map<int, HangPart>& parts, bool hanging) {
 void HangMonitor::conclude(const HangVerdict& verdict) {
   await(Awaits::kNothing);
   if (verdict.patience) watch_->begin_anew(SteadyClock::now());
-  if (!verdict.ends) return;
   const int local_rank = verdict.rank - around_.assignment.base_rank;
-  if (local_rank >= 0 && local_rank < around_.job.local_world_size) return act_(local_rank, verdict.line);
+  const bool here = local_rank >= 0 && local_rank < around_.job.local_world_size;
+  if (here && around_.told) around_.told(local_rank, verdict.line);
+  if (!verdict.ends) return;
+  if (here) return act_(local_rank, verdict.line);
   await(Awaits::kEnd);
 }
 

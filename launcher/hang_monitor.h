@@ -44,6 +44,7 @@ class HangMonitor {
     Spawner& spawner;
     OutputSink& err;
     const Log& log;
+    std::function<void(int local_rank, const std::string& line)> told = {};  // of each hang
   };
   /// Called once, after the report, where the rules ask for a restart or the end. `line`: what the job's
   /// report is to say of that worker.

@@ -37,7 +37,8 @@ bool take(const Json& from, const char* key, T& to) {
 
 std::string to_json(const JobEntry& entry) {
   Json workers = Json::array();
-  for (const auto& worker : entry.workers) workers.push_back({{"rank", worker.rank}, {"pid", worker.pid}});
+  for (const auto& worker : entry.workers)
+    workers.push_back({{"rank", worker.rank}, {"pid", worker.pid}, {"progress_file", worker.progress}});
   const Json out = {{"version", kVersion},
                     {"name", entry.name},
                     {"pid", entry.pid},
@@ -47,6 +48,7 @@ std::string to_json(const JobEntry& entry) {
                     {"directory", entry.directory},
                     {"command", entry.command},
                     {"output", entry.output},
+                    {"metrics", entry.metrics},
                     {"began", entry.began_s},
                     {"state", entry.state},
                     {"generation", entry.generation},
@@ -93,8 +95,11 @@ Result<JobEntry> job_entry_from_json(std::string_view text) {
     JobEntry::Worker worker;
     if (!item.is_object() || !take(item, "rank", worker.rank) || !take(item, "pid", worker.pid))
       return bad("workers");
+    // These two came later: an older agent's entry has neither.
+    (void)take(item, "progress_file", worker.progress);
     out.workers.push_back(worker);
   }
+  (void)take(json, "metrics", out.metrics);
   return out;
 }
 

@@ -16,6 +16,7 @@ struct JobEntry {
   struct Worker {
     int rank = 0;
     int pid = 0;
+    std::string progress = {};  // file with its word about progress; empty: not known
     friend bool operator==(const Worker&, const Worker&) = default;
   };
 
@@ -27,6 +28,7 @@ struct JobEntry {
   std::string directory;  // where it was started
   std::vector<std::string> command;
   std::string output;              // file with its stdout and stderr
+  std::string metrics;             // "127.0.0.1:9400", of --metrics-addr; empty: none
   std::int64_t began_s = 0;        // seconds since the epoch
   std::string state = "starting";  // starting, gathering, running, ended
   std::int64_t generation = 0;     // from here on of the present state

@@ -21,6 +21,7 @@
 #include "launcher/cores.h"
 #include "launcher/descendants.h"
 #include "launcher/detach.h"
+#include "launcher/event_log.h"
 #include "launcher/exec_plan.h"
 #include "launcher/gpus.h"
 #include "launcher/guardian.h"
@@ -34,6 +35,8 @@
 #include "launcher/placement_text.h"
 #include "launcher/preflight.h"
 #include "launcher/srun_plan.h"
+#include "launcher/status_page.h"
+#include "launcher/telemetry.h"
 #include "launcher/trial_plan.h"
 #include "launcher/unfit_node.h"
 #include "launcher/worker_cgroups.h"
@@ -126,6 +129,37 @@ std::string defect_of_node(const Options& options, const Job& job, const Environ
   return out;
 }
 
+/// What others can look at while the job runs.
+struct Outlook {
+  std::optional<EventLog> events;
+  std::optional<net::Listener> listener;
+};
+
+/// Before anything is started: who asked for it and cannot have it is told at once.
+Result<Outlook> open_outlook(const Options& options, const Job& job) {
+  Outlook out;
+  if (options.dry_run) return out;
+  if (!options.events.empty()) {
+    MUSTER_TRY(EventLog opened, EventLog::open(options.events, job.host));
+    out.events.emplace(std::move(opened));
+  }
+  if (options.metrics_addr.empty()) return out;
+  MUSTER_TRY(net::Listener opened, net::open_status_listener("--metrics-addr", options.metrics_addr));
+  // Only what nobody could know.
+  if (const auto asked = net::parse_status_address(options.metrics_addr); asked && asked->port == 0)
+    std::fprintf(stderr, "muster: metrics at http://%s/metrics\n", opened.address.c_str());
+  out.listener.emplace(std::move(opened));
+  return out;
+}
+
+Telemetry tell_beginning(const Options& options, const Job& job, const Log& log, EventLog* events) {
+  Telemetry out(job, log, events);
+  out.started(kVersion);
+  if (parse_preflight(options.preflight).value_or(Preflight::kOff) != Preflight::kOff)
+    out.preflight(options.preflight, job.unfit);
+  return out;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -175,8 +209,18 @@ int main(int argc, char** argv) {
   if (options->dry_run)
     for (const std::string& text : job->warnings) std::fprintf(stderr, "muster: %s\n", text.c_str());
   job->compare_clocks = parse_preflight(options->preflight).value_or(Preflight::kOff) != Preflight::kOff;
+  auto outlook = open_outlook(*options, *job);
+  if (!outlook) {
+    const int status = complain(outlook.error());
+    return outlook.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
+  }
   job->unfit = defect_of_node(*options, *job, environment);
-  if (!job->unfit.empty() && (options->dry_run || job->one_node())) return kExitPreflight;
+  const Log plain_log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")));
+  EventLog* const events = outlook->events ? &*outlook->events : nullptr;
+  if (!job->unfit.empty() && (options->dry_run || job->one_node())) {
+    tell_beginning(*options, *job, plain_log, events).ended(kExitPreflight);
+    return kExitPreflight;
+  }
   if (options->dry_run) {
     std::fputs(plan_of_cgroups(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto)).c_str(),
                stdout);
@@ -200,12 +244,15 @@ int main(int argc, char** argv) {
     if (!side) return complain(side.error());
     if (const int* exit_status = std::get_if<int>(&*side)) return *exit_status;
     detached = std::get<DetachedJob>(*std::move(side));
+    if (outlook->listener) detached->serves_metrics(outlook->listener->address);
   }
+  Telemetry beginning = tell_beginning(*options, *job, plain_log, events);
   if (!job->unfit.empty()) {
-    const Log log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")));
+    outlook->listener.reset();  // nobody would answer
     boost::asio::io_context io(1);
-    const int status = tell_unfit(io, *job, log);
-    if (detached) detached->ended(status, log);
+    const int status = tell_unfit(io, *job, plain_log);
+    if (detached) detached->ended(status, plain_log);
+    beginning.ended(status);
     return status;
   }
   Descendants descendants(job->token());
@@ -247,10 +294,15 @@ int main(int argc, char** argv) {
       descendants.spare(pid);
       cgroups->guardian_is(pid);
     });
-    Agent agent(io, *job, environment, log, *guardian, *cgroups, descendants, out, err, descriptor_limit);
+    Telemetry telemetry(*job, log, events);
+    std::optional<StatusPage> page;
+    if (outlook->listener) page.emplace(io, *std::move(outlook->listener), *job, telemetry, kVersion);
+    Agent agent(io, *job, environment, log, *guardian, *cgroups, descendants, out, err, descriptor_limit,
+                telemetry);
     if (detached) agent.keep_entry(*detached);
     if (log_writer) agent.rotate_logs(*log_writer);
     status = agent.run();
+    telemetry.ended(status);
   }
   if (detached) detached->ended(status, log);
   const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushPatience);

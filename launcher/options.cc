@@ -118,6 +118,8 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--iface", o.iface);
   app.add_option("--spares", o.spares)->check(count);
   app.add_option("--secret-file", o.secret_file);
+  app.add_option("--metrics-addr", o.metrics_addr);
+  app.add_option("--events", o.events);
   app.add_flag("--detach", o.detach);
   app.add_option("--job-name", o.job_name);
   app.add_flag("--exec", o.exec);
@@ -190,7 +192,8 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
         if (name == "log-dir" || name == "rdzv-endpoint" || name == "rdzv-conf" ||
             name == "local-ranks-filter" || name == "ranks-filter" || name == "local-addr" ||
             name == "iface" || name == "secret-file" || name == "job-name" || name == "no-restart-on" ||
-            name == "restart-on" || name == "heartbeat-file" || name.starts_with("tls-"))
+            name == "restart-on" || name == "heartbeat-file" || name == "metrics-addr" || name == "events" ||
+            name.starts_with("tls-"))
           continue;
         if (name == "role") {
           out.role = "";

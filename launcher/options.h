@@ -66,6 +66,8 @@ struct Options {
   std::string iface;
   int spares = 0;
   std::string secret_file;
+  std::string metrics_addr;
+  std::string events;
   bool detach = false;
   std::string job_name;
   std::optional<std::string> print_completion;

@@ -266,10 +266,11 @@ bool WorkerGroup::owns(pid_t pid) const {
                      [pid](const Worker& worker) { return worker.running && worker.pid == pid; });
 }
 
-std::vector<JobEntry::Worker> WorkerGroup::workers(int base_rank) const {
+std::vector<JobEntry::Worker> WorkerGroup::workers(int base_rank, const LogDirectory& directory) const {
   std::vector<JobEntry::Worker> out;
   for (std::size_t i = 0; i < workers_.size(); ++i)
-    if (workers_[i].pid > 0) out.push_back({base_rank + static_cast<int>(i), workers_[i].pid});
+    if (const int rank = static_cast<int>(i); workers_[i].pid > 0)
+      out.push_back({base_rank + rank, workers_[i].pid, directory.progress_file(rank)});
   return out;
 }
 

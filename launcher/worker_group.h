@@ -57,9 +57,9 @@ class WorkerGroup {
   [[nodiscard]] bool owns(pid_t pid) const;
 
   [[nodiscard]] int started() const;
+  /// Those that were started, for the job's entry.
+  [[nodiscard]] std::vector<JobEntry::Worker> workers(int base_rank, const LogDirectory& directory) const;
   /// 0: was not started.
-  /// Rank and process of those that were started.
-  [[nodiscard]] std::vector<JobEntry::Worker> workers(int base_rank) const;
   [[nodiscard]] int pid(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].pid; }
   [[nodiscard]] bool running(int local_rank) const {
     return workers_[static_cast<std::size_t>(local_rank)].running;

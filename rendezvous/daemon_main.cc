@@ -20,6 +20,7 @@
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
+#include "rendezvous/net/daemon_metrics.h"
 #include "rendezvous/net/job_secret_files.h"
 #include "rendezvous/net/rendezvous_server.h"
 #include "rendezvous/net/state_log.h"
@@ -36,6 +37,7 @@ struct Options {
   JobSecrets::Sources job_secrets;
   tls::Files tls;
   std::string port_file;
+  std::string metrics_addr;
   std::string log_level = "info";
   std::string legacy = "auto";
   double slow_reader_seconds = 60;
@@ -82,6 +84,9 @@ void define(CLI::App& app, Options& options) {
       ->capture_default_str();
   app.add_option("--port-file", options.port_file,
                  "write the port to this file once connections are accepted");
+  app.add_option(
+      "--metrics-addr", options.metrics_addr,
+      "answer GET /healthz and /metrics (Prometheus) there: HOST:PORT, or PORT for 127.0.0.1 [off]");
   app.add_option("--listen-fd", server.listen_fd, "inherited descriptor of a bound socket to listen with")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--log-level", options.log_level, "what to report on standard error")
@@ -262,9 +267,11 @@ int serve(const Options& options) {
   server_options.control.job_secrets = *std::move(secrets_of_jobs);
   int exit_code = 0;
   std::unique_ptr<net::RendezvousServer> server;
+  std::unique_ptr<net::StatusServer> status;
   const auto stop = [&] {
     signals.cancel();
     job_secrets.stop();
+    if (status) status->stop();
     // First: what is on the disk by this is still told to those who wait for it.
     if (server_options.state) server_options.state->close();
     server->stop();
@@ -289,6 +296,18 @@ int serve(const Options& options) {
   auto listening = net::RendezvousServer::listen(loop, server_options, log);
   if (!listening) return complain(listening.error().message);
   server = *std::move(listening);
+  if (!options.metrics_addr.empty()) {
+    auto listener = net::open_status_listener("--metrics-addr", options.metrics_addr);
+    if (!listener) {
+      complain(listener.error().message);
+      return listener.error().code == ErrorCode::kInvalidArgument ? 2 : 1;
+    }
+    log.info(fmt::format("metrics at http://{}/metrics", listener->address));
+    status = std::make_unique<net::StatusServer>(
+        loop, *std::move(listener), [&server, state = server_options.state.get()](std::string_view path) {
+          return net::daemon_status(path, *server, state, MUSTER_VERSION);
+        });
+  }
   if (!options.port_file.empty()) {
     if (const auto written = write_port_file(options.port_file, server->port()); !written)
       return complain(written.error().message);

@@ -43,6 +43,13 @@ void Jobs::connected(ConnectionId id, std::string job, std::string peer_address)
   clients_.insert_or_assign(id, Client{std::move(job), std::move(peer_address), {}, false});
 }
 
+std::vector<std::string> Jobs::names() const {
+  std::vector<std::string> out;
+  out.reserve(jobs_.size());
+  for (const auto& [name, job] : jobs_) out.push_back(name);
+  return out;
+}
+
 const membership::Round* Jobs::find_round(std::string_view job) const {
   const auto found = jobs_.find(job);
   return found == jobs_.end() ? nullptr : &found->second.round;

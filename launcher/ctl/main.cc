@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "launcher/ctl/job_process.h"
+#include "launcher/ctl/job_status.h"
 #include "launcher/entry_directory.h"
 #include "launcher/exit_status.h"
 #include "launcher/job_entry.h"
@@ -30,32 +31,6 @@ constexpr Millis kSecondSignal{200};
 int complain(std::string_view text, int status) {
   std::fprintf(stderr, "musterctl: %.*s\n", static_cast<int>(text.size()), text.data());
   return status;
-}
-
-std::string state_of(const JobEntry& entry) {
-  if (entry.state == "ended") return fmt::format("ended {}", entry.exit_status);
-  return is_alive(entry) ? entry.state : "lost";
-}
-
-std::string age_of(std::int64_t since, std::int64_t now) {
-  const std::int64_t s = std::max<std::int64_t>(0, now - since);
-  if (s < 120) return fmt::format("{}s", s);
-  if (s < 7200) return fmt::format("{}m", s / 60);
-  if (s < 2 * 86400) return fmt::format("{}h", s / 3600);
-  return fmt::format("{}d", s / 86400);
-}
-
-/// What came from a program's arguments must not steer a terminal.
-std::string printable(std::string text) {
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
-  return text;
-}
-
-std::string command_of(const JobEntry& entry) {
-  std::string out;
-  for (const std::string& word : entry.command) out += (out.empty() ? "" : " ") + word;
-  return printable(out);
 }
 
 struct Jobs {
@@ -114,38 +89,36 @@ int list(const Jobs& jobs, bool json) {
   return 0;
 }
 
-int status(const JobEntry& entry, bool json) {
-  JobEntry shown = entry;
-  const std::string state = state_of(entry);
-  if (state == "lost") shown.state = state;
-  if (json) {
-    std::fputs(to_json(shown).c_str(), stdout);
-    return 0;
-  }
-  const std::int64_t now = std::time(nullptr);
-  std::string text = fmt::format("{}: {}\n", entry.name, state);
-  if (state == "lost") text += "  its agent is gone without a word: killed, or the host was started again\n";
-  text += fmt::format("  command   {}\n  directory {}\n  host      {}, process {}\n", command_of(entry),
-                      printable(entry.directory), entry.host, entry.pid);
-  text += fmt::format("  started   {} ago\n", age_of(entry.began_s, now));
-  if (entry.state == "ended") text += fmt::format("  ended     {} ago\n", age_of(entry.ended_s, now));
-  text += fmt::format("  output    {}\n", printable(entry.output));
-  if (entry.world_size > 0)
-    text += fmt::format("  world     {} ranks on {} node{}, generation {}, {} restart{}\n", entry.world_size,
-                        entry.nodes, entry.nodes == 1 ? "" : "s", entry.generation, entry.restarts,
-                        entry.restarts == 1 ? "" : "s");
-  if (state != "lost")
-    for (const auto& worker : entry.workers)
-      text += fmt::format("  rank {:<4} process {}\n", worker.rank, worker.pid);
-  std::fputs(text.c_str(), stdout);
-  return 0;
-}
-
 /// The entry as it is now; the agent writes its end before it goes.
 JobEntry refreshed(const JobEntry& entry, const Environment& environment) {
   for (const JobEntry& now : Jobs(environment).entries)
     if (now.name == entry.name && now.pid == entry.pid) return now;
   return entry;
+}
+
+int status(const JobEntry& entry, bool json) {
+  std::fputs((json ? status_json(entry) : status_text(entry, std::time(nullptr))).c_str(), stdout);
+  return 0;
+}
+
+/// Its status over and over, until it ends.
+int watch(JobEntry entry, double seconds, const Environment& environment) {
+  const auto process = JobProcess::open(entry);
+  const auto pause =
+      std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
+  // A terminal shows the present one alone; the rest of each line and of the screen is emptied.
+  const bool terminal = ::isatty(STDOUT_FILENO) == 1;
+  for (bool ended = !process; !ended;) {
+    std::string text = status_text(entry, std::time(nullptr));
+    if (terminal)
+      for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 4)
+        text.insert(at, "\x1b[K");
+    std::printf("%s%s%s", terminal ? "\x1b[H" : "", text.c_str(), terminal ? "\x1b[J" : "\n");
+    if (std::fflush(stdout) != 0) return 0;  // nobody reads it any more
+    ended = process->wait(SteadyClock::now() + pause);
+    entry = refreshed(entry, environment);
+  }
+  return status(entry, false);
 }
 
 int logs(const JobEntry& entry, std::size_t lines, bool wait) {
@@ -208,14 +181,20 @@ int main(int argc, char** argv) {
   std::string name;
   bool json = false, wait = false, at_once = false;
   std::size_t lines = 0;
-  double seconds = 60;
+  double seconds = 60, interval = 2;
   const auto with_name = [&](CLI::App* command) {
     command->add_option("name", name, "the job's name, or the beginning of it")->required();
     return command;
   };
   auto* ls = app.add_subcommand("ls", "list them");
-  auto* show = with_name(app.add_subcommand("status", "one job: world, processes, output file"));
+  auto* show =
+      with_name(app.add_subcommand("status", "one job: world, ranks, how far they are, output file"));
   for (auto* command : {ls, show}) command->add_flag("--json", json, "for programs");
+  auto* again = show->add_flag("-w,--watch", wait, "again and again, until it ends");
+  show->add_option("--interval", interval, "with --watch: seconds in between")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->needs(again)
+      ->capture_default_str();
   auto* join =
       with_name(app.add_subcommand("attach", "show its output until it ends; exits with its exit status"));
   auto* print = with_name(app.add_subcommand("logs", "print its output"));
@@ -239,7 +218,7 @@ int main(int argc, char** argv) {
   if (ls->parsed()) return list(jobs, json);
   const JobEntry* entry = jobs.find(name);
   if (entry == nullptr) return kExitNoSuchJob;
-  if (show->parsed()) return status(*entry, json);
+  if (show->parsed()) return wait && !json ? watch(*entry, interval, environment) : status(*entry, json);
   if (join->parsed()) return attach(*entry, environment);
   if (print->parsed()) return logs(*entry, lines, wait);
   if (end->parsed()) return stop(*entry, seconds, at_once, environment);

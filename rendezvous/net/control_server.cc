@@ -105,6 +105,8 @@ ControlServerStats ControlServer::Impl::stats() const {
   out.num_jobs = jobs_.num_jobs();
   out.num_stores = stores_.num_stores();
   out.num_channels = stores_.num_channels();
+  out.num_buffered_bytes = agents_.buffered_bytes();
+  out.refusals = refusals_.counts();
   for (const auto& [id, agent] : parked_.agents()) out.num_parked_bytes += agent.num_bytes;
   return out;
 }

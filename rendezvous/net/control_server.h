@@ -19,6 +19,7 @@
 #include "rendezvous/hosted_stores.h"
 #include "rendezvous/job_secrets.h"
 #include "rendezvous/jobs.h"
+#include "rendezvous/net/refusal_log.h"
 #include "rendezvous/tls.h"
 
 namespace boost::asio {
@@ -61,10 +62,12 @@ struct ControlServerStats {
   std::uint64_t num_refused = 0;  ///< before they had proven what they have to
   std::uint64_t num_open = 0;
   std::uint64_t num_jobs = 0;
-  std::uint64_t num_messages = 0;      ///< received
-  std::uint64_t num_stores = 0;        ///< of workers whose agents proxy
-  std::uint64_t num_channels = 0;      ///< those workers' connections
-  std::uint64_t num_parked_bytes = 0;  ///< said by agents while nothing can be recorded
+  std::uint64_t num_messages = 0;        ///< received
+  std::uint64_t num_stores = 0;          ///< of workers whose agents proxy
+  std::uint64_t num_channels = 0;        ///< those workers' connections
+  std::uint64_t num_parked_bytes = 0;    ///< said by agents while nothing can be recorded
+  std::uint64_t num_buffered_bytes = 0;  ///< see ControlServerOptions::max_buffered_bytes
+  RefusalCounts refusals{};
 };
 
 class ControlServer {

@@ -27,6 +27,7 @@ class RefusalLog::Impl : public std::enable_shared_from_this<Impl> {
       : log_(log), limiter_(kNumRefusals, kBurst, kInterval), timer_(loop) {}
 
   void write(Refusal kind, std::string_view line) {
+    ++counts[static_cast<std::size_t>(kind)];
     if (limiter_.admit(static_cast<std::size_t>(kind), line, SteadyClock::now()))
       log_.warning(line);
     else
@@ -37,6 +38,8 @@ class RefusalLog::Impl : public std::enable_shared_from_this<Impl> {
     timer_.cancel();
     say(limiter_.drain());
   }
+
+  RefusalCounts counts{};
 
  private:
   void say(const std::vector<LogLimiter::Summary>& summaries) {
@@ -77,6 +80,9 @@ RefusalLog::~RefusalLog() {
 
 void RefusalLog::write(Refusal kind, std::string_view line) {
   impl_->write(kind, line);
+}
+const RefusalCounts& RefusalLog::counts() const {
+  return impl_->counts;
 }
 void RefusalLog::stop() {
   impl_->stop();

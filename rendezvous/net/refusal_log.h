@@ -4,6 +4,7 @@
 // one thread. Destroying it writes what is left to say.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -24,6 +25,7 @@ enum class Refusal : std::uint8_t {
   kSystem,  ///< no descriptor, no memory
 };
 inline constexpr std::size_t kNumRefusals = 5;
+using RefusalCounts = std::array<std::uint64_t, kNumRefusals>;  ///< by Refusal
 
 class RefusalLog {
  public:
@@ -33,6 +35,8 @@ class RefusalLog {
   RefusalLog& operator=(const RefusalLog&) = delete;
 
   void write(Refusal kind, std::string_view line);
+  /// Those that were written or left out.
+  [[nodiscard]] const RefusalCounts& counts() const;
   /// Writes the summaries that are not due yet, and keeps the loop busy no more.
   void stop();
 

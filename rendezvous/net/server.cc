@@ -117,6 +117,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     out.num_waiting = core_.num_waiting();
     out.num_bytes = core_.num_bytes();
     out.num_buffered_bytes = clients_.buffered_bytes();
+    out.refusals = refusals_.counts();
     return out;
   }
 

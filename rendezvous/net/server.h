@@ -18,6 +18,7 @@
 
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/unique_fd.h"
+#include "rendezvous/net/refusal_log.h"
 #include "rendezvous/session.h"
 
 namespace boost::asio {
@@ -71,6 +72,7 @@ struct ServerStats {
   std::uint64_t num_waiting = 0;         ///< clients in a WAIT or BARRIER
   std::uint64_t num_bytes = 0;           ///< that the store holds, see StoreCore::num_bytes()
   std::uint64_t num_buffered_bytes = 0;  ///< see ServerOptions::max_buffered_bytes
+  RefusalCounts refusals{};
 };
 
 /// Processor time of a GET with 32 clients, from scripts/bench store (Zen 4 in a virtual machine, Linux 6.18,

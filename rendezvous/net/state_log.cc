@@ -35,6 +35,11 @@ class LoopStateLog final : public StateLog,
   const bool& dirty() const override { return dirty_; }
   bool stalled() const override { return stalled_; }
   bool keeps_hosted() const override { return true; }
+  StateLogStats stats() const override {
+    StateLogStats out = stats_;
+    out.num_bytes = file_.size();
+    return out;
+  }
   void close() override {
     closing_ = true;
     if (dirty_) commit();
@@ -101,6 +106,7 @@ class LoopStateLog final : public StateLog,
 
  private:
   void changed() {
+    ++stats_.num_records;
     if (dirty_) return;
     dirty_ = true;
     // Behind what the loop has ready now, which thereby shares the sync.
@@ -111,7 +117,10 @@ class LoopStateLog final : public StateLog,
 
   void commit() {
     if (broken_) return;
-    if (const auto written = file_.append(records_); !written) {
+    const Instant begin = SteadyClock::now();
+    const auto written = file_.append(records_);
+    stats_.syncs.add(std::chrono::duration<double>(SteadyClock::now() - begin).count());
+    if (!written) {
       if (written.error().code != ErrorCode::kExhausted) return give_up(written.error());
       if (!std::exchange(stalled_, true)) {
         for (StateKeeper* keeper : keepers_) keeper->held_up();
@@ -180,6 +189,7 @@ class LoopStateLog final : public StateLog,
   bool stalled_ = false;
   bool broken_ = false;
   bool closing_ = false;
+  StateLogStats stats_;
   std::size_t rewrite_at_;
 };
 

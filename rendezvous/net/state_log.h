@@ -8,6 +8,7 @@
 // called, and the owner has to stop.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -18,6 +19,7 @@
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/journal.h"
+#include "rendezvous/metrics_text.h"
 #include "rendezvous/saved_state.h"
 
 namespace boost::asio {
@@ -33,6 +35,12 @@ struct StateLogOptions {
   std::size_t rewrite_min_bytes = std::size_t{4} << 20;  ///< and not before it is so long.
   Millis retry_interval{1000};
   std::function<void(const Error&)> failed;  ///< called once, from the loop
+};
+
+struct StateLogStats {
+  std::uint64_t num_bytes = 0;    ///< of the log as it is
+  std::uint64_t num_records = 0;  ///< since the start
+  DurationHistogram syncs;        ///< what each write took until it was on the disk
 };
 
 /// Who records in a StateLog.
@@ -71,6 +79,7 @@ class StateLog {
   [[nodiscard]] virtual bool stalled() const = 0;
   /// Hosted stores are among what it keeps; where they are not, nothing said of them waits for it.
   [[nodiscard]] virtual bool keeps_hosted() const = 0;
+  [[nodiscard]] virtual StateLogStats stats() const { return {}; }
 
  protected:
   StateLog() = default;

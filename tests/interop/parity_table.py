@@ -50,6 +50,8 @@ _REFUSED = "contradictions are refused with what is right"
 _ELASTIC, _FAULTS = "tests/system/test_launcher_elastic.py", "tests/system/test_launcher_elastic_faults.py"
 
 SHOWN_BY = {
+    "`TORCHELASTIC_HEALTH_CHECK_PORT`, metrics": (
+        "tests/system/test_metrics.py", "test_health_is_answered_before_the_nodes_have_met_and_until_the_end"),
     "workers that hang": ("tests/system/test_hang.py", "test_who_says_nothing_is_left_alone_by_default"),
     "control groups": (
         "tests/system/test_launcher_cgroup.py", "test_each_worker_has_a_group_of_its_own_and_none_is_left"),

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from launcher_support import MUSTER, alive, clean_environment, let_go, muster, wait_for
+from metrics_support import health
 
 CTL = os.path.join(os.path.dirname(MUSTER), "musterctl")
 
@@ -209,6 +210,37 @@ def test_a_restart_shows_in_the_entry(detached):
     wait_for(lambda: detached.status(name)["restarts"] == 1 and detached.status(name)["state"] == "running", "a job")
     detached.release()
     detached.wait_ended(name)
+
+
+def test_status_tells_of_each_rank_how_far_it_is(detached):
+    end = detached.muster.tmp_path / "end"
+    program = detached.muster.script("far.py", """
+import os, signal
+with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file: file.write("epoch 2 step 14%s loss 0.3" % os.environ["RANK"])
+print("ready", flush=True)
+while not os.path.exists({end!r}): signal.sigtimedwait([], 0.02)
+""".format(end=str(end)))
+    name = detached.start("--nproc-per-node=2", "--metrics-addr=0", program=program).stdout.strip()
+    wait_for(lambda: detached.ctl("logs", name).stdout.count("ready") == 2, "both ranks")
+    ranks = detached.status(name)["workers"]
+    assert [(r["rank"], r["state"], r["epoch"], r["step"], r["progress"]) for r in ranks] == [
+        (rank, "running", 2, 140 + rank, f"epoch 2 step 14{rank} loss 0.3") for rank in (0, 1)]
+    assert all(r["resident_bytes"] > 1 << 20 and r["cpu_seconds"] >= 0 for r in ranks)
+    assert health(detached.status(name)["metrics"])["state"] == "running"
+    text = detached.ctl("status", name).stdout
+    assert "  metrics   http://127.0.0.1:" in text and "generation 0, 0 restarts" in text
+    assert [line.split()[3:5] for line in text.splitlines() if line.startswith("  rank ")] == [
+        [str(r["pid"]), "running"] for r in ranks]
+    os.kill(ranks[1]["pid"], signal.SIGSTOP)
+    wait_for(lambda: detached.status(name)["workers"][1]["state"] == "paused", "the stopped rank")
+    os.kill(ranks[1]["pid"], signal.SIGCONT)
+    shown = detached.muster.tmp_path / "shown"
+    with open(shown, "w") as out:
+        watcher = subprocess.Popen([CTL, "status", "--watch", "--interval=0.1", name], env=detached.environment, stdout=out)
+    wait_for(lambda: f"\n\n{name}: running\n" in shown.read_text(), "the second look")
+    end.touch()
+    assert watcher.wait(timeout=60) == 0
+    assert f"\n\n{name}: ended 0\n" in shown.read_text() and "step 141 loss 0.3" in shown.read_text()
 
 
 def test_names_may_be_cut_where_that_is_clear(detached):

@@ -29,7 +29,8 @@ JobEntry example() {
   out.restarts = 1;
   out.nodes = 2;
   out.world_size = 4;
-  out.workers = {{2, 100}, {3, 101}};
+  out.workers = {{2, 100, "/dev/shm/muster-1/0"}, {3, 101}};
+  out.metrics = "127.0.0.1:9400";
   return out;
 }
 

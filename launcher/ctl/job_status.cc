@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/ctl/job_status.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "launcher/entry_directory.h"
+#include "launcher/progress_reader.h"
+
+namespace muster::launcher {
+namespace {
+
+/// What came from a program's arguments must not steer a terminal.
+std::string printable(std::string text) {
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
+  return text;
+}
+
+std::string size_text(std::uint64_t bytes) {
+  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+  return bytes < 10'240 * kMiB ? fmt::format("{} MiB", bytes / kMiB)
+                               : fmt::format("{} GiB", bytes / kMiB / 1024);
+}
+
+/// Of processor time: "12.3s", "4h12m".
+std::string time_text(double seconds) {
+  if (seconds < 600) return fmt::format("{:.1f}s", seconds);
+  const auto minutes = static_cast<std::int64_t>(seconds / 60);
+  return minutes < 60 ? fmt::format("{}m", minutes) : fmt::format("{}h{:02}m", minutes / 60, minutes % 60);
+}
+
+}  // namespace
+
+std::string state_of(const JobEntry& entry) {
+  if (entry.state == "ended") return fmt::format("ended {}", entry.exit_status);
+  return is_alive(entry) ? entry.state : "lost";
+}
+
+std::string age_of(std::int64_t since, std::int64_t now) {
+  const std::int64_t s = std::max<std::int64_t>(0, now - since);
+  if (s < 120) return fmt::format("{}s", s);
+  if (s < 7200) return fmt::format("{}m", s / 60);
+  if (s < 2 * 86400) return fmt::format("{}h", s / 3600);
+  return fmt::format("{}d", s / 86400);
+}
+
+std::string command_of(const JobEntry& entry) {
+  std::string out;
+  for (const std::string& word : entry.command) out += (out.empty() ? "" : " ") + word;
+  return printable(out);
+}
+
+RankView look_at(const JobEntry& entry, const JobEntry::Worker& worker) {
+  RankView out;
+  out.state = "ended";
+  auto usage = read_process_usage(worker.pid);
+  // Whoever has its number since then is no child of this agent.
+  if (usage && usage->parent == entry.pid && usage->state != 'Z' && usage->state != 'X') {
+    out.state = usage->state == 'D'                          ? "blocked"
+                : usage->state == 'T' || usage->state == 't' ? "paused"
+                                                             : "running";
+    out.usage = *usage;
+  }
+  if (const auto seen = read_progress(worker.progress)) {
+    out.progress = seen->word.text;
+    out.position = position_in(seen->word.text);
+  }
+  return out;
+}
+
+std::string status_text(const JobEntry& entry, std::int64_t now) {
+  const std::string state = state_of(entry);
+  std::string text = fmt::format("{}: {}\n", entry.name, state);
+  if (state == "lost") text += "  its agent is gone without a word: killed, or the host was started again\n";
+  text += fmt::format("  command   {}\n  directory {}\n  host      {}, process {}\n", command_of(entry),
+                      printable(entry.directory), entry.host, entry.pid);
+  text += fmt::format("  started   {} ago\n", age_of(entry.began_s, now));
+  if (entry.state == "ended") text += fmt::format("  ended     {} ago\n", age_of(entry.ended_s, now));
+  text += fmt::format("  output    {}\n", printable(entry.output));
+  if (!entry.metrics.empty() && entry.state != "ended")
+    text += fmt::format("  metrics   http://{}/metrics\n", printable(entry.metrics));
+  if (entry.world_size > 0)
+    text += fmt::format("  world     {} ranks on {} node{}, generation {}, {} restart{}\n", entry.world_size,
+                        entry.nodes, entry.nodes == 1 ? "" : "s", entry.generation, entry.restarts,
+                        entry.restarts == 1 ? "" : "s");
+  if (state == "lost") return text;
+  for (const auto& worker : entry.workers) {
+    const RankView rank = look_at(entry, worker);
+    text += fmt::format("  rank {:<4} process {:<8} {:7}", worker.rank, worker.pid, rank.state);
+    if (rank.usage)
+      text += fmt::format("  {:>9}  cpu {:>6}", size_text(rank.usage->resident_bytes),
+                          time_text(rank.usage->cpu_seconds));
+    if (!rank.progress.empty()) text += "  " + printable(rank.progress);
+    text += '\n';
+  }
+  return text;
+}
+
+std::string status_json(const JobEntry& entry) {
+  using Json = nlohmann::json;
+  JobEntry shown = entry;
+  if (state_of(entry) == "lost") shown.state = "lost";
+  Json out = Json::parse(to_json(shown));
+  for (std::size_t i = 0; i < entry.workers.size(); ++i) {
+    const RankView rank = look_at(entry, entry.workers[i]);
+    Json& worker = out["workers"][i];
+    worker["state"] = rank.state;
+    if (!rank.progress.empty()) worker["progress"] = rank.progress;
+    if (rank.position) {
+      worker["epoch"] = rank.position->epoch;
+      worker["step"] = rank.position->step;
+    }
+    if (rank.usage) {
+      worker["resident_bytes"] = rank.usage->resident_bytes;
+      worker["cpu_seconds"] = rank.usage->cpu_seconds;
+    }
+  }
+  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace muster::launcher

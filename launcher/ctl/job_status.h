@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// JobStatus: what musterctl says of a detached job: its entry, and of each of its ranks what /proc and its
+// word about progress tell at this moment. For ctl/ alone. Nothing here fails: what cannot be read is left
+// out.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "launcher/job_entry.h"
+#include "launcher/progress_word.h"
+#include "rendezvous/process_usage.h"
+
+namespace muster::launcher {
+
+/// One rank as it is now.
+struct RankView {
+  std::string state;  // running, blocked (in the kernel), paused (by a signal) or ended
+  std::optional<ProcessUsage> usage;
+  std::string progress;  // "epoch 2 step 140/15000 all_reduce"; empty: it says nothing
+  std::optional<Position> position;
+};
+[[nodiscard]] RankView look_at(const JobEntry& entry, const JobEntry::Worker& worker);
+
+/// Several lines. `now`: seconds since the epoch.
+[[nodiscard]] std::string status_text(const JobEntry& entry, std::int64_t now);
+/// The entry, with what is seen of its ranks.
+[[nodiscard]] std::string status_json(const JobEntry& entry);
+
+/// "running", "lost", "ended 7"
+[[nodiscard]] std::string state_of(const JobEntry& entry);
+/// "17s", "5h"
+[[nodiscard]] std::string age_of(std::int64_t since, std::int64_t now);
+[[nodiscard]] std::string command_of(const JobEntry& entry);
+
+}  // namespace muster::launcher

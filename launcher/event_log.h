@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// EventLog: the file of --events, to which whole lines are added. Several agents may write to one local file.
+// Owned by main, written by Telemetry; one thread. What cannot be written (a full disk, a pipe that nobody
+// reads) waits, up to kMostWaiting, for the next line; what is beyond that is counted. It is said once, and
+// ends nothing. A file on a network disk that does not answer holds the writer as any other file there would.
+// Source: write(2), pipe(7).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <muster/result.h>
+
+#include "rendezvous/base/log.h"
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::launcher {
+
+class EventLog {
+ public:
+  static constexpr std::size_t kMostWaiting = 64 * 1024;
+
+  /// `file`: made if it is not there; "{host}" in it becomes `host`. kInvalidArgument: it cannot be opened.
+  [[nodiscard]] static Result<EventLog> open(std::string_view file, std::string_view host);
+
+  /// One or more whole lines.
+  void write(std::string_view lines, const Log& log);
+
+  /// Lines that were left out since the last call, once others can be written again.
+  [[nodiscard]] std::uint64_t take_dropped();
+  /// In all.
+  [[nodiscard]] std::uint64_t dropped() const { return dropped_; }
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  EventLog(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
+  /// 0, or the errno that keeps it from going on.
+  int drain();
+
+  std::string path_;
+  UniqueFd fd_;
+  std::string waiting_;  // begins where the file ends, within a line perhaps
+  std::uint64_t dropped_ = 0;
+  std::uint64_t untold_ = 0;  // of them
+  bool stuck_ = false;
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Telemetry: what the agent tells of its job to the outside while it goes on: keeps the AgentStatus, and
+// writes a line of --events for each transition. Owned by main, told by the agent; one loop, one thread.
+// Costs nothing worth measuring where nobody listens: a few assignments. Nothing here fails.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <muster/result.h>
+
+#include "launcher/agent_status.h"
+#include "launcher/event_line.h"
+#include "launcher/event_log.h"
+#include "launcher/job.h"
+#include "launcher/log_directory.h"
+#include "launcher/worker_group.h"
+#include "rendezvous/base/log.h"
+
+namespace muster::launcher {
+
+class Telemetry {
+ public:
+  /// `events`: nullptr: nobody wants them. All outlive this.
+  Telemetry(const Job& job, const Log& log, EventLog* events);
+
+  void started(std::string_view version);
+  /// `reason`: why the node is unfit; empty: it is fit.
+  void preflight(std::string_view level, std::string_view reason);
+  /// A rendezvous begins.
+  void gathering(int attempt);
+  void joined(const Assignment& assignment);
+  /// All workers of this node run.
+  void running(const WorkerGroup& group, const LogDirectory& directory);
+  void not_started(const WorkerGroup::StartFailure& failure);
+  void worker_ended(const WorkerOutcome& outcome);
+  void hung(int local_rank, std::string_view line);
+  /// The attempt is to end; `signal`: what the workers get for it now, 0: nothing.
+  void stopping(int signal);
+  /// What follows the attempt.
+  void attempt_over(const Result<FailureNotice>& notice);
+  void ended(int exit_status);
+
+  [[nodiscard]] const AgentStatus& status() const { return status_; }
+  [[nodiscard]] const EventLog* events() const { return events_; }
+
+ private:
+  void enter(AgentState state);
+  [[nodiscard]] EventLine line(std::string_view event) const;
+  void write(std::string_view lines);
+  [[nodiscard]] WorkerStatus& worker(int local_rank) {
+    return status_.workers[static_cast<std::size_t>(local_rank)];
+  }
+
+  const Job& job_;
+  const Log& log_;
+  EventLog* events_;
+  EventPlace place_;
+  AgentStatus status_;
+  Instant gathering_since_{};
+  std::optional<Instant> ending_since_;  // of the attempt before the one that is made ready
+};
+
+}  // namespace muster::launcher

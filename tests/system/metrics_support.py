@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of /healthz, /metrics and --events share: asking, reading, and a Prometheus of their own."""
+import http.client
+import json
+import re
+import shutil
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+
+import pytest
+
+from launcher_support import wait_for
+
+
+def ask(address, path="/metrics", method="GET"):
+    """Status and text of one answer."""
+    host, port = address.rsplit(":", 1)
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def health(address):
+    return json.loads(ask(address, "/healthz")[1])
+
+
+def metrics(address):
+    """Sample -> value, as in {'muster_workers{state="running"}': 2.0}."""
+    text = ask(address)[1]
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if not line.startswith("#")}
+
+
+def events(path):
+    """Each line whole, with what every line has."""
+    text = path.read_text() if path.exists() else ""
+    assert text == "" or text.endswith("\n")
+    out = [json.loads(line) for line in text.splitlines()]
+    for event in out:
+        assert {"time", "monotonic", "event", "run_id", "host", "restarts"} <= event.keys()
+    assert [e["monotonic"] for e in out] == sorted(e["monotonic"] for e in out)
+    return out
+
+
+def listens_at(read_stderr, seconds=30):
+    """The address that a program with port 0 names on stderr."""
+    said = wait_for(lambda: re.search(r"metrics at http://([^/]+)/metrics", read_stderr()), "the address", seconds)
+    return said.group(1)
+
+
+def check_with_promtool(text):
+    if not shutil.which("promtool"):
+        pytest.skip("no promtool (Debian: prometheus)")
+    result = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout + result.stderr) == (0, ""), text
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Prometheus:
+    def __init__(self, tmp_path, targets):
+        """`targets`: name -> address."""
+        self.port = free_port()
+        config = tmp_path / "prometheus.yml"
+        jobs = [{"job_name": name, "static_configs": [{"targets": [address]}]} for name, address in targets.items()]
+        config.write_text(json.dumps({"global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"},
+                                      "scrape_configs": jobs}))
+        self.log = open(tmp_path / "prometheus.log", "w")
+        self.process = subprocess.Popen(
+            ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+             f"--web.listen-address=127.0.0.1:{self.port}"], stdout=self.log, stderr=self.log, cwd=tmp_path)
+
+    def query(self, expression):
+        """Label sets with values; nothing while it does not answer yet."""
+        url = f"http://127.0.0.1:{self.port}/api/v1/query?query={urllib.parse.quote(expression)}"
+        try:
+            with urllib.request.urlopen(url, timeout=20) as answer:
+                result = json.load(answer)["data"]["result"]
+        except OSError:
+            return []
+        return [(sample["metric"], float(sample["value"][1])) for sample in result]
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+@pytest.fixture
+def prometheus(tmp_path):
+    if not shutil.which("prometheus"):
+        pytest.skip("no prometheus (Debian: prometheus)")
+    made = []
+
+    def make(**targets):
+        made.append(Prometheus(tmp_path, targets))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
