@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from elastic_support import PORT, Job, write
-from launcher_support import BIN, alive, wait_for
+from elastic_support import PORT, SECRET, Job, write
+from launcher_support import BIN, alive, clean_environment, wait_for
 from netns import Nodes
 
 # Tells where it is in a file "pid<rank>_<world size>.<restarts>", as elastic_support.STAY, and stays. In attempt 0 rank 0
@@ -99,14 +99,14 @@ def settled(agents):
 class Daemon:
     """A musterd on a node, which can be killed and started again on the same port."""
 
-    def __init__(self, nodes, tmp_path, node, *options, wrap=()):
-        self.job, self.node, self.starts = Job(nodes, tmp_path), node, 0
+    def __init__(self, nodes, tmp_path, node, *options, wrap=(), **env):
+        self.job, self.node, self.starts, self.env = Job(nodes, tmp_path), node, 0, clean_environment(**env)
         self.command = [*wrap, BIN / "musterd", f"--port={PORT}", "--log-level=info", *options]
         self.endpoint = f"{nodes.address(node)}:{PORT}"
 
     def start(self):
         self.starts += 1
-        self.process = self.job.spawn(self.name, self.node, *self.command)
+        self.process = self.job.spawn(self.name, self.node, *self.command, env=self.env)
         self.says(r"listening|serving")
 
     @property
@@ -126,23 +126,24 @@ class Daemon:
 
 
 class Stage:
-    """The nodes of a test with all that runs on them."""
+    """The nodes of a test with all that runs on them. With a secret the agents prove themselves and carry their workers' store."""
 
-    def __init__(self, tmp_path):
+    def __init__(self, tmp_path, secret=None):
         self.tmp_path, self.jobs, self.nodes = tmp_path, [], None
+        self.env = {"MUSTER_SECRET": secret} if secret else {}
 
     def build(self, count, kind=Nodes, **options):
         self.nodes = kind(count, **options)
         return self.nodes
 
     def daemon(self, node, *options, **kwargs):
-        daemon = Daemon(self.nodes, self.tmp_path, node, *options, **kwargs)
+        daemon = Daemon(self.nodes, self.tmp_path, node, *options, **{**self.env, **kwargs})
         self.jobs.append(daemon.job)
         daemon.start()
         return daemon
 
     def scene(self, name, endpoint, **common):
-        self.jobs.append(Scene(self.nodes, self.tmp_path, name, endpoint, **common))
+        self.jobs.append(Scene(self.nodes, self.tmp_path, name, endpoint, **{**self.env, **common}))
         return self.jobs[-1]
 
     def close(self):
@@ -155,9 +156,9 @@ class Stage:
             self.nodes.close()
 
 
-@pytest.fixture
-def stage(tmp_path):
-    one = Stage(tmp_path)
+@pytest.fixture(params=[None, SECRET], ids=["", "secret"])
+def stage(tmp_path, request):
+    one = Stage(tmp_path, request.param)
     yield one
     one.close()
 
@@ -175,7 +176,7 @@ def heartbeats(nodes, node, port=PORT):
                           capture_output=True, text=True).stdout
     own = re.escape(nodes.address(node))
     return {peer: int(found[1]) for line in text.splitlines() for peer in [line.split()[3]]
-            if not re.search(rf"\b{own}\b", peer) and (found := re.search(r"data_segs_in:(\d+)", line))}
+            if not re.search(rf"\b({own}|127\.0\.0\.1)\b", peer) and (found := re.search(r"data_segs_in:(\d+)", line))}
 
 
 def beating(nodes, node, port=PORT, agents=1):

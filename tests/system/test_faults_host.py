@@ -103,7 +103,7 @@ def test_a_full_disk_under_the_log_keeps_running_nodes_and_is_waited_for(stage, 
             running.agent(node, f"--node-rank={node - 1}")
         pids = running.started("2.0", 0, 1)
         writer = daemon.job.spawn("writer", 0, sys.executable, "-B", pathlib.Path(__file__).with_name("key_writer.py"),
-                                  stage.nodes.address(0), PORT)
+                                  "127.0.0.1", PORT)
         with open(disk / "rubbish", "wb") as file, pytest.raises(OSError):
             while True:
                 os.write(file.fileno(), b"x" * 4096)

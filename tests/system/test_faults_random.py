@@ -29,7 +29,7 @@ class Agent:
         self.scene, self.name, self.record = scene, name, scene.tmp_path / f"{name}.record"
         self.process = scene.spawn(name, node, MUSTER, "--rdzv-backend=muster", f"--rdzv-id={scene.id}",
                                    f"--rdzv-endpoint={scene.endpoint}", "--nproc-per-node=1", f"--local-addr=host{name}",
-                                   *rules, "sh", scene.script, env=clean_environment(LOGLEVEL="INFO", RECORD=self.record))
+                                   *rules, "sh", scene.script, env=clean_environment(LOGLEVEL="INFO", RECORD=self.record, **scene.common))
 
     @property
     def alive(self):
@@ -59,7 +59,7 @@ def test_a_thousand_joins_and_leaves_at_random_break_no_promise(stage, tmp_path)
     nodes = stage.build(4, QuickNodes)
     daemon = stage.daemon(0, f"--state-dir={tmp_path}/state", "--keep=600")
     writer = daemon.job.spawn("writer", 0, sys.executable, "-B", pathlib.Path(__file__).with_name("key_writer.py"),
-                              nodes.address(0), PORT)
+                              "127.0.0.1", PORT)
     rules = ["--nnodes=1:4", "--spares=1", "--max-restarts=1000000", "--shutdown-timeout=5",
              "--rdzv-conf=last_call_timeout=0.05,cool_down=0,join_timeout=60,keep_alive_interval=4"]
     scenes = [stage.scene(f"job{i}", daemon.endpoint) for i in range(JOBS)]

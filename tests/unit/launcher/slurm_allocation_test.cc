@@ -192,7 +192,7 @@ TEST_CASE("one worker is told its threads only where its CPU time is less than O
   REQUIRE_FALSE(planned({}, plain, {.online = 64, .allowed = 64}).few_cpus);
 }
 
-TEST_CASE("--srun becomes srun with an agent on each node, which has its CPUs") {
+TEST_CASE("the option --srun becomes srun with an agent on each node, which has its CPUs") {
   FakeSrun slurm;
   const test::TemporaryDirectory folder;
   std::filesystem::create_symlink("/bin/true", folder.path() + "/srun");
@@ -219,7 +219,7 @@ TEST_CASE("--srun becomes srun with an agent on each node, which has its CPUs") 
   REQUIRE(contains(srun_plan_text(*plan), " -- true 'it'\\''s' --dry-run\n"));
 }
 
-TEST_CASE("--srun is refused where it cannot be meant") {
+TEST_CASE("the option --srun is refused where it cannot be meant") {
   FakeSrun slurm;
   for (const char* option : {"--no-slurm", "--standalone", "--detach", "--exec", "--node-rank=0"})
     REQUIRE(contains(slurm.refusal({"--srun", option}), "leave one of them out"));

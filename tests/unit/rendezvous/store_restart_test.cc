@@ -352,7 +352,7 @@ TEST_CASE("nothing is said of what is not on the disk") {
 
 TEST_CASE("a refused request is refused again, and what came before it is not done twice") {
   HostedStoresOptions options = RelayedNodes::small();
-  options.limits.store.max_keys = 1;
+  options.limits.store.job.max_keys = 1;
   for (int killed_at = 0; killed_at < 8; ++killed_at) {
     CAPTURE(killed_at);
     RelayedNodes nodes(2, options, RelayedNodes::Log::kKept);
@@ -362,7 +362,7 @@ TEST_CASE("a refused request is refused again, and what came before it is not do
     step(nodes, killed_at);
     kill(nodes);
     nodes.run();
-    REQUIRE(a.closed().find("--max-total-keys") != std::string::npos);
+    REQUIRE(a.closed().find("--max-job-keys") != std::string::npos);
     REQUIRE(nodes.store().get("/log") == "a");
     REQUIRE(nodes.stores().num_channels() == 0);
     REQUIRE(nodes.saved().hosted.begin()->second.marks.empty());
