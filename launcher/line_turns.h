@@ -21,10 +21,10 @@ namespace muster::launcher {
 
 class LineTurns {
  public:
-  // A writer of whole lines that had no room for the end of one may wait for its turn on a busy machine: for
-  // more than a second where 17 processes wanted each of two cores.
-  static constexpr Millis kPatience{3000};
-  static constexpr std::size_t kMaxHeldBytes = 1024 * 1024;
+  // A writer of whole lines that had no room for the end of one may wait for its turn on a busy machine, where
+  // the others write megabytes meanwhile.
+  static constexpr Millis kPatience{1000};
+  static constexpr std::size_t kMaxHeldBytes = std::size_t{64} << 20;
 
   /// Calls `emit(std::string_view)` for what can be written now.
   template <class Emit>

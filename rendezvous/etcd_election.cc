@@ -156,6 +156,15 @@ Result<Inheritance> inherit(const std::vector<KeyValue>& state, const JobKeys& k
     saved->ending.text = "all of its agents are gone";
     out.absent.clear();
   }
+  // Who has no lease any more is not expected to hear how the job ended.
+  if (saved->phase == Phase::kClosed) {
+    const auto note = [&](const NodeId& id) {
+      if (!here.contains(id) && std::find(saved->gone.begin(), saved->gone.end(), id) == saved->gone.end())
+        saved->gone.push_back(id);
+    };
+    for (const membership::Slot& slot : saved->world.slots) note(slot.node);
+    for (const NodeId& id : saved->known) note(id);
+  }
   out.record = std::move(saved);
   return out;
 }

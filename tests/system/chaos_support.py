@@ -56,7 +56,7 @@ class Agent:
         self.frozen, self.troubled, self.told, self.ended = False, False, set(), None
         self.process = scene.spawn(name, node, MUSTER, "--rdzv-backend=muster", f"--rdzv-id={scene.id}",
                                    f"--rdzv-endpoint={scene.endpoint}", f"--nproc-per-node={RANKS}", f"--local-addr=host{name}",
-                                   *RULES, "sh", scene.script, env=clean_environment(LOGLEVEL="INFO", CHAOS_RECORD=self.record))
+                                   *RULES, "sh", scene.script, env=clean_environment(LOGLEVEL="INFO", CHAOS_RECORD=self.record, **scene.common))
 
     @property
     def alive(self):
@@ -192,7 +192,10 @@ class Jobs:
         agents = list(self.living)
         wait_for(lambda: all(not agent.alive for agent in agents), "all jobs to end", 60)
         for agent in agents:
-            assert agent.process.returncode == 0, (agent.scene.id, agent.name, agent.scene.err(agent.name)[-3000:])
+            said = agent.scene.err(agent.name)
+            # More than there are places and spares; 76: it had been a member before it was lost.
+            surplus = agent.process.returncode in (69, 76) and "which was one more than" in said
+            assert agent.process.returncode == 0 or surplus, (agent.scene.id, agent.name, said[-3000:])
         wait_for(lambda: not marked(self.folder), "no process to be left", ORPHAN_PATIENCE)
 
     def close(self):

@@ -14,7 +14,7 @@ from checks import include_layers, readme, results, source_rules, steps  # noqa:
 
 @pytest.mark.parametrize("name, kind, target, resolved, why", [
     ("rendezvous/base/env.cc", '"', "launcher/job.h", "launcher/job.h", "knows nothing of processes"),
-    ("launcher/agent.cc", "<", "muster/init.h", "worker_runtime/include/muster/init.h", "share rendezvous/env_contract.h"),
+    ("launcher/agent.cc", "<", "muster/init.h", "worker_runtime/include/muster/init.h", "share the environment's words"),
     ("worker_runtime/core/device.cc", '"', "rendezvous/net/server.h", "rendezvous/net/server.h", "public headers and base"),
     ("worker_runtime/core/device.cc", '"', "worker_runtime/nn/plan.h", "worker_runtime/nn/plan.h", "point down only"),
     ("rendezvous/wire.cc", "<", "boost/asio.hpp", None, "Asio lives in"),
