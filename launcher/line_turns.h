@@ -21,8 +21,8 @@ namespace muster::launcher {
 
 class LineTurns {
  public:
-  // A writer of whole lines that had no room for the end of one may wait for its turn on a busy machine, where
-  // the others write megabytes meanwhile.
+  // A writer of whole lines that had no room for the end of one may wait for its turn on a busy machine,
+  // where the others write megabytes meanwhile.
   static constexpr Millis kPatience{1000};
   static constexpr std::size_t kMaxHeldBytes = std::size_t{64} << 20;
 
