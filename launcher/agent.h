@@ -96,6 +96,7 @@ class Agent {
   [[nodiscard]] FailureNotice describe_failure(const Attempt& attempt) const;
   [[nodiscard]] FailureNotice after_preemption(const Attempt& attempt, FailureNotice notice) const;
   [[nodiscard]] FailureNotice describe_stop(int signal, int node_rank) const;
+  [[nodiscard]] bool tells_of_steps(const FailureNotice& notice) const;
   void decide(FailureNotice& notice, const RestartDecision& decision, std::int64_t generation) const;
   void note_progress(const FailureNotice& notice, const Assignment& assignment);
   void start(Attempt& attempt);

@@ -88,6 +88,11 @@ FailureNotice Agent::describe_failure(const Attempt& attempt) const {
   return out;
 }
 
+/// Of several nodes without a coordinator the others' steps are not known, and often one rank alone tells.
+bool Agent::tells_of_steps(const FailureNotice& notice) const {
+  return job_.nodes == 1 || notice.reached.known();
+}
+
 /// What the rules say becomes the notice's.
 void Agent::decide(FailureNotice& notice, const RestartDecision& decision, std::int64_t generation) const {
   notice.restart = decision.restart;
@@ -100,7 +105,7 @@ void Agent::decide(FailureNotice& notice, const RestartDecision& decision, std::
   const int most = job_.restarts.max_without_progress;
   if (!decision.restart || job_.mode == RendezvousMode::kElastic) return;
   StepLedger steps = steps_;
-  steps.note(generation, notice.reached, true);
+  steps.note(generation, notice.reached, tells_of_steps(notice));
   if (!steps.exhausted(most)) return;
   notice.restart = false;
   notice.exit_code = kExitNoProgress;
@@ -112,7 +117,7 @@ void Agent::note_progress(const FailureNotice& notice, const Assignment& assignm
   if (job_.restarts.max_without_progress == 0) return;
   const Reached here = post_mortem_.reached(*directory_);
   rendezvous_->reached(here);
-  steps_.note(assignment.generation, notice.reached, !notice.regroup);
+  steps_.note(assignment.generation, notice.reached, !notice.regroup && tells_of_steps(notice));
   if (here.known() || notice.reached.known() || notice.regroup || assignment.group_rank != 0) return;
   if (std::exchange(unjudged_said_, true)) return;
   log_.warning(

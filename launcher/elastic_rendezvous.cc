@@ -279,6 +279,7 @@ void ElasticRendezvous::watch(int, OutcomeKnown known) {
 
 void ElasticRendezvous::end(const AttemptOutcome& outcome) {
   hang_heard_ = {};
+  safe_point_passed_ = {};
   if (const auto call = std::exchange(known_, {}))
     call(outcome);
   else

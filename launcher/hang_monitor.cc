@@ -90,6 +90,7 @@ void HangMonitor::arm() {
 void HangMonitor::looked(std::vector<LifeSigns::Seen> seen) {
   if (!watch_) return;
   std::vector<LifeSign> signs;
+  signs.reserve(seen.size());
   for (const LifeSigns::Seen& each : seen) signs.push_back(each.sign);
   seen_ = std::move(seen);
   const HangWatch::Seen verdict = watch_->look(signs, SteadyClock::now());
@@ -341,7 +342,8 @@ void HangMonitor::await(Awaits what) {
 void HangMonitor::waited_in_vain() {
   const Awaits what = std::exchange(awaits_, Awaits::kNothing);
   if (what == Awaits::kEnd) {
-    // The word to the node that was to end the attempt may have been lost.
+    // The word to the node that was to end the attempt may have been lost, or the hang is over meanwhile.
+    if (!watch_->hanging() || part_.report.ranks.empty()) return;
     const RankEvidence& named = culprit(part_.report);
     return act_(named.local_rank, hang_line(part_.report, named));
   }

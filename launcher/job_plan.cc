@@ -10,6 +10,7 @@
 
 #include "launcher/cpu_shortage.h"
 #include "launcher/device_choice.h"
+#include "launcher/exit_status.h"
 #include "launcher/nproc.h"
 #include "launcher/program.h"
 #include "launcher/rendezvous_plan.h"
@@ -253,6 +254,12 @@ Result<void> plan_restarts(const Options& options, Job& job) {
     return usage(fmt::format("{} names hang, after which {} restarts", rules.never.text(),
                              asked ? rules.only.text() : "--on-hang=restart"));
   rules.exhausted_code = options.exhausted_exit_code;
+  if (rules.exhausted_code && job.max_restarts == 0)
+    return usage(fmt::format("--exhausted-exit-code={}: nothing is restarted without --max-restarts",
+                             *rules.exhausted_code));
+  if (rules.exhausted_code == kExitPreempted)
+    return usage(fmt::format("--exhausted-exit-code={}: that is what a preempted job ends with",
+                             *rules.exhausted_code));
   rules.max_without_progress = options.max_restarts_without_progress;
   return {};
 }

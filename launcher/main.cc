@@ -218,6 +218,7 @@ int main(int argc, char** argv) {
   const Log plain_log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")));
   EventLog* const events = outlook->events ? &*outlook->events : nullptr;
   if (!job->unfit.empty() && (options->dry_run || job->one_node())) {
+    ::signal(SIGPIPE, SIG_IGN);  // the events' reader may have gone
     tell_beginning(*options, *job, plain_log, events).ended(kExitPreflight);
     return kExitPreflight;
   }
@@ -256,16 +257,23 @@ int main(int argc, char** argv) {
     return status;
   }
   Descendants descendants(job->token());
+  // Whoever follows the events or the detached job's entry sees its end.
+  const auto give_up = [&](const Error& error) {
+    const int status = complain(error);
+    if (detached) detached->ended(status, plain_log);
+    beginning.ended(status);
+    return status;
+  };
   auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size), job->token());
-  if (!guardian) return complain(guardian.error());
+  if (!guardian) return give_up(guardian.error());
   descendants.spare(guardian->pid());
   auto cgroups = WorkerCgroups::open(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto),
                                      job->token(), *guardian);
-  if (!cgroups) return complain(cgroups.error());
+  if (!cgroups) return give_up(cgroups.error());
   std::optional<LogWriter> log_writer;
   if (job->logs.rotation.max_bytes > 0) {
     auto started = LogWriter::start(job->logs.rotation);
-    if (!started) return complain(started.error());
+    if (!started) return give_up(started.error());
     descendants.spare(log_writer.emplace(*std::move(started)).pid());
   }
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);

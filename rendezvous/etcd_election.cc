@@ -16,7 +16,7 @@ using nlohmann::json;
 
 namespace {
 
-constexpr std::string_view kStateMark = "muster job 1\n";
+constexpr std::string_view kStateMark = "muster job 2\n";
 constexpr std::size_t kMaxAddresses = 64;
 
 // What is not a letter, a digit or one of -._ becomes %XX; a job called ".." is no danger to etcd.

@@ -84,7 +84,9 @@ JobRecord make_record(const membership::Settings& settings, const membership::Ro
     }
   }
   for (const auto& [machine, until] : round.excluded)
-    if (until > now) out.excluded.emplace_back(machine, std::chrono::ceil<Millis>(until - now));
+    if (until > now)  // a clock that went back must not make a record that makes no sense
+      out.excluded.emplace_back(machine,
+                                std::min(settings.cool_down, std::chrono::ceil<Millis>(until - now)));
   if (round.phase == Phase::kClosed) out.ending = round.ending;
   return out;
 }

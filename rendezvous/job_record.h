@@ -5,6 +5,7 @@
 // written by journal.h.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,6 +26,11 @@ struct JobRecord {
   membership::Cause ending;                              ///< while kClosed
   std::vector<membership::NodeId> known;                 ///< no members; they hear how it ended, as those do
   std::vector<membership::NodeId> gone;                  ///< while kClosed: of both, who is not connected
+
+  /// A connection of a job that is over has gone, maybe once more.
+  void has_gone(const membership::NodeId& node) {
+    if (std::find(gone.begin(), gone.end(), node) == gone.end()) gone.push_back(node);
+  }
 
   friend bool operator==(const JobRecord&, const JobRecord&) = default;
 };

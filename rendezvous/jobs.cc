@@ -2,6 +2,7 @@
 #include "rendezvous/jobs.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -103,7 +104,11 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
        (join.resume && *join.resume == found->second.round.world.generation))) {
     // It was away when its job ended. Between two generations there is none that it could resume.
     client.node = join.request.id;
-    found->second.connections[join.request.id] = id;
+    const auto [place, is_new] = found->second.connections.try_emplace(join.request.id, id);
+    // A former connection, that has not ended yet, speaks for nobody any more.
+    if (const auto former = is_new ? clients_.end() : clients_.find(std::exchange(place->second, id));
+        former != clients_.end() && former->first != id)
+      former->second.node.reset();
     found->second.awaited.erase(join.request.id);
     found->second.forget_at = Instant::max();
     effects.deliveries.push_back({{id}, control::Closed{found->second.round.ending}, false});

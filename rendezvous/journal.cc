@@ -14,7 +14,7 @@ namespace muster::journal {
 namespace {
 
 constexpr std::string_view kMagic = "MUSTLOG";
-constexpr char kVersion = 1;
+constexpr char kVersion = 2;  // 1: jobs without steps
 constexpr std::size_t kHeaderCrcOffset = 16;
 // A buffer that grew beyond this for one large frame is given back.
 constexpr std::size_t kKeptBytes = std::size_t{1} << 20;

@@ -48,7 +48,7 @@ class SavedState final : public journal::Recorder {
     if (const auto found = jobs.find(name); found != jobs.end()) found->second.finished.push_back(node);
   }
   void job_left(std::string_view name, const membership::NodeId& node) override {
-    if (const auto found = jobs.find(name); found != jobs.end()) found->second.gone.push_back(node);
+    if (const auto found = jobs.find(name); found != jobs.end()) found->second.has_gone(node);
   }
   void job_forgotten(std::string_view name) override {
     if (const auto found = jobs.find(name); found != jobs.end()) jobs.erase(found);

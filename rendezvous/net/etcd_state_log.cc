@@ -27,7 +27,7 @@ void EtcdStateLog::job_finished(std::string_view name, const membership::NodeId&
 
 // With the next change: a record for each agent of a job that is over would keep the others waiting.
 void EtcdStateLog::job_left(std::string_view name, const membership::NodeId& node) {
-  if (name == name_ && record_) record_->gone.push_back(node);
+  if (name == name_ && record_) record_->has_gone(node);
 }
 
 void EtcdStateLog::job_forgotten(std::string_view name) {

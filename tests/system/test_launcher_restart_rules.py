@@ -67,6 +67,8 @@ def test_what_names_nothing_or_contradicts_is_refused(muster):
             (["--restart-on=oom", "--on-hang=restart"], ["does not name hang"]),
             (["--no-restart-on=hang", "--on-hang=restart"], ["names hang"]),
             (["--exhausted-exit-code=256"], ["--exhausted-exit-code=256"]),
+            (["--max-restarts=0", "--exhausted-exit-code=77"], ["--exhausted-exit-code=77: nothing is restarted without --max-restarts"]),
+            (["--exhausted-exit-code=85"], ["that is what a preempted job ends with"]),
             (["--max-restarts-without-progress=-1"], ["--max-restarts-without-progress"]),
             (["--join-at=safe-point"], ["--nnodes=MIN:MAX"]),
             (["--join-at=soon", "--rdzv-backend=c10d", "--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:1"], ["safe-point:SECONDS"])]:
@@ -129,6 +131,15 @@ def test_restarts_that_gain_no_step_end_the_job_with_what_was_reached(job, tmp_p
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_restarts_that_gain_a_step_go_on(job, tmp_path, backend):
     script = write(tmp_path, "fail.py", FAIL.replace("STEP", TELL.replace("WHERE", "40 + int(attempt)")))
+    both = start_both(job, backend, "--max-restarts-without-progress=1", "--exhausted-exit-code=77", script)
+    assert both.codes(0, 1) == [77, 77], both.err(0)
+    assert tries(tmp_path) == 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_where_one_node_alone_tells_of_steps_a_failure_on_the_other_is_no_lack_of_them(job, tmp_path, backend):
+    script = write(tmp_path, "fail.py", FAIL.replace("STEP", TELL.replace("WHERE", "40 + int(attempt)").replace(
+        "with open(os.environ", "if rank == '0':\n  with open(os.environ")))
     both = start_both(job, backend, "--max-restarts-without-progress=1", "--exhausted-exit-code=77", script)
     assert both.codes(0, 1) == [77, 77], both.err(0)
     assert tries(tmp_path) == 3

@@ -155,7 +155,7 @@ TEST_CASE("the bytes of a log are those of its description") {
     wire::put_u32(out, value);
     return out;
   };
-  const std::string head = std::string("MUSTLOG\x01\x88\x77\x66\x55\x44\x33\x22\x11", 16);
+  const std::string head = std::string("MUSTLOG\x02\x88\x77\x66\x55\x44\x33\x22\x11", 16);
   const std::string payload = test::unhex("01 02 00 00 00 00 00 00 00 2f 6b 01 00 00 00 00 00 00 00 76");
   const std::string length = test::unhex("14 00 00 00 00 00 00 00");
   const std::string offset = test::unhex("14 00 00 00 00 00 00 00");
