@@ -81,8 +81,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   (void)launcher::parse_memory_kill(text);
   (void)launcher::cgroup_memory_file(text.substr(0, size / 2), text.substr(size / 2));
   (void)launcher::parse_oom_kills(text);
-  if (const auto codes = launcher::ExitCodes::parse(text))
-    check(!codes->contains(0) && !codes->contains(256));
+  if (const auto rules = launcher::FailureRules::parse("restart-on", text)) (void)rules->name({});
   if (const auto pause = launcher::RestartPause::parse(text)) {
     check(pause->before(1) >= Millis(0) && pause->before(1) <= pause->most);
     check(pause->before(1'000'000) <= pause->most);
