@@ -99,12 +99,12 @@ Result<void> StoreRelay::receive(const control::Message& message) {
     Worker* worker = find(closed->channel);
     if (worker == nullptr || worker->lost) return {};
     worker->lost = true;
+    // So that it need not be remembered there.
+    if (incarnation_ != 0 && !worker->close_sent) urgent_.push_back(control::StoreClose{worker->id, {}});
     if (worker->closing) {
       remove(worker->id);
       return {};
     }
-    // So that it need not be remembered there.
-    if (incarnation_ != 0) urgent_.push_back(control::StoreClose{worker->id, {}});
     worker->reason = closed->reason.empty() ? "the coordinator closed it" : closed->reason;
     touch(*worker);
   }
