@@ -85,7 +85,7 @@ void HeartbeatFiles::read(std::function<void(bool)> done) {
   done_ = std::move(done);
   if (!begun_) {
     UniqueFd event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    UniqueFd ours(event ? ::dup(event.get()) : -1);
+    UniqueFd ours(event ? ::fcntl(event.get(), F_DUPFD_CLOEXEC, 0) : -1);
     sigset_t all, before;
     sigfillset(&all);
     // Signals are the loop's.

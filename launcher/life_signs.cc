@@ -22,6 +22,7 @@ LifeSigns::LifeSigns(boost::asio::io_context& io, const Job& job, const Assignme
     : job_(job), directory_(directory), router_(router), group_(group), log_(log) {
   if (job.hang.heartbeat.empty()) return;
   std::vector<std::string> paths;
+  paths.reserve(static_cast<std::size_t>(job.local_world_size));
   for (int rank = 0; rank < job.local_world_size; ++rank)
     paths.push_back(job.hang.heartbeat_file(assignment.base_rank + rank, rank));
   heartbeats_.emplace(io, std::move(paths));
@@ -44,6 +45,7 @@ void LifeSigns::look(Told seen) {
 
 void LifeSigns::look_again() {
   std::vector<Seen> seen;
+  seen.reserve(static_cast<std::size_t>(job_.local_world_size));
   for (int rank = 0; rank < job_.local_world_size; ++rank) seen.push_back(look_at(rank));
   for (const Told& told : std::exchange(open_, {})) told(seen);
 }
