@@ -19,6 +19,12 @@ namespace {
 
 constexpr std::string_view kNoReport = "-";
 
+/// An entry that says why there will be none.
+std::string why_not(FailureNotice notice) {
+  std::string out(1, '!');
+  return out.append(to_json(AttemptOutcome(std::move(notice))));
+}
+
 }  // namespace
 
 FailureNotice loss_of(const RoleInfo& node) {
@@ -197,7 +203,7 @@ Awaitable<Result<void>> NodeEntries::mark_left(std::string connection) {
 }
 
 Awaitable<Result<void>> NodeEntries::call_off(FailureNotice notice) {
-  const std::string text = "!" + to_json(AttemptOutcome(std::move(notice)));
+  const std::string text = why_not(std::move(notice));
   for (int node = 0; node < job_.nodes; ++node) {
     const std::string info = role_info(0, node);
     auto written = co_await link_.set_if_absent(info, text);
@@ -207,7 +213,7 @@ Awaitable<Result<void>> NodeEntries::call_off(FailureNotice notice) {
 }
 
 Awaitable<Result<void>> NodeEntries::decline(int attempt, FailureNotice notice) {
-  const std::string text = "!" + to_json(AttemptOutcome(std::move(notice)));
+  const std::string text = why_not(std::move(notice));
   if (job_.node_rank == 0) co_return co_await refuse(attempt, text);
   const std::string own_info = role_info(attempt, job_.node_rank);
   co_return co_await link_.set(own_info, text);
@@ -223,7 +229,7 @@ Awaitable<Result<void>> NodeEntries::refuse(int attempt, std::string text) {
 
 Awaitable<Result<void>> NodeEntries::give_up_on(int attempt, FailureNotice notice) {
   const std::string info = role_info(attempt, notice.node_rank);
-  const std::string text = "!" + to_json(AttemptOutcome(std::move(notice)));
+  const std::string text = why_not(std::move(notice));
   auto written = co_await link_.set_if_absent(info, text);
   if (!written) co_return fail(written.error());
   co_return Result<void>{};

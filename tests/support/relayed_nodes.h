@@ -19,6 +19,24 @@
 
 namespace muster::test {
 
+// What a worker is answered, as bytes.
+inline std::string number(std::int64_t value) {
+  std::string out;
+  wire::put_i64(out, value);
+  return out;
+}
+inline std::string text(std::string_view value) {
+  std::string out;
+  wire::put_bytes(out, value);
+  return out;
+}
+inline const std::string kStop(1, wire::kStopWaiting);
+inline const std::string kCanceled(1, wire::kWaitCanceled);
+
+inline wire::Request wait_for(const std::vector<std::string_view>& keys) {
+  return {.op = wire::Op::kWait, .items = keys};
+}
+
 class RelayedNodes;
 
 class Worker {

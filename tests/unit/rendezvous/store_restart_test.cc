@@ -18,21 +18,6 @@ using wire::Op;
 
 namespace {
 
-std::string number(std::int64_t value) {
-  std::string out;
-  wire::put_i64(out, value);
-  return out;
-}
-std::string text(std::string_view value) {
-  std::string out;
-  wire::put_bytes(out, value);
-  return out;
-}
-const std::string kStop(1, wire::kStopWaiting);
-const std::string kCanceled(1, wire::kWaitCanceled);
-wire::Request wait_for(const std::vector<std::string_view>& keys) {
-  return {.op = Op::kWait, .items = keys};
-}
 RelayedNodes kept_nodes(std::size_t count) {
   return RelayedNodes(count, RelayedNodes::small(), RelayedNodes::Log::kKept);
 }
