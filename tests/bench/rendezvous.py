@@ -79,6 +79,7 @@ def check_in(clients, generators, most_per_server):
             "connected_ms": (max(line["connected_ns"] for line in lines) - start) / 1e6,
             "counted_ms": (max(line["counted_ns"] for line in lines) - start) / 1e6,
             "done_ms": (max(line["done_ns"] for line in lines) - start) / 1e6,
+            "num_reset": sum(line["num_reset"] for line in lines),
             "server_cpu_us_per_client": 1000 * sum(cpu_ms(s.pid) - before for s, _, _, before in servers) / clients,
             "server_bytes_per_client": sum(resident(s.pid) - before for s, _, before, _ in servers) / clients,
         }

@@ -58,8 +58,10 @@ class Clients {
       const std::size_t n = poller_.wait(kPatienceMs, "answers");
       for (std::size_t i = 0; i < n; ++i) on_event(clients_[poller_[i].data.u64], poller_[i].data.u64);
     }
-    fmt::print("{{\"start_ns\": {}, \"connected_ns\": {}, \"counted_ns\": {}, \"done_ns\": {}}}\n", start,
-               connected_ns_, counted_ns_, now_ns());
+    fmt::print(
+        "{{\"start_ns\": {}, \"connected_ns\": {}, \"counted_ns\": {}, \"done_ns\": {}, \"num_reset\": "
+        "{}}}\n",
+        start, connected_ns_, counted_ns_, now_ns(), num_reset_);
     std::fflush(stdout);
   }
 
@@ -93,8 +95,20 @@ class Clients {
     const ssize_t n =
         retry_eintr([&] { return ::recv(client.fd.get(), buffer, sizeof buffer, MSG_DONTWAIT); });
     if (n == 0) give_up(fmt::format("the server closed connection {}", index));
+    if (n < 0 && errno != EAGAIN) return reset(client, index, errno);
     if (n > 0) client.received.append(buffer, static_cast<std::size_t>(n));
     on_bytes(client);
+  }
+
+  // The kernel resets one of some hundred thousand loopback connections of a burst. As PyTorch's client does,
+  // it is made again as long as the server has not counted it.
+  void reset(Client& client, std::size_t index, int error) {
+    if (client.state != State::kGreeting || error != ECONNRESET)
+      give_up(errno_error(fmt::format("recv of connection {}", index), error).message);
+    client = Client{.fd = start_connect(options_.target, index)};
+    poller_.add(client.fd.get(), EPOLLOUT, index);
+    --num_connected_;
+    ++num_reset_;
   }
 
   void on_bytes(Client& client) {
@@ -131,6 +145,7 @@ class Clients {
   std::size_t num_connected_ = 0;
   std::size_t num_counted_ = 0;
   std::size_t num_done_ = 0;
+  std::size_t num_reset_ = 0;
   std::int64_t connected_ns_ = 0;
   std::int64_t counted_ns_ = 0;
 };
