@@ -2,6 +2,7 @@
 # (stamps.c); the others obey SIGTERM. "stopped": the last of the old processes is gone, as this process sees it through
 # pidfds. "restarted": the last of the new workers has begun its main().
 # SPDX-License-Identifier: Apache-2.0
+import collections
 import os
 import pathlib
 import random
@@ -22,7 +23,8 @@ class Stamped:
     """A job of stamping workers."""
 
     def __init__(self, folder, command, starts, ranks):
-        self.path, self.ranks, self.lines = pathlib.Path(folder, "stamps"), ranks, []
+        self.path, self.ranks = pathlib.Path(folder, "stamps"), ranks
+        self.said = collections.defaultdict(dict)  # (what, attempt): {rank: (pid, ns)}
         os.mkfifo(self.path)
         self.fifo = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)  # so that it never ends
         self.rest = b""
@@ -30,24 +32,22 @@ class Stamped:
         whole = [*command, measure.program("stamps"), str(self.path)]
         self.agents = [subprocess.Popen(whole, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log) for _ in range(starts)]
 
-    def read(self, condition, what):
-        """Until `condition(lines)` is there; what it returned."""
+    def read(self, what, attempt, ranks):
+        """Until so many ranks have said it: {rank: (pid, ns)}. Looks at each line once: the processor is the job's."""
         deadline = time.monotonic() + PATIENCE
-        while not (found := condition(self.lines)):
+        while len(said := self.said[what, attempt]) < ranks:
             ready, *_ = select.select([self.fifo], [], [], 0.2)
             if ready:
                 *whole, self.rest = (self.rest + os.read(self.fifo, 65536)).split(b"\n")
-                self.lines += [tuple(line.decode().split()) for line in whole]
+                for line in whole:
+                    word, rank, number, pid, ns = line.decode().split()
+                    self.said[word, int(number)][int(rank)] = int(pid), int(ns)
             elif time.monotonic() > deadline or any(agent.poll() not in (None, 0) for agent in self.agents):
-                raise measure.Failed(f"waited for {what}: {pathlib.Path(self.log.name).read_text()[-1000:]}")
-        return found
+                raise measure.Failed(f"waited for {what} of {ranks} workers of attempt {attempt}: {pathlib.Path(self.log.name).read_text()[-1000:]}")
+        return said
 
     def started(self, attempt):
-        """{rank: (pid, ns)} of all workers of an attempt."""
-        def all_here(lines):
-            here = {int(rank): (int(pid), int(ns)) for what, rank, number, pid, ns in lines if what == "start" and int(number) == attempt}
-            return here if len(here) == self.ranks else None
-        return self.read(all_here, f"{self.ranks} workers of attempt {attempt}")
+        return self.read("start", attempt, self.ranks)
 
     def die(self, attempt, victim):
         """Milliseconds until the old workers were gone, until they were asked to go, and until the new ones ran."""
@@ -60,8 +60,8 @@ class Stamped:
             os.close(handle)
         stopped = time.monotonic_ns()
         again = max(ns for _, ns in self.started(attempt + 1).values())
-        dies = self.read(lambda lines: [int(l[4]) for l in lines if l[0] == "dies" and int(l[2]) == attempt], "the death")[0]
-        asked = max([int(l[4]) for l in self.lines if l[0] == "term" and int(l[2]) == attempt], default=dies)
+        (_, dies), = self.read("dies", attempt, 1).values()
+        asked = max((ns for _, ns in self.said["term", attempt].values()), default=dies)
         return [(at - dies) / 1e6 for at in (asked, stopped, again)]
 
     def end(self, attempt):
