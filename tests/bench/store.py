@@ -26,20 +26,22 @@ def load(server, operation, connections, *more):
 
 
 def speaks(name, server, operation):
-    """The floor answers GETs alone; PyTorch's old protocol has no MULTI_GET."""
+    """The floor answers GETs alone, one at a time; PyTorch's old protocol has no MULTI_GET."""
     return operation == "get" if name == "floor" else operation != "multi_get" or server.protocol != "legacy"
 
 
-def measure_loads(servers, options, operations, idle):
+def measure_loads(servers, options, operations, idle, in_flight=1):
     results = {}
     for operation in operations:
         print(f"\n{operation}: {MEANING[operation]}; operations a second [p25, p75], of one processor second of the server, p50 us" +
-              (f"; beside {idle} idle connections" if idle else ""))
+              (f"; beside {idle} idle connections" if idle else "") + (f"; {in_flight} requests in flight on each" if in_flight > 1 else ""))
         for connections in options.connections:
-            runs = {name: [] for name, server in servers.items() if speaks(name, server, operation)}
+            runs = {name: [] for name, server in servers.items()
+                    if speaks(name, server, operation) and (in_flight == 1 or name != "floor")}
             for _ in range(options.rounds):
                 for name in runs:
-                    runs[name].append(load(servers[name], operation, connections, f"--seconds={options.seconds}", f"--idle={idle}"))
+                    runs[name].append(load(servers[name], operation, connections, f"--seconds={options.seconds}", f"--idle={idle}",
+                                            f"--in-flight={in_flight}"))
             cell = results.setdefault(operation, {}).setdefault(str(connections), {})
             for name, values in runs.items():
                 cell[name] = {
@@ -139,6 +141,7 @@ def main(arguments):
     parser.add_argument("--operations", type=words, default=OPERATIONS)
     parser.add_argument("--connections", type=lambda text: [int(n) for n in words(text)], default=[1, 8, 32, 256])
     parser.add_argument("--idle", type=int, default=4000, help="connections that say nothing in a last table; 0: no such table")
+    parser.add_argument("--in-flight", type=int, default=16, help="requests that a client sends before it waits, in a table of its own")
     parser.add_argument("--servers", type=words, help="names, as printed [all that are installed]")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one run")
@@ -154,7 +157,10 @@ def main(arguments):
         loads = measure_loads(servers, options, options.operations, 0)
         # A job of many workers: most wait, a few speak.
         crowd = measure_loads(servers, options, ["get"], options.idle) if options.idle else {}
+        # As redis-benchmark -P: the kernel's part of an operation, which is the same for all, gets small.
+        crammed = measure_loads(servers, options, [o for o in options.operations if o in ("set", "get", "add")], 0, options.in_flight)
         costs = {} if options.no_costs else measure_costs(servers, options)
     if options.save:
-        measure.save("store", {"versions": versions, "loads": loads, "idle_connections": options.idle, "beside_idle": crowd, "costs": costs})
+        measure.save("store", {"versions": versions, "loads": loads, "idle_connections": options.idle, "beside_idle": crowd, "in_flight": options.in_flight,
+                               "with_in_flight": crammed, "costs": costs})
     return 0

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// store_load: a store under load from many clients of one process: each sends a request, waits for the
-// answer, sends the next. One thread, one epoll loop, whatever the server; prints one JSON line. See
-// scripts/bench store.
+// store_load: a store under load from many clients of one process: each sends a request (or --in-flight of
+// them at once), waits for the answer, sends the next. One thread, one epoll loop, whatever the server;
+// prints one JSON line. See scripts/bench store.
 #include <algorithm>
 #include <cstdio>
 #include <string>
@@ -34,6 +34,7 @@ struct Options {
   std::uint64_t operations = 0;  // more than 0: so many instead of seconds
   double warm_up_seconds = 0.1;
   std::size_t num_keys = 512;
+  std::size_t in_flight = 1;
   pid_t server_pid = 0;
 };
 
@@ -98,9 +99,9 @@ class Load {
   }
 
   void run() {
-    for (std::size_t i = 0; i < options_.num_keys; ++i)
-      operations_.push_back(protocol_.operation(options_.operation, i));
-    if (operations_.front().empty()) give_up("this protocol has no " + options_.operation);
+    if (protocol_.operation(options_.operation, 0).empty())
+      give_up("this protocol has no " + options_.operation);
+    for (std::size_t i = 0; i < options_.num_keys; ++i) operations_.push_back(requests(i));
     std::int64_t now = now_ns();
     std::int64_t until = now + static_cast<std::int64_t>(options_.warm_up_seconds * 1e9);
     for (Client& client : clients_) begin(client, now);
@@ -170,6 +171,17 @@ class Load {
   }
 
  private:
+  [[nodiscard]] std::vector<Exchange> requests(std::size_t key) const {
+    if (options_.in_flight == 1) return protocol_.operation(options_.operation, key);
+    std::vector<Exchange> together;
+    for (std::size_t i = 0; i < options_.in_flight; ++i) {
+      std::vector<Exchange> one = protocol_.operation(options_.operation, (key + i) % options_.num_keys);
+      if (one.size() != 1) give_up(options_.operation + " takes several round trips: none can be in flight");
+      together.push_back(std::move(one.front()));
+    }
+    return {batch(together)};
+  }
+
   void begin(Client& client, std::int64_t now) {
     client.operation = &operations_[next_key_++ % operations_.size()];
     client.exchange = 0;
@@ -207,7 +219,7 @@ class Load {
         }
         const std::int64_t now = now_ns();
         durations_.add(now - client.began);
-        ++done_;
+        done_ += options_.in_flight;
         over = over || now >= until || done_ >= operations;
         begin(client, now);
       });
@@ -269,6 +281,9 @@ int main(int argc, char** argv) {
   app.add_option("--idle", options.idle, "connections beside them that say nothing")->capture_default_str();
   app.add_option("--seconds", options.seconds)->capture_default_str();
   app.add_option("--operations", options.operations, "so many instead of --seconds")->capture_default_str();
+  app.add_option("--in-flight", options.in_flight, "requests that a client sends before it waits")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
   app.add_option("--keys", options.num_keys)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--value-bytes", options.shape.value_bytes)->capture_default_str();
   app.add_option("--server-pid", options.server_pid, "whose processor time to report")->capture_default_str();

@@ -154,8 +154,27 @@ std::unique_ptr<Protocol> make_protocol(std::string_view name, const Shape& shap
   return nullptr;
 }
 
+Exchange batch(const std::vector<Exchange>& requests) {
+  Exchange out = requests.front();
+  for (std::size_t i = 1; i < requests.size(); ++i) {
+    out.request += requests[i].request;
+    out.reply_bytes += requests[i].reply_bytes;
+    out.num_values += requests[i].num_values;
+  }
+  return out;
+}
+
 std::size_t reply_size(const Exchange& exchange, std::string_view received) {
-  if (exchange.reply == Exchange::Reply::kOneValue) return received.empty() ? 0 : resp_value_size(received);
+  if (exchange.reply == Exchange::Reply::kOneValue) {
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < exchange.num_values; ++i) {
+      if (at == received.size()) return 0;
+      const std::size_t size = resp_value_size(received.substr(at));
+      if (size == 0 || size == kWrong) return size;
+      at += size;
+    }
+    return at;
+  }
   return received.size() < exchange.reply_bytes ? 0 : exchange.reply_bytes;
 }
 

@@ -18,6 +18,7 @@ struct Exchange {
   std::string request;
   Reply reply = Reply::kBytes;  ///< kOneValue: one RESP value, whatever its length
   std::size_t reply_bytes = 0;  ///< kBytes
+  std::size_t num_values = 1;   ///< kOneValue: so many of them, where requests are batched
 };
 
 /// What the bench's keys and values look like.
@@ -49,6 +50,9 @@ class Protocol {
 
 /// "legacy", "modern" or "resp"; nullptr: none of them.
 [[nodiscard]] std::unique_ptr<Protocol> make_protocol(std::string_view name, const Shape& shape);
+
+/// Requests of one exchange each as a single one, sent together.
+[[nodiscard]] Exchange batch(const std::vector<Exchange>& requests);
 
 /// How many bytes from the front of `received` are the reply; 0 while it is incomplete, npos if it is not
 /// what it has to be.

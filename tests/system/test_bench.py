@@ -36,6 +36,15 @@ def test_the_store_load_measures_every_operation_of_both_generations(operation, 
         assert figures["operations"] >= 50 and figures["bytes_out"] > 0 and figures["bytes_in"] > 0
 
 
+@pytest.mark.parametrize("operation", ["set", "get", "add", "multi_get"])
+def test_the_store_load_can_have_several_requests_in_flight(operation):
+    with store_servers.musterd() as server:
+        figures = store.load(server, operation, 3, "--operations=480", "--in-flight=16")
+        assert figures["operations"] >= 480 and figures["operations"] % 16 == 0
+        with pytest.raises(measure.Failed, match="round trips"):
+            store.load(server, "wait_get", 3, "--operations=16", "--in-flight=16")
+
+
 def test_the_store_load_sees_a_wrong_answer():
     with store_servers.floor() as server:
         assert store.load(server, "get", 2, "--operations=20")["operations"] >= 20
