@@ -80,6 +80,25 @@ def proxied():
 
 
 @contextlib.contextmanager
+def proxies(head, nodes):
+    """The agents of one job at a musterd, each of which proxies its store; with the ports of their proxies."""
+    command = [measure.program("muster"), "--rdzv-backend=muster", f"--rdzv-endpoint=127.0.0.1:{head.port}", "--store-proxy",
+               f"--nnodes={nodes}", "--nproc-per-node=1", "--local-addr=127.0.0.1", "sh", "-c", 'echo "$MASTER_PORT"; exec sleep 1000']
+    with contextlib.ExitStack() as stack:
+        agents = [stack.enter_context(running(command)) for _ in range(nodes)]
+        try:
+            ports = [agent.stdout.readline() for agent in agents]
+            if not all(ports):
+                raise measure.Failed("an agent's worker did not start")
+            yield types.SimpleNamespace(pids=[agent.pid for agent in agents], ports=[int(port) for port in ports])
+        finally:
+            for agent in agents:
+                agent.terminate()  # with SIGKILL its guardian would have to end the worker
+            for agent in agents:
+                agent.wait(PATIENCE)
+
+
+@contextlib.contextmanager
 def redis(wrapper=()):
     port = _free_port()
     # The generators come from other addresses than 127.0.0.1; nothing is written to disk.

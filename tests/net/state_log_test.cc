@@ -181,6 +181,28 @@ TEST_CASE("the log is rewritten when it has grown, and holds what is alive") {
   REQUIRE(value_of(after, "/kept") == "1");
 }
 
+TEST_CASE("a torchrun job whose agents were killed with musterd is as one whose agents have gone") {
+  const std::string_view keep = GENERATE("0", "600");
+  KeptMusterd keeper({"--keep", std::string(keep), "--log-level", "info"});
+  {
+    RawClient agent = RawClient::modern(keeper.port());
+    const std::string_view state = "/torch.rendezvous.job", round = "/torch.rendezvous.job.0/x",
+                           other = "/mine";
+    agent.send({.op = Op::kCompareSet, .key = state, .value = "", .desired = "with two nodes"});
+    agent.send({.op = Op::kSet, .key = round, .value = "1"});
+    agent.send({.op = Op::kSet, .key = other, .value = "1"});
+    REQUIRE(agent.receive(8 + 14).size() == 8 + 14);
+    REQUIRE(agent.alive());
+    keeper.kill();
+  }
+  keeper.start();
+  if (keep == "0")
+    (void)keeper.daemon().wait_for_line("torchrun job job: its last agent has gone, 2 keys dropped");
+  RawClient next = RawClient::modern(keeper.port());
+  REQUIRE(value_of(next, "/torch.rendezvous.job") == (keep == "0" ? "" : "with two nodes"));
+  REQUIRE(value_of(next, "/mine") == "1");
+}
+
 TEST_CASE("a log that closes is not rewritten: who knows the state may be gone") {
   const test::TemporaryDirectory directory;
   boost::asio::io_context loop;

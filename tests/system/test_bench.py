@@ -63,6 +63,13 @@ def test_clients_check_in_at_several_stores_from_several_processes():
     assert math.isfinite(figures["server_bytes_per_client"])
 
 
+def test_clients_check_in_at_one_store_behind_the_agents_of_several_nodes():
+    figures = rendezvous.check_in_behind_agents(clients=101, agents=3, generators=2, most_per_process=60)
+    assert figures["done_ms"] >= figures["counted_ms"] > 0
+    assert figures["head_connections"] == 3
+    assert figures["head_cpu_ms"] > 0
+
+
 def test_clients_are_shared_out_evenly():
     assert rendezvous.shares(98304, 19936) == [19661] * 4 + [19660]
     assert rendezvous.shares(5, 10) == [5]
