@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/net/torchrun_sweep.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,11 +8,6 @@
 #include <fmt/format.h>
 
 namespace muster::net {
-namespace {
-
-constexpr std::chrono::seconds kReturnGrace{60};  // for agents to come back to a daemon that was started anew
-
-}  // namespace
 
 TorchrunSweep::TorchrunSweep(boost::asio::io_context& loop, const Log& log, std::optional<Millis> keep,
                              StoreCore& core, Effects& effects, std::function<void()> deliver)
@@ -25,7 +19,6 @@ void TorchrunSweep::restored() {
   if (!keep_) return;
   core_.torchrun().start();
   for (const auto& [key, value] : core_.keys()) core_.torchrun().found(key);
-  core_.torchrun().settle(SteadyClock::now(), std::max<Millis>(*keep_, kReturnGrace));
   look();
 }
 

@@ -22,7 +22,8 @@ class TorchrunSweep {
   TorchrunSweep(boost::asio::io_context& loop, const Log& log, std::optional<Millis> keep, StoreCore& core,
                 Effects& effects, std::function<void()> deliver);
 
-  /// The core comes from a former process, whose clients are gone.
+  /// The core comes from a former process, whose clients are gone and do not come back: PyTorch's have no way
+  /// to. Whoever comes is new, and must not wait for the dead until their heartbeats are missed.
   void restored();
   /// A client has gone.
   void look();

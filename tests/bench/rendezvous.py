@@ -1,5 +1,6 @@
 # `scripts/bench rendezvous`: what a start costs as jobs grow: agents that join one job at the coordinator, are told of a
-# failure and finish; clients that check in at the store and wait for one key; memory of a connection and of a key.
+# failure and finish; clients that check in at the store and wait for one key, directly and behind their agents; memory of a
+# connection and of a key.
 # SPDX-License-Identifier: Apache-2.0
 import argparse
 import contextlib
@@ -85,6 +86,56 @@ def check_in(clients, generators, most_per_server):
         }
 
 
+def sockets(pid):
+    count = 0
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            count += os.readlink(f"/proc/{pid}/fd/{fd}").startswith("socket:")
+    return count
+
+
+def check_in_behind_agents(clients, agents, generators, most_per_process):
+    """The same at one musterd and one job, by way of the agents of as many nodes."""
+    with contextlib.ExitStack() as stack:
+        head = stack.enter_context(store_servers.musterd())
+        listening = sockets(head.pid)
+        nodes = stack.enter_context(store_servers.proxies(head, agents))
+        before = resident(head.pid), cpu_ms(head.pid), sum(map(resident, nodes.pids)), sum(map(cpu_ms, nodes.pids))
+        ports = ",".join(map(str, nodes.ports))
+        started = [stack.enter_context(store_servers.running(
+            [measure.program("store_checkin"), f"--port={ports}", f"--clients={part}", f"--total={clients}", f"--source-group={group}"]))
+            for group, part in enumerate(shares(clients, min(most_per_process, -(-clients // generators))), 1)]
+        lines = [process.stdout.readline() for process in started]
+        if not all(lines):
+            raise measure.Failed("a generator failed")
+        lines = [json.loads(line) for line in lines]
+        start = min(line["start_ns"] for line in lines)
+        after = resident(head.pid), cpu_ms(head.pid), sum(map(resident, nodes.pids)), sum(map(cpu_ms, nodes.pids))
+        return {
+            **{f"{what}_ms": (max(line[f"{what}_ns"] for line in lines) - start) / 1e6 for what in ("connected", "counted", "done")},
+            "num_reset": sum(line["num_reset"] for line in lines),
+            "head_connections": sockets(head.pid) - listening,
+            "head_cpu_ms": after[1] - before[1],
+            "head_bytes_per_client": (after[0] - before[0]) / clients,
+            "agents_cpu_us_per_client": 1000 * (after[3] - before[3]) / clients,
+            "agents_bytes_per_client": (after[2] - before[2]) / clients,
+        }
+
+
+def measure_check_in_behind_agents(options):
+    most = store_servers.descriptor_limit() - RESERVED
+    runs = [check_in_behind_agents(options.clients, options.agents, options.generators, most) for _ in range(options.rounds)]
+    cell = {key: measure.summary([run[key] for run in runs]) for key in runs[0]}
+    done, middle = cell["done_ms"], {key: value["median"] for key, value in cell.items()}
+    print(f"\nthe same clients of one job behind {options.agents} agents (--store-proxy), at one musterd\n"
+          f"{options.clients:6} clients: all woken after {done['median'] / 1000:.2f} s [{done['min'] / 1000:.2f}, {done['max'] / 1000:.2f}], "
+          f"connected after {middle['connected_ms'] / 1000:.2f} s; musterd has {middle['head_connections']:.0f} connections and used "
+          f"{middle['head_cpu_ms']:.0f} ms, {1000 * middle['head_cpu_ms'] / options.clients:.1f} us and "
+          f"{middle['head_bytes_per_client']:.0f} bytes for each client; their agents {middle['agents_cpu_us_per_client']:.1f} us and "
+          f"{middle['agents_bytes_per_client']:.0f} bytes", flush=True)
+    return {str(options.clients): {"agents": options.agents, **cell}}
+
+
 def measure_check_in(options):
     most = store_servers.descriptor_limit() - RESERVED
     out = {}
@@ -124,6 +175,7 @@ def main(arguments):
     parser = argparse.ArgumentParser(prog="scripts/bench rendezvous")
     parser.add_argument("--nodes", type=lambda text: [int(n) for n in text.split(",")], default=[10, 100, 1000, 10000])
     parser.add_argument("--clients", type=int, default=98304, help="of the store")
+    parser.add_argument("--agents", type=int, default=96, help="that proxy the store in a last row of clients; 0: no such row")
     parser.add_argument("--generators", type=int, default=2, help="processes that share the clients of a store")
     parser.add_argument("--keys", type=int, default=9000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -131,6 +183,7 @@ def main(arguments):
     options = parser.parse_args(arguments)
     print(measure.machine())
     result = {"descriptors": store_servers.descriptor_limit(), "nodes": measure_nodes(options), "clients": measure_check_in(options),
+              "clients_behind_agents": measure_check_in_behind_agents(options) if options.agents else {},
               "bytes_per_key": measure_keys(options)}
     if options.save:
         measure.save("rendezvous", result)

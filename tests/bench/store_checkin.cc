@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // store_checkin: the clients of a job that starts: each connects, greets, counts itself in (ADD) and waits
-// for one key, which the last of them sets. One thread, one epoll loop; several processes can share the work.
+// for one key, which the last of them sets. One thread, one epoll loop; several processes can share the work,
+// and several ports can lead to the store, as where each node has a proxy.
 // It keeps its connections until standard input ends, so that memory can be read. Prints one JSON line. See
 // scripts/bench rendezvous.
 #include <algorithm>
@@ -26,6 +27,7 @@ using wire::Op;
 
 struct Options {
   Target target;
+  std::vector<std::uint16_t> ports;  // of which each is the target of as many clients
   std::size_t clients = 1000;
   std::size_t total = 0;         // of all processes; 0: this one's
   std::size_t connecting = 512;  // at a time
@@ -73,9 +75,15 @@ class Clients {
     std::string received;
   };
 
+  [[nodiscard]] UniqueFd start(std::size_t index) const {
+    Target target = options_.target;
+    target.port = options_.ports[index % options_.ports.size()];
+    return start_connect(target, index);
+  }
+
   void open() {
     Client& client = clients_[next_];
-    client.fd = start_connect(options_.target, next_);
+    client.fd = start(next_);
     poller_.add(client.fd.get(), EPOLLOUT, next_);
     ++next_;
   }
@@ -105,7 +113,8 @@ class Clients {
   void reset(Client& client, std::size_t index, int error) {
     if (client.state != State::kGreeting || error != ECONNRESET)
       give_up(errno_error(fmt::format("recv of connection {}", index), error).message);
-    client = Client{.fd = start_connect(options_.target, index)};
+    client = Client();
+    client.fd = start(index);
     poller_.add(client.fd.get(), EPOLLOUT, index);
     --num_connected_;
     ++num_reset_;
@@ -157,7 +166,9 @@ int main(int argc, char** argv) {
   CLI::App app("clients that check in at a store and wait for one key; prints one JSON line",
                "store_checkin");
   app.add_option("--host", options.target.host)->capture_default_str();
-  app.add_option("--port", options.target.port)->required();
+  app.add_option("--port", options.ports, "several, with commas: the clients by turns")
+      ->delimiter(',')
+      ->required();
   app.add_option("--source-group", options.target.source_group, "third number of the 127.x source addresses")
       ->check(CLI::Range(0, 255))
       ->capture_default_str();

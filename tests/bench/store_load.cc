@@ -39,6 +39,7 @@ struct Options {
 };
 
 constexpr int kPatienceMs = 60'000;
+constexpr std::size_t kWarmUpRounds = 2;  // of a fan-out
 
 struct Client {
   UniqueFd fd;
@@ -134,7 +135,13 @@ class Load {
     std::vector<double> times;
     const std::int64_t until = now_ns() + static_cast<std::int64_t>(options_.seconds * 1e9);
     std::int64_t server_ns = 0;
-    for (std::size_t round = 0; round < 3 || now_ns() < until; ++round) {
+    const std::size_t num_rounds =
+        std::max<std::size_t>(3, kWarmUpRounds + options_.operations / clients_.size());
+    const auto over = [&](std::size_t round) {
+      return round >= 3 && (options_.operations > 0 ? round >= num_rounds : now_ns() >= until);
+    };
+    for (std::size_t round = 0; !over(round); ++round) {
+      if (round == kWarmUpRounds) bytes_out_ = bytes_in_ = 0;
       const Protocol::FanOut plan = protocol_.fan_out(round, clients_.size());
       const std::vector<Exchange>* arm = plan.arm.empty() ? nullptr : &plan.arm;
       if (arm != nullptr) {
@@ -143,6 +150,7 @@ class Load {
           client.operation = arm;
           client.exchange = 0;
           send_all(client.fd.get(), arm->front().request);
+          bytes_out_ += arm->front().request.size();
         }
         while (waiting_ > 0)
           turn([this](Client& client, std::string_view bytes) { heard_armed(client, bytes); });
@@ -152,11 +160,13 @@ class Load {
       const std::int64_t server_before = cpu_ns(options_.server_pid);
       const std::int64_t start = now_ns();
       send_all(waker.get(), plan.fire.request);
+      bytes_out_ += plan.fire.request.size();
       while (waiting_ > 0)
         turn([this](Client& client, std::string_view bytes) { heard_wake(client, bytes); });
       const std::int64_t took = now_ns() - start;
       await_reply(waker.get(), plan.fire);
-      if (round < 2) continue;  // warms up
+      bytes_in_ += plan.fire.reply_bytes;
+      if (round < kWarmUpRounds) continue;
       times.push_back(static_cast<double>(took) / 1000);
       server_ns += cpu_ns(options_.server_pid) - server_before;
     }
@@ -164,10 +174,11 @@ class Load {
     const auto wakes = static_cast<double>(times.size() * clients_.size());
     fmt::print(
         "{{\"rounds\": {}, \"p50_us\": {:.1f}, \"p99_us\": {:.1f}, \"per_second\": {:.1f}, \"server_us\": "
-        "{:.3f}}}\n",
+        "{:.3f}, \"bytes_out\": {:.1f}, \"bytes_in\": {:.1f}}}\n",
         times.size(), times[times.size() / 2], times[times.size() * 99 / 100],
         static_cast<double>(clients_.size()) * 1e6 / times[times.size() / 2],
-        static_cast<double>(server_ns) / 1000 / wakes);
+        static_cast<double>(server_ns) / 1000 / wakes, static_cast<double>(bytes_out_) / wakes,
+        static_cast<double>(bytes_in_) / wakes);
   }
 
  private:
@@ -240,11 +251,13 @@ class Load {
   }
 
   void heard_armed(Client& client, std::string_view bytes) {
+    bytes_in_ += bytes.size();
     if (whole_reply(client, bytes)) --waiting_;
   }
 
   void heard_wake(Client& client, std::string_view bytes) {
     if (bytes.size() > client.wake_bytes) give_up("more than a wake-up came");
+    bytes_in_ += bytes.size();
     client.wake_bytes -= bytes.size();
     if (client.wake_bytes == 0) --waiting_;
   }
@@ -280,7 +293,8 @@ int main(int argc, char** argv) {
   app.add_option("--connections", options.connections)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--idle", options.idle, "connections beside them that say nothing")->capture_default_str();
   app.add_option("--seconds", options.seconds)->capture_default_str();
-  app.add_option("--operations", options.operations, "so many instead of --seconds")->capture_default_str();
+  app.add_option("--operations", options.operations, "so many instead of --seconds; fan_out: wake-ups")
+      ->capture_default_str();
   app.add_option("--in-flight", options.in_flight, "requests that a client sends before it waits")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();

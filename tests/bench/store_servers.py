@@ -23,8 +23,8 @@ def descriptor_limit():
 
 
 @contextlib.contextmanager
-def running(command, env=None):
-    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def running(command, env=None, stderr=None):
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         yield process
     finally:
@@ -77,6 +77,27 @@ def proxied():
             finally:
                 process.terminate()  # with SIGKILL its guardian would have to end the worker
                 process.wait(PATIENCE)
+
+
+@contextlib.contextmanager
+def proxies(head, nodes):
+    """The agents of one job at a musterd, each of which proxies its store; with the ports of their proxies."""
+    command = [measure.program("muster"), "--rdzv-backend=muster", f"--rdzv-endpoint=127.0.0.1:{head.port}", "--store-proxy",
+               f"--nnodes={nodes}", "--nproc-per-node=1", "--local-addr=127.0.0.1", "sh", "-c", 'echo "$MASTER_PORT"; exec sleep 1000']
+    with contextlib.ExitStack() as stack:
+        errors = stack.enter_context(tempfile.TemporaryFile())  # their last words are of no interest
+        agents = [stack.enter_context(running(command, stderr=errors)) for _ in range(nodes)]
+        try:
+            ports = [agent.stdout.readline() for agent in agents]
+            if not all(ports):
+                errors.seek(0)
+                raise measure.Failed(f"an agent's worker did not start: {errors.read()[-1000:].decode(errors='replace')}")
+            yield types.SimpleNamespace(pids=[agent.pid for agent in agents], ports=[int(port) for port in ports])
+        finally:
+            for agent in agents:
+                agent.terminate()  # with SIGKILL its guardian would have to end the worker
+            for agent in agents:
+                agent.wait(PATIENCE)
 
 
 @contextlib.contextmanager

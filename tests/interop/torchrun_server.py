@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # The process behind torchrun_runs.Torchrun: has imported PyTorch's launcher and runs its main() in a fork of itself for each
 # request, a JSON line {"number", "launcher", "arguments", "environment", "directory", "stdout", "stderr"}. Says a JSON
-# line when one has begun and one when it has ended. The "launcher" "options" is answered with torchrun's. Importing takes 1.5 s of processor time, a fork a few milliseconds.
+# line when one has begun and one when it has ended. The "launcher" "options" is answered with torchrun's; "store" is PyTorch's
+# own server of a store. Importing takes 1.5 s of processor time, a fork a few milliseconds.
 import json
 import os
 import select
@@ -13,7 +14,14 @@ import torch.distributed.launch
 import torch.distributed.run
 from torch.distributed.argparse_util import check_env, env
 
-MAINS = {"torchrun": torch.distributed.run.main, "launch": torch.distributed.launch.main}
+
+def serve_store(arguments):
+    store = torch.distributed.TCPStore("127.0.0.1", int(arguments[0]), is_master=True, wait_for_workers=False)
+    signal.pause()
+    del store
+
+
+MAINS = {"torchrun": torch.distributed.run.main, "launch": torch.distributed.launch.main, "store": serve_store}
 answers = os.fdopen(os.dup(1), "w")
 
 

@@ -2,10 +2,8 @@
 // musterd --state-dir, killed, started again, refused, and without room on its disk.
 #include "rendezvous/net/state_log.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <random>
 #include <sys/resource.h>
 
 #include <boost/asio/io_context.hpp>
@@ -23,142 +21,6 @@ using muster::test::number_from;
 using muster::test::RawClient;
 using muster::test::value_of;
 using wire::Op;
-
-namespace {
-
-// One client's work as a sequence of steps, of which any prefix may have happened: step i counts a counter,
-// sets a key to i, and pushes i to a queue or pops from it.
-struct Stream {
-  explicit Stream(std::string its_name) : name(std::move(its_name)) {}
-
-  void encode_steps(int count, std::string& out) {
-    for (int i = 0; i < count; ++i, ++num_sent) {
-      const std::string key = name + std::to_string(num_sent % 7);
-      const std::string value = std::to_string(num_sent);
-      wire::encode({.op = Op::kSet, .key = key, .value = value}, out);
-      if (num_sent % 3 == 2)
-        wire::encode({.op = Op::kQueuePop, .key = queue()}, out);
-      else
-        wire::encode({.op = Op::kQueuePush, .key = queue(), .value = value}, out);
-      wire::encode({.op = Op::kAdd, .key = counter(), .number = 1}, out);
-    }
-  }
-  std::string counter() const { return name + "counter"; }
-  std::string queue() const { return name + "queue"; }
-
-  std::string name;
-  int num_sent = 0;
-};
-
-// The replies to a stream's requests that have arrived whole: how many steps are acknowledged.
-int count_acknowledged(const Stream& stream, int before, std::string_view replies) {
-  int done = before;
-  while (true) {
-    std::string_view rest = replies;
-    if (done % 3 == 2) {  // QUEUE_POP: length, then the element
-      if (rest.size() < 16) return done;
-      const std::size_t size = wire::load_u64(rest.data() + 8);
-      if (rest.size() < 16 + size) return done;
-      rest.remove_prefix(16 + size);
-    }
-    if (rest.size() < 8) return done;
-    const auto sum = static_cast<std::int64_t>(wire::load_u64(rest.data()));
-    REQUIRE(sum == done + 1);
-    rest.remove_prefix(8);
-    replies = rest;
-    ++done;
-    if (done == stream.num_sent) return done;
-  }
-}
-
-// The store holds exactly what some prefix of the stream, at least `acknowledged` steps long, has made of it.
-// Returns its length.
-int check_prefix(RawClient& client, const Stream& stream, int acknowledged) {
-  client.send({.op = Op::kAdd, .key = stream.counter(), .number = 0});
-  const auto steps = static_cast<int>(number_from(client));
-  REQUIRE(steps >= acknowledged);
-  REQUIRE(steps <= stream.num_sent);
-  // The requests of the step after the last that was counted may have come through in part.
-  bool partly = false;
-  for (int k = 0; k < 7; ++k) {
-    int last = -1;
-    for (int i = 0; i < steps; ++i)
-      if (i % 7 == k) last = i;
-    const std::string value = value_of(client, stream.name + std::to_string(k));
-    if (value == std::to_string(steps) && steps % 7 == k)
-      partly = true;
-    else
-      REQUIRE(value == (last < 0 ? "" : std::to_string(last)));
-  }
-  int length = 0;
-  for (int i = 0; i < steps; ++i) length += i % 3 == 2 ? -1 : 1;
-  client.send({.op = Op::kQueueLen, .key = stream.queue()});
-  const auto found = number_from(client);
-  const int next = steps % 3 == 2 ? -1 : 1;
-  REQUIRE((found == length || (partly && found == length + next)));
-  return steps;
-}
-
-}  // namespace
-
-TEST_CASE("a store that is killed at any moment has kept every acknowledged change, and no half of one") {
-  const unsigned seed = std::random_device{}();
-  std::printf("state log: seed %u\n", seed);
-  CAPTURE(seed);
-  std::mt19937 random(seed);
-  // Small, so that the log is rewritten in the middle of it all.
-  KeptMusterd keeper({"--state-rewrite-min-bytes", "3000", "--state-rewrite-factor", "1.5"});
-  Stream streams[2] = {Stream("/a/"), Stream("/b/")};
-  for (int round = 0; round < 20; ++round) {
-    CAPTURE(round);
-    RawClient clients[2] = {RawClient::modern(keeper.port()), RawClient::modern(keeper.port())};
-    int before[2];
-    std::string received[2];
-    for (int i = 0; i < 2; ++i) {
-      before[i] = streams[i].num_sent;
-      std::string bytes;
-      streams[i].encode_steps(60, bytes);
-      clients[i].send(bytes);
-    }
-    for (int i = 0; i < 2; ++i) received[i] = clients[i].receive(random() % 600);
-    keeper.kill();
-    for (int i = 0; i < 2; ++i) {
-      // Acknowledged is what arrived, also after the end of the one who sent it.
-      try {
-        received[i] += clients[i].receive(1 << 20);
-      } catch (const std::exception&) {
-      }
-    }
-    keeper.start();
-    RawClient client = RawClient::modern(keeper.port());
-    for (int i = 0; i < 2; ++i) {
-      const int acknowledged = count_acknowledged(streams[i], before[i], received[i]);
-      const int steps = check_prefix(client, streams[i], acknowledged);
-      // The next round begins with an agreed state.
-      std::string bytes;
-      for (int step = steps; step < streams[i].num_sent; ++step)
-        wire::encode({.op = Op::kAdd, .key = streams[i].counter(), .number = 1}, bytes);
-      client.send(bytes);
-      for (int step = steps; step < streams[i].num_sent; ++step) REQUIRE(number_from(client) == step + 1);
-      for (int k = 0; k < 7; ++k) {
-        int last = -1;
-        for (int step = 0; step < streams[i].num_sent; ++step)
-          if (step % 7 == k) last = step;
-        client.send(
-            {.op = Op::kSet, .key = streams[i].name + std::to_string(k), .value = std::to_string(last)});
-      }
-      client.send({.op = Op::kQueueLen, .key = streams[i].queue()});
-      int length = static_cast<int>(number_from(client));
-      int wanted = 0;
-      for (int step = 0; step < streams[i].num_sent; ++step) wanted += step % 3 == 2 ? -1 : 1;
-      for (; length < wanted; ++length)
-        client.send({.op = Op::kQueuePush, .key = streams[i].queue(), .value = "x"});
-      REQUIRE(length == wanted);
-      REQUIRE(client.alive());
-    }
-  }
-  REQUIRE(std::filesystem::file_size(keeper.log_path()) < 100'000);
-}
 
 TEST_CASE(
     "a full disk stops acknowledgements, says so, loses nothing, and agents live on until there is room") {
@@ -317,6 +179,28 @@ TEST_CASE("the log is rewritten when it has grown, and holds what is alive") {
   RawClient after = RawClient::modern(keeper.port());
   REQUIRE(value_of(after, "/k") == "39");
   REQUIRE(value_of(after, "/kept") == "1");
+}
+
+TEST_CASE("a torchrun job whose agents were killed with musterd is as one whose agents have gone") {
+  const std::string_view keep = GENERATE("0", "600");
+  KeptMusterd keeper({"--keep", std::string(keep), "--log-level", "info"});
+  {
+    RawClient agent = RawClient::modern(keeper.port());
+    const std::string_view state = "/torch.rendezvous.job", round = "/torch.rendezvous.job.0/x",
+                           other = "/mine";
+    agent.send({.op = Op::kCompareSet, .key = state, .value = "", .desired = "with two nodes"});
+    agent.send({.op = Op::kSet, .key = round, .value = "1"});
+    agent.send({.op = Op::kSet, .key = other, .value = "1"});
+    REQUIRE(agent.receive(8 + 14).size() == 8 + 14);
+    REQUIRE(agent.alive());
+    keeper.kill();
+  }
+  keeper.start();
+  if (keep == "0")
+    (void)keeper.daemon().wait_for_line("torchrun job job: its last agent has gone, 2 keys dropped");
+  RawClient next = RawClient::modern(keeper.port());
+  REQUIRE(value_of(next, "/torch.rendezvous.job") == (keep == "0" ? "" : "with two nodes"));
+  REQUIRE(value_of(next, "/mine") == "1");
 }
 
 TEST_CASE("a log that closes is not rewritten: who knows the state may be gone") {
