@@ -109,11 +109,12 @@ std::vector<ConnectionId> Jobs::overdue(Instant now) const {
   return out;
 }
 
-void Jobs::heard(ConnectionId id, Instant now) {
+void Jobs::heard(ConnectionId id, Instant now, JobsEffects& effects) {
   const auto client = clients_.find(id);
   if (client == clients_.end() || !client->second.node) return;
-  if (const auto job = jobs_.find(client->second.job); job != jobs_.end())
-    (void)membership::heartbeat(job->second.round, *client->second.node, now);
+  const auto job = jobs_.find(client->second.job);
+  if (job != jobs_.end() && membership::heartbeat(job->second.round, *client->second.node, now))
+    settle(job->second, now, effects);
 }
 
 void Jobs::give_up(std::string_view name, const membership::NodeId& node, const std::string& why, Instant now,

@@ -27,8 +27,8 @@ def stepped_clock(tmp_path_factory):
     return library
 
 
-def more_heartbeats(stage, node, count=4, before=None, port=PORT):
-    look = lambda: heartbeats(stage.nodes, node, port)
+def more_heartbeats(stage, node, count=4, before=None, ports=(PORT,)):
+    look = lambda: {(port, peer): seen for port in ports for peer, seen in heartbeats(stage.nodes, node, port).items()}
     before = before or wait_for(look, "agents to be connected")
     wait_for(lambda: all(now.get(peer, 0) >= seen + count for now in [look()] for peer, seen in before.items()),
              f"{count} more heartbeats of each agent")
@@ -92,8 +92,7 @@ def test_nothing_changes_when_the_wall_clock_of_the_coordinator_s_host_is_set(st
 
     for step in (7 * 3600, -7 * 3600, YEARS, -YEARS):
         clock.write_text(str(step))
-        for port in {int(scene.endpoint.split(":")[1]) for scene in (waiting, running, restart)}:
-            more_heartbeats(stage, 0, port=port)
+        more_heartbeats(stage, 0, ports={int(scene.endpoint.split(":")[1]) for scene in (waiting, running, restart)})
     if daemon:
         daemon.signal(signal.SIGKILL)
         clock.write_text(str(YEARS))
@@ -168,7 +167,7 @@ def test_a_full_disk_under_the_log_keeps_running_nodes_and_is_waited_for(stage, 
             while True:
                 os.write(file.fileno(), b"x" * 4096)
         daemon.says("error: .*state.log.*(No space left|ENOSPC)")
-        before = heartbeats(stage.nodes, daemon.node)
+        before = {(PORT, peer): seen for peer, seen in heartbeats(stage.nodes, daemon.node).items()}
         assert len(before) == 2
         # A new world is told to nobody before it is on the disk, which it cannot be.
         other = stage.scene("other", daemon.endpoint, backend="muster", nnodes=2,
