@@ -14,7 +14,7 @@ from test_store_proxy import STORE
 # In attempt 0 rank 0 fails while all count and send. Each rank keeps what it was told as it counted.
 EXCHANGE = STORE + """
 import json, random, sys, threading
-SIZE, LINES, EACH, AT_ONCE = 1 << 18, 8, 5, 100
+SIZE, LINES, EACH, AT_ONCE = 1 << 18, 24, 4, 4
 big = lambda r: random.Random(10 * attempt + r).randbytes(SIZE)
 told, errors = [], []
 def count(line, number):
@@ -24,15 +24,12 @@ def count(line, number):
         if number == 0 and i == EACH // 2:
             note("half%d_%d" % (rank, attempt))
             if attempt == 0 and rank == 0: os._exit(7)
-def count_at_once(line):
+def count_at_once(line):  # each goes when the one before is answered
     line.socket.sendall(AT_ONCE * (b"\\4" + line.text(b"count") + struct.pack("<q", 1)))
-    note("pipe%d_%d" % (rank, attempt))
     told.extend(struct.unpack("<q", line.read(8))[0] for _ in range(AT_ONCE))
 def exchange(line):
     line.set(b"big%d" % rank, big(rank))
-    note("set%d_%d" % (rank, attempt))
     for other in range(size): assert other == rank or line.get(b"big%d" % other) == big(other), other
-    note("got%d_%d" % (rank, attempt))
 def caught(call, *args):
     try: call(Store(), *args)
     except BaseException as error: errors.append(repr(error))
@@ -48,13 +45,13 @@ assert store.add(b"count", 0) == size * each, store.add(b"count", 0)
 assert store.add(b"sum", 0) == LINES * sum(1000 * r + i for r in range(size) for i in range(EACH)), store.add(b"sum", 0)
 note("told%d_%d" % (rank, attempt), json.dumps(told))
 """
-EACH = 8 * 5 + 100
+EACH = 24 * 4 + 4
 
 
 @pytest.mark.parametrize("stage", [SECRET], indirect=True, ids=[""])
 def test_sums_and_megabytes_are_exact_over_lines_of_200_ms_that_lose_5_percent(stage, tmp_path):
-    # Of 64 kB packets, so that megabytes take seconds: TCP sends some five of them for each loss.
-    nodes = stage.build(3, bad_lines=(1, 2), delay=0.2, loss=0.05, mtu=65000)
+    # Jumbo frames, so that megabytes take seconds: with 1,500 bytes TCP gets 20 kB/s through such a line.
+    nodes = stage.build(3, bad_lines=(1, 2), delay=0.2, loss=0.05, mtu=9000)
     daemon = stage.daemon(0, f"--state-dir={tmp_path}/state")
     scene = stage.scene("far", daemon.endpoint, backend="muster", nnodes=2, restarts=1)
     script = write(scene.tmp_path, "exchange.py", EXCHANGE)
@@ -67,7 +64,7 @@ def test_sums_and_megabytes_are_exact_over_lines_of_200_ms_that_lose_5_percent(s
     daemon.start()
     assert scene.codes(1, 2, timeout=120) == [0, 0], (scene.err(1), scene.err(2))
     told = [json.loads((scene.tmp_path / f"told{rank}_1").read_text()) for rank in range(4)]
-    # Each number once, and to each connection in order.
+    # Each number once.
     assert sorted(sum(told, [])) == list(range(1, 4 * EACH + 1))
     for node in (1, 2):
         assert "lost node" not in scene.err(node)
