@@ -59,7 +59,8 @@ std::optional<ConnectionId> Jobs::place_taken_back(ConnectionId id, const contro
   if (round.phase != membership::Phase::kRunning || round.pending || node == round.nodes.end() ||
       node->second.group_rank < 0 || node->second.ready)
     return std::nullopt;
-  if (join.resume ? *join.resume != round.world.generation : !node->second.untold) return std::nullopt;
+  const bool before = !join.resume || *join.resume < round.world.generation;
+  if (before ? !node->second.untold : *join.resume != round.world.generation) return std::nullopt;
   const auto former = found->second.connections.find(join.request.id);
   return former == found->second.connections.end() ? 0 : former->second;
 }

@@ -195,7 +195,10 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     offered_grace_ = Millis(std::min<std::uint32_t>(welcome->reconnect_ms, 3'600'000));
     num_missed_ = 0;
     joined_ = true;
-    send(control::Join{options_.request, options_.settings, running_, options_.software});
+    // Between two generations a coordinator that knows none has to hear of the last one, lest it use its
+    // number again; another answers that it is over, and hears that this node is ready.
+    send(control::Join{options_.request, options_.settings, running_ ? running_ : said_ready_,
+                       options_.software});
     for (const control::Message& fact : facts_) send(fact);
     if (leaving_)
       say_good_bye();

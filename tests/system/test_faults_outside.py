@@ -191,3 +191,21 @@ def lost(jobs, endpoint, names):
             assert re.search(rf"error: .*{ends_at}", said), (scene.id, name, said)
         check_worlds(scene)
     wait_for(lambda: all(gone(pid) for pids in jobs.pids.values() for pid in pids), "the workers to be gone")
+
+
+def test_a_node_between_two_generations_takes_part_in_the_next_of_a_daemon_that_knows_none(stage, daemon):
+    scene = stage.scene("job", daemon.endpoint, backend="muster", nnodes=2, restarts=1)
+    for node, name in ((1, "first"), (2, "second")):
+        scene.agent(node, f"--node-rank={node - 1}", name=name)
+    scene.started("2.0", 0, 1)
+    scene.running["second"].kill()
+    scene.said("first", r"1/2 nodes; hostsecond connected, then dropped")
+    daemon.signal(signal.SIGKILL)
+    daemon.start()
+    for path in scene.tmp_path.glob("pid*"):
+        path.unlink()
+    scene.agent(3, "--node-rank=1", name="third")
+    scene.started("2.0", 0, 1)
+    scene.succeeds("first", "third")
+    # No number is used twice.
+    assert set(check_worlds(scene)) == {0, 1}

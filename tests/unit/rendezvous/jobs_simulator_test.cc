@@ -36,6 +36,7 @@ struct Agent {
   bool deaf = false;             // connected, and nothing arrives in either direction
   std::int64_t generation = -1;  // whose workers run here
   std::int64_t highest = -1;     // that it was told of
+  std::int64_t last = -1;        // whose workers are gone
   bool stopping = false;
   bool over = false;  // it was told that its job is, or that it is not wanted
 };
@@ -128,7 +129,8 @@ class Coordinator {
       for (const membership::Slot& slot : round->world.slots) took_part |= slot.node == agent.join.request.id;
     const membership::Cause ending = took_part ? round->ending : membership::Cause{};
     agent.connection = ++last_connection_;
-    agent.join.resume = agent.generation >= 0 ? std::optional(agent.generation) : std::nullopt;
+    agent.join.resume.reset();
+    if (const auto known = std::max(agent.generation, agent.last); known >= 0) agent.join.resume = known;
     agent.stopping = false;
     jobs_->connected(agent.connection, agent.job, "10.0.0.1");
     say(agent, agent.join);
@@ -174,7 +176,8 @@ class Coordinator {
     } else if (choice == 3 && below(4) == 0) {
       say(agent, control::Stop{1, "told to", below(2) == 0});
     } else if (choice < 20 && agent.stopping) {
-      say(agent, control::Ready{std::exchange(agent.generation, -1), 1});
+      agent.last = std::exchange(agent.generation, -1);
+      say(agent, control::Ready{agent.last, 1});
       agent.stopping = false;
     } else if (choice == 20 && agent.generation >= 0) {
       say(agent, control::WorkerFailed{agent.generation, 0, 1, below(8) != 0, false, "failed"});
@@ -219,9 +222,10 @@ class Coordinator {
       agent.over = true;
       agent.connection = 0;  // deliver() closes it
     } else if (const auto* over = std::get_if<control::GenerationOver>(&message)) {
-      if (agent.generation < 0)
+      if (agent.generation < 0) {
+        agent.last = std::max(agent.last, over->generation);
         say(agent, control::Ready{over->generation, 1});
-      else if (over->generation == agent.generation)
+      } else if (over->generation == agent.generation)
         agent.stopping = true;
     }
   }

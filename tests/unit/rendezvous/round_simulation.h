@@ -99,6 +99,7 @@ class RoundSimulation {
     bool in_round = false;
     bool cut = false;              // nothing that it says or is told arrives, until it connects anew
     std::int64_t generation = -1;  // whose workers it runs
+    std::int64_t last = -1;        // whose workers were the last to be gone
   };
 
   int below(int n) { return static_cast<int>(random_() % static_cast<std::uint64_t>(n)); }
@@ -128,10 +129,18 @@ class RoundSimulation {
     agent.in_round = admission.kind != Admission::Kind::kRefused;
     agent.cut = false;
     if (admission.kind == Admission::Kind::kAdmitted) agent.generation = -1;
+    // Between two generations it says again that it is ready.
+    if (admission.kind == Admission::Kind::kStale && agent.generation < 0)
+      HOLDS(ready(round_, agent.request.id, agent.last, 1, now_));
     if (admission.kind != Admission::Kind::kUntold) return;
     HOLDS(round_.phase == Phase::kRunning && agent.generation == -1);
     agent.generation = round_.world.generation;
     ++counts_.told_again;
+  }
+
+  [[nodiscard]] static std::optional<std::int64_t> known_to(const Agent& agent) {
+    const std::int64_t known = std::max(agent.generation, agent.last);
+    return known < 0 ? std::nullopt : std::optional(known);
   }
 
   // The coordinator is gone, and another takes up what it has recorded. Everybody has to connect anew.
@@ -157,7 +166,7 @@ class RoundSimulation {
         if (below(2) == 0) lost(round_, settings_, agent.request.id, "its lease is over", now_);
         return false;
       default:
-        join_agent(agent, agent.generation >= 0 ? std::optional(agent.generation) : std::nullopt);
+        join_agent(agent, known_to(agent));
         return agent.in_round;
     }
   }
@@ -202,7 +211,7 @@ class RoundSimulation {
         if (below(2) == 0) settle();
         if (round_.phase == Phase::kClosed) return;
         if (below(2) == 0) now_ += Millis(below(3000));
-        join_agent(back, back.generation >= 0 ? std::optional(back.generation) : std::nullopt);
+        join_agent(back, known_to(back));
         if (back.in_round) agents_.push_back(std::move(back));
         return;
       }
@@ -258,7 +267,8 @@ class RoundSimulation {
         return;
       default:
         if (agent.generation >= 0 && !is_running(agent)) {
-          if (ready(round_, id, agent.generation, 1, now_, some_steps())) agent.generation = -1;
+          if (ready(round_, id, agent.generation, 1, now_, some_steps()))
+            agent.last = std::exchange(agent.generation, -1);
         }
     }
   }
