@@ -109,6 +109,7 @@ TEST_CASE("an unfit node that stays takes no spare's place, and who was one too 
   REQUIRE_FALSE(t.told<control::Refused>(3));
   REQUIRE(t.told<control::Refused>(4)->reason == control::Refused::Reason::kOver);
   t.effects.clear();
+  t.age = 1s;
   t.join(5, "a", 4, 1);
   REQUIRE_FALSE(t.told<control::Closed>(5));
   REQUIRE(t.told<control::Refused>(5)->reason == control::Refused::Reason::kOver);
