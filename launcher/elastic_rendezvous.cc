@@ -36,6 +36,7 @@ FailureNotice final_notice(AttemptOutcome outcome) {
 
 int exit_code_of(const Error& no_seat) {
   if (no_seat.code == ErrorCode::kExhausted) return kExitPortInUse;
+  if (no_seat.code == ErrorCode::kInvalidArgument) return kExitUsage;
   if (no_seat.code == ErrorCode::kTimeout || no_seat.code == ErrorCode::kMismatch) return kExitRendezvous;
   return kExitSystem;
 }

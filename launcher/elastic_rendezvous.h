@@ -93,9 +93,9 @@ class ElasticRendezvous final : public Rendezvous {
   std::vector<InterfaceAddress> own_;
   std::vector<std::string> offered_;
   std::unique_ptr<Seat> seat_;
-  net::Listener port_;                          // of the store that this node would serve
-  std::unique_ptr<net::Server> store_;          // of this generation, where this node is the first
-  std::unique_ptr<net::StoreProxy> proxy_;      // of this generation, with --store-proxy
+  net::Listener port_;                      // of the store that this node would serve
+  std::unique_ptr<net::Server> store_;      // of this generation, where this node is the first
+  std::unique_ptr<net::StoreProxy> proxy_;  // of this generation, with --store-proxy
   /// Once known: the address here that reaches the other nodes, and its interface; either may be empty.
   std::optional<InterfaceAddress> way_;
   bool linked_ = false;                         // the coordinator is connected

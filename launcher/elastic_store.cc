@@ -122,8 +122,7 @@ void ElasticRendezvous::find_way() {
     return begin();
   }
   net::AddressRace::Course course;
-  course.addresses =
-      addresses_to_try(first ? assigned_->peer_addresses : assigned_->master_addresses, own_);
+  course.addresses = addresses_to_try(first ? assigned_->peer_addresses : assigned_->master_addresses, own_);
   course.port = first && assigned_->peer_port != 0 ? assigned_->peer_port : kProbedPort;
   course.limit = kWayPatience;
   course.refusal_answers = true;
@@ -136,18 +135,17 @@ void ElasticRendezvous::on_way(const Result<net::AddressRace::Winner>& winner) {
   const std::string& other = first ? assigned_->peer_host : assigned_->master_host;
   way_.emplace();
   if (winner) {
-    way_->address =
-        winner->local_address.empty() ? source_address(winner->address) : winner->local_address;
+    way_->address = winner->local_address.empty() ? source_address(winner->address) : winner->local_address;
     way_->interface = interface_of(own_, way_->address);
     log_.info(fmt::format("{} answers at {} by {}", other, winner->address,
                           way_->interface.empty() ? "an unknown interface" : way_->interface));
   } else {
     way_->interface =
         interface_towards(first ? assigned_->peer_addresses : assigned_->master_addresses, own_);
-    log_.warning(fmt::format(
-        "{} does not reach {}{}: {}. Their workers may not reach each other either; is "
-        "there a firewall between them? --iface and --local-addr choose what {} offers",
-        job_.host, first ? "" : "the first node, ", other, winner.error().message, other));
+    log_.warning(
+        fmt::format("{} does not reach {}{}: {}. Their workers may not reach each other either; is "
+                    "there a firewall between them? --iface and --local-addr choose what {} offers",
+                    job_.host, first ? "" : "the first node, ", other, winner.error().message, other));
   }
   begin();
 }

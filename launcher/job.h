@@ -70,7 +70,8 @@ struct EtcdSettings {
 /// What only a job with a coordinator has (kElastic).
 struct ElasticJob {
   std::string endpoint_host;
-  std::uint16_t endpoint_port = 0;
+  std::uint16_t endpoint_port = 0;  // 0: the kernel's choice, where this agent runs the coordinator
+  std::string port_file;            // gets the coordinator's HOST:PORT where this agent runs it; empty: none
   std::optional<bool> is_host;  // whether this agent runs the coordinator; nothing: if it is at the endpoint
   membership::Settings rules;
   std::optional<int> order;         // --node-rank

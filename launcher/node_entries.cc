@@ -59,7 +59,7 @@ std::string NodeEntries::claim(int node) const {
   return key(fmt::format("node/{}", node));
 }
 
-std::string NodeEntries::program_to_compare() const {
+std::string NodeEntries::program() const {
   return job_.run_id == control::kDefaultJob ? short_name(job_.command) : std::string();
 }
 

@@ -35,7 +35,7 @@ class NodeEntries {
 
   /// What this node runs, where all nodes of its role have to run the same: without a run id of its own a job
   /// may have met another. Empty: with one, the user knows.
-  [[nodiscard]] std::string program_to_compare() const;
+  [[nodiscard]] std::string program() const;
 
   /// Two agents with the same node rank would overwrite each other's entries. Returns `waiting`'s name, which
   /// stands for this agent.

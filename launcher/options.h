@@ -64,6 +64,7 @@ struct Options {
   bool virtual_local_rank = false;
   std::string local_addr;
   std::string iface;
+  std::string port_file;
   int spares = 0;
   std::string secret_file;
   std::string metrics_addr;

@@ -27,12 +27,12 @@ Result<std::vector<RankRange>> assign_ranks(std::span<const RoleInfo> nodes) {
     if (!node.program.empty()) {
       const RoleInfo& first = *programs.try_emplace(node.role, &node).first->second;
       if (first.program != node.program)
-        return fail(ErrorCode::kMismatch,
-                    fmt::format("node {} ({}) runs {}, and node {} ({}) runs {}: have two jobs met here? Then "
-                                "each needs its own --rdzv-id and --master-port; else give both the same "
-                                "--rdzv-id",
-                                node.node_rank, node.host, node.program, first.node_rank, first.host,
-                                first.program));
+        return fail(
+            ErrorCode::kMismatch,
+            fmt::format("node {} ({}) runs {}, and node {} ({}) runs {}: have two jobs met here? Then "
+                        "each needs its own --rdzv-id and --master-port; else give both the same "
+                        "--rdzv-id",
+                        node.node_rank, node.host, node.program, first.node_rank, first.host, first.program));
     }
     world_size += node.local_world_size;
     role_sizes[node.role] += node.local_world_size;
@@ -64,9 +64,9 @@ std::string to_json(const RoleInfo& info) {
 Result<RoleInfo> role_info_from_json(std::string_view text) {
   const Json json = Json::parse(text, nullptr, false);
   try {
-    return RoleInfo{json.at("role"),         json.at("rank"), json.at("local_world_size"), json.at("nnodes"),
-                    json.at("max_restarts"), json.at("host"), json.at("connection"),
-                    json.at("program")};
+    return RoleInfo{json.at("role"),       json.at("rank"),         json.at("local_world_size"),
+                    json.at("nnodes"),     json.at("max_restarts"), json.at("host"),
+                    json.at("connection"), json.at("program")};
   } catch (const Json::exception& error) {
     return fail(ErrorCode::kProtocol, fmt::format("a node's description is not what muster writes ({}): {}",
                                                   error.what(), text.substr(0, 200)));

@@ -36,8 +36,8 @@ struct RankRange {
   friend bool operator==(const RankRange&, const RankRange&) = default;
 };
 
-/// `nodes[i]` is node i's. kMismatch names the node whose --nnodes or --max-restarts differs from node 0's, or
-/// whose program from that of its role's first node.
+/// `nodes[i]` is node i's. kMismatch names the node whose --nnodes or --max-restarts differs from node 0's,
+/// or whose program from that of its role's first node.
 [[nodiscard]] Result<std::vector<RankRange>> assign_ranks(std::span<const RoleInfo> nodes);
 
 [[nodiscard]] std::string to_json(const RoleInfo& info);

@@ -71,8 +71,8 @@ void fields(Archive& io, Assignment& m) {
 }
 template <class Archive>
 void fields(Archive& io, Waiting& m) {
-  io(m.present, m.min_nodes, m.max_nodes, m.outside, m.text, m.master_addresses, m.master_port,
-     m.master_host, m.rest);
+  io(m.present, m.min_nodes, m.max_nodes, m.outside, m.text, m.master_addresses, m.master_port, m.master_host,
+     m.rest);
 }
 template <class Archive>
 void fields(Archive& io, GenerationOver& m) {

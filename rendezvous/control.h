@@ -37,7 +37,8 @@ namespace muster::control {
 inline constexpr char kFirstByte = '\xAB';
 inline constexpr std::string_view kMagic = "\xABmuster";
 /// The only one: 1 had no stores, 2 neither unfit nodes nor clocks, 3 no steps, hangs, answers to SafePoint
-/// or stores that outlive the coordinator, 4 no programs, ages, peers or remarks, and they were never released.
+/// or stores that outlive the coordinator, 4 no programs, ages, peers or remarks, and they were never
+/// released.
 inline constexpr std::uint8_t kProtocolVersion = 5;
 /// Magic, lowest and highest version: the agent's range; in the coordinator's answer both are its choice, or
 /// 0 when it has none in common with the agent.

@@ -52,9 +52,7 @@ class EndedJobs {
   }
 
   /// Of an agent's own telling, so that nothing overflows.
-  [[nodiscard]] static Millis bounded(Millis age) {
-    return std::clamp(age, Millis(-kLongest), kLongest);
-  }
+  [[nodiscard]] static Millis bounded(Millis age) { return std::clamp(age, Millis(-kLongest), kLongest); }
 
  private:
   static constexpr Millis kLongest{std::int64_t{1000} * 86400 * 365};

@@ -102,13 +102,13 @@ bool Jobs::came_too_late(ConnectionId id, Client& client, const control::Join& j
     return true;
   }
   const auto ago = std::chrono::duration<double>(now - ended->at).count();
-  refuse(id, Refused::Reason::kOver,
-         fmt::format("{}: the job is over: {}, {:.1f} s ago, when this agent had been started already; "
-                     "nothing was run here. Start it again for a new job of this name, or give a job of its "
-                     "own another --rdzv-id",
-                     one_line(join.request.host, kMaxNameBytes), membership::to_string(ended->ending.kind),
-                     ago),
-         effects);
+  refuse(
+      id, Refused::Reason::kOver,
+      fmt::format("{}: the job is over: {}, {:.1f} s ago, when this agent had been started already; "
+                  "nothing was run here. Start it again for a new job of this name, or give a job of its "
+                  "own another --rdzv-id",
+                  one_line(join.request.host, kMaxNameBytes), membership::to_string(ended->ending.kind), ago),
+      effects);
   return true;
 }
 
@@ -116,8 +116,7 @@ bool Jobs::came_too_late(ConnectionId id, Client& client, const control::Join& j
 bool Jobs::gives_way(const Job& job, const control::Join& join, Instant now) {
   if (!is_deserted(job) || is_awaited(job, now)) return false;
   if (job.round.phase == Phase::kClosed) return true;
-  return !join.resume &&
-         (!job.lost_some || !membership::difference(join.settings, job.settings).empty());
+  return !join.resume && (!job.lost_some || !membership::difference(join.settings, job.settings).empty());
 }
 
 Jobs::Job* Jobs::job_for(ConnectionId id, const Client& client, const control::Join& join, Instant now,
@@ -131,9 +130,9 @@ Jobs::Job* Jobs::job_for(ConnectionId id, const Client& client, const control::J
   refuse(id, Refused::Reason::kBusy,
          fmt::format("the former job of this name is over ({}), and {}; a new one begins when they have gone",
                      membership::to_string(job.round.ending.kind),
-                     is_awaited(job, now) ? "its agents may come back to hear of it yet"
-                                          : fmt::format("{} of its agents have not gone yet",
-                                                        job.connections.size())),
+                     is_awaited(job, now)
+                         ? "its agents may come back to hear of it yet"
+                         : fmt::format("{} of its agents have not gone yet", job.connections.size())),
          effects);
   return nullptr;
 }

@@ -166,9 +166,9 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       if (!again || now >= deadline) {
         if (again && !was_joined) {
           error.code = ErrorCode::kTimeout;
-          error.message +=
-              fmt::format(" (tried for {:.1f} s); is the coordinator running, and reachable from here?",
-                          std::chrono::duration<double>(now - began).count());
+          error.message += fmt::format(
+              " (tried for {:.1f} s){}", std::chrono::duration<double>(now - began).count(),
+              link_->coordinator_is_busy() ? "" : "; is the coordinator running, and reachable from here?");
         }
         fail_for_good(std::move(error));
         co_return;

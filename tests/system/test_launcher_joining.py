@@ -6,7 +6,7 @@ import re
 import pytest
 
 from elastic_support import PORT, SECRET, SHOW, job, write  # noqa: F401
-from launcher_support import BIN, clean_environment
+from launcher_support import BIN, clean_environment, wait_for
 from netns import ip
 
 
@@ -154,3 +154,25 @@ def test_static_jobs_without_a_name_are_told_apart_too(job, tmp_path, named):
     assert codes == [78, 78], (it.err(0), it.err(1))
     for node in (0, 1):
         assert re.search(r"node 1 \(host1\) runs eval\.py, and node 0 \(host0\) runs train\.py: have two jobs met here\?", it.err(node))
+
+
+def test_the_first_node_takes_any_port_and_tells_the_others(job, tmp_path):
+    it = job(2)
+    place = it.nodes.address(0)
+    it.start(0, 1, f"--rdzv-endpoint={place}:0", "--port-file=place", "true")
+    endpoint = wait_for(lambda: (tmp_path / "place").exists() and (tmp_path / "place").read_text(), "the port")
+    assert re.fullmatch(rf"{re.escape(place)}:[1-9]\d*\n", endpoint)
+    assert f"job none listens; start the other nodes with --rdzv-endpoint={endpoint}" in it.err(0)
+    it.start(1, 1, f"--rdzv-endpoint={place}:0", "true", name="blind")
+    assert it.codes("blind") == [2]
+    assert "--rdzv-endpoint=10.77.0.1:0: the agent on 10.77.0.1, which runs the coordinator, knows the port" in it.err("blind")
+    it.start(1, 1, f"--rdzv-endpoint={endpoint.strip()}", "true")
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+
+
+def test_a_port_file_that_cannot_be_written_ends_the_start(job, tmp_path):
+    it = job(1)
+    it.start(0, 1, "--port-file=nowhere/place", "touch", "ran", nnodes=2)
+    assert it.codes(0) == [71]
+    assert "--port-file=nowhere/place: No such file or directory" in it.err(0)
+    assert not (tmp_path / "ran").exists()

@@ -39,7 +39,8 @@ void end_job(Table& t, ConnectionId connection = 1, std::uint64_t node = 1) {
 
 }  // namespace
 
-TEST_CASE("an agent that is older than the end of its job hears that it is over, though the job is forgotten") {
+TEST_CASE(
+    "an agent that is older than the end of its job hears that it is over, though the job is forgotten") {
   Table t;
   end_job(t);
   REQUIRE(t.jobs.num_jobs() == 0);
@@ -75,7 +76,8 @@ TEST_CASE("an agent that is older than the end of its job hears that it is over,
   }
 }
 
-TEST_CASE("a new job of the same name works at once, and the late agent of the former one is not part of it") {
+TEST_CASE(
+    "a new job of the same name works at once, and the late agent of the former one is not part of it") {
   Table t;
   end_job(t);
   t.now += 5s;
@@ -217,8 +219,12 @@ TEST_CASE("the first node is told where another one is, of another machine where
   };
   come(1, "x");
   come(2, "x");
-  SECTION("of another") { come(3, "y"); }
-  SECTION("of the same") { come(3, "x"); }
+  SECTION("of another") {
+    come(3, "y");
+  }
+  SECTION("of the same") {
+    come(3, "x");
+  }
   const bool elsewhere = t.jobs.find_round("a")->world.slots[2].machine == "y";
   const auto first = t.told<control::Assignment>(1);
   REQUIRE(first->group_rank == 0);
