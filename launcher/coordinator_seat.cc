@@ -148,7 +148,7 @@ Result<void> CoordinatorSeat::publish() {
         fmt::format("the coordinator of job {} listens; start the other nodes with "
                     "--rdzv-endpoint={}",
                     job_.run_id, endpoint));
-  const std::string& path = job_.elastic.port_file;
+  const std::string& path = job_.port_file;
   if (path.empty()) return {};
   // Whoever waits for the file finds all of it.
   const std::string unfinished = fmt::format("{}.{}", path, ::getpid());

@@ -64,7 +64,6 @@ struct Options {
   bool virtual_local_rank = false;
   std::string local_addr;
   std::string iface;
-  std::string port_file;
   int spares = 0;
   std::string secret_file;
   std::string metrics_addr;
@@ -94,6 +93,7 @@ struct Options {
   std::string program;
   std::vector<std::string> arguments;
   std::map<std::string, std::string, std::less<>> given;  // name -> text, typed or PET_*; not defaults
+  std::string port_file;
 
   friend bool operator==(const Options&, const Options&) = default;
 };

@@ -195,7 +195,7 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   MUSTER_TRY(out.etcd, plan_etcd(options, conf));
   const int port = backend == "etcd" ? kEtcdPort : backend == "muster" ? kMusterPort : kC10dPort;
   out.endpoint_port = static_cast<std::uint16_t>(endpoint.port >= 0 ? endpoint.port : port);
-  out.port_file = options.port_file;
+  job.port_file = options.port_file;
   // Who names muster has a daemon: an agent that took its port while it is started anew would keep it out.
   out.is_host = conf.is_host;
   if (backend == "muster" && !conf.is_host) out.is_host = false;

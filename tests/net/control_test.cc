@@ -168,7 +168,6 @@ TEST_CASE("a new job waits until the agents of the former one of its name have g
                                               "over (it succeeded), and 1 of its agents have not gone yet"));
   former.client->leave("done", 1s, [] {});
   house.wait([&] { return !next.assignments.empty(); });
-  REQUIRE(next.assignments[0].generation == 1);
   REQUIRE_FALSE(next.lost);
 }
 

@@ -5,6 +5,7 @@
 #include "tests/unit/rendezvous/jobs_table.h"
 
 using namespace muster;
+using namespace std::chrono_literals;
 
 TEST_CASE("a spare is told that it is one, and swapped in") {
   Table t;
