@@ -171,8 +171,9 @@ TEST_CASE("the version is one that both speak") {
   REQUIRE(choose_version({1, 1}) == 0);
   REQUIRE(choose_version({2, 2}) == 0);
   REQUIRE(choose_version({3, 3}) == 0);
-  REQUIRE(choose_version({4, 4}) == 4);
-  REQUIRE(choose_version({1, 9}) == 4);
-  REQUIRE(choose_version({5, 9}) == 0);
+  REQUIRE(choose_version({4, 4}) == 0);
+  REQUIRE(choose_version({5, 5}) == 5);
+  REQUIRE(choose_version({1, 9}) == 5);
+  REQUIRE(choose_version({6, 9}) == 0);
   REQUIRE(choose_version({0, 0}) == 0);
 }
