@@ -2,12 +2,17 @@
 #include "launcher/coordinator_seat.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
 #include <unistd.h>
 #include <utility>
 
 #include <boost/asio/ip/address.hpp>
 #include <boost/asio/post.hpp>
+#include <fmt/format.h>
 
+#include "rendezvous/base/syscall.h"
 #include "rendezvous/net/dial.h"
 #include "rendezvous/net/port_owner.h"
 
@@ -44,7 +49,13 @@ bool names_this_host(const std::string& host, const std::vector<InterfaceAddress
 }
 
 CoordinatorSeat::CoordinatorSeat(asio::io_context& io, const Job& job, const Log& log)
-    : io_(io), job_(job), log_(log), resolver_(io), timer_(io), alive_(std::make_shared<bool>(true)) {}
+    : io_(io),
+      job_(job),
+      log_(log),
+      port_(job.elastic.endpoint_port),
+      resolver_(io),
+      timer_(io),
+      alive_(std::make_shared<bool>(true)) {}
 
 CoordinatorSeat::~CoordinatorSeat() {
   *alive_ = false;
@@ -52,8 +63,16 @@ CoordinatorSeat::~CoordinatorSeat() {
 
 void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own, const std::vector<std::string>&,
                            Callbacks callbacks) {
-  std::function<void(Result<void>)> decided = std::move(callbacks.decided);
   const ElasticJob& elastic = job_.elastic;
+  std::function<void(Result<void>)> decided = [this, tell = std::move(callbacks.decided)](
+                                                  const Result<void>& seat) {
+    if (!seat || port_ != 0) return tell(seat);
+    tell(fail(ErrorCode::kInvalidArgument,
+              fmt::format("--rdzv-endpoint={}:0: the agent on {}, which runs the coordinator, knows the port "
+                          "that it was given and has said it; this is another host, or it may run none: "
+                          "give that port",
+                          job_.elastic.endpoint_host, job_.elastic.endpoint_host)));
+  };
   if (elastic.is_host == false) return decided({});
   // It would have nothing to show: the coordinator is elsewhere, or a musterd.
   if (elastic.tls && !elastic.tls_server) return decided({});
@@ -95,7 +114,7 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
     options.store.host = elastic.endpoint_host;
   else if (job_.one_node())
     options.store.host = "127.0.0.1";
-  options.store.port = elastic.endpoint_port;
+  options.store.port = port_;
   // Of several agents here all but one find the port taken, and only one that does not reach a coordinator
   // asks by whom: looking at the descriptors of all processes cost 64 agents 2 s.
   options.store.name_port_owner = elastic.is_host == true;
@@ -113,7 +132,8 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   auto server = net::RendezvousServer::listen(io_, options, log_);
   if (server) {
     server_ = *std::move(server);
-    return decided({});
+    port_ = server_->port();
+    return decided(publish());
   }
   if (elastic.is_host == true) return decided(fail(std::move(server).error()));
   busy_ = server.error().message;
@@ -121,19 +141,38 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   decided({});
 }
 
+Result<void> CoordinatorSeat::publish() {
+  const std::string endpoint = title();
+  if (job_.elastic.endpoint_port == 0)
+    log_.warning(
+        fmt::format("the coordinator of job {} listens; start the other nodes with "
+                    "--rdzv-endpoint={}",
+                    job_.run_id, endpoint));
+  const std::string& path = job_.port_file;
+  if (path.empty()) return {};
+  // Whoever waits for the file finds all of it.
+  const std::string unfinished = fmt::format("{}.{}", path, ::getpid());
+  std::ofstream file(unfinished, std::ios::trunc);
+  file << endpoint << '\n';
+  file.close();
+  if (file && std::rename(unfinished.c_str(), path.c_str()) == 0) return {};
+  std::string text = errno_error("--port-file=" + path, errno).message;
+  (void)std::remove(unfinished.c_str());
+  return fail(ErrorCode::kIo, std::move(text));
+}
+
 std::string CoordinatorSeat::busy() const {
-  return busy_.empty() || !in_use_ ? busy_
-                                   : busy_ + net::busy_port_advice({}, job_.elastic.endpoint_port, true);
+  return busy_.empty() || !in_use_ ? busy_ : busy_ + net::busy_port_advice({}, port_, true);
 }
 
 std::string CoordinatorSeat::in_the_way(const Error& error) {
   if (!in_use_ || met_ || error.code == ErrorCode::kMismatch) return {};
-  if (in_the_way_.empty()) in_the_way_ = net::busy_port_advice({}, job_.elastic.endpoint_port, true);
+  if (in_the_way_.empty()) in_the_way_ = net::busy_port_advice({}, port_, true);
   return in_the_way_;
 }
 
 std::string CoordinatorSeat::title() const {
-  return net::endpoint_text(job_.elastic.endpoint_host, job_.elastic.endpoint_port);
+  return net::endpoint_text(job_.elastic.endpoint_host, port_);
 }
 
 std::string CoordinatorSeat::host() const {

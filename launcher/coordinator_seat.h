@@ -3,7 +3,7 @@
 // (--rdzv-conf is_host) an agent runs it if the endpoint is an address of this host and nobody listens there:
 // of two agents that race for the port the kernel lets one win, and a musterd has won already. Owned by
 // ElasticRendezvous; one loop. Failure: told through `decided`; a port that is taken is no failure unless
-// is_host was given.
+// is_host was given. Port 0 is the kernel's choice, which this agent says, for the other nodes' command.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ class CoordinatorSeat final : public Seat {
             Callbacks callbacks) override;
   [[nodiscard]] bool taken() const override { return server_ != nullptr; }
   [[nodiscard]] std::string host() const override;
-  [[nodiscard]] std::uint16_t port() const override { return job_.elastic.endpoint_port; }
+  [[nodiscard]] std::uint16_t port() const override { return port_; }
   [[nodiscard]] std::string title() const override;
   [[nodiscard]] std::string busy() const override;
   [[nodiscard]] std::string in_the_way(const Error& error) override;
@@ -47,12 +47,14 @@ class CoordinatorSeat final : public Seat {
  private:
   void listen(const std::function<void(Result<void>)>& decided);
   void look_up(const std::vector<InterfaceAddress>& own, std::function<void(Result<void>)> decided);
+  [[nodiscard]] Result<void> publish();
   void check_empty();
 
   boost::asio::io_context& io_;
   const Job& job_;
   const Log& log_;
   std::unique_ptr<net::RendezvousServer> server_;
+  std::uint16_t port_;  // 0: this agent's to be chosen yet
   boost::asio::ip::tcp::resolver resolver_;
   boost::asio::steady_timer timer_;
   std::string busy_;  // why this agent could not listen

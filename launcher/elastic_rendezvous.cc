@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/elastic_rendezvous.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <boost/asio/post.hpp>
@@ -11,6 +12,7 @@
 #include "launcher/exit_status.h"
 #include "launcher/generation_outcome.h"
 #include "launcher/machine_id.h"
+#include "launcher/program.h"
 #include "rendezvous/net/dial.h"
 
 namespace muster::launcher {
@@ -19,6 +21,7 @@ namespace {
 namespace asio = boost::asio;
 constexpr std::chrono::seconds kFirstWord{3};  // a gathering that takes less is not worth one
 constexpr std::chrono::seconds kShortGoodBye{5};
+constexpr Millis kLongestRest{std::int64_t{1000} * 86400 * 365};
 
 /// For a node that is between two generations.
 FailureNotice final_notice(AttemptOutcome outcome) {
@@ -33,6 +36,7 @@ FailureNotice final_notice(AttemptOutcome outcome) {
 
 int exit_code_of(const Error& no_seat) {
   if (no_seat.code == ErrorCode::kExhausted) return kExitPortInUse;
+  if (no_seat.code == ErrorCode::kInvalidArgument) return kExitUsage;
   if (no_seat.code == ErrorCode::kTimeout || no_seat.code == ErrorCode::kMismatch) return kExitRendezvous;
   return kExitSystem;
 }
@@ -67,7 +71,7 @@ void ElasticRendezvous::join(int, Joined joined) {
   patience_.async_wait([this, alive = alive_](const auto& error) {
     if (error || !*alive) return;
     patient_ = false;
-    if (!unsaid_.empty()) log_.warning(std::exchange(unsaid_, {}));
+    speak();
   });
   if (client_) return next_generation();
   own_ = interface_addresses();
@@ -124,10 +128,12 @@ net::ControlClientOptions ElasticRendezvous::client_options() {
   out.request.addresses = offered_;
   out.request.master_port = port_.port;
   out.request.unfit = job_.unfit;
+  out.request.program = short_name(job_.command);
   out.settings = elastic.rules;
   out.compare_clocks = job_.compare_clocks;
   out.connect_timeout = elastic.connect_timeout;
   out.reconnect_for = elastic.reconnect_for;
+  out.born = born_;
   return out;
 }
 
@@ -155,6 +161,7 @@ net::ControlEvents ElasticRendezvous::client_events() {
     if (!assigned_ || generation != assigned_->generation) return;
     if (const auto passed = std::exchange(safe_point_passed_, {})) passed();
   };
+  out.remark = [this](const std::string& text) { log_.warning(text); };
   out.store = [this](const auto& message) { on_store(message); };
   out.drained = [this] {
     if (proxy_) proxy_->drained();
@@ -211,9 +218,10 @@ void ElasticRendezvous::on_waiting(const control::Waiting& waiting) {
     say(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
     check_reach(waiting);
   } else {
-    say(fmt::format("rendezvous: {}; giving up {} s after the beginning", waiting.text,
-                    std::chrono::duration_cast<std::chrono::seconds>(job_.join_timeout).count()),
-        false);
+    // By the job's time-out, which need not be the one that this agent was given.
+    say(fmt::format("rendezvous: {}", waiting.text), false,
+        waiting.rest.count() > 0 ? SteadyClock::now() + std::min(waiting.rest, kLongestRest)
+                                 : Instant::max());
   }
 }
 
@@ -367,18 +375,22 @@ void ElasticRendezvous::leave(Millis patience, std::function<void()> left) {
 
 // Words about waiting.
 
-void ElasticRendezvous::say(std::string text, bool at_once) {
-  if (patient_ && !at_once) {
-    unsaid_ = std::move(text);
-    return;
-  }
-  unsaid_.clear();
-  log_.warning(text);
+void ElasticRendezvous::say(std::string text, bool at_once, Instant gives_up) {
+  unsaid_ = {std::move(text), gives_up};
+  if (!patient_ || at_once) speak();
+}
+
+void ElasticRendezvous::speak() {
+  const auto [text, gives_up] = std::exchange(unsaid_, {});
+  if (text.empty()) return;
+  if (gives_up == Instant::max()) return log_.warning(text);
+  const auto left = std::chrono::round<std::chrono::seconds>(time_left(gives_up, SteadyClock::now()));
+  log_.warning(fmt::format("{}; giving up in {} s", text, left.count()));
 }
 
 void ElasticRendezvous::hush() {
   patience_.cancel();
-  unsaid_.clear();
+  unsaid_ = {};
 }
 
 }  // namespace muster::launcher

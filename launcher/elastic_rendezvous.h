@@ -69,14 +69,16 @@ class ElasticRendezvous final : public Rendezvous {
   void on_raced(const Result<net::AddressRace::Winner>& winner);
   void take_part(std::string master_addr, std::string interface);
   void find_way();
-  void begin_by_proxy();
+  void on_way(const Result<net::AddressRace::Winner>& winner);
+  void begin();
   void next_generation();
   void end(const AttemptOutcome& outcome);
   void hand_over_parts();
   void finish_join(Membership membership);
   void fail_join(int exit_code, std::string text);
 
-  void say(std::string text, bool at_once);
+  void say(std::string text, bool at_once, Instant gives_up = Instant::max());
+  void speak();
   void hush();
   void warn_of_strangers();
   [[nodiscard]] bool holds_job() const;
@@ -91,10 +93,11 @@ class ElasticRendezvous final : public Rendezvous {
   std::vector<InterfaceAddress> own_;
   std::vector<std::string> offered_;
   std::unique_ptr<Seat> seat_;
-  net::Listener port_;                          // of the store that this node would serve
-  std::unique_ptr<net::Server> store_;          // of this generation, where this node is the first
-  std::unique_ptr<net::StoreProxy> proxy_;      // of this generation, with --store-proxy
-  std::optional<std::string> way_;              // with proxy_: the interface to the first node, once known
+  net::Listener port_;                      // of the store that this node would serve
+  std::unique_ptr<net::Server> store_;      // of this generation, where this node is the first
+  std::unique_ptr<net::StoreProxy> proxy_;  // of this generation, with --store-proxy
+  /// Once known: the address here that reaches the other nodes, and its interface; either may be empty.
+  std::optional<InterfaceAddress> way_;
   bool linked_ = false;                         // the coordinator is connected
   std::unique_ptr<net::ControlClient> client_;  // nothing: the seat is not decided yet
   std::unique_ptr<net::AddressRace> race_;
@@ -112,11 +115,16 @@ class ElasticRendezvous final : public Rendezvous {
   bool outside_ = false;                         // a world runs without this node
   bool warned_ = false;
   boost::asio::steady_timer patience_;  // before the first word about waiting
-  std::string unsaid_;                  // to be said when it is over
+  /// To be said when it is over.
+  struct {
+    std::string text;
+    Instant gives_up = Instant::max();  // the job, if nothing comes between
+  } unsaid_;
   bool patient_ = true;
   bool leaving_ = false;
   bool left_ = false;
   std::function<void()> on_left_;
+  const Instant born_ = SteadyClock::now();
   std::shared_ptr<bool> alive_;
 };
 

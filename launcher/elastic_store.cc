@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ElasticRendezvous: where the workers of a generation find their store, and the ranks that go with it.
+#include <algorithm>
 #include <utility>
 
 #include <boost/asio/post.hpp>
@@ -32,7 +33,7 @@ void ElasticRendezvous::serve() {
   auto store = net::Server::listen(io_, options, log_);
   if (!store) return fail_join(kExitSystem, store.error().message);
   store_ = *std::move(store);
-  take_part(offered_.front(), interface_of(own_, offered_.front()));
+  find_way();
 }
 
 void ElasticRendezvous::look_for_first_node() {
@@ -108,41 +109,58 @@ void ElasticRendezvous::proxy() {
   if (linked_) proxy_->linked(true);
 }
 
-// The workers' own connections (NCCL, gloo) go from node to node all the same. Nobody has to listen for that:
-// with a secret no port without one may be open, so an address that refuses counts as one that answers.
+// The workers' own connections (NCCL, gloo) go from node to node in any case. The first node tries another
+// one, the others the first. Nobody has to listen for that: with a secret no port without one may be open, so
+// an address that refuses counts as one that answers.
 void ElasticRendezvous::find_way() {
   way_.reset();
-  if (assigned_->group_rank == 0) {
-    way_ = interface_of(own_, offered_.front());
-    return;
+  const bool first = assigned_->group_rank == 0;
+  // One interface is the way of whoever has, or was told to offer, no other.
+  const auto only = only_interface(own_, offered_);
+  if (first && (only || assigned_->peer_addresses.empty())) {
+    way_ = {only ? *only : interface_of(own_, offered_.front()), offered_.front()};
+    return begin();
   }
   net::AddressRace::Course course;
-  course.addresses = addresses_to_try(assigned_->master_addresses, own_);
-  course.port = kProbedPort;
+  course.addresses = addresses_to_try(first ? assigned_->peer_addresses : assigned_->master_addresses, own_);
+  course.port = first && assigned_->peer_port != 0 ? assigned_->peer_port : kProbedPort;
   course.limit = kWayPatience;
   course.refusal_answers = true;
-  race_ = std::make_unique<net::AddressRace>(
-      io_, std::move(course), [this](const Result<net::AddressRace::Winner>& winner) {
-        if (winner) {
-          way_ = interface_of(
-              own_, winner->local_address.empty() ? source_address(winner->address) : winner->local_address);
-          log_.info(fmt::format("{} answers at {} by {}", assigned_->master_host, winner->address,
-                                way_->empty() ? "an unknown interface" : *way_));
-        } else {
-          way_ = interface_towards(assigned_->master_addresses, own_);
-          log_.warning(fmt::format(
-              "{} does not reach the first node, {}: {}. Their workers may not reach each other either; is "
-              "there a firewall between them? --iface and --local-addr choose what {} offers",
-              job_.host, assigned_->master_host, winner.error().message, assigned_->master_host));
-        }
-        begin_by_proxy();
-      });
+  race_ = std::make_unique<net::AddressRace>(io_, std::move(course),
+                                             [this](const auto& winner) { on_way(winner); });
 }
 
-void ElasticRendezvous::begin_by_proxy() {
-  if (!way_ || !proxy_ || !proxy_->attached() || !joined_) return;
-  assigned_->master_port = proxy_->port();
-  take_part("127.0.0.1", *way_);
+void ElasticRendezvous::on_way(const Result<net::AddressRace::Winner>& winner) {
+  const bool first = assigned_->group_rank == 0;
+  const std::string& other = first ? assigned_->peer_host : assigned_->master_host;
+  way_.emplace();
+  if (winner) {
+    way_->address = winner->local_address.empty() ? source_address(winner->address) : winner->local_address;
+    way_->interface = interface_of(own_, way_->address);
+    log_.info(fmt::format("{} answers at {} by {}", other, winner->address,
+                          way_->interface.empty() ? "an unknown interface" : way_->interface));
+  } else {
+    way_->interface =
+        interface_towards(first ? assigned_->peer_addresses : assigned_->master_addresses, own_);
+    log_.warning(
+        fmt::format("{} does not reach {}{}: {}. Their workers may not reach each other either; is "
+                    "there a firewall between them? --iface and --local-addr choose what {} offers",
+                    job_.host, first ? "" : "the first node, ", other, winner.error().message, other));
+  }
+  begin();
+}
+
+// When all is known.
+void ElasticRendezvous::begin() {
+  if (!way_ || !joined_) return;
+  if (proxy_) {
+    if (!proxy_->attached()) return;
+    assigned_->master_port = proxy_->port();
+    return take_part("127.0.0.1", way_->interface);
+  }
+  // The first node's, which the others find by themselves.
+  const bool offered = std::find(offered_.begin(), offered_.end(), way_->address) != offered_.end();
+  take_part(offered ? way_->address : offered_.front(), way_->interface);
 }
 
 void ElasticRendezvous::on_store(const control::Message& message) {
@@ -150,7 +168,7 @@ void ElasticRendezvous::on_store(const control::Message& message) {
   const bool was_attached = proxy_->attached();
   if (const auto received = proxy_->receive(message); !received)
     return fail_generation(fmt::format("{}: {}", job_.host, received.error().message));
-  if (!was_attached) begin_by_proxy();
+  if (!was_attached) begin();
 }
 
 void ElasticRendezvous::take_part(std::string master_addr, std::string interface) {

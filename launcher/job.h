@@ -70,7 +70,7 @@ struct EtcdSettings {
 /// What only a job with a coordinator has (kElastic).
 struct ElasticJob {
   std::string endpoint_host;
-  std::uint16_t endpoint_port = 0;
+  std::uint16_t endpoint_port = 0;  // 0: the kernel's choice, where this agent runs the coordinator
   std::optional<bool> is_host;  // whether this agent runs the coordinator; nothing: if it is at the endpoint
   membership::Settings rules;
   std::optional<int> order;         // --node-rank
@@ -124,6 +124,7 @@ struct Job {
   bool compare_clocks = false;  // with the first node's or the coordinator's, which is said where they differ
   std::string unfit;            // why this node takes no part, which it only tells the others; empty: it does
   std::string lineage;          // of the workers: the launchers above, and this one's token at its end
+  std::string port_file;        // gets the HOST:PORT of the coordinator that this agent runs; empty: none
 
   /// Nobody else can take part: nothing of it has to be reached from elsewhere.
   [[nodiscard]] bool one_node() const { return nodes + elastic.rules.spares == 1; }

@@ -11,8 +11,10 @@
 
 #include "launcher/exit_status.h"
 #include "launcher/outcome_text.h"
+#include "launcher/program.h"
 #include "launcher/report.h"
 #include "rendezvous/base/env.h"
+#include "rendezvous/control.h"
 
 namespace muster::launcher {
 namespace {
@@ -55,6 +57,10 @@ std::string NodeEntries::ranks(int attempt, int node) const {
 
 std::string NodeEntries::claim(int node) const {
   return key(fmt::format("node/{}", node));
+}
+
+std::string NodeEntries::program() const {
+  return job_.run_id == control::kDefaultJob ? short_name(job_.command) : std::string();
 }
 
 std::string NodeEntries::report(int attempt, int node) const {

@@ -33,6 +33,10 @@ class NodeEntries {
   [[nodiscard]] std::string role_info(int attempt, int node) const;
   [[nodiscard]] std::string ranks(int attempt, int node) const;
 
+  /// What this node runs, where all nodes of its role have to run the same: without a run id of its own a job
+  /// may have met another. Empty: with one, the user knows.
+  [[nodiscard]] std::string program() const;
+
   /// Two agents with the same node rank would overwrite each other's entries. Returns `waiting`'s name, which
   /// stands for this agent.
   Awaitable<Result<std::string>> claim_node_rank(AgentLink& waiting, Instant deadline);

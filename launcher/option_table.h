@@ -156,6 +156,8 @@ inline constexpr std::array kOptionTable = {
               "other nodes"},
     OptionRow{"iface", 0, "PET_IFACE", Takes::kText, "NAME", "all", Support::kFull,
               "with c10d: offer the addresses of this network interface only", true},
+    OptionRow{"port-file", 0, "PET_PORT_FILE", Takes::kText, "FILE", "none", Support::kFull,
+              "with c10d: write there, as HOST:PORT, where this agent's coordinator listens", true},
     OptionRow{"metrics-addr", 0, "PET_METRICS_ADDR", Takes::kText, "HOST:PORT", "off", Support::kFull,
               "answer GET /healthz and /metrics (Prometheus) there; PORT alone: on 127.0.0.1; port 0: any, "
               "which is said",

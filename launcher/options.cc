@@ -116,6 +116,7 @@ void declare(CLI::App& app, Options& o) {
   app.add_flag("--virtual-local-rank", o.virtual_local_rank);
   app.add_option("--local-addr", o.local_addr);
   app.add_option("--iface", o.iface);
+  app.add_option("--port-file", o.port_file);
   app.add_option("--spares", o.spares)->check(count);
   app.add_option("--secret-file", o.secret_file);
   app.add_option("--metrics-addr", o.metrics_addr);
@@ -191,9 +192,9 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
       if (!flag && value.empty()) {
         if (name == "log-dir" || name == "rdzv-endpoint" || name == "rdzv-conf" ||
             name == "local-ranks-filter" || name == "ranks-filter" || name == "local-addr" ||
-            name == "iface" || name == "secret-file" || name == "job-name" || name == "no-restart-on" ||
-            name == "restart-on" || name == "heartbeat-file" || name == "metrics-addr" || name == "events" ||
-            name.starts_with("tls-"))
+            name == "iface" || name == "port-file" || name == "secret-file" || name == "job-name" ||
+            name == "no-restart-on" || name == "restart-on" || name == "heartbeat-file" ||
+            name == "metrics-addr" || name == "events" || name.starts_with("tls-"))
           continue;
         if (name == "role") {
           out.role = "";

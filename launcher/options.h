@@ -93,6 +93,7 @@ struct Options {
   std::string program;
   std::vector<std::string> arguments;
   std::map<std::string, std::string, std::less<>> given;  // name -> text, typed or PET_*; not defaults
+  std::string port_file;
 
   friend bool operator==(const Options&, const Options&) = default;
 };

@@ -89,6 +89,14 @@ Command direct(std::string path, const Options& options) {
 
 }  // namespace
 
+std::string short_name(const Command& command) {
+  std::string_view name = command.title;
+  while (name.size() > 1 && name.ends_with('/')) name.remove_suffix(1);
+  if (const auto slash = name.rfind('/'); slash != std::string_view::npos && name.size() > 1)
+    name.remove_prefix(slash + 1);
+  return std::string(name);
+}
+
 std::optional<std::string> search_path(std::string_view name, std::string_view path_list) {
   if (name.empty()) return std::nullopt;
   while (true) {

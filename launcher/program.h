@@ -20,6 +20,9 @@ namespace muster::launcher {
 
 [[nodiscard]] Result<Command> resolve_program(const Options& options, const Environment& environment);
 
+/// What people call it, and nothing that says more: the last part of its path, or the module's name.
+[[nodiscard]] std::string short_name(const Command& command);
+
 /// The first executable regular file called `name` in the directories of `path_list` (PATH's syntax).
 [[nodiscard]] std::optional<std::string> search_path(std::string_view name, std::string_view path_list);
 

@@ -13,6 +13,7 @@ using Json = nlohmann::json;
 Result<std::vector<RankRange>> assign_ranks(std::span<const RoleInfo> nodes) {
   int world_size = 0;
   std::map<std::string, int> role_sizes;
+  std::map<std::string, const RoleInfo*> programs;  // by role, of the first of its nodes that tells
   for (const RoleInfo& node : nodes) {
     if (node.nodes != nodes.front().nodes)
       return fail(ErrorCode::kMismatch,
@@ -23,6 +24,16 @@ Result<std::vector<RankRange>> assign_ranks(std::span<const RoleInfo> nodes) {
           ErrorCode::kMismatch,
           fmt::format("node {} ({}) was started with --max-restarts={}, node 0 with --max-restarts={}",
                       node.node_rank, node.host, node.max_restarts, nodes.front().max_restarts));
+    if (!node.program.empty()) {
+      const RoleInfo& first = *programs.try_emplace(node.role, &node).first->second;
+      if (first.program != node.program)
+        return fail(
+            ErrorCode::kMismatch,
+            fmt::format("node {} ({}) runs {}, and node {} ({}) runs {}: have two jobs met here? Then "
+                        "each needs its own --rdzv-id and --master-port; else give both the same "
+                        "--rdzv-id",
+                        node.node_rank, node.host, node.program, first.node_rank, first.host, first.program));
+    }
     world_size += node.local_world_size;
     role_sizes[node.role] += node.local_world_size;
   }
@@ -45,15 +56,17 @@ std::string to_json(const RoleInfo& info) {
               {"nnodes", info.nodes},
               {"max_restarts", info.max_restarts},
               {"host", info.host},
-              {"connection", info.connection}}
+              {"connection", info.connection},
+              {"program", info.program}}
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 Result<RoleInfo> role_info_from_json(std::string_view text) {
   const Json json = Json::parse(text, nullptr, false);
   try {
-    return RoleInfo{json.at("role"),         json.at("rank"), json.at("local_world_size"), json.at("nnodes"),
-                    json.at("max_restarts"), json.at("host"), json.at("connection")};
+    return RoleInfo{json.at("role"),       json.at("rank"),         json.at("local_world_size"),
+                    json.at("nnodes"),     json.at("max_restarts"), json.at("host"),
+                    json.at("connection"), json.at("program")};
   } catch (const Json::exception& error) {
     return fail(ErrorCode::kProtocol, fmt::format("a node's description is not what muster writes ({}): {}",
                                                   error.what(), text.substr(0, 200)));

@@ -22,6 +22,7 @@ struct RoleInfo {
   int max_restarts = 0;    // likewise
   std::string host;        // for messages
   std::string connection;  // "10.0.0.4:1234": the agent's end of a connection that lives as long as the agent
+  std::string program = {};  // its short name, where that has to be the same in its role; empty: it has not
 
   friend bool operator==(const RoleInfo&, const RoleInfo&) = default;
 };
@@ -35,7 +36,8 @@ struct RankRange {
   friend bool operator==(const RankRange&, const RankRange&) = default;
 };
 
-/// `nodes[i]` is node i's. kMismatch names the node whose --nnodes or --max-restarts differs from node 0's.
+/// `nodes[i]` is node i's. kMismatch names the node whose --nnodes or --max-restarts differs from node 0's,
+/// or whose program from that of its role's first node.
 [[nodiscard]] Result<std::vector<RankRange>> assign_ranks(std::span<const RoleInfo> nodes);
 
 [[nodiscard]] std::string to_json(const RoleInfo& info);

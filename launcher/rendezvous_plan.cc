@@ -90,7 +90,8 @@ Result<void> plan_static(const Options& options, const Endpoint& endpoint, const
   // Silence would pass for yes.
   for (const auto& [name, given] : {std::pair{"--store-proxy", options.store_proxy},
                                     {"--tls-ca", !options.tls_ca.empty()},
-                                    {"--tls-cert", !options.tls_cert.empty()}})
+                                    {"--tls-cert", !options.tls_cert.empty()},
+                                    {"--port-file", !options.port_file.empty()}})
     if (given)
       return usage(fmt::format(
           "{} needs a coordinator; give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT", name));
@@ -180,12 +181,12 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
         backend == "etcd"
             ? "etcd's clients are served, or several such, with commas between them"
             : "musterd listens, or an address of one of the nodes, whose agent then runs the coordinator"));
-  if (endpoint.port == 0)
-    return usage(fmt::format(
-        "--rdzv-endpoint={}: port 0 lets the kernel choose, but the other nodes could not know the "
-        "port; give a number",
-        options.rdzv_endpoint));
   MUSTER_TRY(const ElasticConf conf, parse_elastic_conf(options.rdzv_conf));
+  if (endpoint.port == 0 && (backend == "etcd" || !conf.is_host.value_or(backend == "c10d")))
+    return usage(fmt::format(
+        "--rdzv-endpoint={}: port 0 lets the kernel choose, and only the agent that runs the coordinator "
+        "(c10d, or is_host=1) knows what it chose; give a number",
+        options.rdzv_endpoint));
   job.mode = RendezvousMode::kElastic;
   job.run_id = options.rdzv_id.value_or("none");
   job.join_timeout = conf.join_timeout;
@@ -193,7 +194,8 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   out.endpoint_host = endpoint.host;
   MUSTER_TRY(out.etcd, plan_etcd(options, conf));
   const int port = backend == "etcd" ? kEtcdPort : backend == "muster" ? kMusterPort : kC10dPort;
-  out.endpoint_port = static_cast<std::uint16_t>(endpoint.port > 0 ? endpoint.port : port);
+  out.endpoint_port = static_cast<std::uint16_t>(endpoint.port >= 0 ? endpoint.port : port);
+  job.port_file = options.port_file;
   // Who names muster has a daemon: an agent that took its port while it is started anew would keep it out.
   out.is_host = conf.is_host;
   if (backend == "muster" && !conf.is_host) out.is_host = false;

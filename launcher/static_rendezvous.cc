@@ -207,8 +207,8 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
 
   /// Publishes this node, waits for the others, and returns once ranks are assigned.
   Awaitable<Result<void>> gather(int attempt, Instant deadline) {
-    const RoleInfo mine{job_.role, job_.node_rank, job_.local_world_size, job_.nodes, job_.max_restarts,
-                        job_.host, connection_};
+    const RoleInfo mine{job_.role,         job_.node_rank, job_.local_world_size, job_.nodes,
+                        job_.max_restarts, job_.host,      connection_,           entries_.program()};
     const std::string own_info = entries_.role_info(attempt, job_.node_rank);
     const std::string own_ranks = entries_.ranks(attempt, job_.node_rank);
     if (auto ok = co_await command_.set(own_info, to_json(mine)); !ok) co_return ok;

@@ -32,13 +32,13 @@ void fields(Archive& io, Welcome& m) {
 }
 template <class Archive>
 void fields(Archive& io, Refused& m) {
-  io.enumerator(m.reason, Refused::Reason::kStopping);
+  io.enumerator(m.reason, Refused::Reason::kBusy);
   io(m.text);
 }
 template <class Archive>
 void fields(Archive& io, membership::Request& m) {
   io(m.id.high, m.id.low, m.host, m.machine, m.role, m.wanted_ranks, m.order, m.addresses, m.master_port,
-     m.unfit);
+     m.unfit, m.program);
 }
 template <class Archive>
 void fields(Archive& io, membership::Settings& m) {
@@ -55,7 +55,7 @@ template <class Archive>
 void fields(Archive& io, Join& m) {
   fields(io, m.request);
   fields(io, m.settings);
-  io(m.resume, m.software);
+  io(m.resume, m.software, m.age);
 }
 template <class Archive>
 void fields(Archive& io, Ready& m) {
@@ -66,12 +66,13 @@ void fields(Archive&, Heartbeat&) {}
 template <class Archive>
 void fields(Archive& io, Assignment& m) {
   io(m.generation, m.restarts_used, m.group_rank, m.group_world_size, m.base_rank, m.ranks, m.world_size,
-     m.role_base_rank, m.role_world_size, m.master_addresses, m.master_port, m.master_host);
+     m.role_base_rank, m.role_world_size, m.master_addresses, m.master_port, m.master_host, m.peer_addresses,
+     m.peer_port, m.peer_host);
 }
 template <class Archive>
 void fields(Archive& io, Waiting& m) {
-  io(m.present, m.min_nodes, m.max_nodes, m.outside, m.text, m.master_addresses, m.master_port,
-     m.master_host);
+  io(m.present, m.min_nodes, m.max_nodes, m.outside, m.text, m.master_addresses, m.master_port, m.master_host,
+     m.rest);
 }
 template <class Archive>
 void fields(Archive& io, GenerationOver& m) {
@@ -149,6 +150,11 @@ void fields(Archive& io, Hang& m) {
   io(m.generation);
   io.enumerator(m.kind, Hang::Kind::kKnown);
   io(m.number, m.host, m.group_rank, m.payload);
+}
+
+template <class Archive>
+void fields(Archive& io, Remark& m) {
+  io(m.text);
 }
 
 class Writer {
@@ -293,7 +299,7 @@ constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames = {
     "Ready",        "Heartbeat",     "Assignment",      "Waiting",   "GenerationOver", "Closed",
     "WorkerFailed", "Finished",      "SafePoint",       "Report",    "Leave",          "Stop",
     "StoreAttach",  "StoreAttached", "StoreRefused",    "StoreOpen", "StoreBytes",     "StoreCredit",
-    "StoreClose",   "Clock",         "SafePointPassed", "Hang"};
+    "StoreClose",   "Clock",         "SafePointPassed", "Hang",      "Remark"};
 
 }  // namespace
 

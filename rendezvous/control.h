@@ -10,7 +10,7 @@
 //                                <-  preamble, Challenge{nonce} or Refused
 //   Proof{mac}, Join             ->
 //                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report,
-//                                Clock, SafePointPassed, Hang
+//                                Clock, SafePointPassed, Hang, Remark
 //   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock, Hang ->
 //
 // The workers' store may be the coordinator's (--store-proxy). Each worker is a channel then, two streams of
@@ -37,8 +37,9 @@ namespace muster::control {
 inline constexpr char kFirstByte = '\xAB';
 inline constexpr std::string_view kMagic = "\xABmuster";
 /// The only one: 1 had no stores, 2 neither unfit nodes nor clocks, 3 no steps, hangs, answers to SafePoint
-/// or stores that outlive the coordinator, and they were never released.
-inline constexpr std::uint8_t kProtocolVersion = 4;
+/// or stores that outlive the coordinator, 4 no programs, ages, peers or remarks, and they were never
+/// released.
+inline constexpr std::uint8_t kProtocolVersion = 5;
 /// Magic, lowest and highest version: the agent's range; in the coordinator's answer both are its choice, or
 /// 0 when it has none in common with the agent.
 inline constexpr std::size_t kPreambleBytes = 9;
@@ -86,7 +87,8 @@ struct Refused {
     kOver,
     kLost,
     kProtocol,
-    kStopping
+    kStopping,
+    kBusy  ///< the former job of this name is being left; worth another try
   };
   Reason reason = Reason::kProtocol;
   std::string text;
@@ -98,6 +100,9 @@ struct Join {
   membership::Settings settings;
   std::optional<std::int64_t> resume;  ///< whose workers run here, or the last one's, between two
   std::string software;
+  /// How long the agent has been running. One that is older than the end of a job is not of the next job of
+  /// that name. A span, since hosts' clocks are not compared.
+  Millis age{0};
 
   friend bool operator==(const Join&, const Join&) = default;
 };
@@ -127,6 +132,11 @@ struct Assignment {
   std::vector<std::string> master_addresses;  ///< of the first node, best first
   std::uint16_t master_port = 0;
   std::string master_host;  ///< its name for people
+  /// To the first node alone, which has to find its way to the others as they do to it: of one of them, as
+  /// the three above. Port 0: nobody listens there.
+  std::vector<std::string> peer_addresses = {};
+  std::uint16_t peer_port = 0;
+  std::string peer_host = {};
 
   friend bool operator==(const Assignment&, const Assignment&) = default;
 };
@@ -141,6 +151,8 @@ struct Waiting {
   std::vector<std::string> master_addresses;
   std::uint16_t master_port = 0;
   std::string master_host;
+  /// Until the job's gathering is given up; 0: not known, or never.
+  Millis rest{0};
 
   friend bool operator==(const Waiting&, const Waiting&) = default;
 };
@@ -307,10 +319,17 @@ struct Hang {
   friend bool operator==(const Hang&, const Hang&) = default;
 };
 
+/// What a node's own user should know: it takes part, but not as he may think.
+struct Remark {
+  std::string text;
+
+  friend bool operator==(const Remark&, const Remark&) = default;
+};
+
 using Message = std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment,
                              Waiting, GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report,
                              Leave, Stop, StoreAttach, StoreAttached, StoreRefused, StoreOpen, StoreBytes,
-                             StoreCredit, StoreClose, Clock, SafePointPassed, Hang>;
+                             StoreCredit, StoreClose, Clock, SafePointPassed, Hang, Remark>;
 
 /// Of the workers' store, whoever says it.
 [[nodiscard]] bool is_about_store(const Message& message);
@@ -318,6 +337,9 @@ using Message = std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Re
 /// Nothing if this may be the name of a job, else why not. It appears in logs and on terminals.
 [[nodiscard]] std::string defect_of_job(std::string_view name);
 inline constexpr std::size_t kMaxJobBytes = 255;
+
+/// The name of a job that was given none, as torchrun's. Different jobs may bear it.
+inline constexpr std::string_view kDefaultJob = "none";
 
 /// "Join", for logs and errors.
 [[nodiscard]] std::string_view name_of(const Message& message);

@@ -40,6 +40,8 @@ class JobClock {
   [[nodiscard]] static Instant::duration frozen(Instant last, Instant due, Instant now) {
     return std::max(now - due, std::min(now - last, 2 * (now - due)));
   }
+  /// All that was left out so far.
+  [[nodiscard]] Instant::duration skipped() const { return skipped_; }
 
  private:
   std::optional<Instant> stopped_at_;

@@ -14,27 +14,10 @@ using membership::Phase;
 
 namespace {
 
-constexpr std::size_t kMaxNameBytes = 255;
-constexpr std::size_t kMaxTextBytes = 4096;
-
-// One line without what a terminal would obey.
-std::string clean(std::string_view text, std::size_t max_bytes = kMaxTextBytes) {
-  std::string out(text.substr(0, max_bytes));
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
-  return out;
-}
-
 std::string cause_text(const membership::Cause& cause) {
   std::string out(membership::to_string(cause.kind));
   if (!cause.host.empty()) out += " on " + cause.host;
   if (!cause.text.empty()) out += ": " + cause.text;
-  return out;
-}
-
-std::size_t size_of(const membership::Request& request) {
-  std::size_t out = request.host.size() + request.machine.size() + request.role.size() + request.unfit.size();
-  for (const std::string& address : request.addresses) out += address.size();
   return out;
 }
 
@@ -89,128 +72,6 @@ void Jobs::receive(ConnectionId id, const control::Message& message, Instant now
   handle(job->second, id, client, message, now, effects);
 }
 
-void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Instant now,
-                JobsEffects& effects) {
-  if (std::string text = membership::defect(join.settings); !text.empty())
-    return refuse(id, Refused::Reason::kSettings, std::move(text), effects);
-  if (const std::size_t size = size_of(join.request); size > options_.max_node_bytes)
-    return refuse(id, Refused::Reason::kLimit,
-                  fmt::format("the agent describes itself in {} bytes, the limit is {} (--max-node-bytes)",
-                              size, options_.max_node_bytes),
-                  effects);
-  auto found = jobs_.find(client.job);
-  if (found != jobs_.end() && found->second.round.phase == Phase::kClosed &&
-      (found->second.known.contains(join.request.id) ||
-       (join.resume && *join.resume == found->second.round.world.generation))) {
-    // It was away when its job ended.
-    client.node = join.request.id;
-    const auto [place, is_new] = found->second.connections.try_emplace(join.request.id, id);
-    // A former connection, that has not ended yet, speaks for nobody any more.
-    if (const auto former = is_new ? clients_.end() : clients_.find(std::exchange(place->second, id));
-        former != clients_.end() && former->first != id)
-      former->second.node.reset();
-    found->second.awaited.erase(join.request.id);
-    found->second.forget_at = Instant::max();
-    effects.deliveries.push_back({{id}, control::Closed{found->second.round.ending}, false});
-    return settle(found->second, now, effects);
-  }
-  std::int64_t last_generation = -1;
-  bool was_recorded = false;
-  if (found != jobs_.end() && is_deserted(found->second) && !is_awaited(found->second, now) &&
-      (found->second.round.phase == Phase::kClosed ||
-       (!join.resume && (!found->second.lost_some ||
-                         !membership::difference(join.settings, found->second.settings).empty())))) {
-    // Everybody has left the former job of this name: this is a new one. Its generations go on, so that no
-    // number is used twice while the former one is kept.
-    last_generation = found->second.round.world.generation;
-    was_recorded = found->second.recorded;
-    deadlines_.erase({found->second.deadline, client.job});
-    jobs_.erase(found);
-    found = jobs_.end();
-  }
-  if (found == jobs_.end()) {
-    if (!options_.only_job.empty() && client.job != options_.only_job)
-      return refuse(id, Refused::Reason::kSettings,
-                    fmt::format("this coordinator serves job {} alone, not {}; give one of them another port "
-                                "with --rdzv-endpoint",
-                                options_.only_job, client.job),
-                    effects);
-    if (jobs_.size() >= options_.max_jobs)
-      return refuse(id, Refused::Reason::kLimit,
-                    fmt::format("this coordinator has {} jobs, the limit (--max-jobs)", jobs_.size()),
-                    effects);
-    Job fresh;
-    fresh.name = client.job;
-    fresh.settings = join.settings;
-    fresh.round.world.generation = last_generation;
-    found = jobs_.emplace(client.job, std::move(fresh)).first;
-    // The former record gives way to one that remembers its generations.
-    if (was_recorded) keep(found->second, now);
-    effects.log.push_back(
-        fmt::format("job {}: new, --nnodes={}", client.job, membership::nodes_text(join.settings)));
-  }
-  Job& job = found->second;
-  // Members whose connection is gone for a while are kept too. One that comes back is none more.
-  if (job.round.nodes.size() >= options_.max_nodes_per_job && !job.round.nodes.contains(join.request.id))
-    return refuse(
-        id, Refused::Reason::kLimit,
-        fmt::format("job {} has {} nodes, the limit (--max-nodes-per-job)", job.name, job.round.nodes.size()),
-        effects);
-
-  if (std::string text = disagreement_about_store(job, join.request); !text.empty())
-    return refuse(id, Refused::Reason::kSettings, clean(text), effects);
-
-  membership::Request request = join.request;
-  // It appears on other people's terminals.
-  request.host = clean(request.host, kMaxNameBytes);
-  request.unfit = clean(request.unfit);
-  request.addresses = reachable_addresses(request.addresses, client.address);
-  const NodeId node = request.id;
-  const membership::Admission admission =
-      membership::join(job.round, job.settings, request, join.settings, join.resume, now);
-  job.changed = true;
-  using Kind = membership::Admission::Kind;
-  if (admission.kind == Kind::kRefused) {
-    effects.log.push_back(fmt::format("job {}: refused {}: {}", job.name, request.host, admission.text));
-    refuse(id, job.round.phase == Phase::kClosed ? Refused::Reason::kOver : Refused::Reason::kSettings,
-           fmt::format("{} {}{}", request.host, admission.text,
-                       is_awaited(job, now) ? "; its agents may come back to hear of it yet" : ""),
-           effects);
-    settle(job, now, effects);
-    return;
-  }
-  if (const auto former = job.connections.find(node); former != job.connections.end()) {
-    clients_.at(former->second).node.reset();
-    refuse(former->second, Refused::Reason::kLost, "the agent has connected anew", effects);
-  }
-  client.node = node;
-  job.connections[node] = id;
-  if (job.known.size() >= options_.max_nodes_per_job) job.known.clear();  // of the long lost none comes back
-  job.known.insert(node);
-  if (job.round.phase == Phase::kGathering) job.newcomers.push_back(id);
-  job.forget_at = Instant::max();
-  if (!is_fit(request))
-    effects.log.push_back(fmt::format("job {}: {} is unfit: {}", job.name, request.host, request.unfit));
-  if (admission.kind == Kind::kStale) {
-    membership::Cause cause;
-    cause.kind = membership::Cause::Kind::kStale;
-    cause.text = admission.text;
-    effects.deliveries.push_back(
-        {{id}, control::GenerationOver{*join.resume, job.round.restarts_used, std::move(cause)}, false});
-  }
-  if (admission.kind == Kind::kResumed || admission.kind == Kind::kUntold)
-    effects.log.push_back(fmt::format("job {}: {} is back, generation {} goes on", job.name, request.host,
-                                      job.round.world.generation));
-  if (admission.kind == Kind::kUntold)
-    tell_member(job, static_cast<std::size_t>(job.round.nodes.at(node).group_rank), effects);
-  settle(job, now, effects);
-  // Those who come while a world runs are told at once; a gathering is explained to all when the time comes.
-  if (job.round.phase == Phase::kRunning) {
-    const auto entry = job.round.nodes.find(node);
-    if (entry != job.round.nodes.end() && entry->second.group_rank < 0) tell_outsider(job, node, id, effects);
-  }
-}
-
 void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Message& message, Instant now,
                   JobsEffects& effects) {
   const NodeId node = *client.node;
@@ -229,7 +90,7 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
     membership::Cause cause;
     cause.rank = failed->rank;
     cause.exit_code = failed->exit_code;
-    cause.text = clean(failed->text);
+    cause.text = one_line(failed->text);
     (void)membership::worker_failed(job.round, node, failed->generation, cause, failed->may_restart,
                                     failed->machine_at_fault, job.settings, now, failed->reached);
   } else if (const auto* done = std::get_if<control::Finished>(&message)) {
@@ -243,16 +104,16 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
     if (goes_on) effects.deliveries.push_back({{id}, control::SafePointPassed{point->generation}, false});
     return;
   } else if (const auto* leave = std::get_if<control::Leave>(&message)) {
-    effects.log.push_back(fmt::format("job {}: {} leaves: {}", job.name, host, clean(leave->reason)));
-    membership::left(job.round, node, clean(leave->reason));
+    effects.log.push_back(fmt::format("job {}: {} leaves: {}", job.name, host, one_line(leave->reason)));
+    membership::left(job.round, node, one_line(leave->reason));
     detach(job, node);
     job.known.erase(node);
     client.node.reset();
   } else if (const auto* stop = std::get_if<control::Stop>(&message);
              stop != nullptr && stop->or_leave && membership::can_spare(job.round, job.settings, node, now)) {
-    release(job, id, client, host, {stop->exit_code, clean(stop->reason), true}, effects);
+    release(job, id, client, host, {stop->exit_code, one_line(stop->reason), true}, effects);
   } else if (stop != nullptr) {
-    membership::stop(job.round, host, clean(stop->reason), stop->exit_code);
+    membership::stop(job.round, host, one_line(stop->reason), stop->exit_code);
   } else if (const auto* report = std::get_if<control::Report>(&message)) {
     pass_on(job, *report, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
     return;
@@ -340,6 +201,7 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
     }
     if (std::holds_alternative<membership::Closed>(outcome)) {
       effects.log.push_back(fmt::format("job {}: over, {}", job.name, cause_text(job.round.ending)));
+      ended_.note(job.name, now, job.round.ending);
       if (job.round.ending.kind == membership::Cause::Kind::kSucceeded) turn_away_surplus(job, effects);
       effects.deliveries.push_back({everybody(job), control::Closed{job.round.ending}, false});
     }

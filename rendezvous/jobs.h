@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "rendezvous/control.h"
+#include "rendezvous/ended_jobs.h"
 #include "rendezvous/job_record.h"
 #include "rendezvous/key_map.h"
 #include "rendezvous/membership.h"
@@ -129,6 +130,11 @@ class Jobs {
   [[nodiscard]] std::optional<Membership> member(ConnectionId id) const;
 
  private:
+  struct Program {
+    std::string name;
+    std::string host;  // of that node
+  };
+  static constexpr std::size_t kMaxRoles = 64;
   struct Job {
     std::string name;
     membership::Settings settings;
@@ -146,6 +152,9 @@ class Jobs {
     bool changed = false;                 // something happened since
     bool lost_some = false;               // agents that may come back
     bool recorded = false;                // the recorder knows of it
+    // By role: what the first of its nodes runs. Of kMaxRoles roles.
+    std::map<std::string, Program> programs;
+    bool programs_differ = false;  // which was said
     Instant forget_at = Instant::max();
     Instant deadline = Instant::max();  // as in deadlines_
   };
@@ -157,6 +166,21 @@ class Jobs {
   };
 
   void join(ConnectionId id, Client& client, const control::Join& join, Instant now, JobsEffects& effects);
+  void tell_end(Job& job, ConnectionId id, Client& client, const control::Join& join, Instant now,
+                JobsEffects& effects);
+  [[nodiscard]] bool came_too_late(ConnectionId id, Client& client, const control::Join& join, Instant now,
+                                   JobsEffects& effects);
+  [[nodiscard]] static bool gives_way(const Job& job, const control::Join& join, Instant now);
+  [[nodiscard]] Job* begin(ConnectionId id, const Client& client, const control::Join& join, Instant now,
+                           JobsEffects& effects);
+  [[nodiscard]] Job* job_for(ConnectionId id, const Client& client, const control::Join& join, Instant now,
+                             JobsEffects& effects);
+  void admit(Job& job, ConnectionId id, Client& client, membership::Request request,
+             const control::Join& join, Instant now, JobsEffects& effects);
+  [[nodiscard]] static std::string disagreement_about_program(const Job& job,
+                                                              const membership::Request& request);
+  static void remark(Job& job, ConnectionId id, const membership::Request& request,
+                     const membership::Settings& wanted, JobsEffects& effects);
   void handle(Job& job, ConnectionId id, Client& client, const control::Message& message, Instant now,
               JobsEffects& effects);
   static void pass_on(const Job& job, control::Report report, const std::string& host, int group_rank,
@@ -188,9 +212,13 @@ class Jobs {
   JobsOptions options_;
   JobRecorder* recorder_ = nullptr;
   KeyMap<Job> jobs_;
+  EndedJobs ended_;
   std::unordered_map<ConnectionId, Client> clients_;
   std::set<std::pair<Instant, std::string>> deadlines_;
 };
+
+/// One line without what a terminal would obey.
+[[nodiscard]] std::string one_line(std::string_view text, std::size_t max_bytes = 4096);
 
 /// Where the node can be reached: what it offers, with the address it is seen under in front if that is among
 /// them. One that is not is none of its own, or one that --iface or --local-addr excludes; it counts where

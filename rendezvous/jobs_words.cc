@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a job's agents are told: their world, and why there is none.
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include <fmt/format.h>
@@ -17,6 +18,24 @@ bool is_loopback(std::string_view address) {
   return address.starts_with("127.") || address == "::1" || address == "localhost";
 }
 
+// To the first node: a node whose connections leave the first one's machine, where there is one. Of one that
+// a restarted coordinator knows from its log alone, the addresses are not known.
+void name_peer(const membership::Round& round, control::Assignment& out) {
+  const auto& slots = round.world.slots;
+  const membership::Request* peer = nullptr;
+  for (std::size_t i = 1; i < slots.size(); ++i) {
+    const auto found = round.nodes.find(slots[i].node);
+    if (found == round.nodes.end() || found->second.request.addresses.empty()) continue;
+    const bool elsewhere = slots[i].machine != slots[0].machine || slots[i].machine.empty();
+    if (peer == nullptr || elsewhere) peer = &found->second.request;
+    if (elsewhere) break;
+  }
+  if (peer == nullptr) return;
+  out.peer_addresses = peer->addresses;
+  out.peer_port = peer->master_port;
+  out.peer_host = peer->host;
+}
+
 }  // namespace
 
 std::vector<std::string> reachable_addresses(const std::vector<std::string>& offered,
@@ -28,6 +47,13 @@ std::vector<std::string> reachable_addresses(const std::vector<std::string>& off
   if (!seen.empty() && (!has_others || (is_offered && !is_loopback(seen)))) out.push_back(seen);
   for (const std::string& address : offered)
     if (std::find(out.begin(), out.end(), address) == out.end()) out.push_back(address);
+  return out;
+}
+
+std::string one_line(std::string_view text, std::size_t max_bytes) {
+  std::string out(text.substr(0, max_bytes));
+  for (char& c : out)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
   return out;
 }
 
@@ -106,6 +132,7 @@ void Jobs::tell_member(const Job& job, std::size_t group_rank, JobsEffects& effe
   out.ranks = slot.ranks;
   out.role_base_rank = slot.role_base_rank;
   out.role_world_size = slot.role_world_size;
+  if (group_rank == 0) name_peer(job.round, out);
   effects.deliveries.push_back({{job.connections.at(slot.node)}, std::move(out), false});
 }
 
@@ -205,7 +232,8 @@ void Jobs::tell_reason(Job& job, Instant now, JobsEffects& effects) {
                                                  membership::to_text(job.told),
                                                  {},
                                                  0,
-                                                 {}},
+                                                 {},
+                                                 std::chrono::ceil<Millis>(job.round.join_deadline - now)},
                                 false});
 }
 

@@ -61,6 +61,10 @@ struct Settings {
 /// Nothing if the nodes' counts and the budget agree, else the difference: "wants --nnodes=2:4, the job has
 /// --nnodes=64".
 [[nodiscard]] std::string difference(const Settings& wanted, const Settings& job);
+/// Nothing if the agents wait as long as the job does, else what counts instead of what this one was told:
+/// "join_timeout=60 here, 600 in the job; the job's count, which its first node brought". No reason to
+/// refuse.
+[[nodiscard]] std::string remark(const Settings& wanted, const Settings& job);
 /// Nothing if the settings make sense, else what does not.
 [[nodiscard]] std::string defect(const Settings& settings);
 
@@ -77,6 +81,8 @@ struct Request {
   /// coordinator's, as those of all nodes of the job.
   std::uint16_t master_port = 0;
   std::string unfit;  ///< why it takes part in no world; it came to say so. Empty: it is fit
+  std::string program =
+      {};  ///< the short name of what it runs, see disagreement_about_program(); empty: not told
 
   friend bool operator==(const Request&, const Request&) = default;
 };

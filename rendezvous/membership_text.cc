@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
+#include <tuple>
 
 #include <fmt/format.h>
 
@@ -73,6 +74,22 @@ std::string difference(const Settings& wanted, const Settings& job) {
         "{} ms",
         wanted.heartbeat_timeout.count(), job.heartbeat_timeout.count());
   return {};
+}
+
+std::string remark(const Settings& wanted, const Settings& job) {
+  const std::array times = {
+      std::tuple{"join_timeout", wanted.join_timeout, job.join_timeout},
+      std::tuple{"last_call_timeout", wanted.last_call_timeout, job.last_call_timeout},
+      std::tuple{"cool_down", wanted.cool_down, job.cool_down},
+      std::tuple{"reconnect_grace", wanted.reconnect_grace, job.reconnect_grace},
+  };
+  const auto seconds = [](Millis time) { return std::chrono::duration<double>(time).count(); };
+  std::string out;
+  for (const auto& [name, here, there] : times)
+    if (here != there)
+      out += fmt::format("{}{}={:g} here, {:g} in the job", out.empty() ? "" : ", ", name, seconds(here),
+                         seconds(there));
+  return out.empty() ? out : out + " (--rdzv-conf); the job's counts, as its first node brought it";
 }
 
 std::string defect(const Settings& settings) {

@@ -2,6 +2,8 @@
 #include "rendezvous/net/control_client.h"
 
 #include <algorithm>
+#include <chrono>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -23,6 +25,7 @@ namespace {
 namespace asio = boost::asio;
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 constexpr Millis kReturnPatience{5'000};
+constexpr std::size_t kMostRemarks = 16;
 constexpr Backoff::Options kBackoff{.first = Millis(20), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
 
 bool worth_another_try(ErrorCode code) {
@@ -152,7 +155,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
         co_return;
       }
       const Instant now = SteadyClock::now();
-      if (lost) {
+      // Who is to come again has not been let in yet: the time for that runs on.
+      if (lost && !link_->coordinator_is_busy()) {
         was_joined = true;
         told.clear();
         deadline = now + std::max({options_.reconnect_for, offered_grace_,
@@ -162,9 +166,9 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       if (!again || now >= deadline) {
         if (again && !was_joined) {
           error.code = ErrorCode::kTimeout;
-          error.message +=
-              fmt::format(" (tried for {:.1f} s); is the coordinator running, and reachable from here?",
-                          std::chrono::duration<double>(now - began).count());
+          error.message += fmt::format(
+              " (tried for {:.1f} s){}", std::chrono::duration<double>(now - began).count(),
+              link_->coordinator_is_busy() ? "" : "; is the coordinator running, and reachable from here?");
         }
         fail_for_good(std::move(error));
         co_return;
@@ -198,7 +202,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     // Between two generations a coordinator that knows none has to hear of the last one, lest it use its
     // number again; another answers that it is over, and hears that this node is ready.
     send(control::Join{options_.request, options_.settings, running_ ? running_ : said_ready_,
-                       options_.software});
+                       options_.software,
+                       std::chrono::duration_cast<Millis>(SteadyClock::now() - options_.born)});
     for (const control::Message& fact : facts_) send(fact);
     if (leaving_)
       say_good_bye();
@@ -255,6 +260,9 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       compare(*clock);
     } else if (const auto* passed = std::get_if<control::SafePointPassed>(&message)) {
       if (const auto call = events_.safe_point_passed) call(passed->generation);
+    } else if (const auto* remark = std::get_if<control::Remark>(&message)) {
+      if (told_.size() == kMostRemarks || !told_.insert(remark->text).second) return;
+      if (const auto call = events_.remark) call(remark->text);
     } else if (control::is_about_store(message)) {
       if (const auto call = events_.store) call(message);
     }
@@ -336,6 +344,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   ClockEstimate clocks_;
   int clocks_left_ = 0;                  // exchanges to come
   std::vector<control::Message> facts_;  // about the running generation
+  std::set<std::string> told_;           // remarks
 };
 
 ControlClient::ControlClient(asio::io_context& loop, ControlClientOptions options, ControlEvents events)

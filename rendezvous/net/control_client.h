@@ -57,6 +57,7 @@ struct ControlClientOptions {
   int missed_heartbeats = 3;
   bool compare_clocks = false;  ///< once, after joining; see ControlEvents::clock
   control::Limits limits;
+  Instant born = SteadyClock::now();  ///< since when the agent has been running
 };
 
 /// All optional. Called from the loop, never from within a call of the client, each only while the client
@@ -84,6 +85,8 @@ struct ControlEvents {
   std::function<void(const ClockOffset&)> clock;
   /// The answer to safe_point() where the generation goes on.
   std::function<void(std::int64_t generation)> safe_point_passed;
+  /// What the user of this node should know; each text once.
+  std::function<void(const std::string&)> remark;
   /// The connection has taken everything that was sent.
   std::function<void()> drained;
   /// kTimeout: not reached within connect_timeout. kMismatch: refused for its secret, version or settings.

@@ -34,6 +34,7 @@ ErrorCode code_of(Refused::Reason reason) {
     case Refused::Reason::kStopping:
       return ErrorCode::kCancelled;
     case Refused::Reason::kLost:
+    case Refused::Reason::kBusy:
       return ErrorCode::kPeerGone;
     case Refused::Reason::kProtocol:
       return ErrorCode::kProtocol;
@@ -53,8 +54,10 @@ ControlLink::ControlLink(asio::io_context& loop, Target target)
 
 Error ControlLink::refused(const Refused& refused) {
   coordinator_stops_ = refused.reason == Refused::Reason::kStopping;
-  const std::string_view verb =
-      refused.reason == Refused::Reason::kLost ? "gave this node up for" : "refused";
+  busy_ = refused.reason == Refused::Reason::kBusy;
+  const std::string_view verb = refused.reason == Refused::Reason::kLost ? "gave this node up for"
+                                : busy_                                  ? "has no place yet for"
+                                                                         : "refused";
   return {code_of(refused.reason),
           fmt::format("the coordinator at {} {} job {}: {}", endpoint_, verb, target_.job, refused.text)};
 }

@@ -62,6 +62,8 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
 
   /// The coordinator said that it stops, not that it does not want this agent.
   [[nodiscard]] bool coordinator_stops() const { return coordinator_stops_; }
+  /// It asked this agent to come again.
+  [[nodiscard]] bool coordinator_is_busy() const { return busy_; }
   /// The connection's end was the coordinator's in good order, after it had read what was sent.
   [[nodiscard]] bool was_finished() const { return finished_; }
   /// It ended otherwise, and not by close(): the coordinator may well live.
@@ -94,6 +96,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   bool finished_ = false;
   bool broken_ = false;
   bool coordinator_stops_ = false;
+  bool busy_ = false;
   std::string close_reason_;
 };
 

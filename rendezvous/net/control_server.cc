@@ -214,7 +214,12 @@ bool ControlServer::Impl::has_to_wait(ConnectionId id, const control::Message& m
 // Empty, or how it breaks the protocol.
 std::string ControlServer::Impl::take_up(ConnectionId id, const control::Message& message) {
   std::string error;
-  if (!control::is_about_store(message))
+  if (const auto* join = std::get_if<control::Join>(&message)) {
+    // The jobs' clock left some time out, perhaps since the agent began: by that it is at least so old.
+    control::Join told = *join;
+    told.age = EndedJobs::bounded(told.age) - std::chrono::ceil<Millis>(clock_.skipped());
+    jobs_.receive(id, told, now(), effects_);
+  } else if (!control::is_about_store(message))
     jobs_.receive(id, message, now(), effects_);
   else if (error = stores_.receive(id, jobs_.member(id), message); error.empty()) {
     const auto lost = stores_.take_lost();

@@ -31,6 +31,8 @@ int main(int argc, char** argv) {
       if (nodes == 2) join.request.order = node;
       if (nodes == 3) join.resume = node;
       if (node == 3) join.request.unfit = "a full disk";
+      join.request.program = node == 2 ? "b.py" : "a.py";
+      join.age = muster::Millis(1000 * node);
       join.settings.min_nodes = 1;
       join.settings.max_nodes = nodes;
       join.settings.max_restarts = 1;
@@ -70,7 +72,8 @@ int main(int argc, char** argv) {
                                        StoreRefused{},
                                        Clock{1, 0, 0},
                                        SafePointPassed{1},
-                                       Hang{7, Hang::Kind::kPart, 2, "host-a", 3, "{}"}};
+                                       Hang{7, Hang::Kind::kPart, 2, "host-a", 3, "{}"},
+                                       Remark{"x"}};
     for (const Message& message : rest) encode(message, bytes);
     std::ofstream file(std::string(argv[1]) + "/job" + std::to_string(nodes), std::ios::binary);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));

@@ -48,6 +48,7 @@ ADDS = {
 _LIFE, _NODES = "tests/system/test_launcher_life.py", "tests/system/test_launcher_nodes.py"
 _REFUSED = "contradictions are refused with what is right"
 _ELASTIC, _FAULTS = "tests/system/test_launcher_elastic.py", "tests/system/test_launcher_elastic_faults.py"
+_JOINING = "tests/system/test_launcher_joining.py"
 
 SHOWN_BY = {
     "`TORCHELASTIC_HEALTH_CHECK_PORT`, metrics": (
@@ -112,6 +113,10 @@ SHOWN_BY = {
     "c10d": (_ELASTIC, "test_two_nodes_of_different_size_gather_at_the_agent_of_the_endpoint"),
     "c10d: who is rank 0": (_ELASTIC, "test_two_nodes_of_different_size_gather_at_the_agent_of_the_endpoint"),
     "c10d: a node lost, MIN are left": (_FAULTS, "test_a_killed_agent_is_told_at_once_and_the_rest_goes_on"),
+    "two programs without a run id at one endpoint": (_JOINING, "test_jobs_without_a_name_that_meet_are_told_apart_by_their_programs"),
+    "c10d: time-outs that differ between nodes": (_JOINING, "test_who_waits_is_told_the_job_s_time_out_and_that_its_own_does_not_count"),
+    "c10d: port 0 in the endpoint, several nodes": (_JOINING, "test_the_first_node_takes_any_port_and_tells_the_others"),
+    "c10d: a late agent of a job that is over": (_JOINING, "test_an_agent_that_comes_after_its_job_hears_of_it_and_a_new_job_of_the_name_runs"),
     "c10d: `MASTER_ADDR`": (_ELASTIC, "test_of_the_first_node_s_addresses_the_one_that_answers_is_used"),
     "c10d: nodes beyond MAX": (_FAULTS, "test_a_second_job_by_the_same_name_that_never_ran_is_no_success"),
     "c10d: signal to one node": (_FAULTS, "test_a_signalled_node_leaves_where_the_rest_suffices"),

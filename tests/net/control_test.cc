@@ -154,6 +154,56 @@ TEST_CASE("an agent with other settings is refused with the difference, which th
   REQUIRE(a.waiting->text == "1/2 nodes; n40 wants --nnodes=512, the job has --nnodes=2");
 }
 
+TEST_CASE("a new job waits until the agents of the former one of its name have gone") {
+  House house;
+  Agent former(house, "n1", nodes(1));
+  former.start(house);
+  house.wait([&] { return !former.assignments.empty(); });
+  former.client->finished(0);
+  house.wait([&] { return former.closed.has_value(); });
+  Agent next(house, "n1", nodes(1));
+  next.start(house);
+  house.wait([&] { return !next.tries.empty(); });
+  REQUIRE_THAT(next.tries[0], Catch::Contains("has no place yet for job job: the former job of this name is "
+                                              "over (it succeeded), and 1 of its agents have not gone yet"));
+  former.client->leave("done", 1s, [] {});
+  house.wait([&] { return !next.assignments.empty(); });
+  REQUIRE_FALSE(next.lost);
+}
+
+TEST_CASE("an agent that was away when its job ended hears how, though nobody remembers the job") {
+  House house;
+  Agent late(house, "n2", nodes(2));
+  late.options.born -= 1h;
+  Agent first(house, "n1", nodes(1));
+  first.start(house);
+  house.wait([&] { return !first.assignments.empty(); });
+  first.client->finished(0);
+  house.wait([&] { return first.closed.has_value(); });
+  first.client->leave("done", 1s, [] {});
+  house.wait([&] { return house.server->coordinator().stats().num_jobs == 0; });
+  late.start(house);
+  house.wait([&] { return late.lost.has_value(); });
+  REQUIRE(late.lost->code == ErrorCode::kCancelled);
+  REQUIRE_THAT(late.lost->message, Catch::Contains("n2: the job is over: it succeeded"));
+}
+
+TEST_CASE("other time-outs than the job's are remarked and change nothing") {
+  House house;
+  Agent first(house, "n1", nodes(2));
+  first.start(house);
+  house.wait([&] { return first.waiting.has_value(); });
+  Agent second(house, "n2", nodes(2));
+  second.options.settings.cool_down = 5s;
+  second.options.settings.reconnect_grace = 20s;
+  second.start(house);
+  house.wait([&] { return !second.assignments.empty(); });
+  REQUIRE(second.remarks == std::vector<std::string>{
+                                "n2: cool_down=5 here, 0 in the job, reconnect_grace=20 here, 0 in the job "
+                                "(--rdzv-conf); the job's counts, as its first node brought it"});
+  REQUIRE(first.remarks.empty());
+}
+
 TEST_CASE("a coordinator that is not there yet is waited for, and the reason is told once") {
   boost::asio::io_context elsewhere{1};
   std::uint16_t port = 0;

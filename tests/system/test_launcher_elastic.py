@@ -86,7 +86,7 @@ def test_who_waits_says_who_is_missing_and_the_timeout_ends_in_one_report(job, t
     script = write(tmp_path, "never.py", "open('started', 'w')")
     for node in (0, 2):
         it.start(node, 1, f"--node-rank={node}", script, conf="join_timeout=8")
-    it.said(2, r"rendezvous: 2/4 nodes; node ranks 1, 3 never connected; giving up 8 s after the beginning")
+    it.said(2, r"rendezvous: 2/4 nodes; node ranks 1, 3 never connected; giving up in [45] s")
     assert it.codes(0, 2) == [69, 69]
     for node in (0, 2):
         assert re.search(r"rendezvous timed out after 8 s: 2 of 4 nodes were ready\n"
@@ -255,7 +255,8 @@ def test_an_endpoint_port_held_by_something_else_names_its_owner(tmp_path):
     (["--nnodes=2", "--rdzv-backend=c10d"], "needs --rdzv-endpoint=HOST[:PORT]"),
     (["--nnodes=1:2"], "a range needs a coordinator"),
     (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:1", "--rdzv-conf=join_timeuot=3"], "nearest is join_timeout"),
-    (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:0"], "port 0"),
+    (["--nnodes=2", "--rdzv-backend=muster", "--rdzv-endpoint=h:0"], "port 0"),
+    (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=192.0.2.7:0"], "the agent on 192.0.2.7, which runs the coordinator, knows the port"),
     (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:1", "--rdzv-conf=is_host=0", "--iface=nope"],
      "--iface=nope: this host has no such interface"),
 ])

@@ -112,8 +112,14 @@ TEST_CASE("contradictions are refused with what is right") {
   REQUIRE_THAT(refusal({"--nnodes=2", "--standalone"}), Catch::Contains("--standalone is for one node"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d"}),
                Catch::Contains("needs --rdzv-endpoint=HOST[:PORT]"));
-  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:0"}),
+  // Only whoever runs the coordinator knows a port that the kernel chose.
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=muster", "--rdzv-endpoint=h:0"}),
                Catch::Contains("give a number"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:0", "--rdzv-conf=is_host=0"}),
+               Catch::Contains("give a number"));
+  REQUIRE(planned({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:0", "--port-file=f"})
+              .elastic.endpoint_port == 0);
+  REQUIRE_THAT(refusal({"--nnodes=2", "--port-file=f"}), Catch::Contains("--port-file needs a coordinator"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=etcd"}),
                Catch::Contains("where etcd's clients are served"));
   REQUIRE_THAT(refusal({"--rdzv-backend=etcd-v2"}), Catch::Contains("v3 API"));

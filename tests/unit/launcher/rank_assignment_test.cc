@@ -2,6 +2,7 @@
 #include "launcher/rank_assignment.h"
 
 #include "launcher/outcome_text.h"
+#include "launcher/program.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -28,8 +29,35 @@ TEST_CASE("nodes that disagree about the job are named") {
   REQUIRE(ranges.error().message == "node 1 (host1) was started with --nnodes=4, node 0 with --nnodes=3");
 }
 
+TEST_CASE("nodes of a role run the same program, where they tell theirs") {
+  std::vector<RoleInfo> nodes{node(0, "a", 1), node(1, "b", 1), node(2, "a", 1)};
+  nodes[0].program = "train.py";
+  nodes[1].program = "server.py";
+  REQUIRE(assign_ranks(nodes));
+  nodes[2].program = "eval.py";
+  REQUIRE(assign_ranks(nodes).error().message ==
+          "node 2 (host2) runs eval.py, and node 0 (host0) runs train.py: have two jobs met here? Then each "
+          "needs its own --rdzv-id and --master-port; else give both the same --rdzv-id");
+}
+
+TEST_CASE("a program's short name says neither where it lies nor what it is told") {
+  for (const auto& [title, name] :
+       std::vector<std::pair<std::string, std::string>>{{"train.py", "train.py"},
+                                                        {"/home/me/run 7/train.py", "train.py"},
+                                                        {"package.train", "package.train"},
+                                                        {"apps/trainer/", "trainer"},
+                                                        {"/", "/"},
+                                                        {".", "."}}) {
+    Command command;
+    command.title = title;
+    command.arguments = {"python3", title, "--key=secret"};
+    REQUIRE(short_name(command) == name);
+  }
+}
+
 TEST_CASE("descriptions, assignments and outcomes survive their JSON") {
-  const RoleInfo info = node(1, "ro\"le", 8);
+  RoleInfo info = node(1, "ro\"le", 8);
+  info.program = "train.py";
   REQUIRE(role_info_from_json(to_json(info)) == info);
   const RankRange range{4, 16, 2, 8};
   REQUIRE(to_json(range) == "[4, 16, 2, 8]");

@@ -23,10 +23,15 @@ std::vector<Message> one_of_each() {
   join.settings.max_nodes = 4;
   join.settings.grow_at_safe_point = true;
   join.resume = 7;
+  join.request.program = "train.py";
+  join.age = Millis(90'000);
   Assignment assignment;
   assignment.generation = std::int64_t{1} << 40;
   assignment.master_addresses = {"10.0.0.1"};
   assignment.master_host = "n1";
+  assignment.peer_addresses = {"10.0.0.2", "fe80::2"};
+  assignment.peer_port = 4712;
+  assignment.peer_host = "n2";
   membership::Cause cause;
   cause.kind = membership::Cause::Kind::kNodeLost;
   cause.rank = -1;
@@ -41,7 +46,7 @@ std::vector<Message> one_of_each() {
           Ready{1, 2, {1, 7}},
           Heartbeat{},
           assignment,
-          Waiting{1, 2, 3, true, "1 of 2 to 3 nodes", {"10.0.0.7"}, 4711, "n7"},
+          Waiting{1, 2, 3, true, "1 of 2 to 3 nodes", {"10.0.0.7"}, 4711, "n7", Millis(540'000)},
           GenerationOver{7, 1, cause},
           Closed{cause},
           WorkerFailed{7, 3, 139, false, true, "SIGSEGV", {2, 140}},
@@ -59,7 +64,8 @@ std::vector<Message> one_of_each() {
           StoreClose{9, "GET while it waits"},
           Clock{1, 2, std::int64_t{3} << 40},
           SafePointPassed{7},
-          Hang{7, Hang::Kind::kCollect, 2, "host-a", 3, "{}"}};
+          Hang{7, Hang::Kind::kCollect, 2, "host-a", 3, "{}"},
+          Remark{"join_timeout=60 here, 600 in the job"}};
 }
 
 std::vector<Message> decode_all(Decoder& decoder, std::string_view bytes) {
@@ -165,8 +171,9 @@ TEST_CASE("the version is one that both speak") {
   REQUIRE(choose_version({1, 1}) == 0);
   REQUIRE(choose_version({2, 2}) == 0);
   REQUIRE(choose_version({3, 3}) == 0);
-  REQUIRE(choose_version({4, 4}) == 4);
-  REQUIRE(choose_version({1, 9}) == 4);
-  REQUIRE(choose_version({5, 9}) == 0);
+  REQUIRE(choose_version({4, 4}) == 0);
+  REQUIRE(choose_version({5, 5}) == 5);
+  REQUIRE(choose_version({1, 9}) == 5);
+  REQUIRE(choose_version({6, 9}) == 0);
   REQUIRE(choose_version({0, 0}) == 0);
 }

@@ -251,8 +251,9 @@ TEST_CASE(
   t.crash();
   t.join(4, 1);
   REQUIRE(t.told<control::Refused>(4).size() == 1);
-  REQUIRE(t.told<control::Refused>(4)[0].reason == control::Refused::Reason::kOver);
-  REQUIRE_THAT(t.told<control::Refused>(4)[0].text, Catch::Contains("the job is over: "));
+  REQUIRE(t.told<control::Refused>(4)[0].reason == control::Refused::Reason::kBusy);
+  REQUIRE_THAT(t.told<control::Refused>(4)[0].text,
+               Catch::Contains("its agents may come back to hear of it"));
   t.crash();  // what it keeps is kept again
   for (const std::uint64_t node : {2, 3}) {
     t.join(node, 1);

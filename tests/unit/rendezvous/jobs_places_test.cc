@@ -5,6 +5,7 @@
 #include "tests/unit/rendezvous/jobs_table.h"
 
 using namespace muster;
+using namespace std::chrono_literals;
 
 TEST_CASE("a spare is told that it is one, and swapped in") {
   Table t;
@@ -109,6 +110,7 @@ TEST_CASE("an unfit node that stays takes no spare's place, and who was one too 
   REQUIRE_FALSE(t.told<control::Refused>(3));
   REQUIRE(t.told<control::Refused>(4)->reason == control::Refused::Reason::kOver);
   t.effects.clear();
+  t.age = 1s;
   t.join(5, "a", 4, 1);
   REQUIRE_FALSE(t.told<control::Closed>(5));
   REQUIRE(t.told<control::Refused>(5)->reason == control::Refused::Reason::kOver);

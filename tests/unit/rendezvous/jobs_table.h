@@ -23,6 +23,7 @@ struct Table {
     message.settings.min_nodes = message.settings.max_nodes = nodes;
     message.settings.max_restarts = 1;
     message.settings.spares = spares;
+    message.age = age;
     jobs.receive(connection, message, now, effects);
   }
   // What a connection was told last, of one kind.
@@ -39,6 +40,7 @@ struct Table {
   JobsEffects effects;
   Instant now{std::chrono::hours(1)};
   int spares = 0;
+  Millis age{0};  // of the agents
 };
 
 }  // namespace muster

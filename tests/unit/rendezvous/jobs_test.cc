@@ -240,7 +240,10 @@ TEST_CASE("a new job under the name of one that is over begins after its last ge
   t.join(1, "a", 1, 1);
   t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
   t.join(2, "a", 2, 1);
-  REQUIRE(t.told<control::Refused>(2)->reason == control::Refused::Reason::kOver);
+  REQUIRE(t.told<control::Refused>(2)->reason == control::Refused::Reason::kBusy);
+  REQUIRE(t.told<control::Refused>(2)->text ==
+          "the former job of this name is over (it succeeded), and 1 of its agents have not gone yet; a new "
+          "one begins when they have gone");
   t.jobs.disconnected(1, "eof", t.now, t.effects);
   t.effects.clear();
   t.join(3, "a", 3, 1);
@@ -256,6 +259,8 @@ TEST_CASE("who comes back between two generations is told how the job has ended,
   REQUIRE(t.told<control::Closed>(1)->cause.kind == membership::Cause::Kind::kSucceeded);
   t.join(12, "a", 2, 1);
   REQUIRE(t.told<control::Closed>(12)->cause.kind == membership::Cause::Kind::kSucceeded);
+  t.now += 1s;
+  t.age = 2s;
   for (const std::uint64_t node : {3, 4}) {
     t.join(10 + node, "a", node, 1);
     REQUIRE(t.told<control::Refused>(10 + node)->reason == control::Refused::Reason::kOver);
