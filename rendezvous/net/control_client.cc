@@ -118,6 +118,12 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   // good-bye.
   [[nodiscard]] bool comes_back() const { return !done_ && offered_grace_.count() > 0; }
 
+  // Between two generations this node has to be asked how far its workers came: its word of it may have been
+  // lost, and the next world must not be formed before it is heard. It is answered by GenerationOver.
+  [[nodiscard]] std::optional<std::int64_t> generation_to_resume() const {
+    return !running_ && reached_.known() ? said_ready_ : running_;
+  }
+
   void say_good_bye() {
     link_->send(control::Leave{good_bye_});
     link_->finish_sending();
@@ -195,7 +201,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     offered_grace_ = Millis(std::min<std::uint32_t>(welcome->reconnect_ms, 3'600'000));
     num_missed_ = 0;
     joined_ = true;
-    send(control::Join{options_.request, options_.settings, running_, options_.software});
+    send(control::Join{options_.request, options_.settings, generation_to_resume(), options_.software});
     for (const control::Message& fact : facts_) send(fact);
     if (leaving_)
       say_good_bye();
