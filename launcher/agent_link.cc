@@ -255,6 +255,25 @@ Awaitable<Result<void>> AgentLink::remove(std::string key) {
   co_return co_await receive(answer.data(), answer.size(), SteadyClock::now() + kReplyDeadline);
 }
 
+Awaitable<Result<void>> AgentLink::push(std::string queue, std::string element) {
+  co_await take_turn();
+  const Turn turn(*this);
+  co_return co_await send({.op = wire::Op::kQueuePush, .key = queue, .value = element});
+}
+
+Awaitable<Result<std::optional<std::string>>> AgentLink::pop(std::string queue) {
+  co_await take_turn();
+  const Turn turn(*this);
+  if (auto ok = co_await send({.op = wire::Op::kQueuePop, .key = queue}); !ok) co_return fail(ok.error());
+  std::array<char, 8> length{};
+  if (auto ok = co_await receive(length.data(), length.size(), SteadyClock::now() + kReplyDeadline); !ok)
+    co_return fail(ok.error());
+  if (wire::load_u64(length.data()) == 0) co_return std::optional<std::string>();
+  auto element = co_await receive_bytes();
+  if (!element) co_return fail(element.error());
+  co_return std::optional(*std::move(element));
+}
+
 Awaitable<Result<bool>> AgentLink::exists(std::string key) {
   co_await take_turn();
   const Turn turn(*this);

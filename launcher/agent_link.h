@@ -44,6 +44,9 @@ class AgentLink {
   /// Whether it was there or not.
   Awaitable<Result<void>> remove(std::string key);
   Awaitable<Result<bool>> exists(std::string key);
+  Awaitable<Result<void>> push(std::string queue, std::string element);
+  /// The oldest element; nothing: there is none. A queue that has some is a key that can be waited for.
+  Awaitable<Result<std::optional<std::string>>> pop(std::string queue);
   /// Without a deadline it ends with the connection.
   Awaitable<Result<void>> wait(std::string key, std::optional<Instant> deadline);
 

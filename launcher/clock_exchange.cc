@@ -11,7 +11,8 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::chrono::seconds kAnswerPatience{10};
+constexpr std::chrono::seconds kPatience{10};
+constexpr std::size_t kMostQuestionBytes = 128;
 
 /// Of "<received> <answered>".
 Result<ClockReading> parse_answer(std::string_view text) {
@@ -35,42 +36,44 @@ std::string ClockExchange::key(std::string_view name) const {
 
 Awaitable<Result<void>> ClockExchange::run(FirstNode first) {
   if (job_.nodes == 1) co_return Result<void>{};
-  const Instant deadline = SteadyClock::now() + kAnswerPatience;
+  const Instant deadline = SteadyClock::now() + kPatience;
   const auto no_matter = [](const Error&) {};
   if (auto ok = co_await link_.connect(first.host, first.port, deadline, no_matter); !ok) co_return ok;
   if (job_.node_rank == 0) co_return co_await answer();
-  ClockEstimate estimate;
   for (int i = 0; i < kClockExchanges; ++i)
-    if (auto ok = co_await ask(estimate); !ok) break;
+    if (auto ok = co_await ask(i, deadline); !ok) break;
   link_.close();
-  if (!estimate.best()) co_return Result<void>{};
-  const std::string text = skew_text(*estimate.best(), "node 0");
+  if (!estimate_.best()) co_return Result<void>{};
+  const std::string text = skew_text(*estimate_.best(), "node 0");
   if (!text.empty()) log_.warning(fmt::format("preflight of {}: {}", job_.host, text));
   co_return Result<void>{};
 }
 
 Awaitable<Result<void>> ClockExchange::answer() {
-  for (std::int64_t number = 1;; ++number) {
-    const std::string asked = key(fmt::format("ask/{}", number));
-    if (auto ok = co_await link_.wait(asked, std::nullopt); !ok) co_return ok;
-    const std::int64_t received = wall_nanoseconds();
-    const std::string answered = key(fmt::format("answer/{}", number));
-    const std::string text = fmt::format("{} {}", received, wall_nanoseconds());
-    if (auto ok = co_await link_.set(answered, text); !ok) co_return ok;
-    if (auto ok = co_await link_.remove(asked); !ok) co_return ok;
+  const std::string queue = key("asks");
+  while (true) {
+    if (auto ok = co_await link_.wait(queue, std::nullopt); !ok) co_return ok;
+    while (true) {
+      auto question = co_await link_.pop(queue);
+      if (!question) co_return fail(question.error());
+      if (!*question) break;
+      const std::int64_t received = wall_nanoseconds();
+      if ((*question)->size() > kMostQuestionBytes) continue;
+      const std::string answered = key("answer/" + **question);
+      const std::string text = fmt::format("{} {}", received, wall_nanoseconds());
+      if (auto ok = co_await link_.set(answered, text); !ok) co_return ok;
+    }
   }
 }
 
-Awaitable<Result<void>> ClockExchange::ask(ClockEstimate& estimate) {
-  const std::string counter = key("asks");
-  auto number = co_await link_.add(counter, 1);
-  if (!number) co_return fail(number.error());
-  const std::string question = key(fmt::format("ask/{}", *number));
-  const std::string answered = key(fmt::format("answer/{}", *number));
-  const std::string mark = "?";
+Awaitable<Result<void>> ClockExchange::ask(int number, Instant deadline) {
+  // Nobody else's, not even of a former agent of this node.
+  const std::string name = fmt::format("{}/{}/{}", job_.node_rank, link_.local_name(), number);
+  const std::string queue = key("asks");
+  const std::string answered = key("answer/" + name);
   const std::int64_t asked = wall_nanoseconds();
-  if (auto ok = co_await link_.set(question, mark); !ok) co_return ok;
-  if (auto ok = co_await link_.wait(answered, SteadyClock::now() + kAnswerPatience); !ok) co_return ok;
+  if (auto ok = co_await link_.push(queue, name); !ok) co_return ok;
+  if (auto ok = co_await link_.wait(answered, deadline); !ok) co_return ok;
   const std::int64_t heard = wall_nanoseconds();
   auto text = co_await link_.get(answered);
   if (!text) co_return fail(text.error());
@@ -78,7 +81,7 @@ Awaitable<Result<void>> ClockExchange::ask(ClockEstimate& estimate) {
   if (!reading) co_return fail(reading.error());
   reading->asked = asked;
   reading->heard = heard;
-  estimate.add(*reading);
+  estimate_.add(*reading);
   co_return co_await link_.remove(answered);
 }
 

@@ -44,7 +44,33 @@ std::string FollowedFile::name(std::uint64_t back) const {
   return back == 0 ? path_ : fmt::format("{}.{}", path_, back);
 }
 
+void FollowedFile::rest() {
+  if (!file_) return;
+  at_ = std::max<off_t>(::lseek(file_.get(), 0, SEEK_CUR), 0);
+  file_.reset();
+}
+
+/// Opens the file that was being read, or the oldest that is left.
+bool FollowedFile::wake() {
+  for (int tries = 0; tries < kTries; ++tries) {
+    const std::uint64_t turn = state_ ? state_->turn.load() : 0;
+    if (turn % 2 != 0) return false;
+    const std::uint64_t newest = turn / 2;
+    const std::uint64_t number = std::max(number_, newest - std::min(newest, keep_));
+    UniqueFd file(retry_eintr([&] { return ::open(name(newest - number).c_str(), O_RDONLY | O_CLOEXEC); }));
+    if (state_ && state_->turn.load() != turn) continue;
+    if (!file) return false;
+    skipped_ += number - number_;
+    if (number == number_) ::lseek(file.get(), at_, SEEK_SET);
+    number_ = number;
+    file_ = std::move(file);
+    return true;
+  }
+  return false;
+}
+
 std::size_t FollowedFile::read(char* into, std::size_t size) {
+  if (!file_ && !wake()) return 0;
   while (true) {
     // Before the read: what it does not find was written after this, or into another file.
     const std::uint64_t turn = state_ ? state_->turn.load() : 0;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <sys/types.h>
 #include <utility>
 
 #include <muster/result.h>
@@ -29,6 +30,9 @@ class FollowedFile {
 
   /// Bytes read; 0: all that there is now.
   [[nodiscard]] std::size_t read(char* into, std::size_t size);
+  /// Lets go of the file until the next read(), which goes on where the last one ended: a file that is
+  /// rotated away meanwhile takes no disk space any more.
+  void rest();
   /// True once after each time that it went on to another file, which is to be watched now.
   [[nodiscard]] bool take_moved() { return std::exchange(moved_, false); }
   /// How many files were gone before they were read, since it was last asked.
@@ -42,12 +46,14 @@ class FollowedFile {
       : path_(std::move(path)), state_(std::move(state)), keep_(static_cast<std::uint64_t>(keep)) {}
 
   [[nodiscard]] bool go_on(std::uint64_t turn);
+  [[nodiscard]] bool wake();
   [[nodiscard]] std::string name(std::uint64_t back) const;
 
   std::string path_;
   std::shared_ptr<const LogStreamState> state_;
   std::uint64_t keep_;
   UniqueFd file_;
+  off_t at_ = 0;              // while it rests: how far the file was read
   std::uint64_t number_ = 0;  // of the file that is read, the first being 0
   std::uint64_t skipped_ = 0;
   bool moved_ = false;

@@ -99,11 +99,14 @@ void HangMonitor::looked(std::vector<LifeSigns::Seen> seen) {
     if (!several()) {
       if (!reading_) read_stacks(false);
     } else if (inquiry_) {
-      obey(inquiry_->seen(0, SteadyClock::now()));
+      obey(inquiry_->seen(0, 0, SteadyClock::now()));
     } else {
-      say(Kind::kSeen);
+      say_hanging(0);
       if (awaits_ == Awaits::kNothing) await(Awaits::kWord);
     }
+  } else if (several() && !inquiry_ && watch_->hanging() && !reading_ && !alone_ && number_ > 0 &&
+             awaits_ == Awaits::kNothing && SteadyClock::now() - said_ >= HangInquiry::kRenewal) {
+    say_hanging(number_);
   }
   // Tools stop what they look at: nobody is to be found silent for that.
   if (!collector_) arm();
@@ -123,7 +126,7 @@ void HangMonitor::over(const HangWatch::Seen& verdict) {
   }
   const bool unasked = awaits_ == Awaits::kWord;
   if (unasked) await(Awaits::kNothing);
-  if (inquiry_) return obey(inquiry_->over(0, moved, ended));
+  if (inquiry_) return obey(inquiry_->over(0, moved, ended, SteadyClock::now()));
   HangPart word;
   word.moved = std::move(moved);
   word.ended = std::move(ended);
@@ -209,7 +212,7 @@ void HangMonitor::part_is_whole() {
   part_.hanging = watch_->hanging();
   for (RankEvidence& rank : part_.report.ranks)
     rank.ended = ended_[static_cast<std::size_t>(rank.local_rank)];
-  if (inquiry_) return obey(inquiry_->part(0, inquiry_->number(), part_));
+  if (inquiry_) return obey(inquiry_->part(0, inquiry_->number(), part_, SteadyClock::now()));
   if (!several() || alone_) {
     publish({{around_.assignment.group_rank, part_}}, part_.hanging);
     if (!part_.hanging) say_over(part_.moved, part_.ended);
@@ -230,6 +233,11 @@ void HangMonitor::obey(const HangInquiry::Orders& orders) {
   if (orders.known) say(Kind::kKnown);
   if (orders.publish) publish(inquiry_->parts(), inquiry_->hanging());
   if (orders.over) say_over(inquiry_->moved(), inquiry_->ended());
+  if (orders.faded)
+    around_.log.warning(
+        fmt::format("no node has said for {} s that its workers still hang: whoever hangs from now on is "
+                    "told of anew",
+                    HangInquiry::kForget.count()));
   inquiry_timer_.cancel();
   if (!inquiry_->deadline()) return;
   inquiry_timer_.expires_at(*inquiry_->deadline());
@@ -289,10 +297,16 @@ void HangMonitor::say_over(const std::vector<int>& moved, const std::vector<int>
 
 // The other nodes.
 
-void HangMonitor::say(Kind kind, std::string payload) {
+/// `number`: of the hang that goes on; 0: it has begun.
+void HangMonitor::say_hanging(int number) {
+  said_ = SteadyClock::now();
+  say(Kind::kSeen, {}, number);
+}
+
+void HangMonitor::say(Kind kind, std::string payload, std::optional<int> number) {
   control::Hang word;
   word.kind = kind;
-  word.number = inquiry_ ? inquiry_->number() : number_;
+  word.number = number.value_or(inquiry_ ? inquiry_->number() : number_);
   word.host = around_.job.host;
   word.group_rank = around_.assignment.group_rank;
   word.payload = std::move(payload);
@@ -304,12 +318,13 @@ void HangMonitor::heard(const control::Hang& word) {
   const auto doubt = [&](const Error& error) {
     around_.log.info(fmt::format("node {} ({}): {}", word.group_rank, word.host, error.message));
   };
-  if (word.kind == Kind::kSeen) return obey(inquiry_->seen(word.group_rank, SteadyClock::now()));
+  const Instant now = SteadyClock::now();
+  if (word.kind == Kind::kSeen) return obey(inquiry_->seen(word.group_rank, word.number, now));
   if (word.kind == Kind::kPart || word.kind == Kind::kOver) {
     auto part = hang_part_from_json(word.payload);
     if (!part) return doubt(part.error());
-    if (word.kind == Kind::kOver) return obey(inquiry_->over(word.group_rank, part->moved, part->ended));
-    return obey(inquiry_->part(word.group_rank, word.number, *std::move(part)));
+    if (word.kind == Kind::kOver) return obey(inquiry_->over(word.group_rank, part->moved, part->ended, now));
+    return obey(inquiry_->part(word.group_rank, word.number, *std::move(part), now));
   }
   if (word.kind == Kind::kCollect) {
     number_ = word.number;
@@ -324,6 +339,7 @@ void HangMonitor::heard(const control::Hang& word) {
     conclude(*verdict);
   } else if (awaits_ == Awaits::kWord) {
     await(Awaits::kNothing);  // it belongs to a hang that was told
+    number_ = word.number;
   }
 }
 

@@ -82,7 +82,8 @@ class HangMonitor {
   void publish(const std::map<int, HangPart>& parts, bool hanging);
   void conclude(const HangVerdict& verdict);
   void say_over(const std::vector<int>& moved, const std::vector<int>& ended);
-  void say(Kind kind, std::string payload = {});
+  void say_hanging(int number);
+  void say(Kind kind, std::string payload = {}, std::optional<int> number = {});
   void await(Awaits what);
   void waited_in_vain();
 
@@ -101,6 +102,7 @@ class HangMonitor {
   HangPart part_;                       // of the present or last hang
   Instant hang_began_{};
   int number_ = 0;        // of the hang that the first node asks for
+  Instant said_{};        // when it was told that workers hang here
   bool reading_ = false;  // the part is not whole
   bool alone_ = false;    // the first node does not answer
   Awaits awaits_ = Awaits::kNothing;

@@ -55,38 +55,83 @@ Result<void> send(int control, const Request& request, const std::string& path, 
 Result<LogWriter> LogWriter::start(Rotation rules) {
   LogWriter out(rules);
   MUSTER_TRY(out.state_, share_memory<LogWriterState>(-1));
+  MUSTER_OK(out.fork_writer(true));
+  return out;
+}
+
+Result<void> LogWriter::fork_writer(bool first) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
     return fail(errno_error("socketpair for the log writer", errno));
-  out.control_.reset(ends[0]);
+  control_.reset(ends[0]);
   const UniqueFd writers_end(ends[1]);
   // A signal to the whole process group, as from a terminal, must not find the child unprepared.
   sigset_t all, before;
   ::sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, &before);
-  // As the guardian: not one of those whose ends the agent looks for.
-  out.pid_ = static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL));
-  const int clone_errno = errno;
-  if (out.pid_ != 0) ::sigprocmask(SIG_SETMASK, &before, nullptr);
-  if (out.pid_ < 0) return fail(errno_error("fork the log writer", clone_errno));
-  if (out.pid_ == 0) log_writer::run(writers_end.get(), *out.state_, rules);
+  // The first one as the guardian: not one of those whose ends the agent looks for. Later there may be other
+  // threads here, and only fork(3) leaves the child a heap that none of them was changing.
+  pid_ = first ? static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL)) : ::fork();
+  const int fork_errno = errno;
+  if (pid_ != 0) ::sigprocmask(SIG_SETMASK, &before, nullptr);
+  if (pid_ < 0) return fail(errno_error("fork the log writer", fork_errno));
+  if (pid_ == 0) log_writer::run(writers_end.get(), *state_, rules_);
+  process_.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+  return {};
+}
+
+Result<LogWriter::Replaced> LogWriter::replace() {
+  retry_eintr([&] { return ::waitpid(pid_, nullptr, __WALL); });  // it may have been reaped with others
+  pid_ = -1;
+  state_->writing_since.store(0);
+  late_ = false;
+  let_go();
+  Replaced out;
+  for (const Kept& kept : kept_) {
+    if (!kept.state->in_hand.load()) continue;
+    out.path = kept.path;
+    out.lost = log_writer::lost_bytes(*kept.state);
+  }
+  MUSTER_OK(fork_writer(false));
+  if (on_replaced_) on_replaced_(pid_);
+  for (const Kept& kept : kept_) {
+    Request request;
+    request.kind = Request::Kind::kGoOn;
+    request.path_bytes = static_cast<std::uint32_t>(kept.path.size());
+    request.link_bytes = static_cast<std::uint32_t>(kept.link.size());
+    // It opens the file itself, when it has put the names in order.
+    const std::array<int, log_writer::kDescriptors> descriptors{kept.reader.get(), kept.reader.get(),
+                                                                kept.memory.get()};
+    MUSTER_OK(send(control_.get(), request, kept.path, kept.link, &descriptors));
+  }
   return out;
+}
+
+void LogWriter::let_go() {
+  const std::uint64_t refused = state_->refused.load();
+  const bool some_refused = std::exchange(refused_, refused) != refused;
+  std::erase_if(kept_, [&](const Kept& kept) {
+    return kept.state->ended.load() || (some_refused && !kept.state->opened.load());
+  });
 }
 
 LogWriter::LogWriter(LogWriter&& other) noexcept
     : rules_(other.rules_),
       pid_(std::exchange(other.pid_, -1)),
+      process_(std::move(other.process_)),
       control_(std::move(other.control_)),
       state_(std::move(other.state_)),
+      kept_(std::move(other.kept_)),
+      on_replaced_(std::move(other.on_replaced_)),
       requests_(other.requests_),
+      refused_(other.refused_),
       late_(other.late_) {}
 
 LogWriter::~LogWriter() {
   if (pid_ <= 0) return;
-  const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
   control_.reset();
-  if (!process) return;
-  pollfd ended{process.get(), POLLIN, 0};
+  if (!process_) return;
+  pollfd ended{process_.get(), POLLIN, 0};
   const auto patience = std::chrono::duration_cast<Millis>(kEndPatience).count();
   if (retry_eintr([&] { return ::poll(&ended, 1, static_cast<int>(patience)); }) == 1)
     retry_eintr([&] { return ::waitpid(pid_, nullptr, __WALL); });
@@ -98,12 +143,12 @@ Result<LogWriter::Stream> LogWriter::open(UniqueFd file, const std::string& path
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0)
     return fail(errno_error("pipe for a worker's output; see ulimit -n", errno));
-  const UniqueFd reader(ends[0]);
+  UniqueFd reader(ends[0]);
   Stream out;
   out.worker.reset(ends[1]);
   ::fcntl(reader.get(), F_SETFL, O_NONBLOCK);
   ::fcntl(reader.get(), F_SETPIPE_SZ, kPipeBytes);
-  const UniqueFd memory(::memfd_create("muster-log", MFD_CLOEXEC));
+  UniqueFd memory(::memfd_create("muster-log", MFD_CLOEXEC));
   if (!memory || ::ftruncate(memory.get(), sizeof(LogStreamState)) != 0)
     return fail(errno_error("memory shared with the log writer", errno));
   MUSTER_TRY(out.state, share_memory<LogStreamState>(memory.get()));
@@ -113,6 +158,8 @@ Result<LogWriter::Stream> LogWriter::open(UniqueFd file, const std::string& path
   request.link_bytes = static_cast<std::uint32_t>(link.size());
   const std::array<int, log_writer::kDescriptors> descriptors{reader.get(), file.get(), memory.get()};
   MUSTER_OK(send(control_.get(), request, path, link, &descriptors));
+  let_go();
+  kept_.push_back({std::move(reader), std::move(memory), path, link, out.state});
   return out;
 }
 

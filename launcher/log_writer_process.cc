@@ -23,7 +23,6 @@
 namespace muster::launcher::log_writer {
 namespace {
 
-constexpr std::size_t kReadBytes = 256 * 1024;
 constexpr int kReadsToSettle = 16;  // more than any pipe holds: who writes on is not waited for
 constexpr int kFirstDescriptor = 3;
 
@@ -31,6 +30,7 @@ struct Stream {
   UniqueFd pipe;
   std::shared_ptr<LogStreamState> state;
   std::optional<RotatingFile> file;
+  std::uint64_t missing_before = 0;  // when a former writer had it
 };
 
 class Writer {
@@ -75,11 +75,18 @@ class Writer {
 
   /// One read. False: there are no more to come.
   bool carry(Stream& stream, bool* empty = nullptr) {
+    LogStreamState& state = *stream.state;
+    state.in_hand.store(true);
     const ssize_t n = retry_eintr([&] { return ::read(stream.pipe.get(), buffer_.data(), buffer_.size()); });
+    const int read_errno = errno;
+    if (n <= 0) state.in_hand.store(false);
     if (empty != nullptr) *empty = n <= 0;
-    if (n < 0) return errno == EAGAIN;
-    if (n == 0) return false;
-    stream.state->taken.fetch_add(static_cast<std::uint64_t>(n));
+    if (n < 0 && read_errno == EAGAIN) return true;
+    if (n <= 0) {
+      state.ended.store(true);
+      return false;
+    }
+    state.taken.fetch_add(static_cast<std::uint64_t>(n));
     RotatingFile& file = *stream.file;
     state_.writing_since.store(SteadyClock::now().time_since_epoch().count());
     file.write(std::string_view(buffer_.data(), static_cast<std::size_t>(n)));
@@ -87,7 +94,9 @@ class Writer {
     const bool changed =
         stream.state->error.exchange(file.error()) != file.error() ||
         stream.state->rotation_error.exchange(file.rotation_error()) != file.rotation_error();
-    stream.state->missing.store(file.missing());
+    state.missing.store(stream.missing_before + file.missing());
+    state.done.store(state.taken.load());
+    state.in_hand.store(false);
     if (changed) ring();
     return true;
   }
@@ -127,24 +136,44 @@ class Writer {
       std::memcpy(fds.data(), CMSG_DATA(header), sizeof fds);
     const char* texts = block.data() + sizeof request;
     open(fds, std::string(texts, request.path_bytes),
-         std::string(texts + request.path_bytes, request.link_bytes));
+         std::string(texts + request.path_bytes, request.link_bytes), request.kind == Request::Kind::kGoOn);
   }
 
-  void open(const std::array<int, kDescriptors>& fds, std::string path, std::string link) {
+  void open(const std::array<int, kDescriptors>& fds, std::string path, std::string link, bool go_on) {
     Stream stream;
     stream.pipe.reset(fds[0]);
     UniqueFd file(fds[1]);
     const UniqueFd memory(fds[2]);
-    auto state = share_memory<LogStreamState>(memory.get());
-    if (!stream.pipe || !file || !state) return;  // the worker sees a broken pipe
+    auto state = join_memory<LogStreamState>(memory.get());
+    if (!stream.pipe || !file || !state) {  // the worker sees a broken pipe, when the launcher has let go
+      state_.refused.fetch_add(1);
+      return ring();
+    }
     stream.state = *std::move(state);
+    stream.state->opened.store(true);
+    if (go_on) {
+      file = take_up(path, *stream.state);
+      stream.missing_before = stream.state->missing.load();
+    }
     stream.file.emplace(std::move(file), std::move(path), std::move(link), rules_,
                         [this, told = stream.state] {
                           if (told->turn.fetch_add(1) % 2 == 1) ring();
                         });
+    if (go_on) stream.file->go_on(stream.state->in_hand.exchange(false) ? lost_bytes(*stream.state) : 0);
+    stream.state->done.store(stream.state->taken.load());
     const int fd = stream.pipe.get();
     watch(fd);
     streams_.emplace(fd, std::move(stream));
+  }
+
+  /// The file of a stream whose writer was killed, maybe while it renamed files. Where it cannot be opened,
+  /// what its worker writes is counted as missing.
+  UniqueFd take_up(const std::string& path, LogStreamState& state) const {
+    const bool rotated = finish_rotation(path, rules_.keep);
+    if (const std::uint64_t turn = state.turn.load(); turn % 2 == 1)
+      state.turn.store(turn + (rotated ? 1 : -1));
+    return UniqueFd(
+        retry_eintr([&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); }));
   }
 
   int control_;
@@ -158,7 +187,12 @@ class Writer {
 
 }  // namespace
 
-/// After fork, with all signals blocked. The process had one thread, so that the library may be used here.
+std::uint64_t lost_bytes(const LogStreamState& state) {
+  const std::uint64_t held = state.taken.load() - state.done.load();
+  return held > 0 ? held : kReadBytes;  // it was just reading them
+}
+
+/// After fork, with all signals blocked and a heap in order.
 void run(int control, LogWriterState& state, Rotation rules) {
   ::setsid();
   ::prctl(PR_SET_NAME, "muster-logs", 0, 0, 0);

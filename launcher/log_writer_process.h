@@ -14,7 +14,8 @@ namespace muster::launcher::log_writer {
 /// With kOpen come the pipe's end, the file, and the memory of a LogStreamState, in this order, and behind
 /// the request its path and its link. Each is answered by one byte at most, the bell.
 struct Request {
-  enum class Kind : std::uint32_t { kOpen, kSettle };
+  /// kGoOn: with a stream of a writer that is gone; the second descriptor means nothing.
+  enum class Kind : std::uint32_t { kOpen, kSettle, kGoOn };
 
   Kind kind = Kind::kSettle;
   std::uint32_t path_bytes = 0;
@@ -24,6 +25,11 @@ struct Request {
 };
 inline constexpr std::size_t kDescriptors = 3;
 inline constexpr std::size_t kMaxPathBytes = 4096;
+/// The most that it holds: of one stream.
+inline constexpr std::size_t kReadBytes = 256 * 1024;
+
+/// How many bytes of a stream a writer that is gone may have held.
+[[nodiscard]] std::uint64_t lost_bytes(const LogStreamState& state);
 
 /// Until there is nothing left to do.
 [[noreturn]] void run(int control, LogWriterState& state, Rotation rules);

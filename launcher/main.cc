@@ -102,7 +102,7 @@ int complain(const Error& error) {
 /// use select(2).
 std::optional<rlimit> make_room_for_descriptors(int workers) {
   rlimit limit{};
-  const rlim_t needed = static_cast<rlim_t>(workers) * 4 + 256;
+  const rlim_t needed = static_cast<rlim_t>(workers) * 8 + 256;
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return std::nullopt;
   raise_descriptor_limit();
   return limit;
@@ -275,6 +275,7 @@ int main(int argc, char** argv) {
     auto started = LogWriter::start(job->logs.rotation);
     if (!started) return give_up(started.error());
     descendants.spare(log_writer.emplace(*std::move(started)).pid());
+    log_writer->on_replaced([&descendants](pid_t pid) { descendants.spare(pid); });
   }
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
   // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does

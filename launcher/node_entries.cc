@@ -71,6 +71,11 @@ std::string NodeEntries::left(std::string_view connection) const {
   return key(fmt::format("left/{}", connection));
 }
 
+/// The node rank of the agent that the connection stands for.
+std::string NodeEntries::agent(std::string_view connection) const {
+  return key(fmt::format("agent/{}", connection));
+}
+
 Awaitable<Result<std::string>> NodeEntries::claim_node_rank(AgentLink& waiting, Instant deadline) {
   const std::string nodes_key = key("nnodes");
   if (job_.node_rank == 0) {
@@ -91,6 +96,8 @@ Awaitable<Result<std::string>> NodeEntries::claim_node_rank(AgentLink& waiting, 
   }
   const std::string connection = waiting.local_name();
   const std::string mine = fmt::format("{} (pid {})\n{}", job_.host, ::getpid(), connection);
+  const std::string own_mark = agent(connection);
+  if (auto ok = co_await link_.set(own_mark, std::to_string(job_.node_rank)); !ok) co_return fail(ok.error());
   const std::string own_claim = claim(job_.node_rank);
   auto owner = co_await link_.set_if_absent(own_claim, mine);
   if (!owner) co_return fail(owner.error());
@@ -242,20 +249,35 @@ Awaitable<Result<void>> NodeEntries::give_up_on(int attempt, FailureNotice notic
 }
 
 Awaitable<Result<void>> NodeEntries::forget(std::string connection) {
+  const std::string mark = agent(connection);
+  auto marked = co_await link_.get(mark);
+  if (!marked) co_return fail(marked.error());
+  if (marked->empty()) co_return Result<void>{};
+  const auto node = parse_integer("node rank", *marked, 0, job_.nodes - 1);
+  if (!node || *node == 0) co_return Result<void>{};
+  const int rank = static_cast<int>(*node);
+  const std::string role_key = role_info(0, rank);
+  auto text = co_await link_.get(role_key);
+  if (!text) co_return fail(text.error());
+  if (const auto info = role_info_from_json(*text); info && info->connection == connection)
+    if (auto ok = co_await link_.remove(role_key); !ok) co_return ok;
+  const std::string claim_key = claim(rank);
+  auto owner = co_await link_.get(claim_key);
+  if (!owner) co_return fail(owner.error());
+  if (!owner->ends_with("\n" + connection)) co_return Result<void>{};
+  forgotten_.insert(rank);
+  co_return co_await link_.remove(claim_key);
+}
+
+Awaitable<std::vector<int>> NodeEntries::unclaimed() {
+  std::vector<int> out;
   for (int node = 1; node < job_.nodes; ++node) {
-    const std::string role_key = role_info(0, node);
-    auto text = co_await link_.get(role_key);
-    if (!text) co_return fail(text.error());
-    if (const auto info = role_info_from_json(*text); info && info->connection == connection)
-      if (auto ok = co_await link_.remove(role_key); !ok) co_return ok;
     const std::string claim_key = claim(node);
-    auto owner = co_await link_.get(claim_key);
-    if (!owner) co_return fail(owner.error());
-    if (!owner->ends_with("\n" + connection)) continue;
-    forgotten_.insert(node);
-    if (auto ok = co_await link_.remove(claim_key); !ok) co_return ok;
+    auto claimed = co_await link_.exists(claim_key);
+    if (!claimed) break;
+    if (!*claimed) out.push_back(node);
   }
-  co_return Result<void>{};
+  co_return out;
 }
 
 Awaitable<Result<void>> NodeEntries::wait_until_claimed(AgentLink& waiting, Instant deadline) {

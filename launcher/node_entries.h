@@ -68,8 +68,11 @@ class NodeEntries {
   /// On a link of its own, as for wait_until_left().
   Awaitable<Result<void>> gather_reports(AgentLink& link, int attempt, Instant deadline,
                                          Rendezvous::PartCame came);
-  /// Removes what the agent of an ended connection has written before the first assignment.
+  /// Removes what the agent of an ended connection has written before the first assignment. Of a connection
+  /// that stands for no agent there is nothing.
   Awaitable<Result<void>> forget(std::string connection);
+  /// Nodes whose ranks nobody claims.
+  Awaitable<std::vector<int>> unclaimed();
   /// Until every node rank has been claimed.
   Awaitable<Result<void>> wait_until_claimed(AgentLink& waiting, Instant deadline);
   /// Until all who claimed a rank are through or gone. On a link of its own: this one is needed to note
@@ -81,6 +84,7 @@ class NodeEntries {
   [[nodiscard]] std::string claim(int node) const;
   [[nodiscard]] std::string report(int attempt, int node) const;
   [[nodiscard]] std::string left(std::string_view connection) const;
+  [[nodiscard]] std::string agent(std::string_view connection) const;
 
   const Job& job_;
   AgentLink& link_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // RotatedLogs: what the log writer does for one attempt, as the launcher sees it: opens its streams, hears
-// its bell, and says once for each stream what could not be written or renamed, and why. One loop. Owned by
-// the LogRouter, per attempt.
+// its bell, says once for each stream what could not be written or renamed, and why, and sees to it that
+// there is a writer. One loop. Owned by the LogRouter, per attempt.
 #pragma once
 
 #include <functional>
@@ -44,8 +44,11 @@ class RotatedLogs {
     std::uint64_t missing = 0;
   };
 
+  void take_bell();
   void listen();
   void look();
+  void replace_writer();
+  [[nodiscard]] bool settle_until(Instant deadline);
   void look_at(File& file);
 
   LogWriter& writer_;
@@ -53,7 +56,9 @@ class RotatedLogs {
   std::function<void()> turned_;
   boost::asio::posix::stream_descriptor bell_;
   std::vector<File> files_;
-  bool lost_ = false;            // the writer is gone, and said to be
+  int replacements_ = 0;
+  int listens_ = 0;              // how often it has begun to
+  bool lost_ = false;            // the writer is gone, there is no other, and that was said
   std::shared_ptr<bool> alive_;  // false once destroyed: handlers that are still queued check it
 };
 

@@ -131,6 +131,43 @@ std::string_view RotatingFile::resume(std::string_view bytes) {
   return bytes;
 }
 
+void RotatingFile::go_on(std::uint64_t missing) {
+  while (held_ < rules_.keep && ::access(fmt::format("{}.{}", path_, held_ + 1).c_str(), F_OK) == 0) ++held_;
+  for (int number = 1; number <= held_; ++number) link_to(number);
+  const UniqueFd reader(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  if (size_ > 0) (void)!::pread(reader.get(), &last_, 1, static_cast<off_t>(size_) - 1);
+  if (missing > 0)
+    write(fmt::format("{}muster: the log writer was killed: up to {} bytes are missing here\n",
+                      last_ == '\n' ? "" : "\n", missing));
+}
+
+bool finish_rotation(const std::string& path, int keep) {
+  const auto name = [&](int number) { return fmt::format("{}.{}", path, number); };
+  const std::string draft = path + ".new";
+  struct stat fresh {};
+  if (::stat(draft.c_str(), &fresh) != 0) return true;
+  struct stat current {
+  }, newest{};
+  const bool here = ::stat(path.c_str(), &current) == 0;
+  const bool moved = ::stat(name(1).c_str(), &newest) == 0;
+  const bool linked = here && moved && current.st_ino == newest.st_ino && current.st_dev == newest.st_dev;
+  int gap = 1;
+  while (gap < keep && ::access(name(gap).c_str(), F_OK) == 0) ++gap;
+  // Older files give way from the oldest on: where none is missing, none has yet.
+  const bool shifting = gap < keep && ::access(name(gap + 1).c_str(), F_OK) == 0;
+  if (here && !linked && !shifting) {
+    ::unlink(draft.c_str());
+    return false;
+  }
+  if (here && !linked) {
+    for (int number = gap - 1; number >= 1; --number)
+      ::rename(name(number).c_str(), name(number + 1).c_str());
+    if (::link(path.c_str(), name(1).c_str()) != 0) ::rename(path.c_str(), name(1).c_str());
+  }
+  ::rename(draft.c_str(), path.c_str());
+  return true;
+}
+
 /// <path>.new becomes <path>; at each moment <path> exists, unless the file system knows no hard links.
 bool RotatingFile::rotate() {
   const auto name = [&](int number) { return fmt::format("{}.{}", path_, number); };

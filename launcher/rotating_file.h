@@ -31,6 +31,10 @@ class RotatingFile {
 
   void write(std::string_view bytes);
 
+  /// Goes on where a writer that was killed has stopped, in a file that finish_rotation() has seen. A line in
+  /// it says how many bytes may be `missing`, if any.
+  void go_on(std::uint64_t missing);
+
   /// errno of what keeps output from being written now; 0: nothing.
   [[nodiscard]] int error() const { return error_; }
   /// errno of what keeps the file from being renamed; 0: nothing.
@@ -62,5 +66,9 @@ class RotatingFile {
   std::uint64_t missing_ = 0;    // in total
   std::uint64_t announced_ = 0;  // how many of them are noted in the file
 };
+
+/// Puts the names of a log's files in order after whoever renamed them was killed. True: they are as after
+/// the rotation, as far as anybody can tell; false: as before it, and none is lost either way.
+bool finish_rotation(const std::string& path, int keep);
 
 }  // namespace muster::launcher

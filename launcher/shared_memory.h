@@ -26,4 +26,13 @@ template <class T>
   return std::shared_ptr<T>(new (place) T(), [](T* value) { ::munmap(value, sizeof(T)); });
 }
 
+/// The T that another process has made in `memory`.
+template <class T>
+[[nodiscard]] Result<std::shared_ptr<T>> join_memory(int memory) {
+  void* place = ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+  if (place == MAP_FAILED) return fail(errno_error("mmap of shared memory", errno));
+  return std::shared_ptr<T>(std::launder(static_cast<T*>(place)),
+                            [](T* value) { ::munmap(value, sizeof(T)); });
+}
+
 }  // namespace muster::launcher

@@ -6,20 +6,20 @@
 #include <set>
 #include <utility>  // before Asio, for g++ 12
 
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <fmt/format.h>
 
 #include "launcher/agent_link.h"
 #include "launcher/clock_exchange.h"
 #include "launcher/first_node.h"
 #include "launcher/interfaces.h"
+#include "launcher/missing_nodes.h"
 #include "launcher/node_entries.h"
 #include "launcher/node_news.h"
 #include "launcher/outcome_text.h"
 #include "launcher/rank_assignment.h"
 #include "launcher/report.h"
+#include "launcher/roll_call.h"
 #include "launcher/unfit_node.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/net/server.h"
@@ -29,8 +29,8 @@ namespace {
 
 namespace asio = boost::asio;
 
-constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr std::chrono::seconds kVerdictPatience{5};
+constexpr std::chrono::seconds kLatePatience{60};    // for a node whose preflight takes that much longer
 constexpr std::chrono::seconds kReportPatience{10};  // beyond the grace that the others' workers have
 
 }  // namespace
@@ -49,7 +49,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
         clocks_(io, job, log),
         entries_(job, command_),
         news_(job, entries_, command_),
-        status_timer_(io) {}
+        missing_(io, job, log, entries_) {}
 
   Awaitable<Result<Membership>> join(int attempt) {
     const Instant deadline = SteadyClock::now() + job_.join_timeout;
@@ -75,6 +75,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       if (auto ok = co_await open_attempt_store(deadline); !ok) co_return fail(ok.error());
     }
     if (auto ok = co_await gather(attempt, deadline); !ok) co_return fail(ok.error());
+    if (called_off_) co_await tell_late_nodes(deadline);
     co_return co_await entries_.read_place(attempt);
   }
 
@@ -118,7 +119,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   void cancel() {
-    status_timer_.cancel();
+    missing_.end();
     command_.close();
     waiting_.close();
     reports_.close();
@@ -212,8 +213,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     const std::string own_info = entries_.role_info(attempt, job_.node_rank);
     const std::string own_ranks = entries_.ranks(attempt, job_.node_rank);
     if (auto ok = co_await command_.set(own_info, to_json(mine)); !ok) co_return ok;
-    gathering_ = true;
-    start(report_missing(attempt), [](const Result<void>&) {});
+    start(missing_.report(attempt), [](const Result<void>&) {});
     // Not one conditional expression: g++ 12 destroys the temporaries of both branches.
     Result<void> result;
     if (host()) {
@@ -223,15 +223,9 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       // here.
       result = co_await waiting_.wait(own_ranks, deadline + kVerdictPatience);
     }
-    gathering_ = false;
-    status_timer_.cancel();
+    missing_.end();
     if (result || result.error().code != ErrorCode::kTimeout) co_return result;
-    const auto missing = co_await entries_.missing_nodes(attempt);
-    const std::string text = fmt::format(
-        "rendezvous: after {} s {} of {} nodes are here; missing: node {}. Were they started with the same "
-        "--nnodes, --master-addr and --master-port?",
-        seconds(job_.join_timeout), job_.nodes - static_cast<int>(missing.size()), job_.nodes,
-        entries_.describe(missing));
+    const std::string text = co_await missing_.verdict(attempt);
     if (host()) {
       const std::string refusal = "!" + text;
       if (auto ok = co_await entries_.refuse(attempt, refusal); !ok) co_return ok;
@@ -241,38 +235,39 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
 
   /// Node 0: collects everybody's description and writes everybody's ranks.
   Awaitable<Result<void>> assign(int attempt, Instant deadline) {
-    std::map<int, RoleInfo> here;
+    RollCall roll(job_.nodes);
     while (true) {
       // Who published itself and left again before the first assignment makes room for another.
-      if (attempt_ < 0)
-        std::erase_if(here, [&](const auto& entry) { return closed_.contains(entry.second.connection); });
-      int node = 0;
-      while (here.contains(node)) ++node;
-      if (node == job_.nodes) break;
+      for (const std::string& connection : std::exchange(gone_, {})) roll.gone(connection);
+      if (roll.complete()) break;
+      const int node = roll.missing();
       const std::string role_key = entries_.role_info(attempt, node);
       if (auto ok = co_await waiting_.wait(role_key, deadline); !ok) co_return ok;
       auto text = co_await waiting_.get(role_key);
       if (!text) co_return fail(text.error());
       if (text->empty()) continue;
-      if (text->starts_with("!")) co_return co_await entries_.refuse(attempt, *text);
+      if (text->starts_with("!")) {
+        if (attempt == 0) called_off_ = true;
+        if (attempt == 0) attempt_ = 0;  // who comes and goes from now on has heard it, and makes no room
+        co_return co_await entries_.refuse(attempt, *text);
+      }
       auto info = role_info_from_json(*text);
       if (!info) co_return fail(info.error());
       if (attempt_ < 0 && closed_.contains(info->connection)) {
         if (auto ok = co_await entries_.forget(info->connection); !ok) co_return ok;
         continue;
       }
-      here.emplace(node, *std::move(info));
+      roll.came(node, *std::move(info));
     }
     if (lost_) {
       const std::string refusal = "!" + to_json(AttemptOutcome(*lost_));
       co_return co_await entries_.refuse(attempt, refusal);
     }
-    std::vector<RoleInfo> nodes;
-    nodes.reserve(here.size());
-    for (auto& [node, info] : here) nodes.push_back(std::move(info));
+    const std::vector<RoleInfo> nodes = roll.take();
     // From here on a connection's end is an event of this attempt.
     attempt_ = attempt;
-    members_ = nodes;
+    members_.clear();
+    for (const RoleInfo& node : nodes) members_.emplace(node.connection, node);
     closed_.clear();
     const auto assigned = assign_ranks(nodes);
     co_return co_await entries_.publish_ranks(attempt, server_->port(), assigned);
@@ -285,40 +280,34 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     const auto no_matter = [](const Result<void>&) {};
     if (attempt_ < 0) {
       closed_.insert(connection);
+      gone_.push_back(connection);
       start(entries_.forget(connection), no_matter);
       start(entries_.mark_left(connection), no_matter);
       return;
     }
-    for (const RoleInfo& node : members_) {
-      if (node.connection != connection || node.node_rank == job_.node_rank) continue;
-      const FailureNotice notice = loss_of(node);
-      if (!lost_) lost_ = notice;
-      start(news_.end(attempt_, notice), no_matter);
-      start(entries_.give_up_report(attempt_, node.node_rank), no_matter);
-      start(entries_.give_up_on(attempt_ + 1, notice), no_matter);
-      start(entries_.mark_left(connection), no_matter);
-    }
+    if (called_off_) start(entries_.mark_left(connection), no_matter);
+    const auto member = members_.find(connection);
+    if (member == members_.end() || member->second.node_rank == job_.node_rank) return;
+    const RoleInfo& node = member->second;
+    const FailureNotice notice = loss_of(node);
+    if (!lost_) lost_ = notice;
+    start(news_.end(attempt_, notice), no_matter);
+    start(entries_.give_up_report(attempt_, node.node_rank), no_matter);
+    start(entries_.give_up_on(attempt_ + 1, notice), no_matter);
+    start(entries_.mark_left(connection), no_matter);
   }
 
-  Awaitable<Result<void>> report_missing(int attempt) {
-    const Instant begin = SteadyClock::now();
-    auto pause = kFirstStatus;
-    while (true) {
-      status_timer_.expires_after(std::exchange(pause, kNextStatus));
-      co_await status_timer_.async_wait(kAwait);
-      if (!gathering_) co_return Result<void>{};
-      const auto missing = co_await entries_.missing_nodes(attempt);
-      if (!gathering_ || missing.empty()) continue;
-      log_.warning(fmt::format(
-          "rendezvous: {} of {} nodes are here, waiting for node {}; {} s so far, giving up after {} s",
-          job_.nodes - static_cast<int>(missing.size()), job_.nodes, entries_.describe(missing),
-          seconds(SteadyClock::now() - begin), seconds(job_.join_timeout)));
-    }
-  }
-
-  template <class Duration>
-  static std::int64_t seconds(Duration duration) {
-    return std::chrono::duration_cast<std::chrono::seconds>(duration).count();
+  /// Node 0 knows that the job is called off, by a node whose preflight failed as a rule; a node whose own
+  /// takes longer would find nobody who tells it.
+  Awaitable<void> tell_late_nodes(Instant deadline) {
+    const auto late = co_await entries_.unclaimed();
+    if (late.empty()) co_return;
+    log_.warning(fmt::format(
+        "rendezvous: the job is called off; waiting {} s at most for node {} to come and hear why",
+        kLatePatience.count(), entries_.describe(late)));
+    const Instant end = std::min<Instant>(deadline, SteadyClock::now() + kLatePatience);
+    if (auto ok = co_await connect_here(reports_, end); !ok) co_return;
+    (void)co_await entries_.wait_until_claimed(reports_, end);
   }
 
   asio::io_context& io_;
@@ -334,15 +323,16 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   ClockExchange clocks_;                         // where they are to be compared
   NodeEntries entries_;                          // through command_
   NodeNews news_;                                // likewise
-  asio::steady_timer status_timer_;
+  MissingNodes missing_;
   std::string connection_;  // waiting_'s name, once this node's rank is claimed
   HangHeard heard_;
   int heard_attempt_ = -1;
   bool reads_inbox_ = false;
-  bool gathering_ = false;
-  int attempt_ = -1;                   // node 0: the last one whose ranks were assigned
-  std::vector<RoleInfo> members_;      // node 0: of that attempt
-  std::set<std::string> closed_;       // node 0: connections that ended before the first assignment
+  int attempt_ = -1;                         // node 0: the last one whose ranks were assigned
+  std::map<std::string, RoleInfo> members_;  // node 0: of that attempt, by connection
+  std::set<std::string> closed_;             // node 0: connections that ended before the first assignment
+  std::vector<std::string> gone_;            // node 0: those that assign() has not looked at yet
+  bool called_off_ = false;                  // node 0: the job, before its first attempt
   std::optional<FailureNotice> lost_;  // node 0: why no other attempt may begin: a member is gone or declined
   bool abandoned_ = false;
 };

@@ -42,6 +42,10 @@ void StderrFile::search(std::string& buffer) {
 }
 
 void StderrFile::search_rotated(std::string& buffer) {
+  struct Rest {
+    FollowedFile& file;
+    ~Rest() { file.rest(); }
+  } const rest{*rotated_};
   off_t searched = 0;
   while (searched < 2 * kSearchBytes) {
     const std::size_t n = rotated_->read(buffer.data(), buffer.size());

@@ -16,7 +16,8 @@ using nlohmann::json;
 
 namespace {
 
-constexpr std::string_view kStateMark = "muster job 2\n";
+constexpr std::string_view kStateMark = "muster job 3\n";
+constexpr std::string_view kFormerMark = "muster job 2\n";  // without JobProgress::reached and unnoted
 constexpr std::size_t kMaxAddresses = 64;
 
 // What is not a letter, a digit or one of -._ becomes %XX; a job called ".." is no danger to etcd.
@@ -108,7 +109,8 @@ std::string encode_state(const JobRecord& record) {
 }
 
 std::optional<JobRecord> decode_state(std::string_view bytes) {
-  if (!bytes.starts_with(kStateMark)) return std::nullopt;
+  static_assert(kStateMark.size() == kFormerMark.size());
+  if (!bytes.starts_with(kStateMark) && !bytes.starts_with(kFormerMark)) return std::nullopt;
   return decode_job(bytes.substr(kStateMark.size()));
 }
 

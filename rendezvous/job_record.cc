@@ -31,6 +31,11 @@ void fields(Io& io, StepLedger::Entry& entry) {
   io(entry.generation, entry.reached.epoch, entry.reached.step);
 }
 
+template <class Io>
+void fields(Io& io, StepLedger& steps) {
+  io(steps.best.epoch, steps.best.step, steps.fruitless, steps.last);
+}
+
 namespace {
 
 template <class Io>
@@ -40,12 +45,20 @@ void fields(Io& io, JobRecord& record) {
      rules.last_call_timeout, rules.stop_timeout, rules.heartbeat_timeout, rules.cool_down,
      rules.reconnect_grace, rules.grow_at_safe_point, rules.safe_point_patience, rules.restart_after_loss,
      rules.max_without_progress);
-  auto& steps = record.steps;
-  io(steps.best.epoch, steps.best.step, steps.fruitless, steps.last);
+  fields(io, record.progress.steps);
   auto& ending = record.ending;
   io(record.phase, record.restarts_used, record.world.generation, record.world.world_size, record.world.slots,
      record.world.master_addresses, record.world.master_port, record.finished, ending.kind, ending.host,
      ending.group_rank, ending.rank, ending.exit_code, ending.text);
+}
+
+template <class Io>
+void rest_of(Io& io, JobProgress& progress) {
+  io(progress.reached.epoch, progress.reached.step, progress.unnoted);
+}
+
+bool sensible(const StepLedger& steps) {
+  return steps.fruitless >= 0 && steps.last.size() <= StepLedger::kMost;
 }
 
 // So that nothing overflows, and no index is beyond its list, in the round that is made of it.
@@ -55,8 +68,8 @@ bool sensible(const JobRecord& record) {
   const auto& world = record.world;
   return record.phase <= Phase::kClosed && record.ending.kind <= membership::Cause::Kind::kStoreLost &&
          membership::defect(rules).empty() && record.restarts_used >= 0 &&
-         record.restarts_used <= rules.max_restarts && record.steps.fruitless >= 0 &&
-         record.steps.last.size() <= StepLedger::kMost && world.generation >= -1 &&
+         record.restarts_used <= rules.max_restarts && sensible(record.progress.steps) &&
+         (record.phase == Phase::kGathering || !record.progress.unnoted) && world.generation >= -1 &&
          world.generation <= kMaxGeneration && (record.phase != Phase::kRunning || !world.slots.empty()) &&
          std::all_of(world.slots.begin(), world.slots.end(),
                      [](const auto& slot) {
@@ -69,12 +82,18 @@ bool sensible(const JobRecord& record) {
 
 }  // namespace
 
+JobProgress progress_of(const membership::Round& round) {
+  JobProgress out{round.steps, round.reached, round.unnoted};
+  if (round.phase != Phase::kGathering) out.unnoted.reset();
+  return out;
+}
+
 JobRecord make_record(const membership::Settings& settings, const membership::Round& round, Instant now) {
   JobRecord out;
   out.settings = settings;
   out.phase = round.phase;
   out.restarts_used = round.restarts_used;
-  out.steps = round.steps;
+  out.progress = progress_of(round);
   out.world = round.world;
   if (round.phase == Phase::kRunning && round.num_finished > 0) {
     for (const membership::Slot& slot : round.world.slots) {
@@ -91,11 +110,26 @@ JobRecord make_record(const membership::Settings& settings, const membership::Ro
   return out;
 }
 
+std::size_t room_for_known(const JobRecord& record, std::size_t max_bytes) {
+  JobRecord bare = record;
+  bare.known.clear();
+  bare.finished.clear();
+  bare.gone.clear();
+  std::string bytes;
+  encode(bare, bytes);
+  // Each member finishes or goes once; steps may be told of meanwhile.
+  const std::size_t later = record.world.slots.size() * sizeof(NodeId) + sizeof(StepLedger::Entry) * 16;
+  const std::size_t used = bytes.size() + later;
+  return used >= max_bytes ? 0 : (max_bytes - used) / (2 * sizeof(NodeId));
+}
+
 membership::Round make_round(const JobRecord& record, Instant now, Millis grace) {
   membership::Round out;
   out.phase = record.phase;
   out.restarts_used = record.restarts_used;
-  out.steps = record.steps;
+  out.steps = record.progress.steps;
+  out.reached = record.progress.reached;
+  out.unnoted = record.progress.unnoted;
   out.world = record.world;
   out.ending = record.ending;
   for (const auto& [machine, rest] : record.excluded) out.excluded[machine] = now + rest;
@@ -135,6 +169,22 @@ void encode(const JobRecord& record, std::string& out) {
   io(record.excluded.size());
   for (const auto& [machine, rest] : record.excluded) io(machine, rest);
   io(record.known, record.gone);
+  rest_of(io, const_cast<JobProgress&>(record.progress));
+}
+
+void encode(const JobProgress& progress, std::string& out) {
+  FieldWriter io(out);
+  fields(io, const_cast<StepLedger&>(progress.steps));
+  rest_of(io, const_cast<JobProgress&>(progress));
+}
+
+std::optional<JobProgress> decode_progress(std::string_view bytes) {
+  JobProgress out;
+  FieldReader io(bytes);
+  fields(io, out.steps);
+  rest_of(io, out);
+  if (!io.ok() || !io.at_end() || !sensible(out.steps)) return std::nullopt;
+  return out;
 }
 
 std::optional<JobRecord> decode_job(std::string_view bytes) {
@@ -146,7 +196,9 @@ std::optional<JobRecord> decode_job(std::string_view bytes) {
     auto& [machine, rest] = out.excluded.emplace_back();
     io(machine, rest);
   }
-  if (!io.at_end()) io(out.known, out.gone);  // an older log's record ends before
+  // Records of older logs end before the one or the other.
+  if (!io.at_end()) io(out.known, out.gone);
+  if (!io.at_end()) rest_of(io, out.progress);
   if (!io.ok() || !io.at_end() || !sensible(out)) return std::nullopt;
   return out;
 }

@@ -84,8 +84,8 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
   const auto entry = job.round.nodes.find(node);
   const std::string host = entry == job.round.nodes.end() ? std::string() : entry->second.request.host;
   if (const auto* is_ready = std::get_if<control::Ready>(&message)) {
-    (void)membership::ready(job.round, node, is_ready->generation, is_ready->master_port, now,
-                            is_ready->reached);
+    hear_ready(job, id, node, *is_ready, now, effects);
+    return;
   } else if (const auto* failed = std::get_if<control::WorkerFailed>(&message)) {
     membership::Cause cause;
     cause.rank = failed->rank;
@@ -94,7 +94,8 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
     (void)membership::worker_failed(job.round, node, failed->generation, cause, failed->may_restart,
                                     failed->machine_at_fault, job.settings, now, failed->reached);
   } else if (const auto* done = std::get_if<control::Finished>(&message)) {
-    if (membership::finished(job.round, node, done->generation, now) && recorder_ != nullptr)
+    const bool again = entry != job.round.nodes.end() && entry->second.finished;
+    if (membership::finished(job.round, node, done->generation, now) && !again && recorder_ != nullptr)
       recorder_->job_finished(job.name, node);
   } else if (const auto* point = std::get_if<control::SafePoint>(&message)) {
     (void)membership::safe_point(job.round, point->generation);
@@ -206,7 +207,7 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
       effects.deliveries.push_back({everybody(job), control::Closed{job.round.ending}, false});
     }
   }
-  if (has_changed) keep(job, now);
+  if (has_changed) keep(job, now, effects);
   tell_reason(job, now, effects);
   schedule(job, now);
 }
@@ -246,12 +247,6 @@ void Jobs::advance(Instant now, JobsEffects& effects) {
     job.changed = true;  // a cool-down may be over
     settle(job, now, effects);
   }
-}
-
-void Jobs::keep(Job& job, Instant now) {
-  if (recorder_ == nullptr) return;
-  recorder_->job(job.name, record_of(job, now));
-  job.recorded = true;
 }
 
 Instant Jobs::next_deadline() const {

@@ -34,6 +34,10 @@ struct JobsOptions {
   /// Of what an agent says about itself: host, machine, role and addresses. A job keeps no more than this for
   /// each of its nodes.
   std::size_t max_node_bytes = 16384;
+  /// Of a job's record, where it is kept. Nodes that are no members of the world and do not fit are left out:
+  /// one that comes back to another process after the job's end is not told of it but refused, or taken for
+  /// the first of a new job once the others are not waited for any more.
+  std::size_t max_record_bytes = kMaxRecordBytes;
   Millis keep{0};
   /// A job some of whose agents were lost is remembered at least so long after the last one has gone: they
   /// may only have been cut off, and have to hear how it ended. A new job takes its name all the same.
@@ -155,6 +159,7 @@ class Jobs {
     // By role: what the first of its nodes runs. Of kMaxRoles roles.
     std::map<std::string, Program> programs;
     bool programs_differ = false;  // which was said
+    bool cut = false;                     // but not of all that are known, which was said
     Instant forget_at = Instant::max();
     Instant deadline = Instant::max();  // as in deadlines_
   };
@@ -181,6 +186,8 @@ class Jobs {
                                                               const membership::Request& request);
   static void remark(Job& job, ConnectionId id, const membership::Request& request,
                      const membership::Settings& wanted, JobsEffects& effects);
+  void hear_ready(Job& job, ConnectionId id, const membership::NodeId& node, const control::Ready& ready,
+                  Instant now, JobsEffects& effects);
   void handle(Job& job, ConnectionId id, Client& client, const control::Message& message, Instant now,
               JobsEffects& effects);
   static void pass_on(const Job& job, control::Report report, const std::string& host, int group_rank,
@@ -192,7 +199,7 @@ class Jobs {
                                                             const membership::Request& request);
   [[nodiscard]] static bool is_deserted(const Job& job);
   [[nodiscard]] static bool is_awaited(const Job& job, Instant now);
-  [[nodiscard]] static JobRecord record_of(const Job& job, Instant now);
+  [[nodiscard]] JobRecord record_of(const Job& job, Instant now) const;
   void settle(Job& job, Instant now, JobsEffects& effects);
   void tell_world(Job& job, JobsEffects& effects) const;
   void tell_outsider(const Job& job, const membership::NodeId& node, ConnectionId id,
@@ -201,7 +208,8 @@ class Jobs {
                       const control::Stop& stop, JobsEffects& effects);
   void turn_away_surplus(Job& job, JobsEffects& effects);
   void tell_member(const Job& job, std::size_t group_rank, JobsEffects& effects) const;
-  void keep(Job& job, Instant now);
+  void keep(Job& job, Instant now, JobsEffects& effects);
+  void remember(Job& job, const membership::NodeId& node) const;
   void forget(const Job& job);
   void tell_reason(Job& job, Instant now, JobsEffects& effects);
   void schedule(Job& job, Instant now);

@@ -168,7 +168,7 @@ Jobs::Job* Jobs::begin(ConnectionId id, const Client& client, const control::Joi
   fresh.round.world.generation = last_generation;
   Job& job = jobs_.emplace(client.job, std::move(fresh)).first->second;
   // The former record gives way to one that remembers its generations.
-  if (was_recorded) keep(job, now);
+  if (was_recorded) keep(job, now, effects);
   effects.log.push_back(
       fmt::format("job {}: new, --nnodes={}", client.job, membership::nodes_text(join.settings)));
   return &job;
@@ -193,8 +193,7 @@ void Jobs::admit(Job& job, ConnectionId id, Client& client, membership::Request 
   }
   client.node = node;
   job.connections[node] = id;
-  if (job.known.size() >= options_.max_nodes_per_job) job.known.clear();  // of the long lost none comes back
-  job.known.insert(node);
+  remember(job, node);
   if (job.round.phase == Phase::kGathering) job.newcomers.push_back(id);
   job.forget_at = Instant::max();
   if (!is_fit(request))

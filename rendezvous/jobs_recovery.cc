@@ -2,6 +2,7 @@
 // What of the jobs outlives a coordinator or its stalls and what does not, and nodes that somebody else
 // knows to be gone.
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -13,11 +14,40 @@ void Jobs::forget(const Job& job) {
   if (recorder_ != nullptr && job.recorded) recorder_->job_forgotten(job.name);
 }
 
-JobRecord Jobs::record_of(const Job& job, Instant now) {
+// Of the long lost none comes back.
+void Jobs::remember(Job& job, const membership::NodeId& node) const {
+  if (job.known.size() >= options_.max_nodes_per_job)
+    std::erase_if(job.known, [&](const membership::NodeId& id) { return !job.round.nodes.contains(id); });
+  job.known.insert(node);
+}
+
+void Jobs::keep(Job& job, Instant now, JobsEffects& effects) {
+  if (recorder_ == nullptr) return;
+  const JobRecord record = record_of(job, now);
+  const auto members = std::count_if(job.round.world.slots.begin(), job.round.world.slots.end(),
+                                     [&](const auto& slot) { return job.known.contains(slot.node); });
+  const std::size_t others = job.known.size() - static_cast<std::size_t>(members);
+  if (record.known.size() < others && !std::exchange(job.cut, true))
+    effects.log.push_back(fmt::format(
+        "job {}: of {} nodes outside its world {} fit into its record of {} bytes; if this coordinator dies, "
+        "the others may not hear how the job ended",
+        job.name, others, record.known.size(), options_.max_record_bytes));
+  recorder_->job(job.name, record);
+  job.recorded = true;
+}
+
+JobRecord Jobs::record_of(const Job& job, Instant now) const {
   JobRecord out = make_record(job.settings, job.round, now);
   auto known = job.known;
   for (const membership::Slot& slot : job.round.world.slots) known.erase(slot.node);
   out.known.assign(known.begin(), known.end());
+  if (const std::size_t room = known.empty() ? 0 : room_for_known(out, options_.max_record_bytes);
+      room < known.size()) {
+    // Who is here comes before who was lost.
+    std::partition(out.known.begin(), out.known.end(),
+                   [&](const membership::NodeId& node) { return job.connections.contains(node); });
+    out.known.resize(room);
+  }
   std::sort(out.known.begin(), out.known.end());
   if (job.round.phase != membership::Phase::kClosed) return out;
   const auto note = [&](const membership::NodeId& node) {

@@ -97,6 +97,23 @@ void Jobs::tell_world(Job& job, JobsEffects& effects) const {
   }
 }
 
+void Jobs::hear_ready(Job& job, ConnectionId id, const membership::NodeId& node, const control::Ready& ready,
+                      Instant now, JobsEffects& effects) {
+  const auto entry = job.round.nodes.find(node);
+  const bool was_ready = entry != job.round.nodes.end() && entry->second.ready;
+  const Reached best = job.round.steps.best, reached = job.round.reached;
+  const bool counts =
+      membership::ready(job.round, node, ready.generation, ready.master_port, now, ready.reached);
+  if (recorder_ != nullptr && job.recorded && (job.round.steps.best > best || job.round.reached > reached))
+    recorder_->job_progress(job.name, progress_of(job.round));
+  settle(job, now, effects);
+  // It came while a world runs, and could not be told before.
+  const auto now_there = job.round.nodes.find(node);
+  if (counts && !was_ready && job.round.phase == Phase::kRunning && now_there != job.round.nodes.end() &&
+      now_there->second.group_rank < 0)
+    tell_outsider(job, node, id, effects);
+}
+
 void Jobs::tell_outsider(const Job& job, const membership::NodeId& node, ConnectionId id,
                          JobsEffects& effects) const {
   const membership::World& world = job.round.world;

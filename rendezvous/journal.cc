@@ -14,7 +14,8 @@ namespace muster::journal {
 namespace {
 
 constexpr std::string_view kMagic = "MUSTLOG";
-constexpr char kVersion = 2;  // 1: jobs without steps
+constexpr char kVersion = 3;  // 1: jobs without steps
+constexpr char kOldest = 2;   // without what the last generation reached while nodes gather
 constexpr std::size_t kHeaderCrcOffset = 16;
 // A buffer that grew beyond this for one large frame is given back.
 constexpr std::size_t kKeptBytes = std::size_t{1} << 20;
@@ -142,8 +143,8 @@ std::string tell_records(std::string_view payload, Recorder& to) {
       continue;
     }
     const std::string_view name = reader.text();
-    const bool has_value =
-        type == Type::kSet || type == Type::kAppend || type == Type::kPush || type == Type::kJob;
+    const bool has_value = type == Type::kSet || type == Type::kAppend || type == Type::kPush ||
+                           type == Type::kJob || type == Type::kJobProgress;
     const std::string_view value = has_value ? reader.text() : std::string_view();
     membership::NodeId node;
     if (type == Type::kJobFinished || type == Type::kJobLeft) reader(node.high, node.low);
@@ -168,6 +169,12 @@ std::string tell_records(std::string_view payload, Recorder& to) {
         const auto record = decode_job(value);
         if (!record) return "a job's record that makes no sense";
         to.job(name, *record);
+        break;
+      }
+      case Type::kJobProgress: {
+        const auto progress = decode_progress(value);
+        if (!progress) return "a record of a job's steps that makes no sense";
+        to.job_progress(name, *progress);
         break;
       }
       case Type::kJobFinished:
@@ -238,6 +245,12 @@ void Encoder::about_node(Type type, std::string_view name, const membership::Nod
 void Encoder::job_finished(std::string_view name, const membership::NodeId& node) {
   about_node(Type::kJobFinished, name, node);
 }
+void Encoder::job_progress(std::string_view name, const JobProgress& progress) {
+  std::string text;
+  encode(progress, text);
+  wire::put_bytes(begin(Type::kJobProgress), name);
+  wire::put_bytes(bytes_, text);
+}
 void Encoder::job_left(std::string_view name, const membership::NodeId& node) {
   about_node(Type::kJobLeft, name, node);
 }
@@ -295,9 +308,10 @@ Replayed replay(std::string_view file, Recorder& to) {
     return out;
   };
   if (file.size() < kFileHeaderBytes || !file.starts_with(kMagic)) return damaged("it is no state log");
-  if (file[kMagic.size()] != kVersion)
-    return damaged(fmt::format("it is of version {}, this release reads version {}",
-                               static_cast<int>(file[kMagic.size()]), static_cast<int>(kVersion)));
+  if (const char version = file[kMagic.size()]; version < kOldest || version > kVersion)
+    return damaged(fmt::format("it is of version {}, this release reads versions {} and {}",
+                               static_cast<int>(version), static_cast<int>(kOldest),
+                               static_cast<int>(kVersion)));
   if (crc32c(file.substr(0, kHeaderCrcOffset)) != wire::load_u32(file.data() + kHeaderCrcOffset))
     return damaged("its header's checksum does not fit");
 

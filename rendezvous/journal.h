@@ -2,7 +2,7 @@
 // Journal: the bytes of musterd's state log. Sans-IO. A file is a header and frames; a frame is what was
 // committed at once: one or more records, so that many requests share one sync and a MULTI_SET is kept whole
 // or not at all.
-//   header  "MUSTLOG", u8 version 1, u64 salt, u32 CRC of the 16 bytes
+//   header  "MUSTLOG", u8 version, u64 salt, u32 CRC of the 16 bytes
 //   frame   u64 payload length, u32 CRC of the payload, u32 CRC of (salt, the frame's offset, length,
 //   payload's CRC) record  u8 type, fields as in record_fields.h
 // CRC-32C; little-endian. A length is believed only after its CRC fits; salt and offset keep a frame from
@@ -43,6 +43,7 @@ enum class Type : std::uint8_t {
   kHostedDone = 12,
   kHostedGone = 13,
   kJobLeft = 16,
+  kJobProgress = 17,
 };
 
 [[nodiscard]] std::string file_header(std::uint64_t salt);
@@ -61,6 +62,7 @@ class Encoder final : public Recorder {
   void pop(std::string_view queue) override;
   void job(std::string_view name, const JobRecord& record) override;
   void job_finished(std::string_view name, const membership::NodeId& node) override;
+  void job_progress(std::string_view name, const JobProgress& progress) override;
   void job_left(std::string_view name, const membership::NodeId& node) override;
   void job_forgotten(std::string_view name) override;
   void hosted_began(std::string_view job, std::int64_t generation, std::uint64_t instance) override;

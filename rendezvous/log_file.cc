@@ -111,6 +111,9 @@ class SnapshotWriter final : public journal::Recorder {
   void job_finished(std::string_view name, const membership::NodeId& node) override {
     records_.job_finished(name, node);
   }
+  void job_progress(std::string_view name, const JobProgress& progress) override {
+    records_.job_progress(name, progress);
+  }
   void job_left(std::string_view name, const membership::NodeId& node) override {
     records_.job_left(name, node);
   }

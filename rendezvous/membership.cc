@@ -102,6 +102,8 @@ bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_
   if (node == nullptr || is_current(round, generation)) return false;
   if (round.phase == Phase::kGathering && generation == round.world.generation)
     round.reached = std::max(round.reached, reached);
+  else
+    round.steps.amend(generation, reached);  // its connection was broken while the next world was formed
   node->last_heard = now;
   if (node->ready) return true;
   // A member of the running world that says so for a former generation lags behind.

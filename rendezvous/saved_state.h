@@ -47,6 +47,9 @@ class SavedState final : public journal::Recorder {
   void job_finished(std::string_view name, const membership::NodeId& node) override {
     if (const auto found = jobs.find(name); found != jobs.end()) found->second.finished.push_back(node);
   }
+  void job_progress(std::string_view name, const JobProgress& progress) override {
+    if (const auto found = jobs.find(name); found != jobs.end()) found->second.progress = progress;
+  }
   void job_left(std::string_view name, const membership::NodeId& node) override {
     if (const auto found = jobs.find(name); found != jobs.end()) found->second.has_gone(node);
   }

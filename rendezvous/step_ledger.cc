@@ -25,6 +25,14 @@ void StepLedger::note(std::int64_t generation, const Reached& reached, bool fail
   }
 }
 
+void StepLedger::amend(std::int64_t generation, const Reached& reached) {
+  if (last.empty() || last.back().generation != generation) return;
+  last.back().reached = std::max(last.back().reached, reached);
+  if (reached <= best) return;
+  best = reached;
+  fruitless = 0;
+}
+
 std::string StepLedger::verdict(int most) const {
   std::string out = fruitless == 1 ? "no step was gained by the last restart:"
                                    : fmt::format("no step was gained by the last {} restarts:", fruitless);

@@ -39,6 +39,8 @@ struct StepLedger {
   /// A generation is over. `failed`: not because nodes came or went of their own accord. Nothing is counted
   /// as long as no worker of any generation has told of a step: then it cannot be judged.
   void note(std::int64_t generation, const Reached& reached, bool failed);
+  /// Of the generation that was noted last, if it is that one: a node tells late how far it came.
+  void amend(std::int64_t generation, const Reached& reached);
   /// `most`: how many such restarts there may be; 0: any number.
   [[nodiscard]] bool exhausted(int most) const { return most > 0 && fruitless >= most; }
   /// "no step was gained by the last 2 restarts: generation 0 reached step 140, 1 step 140, 2 no step

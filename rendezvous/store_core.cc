@@ -238,7 +238,7 @@ std::vector<std::size_t> StoreCore::drop_torchrun_jobs(const std::vector<std::st
                                                        Effects& effects) {
   std::vector<std::size_t> out(states.size());
   std::unordered_map<std::string_view, std::size_t> places;
-  for (const std::string& state : states) places.emplace(state, places.size());
+  for (std::size_t i = 0; i < states.size(); ++i) places.emplace(states[i], i);
   std::vector<std::string> keys;
   for (const auto& [key, value] : keys_) {
     const auto place = places.find(TorchrunJobs::state_of(key));

@@ -52,6 +52,7 @@ void TorchrunJobs::found(std::string_view state) {
 }
 
 void TorchrunJobs::forget_due(std::string_view state) {
+  if (const auto surplus = surplus_.find(state); surplus != surplus_.end()) surplus_.erase(surplus);
   const auto found = due_.find(state);
   if (found == due_.end()) return;
   by_time_.erase({found->second, found->first});
@@ -64,8 +65,9 @@ void TorchrunJobs::settle(Instant now, Millis keep) {
     const auto added = due_.emplace(state, now + keep).first;
     by_time_.emplace(added->second, added->first);
     if (due_.size() <= kMaxDeserted) continue;
-    surplus_.emplace_back(by_time_.begin()->second);
-    forget_due(surplus_.back());
+    const std::string first(by_time_.begin()->second);
+    forget_due(first);
+    surplus_.insert(first);
   }
   fresh_.clear();
 }
@@ -76,9 +78,8 @@ Instant TorchrunJobs::next_deadline() const {
 }
 
 std::vector<std::string> TorchrunJobs::take_due(Instant now) {
-  std::vector<std::string> out = std::exchange(surplus_, {});
-  // One of them may have an agent again.
-  std::erase_if(out, [&](const std::string& state) { return agents_.contains(state); });
+  std::vector<std::string> out(surplus_.begin(), surplus_.end());
+  surplus_.clear();
   while (!by_time_.empty() && by_time_.begin()->first <= now) {
     out.emplace_back(by_time_.begin()->second);
     forget_due(out.back());

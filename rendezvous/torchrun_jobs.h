@@ -57,7 +57,7 @@ class TorchrunJobs {
 
   std::map<std::string, Instant, std::less<>> due_;
   std::set<std::pair<Instant, std::string_view>> by_time_;  // the names are those of due_
-  std::vector<std::string> surplus_;                        // due at once
+  std::set<std::string, std::less<>> surplus_;              // due at once, and not in due_
 };
 
 }  // namespace muster

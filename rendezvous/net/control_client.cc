@@ -200,7 +200,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     num_missed_ = 0;
     joined_ = true;
     // Between two generations a coordinator that knows none has to hear of the last one, lest it use its
-    // number again; another answers that it is over, and hears that this node is ready.
+    // number again. Another answers that it is over, and hears that this node is ready and how far its workers
+    // came, of which the word may have been lost; the next world is not formed before.
     send(control::Join{options_.request, options_.settings, running_ ? running_ : said_ready_,
                        options_.software,
                        std::chrono::duration_cast<Millis>(SteadyClock::now() - options_.born)});

@@ -25,6 +25,12 @@ void EtcdStateLog::job_finished(std::string_view name, const membership::NodeId&
   changed();
 }
 
+void EtcdStateLog::job_progress(std::string_view name, const JobProgress& progress) {
+  if (name != name_ || !record_) return;
+  record_->progress = progress;
+  changed();
+}
+
 // With the next change: a record for each agent of a job that is over would keep the others waiting.
 void EtcdStateLog::job_left(std::string_view name, const membership::NodeId& node) {
   if (name == name_ && record_) record_->has_gone(node);

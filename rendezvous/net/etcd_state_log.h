@@ -48,6 +48,7 @@ class EtcdStateLog final : public StateLog,
  private:
   void job(std::string_view name, const JobRecord& record) override;
   void job_finished(std::string_view name, const membership::NodeId& node) override;
+  void job_progress(std::string_view name, const JobProgress& progress) override;
   void job_left(std::string_view name, const membership::NodeId& node) override;
   void job_forgotten(std::string_view name) override;
   // The store that shares the coordinator's port is not kept.

@@ -75,6 +75,10 @@ class LoopStateLog final : public StateLog,
     records_.job_finished(name, node);
     changed();
   }
+  void job_progress(std::string_view name, const JobProgress& progress) override {
+    records_.job_progress(name, progress);
+    changed();
+  }
   void job_left(std::string_view name, const membership::NodeId& node) override {
     records_.job_left(name, node);
     changed();

@@ -45,6 +45,7 @@ int main(int argc, char** argv) {
     encoder.job("a", job);
     encoder.job_finished("a", {1, 2});
     encoder.job_left("a", {3, 4});
+    encoder.job_progress("a", {{{0, 7}, 1, {{0, {0, 7}}}}, {0, 9}, {}});
     encoder.erase("/n");
     encoder.job_forgotten("b");
     encoder.hosted_began("a", 0, 99);

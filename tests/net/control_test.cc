@@ -5,6 +5,7 @@
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
 #include "tests/support/control_house.h"
+#include "tests/support/forwarder.h"
 #include "tests/support/sanitized.h"
 
 using namespace muster;
@@ -409,4 +410,37 @@ TEST_CASE("an agent that asks compares its clock with the coordinator's") {
   REQUIRE(std::abs(a.clock->ahead.count()) <= a.clock->round_trip.count() / 2 + 1);
   REQUIRE(skew_text(*a.clock, "n0").empty());
   REQUIRE_FALSE(a.lost);
+}
+
+TEST_CASE("how far a node's workers came is told again where its connection broke before the next world") {
+  House house;
+  Forwarder between(house.loop, house.server->port());
+  Agent a(house, "n1", nodes(2));
+  Agent b(house, "n2", nodes(2));
+  b.options.port = between.port();
+  b.options.reconnect_for = 10s;
+  a.start(house);
+  b.start(house);
+  house.wait([&] { return !a.assignments.empty() && !b.assignments.empty(); });
+  a.client->worker_failed({0, 0, 7, true, false, "rank 0 failed", {0, 100}});
+  house.wait([&] { return !a.over.empty() && !b.over.empty(); });
+  b.client->ready(0, 0, {0, 150});
+  between.cut();  // before anybody has read it
+  house.wait([&] { return !b.tries.empty(); });
+  a.client->ready(0, 0, {0, 100});
+  house.wait([&] { return a.assignments.size() == 2 && b.assignments.size() == 2; });
+  REQUIRE(house.server->coordinator().jobs().find_round("job")->steps.best == Reached{0, 150});
+  REQUIRE(b.over.size() == 1);  // it is not bothered with the answer
+  REQUIRE_FALSE(b.lost);
+
+  // Nor where it was read.
+  b.client->worker_failed({1, 2, 7, true, false, "rank 2 failed", {0, 170}});
+  house.wait([&] { return a.over.size() == 2 && b.over.size() == 2; });
+  b.client->ready(1, 0, {0, 180});
+  house.wait([&] { return house.server->coordinator().jobs().find_round("job")->num_ready == 1; });
+  between.cut();
+  house.wait([&] { return between.num_accepted() == 3; });
+  a.client->ready(1, 0);
+  house.wait([&] { return a.assignments.size() == 3 && b.assignments.size() == 3; });
+  REQUIRE(house.server->coordinator().jobs().find_round("job")->steps.best == Reached{0, 180});
 }

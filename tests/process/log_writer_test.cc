@@ -2,6 +2,8 @@
 #include "launcher/log_writer.h"
 
 #include <fcntl.h>
+#include <random>
+#include <regex>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -144,4 +146,112 @@ TEST_CASE("a writer that was killed is noticed") {
   REQUIRE(::kill(writer->pid(), SIGKILL) == 0);
   REQUIRE(!writer->settle(SteadyClock::now() + kPatience));
   REQUIRE(!writer->clear_bell());
+}
+
+TEST_CASE("another writer goes on where one was killed, and what was in the pipe meanwhile is there") {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/log";
+  auto writer = LogWriter::start({1 << 20, 2});
+  REQUIRE_OK(writer);
+  pid_t told = 0;
+  writer->on_replaced([&](pid_t pid) { told = pid; });
+  auto stream = writer->open(create(path), path, "");
+  REQUIRE_OK(stream);
+  write_to(stream->worker, "one\ntw");
+  REQUIRE(writer->settle(SteadyClock::now() + kPatience));
+  const pid_t former = writer->pid();
+  REQUIRE(::kill(former, SIGKILL) == 0);
+  write_to(stream->worker, "o\nthree\n");  // nobody reads it now, and the worker does not notice
+  const auto replaced = writer->replace();
+  REQUIRE_OK(replaced);
+  REQUIRE(writer->pid() != former);
+  REQUIRE(told == writer->pid());
+  REQUIRE(writer->settle(SteadyClock::now() + kPatience));
+  if (replaced->lost == 0)  // it was killed before it had read anything
+    REQUIRE(*read_file(path) == "one\ntwo\nthree\n");
+  else
+    REQUIRE_THAT(*read_file(path), Catch::Contains("bytes are missing here"));
+  write_to(stream->worker, "four\n");
+  stream->worker.reset();
+  REQUIRE(writer->settle(SteadyClock::now() + kPatience));
+  REQUIRE_THAT(*read_file(path), Catch::EndsWith("\nfour\n"));
+  writer->let_go();
+  REQUIRE(stream->state->ended);
+}
+
+TEST_CASE("writers that are killed in a flood lose what they held and nothing else") {
+  constexpr int kLines = 400'000;
+  constexpr int kKills = 25;
+  constexpr int kKeep = 10'000;
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/log";
+  std::string written;
+  for (int i = 0; i < kLines; ++i) written += fmt::format("line {:06}\n", i);
+  auto writer = LogWriter::start({16384, kKeep});
+  REQUIRE_OK(writer);
+  auto stream = writer->open(create(path), path, "");
+  REQUIRE_OK(stream);
+  const pid_t worker = ::fork();
+  REQUIRE(worker >= 0);
+  if (worker == 0) ::_exit(write_all(stream->worker.get(), written) ? 0 : 3);
+  stream->worker.reset();
+  const auto seed = std::random_device{}();
+  INFO("seed " << seed);
+  std::mt19937 random(seed);
+  std::uint64_t lost = 0;
+  const Instant deadline = SteadyClock::now() + 3 * kPatience;
+  for (int i = 0; i < kKills; ++i) {
+    // Somewhere in the next part of the flood; a few steps more, to be in the middle of something else.
+    const std::uint64_t target = stream->state->taken + random() % (written.size() / kKills);
+    while (stream->state->taken < target && !stream->state->ended && SteadyClock::now() < deadline)
+      ::sched_yield();
+    for (volatile unsigned spin = random() % 20'000; spin > 0; spin = spin - 1) {
+    }
+    REQUIRE(::kill(writer->pid(), SIGKILL) == 0);
+    const auto replaced = writer->replace();
+    REQUIRE_OK(replaced);
+    lost += replaced->lost;
+  }
+  int status = -1;
+  REQUIRE(::waitpid(worker, &status, 0) == worker);
+  REQUIRE(status == 0);  // it has never seen a broken pipe
+  REQUIRE(writer->settle(deadline));
+  REQUIRE(stream->state->turn % 2 == 0);
+
+  std::string text;
+  int files = 0;
+  while (::access(fmt::format("{}.{}", path, files + 1).c_str(), F_OK) == 0) ++files;
+  for (int number = files; number >= 1; --number) text += *read_file(fmt::format("{}.{}", path, number));
+  text += *read_file(path);
+  REQUIRE(directory.entries().size() == static_cast<std::size_t>(files) + 1);  // no draft is left
+  // Between two notes there is a part of what was written, and between two parts no more is missing than the
+  // note says. A note in the middle of a line ends it.
+  const std::regex note("muster: the log writer was killed: up to (\\d+) bytes are missing here\n");
+  std::size_t at = 0, most = 0, missing = 0;
+  const auto check = [&](std::string part) {
+    const auto fits = [&](const std::string& bytes) {
+      for (std::size_t from = at; from <= at + most && from + bytes.size() <= written.size(); ++from) {
+        if (written.compare(from, bytes.size(), bytes) != 0) continue;
+        missing += from - at;
+        at = from + bytes.size();
+        most = 0;
+        return true;
+      }
+      return false;
+    };
+    if (part.empty() || fits(part)) return;
+    REQUIRE(part.back() == '\n');
+    part.pop_back();
+    REQUIRE(fits(part));
+  };
+  auto from = text.cbegin();
+  for (std::smatch found; std::regex_search(from, text.cend(), found, note); from = found[0].second) {
+    check(std::string(from, found[0].first));
+    most += std::stoul(found[1]);
+  }
+  check(std::string(from, text.cend()));
+  REQUIRE(written.size() - at <= most);
+  missing += written.size() - at;
+  INFO(missing << " bytes are missing, up to " << lost << " were said to be");
+  REQUIRE(missing <= lost);
 }

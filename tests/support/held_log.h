@@ -35,6 +35,7 @@ class HeldLog final : public net::StateLog, public journal::Recorder {
   void pop(std::string_view) override { dirty_ = true; }
   void job(std::string_view, const JobRecord&) override { dirty_ = true; }
   void job_finished(std::string_view, const membership::NodeId&) override { dirty_ = true; }
+  void job_progress(std::string_view, const JobProgress&) override { dirty_ = true; }
   void job_left(std::string_view, const membership::NodeId&) override { dirty_ = true; }
   void job_forgotten(std::string_view) override { dirty_ = true; }
   void hosted_began(std::string_view, std::int64_t, std::uint64_t) override { dirty_ = true; }

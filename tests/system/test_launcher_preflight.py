@@ -91,13 +91,13 @@ def test_with_static_rendezvous_an_unfit_node_ends_the_job_everywhere_with_its_r
     it = job(3)
     # Without the last one: what is known need not be waited for.
     start_static(it, unfit, CHECK, "--no-python", "true", wrap=FEW_FILES)
-    first = 2 - unfit
-    start_static(it, first, CHECK, "--no-python", "true")
-    assert it.codes(first) == [74], it.err(first)
-    if unfit == 0:  # which stays for all the others
-        start_static(it, 1, "--no-python", "true")
-    assert it.codes(unfit) == [74], it.err(unfit)
-    for node in (0, 2) if unfit else (0, 1, 2):
+    start_static(it, 2 - unfit, CHECK, "--no-python", "true")
+    assert it.codes(2) == [74], it.err(2)
+    # Node 0 stays for it, whoever is unfit.
+    if unfit != 0:
+        it.said(0, "the job is called off; waiting 60 s at most for node 1 to come and hear why")
+    start_static(it, 1, "--no-python", "true")
+    for node in (0, 1, 2):
         assert it.codes(node) == [74]
         assert re.search(rf"node {unfit} \(host{unfit}\) is unfit: {FEW_FILES_TEXT}", it.err(node)), it.err(node)
 

@@ -156,16 +156,42 @@ def test_a_terminal_that_nobody_reads_does_not_keep_teed_workers_waiting(muster)
                         r"a larger --log-max-size or --log-keep gives the terminal more time\n)+", err)
 
 
-def test_a_log_writer_that_is_killed_is_named(muster):
-    text = "import os\nos.write(1, b'ready\\n')\nopen('go').read()\n"
+def test_a_log_writer_that_is_killed_is_replaced_and_no_worker_notices(muster):
+    """What is missing is what the dead process held, and a line in the file says where."""
+    logs = muster.tmp_path / "logs"
+    text = f"""
+import os
+for i in range(300_000): os.write(1, b"line %06d\\n" % i)
+open("flooded", "w").close()
+open("go").read()
+os.write(1, b"line 300000\\n")
+"""
     os.mkfifo(muster.tmp_path / "go")
-    process = muster.start("--nproc-per-node=1", "-t1", "--log-dir", muster.tmp_path / "logs", "--log-max-size=64K", muster.script("wait.py", text))
-    assert process.stdout.readline() == "[default0]:ready\n"
-    (writer,) = children_named(process.pid, "muster-logs")
-    os.kill(writer, signal.SIGKILL)
-    assert f"muster: the log writer (pid {writer}) is gone" in process.stderr.readline()
+    process = muster.start("--nproc-per-node=1", "-r1", "--log-dir", logs, "--log-max-size=64K", "--log-keep=1000", muster.script("flood.py", text))
+    (path,) = wait_for(lambda: list(logs.glob("*/attempt_0/0/stdout.log")), "the file")
+    said = []
+    for i in range(5):
+        if i < 4:
+            size = path.stat().st_ino
+            wait_for(lambda: path.stat().st_ino != size or (muster.tmp_path / "flooded").exists(), "a rotation")
+        else:
+            wait_for((muster.tmp_path / "flooded").exists, "the flood to be over", 120)
+        (writer,) = children_named(process.pid, "muster-logs")
+        os.kill(writer, signal.SIGKILL)
+        said.append(process.stderr.readline())
+        match = re.fullmatch(rf"muster: the log writer \(pid {writer}\) was killed; pid (\d+) goes on with the workers' pipes, "
+                             rf"(and nothing is missing|up to (\d+) bytes are missing in {re.escape(str(path))})\n", said[-1])
+        assert match, said
+        wait_for(lambda: children_named(process.pid, "muster-logs") == [int(match[1])], "the next one")
     let_go(muster.tmp_path / "go")
-    assert process.wait(timeout=60) == 0
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
+    text = rotated(path).decode()
+    numbers = [int(n) for n in re.findall(r"^line (\d{6})$", text, re.M)]
+    assert numbers == sorted(set(numbers)) and numbers[-1] == 300_000
+    notes = [int(n) for n in re.findall(r"^muster: the log writer was killed: up to (\d+) bytes are missing here$", text, re.M)]
+    assert sum(notes) == sum(int(n) for n in re.findall(r"up to (\d+) bytes", "".join(said)))
+    assert 12 * (300_001 - len(numbers)) <= sum(notes) + 24 * len(notes)  # and the lines that were cut
 
 
 @pytest.mark.parametrize("options, says", [

@@ -56,75 +56,139 @@ std::map<int, HangPart> seven_and_one() {
 
 TEST_CASE("one node's word makes all be asked, and the last answer makes the report") {
   HangInquiry inquiry(3);
-  REQUIRE(inquiry.seen(1, kStart) == Orders{.ask = true});
+  REQUIRE(inquiry.seen(1, 0, kStart) == Orders{.ask = true});
   REQUIRE(inquiry.number() == 1);
-  REQUIRE(inquiry.seen(2, kStart) == Orders{});  // it has been asked
-  REQUIRE(inquiry.part(1, 1, part_of(1, true, {"a"})) == Orders{});
-  REQUIRE(inquiry.part(0, 1, part_of(0, false, {"a"})) == Orders{});
-  REQUIRE(inquiry.part(2, 1, part_of(2, true, {"a"})) == Orders{.publish = true});
+  REQUIRE(inquiry.seen(2, 0, kStart) == Orders{});  // it has been asked
+  REQUIRE(inquiry.part(1, 1, part_of(1, true, {"a"}), kStart) == Orders{});
+  REQUIRE(inquiry.part(0, 1, part_of(0, false, {"a"}), kStart) == Orders{});
+  REQUIRE(inquiry.part(2, 1, part_of(2, true, {"a"}), kStart) == Orders{.publish = true});
   REQUIRE(inquiry.parts().size() == 3);
   REQUIRE(inquiry.hanging());
-  REQUIRE(inquiry.deadline() == std::nullopt);
   // Whoever falls silent for the same hang gets no report of its own.
-  REQUIRE(inquiry.seen(0, kStart + kSecond) == Orders{.known = true});
+  REQUIRE(inquiry.seen(0, 0, kStart + kSecond) == Orders{.known = true});
 }
 
 TEST_CASE("who does not answer in time is not waited for") {
   HangInquiry inquiry(3);
-  (void)inquiry.seen(0, kStart);
-  (void)inquiry.part(0, 1, part_of(0, true, {"a"}));
+  (void)inquiry.seen(0, 0, kStart);
+  (void)inquiry.part(0, 1, part_of(0, true, {"a"}), kStart);
   REQUIRE(inquiry.tick(kStart + kSecond) == Orders{});
   REQUIRE(inquiry.tick(*inquiry.deadline()) == Orders{.publish = true});
   REQUIRE(inquiry.parts().size() == 1);
-  REQUIRE(inquiry.part(1, 1, part_of(1, true, {"a"})) == Orders{});  // too late
+  REQUIRE(inquiry.part(1, 1, part_of(1, true, {"a"}), kStart) == Orders{});  // too late
   REQUIRE(inquiry.parts().size() == 1);
 }
 
 TEST_CASE("a hang is over when it is on all nodes, and the next one has another number") {
   HangInquiry inquiry(2);
-  (void)inquiry.seen(0, kStart);
-  (void)inquiry.part(0, 1, part_of(0, true, {"a"}));
-  (void)inquiry.part(1, 1, part_of(1, true, {"a"}));
-  REQUIRE(inquiry.over(1, {1}, {}) == Orders{});
-  REQUIRE(inquiry.over(1, {1}, {}) == Orders{});
-  REQUIRE(inquiry.over(0, {}, {0}) == Orders{.over = true});
+  (void)inquiry.seen(0, 0, kStart);
+  (void)inquiry.part(0, 1, part_of(0, true, {"a"}), kStart);
+  (void)inquiry.part(1, 1, part_of(1, true, {"a"}), kStart);
+  REQUIRE(inquiry.over(1, {1}, {}, kStart) == Orders{});
+  REQUIRE(inquiry.over(1, {1}, {}, kStart) == Orders{});
+  REQUIRE(inquiry.over(0, {}, {0}, kStart) == Orders{.over = true});
   REQUIRE(inquiry.moved() == Ranks{1});
   REQUIRE(inquiry.ended() == Ranks{0});
-  REQUIRE(inquiry.seen(1, kStart) == Orders{.ask = true});
+  REQUIRE(inquiry.seen(1, 0, kStart) == Orders{.ask = true});
   REQUIRE(inquiry.number() == 2);
-  REQUIRE(inquiry.part(0, 1, part_of(0, true, {"a"})) == Orders{});  // of the last one
+  REQUIRE(inquiry.part(0, 1, part_of(0, true, {"a"}), kStart) == Orders{});  // of the last one
   REQUIRE(inquiry.parts().empty());
 }
 
 TEST_CASE("a hang that ended while stacks were read is over with its report") {
   HangInquiry inquiry(2);
-  (void)inquiry.seen(1, kStart);
+  (void)inquiry.seen(1, 0, kStart);
   HangPart gone = part_of(1, false, {"a"});
   gone.moved = {1};
-  REQUIRE(inquiry.over(1, {1}, {}) == Orders{});  // before its part came
-  (void)inquiry.part(1, 1, gone);
-  REQUIRE(inquiry.part(0, 1, part_of(0, false, {"a"})) == Orders{.publish = true, .over = true});
+  REQUIRE(inquiry.over(1, {1}, {}, kStart) == Orders{});  // before its part came
+  (void)inquiry.part(1, 1, gone, kStart);
+  REQUIRE(inquiry.part(0, 1, part_of(0, false, {"a"}), kStart) == Orders{.publish = true, .over = true});
   REQUIRE(inquiry.moved() == Ranks{1});
   REQUIRE_FALSE(inquiry.hanging());
 }
 
 TEST_CASE("a node whose word about the end was lost begins a new hang") {
   HangInquiry inquiry(2);
-  (void)inquiry.seen(1, kStart);
-  (void)inquiry.part(0, 1, part_of(0, false, {"a"}));
-  (void)inquiry.part(1, 1, part_of(1, true, {"a"}));
-  REQUIRE(inquiry.seen(1, kStart) == Orders{.ask = true});
+  (void)inquiry.seen(1, 0, kStart);
+  (void)inquiry.part(0, 1, part_of(0, false, {"a"}), kStart);
+  (void)inquiry.part(1, 1, part_of(1, true, {"a"}), kStart);
+  REQUIRE(inquiry.seen(1, 0, kStart) == Orders{.ask = true});
   inquiry.forget();
   REQUIRE(inquiry.deadline() == std::nullopt);
-  REQUIRE(inquiry.seen(1, kStart) == Orders{.ask = true});
+  REQUIRE(inquiry.seen(1, 0, kStart) == Orders{.ask = true});
   REQUIRE(inquiry.number() == 3);
+}
+
+TEST_CASE("after the word that a hang is over was lost, hangs of other nodes are reported again") {
+  HangInquiry inquiry(3);
+  (void)inquiry.seen(1, 0, kStart);
+  for (const int node : {0, 1, 2}) (void)inquiry.part(node, 1, part_of(node, node == 1, {"a"}), kStart);
+  REQUIRE(inquiry.hanging());
+  SECTION("once node 1 has not said for long that it hangs") {
+    REQUIRE(inquiry.deadline() == kStart + HangInquiry::kForget);
+    REQUIRE(inquiry.tick(*inquiry.deadline() - kSecond) == Orders{});
+    REQUIRE(inquiry.tick(*inquiry.deadline()) == Orders{.faded = true});
+    REQUIRE(inquiry.deadline() == std::nullopt);
+    REQUIRE(inquiry.seen(2, 0, kStart + HangInquiry::kForget) == Orders{.ask = true});
+    REQUIRE(inquiry.number() == 2);
+  }
+  SECTION("also where it began before that, and goes on") {
+    Instant now = kStart + kSecond;
+    REQUIRE(inquiry.seen(2, 0, now) == Orders{.known = true});
+    Orders orders;
+    int told = 0;
+    while (orders == Orders{} && told < 20) {
+      now += HangInquiry::kRenewal;
+      ++told;
+      REQUIRE(inquiry.seen(2, 1, now) == Orders{});
+      if (inquiry.deadline() <= now) orders = inquiry.tick(now);
+    }
+    REQUIRE(orders == Orders{.ask = true});
+    REQUIRE(now <= kStart + HangInquiry::kForget + HangInquiry::kLonger + 3 * HangInquiry::kRenewal);
+    REQUIRE(inquiry.number() == 2);
+    (void)inquiry.part(2, 2, part_of(2, true, {"a"}), now);
+    (void)inquiry.part(0, 2, part_of(0, false, {"a"}), now);
+    REQUIRE(inquiry.part(1, 2, part_of(1, false, {"a"}), now) == Orders{.publish = true});
+    REQUIRE(inquiry.over(2, {2}, {}, now) == Orders{.over = true});
+  }
+}
+
+TEST_CASE("a hang that goes on for hours is told once, by however many nodes it is seen") {
+  HangInquiry inquiry(3);
+  Instant now = kStart;
+  (void)inquiry.seen(1, 0, now);
+  for (const int node : {0, 1, 2}) (void)inquiry.part(node, 1, part_of(node, node == 1, {"a"}), now);
+  REQUIRE(inquiry.seen(0, 0, now) == Orders{.known = true});
+  REQUIRE(inquiry.seen(2, 0, now) == Orders{.known = true});
+  for (int i = 0; i < 200; ++i) {
+    now += HangInquiry::kRenewal;
+    for (const int node : {1, 2}) REQUIRE(inquiry.seen(node, 1, now) == Orders{});
+    REQUIRE(inquiry.tick(now) == Orders{});
+  }
+  REQUIRE(inquiry.over(1, {1}, {}, now) == Orders{});
+  REQUIRE(inquiry.over(2, {2}, {}, now + kSecond) == Orders{});
+  REQUIRE(inquiry.over(0, {0}, {}, now + 2 * kSecond) == Orders{.over = true});
+  REQUIRE(inquiry.deadline() == std::nullopt);
+}
+
+TEST_CASE("a node that comes back and hangs yet belongs to the hang that was told") {
+  HangInquiry inquiry(2);
+  (void)inquiry.seen(1, 0, kStart);
+  (void)inquiry.part(0, 1, part_of(0, false, {"a"}), kStart);
+  (void)inquiry.part(1, 1, part_of(1, true, {"a"}), kStart);
+  REQUIRE(inquiry.tick(kStart + HangInquiry::kForget) == Orders{.faded = true});
+  const Instant back = kStart + HangInquiry::kForget + kSecond;
+  REQUIRE(inquiry.seen(1, 1, back) == Orders{});
+  REQUIRE(inquiry.seen(0, 0, back) == Orders{.known = true});
+  REQUIRE(inquiry.over(0, {0}, {}, back) == Orders{});
+  REQUIRE(inquiry.over(1, {1}, {}, back) == Orders{.over = true});
 }
 
 TEST_CASE("a node that does not exist has no part") {
   HangInquiry inquiry(1);
-  (void)inquiry.seen(0, kStart);
-  REQUIRE(inquiry.part(7, 1, part_of(7, true, {"a"})) == Orders{});
-  REQUIRE(inquiry.part(-1, 1, part_of(7, true, {"a"})) == Orders{});
+  (void)inquiry.seen(0, 0, kStart);
+  REQUIRE(inquiry.part(7, 1, part_of(7, true, {"a"}), kStart) == Orders{});
+  REQUIRE(inquiry.part(-1, 1, part_of(7, true, {"a"}), kStart) == Orders{});
 }
 
 TEST_CASE("of the ranks of all nodes the one that the others wait for is named with its host") {

@@ -3,6 +3,7 @@
 
 #include "launcher/outcome_text.h"
 #include "launcher/program.h"
+#include "launcher/roll_call.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -77,4 +78,29 @@ TEST_CASE("text that no agent writes is a protocol error") {
     REQUIRE_FALSE(rank_range_from_json(bad));
     REQUIRE_FALSE(outcome_from_json(bad));
   }
+}
+
+TEST_CASE("a roll call asks for the first that is missing, also again where an agent has gone") {
+  const auto info = [](int node) {
+    RoleInfo out;
+    out.node_rank = node;
+    out.connection = "10.0.0.1:" + std::to_string(node);
+    return out;
+  };
+  RollCall roll(4);
+  REQUIRE(roll.missing() == 0);
+  for (const int node : {1, 0, 3}) roll.came(node, info(node));
+  REQUIRE(roll.missing() == 2);
+  roll.gone("10.0.0.1:1");
+  roll.gone("10.0.0.1:1");
+  roll.gone("10.0.0.9:1");  // of nobody
+  REQUIRE(roll.missing() == 1);
+  roll.came(2, info(2));
+  REQUIRE(roll.missing() == 1);
+  RoleInfo other = info(1);
+  other.connection = "10.0.0.7:1";
+  roll.came(1, other);
+  REQUIRE(roll.complete());
+  const std::vector<RoleInfo> nodes = roll.take();
+  REQUIRE(nodes == std::vector{info(0), other, info(2), info(3)});
 }

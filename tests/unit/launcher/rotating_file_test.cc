@@ -2,6 +2,7 @@
 #include "launcher/rotating_file.h"
 
 #include <fcntl.h>
+#include <filesystem>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -10,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "launcher/followed_file.h"
+#include "launcher/stderr_file.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
@@ -242,6 +244,126 @@ TEST_CASE("a follower that is too slow skips whole files and counts them") {
   // It still had the first one open.
   REQUIRE(seen == "a\nd\ne\nf\n");
   REQUIRE(followed->take_skipped() == 2);
+}
+
+TEST_CASE("a follower that rests keeps no file, and goes on where it was") {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/log";
+  const auto state = std::make_shared<LogStreamState>();
+  RotatingFile file = open_log(path, {4, 2}, state.get());
+  auto followed = FollowedFile::open(path, state, 2);
+  REQUIRE_OK(followed);
+  const auto read_all = [&] {
+    std::string out;
+    char buffer[2];
+    for (std::size_t n = 1; n > 0;) {
+      n = followed->read(buffer, sizeof buffer);
+      out.append(buffer, n);
+    }
+    followed->rest();
+    REQUIRE(followed->fd() == -1);
+    return out;
+  };
+  file.write("a\n");
+  REQUIRE(read_all() == "a\n");
+  file.write("b\n");
+  file.write("c\nd\n");
+  REQUIRE(read_all() == "b\nc\nd\n");
+  REQUIRE(followed->take_skipped() == 0);
+  for (const char* text : {"e\nf\n", "g\nh\n", "i\nj\n", "k\n"}) file.write(text);
+  REQUIRE(read_all() == "g\nh\ni\nj\nk\n");
+  REQUIRE(followed->take_skipped() == 2);  // one that was read, and one that was not
+  REQUIRE(read_all().empty());
+}
+
+TEST_CASE("a worker's rotated stderr keeps no file of its own open") {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/stderr.log";
+  const auto state = std::make_shared<LogStreamState>();
+  RotatingFile file = open_log(path, {4096, 1}, state.get());
+  StderrFile searched(path);
+  auto followed = FollowedFile::open(path, state, 1);
+  REQUIRE_OK(followed);
+  searched.rotates(*std::move(followed));
+  const auto open_files = [&] {
+    int out = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+      out += target.rfind(path, 0) == 0 ? 1 : 0;
+    }
+    return out;
+  };
+  REQUIRE(open_files() == 1);  // the writer's own
+  for (int i = 0; i < 1000; ++i) file.write(fmt::format("line {} of many\n", i));
+  file.write("ValueError: the reason\n");
+  std::string buffer(4096, '\0');
+  (void)searched.error_so_far(buffer);
+  file.write("Traceback (most recent call last):\n  File \"x.py\", line 7, in <module>\nValueError: that\n");
+  const auto cause = searched.error_so_far(buffer);
+  REQUIRE(cause);
+  REQUIRE(cause->error == "ValueError: that");
+  REQUIRE(open_files() == 1);
+}
+
+TEST_CASE("an interrupted rotation is finished or undone, wherever it was, and loses no file") {
+  // As rotate() goes: a draft, older files moved from the oldest on, the current one linked, the draft
+  // renamed.
+  const auto before = [](const std::string& path, int held) {
+    for (int number = held; number >= 1; --number)
+      open_log(fmt::format("{}.{}", path, number), {}).write(fmt::format("old {}\n", number));
+    open_log(path, {}).write("current\n");
+  };
+  constexpr int kKeep = 3;
+  for (int held = 0; held <= kKeep; ++held) {
+    const int moves = std::min(held, kKeep - 1);
+    for (int step = 0; step <= moves + 2; ++step) {
+      INFO(held << " older files, interrupted after step " << step);
+      const test::TemporaryDirectory directory;
+      const std::string path = directory.path() + "/log";
+      const auto name = [&](int number) { return fmt::format("{}.{}", path, number); };
+      before(path, held);
+      const std::string draft = path + ".new";
+      open_log(draft, {});
+      for (int i = 0; i < std::min(step, moves); ++i)
+        REQUIRE(::rename(name(moves - i).c_str(), name(moves - i + 1).c_str()) == 0);
+      if (step > moves) REQUIRE(::link(path.c_str(), name(1).c_str()) == 0);
+      if (step > moves + 1) REQUIRE(::rename(draft.c_str(), path.c_str()) == 0);
+      const bool rotated = finish_rotation(path, kKeep);
+      REQUIRE(rotated == (step > 0));
+      REQUIRE(::access(draft.c_str(), F_OK) != 0);
+      Names expected;
+      for (int number = rotated ? moves : held; number >= 1; --number)
+        expected.push_back(fmt::format("old {}\n", number));
+      expected.push_back("current\n");
+      if (rotated) expected.push_back("");
+      REQUIRE(files_of(path) == expected);
+      // And it goes on.
+      RotatingFile next = open_log(path, {1, kKeep});
+      next.go_on(0);
+      next.write("a\n");
+      next.write("b\n");
+      REQUIRE(files_of(path).back() == "b\n");
+      REQUIRE(files_of(path).size() <= kKeep + 1);
+    }
+  }
+}
+
+TEST_CASE("where a writer was killed a line of its own says how much may be missing") {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/log";
+  open_log(path, {1 << 20, 3}).write("one\ntw");
+  RotatingFile second = open_log(path, {1 << 20, 3});
+  second.go_on(0);
+  second.write("o\n");
+  RotatingFile third = open_log(path, {1 << 20, 3});
+  third.go_on(77);
+  third.write("three\nfo");
+  RotatingFile fourth = open_log(path, {1 << 20, 3});
+  fourth.go_on(5);
+  REQUIRE(text_of(path) ==
+          "one\ntwo\nmuster: the log writer was killed: up to 77 bytes are missing here\nthree\nfo\n"
+          "muster: the log writer was killed: up to 5 bytes are missing here\n");
 }
 
 TEST_CASE("the end of a log reaches back into the file before") {

@@ -3,6 +3,8 @@
 // back.
 #include "rendezvous/job_record.h"
 
+#include <algorithm>
+
 #include "rendezvous/jobs.h"
 #include "rendezvous/saved_state.h"
 #include "tests/support/catch.h"
@@ -33,6 +35,7 @@ struct Table {
       REQUIRE(record.world == other.world);
       REQUIRE(record.restarts_used == other.restarts_used);
       REQUIRE(record.phase == other.phase);
+      REQUIRE(record.progress == other.progress);
       REQUIRE(record.finished.size() == other.finished.size());
     }
     now += 5s;
@@ -43,6 +46,7 @@ struct Table {
     jobs->advance(now, effects);
   }
 
+  int without_progress = 0;
   void join(std::uint64_t node, int nodes, std::optional<std::int64_t> resume = {}) {
     jobs->connected(node, "job", "127.0.0.1");
     control::Join message;
@@ -51,6 +55,7 @@ struct Table {
     message.request.master_port = static_cast<std::uint16_t>(4000 + node);
     message.settings.min_nodes = message.settings.max_nodes = nodes;
     message.settings.max_restarts = 3;
+    message.settings.max_without_progress = without_progress;
     message.settings.cool_down = 0ms;
     message.resume = resume;
     jobs->receive(node, message, now, effects);
@@ -94,8 +99,9 @@ TEST_CASE("a record is what its bytes say, and other bytes are none") {
   record.settings.max_restarts = 1;
   record.phase = Phase::kClosed;
   record.restarts_used = 1;
-  record.steps.note(0, {1, 7}, true);
-  record.steps.note(1, {}, true);
+  record.progress.steps.note(0, {1, 7}, true);
+  record.progress.steps.note(1, {}, true);
+  record.progress.reached = {2, 9};
   record.world = {3, 2, {{{1, 2}, "n1", "m", "r", 4, 2, 0, 0, 2}}, {"10.0.0.4", "fd00::4"}, 4711};
   record.finished = {{1, 2}};
   record.excluded = {{"m", 30ms}};
@@ -105,10 +111,12 @@ TEST_CASE("a record is what its bytes say, and other bytes are none") {
   std::string bytes;
   encode(record, bytes);
   REQUIRE(decode_job(bytes) == record);
-  // An older record has neither of the two lists.
-  const std::size_t older = bytes.size() - 2 * sizeof(std::uint64_t) - 3 * sizeof(membership::NodeId);
+  // Older records end before what was reached, and before the two lists.
+  const std::size_t old = bytes.size() - 3 * sizeof(std::int64_t);
+  const std::size_t older = old - 2 * sizeof(std::uint64_t) - 3 * sizeof(membership::NodeId);
   for (std::size_t size = 0; size < bytes.size(); ++size)
-    REQUIRE(decode_job(std::string_view(bytes).substr(0, size)).has_value() == (size == older));
+    REQUIRE(decode_job(std::string_view(bytes).substr(0, size)).has_value() ==
+            (size == old || size == older));
   REQUIRE_FALSE(decode_job(bytes + "x"));
   record.phase = Phase::kRunning;
   record.world.slots.clear();
@@ -205,6 +213,131 @@ TEST_CASE("a gathering goes on from its generation and its budget with whoever c
   REQUIRE(t.told<control::Assignment>(1).size() == 1);
   REQUIRE(t.told<control::Assignment>(1)[0].generation == 1);
   REQUIRE(t.told<control::Assignment>(1)[0].restarts_used == 1);
+}
+
+TEST_CASE("how far the last generation came outlives a coordinator that dies while nodes gather") {
+  Table t;
+  t.without_progress = 1;
+  t.join(1, 2);
+  t.join(2, 2);
+  t.say(2, control::WorkerFailed{0, 3, 1, true, false, "oops", {0, 100}});
+  t.say(1, control::Ready{0, 1, {0, 100}});
+  t.say(2, control::Ready{0, 2});
+  t.say(2, control::WorkerFailed{1, 3, 1, true, false, "oops"});
+  SECTION("as those told who were ready") {
+    t.say(1, control::Ready{1, 1, {0, 150}});
+    t.crash();
+    t.join(1, 2);
+    t.join(2, 2, 1);
+    t.say(2, control::Ready{1, 2});
+    REQUIRE(t.told<control::Assignment>(1).size() == 1);
+    REQUIRE(t.round().steps.best == Reached{0, 150});
+    t.crash();
+    REQUIRE(t.round().steps.best == Reached{0, 150});
+    REQUIRE(t.round().steps.last.size() == 2);
+  }
+  SECTION("and that no step was gained") {
+    t.crash();
+    t.join(1, 2, 1);
+    t.join(2, 2, 1);
+    t.say(1, control::Ready{1, 1, {0, 90}});
+    t.say(2, control::Ready{1, 2});
+    REQUIRE(t.told<control::Closed>(1).size() == 1);
+    REQUIRE(t.told<control::Closed>(1)[0].cause.exit_code == kNoProgressExitCode);
+  }
+}
+
+TEST_CASE("a node that was away while a world was formed is told that it is outside") {
+  Table t;
+  t.join(1, 1);
+  t.say(1, control::WorkerFailed{0, 0, 1, true, false, "oops"});
+  t.say(1, control::Ready{0, 1});
+  t.join(2, 1, 0);
+  REQUIRE(t.told<control::Waiting>(2).empty());
+  t.say(2, control::Ready{0, 2});
+  REQUIRE(t.told<control::Waiting>(2).size() == 1);
+  REQUIRE(t.told<control::Waiting>(2)[0].outside);
+}
+
+TEST_CASE("a record leaves room for what is told later, and says how many nodes outside the world fit") {
+  constexpr std::size_t kEtcdBytes = 3 << 19;  // --max-request-bytes
+  const auto record_of = [](std::uint64_t members) {
+    JobRecord out;
+    out.settings.max_nodes = out.settings.min_nodes = 9000;
+    out.phase = Phase::kRunning;
+    for (std::uint64_t i = 0; i < members; ++i)
+      out.world.slots.push_back({{1, i},
+                                 "node" + std::to_string(i),
+                                 std::string(32, 'm'),
+                                 "default",
+                                 static_cast<int>(i),
+                                 8,
+                                 0,
+                                 0,
+                                 8});
+    out.progress.steps.note(0, {0, 1}, true);
+    return out;
+  };
+  for (const std::uint64_t members : {1U, 64U, 9000U}) {
+    JobRecord record = record_of(members);
+    const std::size_t room = room_for_known(record, kMaxRecordBytes);
+    INFO(members << " members, room for " << room);
+    REQUIRE(room > (members < 1000 ? 47'000 : 4'000));
+    for (std::uint64_t i = 0; i < room; ++i) record.known.push_back({2, i});
+    // The most that follows: all have gone, with eight generations and a long reason.
+    record.phase = Phase::kClosed;
+    for (const auto& slot : record.world.slots) record.has_gone(slot.node);
+    record.gone.insert(record.gone.end(), record.known.begin(), record.known.end());
+    for (int i = 1; i < 8; ++i) record.progress.steps.note(i, {0, 1}, true);
+    record.ending.text.assign(4096, 'x');
+    std::string bytes;
+    encode(record, bytes);
+    REQUIRE(bytes.size() <= kMaxRecordBytes + 4096);
+    REQUIRE(bytes.size() + 3 * 1024 + 256 <= kEtcdBytes);  // two keys of a job's name in %XX, and the rest
+    const std::size_t gone = record.gone.size();
+    record.has_gone({3, 3});  // of one that was left out
+    REQUIRE(record.gone.size() == gone);
+  }
+  REQUIRE(room_for_known(record_of(12'000), kMaxRecordBytes) == 0);
+}
+
+TEST_CASE("nodes outside the world that do not fit into the record are left out, and that is said once") {
+  Table t;
+  JobsOptions options;
+  options.max_record_bytes = 2000;
+  t.jobs = std::make_unique<Jobs>(options);
+  t.jobs->record_to(&t.log);
+  t.join(1, 1);
+  for (std::uint64_t node = 2; node < 100; ++node) t.join(node, 1);
+  for (std::uint64_t node = 4; node < 100; ++node) t.jobs->disconnected(node, "eof", t.now, t.effects);
+  t.say(1, control::WorkerFailed{0, 0, 9, false, false, "no use"});
+  REQUIRE(std::count_if(t.effects.log.begin(), t.effects.log.end(), [](const std::string& line) {
+            return line.find("fit into its record of 2000 bytes") != line.npos;
+          }) == 1);
+  t.crash();
+  for (const std::uint64_t node : {2, 3}) {  // who was here comes first
+    t.join(node, 1);
+    REQUIRE(t.told<control::Closed>(node).size() == 1);
+  }
+  int refused = 0, told = 0;
+  for (std::uint64_t node = 4; node < 100; ++node) {
+    t.join(node, 1);
+    refused += static_cast<int>(t.told<control::Refused>(node).size());
+    told += static_cast<int>(t.told<control::Closed>(node).size());
+  }
+  REQUIRE(refused + told == 96);
+  REQUIRE(told > 10);
+  REQUIRE(refused > 10);
+}
+
+TEST_CASE("a node that says twice that it has finished is kept once") {
+  Table t;
+  t.join(1, 2);
+  t.join(2, 2);
+  t.say(2, control::Finished{0});
+  const std::size_t size = t.log.size();
+  t.say(2, control::Finished{0});
+  REQUIRE(t.log.size() == size);
 }
 
 TEST_CASE("who had finished stays so, and may be gone") {

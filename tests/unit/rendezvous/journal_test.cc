@@ -29,6 +29,9 @@ class Heard final : public journal::Recorder {
   void job_finished(std::string_view name, const membership::NodeId& node) override {
     say("finished", name, to_text(node));
   }
+  void job_progress(std::string_view name, const JobProgress& progress) override {
+    say("progress", name, to_text(progress.reached));
+  }
   void job_left(std::string_view name, const membership::NodeId& node) override {
     say("left", name, to_text(node));
   }
@@ -103,6 +106,7 @@ Log example() {
     to.pop("/q");
     to.erase("/n");
     to.job_finished("train", {1, 2});
+    to.job_progress("train", {{}, {1, 40}, true});
   });
   log.frame([](auto& to) {
     to.job_forgotten("old");
@@ -128,12 +132,12 @@ TEST_CASE("what a log was told it tells again, in order") {
   const auto replayed = journal::replay(log.bytes, heard);
   REQUIRE(replayed == journal::Replayed{End::kClean, log.bytes.size(), 6, ""});
   REQUIRE(heard.words ==
-          std::vector<std::string>{"set /k value", "set /n 1", "append /k  and more", "push /q one",
-                                   "job train ", "push /q two", "pop /q ", "erase /n ",
-                                   "finished train 00000000000000010000000000000002", "forgotten old ",
-                                   "set /last " + std::string(700, 'x'), "99 began train 7",
-                                   "99 changed 1 /n 5", "99 changed 5 /q ", "99 done 2 3 41 five -",
-                                   "99 done 2 4 42  /b", "99 gone 2 3 ", "ended 98 "});
+          std::vector<std::string>{
+              "set /k value", "set /n 1", "append /k  and more", "push /q one", "job train ", "push /q two",
+              "pop /q ", "erase /n ", "finished train 00000000000000010000000000000002",
+              "progress train epoch 1 step 40", "forgotten old ", "set /last " + std::string(700, 'x'),
+              "99 began train 7", "99 changed 1 /n 5", "99 changed 5 /q ", "99 done 2 3 41 five -",
+              "99 done 2 4 42  /b", "99 gone 2 3 ", "ended 98 "});
   REQUIRE(heard.jobs == std::vector{some_job()});
 }
 

@@ -127,6 +127,29 @@ TEST_CASE("of a generation that ended with a lost node the others tell how far i
   REQUIRE_THAT(j.round.ending.text, Catch::StartsWith("no step was gained by the last restart"));
 }
 
+TEST_CASE("a node that is back after the next world was formed can still tell how far it came") {
+  Job j = job(1, 2, 9);
+  j.settings.heartbeat_timeout = 1h;
+  j.settings.last_call_timeout = 0s;
+  j.settings.max_without_progress = 2;
+  j.form({1, 2});
+  REQUIRE(std::holds_alternative<GenerationOver>(fail_at(j, step(100))));
+  j.all_ready({1, 2});
+  REQUIRE(j.forms());
+  REQUIRE(std::holds_alternative<GenerationOver>(fail_at(j, step(90))));
+  j.disconnect(2);  // which has come further
+  j.all_ready({1});
+  REQUIRE(j.forms());
+  REQUIRE(j.round.steps.fruitless == 1);
+  REQUIRE(j.join(2, 1).kind == Admission::Kind::kStale);
+  REQUIRE(ready(j.round, Job::id(2), 1, 0, j.now, step(150)));
+  REQUIRE(j.round.steps.fruitless == 0);
+  REQUIRE(j.round.steps.best == step(150));
+  REQUIRE(j.round.steps.last.back() == StepLedger::Entry{1, step(150)});
+  (void)ready(j.round, Job::id(2), 0, 0, j.now, step(999));  // what was before that is past
+  REQUIRE(j.round.steps.best == step(150));
+}
+
 TEST_CASE("a lost node ends the job where its loss is not to be restarted") {
   Job j = job(1, 2, 9);
   j.settings.restart_after_loss = false;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/torchrun_jobs.h"
 
+#include <algorithm>
+
 #include "rendezvous/store_core.h"
 #include "tests/support/catch.h"
 
@@ -88,6 +90,9 @@ TEST_CASE("with a torchrun job go its keys and nobody else's") {
   core.set("/torch.rendezvous.c", "v", effects);
   REQUIRE(core.drop_torchrun_jobs({kA, "/torch.rendezvous.none", "/torch.rendezvous.c"}, effects) ==
           std::vector<std::size_t>{3, 0, 1});
+  core.set("/torch.rendezvous.c", "v", effects);
+  REQUIRE(core.drop_torchrun_jobs({"/torch.rendezvous.d", "/torch.rendezvous.d", "/torch.rendezvous.c"},
+                                  effects) == std::vector<std::size_t>{0, 0, 1});
   REQUIRE(core.keys().size() == 3);
   for (const std::string& key : {kA + "b", kA + ".0", std::string("/z")}) REQUIRE(core.keys().contains(key));
 }
@@ -105,4 +110,20 @@ TEST_CASE("of very many deserted torchrun jobs the first are due at once") {
   REQUIRE(jobs.take_due(kNow) == States{name(0), name(2)});
   REQUIRE(jobs.next_deadline() == kNow + 24h + 3s);
   REQUIRE(jobs.take_due(kNow + 100h).size() == TorchrunJobs::kMaxDeserted);
+}
+
+TEST_CASE("a job that is due at once is due once, and has its time again where an agent came and went") {
+  TorchrunJobs jobs = started();
+  const auto name = [](std::size_t i) { return "/torch.rendezvous.j" + std::to_string(i); };
+  const auto pass_by = [&](std::size_t i, std::size_t second) {
+    jobs.took_part(1, name(i));
+    jobs.gone(1);
+    jobs.settle(kNow + std::chrono::seconds(second), 24h);
+  };
+  for (std::size_t i = 0; i <= TorchrunJobs::kMaxDeserted; ++i) pass_by(i, i);
+  pass_by(0, TorchrunJobs::kMaxDeserted + 1);  // which makes the next one surplus
+  REQUIRE(jobs.take_due(kNow) == States{name(1)});
+  const States later = jobs.take_due(kNow + 100h);
+  REQUIRE(std::count(later.begin(), later.end(), name(0)) == 1);
+  REQUIRE(later.size() == TorchrunJobs::kMaxDeserted);
 }
