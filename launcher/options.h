@@ -86,6 +86,7 @@ struct Options {
   bool report_bindings = false;
   bool dry_run = false;
   std::string preflight = "off";
+  bool doctor = false;
   std::string cgroup = "auto";
   bool help = false;
   bool version = false;
@@ -97,7 +98,7 @@ struct Options {
   friend bool operator==(const Options&, const Options&) = default;
 };
 
-/// `arguments` without argv[0]. With --help, --version or --print-completion a program is not
+/// `arguments` without argv[0]. With --help, --version, --print-completion or --doctor a program is not
 /// required.
 [[nodiscard]] Result<Options> parse_options(std::span<const std::string> arguments,
                                             const Environment& environment);

@@ -142,6 +142,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     Job fresh;
     fresh.name = client.job;
     fresh.settings = join.settings;
+    fresh.since = now;
     fresh.round.world.generation = last_generation;
     found = jobs_.emplace(client.job, std::move(fresh)).first;
     // The former record gives way to one that remembers its generations.

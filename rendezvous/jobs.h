@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -127,6 +128,11 @@ class Jobs {
                                                              const control::Join& join) const;
   /// Nothing: it takes part in no world that runs.
   [[nodiscard]] std::optional<Membership> member(ConnectionId id) const;
+  /// JobState and NodeState for whoever looks in; of jobs that `may_see` refuses nothing, not even that they
+  /// are. O(nodes) of the jobs that are told of.
+  [[nodiscard]] std::vector<control::Message> answer(const control::Inquire& question,
+                                                     const std::function<bool(std::string_view)>& may_see,
+                                                     Instant now, control::InquiryOver& over) const;
 
  private:
   struct Job {
@@ -146,6 +152,7 @@ class Jobs {
     bool changed = false;                 // something happened since
     bool lost_some = false;               // agents that may come back
     bool recorded = false;                // the recorder knows of it
+    Instant since{};                      // it is known here
     Instant forget_at = Instant::max();
     Instant deadline = Instant::max();  // as in deadlines_
   };
@@ -184,6 +191,9 @@ class Jobs {
   void detach(Job& job, const membership::NodeId& node);
   void refuse(ConnectionId id, control::Refused::Reason reason, std::string text, JobsEffects& effects);
   [[nodiscard]] std::vector<ConnectionId> everybody(const Job& job) const;
+  [[nodiscard]] control::JobState state_of(const Job& job, Instant now) const;
+  [[nodiscard]] std::vector<control::Message> nodes_of(const Job& job, std::uint64_t from, Instant now,
+                                                       control::InquiryOver& over) const;
 
   JobsOptions options_;
   JobRecorder* recorder_ = nullptr;
