@@ -86,10 +86,10 @@ struct Options {
   bool report_bindings = false;
   bool dry_run = false;
   std::string preflight = "off";
-  bool doctor = false;
   std::string cgroup = "auto";
   bool help = false;
   bool version = false;
+  bool doctor = false;
 
   std::string program;
   std::vector<std::string> arguments;
