@@ -21,6 +21,7 @@
 #include "launcher/cores.h"
 #include "launcher/descendants.h"
 #include "launcher/detach.h"
+#include "launcher/doctor/doctor_plan.h"
 #include "launcher/event_log.h"
 #include "launcher/exec_plan.h"
 #include "launcher/gpus.h"
@@ -167,7 +168,8 @@ int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   const std::vector<std::string> command(argv, argv + argc);
   const Environment environment = current_environment();
-  const auto options = parse_options(arguments, environment);
+  if (is_doctor_node(arguments)) return run_doctor_node(arguments, environment);
+  auto options = parse_options(arguments, environment);
   if (!options) return complain(options.error());
   if (options->help) {
     std::fputs(help_text().c_str(), stdout);
@@ -183,17 +185,28 @@ int main(int argc, char** argv) {
     std::fputs(script->c_str(), stdout);
     return kExitOk;
   }
+  std::error_code unknown;
+  const auto own_path = std::filesystem::read_symlink("/proc/self/exe", unknown);
+  const std::string own = unknown ? command.front() : own_path.string();
+  if (options->exec && options->doctor)
+    return complain(
+        {ErrorCode::kInvalidArgument, "--exec starts no agent, which --doctor needs on each node"});
   if (options->exec) {
     const auto plan = plan_exec(*options, environment, count_cpus);
     return complain(plan ? execute(*plan) : plan.error());
   }
   if (options->srun) {
-    std::error_code unknown;
-    const auto own = std::filesystem::read_symlink("/proc/self/exe", unknown);
-    const auto plan = plan_srun(*options, environment, unknown ? command.front() : own.string());
+    const auto plan = plan_srun(*options, environment, own);
     if (!plan || !options->dry_run) return complain(plan ? execute(*plan) : plan.error());
     std::fputs(srun_plan_text(*plan).c_str(), stdout);
     return kExitOk;
+  }
+  std::optional<DoctorVerdict> doctor;
+  if (options->doctor) {
+    *options = doctor_options(*options, own);
+    auto opened = DoctorVerdict::open();
+    if (!opened) return complain(opened.error());
+    doctor.emplace(*std::move(opened));
   }
   const Machine machine{[&] { return count_gpus(environment); },
                         count_cpus,
@@ -206,6 +219,7 @@ int main(int argc, char** argv) {
                         [] { return read_cpu_room(); }};
   auto job = plan_job(*options, environment, machine);
   if (!job) return complain(job.error());
+  if (doctor) doctor->instruct(*options, *job);
   if (options->dry_run)
     for (const std::string& text : job->warnings) std::fprintf(stderr, "muster: %s\n", text.c_str());
   job->compare_clocks = parse_preflight(options->preflight).value_or(Preflight::kOff) != Preflight::kOff;
@@ -321,5 +335,5 @@ int main(int argc, char** argv) {
   if (const std::size_t lost = err.flush(SteadyClock::now() + kFlushPatience); lost > 0)
     err.write_now_or_never(fmt::format("\nmuster: stderr was not read: the last {} bytes are lost\n", lost));
   log_target = nullptr;
-  return status;
+  return doctor ? doctor->status_after(status) : status;
 }

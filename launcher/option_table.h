@@ -151,6 +151,10 @@ inline constexpr std::array kOptionTable = {
               "show where each worker would go and what it would be told; start nothing", true},
     OptionRow{"preflight", 0, "PET_PREFLIGHT", Takes::kText, "quick|full|off", "off", Support::kFull,
               "check driver, GPUs, disks and limits first; an unfit node says why and stays out", true},
+    OptionRow{
+        "doctor", 0, "", Takes::kNothing, "", "", Support::kFull,
+        "instead of the program: each node tries to reach each other one, and the first prints who does",
+        true},
     OptionRow{"local-addr", 0, "PET_LOCAL_ADDR", Takes::kText, "HOST", "the host's name", Support::kFull,
               "this node's name in messages and reports; an address is also the only one offered to "
               "other nodes"},

@@ -138,6 +138,7 @@ void declare(CLI::App& app, Options& o) {
   app.add_flag("--report-bindings", o.report_bindings);
   app.add_flag("--dry-run", o.dry_run);
   app.add_option("--preflight", o.preflight)->check(CLI::IsMember({"off", "quick", "full"}));
+  app.add_flag("--doctor", o.doctor);
   app.add_option("--cgroup", o.cgroup)->check(CLI::IsMember({"auto", "off", "required"}));
   app.add_flag("--help", o.help);
   app.add_flag("--version", o.version);
@@ -222,6 +223,7 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
     return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", what, why));
   }
 
+  if (!line.program && out.doctor) line.program = "doctor";  // it is not run
   if (!line.program)
     return fail(ErrorCode::kInvalidArgument,
                 "no program given; usage: muster [options] program|script.py [args...] (see muster --help)");

@@ -89,6 +89,7 @@ struct Options {
   std::string cgroup = "auto";
   bool help = false;
   bool version = false;
+  bool doctor = false;
 
   std::string program;
   std::vector<std::string> arguments;
@@ -98,7 +99,7 @@ struct Options {
   friend bool operator==(const Options&, const Options&) = default;
 };
 
-/// `arguments` without argv[0]. With --help, --version or --print-completion a program is not
+/// `arguments` without argv[0]. With --help, --version, --print-completion or --doctor a program is not
 /// required.
 [[nodiscard]] Result<Options> parse_options(std::span<const std::string> arguments,
                                             const Environment& environment);

@@ -299,7 +299,8 @@ constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames = {
     "Ready",        "Heartbeat",     "Assignment",      "Waiting",   "GenerationOver", "Closed",
     "WorkerFailed", "Finished",      "SafePoint",       "Report",    "Leave",          "Stop",
     "StoreAttach",  "StoreAttached", "StoreRefused",    "StoreOpen", "StoreBytes",     "StoreCredit",
-    "StoreClose",   "Clock",         "SafePointPassed", "Hang",      "Remark"};
+    "StoreClose",   "Clock",         "SafePointPassed", "Hang",      "Remark",         "Inquire",
+    "JobState",     "NodeState",     "StoreJobState",   "InquiryOver"};
 
 }  // namespace
 

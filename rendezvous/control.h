@@ -20,6 +20,7 @@
 // the agent says again what comes after that, and the answers begin anew.
 //   StoreAttach, StoreOpen, StoreBytes*, StoreCredit*, StoreClose ->
 //                                <-  StoreAttached or StoreRefused, StoreBytes*, StoreCredit*, StoreClose
+// Who only looks in says Inquire instead of Join (inquiry.h); its Start names no job, or the one it asks for.
 #pragma once
 
 #include <array>
@@ -30,6 +31,7 @@
 #include <variant>
 #include <vector>
 
+#include "rendezvous/inquiry.h"
 #include "rendezvous/membership.h"
 
 namespace muster::control {
@@ -326,10 +328,11 @@ struct Remark {
   friend bool operator==(const Remark&, const Remark&) = default;
 };
 
-using Message = std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment,
-                             Waiting, GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report,
-                             Leave, Stop, StoreAttach, StoreAttached, StoreRefused, StoreOpen, StoreBytes,
-                             StoreCredit, StoreClose, Clock, SafePointPassed, Hang, Remark>;
+using Message =
+    std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
+                 GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, StoreAttach,
+                 StoreAttached, StoreRefused, StoreOpen, StoreBytes, StoreCredit, StoreClose, Clock,
+                 SafePointPassed, Hang, Remark, Inquire, JobState, NodeState, StoreJobState, InquiryOver>;
 
 /// Of the workers' store, whoever says it.
 [[nodiscard]] bool is_about_store(const Message& message);

@@ -30,6 +30,11 @@ class JobAccounts {
   [[nodiscard]] JobAccount* of(std::string_view name);
   /// What there is now.
   [[nodiscard]] JobAccount find(std::string_view state) const;
+  /// call(state, account) for each, empty ones too.
+  template <class Call>
+  void each(const Call& call) const {
+    for (const auto& [state, account] : accounts_) call(std::string_view(state), account);
+  }
 
   [[nodiscard]] bool has_job(ClientId client) const { return clients_.contains(client); }
   void joined(ClientId client, std::string_view name);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -132,6 +133,11 @@ class Jobs {
                                                              const control::Join& join) const;
   /// Nothing: it takes part in no world that runs.
   [[nodiscard]] std::optional<Membership> member(ConnectionId id) const;
+  /// JobState and NodeState for whoever looks in; of jobs that `may_see` refuses nothing, not even that they
+  /// are. O(nodes) of the jobs that are told of.
+  [[nodiscard]] std::vector<control::Message> answer(const control::Inquire& question,
+                                                     const std::function<bool(std::string_view)>& may_see,
+                                                     Instant now, control::InquiryOver& over) const;
 
  private:
   struct Program {
@@ -160,6 +166,7 @@ class Jobs {
     std::map<std::string, Program> programs;
     bool programs_differ = false;  // which was said
     bool cut = false;                     // but not of all that are known, which was said
+    Instant since{};                      // it is known here
     Instant forget_at = Instant::max();
     Instant deadline = Instant::max();  // as in deadlines_
   };
@@ -216,6 +223,9 @@ class Jobs {
   void detach(Job& job, const membership::NodeId& node);
   void refuse(ConnectionId id, control::Refused::Reason reason, std::string text, JobsEffects& effects);
   [[nodiscard]] std::vector<ConnectionId> everybody(const Job& job) const;
+  [[nodiscard]] control::JobState state_of(const Job& job, Instant now) const;
+  [[nodiscard]] std::vector<control::Message> nodes_of(const Job& job, std::uint64_t from, Instant now,
+                                                       control::InquiryOver& over) const;
 
   JobsOptions options_;
   JobRecorder* recorder_ = nullptr;

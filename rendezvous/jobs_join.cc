@@ -165,6 +165,7 @@ Jobs::Job* Jobs::begin(ConnectionId id, const Client& client, const control::Joi
   Job fresh;
   fresh.name = client.job;
   fresh.settings = join.settings;
+  fresh.since = now;
   fresh.round.world.generation = last_generation;
   Job& job = jobs_.emplace(client.job, std::move(fresh)).first->second;
   // The former record gives way to one that remembers its generations.

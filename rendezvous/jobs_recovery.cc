@@ -103,6 +103,7 @@ void Jobs::restore(const std::string& name, const JobRecord& record, Instant now
   Job job;
   job.name = name;
   job.settings = record.settings;
+  job.since = now;
   job.round = make_round(record, now, grace);
   job.recorded = true;
   job.lost_some = true;

@@ -103,6 +103,7 @@ class StoreCore {
   void disconnect(ClientId client);
 
   [[nodiscard]] TorchrunJobs& torchrun() { return torchrun_; }
+  [[nodiscard]] const TorchrunJobs& torchrun() const { return torchrun_; }
   [[nodiscard]] JobAccounts& accounts() { return accounts_; }
   [[nodiscard]] const JobAccounts& accounts() const { return accounts_; }
   /// Their states and the keys of their rounds; how many each had. O(keys), however many jobs.

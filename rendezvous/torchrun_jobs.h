@@ -40,6 +40,11 @@ class TorchrunJobs {
   /// A job whose agents were clients of a former process.
   void found(std::string_view state);
 
+  [[nodiscard]] std::size_t num_agents(std::string_view state) const {
+    const auto found = agents_.find(state);
+    return found == agents_.end() ? 0 : found->second.size();
+  }
+
   /// Jobs that have lost their last agent since the last call are due `keep` after `now`, unless an agent of
   /// theirs comes.
   void settle(Instant now, Millis keep);

@@ -42,6 +42,10 @@ bool is_silent(const Round& round, const Node& node) {
   return round.silent_since && node.connected && node.last_heard < *round.silent_since;
 }
 
+std::string what_runs(const Round& round) {
+  return fmt::format("{} nodes run generation {}", round.world.slots.size(), round.world.generation);
+}
+
 // Nodes that are here and cannot be counted.
 std::vector<Line> held_back(const Round& round, Instant now) {
   std::vector<const Node*> nodes;
@@ -50,25 +54,21 @@ std::vector<Line> held_back(const Round& round, Instant now) {
   std::sort(nodes.begin(), nodes.end(), [](const Node* a, const Node* b) { return a->arrival < b->arrival; });
   std::vector<Line> out;
   out.reserve(nodes.size());
-  for (const Node* node : nodes) {
-    const auto add = [&](std::string_view phase, std::string text) {
-      out.push_back({node->request.host, phase, std::move(text)});
-    };
-    if (!is_fit(node->request))
-      add("preflight", "is unfit: " + node->request.unfit);
-    else if (!node->connected)
-      add("joined", "lost its connection and may come back");
-    else if (!node->ready)
-      add("joined", "is stopping its workers");
-    else if (is_silent(round, *node))
-      add("joined", "has missed a heartbeat");
-    else
-      add("joined", "failed and is not used for a while");
-  }
+  for (const Node* node : nodes)
+    out.push_back({node->request.host, is_fit(node->request) ? "joined" : "preflight",
+                   explain_held_back(round, *node, now)});
   return out;
 }
 
 }  // namespace
+
+std::string explain_held_back(const Round& round, const Node& node, Instant now) {
+  if (!is_fit(node.request)) return "is unfit: " + node.request.unfit;
+  if (!node.connected) return "lost its connection and may come back";
+  if (!node.ready) return "is stopping its workers";
+  if (is_silent(round, node)) return "has missed a heartbeat";
+  return eligible(round, node, now) ? "" : "failed and is not used for a while";
+}
 
 std::string nodes_text(const Settings& settings) {
   if (settings.min_nodes == settings.max_nodes) return fmt::format("{}", settings.max_nodes);
@@ -130,9 +130,12 @@ std::string explain_outside(const Round& round, const Settings& settings, const 
         node.arrival < self->second.arrival)
       ++before;
   }
-  const std::string runs =
-      fmt::format("{} nodes run generation {}", round.world.slots.size(), round.world.generation);
-  if (self != round.nodes.end() && !is_fit(self->second.request)) return "unfit; " + runs;
+  if (self != round.nodes.end() && !is_fit(self->second.request)) return "unfit; " + what_runs(round);
+  return explain_outside(round, settings, before);
+}
+
+std::string explain_outside(const Round& round, const Settings& settings, int before) {
+  const std::string runs = what_runs(round);
   if (static_cast<int>(round.world.slots.size()) < settings.max_nodes)
     return fmt::format("waits for the job's next {}; {}",
                        !settings.grow_at_safe_point ? "round"

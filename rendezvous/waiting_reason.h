@@ -28,6 +28,10 @@ inline constexpr std::size_t kMaxDetails = 8;
 
 /// Why a node that is not part of the running world waits: "spare 1 of 2; 4 nodes run generation 3".
 [[nodiscard]] std::string explain_outside(const Round& round, const Settings& settings, const NodeId& id);
+/// Likewise for a fit one that has found so many before it.
+[[nodiscard]] std::string explain_outside(const Round& round, const Settings& settings, int before);
+/// Why a node that is known cannot be counted: "is stopping its workers"; empty: it can be.
+[[nodiscard]] std::string explain_held_back(const Round& round, const Node& node, Instant now);
 
 /// Outside the running or last world though it was full, and beyond the spares: what ends well has not run
 /// there, and was not meant to.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// musterctl: the detached jobs of this user on this host: ls, status, attach, logs, stop, rm.
+// musterctl: the detached jobs of this user on this host: ls, status, attach, logs, stop, rm; and the jobs of
+// a coordinator: jobs.
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
@@ -14,6 +15,7 @@
 
 #include "launcher/ctl/job_process.h"
 #include "launcher/ctl/job_status.h"
+#include "launcher/ctl/jobs_command.h"
 #include "launcher/entry_directory.h"
 #include "launcher/exit_status.h"
 #include "launcher/job_entry.h"
@@ -173,10 +175,31 @@ int remove(const Jobs& jobs, const JobEntry& entry) {
   return 0;
 }
 
+CLI::App* define_jobs(CLI::App& app, JobsCommand& look) {
+  auto* out = app.add_subcommand("jobs", "what a coordinator has: a musterd, or the one that an agent runs");
+  out->add_option("job", look.job, "this one and its nodes [all jobs]");
+  out->add_option("--endpoint", look.endpoint, "HOST[:PORT] of the coordinator, as for --rdzv-endpoint")
+      ->required();
+  out->add_option("--secret-file", look.secret_file,
+                  "file with the secret, readable by its owner alone [MUSTER_SECRET]");
+  out->add_option("--tls-ca", look.tls.ca, "PEM file with the authority of the coordinator's certificate");
+  out->add_option("--tls-cert", look.tls.cert, "PEM file with the certificate to show");
+  out->add_option("--tls-key", look.tls.key, "PEM file with its key, readable by its owner alone");
+  out->add_option("--nodes", look.most_nodes, "most nodes to show, those that do not work first; 0: all")
+      ->capture_default_str();
+  out->add_option("--timeout", look.timeout_s, "seconds until it has to have answered")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  out->add_flag("--json", look.json, "for programs");
+  return out;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"musterctl: the jobs that were started with muster --detach, by this user on this host"};
+  CLI::App app{
+      "musterctl: the jobs that were started with muster --detach, by this user on this host; and those of a "
+      "coordinator"};
   app.require_subcommand(1);
   std::string name;
   bool json = false, wait = false, at_once = false;
@@ -206,6 +229,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   end->add_flag("--now", at_once, "kill the workers instead of giving them time");
   auto* forget = with_name(app.add_subcommand("rm", "forget one that has ended, and remove its output file"));
+  JobsCommand look;
+  CLI::App* jobs_of = define_jobs(app, look);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -214,6 +239,7 @@ int main(int argc, char** argv) {
   }
 
   const Environment environment = current_environment();
+  if (jobs_of->parsed()) return show_jobs(look, environment);
   const Jobs jobs(environment);
   if (ls->parsed()) return list(jobs, json);
   const JobEntry* entry = jobs.find(name);

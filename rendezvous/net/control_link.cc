@@ -22,6 +22,11 @@ constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 constexpr std::size_t kFirstReadBytes = 4096;
 constexpr std::size_t kMostReadBytes = 65536;
 
+// " job train"; who only looks in names none.
+std::string named(std::string_view before, const std::string& job) {
+  return job.empty() ? std::string() : fmt::format("{} job {}", before, job);
+}
+
 ErrorCode code_of(Refused::Reason reason) {
   switch (reason) {
     case Refused::Reason::kVersion:
@@ -59,7 +64,8 @@ Error ControlLink::refused(const Refused& refused) {
                                 : busy_                                  ? "has no place yet for"
                                                                          : "refused";
   return {code_of(refused.reason),
-          fmt::format("the coordinator at {} {} job {}: {}", endpoint_, verb, target_.job, refused.text)};
+          fmt::format("the coordinator at {} {}{}: {}", endpoint_, verb,
+                      target_.job.empty() ? " this" : named("", target_.job), refused.text)};
 }
 
 asio::awaitable<Result<control::Welcome>> ControlLink::open(std::size_t turn, Instant deadline) {
@@ -91,7 +97,7 @@ asio::awaitable<Result<control::Welcome>> ControlLink::handshake() {
   send(handshake.start(mine, target_.job, target_.own_host));
   const auto explain = [&](const Error& error) {
     return fail(error.code,
-                fmt::format("coordinator at {}, job {}: {}", endpoint_, target_.job, error.message));
+                fmt::format("coordinator at {}{}: {}", endpoint_, named(",", target_.job), error.message));
   };
 
   auto first = co_await receive();
@@ -143,8 +149,8 @@ asio::awaitable<Result<control::Message>> ControlLink::receive() {
           error == asio::error::eof ? "the coordinator closed the connection" : error.message();
       if (tls_ && !tls_->established()) cause += "; does it speak TLS (musterd --tls-cert)?";
       if (!close_reason_.empty()) cause = close_reason_;
-      co_return fail(ErrorCode::kPeerGone,
-                     fmt::format("control connection to {} for job {}: {}", endpoint_, target_.job, cause));
+      co_return fail(ErrorCode::kPeerGone, fmt::format("control connection to {}{}: {}", endpoint_,
+                                                       named(" for", target_.job), cause));
     }
     input_ = std::string_view(buffer_.data(), size);
     if (!tls_) continue;
@@ -153,8 +159,9 @@ asio::awaitable<Result<control::Message>> ControlLink::receive() {
     input_ = plain_;
     flush();
     if (!decrypted)
-      co_return fail(decrypted.error().code, fmt::format("control connection to {} for job {}: {}", endpoint_,
-                                                         target_.job, decrypted.error().message));
+      co_return fail(decrypted.error().code,
+                     fmt::format("control connection to {}{}: {}", endpoint_, named(" for", target_.job),
+                                 decrypted.error().message));
   }
 }
 

@@ -81,7 +81,7 @@ std::string ControlPeer::flush() {
 ControlPeer::Step ControlPeer::take_start(const control::Start& start, const House& house) {
   Step out;
   host_ = wire::printable(start.host, 64);
-  if (std::string text = control::defect_of_job(start.job); !text.empty()) {
+  if (std::string text = control::defect_of_job(start.job); !text.empty() && !start.job.empty()) {
     out.refused = Refused{Refused::Reason::kSettings, std::move(text)};
     return out;
   }
@@ -92,9 +92,11 @@ ControlPeer::Step ControlPeer::take_start(const control::Start& start, const Hou
     if (own_secret_) secret = *own;
     if (!secret && !house.proves_otherwise) {
       out.refused = Refused{Refused::Reason::kAuthentication,
-                            fmt::format("job {} has no secret here, as every job needs one (musterd "
-                                        "--job-secret, --secrets-dir, or --secret-file for all others)",
-                                        start.job)};
+                            start.job.empty()
+                                ? "each job has a secret of its own here: name the job"
+                                : fmt::format("job {} has no secret here, as every job needs one (musterd "
+                                              "--job-secret, --secrets-dir, or --secret-file for all others)",
+                                              start.job)};
       return out;
     }
   }
@@ -137,6 +139,10 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
   if (const auto* clock = std::get_if<control::Clock>(&message); clock != nullptr && stage == Stage::kOpen) {
     const std::int64_t received = wall_nanoseconds();
     say(control::Message(control::Clock{clock->asked, received, wall_nanoseconds()}));
+    return out;
+  }
+  if (stage == Stage::kOpen && job_.empty() && !std::holds_alternative<control::Inquire>(message)) {
+    out.error = fmt::format("{} without a job: {}", control::name_of(message), control::defect_of_job(job_));
     return out;
   }
   if (stage == Stage::kOpen) {

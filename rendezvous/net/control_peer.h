@@ -80,7 +80,10 @@ class ControlPeer {
   [[nodiscard]] const std::string& name() const { return name_; }
   /// Its address without the port.
   [[nodiscard]] std::string address() const;
+  /// Empty: it takes part in none, and may only look in.
   [[nodiscard]] const std::string& job() const { return job_; }
+  /// What it has proven counts for its job and no other.
+  [[nodiscard]] bool proved_own_secret() const { return own_secret_; }
   /// "n3 (10.0.0.4)" once it has said so, for people.
   [[nodiscard]] std::string title() const;
 

@@ -178,10 +178,18 @@ void ControlServer::Impl::on_bytes(ConnectionId id, Connection& connection, std:
       options_.state ? static_cast<std::uint32_t>(options_.restart_grace.count()) : 0,
       options_.job_secrets.get(),
       options_.tls && options_.tls->asks_for_certificate()};
+  bool asked = false;
   while (peer.stage != Stage::kClosing) {
     ControlPeer::Step step = peer.next(bytes, house);
     if (step.need_more) break;
     if (step.message) ++stats_.num_messages;
+    if (const auto* question = step.message ? std::get_if<control::Inquire>(&*step.message) : nullptr) {
+      if (std::exchange(asked, true) || peer.blocked())
+        return refuse(id, connection,
+                      {control::Refused::Reason::kProtocol, "a question before the answer to another"});
+      tell(*question, connection);
+      continue;
+    }
     if (step.message && has_to_wait(id, *step.message)) {
       parked_.park(id, *std::move(step.message));
       continue;

@@ -26,6 +26,10 @@ namespace boost::asio {
 class io_context;
 }
 
+namespace muster {
+class StoreCore;
+}
+
 namespace muster::net {
 
 class StateLog;
@@ -51,6 +55,8 @@ struct ControlServerOptions {
   std::string software = "muster";
   /// Called on the loop after a connection has ended; not from stop().
   std::function<void()> on_close = {};
+  /// The store beside this coordinator, for whoever looks in; nothing: there is none.
+  std::function<const StoreCore*()> store = {};
   /// Outlives the process what is recorded here; nothing: all jobs end with it.
   std::shared_ptr<StateLog> state;
   /// With `state`: how long the agents of a former process's jobs have to come back.

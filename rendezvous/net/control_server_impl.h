@@ -57,6 +57,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   void on_readable(ConnectionId id);
   void on_bytes(ConnectionId id, Connection& connection, std::string_view received);
   [[nodiscard]] bool has_to_wait(ConnectionId id, const control::Message& message) const;
+  void tell(const control::Inquire& question, Connection& connection) const;
   [[nodiscard]] std::string take_up(ConnectionId id, const control::Message& message);
   [[nodiscard]] bool stalled() const { return options_.state && options_.state->stalled(); }
   void vouch_for_unread();

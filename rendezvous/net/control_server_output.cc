@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/net/control_server_impl.h"
+#include "rendezvous/store_inquiry.h"
 
 namespace muster::net {
 namespace {
@@ -44,6 +45,26 @@ void ControlServer::Impl::linger(ConnectionId id, Connection& connection) {
   parked_.forget(id);
   agents_.set_deadline(id, connection, SteadyClock::now() + kLingerTime);
   flush(id, connection);
+}
+
+// Who has proven the secret of one job sees that job; who has proven the house's, or nothing where there is
+// none, sees those that have no secret of their own, and the store's. Changes that are not on the disk yet
+// may show: nothing follows from an answer.
+void ControlServer::Impl::tell(const control::Inquire& question, Connection& connection) const {
+  const ControlPeer& peer = connection.peer;
+  const auto may_see = [&](std::string_view job) {
+    if (peer.proved_own_secret()) return job == peer.job();
+    return !options_.job_secrets || options_.job_secrets->find(job) == nullptr;
+  };
+  control::InquiryOver over;
+  over.software = options_.software;
+  if (stalled()) over.trouble = "its state log cannot be written; is the disk full?";
+  for (const control::Message& each : jobs_.answer(question, may_see, now(), over)) connection.peer.say(each);
+  if (const StoreCore* core = options_.store ? options_.store() : nullptr;
+      core != nullptr && !peer.proved_own_secret() && question.after.empty() && question.from_number == 0)
+    for (const control::StoreJobState& each : store_jobs(*core, question.job, over.num_store_jobs))
+      connection.peer.say(control::Message(each));
+  connection.peer.say(control::Message(std::move(over)));
 }
 
 // An agent's heartbeat is answered nevertheless: a full disk is no reason to be taken for dead.

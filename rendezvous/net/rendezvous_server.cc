@@ -13,6 +13,7 @@ Result<std::unique_ptr<RendezvousServer>> RendezvousServer::listen(boost::asio::
   if (options.state) control.state = options.state;
   control.stores.limits = options.store.limits;
   control.stores.max_buffered_bytes = options.store.max_buffered_bytes;
+  control.store = [&server = out->store_] { return server ? &server->core() : nullptr; };
   out->control_ = std::make_unique<ControlServer>(loop, control, log);
   ServerOptions store = options.store;
   store.state = options.state;

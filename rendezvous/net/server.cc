@@ -110,6 +110,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   [[nodiscard]] const Listener& listener() const { return acceptor_.listener(); }
   [[nodiscard]] const std::string& address() const { return listener().address; }
 
+  [[nodiscard]] const StoreCore& core() const { return core_; }
   [[nodiscard]] ServerStats stats() const {
     ServerStats out = stats_;
     out.num_requests = clients_.num_requests();
@@ -242,8 +243,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
 
   // One that is blocked already is told when its socket takes more; trying costs a call, and counts it.
   void flush(ClientId id, Instant now) {
-    Client& client = clients_[id];
-    if (client.connection) after(id, client.connection->flush(now), now);
+    if (const auto& connection = clients_[id].connection) after(id, connection->flush(now), now);
   }
 
   void close(ClientId id, bool refused) {
@@ -312,20 +312,17 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   }
 
   void admit(UniqueFd fd) {
-    if (stats_.num_open >= options_.max_connections) [[unlikely]] {
-      refuse(Refusal::kLimit,
-             fmt::format("closed {}: {} clients are connected, the limit (--max-connections)",
-                         peer_name(fd.get()), stats_.num_open));
-      return;
-    }
+    if (stats_.num_open >= options_.max_connections) [[unlikely]]
+      return refuse(Refusal::kLimit,
+                    fmt::format("closed {}: {} clients are connected, the limit (--max-connections)",
+                                peer_name(fd.get()), stats_.num_open));
     const ClientId id = clients_.take();
     Client& client = clients_[id];
     client.peer = peer_name(fd.get());
     client.interest = EPOLLIN;
     if (!poll(EPOLL_CTL_ADD, fd.get(), client.interest, clients_.tag(id))) {
       refuse(Refusal::kSystem, errno_error("epoll_ctl for " + client.peer, errno).message);
-      clients_.release(id);
-      return;
+      return clients_.release(id);
     }
     const bool stranger = options_.store_on_loopback_only && !peer_is_loopback(fd.get());
     client.connection = std::make_unique<Connection>(std::move(fd), id, core_, options_.limits, hold_);
@@ -395,6 +392,9 @@ void Server::stop() {
 }
 ServerStats Server::stats() const {
   return impl_->stats();
+}
+const StoreCore& Server::core() const {
+  return impl_->core();
 }
 
 }  // namespace muster::net

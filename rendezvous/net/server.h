@@ -104,6 +104,8 @@ class Server {
   void stop();
 
   [[nodiscard]] ServerStats stats() const;
+  /// What it holds.
+  [[nodiscard]] const StoreCore& core() const;
 
  private:
   class Impl;

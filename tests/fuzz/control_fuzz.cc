@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arbitrary bytes after a control preamble: decoded whole and in pieces they give the same messages and the
 // same error; what is decoded encodes to the bytes it came from; and a coordinator that is told them by four
-// connections neither breaks nor waits for a moment that has passed, nor do the stores of its workers.
+// connections neither breaks nor waits for a moment that has passed, nor do the stores of its workers. What
+// it answers to somebody who looks in arrives as it was said.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -55,6 +56,25 @@ void check(bool holds) {
   if (!holds) std::abort();
 }
 
+void look_in(const Jobs& jobs, const control::Inquire& question, Instant now) {
+  control::InquiryOver over;
+  std::vector<control::Message> said = jobs.answer(
+      question, [](std::string_view job) { return job == "a"; }, now, over);
+  said.emplace_back(over);
+  std::string bytes;
+  for (const control::Message& each : said) control::encode(each, bytes);
+  control::Decoder decoder({.max_frame_bytes = 16384, .max_list = 8});
+  std::string preamble;
+  control::encode(control::Preamble{}, preamble);
+  control::Message heard;
+  std::string_view input = preamble;
+  check(decoder.next(input, heard) == control::Decoder::Step::kPreamble);
+  input = bytes;
+  for (const control::Message& each : said)
+    check(decoder.next(input, heard) == control::Decoder::Step::kMessage && heard == each);
+  check(input.empty());
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -95,6 +115,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       check(stores.take_refused().size() <= 1);
       check(stores.num_channels() <= 6);
     }
+    if (const auto* question = std::get_if<control::Inquire>(&message)) look_in(jobs, *question, now);
     jobs.receive(turn % 4, message, now, effects);
     turn = turn / 4 + turn * 7 + message.index();
     if (turn % 5 == 0) now += Millis(turn % 20'000);

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Doctor plan: what muster --doctor starts instead of the program: a job of one worker for each node, which
+// is this program as doctor_node.h. An option of muster rather than a command of its own, so that the line
+// that fails needs one word more, on every node, under srun or ssh as it is. Called by main.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <muster/result.h>
+
+#include "launcher/doctor/doctor_node.h"
+#include "launcher/job.h"
+#include "launcher/options.h"
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::launcher {
+
+/// What was given of the rendezvous; of workers, restarts and logs nothing.
+[[nodiscard]] Options doctor_options(const Options& given, const std::string& own_program);
+
+/// Where the verdict comes in from the worker, and what the agent ends with.
+class DoctorVerdict {
+ public:
+  [[nodiscard]] static Result<DoctorVerdict> open();
+  /// Tells the job's worker who it is and where its word goes; the store is carried by the agents, so that
+  /// all that nodes have to reach is the coordinator.
+  void instruct(const Options& options, Job& job) const;
+  /// `status`: the agent's.
+  [[nodiscard]] int status_after(int status) const;
+
+ private:
+  UniqueFd file_;
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Inquiry: what somebody who looks in (musterctl jobs) asks a coordinator, and its answer: messages of the
+// control protocol (control.h) on a connection that joins nothing. One question at a time, which changes
+// nothing:
+//   Inquire  ->
+//            <-  JobState*, NodeState*, StoreJobState*, InquiryOver
+// An answer has kMostInquired of each at most; InquiryOver says how many there are and where to go on.
+// Values; texts are as agents gave them, cut short, and not to be shown to a terminal as they are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace muster::control {
+
+inline constexpr std::size_t kMostInquired = 1000;
+inline constexpr std::size_t kMaxInquiredText = 1024;  ///< bytes of each text in an answer
+
+struct Inquire {
+  std::string job;                ///< this one, with its nodes; empty: all that the asker may see
+  std::string after;              ///< of the jobs those behind this name; empty: from the first
+  std::uint64_t from_number = 0;  ///< of the nodes those from this number on
+
+  friend bool operator==(const Inquire&, const Inquire&) = default;
+};
+
+struct JobState {
+  enum class Phase : std::uint8_t {
+    kGathering,   ///< no world has run yet
+    kRestarting,  ///< between two
+    kRunning,
+    kEnded
+  };
+  std::string job;
+  Phase phase = Phase::kGathering;
+  std::int64_t generation = -1;  ///< that runs or ran last; -1: none yet
+  std::int32_t restarts_used = 0;
+  std::int32_t max_restarts = 0;
+  std::int32_t num_present = 0;  ///< nodes that are connected and fit
+  std::int32_t num_outside = 0;  ///< of these: without a place in the world that runs
+  std::int32_t num_unfit = 0;
+  std::int32_t num_away = 0;  ///< nodes whose connection broke and who may come back
+  std::int32_t min_nodes = 0;
+  std::int32_t max_nodes = 0;
+  std::int32_t spares = 0;
+  std::int32_t num_members = 0;  ///< of the world that runs or ran last, as the next
+  std::int32_t world_size = 0;
+  std::int64_t age_ms = 0;         ///< since this process knows the job
+  std::int64_t forgotten_ms = -1;  ///< until it is forgotten; -1: that is not due
+  std::int64_t epoch = -1;         ///< the furthest that the nodes have told of, as the next; -1: none
+  std::int64_t step = -1;
+  std::int32_t exit_code = 0;  ///< once ended
+  std::string text;            ///< what it waits for, or how it ended
+  std::string first_host;      ///< of the first node, as the next two: where its workers' store is
+  std::string first_address;
+  std::uint16_t first_port = 0;  ///< 0: the store is the coordinator's
+
+  friend bool operator==(const JobState&, const JobState&) = default;
+};
+
+struct NodeState {
+  enum class State : std::uint8_t {
+    kMember,    ///< runs workers
+    kFinished,  ///< its workers succeeded
+    kStopping,  ///< is stopping its workers, or pauses before a restart
+    kWaiting,   ///< for a world, or a place in it
+    kAway,      ///< its connection broke, it may come back
+    kUnfit,
+    kGone  ///< a member of the last world that is not here any more
+  };
+  std::uint64_t number = 0;  ///< in the order in which they came
+  std::string host;
+  State state = State::kMember;
+  std::int32_t group_rank = -1;  ///< in the world that runs or ran last; -1: none
+  std::int32_t base_rank = -1;   ///< its first worker's rank there
+  std::int32_t ranks = 0;        ///< workers
+  std::int32_t order = -1;       ///< the place that it asked for; -1: any
+  std::string role;
+  std::int64_t heard_ms = -1;  ///< since its last word; -1: not known
+  std::string address;         ///< by which it reached the coordinator; else the best that it offered
+  std::string text;            ///< why it is not a member, or is none that works
+
+  friend bool operator==(const NodeState&, const NodeState&) = default;
+};
+
+/// A job of torchrun's, which uses this process as its store.
+struct StoreJobState {
+  std::string job;
+  std::uint64_t num_agents = 0;   ///< connections that have shown themselves to be agents
+  std::uint64_t num_clients = 0;  ///< all that have used the job's keys
+  std::uint64_t num_keys = 0;     ///< and queues
+  std::uint64_t num_bytes = 0;
+  std::uint64_t num_waits = 0;
+
+  friend bool operator==(const StoreJobState&, const StoreJobState&) = default;
+};
+
+struct InquiryOver {
+  std::uint64_t num_jobs = 0;        ///< that the asker may see, however many were asked for, as the next
+  std::uint64_t num_nodes = 0;       ///< of the job that was asked for
+  std::uint64_t num_store_jobs = 0;  ///< of torchrun
+  bool more = false;                 ///< jobs or nodes: ask again with the next two
+  std::string after;
+  std::uint64_t from_number = 0;
+  std::string software;  ///< of the coordinator
+  std::string trouble;   ///< why it acknowledges nothing at present
+
+  friend bool operator==(const InquiryOver&, const InquiryOver&) = default;
+};
+
+// Their fields in wire order, for control.cc.
+
+template <class Archive>
+void fields(Archive& io, Inquire& m) {
+  io(m.job, m.after, m.from_number);
+}
+template <class Archive>
+void fields(Archive& io, JobState& m) {
+  io(m.job);
+  io.enumerator(m.phase, JobState::Phase::kEnded);
+  io(m.generation, m.restarts_used, m.max_restarts, m.num_present, m.num_outside, m.num_unfit, m.num_away,
+     m.min_nodes, m.max_nodes, m.spares, m.num_members, m.world_size, m.age_ms, m.forgotten_ms, m.epoch,
+     m.step, m.exit_code, m.text, m.first_host, m.first_address, m.first_port);
+}
+template <class Archive>
+void fields(Archive& io, NodeState& m) {
+  io(m.number, m.host);
+  io.enumerator(m.state, NodeState::State::kGone);
+  io(m.group_rank, m.base_rank, m.ranks, m.order, m.role, m.heard_ms, m.address, m.text);
+}
+template <class Archive>
+void fields(Archive& io, StoreJobState& m) {
+  io(m.job, m.num_agents, m.num_clients, m.num_keys, m.num_bytes, m.num_waits);
+}
+template <class Archive>
+void fields(Archive& io, InquiryOver& m) {
+  io(m.num_jobs, m.num_nodes, m.num_store_jobs, m.more, m.after, m.from_number, m.software, m.trouble);
+}
+
+}  // namespace muster::control

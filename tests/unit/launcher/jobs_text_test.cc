@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// What musterctl jobs prints.
+#include "launcher/ctl/jobs_text.h"
+
+#include <nlohmann/json.hpp>
+
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace muster::launcher;
+using control::JobState;
+using control::NodeState;
+
+namespace {
+
+JobState running() {
+  JobState out;
+  out.job = "train";
+  out.phase = JobState::Phase::kRunning;
+  out.generation = 3;
+  out.restarts_used = 1;
+  out.max_restarts = 5;
+  out.num_present = 5;
+  out.num_outside = 1;
+  out.min_nodes = out.max_nodes = 4;
+  out.spares = 1;
+  out.num_members = 4;
+  out.world_size = 32;
+  out.age_ms = 7'300'000;
+  out.first_host = "n1";
+  out.first_address = "10.0.0.1";
+  out.first_port = 29511;
+  return out;
+}
+
+NodeState member(int rank) {
+  NodeState out;
+  out.number = static_cast<std::uint64_t>(rank);
+  out.host = "n" + std::to_string(rank + 1);
+  out.group_rank = rank;
+  out.base_rank = rank * 8;
+  out.ranks = 8;
+  out.heard_ms = 2100;
+  out.address = "10.0.0." + std::to_string(rank + 1);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("jobs are a line each, in columns") {
+  net::InquiryAnswer answer;
+  answer.jobs = {running()};
+  JobState gathering;
+  gathering.job = "next";
+  gathering.num_present = 1;
+  gathering.min_nodes = 2;
+  gathering.max_nodes = 4;
+  gathering.max_restarts = 0;
+  gathering.age_ms = 17'000;
+  gathering.text = "1 of 2 to 4 nodes";
+  answer.jobs.push_back(gathering);
+  answer.store_jobs = {{"old", 2, 3, 17, 4096, 0}};
+  answer.over.num_jobs = 5;
+  answer.over.num_store_jobs = 1;
+  REQUIRE(jobs_text(answer) ==
+          "JOB    STATE      NODES  SPARES  RANKS  RESTARTS  AGE  STORE           REMARK\n"
+          "train  running 3  4/4    1/1     32     1/5       2h   10.0.0.1:29511\n"
+          "next   gathering  1/2:4  0/0     -      0/0       17s  -               1 of 2 to 4 nodes\n"
+          "and 3 more jobs\n"
+          "\n"
+          "TORCHRUN JOB  AGENTS  CLIENTS  KEYS  BYTES  WAITS\n"
+          "old           2       3        17    4096   0\n");
+}
+
+TEST_CASE("a job is shown with its nodes, and why those wait that do") {
+  net::InquiryAnswer answer;
+  answer.jobs = {running()};
+  answer.jobs[0].epoch = 2;
+  answer.jobs[0].step = 140;
+  answer.nodes = {member(1), member(0)};
+  NodeState spare;
+  spare.number = 9;
+  spare.host = "n9";
+  spare.state = NodeState::State::kWaiting;
+  spare.heard_ms = 0;
+  spare.address = "10.0.0.9";
+  spare.text = "spare 1 of 1; 4 nodes run generation 3";
+  answer.nodes.push_back(spare);
+  REQUIRE(job_text(answer, 100) ==
+          "train: running generation 3, 32 ranks on 4 nodes\n"
+          "  nodes     4 of 4 present, 1 outside (1 spares wanted)\n"
+          "  restarts  1 of 5 used\n"
+          "  known     for 2h\n"
+          "  store     10.0.0.1:29511 of n1\n"
+          "  reached   epoch 2 step 140\n"
+          "NODE  HOST  RANKS  STATE  HEARD  ADDRESS   WHY\n"
+          "0     n1    0-7    runs   2s     10.0.0.1\n"
+          "1     n2    8-15   runs   2s     10.0.0.2\n"
+          "-     n9    -      waits  0s     10.0.0.9  spare 1 of 1; 4 nodes run generation 3\n");
+}
+
+TEST_CASE("of many nodes those that do not work are shown first, and the others counted") {
+  net::InquiryAnswer answer;
+  answer.jobs = {running()};
+  for (int i = 0; i < 50; ++i) answer.nodes.push_back(member(i));
+  answer.nodes[37].state = NodeState::State::kAway;
+  answer.nodes[37].text = "lost its connection and may come back";
+  const std::string text = job_text(answer, 2);
+  REQUIRE_THAT(text, Catch::Contains("37    n38   296-303  away"));
+  REQUIRE_THAT(text, Catch::Contains("0     n1    0-7"));
+  REQUIRE_THAT(text, !Catch::Contains("n2 "));
+  REQUIRE_THAT(text, Catch::Contains("and 48 more (--nodes=0 shows all)\n"));
+  REQUIRE_THAT(job_text(answer, 0), Catch::Contains("49    n50"));
+}
+
+TEST_CASE("an ended job shows how it ended and until when it is kept") {
+  net::InquiryAnswer answer;
+  answer.jobs = {running()};
+  answer.jobs[0].phase = JobState::Phase::kEnded;
+  answer.jobs[0].exit_code = 7;
+  answer.jobs[0].text = "a worker failed on n1: rank 0 exited with code 7";
+  answer.jobs[0].forgotten_ms = 40'000;
+  REQUIRE_THAT(jobs_text(answer), Catch::Contains("ended 7"));
+  const std::string text = job_text(answer, 0);
+  REQUIRE_THAT(text, Catch::StartsWith("train: ended after generation 3"));
+  REQUIRE_THAT(text, Catch::Contains("forgotten in 40s"));
+  REQUIRE_THAT(text, Catch::Contains("  ended     a worker failed on n1: rank 0 exited with code 7\n"));
+}
+
+TEST_CASE("nothing that came over the network steers the terminal, and JSON stays JSON") {
+  net::InquiryAnswer answer;
+  answer.jobs = {running()};
+  answer.jobs[0].text = "\x1b[2J evil\n\xff";
+  answer.nodes = {member(0)};
+  answer.nodes[0].host = "n\x1b[31m";
+  answer.store_jobs = {{"x\r", 1, 1, 1, 1, 1}};
+  for (const std::string& text : {jobs_text(answer), job_text(answer, 0)}) {
+    REQUIRE(text.find('\x1b') == std::string::npos);
+    REQUIRE(text.find('\r') == std::string::npos);
+  }
+  const auto json = nlohmann::json::parse(jobs_json(answer));
+  REQUIRE(json["jobs"][0]["job"] == "train");
+  REQUIRE(json["jobs"][0]["state"] == "running");
+  REQUIRE(json["nodes"][0]["ranks"] == 8);
+  REQUIRE(json["torchrun_jobs"][0]["keys"] == 1);
+  REQUIRE_FALSE(json.contains("trouble"));
+}
+
+TEST_CASE("that a coordinator can record nothing comes first") {
+  net::InquiryAnswer answer;
+  answer.over.trouble = "its state log cannot be written; is the disk full?";
+  REQUIRE_THAT(jobs_text(answer), Catch::StartsWith("nothing is acknowledged: its state log"));
+}
