@@ -23,6 +23,7 @@
 #include "launcher/detach.h"
 #include "launcher/event_log.h"
 #include "launcher/exec_plan.h"
+#include "launcher/gpu_watch.h"
 #include "launcher/gpus.h"
 #include "launcher/guardian.h"
 #include "launcher/guardian_watch.h"
@@ -276,6 +277,12 @@ int main(int argc, char** argv) {
     if (!started) return give_up(started.error());
     descendants.spare(log_writer.emplace(*std::move(started)).pid());
   }
+  std::optional<GpuWatch> gpu_watch;
+  if (job->gpu_node) {
+    auto started = GpuWatch::start(gpu_paths(environment));
+    if (!started) return give_up(started.error());
+    descendants.spare(gpu_watch.emplace(*std::move(started)).pid());
+  }
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
   // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does
   // not.
@@ -309,6 +316,7 @@ int main(int argc, char** argv) {
                 telemetry);
     if (detached) agent.keep_entry(*detached);
     if (log_writer) agent.rotate_logs(*log_writer);
+    if (gpu_watch) agent.watch_gpus(*gpu_watch);
     status = agent.run();
     telemetry.ended(status);
   }
