@@ -264,7 +264,8 @@ void Agent::start(Attempt& attempt) {
     return obey(attempt, attempt.supervision.start_failed(attempt.group.started(), now));
   }
   telemetry_.running(attempt.group, *directory_);
-  for (int rank = 0; rank < job_.local_world_size; ++rank) attempt.gpu_release.started(attempt.group.pid(rank));
+  for (int rank = 0; rank < job_.local_world_size; ++rank)
+    attempt.gpu_release.started(attempt.group.pid(rank));
   attempt.monitor.begin();
   if (!restart) return;
   const auto ms = [](auto from, auto to) { return std::chrono::duration_cast<Millis>(to - from).count(); };

@@ -172,8 +172,9 @@ void Agent::collect(Attempt& attempt) {
 /// The loop goes on: the status, the coordinator and signals are answered. Who was told to end and is told
 /// again does not wait.
 void Agent::await_gpu_memory(Attempt& attempt) {
-  const bool begun = attempt.gpu_release.begin(
-      kGpuPatience, [this](std::vector<std::string> holds) { events_.push_back(GpusAnswered{std::move(holds)}); });
+  const bool begun = attempt.gpu_release.begin(kGpuPatience, [this](std::vector<std::string> holds) {
+    events_.push_back(GpusAnswered{std::move(holds)});
+  });
   while (begun) {
     const Event event = next_event(std::nullopt);  // it has a deadline of its own
     if (const auto* answer = std::get_if<GpusAnswered>(&event)) {
@@ -183,8 +184,9 @@ void Agent::await_gpu_memory(Attempt& attempt) {
     const auto* signal = std::get_if<SignalReceived>(&event);
     if (signal == nullptr) continue;
     const bool last = !attempt.supervision.stopping() || attempt.supervision.stop_signal() != 0;
-    log_.warning(fmt::format("{} received{}", signal_name(signal->signal),
-                             last ? ": the GPUs' memory is not waited for" : " while the GPUs' memory is waited for"));
+    log_.warning(
+        fmt::format("{} received{}", signal_name(signal->signal),
+                    last ? ": the GPUs' memory is not waited for" : " while the GPUs' memory is waited for"));
     if (last) break;
     attempt.supervision.signal_received(signal->signal, SteadyClock::now());
   }

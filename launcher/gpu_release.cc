@@ -32,7 +32,8 @@ std::vector<GpuHold> holds_of(const Nvml& nvml, const Processes& ours) {
     if (device == nullptr) continue;
     for (const Nvml::Process& process : nvml.processes(device)) {
       const auto pid = static_cast<pid_t>(process.pid);
-      const auto found = std::find_if(ours.begin(), ours.end(), [&](const auto& our) { return our.mark.pid == pid; });
+      const auto found =
+          std::find_if(ours.begin(), ours.end(), [&](const auto& our) { return our.mark.pid == pid; });
       if (found == ours.end()) continue;
       const auto now = mark_of(pid);
       if (now && found->mark.start_ticks != 0 && *now != found->mark) continue;  // a stranger by its number
@@ -172,9 +173,8 @@ void GpuRelease::look(const Descendants& descendants) {
 bool GpuRelease::begin(Millis patience, Done done) {
   if (!enabled_ || processes_.empty() || (paths_.library.empty() && !has_gpu_driver(paths_))) return false;
   const Instant deadline = SteadyClock::now() + patience;
-  auto child = HelperProcess::start("muster-gpu-free", [this, deadline](int out) {
-    ask(paths_, processes_, deadline, out);
-  });
+  auto child = HelperProcess::start("muster-gpu-free",
+                                    [this, deadline](int out) { ask(paths_, processes_, deadline, out); });
   if (!child) {
     done({child.error().message});
     return true;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // GpuRelease: after an attempt, waits until NVML lists none of its processes as a holder of GPU memory: the
 // driver takes a process' memory back after its end, up to seconds later, and workers that start before that
-// fail for want of it. Its processes are the workers and what they started, such as loaders of data, as far as
-// a look saw them: by number and start time, so that a number that was given to a stranger is none of ours.
-// Part of the agent's Attempt; one loop, which goes on meanwhile. NVML is asked by a HelperProcess, because a
-// wedged driver holds whoever asks it. In a container with a PID namespace of its own NVML names others, so
-// nobody is waited for.
+// fail for want of it. Its processes are the workers and what they started, such as loaders of data, as far
+// as a look saw them: by number and start time, so that a number that was given to a stranger is none of
+// ours. Part of the agent's Attempt; one loop, which goes on meanwhile. NVML is asked by a HelperProcess,
+// because a wedged driver holds whoever asks it. In a container with a PID namespace of its own NVML names
+// others, so nobody is waited for.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +46,7 @@ class GpuRelease {
   GpuRelease& operator=(const GpuRelease&) = delete;
 
   void started(pid_t worker);
+  void add(const ProcessMark& mark, bool worker);
   /// What of the workers' trees is there now. Costs about 10 us per process of the machine.
   void look(const Descendants& descendants);
 
@@ -63,8 +64,6 @@ class GpuRelease {
     ProcessMark mark;
     bool worker = false;
   };
-
-  void add(const ProcessMark& mark, bool worker);
 
   boost::asio::io_context& io_;
   GpuPaths paths_;

@@ -54,7 +54,8 @@ void watch_gpus(const GpuPaths& paths, int out) {
     if (!wait.xid) continue;
     const auto device = std::find(devices.begin(), devices.end(), wait.xid->device);
     const auto index = static_cast<std::size_t>(device - devices.begin());
-    say(out, kEvent, xid_line(index < gpus.size() ? gpus[index] : Gpu{}, wait.xid->number, wait.xid->instance));
+    say(out, kEvent,
+        xid_line(index < gpus.size() ? gpus[index] : Gpu{}, wait.xid->number, wait.xid->instance));
   }
 }
 

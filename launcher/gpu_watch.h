@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// GpuWatch: a process of its own that asks NVML which GPUs are here and then waits for their Xid events, so that
-// faults are known where the kernel's log may not be read, and no call into the driver holds the agent.
+// GpuWatch: a process of its own that asks NVML which GPUs are here and then waits for their Xid events, so
+// that faults are known where the kernel's log may not be read, and no call into the driver holds the agent.
 // (A thread could not be stopped while NVML waits, and a wedged driver would keep the agent from ending; a
-// process is killed.) Started by main on nodes with GPUs; read by PostMortem when a worker has failed. Drivers
-// without Xid events, and containers where they are not permitted, give the GPUs only. One loop. Costs a fork,
-// and no time until it is read. Source: NVML API reference, "Event Handling Methods".
+// process is killed.) Started by main on nodes with GPUs; read by PostMortem when a worker has failed.
+// Drivers without Xid events, and containers where they are not permitted, give the GPUs only. One loop.
+// Costs a fork, and no time until it is read. Source: NVML API reference, "Event Handling Methods".
 #pragma once
 
 #include <optional>
@@ -27,6 +27,9 @@ class GpuWatch {
 
   [[nodiscard]] pid_t pid() const { return process_.pid(); }
 
+  /// Readable when there is something to take.
+  [[nodiscard]] int output() const { return process_.output(); }
+
   /// Waits for the driver until then; where that was in vain, not again. Nothing: it has not answered.
   [[nodiscard]] const std::optional<std::vector<Gpu>>& gpus(Instant deadline);
 
@@ -42,7 +45,7 @@ class GpuWatch {
   HelperProcess process_;
   bool closed_ = false;
   bool given_up_ = false;  // the GPUs are not waited for any more
-  std::string pending_;  // the beginning of a line
+  std::string pending_;    // the beginning of a line
   std::vector<Gpu> found_;
   std::optional<std::vector<Gpu>> gpus_;
   std::vector<std::string> events_;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // HelperProcess: a child of the agent that asks who may not answer, such as a GPU's driver, which holds
 // whoever asks it. What it says comes through a pipe; no signal but SIGKILL reaches it, it has no other
-// descriptor of the agent's, and it ends with it. Owned by GpuRelease, GpuWatch and the preflight's look at the
-// driver. The destructor sends SIGKILL and waits a moment at most: one that hangs in the kernel is left to
-// whoever reaps orphans. Costs one fork.
+// descriptor of the agent's, and it ends with it. Owned by GpuRelease, GpuWatch and the preflight's look at
+// the driver. The destructor sends SIGKILL and waits a moment at most: one that hangs in the kernel is left
+// to whoever reaps orphans. Costs one fork.
 #pragma once
 
 #include <functional>
@@ -19,7 +19,8 @@ class HelperProcess {
  public:
   /// `body`, in the child, gets the pipe's end to write to; its return ends the child. `name`: 15 characters
   /// at most, for ps(1).
-  [[nodiscard]] static Result<HelperProcess> start(const char* name, const std::function<void(int out)>& body);
+  [[nodiscard]] static Result<HelperProcess> start(const char* name,
+                                                   const std::function<void(int out)>& body);
 
   HelperProcess(HelperProcess&& other) noexcept;
   HelperProcess& operator=(HelperProcess&&) = delete;

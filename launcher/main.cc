@@ -109,12 +109,19 @@ std::optional<rlimit> make_room_for_descriptors(int workers) {
   return limit;
 }
 
-/// --preflight: says what is wrong with this node. Returns why it takes no part; nothing: it does.
-std::string defect_of_node(const Options& options, const Job& job, const Environment& environment) {
-  const Preflight level = parse_preflight(options.preflight).value_or(Preflight::kOff);
+Preflight preflight_of(const Options& options) {
+  return parse_preflight(options.preflight).value_or(Preflight::kOff);
+}
+
+/// --preflight: says what is wrong with this node. Returns why it takes no part; nothing: it does. `wedged`:
+/// the driver does not answer, and nobody asks it again.
+std::string defect_of_node(const Options& options, const Job& job, const Environment& environment,
+                           const std::optional<Finding>& wedged) {
+  const Preflight level = preflight_of(options);
   if (level == Preflight::kOff) return {};
   const PreflightJob check = plan_preflight(level, job, options.oversubscribe, environment);
-  auto findings = run_preflight(check, level == Preflight::kQuick ? kQuickPatience : kFullPatience);
+  auto findings = wedged ? std::vector{*wedged}
+                         : run_preflight(check, level == Preflight::kQuick ? kQuickPatience : kFullPatience);
   // What is broken already is not asked to work.
   if (level == Preflight::kFull && unfit_text(findings).empty()) {
     TrialReport trials = try_devices(check, environment, kTrialPatience);
@@ -156,8 +163,7 @@ Result<Outlook> open_outlook(const Options& options, const Job& job) {
 Telemetry tell_beginning(const Options& options, const Job& job, const Log& log, EventLog* events) {
   Telemetry out(job, log, events);
   out.started(kVersion);
-  if (parse_preflight(options.preflight).value_or(Preflight::kOff) != Preflight::kOff)
-    out.preflight(options.preflight, job.unfit);
+  if (preflight_of(options) != Preflight::kOff) out.preflight(options.preflight, job.unfit);
   return out;
 }
 
@@ -196,26 +202,34 @@ int main(int argc, char** argv) {
     std::fputs(srun_plan_text(*plan).c_str(), stdout);
     return kExitOk;
   }
-  const Machine machine{[&] { return count_gpus(environment); },
+  DriverLook driver = preflight_of(*options) == Preflight::kOff
+                          ? DriverLook{}
+                          : look_at_driver(gpu_paths(environment), kQuickPatience);
+  Environment asked = environment;
+  // The plan would wait for it: it is made without.
+  if (driver.finding) asked.insert_or_assign("MUSTER_NVML_LIBRARY", "/dev/null");
+  const Machine machine{[&] { return count_gpus(asked); },
                         count_cpus,
                         random_uuid,
                         host_name(),
-                        [&] { return read_hardware(environment); },
+                        [&] { return read_hardware(asked); },
                         [] { return count_cores(); },
                         has_gpu_driver(gpu_paths(environment)),
                         [&] { return count_listed_gpus(gpu_paths(environment)); },
                         [] { return read_cpu_room(); }};
   auto job = plan_job(*options, environment, machine);
+  if (!job && driver.finding) std::fprintf(stderr, "muster: preflight: %s\n", driver.finding->text.c_str());
   if (!job) return complain(job.error());
   if (options->dry_run)
     for (const std::string& text : job->warnings) std::fprintf(stderr, "muster: %s\n", text.c_str());
-  job->compare_clocks = parse_preflight(options->preflight).value_or(Preflight::kOff) != Preflight::kOff;
+  job->compare_clocks = preflight_of(*options) != Preflight::kOff;
   auto outlook = open_outlook(*options, *job);
   if (!outlook) {
     const int status = complain(outlook.error());
     return outlook.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
   }
-  job->unfit = defect_of_node(*options, *job, environment);
+  job->unfit = defect_of_node(*options, *job, environment, driver.finding);
+  driver.process.reset();
   const Log plain_log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")));
   EventLog* const events = outlook->events ? &*outlook->events : nullptr;
   if (!job->unfit.empty() && (options->dry_run || job->one_node())) {

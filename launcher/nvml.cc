@@ -242,7 +242,8 @@ Nvml::EventSet Nvml::watch_xids(const std::vector<Device>& devices) const {
 Nvml::Wait Nvml::wait_for_xid(EventSet events, std::chrono::milliseconds patience) const {
   const auto ask = entry<int (*)(EventSet, EventData*, unsigned)>("nvmlEventSetWait_v2");
   EventData data{};
-  const int result = ask == nullptr ? kTimeout + 1 : ask(events, &data, static_cast<unsigned>(patience.count()));
+  const int result =
+      ask == nullptr ? kTimeout + 1 : ask(events, &data, static_cast<unsigned>(patience.count()));
   if (result == kTimeout) return {};
   if (result != kSuccess) return {std::nullopt, true};
   if (data.type != kXidEvent) return {};

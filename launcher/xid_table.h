@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers of the NVIDIA driver's error reports (Xid) that training meets, each with what it means in a few
-// words. Pure. Source: "XID Errors" and "Analyzing Xid Errors with the Xid Catalog" of NVIDIA's GPU deployment
-// documentation; the meaning of a number is the same in all versions of the driver.
+// The numbers of the NVIDIA driver's error reports (Xid) that training meets, each with what it means in a
+// few words. Pure. Source: "XID Errors" and "Analyzing Xid Errors with the Xid Catalog" of NVIDIA's GPU
+// deployment documentation; the meaning of a number is the same in all versions of the driver.
 #pragma once
 
 #include <string_view>

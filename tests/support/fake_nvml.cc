@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A management library with the GPUs that the file named by FAKE_NVML lists, one per line:
 //   UUID PCI-ADDRESS USED-MIB ECC-ERRORS REMAP-FAILED PID[,PID...]|-  [MIG-UUID...] [NAME=VALUE...]
-// with what the GPU does not have unless it is named: generation=3/5 width=8/16 (PCIe, of which most), state=8
-// throttle=0x8 links=16/18 (NVLink) remap_pending=1 retired_pending=1 no_events=1.
-// The PIDs are read again whenever they are asked for, and that is told by a file with ".asked" behind the
-// name. A line "broken" is a device that cannot be opened; "init=N" makes nvmlInit fail with N. A file with
+// with what the GPU does not have unless it is named: generation=3/5 width=8/16 (PCIe, of which most),
+// state=8 throttle=0x8 links=16/18 (NVLink) remap_pending=1 retired_pending=1 no_events=1. The PIDs are read
+// again whenever they are asked for, and that is told by a file with ".asked" behind the name. A line
+// "broken" is a device that cannot be opened; "init=N" makes nvmlInit fail with N. A file with
 // ".xid" behind the name, put there whole, is a list of events, "UUID NUMBER [GPU-INSTANCE]" a line; once all
 // were delivered and the next is waited for it is called ".xid.told". Tests load the library by its path, the
 // launcher through MUSTER_NVML_LIBRARY.
