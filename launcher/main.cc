@@ -218,8 +218,12 @@ int main(int argc, char** argv) {
                         [&] { return count_listed_gpus(gpu_paths(environment)); },
                         [] { return read_cpu_room(); }};
   auto job = plan_job(*options, environment, machine);
-  if (!job && driver.finding) std::fprintf(stderr, "muster: preflight: %s\n", driver.finding->text.c_str());
-  if (!job) return complain(job.error());
+  if (!job) {
+    const int status = complain(job.error());
+    if (!driver.finding) return status;
+    std::fprintf(stderr, "muster: preflight: %s\n", driver.finding->text.c_str());
+    return kExitPreflight;
+  }
   if (options->dry_run)
     for (const std::string& text : job->warnings) std::fprintf(stderr, "muster: %s\n", text.c_str());
   job->compare_clocks = preflight_of(*options) != Preflight::kOff;
