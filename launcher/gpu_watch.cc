@@ -137,9 +137,9 @@ bool GpuWatch::read_some() {
 const std::optional<std::vector<Gpu>>& GpuWatch::gpus(Instant deadline) {
   while (!gpus_) {
     if (read_some()) continue;
-    if (closed_ || given_up_) break;
-    pollfd wait{process_.output(), POLLIN, 0};
     const auto left = time_left(deadline, SteadyClock::now()).count();
+    if (closed_ || given_up_ || left == 0) break;
+    pollfd wait{process_.output(), POLLIN, 0};
     given_up_ = retry_eintr([&] { return ::poll(&wait, 1, static_cast<int>(left)); }) <= 0;
   }
   return gpus_;

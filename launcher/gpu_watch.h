@@ -30,7 +30,8 @@ class GpuWatch {
   /// Readable when there is something to take.
   [[nodiscard]] int output() const { return process_.output(); }
 
-  /// Waits for the driver until then; where that was in vain, not again. Nothing: it has not answered.
+  /// Waits for the driver until then; where that took its time and was in vain, not again. Nothing: it has
+  /// not answered.
   [[nodiscard]] const std::optional<std::vector<Gpu>>& gpus(Instant deadline);
 
   /// What has come since the last call, as the kernel's log would have it (kernel_log.h):

@@ -64,6 +64,7 @@ TEST_CASE("the GPUs are told by a process of its own, and then each Xid with GPU
       "GPU-aa 0000:3b:00.0 0 0 0 - MIG-1 MIG-2\nbroken\nGPU-bb 0001:5e:00.0 0 0 0 - no_events=1\n");
   auto watch = GpuWatch::start(FakeDriver::paths());
   REQUIRE(watch);
+  (void)watch->gpus(SteadyClock::now());  // a look is no wait in vain
   const auto& gpus = watch->gpus(SteadyClock::now() + kPatience);
   REQUIRE(gpus);
   REQUIRE(gpus->size() == 3);
