@@ -264,6 +264,8 @@ void Agent::start(Attempt& attempt) {
     return obey(attempt, attempt.supervision.start_failed(attempt.group.started(), now));
   }
   telemetry_.running(attempt.group, *directory_);
+  for (int rank = 0; rank < job_.local_world_size; ++rank)
+    attempt.gpu_release.started(attempt.group.pid(rank));
   attempt.monitor.begin();
   if (!restart) return;
   const auto ms = [](auto from, auto to) { return std::chrono::duration_cast<Millis>(to - from).count(); };
@@ -317,6 +319,7 @@ void Agent::handle(Attempt& attempt, const Event& event) {
     attempt.ended.push_back(now);
     if (is_failure(outcome)) post_mortem_.look_at(outcome, attempt.router);
     telemetry_.worker_ended(outcome);
+    if (attempt.outcomes.empty()) attempt.gpu_release.look(descendants_);
     attempt.outcomes.push_back(std::move(outcome));
     reap_orphans();  // a worker that nobody had waited for hides them
     obey(attempt, orders);
@@ -364,6 +367,7 @@ void Agent::obey(Attempt& attempt, const Supervision::Orders& orders) {
   if (!orders.signal_all) return;
   attempt.monitor.stop();
   attempt.group.signal_all(*orders.signal_all);
+  attempt.gpu_release.look(descendants_);
   post_mortem_.stop_begins(attempt.router);
 }
 

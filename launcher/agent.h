@@ -50,6 +50,8 @@ class Agent {
   void keep_entry(DetachedJob& entry) { entry_ = &entry; }
   /// Before run(): log files are rotated, by `writer`, which outlives this.
   void rotate_logs(LogWriter& writer) { log_writer_ = &writer; }
+  /// Before run(): GPUs and their faults are learnt there; it outlives this.
+  void watch_gpus(GpuWatch& watch) { post_mortem_.watch_gpus(watch); }
 
  private:
   struct Joined {
@@ -74,10 +76,13 @@ class Agent {
     int local_rank;
     std::string line;
   };
+  struct GpusAnswered {
+    std::vector<std::string> holds;
+  };
   struct Left {};
   struct DeadlinePassed {};
-  using Event = std::variant<Joined, WorkerEnded, SignalReceived, OutcomeKnown, PartCame, HangFound, Left,
-                             DeadlinePassed>;
+  using Event = std::variant<Joined, WorkerEnded, SignalReceived, OutcomeKnown, PartCame, HangFound,
+                             GpusAnswered, Left, DeadlinePassed>;
 
   /// One attempt under way; alive while its workers are.
   struct Attempt;
@@ -104,6 +109,7 @@ class Agent {
   void safe_point_announced();
   void wait_before(Attempt& attempt, Millis pause);
   void collect(Attempt& attempt);
+  void await_gpu_memory(Attempt& attempt);
   void report(Attempt& attempt, const FailureNotice& notice);
   void gather(int attempt, JobReport& report, int nodes);
   void leave();

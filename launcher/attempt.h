@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launcher/agent.h"
+#include "launcher/gpu_release.h"
 #include "launcher/hang_monitor.h"
 #include "launcher/log_router.h"
 #include "launcher/safe_point_watch.h"
@@ -42,7 +43,8 @@ struct Agent::Attempt {
             },
             [&agent, count](control::Hang word) { agent.rendezvous_->say_hang(count, std::move(word)); }),
         safe_points(
-            agent.io_, agent.safe_point_files(), [&agent] { agent.safe_point_announced(); }, agent.log_) {}
+            agent.io_, agent.safe_point_files(), [&agent] { agent.safe_point_announced(); }, agent.log_),
+        gpu_release(agent.io_, gpu_paths(agent.environment_), agent.job_.gpu_node) {}
 
   int number;  // as the rendezvous counts
   Assignment assignment;
@@ -52,6 +54,7 @@ struct Agent::Attempt {
   Supervision supervision;
   HangMonitor monitor;
   SafePointWatch safe_points;
+  GpuRelease gpu_release;
   std::optional<HangFound> hang;        // for which the attempt ends
   std::vector<WorkerOutcome> outcomes;  // in the order in which the exits were learnt
   std::vector<Instant> ended;           // of each of them

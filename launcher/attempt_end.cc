@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "launcher/attempt.h"
-#include "launcher/gpu_release.h"
 #include "launcher/node_report.h"
 #include "launcher/report.h"
 
@@ -156,6 +155,7 @@ void Agent::collect(Attempt& attempt) {
           "pid {} (local_rank {}) does not die of SIGKILL; is it waiting for a dead disk or device?",
           attempt.group.pid(rank), rank));
   attempt.group.signal_all(SIGKILL);
+  attempt.gpu_release.look(descendants_);
   const auto is_worker = [&](pid_t pid) { return attempt.group.owns(pid); };
   for (const pid_t pid : descendants_.end(is_worker, SteadyClock::now() + kOrphanPatience))
     if (!is_worker(pid))
@@ -165,14 +165,32 @@ void Agent::collect(Attempt& attempt) {
   for (const pid_t pid : cgroups_.clear(SteadyClock::now() + kOrphanPatience))
     if (!is_worker(pid))
       log_.error(fmt::format("pid {}, in a worker's control group, does not die of SIGKILL", pid));
-  if (job_.gpu_node && attempt.supervision.stopping()) {
-    std::vector<pid_t> pids;
-    for (int rank = 0; rank < job_.local_world_size; ++rank)
-      if (attempt.group.pid(rank) > 0) pids.push_back(attempt.group.pid(rank));
-    for (const std::string& line : wait_for_gpu_release(gpu_paths(environment_), pids, kGpuPatience))
-      log_.error(line);
-  }
   attempt.router.drain();
+  await_gpu_memory(attempt);
+}
+
+/// The loop goes on: the status, the coordinator and signals are answered. Who was told to end and is told
+/// again does not wait.
+void Agent::await_gpu_memory(Attempt& attempt) {
+  const bool begun = attempt.gpu_release.begin(kGpuPatience, [this](std::vector<std::string> holds) {
+    events_.push_back(GpusAnswered{std::move(holds)});
+  });
+  while (begun) {
+    const Event event = next_event(std::nullopt);  // it has a deadline of its own
+    if (const auto* answer = std::get_if<GpusAnswered>(&event)) {
+      for (const std::string& line : answer->holds) log_.error(line);
+      return;
+    }
+    const auto* signal = std::get_if<SignalReceived>(&event);
+    if (signal == nullptr) continue;
+    const bool last = !attempt.supervision.stopping() || attempt.supervision.stop_signal() != 0;
+    log_.warning(
+        fmt::format("{} received{}", signal_name(signal->signal),
+                    last ? ": the GPUs' memory is not waited for" : " while the GPUs' memory is waited for"));
+    if (last) break;
+    attempt.supervision.signal_received(signal->signal, SteadyClock::now());
+  }
+  attempt.gpu_release.cancel();
 }
 
 /// The first node tells the whole story; the node where it began tells its own part of it too.

@@ -31,7 +31,12 @@ constexpr std::size_t kMaxEnvironmentBytes = std::size_t{4} << 20;
 struct Process {
   pid_t parent = 0;
   char state = '?';
+  std::uint64_t start_ticks = 0;
+
+  [[nodiscard]] bool ended() const { return state == 'Z' || state == 'X'; }
 };
+
+constexpr int kFieldsToStart = 18;  // from the parent's number, the fourth, to the start, the 22nd
 
 std::optional<Process> look_at(pid_t pid) {
   const auto text = read_file(fmt::format("/proc/{}/stat", pid), 4096);
@@ -42,7 +47,14 @@ std::optional<Process> look_at(pid_t pid) {
   Process out;
   out.state = (*text)[name_end + 2];
   const char* begin = text->data() + name_end + 4;
-  std::from_chars(begin, text->data() + text->size(), out.parent);
+  const char* const end = text->data() + text->size();
+  std::from_chars(begin, end, out.parent);
+  for (int field = 0; field < kFieldsToStart; ++field) {
+    begin = std::find(begin, end, ' ');
+    if (begin == end) return out;
+    ++begin;
+  }
+  std::from_chars(begin, end, out.start_ticks);
   return out;
 }
 
@@ -93,6 +105,11 @@ bool have_children() {
 
 }  // namespace
 
+std::optional<ProcessMark> mark_of(pid_t pid) {
+  const auto process = look_at(pid);
+  return process ? std::optional(ProcessMark{pid, process->start_ticks}) : std::nullopt;
+}
+
 Descendants::Descendants(std::string token)
     : token_(std::move(token)),
       // The first process of a PID namespace is given the orphans of strangers too.
@@ -112,24 +129,42 @@ void Descendants::reap(const std::function<bool(pid_t)>& is_worker) const {
   }
 }
 
-/// What is below this process and alive, without what is spared and below that.
-std::vector<pid_t> Descendants::list() const {
-  std::multimap<pid_t, pid_t> children;
+struct Descendants::Found {
+  pid_t pid;
+  Process process;
+};
+
+/// Without what is spared and below that.
+std::vector<Descendants::Found> Descendants::below_us() const {
+  std::multimap<pid_t, Found> children;
   for (const pid_t pid : all_pids())
-    if (const auto process = look_at(pid); process && process->state != 'Z' && process->state != 'X')
-      children.emplace(process->parent, pid);
-  std::vector<pid_t> out;
+    if (const auto process = look_at(pid)) children.emplace(process->parent, Found{pid, *process});
+  std::vector<Found> out;
   std::vector<pid_t> open{::getpid()};
   while (!open.empty()) {
     const auto [begin, end] = children.equal_range(open.back());
     open.pop_back();
     for (auto child = begin; child != end; ++child) {
-      const pid_t pid = child->second;
+      const pid_t pid = child->second.pid;
       if (pid <= 1 || std::find(spared_.begin(), spared_.end(), pid) != spared_.end()) continue;
       open.push_back(pid);
-      if (!had_children_ || has_token(pid, token_)) out.push_back(pid);
+      if (!had_children_ || has_token(pid, token_)) out.push_back(child->second);
     }
   }
+  return out;
+}
+
+/// Those that are alive.
+std::vector<pid_t> Descendants::list() const {
+  std::vector<pid_t> out;
+  for (const Found& found : below_us())
+    if (!found.process.ended()) out.push_back(found.pid);
+  return out;
+}
+
+std::vector<ProcessMark> Descendants::look() const {
+  std::vector<ProcessMark> out;
+  for (const Found& found : below_us()) out.push_back({found.pid, found.process.start_ticks});
   return out;
 }
 

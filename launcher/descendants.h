@@ -8,7 +8,9 @@
 // prctl(2), waitid(2), pidfd_open(2), proc(5).
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <sys/types.h>
@@ -17,6 +19,16 @@
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
+
+/// A process, whatever its number is given to later.
+struct ProcessMark {
+  pid_t pid = 0;
+  std::uint64_t start_ticks = 0;  // since boot; 0: not known
+
+  friend bool operator==(const ProcessMark&, const ProcessMark&) = default;
+};
+/// Nothing: there is no such process, not even as a zombie.
+[[nodiscard]] std::optional<ProcessMark> mark_of(pid_t pid);
 
 class Descendants {
  public:
@@ -29,10 +41,15 @@ class Descendants {
   /// Takes ended orphans off the process table. Workers are left to those who wait for them.
   void reap(const std::function<bool(pid_t)>& is_worker) const;
 
+  /// The workers and what they started, as far as it is there now, ended or not.
+  [[nodiscard]] std::vector<ProcessMark> look() const;
+
   /// SIGKILL to all that is left, until nothing is or the time is over. Returns what does not die.
   [[nodiscard]] std::vector<pid_t> end(const std::function<bool(pid_t)>& is_worker, Instant deadline) const;
 
  private:
+  struct Found;
+  [[nodiscard]] std::vector<Found> below_us() const;
   [[nodiscard]] std::vector<pid_t> list() const;
 
   std::string token_;

@@ -2,22 +2,18 @@
 #include "launcher/gpu_release.h"
 
 #include <algorithm>
-#include <errno.h>
-#include <fcntl.h>
-#include <linux/close_range.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
+#include <optional>
 #include <time.h>
 #include <unistd.h>
+#include <utility>
 
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
+#include "launcher/helper_process.h"
 #include "launcher/nvml.h"
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
 namespace {
@@ -27,84 +23,43 @@ constexpr Millis kDriverPatience{1000};  // beyond the wait itself
 constexpr char kHeld = 'h';
 constexpr char kDone = 'd';  // asked, or there is nobody to ask
 
-std::vector<GpuHold> holds_of(const Nvml& nvml, std::span<const pid_t> workers) {
+/// Whose numbers NVML names; that none is another's is to be seen yet.
+template <class Processes>
+std::vector<GpuHold> holds_of(const Nvml& nvml, const Processes& ours) {
   std::vector<GpuHold> out;
   for (unsigned i = 0; i < nvml.count().value_or(0); ++i) {
     const Nvml::Device device = nvml.device(i);
     if (device == nullptr) continue;
     for (const Nvml::Process& process : nvml.processes(device)) {
       const auto pid = static_cast<pid_t>(process.pid);
-      if (std::find(workers.begin(), workers.end(), pid) != workers.end())
-        out.push_back({i, nvml.uuid(device), pid, process.bytes});
+      const auto found =
+          std::find_if(ours.begin(), ours.end(), [&](const auto& our) { return our.mark.pid == pid; });
+      if (found == ours.end()) continue;
+      const auto now = mark_of(pid);
+      if (now && found->mark.start_ticks != 0 && *now != found->mark) continue;  // a stranger by its number
+      out.push_back({i, nvml.uuid(device), pid, process.bytes, found->worker, !now});
     }
   }
   return out;
 }
 
-[[noreturn]] void run_child(const GpuPaths& paths, std::span<const pid_t> workers, Instant deadline,
-                            int writer, pid_t parent) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(0);
-  // The guardian must not take this process for its owner.
-  ::dup2(writer, 0);
-  ::syscall(SYS_close_range, 3U, ~0U, 0U);
+/// In the child.
+template <class Processes>
+void ask(const GpuPaths& paths, const Processes& ours, Instant deadline, int out) {
   if (const auto nvml = paths.library.empty() ? Nvml::open() : Nvml::open(paths.library)) {
-    std::vector<GpuHold> holds = holds_of(*nvml, workers);
+    std::vector<GpuHold> holds = holds_of(*nvml, ours);
     while (!holds.empty() && SteadyClock::now() < deadline) {
       const timespec pause{0, std::chrono::nanoseconds(kBetweenLooks).count()};
       ::nanosleep(&pause, nullptr);
-      holds = holds_of(*nvml, workers);
+      holds = holds_of(*nvml, ours);
     }
-    for (const GpuHold& hold : holds) {
-      const bool ended = ::kill(hold.pid, 0) != 0 && errno == ESRCH;
-      (void)write_all(0, fmt::format("{}{}\n", kHeld, describe(hold, ended)));
-    }
+    for (const GpuHold& hold : holds) (void)write_all(out, fmt::format("{}{}\n", kHeld, describe(hold)));
   }
-  (void)write_all(0, fmt::format("{}\n", kDone));
-  ::_exit(0);
+  (void)write_all(out, fmt::format("{}\n", kDone));
 }
 
-/// Until the other end is closed. False: the deadline passed.
-bool read_until_closed(int fd, Instant deadline, std::string& out) {
-  while (true) {
-    const Millis left = time_left(deadline, SteadyClock::now());
-    pollfd wait{fd, POLLIN, 0};
-    if (retry_eintr([&] { return ::poll(&wait, 1, static_cast<int>(left.count())); }) <= 0) return false;
-    char block[4096];
-    const ssize_t n = retry_eintr([&] { return ::read(fd, block, sizeof block); });
-    if (n <= 0) return true;
-    out.append(block, static_cast<std::size_t>(n));
-  }
-}
-
-}  // namespace
-
-std::string describe(const GpuHold& hold, bool ended) {
-  const std::string memory =
-      hold.bytes == 0 ? "memory" : fmt::format("{:.1f} GiB", static_cast<double>(hold.bytes) / (1 << 30));
-  return fmt::format("pid {} {} holds {} of GPU {} ({})", hold.pid, ended ? "has ended and still" : "still",
-                     memory, hold.gpu, hold.uuid);
-}
-
-std::vector<std::string> wait_for_gpu_release(const GpuPaths& paths, std::span<const pid_t> workers,
-                                              Millis patience) {
-  if (workers.empty() || (paths.library.empty() && !has_gpu_driver(paths))) return {};
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return {errno_error("GPU memory: pipe", errno).message};
-  const UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
-  const pid_t parent = ::getpid();
-  const Instant deadline = SteadyClock::now() + patience;
-  // The agent has one thread, so the child may use the library like any program.
-  const pid_t child = ::fork();
-  if (child < 0) return {errno_error("GPU memory: fork", errno).message};
-  if (child == 0) run_child(paths, workers, deadline, writer.get(), parent);
-  writer.reset();
-  std::string text;
-  const bool closed = read_until_closed(reader.get(), deadline + kDriverPatience, text);
-  if (!closed) ::kill(child, SIGKILL);
-  // One that hangs in the kernel does not die now: it is left to whoever reaps our children.
-  retry_eintr([&] { return ::waitpid(child, nullptr, closed ? 0 : WNOHANG); });
+/// What the child wrote, as lines for the log.
+std::vector<std::string> lines_of(std::string_view text, Millis patience) {
   std::vector<std::string> out;
   bool done = false;
   for (std::string_view rest = text; !rest.empty();) {
@@ -117,6 +72,116 @@ std::vector<std::string> wait_for_gpu_release(const GpuPaths& paths, std::span<c
     out.push_back(fmt::format("the GPU driver did not say within {:.0f} s who holds its memory",
                               std::chrono::duration<double>(patience + kDriverPatience).count()));
   return out;
+}
+
+}  // namespace
+
+std::string describe(const GpuHold& hold) {
+  const std::string memory =
+      hold.bytes == 0 ? "memory" : fmt::format("{:.1f} GiB", static_cast<double>(hold.bytes) / (1 << 30));
+  return fmt::format("pid {}{} {} holds {} of GPU {} ({})", hold.pid,
+                     hold.worker ? "" : ", which a worker started,",
+                     hold.ended ? "has ended and still" : "still", memory, hold.gpu, hold.uuid);
+}
+
+/// Kept by its handlers until they have run; `over` once nobody wants to know.
+struct GpuRelease::Wait : std::enable_shared_from_this<GpuRelease::Wait> {
+  Wait(boost::asio::io_context& io, HelperProcess child, Millis given, Done then)
+      : process(std::move(child)), output(io), deadline(io), patience(given), done(std::move(then)) {}
+
+  void begin() {
+    output.assign(::dup(process->output()));
+    deadline.expires_after(patience + kDriverPatience);
+    deadline.async_wait([self = shared_from_this()](boost::system::error_code error) {
+      if (!error) self->finish();
+    });
+    read();
+  }
+
+  void read() {
+    output.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                      [self = shared_from_this()](boost::system::error_code error) {
+                        if (self->over) return;
+                        if (error || self->take()) return self->finish();
+                        self->read();
+                      });
+  }
+
+  /// True: the child has closed its end.
+  bool take() {
+    while (true) {
+      char block[4096];
+      const ssize_t n = retry_eintr([&] { return ::read(process->output(), block, sizeof block); });
+      if (n <= 0) return n == 0 || errno != EAGAIN;
+      text.append(block, static_cast<std::size_t>(n));
+    }
+  }
+
+  void finish() {
+    if (over) return;
+    close();
+    done(lines_of(text, patience));
+  }
+
+  void close() {
+    over = true;
+    boost::system::error_code ignored;
+    deadline.cancel();
+    output.close(ignored);
+    process.reset();
+  }
+
+  std::optional<HelperProcess> process;
+  boost::asio::posix::stream_descriptor output;
+  boost::asio::steady_timer deadline;
+  Millis patience;
+  Done done;
+  std::string text;
+  bool over = false;
+};
+
+GpuRelease::GpuRelease(boost::asio::io_context& io, GpuPaths paths, bool enabled)
+    : io_(io), paths_(std::move(paths)), enabled_(enabled) {}
+
+GpuRelease::~GpuRelease() {
+  cancel();
+}
+
+void GpuRelease::cancel() {
+  if (const auto wait = std::exchange(wait_, nullptr)) wait->close();
+}
+
+void GpuRelease::add(const ProcessMark& mark, bool worker) {
+  const auto known = std::find_if(processes_.begin(), processes_.end(),
+                                  [&](const Process& process) { return process.mark.pid == mark.pid; });
+  if (known == processes_.end()) {
+    processes_.push_back({mark, worker});
+  } else if (known->mark != mark && !known->worker) {
+    known->mark = mark;  // the number is given again, to another one of ours
+  }
+}
+
+void GpuRelease::started(pid_t worker) {
+  if (enabled_ && worker > 0) add(mark_of(worker).value_or(ProcessMark{worker}), true);
+}
+
+void GpuRelease::look(const Descendants& descendants) {
+  if (!enabled_) return;
+  for (const ProcessMark& mark : descendants.look()) add(mark, false);
+}
+
+bool GpuRelease::begin(Millis patience, Done done) {
+  if (!enabled_ || processes_.empty() || (paths_.library.empty() && !has_gpu_driver(paths_))) return false;
+  const Instant deadline = SteadyClock::now() + patience;
+  auto child = HelperProcess::start("muster-gpu-free",
+                                    [this, deadline](int out) { ask(paths_, processes_, deadline, out); });
+  if (!child) {
+    done({child.error().message});
+    return true;
+  }
+  wait_ = std::make_shared<Wait>(io_, *std::move(child), patience, std::move(done));
+  wait_->begin();
+  return true;
 }
 
 }  // namespace muster::launcher

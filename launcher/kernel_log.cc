@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/kernel_log.h"
 
+#include <algorithm>
 #include <charconv>
 #include <fcntl.h>
 #include <unistd.h>
@@ -33,8 +34,8 @@ std::string_view text_of(std::string_view record) {
 }  // namespace
 
 std::optional<Xid> parse_xid(std::string_view line) {
-  constexpr std::string_view kBegin = "NVRM: Xid (";
-  const auto at = line.find(kBegin);
+  constexpr std::string_view kBegin = "NVRM: Xid (", kTold = "NVML: Xid (";
+  const auto at = std::min(line.find(kBegin), line.find(kTold));
   if (at == std::string_view::npos) return std::nullopt;
   std::string_view rest = line.substr(at + kBegin.size());
   const auto end = rest.find("): ");

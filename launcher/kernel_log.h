@@ -21,7 +21,8 @@ struct Xid {
 
   friend bool operator==(const Xid&, const Xid&) = default;
 };
-/// "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
+/// "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.", and what gpu_watch.h
+/// makes of NVML's events.
 [[nodiscard]] std::optional<Xid> parse_xid(std::string_view line);
 
 /// The pid of "Memory cgroup out of memory: Killed process 1234 (python) ..." and its relatives.

@@ -24,6 +24,7 @@
 #include "launcher/doctor/doctor_plan.h"
 #include "launcher/event_log.h"
 #include "launcher/exec_plan.h"
+#include "launcher/gpu_watch.h"
 #include "launcher/gpus.h"
 #include "launcher/guardian.h"
 #include "launcher/guardian_watch.h"
@@ -109,12 +110,19 @@ std::optional<rlimit> make_room_for_descriptors(int workers) {
   return limit;
 }
 
-/// --preflight: says what is wrong with this node. Returns why it takes no part; nothing: it does.
-std::string defect_of_node(const Options& options, const Job& job, const Environment& environment) {
-  const Preflight level = parse_preflight(options.preflight).value_or(Preflight::kOff);
+Preflight preflight_of(const Options& options) {
+  return parse_preflight(options.preflight).value_or(Preflight::kOff);
+}
+
+/// --preflight: says what is wrong with this node. Returns why it takes no part; nothing: it does. `wedged`:
+/// the driver does not answer, and nobody asks it again.
+std::string defect_of_node(const Options& options, const Job& job, const Environment& environment,
+                           const std::optional<Finding>& wedged) {
+  const Preflight level = preflight_of(options);
   if (level == Preflight::kOff) return {};
   const PreflightJob check = plan_preflight(level, job, options.oversubscribe, environment);
-  auto findings = run_preflight(check, level == Preflight::kQuick ? kQuickPatience : kFullPatience);
+  auto findings = wedged ? std::vector{*wedged}
+                         : run_preflight(check, level == Preflight::kQuick ? kQuickPatience : kFullPatience);
   // What is broken already is not asked to work.
   if (level == Preflight::kFull && unfit_text(findings).empty()) {
     TrialReport trials = try_devices(check, environment, kTrialPatience);
@@ -156,8 +164,7 @@ Result<Outlook> open_outlook(const Options& options, const Job& job) {
 Telemetry tell_beginning(const Options& options, const Job& job, const Log& log, EventLog* events) {
   Telemetry out(job, log, events);
   out.started(kVersion);
-  if (parse_preflight(options.preflight).value_or(Preflight::kOff) != Preflight::kOff)
-    out.preflight(options.preflight, job.unfit);
+  if (preflight_of(options) != Preflight::kOff) out.preflight(options.preflight, job.unfit);
   return out;
 }
 
@@ -208,27 +215,39 @@ int main(int argc, char** argv) {
     if (!opened) return complain(opened.error());
     doctor.emplace(*std::move(opened));
   }
-  const Machine machine{[&] { return count_gpus(environment); },
+  DriverLook driver = preflight_of(*options) == Preflight::kOff
+                          ? DriverLook{}
+                          : look_at_driver(gpu_paths(environment), kQuickPatience);
+  Environment asked = environment;
+  // The plan would wait for it: it is made without.
+  if (driver.finding) asked.insert_or_assign("MUSTER_NVML_LIBRARY", "/dev/null");
+  const Machine machine{[&] { return count_gpus(asked); },
                         count_cpus,
                         random_uuid,
                         host_name(),
-                        [&] { return read_hardware(environment); },
+                        [&] { return read_hardware(asked); },
                         [] { return count_cores(); },
                         has_gpu_driver(gpu_paths(environment)),
                         [&] { return count_listed_gpus(gpu_paths(environment)); },
                         [] { return read_cpu_room(); }};
   auto job = plan_job(*options, environment, machine);
-  if (!job) return complain(job.error());
+  if (!job) {
+    const int status = complain(job.error());
+    if (!driver.finding) return status;
+    std::fprintf(stderr, "muster: preflight: %s\n", driver.finding->text.c_str());
+    return kExitPreflight;
+  }
   if (doctor) doctor->instruct(*options, *job);
   if (options->dry_run)
     for (const std::string& text : job->warnings) std::fprintf(stderr, "muster: %s\n", text.c_str());
-  job->compare_clocks = parse_preflight(options->preflight).value_or(Preflight::kOff) != Preflight::kOff;
+  job->compare_clocks = preflight_of(*options) != Preflight::kOff;
   auto outlook = open_outlook(*options, *job);
   if (!outlook) {
     const int status = complain(outlook.error());
     return outlook.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
   }
-  job->unfit = defect_of_node(*options, *job, environment);
+  job->unfit = defect_of_node(*options, *job, environment, driver.finding);
+  driver.process.reset();
   const Log plain_log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")));
   EventLog* const events = outlook->events ? &*outlook->events : nullptr;
   if (!job->unfit.empty() && (options->dry_run || job->one_node())) {
@@ -291,6 +310,12 @@ int main(int argc, char** argv) {
     descendants.spare(log_writer.emplace(*std::move(started)).pid());
     log_writer->on_replaced([&descendants](pid_t pid) { descendants.spare(pid); });
   }
+  std::optional<GpuWatch> gpu_watch;
+  if (job->gpu_node) {
+    auto started = GpuWatch::start(gpu_paths(environment));
+    if (!started) return give_up(started.error());
+    descendants.spare(gpu_watch.emplace(*std::move(started)).pid());
+  }
   const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
   // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does
   // not.
@@ -324,6 +349,7 @@ int main(int argc, char** argv) {
                 telemetry);
     if (detached) agent.keep_entry(*detached);
     if (log_writer) agent.rotate_logs(*log_writer);
+    if (gpu_watch) agent.watch_gpus(*gpu_watch);
     status = agent.run();
     telemetry.ended(status);
   }

@@ -36,6 +36,16 @@ struct ProcessInfo {  // nvmlProcessInfo_v2_t
   unsigned long long bytes;
   unsigned gpu_instance, compute_instance;
 };
+struct EventData {  // nvmlEventData_t
+  Device device;
+  unsigned long long type, data;
+  unsigned gpu_instance, compute_instance;
+};
+constexpr unsigned long long kXidEvent = 0x8;  // nvmlEventTypeXidCriticalError
+constexpr unsigned kNoInstance = ~0U;
+constexpr int kTimeout = 10;
+constexpr unsigned kMostNvLinks = 18;
+
 constexpr unsigned long long kNotAvailable = std::numeric_limits<unsigned long long>::max();
 
 }  // namespace
@@ -171,6 +181,75 @@ std::optional<Nvml::RemappedRows> Nvml::remapped_rows(Device device) const {
   if (ask == nullptr || ask(device, &corrected, &uncorrected, &pending, &failed) != kSuccess)
     return std::nullopt;
   return RemappedRows{pending != 0, failed != 0};
+}
+
+std::optional<Nvml::PcieLink> Nvml::pcie_link(Device device) const {
+  PcieLink out;
+  const auto read = [&](const char* name, unsigned& value) {
+    const auto ask = entry<int (*)(Device, unsigned*)>(name);
+    return ask != nullptr && ask(device, &value) == kSuccess;
+  };
+  if (!read("nvmlDeviceGetCurrPcieLinkGeneration", out.generation) ||
+      !read("nvmlDeviceGetMaxPcieLinkGeneration", out.most_generation) ||
+      !read("nvmlDeviceGetCurrPcieLinkWidth", out.width) ||
+      !read("nvmlDeviceGetMaxPcieLinkWidth", out.most_width))
+    return std::nullopt;
+  return out;
+}
+
+std::optional<unsigned> Nvml::performance_state(Device device) const {
+  unsigned state = 0;
+  const auto ask = entry<int (*)(Device, unsigned*)>("nvmlDeviceGetPerformanceState");
+  if (ask == nullptr || ask(device, &state) != kSuccess) return std::nullopt;
+  return state;
+}
+
+std::optional<unsigned long long> Nvml::throttle_reasons(Device device) const {
+  unsigned long long reasons = 0;
+  using Ask = int (*)(Device, unsigned long long*);
+  auto ask = entry<Ask>("nvmlDeviceGetCurrentClocksEventReasons");
+  if (ask == nullptr) ask = entry<Ask>("nvmlDeviceGetCurrentClocksThrottleReasons");  // before R535
+  if (ask == nullptr || ask(device, &reasons) != kSuccess) return std::nullopt;
+  return reasons;
+}
+
+Nvml::NvLinks Nvml::nv_links(Device device) const {
+  NvLinks out;
+  const auto ask = entry<int (*)(Device, unsigned, unsigned*)>("nvmlDeviceGetNvLinkState");
+  for (unsigned link = 0; ask != nullptr && link < kMostNvLinks; ++link) {
+    unsigned active = 0;
+    if (ask(device, link, &active) != kSuccess) continue;  // the GPU has fewer
+    ++(active != 0 ? out.active : out.inactive);
+  }
+  return out;
+}
+
+Nvml::EventSet Nvml::watch_xids(const std::vector<Device>& devices) const {
+  const auto create = entry<int (*)(EventSet*)>("nvmlEventSetCreate");
+  const auto supported = entry<int (*)(Device, unsigned long long*)>("nvmlDeviceGetSupportedEventTypes");
+  const auto add = entry<int (*)(Device, unsigned long long, EventSet)>("nvmlDeviceRegisterEvents");
+  EventSet out = nullptr;
+  if (create == nullptr || supported == nullptr || add == nullptr || create(&out) != kSuccess) return nullptr;
+  bool any = false;
+  for (const Device device : devices) {
+    unsigned long long types = 0;
+    if (device == nullptr || supported(device, &types) != kSuccess || (types & kXidEvent) == 0) continue;
+    any |= add(device, kXidEvent, out) == kSuccess;
+  }
+  return any ? out : nullptr;
+}
+
+Nvml::Wait Nvml::wait_for_xid(EventSet events, std::chrono::milliseconds patience) const {
+  const auto ask = entry<int (*)(EventSet, EventData*, unsigned)>("nvmlEventSetWait_v2");
+  EventData data{};
+  const int result =
+      ask == nullptr ? kTimeout + 1 : ask(events, &data, static_cast<unsigned>(patience.count()));
+  if (result == kTimeout) return {};
+  if (result != kSuccess) return {std::nullopt, true};
+  if (data.type != kXidEvent) return {};
+  XidEvent out{data.device, static_cast<int>(data.data), std::nullopt};
+  if (data.gpu_instance != kNoInstance) out.instance = data.gpu_instance;
+  return {out, false};
 }
 
 }  // namespace muster::launcher

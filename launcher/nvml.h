@@ -5,6 +5,7 @@
 // Source: NVML API reference.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -27,6 +28,31 @@ class Nvml {
     bool failed = false;
   };
 
+  struct PcieLink {
+    unsigned generation = 0, most_generation = 0;  // the most that the GPU and its slot can do
+    unsigned width = 0, most_width = 0;            // lanes
+  };
+  struct NvLinks {
+    unsigned active = 0, inactive = 0;
+  };
+  /// Why clocks are lower than they could be.
+  enum Throttle : unsigned long long {
+    kHardwareSlowdown = 0x8,  // temperature, power brake or a fast drop of the supply's voltage
+    kSoftwareThermal = 0x20,
+    kHardwareThermal = 0x40,
+    kPowerBrake = 0x80,  // the node's power supply asks for it
+  };
+  using EventSet = void*;  // lives as long as the library is open
+  struct XidEvent {
+    Device device = nullptr;
+    int number = 0;
+    std::optional<unsigned> instance;  // GPU instance of MIG
+  };
+  struct Wait {
+    std::optional<XidEvent> xid;  // nothing: the time has passed
+    bool failed = false;
+  };
+
   /// kNotFound: no such library. kUnsupported: it is not NVML. kIo: the driver does not answer; the text has
   /// NVML's reason.
   [[nodiscard]] static Result<Nvml> open(const std::string& library = "libnvidia-ml.so.1");
@@ -46,6 +72,16 @@ class Nvml {
   [[nodiscard]] std::optional<std::uint64_t> uncorrected_ecc_errors(Device device) const;
   [[nodiscard]] std::optional<bool> retired_pages_pending(Device device) const;
   [[nodiscard]] std::optional<RemappedRows> remapped_rows(Device device) const;
+  [[nodiscard]] std::optional<PcieLink> pcie_link(Device device) const;
+  [[nodiscard]] std::optional<unsigned> performance_state(Device device) const;  // 0: full speed
+  /// Throttle's bits, and others.
+  [[nodiscard]] std::optional<unsigned long long> throttle_reasons(Device device) const;
+  [[nodiscard]] NvLinks nv_links(Device device) const;
+
+  /// Xid events of those devices (nullptr: none there) that have them; nullptr: none has.
+  [[nodiscard]] EventSet watch_xids(const std::vector<Device>& devices) const;
+  /// Blocks, and cannot be woken but by an event.
+  [[nodiscard]] Wait wait_for_xid(EventSet events, std::chrono::milliseconds patience) const;
 
  private:
   struct Close {

@@ -15,6 +15,7 @@
 #include "launcher/error_watch.h"
 #include "launcher/progress_word.h"
 #include "launcher/report.h"
+#include "launcher/xid_table.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/env_contract.h"
@@ -24,6 +25,7 @@ namespace {
 
 constexpr std::size_t kTailLines = 20;
 constexpr std::size_t kMaxKernelLines = 64;
+constexpr std::chrono::seconds kDriverPatience{2};
 constexpr std::size_t kMaxErrorFile = std::size_t{4} << 20;
 
 std::string local_time(std::int64_t seconds) {
@@ -69,6 +71,32 @@ void PostMortem::read_kernel() {
   for (std::string& line : kernel_log_.take_new())
     if (kernel_lines_.size() < kMaxKernelLines && (parse_xid(line) || parse_memory_kill(line)))
       kernel_lines_.push_back(one_clean_line(line));
+  if (gpu_watch_ == nullptr) return;
+  for (std::string& line : gpu_watch_->take_new()) {
+    const auto told = parse_xid(line);
+    // The kernel's own line says more: whose process it was.
+    const bool known = std::any_of(kernel_lines_.begin(), kernel_lines_.end(), [&](const std::string& other) {
+      const auto xid = parse_xid(other);
+      return told && xid && xid->number == told->number && xid->device == told->device;
+    });
+    if (!known && kernel_lines_.size() < kMaxKernelLines) kernel_lines_.push_back(std::move(line));
+  }
+}
+
+/// Not by looking into the driver's library here, which would hold the agent where the driver hangs.
+void PostMortem::learn_devices(Instant deadline) {
+  if (!devices_.empty() || gpu_watch_ == nullptr) return;
+  const auto& gpus = gpu_watch_->gpus(deadline);
+  if (!gpus) return;
+  Environment told = environment_;
+  if (!job_.visible_devices.empty())
+    told.insert_or_assign(std::string(env::kCudaVisible), job_.visible_devices);
+  for (int rank = 0; rank < job_.local_world_size; ++rank)
+    devices_.push_back(device_of_worker(told, rank, *gpus));
+}
+
+WorkerDevice PostMortem::device_of(int local_rank) const {
+  return devices_.empty() ? WorkerDevice{} : devices_[static_cast<std::size_t>(local_rank)];
 }
 
 void PostMortem::judge_now(WorkerOutcome& outcome, LogRouter& router) {
@@ -80,14 +108,14 @@ void PostMortem::judge_now(WorkerOutcome& outcome, LogRouter& router) {
   const auto known = memory_killed_.find(outcome.local_rank);
   evidence.memory_killed = known != memory_killed_.end() ? known->second : kills_ > 0;
   outcome.kernel.clear();
-  const std::string address =
-      devices_.empty() ? std::string() : devices_[static_cast<std::size_t>(outcome.local_rank)].address;
+  const std::string address = device_of(outcome.local_rank).address;
   for (const std::string& line : kernel_lines_) {
     if (const auto pid = parse_memory_kill(line); pid == outcome.pid) {
       evidence.memory_killed = true;
       outcome.kernel.push_back(line);
     }
     const auto xid = parse_xid(line);
+    if (xid && xid->pid == 0 && is_cleanup_xid(xid->number)) continue;  // after a kill of ours, too
     // The driver leaves out the function, which is always 0.
     if (xid && (xid->pid == outcome.pid || (!address.empty() && address.starts_with(xid->device))))
       outcome.kernel.push_back(line);
@@ -96,6 +124,7 @@ void PostMortem::judge_now(WorkerOutcome& outcome, LogRouter& router) {
 }
 
 void PostMortem::look_at(WorkerOutcome& outcome, LogRouter& router) {
+  learn_devices(SteadyClock::now());
   read_kernel();
   judge_now(outcome, router);
 }
@@ -108,13 +137,9 @@ void PostMortem::stop_begins(LogRouter& router) {
 void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router,
                          const LogDirectory& directory) {
   read_kernel();
-  // Not sooner: loading the driver's library takes its time, and the others are to be stopped first.
-  if (devices_.empty()) {
-    Environment told = environment_;
-    if (!job_.visible_devices.empty())
-      told.insert_or_assign(std::string(env::kCudaVisible), job_.visible_devices);
-    devices_ = find_devices(told, job_.local_world_size);
-  }
+  // Now, when the others are stopped, the driver may take its time to tell.
+  if (std::any_of(outcomes.begin(), outcomes.end(), is_failure))
+    learn_devices(SteadyClock::now() + kDriverPatience);
   for (WorkerOutcome& outcome : outcomes) {
     // It failed while another one did, and was only slower to end.
     if (outcome.stopped_by_us && outcome.end.code != 0 && !before_stop_.empty() &&
@@ -126,7 +151,7 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router
       judge_worker(outcome, {});
       continue;
     }
-    outcome.device = devices_[static_cast<std::size_t>(outcome.local_rank)].text;
+    outcome.device = device_of(outcome.local_rank).text;
     if (outcome.pid == 0) {
       judge_worker(outcome, {});
       continue;

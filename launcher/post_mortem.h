@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/gpu_watch.h"
 #include "launcher/job.h"
 #include "launcher/job_report.h"
 #include "launcher/kernel_log.h"
@@ -27,6 +28,8 @@ namespace muster::launcher {
 class PostMortem {
  public:
   PostMortem(const Job& job, const Environment& environment, const Log& log, const WorkerCgroups& cgroups);
+  /// Before begin(): the GPUs and their faults are learnt there. It outlives this.
+  void watch_gpus(GpuWatch& watch) { gpu_watch_ = &watch; }
 
   /// An attempt begins: what was before is no evidence of it.
   void begin();
@@ -48,6 +51,8 @@ class PostMortem {
 
  private:
   void read_kernel();
+  void learn_devices(Instant deadline);
+  [[nodiscard]] WorkerDevice device_of(int local_rank) const;
   void judge_now(WorkerOutcome& outcome, LogRouter& router);
   void pass_on_error_file(const WorkerOutcome& root) const;
 
@@ -57,7 +62,8 @@ class PostMortem {
   const WorkerCgroups& cgroups_;
   KernelLog kernel_log_;
   MemoryKills memory_kills_;
-  std::vector<WorkerDevice> devices_;  // by local rank, once needed
+  GpuWatch* gpu_watch_ = nullptr;      // on nodes with GPUs
+  std::vector<WorkerDevice> devices_;  // by local rank; empty: not known yet
   // Of the attempt under way.
   std::vector<std::string> kernel_lines_;  // about GPUs and memory
   std::int64_t kills_ = 0;

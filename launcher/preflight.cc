@@ -27,9 +27,13 @@ constexpr std::uint64_t kFilesFew = 1000;
 constexpr std::size_t kMostUnfitBytes = 1000;  // it is in every other node's log
 constexpr double kSlowCopy = 1.0;              // GiB/s; one core of this century does 5 and more
 
+std::string name_of(const GpuReading& gpu) {
+  return gpu.uuid.empty() ? fmt::format("GPU {}", gpu.index)
+                          : fmt::format("GPU {} ({})", gpu.index, gpu.uuid);
+}
+
 void judge_gpu(const GpuReading& gpu, bool share, std::vector<Finding>& out) {
-  const std::string name =
-      gpu.uuid.empty() ? fmt::format("GPU {}", gpu.index) : fmt::format("GPU {} ({})", gpu.index, gpu.uuid);
+  const std::string name = name_of(gpu);
   if (gpu.lost) {
     out.push_back(
         {true, name + " cannot be opened: it has fallen off the bus or failed; see dmesg for its Xid"});
@@ -56,6 +60,49 @@ void judge_gpu(const GpuReading& gpu, bool share, std::vector<Finding>& out) {
     out.push_back(
         {false, fmt::format("{}: {} MiB of its memory are in use and no process shows as their owner", name,
                             (gpu.used_bytes - known) / kMiB)});
+}
+
+void judge_links(const GpuReading& gpu, unsigned most_links, std::vector<Finding>& out) {
+  const std::string name = name_of(gpu);
+  if (gpu.pcie && gpu.pcie->width < gpu.pcie->most_width)
+    out.push_back({false, fmt::format("{}: its PCIe link has {} of {} lanes", name, gpu.pcie->width,
+                                      gpu.pcie->most_width)});
+  if (gpu.pcie && gpu.full_speed && gpu.pcie->generation < gpu.pcie->most_generation)
+    out.push_back({false, fmt::format("{}: its PCIe link runs at generation {} of {}", name,
+                                      gpu.pcie->generation, gpu.pcie->most_generation)});
+  // Boards without bridges have links, and none is active: that is seen beside others only.
+  if ((gpu.links.active > 0 && gpu.links.inactive > 0) || gpu.links.active < most_links)
+    out.push_back({false, fmt::format("{}: {} of {} NVLinks are active{}", name, gpu.links.active,
+                                      gpu.links.active + gpu.links.inactive,
+                                      gpu.links.active < most_links
+                                          ? fmt::format(", of another GPU here {}", most_links)
+                                          : "")});
+  if ((gpu.throttle & (Nvml::kHardwareSlowdown | Nvml::kHardwareThermal | Nvml::kPowerBrake)) != 0)
+    out.push_back(
+        {true,
+         fmt::format("{}: its clocks are cut by the hardware ({}); see nvidia-smi -q -d PERFORMANCE", name,
+                     (gpu.throttle & Nvml::kPowerBrake) != 0        ? "power brake"
+                     : (gpu.throttle & Nvml::kHardwareThermal) != 0 ? "temperature"
+                                                                    : "temperature or power")});
+  else if ((gpu.throttle & Nvml::kSoftwareThermal) != 0)
+    out.push_back({false, name + ": its clocks are lowered because it is hot"});
+}
+
+/// An adapter may have ports that nobody uses: one line, a warning.
+void judge_ports(const std::vector<PortReading>& ports, std::vector<Finding>& out) {
+  std::string idle;
+  std::size_t count = 0;
+  for (const PortReading& port : ports) {
+    if (port.state == "ACTIVE" || port.state.empty()) continue;
+    ++count;
+    idle += fmt::format("{}{} port {} ({}{}{})", idle.empty() ? "" : ", ", port.adapter, port.port,
+                        port.state, port.physical.empty() ? "" : ", ", port.physical);
+    if (port.state == "INIT") idle += ", which no subnet manager has set up";
+  }
+  if (count > 0)
+    out.push_back({false, fmt::format("{} of {} InfiniBand or RoCE ports {} not active: {}{}", count,
+                                      ports.size(), count == 1 ? "is" : "are", idle,
+                                      count == ports.size() ? "; NCCL will use TCP" : "")});
 }
 
 void judge_disk(const DiskReading& disk, std::vector<Finding>& out) {
@@ -139,7 +186,13 @@ std::optional<Preflight> parse_preflight(std::string_view text) {
 std::vector<Finding> judge(const Readings& readings, bool share_gpus) {
   std::vector<Finding> out;
   if (!readings.driver_error.empty()) out.push_back({true, readings.driver_error});
-  for (const GpuReading& gpu : readings.gpus) judge_gpu(gpu, share_gpus, out);
+  unsigned most_links = 0;
+  for (const GpuReading& gpu : readings.gpus) most_links = std::max(most_links, gpu.links.active);
+  for (const GpuReading& gpu : readings.gpus) {
+    judge_gpu(gpu, share_gpus, out);
+    if (!gpu.lost) judge_links(gpu, most_links, out);
+  }
+  judge_ports(readings.ports, out);
   for (const DiskReading& disk : readings.disks) judge_disk(disk, out);
   if (readings.descriptors < readings.descriptors_needed)
     out.push_back({true, fmt::format("{} open files are allowed (ulimit -Hn) and {} are needed",
@@ -167,6 +220,29 @@ std::string unfit_text(const std::vector<Finding>& findings) {
     out.resize(kMostUnfitBytes);
     out += " ...";
   }
+  return out;
+}
+
+DriverLook look_at_driver(const GpuPaths& paths, std::chrono::milliseconds patience) {
+  DriverLook out;
+  if (!has_gpu_driver(paths)) return out;
+  auto child = HelperProcess::start("muster-driver", [&paths](int writer) {
+    const auto nvml = paths.library.empty() ? Nvml::open() : Nvml::open(paths.library);
+    if (nvml) (void)find_gpus(paths);
+    (void)write_all(writer, "\n");
+    if (nvml) ::pause();  // until it is killed
+  });
+  if (!child) {
+    out.finding = Finding{true, child.error().message};
+    return out;
+  }
+  pollfd answer{child->output(), POLLIN, 0};
+  if (retry_eintr([&] { return ::poll(&answer, 1, static_cast<int>(patience.count())); }) > 0)
+    out.process.emplace(*std::move(child));
+  else
+    out.finding =
+        Finding{true, fmt::format("the GPU driver (NVML) does not answer within {} s; does nvidia-smi?",
+                                  static_cast<double>(patience.count()) / 1000)};
   return out;
 }
 

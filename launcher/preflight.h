@@ -16,7 +16,9 @@
 #include <vector>
 
 #include "launcher/gpus.h"
+#include "launcher/helper_process.h"
 #include "launcher/job.h"
+#include "launcher/nvml.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {
@@ -42,6 +44,19 @@ struct GpuReading {
   std::uint64_t uncorrected_ecc = 0;
   bool rows_failed = false;   // no spare row was left for a broken one
   bool reset_wanted = false;  // a repair waits for the next reset of the GPU
+  std::optional<Nvml::PcieLink> pcie;
+  bool full_speed = false;          // performance state 0: at rest others lower the link's generation, too
+  unsigned long long throttle = 0;  // Nvml::Throttle
+  Nvml::NvLinks links;
+};
+
+struct PortReading {
+  std::string adapter;  // "mlx5_0"
+  std::string port;     // "1"
+  std::string state;    // "ACTIVE", "DOWN", "INIT" ...; empty: not told
+  std::string physical;
+
+  friend bool operator==(const PortReading&, const PortReading&) = default;
 };
 
 struct DiskReading {
@@ -54,6 +69,7 @@ struct DiskReading {
 struct Readings {
   std::string driver_error;  // empty: it answers, or there is none
   std::vector<GpuReading> gpus;
+  std::vector<PortReading> ports;  // InfiniBand's and RoCE's
   std::vector<DiskReading> disks;
   std::uint64_t descriptors = 0;         // that this process may raise its limit to
   std::uint64_t descriptors_needed = 0;  // by the agent, for so many workers
@@ -78,9 +94,10 @@ struct Finding {
 struct PreflightJob {
   Preflight level = Preflight::kQuick;
   GpuPaths gpu_paths;
+  std::string rdma = "/sys/class/infiniband";
   std::optional<std::vector<int>> gpus;        // physical ones of the job; nothing: those that are visible
   std::optional<std::string> visible_devices;  // CUDA_VISIBLE_DEVICES, as the workers get it
-  std::vector<DiskReading> disks;              // path and use
+  std::vector<DiskReading> disks;              // path, or what is to be made, and use
   int workers = 1;
   bool share_gpus = false;
 };
@@ -88,6 +105,16 @@ struct PreflightJob {
 /// What is to be read for a job: its GPUs, where its logs go, the memory that processes share.
 [[nodiscard]] PreflightJob plan_preflight(Preflight level, const Job& job, bool share_gpus,
                                           const Environment& environment);
+
+/// The ports below a directory such as /sys/class/infiniband.
+[[nodiscard]] std::vector<PortReading> read_ports(const std::string& directory);
+
+/// Before anything asks the driver in this process, which would wait for it without a deadline.
+struct DriverLook {
+  std::optional<Finding> finding;        // it does not answer
+  std::optional<HelperProcess> process;  // holds it open: without persistence mode it begins anew each time
+};
+[[nodiscard]] DriverLook look_at_driver(const GpuPaths& paths, std::chrono::milliseconds patience);
 
 /// `say` is told each step before it begins.
 [[nodiscard]] Readings take_readings(const PreflightJob& job,

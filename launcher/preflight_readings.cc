@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 #include <sys/timex.h>
 #include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -39,6 +40,10 @@ GpuReading read_gpu(const Nvml& nvml, int index) {
     out.reset_wanted = rows->pending;
   }
   if (nvml.retired_pages_pending(device).value_or(false)) out.reset_wanted = true;
+  out.pcie = nvml.pcie_link(device);
+  out.full_speed = nvml.performance_state(device) == 0U;
+  out.throttle = nvml.throttle_reasons(device).value_or(0);
+  out.links = nvml.nv_links(device);
   return out;
 }
 
@@ -79,8 +84,14 @@ void read_disk(DiskReading& disk) {
   disk.free_files = state.f_files == 0 ? UINT64_MAX : state.f_favail;
 }
 
-bool memory_lockable() {
-  if (list_directory("/sys/class/infiniband").empty()) return true;
+/// "ACTIVE" of "4: ACTIVE".
+std::string word_of(const std::string& line) {
+  const auto colon = line.find(": ");
+  return colon == std::string::npos ? line : line.substr(colon + 2);
+}
+
+bool memory_lockable(const std::string& rdma) {
+  if (list_directory(rdma).empty()) return true;
   rlimit limit{};
   return ::getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY;
 }
@@ -127,7 +138,7 @@ PreflightJob plan_preflight(Preflight level, const Job& job, bool share_gpus,
   DiskReading logs;
   logs.use = "logs";
   if (job.logs.directory) {
-    logs.path = existing(*job.logs.directory);
+    logs.path = *job.logs.directory;
   } else {
     const std::string_view tmp = lookup(environment, "TMPDIR").value_or("");
     logs.path = tmp.empty() ? "/tmp" : std::string(tmp);
@@ -142,13 +153,27 @@ PreflightJob plan_preflight(Preflight level, const Job& job, bool share_gpus,
   return out;
 }
 
+std::vector<PortReading> read_ports(const std::string& directory) {
+  std::vector<PortReading> out;
+  for (const std::string& adapter : list_directory(directory)) {
+    const std::string ports = fmt::format("{}/{}/ports", directory, adapter);
+    for (const std::string& port : list_directory(ports))
+      out.push_back({adapter, port, word_of(first_line(fmt::format("{}/{}/state", ports, port))),
+                     word_of(first_line(fmt::format("{}/{}/phys_state", ports, port)))});
+  }
+  return out;
+}
+
 Readings take_readings(const PreflightJob& job, const std::function<void(std::string_view)>& say) {
   Readings out;
   say("the GPUs (NVML)");
   read_gpus(job, out);
+  say("the ports of InfiniBand");
+  out.ports = read_ports(job.rdma);
   out.disks = job.disks;
   for (DiskReading& disk : out.disks) {
     say(disk.path);
+    disk.path = existing(std::move(disk.path));
     read_disk(disk);
   }
   say("limits and the clock");
@@ -156,7 +181,7 @@ Readings take_readings(const PreflightJob& job, const std::function<void(std::st
   ::getrlimit(RLIMIT_NOFILE, &limit);
   out.descriptors = limit.rlim_max;
   out.descriptors_needed = static_cast<std::uint64_t>(job.workers) * 4 + 64;
-  out.memory_lockable = memory_lockable();
+  out.memory_lockable = memory_lockable(job.rdma);
   out.clock_synchronised = clock_synchronised();
   if (job.level == Preflight::kFull) {
     say("the memory's speed");

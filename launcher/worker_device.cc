@@ -18,12 +18,4 @@ WorkerDevice device_of_worker(const Environment& environment, int local_rank, st
   return out;
 }
 
-std::vector<WorkerDevice> find_devices(const Environment& environment, int workers) {
-  const std::vector<Gpu> gpus = find_gpus(gpu_paths(environment));
-  std::vector<WorkerDevice> out;
-  out.reserve(static_cast<std::size_t>(workers));
-  for (int rank = 0; rank < workers; ++rank) out.push_back(device_of_worker(environment, rank, gpus));
-  return out;
-}
-
 }  // namespace muster::launcher

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // WorkerDevice: the GPU that a worker uses if it takes the one of its LOCAL_RANK, as programs do: its place,
-// its UUID and its PCI address, by which the driver's messages name it. Pure but for find_devices. Source:
+// its UUID and its PCI address, by which the driver's messages name it. Pure. Source:
 // CUDA programming guide on CUDA_VISIBLE_DEVICES; with CUDA_DEVICE_ORDER unset, GPUs of one model are in the
 // order of their addresses.
 #pragma once
@@ -21,11 +21,8 @@ struct WorkerDevice {
   friend bool operator==(const WorkerDevice&, const WorkerDevice&) = default;
 };
 
-/// `gpus`: the physical ones in the order of their addresses.
+/// `environment`: as the workers have it. `gpus`: the physical ones in the order of their addresses.
 [[nodiscard]] WorkerDevice device_of_worker(const Environment& environment, int local_rank,
                                             std::span<const Gpu> gpus);
-
-/// One per local worker. `environment`: as the workers have it.
-[[nodiscard]] std::vector<WorkerDevice> find_devices(const Environment& environment, int workers);
 
 }  // namespace muster::launcher

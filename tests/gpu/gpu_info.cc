@@ -36,9 +36,21 @@ std::string version_or_error(const T& opened) {
 }  // namespace
 
 int main() {
-  muster::testing::require_gpu();
   cudaDeviceProp properties{};
-  int driver = 0, runtime = 0;
+  int driver = 0, runtime = 0, count = 0;
+  // A driver that is older than the runtime hides its GPUs from it: that is no machine without one.
+  if (const cudaError_t status = cudaGetDeviceCount(&count);
+      status == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess &&
+      cudaRuntimeGetVersion(&runtime) == cudaSuccess && driver > 0) {
+    std::fprintf(stderr,
+                 "gpu_info: the driver knows CUDA %s, and this was built with %s; update the driver\n",
+                 cuda_version(driver).c_str(), cuda_version(runtime).c_str());
+    return 1;
+  } else if (status != cudaSuccess && status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) {
+    std::fprintf(stderr, "gpu_info: %s\n", cudaGetErrorString(status));
+    return 1;
+  }
+  muster::testing::require_gpu();
   if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess ||
       cudaDriverGetVersion(&driver) != cudaSuccess || cudaRuntimeGetVersion(&runtime) != cudaSuccess ||
       cudaFree(nullptr) != cudaSuccess) {

@@ -56,8 +56,9 @@ SHOWN_BY = {
     "workers that hang": ("tests/system/test_hang.py", "test_who_says_nothing_is_left_alone_by_default"),
     "control groups": (
         "tests/system/test_launcher_cgroup.py", "test_each_worker_has_a_group_of_its_own_and_none_is_left"),
-    "after a stop on GPUs": (
-        "tests/unit/launcher/gpu_release_test.cc", "memory of a worker that has ended is waited for until the driver has it back"),
+    "after an attempt on GPUs": (
+        "tests/system/test_launcher_gpu_release.py",
+        "test_who_still_holds_gpu_memory_is_named_after_a_success_too_and_children_of_workers_are_known"),
     "a worker that ends with 85": (
         "tests/system/test_launcher_preemption.py",
         "test_a_worker_that_ends_of_a_signal_of_its_own_is_waited_for_by_the_others"),

@@ -1,15 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // A management library with the GPUs that the file named by FAKE_NVML lists, one per line:
-//   UUID PCI-ADDRESS USED-MIB ECC-ERRORS REMAP-FAILED PID[,PID...]|-  [MIG-UUID...]
-// The PIDs are read again whenever they are asked for, and that is told by a file with ".asked" behind the
-// name. A line "broken" is a device that cannot be opened; "init=N" makes nvmlInit fail with N. Tests load it
-// by its path, the launcher through MUSTER_NVML_LIBRARY.
+//   UUID PCI-ADDRESS USED-MIB ECC-ERRORS REMAP-FAILED PID[,PID...]|-  [MIG-UUID...] [NAME=VALUE...]
+// with what the GPU does not have unless it is named: generation=3/5 width=8/16 (PCIe, of which most),
+// state=8 throttle=0x8 links=16/18 (NVLink) remap_pending=1 retired_pending=1 no_events=1. The PIDs are read
+// again whenever they are asked for, and that is told by a file with ".asked" behind the name. A line
+// "broken" is a device that cannot be opened; "init=N" makes nvmlInit fail with N. A file with
+// ".xid" behind the name, put there whole, is a list of events, "UUID NUMBER [GPU-INSTANCE]" a line; once all
+// were delivered and the next is waited for it is called ".xid.told". Tests load the library by its path, the
+// launcher through MUSTER_NVML_LIBRARY.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <fstream>
+#include <map>
+#include <poll.h>
 #include <sstream>
 #include <string>
+#include <sys/inotify.h>
+#include <unistd.h>
 #include <vector>
 
 namespace {
@@ -21,7 +31,25 @@ struct FakeGpu {
   unsigned remap_failed = 0;
   std::vector<unsigned> pids;
   std::vector<FakeGpu> slices;
+  std::map<std::string, std::string> more;
+
+  /// The number before the slash, or behind it.
+  bool number(const char* name, bool behind, unsigned long long& out) const {
+    const auto found = more.find(name);
+    if (found == more.end()) return false;
+    const auto slash = found->second.find('/');
+    out = std::stoull(behind && slash != std::string::npos ? found->second.substr(slash + 1) : found->second,
+                      nullptr, 0);
+    return true;
+  }
 };
+
+struct Event {
+  std::string uuid;
+  unsigned number = 0, instance = ~0U;
+};
+std::deque<Event> events;
+bool delivered = false;
 
 std::vector<FakeGpu> gpus;
 int init_result = 0;
@@ -66,7 +94,11 @@ FAKE int nvmlInit_v2() {
     std::string pids, word;
     words >> gpu.uuid >> gpu.pci >> gpu.used_mib >> gpu.ecc >> gpu.remap_failed >> pids;
     gpu.pids = pids_of(line);
-    while (words >> word) gpu.slices.emplace_back().uuid = word;
+    while (words >> word)
+      if (const auto equals = word.find('='); equals != std::string::npos)
+        gpu.more[word.substr(0, equals)] = word.substr(equals + 1);
+      else
+        gpu.slices.emplace_back().uuid = word;
   }
   return init_result;
 }
@@ -143,7 +175,122 @@ FAKE int nvmlDeviceGetTotalEccErrors(void* device, int /*type*/, int /*counter*/
 }
 FAKE int nvmlDeviceGetRemappedRows(void* device, unsigned* corrected, unsigned* uncorrected,
                                    unsigned* pending, unsigned* failed) {
-  *corrected = *uncorrected = *pending = 0;
+  unsigned long long waiting = 0;
+  of(device)->number("remap_pending", false, waiting);
+  *corrected = *uncorrected = 0;
+  *pending = static_cast<unsigned>(waiting);
   *failed = of(device)->remap_failed;
+  return 0;
+}
+FAKE int nvmlDeviceGetRetiredPagesPendingStatus(void* device, int* out) {
+  unsigned long long pending = 0;
+  if (!of(device)->number("retired_pending", false, pending)) return 3;
+  *out = static_cast<int>(pending);
+  return 0;
+}
+
+namespace {
+
+int answer(void* device, const char* name, bool most, unsigned* out) {
+  unsigned long long value = 0;
+  if (!of(device)->number(name, most, value)) return 3;  // NVML_ERROR_NOT_SUPPORTED
+  *out = static_cast<unsigned>(value);
+  return 0;
+}
+
+/// Reads the list of events, if there is one.
+bool take_events(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return false;
+  std::string line;
+  while (std::getline(file, line)) {
+    Event& event = events.emplace_back();
+    std::istringstream(line) >> event.uuid >> event.number >> event.instance;
+    if (std::count(line.begin(), line.end(), ' ') < 2) event.instance = ~0U;
+  }
+  std::rename(path.c_str(), (path + ".taken").c_str());
+  return !events.empty();
+}
+
+/// False: the time has passed.
+bool wait_for_events(const std::string& path, unsigned patience_ms) {
+  const int watch = inotify_init1(IN_CLOEXEC);
+  inotify_add_watch(watch, path.substr(0, path.rfind('/')).c_str(), IN_MOVED_TO);
+  bool found = take_events(path);
+  while (!found) {
+    pollfd wait{watch, POLLIN, 0};
+    if (poll(&wait, 1, static_cast<int>(patience_ms)) <= 0) break;
+    char block[4096];
+    if (read(watch, block, sizeof block) <= 0) break;
+    found = take_events(path);
+  }
+  close(watch);
+  return found;
+}
+
+}  // namespace
+
+FAKE int nvmlDeviceGetCurrPcieLinkGeneration(void* device, unsigned* out) {
+  return answer(device, "generation", false, out);
+}
+FAKE int nvmlDeviceGetMaxPcieLinkGeneration(void* device, unsigned* out) {
+  return answer(device, "generation", true, out);
+}
+FAKE int nvmlDeviceGetCurrPcieLinkWidth(void* device, unsigned* out) {
+  return answer(device, "width", false, out);
+}
+FAKE int nvmlDeviceGetMaxPcieLinkWidth(void* device, unsigned* out) {
+  return answer(device, "width", true, out);
+}
+FAKE int nvmlDeviceGetPerformanceState(void* device, unsigned* out) {
+  return answer(device, "state", false, out);
+}
+FAKE int nvmlDeviceGetCurrentClocksThrottleReasons(void* device, unsigned long long* out) {
+  return of(device)->number("throttle", false, *out) ? 0 : 3;
+}
+FAKE int nvmlDeviceGetNvLinkState(void* device, unsigned link, unsigned* out) {
+  unsigned active = 0, all = 0;
+  if (answer(device, "links", false, &active) != 0 || answer(device, "links", true, &all) != 0) return 3;
+  if (link >= all) return 2;
+  *out = link < active ? 1 : 0;
+  return 0;
+}
+
+FAKE int nvmlEventSetCreate(void** out) {
+  *out = &events;
+  return 0;
+}
+FAKE int nvmlEventSetFree(void* /*set*/) {
+  return 0;
+}
+FAKE int nvmlDeviceGetSupportedEventTypes(void* device, unsigned long long* out) {
+  *out = of(device)->more.count("no_events") != 0 ? 1 : 0x1f;
+  return 0;
+}
+FAKE int nvmlDeviceRegisterEvents(void* /*device*/, unsigned long long types, void* set) {
+  return types == 0x8 && set == &events ? 0 : 2;
+}
+FAKE int nvmlEventSetWait_v2(void* /*set*/, void* out, unsigned patience_ms) {
+  const char* path = std::getenv("FAKE_NVML");
+  if (path == nullptr) return 1;
+  const std::string list = std::string(path) + ".xid";
+  if (events.empty() && delivered) {
+    std::rename((list + ".taken").c_str(), (list + ".told").c_str());
+    delivered = false;
+  }
+  if (events.empty() && !wait_for_events(list, patience_ms)) return 10;  // NVML_ERROR_TIMEOUT
+  const Event event = events.front();
+  events.pop_front();
+  delivered = true;
+  void* device = nullptr;
+  for (FakeGpu& gpu : gpus)
+    if (gpu.uuid == event.uuid) device = &gpu;
+  const unsigned long long type = 0x8, number = event.number;
+  const unsigned instances[2] = {event.instance, ~0U};
+  char* const at = static_cast<char*>(out);
+  std::memcpy(at, &device, sizeof device);
+  std::memcpy(at + 8, &type, sizeof type);
+  std::memcpy(at + 16, &number, sizeof number);
+  std::memcpy(at + 24, instances, sizeof instances);
   return 0;
 }

@@ -172,6 +172,31 @@ sys.exit("RuntimeError: CUDA error: unspecified launch failure")
     assert "Xid (PCI:00ab:17:00): 43" not in json.dumps(report)
 
 
+def test_a_fault_that_only_the_drivers_library_tells_of_is_evidence_at_once(muster):
+    gpus = muster.tmp_path / "gpus"
+    gpus.write_text("GPU-3000 00ac:17:00.0 0 0 0 -\nGPU-4000 00ac:18:00.0 0 0 0 -\n")
+    env = clean_environment(MUSTER_NVML_LIBRARY=BIN / "libfake_nvml.so", FAKE_NVML=gpus)
+    script = muster.script("train.py", """
+import os, pathlib, signal, sys, time
+if os.environ["LOCAL_RANK"] == "0": signal.pause()
+draft = pathlib.Path("draft")
+draft.write_text("GPU-3000 63\\nGPU-4000 95\\n")
+draft.rename("gpus.xid")
+deadline = time.monotonic() + 60
+while not os.path.exists("gpus.xid.told") and time.monotonic() < deadline: time.sleep(0.01)
+sys.exit("RuntimeError: loss is nan")
+""")
+    result = muster.run("--gpus=0,1", "--log-dir=logs", "--max-restarts=2", "--no-restart-on=gpu", script, env=env)
+    report = read_report(muster.tmp_path / "logs")
+    root = report["root_cause"]
+    assert (root["rank"], root["cause"], report["restarts_used"]) == (1, "gpu-fault", 0), result.stderr
+    assert root["kernel"] == [
+        "NVML: Xid (PCI:00ac:18:00): 95, uncontained memory error: all programs on the GPU are lost (GPU-4000)"]
+    assert "GPU-4000" in root["device"]
+    assert report["nodes"][0]["kernel"] == ["NVML: Xid (PCI:00ac:17:00): 63, a memory page was retired or a row remapped (GPU-3000)"]
+    assert "--no-restart-on" in result.stderr
+
+
 def test_who_only_lost_its_connection_is_a_consequence_of_a_failure_that_ends_later(muster):
     # Rank 1 has written its error, and is still ending when rank 0 is through: as with a GPU to be cleaned up.
     script = muster.script("train.py", """

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """--preflight over several nodes: an unfit node tells the others why and a spare takes its place, clocks are compared,
 and the full check really computes and reduces."""
+import ctypes
 import os
 import re
 import shutil
@@ -30,6 +31,56 @@ def full_disk(tmp_path):
         yield path
     finally:
         subprocess.run(["umount", path], check=True)
+
+
+@pytest.fixture
+def hung_disk(tmp_path):
+    """A directory on a file system that never answers: its server, this process, does not read the kernel's questions."""
+    path = tmp_path / "hung"
+    path.mkdir()
+    server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    libc = ctypes.CDLL(None, use_errno=True)
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+    try:
+        assert libc.mount(b"hung", os.fsencode(path), b"fuse", 0, options) == 0, os.strerror(ctypes.get_errno())
+        yield path
+    finally:
+        os.close(server)  # who waits for an answer gets an error
+        libc.umount2(os.fsencode(path), 2)
+
+
+def test_a_driver_and_a_file_system_that_hang_make_their_node_unfit_in_time(muster, tmp_path, hung_disk):
+    pipe = tmp_path / "driver"  # nobody ever writes: to open it waits for ever
+    os.mkfifo(pipe)
+    wedged = clean_environment(MUSTER_NVML_LIBRARY=BIN / "libfake_nvml.so", FAKE_NVML=pipe)
+    # Beside each other: each takes the 10 s that it has.
+    started = [muster.start(CHECK, "--nproc-per-node=1", "echo", "ran", env=wedged),
+               muster.start(CHECK, "--nproc-per-node=gpu", "echo", "ran", env=wedged),
+               muster.start(CHECK, "--nproc-per-node=1", f"--log-dir={hung_disk}/logs", "echo", "ran")]
+    (out, err), (_, planless), (far_out, far_err) = [process.communicate(timeout=60) for process in started]
+    assert [process.returncode for process in started] == [74, 74, 74], (err, planless, far_err)
+    assert (out, far_out) == ("", "")
+    verdict = r"preflight\S* .*the GPU driver \(NVML\) does not answer within 10 s"
+    assert re.search(verdict, err) and re.search(verdict, planless), (err, planless)
+    assert re.search(f"preflight of .*: reading {hung_disk}/logs took more than 10 s: a driver or a disk does not answer", far_err)
+
+
+def test_links_clocks_and_ports_below_their_best_are_named(muster, tmp_path):
+    gpus = tmp_path / "gpus"
+    gpus.write_text("GPU-1000 0000:17:00.0 0 0 0 - state=0 generation=5/5 width=16/16 links=18/18\n"
+                    "GPU-2000 0000:18:00.0 0 0 0 - state=0 generation=4/5 width=8/16 links=17/18 retired_pending=1\n")
+    env = clean_environment(MUSTER_NVML_LIBRARY=BIN / "libfake_nvml.so", FAKE_NVML=gpus)
+    result = muster.run(CHECK, "--gpus=0,1", "echo", "ran", env=env)
+    assert (result.returncode, result.stdout) == (0, "ran\n" * 2), result.stderr
+    for text in ("its PCIe link has 8 of 16 lanes", "its PCIe link runs at generation 4 of 5",
+                 "17 of 18 NVLinks are active, of another GPU here 18"):
+        assert re.search(rf"preflight of \S+: warning: GPU 1 \(GPU-2000\): {text}", result.stderr), result.stderr
+    assert "GPU 1 (GPU-2000) wants a reset" in result.stderr
+    assert "GPU-1000" not in result.stderr
+    gpus.write_text("GPU-1000 0000:17:00.0 0 0 0 - throttle=0x88\n")
+    result = muster.run(CHECK, "--gpus=0", "echo", "ran", env=env)
+    assert (result.returncode, result.stdout) == (74, "")
+    assert "GPU 0 (GPU-1000): its clocks are cut by the hardware (power brake)" in result.stderr
 
 
 def test_a_spare_takes_the_place_of_a_node_with_a_full_disk_which_all_are_told_of(job, tmp_path, full_disk):

@@ -2,14 +2,17 @@
 #include "launcher/gpu_release.h"
 
 #include <cstdlib>
+#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
-#include <sys/inotify.h>
+#include <functional>
+#include <optional>
+#include <sys/stat.h>
 #include <sys/wait.h>
-#include <thread>
 #include <unistd.h>
 
-#include "rendezvous/base/syscall.h"
+#include <boost/asio/steady_timer.hpp>
+
 #include "rendezvous/base/unique_fd.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
@@ -53,29 +56,43 @@ pid_t ended_process() {
   return child;
 }
 
+/// What begin() brought: nothing where it had nobody to wait for.
+std::optional<std::vector<std::string>> wait_for(GpuRelease& release, boost::asio::io_context& io,
+                                                 Millis patience) {
+  std::optional<std::vector<std::string>> out;
+  if (!release.begin(patience, [&](std::vector<std::string> holds) { out = std::move(holds); })) return out;
+  io.restart();
+  io.run_for(std::chrono::seconds(60));
+  REQUIRE(out);
+  return out;
+}
+
 }  // namespace
 
-TEST_CASE("memory of a worker that has ended is waited for until the driver has it back") {
+TEST_CASE(
+    "memory of a worker that has ended is waited for until the driver has it back, and the loop goes on") {
   const FakeGpus gpus;
   const pid_t worker = ended_process();
-  const std::string number = std::to_string(worker);
-  gpus.write("GPU-aa 0000:3b:00.0 100 0 0 -\nGPU-bb 0000:5e:00.0 2048 0 0 1," + number + "\n");
-  const UniqueFd watch(::inotify_init1(IN_CLOEXEC));
-  REQUIRE(::inotify_add_watch(watch.get(), gpus.file().substr(0, gpus.file().rfind('/')).c_str(), IN_CREATE) >
-          0);
+  gpus.write("GPU-aa 0000:3b:00.0 100 0 0 -\nGPU-bb 0000:5e:00.0 2048 0 0 1," + std::to_string(worker) +
+             "\n");
+  boost::asio::io_context io;
+  GpuRelease release(io, fake(), true);
+  release.started(worker);
   bool was_asked = false;
-  std::thread driver([&] {
-    char block[4096];
-    // Once it was asked it gives the memory back.
-    while (!std::filesystem::exists(gpus.asked()) && ::read(watch.get(), block, sizeof block) > 0) {
-    }
-    was_asked = true;
-    gpus.write("GPU-aa 0000:3b:00.0 100 0 0 -\nGPU-bb 0000:5e:00.0 512 0 0 1\n");
-  });
-  const auto left = wait_for_gpu_release(fake(), std::span(&worker, 1), std::chrono::seconds(60));
-  driver.join();
+  boost::asio::steady_timer timer(io);
+  // Once it was asked it gives the memory back; it is looked for on the same loop.
+  const std::function<void()> look = [&] {
+    timer.expires_after(Millis(5));
+    timer.async_wait([&](boost::system::error_code) {
+      if (!std::filesystem::exists(gpus.asked())) return look();
+      was_asked = true;
+      gpus.write("GPU-aa 0000:3b:00.0 100 0 0 -\nGPU-bb 0000:5e:00.0 512 0 0 1\n");
+    });
+  };
+  look();
+  const auto left = wait_for(release, io, std::chrono::seconds(60));
   REQUIRE(was_asked);
-  REQUIRE(left.empty());
+  REQUIRE(left->empty());
 }
 
 TEST_CASE("who still holds memory at the end of the wait is named, and who was no worker is not waited for") {
@@ -83,24 +100,99 @@ TEST_CASE("who still holds memory at the end of the wait is named, and who was n
   const pid_t gone = ended_process();
   const pid_t here = ::getpid();
   gpus.write("GPU-aa 0000:3b:00.0 2048 0 0 1," + std::to_string(gone) + "," + std::to_string(here) + "\n");
-  const std::vector<pid_t> workers{gone, here};
-  const auto left = wait_for_gpu_release(fake(), workers, Millis(100));
+  boost::asio::io_context io;
+  GpuRelease release(io, fake(), true);
+  release.started(gone);
+  release.started(here);
+  const auto left = *wait_for(release, io, Millis(100));
   REQUIRE(left.size() == 2);
   REQUIRE(left[0] == "pid " + std::to_string(gone) + " has ended and still holds 2.0 GiB of GPU 0 (GPU-aa)");
   REQUIRE(left[1] == "pid " + std::to_string(here) + " still holds 2.0 GiB of GPU 0 (GPU-aa)");
-  const std::vector<pid_t> others{gone + 1};
-  REQUIRE(wait_for_gpu_release(fake(), others, std::chrono::seconds(60)).empty());
+  GpuRelease others(io, fake(), true);
+  others.started(ended_process());
+  REQUIRE(wait_for(others, io, std::chrono::seconds(60))->empty());
+}
+
+TEST_CASE("what a worker started is waited for too, by its number and its start") {
+  const FakeGpus gpus;
+  const Descendants descendants("");
+  // A child that stays until its pipe is closed, in place of a loader of data.
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  const pid_t loader = ::fork();
+  if (loader == 0) {
+    writer.reset();
+    char byte;
+    (void)!::read(reader.get(), &byte, 1);
+    ::_exit(0);
+  }
+  boost::asio::io_context io;
+  GpuRelease release(io, fake(), true);
+  release.look(descendants);
+  gpus.write("GPU-aa 0000:3b:00.0 1024 0 0 " + std::to_string(loader) + "\n");
+  writer.reset();
+  REQUIRE(::waitpid(loader, nullptr, 0) == loader);
+  const auto left = *wait_for(release, io, Millis(50));
+  REQUIRE(left.size() == 1);
+  REQUIRE(left[0] == "pid " + std::to_string(loader) +
+                         ", which a worker started, has ended and still holds 1.0 GiB of GPU 0 (GPU-aa)");
+}
+
+TEST_CASE("a number that belongs to a stranger now is nobody's to wait for") {
+  const FakeGpus gpus;
+  gpus.write("GPU-aa 0000:3b:00.0 1024 0 0 1\n");  // the first process of the machine, long before us
+  const auto first = mark_of(1);
+  const auto own = mark_of(::getpid());
+  REQUIRE(first);
+  REQUIRE(own);
+  REQUIRE(own->start_ticks > first->start_ticks);
+  boost::asio::io_context io;
+  GpuRelease release(io, fake(), true);
+  release.add({1, own->start_ticks}, true);
+  REQUIRE(wait_for(release, io, std::chrono::seconds(60))->empty());
+}
+
+TEST_CASE("a driver that hangs is told after its time, and a wait can be given up") {
+  const test::TemporaryDirectory directory;
+  const std::string pipe = directory.path() + "/gpus";  // nobody ever writes: to open it waits for ever
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  ::setenv("FAKE_NVML", pipe.c_str(), 1);
+  boost::asio::io_context io;
+  GpuRelease release(io, fake(), true);
+  release.started(ended_process());
+  const auto left = *wait_for(release, io, Millis(10));
+  REQUIRE(left.size() == 1);
+  REQUIRE(left[0] == "the GPU driver did not say within 1 s who holds its memory");
+
+  GpuRelease given_up(io, fake(), true);
+  given_up.started(ended_process());
+  REQUIRE(given_up.begin(std::chrono::seconds(60), [](const auto&) { FAIL("it was given up"); }));
+  given_up.cancel();
+  io.restart();
+  io.run_for(std::chrono::seconds(60));
+  REQUIRE(io.stopped());
+  ::unsetenv("FAKE_NVML");
 }
 
 TEST_CASE("without a driver or a worker there is nothing to wait for") {
   const FakeGpus gpus;
   gpus.write("init=9\n");
   const pid_t worker = ended_process();
-  REQUIRE(wait_for_gpu_release(fake(), std::span(&worker, 1), std::chrono::seconds(60)).empty());
-  REQUIRE(wait_for_gpu_release(fake(), {}, std::chrono::seconds(60)).empty());
+  boost::asio::io_context io;
+  GpuRelease silent(io, fake(), true);
+  REQUIRE_FALSE(wait_for(silent, io, std::chrono::seconds(60)));
+  silent.started(worker);
+  REQUIRE(wait_for(silent, io, std::chrono::seconds(60))->empty());
+  GpuRelease off(io, fake(), false);
+  off.started(worker);
+  REQUIRE_FALSE(wait_for(off, io, std::chrono::seconds(60)));
   GpuPaths none;
   none.library = "/no/such/library";
-  REQUIRE(wait_for_gpu_release(none, std::span(&worker, 1), std::chrono::seconds(60)).empty());
-  REQUIRE(describe({.gpu = 3, .uuid = "GPU-5a", .pid = 77}, true) ==
+  GpuRelease without(io, none, true);
+  without.started(worker);
+  REQUIRE(wait_for(without, io, std::chrono::seconds(60))->empty());
+  REQUIRE(describe({.gpu = 3, .uuid = "GPU-5a", .pid = 77}) ==
           "pid 77 has ended and still holds memory of GPU 3 (GPU-5a)");
 }

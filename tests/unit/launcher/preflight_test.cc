@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/preflight.h"
 
+#include <filesystem>
 #include <fstream>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -88,6 +89,85 @@ TEST_CASE("who holds a GPU's memory is named; that is allowed only where GPUs ar
   REQUIRE_THAT(nobody.text, Catch::Contains("9000 MiB") && Catch::Contains("no process"));
 }
 
+TEST_CASE("a GPU whose clocks the hardware cuts makes a node unfit, one that is hot warns") {
+  const auto throttled = [](unsigned long long reasons) {
+    return with_gpu([=](GpuReading& gpu) { gpu.throttle = reasons; });
+  };
+  REQUIRE(throttled(Nvml::kHardwareSlowdown) ==
+          Finding{true,
+                  "GPU 3 (GPU-x): its clocks are cut by the hardware (temperature or power); see nvidia-smi "
+                  "-q -d PERFORMANCE"});
+  REQUIRE_THAT(throttled(Nvml::kHardwareSlowdown | Nvml::kPowerBrake).text, Catch::Contains("(power brake)"));
+  REQUIRE_THAT(throttled(Nvml::kHardwareSlowdown | Nvml::kHardwareThermal).text,
+               Catch::Contains("(temperature)"));
+  REQUIRE(throttled(Nvml::kPowerBrake).unfit);
+  REQUIRE(throttled(Nvml::kSoftwareThermal) ==
+          Finding{false, "GPU 3 (GPU-x): its clocks are lowered because it is hot"});
+  Readings at_rest = healthy();
+  at_rest.gpus[0].throttle = 0x1 | 0x2 | 0x4;  // idle, set so, at its power limit
+  REQUIRE(judge(at_rest, false).empty());
+}
+
+TEST_CASE("a PCIe link below its best is a warning; at rest its generation says nothing") {
+  const auto linked = [](unsigned generation, unsigned width, bool full_speed) {
+    Readings readings = healthy();
+    readings.gpus[0].pcie = Nvml::PcieLink{generation, 5, width, 16};
+    readings.gpus[0].full_speed = full_speed;
+    return judge(readings, false);
+  };
+  REQUIRE(linked(5, 16, true).empty());
+  REQUIRE(linked(1, 16, false).empty());
+  REQUIRE(linked(5, 8, false) ==
+          std::vector<Finding>{{false, "GPU 3 (GPU-x): its PCIe link has 8 of 16 lanes"}});
+  REQUIRE(linked(3, 16, true) ==
+          std::vector<Finding>{{false, "GPU 3 (GPU-x): its PCIe link runs at generation 3 of 5"}});
+}
+
+TEST_CASE("NVLinks that are down are told, and a board without bridges is not") {
+  Readings readings = healthy();
+  readings.gpus[0].links = {16, 2};
+  REQUIRE(finding(readings) == Finding{false, "GPU 3 (GPU-x): 16 of 18 NVLinks are active"});
+  readings.gpus[0].links = {0, 12};
+  REQUIRE(judge(readings, false).empty());
+  GpuReading other = readings.gpus[0];
+  other.index = 4;
+  other.links = {18, 0};
+  readings.gpus.push_back(other);
+  REQUIRE(finding(readings) ==
+          Finding{false, "GPU 3 (GPU-x): 0 of 12 NVLinks are active, of another GPU here 18"});
+  other.lost = true;
+  readings.gpus = {other};
+  REQUIRE(judge(readings, false).size() == 1);  // that it is lost
+}
+
+TEST_CASE("ports of InfiniBand and RoCE are read, and those that are not active are one warning") {
+  const test::TemporaryDirectory directory;
+  const auto add = [&](const std::string& port, const std::string& state, const std::string& physical) {
+    std::filesystem::create_directories(directory.path() + "/" + port);
+    std::ofstream(directory.path() + "/" + port + "/state") << state << "\n";
+    std::ofstream(directory.path() + "/" + port + "/phys_state") << physical << "\n";
+  };
+  REQUIRE(read_ports(directory.path() + "/nothing").empty());
+  add("mlx5_0/ports/1", "4: ACTIVE", "5: LinkUp");
+  add("mlx5_1/ports/1", "1: DOWN", "3: Disabled");
+  add("mlx5_2/ports/2", "2: INIT", "5: LinkUp");
+  Readings readings = healthy();
+  readings.ports = read_ports(directory.path());
+  REQUIRE(readings.ports.size() == 3);
+  REQUIRE(
+      finding(readings) ==
+      Finding{false,
+              "2 of 3 InfiniBand or RoCE ports are not active: mlx5_1 port 1 (DOWN, Disabled), mlx5_2 port 2 "
+              "(INIT, LinkUp), which no subnet manager has set up"});
+  readings.ports = {{"mlx5_1", "1", "DOWN", ""}};
+  REQUIRE(finding(readings) ==
+          Finding{false,
+                  "1 of 1 InfiniBand or RoCE ports is not active: mlx5_1 port 1 (DOWN); NCCL "
+                  "will use TCP"});
+  readings.ports = {{"mlx5_0", "1", "ACTIVE", "LinkUp"}, {"other", "1", "", ""}};
+  REQUIRE(judge(readings, false).empty());
+}
+
 TEST_CASE("disks that are full, out of files or not writable make a node unfit, scarce ones warn") {
   REQUIRE(with_disk([](DiskReading& disk) { disk.writable = false; }).unfit);
   REQUIRE(with_disk([](DiskReading& disk) { disk.free_bytes = kMiB; }).unfit);
@@ -138,6 +218,25 @@ TEST_CASE("the GPUs of the job are read, in a child that reports over a pipe") {
     REQUIRE_FALSE(others.empty());
     REQUIRE_THAT(others[0].text, Catch::Contains("GPU 0 cannot be opened"));
   }
+  SECTION("with their links, clocks and repairs") {
+    std::ofstream(directory.path() + "/gpus")
+        << "broken\nGPU-1 0000:17:00.0 0 0 0 - generation=3/5 width=8/16 "
+           "state=0 throttle=0x48 links=17/18 remap_pending=1\n";
+    std::filesystem::create_directories(directory.path() + "/rdma/mlx5_0/ports/1");
+    std::ofstream(directory.path() + "/rdma/mlx5_0/ports/1/state") << "1: DOWN\n";
+    job.rdma = directory.path() + "/rdma";
+    std::string told;
+    for (const Finding& one : run_preflight(job, std::chrono::seconds(30)))
+      told += (one.unfit ? "unfit " : "warning ") + one.text + "\n";
+    REQUIRE_THAT(told, Catch::Contains("warning GPU 1 (GPU-1) wants a reset to repair its memory"));
+    REQUIRE_THAT(told, Catch::Contains("warning GPU 1 (GPU-1): its PCIe link has 8 of 16 lanes"));
+    REQUIRE_THAT(told, Catch::Contains("warning GPU 1 (GPU-1): its PCIe link runs at generation 3 of 5"));
+    REQUIRE_THAT(told, Catch::Contains("warning GPU 1 (GPU-1): 17 of 18 NVLinks are active"));
+    REQUIRE_THAT(told,
+                 Catch::Contains("unfit GPU 1 (GPU-1): its clocks are cut by the hardware (temperature)"));
+    REQUIRE_THAT(told,
+                 Catch::Contains("warning 1 of 1 InfiniBand or RoCE ports is not active: mlx5_0 port 1"));
+  }
   SECTION("and a driver that fails is the finding") {
     std::ofstream(directory.path() + "/gpus") << "init=18\n";
     REQUIRE_THAT(run_preflight(job, std::chrono::seconds(30))[0].text, Catch::Contains("version mismatch"));
@@ -153,7 +252,12 @@ TEST_CASE("a driver that does not answer makes the node unfit within the deadlin
   PreflightJob job;
   job.gpu_paths.library = FAKE_NVML_LIBRARY;
   const auto findings = run_preflight(job, std::chrono::milliseconds(300));
+  const DriverLook look = look_at_driver(job.gpu_paths, std::chrono::milliseconds(300));
   ::unsetenv("FAKE_NVML");
+  REQUIRE(look.finding);
+  REQUIRE(look.finding->unfit);
+  REQUIRE_THAT(look.finding->text, Catch::Contains("does not answer within 0.3 s"));
+  REQUIRE_FALSE(look.process);
   REQUIRE(findings.size() == 1);
   REQUIRE(findings[0].unfit);
   REQUIRE_THAT(findings[0].text, Catch::Contains("the GPUs (NVML) took more than 0.3 s"));

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/gpu_watch.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <poll.h>
+#include <sys/stat.h>
+
+#include "launcher/kernel_log.h"
+#include "launcher/xid_table.h"
+#include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
+
+using namespace muster;
+using namespace muster::launcher;
+using Catch::Matchers::Contains;
+
+namespace {
+
+constexpr std::chrono::seconds kPatience{60};
+
+/// The fake library's GPUs and events.
+class FakeDriver {
+ public:
+  explicit FakeDriver(const std::string& gpus) {
+    std::ofstream(file()) << gpus;
+    ::setenv("FAKE_NVML", file().c_str(), 1);
+  }
+  ~FakeDriver() { ::unsetenv("FAKE_NVML"); }
+  FakeDriver(const FakeDriver&) = delete;
+  FakeDriver& operator=(const FakeDriver&) = delete;
+
+  [[nodiscard]] std::string file() const { return dir_.path() + "/gpus"; }
+  void deliver(const std::string& events) const {
+    std::ofstream(file() + ".new") << events;
+    std::filesystem::rename(file() + ".new", file() + ".xid");
+  }
+  [[nodiscard]] static GpuPaths paths() {
+    GpuPaths out;
+    out.library = FAKE_NVML_LIBRARY;
+    return out;
+  }
+
+ private:
+  test::TemporaryDirectory dir_;
+};
+
+std::vector<std::string> wait_for_events(GpuWatch& watch, std::size_t count) {
+  std::vector<std::string> out;
+  const Instant deadline = SteadyClock::now() + kPatience;
+  while (out.size() < count && SteadyClock::now() < deadline) {
+    pollfd wait{watch.output(), POLLIN, 0};
+    ::poll(&wait, 1, static_cast<int>(time_left(deadline, SteadyClock::now()).count()));
+    for (std::string& line : watch.take_new()) out.push_back(std::move(line));
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("the GPUs are told by a process of its own, and then each Xid with GPU, number and meaning") {
+  const FakeDriver driver(
+      "GPU-aa 0000:3b:00.0 0 0 0 - MIG-1 MIG-2\nbroken\nGPU-bb 0001:5e:00.0 0 0 0 - no_events=1\n");
+  auto watch = GpuWatch::start(FakeDriver::paths());
+  REQUIRE(watch);
+  (void)watch->gpus(SteadyClock::now());  // a look is no wait in vain
+  const auto& gpus = watch->gpus(SteadyClock::now() + kPatience);
+  REQUIRE(gpus);
+  REQUIRE(gpus->size() == 3);
+  REQUIRE((*gpus)[0].slices == std::vector<std::string>{"MIG-1", "MIG-2"});
+  REQUIRE((*gpus)[1].uuid.empty());  // it cannot be opened
+  REQUIRE((*gpus)[2].uuid == "GPU-bb");
+  REQUIRE((*gpus)[2].pci == "0001:5e:00.0");
+
+  driver.deliver("GPU-aa 79\nGPU-aa 31 5\nGPU-aa 4711\n");
+  const auto events = wait_for_events(*watch, 3);
+  REQUIRE(events.size() == 3);
+  REQUIRE(events[0] == "NVML: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus (GPU-aa)");
+  REQUIRE(parse_xid(events[0]) == Xid{79, "0000:3b:00", 0});
+  REQUIRE_THAT(events[1], Contains("Xid (PCI:0000:3b:00 GPU-I:05): 31, memory page fault"));
+  REQUIRE(parse_xid(events[1]) == Xid{31, "0000:3b:00", 0});
+  REQUIRE_THAT(events[2], Contains("4711, which NVIDIA's \"XID Errors\" explains (GPU-aa)"));
+  REQUIRE(watch->take_new().empty());
+}
+
+TEST_CASE("without a driver, or with one that knows no events, the GPUs are all that is told") {
+  const bool broken = GENERATE(true, false);
+  const FakeDriver driver(broken ? "init=9\n" : "GPU-aa 0000:3b:00.0 0 0 0 - no_events=1\n");
+  auto watch = GpuWatch::start(FakeDriver::paths());
+  REQUIRE(watch);
+  const auto& gpus = watch->gpus(SteadyClock::now() + kPatience);
+  REQUIRE(gpus);
+  REQUIRE(gpus->size() == (broken ? 0 : 1));
+  REQUIRE(watch->take_new().empty());
+}
+
+TEST_CASE("a driver that hangs is waited for once, and its watch can be ended") {
+  const test::TemporaryDirectory directory;
+  const std::string pipe = directory.path() + "/gpus";  // nobody ever writes: to open it waits for ever
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  ::setenv("FAKE_NVML", pipe.c_str(), 1);
+  auto watch = GpuWatch::start(FakeDriver::paths());
+  ::unsetenv("FAKE_NVML");
+  REQUIRE(watch);
+  REQUIRE_FALSE(watch->gpus(SteadyClock::now() + Millis(50)));
+  REQUIRE_FALSE(watch->gpus(Instant::max()));  // else this would wait for ever
+  REQUIRE(watch->take_new().empty());
+}
+
+TEST_CASE("a GPU as a line is read back, and what is none is refused") {
+  Gpu gpu;
+  gpu.index = 3;
+  gpu.uuid = "GPU-aa";
+  gpu.pci = "0000:3b:00.0";
+  REQUIRE(parse_gpu_line(gpu_line(gpu)) == gpu);
+  gpu.slices = {"MIG-1", "MIG-2"};
+  REQUIRE(parse_gpu_line(gpu_line(gpu)) == gpu);
+  REQUIRE(parse_gpu_line(gpu_line(Gpu{})) == Gpu{});
+  for (const char* bad : {"", "3", "3\tGPU\t0000:3b:00.0", "x\tGPU\t0\t", "3x\tGPU\t0\t", "3\ta\tb\tc\td"})
+    REQUIRE_FALSE(parse_gpu_line(bad));
+}
+
+TEST_CASE("the common numbers have a meaning, and a cleanup is no fault") {
+  REQUIRE(meaning_of_xid(79) == "GPU has fallen off the bus");
+  REQUIRE(meaning_of_xid(8) == "the GPU stopped processing");
+  REQUIRE_FALSE(meaning_of_xid(172).empty());
+  for (const int unknown : {-1, 0, 7, 173, 1'000'000}) REQUIRE(meaning_of_xid(unknown).empty());
+  REQUIRE(is_cleanup_xid(45));
+  REQUIRE_FALSE(is_cleanup_xid(79));
+}
