@@ -14,6 +14,8 @@ What torchrun 2.14 does by itself, at either server:
   RendezvousConnectionError as soon as they ask it whether nodes wait, once a second, and they end their workers, which need
   that server no more. What started the agents has to start them again. muster's agents connect again, and workers notice
   nothing (tests/system/test_faults_coordinator.py).
+- An agent on the endpoint's own host tries to serve the store itself, and is a client only where the port is taken: while
+  musterd is away it takes that port. --rdzv-conf=is_host=0 keeps it from that.
 """
 import os
 import signal

@@ -73,6 +73,10 @@ class ProxyingAgent {
 
  private:
   void serve(const control::Assignment& m) {
+    if (proxy_) {  // on its own thread: a second generation
+      ++num_over;
+      return;
+    }
     auto made =
         net::StoreProxy::listen(loop_, m.generation,
                                 {[this](const control::Message& message) { client_->send_store(message); },

@@ -73,7 +73,7 @@ TEST_CASE("clients that are no agents of torchrun keep no job, and none is noted
   REQUIRE(idle.next_deadline() == Instant::max());
 }
 
-TEST_CASE("jobs of a former process wait for their agents as long as any") {
+TEST_CASE("jobs of a former process are kept as long as any whose agents have gone") {
   TorchrunJobs jobs = started();
   jobs.found(kA);
   jobs.found(kA + ".0/x");
