@@ -2,6 +2,7 @@
 #include "launcher/gpu_release.h"
 
 #include <algorithm>
+#include <fcntl.h>
 #include <optional>
 #include <time.h>
 #include <unistd.h>
@@ -90,7 +91,7 @@ struct GpuRelease::Wait : std::enable_shared_from_this<GpuRelease::Wait> {
       : process(std::move(child)), output(io), deadline(io), patience(given), done(std::move(then)) {}
 
   void begin() {
-    output.assign(::dup(process->output()));
+    output.assign(::fcntl(process->output(), F_DUPFD_CLOEXEC, 0));
     deadline.expires_after(patience + kDriverPatience);
     deadline.async_wait([self = shared_from_this()](boost::system::error_code error) {
       if (!error) self->finish();

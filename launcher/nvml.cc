@@ -231,7 +231,7 @@ Nvml::EventSet Nvml::watch_xids(const std::vector<Device>& devices) const {
   EventSet out = nullptr;
   if (create == nullptr || supported == nullptr || add == nullptr || create(&out) != kSuccess) return nullptr;
   bool any = false;
-  for (const Device device : devices) {
+  for (Device device : devices) {
     unsigned long long types = 0;
     if (device == nullptr || supported(device, &types) != kSuccess || (types & kXidEvent) == 0) continue;
     any |= add(device, kXidEvent, out) == kSuccess;
