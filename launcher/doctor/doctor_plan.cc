@@ -69,7 +69,8 @@ void DoctorVerdict::instruct(const Options& options, Job& job) const {
   words.local_addr = options.local_addr;
   words.interface = options.iface;
   words.verdict = fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get());
-  job.command.arguments = words.to_argv();
+  const std::vector<std::string> argv = words.to_argv();
+  job.command.arguments.insert(job.command.arguments.end(), argv.begin(), argv.end());
   job.command.title = "muster --doctor";
   job.elastic.store_proxy = job.mode == RendezvousMode::kElastic;
 }

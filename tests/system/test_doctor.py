@@ -10,7 +10,7 @@ from netns import ip
 def examine(it, *more, count=None, **how):
     count = count or len(it.nodes.names)
     for node in range(count):
-        it.start(node, 1, "--doctor", *more, "a-program-that-is-not-there", nnodes=count, **how)
+        it.start(node, 1, "--doctor", f"--node-rank={node}", *more, "a-program-that-is-not-there", nnodes=count, **how)
     codes = it.codes(*range(count))
     return codes, it.out(0)
 
@@ -58,7 +58,7 @@ def test_a_missing_route_is_told_from_silence(job):  # noqa: F811
 
 def test_a_second_network_that_leads_nowhere_is_a_remark_with_the_interface_that_works(job):  # noqa: F811
     it = job(2)
-    ip("-n", it.nodes.names[1], "link", "add", "ib0", "type", "dummy")
+    ip("-n", it.nodes.names[1], "link", "add", "ib0", "type", "bridge")
     ip("-n", it.nodes.names[1], "addr", "add", "192.168.9.1/24", "dev", "ib0")
     ip("-n", it.nodes.names[1], "link", "set", "ib0", "up")
     codes, text = examine(it)
