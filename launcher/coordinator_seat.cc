@@ -121,6 +121,7 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   options.control.secret = elastic.secret;
   // With is_host the other job's own host is not at this port: its agents are here by mistake.
   if (elastic.is_host == true) options.control.jobs.only_job = job_.run_id;
+  options.control.jobs.outlives_jobs = false;
   options.control.tls = elastic.tls_server;
   options.control.heartbeat_interval = elastic.heartbeat_interval;
   options.control.on_close = [this, alive = alive_] {

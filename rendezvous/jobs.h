@@ -46,6 +46,8 @@ struct JobsOptions {
   /// Reasons for waiting are told at most so often: with a message for each of 10,000 joins to each agent
   /// that waits, gathering would cost 50 million messages.
   Millis explain_interval{1000};
+  /// False: the coordinator ends with its job, and whoever is early for the next one waits in vain here.
+  bool outlives_jobs = true;
 };
 
 /// One message for some connections, in order with the others.

@@ -126,6 +126,14 @@ Jobs::Job* Jobs::job_for(ConnectionId id, const Client& client, const control::J
     return begin(id, client, join, now, effects);
   Job& job = found->second;
   if (job.round.phase != Phase::kClosed) return &job;
+  if (!options_.outlives_jobs) {
+    refuse(
+        id, Refused::Reason::kOver,
+        fmt::format("{}: the job is over: {}, and this coordinator ends with it",
+                    one_line(join.request.host, kMaxNameBytes), membership::to_string(job.round.ending.kind)),
+        effects);
+    return nullptr;
+  }
   // A new job's agent, which has not long to wait.
   refuse(id, Refused::Reason::kBusy,
          fmt::format("the former job of this name is over ({}), and {}; a new one begins when they have gone",

@@ -336,7 +336,7 @@ def test_a_node_that_stops_while_waiting_makes_room_for_another(cluster, tmp_pat
 def test_a_node_rank_beyond_node_0s_nnodes_is_told_at_once(cluster, tmp_path):
     job = cluster(3)
     job.start(0, 1, "sh", "-c", "until [ -e refused ]; do :; done", nnodes=2)
-    job.start(1, 1, "true", nnodes=2)
+    job.start(1, 1, "sh", "-c", "true", nnodes=2)
     job.start(2, 1, "true", nnodes=3)
     refused = job.running.pop(2)
     _, err = refused.communicate(timeout=30)

@@ -98,6 +98,18 @@ TEST_CASE(
   REQUIRE(t.told<control::Assignment>(5)->group_world_size == 2);
 }
 
+TEST_CASE("a coordinator that ends with its job lets nobody wait for the next one") {
+  JobsOptions options;
+  options.outlives_jobs = false;
+  Table t(options);
+  t.join(1, "a", 1, 1);
+  t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
+  t.join(2, "a", 2, 1);
+  REQUIRE(t.told<control::Refused>(2)->reason == Reason::kOver);
+  REQUIRE(t.told<control::Refused>(2)->text ==
+          "n2: the job is over: it succeeded, and this coordinator ends with it");
+}
+
 TEST_CASE("an agent that was there before its coordinator is not late") {
   Table t;
   t.age = 24h;
