@@ -71,6 +71,7 @@ Result<void> LogWriter::fork_writer(bool first) {
   ::sigprocmask(SIG_SETMASK, &all, &before);
   // The first one as the guardian: not one of those whose ends the agent looks for. Later there may be other
   // threads here, and only fork(3) leaves the child a heap that none of them was changing.
+  process_.reset();
   pid_ = first ? static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL)) : ::fork();
   const int fork_errno = errno;
   if (pid_ != 0) ::sigprocmask(SIG_SETMASK, &before, nullptr);
@@ -81,7 +82,9 @@ Result<void> LogWriter::fork_writer(bool first) {
 }
 
 Result<LogWriter::Replaced> LogWriter::replace() {
-  retry_eintr([&] { return ::waitpid(pid_, nullptr, __WALL); });  // it may have been reaped with others
+  // As a rule it is dead already.
+  if (process_) ::syscall(SYS_pidfd_send_signal, process_.get(), SIGKILL, nullptr, 0);
+  await_end();
   pid_ = -1;
   state_->writing_since.store(0);
   late_ = false;
@@ -130,11 +133,20 @@ LogWriter::LogWriter(LogWriter&& other) noexcept
 LogWriter::~LogWriter() {
   if (pid_ <= 0) return;
   control_.reset();
+  await_end();
+}
+
+/// For a moment. It may have been reaped with others, and its number be somebody else's.
+void LogWriter::await_end() const {
   if (!process_) return;
   pollfd ended{process_.get(), POLLIN, 0};
   const auto patience = std::chrono::duration_cast<Millis>(kEndPatience).count();
+  siginfo_t info{};
   if (retry_eintr([&] { return ::poll(&ended, 1, static_cast<int>(patience)); }) == 1)
-    retry_eintr([&] { return ::waitpid(pid_, nullptr, __WALL); });
+    retry_eintr([&] {
+      return ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(process_.get()), &info,
+                      WEXITED | __WALL);
+    });
 }
 
 Result<LogWriter::Stream> LogWriter::open(UniqueFd file, const std::string& path, const std::string& link) {

@@ -101,6 +101,7 @@ class LogWriter {
 
   explicit LogWriter(Rotation rules) : rules_(rules) {}
   Result<void> fork_writer(bool first);
+  void await_end() const;
 
   Rotation rules_;
   pid_t pid_ = -1;

@@ -164,6 +164,7 @@ class Writer {
     const int fd = stream.pipe.get();
     watch(fd);
     streams_.emplace(fd, std::move(stream));
+    if (go_on) ring();  // the names of its files have settled
   }
 
   /// The file of a stream whose writer was killed, maybe while it renamed files. Where it cannot be opened,

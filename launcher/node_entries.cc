@@ -275,13 +275,14 @@ Awaitable<std::vector<int>> NodeEntries::unclaimed() {
     const std::string claim_key = claim(node);
     auto claimed = co_await link_.exists(claim_key);
     if (!claimed) break;
-    if (!*claimed) out.push_back(node);
+    if (!*claimed && !forgotten_.contains(node)) out.push_back(node);
   }
   co_return out;
 }
 
-Awaitable<Result<void>> NodeEntries::wait_until_claimed(AgentLink& waiting, Instant deadline) {
-  for (int node = 1; node < job_.nodes; ++node) {
+Awaitable<Result<void>> NodeEntries::wait_until_claimed(AgentLink& waiting, std::vector<int> nodes,
+                                                        Instant deadline) {
+  for (const int node : nodes) {
     const std::string claim_key = claim(node);
     if (auto ok = co_await waiting.wait(claim_key, deadline); !ok) co_return ok;
   }

@@ -71,10 +71,10 @@ class NodeEntries {
   /// Removes what the agent of an ended connection has written before the first assignment. Of a connection
   /// that stands for no agent there is nothing.
   Awaitable<Result<void>> forget(std::string connection);
-  /// Nodes whose ranks nobody claims.
+  /// Nodes whose ranks nobody claims, nor has claimed before.
   Awaitable<std::vector<int>> unclaimed();
-  /// Until every node rank has been claimed.
-  Awaitable<Result<void>> wait_until_claimed(AgentLink& waiting, Instant deadline);
+  /// Until these node ranks have been claimed.
+  Awaitable<Result<void>> wait_until_claimed(AgentLink& waiting, std::vector<int> nodes, Instant deadline);
   /// Until all who claimed a rank are through or gone. On a link of its own: this one is needed to note
   /// connections that end meanwhile.
   Awaitable<Result<void>> wait_until_left(AgentLink& farewell, Instant deadline);

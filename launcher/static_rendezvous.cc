@@ -2,6 +2,7 @@
 #include "launcher/static_rendezvous.h"
 
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <utility>  // before Asio, for g++ 12
@@ -201,7 +202,10 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     if (host()) {
       attempt_ = 0;  // who has come and gone again has heard it, and makes no room for another
       if (auto ok = co_await assign(0, deadline); !ok) co_return fail(ok.error());
-      if (auto ok = co_await entries_.wait_until_claimed(waiting_, deadline); !ok) co_return fail(ok.error());
+      std::vector<int> others(static_cast<std::size_t>(job_.nodes) - 1);
+      std::iota(others.begin(), others.end(), 1);
+      if (auto ok = co_await entries_.wait_until_claimed(waiting_, others, deadline); !ok)
+        co_return fail(ok.error());
     }
     co_return notice;
   }
@@ -307,7 +311,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
         kLatePatience.count(), entries_.describe(late)));
     const Instant end = std::min<Instant>(deadline, SteadyClock::now() + kLatePatience);
     if (auto ok = co_await connect_here(reports_, end); !ok) co_return;
-    (void)co_await entries_.wait_until_claimed(reports_, end);
+    (void)co_await entries_.wait_until_claimed(reports_, late, end);
   }
 
   asio::io_context& io_;

@@ -205,7 +205,8 @@ TEST_CASE("writers that are killed in a flood lose what they held and nothing el
     const std::uint64_t target = stream->state->taken + random() % (written.size() / kKills);
     while (stream->state->taken < target && !stream->state->ended && SteadyClock::now() < deadline)
       ::sched_yield();
-    for (volatile unsigned spin = random() % 20'000; spin > 0; spin = spin - 1) {
+    const Instant then = SteadyClock::now() + std::chrono::microseconds(random() % 300);
+    while (SteadyClock::now() < then) {
     }
     REQUIRE(::kill(writer->pid(), SIGKILL) == 0);
     const auto replaced = writer->replace();

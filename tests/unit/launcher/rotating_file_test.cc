@@ -302,7 +302,7 @@ TEST_CASE("a worker's rotated stderr keeps no file of its own open") {
   file.write("Traceback (most recent call last):\n  File \"x.py\", line 7, in <module>\nValueError: that\n");
   const auto cause = searched.error_so_far(buffer);
   REQUIRE(cause);
-  REQUIRE(cause->error == "ValueError: that");
+  REQUIRE(cause->text == "ValueError: that");
   REQUIRE(open_files() == 1);
 }
 

@@ -3,95 +3,14 @@
 // back.
 #include "rendezvous/job_record.h"
 
-#include <algorithm>
-
-#include "rendezvous/jobs.h"
-#include "rendezvous/saved_state.h"
 #include "tests/support/catch.h"
+#include "tests/unit/rendezvous/kept_table.h"
 
 using namespace muster;
 using namespace std::chrono_literals;
 using membership::Phase;
-
-namespace {
-
-constexpr Millis kGrace = 60s;
-
-// A coordinator whose log is replayed when it "crashes". Agents of node n have connection n.
-struct Table {
-  Table() { jobs->record_to(&log); }
-
-  void crash() {
-    std::string file = journal::file_header(1);
-    // Told the log's own records again, and what a rewritten log would hold: both have to be the same.
-    SavedState rewritten;
-    jobs->describe(rewritten, now);
-    if (!log.empty()) file += log.seal(1, file.size());
-    SavedState saved;
-    REQUIRE(journal::replay(file, saved).end == journal::Replayed::End::kClean);
-    REQUIRE(saved.jobs.size() == rewritten.jobs.size());
-    for (const auto& [name, record] : saved.jobs) {
-      JobRecord other = rewritten.jobs.at(name);
-      REQUIRE(record.world == other.world);
-      REQUIRE(record.restarts_used == other.restarts_used);
-      REQUIRE(record.phase == other.phase);
-      REQUIRE(record.progress == other.progress);
-      REQUIRE(record.finished.size() == other.finished.size());
-    }
-    now += 5s;
-    effects.clear();
-    jobs = std::make_unique<Jobs>(JobsOptions{});
-    for (const auto& [name, record] : saved.jobs) jobs->restore(name, record, now, kGrace, effects);
-    jobs->record_to(&log);
-    jobs->advance(now, effects);
-  }
-
-  int without_progress = 0;
-  void join(std::uint64_t node, int nodes, std::optional<std::int64_t> resume = {}) {
-    jobs->connected(node, "job", "127.0.0.1");
-    control::Join message;
-    message.request.id = {7, node};
-    message.request.host = "n" + std::to_string(node);
-    message.request.master_port = static_cast<std::uint16_t>(4000 + node);
-    message.settings.min_nodes = message.settings.max_nodes = nodes;
-    message.settings.max_restarts = 3;
-    message.settings.max_without_progress = without_progress;
-    message.settings.cool_down = 0ms;
-    message.resume = resume;
-    jobs->receive(node, message, now, effects);
-  }
-  void say(std::uint64_t node, const control::Message& message) {
-    jobs->receive(node, message, now, effects);
-  }
-  void pass(Millis time) {
-    const Instant end = now + time;
-    // Agents beat their hearts meanwhile.
-    while (now < end) {
-      now = std::min(end, now + 1s);
-      for (std::uint64_t node = 1; node <= 4; ++node) jobs->receive(node, control::Heartbeat{}, now, effects);
-      jobs->advance(now, effects);
-    }
-  }
-  template <class T>
-  std::vector<T> told(ConnectionId connection) const {
-    std::vector<T> out;
-    for (const Delivery& delivery : effects.deliveries)
-      if (std::find(delivery.to.begin(), delivery.to.end(), connection) != delivery.to.end())
-        if (const auto* message = std::get_if<T>(&delivery.message)) out.push_back(*message);
-    return out;
-  }
-  const membership::Round& round() const {
-    REQUIRE(jobs->find_round("job") != nullptr);
-    return *jobs->find_round("job");
-  }
-
-  journal::Encoder log;
-  std::unique_ptr<Jobs> jobs = std::make_unique<Jobs>(JobsOptions{});
-  JobsEffects effects;
-  Instant now{1h};
-};
-
-}  // namespace
+using muster::test::kGrace;
+using muster::test::Table;
 
 TEST_CASE("a record is what its bytes say, and other bytes are none") {
   JobRecord record;
@@ -257,77 +176,6 @@ TEST_CASE("a node that was away while a world was formed is told that it is outs
   t.say(2, control::Ready{0, 2});
   REQUIRE(t.told<control::Waiting>(2).size() == 1);
   REQUIRE(t.told<control::Waiting>(2)[0].outside);
-}
-
-TEST_CASE("a record leaves room for what is told later, and says how many nodes outside the world fit") {
-  constexpr std::size_t kEtcdBytes = 3 << 19;  // --max-request-bytes
-  const auto record_of = [](std::uint64_t members) {
-    JobRecord out;
-    out.settings.max_nodes = out.settings.min_nodes = 9000;
-    out.phase = Phase::kRunning;
-    for (std::uint64_t i = 0; i < members; ++i)
-      out.world.slots.push_back({{1, i},
-                                 "node" + std::to_string(i),
-                                 std::string(32, 'm'),
-                                 "default",
-                                 static_cast<int>(i),
-                                 8,
-                                 0,
-                                 0,
-                                 8});
-    out.progress.steps.note(0, {0, 1}, true);
-    return out;
-  };
-  for (const std::uint64_t members : {1U, 64U, 9000U}) {
-    JobRecord record = record_of(members);
-    const std::size_t room = room_for_known(record, kMaxRecordBytes);
-    INFO(members << " members, room for " << room);
-    REQUIRE(room > (members < 1000 ? 47'000 : 4'000));
-    for (std::uint64_t i = 0; i < room; ++i) record.known.push_back({2, i});
-    // The most that follows: all have gone, with eight generations and a long reason.
-    record.phase = Phase::kClosed;
-    for (const auto& slot : record.world.slots) record.has_gone(slot.node);
-    record.gone.insert(record.gone.end(), record.known.begin(), record.known.end());
-    for (int i = 1; i < 8; ++i) record.progress.steps.note(i, {0, 1}, true);
-    record.ending.text.assign(4096, 'x');
-    std::string bytes;
-    encode(record, bytes);
-    REQUIRE(bytes.size() <= kMaxRecordBytes + 4096);
-    REQUIRE(bytes.size() + 3 * 1024 + 256 <= kEtcdBytes);  // two keys of a job's name in %XX, and the rest
-    const std::size_t gone = record.gone.size();
-    record.has_gone({3, 3});  // of one that was left out
-    REQUIRE(record.gone.size() == gone);
-  }
-  REQUIRE(room_for_known(record_of(12'000), kMaxRecordBytes) == 0);
-}
-
-TEST_CASE("nodes outside the world that do not fit into the record are left out, and that is said once") {
-  Table t;
-  JobsOptions options;
-  options.max_record_bytes = 2000;
-  t.jobs = std::make_unique<Jobs>(options);
-  t.jobs->record_to(&t.log);
-  t.join(1, 1);
-  for (std::uint64_t node = 2; node < 100; ++node) t.join(node, 1);
-  for (std::uint64_t node = 4; node < 100; ++node) t.jobs->disconnected(node, "eof", t.now, t.effects);
-  t.say(1, control::WorkerFailed{0, 0, 9, false, false, "no use"});
-  REQUIRE(std::count_if(t.effects.log.begin(), t.effects.log.end(), [](const std::string& line) {
-            return line.find("fit into its record of 2000 bytes") != line.npos;
-          }) == 1);
-  t.crash();
-  for (const std::uint64_t node : {2, 3}) {  // who was here comes first
-    t.join(node, 1);
-    REQUIRE(t.told<control::Closed>(node).size() == 1);
-  }
-  int refused = 0, told = 0;
-  for (std::uint64_t node = 4; node < 100; ++node) {
-    t.join(node, 1);
-    refused += static_cast<int>(t.told<control::Refused>(node).size());
-    told += static_cast<int>(t.told<control::Closed>(node).size());
-  }
-  REQUIRE(refused + told == 96);
-  REQUIRE(told > 10);
-  REQUIRE(refused > 10);
 }
 
 TEST_CASE("a node that says twice that it has finished is kept once") {
