@@ -96,7 +96,7 @@ struct Refused {
 struct Join {
   membership::Request request;
   membership::Settings settings;
-  std::optional<std::int64_t> resume;  ///< generation whose workers still run here
+  std::optional<std::int64_t> resume;  ///< whose workers run here, or the last one's, between two
   std::string software;
 
   friend bool operator==(const Join&, const Join&) = default;

@@ -102,7 +102,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
   if (found != jobs_.end() && found->second.round.phase == Phase::kClosed &&
       (found->second.known.contains(join.request.id) ||
        (join.resume && *join.resume == found->second.round.world.generation))) {
-    // It was away when its job ended. Between two generations there is none that it could resume.
+    // It was away when its job ended.
     client.node = join.request.id;
     const auto [place, is_new] = found->second.connections.try_emplace(join.request.id, id);
     // A former connection, that has not ended yet, speaks for nobody any more.
@@ -205,7 +205,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
     tell_member(job, static_cast<std::size_t>(job.round.nodes.at(node).group_rank), effects);
   settle(job, now, effects);
   // Those who come while a world runs are told at once; a gathering is explained to all when the time comes.
-  if (job.round.phase == Phase::kRunning && admission.kind == Kind::kAdmitted) {
+  if (job.round.phase == Phase::kRunning) {
     const auto entry = job.round.nodes.find(node);
     if (entry != job.round.nodes.end() && entry->second.group_rank < 0) tell_outsider(job, node, id, effects);
   }

@@ -101,8 +101,8 @@ class Jobs {
   void store_lost(const Membership& member, Instant now, JobsEffects& effects);
   /// Who is about to be lost for its silence; to be looked at once more, since its words may not be read yet.
   [[nodiscard]] std::vector<ConnectionId> overdue(Instant now) const;
-  /// Its words are there, though not read yet.
-  void heard(ConnectionId id, Instant now);
+  /// Bytes of it are there: words that are not read yet, or not whole.
+  void heard(ConnectionId id, Instant now, JobsEffects& effects);
   /// To be called at next_deadline(), and whenever it is convenient.
   void advance(Instant now, JobsEffects& effects);
   [[nodiscard]] Instant next_deadline() const;

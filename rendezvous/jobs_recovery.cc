@@ -59,7 +59,8 @@ std::optional<ConnectionId> Jobs::place_taken_back(ConnectionId id, const contro
   if (round.phase != membership::Phase::kRunning || round.pending || node == round.nodes.end() ||
       node->second.group_rank < 0 || node->second.ready)
     return std::nullopt;
-  if (join.resume ? *join.resume != round.world.generation : !node->second.untold) return std::nullopt;
+  const bool before = !join.resume || *join.resume < round.world.generation;
+  if (before ? !node->second.untold : *join.resume != round.world.generation) return std::nullopt;
   const auto former = found->second.connections.find(join.request.id);
   return former == found->second.connections.end() ? 0 : former->second;
 }
@@ -109,11 +110,12 @@ std::vector<ConnectionId> Jobs::overdue(Instant now) const {
   return out;
 }
 
-void Jobs::heard(ConnectionId id, Instant now) {
+void Jobs::heard(ConnectionId id, Instant now, JobsEffects& effects) {
   const auto client = clients_.find(id);
   if (client == clients_.end() || !client->second.node) return;
-  if (const auto job = jobs_.find(client->second.job); job != jobs_.end())
-    (void)membership::heartbeat(job->second.round, *client->second.node, now);
+  const auto job = jobs_.find(client->second.job);
+  if (job != jobs_.end() && membership::heartbeat(job->second.round, *client->second.node, now))
+    settle(job->second, now, effects);
 }
 
 void Jobs::give_up(std::string_view name, const membership::NodeId& node, const std::string& why, Instant now,

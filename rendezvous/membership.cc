@@ -60,7 +60,7 @@ Admission join(Round& round, const Settings& settings, const Request& request, c
     const bool member = round.phase == Phase::kRunning && known->group_rank >= 0 && !known->ready;
     // One that waits for a world and is in one did not hear of it: the word was lost with its connection, or
     // with the coordinator that formed it.
-    untold = member && known->untold && !resume;
+    untold = member && known->untold && (!resume || *resume < round.world.generation);
     resumed = untold || (member && resume == round.world.generation);
     known->untold = untold;
     count_node(round, *known, -1);

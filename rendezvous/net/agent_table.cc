@@ -38,12 +38,12 @@ std::shared_ptr<AgentConnection> AgentTable::pump(ConnectionId id, HostedStores&
   return connection;
 }
 
-void AgentTable::hear_unread(Jobs& jobs, Instant now) const {
+void AgentTable::hear_unread(Jobs& jobs, Instant now, JobsEffects& effects) const {
   for (const ConnectionId id : jobs.overdue(now)) {
     const auto connection = find(id);
     char byte = 0;
     if (connection && ::recv(connection->descriptor.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
-      jobs.heard(id, now);
+      jobs.heard(id, now, effects);
   }
 }
 

@@ -83,7 +83,7 @@ class AgentTable {
   /// is gone.
   std::shared_ptr<AgentConnection> pump(ConnectionId id, HostedStores& stores) const;
   /// Those about to be lost for their silence whose words were received and only not read yet are heard.
-  void hear_unread(Jobs& jobs, Instant now) const;
+  void hear_unread(Jobs& jobs, Instant now, JobsEffects& effects) const;
   /// To all that are proven, as far as their sockets take it.
   void say_to_all(const control::Message& message) const;
 

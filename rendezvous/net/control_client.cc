@@ -195,7 +195,10 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     offered_grace_ = Millis(std::min<std::uint32_t>(welcome->reconnect_ms, 3'600'000));
     num_missed_ = 0;
     joined_ = true;
-    send(control::Join{options_.request, options_.settings, running_, options_.software});
+    // Between two generations a coordinator that knows none has to hear of the last one, lest it use its
+    // number again; another answers that it is over, and hears that this node is ready.
+    send(control::Join{options_.request, options_.settings, running_ ? running_ : said_ready_,
+                       options_.software});
     for (const control::Message& fact : facts_) send(fact);
     if (leaving_)
       say_good_bye();
@@ -271,6 +274,9 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     heart_.expires_after(heartbeat_);
     heart_.async_wait([self = shared_from_this(), link = link_](const auto& error) {
       if (error || self->over_ || self->link_ != link || !self->joined_) return;
+      // What it says may be long, and the line slow.
+      if (std::exchange(self->heard_bytes_, link->received_bytes()) != link->received_bytes())
+        self->num_missed_ = 0;
       if (self->num_missed_++ >= self->max_missed_) {
         link->abort(fmt::format("the coordinator has been silent for {} ms",
                                 self->max_missed_ * self->heartbeat_.count()));
@@ -320,6 +326,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   Millis heartbeat_{5000};
   Millis offered_grace_{0};
   int num_missed_ = 0;
+  std::uint64_t heard_bytes_ = 0;
   std::int64_t max_missed_ = 3;
   std::optional<std::int64_t> running_;     // assigned, and not said to be ready since
   std::optional<std::int64_t> said_ready_;  // the last generation that ready() was told of

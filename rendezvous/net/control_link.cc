@@ -132,6 +132,7 @@ asio::awaitable<Result<control::Message>> ControlLink::receive() {
     if (last_read_ == buffer_.size() && last_read_ < kMostReadBytes) buffer_.resize(kMostReadBytes);
     const auto [error, size] = co_await socket_.async_read_some(asio::buffer(buffer_), kTuple);
     last_read_ = size;
+    received_bytes_ += size;
     if (error) {
       finished_ = error == asio::error::eof;
       broken_ = !finished_ && close_reason_.empty();

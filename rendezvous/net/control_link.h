@@ -49,6 +49,8 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   void send(const control::Message& message);
   /// What the socket has not taken yet.
   [[nodiscard]] std::size_t unsent_bytes() const { return out_.size() + writing_bytes_; }
+  /// So far, of whole messages and others.
+  [[nodiscard]] std::uint64_t received_bytes() const { return received_bytes_; }
   /// Called when it has taken everything.
   void on_drained(std::function<void()> call) { drained_ = std::move(call); }
   /// No more is sent once everything before is.
@@ -78,6 +80,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   boost::asio::steady_timer watchdog_;
   control::Decoder decoder_;
   std::size_t last_read_ = 0;
+  std::uint64_t received_bytes_ = 0;
   std::string buffer_;  // grows when there is much to read
   std::optional<tls::Stream> tls_;
   std::string plain_;       // what TLS made of buffer_

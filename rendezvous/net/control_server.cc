@@ -138,7 +138,7 @@ void ControlServer::Impl::forgive_own_stall() {
     clock_.skip(JobClock::frozen(last_turn_, armed_, real));
     armed_ = real;
   }
-  agents_.hear_unread(jobs_, now());
+  agents_.hear_unread(jobs_, now(), effects_);
 }
 
 void ControlServer::Impl::on_readable(ConnectionId id) {
@@ -163,6 +163,8 @@ void ControlServer::Impl::on_readable(ConnectionId id) {
 void ControlServer::Impl::on_bytes(ConnectionId id, Connection& connection, std::string_view received) {
   ControlPeer& peer = connection.peer;
   if (peer.stage == Stage::kClosing) return;
+  // Over a slow line its heartbeats may be half a megabyte of the workers' store behind.
+  if (peer.stage == Stage::kOpen) jobs_.heard(id, now(), effects_);
   std::string plain;
   const auto decrypted = peer.decrypt(received, plain);
   if (!decrypted)

@@ -269,6 +269,42 @@ TEST_CASE("heartbeats keep a quiet job alive, and a frozen agent is given up") {
   REQUIRE(last.text.find("no heartbeat") != std::string::npos);
 }
 
+TEST_CASE("an agent whose words are long and come slowly is heard, until nothing comes") {
+  House house;
+  UniqueFd fd = connect_raw(house.server->port());
+  std::string bytes;
+  control::encode(control::Preamble{}, bytes);
+  control::encode(control::Message(control::Start{"slow", "n1", {}}), bytes);
+  control::encode(control::Message(control::Proof{}), bytes);
+  control::Join join;
+  join.request.host = "n1";
+  join.request.id = {1, 2};
+  join.settings.heartbeat_timeout = 400ms;
+  control::encode(control::Message(join), bytes);
+  const auto say = [&](std::string_view text) {
+    house.wait([&] { return ::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL) > 0; });
+  };
+  say(bytes);
+  const auto is_there = [&] {
+    const membership::Round* round = house.server->coordinator().jobs().find_round("slow");
+    return round != nullptr && round->nodes.size() == 1;
+  };
+  house.wait(is_there);
+
+  bytes.clear();
+  control::encode(control::Message(control::StoreBytes{1, 0, false, std::string(4096, 'x')}), bytes);
+  const Instant begin = SteadyClock::now();
+  for (std::size_t i = 0; SteadyClock::now() < begin + 1200ms; ++i) {
+    REQUIRE(i < bytes.size() - 1);
+    say(std::string_view(bytes).substr(i, 1));
+    const Instant next = SteadyClock::now() + 20ms;
+    house.wait([&] { return SteadyClock::now() >= next; });
+    REQUIRE(is_there());
+  }
+  const auto heard = hear(house, fd.get(), 100);
+  REQUIRE(std::get<control::Refused>(heard.back()).text.find("no heartbeat") != std::string::npos);
+}
+
 TEST_CASE("a thousand agents join one job and all are told of a failure") {
   // On a busy machine with sanitizers all of this takes long, and nobody is given up meanwhile.
   constexpr auto kLong = 300s;

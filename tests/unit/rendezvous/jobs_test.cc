@@ -91,8 +91,8 @@ TEST_CASE("an agent whose words are there and only not read yet is not lost") {
   std::sort(overdue.begin(), overdue.end());
   REQUIRE(overdue == std::vector<ConnectionId>{1, 2});
   REQUIRE(t.jobs.overdue(t.now - 1ms).empty());
-  t.jobs.heard(1, t.now);
   t.effects.clear();
+  t.jobs.heard(1, t.now, t.effects);
   t.jobs.advance(t.now, t.effects);
   REQUIRE(t.told<control::Refused>(2)->reason == control::Refused::Reason::kLost);
   REQUIRE_FALSE(t.told<control::Refused>(1));

@@ -253,6 +253,27 @@ TEST_CASE("a member that never heard of its world and comes back is told of it, 
   REQUIRE(cause->text == "its agent began anew");
 }
 
+TEST_CASE("who was between two generations hears of the next, and its last one's number is not used again") {
+  Job j = job(2, 2);
+  j.settings.max_restarts = 1;
+  j.form({1, 2});
+  REQUIRE(worker_failed(j.round, Job::id(1), 0, {}, true, false, j.settings, j.now));
+  REQUIRE(j.over());
+  j.all_ready({1, 2});
+  REQUIRE(j.forms());
+  REQUIRE(j.join(2, 0).kind == Admission::Kind::kUntold);
+  REQUIRE(j.waits());
+  REQUIRE(j.join(2, 1).kind == Admission::Kind::kResumed);
+  REQUIRE(j.join(2, 0).kind == Admission::Kind::kStale);  // it had shown that it knew
+  REQUIRE_FALSE(j.waits());
+
+  Job anew = job(1, 1);
+  REQUIRE(anew.join(1, 5).kind == Admission::Kind::kStale);
+  REQUIRE(ready(anew.round, Job::id(1), 5, 0, anew.now));
+  REQUIRE(anew.forms());
+  REQUIRE(anew.round.world.generation == 6);
+}
+
 TEST_CASE("a spare that has missed a heartbeat takes no place until it is heard again") {
   Job j = job(2, 2);
   j.settings.spares = 2;
