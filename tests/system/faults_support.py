@@ -13,7 +13,7 @@ from launcher_support import BIN, alive, clean_environment, wait_for
 from netns import Nodes
 
 # Tells where it is in a file "pid<rank>_<world size>.<restarts>", as elastic_support.STAY, and stays. In attempt 0 rank 0
-# fails when there is a file "fail", and rank 1 is deaf to SIGTERM when there is one "deaf".
+# fails when there is a file "fail", and rank 1 is deaf to SIGTERM when there is one "deaf", until there is one "release".
 ACT = """
 import os, signal, socket, sys
 e = os.environ
@@ -26,6 +26,7 @@ with open(name + ".new", "w") as file: file.write(str(os.getpid()))
 os.rename(name + ".new", name)
 while not os.path.exists("go"):
     if first and e["RANK"] == "0" and os.path.exists("fail"): sys.exit(7)
+    if first and os.path.exists("termed") and os.path.exists("release"): sys.exit(0)
     signal.sigtimedwait([], 0.02)
 """
 

@@ -31,7 +31,7 @@ def shaped_packets(namespace, device):
 
 
 class Nodes:
-    def __init__(self, count, bad_lines=(), delay=0.2, loss=0.05, seed=1, v6=False):
+    def __init__(self, count, bad_lines=(), delay=0.2, loss=0.05, seed=1, v6=False, mtu=1500):
         self.v6 = v6
         tag = f"{os.getpid() % 100000}{next(_serial)}"
         self.names = [f"mu{tag}n{i}" for i in range(count)]
@@ -49,6 +49,8 @@ class Nodes:
                 self.add_bad_line(name, f"p{i}", delay, loss, seed + i)
             else:
                 self.add_line(name, f"p{i}")
+            for end in ((name, "eth0"), (self.hub, f"p{i}")):
+                ip("-n", end[0], "link", "set", end[1], "mtu", str(mtu))
             # Without duplicate address detection, which takes a second.
             ip("-n", name, "addr", "add", *([f"{self.address(i)}/64", "dev", "eth0", "nodad"] if v6 else
                                             [f"{self.address(i)}/24", "dev", "eth0"]))

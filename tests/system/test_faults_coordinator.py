@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coordinators that die in each state of a job, and more than one that would be it, over network namespaces."""
+import re
 import signal
 
 import pytest
@@ -142,6 +143,7 @@ def test_an_agent_that_runs_the_coordinator_killed_in_any_state_ends_the_others_
     expected = {"gathering": 69, "last-call": 69, "starting": 76, "running": 76, "stopping": 76, "leaving": 76}
     for scene in scenes:
         assert scene.codes("other") == [expected[scene.id]], (scene.id, scene.err("other"))
+        assert re.search(rf"{re.escape(scene.endpoint)}.*exit status {expected[scene.id]}", scene.err("other")), (scene.id, scene.err("other"))
         check_worlds(scene)
     wait_for(lambda: all(gone(pid) for pid in pids), "the workers to be gone")
     # Nobody had joined yet: another agent of that host takes the seat.
@@ -161,6 +163,27 @@ def test_of_many_agents_that_start_at_once_on_two_hosts_one_runs_the_coordinator
     assert len(heads) == 1 and heads[0].startswith("0-")
     assert [int(w["RANK"]) for w in it.workers(*names)] == list(range(len(names)))
     assert len({(w["MASTER_ADDR"], w["MASTER_PORT"]) for w in it.workers(*names)}) == 1
+
+
+def test_two_jobs_whose_agents_race_for_one_endpoint_have_a_world_each(stage):
+    nodes = stage.build(2)
+    scenes = [stage.scene(name, f"{nodes.address(0)}:{PORT}", nnodes=4) for name in ("a", "b")]
+    for i in range(2):
+        for node in (1, 0):
+            for scene in scenes:
+                scene.agent(node, name=f"{node}-{i}")
+    pids = [pid for scene in scenes for pid in scene.started("4.0", 0, 1, 2, 3)]
+    assert len(set(pids)) == 8
+    heads = [(scene.id, name) for scene in scenes for name in scene.running
+             if "this agent runs the coordinator" in scene.err(name)]
+    assert len(heads) == 1 and heads[0][1].startswith("0-"), heads
+    for scene in scenes:
+        worlds = check_worlds(scene)
+        assert {generation: sorted(p.first for p in members) for generation, members in worlds.items()} == {0: [0, 1, 2, 3]}
+    for scene in scenes:
+        scene.touch("go")
+    for scene in scenes:
+        scene.succeeds(*scene.running)
 
 
 @pytest.mark.parametrize("stage", [None], indirect=True)  # with a secret no agent has a port for a store

@@ -27,8 +27,8 @@ def stepped_clock(tmp_path_factory):
     return library
 
 
-def more_heartbeats(stage, daemon, count=4, before=None):
-    look = lambda: heartbeats(stage.nodes, daemon.node)
+def more_heartbeats(stage, node, count=4, before=None, ports=(PORT,)):
+    look = lambda: {(port, peer): seen for port in ports for peer, seen in heartbeats(stage.nodes, node, port).items()}
     before = before or wait_for(look, "agents to be connected")
     wait_for(lambda: all(now.get(peer, 0) >= seen + count for now in [look()] for peer, seen in before.items()),
              f"{count} more heartbeats of each agent")
@@ -49,7 +49,7 @@ def test_nothing_changes_when_one_host_s_wall_clock_is_set(stage, stepped_clock)
     pids = running.started("3.0", 0, 1, 2)
     for step in (YEARS, -YEARS, 3600):
         clock.write_text(str(step))
-        more_heartbeats(stage, daemon)
+        more_heartbeats(stage, daemon.node)
     assert all(alive(pid) for pid in pids)
     waiting.agent(2, "--node-rank=2", name=3)
     waiting.started("3.0", 0, 1, 2)
@@ -62,16 +62,75 @@ def test_nothing_changes_when_one_host_s_wall_clock_is_set(stage, stepped_clock)
         check_worlds(scene)
 
 
+@pytest.mark.parametrize("runs", ["daemon", "agent"])
+def test_nothing_changes_when_the_wall_clock_of_the_coordinator_s_host_is_set(stage, stepped_clock, runs, tmp_path):
+    nodes = stage.build(3)
+    clock = stage.tmp_path / "clock"
+    clock.write_text("0")
+    stepped = {"LD_PRELOAD": str(stepped_clock), "MUSTER_TEST_CLOCK": str(clock)}
+    daemon = stage.daemon(0, HEARTBEAT, f"--state-dir={tmp_path}/state", **stepped) if runs == "daemon" else None
+    ports = iter(range(PORT + 10, PORT + 20))
+
+    def new(name, *args, **rules):
+        rules = {"restarts": 1, "conf": CONF, **rules}
+        scene = stage.scene(name, daemon.endpoint if daemon else f"{nodes.address(0)}:{next(ports)}",
+                            **({"backend": "muster"} if daemon else {}), **rules)
+        scene.agent(0, "--node-rank=0", *args, name="first", **stepped)
+        if not daemon:
+            scene.said("first", "this agent runs the coordinator")
+        scene.agent(1, "--node-rank=1", *args, name="second")
+        return scene
+
+    waiting, running = new("waiting", nnodes="2:3"), new("running", nnodes="2:3")
+    restart = new("restart", "--shutdown-timeout=600", nnodes=2)
+    running.agent(2, "--node-rank=2", name="third")
+    restart.touch("deaf")
+    pids = running.started("3.0", 0, 1, 2)
+    restart.started("2.0", 0, 1)
+    restart.touch("fail")
+    wait_for(lambda: (restart.tmp_path / "termed").exists(), "the deaf worker to be stopped")
+
+    for step in (7 * 3600, -7 * 3600, YEARS, -YEARS):
+        clock.write_text(str(step))
+        more_heartbeats(stage, 0, ports={int(scene.endpoint.split(":")[1]) for scene in (waiting, running, restart)})
+    if daemon:
+        daemon.signal(signal.SIGKILL)
+        clock.write_text(str(YEARS))
+        daemon.start()
+        for name in running.running:
+            daemon.says(f"job running: host{name} is back, generation 0 goes on")
+    assert all(alive(pid) for pid in pids)
+    for name in ("first", "second"):
+        assert not waiting.places(name) and len(restart.places(name)) == 1
+    # And the restarts themselves.
+    clock.write_text("7200")
+    waiting.agent(2, "--node-rank=2", name="third")
+    waiting.started("3.0", 0, 1, 2)
+    clock.write_text("-7200")
+    restart.touch("release")
+    restart.started("2.1", 0, 1)
+    running.touch("fail")
+    running.started("3.1", 0, 1, 2)
+    for scene in (waiting, running, restart):
+        assert all("lost node" not in scene.err(name) for name in scene.running)
+        scene.succeeds(*scene.running)
+        check_worlds(scene)
+
+
 def test_the_stepped_clock_is_seen(stage, stepped_clock, tmp_path):
     stage.build(1)
-    (tmp_path / "clock").write_text(str(YEARS))
-    daemon = stage.daemon(0, HEARTBEAT)
+    (tmp_path / "clock").write_text(str(YEARS + 6 * 3600))
+    stepped = {"LD_PRELOAD": stepped_clock, "MUSTER_TEST_CLOCK": tmp_path / "clock"}
+    daemon = stage.daemon(0, HEARTBEAT, **stepped)
     scene = stage.scene("fails", daemon.endpoint, backend="muster", nnodes=1)
     scene.touch("fail")
-    scene.agent(0, name=1, LD_PRELOAD=stepped_clock, MUSTER_TEST_CLOCK=tmp_path / "clock")
+    scene.agent(0, name=1, **stepped)
     assert scene.codes(1) == [7]
     years = {int(year) for year in re.findall(r"\b(20\d\d)-\d\d-\d\d_", scene.err(1))}
     assert years and min(years) >= datetime.date.today().year + 9, scene.err(1)
+    # musterd writes the time of day alone.
+    hour = int(re.search(r"(\d\d):\d\d:\d\d", daemon.log())[1])
+    assert (hour - datetime.datetime.now().hour) % 24 in (5, 6, 7), daemon.log()
 
 
 def test_hosts_that_were_started_at_different_times_make_one_world(stage):
@@ -83,7 +142,7 @@ def test_hosts_that_were_started_at_different_times_make_one_world(stage):
         scene.agent(2, f"--node-rank={name - 1}", name=name,
                     wrap=["unshare", "--time", f"--monotonic={shift}", f"--boottime={shift}", "--fork", "--kill-child"])
     scene.started("3.0", 0, 1, 2)
-    more_heartbeats(stage, daemon)
+    more_heartbeats(stage, daemon.node)
     scene.touch("fail")
     scene.started("3.1", 0, 1, 2)
     scene.succeeds(1, 2, 3)
@@ -108,14 +167,14 @@ def test_a_full_disk_under_the_log_keeps_running_nodes_and_is_waited_for(stage, 
             while True:
                 os.write(file.fileno(), b"x" * 4096)
         daemon.says("error: .*state.log.*(No space left|ENOSPC)")
-        before = heartbeats(stage.nodes, daemon.node)
+        before = {(PORT, peer): seen for peer, seen in heartbeats(stage.nodes, daemon.node).items()}
         assert len(before) == 2
         # A new world is told to nobody before it is on the disk, which it cannot be.
         other = stage.scene("other", daemon.endpoint, backend="muster", nnodes=2,
                             conf="keep_alive_interval=0.2,keep_alive_max_attempt=15")
         for node in (1, 2):
             other.agent(node, f"--node-rank={node - 1}")
-        more_heartbeats(stage, daemon, 16, before)  # longer than a silent agent has
+        more_heartbeats(stage, daemon.node, 16, before)  # longer than a silent agent has
         assert all(alive(pid) for pid in pids)
         assert not other.places(1) and not other.places(2)
         (disk / "rubbish").unlink()

@@ -72,6 +72,25 @@ def test_hosts_that_are_cut_off_are_counted_out_and_never_make_a_world_of_their_
         check_worlds(scene)
 
 
+@pytest.mark.parametrize("way", ["to the coordinator", "from it"])
+@pytest.mark.parametrize("stage", [None], indirect=True, ids=[""])
+def test_a_node_whose_line_is_dead_one_way_is_counted_out_and_ends(stage, way):
+    nodes = stage.build(4)
+    daemon = stage.daemon(0)
+    scene = stage.scene("job", daemon.endpoint, backend="muster", nnodes="2:3", restarts=1, conf=f"{SHORT},reconnect_timeout=0.5")
+    for node in (1, 2, 3):
+        scene.agent(node, f"--node-rank={node - 1}")
+    pids = scene.started("3.0", 0, 1, 2)
+    nodes.lose(*((3, 0) if way == "to the coordinator" else (0, 3)))
+    scene.started("2.1", 0, 1)
+    for node in (1, 2):
+        assert re.search(r"lost node 2 \(host3\): .*; restart 1 of 1", scene.err(node)), scene.err(node)
+    assert scene.codes(3) == [76], scene.err(3)
+    wait_for(lambda: all(gone(pid) for pid in pids), "the workers of the first generation to be gone")
+    scene.succeeds(1, 2)
+    assert set(check_worlds(scene)) == {0, 1} and len(scene.places(3)) == 1
+
+
 def test_a_job_gathers_restarts_and_ends_over_lines_of_200_ms_that_lose_5_percent(stage):
     nodes = stage.build(4, bad_lines=(1, 2, 3), delay=0.2, loss=0.05)
     daemon = stage.daemon(0)
