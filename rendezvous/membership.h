@@ -223,7 +223,7 @@ struct Admission {
 
   friend bool operator==(const Admission&, const Admission&) = default;
 };
-/// `wanted`: the rules as this node knows them. `resume`: the generation whose workers still run there.
+/// `wanted`: the rules as this node knows them. `resume`: the generation whose workers run there, or did.
 /// A known id is the same process: it takes the place of its former connection, and is told of its world
 /// again where it has not heard of it. Generations go on after `resume`
 /// where this round knows of none, so that a coordinator that forgot does not use a number twice.

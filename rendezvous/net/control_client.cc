@@ -202,9 +202,9 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     // Between two generations a coordinator that knows none has to hear of the last one, lest it use its
     // number again. Another answers that it is over, and hears that this node is ready and how far its workers
     // came, of which the word may have been lost; the next world is not formed before.
+    const auto age = std::chrono::duration_cast<Millis>(SteadyClock::now() - options_.born);
     send(control::Join{options_.request, options_.settings, running_ ? running_ : said_ready_,
-                       options_.software,
-                       std::chrono::duration_cast<Millis>(SteadyClock::now() - options_.born)});
+                       options_.software, age});
     for (const control::Message& fact : facts_) send(fact);
     if (leaving_)
       say_good_bye();

@@ -109,7 +109,9 @@ def test_a_daemon_killed_while_nodes_wait_and_started_again_finishes_their_jobs(
     jobs = at_daemon(stage, daemon)
     spare, point, pause, unfit, between = jobs.scenes
     if not keeps:  # then all begin anew, and no restart was used
-        for scene in (spare, point, pause, between):
+        point.succeeds("first", "second")  # else whoever comes first may be a world of its own: MIN is 1
+        jobs.scenes.remove(point)
+        for scene in (spare, pause, between):
             for path in [*scene.tmp_path.glob("pid*"), *scene.tmp_path.glob("fail")]:
                 path.unlink()
     daemon.signal(signal.SIGKILL)
@@ -137,12 +139,11 @@ def test_a_daemon_killed_while_nodes_wait_and_started_again_finishes_their_jobs(
         assert pause.codes("first", "second") == [143, 143], pause.err("first")
         between.started("2.1", 0, 1)
     else:
-        for scene in (spare, point, pause, between):
+        for scene in (spare, pause, between):
             scene.started("2.0", 0, 1)
         # A third of them is the spare now.
         spare.succeeds("first", "second", "third")
-        for scene in (point, pause):
-            scene.succeeds("first", "second")
+        pause.succeeds("first", "second")
     between.succeeds("first", "second")
     for scene in jobs.scenes:
         check_worlds(scene)
