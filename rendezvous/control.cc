@@ -294,25 +294,7 @@ bool construct(Message& message, std::size_t index, std::index_sequence<I...>) {
   return ((I == index && (message.emplace<I>(), true)) || ...);
 }
 
-constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames = {
-    "Start",        "Challenge",     "Proof",           "Welcome",   "Refused",        "Join",
-    "Ready",        "Heartbeat",     "Assignment",      "Waiting",   "GenerationOver", "Closed",
-    "WorkerFailed", "Finished",      "SafePoint",       "Report",    "Leave",          "Stop",
-    "StoreAttach",  "StoreAttached", "StoreRefused",    "StoreOpen", "StoreBytes",     "StoreCredit",
-    "StoreClose",   "Clock",         "SafePointPassed", "Hang",      "Remark",         "Inquire",
-    "JobState",     "NodeState",     "StoreJobState",   "InquiryOver"};
-
 }  // namespace
-
-std::string_view name_of(const Message& message) {
-  return kNames[message.index()];
-}
-
-bool is_about_store(const Message& message) {
-  static_assert(std::is_same_v<std::variant_alternative_t<18, Message>, StoreAttach>);
-  static_assert(std::is_same_v<std::variant_alternative_t<24, Message>, StoreClose>);
-  return message.index() >= 18 && message.index() <= 24;
-}
 
 std::string defect_of_job(std::string_view name) {
   if (name.empty()) return "a job needs a name (--rdzv-id)";

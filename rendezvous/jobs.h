@@ -167,8 +167,8 @@ class Jobs {
     // By role: what the first of its nodes runs. Of kMaxRoles roles.
     std::map<std::string, Program> programs;
     bool programs_differ = false;  // which was said
-    bool cut = false;                     // but not of all that are known, which was said
-    Instant since{};                      // it is known here
+    bool cut = false;              // but not of all that are known, which was said
+    Instant since{};               // it is known here
     Instant forget_at = Instant::max();
     Instant deadline = Instant::max();  // as in deadlines_
   };

@@ -2,6 +2,7 @@
 #include "launcher/doctor/echo_server.h"
 
 #include <cerrno>
+#include <fcntl.h>
 #include <map>
 #include <netinet/in.h>
 #include <netinet/tcp.h>

@@ -199,12 +199,11 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     offered_grace_ = Millis(std::min<std::uint32_t>(welcome->reconnect_ms, 3'600'000));
     num_missed_ = 0;
     joined_ = true;
-    // Between two generations a coordinator that knows none has to hear of the last one, lest it use its
-    // number again. Another answers that it is over, and hears that this node is ready and how far its workers
-    // came, of which the word may have been lost; the next world is not formed before.
+    // Between two generations a coordinator that knows none hears of the last one, lest it use its number
+    // again. Another answers that it is over, and hears how far workers came before the next world is formed.
     const auto age = std::chrono::duration_cast<Millis>(SteadyClock::now() - options_.born);
-    send(control::Join{options_.request, options_.settings, running_ ? running_ : said_ready_,
-                       options_.software, age});
+    const auto resume = running_ ? running_ : said_ready_;
+    send(control::Join{options_.request, options_.settings, resume, options_.software, age});
     for (const control::Message& fact : facts_) send(fact);
     if (leaving_)
       say_good_bye();
