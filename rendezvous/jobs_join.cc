@@ -222,7 +222,8 @@ void Jobs::admit(Job& job, ConnectionId id, Client& client, membership::Request 
     tell_member(job, static_cast<std::size_t>(job.round.nodes.at(node).group_rank), effects);
   settle(job, now, effects);
   // Those who come while a world runs are told at once; a gathering is explained to all when the time comes.
-  if (job.round.phase == Phase::kRunning) {
+  // Who was away meanwhile is told when it is ready.
+  if (job.round.phase == Phase::kRunning && admission.kind == Kind::kAdmitted) {
     const auto entry = job.round.nodes.find(node);
     if (entry != job.round.nodes.end() && entry->second.group_rank < 0) tell_outsider(job, node, id, effects);
   }

@@ -142,7 +142,7 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
     return out;
   }
   if (stage == Stage::kOpen && job_.empty() && !std::holds_alternative<control::Inquire>(message)) {
-    out.error = fmt::format("{} without a job: {}", control::name_of(message), control::defect_of_job(job_));
+    out.refused = Refused{Refused::Reason::kSettings, control::defect_of_job(job_)};
     return out;
   }
   if (stage == Stage::kOpen) {

@@ -269,6 +269,7 @@ class RoundSimulation {
         if (agent.generation >= 0 && !is_running(agent)) {
           if (ready(round_, id, agent.generation, 1, now_, some_steps()))
             agent.last = std::exchange(agent.generation, -1);
+          record_.progress = progress_of(round_);
         }
     }
   }
