@@ -159,7 +159,7 @@ TEST_CASE("an asker may neither join without a job nor ask again before it has i
     client.send(bytes);
     return daemon.wait_for_line("closed 127.0.0.1");
   };
-  REQUIRE_THAT(say_all({control::Join{}}, ""), Catch::Contains("Join without a job"));
+  REQUIRE_THAT(say_all({control::Join{}}, ""), Catch::Contains("a job needs a name"));
   REQUIRE_THAT(say_all({control::Inquire{}, control::Inquire{}}, ""),
                Catch::Contains("a question before the answer to another"));
 }
