@@ -149,7 +149,7 @@ class Jobs:
     def at_rest(self):
         """Every job has one world, each of whose ranks runs once; nothing else of any job runs."""
         self.look()
-        if self.buried:
+        if self.buried or any(agent.told for agent in self.living):  # who was told to go is still on its way
             return False
         for scene in self.scenes:
             agents = self.of(scene)
