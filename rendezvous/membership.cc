@@ -99,7 +99,9 @@ bool heartbeat(Round& round, const NodeId& id, Instant now) {
 bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_t master_port, Instant now,
            const Reached& reached) {
   Node* node = find_node(round, id);
-  if (node == nullptr || is_current(round, generation)) return false;
+  if (node == nullptr) return false;
+  // Without a place in this world, it speaks of one that a forgetful coordinator gave the same number.
+  if (is_current(round, generation) && node->group_rank >= 0) return false;
   if (round.phase == Phase::kGathering && generation == round.world.generation)
     round.reached = std::max(round.reached, reached);
   else

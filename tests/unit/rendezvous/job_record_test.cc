@@ -178,6 +178,20 @@ TEST_CASE("a node that was away while a world was formed is told that it is outs
   REQUIRE(t.told<control::Waiting>(2)[0].outside);
 }
 
+TEST_CASE("a node of a forgotten world whose number is used again gets a place in a later one") {
+  Table t;
+  t.join(1, 1);
+  t.join(2, 1, 0);  // it has run a generation 0 of which this coordinator knows nothing
+  REQUIRE(t.told<control::GenerationOver>(2).size() == 1);
+  t.say(2, control::Ready{0, 2});
+  REQUIRE(t.told<control::Waiting>(2).size() == 1);
+  REQUIRE(t.told<control::Waiting>(2)[0].outside);
+  REQUIRE(t.told<control::GenerationOver>(1).empty());
+  t.say(1, control::Leave{"done with it"});
+  REQUIRE(t.told<control::Assignment>(2).size() == 1);
+  REQUIRE(t.told<control::Assignment>(2)[0].generation == 1);
+}
+
 TEST_CASE("a node that says twice that it has finished is kept once") {
   Table t;
   t.join(1, 2);
