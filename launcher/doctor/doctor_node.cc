@@ -170,6 +170,7 @@ DoctorRow try_all(const std::vector<DoctorNode>& nodes, std::size_t rank,
     }
   }
   std::vector<std::string> names;
+  names.reserve(nodes.size());
   for (const DoctorNode& node : nodes) names.push_back(node.host);
   const auto looked_up = std::make_shared<Names>(std::move(names));
   Names::look_up(looked_up);
