@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# What `scripts/test -k PATTERN` asks of the tests from outside: a regular expression, as ctest's; pytest's own -k knows
-# other rules.
+# What holds for all tests from outside: which ones `scripts/test -k PATTERN` means, and that a passed test leaves no files.
 import os
 import re
+import shutil
+
+import pytest
 
 
+# `-k`: a regular expression, as ctest's; pytest's own -k knows other rules.
 def pytest_collection_modifyitems(config, items):
     pattern = os.environ.get("MUSTER_TEST_PATTERN")
     if not pattern:
@@ -12,3 +15,21 @@ def pytest_collection_modifyitems(config, items):
     chosen = [item for item in items if re.search(pattern, item.nodeid)]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    outcome = yield
+    report = outcome.get_result()
+    if report.when == "call":
+        item.muster_passed = report.passed
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_teardown(item):
+    """Removes a passed test's temporary folder once its servers are gone: kept, one run's etcd logs and copies of the
+    launcher are 5 GB, and pytest keeps three runs."""
+    yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if folder and getattr(item, "muster_passed", False):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -4,15 +4,18 @@ import ctypes
 import dataclasses
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "build" / "results"
 _PR_SET_CHILD_SUBREAPER = 36
 _SHOWN_LINES = 60  # of a quiet step that failed
+_NEEDED_GB = {"the build trees": (ROOT, 4), "the tests' files": (pathlib.Path(tempfile.gettempdir()), 2)}  # from nothing
 
 
 @dataclasses.dataclass
@@ -38,6 +41,10 @@ def prepare():
     RESULTS.mkdir(parents=True, exist_ok=True)
     for old in RESULTS.glob("*.xml"):
         old.unlink()
+    for what, (folder, needed) in _NEEDED_GB.items():
+        free = shutil.disk_usage(folder).free / 1e9
+        if free < needed:
+            print(f"== warning: {folder} has {free:.1f} GB free; {what} need up to {needed} GB there", flush=True)
 
 
 def _children():
