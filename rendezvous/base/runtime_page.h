@@ -56,6 +56,8 @@ enum class PageMark : std::uint32_t {
   kNcclLoaded = 3,      // NCCL's library is there
   kNcclIdKnown = 4,     // rank 0 has made it and the store has brought it
   kGroupReady = 5,      // the default group can be used
+  kFirstStepBegun = 6,
+  kFirstStepDone = 7,  // the next step begins, or something else does
 };
 
 struct RuntimePage {

@@ -132,6 +132,7 @@ Result<Context> init(const InitOptions& options) {
   MUSTER_TRY(context.group, make_group(options, placement, *store,
                                        {.text = std::string(kDefaultGroup), .page = page, .tells_start = true}));
   mark(page, PageMark::kGroupReady);
+  if (page) page->announce();
   return context;
 }
 

@@ -57,7 +57,7 @@ std::shared_ptr<RuntimePageMap> RuntimePageMap::open(std::string_view progress_f
   auto* const page = static_cast<RuntimePage*>(memory);
   if (std::string_view(page->magic.data(), page->magic.size()) != kRuntimePageMagic)
     std::memcpy(page->magic.data(), kRuntimePageMagic.data(), page->magic.size());
-  return std::shared_ptr<RuntimePageMap>(new RuntimePageMap(page));
+  return std::shared_ptr<RuntimePageMap>(new RuntimePageMap(page, path));
 }
 
 RuntimePageMap::~RuntimePageMap() {
@@ -68,6 +68,11 @@ void RuntimePageMap::mark(PageMark mark) {
   const std::atomic_ref<std::int64_t> field(page_->marks_ns.at(static_cast<std::size_t>(mark)));
   std::int64_t none = 0;
   field.compare_exchange_strong(none, std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+void RuntimePageMap::announce() const {
+  // A store into mapped memory wakes nobody; a change of the file's times does.
+  (void)::utimensat(AT_FDCWD, path_.c_str(), nullptr, 0);
 }
 
 PageSlot* RuntimePageMap::claim(std::string_view name) {

@@ -6,7 +6,9 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "rendezvous/base/runtime_page.h"
 
@@ -26,15 +28,18 @@ class RuntimePageMap {
 
   /// The worker has come so far, now. The first time counts.
   void mark(PageMark mark);
+  /// Tells who waits for marks that there are new ones: a system call.
+  void announce() const;
 
   /// A slot for a group of this process: the one that an earlier group of the name had, else a free one.
   /// nullptr: all are taken.
   [[nodiscard]] PageSlot* claim(std::string_view name);
 
  private:
-  explicit RuntimePageMap(RuntimePage* page) : page_(page) {}
+  RuntimePageMap(RuntimePage* page, std::string path) : page_(page), path_(std::move(path)) {}
 
   RuntimePage* page_;
+  std::string path_;
 };
 
 /// Where there may be no page.
