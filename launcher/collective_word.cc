@@ -34,10 +34,10 @@ PageSlot slot_of(std::string_view page, std::size_t index) {
 }
 
 /// A number from the file may be none of ours.
-bool is_used(const PageSlot& slot) {
-  return slot.owner != 0 && slot.operation > PageOperation::kNone &&
+bool is_group(const PageSlot& slot) {
+  return slot.owner != 0 && slot.version != 0 &&
          static_cast<std::size_t>(slot.operation) < kPageOperations.size() &&
-         slot.state > PageState::kNone && static_cast<std::size_t>(slot.state) < kStates.size();
+         static_cast<std::size_t>(slot.state) < kStates.size();
 }
 
 std::string size_text(std::uint64_t bytes) {
@@ -74,7 +74,7 @@ std::vector<CollectiveWord> parse_collectives(std::span<const std::string, 3> re
     const std::uint64_t version = slot.version;
     if (version % 2 != 0 || slot_of(reads[0], i).version != version || slot_of(reads[2], i).version != version)
       continue;
-    if (!is_used(slot)) continue;
+    if (!is_group(slot)) continue;
     CollectiveWord& word = out.emplace_back();
     word.group = text_in(slot.name);
     word.backend = text_in(slot.backend);
@@ -93,7 +93,7 @@ std::optional<CollectiveLife> life_in(std::string_view bytes) {
   CollectiveLife out;
   for (std::size_t i = 0; i < RuntimePage::kSlots; ++i) {
     const PageSlot slot = slot_of(bytes, i);
-    if (!is_used(slot)) continue;
+    if (!is_group(slot) || slot.operation == PageOperation::kNone) continue;
     // The version rises by two with each that begins, the state by one as it ends.
     out.moves += slot.version + static_cast<std::uint64_t>(slot.state);
     out.collectives += slot.version / 2;
@@ -104,13 +104,16 @@ std::optional<CollectiveLife> life_in(std::string_view bytes) {
 }
 
 std::string title_of(const CollectiveWord& word) {
-  std::string out = fmt::format("{} #{}", name_of(word.operation), word.sequence);
+  std::string out = word.operation == PageOperation::kNone
+                        ? std::string("no collective yet")
+                        : fmt::format("{} #{}", name_of(word.operation), word.sequence);
   if (word.size_bytes != 0) out += fmt::format(" of {}", size_text(word.size_bytes));
   if (word.group != kUsualGroup) out += fmt::format(" in group \"{}\"", word.group);
   return out;
 }
 
 std::string describe(const CollectiveWord& word) {
+  if (word.operation == PageOperation::kNone) return title_of(word);
   return fmt::format("{} ({})", title_of(word), state_text(word.state));
 }
 
@@ -133,14 +136,15 @@ std::string_view name_of(PageOperation operation) {
   return kPageOperations.at(static_cast<std::size_t>(operation));
 }
 
-PageState state_from(std::string_view name) {
+std::optional<PageState> state_from(std::string_view name) {
   const auto* const found = std::find(kStates.begin(), kStates.end(), name);
-  return found == kStates.end() ? PageState::kNone : static_cast<PageState>(found - kStates.begin());
+  if (found == kStates.end()) return std::nullopt;
+  return static_cast<PageState>(found - kStates.begin());
 }
-PageOperation operation_from(std::string_view name) {
+std::optional<PageOperation> operation_from(std::string_view name) {
   const auto* const found = std::find(kPageOperations.begin(), kPageOperations.end(), name);
-  return found == kPageOperations.end() ? PageOperation::kNone
-                                        : static_cast<PageOperation>(found - kPageOperations.begin());
+  if (found == kPageOperations.end()) return std::nullopt;
+  return static_cast<PageOperation>(found - kPageOperations.begin());
 }
 
 std::vector<CollectiveWord> read_collectives(const std::string& progress_file) {

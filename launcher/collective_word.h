@@ -20,7 +20,7 @@ struct CollectiveWord {
   std::string group = {};    // its name; "default" is init()'s
   std::string backend = {};  // "shm"
   int world_size = 0;
-  PageOperation operation = PageOperation::kNone;
+  PageOperation operation = PageOperation::kNone;  // kNone: the group had no collective yet
   PageState state = PageState::kNone;
   std::uint64_t sequence = 0;
   std::uint64_t size_bytes = 0;
@@ -34,7 +34,7 @@ inline constexpr std::size_t kMostCollectives = RuntimePage::kSlots;
 
 /// `reads`: the file's bytes as they were read one after another, three times. A slot counts that is the same
 /// version in all of them: nothing was written between the first and the last, so that the one in the middle
-/// is whole. In the order of the slots; groups that had no collective yet are left out.
+/// is whole. In the order of the slots.
 [[nodiscard]] std::vector<CollectiveWord> parse_collectives(std::span<const std::string, 3> reads);
 
 /// Rises with whatever a group does, and says whether one is in a collective now. Nothing: it is no page, or
@@ -58,9 +58,8 @@ struct CollectiveLife {
 /// In JSON.
 [[nodiscard]] std::string_view name_of(PageState state);
 [[nodiscard]] std::string_view name_of(PageOperation operation);
-/// kNone where the word is none of them.
-[[nodiscard]] PageState state_from(std::string_view name);
-[[nodiscard]] PageOperation operation_from(std::string_view name);
+[[nodiscard]] std::optional<PageState> state_from(std::string_view name);
+[[nodiscard]] std::optional<PageOperation> operation_from(std::string_view name);
 
 /// Given the worker's file for words about its progress.
 [[nodiscard]] std::vector<CollectiveWord> read_collectives(const std::string& progress_file);

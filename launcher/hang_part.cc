@@ -2,6 +2,7 @@
 #include "launcher/hang_part.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -59,13 +60,17 @@ std::vector<int> numbers_in(const Json& json, const char* name) {
   return out;
 }
 
-CollectiveWord collective_from(const Json& json) {
+/// A later version may know more operations and states: nothing.
+std::optional<CollectiveWord> collective_from(const Json& json) {
+  const auto operation = operation_from(text_in(json, "operation"));
+  const auto state = state_from(text_in(json, "state"));
+  if (!operation || !state) return std::nullopt;
   CollectiveWord out;
   out.group = text_in(json, "group").substr(0, kMaxName);
   out.backend = text_in(json, "backend").substr(0, kMaxName);
   out.world_size = json.value("world_size", 0);
-  out.operation = operation_from(text_in(json, "operation"));
-  out.state = state_from(text_in(json, "state"));
+  out.operation = *operation;
+  out.state = *state;
   out.sequence = json.value("sequence", std::uint64_t{0});
   out.size_bytes = json.value("bytes", std::uint64_t{0});
   out.root = json.value("root", -1);
@@ -101,10 +106,7 @@ RankEvidence rank_from(const Json& json) {
   out.tool_output = lines_in(json, "tool_output", kMaxLines);
   for (const Json& word : json.value("collectives", Json::array())) {
     if (out.collectives.size() == kMostCollectives) break;
-    // A later version may know more of them.
-    CollectiveWord read = collective_from(word);
-    if (read.operation != PageOperation::kNone && read.state != PageState::kNone)
-      out.collectives.push_back(std::move(read));
+    if (auto read = collective_from(word)) out.collectives.push_back(*std::move(read));
   }
   for (const Json& thread : json.value("threads", Json::array())) {
     if (out.threads.size() == kMaxThreads) break;

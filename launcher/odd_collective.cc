@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -18,7 +19,7 @@ struct Member {
 };
 using Members = std::vector<Member>;
 
-/// Members of one group that are in it with the same thing.
+/// Members of one group that agree in it are in the same collective.
 auto what_of(const CollectiveWord& word) {
   return std::tuple(word.operation, word.size_bytes, word.root);
 }
@@ -34,20 +35,26 @@ std::vector<int> ranks_of(const Members& members) {
   return out;
 }
 
+/// How far the group is; false: it had no collective yet.
+std::pair<bool, std::uint64_t> place_of(const Member& member) {
+  const bool begun = member.word->operation != PageOperation::kNone;
+  return {begun, begun ? member.word->sequence : 0};
+}
+
 /// Who has not begun the collective that others are in.
 Odd absent(const Members& members) {
   const Member* last = nullptr;  // of those that wait, who is furthest
   for (const Member& member : members)
-    if (waits(member) && (last == nullptr || member.word->sequence > last->word->sequence)) last = &member;
+    if (waits(member) && (last == nullptr || place_of(member) > place_of(*last))) last = &member;
   if (last == nullptr) return {};
-  std::uint64_t least = last->word->sequence;
-  for (const Member& member : members) least = std::min(least, member.word->sequence);
-  if (least == last->word->sequence) return {};
+  auto least = place_of(*last);
+  for (const Member& member : members) least = std::min(least, place_of(member));
+  if (least == place_of(*last)) return {};
   Members behind;
   for (const Member& member : members)
-    if (member.word->sequence == least) behind.push_back(member);
-  return {ranks_of(behind), fmt::format("not yet in {}, where others wait; last in {}", title_of(*last->word),
-                                        describe(*behind.front().word))};
+    if (place_of(member) == least) behind.push_back(member);
+  return {ranks_of(behind), fmt::format("not yet in {}, where others wait; {}{}", title_of(*last->word),
+                                        least.first ? "last in " : "", describe(*behind.front().word))};
 }
 
 /// All are at the same number, but some with another operation.
@@ -79,10 +86,11 @@ Odd odd_collective(std::span<const RankEvidence* const> ranks) {
     for (const CollectiveWord& word : rank->collectives) groups[word.group].push_back({rank->rank, &word});
   // Ranks may wait for each other in two groups: the few are told of, where the many are.
   Odd out;
-  for (const auto& [name, members] : groups) {
+  for (const auto& group : groups) {
+    const Members& members = group.second;
     if (members.size() < 2) continue;
     const bool same = std::all_of(members.begin(), members.end(), [&](const Member& member) {
-      return member.word->sequence == members.front().word->sequence;
+      return place_of(member) == place_of(members.front());
     });
     Odd odd = same ? different(members) : absent(members);
     if (odd.ranks.empty() || odd.ranks.size() == members.size()) continue;

@@ -23,7 +23,8 @@ constexpr std::size_t kMostHost = 255;
 constexpr double kMostSeconds = 1e7;
 
 std::string seconds_text(double seconds) {
-  return seconds < 1 ? fmt::format("{:.3g} ms", seconds * 1000) : fmt::format("{:.2f} s", seconds);
+  if (seconds < 0.00001) return "0 ms";
+  return seconds < 0.9995 ? fmt::format("{:.3g} ms", seconds * 1000) : fmt::format("{:.2f} s", seconds);
 }
 
 std::int64_t nanoseconds(Instant instant) {

@@ -6,6 +6,7 @@
 // process or node is checked: numbers that cannot be are left out.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>

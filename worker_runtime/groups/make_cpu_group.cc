@@ -97,7 +97,7 @@ Result<std::unique_ptr<ProcessGroup>> make_cpu_group(const CpuGroupOptions& opti
   if (options.world_size == 1) return make_single_group();
   MUSTER_TRY(std::unique_ptr<CpuGroup> group, Maker(options, store).make());
   group->record_in(CollectiveRecord(options.page, options.name, group->backend(), options.world_size));
-  return group;
+  return std::unique_ptr<ProcessGroup>(std::move(group));
 }
 
 }  // namespace muster::groups

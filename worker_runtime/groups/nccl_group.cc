@@ -228,7 +228,7 @@ class NcclGroup final : public ProcessGroup {
                                                  std::string(operation) + ": " + std::string(what));
   }
 
-  static Collective::Kind kind_of(PageOperation operation) {
+  static Collective::Kind nccl_kind(PageOperation operation) {
     switch (operation) {
       case PageOperation::kBroadcast:
         return Collective::Kind::kBroadcast;
@@ -246,7 +246,7 @@ class NcclGroup final : public ProcessGroup {
     MUSTER_OK(device_->select());
     auto made = std::make_shared<Collective>();
     made->operation = operation;
-    made->kind = kind_of(operation);
+    made->kind = nccl_kind(operation);
     made->pool = events_;
     made->count = count;
     MUSTER_TRY(made->type, type_of(dtype));

@@ -23,7 +23,7 @@ CollectiveRecord::CollectiveRecord(std::shared_ptr<RuntimePageMap> map, std::str
   (void)backend.copy(slot_->backend.data(), slot_->backend.size() - 1);
   put(slot_->world_size, static_cast<std::uint32_t>(world_size));
   begin(PageOperation::kNone, 0, 0);
-  put(slot_->state, PageState::kNone);
+  put(slot_->state, PageState::kNone);  // nobody waits in it
 }
 
 CollectiveRecord::~CollectiveRecord() {

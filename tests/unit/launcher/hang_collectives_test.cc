@@ -71,6 +71,13 @@ TEST_CASE("who has not come to the collective in which the others wait is the od
                                     "all_reduce #1431 of 4 MiB (finished)"});
 }
 
+TEST_CASE("who had no collective yet is behind all others") {
+  const auto none = word(PageOperation::kNone, 0, PageState::kNone, 0);
+  const std::vector ranks{at(0, {in_all_reduce(0)}), at(1, {none}), at(2, {in_all_reduce(0)})};
+  REQUIRE(odd_one_out(ranks) ==
+          Odd{{1}, "not yet in all_reduce #0 of 4 MiB, where others wait; no collective yet"});
+}
+
 TEST_CASE("the numbers of collectives count more than steps and phases") {
   const std::vector ranks{at(0, {in_all_reduce(9)}, "step 4 all_reduce"),
                           at(1, {after_all_reduce(8)}, "step 4 all_reduce"),
