@@ -157,7 +157,7 @@ std::variant<Assignment, int> Agent::join(int attempt) {
     if (joined == nullptr) continue;
     if (joined->membership) {
       if (const auto* assignment = std::get_if<Assignment>(&*joined->membership)) {
-        telemetry_.joined(*assignment);
+        telemetry_.joined(*assignment, rendezvous_->join_times());
         return *assignment;
       }
       return finish(std::get<FailureNotice>(*joined->membership));
@@ -209,7 +209,12 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
     events_.push_back(OutcomeKnown{std::move(outcome)});
   });
   if (assignment.group_world_size > 1)
-    rendezvous_->hear_hangs(number, [&attempt](const control::Hang& word) { attempt.monitor.heard(word); });
+    rendezvous_->hear_hangs(number, [&attempt](const control::Hang& word) {
+      if (StartWatch::is_about_start(word))
+        attempt.starts.heard(word.group_rank, word.payload);
+      else
+        attempt.monitor.heard(word);
+    });
   if (!begun) attempt.unprepared = begun.error();
   start(attempt);
   if (entry_ != nullptr && !attempt.unprepared && !attempt.start_failure && attempt.group.started() > 0)
@@ -256,6 +261,8 @@ void Agent::start(Attempt& attempt) {
   if (restart && restart->number > 0) wait_before(attempt, job_.restarts.pause.before(restart->number));
   if (attempt.outcome || attempt.supervision.stopping()) return attempt.supervision.never_started();
   const Instant begin = SteadyClock::now();
+  telemetry_.starting();
+  if (telemetry_.wants_start()) attempt.starts.begin(progress_files());
   attempt.start_failure =
       attempt.group.start(spawner_, job_, attempt.assignment, environment_, *directory_, attempt.router);
   const Instant now = SteadyClock::now();
@@ -277,11 +284,17 @@ void Agent::start(Attempt& attempt) {
   attempt.assignment.group_rank == 0 ? log_.warning(text) : log_.info(text);
 }
 
-std::vector<std::string> Agent::safe_point_files() const {
+std::vector<std::string> Agent::progress_files() const {
   std::vector<std::string> out;
-  if (!job_.elastic.rules.grow_at_safe_point || !directory_->enabled()) return out;
-  for (int rank = 0; rank < job_.local_world_size; ++rank)
-    out.push_back(safe_point_file(directory_->progress_file(rank)));
+  for (int rank = 0; rank < job_.local_world_size && directory_->enabled(); ++rank)
+    out.push_back(directory_->progress_file(rank));
+  return out;
+}
+
+std::vector<std::string> Agent::safe_point_files() const {
+  if (!job_.elastic.rules.grow_at_safe_point) return {};
+  std::vector<std::string> out = progress_files();
+  for (std::string& file : out) file = safe_point_file(file);
   return out;
 }
 

@@ -105,6 +105,7 @@ class Agent {
   void decide(FailureNotice& notice, const RestartDecision& decision, std::int64_t generation) const;
   void note_progress(const FailureNotice& notice, const Assignment& assignment);
   void start(Attempt& attempt);
+  [[nodiscard]] std::vector<std::string> progress_files() const;  // by local rank
   [[nodiscard]] std::vector<std::string> safe_point_files() const;
   void safe_point_announced();
   void wait_before(Attempt& attempt, Millis pause);

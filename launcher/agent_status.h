@@ -12,6 +12,7 @@
 
 #include "launcher/cause.h"
 #include "launcher/job.h"
+#include "launcher/start_timeline.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/metrics_text.h"
 
@@ -44,6 +45,8 @@ struct AgentStatus {
   std::array<std::uint64_t, kCauseNames.size()> failures{};  // of workers, by class
   std::uint64_t hangs = 0;
   DurationSum rendezvous;  // from the beginning of a gathering to its end
+  std::vector<AgentPhase> start;            // of the present or last one
+  std::vector<WorkersStart> workers_start;  // likewise, by stage
   DurationSum restarts;    // from the first sign of an attempt's end until all run again
 };
 

@@ -13,6 +13,7 @@
 #include "launcher/log_router.h"
 #include "launcher/safe_point_watch.h"
 #include "launcher/stall_watch.h"
+#include "launcher/start_watch.h"
 #include "launcher/supervision.h"
 #include "launcher/worker_group.h"
 
@@ -44,7 +45,21 @@ struct Agent::Attempt {
             [&agent, count](control::Hang word) { agent.rendezvous_->say_hang(count, std::move(word)); }),
         safe_points(
             agent.io_, agent.safe_point_files(), [&agent] { agent.safe_point_announced(); }, agent.log_),
-        gpu_release(agent.io_, gpu_paths(agent.environment_), agent.job_.gpu_node) {}
+        gpu_release(agent.io_, gpu_paths(agent.environment_), agent.job_.gpu_node),
+        starts(
+            agent.io_,
+            {assignment.group_rank, assignment.group_world_size, assignment.base_rank, agent.job_.host},
+            [&agent](const WorkersStart& start, bool of_all) {
+              agent.telemetry_.workers_started(start, of_all);
+            },
+            [&agent, count, place = assignment.group_rank](std::string part) {
+              control::Hang word = StartWatch::word();
+              word.host = agent.job_.host;
+              word.group_rank = place;
+              word.payload = std::move(part);
+              agent.rendezvous_->say_hang(count, std::move(word));
+            },
+            agent.log_) {}
 
   int number;  // as the rendezvous counts
   Assignment assignment;
@@ -55,6 +70,7 @@ struct Agent::Attempt {
   HangMonitor monitor;
   SafePointWatch safe_points;
   GpuRelease gpu_release;
+  StartWatch starts;
   std::optional<HangFound> hang;        // for which the attempt ends
   std::vector<WorkerOutcome> outcomes;  // in the order in which the exits were learnt
   std::vector<Instant> ended;           // of each of them

@@ -64,6 +64,7 @@ ElasticRendezvous::~ElasticRendezvous() {
 
 void ElasticRendezvous::join(int, Joined joined) {
   joined_ = std::move(joined);
+  times_ = {};
   // The job ended while the workers here were being stopped: the coordinator has nothing to add.
   if (outcome_) return finish_join(final_notice(*std::exchange(outcome_, {})));
   patient_ = true;
@@ -153,6 +154,7 @@ net::ControlEvents ElasticRendezvous::client_events() {
   };
   out.linked = [this](bool there) {
     linked_ = there;
+    if (there) times_.connected = SteadyClock::now();
     // Who asked is not answered any more.
     if (const auto passed = there ? nullptr : std::exchange(safe_point_passed_, {})) passed();
     if (proxy_) proxy_->linked(there);
@@ -190,6 +192,7 @@ void ElasticRendezvous::next_generation() {
 
 void ElasticRendezvous::on_assigned(const control::Assignment& assignment) {
   assigned_ = assignment;
+  times_.gathered = SteadyClock::now();
   outside_ = false;
   reach_.reset();
   seat_->welcomed();

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/collective_word.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
@@ -45,6 +46,7 @@ struct RankEvidence {
   bool silent = false;        // for too long
   Millis silence{0};
   std::string word = {};    // its last about its progress
+  std::vector<CollectiveWord> collectives = {};  // that its runtime's groups began last
   std::string source = {};  // what its life was judged by: "progress", "heartbeat", "output", ...
   std::vector<ThreadState> threads = {};  // the first is the process' own
   std::string tool = {};                  // that got the stacks: "gdb"; empty: none did

@@ -173,6 +173,7 @@ void HangMonitor::fill_part() {
     if (rank.silent) rank.silence = watch_->silence(local_rank, now);
     report.silence = std::max(report.silence, rank.silence);
     rank.word = of_rank.word;
+    rank.collectives = read_collectives(around_.directory.progress_file(local_rank));
     rank.source = of_rank.source;
     rank.patience = of_rank.patience;
     if (!of_rank.sign.running) continue;

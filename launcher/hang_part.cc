@@ -2,6 +2,7 @@
 #include "launcher/hang_part.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -20,6 +21,7 @@ constexpr std::size_t kMaxThreads = 256;
 constexpr std::size_t kMaxFrames = 64;
 constexpr std::size_t kMaxLines = 2000;
 constexpr std::size_t kMaxText = 2048;
+constexpr std::size_t kMaxName = 64;
 
 std::string dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -58,6 +60,35 @@ std::vector<int> numbers_in(const Json& json, const char* name) {
   return out;
 }
 
+/// A later version may know more operations and states: nothing.
+std::optional<CollectiveWord> collective_from(const Json& json) {
+  const auto operation = operation_from(text_in(json, "operation"));
+  const auto state = state_from(text_in(json, "state"));
+  if (!operation || !state) return std::nullopt;
+  CollectiveWord out;
+  out.group = text_in(json, "group").substr(0, kMaxName);
+  out.backend = text_in(json, "backend").substr(0, kMaxName);
+  out.world_size = json.value("world_size", 0);
+  out.operation = *operation;
+  out.state = *state;
+  out.sequence = json.value("sequence", std::uint64_t{0});
+  out.size_bytes = json.value("bytes", std::uint64_t{0});
+  out.root = json.value("root", -1);
+  return out;
+}
+
+Json to_object(const CollectiveWord& word) {
+  Json out{{"group", word.group},
+           {"backend", word.backend},
+           {"world_size", word.world_size},
+           {"operation", name_of(word.operation)},
+           {"sequence", word.sequence},
+           {"bytes", word.size_bytes},
+           {"state", name_of(word.state)}};
+  if (word.root >= 0) out["root"] = word.root;
+  return out;
+}
+
 RankEvidence rank_from(const Json& json) {
   RankEvidence out;
   out.rank = json.at("rank");
@@ -73,6 +104,10 @@ RankEvidence rank_from(const Json& json) {
   out.tool = text_in(json, "tool");
   out.tool_problem = text_in(json, "no_stack");
   out.tool_output = lines_in(json, "tool_output", kMaxLines);
+  for (const Json& word : json.value("collectives", Json::array())) {
+    if (out.collectives.size() == kMostCollectives) break;
+    if (auto read = collective_from(word)) out.collectives.push_back(*std::move(read));
+  }
   for (const Json& thread : json.value("threads", Json::array())) {
     if (out.threads.size() == kMaxThreads) break;
     ThreadState& state = out.threads.emplace_back();
@@ -122,7 +157,13 @@ bool thin(HangPart& part, int round) {
       for (ThreadState& thread : rank.threads) thread.kernel_stack.clear();
       for (ThreadStack& stack : rank.stacks) keep(stack.functions, 12);
     }
-    if (round > 3) rank.threads.clear(), rank.stacks.clear();
+    if (round > 3) {
+      rank.threads.clear(), rank.stacks.clear();
+      // Who waits says more than who does not.
+      std::stable_partition(rank.collectives.begin(), rank.collectives.end(),
+                            [](const CollectiveWord& word) { return word.state == PageState::kBegun; });
+      keep(rank.collectives, 4);
+    }
   }
   return round <= 3;
 }
@@ -158,6 +199,9 @@ Json to_object(const RankEvidence& rank) {
   text("source", rank.source);
   text("tool", rank.tool);
   text("no_stack", rank.tool_problem);
+  Json collectives = Json::array();
+  for (const CollectiveWord& word : rank.collectives) collectives.push_back(to_object(word));
+  if (!collectives.empty()) out["collectives"] = std::move(collectives);
   Json threads = Json::array();
   for (const ThreadState& thread : rank.threads) {
     Json entry{{"id", thread.id}, {"name", thread.name}, {"state", std::string(1, thread.state)}};

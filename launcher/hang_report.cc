@@ -109,7 +109,7 @@ bool is_odd(const HangReport& report, const RankEvidence& rank) {
 
 struct Shown {
   std::vector<int> ranks, nodes;
-  std::string word, place, stack;
+  std::string word, collectives, place, stack;
   bool odd = false;
   Millis silence{0};
 };
@@ -117,11 +117,12 @@ struct Shown {
 std::vector<Shown> grouped(const HangReport& report) {
   std::vector<Shown> out;
   for (const RankEvidence& rank : report.ranks) {
-    Shown shown{{rank.rank}, {rank.node}, rank.word, place_text(rank), stack_line(rank), false, rank.silence};
+    Shown shown{{rank.rank},      {rank.node},      rank.word, describe(rank.collectives),
+                place_text(rank), stack_line(rank), false,     rank.silence};
     if (!rank.runs()) shown.place = rank.ended;
     shown.odd = is_odd(report, rank);
     const auto same = std::find_if(out.begin(), out.end(), [&](const Shown& other) {
-      return other.word == shown.word && other.odd == shown.odd && other.stack == shown.stack &&
+      return other.word == shown.word && other.collectives == shown.collectives && other.odd == shown.odd && other.stack == shown.stack &&
              without_numbers(other.place) == without_numbers(shown.place);
     });
     if (same == out.end()) {
@@ -169,6 +170,7 @@ std::string hang_line(const HangReport& report, const RankEvidence& rank) {
   if (!rank.silent)
     out = fmt::format("rank {} (local_rank {}, pid {}) hangs", rank.rank, rank.local_rank, rank.pid);
   if (!rank.word.empty()) out += fmt::format(" after \"{}\"", rank.word);
+  if (!rank.collectives.empty()) out += fmt::format(", {}", describe(rank.collectives));
   if (const std::string place = place_text(rank); !place.empty()) out += fmt::format(", {}", place);
   if (!rank.stacks.empty())
     if (const auto functions = telling(rank.stacks.front().functions, 3); !functions.empty())
@@ -218,9 +220,11 @@ std::string hang_text(const HangReport& report, std::string_view what_follows) {
   for (std::size_t i = 0; i < groups.size() && i < kGroupsShown; ++i) {
     const Shown& shown = groups[i];
     out += fmt::format("  {}{}:", rank_words(shown.ranks), on_hosts(report, shown.nodes));
-    if (!shown.word.empty()) out += fmt::format(" \"{}\"", shown.word);
-    if (!shown.place.empty()) out += fmt::format("{}{}", shown.word.empty() ? " " : ", ", shown.place);
-    out += '\n';
+    std::vector<std::string> parts;
+    if (!shown.word.empty()) parts.push_back(fmt::format("\"{}\"", shown.word));
+    for (const std::string& part : {shown.collectives, shown.place})
+      if (!part.empty()) parts.push_back(part);
+    out += fmt::format("{}{}\n", parts.empty() ? "" : " ", fmt::join(parts, ", "));
     if (!shown.stack.empty()) out += fmt::format("    {}\n", shown.stack);
   }
   if (groups.size() > kGroupsShown)

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "launcher/blocked_write.h"
+#include "launcher/collective_word.h"
 #include "launcher/progress_word.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
@@ -84,10 +85,19 @@ LifeSigns::Seen LifeSigns::look_at(int local_rank) const {
       out.sign.seen += *mark;
     }
   }
+  // Only while others may wait for it is the silence of a program a sign that says nothing of itself.
+  const auto collectives = out.sign.tells || out.sign.paused
+                               ? std::nullopt
+                               : read_collective_life(directory_.progress_file(local_rank));
+  if (collectives) {
+    out.sign.seen = collectives->moves;
+    out.sign.tells = collectives->waits;
+    if (collectives->waits) out.source = "collectives";
+  }
   if (!out.sign.tells && job_.hang.watch == HangRules::Watch::kFixed) {
     out.source =
         router_.sees_stdout(local_rank) ? "output" : "stderr alone: with --view=all stdout goes past muster";
-    out.sign.seen = router_.output_so_far(local_rank);
+    out.sign.seen += router_.output_so_far(local_rank);
   }
   const bool judged = out.sign.tells || job_.hang.watch == HangRules::Watch::kFixed;
   if (judged && !out.sign.paused && waits_for_reader(local_rank)) {

@@ -161,6 +161,10 @@ Result<Outlook> open_outlook(const Options& options, const Job& job) {
   return out;
 }
 
+double seconds_between(Instant from, Instant to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
 Telemetry tell_beginning(const Options& options, const Job& job, const Log& log, EventLog* events) {
   Telemetry out(job, log, events);
   out.started(kVersion);
@@ -171,6 +175,7 @@ Telemetry tell_beginning(const Options& options, const Job& job, const Log& log,
 }  // namespace
 
 int main(int argc, char** argv) {
+  const Instant begun = SteadyClock::now();
   open_standard_descriptors();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   const std::vector<std::string> command(argv, argv + argc);
@@ -240,6 +245,7 @@ int main(int argc, char** argv) {
   if (doctor) doctor->instruct(*options, *job);
   if (options->dry_run)
     for (const std::string& text : job->warnings) std::fprintf(stderr, "muster: %s\n", text.c_str());
+  const Instant planned = SteadyClock::now();
   job->compare_clocks = preflight_of(*options) != Preflight::kOff;
   auto outlook = open_outlook(*options, *job);
   if (!outlook) {
@@ -248,6 +254,7 @@ int main(int argc, char** argv) {
   }
   job->unfit = defect_of_node(*options, *job, environment, driver.finding);
   driver.process.reset();
+  const Instant checked = SteadyClock::now();
   const Log plain_log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")));
   EventLog* const events = outlook->events ? &*outlook->events : nullptr;
   if (!job->unfit.empty() && (options->dry_run || job->one_node())) {
@@ -343,6 +350,11 @@ int main(int argc, char** argv) {
       cgroups->guardian_is(pid);
     });
     Telemetry telemetry(*job, log, events);
+    const Instant now = SteadyClock::now();
+    telemetry.tell_timeline(options->timeline);
+    telemetry.phase("plan", seconds_between(begun, planned));
+    telemetry.phase("preflight", seconds_between(planned, checked));
+    telemetry.phase("prepare", seconds_between(checked, now));
     std::optional<StatusPage> page;
     if (outlook->listener) page.emplace(io, *std::move(outlook->listener), *job, telemetry, kVersion);
     Agent agent(io, *job, environment, log, *guardian, *cgroups, descendants, out, err, descriptor_limit,

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/odd_collective.h"
 #include "launcher/progress_word.h"
 #include "launcher/report.h"
 
@@ -38,6 +39,8 @@ std::string signature(const RankEvidence& rank) {
 
 bool waits_for_others(const RankEvidence& rank) {
   if (is_collective(phase_in(rank.word))) return true;
+  for (const CollectiveWord& word : rank.collectives)
+    if (word.state == PageState::kBegun) return true;
   if (rank.stacks.empty()) return false;
   const auto& functions = rank.stacks.front().functions;
   return std::any_of(functions.begin(), functions.end(),
@@ -135,6 +138,7 @@ Odd odd_one_out(std::span<const RankEvidence> ranks) {
   }
   if (!silent.empty() && silent.size() * 2 < judged.size())
     return {ranks_of(silent), "silent, while the others go on"};
+  if (Odd odd = odd_collective(all); !odd.ranks.empty()) return odd;
   if (const auto odd = by_position(all)) return *odd;
 
   const auto phase = [](const RankEvidence& rank) { return known(std::string(phase_in(rank.word))); };

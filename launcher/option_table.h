@@ -168,6 +168,8 @@ inline constexpr std::array kOptionTable = {
               true},
     OptionRow{"events", 0, "PET_EVENTS", Takes::kText, "FILE", "none", Support::kFull,
               "add a line of JSON for whatever happens to the job; knows {host}", true},
+    OptionRow{"timeline", 0, "PET_TIMELINE", Takes::kNothing, "", "", Support::kFull,
+              "say how long each phase of the start took, and which rank it took longest", true},
     OptionRow{"detach", 0, "", Takes::kNothing, "", "", Support::kFull,
               "go on without this terminal; prints the job's name, for musterctl", true},
     OptionRow{"job-name", 0, "PET_JOB_NAME", Takes::kText, "NAME", "from the program's", Support::kFull,

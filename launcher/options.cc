@@ -121,6 +121,7 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--secret-file", o.secret_file);
   app.add_option("--metrics-addr", o.metrics_addr);
   app.add_option("--events", o.events);
+  app.add_flag("--timeline", o.timeline);
   app.add_flag("--detach", o.detach);
   app.add_option("--job-name", o.job_name);
   app.add_flag("--exec", o.exec);

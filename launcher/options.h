@@ -68,6 +68,7 @@ struct Options {
   std::string secret_file;
   std::string metrics_addr;
   std::string events;
+  bool timeline = false;
   bool detach = false;
   std::string job_name;
   std::optional<std::string> print_completion;

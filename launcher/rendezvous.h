@@ -8,12 +8,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 
 #include <muster/result.h>
 
 #include "launcher/job.h"
+#include "rendezvous/base/clock.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/control.h"
 
@@ -27,6 +29,11 @@ namespace muster::launcher {
 struct AllSucceeded {
   friend bool operator==(const AllSucceeded&, const AllSucceeded&) = default;
 };
+/// When a gathering had come so far; of a kind of rendezvous that does not know, nothing.
+struct JoinTimes {
+  std::optional<Instant> connected;  // to the coordinator, which knows this node
+  std::optional<Instant> gathered;   // all nodes, with their ranks
+};
 using AttemptOutcome = std::variant<AllSucceeded, FailureNotice>;
 
 class Rendezvous {
@@ -38,6 +45,9 @@ class Rendezvous {
   using Membership = std::variant<Assignment, FailureNotice>;
   using Joined = std::function<void(Result<Membership>)>;
   virtual void join(int attempt, Joined joined) = 0;
+
+  /// Of the last join().
+  [[nodiscard]] const JoinTimes& join_times() const { return times_; }
 
   /// Told once per attempt, to be called after join(): the attempt's outcome, or that the others cannot be
   /// reached.
@@ -75,6 +85,9 @@ class Rendezvous {
   /// The job is over on this node. `left` comes when this agent may exit: at once, or, where it hosts the
   /// store, when the others have left too or `patience` is over.
   virtual void leave(Millis patience, std::function<void()> left) = 0;
+
+ protected:
+  JoinTimes times_;
 };
 
 /// The kind that the job asks for. `io`, `job` and `log` outlive it.

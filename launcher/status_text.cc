@@ -61,6 +61,13 @@ void put_counts(MetricsText& out, const AgentStatus& status) {
   out.family("muster_rendezvous_duration_seconds", MetricType::kSummary,
              "From the beginning of a gathering until all nodes were there.");
   out.summary(status.rendezvous);
+  if (!status.start.empty()) {
+    out.family("muster_start_phase_seconds", MetricType::kGauge,
+               "How long each phase of this node's last start took; of workers that tell, the longest of them.");
+    for (const AgentPhase& phase : status.start) out.sample(phase.seconds, {{"phase", phase.name}});
+    for (const WorkersStart& start : status.workers_start)
+      for (const auto& [name, phase] : start.phases) out.sample(phase.seconds, {{"phase", name}});
+  }
   out.family("muster_restart_duration_seconds", MetricType::kSummary,
              "From the first sign of a generation's end until all workers of this node ran again.");
   out.summary(status.restarts);

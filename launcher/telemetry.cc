@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/telemetry.h"
 
+#include <algorithm>
 #include <unistd.h>
 #include <utility>
 
@@ -66,13 +67,24 @@ void Telemetry::preflight(std::string_view level, std::string_view reason) {
 
 void Telemetry::gathering(int attempt) {
   enter(attempt == 0 ? AgentState::kRendezvous : AgentState::kRestarting);
+  if (attempt > 0) status_.start.clear();
+  status_.workers_start.clear();
   gathering_since_ = SteadyClock::now();
   for (WorkerStatus& worker : status_.workers) worker = {};
   if (events_ != nullptr) write(line("gathering").take());
 }
 
-void Telemetry::joined(const Assignment& assignment) {
-  const double took = seconds(gathering_since_, SteadyClock::now());
+void Telemetry::joined(const Assignment& assignment, const JoinTimes& times) {
+  const Instant now = SteadyClock::now();
+  const double took = seconds(gathering_since_, now);
+  phase("rendezvous", took);
+  if (times.gathered) {
+    // Who was connected before, as at a restart, gathers from the beginning.
+    const Instant connected = std::max(times.connected.value_or(gathering_since_), gathering_since_);
+    status_.start.push_back({"connect", seconds(gathering_since_, connected), true});
+    status_.start.push_back({"gather", seconds(connected, *times.gathered), true});
+    status_.start.push_back({"find_store", seconds(*times.gathered, now), true});
+  }
   status_.rendezvous.add(took);
   status_.assignment = assignment;
   place_.node = assignment.group_rank;
@@ -110,6 +122,38 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
     all.add_seconds("restart_seconds", took);
   }
   if (events_ != nullptr) write(lines + all.take());
+  phase("spawn", seconds(starting_since_, now));
+  tell_start();
+}
+
+void Telemetry::tell_start() {
+  const std::string text = agent_start_text(job_.host, status_.start);
+  timeline_ ? log_.warning(text) : log_.info(text);
+  if (events_ == nullptr) return;
+  EventLine out = line("agent_timeline");
+  for (const AgentPhase& phase : status_.start) out.add_seconds(std::string(phase.name) + "_seconds", phase.seconds);
+  write(out.take());
+}
+
+void Telemetry::workers_started(const WorkersStart& start, bool of_all) {
+  const std::string text = workers_start_text(start, of_all);
+  const std::string where = of_all ? std::string("all nodes") : job_.host;
+  // The words about all nodes are enough where there are several.
+  const bool shown = timeline_ && (of_all || !status_.assignment || status_.assignment->group_world_size == 1);
+  shown ? log_.warning(where + ": " + text) : log_.info(where + ": " + text);
+  if (!of_all) status_.workers_start.push_back(start);
+  if (events_ == nullptr) return;
+  EventLine out = line("workers_timeline");
+  out.add("stage", start.stage == StartStage::kGroups ? "groups" : "first_step")
+      .add_flag("all_nodes", of_all)
+      .add("ranks", start.ranks)
+      .add_seconds("seconds", start.seconds);
+  for (const PhaseRow& row : kWorkerPhases)
+    if (const auto found = start.phases.find(row.name); found != start.phases.end()) {
+      out.add_seconds(std::string(row.name) + "_seconds", found->second.seconds);
+      out.add(std::string(row.name) + "_rank", found->second.rank);
+    }
+  write(out.take());
 }
 
 void Telemetry::not_started(const WorkerGroup::StartFailure& failure) {

@@ -15,6 +15,7 @@
 #include "launcher/event_log.h"
 #include "launcher/job.h"
 #include "launcher/log_directory.h"
+#include "launcher/rendezvous.h"
 #include "launcher/worker_group.h"
 #include "rendezvous/base/log.h"
 
@@ -28,11 +29,20 @@ class Telemetry {
   void started(std::string_view version);
   /// `reason`: why the node is unfit; empty: it is fit.
   void preflight(std::string_view level, std::string_view reason);
+  /// --timeline: what a start took is said, not only written.
+  void tell_timeline(bool asked) { timeline_ = asked; }
+  /// Somebody wants to know how far the workers come.
+  [[nodiscard]] bool wants_start() const { return timeline_ || events_ != nullptr; }
+  /// Of what came before the agent, for the timeline of the start.
+  void phase(std::string_view name, double seconds) { status_.start.push_back({name, seconds}); }
   /// A rendezvous begins.
   void gathering(int attempt);
-  void joined(const Assignment& assignment);
+  void joined(const Assignment& assignment, const JoinTimes& times = {});
+  /// The first worker is about to be started.
+  void starting() { starting_since_ = SteadyClock::now(); }
   /// All workers of this node run.
   void running(const WorkerGroup& group, const LogDirectory& directory);
+  void workers_started(const WorkersStart& start, bool of_all);
   void not_started(const WorkerGroup::StartFailure& failure);
   void worker_ended(const WorkerOutcome& outcome);
   void hung(int local_rank, std::string_view line);
@@ -49,6 +59,7 @@ class Telemetry {
   void enter(AgentState state);
   [[nodiscard]] EventLine line(std::string_view event) const;
   void write(std::string_view lines);
+  void tell_start();
   [[nodiscard]] WorkerStatus& worker(int local_rank) {
     return status_.workers[static_cast<std::size_t>(local_rank)];
   }
@@ -59,6 +70,8 @@ class Telemetry {
   EventPlace place_;
   AgentStatus status_;
   Instant gathering_since_{};
+  Instant starting_since_{};
+  bool timeline_ = false;
   std::optional<Instant> ending_since_;  // of the attempt before the one that is made ready
 };
 

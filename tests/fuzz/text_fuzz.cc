@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "launcher/device_choice.h"
+#include "launcher/collective_word.h"
 #include "launcher/device_trial.h"
 #include "launcher/doctor/findings.h"
 #include "launcher/error_file.h"
@@ -28,6 +29,7 @@
 #include "launcher/rank_assignment.h"
 #include "launcher/restart_policy.h"
 #include "launcher/stack_text.h"
+#include "launcher/start_timeline.h"
 #include "launcher/std_map.h"
 #include "rendezvous/auth.h"
 #include "rendezvous/base/env.h"
@@ -114,6 +116,21 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     (void)launcher::position_in(word.text);
     check(launcher::phase_in(word.text).size() <= word.text.size());
   }
+  for (std::string file : {text, std::string(kRuntimePageMagic) + text}) {
+    file.resize(sizeof(RuntimePage));  // a page for a short text too
+    const std::array<std::string, 3> reads{file, file, file};
+    for (const launcher::CollectiveWord& word : launcher::parse_collectives(reads)) {
+      check(is_printable(launcher::describe(word)));
+      check(launcher::operation_from(launcher::name_of(word.operation)) == word.operation);
+    }
+    (void)launcher::life_in(file);
+    const std::array marks{launcher::marks_in(file)};
+    if (const auto start =
+            launcher::summarize(launcher::StartStage::kGroups, Instant{}, 0, "host", marks))
+      check(launcher::workers_start_from_json(launcher::to_json(*start)).has_value());
+  }
+  if (const auto start = launcher::workers_start_from_json(text))
+    check(launcher::workers_start_from_json(launcher::to_json(*start)).has_value());
   (void)launcher::position_in(text);
   (void)launcher::parse_current_call(text);
   (void)launcher::HangRules::parse(text.substr(0, size / 2), "report", text.substr(size / 2));

@@ -83,8 +83,8 @@ def test_health_is_answered_before_the_nodes_have_met_and_until_the_end(muster):
     first.release(0)
     assert (first.process.wait(60), second.process.wait(60)) == (0, 0)
     assert [e["event"] for e in second.events()] == [
-        "start", "gathering", "joined", "worker_started", "running", "worker_ended", "generation_over", "end"]
-    assert [e["node"] for e in second.events() if "node" in e] == [1] * 6
+        "start", "gathering", "joined", "worker_started", "running", "agent_timeline", "worker_ended", "generation_over", "end"]
+    assert [e["node"] for e in second.events() if "node" in e] == [1] * 7
 
 
 def test_metrics_tell_of_each_rank_and_of_restarts(muster):
@@ -107,6 +107,7 @@ def test_metrics_tell_of_each_rank_and_of_restarts(muster):
         assert now["muster_worker_cpu_seconds_total" + labels] >= 0
         assert sum(key.startswith(f'muster_worker_info{{rank="{rank}"') for key in now) == 1
     assert now["muster_rendezvous_duration_seconds_count"] == 1
+    assert now['muster_start_phase_seconds{phase="rendezvous"}'] >= 0 and now['muster_start_phase_seconds{phase="spawn"}'] > 0
     assert now["process_resident_memory_bytes"] > 1 << 20
     assert now["process_start_time_seconds"] > 1.7e9
 
@@ -123,8 +124,8 @@ def test_metrics_tell_of_each_rank_and_of_restarts(muster):
 
     told = it.events()
     assert [e["event"] for e in told if not e["event"].startswith("worker_")] == [
-        "start", "gathering", "joined", "running", "stop", "generation_over",
-        "gathering", "joined", "running", "generation_over", "end"]
+        "start", "gathering", "joined", "running", "agent_timeline", "stop", "generation_over",
+        "gathering", "joined", "running", "agent_timeline", "generation_over", "end"]
     (failed,) = [e for e in told if e.get("result") == "failed" and e["event"] == "worker_ended"]
     assert (failed["rank"], failed["exit_code"], failed["cause"], failed["error"]) == (1, 1, "exception", "ValueError: boom")
     assert failed["where"].endswith("work.py:10")

@@ -11,6 +11,8 @@
 
 #include <muster/process_group.h>
 
+#include "rendezvous/base/runtime_page.h"
+
 namespace muster::groups {
 
 enum class OpKind : std::uint8_t { kBarrier, kAllReduce, kBroadcast, kAllGather, kReduceScatter, kAllocate };
@@ -29,6 +31,12 @@ struct OpDescriptor {
   friend bool operator==(const OpDescriptor&, const OpDescriptor&) = default;
 };
 static_assert(sizeof(OpDescriptor) == 24);
+
+/// What the launcher reads of it.
+[[nodiscard]] constexpr PageOperation page_operation(OpKind kind) {
+  return static_cast<PageOperation>(static_cast<std::uint32_t>(kind) + 1);
+}
+static_assert(page_operation(OpKind::kAllocate) == PageOperation::kAllocate);
 
 /// "all_reduce(F32 x 100, sum)"
 [[nodiscard]] std::string describe(const OpDescriptor& descriptor);

@@ -33,8 +33,16 @@ OpContext CpuGroup::next_context(OpDescriptor descriptor) {
   return {.descriptor = descriptor, .deadline = {}, .may_spin = true};
 }
 
+/// The operation's turn has come.
+void CpuGroup::begin(OpContext& context) {
+  const OpDescriptor& op = context.descriptor;
+  context.deadline = SteadyClock::now() + timeout_;
+  record_.begin(page_operation(op.kind), op.sequence, op.count * size_of(op.dtype), op.root);
+}
+
 template <class T>
 Result<T> CpuGroup::settle(const OpContext& context, Result<T> result) {
+  record_.end(result.has_value());
   if (result) return result;
   Error error = std::move(result).error();
   error.message = fmt::format("{} #{} on rank {}: {}", describe(context.descriptor),
@@ -49,7 +57,7 @@ auto CpuGroup::run_now(OpDescriptor descriptor, Run run) -> decltype(run(OpConte
   queue_.drain();
   MUSTER_OK(failure_.check());
   OpContext context = next_context(descriptor);
-  context.deadline = SteadyClock::now() + timeout_;
+  begin(context);
   return settle(context, run(context));
 }
 
@@ -64,7 +72,7 @@ Result<std::unique_ptr<Work>> CpuGroup::start_all_reduce(Buffer buffer, ReduceOp
   return queue_.start(
       [this, buffer, context = next_context(descriptor)](bool own_thread) mutable -> Result<void> {
         MUSTER_OK(failure_.check());
-        context.deadline = SteadyClock::now() + timeout_;
+        begin(context);
         context.may_spin = !own_thread;
         return settle(context, run_all_reduce(context, buffer));
       });

@@ -16,6 +16,7 @@
 #include "worker_runtime/groups/collective.h"
 #include "worker_runtime/groups/comm_queue.h"
 #include "worker_runtime/groups/group_failure.h"
+#include "worker_runtime/observe/collective_record.h"
 
 namespace muster::groups {
 
@@ -41,6 +42,9 @@ class CpuGroup : public ProcessGroup {
 
   /// Breaks the group with this error, here and, as far as they can be told, at the other ranks. Thread-safe.
   void abort(Error error);
+
+  /// Before the first collective: where it tells what it is in. Of a group within another one: nowhere.
+  void record_in(CollectiveRecord record) { record_ = std::move(record); }
 
  protected:
   CpuGroup(int rank, int world_size, Millis timeout);
@@ -70,6 +74,7 @@ class CpuGroup : public ProcessGroup {
   template <class Run>
   auto run_now(OpDescriptor descriptor, Run run) -> decltype(run(OpContext{}));
   OpContext next_context(OpDescriptor descriptor);
+  void begin(OpContext& context);
   template <class T>
   Result<T> settle(const OpContext& context, Result<T> result);
 
@@ -78,6 +83,7 @@ class CpuGroup : public ProcessGroup {
   const Millis timeout_;
   std::uint64_t sequence_ = 0;  // of the next call; touched by the calling thread only
   GroupFailure failure_;
+  CollectiveRecord record_;  // told by who runs an operation, one at a time
   std::vector<std::unique_ptr<void, FreeBlock>> blocks_;
   CommQueue queue_;
 };

@@ -18,9 +18,12 @@
 #include "worker_runtime/groups/meeting.h"
 #include "worker_runtime/groups/nccl_group.h"
 #include "worker_runtime/groups/text_exchange.h"
+#include "worker_runtime/observe/runtime_page_map.h"
 
 namespace muster {
 namespace {
+
+constexpr std::string_view kDefaultGroup = "default";
 
 /// The store itself, before any prefix, and the server where this process hosts it.
 Result<std::shared_ptr<Store>> open_store(const Placement& placement, Millis timeout,
@@ -52,7 +55,7 @@ Result<std::shared_ptr<Store>> enter(const Placement& placement, const std::shar
 }
 
 Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, const Placement& placement,
-                                                 Store& store) {
+                                                 Store& store, const GroupName& name) {
   if (options.backend == Backend::kNccl) {
 #if defined(MUSTER_HAS_NCCL_GROUP)
     if (placement.world_size == 1) {
@@ -60,7 +63,7 @@ Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, con
       return nccl::make_single_group(std::move(gpu), options.cuda_stream);
     }
     return make_nccl_group(store, placement.rank, placement.world_size, options.cuda_device,
-                           options.cuda_stream, options.timeout);
+                           options.cuda_stream, options.timeout, name);
 #else
     return fail(ErrorCode::kUnsupported, "an NCCL group needs a build with CUDA, and this is none");
 #endif
@@ -75,7 +78,9 @@ Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, con
        .host_id = groups::host_id(environment),
        .address = std::string(address.value_or("")),
        .route_host = placement.host,
-       .interface = std::string(lookup(environment, env::kGlooInterface).value_or(""))},
+       .interface = std::string(lookup(environment, env::kGlooInterface).value_or("")),
+       .name = name.text,
+       .page = name.page},
       store);
 }
 
@@ -100,6 +105,8 @@ Result<void> gather(const Placement& placement, Store& store, Millis timeout, Co
 }  // namespace
 
 Result<Context> init(const InitOptions& options) {
+  const auto page = RuntimePageMap::open();
+  mark(page, PageMark::kInitBegun);
   MUSTER_TRY(const Placement placement, find_placement(options.init_method, current_environment()));
   Context context;
   context.rank = placement.rank;
@@ -113,14 +120,19 @@ Result<Context> init(const InitOptions& options) {
     if (!store)
       return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size),
                   std::move(store).error());
+    mark(page, PageMark::kStoreConnected);
     MUSTER_TRY(context.store, enter(placement, *store, options.timeout, start + options.timeout));
     const Millis left = std::max(time_left(start + options.timeout, SteadyClock::now()), Millis(1));
     MUSTER_OK(gather(placement, *context.store, left, context));
+    mark(page, PageMark::kGathered);
   }
   // A world of one needs no store, but an NCCL group is made through one.
   const auto store =
       make_prefix_store("group/default", context.store != nullptr ? context.store : make_hash_store());
-  MUSTER_TRY(context.group, make_group(options, placement, *store));
+  MUSTER_TRY(context.group, make_group(options, placement, *store,
+                                       {.text = std::string(kDefaultGroup), .page = page, .tells_start = true}));
+  mark(page, PageMark::kGroupReady);
+  if (page) page->announce();
   return context;
 }
 
@@ -145,7 +157,8 @@ Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::str
     placement.host = again->host;
   const auto store = make_prefix_store(fmt::format("group/named/{}", name),
                                        context.store != nullptr ? context.store : make_hash_store());
-  auto group = make_group(options, placement, *store);
+  auto group = make_group(options, placement, *store,
+                          {.text = std::string(name), .page = RuntimePageMap::open()});
   if (!group) return fail(fmt::format("new_group {}", name), std::move(group).error());
   return group;
 }

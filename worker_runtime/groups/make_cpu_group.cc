@@ -19,7 +19,7 @@ class Maker {
   Maker(const CpuGroupOptions& options, Store& store)
       : options_(options), store_(store), deadline_(SteadyClock::now() + options.timeout) {}
 
-  Result<std::unique_ptr<ProcessGroup>> make() {
+  Result<std::unique_ptr<CpuGroup>> make() {
     std::vector<int> everybody(static_cast<std::size_t>(options_.world_size));
     std::iota(everybody.begin(), everybody.end(), 0);
     if (options_.backend == Backend::kTcp) return tcp("tcp", everybody, options_.timeout);
@@ -95,7 +95,9 @@ class Maker {
 
 Result<std::unique_ptr<ProcessGroup>> make_cpu_group(const CpuGroupOptions& options, Store& store) {
   if (options.world_size == 1) return make_single_group();
-  return Maker(options, store).make();
+  MUSTER_TRY(std::unique_ptr<CpuGroup> group, Maker(options, store).make());
+  group->record_in(CollectiveRecord(options.page, options.name, group->backend(), options.world_size));
+  return std::unique_ptr<ProcessGroup>(std::move(group));
 }
 
 }  // namespace muster::groups

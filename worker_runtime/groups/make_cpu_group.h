@@ -11,6 +11,7 @@
 
 #include "rendezvous/base/clock.h"
 #include "worker_runtime/groups/shm_segment.h"
+#include "worker_runtime/observe/runtime_page_map.h"
 
 namespace muster::groups {
 
@@ -24,6 +25,8 @@ struct CpuGroupOptions {
   std::string route_host = {};  // likewise
   std::string interface = {};   // likewise
   SegmentMaker make_segment = make_shared_segment;
+  std::string name = {};                      // for the launcher's report of a hang
+  std::shared_ptr<RuntimePageMap> page = {};  // where that is told; nullptr: nowhere
 };
 
 /// `store` is this group's own (prefixed) and is used during the call only.

@@ -59,8 +59,8 @@ Collective::~Collective() {
   if (done != nullptr) pool->give_back(done);
 }
 
-NcclCommThread::NcclCommThread(const NcclApi& api, std::shared_ptr<NcclDevice> device, const Options& options)
-    : api_(api), device_(std::move(device)), options_(options), thread_([this] { run(); }) {}
+NcclCommThread::NcclCommThread(const NcclApi& api, std::shared_ptr<NcclDevice> device, Options options)
+    : api_(api), device_(std::move(device)), options_(std::move(options)), thread_([this] { run(); }) {}
 
 NcclCommThread::~NcclCommThread() {
   {
@@ -245,6 +245,11 @@ Status NcclCommThread::call(const Collective& c) {
   return kInternalError;
 }
 
+void NcclCommThread::tell_of(const Collective& c) {
+  const bool rooted = c.kind == Collective::Kind::kBroadcast;
+  options_.record.begin(c.operation, c.sequence, c.size_bytes, rooted ? c.root : -1);
+}
+
 void NcclCommThread::issue(const std::shared_ptr<Collective>& collective) {
   Collective& c = *collective;
   const auto device_failed = [&](const Error& error) {
@@ -254,6 +259,8 @@ void NcclCommThread::issue(const std::shared_ptr<Collective>& collective) {
   if (drive(Event::kBegin, kSuccess, c.name) != Action::kProceed)
     return;  // already failed: the caller sees why
   last_name_ = c.name;
+  // NCCL may connect in the call, and so wait for others.
+  if (!c.captured && outstanding_.empty()) tell_of(c);
   if (auto waits = device_->make_wait(stream_, c.ready); !waits) return device_failed(waits.error());
   if (c.captured)
     if (auto counted = device_->count_up(captured_begun_, stream_); !counted)
@@ -288,6 +295,8 @@ void NcclCommThread::issue(const std::shared_ptr<Collective>& collective) {
 
 void NcclCommThread::watch() {
   if (lifecycle_.phase != Phase::kReady) return;
+  const Collective* const oldest = outstanding_.empty() ? nullptr : outstanding_.front().get();
+  std::shared_ptr<Collective> finished;
   while (!outstanding_.empty()) {
     const auto done = device_->is_done(outstanding_.front()->done);
     if (!done) {
@@ -298,9 +307,18 @@ void NcclCommThread::watch() {
     }
     if (!*done) break;
     const std::lock_guard lock(mutex_);
-    outstanding_.front()->state = Collective::State::kFinished;
+    finished = std::move(outstanding_.front());
+    finished->state = Collective::State::kFinished;
     outstanding_.pop_front();
     to_users_.notify_all();
+  }
+  if (finished) {
+    if (!outstanding_.empty()) {
+      tell_of(*outstanding_.front());
+    } else {
+      if (finished.get() != oldest) tell_of(*finished);
+      options_.record.end(true);
+    }
   }
   if (!outstanding_.empty() && SteadyClock::now() - outstanding_.front()->issued_at > options_.limits.call) {
     (void)drive(Event::kOverdue, kSuccess, oldest_name());
@@ -319,6 +337,8 @@ void NcclCommThread::watch_captured() {
   const std::uint32_t begun = __atomic_load_n(captured_begun_, __ATOMIC_ACQUIRE);
   const std::uint32_t finished = __atomic_load_n(captured_finished_, __ATOMIC_ACQUIRE);
   const bool is_moving = begun != last_begun_ || finished != last_finished_ || begun == finished;
+  if (begun != last_begun_) options_.record.begin(PageOperation::kCaptured, begun, 0);
+  if (begun == finished && finished != last_finished_) options_.record.end(true);
   last_begun_ = begun;
   last_finished_ = finished;
   if (is_moving)

@@ -19,6 +19,7 @@
 #include "worker_runtime/groups/nccl_api.h"
 #include "worker_runtime/groups/nccl_device.h"
 #include "worker_runtime/groups/nccl_lifecycle.h"
+#include "worker_runtime/observe/collective_record.h"
 
 namespace muster::nccl {
 
@@ -48,6 +49,9 @@ struct Collective {
   DataType type = kFloat32;
   ReduceKind reduce = kSum;
   int root = 0;
+  PageOperation operation = PageOperation::kAllReduce;
+  std::uint64_t sequence = 0;
+  std::uint64_t size_bytes = 0;
   std::string name;       // "all_reduce #5 of 1024 F32"
   bool captured = false;  // becomes part of a CUDA graph: its events may not be queried
   void* ready = nullptr;  // on the compute stream: inputs are there
@@ -67,9 +71,10 @@ class NcclCommThread {
     int world_size = 1;
     UniqueId id{};
     Limits limits;
+    CollectiveRecord record = {};  // of the oldest collective that the GPU has not finished
   };
 
-  NcclCommThread(const NcclApi& api, std::shared_ptr<NcclDevice> device, const Options& options);
+  NcclCommThread(const NcclApi& api, std::shared_ptr<NcclDevice> device, Options options);
   /// Ends the communicator cleanly if it is healthy. A library that does not return within its deadlines ends
   /// the process with exit code 70 and a line on stderr: a thread inside it can be neither joined nor
   /// abandoned.
@@ -93,6 +98,7 @@ class NcclCommThread {
   [[nodiscard]] Action drive(Event event, Status status, const std::string& subject);
   void watch();
   void watch_captured();
+  void tell_of(const Collective& collective);
   void set_failure(Error error);
   [[nodiscard]] Error error_of(const Lifecycle& state, const std::string& subject);
   [[nodiscard]] std::string oldest_name() const;
@@ -101,9 +107,9 @@ class NcclCommThread {
 
   const NcclApi api_;
   const std::shared_ptr<NcclDevice> device_;
-  const Options options_;
+  Options options_;
 
-  // Of the comm thread alone.
+  // Of the comm thread alone, as the record is.
   Comm comm_ = nullptr;
   Lifecycle lifecycle_;
   void* stream_ = nullptr;

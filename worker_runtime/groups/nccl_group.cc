@@ -114,7 +114,8 @@ class NcclGroup final : public ProcessGroup {
     options.id = id;
     options.limits.start = options.limits.call = settings_.timeout;
     options.limits.can_revoke = api_.comm_revoke != nullptr && api_.version >= kFirstWithRevoke;
-    thread_ = std::make_shared<NcclCommThread>(api_, device_, options);
+    options.record = CollectiveRecord(settings_.name.page, settings_.name.text, "nccl", settings_.world_size);
+    thread_ = std::make_shared<NcclCommThread>(api_, device_, std::move(options));
     return thread_->wait_started();
   }
 
@@ -133,7 +134,7 @@ class NcclGroup final : public ProcessGroup {
   }
 
   Result<std::unique_ptr<Work>> start_all_reduce(Buffer buffer, ReduceOp op) override {
-    MUSTER_TRY(auto made, make(Collective::Kind::kAllReduce, "all_reduce", buffer.count, buffer.dtype));
+    MUSTER_TRY(auto made, make(PageOperation::kAllReduce, buffer.count, buffer.dtype));
     MUSTER_TRY(made->reduce, kind_of(op, buffer.dtype));
     made->send = made->receive = buffer.data;
     return submit(std::move(made));
@@ -142,7 +143,7 @@ class NcclGroup final : public ProcessGroup {
   Result<void> broadcast(Buffer buffer, int root) override {
     if (root < 0 || root >= settings_.world_size)
       return wrong("broadcast", "root " + std::to_string(root) + " is no rank");
-    MUSTER_TRY(auto made, make(Collective::Kind::kBroadcast, "broadcast", buffer.count, buffer.dtype));
+    MUSTER_TRY(auto made, make(PageOperation::kBroadcast, buffer.count, buffer.dtype));
     made->send = made->receive = buffer.data;
     made->root = root;
     return run(std::move(made));
@@ -152,7 +153,7 @@ class NcclGroup final : public ProcessGroup {
     if (input.dtype != output.dtype ||
         output.count != input.count * static_cast<std::size_t>(settings_.world_size))
       return wrong("all_gather", "output must have world_size times the elements of input, of the same type");
-    MUSTER_TRY(auto made, make(Collective::Kind::kAllGather, "all_gather", input.count, input.dtype));
+    MUSTER_TRY(auto made, make(PageOperation::kAllGather, input.count, input.dtype));
     made->send = input.data;
     made->receive = output.data;
     return run(std::move(made));
@@ -163,8 +164,7 @@ class NcclGroup final : public ProcessGroup {
         input.count != output.count * static_cast<std::size_t>(settings_.world_size))
       return wrong("reduce_scatter",
                    "input must have world_size times the elements of output, of the same type");
-    MUSTER_TRY(auto made,
-               make(Collective::Kind::kReduceScatter, "reduce_scatter", output.count, output.dtype));
+    MUSTER_TRY(auto made, make(PageOperation::kReduceScatter, output.count, output.dtype));
     MUSTER_TRY(made->reduce, kind_of(op, input.dtype));
     made->send = input.data;
     made->receive = output.data;
@@ -172,7 +172,7 @@ class NcclGroup final : public ProcessGroup {
   }
 
   Result<void> barrier() override {
-    MUSTER_TRY(auto made, make(Collective::Kind::kAllReduce, "barrier", 1, DType::kInt32));
+    MUSTER_TRY(auto made, make(PageOperation::kBarrier, 1, DType::kInt32));
     if (made->captured) return wrong("barrier", "a barrier cannot be part of a captured step");
     made->send = made->receive = barrier_word_;
     MUSTER_OK(hand_over(made));
@@ -228,16 +228,32 @@ class NcclGroup final : public ProcessGroup {
                                                  std::string(operation) + ": " + std::string(what));
   }
 
-  Result<std::shared_ptr<Collective>> make(Collective::Kind kind, std::string_view name, std::size_t count,
-                                           DType dtype) {
+  static Collective::Kind nccl_kind(PageOperation operation) {
+    switch (operation) {
+      case PageOperation::kBroadcast:
+        return Collective::Kind::kBroadcast;
+      case PageOperation::kAllGather:
+        return Collective::Kind::kAllGather;
+      case PageOperation::kReduceScatter:
+        return Collective::Kind::kReduceScatter;
+      default:
+        return Collective::Kind::kAllReduce;
+    }
+  }
+
+  Result<std::shared_ptr<Collective>> make(PageOperation operation, std::size_t count, DType dtype) {
     if (const auto failure = thread_->failure()) return fail(*failure);
     MUSTER_OK(device_->select());
     auto made = std::make_shared<Collective>();
-    made->kind = kind;
+    made->operation = operation;
+    made->kind = nccl_kind(operation);
     made->pool = events_;
     made->count = count;
     MUSTER_TRY(made->type, type_of(dtype));
-    made->name = std::string(name) + " #" + std::to_string(++sequence_) + " of " + std::to_string(count) +
+    made->sequence = ++sequence_;
+    made->size_bytes = operation == PageOperation::kBarrier ? 0 : count * size_of(dtype);
+    made->name = std::string(kPageOperations.at(static_cast<std::size_t>(operation))) + " #" +
+                 std::to_string(sequence_) + " of " + std::to_string(count) +
                  " " + std::string(to_string(dtype));
     MUSTER_TRY(made->captured, device_->is_capturing(stream_));
     return made;
@@ -280,8 +296,13 @@ class NcclGroup final : public ProcessGroup {
 Result<std::unique_ptr<ProcessGroup>> make_group(Store& store, const GroupSettings& settings,
                                                  std::shared_ptr<NcclDevice> device, void* stream) {
   MUSTER_OK(device->select());
+  const auto come = [&](PageMark mark) {
+    if (settings.name.tells_start) muster::mark(settings.name.page, mark);
+  };
   MUSTER_TRY(const NcclApi api, NcclApi::load(settings.library));
+  come(PageMark::kNcclLoaded);
   MUSTER_TRY(const UniqueId id, exchange_id(store, settings, api));
+  come(PageMark::kNcclIdKnown);
   auto group = std::make_unique<NcclGroup>(api, settings, std::move(device), stream);
   MUSTER_OK(group->start(id));
   return group;
@@ -304,12 +325,14 @@ Result<void> check_nccl_library() {
 }
 
 Result<std::unique_ptr<ProcessGroup>> make_nccl_group(Store& store, int rank, int world_size, int device,
-                                                      void* stream, std::chrono::milliseconds timeout) {
+                                                      void* stream, std::chrono::milliseconds timeout,
+                                                      const GroupName& name) {
   MUSTER_TRY(std::shared_ptr<nccl::NcclDevice> gpu, nccl::make_cuda_device(device));
   nccl::GroupSettings settings;
   settings.rank = rank;
   settings.world_size = world_size;
   settings.timeout = timeout;
+  settings.name = name;
   settings.library = library_of_environment();
   const char* host_id = std::getenv("NCCL_HOSTID");
   settings.shares_gpu = host_id != nullptr && *host_id != '\0';

@@ -18,15 +18,24 @@
 #include <muster/store.h>
 
 #include "worker_runtime/groups/nccl_device.h"
+#include "worker_runtime/observe/runtime_page_map.h"
 
 namespace muster {
+
+/// What the launcher is told of a group, and where.
+struct GroupName {
+  std::string text = {};
+  std::shared_ptr<RuntimePageMap> page = {};  ///< nullptr: nowhere
+  bool tells_start = false;                   ///< it belongs to the start of the worker
+};
 
 /// A collective of all ranks. `stream`: the compute stream (cudaStream_t) on GPU `device`. `timeout` holds
 /// for the gathering and for each collective. The environment says where NCCL is (MUSTER_NCCL_LIBRARY).
 /// kUnsupported: built without CUDA; kNotFound: no GPU or no NCCL library.
 [[nodiscard]] Result<std::unique_ptr<ProcessGroup>> make_nccl_group(Store& store, int rank, int world_size,
                                                                     int device, void* stream,
-                                                                    std::chrono::milliseconds timeout);
+                                                                    std::chrono::milliseconds timeout,
+                                                                    const GroupName& name = {});
 
 /// Whether make_nccl_group would find its library here; kNotFound or kUnsupported say what to install.
 [[nodiscard]] Result<void> check_nccl_library();
@@ -45,6 +54,7 @@ struct GroupSettings {
   /// Several ranks share a GPU (NCCL_HOSTID is set): plain device memory, as NCCL's own allocator maps per
   /// GPU.
   bool shares_gpu = false;
+  GroupName name = {};
 };
 
 /// The same with everything handed in, for tests.

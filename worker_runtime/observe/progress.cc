@@ -18,6 +18,7 @@
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/env_contract.h"
+#include "worker_runtime/observe/runtime_page_map.h"
 
 namespace muster {
 namespace {
@@ -50,6 +51,7 @@ class Progress::Page {
     if (!file || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return nullptr;
     // Reserved, not only long: a store into a page for which a full tmpfs has no room is SIGBUS.
     if (::posix_fallocate(file.get(), 0, sizeof(ProgressPage)) != 0) return nullptr;
+    auto start = RuntimePageMap::open(path);
     if (!lies_in_memory(file.get())) {
       auto page = std::unique_ptr<Page>(new Page(std::move(file)));
       if (!page->load()) return nullptr;
@@ -61,6 +63,7 @@ class Progress::Page {
     if (memory == MAP_FAILED) return nullptr;
     auto page = std::unique_ptr<Page>(new Page(static_cast<ProgressPage*>(memory)));
     page->initialize();
+    page->start_ = std::move(start);
     return page;
   }
 
@@ -71,6 +74,16 @@ class Progress::Page {
   Page& operator=(const Page&) = delete;
 
   [[nodiscard]] ProgressPage& get() const { return *page_; }
+
+  /// The first two, for the timeline of the start.
+  void step_begins() {
+    if (start_ == nullptr) return;
+    const bool first = start_->page().marks_ns[static_cast<std::size_t>(PageMark::kFirstStepBegun)] == 0;
+    start_->mark(first ? PageMark::kFirstStepBegun : PageMark::kFirstStepDone);
+    if (first) return;
+    start_->announce();
+    start_.reset();
+  }
 
   void moved(bool paused, bool at_once) {
     put(page_->paused, paused ? 1U : 0U);
@@ -131,6 +144,7 @@ class Progress::Page {
   ProgressPage own_{};  // likewise
   ProgressPage* page_;
   Clock::time_point written_{};
+  std::shared_ptr<RuntimePageMap> start_;  // until its second step begins
 };
 
 Progress::Progress() : Progress(std::getenv(std::string(env::kProgressFile).c_str())) {}
@@ -160,6 +174,7 @@ void Progress::begin_epoch(std::int64_t epoch, std::int64_t steps) {
 
 void Progress::begin_step(std::int64_t step) {
   if (!page_) return;
+  page_->step_begins();
   put(page_->get().step, step);
   page_->set_phase({});
   page_->set_text({});

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// What groups tell of their collectives is what the launcher reads from the page.
+#include <atomic>
+#include <cstring>
+#include <fcntl.h>
+#include <thread>
+#include <unistd.h>
+
+#include "launcher/collective_word.h"
+#include "launcher/runtime_page_reader.h"
+#include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
+#include "worker_runtime/observe/collective_record.h"
+
+using namespace muster;
+using muster::test::TemporaryDirectory;
+using muster::launcher::CollectiveWord;
+using muster::launcher::read_collectives;
+
+namespace {
+
+/// As the launcher's: in memory.
+struct Place {
+  TemporaryDirectory folder{"/dev/shm"};
+  std::string progress = folder.path() + "/progress";
+  std::shared_ptr<RuntimePageMap> map = RuntimePageMap::open(progress);
+};
+
+CollectiveWord word(std::string_view group, PageOperation operation, PageState state, std::uint64_t sequence,
+                    std::uint64_t bytes, int root = -1) {
+  return {std::string(group), "shm", 4, operation, state, sequence, bytes, root};
+}
+
+}  // namespace
+
+TEST_CASE("the collective that a group began last is read with its state, and each group has its own") {
+  Place at;
+  REQUIRE(at.map != nullptr);
+  CollectiveRecord record(at.map, "default", "shm", 4);
+  REQUIRE(read_collectives(at.progress) ==
+          std::vector{word("default", PageOperation::kNone, PageState::kNone, 0, 0)});
+  record.begin(PageOperation::kAllReduce, 17, 4096);
+  REQUIRE(read_collectives(at.progress) ==
+          std::vector{word("default", PageOperation::kAllReduce, PageState::kBegun, 17, 4096)});
+  record.end(true);
+  CollectiveRecord second(at.map, "gpu", "shm", 4);
+  second.begin(PageOperation::kBroadcast, 0, 8, 2);
+  second.end(false);
+  REQUIRE(read_collectives(at.progress) ==
+          std::vector{word("default", PageOperation::kAllReduce, PageState::kFinished, 17, 4096),
+                      word("gpu", PageOperation::kBroadcast, PageState::kFailed, 0, 8, 2)});
+}
+
+TEST_CASE("a group that is gone says so, and the next one of its name takes its place") {
+  Place at;
+  {
+    CollectiveRecord record(at.map, "default", "shm", 4);
+    record.begin(PageOperation::kBarrier, 3, 0);
+    record.end(true);
+    CollectiveRecord moved = std::move(record);
+  }
+  REQUIRE(read_collectives(at.progress) ==
+          std::vector{word("default", PageOperation::kBarrier, PageState::kGone, 3, 0)});
+  CollectiveRecord again(at.map, "default", "shm", 4);
+  REQUIRE(read_collectives(at.progress) ==
+          std::vector{word("default", PageOperation::kNone, PageState::kNone, 0, 0)});
+  again.begin(PageOperation::kAllGather, 0, 64);
+  REQUIRE(read_collectives(at.progress) ==
+          std::vector{word("default", PageOperation::kAllGather, PageState::kBegun, 0, 64)});
+}
+
+TEST_CASE("groups beyond those that the page has room for tell nothing, and long names are cut") {
+  Place at;
+  std::vector<CollectiveRecord> records;
+  for (std::size_t i = 0; i < RuntimePage::kSlots + 2; ++i) {
+    records.emplace_back(at.map, std::string(100, 'x').insert(0, std::to_string(i)), "a longer backend's name", 4);
+    records.back().begin(PageOperation::kBarrier, i, 0);
+  }
+  const auto words = read_collectives(at.progress);
+  REQUIRE(words.size() == RuntimePage::kSlots);
+  REQUIRE(words.back().group.size() == 63);
+  REQUIRE(words.back().backend.size() == 15);
+}
+
+TEST_CASE("without a launcher a record goes nowhere, and on a disk no file is made") {
+  REQUIRE(RuntimePageMap::open("/proc/progress") == nullptr);
+  REQUIRE(RuntimePageMap::open("/dev/shm/no_such_folder_here/progress") == nullptr);
+  CollectiveRecord record(nullptr, "default", "shm", 4);
+  record.begin(PageOperation::kBarrier, 0, 0);
+  record.end(true);
+  CollectiveRecord().end(true);
+}
+
+TEST_CASE("what is read while it is written is whole or left out") {
+  Place at;
+  CollectiveRecord record(at.map, "default", "shm", 4);
+  std::atomic<bool> stop{false};
+  // Every number of a collective follows from its sequence.
+  std::thread writer([&] {
+    for (std::uint64_t i = 1; !stop; ++i) {
+      record.begin(i % 2 == 0 ? PageOperation::kAllReduce : PageOperation::kBroadcast, i, i * 8,
+                   static_cast<int>(i % 4));
+      if (i % 64 == 0) std::this_thread::yield();
+    }
+  });
+  std::size_t seen = 0;
+  for (int i = 0; i < 20'000; ++i)
+    for (const CollectiveWord& each : read_collectives(at.progress)) {
+      if (each.operation == PageOperation::kNone) continue;
+      ++seen;
+      const bool whole = each.size_bytes == each.sequence * 8 &&
+                         each.root == static_cast<int>(each.sequence % 4) &&
+                         (each.operation == PageOperation::kAllReduce) == (each.sequence % 2 == 0);
+      if (!whole) FAIL("a mixture at #" << each.sequence);
+    }
+  stop = true;
+  writer.join();
+  // At rest it is always read.
+  REQUIRE(read_collectives(at.progress).size() == 1);
+  INFO(seen << " were read in between");
+}
+
+TEST_CASE("a page of a program that was executed before is taken over") {
+  Place at;
+  {
+    const int fd = ::open((at.progress + ".runtime").c_str(), O_RDWR | O_CLOEXEC);
+    RuntimePage page;
+    REQUIRE(::pread(fd, &page, sizeof page, 0) == sizeof page);
+    for (PageSlot& slot : page.slots) slot.owner = 1;  // of another process
+    page.slots[0].version = 6;
+    page.slots[0].operation = PageOperation::kBarrier;
+    page.slots[0].state = PageState::kBegun;
+    REQUIRE(::pwrite(fd, &page, sizeof page, 0) == sizeof page);
+    ::close(fd);
+  }
+  REQUIRE(read_collectives(at.progress).size() == 1);
+  CollectiveRecord record(at.map, "default", "shm", 4);
+  REQUIRE(read_collectives(at.progress).front().operation == PageOperation::kNone);
+}
+
+TEST_CASE("a mark of the start is made once") {
+  Place at;
+  at.map->mark(PageMark::kGroupReady);
+  const std::int64_t first = at.map->page().marks_ns[static_cast<std::size_t>(PageMark::kGroupReady)];
+  REQUIRE(first > 0);
+  at.map->mark(PageMark::kGroupReady);
+  REQUIRE(at.map->page().marks_ns[static_cast<std::size_t>(PageMark::kGroupReady)] == first);
+  REQUIRE(at.map->page().marks_ns[static_cast<std::size_t>(PageMark::kInitBegun)] == 0);
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/observe/runtime_page_map.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <string>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+#include "rendezvous/env_contract.h"
+
+namespace muster {
+namespace {
+
+/// Asked of the directory, so that no file is made on a disk.
+bool lies_in_memory(const std::string& path) {
+  const auto slash = path.rfind('/');
+  struct statfs info {};
+  if (::statfs(slash == std::string::npos ? "." : path.substr(0, slash + 1).c_str(), &info) != 0)
+    return false;
+  return info.f_type == TMPFS_MAGIC || info.f_type == RAMFS_MAGIC;
+}
+
+std::string_view name_in(const PageSlot& slot) {
+  return {slot.name.data(), ::strnlen(slot.name.data(), slot.name.size())};
+}
+
+}  // namespace
+
+std::shared_ptr<RuntimePageMap> RuntimePageMap::open() {
+  const char* const path = std::getenv(std::string(env::kProgressFile).c_str());
+  return path == nullptr || *path == '\0' ? nullptr : open(path);
+}
+
+std::shared_ptr<RuntimePageMap> RuntimePageMap::open(std::string_view progress_file) {
+  const std::string path = runtime_page_file(progress_file);
+  if (!lies_in_memory(path)) return nullptr;
+  // O_NONBLOCK: a pipe in its place must not hold up the training.
+  const UniqueFd file(retry_eintr([&] {
+    return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666);
+  }));
+  struct stat info {};
+  if (!file || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return nullptr;
+  // Reserved, not only long: a store into a page for which a full tmpfs has no room is SIGBUS.
+  if (::posix_fallocate(file.get(), 0, sizeof(RuntimePage)) != 0) return nullptr;
+  void* const memory =
+      ::mmap(nullptr, sizeof(RuntimePage), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (memory == MAP_FAILED) return nullptr;
+  auto* const page = static_cast<RuntimePage*>(memory);
+  if (std::string_view(page->magic.data(), page->magic.size()) != kRuntimePageMagic)
+    std::memcpy(page->magic.data(), kRuntimePageMagic.data(), page->magic.size());
+  return std::shared_ptr<RuntimePageMap>(new RuntimePageMap(page, path));
+}
+
+RuntimePageMap::~RuntimePageMap() {
+  ::munmap(page_, sizeof(RuntimePage));
+}
+
+void RuntimePageMap::mark(PageMark mark) {
+  const std::atomic_ref<std::int64_t> field(page_->marks_ns.at(static_cast<std::size_t>(mark)));
+  std::int64_t none = 0;
+  field.compare_exchange_strong(none, std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+void RuntimePageMap::announce() const {
+  // A store into mapped memory wakes nobody; a change of the file's times does.
+  (void)::utimensat(AT_FDCWD, path_.c_str(), nullptr, 0);
+}
+
+PageSlot* RuntimePageMap::claim(std::string_view name) {
+  const auto own = static_cast<std::uint32_t>(::getpid());
+  name = name.substr(0, sizeof(PageSlot::name) - 1);
+  for (PageSlot& slot : page_->slots)
+    if (std::atomic_ref(slot.owner).load(std::memory_order_acquire) == own && name_in(slot) == name)
+      return &slot;
+  for (PageSlot& slot : page_->slots) {
+    const std::atomic_ref<std::uint32_t> owner(slot.owner);
+    std::uint32_t seen = owner.load(std::memory_order_relaxed);
+    // Of a group that is gone, or of a program that this one was executed by.
+    const bool free = seen == 0 || seen != own ||
+                      std::atomic_ref(slot.state).load(std::memory_order_relaxed) == PageState::kGone;
+    if (!free || !owner.compare_exchange_strong(seen, own)) continue;
+    slot.name = {};
+    (void)name.copy(slot.name.data(), name.size());
+    return &slot;
+  }
+  return nullptr;
+}
+
+}  // namespace muster
