@@ -10,6 +10,7 @@
 #include "launcher/etcd_seat.h"
 #include "launcher/exit_status.h"
 #include "launcher/generation_outcome.h"
+#include "launcher/listening.h"
 #include "launcher/machine_id.h"
 #include "rendezvous/net/dial.h"
 
@@ -33,6 +34,7 @@ FailureNotice final_notice(AttemptOutcome outcome) {
 
 int exit_code_of(const Error& no_seat) {
   if (no_seat.code == ErrorCode::kExhausted) return kExitPortInUse;
+  if (no_seat.code == ErrorCode::kInvalidArgument) return kExitUsage;
   if (no_seat.code == ErrorCode::kTimeout || no_seat.code == ErrorCode::kMismatch) return kExitRendezvous;
   return kExitSystem;
 }
@@ -79,6 +81,7 @@ void ElasticRendezvous::join(int, Joined joined) {
   if (offered_.empty())
     return fail_join(kExitUsage, fmt::format("--iface={}: this host has no such interface with an address",
                                              job_.elastic.interface));
+  if (const auto text = unconfined_text(job_.elastic, own_)) log_.warning(*text);
   if (const auto open = open_port(); !open) return fail_join(kExitSystem, open.error().message);
   Seat::Callbacks callbacks;
   callbacks.decided = [this](const Result<void>& seat) { connect(seat); };
@@ -94,7 +97,7 @@ void ElasticRendezvous::join(int, Joined joined) {
 
 Result<void> ElasticRendezvous::open_port() {
   if (port_.fd || job_.elastic.store_proxy || !job_.unfit.empty()) return {};
-  MUSTER_TRY(port_, net::open_listener(is_loopback(offered_.front()) ? offered_.front() : "", 0));
+  MUSTER_TRY(port_, listen_at(listening_addresses(job_.elastic, offered_, own_), 0));
   return {};
 }
 

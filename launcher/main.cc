@@ -21,6 +21,7 @@
 #include "launcher/cores.h"
 #include "launcher/descendants.h"
 #include "launcher/detach.h"
+#include "launcher/dry_run.h"
 #include "launcher/event_log.h"
 #include "launcher/exec_plan.h"
 #include "launcher/gpus.h"
@@ -223,6 +224,8 @@ int main(int argc, char** argv) {
     return kExitPreflight;
   }
   if (options->dry_run) {
+    if (!job->one_node() && !options->dry_run_local)
+      return dry_run_of_all(*job, environment, dry_run_patience(*options, *job), plain_log);
     std::fputs(plan_of_cgroups(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto)).c_str(),
                stdout);
     std::fputs(dry_run_text(*job, environment).c_str(), stdout);
