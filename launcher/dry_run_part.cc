@@ -2,6 +2,7 @@
 #include "launcher/dry_run_part.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include <fmt/format.h>
@@ -20,6 +21,7 @@ using Json = nlohmann::json;
 
 constexpr int kPartVersion = 1;
 constexpr std::size_t kMaxWorkers = 4096;
+constexpr std::int64_t kMaxRank = 1'000'000'000;
 constexpr std::size_t kMaxVariables = 256;
 constexpr std::size_t kMaxTextBytes = 8192;
 constexpr std::string_view kDrawn = "(drawn at the start)";
@@ -109,7 +111,10 @@ Result<DryRunPart> dry_run_part_from_json(std::string_view text) {
     if (json.at("version") != kPartVersion)
       return fail(ErrorCode::kMismatch, "another version of muster plans for that node");
     DryRunPart out;
-    out.base_rank = json.at("base_rank");
+    const std::int64_t base_rank = json.at("base_rank");
+    if (base_rank < 0 || base_rank > kMaxRank)
+      return fail(ErrorCode::kProtocol, fmt::format("a node's plan has the impossible rank {}", base_rank));
+    out.base_rank = static_cast<int>(base_rank);
     out.host = clean(json.at("host"));
     out.summary = clean(json.at("summary"));
     out.command = clean(json.at("command"));

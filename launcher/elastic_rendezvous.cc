@@ -81,7 +81,8 @@ void ElasticRendezvous::join(int, Joined joined) {
   if (offered_.empty())
     return fail_join(kExitUsage, fmt::format("--iface={}: this host has no such interface with an address",
                                              job_.elastic.interface));
-  if (const auto text = unconfined_text(job_.elastic, own_)) log_.warning(*text);
+  if (const auto text = unconfined_text(job_.elastic, listening_addresses(job_.elastic, offered_, own_)))
+    log_.warning(*text);
   if (const auto open = open_port(); !open) return fail_join(kExitSystem, open.error().message);
   Seat::Callbacks callbacks;
   callbacks.decided = [this](const Result<void>& seat) { connect(seat); };

@@ -27,8 +27,8 @@ std::int64_t seconds(Duration duration) {
 Awaitable<Result<std::string>> door_of_first_node(asio::io_context& io, const Job& job, const Log& log) {
   if (is_loopback(job.master_addr)) co_return job.master_addr;
   const std::vector<InterfaceAddress> own = interface_addresses();
-  if (const auto text = unconfined_text(job.elastic, own)) log.warning(*text);
   const std::vector<std::string> chosen = listening_addresses(job.elastic, {job.elastic.local_addr}, own);
+  if (const auto text = unconfined_text(job.elastic, chosen)) log.warning(*text);
   if (chosen.empty()) co_return std::string();
   if (!is_numeric_address(job.master_addr)) {
     std::vector<std::string> found;

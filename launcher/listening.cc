@@ -48,9 +48,8 @@ std::vector<std::string> listening_addresses(const ElasticJob& wishes,
 }
 
 std::optional<std::string> unconfined_text(const ElasticJob& wishes,
-                                           const std::vector<InterfaceAddress>& own) {
-  if (!is_numeric_address(wishes.local_addr) || !interface_of(own, plain(wishes.local_addr)).empty())
-    return std::nullopt;
+                                           const std::vector<std::string>& listening) {
+  if (!is_numeric_address(wishes.local_addr) || !listening.empty()) return std::nullopt;
   return fmt::format(
       "--local-addr={} is no address of this host: the others are told it, and what they connect to listens "
       "on every address",

@@ -25,7 +25,7 @@ namespace muster::launcher {
 
 /// What to say where the choice has no effect: the address is another host's, which translates it.
 [[nodiscard]] std::optional<std::string> unconfined_text(const ElasticJob& wishes,
-                                                         const std::vector<InterfaceAddress>& own);
+                                                         const std::vector<std::string>& listening);
 
 /// Those of a server at `place`, which was named to all nodes: `chosen` as above, or that address alone where
 /// it is one of this host's.

@@ -12,10 +12,12 @@
 
 #include "launcher/device_choice.h"
 #include "launcher/device_trial.h"
+#include "launcher/dry_run_part.h"
 #include "launcher/error_file.h"
 #include "launcher/error_watch.h"
 #include "launcher/hang_part.h"
 #include "launcher/hang_rules.h"
+#include "launcher/host_map.h"
 #include "launcher/job_entry.h"
 #include "launcher/kernel_log.h"
 #include "launcher/memory_kills.h"
@@ -68,6 +70,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     check(secret.error().message == auth::Secret::from_bytes(std::string(text.size(), 'x')).error().message);
   check(is_printable(wire::printable(text)));
   if (control::defect_of_job(text).empty()) check(is_printable(text));
+
+  if (const auto part = launcher::dry_run_part_from_json(text)) {
+    check(is_printable(part->host) && is_printable(part->summary) && is_printable(part->command));
+    (void)launcher::dry_run_text({*part, *part}, 2);
+  }
+  for (const char separator : {',', '\n'})
+    if (const auto map = launcher::HostMap::parse(text, separator, "map"))
+      for (const char* name : {"node7", "10.0.0.1", ""}) check(is_printable(map->find(name)));
 
   launcher::ErrorWatch watch;
   watch.feed(std::string_view(text).substr(0, size / 2));
