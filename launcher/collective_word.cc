@@ -72,7 +72,8 @@ std::vector<CollectiveWord> parse_collectives(std::span<const std::string, 3> re
   for (std::size_t i = 0; i < RuntimePage::kSlots; ++i) {
     const PageSlot slot = slot_of(reads[1], i);
     const std::uint64_t version = slot.version;
-    if (version % 2 != 0 || slot_of(reads[0], i).version != version || slot_of(reads[2], i).version != version)
+    if (version % 2 != 0 || slot_of(reads[0], i).version != version ||
+        slot_of(reads[2], i).version != version)
       continue;
     if (!is_group(slot)) continue;
     CollectiveWord& word = out.emplace_back();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CollectiveWord: the collective that a process group of a worker began last, as its runtime tells without a
-// word of the program (rendezvous/base/runtime_page.h). Read when workers hang, and at looks for a sign of life
-// of a worker that says nothing of its progress. Pure but for read_collectives(). Nothing in the file is
+// word of the program (rendezvous/base/runtime_page.h). Read when workers hang, and at looks for a sign of
+// life of a worker that says nothing of its progress. Pure but for read_collectives(). Nothing in the file is
 // trusted; what was being written while it was read is left out.
 #pragma once
 

@@ -72,6 +72,10 @@ class Splitter {
       out_.options.push_back({row, std::string(token.substr(equals + 1))});
       return {};
     }
+    if (row->takes == Takes::kOptional) {
+      out_.options.push_back({row, {}});
+      return {};
+    }
     return value_of(row, fmt::format("--{}", row->name));
   }
 

@@ -12,6 +12,7 @@
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
+#include "launcher/listening.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/dial.h"
 #include "rendezvous/net/port_owner.h"
@@ -20,7 +21,6 @@ namespace muster::launcher {
 namespace {
 
 namespace asio = boost::asio;
-constexpr std::chrono::seconds kLookUpPatience{5};
 
 std::string host_name() {
   char name[256] = "";
@@ -53,7 +53,7 @@ CoordinatorSeat::CoordinatorSeat(asio::io_context& io, const Job& job, const Log
       job_(job),
       log_(log),
       port_(job.elastic.endpoint_port),
-      resolver_(io),
+      look_up_(io),
       timer_(io),
       alive_(std::make_shared<bool>(true)) {}
 
@@ -61,11 +61,11 @@ CoordinatorSeat::~CoordinatorSeat() {
   *alive_ = false;
 }
 
-void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own, const std::vector<std::string>&,
+void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own, const std::vector<std::string>& offered,
                            Callbacks callbacks) {
   const ElasticJob& elastic = job_.elastic;
-  std::function<void(Result<void>)> decided = [this, tell = std::move(callbacks.decided)](
-                                                  const Result<void>& seat) {
+  const std::function<void(Result<void>)> decided = [this, tell = std::move(callbacks.decided)](
+                                                        const Result<void>& seat) {
     if (!seat || port_ != 0) return tell(seat);
     tell(fail(ErrorCode::kInvalidArgument,
               fmt::format("--rdzv-endpoint={}:0: the agent on {}, which runs the coordinator, knows the port "
@@ -73,37 +73,33 @@ void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own, const std::
                           "give that port",
                           job_.elastic.endpoint_host, job_.elastic.endpoint_host)));
   };
+  const std::string& place = elastic.endpoint_host;
   if (elastic.is_host == false) return decided({});
   // It would have nothing to show: the coordinator is elsewhere, or a musterd.
   if (elastic.tls && !elastic.tls_server) return decided({});
-  if (elastic.is_host == true || names_this_host(elastic.endpoint_host, own, host_name()))
-    return listen(decided);
-  if (is_numeric(elastic.endpoint_host)) return decided({});
-  look_up(own, std::move(decided));
+  own_ = own;
+  if (!is_loopback(place) && !job_.one_node())
+    listening_ = addresses_at(place, listening_addresses(elastic, offered, own), own);
+  const bool here = elastic.is_host == true || names_this_host(place, own, host_name());
+  const bool named = !is_numeric(place) && !is_loopback(place);
+  // Where the name leads matters to who does not listen everywhere.
+  if (here && (listening_.empty() || !named)) return listen(decided);
+  if (!named) return decided({});
+  look_up(here, decided);
 }
 
-void CoordinatorSeat::look_up(const std::vector<InterfaceAddress>& own,
-                              std::function<void(Result<void>)> decided) {
-  // Whichever comes first: the answer, or the end of the patience. A name nobody knows is the client's to
-  // report.
-  const auto once = std::make_shared<std::function<void(bool)>>(
-      [this, decided = std::move(decided)](bool here) { here ? listen(decided) : decided({}); });
-  const auto tell = [once, alive = alive_](bool here) {
-    const auto call = std::exchange(*once, {});
-    if (call && *alive) call(here);
-  };
-  resolver_.async_resolve(job_.elastic.endpoint_host, "",
-                          [this, tell, own, alive = alive_](
-                              const auto& error, const asio::ip::tcp::resolver::results_type& found) {
-                            if (!*alive) return;
-                            timer_.cancel();
-                            tell(!error && std::any_of(found.begin(), found.end(), [&](const auto& entry) {
-                              return names_this_host(entry.endpoint().address().to_string(), own, "");
-                            }));
-                          });
-  timer_.expires_after(kLookUpPatience);
-  timer_.async_wait([tell](const auto& error) {
-    if (!error) tell(false);
+// A name nobody knows is the client's to report.
+void CoordinatorSeat::look_up(bool here, const std::function<void(Result<void>)>& decided) {
+  look_up_.start(job_.elastic.endpoint_host, [this, here, decided](const std::vector<std::string>& found) {
+    const bool ours = here || std::any_of(found.begin(), found.end(), [&](const std::string& address) {
+                        return names_this_host(address, own_, "");
+                      });
+    if (!ours) return decided({});
+    if (std::string defect =
+            defect_of_place(job_.elastic.endpoint_host, found, listening_, job_.elastic, own_);
+        !defect.empty())
+      return decided(fail(ErrorCode::kInvalidArgument, std::move(defect)));
+    listen(decided);
   });
 }
 
@@ -130,7 +126,7 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
       if (*alive) check_empty();
     });
   };
-  auto server = net::RendezvousServer::listen(io_, options, log_);
+  auto server = serve(std::move(options));
   if (server) {
     server_ = *std::move(server);
     port_ = server_->port();
@@ -162,6 +158,15 @@ Result<void> CoordinatorSeat::publish() {
   return fail(ErrorCode::kIo, std::move(text));
 }
 
+Result<std::unique_ptr<net::RendezvousServer>> CoordinatorSeat::serve(net::RendezvousServerOptions options) {
+  if (!listening_.empty()) {
+    MUSTER_TRY(net::Listener listener,
+               listen_at(listening_, options.store.port, options.store.name_port_owner));
+    hand_over(std::move(listener), options.store);
+  }
+  return net::RendezvousServer::listen(io_, options, log_);
+}
+
 std::string CoordinatorSeat::busy() const {
   return busy_.empty() || !in_use_ ? busy_ : busy_ + net::busy_port_advice({}, port_, true);
 }
@@ -179,7 +184,7 @@ std::string CoordinatorSeat::title() const {
 std::string CoordinatorSeat::host() const {
   if (!taken()) return job_.elastic.endpoint_host;
   // The endpoint may be an address that leads here from outside only.
-  return is_loopback(job_.elastic.endpoint_host) ? job_.elastic.endpoint_host : "127.0.0.1";
+  return is_loopback(job_.elastic.endpoint_host) ? job_.elastic.endpoint_host : own_door(listening_);
 }
 
 void CoordinatorSeat::see_off(Millis patience, std::function<void()> gone) {

@@ -13,13 +13,13 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 
 #include <muster/result.h>
 
 #include "launcher/interfaces.h"
 #include "launcher/job.h"
+#include "launcher/name_look_up.h"
 #include "launcher/seat.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/net/rendezvous_server.h"
@@ -46,8 +46,9 @@ class CoordinatorSeat final : public Seat {
 
  private:
   void listen(const std::function<void(Result<void>)>& decided);
-  void look_up(const std::vector<InterfaceAddress>& own, std::function<void(Result<void>)> decided);
+  void look_up(bool here, const std::function<void(Result<void>)>& decided);
   [[nodiscard]] Result<void> publish();
+  [[nodiscard]] Result<std::unique_ptr<net::RendezvousServer>> serve(net::RendezvousServerOptions options);
   void check_empty();
 
   boost::asio::io_context& io_;
@@ -55,7 +56,9 @@ class CoordinatorSeat final : public Seat {
   const Log& log_;
   std::unique_ptr<net::RendezvousServer> server_;
   std::uint16_t port_;  // 0: this agent's to be chosen yet
-  boost::asio::ip::tcp::resolver resolver_;
+  std::vector<InterfaceAddress> own_;
+  std::vector<std::string> listening_;  // listening.h; empty: every address
+  NameLookUp look_up_;
   boost::asio::steady_timer timer_;
   std::string busy_;  // why this agent could not listen
   bool in_use_ = false;

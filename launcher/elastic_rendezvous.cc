@@ -11,6 +11,7 @@
 #include "launcher/etcd_seat.h"
 #include "launcher/exit_status.h"
 #include "launcher/generation_outcome.h"
+#include "launcher/listening.h"
 #include "launcher/machine_id.h"
 #include "launcher/program.h"
 #include "rendezvous/net/dial.h"
@@ -60,8 +61,6 @@ ElasticRendezvous::~ElasticRendezvous() {
   *alive_ = false;
 }
 
-// Joining.
-
 void ElasticRendezvous::join(int, Joined joined) {
   joined_ = std::move(joined);
   times_ = {};
@@ -84,6 +83,8 @@ void ElasticRendezvous::join(int, Joined joined) {
   if (offered_.empty())
     return fail_join(kExitUsage, fmt::format("--iface={}: this host has no such interface with an address",
                                              job_.elastic.interface));
+  if (const auto text = unconfined_text(job_.elastic, listening_addresses(job_.elastic, offered_, own_)))
+    log_.warning(*text);
   if (const auto open = open_port(); !open) return fail_join(kExitSystem, open.error().message);
   Seat::Callbacks callbacks;
   callbacks.decided = [this](const Result<void>& seat) { connect(seat); };
@@ -99,7 +100,7 @@ void ElasticRendezvous::join(int, Joined joined) {
 
 Result<void> ElasticRendezvous::open_port() {
   if (port_.fd || job_.elastic.store_proxy || !job_.unfit.empty()) return {};
-  MUSTER_TRY(port_, net::open_listener(is_loopback(offered_.front()) ? offered_.front() : "", 0));
+  MUSTER_TRY(port_, listen_at(listening_addresses(job_.elastic, offered_, own_), 0));
   return {};
 }
 

@@ -11,6 +11,7 @@
 #include "launcher/etcd_seat.h"
 #include "launcher/exit_status.h"
 #include "launcher/generation_outcome.h"
+#include "launcher/listening.h"
 #include "launcher/machine_id.h"
 #include "launcher/strangers.h"
 #include "rendezvous/net/dial.h"
@@ -29,7 +30,7 @@ constexpr std::chrono::seconds kWayPatience{5};
 
 void ElasticRendezvous::serve() {
   net::ServerOptions options;
-  options.listen_fd = port_.fd.release();
+  hand_over(std::move(port_), options);
   auto store = net::Server::listen(io_, options, log_);
   if (!store) return fail_join(kExitSystem, store.error().message);
   store_ = *std::move(store);

@@ -6,6 +6,7 @@
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
+#include "launcher/listening.h"
 #include "rendezvous/auth.h"
 #include "rendezvous/net/dial.h"
 
@@ -74,8 +75,7 @@ void EtcdSeat::welcomed() {
 
 Result<etcd::Place> EtcdSeat::open() {
   if (!listener_.fd) {
-    const bool local = offered_.size() == 1 && is_loopback(offered_.front());
-    MUSTER_TRY(listener_, net::open_listener(local ? offered_.front() : "", 0));
+    MUSTER_TRY(listener_, listen_at(listening_addresses(job_.elastic, offered_, own_), 0));
   }
   etcd::Place out;
   out.host = job_.host;
@@ -94,9 +94,8 @@ void EtcdSeat::serve(const etcd::Inheritance& inheritance) {
                                                  session_->write(state, std::move(written));
                                                });
   net::RendezvousServerOptions options;
-  options.store.listen_fd = listener_.fd.release();
   const std::uint16_t port = listener_.port;
-  listener_ = {};
+  hand_over(std::exchange(listener_, {}), options.store);
   options.control.secret = job_.elastic.secret;
   options.control.heartbeat_interval = job_.elastic.heartbeat_interval;
   options.control.state = state_;
@@ -117,7 +116,7 @@ void EtcdSeat::serve(const etcd::Inheritance& inheritance) {
                     "restarts used",
                     job_.run_id, inheritance.record->world.generation, inheritance.record->restarts_used,
                     inheritance.record->settings.max_restarts));
-  known(is_loopback(offered_.front()) ? offered_.front() : "127.0.0.1", port);
+  known(own_door(listening_addresses(job_.elastic, offered_, own_)), port);
 }
 
 void EtcdSeat::stop_serving(const std::string& why) {

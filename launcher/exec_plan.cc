@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/host_map.h"
 #include "launcher/program.h"
 #include "launcher/step_command.h"
 #include "launcher/substitution.h"
@@ -52,8 +53,9 @@ Result<void> check_counts(const Options& options, const SlurmStep& step) {
 }
 
 Result<std::string> find_master(const Options& options, const SlurmStep& step) {
-  if (options.given.contains("master-addr")) return options.master_addr;
-  if (auto head = step_head(step)) return *std::move(head);
+  MUSTER_TRY(const HostMap map, HostMap::read(options.host_map));
+  if (options.given.contains("master-addr")) return map.find(options.master_addr);
+  if (const auto head = step_head(step)) return map.find(*head);
   return usage(
       "with srun -m arbitrary or in a heterogeneous job a task does not know which node has rank 0; give "
       "--master-addr");

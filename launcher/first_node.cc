@@ -4,10 +4,18 @@
 #include <chrono>
 #include <utility>  // before Asio, for g++ 12
 
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <fmt/format.h>
+
+#include "launcher/listening.h"
+#include "launcher/name_look_up.h"
 
 namespace muster::launcher {
 namespace {
+
+namespace asio = boost::asio;
 
 template <class Duration>
 std::int64_t seconds(Duration duration) {
@@ -15,6 +23,32 @@ std::int64_t seconds(Duration duration) {
 }
 
 }  // namespace
+
+Awaitable<Result<std::string>> door_of_first_node(asio::io_context& io, const Job& job, const Log& log) {
+  if (is_loopback(job.master_addr)) co_return job.master_addr;
+  const std::vector<InterfaceAddress> own = interface_addresses();
+  const std::vector<std::string> chosen = listening_addresses(job.elastic, {job.elastic.local_addr}, own);
+  if (const auto text = unconfined_text(job.elastic, chosen)) log.warning(*text);
+  if (chosen.empty()) co_return std::string();
+  if (!is_numeric_address(job.master_addr)) {
+    std::vector<std::string> found;
+    asio::steady_timer told(io, Instant::max());
+    NameLookUp look_up(io);
+    look_up.start(job.master_addr, [&](const std::vector<std::string>& addresses) {
+      found = addresses;
+      told.cancel();
+    });
+    co_await told.async_wait(asio::as_tuple(asio::use_awaitable));
+    if (std::string defect = defect_of_place(job.master_addr, found, chosen, job.elastic, own);
+        !defect.empty())
+      co_return fail(ErrorCode::kInvalidArgument, std::move(defect));
+  }
+  co_return addresses_at(job.master_addr, chosen, own).front();
+}
+
+std::string own_master_addr(const Job& job, const std::string& door) {
+  return door.empty() || is_numeric_address(job.master_addr) ? job.master_addr : door;
+}
 
 Awaitable<Result<void>> connect(FirstNode first, const Job& job, const Log& log, Instant deadline,
                                 AgentLink& command, AgentLink& waiting) {

@@ -72,8 +72,9 @@ std::optional<Instant> FoldBuffer::deadline() const {
   return pending_.front().due;
 }
 
-std::string fold_label(const std::vector<int>& ranks, int of, int base) {
-  if (static_cast<int>(ranks.size()) == of) return fmt::format("[x{}]", of);
+std::string fold_label(const std::vector<int>& ranks, int of, int base, const std::string& host) {
+  const std::string_view gap = host.empty() ? "" : " ";
+  if (static_cast<int>(ranks.size()) == of) return fmt::format("[{}{}x{}]", host, gap, of);
   std::string list;
   for (std::size_t i = 0; i < ranks.size();) {
     std::size_t end = i + 1;
@@ -83,7 +84,7 @@ std::string fold_label(const std::vector<int>& ranks, int of, int base) {
     if (end - i > 1) list += fmt::format("-{}", ranks[end - 1] + base);
     i = end;
   }
-  return fmt::format("[x{} {}]", ranks.size(), list);
+  return fmt::format("[{}{}x{} {}]", host, gap, ranks.size(), list);
 }
 
 }  // namespace muster::launcher

@@ -78,7 +78,9 @@ class FoldBuffer {
   std::size_t bytes_ = 0;
 };
 
-/// "[x8]" for all of `of` ranks, "[x3 1,5-6]" for some, with `base` added to the numbers.
-[[nodiscard]] std::string fold_label(const std::vector<int>& ranks, int of, int base);
+/// "[x8]" for all of `of` ranks, "[x3 1,5-6]" for some, with `base` added to the numbers; with a host
+/// "[host x8]".
+[[nodiscard]] std::string fold_label(const std::vector<int>& ranks, int of, int base,
+                                     const std::string& host = {});
 
 }  // namespace muster::launcher

@@ -45,7 +45,7 @@ struct RankEvidence {
   std::string patience = {};  // why its silence says nothing: "has asked for patience"; empty: it does
   bool silent = false;        // for too long
   Millis silence{0};
-  std::string word = {};    // its last about its progress
+  std::string word = {};                         // its last about its progress
   std::vector<CollectiveWord> collectives = {};  // that its runtime's groups began last
   std::string source = {};  // what its life was judged by: "progress", "heartbeat", "output", ...
   std::vector<ThreadState> threads = {};  // the first is the process' own

@@ -78,12 +78,9 @@ std::optional<CollectiveWord> collective_from(const Json& json) {
 }
 
 Json to_object(const CollectiveWord& word) {
-  Json out{{"group", word.group},
-           {"backend", word.backend},
-           {"world_size", word.world_size},
-           {"operation", name_of(word.operation)},
-           {"sequence", word.sequence},
-           {"bytes", word.size_bytes},
+  Json out{{"group", word.group},           {"backend", word.backend},
+           {"world_size", word.world_size}, {"operation", name_of(word.operation)},
+           {"sequence", word.sequence},     {"bytes", word.size_bytes},
            {"state", name_of(word.state)}};
   if (word.root >= 0) out["root"] = word.root;
   return out;

@@ -122,8 +122,8 @@ std::vector<Shown> grouped(const HangReport& report) {
     if (!rank.runs()) shown.place = rank.ended;
     shown.odd = is_odd(report, rank);
     const auto same = std::find_if(out.begin(), out.end(), [&](const Shown& other) {
-      return other.word == shown.word && other.collectives == shown.collectives && other.odd == shown.odd && other.stack == shown.stack &&
-             without_numbers(other.place) == without_numbers(shown.place);
+      return other.word == shown.word && other.collectives == shown.collectives && other.odd == shown.odd &&
+             other.stack == shown.stack && without_numbers(other.place) == without_numbers(shown.place);
     });
     if (same == out.end()) {
       out.push_back(std::move(shown));

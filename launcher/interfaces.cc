@@ -13,6 +13,18 @@
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
+
+bool is_v6_link_local(std::string_view address) {
+  return address.size() > 4 && address[4] == ':' && address.starts_with("fe") &&
+         std::string_view("89ab").find(address[2]) != std::string_view::npos;
+}
+
+bool is_numeric_address(const std::string& host) {
+  in6_addr unused{};
+  return ::inet_pton(AF_INET, host.c_str(), &unused) == 1 ||
+         ::inet_pton(AF_INET6, host.c_str(), &unused) == 1;
+}
+
 namespace {
 
 std::string numeric(const sockaddr* address) {
@@ -29,12 +41,6 @@ std::string numeric(const sockaddr* address) {
   return text;
 }
 
-/// fe80::/10
-bool is_v6_link_local(std::string_view address) {
-  return address.size() > 4 && address[4] == ':' && address.starts_with("fe") &&
-         std::string_view("89ab").find(address[2]) != std::string_view::npos;
-}
-
 int rank_of(const InterfaceAddress& entry) {
   if (is_loopback(entry.address)) return 3;
   if (entry.address.starts_with("169.254.") || is_v6_link_local(entry.address)) return 2;
@@ -45,12 +51,6 @@ int rank_of(const InterfaceAddress& entry) {
         "lxc",     "weave", "tunl",  "vxlan",   "kube-", "nodelocaldns"})
     if (entry.interface.starts_with(prefix)) return 1;
   return 0;
-}
-
-bool is_numeric(const std::string& host) {
-  in6_addr unused{};
-  return ::inet_pton(AF_INET, host.c_str(), &unused) == 1 ||
-         ::inet_pton(AF_INET6, host.c_str(), &unused) == 1;
 }
 
 bool contains(const std::vector<InterfaceAddress>& all, std::string_view address) {
@@ -103,7 +103,7 @@ bool is_loopback(std::string_view host) {
 
 std::vector<std::string> offered_addresses(const std::vector<InterfaceAddress>& all,
                                            const AddressWishes& wishes) {
-  if (is_numeric(wishes.only_address)) return {wishes.only_address};
+  if (is_numeric_address(wishes.only_address)) return {wishes.only_address};
   std::vector<InterfaceAddress> usable;
   for (const InterfaceAddress& entry : all)
     if (wishes.only_interface.empty() || entry.interface == wishes.only_interface) usable.push_back(entry);

@@ -24,6 +24,10 @@ struct InterfaceAddress {
 [[nodiscard]] std::string source_address(const std::string& destination);
 
 [[nodiscard]] bool is_loopback(std::string_view host);
+/// fe80::/10
+[[nodiscard]] bool is_v6_link_local(std::string_view address);
+/// An address, not a name.
+[[nodiscard]] bool is_numeric_address(const std::string& host);
 
 struct AddressWishes {
   std::string only_address;    // --local-addr

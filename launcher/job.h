@@ -77,8 +77,8 @@ struct ElasticJob {
   Millis connect_timeout{600'000};  // until the coordinator is reached
   Millis reconnect_for{0};
   Millis heartbeat_interval{5'000};  // of a coordinator that this agent runs
-  std::string local_addr;            // the only address offered, unless it is a mere name
-  std::string interface;             // the only one whose addresses are offered; empty: all
+  std::string local_addr;            // the only address offered and listened at, unless it is a mere name
+  std::string interface;             // likewise, the only one whose addresses are; empty: all
   std::optional<auth::Secret> secret;
   std::optional<EtcdSettings>
       etcd;  // instead of a coordinator at the endpoint, which then is its first member

@@ -11,6 +11,7 @@
 #include "launcher/cpu_shortage.h"
 #include "launcher/device_choice.h"
 #include "launcher/exit_status.h"
+#include "launcher/host_map.h"
 #include "launcher/nproc.h"
 #include "launcher/program.h"
 #include "launcher/rendezvous_plan.h"
@@ -277,6 +278,7 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   if (step) {
     MUSTER_TRY(options, join_step(std::move(options), *step));
   }
+  MUSTER_TRY(options, map_hosts(std::move(options)));
   const std::string& here = step ? step->node_name() : machine.host;
 
   Job job;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // LifeSigns: what can be seen of a node's workers, for hang_watch.h: their progress files, heartbeat files,
-// the collectives of the runtime or, with a fixed timeout, their output that passes here or goes to a file. A look reads a small file per
-// worker. Who waits for whoever reads its output, as of a terminal that was stopped, is not silent of its own
-// accord. Owned by a HangMonitor; one loop. What cannot be read is left out; nothing here fails.
+// the collectives of the runtime or, with a fixed timeout, their output that passes here or goes to a file. A
+// look reads a small file per worker. Who waits for whoever reads its output, as of a terminal that was
+// stopped, is not silent of its own accord. Owned by a HangMonitor; one loop. What cannot be read is left
+// out; nothing here fails.
 #pragma once
 
 #include <functional>

@@ -22,6 +22,7 @@
 #include "launcher/descendants.h"
 #include "launcher/detach.h"
 #include "launcher/doctor/doctor_plan.h"
+#include "launcher/dry_run.h"
 #include "launcher/event_log.h"
 #include "launcher/exec_plan.h"
 #include "launcher/gpu_watch.h"
@@ -263,6 +264,10 @@ int main(int argc, char** argv) {
     return kExitPreflight;
   }
   if (options->dry_run) {
+    if (!job->one_node() && !options->dry_run_local) {
+      ::signal(SIGPIPE, SIG_IGN);
+      return dry_run_of_all(*job, environment, dry_run_patience(*options, *job), plain_log);
+    }
     std::fputs(plan_of_cgroups(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto)).c_str(),
                stdout);
     std::fputs(dry_run_text(*job, environment).c_str(), stdout);

@@ -154,7 +154,7 @@ std::string NodeEntries::describe(const std::vector<int>& missing) const {
                                     gone.size() == 1 ? "was" : "were", gone.size() == 1 ? "is" : "are");
 }
 
-Awaitable<Result<Rendezvous::Membership>> NodeEntries::read_place(int attempt) {
+Awaitable<Result<Rendezvous::Membership>> NodeEntries::read_place(int attempt, std::string master_addr) {
   const std::string own_ranks = ranks(attempt, job_.node_rank);
   auto range_text = co_await link_.get(own_ranks);
   if (!range_text) co_return fail(range_text.error());
@@ -180,7 +180,7 @@ Awaitable<Result<Rendezvous::Membership>> NodeEntries::read_place(int attempt) {
   out.world_size = range->world_size;
   out.role_base_rank = range->role_base_rank;
   out.role_world_size = range->role_world_size;
-  out.master_addr = job_.master_addr;
+  out.master_addr = std::move(master_addr);
   out.master_port = static_cast<std::uint16_t>(*number);
   co_return out;
 }

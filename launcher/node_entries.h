@@ -44,7 +44,7 @@ class NodeEntries {
   /// "1,3 (1 was here and is gone)", as far as forget() knows.
   [[nodiscard]] std::string describe(const std::vector<int>& missing) const;
   /// What node 0 has written for this node: its place, or why it has none.
-  Awaitable<Result<Rendezvous::Membership>> read_place(int attempt);
+  Awaitable<Result<Rendezvous::Membership>> read_place(int attempt, std::string master_addr);
   /// In the name of every node that has not come: this one will not take part, so nobody need be waited for.
   Awaitable<Result<void>> call_off(FailureNotice notice);
   /// This node will not take part in a later attempt. Node 0 refuses everybody; another node says it where

@@ -9,7 +9,11 @@
 
 namespace muster::launcher {
 
-enum class Takes { kNothing, kText };
+enum class Takes {
+  kNothing,
+  kText,
+  kOptional,  // with "=" only; without, the first word of `metavar`
+};
 
 enum class Support {
   kFull,
@@ -147,8 +151,10 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"report-bindings", 0, "PET_REPORT_BINDINGS", Takes::kNothing, "", "", Support::kFull,
               "say on stderr where each worker goes: GPU, UUID, NUMA node, CPUs, memory, network adapter",
               true},
-    OptionRow{"dry-run", 0, "PET_DRY_RUN", Takes::kNothing, "", "", Support::kFull,
-              "show where each worker would go and what it would be told; start nothing", true},
+    OptionRow{"dry-run", 0, "PET_DRY_RUN", Takes::kOptional, "all|local", "", Support::kFull,
+              "show where each worker of all nodes would go and what it would be told; start nothing; local: "
+              "of this node, without a word to the others",
+              true},
     OptionRow{"preflight", 0, "PET_PREFLIGHT", Takes::kText, "quick|full|off", "off", Support::kFull,
               "check driver, GPUs, disks and limits first; an unfit node says why and stays out", true},
     OptionRow{
@@ -157,11 +163,16 @@ inline constexpr std::array kOptionTable = {
         true},
     OptionRow{"local-addr", 0, "PET_LOCAL_ADDR", Takes::kText, "HOST", "the host's name", Support::kFull,
               "this node's name in messages and reports; an address is also the only one offered to "
-              "other nodes"},
+              "other nodes, and listened at"},
     OptionRow{"iface", 0, "PET_IFACE", Takes::kText, "NAME", "all", Support::kFull,
-              "with c10d: offer the addresses of this network interface only", true},
+              "with c10d: offer the addresses of this network interface only, and listen there only", true},
     OptionRow{"port-file", 0, "PET_PORT_FILE", Takes::kText, "FILE", "none", Support::kFull,
               "with c10d: write there, as HOST:PORT, where this agent's coordinator listens", true},
+    OptionRow{
+        "host-map", 0, "PET_HOST_MAP", Takes::kText, "FILE|NAME=HOST,..", "", Support::kFull,
+        "names that the job is given or Slurm has, and what is to be looked for instead; *=*i adds an i "
+        "to all",
+        true},
     OptionRow{"metrics-addr", 0, "PET_METRICS_ADDR", Takes::kText, "HOST:PORT", "off", Support::kFull,
               "answer GET /healthz and /metrics (Prometheus) there; PORT alone: on 127.0.0.1; port 0: any, "
               "which is said",

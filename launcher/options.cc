@@ -19,18 +19,27 @@ struct Values {
   std::map<std::string, std::string> from_environment;  // option name -> "PET_X=value"
 };
 
+/// What an option means that is given without one.
+std::string without_value(const OptionRow& row) {
+  return std::string(row.takes == Takes::kOptional ? row.metavar.substr(0, row.metavar.find('|')) : "");
+}
+
 Result<Values> collect(const CommandLine& line, const Environment& environment) {
   Values out;
-  for (const GivenOption& given : line.options) out.values[std::string(given.row->name)] = given.value;
+  for (const GivenOption& given : line.options)
+    out.values[std::string(given.row->name)] =
+        given.row->takes != Takes::kText && given.value.empty() ? without_value(*given.row) : given.value;
   for (const OptionRow& row : kOptionTable) {
     const std::string name(row.name);
     if (row.env.empty() || out.values.contains(name)) continue;
     const auto text = lookup(environment, row.env);
     if (!text) continue;
-    if (row.takes == Takes::kNothing) {
+    const bool word =
+        row.takes == Takes::kOptional && !parse_integer(row.env, *text, INT32_MIN, INT32_MAX).has_value();
+    if (row.takes != Takes::kText && !word) {
       MUSTER_TRY(const std::int64_t on, parse_integer(row.env, *text, INT32_MIN, INT32_MAX));
       if (on == 0) continue;
-      out.values[name] = {};
+      out.values[name] = without_value(row);
     } else {
       out.values[name] = std::string(*text);
     }
@@ -117,6 +126,7 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--local-addr", o.local_addr);
   app.add_option("--iface", o.iface);
   app.add_option("--port-file", o.port_file);
+  app.add_option("--host-map", o.host_map);
   app.add_option("--spares", o.spares)->check(count);
   app.add_option("--secret-file", o.secret_file);
   app.add_option("--metrics-addr", o.metrics_addr);
@@ -137,7 +147,12 @@ void declare(CLI::App& app, Options& o) {
   app.add_option("--bind", o.bind);
   app.add_option("--numa-binding", o.numa_binding);
   app.add_flag("--report-bindings", o.report_bindings);
-  app.add_flag("--dry-run", o.dry_run);
+  app.add_option_function<std::string>("--dry-run",
+                                       [&o](const std::string& where) {
+                                         o.dry_run = true;
+                                         o.dry_run_local = where == "local";
+                                       })
+      ->check(CLI::IsMember({"all", "local"}));
   app.add_option("--preflight", o.preflight)->check(CLI::IsMember({"off", "quick", "full"}));
   app.add_flag("--doctor", o.doctor);
   app.add_option("--cgroup", o.cgroup)->check(CLI::IsMember({"auto", "off", "required"}));
@@ -156,7 +171,8 @@ std::optional<std::string>* empty_text(std::string_view name, Options& o) {
 std::string described(const OptionRow& row) {
   std::string left =
       row.letter != 0 ? fmt::format("-{}, --{}", row.letter, row.name) : fmt::format("    --{}", row.name);
-  if (row.takes != Takes::kNothing) left += fmt::format("={}", row.metavar);
+  if (row.takes != Takes::kNothing)
+    left += row.takes == Takes::kText ? fmt::format("={}", row.metavar) : fmt::format("[={}]", row.metavar);
   std::string right(row.meaning);
   if (!row.default_text.empty()) right += fmt::format(" [{}]", row.default_text);
   return left.size() > 34 ? fmt::format("  {}\n  {:34}  {}\n", left, "", right)
@@ -194,9 +210,10 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
       if (!flag && value.empty()) {
         if (name == "log-dir" || name == "rdzv-endpoint" || name == "rdzv-conf" ||
             name == "local-ranks-filter" || name == "ranks-filter" || name == "local-addr" ||
-            name == "iface" || name == "port-file" || name == "secret-file" || name == "job-name" ||
-            name == "no-restart-on" || name == "restart-on" || name == "heartbeat-file" ||
-            name == "metrics-addr" || name == "events" || name.starts_with("tls-"))
+            name == "iface" || name == "host-map" || name == "port-file" || name == "secret-file" ||
+            name == "job-name" || name == "no-restart-on" || name == "restart-on" ||
+            name == "heartbeat-file" || name == "metrics-addr" || name == "events" ||
+            name.starts_with("tls-"))
           continue;
         if (name == "role") {
           out.role = "";

@@ -64,6 +64,7 @@ struct Options {
   bool virtual_local_rank = false;
   std::string local_addr;
   std::string iface;
+  std::string host_map;
   int spares = 0;
   std::string secret_file;
   std::string metrics_addr;
@@ -86,6 +87,7 @@ struct Options {
   std::string numa_binding;
   bool report_bindings = false;
   bool dry_run = false;
+  bool dry_run_local = false;  // of this node alone
   std::string preflight = "off";
   std::string cgroup = "auto";
   bool help = false;

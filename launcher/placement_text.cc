@@ -29,38 +29,6 @@ std::string memory_text(const RankPlacement& rank) {
   return rank.binding.memory_nodes.empty() ? "local" : fmt::format("prefer {}", rank.numa_node);
 }
 
-using Row = std::vector<std::string>;
-
-Row row_of(const Job& job, int local_rank) {
-  const RankPlacement& rank = job.placement[static_cast<std::size_t>(local_rank)];
-  const int number = job.node_rank * job.local_world_size + local_rank;
-  return {ranks_known(job) ? std::to_string(number) : "?",
-          std::to_string(local_rank),
-          rank.logical < 0 ? "-" : std::to_string(rank.logical),
-          rank.gpu ? std::to_string(rank.gpu->index) : "-",
-          rank.device.starts_with("MIG-") ? rank.device : or_dash(rank.gpu ? rank.gpu->uuid : ""),
-          or_dash(rank.gpu ? rank.gpu->pci : ""),
-          rank.numa_node < 0 ? "-" : std::to_string(rank.numa_node),
-          (rank.bound ? "" : "any of ") + to_ranges(rank.cpus),
-          std::to_string(rank.cores),
-          memory_text(rank),
-          or_dash(rank.nic)};
-}
-
-std::string table_of(const std::vector<Row>& rows) {
-  std::vector<std::size_t> widths(rows.front().size());
-  for (const Row& row : rows)
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  std::string out;
-  for (const Row& row : rows) {
-    std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) line += fmt::format("{:<{}}  ", row[i], widths[i]);
-    line.resize(line.find_last_not_of(' ') + 1);
-    out += line + '\n';
-  }
-  return out;
-}
-
 /// As the rendezvous would say it, where that can be known.
 Assignment guess(const Job& job) {
   Assignment out;
@@ -102,14 +70,60 @@ std::string command_line(const Job& job, int local_rank) {
 
 }  // namespace
 
+using Row = std::vector<std::string>;
+
+Row placement_header() {
+  return {"local", "CUDA", "GPU", "UUID", "PCI", "NUMA", "CPUs", "cores", "memory", "NIC"};
+}
+
+Row placement_row(const Job& job, int local_rank) {
+  const RankPlacement& rank = job.placement[static_cast<std::size_t>(local_rank)];
+  return {std::to_string(local_rank),
+          rank.logical < 0 ? "-" : std::to_string(rank.logical),
+          rank.gpu ? std::to_string(rank.gpu->index) : "-",
+          rank.device.starts_with("MIG-") ? rank.device : or_dash(rank.gpu ? rank.gpu->uuid : ""),
+          or_dash(rank.gpu ? rank.gpu->pci : ""),
+          rank.numa_node < 0 ? "-" : std::to_string(rank.numa_node),
+          (rank.bound ? "" : "any of ") + to_ranges(rank.cpus),
+          std::to_string(rank.cores),
+          memory_text(rank),
+          or_dash(rank.nic)};
+}
+
+std::string table_text(const std::vector<Row>& rows) {
+  std::vector<std::size_t> widths(rows.front().size());
+  for (const Row& row : rows)
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  std::string out;
+  for (const Row& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) line += fmt::format("{:<{}}  ", row[i], widths[i]);
+    line.resize(line.find_last_not_of(' ') + 1);
+    out += line + '\n';
+  }
+  return out;
+}
+
+std::string command_shown(const Job& job) {
+  return command_line(job, 0);
+}
+
+std::string placement_summary(const Job& job) {
+  return fmt::format("{}: {} worker{}; {}", job.host, job.local_world_size,
+                     job.local_world_size == 1 ? "" : "s", job.hardware);
+}
+
 std::string placement_table(const Job& job) {
-  std::string out = fmt::format("{}: {} worker{}; {}\n", job.host, job.local_world_size,
-                                job.local_world_size == 1 ? "" : "s", job.hardware);
+  std::string out = placement_summary(job) + '\n';
   if (job.placement.empty()) return out;
-  std::vector<Row> rows{
-      {"rank", "local", "CUDA", "GPU", "UUID", "PCI", "NUMA", "CPUs", "cores", "memory", "NIC"}};
-  for (int i = 0; i < job.local_world_size; ++i) rows.push_back(row_of(job, i));
-  out += table_of(rows);
+  std::vector<Row> rows{placement_header()};
+  rows.front().insert(rows.front().begin(), "rank");
+  for (int i = 0; i < job.local_world_size; ++i) {
+    Row& row = rows.emplace_back(placement_row(job, i));
+    const int rank = job.node_rank * job.local_world_size + i;
+    row.insert(row.begin(), ranks_known(job) ? std::to_string(rank) : "?");
+  }
+  out += table_text(rows);
   for (int i = 0; i < job.local_world_size; ++i)
     if (const std::string& note = job.placement[static_cast<std::size_t>(i)].note; !note.empty())
       out += fmt::format("local rank {}: {}\n", i, note);

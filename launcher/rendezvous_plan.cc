@@ -96,6 +96,7 @@ Result<void> plan_static(const Options& options, const Endpoint& endpoint, const
       return usage(fmt::format(
           "{} needs a coordinator; give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT", name));
   job.mode = RendezvousMode::kStatic;
+  job.elastic.local_addr = options.local_addr;
   job.run_id = options.rdzv_id.value_or("none");
   job.master_addr = options.master_addr;
   int port = options.master_port.value_or(kStaticPort);

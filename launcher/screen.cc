@@ -10,7 +10,9 @@
 #include <fmt/format.h>
 
 #include "launcher/error_words.h"
+#include "launcher/interfaces.h"
 #include "launcher/open_colour.h"
+#include "launcher/option_table.h"
 #include "launcher/substitution.h"
 
 namespace muster::launcher {
@@ -35,13 +37,33 @@ std::string wall_time() {
   return fmt::format("{}.{:03}{}", date.data(), millis, offset.data());
 }
 
+/// Of several nodes that write to one terminal or file, as under srun.
+bool among_others(const Assignment& assignment) {
+  return assignment.group_world_size > 1;
+}
+
+/// Without what all hosts of a cluster have in common.
+std::string short_name(const std::string& host) {
+  return is_numeric_address(host) ? host : host.substr(0, host.find('.'));
+}
+
+constexpr std::string_view default_prefix() {
+  for (const OptionRow& row : kOptionTable)
+    if (row.name == "log-line-prefix-template") return row.default_text;
+  return {};
+}
+
 std::string prefix_of(const Job& job, const Assignment& assignment, int local_rank) {
-  return substitute(job.logs.prefix_template, [&](std::string_view name) -> std::optional<std::string> {
+  std::string_view text = job.logs.prefix_template;
+  // A local rank means nothing there. With --view=all prefixes are torchrun's.
+  const bool ours = job.logs.view != View::kAll && among_others(assignment) && text == default_prefix();
+  if (ours) text = "[${host} ${rank}]:";
+  return substitute(text, [&](std::string_view name) -> std::optional<std::string> {
     if (name == "role_name") return job.role;
     if (name == "local_rank") return std::to_string(local_rank);
     if (name == "rank") return std::to_string(assignment.base_rank + local_rank);
     if (name == "hostname") return job.logs.hostname;
-    if (name == "host") return job.host;
+    if (name == "host") return ours ? short_name(job.host) : job.host;
     if (name == "generation") return std::to_string(assignment.generation);
     if (name == "restart") return std::to_string(assignment.attempt);
     if (name == "time") return std::string(1, kTimeMark);
@@ -142,7 +164,8 @@ void Screen::append(const FoldBuffer::Entry& entry) {
     return;
   }
   std::string& lines = entry.stream == Std::kOut ? out_lines_ : err_lines_;
-  lines.append(fold_label(entry.ranks, num_shown_, assignment_.base_rank)).push_back(':');
+  const std::string host = among_others(assignment_) ? short_name(job_.host) : std::string();
+  lines.append(fold_label(entry.ranks, num_shown_, assignment_.base_rank, host)).push_back(':');
   lines.append(entry.text);
   OpenColour colour;
   colour.take(entry.text);

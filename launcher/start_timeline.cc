@@ -110,8 +110,7 @@ std::string workers_start_text(const WorkersStart& start, bool with_hosts) {
       longest.push_back(fmt::format("{} {} (rank {}{})", row.title, seconds_text(phase.seconds), phase.rank,
                                     with_hosts ? " on " + phase.host : std::string()));
     }
-  const std::string ranks =
-      start.ranks == 1 ? std::string("1 rank") : fmt::format("{} ranks", start.ranks);
+  const std::string ranks = start.ranks == 1 ? std::string("1 rank") : fmt::format("{} ranks", start.ranks);
   const std::string what =
       start.stage == StartStage::kGroups
           ? fmt::format("{} {} reached {} group", ranks, start.ranks == 1 ? "has" : "have",

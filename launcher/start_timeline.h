@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // StartTimeline: how long each phase of a start took: of this node's agent up to the last worker that was
 // executed, and of the workers that link the runtime up to the end of their first step
-// (rendezvous/base/runtime_page.h). Values and their text and JSON. Pure. Of workers each phase names the rank
-// that it took longest; of several nodes the parts are put together on the first one. What came from another
-// process or node is checked: numbers that cannot be are left out.
+// (rendezvous/base/runtime_page.h). Values and their text and JSON. Pure. Of workers each phase names the
+// rank that it took longest; of several nodes the parts are put together on the first one. What came from
+// another process or node is checked: numbers that cannot be are left out.
 #pragma once
 
 #include <array>

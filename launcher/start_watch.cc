@@ -102,8 +102,7 @@ void StartWatch::look(std::size_t local_rank) {
 void StartWatch::tell() {
   for (std::size_t i = 0; i < kStages; ++i) {
     if (said_[i]) continue;
-    const auto start =
-        summarize(static_cast<StartStage>(i), started_, place_.base_rank, place_.host, marks_);
+    const auto start = summarize(static_cast<StartStage>(i), started_, place_.base_rank, place_.host, marks_);
     if (!start) continue;
     said_[i] = true;
     told_(*start, false);

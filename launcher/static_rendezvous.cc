@@ -13,7 +13,6 @@
 #include "launcher/agent_link.h"
 #include "launcher/clock_exchange.h"
 #include "launcher/first_node.h"
-#include "launcher/interfaces.h"
 #include "launcher/missing_nodes.h"
 #include "launcher/node_entries.h"
 #include "launcher/node_news.h"
@@ -56,6 +55,9 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     const Instant deadline = SteadyClock::now() + job_.join_timeout;
     if (attempt == 0) {
       if (host()) {
+        auto door = co_await door_of_first_node(io_, job_, log_);
+        if (!door) co_return fail(std::move(door).error());
+        door_ = *std::move(door);
         auto server = net::Server::listen(io_, listen_options(job_.master_port, true), log_);
         if (!server) co_return fail(std::move(server).error());
         server_ = *std::move(server);
@@ -77,7 +79,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     }
     if (auto ok = co_await gather(attempt, deadline); !ok) co_return fail(ok.error());
     if (called_off_) co_await tell_late_nodes(deadline);
-    co_return co_await entries_.read_place(attempt);
+    co_return co_await entries_.read_place(attempt, own_master_addr(job_, door_));
   }
 
   Awaitable<Result<AttemptOutcome>> outcome(int attempt) {
@@ -157,7 +159,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       if (const auto call = word.generation == heard_attempt_ && !abandoned_ ? heard_ : nullptr) call(word);
     };
   }
-  std::string own_address() const { return is_loopback(job_.master_addr) ? job_.master_addr : "127.0.0.1"; }
+  std::string own_address() const { return door_.empty() ? "127.0.0.1" : door_; }
   /// `agents`: they keep connections to it, whose end is told.
   net::ServerOptions listen_options(std::uint16_t port, bool agents) {
     net::ServerOptions out;
@@ -165,8 +167,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
       out.on_close = [weak = weak_from_this()](const std::string& connection) {
         if (const auto self = weak.lock(); self && !self->abandoned_) self->connection_closed(connection);
       };
-    // Every address, as torchrun: the given name may map to another one here than on the other nodes.
-    if (is_loopback(job_.master_addr)) out.host = job_.master_addr;
+    out.host = door_;
     out.port = port;
     return out;
   }
@@ -179,8 +180,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   /// Node 0: an empty store for the workers of another attempt, at the same port, which may be the only one
-  /// that a firewall lets through. The agents stay connected to theirs. A node that comes too late reads here
-  /// that it does.
+  /// that a firewall lets through. The agents stay connected to theirs. A node that is late reads so here.
   Awaitable<Result<void>> open_attempt_store(Instant deadline) {
     for (AgentLink* link : {&farewell_, &reports_})
       if (auto ok = co_await connect_here(*link, deadline); !ok) co_return ok;
@@ -223,8 +223,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     if (host()) {
       result = co_await assign(attempt, deadline);
     } else {
-      // Node 0 started to wait at about the same time, and says who is missing while all others are still
-      // here.
+      // Node 0 began to wait at about the same time, and says who is missing while the others are here.
       result = co_await waiting_.wait(own_ranks, deadline + kVerdictPatience);
     }
     missing_.end();
@@ -328,6 +327,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
   NodeEntries entries_;                          // through command_
   NodeNews news_;                                // likewise
   MissingNodes missing_;
+  std::string door_;        // node 0: see first_node.h
   std::string connection_;  // waiting_'s name, once this node's rank is claimed
   HangHeard heard_;
   int heard_attempt_ = -1;

@@ -15,9 +15,9 @@ namespace {
 
 constexpr std::size_t kLongestCommand = 600;
 
-constexpr std::array<std::string_view, 10> kWithoutAgent = {
-    "exec",           "module",    "no-python",   "role",        "nnodes",
-    "nproc-per-node", "node-rank", "master-addr", "master-port", "virtual-local-rank"};
+constexpr std::array<std::string_view, 11> kWithoutAgent = {
+    "exec",        "module",      "no-python",          "role",    "nnodes", "nproc-per-node", "node-rank",
+    "master-addr", "master-port", "virtual-local-rank", "host-map"};
 
 std::string render(const Options& options, const std::function<bool(std::string_view)>& keep,
                    std::string_view added) {

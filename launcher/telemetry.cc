@@ -131,7 +131,8 @@ void Telemetry::tell_start() {
   timeline_ ? log_.warning(text) : log_.info(text);
   if (events_ == nullptr) return;
   EventLine out = line("agent_timeline");
-  for (const AgentPhase& phase : status_.start) out.add_seconds(std::string(phase.name) + "_seconds", phase.seconds);
+  for (const AgentPhase& phase : status_.start)
+    out.add_seconds(std::string(phase.name) + "_seconds", phase.seconds);
   write(out.take());
 }
 
@@ -139,7 +140,8 @@ void Telemetry::workers_started(const WorkersStart& start, bool of_all) {
   const std::string text = workers_start_text(start, of_all);
   const std::string where = of_all ? std::string("all nodes") : job_.host;
   // The words about all nodes are enough where there are several.
-  const bool shown = timeline_ && (of_all || !status_.assignment || status_.assignment->group_world_size == 1);
+  const bool shown =
+      timeline_ && (of_all || !status_.assignment || status_.assignment->group_world_size == 1);
   shown ? log_.warning(where + ": " + text) : log_.info(where + ": " + text);
   if (!of_all) status_.workers_start.push_back(start);
   if (events_ == nullptr) return;

@@ -37,12 +37,34 @@ void set_socket_options(int fd) {
 }  // namespace
 
 Acceptor::Acceptor(Listener listener) : listener_(std::move(listener)), spare_fd_(open_spare()) {
-  set_socket_options(listener_.fd.get());
+  for (const int fd : fds()) set_socket_options(fd);
+}
+
+std::vector<int> Acceptor::fds() const {
+  std::vector<int> out;
+  if (listener_.fd) out.push_back(listener_.fd.get());
+  for (const UniqueFd& other : listener_.others) out.push_back(other.get());
+  return out;
+}
+
+void Acceptor::close() {
+  listener_.fd.reset();
+  listener_.others.clear();
+}
+
+UniqueFd Acceptor::release() {
+  listener_.others.clear();
+  return std::move(listener_.fd);
 }
 
 void Acceptor::accept_some(const Admit& admit, const Refused& refused) {
+  accept_from(listener_.fd.get(), admit, refused);
+  for (const UniqueFd& other : listener_.others) accept_from(other.get(), admit, refused);
+}
+
+void Acceptor::accept_from(int listener, const Admit& admit, const Refused& refused) {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    UniqueFd fd(::accept4(listener_.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd) {
       admit(std::move(fd));
       continue;
@@ -53,7 +75,7 @@ void Acceptor::accept_some(const Admit& admit, const Refused& refused) {
         continue;
       case EMFILE:
       case ENFILE:
-        if (!turn_away(errno, refused)) return;
+        if (!turn_away(listener, errno, refused)) return;
         continue;
       case EAGAIN:
         return;
@@ -66,10 +88,10 @@ void Acceptor::accept_some(const Admit& admit, const Refused& refused) {
 
 // Without a free descriptor a waiting connection would keep the listener readable and the loop spinning: the
 // spare one is used to take it and close it.
-bool Acceptor::turn_away(int error_number, const Refused& refused) {
+bool Acceptor::turn_away(int listener, int error_number, const Refused& refused) {
   spare_fd_.reset();
   bool turned_away = false;
-  if (const UniqueFd fd(::accept4(listener_.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)); fd) {
+  if (const UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)); fd) {
     turned_away = true;
     refused(fmt::format("closed {}: {}; raise the descriptor limit (ulimit -n)", peer_name(fd.get()),
                         errno_text(error_number)));

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Acceptor: takes connections from a listening socket, sets their options, and survives a lack of
+// Acceptor: takes connections from a listener's sockets, sets their options, and survives a lack of
 // descriptors. Non-blocking; knows no event loop. Owned by the Server; one thread.
 #pragma once
 
 #include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/net/listener.h"
@@ -23,13 +24,16 @@ class Acceptor {
   /// connection that had to be turned away, and of errors.
   void accept_some(const Admit& admit, const Refused& refused);
 
-  void close() { listener_.fd.reset(); }
-  /// Its descriptor, after which it accepts no more.
-  [[nodiscard]] UniqueFd release() { return std::move(listener_.fd); }
+  /// All of its sockets.
+  [[nodiscard]] std::vector<int> fds() const;
+  void close();
+  /// The first socket's descriptor, after which it accepts no more.
+  [[nodiscard]] UniqueFd release();
   [[nodiscard]] const Listener& listener() const { return listener_; }
 
  private:
-  bool turn_away(int error_number, const Refused& refused);
+  void accept_from(int listener, const Admit& admit, const Refused& refused);
+  bool turn_away(int listener, int error_number, const Refused& refused);
 
   Listener listener_;
   UniqueFd spare_fd_;  // given up for a moment when there is no other

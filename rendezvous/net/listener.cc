@@ -8,6 +8,7 @@
 #include <memory>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <optional>
 #include <sys/socket.h>
 #include <utility>
 
@@ -18,6 +19,8 @@
 
 namespace muster::net {
 namespace {
+
+constexpr int kPortTries = 16;
 
 std::string address_text(const sockaddr_storage& address) {
   char host[INET6_ADDRSTRLEN] = "?";
@@ -75,12 +78,25 @@ Error listen_error(const std::string& address, const std::string& numeric, std::
   return error;
 }
 
-Result<Listener> finish(UniqueFd fd) {
+Result<sockaddr_storage> bound_to(int fd) {
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
-  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0)
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0)
     return fail(errno_error("getsockname", errno));
+  return bound;
+}
+
+Result<Listener> finish(UniqueFd fd) {
+  MUSTER_TRY(const sockaddr_storage bound, bound_to(fd.get()));
   return Listener{std::move(fd), port_of(bound), address_text(bound), is_loopback(bound)};
+}
+
+Result<void> add(Listener& to, UniqueFd fd) {
+  MUSTER_TRY(const sockaddr_storage bound, bound_to(fd.get()));
+  to.address += " " + address_text(bound);
+  to.loopback_only = to.loopback_only && is_loopback(bound);
+  to.others.push_back(std::move(fd));
+  return {};
 }
 
 // 0, or the number of the call's error.
@@ -146,7 +162,37 @@ Result<Listener> open_listener(const std::string& host, std::uint16_t port, bool
   return fail(listen_error(fmt::format("{}:{}", host, port), numeric, port, error, name_owner));
 }
 
-Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port) {
+Result<Listener> open_listeners(const std::vector<std::string>& addresses, std::uint16_t port,
+                                bool name_owner) {
+  // A port of the kernel's choice may be somebody's at another of the addresses.
+  for (int tries = 1;; ++tries) {
+    std::optional<Listener> out;
+    Error error{ErrorCode::kInvalidArgument, "no address to listen on"};
+    bool again = false;
+    for (const std::string& address : addresses) {
+      auto one = open_listener(address, out ? out->port : port, name_owner);
+      if (one) {
+        if (out)
+          MUSTER_OK(add(*out, std::move(one->fd)));
+        else
+          out = *std::move(one);
+        continue;
+      }
+      error = one.error();
+      if (error.code != ErrorCode::kExhausted) continue;
+      again = port == 0 && tries < kPortTries;
+      if (!again) return fail(std::move(error));
+      break;
+    }
+    if (again) continue;
+    if (out) return *std::move(out);
+    return fail(std::move(error));
+  }
+}
+
+Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port, const std::vector<int>& others) {
+  std::vector<UniqueFd> owned;
+  for (const int other : others) owned.emplace_back(other);
   int type = 0;
   socklen_t size = sizeof type;
   const int raw = fd.get();
@@ -164,7 +210,9 @@ Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port) {
                             listener.port, port));
   if (::listen(raw, INT32_MAX) != 0) return fail(listen_error(listener.address, {}, listener.port, errno));
   // An unbound socket gets its port from listen().
-  return finish(std::move(listener.fd));
+  MUSTER_TRY(Listener out, finish(std::move(listener.fd)));
+  for (UniqueFd& other : owned) MUSTER_OK(add(out, std::move(other)));
+  return out;
 }
 
 bool peer_is_loopback(int fd) {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A listening TCP socket: dual-stack [::] where the host has IPv6, else 0.0.0.0, or one named address, or one
-// that was inherited. Non-blocking, close-on-exec, backlog of the system's maximum. Thread-safe. Failure:
-// text with the address, the port, the cause and who holds the port, beginning with PyTorch's words.
+// that was inherited; or several, of named addresses, with one port. Non-blocking, close-on-exec, backlog of
+// the system's maximum. Thread-safe. Failure: text with the address, the port, the cause and who holds the
+// port, beginning with PyTorch's words.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <muster/result.h>
 
@@ -16,8 +18,9 @@ namespace muster::net {
 struct Listener {
   UniqueFd fd;
   std::uint16_t port = 0;
-  std::string address;         ///< "[::]:29500"
-  bool loopback_only = false;  ///< it is bound to a loopback address
+  std::string address;                ///< "[::]:29500", or several with blanks between them
+  bool loopback_only = false;         ///< it is bound to a loopback address, and so are the others
+  std::vector<UniqueFd> others = {};  ///< likewise, of further addresses with the same port
 };
 
 /// `host` empty: every address. `port` 0: the kernel chooses. `name_owner`: a busy port's error says who
@@ -26,9 +29,15 @@ struct Listener {
 [[nodiscard]] Result<Listener> open_listener(const std::string& host, std::uint16_t port,
                                              bool name_owner = true);
 
-/// Takes over a bound stream socket, which need not be listening yet. Its port must be `port` unless that is
-/// 0.
-[[nodiscard]] Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port);
+/// One socket for each of `addresses`, at one port. An address that this host has not, or not yet, is left
+/// out as long as there is another.
+[[nodiscard]] Result<Listener> open_listeners(const std::vector<std::string>& addresses, std::uint16_t port,
+                                              bool name_owner = true);
+
+/// Takes over a bound stream socket, which need not be listening yet, and others like it. Its port must be
+/// `port` unless that is 0.
+[[nodiscard]] Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port,
+                                              const std::vector<int>& others = {});
 
 /// "10.0.0.4:1234" or "[::1]:1234" of the other end of a connected socket, an IPv4-mapped address as IPv4.
 [[nodiscard]] std::string peer_name(int fd);

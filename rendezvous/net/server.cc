@@ -50,8 +50,9 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
                [this] { deliver(SteadyClock::now()); }) {}
 
   Result<void> start() {
-    if (!poll(EPOLL_CTL_ADD, acceptor_.listener().fd.get(), EPOLLIN, kListenerTag))
-      return fail(errno_error("epoll_ctl for " + address(), errno));
+    for (const int fd : acceptor_.fds())
+      if (!poll(EPOLL_CTL_ADD, fd, EPOLLIN, kListenerTag))
+        return fail(errno_error("epoll_ctl for " + address(), errno));
     if (options_.state) {
       core_ = std::exchange(options_.state->saved().store, StoreCore());
       core_.record_to(&options_.state->recorder());
@@ -83,10 +84,9 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   }
 
   UniqueFd release_listener() {
-    poll(EPOLL_CTL_DEL, acceptor_.listener().fd.get(), 0, kListenerTag);
+    for (const int fd : acceptor_.fds()) poll(EPOLL_CTL_DEL, fd, 0, kListenerTag);
     return acceptor_.release();
   }
-
   void describe(journal::Recorder& to) const override { core_.describe(to); }
 
   // Answers that waited for the disk go out, all before anything is taken up that waits for it again.
@@ -103,8 +103,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       }
   }
   void go_on() override {
-    const Instant now = SteadyClock::now();
-    for (const std::uint64_t tag : std::exchange(resumed_, {})) take_left_input(tag, now);
+    for (const std::uint64_t tag : std::exchange(resumed_, {})) take_left_input(tag, SteadyClock::now());
   }
 
   [[nodiscard]] const Listener& listener() const { return acceptor_.listener(); }
@@ -361,9 +360,10 @@ Server::~Server() {
 
 Result<std::unique_ptr<Server>> Server::listen(boost::asio::io_context& loop, const ServerOptions& options,
                                                const Log& log) {
-  MUSTER_TRY(Listener listener, options.listen_fd >= 0
-                                    ? adopt_listener(UniqueFd(options.listen_fd), options.port)
-                                    : open_listener(options.host, options.port, options.name_port_owner));
+  MUSTER_TRY(Listener listener,
+             options.listen_fd >= 0
+                 ? adopt_listener(UniqueFd(options.listen_fd), options.port, options.more_listen_fds)
+                 : open_listener(options.host, options.port, options.name_port_owner));
   UniqueFd ready(::epoll_create1(EPOLL_CLOEXEC));
   if (!ready) return fail(errno_error("epoll_create1", errno));
   try {

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <muster/result.h>
 
@@ -33,6 +34,7 @@ struct ServerOptions {
   std::string host;        ///< address or name of this host to listen on; empty: every address, IPv6 and IPv4
   std::uint16_t port = 0;  ///< 0: the kernel chooses; port() tells
   int listen_fd = -1;      ///< >= 0: an inherited, bound socket to listen with instead; the server closes it
+  std::vector<int> more_listen_fds = {};  ///< likewise, besides it: of other addresses, with the same port
   /// False: a busy port's error does not name its owner, see open_listener().
   bool name_port_owner = true;
   SessionLimits limits;

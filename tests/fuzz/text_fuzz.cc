@@ -10,14 +10,16 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/device_choice.h"
 #include "launcher/collective_word.h"
+#include "launcher/device_choice.h"
 #include "launcher/device_trial.h"
 #include "launcher/doctor/findings.h"
+#include "launcher/dry_run_part.h"
 #include "launcher/error_file.h"
 #include "launcher/error_watch.h"
 #include "launcher/hang_part.h"
 #include "launcher/hang_rules.h"
+#include "launcher/host_map.h"
 #include "launcher/job_entry.h"
 #include "launcher/kernel_log.h"
 #include "launcher/memory_kills.h"
@@ -80,6 +82,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   check(is_printable(wire::printable(text)));
   if (control::defect_of_job(text).empty()) check(is_printable(text));
 
+  if (const auto part = launcher::dry_run_part_from_json(text)) {
+    check(is_printable(part->host) && is_printable(part->summary) && is_printable(part->command));
+    (void)launcher::dry_run_text({*part, *part}, 2);
+  }
+  for (const char separator : {',', '\n'})
+    if (const auto map = launcher::HostMap::parse(text, separator, "map"))
+      for (const char* name : {"node7", "10.0.0.1", ""}) check(is_printable(map->find(name)));
+
   launcher::ErrorWatch watch;
   watch.feed(std::string_view(text).substr(0, size / 2));
   watch.feed(std::string_view(text).substr(size / 2));
@@ -125,8 +135,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     (void)launcher::life_in(file);
     const std::array marks{launcher::marks_in(file)};
-    if (const auto start =
-            launcher::summarize(launcher::StartStage::kGroups, Instant{}, 0, "host", marks))
+    if (const auto start = launcher::summarize(launcher::StartStage::kGroups, Instant{}, 0, "host", marks))
       check(launcher::workers_start_from_json(launcher::to_json(*start)).has_value());
   }
   if (const auto start = launcher::workers_start_from_json(text))

@@ -85,8 +85,35 @@ def test_srun_is_refused_outside_of_a_job_and_within_a_step(slurm):
     assert "leave it out: srun muster true" in done.stderr
 
 
-def test_a_dry_run_in_a_step_says_the_ranks(slurm):
+def test_a_dry_run_in_a_step_is_one_plan(slurm):
     done = slurm.muster(["-N2", "--ntasks-per-node=1"], "--dry-run", "--nproc-per-node=2", "true")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^(\d+) +(\S+) +(\d+) ", done.stdout, re.MULTILINE) == [
+        (str(rank), NODES[rank // 2], str(rank % 2)) for rank in range(4)], done.stdout
+    assert re.findall(r"^  RANK=(.*)$", done.stdout, re.MULTILINE) == ["0"]
+    assert re.findall(r"^  rank (\d+):", done.stdout, re.MULTILINE) == ["1", "2", "3"]
+    assert done.stdout.count("nothing was started (--dry-run)") == 1
+
+
+def test_node_names_of_slurm_are_mapped(slurm):
+    show = slurm.script("show.sh", "#!/bin/sh\necho $RANK $MASTER_ADDR\n")
+    for words in ([], ["--rdzv-backend=static", "--master-port=20999"]):
+        done = slurm.muster(["-N2", "--ntasks-per-node=1"], "--host-map=0x7f00000*=127.0.0.*", "--nproc-per-node=1", *words, show)
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == ["0 127.0.0.1", "1 127.0.0.1"], done.stdout
+    done = slurm.muster(["-N2", "-n2"], "--exec", "--host-map=*=*i", show)
+    assert sorted(done.stdout.splitlines()) == [f"{rank} {NODES[0]}i" for rank in range(2)], done.stdout
+
+
+def test_folded_lines_in_a_step_say_their_node(slurm):
+    speak = slurm.script("speak.sh", "#!/bin/sh\necho alike\n")
+    done = slurm.muster(["-N2", "--ntasks-per-node=1"], "--view=fold", "--nproc-per-node=2", speak)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{node} x2]:alike" for node in NODES], done.stdout
+
+
+def test_a_local_dry_run_in_a_step_says_the_ranks(slurm):
+    done = slurm.muster(["-N2", "--ntasks-per-node=1"], "--dry-run=local", "--nproc-per-node=2", "true")
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"^  RANK=(.*)$", done.stdout, re.MULTILINE)) == ["0", "1", "2", "3"]
     assert set(re.findall(r"^  WORLD_SIZE=(.*)$", done.stdout, re.MULTILINE)) == {"4"}

@@ -14,8 +14,7 @@ namespace muster::test {
 
 class TemporaryDirectory {
  public:
-  explicit TemporaryDirectory(
-      const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+  explicit TemporaryDirectory(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
     std::string pattern = (parent / "muster-test-XXXXXX").string();
     REQUIRE(::mkdtemp(pattern.data()) != nullptr);
     path_ = pattern;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// collective_worker FOLDER RANK: reduces, so to speak, and says nothing of it but by the runtime. WORKER_FAULT
-// says what the given rank does in step 5 of 8: "late": it waits for a byte in FOLDER/go.<rank> before its
-// all_reduce; "skip": it leaves one out; "other": it calls a broadcast instead; "none". Who has an error or
-// comes to the end waits for its byte too. WORKER_BACKEND: shm or tcp. WORKER_TELLS=1: with words about
-// progress. WORKER_STEPS: so many short steps before. After a restart nobody does anything wrong.
+// collective_worker FOLDER RANK: reduces, so to speak, and says nothing of it but by the runtime.
+// WORKER_FAULT says what the given rank does in step 5 of 8: "late": it waits for a byte in FOLDER/go.<rank>
+// before its all_reduce; "skip": it leaves one out; "other": it calls a broadcast instead; "none". Who has an
+// error or comes to the end waits for its byte too. WORKER_BACKEND: shm or tcp. WORKER_TELLS=1: with words
+// about progress. WORKER_STEPS: so many short steps before. After a restart nobody does anything wrong.
 #include <array>
 #include <cstdio>
 #include <cstdlib>

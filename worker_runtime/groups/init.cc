@@ -129,8 +129,9 @@ Result<Context> init(const InitOptions& options) {
   // A world of one needs no store, but an NCCL group is made through one.
   const auto store =
       make_prefix_store("group/default", context.store != nullptr ? context.store : make_hash_store());
-  MUSTER_TRY(context.group, make_group(options, placement, *store,
-                                       {.text = std::string(kDefaultGroup), .page = page, .tells_start = true}));
+  MUSTER_TRY(context.group,
+             make_group(options, placement, *store,
+                        {.text = std::string(kDefaultGroup), .page = page, .tells_start = true}));
   mark(page, PageMark::kGroupReady);
   if (page) page->announce();
   return context;
@@ -157,8 +158,8 @@ Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::str
     placement.host = again->host;
   const auto store = make_prefix_store(fmt::format("group/named/{}", name),
                                        context.store != nullptr ? context.store : make_hash_store());
-  auto group = make_group(options, placement, *store,
-                          {.text = std::string(name), .page = RuntimePageMap::open()});
+  auto group =
+      make_group(options, placement, *store, {.text = std::string(name), .page = RuntimePageMap::open()});
   if (!group) return fail(fmt::format("new_group {}", name), std::move(group).error());
   return group;
 }

@@ -253,8 +253,8 @@ class NcclGroup final : public ProcessGroup {
     made->sequence = ++sequence_;
     made->size_bytes = operation == PageOperation::kBarrier ? 0 : count * size_of(dtype);
     made->name = std::string(kPageOperations.at(static_cast<std::size_t>(operation))) + " #" +
-                 std::to_string(sequence_) + " of " + std::to_string(count) +
-                 " " + std::string(to_string(dtype));
+                 std::to_string(sequence_) + " of " + std::to_string(count) + " " +
+                 std::string(to_string(dtype));
     MUSTER_TRY(made->captured, device_->is_capturing(stream_));
     return made;
   }

@@ -44,9 +44,8 @@ std::shared_ptr<RuntimePageMap> RuntimePageMap::open(std::string_view progress_f
   const std::string path = runtime_page_file(progress_file);
   if (!lies_in_memory(path)) return nullptr;
   // O_NONBLOCK: a pipe in its place must not hold up the training.
-  const UniqueFd file(retry_eintr([&] {
-    return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666);
-  }));
+  const UniqueFd file(retry_eintr(
+      [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666); }));
   struct stat info {};
   if (!file || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return nullptr;
   // Reserved, not only long: a store into a page for which a full tmpfs has no room is SIGBUS.

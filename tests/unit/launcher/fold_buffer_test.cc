@@ -111,6 +111,8 @@ TEST_CASE("A flood of different lines is not kept beyond the cap") {
 TEST_CASE("Ranks are named as ranges, in the world's numbers") {
   CHECK(fold_label({0, 1, 2, 3}, 4, 8) == "[x4]");
   CHECK(fold_label({0, 2, 3}, 4, 8) == "[x3 8,10-11]");
+  CHECK(fold_label({0, 1, 2, 3}, 4, 8, "node7") == "[node7 x4]");
+  CHECK(fold_label({0, 2, 3}, 4, 8, "node7") == "[node7 x3 8,10-11]");
 }
 
 }  // namespace muster::launcher

@@ -145,8 +145,9 @@ TEST_CASE("the report shows the last collective of each rank, those it waits in 
   REQUIRE(text.find("\n  rank 1: \"step 7\", all_reduce #1431 of 4 MiB (finished)\n") != std::string::npos);
   REQUIRE(text.find("\n  rank 0: \"step 7\", all_reduce #1432 of 4 MiB (begun, not finished); barrier #2 in "
                     "group \"gpu\" (finished)\n") != std::string::npos);
-  REQUIRE(hang_line(report, report.ranks[1]).find(", all_reduce #1431 of 4 MiB (finished); rank 1 is not yet in "
-                                                  "all_reduce #1432 of 4 MiB") != std::string::npos);
+  REQUIRE(hang_line(report, report.ranks[1])
+              .find(", all_reduce #1431 of 4 MiB (finished); rank 1 is not yet in "
+                    "all_reduce #1432 of 4 MiB") != std::string::npos);
 }
 
 TEST_CASE("collectives travel with a node's part, and what is unknown in them is left out") {
@@ -172,7 +173,8 @@ TEST_CASE("a slot that was written between the first and the last read is left o
     return parse_collectives(reads);
   };
   REQUIRE(parse(page, page, page) ==
-          std::vector{CollectiveWord{"default", "tcp", 2, PageOperation::kAllReduce, PageState::kBegun, 3, 4096}});
+          std::vector{
+              CollectiveWord{"default", "tcp", 2, PageOperation::kAllReduce, PageState::kBegun, 3, 4096}});
   PageSlot later = slot_in_all_reduce();
   later.version = 10;
   const std::string moved = bytes_of(page_with(later));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a start took: sums of moments, without a clock and without a process.
+#include "launcher/start_timeline.h"
+
 #include <limits>
 
-#include "launcher/start_timeline.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -34,10 +35,14 @@ std::optional<WorkersStart> groups_of(const std::vector<std::optional<StartMarks
 }  // namespace
 
 TEST_CASE("the agent's phases add up, and those within another do not count twice") {
-  const std::vector<AgentPhase> phases{{"plan", 0.003},        {"rendezvous", 1.25}, {"connect", 0.002, true},
-                                       {"gather", 1.2, true}, {"spawn", 0.011}};
-  REQUIRE(agent_start_text("host-a", phases) ==
-          "1.26 s to start on host-a: plan 3 ms, rendezvous 1.25 s (connect 2 ms, gather 1.20 s), spawn 11 ms");
+  const std::vector<AgentPhase> phases{{"plan", 0.003},
+                                       {"rendezvous", 1.25},
+                                       {"connect", 0.002, true},
+                                       {"gather", 1.2, true},
+                                       {"spawn", 0.011}};
+  REQUIRE(
+      agent_start_text("host-a", phases) ==
+      "1.26 s to start on host-a: plan 3 ms, rendezvous 1.25 s (connect 2 ms, gather 1.20 s), spawn 11 ms");
 }
 
 TEST_CASE("of each phase the rank is named that it took longest") {
@@ -47,9 +52,10 @@ TEST_CASE("of each phase the rank is named that it took longest") {
   REQUIRE(start->phases.at("load").rank == 9);
   REQUIRE(start->phases.at("gather").rank == 8);
   REQUIRE(start->phases.at("group") == WorkerPhase{0.005, 8, "host-b"});
-  REQUIRE(workers_start_text(*start, false) ==
-          "2 ranks have reached their group after 1.01 s; longest: load 1.00 s (rank 9), store 2 ms (rank 8), "
-          "gather 108 ms (rank 8), group 5 ms (rank 8)");
+  REQUIRE(
+      workers_start_text(*start, false) ==
+      "2 ranks have reached their group after 1.01 s; longest: load 1.00 s (rank 9), store 2 ms (rank 8), "
+      "gather 108 ms (rank 8), group 5 ms (rank 8)");
 }
 
 TEST_CASE("a stage is told once all workers of the node have come so far") {
@@ -64,8 +70,9 @@ TEST_CASE("a program that makes no group has a first step all the same") {
       marks({{PageMark::kFirstStepBegun, 400}, {PageMark::kFirstStepDone, 900}})};
   const auto start = summarize(StartStage::kFirstStep, kStarted, 0, "host-b", one);
   REQUIRE(start);
-  REQUIRE(workers_start_text(*start, true) == "1 rank has done the first step after 900 ms; longest: preparation "
-                                              "400 ms (rank 0 on host-b), first step 500 ms (rank 0 on host-b)");
+  REQUIRE(workers_start_text(*start, true) ==
+          "1 rank has done the first step after 900 ms; longest: preparation "
+          "400 ms (rank 0 on host-b), first step 500 ms (rank 0 on host-b)");
 }
 
 TEST_CASE("marks that cannot be are left out") {
@@ -95,8 +102,9 @@ TEST_CASE("the parts of all nodes become one, with the longer of each phase") {
 }
 
 TEST_CASE("another node's part is not believed where it cannot be") {
-  for (const char* text : {"", "{}", "[]", R"({"version":2})", R"({"version":1,"stage":0,"ranks":1,"seconds":-1,"phases":{}})",
-                           R"({"version":1,"stage":0,"ranks":1,"seconds":1,"phases":{"load":7}})"}) {
+  for (const char* text :
+       {"", "{}", "[]", R"({"version":2})", R"({"version":1,"stage":0,"ranks":1,"seconds":-1,"phases":{}})",
+        R"({"version":1,"stage":0,"ranks":1,"seconds":1,"phases":{"load":7}})"}) {
     INFO(text);
     REQUIRE_FALSE(workers_start_from_json(text));
   }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What groups tell of their collectives is what the launcher reads from the page.
+#include "worker_runtime/observe/collective_record.h"
+
 #include <atomic>
 #include <cstring>
 #include <fcntl.h>
@@ -10,12 +12,11 @@
 #include "launcher/runtime_page_reader.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
-#include "worker_runtime/observe/collective_record.h"
 
 using namespace muster;
-using muster::test::TemporaryDirectory;
 using muster::launcher::CollectiveWord;
 using muster::launcher::read_collectives;
+using muster::test::TemporaryDirectory;
 
 namespace {
 
@@ -73,7 +74,8 @@ TEST_CASE("groups beyond those that the page has room for tell nothing, and long
   Place at;
   std::vector<CollectiveRecord> records;
   for (std::size_t i = 0; i < RuntimePage::kSlots + 2; ++i) {
-    records.emplace_back(at.map, std::string(100, 'x').insert(0, std::to_string(i)), "a longer backend's name", 4);
+    records.emplace_back(at.map, std::string(100, 'x').insert(0, std::to_string(i)),
+                         "a longer backend's name", 4);
     records.back().begin(PageOperation::kBarrier, i, 0);
   }
   const auto words = read_collectives(at.progress);

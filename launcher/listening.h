@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Listening: the addresses at which an agent accepts what other nodes connect to (a coordinator, the workers'
+// store). Every one, unless the user has chosen: --local-addr with an address of this host, or --iface. The
+// choice is pure. Called by the rendezvous' parts; this agent and its workers use the same addresses.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <muster/result.h>
+
+#include "launcher/interfaces.h"
+#include "launcher/job.h"
+#include "rendezvous/net/listener.h"
+#include "rendezvous/net/server.h"
+
+namespace muster::launcher {
+
+/// Those of a port of the kernel's choice, among what this node offers; empty: every one.
+[[nodiscard]] std::vector<std::string> listening_addresses(const ElasticJob& wishes,
+                                                           const std::vector<std::string>& offered,
+                                                           const std::vector<InterfaceAddress>& own);
+
+/// What to say where the choice has no effect: the address is another host's, which translates it.
+[[nodiscard]] std::optional<std::string> unconfined_text(const ElasticJob& wishes,
+                                                         const std::vector<std::string>& listening);
+
+/// Those of a server at `place`, which was named to all nodes: `chosen` as above, or that address alone where
+/// it is one of this host's.
+[[nodiscard]] std::vector<std::string> addresses_at(const std::string& place, std::vector<std::string> chosen,
+                                                    const std::vector<InterfaceAddress>& own);
+
+/// Why the others would look for `place`, a name, where nobody listens: here it is `found`, all of it this
+/// host's own and none of it chosen. Empty: no reason is known.
+[[nodiscard]] std::string defect_of_place(const std::string& place, const std::vector<std::string>& found,
+                                          const std::vector<std::string>& chosen, const ElasticJob& wishes,
+                                          const std::vector<InterfaceAddress>& own);
+
+/// At these addresses; none: at every one.
+[[nodiscard]] Result<net::Listener> listen_at(const std::vector<std::string>& addresses, std::uint16_t port,
+                                              bool name_owner = true);
+
+/// Where this agent itself reaches what listens there.
+[[nodiscard]] std::string own_door(const std::vector<std::string>& addresses);
+
+/// All its sockets become the server's.
+void hand_over(net::Listener from, net::ServerOptions& to);
+
+}  // namespace muster::launcher

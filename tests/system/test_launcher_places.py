@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a job is, seen from outside: the dry run of several nodes, names that are mapped, and the addresses at which its agents listen."""
+import ipaddress
+import re
+import subprocess
+
+import pytest
+
+from elastic_support import PORT, SHOW, STAY, job, write  # noqa: F401 (job is a fixture)
+from netns import ip
+from launcher_support import MUSTER, clean_environment
+
+BACKENDS = ["c10d", "static"]
+
+
+def place(it, backend, address=None, port=PORT):
+    address = address or it.nodes.address(0)
+    if backend == "static":
+        return ["--rdzv-backend=static", "--rdzv-endpoint=", f"--master-addr={address}", f"--master-port={port}"]
+    return [f"--rdzv-endpoint={f'[{address}]' if ':' in address else address}:{port}"]
+
+
+def start(it, backend, node, count, *args, conf="", **how):
+    """As the fixture does, of either backend; static takes no other keys than its timeout."""
+    conf = conf if backend == "static" else ",".join(filter(None, ["cool_down=0", conf]))
+    return it.start(node, count, f"--node-rank={node}", *place(it, backend), f"--rdzv-conf={conf}", *args, **how)
+
+
+def table(text):
+    """(rank, host, local rank) of each line of the plan."""
+    return [m.groups() for m in re.finditer(r"^(\d+) +(host\S+) +(\d+) ", text, re.MULTILINE)]
+
+
+def plain_table(text):
+    """(rank, local rank) of each line of one node's own plan."""
+    return [m.groups() for m in re.finditer(r"^(\d+|\?) +(\d+) +(?:-|\d+) ", text, re.MULTILINE)]
+
+
+def add_second_network(it):
+    """ib0 of node i is 10.79.0.(i+1) and fd79::(i+1)."""
+    for node, name in enumerate(it.nodes.names):
+        ip("-n", name, "link", "add", "ib0", "type", "veth", "peer", "name", f"ib{node}", "netns", it.nodes.hub)
+        ip("-n", it.nodes.hub, "link", "set", f"ib{node}", "master", "br1")
+        ip("-n", it.nodes.hub, "link", "set", f"ib{node}", "up")
+        ip("-n", name, "addr", "add", f"10.79.0.{node + 1}/24", "dev", "ib0")
+        ip("-n", name, "addr", "add", f"fd79::{node + 1}/64", "dev", "ib0", "nodad")
+        ip("-n", name, "link", "set", "ib0", "up")
+
+
+def listeners(it, node):
+    """Addresses at which anything in the node's namespace listens, as /proc/net says."""
+    text = subprocess.run(it.nodes.command(node, "cat", "/proc/net/tcp", "/proc/net/tcp6"), capture_output=True, text=True, check=True).stdout
+    found = set()
+    for fields in (line.split() for line in text.splitlines()):
+        if fields[3] != "0A":
+            continue
+        word = bytes.fromhex(fields[1].partition(":")[0])
+        # Words of 32 bits in this machine's order.
+        found.add(str(ipaddress.ip_address(b"".join(word[i:i + 4][::-1] for i in range(0, len(word), 4)))))
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_dry_run_of_several_nodes_is_one_plan_and_starts_nothing(job, tmp_path, backend):
+    it = job(3)
+    counts = (2, 1, 3)
+    for node in (2, 0, 1):
+        start(it, backend, node, counts[node], "--dry-run", "touch", "touched", OMP_NUM_THREADS=7 if node == 1 else None)
+    assert it.codes(0, 1, 2) == [0, 0, 0], [it.err(node) for node in range(3)]
+    text = it.out(0)
+    assert table(text) == [(str(rank), f"host{node}", str(local)) for rank, (node, local) in enumerate(
+        (node, local) for node, count in enumerate(counts) for local in range(count))], text
+    assert text.startswith("6 workers on 3 nodes\n") and text.endswith("nothing was started (--dry-run)\n")
+    for line in ("  RANK=0", "  WORLD_SIZE=6", f"  MASTER_ADDR={it.nodes.address(0)}", "command: /usr/bin/touch touched"):
+        assert f"\n{line}\n" in text
+    assert re.search(r"^  rank 2: GROUP_RANK=1 LOCAL_WORLD_SIZE=1 .*OMP_NUM_THREADS=7 RANK=2 ", text, re.MULTILINE)
+    assert [it.out(1), it.out(2)] == ["", ""]
+    assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_dry_run_whose_other_nodes_do_not_come_shows_its_own_plan_and_says_why(job, tmp_path, backend):
+    it = job(2)
+    start(it, backend, 0, 2, "--dry-run", "touch", "touched", conf="timeout=1")
+    assert it.codes(0) == [69], it.err(0)
+    assert re.search(r"--dry-run: .*; this is the plan of host0 alone \(--dry-run=local asks for no more\)", it.err(0)), it.err(0)
+    assert re.search(r"1.* of 2 nodes|1/2 nodes", it.err(0))
+    first = "?" if backend == "c10d" else "0"
+    assert [row[0] for row in plain_table(it.out(0))] == [first, "?" if backend == "c10d" else "1"], it.out(0)
+    start(it, backend, 0, 2, "--dry-run=local", "touch", "touched", name="local")
+    assert it.codes("local") == [0]
+    assert plain_table(it.out("local")) == plain_table(it.out(0))
+    assert it.err("local") == ""
+    assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_dry_run_and_a_real_start_are_never_one_job(job, tmp_path, backend):
+    it = job(2)
+    start(it, backend, 0, 1, "--dry-run", "true", conf="timeout=4")
+    start(it, backend, 1, 1, "touch", "touched", conf="timeout=2")
+    codes = it.codes(0, 1)
+    assert codes[0] == 69 and codes[1] in (69, 78), (codes, it.err(1))
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_dry_run_finds_what_would_keep_the_nodes_apart(job):
+    it = job(2)
+    it.start(0, 1, "--dry-run", "true", MUSTER_SECRET="a secret of more than sixteen bytes", conf="join_timeout=4")
+    it.said(0, "this agent runs the coordinator")
+    it.start(1, 1, "--dry-run", "true", MUSTER_SECRET="another secret, as long as that", conf="join_timeout=2")
+    assert it.codes(1)[0] != 0
+    assert re.search(r"--dry-run: .*secret.*; this is the plan of host1 alone", it.err(1)), it.err(1)
+    assert it.codes(0) == [69]
+
+
+@pytest.mark.parametrize("value,code", [("local", 0), ("all", 0), ("remote", 2)])
+def test_the_words_of_a_dry_run(tmp_path, value, code):
+    result = subprocess.run([MUSTER, f"--dry-run={value}", "true"], capture_output=True, text=True, timeout=60, env=clean_environment())
+    assert result.returncode == code, result.stderr
+    for variable, expected in (("1", 0), ("local", 0), ("no", 2)):
+        result = subprocess.run([MUSTER, "true"], capture_output=True, text=True, timeout=60, env=clean_environment(PET_DRY_RUN=variable))
+        assert result.returncode == expected, result.stderr
+        assert expected or result.stdout.endswith("(--dry-run)\n")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_names_that_are_mapped_need_no_name_service(job, tmp_path, backend):
+    it = job(2)
+    script = write(tmp_path, "show.py", SHOW)
+    (tmp_path / "hosts").write_text(f"# the head\nhead = {it.nodes.address(0)}\n")
+    maps = [f"--host-map=head={it.nodes.address(0)}", f"--host-map={tmp_path / 'hosts'}"]
+    for node in range(2):
+        it.start(node, 1, f"--node-rank={node}", *place(it, backend, "head"), *(["--rdzv-conf="] if backend == "static" else []),
+                 maps[node], script)
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+    assert [w["MASTER_ADDR"] for w in it.workers(0, 1)] == [it.nodes.address(0)] * 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_suffix_is_what_is_looked_for(tmp_path, backend):
+    name = "no-such-host-of-any-cluster"
+    where = [f"--rdzv-endpoint={name}:1"] if backend == "c10d" else ["--master-addr=" + name]
+    conf = "join_timeout=1,is_host=0" if backend == "c10d" else "timeout=1"
+    result = subprocess.run([MUSTER, "--nnodes=2", "--node-rank=1", f"--rdzv-backend={backend}", f"--rdzv-conf={conf}", *where,
+                             "--host-map=*=*i.invalid", "true"], capture_output=True, text=True, timeout=120, env=clean_environment())
+    assert result.returncode == 69, result.stderr
+    assert name + "i.invalid" in result.stderr
+
+
+def test_a_wrong_map_is_refused_in_one_line(tmp_path):
+    for text, why in (("a=b,c", "'c': not NAME=HOST"), ("a=*", "'a=*': the host's *"), (str(tmp_path / "none"), "there is no such file")):
+        result = subprocess.run([MUSTER, f"--host-map={text}", "true"], capture_output=True, text=True, timeout=60, env=clean_environment())
+        assert result.returncode == 2 and why in result.stderr and result.stderr.count("\n") == 1, result.stderr
+
+
+@pytest.mark.parametrize("v6", [False, True])
+@pytest.mark.parametrize("wish", ["--iface=ib0", "--local-addr"])
+def test_an_agent_listens_at_the_chosen_interface_only(job, tmp_path, wish, v6):
+    it = job(2)
+    add_second_network(it)
+    script = write(tmp_path, "stay.py", STAY)
+    address = "fd79::1" if v6 else "10.79.0.1"
+
+    def own(node):
+        return wish if "=" in wish else f"{wish}={address[:-1]}{node + 1}"
+
+    it.start(0, 2, "--node-rank=0", *place(it, "c10d", address), own(0), script)
+    it.said(0, "this agent runs the coordinator")
+    # Through another interface nobody gets in, and is told what was tried.
+    it.start(1, 1, "--node-rank=1", *place(it, "c10d", it.nodes.address(0)), own(1), script, conf="join_timeout=1,is_host=0", name="astray")
+    assert it.codes("astray") == [69]
+    assert re.search(rf"connect {re.escape(it.nodes.address(0))}:{PORT}.*: .*refused", it.err("astray")), it.err("astray")
+    it.start(1, 1, "--node-rank=1", *place(it, "c10d", address), own(1), script)
+    it.started("3.0", 0, 1, 2)
+    found = listeners(it, 0)
+    ours = {"10.79.0.1", "fd79::1"} if wish == "--iface=ib0" else {address}
+    assert address in found and {one for one in found if not one.startswith("fe80:")} <= ours | {"127.0.0.1"}, found
+    theirs = {one[:-1] + "2" for one in ours}
+    assert {one for one in listeners(it, 1) if not one.startswith("fe80:")} <= theirs | {"127.0.0.1"}, listeners(it, 1)
+    (tmp_path / "go").touch()
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+
+
+def test_without_a_choice_an_agent_listens_everywhere(job, tmp_path):
+    it = job(2)
+    script = write(tmp_path, "stay.py", STAY)
+    for node in range(2):
+        it.start(node, 1, script)
+    it.started("2.0", 0, 1)
+    assert "::" in listeners(it, 0)
+    (tmp_path / "go").touch()
+    assert it.codes(0, 1) == [0, 0]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_first_node_of_a_static_job_listens_at_its_address_only(job, tmp_path, mapped):
+    it = job(2)
+    add_second_network(it)
+    script = write(tmp_path, "once.py", STAY.replace("while not", "if e['TORCHELASTIC_RESTART_COUNT'] == '0': raise SystemExit(3)\nwhile not"))
+    for node in range(2):
+        it.start(node, 1, f"--node-rank={node}", *place(it, "static", "head" if mapped else "10.79.0.1"), "--rdzv-conf=", "--host-map=head=10.79.0.1",
+                 f"--local-addr=10.79.0.{node + 1}", script, restarts=1)
+    it.started("2.1", 0, 1)
+    assert listeners(it, 0) == {"10.79.0.1"}, listeners(it, 0)
+    assert listeners(it, 1) == set()
+    (tmp_path / "go").touch()
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+
+
+def test_a_name_that_leads_past_the_chosen_interface_is_refused_at_once(job):
+    it = job(1)
+    add_second_network(it)
+    name = f"0x{int(ipaddress.ip_address(it.nodes.address(0))):08x}"  # every resolver takes it for that address
+    it.start(0, 1, *place(it, "c10d", name), "--iface=ib0", "true", nnodes=2, conf="is_host=1")
+    assert it.codes(0) == [2]
+    assert f"{name} is {it.nodes.address(0)} (eth0) on this host, and --iface=ib0 closes that to the other nodes" in it.err(0)
+    it.start(0, 1, *place(it, "static", name), "--rdzv-conf=", "--local-addr=10.79.0.1", "true", nnodes=2, name="static")
+    assert it.codes("static") != [0]
+    assert f"{name} is {it.nodes.address(0)} (eth0) on this host, and --local-addr=10.79.0.1 closes that" in it.err("static")
+
+
+def test_folded_lines_of_several_nodes_say_whose_they_are(job, tmp_path):
+    it = job(2)
+    script = write(tmp_path, "speak.py", """
+import os
+rank = os.environ["RANK"]
+os.write(1, b"alike\\n")
+os.write(1, f"rank {rank} alone\\n".encode())
+""")
+    for node in range(2):
+        it.start(node, 2, f"--node-rank={node}", "--view=fold", script)
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+    for node in range(2):
+        first = 2 * node
+        assert sorted(it.out(node).splitlines()) == sorted(
+            [f"[host{node} x2]:alike", f"[host{node} {first}]:rank {first} alone", f"[host{node} {first + 1}]:rank {first + 1} alone"])
+    it.start(0, 2, "--view=fold", script, nnodes=1, name="one")
+    assert it.codes("one") == [0]
+    assert "[x2]:alike" in it.out("one").splitlines() and "[default1]:rank 1 alone" in it.out("one").splitlines()

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/listening.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "tests/support/catch.h"
+
+using namespace muster;
+using namespace muster::launcher;
+
+namespace {
+
+using Addresses = std::vector<std::string>;
+
+const std::vector<InterfaceAddress> kHost{
+    {"lo", "127.0.0.1"}, {"eth0", "10.0.0.4"}, {"ib0", "10.1.0.4"}, {"ib0", "fd00::4"}, {"ib0", "fe80::4"}};
+
+ElasticJob wishes(const std::string& local_addr, const std::string& interface) {
+  ElasticJob out;
+  out.local_addr = local_addr;
+  out.interface = interface;
+  return out;
+}
+
+Addresses chosen(const ElasticJob& job) {
+  return listening_addresses(job, offered_addresses(kHost, {job.local_addr, job.interface, {}}), kHost);
+}
+
+bool accepts(const std::string& address, std::uint16_t port) {
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(port);
+  REQUIRE(::inet_pton(AF_INET, address.c_str(), &to.sin_addr) == 1);
+  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("a node listens on every address unless an interface or an address was chosen") {
+  REQUIRE(chosen(wishes("", "")).empty());
+  REQUIRE(chosen(wishes("node-a", "")).empty());
+  REQUIRE(chosen(wishes("", "ib0")) == Addresses{"10.1.0.4", "fd00::4", "fe80::4%ib0"});
+  REQUIRE(chosen(wishes("node-a", "eth0")) == Addresses{"10.0.0.4"});
+  REQUIRE(chosen(wishes("10.1.0.4", "")) == Addresses{"10.1.0.4"});
+  REQUIRE(chosen(wishes("fd00:0:0::4", "")) == Addresses{"fd00:0:0::4"});
+}
+
+TEST_CASE("an address of another host is offered, cannot be listened at, and that is said") {
+  REQUIRE(chosen(wishes("192.0.2.1", "")).empty());
+  const auto text = unconfined_text(wishes("192.0.2.1", ""), {});
+  REQUIRE(text);
+  REQUIRE_THAT(*text, Catch::Contains("--local-addr=192.0.2.1 is no address of this host"));
+  REQUIRE_FALSE(unconfined_text(wishes("10.1.0.4", ""), {"10.1.0.4"}));
+  REQUIRE_FALSE(unconfined_text(wishes("node-a", ""), {}));
+}
+
+TEST_CASE("who offers loopback alone listens there alone") {
+  REQUIRE(listening_addresses(wishes("", ""), {"127.0.0.1"}, kHost) == Addresses{"127.0.0.1"});
+}
+
+TEST_CASE("a place that is named by an address is listened at, and nothing beside it") {
+  const Addresses ib = chosen(wishes("", "ib0"));
+  REQUIRE(addresses_at("10.0.0.4", ib, kHost) == Addresses{"10.0.0.4"});
+  REQUIRE(addresses_at("fd00::0004", ib, kHost) == Addresses{"fd00::0004"});
+  REQUIRE(addresses_at("node-a", ib, kHost) == ib);
+  REQUIRE(addresses_at("192.0.2.1", ib, kHost) == ib);
+  REQUIRE(addresses_at("10.0.0.4", {}, kHost).empty());
+  REQUIRE(own_door(ib) == "10.1.0.4");
+  REQUIRE(own_door({}) == "127.0.0.1");
+}
+
+TEST_CASE("a name that leads to an address that was not chosen is refused with what to give instead") {
+  const ElasticJob job = wishes("", "ib0");
+  const Addresses ib = chosen(job);
+  const std::string text = defect_of_place("node-a", {"10.0.0.4"}, ib, job, kHost);
+  REQUIRE_THAT(text, Catch::Contains("node-a is 10.0.0.4 (eth0) on this host, and --iface=ib0 closes that"));
+  REQUIRE_THAT(text, Catch::Contains("--host-map=node-a=10.1.0.4"));
+  REQUIRE(defect_of_place("node-a", {"10.0.0.4", "fd00::4"}, ib, job, kHost).empty());
+  REQUIRE(defect_of_place("node-a", {"127.0.1.1"}, ib, job, kHost).empty());
+  REQUIRE(defect_of_place("node-a", {"192.0.2.1"}, ib, job, kHost).empty());
+  REQUIRE(defect_of_place("node-a", {}, ib, job, kHost).empty());
+  REQUIRE(defect_of_place("node-a", {"10.0.0.4"}, {}, wishes("", ""), kHost).empty());
+}
+
+TEST_CASE("a listener of several addresses has one port, at these addresses only") {
+  auto listener = listen_at({"127.0.0.2", "127.0.0.3"}, 0);
+  REQUIRE_OK(listener);
+  REQUIRE(listener->others.size() == 1);
+  REQUIRE(listener->loopback_only);
+  REQUIRE(accepts("127.0.0.2", listener->port));
+  REQUIRE(accepts("127.0.0.3", listener->port));
+  REQUIRE_FALSE(accepts("127.0.0.1", listener->port));
+  net::ServerOptions options;
+  const std::uint16_t port = listener->port;
+  hand_over(*std::move(listener), options);
+  auto again = net::adopt_listener(UniqueFd(options.listen_fd), port, options.more_listen_fds);
+  REQUIRE_OK(again);
+  REQUIRE(again->address == "127.0.0.2:" + std::to_string(port) + " 127.0.0.3:" + std::to_string(port));
+}
+
+TEST_CASE("an address that this host has not is left out, and a port that is taken is not") {
+  auto listener = listen_at({"192.0.2.1", "127.0.0.2"}, 0);
+  REQUIRE_OK(listener);
+  REQUIRE(listener->others.empty());
+  REQUIRE_FALSE(listen_at({"192.0.2.1"}, 0));
+  const auto busy = listen_at({"127.0.0.4", "127.0.0.2"}, listener->port);
+  REQUIRE_FALSE(busy);
+  REQUIRE(busy.error().code == ErrorCode::kExhausted);
+  REQUIRE_FALSE(accepts("127.0.0.4", listener->port));
+}
