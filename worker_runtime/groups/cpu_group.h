@@ -13,10 +13,10 @@
 #include <muster/process_group.h>
 
 #include "rendezvous/base/clock.h"
+#include "worker_runtime/core/collective_record.h"
 #include "worker_runtime/groups/collective.h"
 #include "worker_runtime/groups/comm_queue.h"
 #include "worker_runtime/groups/group_failure.h"
-#include "worker_runtime/observe/collective_record.h"
 
 namespace muster::groups {
 

@@ -13,12 +13,12 @@
 #include "rendezvous/base/clock.h"
 #include "rendezvous/env_contract.h"
 #include "worker_runtime/core/placement.h"
+#include "worker_runtime/core/runtime_page_map.h"
 #include "worker_runtime/groups/host_id.h"
 #include "worker_runtime/groups/make_cpu_group.h"
 #include "worker_runtime/groups/meeting.h"
 #include "worker_runtime/groups/nccl_group.h"
 #include "worker_runtime/groups/text_exchange.h"
-#include "worker_runtime/observe/runtime_page_map.h"
 
 namespace muster {
 namespace {

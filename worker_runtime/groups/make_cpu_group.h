@@ -10,8 +10,8 @@
 #include <muster/init.h>
 
 #include "rendezvous/base/clock.h"
+#include "worker_runtime/core/runtime_page_map.h"
 #include "worker_runtime/groups/shm_segment.h"
-#include "worker_runtime/observe/runtime_page_map.h"
 
 namespace muster::groups {
 

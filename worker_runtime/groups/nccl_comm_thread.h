@@ -16,10 +16,10 @@
 #include <thread>
 #include <vector>
 
+#include "worker_runtime/core/collective_record.h"
 #include "worker_runtime/groups/nccl_api.h"
 #include "worker_runtime/groups/nccl_device.h"
 #include "worker_runtime/groups/nccl_lifecycle.h"
-#include "worker_runtime/observe/collective_record.h"
 
 namespace muster::nccl {
 

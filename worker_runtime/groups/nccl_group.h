@@ -17,8 +17,8 @@
 #include <muster/process_group.h>
 #include <muster/store.h>
 
+#include "worker_runtime/core/runtime_page_map.h"
 #include "worker_runtime/groups/nccl_device.h"
-#include "worker_runtime/observe/runtime_page_map.h"
 
 namespace muster {
 

@@ -18,7 +18,7 @@
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/env_contract.h"
-#include "worker_runtime/observe/runtime_page_map.h"
+#include "worker_runtime/core/runtime_page_map.h"
 
 namespace muster {
 namespace {

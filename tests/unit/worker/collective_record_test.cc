@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What groups tell of their collectives is what the launcher reads from the page.
-#include "worker_runtime/observe/collective_record.h"
+#include "worker_runtime/core/collective_record.h"
 
 #include <atomic>
 #include <cstring>

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "rendezvous/base/runtime_page.h"
-#include "worker_runtime/observe/runtime_page_map.h"
+#include "worker_runtime/core/runtime_page_map.h"
 
 namespace muster {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/observe/collective_record.h"
+#include "worker_runtime/core/collective_record.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/observe/runtime_page_map.h"
+#include "worker_runtime/core/runtime_page_map.h"
 
 #include <atomic>
 #include <chrono>
