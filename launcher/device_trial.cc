@@ -59,8 +59,8 @@ double median(const std::vector<double>& ascending) {
 
 /// "640", "61.2", "0.043": three digits, more where they are before the point.
 std::string digits(double value) {
-  const int before = value < 1 ? 0 : static_cast<int>(std::log10(value)) + 1;
-  return fmt::format("{:.{}f}", value, std::clamp(3 - before, 0, 3));
+  const int after = value < 1 ? 3 : value < 10 ? 2 : value < 100 ? 1 : 0;
+  return fmt::format("{:.{}f}", value, after);
 }
 
 void judge_speed(std::span<const DeviceTrial> trials, const Kind& kind, std::vector<Finding>& out) {

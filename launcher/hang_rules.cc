@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/hang_rules.h"
 
-#include <charconv>
-#include <cmath>
 #include <optional>
 
 #include <fmt/format.h>
+
+#include "launcher/seconds_text.h"
 
 namespace muster::launcher {
 namespace {
@@ -13,13 +13,8 @@ namespace {
 constexpr double kLeastSeconds = 0.1;
 constexpr double kMostSeconds = 30 * 86'400;
 
-std::optional<Millis> parse_seconds(std::string_view text) {
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error != std::errc{} || end != text.data() + text.size() ||
-      !(seconds >= kLeastSeconds && seconds <= kMostSeconds))
-    return std::nullopt;
-  return Millis(std::llround(seconds * 1000));
+std::optional<Millis> parse_limit(std::string_view text) {
+  return parse_seconds(text, kLeastSeconds, kMostSeconds);
 }
 
 tl::unexpected<Error> usage(std::string message) {
@@ -57,8 +52,8 @@ Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on
     out.watch = Watch::kOff;
   } else if (timeout != "auto") {
     const auto colon = timeout.find(':');
-    const auto limit = parse_seconds(timeout.substr(0, colon));
-    const auto start = colon == std::string_view::npos ? limit : parse_seconds(timeout.substr(colon + 1));
+    const auto limit = parse_limit(timeout.substr(0, colon));
+    const auto start = colon == std::string_view::npos ? limit : parse_limit(timeout.substr(colon + 1));
     if (!limit || !start)
       return usage(fmt::format(
           "--hang-timeout={}: not auto, off, SECONDS or SECONDS:START, as in 60 or 60:900, from {} up",

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <signal.h>
 
 #include <fmt/format.h>
@@ -15,6 +14,7 @@
 #include "launcher/nproc.h"
 #include "launcher/program.h"
 #include "launcher/rendezvous_plan.h"
+#include "launcher/seconds_text.h"
 #include "launcher/slurm_allocation.h"
 #include "launcher/slurm_grace.h"
 #include "launcher/step_options.h"
@@ -187,7 +187,7 @@ Result<Millis> plan_grace(const Options& options, const Environment& environment
                parse_integer("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", *text, 0, 1'000'000));
     seconds = static_cast<double>(whole);
   }
-  return Millis(std::llround(seconds * 1000));
+  return to_millis(seconds);
 }
 
 /// Nothing outside of a step.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/missing_nodes.h"
 
-#include <chrono>
 #include <utility>  // before Asio, for g++ 12
 
 #include <boost/asio/as_tuple.hpp>
@@ -9,16 +8,9 @@
 #include <fmt/format.h>
 
 #include "launcher/first_node.h"
+#include "launcher/seconds_text.h"
 
 namespace muster::launcher {
-namespace {
-
-template <class Duration>
-std::int64_t seconds(Duration duration) {
-  return std::chrono::duration_cast<std::chrono::seconds>(duration).count();
-}
-
-}  // namespace
 
 Awaitable<Result<void>> MissingNodes::keep_reporting(int attempt) {
   const Instant begin = SteadyClock::now();
@@ -32,7 +24,7 @@ Awaitable<Result<void>> MissingNodes::keep_reporting(int attempt) {
     log_.warning(fmt::format(
         "rendezvous: {} of {} nodes are here, waiting for node {}; {} s so far, giving up after {} s",
         job_.nodes - static_cast<int>(missing.size()), job_.nodes, entries_.describe(missing),
-        seconds(SteadyClock::now() - begin), seconds(job_.join_timeout)));
+        whole_seconds(SteadyClock::now() - begin), whole_seconds(job_.join_timeout)));
   }
   co_return Result<void>{};
 }
@@ -47,7 +39,7 @@ Awaitable<std::string> MissingNodes::verdict(int attempt) {
   co_return fmt::format(
       "rendezvous: after {} s {} of {} nodes are here; missing: node {}. Were they started with the same "
       "--nnodes, --master-addr and --master-port?",
-      seconds(job_.join_timeout), job_.nodes - static_cast<int>(missing.size()), job_.nodes,
+      whole_seconds(job_.join_timeout), job_.nodes - static_cast<int>(missing.size()), job_.nodes,
       entries_.describe(missing));
 }
 

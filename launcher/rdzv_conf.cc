@@ -3,11 +3,10 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
-#include <cmath>
 
 #include <fmt/format.h>
 
+#include "launcher/seconds_text.h"
 #include "launcher/spelling.h"
 #include "rendezvous/base/env.h"
 
@@ -27,12 +26,8 @@ tl::unexpected<Error> wrong(const std::string& key, const std::string& value, st
 /// torchrun knows whole seconds; fractions do no harm.
 Result<Millis> parse_seconds(const std::string& key, const std::string& value, double smallest) {
   constexpr double kMost = 1e7;
-  double seconds = 0;
-  const char* end = value.data() + value.size();
-  const auto [at, error] = std::from_chars(value.data(), end, seconds);
-  if (error != std::errc() || at != end || !(seconds >= smallest && seconds <= kMost))
-    return wrong(key, value, fmt::format("seconds from {} to {:.0f} are right", smallest, kMost));
-  return Millis(std::llround(seconds * 1000));
+  if (const auto out = launcher::parse_seconds(value, smallest, kMost)) return *out;
+  return wrong(key, value, fmt::format("seconds from {} to {:.0f} are right", smallest, kMost));
 }
 
 Result<bool> parse_bool(const std::string& key, const std::string& value) {

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
-#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -12,6 +10,7 @@
 
 #include "launcher/interfaces.h"
 #include "launcher/rdzv_conf.h"
+#include "launcher/seconds_text.h"
 #include "rendezvous/env_contract.h"
 
 namespace muster::launcher {
@@ -156,14 +155,10 @@ Result<void> plan_growth(std::string_view text, membership::Settings& rules, std
         fmt::format("--join-at={}: not now, safe-point or safe-point:SECONDS (at most {:.0f})", text, kMost));
   };
   if (!text.starts_with(kSafePoint)) return wrong();
-  if (std::string_view rest = text.substr(kSafePoint.size()); !rest.empty()) {
-    double seconds = 0;
-    rest.remove_prefix(1);
-    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), seconds);
-    if (text[kSafePoint.size()] != ':' || error != std::errc{} || end != rest.data() + rest.size() ||
-        !(seconds >= 0.001 && seconds <= kMost))
-      return wrong();
-    rules.safe_point_patience = Millis(std::llround(seconds * 1000));
+  if (const std::string_view rest = text.substr(kSafePoint.size()); !rest.empty()) {
+    const auto patience = parse_seconds(rest.substr(1), 0.001, kMost);
+    if (rest[0] != ':' || !patience) return wrong();
+    rules.safe_point_patience = *patience;
   }
   if (rules.min_nodes == rules.max_nodes)
     return usage(fmt::format("--join-at={}: nobody joins a job of --nnodes={}; give MIN:MAX", text, nnodes));

@@ -2,26 +2,21 @@
 #include "launcher/restart_policy.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <optional>
 #include <string>
 
 #include <fmt/format.h>
 
 #include "launcher/exit_status.h"
+#include "launcher/seconds_text.h"
 
 namespace muster::launcher {
 namespace {
 
 constexpr double kMaxSeconds = 86'400;
 
-std::optional<Millis> parse_seconds(std::string_view text) {
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error != std::errc{} || end != text.data() + text.size() || !(seconds >= 0 && seconds <= kMaxSeconds))
-    return std::nullopt;
-  return Millis(std::llround(seconds * 1000));
+std::optional<Millis> parse_pause(std::string_view text) {
+  return parse_seconds(text, 0, kMaxSeconds);
 }
 
 /// "crash, SIGBUS, exit code 135": all that a rule could go by.
@@ -37,8 +32,8 @@ std::string what(const FailureFacts& failure) {
 Result<RestartPause> RestartPause::parse(std::string_view text) {
   const auto colon = text.find(':');
   RestartPause out;
-  const auto first = colon == std::string_view::npos ? Millis(0) : parse_seconds(text.substr(0, colon));
-  const auto most = parse_seconds(colon == std::string_view::npos ? text : text.substr(colon + 1));
+  const auto first = colon == std::string_view::npos ? Millis(0) : parse_pause(text.substr(0, colon));
+  const auto most = parse_pause(colon == std::string_view::npos ? text : text.substr(colon + 1));
   if (!first || !most || *most < *first)
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("--restart-backoff={}: not MIN:MAX in seconds, as in 1:60, with MIN at most MAX "

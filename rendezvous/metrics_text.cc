@@ -69,7 +69,9 @@ void put_escaped(std::string& out, std::string_view text) {
 }  // namespace
 
 double DurationHistogram::bound(std::size_t bucket) {
-  return kFirstBound * std::pow(kGrowth, static_cast<double>(bucket));
+  double out = kFirstBound;
+  for (std::size_t i = 0; i < bucket; ++i) out *= kGrowth;
+  return out;
 }
 
 void DurationHistogram::add(double seconds) {

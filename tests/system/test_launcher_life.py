@@ -284,8 +284,9 @@ def test_ctrl_c_on_a_terminal_reaches_the_workers_through_the_launcher(muster):
     script = muster.script("tty.py", """
 import os, signal, sys
 print("isatty", os.isatty(1), os.isatty(2), flush=True)
-print("colour", file=sys.stderr, flush=True)
-try: signal.pause()
+try:
+    print("colour", file=sys.stderr, flush=True)
+    signal.pause()
 except KeyboardInterrupt:
     print("worker interrupted", flush=True)
     sys.exit(0)

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Seconds as options and texts have them. Pure; the parser is fuzzed with the options that use it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "rendezvous/base/clock.h"
+
+namespace muster::launcher {
+
+/// The nearest. Not std::llround: libm would be one more file that every agent loads, 0.3 MB and 10 system
+/// calls of its start.
+[[nodiscard]] inline Millis to_millis(double seconds) {
+  return std::chrono::round<Millis>(std::chrono::duration<double>(seconds));
+}
+
+/// "30", "0.5"; nothing: it is no number, or not from `least` to `most`.
+[[nodiscard]] std::optional<Millis> parse_seconds(std::string_view text, double least, double most);
+
+/// For a text that needs no more: 12.
+template <class Duration>
+[[nodiscard]] std::int64_t whole_seconds(Duration duration) {
+  return std::chrono::duration_cast<std::chrono::seconds>(duration).count();
+}
+
+}  // namespace muster::launcher
