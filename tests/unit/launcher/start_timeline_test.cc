@@ -84,6 +84,8 @@ TEST_CASE("marks that cannot be are left out") {
   StartMarks wild{};
   wild.fill(std::numeric_limits<std::int64_t>::max());
   REQUIRE(groups_of({wild})->phases.empty());
+  wild.fill(std::numeric_limits<std::int64_t>::min());
+  REQUIRE(groups_of({wild})->phases.empty());
   REQUIRE(marks_in("") == std::nullopt);
   REQUIRE(marks_in(std::string(sizeof(RuntimePage), 'x')) == std::nullopt);
 }
