@@ -96,7 +96,7 @@ std::optional<WorkersStart> summarize(StartStage stage, Instant started, int bas
     std::int64_t before = begin;
     for (const PhaseRow& row : kWorkerPhases) {
       const std::int64_t end = at(*marks[i], row.end);
-      if (end == 0) continue;
+      if (end == 0 || !is_sound(seconds_between(begin, end))) continue;
       const double seconds = seconds_between(before, end);
       before = end;
       if (row.stage == stage && is_sound(seconds))
