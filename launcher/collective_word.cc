@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -76,8 +77,11 @@ std::vector<CollectiveWord> parse_collectives(std::span<const std::string, 3> re
         slot_of(reads[2], i).version != version)
       continue;
     if (!is_group(slot)) continue;
+    std::string group = text_in(slot.name);
+    if (std::any_of(out.begin(), out.end(), [&](const auto& other) { return other.group == group; }))
+      continue;
     CollectiveWord& word = out.emplace_back();
-    word.group = text_in(slot.name);
+    word.group = std::move(group);
     word.backend = text_in(slot.backend);
     word.world_size = static_cast<int>(slot.world_size);
     word.operation = slot.operation;
@@ -97,7 +101,6 @@ std::optional<CollectiveLife> life_in(std::string_view bytes) {
     if (!is_group(slot) || slot.operation == PageOperation::kNone) continue;
     // The version rises by two with each that begins, the state by one as it ends.
     out.moves += slot.version + static_cast<std::uint64_t>(slot.state);
-    out.collectives += slot.version / 2;
     out.waits = out.waits || slot.state == PageState::kBegun;
   }
   if (out.moves == 0) return std::nullopt;

@@ -34,14 +34,14 @@ inline constexpr std::size_t kMostCollectives = RuntimePage::kSlots;
 
 /// `reads`: the file's bytes as they were read one after another, three times. A slot counts that is the same
 /// version in all of them: nothing was written between the first and the last, so that the one in the middle
-/// is whole. In the order of the slots.
+/// is whole. In the order of the slots; of two of one name, as of a worker and a process it started, the
+/// first.
 [[nodiscard]] std::vector<CollectiveWord> parse_collectives(std::span<const std::string, 3> reads);
 
 /// Rises with whatever a group does, and says whether one is in a collective now. Nothing: it is no page, or
 /// no group of it had a collective.
 struct CollectiveLife {
   std::uint64_t moves = 0;
-  std::uint64_t collectives = 0;
   bool waits = false;
 
   friend bool operator==(const CollectiveLife&, const CollectiveLife&) = default;

@@ -155,7 +155,7 @@ net::ControlEvents ElasticRendezvous::client_events() {
   };
   out.linked = [this](bool there) {
     linked_ = there;
-    if (there) times_.connected = SteadyClock::now();
+    if (there && !times_.gathered) times_.connected = SteadyClock::now();
     // Who asked is not answered any more.
     if (const auto passed = there ? nullptr : std::exchange(safe_point_passed_, {})) passed();
     if (proxy_) proxy_->linked(there);

@@ -90,13 +90,15 @@ LifeSigns::Seen LifeSigns::look_at(int local_rank) const {
                                ? std::nullopt
                                : read_collective_life(directory_.progress_file(local_rank));
   if (collectives) {
-    out.sign.seen = collectives->moves;
+    out.sign.seen += collectives->moves;
     out.sign.tells = collectives->waits;
     if (collectives->waits) out.source = "collectives";
   }
-  if (!out.sign.tells && job_.hang.watch == HangRules::Watch::kFixed) {
-    out.source =
-        router_.sees_stdout(local_rank) ? "output" : "stderr alone: with --view=all stdout goes past muster";
+  const bool told = out.sign.tells && !(collectives && collectives->waits);
+  if (!told && job_.hang.watch == HangRules::Watch::kFixed) {
+    if (!out.sign.tells)
+      out.source = router_.sees_stdout(local_rank) ? "output"
+                                                   : "stderr alone: with --view=all stdout goes past muster";
     out.sign.seen += router_.output_so_far(local_rank);
   }
   const bool judged = out.sign.tells || job_.hang.watch == HangRules::Watch::kFixed;

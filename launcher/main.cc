@@ -356,7 +356,7 @@ int main(int argc, char** argv) {
     });
     Telemetry telemetry(*job, log, events);
     const Instant now = SteadyClock::now();
-    telemetry.tell_timeline(options->timeline);
+    if (options->timeline) telemetry.tell_timeline([&err](std::string_view line) { err.write(line); });
     telemetry.phase("plan", seconds_between(begun, planned));
     telemetry.phase("preflight", seconds_between(planned, checked));
     telemetry.phase("prepare", seconds_between(checked, now));

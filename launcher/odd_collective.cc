@@ -78,6 +78,17 @@ Odd different(const Members& members) {
                                      title_of(*most->second.front().word))};
 }
 
+/// Replays of a captured graph are counted apart: their numbers and the others' say nothing of each other.
+bool can_be_compared(const Members& members) {
+  const auto captured = std::count_if(members.begin(), members.end(), [](const Member& member) {
+    return member.word->operation == PageOperation::kCaptured;
+  });
+  const auto begun = std::count_if(members.begin(), members.end(), [](const Member& member) {
+    return member.word->operation != PageOperation::kNone;
+  });
+  return captured == 0 || captured == begun;
+}
+
 }  // namespace
 
 Odd odd_collective(std::span<const RankEvidence* const> ranks) {
@@ -88,7 +99,7 @@ Odd odd_collective(std::span<const RankEvidence* const> ranks) {
   Odd out;
   for (const auto& group : groups) {
     const Members& members = group.second;
-    if (members.size() < 2) continue;
+    if (members.size() < 2 || !can_be_compared(members)) continue;
     const bool same = std::all_of(members.begin(), members.end(), [&](const Member& member) {
       return place_of(member) == place_of(members.front());
     });

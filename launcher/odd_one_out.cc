@@ -136,9 +136,16 @@ Odd odd_one_out(std::span<const RankEvidence> ranks) {
     if (rank->silent) silent.push_back(rank);
     if (rank->silent || rank->judged) judged.push_back(rank);
   }
-  if (!silent.empty() && silent.size() * 2 < judged.size())
+  Odd by_number = odd_collective(all);
+  // Who is silent in a collective waits for those that have not come to it.
+  const bool only_wait =
+      !by_number.ranks.empty() && std::all_of(silent.begin(), silent.end(), [](const RankEvidence* rank) {
+        return std::any_of(rank->collectives.begin(), rank->collectives.end(),
+                           [](const CollectiveWord& word) { return word.state == PageState::kBegun; });
+      });
+  if (!silent.empty() && !only_wait && silent.size() * 2 < judged.size())
     return {ranks_of(silent), "silent, while the others go on"};
-  if (Odd odd = odd_collective(all); !odd.ranks.empty()) return odd;
+  if (!by_number.ranks.empty()) return by_number;
   if (const auto odd = by_position(all)) return *odd;
 
   const auto phase = [](const RankEvidence& rank) { return known(std::string(phase_in(rank.word))); };

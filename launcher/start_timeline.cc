@@ -21,6 +21,7 @@ constexpr int kVersion = 1;
 constexpr std::size_t kMostBytes = 16 * 1024;
 constexpr std::size_t kMostHost = 255;
 constexpr double kMostSeconds = 1e7;
+constexpr int kMostRanks = 1 << 14;  // of a node
 
 std::string seconds_text(double seconds) {
   if (seconds < 0.00001) return "0 ms";
@@ -29,6 +30,11 @@ std::string seconds_text(double seconds) {
 
 std::int64_t nanoseconds(Instant instant) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(instant.time_since_epoch()).count();
+}
+
+/// Of numbers whose difference may be none.
+double seconds_between(std::int64_t begin_ns, std::int64_t end_ns) {
+  return (static_cast<double>(end_ns) - static_cast<double>(begin_ns)) * 1e-9;
 }
 
 std::int64_t at(const StartMarks& marks, PageMark mark) {
@@ -90,13 +96,13 @@ std::optional<WorkersStart> summarize(StartStage stage, Instant started, int bas
     std::int64_t before = begin;
     for (const PhaseRow& row : kWorkerPhases) {
       const std::int64_t end = at(*marks[i], row.end);
-      if (end == 0) continue;
-      const double seconds = static_cast<double>(end - before) * 1e-9;
+      if (end == 0 || !is_sound(seconds_between(begin, end))) continue;
+      const double seconds = seconds_between(before, end);
       before = end;
       if (row.stage == stage && is_sound(seconds))
         out.add(row.name, {seconds, base_rank + static_cast<int>(i), host});
     }
-    const double all = static_cast<double>(at(*marks[i], last_of(stage)) - begin) * 1e-9;
+    const double all = seconds_between(begin, at(*marks[i], last_of(stage)));
     if (is_sound(all)) out.seconds = std::max(out.seconds, all);
   }
   return out;
@@ -142,7 +148,7 @@ Result<WorkersStart> workers_start_from_json(std::string_view text) {
       return refused(fmt::format("version {}", version));
     WorkersStart out;
     out.stage = json.at("stage").get<int>() == 0 ? StartStage::kGroups : StartStage::kFirstStep;
-    out.ranks = std::max(json.at("ranks").get<int>(), 0);
+    out.ranks = std::clamp(json.at("ranks").get<int>(), 0, kMostRanks);
     out.seconds = json.at("seconds");
     if (!is_sound(out.seconds)) return refused("a time that cannot be");
     const Json& phases = json.at("phases");

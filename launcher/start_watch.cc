@@ -12,7 +12,6 @@
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
-
 namespace {
 
 constexpr int kOfNoHang = -1;
@@ -45,6 +44,7 @@ StartWatch::~StartWatch() {
 void StartWatch::begin(const std::vector<std::string>& progress_files) {
   started_ = SteadyClock::now();
   files_ = progress_files;
+  if (files_.empty()) return;
   marks_.assign(files_.size(), std::nullopt);
   UniqueFd fd(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
   int failed = fd ? 0 : errno;
@@ -86,6 +86,8 @@ void StartWatch::drain() {
       // The name is padded with zeros.
       const char* const name = buffer.data() + at + sizeof event;
       at += sizeof event + event.len;
+      if ((event.mask & IN_Q_OVERFLOW) != 0)  // who was touched meanwhile is not known
+        for (std::size_t rank = 0; rank < files_.size(); ++rank) look(rank);
       if (event.len == 0) continue;
       const auto found = names_.find({event.wd, std::string(name, ::strnlen(name, event.len))});
       if (found != names_.end()) look(found->second);

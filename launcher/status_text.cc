@@ -62,10 +62,13 @@ void put_counts(MetricsText& out, const AgentStatus& status) {
              "From the beginning of a gathering until all nodes were there.");
   out.summary(status.rendezvous);
   if (!status.start.empty()) {
-    out.family(
-        "muster_start_phase_seconds", MetricType::kGauge,
-        "How long each phase of this node's last start took; of workers that tell, the longest of them.");
+    out.family("muster_start_phase_seconds", MetricType::kGauge,
+               "How long each phase of this node's last start took.");
     for (const AgentPhase& phase : status.start) out.sample(phase.seconds, {{"phase", phase.name}});
+  }
+  if (!status.workers_start.empty()) {
+    out.family("muster_workers_start_phase_seconds", MetricType::kGauge,
+               "How long each phase of its workers' last start took the slowest of them.");
     for (const WorkersStart& start : status.workers_start)
       for (const auto& [name, phase] : start.phases) out.sample(phase.seconds, {{"phase", name}});
   }

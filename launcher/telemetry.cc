@@ -126,9 +126,15 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
   tell_start();
 }
 
+void Telemetry::say_of_start(const std::string& text, bool shown) const {
+  if (timeline_ != nullptr && shown)
+    timeline_("muster: " + text + '\n');
+  else
+    log_.info(text);
+}
+
 void Telemetry::tell_start() {
-  const std::string text = agent_start_text(job_.host, status_.start);
-  timeline_ ? log_.warning(text) : log_.info(text);
+  say_of_start(agent_start_text(job_.host, status_.start), true);
   if (events_ == nullptr) return;
   EventLine out = line("agent_timeline");
   for (const AgentPhase& phase : status_.start)
@@ -140,9 +146,8 @@ void Telemetry::workers_started(const WorkersStart& start, bool of_all) {
   const std::string text = workers_start_text(start, of_all);
   const std::string where = of_all ? std::string("all nodes") : job_.host;
   // The words about all nodes are enough where there are several.
-  const bool shown =
-      timeline_ && (of_all || !status_.assignment || status_.assignment->group_world_size == 1);
-  shown ? log_.warning(where + ": " + text) : log_.info(where + ": " + text);
+  const bool shown = of_all || !status_.assignment || status_.assignment->group_world_size == 1;
+  say_of_start(where + ": " + text, shown);
   if (!of_all) status_.workers_start.push_back(start);
   if (events_ == nullptr) return;
   EventLine out = line("workers_timeline");

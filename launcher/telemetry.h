@@ -4,9 +4,11 @@
 // Costs nothing worth measuring where nobody listens: a few assignments. Nothing here fails.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <muster/result.h>
 
@@ -29,10 +31,10 @@ class Telemetry {
   void started(std::string_view version);
   /// `reason`: why the node is unfit; empty: it is fit.
   void preflight(std::string_view level, std::string_view reason);
-  /// --timeline: what a start took is said, not only written.
-  void tell_timeline(bool asked) { timeline_ = asked; }
+  /// --timeline: what a start took is said too, whatever the log's level is. `line`: with its newline.
+  void tell_timeline(std::function<void(std::string_view line)> say) { timeline_ = std::move(say); }
   /// Somebody wants to know how far the workers come.
-  [[nodiscard]] bool wants_start() const { return timeline_ || events_ != nullptr; }
+  [[nodiscard]] bool wants_start() const { return timeline_ != nullptr || events_ != nullptr; }
   /// Of what came before the agent, for the timeline of the start.
   void phase(std::string_view name, double seconds) { status_.start.push_back({name, seconds}); }
   /// A rendezvous begins.
@@ -60,6 +62,7 @@ class Telemetry {
   [[nodiscard]] EventLine line(std::string_view event) const;
   void write(std::string_view lines);
   void tell_start();
+  void say_of_start(const std::string& text, bool shown) const;
   [[nodiscard]] WorkerStatus& worker(int local_rank) {
     return status_.workers[static_cast<std::size_t>(local_rank)];
   }
@@ -71,7 +74,7 @@ class Telemetry {
   AgentStatus status_;
   Instant gathering_since_{};
   Instant starting_since_{};
-  bool timeline_ = false;
+  std::function<void(std::string_view)> timeline_;
   std::optional<Instant> ending_since_;  // of the attempt before the one that is made ready
 };
 

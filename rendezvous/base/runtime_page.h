@@ -2,9 +2,9 @@
 // RuntimePage: the 4 KiB in which the runtime of a worker tells, without a word of the program, which
 // collective each of its groups began last and when the worker had come how far in its start. The file is
 // beside the one that MUSTER_PROGRESS_FILE names. The worker maps it and stores into it without a system call
-// (worker_runtime/observe/runtime_page_map.h); the agent reads it when a worker hangs
-// (launcher/collective_word.h) and when it tells of the start (launcher/start_marks.h). Plain memory of one
-// machine: no byte order. The fields of a slot are stored under a version that is odd meanwhile.
+// (worker_runtime/core/runtime_page_map.h); the agent reads it when a worker hangs
+// (launcher/collective_word.h) and when it tells of the start (launcher/start_timeline.h). Plain memory of
+// one machine: no byte order. The fields of a slot are stored under a version that is odd meanwhile.
 #pragma once
 
 #include <array>
@@ -41,8 +41,8 @@ struct PageSlot {
   PageState state;  // stored alone when the collective ends
   std::int32_t root;
   std::uint32_t world_size;
-  std::uint32_t owner;  // process; 0: the slot is free
-  std::uint32_t reserved;
+  std::uint32_t owner;           // process; 0: the slot is free
+  std::uint32_t program;         // of that process, which may have executed others before
   std::array<char, 16> backend;  // "shm"; padded with zeros, as the name is
   std::array<char, 64> name;
 };
@@ -57,7 +57,7 @@ enum class PageMark : std::uint32_t {
   kNcclIdKnown = 4,     // rank 0 has made it and the store has brought it
   kGroupReady = 5,      // the default group can be used
   kFirstStepBegun = 6,
-  kFirstStepDone = 7,  // the next step begins, or something else does
+  kFirstStepDone = 7,  // the second one begins
 };
 
 struct RuntimePage {

@@ -56,10 +56,11 @@ def test_a_rank_that_left_out_a_collective_is_named_at_the_end_where_it_is_misse
 def test_a_rank_that_called_another_collective_is_named_with_both(muster, err, backend):
     process = start(muster, err, "other", "--on-hang=stop", backend=backend)
     assert process.wait(90) == 124
-    report = read_report(muster.tmp_path / "logs")
-    assert report["odd_ranks"] == [1]
-    assert report["why"] == "in broadcast #4 of 4 KiB, where the others called all_reduce #4 of 4 KiB"
+    why = "in broadcast #4 of 4 KiB, where the others called all_reduce #4 of 4 KiB"
+    root = read_report(muster.tmp_path / "logs")["root_cause"]
+    assert (root["rank"], root["cause"]) == (1, "hang") and why in root["error"]
     (hang,) = read_hangs(muster.tmp_path / "logs")
+    assert (hang["odd_ranks"], hang["why"]) == ([1], why)
     assert [collective(rank)[::3] for rank in hang["ranks"]] == [("all_reduce", "failed"), ("broadcast", "failed"), ("all_reduce", "failed")]
 
 

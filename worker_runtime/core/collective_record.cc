@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/core/collective_record.h"
 
-#include <algorithm>
 #include <atomic>
+#include <unistd.h>
 
 namespace muster {
 namespace {
@@ -22,17 +22,22 @@ CollectiveRecord::CollectiveRecord(std::shared_ptr<RuntimePageMap> map, std::str
   slot_->backend = {};
   (void)backend.copy(slot_->backend.data(), slot_->backend.size() - 1);
   put(slot_->world_size, static_cast<std::uint32_t>(world_size));
-  begin(PageOperation::kNone, 0, 0);
-  put(slot_->state, PageState::kNone);  // nobody waits in it
+  write(PageOperation::kNone, 0, 0, -1, PageState::kNone);
 }
 
 CollectiveRecord::~CollectiveRecord() {
-  if (slot_ != nullptr) put(slot_->state, PageState::kGone);
+  // A child that was forked has the page too, and ends its copies of the groups.
+  if (slot_ != nullptr && slot_->owner == static_cast<std::uint32_t>(::getpid()))
+    put(slot_->state, PageState::kGone);
 }
 
 void CollectiveRecord::begin(PageOperation operation, std::uint64_t sequence, std::uint64_t size_bytes,
                              int root) {
-  if (slot_ == nullptr) return;
+  if (slot_ != nullptr) write(operation, sequence, size_bytes, root, PageState::kBegun);
+}
+
+void CollectiveRecord::write(PageOperation operation, std::uint64_t sequence, std::uint64_t size_bytes,
+                             int root, PageState state) {
   PageSlot& slot = *slot_;
   // Of one writer, so that a counter needs no locked addition.
   const std::uint64_t version = slot.version | 1;
@@ -42,12 +47,13 @@ void CollectiveRecord::begin(PageOperation operation, std::uint64_t sequence, st
   put(slot.size_bytes, size_bytes);
   put(slot.operation, operation);
   put(slot.root, std::int32_t{root});
-  put(slot.state, PageState::kBegun);
+  put(slot.state, state);
   std::atomic_ref(slot.version).store(version + 1, std::memory_order_release);
 }
 
 void CollectiveRecord::end(bool succeeded) {
-  if (slot_ != nullptr) put(slot_->state, succeeded ? PageState::kFinished : PageState::kFailed);
+  if (slot_ == nullptr || slot_->state != PageState::kBegun) return;
+  put(slot_->state, succeeded ? PageState::kFinished : PageState::kFailed);
 }
 
 }  // namespace muster

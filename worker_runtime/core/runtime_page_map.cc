@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/core/runtime_page_map.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <mutex>
 #include <string>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -27,6 +31,20 @@ bool lies_in_memory(const std::string& path) {
   if (::statfs(slash == std::string::npos ? "." : path.substr(0, slash + 1).c_str(), &info) != 0)
     return false;
   return info.f_type == TMPFS_MAGIC || info.f_type == RAMFS_MAGIC;
+}
+
+/// Programs that a process executes one after another have one id.
+std::uint32_t this_program() {
+  static const auto kBegun =
+      static_cast<std::uint32_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  return kBegun;
+}
+
+/// Its group is there. Of a process that has ended, or has executed another program since, none is.
+bool is_held(const PageSlot& slot, std::uint32_t own) {
+  if (slot.owner == 0 || slot.state == PageState::kGone) return false;
+  if (slot.owner == own) return slot.program == this_program();
+  return ::kill(static_cast<pid_t>(slot.owner), 0) == 0 || errno != ESRCH;
 }
 
 std::string_view name_in(const PageSlot& slot) {
@@ -54,8 +72,11 @@ std::shared_ptr<RuntimePageMap> RuntimePageMap::open(std::string_view progress_f
       ::mmap(nullptr, sizeof(RuntimePage), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) return nullptr;
   auto* const page = static_cast<RuntimePage*>(memory);
-  if (std::string_view(page->magic.data(), page->magic.size()) != kRuntimePageMagic)
+  if (std::string_view(page->magic.data(), page->magic.size()) != kRuntimePageMagic) {
+    const bool is_new = std::all_of(page->magic.begin(), page->magic.end(), [](char c) { return c == 0; });
+    if (!is_new) *page = RuntimePage{};  // something else's
     std::memcpy(page->magic.data(), kRuntimePageMagic.data(), page->magic.size());
+  }
   return std::shared_ptr<RuntimePageMap>(new RuntimePageMap(page, path));
 }
 
@@ -75,22 +96,32 @@ void RuntimePageMap::announce() const {
 }
 
 PageSlot* RuntimePageMap::claim(std::string_view name) {
+  static std::mutex one_at_a_time;  // of all maps of this process
+  const std::lock_guard lock(one_at_a_time);
   const auto own = static_cast<std::uint32_t>(::getpid());
   name = name.substr(0, sizeof(PageSlot::name) - 1);
-  for (PageSlot& slot : page_->slots)
-    if (std::atomic_ref(slot.owner).load(std::memory_order_acquire) == own && name_in(slot) == name)
-      return &slot;
+  // A process that this one comes after says nothing any more.
   for (PageSlot& slot : page_->slots) {
-    const std::atomic_ref<std::uint32_t> owner(slot.owner);
-    std::uint32_t seen = owner.load(std::memory_order_relaxed);
-    // Of a group that is gone, or of a program that this one was executed by.
-    const bool free = seen == 0 || seen != own ||
-                      std::atomic_ref(slot.state).load(std::memory_order_relaxed) == PageState::kGone;
-    if (!free || !owner.compare_exchange_strong(seen, own)) continue;
-    slot.name = {};
-    (void)name.copy(slot.name.data(), name.size());
-    return &slot;
+    std::uint32_t owner = slot.owner;
+    const bool ours = owner == own && slot.program == this_program();
+    if (owner == 0 || (ours && name_in(slot) != name)) continue;
+    if (!is_held(slot, own))
+      (void)std::atomic_ref(slot.owner).compare_exchange_strong(owner, 0);
+    else if (ours)
+      return nullptr;
   }
+  for (const bool of_gone : {false, true})
+    for (PageSlot& slot : page_->slots) {
+      std::uint32_t owner = of_gone ? own : 0;
+      if (slot.owner != owner || (of_gone && slot.state != PageState::kGone)) continue;
+      if (!std::atomic_ref(slot.owner).compare_exchange_strong(owner, own)) continue;
+      std::atomic_ref(slot.version).store(slot.version | 1, std::memory_order_relaxed);
+      std::atomic_thread_fence(std::memory_order_release);
+      slot.program = this_program();
+      slot.name = {};
+      (void)name.copy(slot.name.data(), name.size());
+      return &slot;
+    }
   return nullptr;
 }
 

@@ -31,8 +31,8 @@ class RuntimePageMap {
   /// Tells who waits for marks that there are new ones: a system call.
   void announce() const;
 
-  /// A slot for a group of this process: the one that an earlier group of the name had, else a free one.
-  /// nullptr: all are taken.
+  /// A slot for a group of this process: the one that an earlier group of the name had, else a free one; its
+  /// version is odd until it is written. nullptr: all are taken, or a group of the name lives.
   [[nodiscard]] PageSlot* claim(std::string_view name);
 
  private:

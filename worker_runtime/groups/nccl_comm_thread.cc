@@ -137,6 +137,7 @@ std::optional<Error> NcclCommThread::failure() {
 }
 
 void NcclCommThread::set_failure(Error error) {
+  options_.record.end(false);
   const std::lock_guard lock(mutex_);
   if (!failure_) failure_ = std::move(error);  // the first error stays
   to_users_.notify_all();
@@ -247,6 +248,7 @@ Status NcclCommThread::call(const Collective& c) {
 
 void NcclCommThread::tell_of(const Collective& c) {
   const bool rooted = c.kind == Collective::Kind::kBroadcast;
+  told_ = c.sequence;
   options_.record.begin(c.operation, c.sequence, c.size_bytes, rooted ? c.root : -1);
 }
 
@@ -267,6 +269,7 @@ void NcclCommThread::issue(const std::shared_ptr<Collective>& collective) {
       return device_failed(counted.error());
   const Action action = drive(Event::kAnswer, call(c), c.name);
   if (action == Action::kRefuse) {
+    if (told_ == c.sequence) options_.record.end(false);
     const std::lock_guard lock(mutex_);
     c.refusal = "rank " + std::to_string(options_.rank) + ": " + c.name + ": " +
                 api_.describe(kInvalidArgument, comm_);
@@ -295,7 +298,6 @@ void NcclCommThread::issue(const std::shared_ptr<Collective>& collective) {
 
 void NcclCommThread::watch() {
   if (lifecycle_.phase != Phase::kReady) return;
-  const Collective* const oldest = outstanding_.empty() ? nullptr : outstanding_.front().get();
   std::shared_ptr<Collective> finished;
   while (!outstanding_.empty()) {
     const auto done = device_->is_done(outstanding_.front()->done);
@@ -316,7 +318,7 @@ void NcclCommThread::watch() {
     if (!outstanding_.empty()) {
       tell_of(*outstanding_.front());
     } else {
-      if (finished.get() != oldest) tell_of(*finished);
+      if (told_ != finished->sequence) tell_of(*finished);
       options_.record.end(true);
     }
   }
@@ -337,8 +339,15 @@ void NcclCommThread::watch_captured() {
   const std::uint32_t begun = __atomic_load_n(captured_begun_, __ATOMIC_ACQUIRE);
   const std::uint32_t finished = __atomic_load_n(captured_finished_, __ATOMIC_ACQUIRE);
   const bool is_moving = begun != last_begun_ || finished != last_finished_ || begun == finished;
-  if (begun != last_begun_) options_.record.begin(PageOperation::kCaptured, begun, 0);
-  if (begun == finished && finished != last_finished_) options_.record.end(true);
+  if (begun != last_begun_) {
+    told_ = 0;
+    options_.record.begin(PageOperation::kCaptured, begun, 0);
+  }
+  if (begun == finished && told_ == 0) {
+    options_.record.end(true);
+    // It was issued after them.
+    if (!outstanding_.empty()) tell_of(*outstanding_.front());
+  }
   last_begun_ = begun;
   last_finished_ = finished;
   if (is_moving)

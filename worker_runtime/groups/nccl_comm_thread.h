@@ -120,6 +120,7 @@ class NcclCommThread {
   bool has_captured_ = false;
   std::string last_name_ = "start";
   std::string last_captured_;
+  std::uint64_t told_ = 0;  // sequence of the collective in the record; 0: a captured one
   std::deque<std::shared_ptr<Collective>> outstanding_;
 
   // Shared.

@@ -51,7 +51,6 @@ class Progress::Page {
     if (!file || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return nullptr;
     // Reserved, not only long: a store into a page for which a full tmpfs has no room is SIGBUS.
     if (::posix_fallocate(file.get(), 0, sizeof(ProgressPage)) != 0) return nullptr;
-    auto start = RuntimePageMap::open(path);
     if (!lies_in_memory(file.get())) {
       auto page = std::unique_ptr<Page>(new Page(std::move(file)));
       if (!page->load()) return nullptr;
@@ -63,7 +62,7 @@ class Progress::Page {
     if (memory == MAP_FAILED) return nullptr;
     auto page = std::unique_ptr<Page>(new Page(static_cast<ProgressPage*>(memory)));
     page->initialize();
-    page->start_ = std::move(start);
+    page->start_ = RuntimePageMap::open(path);
     return page;
   }
 

@@ -118,6 +118,29 @@ TEST_CASE("nobody stands out where all wait in the same collective, or nobody wa
   REQUIRE(odd_one_out(steps).ranks == Ranks{1});
 }
 
+TEST_CASE("who is silent alone in a collective waits for those that have not come to it") {
+  std::vector ranks{at(0, {in_all_reduce(9)}), at(1, {after_all_reduce(8)}), at(2, {in_all_reduce(9)}),
+                    at(3, {in_all_reduce(9)})};
+  for (RankEvidence& rank : ranks) rank.judged = true, rank.silent = rank.rank == 0;
+  REQUIRE(odd_one_out(ranks).ranks == Ranks{1});
+  // For it alone it does not end.
+  for (RankEvidence& rank : ranks)
+    if (rank.rank != 0) rank.collectives = {after_all_reduce(12)};
+  REQUIRE(odd_one_out(ranks) == Odd{{0}, "silent, while the others go on"});
+}
+
+TEST_CASE("the count of a captured graph and the numbers of other collectives are not compared") {
+  const auto captured = [](std::uint64_t sequence, PageState state) {
+    return word(PageOperation::kCaptured, sequence, state, 0);
+  };
+  const std::vector ranks{at(0, {captured(400, PageState::kBegun)}), at(1, {in_all_reduce(7)}),
+                          at(2, {captured(400, PageState::kBegun)})};
+  REQUIRE(odd_one_out(ranks) == Odd{});
+  const std::vector replays{at(0, {captured(400, PageState::kBegun)}),
+                            at(1, {captured(399, PageState::kFinished)})};
+  REQUIRE(odd_one_out(replays).ranks == Ranks{1});
+}
+
 TEST_CASE("ranks that wait for each other in two groups: the few are named") {
   const auto gpu = [](std::uint64_t sequence, PageState state) {
     return word(PageOperation::kBarrier, sequence, state, 0, "gpu");
@@ -183,6 +206,17 @@ TEST_CASE("a slot that was written between the first and the last read is left o
   later.version = 9;
   const std::string torn = bytes_of(page_with(later));
   REQUIRE(parse(torn, torn, torn).empty());
+}
+
+TEST_CASE("of two groups of one name in a page the first counts") {
+  RuntimePage page = page_with(slot_in_all_reduce());
+  page.slots[1] = page.slots[0];
+  page.slots[1].owner = 78;  // which the worker has started
+  page.slots[1].sequence = 99;
+  const std::array<std::string, 3> reads{bytes_of(page), bytes_of(page), bytes_of(page)};
+  const auto words = parse_collectives(reads);
+  REQUIRE(words.size() == 1);
+  REQUIRE(words.front().sequence == 3);
 }
 
 TEST_CASE("whatever else is in the file of the runtime says nothing") {

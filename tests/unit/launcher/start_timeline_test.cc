@@ -24,8 +24,8 @@ StartMarks marks(std::vector<std::pair<PageMark, int>> at_ms) {
 StartMarks ready(int load_ms, int group_ms) {
   return marks({{PageMark::kInitBegun, load_ms},
                 {PageMark::kStoreConnected, load_ms + 2},
-                {PageMark::kGathered, 1010},
-                {PageMark::kGroupReady, 1010 + group_ms}});
+                {PageMark::kGathered, 1011},
+                {PageMark::kGroupReady, 1011 + group_ms}});
 }
 
 std::optional<WorkersStart> groups_of(const std::vector<std::optional<StartMarks>>& all) {
@@ -54,8 +54,8 @@ TEST_CASE("of each phase the rank is named that it took longest") {
   REQUIRE(start->phases.at("group") == WorkerPhase{0.005, 8, "host-b"});
   REQUIRE(
       workers_start_text(*start, false) ==
-      "2 ranks have reached their group after 1.01 s; longest: load 1.00 s (rank 9), store 2 ms (rank 8), "
-      "gather 108 ms (rank 8), group 5 ms (rank 8)");
+      "2 ranks have reached their group after 1.02 s; longest: load 1.00 s (rank 9), store 2 ms (rank 8), "
+      "gather 109 ms (rank 8), group 5 ms (rank 8)");
 }
 
 TEST_CASE("a stage is told once all workers of the node have come so far") {
@@ -83,6 +83,8 @@ TEST_CASE("marks that cannot be are left out") {
   REQUIRE(start->phases.contains("group"));
   StartMarks wild{};
   wild.fill(std::numeric_limits<std::int64_t>::max());
+  REQUIRE(groups_of({wild})->phases.empty());
+  wild.fill(std::numeric_limits<std::int64_t>::min());
   REQUIRE(groups_of({wild})->phases.empty());
   REQUIRE(marks_in("") == std::nullopt);
   REQUIRE(marks_in(std::string(sizeof(RuntimePage), 'x')) == std::nullopt);

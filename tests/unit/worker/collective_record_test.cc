@@ -5,6 +5,9 @@
 #include <atomic>
 #include <cstring>
 #include <fcntl.h>
+#include <fstream>
+#include <optional>
+#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
@@ -122,22 +125,79 @@ TEST_CASE("what is read while it is written is whole or left out") {
   INFO(seen << " were read in between");
 }
 
+TEST_CASE("a second living group of one name tells nothing, and does not disturb the first") {
+  Place at;
+  CollectiveRecord first(at.map, "default", "shm", 4);
+  first.begin(PageOperation::kBarrier, 3, 0);
+  CollectiveRecord second(RuntimePageMap::open(at.progress), "default", "tcp", 4);
+  second.begin(PageOperation::kAllReduce, 9, 8);
+  REQUIRE(read_collectives(at.progress) ==
+          std::vector{word("default", PageOperation::kBarrier, PageState::kBegun, 3, 0)});
+}
+
+TEST_CASE("a collective ends once") {
+  Place at;
+  CollectiveRecord record(at.map, "default", "shm", 4);
+  record.end(false);
+  REQUIRE(read_collectives(at.progress).front().state == PageState::kNone);
+  record.begin(PageOperation::kBarrier, 0, 0);
+  record.end(true);
+  record.end(false);
+  REQUIRE(read_collectives(at.progress).front().state == PageState::kFinished);
+}
+
+TEST_CASE("a child of the worker neither ends its groups nor takes their places") {
+  Place at;
+  std::optional<CollectiveRecord> record(std::in_place, at.map, "default", "shm", 4);
+  record->begin(PageOperation::kBarrier, 3, 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    record.reset();
+    CollectiveRecord own(RuntimePageMap::open(at.progress), "default", "tcp", 2);
+    own.begin(PageOperation::kAllReduce, 77, 8);
+    ::_exit(0);
+  }
+  int status = -1;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(status == 0);
+  REQUIRE(read_collectives(at.progress) ==
+          std::vector{word("default", PageOperation::kBarrier, PageState::kBegun, 3, 0)});
+}
+
+TEST_CASE("what is no page becomes one") {
+  Place at;
+  at.map.reset();
+  std::ofstream(at.progress + ".runtime") << std::string(4096, 'x');
+  at.map = RuntimePageMap::open(at.progress);
+  CollectiveRecord record(at.map, "default", "shm", 4);
+  REQUIRE(read_collectives(at.progress) ==
+          std::vector{word("default", PageOperation::kNone, PageState::kNone, 0, 0)});
+}
+
 TEST_CASE("a page of a program that was executed before is taken over") {
   Place at;
+  const pid_t gone = ::fork();
+  if (gone == 0) ::_exit(0);
+  int status = -1;
+  REQUIRE(::waitpid(gone, &status, 0) == gone);
   {
     const int fd = ::open((at.progress + ".runtime").c_str(), O_RDWR | O_CLOEXEC);
     RuntimePage page;
     REQUIRE(::pread(fd, &page, sizeof page, 0) == sizeof page);
-    for (PageSlot& slot : page.slots) slot.owner = 1;  // of another process
+    page.slots[0].owner = static_cast<std::uint32_t>(gone);
     page.slots[0].version = 6;
     page.slots[0].operation = PageOperation::kBarrier;
     page.slots[0].state = PageState::kBegun;
+    page.slots[1] = page.slots[0];
+    page.slots[1].owner = static_cast<std::uint32_t>(::getpid());  // before it executed this program
+    std::memcpy(page.slots[1].name.data(), "default", 7);
     REQUIRE(::pwrite(fd, &page, sizeof page, 0) == sizeof page);
     ::close(fd);
   }
-  REQUIRE(read_collectives(at.progress).size() == 1);
+  REQUIRE(read_collectives(at.progress).size() == 2);
   CollectiveRecord record(at.map, "default", "shm", 4);
-  REQUIRE(read_collectives(at.progress).front().operation == PageOperation::kNone);
+  REQUIRE(read_collectives(at.progress) ==
+          std::vector{word("default", PageOperation::kNone, PageState::kNone, 0, 0)});
 }
 
 TEST_CASE("a mark of the start is made once") {
