@@ -26,6 +26,7 @@ namespace {
 
 constexpr std::chrono::seconds kPartPatience{15};  // for all parts, once the nodes have met
 constexpr std::chrono::seconds kLastCall{5};
+constexpr std::chrono::seconds kSpareCall{3};  // the nodes of the world have met, their spares are on the way
 constexpr std::chrono::seconds kPatience{30};  // where commands are typed one after another
 constexpr std::chrono::seconds kMargin{15};    // for the rendezvous to end by itself
 
@@ -103,6 +104,7 @@ class Meeting {
       rendezvous_->announce(0, notice);
     } else {
       if (!first) rendezvous_->send_report(0, to_json(*own));
+      if (first && job_.elastic.rules.spares > 0) wait(kSpareCall, [this] { return outcome_.has_value(); });
       rendezvous_->succeeded(0);
     }
     wait(kPartPatience, [this] { return outcome_.has_value(); });
@@ -133,8 +135,9 @@ class Meeting {
   }
 
   int alone(int status, const std::string& why) {
-    log_.error(fmt::format("--dry-run: {}; this is the plan of {} alone (--dry-run=local asks for no more)",
-                           why, job_.host));
+    // That may have several lines.
+    log_.error(fmt::format("--dry-run: the plan of {} alone (--dry-run=local asks for no more): {}",
+                           job_.host, why));
     std::fputs(dry_run_text(job_, environment_).c_str(), stdout);
     return status;
   }
