@@ -78,7 +78,7 @@ void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own, const std::
   // It would have nothing to show: the coordinator is elsewhere, or a musterd.
   if (elastic.tls && !elastic.tls_server) return decided({});
   own_ = own;
-  if (!is_loopback(place) && !job_.one_node())
+  if (!is_loopback(place) && !job_.one_node() && is_confined(elastic))
     listening_ = addresses_at(place, listening_addresses(elastic, offered, own), own);
   const bool here = elastic.is_host == true || names_this_host(place, own, host_name());
   const bool named = !is_numeric(place) && !is_loopback(place);
@@ -95,10 +95,10 @@ void CoordinatorSeat::look_up(bool here, const std::function<void(Result<void>)>
                         return names_this_host(address, own_, "");
                       });
     if (!ours) return decided({});
-    if (std::string defect =
-            defect_of_place(job_.elastic.endpoint_host, found, listening_, job_.elastic, own_);
-        !defect.empty())
-      return decided(fail(ErrorCode::kInvalidArgument, std::move(defect)));
+    place_text_ =
+        text_of_place("the coordinator", job_.elastic.endpoint_host, found, listening_, job_.elastic, own_);
+    for (std::string& address : further_addresses(found, listening_, own_))
+      listening_.push_back(std::move(address));
     listen(decided);
   });
 }
@@ -130,6 +130,7 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   if (server) {
     server_ = *std::move(server);
     port_ = server_->port();
+    if (!place_text_.empty()) log_.warning(place_text_);
     return decided(publish());
   }
   if (elastic.is_host == true) return decided(fail(std::move(server).error()));

@@ -58,6 +58,7 @@ class CoordinatorSeat final : public Seat {
   std::uint16_t port_;  // 0: this agent's to be chosen yet
   std::vector<InterfaceAddress> own_;
   std::vector<std::string> listening_;  // listening.h; empty: every address
+  std::string place_text_;              // to be said of these by whoever listens there
   NameLookUp look_up_;
   boost::asio::steady_timer timer_;
   std::string busy_;  // why this agent could not listen

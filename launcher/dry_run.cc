@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <fmt/format.h>
 
@@ -17,24 +18,33 @@
 #include "launcher/placement_text.h"
 #include "launcher/rdzv_conf.h"
 #include "launcher/rendezvous.h"
+#include "launcher/unfit_node.h"
+#include "rendezvous/control.h"
 
 namespace muster::launcher {
 namespace {
 
 constexpr std::chrono::seconds kPartPatience{15};  // for all parts, once the nodes have met
 constexpr std::chrono::seconds kLastCall{5};
+constexpr std::chrono::seconds kSpareCall{3};  // the nodes of the world have met, their spares are on the way
 constexpr std::chrono::seconds kPatience{30};  // where commands are typed one after another
 constexpr std::chrono::seconds kMargin{15};    // for the rendezvous to end by itself
 
 /// The same nodes at the same place, but never in one world with agents that would start workers.
 Job meeting_of(const Job& job, Millis patience) {
   Job out = job;
-  out.run_id += ".dry-run";
+  constexpr std::string_view kMark = ".dry-run";
+  out.run_id.resize(std::min(out.run_id.size(), control::kMaxJobBytes - kMark.size()));
+  out.run_id += kMark;
   out.join_timeout = patience;
   out.elastic.connect_timeout = patience;
   out.elastic.reconnect_for = Millis(0);
   out.elastic.rules.join_timeout = patience;
-  out.elastic.rules.last_call_timeout = std::min<Millis>(out.elastic.rules.last_call_timeout, kLastCall);
+  membership::Settings& rules = out.elastic.rules;
+  rules.last_call_timeout = std::min<Millis>(rules.last_call_timeout, kLastCall);
+  // Who comes later does not interrupt the others.
+  rules.grow_at_safe_point = rules.min_nodes < rules.max_nodes;
+  rules.safe_point_patience = Millis(0);
   return out;
 }
 
@@ -44,6 +54,7 @@ class Meeting {
   Meeting(boost::asio::io_context& io, const Job& job, const Job& meeting, const Environment& environment,
           Millis patience, const Log& log)
       : io_(io),
+        busy_(io.get_executor()),
         job_(job),
         environment_(environment),
         patience_(patience),
@@ -53,7 +64,8 @@ class Meeting {
   int run() {
     rendezvous_->join(0,
                       [this](Result<Rendezvous::Membership> membership) { joined_ = std::move(membership); });
-    wait(patience_ + kMargin, [this] { return joined_.has_value(); });
+    // Each may take that long: to reach the coordinator, and for the others to.
+    wait(2 * patience_ + kMargin, [this] { return joined_.has_value(); });
     const int status = joined_ ? settle() : alone(kExitRendezvous, "the rendezvous took too long");
     bool left = false;
     rendezvous_->leave(kPartPatience, [&left] { left = true; });
@@ -69,7 +81,8 @@ class Meeting {
     }
     if (const auto* notice = std::get_if<FailureNotice>(&**joined_)) {
       if (notice->exit_code != kExitOk) return alone(notice->exit_code, notice->text);
-      log_.warning(fmt::format("--dry-run: {} is a spare: the job begins without it", job_.host));
+      log_.warning(fmt::format("--dry-run: the job would begin without {}, a spare or a node that came late",
+                               job_.host));
       return kExitOk;
     }
     const Assignment& assignment = std::get<Assignment>(**joined_);
@@ -91,6 +104,7 @@ class Meeting {
       rendezvous_->announce(0, notice);
     } else {
       if (!first) rendezvous_->send_report(0, to_json(*own));
+      if (first && job_.elastic.rules.spares > 0) wait(kSpareCall, [this] { return outcome_.has_value(); });
       rendezvous_->succeeded(0);
     }
     wait(kPartPatience, [this] { return outcome_.has_value(); });
@@ -107,7 +121,8 @@ class Meeting {
     if (!*outcome_) return alone(kExitPeerLost, outcome_->error().message);
     if (const auto* notice = std::get_if<FailureNotice>(&**outcome_))
       return alone(notice->exit_code != kExitOk ? notice->exit_code : kExitPeerLost, notice->text);
-    return first ? alone(kExitRendezvous, trouble_) : kExitOk;
+    if (!first) return kExitOk;
+    return alone(kExitRendezvous, trouble_.empty() ? "not every node has sent its plan" : trouble_);
   }
 
   void take(int node, const std::string& text) {
@@ -120,8 +135,9 @@ class Meeting {
   }
 
   int alone(int status, const std::string& why) {
-    log_.error(fmt::format("--dry-run: {}; this is the plan of {} alone (--dry-run=local asks for no more)",
-                           why, job_.host));
+    // That may have several lines.
+    log_.error(fmt::format("--dry-run: the plan of {} alone (--dry-run=local asks for no more): {}",
+                           job_.host, why));
     std::fputs(dry_run_text(job_, environment_).c_str(), stdout);
     return status;
   }
@@ -133,6 +149,8 @@ class Meeting {
   }
 
   boost::asio::io_context& io_;
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type>
+      busy_;  // it waits with nothing under way
   const Job& job_;
   const Environment& environment_;
   Millis patience_;
@@ -158,6 +176,7 @@ Millis dry_run_patience(const Options& options, const Job& job) {
 int dry_run_of_all(const Job& job, const Environment& environment, Millis patience, const Log& log) {
   const Job meeting = meeting_of(job, patience);
   boost::asio::io_context io(1);  // what is suspended in it goes before the job does
+  if (!job.unfit.empty()) return tell_unfit(io, meeting, log);
   return Meeting(io, job, meeting, environment, patience, log).run();
 }
 

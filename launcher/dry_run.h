@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dry run of several nodes: they meet as for the job, under a name of their own, tell the first one what each
 // would do, and part; it prints the whole job's plan. The meeting is the job's own rendezvous, so that what
-// would keep the nodes apart is found. No worker, no log file. One loop, one thread; called by main. Failure:
-// what the rendezvous says, and this node's own plan.
+// would keep the nodes apart is found, and an unfit node tells the others so. No worker, no log file. One
+// loop, one thread; called by main. Failure: what the rendezvous says, and this node's own plan.
 #pragma once
 
 #include "launcher/job.h"

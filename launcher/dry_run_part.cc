@@ -43,9 +43,9 @@ Json whole(const DryRunPart& part, std::size_t num_workers) {
   for (std::size_t i = 0; i < std::min(num_workers, part.rows.size()); ++i) rows.push_back(part.rows[i]);
   for (std::size_t i = 0; i < std::min(num_workers, part.environment.size()); ++i)
     environment.push_back(part.environment[i]);
-  return {{"version", kPartVersion}, {"base_rank", part.base_rank}, {"host", part.host},
-          {"summary", part.summary}, {"rows", std::move(rows)},     {"notes", part.notes},
-          {"command", part.command}, {"environment", environment}};
+  return {{"version", kPartVersion}, {"base_rank", part.base_rank}, {"workers", part.num_workers},
+          {"host", part.host},       {"summary", part.summary},     {"rows", std::move(rows)},
+          {"notes", part.notes},     {"command", part.command},     {"environment", std::move(environment)}};
 }
 
 std::string clean(const Json& json) {
@@ -72,6 +72,7 @@ std::string differences(const DryRunPart::Variables& first, const DryRunPart::Va
 Result<DryRunPart> dry_run_part(const Job& job, const Environment& inherited, const Assignment& assignment) {
   DryRunPart out;
   out.base_rank = assignment.base_rank;
+  out.num_workers = job.local_world_size;
   out.host = job.host;
   out.summary = placement_summary(job);
   out.command = command_shown(job);
@@ -111,10 +112,16 @@ Result<DryRunPart> dry_run_part_from_json(std::string_view text) {
     if (json.at("version") != kPartVersion)
       return fail(ErrorCode::kMismatch, "another version of muster plans for that node");
     DryRunPart out;
-    const std::int64_t base_rank = json.at("base_rank");
-    if (base_rank < 0 || base_rank > kMaxRank)
-      return fail(ErrorCode::kProtocol, fmt::format("a node's plan has the impossible rank {}", base_rank));
-    out.base_rank = static_cast<int>(base_rank);
+    for (const auto& [name, to] : {std::pair{"base_rank", &out.base_rank}, {"workers", &out.num_workers}}) {
+      const Json& number = json.at(name);
+      const std::int64_t value = number.is_number_integer() ? number.get<std::int64_t>() : -1;
+      if (value < 0 || value > kMaxRank)
+        return fail(
+            ErrorCode::kProtocol,
+            fmt::format("a node's plan has the impossible {} {}", name,
+                        wire::printable(number.dump(-1, ' ', true, Json::error_handler_t::replace), 40)));
+      *to = static_cast<int>(value);
+    }
     out.host = clean(json.at("host"));
     out.summary = clean(json.at("summary"));
     out.command = clean(json.at("command"));
@@ -160,6 +167,9 @@ std::string dry_run_text(std::vector<DryRunPart> parts, int world_size) {
     for (const std::string& note : part.notes) notes += fmt::format("{}: {}\n", part.host, note);
     if (part.command != parts.front().command)
       notes += fmt::format("command on {}: {}\n", part.host, part.command);
+    if (part.num_workers > static_cast<std::int64_t>(part.rows.size()))
+      notes += fmt::format("{}: its other {} workers are left out (--dry-run=local shows them)\n", part.host,
+                           part.num_workers - static_cast<std::int64_t>(part.rows.size()));
     for (std::size_t i = 0; i < part.environment.size(); ++i)
       if (const std::string text = differences(first, part.environment[i]); !text.empty())
         others += fmt::format("  rank {}:{}\n", part.base_rank + static_cast<int>(i), text);

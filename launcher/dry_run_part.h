@@ -20,6 +20,7 @@ struct DryRunPart {
   using Variables = std::map<std::string, std::string>;
 
   int base_rank = 0;
+  int num_workers = 0;
   std::string host;
   std::string summary;                         // placement_summary()
   std::vector<std::vector<std::string>> rows;  // placement_row(), by local rank

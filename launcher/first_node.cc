@@ -19,26 +19,27 @@ namespace asio = boost::asio;
 
 }  // namespace
 
-Awaitable<Result<std::string>> door_of_first_node(asio::io_context& io, const Job& job, const Log& log) {
+Awaitable<std::string> door_of_first_node(asio::io_context& io, const Job& job, const Log& log) {
   if (is_loopback(job.master_addr)) co_return job.master_addr;
+  if (!is_confined(job.elastic)) co_return std::string();
   const std::vector<InterfaceAddress> own = interface_addresses();
   const std::vector<std::string> chosen = listening_addresses(job.elastic, {job.elastic.local_addr}, own);
   if (const auto text = unconfined_text(job.elastic, chosen)) log.warning(*text);
   if (chosen.empty()) co_return std::string();
-  if (!is_numeric_address(job.master_addr)) {
-    std::vector<std::string> found;
-    asio::steady_timer told(io, Instant::max());
-    NameLookUp look_up(io);
-    look_up.start(job.master_addr, [&](const std::vector<std::string>& addresses) {
-      found = addresses;
-      told.cancel();
-    });
-    co_await told.async_wait(asio::as_tuple(asio::use_awaitable));
-    if (std::string defect = defect_of_place(job.master_addr, found, chosen, job.elastic, own);
-        !defect.empty())
-      co_return fail(ErrorCode::kInvalidArgument, std::move(defect));
-  }
-  co_return addresses_at(job.master_addr, chosen, own).front();
+  if (is_numeric_address(job.master_addr)) co_return addresses_at(job.master_addr, chosen, own).front();
+  std::vector<std::string> found;
+  asio::steady_timer told(io, Instant::max());
+  NameLookUp look_up(io);
+  look_up.start(job.master_addr, [&](const std::vector<std::string>& addresses) {
+    found = addresses;
+    told.cancel();
+  });
+  co_await told.async_wait(asio::as_tuple(asio::use_awaitable));
+  if (const std::string text = text_of_place("node 0", job.master_addr, found, chosen, job.elastic, own);
+      !text.empty())
+    log.warning(text);
+  const std::vector<std::string> further = further_addresses(found, chosen, own);
+  co_return further.empty() ? chosen.front() : further.front();
 }
 
 std::string own_master_addr(const Job& job, const std::string& door) {

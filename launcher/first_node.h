@@ -23,9 +23,8 @@ inline constexpr std::chrono::seconds kFirstStatus{3};
 inline constexpr std::chrono::seconds kNextStatus{10};
 
 /// On node 0: the address to listen at; empty: every one, as torchrun, since the given name may map to
-/// another address here than on the other nodes. kInvalidArgument: they would look for it elsewhere.
-Awaitable<Result<std::string>> door_of_first_node(boost::asio::io_context& io, const Job& job,
-                                                  const Log& log);
+/// another address here than on the other nodes.
+Awaitable<std::string> door_of_first_node(boost::asio::io_context& io, const Job& job, const Log& log);
 /// MASTER_ADDR of this node's workers: a name may mean loopback on node 0, where then nobody listens.
 [[nodiscard]] std::string own_master_addr(const Job& job, const std::string& door);
 

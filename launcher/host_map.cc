@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include "launcher/interfaces.h"
-#include "launcher/rendezvous_plan.h"
 
 namespace muster::launcher {
 namespace {
@@ -114,23 +113,6 @@ std::string HostMap::find(const std::string& name) const {
     return out;
   }
   return name;
-}
-
-Result<Options> map_hosts(Options options) {
-  if (options.host_map.empty()) return options;
-  MUSTER_TRY(const HostMap map, HostMap::read(options.host_map));
-  options.master_addr = map.find(options.master_addr);
-  if (options.rdzv_endpoint.empty()) return options;
-  MUSTER_TRY(const std::vector<Endpoint> endpoints, parse_endpoints(options.rdzv_endpoint));
-  std::string out;
-  for (const Endpoint& endpoint : endpoints) {
-    const std::string host = endpoint.host.empty() ? endpoint.host : map.find(endpoint.host);
-    out += out.empty() ? "" : ",";
-    out += host.find(':') == std::string::npos ? host : fmt::format("[{}]", host);
-    if (endpoint.port >= 0) out += fmt::format(":{}", endpoint.port);
-  }
-  options.rdzv_endpoint = std::move(out);
-  return options;
 }
 
 }  // namespace muster::launcher

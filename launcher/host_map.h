@@ -11,8 +11,6 @@
 
 #include <muster/result.h>
 
-#include "launcher/options.h"
-
 namespace muster::launcher {
 
 class HostMap {
@@ -35,8 +33,5 @@ class HostMap {
   };
   std::vector<Entry> entries_;
 };
-
-/// The endpoint and the master's address, as they are now, replaced by what --host-map says.
-[[nodiscard]] Result<Options> map_hosts(Options options);
 
 }  // namespace muster::launcher

@@ -35,12 +35,16 @@ std::string wish_text(const ElasticJob& wishes) {
 
 }  // namespace
 
+bool is_confined(const ElasticJob& wishes) {
+  return is_numeric_address(wishes.local_addr) || !wishes.interface.empty();
+}
+
 std::vector<std::string> listening_addresses(const ElasticJob& wishes,
                                              const std::vector<std::string>& offered,
                                              const std::vector<InterfaceAddress>& own) {
   if (!offered.empty() && is_loopback(offered.front())) return {offered.front()};
   std::vector<std::string> out;
-  if (!is_numeric_address(wishes.local_addr) && wishes.interface.empty()) return out;
+  if (!is_confined(wishes)) return out;
   for (const std::string& address : offered)
     if (const std::string interface = interface_of(own, plain(address)); !interface.empty())
       out.push_back(scoped(address, interface));
@@ -64,25 +68,43 @@ std::vector<std::string> addresses_at(const std::string& place, std::vector<std:
   return chosen;
 }
 
-std::string defect_of_place(const std::string& place, const std::vector<std::string>& found,
-                            const std::vector<std::string>& chosen, const ElasticJob& wishes,
-                            const std::vector<InterfaceAddress>& own) {
-  if (chosen.empty()) return {};
-  std::string elsewhere;
+std::vector<std::string> further_addresses(const std::vector<std::string>& found,
+                                           const std::vector<std::string>& chosen,
+                                           const std::vector<InterfaceAddress>& own) {
+  std::vector<std::string> out;
+  if (chosen.empty()) return out;
   for (const std::string& address : found) {
-    if (is_loopback(address)) continue;  // as hosts take their own names to be
-    const bool good = std::any_of(chosen.begin(), chosen.end(),
-                                  [&](const auto& one) { return plain(without_scope(one)) == address; });
-    const std::string interface = interface_of(own, address);
-    if (good || interface.empty()) return {};
-    if (elsewhere.empty()) elsewhere = fmt::format("{} ({})", address, interface);
+    if (std::any_of(chosen.begin(), chosen.end(),
+                    [&](const auto& one) { return plain(without_scope(one)) == without_scope(address); }))
+      return {};
+    const std::string interface = interface_of(own, without_scope(address));
+    // As hosts take their own names to be. All of 127.0.0.0/8 is this host's.
+    const bool wanted = is_loopback(address) ? is_loopback(chosen.front()) : !interface.empty();
+    const std::string at = scoped(without_scope(address), interface);
+    if (wanted && std::find(out.begin(), out.end(), at) == out.end()) out.push_back(at);
   }
-  if (elsewhere.empty()) return {};
+  return out;
+}
+
+std::string text_of_place(std::string_view what, const std::string& place,
+                          const std::vector<std::string>& found, const std::vector<std::string>& chosen,
+                          const ElasticJob& wishes, const std::vector<InterfaceAddress>& own) {
+  if (chosen.empty() || found.empty() || is_loopback(chosen.front())) return {};
   const std::string there = without_scope(chosen.front());
+  const std::string instead =
+      fmt::format("name {} to all nodes, or give them --host-map={}={}", there, place, there);
+  if (std::all_of(found.begin(), found.end(), is_loopback))
+    return fmt::format(
+        "{} is {} on this host; with {} {} listens at {}, and where {} is another address on the other nodes "
+        "they are "
+        "refused: {}",
+        place, found.front(), wish_text(wishes), what, there, place, instead);
+  const std::vector<std::string> further = further_addresses(found, chosen, own);
+  if (further.empty()) return {};
   return fmt::format(
-      "{} is {} on this host, and {} closes that to the other nodes; name {} to all of them instead, or give "
-      "them --host-map={}={}",
-      place, elsewhere, wish_text(wishes), there, place, there);
+      "{} is {} ({}) on this host, where the other nodes look for {}: it listens there in spite of {}; {}",
+      place, further.front(), interface_of(own, without_scope(further.front())), what, wish_text(wishes),
+      instead);
 }
 
 Result<net::Listener> listen_at(const std::vector<std::string>& addresses, std::uint16_t port,

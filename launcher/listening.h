@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Listening: the addresses at which an agent accepts what other nodes connect to (a coordinator, the workers'
-// store). Every one, unless the user has chosen: --local-addr with an address of this host, or --iface. The
-// choice is pure. Called by the rendezvous' parts; this agent and its workers use the same addresses.
+// store). Every one, unless the user has chosen: --local-addr with an address of this host, or --iface. A
+// place that was named to all nodes is listened at in any case: they look nowhere else. The choice is pure.
+// Called by the rendezvous' parts; this agent and its workers use the same addresses.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <muster/result.h>
@@ -17,6 +19,9 @@
 #include "rendezvous/net/server.h"
 
 namespace muster::launcher {
+
+/// Whether the user has chosen at all.
+[[nodiscard]] bool is_confined(const ElasticJob& wishes);
 
 /// Those of a port of the kernel's choice, among what this node offers; empty: every one.
 [[nodiscard]] std::vector<std::string> listening_addresses(const ElasticJob& wishes,
@@ -32,11 +37,16 @@ namespace muster::launcher {
 [[nodiscard]] std::vector<std::string> addresses_at(const std::string& place, std::vector<std::string> chosen,
                                                     const std::vector<InterfaceAddress>& own);
 
-/// Why the others would look for `place`, a name, where nobody listens: here it is `found`, all of it this
-/// host's own and none of it chosen. Empty: no reason is known.
-[[nodiscard]] std::string defect_of_place(const std::string& place, const std::vector<std::string>& found,
-                                          const std::vector<std::string>& chosen, const ElasticJob& wishes,
-                                          const std::vector<InterfaceAddress>& own);
+/// Of a server at a name that is `found` here: this host's addresses among them, unless one of `chosen` is.
+[[nodiscard]] std::vector<std::string> further_addresses(const std::vector<std::string>& found,
+                                                         const std::vector<std::string>& chosen,
+                                                         const std::vector<InterfaceAddress>& own);
+/// What to say then, of `what` ("the coordinator") that therefore listens there; or where the name means
+/// loopback on this host, which does not tell what it means elsewhere. Empty: nothing.
+[[nodiscard]] std::string text_of_place(std::string_view what, const std::string& place,
+                                        const std::vector<std::string>& found,
+                                        const std::vector<std::string>& chosen, const ElasticJob& wishes,
+                                        const std::vector<InterfaceAddress>& own);
 
 /// At these addresses; none: at every one.
 [[nodiscard]] Result<net::Listener> listen_at(const std::vector<std::string>& addresses, std::uint16_t port,

@@ -258,7 +258,7 @@ int main(int argc, char** argv) {
   const Instant checked = SteadyClock::now();
   const Log plain_log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")));
   EventLog* const events = outlook->events ? &*outlook->events : nullptr;
-  if (!job->unfit.empty() && (options->dry_run || job->one_node())) {
+  if (!job->unfit.empty() && (options->dry_run_local || job->one_node())) {
     ::signal(SIGPIPE, SIG_IGN);  // the events' reader may have gone
     tell_beginning(*options, *job, plain_log, events).ended(kExitPreflight);
     return kExitPreflight;

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/host_map.h"
 #include "launcher/interfaces.h"
 #include "launcher/rdzv_conf.h"
 #include "launcher/seconds_text.h"
@@ -311,6 +312,23 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
                     "--rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT",
                     options.iface));
   return {};
+}
+
+Result<Options> map_hosts(Options options) {
+  if (options.host_map.empty()) return options;
+  MUSTER_TRY(const HostMap map, HostMap::read(options.host_map));
+  options.master_addr = map.find(options.master_addr);
+  if (options.rdzv_endpoint.empty()) return options;
+  MUSTER_TRY(const std::vector<Endpoint> endpoints, parse_endpoints(options.rdzv_endpoint));
+  std::string out;
+  for (const Endpoint& endpoint : endpoints) {
+    const std::string host = endpoint.host.empty() ? endpoint.host : map.find(endpoint.host);
+    out += out.empty() ? "" : ",";
+    out += host.find(':') == std::string::npos ? host : fmt::format("[{}]", host);
+    if (endpoint.port >= 0) out += fmt::format(":{}", endpoint.port);
+  }
+  options.rdzv_endpoint = std::move(out);
+  return options;
 }
 
 Result<std::vector<Endpoint>> parse_endpoints(std::string_view text) {

@@ -55,9 +55,7 @@ class StaticRendezvous::Impl : public std::enable_shared_from_this<Impl> {
     const Instant deadline = SteadyClock::now() + job_.join_timeout;
     if (attempt == 0) {
       if (host()) {
-        auto door = co_await door_of_first_node(io_, job_, log_);
-        if (!door) co_return fail(std::move(door).error());
-        door_ = *std::move(door);
+        door_ = co_await door_of_first_node(io_, job_, log_);
         auto server = net::Server::listen(io_, listen_options(job_.master_port, true), log_);
         if (!server) co_return fail(std::move(server).error());
         server_ = *std::move(server);

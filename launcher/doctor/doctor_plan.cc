@@ -15,11 +15,11 @@ namespace muster::launcher {
 namespace {
 
 // Which nodes there are and how they meet.
-constexpr std::array<std::string_view, 20> kKept = {
-    "nnodes",      "node-rank",        "master-addr",       "master-port", "standalone",
-    "rdzv-id",     "rdzv-backend",     "rdzv-conf",         "no-slurm",    "tls-ca",
-    "tls-cert",    "tls-key",          "local-addr",        "iface",       "dry-run",
-    "secret-file", "shutdown-timeout", "signals-to-handle", "cgroup",      "rdzv-endpoint"};
+constexpr std::array<std::string_view, 22> kKept = {
+    "host-map",         "port-file",         "nnodes",       "node-rank",    "master-addr", "master-port",
+    "standalone",       "rdzv-id",           "rdzv-backend", "rdzv-conf",    "no-slurm",    "tls-ca",
+    "tls-cert",         "tls-key",           "local-addr",   "iface",        "dry-run",     "secret-file",
+    "shutdown-timeout", "signals-to-handle", "cgroup",       "rdzv-endpoint"};
 
 }  // namespace
 
@@ -43,7 +43,10 @@ Options doctor_options(const Options& given, const std::string& own_program) {
   out.secret_file = given.secret_file;
   out.local_addr = given.local_addr;
   out.iface = given.iface;
+  out.host_map = given.host_map;
+  out.port_file = given.port_file;
   out.dry_run = given.dry_run;
+  out.dry_run_local = given.dry_run_local;
   out.shutdown_timeout_s = given.shutdown_timeout_s;
   out.signals_to_handle = given.signals_to_handle;
   out.cgroup = given.cgroup;

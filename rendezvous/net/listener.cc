@@ -191,8 +191,7 @@ Result<Listener> open_listeners(const std::vector<std::string>& addresses, std::
 }
 
 Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port, const std::vector<int>& others) {
-  std::vector<UniqueFd> owned;
-  for (const int other : others) owned.emplace_back(other);
+  std::vector<UniqueFd> owned(others.begin(), others.end());
   int type = 0;
   socklen_t size = sizeof type;
   const int raw = fd.get();

@@ -34,8 +34,8 @@ struct Listener {
 [[nodiscard]] Result<Listener> open_listeners(const std::vector<std::string>& addresses, std::uint16_t port,
                                               bool name_owner = true);
 
-/// Takes over a bound stream socket, which need not be listening yet, and others like it. Its port must be
-/// `port` unless that is 0.
+/// Takes over a bound stream socket, which need not be listening yet, and `others` of open_listeners(). Its
+/// port must be `port` unless that is 0.
 [[nodiscard]] Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port,
                                               const std::vector<int>& others = {});
 

@@ -15,6 +15,7 @@
 #include <muster/tcp_store.h>
 
 #include "rendezvous/base/log.h"
+#include "rendezvous/net/listener.h"
 #include "rendezvous/net/state_log.h"
 #include "tests/support/catch.h"
 #include "tests/support/held_log.h"
@@ -140,6 +141,30 @@ TEST_CASE("an inherited socket that is bound but not listening is taken over") {
   LoopThread thread(loop);
   REQUIRE(RawClient::modern(port).alive());
   thread.call([&] { (*server)->stop(); });
+}
+
+TEST_CASE("a server at several addresses has one store, and at no other address an ear") {
+  auto listener = net::open_listeners({"127.0.0.2", "127.0.0.3"}, 0);
+  REQUIRE_OK(listener);
+  const std::uint16_t port = listener->port;
+  boost::asio::io_context loop(1);
+  ServerOptions options;
+  options.port = port;
+  options.listen_fd = listener->fd.release();
+  for (UniqueFd& other : listener->others) options.more_listen_fds.push_back(other.release());
+  const auto server = Server::listen(loop, options, kQuiet);
+  REQUIRE_OK(server);
+  REQUIRE((*server)->loopback_only());
+  LoopThread thread(loop);
+  const auto one = TcpStore::connect({"127.0.0.2", port, -1, 20s});
+  const auto other = TcpStore::connect({"127.0.0.3", port, -1, 20s});
+  REQUIRE_OK(one);
+  REQUIRE_OK(other);
+  REQUIRE((*one)->add("n", 1) == 1);
+  REQUIRE((*other)->add("n", 1) == 2);
+  REQUIRE_FALSE(TcpStore::connect({"127.0.0.1", port, -1, 50ms}));
+  thread.call([&] { (*server)->stop(); });
+  REQUIRE_FALSE(TcpStore::connect({"127.0.0.3", port, -1, 50ms}));
 }
 
 TEST_CASE("a server goes on at another one's port with an empty store, and leaves that one its clients") {

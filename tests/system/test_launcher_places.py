@@ -83,7 +83,7 @@ def test_a_dry_run_whose_other_nodes_do_not_come_shows_its_own_plan_and_says_why
     it = job(2)
     start(it, backend, 0, 2, "--dry-run", "touch", "touched", conf="timeout=1")
     assert it.codes(0) == [69], it.err(0)
-    assert re.search(r"--dry-run: .*; this is the plan of host0 alone \(--dry-run=local asks for no more\)", it.err(0)), it.err(0)
+    assert re.search(r"--dry-run: the plan of host0 alone \(--dry-run=local asks for no more\): ", it.err(0)), it.err(0)
     assert re.search(r"1.* of 2 nodes|1/2 nodes", it.err(0))
     first = "?" if backend == "c10d" else "0"
     assert [row[0] for row in plain_table(it.out(0))] == [first, "?" if backend == "c10d" else "1"], it.out(0)
@@ -104,13 +104,39 @@ def test_a_dry_run_and_a_real_start_are_never_one_job(job, tmp_path, backend):
     assert not (tmp_path / "touched").exists()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_unfit_node_tells_the_others_in_a_dry_run_too(job, backend):
+    it = job(2)
+    start(it, backend, 0, 1, "--dry-run", "--no-python", "true", conf="timeout=4")
+    start(it, backend, 1, 1, "--dry-run", "--preflight=quick", "--no-python", "true", conf="timeout=4", wrap=("prlimit", "--nofile=64:64"))
+    assert it.codes(0, 1) == ([69, 74] if backend == "c10d" else [74, 74]), (it.err(0), it.err(1))
+    assert re.search(r"host1\)? is unfit: .*64 open files|host1: preflight: is unfit: .*64 open files", it.err(0)), it.err(0)
+    assert "the plan of host0 alone" in it.err(0) and it.out(1) == ""
+
+
+def test_a_dry_run_shows_the_world_that_a_job_of_several_sizes_with_spares_would_begin_with(job):
+    it = job(3)
+    for node in range(3):
+        it.start(node, 1, f"--node-rank={node}", "--spares=1", "--dry-run", "true", nnodes=2)
+    assert it.codes(0, 1, 2) == [0, 0, 0], [it.err(node) for node in range(3)]
+    printed = [it.out(node) for node in range(3) if it.out(node)]
+    assert len(printed) == 1 and len(table(printed[0])) == 2, printed
+    spares = [node for node in range(3) if f"the job would begin without host{node}, a spare or a node that came late" in it.err(node)]
+    assert len(spares) == 1 and f"host{spares[0]} " not in printed[0], (spares, printed)
+    for node in range(2):
+        it.start(node, 2, f"--node-rank={node}", "--dry-run", "true", nnodes="1:2", name=f"elastic{node}", conf="last_call_timeout=3")
+    codes = it.codes("elastic0", "elastic1")
+    assert codes == [0, 0], (codes, it.err("elastic0"), it.err("elastic1"))
+    assert "4 workers on 2 nodes" in it.out("elastic0") + it.out("elastic1")
+
+
 def test_a_dry_run_finds_what_would_keep_the_nodes_apart(job):
     it = job(2)
     it.start(0, 1, "--dry-run", "true", MUSTER_SECRET="a secret of more than sixteen bytes", conf="join_timeout=4")
     it.said(0, "this agent runs the coordinator")
     it.start(1, 1, "--dry-run", "true", MUSTER_SECRET="another secret, as long as that", conf="join_timeout=2")
     assert it.codes(1)[0] != 0
-    assert re.search(r"--dry-run: .*secret.*; this is the plan of host1 alone", it.err(1)), it.err(1)
+    assert re.search(r"--dry-run: the plan of host1 alone .*: .*secret", it.err(1)), it.err(1)
     assert it.codes(0) == [69]
 
 
@@ -182,6 +208,28 @@ def test_an_agent_listens_at_the_chosen_interface_only(job, tmp_path, wish, v6):
     assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
 
 
+def test_a_port_of_the_kernel_s_choice_is_open_at_the_chosen_interface_only(job, tmp_path):
+    it = job(2)
+    add_second_network(it)
+    script = write(tmp_path, "stay.py", STAY)
+    it.start(0, 1, *place(it, "c10d", "10.79.0.1", 0), "--port-file=place", "--iface=ib0", script)
+    it.said(0, "start the other nodes with --rdzv-endpoint=10.79.0.1:")
+    endpoint = (tmp_path / "place").read_text().strip()
+    it.start(1, 1, f"--rdzv-endpoint={endpoint}", "--iface=ib0", script)
+    it.started("2.0", 0, 1)
+    assert {one for one in listeners(it, 0) if not one.startswith("fe80:")} == {"10.79.0.1", "fd79::1"}
+    (tmp_path / "go").touch()
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+
+
+def test_the_doctor_looks_where_the_map_says(job):
+    it = job(2)
+    for node in range(2):
+        it.start(node, 1, "--doctor", f"--node-rank={node}", *place(it, "c10d", "head"), f"--host-map=head={it.nodes.address(0)}")
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
+    assert "verdict: 2 nodes, every node reaches every other" in it.out(0)
+
+
 def test_without_a_choice_an_agent_listens_everywhere(job, tmp_path):
     it = job(2)
     script = write(tmp_path, "stay.py", STAY)
@@ -208,16 +256,23 @@ def test_the_first_node_of_a_static_job_listens_at_its_address_only(job, tmp_pat
     assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
 
 
-def test_a_name_that_leads_past_the_chosen_interface_is_refused_at_once(job):
-    it = job(1)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_name_that_leads_past_the_chosen_interface_is_listened_at_and_said(job, tmp_path, backend):
+    it = job(2)
     add_second_network(it)
+    script = write(tmp_path, "stay.py", STAY)
     name = f"0x{int(ipaddress.ip_address(it.nodes.address(0))):08x}"  # every resolver takes it for that address
-    it.start(0, 1, *place(it, "c10d", name), "--iface=ib0", "true", nnodes=2, conf="is_host=1")
-    assert it.codes(0) == [2]
-    assert f"{name} is {it.nodes.address(0)} (eth0) on this host, and --iface=ib0 closes that to the other nodes" in it.err(0)
-    it.start(0, 1, *place(it, "static", name), "--rdzv-conf=", "--local-addr=10.79.0.1", "true", nnodes=2, name="static")
-    assert it.codes("static") != [0]
-    assert f"{name} is {it.nodes.address(0)} (eth0) on this host, and --local-addr=10.79.0.1 closes that" in it.err("static")
+    wish = "--iface=ib0" if backend == "c10d" else "--local-addr=10.79.0.1"
+    for node in range(2):
+        it.start(node, 1, f"--node-rank={node}", *place(it, backend, name), *(["--rdzv-conf="] if backend == "static" else []),
+                 wish if node == 0 or backend == "c10d" else "--local-addr=10.79.0.2", script)
+    it.started("2.0", 0, 1)
+    assert f"{name} is {it.nodes.address(0)} (eth0) on this host" in it.err(0) and f"in spite of {wish}" in it.err(0), it.err(0)
+    assert "in spite of" not in it.err(1)
+    found = {one for one in listeners(it, 0) if not one.startswith("fe80:")}
+    assert found == ({"10.77.0.1", "10.79.0.1", "fd79::1"} if backend == "c10d" else {"10.77.0.1"}), found
+    (tmp_path / "go").touch()
+    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
 
 
 def test_folded_lines_of_several_nodes_say_whose_they_are(job, tmp_path):

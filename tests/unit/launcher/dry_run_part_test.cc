@@ -100,10 +100,12 @@ TEST_CASE("a node without readable hardware still has its ranks") {
 }
 
 TEST_CASE("what another node sends is cut, cleaned or refused") {
-  for (const char* wrong : {"", "{}", "[]", "null", R"({"version":2})", R"({"version":1,"base_rank":"x"})"})
+  for (const char* wrong :
+       {"", "{}", "[]", "null", R"({"version":2})", R"({"version":1,"base_rank":"x"})",
+        R"({"version":1,"base_rank":1e300,"workers":1})", R"({"version":1,"base_rank":0,"workers":-1})"})
     REQUIRE_FALSE(dry_run_part_from_json(wrong));
   const auto part = dry_run_part_from_json(
-      R"({"version":1,"base_rank":4,"host":"a\u001b[2J","summary":"s","rows":[["1"],["1","2","3","4","5","6","7","8","9","10","11"]],)"
+      R"({"version":1,"base_rank":4,"workers":2,"host":"a\u001b[2J","summary":"s","rows":[["1"],["1","2","3","4","5","6","7","8","9","10","11"]],)"
       R"("notes":[],"command":"c","environment":[{"A\n":"b\u0007"}]})");
   REQUIRE_OK(part);
   REQUIRE(part->host.find('\x1b') == std::string::npos);
@@ -112,10 +114,16 @@ TEST_CASE("what another node sends is cut, cleaned or refused") {
     REQUIRE((name + value).find_first_of("\n\a") == std::string::npos);
 }
 
-TEST_CASE("a part is never larger than a message may be") {
+TEST_CASE("a part is never larger than a message may be, and what was left out of it is said") {
   DryRunPart part = part_of(job_of("host-a", 1), {}, place_of(0, 0, 1));
+  REQUIRE_THAT(dry_run_text({part}, 1), !Catch::Contains("left out"));
+  part.num_workers = 20'000;
   part.rows.resize(20'000, part.rows.front());
   part.environment.resize(20'000, part.environment.front());
   REQUIRE(to_json(part).size() <= kMaxPartBytes);
-  REQUIRE_OK(dry_run_part_from_json(to_json(part)));
+  const auto cut = dry_run_part_from_json(to_json(part));
+  REQUIRE_OK(cut);
+  REQUIRE_THAT(dry_run_text({*cut}, 20'000),
+               Catch::Contains("\nhost-a: its other " + std::to_string(20'000 - cut->rows.size()) +
+                               " workers are left out (--dry-run=local shows them)\n"));
 }

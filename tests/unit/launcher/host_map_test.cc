@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include "launcher/rendezvous_plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 

@@ -72,17 +72,33 @@ TEST_CASE("a place that is named by an address is listened at, and nothing besid
   REQUIRE(own_door({}) == "127.0.0.1");
 }
 
-TEST_CASE("a name that leads to an address that was not chosen is refused with what to give instead") {
+TEST_CASE("a name that leads to an address that was not chosen is listened at too, and that is said") {
   const ElasticJob job = wishes("", "ib0");
   const Addresses ib = chosen(job);
-  const std::string text = defect_of_place("node-a", {"10.0.0.4"}, ib, job, kHost);
-  REQUIRE_THAT(text, Catch::Contains("node-a is 10.0.0.4 (eth0) on this host, and --iface=ib0 closes that"));
-  REQUIRE_THAT(text, Catch::Contains("--host-map=node-a=10.1.0.4"));
-  REQUIRE(defect_of_place("node-a", {"10.0.0.4", "fd00::4"}, ib, job, kHost).empty());
-  REQUIRE(defect_of_place("node-a", {"127.0.1.1"}, ib, job, kHost).empty());
-  REQUIRE(defect_of_place("node-a", {"192.0.2.1"}, ib, job, kHost).empty());
-  REQUIRE(defect_of_place("node-a", {}, ib, job, kHost).empty());
-  REQUIRE(defect_of_place("node-a", {"10.0.0.4"}, {}, wishes("", ""), kHost).empty());
+  const auto text = [&](const Addresses& found) {
+    return text_of_place("the coordinator", "node-a", found, ib, job, kHost);
+  };
+  REQUIRE(further_addresses({"10.0.0.4", "10.0.0.4"}, ib, kHost) == Addresses{"10.0.0.4"});
+  REQUIRE_THAT(text({"10.0.0.4"}), Catch::Contains("node-a is 10.0.0.4 (eth0) on this host") &&
+                                       Catch::Contains("it listens there in spite of --iface=ib0") &&
+                                       Catch::Contains("--host-map=node-a=10.1.0.4"));
+  // The others find one that was chosen, or this host does not know what leads to it.
+  for (const Addresses& found : {Addresses{"10.0.0.4", "fd00::4"}, {"fe80::4%ib0"}, {"192.0.2.1"}, {}}) {
+    REQUIRE(further_addresses(found, ib, kHost).empty());
+    REQUIRE(text(found).empty());
+  }
+  REQUIRE(further_addresses({"10.0.0.4"}, {}, kHost).empty());
+  REQUIRE(text_of_place("the coordinator", "node-a", {"10.0.0.4"}, {}, wishes("", ""), kHost).empty());
+}
+
+TEST_CASE("a name that is loopback on its own host is no reason to listen elsewhere, but to say so") {
+  const ElasticJob job = wishes("", "ib0");
+  REQUIRE(further_addresses({"127.0.1.1"}, chosen(job), kHost).empty());
+  REQUIRE_THAT(text_of_place("the coordinator", "node-a", {"127.0.1.1"}, chosen(job), job, kHost),
+               Catch::Contains("node-a is 127.0.1.1 on this host") &&
+                   Catch::Contains("the coordinator listens at 10.1.0.4"));
+  // Of a job within this host it is the place itself.
+  REQUIRE(further_addresses({"127.0.1.1"}, {"127.0.0.1"}, kHost) == Addresses{"127.0.1.1"});
 }
 
 TEST_CASE("a listener of several addresses has one port, at these addresses only") {
