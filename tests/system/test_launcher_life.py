@@ -33,6 +33,13 @@ def assert_gone(pids):
         wait_for(lambda: not alive(pid), f"pid {pid} to be gone")
 
 
+def contents(path):
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def leftovers():
     return {path for folder in (os.environ.get("TMPDIR", "/tmp"), "/dev/shm") for path in glob.glob(f"{folder}/muster_*")}
 
@@ -123,6 +130,27 @@ signal.pause()
     process.wait()
     assert_gone(pids + children)
     wait_for(lambda: not os.path.exists(folder), "the temporary directory to be removed")
+
+
+def test_whoever_kills_all_processes_with_the_scripts_name_leaves_nothing(muster):
+    """As `pkill -9 -f train.py` does: the guardian is muster's copy, but does not have its command line."""
+    body = """
+import os, signal, subprocess, sys
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+open(sys.argv[1] + "/child" + os.environ["RANK"], "w").write(str(child.pid))
+open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w").write(str(os.getpid()))
+signal.pause()
+"""
+    process, pids = start_sleepers(muster, 2, "--cgroup=off", body=body)
+    children = [int(p.read_text()) for p in muster.tmp_path.glob("child*")]
+    assert len(children) == 2
+    script = str(muster.tmp_path / "sleeper.py").encode()
+    named = [int(p.parent.name) for p in pathlib.Path("/proc").glob("[0-9]*/cmdline") if script in contents(p)]
+    assert sorted(named) == sorted([process.pid, *pids])
+    for pid in named:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    assert_gone(pids + children)
 
 
 def test_a_guardian_that_was_killed_is_replaced_and_the_next_one_ends_what_it_must(muster):
