@@ -65,8 +65,8 @@ Awaitable<Result<void>> connect(FirstNode first, const Job& job, const Log& log,
     Error error = std::move(ok).error();
     if (error.code != ErrorCode::kCancelled)
       error.message += fmt::format(
-          "; gave up after {} s. Is node 0 running, and do --master-addr and --master-port name it?",
-          seconds(SteadyClock::now() - begin));
+          "; gave up after {:.1f} s. Is node 0 running, and do --master-addr and --master-port name it?",
+          std::chrono::duration<double>(SteadyClock::now() - begin).count());
     co_return fail(std::move(error));
   }
   co_return co_await waiting.connect(first.host, first.port, deadline, failed_once);
