@@ -280,7 +280,13 @@ std::string help_text() {
       "Under Slurm: srun -N 2 --ntasks-per-node=1 muster [options] program; nodes and ranks come from "
       "Slurm.\n"
       "In a batch script muster --srun does the same.\n\n"
-      "options (each also as PET_<NAME> in the environment; '_' may stand for '-'):\n";
+      "options (";
+  std::string typed_only;
+  for (const OptionRow& row : kOptionTable)
+    if (row.support == Support::kFull && row.env.empty())
+      typed_only += fmt::format("{}--{}", typed_only.empty() ? "" : ", ", row.name);
+  out += fmt::format("each also as PET_<NAME> in the environment, but for {}; '_' may stand for '-'):\n",
+                     typed_only);
   for (const OptionRow& row : kOptionTable)
     if (row.support == Support::kFull) out += described(row);
   out += "\naccepted for torchrun's sake, without effect:\n";

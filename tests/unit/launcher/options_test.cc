@@ -52,6 +52,17 @@ TEST_CASE("values are typed") {
   REQUIRE(options.arguments == Words{"a"});
 }
 
+TEST_CASE("the help says which options have no variable") {
+  for (const OptionRow& row : kOptionTable) {
+    if (row.support != Support::kFull) continue;
+    const std::string help = help_text();
+    const std::string said =
+        help.substr(help.find("but for "), help.find("; '_' may") - help.find("but for ")) + ",";
+    INFO(row.name);
+    REQUIRE((said.find(" --" + std::string(row.name) + ",") != std::string::npos) == row.env.empty());
+  }
+}
+
 TEST_CASE("an error about an option that nobody typed names the variable") {
   const auto sourced = [](const Environment& environment, std::string message) {
     return with_source({ErrorCode::kInvalidArgument, std::move(message)},
