@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 
-from launcher_support import MUSTER, alive, clean_environment, muster, wait_for
+from launcher_support import MUSTER, alive, children_named, clean_environment, muster, wait_for
 
 SLEEP = "import signal, sys\nopen(sys.argv[1] + '/' + __import__('os').environ['RANK'] + '.pid', 'w').write(str(__import__('os').getpid()))\nsignal.pause()\n"
 
@@ -130,6 +130,21 @@ signal.pause()
     process.wait()
     assert_gone(pids + children)
     wait_for(lambda: not os.path.exists(folder), "the temporary directory to be removed")
+
+
+def test_workers_end_with_the_launcher_where_the_guardian_cannot_act(muster):
+    """By their parent-death signal: the guardian is stopped until they are gone."""
+    process, pids = start_sleepers(muster, 3, "--cgroup=off")
+    guardian, = children_named(process.pid, "muster-guardian")
+    os.kill(guardian, signal.SIGSTOP)
+    try:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert_gone(pids)
+        assert alive(guardian)
+    finally:
+        os.kill(guardian, signal.SIGCONT)
+    assert_gone([guardian])
 
 
 def test_whoever_kills_all_processes_with_the_scripts_name_leaves_nothing(muster):
