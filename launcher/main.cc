@@ -39,6 +39,7 @@
 #include "launcher/preflight.h"
 #include "launcher/srun_plan.h"
 #include "launcher/status_page.h"
+#include "launcher/system_refusal.h"
 #include "launcher/telemetry.h"
 #include "launcher/trial_plan.h"
 #include "launcher/unfit_node.h"
@@ -184,6 +185,7 @@ Telemetry tell_beginning(const Options& options, const Job& job, const Log& log,
 int main(int argc, char** argv) {
   const Instant begun = SteadyClock::now();
   open_standard_descriptors();
+  end_on_refusals();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   const std::vector<std::string> command(argv, argv + argc);
   const Environment environment = current_environment();

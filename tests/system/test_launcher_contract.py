@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 
@@ -231,6 +232,14 @@ def test_a_program_that_the_kernel_does_not_execute_says_what_to_try(muster, tex
     result = muster.run("--nproc-per-node=2", "./program")
     assert (result.returncode, result.stdout) == (code, "")
     assert says in result.stderr
+
+
+@pytest.mark.parametrize("most", range(5, 24, 3))
+def test_too_few_descriptors_end_muster_with_a_word(muster, most):
+    result = muster.run("--nproc-per-node=2", "-t3", "--log-dir=logs", "true",
+                        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)))
+    assert result.returncode in (71, 75), result
+    assert "Too many open files" in result.stderr and "see ulimit -n" in result.stderr
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"], ["--print-completion=bash"], ["--dry-run=local", "true"]])
