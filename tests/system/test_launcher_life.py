@@ -132,6 +132,24 @@ signal.pause()
     wait_for(lambda: not os.path.exists(folder), "the temporary directory to be removed")
 
 
+def test_a_worker_that_is_stopped_goes_on_to_heed_the_signal(muster):
+    body = """
+import os, signal, sys
+def end(*_):
+    open(sys.argv[1] + "/saved" + os.environ["RANK"], "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w").write(str(os.getpid()))
+if os.environ["RANK"] == "1": os.kill(os.getpid(), signal.SIGSTOP)
+while True: signal.pause()
+"""
+    process, pids = start_sleepers(muster, 2, "--shutdown-timeout=60", body=body)
+    wait_for(lambda: any("State:\tT" in pathlib.Path(f"/proc/{pid}/status").read_text() for pid in pids), "the stop")
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert sorted(path.name for path in muster.tmp_path.glob("saved*")) == ["saved0", "saved1"]
+
+
 def test_workers_end_with_the_launcher_where_the_guardian_cannot_act(muster):
     """By their parent-death signal: the guardian is stopped until they are gone."""
     process, pids = start_sleepers(muster, 3, "--cgroup=off")
