@@ -23,6 +23,7 @@ int exit_code_of(const Error& error) {
   switch (error.code) {
     case ErrorCode::kNotFound:
       return kExitNotFound;
+    case ErrorCode::kUnsupported:
     case ErrorCode::kInvalidArgument:
       return kExitNotExecutable;
     default:

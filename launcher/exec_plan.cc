@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/exec_error.h"
 #include "launcher/host_map.h"
 #include "launcher/program.h"
 #include "launcher/step_command.h"
@@ -59,13 +60,6 @@ Result<std::string> find_master(const Options& options, const SlurmStep& step) {
   return usage(
       "with srun -m arbitrary or in a heterogeneous job a task does not know which node has rank 0; give "
       "--master-addr");
-}
-
-Error exec_error(const std::string& path, int error) {
-  Error out = errno_error(path, error);
-  out.code = error == ENOENT ? ErrorCode::kNotFound : ErrorCode::kUnsupported;
-  if (error == ENOEXEC) out.message += "; does the script begin with #!?";
-  return out;
 }
 
 }  // namespace

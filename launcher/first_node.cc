@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/first_node.h"
 
+#include <chrono>
 #include <utility>  // before Asio, for g++ 12
 
 #include <boost/asio/as_tuple.hpp>
@@ -61,8 +62,8 @@ Awaitable<Result<void>> connect(FirstNode first, const Job& job, const Log& log,
     Error error = std::move(ok).error();
     if (error.code != ErrorCode::kCancelled)
       error.message += fmt::format(
-          "; gave up after {} s. Is node 0 running, and do --master-addr and --master-port name it?",
-          whole_seconds(SteadyClock::now() - begin));
+          "; gave up after {:.1f} s. Is node 0 running, and do --master-addr and --master-port name it?",
+          std::chrono::duration<double>(SteadyClock::now() - begin).count());
     co_return fail(std::move(error));
   }
   co_return co_await waiting.connect(first.host, first.port, deadline, failed_once);

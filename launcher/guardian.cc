@@ -6,13 +6,13 @@
 #include <linux/close_range.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <utility>
 
 #include "launcher/cgroup.h"
 #include "launcher/descendants.h"
+#include "launcher/process_title.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -27,7 +27,7 @@ constexpr char kGoodbye = 'b';
                              volatile pid_t* groups, std::size_t slots, const std::string& token) {
   ::close(other_end);
   ::setsid();
-  ::prctl(PR_SET_NAME, "muster-guardian", 0, 0, 0);
+  set_process_title("muster-guardian");
   sigset_t all;
   ::sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);

@@ -195,9 +195,11 @@ std::vector<std::string> hang_head(const HangReport& report) {
         "odd one out: {}{}: {}", rank_words(report.odd.ranks),
         on_hosts(report, nodes_of(report, [&](const RankEvidence& rank) { return is_odd(report, rank); })),
         report.odd.why));
-  else
+  else if (silent.size() == report.ranks.size())
     out.push_back(fmt::format("no odd one out: all{} stand at the same place",
                               report.nodes.empty() ? " of this node" : " ranks"));
+  else
+    out.push_back("no odd one out: nothing but the silence tells one from another");
   std::vector<int> missing;
   for (const HangNode& node : report.nodes)
     if (!node.answered) missing.push_back(node.node);

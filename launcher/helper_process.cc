@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/process_title.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -25,7 +26,7 @@ constexpr int kReapMs = 100;  // a process that SIGKILL reaches needs well under
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(0);
   ::setsid();
-  ::prctl(PR_SET_NAME, name, 0, 0, 0);
+  set_process_title(name);
   // The guardian must not take this process for its owner, nor a reader of our stderr for a writer.
   ::dup2(writer, 0);
   ::syscall(SYS_close_range, 1U, ~0U, 0U);

@@ -18,6 +18,7 @@
 #include "launcher/slurm_allocation.h"
 #include "launcher/slurm_grace.h"
 #include "launcher/step_options.h"
+#include "launcher/worker_env.h"
 #include "rendezvous/env_contract.h"
 #include "rendezvous/slurm_step.h"
 
@@ -323,6 +324,7 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
     job.threads = std::max(1, machine.core_count() / job.local_world_size);
   if (options.gpus.empty()) MUSTER_OK(look_for_shortage(options, environment, machine, job));
   MUSTER_OK(plan_placement(options, environment, machine.hardware, job));
+  MUSTER_OK(check_visible_devices(environment, job));
   return job;
 }
 

@@ -23,8 +23,14 @@ namespace {
 constexpr std::string_view kMemory = "/dev/shm";
 constexpr std::string_view kProgressFile = "progress";
 
+bool is_writable_directory(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&
+         ::access(path.c_str(), W_OK | X_OK) == 0;
+}
+
 bool has_memory() {
-  return ::access(std::string(kMemory).c_str(), W_OK | X_OK) == 0;
+  return is_writable_directory(std::string(kMemory));
 }
 
 std::string random_suffix() {
@@ -48,8 +54,11 @@ std::string as_file_name(std::string_view run_id) {
 std::string temporary_parent(const LogSettings& settings, const Environment& environment) {
   const bool output = !settings.redirects.none() || !settings.tee.none();
   if (!output && has_memory()) return std::string(kMemory);
-  const std::string_view tmp = lookup(environment, "TMPDIR").value_or("");
-  return tmp.empty() ? "/tmp" : std::string(tmp);
+  // As Python does: a TMPDIR of the host that a job was sent from may not be here.
+  const std::string tmp(lookup(environment, "TMPDIR").value_or(""));
+  for (const std::string& path : {tmp, std::string("/tmp"), std::string("/var/tmp")})
+    if (!path.empty() && is_writable_directory(path)) return path;
+  return tmp.empty() ? "/tmp" : tmp;
 }
 
 Result<std::string> make_unique(const std::string& prefix) {
@@ -77,8 +86,13 @@ Result<LogDirectory> LogDirectory::create(const LogSettings& settings, std::stri
                   fmt::format("--log-dir={}: not a directory and cannot be made one{}{}", base,
                               error ? ": " : "", error ? error.message() : ""));
   } else {
-    MUSTER_TRY(base, make_unique(temporary_parent(settings, environment) + "/muster_"));
-    out.temporary_base_ = base;
+    auto made = make_unique(temporary_parent(settings, environment) + "/muster_");
+    if (!made) {
+      Error error = std::move(made).error();
+      error.message += "; give --log-dir, or set TMPDIR to a directory with room";
+      return fail(std::move(error));
+    }
+    out.temporary_base_ = base = *std::move(made);
   }
   MUSTER_TRY(out.run_, make_unique(fmt::format("{}/{}_", base, as_file_name(run_id))));
   // Where there is no room it is done without.
@@ -114,6 +128,7 @@ Result<void> LogDirectory::begin_attempt(Attempt names, int workers) {
   if (::mkdir(attempt_.c_str(), 0777) != 0) return fail(errno_error("create " + attempt_, errno));
   // mkdirat from an open directory: 4 us for each worker instead of a walk from the root.
   const UniqueFd directory(::open(attempt_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!directory) return fail(errno_error("open " + attempt_, errno));
   for (int rank = 0; rank < workers; ++rank) {
     std::array<char, 12> name{};
     *std::to_chars(name.data(), name.data() + name.size() - 1, rank).ptr = '\0';

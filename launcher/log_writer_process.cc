@@ -10,12 +10,12 @@
 #include <string>
 #include <string_view>
 #include <sys/epoll.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unordered_map>
 #include <utility>
 
+#include "launcher/process_title.h"
 #include "launcher/rotating_file.h"
 #include "launcher/shared_memory.h"
 #include "rendezvous/base/syscall.h"
@@ -196,7 +196,7 @@ std::uint64_t lost_bytes(const LogStreamState& state) {
 /// After fork, with all signals blocked and a heap in order.
 void run(int control, LogWriterState& state, Rotation rules) {
   ::setsid();
-  ::prctl(PR_SET_NAME, "muster-logs", 0, 0, 0);
+  set_process_title("muster-logs");
   if (control != kFirstDescriptor) ::dup3(control, kFirstDescriptor, O_CLOEXEC);
   // Whoever reads the launcher's own streams is not to wait for this process.
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);

@@ -39,6 +39,7 @@
 #include "launcher/preflight.h"
 #include "launcher/srun_plan.h"
 #include "launcher/status_page.h"
+#include "launcher/system_refusal.h"
 #include "launcher/telemetry.h"
 #include "launcher/trial_plan.h"
 #include "launcher/unfit_node.h"
@@ -99,6 +100,12 @@ int complain(const Error& error) {
     default:
       return kExitSystem;
   }
+}
+
+/// What was asked for is there in whole, or its lack is no success.
+int print(const std::string& text) {
+  const auto written = write_all(STDOUT_FILENO, text);
+  return written ? kExitOk : complain({ErrorCode::kIo, "stdout: " + written.error().message});
 }
 
 /// A pidfd and a stderr pipe per worker. Workers get the old limit back: a raised one breaks programs that
@@ -178,25 +185,18 @@ Telemetry tell_beginning(const Options& options, const Job& job, const Log& log,
 int main(int argc, char** argv) {
   const Instant begun = SteadyClock::now();
   open_standard_descriptors();
+  end_on_refusals();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   const std::vector<std::string> command(argv, argv + argc);
   const Environment environment = current_environment();
   if (is_doctor_node(arguments)) return run_doctor_node(arguments, environment);
   auto options = parse_options(arguments, environment);
   if (!options) return complain(options.error());
-  if (options->help) {
-    std::fputs(help_text().c_str(), stdout);
-    return kExitOk;
-  }
-  if (options->version) {
-    std::printf("muster %s\n", std::string(kVersion).c_str());
-    return kExitOk;
-  }
+  if (options->help) return print(help_text());
+  if (options->version) return print(fmt::format("muster {}\n", kVersion));
   if (options->print_completion) {
     const auto script = completion_script(*options->print_completion);
-    if (!script) return complain(script.error());
-    std::fputs(script->c_str(), stdout);
-    return kExitOk;
+    return script ? print(*script) : complain(script.error());
   }
   std::error_code unknown;
   const auto own_path = std::filesystem::read_symlink("/proc/self/exe", unknown);
@@ -206,13 +206,13 @@ int main(int argc, char** argv) {
         {ErrorCode::kInvalidArgument, "--exec starts no agent, which --doctor needs on each node"});
   if (options->exec) {
     const auto plan = plan_exec(*options, environment, count_cpus);
-    return complain(plan ? execute(*plan) : plan.error());
+    return complain(plan ? execute(*plan) : with_source(plan.error(), *options));
   }
   if (options->srun) {
     const auto plan = plan_srun(*options, environment, own);
-    if (!plan || !options->dry_run) return complain(plan ? execute(*plan) : plan.error());
-    std::fputs(srun_plan_text(*plan).c_str(), stdout);
-    return kExitOk;
+    if (!plan || !options->dry_run)
+      return complain(plan ? execute(*plan) : with_source(plan.error(), *options));
+    return print(srun_plan_text(*plan));
   }
   std::optional<DoctorVerdict> doctor;
   if (options->doctor) {
@@ -238,7 +238,7 @@ int main(int argc, char** argv) {
                         [] { return read_cpu_room(); }};
   auto job = plan_job(*options, environment, machine);
   if (!job) {
-    const int status = complain(job.error());
+    const int status = complain(with_source(job.error(), *options));
     if (!driver.finding) return status;
     std::fprintf(stderr, "muster: preflight: %s\n", driver.finding->text.c_str());
     return kExitPreflight;
@@ -268,10 +268,8 @@ int main(int argc, char** argv) {
       ::signal(SIGPIPE, SIG_IGN);
       return dry_run_of_all(*job, environment, dry_run_patience(*options, *job), plain_log);
     }
-    std::fputs(plan_of_cgroups(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto)).c_str(),
-               stdout);
-    std::fputs(dry_run_text(*job, environment).c_str(), stdout);
-    return kExitOk;
+    return print(plan_of_cgroups(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto)) +
+                 dry_run_text(*job, environment));
   }
   // torchrun's default, which is right for agents on one host only.
   if (job->mode == RendezvousMode::kStatic && job->nodes > 1 && is_loopback(job->master_addr) &&
@@ -284,6 +282,7 @@ int main(int argc, char** argv) {
   if (options->report_bindings) std::fputs(placement_table(*job).c_str(), stderr);
 
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // a log that has reached ulimit -f is no reason to end a job
   std::optional<DetachedJob> detached;
   if (options->detach) {
     auto side = detach(*job, options->job_name, command, environment);
@@ -340,6 +339,9 @@ int main(int argc, char** argv) {
   OutputSink out(io, STDOUT_FILENO);
   OutputSink err(io, STDERR_FILENO);
   log_target = &err;
+  out.when_failing([&log](int error) {
+    log.warning(fmt::format("stdout: {}; what is not in files is lost", errno_text(error)));
+  });
   for (const std::string& text : job->warnings) log.warning(text);
   if (!job->gpu_shortage.empty())
     log.warning(
@@ -372,6 +374,9 @@ int main(int argc, char** argv) {
   }
   if (detached) detached->ended(status, log);
   const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushPatience);
+  if (out.lost_bytes() > 0)
+    log.warning(
+        fmt::format("stdout: {} bytes of the workers' output could not be written", out.lost_bytes()));
   if (lost_out > 0)
     log.warning(
         fmt::format("stdout was not read: the last {} bytes of the workers' output are lost", lost_out));

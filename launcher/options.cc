@@ -223,7 +223,10 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
           *text = "";
           continue;
         }
-        return fail(ErrorCode::kInvalidArgument, fmt::format("--{} needs a value", name));
+        const bool typed = !collected.from_environment.contains(name);
+        return fail(ErrorCode::kInvalidArgument, typed ? fmt::format("--{} needs a value", name)
+                                                       : fmt::format("{} has no value; unset it, or give one",
+                                                                     collected.from_environment.at(name)));
       }
       app.clear();
       app.parse(
@@ -248,7 +251,23 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
   out.program = std::move(*line.program);
   out.arguments = std::move(line.arguments);
   out.given.insert(collected.values.begin(), collected.values.end());
+  out.from_environment.insert(collected.from_environment.begin(), collected.from_environment.end());
   return out;
+}
+
+Error with_source(Error error, const Options& options) {
+  std::string sources;
+  for (const auto& [name, source] : options.from_environment) {
+    const std::string option = "--" + name;
+    const auto at = error.message.find(option);
+    if (at == std::string::npos) continue;
+    const auto behind = at + option.size();
+    const char next = behind < error.message.size() ? error.message[behind] : ' ';
+    if (next == '-' || (next >= 'a' && next <= 'z')) continue;  // a longer name
+    sources += fmt::format("{}{}", sources.empty() ? "" : ", ", source);
+  }
+  if (!sources.empty()) error.message += fmt::format(" ({} in the environment)", sources);
+  return error;
 }
 
 std::string help_text() {
@@ -261,7 +280,13 @@ std::string help_text() {
       "Under Slurm: srun -N 2 --ntasks-per-node=1 muster [options] program; nodes and ranks come from "
       "Slurm.\n"
       "In a batch script muster --srun does the same.\n\n"
-      "options (each also as PET_<NAME> in the environment; '_' may stand for '-'):\n";
+      "options (";
+  std::string typed_only;
+  for (const OptionRow& row : kOptionTable)
+    if (row.support == Support::kFull && row.env.empty())
+      typed_only += fmt::format("{}--{}", typed_only.empty() ? "" : ", ", row.name);
+  out += fmt::format("each also as PET_<NAME> in the environment, but for {}; '_' may stand for '-'):\n",
+                     typed_only);
   for (const OptionRow& row : kOptionTable)
     if (row.support == Support::kFull) out += described(row);
   out += "\naccepted for torchrun's sake, without effect:\n";

@@ -97,6 +97,7 @@ struct Options {
   std::string program;
   std::vector<std::string> arguments;
   std::map<std::string, std::string, std::less<>> given;  // name -> text, typed or PET_*; not defaults
+  std::map<std::string, std::string, std::less<>> from_environment;  // of these, name -> "PET_X=text"
   std::string port_file;
 
   friend bool operator==(const Options&, const Options&) = default;
@@ -106,6 +107,9 @@ struct Options {
 /// required.
 [[nodiscard]] Result<Options> parse_options(std::span<const std::string> arguments,
                                             const Environment& environment);
+
+/// An error about an option that nobody typed also names the variable that it came from.
+[[nodiscard]] Error with_source(Error error, const Options& options);
 
 /// The text of --help, made from the table.
 [[nodiscard]] std::string help_text();

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -48,11 +49,17 @@ std::size_t OutputSink::write_some(std::string_view bytes) {
                                 : ::write(fd_, bytes.data(), bytes.size());
   });
   if (n >= 0) return static_cast<std::size_t>(n);
-  if (errno == EAGAIN) {
+  const int error = errno;
+  if (error == EAGAIN) {
     if (way_ != Way::kBlocking) return 0;
     pollfd wait{fd_, POLLOUT, 0};  // somebody made the shared descriptor non-blocking
     ::poll(&wait, 1, -1);
     return 0;
+  }
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO) {
+    lost_bytes_ += bytes.size();
+    if (const auto tell = std::exchange(failed_, {})) tell(error);
+    return bytes.size();
   }
   way_ = Way::kGone;
   return bytes.size();

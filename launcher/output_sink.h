@@ -2,8 +2,8 @@
 // OutputSink: the launcher's own stdout or stderr as a target for workers' output. Never blocks the loop on a
 // slow terminal or pipe: what does not fit is queued, and readers stop while the queue is long (so the worker
 // is slowed, as it would be if it wrote there itself). The shared descriptor's flags are left alone. A closed
-// reader (EPIPE) swallows the rest. One loop; must outlive nothing: pending waits are cancelled by the
-// destructor.
+// reader (EPIPE) swallows the rest; what a full disk does not take is counted, and the next write is tried.
+// One loop; must outlive nothing: pending waits are cancelled by the destructor.
 #pragma once
 
 #include <deque>
@@ -33,6 +33,10 @@ class OutputSink {
   void when_clear(std::function<void()> resume) { waiting_.push_back(std::move(resume)); }
   /// Writes what is queued, waiting for the reader until `deadline`. Returns the bytes that it did not take.
   [[nodiscard]] std::size_t flush(Instant deadline);
+  /// `failed` is called with errno at the first write that fails though somebody would read it: a full disk.
+  void when_failing(std::function<void(int)> failed) { failed_ = std::move(failed); }
+  /// Bytes lost by such writes.
+  [[nodiscard]] std::size_t lost_bytes() const { return lost_bytes_; }
   /// Writes what fits at once and forgets the rest, whatever is queued.
   void write_now_or_never(std::string_view bytes) { (void)write_some(bytes); }
 
@@ -50,6 +54,8 @@ class OutputSink {
   std::deque<std::string> queue_;
   std::size_t queued_bytes_ = 0;
   bool armed_ = false;
+  std::size_t lost_bytes_ = 0;
+  std::function<void(int)> failed_;
   std::vector<std::function<void()>> waiting_;
 };
 

@@ -127,6 +127,9 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
   // A program that holds ${local_rank} in its name differs per worker: what is there cannot be checked
   // beforehand.
   const std::string& name = options.program;
+  if (name.empty())
+    return fail(ErrorCode::kInvalidArgument,
+                "the program's name is empty; is a variable not set that should hold it?");
   const bool varies =
       name.find("$local_rank") != std::string::npos || name.find("${local_rank}") != std::string::npos;
   const Kind kind = kind_of(name);

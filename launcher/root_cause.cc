@@ -85,7 +85,10 @@ void judge_worker(WorkerOutcome& outcome, const Evidence& evidence) {
     return;
   }
   if (end.signal != 0 && !is_crash_signal(end.signal)) {
-    outcome.cause = {CauseClass::kSignal, signal + (end.signal == SIGKILL ? ", of an unknown sender" : "")};
+    std::string_view sender;
+    if (end.signal == SIGKILL) sender = ", of an unknown sender";
+    if (end.signal == SIGPIPE) sender = "; whoever read what it wrote is gone";
+    outcome.cause = {CauseClass::kSignal, signal + std::string(sender)};
     return;
   }
   if (evidence.written) {

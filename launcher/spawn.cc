@@ -21,6 +21,7 @@
 #include <muster/check.h>
 
 #include "launcher/clone_into.h"
+#include "launcher/exec_error.h"
 #include "launcher/raw_syscall.h"
 #include "rendezvous/base/syscall.h"
 
@@ -247,6 +248,7 @@ Result<void> Spawner::settle(std::size_t lane_index) {
   const Step step = lane->plan.failed_step;
   if (step == Step::kNone) return {};
   lane->plan.failed_step = Step::kNone;
+  if (step == Step::kExec) return fail(exec_error(lane->plan.request.path, lane->plan.failed_errno));
   return fail(
       errno_error(fmt::format("{} {}", text_of(step), lane->plan.request.path), lane->plan.failed_errno));
 }

@@ -114,6 +114,16 @@ Result<RankVariables> rank_variables(const Environment& inherited, const Job& jo
   return out;
 }
 
+Result<void> check_visible_devices(const Environment& inherited, const Job& job) {
+  if (!job.virtual_local_rank) return {};
+  for (int rank = 0; rank < job.local_world_size; ++rank) {
+    const auto place = static_cast<std::size_t>(rank);
+    if (place < job.placement.size() && !job.placement[place].device.empty()) continue;
+    if (auto device = visible_device(inherited, rank); !device) return fail(std::move(device).error());
+  }
+  return {};
+}
+
 std::string safe_point_file(const std::string& progress_file) {
   return progress_file + ".safe-point";
 }

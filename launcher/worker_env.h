@@ -30,6 +30,10 @@ using RankVariables = std::vector<std::pair<std::string_view, std::string>>;
                                                    const Assignment& assignment, int local_rank,
                                                    std::string error_file, std::string progress_file = {});
 
+/// Whether the agent's CUDA_VISIBLE_DEVICES has a device for each worker with --virtual-local-rank; what
+/// rank_variables would refuse, to be known beforehand.
+[[nodiscard]] Result<void> check_visible_devices(const Environment& inherited, const Job& job);
+
 /// Which a worker makes to announce a safe point; beside its progress file.
 [[nodiscard]] std::string safe_point_file(const std::string& progress_file);
 

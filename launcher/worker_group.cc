@@ -249,15 +249,19 @@ void WorkerGroup::signal_all(int signal) {
       ::syscall(SYS_pidfd_send_signal, worker.pidfd.native_handle(), signal, nullptr, 0);
     if (!worker.running) look_after_group(i);
   }
-  if (first) note_dumps();
+  if (first) look_at_states();
 }
 
-/// After the signals, which do not wait for this; what is dumping its core does not heed them.
-void WorkerGroup::note_dumps() {
+/// After the signals, which do not wait for this; what is dumping its core does not heed them, and what is
+/// stopped (SIGSTOP, not a debugger's) does so once it goes on.
+void WorkerGroup::look_at_states() {
   for (Worker& worker : workers_) {
     if (!worker.running) continue;
     const auto status = read_file(fmt::format("/proc/{}/status", worker.pid), kMaxStatusBytes);
-    worker.dumping = status && status->find("\nCoreDumping:\t1") != std::string::npos;
+    if (!status) continue;
+    worker.dumping = status->find("\nCoreDumping:\t1") != std::string::npos;
+    if (status->find("\nState:\tT (stopped)") != std::string::npos)
+      ::syscall(SYS_pidfd_send_signal, worker.pidfd.native_handle(), SIGCONT, nullptr, 0);
   }
 }
 

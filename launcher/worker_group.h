@@ -79,7 +79,7 @@ class WorkerGroup {
   void watch(int local_rank);
   bool reap(int local_rank);
   void look_after_group(std::size_t index);
-  void note_dumps();
+  void look_at_states();
 
   [[nodiscard]] Result<Spawned> spawn(Spawner& spawner, std::size_t lane, SpawnRequest request,
                                       int local_rank);

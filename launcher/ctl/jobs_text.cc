@@ -223,9 +223,10 @@ std::string job_text(const net::InquiryAnswer& answer, std::size_t most) {
   for (const JobState& job : answer.jobs) {
     out += fmt::format("{}: {}", shown(job.job), word_for(job.phase));
     if (job.generation >= 0)
-      out += fmt::format("{} generation {}, {} ranks on {} node{}",
-                         job.phase == JobState::Phase::kRunning ? "" : " after", job.generation,
-                         job.world_size, job.num_members, job.num_members == 1 ? "" : "s");
+      out +=
+          fmt::format("{} generation {}, {} rank{} on {} node{}",
+                      job.phase == JobState::Phase::kRunning ? "" : " after", job.generation, job.world_size,
+                      job.world_size == 1 ? "" : "s", job.num_members, job.num_members == 1 ? "" : "s");
     out += fmt::format("\n  nodes     {} of {} present", inside(job), wanted(job));
     if (job.num_outside > 0 || job.spares > 0)
       out += fmt::format(", {} outside ({} spares wanted)", job.num_outside, job.spares);

@@ -19,6 +19,7 @@
 #include "launcher/entry_directory.h"
 #include "launcher/exit_status.h"
 #include "launcher/job_entry.h"
+#include "launcher/spelling.h"
 #include "rendezvous/base/env.h"
 
 namespace {
@@ -175,6 +176,21 @@ int remove(const Jobs& jobs, const JobEntry& entry) {
   return 0;
 }
 
+/// The nearest one to what stands where a subcommand should; empty: that is one, or nothing is there.
+std::string unknown_command(const CLI::App& app, int argc, char** argv) {
+  struct Command {
+    std::string name;
+  };
+  std::vector<Command> commands;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    commands.push_back({command->get_name()});
+  const std::string given = argc > 1 ? argv[1] : "";
+  const auto same = [&](const Command& command) { return command.name == given; };
+  if (given.empty() || given[0] == '-' || std::any_of(commands.begin(), commands.end(), same)) return {};
+  return fmt::format("unknown command {}; the nearest is {} (see musterctl --help)", given,
+                     nearest_name(commands, given));
+}
+
 CLI::App* define_jobs(CLI::App& app, JobsCommand& look) {
   auto* out = app.add_subcommand("jobs", "what a coordinator has: a musterd, or the one that an agent runs");
   out->add_option("job", look.job, "this one and its nodes [all jobs]");
@@ -234,6 +250,8 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    if (const std::string text = unknown_command(app, argc, argv); !text.empty())
+      return complain(text, kExitUsage);
     const int status = app.exit(error);
     return status == 0 ? 0 : kExitUsage;
   }

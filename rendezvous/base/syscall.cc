@@ -53,7 +53,8 @@ std::string errno_text(int error_number) {
 }
 
 Error errno_error(std::string_view what, int error_number) {
-  return Error{code_for(error_number), std::string(what) + ": " + errno_text(error_number)};
+  return Error{code_for(error_number), std::string(what) + ": " + errno_text(error_number) +
+                                           (error_number == EMFILE ? "; see ulimit -n" : "")};
 }
 
 Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {

@@ -91,7 +91,7 @@ WRONG = [
     ("--nnodes=3:2", {}, "--nnodes=3:2"), ("--nnodes=x", {}, "--nnodes=x"), ("--nproc-per-node=x", {}, "--nproc-per-node=x"),
     ("--nproc-per-node=0", {}, "--nproc-per-node=0"), ("--max-restarts=-1", {}, "--max-restarts=-1"),
     ("--max-restarts=x", {}, "--max-restarts=x"), ("", {"PET_MAX_RESTARTS": "x"}, "PET_MAX_RESTARTS=x"),
-    ("", {"PET_STANDALONE": "true"}, "PET_STANDALONE=true"), ("", {"PET_NNODES": ""}, "--nnodes"),
+    ("", {"PET_STANDALONE": "true"}, "PET_STANDALONE=true"), ("", {"PET_NNODES": ""}, "PET_NNODES="),
     ("--monitor-interval=0", {}, "--monitor-interval=0"), ("--monitor-interval=x", {}, "--monitor-interval=x"),
     ("--start-method=bogus", {}, "--start-method=bogus"), ("--event-log-handler=bogus", {}, "--event-log-handler=bogus"),
     ("-r 4", {}, "--redirects"), ("-t 0:1,", {}, "--tee"), ("-t a", {}, "--tee"), ("--local-ranks-filter=a", {}, "--local-ranks-filter=a"),

@@ -110,7 +110,7 @@ TEST_CASE("a program that cannot be executed is an error with the system's reaso
     request.path = "/etc/passwd";
     auto plain = spawner.spawn(request);
     REQUIRE_FALSE(plain);
-    REQUIRE(plain.error().code == ErrorCode::kInvalidArgument);
+    REQUIRE(plain.error().code == ErrorCode::kUnsupported);
     REQUIRE(spawner.spawn(shell.request()));
     REQUIRE(::wait(nullptr) > 0);
   }

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 
@@ -191,6 +192,7 @@ def test_a_virtual_environments_python_is_used(muster):
     (["-t", "7", "true"], 2, "--tee"),
     (["--logs-specs=x", "true"], 2, "not supported"),
     (["--print-completion=fish"], 2, "bash, zsh and tcsh"),
+    ([""], 2, "the program's name is empty"),
     (["--run-path", "./missing.py"], 127, "--run-path needs a script"),
     (["no-such-program-anywhere"], 127, "neither a file here nor a program on PATH"),
     (["./missing.py"], 127, "no such file"),
@@ -214,8 +216,37 @@ def test_a_file_that_cannot_be_executed_is_named(muster):
     assert "chmod +x" in result.stderr
     binary.chmod(0o755)
     result = muster.run("--nproc-per-node=4", "./binary")
-    assert result.returncode != 0
+    assert result.returncode == 126
     assert "rank 0" in result.stderr and "execute ./binary" in result.stderr
+
+
+@pytest.mark.parametrize("text,code,says", [
+    (b"echo hi\n", 126, "a script begins with a line such as #!/bin/sh"),
+    (b"", 126, "is it empty?"),
+    (b"#!/no/such/sh\n", 127, "an interpreter that is not: #!/no/such/sh"),
+    (b"#!/bin/sh\r\necho\r\n", 127, "as Windows ends them")])
+def test_a_program_that_the_kernel_does_not_execute_says_what_to_try(muster, text, code, says):
+    program = muster.tmp_path / "program"
+    program.write_bytes(text)
+    program.chmod(0o755)
+    result = muster.run("--nproc-per-node=2", "./program")
+    assert (result.returncode, result.stdout) == (code, "")
+    assert says in result.stderr
+
+
+@pytest.mark.parametrize("most", range(5, 24, 3))
+def test_too_few_descriptors_end_muster_with_a_word(muster, most):
+    result = muster.run("--nproc-per-node=2", "-t3", "--log-dir=logs", "true",
+                        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)))
+    assert result.returncode in (71, 75), result
+    assert "Too many open files" in result.stderr and "see ulimit -n" in result.stderr
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["--print-completion=bash"], ["--dry-run=local", "true"]])
+def test_what_was_asked_for_and_cannot_be_written_is_no_success(muster, args):
+    with open("/dev/full", "w") as full:
+        result = muster.run(*args, stdout=full)
+    assert (result.returncode, result.stderr) == (71, "muster: stdout: write: No space left on device (ENOSPC)\n")
 
 
 @pytest.mark.parametrize("typed,offered", [

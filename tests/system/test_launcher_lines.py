@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import resource
 import subprocess
 
 import pytest
@@ -135,3 +136,22 @@ def test_a_terminal_stays_one_for_rank_0(muster):
     os.close(writer)
     assert read_all(reader) == b"True True\r\n"
     assert process.wait(timeout=60) == 0
+
+@pytest.mark.parametrize("view", ["-t1", "--view=rank0", "--view=fold"])
+def test_output_that_a_full_disk_does_not_take_is_said_and_counted(muster, view):
+    with open("/dev/full", "w") as full:
+        result = muster.run("--nproc-per-node=2", view, "sh", "-c", "echo line", stdout=full)
+    assert result.returncode == 0
+    assert result.stderr.count("stdout: No space left on device (ENOSPC); what is not in files is lost") == 1
+    assert re.search(r"stdout: [1-9]\d* bytes of the workers' output could not be written", result.stderr)
+
+
+def test_a_log_that_has_reached_its_limit_ends_no_job(muster):
+    """ulimit -f: here muster alone writes to a file, the workers to its pipes."""
+    with open(muster.tmp_path / "log", "w") as log:
+        result = muster.run("--nproc-per-node=2", "--view=fold", "sh", "-c", "i=0; while [ $i -lt 2000 ]; "
+                            "do echo line $i; i=$((i + 1)); done", stdout=log,
+                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)))
+    assert result.returncode == 0, result.stderr
+    assert (muster.tmp_path / "log").stat().st_size == 8192
+    assert "stdout: File too large (EFBIG); what is not in files is lost" in result.stderr

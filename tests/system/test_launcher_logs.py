@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -136,6 +137,17 @@ def test_without_a_log_dir_redirected_output_stays_and_its_place_is_named(muster
     result = talk(muster, "-r", "1", count=1, env=clean_environment(TMPDIR=muster.tmp_path))
     path = re.search(r"the workers' output is in (\S+)", result.stderr).group(1)
     assert open(f"{path}/attempt_0/0/stdout.log").read() == "out 0\n"
+
+
+@pytest.mark.parametrize("options", [["-r3"], []])
+def test_a_tmpdir_that_is_not_here_is_done_without(muster, options):
+    """As by Python: it may be that of the host which the job was sent from."""
+    result = muster.run("--nproc-per-node=1", *options, "sh", "-c", "echo out", env=clean_environment(TMPDIR="/nonexistent/tmp"))
+    assert result.returncode == 0
+    if options:
+        path = re.search(r"the workers' output is in (\S+)", result.stderr).group(1)
+        assert open(f"{path}/attempt_0/0/stdout.log").read() == "out\n"
+        shutil.rmtree(os.path.dirname(path))
 
 
 def test_dev_null_as_log_dir_creates_nothing(muster):

@@ -346,6 +346,17 @@ TEST_CASE("who has ended, is stopped or is silent alone is the odd one out") {
   REQUIRE(odd_one_out(ranks) == Odd{{0}, "silent, while the others go on"});
 }
 
+TEST_CASE("where some go on and nobody is odd, the report does not say that all stand at the same place") {
+  HangReport report;
+  report.host = "host-a";
+  report.ranks = {at(0, "", {"nanosleep", "main"}), at(1, "", {"nanosleep", "main"})};
+  REQUIRE(hang_head(report)[1] == "no odd one out: all of this node stand at the same place");
+  report.ranks[0].silent = false;
+  report.ranks[0].judged = true;
+  report.odd = odd_one_out(report.ranks);
+  REQUIRE(hang_head(report)[1] == "no odd one out: nothing but the silence tells one from another");
+}
+
 TEST_CASE("the report groups those at the same place, and names the odd one first") {
   HangReport report;
   report.host = "host-a";

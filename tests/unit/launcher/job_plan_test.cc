@@ -101,6 +101,20 @@ TEST_CASE("static nodes with a secret gather at a coordinator that node 0 runs")
   REQUIRE_FALSE(open_to_strangers(planned({"--nnodes=2", "--master-addr=127.0.0.1"})));
 }
 
+TEST_CASE("with a virtual local rank a list of devices that is too short is refused before anything starts") {
+  const auto listed = [](const char* devices, const char* workers) {
+    return plan({"--virtual-local-rank", workers}, {{"PATH", "/bin"}, {"CUDA_VISIBLE_DEVICES", devices}});
+  };
+  REQUIRE_OK(listed("3, 5", "--nproc-per-node=2"));
+  for (const auto& [devices, workers] :
+       {std::pair{"3", "--nproc-per-node=2"}, {"3,", "--nproc-per-node=2"}, {"", "--nproc-per-node=1"}}) {
+    const auto job = listed(devices, workers);
+    REQUIRE_FALSE(job);
+    REQUIRE(job.error().code == ErrorCode::kInvalidArgument);
+    REQUIRE_THAT(job.error().message, Catch::Contains("has no device for local rank"));
+  }
+}
+
 TEST_CASE("contradictions are refused with what is right") {
   REQUIRE_THAT(refusal({"--nnodes=2", "--node-rank=2"}), Catch::Contains("it is 0 to 1"));
   REQUIRE_THAT(refusal({"--node-rank=1"}), Catch::Contains("out of range"));

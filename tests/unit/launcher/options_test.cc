@@ -52,6 +52,32 @@ TEST_CASE("values are typed") {
   REQUIRE(options.arguments == Words{"a"});
 }
 
+TEST_CASE("the help says which options have no variable") {
+  for (const OptionRow& row : kOptionTable) {
+    if (row.support != Support::kFull) continue;
+    const std::string help = help_text();
+    const std::string said =
+        help.substr(help.find("but for "), help.find("; '_' may") - help.find("but for ")) + ",";
+    INFO(row.name);
+    REQUIRE((said.find(" --" + std::string(row.name) + ",") != std::string::npos) == row.env.empty());
+  }
+}
+
+TEST_CASE("an error about an option that nobody typed names the variable") {
+  const auto sourced = [](const Environment& environment, std::string message) {
+    return with_source({ErrorCode::kInvalidArgument, std::move(message)},
+                       parse({"--view=all", "t"}, environment))
+        .message;
+  };
+  REQUIRE(sourced({{"PET_GPUS", "x"}}, "--gpus=x: no") == "--gpus=x: no (PET_GPUS=x in the environment)");
+  REQUIRE(sourced({{"PET_NNODES", "2"}, {"PET_NODE_RANK", "5"}}, "--node-rank=5 with --nnodes=2") ==
+          "--node-rank=5 with --nnodes=2 (PET_NNODES=2, PET_NODE_RANK=5 in the environment)");
+  REQUIRE(sourced({{"PET_VIEW", "x"}}, "--view=all: no") == "--view=all: no");
+  REQUIRE(sourced({{"PET_BIND", "x"}}, "--binding=x: no") == "--binding=x: no");
+  REQUIRE(error_of({"t"}, {{"PET_NNODES", ""}}) == "PET_NNODES= has no value; unset it, or give one");
+  REQUIRE(error_of({"--nnodes=", "t"}) == "--nnodes needs a value");
+}
+
 TEST_CASE("the command line beats PET_ variables, which beat defaults") {
   const Environment environment{{"PET_NNODES", "3"}, {"PET_MAX_RESTARTS", "5"}};
   REQUIRE(parse({"t"}, environment).nnodes == "3");

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/output_sink.h"
 
+#include <cerrno>
 #include <fcntl.h>
+#include <signal.h>
 #include <string>
 #include <unistd.h>
+#include <vector>
 
 #include <boost/asio/io_context.hpp>
 
@@ -27,4 +30,33 @@ TEST_CASE("what a reader does not take in time is counted") {
   std::string taken(room, '\0');
   REQUIRE(::read(reader.get(), taken.data(), room) == static_cast<ssize_t>(room));
   REQUIRE(sink.flush(SteadyClock::now()) == 0);
+}
+
+TEST_CASE("what a full disk does not take is counted and said once") {
+  const UniqueFd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  REQUIRE(full);
+  boost::asio::io_context io(1);
+  OutputSink sink(io, full.get());
+  std::vector<int> said;
+  sink.when_failing([&](int error) { said.push_back(error); });
+  sink.write("first\n");
+  sink.write("second\n");
+  REQUIRE(said == std::vector{ENOSPC});
+  REQUIRE(sink.lost_bytes() == 13);
+  REQUIRE(sink.flush(SteadyClock::now()) == 0);
+}
+
+TEST_CASE("a reader that has gone is no failure to tell of") {
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const UniqueFd writer(ends[1]);
+  ::close(ends[0]);
+  ::signal(SIGPIPE, SIG_IGN);
+  boost::asio::io_context io(1);
+  OutputSink sink(io, writer.get());
+  bool said = false;
+  sink.when_failing([&](int) { said = true; });
+  sink.write("first\n");
+  REQUIRE_FALSE(said);
+  REQUIRE(sink.lost_bytes() == 0);
 }

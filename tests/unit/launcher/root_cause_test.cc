@@ -64,6 +64,8 @@ TEST_CASE("a worker's cause is what it wrote, else what its end says") {
 TEST_CASE("a signal from outside is no error of the program's, whatever that wrote before") {
   REQUIRE(judged(ended(0, {.signal = 15}), kBoom) == Cause{CauseClass::kSignal, "SIGTERM"});
   REQUIRE(judged(ended(0, {.signal = 9})) == Cause{CauseClass::kSignal, "SIGKILL, of an unknown sender"});
+  REQUIRE(judged(ended(0, {.signal = 13})) ==
+          Cause{CauseClass::kSignal, "SIGPIPE; whoever read what it wrote is gone"});
 }
 
 TEST_CASE("SIGKILL while the kernel was killing for memory is the kernel's") {
