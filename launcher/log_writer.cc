@@ -153,8 +153,7 @@ Result<LogWriter::Stream> LogWriter::open(UniqueFd file, const std::string& path
   if (path.size() > log_writer::kMaxPathBytes || link.size() > log_writer::kMaxPathBytes)
     return fail(ErrorCode::kInvalidArgument, "the path is too long: " + path);
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0)
-    return fail(errno_error("pipe for a worker's output", errno));
+  if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe for a worker's output", errno));
   UniqueFd reader(ends[0]);
   Stream out;
   out.worker.reset(ends[1]);

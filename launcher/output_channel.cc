@@ -13,8 +13,7 @@ namespace {
 
 Result<OutputChannel> open_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0)
-    return fail(errno_error("pipe for a worker's output", errno));
+  if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe for a worker's output", errno));
   OutputChannel out{UniqueFd(ends[0]), UniqueFd(ends[1])};
   // The reader only: the worker must find its end blocking, as any program expects its stderr.
   ::fcntl(out.reader.get(), F_SETFL, O_NONBLOCK);

@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 
-from launcher_support import MUSTER, alive, children_named, clean_environment, muster, wait_for
+from launcher_support import MUSTER, alive, clean_environment, muster, wait_for
 
 SLEEP = "import signal, sys\nopen(sys.argv[1] + '/' + __import__('os').environ['RANK'] + '.pid', 'w').write(str(__import__('os').getpid()))\nsignal.pause()\n"
 
@@ -31,13 +31,6 @@ def start_sleepers(muster, count, *options, body=SLEEP, **kwargs):
 def assert_gone(pids):
     for pid in pids:
         wait_for(lambda: not alive(pid), f"pid {pid} to be gone")
-
-
-def contents(path):
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
 
 
 def leftovers():
@@ -130,92 +123,6 @@ signal.pause()
     process.wait()
     assert_gone(pids + children)
     wait_for(lambda: not os.path.exists(folder), "the temporary directory to be removed")
-
-
-def test_a_worker_that_is_stopped_goes_on_to_heed_the_signal(muster):
-    body = """
-import os, signal, sys
-def end(*_):
-    open(sys.argv[1] + "/saved" + os.environ["RANK"], "w").close()
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
-open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w").write(str(os.getpid()))
-if os.environ["RANK"] == "1": os.kill(os.getpid(), signal.SIGSTOP)
-while True: signal.pause()
-"""
-    process, pids = start_sleepers(muster, 2, "--shutdown-timeout=60", body=body)
-    wait_for(lambda: any("State:\tT" in pathlib.Path(f"/proc/{pid}/status").read_text() for pid in pids), "the stop")
-    process.terminate()
-    assert process.wait(30) == 128 + signal.SIGTERM
-    assert sorted(path.name for path in muster.tmp_path.glob("saved*")) == ["saved0", "saved1"]
-
-
-def test_workers_end_with_the_launcher_where_the_guardian_cannot_act(muster):
-    """By their parent-death signal: the guardian is stopped until they are gone."""
-    process, pids = start_sleepers(muster, 3, "--cgroup=off")
-    guardian, = children_named(process.pid, "muster-guardian")
-    os.kill(guardian, signal.SIGSTOP)
-    try:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert_gone(pids)
-        assert alive(guardian)
-    finally:
-        os.kill(guardian, signal.SIGCONT)
-    assert_gone([guardian])
-
-
-def test_whoever_kills_all_processes_with_the_scripts_name_leaves_nothing(muster):
-    """As `pkill -9 -f train.py` does: the guardian is muster's copy, but does not have its command line."""
-    body = """
-import os, signal, subprocess, sys
-child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-open(sys.argv[1] + "/child" + os.environ["RANK"], "w").write(str(child.pid))
-open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w").write(str(os.getpid()))
-signal.pause()
-"""
-    process, pids = start_sleepers(muster, 2, "--cgroup=off", body=body)
-    children = [int(p.read_text()) for p in muster.tmp_path.glob("child*")]
-    assert len(children) == 2
-    script = str(muster.tmp_path / "sleeper.py").encode()
-    named = [int(p.parent.name) for p in pathlib.Path("/proc").glob("[0-9]*/cmdline") if script in contents(p)]
-    assert sorted(named) == sorted([process.pid, *pids])
-    for pid in named:
-        os.kill(pid, signal.SIGKILL)
-    process.wait()
-    assert_gone(pids + children)
-
-
-def test_a_guardian_that_was_killed_is_replaced_and_the_next_one_ends_what_it_must(muster):
-    body = """
-import os, signal, subprocess, sys
-child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-open(sys.argv[1] + "/child" + os.environ["RANK"], "w").write(str(child.pid))
-open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w").write(str(os.getpid()))
-signal.pause()
-"""
-    process, pids = start_sleepers(muster, 2, body=body)
-    pids += [int(p.read_text()) for p in muster.tmp_path.glob("child*")]
-    assert len(pids) == 4
-
-    def guardian():
-        for pid in pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            if pathlib.Path(f"/proc/{pid}/comm").read_text() == "muster-guardian\n" and alive(int(pid)):
-                return int(pid)
-        return None
-
-    guardians = [wait_for(guardian, "the guardian")]
-    for _ in range(2):
-        os.kill(guardians[-1], signal.SIGKILL)
-        wait_for(lambda: not os.path.exists(f"/proc/{guardians[-1]}"), "the guardian to be reaped")
-        guardians.append(wait_for(guardian, "another guardian"))
-    assert all(alive(pid) for pid in pids)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert_gone(pids + guardians[-1:])
-    said = process.communicate(timeout=30)[1]
-    for former, successor in zip(guardians, guardians[1:]):
-        assert f"pid {former}, the guardian" in said and f"was killed; pid {successor} takes its place" in said
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
