@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // FoldBuffer: lines of many ranks, equal ones as one. A line waits until every rank has said it or its window
-// is over; lines leave in the order in which they came, and those of one rank stay in that rank's order: a
-// rank joins only entries behind the last one that it is in. Bounded: beyond kMaxEntries or kMaxBytes the
-// oldest is due at once. Pure: time is an argument. Owned by a Screen.
+// is over. Lines of one rank stay in that rank's order: it joins only entries behind the last one that it
+// shares. What it alone has said since then is put before an older entry that it joins, so that a line of its
+// own between two of all ranks does not keep the second from being one. Else lines leave as they came.
+// Bounded: beyond kMaxEntries or kMaxBytes the oldest is due at once. Pure: time is an argument. Owned by a
+// Screen.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,7 +39,9 @@ class FoldBuffer {
   FoldBuffer(int ranks, int speaking, Millis window)
       : window_(window),
         speaking_(static_cast<std::size_t>(speaking)),
-        last_(static_cast<std::size_t>(ranks), 0) {}
+        voices_(static_cast<std::size_t>(ranks)) {}
+  FoldBuffer(const FoldBuffer&) = delete;
+  FoldBuffer& operator=(const FoldBuffer&) = delete;
 
   void add(int rank, Std stream, std::string_view text, Instant now);
 
@@ -48,11 +53,14 @@ class FoldBuffer {
   [[nodiscard]] std::optional<Instant> deadline() const;
 
  private:
+  static constexpr std::uint64_t kGap = std::uint64_t{1} << 32;  // between two lines as they come
   struct Pending {
     Entry entry;
     Instant due;
+    std::uint64_t place;  // ascending; with room between, for entries that are put there
   };
-  /// A view of the text of the oldest entry that has it: entries keep their place until they leave.
+  using Place = std::list<Pending>::iterator;
+  /// A view of the text of the first entry that has it: entries keep their memory until they leave.
   struct Line {
     std::string_view text;
     Std stream;
@@ -63,18 +71,34 @@ class FoldBuffer {
       return std::hash<std::string_view>{}(line.text) + static_cast<std::size_t>(line.stream);
     }
   };
-  /// Ascending numbers of the entries with one text: mostly one, which costs no memory of its own.
-  struct Numbers {
-    std::uint64_t first = 0;
-    std::unique_ptr<std::deque<std::uint64_t>> behind;
+  /// The entries with one text, in their order: mostly one, which costs no memory of its own.
+  struct Places {
+    Place first;
+    std::unique_ptr<std::deque<Place>> behind;
   };
+  using Known = std::unordered_map<Line, Places, LineHash>;
+
+  struct Voice {
+    std::uint64_t shared = 0;  // the place of the last entry that it is in with another rank
+    std::vector<Place> own;    // those behind that, which are its alone; from `head` on
+    std::size_t head = 0;
+  };
+
+  [[nodiscard]] std::optional<Place> joinable(const Known::const_iterator& known, int rank) const;
+  [[nodiscard]] bool make_way(Place to, Voice& voice);
+  void join(Place to, int rank);
+  void index(Place entry);
+  void forget(Place entry);
+  void rekey(Known::iterator known, Place first);
+  static void drop_up_to(Voice& voice, std::uint64_t place);
 
   Millis window_;
   std::size_t speaking_;
-  std::deque<Pending> pending_;
-  std::uint64_t first_ = 1;          // number of pending_.front()
-  std::vector<std::uint64_t> last_;  // per rank: its last entry's number
-  std::unordered_map<Line, Numbers, LineHash> numbers_;
+  std::list<Pending> pending_;
+  std::uint64_t next_place_ = kGap;
+  std::uint64_t left_ = 0;     // the place of the last entry that left
+  std::vector<Voice> voices_;  // by rank
+  Known known_;
   std::size_t bytes_ = 0;
 };
 

@@ -70,6 +70,52 @@ TEST_CASE("The lines of a rank stay in its order, whatever the others said befor
   CHECK(taken(buffer, kStart + kWindow, 2) == std::vector<std::string>{"[x1 0]a", "[x2]b", "[x1 1]a"});
 }
 
+TEST_CASE(
+    "Lines of a rank's own between two of all ranks leave both as one, in whatever order ranks are read") {
+  FoldBuffer buffer(3, 3, kWindow);
+  for (const int rank : {0, 2, 1})
+    for (const std::string& line : {std::string("begin"), "own " + std::to_string(rank), std::string("end")})
+      buffer.add(rank, Std::kOut, line, kStart);
+  CHECK(taken(buffer, kStart + kWindow, 3) ==
+        std::vector<std::string>{"[x3]begin", "[x1 0]own 0", "[x1 2]own 2", "[x1 1]own 1", "[x3]end"});
+}
+
+TEST_CASE("A line before which a rank's own was put is not shown later for it") {
+  FoldBuffer buffer(2, 2, kWindow);
+  buffer.add(0, Std::kOut, "step", kStart);
+  buffer.add(1, Std::kOut, "own", kStart + Millis(100));
+  buffer.add(1, Std::kOut, "step", kStart + Millis(100));
+  CHECK(taken(buffer, kStart + kWindow, 2) == std::vector<std::string>{"[x1 1]own", "[x2]step"});
+}
+
+TEST_CASE("What a rank said together with another one is not moved") {
+  FoldBuffer buffer(3, 3, kWindow);
+  buffer.add(0, Std::kOut, "end", kStart);
+  buffer.add(1, Std::kOut, "a", kStart);
+  buffer.add(2, Std::kOut, "a", kStart);
+  buffer.add(1, Std::kOut, "end", kStart);  // behind the a of both: another one than rank 0's
+  CHECK(taken(buffer, kStart + kWindow, 3) ==
+        std::vector<std::string>{"[x1 0]end", "[x2 1-2]a", "[x1 1]end"});
+}
+
+TEST_CASE("Many ranks with many lines of their own are folded where they say the same") {
+  constexpr int kRanks = 64, kSteps = 20, kOwn = 5;
+  FoldBuffer buffer(kRanks, kRanks, kWindow);
+  for (int rank = 0; rank < kRanks; ++rank)
+    for (int step = 0; step < kSteps; ++step) {
+      buffer.add(rank, Std::kOut, "step " + std::to_string(step), kStart);
+      for (int i = 0; i < kOwn; ++i)
+        buffer.add(rank, Std::kOut, std::to_string(rank * 1000 + step * 10 + i), kStart);
+    }
+  std::size_t entries = 0, whole = 0;
+  while (const auto entry = buffer.take(kStart + kWindow)) {
+    ++entries;
+    whole += entry->ranks.size() == kRanks ? 1 : 0;
+  }
+  CHECK(entries == kSteps + kRanks * kSteps * kOwn);
+  CHECK(whole == kSteps);
+}
+
 TEST_CASE("Random lines of many ranks come out complete and in each rank's order") {
   const unsigned seed = std::random_device{}();
   CAPTURE(seed);
