@@ -27,7 +27,7 @@ constexpr char kGoodbye = 'b';
                              volatile pid_t* groups, std::size_t slots, const std::string& token) {
   ::close(other_end);
   ::setsid();
-  set_process_title("muster-guardian");
+  set_process_title("job-guardian");
   sigset_t all;
   ::sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);

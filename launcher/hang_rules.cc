@@ -82,6 +82,10 @@ Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on
   return out;
 }
 
+bool HangRules::tells_ranks_apart() const {
+  return heartbeat_file(0, 0) != heartbeat_file(1, 1);
+}
+
 std::string HangRules::heartbeat_file(int rank, int local_rank) const {
   return filled_in(heartbeat, std::to_string(rank), std::to_string(local_rank), nullptr);
 }

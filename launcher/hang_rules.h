@@ -32,6 +32,8 @@ struct HangRules {
                                                std::string_view heartbeat);
   /// The file of one worker.
   [[nodiscard]] std::string heartbeat_file(int rank, int local_rank) const;
+  /// Each worker has one of its own.
+  [[nodiscard]] bool tells_ranks_apart() const;
 
   friend bool operator==(const HangRules&, const HangRules&) = default;
 };

@@ -315,6 +315,11 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   }
   const auto gpu_count = [&] { return chosen > 0 ? chosen : machine.gpu_count(); };
   MUSTER_TRY(job.local_world_size, resolve_nproc(options.nproc_per_node, gpu_count, machine.cpu_count));
+  if (job.local_world_size > 1 && !job.hang.heartbeat.empty() && !job.hang.tells_ranks_apart())
+    add_warning(
+        job, fmt::format("--heartbeat-file={}: all {} workers touch the same file, so that one that hangs is "
+                         "not seen while another goes on; put {{rank}} or {{local_rank}} into its name",
+                         job.hang.heartbeat, job.local_world_size));
   job.gpu_node = machine.gpu_driver;
   const CpuRoom room = machine.cpu_room ? machine.cpu_room() : CpuRoom{};
   job.few_cpus = room.quota_limits();

@@ -196,7 +196,7 @@ std::uint64_t lost_bytes(const LogStreamState& state) {
 /// After fork, with all signals blocked and a heap in order.
 void run(int control, LogWriterState& state, Rotation rules) {
   ::setsid();
-  set_process_title("muster-logs");
+  set_process_title("job-logs");
   if (control != kFirstDescriptor) ::dup3(control, kFirstDescriptor, O_CLOEXEC);
   // Whoever reads the launcher's own streams is not to wait for this process.
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);

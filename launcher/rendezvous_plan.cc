@@ -288,6 +288,8 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
   // One node needs no coordinator, unless a daemon is named that others watch.
   if (options.standalone || (alone && (backend == "c10d" || !placed))) {
     job.mode = RendezvousMode::kStandalone;
+    if (const auto secret = find_secret(options, environment); !secret)
+      return fail(secret.error());  // no use
     job.master_addr = "127.0.0.1";
     job.master_port = 0;
     // Who names a backend and no id gets what torchrun gives: the id is in the names of log directories.

@@ -57,11 +57,23 @@ Cause cause_of(Cause::Kind kind, const Node& node, std::string text) {
   return out;
 }
 
+/// On its machine, which therefore is not at fault. Asked for the first node that a generation loses only:
+/// this looks at all nodes, and a machine that dies takes all its agents along.
+bool has_another_agent(const Round& round, const Node& lost) {
+  return std::any_of(round.nodes.begin(), round.nodes.end(), [&](const auto& entry) {
+    const Node& other = entry.second;
+    return other.connected && other.request.id != lost.request.id &&
+           machine_of(other.request) == machine_of(lost.request);
+  });
+}
+
 void lose_node(Round& round, const Settings& settings, const Node& node, const std::string& text,
                Instant now) {
   if (round.phase == Phase::kRunning && node.group_rank >= 0 && !node.finished && !node.ready) {
-    if (!round.pending) round.pending = cause_of(Cause::Kind::kNodeLost, node, text);
-    if (settings.cool_down.count() > 0) round.excluded[machine_of(node.request)] = now + settings.cool_down;
+    const bool first = !round.pending;
+    if (first) round.pending = cause_of(Cause::Kind::kNodeLost, node, text);
+    if (settings.cool_down.count() > 0 && !(first && has_another_agent(round, node)))
+      round.excluded[machine_of(node.request)] = now + settings.cool_down;
   }
   if (!is_fit(node.request))
     note_unfit(round, node);

@@ -87,9 +87,9 @@ def test_a_restart_ends_neither_the_guardian_s_successor_nor_the_log_writer(must
         return wait_for(lambda: [each for each in children_named(process.pid, name) if each != pid and alive(each)], f"another {name}")[0]
 
     worker = other_than(None, "sleep")
-    former = other_than(None, "muster-guardian")
+    former = other_than(None, "job-guardian")
     os.kill(former, signal.SIGKILL)
-    kept = [other_than(former, "muster-guardian"), other_than(None, "muster-logs")]
+    kept = [other_than(former, "job-guardian"), other_than(None, "job-logs")]
     os.kill(worker, signal.SIGKILL)
     other_than(worker, "sleep")
     assert [alive(pid) for pid in kept] == [True, True]
@@ -100,9 +100,9 @@ def test_a_restart_ends_neither_the_guardian_s_successor_nor_the_log_writer(must
 
 def test_the_guardian_s_successor_ends_the_groups_of_a_launcher_that_was_killed(muster, delegated):
     process, pids = family(muster, delegated, "signal.pause()")
-    (former,) = children_named(process.pid, "muster-guardian")
+    (former,) = children_named(process.pid, "job-guardian")
     os.kill(former, signal.SIGKILL)
-    wait_for(lambda: [pid for pid in children_named(process.pid, "muster-guardian") if pid != former], "another guardian")
+    wait_for(lambda: [pid for pid in children_named(process.pid, "job-guardian") if pid != former], "another guardian")
     process.kill()
     process.wait()
     for pid in pids:

@@ -36,7 +36,7 @@ while True: signal.pause()
 def test_workers_end_with_the_launcher_where_the_guardian_cannot_act(muster):
     """By their parent-death signal: the guardian is stopped until they are gone."""
     process, pids = start_sleepers(muster, 3, "--cgroup=off")
-    guardian, = children_named(process.pid, "muster-guardian")
+    guardian, = children_named(process.pid, "job-guardian")
     os.kill(guardian, signal.SIGSTOP)
     try:
         process.send_signal(signal.SIGKILL)
@@ -69,6 +69,27 @@ signal.pause()
     assert_gone(pids + children)
 
 
+def test_whoever_kills_all_processes_of_the_launchers_name_leaves_nothing(muster):
+    """As `pkill -9 muster` does, and `killall -9 muster`."""
+    body = """
+import os, signal, subprocess, sys
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+open(sys.argv[1] + "/child" + os.environ["RANK"], "w").write(str(child.pid))
+open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w").write(str(os.getpid()))
+signal.pause()
+"""
+    process, pids = start_sleepers(muster, 2, "--cgroup=off", "-r3", body=body)
+    children = [int(p.read_text()) for p in muster.tmp_path.glob("child*")]
+    assert len(children) == 2
+    forked = [int(pid) for pid in pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    assert set(pids) < set(forked)
+    for pid in [process.pid, *forked]:
+        if b"muster" in contents(pathlib.Path(f"/proc/{pid}/comm")):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    assert_gone(pids + children)
+
+
 def test_a_guardian_that_was_killed_is_replaced_and_the_next_one_ends_what_it_must(muster):
     body = """
 import os, signal, subprocess, sys
@@ -83,7 +104,7 @@ signal.pause()
 
     def guardian():
         for pid in pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            if pathlib.Path(f"/proc/{pid}/comm").read_text() == "muster-guardian\n" and alive(int(pid)):
+            if pathlib.Path(f"/proc/{pid}/comm").read_text() == "job-guardian\n" and alive(int(pid)):
                 return int(pid)
         return None
 

@@ -122,7 +122,7 @@ def test_what_workers_had_written_is_in_the_files_when_the_launcher_is_killed(mu
     wait_for(lambda: all(written(rank) == 1_000_000 for rank in range(RANKS)), "a megabyte from each", 60)
     let_go(muster.tmp_path / "go")  # whoever waits in open() goes on; one of them is enough
     wait_for(lambda: any(written(rank) > 1_500_000 for rank in range(RANKS)), "more of it")
-    writers = children_named(process.pid, "muster-logs")
+    writers = children_named(process.pid, "job-logs")
     assert len(writers) == (1 if rotation else 0)
     process.kill()
     process.wait()

@@ -120,7 +120,7 @@ if os.environ["RANK"] == "1":
     (path,) = logs.glob("*/attempt_0/1/stdout.log")
     assert process.stderr.readline() == (f"muster: rank 1: write {path}: File too large (EFBIG); the worker goes on, and what it "
                                          "writes is lost until there is room again\n")
-    (writer,) = children_named(process.pid, "muster-logs")
+    (writer,) = children_named(process.pid, "job-logs")
     resource.prlimit(writer, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     let_go(muster.tmp_path / "go")
     _, err = process.communicate(timeout=60)
@@ -176,13 +176,13 @@ os.write(1, b"line 300000\\n")
             wait_for(lambda: path.stat().st_ino != size or (muster.tmp_path / "flooded").exists(), "a rotation")
         else:
             wait_for((muster.tmp_path / "flooded").exists, "the flood to be over", 120)
-        (writer,) = children_named(process.pid, "muster-logs")
+        (writer,) = children_named(process.pid, "job-logs")
         os.kill(writer, signal.SIGKILL)
         said.append(process.stderr.readline())
         match = re.fullmatch(rf"muster: the log writer \(pid {writer}\) was killed; pid (\d+) goes on with the workers' pipes, "
                              rf"(and nothing is missing|up to (\d+) bytes are missing in {re.escape(str(path))})\n", said[-1])
         assert match, said
-        wait_for(lambda: children_named(process.pid, "muster-logs") == [int(match[1])], "the next one")
+        wait_for(lambda: children_named(process.pid, "job-logs") == [int(match[1])], "the next one")
     let_go(muster.tmp_path / "go")
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 0

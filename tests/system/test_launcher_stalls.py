@@ -85,7 +85,7 @@ def test_whoever_waits_for_a_reader_is_named_and_for_how_long(muster, stalls):
     # A log writer that does not move is as good as a disk that does not.
     disk = stalls["disk"]
     wait_for((disk.folder / "ready").exists, "rank 0 to start")
-    (writer,) = children_named(disk.process.pid, "muster-logs")
+    (writer,) = children_named(disk.process.pid, "job-logs")
     os.kill(writer, signal.SIGSTOP)
     let_go(disk.folder / "go")
 

@@ -231,6 +231,37 @@ TEST_CASE("a machine whose node was lost takes part again only after its cool-do
   REQUIRE(j.place(9) == 1);
 }
 
+TEST_CASE("a machine with another agent is not at fault when one of its agents is lost") {
+  Job j = job(1, 3);
+  j.settings.heartbeat_timeout = 1h;
+  for (const int node : {1, 2, 3}) {
+    Request request = Job::request(node);
+    request.machine = node == 1 ? "m1" : "m2";
+    REQUIRE(j.join(request).kind == Admission::Kind::kAdmitted);
+  }
+  REQUIRE(j.forms());
+  j.disconnect(2);
+  REQUIRE(j.over());
+  REQUIRE(j.round.excluded.empty());
+  j.disconnect(3);
+  REQUIRE(j.round.excluded.empty());  // it had stopped its workers, no member any more
+}
+
+TEST_CASE("a machine whose agents are all lost at once takes part again only after its cool-down") {
+  Job j = job(1, 3);
+  j.settings.heartbeat_timeout = 1h;
+  for (const int node : {1, 2, 3}) {
+    Request request = Job::request(node);
+    request.machine = node == 1 ? "m1" : "m2";
+    REQUIRE(j.join(request).kind == Admission::Kind::kAdmitted);
+  }
+  REQUIRE(j.forms());
+  j.disconnect(2);
+  j.disconnect(3);
+  REQUIRE(j.round.excluded.contains("m2"));
+  REQUIRE_FALSE(j.round.excluded.contains("m1"));
+}
+
 TEST_CASE("a machine can be blamed by its own agent") {
   Job j = job(1, 2);
   j.settings.heartbeat_timeout = 1h;
