@@ -8,6 +8,16 @@ from launcher_support import alive, children_named, muster, wait_for
 from test_launcher_life import assert_gone, start_sleepers
 
 
+# Each with a child that is in no group or session of the worker's.
+FAMILY = """
+import os, signal, subprocess, sys
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+open(sys.argv[1] + "/child" + os.environ["RANK"], "w").write(str(child.pid))
+open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w").write(str(os.getpid()))
+signal.pause()
+"""
+
+
 def contents(path):
     try:
         return path.read_bytes()
@@ -50,14 +60,7 @@ def test_workers_end_with_the_launcher_where_the_guardian_cannot_act(muster):
 
 def test_whoever_kills_all_processes_with_the_scripts_name_leaves_nothing(muster):
     """As `pkill -9 -f train.py` does: the guardian is muster's copy, but does not have its command line."""
-    body = """
-import os, signal, subprocess, sys
-child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-open(sys.argv[1] + "/child" + os.environ["RANK"], "w").write(str(child.pid))
-open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w").write(str(os.getpid()))
-signal.pause()
-"""
-    process, pids = start_sleepers(muster, 2, "--cgroup=off", body=body)
+    process, pids = start_sleepers(muster, 2, "--cgroup=off", body=FAMILY)
     children = [int(p.read_text()) for p in muster.tmp_path.glob("child*")]
     assert len(children) == 2
     script = str(muster.tmp_path / "sleeper.py").encode()
@@ -71,14 +74,7 @@ signal.pause()
 
 def test_whoever_kills_all_processes_of_the_launchers_name_leaves_nothing(muster):
     """As `pkill -9 muster` does, and `killall -9 muster`."""
-    body = """
-import os, signal, subprocess, sys
-child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-open(sys.argv[1] + "/child" + os.environ["RANK"], "w").write(str(child.pid))
-open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w").write(str(os.getpid()))
-signal.pause()
-"""
-    process, pids = start_sleepers(muster, 2, "--cgroup=off", "-r3", body=body)
+    process, pids = start_sleepers(muster, 2, "--cgroup=off", "-r3", body=FAMILY)
     children = [int(p.read_text()) for p in muster.tmp_path.glob("child*")]
     assert len(children) == 2
     forked = [int(pid) for pid in pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
@@ -91,14 +87,7 @@ signal.pause()
 
 
 def test_a_guardian_that_was_killed_is_replaced_and_the_next_one_ends_what_it_must(muster):
-    body = """
-import os, signal, subprocess, sys
-child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-open(sys.argv[1] + "/child" + os.environ["RANK"], "w").write(str(child.pid))
-open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w").write(str(os.getpid()))
-signal.pause()
-"""
-    process, pids = start_sleepers(muster, 2, body=body)
+    process, pids = start_sleepers(muster, 2, body=FAMILY)
     pids += [int(p.read_text()) for p in muster.tmp_path.glob("child*")]
     assert len(pids) == 4
 

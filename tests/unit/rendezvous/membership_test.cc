@@ -231,7 +231,10 @@ TEST_CASE("a machine whose node was lost takes part again only after its cool-do
   REQUIRE(j.place(9) == 1);
 }
 
-TEST_CASE("a machine with another agent is not at fault when one of its agents is lost") {
+namespace {
+
+/// Node 1 on m1, nodes 2 and 3 on m2.
+Job job_on_two_machines() {
   Job j = job(1, 3);
   j.settings.heartbeat_timeout = 1h;
   for (const int node : {1, 2, 3}) {
@@ -240,6 +243,13 @@ TEST_CASE("a machine with another agent is not at fault when one of its agents i
     REQUIRE(j.join(request).kind == Admission::Kind::kAdmitted);
   }
   REQUIRE(j.forms());
+  return j;
+}
+
+}  // namespace
+
+TEST_CASE("a machine with another agent is not at fault when one of its agents is lost") {
+  Job j = job_on_two_machines();
   j.disconnect(2);
   REQUIRE(j.over());
   REQUIRE(j.round.excluded.empty());
@@ -248,14 +258,7 @@ TEST_CASE("a machine with another agent is not at fault when one of its agents i
 }
 
 TEST_CASE("a machine whose agents are all lost at once takes part again only after its cool-down") {
-  Job j = job(1, 3);
-  j.settings.heartbeat_timeout = 1h;
-  for (const int node : {1, 2, 3}) {
-    Request request = Job::request(node);
-    request.machine = node == 1 ? "m1" : "m2";
-    REQUIRE(j.join(request).kind == Admission::Kind::kAdmitted);
-  }
-  REQUIRE(j.forms());
+  Job j = job_on_two_machines();
   j.disconnect(2);
   j.disconnect(3);
   REQUIRE(j.round.excluded.contains("m2"));
