@@ -39,7 +39,7 @@ def test_the_store_load_measures_every_operation_of_both_generations(operation, 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the kernel may let only root look into another process")
 def test_the_instructions_of_an_operation_are_counted_by_single_steps():
     figures = store.counted(lambda: store.stepped(store_servers.musterd, "get"), store.read_steps, "get", "--keys=2",
-                            connections=2, few=4, many=16)
+                            connections=2, few=4, many=64)  # now and then one run has 25,000 more, of a timer
     assert figures["instructions"] > 100
 
 
