@@ -155,15 +155,17 @@ class Jobs:
             agents = self.of(scene)
             if not agents:
                 continue
-            last = max((place.generation for agent in agents for place in scene.places(agent.name)[-1:]), default=None)
-            members = [agent for agent in agents if [place.generation for place in scene.places(agent.name)[-1:]] == [last]]
-            if last is None or not len(members) == scene.places(members[0].name)[-1].nodes == min(4, len(agents)):
+            # Read once: an agent may get a place in a newer world at any time.
+            latest = {agent: (scene.places(agent.name) or [None])[-1] for agent in agents}
+            last = max((place.generation for place in latest.values() if place), default=None)
+            members = [agent for agent in agents if latest[agent] and latest[agent].generation == last]
+            if not members or not len(members) == latest[members[0]].nodes == min(4, len(agents)):
                 return False
             if any(not agent.outside for agent in agents if agent not in members):
                 return False
             ranks = []
             for agent in agents:
-                place = (scene.places(agent.name) or [None])[-1]
+                place = latest[agent]
                 workers = agent.workers().values()
                 if place is None or place.generation != last:
                     if workers:
