@@ -2,10 +2,10 @@
 #include "launcher/dry_run.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -19,6 +19,7 @@
 #include "launcher/rdzv_conf.h"
 #include "launcher/rendezvous.h"
 #include "launcher/unfit_node.h"
+#include "rendezvous/base/syscall.h"
 #include "rendezvous/control.h"
 
 namespace muster::launcher {
@@ -109,8 +110,7 @@ class Meeting {
     }
     wait(kPartPatience, [this] { return outcome_.has_value(); });
     if (first && num_heard_ == others && trouble_.empty()) {
-      std::fputs(dry_run_text(std::move(parts_), assignment.world_size).c_str(), stdout);
-      return kExitOk;
+      return print(dry_run_text(std::move(parts_), assignment.world_size), kExitOk);
     }
     return part_from(first);
   }
@@ -138,8 +138,15 @@ class Meeting {
     // That may have several lines.
     log_.error(fmt::format("--dry-run: the plan of {} alone (--dry-run=local asks for no more): {}",
                            job_.host, why));
-    std::fputs(dry_run_text(job_, environment_).c_str(), stdout);
-    return status;
+    return print(dry_run_text(job_, environment_), status);
+  }
+
+  /// A plan that is not there in whole is no success.
+  int print(const std::string& text, int status) {
+    const auto written = write_all(STDOUT_FILENO, text);
+    if (written) return status;
+    log_.error("stdout: " + written.error().message);
+    return status == kExitOk ? kExitSystem : status;
   }
 
   template <class Done>

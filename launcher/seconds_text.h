@@ -10,7 +10,7 @@
 
 namespace muster::launcher {
 
-/// The nearest. Not std::llround: libm would be one more file that every agent loads, 0.3 MB and 10 system
+/// The nearest. Not std::llround: libm would be one more file that every agent loads, 0.3 MB and 9 system
 /// calls of its start.
 [[nodiscard]] inline Millis to_millis(double seconds) {
   return std::chrono::round<Millis>(std::chrono::duration<double>(seconds));

@@ -57,6 +57,8 @@ Cause cause_of(Cause::Kind kind, const Node& node, std::string text) {
   return out;
 }
 
+namespace {
+
 /// On its machine, which therefore is not at fault. Asked for the first node that a generation loses only:
 /// this looks at all nodes, and a machine that dies takes all its agents along.
 bool has_another_agent(const Round& round, const Node& lost) {
@@ -66,6 +68,8 @@ bool has_another_agent(const Round& round, const Node& lost) {
            machine_of(other.request) == machine_of(lost.request);
   });
 }
+
+}  // namespace
 
 void lose_node(Round& round, const Settings& settings, const Node& node, const std::string& text,
                Instant now) {

@@ -29,7 +29,7 @@ def pytest_runtest_makereport(item):
 def pytest_runtest_teardown(item):
     """Removes a passed test's temporary folder once its servers are gone: kept, one run's etcd logs and copies of the
     launcher are 5 GB, and pytest keeps three runs."""
-    yield
+    outcome = yield
     folder = getattr(item, "funcargs", {}).get("tmp_path")
-    if folder and getattr(item, "muster_passed", False):
+    if folder and getattr(item, "muster_passed", False) and not outcome.excinfo:
         shutil.rmtree(folder, ignore_errors=True)

@@ -78,6 +78,16 @@ def test_a_dry_run_of_several_nodes_is_one_plan_and_starts_nothing(job, tmp_path
     assert not (tmp_path / "touched").exists()
 
 
+def test_a_plan_of_several_nodes_that_cannot_be_written_is_no_success(job):
+    it = job(2)
+    start(it, "c10d", 1, 1, "--dry-run", "true")
+    command = it.nodes.command(0, MUSTER, "--nnodes=2", "--node-rank=0", "--rdzv-backend=c10d", *place(it, "c10d"), "--dry-run", "true")
+    with open("/dev/full", "w") as full:
+        first = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=clean_environment(), timeout=60)
+    assert first.returncode == 71 and "error: stdout: write: No space left on device" in first.stderr, first
+    assert it.codes(1) == [0], it.err(1)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_dry_run_whose_other_nodes_do_not_come_shows_its_own_plan_and_says_why(job, tmp_path, backend):
     it = job(2)
