@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "build" / "results"
 _PR_SET_CHILD_SUBREAPER = 36
 _SHOWN_LINES = 60  # of a quiet step that failed
-_NEEDED_GB = {"the build trees": (ROOT, 4), "the tests' files": (pathlib.Path(tempfile.gettempdir()), 2)}  # from nothing
+_NEEDED_GB = {"the build trees": (ROOT, 5), "the tests' files": (pathlib.Path(tempfile.gettempdir()), 2)}  # from nothing
 
 
 @dataclasses.dataclass
