@@ -39,7 +39,12 @@ class Handlers {
   Handlers(const Handlers&) = delete;
   Handlers& operator=(const Handlers&) = delete;
   ~Handlers() {
-    for (const auto& [signal, action] : before_) ::sigaction(signal, &action, nullptr);
+    for (const auto& [signal, action] : before_) {
+      if (outlive_ && (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL)
+        (void)handle(signal, SA_RESTART, nullptr);
+      else
+        ::sigaction(signal, &action, nullptr);
+    }
     if (stack_.empty()) return;
     stack_t none{};
     none.ss_flags = SS_DISABLE;
@@ -58,24 +63,33 @@ class Handlers {
       if (::sigaltstack(&own, nullptr) != 0)
         return fail(errno_error("preemption: a stack for the signal handler", errno));
     }
-    struct sigaction action {};
-    action.sa_handler = note_signal;
-    action.sa_flags = SA_RESTART | SA_ONSTACK;
-    ::sigemptyset(&action.sa_mask);
     for (const int signal : signals) {
       struct sigaction before {};
-      if (::sigaction(signal, &action, &before) != 0)
+      if (!handle(signal, SA_RESTART | SA_ONSTACK, &before))
         return fail(errno_error(fmt::format("preemption: handle signal {}", signal), errno));
       before_.emplace_back(signal, before);
     }
     return {};
   }
 
+  /// A signal that would end the process does not do so after this object's end either. (On the thread's own
+  /// stack: nothing is computed any more.)
+  void outlive() { outlive_ = true; }
+
  private:
+  static bool handle(int signal, int flags, struct sigaction* before) {
+    struct sigaction action {};
+    action.sa_handler = note_signal;
+    action.sa_flags = flags;
+    ::sigemptyset(&action.sa_mask);
+    return ::sigaction(signal, &action, before) == 0;
+  }
+
   static constexpr std::size_t kStackBytes = 64 * 1024;  // registers alone take 11 KiB where there is AMX
 
   std::vector<std::pair<int, struct sigaction>> before_;
   std::vector<std::byte> stack_;  // empty: the thread had one
+  bool outlive_ = false;
 };
 
 std::string wake_key(int rank) {
@@ -141,9 +155,12 @@ class Preemption::Impl {
   Result<bool> should_stop() {
     const bool wanted =
         requested_.load(std::memory_order_relaxed) || seen_signal.load(std::memory_order_relaxed) != 0;
-    if (world_size_ == 1) return wanted;
+    if (world_size_ == 1) return told(wanted);
     const std::uint64_t before = calls_.fetch_add(1, std::memory_order_acq_rel);
-    if ((before & kHeld) != 0) return settled((before & ~kHeld) + 1);
+    if ((before & kHeld) != 0) {
+      MUSTER_TRY(const bool stop, settled((before & ~kHeld) + 1));
+      return told(stop);
+    }
     if (wanted && !asked_) {
       asked_ = true;
       MUSTER_OK(ask());
@@ -156,6 +173,13 @@ class Preemption::Impl {
 
  private:
   static constexpr std::uint64_t kHeld = std::uint64_t{1} << 63;
+
+  /// Who has stopped saves its state and ends with kExitPreempted. A signal that comes late (the scheduler's
+  /// to all processes, the launcher's) must not make another end of it.
+  bool told(bool stop) {
+    if (stop) handlers_.outlive();
+    return stop;
+  }
 
   /// Of several ranks that ask at once one tells everybody: as many keys as ranks, not their square.
   Result<void> ask() {

@@ -167,6 +167,26 @@ TEST_CASE("signals do what they did before once the object is gone") {
   REQUIRE(texts == std::vector<std::string>(2));
 }
 
+TEST_CASE("a signal that comes after the stop, when the object is gone, does not kill the rank") {
+  const auto texts = run(2, [](const Context& context) -> std::string {
+    struct sigaction ignore {};
+    ignore.sa_handler = SIG_IGN;
+    ::sigaction(SIGUSR1, &ignore, nullptr);
+    (void)std::signal(SIGTERM, SIG_DFL);  // not the test framework's
+    {
+      auto preemption = Preemption::create(context);
+      if (!preemption) return preemption.error().message;
+      if (context.rank == 1) (*preemption)->request();
+      if (const auto call = call_that_stops(**preemption, [](int) {}); call.size() > 9) return call;
+    }
+    ::raise(SIGTERM);
+    struct sigaction usr1 {};
+    ::sigaction(SIGUSR1, nullptr, &usr1);
+    return usr1.sa_handler == SIG_IGN ? "alive" : "another handler";
+  });
+  REQUIRE(texts == std::vector<std::string>(2, "alive"));
+}
+
 TEST_CASE("a rank that never asks is named when the others wait for its answer") {
   const auto texts = run(3, [](const Context& context) -> std::string {
     std::string text;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <csignal>
 #include <fcntl.h>
 #include <fstream>
+#include <set>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -231,6 +233,7 @@ TEST_CASE("a kill at any system call of a save leaves a whole checkpoint, the ol
   const std::string old_bytes = contents(path);
   bool finished = false;
   int kills = 0;
+  std::set<std::string> may_be_left;
   bool saw_old = false;
   bool saw_new = false;
   for (int stop_at = 0; !finished; ++stop_at) {
@@ -250,6 +253,7 @@ TEST_CASE("a kill at any system call of a save leaves a whole checkpoint, the ol
         ::kill(child, SIGKILL);
         REQUIRE(::waitpid(child, &status, 0) == child);
         ++kills;
+        may_be_left.insert("run.tmp-" + std::to_string(child));
         break;
       }
       REQUIRE(::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr) == 0);
@@ -270,8 +274,15 @@ TEST_CASE("a kill at any system call of a save leaves a whole checkpoint, the ol
   REQUIRE(kills > 10);
   REQUIRE(saw_old);
   REQUIRE(saw_new);
-  // What a kill between naming the new file and renaming it left behind belongs to a process that is gone.
-  REQUIRE(dir.entries().size() <= 4);
+  // A kill between naming the new file and renaming it leaves a file behind, of a process that is gone: at
+  // the end of the one call, the beginning of the other, and the same for what an allocator does between
+  // them.
+  std::vector<std::string> left = dir.entries();
+  std::erase(left, "run");
+  CAPTURE(left);
+  REQUIRE(
+      std::all_of(left.begin(), left.end(), [&](const auto& name) { return may_be_left.contains(name); }));
+  REQUIRE(left.size() < 10);
 }
 
 TEST_CASE("a path that cannot be written is refused before the work begins") {

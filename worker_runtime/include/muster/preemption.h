@@ -5,7 +5,8 @@
 // thread of each rank waits in the store, over a connection of its own, and once one rank asks, these threads
 // agree on the step while the ranks go on up to it. Every rank makes and destroys it, and calls should_stop()
 // equally often, from one thread. While it lives the signals are its; what they did before comes back with
-// its end.
+// its end. Only a signal that would have killed the process stays without effect once should_stop() has said
+// true: a second SIGTERM while the rank ends must not take kExitPreempted from it.
 #pragma once
 
 #include <chrono>
