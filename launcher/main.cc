@@ -69,6 +69,15 @@ void open_standard_descriptors() {
   if (fd > 2) ::close(fd);
 }
 
+/// The job's end is settled: a signal that comes late makes no other end of it, nor does it take the last
+/// lines from whoever reads them. To be called while these signals are still handled.
+void hold_back(const std::vector<int>& signals) {
+  sigset_t held;
+  ::sigemptyset(&held);
+  for (const int signal : signals) ::sigaddset(&held, signal);
+  ::sigprocmask(SIG_BLOCK, &held, nullptr);
+}
+
 std::string random_uuid() {
   std::array<unsigned char, 16> b{};
   if (::getrandom(b.data(), b.size(), 0) != static_cast<ssize_t>(b.size()))
@@ -370,6 +379,7 @@ int main(int argc, char** argv) {
     if (log_writer) agent.rotate_logs(*log_writer);
     if (gpu_watch) agent.watch_gpus(*gpu_watch);
     status = agent.run();
+    hold_back(job->signals);
     telemetry.ended(status);
   }
   if (detached) detached->ended(status, log);

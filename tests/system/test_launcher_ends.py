@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -154,6 +155,21 @@ def test_a_launcher_below_a_launcher_leaves_nothing_either(muster):
     process.kill()
     process.wait()
     assert_gone(pids)
+
+
+def test_a_signal_after_the_end_of_the_job_makes_no_other_end_of_it(muster):
+    muster.script("talk", "#!/bin/sh\nhead -c 199999 /dev/zero | tr '\\0' x\necho\ntouch told\nexit 7\n").chmod(0o755)
+    process = muster.start("--nproc-per-node=1", "--tee=1", "./talk", stderr=subprocess.DEVNULL)
+    wait_for((muster.tmp_path / "told").exists, "the worker")
+
+    def handled():
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        return int(re.search(r"^SigCgt:\s*(\w+)", status, re.M)[1], 16) >> (signal.SIGTERM - 1) & 1
+
+    wait_for(lambda: not handled(), "the launcher's last lines, which nobody reads yet")
+    process.send_signal(signal.SIGTERM)
+    assert len(process.communicate(timeout=20)[0]) == 200000 + len("[default0]:")
+    assert process.returncode == 7
 
 
 def test_processes_that_the_launcher_did_not_start_are_left_alone(muster):
