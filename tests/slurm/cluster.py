@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 
-from launcher_support import MUSTER, clean_environment, wait_for
+from launcher_support import MUSTER, clean_environment, wait_for, write_at_once
 
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
@@ -88,7 +88,7 @@ class Cluster:
 
     def script(self, name, text):
         path = self.folder / name
-        path.write_text(text)
+        write_at_once(path, text)
         path.chmod(0o755)
         return path
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from launcher_support import MUSTER, clean_environment, wait_for
+from launcher_support import MUSTER, clean_environment, wait_for, write_at_once
 from netns import Nodes
 
 PORT = 29433
@@ -107,5 +107,4 @@ while not os.path.exists("go"): signal.sigtimedwait([], 0.02)
 
 
 def write(tmp_path, name, text):
-    (tmp_path / name).write_text(text)
-    return tmp_path / name
+    return write_at_once(tmp_path / name, text)

@@ -52,6 +52,15 @@ def let_go(fifo, text="", seconds=60.0):
         pipe.write(text)
 
 
+def write_at_once(path, text):
+    """Whoever reads the file meanwhile, a worker of another job, reads all of it or of the former one, never nothing."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(text)
+    if path.exists():
+        new.chmod(path.stat().st_mode)
+    return new.rename(path)
+
+
 def alive(pid):
     """A process that is not a zombie."""
     try:
@@ -116,9 +125,7 @@ class Launcher:
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
     def script(self, name, text):
-        path = self.tmp_path / name
-        path.write_text(text)
-        return path
+        return write_at_once(self.tmp_path / name, text)
 
     def close(self):
         for process in self.started:

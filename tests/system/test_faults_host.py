@@ -12,7 +12,7 @@ import pytest
 
 from elastic_support import PORT
 from faults_support import check_worlds, heartbeats, stage  # noqa: F401
-from launcher_support import alive, wait_for
+from launcher_support import alive, wait_for, write_at_once
 
 CONF = "keep_alive_interval=0.3,keep_alive_max_attempt=20,last_call_timeout=600,join_timeout=600"
 HEARTBEAT = "--heartbeat-interval=0.2"
@@ -37,7 +37,7 @@ def more_heartbeats(stage, node, count=4, before=None, ports=(PORT,)):
 def test_nothing_changes_when_one_host_s_wall_clock_is_set(stage, stepped_clock):
     stage.build(3)
     clock = stage.tmp_path / "clock"
-    clock.write_text("0")
+    write_at_once(clock, "0")
     stepped = {"LD_PRELOAD": str(stepped_clock), "MUSTER_TEST_CLOCK": str(clock)}
     daemon = stage.daemon(0, HEARTBEAT)
     running = stage.scene("running", daemon.endpoint, backend="muster", nnodes="2:3", restarts=1, conf=CONF)
@@ -48,12 +48,12 @@ def test_nothing_changes_when_one_host_s_wall_clock_is_set(stage, stepped_clock)
     running.agent(2, "--node-rank=2", name=3)
     pids = running.started("3.0", 0, 1, 2)
     for step in (YEARS, -YEARS, 3600):
-        clock.write_text(str(step))
+        write_at_once(clock, str(step))
         more_heartbeats(stage, daemon.node)
     assert all(alive(pid) for pid in pids)
     waiting.agent(2, "--node-rank=2", name=3)
     waiting.started("3.0", 0, 1, 2)
-    clock.write_text(str(YEARS))
+    write_at_once(clock, str(YEARS))
     running.touch("fail")
     running.started("3.1", 0, 1, 2)
     for scene in (running, waiting):
@@ -66,7 +66,7 @@ def test_nothing_changes_when_one_host_s_wall_clock_is_set(stage, stepped_clock)
 def test_nothing_changes_when_the_wall_clock_of_the_coordinator_s_host_is_set(stage, stepped_clock, runs, tmp_path):
     nodes = stage.build(3)
     clock = stage.tmp_path / "clock"
-    clock.write_text("0")
+    write_at_once(clock, "0")
     stepped = {"LD_PRELOAD": str(stepped_clock), "MUSTER_TEST_CLOCK": str(clock)}
     daemon = stage.daemon(0, HEARTBEAT, f"--state-dir={tmp_path}/state", **stepped) if runs == "daemon" else None
     ports = iter(range(PORT + 10, PORT + 20))
@@ -91,11 +91,11 @@ def test_nothing_changes_when_the_wall_clock_of_the_coordinator_s_host_is_set(st
     wait_for(lambda: (restart.tmp_path / "termed").exists(), "the deaf worker to be stopped")
 
     for step in (7 * 3600, -7 * 3600, YEARS, -YEARS):
-        clock.write_text(str(step))
+        write_at_once(clock, str(step))
         more_heartbeats(stage, 0, ports={int(scene.endpoint.split(":")[1]) for scene in (waiting, running, restart)})
     if daemon:
         daemon.signal(signal.SIGKILL)
-        clock.write_text(str(YEARS))
+        write_at_once(clock, str(YEARS))
         daemon.start()
         for name in running.running:
             daemon.says(f"job running: host{name} is back, generation 0 goes on")
@@ -103,10 +103,10 @@ def test_nothing_changes_when_the_wall_clock_of_the_coordinator_s_host_is_set(st
     for name in ("first", "second"):
         assert not waiting.places(name) and len(restart.places(name)) == 1
     # And the restarts themselves.
-    clock.write_text("7200")
+    write_at_once(clock, "7200")
     waiting.agent(2, "--node-rank=2", name="third")
     waiting.started("3.0", 0, 1, 2)
-    clock.write_text("-7200")
+    write_at_once(clock, "-7200")
     restart.touch("release")
     restart.started("2.1", 0, 1)
     running.touch("fail")

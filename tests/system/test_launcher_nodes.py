@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from launcher_support import MUSTER, alive, clean_environment, wait_for
+from launcher_support import MUSTER, alive, clean_environment, wait_for, write_at_once
 from netns import Nodes
 
 
@@ -79,8 +79,7 @@ os.write(1, (json.dumps({k: os.environ[k] for k in keys}) + "\\n").encode())  # 
 
 
 def write(tmp_path, name, text):
-    (tmp_path / name).write_text(text)
-    return tmp_path / name
+    return write_at_once(tmp_path / name, text)
 
 
 def test_ranks_are_contiguous_over_nodes_of_different_size_and_role(cluster, tmp_path):

@@ -34,14 +34,13 @@ def read_all(fd):
 class Unread:
     """muster with a stdout that nobody reads until read() is called."""
 
-    def __init__(self, muster, name, *options, terminal=True, own_stderr=True, program=None):
+    def __init__(self, muster, name, program, *options, terminal=True, own_stderr=True):
         self.folder = muster.tmp_path / name
         self.folder.mkdir()
         os.mkfifo(self.folder / "go")
         self.reader, writer = pty.openpty() if terminal else os.pipe()
         self.place = os.readlink(f"/proc/self/fd/{writer}")
-        script = program or muster.script("flood.py", FLOOD)
-        self.process = subprocess.Popen([MUSTER, "--nproc-per-node=2", *map(str, options), script], env=clean_environment(), cwd=self.folder,
+        self.process = subprocess.Popen([MUSTER, "--nproc-per-node=2", *map(str, options), program], env=clean_environment(), cwd=self.folder,
                                         stdout=writer, stderr=subprocess.PIPE if own_stderr else writer, start_new_session=True)
         muster.started.append(self.process)
         os.close(writer)
@@ -61,15 +60,16 @@ class Unread:
 def stalls(muster):
     """All at once: each takes the 5 s after which a wait is worth a word."""
     logs = muster.tmp_path / "logs"
+    flood = muster.script("flood.py", FLOOD)  # once: who reads it while it is written anew reads nothing
     wrapper = muster.script("wrapper.sh", "#!/bin/sh\n\"$PYTHON_EXEC\" ../flood.py\nexit $?\n")
     wrapper.chmod(0o755)
     return {
-        "terminal": Unread(muster, "terminal", "--log-dir", logs),
-        "pipe": Unread(muster, "pipe", "--view=fold", terminal=False),
-        "script": Unread(muster, "script", program=wrapper, terminal=False),
-        "one terminal": Unread(muster, "one", "--view=fold", own_stderr=False),
-        "tee": Unread(muster, "tee", "-t1", "--log-dir", muster.tmp_path / "teed"),
-        "disk": Unread(muster, "disk", "-r1", "--log-dir", muster.tmp_path / "rotated", "--log-max-size=1M", program=muster.script("go.py", GO + FLOOD)),
+        "terminal": Unread(muster, "terminal", flood, "--log-dir", logs),
+        "pipe": Unread(muster, "pipe", flood, "--view=fold", terminal=False),
+        "script": Unread(muster, "script", wrapper, terminal=False),
+        "one terminal": Unread(muster, "one", flood, "--view=fold", own_stderr=False),
+        "tee": Unread(muster, "tee", flood, "-t1", "--log-dir", muster.tmp_path / "teed"),
+        "disk": Unread(muster, "disk", muster.script("go.py", GO + FLOOD), "-r1", "--log-dir", muster.tmp_path / "rotated", "--log-max-size=1M"),
     }
 
 
