@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures, stops, restarts and what is left behind, seen from outside."""
-import glob
 import json
 import os
 import pathlib
@@ -33,10 +32,6 @@ def assert_gone(pids):
         wait_for(lambda: not alive(pid), f"pid {pid} to be gone")
 
 
-def leftovers():
-    return {path for folder in (os.environ.get("TMPDIR", "/tmp"), "/dev/shm") for path in glob.glob(f"{folder}/muster_*")}
-
-
 @pytest.mark.parametrize("code", [1, 2, 7, 42, 126, 127, 128, 255])
 def test_a_workers_exit_code_is_the_launchers(muster, code):
     assert muster.run("--nproc-per-node=2", "sh", "-c", f"exit {code}").returncode == code
@@ -53,10 +48,14 @@ def test_a_worker_killed_by_a_signal_gives_128_plus_n(muster, name):
 
 
 def test_success_is_silent_and_leaves_nothing(muster):
-    before = leftovers()
-    result = muster.run("--nproc-per-node=4", "echo", "hello")
+    temporary = muster.tmp_path / "temporary"
+    temporary.mkdir()
+    result = muster.run("--nproc-per-node=4", "sh", "-c", "env > environment$RANK; echo hello", env=clean_environment(TMPDIR=temporary))
     assert (result.returncode, result.stdout, result.stderr) == (0, "hello\n" * 4, "")
-    assert leftovers() == before
+    assert list(temporary.iterdir()) == []
+    told = "".join((muster.tmp_path / f"environment{rank}").read_text() for rank in range(4))
+    used = set(re.findall(rf"=((?:{re.escape(str(temporary))}|/dev/shm)/muster_\w+)", told))
+    assert used and not any(map(os.path.exists, used))
 
 
 def test_the_first_failure_stops_the_others_and_is_reported(muster):
@@ -212,7 +211,7 @@ def test_restarts_count_up_to_the_limit_with_a_fresh_store_each_at_one_port(must
     script = muster.script("restart.py", """
 import os, socket, struct, sys
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-store = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])), 5)
+store = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])), 30)
 key = struct.pack("<Q", 5) + b"stale"
 store.sendall(b"\\x00" + struct.pack("<I", 0x3C85F7CE) + b"\\x04" + key + struct.pack("<Q", 1))  # ADD of 1
 count = struct.unpack("<q", store.recv(8, socket.MSG_WAITALL))[0]
