@@ -82,6 +82,12 @@ def children_named(parent, name):
     return out
 
 
+def child_named(parent, name):
+    """The one process of that name, which it gives itself some time after it was started."""
+    (pid,) = wait_for(lambda: children_named(parent, name), name)
+    return pid
+
+
 def rotated(path):
     """All files of a rotated log as one, the oldest first."""
     older = sorted(path.parent.glob(path.name + ".*"), key=lambda p: -int(p.suffix[1:]))

@@ -10,7 +10,7 @@ import tempfile
 
 import pytest
 
-from launcher_support import MUSTER, alive, children_named, clean_environment, muster, wait_for
+from launcher_support import MUSTER, alive, child_named, children_named, clean_environment, muster, wait_for
 from test_launcher_ends import FAMILY, MEMBERS, read_pid
 
 NOBODY = 65534
@@ -100,7 +100,7 @@ def test_a_restart_ends_neither_the_guardian_s_successor_nor_the_log_writer(must
 
 def test_the_guardian_s_successor_ends_the_groups_of_a_launcher_that_was_killed(muster, delegated):
     process, pids = family(muster, delegated, "signal.pause()")
-    (former,) = children_named(process.pid, "job-guardian")
+    former = child_named(process.pid, "job-guardian")
     os.kill(former, signal.SIGKILL)
     wait_for(lambda: [pid for pid in children_named(process.pid, "job-guardian") if pid != former], "another guardian")
     process.kill()

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from launcher_support import children_named, let_go, muster, rotated, wait_for
+from launcher_support import child_named, children_named, let_go, muster, rotated, wait_for
 
 LINES = """
 import os, sys
@@ -120,7 +120,7 @@ if os.environ["RANK"] == "1":
     (path,) = logs.glob("*/attempt_0/1/stdout.log")
     assert process.stderr.readline() == (f"muster: rank 1: write {path}: File too large (EFBIG); the worker goes on, and what it "
                                          "writes is lost until there is room again\n")
-    (writer,) = children_named(process.pid, "job-logs")
+    writer = child_named(process.pid, "job-logs")
     resource.prlimit(writer, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     let_go(muster.tmp_path / "go")
     _, err = process.communicate(timeout=60)
@@ -176,7 +176,7 @@ os.write(1, b"line 300000\\n")
             wait_for(lambda: path.stat().st_ino != size or (muster.tmp_path / "flooded").exists(), "a rotation")
         else:
             wait_for((muster.tmp_path / "flooded").exists, "the flood to be over", 120)
-        (writer,) = children_named(process.pid, "job-logs")
+        writer = child_named(process.pid, "job-logs")
         os.kill(writer, signal.SIGKILL)
         said.append(process.stderr.readline())
         match = re.fullmatch(rf"muster: the log writer \(pid {writer}\) was killed; pid (\d+) goes on with the workers' pipes, "
