@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from launcher_support import MUSTER, children_named, clean_environment, let_go, muster, rotated, wait_for
+from launcher_support import MUSTER, child_named, clean_environment, let_go, muster, rotated, wait_for
 
 FLOOD = """
 import os
@@ -85,7 +85,7 @@ def test_whoever_waits_for_a_reader_is_named_and_for_how_long(muster, stalls):
     # A log writer that does not move is as good as a disk that does not.
     disk = stalls["disk"]
     wait_for((disk.folder / "ready").exists, "rank 0 to start")
-    (writer,) = children_named(disk.process.pid, "job-logs")
+    writer = child_named(disk.process.pid, "job-logs")
     os.kill(writer, signal.SIGSTOP)
     let_go(disk.folder / "go")
 
@@ -119,6 +119,7 @@ def test_whoever_waits_for_a_reader_is_named_and_for_how_long(muster, stalls):
 
     # A file is in between: nobody waits, and what nobody has read at the end is named.
     stall = stalls["tee"]
+    wait_for(lambda: stall.process.poll() is not None, "the launcher to wait for its reader no longer", 60)
     assert all((stall.folder / f"finished.{rank}").exists() for rank in range(2))
     shown, said = stall.read()
     assert all(re.fullmatch(rb"\[default\d\]:\d \d{5} -{91}", line) for line in shown.splitlines()[:-1])
