@@ -247,10 +247,10 @@ def hang_here():
     while True: signal.pause()
 hang_here()
 """)
-    process = muster.start("--nproc-per-node=1", "--shutdown-timeout=1", script)
+    process = muster.start("--nproc-per-node=1", "--shutdown-timeout=10", script)
     wait_for((muster.tmp_path / "ready").exists, "the worker")
     process.terminate()
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)  # of the 10 s the last is left to it for its words
     assert process.returncode == 143
     assert "Fatal Python error: Aborted" in err and "in hang_here" in err
 
