@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests over a real etcd share: one member on loopback with a data folder of its own, and launchers that use it."""
+import contextlib
+import itertools
 import json
+import os
 import re
 import shutil
 import signal
@@ -16,15 +19,21 @@ from launcher_support import MUSTER, clean_environment, wait_for
 LEASE = 3  # seconds; what a test that waits for the end of a lease costs
 
 
+_first_port = 11000 + os.getpid() % 600 * 30
+_own_ports = itertools.cycle(range(_first_port, _first_port + 30))
+
+
 def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Of this process alone, and none that the kernel gives out: nobody takes one before its server does, or while that is away."""
+    found = []
+    while len(found) < count:
+        port = next(_own_ports)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("", port))
+                found.append(port)
+    return found
 
 
 class Etcd:
@@ -165,6 +174,11 @@ class EtcdJob:
         wait_for(lambda: all(p.exists() and p.read_text() for p in paths),
                  f"ranks {ranks} of attempt {attempt}; " + "; ".join(self.err(n) for n in self.running), seconds)
         return [int(p.read_text()) for p in paths]
+
+    def forget(self, attempt):
+        """Workers of a former world of that size, which a latecomer made larger, count no more."""
+        for path in self.tmp_path.glob(f"pid*_{attempt}"):
+            path.unlink()
 
     def codes(self, *names, timeout=90):
         return [self.running[name].wait(timeout) for name in names]

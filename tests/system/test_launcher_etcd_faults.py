@@ -37,7 +37,8 @@ def test_a_killed_agent_uses_a_restart_and_the_rest_goes_on(job, tmp_path):
 
 def test_the_coordinator_s_agent_is_killed_and_generation_and_budget_go_on(job, etcd, tmp_path):
     script = write(tmp_path, "stay.py", STAY)
-    begin(job, script, "a", "b", "c", restarts=1)
+    # All three are in the first generation, however late the last one comes.
+    begin(job, script, "a", "b", "c", restarts=1, conf="last_call_timeout=4")
     job.started("3.0", 0, 1, 2)
     first = etcd.coordinator()
     job.running[first].kill()
@@ -57,6 +58,7 @@ def test_a_coordinator_s_agent_that_is_told_to_go_hands_over_at_once(job, etcd, 
     script = write(tmp_path, "stay.py", STAY)
     begin(job, script, "a", "b", "c", restarts=0, conf="lease_ttl=600")
     job.started("3.0", 0, 1, 2)
+    job.forget("2.0")
     job.running["a"].send_signal(signal.SIGTERM)
     assert job.codes("a") == [143]
     # Nothing waits for a lease of ten minutes, and no restart is used: there is none.
@@ -81,7 +83,7 @@ def test_workers_notice_nothing_of_an_etcd_that_is_killed_and_started_anew(job, 
                  "a coordinator")
         for name in "ab":
             job.said(name, "host-a is back|host-b is back|answers again")
-    assert "/muster/none/state" in etcd.keys()
+    wait_for(lambda: "/muster/none/state" in etcd.keys(), "the state to be there")
     assert all(alive(pid) for pid in pids)
     # It is the same job, and can end.
     (tmp_path / "go").touch()
@@ -112,7 +114,7 @@ def test_an_etcd_that_goes_while_nodes_gather_ends_in_a_clear_line(job, etcd):
 def test_an_agent_cut_off_from_etcd_gives_way_and_never_runs_a_second_coordinator(job, etcd, tmp_path):
     # As if its etcd member were cut off: the lease ends though the agent lives.
     script = write(tmp_path, "stay.py", STAY)
-    begin(job, script, "a", "b", "c", restarts=0)
+    begin(job, script, "a", "b", "c", restarts=0, conf="last_call_timeout=60")
     pids = job.started("3.0", 0, 1, 2)
     key = json.loads(etcd.ctl("get", "/muster/none/coordinator", "-w", "json"))["kvs"][0]
     etcd.ctl("lease", "revoke", f"{key['lease']:x}")
