@@ -57,6 +57,11 @@ class Job:
         wait_for(lambda: all(p.exists() and p.read_text() for p in paths), f"ranks {ranks} of attempt {attempt}", seconds)
         return [int(p.read_text()) for p in paths]
 
+    def forget(self, attempt):
+        """Workers of a former world of that size, which a latecomer made larger, count no more."""
+        for path in self.tmp_path.glob(f"pid*_{attempt}"):
+            path.unlink()
+
     def codes(self, *names, timeout=60):
         return [self.running[name].wait(timeout) for name in names]
 

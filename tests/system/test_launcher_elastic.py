@@ -86,7 +86,7 @@ def test_who_waits_says_who_is_missing_and_the_timeout_ends_in_one_report(job, t
     script = write(tmp_path, "never.py", "open('started', 'w')")
     for node in (0, 2):
         it.start(node, 1, f"--node-rank={node}", script, conf="join_timeout=8")
-    it.said(2, r"rendezvous: 2/4 nodes; node ranks 1, 3 never connected; giving up in [45] s")
+    it.said(2, r"rendezvous: 2/4 nodes; node ranks 1, 3 never connected; giving up in [1-7] s")
     assert it.codes(0, 2) == [69, 69]
     for node in (0, 2):
         assert re.search(r"rendezvous timed out after 8 s: 2 of 4 nodes were ready\n"
