@@ -15,11 +15,12 @@ e = os.environ
 rank, world = int(e["RANK"]), int(e["WORLD_SIZE"])
 open(f"started_{world}_{rank}", "w").close()
 step = int(open("checkpoint").read()) if os.path.exists("checkpoint") else 0
+steps = os.open("steps", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 while not os.path.exists("go"):
     signal.sigtimedwait([], 0.002)
     if rank > 0: continue
     step += 1
-    os.write(os.open("steps", os.O_WRONLY | os.O_CREAT | os.O_APPEND), b"%d\\n" % step)
+    os.write(steps, b"%d\\n" % step)
     if not os.path.exists("save"): continue
     os.unlink("save")
     with open("checkpoint.new", "w") as file: file.write(str(step))
