@@ -114,7 +114,7 @@ def test_an_unfit_node_that_runs_the_coordinator_stays_for_the_others_and_ends_a
 def test_too_few_fit_nodes_are_a_timeout_that_names_the_unfit_one(job, tmp_path):
     it = job(2)
     for node, wrap in ((0, ()), (1, FEW_FILES)):
-        it.start(node, 1, CHECK, "--no-python", "true", conf="join_timeout=4", wrap=wrap)
+        it.start(node, 1, CHECK, "--no-python", "true", conf="join_timeout=8", wrap=wrap)
     assert it.codes(0, 1) == [69, 74], (it.err(0), it.err(1))
     for node in (0, 1):
         assert re.search(f"1 of 2 nodes were ready\n  host1: preflight: is unfit: {FEW_FILES_TEXT}", it.err(node))
