@@ -196,8 +196,9 @@ open("done" + os.environ["RANK"], "w").write("")
 def test_missing_nodes_are_named_while_waiting_and_at_the_end(cluster, tmp_path):
     job = cluster(4)
     script = write(tmp_path, "never.py", "open('started', 'w')")
-    for node in (0, 1, 2):
-        job.start(node, 1, "--rdzv-conf=timeout=5", script)
+    # The last one speaks when it has waited for 3 s; by then the others are here.
+    for node in (0, 2, 1):
+        job.start(node, 1, "--rdzv-conf=timeout=8", script)
     seen = job.running.pop(1)
     assert "3 of 4 nodes are here, waiting for node 3" in seen.stderr.readline()
     seen.kill()
@@ -206,7 +207,7 @@ def test_missing_nodes_are_named_while_waiting_and_at_the_end(cluster, tmp_path)
     for node in (0, 2):
         assert results[node].returncode == 69
         assert re.search(r"(3 of 4 nodes are here, waiting for node 3|2 of 4 .* node 1,3.*); \d+ s so far", results[node].stderr)
-    assert re.search(r"after 5 s 2 of 4 nodes are here; missing: node 1,3 \(1 was here and is gone\)", results[0].stderr)
+    assert re.search(r"after 8 s 2 of 4 nodes are here; missing: node 1,3 \(1 was here and is gone\)", results[0].stderr)
     assert not (tmp_path / "started").exists()
 
 

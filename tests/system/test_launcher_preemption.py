@@ -116,8 +116,8 @@ def test_a_signal_to_one_node_preempts_all_of_them(tmp_path, backend):
         nodes.close()
 
 
-def train(muster, *flags, world=2):
-    return ["--standalone", f"--nproc-per-node={world}", BIN / "fashion_mnist", "--epochs=2", "--batch-size=128",
+def train(muster, *flags, world=2, epochs=2):
+    return ["--standalone", f"--nproc-per-node={world}", BIN / "fashion_mnist", f"--epochs={epochs}", "--batch-size=128",
             "--device=cpu", "--log-every=20", *flags]
 
 
@@ -158,7 +158,7 @@ def test_a_run_that_is_preempted_within_epochs_again_and_again_ends_with_the_bit
 
 
 def test_a_training_without_a_checkpoint_is_stopped_and_not_called_preempted(muster):
-    process = muster.start(*train(muster, "--model=mlp", world=1), stdout=subprocess.PIPE)
+    process = muster.start(*train(muster, "--model=mlp", world=1, epochs=1000), stdout=subprocess.PIPE)
     first = process.stdout.readline() + process.stdout.readline()
     process.terminate()
     out, err = process.communicate(timeout=60)

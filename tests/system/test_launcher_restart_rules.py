@@ -48,7 +48,7 @@ def test_only_failures_that_are_named_are_tried_again(muster):
 
 
 def test_a_hang_that_is_named_is_restarted_without_another_word(muster):
-    result, tries = run(muster, "hang 3", "--restart-on=hang", "--hang-timeout=0.3:0.3", "--shutdown-timeout=5")
+    result, tries = run(muster, "hang 3", "--restart-on=hang", "--hang-timeout=0.3:5", "--shutdown-timeout=5")
     assert (result.returncode, tries) == (3, 2), result.stderr
     assert "does not name exit code 3" in result.stderr
 
