@@ -81,6 +81,9 @@ class Agent:
     def pid(self):
         return self.process.pid if self.process else self.server.wait(self.number, "pid")
 
+    def ended(self):
+        return self.process.poll() is not None if self.process else self.number in self.server.answers
+
     def wait(self):
         return self.process.wait(SECONDS) if self.process else self.server.wait(self.number, "answer")
 
@@ -139,14 +142,17 @@ class Run:
         for path in (self.folder / "told").glob("*.*.*.*"):
             if path.suffix not in (".json", ".signal", ".part"):
                 try:
-                    os.kill(int(path.read_text()), signal.SIGKILL)
-                except (ProcessLookupError, ValueError):
+                    pid = int(path.read_text())
+                    # By now the number may be another process'.
+                    if f"PARITY_DIR={self.folder}/told\0".encode() in pathlib.Path(f"/proc/{pid}/environ").read_bytes():
+                        os.kill(pid, signal.SIGKILL)
+                except (OSError, ValueError):
                     pass
 
     def kill(self):
         """Launchers and what they may leave behind."""
         for agent in self.agents:
-            if alive(agent.pid()):
+            if not agent.ended() and alive(agent.pid()):
                 os.kill(agent.pid(), signal.SIGKILL)
             agent.wait()
         self.kill_workers()

@@ -47,6 +47,11 @@ def free_ports(count):
     raise RuntimeError(f"no {count} free ports from {start} on")
 
 
+def first_job():
+    """A step's port and its job's name follow from the job's number: clusters of tests that run at once share no numbers."""
+    return 1 + 300 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+
+
 class Cluster:
     def __init__(self, nodes=len(NODES)):
         self.nodes = names_of(nodes)
@@ -102,7 +107,8 @@ class Cluster:
 
         def over():  # sbatch --wait looks every 2 to 10 s
             fields = dict(pair.partition("=")[::2] for pair in self.run("scontrol", "-o", "show", "job", submitted.stdout.strip()).stdout.split())
-            return fields if fields["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else None
+            # Without an answer, of a controller that has much to do, it is asked again.
+            return fields if fields.get("JobState", "PENDING") not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else None
 
         state = wait_for(over, f"the batch script\n{text}\nto end", seconds)
         return int(state["ExitCode"].split(":")[0]), out.read_text()
@@ -165,6 +171,7 @@ class Cluster:
                           for name, port in zip(self.nodes, ports))
         (self.folder / "slurm.conf").write_text(f"""
 ClusterName=muster
+FirstJobId={first_job()}
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={control}
 SlurmUser={user}

@@ -72,7 +72,7 @@ class Prometheus:
         self.port = free_port()
         config = tmp_path / "prometheus.yml"
         jobs = [{"job_name": name, "static_configs": [{"targets": [address]}]} for name, address in targets.items()]
-        config.write_text(json.dumps({"global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"},
+        config.write_text(json.dumps({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
                                       "scrape_configs": jobs}))
         self.log = open(tmp_path / "prometheus.log", "w")
         self.process = subprocess.Popen(
@@ -88,6 +88,11 @@ class Prometheus:
         except OSError:
             return []
         return [(sample["metric"], float(sample["value"][1])) for sample in result]
+
+    def finds(self, expression, value):
+        """Waits for this one value: after a scrape that came too late there is none until the next."""
+        wait_for(lambda: [found for _, found in self.query(expression)] == [value],
+                 f"{expression} to be {value}, not {self.query(expression)}", 60)
 
     def close(self):
         self.process.kill()
