@@ -11,7 +11,6 @@ import pathlib
 import re
 import select
 import signal
-import socket
 import subprocess
 import time
 
@@ -239,12 +238,6 @@ class Run:
                     "rank": fields["rank"], "exitcode": re.sub(r"pid: \d+", "pid: N", " ".join(fields["exitcode"].split())),
                     "error_file": self._same(fields["error_file"]), "traceback": re.sub(r"PID \d+", "PID N", fields["traceback"])})
         return {"title": os.path.basename(match.group(1)), "root cause": entries["root"], "other failures": entries["others"]}
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def differences(theirs, ours):

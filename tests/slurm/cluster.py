@@ -5,15 +5,14 @@ import contextlib
 import os
 import pathlib
 import pwd
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 
 from launcher_support import MUSTER, clean_environment, wait_for, write_at_once
+from ports import free_ports
 
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
@@ -29,22 +28,6 @@ NODES = names_of(2)
 def missing():
     """What is not installed."""
     return [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
-
-
-def free_ports(count):
-    """Below the ephemeral ports, so that no client's connection takes one between now and its use."""
-    start = random.randrange(10000, 19000)
-    found = []
-    for port in range(start, start + 500):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise RuntimeError(f"no {count} free ports from {start} on")
 
 
 def first_job():

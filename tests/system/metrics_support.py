@@ -4,7 +4,6 @@ import http.client
 import json
 import re
 import shutil
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -12,6 +11,7 @@ import urllib.request
 import pytest
 
 from launcher_support import wait_for
+from ports import free_port
 
 
 def ask(address, path="/metrics", method="GET"):
@@ -58,12 +58,6 @@ def check_with_promtool(text):
         pytest.skip("no promtool (Debian: prometheus)")
     result = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout + result.stderr) == (0, ""), text
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Prometheus:

@@ -12,8 +12,8 @@ import subprocess
 import pytest
 
 from launcher_support import BIN, clean_environment, muster, wait_for  # noqa: F401
-from metrics_support import (ask, check_with_promtool, events, free_port, health, listens_at, metrics,  # noqa: F401
-                             prometheus)
+from metrics_support import ask, check_with_promtool, events, health, listens_at, metrics, prometheus  # noqa: F401
+from ports import free_port
 
 # Says how far it is, and ends as the test says by the file "go<rank>.<restarts>".
 WORK = """
