@@ -59,7 +59,14 @@ def agents(nodes, ranks, *options, env=None):
 
 
 def guardian(pid):
-    return next(child for child in children(pid) if pathlib.Path(f"/proc/{child}/comm").read_text().strip() == "job-guardian")
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:  # it names itself, and other children may end
+        for child in children(pid):
+            with contextlib.suppress(OSError):
+                if pathlib.Path(f"/proc/{child}/comm").read_text().strip() == "job-guardian":
+                    return child
+        time.sleep(0.01)
+    raise measure.Failed(f"agent {pid} has no guardian")
 
 
 def measure_all(sizes):

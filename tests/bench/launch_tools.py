@@ -16,8 +16,8 @@ SLURM_NODES = 8
 
 
 def free_port():
-    """Below the ephemeral ports, so that nothing takes it before the first agent does."""
-    for port in range(20000 + os.getpid() % 5000, 32000):
+    """Below the ephemeral ports, so that nothing takes it before the first agent does, and above those of Slurm steps."""
+    for port in range(29000 + os.getpid() % 2000, 32000):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise measure.Failed("no free port")

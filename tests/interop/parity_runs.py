@@ -11,7 +11,6 @@ import pathlib
 import re
 import select
 import signal
-import socket
 import subprocess
 import time
 
@@ -81,6 +80,9 @@ class Agent:
     def pid(self):
         return self.process.pid if self.process else self.server.wait(self.number, "pid")
 
+    def ended(self):
+        return self.process.poll() is not None if self.process else self.number in self.server.answers
+
     def wait(self):
         return self.process.wait(SECONDS) if self.process else self.server.wait(self.number, "answer")
 
@@ -139,14 +141,17 @@ class Run:
         for path in (self.folder / "told").glob("*.*.*.*"):
             if path.suffix not in (".json", ".signal", ".part"):
                 try:
-                    os.kill(int(path.read_text()), signal.SIGKILL)
-                except (ProcessLookupError, ValueError):
+                    pid = int(path.read_text())
+                    # By now the number may be another process'.
+                    if f"PARITY_DIR={self.folder}/told\0".encode() in pathlib.Path(f"/proc/{pid}/environ").read_bytes():
+                        os.kill(pid, signal.SIGKILL)
+                except (OSError, ValueError):
                     pass
 
     def kill(self):
         """Launchers and what they may leave behind."""
         for agent in self.agents:
-            if alive(agent.pid()):
+            if not agent.ended() and alive(agent.pid()):
                 os.kill(agent.pid(), signal.SIGKILL)
             agent.wait()
         self.kill_workers()
@@ -233,12 +238,6 @@ class Run:
                     "rank": fields["rank"], "exitcode": re.sub(r"pid: \d+", "pid: N", " ".join(fields["exitcode"].split())),
                     "error_file": self._same(fields["error_file"]), "traceback": re.sub(r"PID \d+", "PID N", fields["traceback"])})
         return {"title": os.path.basename(match.group(1)), "root cause": entries["root"], "other failures": entries["others"]}
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def differences(theirs, ours):

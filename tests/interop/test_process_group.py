@@ -19,7 +19,7 @@ def run(torch, server, check, method="env", restart=0, **arguments):
         # PyTorch 2.14 takes the store for the agent's only where MASTER_ADDR is the host of a tcp:// URL.
         calls.append(Call("group_checks", check, {"rank": rank, "world_size": WORLD_SIZE, "init_method": methods[method],
                                                   **arguments}, environment))
-    torch.run_all(calls, 120)
+    torch.run_all(calls)
 
 
 @pytest.mark.parametrize("method", METHODS)

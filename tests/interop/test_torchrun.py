@@ -32,7 +32,7 @@ class Agents:
             self.started.append(subprocess.Popen([*command, WORKER, job, *arguments], env=torch.environment(**environment),
                                                  stdin=subprocess.DEVNULL, stdout=output, stderr=output))
 
-    def finish(self, seconds=120):
+    def finish(self, seconds=200):
         """(job, rank, world size) of every worker that reached its end."""
         deadline = time.monotonic() + seconds
         for process in self.started:

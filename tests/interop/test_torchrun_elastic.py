@@ -26,7 +26,8 @@ import parity_runs
 import pytest
 import torch_generations
 from launcher_support import BIN, alive, wait_for
-from parity_runs import HERE, SECONDS, free_port
+from parity_runs import HERE, SECONDS
+from ports import free_port
 
 WORKER = HERE / "elastic_worker.py"
 OWN_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

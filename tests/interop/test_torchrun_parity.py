@@ -5,8 +5,9 @@ import json
 
 import pytest
 from launcher_support import ROOT
-from parity_runs import WORKER, Run, differences, free_port
+from parity_runs import WORKER, Run, differences
 from parity_table import ADDS, EXPLAINS, SHOWN_BY, check, rows, topics
+from ports import free_port
 from torch_generations import PYTHON
 
 @dataclasses.dataclass

@@ -4,8 +4,9 @@ import os
 import signal
 
 from launcher_support import alive
-from parity_runs import WORKER, differences, free_port
+from parity_runs import WORKER, differences
 from parity_table import check
+from ports import free_port
 
 NONE_BUT_THE_STATUS = ("exit status",)
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from launcher_support import MUSTER, ROOT
-from parity_runs import WORKER, Run
+from parity_runs import SECONDS, WORKER, Run
 from parity_table import check
 
 import torch_generations
@@ -152,7 +152,7 @@ def test_launch_of_pytorch_1_13_spells_the_argument_with_an_underscore(tmp_path)
                           ("muster", [MUSTER, "--local-rank-arg=local_rank", *options])]:
         run = Run(None, name, tmp_path / name)
         environment = torch_generations.environment(PACKAGED, PARITY_DIR=run.folder / "told", PARITY_NODE=0)
-        subprocess.run([*command, WORKER, "--lr", "1"], env=environment, check=True, timeout=60, stdout=subprocess.DEVNULL,
+        subprocess.run([*command, WORKER, "--lr", "1"], env=environment, check=True, timeout=SECONDS, stdout=subprocess.DEVNULL,
                        stderr=subprocess.DEVNULL)
         seen.append([run.told(f"0.{rank}.0.json")["argv"][1:] for rank in range(2)])
     assert seen[0] == [[f"--local_rank={rank}", "--lr", "1"] for rank in range(2)]

@@ -129,7 +129,7 @@ class Torch:
     def environment(self, **extra):
         return environment(self.generation, **extra)
 
-    def run_all(self, calls, seconds=60):
+    def run_all(self, calls, seconds=120):
         """Makes every call at the same time, each in a process of its own; the answers in order."""
         self.peers = [peer for peer in self.peers if peer.process.poll() is None]
         while len(self.peers) < len(calls):

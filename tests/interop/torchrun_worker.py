@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 job = sys.argv[1]
 os.environ["MASTER_ADDR"] = "127.0.0.1"  # of this machine; what its name resolves to is not the subject
-dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+dist.init_process_group("gloo", timeout=timedelta(seconds=120))
 rank, world_size = dist.get_rank(), dist.get_world_size()
 store = dist.distributed_c10d._get_default_store()
 store.set(f"name{rank}", job)

@@ -5,15 +5,14 @@ import contextlib
 import os
 import pathlib
 import pwd
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 
 from launcher_support import MUSTER, clean_environment, wait_for, write_at_once
+from ports import free_ports
 
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
@@ -31,20 +30,9 @@ def missing():
     return [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
 
 
-def free_ports(count):
-    """Below the ephemeral ports, so that no client's connection takes one between now and its use."""
-    start = random.randrange(10000, 19000)
-    found = []
-    for port in range(start, start + 500):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise RuntimeError(f"no {count} free ports from {start} on")
+def first_job():
+    """A step's port and its job's name follow from the job's number: clusters of tests that run at once share no numbers."""
+    return 1 + 300 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
 class Cluster:
@@ -102,7 +90,8 @@ class Cluster:
 
         def over():  # sbatch --wait looks every 2 to 10 s
             fields = dict(pair.partition("=")[::2] for pair in self.run("scontrol", "-o", "show", "job", submitted.stdout.strip()).stdout.split())
-            return fields if fields["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else None
+            # Without an answer, of a controller that has much to do, it is asked again.
+            return fields if fields.get("JobState", "PENDING") not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else None
 
         state = wait_for(over, f"the batch script\n{text}\nto end", seconds)
         return int(state["ExitCode"].split(":")[0]), out.read_text()
@@ -165,6 +154,7 @@ class Cluster:
                           for name, port in zip(self.nodes, ports))
         (self.folder / "slurm.conf").write_text(f"""
 ClusterName=muster
+FirstJobId={first_job()}
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={control}
 SlurmUser={user}

@@ -10,6 +10,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "system")]
 
 import cluster  # noqa: E402
 import tell_tasks  # noqa: E402
+from launcher_support import wait_for  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +20,7 @@ def slurm_session():
     started = cluster.Cluster()
     yield started
     started.close()
-    assert not started.processes(), "processes of the cluster are left"
+    wait_for(lambda: not started.processes(), "the cluster's processes to be gone")
 
 
 @pytest.fixture

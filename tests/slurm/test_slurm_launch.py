@@ -286,7 +286,8 @@ def test_a_killed_agent_ends_the_other_node_too(slurm):
     code, _, err = end(process)
     assert code == 128 + signal.SIGKILL, err  # srun's is the highest of the tasks'
     assert re.search(r"0: Exited with exit code 76", err), err
-    assert not any(alive(pid) for pid in pids)
+    assert not any(alive(pid) for pid in pids[:2])
+    wait_for(lambda: not any(alive(pid) for pid in pids), "the killed agent's workers to be gone")
 
 
 def test_a_range_of_nodes_goes_on_without_a_killed_one(slurm):

@@ -42,7 +42,8 @@ def test_a_pytorch_script_meets_over_gloo(slurm, srun, flags):
 
 
 def test_a_preempted_training_goes_on_where_it_was_and_ends_with_the_same_bits(slurm):
-    train = [BIN / "fashion_mnist", "--epochs=1", "--batch-size=64", "--device=cpu", "--log-every=20"]
+    # Long enough that the signal finds it at work.
+    train = [BIN / "fashion_mnist", "--epochs=2", "--batch-size=64", "--device=cpu", "--log-every=20"]
     srun = ["-N2", "--ntasks-per-node=1"]
     whole = slurm.muster(srun, "--nproc-per-node=1", *train)
     assert whole.returncode == 0, whole.stderr

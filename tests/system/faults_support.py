@@ -2,6 +2,7 @@
 """What the fault tests share: several jobs at once on the same nodes, a musterd that dies and comes back, a worker that
 does as its directory says, and what an agent says about the generations it took part in."""
 import collections
+import os
 import re
 import signal
 import subprocess
@@ -185,13 +186,20 @@ def beating(nodes, node, port=PORT, agents=1):
     wait_for(lambda: [n for n in heartbeats(nodes, node, port).values() if n > 8][agents - 1:], f"{agents} agents to join")
 
 
-LISTENING = 10
 ESTABLISHED = 1
 
 
 def connected(process, port=PORT):
     wait_for(lambda: any(state == ESTABLISHED for state, _ in connections(process.pid, port)),
              f"process {process.pid} to be connected to port {port}")
+
+
+def leaves(scene):
+    """The second agent of two is told to go, and has stopped its worker: that it leaves is what it says next."""
+    _, worker = scene.started("2.0", 0, 1)
+    scene.running["second"].send_signal(signal.SIGTERM)
+    scene.said("second", "SIGTERM received")
+    wait_for(lambda: not os.path.exists(f"/proc/{worker}"), "its worker to be gone")
 
 
 def gone(pid):

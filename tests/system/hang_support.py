@@ -12,6 +12,18 @@ from launcher_support import ROOT, clean_environment, wait_for
 # The first steps have all the time they want on a busy machine; the limit is for those that come after.
 TIMEOUT = "--hang-timeout=0.5:60"
 
+# Of a job of two Python workers: step(number) tells of itself and returns when both have taken it.
+STEPS = """
+import os, time
+rank = int(os.environ["RANK"])
+own, other = (os.open("step.%d" % of, os.O_RDWR) for of in (rank, 1 - rank))
+def step(number):
+    with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file: file.write("step %d\\n" % number)
+    os.write(other, b"x")
+    os.read(own, 1)
+    time.sleep(0.02)  # a step
+"""
+
 
 class Err:
     """The standard error of a launcher that goes on."""
@@ -32,6 +44,12 @@ def err(tmp_path):
     err = Err(tmp_path)
     yield err
     err.file.close()
+
+
+def fifos(folder, *names):
+    for name in names:
+        for rank in range(2):
+            os.mkfifo(folder / f"{name}.{rank}")
 
 
 def read_hangs(log_dir, attempt=0):

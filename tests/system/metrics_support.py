@@ -4,7 +4,6 @@ import http.client
 import json
 import re
 import shutil
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -12,6 +11,7 @@ import urllib.request
 import pytest
 
 from launcher_support import wait_for
+from ports import free_port
 
 
 def ask(address, path="/metrics", method="GET"):
@@ -60,19 +60,13 @@ def check_with_promtool(text):
     assert (result.returncode, result.stdout + result.stderr) == (0, ""), text
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Prometheus:
     def __init__(self, tmp_path, targets):
         """`targets`: name -> address."""
         self.port = free_port()
         config = tmp_path / "prometheus.yml"
         jobs = [{"job_name": name, "static_configs": [{"targets": [address]}]} for name, address in targets.items()]
-        config.write_text(json.dumps({"global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"},
+        config.write_text(json.dumps({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
                                       "scrape_configs": jobs}))
         self.log = open(tmp_path / "prometheus.log", "w")
         self.process = subprocess.Popen(
@@ -88,6 +82,11 @@ class Prometheus:
         except OSError:
             return []
         return [(sample["metric"], float(sample["value"][1])) for sample in result]
+
+    def finds(self, expression, value):
+        """Waits for this one value: after a scrape that came too late there is none until the next."""
+        wait_for(lambda: [found for _, found in self.query(expression)] == [value],
+                 f"{expression} to be {value}, not {self.query(expression)}", 60)
 
     def close(self):
         self.process.kill()

@@ -7,12 +7,13 @@ import pty
 import re
 import select
 import shutil
-import socket
 import struct
 import subprocess
 import time
 
 import pytest
+
+from ports import free_port
 
 DATA = "/usr/share/datasets/fashion-mnist"
 
@@ -39,9 +40,7 @@ def job(bin_dir):
 def ranks(bin_dir):
     """Runs fashion_mnist as several ranks started by hand; returns what each has written, rank 0 first."""
     def run_ranks(world, *flags, seconds=180, flags_of_rank=None):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         children = []
         try:
             for rank in range(world):

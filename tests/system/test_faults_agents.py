@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from elastic_support import PORT, job, write  # noqa: F401
-from faults_support import ACT, Scene, beating, check_worlds, connected, stage  # noqa: F401
+from faults_support import ACT, Scene, beating, check_worlds, connected, leaves, stage  # noqa: F401
 from launcher_support import wait_for
 
 
@@ -46,8 +46,7 @@ def test_an_agent_killed_in_any_state_keeps_nobody_from_going_on(stage):
     daemon.signal(signal.SIGSTOP)
     authenticating = new("authenticating")
     connected(authenticating.agent(2, name="first"))
-    leaving.running["second"].send_signal(signal.SIGTERM)
-    leaving.said("second", "SIGTERM received")
+    leaves(leaving)
     connecting = stage.scene("connecting", f"{nodes.address(0)}:{PORT + 1}", backend="muster", nnodes=2)
     connecting.agent(2, name="first")
 

@@ -6,8 +6,9 @@ import signal
 import pytest
 
 from elastic_support import PORT, SHOW, job, write  # noqa: F401
-from faults_support import LISTENING, beating, check_worlds, connected, gone, stage  # noqa: F401
+from faults_support import beating, check_worlds, connected, gone, leaves, stage  # noqa: F401
 from launcher_support import alive, wait_for
+from test_store_proxy import listeners
 
 
 def port_of(scene):
@@ -41,8 +42,7 @@ class States:
         self.stopping.touch("fail")
         wait_for(lambda: (self.stopping.tmp_path / "termed").exists(), "the deaf worker to be stopped")
         daemon.signal(signal.SIGSTOP)
-        self.leaving.running["second"].send_signal(signal.SIGTERM)
-        self.leaving.said("second", "SIGTERM received")
+        leaves(self.leaving)
         self.authenticating = self.new("authenticating")
         connected(self.authenticating.agent(1, name="first"))
         self.scenes = [self.authenticating, self.gathering, self.last_call, self.starting, self.running, self.stopping,
@@ -196,9 +196,7 @@ def test_no_agent_takes_the_port_of_a_daemon_that_is_started_anew(stage):
     daemon.signal(signal.SIGKILL)
     # It comes while the port is free, and finds that it is on the host of the endpoint.
     scene.agent(0, name="second")
-    tables = [f"/proc/{scene.running['second'].pid}/net/{name}" for name in ("tcp", "tcp6")]
-    listening = lambda: sum(line.split()[3] == "%02X" % LISTENING for table in tables for line in open(table))
-    wait_for(lambda: listening() >= 2, "both agents to have a port for a store")
+    wait_for(lambda: len(set(listeners(scene, 0))) >= 2, "both agents to have a port for a store")
     daemon.start()
     scene.started("2.0", 0, 1)
     scene.succeeds("first", "second")

@@ -157,7 +157,7 @@ def test_a_full_disk_under_the_log_keeps_running_nodes_and_is_waited_for(stage, 
     try:
         daemon = stage.daemon(0, f"--state-dir={disk}/state", HEARTBEAT)
         running = stage.scene("running", daemon.endpoint, backend="muster", nnodes=2, restarts=1,
-                              conf="keep_alive_interval=0.2,keep_alive_max_attempt=15")
+                              conf="keep_alive_interval=0.2,keep_alive_max_attempt=25")
         for node in (1, 2):
             running.agent(node, f"--node-rank={node - 1}")
         pids = running.started("2.0", 0, 1)
@@ -171,10 +171,10 @@ def test_a_full_disk_under_the_log_keeps_running_nodes_and_is_waited_for(stage, 
         assert len(before) == 2
         # A new world is told to nobody before it is on the disk, which it cannot be.
         other = stage.scene("other", daemon.endpoint, backend="muster", nnodes=2,
-                            conf="keep_alive_interval=0.2,keep_alive_max_attempt=15")
+                            conf="keep_alive_interval=0.2,keep_alive_max_attempt=25")
         for node in (1, 2):
             other.agent(node, f"--node-rank={node - 1}")
-        more_heartbeats(stage, daemon.node, 16, before)  # longer than a silent agent has
+        more_heartbeats(stage, daemon.node, 26, before)  # longer than a silent agent has
         assert all(alive(pid) for pid in pids)
         assert not other.places(1) and not other.places(2)
         (disk / "rubbish").unlink()

@@ -29,7 +29,7 @@ class Waiting:
         self.pause.agent(1, "--node-rank=0", name="first")
         self.unfit.agent(1, name="first")
         # Its worker is deaf; that of the other fails.
-        self.between.agent(1, "--node-rank=1", "--shutdown-timeout=5", name="first")
+        self.between.agent(1, "--node-rank=1", "--shutdown-timeout=600", name="first")
 
     def others(self):
         self.spare.agent(2, "--spares=1", "--node-rank=1", name="second")
@@ -56,6 +56,12 @@ class Waiting:
         self.unfit.said("first", "1/2 nodes; hostsecond is unfit: 64 open files are allowed")
         # Its own workers are gone.
         self.between.said("second", "hostfirst is stopping its workers")
+        wait_for(lambda: (self.between.tmp_path / "termed").exists(), "the deaf worker to be stopped")
+
+    def release(self):
+        """The deaf worker ends."""
+        self.between.touch("release")
+        wait_for(lambda: gone(self.pids["between"][1]), "the deaf worker to be gone")
 
 
 @pytest.fixture
@@ -91,6 +97,7 @@ def test_an_agent_killed_while_it_waits_keeps_nobody_from_going_on(stage, daemon
     pause.succeeds("first", "third")
     # Between two generations it was none.
     between.agent(3, "--node-rank=0", name="third")
+    jobs.release()
     between.started("2.1", 0, 1)
     between.succeeds("first", "third")
     unfit.agent(3, name="third")
@@ -117,6 +124,10 @@ def test_a_daemon_killed_while_nodes_wait_and_started_again_finishes_their_jobs(
     daemon.signal(signal.SIGKILL)
     for scene in jobs.scenes:
         scene.said("first", "waiting for the coordinator at")
+    if not keeps:
+        jobs.release()
+        for name in ("termed", "release"):
+            (between.tmp_path / name).unlink()
     daemon.start()
     unfit.said("first", r"(?s)waiting for the coordinator at.*1/2 nodes; hostsecond is unfit")
     unfit.agent(3, name="third")
@@ -137,6 +148,7 @@ def test_a_daemon_killed_while_nodes_wait_and_started_again_finishes_their_jobs(
         assert alive(*jobs.pids["pause"])
         pause.running["second"].terminate()
         assert pause.codes("first", "second") == [143, 143], pause.err("first")
+        jobs.release()
         between.started("2.1", 0, 1)
     else:
         for scene in (spare, pause, between):
@@ -151,7 +163,7 @@ def test_a_daemon_killed_while_nodes_wait_and_started_again_finishes_their_jobs(
 
 
 def test_a_daemon_killed_while_nodes_wait_that_stays_away_ends_them_in_time(stage, daemon):
-    jobs = at_daemon(stage, daemon, f"{LAST_CALL},reconnect_timeout=0.5,read_timeout=3")
+    jobs = at_daemon(stage, daemon, f"{LAST_CALL},reconnect_timeout=0.5,read_timeout=5")
     daemon.signal(signal.SIGKILL)
     lost(jobs, daemon.endpoint, {scene.id: list(scene.running) for scene in jobs.scenes})
 
@@ -182,6 +194,8 @@ def test_an_agent_that_runs_the_coordinator_killed_while_others_wait_ends_them_i
 def lost(jobs, endpoint, names):
     """All end with a line that names where the coordinator was, and leave no worker."""
     for scene in jobs.scenes:
+        if scene is jobs.between:
+            jobs.release()
         for name in names[scene.id]:
             ends_at = re.escape(endpoint or scene.endpoint)
             (code,) = scene.codes(name)

@@ -71,7 +71,7 @@ def test_every_case_is_a_check_and_all_have_to_pass(gpu_check, tmp_path):
 
 def test_what_hangs_is_ended_with_its_children_and_the_rest_goes_on_later(gpu_check, tmp_path):
     program(tmp_path, "gpu_kernels", CASES.format(names="'one hangs' 'one passes'", folder=tmp_path))
-    code, result = gpu_check("--timeout=1")
+    code, result = gpu_check("--timeout=3")
     assert code == 1
     assert (statuses(result)["one hangs"], statuses(result)["one passes"]) == ("failed", "passed")
     child = int((tmp_path / "child").read_text())

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hang_support import TIMEOUT, err, read_hangs, real_tool, tool, without_tools
+from hang_support import STEPS, TIMEOUT, err, fifos, read_hangs, real_tool, tool, without_tools
 from launcher_support import BIN, muster, read_report, wait_for
 
 def start(muster, err, *options, workers=3, stuck=1, env=None):
@@ -104,17 +104,14 @@ def test_a_python_worker_that_writes_lines_of_progress(muster, err):
     tool(folder, "py-spy", """echo "Process $3: python3 train.py"
 echo 'Thread 9 (idle): "loader"'; echo '    get (queue.py:171)'
 echo "Thread $3 (idle): \\"MainThread\\""; echo '    next_batch (train.py:7)'; echo '    <module> (train.py:12)'""")
-    script = muster.script("train.py", """
-import os, time
-rank = int(os.environ["RANK"])
-reader, _ = os.pipe()
+    script = muster.script("train.py", STEPS + """
 def next_batch():
-    os.read(reader, 1)
-for step in range(1, 1000):
-    with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file: file.write(f"step {step}\\n")
-    time.sleep(0.02)  # a step
-    if step == 60 + rank: next_batch()
+    os.read(os.pipe()[0], 1)
+for number in range(1, 1000):
+    if number == 61 and rank == 0: next_batch()
+    step(number)
 """)
+    fifos(muster.tmp_path, "step")
     process = muster.start("--nproc-per-node=2", TIMEOUT, "--on-hang=stop", "--log-dir=logs", script, stderr=err.file, env=env)
     assert process.wait(90) == 124
     (hang,) = read_hangs(muster.tmp_path / "logs")
@@ -129,7 +126,7 @@ def test_of_a_python_worker_without_py_spy_the_native_stack_is_shown(muster, err
     (folder / "gdb").symlink_to(real_tool("gdb"))
     script = muster.script("train.py", "import os\nos.read(os.pipe()[0], 1)\n")
     # Nothing is said: its output would be the sign of life.
-    process = muster.start("--nproc-per-node=1", "--hang-timeout=1.5:1.5", "--on-hang=stop", "--log-dir=logs", script, stderr=err.file, env=env)
+    process = muster.start("--nproc-per-node=1", "--hang-timeout=4:4", "--on-hang=stop", "--log-dir=logs", script, stderr=err.file, env=env)
     assert process.wait(90) == 124
     (hang,) = read_hangs(muster.tmp_path / "logs")
     (rank,) = hang["ranks"]
@@ -167,14 +164,14 @@ os.read(os.pipe()[0], 1)
 def test_who_is_stopped_by_a_signal_is_the_odd_one_out_and_moves_again(muster, err):
     script = muster.script("train.py", """
 import os, time
-open("pid" + os.environ["RANK"], "w").write(str(os.getpid()))
 step = 0
 while not os.path.exists("done"):
     step += 1
+    if step == 60: open("pid" + os.environ["RANK"], "w").write(str(os.getpid()))
     with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file: file.write(f"step {step}\\n")
     time.sleep(0.02)  # a step
 """)
-    process = muster.start("--nproc-per-node=2", "--hang-timeout=0.5:2", "--log-dir=logs", script, stderr=err.file)
+    process = muster.start("--nproc-per-node=2", TIMEOUT, "--log-dir=logs", script, stderr=err.file)
     pid = int(wait_for(lambda: (muster.tmp_path / "pid1").exists() and (muster.tmp_path / "pid1").read_text(), "the worker"))
     os.kill(pid, signal.SIGSTOP)
     err.wait(r"odd one out: rank 1: stopped by a signal \(SIGSTOP\)\n")

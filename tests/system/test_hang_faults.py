@@ -128,9 +128,16 @@ def test_a_hang_is_told_and_acted_upon_while_the_disk_with_the_logs_is_full(must
 
 def test_who_waits_for_a_terminal_that_nobody_reads_is_not_taken_for_hanging(muster):
     folder = muster.tmp_path
-    script = muster.script("flood.py", "import os\nfor i in range(20000): os.write(1, b'%05d %s\\n' % (i, b'-' * 91))\n")
+    # Little at first, so that its first steps are over when nobody reads any more.
+    script = muster.script("flood.py", """
+import os, time
+for i in range(100):
+    os.write(1, b"begins\\n")
+    time.sleep(0.02)  # a step
+for i in range(20000): os.write(1, b"%05d %s\\n" % (i, b"-" * 91))
+""")
     reader, writer = pty.openpty()
-    process = subprocess.Popen([MUSTER, "--nproc-per-node=2", "--view=fold", "--hang-timeout=1:1", "--on-hang=stop", script],
+    process = subprocess.Popen([MUSTER, "--nproc-per-node=2", "--view=fold", "--hang-timeout=1:60", "--on-hang=stop", script],
                                env=clean_environment(), cwd=folder, stdout=writer, stderr=subprocess.PIPE, start_new_session=True)
     muster.started.append(process)
     os.close(writer)

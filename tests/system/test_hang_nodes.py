@@ -138,7 +138,7 @@ while not (folder / "done").exists():
     if step % 10 == 0: (folder / f"steps.{rank}").write_text(str(step))
     time.sleep(0.02)  # a step
 """)
-    one = job("static").start(nodes=2, program=script)
+    one = job("static").start("--hang-timeout=1:60", nodes=2, program=script)
     for number in (1, 2):
         # Four looks or more have seen them move.
         wait_for(lambda: all((tmp_path / f"steps.{rank}").exists() and int((tmp_path / f"steps.{rank}").read_text() or 0) > 80 * number

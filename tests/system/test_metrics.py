@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/healthz and /metrics of muster and musterd, and the events, seen from outside: by sockets, promtool and Prometheus."""
+import contextlib
 import json
 import os
 import pathlib
@@ -11,8 +12,8 @@ import subprocess
 import pytest
 
 from launcher_support import BIN, clean_environment, muster, wait_for  # noqa: F401
-from metrics_support import (ask, check_with_promtool, events, free_port, health, listens_at, metrics,  # noqa: F401
-                             prometheus)
+from metrics_support import ask, check_with_promtool, events, health, listens_at, metrics, prometheus  # noqa: F401
+from ports import free_port
 
 # Says how far it is, and ends as the test says by the file "go<rank>.<restarts>".
 WORK = """
@@ -61,7 +62,11 @@ def listening_sockets(pid):
         for line in pathlib.Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             if line.split()[3] == "0A":
                 inodes.add(f"socket:[{line.split()[9]}]")
-    return sum(os.readlink(fd) in inodes for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir() if os.path.lexists(fd))
+    out = 0
+    for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            out += os.readlink(fd) in inodes
+    return out
 
 
 def test_health_is_answered_before_the_nodes_have_met_and_until_the_end(muster):
@@ -139,16 +144,11 @@ def test_metrics_tell_of_each_rank_and_of_restarts(muster):
 
 
 def test_a_hang_and_the_rungs_of_a_stop_are_events(muster):
-    stubborn = muster.script("stubborn.py", """
-import signal, sys
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-signal.signal(signal.SIGABRT, signal.SIG_IGN)
-print("ready", file=sys.stderr, flush=True)
-while True: signal.pause()
-""")
+    # Deaf within milliseconds, and silent from the beginning: whatever it said while it starts would be a sign of life.
+    stubborn = "trap '' TERM ABRT; exec sleep 6009"
     path = muster.tmp_path / "events.jsonl"
-    result = muster.run("--nproc-per-node=1", "--hang-timeout=0.2:0.2", "--on-hang=stop", "--shutdown-timeout=0.5",
-                        "--no-python", f"--events={path}", "/usr/bin/env", "python3", stubborn,
+    result = muster.run("--nproc-per-node=1", "--hang-timeout=1:1", "--on-hang=stop", "--shutdown-timeout=0.5",
+                        "--no-python", f"--events={path}", "/bin/sh", "-c", stubborn,
                         env=clean_environment(PATH="/usr/bin:/bin"))
     assert result.returncode == 124, result.stderr
     told = events(path)
@@ -176,6 +176,7 @@ def test_nothing_listens_unless_it_was_asked_for(muster):
 def test_strangers_do_not_keep_a_page_from_its_readers(muster):
     it = Watched(muster, "job", workers=1)
     it.started(0)
+    wait_for(lambda: health(it.address)["state"] == "running", "all that a running job has open")
     host, port = it.address.rsplit(":", 1)
     before = len(os.listdir(f"/proc/{it.process.pid}/fd"))
     strangers = []
@@ -251,13 +252,12 @@ def test_prometheus_reads_agents_and_daemon(muster, daemon, prometheus):
     nodes[0].started(0, 1)
     check_with_promtool(ask(d.address)[1])
     server = prometheus(musterd=d.address, node0=nodes[0].address, node1=nodes[1].address)
-    up = wait_for(lambda: (s := server.query("sum(up)")) and s[0][1] == 3 and s, "three targets", 60)
-    assert up
-    steps = wait_for(lambda: (s := server.query("muster_worker_step")) and len(s) == 2 and s, "the ranks' steps", 30)
+    server.finds("sum(up)", 3)
+    steps = wait_for(lambda: (s := server.query("muster_worker_step")) and len(s) == 2 and s, "the ranks' steps", 60)
     assert sorted((labels["rank"], value) for labels, value in steps) == [("0", 140.0), ("1", 141.0)]
-    assert server.query('sum(muster_agent_state{state="running"})')[0][1] == 2
-    assert server.query('musterd_job_nodes{run_id="watched",state="member"}')[0][1] == 2
-    assert server.query('musterd_job_phase{run_id="watched",phase="running"}')[0][1] == 1
+    server.finds('sum(muster_agent_state{state="running"})', 2)
+    server.finds('musterd_job_nodes{run_id="watched",state="member"}', 2)
+    server.finds('musterd_job_phase{run_id="watched",phase="running"}', 1)
     with socket.create_connection(("127.0.0.1", d.port), 20) as client:
         client.sendall(VALIDATE)
         put(client, b"a", b"b")

@@ -49,6 +49,10 @@ class Detached:
         for rank in range(workers):
             let_go(f"{self.go}{rank}", str(code))
 
+    def running(self, name):
+        """Its entry; --detach itself waits for 2 s."""
+        return wait_for(lambda: (entry := self.status(name))["state"] == "running" and entry, "a job")
+
     def wait_ended(self, name):
         wait_for(lambda: self.status(name)["state"] == "ended", "a job")
 
@@ -69,8 +73,8 @@ def test_detach_returns_a_name_and_the_job_goes_on(detached):
     assert (result.returncode, result.stderr) == (0, "")
     name = result.stdout.strip()
     assert name.startswith("work-")
-    entry = detached.status(name)
-    assert entry["state"] == "running" and entry["world_size"] == 2
+    entry = detached.running(name)
+    assert entry["world_size"] == 2
     assert [w["rank"] for w in entry["workers"]] == [0, 1]
     assert all(alive(w["pid"]) for w in entry["workers"])
     assert os.getsid(entry["pid"]) == entry["pid"]
@@ -136,7 +140,7 @@ def test_whoever_follows_may_go_and_the_job_stays(detached):
 
 def test_stop_ends_the_job_and_waits_for_it(detached):
     name = detached.start("--nproc-per-node=2").stdout.strip()
-    workers = [w["pid"] for w in detached.status(name)["workers"]]
+    workers = [w["pid"] for w in detached.running(name)["workers"]]
     result = detached.ctl("stop", name)
     assert (result.returncode, result.stdout) == (0, f"{name}: ended 143\n")
     assert not any(alive(pid) for pid in workers)
@@ -170,7 +174,7 @@ def test_the_job_survives_its_terminal(detached):
     seen = b""
     while b"survivor\r\n" not in seen:
         seen += os.read(terminal, 4096)
-    entry = detached.status("survivor")
+    entry = detached.running("survivor")
     os.close(terminal)
     os.waitpid(pid, 0)
     os.kill(entry["pid"], signal.SIGHUP)  # what a login manager may send besides
@@ -200,7 +204,7 @@ def test_a_name_is_used_once_at_a_time(detached):
 
 def test_a_killed_agent_is_recognised(detached):
     name = detached.start().stdout.strip()
-    entry = detached.status(name)
+    entry = detached.running(name)
     os.kill(entry["pid"], signal.SIGKILL)
     wait_for(lambda: not alive(entry["pid"]), "a job")
     assert detached.status(name)["state"] == "lost"

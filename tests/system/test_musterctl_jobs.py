@@ -3,12 +3,12 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 
 import pytest
 
 from launcher_support import BIN, MUSTER, clean_environment, wait_for
+from ports import free_port
 
 SECRET = "a secret of more than sixteen bytes"
 CTL = os.path.join(os.path.dirname(MUSTER), "musterctl")
@@ -91,9 +91,7 @@ def test_a_daemon_shows_who_gathers_who_runs_and_how_it_ended(house):
 
 
 def test_an_agents_own_coordinator_can_be_looked_into(house):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     house.job("mine", nnodes="1:2", backend="c10d", port=port, **{"PET_RDZV_CONF": "last_call_timeout=0,is_host=1"})
     seen = house.when("mine", "running", port=port)
     assert seen["num_jobs"] == 1 and seen["nodes"][0]["state"] == "runs"
@@ -116,9 +114,7 @@ def test_with_a_secret_nothing_is_told_to_who_does_not_know_it(house):
 
 
 def test_who_cannot_be_reached_is_told_at_once_and_so_is_a_wrong_endpoint(house):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     refused = house.ctl(port=port)
     assert refused.returncode == 69 and "refused" in refused.stderr
     for words in (["--endpoint=:29500"], ["--endpoint=h:0"], ["--endpoint=h:1", "--tls-cert=x"]):
