@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests over a real etcd share: one member on loopback with a data folder of its own, and launchers that use it."""
-import contextlib
-import itertools
 import json
-import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -15,25 +11,9 @@ import urllib.request
 import pytest
 
 from launcher_support import MUSTER, clean_environment, wait_for
+from ports import free_ports
 
 LEASE = 3  # seconds; what a test that waits for the end of a lease costs
-
-
-_first_port = 11000 + os.getpid() % 600 * 30
-_own_ports = itertools.cycle(range(_first_port, _first_port + 30))
-
-
-def free_ports(count):
-    """Of this process alone, and none that the kernel gives out: nobody takes one before its server does, or while that is away."""
-    found = []
-    while len(found) < count:
-        port = next(_own_ports)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("", port))
-                found.append(port)
-    return found
 
 
 class Etcd:

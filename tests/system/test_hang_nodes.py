@@ -5,9 +5,10 @@ import subprocess
 
 import pytest
 
-from etcd_support import Etcd, free_ports
+from etcd_support import Etcd
 from hang_support import TIMEOUT, Err, read_hangs, real_tool, without_tools
 from launcher_support import BIN, MUSTER, read_report, wait_for
+from ports import free_port
 
 STACK = 'echo "Thread 1 (LWP 1):"; echo "#0  0x1 in read ()"; echo "#1  0x2 in gdb_was_here ()"; echo "#2  0x3 in main ()"'
 
@@ -17,7 +18,7 @@ class Job:
 
     def __init__(self, tmp_path, kind, gdb=STACK):
         self.tmp_path, self.errs, self.running, self.etcd = tmp_path, [], [], None
-        (port,) = free_ports(1)
+        port = free_port()
         self.place = {"static": ["--master-addr=127.0.0.1", f"--master-port={port}"],
                       "c10d": ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]}.get(kind)
         if kind == "etcd":

@@ -10,8 +10,9 @@ import threading
 import pytest
 
 from elastic_support import SECRET, STAY, write
-from etcd_support import Etcd, EtcdJob, etcd, free_ports, job  # noqa: F401
+from etcd_support import Etcd, EtcdJob, etcd, job  # noqa: F401
 from launcher_support import alive, muster, wait_for  # noqa: F401
+from ports import free_port
 
 SHOW = """
 import json, os
@@ -64,7 +65,7 @@ def test_two_jobs_of_one_etcd_do_not_meet_and_the_secret_works(job, etcd, tmp_pa
 
 def test_min_nodes_start_and_a_latecomer_grows_the_world(job, tmp_path):
     script = write(tmp_path, "stay.py", STAY)
-    dead, = free_ports(1)  # one member of two is away
+    dead = free_port()  # one member of two is away
     for name in "ab":
         job.start(name, script, nnodes="2:3", endpoint=f"127.0.0.1:{dead},{job.endpoint}")
     job.started("2.0", 0, 1)
@@ -112,7 +113,7 @@ def test_who_is_missing_at_the_end_of_the_join_timeout_is_told(job, etcd):
 
 
 def test_an_etcd_that_is_not_there_is_named_with_what_to_try(muster):
-    port, = free_ports(1)
+    port = free_port()
     done = muster.run("--nnodes=2", "--rdzv-backend=etcd", f"--rdzv-endpoint=127.0.0.1:{port}",
                       "--rdzv-conf=join_timeout=2", "true")
     assert done.returncode == 69
