@@ -153,7 +153,7 @@ TEST_CASE("a rank that is stopped is named when the timeout has passed") {
     const auto outcomes = run_world({.world_size = 3,
                                      .backend = shape.backend,
                                      .host_ids = shape.host_ids,
-                                     .timeout = 1500ms,
+                                     .timeout = 4s,
                                      .stuck_rank = 1},
                                     [&](ProcessGroup& group) {
                                       if (const auto done = all_reduce(group, 10); !done)
