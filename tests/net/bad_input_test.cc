@@ -166,8 +166,10 @@ TEST_CASE("a client that never reads its answers is closed with a reason, and de
   steady.send({.op = Op::kSet, .key = "/big", .value = std::string(1 << 20, 'x')});
   REQUIRE(steady.alive());
   RawClient slow(daemon.port(), 4096);
-  slow.send(kValidate);
-  for (int i = 0; i < 64; ++i) slow.send({.op = Op::kGet, .key = "/big"});
+  // At once: it is closed soon after the first answer that it does not read.
+  std::string bytes = kValidate;
+  for (int i = 0; i < 64; ++i) bytes += encoded({.op = Op::kGet, .key = "/big"});
+  slow.send(bytes);
   for (int i = 0; i < 100; ++i) REQUIRE(steady.alive());
   REQUIRE_THAT(daemon.wait_for_line("closed"), Catch::Contains("it has not read its answers for 300 ms"));
   REQUIRE(steady.alive());

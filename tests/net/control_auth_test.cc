@@ -161,6 +161,7 @@ TEST_CASE("garbage, silence and early messages close only their own connection")
   Agent a(house, "n1", nodes(1));
   a.start(house);
   house.wait([&] { return !a.assignments.empty(); });
+  const auto refused = house.server->coordinator().stats().num_refused;  // of a slow machine: its first try
   UniqueFd garbage = connect_raw(house.server->port());
   UniqueFd silent = connect_raw(house.server->port());
   UniqueFd early = connect_raw(house.server->port());
@@ -173,7 +174,7 @@ TEST_CASE("garbage, silence and early messages close only their own connection")
   (void)hear(house, garbage.get(), 100);
   (void)hear(house, silent.get(), 100);
   (void)hear(house, early.get(), 100);
-  REQUIRE(house.server->coordinator().stats().num_refused == 3);
+  REQUIRE(house.server->coordinator().stats().num_refused == refused + 3);
   REQUIRE_FALSE(a.lost);
   a.client->finished(0);
   house.wait([&] { return a.closed.has_value(); });

@@ -29,7 +29,7 @@ struct Agent {
     options.settings.min_nodes = options.settings.max_nodes = 2;
     options.settings.max_restarts = 3;
     options.settings.cool_down = 0ms;
-    options.settings.reconnect_grace = 5s;
+    options.settings.reconnect_grace = test::kPatience;
     net::ControlEvents events;
     events.assigned = [this](const auto& m) { assignments.push_back(m); };
     events.generation_over = [this](const auto& m) { over.push_back(m); };

@@ -7,6 +7,7 @@
 #include <muster/tcp_store.h>
 
 #include "tests/support/catch.h"
+#include "tests/support/held_port.h"
 
 using namespace muster;
 using namespace std::chrono_literals;
@@ -155,11 +156,8 @@ TEST_CASE("a client whose server went away keeps its first error") {
 }
 
 TEST_CASE("connecting waits for a server that starts later") {
-  std::uint16_t port = 0;
-  {
-    const Fixture once;  // finds a free port
-    port = once.server->port();
-  }
+  const test::HeldPort place;
+  const std::uint16_t port = place.number();
   auto connected = std::async(std::launch::async, [&] {
     return TcpStore::connect({"127.0.0.1", port, -1, 30s});
   });
@@ -169,11 +167,8 @@ TEST_CASE("connecting waits for a server that starts later") {
 }
 
 TEST_CASE("connecting to nobody fails by its deadline with the address and the cause") {
-  std::uint16_t port = 0;
-  {
-    const Fixture once;
-    port = once.server->port();
-  }
+  const test::HeldPort nobody;
+  const std::uint16_t port = nobody.number();
   const auto result = TcpStore::connect({"127.0.0.1", port, -1, 100ms});
   REQUIRE_FALSE(result);
   REQUIRE_THAT(result.error().message,

@@ -8,6 +8,7 @@
 #include <functional>
 #include <sched.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -80,6 +81,37 @@ class Delegated {
  private:
   test::TemporaryDirectory mount_;
   std::string top_, path_;
+};
+
+/// A controller that is switched on for the children of the group above, which other tests have, too: one of
+/// them at a time.
+class SwitchedOn {
+ public:
+  explicit SwitchedOn(const std::string& top)
+      : control_(top + "/cgroup.subtree_control"),
+        lock_(::open(top.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    REQUIRE(retry_eintr([&] { return ::flock(lock_.get(), LOCK_EX); }) == 0);
+    const auto text = read_file(top + "/cgroup.controllers");
+    REQUIRE_OK(text);
+    name_ = text->substr(0, text->find_first_of(" \n"));
+    INFO("a kernel in which version 2 has no controller at all has nothing to switch on");
+    REQUIRE_FALSE(name_.empty());
+    was_on_ = cgroup::lists(control_, name_);
+    REQUIRE(cgroup::write(control_, "+" + name_) == 0);
+  }
+  ~SwitchedOn() {
+    if (!was_on_) (void)cgroup::write(control_, "-" + name_);
+    (void)::flock(lock_.get(), LOCK_UN);
+  }
+  SwitchedOn(const SwitchedOn&) = delete;
+  SwitchedOn& operator=(const SwitchedOn&) = delete;
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+
+ private:
+  std::string control_, name_;
+  UniqueFd lock_;
+  bool was_on_ = false;
 };
 
 struct Shell {
@@ -195,19 +227,13 @@ TEST_CASE("when its owner is killed the guardian ends the groups and removes the
 TEST_CASE(
     "where a controller has to be switched on the agent goes to a group beside the workers', and back") {
   const Delegated delegated;
-  const auto text = read_file(delegated.top() + "/cgroup.controllers");
-  REQUIRE_OK(text);
-  const std::string controller = text->substr(0, text->find_first_of(" \n"));
-  INFO("a kernel in which version 2 has no controller at all has nothing to switch on");
-  REQUIRE_FALSE(controller.empty());
-  const bool was_on = cgroup::lists(delegated.top() + "/cgroup.subtree_control", controller);
-  REQUIRE(cgroup::write(delegated.top() + "/cgroup.subtree_control", "+" + controller) == 0);
-  const int status = delegated.run([&] {
+  const SwitchedOn controller(delegated.top());
+  REQUIRE(delegated.run([&] {
     auto guardian = Guardian::start(1);
     {
-      auto cgroups = WorkerCgroups::open(CgroupMode::kAuto, "token", *guardian, controller);
+      auto cgroups = WorkerCgroups::open(CgroupMode::kAuto, "token", *guardian, controller.name());
       if (!cgroups || !cgroups->enabled()) return 1;
-      if (!cgroup::lists(cgroups->directory() + "/cgroup.subtree_control", controller)) return 2;
+      if (!cgroup::lists(cgroups->directory() + "/cgroup.subtree_control", controller.name())) return 2;
       if (cgroup::own_directory() != delegated.path() + "/muster-token-agent") return 3;
       const auto group = cgroups->add(0);
       Spawner spawner;
@@ -219,35 +245,27 @@ TEST_CASE(
     }
     if (cgroup::own_directory() != delegated.path()) return 6;
     return delegated.groups().empty() ? 0 : 7;
-  });
-  if (!was_on) (void)cgroup::write(delegated.top() + "/cgroup.subtree_control", "-" + controller);
-  REQUIRE(status == 0);
+  }) == 0);
 }
 
 TEST_CASE(
     "where others are in the group, too, nothing is switched on, and the workers have their groups all the "
     "same") {
   const Delegated delegated;
-  const auto text = read_file(delegated.top() + "/cgroup.controllers");
-  REQUIRE_OK(text);
-  const std::string controller = text->substr(0, text->find_first_of(" \n"));
-  const bool was_on = cgroup::lists(delegated.top() + "/cgroup.subtree_control", controller);
-  REQUIRE(cgroup::write(delegated.top() + "/cgroup.subtree_control", "+" + controller) == 0);
-  const int status = delegated.run([&] {
+  const SwitchedOn controller(delegated.top());
+  REQUIRE(delegated.run([&] {
     Spawner spawner;
     const auto other = spawner.spawn(Shell("exec sleep 1000").request(-1));
     auto guardian = Guardian::start(1);
-    auto cgroups = WorkerCgroups::open(CgroupMode::kAuto, "token", *guardian, controller);
+    auto cgroups = WorkerCgroups::open(CgroupMode::kAuto, "token", *guardian, controller.name());
     if (!other || !cgroups || !cgroups->enabled()) return 1;
-    if (cgroup::lists(delegated.path() + "/cgroup.subtree_control", controller)) return 2;
+    if (cgroup::lists(delegated.path() + "/cgroup.subtree_control", controller.name())) return 2;
     if (cgroup::own_directory() != delegated.path()) return 3;
     const auto group = cgroups->add(0);
     if (!group || delegated.groups() != std::vector<std::string>{"muster-token"}) return 4;
     ::kill(other->pid, SIGKILL);
     return reaped(*other) ? 0 : 5;
-  });
-  if (!was_on) (void)cgroup::write(delegated.top() + "/cgroup.subtree_control", "-" + controller);
-  REQUIRE(status == 0);
+  }) == 0);
 }
 
 TEST_CASE("root takes no group that somebody else manages, unless told to") {

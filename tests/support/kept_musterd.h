@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // KeptMusterd: the built daemon with a state directory, on one port, killed and started again as often as a
-// test needs.
+// test needs; nobody else gets the port meanwhile.
 #pragma once
 
 #include <optional>
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/held_port.h"
 #include "tests/support/musterd.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/temporary_directory.h"
@@ -20,12 +21,11 @@ class KeptMusterd {
   explicit KeptMusterd(std::vector<std::string> options = {}) : options_(std::move(options)) { start(); }
 
   void start() {
-    std::vector<std::string> arguments = {"--host",      "127.0.0.1", "--port", std::to_string(port_),
+    std::vector<std::string> arguments = {"--host",      "127.0.0.1", "--port", std::to_string(port()),
                                           "--state-dir", directory()};
     arguments.insert(arguments.end(), options_.begin(), options_.end());
     daemon_.emplace(std::move(arguments));
-    const std::string line = daemon_->wait_for_line("listening on ");
-    port_ = static_cast<std::uint16_t>(std::stoi(line.substr(line.rfind(':') + 1)));
+    (void)daemon_->wait_for_line("listening on 127.0.0.1:" + std::to_string(port()));
   }
   void kill() {
     daemon_->signal(SIGKILL);
@@ -33,14 +33,14 @@ class KeptMusterd {
   }
 
   [[nodiscard]] Musterd& daemon() { return *daemon_; }
-  [[nodiscard]] std::uint16_t port() const { return port_; }
+  [[nodiscard]] std::uint16_t port() const { return port_.number(); }
   [[nodiscard]] std::string directory() const { return folder_.path() + "/state"; }
   [[nodiscard]] std::string log_path() const { return directory() + "/state.log"; }
 
  private:
   TemporaryDirectory folder_;
   std::vector<std::string> options_;
-  std::uint16_t port_ = 0;
+  HeldPort port_;
   std::optional<Musterd> daemon_;
 };
 

@@ -153,7 +153,7 @@ TEST_CASE("a rank that is stopped is named when the timeout has passed") {
     const auto outcomes = run_world({.world_size = 3,
                                      .backend = shape.backend,
                                      .host_ids = shape.host_ids,
-                                     .timeout = 1500ms,
+                                     .timeout = 4s,
                                      .stuck_rank = 1},
                                     [&](ProcessGroup& group) {
                                       if (const auto done = all_reduce(group, 10); !done)
@@ -230,14 +230,20 @@ TEST_CASE("an argument error is found before anything is sent and leaves the gro
 }
 
 TEST_CASE("killing every rank leaves nothing in /dev/shm") {
+  const NamedSegments segments;
   const auto outcomes =
-      run_world({.world_size = 3, .make_segment = groups::make_dev_shm_segment}, [&](ProcessGroup& group) {
+      run_world({.world_size = 3, .make_segment = segments.maker()}, [&](ProcessGroup& group) {
         (void)group.allocate(1 << 20);
         (void)group.barrier();
         ::raise(SIGKILL);
         return std::string();
       });
   for (const RankOutcome& outcome : outcomes) REQUIRE(WIFSIGNALED(outcome.status));
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
-    REQUIRE_FALSE(entry.path().filename().string().starts_with("muster-"));
+  const auto names = segments.names();
+  REQUIRE(names.size() >= 2);  // the group's own, and what was allocated
+  for (const std::string& name : names) {
+    CAPTURE(name);
+    REQUIRE(name.starts_with("/dev/shm/muster-"));
+    REQUIRE_FALSE(std::filesystem::exists(name));
+  }
 }

@@ -6,6 +6,7 @@
 #include <muster/store_server.h>
 
 #include "tests/support/catch.h"
+#include "tests/support/held_port.h"
 #include "tests/support/ranks.h"
 
 using namespace muster;
@@ -26,12 +27,6 @@ void put_ranks(int rank, int world, const std::string& host, std::uint16_t port)
   put("WORLD_SIZE", std::to_string(world));
   put("MASTER_ADDR", host);
   put("MASTER_PORT", std::to_string(port));
-}
-
-std::uint16_t free_port() {
-  auto server = StoreServer::start({.host = "127.0.0.1"});
-  REQUIRE_OK(server);
-  return (*server)->port();
 }
 
 std::string sum_of_ranks(ProcessGroup& group) {
@@ -62,7 +57,8 @@ void require_all_well(const std::vector<RankOutcome>& outcomes) {
 }  // namespace
 
 TEST_CASE("env://: rank 0 hosts the store, also when a program calls init twice") {
-  const std::uint16_t port = free_port();
+  const test::HeldPort place;
+  const std::uint16_t port = place.number();
   require_all_well(run_ranks({.world_size = 3}, [&](int rank) {
     put_ranks(rank, 3, "127.0.0.1", port);
     return meet({}, "shm");
@@ -112,7 +108,8 @@ TEST_CASE(
 }
 
 TEST_CASE("ranks with different host ids form a hierarchy with local ranks of their own") {
-  const std::uint16_t port = free_port();
+  const test::HeldPort place;
+  const std::uint16_t port = place.number();
   require_all_well(run_ranks({.world_size = 4}, [&](int rank) -> std::string {
     put_ranks(rank, 4, "127.0.0.1", port);
     put("MUSTER_HOST_ID", rank % 2 == 0 ? "even" : "odd");
@@ -126,7 +123,8 @@ TEST_CASE("ranks with different host ids form a hierarchy with local ranks of th
 }
 
 TEST_CASE("tcp:// and file:// meet without any environment") {
-  const std::uint16_t port = free_port();
+  const test::HeldPort place;
+  const std::uint16_t port = place.number();
   const TemporaryDirectory directory;
   require_all_well(run_ranks({.world_size = 2}, [&](int rank) -> std::string {
     const std::string query = "?rank=" + std::to_string(rank) + "&world_size=2";
@@ -138,10 +136,11 @@ TEST_CASE("tcp:// and file:// meet without any environment") {
 }
 
 TEST_CASE("a rank that does not come is named when the timeout has passed") {
-  const std::uint16_t port = free_port();
+  const test::HeldPort place;
+  const std::uint16_t port = place.number();
   const auto outcomes = run_ranks({.world_size = 2}, [&](int rank) -> std::string {
     put_ranks(rank, 4, "127.0.0.1", port);
-    const auto context = init({.timeout = std::chrono::milliseconds(1500)});
+    const auto context = init({.timeout = std::chrono::seconds(5)});
     return context ? "made" : context.error().message;
   });
   REQUIRE_THAT(outcomes[0].text,

@@ -31,12 +31,12 @@ struct Member {
   HostStream stream;
   std::unique_ptr<ProcessGroup> group;
 
-  Result<void> join(const TemporaryDirectory& directory, int rank) {
+  Result<void> join(const TemporaryDirectory& directory, int rank, Millis timeout) {
     MUSTER_TRY(store, open_file_store(directory.file("store")));
     nccl::GroupSettings settings;
     settings.rank = rank;
     settings.world_size = 2;
-    settings.timeout = Millis(400);
+    settings.timeout = timeout;
     settings.library = FAKE_NCCL;
     settings.name = {.text = "default", .page = page, .tells_start = true};
     MUSTER_TRY(group, nccl::make_group(*store, settings, device, &stream));
@@ -70,11 +70,11 @@ struct Member {
       return "line " + std::to_string(__LINE__) + ": " + told_;               \
   } while (false)
 
-void on_two_ranks(const std::function<std::string(Member& member)>& body) {
+void on_two_ranks(const std::function<std::string(Member& member)>& body, Millis timeout = Millis(20'000)) {
   const TemporaryDirectory directory;
   const auto outcomes = run_ranks({.world_size = 2}, [&](int rank) -> std::string {
     Member member;
-    STEP(member.join(directory, rank));
+    STEP(member.join(directory, rank, timeout));
     EXPECT_TOLD("default nccl: none #0 of 0 none");
     std::string text = body(member);
     member.group.reset();  // its last words come before the page goes
@@ -113,12 +113,14 @@ TEST_CASE("a collective that NCCL refuses or that does not finish is told as fai
   });
   ::unsetenv("MUSTER_FAKE_NCCL_REFUSE_AT");
   ::setenv("MUSTER_FAKE_NCCL_HANG_AT", "1", 1);
-  on_two_ranks([](Member& member) -> std::string {
-    STEP(member.reduce());
-    if (member.group->barrier()) return "did not fail";
-    EXPECT_TOLD("default nccl: all_reduce #1 of 40 failed");
-    return "";
-  });
+  on_two_ranks(
+      [](Member& member) -> std::string {
+        STEP(member.reduce());
+        if (member.group->barrier()) return "did not fail";
+        EXPECT_TOLD("default nccl: all_reduce #1 of 40 failed");
+        return "";
+      },
+      Millis(3000));
   ::unsetenv("MUSTER_FAKE_NCCL_HANG_AT");
 }
 

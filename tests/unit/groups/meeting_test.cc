@@ -79,7 +79,7 @@ TEST_CASE("a rank that died between the answer and its acknowledgement is awaite
 
 TEST_CASE("who does not come to a meeting is named by those who do") {
   const auto store = make_hash_store();
-  const auto texts = meet_all(*store, {0, 2}, 4, 1000ms);
+  const auto texts = meet_all(*store, {0, 2}, 4, 3s);
   REQUIRE_THAT(texts[0], Catch::Contains("2 of 4 ranks did not come") && Catch::Contains("ranks 1 and 3"));
   REQUIRE_THAT(texts[1], Catch::Contains("1 and 3"));
 }

@@ -23,6 +23,9 @@ using Catch::Matchers::Contains;
 
 namespace {
 
+/// One that ends with memory still held. Within it, and a second more, the child has to have looked.
+constexpr Millis kWait{2000};
+
 /// GPUs of the fake library, which reads them from a file; gone at the end.
 class FakeGpus {
  public:
@@ -104,7 +107,7 @@ TEST_CASE("who still holds memory at the end of the wait is named, and who was n
   GpuRelease release(io, fake(), true);
   release.started(gone);
   release.started(here);
-  const auto left = *wait_for(release, io, Millis(100));
+  const auto left = *wait_for(release, io, kWait);
   REQUIRE(left.size() == 2);
   REQUIRE(left[0] == "pid " + std::to_string(gone) + " has ended and still holds 2.0 GiB of GPU 0 (GPU-aa)");
   REQUIRE(left[1] == "pid " + std::to_string(here) + " still holds 2.0 GiB of GPU 0 (GPU-aa)");
@@ -134,7 +137,7 @@ TEST_CASE("what a worker started is waited for too, by its number and its start"
   gpus.write("GPU-aa 0000:3b:00.0 1024 0 0 " + std::to_string(loader) + "\n");
   writer.reset();
   REQUIRE(::waitpid(loader, nullptr, 0) == loader);
-  const auto left = *wait_for(release, io, Millis(50));
+  const auto left = *wait_for(release, io, kWait);
   REQUIRE(left.size() == 1);
   REQUIRE(left[0] == "pid " + std::to_string(loader) +
                          ", which a worker started, has ended and still holds 1.0 GiB of GPU 0 (GPU-aa)");

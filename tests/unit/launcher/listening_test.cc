@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include "tests/support/catch.h"
+#include "tests/support/held_port.h"
 
 using namespace muster;
 using namespace muster::launcher;
@@ -102,7 +103,8 @@ TEST_CASE("a name that is loopback on its own host is no reason to listen elsewh
 }
 
 TEST_CASE("a listener of several addresses has one port, at these addresses only") {
-  auto listener = listen_at({"127.0.0.2", "127.0.0.3"}, 0);
+  const test::HeldPort elsewhere;
+  auto listener = listen_at({"127.0.0.2", "127.0.0.3"}, elsewhere.number());
   REQUIRE_OK(listener);
   REQUIRE(listener->others.size() == 1);
   REQUIRE(listener->loopback_only);

@@ -92,7 +92,8 @@ TEST_CASE("a process that waits for a pipe is found in read(2), with the pipe") 
     threads = read_threads(child, 8);
     return !threads.empty() && threads[0].call.starts_with("read(");
   };
-  for (int i = 0; i < 10'000 && !waits(); ++i) std::this_thread::yield();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!waits() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
   const bool found = waits();
   ::close(ends[1]);
   ::kill(child, SIGKILL);
