@@ -33,7 +33,7 @@ def shaped_packets(namespace, device):
 class Nodes:
     def __init__(self, count, bad_lines=(), delay=0.2, loss=0.05, seed=1, v6=False, mtu=1500):
         self.v6 = v6
-        tag = f"{os.getpid() % 100000}{next(_serial)}"
+        tag = f"{os.getpid() % 100000}s{next(_serial)}"
         self.names = [f"mu{tag}n{i}" for i in range(count)]
         self.hub = f"mu{tag}h"
         ip("netns", "add", self.hub)
