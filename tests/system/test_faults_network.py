@@ -128,7 +128,7 @@ def test_bad_lines_are_netem_s_where_the_kernel_has_it_and_a_proxy_s_elsewhere(m
         finally:
             nodes.close()
     ends = [f"-n {name} qdisc replace dev {device} root netem delay 200ms loss 5%"
-            for name, device in ((r"mu\d+n1", "eth0"), (r"mu\d+h", "p1"))]
+            for name, device in ((r"mu\d+s\d+n1", "eth0"), (r"mu\d+s\d+h", "p1"))]
     asked = [line for line in said.read_text().splitlines() if "replace" in line]
     assert len(asked) == 3 and all(re.fullmatch(end, line) for end, line in zip(ends, asked)) and re.fullmatch(ends[0], asked[2])
 
