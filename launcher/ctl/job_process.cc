@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/entry_directory.h"
+#include "launcher/process/entry_directory.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

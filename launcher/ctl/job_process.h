@@ -9,7 +9,7 @@
 
 #include <muster/result.h>
 
-#include "launcher/job_entry.h"
+#include "launcher/process/job_entry.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/unique_fd.h"
 

@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/entry_directory.h"
-#include "launcher/progress_reader.h"
+#include "launcher/process/entry_directory.h"
+#include "launcher/progress/progress_reader.h"
 
 namespace muster::launcher {
 namespace {

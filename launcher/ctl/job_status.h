@@ -8,9 +8,9 @@
 #include <optional>
 #include <string>
 
-#include "launcher/job_entry.h"
-#include "launcher/progress_word.h"
-#include "rendezvous/process_usage.h"
+#include "launcher/process/job_entry.h"
+#include "launcher/progress/progress_word.h"
+#include "rendezvous/status/process_usage.h"
 
 namespace muster::launcher {
 

@@ -9,9 +9,9 @@
 #include <fmt/format.h>
 
 #include "launcher/ctl/jobs_text.h"
-#include "launcher/exit_status.h"
-#include "launcher/rendezvous_plan.h"
-#include "rendezvous/env_contract.h"
+#include "launcher/job/exit_status.h"
+#include "launcher/plan/rendezvous_plan.h"
+#include "rendezvous/base/env_contract.h"
 
 namespace muster::launcher {
 namespace {

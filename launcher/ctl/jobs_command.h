@@ -8,7 +8,7 @@
 #include <string>
 
 #include "rendezvous/base/env.h"
-#include "rendezvous/tls.h"
+#include "rendezvous/net/tls.h"
 
 namespace muster::launcher {
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs text: what musterctl jobs prints of a coordinator's answer (rendezvous/inquiry.h), for people and as
-// JSON. Pure; for ctl/ alone. The texts in an answer came over a network: none steers a terminal. Nothing
-// here fails.
+// Jobs text: what musterctl jobs prints of a coordinator's answer (rendezvous/protocol/inquiry.h), for people
+// and as JSON. Pure; for ctl/ alone. The texts in an answer came over a network: none steers a terminal.
+// Nothing here fails.
 #pragma once
 
 #include <cstddef>
 #include <string>
 
-#include "rendezvous/net/inquiry_client.h"
+#include "rendezvous/agent_client/inquiry_client.h"
 
 namespace muster::launcher {
 

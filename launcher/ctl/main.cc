@@ -16,10 +16,10 @@
 #include "launcher/ctl/job_process.h"
 #include "launcher/ctl/job_status.h"
 #include "launcher/ctl/jobs_command.h"
-#include "launcher/entry_directory.h"
-#include "launcher/exit_status.h"
-#include "launcher/job_entry.h"
-#include "launcher/spelling.h"
+#include "launcher/job/exit_status.h"
+#include "launcher/process/entry_directory.h"
+#include "launcher/process/job_entry.h"
+#include "launcher/text/spelling.h"
 #include "rendezvous/base/env.h"
 
 namespace {

@@ -22,12 +22,12 @@
 #include "launcher/doctor/doctor_text.h"
 #include "launcher/doctor/echo_server.h"
 #include "launcher/doctor/probe.h"
-#include "launcher/exit_status.h"
-#include "launcher/interfaces.h"
-#include "rendezvous/auth.h"
+#include "launcher/job/exit_status.h"
+#include "launcher/network/interfaces.h"
+#include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
-#include "rendezvous/env_contract.h"
+#include "rendezvous/protocol/auth.h"
 
 namespace muster::launcher {
 namespace {

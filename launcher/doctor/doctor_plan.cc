@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/exit_status.h"
+#include "launcher/job/exit_status.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

@@ -9,9 +9,9 @@
 
 #include <muster/result.h>
 
+#include "launcher/cli/options.h"
 #include "launcher/doctor/doctor_node.h"
-#include "launcher/job.h"
-#include "launcher/options.h"
+#include "launcher/job/job.h"
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {

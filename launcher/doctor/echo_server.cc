@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/clock_offset.h"
+#include "rendezvous/protocol/clock_offset.h"
 
 namespace muster::launcher {
 namespace {

@@ -16,7 +16,7 @@
 #include "launcher/doctor/echo_server.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
-#include "rendezvous/clock_offset.h"
+#include "rendezvous/protocol/clock_offset.h"
 
 namespace muster::launcher {
 namespace {

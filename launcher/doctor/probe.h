@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "launcher/doctor/findings.h"
-#include "launcher/interfaces.h"
+#include "launcher/network/interfaces.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {

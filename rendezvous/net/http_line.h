@@ -20,7 +20,7 @@
 
 #include "rendezvous/base/clock.h"
 #include "rendezvous/net/http_answer.h"
-#include "rendezvous/tls.h"
+#include "rendezvous/net/tls.h"
 
 namespace muster::net {
 

@@ -9,7 +9,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
-#include "rendezvous/log_limiter.h"
+#include "rendezvous/net/log_limiter.h"
 
 namespace muster::net {
 namespace {

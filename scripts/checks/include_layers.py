@@ -1,69 +1,91 @@
-# The include-layer check: includes point down only, and libraries stay in the folders that own them.
+# The include-layer check: folders include lower ones only, and libraries stay in the folders that own them.
 # SPDX-License-Identifier: Apache-2.0
 import re
 
 from . import source_tree
 
-# (layer, path pattern); the first match decides. Lower layers know nothing of higher ones.
-LAYERS = [
-    ("rendezvous/include", r"rendezvous/include/"),
-    ("rendezvous/base", r"rendezvous/base/"),
-    ("rendezvous/net", r"rendezvous/net/"),
-    ("musterd", r"rendezvous/\w*main\.cc$"),
-    ("env_contract", r"rendezvous/env_contract\.h$"),
-    ("slurm_step", r"rendezvous/(slurm_step|hostlist)\.(h|cc)$"),
-    ("rendezvous", r"rendezvous/"),
-    ("launcher/ctl", r"launcher/ctl/"),
-    ("launcher", r"launcher/"),
-    ("worker_runtime/include", r"worker_runtime/include/"),
-    ("worker_runtime/examples", r"worker_runtime/examples/"),
-    ("worker_runtime/training", r"worker_runtime/training/"),
-    ("worker_runtime/observe", r"worker_runtime/observe/"),
-    ("worker_runtime/nn", r"worker_runtime/nn/"),
-    ("worker_runtime/kernels", r"worker_runtime/kernels/"),
-    ("worker_runtime/groups", r"worker_runtime/groups/"),
-    ("worker_runtime/core", r"worker_runtime/core/"),
-    ("tests", r"tests/"),
+# Every folder of the product, from the top down: (folder, what it may include besides the ground, why it stands there). It
+# includes folders that stand lower only, so there is no cycle; an allowance that nothing uses is an error. The picture in
+# README.md is drawn from this table: scripts/lint layers --picture.
+GROUND = ("rendezvous/include", "rendezvous/base")
+FOLDERS = [
+    ("launcher/main", "agent checks cli doctor hardware join network output plan process report telemetry",
+     "muster: from argv to an agent and its exit status"),
+    ("launcher/ctl", "job plan process progress text rendezvous/agent_client rendezvous/net rendezvous/status",
+     "musterctl: talks to agents and musterd, is none itself"),
+    ("launcher/agent", "hang job join output process progress report telemetry",
+     "the loop that ties the folders together: calls policies, contains none"),
+    ("launcher/doctor", "cli job network rendezvous/protocol", "the network check between nodes, a program of its own in all but name"),
+    ("launcher/checks", "cli hardware job join plan process report rendezvous/protocol rendezvous/store",
+     "what is checked before workers start"),
+    ("launcher/telemetry", "job output process progress report rendezvous/protocol rendezvous/status",
+     "events, metrics and the status page: read the others, decide nothing"),
+    ("launcher/join", "job network plan report text rendezvous/agent_client rendezvous/coordinator rendezvous/etcd rendezvous/net "
+     "rendezvous/protocol rendezvous/proxy rendezvous/server rendezvous/store",
+     "how this node agrees with the others; the only folder that talks to a coordinator"),
+    ("launcher/report", "hang hardware job output process progress text", "why a job failed"),
+    ("launcher/hang", "job output process progress text rendezvous/protocol", "why a job stands still"),
+    ("launcher/progress", "output", "what workers say of themselves: files and pages they write"),
+    ("launcher/plan", "cli hardware job network process text", "from options to a Job"),
+    ("launcher/process", "job output text", "starting, watching and ending processes"),
+    ("launcher/output", "cli job network text", "the workers' lines: files, terminal, folding"),
+    ("launcher/network", "job rendezvous/agent_client rendezvous/net rendezvous/server", "addresses and names of this host"),
+    ("launcher/cli", "job text", "options as a table, and the command line read by it"),
+    ("launcher/job", "hardware text rendezvous/coordinator rendezvous/net rendezvous/protocol",
+     "values without I/O: Job, Outcome, Cause, policies"),
+    ("launcher/hardware", "", "GPUs, CPUs, network adapters, and who gets which"),
+    ("launcher/text", "", "texts that several folders write alike"),
+    ("rendezvous/musterd", "protocol server status wal", "musterd: options and main"),
+    ("rendezvous/status", "net server wal", "/metrics and /healthz"),
+    ("rendezvous/etcd", "coordinator net wal", "a coordinator whose state is in etcd"),
+    ("rendezvous/agent_client", "coordinator net protocol", "the agent's side of the connection to its coordinator"),
+    ("rendezvous/server", "coordinator net protocol proxy store wal", "the sockets of store and coordinator"),
+    ("rendezvous/wal", "coordinator protocol proxy store", "state that survives the process"),
+    ("rendezvous/proxy", "coordinator net protocol store", "the workers' store by way of their agent"),
+    ("rendezvous/coordinator", "protocol", "who takes part: decisions without I/O"),
+    ("rendezvous/protocol", "store", "messages between agents and coordinator, and their proofs"),
+    ("rendezvous/client", "store", "store clients"),
+    ("rendezvous/store", "", "keys, waiters and TCPStore's bytes, without sockets"),
+    ("rendezvous/net", "", "what every server and client here stands on"),
+    ("worker_runtime/examples", "include", "programs that use the installed headers alone"),
+    ("worker_runtime/preflight", "include kernels", "muster-preflight: exact products on each device"),
+    ("worker_runtime/training", "core include kernels", "data-parallel training"),
+    ("worker_runtime/nn", "core include kernels", "layers and models"),
+    ("worker_runtime/groups", "core include kernels", "process groups"),
+    ("worker_runtime/observe", "core include", "what a worker tells its agent"),
+    ("worker_runtime/kernels", "core include", "CPU and CUDA kernels"),
+    ("worker_runtime/core", "include", "devices, graphs, shared libraries"),
+    ("worker_runtime/include", "", "installed headers"),
+    ("rendezvous/base", "", "descriptors, clock, environment, log: the ground of all three parts"),
+    ("rendezvous/include", "", "installed headers: the standard library and tl::expected only"),
 ]
 
-_RENDEZVOUS = {"rendezvous/include", "rendezvous/base", "env_contract", "slurm_step", "rendezvous"}
-_WORKER_GROUND = {"rendezvous/include", "rendezvous/base", "env_contract", "slurm_step", "worker_runtime/include"}
-_WORKER = {layer for layer, _ in LAYERS if layer.startswith("worker_runtime/")} - {"worker_runtime/examples"}
 
-# layer -> layers it may include besides itself
-ALLOWED = {
-    "rendezvous/include": set(),
-    "rendezvous/base": {"rendezvous/include"},
-    "env_contract": {"rendezvous/include", "rendezvous/base"},
-    "slurm_step": {"rendezvous/include", "rendezvous/base"},
-    "rendezvous": _RENDEZVOUS,
-    "rendezvous/net": _RENDEZVOUS,
-    "musterd": _RENDEZVOUS | {"rendezvous/net"},
-    "launcher": _RENDEZVOUS | {"rendezvous/net"},
-    "launcher/ctl": _RENDEZVOUS | {"rendezvous/net", "launcher"},
-    "worker_runtime/include": {"rendezvous/include"},
-    "worker_runtime/core": _WORKER_GROUND,
-    "worker_runtime/groups": _WORKER_GROUND | {"worker_runtime/core", "worker_runtime/kernels"},
-    "worker_runtime/kernels": _WORKER_GROUND | {"worker_runtime/core"},
-    "worker_runtime/nn": _WORKER_GROUND | {"worker_runtime/core", "worker_runtime/kernels"},
-    "worker_runtime/observe": _WORKER_GROUND | {"worker_runtime/core"},
-    "worker_runtime/training": _WORKER_GROUND | _WORKER,
-    "worker_runtime/examples": _WORKER_GROUND | _WORKER,
-}
+def _allowed():
+    """folder -> folders it may include, and what is wrong with the table itself."""
+    order, allowed, problems = [folder for folder, _, _ in FOLDERS], {}, []
+    for at, (folder, names, _) in enumerate(FOLDERS):
+        part = folder.split("/")[0]
+        full = [name if "/" in name else f"{part}/{name}" for name in names.split()]
+        problems += [f"include_layers.py: {folder} may not include {name}: it does not stand lower in the table"
+                     for name in full if name not in order[at + 1:]]
+        allowed[folder] = set(full) | set(ground for ground in GROUND if ground in order[at + 1:])
+    return allowed, problems
+
 
 _WHY = [
     ("rendezvous", "launcher", "the store knows nothing of processes"),
     ("rendezvous", "worker_runtime", "the store knows nothing of training"),
-    ("launcher", "worker_runtime", "launcher and worker_runtime share the environment's words (env_contract.h, slurm_step.h) and nothing else"),
-    ("worker_runtime", "launcher", "launcher and worker_runtime share the environment's words (env_contract.h, slurm_step.h) and nothing else"),
+    ("launcher", "worker_runtime", "launcher and worker_runtime share the environment's names (rendezvous/base) and nothing else"),
+    ("worker_runtime", "launcher", "launcher and worker_runtime share the environment's names (rendezvous/base) and nothing else"),
     ("worker_runtime", "rendezvous", "the worker runtime uses the store through its public headers and base only"),
 ]
 
 # (what, header pattern, paths that may include it, reason)
 LIBRARIES = [
-    ("Boost.Asio", r"boost/(asio|beast)", r"rendezvous/net/|launcher/|rendezvous/\w*main\.cc$|tests/",
-     "Asio lives in rendezvous/net and in the launcher's ring of I/O"),
-    ("CLI11", r"CLI/", r"rendezvous/\w*main\.cc$|launcher/(main|options)\.cc$|launcher/ctl/|worker_runtime/examples/|tests/",
+    ("Boost.Asio", r"boost/(asio|beast)", r"rendezvous/(net|server|agent_client|proxy|wal|status|etcd|musterd)/|launcher/|tests/",
+     "Asio lives in the folders that do I/O"),
+    ("CLI11", r"CLI/", r"rendezvous/musterd/|launcher/cli/options\.cc$|launcher/ctl/main\.cc$|worker_runtime/examples/|tests/",
      "CLI11 takes 2.4 s to compile: one .cc per binary"),
     ("CUDA", r"(cuda|cublas|cudnn|cooperative_groups|cub/|thrust/|mma\.h|nvToolsExt)",
      r"worker_runtime/core/cuda|worker_runtime/kernels/cuda/|worker_runtime/nn/\w*cuda|worker_runtime/training/\w*cuda|"
@@ -71,7 +93,7 @@ LIBRARIES = [
      "CUDA is found, never required: its headers stay in the device files"),
     ("NCCL", r"nccl", r"worker_runtime/groups/nccl|tests/(unit/cuda|gpu|bench)/",
      "NCCL is loaded at run time by worker_runtime/groups/nccl*"),
-    ("hwloc", r"hwloc", r"launcher/|tests/", "hwloc is the launcher's library"),
+    ("hwloc", r"hwloc", r"launcher/hardware/|tests/", "hwloc is the launcher's library"),
     ("oneDNN", r"(dnnl|oneapi/)", r"worker_runtime/(kernels|nn)/|tests/", "oneDNN is one of the CPU kernels' libraries"),
 ]
 
@@ -81,62 +103,88 @@ _PURE_FORBIDDEN = re.compile(
     r"^(boost/(asio|beast)|thread$|mutex$|condition_variable$|future$|sys/(socket|epoll|mman|un|prctl)\.h|"
     r"netinet/|arpa/|netdb\.h|poll\.h|unistd\.h|spawn\.h|fcntl\.h|pthread\.h)")
 PURE = re.compile(
-    r"rendezvous/(wire|store_core|session|membership|control|env_contract|slurm_step|hostlist)\w*\.(h|cc)$|"
-    r"launcher/(job|placement|device_choice|worker_env|restart_policy|stop_ladder|exit_status|root_cause|line_splitter|slurm_allocation|cpu_shortage|step_options|step_command)\w*\.(h|cc)$|"
+    r"rendezvous/(store|protocol|coordinator)/(?!auth|job_secrets)|rendezvous/base/(env_contract|slurm_step|hostlist)|launcher/(job|text)/(?!process_title)|"
+    r"launcher/hardware/(placement|device_choice)\w*\.|launcher/report/root_cause|launcher/plan/(slurm_allocation|cpu_shortage|step_options|step_command)|"
     r"worker_runtime/training/(bucket_plan|sampler)\w*\.(h|cc)$")
 
 
-def layer_of(name):
-    for layer, pattern in LAYERS:
-        if re.match(pattern, name):
-            return layer
-    return None
+def folder_of(name):
+    """The folder in the table that a file belongs to; "tests" for tests, None outside the product."""
+    parts = name.split("/")
+    if parts[0] == "tests":
+        return "tests"
+    if parts[0] not in ("launcher", "rendezvous", "worker_runtime"):
+        return None
+    return f"{parts[0]}/{parts[1]}" if len(parts) > 2 else f"{parts[0]}/main"
 
 
-def _reason(layer, other):
+def _reason(folder, other):
     for source, target, why in _WHY:
-        if layer.startswith(source) and other.startswith(target):
+        if folder.startswith(source) and other.startswith(target):
             return why
     if other == "tests":
         return "the product does not depend on its tests"
-    if layer.endswith("/include"):
+    if folder.endswith("/include"):
         return "installed headers include only the standard library, tl::expected and headers installed with them"
-    return "includes point down only: " + layer + " is below " + other
+    return f"the table in scripts/checks/include_layers.py does not let {folder} include {other}"
 
 
-def check_include(name, kind, target, resolved):
+def check_include(name, kind, target, resolved, allowed, used):
     """The reason why `name` may not include `target`, or None."""
-    layer = layer_of(name)
-    if layer is None:
+    folder = folder_of(name)
+    if folder is None:
         return None
     if resolved is None:
         for _, headers, paths, why in LIBRARIES:
             if re.match(headers, target) and not re.match(paths, name):
                 return why
-        if layer.endswith("/include") and not _STANDARD.match(target):
+        if folder.endswith("/include") and not _STANDARD.match(target):
             return "installed headers include only the standard library, tl::expected and headers installed with them"
         if PURE.match(name) and _PURE_FORBIDDEN.match(target):
             return "this is decision code: it knows no sockets, clocks or threads"
         if kind == '"':
             return "no such file; paths are relative to the repository's root"
         return None
-    other = layer_of(resolved)
-    if other is None or other == layer:
+    other = folder_of(resolved)
+    if other is None or other == folder or folder == "tests":
         return None
-    if layer == "tests":
-        return None
-    if other in ALLOWED[layer]:
+    used.add((folder, other))
+    if other in allowed.get(folder, ()):
         if other.endswith("/include") and kind == '"' and "/include/" in target:
             return "public headers are included as <muster/...>, as users do"
         return None
-    return _reason(layer, other)
+    return _reason(folder, other)
+
+
+def picture():
+    """The folders and what they may include as a mermaid graph; an arrow that follows from two others is left out."""
+    allowed, _ = _allowed()
+    reach = {}
+    for folder, _, _ in reversed(FOLDERS):
+        reach[folder] = set().union(*({other} | reach[other] for other in allowed[folder])) if allowed[folder] else set()
+    lines = ["graph TD"]
+    for part in ("launcher", "rendezvous", "worker_runtime"):
+        lines.append(f"  subgraph {part}")
+        lines += [f"    {folder.replace('/', '_')}[{folder.split('/')[1]}]" for folder, _, _ in FOLDERS if folder.startswith(part + "/")]
+        lines.append("  end")
+    for folder, _, _ in FOLDERS:
+        direct = {other for other in allowed[folder] if not any(other in reach[between] for between in allowed[folder])}
+        lines += [f"  {folder.replace('/', '_')} --> {other.replace('/', '_')}" for other in sorted(direct)]
+    return "\n".join(lines) + "\n"
 
 
 def run():
-    problems = []
+    allowed, problems = _allowed()
+    used = set()
     for name in source_tree.cpp_files():
+        folder = folder_of(name)
+        if folder and folder != "tests" and folder not in allowed:
+            problems.append(f"{name}:1: the folder {folder} is not in the table of scripts/checks/include_layers.py")
         for line, kind, target in source_tree.includes(name):
-            why = check_include(name, kind, target, source_tree.resolve(name, target))
+            why = check_include(name, kind, target, source_tree.resolve(name, target), allowed, used)
             if why:
                 problems.append(f"{name}:{line}: {name} may not include {target} because {why}")
+    for folder, others in allowed.items():
+        problems += [f"include_layers.py: nothing in {folder} includes {other}: take it out of the table"
+                     for other in sorted(others) if other not in GROUND and (folder, other) not in used]
     return problems

@@ -31,7 +31,7 @@ def check(name, text):
 
 
 def check_flags(text, option_table):
-    """Flags of the table under "Flags that matter" against launcher/option_table.h."""
+    """Flags of the table under "Flags that matter" against launcher/cli/option_table.h."""
     known = set(re.findall(r'OptionRow\{\s*"([\w-]+)"', option_table))
     section = text.partition("## Flags that matter")[2].partition("###")[0]
     rows = [line.split("|")[1] for line in section.split("\n") if line.startswith("| `")]
@@ -40,13 +40,13 @@ def check_flags(text, option_table):
 
 
 def check_exit_codes(text, exit_status):
-    """The rows under "Exit codes" against kExitCodes of launcher/exit_status.h, both ways."""
+    """The rows under "Exit codes" against kExitCodes of launcher/job/exit_status.h, both ways."""
     numbers = dict(re.findall(r"int (kExit\w+) = (\d+);", exit_status))
     truth = {(numbers[name], meaning) for name, meaning in re.findall(r'ExitCode\{(kExit\w+), "([^"]+)"\}', exit_status)}
     section = text.partition("### Exit codes")[2].partition("###")[0]
     written = set(re.findall(r"^\| (\d+) \| (.+?) \|$", section, re.MULTILINE))
-    return [f"README.md: exit code {code} ({meaning}) is not in launcher/exit_status.h" for code, meaning in written - truth] + \
-           [f"README.md: exit code {code} ({meaning}) of launcher/exit_status.h is missing" for code, meaning in truth - written]
+    return [f"README.md: exit code {code} ({meaning}) is not in launcher/job/exit_status.h" for code, meaning in written - truth] + \
+           [f"README.md: exit code {code} ({meaning}) of launcher/job/exit_status.h is missing" for code, meaning in truth - written]
 
 
 def run():
@@ -55,7 +55,7 @@ def run():
         return ["README.md: missing"]
     text = readme.read_text(encoding="utf-8")
     problems = check("README.md", text)
-    for path, compare in (("launcher/option_table.h", check_flags), ("launcher/exit_status.h", check_exit_codes)):
+    for path, compare in (("launcher/cli/option_table.h", check_flags), ("launcher/job/exit_status.h", check_exit_codes)):
         if (source_tree.ROOT / path).is_file():
             problems += compare(text, source_tree.text(path))
     if _TABLE not in text.lower():

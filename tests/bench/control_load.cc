@@ -13,9 +13,9 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include "rendezvous/auth.h"
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/control.h"
+#include "rendezvous/protocol/auth.h"
+#include "rendezvous/protocol/control.h"
 #include "tests/bench/load_socket.h"
 
 namespace {

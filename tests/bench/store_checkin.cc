@@ -16,7 +16,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/wire.h"
+#include "rendezvous/store/wire.h"
 #include "tests/bench/load_socket.h"
 
 namespace {

@@ -15,7 +15,7 @@
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/listener.h"
-#include "rendezvous/wire.h"
+#include "rendezvous/store/wire.h"
 #include "tests/bench/load_socket.h"
 
 int main(int argc, char** argv) {

@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/wire.h"
+#include "rendezvous/store/wire.h"
 #include "tests/bench/load_socket.h"
 #include "tests/bench/store_protocol.h"
 

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "rendezvous/wire.h"
+#include "rendezvous/store/wire.h"
 
 namespace muster::bench {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The protocols the store bench speaks, as a plug: what an operation's bytes are and where a reply ends.
 // TCPStore as PyTorch <= 2.0 speaks it, as 2.2 and later do, and RESP (Redis). Values; no I/O. An operation
-// is one or more exchanges, each a round trip. Source: rendezvous/wire.h; the Redis serialization protocol,
-// v2.
+// is one or more exchanges, each a round trip. Source: rendezvous/store/wire.h; the Redis serialization
+// protocol, v2.
 #pragma once
 
 #include <cstddef>

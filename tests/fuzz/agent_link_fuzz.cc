@@ -18,7 +18,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 
-#include "launcher/agent_link.h"
+#include "launcher/join/agent_link.h"
 #include "rendezvous/base/unique_fd.h"
 #include "tests/fuzz/agent_link_operations.h"
 #include "tests/fuzz/random_pieces.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "rendezvous/session.h"
+#include "rendezvous/store/session.h"
 #include "tests/fuzz/agent_link_operations.h"
 
 namespace {

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/control.h"
-#include "rendezvous/hosted_stores.h"
-#include "rendezvous/jobs.h"
+#include "rendezvous/coordinator/jobs.h"
+#include "rendezvous/protocol/control.h"
+#include "rendezvous/proxy/hosted_stores.h"
 
 namespace {
 

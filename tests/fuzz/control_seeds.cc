@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/control.h"
-#include "rendezvous/wire.h"
+#include "rendezvous/protocol/control.h"
+#include "rendezvous/store/wire.h"
 
 int main(int argc, char** argv) {
   using namespace muster::control;

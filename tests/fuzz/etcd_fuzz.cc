@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/etcd_election.h"
-#include "rendezvous/etcd_messages.h"
+#include "rendezvous/etcd/etcd_election.h"
+#include "rendezvous/etcd/etcd_messages.h"
 #include "rendezvous/net/http_answer.h"
 
 namespace {

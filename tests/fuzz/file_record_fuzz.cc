@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "rendezvous/file_record.h"
+#include "rendezvous/client/file_record.h"
 
 namespace {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <string_view>
 
-#include "rendezvous/metrics_text.h"
+#include "rendezvous/base/metrics_text.h"
 #include "rendezvous/net/http_request.h"
-#include "rendezvous/process_usage.h"
+#include "rendezvous/status/process_usage.h"
 
 namespace {
 

@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/hosted_stores.h"
-#include "rendezvous/jobs.h"
-#include "rendezvous/saved_state.h"
+#include "rendezvous/coordinator/jobs.h"
+#include "rendezvous/proxy/hosted_stores.h"
+#include "rendezvous/wal/saved_state.h"
 
 namespace {
 

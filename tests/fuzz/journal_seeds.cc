@@ -4,7 +4,7 @@
 #include <fstream>
 #include <string>
 
-#include "rendezvous/journal.h"
+#include "rendezvous/wal/journal.h"
 
 namespace {
 

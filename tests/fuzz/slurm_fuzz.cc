@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "rendezvous/hostlist.h"
-#include "rendezvous/slurm_step.h"
+#include "rendezvous/base/hostlist.h"
+#include "rendezvous/base/slurm_step.h"
 
 namespace {
 

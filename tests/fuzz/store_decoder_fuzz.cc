@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/wire_decoder.h"
+#include "rendezvous/store/wire_decoder.h"
 
 namespace {
 

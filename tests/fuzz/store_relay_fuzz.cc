@@ -13,10 +13,10 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/hosted_stores.h"
-#include "rendezvous/saved_state.h"
-#include "rendezvous/session.h"
-#include "rendezvous/store_relay.h"
+#include "rendezvous/proxy/hosted_stores.h"
+#include "rendezvous/proxy/store_relay.h"
+#include "rendezvous/store/session.h"
+#include "rendezvous/wal/saved_state.h"
 
 namespace {
 

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "rendezvous/base/unique_fd.h"
-#include "rendezvous/store_link.h"
+#include "rendezvous/client/store_link.h"
 
 namespace {
 

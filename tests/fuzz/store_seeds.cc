@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/wire.h"
+#include "rendezvous/store/wire.h"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "rendezvous/session.h"
+#include "rendezvous/store/session.h"
 
 namespace {
 

@@ -29,8 +29,8 @@ class Row:
 
 
 def table():
-    """launcher/option_table.h."""
-    text = (ROOT / "launcher/option_table.h").read_text().split("kOptionTable = {", 1)[1]
+    """launcher/cli/option_table.h."""
+    text = (ROOT / "launcher/cli/option_table.h").read_text().split("kOptionTable = {", 1)[1]
     rows = []
     for entry in re.split(r"OptionRow\{", text)[1:]:
         name, letter, env, takes, _, default, support = re.match(

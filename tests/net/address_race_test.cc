@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which of several addresses answers, over loopback addresses that answer, refuse or are silent.
-#include "rendezvous/net/address_race.h"
+#include "rendezvous/agent_client/address_race.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

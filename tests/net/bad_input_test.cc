@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "rendezvous/wire.h"
+#include "rendezvous/store/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/hex.h"
 #include "tests/support/musterd.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The coordinator's state on its way to an etcd that answers when it likes.
-#include "launcher/etcd_state_writer.h"
+#include "launcher/join/etcd_state_writer.h"
 
 #include <exception>
 

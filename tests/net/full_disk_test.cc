@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "rendezvous/net/parked_messages.h"
+#include "rendezvous/server/parked_messages.h"
 #include "tests/support/control_house.h"
 #include "tests/support/held_log.h"
 

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <thread>
 
-#include "rendezvous/net/inquiry_client.h"
+#include "rendezvous/agent_client/inquiry_client.h"
 #include "tests/support/catch.h"
 #include "tests/support/control_house.h"
 #include "tests/support/musterd.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Secrets of single jobs: who is let into which job, in one process and at a running musterd.
-#include "rendezvous/job_secrets.h"
+#include "rendezvous/protocol/job_secrets.h"
 
 #include <fstream>
 #include <string>

@@ -6,9 +6,9 @@
 
 #include <boost/asio/io_context.hpp>
 
+#include "rendezvous/agent_client/control_client.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
-#include "rendezvous/net/control_client.h"
 #include "tests/support/catch.h"
 #include "tests/support/musterd.h"
 #include "tests/support/raw_client.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The server class on a loop of the test's own.
-#include "rendezvous/net/server.h"
+#include "rendezvous/server/server.h"
 
 #include <arpa/inet.h>
 #include <future>
@@ -16,7 +16,7 @@
 
 #include "rendezvous/base/log.h"
 #include "rendezvous/net/listener.h"
-#include "rendezvous/net/state_log.h"
+#include "rendezvous/wal/state_log.h"
 #include "tests/support/catch.h"
 #include "tests/support/held_log.h"
 #include "tests/support/hex.h"

@@ -7,7 +7,7 @@
 
 #include <boost/asio/io_context.hpp>
 
-#include "rendezvous/net/control_client.h"
+#include "rendezvous/agent_client/control_client.h"
 #include "tests/support/catch.h"
 #include "tests/support/forwarder.h"
 #include "tests/support/kept_musterd.h"

@@ -11,7 +11,7 @@
 #include <random>
 #include <set>
 
-#include "rendezvous/saved_state.h"
+#include "rendezvous/wal/saved_state.h"
 #include "tests/support/catch.h"
 #include "tests/support/kept_musterd.h"
 #include "tests/support/store_writer.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // musterd --state-dir, killed, started again, refused, and without room on its disk.
-#include "rendezvous/net/state_log.h"
+#include "rendezvous/wal/state_log.h"
 
 #include <filesystem>
 #include <fstream>
@@ -9,7 +9,7 @@
 #include <boost/asio/io_context.hpp>
 
 #include "rendezvous/base/log.h"
-#include "rendezvous/control.h"
+#include "rendezvous/protocol/control.h"
 #include "tests/support/catch.h"
 #include "tests/support/kept_musterd.h"
 #include "tests/support/temporary_directory.h"

@@ -12,9 +12,9 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 
+#include "rendezvous/agent_client/control_client.h"
 #include "rendezvous/base/log.h"
-#include "rendezvous/net/control_client.h"
-#include "rendezvous/net/store_proxy.h"
+#include "rendezvous/proxy/store_proxy.h"
 #include "tests/support/catch.h"
 #include "tests/support/kept_musterd.h"
 #include "tests/support/store_writer.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The status listener with real sockets: requests of all kinds, and peers that want to keep it busy.
-#include "rendezvous/net/status_server.h"
+#include "rendezvous/status/status_server.h"
 
 #include <future>
 #include <thread>

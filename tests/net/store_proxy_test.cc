@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The store proxy over real sockets: workers, their agents' proxies, the control connections and the
 // coordinator on one loop.
-#include "rendezvous/net/store_proxy.h"
+#include "rendezvous/proxy/store_proxy.h"
 
 #include <memory>
 #include <string>

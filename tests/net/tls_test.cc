@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // TLS between agents and the coordinator, with certificates made by the openssl command.
-#include "rendezvous/tls.h"
+#include "rendezvous/net/tls.h"
 
 #include <cstdlib>
 #include <random>
@@ -13,7 +13,7 @@
 #include <boost/asio/write.hpp>
 #include <fmt/format.h>
 
-#include "rendezvous/wire.h"
+#include "rendezvous/store/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/control_house.h"
 #include "tests/support/musterd.h"

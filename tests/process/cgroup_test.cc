@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Control groups of version 2 as the kernel has them, below a group that the test makes for itself.
-#include "launcher/cgroup.h"
+#include "launcher/process/cgroup.h"
 
 #include <fcntl.h>
 #include <filesystem>
@@ -15,8 +15,8 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-#include "launcher/spawn.h"
-#include "launcher/worker_cgroups.h"
+#include "launcher/process/spawn.h"
+#include "launcher/process/worker_cgroups.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Clocks compared over node 0's store, with askers that die while they ask.
-#include "launcher/clock_exchange.h"
+#include "launcher/join/clock_exchange.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,7 +13,7 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 
-#include "rendezvous/net/server.h"
+#include "rendezvous/server/server.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

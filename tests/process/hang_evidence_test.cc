@@ -12,10 +12,10 @@
 #include <boost/asio/io_context.hpp>
 #include <nlohmann/json.hpp>
 
-#include "launcher/hang_ledger.h"
-#include "launcher/heartbeat_files.h"
-#include "launcher/process_state.h"
-#include "launcher/stack_collector.h"
+#include "launcher/hang/hang_ledger.h"
+#include "launcher/hang/process_state.h"
+#include "launcher/hang/stack_collector.h"
+#include "launcher/progress/heartbeat_files.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 

@@ -9,12 +9,12 @@
 #include <unistd.h>
 #include <vector>
 
-#include "launcher/cpu_set.h"
-#include "launcher/descendants.h"
-#include "launcher/guardian.h"
-#include "launcher/output_channel.h"
-#include "launcher/spawn.h"
-#include "launcher/topology.h"
+#include "launcher/hardware/cpu_set.h"
+#include "launcher/hardware/topology.h"
+#include "launcher/output/output_channel.h"
+#include "launcher/process/descendants.h"
+#include "launcher/process/guardian.h"
+#include "launcher/process/spawn.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"

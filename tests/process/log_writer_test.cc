@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/log_writer.h"
+#include "launcher/output/log_writer.h"
 
 #include <fcntl.h>
 #include <random>

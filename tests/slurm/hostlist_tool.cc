@@ -3,7 +3,7 @@
 #include <iostream>
 #include <string>
 
-#include "rendezvous/hostlist.h"
+#include "rendezvous/base/hostlist.h"
 
 int main() {
   std::string line;

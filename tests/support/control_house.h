@@ -14,8 +14,8 @@
 
 #include <boost/asio/io_context.hpp>
 
-#include "rendezvous/net/control_client.h"
-#include "rendezvous/net/rendezvous_server.h"
+#include "rendezvous/agent_client/control_client.h"
+#include "rendezvous/server/rendezvous_server.h"
 #include "tests/support/catch.h"
 
 namespace muster::test {

@@ -2,7 +2,7 @@
 // HeldLog: a state log whose disk is the test. For one keeper.
 #pragma once
 
-#include "rendezvous/net/state_log.h"
+#include "rendezvous/wal/state_log.h"
 
 namespace muster::test {
 

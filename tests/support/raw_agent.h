@@ -7,8 +7,8 @@
 #include <string_view>
 #include <variant>
 
-#include "rendezvous/auth.h"
-#include "rendezvous/control.h"
+#include "rendezvous/protocol/auth.h"
+#include "rendezvous/protocol/control.h"
 #include "tests/support/raw_client.h"
 
 namespace muster::test {

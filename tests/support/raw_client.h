@@ -16,7 +16,7 @@
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
-#include "rendezvous/wire.h"
+#include "rendezvous/store/wire.h"
 
 namespace muster::test {
 

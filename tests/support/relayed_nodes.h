@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "rendezvous/hosted_stores.h"
-#include "rendezvous/saved_state.h"
-#include "rendezvous/store_relay.h"
+#include "rendezvous/proxy/hosted_stores.h"
+#include "rendezvous/proxy/store_relay.h"
+#include "rendezvous/wal/saved_state.h"
 #include "tests/support/catch.h"
 
 namespace muster::test {

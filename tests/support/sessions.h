@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/session.h"
-#include "rendezvous/store_core.h"
-#include "rendezvous/wire.h"
+#include "rendezvous/store/session.h"
+#include "rendezvous/store/store_core.h"
+#include "rendezvous/store/wire.h"
 
 namespace muster::test {
 

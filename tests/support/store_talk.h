@@ -9,7 +9,7 @@
 #include <string_view>
 #include <sys/socket.h>
 
-#include "rendezvous/wire.h"
+#include "rendezvous/store/wire.h"
 #include "tests/support/catch.h"
 #include "tests/support/control_house.h"
 

@@ -13,27 +13,27 @@ from checks import include_layers, readme, results, source_rules, steps  # noqa:
 
 
 @pytest.mark.parametrize("name, kind, target, resolved, why", [
-    ("rendezvous/base/env.cc", '"', "launcher/job.h", "launcher/job.h", "knows nothing of processes"),
-    ("launcher/agent.cc", "<", "muster/init.h", "worker_runtime/include/muster/init.h", "share the environment's words"),
-    ("worker_runtime/core/device.cc", '"', "rendezvous/net/server.h", "rendezvous/net/server.h", "public headers and base"),
+    ("rendezvous/base/env.cc", '"', "launcher/job/job.h", "launcher/job/job.h", "knows nothing of processes"),
+    ("launcher/agent/agent.cc", "<", "muster/init.h", "worker_runtime/include/muster/init.h", "share the environment's words"),
+    ("worker_runtime/core/device.cc", '"', "rendezvous/server/server.h", "rendezvous/server/server.h", "public headers and base"),
     ("worker_runtime/core/device.cc", '"', "worker_runtime/nn/plan.h", "worker_runtime/nn/plan.h", "point down only"),
-    ("rendezvous/wire.cc", "<", "boost/asio.hpp", None, "Asio lives in"),
-    ("rendezvous/wire.cc", "<", "sys/socket.h", None, "knows no sockets"),
+    ("rendezvous/store/wire.cc", "<", "boost/asio.hpp", None, "Asio lives in"),
+    ("rendezvous/store/wire.cc", "<", "sys/socket.h", None, "knows no sockets"),
     ("worker_runtime/nn/plan.cc", "<", "cuda_runtime.h", None, "never required"),
     ("worker_runtime/include/muster/init.h", "<", "boost/json.hpp", None, "only the standard library"),
-    ("launcher/agent.cc", "<", "CLI/CLI.hpp", None, "one .cc per binary"),
-    ("launcher/agent.cc", '"', "job.h", None, "no such file"),
+    ("launcher/agent/agent.cc", "<", "CLI/CLI.hpp", None, "one .cc per binary"),
+    ("launcher/agent/agent.cc", '"', "job.h", None, "no such file"),
 ])
 def test_an_include_that_points_up_is_refused_with_its_reason(name, kind, target, resolved, why):
     assert why in include_layers.check_include(name, kind, target, resolved)
 
 
 @pytest.mark.parametrize("name, kind, target, resolved", [
-    ("rendezvous/net/server.cc", "<", "boost/asio.hpp", None),
-    ("launcher/worker_env.cc", '"', "rendezvous/env_contract.h", "rendezvous/env_contract.h"),
+    ("rendezvous/server/server.cc", "<", "boost/asio.hpp", None),
+    ("launcher/job/worker_env.cc", '"', "rendezvous/base/env_contract.h", "rendezvous/base/env_contract.h"),
     ("worker_runtime/groups/nccl_group.cc", "<", "nccl.h", None),
     ("worker_runtime/training/ddp.cc", '"', "worker_runtime/nn/plan.h", "worker_runtime/nn/plan.h"),
-    ("tests/unit/launcher/job_test.cc", '"', "launcher/job.h", "launcher/job.h"),
+    ("tests/unit/launcher/job_test.cc", '"', "launcher/job/job.h", "launcher/job/job.h"),
 ])
 def test_an_include_that_points_down_is_allowed(name, kind, target, resolved):
     assert include_layers.check_include(name, kind, target, resolved) is None

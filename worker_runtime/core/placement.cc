@@ -5,8 +5,8 @@
 
 #include <fmt/format.h>
 
-#include "rendezvous/env_contract.h"
-#include "rendezvous/slurm_step.h"
+#include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/slurm_step.h"
 
 namespace muster {
 namespace {

@@ -17,9 +17,9 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
-#include "rendezvous/env_contract.h"
 
 namespace muster {
 namespace {

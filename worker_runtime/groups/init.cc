@@ -11,7 +11,7 @@
 #include <muster/tcp_store.h>
 
 #include "rendezvous/base/clock.h"
-#include "rendezvous/env_contract.h"
+#include "rendezvous/base/env_contract.h"
 #include "worker_runtime/core/placement.h"
 #include "worker_runtime/core/runtime_page_map.h"
 #include "worker_runtime/groups/host_id.h"

@@ -14,10 +14,10 @@
 
 #include <muster/progress.h>
 
+#include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/progress_page.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
-#include "rendezvous/env_contract.h"
 #include "worker_runtime/core/runtime_page_map.h"
 
 namespace muster {

@@ -10,8 +10,8 @@
 
 #include <muster/safe_point.h>
 
+#include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/unique_fd.h"
-#include "rendezvous/env_contract.h"
 
 namespace muster {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // StoreServer: a TCPStore server inside any program, on a thread of its own. musterd and the launcher run the
-// same server on their own event loop (rendezvous/net/server.h); this is the form for programs that have
+// same server on their own event loop (rendezvous/server/server.h); this is the form for programs that have
 // none. The destructor stops accepting, closes every connection and joins the thread.
 #pragma once
 

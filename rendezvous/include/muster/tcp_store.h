@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // TcpStore: blocking client of a TCPStore server: musterd, the launcher's, or PyTorch's. One connection,
 // thread-safe by a mutex held for a whole request and reply, as PyTorch's client does. Protocol:
-// rendezvous/wire.h. Every read has a deadline; a broken connection fails every later call with the first
-// error, unless TcpStoreOptions::reconnect_for gives it time to come back.
+// rendezvous/store/wire.h. Every read has a deadline; a broken connection fails every later call with the
+// first error, unless TcpStoreOptions::reconnect_for gives it time to come back.
 #pragma once
 
 #include <cstdint>

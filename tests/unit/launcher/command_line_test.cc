@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/command_line.h"
+#include "launcher/cli/command_line.h"
 
 #include <set>
 

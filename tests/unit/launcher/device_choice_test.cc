@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/device_choice.h"
+#include "launcher/hardware/device_choice.h"
 
 #include "tests/support/catch.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/device_trial.h"
+#include "launcher/checks/device_trial.h"
 
 #include <fstream>
 #include <poll.h>
@@ -7,7 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "launcher/trial_plan.h"
+#include "launcher/checks/trial_plan.h"
 #include "rendezvous/base/unique_fd.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"

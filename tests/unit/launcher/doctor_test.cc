@@ -7,7 +7,7 @@
 #include "launcher/doctor/doctor_text.h"
 #include "launcher/doctor/echo_server.h"
 #include "launcher/doctor/probe.h"
-#include "launcher/interfaces.h"
+#include "launcher/network/interfaces.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/error_watch.h"
+#include "launcher/output/error_watch.h"
 
-#include "launcher/error_words.h"
+#include "launcher/output/error_words.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;

@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "launcher/cgroup.h"
-#include "launcher/kernel_log.h"
-#include "launcher/memory_kills.h"
-#include "launcher/worker_device.h"
+#include "launcher/hardware/worker_device.h"
+#include "launcher/process/cgroup.h"
+#include "launcher/process/memory_kills.h"
+#include "launcher/report/kernel_log.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/exec_error.h"
+#include "launcher/process/exec_error.h"
 
 #include <cerrno>
 #include <fstream>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/filtered_log.h"
+#include "launcher/output/filtered_log.h"
 
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"

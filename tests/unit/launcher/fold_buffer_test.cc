@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/fold_buffer.h"
+#include "launcher/output/fold_buffer.h"
 
 #include <algorithm>
 #include <map>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/generation_outcome.h"
+#include "launcher/job/generation_outcome.h"
 
-#include "launcher/exit_status.h"
+#include "launcher/job/exit_status.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/gpu_release.h"
+#include "launcher/report/gpu_release.h"
 
 #include <cstdlib>
 #include <fcntl.h>

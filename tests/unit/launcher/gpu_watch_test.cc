@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/gpu_watch.h"
+#include "launcher/report/gpu_watch.h"
 
 #include <cstdlib>
 #include <filesystem>
@@ -7,8 +7,8 @@
 #include <poll.h>
 #include <sys/stat.h>
 
-#include "launcher/kernel_log.h"
-#include "launcher/xid_table.h"
+#include "launcher/report/kernel_log.h"
+#include "launcher/report/xid_table.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 

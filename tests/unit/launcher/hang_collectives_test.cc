@@ -2,10 +2,10 @@
 // Who stands out by the collectives of the runtime, how that is told, and what travels between nodes.
 #include <cstring>
 
-#include "launcher/collective_word.h"
-#include "launcher/hang_part.h"
-#include "launcher/hang_report.h"
-#include "launcher/odd_one_out.h"
+#include "launcher/hang/hang_part.h"
+#include "launcher/hang/hang_report.h"
+#include "launcher/hang/odd_one_out.h"
+#include "launcher/progress/collective_word.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A hang over several nodes: who is asked, when there is a report, and what it says of all ranks.
-#include "launcher/hang_inquiry.h"
+#include "launcher/hang/hang_inquiry.h"
 
 #include <csignal>
 
-#include "launcher/hang_part.h"
-#include "launcher/hang_report.h"
-#include "launcher/job_report.h"
-#include "launcher/node_news.h"
-#include "launcher/report.h"
+#include "launcher/hang/hang_part.h"
+#include "launcher/hang/hang_report.h"
+#include "launcher/join/node_news.h"
+#include "launcher/report/job_report.h"
+#include "launcher/report/report.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

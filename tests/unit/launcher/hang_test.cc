@@ -2,11 +2,11 @@
 // Who hangs and who stands out: decisions without a process and without a clock.
 #include <cstring>
 
-#include "launcher/hang_report.h"
-#include "launcher/hang_rules.h"
-#include "launcher/hang_watch.h"
-#include "launcher/odd_one_out.h"
-#include "launcher/progress_word.h"
+#include "launcher/hang/hang_report.h"
+#include "launcher/hang/hang_watch.h"
+#include "launcher/hang/odd_one_out.h"
+#include "launcher/job/hang_rules.h"
+#include "launcher/progress/progress_word.h"
 #include "rendezvous/base/progress_page.h"
 #include "tests/support/catch.h"
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/host_map.h"
+#include "launcher/network/host_map.h"
 
 #include <cstdio>
 #include <fstream>
 
-#include "launcher/rendezvous_plan.h"
+#include "launcher/plan/rendezvous_plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/interfaces.h"
+#include "launcher/network/interfaces.h"
 
-#include "launcher/coordinator_seat.h"
+#include "launcher/join/coordinator_seat.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/job_entry.h"
+#include "launcher/process/job_entry.h"
 
 #include <algorithm>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "launcher/entry_directory.h"
+#include "launcher/process/entry_directory.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 

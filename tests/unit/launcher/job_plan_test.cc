@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/job_plan.h"
+#include "launcher/plan/job_plan.h"
 
 #include <signal.h>
 
-#include "launcher/nproc.h"
-#include "launcher/rendezvous_plan.h"
-#include "launcher/std_map.h"
-#include "launcher/strangers.h"
+#include "launcher/network/strangers.h"
+#include "launcher/plan/nproc.h"
+#include "launcher/plan/rendezvous_plan.h"
+#include "launcher/text/std_map.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

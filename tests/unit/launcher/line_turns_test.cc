@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/line_turns.h"
+#include "launcher/output/line_turns.h"
 
 #include <random>
 
-#include "launcher/open_colour.h"
+#include "launcher/output/open_colour.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/listening.h"
+#include "launcher/network/listening.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

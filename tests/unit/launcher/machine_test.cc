@@ -5,11 +5,11 @@
 #include <fstream>
 #include <stdlib.h>
 
-#include "launcher/cores.h"
-#include "launcher/gpus.h"
-#include "launcher/nics.h"
-#include "launcher/nvml.h"
-#include "launcher/topology.h"
+#include "launcher/hardware/cores.h"
+#include "launcher/hardware/gpus.h"
+#include "launcher/hardware/nics.h"
+#include "launcher/hardware/nvml.h"
+#include "launcher/hardware/topology.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/options.h"
+#include "launcher/cli/options.h"
 
-#include "launcher/completion.h"
-#include "launcher/exit_status.h"
-#include "launcher/option_table.h"
+#include "launcher/cli/completion.h"
+#include "launcher/cli/option_table.h"
+#include "launcher/job/exit_status.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/output_sink.h"
+#include "launcher/output/output_sink.h"
 
 #include <cerrno>
 #include <fcntl.h>

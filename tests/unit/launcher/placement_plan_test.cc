@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the options to what workers are told: placement_plan.h, placement_text.h and worker_env.h together.
-#include "launcher/placement_plan.h"
+#include "launcher/plan/placement_plan.h"
 
-#include "launcher/job_plan.h"
-#include "launcher/placement_text.h"
-#include "launcher/worker_env.h"
+#include "launcher/job/worker_env.h"
+#include "launcher/plan/job_plan.h"
+#include "launcher/plan/placement_text.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

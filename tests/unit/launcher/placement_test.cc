@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/placement.h"
+#include "launcher/hardware/placement.h"
 
 #include "tests/support/catch.h"
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <limits>
 
-#include "launcher/exit_status.h"
-#include "launcher/restart_policy.h"
-#include "launcher/slurm_grace.h"
-#include "launcher/stop_ladder.h"
-#include "launcher/supervision.h"
+#include "launcher/job/exit_status.h"
+#include "launcher/job/restart_policy.h"
+#include "launcher/job/slurm_grace.h"
+#include "launcher/job/stop_ladder.h"
+#include "launcher/job/supervision.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/preflight.h"
+#include "launcher/checks/preflight.h"
 
 #include <filesystem>
 #include <fstream>

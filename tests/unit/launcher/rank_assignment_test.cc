@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/rank_assignment.h"
+#include "launcher/join/rank_assignment.h"
 
-#include "launcher/outcome_text.h"
-#include "launcher/program.h"
-#include "launcher/roll_call.h"
+#include "launcher/job/outcome_text.h"
+#include "launcher/join/roll_call.h"
+#include "launcher/plan/program.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/rdzv_conf.h"
+#include "launcher/cli/rdzv_conf.h"
 
 #include <fstream>
 #include <iterator>

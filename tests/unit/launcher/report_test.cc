@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/report.h"
+#include "launcher/report/report.h"
 
-#include "launcher/error_file.h"
-#include "launcher/root_cause.h"
+#include "launcher/report/error_file.h"
+#include "launcher/report/root_cause.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;

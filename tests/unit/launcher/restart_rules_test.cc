@@ -2,9 +2,9 @@
 // Which failures are tried again: --restart-on, --no-restart-on and what follows from them.
 #include <signal.h>
 
-#include "launcher/exit_status.h"
-#include "launcher/failure_rules.h"
-#include "launcher/restart_policy.h"
+#include "launcher/job/exit_status.h"
+#include "launcher/job/failure_rules.h"
+#include "launcher/job/restart_policy.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/root_cause.h"
+#include "launcher/report/root_cause.h"
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/job_report.h"
-#include "launcher/node_report.h"
+#include "launcher/report/job_report.h"
+#include "launcher/report/node_report.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;

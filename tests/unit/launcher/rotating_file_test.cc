@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/rotating_file.h"
+#include "launcher/output/rotating_file.h"
 
 #include <fcntl.h>
 #include <filesystem>
@@ -10,8 +10,8 @@
 
 #include <fmt/format.h>
 
-#include "launcher/followed_file.h"
-#include "launcher/stderr_file.h"
+#include "launcher/output/followed_file.h"
+#include "launcher/output/stderr_file.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/slurm_allocation.h"
+#include "launcher/plan/slurm_allocation.h"
 
 #include <filesystem>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launcher/cpu_shortage.h"
-#include "launcher/job_plan.h"
-#include "launcher/srun_plan.h"
+#include "launcher/plan/cpu_shortage.h"
+#include "launcher/plan/job_plan.h"
+#include "launcher/plan/srun_plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What tools and /proc say of a process that waits.
-#include "launcher/stack_text.h"
+#include "launcher/hang/stack_text.h"
 
 #include <csignal>
 #include <sys/syscall.h>
@@ -8,7 +8,7 @@
 #include <thread>
 #include <unistd.h>
 
-#include "launcher/process_state.h"
+#include "launcher/hang/process_state.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/stall_ledger.h"
+#include "launcher/hang/stall_ledger.h"
 
 #include "tests/support/catch.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a start took: sums of moments, without a clock and without a process.
-#include "launcher/start_timeline.h"
+#include "launcher/telemetry/start_timeline.h"
 
 #include <limits>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/step_options.h"
+#include "launcher/plan/step_options.h"
 
-#include "launcher/exec_plan.h"
-#include "launcher/job_plan.h"
-#include "rendezvous/env_contract.h"
+#include "launcher/plan/exec_plan.h"
+#include "launcher/plan/job_plan.h"
+#include "rendezvous/base/env_contract.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

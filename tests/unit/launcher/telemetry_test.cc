@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an agent tells of its job while it runs: event lines, their file, /healthz and /metrics.
-#include "launcher/telemetry.h"
+#include "launcher/telemetry/telemetry.h"
 
 #include <algorithm>
 #include <fcntl.h>
@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/status_text.h"
+#include "launcher/telemetry/status_text.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"

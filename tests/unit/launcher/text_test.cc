@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/line_splitter.h"
-#include "launcher/substitution.h"
-#include "launcher/tail_buffer.h"
+#include "launcher/text/line_splitter.h"
+#include "launcher/text/substitution.h"
+#include "launcher/text/tail_buffer.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;

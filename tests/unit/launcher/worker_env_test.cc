@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/worker_env.h"
+#include "launcher/job/worker_env.h"
 
 #include <set>
 
-#include "rendezvous/env_contract.h"
+#include "rendezvous/base/env_contract.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

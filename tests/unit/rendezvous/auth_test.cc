@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/auth.h"
+#include "rendezvous/protocol/auth.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/clock_offset.h"
+#include "rendezvous/protocol/clock_offset.h"
 
 #include <limits>
 

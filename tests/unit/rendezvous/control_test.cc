@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/control.h"
+#include "rendezvous/protocol/control.h"
 
 #include <random>
 

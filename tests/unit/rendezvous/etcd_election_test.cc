@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/etcd_election.h"
+#include "rendezvous/etcd/etcd_election.h"
 
 #include <chrono>
 
 #include <boost/asio/io_context.hpp>
 
-#include "rendezvous/net/etcd_state_log.h"
+#include "rendezvous/etcd/etcd_state_log.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

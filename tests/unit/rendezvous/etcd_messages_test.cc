@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes here are what etcd 3.4.23 sent and took.
-#include "rendezvous/etcd_messages.h"
+#include "rendezvous/etcd/etcd_messages.h"
 
 #include <cstdint>
 #include <random>

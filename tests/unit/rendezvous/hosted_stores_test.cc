@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/hosted_stores.h"
+#include "rendezvous/proxy/hosted_stores.h"
 
 #include <string>
 #include <string_view>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/hostlist.h"
+#include "rendezvous/base/hostlist.h"
 
 #include <string>
 

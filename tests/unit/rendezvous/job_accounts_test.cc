@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/job_accounts.h"
+#include "rendezvous/store/job_accounts.h"
 
 #include <map>
 #include <random>
@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "rendezvous/session.h"
+#include "rendezvous/store/session.h"
 #include "tests/support/catch.h"
 #include "tests/support/sessions.h"
 

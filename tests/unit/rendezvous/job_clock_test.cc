@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/job_clock.h"
+#include "rendezvous/coordinator/job_clock.h"
 
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/jobs_table.h"

@@ -2,7 +2,7 @@
 // How large the record of a job may be, and who is left out of it.
 #include <algorithm>
 
-#include "rendezvous/job_record.h"
+#include "rendezvous/coordinator/job_record.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/kept_table.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Jobs that go on in another process: what is kept of them, and what their agents are told when they come
 // back.
-#include "rendezvous/job_record.h"
+#include "rendezvous/coordinator/job_record.h"
 
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/kept_table.h"

@@ -3,7 +3,7 @@
 #include <set>
 #include <string>
 
-#include "rendezvous/store_inquiry.h"
+#include "rendezvous/server/store_inquiry.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/jobs_table.h"
 

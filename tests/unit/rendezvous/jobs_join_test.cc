@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a Join is answered with: late agents, other programs, other settings, and the way to the others.
-#include "rendezvous/ended_jobs.h"
-#include "rendezvous/jobs.h"
+#include "rendezvous/coordinator/ended_jobs.h"
+#include "rendezvous/coordinator/jobs.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/jobs_table.h"
 

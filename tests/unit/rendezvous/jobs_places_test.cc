@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who gets a place in the world, and who waits outside it.
-#include "rendezvous/jobs.h"
+#include "rendezvous/coordinator/jobs.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/jobs_table.h"
 

@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "rendezvous/jobs.h"
-#include "rendezvous/saved_state.h"
+#include "rendezvous/coordinator/jobs.h"
+#include "rendezvous/wal/saved_state.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/round_promises.h"
 

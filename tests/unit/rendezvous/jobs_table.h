@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "rendezvous/jobs.h"
+#include "rendezvous/coordinator/jobs.h"
 
 namespace muster {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/jobs.h"
+#include "rendezvous/coordinator/jobs.h"
 
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/jobs_table.h"

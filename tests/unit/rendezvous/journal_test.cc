@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The state log's bytes: what is recorded comes back; whatever was cut or changed is noticed.
-#include "rendezvous/journal.h"
+#include "rendezvous/wal/journal.h"
 
 #include <random>
 
-#include "rendezvous/saved_state.h"
-#include "rendezvous/wire.h"
+#include "rendezvous/store/wire.h"
+#include "rendezvous/wal/saved_state.h"
 #include "tests/support/catch.h"
 #include "tests/support/hex.h"
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/jobs.h"
-#include "rendezvous/saved_state.h"
+#include "rendezvous/coordinator/jobs.h"
+#include "rendezvous/wal/saved_state.h"
 #include "tests/support/catch.h"
 
 namespace muster::test {

@@ -11,9 +11,9 @@
 #include <muster/prefix_store.h>
 
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/counter.h"
-#include "rendezvous/file_record.h"
-#include "rendezvous/file_watch.h"
+#include "rendezvous/client/file_record.h"
+#include "rendezvous/client/file_watch.h"
+#include "rendezvous/store/counter.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The state log as a file: its owner, its torn tail, its rewriting, a disk without room.
-#include "rendezvous/log_file.h"
+#include "rendezvous/wal/log_file.h"
 
 #include <filesystem>
 #include <fstream>
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/saved_state.h"
+#include "rendezvous/wal/saved_state.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 

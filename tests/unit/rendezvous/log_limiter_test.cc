@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/log_limiter.h"
+#include "rendezvous/net/log_limiter.h"
 
 #include "tests/support/catch.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nodes that come, go and come back while a world runs.
-#include "rendezvous/waiting_reason.h"
+#include "rendezvous/coordinator/waiting_reason.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/membership_job.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <variant>
 
-#include "rendezvous/membership.h"
+#include "rendezvous/coordinator/membership.h"
 #include "tests/support/catch.h"
 
 namespace muster::test {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Restarts that lead no further, losses that are final, and newcomers that wait for a safe point.
-#include "rendezvous/step_ledger.h"
-#include "rendezvous/waiting_reason.h"
+#include "rendezvous/coordinator/step_ledger.h"
+#include "rendezvous/coordinator/waiting_reason.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/membership_job.h"
 

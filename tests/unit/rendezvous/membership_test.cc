@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/membership.h"
+#include "rendezvous/coordinator/membership.h"
 
-#include "rendezvous/waiting_reason.h"
+#include "rendezvous/coordinator/waiting_reason.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/membership_job.h"
 

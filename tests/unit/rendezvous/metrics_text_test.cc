@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/metrics_text.h"
+#include "rendezvous/base/metrics_text.h"
 
 #include <unistd.h>
 
-#include "rendezvous/process_usage.h"
+#include "rendezvous/status/process_usage.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/rank_order.h"
+#include "rendezvous/coordinator/rank_order.h"
 
 #include "tests/support/catch.h"
 

@@ -13,9 +13,9 @@
 
 #include <fmt/format.h>
 
-#include "rendezvous/job_record.h"
-#include "rendezvous/membership.h"
-#include "rendezvous/waiting_reason.h"
+#include "rendezvous/coordinator/job_record.h"
+#include "rendezvous/coordinator/membership.h"
+#include "rendezvous/coordinator/waiting_reason.h"
 
 #define HOLDS(condition)                                                                       \
   do {                                                                                         \

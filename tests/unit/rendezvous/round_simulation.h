@@ -19,8 +19,8 @@
 
 #include <fmt/format.h>
 
-#include "rendezvous/job_record.h"
-#include "rendezvous/membership.h"
+#include "rendezvous/coordinator/job_record.h"
+#include "rendezvous/coordinator/membership.h"
 #include "tests/unit/rendezvous/round_promises.h"
 
 namespace muster::membership {

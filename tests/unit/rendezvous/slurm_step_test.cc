@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/slurm_step.h"
+#include "rendezvous/base/slurm_step.h"
 
 #include <set>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/store_core.h"
+#include "rendezvous/store/store_core.h"
 
 #include <string>
 #include <string_view>

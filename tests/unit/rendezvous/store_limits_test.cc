@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/store_limits.h"
+#include "rendezvous/store/store_limits.h"
 
 #include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/session.h"
+#include "rendezvous/store/session.h"
 #include "tests/support/catch.h"
 #include "tests/support/sessions.h"
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The workers of several nodes against the coordinator's store, without sockets: StoreRelay and HostedStores
 // with connections in between that can be slow, or break.
-#include "rendezvous/store_relay.h"
+#include "rendezvous/proxy/store_relay.h"
 
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/hosted_stores.h"
+#include "rendezvous/proxy/hosted_stores.h"
 #include "tests/support/catch.h"
 #include "tests/support/relayed_nodes.h"
 

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/hosted_stores.h"
-#include "rendezvous/store_relay.h"
+#include "rendezvous/proxy/hosted_stores.h"
+#include "rendezvous/proxy/store_relay.h"
 #include "tests/support/catch.h"
 #include "tests/support/relayed_nodes.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two sides of a channel over a connection that breaks at any moment and loses what is on its way.
-#include "rendezvous/store_stream.h"
+#include "rendezvous/proxy/store_stream.h"
 
 #include <cstdio>
 #include <deque>

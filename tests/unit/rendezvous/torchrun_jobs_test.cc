@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/torchrun_jobs.h"
+#include "rendezvous/store/torchrun_jobs.h"
 
 #include <algorithm>
 
-#include "rendezvous/store_core.h"
+#include "rendezvous/store/store_core.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/wire.h"
-#include "rendezvous/wire_decoder.h"
+#include "rendezvous/store/wire.h"
+#include "rendezvous/store/wire_decoder.h"
 #include "tests/support/catch.h"
 #include "tests/support/hex.h"
 #include "tests/support/sessions.h"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/wire.h"
+#include "rendezvous/store/wire.h"
 
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/wire_decoder.h"
+#include "rendezvous/store/wire_decoder.h"
 #include "tests/support/catch.h"
 #include "tests/support/hex.h"
 

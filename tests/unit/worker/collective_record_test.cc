@@ -11,8 +11,8 @@
 #include <thread>
 #include <unistd.h>
 
-#include "launcher/collective_word.h"
-#include "launcher/runtime_page_reader.h"
+#include "launcher/progress/collective_word.h"
+#include "launcher/progress/runtime_page_reader.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 

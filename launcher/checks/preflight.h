@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Preflight: is this node fit for the job? judge() is pure: readings in, findings out, each one line that
+// names what is wrong and what to do. run_preflight() takes the readings in a child process with a deadline,
+// because a wedged driver or a dead disk would hold whoever asks it: a node whose check does not come back is
+// unfit, and the step that hung is named. Called by main before anything is opened or started; a node that
+// is unfit does not join, so that another one takes its place. Off unless asked for: without
+// GPUs it takes 0.3 ms, with GPUs as long as NVML takes to begin.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launcher/hardware/gpus.h"
+#include "launcher/hardware/nvml.h"
+#include "launcher/job/job.h"
+#include "launcher/process/helper_process.h"
+#include "rendezvous/base/env.h"
+
+namespace muster::launcher {
+
+enum class Preflight { kOff, kQuick, kFull };
+
+[[nodiscard]] std::optional<Preflight> parse_preflight(std::string_view text);
+
+struct GpuHolder {
+  unsigned pid = 0;
+  std::uint64_t bytes = 0;
+  std::string program;  // empty: of another container, or gone
+
+  friend bool operator==(const GpuHolder&, const GpuHolder&) = default;
+};
+
+struct GpuReading {
+  int index = 0;
+  std::string uuid;
+  bool lost = false;  // the driver lists it and cannot open it
+  std::uint64_t used_bytes = 0;
+  std::vector<GpuHolder> holders;
+  std::uint64_t uncorrected_ecc = 0;
+  bool rows_failed = false;   // no spare row was left for a broken one
+  bool reset_wanted = false;  // a repair waits for the next reset of the GPU
+  std::optional<Nvml::PcieLink> pcie;
+  bool full_speed = false;          // performance state 0: at rest others lower the link's generation, too
+  unsigned long long throttle = 0;  // Nvml::Throttle
+  Nvml::NvLinks links;
+};
+
+struct PortReading {
+  std::string adapter;  // "mlx5_0"
+  std::string port;     // "1"
+  std::string state;    // "ACTIVE", "DOWN", "INIT" ...; empty: not told
+  std::string physical;
+
+  friend bool operator==(const PortReading&, const PortReading&) = default;
+};
+
+struct DiskReading {
+  std::string path, use;
+  bool writable = true;
+  std::uint64_t free_bytes = 0;
+  std::uint64_t free_files = 0;
+};
+
+struct Readings {
+  std::string driver_error;  // empty: it answers, or there is none
+  std::vector<GpuReading> gpus;
+  std::vector<PortReading> ports;  // InfiniBand's and RoCE's
+  std::vector<DiskReading> disks;
+  std::uint64_t descriptors = 0;         // that this process may raise its limit to
+  std::uint64_t descriptors_needed = 0;  // by the agent, for so many workers
+  bool memory_lockable = true;           // or there is no RDMA adapter that would need it
+  bool clock_synchronised = true;
+  std::optional<double> copy_gib_per_s;  // of memory, one thread; full only
+};
+
+struct Finding {
+  bool unfit = false;  // else a warning
+  std::string text;
+
+  friend bool operator==(const Finding&, const Finding&) = default;
+};
+
+/// `share_gpus`: --oversubscribe, others may hold memory of the GPUs.
+[[nodiscard]] std::vector<Finding> judge(const Readings& readings, bool share_gpus);
+
+/// What the other nodes are told, on one line; empty: the node is fit.
+[[nodiscard]] std::string unfit_text(const std::vector<Finding>& findings);
+
+struct PreflightJob {
+  Preflight level = Preflight::kQuick;
+  GpuPaths gpu_paths;
+  std::string rdma = "/sys/class/infiniband";
+  std::optional<std::vector<int>> gpus;        // physical ones of the job; nothing: those that are visible
+  std::optional<std::string> visible_devices;  // CUDA_VISIBLE_DEVICES, as the workers get it
+  std::vector<DiskReading> disks;              // path, or what is to be made, and use
+  int workers = 1;
+  bool share_gpus = false;
+};
+
+/// What is to be read for a job: its GPUs, where its logs go, the memory that processes share.
+[[nodiscard]] PreflightJob plan_preflight(Preflight level, const Job& job, bool share_gpus,
+                                          const Environment& environment);
+
+/// The ports below a directory such as /sys/class/infiniband.
+[[nodiscard]] std::vector<PortReading> read_ports(const std::string& directory);
+
+/// Before anything asks the driver in this process, which would wait for it without a deadline.
+struct DriverLook {
+  std::optional<Finding> finding;        // it does not answer
+  std::optional<HelperProcess> process;  // holds it open: without persistence mode it begins anew each time
+};
+[[nodiscard]] DriverLook look_at_driver(const GpuPaths& paths, std::chrono::milliseconds patience);
+
+/// `say` is told each step before it begins.
+[[nodiscard]] Readings take_readings(const PreflightJob& job,
+                                     const std::function<void(std::string_view)>& say);
+
+/// Both, in a child, within `patience`.
+[[nodiscard]] std::vector<Finding> run_preflight(const PreflightJob& job, std::chrono::milliseconds patience);
+
+}  // namespace muster::launcher

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/hang/hang_ledger.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "launcher/hang/hang_report.h"
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::launcher {
+
+void HangLedger::add(HangReport report) {
+  if (hangs_.size() >= kMostHangs) hangs_.erase(hangs_.begin() + 1);
+  // What tools wrote is most of it, of a thousand nodes a hundred megabytes.
+  if (hangs_.size() > 1)
+    for (RankEvidence& rank : hangs_.back().ranks) rank.tool_output.clear();
+  hangs_.push_back(std::move(report));
+  keep();
+}
+
+void HangLedger::judged(const Odd& odd) {
+  if (hangs_.empty() || hangs_.back().odd == odd) return;
+  hangs_.back().odd = odd;
+  keep();
+}
+
+void HangLedger::over(Millis after) {
+  if (hangs_.empty()) return;
+  hangs_.back().over_after = after;
+  keep();
+}
+
+void HangLedger::keep() {
+  file_.clear();
+  if (!directory_.enabled() || !directory_.temporary_base().empty()) return;
+  const std::string path = directory_.attempt_file("hang.json");
+  const std::string draft = path + ".part";
+  const UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file || !write_all(file.get(), hangs_to_json(hangs_)) || ::rename(draft.c_str(), path.c_str()) != 0)
+    log_.warning(fmt::format("could not write {}: {}", path, errno_text(errno)));
+  else
+    file_ = path;
+}
+
+}  // namespace muster::launcher

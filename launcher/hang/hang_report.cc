@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/hang/hang_report.h"
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "launcher/hang/hang_part.h"
+#include "launcher/hang/stack_text.h"
+#include "launcher/text/rank_ranges.h"
+
+namespace muster::launcher {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kVersion = 1;
+constexpr std::size_t kFramesShown = 8;
+constexpr std::size_t kGroupsShown = 16;
+constexpr std::size_t kHostsShown = 4;
+
+std::string state_text(char state) {
+  switch (state) {
+    case 'R':
+      return "running";
+    case 'S':
+      return "sleeping";
+    case 'D':
+      return "in uninterruptible sleep";
+    case 'T':
+      return "stopped";
+    case 't':
+      return "held by a debugger";
+    case 'Z':
+      return "ended";
+    default:
+      return {};
+  }
+}
+
+/// "sleeping in read(5 -> pipe:[81]), pipe_read".
+std::string place_text(const RankEvidence& rank) {
+  if (rank.threads.empty()) return {};
+  const ThreadState& thread = rank.threads.front();
+  std::string out = state_text(thread.state);
+  if (!thread.call.empty()) out += fmt::format(" in {}", thread.call);
+  if (!thread.wait.empty()) out += fmt::format("{}{}", thread.call.empty() ? " in " : ", ", thread.wait);
+  return out;
+}
+
+std::string stack_line(const RankEvidence& rank) {
+  if (!rank.stacks.empty())
+    return fmt::format("{}: {}", rank.tool,
+                       fmt::join(telling(rank.stacks.front().functions, kFramesShown), " <- "));
+  std::string out;
+  if (!rank.threads.empty() && !rank.threads.front().kernel_stack.empty()) {
+    const auto& frames = rank.threads.front().kernel_stack;
+    out = fmt::format(
+        "kernel: {}",
+        fmt::join(frames.begin(),
+                  frames.begin() + static_cast<std::ptrdiff_t>(std::min(frames.size(), kFramesShown)),
+                  " <- "));
+  }
+  if (!rank.tool_problem.empty())
+    out += fmt::format("{}(no stack: {})", out.empty() ? "" : " ", rank.tool_problem);
+  return out;
+}
+
+/// The descriptors and inodes of ranks differ where their places do not.
+std::string without_numbers(std::string_view text) {
+  std::string out;
+  for (const char c : text)
+    if (c < '0' || c > '9') out.push_back(c);
+  return out;
+}
+
+std::string host_of(const HangReport& report, int node) {
+  for (const HangNode& each : report.nodes)
+    if (each.node == node && !each.host.empty()) return each.host;
+  return fmt::format("node {}", node);
+}
+
+/// " on host-a, host-b and 6 more"; empty where there is one node only.
+std::string on_hosts(const HangReport& report, const std::vector<int>& nodes) {
+  if (report.nodes.empty() || nodes.empty()) return {};
+  std::string out = " on ";
+  for (std::size_t i = 0; i < nodes.size() && i < kHostsShown; ++i)
+    out += fmt::format("{}{}", i == 0 ? "" : ", ", host_of(report, nodes[i]));
+  if (nodes.size() > kHostsShown) out += fmt::format(" and {} more", nodes.size() - kHostsShown);
+  return out;
+}
+
+template <class Wanted>
+std::vector<int> nodes_of(const HangReport& report, const Wanted& wanted) {
+  std::vector<int> out;
+  for (const RankEvidence& rank : report.ranks)
+    if (wanted(rank) && (out.empty() || out.back() != rank.node)) out.push_back(rank.node);
+  return out;
+}
+
+bool is_odd(const HangReport& report, const RankEvidence& rank) {
+  const auto& odd = report.odd.ranks;
+  return std::find(odd.begin(), odd.end(), rank.rank) != odd.end();
+}
+
+struct Shown {
+  std::vector<int> ranks, nodes;
+  std::string word, collectives, place, stack;
+  bool odd = false;
+  Millis silence{0};
+};
+
+std::vector<Shown> grouped(const HangReport& report) {
+  std::vector<Shown> out;
+  for (const RankEvidence& rank : report.ranks) {
+    Shown shown{{rank.rank},      {rank.node},      rank.word, describe(rank.collectives),
+                place_text(rank), stack_line(rank), false,     rank.silence};
+    if (!rank.runs()) shown.place = rank.ended;
+    shown.odd = is_odd(report, rank);
+    const auto same = std::find_if(out.begin(), out.end(), [&](const Shown& other) {
+      return other.word == shown.word && other.collectives == shown.collectives && other.odd == shown.odd &&
+             other.stack == shown.stack && without_numbers(other.place) == without_numbers(shown.place);
+    });
+    if (same == out.end()) {
+      out.push_back(std::move(shown));
+    } else {
+      same->ranks.push_back(rank.rank);
+      if (same->nodes.back() != rank.node) same->nodes.push_back(rank.node);
+      same->silence = std::max(same->silence, rank.silence);
+    }
+  }
+  std::stable_sort(out.begin(), out.end(), [](const Shown& a, const Shown& b) { return a.odd > b.odd; });
+  return out;
+}
+
+std::string rank_words(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", ranges(ranks));
+}
+
+}  // namespace
+
+std::string duration_text(Millis duration) {
+  const auto ms = duration.count();
+  if (ms < 1000) return fmt::format("{} ms", ms);
+  if (ms < 60'000) return fmt::format("{:.1f} s", static_cast<double>(ms) / 1000);
+  const auto seconds = ms / 1000;
+  if (seconds < 3600) return fmt::format("{} s", seconds);
+  return fmt::format("{} h {} min", seconds / 3600, seconds % 3600 / 60);
+}
+
+const RankEvidence& culprit(const HangReport& report) {
+  const RankEvidence* out = nullptr;
+  for (const RankEvidence& rank : report.ranks) {
+    if (!rank.runs()) continue;
+    if (is_odd(report, rank)) return rank;
+    if (out == nullptr || (rank.silent && !out->silent)) out = &rank;
+  }
+  return out != nullptr ? *out : report.ranks.front();
+}
+
+std::string hang_line(const HangReport& report, const RankEvidence& rank) {
+  std::string out =
+      fmt::format("rank {} (local_rank {}, pid {}) hangs: no sign of life for {}", rank.rank, rank.local_rank,
+                  rank.pid, duration_text(std::max(rank.silence, report.silence)));
+  if (!rank.silent)
+    out = fmt::format("rank {} (local_rank {}, pid {}) hangs", rank.rank, rank.local_rank, rank.pid);
+  if (!rank.word.empty()) out += fmt::format(" after \"{}\"", rank.word);
+  if (!rank.collectives.empty()) out += fmt::format(", {}", describe(rank.collectives));
+  if (const std::string place = place_text(rank); !place.empty()) out += fmt::format(", {}", place);
+  if (!rank.stacks.empty())
+    if (const auto functions = telling(rank.stacks.front().functions, 3); !functions.empty())
+      out += fmt::format(" ({})", fmt::join(functions, " <- "));
+  if (!report.odd.ranks.empty())
+    out += fmt::format("; {} {} {}", rank_words(report.odd.ranks),
+                       report.odd.ranks.size() == 1 ? "is" : "are", report.odd.why);
+  return out;
+}
+
+std::vector<std::string> hang_head(const HangReport& report) {
+  std::vector<int> silent;
+  for (const RankEvidence& rank : report.ranks)
+    if (rank.silent) silent.push_back(rank.rank);
+  const auto nodes = nodes_of(report, [](const RankEvidence& rank) { return rank.silent; });
+  std::vector<std::string> out{
+      fmt::format("hang{}: no sign of life of {} for {} (limit {})",
+                  report.nodes.empty() ? fmt::format(" on {}", report.host) : on_hosts(report, nodes),
+                  rank_words(silent), duration_text(report.silence), duration_text(report.limit))};
+  if (!report.odd.ranks.empty())
+    out.push_back(fmt::format(
+        "odd one out: {}{}: {}", rank_words(report.odd.ranks),
+        on_hosts(report, nodes_of(report, [&](const RankEvidence& rank) { return is_odd(report, rank); })),
+        report.odd.why));
+  else if (silent.size() == report.ranks.size())
+    out.push_back(fmt::format("no odd one out: all{} stand at the same place",
+                              report.nodes.empty() ? " of this node" : " ranks"));
+  else
+    out.push_back("no odd one out: nothing but the silence tells one from another");
+  std::vector<int> missing;
+  for (const HangNode& node : report.nodes)
+    if (!node.answered) missing.push_back(node.node);
+  if (!missing.empty())
+    out.push_back(fmt::format("no answer from node{} {}: what {} ranks do is not known",
+                              missing.size() == 1 ? "" : "s", ranges(missing),
+                              missing.size() == 1 ? "its" : "their"));
+  return out;
+}
+
+std::string hang_text(const HangReport& report, std::string_view what_follows) {
+  const auto head = hang_head(report);
+  std::string out = fmt::format("muster: {}; {}\n", head.front(), what_follows);
+  for (std::size_t i = 1; i < head.size(); ++i) out += fmt::format("  {}\n", head[i]);
+  std::set<std::string> sources;
+  for (const RankEvidence& rank : report.ranks)
+    if (rank.silent && rank.source != "progress" && !rank.source.empty()) sources.insert(rank.source);
+  for (const std::string& source : sources) out += fmt::format("  judged by: {}\n", source);
+  const auto groups = grouped(report);
+  for (std::size_t i = 0; i < groups.size() && i < kGroupsShown; ++i) {
+    const Shown& shown = groups[i];
+    out += fmt::format("  {}{}:", rank_words(shown.ranks), on_hosts(report, shown.nodes));
+    std::vector<std::string> parts;
+    if (!shown.word.empty()) parts.push_back(fmt::format("\"{}\"", shown.word));
+    for (const std::string& part : {shown.collectives, shown.place})
+      if (!part.empty()) parts.push_back(part);
+    out += fmt::format("{}{}\n", parts.empty() ? "" : " ", fmt::join(parts, ", "));
+    if (!shown.stack.empty()) out += fmt::format("    {}\n", shown.stack);
+  }
+  if (groups.size() > kGroupsShown)
+    out += fmt::format("  and {} more places\n", groups.size() - kGroupsShown);
+  return out;
+}
+
+std::string patience_text(const HangReport& report) {
+  for (const RankEvidence& rank : report.ranks)
+    if (!rank.patience.empty() && rank.runs()) return fmt::format("rank {} {}", rank.rank, rank.patience);
+  return {};
+}
+
+std::string over_text(Millis after, const std::vector<int>& moved, const std::vector<int>& ended) {
+  std::string out = fmt::format("the hang is over after {}", duration_text(after));
+  if (!moved.empty())
+    out += fmt::format(": {} move{} again", rank_words(moved), moved.size() == 1 ? "s" : "");
+  if (!ended.empty())
+    out += fmt::format("{} {} {} ended", moved.empty() ? ":" : ",", rank_words(ended),
+                       ended.size() == 1 ? "has" : "have");
+  return out;
+}
+
+std::string hangs_to_json(std::span<const HangReport> hangs) {
+  Json out{{"version", kVersion}, {"hangs", Json::array()}};
+  for (const HangReport& hang : hangs) {
+    Json entry{{"host", hang.host},
+               {"time", hang.wall_time_s},
+               {"silence_ms", hang.silence.count()},
+               {"limit_ms", hang.limit.count()},
+               {"odd_ranks", hang.odd.ranks},
+               {"ranks", Json::array()}};
+    if (!hang.odd.why.empty()) entry["why"] = hang.odd.why;
+    if (hang.over_after) entry["moved_again_after_ms"] = hang.over_after->count();
+    for (const RankEvidence& rank : hang.ranks) {
+      entry["ranks"].push_back(to_object(rank));
+      if (hang.nodes.empty()) continue;
+      entry["ranks"].back()["node"] = rank.node;
+      entry["ranks"].back()["host"] = host_of(hang, rank.node);
+    }
+    for (const HangNode& node : hang.nodes)
+      entry["nodes"].push_back({{"node", node.node}, {"host", node.host}, {"answered", node.answered}});
+    out["hangs"].push_back(std::move(entry));
+  }
+  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/hang/process_state.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <filesystem>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "launcher/output/error_watch.h"
+#include "rendezvous/base/syscall.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::size_t kMaxBytes = 16384;
+constexpr std::size_t kMaxKernelFrames = 16;
+
+struct Call {
+  long number;
+  std::string_view name;
+  bool of_descriptor;  // its first argument
+};
+
+/// Those in which a program can wait for long.
+constexpr std::array kCalls = {
+    Call{SYS_read, "read", true},
+    Call{SYS_write, "write", true},
+    Call{SYS_readv, "readv", true},
+    Call{SYS_writev, "writev", true},
+    Call{SYS_pread64, "pread64", true},
+    Call{SYS_pwrite64, "pwrite64", true},
+    Call{SYS_recvfrom, "recvfrom", true},
+    Call{SYS_recvmsg, "recvmsg", true},
+    Call{SYS_sendto, "sendto", true},
+    Call{SYS_sendmsg, "sendmsg", true},
+    Call{SYS_accept, "accept", true},
+    Call{SYS_accept4, "accept4", true},
+    Call{SYS_connect, "connect", true},
+    Call{SYS_ioctl, "ioctl", true},
+    Call{SYS_flock, "flock", true},
+    Call{SYS_fcntl, "fcntl", true},
+    Call{SYS_fsync, "fsync", true},
+    Call{SYS_fdatasync, "fdatasync", true},
+    Call{SYS_openat, "openat", false},
+    Call{SYS_close, "close", true},
+    Call{SYS_futex, "futex", false},
+    Call{SYS_ppoll, "ppoll", false},
+    Call{SYS_pselect6, "pselect6", false},
+    Call{SYS_epoll_pwait, "epoll_pwait", true},
+#ifdef SYS_poll
+    Call{SYS_poll, "poll", false},
+    Call{SYS_select, "select", false},
+    Call{SYS_epoll_wait, "epoll_wait", true},
+    Call{SYS_pause, "pause", false},
+#endif
+    Call{SYS_nanosleep, "nanosleep", false},
+    Call{SYS_clock_nanosleep, "clock_nanosleep", false},
+    Call{SYS_wait4, "wait4", false},
+    Call{SYS_waitid, "waitid", false},
+    Call{SYS_rt_sigsuspend, "rt_sigsuspend", false},
+    Call{SYS_rt_sigtimedwait, "rt_sigtimedwait", false},
+    Call{SYS_restart_syscall, "restart_syscall", false},
+    Call{SYS_sched_yield, "sched_yield", false},
+    Call{SYS_msync, "msync", false},
+    Call{SYS_munmap, "munmap", false},
+    Call{SYS_semtimedop, "semtimedop", false},
+    Call{SYS_io_getevents, "io_getevents", false},
+};
+
+const Call* find_call(long number) {
+  const auto* const found = std::find_if(kCalls.begin(), kCalls.end(),
+                                         [number](const Call& call) { return call.number == number; });
+  return found == kCalls.end() ? nullptr : found;
+}
+
+std::string read_line(const std::string& path) {
+  const auto text = read_file(path, kMaxBytes);
+  return text ? one_clean_line(*text) : std::string();
+}
+
+std::string target_of(pid_t pid, long fd) {
+  std::error_code error;
+  const auto target = std::filesystem::read_symlink(fmt::format("/proc/{}/fd/{}", pid, fd), error);
+  return error ? std::string() : one_clean_line(target.string());
+}
+
+std::string describe(pid_t pid, const CurrentCall& current) {
+  const Call* const call = find_call(current.number);
+  if (call == nullptr || !call->of_descriptor) return fmt::format("{}()", call_name(current.number));
+  const std::string target = target_of(pid, current.first_argument);
+  return target.empty() ? fmt::format("{}({})", call->name, current.first_argument)
+                        : fmt::format("{}({} -> {})", call->name, current.first_argument, target);
+}
+
+/// "[<0>] pipe_read+0x1a/0x40" is pipe_read.
+std::vector<std::string> kernel_frames(std::string_view text) {
+  std::vector<std::string> out;
+  while (!text.empty() && out.size() < kMaxKernelFrames) {
+    std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(text.size(), line.size() + 1));
+    if (const auto end = line.find("] "); end != std::string_view::npos) line.remove_prefix(end + 2);
+    line = line.substr(0, line.find('+'));
+    if (!line.empty()) out.push_back(one_clean_line(line));
+  }
+  return out;
+}
+
+ThreadState read_thread(pid_t pid, int id) {
+  const std::string folder = fmt::format("/proc/{}/task/{}/", pid, id);
+  ThreadState out;
+  out.id = id;
+  // "77 (a name) with ) in it) S 1 ...": after the last parenthesis.
+  if (const auto stat = read_file(folder + "stat", kMaxBytes)) {
+    const auto open = stat->find('(');
+    const auto close = stat->rfind(')');
+    if (open != std::string::npos && close != std::string::npos && close + 2 < stat->size()) {
+      out.name = one_clean_line(std::string_view(*stat).substr(open + 1, close - open - 1));
+      out.state = (*stat)[close + 2];
+    }
+  }
+  if (const auto text = read_file(folder + "syscall", kMaxBytes))
+    if (const auto call = parse_current_call(*text)) out.call = describe(pid, *call);
+  if (std::string wait = read_line(folder + "wchan"); wait != "0") out.wait = std::move(wait);
+  if (const auto text = read_file(folder + "stack", kMaxBytes)) out.kernel_stack = kernel_frames(*text);
+  return out;
+}
+
+}  // namespace
+
+std::string call_name(long number) {
+  const Call* const call = find_call(number);
+  return call != nullptr ? std::string(call->name) : fmt::format("system call {}", number);
+}
+
+std::optional<CurrentCall> parse_current_call(std::string_view text) {
+  CurrentCall out;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out.number);
+  if (error != std::errc{} || out.number < 0) return std::nullopt;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  if (!text.starts_with(" 0x")) return std::nullopt;
+  unsigned long argument = 0;
+  if (std::from_chars(text.data() + 3, text.data() + text.size(), argument, 16).ec != std::errc{})
+    return std::nullopt;
+  out.first_argument = static_cast<int>(argument);  // descriptors are: the upper half may be anything
+  return out;
+}
+
+std::vector<ThreadState> read_threads(pid_t pid, std::size_t most) {
+  std::vector<int> ids;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(fmt::format("/proc/{}/task", pid), error), end;
+       !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    int id = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), id).ec == std::errc{}) ids.push_back(id);
+  }
+  std::sort(ids.begin(), ids.end(),
+            [pid](int a, int b) { return std::pair(a != pid, a) < std::pair(b != pid, b); });
+  std::vector<ThreadState> out;
+  for (const int id : ids) {
+    if (out.size() == most) break;
+    out.push_back(read_thread(pid, id));
+  }
+  return out;
+}
+
+bool runs_python(pid_t pid) {
+  std::error_code error;
+  const auto path = std::filesystem::read_symlink(fmt::format("/proc/{}/exe", pid), error);
+  return !error && path.filename().string().starts_with("python");
+}
+
+}  // namespace muster::launcher

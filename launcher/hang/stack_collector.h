@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// StackCollector: the stacks of running workers, by the tools that are there (stack_text.h), a few at a time.
+// A tool that fails gives way to the next one. Each has its time, all together have theirs; then they are
+// killed, and a worker that a killed tool has left stopped goes on. Owned by the hang monitor; one loop. The
+// destructor kills what is left; `done` then never comes.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "launcher/hang/hang_evidence.h"
+#include "launcher/hang/stack_text.h"
+#include "launcher/process/spawn.h"
+#include "rendezvous/base/clock.h"
+#include "rendezvous/base/env.h"
+
+namespace muster::launcher {
+
+class StackCollector {
+ public:
+  struct Patience {
+    Millis one{20'000};  // of PyTorch gdb reads 1 GB of symbols
+    Millis all{60'000};
+  };
+  static constexpr std::size_t kAtOnce = 4;
+
+  /// `environment`: the tools' own, in whose PATH they are looked for. `spawner` has no child under way
+  /// whenever the loop runs.
+  StackCollector(boost::asio::io_context& io, Spawner& spawner, const Environment& environment,
+                 const Patience& patience);
+  ~StackCollector();
+  StackCollector(const StackCollector&) = delete;
+  StackCollector& operator=(const StackCollector&) = delete;
+
+  /// Fills in the stacks of those in `ranks` that run, which outlives the collection; `done` comes once, on
+  /// the loop, and not from within.
+  void collect(std::vector<RankEvidence>& ranks, std::function<void()> done);
+
+ private:
+  struct Job;
+  struct Task {
+    RankEvidence* rank;
+    std::vector<StackTool> tools;  // still to be tried
+  };
+
+  void next();
+  bool start(Task task, StackTool tool, const std::string& path);
+  void read(const std::shared_ptr<Job>& job);
+  void finish(std::shared_ptr<Job> job, bool in_time);
+  [[nodiscard]] std::string find(StackTool tool) const;
+
+  boost::asio::io_context& io_;
+  Spawner& spawner_;
+  const Environment& environment_;
+  Patience patience_;
+  boost::asio::steady_timer deadline_;  // of all
+  std::deque<Task> open_;
+  std::vector<std::shared_ptr<Job>> jobs_;
+  std::function<void()> done_;
+  bool over_ = false;            // the time of all is over
+  std::shared_ptr<bool> alive_;  // false once destroyed: handlers that are still queued check it
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/hardware/cores.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <unistd.h>
+
+#include "launcher/hardware/cpu_set.h"
+#include "launcher/hardware/pci_place.h"
+#include "rendezvous/base/syscall.h"
+
+namespace muster::launcher {
+namespace {
+
+/// "max 100000" or "400000 100000"; version 1 has two files with one number each, -1 for no limit.
+int cpus_of(const std::string& quota, const std::string& period) {
+  const long long most = std::atoll(quota.c_str());
+  const long long every = std::atoll(period.c_str());
+  if (most <= 0 || every <= 0) return 0;
+  return static_cast<int>(std::clamp<long long>((most + every - 1) / every, 1, kMaxCpu));
+}
+
+int limit_at(const std::string& directory, bool version_2) {
+  if (version_2) {
+    const std::string line = first_line(directory + "/cpu.max");
+    const auto blank = line.find(' ');
+    return blank == std::string::npos ? 0 : cpus_of(line, line.substr(blank));
+  }
+  return cpus_of(first_line(directory + "/cpu.cfs_quota_us"), first_line(directory + "/cpu.cfs_period_us"));
+}
+
+/// The strictest limit from the group up to the mount's root. In a container the path may be the host's,
+/// which leads nowhere; the root is then the container's own group.
+int strictest(const std::string& mount, std::string path, bool version_2) {
+  int out = 0;
+  while (true) {
+    if (const int limit = limit_at(mount + path, version_2); limit > 0 && (out == 0 || limit < out))
+      out = limit;
+    const auto slash = path.rfind('/');
+    if (path.empty() || slash == std::string::npos) return out;
+    path.resize(slash);
+  }
+}
+
+bool lists_cpu(std::string_view controllers) {
+  while (true) {
+    const auto comma = controllers.find(',');
+    if (controllers.substr(0, comma) == "cpu") return true;
+    if (comma == std::string_view::npos) return false;
+    controllers.remove_prefix(comma + 1);
+  }
+}
+
+}  // namespace
+
+int count_cpus() {
+  if (const CpuSet mask = current_affinity(); !mask.empty()) return static_cast<int>(mask.size());
+  const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
+  return online > 0 ? static_cast<int>(online) : 1;
+}
+
+int cpu_quota(const CoreFiles& files) {
+  const auto text = read_file(files.own_cgroups, 64 * 1024);
+  if (!text) return 0;
+  int out = 0;
+  std::string_view rest = *text;
+  while (!rest.empty()) {
+    const auto end = std::min(rest.find('\n'), rest.size());
+    const std::string_view line = rest.substr(0, end);  // "4:cpu,cpuacct:/path", "0::/path"
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    const auto first = line.find(':');
+    const auto second = first == std::string_view::npos ? first : line.find(':', first + 1);
+    if (second == std::string_view::npos) continue;
+    const std::string_view controllers = line.substr(first + 1, second - first - 1);
+    const std::string path(line.substr(second + 1));
+    const bool version_2 = controllers.empty();
+    if (!version_2 && !lists_cpu(controllers)) continue;
+    const std::string mount =
+        version_2 ? files.cgroup_root : files.cgroup_root + "/" + std::string(controllers);
+    if (const int limit = strictest(mount, path, version_2); limit > 0 && (out == 0 || limit < out))
+      out = limit;
+  }
+  return out;
+}
+
+CpuRoom read_cpu_room(const CoreFiles& files) {
+  CpuRoom out;
+  out.allowed = count_cpus();
+  out.online =
+      static_cast<int>(parse_ranges(first_line(files.sys_cpus + "/online")).value_or(CpuSet{}).size());
+  out.quota = cpu_quota(files);
+  return out;
+}
+
+int count_cores(const CoreFiles& files) {
+  CpuSet left = current_affinity();
+  int cores = 0;
+  while (!left.empty()) {
+    const std::string file =
+        files.sys_cpus + "/cpu" + std::to_string(left.front()) + "/topology/thread_siblings_list";
+    const CpuSet siblings = parse_ranges(first_line(file)).value_or(CpuSet{});
+    ++cores;
+    const int self = left.front();
+    std::erase_if(left, [&](int cpu) {
+      return cpu == self || std::binary_search(siblings.begin(), siblings.end(), cpu);
+    });
+  }
+  if (const int quota = cpu_quota(files); quota > 0) cores = std::min(cores, quota);
+  return std::max(1, cores);
+}
+
+}  // namespace muster::launcher

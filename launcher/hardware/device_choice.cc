@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/hardware/device_choice.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include <fmt/format.h>
+
+#include "launcher/hardware/cpu_set.h"
+
+namespace muster::launcher {
+namespace {
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+  return text;
+}
+
+bool is_uuid(std::string_view entry) {
+  return entry.starts_with("GPU-") || entry.starts_with("MIG-");
+}
+
+/// The device an entry names. An abbreviated UUID counts while it fits one device only.
+std::optional<Device> find_device(std::span<const Gpu> gpus, std::string_view entry) {
+  std::optional<Device> found;
+  for (std::size_t i = 0; i < gpus.size(); ++i) {
+    const Gpu& gpu = gpus[i];
+    if (entry.starts_with("GPU-")) {
+      if (!gpu.uuid.starts_with(entry)) continue;
+      if (found) return std::nullopt;
+      found = Device{std::string(entry), i};
+    } else if (entry.starts_with("MIG-")) {
+      if (std::find(gpu.slices.begin(), gpu.slices.end(), entry) != gpu.slices.end())
+        return Device{std::string(entry), i};
+    } else if (entry == std::to_string(gpu.index)) {
+      return Device{std::string(entry), i};
+    }
+  }
+  return found;
+}
+
+/// A MIG slice is a device of its own, a GPU is the same under each of its names.
+bool same_device(const Device& a, const Device& b) {
+  const bool slices = a.entry.starts_with("MIG-") || b.entry.starts_with("MIG-");
+  return slices ? a.entry == b.entry : a.gpu == b.gpu;
+}
+
+bool contains(const std::vector<Device>& devices, const Device& device) {
+  return std::any_of(devices.begin(), devices.end(),
+                     [&](const Device& other) { return same_device(device, other); });
+}
+
+/// Whether the entry may be the UUID of a GPU or a slice that could not be read.
+bool may_be_there(std::span<const Gpu> gpus, std::string_view entry) {
+  if (entry.starts_with("GPU-"))
+    return std::any_of(gpus.begin(), gpus.end(), [](const Gpu& gpu) { return gpu.uuid.empty(); });
+  return entry.starts_with("MIG-") && !gpus.empty() &&
+         std::all_of(gpus.begin(), gpus.end(), [](const Gpu& gpu) { return gpu.slices.empty(); });
+}
+
+/// The entries of the variable up to the first that names no device. With `believing` also those that may be
+/// there: as devices whose number is beyond those of `gpus`, each text one.
+std::vector<Device> walk(std::span<const Gpu> gpus, std::optional<std::string_view> variable,
+                         bool believing) {
+  std::vector<Device> out;
+  if (!variable) {
+    for (std::size_t i = 0; i < gpus.size(); ++i) out.push_back({std::to_string(gpus[i].index), i});
+    return out;
+  }
+  std::vector<std::string_view> believed;
+  std::string_view rest = *variable;
+  while (true) {
+    const auto comma = rest.find(',');
+    const std::string_view entry = trimmed(rest.substr(0, comma));
+    auto device = find_device(gpus, entry);
+    if (!device && believing && may_be_there(gpus, entry)) {
+      const auto known = std::find(believed.begin(), believed.end(), entry);
+      device = Device{std::string(entry), gpus.size() + static_cast<std::size_t>(known - believed.begin())};
+      if (known == believed.end()) believed.push_back(entry);
+    }
+    if (!device) return out;
+    if (contains(out, *device)) return {};  // CUDA shows no device at all
+    out.push_back(*std::move(device));
+    if (comma == std::string_view::npos) return out;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+std::string inventory(std::span<const Gpu> gpus) {
+  if (gpus.empty()) return "this node has no GPU that the NVIDIA driver shows";
+  std::string out = "this node has ";
+  for (const Gpu& gpu : gpus)
+    out += fmt::format("{}{}{}{}", &gpu == gpus.data() ? "" : ", ", gpu.index, gpu.uuid.empty() ? "" : " ",
+                       gpu.uuid);
+  return out;
+}
+
+std::vector<std::string_view> entries_of(std::string_view variable) {
+  std::vector<std::string_view> out;
+  for (std::size_t begin = 0; begin <= variable.size();) {
+    const auto comma = std::min(variable.find(',', begin), variable.size());
+    out.push_back(trimmed(variable.substr(begin, comma - begin)));
+    begin = comma + 1;
+  }
+  return out;
+}
+
+/// The first of the entries that is there twice; empty: none.
+std::string_view named_twice(const std::vector<std::string_view>& entries, std::size_t most) {
+  for (auto entry = entries.begin(); entry < entries.begin() + std::min(most, entries.size()); ++entry)
+    if (std::find(entries.begin(), entry, *entry) != entry) return *entry;
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> split_gpu_list(std::string_view text) {
+  std::vector<std::string> out;
+  std::string_view rest = text;
+  while (true) {
+    const auto comma = rest.find(',');
+    const std::string_view entry = trimmed(rest.substr(0, comma));
+    if (is_uuid(entry)) {
+      out.emplace_back(entry);
+    } else {
+      const auto numbers = parse_ranges(entry);
+      if (!numbers || numbers->empty())
+        return fail(ErrorCode::kInvalidArgument,
+                    fmt::format("--gpus={}: '{}' is neither a number as nvidia-smi counts, nor a range of "
+                                "them, nor a UUID (GPU-..., MIG-...; see nvidia-smi -L)",
+                                text, entry));
+      for (const int number : *numbers) out.push_back(std::to_string(number));
+    }
+    if (comma == std::string_view::npos) return out;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+std::vector<Device> visible_devices(std::span<const Gpu> gpus, std::optional<std::string_view> variable) {
+  return walk(gpus, variable, false);
+}
+
+int count_visible(std::span<const Gpu> gpus, std::optional<std::string_view> variable) {
+  return static_cast<int>(walk(gpus, variable, true).size());
+}
+
+Result<std::vector<Device>> chosen_devices(std::span<const Gpu> gpus, std::string_view option,
+                                           std::optional<std::string_view> variable, bool oversubscribe) {
+  MUSTER_TRY(const std::vector<std::string> entries, split_gpu_list(option));
+  const std::vector<Device> granted = visible_devices(gpus, variable);
+  std::vector<Device> out;
+  for (const std::string& entry : entries) {
+    auto device = find_device(gpus, entry);
+    if (!device)
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("--gpus={}: {} names no GPU; {}", option, entry, inventory(gpus)));
+    // Of a whole GPU that is granted its slices are too.
+    const bool allowed =
+        contains(granted, *device) || std::any_of(granted.begin(), granted.end(), [&](const Device& other) {
+          return other.gpu == device->gpu && !other.entry.starts_with("MIG-");
+        });
+    if (!allowed)
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("--gpus={}: {} is not among CUDA_VISIBLE_DEVICES={}, which limits this job; "
+                              "--gpus counts as nvidia-smi does, not within that list",
+                              option, entry, variable.value_or("")));
+    if (contains(out, *device)) {
+      if (oversubscribe) continue;
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("--gpus={}: {} is the same GPU as one before it; two ranks on one GPU need "
+                              "--oversubscribe",
+                              option, entry));
+    }
+    out.push_back(*std::move(device));
+  }
+  return out;
+}
+
+std::string device_shortage(std::span<const Gpu> gpus, std::optional<std::string_view> variable,
+                            int workers) {
+  if (variable && variable->empty()) return {};
+  const std::string place = variable ? fmt::format(" in CUDA_VISIBLE_DEVICES={}", *variable) : std::string();
+  if (variable)
+    if (const auto twice = named_twice(entries_of(*variable), static_cast<std::size_t>(workers));
+        !twice.empty())
+      return fmt::format("GPU {} is named twice{}", twice, place);
+  const bool known = !gpus.empty() &&
+                     std::none_of(gpus.begin(), gpus.end(), [](const Gpu& gpu) { return gpu.uuid.empty(); });
+  const std::size_t there = visible_devices(gpus, variable).size();
+  if (!known || there >= static_cast<std::size_t>(workers)) return {};
+  return fmt::format("{} worker{} for {} GPU{}{}", workers, workers == 1 ? "" : "s", there,
+                     there == 1 ? "" : "s", place);
+}
+
+bool may_be_short(std::optional<std::string_view> variable, int listed, int workers) {
+  if (!variable) return listed < workers;
+  const auto entries = entries_of(*variable);
+  return static_cast<int>(entries.size()) < workers ||
+         !named_twice(entries, static_cast<std::size_t>(workers)).empty();
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/hardware/placement.h"
+
+#include <algorithm>
+#include <map>
+
+#include <fmt/format.h>
+
+namespace muster::launcher {
+namespace {
+
+/// Indices into Topology::cores.
+using Cores = std::vector<std::size_t>;
+
+struct Seat {
+  const Device* device = nullptr;
+  int device_number = -1;  // among the devices
+  int node = -1;           // NUMA node whose cores it gets
+  std::string note;
+  Cores cores;
+};
+
+template <class Predicate>
+Cores cores_where(const Topology& topology, const Predicate& predicate) {
+  Cores out;
+  for (std::size_t i = 0; i < topology.cores.size(); ++i)
+    if (predicate(topology.cores[i])) out.push_back(i);
+  return out;
+}
+
+int socket_of_node(const Topology& topology, int node) {
+  for (const NumaNode& candidate : topology.nodes)
+    if (candidate.number == node) return candidate.socket;
+  return -1;
+}
+
+/// The allowed core in the middle of the rank's share, if all cores were dealt out in a row: ranks spread
+/// over NUMA nodes in proportion to what the mask has left of them.
+const Core& middle_core(const Topology& topology, int rank, int ranks) {
+  const auto count = topology.cores.size();
+  return topology
+      .cores[(2 * static_cast<std::size_t>(rank) + 1) * count / (2 * static_cast<std::size_t>(ranks))];
+}
+
+/// Where a rank belongs: at its GPU, if the mask leaves a core there.
+void choose_node(const Topology& topology, const std::vector<Gpu>& gpus, int rank, int ranks, Seat& seat) {
+  const int spread = middle_core(topology, rank, ranks).numa_node;
+  seat.node = spread;
+  if (seat.device == nullptr) return;
+  const Gpu& gpu = gpus[seat.device->gpu];
+  int wanted = gpu.place.numa_node;
+  if (wanted < 0) {
+    if (topology.nodes.size() > 1) seat.note = fmt::format("the NUMA node of GPU {} is unknown", gpu.index);
+    return;
+  }
+  if (!cores_where(topology, [&](const Core& core) { return core.numa_node == wanted; }).empty()) {
+    seat.node = wanted;
+    return;
+  }
+  const int socket = socket_of_node(topology, wanted);
+  const Cores beside = cores_where(topology, [&](const Core& core) { return core.socket == socket; });
+  if (!beside.empty()) seat.node = topology.cores[beside.front()].numa_node;
+  seat.note = fmt::format("GPU {} is at NUMA node {}, of which no CPU may be used here", gpu.index, wanted);
+}
+
+/// The `turn`-th of `turns` shares of the cores; the first shares get what does not divide.
+Cores share(const Cores& cores, std::size_t turn, std::size_t turns) {
+  const std::size_t each = cores.size() / turns, more = cores.size() % turns;
+  const std::size_t begin = turn * each + std::min(turn, more);
+  const std::size_t end = begin + each + (turn < more ? 1 : 0);
+  return {cores.begin() + static_cast<std::ptrdiff_t>(begin),
+          cores.begin() + static_cast<std::ptrdiff_t>(end)};
+}
+
+/// Groups of cores with one last cache, the largest first.
+std::vector<Cores> cache_groups(const Topology& topology, const Cores& cores) {
+  std::map<int, Cores> by_cache;
+  for (const std::size_t core : cores) by_cache[topology.cores[core].cache].push_back(core);
+  std::vector<Cores> out;
+  out.reserve(by_cache.size());
+  for (auto& [cache, group] : by_cache) out.push_back(std::move(group));
+  const auto cpus = [&](const Cores& group) {
+    std::size_t count = 0;
+    for (const std::size_t core : group) count += topology.cores[core].cpus.size();
+    return count;
+  };
+  const auto lowest = [&](const Cores& group) {
+    int cpu = kMaxCpu;
+    for (const std::size_t core : group) cpu = std::min(cpu, topology.cores[core].cpus.front());
+    return cpu;
+  };
+  std::sort(out.begin(), out.end(), [&](const Cores& a, const Cores& b) {
+    return cpus(a) != cpus(b) ? cpus(a) > cpus(b) : lowest(a) < lowest(b);
+  });
+  return out;
+}
+
+/// One of those who want something of a NUMA node: its place in the order, and how many they are.
+struct Turn {
+  std::size_t number = 0;
+  std::size_t of = 1;
+};
+
+/// Among the ranks at the seat's node; --numa-binding counts the visible GPUs there, also those that no rank
+/// of this job uses, so that two jobs on one node do not get the same cores.
+Turn turn_of(const std::vector<Seat>& seats, const Seat& seat, const std::vector<Gpu>& gpus,
+             const std::vector<Device>& devices, bool by_device) {
+  Turn out{0, 0};
+  if (by_device && seat.device != nullptr && gpus[seat.device->gpu].place.numa_node == seat.node) {
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      if (gpus[devices[i].gpu].place.numa_node != seat.node) continue;
+      if (static_cast<int>(i) == seat.device_number) out.number = out.of;
+      ++out.of;
+    }
+    return out;
+  }
+  for (const Seat& other : seats) {
+    if (other.node != seat.node) continue;
+    if (&other == &seat) out.number = out.of;
+    ++out.of;
+  }
+  return out;
+}
+
+Result<Cores> cores_of(const Topology& topology, const std::vector<Gpu>& gpus,
+                       const std::vector<Device>& devices, const PlacementWishes& wishes,
+                       const std::vector<Seat>& seats, const Seat& seat) {
+  const Cores at_node = cores_where(topology, [&](const Core& core) { return core.numa_node == seat.node; });
+  switch (wishes.bind) {
+    case Bind::kNone:
+      return cores_where(topology, [](const Core&) { return true; });
+    case Bind::kNuma:
+      return at_node;
+    case Bind::kSocket: {
+      const int socket = topology.cores[at_node.front()].socket;
+      return cores_where(topology, [&](const Core& core) { return core.socket == socket; });
+    }
+    case Bind::kCore:
+    case Bind::kExclusive: {
+      const Turn turn = turn_of(seats, seat, gpus, devices, wishes.bind == Bind::kExclusive);
+      if (turn.of <= at_node.size()) return share(at_node, turn.number, turn.of);
+      if (wishes.oversubscribe) return Cores{at_node[turn.number % at_node.size()]};
+      return fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: NUMA node {} has {} core{} that muster may use, for {} {}; use --bind=numa, "
+                      "fewer ranks, or --oversubscribe to share cores",
+                      wishes.bind_text, seat.node, at_node.size(), at_node.size() == 1 ? "" : "s", turn.of,
+                      wishes.bind == Bind::kExclusive ? "GPUs or ranks" : "ranks"));
+    }
+    case Bind::kCoreComplex: {
+      const std::vector<Cores> groups = cache_groups(topology, at_node);
+      return groups[turn_of(seats, seat, gpus, devices, true).number % groups.size()];
+    }
+  }
+  return at_node;
+}
+
+CpuSet cpus_of(const Topology& topology, const Cores& cores) {
+  CpuSet out;
+  for (const std::size_t core : cores)
+    out.insert(out.end(), topology.cores[core].cpus.begin(), topology.cores[core].cpus.end());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+/// Each core's time is divided among the ranks that may use it.
+int threads_of(const Cores& cores, const std::vector<int>& users) {
+  double out = 0;
+  for (const std::size_t core : cores) out += 1.0 / users[core];
+  return std::max(1, static_cast<int>(out + 1e-6));
+}
+
+/// Memory comes first from where the CPUs are. On several nodes the kernel's default, the node of the CPU
+/// that asks, is right already.
+void bind(const Topology& topology, const Seat& seat, RankPlacement& out) {
+  out.bound = true;
+  out.binding.cpus = to_mask(out.cpus);
+  const int node = topology.cores[seat.cores.front()].numa_node;
+  const bool one_node = std::all_of(seat.cores.begin(), seat.cores.end(),
+                                    [&](std::size_t core) { return topology.cores[core].numa_node == node; });
+  if (one_node && topology.memory_policy) out.binding.memory_nodes = to_mask({node});
+}
+
+void add_nic(const std::vector<Nic>& nics, std::map<std::string, int>& turns, RankPlacement& out) {
+  PciPlace place;
+  if (out.gpu) place = out.gpu->place;
+  if (place.numa_node < 0) place.numa_node = out.numa_node;
+  const Nic* nearest = nearest_nic(nics, place, 0);
+  if (nearest == nullptr) return;
+  nearest = nearest_nic(nics, place, turns[nearest->name]++);
+  out.nic = nearest->name;
+  out.interface = nearest->interface;
+}
+
+}  // namespace
+
+std::optional<Bind> parse_bind(std::string_view text, bool torchrun) {
+  if (text == "socket") return Bind::kSocket;
+  if (torchrun) {
+    if (text == "node") return Bind::kNuma;
+    if (text == "exclusive") return Bind::kExclusive;
+    if (text == "core-complex") return Bind::kCoreComplex;
+  } else {
+    if (text == "none") return Bind::kNone;
+    if (text == "numa") return Bind::kNuma;
+    if (text == "core") return Bind::kCore;
+  }
+  return std::nullopt;
+}
+
+Result<std::vector<RankPlacement>> place_ranks(const Topology& topology, const std::vector<Gpu>& gpus,
+                                               const std::vector<Device>& devices,
+                                               const std::vector<Nic>& nics, const PlacementWishes& wishes) {
+  std::vector<Seat> seats(static_cast<std::size_t>(wishes.ranks));
+  for (std::size_t rank = 0; rank < seats.size(); ++rank) {
+    Seat& seat = seats[rank];
+    if (!devices.empty() && (rank < devices.size() || wishes.oversubscribe)) {
+      seat.device_number = static_cast<int>(rank % devices.size());
+      seat.device = &devices[rank % devices.size()];
+    }
+    choose_node(topology, gpus, static_cast<int>(rank), wishes.ranks, seat);
+  }
+  std::vector<int> users(topology.cores.size());
+  for (Seat& seat : seats) {
+    MUSTER_TRY(seat.cores, cores_of(topology, gpus, devices, wishes, seats, seat));
+    for (const std::size_t core : seat.cores) ++users[core];
+  }
+  std::vector<RankPlacement> out;
+  std::map<std::string, int> nic_turns;
+  for (Seat& seat : seats) {
+    RankPlacement& rank = out.emplace_back();
+    if (seat.device != nullptr) {
+      rank.device = seat.device->entry;
+      rank.logical = wishes.one_device_each ? 0 : seat.device_number;
+      rank.gpu = gpus[seat.device->gpu];
+    }
+    if (wishes.bind != Bind::kNone) {
+      rank.numa_node = seat.node;
+    } else if (seat.device != nullptr) {
+      rank.numa_node = topology.nodes.size() == 1 ? seat.node : rank.gpu->place.numa_node;
+    }
+    rank.cpus = cpus_of(topology, seat.cores);
+    rank.cores = static_cast<int>(seat.cores.size());
+    rank.threads = threads_of(seat.cores, users);
+    if (wishes.cpu_quota > 0) rank.threads = std::clamp(wishes.cpu_quota / wishes.ranks, 1, rank.threads);
+    rank.note = std::move(seat.note);
+    if (wishes.bind != Bind::kNone) bind(topology, seat, rank);
+    add_nic(nics, nic_turns, rank);
+  }
+  return out;
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/job/exit_status.h"
+
+#include <signal.h>
+#include <string.h>
+
+namespace muster::launcher {
+
+std::string signal_name(int signal) {
+  const char* abbreviation = ::sigabbrev_np(signal);
+  return "SIG" + (abbreviation != nullptr ? std::string(abbreviation) : std::to_string(signal));
+}
+
+bool is_crash_signal(int signal) {
+  switch (signal) {
+    case SIGSEGV:
+    case SIGBUS:
+    case SIGFPE:
+    case SIGILL:
+    case SIGABRT:
+    case SIGTRAP:
+    case SIGSYS:
+      return true;
+    default:
+      return false;
+  }
+}
+
+int signal_number(std::string_view name) {
+  for (int signal = 1; signal < NSIG; ++signal) {
+    const std::string full = signal_name(signal);
+    if (name == full || name == std::string_view(full).substr(3)) return signal;
+  }
+  return 0;
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/job/generation_outcome.h"
+
+#include <fmt/format.h>
+
+#include "launcher/job/exit_status.h"
+
+namespace muster::launcher {
+namespace {
+
+using Kind = membership::Cause::Kind;
+
+std::string named(const membership::Cause& cause) {
+  if (cause.group_rank < 0) return cause.host;
+  return fmt::format("node {} ({})", cause.group_rank, cause.host);
+}
+
+std::string text_of(const membership::Cause& cause) {
+  switch (cause.kind) {
+    case Kind::kNodeLost:
+      return fmt::format("lost {}: {}", named(cause), cause.text);
+    case Kind::kNodeLeft:
+      return fmt::format("{} left the job: {}", named(cause), cause.text);
+    case Kind::kStale:
+      return fmt::format("this node was away: {}", cause.text);
+    case Kind::kWorkerFailed:
+    case Kind::kNodesJoined:
+    case Kind::kStopped:
+    case Kind::kTimeout:
+    case Kind::kSucceeded:
+    case Kind::kStoreLost:
+      break;
+  }
+  return cause.text;
+}
+
+FailureNotice notice_of(const membership::Cause& cause) {
+  FailureNotice out;
+  out.node_rank = cause.group_rank;
+  out.host = cause.host;
+  out.rank = cause.rank;
+  out.exit_code = cause.exit_code;
+  out.text = text_of(cause);
+  if (cause.kind == Kind::kNodeLost) out.lost_node = cause.group_rank;
+  // Its text names the node.
+  if (cause.kind == Kind::kNodeLost || cause.kind == Kind::kNodeLeft) out.node_rank = -1;
+  return out;
+}
+
+}  // namespace
+
+FailureNotice outcome_of(const control::GenerationOver& over) {
+  FailureNotice out = notice_of(over.cause);
+  out.restart = true;
+  out.regroup = over.cause.kind != Kind::kWorkerFailed && over.cause.kind != Kind::kNodeLost;
+  return out;
+}
+
+AttemptOutcome outcome_of(const control::Closed& closed) {
+  FailureNotice out = notice_of(closed.cause);
+  switch (closed.cause.kind) {
+    case Kind::kSucceeded:
+      return AllSucceeded{};
+    case Kind::kTimeout:
+      out.exit_code = kExitRendezvous;
+      break;
+    case Kind::kNodeLost:
+    case Kind::kNodeLeft:
+      out.exit_code = kExitPeerLost;
+      break;
+    case Kind::kWorkerFailed:
+    case Kind::kNodesJoined:
+    case Kind::kStopped:
+    case Kind::kStale:
+    case Kind::kStoreLost:
+      // 0 would pass for success.
+      if (out.exit_code == 0) out.exit_code = kExitRendezvous;
+      break;
+  }
+  return out;
+}
+
+FailureNotice outcome_of(const Error& lost, bool running, const std::string& endpoint,
+                         const std::string& busy) {
+  FailureNotice out;
+  out.node_rank = -1;
+  out.text = running ? fmt::format("lost the coordinator at {}: {}", endpoint, lost.message)
+                     : fmt::format("rendezvous: {}", lost.message);
+  out.exit_code = running ? kExitPeerLost : kExitRendezvous;
+  out.cut_off = true;
+  if (lost.code == ErrorCode::kMismatch) out.exit_code = kExitRefused;
+  if (!busy.empty() && (lost.code == ErrorCode::kTimeout || lost.code == ErrorCode::kProtocol)) {
+    out.text += fmt::format(". This agent could not run the coordinator itself: {}", busy);
+    out.exit_code = kExitPortInUse;
+  }
+  return out;
+}
+
+}  // namespace muster::launcher

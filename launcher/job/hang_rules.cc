@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/job/hang_rules.h"
+
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "launcher/text/seconds_text.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr double kLeastSeconds = 0.1;
+constexpr double kMostSeconds = 30 * 86'400;
+
+std::optional<Millis> parse_limit(std::string_view text) {
+  return parse_seconds(text, kLeastSeconds, kMostSeconds);
+}
+
+tl::unexpected<Error> usage(std::string message) {
+  return fail(ErrorCode::kInvalidArgument, std::move(message));
+}
+
+std::string filled_in(std::string_view text, std::string_view rank, std::string_view local_rank,
+                      std::string_view* unknown) {
+  std::string out;
+  while (!text.empty()) {
+    const auto open = text.find('{');
+    out += text.substr(0, open);
+    if (open == std::string_view::npos) break;
+    text.remove_prefix(open);
+    if (text.starts_with("{rank}")) {
+      out += rank;
+    } else if (text.starts_with("{local_rank}")) {
+      out += local_rank;
+    } else if (unknown != nullptr) {
+      *unknown = text.substr(0, text.find('}') == std::string_view::npos ? text.size() : text.find('}') + 1);
+      return {};
+    }
+    const auto close = text.find('}');
+    text.remove_prefix(close == std::string_view::npos ? text.size() : close + 1);
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on_hang,
+                                   std::string_view heartbeat) {
+  HangRules out;
+  if (timeout == "off") {
+    out.watch = Watch::kOff;
+  } else if (timeout != "auto") {
+    const auto colon = timeout.find(':');
+    const auto limit = parse_limit(timeout.substr(0, colon));
+    const auto start = colon == std::string_view::npos ? limit : parse_limit(timeout.substr(colon + 1));
+    if (!limit || !start)
+      return usage(fmt::format(
+          "--hang-timeout={}: not auto, off, SECONDS or SECONDS:START, as in 60 or 60:900, from {} up",
+          timeout, kLeastSeconds));
+    out.watch = Watch::kFixed;
+    out.limit = *limit;
+    out.start = colon == std::string_view::npos ? *limit * 10 : *start;
+  }
+  if (on_hang == "restart") {
+    out.action = OnHang::kRestart;
+  } else if (on_hang == "stop") {
+    out.action = OnHang::kStop;
+  } else if (on_hang != "report") {
+    return usage(fmt::format("--on-hang={}: not one of report, restart, stop", on_hang));
+  }
+  if (out.watch == Watch::kOff && out.action != OnHang::kReport)
+    return usage(fmt::format("--on-hang={}: with --hang-timeout=off no hang is seen", on_hang));
+  if (out.watch == Watch::kOff && !heartbeat.empty())
+    return usage("--heartbeat-file: with --hang-timeout=off nobody looks at it");
+  std::string_view unknown;
+  filled_in(heartbeat, "", "", &unknown);
+  if (!unknown.empty())
+    return usage(
+        fmt::format("--heartbeat-file={}: knows {{rank}} and {{local_rank}}, not {}", heartbeat, unknown));
+  out.heartbeat = heartbeat;
+  return out;
+}
+
+bool HangRules::tells_ranks_apart() const {
+  return heartbeat_file(0, 0) != heartbeat_file(1, 1);
+}
+
+std::string HangRules::heartbeat_file(int rank, int local_rank) const {
+  return filled_in(heartbeat, std::to_string(rank), std::to_string(local_rank), nullptr);
+}
+
+}  // namespace muster::launcher

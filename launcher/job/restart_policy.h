@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Restart policy: what follows the end of an attempt, and after which pause. Restarts are counted for the
+// whole job (torchrun counts per agent), so that every node takes the same decision from the same attempt
+// number. Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <muster/result.h>
+
+#include "launcher/job/failure_rules.h"
+#include "rendezvous/base/clock.h"
+
+namespace muster::launcher {
+
+/// Why an attempt ended.
+enum class AttemptEnd {
+  kSucceeded,     // every worker of every node exited 0
+  kWorkerFailed,  // here or on another node
+  kPreempted,     // a worker, here or on another node, saved its state and ended
+  kSignalled,     // muster was asked to stop
+  kPeerLost,      // another node's agent is gone
+  kHung,          // a worker here gave no sign of life for too long
+  kNotStarted,    // a worker could not be executed: the next attempt would end the same way
+};
+
+/// The pause before a restart: the first, doubled with each further restart up to the most. A first of 0 is
+/// no pause before the first restart and 1 s before the second.
+struct RestartPause {
+  Millis first{0};
+  Millis most{0};
+
+  /// "MIN:MAX" or "MAX" (then MIN is 0), in seconds; "0": none.
+  [[nodiscard]] static Result<RestartPause> parse(std::string_view text);
+  /// Before the restart with this number, counted from 1.
+  [[nodiscard]] Millis before(int restart) const;
+
+  friend bool operator==(const RestartPause&, const RestartPause&) = default;
+};
+
+struct RestartRules {
+  FailureRules only;   // --restart-on; empty: any failure of a worker, and the loss of a node
+  FailureRules never;  // --no-restart-on, of those
+  RestartPause pause;
+  bool after_hang = false;            // --on-hang=restart
+  std::optional<int> exhausted_code;  // --exhausted-exit-code: instead of the worker's when none is left
+  int max_without_progress = 0;       // --max-restarts-without-progress; 0: any number
+
+  /// Whether the job goes on where a node is lost and another may take its place.
+  [[nodiscard]] bool after_lost_node() const;
+
+  friend bool operator==(const RestartRules&, const RestartRules&) = default;
+};
+
+struct RestartDecision {
+  bool restart = false;
+  bool none_left = false;  // it would, with more of --max-restarts
+  std::string why = {};    // not, where a rule says so: "not restarted: --no-restart-on=2 names exit code 2"
+
+  friend bool operator==(const RestartDecision&, const RestartDecision&) = default;
+};
+
+/// The one decision about a restart: from the cause of the worker that failed first. By default any failure
+/// is tried again, as by torchrun; a preempted worker, and one that could not be started, only where
+/// --restart-on names them.
+[[nodiscard]] RestartDecision decide_restart(AttemptEnd end, const FailureFacts& failure, int restarts_used,
+                                             int max_restarts, const RestartRules& rules);
+
+}  // namespace muster::launcher

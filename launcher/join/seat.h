@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Seat: where the job's coordinator is, and the coordinator itself where this agent runs it. Asynchronous on
+// the agent's loop. Owned by ElasticRendezvous. Two kinds: CoordinatorSeat for a coordinator at an endpoint,
+// EtcdSeat for one that the agents elect. Failure: through the callbacks of take().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <muster/result.h>
+
+#include "launcher/network/interfaces.h"
+#include "rendezvous/base/clock.h"
+#include "rendezvous/coordinator/membership.h"
+
+namespace muster::launcher {
+
+class Seat {
+ public:
+  virtual ~Seat() = default;
+
+  struct Callbacks {
+    /// Once: where the coordinator is, is known, or cannot be. May come before take() returns.
+    std::function<void(Result<void>)> decided;
+    /// After that: it is elsewhere now.
+    std::function<void()> moved = {};
+    /// After that: nobody will know any more. At most once.
+    std::function<void(const Error&)> lost = {};
+  };
+  /// Once. `own`: this host's addresses; `offered`: those at which the others may try to reach it. Nothing
+  /// comes after the destructor.
+  virtual void take(const std::vector<InterfaceAddress>& own, const std::vector<std::string>& offered,
+                    Callbacks callbacks) = 0;
+
+  /// This agent runs the coordinator.
+  [[nodiscard]] virtual bool taken() const = 0;
+  /// Another agent goes on with it when this one leaves.
+  [[nodiscard]] virtual bool passes_on() const { return false; }
+  /// Where this agent itself reaches the coordinator.
+  [[nodiscard]] virtual std::string host() const = 0;
+  [[nodiscard]] virtual std::uint16_t port() const = 0;
+  /// The same, for people.
+  [[nodiscard]] virtual std::string title() const = 0;
+  /// Why this agent could not listen at the endpoint, though it is on this host; empty: it did not try.
+  [[nodiscard]] virtual std::string busy() const { return {}; }
+  /// After `error`: who holds the endpoint's port on this host, where that may be no coordinator: the end of
+  /// a line.
+  [[nodiscard]] virtual std::string in_the_way(const Error&) { return {}; }
+
+  /// Who this node is, where the seat has to know; zeros: it does not matter.
+  [[nodiscard]] virtual membership::NodeId node() const { return {}; }
+  /// The coordinator knows this node.
+  virtual void welcomed() {}
+
+  /// `gone` comes when this agent may go: at once, or, where it runs the coordinator, when no agent is
+  /// connected any more or `patience` is over.
+  virtual void see_off(Millis patience, std::function<void()> gone) = 0;
+};
+
+}  // namespace muster::launcher

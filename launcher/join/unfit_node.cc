@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/join/unfit_node.h"
+
+#include <csignal>
+#include <memory>
+#include <optional>
+
+#include <boost/asio/signal_set.hpp>
+#include <fmt/format.h>
+
+#include "launcher/job/exit_status.h"
+#include "launcher/join/make_rendezvous.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::chrono::seconds kLeavePatience{10};
+constexpr std::chrono::seconds kHurriedPatience{1};
+
+/// The job is over here.
+int settle(const Result<Rendezvous::Membership>& membership, const Log& log) {
+  if (!membership) {
+    log.error(fmt::format("the other nodes could not be told: {}", membership.error().message));
+    return kExitPreflight;
+  }
+  const auto* notice = std::get_if<FailureNotice>(&*membership);
+  if (notice == nullptr) return kExitPreflight;
+  if (!notice->text.empty()) log.error(notice->text);
+  return notice->exit_code;
+}
+
+}  // namespace
+
+FailureNotice unfit_notice(const Job& job) {
+  FailureNotice out;
+  out.node_rank = job.node_rank;
+  out.host = job.host;
+  out.exit_code = kExitPreflight;
+  out.text = fmt::format("node {} ({}) is unfit: {}", job.node_rank, job.host, job.unfit);
+  return out;
+}
+
+int tell_unfit(boost::asio::io_context& io, const Job& job, const Log& log) {
+  boost::asio::signal_set signals(io);
+  for (const int signal : job.signals) {
+    struct sigaction current {};
+    if (::sigaction(signal, nullptr, &current) == 0 && current.sa_handler == SIG_IGN) continue;
+    boost::system::error_code ignored;
+    signals.add(signal, ignored);
+  }
+  std::optional<int> status;
+  int signalled = 0;
+  const auto arm = [&] {
+    signalled = 0;
+    signals.async_wait([&](const auto& error, int signal) {
+      if (!error) signalled = signal;
+    });
+  };
+  arm();
+  const std::unique_ptr<Rendezvous> rendezvous = make_rendezvous(io, job, log);
+  rendezvous->join(
+      0, [&](const Result<Rendezvous::Membership>& membership) { status = settle(membership, log); });
+  while (!status && signalled == 0) io.run_one();
+
+  const bool hurried = signalled != 0;
+  if (hurried) {
+    FailureNotice notice = unfit_notice(job);
+    notice.exit_code = 128 + signalled;
+    notice.text = fmt::format("{} received on {}", signal_name(signalled), job.host);
+    log.error(notice.text);
+    rendezvous->decline(0, notice);
+    status = notice.exit_code;
+    arm();
+  }
+  bool left = false;
+  const Millis patience = hurried ? kHurriedPatience : kLeavePatience;
+  rendezvous->leave(patience, [&] { left = true; });
+  const Instant deadline = SteadyClock::now() + patience;
+  while (!left && signalled == 0 && SteadyClock::now() < deadline) io.run_one_until(deadline);
+  return *status;
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/network/host_map.h"
+
+#include <algorithm>
+#include <cctype>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "launcher/network/interfaces.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::size_t kMaxFileBytes = std::size_t{16} << 20;
+constexpr std::size_t kMaxNameBytes = 253;  // DNS
+
+tl::unexpected<Error> usage(std::string message) {
+  return fail(ErrorCode::kInvalidArgument, std::move(message));
+}
+
+std::string_view trimmed(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t\r");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
+}
+
+std::size_t stars(std::string_view text) {
+  return static_cast<std::size_t>(std::count(text.begin(), text.end(), '*'));
+}
+
+/// Nothing if this may be looked for, or be a pattern of it.
+std::string defect_of(std::string_view text) {
+  if (text.empty()) return "is empty";
+  if (text.size() > kMaxNameBytes) return fmt::format("has more than {} bytes", kMaxNameBytes);
+  const bool good = std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("_.:-%*").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (!good) return "is neither a name nor an address";
+  return stars(text) > 1 ? "has more than one *" : "";
+}
+
+bool is_name(const std::string& host) {
+  return !is_numeric_address(host) && !is_loopback(host);
+}
+
+}  // namespace
+
+Result<HostMap> HostMap::read(const std::string& value) {
+  if (value.empty()) return HostMap();
+  const std::string where = fmt::format("--host-map={}", value);
+  if (value.find('=') != std::string::npos) return parse(value, ',', "--host-map");
+  std::ifstream file(value, std::ios::binary);
+  if (!file)
+    return usage(where +
+                 ": there is no such file that can be read; or give NAME=HOST, with commas between several");
+  std::string text;
+  for (char c = 0; text.size() <= kMaxFileBytes && file.get(c);) text.push_back(c);
+  if (file.bad() || text.size() > kMaxFileBytes)
+    return usage(fmt::format("{}: it cannot be read, or is larger than {} MiB", where, kMaxFileBytes >> 20));
+  return parse(text, '\n', where);
+}
+
+Result<HostMap> HostMap::parse(std::string_view entries, char separator, std::string_view where) {
+  HostMap out;
+  std::vector<std::string_view> names;
+  for (std::size_t number = 1;; ++number) {
+    const auto end = entries.find(separator);
+    std::string_view entry = entries.substr(0, end);
+    if (separator == '\n') entry = entry.substr(0, entry.find('#'));
+    entry = trimmed(entry);
+    const auto wrong = [&](const std::string& why) {
+      const std::string place = separator == '\n' ? fmt::format(" line {}", number) : "";
+      return usage(fmt::format("{}{}: '{}': {}", where, place, entry.substr(0, 2 * kMaxNameBytes), why));
+    };
+    if (!entry.empty() || separator != '\n') {
+      const auto equals = entry.find('=');
+      if (equals == std::string_view::npos) return wrong("not NAME=HOST");
+      const std::string_view name = trimmed(entry.substr(0, equals)),
+                             host = trimmed(entry.substr(equals + 1));
+      if (const std::string defect = defect_of(name); !defect.empty()) return wrong("the name " + defect);
+      if (const std::string defect = defect_of(host); !defect.empty()) return wrong("the host " + defect);
+      if (stars(host) > stars(name))
+        return wrong("the host's * stands for what the name's * found, and there is none");
+      names.push_back(name);
+      out.entries_.push_back({std::string(name), std::string(host)});
+    }
+    if (end == std::string_view::npos) break;
+    entries.remove_prefix(end + 1);
+  }
+  std::sort(names.begin(), names.end());
+  if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end())
+    return usage(fmt::format("{}: {} is there twice", where, *twice));
+  return out;
+}
+
+std::string HostMap::find(const std::string& name) const {
+  for (const Entry& entry : entries_)
+    if (entry.name == name) return entry.host;
+  if (!is_name(name)) return name;
+  for (const Entry& entry : entries_) {
+    const auto star = entry.name.find('*');
+    if (star == std::string::npos || name.size() + 1 < entry.name.size()) continue;
+    const std::string_view before = std::string_view(entry.name).substr(0, star);
+    const std::string_view behind = std::string_view(entry.name).substr(star + 1);
+    if (!name.starts_with(before) || !name.ends_with(behind)) continue;
+    std::string out = entry.host;
+    if (const auto at = out.find('*'); at != std::string::npos)
+      out.replace(at, 1, name, before.size(), name.size() - before.size() - behind.size());
+    return out;
+  }
+  return name;
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/network/interfaces.h"
+
+#include <algorithm>
+#include <arpa/inet.h>
+#include <cstring>
+#include <ifaddrs.h>
+#include <memory>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::launcher {
+
+bool is_v6_link_local(std::string_view address) {
+  return address.size() > 4 && address[4] == ':' && address.starts_with("fe") &&
+         std::string_view("89ab").find(address[2]) != std::string_view::npos;
+}
+
+bool is_numeric_address(const std::string& host) {
+  in6_addr unused{};
+  return ::inet_pton(AF_INET, host.c_str(), &unused) == 1 ||
+         ::inet_pton(AF_INET6, host.c_str(), &unused) == 1;
+}
+
+namespace {
+
+std::string numeric(const sockaddr* address) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (address->sa_family == AF_INET) {
+    sockaddr_in v4{};
+    std::memcpy(&v4, address, sizeof v4);
+    ::inet_ntop(AF_INET, &v4.sin_addr, text, sizeof text);
+  } else if (address->sa_family == AF_INET6) {
+    sockaddr_in6 v6{};
+    std::memcpy(&v6, address, sizeof v6);
+    ::inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof text);
+  }
+  return text;
+}
+
+int rank_of(const InterfaceAddress& entry) {
+  if (is_loopback(entry.address)) return 3;
+  if (entry.address.starts_with("169.254.") || is_v6_link_local(entry.address)) return 2;
+  // Of containers, pods and virtual machines on this host, as their makers name them.
+  for (const std::string_view prefix :
+       {"docker",  "br-",   "veth",  "virbr",   "vnet",  "cni",         "podman",
+        "nerdctl", "lxcbr", "lxdbr", "incusbr", "cali",  "flannel",     "cilium",
+        "lxc",     "weave", "tunl",  "vxlan",   "kube-", "nodelocaldns"})
+    if (entry.interface.starts_with(prefix)) return 1;
+  return 0;
+}
+
+bool contains(const std::vector<InterfaceAddress>& all, std::string_view address) {
+  return !interface_of(all, address).empty();
+}
+
+}  // namespace
+
+std::vector<InterfaceAddress> interface_addresses() {
+  std::vector<InterfaceAddress> out;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return out;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
+  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
+    if (at->ifa_addr == nullptr || (at->ifa_flags & IFF_UP) == 0) continue;
+    if (std::string address = numeric(at->ifa_addr); !address.empty())
+      out.push_back({at->ifa_name, std::move(address)});
+  }
+  return out;
+}
+
+std::string source_address(const std::string& destination) {
+  constexpr std::uint16_t kAnyPort = 9;  // nothing is sent
+  sockaddr_storage to{};
+  socklen_t size = 0;
+  sockaddr_in v4{};
+  sockaddr_in6 v6{};
+  if (::inet_pton(AF_INET, destination.c_str(), &v4.sin_addr) == 1) {
+    v4.sin_family = AF_INET;
+    v4.sin_port = htons(kAnyPort);
+    std::memcpy(&to, &v4, size = sizeof v4);
+  } else if (::inet_pton(AF_INET6, destination.c_str(), &v6.sin6_addr) == 1) {
+    v6.sin6_family = AF_INET6;
+    v6.sin6_port = htons(kAnyPort);
+    std::memcpy(&to, &v6, size = sizeof v6);
+  } else {
+    return {};
+  }
+  const UniqueFd fd(::socket(to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd || ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&to), size) != 0) return {};
+  sockaddr_storage from{};
+  size = sizeof from;
+  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&from), &size) != 0) return {};
+  return numeric(reinterpret_cast<const sockaddr*>(&from));
+}
+
+bool is_loopback(std::string_view host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+std::vector<std::string> offered_addresses(const std::vector<InterfaceAddress>& all,
+                                           const AddressWishes& wishes) {
+  if (is_numeric_address(wishes.only_address)) return {wishes.only_address};
+  std::vector<InterfaceAddress> usable;
+  for (const InterfaceAddress& entry : all)
+    if (wishes.only_interface.empty() || entry.interface == wishes.only_interface) usable.push_back(entry);
+  std::stable_sort(usable.begin(), usable.end(),
+                   [](const auto& a, const auto& b) { return rank_of(a) < rank_of(b); });
+  const bool others = !usable.empty() && rank_of(usable.front()) < 3;
+  std::vector<std::string> out;
+  const auto add = [&](const std::string& address) {
+    if (out.size() < kMaxOffered && std::find(out.begin(), out.end(), address) == out.end())
+      out.push_back(address);
+  };
+  if (contains(usable, wishes.towards) && !(others && is_loopback(wishes.towards))) add(wishes.towards);
+  for (const InterfaceAddress& entry : usable)
+    if (!(others && rank_of(entry) == 3)) add(entry.address);
+  return out;
+}
+
+std::vector<std::string> addresses_to_try(const std::vector<std::string>& offered,
+                                          const std::vector<InterfaceAddress>& own) {
+  std::vector<std::string> out;
+  std::vector<std::string> mine;
+  for (const std::string& address : offered) {
+    if (contains(own, address)) {
+      mine.push_back(address);
+    } else if (!is_v6_link_local(address)) {
+      out.push_back(address);
+    } else {
+      std::vector<std::string> tried;
+      for (const InterfaceAddress& entry : own) {
+        if (!is_v6_link_local(entry.address) ||
+            std::find(tried.begin(), tried.end(), entry.interface) != tried.end())
+          continue;
+        tried.push_back(entry.interface);
+        out.push_back(address + "%" + entry.interface);
+      }
+    }
+  }
+  out.insert(out.end(), mine.begin(), mine.end());
+  return out;
+}
+
+std::string interface_of(const std::vector<InterfaceAddress>& all, std::string_view address) {
+  const auto found =
+      std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.address == address; });
+  return found == all.end() ? std::string() : found->interface;
+}
+
+std::optional<std::string> only_interface(const std::vector<InterfaceAddress>& all,
+                                          const std::vector<std::string>& addresses) {
+  std::optional<std::string> out;
+  for (const std::string& address : addresses) {
+    std::string interface = interface_of(all, address);
+    if (out && *out != interface) return std::nullopt;
+    out = std::move(interface);
+  }
+  return out;
+}
+
+std::string interface_towards(const std::vector<std::string>& offered,
+                              const std::vector<InterfaceAddress>& own) {
+  for (const std::string& address : addresses_to_try(offered, own))
+    if (std::string found = interface_of(own, source_address(address)); !found.empty()) return found;
+  return {};
+}
+
+}  // namespace muster::launcher

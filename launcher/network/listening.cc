@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/network/listening.h"
+
+#include <algorithm>
+#include <arpa/inet.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace muster::launcher {
+namespace {
+
+/// As the kernel writes it, in which form this host's own addresses are known.
+std::string plain(const std::string& address) {
+  in6_addr bytes{};
+  char text[INET6_ADDRSTRLEN] = "";
+  if (::inet_pton(AF_INET6, address.c_str(), &bytes) != 1) return address;
+  return ::inet_ntop(AF_INET6, &bytes, text, sizeof text) != nullptr ? text : address;
+}
+
+/// A link-local address means nothing without its interface.
+std::string scoped(const std::string& address, const std::string& interface) {
+  return is_v6_link_local(address) ? address + "%" + interface : address;
+}
+
+std::string without_scope(const std::string& address) {
+  return address.substr(0, address.find('%'));
+}
+
+/// As given.
+std::string wish_text(const ElasticJob& wishes) {
+  return is_numeric_address(wishes.local_addr) ? "--local-addr=" + wishes.local_addr
+                                               : "--iface=" + wishes.interface;
+}
+
+}  // namespace
+
+bool is_confined(const ElasticJob& wishes) {
+  return is_numeric_address(wishes.local_addr) || !wishes.interface.empty();
+}
+
+std::vector<std::string> listening_addresses(const ElasticJob& wishes,
+                                             const std::vector<std::string>& offered,
+                                             const std::vector<InterfaceAddress>& own) {
+  if (!offered.empty() && is_loopback(offered.front())) return {offered.front()};
+  std::vector<std::string> out;
+  if (!is_confined(wishes)) return out;
+  for (const std::string& address : offered)
+    if (const std::string interface = interface_of(own, plain(address)); !interface.empty())
+      out.push_back(scoped(address, interface));
+  return out;
+}
+
+std::optional<std::string> unconfined_text(const ElasticJob& wishes,
+                                           const std::vector<std::string>& listening) {
+  if (!is_numeric_address(wishes.local_addr) || !listening.empty()) return std::nullopt;
+  return fmt::format(
+      "--local-addr={} is no address of this host: the others are told it, and what they connect to listens "
+      "on every address",
+      wishes.local_addr);
+}
+
+std::vector<std::string> addresses_at(const std::string& place, std::vector<std::string> chosen,
+                                      const std::vector<InterfaceAddress>& own) {
+  if (chosen.empty()) return chosen;
+  const std::string interface = interface_of(own, plain(place));
+  if (!interface.empty()) chosen = {scoped(place, interface)};
+  return chosen;
+}
+
+std::vector<std::string> further_addresses(const std::vector<std::string>& found,
+                                           const std::vector<std::string>& chosen,
+                                           const std::vector<InterfaceAddress>& own) {
+  std::vector<std::string> out;
+  if (chosen.empty()) return out;
+  for (const std::string& address : found) {
+    if (std::any_of(chosen.begin(), chosen.end(),
+                    [&](const auto& one) { return plain(without_scope(one)) == without_scope(address); }))
+      return {};
+    const std::string interface = interface_of(own, without_scope(address));
+    // As hosts take their own names to be. All of 127.0.0.0/8 is this host's.
+    const bool wanted = is_loopback(address) ? is_loopback(chosen.front()) : !interface.empty();
+    const std::string at = scoped(without_scope(address), interface);
+    if (wanted && std::find(out.begin(), out.end(), at) == out.end()) out.push_back(at);
+  }
+  return out;
+}
+
+std::string text_of_place(std::string_view what, const std::string& place,
+                          const std::vector<std::string>& found, const std::vector<std::string>& chosen,
+                          const ElasticJob& wishes, const std::vector<InterfaceAddress>& own) {
+  if (chosen.empty() || found.empty() || is_loopback(chosen.front())) return {};
+  const std::string there = without_scope(chosen.front());
+  const std::string instead =
+      fmt::format("name {} to all nodes, or give them --host-map={}={}", there, place, there);
+  if (std::all_of(found.begin(), found.end(), is_loopback))
+    return fmt::format(
+        "{} is {} on this host; with {} {} listens at {}, and where {} is another address on the other nodes "
+        "they are "
+        "refused: {}",
+        place, found.front(), wish_text(wishes), what, there, place, instead);
+  const std::vector<std::string> further = further_addresses(found, chosen, own);
+  if (further.empty()) return {};
+  return fmt::format(
+      "{} is {} ({}) on this host, where the other nodes look for {}: it listens there in spite of {}; {}",
+      place, further.front(), interface_of(own, without_scope(further.front())), what, wish_text(wishes),
+      instead);
+}
+
+Result<net::Listener> listen_at(const std::vector<std::string>& addresses, std::uint16_t port,
+                                bool name_owner) {
+  return addresses.empty() ? net::open_listener("", port, name_owner)
+                           : net::open_listeners(addresses, port, name_owner);
+}
+
+std::string own_door(const std::vector<std::string>& addresses) {
+  return addresses.empty() ? "127.0.0.1" : addresses.front();
+}
+
+void hand_over(net::Listener from, net::ServerOptions& to) {
+  to.listen_fd = from.fd.release();
+  for (UniqueFd& other : from.others) to.more_listen_fds.push_back(other.release());
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Listening: the addresses at which an agent accepts what other nodes connect to (a coordinator, the workers'
+// store). Every one, unless the user has chosen: --local-addr with an address of this host, or --iface. A
+// place that was named to all nodes is listened at in any case: they look nowhere else. The choice is pure.
+// Called by the rendezvous' parts; this agent and its workers use the same addresses.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <muster/result.h>
+
+#include "launcher/job/job.h"
+#include "launcher/network/interfaces.h"
+#include "rendezvous/net/listener.h"
+#include "rendezvous/server/server.h"
+
+namespace muster::launcher {
+
+/// Whether the user has chosen at all.
+[[nodiscard]] bool is_confined(const ElasticJob& wishes);
+
+/// Those of a port of the kernel's choice, among what this node offers; empty: every one.
+[[nodiscard]] std::vector<std::string> listening_addresses(const ElasticJob& wishes,
+                                                           const std::vector<std::string>& offered,
+                                                           const std::vector<InterfaceAddress>& own);
+
+/// What to say where the choice has no effect: the address is another host's, which translates it.
+[[nodiscard]] std::optional<std::string> unconfined_text(const ElasticJob& wishes,
+                                                         const std::vector<std::string>& listening);
+
+/// Those of a server at `place`, which was named to all nodes: `chosen` as above, or that address alone where
+/// it is one of this host's.
+[[nodiscard]] std::vector<std::string> addresses_at(const std::string& place, std::vector<std::string> chosen,
+                                                    const std::vector<InterfaceAddress>& own);
+
+/// Of a server at a name that is `found` here: this host's addresses among them, unless one of `chosen` is.
+[[nodiscard]] std::vector<std::string> further_addresses(const std::vector<std::string>& found,
+                                                         const std::vector<std::string>& chosen,
+                                                         const std::vector<InterfaceAddress>& own);
+/// What to say then, of `what` ("the coordinator") that therefore listens there; or where the name means
+/// loopback on this host, which does not tell what it means elsewhere. Empty: nothing.
+[[nodiscard]] std::string text_of_place(std::string_view what, const std::string& place,
+                                        const std::vector<std::string>& found,
+                                        const std::vector<std::string>& chosen, const ElasticJob& wishes,
+                                        const std::vector<InterfaceAddress>& own);
+
+/// At these addresses; none: at every one.
+[[nodiscard]] Result<net::Listener> listen_at(const std::vector<std::string>& addresses, std::uint16_t port,
+                                              bool name_owner = true);
+
+/// Where this agent itself reaches what listens there.
+[[nodiscard]] std::string own_door(const std::vector<std::string>& addresses);
+
+/// All its sockets become the server's.
+void hand_over(net::Listener from, net::ServerOptions& to);
+
+}  // namespace muster::launcher

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/output/error_watch.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "launcher/output/error_words.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::size_t kMaxTextBytes = 300;
+
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+/// The text without ESC [ ... sequences and control bytes.
+std::string printable(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\x1b') {
+      if (i + 1 < text.size() && text[i + 1] == '[') {
+        ++i;
+        while (i + 1 < text.size() && (text[i + 1] < '@' || text[i + 1] > '~')) ++i;
+      }
+      ++i;
+      continue;
+    }
+    const auto c = static_cast<unsigned char>(text[i]);
+    out.push_back(c < 0x20 || c == 0x7f ? ' ' : text[i]);
+  }
+  return out;
+}
+
+/// PyTorch puts "[rank3]: " before each line of a traceback.
+std::string_view without_rank(std::string_view text) {
+  if (!text.starts_with("[rank")) return text;
+  const auto end = text.find("]:");
+  if (end > 12) return text;  // or there is none
+  text.remove_prefix(end + 2);
+  if (text.starts_with(' ')) text.remove_prefix(1);
+  return text;
+}
+
+bool is_number(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+/// `File "train.py", line 12, in main` -> train.py:12
+std::string python_place(std::string_view text) {
+  constexpr std::string_view kLine = "\", line ";
+  const auto begin = text.find('"');
+  const auto end = text.find(kLine, begin == std::string_view::npos ? text.size() : begin + 1);
+  if (end == std::string_view::npos) return {};
+  const std::string_view file = text.substr(begin + 1, end - begin - 1);
+  std::string_view number = text.substr(end + kLine.size());
+  number = number.substr(0, number.find_first_not_of("0123456789"));
+  if (!is_number(number)) return {};
+  return std::string(file) + ":" + std::string(number);
+}
+
+/// `prog: loss.cc:12: void f(): Assertion ...` -> loss.cc:12
+std::string c_place(std::string_view text) {
+  for (auto colon = text.find(':'); colon != std::string_view::npos; colon = text.find(':', colon + 1)) {
+    const std::string_view rest = text.substr(colon + 1);
+    const std::string_view number = rest.substr(0, rest.find(':'));
+    if (!is_number(number)) continue;
+    std::string_view file = text.substr(0, colon);
+    if (const auto blank = file.rfind(' '); blank != std::string_view::npos) file.remove_prefix(blank + 1);
+    return std::string(file) + ":" + std::string(number);
+  }
+  return {};
+}
+
+/// `ValueError: boom`, `torch.cuda.OutOfMemoryError: ...`, `KeyboardInterrupt`
+bool is_exception_line(std::string_view text) {
+  const std::string_view name = text.substr(0, text.find(':'));
+  return !name.empty() && (std::isalpha(static_cast<unsigned char>(name[0])) != 0 || name[0] == '_') &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' || c == '<' ||
+                  c == '>';
+         });
+}
+
+}  // namespace
+
+std::string one_clean_line(std::string_view text) {
+  std::string out = printable(text.substr(0, std::min(text.find('\n'), 4 * kMaxTextBytes)));
+  const auto first = out.find_first_not_of(' ');
+  if (first == std::string::npos) return {};
+  out.erase(0, first);
+  if (out.size() > kMaxTextBytes) {
+    std::size_t end = kMaxTextBytes;
+    while (end > 0 && (static_cast<unsigned char>(out[end]) & 0xC0) == 0x80) --end;  // not within a character
+    out.resize(end);
+  }
+  out.erase(out.find_last_not_of(' ') + 1);
+  return out;
+}
+
+void ErrorWatch::feed(std::string_view bytes) {
+  const auto is_end = [](char c) { return c == '\n' || c == '\r'; };
+  const auto emit = [this](std::string_view text) { line(text); };
+  std::size_t escape = bytes.find('\x1b');
+  for (std::size_t at = 0; at < bytes.size();) {
+    if (escape < at) escape = bytes.find('\x1b', at);
+    const bool may_pass = !in_traceback_ && !what_may_follow_ && !splitter_.within_line();
+    std::size_t found = at;
+    if (may_pass) {
+      // A dump is passed over as one, not line by line, up to the line that may be of interest.
+      found += first_error_words(bytes.substr(at, escape - at));
+      for (std::size_t end = found; end > at; --end)
+        if (is_end(bytes[end - 1])) {
+          at = end;
+          break;
+        }
+      if (found == bytes.size()) return splitter_.feed(bytes.substr(at), emit);
+    }
+    const auto* const end = std::find_if(bytes.begin() + found, bytes.end(), is_end);
+    const std::string_view whole(bytes.begin() + at, end);
+    if (may_pass && end != bytes.end() && whole.size() <= kMaxLineBytes)
+      line(whole);
+    else
+      splitter_.feed(bytes.substr(at, whole.size() + 1), emit);
+    at += whole.size() + 1;
+  }
+}
+
+void ErrorWatch::finish() {
+  splitter_.finish([this](std::string_view text) { line(text); });
+}
+
+void ErrorWatch::line(std::string_view raw) {
+  const bool coloured = raw.find('\x1b') != std::string_view::npos;
+  if (!in_traceback_ && !what_may_follow_ && !coloured && first_error_words(raw) == raw.size()) return;
+  std::string clean;
+  if (coloured) {
+    clean = printable(raw);
+    raw = clean;
+  }
+  const std::string_view text = without_rank(raw);
+  if (text.empty()) return;
+  if (python(text) || cpp(text)) return;
+  plain(text);
+}
+
+bool ErrorWatch::python(std::string_view text) {
+  if (text.starts_with(words::kTraceback)) {
+    in_traceback_ = true;
+    where_.clear();
+    return true;
+  }
+  if (text.starts_with(words::kFrame)) {
+    in_traceback_ = true;  // a SyntaxError has no other beginning
+    if (std::string place = python_place(text); !place.empty()) where_ = std::move(place);
+    return true;
+  }
+  if (!in_traceback_ || text[0] == ' ') return in_traceback_;
+  in_traceback_ = false;
+  if (!is_exception_line(text)) return false;
+  keep(Weight::kTraceback, {class_of_words(text, CauseClass::kException), one_clean_line(text), where_});
+  return true;
+}
+
+bool ErrorWatch::cpp(std::string_view text) {
+  constexpr std::string_view kWhat = "what():";
+  const bool what_may_follow = what_may_follow_;
+  what_may_follow_ = false;
+  if (const auto at = text.find(words::kThrown); at != std::string_view::npos) {
+    std::string_view type = text.substr(at + words::kThrown.size());
+    type = type.substr(0, type.rfind('\''));
+    what_may_follow_ = weight_ < Weight::kError;
+    keep(Weight::kError, {class_of_words(type, CauseClass::kException), one_clean_line(type)});
+    return true;
+  }
+  if (what_may_follow && contains(text, kWhat)) {
+    const std::string_view message = text.substr(text.find(kWhat) + kWhat.size());
+    found_->kind = class_of_words(message, found_->kind);
+    found_->text = one_clean_line(found_->text + ": " + one_clean_line(message));
+    return true;
+  }
+  if (contains(text, words::kTerminate) || contains(text, words::kTerminating)) {
+    keep(Weight::kError, {class_of_words(text, CauseClass::kException), one_clean_line(text)});
+    return true;
+  }
+  if (contains(text, words::kAssertion) && contains(text, "failed")) {
+    // The one of a kernel names the block and the thread.
+    const CauseClass kind = contains(text, "thread: [") ? CauseClass::kGpuFault : CauseClass::kAssertion;
+    keep(Weight::kError, {kind, one_clean_line(text), c_place(text)});
+    return true;
+  }
+  return false;
+}
+
+void ErrorWatch::plain(std::string_view text) {
+  if (weight_ >= Weight::kError) return;
+  for (const ErrorWords& sign : kErrorSigns)
+    if (contains(text, sign.text))
+      return keep(Weight::kError, {sign.kind, one_clean_line(text),
+                                   sign.kind == CauseClass::kSanitizer ? c_place(text) : std::string()});
+  const CauseClass kind = class_of_words(text, CauseClass::kNone);
+  if (kind == CauseClass::kGpuMemory || kind == CauseClass::kGpuFault || kind == CauseClass::kHostMemory ||
+      contains(text, words::kWatchdog))
+    return keep(Weight::kError, {kind, one_clean_line(text)});
+  if (kind != CauseClass::kNone || contains(text, words::kNcclWarning))
+    keep(Weight::kWarning, {kind == CauseClass::kNone ? CauseClass::kNetwork : kind, one_clean_line(text)});
+}
+
+void ErrorWatch::keep(Weight weight, Cause cause) {
+  const bool later_traceback = weight == Weight::kTraceback && weight_ == weight;
+  // A traceback is no more of an error than any other: the first of them stays.
+  const bool heavier = weight_ < Weight::kError && weight > weight_;
+  if (!heavier && !later_traceback) return;
+  weight_ = weight;
+  found_ = std::move(cause);
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/output/log_directory.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <fcntl.h>
+#include <filesystem>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::string_view kMemory = "/dev/shm";
+constexpr std::string_view kProgressFile = "progress";
+
+bool is_writable_directory(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&
+         ::access(path.c_str(), W_OK | X_OK) == 0;
+}
+
+bool has_memory() {
+  return is_writable_directory(std::string(kMemory));
+}
+
+std::string random_suffix() {
+  constexpr std::string_view kAlphabet = "abcdefghijklmnopqrstuvwxyz0123456789";
+  std::array<unsigned char, 8> bytes{};
+  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) bytes.fill(7);
+  std::string out;
+  for (const unsigned char byte : bytes) out.push_back(kAlphabet[byte % kAlphabet.size()]);
+  return out;
+}
+
+/// A run id is a file name here: '/' cannot stay.
+std::string as_file_name(std::string_view run_id) {
+  std::string out(run_id);
+  std::replace(out.begin(), out.end(), '/', '_');
+  return out;
+}
+
+/// Where nothing but error files can appear, memory is the place: 256 directories take 1 ms there, and
+/// took 1.6 s on a disk that others were writing to.
+std::string temporary_parent(const LogSettings& settings, const Environment& environment) {
+  const bool output = !settings.redirects.none() || !settings.tee.none();
+  if (!output && has_memory()) return std::string(kMemory);
+  // As Python does: a TMPDIR of the host that a job was sent from may not be here.
+  const std::string tmp(lookup(environment, "TMPDIR").value_or(""));
+  for (const std::string& path : {tmp, std::string("/tmp"), std::string("/var/tmp")})
+    if (!path.empty() && is_writable_directory(path)) return path;
+  return tmp.empty() ? "/tmp" : tmp;
+}
+
+Result<std::string> make_unique(const std::string& prefix) {
+  for (int tries = 0; tries < 100; ++tries) {
+    std::string path = prefix + random_suffix();
+    if (::mkdir(path.c_str(), 0700) == 0) return path;
+    if (errno != EEXIST) return fail(errno_error("create the log directory " + path, errno));
+  }
+  return fail(ErrorCode::kIo, fmt::format("create the log directory {}...: 100 names were taken", prefix));
+}
+
+}  // namespace
+
+Result<LogDirectory> LogDirectory::create(const LogSettings& settings, std::string_view run_id,
+                                          const Environment& environment) {
+  LogDirectory out;
+  if (settings.directory == "/dev/null") return out;
+  std::string base;
+  if (settings.directory) {
+    base = *settings.directory;
+    std::error_code error;
+    std::filesystem::create_directories(base, error);
+    if (error || !std::filesystem::is_directory(base, error))
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("--log-dir={}: not a directory and cannot be made one{}{}", base,
+                              error ? ": " : "", error ? error.message() : ""));
+  } else {
+    auto made = make_unique(temporary_parent(settings, environment) + "/muster_");
+    if (!made) {
+      Error error = std::move(made).error();
+      error.message += "; give --log-dir, or set TMPDIR to a directory with room";
+      return fail(std::move(error));
+    }
+    out.temporary_base_ = base = *std::move(made);
+  }
+  MUSTER_TRY(out.run_, make_unique(fmt::format("{}/{}_", base, as_file_name(run_id))));
+  // Where there is no room it is done without.
+  if (!base.starts_with(kMemory) && has_memory())
+    if (auto memory = make_unique(fmt::format("{}/muster_", kMemory))) out.memory_ = *std::move(memory);
+  return out;
+}
+
+LogDirectory::LogDirectory(LogDirectory&& other) noexcept
+    : temporary_base_(std::exchange(other.temporary_base_, {})),
+      memory_(std::exchange(other.memory_, {})),
+      run_(std::exchange(other.run_, {})),
+      attempt_(std::exchange(other.attempt_, {})),
+      names_(std::exchange(other.names_, {})),
+      by_rank_(std::exchange(other.by_rank_, {})),
+      begun_(std::exchange(other.begun_, {})) {}
+
+LogDirectory::~LogDirectory() {
+  std::error_code ignored;
+  for (const std::string& directory : {temporary_base_, memory_})
+    if (!directory.empty()) std::filesystem::remove_all(directory, ignored);
+}
+
+Result<void> LogDirectory::begin_attempt(Attempt names, int workers) {
+  if (!enabled()) return {};
+  const int attempt = names.number;
+  names_ = std::move(names);
+  by_rank_.clear();
+  // The nodes have changed and the number of restarts has not: what was written before stays.
+  const int repeats = begun_[attempt]++;
+  attempt_ = fmt::format("{}/attempt_{}", run_, attempt);
+  if (repeats > 0) attempt_ += fmt::format(".{}", repeats);
+  if (::mkdir(attempt_.c_str(), 0777) != 0) return fail(errno_error("create " + attempt_, errno));
+  // mkdirat from an open directory: 4 us for each worker instead of a walk from the root.
+  const UniqueFd directory(::open(attempt_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!directory) return fail(errno_error("open " + attempt_, errno));
+  for (int rank = 0; rank < workers; ++rank) {
+    std::array<char, 12> name{};
+    *std::to_chars(name.data(), name.data() + name.size() - 1, rank).ptr = '\0';
+    if (::mkdirat(directory.get(), name.data(), 0777) != 0)
+      return fail(errno_error(fmt::format("create {}/{}", attempt_, rank), errno));
+  }
+  return {};
+}
+
+Result<std::string> LogDirectory::name_by_rank(int local_rank, std::string_view suffix) {
+  if (by_rank_.empty()) {
+    const std::string path =
+        fmt::format("{}/generation_{}/{}", run_, names_.generation, as_file_name(names_.host));
+    std::error_code error;
+    std::filesystem::create_directories(path, error);
+    if (error) return fail(ErrorCode::kIo, fmt::format("create {}: {}", path, error.message()));
+    by_rank_ = path;
+  }
+  const std::string link = fmt::format("{}/{}.{}", by_rank_, names_.base_rank + local_rank, suffix);
+  const std::string target =
+      fmt::format("../../{}/{}/std{}.log", attempt_.substr(run_.size() + 1), local_rank, suffix);
+  if (::symlink(target.c_str(), link.c_str()) != 0)
+    return fail(errno_error("create the link " + link, errno));
+  return link;
+}
+
+std::string LogDirectory::file(int local_rank, std::string_view name) const {
+  return enabled() ? fmt::format("{}/{}/{}", attempt_, local_rank, name) : std::string();
+}
+
+std::string LogDirectory::run_file(std::string_view name) const {
+  return enabled() && temporary_base_.empty() ? fmt::format("{}/{}", run_, name) : std::string();
+}
+
+std::string LogDirectory::progress_file(int local_rank) const {
+  if (memory_.empty()) return file(local_rank, kProgressFile);
+  return fmt::format("{}/{}.{}", memory_, attempt_.substr(run_.size() + 1), local_rank);
+}
+
+std::string LogDirectory::attempt_file(std::string_view name) const {
+  return enabled() ? fmt::format("{}/{}", attempt_, name) : std::string();
+}
+
+}  // namespace muster::launcher

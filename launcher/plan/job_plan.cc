@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/plan/job_plan.h"
+
+#include <algorithm>
+#include <cctype>
+#include <signal.h>
+
+#include <fmt/format.h>
+
+#include "launcher/hardware/device_choice.h"
+#include "launcher/job/exit_status.h"
+#include "launcher/job/slurm_grace.h"
+#include "launcher/job/worker_env.h"
+#include "launcher/network/host_map.h"
+#include "launcher/plan/cpu_shortage.h"
+#include "launcher/plan/nproc.h"
+#include "launcher/plan/program.h"
+#include "launcher/plan/rendezvous_plan.h"
+#include "launcher/plan/slurm_allocation.h"
+#include "launcher/plan/step_options.h"
+#include "launcher/text/seconds_text.h"
+#include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/slurm_step.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::size_t kMostListedRanks = 1'000'000;
+constexpr std::uint64_t kSmallestLog = 4096;  // a smaller one would be renaming, not writing
+
+tl::unexpected<Error> usage(std::string message) {
+  return fail(ErrorCode::kInvalidArgument, std::move(message));
+}
+
+std::string_view trimmed(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> out;
+  while (true) {
+    const auto end = text.find(separator);
+    out.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return out;
+    text.remove_prefix(end + 1);
+  }
+}
+
+/// At commas; two of them are one in the text, as in torchrun.
+std::vector<std::string> parse_filters(const std::optional<std::string>& text) {
+  std::vector<std::string> out;
+  if (!text) return out;
+  out.emplace_back();
+  for (std::size_t i = 0; i < text->size(); ++i) {
+    const char c = (*text)[i];
+    if (c == ',' && text->substr(i, 2) != ",,") {
+      out.emplace_back();
+      continue;
+    }
+    out.back().push_back(c);
+    if (c == ',') ++i;
+  }
+  return out;
+}
+
+Result<std::vector<int>> parse_signals(std::string_view text) {
+  std::vector<int> out;
+  for (const std::string_view part : split(text, ',')) {
+    const std::string_view name = trimmed(part);
+    if (name.empty()) continue;
+    const int number = signal_number(name);
+    if (number == 0) return usage(fmt::format("--signals-to-handle={}: {} is not a signal", text, name));
+    if (number == SIGKILL || number == SIGSTOP)
+      return usage(fmt::format("--signals-to-handle={}: {} cannot be handled", text, name));
+    out.push_back(number);
+  }
+  return out;
+}
+
+Result<std::vector<int>> parse_ranks(std::string_view option, std::string_view text, std::int64_t most) {
+  std::vector<int> out;
+  if (text.empty()) return out;
+  for (const std::string_view part : split(text, ',')) {
+    const std::string_view range = trimmed(part);
+    const auto dash = range.find('-', 1);
+    MUSTER_TRY(const std::int64_t first, parse_integer(option, range.substr(0, dash), 0, most));
+    std::int64_t last = first;
+    if (dash != std::string_view::npos) {
+      MUSTER_TRY(last, parse_integer(option, range.substr(dash + 1), 0, most));
+      if (last < first)
+        return usage(fmt::format("{}={}: in {} the smaller number comes first", option, text, range));
+    }
+    if (out.size() + static_cast<std::size_t>(last - first) >= kMostListedRanks)
+      return usage(fmt::format("{}={}: more than {} ranks", option, text, kMostListedRanks));
+    for (std::int64_t rank = first; rank <= last; ++rank) out.push_back(static_cast<int>(rank));
+  }
+  return out;
+}
+
+Result<View> parse_view(std::string_view text) {
+  if (text == "all") return View::kAll;
+  if (text == "rank0") return View::kRank0;
+  if (text == "fold") return View::kFold;
+  return usage(fmt::format("--view={}: not one of all, rank0, fold", text));
+}
+
+/// 500000, 64K, 100M, 2G, as multiples of 1024; KiB and KB are the same.
+Result<std::uint64_t> parse_size(std::string_view option, std::string_view text) {
+  const auto digits = text.find_first_not_of("0123456789");
+  std::string_view unit = digits == std::string_view::npos ? std::string_view() : text.substr(digits);
+  std::uint64_t factor = 1;
+  if (!unit.empty()) {
+    constexpr std::string_view kUnits = "KMGT";
+    const auto power = kUnits.find(static_cast<char>(std::toupper(static_cast<unsigned char>(unit[0]))));
+    const std::string_view rest = unit.substr(1);
+    if (power == std::string_view::npos || !(rest.empty() || rest == "B" || rest == "b" || rest == "iB"))
+      return usage(fmt::format("{}={}: not a number of bytes, as in 500000, 64K, 100M or 2G", option, text));
+    factor <<= 10 * (power + 1);
+  }
+  MUSTER_TRY(const std::int64_t number,
+             parse_integer(option, text.substr(0, digits), 0,
+                           static_cast<std::int64_t>((std::uint64_t{1} << 60) / factor)));
+  return static_cast<std::uint64_t>(number) * factor;
+}
+
+Result<Rotation> plan_rotation(const Options& options, const LogSettings& logs) {
+  Rotation out;
+  MUSTER_TRY(const std::int64_t keep, parse_integer("--log-keep", options.log_keep, 1, 9999));
+  out.keep = static_cast<int>(keep);
+  if (options.log_max_size.empty()) {
+    if (options.given.contains("log-keep"))
+      return usage(
+          fmt::format("--log-keep={}: log files are rotated with --log-max-size only", options.log_keep));
+    return out;
+  }
+  MUSTER_TRY(out.max_bytes, parse_size("--log-max-size", options.log_max_size));
+  if (out.max_bytes != 0 && out.max_bytes < kSmallestLog)
+    return usage(fmt::format("--log-max-size={}: less than {} bytes", options.log_max_size, kSmallestLog));
+  if (out.max_bytes != 0 && logs.redirects.none() && logs.tee.none())
+    return usage(
+        fmt::format("--log-max-size={}: no log file is written; -r 3 or -t 3 writes them, and so does "
+                    "--log-dir with --view=rank0 or fold",
+                    options.log_max_size));
+  return out;
+}
+
+Result<LogSettings> plan_logs(const Options& options, const Environment& environment) {
+  LogSettings out;
+  out.directory = options.log_dir;
+  auto redirects = parse_std_map(options.redirects);
+  if (!redirects) return fail("--redirects", std::move(redirects).error());
+  auto tee = parse_std_map(options.tee);
+  if (!tee) return fail("--tee", std::move(tee).error());
+  out.redirects = *std::move(redirects);
+  out.tee = *std::move(tee);
+  MUSTER_TRY(out.local_ranks_filter, parse_ranks("--local-ranks-filter", options.local_ranks_filter, 65'535));
+  MUSTER_TRY(out.ranks_filter, parse_ranks("--ranks-filter", options.ranks_filter, 100'000'000));
+  MUSTER_TRY(out.view, parse_view(options.view));
+  // Who looks at a part only has the whole in files, if they are to be kept at all.
+  if (out.view != View::kAll && options.log_dir && out.redirects.none() && out.tee.none())
+    out.tee.others = Std::kBoth;
+  out.stdout_filters = parse_filters(options.duplicate_stdout_filters);
+  out.stderr_filters = parse_filters(options.duplicate_stderr_filters);
+  if (out.directory == "/dev/null" && !(out.stdout_filters.empty() && out.stderr_filters.empty()))
+    return usage(
+        "--duplicate-*-filters: with --log-dir=/dev/null there is no directory for the filtered lines");
+  MUSTER_TRY(out.rotation, plan_rotation(options, out));
+  if (options.log_line_prefix_template && !options.log_line_prefix_template->empty()) {
+    out.prefix_template = *options.log_line_prefix_template;
+  } else {
+    out.prefix_template = lookup(environment, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE").value_or("");
+    if (out.prefix_template.empty()) out.prefix_template = "[${role_name}${local_rank}]:";
+  }
+  return out;
+}
+
+constexpr std::int64_t kMaxEndTime = 100'000'000'000;  // seconds since the epoch: the year 5138
+
+Result<Millis> plan_grace(const Options& options, const Environment& environment, bool slurm) {
+  double seconds = slurm ? std::chrono::duration<double>(kSlurmGrace).count() : 30;
+  if (options.shutdown_timeout_s) {
+    seconds = *options.shutdown_timeout_s;
+  } else if (const auto text = lookup(environment, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+             text && !text->empty()) {
+    MUSTER_TRY(const std::int64_t whole,
+               parse_integer("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", *text, 0, 1'000'000));
+    seconds = static_cast<double>(whole);
+  }
+  return to_millis(seconds);
+}
+
+/// Nothing outside of a step.
+Result<std::optional<SlurmStep>> read_step(const Environment& environment) {
+  auto step = read_slurm_step(environment);
+  if (step) return step;
+  Error error = std::move(step).error();
+  error.message += "; --no-slurm leaves Slurm's variables aside";
+  return fail(std::move(error));
+}
+
+/// Whether the step is the whole job, and says who is where in it.
+bool places_told(const Options& given, const SlurmStep& step, const Job& job) {
+  const membership::Settings& rules = job.elastic.rules;
+  return job.mode == RendezvousMode::kElastic && rules.min_nodes == step.num_tasks &&
+         rules.max_nodes == step.num_tasks && rules.spares == 0 && !step.arbitrary && !step.het_job &&
+         given.rdzv_endpoint.empty() && !given.given.contains("master-addr");
+}
+
+void add_warning(Job& job, std::string text) {
+  if (!text.empty()) job.warnings.push_back(std::move(text));
+}
+
+/// Two ranks on one GPU are for who asks for it. Where each worker is given its GPU this is decided here;
+/// else by the program, which may need none, and torchrun's users start more workers than there are GPUs.
+Result<void> look_for_shortage(const Options& options, const Environment& environment, const Machine& machine,
+                               Job& job) {
+  const auto visible = lookup(environment, env::kCudaVisible);
+  const int workers = job.local_world_size;
+  if (workers == 1 || (!job.virtual_local_rank && !job.gpu_node)) return {};
+  const int listed = job.virtual_local_rank || !machine.listed_gpus ? 0 : machine.listed_gpus();
+  if (!job.virtual_local_rank && !may_be_short(visible, listed, workers)) return {};
+  std::vector<Gpu> gpus;
+  if (job.gpu_node && machine.hardware)
+    if (auto hardware = machine.hardware()) gpus = std::move(hardware->gpus);
+  const std::string shortage = device_shortage(gpus, visible, workers);
+  if (shortage.empty()) return {};
+  if (!job.virtual_local_rank) {
+    job.gpu_shortage = shortage;
+    return {};
+  }
+  if (options.oversubscribe) return {};
+  return usage(fmt::format(
+      "--virtual-local-rank: {}; lower --nproc-per-node, or share GPUs with --oversubscribe", shortage));
+}
+
+/// Which failures are tried again. What would never happen is refused.
+Result<void> plan_restarts(const Options& options, Job& job) {
+  RestartRules& rules = job.restarts;
+  MUSTER_TRY(rules.only, FailureRules::parse("--restart-on", options.restart_on));
+  MUSTER_TRY(rules.never, FailureRules::parse("--no-restart-on", options.no_restart_on));
+  if (!rules.only.empty() && job.max_restarts == 0)
+    return usage(fmt::format("{}: nothing is restarted without --max-restarts", rules.only.text()));
+  const bool asked = rules.only.names_class(CauseClass::kHang);
+  if (asked && job.hang.action != OnHang::kRestart) {
+    if (options.given.contains("on-hang"))
+      return usage(fmt::format("{} and --on-hang={} contradict each other: the one restarts after a hang",
+                               rules.only.text(), options.on_hang));
+    job.hang.action = OnHang::kRestart;
+  }
+  rules.after_hang = job.hang.action == OnHang::kRestart;
+  if (rules.after_hang && !rules.only.empty() && !asked)
+    return usage(fmt::format("{} does not name hang, which --on-hang=restart asks for", rules.only.text()));
+  if (rules.after_hang && rules.never.names_class(CauseClass::kHang))
+    return usage(fmt::format("{} names hang, after which {} restarts", rules.never.text(),
+                             asked ? rules.only.text() : "--on-hang=restart"));
+  rules.exhausted_code = options.exhausted_exit_code;
+  if (rules.exhausted_code && job.max_restarts == 0)
+    return usage(fmt::format("--exhausted-exit-code={}: nothing is restarted without --max-restarts",
+                             *rules.exhausted_code));
+  if (rules.exhausted_code == kExitPreempted)
+    return usage(fmt::format("--exhausted-exit-code={}: that is what a preempted job ends with",
+                             *rules.exhausted_code));
+  rules.max_without_progress = options.max_restarts_without_progress;
+  return {};
+}
+
+}  // namespace
+
+Result<Job> plan_job(const Options& given, const Environment& environment, const Machine& machine) {
+  std::optional<SlurmStep> step;
+  std::optional<SlurmAllocation> allocation;
+  if (!given.standalone && !given.no_slurm) {
+    allocation = read_slurm_allocation(environment);
+    MUSTER_TRY(step, read_step(environment));
+  }
+  Options options = given;
+  if (step) {
+    MUSTER_TRY(options, join_step(std::move(options), *step));
+  }
+  MUSTER_TRY(options, map_hosts(std::move(options)));
+  const std::string& here = step ? step->node_name() : machine.host;
+
+  Job job;
+  if (allocation && !step && !options.given.contains("nnodes"))
+    add_warning(job, idle_nodes_warning(*allocation, options));
+  job.role = options.role;
+  job.max_restarts = options.max_restarts;
+  job.virtual_local_rank = options.virtual_local_rank;
+  job.host = options.local_addr.empty() ? here : options.local_addr;
+  job.signals_text = options.signals_to_handle;
+  job.lineage = std::string(lookup(environment, env::kLineage).value_or(""));
+  if (!job.lineage.empty()) job.lineage += ':';
+  job.lineage += machine.random_id();
+  MUSTER_TRY(job.restarts.pause, RestartPause::parse(options.restart_backoff));
+  MUSTER_TRY(job.signals, parse_signals(options.signals_to_handle));
+  MUSTER_TRY(job.grace, plan_grace(options, environment, step.has_value()));
+  if (step)
+    job.end_time_s =
+        parse_integer("", lookup(environment, "SLURM_JOB_END_TIME").value_or(""), 0, kMaxEndTime).value_or(0);
+  MUSTER_TRY(job.hang, HangRules::parse(options.hang_timeout, options.on_hang, options.heartbeat_file));
+  MUSTER_OK(plan_restarts(options, job));
+  MUSTER_OK(plan_rendezvous(options, environment, machine.random_id, job));
+  if (options.join_at != "now" && job.mode != RendezvousMode::kElastic)
+    return usage(fmt::format("--join-at={}: a job grows with --nnodes=MIN:MAX and --rdzv-backend=c10d only",
+                             options.join_at));
+  job.elastic.places_told = step && places_told(given, *step, job);
+  MUSTER_TRY(job.logs, plan_logs(options, environment));
+  job.logs.hostname = machine.host.substr(0, machine.host.find('.'));
+  MUSTER_TRY(job.command, resolve_program(options, environment));
+  int chosen = 0;
+  if (!options.gpus.empty()) {
+    MUSTER_TRY(chosen, count_chosen(options));
+  }
+  const auto gpu_count = [&] { return chosen > 0 ? chosen : machine.gpu_count(); };
+  MUSTER_TRY(job.local_world_size, resolve_nproc(options.nproc_per_node, gpu_count, machine.cpu_count));
+  if (job.local_world_size > 1 && !job.hang.heartbeat.empty() && !job.hang.tells_ranks_apart())
+    add_warning(
+        job, fmt::format("--heartbeat-file={}: all {} workers touch the same file, so that one that hangs is "
+                         "not seen while another goes on; put {{rank}} or {{local_rank}} into its name",
+                         job.hang.heartbeat, job.local_world_size));
+  job.gpu_node = machine.gpu_driver;
+  const CpuRoom room = machine.cpu_room ? machine.cpu_room() : CpuRoom{};
+  job.few_cpus = room.quota_limits();
+  if (!options.oversubscribe) add_warning(job, cpu_shortage(room, job.local_world_size, step, allocation));
+  if (machine.core_count && (job.local_world_size > 1 || job.few_cpus) &&
+      !lookup(environment, env::kOmpNumThreads))
+    job.threads = std::max(1, machine.core_count() / job.local_world_size);
+  if (options.gpus.empty()) MUSTER_OK(look_for_shortage(options, environment, machine, job));
+  MUSTER_OK(plan_placement(options, environment, machine.hardware, job));
+  MUSTER_OK(check_visible_devices(environment, job));
+  return job;
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/plan/program.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "launcher/plan/run_path.h"
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::string_view kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
+
+enum class Kind { kMissing, kDirectory, kFile, kExecutable };
+
+Kind kind_of(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return Kind::kMissing;
+  if (S_ISDIR(info.st_mode)) return Kind::kDirectory;
+  return ::access(path.c_str(), X_OK) == 0 ? Kind::kExecutable : Kind::kFile;
+}
+
+bool is_elf(const std::string& path) {
+  const UniqueFd fd(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+  char magic[4] = {};
+  return fd && ::read(fd.get(), magic, sizeof magic) == 4 &&
+         std::string_view(magic, 4) ==
+             "\x7f"
+             "ELF";
+}
+
+/// execve takes a bare name for a path, but a reader of `ps` should see which file it was.
+std::string as_path(const std::string& name) {
+  return name.find('/') == std::string::npos ? "./" + name : name;
+}
+
+Result<std::string> find_python(const Environment& environment) {
+  const std::string_view path_list = lookup(environment, "PATH").value_or(kDefaultPath);
+  if (const auto chosen = lookup(environment, "PYTHON_EXEC"); chosen && !chosen->empty()) {
+    if (chosen->find('/') != std::string_view::npos) {
+      if (kind_of(std::string(*chosen)) == Kind::kExecutable) return std::string(*chosen);
+    } else if (auto found = search_path(*chosen, path_list)) {
+      return *found;
+    }
+    return fail(ErrorCode::kNotFound, fmt::format("PYTHON_EXEC={}: no such executable", *chosen));
+  }
+  if (const auto venv = lookup(environment, "VIRTUAL_ENV"); venv && !venv->empty()) {
+    const std::string path = std::string(*venv) + "/bin/python";
+    if (kind_of(path) == Kind::kExecutable) return path;
+  }
+  for (const std::string_view name : {"python3", "python"})
+    if (auto found = search_path(name, path_list)) return *found;
+  return fail(
+      ErrorCode::kNotFound,
+      "a Python program needs an interpreter, and neither python3 nor python is on PATH; set PYTHON_EXEC");
+}
+
+/// The program's own arguments, with torch.distributed.launch's before them.
+void add_arguments(const Options& options, Command& out) {
+  if (options.no_use_env || options.local_rank_arg) {
+    const std::string& name = options.local_rank_arg.value_or("local-rank");
+    out.arguments.push_back(fmt::format("{}{}=${{local_rank}}", name.starts_with('-') ? "" : "--", name));
+  }
+  out.arguments.insert(out.arguments.end(), options.arguments.begin(), options.arguments.end());
+}
+
+Result<Command> with_python(const Options& options, const Environment& environment) {
+  MUSTER_TRY(std::string python, find_python(environment));
+  Command out{python, {python, "-u"}, options.program};
+  if (options.run_path)
+    out.arguments = {python, "-c", std::string(kRunPathProgram)};
+  else if (options.module)
+    out.arguments.push_back("-m");
+  out.arguments.push_back(options.program);
+  add_arguments(options, out);
+  return out;
+}
+
+Command direct(std::string path, const Options& options) {
+  Command out{std::move(path), {options.program}, options.program};
+  add_arguments(options, out);
+  return out;
+}
+
+}  // namespace
+
+std::string short_name(const Command& command) {
+  std::string_view name = command.title;
+  while (name.size() > 1 && name.ends_with('/')) name.remove_suffix(1);
+  if (const auto slash = name.rfind('/'); slash != std::string_view::npos && name.size() > 1)
+    name.remove_prefix(slash + 1);
+  return std::string(name);
+}
+
+std::optional<std::string> search_path(std::string_view name, std::string_view path_list) {
+  if (name.empty()) return std::nullopt;
+  while (true) {
+    const auto colon = path_list.find(':');
+    const std::string_view directory = path_list.substr(0, colon);
+    std::string candidate = fmt::format("{}/{}", directory.empty() ? "." : directory, name);
+    if (kind_of(candidate) == Kind::kExecutable) return candidate;
+    if (colon == std::string_view::npos) return std::nullopt;
+    path_list.remove_prefix(colon + 1);
+  }
+}
+
+Result<Command> resolve_program(const Options& options, const Environment& environment) {
+  const bool passes_rank = options.no_use_env || options.local_rank_arg;
+  if (passes_rank && options.use_env)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("--use-env asks for no argument with the local rank, {} for one: leave one out",
+                            options.no_use_env ? "--no-use-env" : "--local-rank-arg"));
+  if (passes_rank && options.no_python)
+    return fail(ErrorCode::kInvalidArgument,
+                "--no-python cannot be combined with --no-use-env or --local-rank-arg; write "
+                "'--local-rank=${local_rank}' as an argument of the program instead");
+  if (options.module && options.no_python && !options.run_path)
+    return fail(ErrorCode::kInvalidArgument,
+                "-m runs a Python module, so it cannot be combined with --no-python");
+  if (options.module && !options.run_path) return with_python(options, environment);
+
+  // A program that holds ${local_rank} in its name differs per worker: what is there cannot be checked
+  // beforehand.
+  const std::string& name = options.program;
+  if (name.empty())
+    return fail(ErrorCode::kInvalidArgument,
+                "the program's name is empty; is a variable not set that should hold it?");
+  const bool varies =
+      name.find("$local_rank") != std::string::npos || name.find("${local_rank}") != std::string::npos;
+  const Kind kind = kind_of(name);
+  const bool path_like = name.find('/') != std::string::npos;
+
+  if (options.run_path) {
+    if (kind == Kind::kMissing && !varies)
+      return fail(ErrorCode::kNotFound, fmt::format("{}: no such file; --run-path needs a script", name));
+    return with_python(options, environment);
+  }
+  if (options.no_python) {
+    if (varies && path_like) return direct(name, options);
+    // As execvp does: a name without a slash is only looked for on PATH.
+    if (!path_like) {
+      if (auto found = search_path(name, lookup(environment, "PATH").value_or(kDefaultPath)))
+        return direct(std::move(*found), options);
+      return fail(
+          ErrorCode::kNotFound,
+          fmt::format("{}: not found on PATH{}", name,
+                      kind == Kind::kMissing ? "" : fmt::format("; to run the file here, write ./{}", name)));
+    }
+    if (kind == Kind::kExecutable) return direct(name, options);
+    if (kind == Kind::kMissing) return fail(ErrorCode::kNotFound, fmt::format("{}: no such file", name));
+    return fail(ErrorCode::kUnsupported,
+                fmt::format("{}: not an executable file; chmod +x it, or run it without "
+                            "--no-python if it is a Python script",
+                            name));
+  }
+
+  if (varies)
+    return name.ends_with(".py") ? with_python(options, environment)
+                                 : Result<Command>(direct(as_path(name), options));
+  switch (kind) {
+    case Kind::kDirectory:
+      if (kind_of(name + "/__main__.py") != Kind::kMissing) return with_python(options, environment);
+      return fail(ErrorCode::kUnsupported, fmt::format("{}: a directory without a __main__.py", name));
+    case Kind::kExecutable:
+      if (name.ends_with(".py") || name.ends_with(".pyz")) return with_python(options, environment);
+      return direct(as_path(name), options);
+    case Kind::kFile:
+      if (::access(name.c_str(), R_OK) != 0)
+        return fail(ErrorCode::kUnsupported, errno_error(name, errno).message + "; is it yours to run?");
+      if (is_elf(name))
+        return fail(ErrorCode::kUnsupported,
+                    fmt::format("{}: a program without execute permission; chmod +x it", name));
+      return with_python(options, environment);
+    case Kind::kMissing:
+      break;
+  }
+  if (name.ends_with(".py"))
+    return fail(ErrorCode::kNotFound,
+                fmt::format("{}: no such file; is the path right, seen from the current directory?", name));
+  if (path_like) return fail(ErrorCode::kNotFound, fmt::format("{}: no such file", name));
+  if (auto found = search_path(name, lookup(environment, "PATH").value_or(kDefaultPath)))
+    return direct(std::move(*found), options);
+  return fail(ErrorCode::kNotFound, fmt::format("{}: neither a file here nor a program on PATH", name));
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/process/descendants.h"
+
+#include <algorithm>
+#include <charconv>
+#include <dirent.h>
+#include <fcntl.h>
+#include <map>
+#include <memory>
+#include <optional>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr int kMaxPasses = 100;  // each ends all that the one before has missed: who forks faster than that?
+constexpr Millis kPassPatience{1000};
+constexpr std::size_t kMaxEnvironmentBytes = std::size_t{4} << 20;
+
+struct Process {
+  pid_t parent = 0;
+  char state = '?';
+  std::uint64_t start_ticks = 0;
+
+  [[nodiscard]] bool ended() const { return state == 'Z' || state == 'X'; }
+};
+
+constexpr int kFieldsToStart = 18;  // from the parent's number, the fourth, to the start, the 22nd
+
+std::optional<Process> look_at(pid_t pid) {
+  const auto text = read_file(fmt::format("/proc/{}/stat", pid), 4096);
+  if (!text) return std::nullopt;
+  // "77 (a name) with ) in it) S 1 ...": after the last parenthesis.
+  const auto name_end = text->rfind(')');
+  if (name_end == std::string::npos || name_end + 4 >= text->size()) return std::nullopt;
+  Process out;
+  out.state = (*text)[name_end + 2];
+  const char* begin = text->data() + name_end + 4;
+  const char* const end = text->data() + text->size();
+  std::from_chars(begin, end, out.parent);
+  for (int field = 0; field < kFieldsToStart; ++field) {
+    begin = std::find(begin, end, ' ');
+    if (begin == end) return out;
+    ++begin;
+  }
+  std::from_chars(begin, end, out.start_ticks);
+  return out;
+}
+
+std::vector<pid_t> all_pids() {
+  struct Close {
+    void operator()(DIR* directory) const { ::closedir(directory); }
+  };
+  std::vector<pid_t> out;
+  const std::unique_ptr<DIR, Close> directory(::opendir("/proc"));
+  if (!directory) return out;
+  while (const dirent* entry = ::readdir(directory.get())) {
+    const std::string_view name = entry->d_name;
+    pid_t pid = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (error == std::errc{} && end == name.data() + name.size()) out.push_back(pid);
+  }
+  return out;
+}
+
+bool has_token(pid_t pid, std::string_view token) {
+  const auto text = read_file(fmt::format("/proc/{}/environ", pid), kMaxEnvironmentBytes);
+  return text && text->find(token) != std::string::npos;
+}
+
+UniqueFd open_process(pid_t pid) {
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
+
+void kill_process(const UniqueFd& process) {
+  ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
+}
+
+/// Until all of them have ended.
+void wait_for_ends(const std::vector<UniqueFd>& processes, Instant deadline) {
+  for (const UniqueFd& process : processes) {
+    pollfd end{process.get(), POLLIN, 0};
+    const auto left = std::chrono::ceil<Millis>(deadline - SteadyClock::now());
+    if (left.count() <= 0) return;
+    retry_eintr([&] { return ::poll(&end, 1, static_cast<int>(left.count())); });
+  }
+}
+
+/// Any child but the guardian, which ends without a signal to its parent and is therefore not counted.
+bool have_children() {
+  siginfo_t info{};
+  return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
+}  // namespace
+
+std::optional<ProcessMark> mark_of(pid_t pid) {
+  const auto process = look_at(pid);
+  return process ? std::optional(ProcessMark{pid, process->start_ticks}) : std::nullopt;
+}
+
+Descendants::Descendants(std::string token)
+    : token_(std::move(token)),
+      // The first process of a PID namespace is given the orphans of strangers too.
+      had_children_(::getpid() == 1 || have_children()) {
+  if (had_children_)
+    for (const pid_t pid : all_pids())
+      if (const auto process = look_at(pid); process && process->parent == ::getpid()) spared_.push_back(pid);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+}
+
+void Descendants::reap(const std::function<bool(pid_t)>& is_worker) const {
+  while (true) {
+    siginfo_t info{};
+    if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
+    if (is_worker(info.si_pid)) return;  // its own descriptor tells of it; what is behind it waits so long
+    ::waitid(P_PID, static_cast<id_t>(info.si_pid), &info, WEXITED | WNOHANG);
+  }
+}
+
+struct Descendants::Found {
+  pid_t pid;
+  Process process;
+};
+
+/// Without what is spared and below that.
+std::vector<Descendants::Found> Descendants::below_us() const {
+  std::multimap<pid_t, Found> children;
+  for (const pid_t pid : all_pids())
+    if (const auto process = look_at(pid)) children.emplace(process->parent, Found{pid, *process});
+  std::vector<Found> out;
+  std::vector<pid_t> open{::getpid()};
+  while (!open.empty()) {
+    const auto [begin, end] = children.equal_range(open.back());
+    open.pop_back();
+    for (auto child = begin; child != end; ++child) {
+      const pid_t pid = child->second.pid;
+      if (pid <= 1 || std::find(spared_.begin(), spared_.end(), pid) != spared_.end()) continue;
+      open.push_back(pid);
+      if (!had_children_ || has_token(pid, token_)) out.push_back(child->second);
+    }
+  }
+  return out;
+}
+
+/// Those that are alive.
+std::vector<pid_t> Descendants::list() const {
+  std::vector<pid_t> out;
+  for (const Found& found : below_us())
+    if (!found.process.ended()) out.push_back(found.pid);
+  return out;
+}
+
+std::vector<ProcessMark> Descendants::look() const {
+  std::vector<ProcessMark> out;
+  for (const Found& found : below_us()) out.push_back({found.pid, found.process.start_ticks});
+  return out;
+}
+
+std::vector<pid_t> Descendants::end(const std::function<bool(pid_t)>& is_worker, Instant deadline) const {
+  std::vector<pid_t> left;
+  for (int pass = 0; pass < kMaxPasses; ++pass) {
+    reap(is_worker);
+    if (!have_children()) return {};
+    left = list();
+    if (left.empty() || SteadyClock::now() >= deadline) return left;
+    std::vector<UniqueFd> processes;
+    for (const pid_t pid : left) {
+      UniqueFd process = open_process(pid);
+      if (!process) continue;
+      // Between the look and here the number may have passed to a stranger: ours are still below us.
+      const auto now = look_at(pid);
+      const bool ours = now && (now->parent == ::getpid() ||
+                                std::find(left.begin(), left.end(), now->parent) != left.end());
+      if (!ours) continue;
+      kill_process(process);
+      processes.push_back(std::move(process));
+    }
+    wait_for_ends(processes, deadline);
+  }
+  return left;
+}
+
+void end_by_token(std::string_view token) {
+  if (token.empty()) return;
+  // Within execve a process has no environment to read: that there is nobody is looked for twice.
+  int without = 0;
+  for (int pass = 0; pass < kMaxPasses && without < 2; ++pass) {
+    std::vector<UniqueFd> found;
+    for (const pid_t pid : all_pids()) {
+      if (pid <= 1 || pid == ::getpid()) continue;
+      if (const auto process = look_at(pid); !process || process->state == 'Z') continue;
+      if (!has_token(pid, token)) continue;
+      UniqueFd process = open_process(pid);
+      if (!process || !has_token(pid, token)) continue;
+      kill_process(process);
+      found.push_back(std::move(process));
+    }
+    without = found.empty() ? without + 1 : 0;
+    wait_for_ends(found, SteadyClock::now() + kPassPatience);
+  }
+}
+
+}  // namespace muster::launcher

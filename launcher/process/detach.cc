@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/process/detach.h"
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+#include <fcntl.h>
+#include <filesystem>
+#include <poll.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "launcher/process/entry_directory.h"
+#include "rendezvous/base/syscall.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr Millis kStartPatience{2'000};
+constexpr std::size_t kShownBytes = 64 * 1024;
+constexpr char kRunning = 'r';
+constexpr char kEnded = 'e';  // the exit status follows
+
+/// "train-3f9a": from the program's name, so that a list can be read.
+std::string invent_name(const Job& job) {
+  std::string stem = std::filesystem::path(job.command.title).stem().string().substr(0, 40);
+  for (char& c : stem)
+    if (!is_job_name(std::string("a") + c)) c = '_';
+  if (!is_job_name(stem)) stem = "job" + stem;
+  std::array<unsigned char, 2> bytes{};
+  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) bytes.fill(0);
+  return fmt::format("{}-{:02x}{:02x}", stem, bytes[0], bytes[1]);
+}
+
+/// Names of jobs are nobody else's business. A directory that is not ours is left as it is: the files in it
+/// are private in any case.
+void keep_private(const std::string& directory) {
+  const UniqueFd opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  struct stat info {};
+  if (opened && ::fstat(opened.get(), &info) == 0 && info.st_uid == ::getuid() && (info.st_mode & 077) != 0)
+    ::fchmod(opened.get(), 0700);
+}
+
+/// On a disk: the runtime directory may be a small file system in memory.
+/// Homes are shared between hosts, names of jobs are not.
+Result<std::string> output_file(const std::string& name, const std::string& host, const std::string& runtime,
+                                const Environment& environment) {
+  std::string directory = runtime;
+  const auto state = lookup(environment, "XDG_STATE_HOME");
+  const auto home = lookup(environment, "HOME");
+  if (!lookup(environment, "MUSTER_RUNTIME_DIR")) {
+    if (state && !state->empty())
+      directory = fmt::format("{}/muster", *state);
+    else if (home && !home->empty())
+      directory = fmt::format("{}/.local/state/muster", *home);
+  }
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error)
+    return fail(ErrorCode::kIo, fmt::format("create {} for the output: {}", directory, error.message()));
+  if (directory != runtime) keep_private(directory);
+  return fmt::format("{}/{}@{}.log", directory, name, host);
+}
+
+std::optional<JobEntry> find(const std::vector<std::string>& directories, const std::string& name) {
+  std::vector<std::string> ignored;
+  for (JobEntry& entry : read_entries(directories, ignored))
+    if (entry.name == name && is_alive(entry)) return std::move(entry);
+  return std::nullopt;
+}
+
+std::string last_bytes(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat info {};
+  if (!file || ::fstat(file.get(), &info) != 0) return {};
+  std::string out(std::min<std::size_t>(kShownBytes, static_cast<std::size_t>(info.st_size)), '\0');
+  const ssize_t n = retry_eintr([&] {
+    return ::pread(file.get(), out.data(), out.size(), info.st_size - static_cast<off_t>(out.size()));
+  });
+  out.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return out;
+}
+
+/// What the agent said within kStartPatience: nothing, 'r', or 'e' and a status. Nothing with an end: it
+/// died.
+struct FirstWord {
+  std::string text;
+  bool end = false;
+};
+FirstWord listen(int reader) {
+  FirstWord out;
+  const Instant deadline = SteadyClock::now() + kStartPatience;
+  while (out.text.size() < 2 && out.text != std::string(1, kRunning)) {
+    pollfd wait{reader, POLLIN, 0};
+    const int ready = ::poll(&wait, 1, static_cast<int>(time_left(deadline, SteadyClock::now()).count()));
+    if (ready == 0) break;
+    if (ready < 0) continue;
+    std::array<char, 2> bytes{};
+    const ssize_t n =
+        retry_eintr([&] { return ::read(reader, bytes.data(), bytes.size() - out.text.size()); });
+    if (n <= 0) {
+      out.end = true;
+      break;
+    }
+    out.text.append(bytes.data(), static_cast<std::size_t>(n));
+  }
+  return out;
+}
+
+int report(const FirstWord& word, const std::string& name, const std::string& output) {
+  const bool ended = word.text.size() == 2 && word.text[0] == kEnded;
+  const int status = ended ? static_cast<unsigned char>(word.text[1]) : word.end ? kExitSystem : kExitOk;
+  if (status != kExitOk) {
+    (void)write_all(STDERR_FILENO, last_bytes(output));
+    (void)write_all(STDERR_FILENO,
+                    fmt::format("muster: {} ended at once, with exit status {}\n", name, status));
+    return status;
+  }
+  (void)write_all(STDOUT_FILENO, name + "\n");
+  return kExitOk;
+}
+
+Result<void> leave_terminal(const std::string& output) {
+  if (::setsid() < 0) return fail(errno_error("setsid", errno));
+  ::signal(SIGHUP, SIG_IGN);  // the terminal's end is not the job's
+  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const UniqueFd file(
+      ::open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!nothing || !file) return fail(errno_error("open " + output, errno));
+  if (::dup2(nothing.get(), STDIN_FILENO) < 0 || ::dup2(file.get(), STDOUT_FILENO) < 0 ||
+      ::dup2(file.get(), STDERR_FILENO) < 0)
+    return fail(errno_error("dup2", errno));
+  return {};
+}
+
+}  // namespace
+
+DetachedJob::DetachedJob(std::string directory, JobEntry entry, UniqueFd caller)
+    : directory_(std::move(directory)), entry_(std::move(entry)), caller_(std::move(caller)) {}
+
+void DetachedJob::write(char word, const Log& log) {
+  if (const auto written = write_entry(directory_, entry_); !written && !std::exchange(complained_, true))
+    log.warning(fmt::format("musterctl will not know how this job goes on: {}", written.error().message));
+  if (!caller_ || word == '\0') return;
+  std::string text(1, word);
+  if (word == kEnded) text.push_back(static_cast<char>(entry_.exit_status));
+  (void)write_all(caller_.get(), text);
+  caller_.reset();
+}
+
+void DetachedJob::gathering(const Log& log) {
+  entry_.state = "gathering";
+  entry_.workers.clear();
+  write('\0', log);
+}
+
+void DetachedJob::running(const Assignment& assignment, std::vector<JobEntry::Worker> workers,
+                          const Log& log) {
+  entry_.state = "running";
+  entry_.generation = assignment.generation;
+  entry_.restarts = assignment.attempt;
+  entry_.nodes = assignment.group_world_size;
+  entry_.world_size = assignment.world_size;
+  entry_.workers = std::move(workers);
+  write(kRunning, log);
+}
+
+void DetachedJob::ended(int exit_status, const Log& log) {
+  entry_.state = "ended";
+  entry_.workers.clear();
+  entry_.exit_status = exit_status;
+  entry_.ended_s = std::time(nullptr);
+  write(kEnded, log);
+}
+
+Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
+                                              std::span<const std::string> command,
+                                              const Environment& environment) {
+  if (name.empty()) name = invent_name(job);
+  if (!is_job_name(name))
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("--job-name={}: 1 to 64 letters, digits, '.', '_' and '-', the first no '.' or '-'",
+                    name));
+  const auto directories = runtime_directories(environment);
+  MUSTER_OK(prepare_runtime_directory(directories[0]));
+  const std::string lock_path = directories[0] + "/.lock";
+  UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock) return fail(errno_error("open " + lock_path, errno));
+  const Instant until = SteadyClock::now() + kStartPatience;
+  while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (SteadyClock::now() >= until)
+      return fail(ErrorCode::kIo,
+                  fmt::format("{} is locked: another job is being started; try again", lock_path));
+    ::poll(nullptr, 0, 10);  // others hold it for some milliseconds
+  }
+  if (const auto other = find(directories, name))
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("--job-name={}: such a job runs already, with process {}; see musterctl status {}", name,
+                    other->pid, name));
+  MUSTER_TRY(const std::string output, output_file(name, job.logs.hostname, directories[0], environment));
+
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe", errno));
+  UniqueFd reader(ends[0]), writer(ends[1]);
+  const pid_t pid = ::fork();
+  if (pid < 0) return fail(errno_error("fork", errno));
+  if (pid > 0) {
+    lock.reset();  // the other process keeps it until its entry is written
+    writer.reset();
+    return report(listen(reader.get()), name, output);
+  }
+  reader.reset();
+  MUSTER_OK(leave_terminal(output));
+  JobEntry entry;
+  entry.name = std::move(name);
+  entry.pid = ::getpid();
+  entry.start_time = start_time_of(entry.pid);
+  entry.boot_id = boot_id();
+  entry.host = job.host;
+  std::error_code ignored;
+  entry.directory = std::filesystem::current_path(ignored).string();
+  entry.command.assign(command.begin(), command.end());
+  entry.output = output;
+  entry.began_s = std::time(nullptr);
+  MUSTER_OK(write_entry(directories[0], entry));
+  return DetachedJob(directories[0], std::move(entry), std::move(writer));
+}
+
+}  // namespace muster::launcher

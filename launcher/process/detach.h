@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Detach: `muster --detach` goes on without its terminal, in a session of its own, and leaves a JobEntry for
+// musterctl; what called it gets the job's name once the workers run. No screen, no nohup. DetachedJob is the
+// agent's side: it keeps the entry true. One loop. Failure to write an entry is logged once and ends nothing.
+// Source: daemon(7), setsid(2).
+#pragma once
+
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include <muster/result.h>
+
+#include "launcher/job/job.h"
+#include "launcher/process/job_entry.h"
+#include "rendezvous/base/env.h"
+#include "rendezvous/base/log.h"
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::launcher {
+
+class DetachedJob {
+ public:
+  DetachedJob(std::string directory, JobEntry entry, UniqueFd caller);
+
+  /// Before the rest: where --metrics-addr listens.
+  void serves_metrics(std::string address) { entry_.metrics = std::move(address); }
+  void gathering(const Log& log);
+  void running(const Assignment& assignment, std::vector<JobEntry::Worker> workers, const Log& log);
+  void ended(int exit_status, const Log& log);
+
+ private:
+  void write(char word, const Log& log);
+
+  std::string directory_;
+  JobEntry entry_;
+  UniqueFd caller_;  // closed when it has been told
+  bool complained_ = false;
+};
+
+/// Forks; the process must have one thread. In the caller: the exit status to end with, after the name was
+/// printed on stdout, or the job's output on stderr if it ended within 2 s. In the new session: the job, with
+/// stdin from /dev/null and stdout and stderr in the entry's output file. Errors: a name that is no name or
+/// in use (kInvalidArgument), directories that cannot be used.
+[[nodiscard]] Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
+                                                            std::span<const std::string> command,
+                                                            const Environment& environment);
+
+}  // namespace muster::launcher

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/process/worker_group.h"
+
+#include <algorithm>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <fmt/format.h>
+
+#include <muster/check.h>
+
+#include "launcher/job/worker_env.h"
+#include "launcher/text/substitution.h"
+#include "rendezvous/base/syscall.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::size_t kMaxStatusBytes = 65536;
+
+ProcessEnd to_end(const siginfo_t& info) {
+  ProcessEnd end;
+  if (info.si_code == CLD_EXITED) {
+    end.code = info.si_status;
+  } else {
+    end.signal = info.si_status;
+    end.core = info.si_code == CLD_DUMPED;
+  }
+  return end;
+}
+
+std::string assign(std::string_view name, std::string_view value) {
+  return fmt::format("{}={}", name, value);
+}
+
+/// Points into the job, which outlives its workers.
+SpawnBinding binding_of(const Job& job, int rank) {
+  SpawnBinding out;
+  if (job.placement.empty()) return out;
+  const Binding& binding = job.placement[static_cast<std::size_t>(rank)].binding;
+  if (!binding.cpus.empty()) {
+    out.cpus = binding.cpus.data();
+    out.cpu_words = binding.cpus.size();
+  }
+  if (!binding.memory_nodes.empty()) {
+    out.memory_nodes = binding.memory_nodes.data();
+    out.memory_words = binding.memory_nodes.size();
+  }
+  return out;
+}
+
+}  // namespace
+
+WorkerGroup::WorkerGroup(boost::asio::io_context& io, Guardian& guardian, WorkerCgroups& cgroups, int workers,
+                         Exited exited)
+    : guardian_(guardian),
+      cgroups_(cgroups),
+      exited_(std::move(exited)),
+      alive_(std::make_shared<bool>(true)) {
+  workers_.reserve(static_cast<std::size_t>(workers));
+  for (int i = 0; i < workers; ++i) workers_.emplace_back(io);
+}
+
+WorkerGroup::~WorkerGroup() {
+  *alive_ = false;
+  signalled_ = true;
+  signal_all(SIGKILL);
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    Worker& worker = workers_[i];
+    if (worker.running) {
+      siginfo_t info{};
+      ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(worker.pidfd.native_handle()), &info,
+               WEXITED | WNOHANG);
+    }
+    guardian_.forget(i);
+  }
+}
+
+std::optional<WorkerGroup::StartFailure> WorkerGroup::start(Spawner& spawner, const Job& job,
+                                                            const Assignment& assignment,
+                                                            const Environment& inherited,
+                                                            const LogDirectory& directory,
+                                                            LogRouter& router) {
+  // Rendered once per lane: 256 workers differ in four variables. A lane's texts rest until its child has
+  // executed.
+  struct Texts {
+    StringBlock environment, arguments;
+    std::string path;
+    std::size_t first_own = 0;
+    int local_rank = -1;
+  };
+  std::vector<Texts> lanes(std::min<std::size_t>(Spawner::kLanes, workers_.size()));
+  const Environment shared = shared_environment(inherited, job, assignment);
+  const auto& texts = job.command.arguments;
+  for (Texts& lane : lanes) {
+    for (const auto& [name, value] : shared) lane.environment.add(assign(name, value));
+    for (const std::string& text : texts) lane.arguments.add(text);
+    lane.first_own = lane.environment.size();
+    lane.path = job.command.path;
+  }
+  const bool varies = job.command.path.find('$') != std::string::npos ||
+                      std::any_of(texts.begin(), texts.end(), [](const std::string& text) {
+                        return text.find('$') != std::string::npos;
+                      });
+
+  std::optional<StartFailure> failure;
+  const auto settle = [&](std::size_t index) {
+    auto executed = spawner.settle(index);
+    if (executed) return;
+    const int rank = lanes[index].local_rank;
+    forget(rank);
+    if (!failure || rank < failure->local_rank) failure = StartFailure{rank, std::move(executed).error()};
+  };
+  const auto begin = [&](int rank, std::size_t index) -> Result<void> {
+    Texts& lane = lanes[index];
+    lane.local_rank = rank;
+    MUSTER_TRY(const RankVariables own,
+               rank_variables(inherited, job, assignment, rank, directory.file(rank, "error.json"),
+                              directory.progress_file(rank)));
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      std::string entry = assign(own[i].first, own[i].second);
+      if (lane.environment.size() <= lane.first_own + i) {
+        lane.environment.add(std::move(entry));
+      } else {
+        lane.environment.replace(lane.first_own + i, std::move(entry));
+      }
+    }
+    if (varies) {
+      for (std::size_t i = 0; i < texts.size(); ++i)
+        lane.arguments.replace(i, substitute_local_rank(texts[i], rank));
+      lane.path = substitute_local_rank(job.command.path, rank);
+    }
+    MUSTER_TRY(const LogRouter::Streams streams, router.open(rank));
+    auto spawned = spawn(spawner, index,
+                         {lane.path.c_str(), lane.arguments.data(), lane.environment.data(),
+                          streams.stdout_fd, streams.stderr_fd, binding_of(job, rank)},
+                         rank);
+    router.started(rank);
+    if (!spawned) return fail(std::move(spawned).error());
+    Worker& worker = workers_[static_cast<std::size_t>(rank)];
+    worker.pid = spawned->pid;
+    worker.running = true;
+    guardian_.watch(static_cast<std::size_t>(rank), worker.pid);
+    worker.pidfd.assign(spawned->pidfd.release());
+    watch(rank);
+    return {};
+  };
+
+  for (int rank = 0; rank < job.local_world_size; ++rank) {
+    const std::size_t index = static_cast<std::size_t>(rank) % lanes.size();
+    settle(index);
+    if (failure) break;
+    if (auto begun = begin(rank, index); !begun) {
+      failure = StartFailure{rank, std::move(begun).error()};
+      break;
+    }
+  }
+  for (std::size_t index = 0; index < lanes.size(); ++index) settle(index);
+  return failure;
+}
+
+/// In a control group of its own, where that can be had.
+Result<Spawned> WorkerGroup::spawn(Spawner& spawner, std::size_t lane, SpawnRequest request, int local_rank) {
+  if (!cgroups_.enabled()) return spawner.begin(lane, request);
+  auto cgroup = cgroups_.add(local_rank);
+  if (cgroup) {
+    request.cgroup_fd = cgroup->get();
+    auto spawned = spawner.begin(lane, request);
+    // A kernel or a filter without clone3, a limit of groups: the worker itself can still be started.
+    if (spawned || cgroups_.required()) return spawned;
+  } else if (cgroups_.required()) {
+    return fail("--cgroup=required", std::move(cgroup).error());
+  }
+  request.cgroup_fd = -1;
+  return spawner.begin(lane, request);
+}
+
+int WorkerGroup::started() const {
+  return static_cast<int>(
+      std::count_if(workers_.begin(), workers_.end(), [](const Worker& worker) { return worker.pid != 0; }));
+}
+
+/// A child that could not execute: it has ended, and never was a worker.
+void WorkerGroup::forget(int local_rank) {
+  Worker& worker = workers_[static_cast<std::size_t>(local_rank)];
+  siginfo_t info{};
+  retry_eintr([&] {
+    return ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(worker.pidfd.native_handle()), &info,
+                    WEXITED);
+  });
+  boost::system::error_code ignored;
+  worker.pidfd.close(ignored);
+  worker.pid = 0;
+  worker.running = false;
+  guardian_.forget(static_cast<std::size_t>(local_rank));
+}
+
+void WorkerGroup::watch(int local_rank) {
+  workers_[static_cast<std::size_t>(local_rank)].pidfd.async_wait(
+      boost::asio::posix::descriptor_base::wait_read,
+      [this, local_rank, alive = alive_](boost::system::error_code error) {
+        if (error || !*alive) return;
+        if (!reap(local_rank)) watch(local_rank);
+      });
+}
+
+/// False if the worker has not ended.
+bool WorkerGroup::reap(int local_rank) {
+  const auto index = static_cast<std::size_t>(local_rank);
+  Worker& worker = workers_[index];
+  siginfo_t info{};
+  const int result = retry_eintr([&] {
+    return ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(worker.pidfd.native_handle()), &info,
+                    WEXITED | WNOHANG);
+  });
+  MUSTER_CHECK(result == 0, "waitid on a pidfd of our own: " + errno_text(errno));
+  if (info.si_pid == 0) return false;
+  worker.running = false;
+  boost::system::error_code ignored;
+  worker.pidfd.close(ignored);
+  look_after_group(index);
+  exited_(local_rank, to_end(info), !signalled_ || worker.dumping);
+  return true;
+}
+
+/// The number of a group stays taken while it has members. A group that has a leader no more may empty itself
+/// between two looks, so the number could name a stranger's group by the next signal; that takes the kernel a
+/// whole round of process numbers within one grace period, and there is no handle to a group to rule it out.
+void WorkerGroup::look_after_group(std::size_t index) {
+  Worker& worker = workers_[index];
+  worker.group_left = ::kill(-worker.pid, 0) == 0 || errno != ESRCH;
+  if (!worker.group_left) guardian_.forget(index);
+}
+
+void WorkerGroup::signal_all(int signal) {
+  const bool first = !signalled_;
+  if (first)
+    for (std::size_t i = 0; i < workers_.size(); ++i)
+      if (workers_[i].running) reap(static_cast<int>(i));
+  signalled_ = true;
+  if (signal == SIGKILL) cgroups_.kill();
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    Worker& worker = workers_[i];
+    if (worker.pid <= 1 || (!worker.running && !worker.group_left)) continue;
+    // What a worker has started (loaders of data, say) is its own to end while it may still do so.
+    const bool group = signal == SIGKILL && ::kill(-worker.pid, signal) == 0;
+    if (!group && worker.running)
+      ::syscall(SYS_pidfd_send_signal, worker.pidfd.native_handle(), signal, nullptr, 0);
+    if (!worker.running) look_after_group(i);
+  }
+  if (first) look_at_states();
+}
+
+/// After the signals, which do not wait for this; what is dumping its core does not heed them, and what is
+/// stopped (SIGSTOP, not a debugger's) does so once it goes on.
+void WorkerGroup::look_at_states() {
+  for (Worker& worker : workers_) {
+    if (!worker.running) continue;
+    const auto status = read_file(fmt::format("/proc/{}/status", worker.pid), kMaxStatusBytes);
+    if (!status) continue;
+    worker.dumping = status->find("\nCoreDumping:\t1") != std::string::npos;
+    if (status->find("\nState:\tT (stopped)") != std::string::npos)
+      ::syscall(SYS_pidfd_send_signal, worker.pidfd.native_handle(), SIGCONT, nullptr, 0);
+  }
+}
+
+bool WorkerGroup::owns(pid_t pid) const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [pid](const Worker& worker) { return worker.running && worker.pid == pid; });
+}
+
+std::vector<JobEntry::Worker> WorkerGroup::workers(int base_rank, const LogDirectory& directory) const {
+  std::vector<JobEntry::Worker> out;
+  for (std::size_t i = 0; i < workers_.size(); ++i)
+    if (const int rank = static_cast<int>(i); workers_[i].pid > 0)
+      out.push_back({base_rank + rank, workers_[i].pid, directory.progress_file(rank)});
+  return out;
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/report/gpu_watch.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fcntl.h>
+#include <poll.h>
+#include <time.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "launcher/hardware/nvml.h"
+#include "launcher/report/xid_table.h"
+#include "rendezvous/base/syscall.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr Millis kEventWait{5000};  // of one call; an event ends it at once
+constexpr int kMostFailures = 30;   // of waits in a row, a second apart: the driver will not recover
+constexpr std::size_t kMostEvents = 64;
+constexpr std::size_t kMostPending = 64 * 1024;
+constexpr char kGpu = 'g', kListed = 'l', kEvent = 'x';
+
+void say(int out, char kind, std::string_view text) {
+  // A line is less than PIPE_BUF. Where nobody reads, the pipe is full of the first ones, which count.
+  (void)write_all(out, fmt::format("{}{}\n", kind, text));
+}
+
+/// In the child.
+void watch_gpus(const GpuPaths& paths, int out) {
+  // Kept open while the GPUs are listed: without persistence mode the driver would begin twice.
+  const auto nvml = paths.library.empty() ? Nvml::open() : Nvml::open(paths.library);
+  const std::vector<Gpu> gpus = find_gpus(paths);
+  for (const Gpu& gpu : gpus) say(out, kGpu, gpu_line(gpu));
+  say(out, kListed, "");
+  if (!nvml) return;
+  std::vector<Nvml::Device> devices;
+  for (unsigned i = 0; i < nvml->count().value_or(0); ++i) devices.push_back(nvml->device(i));
+  const Nvml::EventSet events = nvml->watch_xids(devices);
+  if (events == nullptr) return;
+  ::fcntl(out, F_SETFL, O_NONBLOCK);
+  for (int failures = 0; failures < kMostFailures;) {
+    const Nvml::Wait wait = nvml->wait_for_xid(events, kEventWait);
+    if (wait.failed) {
+      ++failures;
+      const timespec pause{1, 0};
+      ::nanosleep(&pause, nullptr);
+      continue;
+    }
+    failures = 0;
+    if (!wait.xid) continue;
+    const auto device = std::find(devices.begin(), devices.end(), wait.xid->device);
+    const auto index = static_cast<std::size_t>(device - devices.begin());
+    say(out, kEvent,
+        xid_line(index < gpus.size() ? gpus[index] : Gpu{}, wait.xid->number, wait.xid->instance));
+  }
+}
+
+}  // namespace
+
+std::string xid_line(const Gpu& gpu, int number, std::optional<unsigned> instance) {
+  std::string address = gpu.pci.substr(0, gpu.pci.rfind('.'));  // the driver leaves out the function
+  if (instance) address += fmt::format(" GPU-I:{:02}", *instance);
+  const std::string_view meaning = meaning_of_xid(number);
+  return fmt::format("NVML: Xid (PCI:{}): {}, {}{}", address, number,
+                     meaning.empty() ? "which NVIDIA's \"XID Errors\" explains" : meaning,
+                     gpu.uuid.empty() ? "" : fmt::format(" ({})", gpu.uuid));
+}
+
+std::string gpu_line(const Gpu& gpu) {
+  return fmt::format("{}\t{}\t{}\t{}", gpu.index, gpu.uuid, gpu.pci, fmt::join(gpu.slices, ","));
+}
+
+std::optional<Gpu> parse_gpu_line(std::string_view line) {
+  std::vector<std::string> fields;
+  for (std::size_t begin = 0; begin <= line.size();) {
+    const auto end = std::min(line.find('\t', begin), line.size());
+    fields.emplace_back(line.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  if (fields.size() != 4) return std::nullopt;
+  Gpu out;
+  const char* const end = fields[0].data() + fields[0].size();
+  const auto [after, error] = std::from_chars(fields[0].data(), end, out.index);
+  if (error != std::errc{} || after != end) return std::nullopt;
+  out.uuid = std::move(fields[1]);
+  out.pci = std::move(fields[2]);
+  for (std::string_view rest = fields[3]; !rest.empty();) {
+    const auto comma = std::min(rest.find(','), rest.size());
+    out.slices.emplace_back(rest.substr(0, comma));
+    rest.remove_prefix(std::min(rest.size(), comma + 1));
+  }
+  return out;
+}
+
+Result<GpuWatch> GpuWatch::start(const GpuPaths& paths) {
+  MUSTER_TRY(HelperProcess process,
+             HelperProcess::start("muster-gpus", [&paths](int out) { watch_gpus(paths, out); }));
+  return GpuWatch(std::move(process));
+}
+
+void GpuWatch::take(std::string_view line) {
+  if (line.empty()) return;
+  const std::string_view text = line.substr(1);
+  if (line.front() == kGpu) {
+    if (auto gpu = parse_gpu_line(text)) found_.push_back(*std::move(gpu));
+  } else if (line.front() == kListed) {
+    gpus_ = std::move(found_);
+  } else if (line.front() == kEvent && events_.size() < kMostEvents) {
+    events_.emplace_back(text);
+  }
+}
+
+/// What is there now. False: nothing was.
+bool GpuWatch::read_some() {
+  if (closed_) return false;
+  char block[4096];
+  const ssize_t n = retry_eintr([&] { return ::read(process_.output(), block, sizeof block); });
+  if (n <= 0) {
+    closed_ = n == 0 || errno != EAGAIN;
+    return false;
+  }
+  pending_.append(block, static_cast<std::size_t>(n));
+  std::size_t begin = 0;
+  for (auto end = pending_.find('\n'); end != std::string::npos; end = pending_.find('\n', begin)) {
+    take(std::string_view(pending_).substr(begin, end - begin));
+    begin = end + 1;
+  }
+  pending_.erase(0, begin);
+  closed_ |= pending_.size() > kMostPending;
+  return true;
+}
+
+const std::optional<std::vector<Gpu>>& GpuWatch::gpus(Instant deadline) {
+  while (!gpus_) {
+    if (read_some()) continue;
+    const auto left = time_left(deadline, SteadyClock::now()).count();
+    if (closed_ || given_up_ || left == 0) break;
+    pollfd wait{process_.output(), POLLIN, 0};
+    given_up_ = retry_eintr([&] { return ::poll(&wait, 1, static_cast<int>(left)); }) <= 0;
+  }
+  return gpus_;
+}
+
+std::vector<std::string> GpuWatch::take_new() {
+  while (read_some()) {
+  }
+  return std::exchange(events_, {});
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// GpuWatch: a process of its own that asks NVML which GPUs are here and then waits for their Xid events, so
+// that faults are known where the kernel's log may not be read, and no call into the driver holds the agent.
+// (A thread could not be stopped while NVML waits, and a wedged driver would keep the agent from ending; a
+// process is killed.) Started by main on nodes with GPUs; read by PostMortem when a worker has failed.
+// Drivers without Xid events, and containers where they are not permitted, give the GPUs only. One loop.
+// Costs a fork, and no time until it is read. Source: NVML API reference, "Event Handling Methods".
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <sys/types.h>
+#include <vector>
+
+#include <muster/result.h>
+
+#include "launcher/hardware/gpus.h"
+#include "launcher/process/helper_process.h"
+#include "rendezvous/base/clock.h"
+
+namespace muster::launcher {
+
+class GpuWatch {
+ public:
+  [[nodiscard]] static Result<GpuWatch> start(const GpuPaths& paths);
+
+  [[nodiscard]] pid_t pid() const { return process_.pid(); }
+
+  /// Readable when there is something to take.
+  [[nodiscard]] int output() const { return process_.output(); }
+
+  /// Waits for the driver until then; where that took its time and was in vain, not again. Nothing: it has
+  /// not answered.
+  [[nodiscard]] const std::optional<std::vector<Gpu>>& gpus(Instant deadline);
+
+  /// What has come since the last call, as the kernel's log would have it (kernel_log.h):
+  /// "NVML: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus (GPU-5a..)". Does not block.
+  [[nodiscard]] std::vector<std::string> take_new();
+
+ private:
+  explicit GpuWatch(HelperProcess process) : process_(std::move(process)) {}
+  bool read_some();
+  void take(std::string_view line);
+
+  HelperProcess process_;
+  bool closed_ = false;
+  bool given_up_ = false;  // the GPUs are not waited for any more
+  std::string pending_;    // the beginning of a line
+  std::vector<Gpu> found_;
+  std::optional<std::vector<Gpu>> gpus_;
+  std::vector<std::string> events_;
+};
+
+/// The text of an event; `instance`: the GPU instance of MIG, if it is of one. Pure.
+[[nodiscard]] std::string xid_line(const Gpu& gpu, int number, std::optional<unsigned> instance);
+
+/// How the processes speak: a GPU as a line, without its name. Pure.
+[[nodiscard]] std::string gpu_line(const Gpu& gpu);
+[[nodiscard]] std::optional<Gpu> parse_gpu_line(std::string_view line);
+
+}  // namespace muster::launcher

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/report/post_mortem.h"
+
+#include <algorithm>
+#include <ctime>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "launcher/output/error_watch.h"
+#include "launcher/progress/progress_word.h"
+#include "launcher/report/error_file.h"
+#include "launcher/report/report.h"
+#include "launcher/report/xid_table.h"
+#include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::size_t kTailLines = 20;
+constexpr std::size_t kMaxKernelLines = 64;
+constexpr std::chrono::seconds kDriverPatience{2};
+constexpr std::size_t kMaxErrorFile = std::size_t{4} << 20;
+
+std::string local_time(std::int64_t seconds) {
+  const std::time_t time = seconds;
+  std::tm parts{};
+  ::localtime_r(&time, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%d_%H:%M:%S", &parts)};
+}
+
+/// Of a small file that a worker may be writing, or may have made a pipe of.
+std::string last_word_in(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  std::string block(kProgressBytes, '\0');
+  const ssize_t n = file ? retry_eintr([&] { return ::read(file.get(), block.data(), block.size()); }) : -1;
+  block.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return parse_progress(block).text;
+}
+
+bool write_file(const std::string& path, std::string_view text) {
+  const std::string draft = path + ".part";
+  UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  return file && write_all(file.get(), text) && ::rename(draft.c_str(), path.c_str()) == 0;
+}
+
+}  // namespace
+
+PostMortem::PostMortem(const Job& job, const Environment& environment, const Log& log,
+                       const WorkerCgroups& cgroups)
+    : job_(job), environment_(environment), log_(log), cgroups_(cgroups) {}
+
+void PostMortem::begin() {
+  read_kernel();
+  kernel_lines_.clear();
+  kills_ = 0;
+  error_files_.clear();
+  memory_killed_.clear();
+  before_stop_.clear();
+}
+
+void PostMortem::read_kernel() {
+  kills_ += memory_kills_.take_new();
+  for (std::string& line : kernel_log_.take_new())
+    if (kernel_lines_.size() < kMaxKernelLines && (parse_xid(line) || parse_memory_kill(line)))
+      kernel_lines_.push_back(one_clean_line(line));
+  if (gpu_watch_ == nullptr) return;
+  for (std::string& line : gpu_watch_->take_new()) {
+    const auto told = parse_xid(line);
+    // The kernel's own line says more: whose process it was.
+    const bool known = std::any_of(kernel_lines_.begin(), kernel_lines_.end(), [&](const std::string& other) {
+      const auto xid = parse_xid(other);
+      return told && xid && xid->number == told->number && xid->device == told->device;
+    });
+    if (!known && kernel_lines_.size() < kMaxKernelLines) kernel_lines_.push_back(std::move(line));
+  }
+}
+
+/// Not by looking into the driver's library here, which would hold the agent where the driver hangs.
+void PostMortem::learn_devices(Instant deadline) {
+  if (!devices_.empty() || gpu_watch_ == nullptr) return;
+  const auto& gpus = gpu_watch_->gpus(deadline);
+  if (!gpus) return;
+  Environment told = environment_;
+  if (!job_.visible_devices.empty())
+    told.insert_or_assign(std::string(env::kCudaVisible), job_.visible_devices);
+  for (int rank = 0; rank < job_.local_world_size; ++rank)
+    devices_.push_back(device_of_worker(told, rank, *gpus));
+}
+
+WorkerDevice PostMortem::device_of(int local_rank) const {
+  return devices_.empty() ? WorkerDevice{} : devices_[static_cast<std::size_t>(local_rank)];
+}
+
+void PostMortem::judge_now(WorkerOutcome& outcome, LogRouter& router) {
+  Evidence evidence;
+  evidence.written = router.error_so_far(outcome.local_rank);
+  // The worker's own count where it has one: the group's says only that somebody was killed.
+  const auto own_kills = cgroups_.memory_kills(outcome.local_rank);
+  if (own_kills) memory_killed_[outcome.local_rank] = *own_kills > 0;
+  const auto known = memory_killed_.find(outcome.local_rank);
+  evidence.memory_killed = known != memory_killed_.end() ? known->second : kills_ > 0;
+  outcome.kernel.clear();
+  const std::string address = device_of(outcome.local_rank).address;
+  for (const std::string& line : kernel_lines_) {
+    if (const auto pid = parse_memory_kill(line); pid == outcome.pid) {
+      evidence.memory_killed = true;
+      outcome.kernel.push_back(line);
+    }
+    const auto xid = parse_xid(line);
+    if (xid && xid->pid == 0 && is_cleanup_xid(xid->number)) continue;  // after a kill of ours, too
+    // The driver leaves out the function, which is always 0.
+    if (xid && (xid->pid == outcome.pid || (!address.empty() && address.starts_with(xid->device))))
+      outcome.kernel.push_back(line);
+  }
+  judge_worker(outcome, evidence);
+}
+
+void PostMortem::look_at(WorkerOutcome& outcome, LogRouter& router) {
+  learn_devices(SteadyClock::now());
+  read_kernel();
+  judge_now(outcome, router);
+}
+
+void PostMortem::stop_begins(LogRouter& router) {
+  if (!before_stop_.empty()) return;
+  for (int rank = 0; rank < job_.local_world_size; ++rank) before_stop_.push_back(router.error_so_far(rank));
+}
+
+void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router,
+                         const LogDirectory& directory) {
+  read_kernel();
+  // Now, when the others are stopped, the driver may take its time to tell.
+  if (std::any_of(outcomes.begin(), outcomes.end(), is_failure))
+    learn_devices(SteadyClock::now() + kDriverPatience);
+  for (WorkerOutcome& outcome : outcomes) {
+    // It failed while another one did, and was only slower to end.
+    if (outcome.stopped_by_us && outcome.end.code != 0 && !before_stop_.empty() &&
+        before_stop_[static_cast<std::size_t>(outcome.local_rank)] &&
+        outcome.end.code <= 128)  // 128+n: a handler's answer to the signal, whatever was logged before
+      outcome.stopped_by_us = false;
+    outcome.progress = last_word_in(directory.progress_file(outcome.local_rank));
+    if (!is_failure(outcome)) {
+      judge_worker(outcome, {});
+      continue;
+    }
+    outcome.device = device_of(outcome.local_rank).text;
+    if (outcome.pid == 0) {
+      judge_worker(outcome, {});
+      continue;
+    }
+    outcome.stderr_tail = router.stderr_tail(outcome.local_rank, kTailLines);
+    const std::string path = directory.file(outcome.local_rank, "error.json");
+    if (!path.empty() && ::access(path.c_str(), F_OK) == 0)
+      if (const auto text = read_file(path, kMaxErrorFile)) {
+        RecordedError recorded = parse_error_file(*text);
+        if (directory.temporary_base().empty()) outcome.error_file = path;  // else nobody would find it
+        outcome.error_message = std::move(recorded.message);
+        outcome.error_callstack = std::move(recorded.callstack);
+        if (recorded.timestamp_s) outcome.wall_time_s = *recorded.timestamp_s;
+        error_files_.insert_or_assign(outcome.rank, *text);
+      }
+    judge_now(outcome, router);
+  }
+}
+
+Reached PostMortem::reached(const LogDirectory& directory) const {
+  Reached out;
+  for (int rank = 0; rank < job_.local_world_size; ++rank)
+    if (const auto position = position_in(last_word_in(directory.progress_file(rank))))
+      out = std::max(out, Reached{position->epoch, position->step});
+  return out;
+}
+
+NodeReport PostMortem::part_of_report(int node, std::vector<WorkerOutcome> outcomes) const {
+  NodeReport out{node, job_.host, std::move(outcomes), {}};
+  for (const std::string& line : kernel_lines_) {
+    const bool known = std::any_of(out.workers.begin(), out.workers.end(), [&](const WorkerOutcome& worker) {
+      return std::find(worker.kernel.begin(), worker.kernel.end(), line) != worker.kernel.end();
+    });
+    if (!known) out.kernel.push_back(line);
+  }
+  return out;
+}
+
+void PostMortem::publish(const JobReport& report, const LogDirectory& directory, OutputSink& err) const {
+  const Verdict verdict = judge(report.nodes, report.notice);
+  if (const std::string text = format_report(report, verdict, local_time); !text.empty()) err.write(text);
+  if (directory.enabled() && directory.temporary_base().empty()) {
+    const std::string path = directory.path() + "/report.json";
+    if (write_file(path, to_json(report, verdict)))
+      log_.warning(fmt::format("the report is in {}", path));
+    else
+      log_.warning(fmt::format("could not write {}: {}", path, errno_text(errno)));
+  }
+  if (verdict.root) pass_on_error_file(report.nodes[verdict.root->node].workers[verdict.root->worker]);
+}
+
+/// A launcher that is itself a worker hands its worker's error on, as torchrun does.
+void PostMortem::pass_on_error_file(const WorkerOutcome& root) const {
+  const auto own = lookup(environment_, "TORCHELASTIC_ERROR_FILE");
+  const auto recorded = error_files_.find(root.rank);
+  if (!own || own->empty() || recorded == error_files_.end()) return;  // or it is another node's
+  const std::string path(*own);
+  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file || !write_all(file.get(), with_error_code(recorded->second, root.end.torchrun_code())))
+    log_.warning(fmt::format("could not copy the worker's error to TORCHELASTIC_ERROR_FILE={}", path));
+}
+
+}  // namespace muster::launcher

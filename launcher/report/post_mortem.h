@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// PostMortem: gathers what can be known of the end of this node's workers, and publishes the job's report:
+// what they wrote, their error files, the kernel's log, the control group's count of kills, the device, the
+// last word about progress. What cannot be read is left out. Owned by the agent; one loop. Costs a few opens
+// at the start, and the rest only where a worker fails.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/hardware/worker_device.h"
+#include "launcher/job/job.h"
+#include "launcher/output/log_directory.h"
+#include "launcher/output/log_router.h"
+#include "launcher/output/output_sink.h"
+#include "launcher/process/memory_kills.h"
+#include "launcher/process/worker_cgroups.h"
+#include "launcher/report/gpu_watch.h"
+#include "launcher/report/job_report.h"
+#include "launcher/report/kernel_log.h"
+#include "rendezvous/base/env.h"
+#include "rendezvous/base/log.h"
+
+namespace muster::launcher {
+
+class PostMortem {
+ public:
+  PostMortem(const Job& job, const Environment& environment, const Log& log, const WorkerCgroups& cgroups);
+  /// Before begin(): the GPUs and their faults are learnt there. It outlives this.
+  void watch_gpus(GpuWatch& watch) { gpu_watch_ = &watch; }
+
+  /// An attempt begins: what was before is no evidence of it.
+  void begin();
+  /// A worker has ended by itself: its cause, as far as it is known at once.
+  void look_at(WorkerOutcome& outcome, LogRouter& router);
+  /// The others are being stopped now: an error that is written already was not our doing.
+  void stop_begins(LogRouter& router);
+  /// All are gone: completes the outcomes of those that failed.
+  void examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router, const LogDirectory& directory);
+
+  /// The furthest step that a worker of this node has told of in the attempt under way.
+  [[nodiscard]] Reached reached(const LogDirectory& directory) const;
+
+  /// This node's part of the report.
+  [[nodiscard]] NodeReport part_of_report(int node, std::vector<WorkerOutcome> outcomes) const;
+
+  /// On the terminal, in report.json where the log directory stays, and for a launcher above this one.
+  void publish(const JobReport& report, const LogDirectory& directory, OutputSink& err) const;
+
+ private:
+  void read_kernel();
+  void learn_devices(Instant deadline);
+  [[nodiscard]] WorkerDevice device_of(int local_rank) const;
+  void judge_now(WorkerOutcome& outcome, LogRouter& router);
+  void pass_on_error_file(const WorkerOutcome& root) const;
+
+  const Job& job_;
+  const Environment& environment_;
+  const Log& log_;
+  const WorkerCgroups& cgroups_;
+  KernelLog kernel_log_;
+  MemoryKills memory_kills_;
+  GpuWatch* gpu_watch_ = nullptr;      // on nodes with GPUs
+  std::vector<WorkerDevice> devices_;  // by local rank; empty: not known yet
+  // Of the attempt under way.
+  std::vector<std::string> kernel_lines_;  // about GPUs and memory
+  std::int64_t kills_ = 0;
+  std::map<int, std::string> error_files_;  // by rank, what they say: their directory may not stay
+  std::map<int, bool>
+      memory_killed_;  // by local rank, of those with a group of their own, which is gone soon
+  std::vector<std::optional<Cause>> before_stop_;  // by local rank; empty: no stop has begun
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// AgentStatus: what an agent knows of its job at one moment, as values: for /healthz, /metrics and whoever
+// asks. Kept by Telemetry, read by status_text.h. No behaviour here.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launcher/job/cause.h"
+#include "launcher/job/job.h"
+#include "launcher/telemetry/start_timeline.h"
+#include "rendezvous/base/clock.h"
+#include "rendezvous/base/metrics_text.h"
+
+namespace muster::launcher {
+
+enum class AgentState { kRendezvous, kRunning, kStopping, kRestarting, kEnding };
+inline constexpr std::array<std::string_view, 5> kAgentStates = {"rendezvous", "running", "stopping",
+                                                                 "restarting", "ending"};
+
+enum class WorkerState { kWaiting, kRunning, kSucceeded, kFailed, kStopped, kPreempted };
+inline constexpr std::array<std::string_view, 6> kWorkerStates = {"waiting", "running", "succeeded",
+                                                                  "failed",  "stopped", "preempted"};
+
+struct WorkerStatus {
+  WorkerState state = WorkerState::kWaiting;
+  int pid = 0;           // 0: was not started
+  std::string progress;  // file with its word about progress
+  Instant started{};
+
+  friend bool operator==(const WorkerStatus&, const WorkerStatus&) = default;
+};
+
+struct AgentStatus {
+  AgentState state = AgentState::kRendezvous;
+  Instant since{};                       // of that state
+  std::optional<Assignment> assignment;  // nothing: not gathered yet
+  std::vector<WorkerStatus> workers;     // by local rank
+  // Since the agent's start.
+  std::uint64_t starts = 0;                                  // of workers
+  std::array<std::uint64_t, kCauseNames.size()> failures{};  // of workers, by class
+  std::uint64_t hangs = 0;
+  DurationSum rendezvous;                   // from the beginning of a gathering to its end
+  std::vector<AgentPhase> start;            // of the present or last one
+  std::vector<WorkersStart> workers_start;  // likewise, by stage
+  DurationSum restarts;                     // from the first sign of an attempt's end until all run again
+};
+
+}  // namespace muster::launcher

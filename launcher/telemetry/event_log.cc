@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/telemetry/event_log.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "launcher/telemetry/event_line.h"
+#include "rendezvous/base/syscall.h"
+
+namespace muster::launcher {
+
+Result<EventLog> EventLog::open(std::string_view file, std::string_view host) {
+  constexpr std::string_view kHost = "{host}";
+  std::string path(file);
+  if (const auto at = path.find(kHost); at != std::string::npos) path.replace(at, kHost.size(), host);
+  // O_NONBLOCK: of a named pipe.
+  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0666));
+  if (!fd) {
+    Error error = errno_error("--events=" + path, errno);
+    error.code = ErrorCode::kInvalidArgument;
+    return fail(std::move(error));
+  }
+  return EventLog(std::move(path), std::move(fd));
+}
+
+int EventLog::drain() {
+  while (!waiting_.empty()) {
+    // As many whole lines as a pipe takes at once, or one; the rest of a line that was begun counts as one.
+    std::size_t size = waiting_.find('\n') + 1;
+    // A search that finds nothing ends it, too.
+    for (std::size_t next = waiting_.find('\n', size); next < EventLine::kMaxBytes;
+         next = waiting_.find('\n', size))
+      size = next + 1;
+    const ssize_t n = retry_eintr([&] { return ::write(fd_.get(), waiting_.data(), size); });
+    if (n < 0) return errno;
+    waiting_.erase(0, static_cast<std::size_t>(n));
+  }
+  return 0;
+}
+
+void EventLog::write(std::string_view lines, const Log& log) {
+  int error = stuck_ ? drain() : 0;
+  if (error != 0 && waiting_.size() + lines.size() > kMostWaiting) {
+    const auto number = static_cast<std::uint64_t>(std::count(lines.begin(), lines.end(), '\n'));
+    dropped_ += number;
+    untold_ += number;
+  } else {
+    waiting_ += lines;
+    error = drain();
+  }
+  if (error != 0 && !std::exchange(stuck_, true))
+    log.warning(fmt::format("could not write events to {}: {}; the job goes on, and events may be missing",
+                            path_, errno_text(error)));
+  if (error == 0 && std::exchange(stuck_, false))
+    log.warning(fmt::format("events are written to {} again; {} are missing", path_, untold_));
+}
+
+std::uint64_t EventLog::take_dropped() {
+  return stuck_ ? 0 : std::exchange(untold_, 0);
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// StatusPage: /healthz and /metrics of an agent (--metrics-addr), from its start to its end. Owned by main;
+// on the agent's loop: an answer says that the loop runs. Nothing is read before somebody asks; an answer
+// costs two small reads for each worker. Failure: of a request alone.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "launcher/telemetry/status_text.h"
+#include "launcher/telemetry/telemetry.h"
+#include "rendezvous/status/status_server.h"
+
+namespace muster::launcher {
+
+class StatusPage {
+ public:
+  StatusPage(boost::asio::io_context& io, net::Listener listener, const Job& job, const Telemetry& telemetry,
+             std::string_view version);
+
+ private:
+  /// When a worker's word about its progress was seen to change. The clock of a file in memory that a worker
+  /// has mapped does not tell.
+  struct Seen {
+    int pid = 0;
+    std::uint64_t mark = 0;
+    Instant at{};
+  };
+
+  [[nodiscard]] std::optional<net::StatusReply> answer(std::string_view path);
+  [[nodiscard]] WorkerReading read(const WorkerStatus& worker, Seen& seen) const;
+
+  const Job& job_;
+  const Telemetry& telemetry_;
+  std::string_view version_;
+  std::vector<Seen> seen_;  // by local rank
+  net::StatusServer server_;
+};
+
+}  // namespace muster::launcher

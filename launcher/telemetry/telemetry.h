@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Telemetry: what the agent tells of its job to the outside while it goes on: keeps the AgentStatus, and
+// writes a line of --events for each transition. Owned by main, told by the agent; one loop, one thread.
+// Costs nothing worth measuring where nobody listens: a few assignments. Nothing here fails.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <muster/result.h>
+
+#include "launcher/job/job.h"
+#include "launcher/job/rendezvous.h"
+#include "launcher/output/log_directory.h"
+#include "launcher/process/worker_group.h"
+#include "launcher/telemetry/agent_status.h"
+#include "launcher/telemetry/event_line.h"
+#include "launcher/telemetry/event_log.h"
+#include "rendezvous/base/log.h"
+
+namespace muster::launcher {
+
+class Telemetry {
+ public:
+  /// `events`: nullptr: nobody wants them. All outlive this.
+  Telemetry(const Job& job, const Log& log, EventLog* events);
+
+  void started(std::string_view version);
+  /// `reason`: why the node is unfit; empty: it is fit.
+  void preflight(std::string_view level, std::string_view reason);
+  /// --timeline: what a start took is said too, whatever the log's level is. `line`: with its newline.
+  void tell_timeline(std::function<void(std::string_view line)> say) { timeline_ = std::move(say); }
+  /// Somebody wants to know how far the workers come.
+  [[nodiscard]] bool wants_start() const { return timeline_ != nullptr || events_ != nullptr; }
+  /// Of what came before the agent, for the timeline of the start.
+  void phase(std::string_view name, double seconds) { status_.start.push_back({name, seconds}); }
+  /// A rendezvous begins.
+  void gathering(int attempt);
+  void joined(const Assignment& assignment, const JoinTimes& times = {});
+  /// The first worker is about to be started.
+  void starting() { starting_since_ = SteadyClock::now(); }
+  /// All workers of this node run.
+  void running(const WorkerGroup& group, const LogDirectory& directory);
+  void workers_started(const WorkersStart& start, bool of_all);
+  void not_started(const WorkerGroup::StartFailure& failure);
+  void worker_ended(const WorkerOutcome& outcome);
+  void hung(int local_rank, std::string_view line);
+  /// The attempt is to end; `signal`: what the workers get for it now, 0: nothing.
+  void stopping(int signal);
+  /// What follows the attempt.
+  void attempt_over(const Result<FailureNotice>& notice);
+  void ended(int exit_status);
+
+  [[nodiscard]] const AgentStatus& status() const { return status_; }
+  [[nodiscard]] const EventLog* events() const { return events_; }
+
+ private:
+  void enter(AgentState state);
+  [[nodiscard]] EventLine line(std::string_view event) const;
+  void write(std::string_view lines);
+  void tell_start();
+  void say_of_start(const std::string& text, bool shown) const;
+  [[nodiscard]] WorkerStatus& worker(int local_rank) {
+    return status_.workers[static_cast<std::size_t>(local_rank)];
+  }
+
+  const Job& job_;
+  const Log& log_;
+  EventLog* events_;
+  EventPlace place_;
+  AgentStatus status_;
+  Instant gathering_since_{};
+  Instant starting_since_{};
+  std::function<void(std::string_view)> timeline_;
+  std::optional<Instant> ending_since_;  // of the attempt before the one that is made ready
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/text/substitution.h"
+
+namespace muster::launcher {
+namespace {
+
+bool starts_name(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+bool continues_name(char c) {
+  return starts_name(c) || (c >= '0' && c <= '9');
+}
+
+/// Length of the name at the front of `text`, 0 if there is none.
+std::size_t name_length(std::string_view text) {
+  if (text.empty() || !starts_name(text[0])) return 0;
+  std::size_t n = 1;
+  while (n < text.size() && continues_name(text[n])) ++n;
+  return n;
+}
+
+}  // namespace
+
+std::string substitute(std::string_view text, const SubstitutionLookup& lookup) {
+  std::string out;
+  while (!text.empty()) {
+    const auto dollar = text.find('$');
+    out.append(text.substr(0, dollar));
+    if (dollar == std::string_view::npos) break;
+    text.remove_prefix(dollar);
+    if (text.size() > 1 && text[1] == '$') {
+      out.push_back('$');
+      text.remove_prefix(2);
+      continue;
+    }
+    const bool braced = text.size() > 1 && text[1] == '{';
+    const std::string_view rest = text.substr(braced ? 2 : 1);
+    const std::size_t length = name_length(rest);
+    const bool closed = !braced || (length < rest.size() && rest[length] == '}');
+    const std::size_t used = length == 0 || !closed ? 1 : length + (braced ? 3 : 1);
+    std::optional<std::string> value;
+    if (used > 1) value = lookup(rest.substr(0, length));
+    if (value) {
+      out.append(*value);
+    } else {
+      out.append(text.substr(0, used));
+    }
+    text.remove_prefix(used);
+  }
+  return out;
+}
+
+std::string substitute_local_rank(std::string_view text, int local_rank) {
+  return substitute(text, [&](std::string_view name) -> std::optional<std::string> {
+    if (name == "local_rank") return std::to_string(local_rank);
+    return std::nullopt;
+  });
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/agent_client/address_race.h"
+
+#include <exception>
+#include <utility>
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <fmt/format.h>
+
+#include "rendezvous/net/dial.h"
+
+namespace muster::net {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+
+std::string local_address_of(const tcp::socket& socket) {
+  boost::system::error_code error;
+  asio::ip::address address = socket.local_endpoint(error).address();
+  if (error) return {};
+  if (address.is_v6() && address.to_v6().is_v4_mapped())
+    address = asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
+  if (address.is_v6()) {
+    auto v6 = address.to_v6();
+    v6.scope_id(0);
+    return v6.to_string();
+  }
+  return address.to_string();
+}
+
+}  // namespace
+
+class AddressRace::Impl : public std::enable_shared_from_this<Impl> {
+ public:
+  Impl(asio::io_context& loop, Course course, std::function<void(Result<Winner>)> finished)
+      : loop_(loop),
+        course_(std::move(course)),
+        finished_(std::move(finished)),
+        next_start_(loop),
+        deadline_(SteadyClock::now() + course_.limit) {}
+
+  void start() {
+    if (course_.addresses.empty())
+      finish(fail(ErrorCode::kNotFound, "it offers no address"));
+    else
+      start_next();
+  }
+
+  void start_next() {
+    if (over_ || sockets_.size() == course_.addresses.size()) return;
+    const std::string address = course_.addresses[sockets_.size()];
+    const auto socket = std::make_shared<tcp::socket>(loop_);
+    sockets_.push_back(socket);
+    ++running_;
+    asio::co_spawn(loop_, run(shared_from_this(), socket, address),
+                   [self = shared_from_this()](const std::exception_ptr& thrown) {
+                     // What dial() expects to go wrong comes as a Result.
+                     if (thrown) self->finish(fail(ErrorCode::kFailed, "connect: an exception"));
+                   });
+    next_start_.expires_after(course_.head_start);
+    next_start_.async_wait([self = shared_from_this()](const auto& error) {
+      if (!error) self->start_next();
+    });
+  }
+
+  void finish(Result<Winner> result) {
+    if (over_) return;
+    const auto call = std::exchange(finished_, {});
+    stop();
+    if (call) call(std::move(result));
+  }
+
+  void stop() {
+    over_ = true;
+    finished_ = {};
+    next_start_.cancel();
+    boost::system::error_code ignored;
+    for (const auto& socket : sockets_) socket->close(ignored);
+  }
+
+ private:
+  asio::awaitable<void> run(std::shared_ptr<Impl> self, std::shared_ptr<tcp::socket> socket,
+                            std::string address) {
+    boost::system::error_code cause;
+    const auto connected = co_await dial(*socket, address, course_.port, 0, deadline_, &cause);
+    --running_;
+    if (self->over_) co_return;
+    if (connected || (course_.refusal_answers && cause == asio::error::connection_refused)) {
+      finish(Winner{address, connected ? local_address_of(*socket) : std::string()});
+      co_return;
+    }
+    if (!errors_.empty()) errors_ += "; ";
+    errors_ += connected.error().message;
+    if (sockets_.size() < course_.addresses.size()) {
+      start_next();
+    } else if (running_ == 0) {
+      finish(fail(connected.error().code, errors_));
+    }
+  }
+
+  asio::io_context& loop_;
+  Course course_;
+  std::function<void(Result<Winner>)> finished_;
+  asio::steady_timer next_start_;
+  Instant deadline_;
+  std::vector<std::shared_ptr<tcp::socket>> sockets_;  // of the addresses tried so far
+  std::size_t running_ = 0;
+  std::string errors_;
+  bool over_ = false;
+};
+
+AddressRace::AddressRace(asio::io_context& loop, Course course, std::function<void(Result<Winner>)> finished)
+    : impl_(std::make_shared<Impl>(loop, std::move(course), std::move(finished))) {
+  asio::post(loop, [impl = impl_] { impl->start(); });
+}
+
+AddressRace::~AddressRace() {
+  impl_->stop();
+}
+
+}  // namespace muster::net

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// ControlClient: an agent's one connection to its job's coordinator, on the agent's event loop. It finds the
+// coordinator with back-off, authenticates both ways, joins, beats its heart, and reconnects where allowed.
+// Owned by the launcher's agent. One loop, one thread: create, call and destroy it on the loop's thread; the
+// loop outlives it. Failure: told once, through ControlEvents::lost, with a code and a text for people.
+//
+// How an agent uses it:
+//   start()            -> waiting()*  -> assigned(a)        start the workers of generation a
+//                                     -> closed(), lost()   give up
+//   while they run:    -> generation_over(g): stop them, then ready(g) -> waiting()* -> assigned(next)
+//                      -> closed(c): stop them; the job is over, c.cause says why (kSucceeded: all is well)
+//                      -> lost(e): stop them; there is no coordinator any more
+//   a worker failed:   worker_failed(...)  and expect generation_over or closed, as everybody else
+//   all succeeded:     finished(g)         and expect closed (success), or generation_over if others fail
+//   at the end:        leave(reason, left) and destroy it in or after left()
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <muster/result.h>
+
+#include "rendezvous/base/log.h"
+#include "rendezvous/coordinator/membership.h"
+#include "rendezvous/net/tls.h"
+#include "rendezvous/protocol/auth.h"
+#include "rendezvous/protocol/clock_offset.h"
+#include "rendezvous/protocol/control.h"
+
+namespace boost::asio {
+class io_context;
+}
+
+namespace muster::net {
+
+struct ControlClientOptions {
+  std::string host;  ///< of the coordinator: address or name
+  std::uint16_t port = 0;
+  std::string job;
+  std::optional<tls::Context> tls;  ///< speak TLS, and with no coordinator but one that this trusts
+  std::string tls_name = {};        ///< for which its certificate must be; empty: host
+  std::optional<auth::Secret> secret;
+  /// Who this node is. An id of zeros is replaced by a random one; master_port is that of the first world.
+  membership::Request request;
+  membership::Settings settings;
+  std::string software = "muster";
+  Millis connect_timeout{60'000};  ///< from start() until the coordinator welcomes this agent, over all tries
+  Millis attempt_timeout{5'000};   ///< one try: name, connection, authentication
+  /// A connection that breaks later is tried again for so long, or longer where the coordinator says that it
+  /// keeps its agents' places; 0: lost at once, but for settings.reconnect_grace where neither side ended it.
+  Millis reconnect_for{0};
+  /// A coordinator that is silent for so many heartbeat intervals, and for settings.heartbeat_timeout, is
+  /// lost.
+  int missed_heartbeats = 3;
+  bool compare_clocks = false;  ///< once, after joining; see ControlEvents::clock
+  control::Limits limits;
+  Instant born = SteadyClock::now();  ///< since when the agent has been running
+};
+
+/// All optional. Called from the loop, never from within a call of the client, each only while the client
+/// lives and before close(). After closed() or lost() nothing more comes, but report() may.
+struct ControlEvents {
+  /// A world of which this node is a part: its ranks, and where the first node serves the workers' store.
+  /// One per generation.
+  std::function<void(const control::Assignment&)> assigned;
+  /// Why there is no world yet, or none with this node; when the reason changes, at most about once a second.
+  std::function<void(const control::Waiting&)> waiting;
+  /// The workers of this generation are to be stopped. One per generation.
+  std::function<void(const control::GenerationOver&)> generation_over;
+  std::function<void(const control::Closed&)> closed;
+  /// Another node's part of the job's report; only the first node of the world gets them.
+  std::function<void(const control::Report&)> report;
+  /// A try to connect failed and another follows; when the text changes.
+  std::function<void(const Error&)> trying;
+  /// What another node says of workers that hang, in the generation that runs here.
+  std::function<void(const control::Hang&)> hang;
+  /// A connection to the coordinator is there, and the agent has joined by it; or it broke.
+  std::function<void(bool there)> linked;
+  /// A message about the workers' store (control::is_about_store).
+  std::function<void(const control::Message&)> store;
+  /// How far the coordinator's wall clock is from this host's.
+  std::function<void(const ClockOffset&)> clock;
+  /// The answer to safe_point() where the generation goes on.
+  std::function<void(std::int64_t generation)> safe_point_passed;
+  /// What the user of this node should know; each text once.
+  std::function<void(const std::string&)> remark;
+  /// The connection has taken everything that was sent.
+  std::function<void()> drained;
+  /// kTimeout: not reached within connect_timeout. kMismatch: refused for its secret, version or settings.
+  /// kExhausted: a limit of the coordinator. kCancelled: the job was over, or the coordinator stops.
+  /// kPeerGone: the connection broke, or the coordinator gave this node up.
+  std::function<void(const Error&)> lost;
+};
+
+class ControlClient {
+ public:
+  ControlClient(boost::asio::io_context& loop, ControlClientOptions options, ControlEvents events);
+  /// close()s.
+  ~ControlClient();
+  ControlClient(const ControlClient&) = delete;
+  ControlClient& operator=(const ControlClient&) = delete;
+
+  /// Begins to connect and join. Once.
+  void start();
+
+  /// The coordinator is there now. A connection to another place is given up, and this one tried at once.
+  void redirect(std::string host, std::uint16_t port);
+
+  /// The workers of `generation` are gone; this node takes part in the next round and would serve its store
+  /// on `master_port`. `reached`: by them.
+  void ready(std::int64_t generation, std::uint16_t master_port, const Reached& reached = {});
+  /// Kept and said again after a reconnection until the generation is over.
+  void worker_failed(const control::WorkerFailed& failure);
+  /// All workers of this node succeeded. Kept likewise.
+  void finished(std::int64_t generation);
+  /// The generation can be interrupted now for nodes that wait (Settings::grow_at_safe_point). Lost where
+  /// there is no connection.
+  void safe_point(std::int64_t generation);
+  void report(std::int64_t generation, std::string payload);
+  /// Lost where there is no connection.
+  void say_hang(const control::Hang& word);
+  /// A message about the workers' store; lost where there is no connection.
+  void send_store(const control::Message& message);
+  /// What the connection has not taken yet.
+  [[nodiscard]] std::size_t unsent_bytes() const;
+  /// Ends the job for everybody; with `or_leave` for this node alone, where the others can go on without it.
+  void stop_job(std::string reason, int exit_code, bool or_leave = false);
+  /// Says good-bye; `left` comes when the coordinator has read it, or after `patience`. A coordinator that is
+  /// away and keeps its agents' places is looked for meanwhile, for some seconds. No event comes after this
+  /// call.
+  void leave(std::string reason, Millis patience, std::function<void()> left);
+  /// Drops the connection without a word: the coordinator takes this node for lost.
+  void close();
+
+  [[nodiscard]] const membership::NodeId& id() const;
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace muster::net

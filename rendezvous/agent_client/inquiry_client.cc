@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/agent_client/inquiry_client.h"
+
+#include <exception>
+#include <memory>
+#include <utility>
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <fmt/format.h>
+
+#include "rendezvous/agent_client/control_link.h"
+
+namespace muster::net {
+namespace {
+
+namespace asio = boost::asio;
+
+constexpr std::size_t kMaxPages = 1000;
+
+// One of the answer's messages; nothing where it is none.
+bool take(control::Message& message, InquiryAnswer& out) {
+  if (auto* job = std::get_if<control::JobState>(&message)) {
+    // Asked for one job page after page, each begins with it.
+    if (out.nodes.empty()) out.jobs.push_back(std::move(*job));
+  } else if (auto* node = std::get_if<control::NodeState>(&message)) {
+    out.nodes.push_back(std::move(*node));
+  } else if (auto* used = std::get_if<control::StoreJobState>(&message)) {
+    out.store_jobs.push_back(std::move(*used));
+  } else {
+    return false;
+  }
+  return true;
+}
+
+asio::awaitable<Result<InquiryAnswer>> ask(std::shared_ptr<ControlLink> link, std::string job,
+                                           Instant deadline) {
+  if (auto welcome = co_await link->open(0, deadline); !welcome) co_return fail(std::move(welcome).error());
+  InquiryAnswer out;
+  control::Inquire question{std::move(job), {}, 0};
+  for (std::size_t page = 0; page < kMaxPages; ++page) {
+    link->send(question);
+    while (true) {
+      auto message = co_await link->receive();
+      if (!message) co_return fail(std::move(message).error());
+      if (take(*message, out)) continue;
+      auto* over = std::get_if<control::InquiryOver>(&*message);
+      if (over == nullptr)
+        co_return fail(ErrorCode::kProtocol, fmt::format("{} instead of an answer from {}",
+                                                         control::name_of(*message), link->endpoint()));
+      if (page > 0) over->num_store_jobs = out.over.num_store_jobs;  // told on the first page
+      out.over = std::move(*over);
+      break;
+    }
+    if (!out.over.more) break;
+    question.after = out.over.after;
+    question.from_number = out.over.from_number;
+  }
+  co_return out;
+}
+
+}  // namespace
+
+Result<InquiryAnswer> inquire(const InquiryOptions& options) {
+  asio::io_context loop(1);
+  const Instant deadline = SteadyClock::now() + options.timeout;
+  const auto link = std::make_shared<ControlLink>(
+      loop, ControlLink::Target{
+                options.host, options.port, options.job, options.own_host, options.secret, {}, options.tls});
+  asio::steady_timer watchdog(loop, deadline);
+  watchdog.async_wait([&](const auto& error) {
+    if (!error) link->close("no answer in time");
+  });
+  Result<InquiryAnswer> out = fail(ErrorCode::kCancelled, "not asked");
+  asio::co_spawn(loop, ask(link, options.job, deadline),
+                 [&](const std::exception_ptr& failed, Result<InquiryAnswer> answer) {
+                   watchdog.cancel();
+                   link->close();
+                   out = failed ? fail(ErrorCode::kIo, "the event loop failed") : std::move(answer);
+                 });
+  loop.run();
+  return out;
+}
+
+}  // namespace muster::net

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// inquire(): looks into a coordinator, a musterd or one that an agent embeds: connects, proves what it has
+// to, asks (inquiry.h) until it has everything, and goes. Blocks, on a loop of its own; called by musterctl.
+// Failure: kTimeout, kPeerGone: it was not reached, or went away; kMismatch: it refused this asker;
+// kProtocol: it is something else, or of another release.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <muster/result.h>
+
+#include "rendezvous/base/clock.h"
+#include "rendezvous/net/tls.h"
+#include "rendezvous/protocol/auth.h"
+#include "rendezvous/protocol/inquiry.h"
+
+namespace muster::net {
+
+struct InquiryOptions {
+  std::string host;  ///< of the coordinator: address or name
+  std::uint16_t port = 0;
+  std::string job;       ///< with its nodes; empty: all
+  std::string own_host;  ///< this one's name, for people
+  std::optional<auth::Secret> secret;
+  std::optional<tls::Context> tls;
+  Millis timeout{10'000};  ///< for all of it
+};
+
+struct InquiryAnswer {
+  std::vector<control::JobState> jobs;
+  std::vector<control::NodeState> nodes;
+  std::vector<control::StoreJobState> store_jobs;
+  control::InquiryOver over;  ///< the last one
+};
+
+[[nodiscard]] Result<InquiryAnswer> inquire(const InquiryOptions& options);
+
+}  // namespace muster::net

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/base/metrics_text.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace muster {
+namespace {
+
+constexpr double kFirstBound = 1e-4;
+constexpr double kGrowth = 4;
+
+std::string_view to_string(MetricType type) {
+  switch (type) {
+    case MetricType::kGauge:
+      return "gauge";
+    case MetricType::kCounter:
+      return "counter";
+    case MetricType::kSummary:
+      return "summary";
+    case MetricType::kHistogram:
+      break;
+  }
+  return "histogram";
+}
+
+std::string number(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
+  return fmt::format("{}", value);
+}
+
+/// Bytes of the sequence that begins here if it is one of UTF-8 (RFC 3629), else 0.
+std::size_t sequence_at(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return 1;
+  const std::size_t size = first >= 0xc2 && first <= 0xdf ? 2 : first >= 0xe0 && first <= 0xef ? 3 : 4;
+  if (first < 0xc2 || first > 0xf4 || text.size() < size) return 0;
+  for (std::size_t i = 1; i < size; ++i)
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  // Longer than needed, surrogates, beyond the last character.
+  if (first == 0xe0 && byte(1) < 0xa0) return 0;
+  if (first == 0xed && byte(1) > 0x9f) return 0;
+  if (first == 0xf0 && byte(1) < 0x90) return 0;
+  if (first == 0xf4 && byte(1) > 0x8f) return 0;
+  return size;
+}
+
+void put_escaped(std::string& out, std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t size = sequence_at(text);
+    const char c = text[0];
+    if (size == 0)
+      out += '?';
+    else if (c == '\\' || c == '"')
+      (out += '\\') += c;
+    else if (c == '\n')
+      out += "\\n";
+    else
+      out += text.substr(0, size);
+    text.remove_prefix(std::max<std::size_t>(size, 1));
+  }
+}
+
+}  // namespace
+
+double DurationHistogram::bound(std::size_t bucket) {
+  double out = kFirstBound;
+  for (std::size_t i = 0; i < bucket; ++i) out *= kGrowth;
+  return out;
+}
+
+void DurationHistogram::add(double seconds) {
+  ++count_;
+  sum_ += seconds;
+  for (std::size_t i = 0; i < kBuckets; ++i)
+    if (seconds <= bound(i)) {
+      ++in_bucket_[i];
+      return;
+    }
+}
+
+std::uint64_t DurationHistogram::up_to(std::size_t bucket) const {
+  std::uint64_t out = 0;
+  for (std::size_t i = 0; i <= bucket; ++i) out += in_bucket_[i];
+  return out;
+}
+
+void MetricsText::family(std::string_view name, MetricType type, std::string_view help) {
+  name_ = name;
+  type_ = type;
+  help_ = help;
+  announced_ = false;
+}
+
+void MetricsText::line(std::string_view suffix, std::span<const Label> labels, double value) {
+  if (!std::exchange(announced_, true))
+    text_ += fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n", name_, help_, to_string(type_));
+  (text_ += name_) += suffix;
+  char before = '{';
+  for (const auto& [label, text] : labels) {
+    ((text_ += before) += label) += "=\"";
+    put_escaped(text_, text);
+    text_ += '"';
+    before = ',';
+  }
+  if (!labels.empty()) text_ += '}';
+  ((text_ += ' ') += number(value)) += '\n';
+}
+
+void MetricsText::sample(double value, std::span<const Label> labels) {
+  line({}, labels, value);
+}
+
+void MetricsText::summary(const DurationSum& sum) {
+  line("_sum", {}, sum.seconds);
+  line("_count", {}, static_cast<double>(sum.count));
+}
+
+void MetricsText::histogram(const DurationHistogram& histogram) {
+  for (std::size_t i = 0; i < DurationHistogram::kBuckets; ++i) {
+    const std::string bound = number(DurationHistogram::bound(i));
+    const Label label{"le", bound};
+    line("_bucket", std::span(&label, 1), static_cast<double>(histogram.up_to(i)));
+  }
+  const Label infinity{"le", "+Inf"};
+  line("_bucket", std::span(&infinity, 1), static_cast<double>(histogram.count()));
+  line("_sum", {}, histogram.sum());
+  line("_count", {}, static_cast<double>(histogram.count()));
+}
+
+void MetricsText::gauge(std::string_view name, double value, std::string_view help) {
+  family(name, MetricType::kGauge, help);
+  sample(value);
+}
+
+void MetricsText::counter(std::string_view name, double value, std::string_view help) {
+  family(name, MetricType::kCounter, help);
+  sample(value);
+}
+
+}  // namespace muster

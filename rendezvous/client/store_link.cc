@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/client/store_link.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <poll.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "rendezvous/base/backoff.h"
+
+namespace muster {
+namespace {
+
+using wire::Op;
+
+// A server that accepts but does not answer the handshake is given this long, then tried again.
+constexpr Millis kHandshakeTime{10000};
+// A reply is taken to be nonsense beyond this; memory is still only taken as the bytes come.
+constexpr std::int64_t kMaxReplyBytes = std::int64_t{1} << 32;
+constexpr std::size_t kReadStep = std::size_t{1} << 20;
+constexpr std::size_t kListedKeys = 8;
+
+std::string describe(const wire::Request& request) {
+  std::string text(op_info(request.op).name);
+  if (request.op == Op::kMultiSet)
+    text += fmt::format(" of {} keys, the first {}", request.items.size() / 2,
+                        request.items.empty() ? "-" : wire::printable(request.items[0]));
+  else if (!request.items.empty())
+    text += " " + list_keys_text(request.items);
+  else if (!request.key.empty())
+    text += " " + wire::printable(request.key);
+  return text;
+}
+
+void sleep_until(Instant deadline) {
+  // poll() of nothing: a wait that a caller's signal handler can end early without harm.
+  const Millis left = time_left(deadline, SteadyClock::now());
+  ::poll(nullptr, 0, static_cast<int>(left.count()));
+}
+
+std::string seconds_text(Millis time) {
+  return fmt::format("{:.3g} s", static_cast<double>(time.count()) / 1000);
+}
+
+}  // namespace
+
+std::string list_keys_text(std::span<const std::string_view> keys) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(keys.size(), kListedKeys); ++i) {
+    if (i > 0) text += ", ";
+    text += wire::printable(keys[i]);
+  }
+  if (keys.size() > kListedKeys) text += fmt::format(" and {} more", keys.size() - kListedKeys);
+  return text;
+}
+
+Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, Millis timeout, bool legacy) {
+  const Instant start = SteadyClock::now();
+  const Instant deadline = start + timeout;
+  const bool v6_literal = host.find(':') != std::string::npos;
+  const std::string endpoint = fmt::format(fmt::runtime(v6_literal ? "[{}]:{}" : "{}:{}"), host, port);
+  Backoff backoff({}, static_cast<std::uint64_t>(start.time_since_epoch().count()) ^
+                          (static_cast<std::uint64_t>(::getpid()) << 32));
+  const std::array greetings = legacy ? std::array{Greeting::kCancelWait, Greeting::kCheck}
+                                      : std::array{Greeting::kPing, Greeting::kCountKeys};
+  std::size_t chosen = 0;
+  for (int attempt = 1;; ++attempt) {
+    Error error;
+    auto stream = TcpStream::connect(host, port, deadline);
+    if (stream) {
+      StoreLink link(*std::move(stream), host, port, endpoint);
+      const auto shaken =
+          link.greet(greetings[chosen], std::min(deadline, SteadyClock::now() + kHandshakeTime));
+      if (shaken) return link;
+      error = shaken.error();
+      // A server that does not know a greeting closes the connection.
+      if (error.code == ErrorCode::kPeerGone) chosen = 1 - chosen;
+      if (!legacy && error.code != ErrorCode::kProtocol)
+        error.message += " (those of PyTorch before 2.2 need TcpStoreOptions::legacy_server)";
+    } else {
+      error = std::move(stream).error();
+    }
+    const Instant now = SteadyClock::now();
+    const Instant again = now + backoff.next();
+    // Something else than a TCPStore server listens there: it will not become one.
+    if (again >= deadline || error.code == ErrorCode::kProtocol) {
+      return fail(
+          error.code == ErrorCode::kPeerGone ? ErrorCode::kTimeout : error.code,
+          fmt::format("connect to the store at {} failed for {} ({} attempts), the last: {}; is the process "
+                      "that hosts the store running, and its port reachable from here?",
+                      endpoint, seconds_text(std::chrono::duration_cast<Millis>(now - start)), attempt,
+                      error.message));
+    }
+    sleep_until(again);
+  }
+}
+
+Result<void> StoreLink::expect_u8(std::uint8_t wanted, Instant deadline) {
+  MUSTER_TRY(const std::uint8_t answer, read_u8(deadline));
+  if (answer == wanted) return {};
+  return fail(
+      broken({ErrorCode::kProtocol,
+              fmt::format("the answer is {} instead of {}; is it a TCPStore server?", answer, wanted)}));
+}
+
+Result<void> StoreLink::greet(Greeting greeting, Instant deadline) {
+  switch (greeting) {
+    case Greeting::kCancelWait:
+      generation_ = wire::Generation::kTorch21;
+      MUSTER_OK(request({.op = Op::kCancelWait}, deadline));
+      return expect_u8(wire::kWaitCanceled, deadline);
+    case Greeting::kCheck:
+      generation_ = wire::Generation::kTorch20;
+      MUSTER_OK(request({.op = Op::kCheck}, deadline));
+      return expect_u8(wire::kReady, deadline);
+    case Greeting::kPing:
+    case Greeting::kCountKeys:
+      break;
+  }
+  // VALIDATE and what follows in a segment each: PyTorch's libuv server loses a VALIDATE that does not arrive
+  // whole. Servers up to 2.1 take it for a SET and the four bytes behind it for the upper half of a key's
+  // length, for which they allocate: those bytes must make a length that no machine has.
+  MUSTER_OK(request({.op = Op::kValidate, .number = wire::kMagic}, deadline));
+  if (greeting == Greeting::kPing) {
+    const auto nonce = static_cast<std::uint32_t>(::getpid()) | 0x00800000U;  // 2^63 bytes and more
+    MUSTER_OK(request({.op = Op::kPing, .number = nonce}, deadline));
+    MUSTER_TRY(const std::uint32_t echo, read_u32(deadline));
+    if (echo != nonce)
+      return fail(
+          broken({ErrorCode::kProtocol,
+                  fmt::format("the answer is {} instead of {}; is it a TCPStore server?", echo, nonce)}));
+    return {};
+  }
+  // 5 * 10^17 bytes; with a CHECK it would be 22 GB.
+  for (int i = 0; i < 4; ++i) MUSTER_OK(request({.op = Op::kGetNumKeys}, deadline));
+  for (int i = 0; i < 4; ++i) MUSTER_OK(read_i64(deadline));
+  return {};
+}
+
+Error StoreLink::broken(Error cause) {
+  if (!failed_) {
+    failed_ = true;
+    stream_.close();  // the server forgets what this client waits for, and has its place free for the next
+    failure_ = {cause.code, fmt::format("{} at the store {}: {}", doing_, endpoint_, cause.message)};
+  }
+  return failure_;
+}
+
+Result<void> StoreLink::request(const wire::Request& request, Instant deadline) {
+  if (failed_) return fail(failure_);
+  if (!has(request.op))
+    return fail(ErrorCode::kUnsupported, fmt::format("{} at the store {}: servers of {} do not know it",
+                                                     describe(request), endpoint_, to_string(generation_)));
+  doing_ = describe(request);
+  buffer_.clear();
+  wire::encode(request, buffer_, generation_);
+  if (auto sent = stream_.send(buffer_, deadline); !sent) return fail(broken(std::move(sent).error()));
+  if (buffer_.capacity() > kReadStep) buffer_ = std::string();
+  return {};
+}
+
+Result<void> StoreLink::read(void* out, std::size_t size, Instant deadline) {
+  if (failed_) return fail(failure_);
+  if (auto got = stream_.receive(static_cast<char*>(out), size, deadline); !got)
+    return fail(broken(std::move(got).error()));
+  return {};
+}
+
+bool StoreLink::ended() {
+  const auto ready = stream_.readable(SteadyClock::now());
+  return !ready || *ready;
+}
+
+Result<std::uint8_t> StoreLink::read_u8(Instant deadline) {
+  std::uint8_t value = 0;
+  MUSTER_OK(read(&value, sizeof value, deadline));
+  return value;
+}
+
+Result<std::uint32_t> StoreLink::read_u32(Instant deadline) {
+  std::uint32_t value = 0;
+  MUSTER_OK(read(&value, sizeof value, deadline));
+  return value;
+}
+
+Result<std::int64_t> StoreLink::read_i64(Instant deadline) {
+  std::int64_t value = 0;
+  MUSTER_OK(read(&value, sizeof value, deadline));
+  return value;
+}
+
+Result<std::string> StoreLink::read_bytes(Instant deadline) {
+  MUSTER_TRY(const std::int64_t size, read_i64(deadline));
+  if (size < 0 || size > kMaxReplyBytes)
+    return fail(broken({ErrorCode::kProtocol, fmt::format("the answer announces {} bytes", size)}));
+  std::string out;
+  while (out.size() < static_cast<std::size_t>(size)) {
+    const std::size_t at = out.size();
+    const std::size_t step = std::min(kReadStep, static_cast<std::size_t>(size) - at);
+    out.resize(at + step);
+    MUSTER_OK(read(out.data() + at, step, deadline));
+  }
+  return out;
+}
+
+Result<bool> StoreLink::await_stop(Instant wait_until, Millis margin) {
+  if (failed_) return fail(failure_);
+  auto ready = stream_.readable(wait_until);
+  if (!ready) return fail(broken(std::move(ready).error()));
+  const Instant deadline = SteadyClock::now() + margin;
+  if (*ready) {
+    MUSTER_TRY(const std::uint8_t answer, read_u8(deadline));
+    if (answer == wire::kStopWaiting) return true;
+    return fail(broken({ErrorCode::kProtocol, fmt::format("the answer is {} instead of 0", answer)}));
+  }
+  if (!has(Op::kCancelWait)) {
+    auto fresh = TcpStream::connect(host_, port_, deadline);
+    if (!fresh) return fail(broken(std::move(fresh).error()));
+    stream_ = *std::move(fresh);
+    return false;
+  }
+  const std::string waited_for = doing_;
+  MUSTER_OK(request({.op = Op::kCancelWait}, deadline));
+  doing_ = waited_for + ", cancelled";
+  MUSTER_TRY(std::uint8_t answer, read_u8(deadline));
+  // The wake-up crossed the cancel: the server answers both.
+  if (answer == wire::kStopWaiting) {
+    MUSTER_TRY(answer, read_u8(deadline));
+  }
+  if (answer != wire::kWaitCanceled)
+    return fail(
+        broken({ErrorCode::kProtocol, fmt::format("the answer to CANCEL_WAIT is {} instead of 1", answer)}));
+  return false;
+}
+
+}  // namespace muster

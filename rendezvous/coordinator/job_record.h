@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// JobRecord: what of a job outlives the coordinator's process: its rules, its world, its generation, the
+// restarts it has used. Nodes that wait for a world are not part of it: they come back and join anew. Pure
+// values; times are kept as what is left of them, since another process's clock says nothing. Made by Jobs,
+// written by journal.h.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rendezvous/coordinator/membership.h"
+
+namespace muster {
+
+/// What is kept of the steps that a job's workers tell of.
+struct JobProgress {
+  StepLedger steps;
+  Reached reached;              ///< as in Round, as is the next
+  std::optional<bool> unnoted;  ///< while kGathering
+
+  friend bool operator==(const JobProgress&, const JobProgress&) = default;
+};
+[[nodiscard]] JobProgress progress_of(const membership::Round& round);
+
+struct JobRecord {
+  membership::Settings settings;
+  membership::Phase phase = membership::Phase::kGathering;
+  int restarts_used = 0;
+  JobProgress progress;
+  membership::World world;                               ///< the running or the last one
+  std::vector<membership::NodeId> finished;              ///< members all of whose workers succeeded
+  std::vector<std::pair<std::string, Millis>> excluded;  ///< machine, for how long
+  membership::Cause ending;                              ///< while kClosed
+  std::vector<membership::NodeId> known;                 ///< no members; they hear how it ended, as those do
+  std::vector<membership::NodeId> gone;                  ///< while kClosed: of both, who is not connected
+
+  /// A connection of a job that is over has gone, maybe once more; or that of a node which is left out.
+  void has_gone(const membership::NodeId& node) {
+    if (gone.size() < world.slots.size() + known.size() &&
+        std::find(gone.begin(), gone.end(), node) == gone.end())
+      gone.push_back(node);
+  }
+
+  friend bool operator==(const JobRecord&, const JobRecord&) = default;
+};
+
+/// Of an encoded record, but for a world that needs more. etcd takes requests of 1.5 MiB unless it is told
+/// otherwise (--max-request-bytes); the rest is for keys, three times 255 bytes, and the request's other
+/// parts.
+inline constexpr std::size_t kMaxRecordBytes = (std::size_t{3} << 19) - (std::size_t{16} << 10);
+/// How many nodes fit into JobRecord::known, with room for all that is told later: members that finish, and
+/// whoever goes. About 48,000 beside a world of 64 nodes, 5,000 beside one of 9,000.
+[[nodiscard]] std::size_t room_for_known(const JobRecord& record, std::size_t max_bytes);
+
+[[nodiscard]] JobRecord make_record(const membership::Settings& settings, const membership::Round& round,
+                                    Instant now);
+
+/// The round as it was. Members of a running world are taken for disconnected, and have `grace` to come back.
+[[nodiscard]] membership::Round make_round(const JobRecord& record, Instant now, Millis grace);
+
+void encode(const JobRecord& record, std::string& out);
+void encode(const JobProgress& progress, std::string& out);
+/// Nothing if the bytes are no such record.
+[[nodiscard]] std::optional<JobRecord> decode_job(std::string_view bytes);
+[[nodiscard]] std::optional<JobProgress> decode_progress(std::string_view bytes);
+
+/// Who has to hear of the changes of jobs that outlive the process, in order.
+class JobRecorder {
+ public:
+  virtual ~JobRecorder() = default;
+  virtual void job(std::string_view name, const JobRecord& record) = 0;
+  /// All workers of a member of the running world succeeded.
+  virtual void job_finished(std::string_view name, const membership::NodeId& node) = 0;
+  /// The workers of the last generation came further than was told so far, or another one is counted.
+  virtual void job_progress(std::string_view name, const JobProgress& progress) = 0;
+  /// A connection of a job that is over has gone.
+  virtual void job_left(std::string_view name, const membership::NodeId& node) = 0;
+  virtual void job_forgotten(std::string_view name) = 0;
+};
+
+}  // namespace muster

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is told of jobs to somebody who looks in.
+#include <algorithm>
+#include <limits>
+#include <unordered_set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "rendezvous/coordinator/jobs.h"
+
+namespace muster {
+
+using control::JobState;
+using control::NodeState;
+using membership::Node;
+using membership::Phase;
+
+namespace {
+
+// Members that are gone come behind the nodes that are here, whose numbers are small.
+constexpr std::uint64_t kFirstGone = std::uint64_t{1} << 63;
+
+std::string cut(std::string_view text) {
+  return std::string(text.substr(0, control::kMaxInquiredText));
+}
+
+std::int64_t millis_between(Instant from, Instant to) {
+  return std::max<std::int64_t>(0, std::chrono::duration_cast<Millis>(to - from).count());
+}
+
+JobState::Phase phase_of(const membership::Round& round) {
+  if (round.phase == Phase::kRunning) return JobState::Phase::kRunning;
+  if (round.phase == Phase::kClosed) return JobState::Phase::kEnded;
+  return round.world.generation < 0 ? JobState::Phase::kGathering : JobState::Phase::kRestarting;
+}
+
+std::string ending_of(const membership::Cause& cause) {
+  std::string out(membership::to_string(cause.kind));
+  if (!cause.host.empty()) out += " on " + cause.host;
+  if (!cause.text.empty()) out += ": " + cause.text;
+  return out;
+}
+
+void count_nodes(const membership::Round& round, JobState& out) {
+  for (const auto& [id, node] : round.nodes) {
+    if (!node.connected)
+      ++out.num_away;
+    else if (!membership::is_fit(node.request))
+      ++out.num_unfit;
+    else {
+      ++out.num_present;
+      if (round.phase == Phase::kRunning && node.group_rank < 0) ++out.num_outside;
+    }
+  }
+}
+
+NodeState::State state_of(const membership::Round& round, const Node& node) {
+  if (!node.connected) return NodeState::State::kAway;
+  if (!membership::is_fit(node.request)) return NodeState::State::kUnfit;
+  if (node.group_rank < 0 || node.ready) return NodeState::State::kWaiting;
+  if (round.phase != Phase::kRunning) return NodeState::State::kStopping;
+  return node.finished ? NodeState::State::kFinished : NodeState::State::kMember;
+}
+
+void put_slot(const membership::Slot& slot, std::size_t group_rank, NodeState& out) {
+  out.group_rank = static_cast<std::int32_t>(group_rank);
+  out.base_rank = slot.base_rank;
+  out.ranks = slot.ranks;
+}
+
+NodeState gone(const membership::Slot& slot, std::size_t group_rank) {
+  NodeState out;
+  out.number = kFirstGone + group_rank;
+  out.host = cut(slot.host);
+  out.role = cut(slot.role);
+  out.state = NodeState::State::kGone;
+  out.order = slot.order.value_or(-1);
+  put_slot(slot, group_rank, out);
+  return out;
+}
+
+// Of the nodes that are here and could take a place, how many came before, without a look at all for each.
+class Queue {
+ public:
+  explicit Queue(const membership::Round& round) {
+    for (const auto& [id, node] : round.nodes)
+      if (node.connected && node.ready && membership::is_fit(node.request)) arrivals_.push_back(node.arrival);
+    std::sort(arrivals_.begin(), arrivals_.end());
+  }
+  [[nodiscard]] int before(const Node& node) const {
+    return static_cast<int>(std::lower_bound(arrivals_.begin(), arrivals_.end(), node.arrival) -
+                            arrivals_.begin());
+  }
+
+ private:
+  std::vector<std::uint64_t> arrivals_;
+};
+
+}  // namespace
+
+JobState Jobs::state_of(const Job& job, Instant now) const {
+  const membership::Round& round = job.round;
+  JobState out;
+  out.job = job.name;
+  out.phase = phase_of(round);
+  out.generation = round.world.generation;
+  out.restarts_used = round.restarts_used;
+  out.max_restarts = job.settings.max_restarts;
+  out.min_nodes = job.settings.min_nodes;
+  out.max_nodes = job.settings.max_nodes;
+  out.spares = job.settings.spares;
+  out.world_size = round.world.world_size;
+  out.num_members = static_cast<std::int32_t>(round.world.slots.size());
+  count_nodes(round, out);
+  out.age_ms = millis_between(job.since, now);
+  if (job.forget_at != Instant::max()) out.forgotten_ms = millis_between(now, job.forget_at);
+  const Reached reached = std::max(round.steps.best, round.reached);
+  out.epoch = reached.epoch;
+  out.step = reached.step;
+  if (round.phase == Phase::kClosed) {
+    out.text = cut(ending_of(round.ending));
+    out.exit_code = round.ending.exit_code;
+  } else if (round.phase == Phase::kGathering) {
+    out.text = cut(membership::to_text(membership::explain(round, job.settings, now)));
+  }
+  if (!round.world.slots.empty()) out.first_host = cut(round.world.slots.front().host);
+  if (!round.world.master_addresses.empty()) out.first_address = cut(round.world.master_addresses.front());
+  out.first_port = round.world.master_port;
+  return out;
+}
+
+std::vector<control::Message> Jobs::nodes_of(const Job& job, std::uint64_t from, Instant now,
+                                             control::InquiryOver& over) const {
+  const membership::Round& round = job.round;
+  // Those of this answer: a job may have a hundred thousand.
+  std::vector<std::pair<std::uint64_t, const Node*>> found;
+  std::unordered_set<std::size_t> here;
+  for (const auto& [id, node] : round.nodes) {
+    if (node.group_rank >= 0) here.insert(static_cast<std::size_t>(node.group_rank));
+    if (node.arrival >= from) found.emplace_back(node.arrival, &node);
+  }
+  over.num_nodes = round.nodes.size();
+  for (std::size_t i = 0; i < round.world.slots.size(); ++i) {
+    if (here.contains(i)) continue;
+    ++over.num_nodes;
+    if (kFirstGone + i >= from) found.emplace_back(kFirstGone + i, nullptr);
+  }
+  if (found.size() > control::kMostInquired) {
+    const auto end = found.begin() + static_cast<std::ptrdiff_t>(control::kMostInquired);
+    std::nth_element(found.begin(), end, found.end());
+    over.more = true;
+    over.from_number = end->first;
+    found.erase(end, found.end());
+  }
+  std::sort(found.begin(), found.end());
+
+  const Queue queue(round);
+  std::vector<control::Message> out;
+  out.reserve(found.size());
+  for (const auto& [number, node] : found) {
+    if (node == nullptr) {
+      const auto group_rank = static_cast<std::size_t>(number - kFirstGone);
+      out.emplace_back(gone(round.world.slots[group_rank], group_rank));
+      continue;
+    }
+    NodeState state;
+    state.number = number;
+    state.host = cut(node->request.host);
+    state.role = cut(node->request.role);
+    state.order = node->request.order.value_or(-1);
+    state.ranks = node->request.wanted_ranks;
+    state.state = muster::state_of(round, *node);
+    if (const auto rank = static_cast<std::size_t>(node->group_rank);
+        node->group_rank >= 0 && rank < round.world.slots.size())
+      put_slot(round.world.slots[rank], rank, state);
+    state.heard_ms = millis_between(node->last_heard, now);
+    if (!node->request.addresses.empty()) state.address = cut(node->request.addresses.front());
+    if (const auto at = job.connections.find(node->request.id); at != job.connections.end())
+      if (const auto client = clients_.find(at->second); client != clients_.end())
+        state.address = client->second.address;
+    if (round.phase == Phase::kRunning && state.state == NodeState::State::kWaiting)
+      state.text = membership::explain_outside(round, job.settings, queue.before(*node));
+    else if (round.phase != Phase::kClosed && state.state != NodeState::State::kMember &&
+             state.state != NodeState::State::kFinished)
+      state.text = cut(membership::explain_held_back(round, *node, now));
+    out.emplace_back(std::move(state));
+  }
+  return out;
+}
+
+std::vector<control::Message> Jobs::answer(const control::Inquire& question,
+                                           const std::function<bool(std::string_view)>& may_see, Instant now,
+                                           control::InquiryOver& over) const {
+  std::vector<control::Message> out;
+  const auto one = question.job.empty() ? jobs_.end() : jobs_.find(question.job);
+  std::vector<const Job*> shown;
+  for (const auto& [name, job] : jobs_) {
+    if (!may_see(name)) continue;
+    ++over.num_jobs;
+    if (question.job.empty() && name > question.after) shown.push_back(&job);
+  }
+  if (one != jobs_.end() && may_see(question.job)) {
+    out.emplace_back(state_of(one->second, now));
+    std::vector<control::Message> nodes = nodes_of(one->second, question.from_number, now, over);
+    std::move(nodes.begin(), nodes.end(), std::back_inserter(out));
+    return out;
+  }
+  std::sort(shown.begin(), shown.end(), [](const Job* a, const Job* b) { return a->name < b->name; });
+  if (shown.size() > control::kMostInquired) {
+    shown.resize(control::kMostInquired);
+    over.more = true;
+    over.after = shown.back()->name;
+  }
+  for (const Job* job : shown) out.emplace_back(state_of(*job, now));
+  return out;
+}
+
+}  // namespace muster

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/coordinator/rank_order.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <string>
+
+namespace muster::membership {
+namespace {
+
+using Nodes = std::vector<const Node*>;
+
+// Every node with an order at that place where there are enough nodes before it, else in sequence.
+Nodes interleave(const Nodes& by_arrival) {
+  Nodes ordered;
+  Nodes free;
+  for (const Node* node : by_arrival) (node->request.order ? ordered : free).push_back(node);
+  std::stable_sort(ordered.begin(), ordered.end(),
+                   [](const Node* a, const Node* b) { return *a->request.order < *b->request.order; });
+  Nodes out;
+  out.reserve(by_arrival.size());
+  auto next_ordered = ordered.begin();
+  auto next_free = free.begin();
+  while (out.size() < by_arrival.size()) {
+    const bool take_ordered =
+        next_ordered != ordered.end() &&
+        (next_free == free.end() || *(*next_ordered)->request.order <= static_cast<int>(out.size()));
+    out.push_back(take_ordered ? *next_ordered++ : *next_free++);
+  }
+  return out;
+}
+
+// Takes the first newcomer that fits out of the list.
+template <class Fits>
+const Node* take(Nodes& newcomers, Fits fits) {
+  const auto found =
+      std::find_if(newcomers.begin(), newcomers.end(), [&](const Node* node) { return fits(*node); });
+  if (found == newcomers.end()) return nullptr;
+  const Node* node = *found;
+  newcomers.erase(found);
+  return node;
+}
+
+// Places of the last world, nullptr where its node is gone; takes survivors out of `candidates`.
+Nodes survivors(const World& last, Nodes& candidates) {
+  std::unordered_map<NodeId, const Node*, NodeIdHash> by_id;
+  by_id.reserve(candidates.size());
+  for (const Node* node : candidates) by_id.emplace(node->request.id, node);
+  Nodes out;
+  out.reserve(last.slots.size());
+  for (const Slot& slot : last.slots) {
+    const auto found = by_id.find(slot.node);
+    out.push_back(found == by_id.end() ? nullptr : found->second);
+    if (found != by_id.end()) by_id.erase(found);
+  }
+  std::erase_if(candidates, [&](const Node* node) { return !by_id.contains(node->request.id); });
+  return out;
+}
+
+void fill_holes(const World& last, Nodes& places, Nodes& newcomers, std::size_t max_nodes) {
+  std::size_t used =
+      static_cast<std::size_t>(std::count_if(places.begin(), places.end(), [](auto* p) { return p; }));
+  const auto pass = [&](auto fits) {
+    for (std::size_t i = 0; i < places.size() && used < max_nodes && !newcomers.empty(); ++i) {
+      if (places[i] != nullptr) continue;
+      const Slot& slot = last.slots[i];
+      places[i] = take(newcomers, [&](const Node& node) { return fits(slot, node); });
+      if (places[i] != nullptr) ++used;
+    }
+  };
+  pass([](const Slot& slot, const Node& node) { return slot.order && node.request.order == slot.order; });
+  pass([](const Slot& slot, const Node& node) {
+    return machine_of(node.request) == slot.machine && node.request.wanted_ranks == slot.ranks;
+  });
+  pass([](const Slot& slot, const Node& node) { return node.request.wanted_ranks == slot.ranks; });
+  pass([](const Slot&, const Node&) { return true; });
+}
+
+}  // namespace
+
+World arrange(const World& last, std::vector<const Node*> candidates, int max_nodes) {
+  const auto limit = static_cast<std::size_t>(max_nodes);
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Node* a, const Node* b) { return a->arrival < b->arrival; });
+  Nodes places;
+  if (last.slots.empty()) {
+    if (candidates.size() > limit) candidates.resize(limit);
+    places = interleave(candidates);
+  } else {
+    places = survivors(last, candidates);
+    fill_holes(last, places, candidates, limit);
+    std::erase(places, nullptr);
+    if (places.size() + candidates.size() > limit) candidates.resize(limit - std::min(limit, places.size()));
+    const Nodes appended = interleave(candidates);
+    places.insert(places.end(), appended.begin(), appended.end());
+  }
+
+  World out;
+  out.slots.reserve(places.size());
+  std::map<std::string, int> role_sizes;
+  for (const Node* node : places) {
+    const Request& request = node->request;
+    int& role_size = role_sizes[request.role];
+    out.slots.push_back({request.id, request.host, machine_of(request), request.role, request.order,
+                         request.wanted_ranks, out.world_size, role_size, 0});
+    out.world_size += request.wanted_ranks;
+    role_size += request.wanted_ranks;
+  }
+  for (Slot& slot : out.slots) slot.role_world_size = role_sizes[slot.role];
+  return out;
+}
+
+}  // namespace muster::membership

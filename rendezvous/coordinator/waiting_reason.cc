@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/coordinator/waiting_reason.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <fmt/format.h>
+
+namespace muster::membership {
+namespace {
+
+struct Line {
+  std::string name;
+  std::string_view phase;
+  std::string text;
+};
+
+// Where every node says which place is its own: the places of which nothing was heard.
+std::vector<int> missing_orders(const Round& round, const Settings& settings) {
+  constexpr int kMaxPlaces = 65536;
+  std::vector<bool> taken(static_cast<std::size_t>(std::min(settings.max_nodes, kMaxPlaces)));
+  bool known = false;
+  for (const auto& [id, node] : round.nodes) {
+    const auto order = node.request.order;
+    if (!order) return {};  // it may be any of them
+    known = true;
+    if (*order >= 0 && static_cast<std::size_t>(*order) < taken.size())
+      taken[static_cast<std::size_t>(*order)] = true;
+  }
+  for (const Trouble& trouble : round.troubles) {
+    if (trouble.order && *trouble.order >= 0 && static_cast<std::size_t>(*trouble.order) < taken.size())
+      taken[static_cast<std::size_t>(*trouble.order)] = true;
+  }
+  std::vector<int> out;
+  if (!known) return out;
+  for (std::size_t i = 0; i < taken.size(); ++i)
+    if (!taken[i]) out.push_back(static_cast<int>(i));
+  return out;
+}
+
+bool is_silent(const Round& round, const Node& node) {
+  return round.silent_since && node.connected && node.last_heard < *round.silent_since;
+}
+
+std::string what_runs(const Round& round) {
+  return fmt::format("{} nodes run generation {}", round.world.slots.size(), round.world.generation);
+}
+
+// Nodes that are here and cannot be counted.
+std::vector<Line> held_back(const Round& round, Instant now) {
+  std::vector<const Node*> nodes;
+  for (const auto& [id, node] : round.nodes)
+    if (!eligible(round, node, now) || is_silent(round, node)) nodes.push_back(&node);
+  std::sort(nodes.begin(), nodes.end(), [](const Node* a, const Node* b) { return a->arrival < b->arrival; });
+  std::vector<Line> out;
+  out.reserve(nodes.size());
+  for (const Node* node : nodes)
+    out.push_back({node->request.host, is_fit(node->request) ? "joined" : "preflight",
+                   explain_held_back(round, *node, now)});
+  return out;
+}
+
+}  // namespace
+
+std::string explain_held_back(const Round& round, const Node& node, Instant now) {
+  if (!is_fit(node.request)) return "is unfit: " + node.request.unfit;
+  if (!node.connected) return "lost its connection and may come back";
+  if (!node.ready) return "is stopping its workers";
+  if (is_silent(round, node)) return "has missed a heartbeat";
+  return eligible(round, node, now) ? "" : "failed and is not used for a while";
+}
+
+std::string ranges_text(const std::vector<int>& ascending) {
+  std::string out;
+  for (std::size_t i = 0; i < ascending.size();) {
+    std::size_t end = i;
+    while (end + 1 < ascending.size() && ascending[end + 1] == ascending[end] + 1) ++end;
+    if (!out.empty()) out += ", ";
+    out += end == i ? fmt::format("{}", ascending[i]) : fmt::format("{}-{}", ascending[i], ascending[end]);
+    i = end + 1;
+  }
+  return out;
+}
+
+WaitingReason explain(const Round& round, const Settings& settings, Instant now) {
+  WaitingReason out;
+  out.min_nodes = settings.min_nodes;
+  out.max_nodes = settings.max_nodes;
+  out.last_call = round.last_call.has_value();
+  out.present =
+      static_cast<int>(std::count_if(round.nodes.begin(), round.nodes.end(), [&](const auto& entry) {
+        return eligible(round, entry.second, now) && !is_silent(round, entry.second);
+      }));
+  const auto add = [&](std::string text) {
+    if (out.details.size() < kMaxDetails)
+      out.details.push_back(std::move(text));
+    else
+      ++out.num_more;
+  };
+  for (const Trouble& trouble : round.troubles) add(fmt::format("{} {}", trouble.name, trouble.text));
+  for (const Line& line : held_back(round, now)) add(fmt::format("{} {}", line.name, line.text));
+  // A short list only: at the beginning nearly all are missing.
+  if (const auto missing = missing_orders(round, settings); !missing.empty() && missing.size() <= 16)
+    add(fmt::format("node rank{} {} never connected", missing.size() == 1 ? "" : "s", ranges_text(missing)));
+  return out;
+}
+
+std::string to_text(const WaitingReason& reason) {
+  std::string out;
+  if (reason.min_nodes == reason.max_nodes)
+    out = fmt::format("{}/{} nodes", reason.present, reason.max_nodes);
+  else
+    out = fmt::format("{} of {} to {} nodes{}", reason.present, reason.min_nodes, reason.max_nodes,
+                      reason.last_call ? ", last call" : "");
+  for (const std::string& detail : reason.details) out += "; " + detail;
+  if (reason.num_more > 0) out += fmt::format("; and {} more", reason.num_more);
+  return out;
+}
+
+std::string explain_outside(const Round& round, const Settings& settings, const NodeId& id) {
+  const auto self = round.nodes.find(id);
+  int before = 0;
+  for (const auto& [other, node] : round.nodes) {
+    if (node.connected && node.ready && is_fit(node.request) && self != round.nodes.end() &&
+        node.arrival < self->second.arrival)
+      ++before;
+  }
+  if (self != round.nodes.end() && !is_fit(self->second.request)) return "unfit; " + what_runs(round);
+  return explain_outside(round, settings, before);
+}
+
+std::string explain_outside(const Round& round, const Settings& settings, int before) {
+  const std::string runs = what_runs(round);
+  if (static_cast<int>(round.world.slots.size()) < settings.max_nodes)
+    return fmt::format("waits for the job's next {}; {}",
+                       !settings.grow_at_safe_point ? "round"
+                       : settings.safe_point_patience.count() == 0
+                           ? "checkpoint (--join-at)"
+                           : fmt::format("checkpoint, {:g} s at most (--join-at)",
+                                         std::chrono::duration<double>(settings.safe_point_patience).count()),
+                       runs);
+  if (before < settings.spares) return fmt::format("spare {} of {}; {}", before + 1, settings.spares, runs);
+  return fmt::format("the job is full, waits for a place (another job needs another --rdzv-id); {}", runs);
+}
+
+std::vector<NodeId> surplus(const Round& round, const Settings& settings) {
+  if (static_cast<int>(round.world.slots.size()) < settings.max_nodes) return {};
+  std::vector<const Node*> outside;
+  for (const auto& [id, node] : round.nodes)
+    if (node.connected && node.ready && is_fit(node.request) && node.group_rank < 0) outside.push_back(&node);
+  std::sort(outside.begin(), outside.end(),
+            [](const Node* a, const Node* b) { return a->arrival < b->arrival; });
+  std::vector<NodeId> out;
+  for (auto i = static_cast<std::size_t>(settings.spares); i < outside.size(); ++i)
+    out.push_back(outside[i]->request.id);
+  return out;
+}
+
+std::string timeout_report(const Round& round, const Settings& settings, Instant now) {
+  const WaitingReason reason = explain(round, settings, now);
+  const double seconds = std::chrono::duration<double>(now - round.gathering_since).count();
+  std::string out = fmt::format("rendezvous timed out after {:.0f} s: {} of {} nodes were ready", seconds,
+                                reason.present, nodes_text(settings));
+  constexpr std::size_t kMaxLines = 64;
+  std::size_t lines = 0;
+  std::size_t left_out = 0;
+  const auto add = [&](std::string_view name, std::string_view phase, std::string_view text) {
+    if (lines++ < kMaxLines)
+      out += fmt::format("\n  {}: {}: {}", name, phase, text);
+    else
+      ++left_out;
+  };
+  for (const Trouble& trouble : round.troubles) add(trouble.name, trouble.phase, trouble.text);
+  for (const Line& line : held_back(round, now)) add(line.name, line.phase, line.text);
+  if (left_out > 0) out += fmt::format("\n  and {} more", left_out);
+  if (const auto missing = missing_orders(round, settings); !missing.empty())
+    out += fmt::format("\n  node rank{} {}: never connected", missing.size() == 1 ? "" : "s",
+                       ranges_text(missing));
+  else if (const auto unknown = settings.min_nodes - reason.present - static_cast<int>(lines); unknown > 0)
+    out += fmt::format("\n  {} node{} never connected; do all of them know this address and this job's id?",
+                       unknown, unknown == 1 ? "" : "s");
+  return out;
+}
+
+}  // namespace muster::membership

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/etcd/etcd_election.h"
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace muster::etcd {
+
+using membership::NodeId;
+using membership::Phase;
+using nlohmann::json;
+
+namespace {
+
+constexpr std::string_view kStateMark = "muster job 3\n";
+constexpr std::string_view kFormerMark = "muster job 2\n";  // without JobProgress::reached and unnoted
+constexpr std::size_t kMaxAddresses = 64;
+
+// What is not a letter, a digit or one of -._ becomes %XX; a job called ".." is no danger to etcd.
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '-' || c == '.' || c == '_';
+    if (plain)
+      out += c;
+    else
+      out += fmt::format("%{:02X}", static_cast<unsigned char>(c));
+  }
+  return out;
+}
+
+bool is_text_list(const json& value) {
+  return value.is_array() && value.size() <= kMaxAddresses &&
+         std::all_of(value.begin(), value.end(), [](const json& entry) { return entry.is_string(); });
+}
+
+}  // namespace
+
+JobKeys::JobKeys(std::string_view prefix, std::string_view job_id) {
+  const std::string base = fmt::format("{}/{}/", prefix, escaped(job_id));
+  coordinator = base + "coordinator";
+  nodes = base + "nodes/";
+  nodes_end = end_of_prefix(nodes);
+  state = base + "state";
+}
+
+std::string JobKeys::node(const NodeId& id) const {
+  return nodes + membership::to_text(id);
+}
+
+std::optional<NodeId> JobKeys::node_of(std::string_view key) const {
+  if (!key.starts_with(nodes) || key.size() != nodes.size() + 32) return std::nullopt;
+  key.remove_prefix(nodes.size());
+  NodeId out;
+  const auto read = [](std::string_view digits, std::uint64_t& to) {
+    const auto [at, error] = std::from_chars(digits.data(), digits.data() + digits.size(), to, 16);
+    return error == std::errc() && at == digits.data() + digits.size();
+  };
+  if (!read(key.substr(0, 16), out.high) || !read(key.substr(16), out.low)) return std::nullopt;
+  return out;
+}
+
+std::string encode(const Place& place) {
+  json out{{"host", place.host}, {"addresses", place.addresses}};
+  if (place.port != 0) out["port"] = place.port;
+  if (place.has_joined) out["has_joined"] = true;
+  // A host's name may be no UTF-8.
+  return out.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::optional<Place> decode_place(std::string_view text) {
+  constexpr std::size_t kMaxBytes = 16384;
+  if (text.size() > kMaxBytes) return std::nullopt;
+  const json object = json::parse(text, nullptr, false);
+  if (!object.is_object()) return std::nullopt;
+  Place out;
+  if (const auto host = object.find("host"); host != object.end() && host->is_string())
+    out.host = host->get<std::string>();
+  const auto addresses = object.find("addresses");
+  if (addresses == object.end() || !is_text_list(*addresses)) return std::nullopt;
+  out.addresses = addresses->get<std::vector<std::string>>();
+  if (const auto port = object.find("port"); port != object.end()) {
+    if (!port->is_number_unsigned() || port->get<std::uint64_t>() > 65535) return std::nullopt;
+    out.port = port->get<std::uint16_t>();
+  }
+  const auto joined = object.find("has_joined");
+  out.has_joined = joined != object.end() && joined->is_boolean() && joined->get<bool>();
+  return out;
+}
+
+Result<Place> place_of(const KeyValue& coordinator) {
+  auto place = decode_place(coordinator.value);
+  if (place && place->port != 0 && !place->addresses.empty()) return *std::move(place);
+  return fail(ErrorCode::kCorrupt,
+              fmt::format("what etcd has under {} is no coordinator's place; does something else use these "
+                          "keys? Give another --rdzv-id, or etcd_prefix in --rdzv-conf",
+                          coordinator.key));
+}
+
+std::string encode_state(const JobRecord& record) {
+  std::string out(kStateMark);
+  muster::encode(record, out);
+  return out;
+}
+
+std::optional<JobRecord> decode_state(std::string_view bytes) {
+  static_assert(kStateMark.size() == kFormerMark.size());
+  if (!bytes.starts_with(kStateMark) && !bytes.starts_with(kFormerMark)) return std::nullopt;
+  return decode_job(bytes.substr(kStateMark.size()));
+}
+
+void LeaseClock::renewed(Instant asked, std::int64_t ttl_seconds) {
+  asked_ = asked;
+  ttl_ = std::chrono::seconds(std::clamp<std::int64_t>(ttl_seconds, 0, 1'000'000));
+}
+
+Part part_of(const std::optional<KeyValue>& coordinator, LeaseId own_lease, std::optional<Revision> served) {
+  if (!coordinator) return Part::kCampaign;
+  if (own_lease == 0 || coordinator->lease != own_lease) return Part::kFollow;
+  return served == coordinator->create_revision ? Part::kStay : Part::kServe;
+}
+
+Result<Inheritance> inherit(const std::vector<KeyValue>& state, const JobKeys& keys,
+                            const std::vector<KeyValue>& nodes) {
+  Inheritance out;
+  if (state.empty()) return out;
+  std::optional<JobRecord> saved = decode_state(state.front().value);
+  if (!saved)
+    return fail(
+        ErrorCode::kCorrupt,
+        fmt::format("what etcd has under {} is no job of this version of muster; give another --rdzv-id, "
+                    "or remove it with etcdctl del",
+                    keys.state));
+  std::set<NodeId> here;
+  bool deserted = true;
+  for (const KeyValue& entry : nodes) {
+    const auto id = keys.node_of(entry.key);
+    const auto place = decode_place(entry.value);
+    if (!id || !place) continue;
+    here.insert(*id);
+    deserted = deserted && !place->has_joined;
+  }
+  for (const membership::Slot& slot : saved->world.slots) {
+    if (here.contains(slot.node))
+      deserted = false;
+    else if (saved->phase == Phase::kRunning)
+      out.absent.push_back(slot.node);
+  }
+  if (deserted && saved->phase != Phase::kClosed) {
+    saved->phase = Phase::kClosed;
+    saved->ending = {};
+    saved->ending.kind = membership::Cause::Kind::kNodeLost;
+    saved->ending.text = "all of its agents are gone";
+    out.absent.clear();
+  }
+  // Who has no lease any more is not expected to hear how the job ended.
+  if (saved->phase == Phase::kClosed) {
+    const auto note = [&](const NodeId& id) {
+      if (!here.contains(id) && std::find(saved->gone.begin(), saved->gone.end(), id) == saved->gone.end())
+        saved->gone.push_back(id);
+    };
+    for (const membership::Slot& slot : saved->world.slots) note(slot.node);
+    for (const NodeId& id : saved->known) note(id);
+  }
+  out.record = std::move(saved);
+  return out;
+}
+
+void Attendance::saw(const JobKeys& keys, const std::vector<KeyValue>& nodes, Instant now) {
+  std::set<NodeId> here;
+  for (const KeyValue& entry : nodes)
+    if (const auto id = keys.node_of(entry.key)) here.insert(*id);
+  for (const NodeId& id : present_)
+    if (!here.contains(id)) awaited_.emplace(id, now + grace_);
+  for (const NodeId& id : here) awaited_.erase(id);
+  present_ = std::move(here);
+}
+
+void Attendance::heard(const JobKeys& keys, const WatchUpdate::Event& event, Instant now) {
+  const auto id = keys.node_of(event.entry.key);
+  if (!id) return;
+  if (!event.deleted) {
+    present_.insert(*id);
+    awaited_.erase(*id);
+  } else if (present_.erase(*id) > 0) {
+    awaited_.emplace(*id, now + grace_);
+  }
+}
+
+void Attendance::await(const NodeId& node, Instant until) {
+  if (!present_.contains(node)) awaited_.insert_or_assign(node, until);
+}
+
+Instant Attendance::next() const {
+  Instant out = Instant::max();
+  for (const auto& [node, until] : awaited_) out = std::min(out, until);
+  return out;
+}
+
+std::vector<NodeId> Attendance::take_lost(Instant now) {
+  std::vector<NodeId> out;
+  std::erase_if(awaited_, [&](const auto& entry) {
+    if (entry.second > now) return false;
+    out.push_back(entry.first);
+    return true;
+  });
+  return out;
+}
+
+}  // namespace muster::etcd

@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+// Control: what agents and the coordinator say to each other, and its bytes. Sans-IO. A connection begins
+// with a preamble from each side, whose first byte 0xAB begins no TCPStore request of any version, so that
+// one port serves both. Then frames: u32 length, u8 type, fields; all little-endian; strings and lists are a
+// u32 count and that many bytes or elements. The length is capped before anything is stored. Failure: the
+// first error is kept; the connection has to be closed. A Decoder belongs to one connection; one thread.
+//
+//   agent                        coordinator
+//   preamble, Start{job, nonce}  ->
+//                                <-  preamble, Challenge{nonce} or Refused
+//   Proof{mac}, Join             ->
+//                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report,
+//                                Clock, SafePointPassed, Hang, Remark
+//   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock, Hang ->
+//
+// The workers' store may be the coordinator's (--store-proxy). Each worker is a channel then, two streams of
+// bytes with a window each: requests as wire.h's kRelayed one way, answers the other. After a new connection
+// both sides go on where the other one has got to: nothing is lost or done twice. Where the coordinator is
+// another process that has the store from its state log, it knows of each channel what was done, no bytes:
+// the agent says again what comes after that, and the answers begin anew.
+//   StoreAttach, StoreOpen, StoreBytes*, StoreCredit*, StoreClose ->
+//                                <-  StoreAttached or StoreRefused, StoreBytes*, StoreCredit*, StoreClose
+// Who only looks in says Inquire instead of Join (inquiry.h); its Start names no job, or the one it asks for.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "rendezvous/protocol/inquiry.h"
+#include "rendezvous/protocol/world.h"
+
+namespace muster::control {
+
+inline constexpr char kFirstByte = '\xAB';
+inline constexpr std::string_view kMagic = "\xABmuster";
+/// The only one: 1 had no stores, 2 neither unfit nodes nor clocks, 3 no steps, hangs, answers to SafePoint
+/// or stores that outlive the coordinator, 4 no programs, ages, peers or remarks, and they were never
+/// released.
+inline constexpr std::uint8_t kProtocolVersion = 5;
+/// Magic, lowest and highest version: the agent's range; in the coordinator's answer both are its choice, or
+/// 0 when it has none in common with the agent.
+inline constexpr std::size_t kPreambleBytes = 9;
+
+using Nonce = std::array<std::uint8_t, 32>;
+using Mac = std::array<std::uint8_t, 32>;
+
+// Numbers on the wire are the positions in Message below, from 1.
+
+struct Start {
+  std::string job;
+  std::string host;  ///< for people, before anything is proven
+  Nonce nonce{};
+
+  friend bool operator==(const Start&, const Start&) = default;
+};
+struct Challenge {
+  bool has_secret = false;  ///< the coordinator asks for a proof, and gives one
+  Nonce nonce{};
+
+  friend bool operator==(const Challenge&, const Challenge&) = default;
+};
+struct Proof {
+  Mac mac{};
+
+  friend bool operator==(const Proof&, const Proof&) = default;
+};
+struct Welcome {
+  Mac mac{};
+  std::uint32_t heartbeat_ms = 5000;  ///< how often the agent has to send one
+  std::string software;               ///< of the coordinator: "muster 0.1.0"
+  /// An agent whose connection breaks finds its place kept for so long: a coordinator with a state log comes
+  /// back.
+  std::uint32_t reconnect_ms = 0;
+
+  friend bool operator==(const Welcome&, const Welcome&) = default;
+};
+/// The connection is closed after it.
+struct Refused {
+  enum class Reason : std::uint8_t {
+    kVersion,
+    kAuthentication,
+    kSettings,
+    kLimit,
+    kOver,
+    kLost,
+    kProtocol,
+    kStopping,
+    kBusy  ///< the former job of this name is being left; worth another try
+  };
+  Reason reason = Reason::kProtocol;
+  std::string text;
+
+  friend bool operator==(const Refused&, const Refused&) = default;
+};
+struct Join {
+  membership::Request request;
+  membership::Settings settings;
+  std::optional<std::int64_t> resume;  ///< whose workers run here, or the last one's, between two
+  std::string software;
+  /// How long the agent has been running. One that is older than the end of a job is not of the next job of
+  /// that name. A span, since hosts' clocks are not compared.
+  Millis age{0};
+
+  friend bool operator==(const Join&, const Join&) = default;
+};
+/// The workers of `generation` are gone; ready for the next.
+struct Ready {
+  std::int64_t generation = 0;
+  std::uint16_t master_port = 0;
+  Reached reached = {};  ///< by them
+
+  friend bool operator==(const Ready&, const Ready&) = default;
+};
+/// Answered by another: each side notices that the other is frozen.
+struct Heartbeat {
+  friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
+};
+/// A new world, and this node's place in it.
+struct Assignment {
+  std::int64_t generation = 0;
+  std::int32_t restarts_used = 0;
+  std::int32_t group_rank = 0;
+  std::int32_t group_world_size = 1;
+  std::int32_t base_rank = 0;
+  std::int32_t ranks = 1;
+  std::int32_t world_size = 1;
+  std::int32_t role_base_rank = 0;
+  std::int32_t role_world_size = 1;
+  std::vector<std::string> master_addresses;  ///< of the first node, best first
+  std::uint16_t master_port = 0;
+  std::string master_host;  ///< its name for people
+  /// To the first node alone, which has to find its way to the others as they do to it: of one of them, as
+  /// the three above. Port 0: nobody listens there.
+  std::vector<std::string> peer_addresses = {};
+  std::uint16_t peer_port = 0;
+  std::string peer_host = {};
+
+  friend bool operator==(const Assignment&, const Assignment&) = default;
+};
+struct Waiting {
+  std::int32_t present = 0;
+  std::int32_t min_nodes = 0;
+  std::int32_t max_nodes = 0;
+  bool outside = false;  ///< a world runs without this node
+  std::string text;
+  /// Of the first node of the world that runs, as in Assignment: this node has to reach it in order to take a
+  /// place. None: there is nothing to reach.
+  std::vector<std::string> master_addresses;
+  std::uint16_t master_port = 0;
+  std::string master_host;
+  /// Until the job's gathering is given up; 0: not known, or never.
+  Millis rest{0};
+
+  friend bool operator==(const Waiting&, const Waiting&) = default;
+};
+/// Stop the workers of `generation`, then say Ready.
+struct GenerationOver {
+  std::int64_t generation = 0;
+  std::int32_t restarts_used = 0;
+  membership::Cause cause;
+
+  friend bool operator==(const GenerationOver&, const GenerationOver&) = default;
+};
+/// The job is over: stop the workers.
+struct Closed {
+  membership::Cause cause;
+
+  friend bool operator==(const Closed&, const Closed&) = default;
+};
+struct WorkerFailed {
+  std::int64_t generation = 0;
+  std::int32_t rank = -1;
+  std::int32_t exit_code = 0;
+  bool may_restart = true;        ///< false: an exit code that is not to be retried
+  bool machine_at_fault = false;  ///< the machine is to cool down
+  std::string text;
+  Reached reached = {};  ///< by the workers of this node
+
+  friend bool operator==(const WorkerFailed&, const WorkerFailed&) = default;
+};
+struct Finished {
+  std::int64_t generation = 0;
+
+  friend bool operator==(const Finished&, const Finished&) = default;
+};
+struct SafePoint {
+  std::int64_t generation = 0;
+
+  friend bool operator==(const SafePoint&, const SafePoint&) = default;
+};
+/// A node's part of the job's report: to the coordinator, and on to the first node of the world.
+struct Report {
+  std::int64_t generation = 0;
+  std::string host;
+  std::int32_t group_rank = -1;
+  std::string payload;
+
+  friend bool operator==(const Report&, const Report&) = default;
+};
+struct Leave {
+  std::string reason;
+
+  friend bool operator==(const Leave&, const Leave&) = default;
+};
+/// Ends the job for everybody; with `or_leave` only this node leaves, where the others can go on without it.
+struct Stop {
+  std::int32_t exit_code = 0;
+  std::string reason;
+  bool or_leave = false;
+
+  friend bool operator==(const Stop&, const Stop&) = default;
+};
+
+/// The workers of `generation` want their store. Said again on each connection.
+struct StoreAttach {
+  std::int64_t generation = 0;
+  std::uint64_t instance =
+      0;  ///< the store of StoreAttached; 0: not known yet. One that is gone: GenerationOver
+  std::uint32_t num_channels = 0;  ///< so many StoreOpen follow, and other channels are gone
+  /// What a worker was told cannot be continued: the generation has to end.
+  bool lost = false;
+
+  friend bool operator==(const StoreAttach&, const StoreAttach&) = default;
+};
+struct StoreAttached {
+  std::int64_t generation = 0;
+  std::uint64_t instance = 0;      ///< random: no other store has it
+  std::uint32_t window_bytes = 0;  ///< of a channel, each way: sent and not consumed
+  /// Of the store's life in this process, random; 0: it ends with the process.
+  std::uint64_t incarnation = 0;
+
+  friend bool operator==(const StoreAttached&, const StoreAttached&) = default;
+};
+struct StoreRefused {
+  std::int64_t generation = 0;
+  std::string text;
+
+  friend bool operator==(const StoreRefused&, const StoreRefused&) = default;
+};
+/// A new channel, numbered upwards; or one of an earlier connection, which is answered by StoreCredit or
+/// StoreClose. There the credit counts what was received, and makes no room in the window.
+struct StoreOpen {
+  std::uint32_t channel = 0;
+  std::uint64_t received = 0;     ///< bytes of answers
+  std::uint64_t incarnation = 0;  ///< in which they were; 0: nothing was ever said
+  std::uint64_t answered = 0;  ///< bytes of requests that were done and answered: they cannot be said again
+
+  friend bool operator==(const StoreOpen&, const StoreOpen&) = default;
+};
+/// Both ways. The next bytes of the channel.
+struct StoreBytes {
+  std::uint32_t channel = 0;
+  std::uint64_t consumed = 0;  ///< as in StoreCredit
+  bool whole = false;          ///< answers: nothing of what was asked for is left behind these
+  std::string bytes;
+  std::uint64_t done = 0;  ///< as in StoreCredit
+
+  friend bool operator==(const StoreBytes&, const StoreBytes&) = default;
+};
+/// Both ways.
+struct StoreCredit {
+  std::uint32_t channel = 0;
+  std::uint64_t consumed = 0;  ///< bytes since the channel's beginning
+  /// Of the requests in these bytes: what is before need not be kept for another process. Coordinator only.
+  std::uint64_t done = 0;
+  /// The channel begins anew: requests at `consumed`, which is no credit, and answers at 0.
+  bool anew = false;
+
+  friend bool operator==(const StoreCredit&, const StoreCredit&) = default;
+};
+/// Both ways. The agent: the worker is gone; answered by another. The coordinator: the channel is closed,
+/// with the reason where it is the worker's fault.
+struct StoreClose {
+  std::uint32_t channel = 0;
+  std::string reason;
+
+  friend bool operator==(const StoreClose&, const StoreClose&) = default;
+};
+
+/// Wall clocks as in clock_offset.h, in nanoseconds since the epoch. Asked by an agent that wants to compare
+/// them, answered at once.
+struct Clock {
+  std::int64_t asked = 0;
+  std::int64_t received = 0;  ///< 0 in the question, as the next
+  std::int64_t answered = 0;
+
+  friend bool operator==(const Clock&, const Clock&) = default;
+};
+
+/// The answer to SafePoint where the generation goes on: nobody waits to join.
+struct SafePointPassed {
+  std::int64_t generation = 0;
+
+  friend bool operator==(const SafePointPassed&, const SafePointPassed&) = default;
+};
+
+/// What the nodes of a world say to each other about workers that hang. To the first node, or from it to all
+/// others; the coordinator only passes it on, and where the first node is away it is lost.
+struct Hang {
+  enum class Kind : std::uint8_t {
+    kSeen,     ///< to the first node: workers here show no sign of life
+    kPart,     ///< to the first node: what the workers here are doing
+    kOver,     ///< to the first node: they go on
+    kCollect,  ///< to all: say what your workers are doing
+    kTold,     ///< to all: the report is written, and what follows
+    kKnown     ///< to all: who has seen a hang since belongs to this one
+  };
+  std::int64_t generation = 0;
+  Kind kind = Kind::kSeen;
+  std::int32_t number = 0;  ///< of the hang; 0: not known yet; -1: of none, but of a start
+  std::string host;         ///< of the sender, as the next
+  std::int32_t group_rank = -1;
+  std::string payload;
+
+  [[nodiscard]] bool to_all() const { return kind >= Kind::kCollect; }
+  friend bool operator==(const Hang&, const Hang&) = default;
+};
+
+/// What a node's own user should know: it takes part, but not as he may think.
+struct Remark {
+  std::string text;
+
+  friend bool operator==(const Remark&, const Remark&) = default;
+};
+
+using Message =
+    std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
+                 GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, StoreAttach,
+                 StoreAttached, StoreRefused, StoreOpen, StoreBytes, StoreCredit, StoreClose, Clock,
+                 SafePointPassed, Hang, Remark, Inquire, JobState, NodeState, StoreJobState, InquiryOver>;
+
+/// Of the workers' store, whoever says it.
+[[nodiscard]] bool is_about_store(const Message& message);
+
+/// Nothing if this may be the name of a job, else why not. It appears in logs and on terminals.
+[[nodiscard]] std::string defect_of_job(std::string_view name);
+inline constexpr std::size_t kMaxJobBytes = 255;
+
+/// The name of a job that was given none, as torchrun's. Different jobs may bear it.
+inline constexpr std::string_view kDefaultJob = "none";
+
+/// "Join", for logs and errors.
+[[nodiscard]] std::string_view name_of(const Message& message);
+
+struct Preamble {
+  std::uint8_t lowest = kProtocolVersion;
+  std::uint8_t highest = kProtocolVersion;
+
+  friend bool operator==(const Preamble&, const Preamble&) = default;
+};
+/// What both sides speak; 0: nothing.
+[[nodiscard]] std::uint8_t choose_version(const Preamble& offered);
+
+void encode(const Preamble& preamble, std::string& out);
+void encode(const Message& message, std::string& out);
+
+struct Limits {
+  std::size_t max_frame_bytes = std::size_t{1} << 20;
+  std::size_t max_list = 64;  ///< elements
+};
+/// Before the other side has proven anything.
+inline constexpr std::size_t kMaxHandshakeFrameBytes = 4096;
+
+class Decoder {
+ public:
+  enum class Step {
+    kPreamble,  ///< see preamble(); once
+    kMessage,
+    kNeedMore,
+    kError,  ///< see error()
+  };
+
+  explicit Decoder(const Limits& limits) : limits_(limits) {}
+
+  /// Decodes one thing from the front of `input` and advances it; an incomplete one is kept here.
+  [[nodiscard]] Step next(std::string_view& input, Message& message);
+
+  /// From the next frame on.
+  void set_max_frame_bytes(std::size_t bytes) { limits_.max_frame_bytes = bytes; }
+  [[nodiscard]] const Preamble& preamble() const { return preamble_; }
+  /// Kept here of a frame that is not whole.
+  [[nodiscard]] std::size_t num_pending_bytes() const { return pending_.size(); }
+  [[nodiscard]] const std::string& error() const { return error_; }
+
+ private:
+  Step reject(std::string text);
+
+  Limits limits_;
+  bool preamble_done_ = false;
+  Preamble preamble_;
+  std::string pending_;
+  std::string error_;
+};
+
+}  // namespace muster::control

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/protocol/world.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <tuple>
+
+#include <fmt/format.h>
+
+namespace muster {
+
+std::string to_text(const Reached& reached) {
+  if (!reached.known()) return "no step";
+  if (reached.epoch <= 0) return fmt::format("step {}", std::max<std::int64_t>(reached.step, 0));
+  if (reached.step < 0) return fmt::format("epoch {}", reached.epoch);
+  return fmt::format("epoch {} step {}", reached.epoch, reached.step);
+}
+
+}  // namespace muster
+
+namespace muster::membership {
+
+std::string nodes_text(const Settings& settings) {
+  if (settings.min_nodes == settings.max_nodes) return fmt::format("{}", settings.max_nodes);
+  return fmt::format("{}:{}", settings.min_nodes, settings.max_nodes);
+}
+
+std::string to_text(const NodeId& id) {
+  return fmt::format("{:016x}{:016x}", id.high, id.low);
+}
+
+std::string_view to_string(Cause::Kind kind) {
+  switch (kind) {
+    case Cause::Kind::kWorkerFailed:
+      return "a worker failed";
+    case Cause::Kind::kNodeLost:
+      return "a node was lost";
+    case Cause::Kind::kNodeLeft:
+      return "a node left";
+    case Cause::Kind::kNodesJoined:
+      return "nodes joined";
+    case Cause::Kind::kStopped:
+      return "it was stopped";
+    case Cause::Kind::kTimeout:
+      return "the rendezvous timed out";
+    case Cause::Kind::kSucceeded:
+      return "it succeeded";
+    case Cause::Kind::kStale:
+      return "it ended meanwhile";
+    case Cause::Kind::kStoreLost:
+      return "the workers' store was lost";
+  }
+  return "?";
+}
+
+std::string difference(const Settings& wanted, const Settings& job) {
+  if (wanted.min_nodes != job.min_nodes || wanted.max_nodes != job.max_nodes)
+    return fmt::format("wants --nnodes={}, the job has --nnodes={}", nodes_text(wanted), nodes_text(job));
+  if (wanted.spares != job.spares)
+    return fmt::format("wants --spares={}, the job has --spares={}", wanted.spares, job.spares);
+  if (wanted.max_restarts != job.max_restarts)
+    return fmt::format("wants --max-restarts={}, the job has --max-restarts={}", wanted.max_restarts,
+                       job.max_restarts);
+  if (wanted.max_without_progress != job.max_without_progress)
+    return fmt::format(
+        "wants --max-restarts-without-progress={}, the job has --max-restarts-without-progress={}",
+        wanted.max_without_progress, job.max_without_progress);
+  if (wanted.restart_after_loss != job.restart_after_loss) {
+    const auto word = [](bool restart) { return restart ? "does" : "does not"; };
+    return fmt::format(
+        "by its --restart-on and --no-restart-on the job {} restart after the loss of a node, by the "
+        "job's it {}",
+        word(wanted.restart_after_loss), word(job.restart_after_loss));
+  }
+  if (wanted.grow_at_safe_point != job.grow_at_safe_point ||
+      wanted.safe_point_patience != job.safe_point_patience) {
+    const auto text = [](const Settings& settings) {
+      if (!settings.grow_at_safe_point) return std::string("now");
+      if (settings.safe_point_patience.count() == 0) return std::string("safe-point");
+      return fmt::format("safe-point:{:g}",
+                         std::chrono::duration<double>(settings.safe_point_patience).count());
+    };
+    return fmt::format("wants --join-at={}, the job has --join-at={}", text(wanted), text(job));
+  }
+  // The coordinator judges all by the job's time-out; an agent that beats its heart by another is lost for
+  // it.
+  if (wanted.heartbeat_timeout != job.heartbeat_timeout)
+    return fmt::format(
+        "wants a heartbeat timeout (keep_alive_interval times keep_alive_max_attempt) of {} ms, the job has "
+        "{} ms",
+        wanted.heartbeat_timeout.count(), job.heartbeat_timeout.count());
+  return {};
+}
+
+std::string remark(const Settings& wanted, const Settings& job) {
+  const std::array times = {
+      std::tuple{"join_timeout", wanted.join_timeout, job.join_timeout},
+      std::tuple{"last_call_timeout", wanted.last_call_timeout, job.last_call_timeout},
+      std::tuple{"cool_down", wanted.cool_down, job.cool_down},
+      std::tuple{"reconnect_grace", wanted.reconnect_grace, job.reconnect_grace},
+  };
+  const auto seconds = [](Millis time) { return std::chrono::duration<double>(time).count(); };
+  std::string out;
+  for (const auto& [name, here, there] : times)
+    if (here != there)
+      out += fmt::format("{}{}={:g} here, {:g} in the job", out.empty() ? "" : ", ", name, seconds(here),
+                         seconds(there));
+  return out.empty() ? out : out + " (--rdzv-conf); the job's counts, as its first node brought it";
+}
+
+std::string defect(const Settings& settings) {
+  constexpr int kMost = 100'000;
+  if (settings.min_nodes < 1 || settings.max_nodes < settings.min_nodes || settings.max_nodes > kMost)
+    return fmt::format("--nnodes={} is not 1 <= MIN <= MAX <= {}", nodes_text(settings), kMost);
+  if (settings.spares < 0 || settings.spares > kMost)
+    return fmt::format("--spares={} is out of range", settings.spares);
+  if (settings.max_restarts < 0) return fmt::format("--max-restarts={} is negative", settings.max_restarts);
+  if (settings.max_without_progress < 0)
+    return fmt::format("--max-restarts-without-progress={} is negative", settings.max_without_progress);
+  constexpr Millis kLongest{std::int64_t{1000} * 86400 * 365};
+  const std::array times = {
+      std::pair{"join timeout", settings.join_timeout},
+      std::pair{"last call timeout", settings.last_call_timeout},
+      std::pair{"stop timeout", settings.stop_timeout},
+      std::pair{"heartbeat timeout", settings.heartbeat_timeout},
+      std::pair{"cool-down", settings.cool_down},
+      std::pair{"reconnect grace", settings.reconnect_grace},
+      std::pair{"patience for a safe point", settings.safe_point_patience},
+  };
+  for (const auto& [name, time] : times)
+    if (time.count() < 0 || time > kLongest)
+      return fmt::format("{} of {} ms is out of range", name, time.count());
+  if (settings.join_timeout.count() == 0 || settings.heartbeat_timeout.count() == 0)
+    return "the join and heartbeat timeouts must be positive";
+  return {};
+}
+
+}  // namespace muster::membership

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/server/agent_table.h"
+
+#include <sys/socket.h>
+
+#include <fmt/format.h>
+
+#include "rendezvous/net/link_room.h"
+
+namespace muster::net {
+
+AgentTable::Room AgentTable::make_room(std::size_t max_connections, std::size_t max_handshakes,
+                                       const std::string& name) const {
+  const bool full = agents_.size() >= max_connections;
+  if (!deadlines_.empty() && (full || deadlines_.size() >= max_handshakes)) {
+    const ConnectionId oldest = deadlines_.begin()->second;
+    return {oldest, false,
+            fmt::format("closed {}: the oldest of {} that have proven nothing yet, the limit ({})",
+                        find(oldest)->peer.name(), deadlines_.size(),
+                        full ? "--max-agents" : "--max-handshakes")};
+  }
+  if (!full) return {};
+  return {{},
+          true,
+          fmt::format("closed {}: {} agents are connected, the limit (--max-agents)", name, agents_.size())};
+}
+
+std::shared_ptr<AgentConnection> AgentTable::pump(ConnectionId id, HostedStores& stores) const {
+  auto connection = find(id);
+  if (!connection || connection->peer.stage != ControlPeer::Stage::kOpen) return nullptr;
+  control::Message message;
+  std::string bytes;
+  while (connection->peer.unsent_bytes() < kLinkRoomBytes && stores.next(id, message)) {
+    bytes.clear();
+    control::encode(message, bytes);
+    connection->peer.send(bytes);
+  }
+  return connection;
+}
+
+void AgentTable::hear_unread(Jobs& jobs, Instant now, JobsEffects& effects) const {
+  for (const ConnectionId id : jobs.overdue(now)) {
+    const auto connection = find(id);
+    char byte = 0;
+    if (connection && ::recv(connection->descriptor.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
+      jobs.heard(id, now, effects);
+  }
+}
+
+void AgentTable::say_to_all(const control::Message& message) const {
+  std::string bytes;
+  control::encode(message, bytes);
+  for (const auto& [id, connection] : agents_) {
+    if (connection->peer.stage != ControlPeer::Stage::kOpen) continue;
+    connection->peer.send(bytes);
+    (void)connection->peer.flush();
+  }
+}
+
+}  // namespace muster::net

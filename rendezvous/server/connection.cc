@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/server/connection.h"
+
+#include <cerrno>
+#include <sys/socket.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/net/tls.h"
+#include "rendezvous/protocol/control.h"
+
+namespace muster::net {
+namespace {
+
+// An output buffer that grew beyond this for one large answer is given back.
+constexpr std::size_t kKeptOutputBytes = 65536;
+
+}  // namespace
+
+Connection::Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits,
+                       const bool* hold)
+    : fd_(std::move(fd)),
+      hold_(hold),
+      session_(id, core, limits),
+      max_output_bytes_(limits.max_output_bytes) {}
+
+Connection::Status Connection::failed(std::string reason) {
+  reason_ = std::move(reason);
+  return Status::kFailed;
+}
+
+Connection::Status Connection::flush(Instant now) {
+  if (*hold_) [[unlikely]]
+    return Status::kOpen;
+  while (sent_ < out_.size()) {
+    const ssize_t n = retry_eintr([&] {
+      return ::send(fd_.get(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    });
+    if (n > 0) {
+      sent_ += static_cast<std::size_t>(n);
+      last_progress_ = now;
+      continue;
+    }
+    if (errno != EAGAIN && errno != EWOULDBLOCK) return failed(errno_error("send", errno).message);
+    if (unsent_bytes() <= max_output_bytes_ + kKeptOutputBytes) return Status::kOpen;
+    refusal_ = Refusal::kSlowReader;
+    return failed(fmt::format("it has not read {} bytes of answers (--max-output-bytes)", unsent_bytes()));
+  }
+  if (out_.capacity() > kKeptOutputBytes) out_ = std::string();
+  out_.clear();
+  sent_ = 0;
+  return Status::kOpen;
+}
+
+Connection::Status Connection::process(std::string_view input, Effects& effects, Instant now) {
+  while (true) {
+    const Session::State state = session_.receive(input, out_, effects);
+    const Status status = flush(now);
+    if (state == Session::State::kClose) return failed(session_.close_reason());
+    if (status != Status::kOpen) return status;
+    undecided_ = state == Session::State::kUndecided;
+    if (state != Session::State::kOutputFull && state != Session::State::kDeliver) return Status::kOpen;
+    if (blocked() || state == Session::State::kDeliver) {
+      unread_.assign(input);
+      return Status::kOpen;
+    }
+  }
+}
+
+Connection::Status Connection::on_readable(std::string& scratch, Effects& effects, Instant now) {
+  // It became blocked by what another client did, after the event was fetched: the bytes come again later.
+  if (blocked()) return Status::kOpen;
+  const ssize_t n =
+      retry_eintr([&] { return ::recv(fd_.get(), scratch.data(), scratch.size(), MSG_DONTWAIT); });
+  if (n > 0 && is_for_another(scratch[0])) {
+    unread_.assign(scratch, 0, static_cast<std::size_t>(n));
+    reason_ = "control connections are not served here";
+    return Status::kOther;
+  }
+  if (n > 0 && expects_hand_over_) {
+    refusal_ = Refusal::kAuthentication;
+    return failed(
+        "the store is served to this host alone, since there is a secret; other hosts speak the control "
+        "protocol");
+  }
+  if (n > 0) return process({scratch.data(), static_cast<std::size_t>(n)}, effects, now);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Status::kOpen;
+  const std::string cause = n == 0 ? "it closed the connection" : errno_error("recv", errno).message;
+  if (!session_.between_requests())
+    return failed(fmt::format("{} in the middle of {}", cause, session_.current_op()));
+  reason_ = cause;
+  return Status::kEnded;
+}
+
+bool Connection::is_for_another(char first) const {
+  return session_.generation() == wire::Generation::kUndetected && session_.between_requests() &&
+         (first == control::kFirstByte || (hands_over_tls_ && first == tls::kFirstByte));
+}
+
+bool Connection::asks_nothing() const {
+  if (blocked()) return false;
+  char first = 0;
+  const ssize_t n = retry_eintr([&] { return ::recv(fd_.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT); });
+  return n <= 0 || expects_hand_over_ || is_for_another(first);
+}
+
+UniqueFd Connection::release(std::string& first_bytes) {
+  first_bytes = std::move(unread_);
+  return std::move(fd_);
+}
+
+Connection::Status Connection::on_writable(Effects& effects, Instant now) {
+  if (const Status status = flush(now); status != Status::kOpen || blocked()) return status;
+  const std::string input = std::exchange(unread_, {});
+  return process(input, effects, now);
+}
+
+Connection::Status Connection::send_held(Instant now) {
+  last_progress_ = now;  // what was held is no fault of the peer's
+  return flush(now);
+}
+
+bool Connection::time_is_up(Millis slow_reader_timeout, Millis first_byte_timeout) {
+  if (blocked())
+    give_up(Refusal::kSlowReader,
+            fmt::format("it has not read its answers for {} ms, {} bytes are waiting (--slow-reader-timeout)",
+                        slow_reader_timeout.count(), unsent_bytes()));
+  else if (expects_hand_over())
+    give_up(Refusal::kAuthentication,
+            fmt::format("it said nothing for {} ms (--handshake-timeout)", first_byte_timeout.count()));
+  else
+    return false;
+  return true;
+}
+
+Connection::Status Connection::settle(Effects& effects, Instant now) {
+  undecided_ = false;
+  const Session::State state = session_.settle(out_, effects);
+  const Status status = flush(now);
+  return state == Session::State::kClose ? failed(session_.close_reason()) : status;
+}
+
+}  // namespace muster::net

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// ControlServer: the coordinator of any number of jobs on the caller's event loop: the agents' connections,
+// their authentication, and Jobs. It does not listen: a net::Server hands it the connections whose first
+// byte is the control protocol's (RendezvousServer ties the two), so one port serves stores and agents. One
+// loop, one thread; the loop outlives it. Failure: an agent that breaks the protocol, proves nothing in time
+// or does not read is closed and logged with its address and the reason; nobody else notices.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "rendezvous/base/log.h"
+#include "rendezvous/base/unique_fd.h"
+#include "rendezvous/coordinator/jobs.h"
+#include "rendezvous/net/refusal_log.h"
+#include "rendezvous/net/tls.h"
+#include "rendezvous/protocol/auth.h"
+#include "rendezvous/protocol/control.h"
+#include "rendezvous/protocol/job_secrets.h"
+#include "rendezvous/proxy/hosted_stores.h"
+
+namespace boost::asio {
+class io_context;
+}
+
+namespace muster {
+class StoreCore;
+}
+
+namespace muster::net {
+
+class StateLog;
+
+struct ControlServerOptions {
+  JobsOptions jobs;
+  control::Limits limits;
+  std::optional<auth::Secret> secret;  ///< of all jobs; nothing: anybody may join
+  /// Of single jobs, which `secret` does not open; a job with neither is refused then, unless agents show
+  /// certificates. What is put in its place counts for those who connect afterwards.
+  std::shared_ptr<JobSecrets> job_secrets = {};
+  std::optional<tls::Context> tls;   ///< all agents have to speak TLS
+  Millis handshake_timeout{10'000};  ///< from the first byte to a proof
+  Millis heartbeat_interval{5'000};  ///< what agents are told
+  std::size_t max_connections = 100'000;
+  /// Connections that have proven nothing yet; one more closes the oldest, so that strangers who say nothing
+  /// keep no agent out. More than agents that come at the same moment.
+  std::size_t max_handshakes = 20'000;
+  std::size_t max_unsent_bytes = std::size_t{16} << 20;  ///< of an agent that does not read
+  /// Of all agents: unfinished messages and what is not read; the one that goes beyond is closed.
+  std::size_t max_buffered_bytes = std::size_t{4} << 30;
+  HostedStoresOptions stores;  ///< of the workers whose agents proxy
+  std::string software = "muster";
+  /// Called on the loop after a connection has ended; not from stop().
+  std::function<void()> on_close = {};
+  /// The store beside this coordinator, for whoever looks in; nothing: there is none.
+  std::function<const StoreCore*()> store = {};
+  /// Outlives the process what is recorded here; nothing: all jobs end with it.
+  std::shared_ptr<StateLog> state;
+  /// With `state`: how long the agents of a former process's jobs have to come back.
+  Millis restart_grace{60'000};
+};
+
+struct ControlServerStats {
+  std::uint64_t num_accepted = 0;
+  std::uint64_t num_refused = 0;  ///< before they had proven what they have to
+  std::uint64_t num_open = 0;
+  std::uint64_t num_jobs = 0;
+  std::uint64_t num_messages = 0;        ///< received
+  std::uint64_t num_stores = 0;          ///< of workers whose agents proxy
+  std::uint64_t num_channels = 0;        ///< those workers' connections
+  std::uint64_t num_parked_bytes = 0;    ///< said by agents while nothing can be recorded
+  std::uint64_t num_buffered_bytes = 0;  ///< see ControlServerOptions::max_buffered_bytes
+  RefusalCounts refusals{};
+};
+
+class ControlServer {
+ public:
+  ControlServer(boost::asio::io_context& loop, const ControlServerOptions& options, const Log& log);
+  /// stop()s.
+  ~ControlServer();
+  ControlServer(const ControlServer&) = delete;
+  ControlServer& operator=(const ControlServer&) = delete;
+
+  /// Takes over a connected, non-blocking socket. `first_bytes`: what was read from it. `peer`:
+  /// "10.0.0.4:1234".
+  void accept(UniqueFd fd, std::string_view first_bytes, std::string peer);
+
+  /// The node is gone for good, as somebody else knows; its connection, if it has one, is closed with `why`.
+  void give_up(std::string_view job, const membership::NodeId& node, const std::string& why);
+
+  /// Tells every agent, closes their connections and forgets the jobs. Does not block.
+  void stop();
+
+  [[nodiscard]] ControlServerStats stats() const;
+  [[nodiscard]] const Jobs& jobs() const;
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace muster::net

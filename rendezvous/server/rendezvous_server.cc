@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/server/rendezvous_server.h"
+
+#include <utility>
+
+namespace muster::net {
+
+Result<std::unique_ptr<RendezvousServer>> RendezvousServer::listen(boost::asio::io_context& loop,
+                                                                   const RendezvousServerOptions& options,
+                                                                   const Log& log) {
+  std::unique_ptr<RendezvousServer> out(new RendezvousServer);
+  ControlServerOptions control = options.control;
+  if (options.state) control.state = options.state;
+  control.stores.limits = options.store.limits;
+  control.stores.max_buffered_bytes = options.store.max_buffered_bytes;
+  control.store = [&server = out->store_] { return server ? &server->core() : nullptr; };
+  out->control_ = std::make_unique<ControlServer>(loop, control, log);
+  ServerOptions store = options.store;
+  store.state = options.state;
+  store.hand_over = [coordinator = out->control_.get()](UniqueFd fd, std::string_view first_bytes,
+                                                        std::string peer) {
+    coordinator->accept(std::move(fd), first_bytes, std::move(peer));
+  };
+  store.hand_over_tls = options.control.tls.has_value();
+  if (options.control.secret || options.control.job_secrets ||
+      (options.control.tls && options.control.tls->asks_for_certificate()))
+    store.store_on_loopback_only = true;
+  MUSTER_TRY(out->store_, Server::listen(loop, store, log));
+  return out;
+}
+
+void RendezvousServer::stop() {
+  store_->stop();
+  control_->stop();
+}
+
+}  // namespace muster::net

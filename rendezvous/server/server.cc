@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/server/server.h"
+
+#include <array>
+#include <cerrno>
+#include <optional>
+#include <sys/epoll.h>
+#include <utility>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <fmt/format.h>
+
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/net/acceptor.h"
+#include "rendezvous/net/listener.h"
+#include "rendezvous/net/refusal_log.h"
+#include "rendezvous/server/client_table.h"
+#include "rendezvous/server/connection.h"
+#include "rendezvous/server/torchrun_sweep.h"
+#include "rendezvous/wal/state_log.h"
+
+namespace muster::net {
+namespace {
+
+constexpr std::uint64_t kListenerTag = ~std::uint64_t{0};
+constexpr std::size_t kReadBytes = 65536;
+constexpr std::size_t kEventsPerTurn = 256;  // bounds how long one turn keeps the loop from its other work
+constexpr bool kNeverHeld = false;
+
+}  // namespace
+
+// All sockets are in one level-triggered epoll set, whose descriptor is the one thing Asio waits for. Per
+// request this costs one recv and one send; Asio's own operations would add an epoll_ctl or a second recv to
+// each, and a heap of handlers and shared pointers to each connection.
+class Server::Impl final : public StateKeeper, public std::enable_shared_from_this<Impl> {
+ public:
+  Impl(boost::asio::io_context& loop, const ServerOptions& options, const Log& log, Listener listener,
+       UniqueFd ready)
+      : options_(options),
+        log_(log),
+        refusals_(loop, log),
+        acceptor_(std::move(listener)),
+        ready_(loop, ready.release()),
+        timer_(loop),
+        sweep_(loop, log_, options.keep_torchrun_jobs, core_, effects_,
+               [this] { deliver(SteadyClock::now()); }) {}
+
+  Result<void> start() {
+    for (const int fd : acceptor_.fds())
+      if (!poll(EPOLL_CTL_ADD, fd, EPOLLIN, kListenerTag))
+        return fail(errno_error("epoll_ctl for " + address(), errno));
+    if (options_.state) {
+      core_ = std::exchange(options_.state->saved().store, StoreCore());
+      core_.record_to(&options_.state->recorder());
+      options_.state->attach(*this);
+      sweep_.restored();
+      hold_ = &options_.state->dirty();
+    }
+    log_.info("listening on " + address());
+    wait_ready();
+    return {};
+  }
+
+  void stop() {
+    if (stopped_) return;
+    stopped_ = true;
+    if (options_.state) options_.state->detach(*this);
+    const Instant now = SteadyClock::now();
+    for (const Client& client : clients_.all())
+      if (client.connection) (void)client.connection->flush(now);
+    clients_.clear();
+    stats_.num_open = 0;
+    acceptor_.close();
+    timer_.cancel();
+    sweep_.stop();
+    refusals_.stop();
+    boost::system::error_code ignored;
+    ready_.close(ignored);
+    log_.info("stopped listening on " + address());
+  }
+
+  UniqueFd release_listener() {
+    for (const int fd : acceptor_.fds()) poll(EPOLL_CTL_DEL, fd, 0, kListenerTag);
+    return acceptor_.release();
+  }
+  void describe(journal::Recorder& to) const override { core_.describe(to); }
+
+  // Answers that waited for the disk go out, all before anything is taken up that waits for it again.
+  void committed() override {
+    const Instant now = SteadyClock::now();
+    for (const std::uint64_t tag : std::exchange(left_, {}))
+      if (const Client* client = clients_.find(tag); client != nullptr)
+        poll(EPOLL_CTL_ADD, client->connection->fd(), client->interest, tag);
+    resumed_ = std::exchange(held_, {});
+    for (const std::uint64_t tag : resumed_)
+      if (Client* client = clients_.find(tag); client != nullptr) {
+        client->held = false;
+        after(static_cast<ClientId>(tag), client->connection->send_held(now), now);
+      }
+  }
+  void go_on() override {
+    for (const std::uint64_t tag : std::exchange(resumed_, {})) take_left_input(tag, SteadyClock::now());
+  }
+
+  [[nodiscard]] const Listener& listener() const { return acceptor_.listener(); }
+  [[nodiscard]] const std::string& address() const { return listener().address; }
+
+  [[nodiscard]] const StoreCore& core() const { return core_; }
+  [[nodiscard]] ServerStats stats() const {
+    ServerStats out = stats_;
+    out.num_requests = clients_.num_requests();
+    out.num_keys = stopped_ ? 0 : core_.keys().size();
+    out.num_waiting = core_.num_waiting();
+    out.num_bytes = core_.num_bytes();
+    out.num_buffered_bytes = clients_.buffered_bytes();
+    out.refusals = refusals_.counts();
+    return out;
+  }
+
+ private:
+  using Client = ClientTable::Client;
+
+  bool poll(int operation, int fd, std::uint32_t events, std::uint64_t tag) {
+    epoll_event event{events, {.u64 = tag}};
+    return ::epoll_ctl(ready_.native_handle(), operation, fd, &event) == 0;
+  }
+
+  void wait_ready() {
+    ready_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                      [weak = weak_from_this()](const boost::system::error_code& error) {
+                        const auto self = weak.lock();
+                        if (self && !error && !self->stopped_) self->on_ready();
+                      });
+  }
+
+  void on_ready() {
+    std::array<epoll_event, kEventsPerTurn> events;
+    const int n = ::epoll_wait(ready_.native_handle(), events.data(), static_cast<int>(events.size()), 0);
+    const Instant now = SteadyClock::now();
+    for (int i = 0; i < n; ++i) {
+      const epoll_event& event = events[static_cast<std::size_t>(i)];
+      const std::uint64_t tag = event.data.u64;
+      if (tag == kListenerTag)
+        acceptor_.accept_some([this](UniqueFd fd) { admit(std::move(fd)); },
+                              [this](const std::string& reason) { refuse(Refusal::kSystem, reason); });
+      else if (Client* client = clients_.find(tag); client != nullptr && !leave(tag, *client))
+        on_event(static_cast<ClientId>(tag), *client, event.events, now);
+    }
+    wait_ready();
+  }
+
+  // Until committed(), where nothing can be recorded and it may ask for something: what is not read costs no
+  // memory. Whoever is an agent's is let through.
+  bool leave(std::uint64_t tag, const Client& client) {
+    if (!options_.state || !options_.state->stalled() || client.connection->asks_nothing()) return false;
+    poll(EPOLL_CTL_DEL, client.connection->fd(), 0, 0);
+    left_.push_back(tag);
+    return true;
+  }
+
+  void on_event(ClientId id, Client& client, std::uint32_t events, Instant now) {
+    Connection& connection = *client.connection;
+    const bool gone = (events & (EPOLLHUP | EPOLLERR)) != 0;  // in both directions
+    if (gone && connection.blocked()) {
+      connection.give_up(Refusal::kSlowReader, fmt::format("it went away with {} bytes of answers unread",
+                                                           connection.unsent_bytes()));
+      return close(id, false);
+    }
+    // Where it is gone, reading tells why, after what it sent last.
+    const std::uint64_t tag = clients_.tag(id);
+    const Connection::Status status = (events & EPOLLOUT) != 0 && !gone
+                                          ? connection.on_writable(effects_, now)
+                                          : connection.on_readable(scratch_, effects_, now);
+    after(id, status, now);
+    deliver(now);
+    take_left_input(tag, now);
+  }
+
+  // What a connection has read already, part by part: in between the others get its effects, and are counted.
+  void take_left_input(std::uint64_t tag, Instant now) {
+    for (Client* client = clients_.find(tag); client != nullptr && client->connection->left_input();
+         client = clients_.find(tag)) {
+      after(static_cast<ClientId>(tag), client->connection->on_writable(effects_, now), now);
+      deliver(now);
+    }
+  }
+
+  // Does what a connection's status asks for.
+  void after(ClientId id, Connection::Status status, Instant now) {
+    Client& client = clients_[id];
+    if (status == Connection::Status::kOther && options_.hand_over) return hand_over(id);
+    if (status != Connection::Status::kOpen) return close(id, status != Connection::Status::kEnded);
+    Connection& connection = *client.connection;
+    clients_.count_buffered(client);
+    if (clients_.buffered_bytes() > options_.max_buffered_bytes) [[unlikely]]
+      close_largest();
+    if (!client.connection) return;
+    if (connection.held()) [[unlikely]] {
+      if (!std::exchange(client.held, true)) held_.push_back(clients_.tag(id));
+      return;
+    }
+    const std::uint32_t interest = connection.blocked() ? EPOLLOUT : EPOLLIN;
+    if (interest != client.interest) {
+      poll(EPOLL_CTL_MOD, connection.fd(), interest, clients_.tag(id));
+      client.interest = interest;
+    }
+    std::optional<Instant> deadline;
+    if (connection.blocked()) deadline = connection.last_progress() + options_.slow_reader_timeout;
+    if (connection.undecided()) deadline = now + options_.legacy_quiet_time;
+    if (connection.expects_hand_over()) deadline = client.deadline;  // nothing came
+    if (deadline || client.deadline) [[unlikely]]
+      set_deadline(id, deadline);
+  }
+
+  // Not who came last. A look at every client is paid for with megabytes.
+  void close_largest() {
+    const ClientId largest = clients_.largest();
+    clients_[largest].connection->give_up(Refusal::kLimit,
+                                          clients_.too_much(largest, options_.max_buffered_bytes));
+    close(largest, true);
+  }
+
+  // Brings the effects of what was just executed to the clients concerned.
+  void deliver(Instant now) {
+    if (effects_.empty()) return;
+    for (const ClientId id : effects_.woken)
+      if (clients_[id].connection) clients_[id].connection->out().push_back(wire::kStopWaiting);
+    for (const ClientId id : effects_.woken) flush(id, now);
+    // One by one, so that those who do not read are counted before the next gets its copy.
+    for (const WatchEvent& event : effects_.watched)
+      for (const ClientId id : event.clients) {
+        if (!clients_[id].connection) continue;
+        put_watch_event(clients_[id].connection->out(), event);
+        flush(id, now);
+      }
+    effects_.clear();
+  }
+
+  // One that is blocked already is told when its socket takes more; trying costs a call, and counts it.
+  void flush(ClientId id, Instant now) {
+    if (const auto& connection = clients_[id].connection) after(id, connection->flush(now), now);
+  }
+
+  void close(ClientId id, bool refused) {
+    Client& client = clients_[id];
+    const std::string text = fmt::format("closed {}: {}", client.peer, client.connection->reason());
+    if (refused)
+      refuse(client.connection->refusal(), text);
+    else
+      log_.debug(text);
+    forget(id);
+  }
+
+  void forget(ClientId id) {
+    Client& client = clients_[id];
+    // Later, so that it may do with this server what it likes.
+    if (options_.on_close)
+      boost::asio::post(ready_.get_executor(),
+                        [call = options_.on_close, peer = client.peer] { call(peer); });
+    clients_.release(id);
+    --stats_.num_open;
+    sweep_.look();
+  }
+
+  void hand_over(ClientId id) {
+    std::string first_bytes;
+    poll(EPOLL_CTL_DEL, clients_[id].connection->fd(), 0, 0);
+    UniqueFd fd = clients_[id].connection->release(first_bytes);
+    std::string peer = clients_[id].peer;
+    forget(id);
+    options_.hand_over(std::move(fd), first_bytes, std::move(peer));
+  }
+
+  void set_deadline(ClientId id, std::optional<Instant> deadline) {
+    if (clients_.set_deadline(id, deadline)) wait_deadline();
+  }
+
+  void wait_deadline() {
+    timer_.expires_at(clients_.earliest().first);
+    timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
+      const auto self = weak.lock();
+      if (self && !error && !self->stopped_) self->on_deadline();
+    });
+  }
+
+  void on_deadline() {
+    const Instant now = SteadyClock::now();
+    while (clients_.has_deadlines() && clients_.earliest().first <= now) {
+      const ClientId id = clients_.earliest().second;
+      set_deadline(id, std::nullopt);
+      Connection& connection = *clients_[id].connection;
+      if (connection.undecided()) {
+        after(id, connection.settle(effects_, now), now);
+        deliver(now);
+      } else if (connection.held()) {
+        set_deadline(id, now + options_.slow_reader_timeout);  // the time that the disk takes is not its own
+      } else if (connection.time_is_up(options_.slow_reader_timeout, options_.first_byte_timeout)) {
+        close(id, true);
+      }
+    }
+    if (clients_.has_deadlines()) wait_deadline();
+  }
+
+  void refuse(Refusal kind, const std::string& reason) {
+    ++stats_.num_refused;
+    refusals_.write(kind, reason);
+  }
+
+  void admit(UniqueFd fd) {
+    if (stats_.num_open >= options_.max_connections) [[unlikely]]
+      return refuse(Refusal::kLimit,
+                    fmt::format("closed {}: {} clients are connected, the limit (--max-connections)",
+                                peer_name(fd.get()), stats_.num_open));
+    const ClientId id = clients_.take();
+    Client& client = clients_[id];
+    client.peer = peer_name(fd.get());
+    client.interest = EPOLLIN;
+    if (!poll(EPOLL_CTL_ADD, fd.get(), client.interest, clients_.tag(id))) {
+      refuse(Refusal::kSystem, errno_error("epoll_ctl for " + client.peer, errno).message);
+      return clients_.release(id);
+    }
+    const bool stranger = options_.store_on_loopback_only && !peer_is_loopback(fd.get());
+    client.connection = std::make_unique<Connection>(std::move(fd), id, core_, options_.limits, hold_);
+    ++stats_.num_accepted;
+    ++stats_.num_open;
+    if (options_.hand_over_tls) client.connection->hand_over_tls();
+    if (!stranger) return;
+    client.connection->expect_hand_over();
+    set_deadline(id, SteadyClock::now() + options_.first_byte_timeout);
+  }
+
+  ServerOptions options_;
+  Log log_;
+  RefusalLog refusals_;
+  Acceptor acceptor_;
+  boost::asio::posix::stream_descriptor ready_;  // the epoll set
+  boost::asio::steady_timer timer_;
+  StoreCore core_;  // outlives the connections' sessions
+  ClientTable clients_;
+  Effects effects_;
+  TorchrunSweep sweep_;
+  std::string scratch_ = std::string(kReadBytes, '\0');
+  const bool* hold_ = &kNeverHeld;
+  std::vector<std::uint64_t> held_;     // connections with answers that wait for the disk
+  std::vector<std::uint64_t> resumed_;  // those whose answers have gone out, and whose input comes next
+  std::vector<std::uint64_t> left_;     // not in the epoll set, because the disk is full
+  bool stopped_ = false;
+  ServerStats stats_;  // those that are counted as they change
+};
+
+Server::Server(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Server::~Server() {
+  stop();
+}
+
+Result<std::unique_ptr<Server>> Server::listen(boost::asio::io_context& loop, const ServerOptions& options,
+                                               const Log& log) {
+  MUSTER_TRY(Listener listener,
+             options.listen_fd >= 0
+                 ? adopt_listener(UniqueFd(options.listen_fd), options.port, options.more_listen_fds)
+                 : open_listener(options.host, options.port, options.name_port_owner));
+  UniqueFd ready(::epoll_create1(EPOLL_CLOEXEC));
+  if (!ready) return fail(errno_error("epoll_create1", errno));
+  try {
+    auto impl = std::make_shared<Impl>(loop, options, log, std::move(listener), std::move(ready));
+    MUSTER_OK(impl->start());
+    return std::unique_ptr<Server>(new Server(std::move(impl)));
+  } catch (const boost::system::system_error& error) {
+    return fail(ErrorCode::kIo, fmt::format("event loop of the store server: {}", error.what()));
+  }
+}
+
+std::uint16_t Server::port() const {
+  return impl_->listener().port;
+}
+const std::string& Server::address() const {
+  return impl_->address();
+}
+bool Server::loopback_only() const {
+  return impl_->listener().loopback_only;
+}
+UniqueFd Server::release_listener() {
+  return impl_->release_listener();
+}
+void Server::stop() {
+  impl_->stop();
+}
+ServerStats Server::stats() const {
+  return impl_->stats();
+}
+const StoreCore& Server::core() const {
+  return impl_->core();
+}
+
+}  // namespace muster::net

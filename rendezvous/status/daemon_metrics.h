@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// What musterd answers to GET /metrics and GET /healthz: the numbers of its two servers, of its jobs and of
+// its state log. Called on the servers' loop, changes nothing, costs a look at every client and every node.
+// The names are in rendezvous/README.md.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string_view>
+
+#include "rendezvous/server/rendezvous_server.h"
+#include "rendezvous/status/status_server.h"
+
+namespace muster::net {
+
+/// Nothing: there is no such path. `state`: nullptr, without --state-dir.
+[[nodiscard]] std::optional<StatusReply> daemon_status(std::string_view path, RendezvousServer& server,
+                                                       const StateLog* state, std::string_view version);
+
+}  // namespace muster::net

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/status/process_usage.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <dirent.h>
+#include <fcntl.h>
+#include <memory>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "rendezvous/base/metrics_text.h"
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster {
+namespace {
+
+// Fields of /proc/<pid>/stat by proc(5)'s numbers.
+constexpr int kState = 3, kParent = 4, kUserTime = 14, kSystemTime = 15, kThreads = 20, kStarted = 22,
+              kResidentPages = 24;
+
+double seconds_of(clockid_t clock) {
+  timespec now{};
+  ::clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+/// -1: it cannot be known.
+int count_descriptors() {
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc/self/fd"), &::closedir);
+  if (!directory) return -1;
+  int out = -1;  // the directory's own
+  // Of one thread, and a stream that nobody else has.
+  while (const dirent* entry = ::readdir(directory.get()))  // NOLINT(concurrency-mt-unsafe)
+    if (entry->d_name[0] != '.') ++out;
+  return out;
+}
+
+}  // namespace
+
+std::optional<ProcessUsage> parse_process_stat(std::string_view text, long ticks_per_second,
+                                               long page_bytes) {
+  // The second field is the name in parentheses, which may hold anything.
+  const auto name_end = text.rfind(')');
+  if (name_end == std::string_view::npos || ticks_per_second <= 0) return std::nullopt;
+  text.remove_prefix(name_end + 1);
+  ProcessUsage out;
+  double ticks = 0;
+  int field = kState;
+  for (; field <= kResidentPages && !text.empty(); ++field) {
+    text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+    const std::string_view word = text.substr(0, text.find(' '));
+    text.remove_prefix(word.size());
+    if (word.empty()) return std::nullopt;
+    if (field == kState) {
+      out.state = word[0];
+      continue;
+    }
+    std::int64_t number = 0;
+    const bool wanted = field == kParent || field == kUserTime || field == kSystemTime || field == kThreads ||
+                        field == kStarted || field == kResidentPages;
+    if (!wanted) continue;
+    if (std::from_chars(word.data(), word.data() + word.size(), number).ec != std::errc{} || number < 0)
+      return std::nullopt;
+    if ((field == kParent || field == kThreads) && !std::in_range<int>(number)) return std::nullopt;
+    if (field == kParent) out.parent = static_cast<int>(number);
+    if (field == kThreads) out.threads = static_cast<int>(number);
+    if (field == kUserTime || field == kSystemTime) ticks += static_cast<double>(number);
+    if (field == kStarted)
+      out.started_s = static_cast<double>(number) / static_cast<double>(ticks_per_second);
+    if (field == kResidentPages)
+      out.resident_bytes = static_cast<std::uint64_t>(number) * static_cast<std::uint64_t>(page_bytes);
+  }
+  if (field <= kResidentPages) return std::nullopt;
+  out.cpu_seconds = ticks / static_cast<double>(ticks_per_second);
+  return out;
+}
+
+std::optional<ProcessUsage> read_process_usage(int pid) {
+  const UniqueFd file(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return std::nullopt;
+  std::array<char, 1024> text;
+  const ssize_t n = retry_eintr([&] { return ::read(file.get(), text.data(), text.size()); });
+  if (n <= 0) return std::nullopt;
+  return parse_process_stat({text.data(), static_cast<std::size_t>(n)}, ::sysconf(_SC_CLK_TCK),
+                            ::sysconf(_SC_PAGESIZE));
+}
+
+void put_process_metrics(MetricsText& out) {
+  const auto self = read_process_usage(::getpid());
+  if (self) {
+    out.counter("process_cpu_seconds_total", self->cpu_seconds,
+                "User and system processor time of this process.");
+    out.gauge("process_resident_memory_bytes", static_cast<double>(self->resident_bytes),
+              "Resident memory of this process.");
+    out.gauge("process_start_time_seconds",
+              seconds_of(CLOCK_REALTIME) - seconds_of(CLOCK_BOOTTIME) + self->started_s,
+              "When this process was started, since the epoch.");
+  }
+  if (const int descriptors = count_descriptors(); descriptors >= 0)
+    out.gauge("process_open_fds", descriptors, "Open file descriptors of this process.");
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0)
+    out.gauge("process_max_fds", static_cast<double>(limit.rlim_cur), "Limit of open file descriptors.");
+}
+
+}  // namespace muster

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/store/session.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace muster {
+
+using wire::Op;
+using wire::put_bytes;
+using wire::put_i64;
+
+Session::Session(ClientId id, StoreCore& core, const SessionLimits& limits)
+    : id_(id), core_(core), limits_(limits), decoder_(limits.wire, limits.legacy) {}
+
+Session::State Session::close(std::string reason) {
+  close_reason_ = std::move(reason);
+  return State::kClose;
+}
+
+Session::State Session::too_long(wire::Op op, std::size_t reply_bytes) {
+  return close(fmt::format("the answer to {} would be {} bytes, the limit is {} (--max-output-bytes)",
+                           op_info(op).name, reply_bytes, limits_.max_output_bytes));
+}
+
+Session::State Session::receive(std::string_view& input, std::string& out, Effects& effects) {
+  if (!close_reason_.empty()) return State::kClose;
+  wire::Request request;
+  while (true) {
+    if (out.size() >= limits_.pause_output_bytes) return State::kOutputFull;
+    // The request itself was small: APPEND of a byte tells a watcher of the whole value, before and after.
+    if (effects.watched_bytes >= limits_.pause_output_bytes) [[unlikely]]
+      return State::kDeliver;
+    const std::size_t before = input.size();
+    const wire::Decoder::Step step = decoder_.next(input, request);
+    num_taken_ += before - input.size();
+    switch (step) {
+      case wire::Decoder::Step::kRequest:
+        if (const State state = execute(request, out, effects); state == State::kClose) return state;
+        break;
+      case wire::Decoder::Step::kNeedMore:
+        return State::kNeedInput;
+      case wire::Decoder::Step::kUndecided:
+        return State::kUndecided;
+      case wire::Decoder::Step::kError:
+        return close(decoder_.error());
+    }
+  }
+}
+
+Session::State Session::settle(std::string& out, Effects& effects) {
+  wire::Request request;
+  if (decoder_.settle(request) != wire::Decoder::Step::kRequest) return State::kNeedInput;
+  return execute(request, out, effects);
+}
+
+Session::State Session::execute(const wire::Request& request, std::string& out, Effects& effects) {
+  ++num_requests_;
+  // An old client gives up a wait without a word, and would take a late STOP for the answer to its next
+  // request.
+  if (decoder_.generation() < wire::Generation::kModern) core_.cancel_wait(id_);
+
+  if (std::string excess = admit(core_, id_, request, limits_.store); !excess.empty()) [[unlikely]] {
+    exceeded_limit_ = true;
+    return close(std::move(excess));
+  }
+
+  const std::size_t woken_before = effects.woken.size();
+  const std::size_t out_before = out.size();
+  switch (request.op) {
+    case Op::kValidate:
+      break;
+    case Op::kSet:
+      core_.set(request.key, request.value, effects);
+      break;
+    case Op::kCompareSet:
+      put_bytes(out, core_.compare_set(request.key, request.value, request.desired, effects));
+      if (core_.keys().contains(request.key)) core_.torchrun().took_part(id_, request.key);
+      break;
+    case Op::kGet: {
+      const std::string_view value = core_.get(request.key);
+      if (out.size() + 8 + value.size() > limits_.max_output_bytes)
+        return too_long(request.op, 8 + value.size());
+      put_bytes(out, value);
+      break;
+    }
+    case Op::kAdd: {
+      const auto sum = core_.add(request.key, request.number, effects);
+      if (!sum)
+        return close(fmt::format("ADD to key {}, whose value \"{}\" is not a 64-bit number",
+                                 wire::printable(request.key), wire::printable(core_.get(request.key), 32)));
+      put_i64(out, *sum);
+      break;
+    }
+    case Op::kCheck:
+      out.push_back(core_.check(request.items) ? wire::kReady : wire::kNotReady);
+      break;
+    case Op::kWait:
+    case Op::kSharedWait:
+      shares_wait_ = request.op == Op::kSharedWait;
+      if (core_.wait(id_, request.items))
+        out.push_back(shares_wait_ && !core_.all_keys(request.items) ? wire::kElementCame
+                                                                     : wire::kStopWaiting);
+      break;
+    case Op::kGetNumKeys:
+      put_i64(out, static_cast<std::int64_t>(core_.keys().size()));
+      break;
+    case Op::kDeleteKey:
+      put_i64(out, core_.delete_key(request.key, effects) ? 1 : 0);
+      break;
+    case Op::kAppend:
+      core_.append(request.key, request.value, effects);
+      break;
+    case Op::kMultiGet: {
+      // A request may name a long value very often.
+      std::size_t reply_bytes = 0;
+      for (const std::string_view key : request.items) reply_bytes += 8 + core_.get(key).size();
+      if (out.size() + reply_bytes > limits_.max_output_bytes) return too_long(request.op, reply_bytes);
+      for (const std::string_view key : request.items) put_bytes(out, core_.get(key));
+      break;
+    }
+    case Op::kMultiSet:
+      for (std::size_t i = 0; i + 1 < request.items.size(); i += 2)
+        core_.set(request.items[i], request.items[i + 1], effects);
+      break;
+    case Op::kCancelWait:
+      core_.cancel_wait(id_);
+      out.push_back(wire::kWaitCanceled);
+      break;
+    case Op::kPing:
+      wire::put_u32(out, static_cast<std::uint32_t>(request.number));
+      break;
+    case Op::kQueuePush:
+      core_.queue_push(request.key, request.value, effects);
+      break;
+    case Op::kQueuePop:
+      put_i64(out, core_.queue_len(request.key));
+      if (const auto element = core_.queue_pop(request.key)) put_bytes(out, *element);
+      break;
+    case Op::kQueueLen:
+      put_i64(out, core_.queue_len(request.key));
+      break;
+    case Op::kListKeys: {
+      std::size_t reply_bytes = 8;
+      for (const auto& [key, value] : core_.keys()) reply_bytes += 8 + key.size();
+      if (out.size() + reply_bytes > limits_.max_output_bytes) return too_long(request.op, reply_bytes);
+      put_i64(out, static_cast<std::int64_t>(core_.keys().size()));
+      for (const auto& [key, value] : core_.keys()) put_bytes(out, key);
+      break;
+    }
+    case Op::kBarrier:
+      shares_wait_ = false;
+      switch (core_.barrier(id_, request.key, request.number, effects)) {
+        case StoreCore::Barrier::kOpen:
+          out.push_back(wire::kStopWaiting);
+          break;
+        case StoreCore::Barrier::kWaiting:
+          break;
+        case StoreCore::Barrier::kNotANumber:
+          return close(fmt::format("BARRIER at key {}, whose value is not a 64-bit number",
+                                   wire::printable(request.key)));
+      }
+      break;
+    case Op::kWatchKey:
+      core_.watch(id_, request.key);
+      out.push_back(wire::kWatchRegistered);
+      break;
+  }
+
+  // A client that sent on after a WAIT can wake itself: its byte belongs before the next reply.
+  if (effects.woken.size() != woken_before) {
+    for (std::size_t i = woken_before; i < effects.woken.size(); ++i) {
+      if (effects.woken[i] != id_) continue;
+      effects.woken.erase(effects.woken.begin() + static_cast<std::ptrdiff_t>(i));
+      out.push_back(wire::kStopWaiting);
+      break;
+    }
+  }
+  if (recorder_ != nullptr) [[unlikely]]
+    recorder_->executed(request, std::string_view(out).substr(out_before), num_taken_);
+  if (out.size() > limits_.max_output_bytes) return too_long(request.op, out.size());
+  return State::kNeedInput;
+}
+
+void put_watch_event(std::string& out, const WatchEvent& event) {
+  out.push_back(static_cast<char>(event.kind));
+  put_bytes(out, event.key);
+  put_bytes(out, event.old_value);
+  put_bytes(out, event.new_value);
+}
+
+}  // namespace muster

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/wal/log_file.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <fcntl.h>
+#include <filesystem>
+#include <random>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "rendezvous/base/syscall.h"
+
+namespace muster {
+namespace {
+
+// A snapshot is written in frames of about this size, so that it is never in memory twice.
+constexpr std::size_t kSnapshotFrameBytes = std::size_t{1} << 20;
+
+bool no_room(int error_number) {
+  return error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
+}
+
+std::uint64_t random_salt() {
+  std::random_device random;
+  return std::uint64_t{random()} << 32 | random();
+}
+
+// The whole file, for reading.
+class Mapping {
+ public:
+  static Result<Mapping> of(int fd, const std::string& path) {
+    struct stat status {};
+    if (::fstat(fd, &status) != 0) return fail(errno_error("fstat " + path, errno));
+    Mapping out;
+    out.size_ = static_cast<std::size_t>(status.st_size);
+    if (out.size_ == 0) return out;
+    out.data_ = ::mmap(nullptr, out.size_, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (out.data_ == MAP_FAILED) return fail(errno_error("mmap " + path, errno));
+    return out;
+  }
+  Mapping(Mapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Mapping& operator=(Mapping&&) = delete;
+  ~Mapping() {
+    if (size_ > 0 && data_ != MAP_FAILED) ::munmap(data_, size_);
+  }
+  [[nodiscard]] std::string_view bytes() const { return {static_cast<const char*>(data_), size_}; }
+
+ private:
+  Mapping() = default;
+  void* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+Result<UniqueFd> take_lock(const std::string& directory) {
+  const std::string path = directory + "/lock";
+  UniqueFd fd(retry_eintr([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600); }));
+  if (!fd) return fail(errno_error("open " + path, errno));
+  if (retry_eintr([&] { return ::flock(fd.get(), LOCK_EX | LOCK_NB); }) != 0) {
+    if (errno != EWOULDBLOCK) return fail(errno_error("flock " + path, errno));
+    char text[32] = "";
+    const ssize_t n = ::pread(fd.get(), text, sizeof text - 1, 0);
+    const std::string_view owner(text, n > 0 ? static_cast<std::size_t>(n) : 0);
+    return fail(
+        ErrorCode::kExhausted,
+        fmt::format("state directory {} belongs to the running process {}; stop that one, or give each "
+                    "musterd a directory of its own",
+                    directory,
+                    owner.empty() ? "that has just locked it" : owner.substr(0, owner.find('\n'))));
+  }
+  const std::string pid = fmt::format("{}\n", ::getpid());
+  // For people: the lock holds without it, and a full disk must not keep musterd from reading its log.
+  if (::ftruncate(fd.get(), 0) == 0) (void)!::pwrite(fd.get(), pid.data(), pid.size(), 0);
+  return fd;
+}
+
+// Writes what it is told to a file, frame by frame. After a failure it does nothing more.
+class SnapshotWriter final : public journal::Recorder {
+ public:
+  using Write = std::function<Result<void>(std::string_view bytes, std::size_t offset)>;
+  SnapshotWriter(std::uint64_t salt, Write write) : salt_(salt), write_(std::move(write)) {
+    const std::string header = journal::file_header(salt_);
+    result_ = write_(header, 0);
+    size_ = header.size();
+  }
+
+  void set(std::string_view key, std::string_view value) override {
+    records_.set(key, value);
+    pass_on(kSnapshotFrameBytes);
+  }
+  void append(std::string_view key, std::string_view bytes) override {
+    records_.append(key, bytes);
+    pass_on(kSnapshotFrameBytes);
+  }
+  void erase(std::string_view key) override { records_.erase(key); }
+  void push(std::string_view queue, std::string_view element) override {
+    records_.push(queue, element);
+    pass_on(kSnapshotFrameBytes);
+  }
+  void pop(std::string_view queue) override { records_.pop(queue); }
+  void job(std::string_view name, const JobRecord& record) override {
+    records_.job(name, record);
+    pass_on(kSnapshotFrameBytes);
+  }
+  void job_finished(std::string_view name, const membership::NodeId& node) override {
+    records_.job_finished(name, node);
+  }
+  void job_progress(std::string_view name, const JobProgress& progress) override {
+    records_.job_progress(name, progress);
+  }
+  void job_left(std::string_view name, const membership::NodeId& node) override {
+    records_.job_left(name, node);
+  }
+  void job_forgotten(std::string_view name) override { records_.job_forgotten(name); }
+  void hosted_began(std::string_view job, std::int64_t generation, std::uint64_t instance) override {
+    records_.hosted_began(job, generation, instance);
+  }
+  void hosted_ended(std::uint64_t instance) override { records_.hosted_ended(instance); }
+  void hosted_changed(std::uint64_t instance, const StoreChange& change) override {
+    records_.hosted_changed(instance, change);
+    pass_on(kSnapshotFrameBytes);
+  }
+  void hosted_done(std::uint64_t instance, const ChannelName& name, const ChannelMark& mark) override {
+    records_.hosted_done(instance, name, mark);
+    pass_on(kSnapshotFrameBytes);
+  }
+  void hosted_gone(std::uint64_t instance, const ChannelName& name) override {
+    records_.hosted_gone(instance, name);
+  }
+
+  Result<std::size_t> finish() {
+    pass_on(0);
+    if (!result_) return fail(result_.error());
+    return size_;
+  }
+
+ private:
+  void pass_on(std::size_t when_above) {
+    if (records_.empty() || records_.size() <= when_above) return;
+    if (result_) {
+      const std::string_view frame = records_.seal(salt_, size_);
+      result_ = write_(frame, size_);
+      size_ += frame.size();
+    }
+    records_.clear();
+  }
+
+  std::uint64_t salt_;
+  Write write_;
+  journal::Encoder records_;
+  Result<void> result_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace
+
+Error LogFile::error(std::string_view call, int error_number) const {
+  Error out = errno_error(fmt::format("{} {}", call, path_), error_number);
+  out.code = no_room(error_number) ? ErrorCode::kExhausted : ErrorCode::kIo;
+  return out;
+}
+
+Result<void> LogFile::write(int fd, std::string_view bytes, std::size_t offset) const {
+  while (!bytes.empty()) {
+    const ssize_t n =
+        retry_eintr([&] { return ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
+    if (n < 0) return fail(error("write", errno));
+    bytes.remove_prefix(static_cast<std::size_t>(n));
+    offset += static_cast<std::size_t>(n);
+  }
+  return {};
+}
+
+Result<LogFile::Opened> LogFile::open(const std::string& directory, journal::Recorder& to) {
+  if (::mkdir(directory.c_str(), 0700) == 0) {
+    // Its name has to be on the disk too.
+    const std::string parent = std::filesystem::path(directory + "/").parent_path().parent_path();
+    const UniqueFd above(::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!above || ::fsync(above.get()) != 0)
+      return fail(errno_error("fsync of the folder of " + directory, errno));
+  } else if (errno != EEXIST) {
+    return fail(errno_error("state directory " + directory, errno));
+  }
+  Opened out{LogFile(), 0, {}};
+  LogFile& file = out.file;
+  file.directory_ = directory;
+  file.path_ = directory + "/state.log";
+  file.directory_fd_.reset(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!file.directory_fd_) return fail(errno_error("state directory " + directory, errno));
+  MUSTER_TRY(file.lock_, take_lock(directory));
+  ::unlink((file.path_ + ".new").c_str());  // of a rewriting that was interrupted
+
+  file.fd_.reset(retry_eintr([&] { return ::open(file.path_.c_str(), O_RDWR | O_CLOEXEC); }));
+  if (!file.fd_) {
+    if (errno != ENOENT) return fail(errno_error("open " + file.path_, errno));
+    MUSTER_OK(file.rewrite([](journal::Recorder&) {}));
+    return out;
+  }
+
+  MUSTER_TRY(const Mapping mapping, Mapping::of(file.fd_.get(), file.path_));
+  const journal::Replayed replayed = journal::replay(mapping.bytes(), to);
+  const std::size_t tail = mapping.bytes().size() - replayed.good_bytes;
+  switch (replayed.end) {
+    case journal::Replayed::End::kClean:
+      break;
+    case journal::Replayed::End::kDamaged:
+      return fail(
+          ErrorCode::kCorrupt,
+          fmt::format(
+              "state log {} is damaged after byte {}: {}; put a copy of the file in its place, or cut "
+              "it with \"truncate -s {} {}\" and lose the last {} bytes, or move it away to begin "
+              "with nothing",
+              file.path_, replayed.good_bytes, replayed.text, replayed.good_bytes, file.path_, tail));
+    case journal::Replayed::End::kTorn:
+      out.remark = fmt::format(
+          "state log {}: cut {} bytes at offset {}: the last write was not complete, and nobody was told of "
+          "it",
+          file.path_, tail, replayed.good_bytes);
+      if (::ftruncate(file.fd_.get(), static_cast<off_t>(replayed.good_bytes)) != 0 ||
+          ::fsync(file.fd_.get()) != 0)
+        return fail(file.error("cut", errno));
+      break;
+  }
+  file.salt_ = journal::salt_of(mapping.bytes());
+  file.size_ = replayed.good_bytes;
+  out.num_frames = replayed.num_frames;
+  return out;
+}
+
+Result<void> LogFile::append(journal::Encoder& records) {
+  const std::string_view frame = records.seal(salt_, size_);
+  if (auto written = write(fd_.get(), frame, size_); !written) {
+    // A part of a frame, which the next one takes the place of.
+    if (::ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0) return fail(error("cut", errno));
+    return written;
+  }
+  if (::fdatasync(fd_.get()) != 0) {
+    Error failed = error("fdatasync", errno);
+    failed.code = ErrorCode::kIo;
+    return fail(std::move(failed));
+  }
+  size_ += frame.size();
+  return {};
+}
+
+Result<void> LogFile::rewrite(const std::function<void(journal::Recorder&)>& describe) {
+  const std::string path = path_ + ".new";
+  UniqueFd fd(
+      retry_eintr([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600); }));
+  if (!fd) return fail(errno_error("open " + path, errno));
+  const std::uint64_t salt = random_salt();
+  SnapshotWriter writer(
+      salt, [&](std::string_view bytes, std::size_t offset) { return write(fd.get(), bytes, offset); });
+  describe(writer);
+  auto size = writer.finish();
+  if (size && ::fsync(fd.get()) != 0) size = fail(error("fsync", errno));
+  if (size && ::rename(path.c_str(), path_.c_str()) != 0) size = fail(error("rename", errno));
+  if (!size) {
+    ::unlink(path.c_str());
+    return fail("rewrite", std::move(size).error());
+  }
+  // From here on the new file is the log, whatever the directory's sync says.
+  fd_ = std::move(fd);
+  size_ = *size;
+  salt_ = salt;
+  if (::fsync(directory_fd_.get()) != 0) {
+    Error failed = errno_error("fsync " + directory_, errno);
+    failed.code = ErrorCode::kIo;
+    return fail(std::move(failed));
+  }
+  return {};
+}
+
+}  // namespace muster
