@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lifetime: lets handlers that are still queued on the loop find out that their owner is gone. The owner has
+// one as its last member and wraps each handler it hands out: timer_.async_wait(lifetime_.guard([this](auto
+// error) { ... })). A guarded handler that comes after the owner's destruction does nothing. One loop, one
+// thread: not thread-safe.
+//
+// This is the one way to wait in this tree: callbacks on one loop, guarded by the owner's Lifetime.
+// Coroutines stand only within one .cc where a connection is a fixed sequence of steps (dial, handshake,
+// request and response); they do not appear in headers. State machines with many events (agent, servers) are
+// clearer as callbacks, and the store's server pays nothing per request for them.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+namespace muster {
+
+class Lifetime {
+ public:
+  Lifetime() = default;
+  Lifetime(const Lifetime&) = delete;
+  Lifetime& operator=(const Lifetime&) = delete;
+
+  template <class Handler>
+  [[nodiscard]] auto guard(Handler handler) const {
+    return [token = std::weak_ptr<char>(token_),
+            handler = std::move(handler)](auto&&... arguments) mutable -> void {
+      if (!token.expired()) handler(std::forward<decltype(arguments)>(arguments)...);
+    };
+  }
+  /// The handlers that were handed out so far do nothing any more.
+  void renew() { token_ = std::make_shared<char>(); }
+
+ private:
+  std::shared_ptr<char> token_ = std::make_shared<char>();
+};
+
+}  // namespace muster

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/net/helper_thread.h"
+
+#include <condition_variable>
+#include <csignal>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+
+namespace muster::net {
+
+namespace asio = boost::asio;
+
+struct HelperThread::State {
+  struct Job {
+    std::function<void()> work;
+    std::function<void()> done;
+  };
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Job> jobs;
+  bool closed = false;
+  asio::io_context* loop = nullptr;  // touched by the thread under the mutex, and only while not closed
+  // Of the loop's thread alone.
+  bool started = false;
+  int pending = 0;
+  std::optional<asio::executor_work_guard<asio::io_context::executor_type>> busy;
+
+  void answered() {
+    if (--pending == 0) busy.reset();
+  }
+
+  static void serve(const std::shared_ptr<State>& self) {
+    for (std::unique_lock lock(self->mutex);;) {
+      self->changed.wait(lock, [&] { return self->closed || !self->jobs.empty(); });
+      if (self->closed) return;
+      Job job = std::move(self->jobs.front());
+      self->jobs.pop_front();
+      lock.unlock();
+      job.work();
+      job.work = nullptr;
+      lock.lock();
+      if (self->closed) return;
+      asio::post(*self->loop, [self, done = std::move(job.done)] {
+        if (self->closed) return;
+        self->answered();
+        done();
+      });
+    }
+  }
+};
+
+HelperThread::HelperThread(asio::io_context& loop) : state_(std::make_shared<State>()) {
+  state_->loop = &loop;
+}
+
+HelperThread::~HelperThread() {
+  const std::lock_guard lock(state_->mutex);
+  state_->closed = true;
+  state_->jobs.clear();
+  state_->busy.reset();
+  state_->changed.notify_one();
+}
+
+int HelperThread::pending() const {
+  return state_->pending;
+}
+
+void HelperThread::post(std::function<void()> work, std::function<void()> done) {
+  if (++state_->pending == 1) state_->busy.emplace(state_->loop->get_executor());
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->jobs.push_back({std::move(work), std::move(done)});
+  }
+  state_->changed.notify_one();
+  if (std::exchange(state_->started, true)) return;
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread([state = state_] { State::serve(state); }).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+}  // namespace muster::net
