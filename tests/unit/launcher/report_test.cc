@@ -3,6 +3,7 @@
 
 #include "launcher/report/error_file.h"
 #include "launcher/report/root_cause.h"
+#include "launcher/text/rank_ranges.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;
