@@ -7,12 +7,16 @@ import shutil
 import pytest
 
 
+# The smoke of the everyday run: small files that need no PyTorch and no daemon of others, each exit code and a job of several
+# nodes among them. The rest runs with scripts/test --full.
+SMOKE = re.compile(r"tests/system/test_(launcher_(contract|start|ends|several|nodes|restart_rules|safe_point)|musterctl|terminal|binaries)\.py")
+
+
 # `-k`: a regular expression, as ctest's; pytest's own -k knows other rules.
 def pytest_collection_modifyitems(config, items):
     pattern = os.environ.get("MUSTER_TEST_PATTERN")
-    if not pattern:
-        return
-    chosen = [item for item in items if re.search(pattern, item.nodeid)]
+    smoke = os.environ.get("MUSTER_TEST_SMOKE")
+    chosen = [item for item in items if (not pattern or re.search(pattern, item.nodeid)) and (not smoke or SMOKE.match(item.nodeid))]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 

@@ -14,6 +14,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "build" / "results"
 _PR_SET_CHILD_SUBREAPER = 36
+_PROGRESS_S = 25
 _SHOWN_LINES = 60  # of a quiet step that failed
 _NEEDED_GB = {"the build trees": (ROOT, 5), "the tests' files": (pathlib.Path(tempfile.gettempdir()), 2)}  # from nothing
 
@@ -93,6 +94,24 @@ def _kill_group(process):
             continue
 
 
+def _wait(process, seconds, name, log):
+    """Waits; while a quiet step runs, a line of its output is shown at least every 30 s."""
+    end = time.monotonic() + seconds
+    while True:
+        left = end - time.monotonic()
+        try:
+            return process.wait(max(0, min(_PROGRESS_S, left)))
+        except subprocess.TimeoutExpired:
+            if left <= _PROGRESS_S:
+                raise
+        if log:
+            with open(log.name, "rb") as written:
+                written.seek(max(0, os.path.getsize(log.name) - 4096))
+                lines = written.read().decode(errors="replace").split("\n")
+            last = next((line for line in reversed(lines[:-1]) if line.strip()), "")
+            print(f"   {name}: {last.strip()[:140]}", flush=True)
+
+
 def run(name, command, seconds, quiet=False, **environment):
     """Runs `command`; a quiet step's output is shown only if it fails."""
     print(f"== {name}: {' '.join(map(str, command))}", flush=True)
@@ -102,7 +121,7 @@ def run(name, command, seconds, quiet=False, **environment):
                                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT if quiet else None)
     problem = ""
     try:
-        code = process.wait(seconds)
+        code = _wait(process, seconds, name, log)
         if code:
             problem = f"exit status {code}"
     except subprocess.TimeoutExpired:

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Catch2, whichever major version is installed.
+// Catch2, whichever major version is installed. Its macros are not thread-safe: threads of a test return what
+// they saw, and the main thread asserts. A macro on another thread ends the test program with the place (also
+// where nothing failed).
 #pragma once
 
 #if __has_include(<catch2/catch_all.hpp>)
@@ -7,6 +9,11 @@
 #else
 #include <catch2/catch.hpp>
 #endif
+
+#include "tests/support/main_thread.h"
+
+#undef INFO
+#define INFO(...) INTERNAL_CATCH_INFO("INFO", ::muster::testing::main_thread_only() << __VA_ARGS__)
 
 /// REQUIREs a Result's success and shows its error's text otherwise.
 #define REQUIRE_OK(expression)                                             \

@@ -243,7 +243,7 @@ raise ValueError("no")
     text = (ROOT / "launcher" / "README.md").read_text()
     fields = set(report) | set(report["nodes"][0]) | set(report["root_cause"]) | {"signal", "core_dumped", "device"}
     assert [name for name in sorted(fields) if f"`{name}`" not in text] == []
-    words = re.findall(r'CauseName\{CauseClass::\w+, "([\w-]+)"', (ROOT / "launcher" / "cause.h").read_text())
+    words = re.findall(r'CauseName\{CauseClass::\w+, "([\w-]+)"', (ROOT / "launcher/job/cause.h").read_text())
     assert len(words) > 10 and [word for word in words if f"`{word}`" not in text] == []
 
 

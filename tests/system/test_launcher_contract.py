@@ -33,7 +33,7 @@ def dumps(muster, *args, env=None, count, script_args=()):
 
 def contract_names():
     """Of the variables that every job's workers get."""
-    text = (ROOT / "rendezvous" / "env_contract.h").read_text()
+    text = (ROOT / "rendezvous/base/env_contract.h").read_text()
     names = dict(re.findall(r'string_view (k\w+) = "(\w+)"', text))
     return {names[constant] for constant, origin in re.findall(r"Variable\{(k\w+), Origin::(k\w+)", text) if origin not in ("kNetwork", "kPlacement", "kGrowth")}
 
