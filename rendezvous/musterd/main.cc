@@ -40,6 +40,7 @@ struct Options {
   std::string metrics_addr;
   std::string log_level = "info";
   std::string legacy = "auto";
+  bool unprotected = false;
   double slow_reader_seconds = 60;
   double keep_seconds = 0;
   double heartbeat_seconds = 5;
@@ -89,6 +90,15 @@ void define(CLI::App& app, Options& options) {
       "answer GET /healthz and /metrics (Prometheus) there: HOST:PORT, or PORT for 127.0.0.1 [off]");
   app.add_option("--listen-fd", server.listen_fd, "inherited descriptor of a bound socket to listen with")
       ->check(CLI::NonNegativeNumber);
+  app.add_flag(
+      "--unprotected", options.unprotected,
+      "without a secret and TLS: serve every host that reaches the port, not this one alone; --host and "
+      "--listen-fd do so too");
+  app.add_option(
+         "--allow-uid", server.allowed_users,
+         "with a secret or TLS: serve TCPStore clients on this host that belong to this user id too, not "
+         "only to root and the server's own user; may be repeated")
+      ->allow_extra_args(false);
   app.add_option("--log-level", options.log_level, "what to report on standard error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error", "off"}, CLI::ignore_case))
       ->capture_default_str();
@@ -243,6 +253,28 @@ Result<std::optional<auth::Secret>> find_secret(const Options& options) {
   return std::optional(*std::move(secret));
 }
 
+// Who may come, at the start. Agents: see ControlServer; TCPStore clients: see ServerOptions::Clients.
+void log_who_is_served(const Log& log, const net::RendezvousServerOptions& options,
+                       const net::Server& store) {
+  if (net::protects_itself(options.control)) {
+    std::string users = fmt::format("root and user {}", ::geteuid());
+    for (const uid_t user : options.store.allowed_users) users += fmt::format(" and user {}", user);
+    const bool proves =
+        options.control.secret || options.control.job_secrets || options.control.tls->asks_for_certificate();
+    log.info(fmt::format("serving agents {}, and TCPStore clients on this host of {}",
+                         proves ? "that prove who they are" : "that speak TLS", users));
+  } else if (options.this_host_only || store.loopback_only()) {
+    log.info(
+        "serving this host alone, since there is neither a secret nor TLS; for others, use --secret-file, "
+        "--tls-cert or --unprotected");
+  } else {
+    log.warning(fmt::format(
+        "serving everybody who reaches {}, since there is neither a secret nor TLS: they may join "
+        "any job, and read and write the store",
+        store.address()));
+  }
+}
+
 int complain(std::string_view text) {
   std::fprintf(stderr, "musterd: %.*s\n", static_cast<int>(text.size()), text.data());
   return 1;
@@ -257,7 +289,9 @@ int serve(const Options& options) {
 
   boost::asio::io_context loop(1);
   boost::asio::signal_set signals(loop, SIGINT, SIGTERM);
-  net::RendezvousServerOptions server_options{options.server, options.control};
+  net::RendezvousServerOptions server_options{.store = options.server, .control = options.control};
+  server_options.this_host_only =
+      !options.unprotected && options.server.host.empty() && options.server.listen_fd < 0;
   auto secret = find_secret(options);
   if (!secret) return complain(secret.error().message);
   server_options.control.secret = *std::move(secret);
@@ -312,12 +346,7 @@ int serve(const Options& options) {
     if (const auto written = write_port_file(options.port_file, server->port()); !written)
       return complain(written.error().message);
   }
-  if (!server_options.control.secret && !server_options.control.job_secrets && options.tls.ca.empty() &&
-      !server->store().loopback_only())
-    log.warning(
-        fmt::format("no secret (MUSTER_SECRET, --secret-file): whoever reaches {} may join any job and "
-                    "read and write the store",
-                    server->store().address()));
+  log_who_is_served(log, server_options, server->store());
   signals.async_wait([&](const boost::system::error_code& error, int number) {
     if (error) return;
     const auto stats = server->store().stats();

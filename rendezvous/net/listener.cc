@@ -214,12 +214,6 @@ Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port, const std::vect
   return out;
 }
 
-bool peer_is_loopback(int fd) {
-  sockaddr_storage peer{};
-  socklen_t size = sizeof peer;
-  return ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0 && is_loopback(peer);
-}
-
 std::string peer_name(int fd) {
   sockaddr_storage peer{};
   socklen_t size = sizeof peer;

@@ -41,7 +41,5 @@ struct Listener {
 
 /// "10.0.0.4:1234" or "[::1]:1234" of the other end of a connected socket, an IPv4-mapped address as IPv4.
 [[nodiscard]] std::string peer_name(int fd);
-/// Whether the other end of a connected socket is on this host and came over loopback.
-[[nodiscard]] bool peer_is_loopback(int fd);
 
 }  // namespace muster::net

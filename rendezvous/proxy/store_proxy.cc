@@ -17,6 +17,7 @@
 #include "rendezvous/net/acceptor.h"
 #include "rendezvous/net/link_room.h"
 #include "rendezvous/net/listener.h"
+#include "rendezvous/net/peer_owner.h"
 #include "rendezvous/net/refusal_log.h"
 
 namespace muster::net {
@@ -109,8 +110,11 @@ class StoreProxy::Impl : public std::enable_shared_from_this<Impl> {
                                           peer_name(fd.get()), clients_.size()));
       return;
     }
-    const WorkerId id = relay_.open();
     std::string name = peer_name(fd.get());
+    // Workers run as the agent's user; and who has no socket here is not on this host, whatever its address.
+    if (const std::string defect = untrusted_user(fd.get()); !defect.empty())
+      return refuse(Refusal::kAuthentication, fmt::format("closed {}: it is no worker: {}", name, defect));
+    const WorkerId id = relay_.open();
     clients_.emplace(id, std::make_shared<Client>(loop_, std::move(fd), std::move(name)));
     read(id);
   }

@@ -8,8 +8,6 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/net/tls.h"
-#include "rendezvous/protocol/control.h"
 
 namespace muster::net {
 namespace {
@@ -20,11 +18,12 @@ constexpr std::size_t kKeptOutputBytes = 65536;
 }  // namespace
 
 Connection::Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits,
-                       const bool* hold)
+                       const bool* hold, std::string_view other_first_bytes)
     : fd_(std::move(fd)),
       hold_(hold),
       session_(id, core, limits),
-      max_output_bytes_(limits.max_output_bytes) {}
+      max_output_bytes_(limits.max_output_bytes),
+      other_first_bytes_(other_first_bytes) {}
 
 Connection::Status Connection::failed(std::string reason) {
   reason_ = std::move(reason);
@@ -74,16 +73,13 @@ Connection::Status Connection::on_readable(std::string& scratch, Effects& effect
   if (blocked()) return Status::kOpen;
   const ssize_t n =
       retry_eintr([&] { return ::recv(fd_.get(), scratch.data(), scratch.size(), MSG_DONTWAIT); });
-  if (n > 0 && is_for_another(scratch[0])) {
+  if (n > 0 && is_other_protocol(scratch[0])) {
     unread_.assign(scratch, 0, static_cast<std::size_t>(n));
-    reason_ = "control connections are not served here";
     return Status::kOther;
   }
-  if (n > 0 && expects_hand_over_) {
+  if (n > 0 && !served()) {
     refusal_ = Refusal::kAuthentication;
-    return failed(
-        "the store is served to this host alone, since there is a secret; other hosts speak the control "
-        "protocol");
+    return failed(not_served_);
   }
   if (n > 0) return process({scratch.data(), static_cast<std::size_t>(n)}, effects, now);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Status::kOpen;
@@ -94,16 +90,16 @@ Connection::Status Connection::on_readable(std::string& scratch, Effects& effect
   return Status::kEnded;
 }
 
-bool Connection::is_for_another(char first) const {
+bool Connection::is_other_protocol(char first) const {
   return session_.generation() == wire::Generation::kUndetected && session_.between_requests() &&
-         (first == control::kFirstByte || (hands_over_tls_ && first == tls::kFirstByte));
+         other_first_bytes_.find(first) != std::string_view::npos;
 }
 
 bool Connection::asks_nothing() const {
   if (blocked()) return false;
   char first = 0;
   const ssize_t n = retry_eintr([&] { return ::recv(fd_.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT); });
-  return n <= 0 || expects_hand_over_ || is_for_another(first);
+  return n <= 0 || !served() || is_other_protocol(first);
 }
 
 UniqueFd Connection::release(std::string& first_bytes) {
@@ -127,9 +123,9 @@ bool Connection::time_is_up(Millis slow_reader_timeout, Millis first_byte_timeou
     give_up(Refusal::kSlowReader,
             fmt::format("it has not read its answers for {} ms, {} bytes are waiting (--slow-reader-timeout)",
                         slow_reader_timeout.count(), unsent_bytes()));
-  else if (expects_hand_over())
+  else if (!served())
     give_up(Refusal::kAuthentication,
-            fmt::format("it said nothing for {} ms (--handshake-timeout)", first_byte_timeout.count()));
+            fmt::format("it said nothing for {} ms, and {}", first_byte_timeout.count(), not_served_));
   else
     return false;
   return true;

@@ -21,11 +21,13 @@ class Connection {
     kOpen,
     kEnded,   ///< the peer closed in an orderly way, between two requests
     kFailed,  ///< close and log: reason()
-    kOther,   ///< its first byte is the control protocol's: release() it
+    kOther,   ///< its first byte is the other protocol's: release() it
   };
 
-  /// While `*hold` nothing is sent: see send_held().
-  Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits, const bool* hold);
+  /// While `*hold` nothing is sent: see send_held(). `other_first_bytes`: of the other protocol at this port;
+  /// outlives it.
+  Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits, const bool* hold,
+             std::string_view other_first_bytes);
 
   /// Reads once into `scratch`, answers, writes.
   Status on_readable(std::string& scratch, Effects& effects, Instant now);
@@ -52,11 +54,10 @@ class Connection {
   }
   /// True, and a reason is given, if it had to do something by now.
   bool time_is_up(Millis slow_reader_timeout, Millis first_byte_timeout);
-  /// The peer may not use the store: bytes that are not for somebody else end the connection.
-  void expect_hand_over() { expects_hand_over_ = true; }
-  /// TLS is somebody else's too.
-  void hand_over_tls() { hands_over_tls_ = true; }
-  [[nodiscard]] bool expects_hand_over() const { return expects_hand_over_; }
+  /// The peer may not use the store: bytes that are not the other protocol's end the connection, for this
+  /// reason.
+  void do_not_serve(std::string reason) { not_served_ = std::move(reason); }
+  [[nodiscard]] bool served() const { return not_served_.empty(); }
   /// What has come, which is left alone, is no request to execute: nothing, the end, or for somebody else.
   [[nodiscard]] bool asks_nothing() const;
 
@@ -78,7 +79,7 @@ class Connection {
  private:
   Status process(std::string_view input, Effects& effects, Instant now);
   Status failed(std::string reason);
-  [[nodiscard]] bool is_for_another(char first) const;
+  [[nodiscard]] bool is_other_protocol(char first) const;
 
   UniqueFd fd_;
   const bool* hold_;
@@ -88,8 +89,8 @@ class Connection {
   std::size_t sent_ = 0;  // of out_
   std::string unread_;    // input left alone until out_ is sent or effects are delivered
   bool undecided_ = false;
-  bool expects_hand_over_ = false;
-  bool hands_over_tls_ = false;
+  std::string not_served_;  // why; empty: it is served
+  std::string_view other_first_bytes_;
   Refusal refusal_ = Refusal::kProtocol;
   Instant last_progress_{};
   std::string reason_;

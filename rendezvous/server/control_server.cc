@@ -11,6 +11,7 @@
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/link_room.h"
+#include "rendezvous/net/peer_owner.h"
 #include "rendezvous/server/control_server_impl.h"
 
 namespace muster::net {
@@ -76,7 +77,14 @@ void ControlServer::Impl::accept(UniqueFd fd, std::string_view first_bytes, std:
   const ConnectionId id = agents_.add(connection);
   agents_.set_deadline(id, *connection, SteadyClock::now() + options_.handshake_timeout);
   if (options_.tls && !is_tls)
-    refuse_plain(id, *connection);
+    refuse_plain(id, *connection,
+                 "this coordinator speaks TLS and the agent does not; give the agent a certificate to trust "
+                 "(--tls-ca)");
+  else if (options_.this_host_only && !peer_is_on_this_host(connection->descriptor.native_handle()))
+    refuse_plain(
+        id, *connection,
+        "this musterd serves its own host alone, since it has neither a secret nor TLS; start it with "
+        "MUSTER_SECRET or --secret-file, and the agents with the same secret, or with --unprotected");
   else
     on_bytes(id, *connection, first_bytes);
   finish_turn();

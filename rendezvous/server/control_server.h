@@ -42,6 +42,7 @@ struct ControlServerOptions {
   /// certificates. What is put in its place counts for those who connect afterwards.
   std::shared_ptr<JobSecrets> job_secrets = {};
   std::optional<tls::Context> tls;   ///< all agents have to speak TLS
+  bool this_host_only = false;       ///< agents of other hosts are told that there is neither secret nor TLS
   Millis handshake_timeout{10'000};  ///< from the first byte to a proof
   Millis heartbeat_interval{5'000};  ///< what agents are told
   std::size_t max_connections = 100'000;

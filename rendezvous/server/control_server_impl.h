@@ -65,7 +65,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   void on_timer();
 
   // Output.
-  void refuse_plain(ConnectionId id, Connection& connection);
+  void refuse_plain(ConnectionId id, Connection& connection, std::string why);
   void refuse(ConnectionId id, Connection& connection, control::Refused refused);
   void linger(ConnectionId id, Connection& connection);
   // What is not on the disk is told to nobody.

@@ -15,11 +15,10 @@ constexpr Millis kLingerTime{2000};  // for who is refused to read why
 
 }  // namespace
 
-void ControlServer::Impl::refuse_plain(ConnectionId id, Connection& connection) {
+// Before anything it has said is looked at.
+void ControlServer::Impl::refuse_plain(ConnectionId id, Connection& connection, std::string why) {
   connection.peer.say(control::Preamble{});
-  refuse(id, connection,
-         {control::Refused::Reason::kAuthentication,
-          "this coordinator speaks TLS and the agent does not; give the agent a certificate to trust"});
+  refuse(id, connection, {control::Refused::Reason::kAuthentication, std::move(why)});
 }
 
 void ControlServer::Impl::refuse(ConnectionId id, Connection& connection, control::Refused refused) {

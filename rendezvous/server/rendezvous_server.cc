@@ -5,12 +5,17 @@
 
 namespace muster::net {
 
+bool protects_itself(const ControlServerOptions& options) {
+  return options.secret || options.job_secrets || options.tls;
+}
+
 Result<std::unique_ptr<RendezvousServer>> RendezvousServer::listen(boost::asio::io_context& loop,
                                                                    const RendezvousServerOptions& options,
                                                                    const Log& log) {
   std::unique_ptr<RendezvousServer> out(new RendezvousServer);
   ControlServerOptions control = options.control;
   if (options.state) control.state = options.state;
+  control.this_host_only = options.this_host_only && !protects_itself(control);
   control.stores.limits = options.store.limits;
   control.stores.max_buffered_bytes = options.store.max_buffered_bytes;
   control.store = [&server = out->store_] { return server ? &server->core() : nullptr; };
@@ -21,10 +26,12 @@ Result<std::unique_ptr<RendezvousServer>> RendezvousServer::listen(boost::asio::
                                                         std::string peer) {
     coordinator->accept(std::move(fd), first_bytes, std::move(peer));
   };
-  store.hand_over_tls = options.control.tls.has_value();
-  if (options.control.secret || options.control.job_secrets ||
-      (options.control.tls && options.control.tls->asks_for_certificate()))
-    store.store_on_loopback_only = true;
+  store.other_first_bytes = {control::kFirstByte};
+  if (options.control.tls) store.other_first_bytes += tls::kFirstByte;
+  if (protects_itself(options.control))
+    store.clients = ServerOptions::Clients::kUsersOfThisHost;
+  else if (options.this_host_only)
+    store.clients = ServerOptions::Clients::kThisHost;
   MUSTER_TRY(out->store_, Server::listen(loop, store, log));
   return out;
 }

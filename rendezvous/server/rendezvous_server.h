@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // RendezvousServer: a store and a coordinator behind one port; what musterd is, and what an agent embeds
-// where no daemon is named. A connection whose first byte is 0xAB (TLS: 0x16) speaks the control protocol;
-// every other one is a TCPStore client. TCPStore has no authentication: where agents prove something (a
-// secret, a certificate) its clients are served if they come over loopback, and closed with a logged reason
-// if they come from elsewhere. One port with a rule, so that agents and local programs are told one number.
+// where no daemon is named. A connection whose first byte is 0xAB (with TLS: 0x16) speaks the control
+// protocol; every other one is a TCPStore client. TCPStore has no authentication: with a secret or TLS its
+// clients are served if they run on this host as a trusted user, and closed with a logged reason if not.
 // One loop, one thread; the loop outlives it. Failure: see Server and ControlServer.
 #pragma once
 
@@ -15,10 +14,15 @@
 namespace muster::net {
 
 struct RendezvousServerOptions {
-  ServerOptions store;  ///< its hand_over is set here, and store_on_loopback_only as above
+  ServerOptions store;  ///< hand_over, other_first_bytes and clients are set here
+  /// Without a secret and TLS: agents and clients of other hosts are refused.
+  bool this_host_only = false;
   ControlServerOptions control;
   std::shared_ptr<StateLog> state = {};  ///< of both; control.state is the coordinator's alone
 };
+
+/// There is a secret or TLS.
+[[nodiscard]] bool protects_itself(const ControlServerOptions& options);
 
 class RendezvousServer {
  public:

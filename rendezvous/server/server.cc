@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <optional>
 #include <sys/epoll.h>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/acceptor.h"
 #include "rendezvous/net/listener.h"
+#include "rendezvous/net/peer_owner.h"
 #include "rendezvous/net/refusal_log.h"
 #include "rendezvous/server/client_table.h"
 #include "rendezvous/server/connection.h"
@@ -192,7 +194,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   // Does what a connection's status asks for.
   void after(ClientId id, Connection::Status status, Instant now) {
     Client& client = clients_[id];
-    if (status == Connection::Status::kOther && options_.hand_over) return hand_over(id);
+    if (status == Connection::Status::kOther) return hand_over(id);
     if (status != Connection::Status::kOpen) return close(id, status != Connection::Status::kEnded);
     Connection& connection = *client.connection;
     clients_.count_buffered(client);
@@ -211,7 +213,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     std::optional<Instant> deadline;
     if (connection.blocked()) deadline = connection.last_progress() + options_.slow_reader_timeout;
     if (connection.undecided()) deadline = now + options_.legacy_quiet_time;
-    if (connection.expects_hand_over()) deadline = client.deadline;  // nothing came
+    if (!connection.served()) deadline = client.deadline;  // nothing came
     if (deadline || client.deadline) [[unlikely]]
       set_deadline(id, deadline);
   }
@@ -323,14 +325,31 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       refuse(Refusal::kSystem, errno_error("epoll_ctl for " + client.peer, errno).message);
       return clients_.release(id);
     }
-    const bool stranger = options_.store_on_loopback_only && !peer_is_loopback(fd.get());
-    client.connection = std::make_unique<Connection>(std::move(fd), id, core_, options_.limits, hold_);
+    std::string not_served = why_not_served(fd.get());
+    client.connection = std::make_unique<Connection>(std::move(fd), id, core_, options_.limits, hold_,
+                                                     options_.other_first_bytes);
     ++stats_.num_accepted;
     ++stats_.num_open;
-    if (options_.hand_over_tls) client.connection->hand_over_tls();
-    if (!stranger) return;
-    client.connection->expect_hand_over();
+    if (not_served.empty()) [[likely]]
+      return;
+    client.connection->do_not_serve(std::move(not_served));
     set_deadline(id, SteadyClock::now() + options_.first_byte_timeout);
+  }
+
+  // Empty: the peer may use the store.
+  [[nodiscard]] std::string why_not_served(int fd) const {
+    using Clients = ServerOptions::Clients;
+    if (options_.clients == Clients::kAll) return {};
+    if (!peer_is_on_this_host(fd))
+      return options_.clients == Clients::kThisHost
+                 ? "the store is served to this host alone, since there is neither a secret nor TLS "
+                   "(--unprotected serves everybody)"
+                 : "the store is served to this host alone; other hosts are served as agents";
+    if (options_.clients == Clients::kThisHost) return {};
+    const std::string defect = untrusted_user(fd, options_.allowed_users);
+    return defect.empty() ? defect
+                          : fmt::format("the store is served to root and user {} (--allow-uid), and {}",
+                                        ::geteuid(), defect);
   }
 
   ServerOptions options_;

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <sys/types.h>
 #include <vector>
 
 #include <muster/result.h>
@@ -42,9 +43,16 @@ struct ServerOptions {
   /// Of the requests that clients have begun and the answers they have not read, all clients together; beyond
   /// it the client with the most is closed.
   std::size_t max_buffered_bytes = std::size_t{4} << 30;
-  /// Clients from other hosts are closed, unless they are handed over.
-  bool store_on_loopback_only = false;
-  /// How long a connection from another host may say nothing then.
+  /// Whose clients are served; others are closed with a logged reason. TCPStore has no authentication.
+  enum class Clients {
+    kAll,
+    kThisHost,         ///< see peer_is_on_this_host()
+    kUsersOfThisHost,  ///< likewise, where the peer is root's, this process's user's, or one of
+                       ///< allowed_users'
+  };
+  Clients clients = Clients::kAll;
+  std::vector<uid_t> allowed_users = {};
+  /// How long a connection may say nothing that is not served the store, but may be the other protocol's.
   std::chrono::milliseconds first_byte_timeout = std::chrono::seconds(10);
   /// Called on the loop after a client's connection has ended, with its address ("10.0.0.4:1234").
   std::function<void(const std::string& peer)> on_close;
@@ -53,10 +61,9 @@ struct ServerOptions {
   /// How long an old client's byte 8 with a key may stay alone before it is taken for DELETE_KEY of PyTorch
   /// <= 2.0.
   std::chrono::milliseconds legacy_quiet_time{50};
-  /// TLS connections are handed over too.
-  bool hand_over_tls = false;
-  /// Takes connections whose first byte is the control protocol's, with what was read and the peer's name.
-  /// Nothing: they are refused.
+  /// Another protocol at this port: the first bytes of its connections, and who takes them, with what was
+  /// read and the peer's name. None of the bytes begins a TCPStore request.
+  std::string other_first_bytes = {};
   std::function<void(UniqueFd, std::string_view, std::string)> hand_over = {};
   /// Keys of a torchrun job are dropped so long after its last agent has gone; nothing: they are kept.
   std::optional<std::chrono::milliseconds> keep_torchrun_jobs = {};

@@ -33,7 +33,7 @@ def test_training_resumes_on_two_nodes_whose_agents_proxy_the_store(torch, tmp_p
             running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         agents = list(running)
         if backend == "muster":  # it may come after them
-            daemon = nodes.command(2, BIN / "musterd", "--port=29518", "--log-level=warning")
+            daemon = nodes.command(2, BIN / "musterd", "--unprotected", "--port=29518", "--log-level=warning")
             running.append(subprocess.Popen(daemon, env=clean_environment(MUSTER_SECRET=environment["MUSTER_SECRET"])))
         outputs = [process.communicate(timeout=180) for process in agents]
         assert [process.returncode for process in agents] == [0, 0], outputs

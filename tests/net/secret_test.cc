@@ -64,12 +64,6 @@ std::optional<Error> join(std::uint16_t port, std::string_view secret) {
   return lost;
 }
 
-std::size_t count(const std::string& text, std::string_view what) {
-  std::size_t out = 0;
-  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++out;
-  return out;
-}
-
 std::string hex_of(std::string_view bytes) {
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string out;
@@ -143,25 +137,21 @@ TEST_CASE("a secret that is too short or readable by others is refused, and not 
   REQUIRE(log.find("horse") == std::string::npos);
 }
 
-TEST_CASE("without a secret one line says that anybody may join, where others can reach the port") {
-  const std::string_view warning = "no secret (MUSTER_SECRET, --secret-file): whoever reaches";
-  const auto log_of = [](Musterd daemon) {
-    daemon.signal(SIGTERM);
-    return daemon.finish().second;
-  };
-  const auto started = [](std::vector<std::string> arguments) {
-    const TemporaryDirectory folder;
-    const std::string port = folder.path() + "/port";
-    arguments.insert(arguments.end(), {"--port", "0", "--port-file", port});
+TEST_CASE("one line at the start says who is served") {
+  const auto log_of = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), {"--port", "0"});
     Musterd daemon(arguments);
-    const Instant deadline = SteadyClock::now() + test::kPatience;
-    while (!read_file(port)) REQUIRE(SteadyClock::now() < deadline);
-    REQUIRE(join(static_cast<std::uint16_t>(std::stoi(*read_file(port))), "").has_value() ==
-            (std::getenv("MUSTER_SECRET") != nullptr));
-    return daemon;
+    const std::string line = daemon.wait_for_line("serving ");
+    daemon.signal(SIGTERM);
+    REQUIRE(daemon.finish().second.find("serving ") == std::string::npos);
+    return line;
   };
-  REQUIRE(count(log_of(started({})), warning) == 1);
-  REQUIRE(count(log_of(started({"--host", "127.0.0.1"})), warning) == 0);
+  REQUIRE_THAT(log_of({}), Catch::Contains("serving this host alone"));
+  REQUIRE_THAT(log_of({"--host", "127.0.0.1"}), Catch::Contains("serving this host alone"));
+  REQUIRE_THAT(log_of({"--unprotected"}), Catch::Contains("warning: serving everybody who reaches [::]:"));
+  REQUIRE_THAT(log_of({"--host", "0.0.0.0"}),
+               Catch::Contains("warning: serving everybody who reaches 0.0.0.0:"));
   const Exported exported{std::string(kSecret)};
-  REQUIRE(count(log_of(started({})), warning) == 0);
+  REQUIRE_THAT(log_of({"--unprotected", "--allow-uid", "7"}),
+               Catch::Contains("serving agents that prove who they are") && Catch::Contains("and user 7"));
 }

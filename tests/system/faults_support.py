@@ -103,7 +103,7 @@ class Daemon:
 
     def __init__(self, nodes, tmp_path, node, *options, wrap=(), **env):
         self.job, self.node, self.starts, self.env = Job(nodes, tmp_path), node, 0, clean_environment(**env)
-        self.command = [*wrap, BIN / "musterd", f"--port={PORT}", "--log-level=info", *options]
+        self.command = [*wrap, BIN / "musterd", "--unprotected", f"--port={PORT}", "--log-level=info", *options]
         self.endpoint = f"{nodes.address(node)}:{PORT}"
 
     def start(self):

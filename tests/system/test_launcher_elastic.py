@@ -120,7 +120,7 @@ def test_min_nodes_start_after_the_last_call_and_a_latecomer_grows_the_world(job
 def test_a_daemon_that_is_started_anew_is_found_again(job, tmp_path):
     it = job(3)
     script = write(tmp_path, "stay.py", STAY)
-    daemon = BIN / "musterd", f"--port={PORT}"
+    daemon = BIN / "musterd", "--unprotected", f"--port={PORT}"
     it.spawn("d", 2, *daemon)
     for node in range(2):
         it.start(node, 1, f"--log-dir={tmp_path}/logs{node}", script, nnodes=2, backend="muster",
@@ -143,7 +143,7 @@ def test_a_daemon_that_is_started_anew_is_found_again(job, tmp_path):
 def test_of_the_first_node_s_addresses_the_one_that_answers_is_used(job, tmp_path):
     it = job(3)
     script = write(tmp_path, "show.py", SHOW)
-    it.spawn("d", 2, BIN / "musterd", f"--port={PORT}")
+    it.spawn("d", 2, BIN / "musterd", "--unprotected", f"--port={PORT}")
     for node in range(2):
         ip("-n", it.nodes.names[node], "addr", "add", f"10.78.0.{node + 1}/24", "dev", "eth0")
     # What node 1 sends to node 0's first address goes nowhere, and nobody tells it.
@@ -192,7 +192,7 @@ def test_nodes_without_ipv4_gather(job, tmp_path, secret):
 
 def test_a_first_node_that_cannot_be_reached_ends_the_job_with_the_reason_on_all(job, tmp_path):
     it = job(3)
-    it.spawn("d", 2, BIN / "musterd", f"--port={PORT}")
+    it.spawn("d", 2, BIN / "musterd", "--unprotected", f"--port={PORT}")
     ip("-n", it.nodes.names[1], "route", "add", "blackhole", "10.77.0.1")
     for node in range(2):
         it.start(node, 1, f"--node-rank={node}", "--iface=eth0", "sleep", 1000, nnodes=2, endpoint=it.nodes.address(2))

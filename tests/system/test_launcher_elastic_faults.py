@@ -44,7 +44,7 @@ def test_a_worker_s_failure_restarts_all_nodes_in_one_generation(job, tmp_path):
 def test_a_failure_is_told_without_a_heartbeat(job, tmp_path, what):
     it = job(3)
     script = write(tmp_path, "stay.py", STAY)
-    it.spawn("d", 2, BIN / "musterd", f"--port={PORT}", "--heartbeat-interval=600")
+    it.spawn("d", 2, BIN / "musterd", "--unprotected", f"--port={PORT}", "--heartbeat-interval=600")
     for node in (0, 1):
         it.start(node, 1, f"--node-rank={node}", script, nnodes=2, backend="muster", endpoint=it.nodes.address(2),
                  conf="keep_alive_interval=600")
@@ -60,7 +60,7 @@ def test_a_failure_is_told_without_a_heartbeat(job, tmp_path, what):
 def test_a_daemon_that_did_not_run_for_a_while_blames_no_agent(job, tmp_path):
     it = job(3)
     script = write(tmp_path, "stay.py", STAY)
-    daemon = it.spawn("d", 2, BIN / "musterd", f"--port={PORT}", "--heartbeat-interval=0.5", "--log-level=info")
+    daemon = it.spawn("d", 2, BIN / "musterd", "--unprotected", f"--port={PORT}", "--heartbeat-interval=0.5", "--log-level=info")
     for node in (0, 1):
         it.start(node, 1, f"--node-rank={node}", script, nnodes=2, backend="muster", endpoint=it.nodes.address(2),
                  conf="keep_alive_interval=1,keep_alive_max_attempt=3")
@@ -175,7 +175,7 @@ def test_a_spare_that_was_not_needed_ends_in_success(job, tmp_path):
 def test_a_spare_takes_the_place_of_a_node_that_is_asked_to_stop(job, tmp_path):
     it = job(3)
     script = write(tmp_path, "stay.py", STAY)
-    it.spawn("d", 2, BIN / "musterd", f"--port={PORT}")
+    it.spawn("d", 2, BIN / "musterd", "--unprotected", f"--port={PORT}")
     it.start(0, 1, "--spares=1", script, nnodes=1, backend="muster", endpoint=it.nodes.address(2))
     it.started("1.0", 0)
     it.start(1, 1, "--spares=1", script, nnodes=1, backend="muster", endpoint=it.nodes.address(2))
@@ -194,7 +194,7 @@ def test_a_connection_that_breaks_under_a_living_agent_ends_nothing(job, tmp_pat
     script = write(tmp_path, "stay.py", STAY)
     head = 2 if backend == "muster" else 0
     if backend == "muster":
-        it.spawn("d", 2, BIN / "musterd", f"--port={PORT}", "--log-level=info")
+        it.spawn("d", 2, BIN / "musterd", "--unprotected", f"--port={PORT}", "--log-level=info")
     for node in (0, 1):
         it.start(node, 1, f"--node-rank={node}", script, nnodes=2, backend=backend, endpoint=it.nodes.address(head))
     pids = it.started("2.0", 0, 1)
@@ -234,7 +234,7 @@ while not os.path.exists("go"): signal.sigtimedwait([], 0.02)
 def test_a_second_job_by_the_same_name_that_never_ran_is_no_success(job, tmp_path):
     it = job(2)
     script = write(tmp_path, "stay.py", STAY)
-    it.spawn("d", 0, BIN / "musterd", f"--port={PORT}")
+    it.spawn("d", 0, BIN / "musterd", "--unprotected", f"--port={PORT}")
     it.start(0, 1, "--rdzv-id=same", script, nnodes=1, backend="muster")
     it.started("1.0", 0)
     it.start(1, 1, "--rdzv-id=same", "touch", tmp_path / "ran", nnodes=1, backend="muster")

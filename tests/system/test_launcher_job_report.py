@@ -41,7 +41,7 @@ def elastic(job, node, *args):
 
 def at_musterd(job, node, *args):
     if node == 0:
-        job.spawn("d", 2, BIN / "musterd", f"--port={PORT}")
+        job.spawn("d", 2, BIN / "musterd", "--unprotected", f"--port={PORT}")
     return job.start(node, 1, f"--node-rank={node}", *args, backend="muster", endpoint=job.nodes.address(2))
 
 

@@ -13,7 +13,7 @@ from netns import ip
 class Daemon:
     def __init__(self, it, node, *options, **env):
         self.it, self.endpoint = it, it.nodes.address(node)
-        it.spawn("musterd", node, BIN / "musterd", f"--port={PORT}", "--log-level=info", *options, env=clean_environment(**env))
+        it.spawn("musterd", node, BIN / "musterd", "--unprotected", f"--port={PORT}", "--log-level=info", *options, env=clean_environment(**env))
         it.said("musterd", "listening|serving")
 
     def says(self, text):

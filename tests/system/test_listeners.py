@@ -23,7 +23,7 @@ STAY = STORE + "note('ready%d' % rank, e['MASTER_ADDR'])\nstay()\n"
 def test_one_node_listens_on_loopback_alone_however_it_is_started(job, tmp_path, options):
     it = job(2)
     if any("{other}" in word for word in options):
-        it.spawn("d", 1, BIN / "musterd", f"--port={PORT}")
+        it.spawn("d", 1, BIN / "musterd", "--unprotected", f"--port={PORT}")
         wait_for(lambda: PORT in listeners(it, 1), "the daemon to listen")
     script = write(tmp_path, "stay.py", STAY)
     words = [word.format(own=it.nodes.address(0), other=it.nodes.address(1)) for word in options]

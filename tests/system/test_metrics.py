@@ -173,7 +173,7 @@ def test_nothing_listens_unless_it_was_asked_for(muster):
     assert counts[1] == counts[0] + 1
 
 
-def test_strangers_do_not_keep_a_page_from_its_readers(muster):
+def test_unauthenticated_peers_do_not_keep_a_page_from_its_readers(muster):
     it = Watched(muster, "job", workers=1)
     it.started(0)
     wait_for(lambda: health(it.address)["state"] == "running", "all that a running job has open")
