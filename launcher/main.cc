@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster: reads the command line, makes the plan, and hands it to the agent.
+#include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <fcntl.h>
 #include <filesystem>
 #include <optional>
@@ -34,17 +37,17 @@
 #include "launcher/plan/job_plan.h"
 #include "launcher/plan/placement_text.h"
 #include "launcher/plan/srun_plan.h"
+#include "launcher/process/cgroup.h"
 #include "launcher/process/descendants.h"
 #include "launcher/process/detach.h"
+#include "launcher/process/fatal_errors.h"
 #include "launcher/process/guardian.h"
-#include "launcher/process/guardian_watch.h"
-#include "launcher/process/system_refusal.h"
-#include "launcher/process/worker_cgroups.h"
 #include "launcher/report/gpu_watch.h"
 #include "launcher/telemetry/event_log.h"
 #include "launcher/telemetry/status_page.h"
 #include "launcher/telemetry/telemetry.h"
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
 
@@ -178,6 +181,14 @@ Result<Outlook> open_outlook(const Options& options, const Job& job) {
   return out;
 }
 
+/// Nobody who may read this process' environment (/proc/PID/environ), or that of what it forks, is to find
+/// the secret there. The plan takes it from the copy that was made before.
+void hide_secret() {
+  const std::string name(env::kSecret);
+  if (char* value = ::getenv(name.c_str())) std::fill_n(value, std::strlen(value), '\0');
+  ::unsetenv(name.c_str());
+}
+
 double seconds_between(Instant from, Instant to) {
   return std::chrono::duration<double>(to - from).count();
 }
@@ -194,10 +205,11 @@ Telemetry tell_beginning(const Options& options, const Job& job, const Log& log,
 int main(int argc, char** argv) {
   const Instant begun = SteadyClock::now();
   open_standard_descriptors();
-  end_on_refusals();
+  end_on_fatal_errors();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   const std::vector<std::string> command(argv, argv + argc);
-  const Environment environment = current_environment();
+  Environment environment = current_environment();
+  hide_secret();
   if (is_doctor_node(arguments)) return run_doctor_node(arguments, environment);
   auto options = parse_options(arguments, environment);
   if (!options) return complain(options.error());
@@ -252,6 +264,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "muster: preflight: %s\n", driver.finding->text.c_str());
     return kExitPreflight;
   }
+  environment.erase(std::string(env::kSecret));  // nor is any program that is started from here
   if (doctor) doctor->instruct(*options, *job);
   if (options->dry_run)
     for (const std::string& text : job->warnings) std::fprintf(stderr, "muster: %s\n", text.c_str());
@@ -323,13 +336,6 @@ int main(int argc, char** argv) {
   auto cgroups = WorkerCgroups::open(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto),
                                      job->token(), *guardian);
   if (!cgroups) return give_up(cgroups.error());
-  std::optional<LogWriter> log_writer;
-  if (job->logs.rotation.max_bytes > 0) {
-    auto started = LogWriter::start(job->logs.rotation);
-    if (!started) return give_up(started.error());
-    descendants.spare(log_writer.emplace(*std::move(started)).pid());
-    log_writer->on_replaced([&descendants](pid_t pid) { descendants.spare(pid); });
-  }
   std::optional<GpuWatch> gpu_watch;
   if (job->gpu_node) {
     auto started = GpuWatch::start(gpu_paths(environment));
@@ -345,6 +351,13 @@ int main(int argc, char** argv) {
                   if (log_target != nullptr) log_target->write(line);
                 });
   boost::asio::io_context io(1);
+  std::unique_ptr<LogWriter> log_writer;
+  if (job->logs.rotation.max_bytes > 0) {
+    auto started = LogWriter::start(io, job->logs.rotation);
+    if (!started) return give_up(started.error());
+    log_writer = *std::move(started);
+    descendants.spare(log_writer->pid());
+  }
   OutputSink out(io, STDOUT_FILENO);
   OutputSink err(io, STDERR_FILENO);
   log_target = &err;

@@ -219,7 +219,8 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
   if (!begun) attempt.unprepared = begun.error();
   start(attempt);
   if (entry_ != nullptr && !attempt.unprepared && !attempt.start_failure && attempt.group.started() > 0)
-    entry_->running(assignment, attempt.group.workers(assignment.base_rank, *directory_), log_);
+    entry_->running(assignment, attempt.group.workers(assignment.base_rank, attempt.router.worker_files()),
+                    log_);
   while (!attempt.supervision.finished() || !attempt.outcome)
     handle(attempt, next_event(attempt.supervision.deadline()));
 
@@ -265,7 +266,7 @@ void Agent::start(Attempt& attempt) {
   telemetry_.starting();
   if (telemetry_.wants_start()) attempt.starts.begin(progress_files());
   attempt.start_failure =
-      attempt.group.start(spawner_, job_, attempt.assignment, environment_, *directory_, attempt.router);
+      attempt.group.start(spawner_, job_, attempt.assignment, environment_, attempt.router.worker_files());
   const Instant now = SteadyClock::now();
   if (attempt.start_failure) {
     telemetry_.not_started(*attempt.start_failure);

@@ -9,7 +9,6 @@
 
 #include "launcher/agent/agent.h"
 #include "launcher/hang/hang_monitor.h"
-#include "launcher/hang/stall_watch.h"
 #include "launcher/job/supervision.h"
 #include "launcher/output/log_router.h"
 #include "launcher/process/worker_group.h"
@@ -31,8 +30,6 @@ struct Agent::Attempt {
               [&agent](int local_rank, const ProcessEnd& end, bool unsignalled) {
                 agent.events_.push_back(WorkerEnded{local_rank, end, unsignalled});
               }),
-        stalls(agent.io_, group, router, agent.job_.local_world_size, assignment.base_rank,
-               agent.directory_->run_file("stalls.log"), agent.log_),
         supervision(agent.job_.local_world_size, agent.job_.grace),
         monitor(
             agent.io_,
@@ -65,7 +62,6 @@ struct Agent::Attempt {
   Assignment assignment;
   LogRouter router;
   WorkerGroup group;
-  StallWatch stalls;
   Supervision supervision;
   HangMonitor monitor;
   SafePointWatch safe_points;

@@ -161,7 +161,6 @@ void Agent::collect(Attempt& attempt) {
   for (const pid_t pid : descendants_.end(is_worker, SteadyClock::now() + kOrphanPatience))
     if (!is_worker(pid))
       log_.error(fmt::format("pid {}, which a worker started, does not die of SIGKILL", pid));
-  attempt.stalls.finish();
   // What left its ancestry, too, but not its group.
   for (const pid_t pid : cgroups_.clear(SteadyClock::now() + kOrphanPatience))
     if (!is_worker(pid))

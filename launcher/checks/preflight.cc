@@ -120,9 +120,7 @@ void judge_disk(const DiskReading& disk, std::vector<Finding>& out) {
 // What the child writes: one line per event, its first character tells which.
 constexpr char kStep = '>', kUnfit = '!', kWarning = '?', kDone = '.';
 
-[[noreturn]] void run_child(const PreflightJob& job, int out, pid_t parent) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(1);
+void check(const PreflightJob& job, int out) {
   const auto tell = [&](char kind, std::string_view text) {
     if (!write_all(out, fmt::format("{}{}\n", kind, text))) ::_exit(1);
   };
@@ -130,7 +128,6 @@ constexpr char kStep = '>', kUnfit = '!', kWarning = '?', kDone = '.';
   for (const Finding& finding : judge(readings, job.share_gpus))
     tell(finding.unfit ? kUnfit : kWarning, finding.text);
   tell(kDone, "");
-  ::_exit(0);
 }
 
 struct Progress {
@@ -226,7 +223,7 @@ std::string unfit_text(const std::vector<Finding>& findings) {
 DriverLook look_at_driver(const GpuPaths& paths, std::chrono::milliseconds patience) {
   DriverLook out;
   if (!has_gpu_driver(paths)) return out;
-  auto child = HelperProcess::start("muster-driver", [&paths](int writer) {
+  auto child = HelperProcess::start({.name = "job-driver"}, [&paths](int writer) {
     const auto nvml = paths.library.empty() ? Nvml::open() : Nvml::open(paths.library);
     if (nvml) (void)find_gpus(paths);
     (void)write_all(writer, "\n");
@@ -236,7 +233,7 @@ DriverLook look_at_driver(const GpuPaths& paths, std::chrono::milliseconds patie
     out.finding = Finding{true, child.error().message};
     return out;
   }
-  pollfd answer{child->output(), POLLIN, 0};
+  pollfd answer{child->channel(), POLLIN, 0};
   if (retry_eintr([&] { return ::poll(&answer, 1, static_cast<int>(patience.count())); }) > 0)
     out.process.emplace(*std::move(child));
   else
@@ -247,32 +244,16 @@ DriverLook look_at_driver(const GpuPaths& paths, std::chrono::milliseconds patie
 }
 
 std::vector<Finding> run_preflight(const PreflightJob& job, std::chrono::milliseconds patience) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return {{true, errno_error("preflight: pipe", errno).message}};
-  const UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
-  const pid_t parent = ::getpid();
-  // No thread has been started yet, so the child may use the library like any program.
   const Instant deadline = SteadyClock::now() + patience;
-  const pid_t child = ::fork();
-  if (child < 0) return {{true, errno_error("preflight: fork", errno).message}};
-  if (child == 0) run_child(job, writer.get(), parent);
-  const UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_open, child, 0U)));
-  writer.reset();
+  // A driver that does not answer holds its child and no more: it has no descriptor of ours.
+  const auto child =
+      HelperProcess::start({.name = "job-preflight"}, [&job](int channel) { check(job, channel); });
+  if (!child) return {{true, "preflight: " + child.error().message}};
   Progress progress;
-  bool closed = read_lines(reader.get(), deadline, progress);
-  // The pipe may be closed while a dying driver still holds the process.
-  if (closed && handle) {
-    pollfd end{handle.get(), POLLIN, 0};
-    closed = retry_eintr([&] {
-               return ::poll(&end, 1, static_cast<int>(time_left(deadline, SteadyClock::now()).count()));
-             }) > 0;
-  }
-  if (!closed) ::kill(child, SIGKILL);
-  int status = 0;
-  // One that hangs in the kernel does not die now: it is left to whoever reaps our children.
-  retry_eintr([&] { return ::waitpid(child, &status, closed ? 0 : WNOHANG); });
-  if (!closed) {
+  const bool closed = read_lines(child->channel(), deadline, progress);
+  // The channel may be closed while a dying driver still holds the process.
+  const auto status = closed ? child->wait(deadline) : std::nullopt;
+  if (!status) {
     progress.findings.push_back(
         {true, fmt::format("reading {} took more than {} s: a driver or a disk does not answer",
                            progress.step.empty() ? "anything" : progress.step,
@@ -280,7 +261,7 @@ std::vector<Finding> run_preflight(const PreflightJob& job, std::chrono::millise
   } else if (!progress.done) {
     progress.findings.push_back(
         {true, fmt::format("the check died while reading {}{}", progress.step,
-                           WIFSIGNALED(status) ? fmt::format(" (signal {})", WTERMSIG(status)) : "")});
+                           WIFSIGNALED(*status) ? fmt::format(" (signal {})", WTERMSIG(*status)) : "")});
   }
   return progress.findings;
 }

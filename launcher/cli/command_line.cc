@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/text/spelling.h"
+#include "launcher/text/suggestions.h"
 
 namespace muster::launcher {
 namespace {

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "launcher/text/seconds_text.h"
-#include "launcher/text/spelling.h"
+#include "launcher/text/suggestions.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {

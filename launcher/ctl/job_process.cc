@@ -11,12 +11,12 @@
 
 #include <fmt/format.h>
 
-#include "launcher/process/entry_directory.h"
+#include "launcher/process/job_registry.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 
-Result<JobProcess> JobProcess::open(const JobEntry& entry) {
+Result<JobProcess> JobProcess::open(const JobRecord& entry) {
   JobProcess out;
   const auto gone = [&] {
     return fail(ErrorCode::kNotFound, fmt::format("{}: its process {} is gone", entry.name, entry.pid));

@@ -9,7 +9,7 @@
 
 #include <muster/result.h>
 
-#include "launcher/process/job_entry.h"
+#include "launcher/process/job_record.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -18,7 +18,7 @@ namespace muster::launcher {
 class JobProcess {
  public:
   /// kNotFound: it is gone.
-  [[nodiscard]] static Result<JobProcess> open(const JobEntry& entry);
+  [[nodiscard]] static Result<JobProcess> open(const JobRecord& entry);
 
   [[nodiscard]] Result<void> signal(int number) const;
   /// True when it has ended; false at the deadline.

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/process/entry_directory.h"
+#include "launcher/process/job_registry.h"
 #include "launcher/progress/progress_reader.h"
 
 namespace muster::launcher {
@@ -34,7 +34,7 @@ std::string time_text(double seconds) {
 
 }  // namespace
 
-std::string state_of(const JobEntry& entry) {
+std::string state_of(const JobRecord& entry) {
   if (entry.state == "ended") return fmt::format("ended {}", entry.exit_status);
   return is_alive(entry) ? entry.state : "lost";
 }
@@ -47,13 +47,13 @@ std::string age_of(std::int64_t since, std::int64_t now) {
   return fmt::format("{}d", s / 86400);
 }
 
-std::string command_of(const JobEntry& entry) {
+std::string command_of(const JobRecord& entry) {
   std::string out;
   for (const std::string& word : entry.command) out += (out.empty() ? "" : " ") + word;
   return printable(out);
 }
 
-RankView look_at(const JobEntry& entry, const JobEntry::Worker& worker) {
+RankView look_at(const JobRecord& entry, const JobRecord::Worker& worker) {
   RankView out;
   out.state = "ended";
   auto usage = read_process_usage(worker.pid);
@@ -71,7 +71,7 @@ RankView look_at(const JobEntry& entry, const JobEntry::Worker& worker) {
   return out;
 }
 
-std::string status_text(const JobEntry& entry, std::int64_t now) {
+std::string status_text(const JobRecord& entry, std::int64_t now) {
   const std::string state = state_of(entry);
   std::string text = fmt::format("{}: {}\n", entry.name, state);
   if (state == "lost") text += "  its agent is gone without a word: killed, or the host was started again\n";
@@ -99,9 +99,9 @@ std::string status_text(const JobEntry& entry, std::int64_t now) {
   return text;
 }
 
-std::string status_json(const JobEntry& entry) {
+std::string status_json(const JobRecord& entry) {
   using Json = nlohmann::json;
-  JobEntry shown = entry;
+  JobRecord shown = entry;
   if (state_of(entry) == "lost") shown.state = "lost";
   Json out = Json::parse(to_json(shown));
   for (std::size_t i = 0; i < entry.workers.size(); ++i) {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "launcher/process/job_entry.h"
+#include "launcher/process/job_record.h"
 #include "launcher/progress/progress_word.h"
 #include "rendezvous/status/process_usage.h"
 
@@ -21,17 +21,17 @@ struct RankView {
   std::string progress;  // "epoch 2 step 140/15000 all_reduce"; empty: it says nothing
   std::optional<Position> position;
 };
-[[nodiscard]] RankView look_at(const JobEntry& entry, const JobEntry::Worker& worker);
+[[nodiscard]] RankView look_at(const JobRecord& entry, const JobRecord::Worker& worker);
 
 /// Several lines. `now`: seconds since the epoch.
-[[nodiscard]] std::string status_text(const JobEntry& entry, std::int64_t now);
+[[nodiscard]] std::string status_text(const JobRecord& entry, std::int64_t now);
 /// The entry, with what is seen of its ranks.
-[[nodiscard]] std::string status_json(const JobEntry& entry);
+[[nodiscard]] std::string status_json(const JobRecord& entry);
 
 /// "running", "lost", "ended 7"
-[[nodiscard]] std::string state_of(const JobEntry& entry);
+[[nodiscard]] std::string state_of(const JobRecord& entry);
 /// "17s", "5h"
 [[nodiscard]] std::string age_of(std::int64_t since, std::int64_t now);
-[[nodiscard]] std::string command_of(const JobEntry& entry);
+[[nodiscard]] std::string command_of(const JobRecord& entry);
 
 }  // namespace muster::launcher

@@ -17,9 +17,9 @@
 #include "launcher/ctl/job_status.h"
 #include "launcher/ctl/jobs_command.h"
 #include "launcher/job/exit_status.h"
-#include "launcher/process/entry_directory.h"
-#include "launcher/process/job_entry.h"
-#include "launcher/text/spelling.h"
+#include "launcher/process/job_record.h"
+#include "launcher/process/job_registry.h"
+#include "launcher/text/suggestions.h"
 #include "rendezvous/base/env.h"
 
 namespace {
@@ -38,24 +38,24 @@ int complain(std::string_view text, int status) {
 
 struct Jobs {
   std::vector<std::string> directories;
-  std::vector<JobEntry> entries;
+  std::vector<JobRecord> entries;
 
   explicit Jobs(const Environment& environment) : directories(runtime_directories(environment)) {
     std::vector<std::string> complaints;
-    entries = read_entries(directories, complaints);
+    entries = read_job_records(directories, complaints);
     for (const std::string& text : complaints) complain("left out: " + text, 0);
   }
 
   /// By name, or by the only name that begins so.
-  [[nodiscard]] const JobEntry* find(const std::string& name) const {
-    const JobEntry* out = nullptr;
+  [[nodiscard]] const JobRecord* find(const std::string& name) const {
+    const JobRecord* out = nullptr;
     int matches = 0;
     // Two directories may each have one of that name: what is alive counts, else the newest.
-    const JobEntry* exact = nullptr;
-    for (const JobEntry& entry : entries)
+    const JobRecord* exact = nullptr;
+    for (const JobRecord& entry : entries)
       if (entry.name == name && (exact == nullptr || !is_alive(*exact))) exact = &entry;
     if (exact != nullptr) return exact;
-    for (const JobEntry& entry : entries) {
+    for (const JobRecord& entry : entries) {
       if (entry.name.rfind(name, 0) != 0) continue;
       out = &entry;
       ++matches;
@@ -72,8 +72,8 @@ struct Jobs {
 int list(const Jobs& jobs, bool json) {
   if (json) {
     std::string text = "[";
-    for (const JobEntry& entry : jobs.entries) {
-      JobEntry shown = entry;
+    for (const JobRecord& entry : jobs.entries) {
+      JobRecord shown = entry;
       if (state_of(entry) == "lost") shown.state = "lost";
       text += (text.size() > 1 ? "," : "") + to_json(shown);
     }
@@ -82,10 +82,10 @@ int list(const Jobs& jobs, bool json) {
   }
   const std::int64_t now = std::time(nullptr);
   std::size_t width = 4;
-  for (const JobEntry& entry : jobs.entries) width = std::max(width, entry.name.size());
+  for (const JobRecord& entry : jobs.entries) width = std::max(width, entry.name.size());
   std::string text = fmt::format("{:{}}  {:9}  {:>4}  {:>5}  {:>8}  {}\n", "NAME", width, "STATE", "AGE",
                                  "RANKS", "RESTARTS", "COMMAND");
-  for (const JobEntry& entry : jobs.entries)
+  for (const JobRecord& entry : jobs.entries)
     text += fmt::format("{:{}}  {:9}  {:>4}  {:>5}  {:>8}  {}\n", entry.name, width, state_of(entry),
                         age_of(entry.began_s, now), entry.world_size, entry.restarts, command_of(entry));
   std::fputs(text.c_str(), stdout);
@@ -93,19 +93,19 @@ int list(const Jobs& jobs, bool json) {
 }
 
 /// The entry as it is now; the agent writes its end before it goes.
-JobEntry refreshed(const JobEntry& entry, const Environment& environment) {
-  for (const JobEntry& now : Jobs(environment).entries)
+JobRecord refreshed(const JobRecord& entry, const Environment& environment) {
+  for (const JobRecord& now : Jobs(environment).entries)
     if (now.name == entry.name && now.pid == entry.pid) return now;
   return entry;
 }
 
-int status(const JobEntry& entry, bool json) {
+int status(const JobRecord& entry, bool json) {
   std::fputs((json ? status_json(entry) : status_text(entry, std::time(nullptr))).c_str(), stdout);
   return 0;
 }
 
 /// Its status over and over, until it ends.
-int watch(JobEntry entry, double seconds, const Environment& environment) {
+int watch(JobRecord entry, double seconds, const Environment& environment) {
   const auto process = JobProcess::open(entry);
   const auto pause =
       std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
@@ -124,7 +124,7 @@ int watch(JobEntry entry, double seconds, const Environment& environment) {
   return status(entry, false);
 }
 
-int logs(const JobEntry& entry, std::size_t lines, bool wait) {
+int logs(const JobRecord& entry, std::size_t lines, bool wait) {
   auto process = JobProcess::open(entry);
   const auto from = lines == 0 ? Result<long long>(0) : beginning_of_last_lines(entry.output, lines);
   if (!from) return complain(from.error().message, kExitSystem);
@@ -135,17 +135,17 @@ int logs(const JobEntry& entry, std::size_t lines, bool wait) {
 }
 
 /// Its output from now on; ends with the job, and with its exit status.
-int attach(const JobEntry& entry, const Environment& environment) {
+int attach(const JobRecord& entry, const Environment& environment) {
   if (::isatty(STDERR_FILENO) == 1 && is_alive(entry))
     complain(fmt::format("{}: Ctrl-C leaves it running; musterctl stop {} ends it", entry.name, entry.name),
              0);
   if (const int status = logs(entry, 20, true); status != 0) return status;
-  const JobEntry now = refreshed(entry, environment);
+  const JobRecord now = refreshed(entry, environment);
   if (now.state == "ended") return now.exit_status;
   return is_alive(now) ? 0 : complain(entry.name + ": its agent is gone without a word", kExitSystem);
 }
 
-int stop(const JobEntry& entry, double seconds, bool at_once, const Environment& environment) {
+int stop(const JobRecord& entry, double seconds, bool at_once, const Environment& environment) {
   const auto process = JobProcess::open(entry);
   if (!process) return complain(fmt::format("{} does not run: {}", entry.name, state_of(entry)), 0);
   const auto patience =
@@ -165,7 +165,7 @@ int stop(const JobEntry& entry, double seconds, bool at_once, const Environment&
   return 0;
 }
 
-int remove(const Jobs& jobs, const JobEntry& entry) {
+int remove(const Jobs& jobs, const JobRecord& entry) {
   if (is_alive(entry))
     return complain(fmt::format("{} runs; musterctl stop {} ends it", entry.name, entry.name),
                     kExitStillRuns);
@@ -260,7 +260,7 @@ int main(int argc, char** argv) {
   if (jobs_of->parsed()) return show_jobs(look, environment);
   const Jobs jobs(environment);
   if (ls->parsed()) return list(jobs, json);
-  const JobEntry* entry = jobs.find(name);
+  const JobRecord* entry = jobs.find(name);
   if (entry == nullptr) return kExitNoSuchJob;
   if (show->parsed()) return wait && !json ? watch(*entry, interval, environment) : status(*entry, json);
   if (join->parsed()) return attach(*entry, environment);

@@ -139,7 +139,7 @@ std::vector<Shown> grouped(const HangReport& report) {
 
 std::string rank_words(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", ranges(ranks));
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", to_ranges(ranks));
 }
 
 }  // namespace
@@ -205,7 +205,7 @@ std::vector<std::string> hang_head(const HangReport& report) {
     if (!node.answered) missing.push_back(node.node);
   if (!missing.empty())
     out.push_back(fmt::format("no answer from node{} {}: what {} ranks do is not known",
-                              missing.size() == 1 ? "" : "s", ranges(missing),
+                              missing.size() == 1 ? "" : "s", to_ranges(missing),
                               missing.size() == 1 ? "its" : "their"));
   return out;
 }

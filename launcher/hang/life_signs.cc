@@ -111,11 +111,11 @@ LifeSigns::Seen LifeSigns::look_at(int local_rank) const {
 
 bool LifeSigns::waits_for_reader(int local_rank) const {
   for (const Std stream : {Std::kOut, Std::kErr}) {
-    if (!router_.clogged(stream)) continue;  // a system call
+    if (!router_.is_blocked(stream)) continue;  // a system call
     // What it writes stays in its pipe, and is no sign.
-    if (router_.held_back(local_rank, stream)) return true;
-    const auto write = find_blocked_write(group_.pid(local_rank), false);
-    if (write && write->fd == (stream == Std::kOut ? 1 : 2) && router_.log_file(local_rank, stream).empty())
+    if (router_.backpressure(local_rank, stream)) return true;
+    const auto write = find_blocked_write(group_.pid(local_rank));
+    if (write && write->fd == (stream == Std::kOut ? 1 : 2) && !router_.has_file(local_rank, stream))
       return true;
   }
   return false;

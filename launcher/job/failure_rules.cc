@@ -7,7 +7,8 @@
 #include <fmt/format.h>
 
 #include "launcher/job/exit_status.h"
-#include "launcher/text/spelling.h"
+#include "launcher/text/rank_ranges.h"
+#include "launcher/text/suggestions.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {
@@ -83,24 +84,19 @@ Result<void> FailureRules::add(std::string_view part) {
 }
 
 Result<void> FailureRules::add_codes(std::string_view part, std::string_view range) {
-  const auto dash = range.find('-');
-  const auto first = parse_integer("", range.substr(0, dash), 1, 255);
-  const auto last =
-      dash == std::string_view::npos ? first : parse_integer("", range.substr(dash + 1), 1, 255);
-  if (!first || !last || *last < *first)
+  const auto codes = parse_ranges(range, 255);
+  if (!codes || codes->empty() || codes->front() == 0)
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: '{}' is neither an exit code from 1 to 255 nor a range of them, as in "
                             "exit:75 or 64-78",
                             text(), part));
-  codes_.emplace_back(static_cast<int>(*first), static_cast<int>(*last));
+  codes_.insert(codes_.end(), codes->begin(), codes->end());
   return {};
 }
 
 bool FailureRules::name(const FailureFacts& failure) const {
-  const bool coded = std::any_of(codes_.begin(), codes_.end(), [&](const auto& range) {
-    return range.first <= failure.exit_code && failure.exit_code <= range.second;
-  });
-  return coded || names_class(failure.kind) || (failure.signal != 0 && contains(signals_, failure.signal));
+  return contains(codes_, failure.exit_code) || names_class(failure.kind) ||
+         (failure.signal != 0 && contains(signals_, failure.signal));
 }
 
 bool FailureRules::names_class(CauseClass kind) const {

@@ -46,7 +46,7 @@ class FailureRules {
   Result<void> add_codes(std::string_view part, std::string_view range);
 
   std::string option_, text_;
-  std::vector<std::pair<int, int>> codes_;
+  std::vector<int> codes_;
   std::vector<int> signals_;
   std::vector<CauseClass> classes_;
   bool lost_nodes_ = false;

@@ -15,7 +15,7 @@
 #include "launcher/job/hang_rules.h"
 #include "launcher/job/restart_policy.h"
 #include "launcher/job/rotation.h"
-#include "launcher/text/std_map.h"
+#include "launcher/text/stream_selection.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/coordinator/membership.h"
 #include "rendezvous/net/tls.h"
@@ -36,8 +36,8 @@ enum class View { kAll, kRank0, kFold };
 
 struct LogSettings {
   std::optional<std::string> directory;  // --log-dir; nothing: a temporary one
-  StdMap redirects;
-  StdMap tee;
+  StreamSelection redirects;
+  StreamSelection tee;
   std::vector<int> local_ranks_filter;  // empty: all
   std::vector<int> ranks_filter;        // likewise, of the world
   std::string prefix_template;

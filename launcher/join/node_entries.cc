@@ -150,8 +150,8 @@ std::string NodeEntries::describe(const std::vector<int>& missing) const {
   std::vector<int> gone;
   std::copy_if(missing.begin(), missing.end(), std::back_inserter(gone),
                [this](int node) { return forgotten_.contains(node); });
-  return gone.empty() ? ranges(missing)
-                      : fmt::format("{} ({} {} here and {} gone)", ranges(missing), ranges(gone),
+  return gone.empty() ? to_ranges(missing)
+                      : fmt::format("{} ({} {} here and {} gone)", to_ranges(missing), to_ranges(gone),
                                     gone.size() == 1 ? "was" : "were", gone.size() == 1 ? "is" : "are");
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/output/blocked_write.h"
 
+#include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <string_view>
 #include <sys/syscall.h>
 
@@ -14,8 +14,7 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kMaxBytes = 64 * 1024;
-constexpr int kMaxDepth = 4;      // a script that runs a script
-constexpr int kMaxThreads = 512;  // of one process
+constexpr int kMaxDepth = 4;  // a script that runs a script
 
 template <class Number>
 Number number_at(std::string_view text, int base = 10) {
@@ -24,77 +23,34 @@ Number number_at(std::string_view text, int base = 10) {
   return out;
 }
 
-std::optional<std::string> read_proc(pid_t process, pid_t thread, std::string_view name) {
-  auto text = read_file(fmt::format("/proc/{}/task/{}/{}", process, thread, name), kMaxBytes);
-  if (!text) return std::nullopt;
-  return *std::move(text);
+std::string read_proc(pid_t process, std::string_view name) {
+  return read_file(fmt::format("/proc/{0}/task/{0}/{1}", process, name), kMaxBytes).value_or("");
 }
 
-std::uint64_t switches_of(pid_t process, pid_t thread) {
-  constexpr std::string_view kName = "\nvoluntary_ctxt_switches:\t";
-  const auto status = read_proc(process, thread, "status");
-  const auto at = status ? status->find(kName) : std::string::npos;
-  return at == std::string::npos
-             ? 0
-             : number_at<std::uint64_t>(std::string_view(*status).substr(at + kName.size()));
-}
-
-/// The number of the call that the thread sleeps in; -1: it runs, or is not shown.
-long call_of(std::string_view line) {
-  return line.empty() || line[0] < '0' || line[0] > '9' ? -1 : number_at<long>(line);
-}
-
-std::optional<BlockedWrite> of_thread(pid_t process, pid_t thread, std::string line) {
-  const long call = call_of(line);
-  if (call != SYS_write && call != SYS_writev) return std::nullopt;
-  const auto blank = line.find(" 0x");
-  if (blank == std::string::npos) return std::nullopt;
-  const int fd = number_at<int>(std::string_view(line).substr(blank + 3), 16);
-  if (fd != 1 && fd != 2) return std::nullopt;
-  return BlockedWrite{process,
-                      thread,
-                      fd,
-                      std::move(line),
-                      switches_of(process, thread),
-                      descriptor_target(std::to_string(process), fd)};
-}
-
-std::optional<BlockedWrite> find(pid_t pid, bool all_threads, int depth) {
-  auto line = read_proc(pid, pid, "syscall");
-  if (!line) return std::nullopt;
-  const long call = call_of(*line);
-  if (auto found = of_thread(pid, pid, *std::move(line))) return found;
-  if (call == SYS_wait4 || call == SYS_waitid) {
-    const auto children = depth < kMaxDepth ? read_proc(pid, pid, "children") : std::nullopt;
-    for (std::string_view rest = children ? *children : std::string_view(); !rest.empty();) {
-      if (auto found = find(number_at<pid_t>(rest), all_threads, depth + 1)) return found;
-      const auto blank = rest.find(' ');
-      rest.remove_prefix(blank == std::string_view::npos ? rest.size() : blank + 1);
-    }
-    return std::nullopt;
+std::optional<BlockedWrite> find(pid_t pid, int depth) {
+  // "1 0x2 0x7f..": the number of the call that the thread sleeps in, and its arguments; "running".
+  const std::string line = read_proc(pid, "syscall");
+  if (line.empty() || line[0] < '0' || line[0] > '9') return std::nullopt;
+  const auto call = number_at<long>(line);
+  if (call == SYS_write || call == SYS_writev) {
+    const auto argument = line.find(" 0x");
+    const int fd =
+        argument == std::string::npos ? 0 : number_at<int>(std::string_view(line).substr(argument + 3), 16);
+    return fd == 1 || fd == 2 ? std::optional(BlockedWrite{fd}) : std::nullopt;
   }
-  if (!all_threads) return std::nullopt;
-  std::error_code error;
-  int left = kMaxThreads;
-  const std::filesystem::directory_iterator threads(fmt::format("/proc/{}/task", pid), error);
-  for (auto at = begin(threads); !error && at != end(threads) && left > 0; at.increment(error), --left) {
-    const auto thread = number_at<pid_t>(at->path().filename().native());
-    if (thread == pid) continue;
-    if (auto of = read_proc(pid, thread, "syscall"))
-      if (auto found = of_thread(pid, thread, *std::move(of))) return found;
+  if ((call != SYS_wait4 && call != SYS_waitid) || depth == kMaxDepth) return std::nullopt;
+  const std::string children = read_proc(pid, "children");
+  for (std::string_view rest = children; !rest.empty();) {
+    if (auto found = find(number_at<pid_t>(rest), depth + 1)) return found;
+    rest.remove_prefix(std::min(rest.find(' '), rest.size() - 1) + 1);
   }
   return std::nullopt;
 }
 
 }  // namespace
 
-std::string descriptor_target(std::string_view process, int fd) {
-  std::error_code error;
-  return std::filesystem::read_symlink(fmt::format("/proc/{}/fd/{}", process, fd), error).native();
-}
-
-std::optional<BlockedWrite> find_blocked_write(pid_t pid, bool all_threads) {
-  return find(pid, all_threads, 0);
+std::optional<BlockedWrite> find_blocked_write(pid_t pid) {
+  return find(pid, 0);
 }
 
 }  // namespace muster::launcher

@@ -9,29 +9,8 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::size_t kMaxTextBytes = 300;
-
 bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
-}
-
-/// The text without ESC [ ... sequences and control bytes.
-std::string printable(std::string_view text) {
-  std::string out;
-  out.reserve(text.size());
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\x1b') {
-      if (i + 1 < text.size() && text[i + 1] == '[') {
-        ++i;
-        while (i + 1 < text.size() && (text[i + 1] < '@' || text[i + 1] > '~')) ++i;
-      }
-      ++i;
-      continue;
-    }
-    const auto c = static_cast<unsigned char>(text[i]);
-    out.push_back(c < 0x20 || c == 0x7f ? ' ' : text[i]);
-  }
-  return out;
 }
 
 /// PyTorch puts "[rank3]: " before each line of a traceback.
@@ -85,20 +64,6 @@ bool is_exception_line(std::string_view text) {
 }
 
 }  // namespace
-
-std::string one_clean_line(std::string_view text) {
-  std::string out = printable(text.substr(0, std::min(text.find('\n'), 4 * kMaxTextBytes)));
-  const auto first = out.find_first_not_of(' ');
-  if (first == std::string::npos) return {};
-  out.erase(0, first);
-  if (out.size() > kMaxTextBytes) {
-    std::size_t end = kMaxTextBytes;
-    while (end > 0 && (static_cast<unsigned char>(out[end]) & 0xC0) == 0x80) --end;  // not within a character
-    out.resize(end);
-  }
-  out.erase(out.find_last_not_of(' ') + 1);
-  return out;
-}
 
 void ErrorWatch::feed(std::string_view bytes) {
   const auto is_end = [](char c) { return c == '\n' || c == '\r'; };

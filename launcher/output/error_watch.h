@@ -12,12 +12,10 @@
 #include <string_view>
 
 #include "launcher/job/cause.h"
+#include "launcher/text/clean_line.h"
 #include "launcher/text/line_splitter.h"
 
 namespace muster::launcher {
-
-/// One line of printable text, cut at 300 bytes; without terminal control sequences.
-[[nodiscard]] std::string one_clean_line(std::string_view text);
 
 class ErrorWatch {
  public:

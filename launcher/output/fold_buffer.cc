@@ -19,7 +19,7 @@ constexpr std::uint64_t kPart = 1024;  // of a gap that a line put there uses up
 void FoldBuffer::add(int rank, Std stream, std::string_view text, Instant now) {
   const auto known = known_.find(Line{text, stream});
   if (const auto place = joinable(known, rank);
-      place && make_way(*place, voices_[static_cast<std::size_t>(rank)]))
+      place && make_way(*place, sources_[static_cast<std::size_t>(rank)]))
     return join(*place, rank);
   pending_.push_back(Pending{Entry{std::string(text), stream, {}}, now + window_, next_place_});
   next_place_ += kGap;
@@ -27,7 +27,7 @@ void FoldBuffer::add(int rank, Std stream, std::string_view text, Instant now) {
   entry->entry.ranks.reserve(speaking_);
   entry->entry.ranks.push_back(rank);
   bytes_ += text.size();
-  voices_[static_cast<std::size_t>(rank)].own.push_back(entry);
+  sources_[static_cast<std::size_t>(rank)].own.push_back(entry);
   index(entry);
 }
 
@@ -35,7 +35,7 @@ void FoldBuffer::add(int rank, Std stream, std::string_view text, Instant now) {
 std::optional<FoldBuffer::Place> FoldBuffer::joinable(const Known::const_iterator& known, int rank) const {
   if (known == known_.end()) return std::nullopt;
   const Places& places = known->second;
-  const std::uint64_t shared = voices_[static_cast<std::size_t>(rank)].shared;
+  const std::uint64_t shared = sources_[static_cast<std::size_t>(rank)].shared;
   const auto fits = [&](Place place) {
     const auto& ranks = place->entry.ranks;
     return place->place > shared && !(ranks.size() == 1 && ranks.front() == rank);
@@ -49,17 +49,17 @@ std::optional<FoldBuffer::Place> FoldBuffer::joinable(const Known::const_iterato
   return std::nullopt;
 }
 
-/// Puts the voice's own lines that are behind this entry before it. False: there is no room.
-bool FoldBuffer::make_way(Place to, Voice& voice) {
-  std::size_t from = voice.own.size();
-  while (from > voice.head && voice.own[from - 1]->place > to->place) --from;
-  const std::uint64_t count = voice.own.size() - from;
+/// Puts the source's own lines that are behind this entry before it. False: there is no room.
+bool FoldBuffer::make_way(Place to, Source& source) {
+  std::size_t from = source.own.size();
+  while (from > source.head && source.own[from - 1]->place > to->place) --from;
+  const std::uint64_t count = source.own.size() - from;
   if (count == 0) return true;
   const std::uint64_t before = to == pending_.begin() ? left_ : std::prev(to)->place;
   const std::uint64_t step = std::max<std::uint64_t>((to->place - before) / kPart / count, 1);
   if (to->place - before <= step * count) return false;
   for (std::uint64_t i = 0; i < count; ++i) {
-    const Place moved = voice.own[from + i];
+    const Place moved = source.own[from + i];
     forget(moved);
     pending_.splice(to, pending_, moved);
     moved->place = before + step * (i + 1);
@@ -73,21 +73,21 @@ void FoldBuffer::join(Place to, int rank) {
   auto& ranks = to->entry.ranks;
   // Whose line it alone was until now: what that rank said before stays before it.
   if (ranks.size() == 1) {
-    Voice& other = voices_[static_cast<std::size_t>(ranks.front())];
+    Source& other = sources_[static_cast<std::size_t>(ranks.front())];
     drop_up_to(other, to->place);
     other.shared = std::max(other.shared, to->place);
   }
-  Voice& voice = voices_[static_cast<std::size_t>(rank)];
-  drop_up_to(voice, to->place);
-  voice.shared = to->place;
+  Source& source = sources_[static_cast<std::size_t>(rank)];
+  drop_up_to(source, to->place);
+  source.shared = to->place;
   ranks.insert(std::upper_bound(ranks.begin(), ranks.end(), rank), rank);
 }
 
-void FoldBuffer::drop_up_to(Voice& voice, std::uint64_t place) {
-  while (voice.head < voice.own.size() && voice.own[voice.head]->place <= place) ++voice.head;
-  if (voice.head * 2 < voice.own.size()) return;
-  voice.own.erase(voice.own.begin(), voice.own.begin() + static_cast<std::ptrdiff_t>(voice.head));
-  voice.head = 0;
+void FoldBuffer::drop_up_to(Source& source, std::uint64_t place) {
+  while (source.head < source.own.size() && source.own[source.head]->place <= place) ++source.head;
+  if (source.head * 2 < source.own.size()) return;
+  source.own.erase(source.own.begin(), source.own.begin() + static_cast<std::ptrdiff_t>(source.head));
+  source.head = 0;
 }
 
 /// The key is a view of its first entry's text.
@@ -145,7 +145,7 @@ std::optional<FoldBuffer::Entry> FoldBuffer::take_oldest() {
   const Place oldest = pending_.begin();
   forget(oldest);
   if (const auto& ranks = oldest->entry.ranks; ranks.size() == 1)
-    drop_up_to(voices_[static_cast<std::size_t>(ranks.front())], oldest->place);
+    drop_up_to(sources_[static_cast<std::size_t>(ranks.front())], oldest->place);
   left_ = oldest->place;
   Entry out = std::move(oldest->entry);
   pending_.pop_front();

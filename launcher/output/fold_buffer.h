@@ -4,7 +4,7 @@
 // shares. What it alone has said since then is put before an older entry that it joins, so that a line of its
 // own between two of all ranks does not keep the second from being one. Else lines leave as they came.
 // Bounded: beyond kMaxEntries or kMaxBytes the oldest is due at once. Pure: time is an argument. Owned by a
-// Screen.
+// OutputFormatter.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "launcher/text/std_map.h"
+#include "launcher/text/stream_selection.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
@@ -39,7 +39,7 @@ class FoldBuffer {
   FoldBuffer(int ranks, int speaking, Millis window)
       : window_(window),
         speaking_(static_cast<std::size_t>(speaking)),
-        voices_(static_cast<std::size_t>(ranks)) {}
+        sources_(static_cast<std::size_t>(ranks)) {}
   FoldBuffer(const FoldBuffer&) = delete;
   FoldBuffer& operator=(const FoldBuffer&) = delete;
 
@@ -78,26 +78,26 @@ class FoldBuffer {
   };
   using Known = std::unordered_map<Line, Places, LineHash>;
 
-  struct Voice {
+  struct Source {
     std::uint64_t shared = 0;  // the place of the last entry that it is in with another rank
     std::vector<Place> own;    // those behind that, which are its alone; from `head` on
     std::size_t head = 0;
   };
 
   [[nodiscard]] std::optional<Place> joinable(const Known::const_iterator& known, int rank) const;
-  [[nodiscard]] bool make_way(Place to, Voice& voice);
+  [[nodiscard]] bool make_way(Place to, Source& source);
   void join(Place to, int rank);
   void index(Place entry);
   void forget(Place entry);
   void rekey(Known::iterator known, Place first);
-  static void drop_up_to(Voice& voice, std::uint64_t place);
+  static void drop_up_to(Source& source, std::uint64_t place);
 
   Millis window_;
   std::size_t speaking_;
   std::list<Pending> pending_;
   std::uint64_t next_place_ = kGap;
-  std::uint64_t left_ = 0;     // the place of the last entry that left
-  std::vector<Voice> voices_;  // by rank
+  std::uint64_t left_ = 0;       // the place of the last entry that left
+  std::vector<Source> sources_;  // by rank
   Known known_;
   std::size_t bytes_ = 0;
 };

@@ -159,10 +159,6 @@ std::string LogDirectory::file(int local_rank, std::string_view name) const {
   return enabled() ? fmt::format("{}/{}/{}", attempt_, local_rank, name) : std::string();
 }
 
-std::string LogDirectory::run_file(std::string_view name) const {
-  return enabled() && temporary_base_.empty() ? fmt::format("{}/{}", run_, name) : std::string();
-}
-
 std::string LogDirectory::progress_file(int local_rank) const {
   if (memory_.empty()) return file(local_rank, kProgressFile);
   return fmt::format("{}/{}.{}", memory_, attempt_.substr(run_.size() + 1), local_rank);

@@ -47,8 +47,6 @@ class LogDirectory {
   [[nodiscard]] std::string file(int local_rank, std::string_view name) const;
   /// A file of that attempt, of no worker.
   [[nodiscard]] std::string attempt_file(std::string_view name) const;
-  /// A file of the run, if that is to stay; else empty.
-  [[nodiscard]] std::string run_file(std::string_view name) const;
   /// The directory of this run, for messages; empty when not enabled.
   [[nodiscard]] const std::string& path() const { return run_; }
   /// Where a worker writes of its progress: in memory where there is any for that, since a slow disk must not

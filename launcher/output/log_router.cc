@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/inotify.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
 
@@ -11,17 +13,54 @@
 #include <fmt/format.h>
 
 #include "launcher/output/output_channel.h"
-#include "launcher/output/routed_worker.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
 
-constexpr int kReadsPerTurn = 16;                  // then other descriptors get their turn
-constexpr std::chrono::seconds kDrainPatience{3};  // for whoever reads the rest of what was teed
+constexpr std::size_t kReadBytes = 64 * 1024;  // one read; also what is searched of a channel for an error
+constexpr int kReadsPerTurn = 16;              // then other descriptors get their turn
+constexpr Millis kDrainTimeout{3000};          // for whoever reads the rest of what was teed
+constexpr Millis kFlushTimeout{1000};          // for the log writer, where an error is looked for
 constexpr int kReadsToDrain = 64;  // 256 KiB in pieces of 4 KiB: more than a pipe or a pseudo-terminal holds
 
 }  // namespace
+
+struct LogRouter::Follower {
+  Follower(int rank, Std which, TailReader reader)
+      : local_rank(rank), stream(which), file(std::move(reader)) {}
+
+  int local_rank;
+  Std stream;
+  TailReader file;
+  LineSplitter splitter;
+  int watch = -1;
+  FilteredLog* filtered = nullptr;
+  bool waiting = false;  // for the screen to clear
+};
+
+struct LogRouter::Channel {
+  explicit Channel(boost::asio::io_context& io) : reader(io) {}
+
+  boost::asio::posix::stream_descriptor reader;
+  bool open = false;
+  std::uint64_t bytes = 0;  // read so far
+  int local_rank = 0;
+  Std stream = Std::kErr;
+  OutputFormatter::Form form = OutputFormatter::Form::kBytes;
+  LineSplitter splitter;  // with kLines
+  TailBuffer tail;        // of stderr
+  ErrorWatch errors;      // likewise
+};
+
+struct LogRouter::Worker {
+  explicit Worker(boost::asio::io_context& io) : out(io), err(io) {}
+
+  UniqueFd child_stdout, child_stderr;  // until started()
+  Channel out, err;
+  std::string stdout_path, stderr_path;                        // of files; empty: not to one
+  std::vector<std::shared_ptr<const LogStreamState>> rotated;  // of those that are rotated
+};
 
 LogRouter::LogRouter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
                      LogDirectory& directory, OutputSink& out, OutputSink& err, Terminals terminals,
@@ -31,21 +70,20 @@ LogRouter::LogRouter(boost::asio::io_context& io, const Job& job, const Assignme
       directory_(directory),
       terminals_(terminals),
       base_rank_(assignment.base_rank),
-      screen_(io, job, assignment, out, err),
+      formatter_(io, job, assignment, out, err),
       changes_(io),
-      buffer_(kReadBytes, '\0'),
-      alive_(std::make_shared<bool>(true)) {
+      writer_(writer),
+      buffer_(kReadBytes, '\0') {
   workers_.resize(static_cast<std::size_t>(job.local_world_size));
-  if (writer != nullptr)
-    rotated_.emplace(
-        io, *writer, [this](std::string_view text) { screen_.say(text); },
-        [this] {
-          for (const auto& follower : followers_) read_follower(*follower, false);
-        });
+  if (writer_ != nullptr)
+    writer_->begin_attempt([this](std::string_view text) { formatter_.log(text); },
+                           [this] {
+                             for (const auto& follower : followers_) read_follower(*follower, false);
+                           });
 }
 
 LogRouter::~LogRouter() {
-  *alive_ = false;
+  if (writer_ != nullptr) writer_->begin_attempt(nullptr, nullptr);
 }
 
 /// They are there even if no line ever is.
@@ -64,7 +102,7 @@ Result<void> LogRouter::open_filtered() {
 
 void LogRouter::flush(FilteredLog* filtered) {
   if (filtered == nullptr) return;
-  if (const auto flushed = filtered->flush(); !flushed) screen_.say(flushed.error().message);
+  if (const auto flushed = filtered->flush(); !flushed) formatter_.log(flushed.error().message);
 }
 
 Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow) {
@@ -74,33 +112,25 @@ Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow) {
   if (!file) return fail(errno_error("create " + path, errno));
   MUSTER_TRY(const std::string link,
              directory_.name_by_rank(local_rank, stream == Std::kOut ? "out" : "err"));
-  std::shared_ptr<const LogStreamState> state;
-  if (rotated_) {
-    MUSTER_TRY(LogWriter::Stream opened,
-               rotated_->open(base_rank_ + local_rank, std::move(file), path, link));
+  if (writer_ != nullptr) {
+    MUSTER_TRY(LogWriter::Stream opened, writer_->open(base_rank_ + local_rank, std::move(file), path, link));
     file = std::move(opened.worker);
-    state = std::move(opened.state);
-    workers_[static_cast<std::size_t>(local_rank)]->rotated.push_back(state);
-    if (stream == Std::kErr) {
-      MUSTER_TRY(FollowedFile searched, FollowedFile::open(path, state, job_.logs.rotation.keep));
-      workers_[static_cast<std::size_t>(local_rank)]->stderr_file->rotates(std::move(searched));
-    }
+    workers_[static_cast<std::size_t>(local_rank)]->rotated.push_back(std::move(opened.state));
   }
-  if (follow && screen_.shown(local_rank)) {
-    MUSTER_OK(this->follow(local_rank, stream, path, std::move(state)));
+  if (follow && formatter_.shown(local_rank)) {
+    MUSTER_OK(this->follow(local_rank, stream, path));
   }
   return file;
 }
 
-Result<void> LogRouter::follow(int local_rank, Std stream, const std::string& path,
-                               std::shared_ptr<const LogStreamState> state) {
+Result<void> LogRouter::follow(int local_rank, Std stream, const std::string& path) {
   if (!changes_.is_open()) {
     UniqueFd notifier(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
     if (!notifier) return fail(errno_error("inotify for -t; see fs.inotify.max_user_instances", errno));
     changes_.assign(notifier.release());
     follow_changes();
   }
-  MUSTER_TRY(FollowedFile file, FollowedFile::open(path, std::move(state), job_.logs.rotation.keep));
+  MUSTER_TRY(TailReader file, TailReader::open(path, older_files()));
   auto follower = std::make_unique<Follower>(local_rank, stream, std::move(file));
   auto& filtered = stream == Std::kOut ? filtered_out_ : filtered_err_;
   if (filtered) follower->filtered = &*filtered;
@@ -122,7 +152,8 @@ Result<void> LogRouter::watch(Follower& follower) {
   return {};
 }
 
-Result<UniqueFd> LogRouter::open_channel(Channel& channel, int local_rank, Std stream, Screen::Form form) {
+Result<UniqueFd> LogRouter::open_channel(Channel& channel, int local_rank, Std stream,
+                                         OutputFormatter::Form form) {
   MUSTER_TRY(OutputChannel ends, open_output_channel(stream == Std::kOut ? terminals_.out : terminals_.err));
   channel.reader.assign(ends.reader.release());
   channel.open = true;
@@ -133,31 +164,30 @@ Result<UniqueFd> LogRouter::open_channel(Channel& channel, int local_rank, Std s
   return std::move(ends.writer);
 }
 
-Result<LogRouter::Streams> LogRouter::open(int local_rank) {
+Result<WorkerStreams> LogRouter::open(int local_rank) {
   MUSTER_OK(open_filtered());
   auto& slot = workers_[static_cast<std::size_t>(local_rank)];
   slot = std::make_unique<Worker>(io_);
   Worker& worker = *slot;
-  const Screen::Form form = screen_.form(local_rank);
+  const OutputFormatter::Form form = formatter_.form(local_rank);
   const Std tee = directory_.enabled() ? job_.logs.tee.of(local_rank) : Std::kNone;
   const Std files = directory_.enabled() ? job_.logs.redirects.of(local_rank) | tee : Std::kNone;
 
   if (has(files, Std::kOut)) {
     MUSTER_TRY(worker.child_stdout, open_file(local_rank, Std::kOut, has(tee, Std::kOut)));
     worker.stdout_path = directory_.file(local_rank, "stdout.log");
-  } else if (form == Screen::Form::kHidden) {
+  } else if (form == OutputFormatter::Form::kHidden) {
     worker.child_stdout.reset(::open("/dev/null", O_WRONLY | O_CLOEXEC));
-  } else if (form == Screen::Form::kLines || screen_.shares(local_rank)) {
+  } else if (form == OutputFormatter::Form::kLines || formatter_.shares(local_rank)) {
     MUSTER_TRY(worker.child_stdout, open_channel(worker.out, local_rank, Std::kOut, form));
   }
   if (has(files, Std::kErr)) {
     worker.stderr_path = directory_.file(local_rank, "stderr.log");
-    worker.stderr_file.emplace(worker.stderr_path);
     MUSTER_TRY(worker.child_stderr, open_file(local_rank, Std::kErr, has(tee, Std::kErr)));
   } else {
     MUSTER_TRY(worker.child_stderr, open_channel(worker.err, local_rank, Std::kErr, form));
   }
-  return Streams{worker.child_stdout.get(), worker.child_stderr.get()};
+  return WorkerStreams{worker.child_stdout.get(), worker.child_stderr.get()};
 }
 
 void LogRouter::started(int local_rank) {
@@ -168,25 +198,25 @@ void LogRouter::started(int local_rank) {
 
 void LogRouter::read_channel(Channel& channel) {
   channel.reader.async_wait(boost::asio::posix::descriptor_base::wait_read,
-                            [this, &channel, alive = alive_](boost::system::error_code error) {
-                              if (error || !*alive) return;
-                              const bool shown = channel.form != Screen::Form::kHidden;
+                            lifetime_.guard([this, &channel](boost::system::error_code error) {
+                              if (error) return;
+                              const bool shown = channel.form != OutputFormatter::Form::kHidden;
                               for (int i = 0; i < kReadsPerTurn && channel.open; ++i) {
-                                if (shown && screen_.congested(channel.stream)) {
-                                  screen_.when_clear(channel.stream, [this, &channel, alive = alive_] {
-                                    if (*alive && channel.open) read_channel(channel);
-                                  });
+                                if (shown && formatter_.backpressure(channel.stream)) {
+                                  formatter_.when_writable(channel.stream, lifetime_.guard([this, &channel] {
+                                    if (channel.open) read_channel(channel);
+                                  }));
                                   return;
                                 }
                                 if (read_channel_once(channel) == 0) break;
                               }
                               if (channel.open) read_channel(channel);
-                            });
+                            }));
 }
 
 /// 0 when there is nothing to read now, or no more ever.
 std::size_t LogRouter::read_channel_once(Channel& channel) {
-  const auto emit = [&](std::string_view line) { screen_.line(channel.local_rank, channel.stream, line); };
+  const auto emit = [&](std::string_view line) { formatter_.line(channel.local_rank, channel.stream, line); };
   const ssize_t n =
       retry_eintr([&] { return ::read(channel.reader.native_handle(), buffer_.data(), buffer_.size()); });
   if (n > 0) {
@@ -196,10 +226,11 @@ std::size_t LogRouter::read_channel_once(Channel& channel) {
       channel.tail.append(bytes);
       channel.errors.feed(bytes);  // 2 to 5 ns a byte where there is no error in it
     }
-    if (channel.form == Screen::Form::kBytes) screen_.bytes(channel.local_rank, channel.stream, bytes);
-    if (channel.form == Screen::Form::kLines) {
+    if (channel.form == OutputFormatter::Form::kBytes)
+      formatter_.bytes(channel.local_rank, channel.stream, bytes);
+    if (channel.form == OutputFormatter::Form::kLines) {
       channel.splitter.feed(bytes, emit);
-      screen_.flush();
+      formatter_.flush();
     }
     return bytes.size();
   }
@@ -209,15 +240,14 @@ std::size_t LogRouter::read_channel_once(Channel& channel) {
     boost::system::error_code ignored;
     channel.reader.close(ignored);
     channel.splitter.finish(emit);
-    screen_.flush();
+    formatter_.flush();
   }
   return 0;
 }
 
 void LogRouter::follow_changes() {
-  changes_.async_wait(boost::asio::posix::descriptor_base::wait_read, [this, alive = alive_](
-                                                                          boost::system::error_code error) {
-    if (error || !*alive) return;
+  const auto changed = [this](boost::system::error_code error) {
+    if (error) return;
     alignas(inotify_event) char events[4096];
     const ssize_t n = retry_eintr([&] { return ::read(changes_.native_handle(), events, sizeof events); });
     for (ssize_t at = 0; at < n;) {
@@ -230,32 +260,32 @@ void LogRouter::follow_changes() {
       }
     }
     follow_changes();
-  });
+  };
+  changes_.async_wait(boost::asio::posix::descriptor_base::wait_read, lifetime_.guard(changed));
 }
 
 void LogRouter::read_follower(Follower& follower, bool to_the_end) {
   const auto emit = [&](std::string_view line) {
-    screen_.line(follower.local_rank, follower.stream, line);
-    if (follower.filtered != nullptr) follower.filtered->offer(screen_.prefix(follower.local_rank), line);
+    formatter_.line(follower.local_rank, follower.stream, line);
+    if (follower.filtered != nullptr) follower.filtered->offer(formatter_.prefix(follower.local_rank), line);
   };
-  const auto read_again = [this, &follower, alive = alive_] {
-    if (!*alive) return;
+  auto read_again = lifetime_.guard([this, &follower] {
     follower.waiting = false;
     read_follower(follower, false);
-  };
+  });
   std::uint64_t left = to_the_end ? follower.file.left() : kReadsPerTurn * kReadBytes;
   while (left > 0) {
     // Nobody was slowed while this grew: it may be more than memory holds.
-    if (to_the_end && screen_.congested(follower.stream) &&
-        !screen_.make_room(follower.stream, drained_by_)) {
-      screen_.say(
+    if (to_the_end && formatter_.backpressure(follower.stream) &&
+        !formatter_.flush_until(follower.stream, drained_by_)) {
+      formatter_.log(
           fmt::format("the last {} bytes of local_rank {} are not shown, since nobody reads them; its file "
                       "has them",
                       left, follower.local_rank));
       break;
     }
-    if (!to_the_end && screen_.congested(follower.stream)) {
-      if (!std::exchange(follower.waiting, true)) screen_.when_clear(follower.stream, read_again);
+    if (!to_the_end && formatter_.backpressure(follower.stream)) {
+      if (!std::exchange(follower.waiting, true)) formatter_.when_writable(follower.stream, read_again);
       return;
     }
     const std::size_t n = follower.file.read(buffer_.data(), buffer_.size());
@@ -265,7 +295,7 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
     if (n == 0 && !went_on) break;
     left -= std::min<std::uint64_t>(left, n);
     follower.splitter.feed(std::string_view(buffer_.data(), n), emit);
-    screen_.flush();
+    formatter_.flush();
     flush(follower.filtered);
   }
   if (!to_the_end) {
@@ -274,18 +304,18 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
     return;
   }
   follower.splitter.finish(emit);
-  screen_.flush();
+  formatter_.flush();
   flush(follower.filtered);
 }
 
 /// On to the next of the rotated files.
 void LogRouter::moved(Follower& follower) {
-  if (const std::uint64_t skipped = follower.file.take_skipped(); skipped > 0)
-    screen_.say(
-        fmt::format("{} log files of local_rank {} were rotated away before they could be shown; a larger "
+  if (follower.file.take_skipped())
+    formatter_.log(
+        fmt::format("log files of local_rank {} were rotated away before they could be shown; a larger "
                     "--log-max-size or --log-keep gives the terminal more time",
-                    skipped, follower.local_rank));
-  if (auto watched = watch(follower); !watched) screen_.say(watched.error().message);
+                    follower.local_rank));
+  if (auto watched = watch(follower); !watched) formatter_.log(watched.error().message);
 }
 
 /// Bounded: a process that left its worker's group may still be writing, and for ever.
@@ -296,13 +326,13 @@ void LogRouter::drain() {
       for (int i = 0; i < kReadsToDrain && channel->open && read_channel_once(*channel) > 0; ++i) {
       }
       channel->splitter.finish(
-          [&](std::string_view line) { screen_.line(channel->local_rank, channel->stream, line); });
+          [&](std::string_view line) { formatter_.line(channel->local_rank, channel->stream, line); });
     }
   }
-  if (rotated_) rotated_->finish(kDrainPatience);
-  drained_by_ = SteadyClock::now() + kDrainPatience;
+  if (writer_ != nullptr) writer_->finish(kDrainTimeout);
+  drained_by_ = SteadyClock::now() + kDrainTimeout;
   for (const auto& follower : followers_) read_follower(*follower, true);
-  screen_.finish();
+  formatter_.finish();
 }
 
 void LogRouter::window_changed() {
@@ -311,6 +341,77 @@ void LogRouter::window_changed() {
     if (worker->out.open) copy_window_size(terminals_.out, worker->out.reader.native_handle());
     if (worker->err.open) copy_window_size(terminals_.err, worker->err.reader.native_handle());
   }
+}
+
+std::optional<Cause> LogRouter::error_so_far(int local_rank) {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  if (!worker) return std::nullopt;
+  if (!worker->stderr_path.empty()) {
+    if (writer_ != nullptr) writer_->flush(kFlushTimeout);
+    return find_error_in_log(worker->stderr_path, older_files());
+  }
+  // No more than the channel holds: what comes later was not there when it was asked for.
+  for (std::size_t bytes = 0, n = 1; n > 0 && bytes < kReadBytes && worker->err.open; bytes += n)
+    n = read_channel_once(worker->err);
+  ErrorWatch watch = worker->err.errors;  // a copy: the last line may go on
+  watch.finish();
+  return watch.found();
+}
+
+std::vector<std::string> LogRouter::stderr_tail(int local_rank, std::size_t lines) {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  if (!worker) return {};
+  if (worker->stderr_path.empty()) return worker->err.tail.last_lines(lines);
+  if (writer_ != nullptr) writer_->flush(kFlushTimeout);
+  return last_lines_of_log(worker->stderr_path, lines);
+}
+
+bool LogRouter::is_blocked(Std stream) const {
+  pollfd room{stream == Std::kOut ? STDOUT_FILENO : STDERR_FILENO, POLLOUT, 0};
+  return ::poll(&room, 1, 0) == 0;
+}
+
+bool LogRouter::backpressure(int local_rank, Std stream) const {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  return worker && (stream == Std::kOut ? worker->out : worker->err).open && formatter_.shown(local_rank) &&
+         formatter_.backpressure(stream);
+}
+
+bool LogRouter::has_file(int local_rank, Std stream) const {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  return worker && !(stream == Std::kOut ? worker->stdout_path : worker->stderr_path).empty();
+}
+
+std::uint64_t LogRouter::output_so_far(int local_rank) const {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  if (!worker) return 0;
+  std::uint64_t out = worker->out.bytes + worker->err.bytes;
+  // Of a disk that is full the files say nothing: the worker writes on. A fresh file begins at 0 again.
+  for (const auto& state : worker->rotated)
+    out += state->missing + state->rotations * (job_.logs.rotation.max_bytes + RotatingFile::kLongestLine);
+  for (const char* name : {"stdout.log", "stderr.log"}) {
+    struct stat info {};
+    if (directory_.enabled() && ::stat(directory_.file(local_rank, name).c_str(), &info) == 0)
+      out += static_cast<std::uint64_t>(info.st_size);
+  }
+  return out;
+}
+
+bool LogRouter::sees_stdout(int local_rank) const {
+  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+  const Std files = job_.logs.redirects.of(local_rank) | job_.logs.tee.of(local_rank);
+  return worker &&
+         (worker->out.open || worker->out.bytes > 0 || (directory_.enabled() && has(files, Std::kOut)));
+}
+
+WorkerFiles LogRouter::worker_files() {
+  return {[this](int rank) { return open(rank); }, [this](int rank) { started(rank); },
+          [this](int rank) { return directory_.file(rank, "error.json"); },
+          [this](int rank) { return directory_.progress_file(rank); }};
+}
+
+int LogRouter::older_files() const {
+  return writer_ == nullptr ? 0 : job_.logs.rotation.keep;
 }
 
 }  // namespace muster::launcher

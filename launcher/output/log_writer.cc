@@ -3,32 +3,55 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <fcntl.h>
-#include <linux/close_range.h>
+#include <optional>
 #include <poll.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
-#include "launcher/output/log_writer_process.h"
-#include "launcher/output/shared_memory.h"
+#include <climits>
+#include <fmt/format.h>
+
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
 
-using log_writer::Request;
-
-constexpr std::chrono::seconds kEndPatience{3};
+constexpr Millis kEndTimeout{3000};
 // More in a pipe means fewer turns between its ends. The kernel may give less, or refuse.
 constexpr int kPipeBytes = 256 * 1024;
+constexpr std::size_t kReadBytes = 256 * 1024;
+constexpr std::size_t kMaxPathBytes = 4096;
+constexpr int kReadsToFlush = 16;  // more than any pipe holds: who writes on is not waited for
+constexpr std::size_t kDescriptors = 2;
 
-Result<void> send(int control, const Request& request, const std::string& path, const std::string& link,
-                  const std::array<int, log_writer::kDescriptors>* descriptors) {
+/// To the writer, with SOCK_SEQPACKET. To open a stream: with its pipe and its file, in this order, and
+/// behind the request its path and its link.
+struct Request {
+  enum class Kind : std::uint32_t { kOpen, kFlush };
+  Kind kind = Kind::kFlush;
+  std::uint32_t path_bytes = 0;
+  std::uint32_t link_bytes = 0;
+  std::uint32_t unused = 0;
+  std::uint64_t number = 0;  // of the stream, or of the flush
+};
+
+/// From the writer.
+struct Report {
+  std::uint64_t stream = 0;   // 0: of none
+  std::uint64_t flushed = 0;  // the last flush that is done
+  LogStreamState state;
+};
+
+Result<void> send(int channel, const Request& request, const std::string& path, const std::string& link,
+                  const std::array<int, kDescriptors>* descriptors) {
   std::array<iovec, 3> parts{{{const_cast<Request*>(&request), sizeof request},
                               {const_cast<char*>(path.data()), path.size()},
                               {const_cast<char*>(link.data()), link.size()}}};
@@ -45,164 +68,502 @@ Result<void> send(int control, const Request& request, const std::string& path, 
     header->cmsg_len = CMSG_LEN(sizeof *descriptors);
     std::memcpy(CMSG_DATA(header), descriptors->data(), sizeof *descriptors);
   }
-  if (retry_eintr([&] { return ::sendmsg(control, &message, MSG_NOSIGNAL); }) < 0)
-    return fail(errno_error("talk to the log writer; was it killed?", errno));
+  while (retry_eintr([&] { return ::sendmsg(channel, &message, MSG_NOSIGNAL); }) < 0) {
+    if (errno != EAGAIN) return fail(errno_error("send to the log writer", errno));
+    pollfd room{channel, POLLOUT, 0};
+    if (retry_eintr([&] { return ::poll(&room, 1, static_cast<int>(kEndTimeout.count())); }) == 0)
+      return fail(ErrorCode::kTimeout, "the log writer takes no requests: the disk is slow");
+  }
   return {};
 }
+
+constexpr std::size_t kNone = std::string_view::npos;
+
+/// Whether a line ends with the byte at `at`. Of \r\n it ends with the \n.
+bool ends_line(std::string_view bytes, std::size_t at) {
+  return bytes[at] == '\n' || (bytes[at] == '\r' && at + 1 < bytes.size() && bytes[at + 1] != '\n');
+}
+
+/// Behind the last line end within the first `room` bytes; 0: there is none.
+std::size_t last_end(std::string_view bytes, std::size_t room) {
+  const std::string_view part = bytes.substr(0, room);
+  for (std::size_t at = part.find_last_of("\r\n"); at != kNone; at = part.find_last_of("\r\n", at - 1)) {
+    if (ends_line(bytes, at)) return at + 1;
+    if (at == 0) break;
+  }
+  return 0;
+}
+
+/// Behind the first line end; all of it where there is none.
+std::size_t first_end(std::string_view bytes) {
+  for (std::size_t at = bytes.find_first_of("\r\n"); at != kNone; at = bytes.find_first_of("\r\n", at + 1))
+    if (ends_line(bytes, at)) return at + 1;
+  return bytes.size();
+}
+/// The writer's process: until the launcher and all pipes are gone.
+class WriterProcess {
+ public:
+  WriterProcess(int channel, Rotation rules)
+      : channel_(channel), rules_(rules), epoll_(::epoll_create1(EPOLL_CLOEXEC)), buffer_(kReadBytes, '\0') {
+    watch(channel_, EPOLL_CTL_ADD, EPOLLIN);
+  }
+
+  void run() {
+    std::array<epoll_event, 64> events{};
+    while (listening_ || !streams_.empty()) {
+      const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
+      for (int i = 0; i < count; ++i) {
+        const epoll_event& event = events[static_cast<std::size_t>(i)];
+        const int fd = event.data.fd;
+        if (fd == channel_) {
+          if ((event.events & EPOLLOUT) != 0) report();
+          if ((event.events & ~std::uint32_t{EPOLLOUT}) != 0) receive();
+        } else if (const auto found = streams_.find(fd); found != streams_.end()) {
+          if (!copy(found->second)) streams_.erase(found);
+          report();
+        }
+      }
+    }
+  }
+
+ private:
+  struct Stream {
+    std::uint64_t number = 0;
+    UniqueFd pipe;
+    RotatingFile file;
+  };
+
+  void watch(int fd, int what, std::uint32_t events) const {
+    epoll_event event{};
+    event.events = events;
+    event.data.fd = fd;
+    ::epoll_ctl(epoll_.get(), what, fd, &event);
+  }
+
+  /// One read. False: there are no more to come.
+  bool copy(Stream& stream, bool* empty = nullptr) {
+    const ssize_t n = retry_eintr([&] { return ::read(stream.pipe.get(), buffer_.data(), buffer_.size()); });
+    if (empty != nullptr) *empty = n <= 0;
+    if (n <= 0) return n < 0 && errno == EAGAIN;
+    const LogStreamState before = stream.file.state();
+    stream.file.write(std::string_view(buffer_.data(), static_cast<std::size_t>(n)));
+    const LogStreamState& now = stream.file.state();
+    if (now.rotations != before.rotations || now.missing != before.missing || now.error != before.error ||
+        now.rotation_error != before.rotation_error)
+      changed_[stream.number] = now;
+    return true;
+  }
+
+  void flush(std::uint64_t number) {
+    for (auto at = streams_.begin(); at != streams_.end();) {
+      bool more = true, empty = false;
+      for (int i = 0; i < kReadsToFlush && more && !empty; ++i) more = copy(at->second, &empty);
+      at = more ? std::next(at) : streams_.erase(at);
+    }
+    flushed_ = number;
+    changed_.try_emplace(0);
+  }
+
+  /// The launcher may be busy, stopped or gone: what it does not take now it gets when it does.
+  void report() {
+    while (listening_ && !changed_.empty()) {
+      // The flush comes last: the launcher knows by it that it has been told all.
+      auto next =
+          std::find_if(changed_.begin(), changed_.end(), [](const auto& each) { return each.first != 0; });
+      if (next == changed_.end()) next = changed_.begin();
+      const Report report{next->first, next->first == 0 ? flushed_ : 0, next->second};
+      const bool sent = ::send(channel_, &report, sizeof report, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
+      if (sent == waiting_) {
+        waiting_ = !sent;
+        watch(channel_, EPOLL_CTL_MOD, waiting_ ? EPOLLIN | EPOLLOUT : EPOLLIN);
+      }
+      if (!sent) return;
+      changed_.erase(next);
+    }
+  }
+
+  void receive() {
+    std::array<char, sizeof(Request) + 2 * kMaxPathBytes> block{};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(kDescriptors * sizeof(int))> ancillary{};
+    iovec part{block.data(), block.size()};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = ancillary.data();
+    message.msg_controllen = ancillary.size();
+    const ssize_t n = retry_eintr([&] { return ::recvmsg(channel_, &message, MSG_CMSG_CLOEXEC); });
+    Request request;
+    if (n < static_cast<ssize_t>(sizeof request)) {
+      // The launcher is gone; what its workers still write is written.
+      listening_ = false;
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel_, nullptr);
+      return;
+    }
+    std::memcpy(&request, block.data(), sizeof request);
+    if (request.kind == Request::Kind::kFlush) {
+      flush(request.number);
+      return report();
+    }
+    std::array<int, kDescriptors> fds{-1, -1};
+    if (const cmsghdr* header = CMSG_FIRSTHDR(&message);
+        header != nullptr && header->cmsg_len == CMSG_LEN(sizeof fds))
+      std::memcpy(fds.data(), CMSG_DATA(header), sizeof fds);
+    UniqueFd pipe(fds[0]), file(fds[1]);
+    if (!pipe || !file) return;  // the worker sees a broken pipe
+    const char* texts = block.data() + sizeof request;
+    const int fd = pipe.get();
+    watch(fd, EPOLL_CTL_ADD, EPOLLIN);
+    streams_.emplace(
+        fd, Stream{request.number, std::move(pipe),
+                   RotatingFile(std::move(file), std::string(texts, request.path_bytes),
+                                std::string(texts + request.path_bytes, request.link_bytes), rules_)});
+  }
+
+  int channel_;
+  Rotation rules_;
+  UniqueFd epoll_;
+  std::string buffer_;
+  std::unordered_map<int, Stream> streams_;                    // by the pipe's descriptor
+  std::unordered_map<std::uint64_t, LogStreamState> changed_;  // not told yet, by stream; 0: a flush
+  std::uint64_t flushed_ = 0;
+  bool listening_ = true;
+  bool waiting_ = false;  // for room in the channel
+};
 
 }  // namespace
 
-Result<LogWriter> LogWriter::start(Rotation rules) {
-  LogWriter out(rules);
-  MUSTER_TRY(out.state_, share_memory<LogWriterState>(-1));
-  MUSTER_OK(out.fork_writer(true));
-  return out;
+/// One worker's stream, as the launcher keeps it: the writer may be killed.
+struct LogWriter::Open {
+  Open(boost::asio::io_context& io, int of_rank, std::string name)
+      : rank(of_rank), path(std::move(name)), pipe(io) {}
+
+  int rank;
+  std::string path;
+  std::shared_ptr<LogStreamState> state = std::make_shared<LogStreamState>();
+  LogStreamState logged;
+  UniqueFd reader;  // of its pipe, while the writer lives: the loop is not woken by what the writer reads
+  boost::asio::posix::stream_descriptor pipe;  // once the writer is gone
+  UniqueFd file;                               // likewise
+};
+
+Result<std::unique_ptr<LogWriter>> LogWriter::start(boost::asio::io_context& io, Rotation rules) {
+  const auto body = [rules](int channel) {
+    raise_descriptor_limit();
+    WriterProcess(channel, rules).run();
+  };
+  MUSTER_TRY(
+      HelperProcess process,
+      HelperProcess::start({.name = "job-logs", .outlives_us = true, .socket_type = SOCK_SEQPACKET}, body));
+  return std::unique_ptr<LogWriter>(new LogWriter(io, rules, std::move(process)));
 }
 
-Result<void> LogWriter::fork_writer(bool first) {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
-    return fail(errno_error("socketpair for the log writer", errno));
-  control_.reset(ends[0]);
-  const UniqueFd writers_end(ends[1]);
-  // A signal to the whole process group, as from a terminal, must not find the child unprepared.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::sigprocmask(SIG_SETMASK, &all, &before);
-  // The first one as the guardian: not one of those whose ends the agent looks for. Later there may be other
-  // threads here, and only fork(3) leaves the child a heap that none of them was changing.
-  process_.reset();
-  pid_ = first ? static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL)) : ::fork();
-  const int fork_errno = errno;
-  if (pid_ != 0) ::sigprocmask(SIG_SETMASK, &before, nullptr);
-  if (pid_ < 0) return fail(errno_error("fork the log writer", fork_errno));
-  if (pid_ == 0) log_writer::run(writers_end.get(), *state_, rules_);
-  process_.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
-  return {};
+LogWriter::LogWriter(boost::asio::io_context& io, Rotation rules, HelperProcess process)
+    : io_(io), rules_(rules), process_(std::move(process)), channel_(io) {
+  if (const int fd = ::fcntl(process_.channel(), F_DUPFD_CLOEXEC, 3); fd >= 0) channel_.assign(fd);
+  receive();
 }
-
-Result<LogWriter::Replaced> LogWriter::replace() {
-  // As a rule it is dead already.
-  if (process_) ::syscall(SYS_pidfd_send_signal, process_.get(), SIGKILL, nullptr, 0);
-  await_end();
-  pid_ = -1;
-  state_->writing_since.store(0);
-  late_ = false;
-  let_go();
-  Replaced out;
-  for (const Kept& kept : kept_) {
-    if (!kept.state->in_hand.load()) continue;
-    out.path = kept.path;
-    out.lost = log_writer::lost_bytes(*kept.state);
-  }
-  MUSTER_OK(fork_writer(false));
-  if (on_replaced_) on_replaced_(pid_);
-  for (const Kept& kept : kept_) {
-    Request request;
-    request.kind = Request::Kind::kGoOn;
-    request.path_bytes = static_cast<std::uint32_t>(kept.path.size());
-    request.link_bytes = static_cast<std::uint32_t>(kept.link.size());
-    // It opens the file itself, when it has put the names in order.
-    const std::array<int, log_writer::kDescriptors> descriptors{kept.reader.get(), kept.reader.get(),
-                                                                kept.memory.get()};
-    MUSTER_OK(send(control_.get(), request, kept.path, kept.link, &descriptors));
-  }
-  return out;
-}
-
-void LogWriter::let_go() {
-  const std::uint64_t refused = state_->refused.load();
-  const bool some_refused = std::exchange(refused_, refused) != refused;
-  std::erase_if(kept_, [&](const Kept& kept) {
-    return kept.state->ended.load() || (some_refused && !kept.state->opened.load());
-  });
-}
-
-LogWriter::LogWriter(LogWriter&& other) noexcept
-    : rules_(other.rules_),
-      pid_(std::exchange(other.pid_, -1)),
-      process_(std::move(other.process_)),
-      control_(std::move(other.control_)),
-      state_(std::move(other.state_)),
-      kept_(std::move(other.kept_)),
-      on_replaced_(std::move(other.on_replaced_)),
-      requests_(other.requests_),
-      refused_(other.refused_),
-      late_(other.late_) {}
 
 LogWriter::~LogWriter() {
-  if (pid_ <= 0) return;
-  control_.reset();
-  await_end();
+  begin_attempt(nullptr, nullptr);
+  boost::system::error_code ignored;
+  channel_.close(ignored);
+  process_.close_channel();
+  (void)process_.wait(SteadyClock::now() + kEndTimeout);
 }
 
-/// For a moment. It may have been reaped with others, and its number be somebody else's.
-void LogWriter::await_end() const {
-  if (!process_) return;
-  pollfd ended{process_.get(), POLLIN, 0};
-  const auto patience = std::chrono::duration_cast<Millis>(kEndPatience).count();
-  siginfo_t info{};
-  if (retry_eintr([&] { return ::poll(&ended, 1, static_cast<int>(patience)); }) == 1)
-    retry_eintr([&] {
-      return ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(process_.get()), &info,
-                      WEXITED | __WALL);
-    });
+void LogWriter::log(std::string_view text) {
+  if (log_) log_(text);
 }
 
-Result<LogWriter::Stream> LogWriter::open(UniqueFd file, const std::string& path, const std::string& link) {
-  if (path.size() > log_writer::kMaxPathBytes || link.size() > log_writer::kMaxPathBytes)
+void LogWriter::begin_attempt(std::function<void(std::string_view)> log, std::function<void()> rotated) {
+  for (const auto& stream : streams_) {
+    boost::system::error_code ignored;
+    stream->reader.reset();
+    stream->pipe.close(ignored);
+  }
+  log_ = std::move(log);
+  rotated_ = std::move(rotated);
+  first_ += streams_.size();
+  streams_.clear();
+}
+
+Result<LogWriter::Stream> LogWriter::open(int rank, UniqueFd file, const std::string& path,
+                                          const std::string& link) {
+  if (path.size() > kMaxPathBytes || link.size() > kMaxPathBytes)
     return fail(ErrorCode::kInvalidArgument, "the path is too long: " + path);
+  Open& stream = *streams_.emplace_back(std::make_shared<Open>(io_, rank, path));
+  if (!writer_lives_) return Stream{std::move(file), stream.state};
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe for a worker's output", errno));
-  UniqueFd reader(ends[0]);
-  Stream out;
-  out.worker.reset(ends[1]);
-  ::fcntl(reader.get(), F_SETFL, O_NONBLOCK);
-  ::fcntl(reader.get(), F_SETPIPE_SZ, kPipeBytes);
-  UniqueFd memory(::memfd_create("muster-log", MFD_CLOEXEC));
-  if (!memory || ::ftruncate(memory.get(), sizeof(LogStreamState)) != 0)
-    return fail(errno_error("memory shared with the log writer", errno));
-  MUSTER_TRY(out.state, share_memory<LogStreamState>(memory.get()));
+  stream.reader.reset(ends[0]);
+  Stream out{UniqueFd(ends[1]), stream.state};
+  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  ::fcntl(ends[0], F_SETPIPE_SZ, kPipeBytes);
   Request request;
   request.kind = Request::Kind::kOpen;
   request.path_bytes = static_cast<std::uint32_t>(path.size());
   request.link_bytes = static_cast<std::uint32_t>(link.size());
-  const std::array<int, log_writer::kDescriptors> descriptors{reader.get(), file.get(), memory.get()};
-  MUSTER_OK(send(control_.get(), request, path, link, &descriptors));
-  let_go();
-  kept_.push_back({std::move(reader), std::move(memory), path, link, out.state});
+  request.number = first_ + streams_.size() - 1;
+  const std::array<int, kDescriptors> descriptors{ends[0], file.get()};
+  // Where it was killed this moment the launcher writes the file itself.
+  if (!send(process_.channel(), request, path, link, &descriptors)) on_writer_end();
   return out;
 }
 
-bool LogWriter::settle(Instant deadline) {
-  if (late_ && state_->settled.load() < requests_) return false;
-  Request request;
-  request.number = ++requests_;
-  if (!send(control_.get(), request, {}, {}, nullptr)) return false;
-  while (state_->settled.load() < request.number) {
-    pollfd bell{control_.get(), POLLIN, 0};
-    const auto left = time_left(deadline, SteadyClock::now());
-    late_ = left.count() == 0;
-    if (late_) return false;
-    if (::poll(&bell, 1, static_cast<int>(left.count())) == 1 && !clear_bell()) return false;
+void LogWriter::receive() {
+  if (!channel_.is_open()) return;
+  channel_.async_wait(boost::asio::posix::descriptor_base::wait_read,
+                      lifetime_.guard([this](boost::system::error_code error) {
+                        if (error) return;
+                        while (receive_one()) {
+                        }
+                        for (const auto& stream : streams_) log_changes(*stream);
+                        if (rotated_) rotated_();
+                        if (writer_lives_) receive();
+                      }));
+}
+
+/// False: there is no message now, or no more ever.
+bool LogWriter::receive_one() {
+  if (!writer_lives_) return false;
+  Report report;
+  const ssize_t n =
+      retry_eintr([&] { return ::recv(process_.channel(), &report, sizeof report, MSG_DONTWAIT); });
+  if (n < 0 && errno == EAGAIN) return false;
+  if (n != static_cast<ssize_t>(sizeof report)) {
+    on_writer_end();
+    return false;
   }
-  late_ = false;
+  if (report.stream == 0) flushed_ = report.flushed;
+  if (report.stream >= first_ && report.stream < first_ + streams_.size())
+    *streams_[report.stream - first_]->state = report.state;
   return true;
 }
 
-bool LogWriter::clear_bell() {
-  char ring = 0;
-  while (true) {
-    const ssize_t n = retry_eintr([&] { return ::recv(control_.get(), &ring, 1, MSG_DONTWAIT); });
-    if (n < 0) return errno == EAGAIN;
-    if (n == 0) return false;
+void LogWriter::on_writer_end() {
+  if (!std::exchange(writer_lives_, false)) return;
+  boost::system::error_code ignored;
+  channel_.close(ignored);
+  log(fmt::format(
+      "the log writer (pid {}) was killed. muster writes the log files itself from now on, and does not "
+      "rotate them. Up to {} KiB of one rank's output may be missing",
+      process_.pid(), kReadBytes / 1024));
+  for (const auto& stream : streams_) {
+    if (!stream->reader) continue;
+    stream->pipe.assign(stream->reader.release());
+    stream->file.reset(retry_eintr(
+        [&] { return ::open(stream->path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); }));
+    read_pipe(stream);
   }
 }
 
-std::optional<Instant> LogWriter::writing_since() const {
-  const std::int64_t since = state_->writing_since.load();
-  if (since == 0) return std::nullopt;
-  return Instant(std::chrono::nanoseconds(since));
+void LogWriter::read_pipe(const std::shared_ptr<Open>& stream) {
+  stream->pipe.async_wait(boost::asio::posix::descriptor_base::wait_read,
+                          lifetime_.guard([this, stream](boost::system::error_code error) {
+                            if (error || !stream->pipe.is_open()) return;
+                            (void)copy_pipe(*stream);
+                            if (stream->pipe.is_open()) read_pipe(stream);
+                          }));
 }
 
+/// False: there is nothing to read now, or no more ever.
+bool LogWriter::copy_pipe(Open& stream) {
+  if (!stream.pipe.is_open()) return false;
+  std::array<char, 64 * 1024> block;
+  const ssize_t n =
+      retry_eintr([&] { return ::read(stream.pipe.native_handle(), block.data(), block.size()); });
+  if (n < 0 && errno == EAGAIN) return false;
+  if (n <= 0) {
+    boost::system::error_code ignored;
+    stream.pipe.close(ignored);
+    return false;
+  }
+  const auto written = write_all(stream.file.get(), {block.data(), static_cast<std::size_t>(n)});
+  const int error = written ? 0 : errno;
+  if (error != 0) stream.state->missing += static_cast<std::uint64_t>(n);
+  stream.state->error = error;
+  log_changes(stream);
+  if (rotated_) rotated_();  // whoever follows the file may follow another one
+  return true;
+}
+
+void LogWriter::log_changes(Open& stream) {
+  const LogStreamState& now = *stream.state;
+  LogStreamState& before = stream.logged;
+  if (now.error != 0 && before.error == 0) {
+    log(fmt::format("rank {}: write {}: {}. The worker goes on; its output is lost until there is room again",
+                    stream.rank, stream.path, errno_text(now.error)));
+  } else if (now.error == 0 && before.error != 0) {
+    log(fmt::format("rank {}: {} is written again; {} bytes are missing in it", stream.rank, stream.path,
+                    now.missing - std::exchange(before.missing, now.missing)));
+  }
+  if (now.rotation_error != 0 && before.rotation_error == 0)
+    log(fmt::format("rank {}: rotate {}: {}. The file grows beyond --log-max-size", stream.rank, stream.path,
+                    errno_text(now.rotation_error)));
+  before.error = now.error;
+  before.rotation_error = now.rotation_error;
+}
+
+bool LogWriter::flush(Millis timeout) {
+  while (receive_one()) {
+  }
+  if (late_ && flushed_ < flushes_) return false;
+  const Instant deadline = SteadyClock::now() + timeout;
+  Request request;
+  request.number = ++flushes_;
+  if (writer_lives_ && !send(process_.channel(), request, {}, {}, nullptr)) on_writer_end();
+  while (writer_lives_ && flushed_ < request.number) {
+    pollfd message{process_.channel(), POLLIN, 0};
+    const auto left = time_left(deadline, SteadyClock::now());
+    late_ = left.count() == 0;
+    if (late_) return false;
+    if (::poll(&message, 1, static_cast<int>(left.count())) == 1)
+      while (receive_one()) {
+      }
+  }
+  late_ = false;
+  if (!writer_lives_)
+    for (const auto& stream : streams_)
+      for (int i = 0; i < kReadsToFlush && copy_pipe(*stream); ++i) {
+      }
+  for (const auto& stream : streams_) log_changes(*stream);
+  return true;
+}
+
+void LogWriter::finish(Millis timeout) {
+  if (!flush(timeout))
+    log(
+        fmt::format("the log files are not complete yet: the disk takes longer than {} s. Process {} goes on "
+                    "writing them",
+                    timeout.count() / 1000, process_.pid()));
+  for (const auto& stream : streams_)
+    if (stream->logged.error != 0)
+      log(fmt::format("rank {}: {} bytes are missing at the end of {}", stream->rank,
+                      stream->state->missing - stream->logged.missing, stream->path));
+}
+
+RotatingFile::RotatingFile(UniqueFd file, std::string path, std::string link, Rotation rules)
+    : file_(std::move(file)),
+      path_(std::move(path)),
+      link_(std::move(link)),
+      rules_(rules),
+      limit_(rules.max_bytes > 0 ? rules.max_bytes : UINT64_MAX) {
+  struct stat info {};
+  if (::fstat(file_.get(), &info) == 0) size_ = static_cast<std::uint64_t>(info.st_size);
+}
+
+bool RotatingFile::at_line_start(std::string_view next) const {
+  return last_ == '\n' || (last_ == '\r' && !next.empty() && next[0] != '\n');
+}
+
+/// How many of `bytes`, which are more than there is room for, go into this file; 0: none, it is full.
+std::size_t RotatingFile::cut_for(std::string_view bytes) const {
+  const std::uint64_t room = limit_ > size_ ? limit_ - size_ : 0;
+  if (const std::size_t cut = last_end(bytes, std::min<std::uint64_t>(room, bytes.size())); cut > 0)
+    return cut;
+  if (size_ > 0 && at_line_start(bytes)) return 0;
+  // The line began in this file, or is longer than any: it stays whole.
+  const std::uint64_t most = limit_ + kLongestLine > size_ ? limit_ + kLongestLine - size_ : 0;
+  return std::min<std::uint64_t>(first_end(bytes), most);
+}
+
+void RotatingFile::write(std::string_view bytes) {
+  if (state_.error != 0) bytes = resume(bytes);
+  while (!bytes.empty() && state_.error == 0) {
+    if (limit_ - std::min(limit_, size_) >= bytes.size()) return put(bytes);
+    std::size_t cut = cut_for(bytes);
+    if (cut == 0) {
+      if (rotate()) continue;
+      cut = first_end(bytes);
+    }
+    const std::string_view part = bytes.substr(0, cut);
+    bytes.remove_prefix(cut);
+    put(part);
+    if (state_.error != 0) drop(bytes);
+  }
+}
+
+void RotatingFile::put(std::string_view bytes) {
+  if (bytes.empty()) return;
+  while (!bytes.empty()) {
+    const ssize_t n = retry_eintr([&] { return ::write(file_.get(), bytes.data(), bytes.size()); });
+    if (n < 0) {
+      state_.error = errno;
+      torn_ = last_ != '\n';
+      return drop(bytes);
+    }
+    size_ += static_cast<std::uint64_t>(n);
+    last_ = bytes[static_cast<std::size_t>(n) - 1];
+    bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
+}
+
+void RotatingFile::drop(std::string_view bytes) {
+  if (bytes.empty()) return;
+  state_.missing += bytes.size();
+  last_ = bytes.back();
+}
+
+/// Tries to write again, and returns what is left to be written.
+std::string_view RotatingFile::resume(std::string_view bytes) {
+  if (!at_line_start(bytes)) {
+    const std::size_t end = first_end(bytes);
+    drop(bytes.substr(0, end));
+    bytes.remove_prefix(end);
+  }
+  if (bytes.empty()) return bytes;
+  const std::string note = fmt::format("{}muster: {} bytes are missing here: {}\n", torn_ ? "\n" : "",
+                                       state_.missing - announced_, errno_text(state_.error));
+  const ssize_t n = retry_eintr([&] { return ::write(file_.get(), note.data(), note.size()); });
+  if (n != static_cast<ssize_t>(note.size())) {
+    // Half a note helps nobody.
+    if (n > 0) (void)::ftruncate(file_.get(), static_cast<off_t>(size_));
+    drop(bytes);
+    return {};
+  }
+  size_ += note.size();
+  announced_ = state_.missing;
+  torn_ = false;
+  state_.error = 0;
+  last_ = '\n';
+  return bytes;
+}
+
+/// <path>.new becomes <path>; at each moment <path> exists, unless the file system knows no hard links.
+bool RotatingFile::rotate() {
+  const auto name = [&](int number) { return fmt::format("{}.{}", path_, number); };
+  const std::string draft = path_ + ".new";
+  UniqueFd fresh(retry_eintr(
+      [&] { return ::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666); }));
+  if (!fresh) {
+    state_.rotation_error = errno;
+    limit_ = size_ + rules_.max_bytes;  // larger is better than lost; tried again then
+    return false;
+  }
+  bool moved = true;
+  for (int number = std::min(held_, rules_.keep - 1); number >= 1; --number)
+    moved = ::rename(name(number).c_str(), name(number + 1).c_str()) == 0 && moved;
+  const std::string newest = name(1);
+  if (held_ > 0 && rules_.keep == 1) ::unlink(newest.c_str());
+  moved =
+      (::link(path_.c_str(), newest.c_str()) == 0 || ::rename(path_.c_str(), newest.c_str()) == 0) && moved;
+  moved = ::rename(draft.c_str(), path_.c_str()) == 0 && moved;
+  state_.rotation_error = moved ? 0 : errno;
+  file_ = std::move(fresh);
+  size_ = 0;
+  limit_ = rules_.max_bytes;
+  if (held_ < rules_.keep) link_to(++held_);
+  ++state_.rotations;
+  return true;
+}
+
+/// <link>.<number>, beside <link>, to <path>.<number>.
+void RotatingFile::link_to(int number) const {
+  if (link_.empty()) return;
+  std::string target(PATH_MAX, '\0');
+  const ssize_t n = ::readlink(link_.c_str(), target.data(), target.size());
+  if (n <= 0) return;
+  target.resize(static_cast<std::size_t>(n));
+  (void)!::symlink(fmt::format("{}.{}", target, number).c_str(), fmt::format("{}.{}", link_, number).c_str());
+}
 }  // namespace muster::launcher

@@ -1,118 +1,135 @@
 // SPDX-License-Identifier: Apache-2.0
 // LogWriter: a small process between workers' pipes and their log files, where these are rotated
 // (--log-max-size); else the files are the workers' own descriptors. It outlives this process: it goes on
-// until all its pipes are at their end, so that nothing is lost when the launcher is killed. It sleeps in
-// epoll_wait(2), in a session of its own, with all signals blocked, and never waits for the launcher. Where
-// it is killed another one goes on with the pipes, which this process keeps open too: what is lost is what
-// the dead one held, 256 KiB of one stream at the most. Owned by main; the LogRouter opens streams. One
-// thread. What it has to say is in shared memory, with a ring of
-// the bell. Costs one fork; a byte costs one more copy (README, "Output"). Source: unix(7), SCM_RIGHTS.
+// until all its pipes are at their end, so that nothing is lost when the launcher is killed, and it never
+// waits for the launcher, which it tells by messages what it did. Where it is killed the launcher reads the
+// pipes and writes the files itself, without rotation. Owned by main; used by the LogRouter, per attempt. One
+// loop. Costs one fork; a byte costs one more copy (README, "Output"). Source: unix(7), SCM_RIGHTS.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
+#include <string_view>
 #include <sys/types.h>
-#include <utility>
 #include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
 
 #include <muster/result.h>
 
 #include "launcher/job/rotation.h"
+#include "launcher/process/helper_process.h"
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
 
-/// What the writer says of one stream. In shared memory, written by the writer alone.
+/// What the writer has told of one stream.
 struct LogStreamState {
-  std::atomic<std::uint64_t> turn{0};     // odd: the names of its files are changing; twice the rotations
-  std::atomic<std::uint64_t> taken{0};    // bytes of the worker's
-  std::atomic<std::uint64_t> done{0};     // of them, those that are not in the writer's hands any more
-  std::atomic<bool> in_hand{false};       // some are, or may be
-  std::atomic<bool> opened{false};        // the writer has the pipe
-  std::atomic<bool> ended{false};         // nobody writes to it any more
-  std::atomic<std::uint64_t> missing{0};  // of them, those that could not be written
-  std::atomic<int> error{0};              // errno, while nothing can be written
-  std::atomic<int> rotation_error{0};     // errno, while the file cannot be renamed
-};
-
-/// And of itself.
-struct LogWriterState {
-  std::atomic<std::uint64_t> settled{0};       // the last request that was fulfilled
-  std::atomic<std::int64_t> writing_since{0};  // steady clock, nanoseconds; 0: in no write(2)
-  std::atomic<std::uint64_t> refused{0};       // streams that it could not open
+  std::uint64_t rotations = 0;
+  std::uint64_t missing = 0;  // bytes that could not be written
+  int error = 0;              // errno, while nothing can be written
+  int rotation_error = 0;     // errno, while the file cannot be renamed
 };
 
 class LogWriter {
  public:
-  /// To be called before other descriptors are opened.
-  [[nodiscard]] static Result<LogWriter> start(Rotation rules);
-  LogWriter(LogWriter&& other) noexcept;
-  LogWriter& operator=(LogWriter&&) = delete;
+  [[nodiscard]] static Result<std::unique_ptr<LogWriter>> start(boost::asio::io_context& io, Rotation rules);
   /// Waits a moment for the writer to end, which it does when nobody holds a pipe to it any more.
   ~LogWriter();
+  LogWriter(const LogWriter&) = delete;
+  LogWriter& operator=(const LogWriter&) = delete;
+
+  /// `log`: one line for the user. `rotated`: files may have been renamed. With nullptr: it has ended.
+  void begin_attempt(std::function<void(std::string_view)> log, std::function<void()> rotated);
 
   struct Stream {
     UniqueFd worker;  // the worker's descriptor 1 or 2
     std::shared_ptr<const LogStreamState> state;
   };
-  /// `file`: `path`, open for appending; `link`: a symbolic link to it, whose neighbours are made too.
-  [[nodiscard]] Result<Stream> open(UniqueFd file, const std::string& path, const std::string& link);
+  /// `rank`: of the world, for messages. `file`: `path`, open for appending; `link`: a symbolic link to it,
+  /// whose neighbours are made too. Where there is no writer any more the worker gets the file itself.
+  [[nodiscard]] Result<Stream> open(int rank, UniqueFd file, const std::string& path,
+                                    const std::string& link);
 
-  /// The writer is gone: another process goes on with the streams that have not ended.
-  struct Replaced {
-    std::uint64_t lost = 0;  // bytes that may have been in the hands of the former one, at the most
-    std::string path;        // of the file in which they are missing
-  };
-  [[nodiscard]] Result<Replaced> replace();
-  /// Hears of the new process.
-  void on_replaced(std::function<void(pid_t)> call) { on_replaced_ = std::move(call); }
-  /// Lets go of the pipes that the writer does not have any more: who writes to one is told.
-  void let_go();
-  /// Of all of them: there is no writer any more.
-  void give_up() { kept_.clear(); }
+  /// Until what was in the pipes is in the files. False: not in time; it is not waited for again until then.
+  bool flush(Millis timeout);
+  /// The workers are gone: the same, and logs what is wrong with the files in the end.
+  void finish(Millis timeout);
 
-  /// Until all that was in the pipes is in the files. False: not by `deadline`, or the writer is gone.
-  [[nodiscard]] bool settle(Instant deadline);
-
-  /// Readable when a state has changed; at its end when the writer is gone. clear_bell() empties it.
-  [[nodiscard]] int bell() const { return control_.get(); }
-  /// False: the writer is gone.
-  bool clear_bell();
-
-  /// Since when it is within one write(2), because of a slow disk.
-  [[nodiscard]] std::optional<Instant> writing_since() const;
-  [[nodiscard]] pid_t pid() const { return pid_; }
-  [[nodiscard]] const Rotation& rules() const { return rules_; }
+  [[nodiscard]] pid_t pid() const { return process_.pid(); }
 
  private:
-  /// What another writer needs in order to go on.
-  struct Kept {
-    UniqueFd reader;
-    UniqueFd memory;
-    std::string path;
-    std::string link;
-    std::shared_ptr<const LogStreamState> state;
-  };
+  struct Open;
 
-  explicit LogWriter(Rotation rules) : rules_(rules) {}
-  Result<void> fork_writer(bool first);
-  void await_end() const;
+  LogWriter(boost::asio::io_context& io, Rotation rules, HelperProcess process);
+  void receive();
+  bool receive_one();
+  void on_writer_end();
+  void read_pipe(const std::shared_ptr<Open>& stream);
+  bool copy_pipe(Open& stream);
+  void log_changes(Open& stream);
+  void log(std::string_view text);
 
+  boost::asio::io_context& io_;
   Rotation rules_;
-  pid_t pid_ = -1;
-  UniqueFd process_;
-  UniqueFd control_;
-  std::shared_ptr<LogWriterState> state_;
-  std::vector<Kept> kept_;
-  std::function<void(pid_t)> on_replaced_;
-  std::uint64_t requests_ = 0;
-  std::uint64_t refused_ = 0;  // as it was last looked at
-  bool late_ = false;          // it did not settle in time: not waited for again until it has
+  HelperProcess process_;
+  boost::asio::posix::stream_descriptor channel_;
+  std::vector<std::shared_ptr<Open>> streams_;  // by number, from first_ on: those of this attempt
+  std::uint64_t first_ = 1;
+  std::uint64_t flushes_ = 0;
+  std::uint64_t flushed_ = 0;  // the last one that was answered
+  bool writer_lives_ = true;
+  bool late_ = false;  // it did not flush in time
+  std::function<void(std::string_view)> log_;
+  std::function<void()> rotated_;
+  Lifetime lifetime_;
+};
+
+/// A log file that is renamed to <path>.1, <path>.2, ... when it has grown, as logrotate does it.
+///  - Files change at line ends only (\n, or the \r of a progress bar), so a line is never in two of them; a
+///  file is larger than its limit by one line at most, and only if that line came in pieces. A line of more
+///  than kLongestLine is cut.
+///  - <path> always exists: the fresh file takes its name in one rename(2), which `tail -F` follows.
+///  - What cannot be written (a full disk) is dropped and counted. As soon as there is room again a line in
+///  the file says how many bytes are missing there, and writing goes on at the beginning of a line.
+/// Blocks like write(2). Source: logrotate(8).
+class RotatingFile {
+ public:
+  static constexpr std::uint64_t kLongestLine = 4 * 1024 * 1024;
+
+  /// `file`: `path`, open for appending. `link`: a symbolic link to it whose neighbours <link>.1 ... are made
+  /// likewise; empty: none.
+  RotatingFile(UniqueFd file, std::string path, std::string link, Rotation rules);
+
+  void write(std::string_view bytes);
+
+  [[nodiscard]] const LogStreamState& state() const { return state_; }
+
+ private:
+  [[nodiscard]] bool at_line_start(std::string_view next) const;
+  [[nodiscard]] std::size_t cut_for(std::string_view bytes) const;
+  void put(std::string_view bytes);
+  void drop(std::string_view bytes);
+  [[nodiscard]] std::string_view resume(std::string_view bytes);
+  bool rotate();
+  void link_to(int number) const;
+
+  UniqueFd file_;
+  std::string path_;
+  std::string link_;
+  Rotation rules_;
+  LogStreamState state_;
+  std::uint64_t size_ = 0;       // of the file, as far as it is known here
+  std::uint64_t limit_;          // at which it is rotated; grows while that fails
+  char last_ = '\n';             // the last byte that was written, or dropped
+  int held_ = 0;                 // how many of <path>.1 ... exist
+  bool torn_ = false;            // the file ends within a line of which the rest was dropped
+  std::uint64_t announced_ = 0;  // how many of the missing bytes are noted in the file
 };
 
 }  // namespace muster::launcher

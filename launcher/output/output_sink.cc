@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/output/output_sink.h"
 
+#include <atomic>
 #include <fcntl.h>
+#include <future>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -13,68 +15,136 @@
 
 namespace muster::launcher {
 
+/// One piece that the thread writes. The loop reads it meanwhile.
+struct OutputSink::Written {
+  explicit Written(std::string text) : bytes(std::move(text)) {}
+
+  const std::string bytes;
+  std::atomic<std::size_t> count{0};
+  std::atomic<int> error{0};
+  std::promise<void> promise;
+  std::future<void> done = promise.get_future();
+
+  /// On the thread.
+  void write(int fd) {
+    while (count < bytes.size() && error == 0) {
+      const ssize_t n = retry_eintr([&] { return ::write(fd, bytes.data() + count, bytes.size() - count); });
+      if (n >= 0) {
+        count += static_cast<std::size_t>(n);
+      } else if (errno == EAGAIN) {
+        pollfd wait{fd, POLLOUT, 0};  // somebody made the shared descriptor non-blocking
+        ::poll(&wait, 1, -1);
+      } else {
+        error = errno;
+      }
+    }
+    promise.set_value();
+  }
+};
+
 OutputSink::OutputSink(boost::asio::io_context& io, int fd) : fd_(fd), waiter_(io) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) {
-    way_ = Way::kGone;
+    mode_ = Mode::kGone;
     return;
   }
   int watched = -1;
   if (S_ISSOCK(info.st_mode)) {
-    way_ = Way::kSocket;
+    mode_ = Mode::kSocket;
     watched = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
   } else if (S_ISFIFO(info.st_mode) || ::isatty(fd) == 1) {
     // O_NONBLOCK on the inherited descriptor would hit everybody who shares it; opened anew it is ours alone.
     watched =
         ::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (watched >= 0) {
-      way_ = Way::kNonBlocking;
+      mode_ = Mode::kNonBlocking;
       fd_ = watched;
+    } else {
+      mode_ = Mode::kThread;
+      thread_.emplace(io);
     }
   }
-  if (watched < 0) return;  // a file, a device, or no /proc: plain writes
+  if (watched < 0) return;  // a file or a device: plain writes
   boost::system::error_code error;
   waiter_.assign(watched, error);
   if (error) {
     ::close(watched);
-    way_ = Way::kBlocking;
+    mode_ = Mode::kBlocking;
     fd_ = fd;
   }
 }
 
+OutputSink::~OutputSink() = default;
+
+void OutputSink::failed(int error, std::size_t bytes) {
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO) {
+    lost_bytes_ += bytes;
+    if (const auto tell = std::exchange(failed_, {})) tell(error);
+  } else {
+    mode_ = Mode::kGone;
+  }
+}
+
 std::size_t OutputSink::write_some(std::string_view bytes) {
-  if (way_ == Way::kGone) return bytes.size();
+  if (mode_ == Mode::kGone) return bytes.size();
   const ssize_t n = retry_eintr([&] {
-    return way_ == Way::kSocket ? ::send(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL)
-                                : ::write(fd_, bytes.data(), bytes.size());
+    return mode_ == Mode::kSocket ? ::send(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL)
+                                  : ::write(fd_, bytes.data(), bytes.size());
   });
   if (n >= 0) return static_cast<std::size_t>(n);
   const int error = errno;
   if (error == EAGAIN) {
-    if (way_ != Way::kBlocking) return 0;
+    if (mode_ != Mode::kBlocking) return 0;
     pollfd wait{fd_, POLLOUT, 0};  // somebody made the shared descriptor non-blocking
     ::poll(&wait, 1, -1);
     return 0;
   }
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO) {
-    lost_bytes_ += bytes.size();
-    if (const auto tell = std::exchange(failed_, {})) tell(error);
-    return bytes.size();
-  }
-  way_ = Way::kGone;
+  failed(error, bytes.size());
   return bytes.size();
 }
 
 void OutputSink::write(std::string_view bytes) {
-  while (queue_.empty() && !bytes.empty()) {
+  while (mode_ != Mode::kThread && queue_.empty() && !bytes.empty()) {
     const std::size_t n = write_some(bytes);
-    if (n == 0 && way_ != Way::kBlocking) break;
+    if (n == 0 && mode_ != Mode::kBlocking) break;
     bytes.remove_prefix(n);
   }
   if (bytes.empty()) return;
   queued_bytes_ += bytes.size();
   queue_.emplace_back(bytes);
   arm();
+}
+
+/// With kThread: all that is queued, as one piece.
+void OutputSink::hand_over() {
+  if (written_ || queue_.empty()) return;
+  std::string bytes;
+  for (const std::string& piece : queue_) bytes += piece;
+  queue_.clear();
+  written_ = std::make_shared<Written>(std::move(bytes));
+  thread_->run([written = written_, fd = fd_] { written->write(fd); },
+               [this, written = written_] {
+                 if (written != written_) return;  // flush() has seen its end
+                 take_written();
+                 hand_over();
+                 if (!backpressure()) resume_readers();
+               });
+}
+
+void OutputSink::take_written() {
+  const auto written = std::exchange(written_, nullptr);
+  queued_bytes_ -= written->bytes.size();
+  if (written->error == 0) return;
+  failed(written->error, written->bytes.size() - written->count);
+  if (mode_ != Mode::kGone) return;
+  queue_.clear();
+  queued_bytes_ = 0;
+}
+
+void OutputSink::resume_readers() {
+  std::vector<std::function<void()>> resumed;
+  resumed.swap(waiting_);
+  for (const auto& resume : resumed) resume();
 }
 
 void OutputSink::pump() {
@@ -89,23 +159,27 @@ void OutputSink::pump() {
 }
 
 void OutputSink::arm() {
+  if (mode_ == Mode::kThread) return hand_over();
   if (armed_ || queue_.empty()) return;
   armed_ = true;
   waiter_.async_wait(boost::asio::posix::descriptor_base::wait_write,
                      [this](boost::system::error_code error) {
                        if (error == boost::asio::error::operation_aborted) return;
                        armed_ = false;
-                       if (error) way_ = Way::kGone;
+                       if (error) mode_ = Mode::kGone;
                        pump();
                        arm();
-                       if (congested()) return;
-                       std::vector<std::function<void()>> resumed;
-                       resumed.swap(waiting_);
-                       for (const auto& resume : resumed) resume();
+                       if (!backpressure()) resume_readers();
                      });
 }
 
 std::size_t OutputSink::flush(Instant deadline) {
+  while (mode_ == Mode::kThread && queued_bytes_ > 0) {
+    hand_over();
+    if (written_->done.wait_until(deadline) != std::future_status::ready)
+      return queued_bytes_ - written_->count;
+    take_written();
+  }
   while (!queue_.empty()) {
     pump();
     if (queue_.empty()) break;

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // OutputSink: the launcher's own stdout or stderr as a target for workers' output. Never blocks the loop on a
 // slow terminal or pipe: what does not fit is queued, and readers stop while the queue is long (so the worker
-// is slowed, as it would be if it wrote there itself). The shared descriptor's flags are left alone. A closed
-// reader (EPIPE) swallows the rest; what a full disk does not take is counted, and the next write is tried.
-// One loop; must outlive nothing: pending waits are cancelled by the destructor.
+// is slowed, as it would be if it wrote there itself). The shared descriptor's flags are left alone; where it
+// cannot be opened anew (after sudo -u, say), a thread beside the loop writes. A closed reader (EPIPE)
+// swallows the rest; what a full disk does not take is counted, and the next write is tried. One loop; must
+// outlive nothing: pending waits are cancelled by the destructor.
 #pragma once
 
 #include <deque>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,21 +19,25 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 
 #include "rendezvous/base/clock.h"
+#include "rendezvous/net/helper_thread.h"
 
 namespace muster::launcher {
 
 class OutputSink {
  public:
-  static constexpr std::size_t kCongestedBytes = 256 * 1024;
+  static constexpr std::size_t kBackpressureBytes = 256 * 1024;
 
   /// `fd`: 1 or 2; stays open.
   OutputSink(boost::asio::io_context& io, int fd);
+  ~OutputSink();
+  OutputSink(const OutputSink&) = delete;
+  OutputSink& operator=(const OutputSink&) = delete;
 
   void write(std::string_view bytes);
 
-  [[nodiscard]] bool congested() const { return queued_bytes_ > kCongestedBytes; }
+  [[nodiscard]] bool backpressure() const { return queued_bytes_ > kBackpressureBytes; }
   /// `resume` is called once when the queue has become short.
-  void when_clear(std::function<void()> resume) { waiting_.push_back(std::move(resume)); }
+  void when_writable(std::function<void()> resume) { waiting_.push_back(std::move(resume)); }
   /// Writes what is queued, waiting for the reader until `deadline`. Returns the bytes that it did not take.
   [[nodiscard]] std::size_t flush(Instant deadline);
   /// `failed` is called with errno at the first write that fails though somebody would read it: a full disk.
@@ -38,18 +45,24 @@ class OutputSink {
   /// Bytes lost by such writes.
   [[nodiscard]] std::size_t lost_bytes() const { return lost_bytes_; }
   /// Writes what fits at once and forgets the rest, whatever is queued.
-  void write_now_or_never(std::string_view bytes) { (void)write_some(bytes); }
+  void write_now_or_never(std::string_view bytes) {
+    if (mode_ != Mode::kThread) (void)write_some(bytes);
+  }
 
  private:
-  enum class Way { kBlocking, kNonBlocking, kSocket, kGone };
+  enum class Mode { kBlocking, kNonBlocking, kSocket, kThread, kGone };
 
   /// Bytes taken; 0 when it would block.
   std::size_t write_some(std::string_view bytes);
   void pump();
   void arm();
+  void failed(int error, std::size_t bytes);
+  void hand_over();
+  void take_written();
+  void resume_readers();
 
   int fd_;  // written to; not owned when it is the given one
-  Way way_ = Way::kBlocking;
+  Mode mode_ = Mode::kBlocking;
   boost::asio::posix::stream_descriptor waiter_;  // tells when fd_ takes bytes again
   std::deque<std::string> queue_;
   std::size_t queued_bytes_ = 0;
@@ -57,6 +70,9 @@ class OutputSink {
   std::size_t lost_bytes_ = 0;
   std::function<void(int)> failed_;
   std::vector<std::function<void()>> waiting_;
+  struct Written;
+  std::shared_ptr<Written> written_;  // with kThread: what the thread has to write now
+  std::optional<net::HelperThread> thread_;
 };
 
 }  // namespace muster::launcher

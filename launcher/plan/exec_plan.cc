@@ -11,7 +11,7 @@
 #include "launcher/network/host_map.h"
 #include "launcher/plan/program.h"
 #include "launcher/plan/step_command.h"
-#include "launcher/process/exec_error.h"
+#include "launcher/process/spawn.h"
 #include "launcher/text/substitution.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/slurm_step.h"

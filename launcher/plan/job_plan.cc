@@ -25,7 +25,6 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::size_t kMostListedRanks = 1'000'000;
 constexpr std::uint64_t kSmallestLog = 4096;  // a smaller one would be renaming, not writing
 
 tl::unexpected<Error> usage(std::string message) {
@@ -79,24 +78,12 @@ Result<std::vector<int>> parse_signals(std::string_view text) {
   return out;
 }
 
-Result<std::vector<int>> parse_ranks(std::string_view option, std::string_view text, std::int64_t most) {
-  std::vector<int> out;
-  if (text.empty()) return out;
-  for (const std::string_view part : split(text, ',')) {
-    const std::string_view range = trimmed(part);
-    const auto dash = range.find('-', 1);
-    MUSTER_TRY(const std::int64_t first, parse_integer(option, range.substr(0, dash), 0, most));
-    std::int64_t last = first;
-    if (dash != std::string_view::npos) {
-      MUSTER_TRY(last, parse_integer(option, range.substr(dash + 1), 0, most));
-      if (last < first)
-        return usage(fmt::format("{}={}: in {} the smaller number comes first", option, text, range));
-    }
-    if (out.size() + static_cast<std::size_t>(last - first) >= kMostListedRanks)
-      return usage(fmt::format("{}={}: more than {} ranks", option, text, kMostListedRanks));
-    for (std::int64_t rank = first; rank <= last; ++rank) out.push_back(static_cast<int>(rank));
-  }
-  return out;
+Result<std::vector<int>> parse_ranks(std::string_view option, std::string_view text, int most) {
+  auto out = parse_ranges(text, most);
+  if (!out)
+    return usage(
+        fmt::format("{}={}: not a list of up to 65,536 ranks from 0 to {}, as in 0-3,8", option, text, most));
+  return *std::move(out);
 }
 
 Result<View> parse_view(std::string_view text) {
@@ -149,9 +136,9 @@ Result<Rotation> plan_rotation(const Options& options, const LogSettings& logs) 
 Result<LogSettings> plan_logs(const Options& options, const Environment& environment) {
   LogSettings out;
   out.directory = options.log_dir;
-  auto redirects = parse_std_map(options.redirects);
+  auto redirects = parse_stream_selection(options.redirects);
   if (!redirects) return fail("--redirects", std::move(redirects).error());
-  auto tee = parse_std_map(options.tee);
+  auto tee = parse_stream_selection(options.tee);
   if (!tee) return fail("--tee", std::move(tee).error());
   out.redirects = *std::move(redirects);
   out.tee = *std::move(tee);

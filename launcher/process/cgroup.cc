@@ -8,13 +8,17 @@
 #include <fcntl.h>
 #include <memory>
 #include <poll.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
+#include <utility>
 
-#include "launcher/process/memory_kills.h"
+#include <fmt/format.h>
+
+#include "launcher/process/guardian.h"
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/base/unique_fd.h"
 
-namespace muster::launcher::cgroup {
+namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
@@ -58,7 +62,83 @@ bool remove_below(const std::string& directory, int depth) {
   return ::rmdir(directory.c_str()) == 0;
 }
 
+/// The next piece up to `separator`, taken off the front of `rest`.
+std::string_view next(std::string_view& rest, char separator) {
+  const auto end = rest.find(separator);
+  const std::string_view out = rest.substr(0, end);
+  rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+  return out;
+}
+
+bool contains_name(std::string_view names, std::string_view name) {
+  while (!names.empty())
+    if (next(names, ',') == name) return true;
+  return false;
+}
+
+/// A path of the hierarchy as it is seen below a mount of a part of it.
+std::string below_mount(std::string_view mount, std::string_view root, std::string_view path) {
+  std::string out(mount);
+  if (root != "/" && path.starts_with(root)) path.remove_prefix(root.size());
+  if (path.empty() || path == "/") return out;
+  return out.append(path);
+}
+
+struct Mount {
+  std::string_view root, point, type, options;
+};
+
+std::vector<Mount> mounts_of(std::string_view mountinfo) {
+  std::vector<Mount> out;
+  while (!mountinfo.empty()) {
+    std::string_view line = next(mountinfo, '\n');
+    Mount mount;
+    for (int i = 0; i < 3; ++i) next(line, ' ');
+    mount.root = next(line, ' ');
+    mount.point = next(line, ' ');
+    while (!line.empty() && next(line, ' ') != "-") {
+    }
+    mount.type = next(line, ' ');
+    next(line, ' ');
+    mount.options = next(line, ' ');
+    if (mount.type.starts_with("cgroup")) out.push_back(mount);
+  }
+  return out;
+}
+
+constexpr std::chrono::seconds kLastPatience{2};  // for what is left at the end to die of SIGKILL
+
+bool marked_delegated(const std::string& directory) {
+  for (const char* name : {"trusted.delegate", "user.delegate"}) {
+    char value = 0;
+    if (::getxattr(directory.c_str(), name, &value, 1) == 1 && value == '1') return true;
+  }
+  return false;
+}
+
+/// The top of what this process can see of the hierarchy.
+bool is_top(const std::string& directory) {
+  struct stat here {
+  }, above{};
+  return ::stat(directory.c_str(), &here) == 0 && ::stat((directory + "/..").c_str(), &above) == 0 &&
+         here.st_dev != above.st_dev;
+}
+
 }  // namespace
+
+namespace cgroup {
+
+std::vector<std::string> candidates(std::string_view cgroup, std::string_view mountinfo) {
+  std::vector<std::string> out;
+  while (!cgroup.empty()) {
+    std::string_view path = next(cgroup, '\n');
+    const std::string_view number = next(path, ':');
+    if (number != "0" || !next(path, ':').empty()) continue;
+    for (const Mount& mount : mounts_of(mountinfo))
+      if (mount.type == "cgroup2") out.push_back(below_mount(mount.point, mount.root, path));
+  }
+  return out;
+}
 
 std::string own_directory(const std::string& proc) {
   const auto cgroup = read_file(proc + "/cgroup", kMaxFileBytes);
@@ -122,9 +202,201 @@ bool remove(const std::string& directory) {
   return remove_below(directory, kMaxDepth);
 }
 
-std::optional<std::int64_t> memory_kills(const std::string& directory) {
+std::optional<std::int64_t> oom_kills(const std::string& directory) {
   const auto text = read_file(directory + "/memory.events", kMaxFileBytes);
   return text ? parse_oom_kills(*text) : std::nullopt;
 }
 
-}  // namespace muster::launcher::cgroup
+}  // namespace cgroup
+
+std::string cgroup_memory_file(std::string_view cgroup, std::string_view mountinfo) {
+  const std::vector<Mount> mounts = mounts_of(mountinfo);
+  for (std::string_view rest = cgroup; !rest.empty();) {
+    std::string_view path = next(rest, '\n');
+    next(path, ':');
+    const std::string_view controllers = next(path, ':');
+    for (const Mount& mount : mounts)
+      // Where the controller is bound to version 1 the unified hierarchy has no such file.
+      if (mount.type == "cgroup" && contains_name(controllers, "memory") &&
+          contains_name(mount.options, "memory"))
+        return below_mount(mount.point, mount.root, path) + "/memory.oom_control";
+  }
+  const auto unified = cgroup::candidates(cgroup, mountinfo);
+  return unified.empty() ? std::string() : unified.front() + "/memory.events";
+}
+
+std::optional<std::int64_t> parse_oom_kills(std::string_view text) {
+  constexpr std::string_view kName = "oom_kill ";
+  while (!text.empty()) {
+    std::string_view line = next(text, '\n');
+    if (!line.starts_with(kName)) continue;
+    line.remove_prefix(kName.size());
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
+    if (error == std::errc{}) return value;
+  }
+  return std::nullopt;
+}
+
+OomKillCounter::OomKillCounter(const std::string& proc) {
+  const auto cgroup = read_file(proc + "/cgroup", kMaxFileBytes);
+  const auto mountinfo = read_file(proc + "/mountinfo", kMaxFileBytes);
+  if (cgroup && mountinfo) path_ = cgroup_memory_file(*cgroup, *mountinfo);
+  seen_ = count().value_or(0);
+}
+
+std::int64_t OomKillCounter::take_new() {
+  const std::int64_t now = count().value_or(seen_);
+  return now - std::exchange(seen_, now);
+}
+
+std::optional<std::int64_t> OomKillCounter::count() const {
+  if (path_.empty()) return std::nullopt;
+  const auto text = read_file(path_, kMaxFileBytes);
+  return text ? parse_oom_kills(*text) : std::nullopt;
+}
+
+std::optional<CgroupMode> parse_cgroup_mode(std::string_view text) {
+  if (text == "auto") return CgroupMode::kAuto;
+  if (text == "off") return CgroupMode::kOff;
+  if (text == "required") return CgroupMode::kRequired;
+  return std::nullopt;
+}
+
+std::optional<std::string> why_not_delegated(const std::string& directory, bool required) {
+  if (directory.empty()) return "no control groups of version 2 are mounted here";
+  if (::access(directory.c_str(), W_OK) != 0 || ::access((directory + "/cgroup.procs").c_str(), W_OK) != 0)
+    return fmt::format("{} was not delegated to this user (systemd-run --user --scope -p Delegate=yes does)",
+                       directory);
+  if (required || ::geteuid() != 0 || is_top(directory)) return std::nullopt;
+  for (std::string at = directory;; at.resize(at.rfind('/'))) {
+    if (marked_delegated(at)) return std::nullopt;
+    if (is_top(at) || at.rfind('/') == std::string::npos || at.rfind('/') == 0) break;
+  }
+  return fmt::format("{} is managed by somebody else: nobody delegated it (--cgroup=required takes it)",
+                     directory);
+}
+
+std::string plan_of_cgroups(CgroupMode mode) {
+  if (mode == CgroupMode::kOff) return "control groups: none (--cgroup=off)\n";
+  const std::string own = cgroup::own_directory();
+  const auto reason = why_not_delegated(own, mode == CgroupMode::kRequired);
+  return reason ? fmt::format("control groups: none: {}\n", *reason)
+                : fmt::format("control groups: one for each worker, below {}\n", own);
+}
+
+Result<WorkerCgroups> WorkerCgroups::open(CgroupMode mode, std::string_view token, Guardian& guardian,
+                                          std::string_view controller) {
+  WorkerCgroups out;
+  out.mode_ = mode;
+  if (mode == CgroupMode::kOff) return out;
+  const std::string own = cgroup::own_directory();
+  std::string reason = why_not_delegated(own, mode == CgroupMode::kRequired).value_or("");
+  if (reason.empty()) {
+    const std::string directory = fmt::format("{}/muster-{}", own, token);
+    if (::mkdir(directory.c_str(), 0755) != 0) {
+      reason = fmt::format("mkdir {}: {}", directory, errno_text(errno));
+    } else if (::access((directory + "/cgroup.kill").c_str(), W_OK) != 0) {
+      ::rmdir(directory.c_str());
+      reason = "the kernel has no cgroup.kill (Linux 5.14)";
+    } else {
+      out.directory_ = directory;
+      guardian.end_cgroup(directory);
+      out.switch_on(own, controller, guardian.pid());
+    }
+  }
+  out.reason_ = reason;
+  if (mode == CgroupMode::kRequired && !out.enabled())
+    return fail(ErrorCode::kInvalidArgument, "--cgroup=required: " + reason);
+  return out;
+}
+
+/// Best effort: without the controller the groups still end their processes.
+void WorkerCgroups::switch_on(const std::string& own, std::string_view controller, pid_t guardian) {
+  const std::string add = fmt::format("+{}", controller);
+  if (!cgroup::lists(own + "/cgroup.controllers", controller)) return;
+  if (!cgroup::lists(own + "/cgroup.subtree_control", controller)) {
+    own_ = own;
+    int error = cgroup::write(own + "/cgroup.subtree_control", add);
+    if (error == EBUSY) {
+      // We are in it, and perhaps we alone.
+      agent_ = directory_ + "-agent";
+      guardian_ = guardian;
+      if (::mkdir(agent_.c_str(), 0755) != 0) {
+        agent_.clear();
+        return;
+      }
+      for (const pid_t pid : {guardian, ::getpid()})
+        (void)cgroup::write(agent_ + "/cgroup.procs", std::to_string(pid));
+      error = cgroup::write(own + "/cgroup.subtree_control", add);
+      if (error != 0) {
+        for (const pid_t pid : {guardian, ::getpid()})
+          (void)cgroup::write(own + "/cgroup.procs", std::to_string(pid));
+        cgroup::remove(agent_);
+        agent_.clear();
+      }
+    }
+    if (error != 0) return;
+    controller_ = controller;
+  }
+  (void)cgroup::write(directory_ + "/cgroup.subtree_control", add);
+}
+
+WorkerCgroups::WorkerCgroups(WorkerCgroups&& other) noexcept
+    : mode_(other.mode_),
+      reason_(std::move(other.reason_)),
+      directory_(std::exchange(other.directory_, {})),
+      own_(std::move(other.own_)),
+      agent_(std::exchange(other.agent_, {})),
+      controller_(std::exchange(other.controller_, {})),
+      guardian_(other.guardian_),
+      workers_(std::move(other.workers_)),
+      number_(other.number_) {}
+
+WorkerCgroups::~WorkerCgroups() {
+  if (directory_.empty()) return;
+  cgroup::kill(directory_);
+  cgroup::wait_until_empty(directory_, SteadyClock::now() + kLastPatience);
+  cgroup::remove(directory_);
+  // Another launcher may have come to need it; then it is still in use, and stays on.
+  if (!controller_.empty())
+    (void)cgroup::write(own_ + "/cgroup.subtree_control", fmt::format("-{}", controller_));
+  if (agent_.empty()) return;
+  for (const pid_t pid : {guardian_, ::getpid()})
+    (void)cgroup::write(own_ + "/cgroup.procs", std::to_string(pid));
+  cgroup::remove(agent_);
+}
+
+Result<UniqueFd> WorkerCgroups::add(int local_rank) {
+  const std::string directory = fmt::format("{}/{}-{}", directory_, number_++, local_rank);
+  if (::mkdir(directory.c_str(), 0755) != 0) return fail(errno_error("mkdir " + directory, errno));
+  const auto index = static_cast<std::size_t>(local_rank);
+  if (workers_.size() <= index) workers_.resize(index + 1);
+  workers_[index] = directory;
+  UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) return fail(errno_error("open " + directory, errno));
+  return fd;
+}
+
+void WorkerCgroups::kill() const {
+  if (enabled()) cgroup::kill(directory_);
+}
+
+std::optional<std::int64_t> WorkerCgroups::oom_kills(int local_rank) const {
+  const auto index = static_cast<std::size_t>(local_rank);
+  if (index >= workers_.size() || workers_[index].empty()) return std::nullopt;
+  return cgroup::oom_kills(workers_[index]);
+}
+
+std::vector<pid_t> WorkerCgroups::clear(Instant deadline) {
+  std::vector<pid_t> left;
+  for (const std::string& directory : workers_) {
+    if (directory.empty()) continue;
+    if (cgroup::wait_until_empty(directory, deadline) && cgroup::remove(directory)) continue;
+    for (const pid_t pid : cgroup::processes(directory)) left.push_back(pid);
+  }
+  workers_.clear();
+  return left;
+}
+
+}  // namespace muster::launcher

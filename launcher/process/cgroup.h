@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Control groups, version 2, as directories: where this process is, and what can be done to one. Whoever is
-// in a group, and whatever it starts, cannot leave it without the right to, so that a group can be killed
-// whole (cgroup.kill, Linux 5.14), by whoever knows its name. Used by WorkerCgroups and the guardian. Nothing
-// here throws; what is not there is nothing or false. Waits end by their deadline. Source: cgroup-v2 in the
-// kernel's administration guide; systemd's "Control Group APIs and Delegation".
+// Control groups. WorkerCgroups: a group (version 2) for each worker of this node, below this process' own,
+// where that was delegated to it: the stop's SIGKILL then reaches whatever a worker has started, in one
+// write; the guardian ends it too when this process was killed, daemons that dropped their environment
+// included; and the kernel's kills for want of memory are counted per worker. Where it was not delegated, the
+// workers are known by their process groups, their ancestry and MUSTER_LINEAGE. OomKillCounter: the kernel's
+// kills in this process' own group. namespace cgroup: groups as directories; nothing there throws, what is
+// not there is nothing or false, waits end by their deadline. Not thread-safe. Costs about 0.1 ms per worker.
+// Source: cgroup-v2 in the kernel's administration guide; systemd's "Control Group APIs and Delegation";
+// cgroups(7).
 #pragma once
 
 #include <cstdint>
@@ -13,9 +17,16 @@
 #include <sys/types.h>
 #include <vector>
 
-#include "rendezvous/base/clock.h"
+#include <muster/result.h>
 
-namespace muster::launcher::cgroup {
+#include "rendezvous/base/clock.h"
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::launcher {
+
+class Guardian;
+
+namespace cgroup {
 
 /// The directories where the version 2 group of /proc/PID/cgroup may be seen, by /proc/PID/mountinfo. Pure.
 [[nodiscard]] std::vector<std::string> candidates(std::string_view cgroup, std::string_view mountinfo);
@@ -42,6 +53,93 @@ bool wait_until_empty(const std::string& directory, Instant deadline);
 bool remove(const std::string& directory);
 
 /// oom_kill of memory.events: how many processes of it the kernel has killed for want of memory.
-[[nodiscard]] std::optional<std::int64_t> memory_kills(const std::string& directory);
+[[nodiscard]] std::optional<std::int64_t> oom_kills(const std::string& directory);
 
-}  // namespace muster::launcher::cgroup
+}  // namespace cgroup
+
+/// From the texts of /proc/self/cgroup and /proc/self/mountinfo; empty: none.
+[[nodiscard]] std::string cgroup_memory_file(std::string_view cgroup, std::string_view mountinfo);
+
+/// The number after "oom_kill" in such a file.
+[[nodiscard]] std::optional<std::int64_t> parse_oom_kills(std::string_view text);
+
+/// How many processes of this process' control group the kernel has killed for want of memory: oom_kill in
+/// memory.events (version 2) or memory.oom_control (version 1). The difference of two looks says that a
+/// SIGKILL was the kernel's. Where there is no such file nothing is known, which is no error. Owned by
+/// PostMortem.
+class OomKillCounter {
+ public:
+  /// Counts from now on.
+  explicit OomKillCounter(const std::string& proc = "/proc/self");
+
+  /// Since the construction or the last call.
+  [[nodiscard]] std::int64_t take_new();
+
+ private:
+  [[nodiscard]] std::optional<std::int64_t> count() const;
+
+  std::string path_;
+  std::int64_t seen_ = 0;
+};
+
+enum class CgroupMode { kAuto, kOff, kRequired };
+
+[[nodiscard]] std::optional<CgroupMode> parse_cgroup_mode(std::string_view text);
+
+/// Whether the groups below `directory` are this process' to make: it may write there, and where it is root,
+/// which may everywhere, somebody said so (systemd's Delegate=, an extended attribute) or nobody else is in
+/// charge, as in a container. `required`: root's word is enough. Nothing: they are; else why not.
+[[nodiscard]] std::optional<std::string> why_not_delegated(const std::string& directory, bool required);
+
+/// For --dry-run, a line.
+[[nodiscard]] std::string plan_of_cgroups(CgroupMode mode);
+
+class WorkerCgroups {
+ public:
+  /// None: as with kOff.
+  WorkerCgroups() = default;
+  /// Makes the group of the job, and says the guardian that it is to be ended. Where the memory controller
+  /// has to be switched on for it, this process and the guardian go to a group of their own beside it: a
+  /// group with controllers may hold none. kInvalidArgument: required, and not to be had. `controller`: for
+  /// tests.
+  [[nodiscard]] static Result<WorkerCgroups> open(CgroupMode mode, std::string_view token, Guardian& guardian,
+                                                  std::string_view controller = "memory");
+  WorkerCgroups(WorkerCgroups&& other) noexcept;
+  WorkerCgroups& operator=(WorkerCgroups&&) = delete;
+  /// Ends and removes what is left, and goes back to where this process was.
+  ~WorkerCgroups();
+
+  /// It was replaced; processes that are started later are where this one is.
+  void guardian_is(pid_t pid) { guardian_ = pid; }
+
+  /// Groups are made. Else reason() says why not; empty: nobody asked for them.
+  [[nodiscard]] bool enabled() const { return !directory_.empty(); }
+  [[nodiscard]] const std::string& reason() const { return reason_; }
+  [[nodiscard]] const std::string& directory() const { return directory_; }
+  [[nodiscard]] bool required() const { return mode_ == CgroupMode::kRequired; }
+
+  /// A fresh group for a worker, to be started in. An error: go on without, unless required().
+  [[nodiscard]] Result<UniqueFd> add(int local_rank);
+  /// SIGKILL to all workers and to whatever they have started, at once.
+  void kill() const;
+  /// Of the worker's group; nothing: not known.
+  [[nodiscard]] std::optional<std::int64_t> oom_kills(int local_rank) const;
+  /// Removes the groups of the workers, which have ended. Returns the processes that do not die of SIGKILL by
+  /// the deadline; their groups stay, and no later one is taken for them.
+  [[nodiscard]] std::vector<pid_t> clear(Instant deadline);
+
+ private:
+  void switch_on(const std::string& own, std::string_view controller, pid_t guardian);
+
+  CgroupMode mode_ = CgroupMode::kOff;
+  std::string reason_;
+  std::string directory_;             // of the job; empty: none
+  std::string own_;                   // where this process was at the start
+  std::string agent_;                 // where it is now, if it had to move
+  std::string controller_;            // switched on in own_, so to be switched off again
+  pid_t guardian_ = 0;                // moves with this process
+  std::vector<std::string> workers_;  // by local rank; empty: none
+  int number_ = 0;                    // of groups so far: no name is used twice
+};
+
+}  // namespace muster::launcher

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <dirent.h>
 #include <fcntl.h>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,6 +19,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/process/process_stat.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -25,38 +27,9 @@ namespace muster::launcher {
 namespace {
 
 constexpr int kMaxPasses = 100;  // each ends all that the one before has missed: who forks faster than that?
-constexpr Millis kPassPatience{1000};
+constexpr Millis kPassTimeout{1000};
+constexpr std::size_t kMaxListBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxEnvironmentBytes = std::size_t{4} << 20;
-
-struct Process {
-  pid_t parent = 0;
-  char state = '?';
-  std::uint64_t start_ticks = 0;
-
-  [[nodiscard]] bool ended() const { return state == 'Z' || state == 'X'; }
-};
-
-constexpr int kFieldsToStart = 18;  // from the parent's number, the fourth, to the start, the 22nd
-
-std::optional<Process> look_at(pid_t pid) {
-  const auto text = read_file(fmt::format("/proc/{}/stat", pid), 4096);
-  if (!text) return std::nullopt;
-  // "77 (a name) with ) in it) S 1 ...": after the last parenthesis.
-  const auto name_end = text->rfind(')');
-  if (name_end == std::string::npos || name_end + 4 >= text->size()) return std::nullopt;
-  Process out;
-  out.state = (*text)[name_end + 2];
-  const char* begin = text->data() + name_end + 4;
-  const char* const end = text->data() + text->size();
-  std::from_chars(begin, end, out.parent);
-  for (int field = 0; field < kFieldsToStart; ++field) {
-    begin = std::find(begin, end, ' ');
-    if (begin == end) return out;
-    ++begin;
-  }
-  std::from_chars(begin, end, out.start_ticks);
-  return out;
-}
 
 std::vector<pid_t> all_pids() {
   struct Close {
@@ -97,16 +70,10 @@ void wait_for_ends(const std::vector<UniqueFd>& processes, Instant deadline) {
   }
 }
 
-/// Any child but the guardian, which ends without a signal to its parent and is therefore not counted.
-bool have_children() {
-  siginfo_t info{};
-  return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
-}
-
 }  // namespace
 
 std::optional<ProcessMark> mark_of(pid_t pid) {
-  const auto process = look_at(pid);
+  const auto process = read_process_stat(pid);
   return process ? std::optional(ProcessMark{pid, process->start_ticks}) : std::nullopt;
 }
 
@@ -116,8 +83,28 @@ Descendants::Descendants(std::string token)
       had_children_(::getpid() == 1 || have_children()) {
   if (had_children_)
     for (const pid_t pid : all_pids())
-      if (const auto process = look_at(pid); process && process->parent == ::getpid()) spared_.push_back(pid);
+      if (const auto process = read_process_stat(pid); process && process->parent == ::getpid())
+        spared_.push_back(pid);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+}
+
+/// Any child that is not spared, ended or not. The kernel's list of children costs less than a look at all
+/// processes; where there is none (CONFIG_PROC_CHILDREN), there may be children.
+bool Descendants::have_children() const {
+  std::error_code error;
+  std::filesystem::directory_iterator threads("/proc/self/task", error);
+  for (const auto end = std::filesystem::directory_iterator(); !error && threads != end;
+       threads.increment(error)) {
+    const auto text = read_file(threads->path().native() + "/children", kMaxListBytes);
+    if (!text) return true;
+    const char* const last = text->data() + text->size();
+    for (const char* at = text->data(); at < last; ++at) {
+      pid_t pid = 0;
+      at = std::from_chars(at, last, pid).ptr;
+      if (pid > 0 && std::find(spared_.begin(), spared_.end(), pid) == spared_.end()) return true;
+    }
+  }
+  return static_cast<bool>(error);
 }
 
 void Descendants::reap(const std::function<bool(pid_t)>& is_worker) const {
@@ -131,14 +118,14 @@ void Descendants::reap(const std::function<bool(pid_t)>& is_worker) const {
 
 struct Descendants::Found {
   pid_t pid;
-  Process process;
+  ProcessStat process;
 };
 
 /// Without what is spared and below that.
 std::vector<Descendants::Found> Descendants::below_us() const {
   std::multimap<pid_t, Found> children;
   for (const pid_t pid : all_pids())
-    if (const auto process = look_at(pid)) children.emplace(process->parent, Found{pid, *process});
+    if (const auto process = read_process_stat(pid)) children.emplace(process->parent, Found{pid, *process});
   std::vector<Found> out;
   std::vector<pid_t> open{::getpid()};
   while (!open.empty()) {
@@ -180,7 +167,7 @@ std::vector<pid_t> Descendants::end(const std::function<bool(pid_t)>& is_worker,
       UniqueFd process = open_process(pid);
       if (!process) continue;
       // Between the look and here the number may have passed to a stranger: ours are still below us.
-      const auto now = look_at(pid);
+      const auto now = read_process_stat(pid);
       const bool ours = now && (now->parent == ::getpid() ||
                                 std::find(left.begin(), left.end(), now->parent) != left.end());
       if (!ours) continue;
@@ -200,7 +187,7 @@ void end_by_token(std::string_view token) {
     std::vector<UniqueFd> found;
     for (const pid_t pid : all_pids()) {
       if (pid <= 1 || pid == ::getpid()) continue;
-      if (const auto process = look_at(pid); !process || process->state == 'Z') continue;
+      if (const auto process = read_process_stat(pid); !process || process->state == 'Z') continue;
       if (!has_token(pid, token)) continue;
       UniqueFd process = open_process(pid);
       if (!process || !has_token(pid, token)) continue;
@@ -208,7 +195,7 @@ void end_by_token(std::string_view token) {
       found.push_back(std::move(process));
     }
     without = found.empty() ? without + 1 : 0;
-    wait_for_ends(found, SteadyClock::now() + kPassPatience);
+    wait_for_ends(found, SteadyClock::now() + kPassTimeout);
   }
 }
 

@@ -35,7 +35,7 @@ class Descendants {
   /// To be made before this process starts any other.
   explicit Descendants(std::string token);
 
-  /// A child that is not to be ended: the guardian.
+  /// A child that is not to be ended: a HelperProcess.
   void spare(pid_t pid) { spared_.push_back(pid); }
 
   /// Takes ended orphans off the process table. Workers are left to those who wait for them.
@@ -51,6 +51,7 @@ class Descendants {
   struct Found;
   [[nodiscard]] std::vector<Found> below_us() const;
   [[nodiscard]] std::vector<pid_t> list() const;
+  [[nodiscard]] bool have_children() const;
 
   std::string token_;
   std::vector<pid_t> spared_;

@@ -16,7 +16,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/process/entry_directory.h"
+#include "launcher/process/job_registry.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -68,9 +68,9 @@ Result<std::string> output_file(const std::string& name, const std::string& host
   return fmt::format("{}/{}@{}.log", directory, name, host);
 }
 
-std::optional<JobEntry> find(const std::vector<std::string>& directories, const std::string& name) {
+std::optional<JobRecord> find(const std::vector<std::string>& directories, const std::string& name) {
   std::vector<std::string> ignored;
-  for (JobEntry& entry : read_entries(directories, ignored))
+  for (JobRecord& entry : read_job_records(directories, ignored))
     if (entry.name == name && is_alive(entry)) return std::move(entry);
   return std::nullopt;
 }
@@ -141,11 +141,12 @@ Result<void> leave_terminal(const std::string& output) {
 
 }  // namespace
 
-DetachedJob::DetachedJob(std::string directory, JobEntry entry, UniqueFd caller)
+DetachedJob::DetachedJob(std::string directory, JobRecord entry, UniqueFd caller)
     : directory_(std::move(directory)), entry_(std::move(entry)), caller_(std::move(caller)) {}
 
 void DetachedJob::write(char word, const Log& log) {
-  if (const auto written = write_entry(directory_, entry_); !written && !std::exchange(complained_, true))
+  if (const auto written = write_job_record(directory_, entry_);
+      !written && !std::exchange(complained_, true))
     log.warning(fmt::format("musterctl will not know how this job goes on: {}", written.error().message));
   if (!caller_ || word == '\0') return;
   std::string text(1, word);
@@ -160,7 +161,7 @@ void DetachedJob::gathering(const Log& log) {
   write('\0', log);
 }
 
-void DetachedJob::running(const Assignment& assignment, std::vector<JobEntry::Worker> workers,
+void DetachedJob::running(const Assignment& assignment, std::vector<JobRecord::Worker> workers,
                           const Log& log) {
   entry_.state = "running";
   entry_.generation = assignment.generation;
@@ -219,7 +220,7 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
   }
   reader.reset();
   MUSTER_OK(leave_terminal(output));
-  JobEntry entry;
+  JobRecord entry;
   entry.name = std::move(name);
   entry.pid = ::getpid();
   entry.start_time = start_time_of(entry.pid);
@@ -230,7 +231,7 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
   entry.command.assign(command.begin(), command.end());
   entry.output = output;
   entry.began_s = std::time(nullptr);
-  MUSTER_OK(write_entry(directories[0], entry));
+  MUSTER_OK(write_job_record(directories[0], entry));
   return DetachedJob(directories[0], std::move(entry), std::move(writer));
 }
 

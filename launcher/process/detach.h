@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Detach: `muster --detach` goes on without its terminal, in a session of its own, and leaves a JobEntry for
+// Detach: `muster --detach` goes on without its terminal, in a session of its own, and leaves a JobRecord for
 // musterctl; what called it gets the job's name once the workers run. No screen, no nohup. DetachedJob is the
 // agent's side: it keeps the entry true. One loop. Failure to write an entry is logged once and ends nothing.
 // Source: daemon(7), setsid(2).
@@ -13,7 +13,7 @@
 #include <muster/result.h>
 
 #include "launcher/job/job.h"
-#include "launcher/process/job_entry.h"
+#include "launcher/process/job_record.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/unique_fd.h"
@@ -22,19 +22,19 @@ namespace muster::launcher {
 
 class DetachedJob {
  public:
-  DetachedJob(std::string directory, JobEntry entry, UniqueFd caller);
+  DetachedJob(std::string directory, JobRecord entry, UniqueFd caller);
 
   /// Before the rest: where --metrics-addr listens.
   void serves_metrics(std::string address) { entry_.metrics = std::move(address); }
   void gathering(const Log& log);
-  void running(const Assignment& assignment, std::vector<JobEntry::Worker> workers, const Log& log);
+  void running(const Assignment& assignment, std::vector<JobRecord::Worker> workers, const Log& log);
   void ended(int exit_status, const Log& log);
 
  private:
   void write(char word, const Log& log);
 
   std::string directory_;
-  JobEntry entry_;
+  JobRecord entry_;
   UniqueFd caller_;  // closed when it has been told
   bool complained_ = false;
 };

@@ -3,127 +3,132 @@
 
 #include <fcntl.h>
 #include <filesystem>
-#include <linux/close_range.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
+#include <unistd.h>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "launcher/process/cgroup.h"
 #include "launcher/process/descendants.h"
-#include "launcher/text/process_title.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
 
-constexpr std::size_t kDirectoryBytes = 4096;
-constexpr std::chrono::seconds kCgroupPatience{5};
+constexpr std::size_t kPathBytes = 4096;
+constexpr std::chrono::seconds kCgroupTimeout{5};
+constexpr std::chrono::seconds kEndTimeout{5};  // it has nothing to do then
 constexpr char kGoodbye = 'b';
 
-/// After fork. The process had one thread, so that the library may be used here.
-[[noreturn]] void keep_watch(int lifeline, int other_end, const char* directory, const char* cgroup,
-                             volatile pid_t* groups, std::size_t slots, const std::string& token) {
-  ::close(other_end);
-  ::setsid();
-  set_process_title("job-guardian");
-  sigset_t all;
-  ::sigfillset(&all);
-  ::sigprocmask(SIG_SETMASK, &all, nullptr);
-  ::dup2(lifeline, 0);
-  ::syscall(SYS_close_range, 1U, ~0U, 0U);
-  char byte = 0;
-  const ssize_t n = retry_eintr([&] { return ::read(0, &byte, 1); });
-  if (n == 1 && byte == kGoodbye) ::_exit(0);
-  if (cgroup[0] != '\0') cgroup::kill(cgroup);
-  for (std::size_t i = 0; i < slots; ++i)
-    if (const pid_t group = groups[i]; group > 1) ::kill(-group, SIGKILL);
-  end_by_token(token);
-  if (cgroup[0] != '\0') {
-    cgroup::wait_until_empty(cgroup, SteadyClock::now() + kCgroupPatience);
-    cgroup::remove(cgroup);
-  }
-  std::error_code ignored;
-  if (directory[0] != '\0') std::filesystem::remove_all(directory, ignored);
-  ::_exit(0);
+void keep(const std::string& path, char (&to)[kPathBytes]) {
+  if (path.size() < kPathBytes) path.copy(to, kPathBytes - 1);
 }
 
 }  // namespace
 
+struct Guardian::Shared {
+  char directory[kPathBytes];  // empty: none
+  char cgroup[kPathBytes];     // likewise
+  volatile pid_t groups[1];    // as many as there are slots; 0: none
+};
+
+void Guardian::Unmap::operator()(Shared* shared) const {
+  ::munmap(shared, bytes);
+}
+
 Result<Guardian> Guardian::start(std::size_t slots, const std::string& token) {
   Guardian out;
-  out.slots_ = slots;
   out.token_ = token;
-  void* shared =
-      ::mmap(nullptr, out.shared_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  out.slots_ = slots;
+  const std::size_t bytes = sizeof(Shared) + slots * sizeof(pid_t);
+  void* shared = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return fail(errno_error("mmap for the guardian", errno));
-  out.directory_ = static_cast<char*>(shared);
-  out.groups_ = reinterpret_cast<volatile pid_t*>(out.directory_ + 2 * kDirectoryBytes);
-  out.cgroup_ = out.directory_ + kDirectoryBytes;
-  MUSTER_OK(out.fork_keeper());
+  out.shared_ = {static_cast<Shared*>(shared), Unmap{bytes}};
+  MUSTER_OK(out.fork_guardian());
   return out;
 }
 
-Result<void> Guardian::replace() {
-  retry_eintr([&] { return ::waitpid(pid_, nullptr, __WALL); });
-  pid_ = -1;
-  return fork_keeper();
-}
-
-Result<void> Guardian::fork_keeper() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe for the guardian", errno));
-  const UniqueFd reader(ends[0]);
-  lifeline_.reset(ends[1]);
-  // fork(2), but for the signal at its end: this child is not one of those whose ends the agent looks for.
-  // Nor must a signal find it with the agent's handlers, which would tell the agent of it.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::sigprocmask(SIG_SETMASK, &all, &before);
-  pid_ = static_cast<pid_t>(::syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL));
-  const int clone_errno = errno;
-  if (pid_ != 0) ::sigprocmask(SIG_SETMASK, &before, nullptr);
-  if (pid_ < 0) return fail(errno_error("fork the guardian", clone_errno));
-  if (pid_ == 0) keep_watch(reader.get(), ends[1], directory_, cgroup_, groups_, slots_, token_);
+Result<void> Guardian::fork_guardian() {
+  const auto guard = [&shared = *shared_, slots = slots_, token = token_](int channel) {
+    char byte = 0;
+    if (retry_eintr([&] { return ::read(channel, &byte, 1); }) == 1 && byte == kGoodbye) return;
+    const std::string group = shared.cgroup;
+    if (!group.empty()) cgroup::kill(group);
+    for (std::size_t i = 0; i < slots; ++i)
+      if (const pid_t worker = shared.groups[i]; worker > 1) ::kill(-worker, SIGKILL);
+    end_by_token(token);
+    if (!group.empty()) {
+      cgroup::wait_until_empty(group, SteadyClock::now() + kCgroupTimeout);
+      cgroup::remove(group);
+    }
+    std::error_code ignored;
+    if (shared.directory[0] != '\0') std::filesystem::remove_all(shared.directory, ignored);
+  };
+  MUSTER_TRY(HelperProcess process,
+             HelperProcess::start({.name = "job-guardian", .outlives_us = true}, guard));
+  process_ = std::make_unique<HelperProcess>(std::move(process));
   return {};
 }
 
-Guardian::Guardian(Guardian&& other) noexcept
-    : pid_(std::exchange(other.pid_, -1)),
-      token_(std::move(other.token_)),
-      lifeline_(std::move(other.lifeline_)),
-      directory_(std::exchange(other.directory_, nullptr)),
-      cgroup_(std::exchange(other.cgroup_, nullptr)),
-      groups_(std::exchange(other.groups_, nullptr)),
-      slots_(other.slots_) {}
-
-Guardian::~Guardian() {
-  if (pid_ > 0) {
-    (void)write_all(lifeline_.get(), std::string_view(&kGoodbye, 1));
-    lifeline_.reset();
-    retry_eintr([&] { return ::waitpid(pid_, nullptr, __WALL); });
-  }
-  if (directory_ != nullptr) ::munmap(directory_, shared_bytes());
+Result<void> Guardian::replace() {
+  (void)process_->wait(SteadyClock::now() + kEndTimeout);
+  return fork_guardian();
 }
 
-std::size_t Guardian::shared_bytes() const {
-  return 2 * kDirectoryBytes + slots_ * sizeof(pid_t);
+Guardian::~Guardian() {
+  if (!process_) return;
+  (void)::send(process_->channel(), &kGoodbye, 1, MSG_NOSIGNAL);
+  process_->close_channel();
+  (void)process_->wait(SteadyClock::now() + kEndTimeout);
 }
 
 void Guardian::remove_afterwards(const std::string& directory) {
-  if (directory.size() < kDirectoryBytes) directory.copy(directory_, kDirectoryBytes - 1);
+  keep(directory, shared_->directory);
 }
 
 void Guardian::end_cgroup(const std::string& directory) {
-  if (directory.size() < kDirectoryBytes) directory.copy(cgroup_, kDirectoryBytes - 1);
+  keep(directory, shared_->cgroup);
 }
 
 void Guardian::watch(std::size_t slot, pid_t group) {
-  groups_[slot] = group;
+  shared_->groups[slot] = group;
 }
+
 void Guardian::forget(std::size_t slot) {
-  groups_[slot] = 0;
+  shared_->groups[slot] = 0;
+}
+
+GuardianWatch::GuardianWatch(boost::asio::io_context& io, Guardian& guardian, const Log& log,
+                             std::function<void(pid_t)> replaced)
+    : guardian_(guardian), log_(log), replaced_(std::move(replaced)), pidfd_(io) {
+  watch();
+}
+
+void GuardianWatch::watch() {
+  const int fd = ::fcntl(guardian_.pidfd(), F_DUPFD_CLOEXEC, 3);
+  if (fd < 0) return log_.warning(fmt::format("the guardian (pid {}) cannot be watched", guardian_.pid()));
+  pidfd_.assign(fd);
+  pidfd_.async_wait(boost::asio::posix::descriptor_base::wait_read, [this](boost::system::error_code error) {
+    if (!error) on_end();
+  });
+}
+
+void GuardianWatch::on_end() {
+  boost::system::error_code ignored;
+  pidfd_.close(ignored);
+  const pid_t former = guardian_.pid();
+  if (++replacements_ > kMaxReplacements)
+    return log_.error(
+        fmt::format("the guardian (pid {}) was killed, as {} before it; it is not replaced again", former,
+                    kMaxReplacements));
+  if (const auto made = guardian_.replace(); !made)
+    return log_.error(fmt::format("the guardian (pid {}) was killed and cannot be replaced: {}", former,
+                                  made.error().message));
+  replaced_(guardian_.pid());
+  log_.warning(fmt::format("the guardian (pid {}) was killed; pid {} replaces it", former, guardian_.pid()));
+  watch();
 }
 
 }  // namespace muster::launcher

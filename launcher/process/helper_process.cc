@@ -13,22 +13,24 @@
 
 #include <fmt/format.h>
 
-#include "launcher/text/process_title.h"
+#include "launcher/process/process_stat.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
 
-constexpr int kReapMs = 100;  // a process that SIGKILL reaches needs well under one
+constexpr Millis kReapTimeout{100};  // a process that SIGKILL reaches needs well under one
 
-[[noreturn]] void run_child(const char* name, const std::function<void(int)>& body, int writer,
-                            pid_t parent) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(0);
+[[noreturn]] void run_child(const HelperProcess::Options& options, const std::function<void(int)>& body,
+                            int channel, pid_t parent) {
+  if (!options.outlives_us) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(0);
+  }
   ::setsid();
-  set_process_title(name);
-  // The guardian must not take this process for its owner, nor a reader of our stderr for a writer.
-  ::dup2(writer, 0);
+  set_process_title(options.name);
+  // Nobody who reads our stdout or stderr, or connects to a port of ours, is to wait for this process.
+  ::dup2(channel, 0);
   ::syscall(SYS_close_range, 1U, ~0U, 0U);
   ::open("/dev/null", O_RDWR);  // NOLINT(android-cloexec-open): a driver's library may write to 1 and 2
   ::dup2(1, 2);
@@ -38,41 +40,64 @@ constexpr int kReapMs = 100;  // a process that SIGKILL reaches needs well under
 
 }  // namespace
 
-Result<HelperProcess> HelperProcess::start(const char* name, const std::function<void(int)>& body) {
+Result<HelperProcess> HelperProcess::start(const Options& options, const std::function<void(int)>& body) {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error(fmt::format("pipe for {}", name), errno));
+  if (::socketpair(AF_UNIX, options.socket_type | SOCK_CLOEXEC, 0, ends) != 0)
+    return fail(errno_error(fmt::format("socketpair for {}", options.name), errno));
   HelperProcess out;
-  out.output_.reset(ends[0]);
-  UniqueFd writer(ends[1]);
+  out.outlives_us_ = options.outlives_us;
+  out.channel_.reset(ends[0]);
+  const UniqueFd childs_end(ends[1]);
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   const pid_t parent = ::getpid();
   // A signal must not find the child with the agent's handlers, which would tell the agent of it.
   sigset_t all, before;
   ::sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, &before);
-  // Not clone(2): the agent may have a thread that holds a lock of the allocator's.
   out.pid_ = ::fork();
   const int fork_errno = errno;
-  if (out.pid_ == 0) run_child(name, body, writer.get(), parent);
+  if (out.pid_ == 0) run_child(options, body, childs_end.get(), parent);
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
-  if (out.pid_ < 0) return fail(errno_error(fmt::format("fork {}", name), fork_errno));
+  if (out.pid_ < 0) return fail(errno_error(fmt::format("fork {}", options.name), fork_errno));
   out.handle_.reset(static_cast<int>(::syscall(SYS_pidfd_open, out.pid_, 0U)));
   return out;
 }
 
 HelperProcess::HelperProcess(HelperProcess&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
+      outlives_us_(other.outlives_us_),
       handle_(std::move(other.handle_)),
-      output_(std::move(other.output_)) {}
+      channel_(std::move(other.channel_)) {}
+
+HelperProcess& HelperProcess::operator=(HelperProcess&& other) noexcept {
+  std::swap(pid_, other.pid_);
+  std::swap(outlives_us_, other.outlives_us_);
+  std::swap(handle_, other.handle_);
+  std::swap(channel_, other.channel_);
+  return *this;
+}
 
 HelperProcess::~HelperProcess() {
-  if (pid_ <= 0 || !handle_) return;
-  ::syscall(SYS_pidfd_send_signal, handle_.get(), SIGKILL, nullptr, 0);
+  if (pid_ <= 0 || outlives_us_) return;
+  kill();
+  (void)wait(SteadyClock::now() + kReapTimeout);
+}
+
+void HelperProcess::kill() const {
+  if (handle_) ::syscall(SYS_pidfd_send_signal, handle_.get(), SIGKILL, nullptr, 0);
+}
+
+std::optional<int> HelperProcess::wait(Instant deadline) const {
   pollfd end{handle_.get(), POLLIN, 0};
-  retry_eintr([&] { return ::poll(&end, 1, kReapMs); });
+  const int ready = retry_eintr(
+      [&] { return ::poll(&end, 1, static_cast<int>(time_left(deadline, SteadyClock::now()).count())); });
+  if (ready <= 0) return std::nullopt;
   siginfo_t info{};
   // It may be reaped already, with the orphans.
-  ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(handle_.get()), &info, WEXITED | WNOHANG);
+  if (::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(handle_.get()), &info, WEXITED | WNOHANG) !=
+      0)
+    return 0;
+  return info.si_code == CLD_EXITED ? info.si_status << 8 : info.si_status;
 }
 
 }  // namespace muster::launcher

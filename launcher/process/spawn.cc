@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/process/spawn.h"
 
+#include <array>
 #include <atomic>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <linux/futex.h>
 #include <linux/mempolicy.h>
+#include <linux/sched.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -20,16 +23,86 @@
 
 #include <muster/check.h>
 
-#include "launcher/process/clone_into.h"
-#include "launcher/process/exec_error.h"
-#include "launcher/process/raw_syscall.h"
+#include "launcher/text/clean_line.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
 
+/// System calls that touch nothing but registers, for a child that shares its parent's memory, where libc's
+/// errno is the parent's too. Returns the result, or minus the error number. Source: syscall(2).
+__attribute__((always_inline)) inline long raw_syscall(long number, long a = 0, long b = 0, long c = 0,
+                                                       long d = 0, long e = 0) {
+#if defined(__x86_64__)
+  register long r10 __asm__("r10") = d;
+  register long r8 __asm__("r8") = e;
+  long result;
+  __asm__ volatile("syscall"
+                   : "=a"(result)
+                   : "0"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8)
+                   : "rcx", "r11", "memory");
+  return result;
+#elif defined(__aarch64__)
+  register long x8 __asm__("x8") = number;
+  register long x0 __asm__("x0") = a;
+  register long x1 __asm__("x1") = b;
+  register long x2 __asm__("x2") = c;
+  register long x3 __asm__("x3") = d;
+  register long x4 __asm__("x4") = e;
+  __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
+  return x0;
+#else
+#error "muster knows x86-64 and AArch64 only"
+#endif
+}
+
+/// clone3 for a child that shares its parent's memory and runs `body` on a stack of its own: glibc has no
+/// wrapper for it, and only clone3 can start a child within a control group. Returns the child's pid, or
+/// minus the error number. `body` must not return. Source: clone(2), glibc's clone3.S.
+long clone_into(clone_args* arguments, int (*body)(void*), void* argument) {
+#if defined(__x86_64__)
+  register int (*r12)(void*) __asm__("r12") = body;
+  register void* r13 __asm__("r13") = argument;
+  long result;
+  __asm__ volatile(
+      "syscall\n\t"
+      "testq %%rax, %%rax\n\t"
+      "jnz 1f\n\t"
+      "xorl %%ebp, %%ebp\n\t"
+      "movq %%r13, %%rdi\n\t"
+      "callq *%%r12\n\t"
+      "hlt\n"
+      "1:"
+      : "=a"(result)
+      : "0"(static_cast<long>(SYS_clone3)), "D"(arguments), "S"(sizeof *arguments), "r"(r12), "r"(r13)
+      : "rcx", "r11", "memory", "cc");
+  return result;
+#elif defined(__aarch64__)
+  register long x8 __asm__("x8") = SYS_clone3;
+  register long x0 __asm__("x0") = reinterpret_cast<long>(arguments);
+  register long x1 __asm__("x1") = sizeof *arguments;
+  register int (*x19)(void*) __asm__("x19") = body;
+  register void* x20 __asm__("x20") = argument;
+  __asm__ volatile(
+      "svc 0\n\t"
+      "cbnz x0, 1f\n\t"
+      "mov x29, xzr\n\t"
+      "mov x0, x20\n\t"
+      "blr x19\n\t"
+      "brk 1\n"
+      "1:"
+      : "+r"(x0)
+      : "r"(x8), "r"(x1), "r"(x19), "r"(x20)
+      : "memory", "cc");
+  return x0;
+#else
+#error "muster knows x86-64 and AArch64 only"
+#endif
+}
+
 constexpr std::size_t kStackBytes = 64 * 1024;
 constexpr std::size_t kGuardBytes = 4096;
+constexpr int kReapMs = 1000;  // for a child that could not execute
 
 /// The kernel's own layout: glibc's sigaction() is intercepted by sanitizers, which keep tables in the shared
 /// memory.
@@ -142,7 +215,69 @@ std::vector<int> signals_to_reset() {
   return out;
 }
 
+constexpr std::size_t kBeginning = 256;  // the kernel looks no further for "#!" itself
+
+/// Empty: not a file that can be read.
+std::string beginning_of(const std::string& path) {
+  const UniqueFd fd(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); }));
+  std::array<char, kBeginning> bytes{};
+  const ssize_t n = fd ? retry_eintr([&] { return ::read(fd.get(), bytes.data(), bytes.size()); }) : -1;
+  return n > 0 ? std::string(bytes.data(), static_cast<std::size_t>(n)) : std::string();
+}
+
+std::string missing_interpreter(const std::string& beginning) {
+  if (!beginning.starts_with("#!"))
+    return "; the file is there: its loader is not, as for a program of another architecture or C library";
+  const std::string line = beginning.substr(0, beginning.find('\n'));
+  if (line.ends_with('\r'))
+    return "; the file is there, but its lines end as Windows ends them, so that its interpreter's name "
+           "does, "
+           "too: sed -i 's/\\r$//' it";
+  return fmt::format("; the file is there, but its first line names an interpreter that is not: {}",
+                     one_clean_line(line));
+}
+
+std::string unknown_format(const std::string& beginning) {
+  if (beginning.starts_with("\x7f"
+                            "ELF"))
+    return "; is it a program for another architecture?";
+  if (beginning.empty()) return "; is it empty?";
+  return "; a script begins with a line such as #!/bin/sh";
+}
+
 }  // namespace
+
+Error exec_error(const std::string& path, int error_number) {
+  Error out = errno_error("execute " + path, error_number);
+  switch (error_number) {
+    case ENOENT:
+      if (::access(path.c_str(), F_OK) == 0) out.message += missing_interpreter(beginning_of(path));
+      break;
+    case ENOEXEC:
+      out.code = ErrorCode::kUnsupported;
+      out.message += unknown_format(beginning_of(path));
+      break;
+    case EACCES:
+      out.code = ErrorCode::kUnsupported;
+      out.message += "; is its file system mounted noexec, or its interpreter not executable?";
+      break;
+    case E2BIG:
+      out.code = ErrorCode::kUnsupported;
+      out.message +=
+          "; an argument or a variable is larger than 128 KiB, or all are larger than ulimit -s "
+          "permits";
+      break;
+    case ETXTBSY:
+    case ELOOP:
+    case EISDIR:
+    case EPERM:
+      out.code = ErrorCode::kUnsupported;
+      break;
+    default:
+      break;
+  }
+  return out;
+}
 
 std::size_t StringBlock::add(std::string text) {
   texts_.push_back(std::make_unique<std::string>(std::move(text)));
@@ -156,70 +291,83 @@ void StringBlock::replace(std::size_t index, std::string text) {
   pointers_[index] = texts_[index]->data();
 }
 
-struct Spawner::Lane {
-  Lane()
+struct Spawner::Slot {
+  Slot()
       : stack(::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK,
                      -1, 0)) {
     MUSTER_CHECK(stack != MAP_FAILED, "no memory for a 64 KiB stack");
     ::mprotect(stack, kGuardBytes, PROT_NONE);
   }
-  ~Lane() {
-    wait();
-    ::munmap(stack, kStackBytes);
-  }
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
+  ~Slot() { ::munmap(stack, kStackBytes); }
+  Slot(const Slot&) = delete;
+  Slot& operator=(const Slot&) = delete;
 
-  /// Until the kernel has cleared the word: the child no longer uses our memory.
-  void wait() const {
-    for (int seen = in_memory.load(); seen != 0; seen = in_memory.load())
-      ::syscall(SYS_futex, &in_memory, FUTEX_WAIT, seen, nullptr, nullptr, 0);
+  /// Until the kernel has cleared the word: the child no longer uses our memory. False: not by the deadline.
+  [[nodiscard]] bool wait(Instant deadline) const {
+    for (int seen = in_memory.load(); seen != 0; seen = in_memory.load()) {
+      const auto left = deadline - SteadyClock::now();
+      if (left <= left.zero()) return false;
+      const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
+      const timespec limit{static_cast<std::time_t>(seconds.count()), (left - seconds).count()};
+      ::syscall(SYS_futex, &in_memory, FUTEX_WAIT, seen, &limit, nullptr, 0);
+    }
+    return true;
   }
 
   void* stack;  // with a guard page at its low end
   ChildPlan plan{};
+  Instant begun{};
   std::atomic<int> in_memory{0};
 };
 static_assert(sizeof(std::atomic<int>) == sizeof(int));
 
 /// clone(2)'s result and errno.
-int Spawner::start_child(Lane& lane, int cgroup_fd, int& pidfd) {
+int Spawner::start_child(Slot& slot, int cgroup_fd, int& pidfd) {
   constexpr unsigned kFlags = CLONE_VM | CLONE_PIDFD | CLONE_CHILD_CLEARTID;
   if (cgroup_fd < 0)
-    return ::clone(run_child, static_cast<char*>(lane.stack) + kStackBytes, kFlags | SIGCHLD, &lane.plan,
-                   &pidfd, nullptr, &lane.in_memory);
+    return ::clone(run_child, static_cast<char*>(slot.stack) + kStackBytes, kFlags | SIGCHLD, &slot.plan,
+                   &pidfd, nullptr, &slot.in_memory);
   clone_args arguments{};
   arguments.flags = kFlags | CLONE_INTO_CGROUP;
   arguments.pidfd = reinterpret_cast<std::uintptr_t>(&pidfd);
-  arguments.child_tid = reinterpret_cast<std::uintptr_t>(&lane.in_memory);
+  arguments.child_tid = reinterpret_cast<std::uintptr_t>(&slot.in_memory);
   arguments.exit_signal = SIGCHLD;
-  arguments.stack = reinterpret_cast<std::uintptr_t>(lane.stack);
+  arguments.stack = reinterpret_cast<std::uintptr_t>(slot.stack);
   arguments.stack_size = kStackBytes;
   arguments.cgroup = static_cast<std::uint64_t>(cgroup_fd);
-  const long result = clone_into(&arguments, run_child, &lane.plan);
+  const long result = clone_into(&arguments, run_child, &slot.plan);
   if (result >= 0) return static_cast<int>(result);
   errno = static_cast<int>(-result);
   return -1;
 }
 
-Spawner::Spawner(std::optional<rlimit> descriptor_limit)
-    : descriptor_limit_(descriptor_limit), reset_(signals_to_reset()) {}
+Spawner::Spawner(std::optional<rlimit> descriptor_limit, Millis exec_timeout)
+    : descriptor_limit_(descriptor_limit), exec_timeout_(exec_timeout), reset_(signals_to_reset()) {}
 
-Spawner::~Spawner() = default;
+Spawner::~Spawner() {
+  for (auto& slot : slots_)
+    if (slot && !slot->wait(slot->begun + exec_timeout_)) abandon(slot);
+}
 
-Result<Spawned> Spawner::begin(std::size_t lane_index, const SpawnRequest& request) {
-  auto& slot = lanes_[lane_index];
-  if (!slot) slot = std::make_unique<Lane>();
-  Lane& lane = *slot;
-  MUSTER_CHECK(lane.in_memory.load() == 0, "a lane is used again before it was settled");
-  ChildPlan& plan = lane.plan;
+/// A child that hangs in execve still stands on this stack, and reads the request: neither is used again.
+void Spawner::abandon(std::unique_ptr<Slot>& slot) {
+  (void)slot.release();
+}
+
+Result<Spawned> Spawner::begin(std::size_t slot_index, const SpawnRequest& request) {
+  auto& owner = slots_[slot_index];
+  if (!owner) owner = std::make_unique<Slot>();
+  Slot& slot = *owner;
+  MUSTER_CHECK(slot.in_memory.load() == 0, "a slot is used again before its child has executed");
+  ChildPlan& plan = slot.plan;
   plan.request = request;
   plan.descriptor_limit = descriptor_limit_ ? &*descriptor_limit_ : nullptr;
   plan.parent = ::getpid();
   plan.reset = reset_.data();
   plan.reset_count = reset_.size();
   plan.failed_step = Step::kNone;
-  lane.in_memory.store(1);
+  slot.in_memory.store(1);
+  slot.begun = SteadyClock::now();
 
   // A handler must not run in the child while it shares our memory: everything is blocked until it has
   // executed.
@@ -227,12 +375,12 @@ Result<Spawned> Spawner::begin(std::size_t lane_index, const SpawnRequest& reque
   ::sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, &before);
   int pidfd = -1;
-  const int pid = start_child(lane, request.cgroup_fd, pidfd);
+  const int pid = start_child(slot, request.cgroup_fd, pidfd);
   const int clone_errno = errno;
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
   if (pid > 0) return Spawned{pid, UniqueFd(pidfd)};
 
-  lane.in_memory.store(0);
+  slot.in_memory.store(0);
   Error error = errno_error("start a process", clone_errno);
   if (clone_errno == EAGAIN) {
     error.code = ErrorCode::kExhausted;
@@ -241,25 +389,36 @@ Result<Spawned> Spawner::begin(std::size_t lane_index, const SpawnRequest& reque
   return fail(std::move(error));
 }
 
-Result<void> Spawner::settle(std::size_t lane_index) {
-  const auto& lane = lanes_[lane_index];
-  if (!lane) return {};
-  lane->wait();
-  const Step step = lane->plan.failed_step;
+Result<void> Spawner::wait_exec(std::size_t slot_index) {
+  auto& slot = slots_[slot_index];
+  if (!slot) return {};
+  if (!slot->wait(slot->begun + exec_timeout_)) {
+    Error error{ErrorCode::kTimeout,
+                fmt::format("execute {}: no answer from its file system for {} s", slot->plan.request.path,
+                            std::chrono::duration<double>(exec_timeout_).count())};
+    abandon(slot);
+    return fail(std::move(error));
+  }
+  const Step step = slot->plan.failed_step;
   if (step == Step::kNone) return {};
-  lane->plan.failed_step = Step::kNone;
-  if (step == Step::kExec) return fail(exec_error(lane->plan.request.path, lane->plan.failed_errno));
+  slot->plan.failed_step = Step::kNone;
+  if (step == Step::kExec) return fail(exec_error(slot->plan.request.path, slot->plan.failed_errno));
   return fail(
-      errno_error(fmt::format("{} {}", text_of(step), lane->plan.request.path), lane->plan.failed_errno));
+      errno_error(fmt::format("{} {}", text_of(step), slot->plan.request.path), slot->plan.failed_errno));
+}
+
+void reap_failed(int pidfd) {
+  ::syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, nullptr, 0);
+  pollfd end{pidfd, POLLIN, 0};
+  retry_eintr([&] { return ::poll(&end, 1, kReapMs); });
+  siginfo_t info{};
+  ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(pidfd), &info, WEXITED | WNOHANG);
 }
 
 Result<Spawned> Spawner::spawn(const SpawnRequest& request) {
   MUSTER_TRY(Spawned child, begin(0, request));
-  if (auto executed = settle(0); !executed) {
-    siginfo_t info{};
-    retry_eintr([&] {
-      return ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(child.pidfd.get()), &info, WEXITED);
-    });
+  if (auto executed = wait_exec(0); !executed) {
+    reap_failed(child.pidfd.get());
     return fail(std::move(executed).error());
   }
   return child;

@@ -21,6 +21,7 @@
 
 #include <muster/result.h>
 
+#include "rendezvous/base/clock.h"
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
@@ -58,42 +59,57 @@ struct SpawnRequest {
   int cgroup_fd = -1;  // of the control group to start in; -1: this process' own
 };
 
+/// Why a program could not be executed, from execve's number and the file's first line, with what to try. The
+/// kernel says "No such file or directory" also where the file is there and its interpreter is not. Reads the
+/// file's beginning. kNotFound (exit 127, for an interpreter too, as in shells), kUnsupported (126), else
+/// errno_error's code: the system refused it.
+[[nodiscard]] Error exec_error(const std::string& path, int error_number);
+
 struct Spawned {
   pid_t pid = -1;
   UniqueFd pidfd;
 };
 
+/// Kills and reaps a child that could not execute; one that hangs in the kernel is left to whoever reaps
+/// orphans.
+void reap_failed(int pidfd);
+
 class Spawner {
  public:
-  static constexpr std::size_t kLanes = 8;  // children that may be between clone and exec at once
+  /// Less than the 15 s after which a coordinator takes a silent agent for lost.
+  static constexpr Millis kExecTimeout{10'000};
+  static constexpr std::size_t kSlots = 8;  // children that may be between clone and exec at once
 
   /// To be made after signal handlers are installed: it looks up what a child has to reset.
   /// `descriptor_limit`: what workers get as RLIMIT_NOFILE, when this process has raised its own.
-  explicit Spawner(std::optional<rlimit> descriptor_limit = {});
-  /// Waits for children that have not executed yet.
+  /// `exec_timeout`: for the file system that a program is on.
+  explicit Spawner(std::optional<rlimit> descriptor_limit = {}, Millis exec_timeout = kExecTimeout);
+  /// Waits for children that have not executed yet, as long.
   ~Spawner();
   Spawner(const Spawner&) = delete;
   Spawner& operator=(const Spawner&) = delete;
 
-  /// Starts a child on a settled lane. What the request points to, but not its descriptors, must stay as it
-  /// is until settle(). An error here means that there is no child.
-  [[nodiscard]] Result<Spawned> begin(std::size_t lane, const SpawnRequest& request);
-  /// Waits until the lane's child has executed or ended. An error: it could not execute, and has ended:
-  /// kNotFound, kInvalidArgument (not executable) or another with the system's reason. Without a child:
-  /// nothing.
-  [[nodiscard]] Result<void> settle(std::size_t lane);
+  /// Starts a child on a free slot. What the request points to, but not its descriptors, must stay as it is
+  /// until wait_exec(). An error here means that there is no child.
+  [[nodiscard]] Result<Spawned> begin(std::size_t slot, const SpawnRequest& request);
+  /// Waits until the slot's child has executed or ended. An error: it could not execute, and has ended:
+  /// kNotFound, kInvalidArgument (not executable) or another with the system's reason. kTimeout: it hangs in
+  /// execve, and what the request points to must stay for ever. Without a child: nothing.
+  [[nodiscard]] Result<void> wait_exec(std::size_t slot);
 
   /// Both, for a single process; reaps it if it could not execute.
   [[nodiscard]] Result<Spawned> spawn(const SpawnRequest& request);
 
  private:
-  struct Lane;
+  struct Slot;
 
-  static int start_child(Lane& lane, int cgroup_fd, int& pidfd);
+  static void abandon(std::unique_ptr<Slot>& slot);
+  static int start_child(Slot& slot, int cgroup_fd, int& pidfd);
 
   std::optional<rlimit> descriptor_limit_;
+  Millis exec_timeout_;
   std::vector<int> reset_;  // signals that are not at their default
-  std::array<std::unique_ptr<Lane>, kLanes> lanes_;
+  std::array<std::unique_ptr<Slot>, kSlots> slots_;
 };
 
 }  // namespace muster::launcher

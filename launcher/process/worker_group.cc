@@ -54,16 +54,12 @@ SpawnBinding binding_of(const Job& job, int rank) {
 
 WorkerGroup::WorkerGroup(boost::asio::io_context& io, Guardian& guardian, WorkerCgroups& cgroups, int workers,
                          Exited exited)
-    : guardian_(guardian),
-      cgroups_(cgroups),
-      exited_(std::move(exited)),
-      alive_(std::make_shared<bool>(true)) {
+    : guardian_(guardian), cgroups_(cgroups), exited_(std::move(exited)) {
   workers_.reserve(static_cast<std::size_t>(workers));
   for (int i = 0; i < workers; ++i) workers_.emplace_back(io);
 }
 
 WorkerGroup::~WorkerGroup() {
-  *alive_ = false;
   signalled_ = true;
   signal_all(SIGKILL);
   for (std::size_t i = 0; i < workers_.size(); ++i) {
@@ -80,9 +76,8 @@ WorkerGroup::~WorkerGroup() {
 std::optional<WorkerGroup::StartFailure> WorkerGroup::start(Spawner& spawner, const Job& job,
                                                             const Assignment& assignment,
                                                             const Environment& inherited,
-                                                            const LogDirectory& directory,
-                                                            LogRouter& router) {
-  // Rendered once per lane: 256 workers differ in four variables. A lane's texts rest until its child has
+                                                            const WorkerFiles& files) {
+  // Rendered once per slot: 256 workers differ in four variables. A slot's texts rest until its child has
   // executed.
   struct Texts {
     StringBlock environment, arguments;
@@ -90,14 +85,14 @@ std::optional<WorkerGroup::StartFailure> WorkerGroup::start(Spawner& spawner, co
     std::size_t first_own = 0;
     int local_rank = -1;
   };
-  std::vector<Texts> lanes(std::min<std::size_t>(Spawner::kLanes, workers_.size()));
+  std::vector<Texts> slots(std::min<std::size_t>(Spawner::kSlots, workers_.size()));
   const Environment shared = shared_environment(inherited, job, assignment);
   const auto& texts = job.command.arguments;
-  for (Texts& lane : lanes) {
-    for (const auto& [name, value] : shared) lane.environment.add(assign(name, value));
-    for (const std::string& text : texts) lane.arguments.add(text);
-    lane.first_own = lane.environment.size();
-    lane.path = job.command.path;
+  for (Texts& slot : slots) {
+    for (const auto& [name, value] : shared) slot.environment.add(assign(name, value));
+    for (const std::string& text : texts) slot.arguments.add(text);
+    slot.first_own = slot.environment.size();
+    slot.path = job.command.path;
   }
   const bool varies = job.command.path.find('$') != std::string::npos ||
                       std::any_of(texts.begin(), texts.end(), [](const std::string& text) {
@@ -105,38 +100,39 @@ std::optional<WorkerGroup::StartFailure> WorkerGroup::start(Spawner& spawner, co
                       });
 
   std::optional<StartFailure> failure;
-  const auto settle = [&](std::size_t index) {
-    auto executed = spawner.settle(index);
+  const auto wait_exec = [&](std::size_t index) {
+    auto executed = spawner.wait_exec(index);
     if (executed) return;
-    const int rank = lanes[index].local_rank;
+    const int rank = slots[index].local_rank;
+    // The texts are the hanging child's for ever.
+    if (executed.error().code == ErrorCode::kTimeout) (void)new Texts(std::move(slots[index]));
     forget(rank);
     if (!failure || rank < failure->local_rank) failure = StartFailure{rank, std::move(executed).error()};
   };
   const auto begin = [&](int rank, std::size_t index) -> Result<void> {
-    Texts& lane = lanes[index];
-    lane.local_rank = rank;
-    MUSTER_TRY(const RankVariables own,
-               rank_variables(inherited, job, assignment, rank, directory.file(rank, "error.json"),
-                              directory.progress_file(rank)));
+    Texts& slot = slots[index];
+    slot.local_rank = rank;
+    MUSTER_TRY(const RankVariables own, rank_variables(inherited, job, assignment, rank,
+                                                       files.error_file(rank), files.progress_file(rank)));
     for (std::size_t i = 0; i < own.size(); ++i) {
       std::string entry = assign(own[i].first, own[i].second);
-      if (lane.environment.size() <= lane.first_own + i) {
-        lane.environment.add(std::move(entry));
+      if (slot.environment.size() <= slot.first_own + i) {
+        slot.environment.add(std::move(entry));
       } else {
-        lane.environment.replace(lane.first_own + i, std::move(entry));
+        slot.environment.replace(slot.first_own + i, std::move(entry));
       }
     }
     if (varies) {
       for (std::size_t i = 0; i < texts.size(); ++i)
-        lane.arguments.replace(i, substitute_local_rank(texts[i], rank));
-      lane.path = substitute_local_rank(job.command.path, rank);
+        slot.arguments.replace(i, substitute_local_rank(texts[i], rank));
+      slot.path = substitute_local_rank(job.command.path, rank);
     }
-    MUSTER_TRY(const LogRouter::Streams streams, router.open(rank));
+    MUSTER_TRY(const WorkerStreams streams, files.open(rank));
     auto spawned = spawn(spawner, index,
-                         {lane.path.c_str(), lane.arguments.data(), lane.environment.data(),
+                         {slot.path.c_str(), slot.arguments.data(), slot.environment.data(),
                           streams.stdout_fd, streams.stderr_fd, binding_of(job, rank)},
                          rank);
-    router.started(rank);
+    files.started(rank);
     if (!spawned) return fail(std::move(spawned).error());
     Worker& worker = workers_[static_cast<std::size_t>(rank)];
     worker.pid = spawned->pid;
@@ -148,32 +144,32 @@ std::optional<WorkerGroup::StartFailure> WorkerGroup::start(Spawner& spawner, co
   };
 
   for (int rank = 0; rank < job.local_world_size; ++rank) {
-    const std::size_t index = static_cast<std::size_t>(rank) % lanes.size();
-    settle(index);
+    const std::size_t index = static_cast<std::size_t>(rank) % slots.size();
+    wait_exec(index);
     if (failure) break;
     if (auto begun = begin(rank, index); !begun) {
       failure = StartFailure{rank, std::move(begun).error()};
       break;
     }
   }
-  for (std::size_t index = 0; index < lanes.size(); ++index) settle(index);
+  for (std::size_t index = 0; index < slots.size(); ++index) wait_exec(index);
   return failure;
 }
 
 /// In a control group of its own, where that can be had.
-Result<Spawned> WorkerGroup::spawn(Spawner& spawner, std::size_t lane, SpawnRequest request, int local_rank) {
-  if (!cgroups_.enabled()) return spawner.begin(lane, request);
+Result<Spawned> WorkerGroup::spawn(Spawner& spawner, std::size_t slot, SpawnRequest request, int local_rank) {
+  if (!cgroups_.enabled()) return spawner.begin(slot, request);
   auto cgroup = cgroups_.add(local_rank);
   if (cgroup) {
     request.cgroup_fd = cgroup->get();
-    auto spawned = spawner.begin(lane, request);
+    auto spawned = spawner.begin(slot, request);
     // A kernel or a filter without clone3, a limit of groups: the worker itself can still be started.
     if (spawned || cgroups_.required()) return spawned;
   } else if (cgroups_.required()) {
     return fail("--cgroup=required", std::move(cgroup).error());
   }
   request.cgroup_fd = -1;
-  return spawner.begin(lane, request);
+  return spawner.begin(slot, request);
 }
 
 int WorkerGroup::started() const {
@@ -181,14 +177,10 @@ int WorkerGroup::started() const {
       std::count_if(workers_.begin(), workers_.end(), [](const Worker& worker) { return worker.pid != 0; }));
 }
 
-/// A child that could not execute: it has ended, and never was a worker.
+/// A child that could not execute never was a worker.
 void WorkerGroup::forget(int local_rank) {
   Worker& worker = workers_[static_cast<std::size_t>(local_rank)];
-  siginfo_t info{};
-  retry_eintr([&] {
-    return ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(worker.pidfd.native_handle()), &info,
-                    WEXITED);
-  });
+  reap_failed(worker.pidfd.native_handle());
   boost::system::error_code ignored;
   worker.pidfd.close(ignored);
   worker.pid = 0;
@@ -199,10 +191,9 @@ void WorkerGroup::forget(int local_rank) {
 void WorkerGroup::watch(int local_rank) {
   workers_[static_cast<std::size_t>(local_rank)].pidfd.async_wait(
       boost::asio::posix::descriptor_base::wait_read,
-      [this, local_rank, alive = alive_](boost::system::error_code error) {
-        if (error || !*alive) return;
-        if (!reap(local_rank)) watch(local_rank);
-      });
+      lifetime_.guard([this, local_rank](boost::system::error_code error) {
+        if (!error && !reap(local_rank)) watch(local_rank);
+      }));
 }
 
 /// False if the worker has not ended.
@@ -270,11 +261,11 @@ bool WorkerGroup::owns(pid_t pid) const {
                      [pid](const Worker& worker) { return worker.running && worker.pid == pid; });
 }
 
-std::vector<JobEntry::Worker> WorkerGroup::workers(int base_rank, const LogDirectory& directory) const {
-  std::vector<JobEntry::Worker> out;
+std::vector<JobRecord::Worker> WorkerGroup::workers(int base_rank, const WorkerFiles& files) const {
+  std::vector<JobRecord::Worker> out;
   for (std::size_t i = 0; i < workers_.size(); ++i)
     if (const int rank = static_cast<int>(i); workers_[i].pid > 0)
-      out.push_back({base_rank + rank, workers_[i].pid, directory.progress_file(rank)});
+      out.push_back({base_rank + rank, workers_[i].pid, files.progress_file(rank)});
   return out;
 }
 

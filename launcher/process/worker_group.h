@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
@@ -16,15 +17,28 @@
 #include <muster/result.h>
 
 #include "launcher/job/job.h"
-#include "launcher/output/log_directory.h"
-#include "launcher/output/log_router.h"
+#include "launcher/process/cgroup.h"
 #include "launcher/process/guardian.h"
-#include "launcher/process/job_entry.h"
+#include "launcher/process/job_record.h"
 #include "launcher/process/spawn.h"
-#include "launcher/process/worker_cgroups.h"
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/lifetime.h"
 
 namespace muster::launcher {
+
+/// A worker's descriptors; -1: inherited.
+struct WorkerStreams {
+  int stdout_fd = -1;
+  int stderr_fd = -1;
+};
+
+/// What workers write to, by local rank.
+struct WorkerFiles {
+  std::function<Result<WorkerStreams>(int)> open;  // theirs until started()
+  std::function<void(int)> started;                // the worker has its copies
+  std::function<std::string(int)> error_file;
+  std::function<std::string(int)> progress_file;
+};
 
 class WorkerGroup {
  public:
@@ -45,7 +59,7 @@ class WorkerGroup {
   /// the others is 0.
   [[nodiscard]] std::optional<StartFailure> start(Spawner& spawner, const Job& job,
                                                   const Assignment& assignment, const Environment& inherited,
-                                                  const LogDirectory& directory, LogRouter& router);
+                                                  const WorkerFiles& files);
 
   /// To the workers themselves; SIGKILL to all that is in their control groups, and to every process group
   /// that still has members, whether its first process lives or not. Before the first signal, workers that
@@ -58,7 +72,7 @@ class WorkerGroup {
 
   [[nodiscard]] int started() const;
   /// Those that were started, for the job's entry.
-  [[nodiscard]] std::vector<JobEntry::Worker> workers(int base_rank, const LogDirectory& directory) const;
+  [[nodiscard]] std::vector<JobRecord::Worker> workers(int base_rank, const WorkerFiles& files) const;
   /// 0: was not started.
   [[nodiscard]] int pid(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].pid; }
   [[nodiscard]] bool running(int local_rank) const {
@@ -81,7 +95,7 @@ class WorkerGroup {
   void look_after_group(std::size_t index);
   void look_at_states();
 
-  [[nodiscard]] Result<Spawned> spawn(Spawner& spawner, std::size_t lane, SpawnRequest request,
+  [[nodiscard]] Result<Spawned> spawn(Spawner& spawner, std::size_t slot, SpawnRequest request,
                                       int local_rank);
 
   Guardian& guardian_;
@@ -89,7 +103,7 @@ class WorkerGroup {
   Exited exited_;
   bool signalled_ = false;
   std::vector<Worker> workers_;
-  std::shared_ptr<bool> alive_;  // false once destroyed: handlers that are still queued check it
+  Lifetime lifetime_;
 };
 
 }  // namespace muster::launcher

@@ -91,7 +91,7 @@ struct GpuRelease::Wait : std::enable_shared_from_this<GpuRelease::Wait> {
       : process(std::move(child)), output(io), deadline(io), patience(given), done(std::move(then)) {}
 
   void begin() {
-    output.assign(::fcntl(process->output(), F_DUPFD_CLOEXEC, 0));
+    output.assign(::fcntl(process->channel(), F_DUPFD_CLOEXEC, 0));
     deadline.expires_after(patience + kDriverPatience);
     deadline.async_wait([self = shared_from_this()](boost::system::error_code error) {
       if (!error) self->finish();
@@ -112,7 +112,7 @@ struct GpuRelease::Wait : std::enable_shared_from_this<GpuRelease::Wait> {
   bool take() {
     while (true) {
       char block[4096];
-      const ssize_t n = retry_eintr([&] { return ::read(process->output(), block, sizeof block); });
+      const ssize_t n = retry_eintr([&] { return ::read(process->channel(), block, sizeof block); });
       if (n <= 0) return n == 0 || errno != EAGAIN;
       text.append(block, static_cast<std::size_t>(n));
     }
@@ -174,7 +174,7 @@ void GpuRelease::look(const Descendants& descendants) {
 bool GpuRelease::begin(Millis patience, Done done) {
   if (!enabled_ || processes_.empty() || (paths_.library.empty() && !has_gpu_driver(paths_))) return false;
   const Instant deadline = SteadyClock::now() + patience;
-  auto child = HelperProcess::start("muster-gpu-free",
+  auto child = HelperProcess::start({.name = "job-gpu-free"},
                                     [this, deadline](int out) { ask(paths_, processes_, deadline, out); });
   if (!child) {
     done({child.error().message});

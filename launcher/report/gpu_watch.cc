@@ -98,7 +98,7 @@ std::optional<Gpu> parse_gpu_line(std::string_view line) {
 
 Result<GpuWatch> GpuWatch::start(const GpuPaths& paths) {
   MUSTER_TRY(HelperProcess process,
-             HelperProcess::start("muster-gpus", [&paths](int out) { watch_gpus(paths, out); }));
+             HelperProcess::start({.name = "job-gpus"}, [&paths](int out) { watch_gpus(paths, out); }));
   return GpuWatch(std::move(process));
 }
 
@@ -118,7 +118,7 @@ void GpuWatch::take(std::string_view line) {
 bool GpuWatch::read_some() {
   if (closed_) return false;
   char block[4096];
-  const ssize_t n = retry_eintr([&] { return ::read(process_.output(), block, sizeof block); });
+  const ssize_t n = retry_eintr([&] { return ::read(process_.channel(), block, sizeof block); });
   if (n <= 0) {
     closed_ = n == 0 || errno != EAGAIN;
     return false;
@@ -139,7 +139,7 @@ const std::optional<std::vector<Gpu>>& GpuWatch::gpus(Instant deadline) {
     if (read_some()) continue;
     const auto left = time_left(deadline, SteadyClock::now()).count();
     if (closed_ || given_up_ || left == 0) break;
-    pollfd wait{process_.output(), POLLIN, 0};
+    pollfd wait{process_.channel(), POLLIN, 0};
     given_up_ = retry_eintr([&] { return ::poll(&wait, 1, static_cast<int>(left)); }) <= 0;
   }
   return gpus_;

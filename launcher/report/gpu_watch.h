@@ -28,7 +28,7 @@ class GpuWatch {
   [[nodiscard]] pid_t pid() const { return process_.pid(); }
 
   /// Readable when there is something to take.
-  [[nodiscard]] int output() const { return process_.output(); }
+  [[nodiscard]] int output() const { return process_.channel(); }
 
   /// Waits for the driver until then; where that took its time and was in vain, not again. Nothing: it has
   /// not answered.

@@ -67,7 +67,7 @@ void PostMortem::begin() {
 }
 
 void PostMortem::read_kernel() {
-  kills_ += memory_kills_.take_new();
+  kills_ += oom_kills_.take_new();
   for (std::string& line : kernel_log_.take_new())
     if (kernel_lines_.size() < kMaxKernelLines && (parse_xid(line) || parse_memory_kill(line)))
       kernel_lines_.push_back(one_clean_line(line));
@@ -103,7 +103,7 @@ void PostMortem::judge_now(WorkerOutcome& outcome, LogRouter& router) {
   Evidence evidence;
   evidence.written = router.error_so_far(outcome.local_rank);
   // The worker's own count where it has one: the group's says only that somebody was killed.
-  const auto own_kills = cgroups_.memory_kills(outcome.local_rank);
+  const auto own_kills = cgroups_.oom_kills(outcome.local_rank);
   if (own_kills) memory_killed_[outcome.local_rank] = *own_kills > 0;
   const auto known = memory_killed_.find(outcome.local_rank);
   evidence.memory_killed = known != memory_killed_.end() ? known->second : kills_ > 0;

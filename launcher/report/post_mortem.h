@@ -15,8 +15,7 @@
 #include "launcher/output/log_directory.h"
 #include "launcher/output/log_router.h"
 #include "launcher/output/output_sink.h"
-#include "launcher/process/memory_kills.h"
-#include "launcher/process/worker_cgroups.h"
+#include "launcher/process/cgroup.h"
 #include "launcher/report/gpu_watch.h"
 #include "launcher/report/job_report.h"
 #include "launcher/report/kernel_log.h"
@@ -61,7 +60,7 @@ class PostMortem {
   const Log& log_;
   const WorkerCgroups& cgroups_;
   KernelLog kernel_log_;
-  MemoryKills memory_kills_;
+  OomKillCounter oom_kills_;
   GpuWatch* gpu_watch_ = nullptr;      // on nodes with GPUs
   std::vector<WorkerDevice> devices_;  // by local rank; empty: not known yet
   // Of the attempt under way.

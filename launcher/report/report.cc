@@ -98,7 +98,7 @@ std::size_t longest_line(std::string_view text) {
 std::string line_of_ranks(std::string_view what, std::vector<int> ranks) {
   if (ranks.empty()) return {};
   std::sort(ranks.begin(), ranks.end());
-  return fmt::format("  {}: rank{} {}\n", what, ranks.size() == 1 ? "" : "s", ranges(ranks));
+  return fmt::format("  {}: rank{} {}\n", what, ranks.size() == 1 ? "" : "s", to_ranges(ranks));
 }
 
 }  // namespace
@@ -145,10 +145,10 @@ std::string format_report(const JobReport& report, const Verdict& verdict, const
   out += line_of_ranks("consequences of it", std::move(consequences));
   if (!report.missing.empty())
     out += fmt::format("  no word from: node{} {}\n", report.missing.size() == 1 ? "" : "s",
-                       ranges(report.missing));
+                       to_ranges(report.missing));
   if (const Odd odd = odd_one_out(report, verdict); !odd.ranks.empty())
     out += fmt::format("  odd one out of all nodes: rank{} {}: {}\n", odd.ranks.size() == 1 ? "" : "s",
-                       ranges(odd.ranks), odd.why);
+                       to_ranges(odd.ranks), odd.why);
   for (const NodeReport& node : report.nodes)
     for (const std::string& line : node.kernel) out += fmt::format("  kernel of {}: {}\n", node.host, line);
   out += fmt::format("{}\nRoot Cause (first observed failure):\n{}{}\n", thin, root, thick);

@@ -1,11 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/text/rank_ranges.h"
 
+#include <algorithm>
+#include <charconv>
+
 #include <fmt/format.h>
 
 namespace muster::launcher {
+namespace {
 
-std::string ranges(std::span<const int> sorted) {
+constexpr std::size_t kMaxNumbers = 65'536;
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\t' || text.back() == '\n'))
+    text.remove_suffix(1);
+  return text;
+}
+
+std::optional<int> number(std::string_view text, int most) {
+  int value = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || value < 0 || value > most)
+    return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+std::string to_ranges(std::span<const int> sorted) {
   std::string out;
   for (std::size_t i = 0; i < sorted.size();) {
     std::size_t last = i;
@@ -14,6 +37,27 @@ std::string ranges(std::span<const int> sorted) {
     out += last == i ? fmt::format("{}", sorted[i]) : fmt::format("{}-{}", sorted[i], sorted[last]);
     i = last + 1;
   }
+  return out;
+}
+
+std::optional<std::vector<int>> parse_ranges(std::string_view text, int most) {
+  std::vector<int> out;
+  text = trimmed(text);
+  if (text.empty()) return out;
+  while (true) {
+    const auto comma = text.find(',');
+    const std::string_view part = trimmed(text.substr(0, comma));
+    const auto dash = part.find('-');
+    const auto first = number(part.substr(0, dash), most);
+    const auto last = dash == std::string_view::npos ? first : number(part.substr(dash + 1), most);
+    if (!first || !last || *last < *first) return std::nullopt;
+    if (out.size() + static_cast<std::size_t>(*last - *first) >= kMaxNumbers) return std::nullopt;
+    for (int value = *first; value <= *last; ++value) out.push_back(value);
+    if (comma == std::string_view::npos) break;
+    text.remove_prefix(comma + 1);
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
 }
 

@@ -27,13 +27,13 @@ FOLDERS = [
     ("launcher/hang", "job output process progress text rendezvous/protocol", "why a job stands still"),
     ("launcher/progress", "output", "what workers say of themselves: files and pages they write"),
     ("launcher/plan", "cli hardware job network process text", "from options to a Job"),
-    ("launcher/process", "job output text", "starting, watching and ending processes"),
-    ("launcher/output", "cli job network text", "the workers' lines: files, terminal, folding"),
+    ("launcher/output", "cli job network process text rendezvous/net", "the workers' lines: files, terminal, folding"),
+    ("launcher/process", "job text", "starting, watching and ending processes"),
     ("launcher/network", "job rendezvous/agent_client rendezvous/net rendezvous/server", "addresses and names of this host"),
     ("launcher/cli", "job text", "options as a table, and the command line read by it"),
     ("launcher/job", "hardware text rendezvous/coordinator rendezvous/net rendezvous/protocol",
      "values without I/O: Job, Outcome, Cause, policies"),
-    ("launcher/hardware", "", "GPUs, CPUs, network adapters, and who gets which"),
+    ("launcher/hardware", "text", "GPUs, CPUs, network adapters, and who gets which"),
     ("launcher/text", "", "texts that several folders write alike"),
     ("rendezvous/musterd", "protocol server status wal", "musterd: options and main"),
     ("rendezvous/status", "net server wal", "/metrics and /healthz"),
@@ -103,7 +103,7 @@ _PURE_FORBIDDEN = re.compile(
     r"^(boost/(asio|beast)|thread$|mutex$|condition_variable$|future$|sys/(socket|epoll|mman|un|prctl)\.h|"
     r"netinet/|arpa/|netdb\.h|poll\.h|unistd\.h|spawn\.h|fcntl\.h|pthread\.h)")
 PURE = re.compile(
-    r"rendezvous/(store|protocol|coordinator)/(?!auth|job_secrets)|rendezvous/base/(env_contract|slurm_step|hostlist)|launcher/(job|text)/(?!process_title)|"
+    r"rendezvous/(store|protocol|coordinator)/(?!auth|job_secrets)|rendezvous/base/(env_contract|slurm_step|hostlist)|launcher/(job|text)/|"
     r"launcher/hardware/(placement|device_choice)\w*\.|launcher/report/root_cause|launcher/plan/(slurm_allocation|cpu_shortage|step_options|step_command)|"
     r"worker_runtime/training/(bucket_plan|sampler)\w*\.(h|cc)$")
 

@@ -24,15 +24,15 @@
 #include "launcher/network/host_map.h"
 #include "launcher/output/error_watch.h"
 #include "launcher/plan/nproc.h"
-#include "launcher/process/job_entry.h"
-#include "launcher/process/memory_kills.h"
+#include "launcher/process/cgroup.h"
+#include "launcher/process/job_record.h"
 #include "launcher/progress/collective_word.h"
 #include "launcher/progress/progress_word.h"
 #include "launcher/report/error_file.h"
 #include "launcher/report/kernel_log.h"
 #include "launcher/report/node_report.h"
 #include "launcher/telemetry/start_timeline.h"
-#include "launcher/text/std_map.h"
+#include "launcher/text/stream_selection.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/progress_page.h"
 #include "rendezvous/protocol/auth.h"
@@ -161,9 +161,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto recorded = launcher::parse_error_file(text);
   (void)recorded;
   (void)launcher::with_error_code(text, 7);
-  if (const auto entry = launcher::job_entry_from_json(text)) {
+  if (const auto entry = launcher::job_record_from_json(text)) {
     check(launcher::is_job_name(entry->name));
-    check(launcher::job_entry_from_json(launcher::to_json(*entry)) == *entry);
+    check(launcher::job_record_from_json(launcher::to_json(*entry)) == *entry);
   }
   std::vector<launcher::Gpu> gpus(3);
   for (int i = 0; i < 3; ++i) gpus[static_cast<std::size_t>(i)].index = i;
@@ -181,7 +181,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   check(launcher::figures_text(trials).size() < 400);
   const auto zero = [] { return 0; };
   if (const auto count = launcher::resolve_nproc(text, zero, zero)) check(*count >= 0);
-  if (const auto map = launcher::parse_std_map(text)) {
+  if (const auto map = launcher::parse_stream_selection(text)) {
     check(map->by_rank.size() <= text.size());
     (void)map->of(0);
   }

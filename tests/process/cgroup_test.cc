@@ -15,8 +15,8 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "launcher/process/guardian.h"
 #include "launcher/process/spawn.h"
-#include "launcher/process/worker_cgroups.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
@@ -202,7 +202,7 @@ TEST_CASE(
         if (!reaped(*child)) return 8;
       }
       const auto group = cgroups->add(0);
-      if (!group || cgroups->memory_kills(0) || !cgroups->clear(soon()).empty()) return 9;
+      if (!group || cgroups->oom_kills(0) || !cgroups->clear(soon()).empty()) return 9;
     }
     return delegated.groups().empty() ? 0 : 10;
   }) == 0);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Real children: spawn, guardian, stderr channels, worker groups.
+#include <atomic>
 #include <fcntl.h>
+#include <malloc.h>
 #include <memory>
 #include <poll.h>
 #include <signal.h>
 #include <string>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -14,10 +17,12 @@
 #include "launcher/output/output_channel.h"
 #include "launcher/process/descendants.h"
 #include "launcher/process/guardian.h"
+#include "launcher/process/helper_process.h"
 #include "launcher/process/spawn.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
 
 using namespace muster;
 using namespace muster::launcher;
@@ -159,25 +164,25 @@ TEST_CASE("a binding that the kernel refuses is an error that names the call") {
   REQUIRE_THAT(child.error().message, Catch::Contains("sched_setaffinity /bin/sh: Invalid argument"));
 }
 
-TEST_CASE("many children on all lanes at once get what was meant for them") {
+TEST_CASE("many children on all slots at once get what was meant for them") {
   constexpr std::size_t kChildren = 64;
   Spawner spawner;
   std::vector<std::unique_ptr<Shell>> shells;
   std::vector<Spawned> children;
   for (std::size_t i = 0; i < kChildren; ++i) {
-    const std::size_t lane = i % Spawner::kLanes;
-    REQUIRE_OK(spawner.settle(lane));
+    const std::size_t slot = i % Spawner::kSlots;
+    REQUIRE_OK(spawner.wait_exec(slot));
     shells.push_back(std::make_unique<Shell>("exit $CODE"));
     shells.back()->environment.add("CODE=" + std::to_string(i + 1));
-    auto child = spawner.begin(lane, shells.back()->request());
+    auto child = spawner.begin(slot, shells.back()->request());
     REQUIRE_OK(child);
     children.push_back(std::move(*child));
   }
-  for (std::size_t lane = 0; lane < Spawner::kLanes; ++lane) REQUIRE_OK(spawner.settle(lane));
+  for (std::size_t slot = 0; slot < Spawner::kSlots; ++slot) REQUIRE_OK(spawner.wait_exec(slot));
   for (std::size_t i = 0; i < kChildren; ++i) REQUIRE(exit_code(children[i]) == static_cast<int>(i + 1));
 }
 
-TEST_CASE("a failed exec on one lane is told apart from its neighbours") {
+TEST_CASE("a failed exec on one slot is told apart from its neighbours") {
   Spawner spawner;
   const Shell shell("exit 0");
   SpawnRequest bad = shell.request();
@@ -186,9 +191,9 @@ TEST_CASE("a failed exec on one lane is told apart from its neighbours") {
   auto second = spawner.begin(1, bad);
   auto third = spawner.begin(2, shell.request());
   REQUIRE((first && second && third));
-  REQUIRE_OK(spawner.settle(0));
-  REQUIRE_FALSE(spawner.settle(1));
-  REQUIRE_OK(spawner.settle(2));
+  REQUIRE_OK(spawner.wait_exec(0));
+  REQUIRE_FALSE(spawner.wait_exec(1));
+  REQUIRE_OK(spawner.wait_exec(2));
   REQUIRE(exit_code(*first) == 0);
   REQUIRE(exit_code(*second) == 127);
   REQUIRE(exit_code(*third) == 0);
@@ -335,6 +340,62 @@ TEST_CASE("a guardian that is sent home kills nobody and is reaped") {
   }
   REQUIRE(exit_code(*child) == 5);
   REQUIRE(::waitpid(-1, nullptr, WNOHANG) == -1);
+}
+
+TEST_CASE("an exec that does not come back is an error in time, and its child is ended") {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/program";
+  const UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0700));
+  REQUIRE(file);
+  // Whoever opens the file waits until the holder of this lease gives it up, as for a file system that does
+  // not answer.
+  ::signal(SIGIO, SIG_IGN);
+  REQUIRE(::fcntl(file.get(), F_SETLEASE, F_WRLCK) == 0);
+  const Shell shell("");
+  SpawnRequest request = shell.request();
+  request.path = path.c_str();
+  {
+    Spawner spawner({}, Millis(50));
+    const auto child = spawner.spawn(request);
+    REQUIRE_FALSE(child);
+    REQUIRE(child.error().code == ErrorCode::kTimeout);
+    REQUIRE(child.error().message == "execute " + path + ": no answer from its file system for 0.05 s");
+    auto next = spawner.spawn(shell.request());
+    REQUIRE_OK(next);
+    REQUIRE(exit_code(*next) == 0);
+  }
+  REQUIRE(::waitpid(-1, nullptr, WNOHANG) == -1);
+  ::signal(SIGIO, SIG_DFL);
+}
+
+TEST_CASE("a helper may allocate memory whatever threads run here, and has no descriptor of ours") {
+  ::mallopt(M_ARENA_MAX, 1);  // all threads take turns at one lock
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&over] {
+      while (!over) std::make_unique<std::string>(5000, 'x')->append(5000, 'y');
+    });
+  const Pipe pipe;
+  std::vector<std::string> said;
+  for (int i = 0; i < 100; ++i) {
+    const auto helper = HelperProcess::start({.name = "test-helper"}, [](int channel) {
+      std::string text;
+      for (int fd = 0; fd < 100; ++fd)
+        if (::fcntl(fd, F_GETFD) >= 0) text += std::to_string(fd) + std::string(1, ' ');
+      text += ::getsid(0) == ::getpid() ? "own" : "same";
+      (void)write_all(channel, text);
+    });
+    if (!helper) break;
+    pollfd answer{helper->channel(), POLLIN, 0};
+    if (::poll(&answer, 1, 20'000) != 1) break;
+    char block[100];
+    const ssize_t n = ::read(helper->channel(), block, sizeof block);
+    if (n > 0) said.emplace_back(block, static_cast<std::size_t>(n));
+  }
+  over = true;
+  for (std::thread& thread : threads) thread.join();
+  REQUIRE(said == std::vector<std::string>(100, "0 1 2 own"));
 }
 
 TEST_CASE("a stderr channel imitates a terminal where there is one and is a pipe elsewhere") {

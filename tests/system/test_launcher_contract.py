@@ -68,6 +68,21 @@ def test_the_rest_of_the_environment_is_the_launchers(muster):
     assert names == set()
 
 
+def test_the_secret_is_in_no_environment_that_others_may_read(muster):
+    secret = "a secret of more than sixteen bytes"
+    script = muster.script("look.py", """
+import os, subprocess
+print("MUSTER_SECRET" in os.environ)
+agent = os.getppid()
+children = open(f"/proc/{agent}/task/{agent}/children").read().split()
+for pid in [agent, *children]:
+    print(b"of more than sixteen" in open(f"/proc/{pid}/environ", "rb").read())
+""")
+    result = muster.run("--nproc-per-node=1", script, env=clean_environment(MUSTER_SECRET=secret))
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.split()) >= 4 and set(result.stdout.split()) == {"False"}, result.stdout
+
+
 def test_one_worker_gets_no_thread_limit_and_a_uuid_as_run_id(muster):
     env = dumps(muster, "--nproc-per-node=1", env={"OMP_NUM_THREADS": None}, count=1)[0]["env"]
     assert "OMP_NUM_THREADS" not in env

@@ -96,7 +96,7 @@ def test_a_guardian_that_was_killed_is_replaced_and_the_next_one_ends_what_it_mu
     for _ in range(2):
         os.kill(guardians[-1], signal.SIGKILL)
         said = process.stderr.readline()
-        word = re.search(rf"pid {guardians[-1]}, the guardian .* was killed; pid (\d+) takes its place$", said)
+        word = re.search(rf"the guardian \(pid {guardians[-1]}\) was killed; pid (\d+) replaces it$", said)
         assert word, said
         assert not os.path.exists(f"/proc/{guardians[-1]}")
         guardians.append(child_named(process.pid, "job-guardian"))

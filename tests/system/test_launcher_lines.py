@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from launcher_support import MUSTER, clean_environment, muster
-from test_launcher_stalls import read_all
+from test_launcher_slow_readers import read_all
 
 PIECES = {
     "utf-8": ("gr\u00fc\u00dfe \u20ac \U0001f600 ".encode() * 40 + b"\n", 1),

@@ -7,7 +7,6 @@
 
 #include "launcher/hardware/worker_device.h"
 #include "launcher/process/cgroup.h"
-#include "launcher/process/memory_kills.h"
 #include "launcher/report/kernel_log.h"
 #include "tests/support/catch.h"
 
@@ -106,14 +105,14 @@ TEST_CASE("kills are counted from the beginning on") {
   (void)scratch.write("cgroup", "0::/\n");
   (void)scratch.write("mountinfo", "30 23 0:26 / " + scratch.path + " rw - cgroup2 cgroup2 rw\n");
   const std::string events = scratch.write("memory.events", "oom_kill 4\n");
-  MemoryKills kills(scratch.path);
+  OomKillCounter kills(scratch.path);
   REQUIRE(kills.take_new() == 0);
   std::ofstream(events) << "oom_kill 6\n";
   REQUIRE(kills.take_new() == 2);
   REQUIRE(kills.take_new() == 0);
-  REQUIRE(MemoryKills("/no/such/proc").take_new() == 0);
-  REQUIRE(cgroup::memory_kills(scratch.path) == 6);
-  REQUIRE_FALSE(cgroup::memory_kills("/no/such/group"));
+  REQUIRE(OomKillCounter("/no/such/proc").take_new() == 0);
+  REQUIRE(cgroup::oom_kills(scratch.path) == 6);
+  REQUIRE_FALSE(cgroup::oom_kills("/no/such/group"));
 }
 
 TEST_CASE("a worker's device is the one of its local rank among the visible ones") {

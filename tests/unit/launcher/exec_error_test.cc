@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/process/exec_error.h"
-
 #include <cerrno>
 #include <fstream>
 #include <string>
 #include <string_view>
 
+#include "launcher/process/spawn.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 

@@ -6,7 +6,7 @@
 #include "launcher/network/strangers.h"
 #include "launcher/plan/nproc.h"
 #include "launcher/plan/rendezvous_plan.h"
-#include "launcher/text/std_map.h"
+#include "launcher/text/stream_selection.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -141,8 +141,9 @@ TEST_CASE("contradictions are refused with what is right") {
   REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-endpoint=h"}), Catch::Contains("needs a port"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--master-port=0"}), Catch::Contains("give a number"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--iface=eth0"}), Catch::Contains("--iface=eth0 needs a coordinator"));
-  REQUIRE_THAT(refusal({"--ranks-filter=7-3"}), Catch::Contains("the smaller number comes first"));
-  REQUIRE_THAT(refusal({"--ranks-filter=0-99999999"}), Catch::Contains("more than 1000000 ranks"));
+  REQUIRE_THAT(refusal({"--ranks-filter=7-3"}),
+               Catch::Contains("--ranks-filter=7-3: not a list of up to 65,536 ranks"));
+  REQUIRE_THAT(refusal({"--ranks-filter=0-99999999"}), Catch::Contains("not a list of up to 65,536 ranks"));
   REQUIRE_THAT(refusal({"--ranks-filter=-1"}), Catch::Contains("--ranks-filter=-1"));
   REQUIRE_THAT(refusal({"--nproc-per-node=0"}), Catch::Contains("--nproc-per-node=0"));
   REQUIRE_THAT(refusal({"--nproc-per-node=many"}), Catch::Contains("auto, gpu or cpu"));
@@ -348,15 +349,15 @@ TEST_CASE("one worker per GPU where there are GPUs, else one") {
 }
 
 TEST_CASE("redirects are one digit for all or a list by local rank") {
-  REQUIRE(parse_std_map("3")->of(5) == Std::kBoth);
-  const auto map = parse_std_map("0:1,12:2,0:3");
+  REQUIRE(parse_stream_selection("3")->of(5) == Std::kBoth);
+  const auto map = parse_stream_selection("0:1,12:2,0:3");
   REQUIRE_OK(map);
   REQUIRE(map->of(0) == Std::kBoth);
   REQUIRE(map->of(12) == Std::kErr);
   REQUIRE(map->of(1) == Std::kNone);
-  REQUIRE(parse_std_map("0")->none());
+  REQUIRE(parse_stream_selection("0")->none());
   for (const char* bad : {"", "4", "0:4", "0:1,", "a:1", "-1:1", "0 :1", "1:", ":1"})
-    REQUIRE_FALSE(parse_std_map(bad));
+    REQUIRE_FALSE(parse_stream_selection(bad));
 }
 
 TEST_CASE("endpoints are host, host:port or a bracketed address") {

@@ -3,8 +3,10 @@
 
 #include <cerrno>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <string>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <vector>
 
@@ -30,6 +32,43 @@ TEST_CASE("what a reader does not take in time is counted") {
   std::string taken(room, '\0');
   REQUIRE(::read(reader.get(), taken.data(), room) == static_cast<ssize_t>(room));
   REQUIRE(sink.flush(SteadyClock::now()) == 0);
+}
+
+TEST_CASE("a stream that cannot be opened anew does not block the loop, and loses nothing") {
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const UniqueFd reader(ends[0]);
+  const UniqueFd writer(ends[1]);
+  const auto room = static_cast<std::size_t>(::fcntl(writer.get(), F_GETPIPE_SZ));
+  // As after sudo -u: somebody else's pipe.
+  REQUIRE(::fchmod(writer.get(), 0) == 0);
+  const bool root = ::geteuid() == 0;
+  if (root) REQUIRE(::seteuid(65534) == 0);
+  boost::asio::io_context io(1);
+  OutputSink sink(io, writer.get());
+  if (root) REQUIRE(::seteuid(0) == 0);
+
+  const std::string text = std::string(room, 'x') + std::string(OutputSink::kBackpressureBytes, 'y');
+  sink.write(text);  // nobody reads
+  REQUIRE(sink.backpressure());
+  bool resumed = false;
+  sink.when_writable([&] { resumed = true; });
+  REQUIRE(sink.flush(SteadyClock::now() + Millis(50)) > 0);
+  sink.write("the end");
+  std::string taken;
+  std::string block(64 * 1024, '\0');
+  while (taken.size() < text.size() + 7) {
+    io.run_one_for(Millis(1));
+    pollfd more{reader.get(), POLLIN, 0};
+    if (::poll(&more, 1, 1) == 0) continue;
+    const ssize_t n = ::read(reader.get(), block.data(), block.size());
+    REQUIRE(n > 0);
+    taken.append(block, 0, static_cast<std::size_t>(n));
+  }
+  REQUIRE(taken == text + "the end");
+  REQUIRE(sink.flush(SteadyClock::now() + std::chrono::seconds(20)) == 0);
+  io.poll();
+  REQUIRE((resumed && !sink.backpressure()));
 }
 
 TEST_CASE("what a full disk does not take is counted and said once") {

@@ -132,8 +132,8 @@ TEST_CASE("the one line says who, where, how and why") {
 }
 
 TEST_CASE("runs of numbers are shown as ranges") {
-  REQUIRE(ranges(std::vector{0, 1, 2, 5, 7, 8}) == "0-2,5,7-8");
-  REQUIRE(ranges(std::vector<int>{}).empty());
+  REQUIRE(to_ranges(std::vector{0, 1, 2, 5, 7, 8}) == "0-2,5,7-8");
+  REQUIRE(to_ranges(std::vector<int>{}).empty());
 }
 
 TEST_CASE("error files of @record are understood in both forms, and others are shown as they are") {

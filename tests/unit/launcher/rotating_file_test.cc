@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/output/rotating_file.h"
-
 #include <fcntl.h>
-#include <filesystem>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -10,8 +7,8 @@
 
 #include <fmt/format.h>
 
-#include "launcher/output/followed_file.h"
-#include "launcher/output/stderr_file.h"
+#include "launcher/output/log_writer.h"
+#include "launcher/output/tail_reader.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
@@ -23,12 +20,10 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-RotatingFile open_log(const std::string& path, Rotation rules, LogStreamState* state = nullptr) {
+RotatingFile open_log(const std::string& path, Rotation rules) {
   UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   REQUIRE(file);
-  return {std::move(file), path, "", rules, [state] {
-            if (state != nullptr) ++state->turn;
-          }};
+  return {std::move(file), path, "", rules};
 }
 
 std::string text_of(const std::string& path) {
@@ -107,7 +102,7 @@ TEST_CASE("older files are counted from the youngest on, and what is beyond the 
   for (const char* line : {"a\n", "b\n", "c\n", "d\n", "e\n", "f\n"}) file.write(line);
   REQUIRE(directory.entries() == Names{"log", "log.1", "log.2", "log.3"});
   REQUIRE(files_of(path) == Names{"c\n", "d\n", "e\n", "f\n"});
-  REQUIRE(file.error() + file.rotation_error() == 0);
+  REQUIRE(file.state().error + file.state().rotation_error == 0);
 }
 
 TEST_CASE("one older file is enough to keep") {
@@ -171,15 +166,15 @@ TEST_CASE("what a full disk does not take is counted, and noted at a line's begi
   {
     const FileLimit limit(10);
     file.write("first\nsecond\n");
-    REQUIRE(file.error() == EFBIG);
-    REQUIRE(file.missing() == 3);
+    REQUIRE(file.state().error == EFBIG);
+    REQUIRE(file.state().missing == 3);
     file.write("third, in");
-    REQUIRE(file.missing() == 12);
+    REQUIRE(file.state().missing == 12);
     limit.set(1 << 20);
     file.write(" pieces\nfourth\n");
   }
-  REQUIRE(file.error() == 0);
-  REQUIRE(file.missing() == 20);
+  REQUIRE(file.state().error == 0);
+  REQUIRE(file.state().missing == 20);
   REQUIRE(text_of(path) ==
           "first\nseco\nmuster: 20 bytes are missing here: " + errno_text(EFBIG) + "\nfourth\n");
 }
@@ -191,20 +186,19 @@ TEST_CASE("a file that cannot be renamed grows on") {
   REQUIRE(::mkdir((path + ".new").c_str(), 0777) == 0);
   file.write("abc\n");
   file.write("a line that is longer\n");
-  REQUIRE(file.rotation_error() == EISDIR);
+  REQUIRE(file.state().rotation_error == EISDIR);
   REQUIRE(text_of(path) == "abc\na line that is longer\n");
   REQUIRE(::rmdir((path + ".new").c_str()) == 0);
   file.write("then\n");
-  REQUIRE(file.rotation_error() == 0);
+  REQUIRE(file.state().rotation_error == 0);
   REQUIRE(files_of(path) == Names{"abc\na line that is longer\n", "then\n"});
 }
 
 TEST_CASE("a follower reads on through files that are renamed under it") {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/log";
-  const auto state = std::make_shared<LogStreamState>();
-  RotatingFile file = open_log(path, {10, 20}, state.get());
-  auto followed = FollowedFile::open(path, state, 20);
+  RotatingFile file = open_log(path, {10, 20});
+  auto followed = TailReader::open(path, 20);
   REQUIRE_OK(followed);
   std::string written, seen;
   char buffer[16];
@@ -223,16 +217,15 @@ TEST_CASE("a follower reads on through files that are renamed under it") {
   REQUIRE(followed->left() == written.size() - seen.size());
   read_all();
   REQUIRE(seen == written);
-  REQUIRE(followed->take_skipped() == 0);
+  REQUIRE(!followed->take_skipped());
   REQUIRE(followed->left() == 0);
 }
 
 TEST_CASE("a follower that is too slow skips whole files and counts them") {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/log";
-  const auto state = std::make_shared<LogStreamState>();
-  RotatingFile file = open_log(path, {2, 2}, state.get());
-  auto followed = FollowedFile::open(path, state, 2);
+  RotatingFile file = open_log(path, {2, 2});
+  auto followed = TailReader::open(path, 2);
   REQUIRE_OK(followed);
   for (const char* line : {"a\n", "b\n", "c\n", "d\n", "e\n", "f\n"}) file.write(line);
   std::string seen;
@@ -243,134 +236,59 @@ TEST_CASE("a follower that is too slow skips whole files and counts them") {
   }
   // It still had the first one open.
   REQUIRE(seen == "a\nd\ne\nf\n");
-  REQUIRE(followed->take_skipped() == 2);
+  REQUIRE(followed->take_skipped());
 }
 
-TEST_CASE("a follower that rests keeps no file, and goes on where it was") {
+TEST_CASE("a follower whose file was not renamed stays with it") {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/log";
-  const auto state = std::make_shared<LogStreamState>();
-  RotatingFile file = open_log(path, {4, 2}, state.get());
-  auto followed = FollowedFile::open(path, state, 2);
+  RotatingFile file = open_log(path, {});
+  auto followed = TailReader::open(path, 0);
   REQUIRE_OK(followed);
-  const auto read_all = [&] {
-    std::string out;
-    char buffer[2];
-    for (std::size_t n = 1; n > 0;) {
-      n = followed->read(buffer, sizeof buffer);
-      out.append(buffer, n);
-    }
-    followed->rest();
-    REQUIRE(followed->fd() == -1);
-    return out;
-  };
+  char buffer[16];
+  REQUIRE(followed->read(buffer, sizeof buffer) == 0);
   file.write("a\n");
-  REQUIRE(read_all() == "a\n");
-  file.write("b\n");
-  file.write("c\nd\n");
-  REQUIRE(read_all() == "b\nc\nd\n");
-  REQUIRE(followed->take_skipped() == 0);
-  for (const char* text : {"e\nf\n", "g\nh\n", "i\nj\n", "k\n"}) file.write(text);
-  REQUIRE(read_all() == "g\nh\ni\nj\nk\n");
-  REQUIRE(followed->take_skipped() == 2);  // one that was read, and one that was not
-  REQUIRE(read_all().empty());
+  REQUIRE(followed->read(buffer, sizeof buffer) == 2);
+  REQUIRE(!followed->take_moved());
 }
 
-TEST_CASE("a worker's rotated stderr keeps no file of its own open") {
+TEST_CASE("the error in a log is found in whichever of its files it is") {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/stderr.log";
-  const auto state = std::make_shared<LogStreamState>();
-  RotatingFile file = open_log(path, {4096, 1}, state.get());
-  StderrFile searched(path);
-  auto followed = FollowedFile::open(path, state, 1);
-  REQUIRE_OK(followed);
-  searched.rotates(*std::move(followed));
-  const auto open_files = [&] {
-    int out = 0;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-      std::error_code gone;
-      const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
-      out += target.rfind(path, 0) == 0 ? 1 : 0;
-    }
-    return out;
-  };
-  REQUIRE(open_files() == 1);  // the writer's own
-  for (int i = 0; i < 1000; ++i) file.write(fmt::format("line {} of many\n", i));
-  file.write("ValueError: the reason\n");
-  std::string buffer(4096, '\0');
-  (void)searched.error_so_far(buffer);
+  RotatingFile file = open_log(path, {4096, 2});
+  REQUIRE(!find_error_in_log(path, 2));
   file.write("Traceback (most recent call last):\n  File \"x.py\", line 7, in <module>\nValueError: that\n");
-  const auto cause = searched.error_so_far(buffer);
+  for (int i = 0; i < 300; ++i) file.write(fmt::format("line {} of many\n", i));
+  const auto cause = find_error_in_log(path, 2);
   REQUIRE(cause);
   REQUIRE(cause->text == "ValueError: that");
-  REQUIRE(open_files() == 1);
+  for (int i = 0; i < 1000; ++i) file.write(fmt::format("line {} of many\n", i));
+  REQUIRE(!find_error_in_log(path, 2));  // rotated away
 }
 
-TEST_CASE("an interrupted rotation is finished or undone, wherever it was, and loses no file") {
-  // As rotate() goes: a draft, older files moved from the oldest on, the current one linked, the draft
-  // renamed.
-  const auto before = [](const std::string& path, int held) {
-    for (int number = held; number >= 1; --number)
-      open_log(fmt::format("{}.{}", path, number), {}).write(fmt::format("old {}\n", number));
-    open_log(path, {}).write("current\n");
-  };
-  constexpr int kKeep = 3;
-  for (int held = 0; held <= kKeep; ++held) {
-    const int moves = std::min(held, kKeep - 1);
-    for (int step = 0; step <= moves + 2; ++step) {
-      INFO(held << " older files, interrupted after step " << step);
-      const test::TemporaryDirectory directory;
-      const std::string path = directory.path() + "/log";
-      const auto name = [&](int number) { return fmt::format("{}.{}", path, number); };
-      before(path, held);
-      const std::string draft = path + ".new";
-      open_log(draft, {});
-      for (int i = 0; i < std::min(step, moves); ++i)
-        REQUIRE(::rename(name(moves - i).c_str(), name(moves - i + 1).c_str()) == 0);
-      if (step > moves) REQUIRE(::link(path.c_str(), name(1).c_str()) == 0);
-      if (step > moves + 1) REQUIRE(::rename(draft.c_str(), path.c_str()) == 0);
-      const bool rotated = finish_rotation(path, kKeep);
-      REQUIRE(rotated == (step > 0));
-      REQUIRE(::access(draft.c_str(), F_OK) != 0);
-      Names expected;
-      for (int number = rotated ? moves : held; number >= 1; --number)
-        expected.push_back(fmt::format("old {}\n", number));
-      expected.push_back("current\n");
-      if (rotated) expected.push_back("");
-      REQUIRE(files_of(path) == expected);
-      // And it goes on.
-      RotatingFile next = open_log(path, {1, kKeep});
-      next.go_on(0);
-      next.write("a\n");
-      next.write("b\n");
-      REQUIRE(files_of(path).back() == "b\n");
-      REQUIRE(files_of(path).size() <= kKeep + 1);
-    }
-  }
-}
-
-TEST_CASE("where a writer was killed a line of its own says how much may be missing") {
+TEST_CASE("of a large log the beginning and the end are searched") {
   const test::TemporaryDirectory directory;
-  const std::string path = directory.path() + "/log";
-  open_log(path, {1 << 20, 3}).write("one\ntw");
-  RotatingFile second = open_log(path, {1 << 20, 3});
-  second.go_on(0);
-  second.write("o\n");
-  RotatingFile third = open_log(path, {1 << 20, 3});
-  third.go_on(77);
-  third.write("three\nfo");
-  RotatingFile fourth = open_log(path, {1 << 20, 3});
-  fourth.go_on(5);
-  REQUIRE(text_of(path) ==
-          "one\ntwo\nmuster: the log writer was killed: up to 77 bytes are missing here\nthree\nfo\n"
-          "muster: the log writer was killed: up to 5 bytes are missing here\n");
+  const std::string path = directory.path() + "/stderr.log";
+  RotatingFile file = open_log(path, {std::uint64_t{16} << 20, 5});
+  const std::string mebibyte((1 << 20) - 1, 'x');
+  const auto fill = [&](int count) {
+    for (int i = 0; i < count; ++i) file.write(mebibyte + "\n");
+  };
+  fill(35);
+  file.write("CUDA error: in the middle\n");
+  fill(35);
+  REQUIRE(!find_error_in_log(path, 5));
+  file.write("CUDA error: at the end\n");
+  const auto cause = find_error_in_log(path, 5);
+  REQUIRE(cause);
+  REQUIRE(cause->text == "CUDA error: at the end");
 }
 
-TEST_CASE("the end of a log reaches back into the file before") {
+TEST_CASE("the last lines of a log reach back into the file before") {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/log";
   RotatingFile file = open_log(path, {6, 2});
   file.write("one 1\ntwo\n");
-  REQUIRE(end_of_log(path, 6) == "1\ntwo\n");
-  REQUIRE(end_of_log(path, 100) == "one 1\ntwo\n");
+  REQUIRE(last_lines_of_log(path, 1) == Names{"two"});
+  REQUIRE(last_lines_of_log(path, 9) == Names{"one 1", "two"});
 }

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/process/job_registry.h"
+
+#include <algorithm>
+#include <fcntl.h>
+#include <filesystem>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <tuple>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "launcher/process/process_stat.h"
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::size_t kMaxEntries = 10'000;
+
+/// Systemd empties the runtime directory when the user's last session ends, unless the user lingers.
+bool lingers() {
+  const passwd* user = ::getpwuid(::getuid());
+  return user != nullptr &&
+         ::access(fmt::format("/var/lib/systemd/linger/{}", user->pw_name).c_str(), F_OK) == 0;
+}
+
+Result<void> check_private(const std::string& path, int fd, mode_t kind) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return fail(errno_error("look at " + path, errno));
+  if ((info.st_mode & S_IFMT) != kind)
+    return fail(ErrorCode::kIo,
+                fmt::format("{} is not {}", path, kind == S_IFDIR ? "a directory" : "a file"));
+  if (info.st_uid != ::getuid() || (info.st_mode & 022) != 0)
+    return fail(
+        ErrorCode::kIo,
+        fmt::format("{} belongs to user {} and has mode {:o}: it must be yours, and writable by nobody "
+                    "else; remove it or set MUSTER_RUNTIME_DIR",
+                    path, info.st_uid, info.st_mode & 07777));
+  return {};
+}
+
+Result<JobRecord> read_job_record(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!file) return fail(errno_error("open " + path, errno));
+  MUSTER_OK(check_private(path, file.get(), S_IFREG));
+  std::string text;
+  while (text.size() <= kMaxRecordBytes) {
+    const std::size_t before = text.size();
+    text.resize(before + 64 * 1024);
+    const ssize_t n =
+        retry_eintr([&] { return ::read(file.get(), text.data() + before, text.size() - before); });
+    if (n < 0) return fail(errno_error("read " + path, errno));
+    text.resize(before + static_cast<std::size_t>(n));
+    if (n == 0) break;
+  }
+  if (text.size() > kMaxRecordBytes)
+    return fail(ErrorCode::kExhausted, fmt::format("{} has more than {} bytes", path, kMaxRecordBytes));
+  auto entry = job_record_from_json(text);
+  if (!entry) return fail(path, std::move(entry).error());
+  return entry;
+}
+
+}  // namespace
+
+std::vector<std::string> runtime_directories(const Environment& environment) {
+  if (const auto set = lookup(environment, "MUSTER_RUNTIME_DIR"); set && !set->empty())
+    return {std::string(*set)};
+  const std::string temporary = fmt::format("/tmp/muster-{}", ::getuid());
+  std::string runtime(lookup(environment, "XDG_RUNTIME_DIR").value_or(""));
+  if (runtime.empty()) runtime = fmt::format("/run/user/{}", ::getuid());
+  if (::access(runtime.c_str(), W_OK | X_OK) != 0) return {temporary};
+  runtime += "/muster";
+  return lingers() ? std::vector{runtime, temporary} : std::vector{temporary, runtime};
+}
+
+Result<void> prepare_runtime_directory(const std::string& directory) {
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
+    return fail(errno_error("create the runtime directory " + directory, errno));
+  const UniqueFd opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!opened) return fail(errno_error("open the runtime directory " + directory, errno));
+  return check_private(directory, opened.get(), S_IFDIR);
+}
+
+std::vector<JobRecord> read_job_records(const std::vector<std::string>& directories,
+                                        std::vector<std::string>& complaints) {
+  std::vector<JobRecord> out;
+  for (const std::string& directory : directories) {
+    std::error_code error;
+    for (auto file = std::filesystem::directory_iterator(directory, error);
+         !error && file != std::filesystem::directory_iterator(); file.increment(error)) {
+      if (file->path().extension() != ".json" || out.size() >= kMaxEntries) continue;
+      auto entry = read_job_record(file->path().string());
+      if (entry) {
+        out.push_back(*std::move(entry));
+      } else {
+        complaints.push_back(entry.error().message);
+      }
+    }
+  }
+  std::sort(out.begin(), out.end(), [](const JobRecord& a, const JobRecord& b) {
+    return std::tie(a.began_s, a.name) < std::tie(b.began_s, b.name);
+  });
+  return out;
+}
+
+Result<void> write_job_record(const std::string& directory, const JobRecord& entry) {
+  const std::string path = fmt::format("{}/{}.json", directory, entry.name);
+  const std::string next = fmt::format("{}/.{}.{}", directory, entry.name, ::getpid());
+  UniqueFd file(::open(next.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!file) return fail(errno_error("create " + next, errno));
+  auto written = write_all(file.get(), to_json(entry));
+  if (written && ::rename(next.c_str(), path.c_str()) != 0)
+    written = fail(errno_error("rename " + next + " to " + path, errno));
+  if (!written) ::unlink(next.c_str());
+  return written;
+}
+
+std::uint64_t start_time_of(int pid) {
+  const auto process = read_process_stat(pid);
+  return process && !process->ended() ? process->start_ticks : 0;
+}
+
+std::string boot_id() {
+  auto text = read_file("/proc/sys/kernel/random/boot_id", 64);
+  if (!text) return {};
+  while (!text->empty() && text->back() == '\n') text->pop_back();
+  return *text;
+}
+
+bool is_alive(const JobRecord& entry) {
+  return entry.boot_id == boot_id() && entry.start_time != 0 && start_time_of(entry.pid) == entry.start_time;
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/process/process_stat.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <string>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "rendezvous/base/syscall.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::size_t kMaxBytes = 4096;
+constexpr std::size_t kParent = 4, kStart = 22, kArgumentsBegin = 48,
+                      kArgumentsEnd = 49;  // fields, from 1 on
+
+}  // namespace
+
+std::optional<ProcessStat> read_process_stat(pid_t pid) {
+  const auto text = read_file(fmt::format("/proc/{}/stat", pid == 0 ? ::getpid() : pid), kMaxBytes);
+  if (!text) return std::nullopt;
+  // "77 (a name) with ) in it) S 1 ...": after the last parenthesis. Without a stream, whose pages and locale
+  // cost each process that muster forks 0.5 MB.
+  const auto name_end = text->rfind(')');
+  if (name_end == std::string::npos || name_end + 4 >= text->size()) return std::nullopt;
+  ProcessStat out;
+  out.state = (*text)[name_end + 2];
+  const char* at = text->data() + name_end + 4;
+  const char* const end = text->data() + text->size();
+  for (std::size_t field = kParent; field <= kArgumentsEnd && at < end; ++field) {
+    if (field == kParent) std::from_chars(at, end, out.parent);
+    if (field == kStart) std::from_chars(at, end, out.start_ticks);
+    if (field == kArgumentsBegin) std::from_chars(at, end, out.arguments_begin);
+    if (field == kArgumentsEnd) std::from_chars(at, end, out.arguments_end);
+    at = std::min(std::find(at, end, ' ') + 1, end);
+  }
+  return out;
+}
+
+void set_process_title(const char* title) {
+  ::prctl(PR_SET_NAME, title, 0, 0, 0);
+  const auto own = read_process_stat(0);
+  if (!own || own->arguments_begin == 0 || own->arguments_end <= own->arguments_begin) return;
+  const std::size_t size = own->arguments_end - own->arguments_begin;
+  auto* const arguments = reinterpret_cast<char*>(own->arguments_begin);
+  std::memset(arguments, 0, size);
+  std::memcpy(arguments, title, std::min(std::strlen(title), size - 1));
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/text/stream_selection.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include <fmt/format.h>
+
+namespace muster::launcher {
+namespace {
+
+bool is_std_digit(std::string_view text) {
+  return text.size() == 1 && text[0] >= '0' && text[0] <= '3';
+}
+
+Std to_std(char digit) {
+  return static_cast<Std>(digit - '0');
+}
+
+}  // namespace
+
+bool StreamSelection::none() const {
+  return others == Std::kNone && std::all_of(by_rank.begin(), by_rank.end(),
+                                             [](const auto& entry) { return entry.second == Std::kNone; });
+}
+
+Result<StreamSelection> parse_stream_selection(std::string_view text) {
+  StreamSelection out;
+  if (is_std_digit(text)) {
+    out.others = to_std(text[0]);
+    return out;
+  }
+  std::string_view rest = text;
+  while (true) {
+    const auto comma = rest.find(',');
+    const std::string_view entry = rest.substr(0, comma);
+    const auto colon = entry.find(':');
+    int rank = -1;
+    if (colon != std::string_view::npos) {
+      const auto [end, error] = std::from_chars(entry.data(), entry.data() + colon, rank);
+      if (error != std::errc{} || end != entry.data() + colon || entry[0] == '-') rank = -1;
+    }
+    if (rank < 0 || !is_std_digit(entry.substr(colon + 1)))
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("'{}' is neither 0, 1, 2 or 3 (none, stdout, stderr, both) nor a list "
+                              "local_rank:digit,local_rank:digit",
+                              text));
+    out.by_rank[rank] = to_std(entry[colon + 1]);
+    if (comma == std::string_view::npos) return out;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+}  // namespace muster::launcher
