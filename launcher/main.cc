@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster: reads the command line, makes the plan, and hands it to the agent.
+// muster: reads the command line, and does what it asks for: to run a job (Launch), to become a worker
+// (--exec), to start itself on each node (--srun), or to print.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -57,12 +58,12 @@ using namespace muster;
 using namespace muster::launcher;
 
 constexpr std::string_view kVersion = "0.1.0";
-constexpr std::chrono::seconds kFlushPatience{3};  // for whoever reads our output, once all is over
+constexpr std::chrono::seconds kFlushTimeout{3};  // for whoever reads our output, once all is over
 
 // Without persistence mode the driver takes more than a second per GPU to begin.
-constexpr std::chrono::seconds kQuickPatience{10};
-constexpr std::chrono::seconds kFullPatience{30};
-constexpr std::chrono::seconds kTrialPatience{60};  // CUDA and NCCL take some seconds to begin with 8 GPUs
+constexpr std::chrono::seconds kQuickTimeout{10};
+constexpr std::chrono::seconds kFullTimeout{30};
+constexpr std::chrono::seconds kTrialTimeout{60};  // CUDA and NCCL take some seconds to begin with 8 GPUs
 
 /// Descriptors 0 to 2 must exist, or a pipe of ours would become some worker's stderr.
 void open_standard_descriptors() {
@@ -72,13 +73,13 @@ void open_standard_descriptors() {
   if (fd > 2) ::close(fd);
 }
 
-/// The job's end is settled: a signal that comes late makes no other end of it, nor does it take the last
-/// lines from whoever reads them. To be called while these signals are still handled.
-void hold_back(const std::vector<int>& signals) {
-  sigset_t held;
-  ::sigemptyset(&held);
-  for (const int signal : signals) ::sigaddset(&held, signal);
-  ::sigprocmask(SIG_BLOCK, &held, nullptr);
+/// The job has ended: a signal that comes late changes nothing of that, and does not cut off its last lines.
+/// Called while these signals are still handled.
+void block_signals(const std::vector<int>& signals) {
+  sigset_t blocked;
+  ::sigemptyset(&blocked);
+  for (const int signal : signals) ::sigaddset(&blocked, signal);
+  ::sigprocmask(SIG_BLOCK, &blocked, nullptr);
 }
 
 std::string random_uuid() {
@@ -142,10 +143,10 @@ std::string defect_of_node(const Options& options, const Job& job, const Environ
   if (level == Preflight::kOff) return {};
   const PreflightJob check = plan_preflight(level, job, options.oversubscribe, environment);
   auto findings = wedged ? std::vector{*wedged}
-                         : run_preflight(check, level == Preflight::kQuick ? kQuickPatience : kFullPatience);
+                         : run_preflight(check, level == Preflight::kQuick ? kQuickTimeout : kFullTimeout);
   // What is broken already is not asked to work.
   if (level == Preflight::kFull && unfit_text(findings).empty()) {
-    TrialReport trials = try_devices(check, environment, kTrialPatience);
+    TrialReport trials = try_devices(check, environment, kTrialTimeout);
     if (!trials.figures.empty())
       std::fprintf(stderr, "muster: preflight of %s: %s\n", job.host.c_str(), trials.figures.c_str());
     findings.insert(findings.end(), trials.findings.begin(), trials.findings.end());
@@ -158,15 +159,15 @@ std::string defect_of_node(const Options& options, const Job& job, const Environ
   return out;
 }
 
-/// What others can look at while the job runs.
-struct Outlook {
+/// What tells others of the job while it runs.
+struct Observers {
   std::optional<EventLog> events;
   std::optional<net::Listener> listener;
 };
 
-/// Before anything is started: who asked for it and cannot have it is told at once.
-Result<Outlook> open_outlook(const Options& options, const Job& job) {
-  Outlook out;
+/// Before anything is started: what cannot be had is an error at once.
+Result<Observers> open_observers(const Options& options, const Job& job) {
+  Observers out;
   if (options.dry_run) return out;
   if (!options.events.empty()) {
     MUSTER_TRY(EventLog opened, EventLog::open(options.events, job.host));
@@ -174,7 +175,7 @@ Result<Outlook> open_outlook(const Options& options, const Job& job) {
   }
   if (options.metrics_addr.empty()) return out;
   MUSTER_TRY(net::Listener opened, net::open_status_listener("--metrics-addr", options.metrics_addr));
-  // Only what nobody could know.
+  // Print the address only when the kernel chose the port.
   if (const auto asked = net::parse_status_address(options.metrics_addr); asked && asked->port == 0)
     std::fprintf(stderr, "muster: metrics at http://%s/metrics\n", opened.address.c_str());
   out.listener.emplace(std::move(opened));
@@ -193,25 +194,280 @@ double seconds_between(Instant from, Instant to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-Telemetry tell_beginning(const Options& options, const Job& job, const Log& log, EventLog* events) {
-  Telemetry out(job, log, events);
-  out.started(kVersion);
-  if (preflight_of(options) != Preflight::kOff) out.preflight(options.preflight, job.unfit);
-  return out;
+CgroupMode cgroup_mode_of(const Options& options) {
+  return parse_cgroup_mode(options.cgroup).value_or(CgroupMode::kAuto);
+}
+
+/// What the command line and the environment say, and which program this is.
+struct Invocation {
+  Instant begun;
+  std::vector<std::string> command;
+  std::string own_path;
+  Environment environment;
+  Options options;
+};
+
+/// One job on this node, from its plan to its exit status. Its members are what the job needs around its
+/// agent, in the order in which they are made: the guardian ends after all that it guards.
+class Launch {
+ public:
+  explicit Launch(Invocation invocation)
+      : invocation_(std::move(invocation)),
+        options_(invocation_.options),
+        environment_(invocation_.environment),
+        plain_log_("muster", parse_log_level(lookup(environment_, "LOGLEVEL").value_or("WARNING"))) {}
+
+  int run() {
+    using Step = std::optional<int> (Launch::*)();
+    for (const Step step : {&Launch::plan, &Launch::check, &Launch::answer_dry_run, &Launch::leave_terminal,
+                            &Launch::start_helpers})
+      if (const auto status = (this->*step)()) return *status;
+    return run_agent();
+  }
+
+ private:
+  // Each step returns the exit status where muster ends with it.
+  std::optional<int> plan();
+  std::optional<int> check();
+  std::optional<int> answer_dry_run();
+  std::optional<int> leave_terminal();
+  std::optional<int> start_helpers();
+  int run_agent();
+
+  int ended(int status);
+  void begin_telemetry();
+
+  Invocation invocation_;
+  Options& options_;
+  Environment& environment_;
+  Log plain_log_;
+  Instant planned_{}, checked_{};
+  std::optional<DoctorVerdict> doctor_;
+  DriverLook driver_;
+  std::optional<Job> job_;
+  Observers observers_;
+  std::optional<DetachedJob> detached_;
+  std::optional<Telemetry> beginning_;
+  std::optional<Descendants> descendants_;
+  std::optional<Guardian> guardian_;
+  std::optional<WorkerCgroups> cgroups_;
+  std::optional<GpuWatch> gpu_watch_;
+};
+
+std::optional<int> Launch::plan() {
+  if (options_.doctor) {
+    options_ = doctor_options(options_, invocation_.own_path);
+    auto opened = DoctorVerdict::open();
+    if (!opened) return complain(opened.error());
+    doctor_.emplace(*std::move(opened));
+  }
+  if (preflight_of(options_) != Preflight::kOff)
+    driver_ = look_at_driver(gpu_paths(environment_), kQuickTimeout);
+  Environment asked = environment_;
+  // The plan would wait for it: it is made without.
+  if (driver_.finding) asked.insert_or_assign("MUSTER_NVML_LIBRARY", "/dev/null");
+  const Machine machine{[&] { return count_gpus(asked); },
+                        count_cpus,
+                        random_uuid,
+                        host_name(),
+                        [&] { return read_hardware(asked); },
+                        [] { return count_cores(); },
+                        has_gpu_driver(gpu_paths(environment_)),
+                        [&] { return count_listed_gpus(gpu_paths(environment_)); },
+                        [] { return read_cpu_room(); }};
+  auto planned = plan_job(options_, environment_, machine);
+  if (!planned) {
+    const int status = complain(with_source(planned.error(), options_));
+    if (!driver_.finding) return status;
+    std::fprintf(stderr, "muster: preflight: %s\n", driver_.finding->text.c_str());
+    return kExitPreflight;
+  }
+  job_ = *std::move(planned);
+  environment_.erase(std::string(env::kSecret));  // no program that is started from here gets it
+  if (doctor_) doctor_->instruct(options_, *job_);
+  if (options_.dry_run)
+    for (const std::string& text : job_->warnings) std::fprintf(stderr, "muster: %s\n", text.c_str());
+  planned_ = SteadyClock::now();
+  return std::nullopt;
+}
+
+/// --events and --metrics-addr, and whether this node can take part.
+std::optional<int> Launch::check() {
+  job_->compare_clocks = preflight_of(options_) != Preflight::kOff;
+  auto observers = open_observers(options_, *job_);
+  if (!observers) {
+    const int status = complain(observers.error());
+    return observers.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
+  }
+  observers_ = *std::move(observers);
+  job_->unfit = defect_of_node(options_, *job_, environment_, driver_.finding);
+  driver_.process.reset();
+  checked_ = SteadyClock::now();
+  if (job_->unfit.empty() || !(options_.dry_run_local || job_->one_node())) return std::nullopt;
+  ::signal(SIGPIPE, SIG_IGN);  // the events' reader may have gone
+  begin_telemetry();
+  return ended(kExitPreflight);
+}
+
+std::optional<int> Launch::answer_dry_run() {
+  if (!options_.dry_run) return std::nullopt;
+  if (job_->one_node() || options_.dry_run_local)
+    return print(plan_of_cgroups(cgroup_mode_of(options_)) + dry_run_text(*job_, environment_));
+  ::signal(SIGPIPE, SIG_IGN);
+  return dry_run_of_all(*job_, environment_, dry_run_patience(options_, *job_), plain_log_);
+}
+
+std::optional<int> Launch::leave_terminal() {
+  // torchrun's default, which is right for agents on one host only.
+  if (job_->mode == RendezvousMode::kStatic && job_->nodes > 1 && is_loopback(job_->master_addr) &&
+      options_.rdzv_endpoint.empty() && !options_.given.contains("master-addr"))
+    std::fprintf(
+        stderr,
+        "muster: --nnodes=%s without --master-addr: each node looks for node 0 at %s, on its own host; "
+        "give --master-addr=HOST of node 0\n",
+        options_.nnodes.c_str(), job_->master_addr.c_str());
+  if (options_.report_bindings) std::fputs(placement_table(*job_).c_str(), stderr);
+
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // a log that has reached ulimit -f is no reason to end a job
+  if (!options_.detach) return std::nullopt;
+  auto side = detach(*job_, options_.job_name, invocation_.command, environment_);
+  if (!side) return complain(side.error());
+  if (const int* exit_status = std::get_if<int>(&*side)) return *exit_status;
+  detached_ = std::get<DetachedJob>(*std::move(side));
+  if (observers_.listener) detached_->serves_metrics(observers_.listener->address);
+  return std::nullopt;
+}
+
+std::optional<int> Launch::start_helpers() {
+  begin_telemetry();
+  if (!job_->unfit.empty()) {
+    observers_.listener.reset();  // nobody would answer
+    boost::asio::io_context io(1);
+    return ended(tell_unfit(io, *job_, plain_log_));
+  }
+  descendants_.emplace(job_->token());
+  auto guardian = Guardian::start(static_cast<std::size_t>(job_->local_world_size), job_->token());
+  if (!guardian) return ended(complain(guardian.error()));
+  guardian_.emplace(*std::move(guardian));
+  descendants_->spare(guardian_->pid());
+  auto cgroups = WorkerCgroups::open(cgroup_mode_of(options_), job_->token(), *guardian_);
+  if (!cgroups) return ended(complain(cgroups.error()));
+  cgroups_.emplace(*std::move(cgroups));
+  if (!job_->gpu_node) return std::nullopt;
+  auto gpu_watch = GpuWatch::start(gpu_paths(environment_));
+  if (!gpu_watch) return ended(complain(gpu_watch.error()));
+  descendants_->spare(gpu_watch_.emplace(*std::move(gpu_watch)).pid());
+  return std::nullopt;
+}
+
+void Launch::begin_telemetry() {
+  beginning_.emplace(*job_, plain_log_, observers_.events ? &*observers_.events : nullptr);
+  beginning_->started(kVersion);
+  if (preflight_of(options_) != Preflight::kOff) beginning_->preflight(options_.preflight, job_->unfit);
+}
+
+/// Whoever follows the events or the detached job's record sees its end.
+int Launch::ended(int status) {
+  if (detached_) detached_->ended(status, plain_log_);
+  beginning_->ended(status);
+  return status;
+}
+
+int Launch::run_agent() {
+  const auto descriptor_limit = make_room_for_descriptors(job_->local_world_size);
+  // The log outlives the loop, since what the loop destroys may log; its target does not.
+  OutputSink* log_target = nullptr;
+  const Log log("muster", parse_log_level(lookup(environment_, "LOGLEVEL").value_or("WARNING")),
+                [&log_target](std::string_view line) {
+                  if (log_target != nullptr) log_target->write(line);
+                });
+  boost::asio::io_context io(1);
+  std::unique_ptr<LogWriter> log_writer;
+  if (job_->logs.rotation.max_bytes > 0) {
+    auto started = LogWriter::start(io, job_->logs.rotation);
+    if (!started) return ended(complain(started.error()));
+    log_writer = *std::move(started);
+    descendants_->spare(log_writer->pid());
+  }
+  OutputSink out(io, STDOUT_FILENO);
+  OutputSink err(io, STDERR_FILENO);
+  log_target = &err;
+  out.when_failing([&log](int error) {
+    log.warning(fmt::format("stdout: {}; output that does not go to files is lost", errno_text(error)));
+  });
+  for (const std::string& text : job_->warnings) log.warning(text);
+  if (!job_->gpu_shortage.empty())
+    log.warning(fmt::format("{}; a worker that uses the GPU of its LOCAL_RANK will fail, or share one",
+                            job_->gpu_shortage));
+  if (cgroups_->enabled())
+    log.info(fmt::format("the workers' control groups are in {}", cgroups_->directory()));
+  else if (!cgroups_->reason().empty())
+    log.info(fmt::format("the workers have no control groups: {}", cgroups_->reason()));
+  int status = kExitSystem;
+  {
+    const GuardianWatch watch(io, *guardian_, log, [&](pid_t pid) {
+      descendants_->spare(pid);
+      cgroups_->guardian_is(pid);
+    });
+    Telemetry telemetry(*job_, log, observers_.events ? &*observers_.events : nullptr);
+    const Instant now = SteadyClock::now();
+    if (options_.timeline) telemetry.tell_timeline([&err](std::string_view line) { err.write(line); });
+    telemetry.phase("plan", seconds_between(invocation_.begun, planned_));
+    telemetry.phase("preflight", seconds_between(planned_, checked_));
+    telemetry.phase("prepare", seconds_between(checked_, now));
+    std::optional<StatusPage> page;
+    if (observers_.listener) page.emplace(io, *std::move(observers_.listener), *job_, telemetry, kVersion);
+    Agent agent(io, *job_, environment_, log, *guardian_, *cgroups_, *descendants_, out, err,
+                descriptor_limit, telemetry);
+    if (detached_) agent.keep_entry(*detached_);
+    if (log_writer) agent.rotate_logs(*log_writer);
+    if (gpu_watch_) agent.watch_gpus(*gpu_watch_);
+    status = agent.run();
+    block_signals(job_->signals);
+    telemetry.ended(status);
+  }
+  if (detached_) detached_->ended(status, log);
+  const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushTimeout);
+  if (out.lost_bytes() > 0)
+    log.warning(
+        fmt::format("stdout: {} bytes of the workers' output could not be written", out.lost_bytes()));
+  if (lost_out > 0)
+    log.warning(
+        fmt::format("stdout was not read: the last {} bytes of the workers' output are lost", lost_out));
+  if (const std::size_t lost = err.flush(SteadyClock::now() + kFlushTimeout); lost > 0)
+    err.write_now_or_never(fmt::format("\nmuster: stderr was not read: the last {} bytes are lost\n", lost));
+  log_target = nullptr;
+  return doctor_ ? doctor_->status_after(status) : status;
+}
+
+int run_exec(const Invocation& invocation) {
+  if (invocation.options.doctor)
+    return complain(
+        {ErrorCode::kInvalidArgument, "--exec starts no agent, which --doctor needs on each node"});
+  const auto plan = plan_exec(invocation.options, invocation.environment, count_cpus);
+  return complain(plan ? execute(*plan) : with_source(plan.error(), invocation.options));
+}
+
+int run_srun(const Invocation& invocation) {
+  const auto plan = plan_srun(invocation.options, invocation.environment, invocation.own_path);
+  if (plan && invocation.options.dry_run) return print(srun_plan_text(*plan));
+  return complain(plan ? execute(*plan) : with_source(plan.error(), invocation.options));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Instant begun = SteadyClock::now();
+  Invocation invocation;
+  invocation.begun = SteadyClock::now();
   open_standard_descriptors();
   end_on_fatal_errors();
+  invocation.command.assign(argv, argv + argc);
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
-  const std::vector<std::string> command(argv, argv + argc);
-  Environment environment = current_environment();
+  invocation.environment = current_environment();
   hide_secret();
-  if (is_doctor_node(arguments)) return run_doctor_node(arguments, environment);
-  auto options = parse_options(arguments, environment);
+  if (is_doctor_node(arguments)) return run_doctor_node(arguments, invocation.environment);
+  auto options = parse_options(arguments, invocation.environment);
   if (!options) return complain(options.error());
   if (options->help) return print(help_text());
   if (options->version) return print(fmt::format("muster {}\n", kVersion));
@@ -219,192 +475,11 @@ int main(int argc, char** argv) {
     const auto script = completion_script(*options->print_completion);
     return script ? print(*script) : complain(script.error());
   }
+  invocation.options = *std::move(options);
   std::error_code unknown;
   const auto own_path = std::filesystem::read_symlink("/proc/self/exe", unknown);
-  const std::string own = unknown ? command.front() : own_path.string();
-  if (options->exec && options->doctor)
-    return complain(
-        {ErrorCode::kInvalidArgument, "--exec starts no agent, which --doctor needs on each node"});
-  if (options->exec) {
-    const auto plan = plan_exec(*options, environment, count_cpus);
-    return complain(plan ? execute(*plan) : with_source(plan.error(), *options));
-  }
-  if (options->srun) {
-    const auto plan = plan_srun(*options, environment, own);
-    if (!plan || !options->dry_run)
-      return complain(plan ? execute(*plan) : with_source(plan.error(), *options));
-    return print(srun_plan_text(*plan));
-  }
-  std::optional<DoctorVerdict> doctor;
-  if (options->doctor) {
-    *options = doctor_options(*options, own);
-    auto opened = DoctorVerdict::open();
-    if (!opened) return complain(opened.error());
-    doctor.emplace(*std::move(opened));
-  }
-  DriverLook driver = preflight_of(*options) == Preflight::kOff
-                          ? DriverLook{}
-                          : look_at_driver(gpu_paths(environment), kQuickPatience);
-  Environment asked = environment;
-  // The plan would wait for it: it is made without.
-  if (driver.finding) asked.insert_or_assign("MUSTER_NVML_LIBRARY", "/dev/null");
-  const Machine machine{[&] { return count_gpus(asked); },
-                        count_cpus,
-                        random_uuid,
-                        host_name(),
-                        [&] { return read_hardware(asked); },
-                        [] { return count_cores(); },
-                        has_gpu_driver(gpu_paths(environment)),
-                        [&] { return count_listed_gpus(gpu_paths(environment)); },
-                        [] { return read_cpu_room(); }};
-  auto job = plan_job(*options, environment, machine);
-  if (!job) {
-    const int status = complain(with_source(job.error(), *options));
-    if (!driver.finding) return status;
-    std::fprintf(stderr, "muster: preflight: %s\n", driver.finding->text.c_str());
-    return kExitPreflight;
-  }
-  environment.erase(std::string(env::kSecret));  // nor is any program that is started from here
-  if (doctor) doctor->instruct(*options, *job);
-  if (options->dry_run)
-    for (const std::string& text : job->warnings) std::fprintf(stderr, "muster: %s\n", text.c_str());
-  const Instant planned = SteadyClock::now();
-  job->compare_clocks = preflight_of(*options) != Preflight::kOff;
-  auto outlook = open_outlook(*options, *job);
-  if (!outlook) {
-    const int status = complain(outlook.error());
-    return outlook.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
-  }
-  job->unfit = defect_of_node(*options, *job, environment, driver.finding);
-  driver.process.reset();
-  const Instant checked = SteadyClock::now();
-  const Log plain_log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")));
-  EventLog* const events = outlook->events ? &*outlook->events : nullptr;
-  if (!job->unfit.empty() && (options->dry_run_local || job->one_node())) {
-    ::signal(SIGPIPE, SIG_IGN);  // the events' reader may have gone
-    tell_beginning(*options, *job, plain_log, events).ended(kExitPreflight);
-    return kExitPreflight;
-  }
-  if (options->dry_run) {
-    if (!job->one_node() && !options->dry_run_local) {
-      ::signal(SIGPIPE, SIG_IGN);
-      return dry_run_of_all(*job, environment, dry_run_patience(*options, *job), plain_log);
-    }
-    return print(plan_of_cgroups(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto)) +
-                 dry_run_text(*job, environment));
-  }
-  // torchrun's default, which is right for agents on one host only.
-  if (job->mode == RendezvousMode::kStatic && job->nodes > 1 && is_loopback(job->master_addr) &&
-      options->rdzv_endpoint.empty() && !options->given.contains("master-addr"))
-    std::fprintf(
-        stderr,
-        "muster: --nnodes=%s without --master-addr: each node looks for node 0 at %s, on its own host; "
-        "give --master-addr=HOST of node 0\n",
-        options->nnodes.c_str(), job->master_addr.c_str());
-  if (options->report_bindings) std::fputs(placement_table(*job).c_str(), stderr);
-
-  ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGXFSZ, SIG_IGN);  // a log that has reached ulimit -f is no reason to end a job
-  std::optional<DetachedJob> detached;
-  if (options->detach) {
-    auto side = detach(*job, options->job_name, command, environment);
-    if (!side) return complain(side.error());
-    if (const int* exit_status = std::get_if<int>(&*side)) return *exit_status;
-    detached = std::get<DetachedJob>(*std::move(side));
-    if (outlook->listener) detached->serves_metrics(outlook->listener->address);
-  }
-  Telemetry beginning = tell_beginning(*options, *job, plain_log, events);
-  if (!job->unfit.empty()) {
-    outlook->listener.reset();  // nobody would answer
-    boost::asio::io_context io(1);
-    const int status = tell_unfit(io, *job, plain_log);
-    if (detached) detached->ended(status, plain_log);
-    beginning.ended(status);
-    return status;
-  }
-  Descendants descendants(job->token());
-  // Whoever follows the events or the detached job's entry sees its end.
-  const auto give_up = [&](const Error& error) {
-    const int status = complain(error);
-    if (detached) detached->ended(status, plain_log);
-    beginning.ended(status);
-    return status;
-  };
-  auto guardian = Guardian::start(static_cast<std::size_t>(job->local_world_size), job->token());
-  if (!guardian) return give_up(guardian.error());
-  descendants.spare(guardian->pid());
-  auto cgroups = WorkerCgroups::open(parse_cgroup_mode(options->cgroup).value_or(CgroupMode::kAuto),
-                                     job->token(), *guardian);
-  if (!cgroups) return give_up(cgroups.error());
-  std::optional<GpuWatch> gpu_watch;
-  if (job->gpu_node) {
-    auto started = GpuWatch::start(gpu_paths(environment));
-    if (!started) return give_up(started.error());
-    descendants.spare(gpu_watch.emplace(*std::move(started)).pid());
-  }
-  const auto descriptor_limit = make_room_for_descriptors(job->local_world_size);
-  // What is still suspended when the loop goes may want to log: the log outlives the loop, its target does
-  // not.
-  OutputSink* log_target = nullptr;
-  const Log log("muster", parse_log_level(lookup(environment, "LOGLEVEL").value_or("WARNING")),
-                [&log_target](std::string_view line) {
-                  if (log_target != nullptr) log_target->write(line);
-                });
-  boost::asio::io_context io(1);
-  std::unique_ptr<LogWriter> log_writer;
-  if (job->logs.rotation.max_bytes > 0) {
-    auto started = LogWriter::start(io, job->logs.rotation);
-    if (!started) return give_up(started.error());
-    log_writer = *std::move(started);
-    descendants.spare(log_writer->pid());
-  }
-  OutputSink out(io, STDOUT_FILENO);
-  OutputSink err(io, STDERR_FILENO);
-  log_target = &err;
-  out.when_failing([&log](int error) {
-    log.warning(fmt::format("stdout: {}; what is not in files is lost", errno_text(error)));
-  });
-  for (const std::string& text : job->warnings) log.warning(text);
-  if (!job->gpu_shortage.empty())
-    log.warning(
-        fmt::format("{}; who takes the GPU of its LOCAL_RANK will fail, or share one", job->gpu_shortage));
-  if (cgroups->enabled())
-    log.info(fmt::format("the workers' control groups are in {}", cgroups->directory()));
-  else if (!cgroups->reason().empty())
-    log.info(fmt::format("the workers have no control groups: {}", cgroups->reason()));
-  int status = kExitSystem;
-  {
-    const GuardianWatch watch(io, *guardian, log, [&](pid_t pid) {
-      descendants.spare(pid);
-      cgroups->guardian_is(pid);
-    });
-    Telemetry telemetry(*job, log, events);
-    const Instant now = SteadyClock::now();
-    if (options->timeline) telemetry.tell_timeline([&err](std::string_view line) { err.write(line); });
-    telemetry.phase("plan", seconds_between(begun, planned));
-    telemetry.phase("preflight", seconds_between(planned, checked));
-    telemetry.phase("prepare", seconds_between(checked, now));
-    std::optional<StatusPage> page;
-    if (outlook->listener) page.emplace(io, *std::move(outlook->listener), *job, telemetry, kVersion);
-    Agent agent(io, *job, environment, log, *guardian, *cgroups, descendants, out, err, descriptor_limit,
-                telemetry);
-    if (detached) agent.keep_entry(*detached);
-    if (log_writer) agent.rotate_logs(*log_writer);
-    if (gpu_watch) agent.watch_gpus(*gpu_watch);
-    status = agent.run();
-    hold_back(job->signals);
-    telemetry.ended(status);
-  }
-  if (detached) detached->ended(status, log);
-  const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushPatience);
-  if (out.lost_bytes() > 0)
-    log.warning(
-        fmt::format("stdout: {} bytes of the workers' output could not be written", out.lost_bytes()));
-  if (lost_out > 0)
-    log.warning(
-        fmt::format("stdout was not read: the last {} bytes of the workers' output are lost", lost_out));
-  if (const std::size_t lost = err.flush(SteadyClock::now() + kFlushPatience); lost > 0)
-    err.write_now_or_never(fmt::format("\nmuster: stderr was not read: the last {} bytes are lost\n", lost));
-  log_target = nullptr;
-  return doctor ? doctor->status_after(status) : status;
+  invocation.own_path = unknown ? argv[0] : own_path.string();
+  if (invocation.options.exec) return run_exec(invocation);
+  if (invocation.options.srun) return run_srun(invocation);
+  return Launch(std::move(invocation)).run();
 }

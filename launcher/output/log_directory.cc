@@ -83,7 +83,7 @@ Result<LogDirectory> LogDirectory::create(const LogSettings& settings, std::stri
     std::filesystem::create_directories(base, error);
     if (error || !std::filesystem::is_directory(base, error))
       return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("--log-dir={}: not a directory and cannot be made one{}{}", base,
+                  fmt::format("--log-dir={}: it is not a directory and cannot be created{}{}", base,
                               error ? ": " : "", error ? error.message() : ""));
   } else {
     auto made = make_unique(temporary_parent(settings, environment) + "/muster_");

@@ -279,8 +279,8 @@ void LogRouter::read_follower(Follower& follower, bool to_the_end) {
     if (to_the_end && formatter_.backpressure(follower.stream) &&
         !formatter_.flush_until(follower.stream, drained_by_)) {
       formatter_.log(
-          fmt::format("the last {} bytes of local_rank {} are not shown, since nobody reads them; its file "
-                      "has them",
+          fmt::format("the last {} bytes of local_rank {} were not shown, because nobody read them; its log "
+                      "file has them",
                       left, follower.local_rank));
       break;
     }

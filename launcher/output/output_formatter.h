@@ -4,7 +4,8 @@
 //  - all: as it is; teed lines get a prefix.
 //  - rank0: rank 0 whole and without prefix; the others from their first line that looks like an error.
 //  - fold: equal lines of this node's ranks once, as [x8]; a line waits 300 ms for the others to say it.
-// Whole lines only. A slow reader stops whoever feeds a screen. One loop. Owned by a LogRouter, per attempt.
+// Whole lines only. A slow reader stops what feeds it (backpressure). One loop. Owned by a LogRouter, per
+// attempt.
 #pragma once
 
 #include <algorithm>

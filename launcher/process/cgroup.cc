@@ -106,7 +106,7 @@ std::vector<Mount> mounts_of(std::string_view mountinfo) {
   return out;
 }
 
-constexpr std::chrono::seconds kLastPatience{2};  // for what is left at the end to die of SIGKILL
+constexpr std::chrono::seconds kLastTimeout{2};  // for what is left at the end to die of SIGKILL
 
 bool marked_delegated(const std::string& directory) {
   for (const char* name : {"trusted.delegate", "user.delegate"}) {
@@ -273,8 +273,7 @@ std::optional<std::string> why_not_delegated(const std::string& directory, bool 
     if (marked_delegated(at)) return std::nullopt;
     if (is_top(at) || at.rfind('/') == std::string::npos || at.rfind('/') == 0) break;
   }
-  return fmt::format("{} is managed by somebody else: nobody delegated it (--cgroup=required takes it)",
-                     directory);
+  return fmt::format("{} was not delegated to muster (--cgroup=required uses it anyway)", directory);
 }
 
 std::string plan_of_cgroups(CgroupMode mode) {
@@ -356,7 +355,7 @@ WorkerCgroups::WorkerCgroups(WorkerCgroups&& other) noexcept
 WorkerCgroups::~WorkerCgroups() {
   if (directory_.empty()) return;
   cgroup::kill(directory_);
-  cgroup::wait_until_empty(directory_, SteadyClock::now() + kLastPatience);
+  cgroup::wait_until_empty(directory_, SteadyClock::now() + kLastTimeout);
   cgroup::remove(directory_);
   // Another launcher may have come to need it; then it is still in use, and stays on.
   if (!controller_.empty())

@@ -22,7 +22,7 @@
 namespace muster::launcher {
 namespace {
 
-constexpr Millis kStartPatience{2'000};
+constexpr Millis kStartTimeout{2'000};
 constexpr std::size_t kShownBytes = 64 * 1024;
 constexpr char kRunning = 'r';
 constexpr char kEnded = 'e';  // the exit status follows
@@ -87,7 +87,7 @@ std::string last_bytes(const std::string& path) {
   return out;
 }
 
-/// What the agent said within kStartPatience: nothing, 'r', or 'e' and a status. Nothing with an end: it
+/// What the agent said within kStartTimeout: nothing, 'r', or 'e' and a status. Nothing with an end: it
 /// died.
 struct FirstWord {
   std::string text;
@@ -95,7 +95,7 @@ struct FirstWord {
 };
 FirstWord listen(int reader) {
   FirstWord out;
-  const Instant deadline = SteadyClock::now() + kStartPatience;
+  const Instant deadline = SteadyClock::now() + kStartTimeout;
   while (out.text.size() < 2 && out.text != std::string(1, kRunning)) {
     pollfd wait{reader, POLLIN, 0};
     const int ready = ::poll(&wait, 1, static_cast<int>(time_left(deadline, SteadyClock::now()).count()));
@@ -119,7 +119,7 @@ int report(const FirstWord& word, const std::string& name, const std::string& ou
   if (status != kExitOk) {
     (void)write_all(STDERR_FILENO, last_bytes(output));
     (void)write_all(STDERR_FILENO,
-                    fmt::format("muster: {} ended at once, with exit status {}\n", name, status));
+                    fmt::format("muster: {} ended within 2 s with exit status {}\n", name, status));
     return status;
   }
   (void)write_all(STDOUT_FILENO, name + "\n");
@@ -147,7 +147,7 @@ DetachedJob::DetachedJob(std::string directory, JobRecord entry, UniqueFd caller
 void DetachedJob::write(char word, const Log& log) {
   if (const auto written = write_job_record(directory_, entry_);
       !written && !std::exchange(complained_, true))
-    log.warning(fmt::format("musterctl will not know how this job goes on: {}", written.error().message));
+    log.warning(fmt::format("musterctl cannot follow this job: {}", written.error().message));
   if (!caller_ || word == '\0') return;
   std::string text(1, word);
   if (word == kEnded) text.push_back(static_cast<char>(entry_.exit_status));
@@ -194,7 +194,7 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
   const std::string lock_path = directories[0] + "/.lock";
   UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock) return fail(errno_error("open " + lock_path, errno));
-  const Instant until = SteadyClock::now() + kStartPatience;
+  const Instant until = SteadyClock::now() + kStartTimeout;
   while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     if (SteadyClock::now() >= until)
       return fail(ErrorCode::kIo,
@@ -204,7 +204,7 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
   if (const auto other = find(directories, name))
     return fail(
         ErrorCode::kInvalidArgument,
-        fmt::format("--job-name={}: such a job runs already, with process {}; see musterctl status {}", name,
+        fmt::format("--job-name={}: a job of this name runs already (pid {}); see musterctl status {}", name,
                     other->pid, name));
   MUSTER_TRY(const std::string output, output_file(name, job.logs.hostname, directories[0], environment));
 

@@ -17,7 +17,7 @@ namespace {
   try {
     if (const auto thrown = std::current_exception()) std::rethrow_exception(thrown);
   } catch (const boost::system::system_error& error) {
-    std::fprintf(stderr, "muster: the system refused what is needed to go on: %s; see ulimit -n\n",
+    std::fprintf(stderr, "muster: muster cannot go on: the system refused a resource: %s; see ulimit -n\n",
                  error.what());
     ::_exit(kExitSystem);
   } catch (...) {  // the core dump tells more

@@ -66,7 +66,7 @@ Result<JobRecord> job_record_from_json(std::string_view text) {
   const Json json = Json::parse(
       text, [](int depth, Json::parse_event_t, const Json&) { return depth < kMaxDepth; }, false);
   const auto bad = [](std::string_view what) {
-    return fail(ErrorCode::kProtocol, fmt::format("not an entry of a job: {}", what));
+    return fail(ErrorCode::kProtocol, fmt::format("not a job record: {}", what));
   };
   if (!json.is_object()) return bad("no JSON object");
   int version = 0;

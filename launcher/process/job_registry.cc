@@ -30,7 +30,7 @@ bool lingers() {
 
 Result<void> check_private(const std::string& path, int fd, mode_t kind) {
   struct stat info {};
-  if (::fstat(fd, &info) != 0) return fail(errno_error("look at " + path, errno));
+  if (::fstat(fd, &info) != 0) return fail(errno_error("stat " + path, errno));
   if ((info.st_mode & S_IFMT) != kind)
     return fail(ErrorCode::kIo,
                 fmt::format("{} is not {}", path, kind == S_IFDIR ? "a directory" : "a file"));

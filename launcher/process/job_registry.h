@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Entry directory: the user's runtime directory with one <name>.json of mode 0600 for each detached job,
-// replaced as a whole whenever something changes, by the job's agent alone. An entry whose process is gone
+// Job registry: the user's runtime directory with one <name>.json of mode 0600 for each detached job,
+// replaced as a whole whenever something changes, by the job's agent alone. A record whose process is gone
 // (compared by start time and boot, since numbers are used again) is stale: "ended" if the agent still wrote
 // so, else lost. What somebody else owns or can write to is refused.
 // Source: XDG Base Directory specification (XDG_RUNTIME_DIR), proc(5).

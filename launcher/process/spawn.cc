@@ -227,13 +227,13 @@ std::string beginning_of(const std::string& path) {
 
 std::string missing_interpreter(const std::string& beginning) {
   if (!beginning.starts_with("#!"))
-    return "; the file is there: its loader is not, as for a program of another architecture or C library";
+    return "; the file exists, but its loader does not, as for a program of another architecture or C "
+           "library";
   const std::string line = beginning.substr(0, beginning.find('\n'));
   if (line.ends_with('\r'))
-    return "; the file is there, but its lines end as Windows ends them, so that its interpreter's name "
-           "does, "
-           "too: sed -i 's/\\r$//' it";
-  return fmt::format("; the file is there, but its first line names an interpreter that is not: {}",
+    return "; the file exists, but its lines end with CR LF, and so does its interpreter's name: "
+           "sed -i 's/\\r$//' it";
+  return fmt::format("; the file exists, but the interpreter that its first line names does not: {}",
                      one_clean_line(line));
 }
 

@@ -274,6 +274,7 @@ TEST_CASE("root takes no group that somebody else manages, unless told to") {
   REQUIRE_FALSE(why_not_delegated(delegated.path(), false));
   REQUIRE(::removexattr(delegated.path().c_str(), "user.delegate") == 0);
   if (::geteuid() == 0)
-    REQUIRE_THAT(why_not_delegated(delegated.path(), false).value_or(""), Contains("nobody delegated it"));
+    REQUIRE_THAT(why_not_delegated(delegated.path(), false).value_or(""),
+                 Contains("was not delegated to muster"));
   REQUIRE_FALSE(why_not_delegated(delegated.path(), true));
 }

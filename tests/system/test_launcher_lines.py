@@ -142,7 +142,7 @@ def test_output_that_a_full_disk_does_not_take_is_said_and_counted(muster, view)
     with open("/dev/full", "w") as full:
         result = muster.run("--nproc-per-node=2", view, "sh", "-c", "echo line", stdout=full)
     assert result.returncode == 0
-    assert result.stderr.count("stdout: No space left on device (ENOSPC); what is not in files is lost") == 1
+    assert result.stderr.count("stdout: No space left on device (ENOSPC); output that does not go to files is lost") == 1
     assert re.search(r"stdout: [1-9]\d* bytes of the workers' output could not be written", result.stderr)
 
 
@@ -154,4 +154,4 @@ def test_a_log_that_has_reached_its_limit_ends_no_job(muster):
                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)))
     assert result.returncode == 0, result.stderr
     assert (muster.tmp_path / "log").stat().st_size == 8192
-    assert "stdout: File too large (EFBIG); what is not in files is lost" in result.stderr
+    assert "stdout: File too large (EFBIG); output that does not go to files is lost" in result.stderr

@@ -140,7 +140,7 @@ def test_two_ranks_on_one_gpu_need_a_word_where_muster_gives_them_out(muster, gp
     assert twice.returncode == 2 and "GPU 1 is named twice in CUDA_VISIBLE_DEVICES=1,1" in twice.stderr
     # Where the program chooses, as under torchrun, it is told and started.
     plain = muster.run("--nproc-per-node=4", "true", env=gpus(*two))
-    assert plain.returncode == 0 and plain.stderr.count("4 workers for 2 GPUs; who takes the GPU of its LOCAL_RANK") == 1
+    assert plain.returncode == 0 and plain.stderr.count("4 workers for 2 GPUs; a worker that uses the GPU of its LOCAL_RANK") == 1
 
 
 @pytest.mark.parametrize("args,extra,reason", [

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from elastic_support import SHOW, job, write  # noqa: F401
-from launcher_support import BIN, MUSTER, clean_environment, muster  # noqa: F401
+from launcher_support import BIN, MUSTER, child_named, clean_environment, muster, wait_for  # noqa: F401
 from test_faults_host import stepped_clock  # noqa: F401
 
 CHECK = "--preflight=quick"
@@ -49,6 +49,14 @@ def hung_disk(tmp_path):
         libc.umount2(os.fsencode(path), 2)
 
 
+def descriptors(pid):
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            yield os.readlink(f"/proc/{pid}/fd/{fd}")
+        except FileNotFoundError:
+            pass
+
+
 def test_a_driver_and_a_file_system_that_hang_make_their_node_unfit_in_time(muster, tmp_path, hung_disk):
     pipe = tmp_path / "driver"  # nobody ever writes: to open it waits for ever
     os.mkfifo(pipe)
@@ -57,6 +65,11 @@ def test_a_driver_and_a_file_system_that_hang_make_their_node_unfit_in_time(must
     started = [muster.start(CHECK, "--nproc-per-node=1", "echo", "ran", env=wedged),
                muster.start(CHECK, "--nproc-per-node=gpu", "echo", "ran", env=wedged),
                muster.start(CHECK, "--nproc-per-node=1", f"--log-dir={hung_disk}/logs", "echo", "ran")]
+    # A check that hangs in the kernel holds nothing of its launcher's that somebody waits for.
+    child = child_named(started[2].pid, "job-preflight")
+    ours = {os.readlink(f"/proc/{started[2].pid}/fd/{fd}") for fd in (1, 2)}
+    assert wait_for(lambda: not ours & set(descriptors(child)), "the check to let go of its launcher's descriptors")
+    assert os.getsid(child) == child
     (out, err), (_, planless), (far_out, far_err) = [process.communicate(timeout=60) for process in started]
     assert [process.returncode for process in started] == [74, 74, 74], (err, planless, far_err)
     assert (out, far_out) == ("", "")

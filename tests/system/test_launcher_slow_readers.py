@@ -64,7 +64,7 @@ def test_teed_workers_do_not_wait_for_a_reader_and_what_it_missed_is_named(muste
     assert all((unread.folder / f"finished.{rank}").exists() for rank in range(2))
     shown, said = unread.read()
     assert all(re.fullmatch(rb"\[default\d\]:\d \d{5} -{91}", line) for line in shown.splitlines()[:-1])
-    assert all(f"bytes of local_rank {rank} are not shown, since nobody reads them; its file has them\n" in said for rank in range(2))
+    assert all(f"bytes of local_rank {rank} were not shown, because nobody read them; its log file has them\n" in said for rank in range(2))
     for rank in range(2):
         (path,) = (muster.tmp_path / "teed").glob(f"*/attempt_0/{rank}/stdout.log")
         assert len(path.read_bytes().splitlines()) == 20000

@@ -187,7 +187,7 @@ def test_the_job_survives_its_terminal(detached):
 def test_a_job_that_ends_at_once_is_told_to_who_started_it(detached):
     result = detached.start("--job-name=bad", "--log-dir=/proc/1/logs")
     assert result.returncode == 2 and result.stdout == ""
-    assert "--log-dir=/proc/1/logs: " in result.stderr and "bad ended at once, with exit status 2" in result.stderr
+    assert "--log-dir=/proc/1/logs: " in result.stderr and "bad ended within 2 s with exit status 2" in result.stderr
     assert detached.status("bad")["state"] == "ended"
     missing = detached.start(program="no-such-program")
     assert missing.returncode == 127 and "no-such-program" in missing.stderr
@@ -196,7 +196,7 @@ def test_a_job_that_ends_at_once_is_told_to_who_started_it(detached):
 def test_a_name_is_used_once_at_a_time(detached):
     assert detached.start("--job-name=one").returncode == 0
     second = detached.start("--job-name=one")
-    assert second.returncode == 2 and "such a job runs already" in second.stderr
+    assert second.returncode == 2 and "a job of this name runs already" in second.stderr
     assert detached.start("--job-name=../one").returncode == 2
     detached.ctl("stop", "one")
     assert detached.start("--job-name=one").returncode == 0

@@ -35,8 +35,8 @@ TEST_CASE("where it is the interpreter that is not there, that is said") {
   const Error interpreter = judged("#!/no/such/python -u\nprint()\n", ENOENT);
   REQUIRE(interpreter.code == ErrorCode::kNotFound);
   REQUIRE_THAT(interpreter.message,
-               Catch::EndsWith("names an interpreter that is not: #!/no/such/python -u"));
-  REQUIRE_THAT(judged("#!/bin/sh\r\necho\r\n", ENOENT).message, Catch::Contains("as Windows ends them"));
+               Catch::EndsWith("the interpreter that its first line names does not: #!/no/such/python -u"));
+  REQUIRE_THAT(judged("#!/bin/sh\r\necho\r\n", ENOENT).message, Catch::Contains("its lines end with CR LF"));
   REQUIRE_THAT(judged("\x7f"
                       "ELF...",
                       ENOENT)
