@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "launcher/text/rank_ranges.h"
+
 namespace muster::launcher {
 
 namespace {
@@ -161,16 +163,9 @@ std::optional<Instant> FoldBuffer::deadline() const {
 std::string fold_label(const std::vector<int>& ranks, int of, int base, const std::string& host) {
   const std::string_view gap = host.empty() ? "" : " ";
   if (static_cast<int>(ranks.size()) == of) return fmt::format("[{}{}x{}]", host, gap, of);
-  std::string list;
-  for (std::size_t i = 0; i < ranks.size();) {
-    std::size_t end = i + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    if (!list.empty()) list += ',';
-    list += std::to_string(ranks[i] + base);
-    if (end - i > 1) list += fmt::format("-{}", ranks[end - 1] + base);
-    i = end;
-  }
-  return fmt::format("[{}{}x{} {}]", host, gap, ranks.size(), list);
+  std::vector<int> of_world(ranks);
+  for (int& rank : of_world) rank += base;
+  return fmt::format("[{}{}x{} {}]", host, gap, ranks.size(), to_ranges(of_world));
 }
 
 }  // namespace muster::launcher

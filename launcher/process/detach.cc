@@ -70,8 +70,8 @@ Result<std::string> output_file(const std::string& name, const std::string& host
 
 std::optional<JobRecord> find(const std::vector<std::string>& directories, const std::string& name) {
   std::vector<std::string> ignored;
-  for (JobRecord& entry : read_job_records(directories, ignored))
-    if (entry.name == name && is_alive(entry)) return std::move(entry);
+  for (JobRecord& record : read_job_records(directories, ignored))
+    if (record.name == name && is_alive(record)) return std::move(record);
   return std::nullopt;
 }
 
@@ -141,42 +141,42 @@ Result<void> leave_terminal(const std::string& output) {
 
 }  // namespace
 
-DetachedJob::DetachedJob(std::string directory, JobRecord entry, UniqueFd caller)
-    : directory_(std::move(directory)), entry_(std::move(entry)), caller_(std::move(caller)) {}
+DetachedJob::DetachedJob(std::string directory, JobRecord record, UniqueFd caller)
+    : directory_(std::move(directory)), record_(std::move(record)), caller_(std::move(caller)) {}
 
 void DetachedJob::write(char word, const Log& log) {
-  if (const auto written = write_job_record(directory_, entry_);
+  if (const auto written = write_job_record(directory_, record_);
       !written && !std::exchange(complained_, true))
     log.warning(fmt::format("musterctl cannot follow this job: {}", written.error().message));
   if (!caller_ || word == '\0') return;
   std::string text(1, word);
-  if (word == kEnded) text.push_back(static_cast<char>(entry_.exit_status));
+  if (word == kEnded) text.push_back(static_cast<char>(record_.exit_status));
   (void)write_all(caller_.get(), text);
   caller_.reset();
 }
 
 void DetachedJob::gathering(const Log& log) {
-  entry_.state = "gathering";
-  entry_.workers.clear();
+  record_.state = "gathering";
+  record_.workers.clear();
   write('\0', log);
 }
 
 void DetachedJob::running(const Assignment& assignment, std::vector<JobRecord::Worker> workers,
                           const Log& log) {
-  entry_.state = "running";
-  entry_.generation = assignment.generation;
-  entry_.restarts = assignment.attempt;
-  entry_.nodes = assignment.group_world_size;
-  entry_.world_size = assignment.world_size;
-  entry_.workers = std::move(workers);
+  record_.state = "running";
+  record_.generation = assignment.generation;
+  record_.restarts = assignment.attempt;
+  record_.nodes = assignment.group_world_size;
+  record_.world_size = assignment.world_size;
+  record_.workers = std::move(workers);
   write(kRunning, log);
 }
 
 void DetachedJob::ended(int exit_status, const Log& log) {
-  entry_.state = "ended";
-  entry_.workers.clear();
-  entry_.exit_status = exit_status;
-  entry_.ended_s = std::time(nullptr);
+  record_.state = "ended";
+  record_.workers.clear();
+  record_.exit_status = exit_status;
+  record_.ended_s = std::time(nullptr);
   write(kEnded, log);
 }
 
@@ -214,25 +214,25 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
   const pid_t pid = ::fork();
   if (pid < 0) return fail(errno_error("fork", errno));
   if (pid > 0) {
-    lock.reset();  // the other process keeps it until its entry is written
+    lock.reset();  // the other process keeps it until its record is written
     writer.reset();
     return report(listen(reader.get()), name, output);
   }
   reader.reset();
   MUSTER_OK(leave_terminal(output));
-  JobRecord entry;
-  entry.name = std::move(name);
-  entry.pid = ::getpid();
-  entry.start_time = start_time_of(entry.pid);
-  entry.boot_id = boot_id();
-  entry.host = job.host;
+  JobRecord record;
+  record.name = std::move(name);
+  record.pid = ::getpid();
+  record.start_time = start_time_of(record.pid);
+  record.boot_id = boot_id();
+  record.host = job.host;
   std::error_code ignored;
-  entry.directory = std::filesystem::current_path(ignored).string();
-  entry.command.assign(command.begin(), command.end());
-  entry.output = output;
-  entry.began_s = std::time(nullptr);
-  MUSTER_OK(write_job_record(directories[0], entry));
-  return DetachedJob(directories[0], std::move(entry), std::move(writer));
+  record.directory = std::filesystem::current_path(ignored).string();
+  record.command.assign(command.begin(), command.end());
+  record.output = output;
+  record.began_s = std::time(nullptr);
+  MUSTER_OK(write_job_record(directories[0], record));
+  return DetachedJob(directories[0], std::move(record), std::move(writer));
 }
 
 }  // namespace muster::launcher

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Detach: `muster --detach` goes on without its terminal, in a session of its own, and leaves a JobRecord for
 // musterctl; what called it gets the job's name once the workers run. No screen, no nohup. DetachedJob is the
-// agent's side: it keeps the entry true. One loop. Failure to write an entry is logged once and ends nothing.
-// Source: daemon(7), setsid(2).
+// agent's side: it keeps the record true. One loop. Failure to write a record is logged once and ends
+// nothing. Source: daemon(7), setsid(2).
 #pragma once
 
 #include <span>
@@ -22,10 +22,10 @@ namespace muster::launcher {
 
 class DetachedJob {
  public:
-  DetachedJob(std::string directory, JobRecord entry, UniqueFd caller);
+  DetachedJob(std::string directory, JobRecord record, UniqueFd caller);
 
   /// Before the rest: where --metrics-addr listens.
-  void serves_metrics(std::string address) { entry_.metrics = std::move(address); }
+  void serves_metrics(std::string address) { record_.metrics = std::move(address); }
   void gathering(const Log& log);
   void running(const Assignment& assignment, std::vector<JobRecord::Worker> workers, const Log& log);
   void ended(int exit_status, const Log& log);
@@ -34,14 +34,14 @@ class DetachedJob {
   void write(char word, const Log& log);
 
   std::string directory_;
-  JobRecord entry_;
+  JobRecord record_;
   UniqueFd caller_;  // closed when it has been told
   bool complained_ = false;
 };
 
 /// Forks; the process must have one thread. In the caller: the exit status to end with, after the name was
 /// printed on stdout, or the job's output on stderr if it ended within 2 s. In the new session: the job, with
-/// stdin from /dev/null and stdout and stderr in the entry's output file. Errors: a name that is no name or
+/// stdin from /dev/null and stdout and stderr in the record's output file. Errors: a name that is no name or
 /// in use (kInvalidArgument), directories that cannot be used.
 [[nodiscard]] Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
                                                             std::span<const std::string> command,

@@ -13,7 +13,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kVersion = 1;
 constexpr std::size_t kMaxName = 64;
 
 template <class T>
@@ -35,29 +34,28 @@ bool take(const Json& from, const char* key, T& to) {
 
 }  // namespace
 
-std::string to_json(const JobRecord& entry) {
+std::string to_json(const JobRecord& record) {
   Json workers = Json::array();
-  for (const auto& worker : entry.workers)
+  for (const auto& worker : record.workers)
     workers.push_back({{"rank", worker.rank}, {"pid", worker.pid}, {"progress_file", worker.progress}});
-  const Json out = {{"version", kVersion},
-                    {"name", entry.name},
-                    {"pid", entry.pid},
-                    {"start_time", entry.start_time},
-                    {"boot_id", entry.boot_id},
-                    {"host", entry.host},
-                    {"directory", entry.directory},
-                    {"command", entry.command},
-                    {"output", entry.output},
-                    {"metrics", entry.metrics},
-                    {"began", entry.began_s},
-                    {"state", entry.state},
-                    {"generation", entry.generation},
-                    {"restarts", entry.restarts},
-                    {"nodes", entry.nodes},
-                    {"world_size", entry.world_size},
+  const Json out = {{"name", record.name},
+                    {"pid", record.pid},
+                    {"start_time", record.start_time},
+                    {"boot_id", record.boot_id},
+                    {"host", record.host},
+                    {"directory", record.directory},
+                    {"command", record.command},
+                    {"output", record.output},
+                    {"metrics", record.metrics},
+                    {"began", record.began_s},
+                    {"state", record.state},
+                    {"generation", record.generation},
+                    {"restarts", record.restarts},
+                    {"nodes", record.nodes},
+                    {"world_size", record.world_size},
                     {"workers", std::move(workers)},
-                    {"exit_status", entry.exit_status},
-                    {"ended", entry.ended_s}};
+                    {"exit_status", record.exit_status},
+                    {"ended", record.ended_s}};
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -69,18 +67,16 @@ Result<JobRecord> job_record_from_json(std::string_view text) {
     return fail(ErrorCode::kProtocol, fmt::format("not a job record: {}", what));
   };
   if (!json.is_object()) return bad("no JSON object");
-  int version = 0;
   JobRecord out;
-  if (!take(json, "version", version)) return bad("no version");
-  if (version != kVersion) return bad(fmt::format("version {}, this musterctl knows {}", version, kVersion));
   if (!take(json, "name", out.name) || !is_job_name(out.name)) return bad("name");
   const bool whole = take(json, "pid", out.pid) && take(json, "start_time", out.start_time) &&
                      take(json, "boot_id", out.boot_id) && take(json, "host", out.host) &&
                      take(json, "directory", out.directory) && take(json, "output", out.output) &&
-                     take(json, "began", out.began_s) && take(json, "state", out.state) &&
-                     take(json, "generation", out.generation) && take(json, "restarts", out.restarts) &&
-                     take(json, "nodes", out.nodes) && take(json, "world_size", out.world_size) &&
-                     take(json, "exit_status", out.exit_status) && take(json, "ended", out.ended_s);
+                     take(json, "metrics", out.metrics) && take(json, "began", out.began_s) &&
+                     take(json, "state", out.state) && take(json, "generation", out.generation) &&
+                     take(json, "restarts", out.restarts) && take(json, "nodes", out.nodes) &&
+                     take(json, "world_size", out.world_size) && take(json, "exit_status", out.exit_status) &&
+                     take(json, "ended", out.ended_s);
   if (!whole) return bad("a field is missing or has the wrong type");
   if (out.pid <= 1) return bad("pid");
   const auto command = json.find("command");
@@ -93,13 +89,11 @@ Result<JobRecord> job_record_from_json(std::string_view text) {
   }
   for (const Json& item : *workers) {
     JobRecord::Worker worker;
-    if (!item.is_object() || !take(item, "rank", worker.rank) || !take(item, "pid", worker.pid))
+    if (!item.is_object() || !take(item, "rank", worker.rank) || !take(item, "pid", worker.pid) ||
+        !take(item, "progress_file", worker.progress))
       return bad("workers");
-    // These two came later: an older agent's entry has neither.
-    (void)take(item, "progress_file", worker.progress);
     out.workers.push_back(worker);
   }
-  (void)take(json, "metrics", out.metrics);
   return out;
 }
 

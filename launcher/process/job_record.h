@@ -44,8 +44,8 @@ struct JobRecord {
 
 inline constexpr std::size_t kMaxRecordBytes = 4 * 1024 * 1024;
 
-[[nodiscard]] std::string to_json(const JobRecord& entry);
-/// kProtocol for what is no entry; the text is not trusted.
+[[nodiscard]] std::string to_json(const JobRecord& record);
+/// kProtocol for what is no record; the text is not trusted.
 [[nodiscard]] Result<JobRecord> job_record_from_json(std::string_view text);
 
 /// "train-3f9a.1", not "../x": 1 to 64 of letters, digits, '.', '_' and '-', the first no '.' or '-'.

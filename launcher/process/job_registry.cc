@@ -19,7 +19,7 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::size_t kMaxEntries = 10'000;
+constexpr std::size_t kMaxRecords = 10'000;
 
 /// Systemd empties the runtime directory when the user's last session ends, unless the user lingers.
 bool lingers() {
@@ -59,9 +59,9 @@ Result<JobRecord> read_job_record(const std::string& path) {
   }
   if (text.size() > kMaxRecordBytes)
     return fail(ErrorCode::kExhausted, fmt::format("{} has more than {} bytes", path, kMaxRecordBytes));
-  auto entry = job_record_from_json(text);
-  if (!entry) return fail(path, std::move(entry).error());
-  return entry;
+  auto record = job_record_from_json(text);
+  if (!record) return fail(path, std::move(record).error());
+  return record;
 }
 
 }  // namespace
@@ -92,12 +92,12 @@ std::vector<JobRecord> read_job_records(const std::vector<std::string>& director
     std::error_code error;
     for (auto file = std::filesystem::directory_iterator(directory, error);
          !error && file != std::filesystem::directory_iterator(); file.increment(error)) {
-      if (file->path().extension() != ".json" || out.size() >= kMaxEntries) continue;
-      auto entry = read_job_record(file->path().string());
-      if (entry) {
-        out.push_back(*std::move(entry));
+      if (file->path().extension() != ".json" || out.size() >= kMaxRecords) continue;
+      auto record = read_job_record(file->path().string());
+      if (record) {
+        out.push_back(*std::move(record));
       } else {
-        complaints.push_back(entry.error().message);
+        complaints.push_back(record.error().message);
       }
     }
   }
@@ -107,12 +107,12 @@ std::vector<JobRecord> read_job_records(const std::vector<std::string>& director
   return out;
 }
 
-Result<void> write_job_record(const std::string& directory, const JobRecord& entry) {
-  const std::string path = fmt::format("{}/{}.json", directory, entry.name);
-  const std::string next = fmt::format("{}/.{}.{}", directory, entry.name, ::getpid());
+Result<void> write_job_record(const std::string& directory, const JobRecord& record) {
+  const std::string path = fmt::format("{}/{}.json", directory, record.name);
+  const std::string next = fmt::format("{}/.{}.{}", directory, record.name, ::getpid());
   UniqueFd file(::open(next.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!file) return fail(errno_error("create " + next, errno));
-  auto written = write_all(file.get(), to_json(entry));
+  auto written = write_all(file.get(), to_json(record));
   if (written && ::rename(next.c_str(), path.c_str()) != 0)
     written = fail(errno_error("rename " + next + " to " + path, errno));
   if (!written) ::unlink(next.c_str());
@@ -131,8 +131,9 @@ std::string boot_id() {
   return *text;
 }
 
-bool is_alive(const JobRecord& entry) {
-  return entry.boot_id == boot_id() && entry.start_time != 0 && start_time_of(entry.pid) == entry.start_time;
+bool is_alive(const JobRecord& record) {
+  return record.boot_id == boot_id() && record.start_time != 0 &&
+         start_time_of(record.pid) == record.start_time;
 }
 
 }  // namespace muster::launcher

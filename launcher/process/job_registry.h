@@ -17,7 +17,7 @@
 
 namespace muster::launcher {
 
-/// Where entries are looked for, the first being where new ones go. $MUSTER_RUNTIME_DIR alone if that is set;
+/// Where records are looked for, the first being where new ones go. $MUSTER_RUNTIME_DIR alone if that is set;
 /// else the user's runtime directory, but for new ones only if it outlives the login (systemd's lingering),
 /// since it is emptied at logout otherwise, and /tmp/muster-<uid>.
 [[nodiscard]] std::vector<std::string> runtime_directories(const Environment& environment);
@@ -25,16 +25,16 @@ namespace muster::launcher {
 /// Makes it (0700) if it is not there, and refuses one that others own or can write to.
 [[nodiscard]] Result<void> prepare_runtime_directory(const std::string& directory);
 
-/// All entries of these directories, oldest first; what cannot be read is left out and named in `complaints`.
+/// All records of these directories, oldest first; what cannot be read is left out and named in `complaints`.
 [[nodiscard]] std::vector<JobRecord> read_job_records(const std::vector<std::string>& directories,
                                                       std::vector<std::string>& complaints);
 /// Replaces <directory>/<name>.json atomically.
-[[nodiscard]] Result<void> write_job_record(const std::string& directory, const JobRecord& entry);
+[[nodiscard]] Result<void> write_job_record(const std::string& directory, const JobRecord& record);
 
 /// Start time of a process in clock ticks since boot; 0 if there is no such process, or only its zombie.
 [[nodiscard]] std::uint64_t start_time_of(int pid);
 [[nodiscard]] std::string boot_id();
-/// Whether the entry's agent runs, on this host.
-[[nodiscard]] bool is_alive(const JobRecord& entry);
+/// Whether the record's agent runs, on this host.
+[[nodiscard]] bool is_alive(const JobRecord& record);
 
 }  // namespace muster::launcher

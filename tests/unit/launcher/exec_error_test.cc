@@ -41,7 +41,7 @@ TEST_CASE("where it is the interpreter that is not there, that is said") {
                       "ELF...",
                       ENOENT)
                    .message,
-               Catch::Contains("its loader is not"));
+               Catch::Contains("its loader does not"));
 }
 
 TEST_CASE("a file of a format that the kernel does not know says what may be wrong with it") {
