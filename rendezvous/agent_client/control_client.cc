@@ -72,6 +72,9 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   void send(const control::Message& message) {
     if (!over_ && joined_) link_->send(message);
   }
+  void send_store(const control::Message& message) {
+    if (!over_ && joined_) link_->send_soon(message);
+  }
 
   [[nodiscard]] std::size_t unsent_bytes() const { return link_ ? link_->unsent_bytes() : 0; }
 
@@ -388,7 +391,7 @@ void ControlClient::close() {
   impl_->close();
 }
 void ControlClient::send_store(const control::Message& message) {
-  impl_->send(message);
+  impl_->send_store(message);
 }
 std::size_t ControlClient::unsent_bytes() const {
   return impl_->unsent_bytes();

@@ -5,6 +5,7 @@
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <fmt/format.h>
@@ -167,10 +168,25 @@ asio::awaitable<Result<control::Message>> ControlLink::receive() {
 
 void ControlLink::send(const control::Message& message) {
   if (finishing_) return;
+  append(message);
+  flush();
+}
+
+void ControlLink::send_soon(const control::Message& message) {
+  if (finishing_) return;
+  append(message);
+  if (writing_ || std::exchange(flush_is_due_, true)) return;
+  asio::post(socket_.get_executor(), [self = shared_from_this()] {
+    self->flush_is_due_ = false;
+    self->flush();
+  });
+}
+
+void ControlLink::append(const control::Message& message) {
+  if (!tls_) return control::encode(message, out_);
   std::string bytes;
   control::encode(message, bytes);
   put(bytes);
-  flush();
 }
 
 void ControlLink::put(std::string_view bytes) {
@@ -193,10 +209,11 @@ void ControlLink::flush() {
     return;
   }
   writing_ = true;
-  writing_bytes_ = out_.size();
-  const auto bytes = std::make_shared<std::string>(std::exchange(out_, {}));
-  asio::async_write(socket_, asio::buffer(*bytes),
-                    [self = shared_from_this(), bytes](const auto& error, std::size_t) {
+  written_.clear();
+  written_.swap(out_);  // both keep their memory
+  writing_bytes_ = written_.size();
+  asio::async_write(socket_, asio::buffer(written_),
+                    [self = shared_from_this()](const auto& error, std::size_t) {
                       self->writing_ = false;
                       self->writing_bytes_ = 0;
                       if (error) return;  // it shows in the read as well

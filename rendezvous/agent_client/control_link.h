@@ -47,6 +47,8 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   boost::asio::awaitable<Result<control::Message>> receive();
 
   void send(const control::Message& message);
+  /// Together with what else is sent in this turn of the loop: one write for all.
+  void send_soon(const control::Message& message);
   /// What the socket has not taken yet.
   [[nodiscard]] std::size_t unsent_bytes() const { return out_.size() + writing_bytes_; }
   /// So far, of whole messages and others.
@@ -74,6 +76,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   boost::asio::awaitable<Result<control::Welcome>> handshake();
   [[nodiscard]] Error refused(const control::Refused& refused);
   void put(std::string_view bytes);
+  void append(const control::Message& message);
   void flush();
 
   Target target_;
@@ -88,6 +91,8 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   std::string plain_;       // what TLS made of buffer_
   std::string_view input_;  // of buffer_ or plain_, not decoded yet
   std::string out_;
+  std::string written_;  // while writing_
+  bool flush_is_due_ = false;
   bool connected_ = false;
   bool writing_ = false;
   std::size_t writing_bytes_ = 0;

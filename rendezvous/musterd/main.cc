@@ -204,10 +204,6 @@ void define(CLI::App& app, Options& options) {
                  "most connections of an agent's workers to the store that it proxies")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--store-window", stores.window_bytes,
-                 "most bytes of such a connection that are on their way, each way")
-      ->check(CLI::Range(4096, 1 << 30))
-      ->capture_default_str();
   app.add_option("--max-unsent-bytes", options.control.max_unsent_bytes,
                  "close an agent that has so many bytes to read")
       ->check(CLI::PositiveNumber)

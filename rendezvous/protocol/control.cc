@@ -2,6 +2,8 @@
 #include "rendezvous/protocol/control.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <type_traits>
 #include <utility>
 
@@ -11,6 +13,7 @@ namespace muster::control {
 namespace {
 
 constexpr std::size_t kLengthBytes = 4;
+static_assert(std::endian::native == std::endian::little, "numbers go as they lie in memory");
 
 // The fields of every type in wire order, once for both directions.
 
@@ -114,11 +117,11 @@ void fields(Archive& io, Stop& m) {
 }
 template <class Archive>
 void fields(Archive& io, StoreAttach& m) {
-  io(m.generation, m.instance, m.num_channels, m.lost);
+  io(m.generation, m.instance, m.num_connections);
 }
 template <class Archive>
 void fields(Archive& io, StoreAttached& m) {
-  io(m.generation, m.instance, m.window_bytes, m.incarnation);
+  io(m.generation, m.instance);
 }
 template <class Archive>
 void fields(Archive& io, StoreRefused& m) {
@@ -126,19 +129,19 @@ void fields(Archive& io, StoreRefused& m) {
 }
 template <class Archive>
 void fields(Archive& io, StoreOpen& m) {
-  io(m.channel, m.received, m.incarnation, m.answered);
+  io(m.connection, m.acked);
 }
 template <class Archive>
-void fields(Archive& io, StoreBytes& m) {
-  io(m.channel, m.consumed, m.whole, m.bytes, m.done);
+void fields(Archive& io, StoreRequest& m) {
+  io(m.connection, m.number, m.acked, m.more, m.bytes);
 }
 template <class Archive>
-void fields(Archive& io, StoreCredit& m) {
-  io(m.channel, m.consumed, m.done, m.anew);
+void fields(Archive& io, StoreAnswer& m) {
+  io(m.connection, m.number, m.more, m.bytes);
 }
 template <class Archive>
 void fields(Archive& io, StoreClose& m) {
-  io(m.channel, m.reason);
+  io(m.connection, m.reason);
 }
 template <class Archive>
 void fields(Archive& io, Clock& m) {
@@ -174,11 +177,9 @@ class Writer {
   template <class T>
   requires std::is_integral_v<T>
   void put(T value) {
-    auto bits = static_cast<std::make_unsigned_t<T>>(value);
-    for (std::size_t i = 0; i < sizeof bits; ++i) {
-      out_.push_back(static_cast<char>(bits & 0xff));
-      if constexpr (sizeof bits > 1) bits = static_cast<decltype(bits)>(bits >> 8);
-    }
+    char bytes[sizeof value];
+    std::memcpy(bytes, &value, sizeof value);
+    out_.append(bytes, sizeof value);
   }
   void put(bool value) { out_.push_back(value ? 1 : 0); }
   void put(Millis value) { put(static_cast<std::int64_t>(value.count())); }
@@ -239,14 +240,9 @@ class Reader {
   template <class T>
   requires std::is_integral_v<T>
   void take(T& value) {
-    std::make_unsigned_t<T> bits = 0;
-    int shift = 0;
-    for (const char c : bytes(sizeof bits)) {
-      bits = static_cast<decltype(bits)>(bits | static_cast<decltype(bits)>(static_cast<unsigned char>(c))
-                                                    << shift);
-      shift += 8;
-    }
-    value = static_cast<T>(bits);
+    value = 0;
+    if (const std::string_view from = bytes(sizeof value); !from.empty())
+      std::memcpy(&value, from.data(), sizeof value);
   }
   void take(bool& value) {
     std::uint8_t byte = 0;
@@ -289,9 +285,17 @@ class Reader {
   std::string error_;
 };
 
+// A message of the same type keeps its buffers: all of its fields are read.
 template <std::size_t... I>
 bool construct(Message& message, std::size_t index, std::index_sequence<I...>) {
-  return ((I == index && (message.emplace<I>(), true)) || ...);
+  return message.index() == index || ((I == index && (message.emplace<I>(), true)) || ...);
+}
+
+// Of the first four bytes.
+std::size_t load_length(std::string_view bytes) {
+  std::uint32_t size = 0;
+  std::memcpy(&size, bytes.data(), sizeof size);
+  return size;
 }
 
 }  // namespace
@@ -325,7 +329,7 @@ void encode(const Message& message, std::string& out) {
   std::visit([&](const auto& m) { fields(writer, const_cast<std::remove_cvref_t<decltype(m)>&>(m)); },
              message);
   const auto size = static_cast<std::uint32_t>(out.size() - begin - kLengthBytes);
-  for (std::size_t i = 0; i < kLengthBytes; ++i) out[begin + i] = static_cast<char>(size >> (8 * i) & 0xff);
+  std::memcpy(out.data() + begin, &size, sizeof size);
 }
 
 Decoder::Step Decoder::reject(std::string text) {
@@ -354,25 +358,28 @@ Decoder::Step Decoder::next(std::string_view& input, Message& message) {
     pending_.clear();
     return Step::kPreamble;
   }
-  if (!gather(kLengthBytes)) return Step::kNeedMore;
-  std::size_t size = 0;
-  for (std::size_t i = 0; i < kLengthBytes; ++i)
-    size |= static_cast<std::size_t>(static_cast<unsigned char>(pending_[i])) << (8 * i);
+  // A frame that lies whole in the input is read there.
+  const bool at_once =
+      pending_.empty() && input.size() >= kLengthBytes && input.size() - kLengthBytes >= load_length(input);
+  if (!at_once && !gather(kLengthBytes)) return Step::kNeedMore;
+  const std::size_t size = load_length(at_once ? input : pending_);
   if (size == 0) return reject("an empty frame");
   if (size > limits_.max_frame_bytes)
     return reject(
         fmt::format("a frame of {} bytes is announced, the limit is {}", size, limits_.max_frame_bytes));
-  if (!gather(kLengthBytes + size)) return Step::kNeedMore;
+  if (!at_once && !gather(kLengthBytes + size)) return Step::kNeedMore;
 
-  const std::size_t type = static_cast<unsigned char>(pending_[kLengthBytes]);
+  const std::string_view frame = std::string_view(at_once ? input : pending_).substr(kLengthBytes, size);
+  if (at_once) input.remove_prefix(kLengthBytes + size);
+  const std::size_t type = static_cast<unsigned char>(frame.front());
   if (type == 0 || !construct(message, type - 1, std::make_index_sequence<std::variant_size_v<Message>>{}))
     return reject(fmt::format("unknown message type {}", type));
-  Reader reader(std::string_view(pending_).substr(kLengthBytes + 1), limits_.max_list);
+  Reader reader(frame.substr(1), limits_.max_list);
   std::visit([&](auto& m) { fields(reader, m); }, message);
   if (!reader.error().empty()) return reject(fmt::format("{}: {}", name_of(message), reader.error()));
   if (reader.rest() != 0)
     return reject(fmt::format("{}: {} bytes too many", name_of(message), reader.rest()));
-  constexpr std::size_t kKeptBytes = 4096;
+  constexpr std::size_t kKeptBytes = 4096;  // of each connection; frames of the store are read in the input
   if (pending_.capacity() > kKeptBytes)
     pending_ = std::string();
   else

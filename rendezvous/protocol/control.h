@@ -13,13 +13,13 @@
 //                                Clock, SafePointPassed, Hang, Remark
 //   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock, Hang ->
 //
-// The workers' store may be the coordinator's (--store-proxy). Each worker is a channel then, two streams of
-// bytes with a window each: requests as wire.h's kRelayed one way, answers the other. After a new connection
-// both sides go on where the other one has got to: nothing is lost or done twice. Where the coordinator is
-// another process that has the store from its state log, it knows of each channel what was done, no bytes:
-// the agent says again what comes after that, and the answers begin anew.
-//   StoreAttach, StoreOpen, StoreBytes*, StoreCredit*, StoreClose ->
-//                                <-  StoreAttached or StoreRefused, StoreBytes*, StoreCredit*, StoreClose
+// The workers' store may be the coordinator's (--store-proxy). Each worker's connection then has a number,
+// and so has each of its requests, from 1. The coordinator runs them in their order and answers them in their
+// order; it keeps the answer to the last change until the agent has it. Over a new connection the agent names
+// the workers' connections and sends again what it was not answered: a change is made once, reads and waits
+// are repeated.
+//   StoreAttach, StoreOpen*, StoreRequest*, StoreClose ->
+//                                <-  StoreAttached or StoreRefused, StoreAnswer*, StoreClose
 // Who only looks in says Inquire instead of Join (inquiry.h); its Start names no job, or the one it asks for.
 #pragma once
 
@@ -216,23 +216,19 @@ struct Stop {
   friend bool operator==(const Stop&, const Stop&) = default;
 };
 
-/// The workers of `generation` want their store. Said again on each connection.
+/// The workers of `generation` want their store. Sent again on each connection.
 struct StoreAttach {
   std::int64_t generation = 0;
-  std::uint64_t instance =
-      0;  ///< the store of StoreAttached; 0: not known yet. One that is gone: GenerationOver
-  std::uint32_t num_channels = 0;  ///< so many StoreOpen follow, and other channels are gone
-  /// What a worker was told cannot be continued: the generation has to end.
-  bool lost = false;
+  /// The store of StoreAttached; 0: not known yet. One that is gone: GenerationOver.
+  std::uint64_t instance = 0;
+  std::uint32_t num_connections =
+      0;  ///< so many StoreOpen follow, and the workers' other connections are gone
 
   friend bool operator==(const StoreAttach&, const StoreAttach&) = default;
 };
 struct StoreAttached {
   std::int64_t generation = 0;
-  std::uint64_t instance = 0;      ///< random: no other store has it
-  std::uint32_t window_bytes = 0;  ///< of a channel, each way: sent and not consumed
-  /// Of the store's life in this process, random; 0: it ends with the process.
-  std::uint64_t incarnation = 0;
+  std::uint64_t instance = 0;  ///< random: no other store has it
 
   friend bool operator==(const StoreAttached&, const StoreAttached&) = default;
 };
@@ -242,41 +238,38 @@ struct StoreRefused {
 
   friend bool operator==(const StoreRefused&, const StoreRefused&) = default;
 };
-/// A new channel, numbered upwards; or one of an earlier connection, which is answered by StoreCredit or
-/// StoreClose. There the credit counts what was received, and makes no room in the window.
+/// A worker's connection, which is new, or one that the agent had before this connection of its own.
 struct StoreOpen {
-  std::uint32_t channel = 0;
-  std::uint64_t received = 0;     ///< bytes of answers
-  std::uint64_t incarnation = 0;  ///< in which they were; 0: nothing was ever said
-  std::uint64_t answered = 0;  ///< bytes of requests that were done and answered: they cannot be said again
+  std::uint32_t connection = 0;  ///< numbered upwards
+  std::uint64_t acked = 0;       ///< requests up to here are done and answered; the next one comes first
 
   friend bool operator==(const StoreOpen&, const StoreOpen&) = default;
 };
-/// Both ways. The next bytes of the channel.
-struct StoreBytes {
-  std::uint32_t channel = 0;
-  std::uint64_t consumed = 0;  ///< as in StoreCredit
-  bool whole = false;          ///< answers: nothing of what was asked for is left behind these
+/// A request of a worker, as wire.h's kRelayed, or a piece of it.
+struct StoreRequest {
+  std::uint32_t connection = 0;
+  std::uint64_t number = 0;
+  std::uint64_t acked = 0;  ///< as in StoreOpen
+  bool more = false;        ///< another piece follows
   std::string bytes;
-  std::uint64_t done = 0;  ///< as in StoreCredit
 
-  friend bool operator==(const StoreBytes&, const StoreBytes&) = default;
+  friend bool operator==(const StoreRequest&, const StoreRequest&) = default;
 };
-/// Both ways.
-struct StoreCredit {
-  std::uint32_t channel = 0;
-  std::uint64_t consumed = 0;  ///< bytes since the channel's beginning
-  /// Of the requests in these bytes: what is before need not be kept for another process. Coordinator only.
-  std::uint64_t done = 0;
-  /// The channel begins anew: requests at `consumed`, which is no credit, and answers at 0.
-  bool anew = false;
+/// The answer to a request, or a piece of it. All requests before it are done, and so is it, with the last
+/// piece. No bytes: it has none.
+struct StoreAnswer {
+  std::uint32_t connection = 0;
+  std::uint64_t number = 0;
+  bool more = false;
+  std::string bytes;
 
-  friend bool operator==(const StoreCredit&, const StoreCredit&) = default;
+  friend bool operator==(const StoreAnswer&, const StoreAnswer&) = default;
 };
-/// Both ways. The agent: the worker is gone; answered by another. The coordinator: the channel is closed,
-/// with the reason where it is the worker's fault.
+/// Both ways. The agent: the worker is gone, and all that it asked for is done; or it knows that the
+/// connection is closed. The coordinator: it has closed the connection, with the reason where it is the
+/// worker's fault.
 struct StoreClose {
-  std::uint32_t channel = 0;
+  std::uint32_t connection = 0;
   std::string reason;
 
   friend bool operator==(const StoreClose&, const StoreClose&) = default;
@@ -331,7 +324,7 @@ struct Remark {
 using Message =
     std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
                  GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, StoreAttach,
-                 StoreAttached, StoreRefused, StoreOpen, StoreBytes, StoreCredit, StoreClose, Clock,
+                 StoreAttached, StoreRefused, StoreOpen, StoreRequest, StoreAnswer, StoreClose, Clock,
                  SafePointPassed, Hang, Remark, Inquire, JobState, NodeState, StoreJobState, InquiryOver>;
 
 /// Of the workers' store, whoever says it.

@@ -14,7 +14,7 @@ constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames = {
     "Start",        "Challenge",     "Proof",           "Welcome",    "Refused",        "Join",
     "Ready",        "Heartbeat",     "Assignment",      "Waiting",    "GenerationOver", "Closed",
     "WorkerFailed", "Finished",      "SafePoint",       "Report",     "Leave",          "Stop",
-    "StoreAttach",  "StoreAttached", "StoreRefused",    "StoreOpen",  "StoreBytes",     "StoreCredit",
+    "StoreAttach",  "StoreAttached", "StoreRefused",    "StoreOpen",  "StoreRequest",   "StoreAnswer",
     "StoreClose",   "Clock",         "SafePointPassed", "Hang",       "Remark",         "Inquire",
     "JobState",     "NodeState",     "StoreJobState",   "InquiryOver"};
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What of a hosted store (hosted_stores.h) outlives the coordinator's process: its keys and queues, and of
-// each channel the last request that changed something, with its answer. That is enough to go on where the
-// channel was: an agent keeps what it was not answered, and says it again; what was done is not done twice,
-// and what only reads or waits may be. Values and an interface; told by HostedStores, written by journal.h,
-// told again into a SavedState. One thread.
+// each connection of a worker the last request that changed something, with its answer. That is enough to go
+// on where the connection was: an agent keeps what it was not answered, and sends it again; a change is not
+// made twice, and what only reads or waits may be repeated. Values and an interface; told by HostedStores,
+// written by journal.h, told again into a SavedState. One thread.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace muster {
 
-/// A worker's channel: whose agent's, and which.
+/// A worker's connection: whose agent's, and its number there.
 struct ChannelName {
   membership::NodeId node;
   std::uint32_t channel = 0;
@@ -31,10 +31,10 @@ struct ChannelName {
   }
 };
 
-/// How far a channel has got.
+/// The last request of a connection that changed something.
 struct ChannelMark {
-  std::uint64_t end = 0;               ///< of the request, in bytes from the channel's beginning
-  std::string answer;                  ///< to it
+  std::uint64_t end = 0;               ///< its number
+  std::string answer;                  ///< to it; empty once the agent has it, or where there is none
   std::optional<std::string> barrier;  ///< its key: it waits there since, with no answer yet
 
   friend bool operator==(const ChannelMark&, const ChannelMark&) = default;
@@ -54,9 +54,9 @@ class HostedRecorder {
   virtual void hosted_began(std::string_view job, std::int64_t generation, std::uint64_t instance) = 0;
   virtual void hosted_ended(std::uint64_t instance) = 0;
   virtual void hosted_changed(std::uint64_t instance, const StoreChange& change) = 0;
-  /// What the channel asked for last is done. Belongs to the changes before it.
+  /// The connection's last change is made. Belongs to the changes before it.
   virtual void hosted_done(std::uint64_t instance, const ChannelName& name, const ChannelMark& mark) = 0;
-  /// The channel is no more, and nothing of it will be said again.
+  /// The connection is no more, and nothing of it will be sent again.
   virtual void hosted_gone(std::uint64_t instance, const ChannelName& name) = 0;
 };
 

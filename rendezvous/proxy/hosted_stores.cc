@@ -2,13 +2,121 @@
 #include "rendezvous/proxy/hosted_stores.h"
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "rendezvous/proxy/hosted_channel.h"
-
 namespace muster {
+namespace {
+
+using wire::Op;
+
+// While a connection has so many bytes of answers its requests are not run.
+constexpr std::size_t kMaxAnswerBytes = std::size_t{1} << 20;
+// Of a connection: requests that are not run. An agent has no more under way.
+constexpr std::size_t kMaxQueued = 256;
+// An agent hears at once that so much was done which has no answer, else with the next answer.
+constexpr std::uint64_t kMaxUntold = 64;
+constexpr std::size_t kMaxUntoldBytes = 65536;
+// Of memory, for a connection that has nothing: measured 1.4 KB, most of it two empty std::deque.
+constexpr std::size_t kConnectionBytes = 1536;
+
+bool is_change(Op op) {
+  switch (op) {
+    case Op::kSet:
+    case Op::kCompareSet:
+    case Op::kAdd:
+    case Op::kDeleteKey:
+    case Op::kAppend:
+    case Op::kMultiSet:
+    case Op::kQueuePush:
+    case Op::kQueuePop:
+    case Op::kBarrier:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+/// A connection of a worker.
+struct HostedStores::Connection {
+  Connection(AgentSession& whose, std::uint32_t its_number, ClientId id)
+      : agent(whose), number(its_number), client(id) {}
+
+  struct Answer {
+    std::uint64_t number;
+    std::string bytes;
+    std::size_t num_sent = 0;
+  };
+
+  AgentSession& agent;
+  std::uint32_t number;
+  ClientId client;
+  std::optional<Session> session;  // none: closed, and the agent does not know it yet
+  std::string reason;              // of that
+
+  std::uint64_t applied = 0;  // requests up to here were run, ever
+  ChannelMark last;           // the last change of these
+  bool recorded = false;      // the log has one
+
+  // Of the agent's present connection.
+  bool confirmed = true;           // it has named this one
+  std::uint64_t handled = 0;       // requests up to here were run, or were found to be done
+  std::uint64_t told = 0;          // the agent knows that these are done
+  std::size_t untold_bytes = 0;    // of requests since
+  std::uint64_t waiting = 0;       // number of a WAIT or BARRIER without an answer yet; 0: none
+  std::string partial;             // of the request after those in `queued`
+  std::deque<std::string> queued;  // requests from handled + 1, not run yet
+  std::deque<Answer> answers;
+  std::size_t queued_bytes = 0;
+  std::size_t answer_bytes = 0;
+  bool close_told = false;
+  bool in_turns = false;
+  std::size_t buffered_bytes = 0;
+
+  /// What has no answer is done up to here.
+  [[nodiscard]] std::uint64_t done() const { return waiting > 0 ? waiting - 1 : handled; }
+  [[nodiscard]] bool must_tell() const {
+    return done() - told >= kMaxUntold || (done() > told && untold_bytes >= kMaxUntoldBytes);
+  }
+  [[nodiscard]] bool has_output() const {
+    return !answers.empty() || must_tell() || (!session && !close_told);
+  }
+};
+
+/// What one agent has of a store.
+struct HostedStores::AgentSession {
+  AgentSession(Store& of, const membership::NodeId& whose) : store(of), node(whose) {}
+
+  Store& store;
+  membership::NodeId node;
+  std::optional<ConnectionId> link;
+  bool attached_told = false;
+  std::uint32_t num_awaited = 0;  // connections of workers that are still to be named
+  std::unordered_map<std::uint32_t, std::unique_ptr<Connection>> connections;
+  std::size_t num_open = 0;
+  std::deque<std::uint32_t> turns;  // connections with something to send
+};
+
+struct HostedStores::Store {
+  std::string job;
+  std::int64_t generation = 0;
+  std::uint64_t instance = 0;
+  StoreCore core;                        // outlives the sessions
+  std::optional<HostedChanges> changes;  // where there is a recorder
+  std::unordered_map<ClientId, Connection*> clients;
+  ClientId next_client = 0;
+  std::unordered_map<membership::NodeId, std::unique_ptr<AgentSession>, membership::NodeIdHash> agents;
+
+  [[nodiscard]] AgentSession& agent(const membership::NodeId& node) {
+    auto& found = agents[node];
+    if (!found) found = std::make_unique<AgentSession>(*this, node);
+    return *found;
+  }
+};
 
 HostedStores::HostedStores(const HostedStoresOptions& options, std::uint64_t first_instance)
     : options_(options), next_instance_(first_instance) {
@@ -25,51 +133,45 @@ const StoreCore* HostedStores::find(std::string_view job) const {
 
 std::string HostedStores::receive(ConnectionId from, const std::optional<Membership>& member,
                                   const control::Message& message) {
-  if (const auto* request = std::get_if<control::StoreAttach>(&message)) {
-    if (request->num_channels > 4 * options_.max_channels)
-      return fmt::format("it has {} channels, the limit is {} (--max-store-channels)", request->num_channels,
-                         options_.max_channels);
-    attach(from, member, *request);
+  const auto found = agents_.find(from);
+  AgentSession* agent = found == agents_.end() ? nullptr : found->second;
+  // Without one: sent before the agent heard that the generation is over.
+  if (const auto* m = std::get_if<control::StoreRequest>(&message))
+    return agent == nullptr ? std::string() : request(*agent, *m);
+  if (const auto* m = std::get_if<control::StoreOpen>(&message))
+    return agent == nullptr ? std::string() : open(*agent, *m);
+  if (const auto* m = std::get_if<control::StoreClose>(&message)) {
+    if (agent != nullptr) remove(*agent, m->connection);
     return {};
   }
-  const auto found = mounts_.find(from);
-  // Sent before the agent heard that the generation is over.
-  if (found == mounts_.end()) return {};
-  Mount& mount = *found->second;
-  if (mount.urgent.size() > 4 * options_.max_channels) return "it sends and reads nothing";
-  if (const auto* request = std::get_if<control::StoreOpen>(&message)) return open(mount, *request);
-  if (const auto* request = std::get_if<control::StoreBytes>(&message)) return bytes(mount, *request);
-  if (const auto* request = std::get_if<control::StoreCredit>(&message))
-    return bytes(mount, {request->channel, request->consumed, false, {}});
-  if (const auto* request = std::get_if<control::StoreClose>(&message)) {
-    forget(mount, request->channel);
-    say(mount, control::StoreClose{request->channel, {}});
+  if (const auto* m = std::get_if<control::StoreAttach>(&message)) {
+    if (m->num_connections > 4 * options_.max_channels)
+      return fmt::format("it has {} connections of workers, the limit is {} (--max-store-channels)",
+                         m->num_connections, options_.max_channels);
+    attach(from, member, *m);
     return {};
   }
   return fmt::format("an agent does not send {}", control::name_of(message));
 }
 
+// Agents.
+
 void HostedStores::attach(ConnectionId from, const std::optional<Membership>& member,
                           const control::StoreAttach& attach) {
-  std::string refusal;
-  if (!member || member->generation != attach.generation)
-    refusal = fmt::format("generation {} is over", attach.generation);
-  Store* store = nullptr;
-  if (member) {
-    auto found = stores_.find(member->job);
-    if (found != stores_.end() && found->second->generation != member->generation) {
-      over(member->job);
-      found = stores_.end();
-    }
-    if (found != stores_.end()) store = found->second.get();
-  }
-  const bool gone = attach.instance != 0 && (store == nullptr || store->instance != attach.instance);
-  if (refusal.empty() && (gone || attach.lost)) {
-    lost_ = member;
+  if (!member || member->generation != attach.generation) {
+    refused_.insert_or_assign(
+        from,
+        control::StoreRefused{attach.generation, fmt::format("generation {} is over", attach.generation)});
     return;
   }
-  if (!refusal.empty()) {
-    refused_.insert_or_assign(from, control::StoreRefused{attach.generation, std::move(refusal)});
+  auto found = stores_.find(member->job);
+  if (found != stores_.end() && found->second->generation != member->generation) {
+    over(member->job);
+    found = stores_.end();
+  }
+  Store* store = found == stores_.end() ? nullptr : found->second.get();
+  if (attach.instance != 0 && (store == nullptr || store->instance != attach.instance)) {
+    lost_ = member;
     return;
   }
   disconnected(from);
@@ -80,202 +182,73 @@ void HostedStores::attach(ConnectionId from, const std::optional<Membership>& me
     fresh->instance = next_instance_++;
     store = stores_.emplace(member->job, std::move(fresh)).first->second.get();
     if (recorder_ != nullptr) recorder_->hosted_began(store->job, store->generation, store->instance);
-    record(*store);
+    begin_recording(*store);
   }
-  Mount& mount = store->mount_of(member->node);
-  detach(mount);
-  mount.connection = from;
-  mounts_[from] = &mount;
-  mount.num_awaited = attach.num_channels;
-  mount.named.clear();
-  for (auto& [number, channel] : mount.channels) channel->confirmed = false;
-  if (mount.num_awaited == 0) forget_unnamed(mount);
-  say(mount, control::StoreAttached{attach.generation, store->instance,
-                                    static_cast<std::uint32_t>(options_.window_bytes), incarnation_});
+  AgentSession& agent = store->agent(member->node);
+  detach(agent);
+  agent.link = from;
+  agents_[from] = &agent;
+  agent.attached_told = false;
+  agent.num_awaited = attach.num_connections;
+  if (agent.num_awaited == 0) remove_unconfirmed(agent);
+  ready_.push_back(from);
 }
 
-std::string HostedStores::open(Mount& mount, const control::StoreOpen& open) {
-  const bool again = mount.num_awaited > 0;
-  if (again) mount.named.push_back(open.channel);
-  const auto found = mount.channels.find(open.channel);
-  if (again && open.incarnation != incarnation_) {
-    if (std::string error = begin_anew(mount, open); !error.empty()) return error;
-  } else if (found != mount.channels.end()) {
-    Channel& channel = *found->second;
-    if (!again || channel.confirmed) return fmt::format("channel {} is opened twice", open.channel);
-    if (!channel.stream.resume(open.received))
-      return fmt::format("channel {} cannot have received {} bytes", open.channel, open.received);
-    channel.stream.forget(open.received);
-    channel.confirmed = true;
-    say(mount, control::StoreCredit{open.channel, channel.stream.received(), tell_done(channel)});
-    make_ready(channel);
-  } else if (open.channel <= mount.highest) {
-    say(mount, control::StoreClose{open.channel, {}});
-  } else if (open.received > 0) {
-    return fmt::format("channel {} is new and has received {} bytes", open.channel, open.received);
-  } else {
-    mount.highest = open.channel;
-    if (!refuse_surplus(mount, open.channel)) {
-      create(mount, open.channel, 0);
-      if (again) say(mount, control::StoreCredit{open.channel});
+std::string HostedStores::open(AgentSession& agent, const control::StoreOpen& open) {
+  const bool again = agent.num_awaited > 0;
+  const auto found = agent.connections.find(open.connection);
+  if (found != agent.connections.end() && found->second->confirmed)
+    return fmt::format("connection {} is opened twice", open.connection);
+  if (found == agent.connections.end() && agent.connections.size() >= 2 * options_.max_channels)
+    return "it opens connections, and does not confirm that others are closed";
+  if (agent.turns.size() > 4 * options_.max_channels) return "it sends and reads nothing";
+  Connection& connection = found != agent.connections.end() ? *found->second : create(agent, open.connection);
+  connection.confirmed = true;
+  connection.applied = std::max(connection.applied, open.acked);
+  connection.handled = connection.told = open.acked;
+  connection.waiting = 0;
+  acknowledge(connection, open.acked);
+  if (connection.session) {
+    const std::size_t most_of_job = options_.limits.store.job.max_connections;
+    if (agent.num_open > options_.max_channels)
+      close(connection, fmt::format("this node has {} connections to the store, the limit is {} "
+                                    "(--max-store-channels)",
+                                    agent.num_open - 1, options_.max_channels));
+    else if (agent.store.clients.size() > most_of_job)
+      close(connection, fmt::format("the job has {} connections to its store, the limit is {} "
+                                    "(--max-job-connections)",
+                                    agent.store.clients.size() - 1, most_of_job));
+  }
+  count(connection);
+  make_ready(connection);
+  if (again && --agent.num_awaited == 0) remove_unconfirmed(agent);
+  keep_limit();
+  return {};
+}
+
+// The connection of a worker stays, but for what belongs to the agent's connection.
+void HostedStores::detach(AgentSession& agent) {
+  if (agent.link) agents_.erase(*agent.link);
+  agent.link.reset();
+  agent.turns.clear();
+  for (auto& [number, connection] : agent.connections) {
+    // Who waits at a barrier is counted there. Another wait is asked for again.
+    if (connection->waiting > 0 && !connection->last.barrier) {
+      agent.store.core.cancel_wait(connection->client);
+      connection->waiting = 0;
     }
+    connection->confirmed = connection->in_turns = connection->close_told = false;
+    connection->partial = std::string();
+    connection->queued = {};
+    connection->answers = {};
+    connection->queued_bytes = connection->answer_bytes = connection->untold_bytes = 0;
+    count(*connection);
   }
-  if (again && --mount.num_awaited == 0) forget_unnamed(mount);
-  return {};
-}
-
-bool HostedStores::refuse_surplus(Mount& mount, std::uint32_t number) {
-  const std::size_t most_of_job = options_.limits.store.job.max_connections;
-  std::string why;
-  if (mount.channels.size() >= options_.max_channels)
-    why = fmt::format("this node has {} connections to the store, the limit is {} (--max-store-channels)",
-                      mount.channels.size(), options_.max_channels);
-  else if (mount.store.clients.size() >= most_of_job)
-    why = fmt::format("the job has {} connections to its store, the limit is {} (--max-job-connections)",
-                      mount.store.clients.size(), most_of_job);
-  if (why.empty()) return false;
-  say(mount, control::StoreClose{number, std::move(why)});
-  return true;
-}
-
-HostedStores::Channel& HostedStores::create(Mount& mount, std::uint32_t number, std::uint64_t position) {
-  Store& store = mount.store;
-  const ClientId client = store.next_client++;
-  auto channel = std::make_unique<Channel>(mount, number, client, store.core, options_, position);
-  Channel& out = *channel;
-  store.clients.emplace(client, channel.get());
-  mount.channels.emplace(number, std::move(channel));
-  ++num_channels_;
-  return out;
-}
-
-// Where nothing outlives this process, what it has taken is safe with it.
-std::uint64_t HostedStores::tell_done(Channel& channel) const {
-  return channel.told_done = incarnation_ == 0 ? channel.stream.consumed() : channel.done;
-}
-
-bool HostedStores::credit_is_due(const Channel& channel) const {
-  return channel.stream.credit_is_due() ||
-         (incarnation_ != 0 && channel.done - channel.told_done >= options_.window_bytes / 2);
-}
-
-std::string HostedStores::bytes(Mount& mount, const control::StoreBytes& bytes) {
-  const auto found = mount.channels.find(bytes.channel);
-  if (found == mount.channels.end()) return {};  // it was closed while this was on its way
-  Channel& channel = *found->second;
-  if (!channel.stream.acknowledge(bytes.consumed))
-    return fmt::format("channel {} has consumed {} bytes that were not sent", bytes.channel, bytes.consumed);
-  channel.stream.forget(bytes.consumed);
-  if (!channel.stream.receive(bytes.bytes.size()))
-    return fmt::format("channel {} was sent more than its window of {} bytes (--store-window)", bytes.channel,
-                       options_.window_bytes);
-  if (channel.input.empty())
-    run(channel, bytes.bytes);
-  else {
-    channel.input += bytes.bytes;
-    run(channel, std::exchange(channel.input, {}));
-  }
-  deliver(mount.store);
-  return {};
-}
-
-void HostedStores::run(Channel& channel, std::string_view input) {
-  const std::size_t before = input.size();
-  Session::State state = channel.session.receive(input, channel.stream.writable(), effects_);
-  while (state == Session::State::kDeliver && num_buffered_ <= options_.max_buffered_bytes) {
-    deliver(channel.mount.store);
-    state = channel.session.receive(input, channel.stream.writable(), effects_);
-  }
-  channel.stream.consume(before - input.size());
-  if (state == Session::State::kClose) return close(channel, channel.session.close_reason());
-  channel.input.assign(input);
-  count(channel);
-  if (num_buffered_ > options_.max_buffered_bytes && close_largest(channel)) return;
-  if (channel.stream.num_unsent() > 0 || credit_is_due(channel)) make_ready(channel);
-}
-
-// Not who came last. True if that is `running`.
-bool HostedStores::close_largest(Channel& running) {
-  Channel* largest = &running;
-  for (const auto& [job, store] : stores_)
-    for (const auto& [id, channel] : store->clients)
-      if (channel->buffered_bytes > largest->buffered_bytes) largest = channel;
-  const bool own = largest == &running;
-  close(*largest,
-        fmt::format("unfinished requests and unread answers of all workers are {} bytes, the limit is {} "
-                    "(--max-buffered-bytes), and this one has the most",
-                    num_buffered_, options_.max_buffered_bytes));
-  return own;
-}
-
-// Brings what was just executed to the other clients concerned.
-void HostedStores::deliver(Store& store) {
-  if (effects_.empty()) return;
-  const auto put = [&](ClientId id, auto&& append) {
-    const auto found = store.clients.find(id);
-    if (found == store.clients.end()) return;
-    append(*found->second);
-    count(*found->second);
-    make_ready(*found->second);
-  };
-  for (const ClientId id : effects_.woken)
-    put(id, [&](Channel& channel) {
-      const auto& by = effects_.by_element;
-      const bool element = channel.session.shares_wait() && std::find(by.begin(), by.end(), id) != by.end();
-      channel.stream.writable().push_back(element ? wire::kElementCame : wire::kStopWaiting);
-      left_barrier(channel);
-    });
-  for (const WatchEvent& event : effects_.watched)
-    for (const ClientId id : event.clients)
-      put(id, [&](Channel& channel) { put_watch_event(channel.stream.writable(), event); });
-  effects_.clear();
-}
-
-void HostedStores::count(Channel& channel) {
-  std::size_t now = channel.input.size() + channel.session.num_pending_bytes() + channel.stream.num_bytes();
-  if (const auto& marks = channel.mount.marks; !marks.empty())
-    if (const auto found = marks.find(channel.number); found != marks.end())
-      now += found->second.answer.size();
-  num_buffered_ += now - std::exchange(channel.buffered_bytes, now);  // modulo 2^64: it may be less
-}
-
-void HostedStores::make_ready(Channel& channel) {
-  Mount& mount = channel.mount;
-  if (!channel.in_turn) mount.turns.push_back(channel.number);
-  channel.in_turn = true;
-  if (mount.connection) ready_.push_back(*mount.connection);
-}
-
-void HostedStores::say(Mount& mount, control::Message message) {
-  mount.urgent.push_back(std::move(message));
-  if (mount.connection) ready_.push_back(*mount.connection);
-}
-
-void HostedStores::close(Channel& channel, std::string reason) {
-  Mount& mount = channel.mount;
-  const std::uint32_t number = channel.number;
-  say(mount, control::StoreClose{number, std::move(reason)});
-  remove(mount, number);
-}
-
-void HostedStores::remove(Mount& mount, std::uint32_t number) {
-  const auto found = mount.channels.find(number);
-  if (found == mount.channels.end()) return;
-  num_buffered_ -= found->second->buffered_bytes;
-  mount.store.clients.erase(found->second->client);
-  mount.channels.erase(found);
-  --num_channels_;
-}
-
-void HostedStores::detach(Mount& mount) {
-  if (mount.connection) mounts_.erase(*mount.connection);
-  mount.connection.reset();
-  mount.urgent.clear();
 }
 
 void HostedStores::disconnected(ConnectionId id) {
-  const auto found = mounts_.find(id);
-  if (found != mounts_.end()) detach(*found->second);
+  const auto found = agents_.find(id);
+  if (found != agents_.end()) detach(*found->second);
   refused_.erase(id);
 }
 
@@ -283,12 +256,228 @@ void HostedStores::over(std::string_view job) {
   const auto found = stores_.find(job);
   if (found == stores_.end()) return;
   if (recorder_ != nullptr) recorder_->hosted_ended(found->second->instance);
-  for (auto& [node, mount] : found->second->mounts) {
-    detach(*mount);
-    for (const auto& [number, channel] : mount->channels) num_buffered_ -= channel->buffered_bytes;
-    num_channels_ -= mount->channels.size();
+  for (auto& [node, agent] : found->second->agents) {
+    if (agent->link) agents_.erase(*agent->link);
+    for (const auto& [number, connection] : agent->connections) num_buffered_ -= connection->buffered_bytes;
+    num_open_ -= agent->num_open;
   }
   stores_.erase(found);
+}
+
+// Connections of workers.
+
+HostedStores::Connection& HostedStores::create(AgentSession& agent, std::uint32_t number) {
+  Store& store = agent.store;
+  const ClientId client = store.next_client++;
+  auto made = std::make_unique<Connection>(agent, number, client);
+  Connection& out = *made;
+  out.session.emplace(client, store.core, options_.limits);
+  store.clients.emplace(client, made.get());
+  agent.connections.emplace(number, std::move(made));
+  ++agent.num_open;
+  ++num_open_;
+  return out;
+}
+
+void HostedStores::end_session(Connection& connection) {
+  if (!connection.session) return;
+  connection.session.reset();
+  connection.agent.store.clients.erase(connection.client);
+  --connection.agent.num_open;
+  --num_open_;
+}
+
+void HostedStores::close(Connection& connection, std::string reason) {
+  end_session(connection);
+  connection.reason = std::move(reason);
+  connection.partial = std::string();
+  connection.queued = {};
+  connection.queued_bytes = 0;
+  connection.waiting = 0;
+  count(connection);
+  make_ready(connection);
+}
+
+// The agent has no such connection any more.
+void HostedStores::remove(AgentSession& agent, std::uint32_t number) {
+  const auto found = agent.connections.find(number);
+  if (found == agent.connections.end()) return;
+  Connection& connection = *found->second;
+  end_session(connection);
+  num_buffered_ -= connection.buffered_bytes;
+  if (connection.recorded && recorder_ != nullptr)
+    recorder_->hosted_gone(agent.store.instance, {agent.node, number});
+  agent.connections.erase(found);
+}
+
+void HostedStores::remove_unconfirmed(AgentSession& agent) {
+  std::vector<std::uint32_t> gone;
+  for (const auto& [number, connection] : agent.connections)
+    if (!connection->confirmed) gone.push_back(number);
+  for (const std::uint32_t number : gone) remove(agent, number);
+}
+
+// Requests.
+
+std::string HostedStores::request(AgentSession& agent, const control::StoreRequest& request) {
+  const auto found = agent.connections.find(request.connection);
+  if (found == agent.connections.end()) return {};
+  Connection& connection = *found->second;
+  if (!connection.session) return {};  // it was closed while this was on its way
+  if (!connection.confirmed)
+    return fmt::format("connection {} is used and was not opened", request.connection);
+  const std::uint64_t expected = connection.handled + connection.queued.size() + 1;
+  if (request.number != expected)
+    return fmt::format("connection {} sends request {}, where {} is to come", request.connection,
+                       request.number, expected);
+  if (connection.queued.size() >= kMaxQueued)
+    return fmt::format("connection {} has {} requests under way, the limit", request.connection,
+                       connection.queued.size());
+  acknowledge(connection, request.acked);
+  const std::size_t max_bytes = options_.limits.wire.max_request_bytes;
+  if (connection.partial.size() + request.bytes.size() > max_bytes) {
+    close(connection, fmt::format("a request is longer than {} bytes", max_bytes));
+  } else if (request.more) {
+    connection.partial += request.bytes;
+    count(connection);
+  } else if (connection.partial.empty() && connection.queued.empty() &&
+             connection.answer_bytes < kMaxAnswerBytes) {
+    run(connection, request.bytes);
+  } else {
+    connection.partial += request.bytes;
+    connection.queued_bytes += connection.partial.size();
+    connection.queued.push_back(std::exchange(connection.partial, {}));
+    run_queued(connection);
+  }
+  keep_limit();
+  return {};
+}
+
+void HostedStores::run_queued(Connection& connection) {
+  while (!connection.queued.empty() && connection.answer_bytes < kMaxAnswerBytes) {
+    const std::string bytes = std::move(connection.queued.front());
+    connection.queued.pop_front();
+    connection.queued_bytes -= bytes.size();
+    run(connection, bytes);
+  }
+}
+
+// One request, which is the next of the agent's present connection.
+void HostedStores::run(Connection& connection, std::string_view bytes) {
+  const std::uint64_t number = ++connection.handled;
+  connection.untold_bytes += bytes.size();
+  const auto op = bytes.empty() ? Op::kPing : static_cast<Op>(bytes.front());
+  if (number <= connection.applied && is_change(op)) {
+    // It was made before. A change that has an answer is the last one until the agent has that.
+    if (number == connection.last.end && connection.last.barrier)
+      connection.waiting = number;
+    else if (number == connection.last.end && !connection.last.answer.empty())
+      answer(connection, number, connection.last.answer);
+  } else {
+    connection.applied = std::max(connection.applied, number);
+    Store& store = connection.agent.store;
+    std::string out;
+    std::string_view rest = bytes;
+    const std::uint64_t before = connection.session->num_requests();
+    const Session::State state = connection.session->receive(rest, out, effects_);
+    if (state == Session::State::kClose) {
+      close(connection, connection.session->close_reason());
+    } else if (!connection.session->between_requests() || connection.session->num_requests() != before + 1) {
+      close(connection, fmt::format("a message of {} bytes is not one request", bytes.size()));
+    } else {
+      connection.waiting =
+          (op == Op::kWait || op == Op::kBarrier) && store.core.waiting(connection.client) ? number : 0;
+      if (op == Op::kCancelWait) connection.last.barrier.reset();
+      if (is_change(op)) keep(connection, bytes, out);
+      if (!out.empty()) answer(connection, number, std::move(out));
+    }
+    deliver(store);
+  }
+  count(connection);
+  make_ready(connection);
+}
+
+// Beside the changes it made, which the core has told, so that both are in one frame of the log.
+void HostedStores::keep(Connection& connection, std::string_view request, std::string_view answer) {
+  ChannelMark& last = connection.last;
+  last.end = connection.handled;
+  last.answer = answer;
+  last.barrier.reset();
+  if (connection.waiting > 0) last.barrier = request.substr(9, wire::load_u64(request.data() + 1));
+  auto& changes = connection.agent.store.changes;
+  if (!changes || !changes->take_changed()) return;
+  connection.recorded = true;
+  record(connection);
+}
+
+void HostedStores::answer(Connection& connection, std::uint64_t number, std::string bytes) {
+  connection.answer_bytes += bytes.size();
+  connection.answers.push_back({number, std::move(bytes)});
+}
+
+// Brings what was just run to the other clients concerned.
+void HostedStores::deliver(Store& store) {
+  for (const ClientId id : effects_.woken) {
+    const auto found = store.clients.find(id);
+    if (found == store.clients.end()) continue;
+    Connection& connection = *found->second;
+    if (connection.last.barrier) {
+      connection.last.barrier.reset();
+      connection.last.answer.assign(1, wire::kStopWaiting);
+      if (connection.recorded) record(connection);
+    }
+    if (connection.waiting > 0 && connection.confirmed)
+      answer(connection, connection.waiting, std::string(1, wire::kStopWaiting));
+    connection.waiting = 0;
+    count(connection);
+    make_ready(connection);
+  }
+  effects_.clear();
+}
+
+// The agent has the answers up to here.
+void HostedStores::acknowledge(Connection& connection, std::uint64_t acked) {
+  if (acked < connection.last.end) return;
+  connection.last.answer.clear();
+  // It was given up before the process that knew of that ended.
+  if (connection.last.barrier && connection.waiting != connection.last.end) {
+    connection.last.barrier.reset();
+    connection.agent.store.core.cancel_wait(connection.client);
+  }
+}
+
+// Memory.
+
+void HostedStores::count(Connection& connection) {
+  const std::size_t now = kConnectionBytes + connection.partial.size() + connection.queued_bytes +
+                          connection.answer_bytes + connection.last.answer.size() + connection.reason.size();
+  num_buffered_ += now - std::exchange(connection.buffered_bytes, now);  // modulo 2^64: it may be less
+}
+
+// Not who came last is closed, but who has the most.
+void HostedStores::keep_limit() {
+  while (num_buffered_ > options_.max_buffered_bytes) {
+    Connection* largest = nullptr;
+    for (const auto& [job, store] : stores_)
+      for (const auto& [id, connection] : store->clients)
+        if (largest == nullptr || connection->buffered_bytes > largest->buffered_bytes) largest = connection;
+    if (largest == nullptr) return;
+    largest->answers = {};
+    largest->answer_bytes = 0;
+    close(*largest, fmt::format("requests and answers of all workers that are under way are {} bytes, the "
+                                "limit is {} (--max-buffered-bytes), and this one has the most",
+                                num_buffered_, options_.max_buffered_bytes));
+  }
+}
+
+// Output.
+
+void HostedStores::make_ready(Connection& connection) {
+  AgentSession& agent = connection.agent;
+  if (!connection.confirmed || !agent.link || connection.in_turns || !connection.has_output()) return;
+  connection.in_turns = true;
+  agent.turns.push_back(connection.number);
+  ready_.push_back(*agent.link);
 }
 
 std::vector<ConnectionId> HostedStores::take_ready() {
@@ -298,42 +487,101 @@ std::vector<ConnectionId> HostedStores::take_ready() {
 }
 
 bool HostedStores::next(ConnectionId to, control::Message& message) {
-  const auto found = mounts_.find(to);
-  if (found == mounts_.end()) return false;
-  Mount& mount = *found->second;
-  if (!mount.urgent.empty()) {
-    message = std::move(mount.urgent.front());
-    mount.urgent.pop_front();
+  const auto agent_found = agents_.find(to);
+  if (agent_found == agents_.end()) return false;
+  AgentSession& agent = *agent_found->second;
+  if (!std::exchange(agent.attached_told, true)) {
+    message = control::StoreAttached{agent.store.generation, agent.store.instance};
     return true;
   }
-  while (!mount.turns.empty()) {
-    const auto entry = mount.channels.find(mount.turns.front());
-    if (entry == mount.channels.end() || !entry->second->confirmed) {
-      if (entry != mount.channels.end()) entry->second->in_turn = false;
-      mount.turns.pop_front();
-      continue;
-    }
-    Channel& channel = *entry->second;
-    const std::string_view piece = channel.stream.sendable(kStoreChunkBytes);
-    const bool credit = credit_is_due(channel);
-    if (piece.empty()) {
-      channel.in_turn = false;
-      mount.turns.pop_front();
-      if (!credit) continue;
-      message = control::StoreCredit{channel.number, channel.stream.tell_consumed(), tell_done(channel)};
+  while (!agent.turns.empty()) {
+    const auto found = agent.connections.find(agent.turns.front());
+    agent.turns.pop_front();
+    if (found == agent.connections.end()) continue;
+    Connection& connection = *found->second;
+    connection.in_turns = false;
+    if (connection.answers.empty() && !connection.session) {
+      if (std::exchange(connection.close_told, true)) continue;
+      message = control::StoreClose{connection.number, connection.reason};
       return true;
     }
-    control::StoreBytes out{channel.number, channel.stream.tell_consumed(), false, std::string(piece),
-                            tell_done(channel)};
-    channel.stream.sent(piece.size());
-    out.whole = channel.stream.num_unsent() == 0;
-    // To the end of the line.
-    mount.turns.pop_front();
-    mount.turns.push_back(channel.number);
-    message = std::move(out);
+    if (connection.answers.empty() && !connection.must_tell()) continue;
+    // A message that is used again keeps its buffer.
+    if (!std::holds_alternative<control::StoreAnswer>(message)) message = control::StoreAnswer();
+    auto& out = std::get<control::StoreAnswer>(message);
+    out.connection = connection.number;
+    out.more = false;
+    out.bytes.clear();
+    if (connection.answers.empty()) {
+      out.number = connection.done();
+    } else {
+      Connection::Answer& answer = connection.answers.front();
+      out.number = answer.number;
+      const std::string_view piece = std::string_view(answer.bytes).substr(answer.num_sent, kStorePieceBytes);
+      out.bytes = piece;
+      answer.num_sent += piece.size();
+      out.more = answer.num_sent < answer.bytes.size();
+      if (!out.more) {
+        connection.answer_bytes -= answer.bytes.size();
+        connection.answers.pop_front();
+      }
+    }
+    if (!out.more) {
+      connection.told = out.number;
+      connection.untold_bytes = 0;
+      run_queued(connection);
+      count(connection);
+    }
+    make_ready(connection);
     return true;
   }
   return false;
+}
+
+// Across processes.
+
+void HostedStores::restore(std::uint64_t instance, SavedStore saved) {
+  over(saved.job);
+  auto fresh = std::make_unique<Store>();
+  Store& store = *fresh;
+  store.job = std::move(saved.job);
+  store.generation = saved.generation;
+  store.instance = instance;
+  store.core = std::move(saved.core);
+  stores_.emplace(store.job, std::move(fresh));
+  begin_recording(store);
+  for (auto& [name, last] : saved.marks) {
+    Connection& connection = create(store.agent(name.node), name.channel);
+    connection.confirmed = false;
+    connection.recorded = true;
+    connection.applied = last.end;
+    connection.last = std::move(last);
+    // It may be let out before its agent is back, and is not counted a second time.
+    if (connection.last.barrier) store.core.stay_at_barrier(connection.client, *connection.last.barrier);
+    count(connection);
+  }
+}
+
+void HostedStores::begin_recording(Store& store) {
+  if (recorder_ == nullptr) return;
+  store.changes.emplace(*recorder_, store.instance);
+  store.core.record_to(&*store.changes);
+}
+
+void HostedStores::record(const Connection& connection) {
+  const AgentSession& agent = connection.agent;
+  recorder_->hosted_done(agent.store.instance, {agent.node, connection.number}, connection.last);
+}
+
+void HostedStores::describe(HostedRecorder& to) const {
+  for (const auto& [job, store] : stores_) {
+    to.hosted_began(job, store->generation, store->instance);
+    HostedChanges changes(to, store->instance);
+    store->core.describe(changes);
+    for (const auto& [node, agent] : store->agents)
+      for (const auto& [number, connection] : agent->connections)
+        if (connection->recorded) to.hosted_done(store->instance, {node, number}, connection->last);
+  }
 }
 
 }  // namespace muster

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// StoreProxy: a TCPStore server on 127.0.0.1 for the workers of one node and one generation, which carries
-// their requests over the agent's control connection (StoreRelay). Owned by the launcher's rendezvous. One
-// loop, one thread; the loop outlives it. It keeps the loop busy until stop(). Failure: a worker that breaks
-// the protocol is closed and logged; the coordinator's "no" comes out of receive().
-// Costs (one client over loopback, 15 rounds of 400 by turns): a GET takes 42.5 us instead of musterd's 19.1,
-// that is 22.7 [21.5, 23.1] more, a SET 21.7 [20.7, 23.0] more: two more hops of one process each. See
-// scripts/bench store ("proxied").
+// StoreProxy: a TCPStore server on 127.0.0.1 for the workers of one node and one generation. It sends their
+// requests over the agent's control connection (RequestForwarder). Owned by the launcher's rendezvous. One
+// loop, one thread; the loop outlives it. It keeps the loop busy until it is destroyed. Failure: a worker
+// that breaks the protocol is closed and logged; the coordinator's "no" comes out of receive().
 #pragma once
 
 #include <chrono>
@@ -18,7 +15,7 @@
 
 #include "rendezvous/base/log.h"
 #include "rendezvous/protocol/control.h"
-#include "rendezvous/proxy/store_relay.h"
+#include "rendezvous/proxy/request_forwarder.h"
 
 namespace boost::asio {
 class io_context;
@@ -27,7 +24,7 @@ class io_context;
 namespace muster::net {
 
 struct StoreProxyOptions {
-  StoreRelayOptions relay;
+  RequestForwarderOptions requests;
   std::size_t max_connections = 65536;
   /// Unfinished requests, unread answers and what the coordinator has not taken, of all workers; the worker
   /// that goes beyond is closed.
@@ -48,7 +45,7 @@ class StoreProxy {
                                                                   std::int64_t generation, Uplink uplink,
                                                                   const StoreProxyOptions& options,
                                                                   const Log& log);
-  /// stop()s.
+  /// Closes every connection. Does not block; the loop drains by itself.
   ~StoreProxy();
   StoreProxy(const StoreProxy&) = delete;
   StoreProxy& operator=(const StoreProxy&) = delete;
@@ -61,16 +58,13 @@ class StoreProxy {
   void drained();
 
   /// The coordinator has the store: workers can be started.
-  [[nodiscard]] bool attached() const;
-  /// Closes every connection. Does not block; the loop drains by itself.
-  void stop();
-
-  [[nodiscard]] const StoreRelay& relay() const;
+  [[nodiscard]] bool attached() const { return requests().attached(); }
+  [[nodiscard]] const RequestForwarder& requests() const;
 
  private:
   class Impl;
-  explicit StoreProxy(std::shared_ptr<Impl> impl);
-  std::shared_ptr<Impl> impl_;
+  explicit StoreProxy(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace muster::net

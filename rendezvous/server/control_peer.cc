@@ -70,7 +70,7 @@ std::string ControlPeer::flush() {
     send_error_ = errno;
     return errno_error("send", send_error_).message;
   }
-  constexpr std::size_t kKeptBytes = 4096;
+  constexpr std::size_t kKeptBytes = 32768;
   if (out_.capacity() > kKeptBytes) out_ = std::string();
   out_.clear();
   sent_ = 0;

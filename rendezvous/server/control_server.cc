@@ -43,7 +43,7 @@ void ControlServer::Impl::start() {
   options_.state->saved().jobs.clear();
   jobs_.record_to(&options_.state->recorder());
   if (options_.state->keeps_hosted()) {
-    stores_.record_to(&options_.state->recorder(), auth::random_node_id().low | 1);
+    stores_.record_to(&options_.state->recorder());
     for (auto& [instance, saved] : std::exchange(options_.state->saved().hosted, {})) {
       const membership::Round* round = jobs_.find_round(saved.job);
       if (round != nullptr && round->phase == membership::Phase::kRunning &&
@@ -237,7 +237,10 @@ std::string ControlServer::Impl::take_up(ConnectionId id, const control::Message
     jobs_.receive(id, told, now(), effects_);
   } else if (!control::is_about_store(message))
     jobs_.receive(id, message, now(), effects_);
-  else if (error = stores_.receive(id, jobs_.member(id), message); error.empty()) {
+  else if (error = stores_.receive(
+               id, std::holds_alternative<control::StoreAttach>(message) ? jobs_.member(id) : std::nullopt,
+               message);
+           error.empty()) {
     const auto lost = stores_.take_lost();
     if (!lost) return error;
     jobs_.store_lost(*lost, now(), effects_);

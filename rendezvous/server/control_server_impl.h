@@ -77,6 +77,7 @@ class ControlServer::Impl final : public StateKeeper, public std::enable_shared_
   void carry_out(const Delivery& delivery);
   void flush(ConnectionId id, Connection& connection);
   void give_up(ConnectionId id, const ControlPeer& peer, Refusal kind, const std::string& reason);
+  void wait_writable(ConnectionId id, Connection& connection);
   void on_writable(ConnectionId id);
   void drop(ConnectionId id, const std::string& reason, membership::Break how = membership::Break::kEnd);
   void pump(ConnectionId id);

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/net/link_room.h"
 #include "rendezvous/server/control_server_impl.h"
 #include "rendezvous/server/store_inquiry.h"
 
@@ -127,13 +128,8 @@ void ControlServer::Impl::flush(ConnectionId id, Connection& connection) {
         fmt::format("unfinished messages and unread ones of all agents are {} bytes, the limit is {} "
                     "(--max-buffered-bytes)",
                     agents_.buffered_bytes() + parked_.num_bytes_of_ended(), options_.max_buffered_bytes));
-  } else if (peer.blocked() && !peer.waits_writable) {
-    peer.waits_writable = true;
-    connection.descriptor.async_wait(Descriptor::wait_write,
-                                     [weak = weak_from_this(), id](const auto& failed) {
-                                       const auto self = weak.lock();
-                                       if (self && !failed && !self->stopped_) self->on_writable(id);
-                                     });
+  } else if (peer.blocked()) {
+    wait_writable(id, connection);
   } else if (!peer.blocked() && peer.stage == Stage::kClosing) {
     ::shutdown(connection.descriptor.native_handle(), SHUT_WR);
   }
@@ -144,6 +140,14 @@ void ControlServer::Impl::give_up(ConnectionId id, const ControlPeer& peer, Refu
   refusals_.write(kind, fmt::format("closed {}: {}", peer.name(), reason));
   parked_.forget(id);
   broken_.emplace_back(id, reason, membership::Break::kEnd);
+}
+
+void ControlServer::Impl::wait_writable(ConnectionId id, Connection& connection) {
+  if (std::exchange(connection.peer.waits_writable, true)) return;
+  connection.descriptor.async_wait(Descriptor::wait_write, [weak = weak_from_this(), id](const auto& failed) {
+    const auto self = weak.lock();
+    if (self && !failed && !self->stopped_) self->on_writable(id);
+  });
 }
 
 void ControlServer::Impl::on_writable(ConnectionId id) {
@@ -180,7 +184,11 @@ void ControlServer::Impl::drop(ConnectionId id, const std::string& reason, membe
 
 void ControlServer::Impl::pump(ConnectionId id) {
   if (keeps_stores() && held()) return stores_.remember(id);  // until committed()
-  if (const auto connection = agents_.pump(id, stores_)) flush(id, *connection);
+  const auto connection = agents_.pump(id, stores_);
+  if (!connection) return;
+  const bool more = connection->peer.unsent_bytes() >= kLinkRoomBytes;
+  flush(id, *connection);
+  if (more) wait_writable(id, *connection);
 }
 
 // That a generation is over is told when it is recorded.

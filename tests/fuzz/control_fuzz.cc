@@ -101,7 +101,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (ConnectionId id = 0; id < 4; ++id) jobs.connected(id, id == 3 ? "b" : "a", "10.0.0.1");
   // The workers' stores hear what is theirs, by two nodes of one generation.
   HostedStoresOptions bounds;
-  bounds.window_bytes = 64;
   bounds.max_channels = 3;
   HostedStores stores(bounds, 1);
   std::size_t turn = data[1];

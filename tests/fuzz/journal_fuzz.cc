@@ -57,7 +57,7 @@ void go_on_with(SavedState& saved) {
 void go_on_with_hosted(SavedState& saved) {
   SavedState kept;
   HostedStores stores(HostedStoresOptions{}, 9);
-  stores.record_to(&kept, 9);
+  stores.record_to(&kept);
   const std::uint64_t instance = saved.hosted.begin()->first;
   const std::string job = saved.hosted.begin()->second.job;
   const std::int64_t generation = saved.hosted.begin()->second.generation;
@@ -72,11 +72,11 @@ void go_on_with_hosted(SavedState& saved) {
   const auto say = [&](const control::Message& message) { return stores.receive(1, member, message); };
   (void)say(control::StoreAttach{generation, instance, 2});
   const std::uint32_t number = back ? back->channel : 1;
-  (void)say(control::StoreOpen{number, 0, 8, 0});
-  (void)say(control::StoreOpen{number + 1, 0, 8, 5});
+  (void)say(control::StoreOpen{number, 0});
+  (void)say(control::StoreOpen{number + 1, 5});
   std::string ask;
   wire::encode({.op = wire::Op::kAdd, .key = "/n", .number = 1}, ask, wire::Generation::kRelayed);
-  (void)say(control::StoreBytes{number, 0, false, ask});
+  (void)say(control::StoreRequest{number, 1, 0, false, ask});
   control::Message message;
   while (stores.next(1, message)) {
   }

@@ -140,7 +140,7 @@ TEST_CASE("an agent whose words are long and come slowly is heard, until nothing
   house.wait(is_there);
 
   bytes.clear();
-  control::encode(control::Message(control::StoreBytes{1, 0, false, std::string(4096, 'x')}), bytes);
+  control::encode(control::Message(control::StoreAnswer{1, 1, false, std::string(4096, 'x')}), bytes);
   const Instant begin = SteadyClock::now();
   for (std::size_t i = 0; SteadyClock::now() < begin + 3s; ++i) {
     REQUIRE(i < bytes.size() - 1);

@@ -231,17 +231,9 @@ std::vector<Limit> channel_limits() {
                    attach(agent);
                    agent.say(control::StoreOpen{2, 0});
                    const auto closed = agent.expect<control::StoreClose>();
-                   REQUIRE(closed.channel == 2);
+                   REQUIRE(closed.connection == 2);
                    REQUIRE(agent.alive());
                    return closed.reason;
-                 }});
-  out.push_back({"--store-window", "4096", [](Musterd& daemon) {
-                   RawAgent agent(daemon.port());
-                   attach(agent);
-                   agent.say(control::StoreBytes{1, 0, false, std::string(5000, 'x')});
-                   std::string text = refused(agent);
-                   REQUIRE_THAT(daemon.wait_for_line("closed"), Catch::Contains("--store-window"));
-                   return text;
                  }});
   return out;
 }

@@ -107,9 +107,9 @@ TEST_CASE("a worker that is killed while it waits disappears from the coordinato
   StoreTalk second(house, a.proxy->port());
   first->send_wait("/k");
   second.send_wait("/k");
-  house.wait([&] { return num_channels(house) == 2 && a.proxy->relay().num_joined() == 1; });
+  house.wait([&] { return num_channels(house) == 2 && a.proxy->requests().num_connections() == 2; });
   first.reset();
-  house.wait([&] { return num_channels(house) == 1 && a.proxy->relay().num_workers() == 1; });
+  house.wait([&] { return num_channels(house) == 1 && a.proxy->requests().num_connections() == 1; });
   StoreTalk third(house, a.proxy->port());
   third.set("/k", "v");
   REQUIRE(second.receive(1) == std::string(1, '\0'));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RelayedNodes: nodes with workers, a coordinator with their store, and the connections in between, without
+// ProxiedNodes: nodes with workers, a coordinator with their store, and the connections in between, without
 // sockets: messages lie in queues until a test lets them through. The coordinator may have a state log, whose
 // disk is a string. For tests.
 #pragma once
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "rendezvous/proxy/hosted_stores.h"
-#include "rendezvous/proxy/store_relay.h"
+#include "rendezvous/proxy/request_forwarder.h"
 #include "rendezvous/wal/saved_state.h"
 #include "tests/support/catch.h"
 
@@ -37,11 +37,11 @@ inline wire::Request wait_for(const std::vector<std::string_view>& keys) {
   return {.op = wire::Op::kWait, .items = keys};
 }
 
-class RelayedNodes;
+class ProxiedNodes;
 
 class Worker {
  public:
-  Worker(RelayedNodes& nodes, std::size_t node, StoreRelay::WorkerId id)
+  Worker(ProxiedNodes& nodes, std::size_t node, RequestForwarder::Number id)
       : nodes_(&nodes), node_(node), id_(id) {}
 
   void feed(std::string_view bytes);
@@ -57,38 +57,31 @@ class Worker {
   void read_on();
   /// Why it was closed.
   std::string closed();
-  [[nodiscard]] StoreRelay::WorkerId id() const { return id_; }
+  [[nodiscard]] RequestForwarder::Number id() const { return id_; }
 
  private:
-  RelayedNodes* nodes_;
+  ProxiedNodes* nodes_;
   std::size_t node_;
-  StoreRelay::WorkerId id_;
+  RequestForwarder::Number id_;
 };
 
-class RelayedNodes {
+class ProxiedNodes {
  public:
-  static constexpr std::size_t kWindow = 64 << 10;
-  static HostedStoresOptions small() {
-    HostedStoresOptions out;
-    out.window_bytes = kWindow;
-    return out;
-  }
-
   enum class Log { kNone, kKept };
 
-  explicit RelayedNodes(std::size_t count, const HostedStoresOptions& options = small(), Log log = Log::kNone)
+  explicit ProxiedNodes(std::size_t count, const HostedStoresOptions& options = {}, Log log = Log::kNone)
       : options_(options), kept_(log == Log::kKept) {
     start_coordinator();
     nodes_.resize(count);
     for (std::size_t i = 0; i < count; ++i) {
-      nodes_[i].relay = std::make_unique<StoreRelay>(generation_, StoreRelayOptions{});
+      nodes_[i].forwarder = std::make_unique<RequestForwarder>(generation_, RequestForwarderOptions{});
       link(i);
     }
     run();
   }
 
   Worker worker(std::size_t node, bool modern = true) {
-    Worker out(*this, node, nodes_[node].relay->open());
+    Worker out(*this, node, nodes_[node].forwarder->open());
     nodes_[node].workers.resize(std::max<std::size_t>(nodes_[node].workers.size(), out.id() + 1));
     if (modern) out.send({.op = wire::Op::kValidate, .number = wire::kMagic});
     return out;
@@ -113,11 +106,12 @@ class RelayedNodes {
     while (done < count && node.linked) {
       control::Message message;
       bool any = false;
-      if (node.relay->next(message)) {
-        if (const auto* bytes = std::get_if<control::StoreBytes>(&message)) node.last_sender = bytes->channel;
+      if (node.forwarder->next(message)) {
+        if (const auto* sent = std::get_if<control::StoreRequest>(&message))
+          node.last_sender = sent->connection;
         const std::string broken = stores_->receive(number, member(number), coded(message));
         for (const auto& [to, refused] : stores_->take_refused())
-          if (const auto said = nodes_[to].relay->receive(refused); !said && nodes_[to].error.empty())
+          if (const auto said = nodes_[to].forwarder->receive(refused); !said && nodes_[to].error.empty())
             nodes_[to].error = said.error().message;
         if (!broken.empty()) FAIL(broken);
         any = true;
@@ -128,7 +122,7 @@ class RelayedNodes {
         commit();
       }
       if (done < count && stores_->next(number, message)) {
-        if (const auto received = node.relay->receive(coded(message)); !received && node.error.empty())
+        if (const auto received = node.forwarder->receive(coded(message)); !received && node.error.empty())
           node.error = received.error().message;
         any = true;
         ++done;
@@ -139,7 +133,7 @@ class RelayedNodes {
     return done;
   }
 
-  /// Messages from the node until the worker's first bytes are among them.
+  /// Messages from the node until the worker's first request is among them.
   int sent_before_answer(std::size_t number, const Worker& worker) {
     Node& node = nodes_[number];
     for (int i = 1; i < 100; ++i) {
@@ -151,12 +145,12 @@ class RelayedNodes {
 
   void break_link(std::size_t number) {
     nodes_[number].linked = false;
-    nodes_[number].relay->disconnected();
+    nodes_[number].forwarder->disconnected();
     stores_->disconnected(number);
   }
   void link(std::size_t number) {
     nodes_[number].linked = true;
-    nodes_[number].relay->connected();
+    nodes_[number].forwarder->connected();
   }
   void restart_coordinator() {
     next_instance_ += 1000;
@@ -197,13 +191,13 @@ class RelayedNodes {
   /// The node takes part in the present generation.
   void renew(std::size_t number) {
     nodes_[number] = {};
-    nodes_[number].relay = std::make_unique<StoreRelay>(generation_, StoreRelayOptions{});
+    nodes_[number].forwarder = std::make_unique<RequestForwarder>(generation_, RequestForwarderOptions{});
     stores_->disconnected(number);
     link(number);
     run();
   }
 
-  [[nodiscard]] StoreRelay& relay(std::size_t node) { return *nodes_[node].relay; }
+  [[nodiscard]] RequestForwarder& forwarder(std::size_t node) { return *nodes_[node].forwarder; }
   [[nodiscard]] const HostedStores& stores() const { return *stores_; }
   [[nodiscard]] std::optional<Membership> take_lost() { return stores_->take_lost(); }
   [[nodiscard]] const StoreCore& store() const { return *stores_->find("job"); }
@@ -219,7 +213,7 @@ class RelayedNodes {
     bool open = true;
   };
   struct Node {
-    std::unique_ptr<StoreRelay> relay;
+    std::unique_ptr<RequestForwarder> forwarder;
     std::vector<Peer> workers;  // by id
     bool linked = false;
     std::uint32_t last_sender = 0;
@@ -230,7 +224,7 @@ class RelayedNodes {
     stores_ = std::make_unique<HostedStores>(options_, next_instance_);
     if (!kept_) return;
     SavedState former = saved();
-    stores_->record_to(&records_, next_instance_);
+    stores_->record_to(&records_);
     for (auto& [instance, store] : former.hosted) stores_->restore(instance, std::move(store));
   }
 
@@ -252,23 +246,23 @@ class RelayedNodes {
 
   // What a StoreProxy does.
   static void serve(Node& node) {
-    for (auto touched = node.relay->take_touched(); !touched.empty(); touched = node.relay->take_touched())
-      for (const auto id : touched) serve(node, id);
+    for (auto ready = node.forwarder->take_ready(); !ready.empty(); ready = node.forwarder->take_ready())
+      for (const auto id : ready) serve(node, id);
   }
-  static void serve(Node& node, StoreRelay::WorkerId id) {
+  static void serve(Node& node, RequestForwarder::Number id) {
     Peer& peer = node.workers[id];
     if (!peer.open) return;
     if (peer.reads) {
-      const std::string bytes(node.relay->answers(id));
+      const std::string bytes(node.forwarder->answers(id));
       peer.output += bytes;
-      if (!bytes.empty()) node.relay->consumed(id, bytes.size());
+      if (!bytes.empty()) node.forwarder->consumed(id, bytes.size());
     }
     const std::string input = std::exchange(peer.input, {});
     std::string_view rest = input;
-    if (node.relay->receive(id, rest) == StoreRelay::State::kClose) {
-      peer.closed = node.relay->reason(id);
+    if (node.forwarder->receive(id, rest) == RequestForwarder::State::kClose) {
+      peer.closed = node.forwarder->reason(id);
       peer.open = false;
-      node.relay->close(id);
+      node.forwarder->close(id);
       return;
     }
     peer.input = rest;
@@ -288,15 +282,15 @@ class RelayedNodes {
 inline void Worker::feed(std::string_view bytes) {
   auto& node = nodes_->nodes_[node_];
   node.workers[id_].input += bytes;
-  RelayedNodes::serve(node, id_);
-  RelayedNodes::serve(node);
+  ProxiedNodes::serve(node, id_);
+  ProxiedNodes::serve(node);
 }
 inline std::string Worker::take() {
   return std::exchange(nodes_->nodes_[node_].workers[id_].output, {});
 }
 inline void Worker::close() {
   nodes_->nodes_[node_].workers[id_].open = false;
-  nodes_->nodes_[node_].relay->close(id_);
+  nodes_->nodes_[node_].forwarder->close(id_);
 }
 inline void Worker::stop_reading() {
   nodes_->nodes_[node_].workers[id_].reads = false;
@@ -304,7 +298,7 @@ inline void Worker::stop_reading() {
 inline void Worker::read_on() {
   auto& node = nodes_->nodes_[node_];
   node.workers[id_].reads = true;
-  RelayedNodes::serve(node, id_);
+  ProxiedNodes::serve(node, id_);
 }
 inline std::string Worker::closed() {
   return nodes_->nodes_[node_].workers[id_].closed;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The workers of several nodes against the coordinator's store, without sockets: StoreRelay and HostedStores
-// with connections in between that can be slow, or break.
-#include "rendezvous/proxy/store_relay.h"
+// The workers of several nodes against the coordinator's store, without sockets: RequestForwarder and
+// HostedStores with connections in between that can be slow, or break.
+#include "rendezvous/proxy/request_forwarder.h"
 
 #include <string>
 #include <string_view>
@@ -9,14 +9,14 @@
 
 #include "rendezvous/proxy/hosted_stores.h"
 #include "tests/support/catch.h"
-#include "tests/support/relayed_nodes.h"
+#include "tests/support/proxied_nodes.h"
 
 using namespace muster;
 using namespace muster::test;
 using wire::Op;
 
 TEST_CASE("workers of two nodes share one store through their agents") {
-  RelayedNodes nodes(2);
+  ProxiedNodes nodes(2);
   Worker a = nodes.worker(0);
   Worker b = nodes.worker(1);
   a.send({.op = Op::kPing, .number = 77});
@@ -40,7 +40,7 @@ TEST_CASE("workers of two nodes share one store through their agents") {
 }
 
 TEST_CASE("requests sent in one go are answered in their order") {
-  RelayedNodes nodes(1);
+  ProxiedNodes nodes(1);
   Worker a = nodes.worker(0);
   std::string all;
   wire::encode({.op = Op::kSet, .key = "/k", .value = "1"}, all);
@@ -60,16 +60,15 @@ TEST_CASE("requests sent in one go are answered in their order") {
                           std::string(1, wire::kReady));
 }
 
-TEST_CASE("many workers of a node that wait for one key wait once at the coordinator") {
-  RelayedNodes nodes(2);
+TEST_CASE("many workers of a node that wait for the same keys are all woken by the last of them") {
+  ProxiedNodes nodes(2);
   std::vector<Worker> workers;
   for (int i = 0; i < 20; ++i) {
     workers.push_back(nodes.worker(0));
     workers.back().send(wait_for({"/a", "/b"}));
   }
   nodes.run();
-  REQUIRE(nodes.store().num_waiting() == 1);
-  REQUIRE(nodes.relay(0).num_joined() == 19);
+  REQUIRE(nodes.store().num_waiting() == 20);
   Worker other = nodes.worker(1);
   other.send({.op = Op::kSet, .key = "/a", .value = ""});
   nodes.run();
@@ -77,27 +76,27 @@ TEST_CASE("many workers of a node that wait for one key wait once at the coordin
   other.send({.op = Op::kSet, .key = "/b", .value = ""});
   nodes.run();
   for (Worker& worker : workers) REQUIRE(worker.take() == kStop);
-  REQUIRE(nodes.relay(0).num_waits() == 0);
-  REQUIRE(nodes.relay(0).num_joined() == 0);
 }
 
 TEST_CASE("a worker that gives up or dies while it waits leaves the others waiting, and nothing behind") {
-  RelayedNodes nodes(1);
+  ProxiedNodes nodes(1);
   Worker first = nodes.worker(0);
   Worker second = nodes.worker(0);
   Worker third = nodes.worker(0);
   for (Worker* worker : {&first, &second, &third}) worker->send(wait_for({"/k"}));
   nodes.run();
-  SECTION("the one who waits for all gives up") {
+  SECTION("one gives up") {
     first.send({.op = Op::kCancelWait});
     nodes.run();
     REQUIRE(first.take() == kCanceled);
   }
-  SECTION("it dies") {
+  SECTION("it dies, with something to say after its wait") {
+    first.send({.op = Op::kSet, .key = "/late", .value = "v"});
     first.close();
     nodes.run();
+    REQUIRE(nodes.store().get("/late") == "v");
   }
-  REQUIRE(nodes.store().num_waiting() == 1);
+  REQUIRE(nodes.store().num_waiting() == 2);
   second.close();
   nodes.run();
   REQUIRE(nodes.store().num_waiting() == 1);
@@ -114,23 +113,88 @@ TEST_CASE("a worker that gives up or dies while it waits leaves the others waiti
   REQUIRE(nodes.store().num_waits() == 0);
 }
 
-TEST_CASE("one of those who joined a wait may give up alone") {
-  RelayedNodes nodes(1);
-  Worker first = nodes.worker(0);
-  Worker second = nodes.worker(0);
-  first.send(wait_for({"/k"}));
-  second.send(wait_for({"/k"}));
-  second.send({.op = Op::kCancelWait});
-  REQUIRE(second.take() == kCanceled);
-  nodes.run();
-  second.send({.op = Op::kSet, .key = "/k", .value = "v"});
-  nodes.run();
-  REQUIRE(first.take() == kStop);
-  REQUIRE(second.take().empty());
+// The opcodes of the requests that a forwarder sends while nothing is answered, from the first of them.
+TEST_CASE("requests are under way together as far as a repetition cannot change an answer") {
+  RequestForwarder forwarder(0, {});
+  const auto connection = forwarder.open();
+  forwarder.connected();
+  control::Message message;
+  while (forwarder.next(message)) REQUIRE_FALSE(std::holds_alternative<control::StoreRequest>(message));
+  REQUIRE_OK(forwarder.receive(control::StoreAttached{0, 1}));
+  std::string all;
+  const auto say = [&](const wire::Request& request) { wire::encode(request, all); };
+  const std::string_view key = "/k";
+  say({.op = Op::kValidate, .number = wire::kMagic});
+  say({.op = Op::kSet, .key = key, .value = "1"});
+  say({.op = Op::kSet, .key = key, .value = "2"});
+  say({.op = Op::kGet, .key = key});
+  say({.op = Op::kCheck, .items = {&key, 1}});
+  say({.op = Op::kAppend, .key = key, .value = "3"});
+  say({.op = Op::kAdd, .key = key, .number = 1});
+  say({.op = Op::kSet, .key = key, .value = "4"});
+  std::string_view input = all;
+  REQUIRE(forwarder.receive(connection, input) == RequestForwarder::State::kNeedInput);
+  const auto sent = [&] {
+    std::string ops;
+    while (forwarder.next(message)) {
+      const auto& request = std::get<control::StoreRequest>(message);
+      ops += std::to_string(request.number) + ":" +
+             std::string(wire::op_info(static_cast<Op>(request.bytes.at(0))).name) + " ";
+    }
+    return ops;
+  };
+  REQUIRE(sent() == "1:SET 2:SET 3:GET 4:CHECK ");
+  REQUIRE_OK(forwarder.receive(control::StoreAnswer{connection, 3, false, "x"}));
+  REQUIRE(sent().empty());
+  SECTION("what is not answered is sent again over a new connection") {
+    forwarder.disconnected();
+    forwarder.connected();
+    REQUIRE(forwarder.next(message));
+    REQUIRE(message == control::Message(control::StoreAttach{0, 1, 1}));
+    REQUIRE(forwarder.next(message));
+    REQUIRE(message == control::Message(control::StoreOpen{connection, 3}));
+    REQUIRE(sent().empty());
+    REQUIRE_OK(forwarder.receive(control::StoreAttached{0, 1}));
+    REQUIRE(sent() == "4:CHECK ");
+  }
+  REQUIRE_OK(forwarder.receive(control::StoreAnswer{connection, 4, false, "y"}));
+  REQUIRE(forwarder.answers(connection) == "xy");
+  REQUIRE(sent() == "5:APPEND 6:ADD ");
+  REQUIRE_OK(forwarder.receive(control::StoreAnswer{connection, 6, false, "z"}));
+  REQUIRE(sent() == "7:SET ");
+  REQUIRE_OK(forwarder.receive(control::StoreAnswer{connection, 7, false, ""}));
+  REQUIRE(forwarder.num_buffered_bytes(connection) == 3);
+}
+
+TEST_CASE("a coordinator that answers what was not asked, or leaves an answer out, is told so") {
+  RequestForwarder forwarder(0, {});
+  const auto connection = forwarder.open();
+  forwarder.connected();
+  REQUIRE_OK(forwarder.receive(control::StoreAttached{0, 1}));
+  std::string all;
+  wire::encode({.op = Op::kValidate, .number = wire::kMagic}, all);
+  wire::encode({.op = Op::kGet, .key = "/k"}, all);
+  wire::encode({.op = Op::kGet, .key = "/k"}, all);
+  std::string_view input = all;
+  REQUIRE(forwarder.receive(connection, input) == RequestForwarder::State::kNeedInput);
+  control::Message message;
+  while (forwarder.next(message)) {
+  }
+  const auto said = [&](const control::StoreAnswer& answer) {
+    const auto received = forwarder.receive(answer);
+    return received ? std::string() : received.error().message;
+  };
+  REQUIRE(said({connection, 3, false, "x"}) ==
+          "the coordinator's store: it answers request 3 of connection 1, of which 1 to 2 are under way");
+  REQUIRE(said({connection, 2, false, "x"}) ==
+          "the coordinator's store: it leaves out the answer to request 1 of connection 1");
+  REQUIRE(said({connection, 1, false, ""}) ==
+          "the coordinator's store: its answer to request 1 of connection 1 has 0 bytes");
+  REQUIRE(said({99, 1, false, "x"}).empty());  // closed meanwhile
 }
 
 TEST_CASE("a wake-up that crosses a cancel comes before its answer") {
-  RelayedNodes nodes(2);
+  ProxiedNodes nodes(2);
   Worker a = nodes.worker(0);
   Worker b = nodes.worker(1);
   a.send(wait_for({"/k"}));
@@ -145,8 +209,8 @@ TEST_CASE("a wake-up that crosses a cancel comes before its answer") {
   REQUIRE(a.take() == text(""));
 }
 
-TEST_CASE("an element of a queue wakes one of those who wait for it together") {
-  RelayedNodes nodes(2);
+TEST_CASE("an element of a queue wakes one of those who wait for it") {
+  ProxiedNodes nodes(2);
   std::vector<Worker> workers;
   for (int i = 0; i < 3; ++i) {
     workers.push_back(nodes.worker(0));
@@ -164,7 +228,6 @@ TEST_CASE("an element of a queue wakes one of those who wait for it together") {
   workers[0].send({.op = Op::kQueuePop, .key = "/q"});
   nodes.run();
   REQUIRE(workers[0].take() == number(1) + text("x"));
-  // From now on each waits on its own.
   REQUIRE(nodes.store().num_waiting() == 2);
   push();
   REQUIRE(workers[1].take() == kStop);
@@ -179,7 +242,7 @@ TEST_CASE("an element of a queue wakes one of those who wait for it together") {
 }
 
 TEST_CASE("a barrier opens for workers of all nodes, and can be given up") {
-  RelayedNodes nodes(2);
+  ProxiedNodes nodes(2);
   Worker a = nodes.worker(0);
   Worker b = nodes.worker(1);
   a.send({.op = Op::kBarrier, .key = "/b", .number = 3});
@@ -194,31 +257,24 @@ TEST_CASE("a barrier opens for workers of all nodes, and can be given up") {
   REQUIRE(b.take() == kStop);
 }
 
-TEST_CASE("old clients watch keys and give up waits without a word") {
+TEST_CASE("old clients give up waits without a word, and are told that keys cannot be watched") {
   constexpr auto kOld = wire::Generation::kTorch20;
-  RelayedNodes nodes(2);
-  Worker watcher = nodes.worker(0, false);
-  watcher.send({.op = Op::kWatchKey, .key = "/k"}, kOld);
-  nodes.run();
-  REQUIRE(watcher.take() == std::string(1, wire::kWatchRegistered));
+  ProxiedNodes nodes(2);
   Worker old = nodes.worker(1, false);
   old.send(wait_for({"/missing"}), kOld);
   nodes.run();
-  old.send({.op = Op::kSet, .key = "/k", .value = "v"}, kOld);
-  nodes.run();
   old.send({.op = Op::kSet, .key = "/missing", .value = ""}, kOld);
-  old.send({.op = Op::kGet, .key = "/k"}, kOld);
+  old.send({.op = Op::kGet, .key = "/missing"}, kOld);
   nodes.run();
-  REQUIRE(old.take() == text("v"));
-  REQUIRE(watcher.take() == std::string(1, '\1') + text("/k") + text("") + text("v"));
+  REQUIRE(old.take() == text(""));
   REQUIRE(nodes.store().num_waiting() == 0);
-  watcher.close();
-  nodes.run();
-  REQUIRE(nodes.store().num_waits() == 0);
+  Worker watcher = nodes.worker(0, false);
+  watcher.send({.op = Op::kWatchKey, .key = "/k"}, kOld);
+  REQUIRE(watcher.closed().starts_with("WATCH_KEY"));
 }
 
 TEST_CASE("a large value goes in pieces between which others have their turn") {
-  RelayedNodes nodes(1);
+  ProxiedNodes nodes(1);
   Worker big = nodes.worker(0);
   Worker small = nodes.worker(0);
   const std::string value(std::size_t{3} << 20, 'x');
@@ -233,32 +289,35 @@ TEST_CASE("a large value goes in pieces between which others have their turn") {
   REQUIRE(big.take() == text(value));
 }
 
-TEST_CASE(
-    "a client that does not read is sent no more than its window, however often the connection breaks") {
-  RelayedNodes nodes(1);
+TEST_CASE("of a worker that sends and does not read a bounded number of answers is held, on both sides") {
+  ProxiedNodes nodes(1);
   Worker slow = nodes.worker(0);
-  const std::string value(std::size_t{2} << 20, 'x');
+  const std::string value(std::size_t{256} << 10, 'x');
   slow.send({.op = Op::kSet, .key = "/big", .value = value});
-  nodes.run();
   slow.stop_reading();
-  slow.send({.op = Op::kGet, .key = "/big"});
-  for (int i = 0; i < 5; ++i) {
+  constexpr std::size_t kNumReads = 200;
+  for (std::size_t i = 0; i < kNumReads; ++i) slow.send({.op = Op::kGet, .key = "/big"});
+  constexpr std::size_t kMost =
+      RequestForwarder::kMaxUnreadBytes + (RequestForwarder::kMaxReads + 1) * ((std::size_t{256} << 10) + 8);
+  for (int i = 0; i < 3; ++i) {
     nodes.run();
-    REQUIRE(nodes.relay(0).answers(slow.id()).size() == RelayedNodes::kWindow);
+    REQUIRE(nodes.forwarder(0).num_buffered_bytes(slow.id()) < kMost + RequestForwarder::kMaxRequests * 20);
+    REQUIRE(nodes.stores().num_buffered_bytes() < (std::size_t{2} << 20));
     nodes.break_link(0);
     nodes.link(0);
   }
-  nodes.run();
   slow.read_on();
   nodes.run();
-  REQUIRE(slow.take() == text(value));
+  const std::string got = slow.take();
+  REQUIRE(got.size() == kNumReads * (8 + value.size()));
+  REQUIRE(got.ends_with(text(value)));
 }
 
 TEST_CASE("a broken connection loses and repeats nothing") {
   // Wherever it breaks: after so many messages one way and the other.
-  for (int lost_at = 0; lost_at < 14; ++lost_at) {
+  for (int lost_at = 0; lost_at < 40; ++lost_at) {
     CAPTURE(lost_at);
-    RelayedNodes nodes(2);
+    ProxiedNodes nodes(2);
     Worker a = nodes.worker(0);
     Worker b = nodes.worker(0);
     Worker c = nodes.worker(0);
@@ -297,12 +356,12 @@ TEST_CASE("a broken connection loses and repeats nothing") {
     late.close();
     nodes.run();
     REQUIRE(nodes.stores().num_channels() == 1);
-    REQUIRE(nodes.relay(0).num_workers() == 0);
+    REQUIRE(nodes.forwarder(0).num_connections() == 0);
   }
 }
 
 TEST_CASE("a new coordinator has not the former one's store, which is a member's to be told") {
-  RelayedNodes nodes(1);
+  ProxiedNodes nodes(1);
   Worker a = nodes.worker(0);
   a.send(wait_for({"/k"}));
   nodes.run();
@@ -320,7 +379,7 @@ TEST_CASE("a new coordinator has not the former one's store, which is a member's
 }
 
 TEST_CASE("workers of a generation that is over are refused, and its store is gone") {
-  RelayedNodes nodes(2);
+  ProxiedNodes nodes(2);
   Worker a = nodes.worker(0);
   a.send({.op = Op::kSet, .key = "/k", .value = "old"});
   nodes.run();
@@ -341,10 +400,10 @@ TEST_CASE("workers of a generation that is over are refused, and its store is go
 }
 
 TEST_CASE("a request that the store refuses closes that worker with the reason") {
-  HostedStoresOptions options = RelayedNodes::small();
+  HostedStoresOptions options;
   options.limits.store.job.max_keys = 2;
   options.max_channels = 3;
-  RelayedNodes nodes(1, options);
+  ProxiedNodes nodes(1, options);
   Worker a = nodes.worker(0);
   Worker b = nodes.worker(0);
   for (const std::string key : {"/1", "/2", "/3"}) a.send({.op = Op::kSet, .key = key, .value = ""});
@@ -359,6 +418,7 @@ TEST_CASE("a request that the store refuses closes that worker with the reason")
   nodes.run();
   REQUIRE((c.closed().empty() && d.closed().empty()));
   REQUIRE(e.closed().find("--max-store-channels") != std::string::npos);
+  REQUIRE(nodes.stores().num_channels() == 3);
   b.send(wait_for({"/9"}));
   b.send({.op = Op::kGetNumKeys});
   nodes.run();

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "rendezvous/proxy/hosted_stores.h"
-#include "rendezvous/proxy/store_relay.h"
+#include "rendezvous/proxy/request_forwarder.h"
 #include "rendezvous/store/session.h"
 #include "rendezvous/wal/saved_state.h"
 
@@ -47,7 +47,7 @@ SessionLimits limits() {
 struct Said {
   std::string out;
   std::string closed;
-  bool waits = false;         // with more to say
+  bool waits = false;         // at the end; there may be more behind it
   std::size_t num_bytes = 0;  // in the store afterwards
 };
 
@@ -65,21 +65,21 @@ Said direct(std::string_view bytes) {
 }
 
 // A node with its workers, and the coordinator.
-class House {
+class Node {
  public:
-  House() : relay_(3, {limits().wire, limits().legacy}) {
+  Node() : forwarder_(3, {limits().wire, limits().legacy}) {
     start_coordinator();
     connect();
   }
 
-  StoreRelay::WorkerId open() {
+  RequestForwarder::Number open() {
     run({});
     said_.resize(said_.size() + 1);
-    return relay_.open();
+    return forwarder_.open();
   }
 
   /// All of it, in pieces of random length where there is a generator; with it connections break too.
-  void say(StoreRelay::WorkerId id, std::string_view bytes, Random* random) {
+  void say(RequestForwarder::Number id, std::string_view bytes, Random* random) {
     std::string input;
     int stuck = 0;
     while ((!bytes.empty() || !input.empty()) && said_[id - 1].closed.empty()) {
@@ -88,81 +88,71 @@ class House {
       input += bytes.substr(0, size);
       bytes.remove_prefix(size);
       std::string_view rest = input;
-      const auto state = relay_.receive(id, rest);
+      const auto state = forwarder_.receive(id, rest);
       stuck = rest.size() == input.size() && size == 0 ? stuck + 1 : 0;
       input = std::string(rest);
-      if (state == StoreRelay::State::kClose) close(id);
+      if (state == RequestForwarder::State::kClose) close(id);
       run(random);
-      if (stuck == 3) {
-        said_[id - 1].waits = true;
-        break;
-      }
+      if (stuck == 3) break;
     }
     run(random);
-    // The last request may have been held back until the wait before it was over, or still is.
-    for (int i = 0; i < 3 && said_[id - 1].closed.empty(); ++i) {
-      std::string_view nothing;
-      const auto state = relay_.receive(id, nothing);
-      if (state == StoreRelay::State::kClose) close(id);
-      said_[id - 1].waits = state == StoreRelay::State::kPaused;
-      run(random);
-    }
+    const StoreCore* core = stores_->find("job");
+    said_[id - 1].waits = said_[id - 1].closed.empty() && core != nullptr && core->num_waiting() > 0;
   }
 
-  void close(StoreRelay::WorkerId id) {
+  void close(RequestForwarder::Number id) {
     if (gone_.contains(id)) return;
     gone_.insert(id);
-    said_[id - 1].closed = relay_.reason(id).empty() ? "end" : relay_.reason(id);
-    relay_.close(id);
+    said_[id - 1].closed = forwarder_.reason(id).empty() ? "end" : forwarder_.reason(id);
+    forwarder_.close(id);
   }
 
   // Until nothing moves.
   void run(Random* random) {
     bool more = true;
-    while (more && !lost_) {
+    while (more) {
       more = false;
       control::Message message;
       if (random != nullptr && (*random)() % 16 == 0) {
-        relay_.disconnected();
+        forwarder_.disconnected();
         if ((*random)() % 2 == 0)
           start_coordinator();
         else
           stores_->disconnected(1);
         connect();
       }
-      if (relay_.next(message)) {
+      if (forwarder_.next(message)) {
         check(stores_->receive(1, Membership{"job", {1, 1}, 3}, message).empty());
-        lost_ = stores_->take_lost().has_value();
+        check(!stores_->take_lost());
         more = true;
       }
       // Nothing is said before what was recorded is on the disk.
       if (random == nullptr || (*random)() % 3 != 0) commit();
       const int turns = random == nullptr ? 1 : !records_.empty() ? 0 : static_cast<int>((*random)() % 3);
       for (int i = 0; i < turns && stores_->next(1, message); ++i) {
-        check(relay_.receive(message).has_value());
+        check(forwarder_.receive(message).has_value());
         more = true;
       }
       if (turns == 0) more = true;
-      for (const auto id : relay_.take_touched()) {
-        const std::string bytes(relay_.answers(id));
+      for (const auto id : forwarder_.take_ready()) {
+        const std::string bytes(forwarder_.answers(id));
         said_[id - 1].out += bytes;
-        relay_.consumed(id, bytes.size());
-        if (!relay_.reason(id).empty()) close(id);
+        forwarder_.consumed(id, bytes.size());
+        if (!forwarder_.reason(id).empty()) close(id);
         more = true;
       }
     }
   }
 
-  [[nodiscard]] Said said(StoreRelay::WorkerId id) const {
+  [[nodiscard]] Said said(RequestForwarder::Number id) const {
     Said out = said_[id - 1];
     if (const StoreCore* core = stores_->find("job")) out.num_bytes = core->num_bytes();
     return out;
   }
   void end() {
-    for (StoreRelay::WorkerId id = 1; id <= said_.size(); ++id) close(id);
+    for (RequestForwarder::Number id = 1; id <= said_.size(); ++id) close(id);
     run({});
-    if (lost_) return;
-    check(relay_.num_workers() == 0 && relay_.num_waits() == 0 && relay_.num_joined() == 0);
+    check(forwarder_.num_connections() == 0);
     check(stores_->num_channels() == 0 && stores_->num_buffered_bytes() == 0);
     check(stores_->find("job")->num_waits() == 0 && stores_->find("job")->num_waiting() == 0);
     commit();
@@ -170,17 +160,14 @@ class House {
     check(kept.hosted.size() == 1 && kept.hosted.begin()->second.marks.empty());
     check(kept.hosted.begin()->second.core.num_bytes() == stores_->find("job")->num_bytes());
   }
-  /// A value changed while half of it was with a worker, and the coordinator was killed.
-  [[nodiscard]] bool lost() const { return lost_; }
 
  private:
   static HostedStoresOptions options() {
     HostedStoresOptions out;
     out.limits = limits();
-    out.window_bytes = 64;
     return out;
   }
-  void connect() { relay_.connected(); }
+  void connect() { forwarder_.connected(); }
   void commit() {
     if (!records_.empty()) log_ += records_.seal(7, log_.size());
     records_.clear();
@@ -195,27 +182,25 @@ class House {
     records_.clear();
     SavedState former = saved();
     stores_.emplace(options(), instance_ += 1000);
-    stores_->record_to(&records_, instance_);
+    stores_->record_to(&records_);
     for (auto& [instance, store] : former.hosted) stores_->restore(instance, std::move(store));
   }
 
   journal::Encoder records_;
   std::string log_ = journal::file_header(7);
   std::uint64_t instance_ = 7;
-  bool lost_ = false;
   std::optional<HostedStores> stores_;
-  StoreRelay relay_;
+  RequestForwarder forwarder_;
   std::vector<Said> said_;
-  std::set<StoreRelay::WorkerId> gone_;
+  std::set<RequestForwarder::Number> gone_;
 };
 
 Said alone(std::string_view bytes, Random* random) {
-  House house;
-  const auto id = house.open();
-  house.say(id, bytes, random);
-  const Said out = house.said(id);
-  house.end();
-  check(!house.lost());
+  Node node;
+  const auto id = node.open();
+  node.say(id, bytes, random);
+  const Said out = node.said(id);
+  node.end();
   return out;
 }
 
@@ -244,11 +229,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   // Together: the second one comes when the first has said its part.
   const std::size_t half = all.size() / 2;
-  House house;
-  const auto first = house.open();
-  const auto second = house.open();
-  house.say(first, all.substr(0, half), &random);
-  house.say(second, all.substr(half), &random);
-  house.end();
+  Node node;
+  const auto first = node.open();
+  const auto second = node.open();
+  node.say(first, all.substr(0, half), &random);
+  node.say(second, all.substr(half), &random);
+  node.end();
   return 0;
 }
