@@ -254,6 +254,9 @@ class Launch {
   std::optional<GpuWatch> gpu_watch_;
 };
 
+/// From options, environment and machine to a Job. --doctor replaces the program by one of its own, and the
+/// driver is asked once before the plan asks it for GPUs: one that does not answer would hold muster for
+/// ever.
 std::optional<int> Launch::plan() {
   if (options_.doctor) {
     options_ = doctor_options(options_, invocation_.own_path);
@@ -309,6 +312,7 @@ std::optional<int> Launch::check() {
   return ended(kExitPreflight);
 }
 
+/// --dry-run prints what would be started, and starts nothing.
 std::optional<int> Launch::answer_dry_run() {
   if (!options_.dry_run) return std::nullopt;
   if (job_->one_node() || options_.dry_run_local)
@@ -317,6 +321,8 @@ std::optional<int> Launch::answer_dry_run() {
   return dry_run_of_all(*job_, environment_, dry_run_patience(options_, *job_), plain_log_);
 }
 
+/// Up to here an error is on the terminal. With --detach the job goes on in another process from here on: no
+/// thread and no helper may have been started before.
 std::optional<int> Launch::leave_terminal() {
   // torchrun's default, which is right for agents on one host only.
   if (job_->mode == RendezvousMode::kStatic && job_->nodes > 1 && is_loopback(job_->master_addr) &&
@@ -339,6 +345,8 @@ std::optional<int> Launch::leave_terminal() {
   return std::nullopt;
 }
 
+/// What outlives the agent or watches beside it. Descendants come first: children of before are not this
+/// job's.
 std::optional<int> Launch::start_helpers() {
   begin_telemetry();
   if (!job_->unfit.empty()) {
@@ -374,6 +382,8 @@ int Launch::ended(int status) {
   return status;
 }
 
+/// The loop, and what needs it. All of the output is flushed before the exit status is returned, and its loss
+/// is said.
 int Launch::run_agent() {
   const auto descriptor_limit = make_room_for_descriptors(job_->local_world_size);
   // The log outlives the loop, since what the loop destroys may log; its target does not.
@@ -441,6 +451,7 @@ int Launch::run_agent() {
   return doctor_ ? doctor_->status_after(status) : status;
 }
 
+/// --exec: this process becomes the worker. Returns only where that fails.
 int run_exec(const Invocation& invocation) {
   if (invocation.options.doctor)
     return complain(
@@ -449,6 +460,7 @@ int run_exec(const Invocation& invocation) {
   return complain(plan ? execute(*plan) : with_source(plan.error(), invocation.options));
 }
 
+/// --srun: this process becomes srun, which starts muster on each node. Likewise.
 int run_srun(const Invocation& invocation) {
   const auto plan = plan_srun(invocation.options, invocation.environment, invocation.own_path);
   if (plan && invocation.options.dry_run) return print(srun_plan_text(*plan));

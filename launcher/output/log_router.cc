@@ -371,6 +371,7 @@ bool LogRouter::is_blocked(Std stream) const {
   return ::poll(&room, 1, 0) == 0;
 }
 
+/// Only a stream that passes through here can be held up by the launcher's own.
 bool LogRouter::backpressure(int local_rank, Std stream) const {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
   return worker && (stream == Std::kOut ? worker->out : worker->err).open && formatter_.shown(local_rank) &&
@@ -397,6 +398,7 @@ std::uint64_t LogRouter::output_so_far(int local_rank) const {
   return out;
 }
 
+/// With --view=all a worker's stdout is inherited and passes by: its silence means nothing then.
 bool LogRouter::sees_stdout(int local_rank) const {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
   const Std files = job_.logs.redirects.of(local_rank) | job_.logs.tee.of(local_rank);
@@ -410,6 +412,7 @@ WorkerFiles LogRouter::worker_files() {
           [this](int rank) { return directory_.progress_file(rank); }};
 }
 
+/// How many files a reader of a log has to look for beside the current one.
 int LogRouter::older_files() const {
   return writer_ == nullptr ? 0 : job_.logs.rotation.keep;
 }

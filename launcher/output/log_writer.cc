@@ -154,6 +154,7 @@ class WriterProcess {
     return true;
   }
 
+  /// What is in the pipes now goes to the files; what workers write meanwhile may wait for the loop.
   void flush(std::uint64_t number) {
     for (auto at = streams_.begin(); at != streams_.end();) {
       bool more = true, empty = false;
@@ -182,6 +183,7 @@ class WriterProcess {
     }
   }
 
+  /// One request. The end of the channel is the launcher's end, not this process': workers may still write.
   void receive() {
     std::array<char, sizeof(Request) + 2 * kMaxPathBytes> block{};
     alignas(cmsghdr) std::array<char, CMSG_SPACE(kDescriptors * sizeof(int))> ancillary{};
@@ -263,6 +265,7 @@ LogWriter::LogWriter(boost::asio::io_context& io, Rotation rules, HelperProcess 
   receive();
 }
 
+/// The writer ends by itself when the workers' pipes and this channel are at their end.
 LogWriter::~LogWriter() {
   begin_attempt(nullptr, nullptr);
   boost::system::error_code ignored;
@@ -340,6 +343,7 @@ bool LogWriter::receive_one() {
   return true;
 }
 
+/// The pipes stay open here, so that no worker has seen a broken pipe: what they hold is written now.
 void LogWriter::on_writer_end() {
   if (!std::exchange(writer_lives_, false)) return;
   boost::system::error_code ignored;
@@ -387,6 +391,7 @@ bool LogWriter::copy_pipe(Open& stream) {
   return true;
 }
 
+/// Each trouble is logged once when it begins, and its end with what was lost in between.
 void LogWriter::log_changes(Open& stream) {
   const LogStreamState& now = *stream.state;
   LogStreamState& before = stream.logged;
@@ -498,6 +503,7 @@ void RotatingFile::put(std::string_view bytes) {
   }
 }
 
+/// Counts what cannot be written. The last byte is kept: writing goes on at the beginning of a line.
 void RotatingFile::drop(std::string_view bytes) {
   if (bytes.empty()) return;
   state_.missing += bytes.size();

@@ -28,6 +28,7 @@ void keep(const std::string& path, char (&to)[kPathBytes]) {
 
 }  // namespace
 
+/// Written by the launcher, read by the guardian after the launcher's end: no lock is needed.
 struct Guardian::Shared {
   char directory[kPathBytes];  // empty: none
   char cgroup[kPathBytes];     // likewise
@@ -72,6 +73,7 @@ Result<void> Guardian::fork_guardian() {
   return {};
 }
 
+/// The memory is the same, so that the new one knows all that was registered.
 Result<void> Guardian::replace() {
   (void)process_->wait(SteadyClock::now() + kEndTimeout);
   return fork_guardian();
