@@ -210,12 +210,8 @@ Result<FailureNotice> Agent::run_attempt(int number, const Assignment& assignmen
     events_.push_back(OutcomeKnown{std::move(outcome)});
   });
   if (assignment.group_world_size > 1)
-    rendezvous_->hear_hangs(number, [&attempt](const control::Hang& word) {
-      if (StartWatch::is_about_start(word))
-        attempt.starts.heard(word.group_rank, word.payload);
-      else
-        attempt.monitor.heard(word);
-    });
+    rendezvous_->hear_hangs(
+        number, [&attempt](const control::Hang& message) { attempt.monitor.on_message(message); });
   if (!begun) attempt.unprepared = begun.error();
   start(attempt);
   if (entry_ != nullptr && !attempt.unprepared && !attempt.start_failure && attempt.group.started() > 0)
@@ -264,7 +260,6 @@ void Agent::start(Attempt& attempt) {
   if (attempt.outcome || attempt.supervision.stopping()) return attempt.supervision.never_started();
   const Instant begin = SteadyClock::now();
   telemetry_.starting();
-  if (telemetry_.wants_start()) attempt.starts.begin(progress_files());
   attempt.start_failure =
       attempt.group.start(spawner_, job_, attempt.assignment, environment_, attempt.router.worker_files());
   const Instant now = SteadyClock::now();

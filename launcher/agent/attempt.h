@@ -14,7 +14,6 @@
 #include "launcher/process/worker_group.h"
 #include "launcher/progress/safe_point_watch.h"
 #include "launcher/report/gpu_release.h"
-#include "launcher/telemetry/start_watch.h"
 
 namespace muster::launcher {
 
@@ -34,29 +33,17 @@ struct Agent::Attempt {
         monitor(
             agent.io_,
             {agent.job_, assignment, agent.environment_, *agent.directory_, router, group, agent.spawner_,
-             agent.err_, agent.log_,
-             [&agent](int local_rank, const std::string& line) { agent.telemetry_.hung(local_rank, line); }},
-            [&agent](int local_rank, std::string line) {
-              agent.events_.push_back(HangFound{local_rank, std::move(line)});
-            },
-            [&agent, count](control::Hang word) { agent.rendezvous_->say_hang(count, std::move(word)); }),
+             agent.err_, agent.log_},
+            {[&agent](int local_rank, const std::string& line) { agent.telemetry_.hung(local_rank, line); },
+             [&agent](int local_rank, std::string line) {
+               agent.events_.push_back(HangFound{local_rank, std::move(line)});
+             },
+             [&agent, count](control::Hang message) {
+               agent.rendezvous_->say_hang(count, std::move(message));
+             }}),
         safe_points(
             agent.io_, agent.safe_point_files(), [&agent] { agent.safe_point_announced(); }, agent.log_),
-        gpu_release(agent.io_, gpu_paths(agent.environment_), agent.job_.gpu_node),
-        starts(
-            agent.io_,
-            {assignment.group_rank, assignment.group_world_size, assignment.base_rank, agent.job_.host},
-            [&agent](const WorkersStart& start, bool of_all) {
-              agent.telemetry_.workers_started(start, of_all);
-            },
-            [&agent, count, place = assignment.group_rank](std::string part) {
-              control::Hang word = StartWatch::word();
-              word.host = agent.job_.host;
-              word.group_rank = place;
-              word.payload = std::move(part);
-              agent.rendezvous_->say_hang(count, std::move(word));
-            },
-            agent.log_) {}
+        gpu_release(agent.io_, gpu_paths(agent.environment_), agent.job_.gpu_node) {}
 
   int number;  // as the rendezvous counts
   Assignment assignment;
@@ -66,7 +53,6 @@ struct Agent::Attempt {
   HangMonitor monitor;
   SafePointWatch safe_points;
   GpuRelease gpu_release;
-  StartWatch starts;
   std::optional<HangFound> hang;        // for which the attempt ends
   std::vector<WorkerOutcome> outcomes;  // in the order in which the exits were learnt
   std::vector<Instant> ended;           // of each of them

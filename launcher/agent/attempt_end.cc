@@ -9,8 +9,7 @@
 #include <fmt/format.h>
 
 #include "launcher/agent/attempt.h"
-#include "launcher/report/node_report.h"
-#include "launcher/report/report.h"
+#include "launcher/report/job_report.h"
 
 namespace muster::launcher {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "launcher/job/worker_env.h"
 #include "launcher/plan/placement_text.h"
-#include "launcher/report/node_report.h"
+#include "launcher/report/job_report.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/store/wire.h"
 

@@ -35,7 +35,7 @@ struct DryRunPart {
 [[nodiscard]] Result<DryRunPart> dry_run_part(const Job& job, const Environment& inherited,
                                               const Assignment& assignment);
 
-/// At most kMaxPartBytes (node_report.h): of too many workers the last ones are left out.
+/// At most kMaxPartBytes (job_report.h): of too many workers the last ones are left out.
 [[nodiscard]] std::string to_json(const DryRunPart& part);
 [[nodiscard]] Result<DryRunPart> dry_run_part_from_json(std::string_view text);
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/process/job_registry.h"
-#include "launcher/progress/progress_reader.h"
+#include "launcher/progress/progress_sample.h"
 
 namespace muster::launcher {
 namespace {
@@ -65,8 +65,8 @@ RankView look_at(const JobRecord& entry, const JobRecord::Worker& worker) {
     out.usage = *usage;
   }
   if (const auto seen = read_progress(worker.progress)) {
-    out.progress = seen->word.text;
-    out.position = position_in(seen->word.text);
+    out.progress = seen->sample.text;
+    out.position = position_in(seen->sample.text);
   }
   return out;
 }

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "launcher/process/job_record.h"
-#include "launcher/progress/progress_word.h"
+#include "launcher/progress/progress_sample.h"
 #include "rendezvous/status/process_usage.h"
 
 namespace muster::launcher {

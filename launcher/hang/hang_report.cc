@@ -7,16 +7,15 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
-#include "launcher/hang/hang_part.h"
 #include "launcher/hang/stack_text.h"
+#include "launcher/text/json_fields.h"
 #include "launcher/text/rank_ranges.h"
 
 namespace muster::launcher {
 namespace {
 
-using Json = nlohmann::json;
+using json::Json;
 
 constexpr int kVersion = 1;
 constexpr std::size_t kFramesShown = 8;
@@ -43,7 +42,7 @@ std::string state_text(char state) {
 }
 
 /// "sleeping in read(5 -> pipe:[81]), pipe_read".
-std::string place_text(const RankEvidence& rank) {
+std::string place_text(const RankSnapshot& rank) {
   if (rank.threads.empty()) return {};
   const ThreadState& thread = rank.threads.front();
   std::string out = state_text(thread.state);
@@ -52,7 +51,7 @@ std::string place_text(const RankEvidence& rank) {
   return out;
 }
 
-std::string stack_line(const RankEvidence& rank) {
+std::string stack_line(const RankSnapshot& rank) {
   if (!rank.stacks.empty())
     return fmt::format("{}: {}", rank.tool,
                        fmt::join(telling(rank.stacks.front().functions, kFramesShown), " <- "));
@@ -97,47 +96,50 @@ std::string on_hosts(const HangReport& report, const std::vector<int>& nodes) {
 template <class Wanted>
 std::vector<int> nodes_of(const HangReport& report, const Wanted& wanted) {
   std::vector<int> out;
-  for (const RankEvidence& rank : report.ranks)
+  for (const RankSnapshot& rank : report.ranks)
     if (wanted(rank) && (out.empty() || out.back() != rank.node)) out.push_back(rank.node);
   return out;
 }
 
-bool is_odd(const HangReport& report, const RankEvidence& rank) {
-  const auto& odd = report.odd.ranks;
-  return std::find(odd.begin(), odd.end(), rank.rank) != odd.end();
+bool is_outlier(const HangReport& report, const RankSnapshot& rank) {
+  const auto& ranks = report.outliers.ranks;
+  return std::find(ranks.begin(), ranks.end(), rank.rank) != ranks.end();
 }
 
 struct Shown {
   std::vector<int> ranks, nodes;
-  std::string word, collectives, place, stack;
-  bool odd = false;
-  Millis silence{0};
+  std::string progress, collectives, place, stack;
+  bool outlier = false;
 };
 
 std::vector<Shown> grouped(const HangReport& report) {
   std::vector<Shown> out;
-  for (const RankEvidence& rank : report.ranks) {
-    Shown shown{{rank.rank},      {rank.node},      rank.word, describe(rank.collectives),
-                place_text(rank), stack_line(rank), false,     rank.silence};
-    if (!rank.runs()) shown.place = rank.ended;
-    shown.odd = is_odd(report, rank);
+  for (const RankSnapshot& rank : report.ranks) {
+    Shown shown{{rank.rank},
+                {rank.node},
+                rank.progress,
+                describe(rank.collectives),
+                rank.runs() ? place_text(rank) : rank.ended,
+                stack_line(rank),
+                is_outlier(report, rank)};
     const auto same = std::find_if(out.begin(), out.end(), [&](const Shown& other) {
-      return other.word == shown.word && other.collectives == shown.collectives && other.odd == shown.odd &&
-             other.stack == shown.stack && without_numbers(other.place) == without_numbers(shown.place);
+      return other.progress == shown.progress && other.collectives == shown.collectives &&
+             other.outlier == shown.outlier && other.stack == shown.stack &&
+             without_numbers(other.place) == without_numbers(shown.place);
     });
     if (same == out.end()) {
       out.push_back(std::move(shown));
     } else {
       same->ranks.push_back(rank.rank);
       if (same->nodes.back() != rank.node) same->nodes.push_back(rank.node);
-      same->silence = std::max(same->silence, rank.silence);
     }
   }
-  std::stable_sort(out.begin(), out.end(), [](const Shown& a, const Shown& b) { return a.odd > b.odd; });
+  std::stable_sort(out.begin(), out.end(),
+                   [](const Shown& a, const Shown& b) { return a.outlier > b.outlier; });
   return out;
 }
 
-std::string rank_words(std::vector<int> ranks) {
+std::string ranks_text(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", to_ranges(ranks));
 }
@@ -153,58 +155,58 @@ std::string duration_text(Millis duration) {
   return fmt::format("{} h {} min", seconds / 3600, seconds % 3600 / 60);
 }
 
-const RankEvidence& culprit(const HangReport& report) {
-  const RankEvidence* out = nullptr;
-  for (const RankEvidence& rank : report.ranks) {
+const RankSnapshot& suspect(const HangReport& report) {
+  const RankSnapshot* out = nullptr;
+  for (const RankSnapshot& rank : report.ranks) {
     if (!rank.runs()) continue;
-    if (is_odd(report, rank)) return rank;
-    if (out == nullptr || (rank.silent && !out->silent)) out = &rank;
+    if (is_outlier(report, rank)) return rank;
+    if (out == nullptr || (rank.stalled && !out->stalled)) out = &rank;
   }
   return out != nullptr ? *out : report.ranks.front();
 }
 
-std::string hang_line(const HangReport& report, const RankEvidence& rank) {
+std::string hang_line(const HangReport& report, const RankSnapshot& rank) {
   std::string out =
-      fmt::format("rank {} (local_rank {}, pid {}) hangs: no sign of life for {}", rank.rank, rank.local_rank,
-                  rank.pid, duration_text(std::max(rank.silence, report.silence)));
-  if (!rank.silent)
-    out = fmt::format("rank {} (local_rank {}, pid {}) hangs", rank.rank, rank.local_rank, rank.pid);
-  if (!rank.word.empty()) out += fmt::format(" after \"{}\"", rank.word);
+      fmt::format("rank {} (local_rank {}, pid {}) hangs", rank.rank, rank.local_rank, rank.pid);
+  if (rank.stalled)
+    out += fmt::format(": no progress for {}", duration_text(std::max(rank.idle_time, report.idle_time)));
+  if (!rank.progress.empty()) out += fmt::format(" after \"{}\"", rank.progress);
   if (!rank.collectives.empty()) out += fmt::format(", {}", describe(rank.collectives));
   if (const std::string place = place_text(rank); !place.empty()) out += fmt::format(", {}", place);
   if (!rank.stacks.empty())
     if (const auto functions = telling(rank.stacks.front().functions, 3); !functions.empty())
       out += fmt::format(" ({})", fmt::join(functions, " <- "));
-  if (!report.odd.ranks.empty())
-    out += fmt::format("; {} {} {}", rank_words(report.odd.ranks),
-                       report.odd.ranks.size() == 1 ? "is" : "are", report.odd.why);
+  if (const auto& ranks = report.outliers.ranks; !ranks.empty())
+    out +=
+        fmt::format("; {} {} {}", ranks_text(ranks), ranks.size() == 1 ? "is" : "are", report.outliers.why);
   return out;
 }
 
 std::vector<std::string> hang_head(const HangReport& report) {
-  std::vector<int> silent;
-  for (const RankEvidence& rank : report.ranks)
-    if (rank.silent) silent.push_back(rank.rank);
-  const auto nodes = nodes_of(report, [](const RankEvidence& rank) { return rank.silent; });
+  std::vector<int> stalled;
+  for (const RankSnapshot& rank : report.ranks)
+    if (rank.stalled) stalled.push_back(rank.rank);
+  const auto nodes = nodes_of(report, [](const RankSnapshot& rank) { return rank.stalled; });
   std::vector<std::string> out{
-      fmt::format("hang{}: no sign of life of {} for {} (limit {})",
+      fmt::format("hang{}: {} made no progress for {} (limit {})",
                   report.nodes.empty() ? fmt::format(" on {}", report.host) : on_hosts(report, nodes),
-                  rank_words(silent), duration_text(report.silence), duration_text(report.limit))};
-  if (!report.odd.ranks.empty())
+                  ranks_text(stalled), duration_text(report.idle_time), duration_text(report.limit))};
+  if (!report.outliers.ranks.empty())
     out.push_back(fmt::format(
-        "odd one out: {}{}: {}", rank_words(report.odd.ranks),
-        on_hosts(report, nodes_of(report, [&](const RankEvidence& rank) { return is_odd(report, rank); })),
-        report.odd.why));
-  else if (silent.size() == report.ranks.size())
-    out.push_back(fmt::format("no odd one out: all{} stand at the same place",
-                              report.nodes.empty() ? " of this node" : " ranks"));
+        "outlier: {}{}: {}", ranks_text(report.outliers.ranks),
+        on_hosts(report,
+                 nodes_of(report, [&](const RankSnapshot& rank) { return is_outlier(report, rank); })),
+        report.outliers.why));
+  else if (stalled.size() == report.ranks.size())
+    out.push_back(fmt::format("no outlier: all ranks{} are at the same place",
+                              report.nodes.empty() ? " of this node" : ""));
   else
-    out.push_back("no odd one out: nothing but the silence tells one from another");
+    out.push_back("no outlier: the ranks differ only in whether they make progress");
   std::vector<int> missing;
   for (const HangNode& node : report.nodes)
     if (!node.answered) missing.push_back(node.node);
   if (!missing.empty())
-    out.push_back(fmt::format("no answer from node{} {}: what {} ranks do is not known",
+    out.push_back(fmt::format("no answer from node{} {}: the state of {} ranks is not known",
                               missing.size() == 1 ? "" : "s", to_ranges(missing),
                               missing.size() == 1 ? "its" : "their"));
   return out;
@@ -215,15 +217,15 @@ std::string hang_text(const HangReport& report, std::string_view what_follows) {
   std::string out = fmt::format("muster: {}; {}\n", head.front(), what_follows);
   for (std::size_t i = 1; i < head.size(); ++i) out += fmt::format("  {}\n", head[i]);
   std::set<std::string> sources;
-  for (const RankEvidence& rank : report.ranks)
-    if (rank.silent && rank.source != "progress" && !rank.source.empty()) sources.insert(rank.source);
+  for (const RankSnapshot& rank : report.ranks)
+    if (rank.stalled && rank.source != "progress" && !rank.source.empty()) sources.insert(rank.source);
   for (const std::string& source : sources) out += fmt::format("  judged by: {}\n", source);
   const auto groups = grouped(report);
   for (std::size_t i = 0; i < groups.size() && i < kGroupsShown; ++i) {
     const Shown& shown = groups[i];
-    out += fmt::format("  {}{}:", rank_words(shown.ranks), on_hosts(report, shown.nodes));
+    out += fmt::format("  {}{}:", ranks_text(shown.ranks), on_hosts(report, shown.nodes));
     std::vector<std::string> parts;
-    if (!shown.word.empty()) parts.push_back(fmt::format("\"{}\"", shown.word));
+    if (!shown.progress.empty()) parts.push_back(fmt::format("\"{}\"", shown.progress));
     for (const std::string& part : {shown.collectives, shown.place})
       if (!part.empty()) parts.push_back(part);
     out += fmt::format("{}{}\n", parts.empty() ? "" : " ", fmt::join(parts, ", "));
@@ -234,18 +236,18 @@ std::string hang_text(const HangReport& report, std::string_view what_follows) {
   return out;
 }
 
-std::string patience_text(const HangReport& report) {
-  for (const RankEvidence& rank : report.ranks)
-    if (!rank.patience.empty() && rank.runs()) return fmt::format("rank {} {}", rank.rank, rank.patience);
+std::string pause_text(const HangReport& report) {
+  for (const RankSnapshot& rank : report.ranks)
+    if (!rank.paused.empty() && rank.runs()) return fmt::format("rank {} {}", rank.rank, rank.paused);
   return {};
 }
 
 std::string over_text(Millis after, const std::vector<int>& moved, const std::vector<int>& ended) {
   std::string out = fmt::format("the hang is over after {}", duration_text(after));
   if (!moved.empty())
-    out += fmt::format(": {} move{} again", rank_words(moved), moved.size() == 1 ? "s" : "");
+    out += fmt::format(": {} make{} progress again", ranks_text(moved), moved.size() == 1 ? "s" : "");
   if (!ended.empty())
-    out += fmt::format("{} {} {} ended", moved.empty() ? ":" : ",", rank_words(ended),
+    out += fmt::format("{} {} {} ended", moved.empty() ? ":" : ",", ranks_text(ended),
                        ended.size() == 1 ? "has" : "have");
   return out;
 }
@@ -255,13 +257,13 @@ std::string hangs_to_json(std::span<const HangReport> hangs) {
   for (const HangReport& hang : hangs) {
     Json entry{{"host", hang.host},
                {"time", hang.wall_time_s},
-               {"silence_ms", hang.silence.count()},
+               {"idle_ms", hang.idle_time.count()},
                {"limit_ms", hang.limit.count()},
-               {"odd_ranks", hang.odd.ranks},
+               {"outlier_ranks", hang.outliers.ranks},
                {"ranks", Json::array()}};
-    if (!hang.odd.why.empty()) entry["why"] = hang.odd.why;
-    if (hang.over_after) entry["moved_again_after_ms"] = hang.over_after->count();
-    for (const RankEvidence& rank : hang.ranks) {
+    json::put(entry, "why", hang.outliers.why);
+    if (hang.over_after) entry["over_after_ms"] = hang.over_after->count();
+    for (const RankSnapshot& rank : hang.ranks) {
       entry["ranks"].push_back(to_object(rank));
       if (hang.nodes.empty()) continue;
       entry["ranks"].back()["node"] = rank.node;
@@ -271,7 +273,7 @@ std::string hangs_to_json(std::span<const HangReport> hangs) {
       entry["nodes"].push_back({{"node", node.node}, {"host", node.host}, {"answered", node.answered}});
     out["hangs"].push_back(std::move(entry));
   }
-  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json::dump(out, 1) + "\n";
 }
 
 }  // namespace muster::launcher

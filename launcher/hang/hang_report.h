@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is told of a hang: a block of text for a person, with workers that stand at the same place in one
-// line, and hang.json with all there is. Pure.
+// The text of a hang: a block for a person, with workers that are at the same place on one line, the line of
+// the job's report, and hang.json with all there is. Pure: a HangReport in, text out. Called by HangMonitor
+// and HangLog.
 #pragma once
 
 #include <span>
@@ -8,32 +9,32 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/hang/hang_evidence.h"
+#include "launcher/hang/snapshot.h"
 
 namespace muster::launcher {
 
 /// Several lines; ends with a newline. `what_follows`: "report only (--on-hang=report)".
 [[nodiscard]] std::string hang_text(const HangReport& report, std::string_view what_follows);
 
-/// Its first lines, without what follows: who is silent, who stands out, which nodes have not answered.
+/// Its first lines, without what follows: the stalled ranks, the outliers, the nodes that have not answered.
 [[nodiscard]] std::vector<std::string> hang_head(const HangReport& report);
 
-/// "rank 5 has asked for patience"; empty: nobody has.
-[[nodiscard]] std::string patience_text(const HangReport& report);
+/// "rank 5 announced a pause"; empty: none did.
+[[nodiscard]] std::string pause_text(const HangReport& report);
 
-/// "the hang is over after 12 s: ranks 0-3 move again, rank 4 has ended".
+/// "the hang is over after 12 s: ranks 0-3 make progress again, rank 4 has ended".
 [[nodiscard]] std::string over_text(Millis after, const std::vector<int>& moved,
                                     const std::vector<int>& ended);
 
 /// The hangs of an attempt, in order. Fields without contents are left out.
 [[nodiscard]] std::string hangs_to_json(std::span<const HangReport> hangs);
 
-/// "rank 3 (local_rank 3, pid 812) hangs: no sign of life for 4 min after "epoch 2 step 139", in
+/// "rank 3 (local_rank 3, pid 812) hangs: no progress for 4 min after "epoch 2 step 139", in
 /// read(5 -> pipe:[81]); behind the others: ...". Of the worker that the job's report is to name.
-[[nodiscard]] std::string hang_line(const HangReport& report, const RankEvidence& rank);
+[[nodiscard]] std::string hang_line(const HangReport& report, const RankSnapshot& rank);
 
-/// Whom to name where one has to be: the odd one out if it runs, else the first that is silent.
-[[nodiscard]] const RankEvidence& culprit(const HangReport& report);
+/// The rank to name where one has to be: the first outlier that runs, else the first stalled rank.
+[[nodiscard]] const RankSnapshot& suspect(const HangReport& report);
 
 /// "95 ms", "4.0 s", "252 s", "2 h 5 min".
 [[nodiscard]] std::string duration_text(Millis duration);

@@ -3,7 +3,7 @@
 // sign of life is any change of what is seen; how long nothing may change is --hang-timeout, or follows from
 // the pauses that the workers have made so far. Pure: looks and times in, names out. Looks are rare (a
 // quarter of the limit, half a minute at most), so that a pause is taken for up to two looks longer than it
-// was: the limit errs on the side of patience.
+// was: the limit errs on the long side.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +17,23 @@
 namespace muster::launcher {
 
 /// One look at one worker.
-struct LifeSign {
+struct Liveness {
   bool running = false;
-  bool tells = false;      // of its progress, or by a heartbeat
-  bool paused = false;     // it said that its work takes as long as it takes
-  bool under_way = false;  // it said that its first steps are over
+  bool reports = false;    // its progress, or by a heartbeat
+  bool paused = false;     // it announced that its present work takes as long as it takes
+  bool warmed_up = false;  // it reported that its first steps are over
   std::uint64_t seen = 0;  // differs from the look before if something has moved
 
-  friend bool operator==(const LifeSign&, const LifeSign&) = default;
+  friend bool operator==(const Liveness&, const Liveness&) = default;
 };
 
 class HangWatch {
  public:
   /// kAuto: never less. A collective of the runtime gives up after 5 min by itself, one of PyTorch's after
-  /// 10: who is silent for so long while others wait is lost in any case.
+  /// 10: a worker that is idle for so long while others wait is lost in any case.
   static constexpr std::chrono::seconds kLeastLimit{240};
   /// kAuto: times the longest pause of any worker.
-  static constexpr int kPatience = 3;
+  static constexpr int kPauseFactor = 3;
   /// kAuto: until the first steps are over, compilers and caches included.
   static constexpr std::chrono::minutes kFirstSteps{30};
   /// Signs of a worker whose first steps are over, unless it says so itself.
@@ -46,43 +46,43 @@ class HangWatch {
   [[nodiscard]] std::optional<Instant> next_look() const { return next_look_; }
 
   struct Seen {
-    std::vector<int> hang;   // a hang has begun: all who have been silent for too long; once per hang
+    std::vector<int> hang;   // a hang has begun: all that are stalled; once per hang
     std::vector<int> moved;  // a hang is over: those who were part of it and run
     std::vector<int> ended;  // likewise, that do not
-    Millis silence{0};       // of who is silent longest in it
+    Millis idle_time{0};     // the longest in it
 
     friend bool operator==(const Seen&, const Seen&) = default;
   };
   /// `signs`: of every worker. To be called at next_look(); what is late does not count.
-  Seen look(std::span<const LifeSign> signs, Instant now);
+  Seen look(std::span<const Liveness> signs, Instant now);
 
-  /// Somebody has been silent for too long, as of the last look.
+  /// A worker was stalled at the last look.
   [[nodiscard]] bool hanging() const { return hanging_; }
-  /// A hang of other nodes' workers has come to light: who is silent here for half as long belongs to it.
-  [[nodiscard]] std::vector<int> silent_for(Millis limit, Instant now) const;
-  /// Somebody whom others waited for has asked for patience: whoever was silent has all the time again.
-  void begin_anew(Instant now);
-  /// Its silence can mean something.
+  /// Workers of other nodes hang: those here that are idle for half of `limit` belong to the hang.
+  [[nodiscard]] std::vector<int> stalled_for(Millis limit, Instant now) const;
+  /// A rank that others waited for announced a pause: all idle times count from now.
+  void restart_idle_times(Instant now);
+  /// Its idle time can mean something.
   [[nodiscard]] bool watched(int worker) const {
     return is_watched(workers_[static_cast<std::size_t>(worker)]);
   }
   /// Since the last sign, as far as looks tell.
-  [[nodiscard]] Millis silence(int worker, Instant now) const;
-  /// Nothing: this worker may be silent for ever.
+  [[nodiscard]] Millis idle_time(int worker, Instant now) const;
+  /// Nothing: this worker may be idle for ever.
   [[nodiscard]] std::optional<Millis> limit(int worker) const;
 
  private:
   struct Worker {
-    LifeSign last;
+    Liveness last;
     Instant moved;         // when the last sign was seen
     int signs = 0;         // seen so far
-    bool silent = false;   // for too long
+    bool stalled = false;  // for too long
     bool in_hang = false;  // was so since the hang began
   };
 
   [[nodiscard]] bool is_watched(const Worker& worker) const;
   [[nodiscard]] std::optional<Millis> limit(const Worker& worker) const;
-  bool take(Worker& worker, const LifeSign& sign, Instant now);
+  bool update(Worker& worker, const Liveness& sign, Instant now);
   void plan_next(Instant now);
 
   HangRules rules_;

@@ -10,7 +10,7 @@
 #include <sys/types.h>
 #include <vector>
 
-#include "launcher/hang/hang_evidence.h"
+#include "launcher/hang/snapshot.h"
 
 namespace muster::launcher {
 

@@ -26,7 +26,7 @@ namespace asio = boost::asio;
 
 constexpr std::size_t kMostOutput = std::size_t{1} << 20;
 constexpr std::size_t kMostLine = 512;
-constexpr int kKillPatienceMs = 1000;
+constexpr int kKillTimeoutMs = 1000;
 
 /// By a signal or a debugger.
 bool is_stopped(pid_t pid) {
@@ -58,7 +58,7 @@ struct StackCollector::Job {
   void reap() {
     // It may be reading symbols from a file system that does not answer.
     pollfd gone{pidfd.get(), POLLIN, 0};
-    retry_eintr([&] { return ::poll(&gone, 1, kKillPatienceMs); });
+    retry_eintr([&] { return ::poll(&gone, 1, kKillTimeoutMs); });
     siginfo_t info{};
     ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(pidfd.get()), &info, WEXITED | WNOHANG);
   }
@@ -75,16 +75,10 @@ struct StackCollector::Job {
 };
 
 StackCollector::StackCollector(asio::io_context& io, Spawner& spawner, const Environment& environment,
-                               const Patience& patience)
-    : io_(io),
-      spawner_(spawner),
-      environment_(environment),
-      patience_(patience),
-      deadline_(io),
-      alive_(std::make_shared<bool>(true)) {}
+                               const Timeouts& timeouts)
+    : io_(io), spawner_(spawner), environment_(environment), timeouts_(timeouts), deadline_(io) {}
 
 StackCollector::~StackCollector() {
-  *alive_ = false;
   for (const auto& job : jobs_) job->kill();
   for (const auto& job : jobs_) {
     job->reap();
@@ -105,37 +99,35 @@ std::string StackCollector::find(StackTool tool) const {
   return {};
 }
 
-void StackCollector::collect(std::vector<RankEvidence>& ranks, std::function<void()> done) {
+void StackCollector::collect(std::vector<RankSnapshot>& ranks, std::function<void()> done) {
   done_ = std::move(done);
   over_ = false;
-  for (RankEvidence& rank : ranks) {
+  for (RankSnapshot& rank : ranks) {
     if (!rank.runs() || rank.pid <= 1) continue;
     // gdb would stop it once more when it goes, perhaps after somebody else has let it go on.
     if (is_stopped(rank.pid)) {
-      rank.tool_problem = "what is stopped is left alone";
+      rank.tool_problem = "the process is stopped, and left so";
       continue;
     }
     Task task{&rank, {}};
     for (const StackTool tool : tools_for(rank.python))
       if (!find(tool).empty()) task.tools.push_back(tool);
     if (task.tools.empty()) {
-      rank.tool_problem =
-          rank.python ? "neither py-spy, gdb nor eu-stack is in PATH" : "neither gdb nor eu-stack is in PATH";
+      rank.tool_problem = rank.python ? "neither py-spy nor gdb is in PATH" : "gdb is not in PATH";
       continue;
     }
     open_.push_back(std::move(task));
   }
-  deadline_.expires_after(patience_.all);
-  deadline_.async_wait([this, alive = alive_](boost::system::error_code error) {
-    if (error || !*alive) return;
+  deadline_.expires_after(timeouts_.all);
+  deadline_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
+    if (error) return;
     over_ = true;
     for (const Task& task : std::exchange(open_, {}))
-      task.rank->tool_problem = fmt::format("the {} s for stacks were over", patience_.all.count() / 1000);
+      task.rank->tool_problem =
+          fmt::format("no time was left of {} s for all stacks", timeouts_.all.count() / 1000);
     while (!jobs_.empty()) finish(jobs_.front(), false);
-  });
-  asio::post(io_, [this, alive = alive_] {
-    if (*alive) next();
-  });
+  }));
+  asio::post(io_, lifetime_.guard([this] { next(); }));
 }
 
 void StackCollector::next() {
@@ -146,7 +138,7 @@ void StackCollector::next() {
     const StackTool tool = task.tools.front();
     task.tools.erase(task.tools.begin());
     const std::string path = find(tool);
-    RankEvidence& rank = *task.rank;
+    RankSnapshot& rank = *task.rank;
     if (!start(task, tool, path)) {
       rank.tool_problem = fmt::format("{} could not be started", path);
       open_.push_front(std::move(task));
@@ -175,10 +167,10 @@ bool StackCollector::start(Task task, StackTool tool, const std::string& path) {
   job->tool = tool;
   job->pidfd = std::move(spawned->pidfd);
   job->output.assign(reader.release());
-  job->deadline.expires_after(patience_.one);
-  job->deadline.async_wait([this, alive = alive_, job](boost::system::error_code error) {
-    if (!error && *alive && !job->over) finish(job, false);
-  });
+  job->deadline.expires_after(timeouts_.one);
+  job->deadline.async_wait(lifetime_.guard([this, job](boost::system::error_code error) {
+    if (!error && !job->over) finish(job, false);
+  }));
   jobs_.push_back(job);
   read(job);
   return true;
@@ -186,8 +178,8 @@ bool StackCollector::start(Task task, StackTool tool, const std::string& path) {
 
 void StackCollector::read(const std::shared_ptr<Job>& job) {
   job->output.async_wait(
-      asio::posix::descriptor_base::wait_read, [this, alive = alive_, job](boost::system::error_code error) {
-        if (error || !*alive || job->over) return;
+      asio::posix::descriptor_base::wait_read, lifetime_.guard([this, job](boost::system::error_code error) {
+        if (error || job->over) return;
         std::array<char, 16384> block;
         const ssize_t n =
             retry_eintr([&] { return ::read(job->output.native_handle(), block.data(), block.size()); });
@@ -203,13 +195,13 @@ void StackCollector::read(const std::shared_ptr<Job>& job) {
         }
         job->splitter.finish(keep);
         finish(job, true);
-      });
+      }));
 }
 
 void StackCollector::finish(std::shared_ptr<Job> job, bool in_time) {
   std::erase(jobs_, job);
   job->end();
-  RankEvidence& rank = *job->task.rank;
+  RankSnapshot& rank = *job->task.rank;
   const std::string_view tool = name_of(job->tool);
   rank.stacks = parse_stacks(job->tool, job->lines);
   rank.tool_output = std::move(job->lines);
@@ -217,16 +209,14 @@ void StackCollector::finish(std::shared_ptr<Job> job, bool in_time) {
     rank.tool = tool;
     rank.tool_problem.clear();
   } else if (!in_time) {
-    rank.tool_problem = fmt::format("{} had not answered when its time was over", tool);
+    rank.tool_problem = fmt::format("{} did not answer in time", tool);
   } else {
     rank.tool_problem = fmt::format("{}: {}", tool, problem_in(rank.tool_output, "shows no stack"));
   }
   if (rank.stacks.empty() && !over_) open_.push_front(std::move(job->task));
   // A tool stops the worker to trace it; one that was killed at that moment has left it so.
   if (!in_time && is_stopped(rank.pid)) ::kill(rank.pid, SIGCONT);
-  asio::post(io_, [this, alive = alive_] {
-    if (*alive) next();
-  });
+  asio::post(io_, lifetime_.guard([this] { next(); }));
 }
 
 }  // namespace muster::launcher

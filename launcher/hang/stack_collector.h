@@ -14,17 +14,18 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 
-#include "launcher/hang/hang_evidence.h"
+#include "launcher/hang/snapshot.h"
 #include "launcher/hang/stack_text.h"
 #include "launcher/process/spawn.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/lifetime.h"
 
 namespace muster::launcher {
 
 class StackCollector {
  public:
-  struct Patience {
+  struct Timeouts {
     Millis one{20'000};  // of PyTorch gdb reads 1 GB of symbols
     Millis all{60'000};
   };
@@ -33,19 +34,19 @@ class StackCollector {
   /// `environment`: the tools' own, in whose PATH they are looked for. `spawner` has no child under way
   /// whenever the loop runs.
   StackCollector(boost::asio::io_context& io, Spawner& spawner, const Environment& environment,
-                 const Patience& patience);
+                 const Timeouts& timeouts);
   ~StackCollector();
   StackCollector(const StackCollector&) = delete;
   StackCollector& operator=(const StackCollector&) = delete;
 
   /// Fills in the stacks of those in `ranks` that run, which outlives the collection; `done` comes once, on
   /// the loop, and not from within.
-  void collect(std::vector<RankEvidence>& ranks, std::function<void()> done);
+  void collect(std::vector<RankSnapshot>& ranks, std::function<void()> done);
 
  private:
   struct Job;
   struct Task {
-    RankEvidence* rank;
+    RankSnapshot* rank;
     std::vector<StackTool> tools;  // still to be tried
   };
 
@@ -58,13 +59,13 @@ class StackCollector {
   boost::asio::io_context& io_;
   Spawner& spawner_;
   const Environment& environment_;
-  Patience patience_;
+  Timeouts timeouts_;
   boost::asio::steady_timer deadline_;  // of all
   std::deque<Task> open_;
   std::vector<std::shared_ptr<Job>> jobs_;
   std::function<void()> done_;
-  bool over_ = false;            // the time of all is over
-  std::shared_ptr<bool> alive_;  // false once destroyed: handlers that are still queued check it
+  bool over_ = false;  // the time of all is over
+  Lifetime lifetime_;
 };
 
 }  // namespace muster::launcher

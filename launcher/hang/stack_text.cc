@@ -33,7 +33,7 @@ std::string_view plain_name(std::string_view name) {
   return name;
 }
 
-/// "#3  0x00007f in read () from /lib/libc.so.6" of gdb, "#3  0x00007f read" of eu-stack.
+/// "#3  0x00007f in read () from /lib/libc.so.6" is read.
 std::string frame_of(std::string_view line) {
   line.remove_prefix(1);
   const auto digits = line.find_first_not_of("0123456789");
@@ -46,79 +46,54 @@ std::string frame_of(std::string_view line) {
   if (line.starts_with("0x")) {
     line.remove_prefix(std::min(line.find(' '), line.size()));
     skip_blanks();
-    if (line.starts_with("- 1 ")) line.remove_prefix(4);
     if (line.starts_with("in ")) line.remove_prefix(3);
   }
   return one_clean_line(plain_name(without_arguments(line)));
 }
 
-/// "    read_batch (train.py:12)"
-std::string python_frame_of(std::string_view line) {
-  return one_clean_line(line);
-}
-
-bool begins_thread(StackTool tool, std::string_view line) {
-  return tool == StackTool::kEuStack ? line.starts_with("TID ") : line.starts_with("Thread ");
-}
-
 bool is_main(StackTool tool, std::string_view title) {
-  if (tool == StackTool::kPySpy) return title.find("MainThread") != std::string_view::npos;
-  return tool == StackTool::kGdb && title.starts_with("Thread 1 ");
+  return tool == StackTool::kPySpy ? title.find("MainThread") != std::string_view::npos
+                                   : title.starts_with("Thread 1 ");
 }
 
 }  // namespace
 
 std::string_view name_of(StackTool tool) {
-  switch (tool) {
-    case StackTool::kPySpy:
-      return "py-spy";
-    case StackTool::kGdb:
-      return "gdb";
-    case StackTool::kEuStack:
-      break;
-  }
-  return "eu-stack";
+  return tool == StackTool::kPySpy ? "py-spy" : "gdb";
 }
 
 std::vector<StackTool> tools_for(bool python) {
-  if (python) return {StackTool::kPySpy, StackTool::kGdb, StackTool::kEuStack};
-  return {StackTool::kGdb, StackTool::kEuStack};
+  if (python) return {StackTool::kPySpy, StackTool::kGdb};
+  return {StackTool::kGdb};
 }
 
 std::vector<std::string> arguments_of(StackTool tool, const std::string& path, int pid) {
   const std::string number = std::to_string(pid);
-  switch (tool) {
-    case StackTool::kPySpy:
-      return {path, "dump", "--pid", number};
-    case StackTool::kGdb:
-      // Nobody's start-up files, no questions, no downloads of symbols, and all threads whatever their names.
-      return {path,   "-nx",
-              "-nw",  "-batch",
-              "-iex", "set debuginfod enabled off",
-              "-iex", "set auto-load no",
-              "-iex", "set python print-stack none",
-              "-ex",  "set width 0",
-              "-ex",  "set print frame-arguments none",
-              "-ex",  "set print elements 32",
-              "-ex",  fmt::format("thread apply all -ascending backtrace {}", kMostFrames),
-              "-p",   number};
-    case StackTool::kEuStack:
-      break;
-  }
-  return {path, "-n", std::to_string(kMostFrames), "-p", number};
+  if (tool == StackTool::kPySpy) return {path, "dump", "--pid", number};
+  // Nobody's start-up files, no questions, no downloads of symbols, and all threads whatever their names.
+  return {path,   "-nx",
+          "-nw",  "-batch",
+          "-iex", "set debuginfod enabled off",
+          "-iex", "set auto-load no",
+          "-iex", "set python print-stack none",
+          "-ex",  "set width 0",
+          "-ex",  "set print frame-arguments none",
+          "-ex",  "set print elements 32",
+          "-ex",  fmt::format("thread apply all -ascending backtrace {}", kMostFrames),
+          "-p",   number};
 }
 
 std::vector<ThreadStack> parse_stacks(StackTool tool, std::span<const std::string> lines) {
   std::vector<ThreadStack> out;
   for (const std::string& line : lines) {
-    if (begins_thread(tool, line)) {
+    if (line.starts_with("Thread ")) {
       if (out.size() == kMostThreads) break;
       out.push_back({one_clean_line(line), {}});
       continue;
     }
     std::string frame;
     if (tool == StackTool::kPySpy) {
-      if (line.starts_with("    ") && line.size() > 4 && line[4] != ' ') frame = python_frame_of(line);
+      if (line.starts_with("    ") && line.size() > 4 && line[4] != ' ') frame = one_clean_line(line);
     } else if (line.starts_with("#")) {
       frame = frame_of(line);
     }

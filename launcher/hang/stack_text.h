@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tools that show stacks are called with, and what their output says. Pure: text in, names of
-// functions out; what is not understood is left out. Tools: py-spy (Python), gdb, eu-stack of elfutils.
+// functions out; what is not understood is left out. Tools: py-spy (Python) and gdb.
 #pragma once
 
 #include <span>
@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/hang/hang_evidence.h"
+#include "launcher/hang/snapshot.h"
 
 namespace muster::launcher {
 
-enum class StackTool { kPySpy, kGdb, kEuStack };
+enum class StackTool { kPySpy, kGdb };
 [[nodiscard]] std::string_view name_of(StackTool tool);
 
 /// In the order in which they are to be tried.

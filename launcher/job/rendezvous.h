@@ -66,7 +66,7 @@ class Rendezvous {
   using PartCame = std::function<void(int node, std::string part)>;
   virtual void gather_reports(int /*attempt*/, PartCame /*came*/) {}
 
-  /// Of workers that hang (hang_inquiry.h): to the first node, or as the first one to all others. May be
+  /// Of workers that hang (hang_session.h): to the first node, or as the first one to all others. May be
   /// lost.
   virtual void say_hang(int /*attempt*/, control::Hang /*word*/) {}
   /// To be called after watch(): what others say of them while the attempt has no outcome.

@@ -12,7 +12,6 @@
 #include "launcher/job/exit_status.h"
 #include "launcher/job/outcome_text.h"
 #include "launcher/plan/program.h"
-#include "launcher/report/report.h"
 #include "launcher/text/rank_ranges.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/protocol/control.h"

@@ -20,7 +20,6 @@
 #include "launcher/join/rank_assignment.h"
 #include "launcher/join/roll_call.h"
 #include "launcher/join/unfit_node.h"
-#include "launcher/report/report.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/server/server.h"
 

@@ -1,16 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// JobReport: all that is told of a job that failed, by the node that tells it: the parts of all nodes it has
-// heard of, and what ended the job. report.json is written from it (its fields are in README.md), and the
-// text of report.h. Pure values and their JSON.
+// JobReport: what is known of a job that failed, by the node that publishes it: the parts of all nodes, and
+// what ended the job. It becomes report.json (its fields are in README.md) and a text in torchrun's layout
+// with the cause, the device and the last lines of the worker's stderr. NodeReport (root_cause.h) is a node's
+// part, which travels as JSON: versioned, checked and capped; evidence is left out before the ends
+// themselves. Pure. Source: torch/distributed/elastic/multiprocessing/errors/__init__.py
+// (ChildFailedError.format_msg).
 #pragma once
 
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "launcher/hang/hang_evidence.h"
+#include <muster/result.h>
+
+#include "launcher/hang/snapshot.h"
 #include "launcher/report/root_cause.h"
 
 namespace muster::launcher {
+
+/// Agents and coordinator take no message over 1 MiB.
+inline constexpr std::size_t kMaxPartBytes = std::size_t{512} << 10;
 
 struct JobReport {
   std::string program;
@@ -23,11 +33,26 @@ struct JobReport {
   std::vector<std::string> restarts;  // why the attempts before ended
 };
 
-/// Of a job that hung: who stands out among the ranks of all nodes, by their last words about progress.
-/// Otherwise nobody.
-[[nodiscard]] Odd odd_one_out(const JobReport& report, const Verdict& verdict);
+/// At most kMaxPartBytes. What another node sent is a protocol error where it is not such a part.
+[[nodiscard]] std::string to_json(const NodeReport& report);
+[[nodiscard]] Result<NodeReport> node_report_from_json(std::string_view text);
 
-/// `verdict`: of report.nodes. Ends with a newline.
+/// Of a job that hung: who stands out among the ranks of all nodes, by the progress they reported last.
+/// Otherwise nobody.
+[[nodiscard]] Outliers find_outliers(const JobReport& report, const Verdict& verdict);
+
+/// report.json. `verdict`: of report.nodes.
 [[nodiscard]] std::string to_json(const JobReport& report, const Verdict& verdict);
+
+using LocalTime = std::function<std::string(std::int64_t seconds)>;  // "2026-11-21_06:05:02"
+
+/// The text for the terminal. Workers that muster terminated, and those whose failure followed from another
+/// one, are one line each kind. Empty if no worker failed by itself.
+[[nodiscard]] std::string format_report(const JobReport& report, const Verdict& verdict,
+                                        const LocalTime& local_time);
+
+/// "rank 3 (local_rank 1, pid 77) on host-a exited with code 7 (ValueError: boom at train.py:12)": the first
+/// line a person should read.
+[[nodiscard]] std::string one_line(const WorkerOutcome& outcome, const std::string& host);
 
 }  // namespace muster::launcher

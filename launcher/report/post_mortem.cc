@@ -12,9 +12,8 @@
 #include <fmt/format.h>
 
 #include "launcher/output/error_watch.h"
-#include "launcher/progress/progress_word.h"
+#include "launcher/progress/progress_sample.h"
 #include "launcher/report/error_file.h"
-#include "launcher/report/report.h"
 #include "launcher/report/xid_table.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"
@@ -36,13 +35,9 @@ std::string local_time(std::int64_t seconds) {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d_%H:%M:%S", &parts)};
 }
 
-/// Of a small file that a worker may be writing, or may have made a pipe of.
-std::string last_word_in(const std::string& path) {
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  std::string block(kProgressBytes, '\0');
-  const ssize_t n = file ? retry_eintr([&] { return ::read(file.get(), block.data(), block.size()); }) : -1;
-  block.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
-  return parse_progress(block).text;
+std::string last_progress(const std::string& path) {
+  const auto reading = read_progress(path);
+  return reading ? reading->sample.text : std::string();
 }
 
 bool write_file(const std::string& path, std::string_view text) {
@@ -146,7 +141,7 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router
         before_stop_[static_cast<std::size_t>(outcome.local_rank)] &&
         outcome.end.code <= 128)  // 128+n: a handler's answer to the signal, whatever was logged before
       outcome.stopped_by_us = false;
-    outcome.progress = last_word_in(directory.progress_file(outcome.local_rank));
+    outcome.progress = last_progress(directory.progress_file(outcome.local_rank));
     if (!is_failure(outcome)) {
       judge_worker(outcome, {});
       continue;
@@ -174,7 +169,7 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router
 Reached PostMortem::reached(const LogDirectory& directory) const {
   Reached out;
   for (int rank = 0; rank < job_.local_world_size; ++rank)
-    if (const auto position = position_in(last_word_in(directory.progress_file(rank))))
+    if (const auto position = position_in(last_progress(directory.progress_file(rank))))
       out = std::max(out, Reached{position->epoch, position->step});
   return out;
 }
@@ -196,7 +191,7 @@ void PostMortem::publish(const JobReport& report, const LogDirectory& directory,
   if (directory.enabled() && directory.temporary_base().empty()) {
     const std::string path = directory.path() + "/report.json";
     if (write_file(path, to_json(report, verdict)))
-      log_.warning(fmt::format("the report is in {}", path));
+      log_.warning(fmt::format("report: {}", path));
     else
       log_.warning(fmt::format("could not write {}: {}", path, errno_text(errno)));
   }

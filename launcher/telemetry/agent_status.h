@@ -44,10 +44,9 @@ struct AgentStatus {
   std::uint64_t starts = 0;                                  // of workers
   std::array<std::uint64_t, kCauseNames.size()> failures{};  // of workers, by class
   std::uint64_t hangs = 0;
-  DurationSum rendezvous;                   // from the beginning of a gathering to its end
-  std::vector<AgentPhase> start;            // of the present or last one
-  std::vector<WorkersStart> workers_start;  // likewise, by stage
-  DurationSum restarts;                     // from the first sign of an attempt's end until all run again
+  DurationSum rendezvous;         // from the beginning of a gathering to its end
+  std::vector<AgentPhase> start;  // of the present or last one
+  DurationSum restarts;           // from the first sign of an attempt's end until all run again
 };
 
 }  // namespace muster::launcher

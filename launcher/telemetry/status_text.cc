@@ -66,12 +66,6 @@ void put_counts(MetricsText& out, const AgentStatus& status) {
                "How long each phase of this node's last start took.");
     for (const AgentPhase& phase : status.start) out.sample(phase.seconds, {{"phase", phase.name}});
   }
-  if (!status.workers_start.empty()) {
-    out.family("muster_workers_start_phase_seconds", MetricType::kGauge,
-               "How long each phase of its workers' last start took the slowest of them.");
-    for (const WorkersStart& start : status.workers_start)
-      for (const auto& [name, phase] : start.phases) out.sample(phase.seconds, {{"phase", name}});
-  }
   out.family("muster_restart_duration_seconds", MetricType::kSummary,
              "From the first sign of a generation's end until all workers of this node ran again.");
   out.summary(status.restarts);

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "launcher/job/job.h"
-#include "launcher/progress/progress_word.h"
+#include "launcher/progress/progress_sample.h"
 #include "launcher/telemetry/agent_status.h"
 #include "rendezvous/base/metrics_text.h"
 #include "rendezvous/status/process_usage.h"

@@ -68,7 +68,6 @@ void Telemetry::preflight(std::string_view level, std::string_view reason) {
 void Telemetry::gathering(int attempt) {
   enter(attempt == 0 ? AgentState::kRendezvous : AgentState::kRestarting);
   if (attempt > 0) status_.start.clear();
-  status_.workers_start.clear();
   gathering_since_ = SteadyClock::now();
   for (WorkerStatus& worker : status_.workers) worker = {};
   if (events_ != nullptr) write(line("gathering").take());
@@ -123,43 +122,19 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
   }
   if (events_ != nullptr) write(lines + all.take());
   phase("spawn", seconds(starting_since_, now));
-  tell_start();
+  report_start();
 }
 
-void Telemetry::say_of_start(const std::string& text, bool shown) const {
-  if (timeline_ != nullptr && shown)
+void Telemetry::report_start() {
+  const std::string text = agent_start_text(job_.host, status_.start);
+  if (timeline_ != nullptr)
     timeline_("muster: " + text + '\n');
   else
     log_.info(text);
-}
-
-void Telemetry::tell_start() {
-  say_of_start(agent_start_text(job_.host, status_.start), true);
   if (events_ == nullptr) return;
   EventLine out = line("agent_timeline");
   for (const AgentPhase& phase : status_.start)
     out.add_seconds(std::string(phase.name) + "_seconds", phase.seconds);
-  write(out.take());
-}
-
-void Telemetry::workers_started(const WorkersStart& start, bool of_all) {
-  const std::string text = workers_start_text(start, of_all);
-  const std::string where = of_all ? std::string("all nodes") : job_.host;
-  // The words about all nodes are enough where there are several.
-  const bool shown = of_all || !status_.assignment || status_.assignment->group_world_size == 1;
-  say_of_start(where + ": " + text, shown);
-  if (!of_all) status_.workers_start.push_back(start);
-  if (events_ == nullptr) return;
-  EventLine out = line("workers_timeline");
-  out.add("stage", start.stage == StartStage::kGroups ? "groups" : "first_step")
-      .add_flag("all_nodes", of_all)
-      .add("ranks", start.ranks)
-      .add_seconds("seconds", start.seconds);
-  for (const PhaseRow& row : kWorkerPhases)
-    if (const auto found = start.phases.find(row.name); found != start.phases.end()) {
-      out.add_seconds(std::string(row.name) + "_seconds", found->second.seconds);
-      out.add(std::string(row.name) + "_rank", found->second.rank);
-    }
   write(out.take());
 }
 

@@ -33,8 +33,6 @@ class Telemetry {
   void preflight(std::string_view level, std::string_view reason);
   /// --timeline: what a start took is said too, whatever the log's level is. `line`: with its newline.
   void tell_timeline(std::function<void(std::string_view line)> say) { timeline_ = std::move(say); }
-  /// Somebody wants to know how far the workers come.
-  [[nodiscard]] bool wants_start() const { return timeline_ != nullptr || events_ != nullptr; }
   /// Of what came before the agent, for the timeline of the start.
   void phase(std::string_view name, double seconds) { status_.start.push_back({name, seconds}); }
   /// A rendezvous begins.
@@ -44,7 +42,6 @@ class Telemetry {
   void starting() { starting_since_ = SteadyClock::now(); }
   /// All workers of this node run.
   void running(const WorkerGroup& group, const LogDirectory& directory);
-  void workers_started(const WorkersStart& start, bool of_all);
   void not_started(const WorkerGroup::StartFailure& failure);
   void worker_ended(const WorkerOutcome& outcome);
   void hung(int local_rank, std::string_view line);
@@ -61,8 +58,7 @@ class Telemetry {
   void enter(AgentState state);
   [[nodiscard]] EventLine line(std::string_view event) const;
   void write(std::string_view lines);
-  void tell_start();
-  void say_of_start(const std::string& text, bool shown) const;
+  void report_start();
   [[nodiscard]] WorkerStatus& worker(int local_rank) {
     return status_.workers[static_cast<std::size_t>(local_rank)];
   }

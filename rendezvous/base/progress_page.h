@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ProgressPage: the 512 bytes in which a worker of the runtime tells how far it is. The worker maps them
 // (worker_runtime/observe/progress.cc) and stores into them without a system call; the agent reads the file
-// when it wants to know (launcher/progress/progress_word.h). The file is the one that MUSTER_PROGRESS_FILE
+// when it wants to know (launcher/progress/progress_sample.h). The file is the one that MUSTER_PROGRESS_FILE
 // names. A program of another kind writes a line of text there instead, which the magic tells apart. Plain
 // memory of one machine: no byte order. Each field is stored at once, the text under a version that is odd
 // meanwhile.

@@ -3,9 +3,8 @@
 // collective each of its groups began last and when the worker had come how far in its start. The file is
 // beside the one that MUSTER_PROGRESS_FILE names. The worker maps it and stores into it without a system call
 // (worker_runtime/core/runtime_page_map.h); the agent reads it when a worker hangs
-// (launcher/progress/collective_word.h) and when it tells of the start (launcher/telemetry/start_timeline.h).
-// Plain memory of one machine: no byte order. The fields of a slot are stored under a version that is odd
-// meanwhile.
+// (launcher/progress/collective_state.h). Plain memory of one machine: no byte order. The fields of a slot
+// are stored under a version that is odd meanwhile.
 #pragma once
 
 #include <array>

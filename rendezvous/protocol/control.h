@@ -305,7 +305,7 @@ struct Hang {
   };
   std::int64_t generation = 0;
   Kind kind = Kind::kSeen;
-  std::int32_t number = 0;  ///< of the hang; 0: not known yet; -1: of none, but of a start
+  std::int32_t number = 0;  ///< of the hang; 0: not known yet
   std::string host;         ///< of the sender, as the next
   std::int32_t group_rank = -1;
   std::string payload;

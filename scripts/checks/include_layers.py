@@ -18,13 +18,13 @@ FOLDERS = [
     ("launcher/doctor", "cli job network rendezvous/protocol", "the network check between nodes, a program of its own in all but name"),
     ("launcher/checks", "cli hardware job join plan process report rendezvous/protocol rendezvous/store",
      "what is checked before workers start"),
-    ("launcher/telemetry", "job output process progress report rendezvous/protocol rendezvous/status",
+    ("launcher/telemetry", "job output process progress report rendezvous/status",
      "events, metrics and the status page: read the others, decide nothing"),
-    ("launcher/join", "job network plan report text rendezvous/agent_client rendezvous/coordinator rendezvous/etcd rendezvous/net "
+    ("launcher/join", "job network plan text rendezvous/agent_client rendezvous/coordinator rendezvous/etcd rendezvous/net "
      "rendezvous/protocol rendezvous/proxy rendezvous/server rendezvous/store",
      "how this node agrees with the others; the only folder that talks to a coordinator"),
     ("launcher/report", "hang hardware job output process progress text", "why a job failed"),
-    ("launcher/hang", "job output process progress text rendezvous/protocol", "why a job stands still"),
+    ("launcher/hang", "job output process progress text rendezvous/net rendezvous/protocol", "why a job stands still"),
     ("launcher/progress", "output", "what workers say of themselves: files and pages they write"),
     ("launcher/plan", "cli hardware job network process text", "from options to a Job"),
     ("launcher/output", "cli job network process text rendezvous/net", "the workers' lines: files, terminal, folding"),

@@ -13,8 +13,8 @@
 #include "launcher/checks/device_trial.h"
 #include "launcher/checks/dry_run_part.h"
 #include "launcher/doctor/findings.h"
-#include "launcher/hang/hang_part.h"
 #include "launcher/hang/process_state.h"
+#include "launcher/hang/snapshot.h"
 #include "launcher/hang/stack_text.h"
 #include "launcher/hardware/device_choice.h"
 #include "launcher/job/hang_rules.h"
@@ -26,12 +26,11 @@
 #include "launcher/plan/nproc.h"
 #include "launcher/process/cgroup.h"
 #include "launcher/process/job_record.h"
-#include "launcher/progress/collective_word.h"
-#include "launcher/progress/progress_word.h"
+#include "launcher/progress/collective_state.h"
+#include "launcher/progress/progress_sample.h"
 #include "launcher/report/error_file.h"
+#include "launcher/report/job_report.h"
 #include "launcher/report/kernel_log.h"
-#include "launcher/report/node_report.h"
-#include "launcher/telemetry/start_timeline.h"
 #include "launcher/text/stream_selection.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/progress_page.h"
@@ -114,14 +113,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     check(launcher::role_info_from_json(launcher::to_json(*info)) == *info);
   if (const auto range = launcher::rank_range_from_json(text))
     check(launcher::rank_range_from_json(launcher::to_json(*range)) == *range);
-  if (const auto part = launcher::hang_part_from_json(text))
-    check(launcher::hang_part_from_json(launcher::to_json(*part)).has_value());
+  if (const auto part = launcher::node_snapshot_from_json(text))
+    check(launcher::node_snapshot_from_json(launcher::to_json(*part)).has_value());
   (void)launcher::hang_verdict_from_json(text);
   if (const auto report = launcher::node_report_from_json(text))
     check(launcher::to_json(*report).size() <= launcher::kMaxPartBytes);
 
   for (const std::string& file : {text, std::string(kProgressMagic) + text}) {
-    const launcher::ProgressWord word = launcher::parse_progress(file);
+    const launcher::ProgressSample word = launcher::parse_progress(file);
     check(is_printable(word.text) && word.text.size() <= 512);
     (void)launcher::position_in(word.text);
     check(launcher::phase_in(word.text).size() <= word.text.size());
@@ -129,17 +128,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (std::string file : {text, std::string(kRuntimePageMagic) + text}) {
     file.resize(sizeof(RuntimePage));  // a page for a short text too
     const std::array<std::string, 3> reads{file, file, file};
-    for (const launcher::CollectiveWord& word : launcher::parse_collectives(reads)) {
+    for (const launcher::CollectiveState& word : launcher::parse_collectives(reads)) {
       check(is_printable(launcher::describe(word)));
       check(launcher::operation_from(launcher::name_of(word.operation)) == word.operation);
     }
-    (void)launcher::life_in(file);
-    const std::array marks{launcher::marks_in(file)};
-    if (const auto start = launcher::summarize(launcher::StartStage::kGroups, Instant{}, 0, "host", marks))
-      check(launcher::workers_start_from_json(launcher::to_json(*start)).has_value());
+    (void)launcher::activity_in(file);
   }
-  if (const auto start = launcher::workers_start_from_json(text))
-    check(launcher::workers_start_from_json(launcher::to_json(*start)).has_value());
   (void)launcher::position_in(text);
   (void)launcher::parse_current_call(text);
   (void)launcher::HangRules::parse(text.substr(0, size / 2), "report", text.substr(size / 2));
@@ -149,8 +143,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     lines.push_back(text.substr(at, end - at));
     at = end + 1;
   }
-  for (const auto tool :
-       {launcher::StackTool::kPySpy, launcher::StackTool::kGdb, launcher::StackTool::kEuStack})
+  for (const auto tool : {launcher::StackTool::kPySpy, launcher::StackTool::kGdb})
     for (const auto& stack : launcher::parse_stacks(tool, lines)) {
       check(!stack.functions.empty());
       for (const std::string& function : stack.functions) check(is_printable(function));

@@ -66,7 +66,7 @@ def tool(folder, name, text):
 
 
 def without_tools(tmp_path, **tools):
-    """An environment with the given tools, scripts, and no others: neither gdb nor py-spy nor eu-stack."""
+    """An environment with the given tools, scripts, and no others: neither gdb nor py-spy."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
     for name, text in tools.items():

@@ -26,16 +26,16 @@ def go(muster, workers=3):
 def test_the_rank_that_others_wait_for_is_named_with_its_stack_and_the_job_goes_on(muster, err):
     real_tool("gdb")
     process = start(muster, err)
-    err.wait(r"all stacks and states are in \S+hang\.json\n")
+    err.wait(r"all stacks and states: \S+hang\.json\n")
     text = err.text()
-    assert re.search(r"^muster: hang on \S+: no sign of life of ranks 0-2 for \d\S* m?s \(limit 500 ms\); nothing is done about it", text)
-    assert '\n  odd one out: rank 1: at the same step, but in "data"\n' in text
+    assert re.search(r"^muster: hang on \S+: ranks 0-2 made no progress for \d\S* m?s \(limit 500 ms\); the job goes on", text)
+    assert '\n  outlier: rank 1: at the same step, but in "data"\n' in text
     assert re.search(r'\n  rank 1: "epoch 1 step 5/8 data", sleeping in read\(\d+ -> \S+go\.1\), \w+\n    gdb: read <- load_batch <- main\n', text)
     assert re.search(r'\n  ranks 0,2: "epoch 1 step 5/8 all_reduce", sleeping in read.*\n    gdb: read <- all_reduce_of_peers <- main\n', text)
     (hang,) = read_hangs(muster.tmp_path / "logs")
-    assert hang["odd_ranks"] == [1] and "moved_again_after_ms" not in hang
+    assert hang["outlier_ranks"] == [1] and "over_after_ms" not in hang
     one = hang["ranks"][1]
-    assert (one["rank"], one["tool"], one["source"], one["silent"]) == (1, "gdb", "progress", True)
+    assert (one["rank"], one["tool"], one["source"], one["stalled"]) == (1, "gdb", "progress", True)
     assert one["stacks"][0]["functions"][:3] == ["read", "load_batch", "main"]
     assert any("load_batch" in line for line in one["tool_output"])
     assert one["threads"][0]["call"].startswith("read(") and one["threads"][0]["state"] == "S"
@@ -43,16 +43,16 @@ def test_the_rank_that_others_wait_for_is_named_with_its_stack_and_the_job_goes_
     go(muster)
     assert process.wait(60) == 0
     # They may be through before the next look.
-    assert text.count("odd one out") == err.text().count("odd one out") == 1
+    assert text.count("outlier: ") == err.text().count("outlier: ") == 1
 
 
 def test_without_tools_the_kernel_says_where_they_wait(muster, err):
     _, env = without_tools(muster.tmp_path)
     process = start(muster, err, env=env)
     err.wait(r"hang\.json\n")
-    assert "no stack: neither gdb nor eu-stack is in PATH" in err.text()
+    assert "no stack: gdb is not in PATH" in err.text()
     (hang,) = read_hangs(muster.tmp_path / "logs")
-    assert hang["odd_ranks"] == [1]
+    assert hang["outlier_ranks"] == [1]
     for rank in hang["ranks"]:
         assert "stacks" not in rank and "tool" not in rank
         assert re.fullmatch(r"read\(\d+ -> \S+/go\.%d\)" % rank["rank"], rank["threads"][0]["call"])
@@ -62,12 +62,12 @@ def test_without_tools_the_kernel_says_where_they_wait(muster, err):
 
 def test_a_tool_that_may_not_trace_is_said_and_the_next_one_is_asked(muster, err):
     folder, env = without_tools(muster.tmp_path)
-    tool(folder, "gdb", "echo 'ptrace: Operation not permitted.' >&2; exit 1")
-    tool(folder, "eu-stack", 'echo "TID $4:"; echo "#0  0x01 read"; echo "#1  0x02 from_eu_stack"; echo "#2  0x3 main"')
-    process = start(muster, err, env=env)
-    err.wait(r"eu-stack: read <- from_eu_stack <- main\n")
-    go(muster)
-    assert process.wait(60) == 0
+    tool(folder, "py-spy", "echo 'Permission Denied: try again by elevating your permissions' >&2; exit 1")
+    tool(folder, "gdb", 'echo "Thread 1 (LWP 1):"; echo "#0  0x01 in read ()"; echo "#1  0x02 in from_gdb ()"; echo "#2  0x3 in main ()"')
+    script = muster.script("train.py", "import os\nos.read(os.pipe()[0], 1)\n")
+    process = muster.start("--nproc-per-node=1", "--hang-timeout=1:1", "--on-hang=stop", script, stderr=err.file, env=env)
+    assert process.wait(60) == 124
+    assert re.search(r"gdb: read <- from_gdb <- main\n", err.text())
 
 
 def test_a_tool_that_may_not_trace_leaves_what_the_kernel_says(muster, err):
@@ -85,10 +85,10 @@ def test_stop_ends_the_job_with_a_status_of_its_own_and_the_report_names_the_ran
     report = read_report(muster.tmp_path / "logs")
     root = report["root_cause"]
     assert (root["rank"], root["cause"], root["label"], root["progress"]) == (1, "hang", "root cause", "epoch 1 step 5/8 data")
-    assert "no sign of life for" in root["error"] and 'at the same step, but in "data"' in root["error"]
+    assert "no progress for" in root["error"] and 'at the same step, but in "data"' in root["error"]
     assert {worker["rank"]: worker["label"] for worker in report["workers"]}[0] == "stopped by us"
     assert (report["exit_status"], report["restarts_used"]) == (124, 0)
-    assert re.search(r"cause     : hang: rank 1 \(local_rank 1, pid \d+\) hangs: no sign of life", err.text())
+    assert re.search(r"cause     : hang: rank 1 \(local_rank 1, pid \d+\) hangs: no progress", err.text())
     assert re.search(r"; exit status 124 \(the workers here were gone after \d+ ms\)\n$", err.text())
 
 
@@ -96,7 +96,7 @@ def test_restart_spends_a_restart_and_the_job_succeeds(muster, err):
     process = start(muster, err, "--on-hang=restart", "--max-restarts=1")
     assert process.wait(60) == 0
     assert re.search(r"rank 1 \(local_rank 1, pid \d+\) hangs: .*; restart 1 of 1\n", err.text())
-    assert read_hangs(muster.tmp_path / "logs")[0]["odd_ranks"] == [1]
+    assert read_hangs(muster.tmp_path / "logs")[0]["outlier_ranks"] == [1]
 
 
 def test_a_python_worker_that_writes_lines_of_progress(muster, err):
@@ -115,7 +115,7 @@ for number in range(1, 1000):
     process = muster.start("--nproc-per-node=2", TIMEOUT, "--on-hang=stop", "--log-dir=logs", script, stderr=err.file, env=env)
     assert process.wait(90) == 124
     (hang,) = read_hangs(muster.tmp_path / "logs")
-    assert hang["odd_ranks"] == [0] and hang["why"] == "behind the others: step 60, the others step 61"
+    assert hang["outlier_ranks"] == [0] and hang["why"] == "behind the others: step 60, the others step 61"
     assert (hang["ranks"][0]["progress"], hang["ranks"][0]["tool"]) == ("step 60", "py-spy")
     assert "py-spy: next_batch (train.py:7) <- <module> (train.py:12)" in err.text()
     assert read_report(muster.tmp_path / "logs")["root_cause"]["rank"] == 0
@@ -174,11 +174,11 @@ while not os.path.exists("done"):
     process = muster.start("--nproc-per-node=2", TIMEOUT, "--log-dir=logs", script, stderr=err.file)
     pid = int(wait_for(lambda: (muster.tmp_path / "pid1").exists() and (muster.tmp_path / "pid1").read_text(), "the worker"))
     os.kill(pid, signal.SIGSTOP)
-    err.wait(r"odd one out: rank 1: stopped by a signal \(SIGSTOP\)\n")
+    err.wait(r"outlier: rank 1: stopped by a signal \(SIGSTOP\)\n")
     err.wait(r"hang\.json\n")
     os.kill(pid, signal.SIGCONT)
-    err.wait(r"the hang is over after \d\S* m?s: rank 1 moves again\n")
-    assert read_hangs(muster.tmp_path / "logs")[0]["moved_again_after_ms"] > 0
+    err.wait(r"the hang is over after \d\S* m?s: rank 1 makes progress again\n")
+    assert read_hangs(muster.tmp_path / "logs")[0]["over_after_ms"] > 0
     (muster.tmp_path / "done").touch()
     assert process.wait(60) == 0
 

@@ -28,11 +28,11 @@ def test_the_rank_that_has_not_come_to_the_collective_is_named_and_the_job_goes_
     process = start(muster, err, "late", backend=backend)
     err.wait(r"hang\.json\n")
     text = err.text()
-    assert "\n  odd one out: rank 1: not yet in all_reduce #4 of 4 KiB, where others wait; last in all_reduce #3 of 4 KiB (finished)\n" in text
+    assert "\n  outlier: rank 1: not yet in all_reduce #4 of 4 KiB, where others wait; last in all_reduce #3 of 4 KiB (finished)\n" in text
     assert re.search(r'\n  rank 1: "step 5", all_reduce #3 of 4 KiB \(finished\), sleeping in read', text)
     assert re.search(r'\n  ranks 0,2: "step 5", all_reduce #4 of 4 KiB \(begun, not finished\)', text)
     (hang,) = read_hangs(muster.tmp_path / "logs")
-    assert hang["odd_ranks"] == [1]
+    assert hang["outlier_ranks"] == [1]
     assert [collective(rank) for rank in hang["ranks"]] == [("all_reduce", 4, 4096, "begun"), ("all_reduce", 3, 4096, "finished"),
                                                             ("all_reduce", 4, 4096, "begun")]
     assert {(word["group"], word["backend"], word["world_size"]) for rank in hang["ranks"] for word in rank["collectives"]} == {
@@ -60,7 +60,7 @@ def test_a_rank_that_called_another_collective_is_named_with_both(muster, err, b
     root = read_report(muster.tmp_path / "logs")["root_cause"]
     assert (root["rank"], root["cause"]) == (1, "hang") and why in root["error"]
     (hang,) = read_hangs(muster.tmp_path / "logs")
-    assert (hang["odd_ranks"], hang["why"]) == ([1], why)
+    assert (hang["outlier_ranks"], hang["why"]) == ([1], why)
     assert [collective(rank)[::3] for rank in hang["ranks"]] == [("all_reduce", "failed"), ("broadcast", "failed"), ("all_reduce", "failed")]
 
 
@@ -69,7 +69,7 @@ def test_collectives_are_signs_of_life_of_a_program_that_says_nothing(muster, er
     process = start(muster, err, "late", tells="0", WORKER_STEPS="500")
     err.wait(r"hang\.json\n")
     (hang,) = read_hangs(muster.tmp_path / "logs")
-    assert hang["odd_ranks"] == [1]
+    assert hang["outlier_ranks"] == [1]
     assert [hang["ranks"][rank]["source"] for rank in (0, 2)] == ["collectives", "collectives"]
     assert "judged by: collectives\n" in err.text()
     (muster.tmp_path / "go.1").write_text("x")
@@ -89,7 +89,7 @@ def test_of_two_nodes_the_numbers_of_all_ranks_are_compared(job, tmp_path, kind)
     one.start(nodes=2, program=WORKER)
     one.errs[0].wait(r"hang\.json\n")
     text = one.errs[0].text()
-    assert "\n  odd one out: rank 3 on host1: not yet in all_reduce #4 of 4 KiB, where others wait; " in text
+    assert "\n  outlier: rank 3 on host1: not yet in all_reduce #4 of 4 KiB, where others wait; " in text
     (hang,) = read_hangs(tmp_path / "logs0")
     assert [collective(rank)[1] for rank in hang["ranks"]] == [4, 4, 4, 3]
     (tmp_path / "go.3").write_text("x")

@@ -214,7 +214,7 @@ raise ConnectionResetError("Connection reset by peer")
     report = read_report(muster.tmp_path / "logs")
     assert (report["root_cause"]["rank"], report["root_cause"]["error"]) == (1, "ValueError: loss is nan")
     assert {worker["rank"]: worker["label"] for worker in report["workers"]} == {0: "consequence", 1: "root cause"}
-    assert "consequences of it: rank 0\n" in result.stderr
+    assert "failed because of it: rank 0\n" in result.stderr
 
 
 def test_a_worker_that_could_not_be_started_is_in_the_report(muster):

@@ -88,7 +88,7 @@ def test_a_spent_budget_ends_all_nodes_with_the_root_cause(job, tmp_path):
     # The first node tells the whole story, and the node where it began its own part.
     for node in (0, 1):
         assert re.search(r"Root Cause .*\n\[0\]:\n.*\n  host      : host1\n  rank      : 2 ", it.err(node))
-    assert "stopped by muster, not failures of their own: ranks 0-1" in it.err(0)
+    assert "terminated by muster after the failure: ranks 0-1" in it.err(0)
 
 
 def test_a_killed_agent_is_told_at_once_and_the_rest_goes_on(job, tmp_path):

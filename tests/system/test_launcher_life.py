@@ -78,7 +78,7 @@ signal.pause()
     assert re.search(rf"rank      : 1 \(local_rank: 1\)\n  exitcode  : 7 \(pid: {pids['1']}\)", err)
     assert "fail.py FAILED" in err
     assert "<NO_OTHER_FAILURES>" in err
-    assert "stopped by muster, not failures of their own: ranks 0,2" in err
+    assert "terminated by muster after the failure: ranks 0,2" in err
     tail = err[err.index("last 20 lines"):]
     assert "    line 10\n" in tail and "    line 29\n" in tail and "    line 9\n" not in tail
     assert err.count("line 0\n") == 1, "stderr is passed through once"

@@ -119,7 +119,7 @@ signal.pause()
     assert "node 1: rank 2 (local_rank 0, pid" in results[0].stderr and "host1 exited with code 9" in results[0].stderr
     # The first node tells the whole story, and the node where it began its own part.
     assert all("Root Cause" in results[n].stderr and "host      : host1" in results[n].stderr for n in range(2))
-    assert "stopped by muster, not failures of their own: ranks 0-1" in results[0].stderr
+    assert "terminated by muster after the failure: ranks 0-1" in results[0].stderr
     for rank in range(3):
         pid = int((tmp_path / f"pid{rank}").read_text())
         wait_for(lambda: not alive(pid), "workers to be gone")

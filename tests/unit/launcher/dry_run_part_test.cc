@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/checks/dry_run_part.h"
 
-#include "launcher/report/node_report.h"
+#include "launcher/report/job_report.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

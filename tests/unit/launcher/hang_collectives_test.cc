@@ -2,10 +2,10 @@
 // Who stands out by the collectives of the runtime, how that is told, and what travels between nodes.
 #include <cstring>
 
-#include "launcher/hang/hang_part.h"
 #include "launcher/hang/hang_report.h"
-#include "launcher/hang/odd_one_out.h"
-#include "launcher/progress/collective_word.h"
+#include "launcher/hang/outliers.h"
+#include "launcher/hang/snapshot.h"
+#include "launcher/progress/collective_state.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -14,23 +14,23 @@ using Ranks = std::vector<int>;
 
 namespace {
 
-CollectiveWord word(PageOperation operation, std::uint64_t sequence, PageState state,
-                    std::uint64_t bytes = 4 << 20, std::string group = "default") {
+CollectiveState word(PageOperation operation, std::uint64_t sequence, PageState state,
+                     std::uint64_t bytes = 4 << 20, std::string group = "default") {
   return {std::move(group), "shm", 4, operation, state, sequence, bytes, -1};
 }
-CollectiveWord in_all_reduce(std::uint64_t sequence) {
+CollectiveState in_all_reduce(std::uint64_t sequence) {
   return word(PageOperation::kAllReduce, sequence, PageState::kBegun);
 }
-CollectiveWord after_all_reduce(std::uint64_t sequence) {
+CollectiveState after_all_reduce(std::uint64_t sequence) {
   return word(PageOperation::kAllReduce, sequence, PageState::kFinished);
 }
 
-RankEvidence at(int rank, std::vector<CollectiveWord> collectives, std::string words = {}) {
-  RankEvidence out;
+RankSnapshot at(int rank, std::vector<CollectiveState> collectives, std::string words = {}) {
+  RankSnapshot out;
   out.rank = out.local_rank = rank;
   out.pid = 100 + rank;
-  out.silent = true;
-  out.word = std::move(words);
+  out.stalled = true;
+  out.progress = std::move(words);
   out.collectives = std::move(collectives);
   return out;
 }
@@ -63,70 +63,71 @@ PageSlot slot_in_all_reduce() {
 
 }  // namespace
 
-TEST_CASE("who has not come to the collective in which the others wait is the odd one out") {
+TEST_CASE("a rank that has not come to the collective in which the others wait is the outlier") {
   const std::vector ranks{at(0, {in_all_reduce(1432)}), at(1, {in_all_reduce(1432)}),
                           at(2, {after_all_reduce(1431)}), at(3, {in_all_reduce(1432)})};
-  REQUIRE(odd_one_out(ranks) == Odd{{2},
-                                    "not yet in all_reduce #1432 of 4 MiB, where others wait; last in "
-                                    "all_reduce #1431 of 4 MiB (finished)"});
+  REQUIRE(find_outliers(ranks) == Outliers{{2},
+                                           "not yet in all_reduce #1432 of 4 MiB, where others wait; last in "
+                                           "all_reduce #1431 of 4 MiB (finished)"});
 }
 
 TEST_CASE("who had no collective yet is behind all others") {
   const auto none = word(PageOperation::kNone, 0, PageState::kNone, 0);
   const std::vector ranks{at(0, {in_all_reduce(0)}), at(1, {none}), at(2, {in_all_reduce(0)})};
-  REQUIRE(odd_one_out(ranks) ==
-          Odd{{1}, "not yet in all_reduce #0 of 4 MiB, where others wait; no collective yet"});
+  REQUIRE(find_outliers(ranks) ==
+          Outliers{{1}, "not yet in all_reduce #0 of 4 MiB, where others wait; no collective yet"});
 }
 
 TEST_CASE("the numbers of collectives count more than steps and phases") {
   const std::vector ranks{at(0, {in_all_reduce(9)}, "step 4 all_reduce"),
                           at(1, {after_all_reduce(8)}, "step 4 all_reduce"),
                           at(2, {in_all_reduce(9)}, "step 3 data")};
-  REQUIRE(odd_one_out(ranks).ranks == Ranks{1});
+  REQUIRE(find_outliers(ranks).ranks == Ranks{1});
 }
 
 TEST_CASE("of two ranks the one that has not come stands out, and one that has left its group does") {
   const std::vector two{at(0, {after_all_reduce(4)}), at(1, {in_all_reduce(5)})};
-  REQUIRE(odd_one_out(two).ranks == Ranks{0});
+  REQUIRE(find_outliers(two).ranks == Ranks{0});
   const std::vector left{at(0, {word(PageOperation::kBarrier, 4, PageState::kGone, 0)}),
                          at(1, {in_all_reduce(5)})};
-  REQUIRE(odd_one_out(left) == Odd{{0},
-                                   "not yet in all_reduce #5 of 4 MiB, where others wait; last in barrier #4 "
-                                   "(finished, its group is gone)"});
+  REQUIRE(find_outliers(left) ==
+          Outliers{{0},
+                   "not yet in all_reduce #5 of 4 MiB, where others wait; last in barrier #4 "
+                   "(finished, its group is gone)"});
 }
 
 TEST_CASE("a rank that called another operation, or another size, at the same number stands out") {
   const auto other = word(PageOperation::kBroadcast, 17, PageState::kFailed, 4096);
   const auto called = word(PageOperation::kAllReduce, 17, PageState::kFailed);
   const std::vector ranks{at(0, {called}), at(1, {called}), at(2, {called}), at(3, {other})};
-  REQUIRE(odd_one_out(ranks) ==
-          Odd{{3}, "in broadcast #17 of 4 KiB, where the others called all_reduce #17 of 4 MiB"});
+  REQUIRE(find_outliers(ranks) ==
+          Outliers{{3}, "in broadcast #17 of 4 KiB, where the others called all_reduce #17 of 4 MiB"});
   const std::vector sizes{at(0, {in_all_reduce(17)}),
                           at(1, {word(PageOperation::kAllReduce, 17, PageState::kBegun, 1 << 20)})};
-  REQUIRE(odd_one_out(sizes) ==
-          Odd{{1}, "in all_reduce #17 of 1 MiB, where the others called all_reduce #17 of 4 MiB"});
+  REQUIRE(find_outliers(sizes) ==
+          Outliers{{1}, "in all_reduce #17 of 1 MiB, where the others called all_reduce #17 of 4 MiB"});
 }
 
 TEST_CASE("nobody stands out where all wait in the same collective, or nobody waits") {
   const std::vector same{at(0, {in_all_reduce(5)}), at(1, {in_all_reduce(5)}), at(2, {after_all_reduce(5)})};
-  REQUIRE(odd_one_out(same) == Odd{});
+  REQUIRE(find_outliers(same) == Outliers{});
   const std::vector nobody{at(0, {after_all_reduce(5)}), at(1, {after_all_reduce(4)}), at(2, {})};
-  REQUIRE(odd_one_out(nobody) == Odd{});
+  REQUIRE(find_outliers(nobody) == Outliers{});
   // Where one number says nothing, the steps do.
   const std::vector steps{at(0, {in_all_reduce(5)}, "step 4"), at(1, {in_all_reduce(5)}, "step 3"),
                           at(2, {in_all_reduce(5)}, "step 4")};
-  REQUIRE(odd_one_out(steps).ranks == Ranks{1});
+  REQUIRE(find_outliers(steps).ranks == Ranks{1});
 }
 
 TEST_CASE("who is silent alone in a collective waits for those that have not come to it") {
   std::vector ranks{at(0, {in_all_reduce(9)}), at(1, {after_all_reduce(8)}), at(2, {in_all_reduce(9)}),
                     at(3, {in_all_reduce(9)})};
-  for (RankEvidence& rank : ranks) rank.judged = true, rank.silent = rank.rank == 0;
-  REQUIRE(odd_one_out(ranks).ranks == Ranks{1});
+  for (RankSnapshot& rank : ranks) rank.watched = true, rank.stalled = rank.rank == 0;
+  REQUIRE(find_outliers(ranks).ranks == Ranks{1});
   // For it alone it does not end.
-  for (RankEvidence& rank : ranks)
+  for (RankSnapshot& rank : ranks)
     if (rank.rank != 0) rank.collectives = {after_all_reduce(12)};
-  REQUIRE(odd_one_out(ranks) == Odd{{0}, "silent, while the others go on"});
+  REQUIRE(find_outliers(ranks) == Outliers{{0}, "stalled, while the others go on"});
 }
 
 TEST_CASE("the count of a captured graph and the numbers of other collectives are not compared") {
@@ -135,10 +136,10 @@ TEST_CASE("the count of a captured graph and the numbers of other collectives ar
   };
   const std::vector ranks{at(0, {captured(400, PageState::kBegun)}), at(1, {in_all_reduce(7)}),
                           at(2, {captured(400, PageState::kBegun)})};
-  REQUIRE(odd_one_out(ranks) == Odd{});
+  REQUIRE(find_outliers(ranks) == Outliers{});
   const std::vector replays{at(0, {captured(400, PageState::kBegun)}),
                             at(1, {captured(399, PageState::kFinished)})};
-  REQUIRE(odd_one_out(replays).ranks == Ranks{1});
+  REQUIRE(find_outliers(replays).ranks == Ranks{1});
 }
 
 TEST_CASE("ranks that wait for each other in two groups: the few are named") {
@@ -148,22 +149,22 @@ TEST_CASE("ranks that wait for each other in two groups: the few are named") {
   const std::vector ranks{at(0, {in_all_reduce(9), gpu(4, PageState::kFinished)}),
                           at(1, {in_all_reduce(9), gpu(4, PageState::kFinished)}),
                           at(2, {after_all_reduce(8), gpu(5, PageState::kBegun)})};
-  REQUIRE(odd_one_out(ranks).ranks == Ranks{2});
+  REQUIRE(find_outliers(ranks).ranks == Ranks{2});
 }
 
 TEST_CASE("ranks without the runtime among others do not count") {
   const std::vector ranks{at(0, {in_all_reduce(5)}), at(1, {}), at(2, {after_all_reduce(4)})};
-  REQUIRE(odd_one_out(ranks).ranks == Ranks{2});
+  REQUIRE(find_outliers(ranks).ranks == Ranks{2});
 }
 
 TEST_CASE("the report shows the last collective of each rank, those it waits in first") {
   HangReport report;
   report.host = "host-a";
-  report.silence = Millis(252'000);
+  report.idle_time = Millis(252'000);
   report.limit = Millis(240'000);
   const auto gpu = word(PageOperation::kBarrier, 2, PageState::kFinished, 0, "gpu");
   report.ranks = {at(0, {gpu, in_all_reduce(1432)}, "step 7"), at(1, {after_all_reduce(1431)}, "step 7")};
-  report.odd = odd_one_out(report.ranks);
+  report.outliers = find_outliers(report.ranks);
   const std::string text = hang_text(report, "nothing is done");
   REQUIRE(text.find("\n  rank 1: \"step 7\", all_reduce #1431 of 4 MiB (finished)\n") != std::string::npos);
   REQUIRE(text.find("\n  rank 0: \"step 7\", all_reduce #1432 of 4 MiB (begun, not finished); barrier #2 in "
@@ -173,20 +174,15 @@ TEST_CASE("the report shows the last collective of each rank, those it waits in 
                     "all_reduce #1432 of 4 MiB") != std::string::npos);
 }
 
-TEST_CASE("collectives travel with a node's part, and what is unknown in them is left out") {
-  HangPart part;
+TEST_CASE("collectives travel with a node's snapshot") {
+  NodeSnapshot part;
   part.report.host = "host-b";
   auto broadcast = word(PageOperation::kBroadcast, 17, PageState::kBegun, 8);
   broadcast.root = 2;
   part.report.ranks = {at(4, {broadcast, after_all_reduce(3)})};
-  const auto read = hang_part_from_json(to_json(part));
+  const auto read = node_snapshot_from_json(to_json(part));
   REQUIRE(read);
   REQUIRE(read->report.ranks.front().collectives == part.report.ranks.front().collectives);
-
-  std::string odd = to_json(part);
-  const auto at = odd.find("\"broadcast\"");
-  odd.replace(at, 11, "\"scatter_v\"");
-  REQUIRE(hang_part_from_json(odd)->report.ranks.front().collectives == std::vector{after_all_reduce(3)});
 }
 
 TEST_CASE("a slot that was written between the first and the last read is left out") {
@@ -197,7 +193,7 @@ TEST_CASE("a slot that was written between the first and the last read is left o
   };
   REQUIRE(parse(page, page, page) ==
           std::vector{
-              CollectiveWord{"default", "tcp", 2, PageOperation::kAllReduce, PageState::kBegun, 3, 4096}});
+              CollectiveState{"default", "tcp", 2, PageOperation::kAllReduce, PageState::kBegun, 3, 4096}});
   PageSlot later = slot_in_all_reduce();
   later.version = 10;
   const std::string moved = bytes_of(page_with(later));
@@ -238,13 +234,13 @@ TEST_CASE("whatever else is in the file of the runtime says nothing") {
   slot = slot_in_all_reduce();
   slot.name.fill('\x1b');  // no end, and nothing for a terminal
   REQUIRE(parse(bytes_of(page_with(slot))).front().group.find('\x1b') == std::string::npos);
-  REQUIRE(life_in("step 12") == std::nullopt);
-  REQUIRE(life_in(bytes_of(RuntimePage{})) == std::nullopt);
+  REQUIRE(activity_in("step 12") == std::nullopt);
+  REQUIRE(activity_in(bytes_of(RuntimePage{})) == std::nullopt);
 }
 
 TEST_CASE("each collective that begins or ends is a sign of life") {
   PageSlot slot = slot_in_all_reduce();
-  const auto life = [&] { return life_in(bytes_of(page_with(slot))); };
+  const auto life = [&] { return activity_in(bytes_of(page_with(slot))); };
   const auto begun = life();
   REQUIRE((begun && begun->waits));
   slot.state = PageState::kFinished;

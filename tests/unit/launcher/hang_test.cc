@@ -4,9 +4,9 @@
 
 #include "launcher/hang/hang_report.h"
 #include "launcher/hang/hang_watch.h"
-#include "launcher/hang/odd_one_out.h"
+#include "launcher/hang/outliers.h"
 #include "launcher/job/hang_rules.h"
-#include "launcher/progress/progress_word.h"
+#include "launcher/progress/progress_sample.h"
 #include "rendezvous/base/progress_page.h"
 #include "tests/support/catch.h"
 
@@ -20,14 +20,14 @@ namespace {
 const Instant kStart{};
 constexpr Millis kSecond{1000};
 
-LifeSign tells(std::uint64_t seen) {
-  return {.running = true, .tells = true, .seen = seen};
+Liveness tells(std::uint64_t seen) {
+  return {.running = true, .reports = true, .seen = seen};
 }
-LifeSign writes(std::uint64_t bytes) {
+Liveness writes(std::uint64_t bytes) {
   return {.running = true, .seen = bytes};
 }
-LifeSign steps(std::uint64_t moves) {
-  return {.running = true, .tells = true, .under_way = true, .seen = moves};
+Liveness steps(std::uint64_t moves) {
+  return {.running = true, .reports = true, .warmed_up = true, .seen = moves};
 }
 
 HangRules fixed(Millis limit, Millis start) {
@@ -40,7 +40,7 @@ template <class Signs>
 std::pair<HangWatch::Seen, Instant> run(HangWatch& watch, const Signs& signs, Instant until) {
   while (watch.next_look() && *watch.next_look() <= until) {
     const Instant now = *watch.next_look();
-    const std::vector<LifeSign> all = signs(now);
+    const std::vector<Liveness> all = signs(now);
     HangWatch::Seen seen = watch.look(all, now);
     if (!seen.hang.empty() || !seen.moved.empty()) return {seen, now};
   }
@@ -51,12 +51,12 @@ std::uint64_t seconds_at(Instant now) {
   return static_cast<std::uint64_t>((now - kStart) / kSecond);
 }
 
-RankEvidence at(int rank, std::string word, std::vector<std::string> functions = {}) {
-  RankEvidence out;
+RankSnapshot at(int rank, std::string word, std::vector<std::string> functions = {}) {
+  RankSnapshot out;
   out.rank = out.local_rank = rank;
   out.pid = 100 + rank;
-  out.silent = true;
-  out.word = std::move(word);
+  out.stalled = true;
+  out.progress = std::move(word);
   if (!functions.empty()) {
     out.tool = "gdb";
     out.stacks.push_back({"Thread 1", std::move(functions)});
@@ -115,7 +115,7 @@ TEST_CASE("a worker in its steps hangs after the least limit at the soonest, and
   REQUIRE(seen.hang == Ranks{1});
   REQUIRE(when >= kStart + 100 * kSecond + HangWatch::kLeastLimit);
   REQUIRE(when <= kStart + 100 * kSecond + HangWatch::kLeastLimit + HangWatch::kMostBetweenLooks);
-  REQUIRE(seen.silence >= HangWatch::kLeastLimit);
+  REQUIRE(seen.idle_time >= HangWatch::kLeastLimit);
   REQUIRE(run(watch, signs, when + std::chrono::hours(2)).first == HangWatch::Seen{});
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("the limit is three times the longest pause of any worker") {
   REQUIRE(watch.limit(1) >= 600 * kSecond);
 }
 
-TEST_CASE("one that moves again is said, and the next hang is a new one with more patience") {
+TEST_CASE("one that moves again is said, and the next hang is a new one with a longer limit") {
   HangWatch watch(HangRules{}, 2, kStart);
   const auto signs = [](Instant now) {
     const std::uint64_t s = seconds_at(now);
@@ -166,10 +166,10 @@ TEST_CASE("others that fall silent in a hang belong to it") {
   REQUIRE(run(watch, signs, kStart + std::chrono::hours(1)).first.moved == Ranks{0, 1});
 }
 
-TEST_CASE("while a worker asks for patience nobody of its node hangs") {
+TEST_CASE("while a worker has announced a pause nobody of its node hangs") {
   HangWatch watch(HangRules{}, 2, kStart);
   const auto signs = [](Instant) {
-    LifeSign saving = steps(7);
+    Liveness saving = steps(7);
     saving.paused = true;
     return std::vector{saving, steps(8)};
   };
@@ -198,7 +198,7 @@ TEST_CASE("a worker that has ended hangs no more, and does not move again") {
   HangWatch watch(fixed(kSecond, kSecond), 1, kStart);
   const auto silent = [](Instant) { return std::vector{writes(0)}; };
   const auto when = run(watch, silent, kStart + std::chrono::hours(1)).second;
-  const auto ended = [](Instant) { return std::vector{LifeSign{}}; };
+  const auto ended = [](Instant) { return std::vector{Liveness{}}; };
   const std::vector gone = ended(when);
   const HangWatch::Seen seen = watch.look(gone, *watch.next_look());
   REQUIRE(seen.ended == Ranks{0});
@@ -227,7 +227,7 @@ TEST_CASE("who is silent for half of another node's limit belongs to its hang") 
   };
   const Instant when = kStart + 250 * kSecond;
   REQUIRE(run(watch, signs, when).first == HangWatch::Seen{});
-  REQUIRE(watch.silent_for(240 * kSecond, when) == Ranks{1});
+  REQUIRE(watch.stalled_for(240 * kSecond, when) == Ranks{1});
   REQUIRE(watch.watched(1));
   REQUIRE_FALSE(watch.watched(2));
 }
@@ -239,14 +239,14 @@ TEST_CASE("after a pause that somebody asked for on another node the silence is 
   };
   const auto [hang, when] = run(watch, signs, kStart + std::chrono::hours(1));
   REQUIRE(hang.hang == Ranks{0});
-  watch.begin_anew(when);
+  watch.restart_idle_times(when);
   REQUIRE_FALSE(watch.hanging());
   const auto [again, later] = run(watch, signs, when + std::chrono::hours(1));
   REQUIRE(again.hang == Ranks{0});
   REQUIRE(later - when >= 3 * HangWatch::kLeastLimit);
 
   HangWatch off({.watch = Watch::kOff}, 1, kStart);
-  off.begin_anew(kStart);
+  off.restart_idle_times(kStart);
   REQUIRE(off.next_look() == std::nullopt);
 }
 
@@ -278,105 +278,106 @@ TEST_CASE("a page of the runtime is told from a line of text") {
   page.steps = 15000;
   std::memcpy(page.phase.data(), "all_reduce", 10);
   const auto read = [&] { return parse_progress({reinterpret_cast<const char*>(&page), sizeof page}); };
-  REQUIRE(read() == ProgressWord{"epoch 2 step 140/15000 all_reduce", 77, true, false, true});
+  REQUIRE(read() == ProgressSample{"epoch 2 step 140/15000 all_reduce", 77, true, false, true});
   page.epoch = -1;
   page.steps = 0;
   page.step = 2;
   page.paused = 1;
-  REQUIRE(read() == ProgressWord{"step 2 all_reduce", 77, true, true, false});
+  REQUIRE(read() == ProgressSample{"step 2 all_reduce", 77, true, true, false});
   std::memcpy(page.text.data(), "loading\tshards", 15);
   REQUIRE(read().text == "loading shards all_reduce");
   page.text_version = 1;
   REQUIRE(read().text == "step 2 all_reduce");
-  REQUIRE(parse_progress("step 1200\nstep 1199\n") == ProgressWord{.text = "step 1200"});
+  REQUIRE(parse_progress("step 1200\nstep 1199\n") == ProgressSample{.text = "step 1200"});
   REQUIRE(parse_progress(std::string(kProgressMagic)).is_page == false);
-  REQUIRE(parse_progress("") == ProgressWord{});
+  REQUIRE(parse_progress("") == ProgressSample{});
 }
 
-TEST_CASE("who is behind is the odd one out, before anything else") {
+TEST_CASE("a rank that is behind is the outlier, before anything else") {
   const std::vector ranks{at(0, "epoch 1 step 141 all_reduce"), at(1, "epoch 1 step 140 all_reduce"),
                           at(2, "epoch 1 step 141 forward")};
-  REQUIRE(odd_one_out(ranks) == Odd{{1}, "behind the others: epoch 1 step 140, the others epoch 1 step 141"});
+  REQUIRE(find_outliers(ranks) ==
+          Outliers{{1}, "behind the others: epoch 1 step 140, the others epoch 1 step 141"});
   const std::vector two{at(0, "step 9"), at(1, "step 8")};
-  REQUIRE(odd_one_out(two).ranks == Ranks{1});
+  REQUIRE(find_outliers(two).ranks == Ranks{1});
   const std::vector one_ahead{at(0, "step 8"), at(1, "step 9"), at(2, "step 8")};
-  REQUIRE(odd_one_out(one_ahead).ranks == Ranks{1});
+  REQUIRE(find_outliers(one_ahead).ranks == Ranks{1});
 }
 
 TEST_CASE("at the same step the phase tells") {
   const std::vector ranks{at(0, "step 140 all_reduce"), at(1, "step 140 all_reduce"), at(2, "step 140 data")};
-  REQUIRE(odd_one_out(ranks) == Odd{{2}, "at the same step, but in \"data\""});
+  REQUIRE(find_outliers(ranks) == Outliers{{2}, "at the same step, but in \"data\""});
   const std::vector two{at(0, "step 140 all_reduce"), at(1, "step 140 data")};
-  REQUIRE(odd_one_out(two).ranks == Ranks{1});
+  REQUIRE(find_outliers(two).ranks == Ranks{1});
 }
 
 TEST_CASE("without words the stacks tell, and of two halves the one that is not in a collective") {
   const std::vector<std::string> waits{"read", "gloo::transport::tcp::Pair::recv", "gloo::allreduce", "main"};
   const std::vector<std::string> loads{"read", "load_batch", "main"};
   const std::vector ranks{at(0, "", waits), at(1, "", waits), at(2, "", loads), at(3, "", waits)};
-  REQUIRE(odd_one_out(ranks) == Odd{{2}, "its stack differs from the others': it is in read"});
+  REQUIRE(find_outliers(ranks) == Outliers{{2}, "its stack differs from the others': it is in read"});
   const std::vector two{at(0, "", loads), at(1, "", waits)};
-  REQUIRE(odd_one_out(two).ranks == Ranks{0});
+  REQUIRE(find_outliers(two).ranks == Ranks{0});
   const std::vector same{at(0, "", waits), at(1, "", waits)};
-  REQUIRE(odd_one_out(same) == Odd{});
+  REQUIRE(find_outliers(same) == Outliers{});
   const std::vector neither{at(0, "", loads), at(1, "", {"poll", "main"})};
-  REQUIRE(odd_one_out(neither) == Odd{});
+  REQUIRE(find_outliers(neither) == Outliers{});
 }
 
 TEST_CASE("without tools the kernel's word about the main thread tells") {
   std::vector ranks{at(0, ""), at(1, ""), at(2, "")};
-  for (RankEvidence& rank : ranks)
+  for (RankSnapshot& rank : ranks)
     rank.threads.push_back({.state = 'S', .call = "futex()", .wait = "futex_wait"});
-  REQUIRE(odd_one_out(ranks) == Odd{});
+  REQUIRE(find_outliers(ranks) == Outliers{});
   ranks[1].threads[0].call = "read(5 -> pipe:[7])";
   ranks[1].threads[0].wait = "pipe_read";
-  REQUIRE(odd_one_out(ranks) == Odd{{1}, "the only one in read, pipe_read"});
+  REQUIRE(find_outliers(ranks) == Outliers{{1}, "the only one in read, pipe_read"});
 }
 
-TEST_CASE("who has ended, is stopped or is silent alone is the odd one out") {
+TEST_CASE("a rank that has ended, is stopped or is stalled alone is the outlier") {
   std::vector ranks{at(0, "step 3"), at(1, "step 3"), at(2, "step 3")};
   ranks[0].threads.push_back({.state = 'T'});
-  REQUIRE(odd_one_out(ranks) == Odd{{0}, "stopped by a signal (SIGSTOP)"});
+  REQUIRE(find_outliers(ranks) == Outliers{{0}, "stopped by a signal (SIGSTOP)"});
   ranks[0].threads.clear();
   ranks[2].ended = "exited with code 0";
-  REQUIRE(odd_one_out(ranks).ranks == Ranks{2});
-  REQUIRE(odd_one_out(ranks).why == "has ended already (exited with code 0), the others may wait for it");
+  REQUIRE(find_outliers(ranks).ranks == Ranks{2});
+  REQUIRE(find_outliers(ranks).why == "has ended already (exited with code 0), the others may wait for it");
   ranks[2].ended.clear();
-  ranks[1].silent = ranks[2].silent = false;
-  REQUIRE(odd_one_out(ranks) == Odd{{0}, "silent, while the others go on"});
+  ranks[1].stalled = ranks[2].stalled = false;
+  REQUIRE(find_outliers(ranks) == Outliers{{0}, "stalled, while the others go on"});
 }
 
-TEST_CASE("where some go on and nobody is odd, the report does not say that all stand at the same place") {
+TEST_CASE(
+    "where some go on and nobody stands out, the report does not say that all stand at the same place") {
   HangReport report;
   report.host = "host-a";
   report.ranks = {at(0, "", {"nanosleep", "main"}), at(1, "", {"nanosleep", "main"})};
-  REQUIRE(hang_head(report)[1] == "no odd one out: all of this node stand at the same place");
-  report.ranks[0].silent = false;
-  report.ranks[0].judged = true;
-  report.odd = odd_one_out(report.ranks);
-  REQUIRE(hang_head(report)[1] == "no odd one out: nothing but the silence tells one from another");
+  REQUIRE(hang_head(report)[1] == "no outlier: all ranks of this node are at the same place");
+  report.ranks[0].stalled = false;
+  report.ranks[0].watched = true;
+  report.outliers = find_outliers(report.ranks);
+  REQUIRE(hang_head(report)[1] == "no outlier: the ranks differ only in whether they make progress");
 }
 
-TEST_CASE("the report groups those at the same place, and names the odd one first") {
+TEST_CASE("the report groups those at the same place, and names the outlier first") {
   HangReport report;
   report.host = "host-a";
-  report.silence = 252 * kSecond;
+  report.idle_time = 252 * kSecond;
   report.limit = 240 * kSecond;
   report.ranks = {at(0, "step 140 all_reduce", {"read", "all_reduce", "main", "_start"}),
                   at(1, "step 139 data", {"read", "load", "main"}),
                   at(2, "step 140 all_reduce", {"read", "all_reduce", "main"})};
-  report.ranks[1].silence = 252 * kSecond;
-  report.odd = odd_one_out(report.ranks);
+  report.ranks[1].idle_time = 252 * kSecond;
+  report.outliers = find_outliers(report.ranks);
   REQUIRE(hang_text(report, "nothing is done") ==
-          "muster: hang on host-a: no sign of life of ranks 0-2 for 252 s (limit 240 s); nothing is done\n"
-          "  odd one out: rank 1: behind the others: step 139, the others step 140\n"
+          "muster: hang on host-a: ranks 0-2 made no progress for 252 s (limit 240 s); nothing is done\n"
+          "  outlier: rank 1: behind the others: step 139, the others step 140\n"
           "  rank 1: \"step 139 data\"\n"
           "    gdb: read <- load <- main\n"
           "  ranks 0,2: \"step 140 all_reduce\"\n"
           "    gdb: read <- all_reduce <- main\n");
-  REQUIRE(culprit(report).rank == 1);
-  REQUIRE(
-      hang_line(report, culprit(report)) ==
-      "rank 1 (local_rank 1, pid 101) hangs: no sign of life for 252 s after \"step 139 data\" (read <- load "
-      "<- main); rank 1 is behind the others: step 139, the others step 140");
+  REQUIRE(suspect(report).rank == 1);
+  REQUIRE(hang_line(report, suspect(report)) ==
+          "rank 1 (local_rank 1, pid 101) hangs: no progress for 252 s after \"step 139 data\" (read <- load "
+          "<- main); rank 1 is behind the others: step 139, the others step 140");
 }

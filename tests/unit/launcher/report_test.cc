@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/report/report.h"
-
 #include "launcher/report/error_file.h"
+#include "launcher/report/job_report.h"
 #include "launcher/report/root_cause.h"
 #include "launcher/text/rank_ranges.h"
 #include "tests/support/catch.h"
@@ -66,7 +65,7 @@ Failures:
   cause     : crash: SIGSEGV (core dumped)
   error_file: <N/A>
   traceback : Signal 11 (SIGSEGV) received by PID 10816
-  stopped by muster, not failures of their own: ranks 4-5
+  terminated by muster after the failure: ranks 4-5
 ------------------------------------------------------------
 Root Cause (first observed failure):
 [0]:
@@ -97,8 +96,8 @@ TEST_CASE("consequences are one line, and what is not known of is named") {
   report.missing = {1, 2};
   report.nodes[0].kernel = {"NVRM: Xid (PCI:0000:3b:00): 79"};
   const std::string text = text_of(report);
-  REQUIRE_THAT(text, Catch::Contains("  consequences of it: rank 3\n"));
-  REQUIRE_THAT(text, Catch::Contains("  no word from: nodes 1-2\n"));
+  REQUIRE_THAT(text, Catch::Contains("  failed because of it: rank 3\n"));
+  REQUIRE_THAT(text, Catch::Contains("  no report from: nodes 1-2\n"));
   REQUIRE_THAT(text, Catch::Contains("  kernel of node1.example: NVRM: Xid (PCI:0000:3b:00): 79\n"));
   REQUIRE(text.find("rank      : 3") == std::string::npos);
 }

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/report/job_report.h"
-#include "launcher/report/node_report.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;

@@ -36,7 +36,7 @@ TEST_CASE("functions are read from gdb's backtraces, the main thread's first") {
   REQUIRE(stacks[0].title.find("LWP 11") != std::string::npos);
 }
 
-TEST_CASE("functions are read from what py-spy and eu-stack write") {
+TEST_CASE("functions are read from what py-spy writes") {
   const Lines spy{"Process 7: python3 train.py",
                   "Python v3.11.2 (/usr/bin/python3.11)",
                   "",
@@ -48,10 +48,6 @@ TEST_CASE("functions are read from what py-spy and eu-stack write") {
   const auto stacks = parse_stacks(StackTool::kPySpy, spy);
   REQUIRE(stacks.size() == 2);
   REQUIRE(stacks[0].functions == Functions{"read_batch (train.py:4)", "<module> (train.py:9)"});
-
-  const Lines eu{"PID 7 - process", "TID 7:", "#0  0x00007f5b4a0 read", "#1  0x000055d - 1 load",
-                 "#2  0x055 main"};
-  REQUIRE(parse_stacks(StackTool::kEuStack, eu)[0].functions == Functions{"read", "load", "main"});
 }
 
 TEST_CASE("a tool that may not trace says so") {

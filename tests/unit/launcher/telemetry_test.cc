@@ -251,18 +251,6 @@ TEST_CASE("health is JSON that says what the agent is doing, before it has a pla
   CHECK(health.at("workers_running") == 1);
 }
 
-TEST_CASE("the start's phases of a node and of its workers are told apart, also where they have one name") {
-  AgentStatus status;
-  status.start = {{"rendezvous", 0.5}, {"gather", 0.25, true}};
-  REQUIRE(metrics(example_job(), status).find("muster_workers_start") == std::string::npos);
-  WorkersStart groups;
-  groups.add("gather", {1.5, 3, "node7"});
-  status.workers_start = {groups};
-  const std::string text = metrics(example_job(), status);
-  REQUIRE(text.find("\nmuster_start_phase_seconds{phase=\"gather\"} 0.25\n") != std::string::npos);
-  REQUIRE(text.find("\nmuster_workers_start_phase_seconds{phase=\"gather\"} 1.5\n") != std::string::npos);
-}
-
 TEST_CASE("metrics name each rank, and leave out what is not known of it") {
   const Job job = example_job();
   AgentStatus status;

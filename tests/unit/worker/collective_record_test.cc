@@ -11,13 +11,12 @@
 #include <thread>
 #include <unistd.h>
 
-#include "launcher/progress/collective_word.h"
-#include "launcher/progress/runtime_page_reader.h"
+#include "launcher/progress/collective_state.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 
 using namespace muster;
-using muster::launcher::CollectiveWord;
+using muster::launcher::CollectiveState;
 using muster::launcher::read_collectives;
 using muster::test::TemporaryDirectory;
 
@@ -30,8 +29,8 @@ struct Place {
   std::shared_ptr<RuntimePageMap> map = RuntimePageMap::open(progress);
 };
 
-CollectiveWord word(std::string_view group, PageOperation operation, PageState state, std::uint64_t sequence,
-                    std::uint64_t bytes, int root = -1) {
+CollectiveState word(std::string_view group, PageOperation operation, PageState state, std::uint64_t sequence,
+                     std::uint64_t bytes, int root = -1) {
   return {std::string(group), "shm", 4, operation, state, sequence, bytes, root};
 }
 
@@ -110,7 +109,7 @@ TEST_CASE("what is read while it is written is whole or left out") {
   });
   std::size_t seen = 0;
   for (int i = 0; i < 20'000; ++i)
-    for (const CollectiveWord& each : read_collectives(at.progress)) {
+    for (const CollectiveState& each : read_collectives(at.progress)) {
       if (each.operation == PageOperation::kNone) continue;
       ++seen;
       const bool whole = each.size_bytes == each.sequence * 8 &&

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/hang/hang_ledger.h"
+#include "launcher/hang/hang_log.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -13,28 +13,28 @@
 
 namespace muster::launcher {
 
-void HangLedger::add(HangReport report) {
+void HangLog::add(HangReport report) {
   if (hangs_.size() >= kMostHangs) hangs_.erase(hangs_.begin() + 1);
   // What tools wrote is most of it, of a thousand nodes a hundred megabytes.
   if (hangs_.size() > 1)
-    for (RankEvidence& rank : hangs_.back().ranks) rank.tool_output.clear();
+    for (RankSnapshot& rank : hangs_.back().ranks) rank.tool_output.clear();
   hangs_.push_back(std::move(report));
-  keep();
+  write();
 }
 
-void HangLedger::judged(const Odd& odd) {
-  if (hangs_.empty() || hangs_.back().odd == odd) return;
-  hangs_.back().odd = odd;
-  keep();
+void HangLog::set_outliers(const Outliers& outliers) {
+  if (hangs_.empty() || hangs_.back().outliers == outliers) return;
+  hangs_.back().outliers = outliers;
+  write();
 }
 
-void HangLedger::over(Millis after) {
+void HangLog::set_over(Millis after) {
   if (hangs_.empty()) return;
   hangs_.back().over_after = after;
-  keep();
+  write();
 }
 
-void HangLedger::keep() {
+void HangLog::write() {
   file_.clear();
   if (!directory_.enabled() || !directory_.temporary_base().empty()) return;
   const std::string path = directory_.attempt_file("hang.json");

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/progress/collective_word.h"
+#include "launcher/progress/collective_state.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "launcher/output/error_watch.h"
-#include "launcher/progress/runtime_page_reader.h"
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
 namespace {
@@ -67,8 +71,8 @@ std::string_view state_text(PageState state) {
 
 }  // namespace
 
-std::vector<CollectiveWord> parse_collectives(std::span<const std::string, 3> reads) {
-  std::vector<CollectiveWord> out;
+std::vector<CollectiveState> parse_collectives(std::span<const std::string, 3> reads) {
+  std::vector<CollectiveState> out;
   if (!std::all_of(reads.begin(), reads.end(), is_page)) return out;
   for (std::size_t i = 0; i < RuntimePage::kSlots; ++i) {
     const PageSlot slot = slot_of(reads[1], i);
@@ -80,22 +84,22 @@ std::vector<CollectiveWord> parse_collectives(std::span<const std::string, 3> re
     std::string group = text_in(slot.name);
     if (std::any_of(out.begin(), out.end(), [&](const auto& other) { return other.group == group; }))
       continue;
-    CollectiveWord& word = out.emplace_back();
-    word.group = std::move(group);
-    word.backend = text_in(slot.backend);
-    word.world_size = static_cast<int>(slot.world_size);
-    word.operation = slot.operation;
-    word.state = slot.state;
-    word.sequence = slot.sequence;
-    word.size_bytes = slot.size_bytes;
-    word.root = slot.root;
+    CollectiveState& state = out.emplace_back();
+    state.group = std::move(group);
+    state.backend = text_in(slot.backend);
+    state.world_size = static_cast<int>(slot.world_size);
+    state.operation = slot.operation;
+    state.state = slot.state;
+    state.sequence = slot.sequence;
+    state.size_bytes = slot.size_bytes;
+    state.root = slot.root;
   }
   return out;
 }
 
-std::optional<CollectiveLife> life_in(std::string_view bytes) {
+std::optional<CollectiveActivity> activity_in(std::string_view bytes) {
   if (!is_page(bytes)) return std::nullopt;
-  CollectiveLife out;
+  CollectiveActivity out;
   for (std::size_t i = 0; i < RuntimePage::kSlots; ++i) {
     const PageSlot slot = slot_of(bytes, i);
     if (!is_group(slot) || slot.operation == PageOperation::kNone) continue;
@@ -107,24 +111,24 @@ std::optional<CollectiveLife> life_in(std::string_view bytes) {
   return out;
 }
 
-std::string title_of(const CollectiveWord& word) {
-  std::string out = word.operation == PageOperation::kNone
+std::string title_of(const CollectiveState& state) {
+  std::string out = state.operation == PageOperation::kNone
                         ? std::string("no collective yet")
-                        : fmt::format("{} #{}", name_of(word.operation), word.sequence);
-  if (word.size_bytes != 0) out += fmt::format(" of {}", size_text(word.size_bytes));
-  if (word.group != kUsualGroup) out += fmt::format(" in group \"{}\"", word.group);
+                        : fmt::format("{} #{}", name_of(state.operation), state.sequence);
+  if (state.size_bytes != 0) out += fmt::format(" of {}", size_text(state.size_bytes));
+  if (state.group != kUsualGroup) out += fmt::format(" in group \"{}\"", state.group);
   return out;
 }
 
-std::string describe(const CollectiveWord& word) {
-  if (word.operation == PageOperation::kNone) return title_of(word);
-  return fmt::format("{} ({})", title_of(word), state_text(word.state));
+std::string describe(const CollectiveState& state) {
+  if (state.operation == PageOperation::kNone) return title_of(state);
+  return fmt::format("{} ({})", title_of(state), state_text(state.state));
 }
 
-std::string describe(std::span<const CollectiveWord> words) {
+std::string describe(std::span<const CollectiveState> states) {
   std::vector<std::string> begun, others;
-  for (const CollectiveWord& word : words)
-    (word.state == PageState::kBegun ? begun : others).push_back(describe(word));
+  for (const CollectiveState& state : states)
+    (state.state == PageState::kBegun ? begun : others).push_back(describe(state));
   begun.insert(begun.end(), others.begin(), others.end());
   const std::size_t more = begun.size() > kMostShown ? begun.size() - kMostShown : 0;
   begun.resize(begun.size() - more);
@@ -151,14 +155,31 @@ std::optional<PageOperation> operation_from(std::string_view name) {
   return static_cast<PageOperation>(found - kPageOperations.begin());
 }
 
-std::vector<CollectiveWord> read_collectives(const std::string& progress_file) {
-  const RuntimePageReader file(progress_file);
+RuntimePageFile::RuntimePageFile(std::string_view progress_file) {
+  if (progress_file.empty()) return;
+  // O_NONBLOCK: the worker may have made a pipe of it.
+  UniqueFd file(::open(runtime_page_file(progress_file).c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  struct stat info {};
+  if (file && ::fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode)) file_ = std::move(file);
+}
+
+std::string RuntimePageFile::read() const {
+  std::string out;
+  if (!file_) return out;
+  out.resize(sizeof(RuntimePage));
+  const ssize_t n = retry_eintr([&] { return ::pread(file_.get(), out.data(), out.size(), 0); });
+  out.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return out;
+}
+
+std::vector<CollectiveState> read_collectives(const std::string& progress_file) {
+  const RuntimePageFile file(progress_file);
   const std::array<std::string, 3> reads = {file.read(), file.read(), file.read()};
   return parse_collectives(reads);
 }
 
-std::optional<CollectiveLife> read_collective_life(const std::string& progress_file) {
-  return life_in(RuntimePageReader(progress_file).read());
+std::optional<CollectiveActivity> read_collective_activity(const std::string& progress_file) {
+  return activity_in(RuntimePageFile(progress_file).read());
 }
 
 }  // namespace muster::launcher

@@ -12,10 +12,10 @@
 #include <boost/asio/io_context.hpp>
 #include <nlohmann/json.hpp>
 
-#include "launcher/hang/hang_ledger.h"
+#include "launcher/hang/hang_log.h"
+#include "launcher/hang/liveness_probe.h"
 #include "launcher/hang/process_state.h"
 #include "launcher/hang/stack_collector.h"
-#include "launcher/progress/heartbeat_files.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 
@@ -78,23 +78,23 @@ TEST_CASE("a worker that a tool has stopped goes on when the tool's time is over
   boost::asio::io_context io;
   Spawner spawner{std::nullopt};
   const Idle worker(spawner);
-  std::vector<RankEvidence> ranks(1);
+  std::vector<RankSnapshot> ranks(1);
   ranks[0].pid = worker.pid();
   bool done = false;
   SECTION("of one tool") {
     StackCollector short_of_time(io, spawner, environment, {Millis(1000), Millis(30'000)});
     short_of_time.collect(ranks, [&] { done = true; });
     run_until(io, [&] { return done; });
-    REQUIRE(ranks[0].tool_problem == "gdb had not answered when its time was over");
+    REQUIRE(ranks[0].tool_problem == "gdb did not answer in time");
   }
   SECTION("of all") {
     StackCollector short_of_time(io, spawner, environment, {Millis(30'000), Millis(1000)});
     short_of_time.collect(ranks, [&] { done = true; });
     run_until(io, [&] { return done; });
-    REQUIRE(ranks[0].tool_problem == "gdb had not answered when its time was over");
+    REQUIRE(ranks[0].tool_problem == "gdb did not answer in time");
   }
   SECTION("because the workers are stopped") {
-    auto dropped = std::make_unique<StackCollector>(io, spawner, environment, StackCollector::Patience{});
+    auto dropped = std::make_unique<StackCollector>(io, spawner, environment, StackCollector::Timeouts{});
     dropped->collect(ranks, [] { FAIL("nobody waits any more"); });
     run_until(io, [&] { return worker.state() == 'T'; });
     dropped.reset();
@@ -110,14 +110,18 @@ TEST_CASE("a heartbeat file is seen to change, and one that is not there has no 
   boost::asio::io_context io;
   HeartbeatFiles files(io, {path, folder.path() + "/none"});
   const auto read = [&] {
-    // On a busy machine the files' thread may need more than one read's patience.
+    std::optional<std::vector<HeartbeatFiles::Mark>> marks;
+    // On a busy machine the helper thread may need longer than one read waits.
     run_until(io, [&] {
-      std::optional<bool> in_time;
-      files.read([&](bool value) { in_time = value; });
-      run_until(io, [&] { return in_time.has_value(); });
-      return *in_time;
+      bool done = false;
+      files.read([&](const auto& found) {
+        marks = found;
+        done = true;
+      });
+      run_until(io, [&] { return done; });
+      return marks.has_value();
     });
-    return files.marks();
+    return *marks;
   };
   const auto first = read();
   REQUIRE(first.size() == 2);
@@ -136,27 +140,30 @@ TEST_CASE("a file system that does not answer holds up nobody, and is heard agai
   };
   const auto disk = std::make_shared<Disk>();
   boost::asio::io_context io;
-  HeartbeatFiles files(io, {"beat"}, [disk](const std::string&) -> std::optional<FileMark> {
+  HeartbeatFiles files(io, {"beat"}, [disk](const std::string&) -> HeartbeatFiles::Mark {
     std::unique_lock lock(disk->mutex);
     disk->back.wait_for(lock, std::chrono::seconds(60), [&] { return !disk->dead; });
     return 7;
   });
-  std::optional<bool> in_time;
-  const auto read = [&] {
-    in_time.reset();
-    files.read([&](bool value) { in_time = value; });
-    run_until(io, [&] { return in_time.has_value(); });
-    return *in_time;
+  std::optional<std::vector<HeartbeatFiles::Mark>> marks;
+  const auto in_time = [&] {
+    bool done = false;
+    files.read([&](const auto& found) {
+      marks = found;
+      done = true;
+    });
+    run_until(io, [&] { return done; });
+    return marks.has_value();
   };
-  REQUIRE_FALSE(read());
-  REQUIRE_FALSE(read());  // at once: it is still at the first
+  REQUIRE_FALSE(in_time());
+  REQUIRE_FALSE(in_time());
   {
     const std::lock_guard lock(disk->mutex);
     disk->dead = false;
   }
   disk->back.notify_all();
-  run_until(io, [&] { return read(); });
-  REQUIRE(files.marks() == std::vector<std::optional<FileMark>>{7});
+  run_until(io, in_time);
+  REQUIRE(marks == std::vector<HeartbeatFiles::Mark>{7});
 }
 
 TEST_CASE("of many hangs the first and the latest are kept") {
@@ -167,27 +174,27 @@ TEST_CASE("of many hangs the first and the latest are kept") {
   REQUIRE(directory);
   REQUIRE(directory->begin_attempt({0, 0, 0, "host-a"}, 1));
   const Log log("test");
-  HangLedger ledger(*directory, log);
-  for (int number = 1; number <= static_cast<int>(HangLedger::kMostHangs) + 3; ++number) {
+  HangLog hang_log(*directory, log);
+  for (int number = 1; number <= static_cast<int>(HangLog::kMostHangs) + 3; ++number) {
     HangReport hang;
     hang.host = "host-a";
     hang.wall_time_s = number;
-    RankEvidence& rank = hang.ranks.emplace_back();
+    RankSnapshot& rank = hang.ranks.emplace_back();
     rank.tool_output = {"what gdb said"};
-    ledger.add(std::move(hang));
-    ledger.judged({{0}, "behind"});
-    ledger.over(Millis(number));
+    hang_log.add(std::move(hang));
+    hang_log.set_outliers({{0}, "behind"});
+    hang_log.set_over(Millis(number));
   }
   std::stringstream text;
-  text << std::ifstream(ledger.file()).rdbuf();
+  text << std::ifstream(hang_log.file()).rdbuf();
   const auto hangs = nlohmann::json::parse(text.str()).at("hangs");
-  REQUIRE(hangs.size() == HangLedger::kMostHangs);
+  REQUIRE(hangs.size() == HangLog::kMostHangs);
   REQUIRE(hangs.front().at("time") == 1);
   REQUIRE(hangs.at(1).at("time") == 5);
   REQUIRE(hangs.back().at("time") == 19);
   for (const auto& hang : hangs) {
-    REQUIRE(hang.at("moved_again_after_ms") == hang.at("time"));
-    REQUIRE(hang.at("odd_ranks") == std::vector<int>{0});
+    REQUIRE(hang.at("over_after_ms") == hang.at("time"));
+    REQUIRE(hang.at("outlier_ranks") == std::vector<int>{0});
   }
   REQUIRE(hangs.front().at("ranks").at(0).contains("tool_output"));
   REQUIRE_FALSE(hangs.at(7).at("ranks").at(0).contains("tool_output"));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// CollectiveWord: the collective that a process group of a worker began last, as its runtime tells without a
-// word of the program (rendezvous/base/runtime_page.h). Read when workers hang, and at looks for a sign of
-// life of a worker that says nothing of its progress. Pure but for read_collectives(). Nothing in the file is
-// trusted; what was being written while it was read is left out.
+// CollectiveState: the collective that a process group of a worker began last, as the worker's runtime writes
+// it to a page beside the progress file (rendezvous/base/runtime_page.h). Read when workers hang, and as a
+// sign of life of a worker that reports no progress. Pure but for RuntimePageFile and the read functions.
+// Nothing in the file is trusted; what was being written while it was read is left out.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,11 @@
 #include <vector>
 
 #include "rendezvous/base/runtime_page.h"
+#include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
 
-struct CollectiveWord {
+struct CollectiveState {
   std::string group = {};    // its name; "default" is init()'s
   std::string backend = {};  // "shm"
   int world_size = 0;
@@ -26,7 +27,7 @@ struct CollectiveWord {
   std::uint64_t size_bytes = 0;
   int root = -1;  // of a broadcast
 
-  friend bool operator==(const CollectiveWord&, const CollectiveWord&) = default;
+  friend bool operator==(const CollectiveState&, const CollectiveState&) = default;
 };
 
 /// Of a worker at most so many are kept and sent.
@@ -36,24 +37,24 @@ inline constexpr std::size_t kMostCollectives = RuntimePage::kSlots;
 /// version in all of them: nothing was written between the first and the last, so that the one in the middle
 /// is whole. In the order of the slots; of two of one name, as of a worker and a process it started, the
 /// first.
-[[nodiscard]] std::vector<CollectiveWord> parse_collectives(std::span<const std::string, 3> reads);
+[[nodiscard]] std::vector<CollectiveState> parse_collectives(std::span<const std::string, 3> reads);
 
 /// Rises with whatever a group does, and says whether one is in a collective now. Nothing: it is no page, or
 /// no group of it had a collective.
-struct CollectiveLife {
+struct CollectiveActivity {
   std::uint64_t moves = 0;
   bool waits = false;
 
-  friend bool operator==(const CollectiveLife&, const CollectiveLife&) = default;
+  friend bool operator==(const CollectiveActivity&, const CollectiveActivity&) = default;
 };
-[[nodiscard]] std::optional<CollectiveLife> life_in(std::string_view bytes);
+[[nodiscard]] std::optional<CollectiveActivity> activity_in(std::string_view bytes);
 
 /// "all_reduce #1432 of 4 MiB (begun, not finished)"; with the group's name where it is another one.
-[[nodiscard]] std::string describe(const CollectiveWord& word);
+[[nodiscard]] std::string describe(const CollectiveState& state);
 /// "all_reduce #1432 of 4 MiB".
-[[nodiscard]] std::string title_of(const CollectiveWord& word);
+[[nodiscard]] std::string title_of(const CollectiveState& state);
 /// Of a worker, those it waits in first: "all_reduce #1432 of 4 MiB (begun, not finished); ...". Empty: none.
-[[nodiscard]] std::string describe(std::span<const CollectiveWord> words);
+[[nodiscard]] std::string describe(std::span<const CollectiveState> states);
 
 /// In JSON.
 [[nodiscard]] std::string_view name_of(PageState state);
@@ -61,8 +62,20 @@ struct CollectiveLife {
 [[nodiscard]] std::optional<PageState> state_from(std::string_view name);
 [[nodiscard]] std::optional<PageOperation> operation_from(std::string_view name);
 
-/// Given the worker's file for words about its progress.
-[[nodiscard]] std::vector<CollectiveWord> read_collectives(const std::string& progress_file);
-[[nodiscard]] std::optional<CollectiveLife> read_collective_life(const std::string& progress_file);
+/// Read, never mapped: a worker that cuts its file short must not end the agent by SIGBUS.
+class RuntimePageFile {
+ public:
+  /// An empty name: the worker has no such file.
+  explicit RuntimePageFile(std::string_view progress_file);
+  /// The page as it is now. Empty: there is none, as of a program without the runtime.
+  [[nodiscard]] std::string read() const;
+
+ private:
+  UniqueFd file_;
+};
+
+/// Given the worker's progress file.
+[[nodiscard]] std::vector<CollectiveState> read_collectives(const std::string& progress_file);
+[[nodiscard]] std::optional<CollectiveActivity> read_collective_activity(const std::string& progress_file);
 
 }  // namespace muster::launcher

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/progress/progress_word.h"
+#include "launcher/progress/progress_sample.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstring>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
 #include "launcher/output/error_watch.h"
 #include "rendezvous/base/progress_page.h"
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
 namespace {
@@ -52,10 +58,17 @@ std::optional<std::int64_t> number_after(std::string_view text,
   return std::nullopt;
 }
 
+std::uint64_t mark_of(const struct stat& info) {
+  const auto nanoseconds = static_cast<std::uint64_t>(info.st_mtim.tv_sec) * 1'000'000'000 +
+                           static_cast<std::uint64_t>(info.st_mtim.tv_nsec);
+  return nanoseconds * 31 + static_cast<std::uint64_t>(info.st_size) +
+         static_cast<std::uint64_t>(info.st_ino);
+}
+
 }  // namespace
 
-ProgressWord parse_progress(std::string_view bytes) {
-  ProgressWord out;
+ProgressSample parse_progress(std::string_view bytes) {
+  ProgressSample out;
   if (bytes.size() < sizeof(ProgressPage) || !bytes.starts_with(kProgressMagic)) {
     out.text = one_clean_line(std::string(bytes.substr(0, kProgressBytes)));
     return out;
@@ -65,13 +78,13 @@ ProgressWord parse_progress(std::string_view bytes) {
   out.is_page = true;
   out.moves = page.moves;
   out.paused = page.paused != 0;
-  out.under_way = page.step >= 3 || (page.epoch >= 2 && page.step >= 1);
+  out.warmed_up = page.step >= 3 || (page.epoch >= 2 && page.step >= 1);
   std::string text;
   const auto add = [&text](const std::string& part) {
     if (!text.empty()) text += ' ';
     text += part;
   };
-  // While it is being written: the words before it are gone, those after it not yet there.
+  // While it is being written: the old text is gone, the new one not yet there.
   const std::string_view own = page.text_version % 2 == 0 ? up_to_zero(page.text) : std::string_view();
   if (!own.empty()) {
     add(std::string(own));
@@ -99,6 +112,28 @@ std::string_view phase_in(std::string_view text) {
   text.remove_prefix(static_cast<std::size_t>(text.rend() - last_digit));
   if (!text.starts_with(' ')) return {};
   return text.substr(1);
+}
+
+std::optional<std::uint64_t> file_mark(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return std::nullopt;
+  return mark_of(info);
+}
+
+std::optional<ProgressReading> read_progress(const std::string& path) {
+  // O_NONBLOCK: the worker may have made a pipe of it.
+  const UniqueFd file(path.empty() ? -1 : ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  struct stat info {};
+  if (!file || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+  std::array<char, kProgressBytes> block;
+  const ssize_t n = retry_eintr([&] { return ::pread(file.get(), block.data(), block.size(), 0); });
+  if (n <= 0) return std::nullopt;
+  ProgressReading out;
+  out.sample = parse_progress({block.data(), static_cast<std::size_t>(n)});
+  out.written_s = info.st_mtim.tv_sec;
+  out.mark = out.sample.is_page ? out.sample.moves : mark_of(info);
+  if (out.sample.is_page && out.sample.moves == 0) return std::nullopt;
+  return out;
 }
 
 }  // namespace muster::launcher

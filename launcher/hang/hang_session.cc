@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/hang/hang_session.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace muster::launcher {
+namespace {
+
+void add(std::vector<int>& to, const std::vector<int>& ranks) {
+  to.insert(to.end(), ranks.begin(), ranks.end());
+  std::sort(to.begin(), to.end());
+  to.erase(std::unique(to.begin(), to.end()), to.end());
+}
+
+}  // namespace
+
+HangSession::Actions HangSession::reported(int node, Instant now) {
+  // A node reports each hang once: one that is known to hang has another one.
+  const bool again = phase_ == Phase::kReported && hanging_.contains(node);
+  if (phase_ != Phase::kNone && !again) {
+    hanging_.insert(node);
+    return {.known = phase_ == Phase::kReported};
+  }
+  phase_ = Phase::kAsking;
+  ++number_;
+  hanging_ = {node};
+  snapshots_.clear();
+  moved_.clear();
+  ended_.clear();
+  deadline_ = now + kSnapshotTimeout;
+  return {.ask = true};
+}
+
+HangSession::Actions HangSession::snapshot(int node, int number, NodeSnapshot snapshot, Instant now) {
+  if (phase_ != Phase::kAsking || number != number_ || node < 0 || node >= nodes_) return {};
+  if (snapshot.hanging)
+    hanging_.insert(node);
+  else
+    hanging_.erase(node);
+  add(moved_, snapshot.moved);
+  add(ended_, snapshot.ended);
+  snapshots_.insert_or_assign(node, std::move(snapshot));
+  return static_cast<int>(snapshots_.size()) == nodes_ ? publish() : tick(now);
+}
+
+HangSession::Actions HangSession::over(int node, const std::vector<int>& moved,
+                                       const std::vector<int>& ended) {
+  if (phase_ == Phase::kNone || hanging_.erase(node) == 0) return {};
+  add(moved_, moved);
+  add(ended_, ended);
+  if (phase_ != Phase::kReported || !hanging_.empty()) return {};
+  forget();
+  return {.over = true};
+}
+
+HangSession::Actions HangSession::tick(Instant now) {
+  return deadline_ && now >= *deadline_ ? publish() : Actions{};
+}
+
+HangSession::Actions HangSession::publish() {
+  deadline_.reset();
+  // A node that did not answer would not say either that it goes on.
+  std::erase_if(hanging_, [this](int node) { return !snapshots_.contains(node); });
+  phase_ = hanging_.empty() ? Phase::kNone : Phase::kReported;
+  return {.publish = true, .over = hanging_.empty()};
+}
+
+void HangSession::forget() {
+  phase_ = Phase::kNone;
+  hanging_.clear();
+  deadline_.reset();
+}
+
+}  // namespace muster::launcher

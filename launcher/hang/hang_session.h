@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// HangSession: how node 0 leads the nodes through a hang. A node reports that its workers hang; all nodes are
+// asked for a snapshot; when all have answered or the time-out is over there is one report, whoever reported
+// the hang too. The hang lasts until none of its nodes hangs any more; a node that begins to hang meanwhile
+// belongs to it. Pure: nodes' messages and times in, actions out. Owned by the HangMonitor of node 0.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "launcher/hang/snapshot.h"
+#include "rendezvous/base/clock.h"
+
+namespace muster::launcher {
+
+class HangSession {
+ public:
+  /// For the snapshots of all nodes; a node's tools have 60 s for its stacks.
+  static constexpr std::chrono::seconds kSnapshotTimeout{75};
+
+  struct Actions {
+    bool ask = false;      // all nodes for a snapshot of hang number()
+    bool known = false;    // tell the nodes that this hang was reported already
+    bool publish = false;  // all snapshots that will come are here
+    bool over = false;     // nobody hangs any more
+
+    friend bool operator==(const Actions&, const Actions&) = default;
+  };
+
+  explicit HangSession(int nodes) : nodes_(nodes) {}
+
+  /// Workers of that node have begun to hang.
+  Actions reported(int node, Instant now);
+  Actions snapshot(int node, int number, NodeSnapshot snapshot, Instant now);
+  /// No worker of that node hangs any more: its ranks that go on, and those that have ended.
+  Actions over(int node, const std::vector<int>& moved, const std::vector<int>& ended);
+  /// To be called at deadline().
+  Actions tick(Instant now);
+  [[nodiscard]] std::optional<Instant> deadline() const { return deadline_; }
+  /// All idle times are counted anew: nothing more is expected of this hang.
+  void forget();
+
+  /// Of the present or last hang, from 1.
+  [[nodiscard]] int number() const { return number_; }
+  [[nodiscard]] bool hanging() const { return !hanging_.empty(); }
+  [[nodiscard]] const std::map<int, NodeSnapshot>& snapshots() const { return snapshots_; }
+  [[nodiscard]] const std::vector<int>& moved() const { return moved_; }
+  [[nodiscard]] const std::vector<int>& ended() const { return ended_; }
+
+ private:
+  enum class Phase { kNone, kAsking, kReported };
+
+  [[nodiscard]] Actions publish();
+
+  int nodes_;
+  Phase phase_ = Phase::kNone;
+  int number_ = 0;
+  std::set<int> hanging_;  // nodes
+  std::map<int, NodeSnapshot> snapshots_;
+  std::vector<int> moved_, ended_;  // ranks
+  std::optional<Instant> deadline_;
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// LivenessProbe: what can be seen of a node's workers, for hang_watch.h: their progress files, heartbeat
+// files, the collectives of the runtime or, with a fixed time-out, their output. A look reads a small file
+// per worker; heartbeat files are looked at by a helper thread, because the server of their file system may
+// be gone: where it does not answer within kHeartbeatTimeout nobody is taken for stalled. A worker that waits
+// for the reader of its output, such as a stopped terminal, is not idle of its own accord. Owned by a
+// HangMonitor; one loop. What cannot be read is left out; nothing here fails.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "launcher/hang/hang_watch.h"
+#include "launcher/job/job.h"
+#include "launcher/output/log_directory.h"
+#include "launcher/output/log_router.h"
+#include "launcher/process/worker_group.h"
+#include "rendezvous/base/lifetime.h"
+#include "rendezvous/base/log.h"
+#include "rendezvous/net/helper_thread.h"
+
+namespace muster::launcher {
+
+/// Reads when files changed last, by a helper thread.
+class HeartbeatFiles {
+ public:
+  static constexpr std::chrono::seconds kTimeout{1};
+  /// Changes whenever the file does; nothing: there is no such file.
+  using Mark = std::optional<std::uint64_t>;
+  [[nodiscard]] static Mark look_at_file(const std::string& path);
+
+  HeartbeatFiles(boost::asio::io_context& io, std::vector<std::string> paths,
+                 std::function<Mark(const std::string&)> look = look_at_file);
+
+  /// `done` comes once, on the loop and not from within. Nothing: the files did not answer in time. Not to be
+  /// called before the last `done` has come.
+  using Done = std::function<void(const std::optional<std::vector<Mark>>& marks)>;
+  void read(Done done);
+
+ private:
+  void finish(const std::optional<std::vector<Mark>>& marks);
+
+  std::vector<std::string> paths_;
+  std::function<Mark(const std::string&)> look_;
+  boost::asio::steady_timer deadline_;
+  Done done_;
+  int reads_ = 0;  // so far: an answer that comes too late is none to the next read
+  net::HelperThread helper_;
+  Lifetime lifetime_;
+};
+
+class LivenessProbe {
+ public:
+  struct Seen {
+    Liveness sign;
+    std::string progress;
+    std::string source;  // "progress", "heartbeat", "collectives", "output", ...
+    std::string paused;  // as in RankSnapshot
+  };
+
+  LivenessProbe(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
+                const LogDirectory& directory, const LogRouter& router, const WorkerGroup& group,
+                const Log& log);
+
+  /// `done` comes once, with all workers: at once, or with heartbeat files within kTimeout.
+  using Done = std::function<void(std::vector<Seen> seen)>;
+  void look(Done done);
+
+ private:
+  using Marks = std::vector<HeartbeatFiles::Mark>;
+
+  void answer();
+  [[nodiscard]] Seen look_at(int local_rank) const;
+  [[nodiscard]] bool waits_for_reader(int local_rank) const;
+
+  const Job& job_;
+  const LogDirectory& directory_;
+  const LogRouter& router_;
+  const WorkerGroup& group_;
+  const Log& log_;
+  std::optional<HeartbeatFiles> heartbeats_;
+  std::optional<Marks> marks_{Marks{}};  // nothing: the files did not answer last time
+  std::vector<Done> waiting_;
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/hang/outliers.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "launcher/progress/progress_sample.h"
+#include "launcher/text/rank_ranges.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::size_t kFramesOfSignature = 12;
+
+struct Member {
+  int rank;
+  const CollectiveState* state;
+};
+using Members = std::vector<Member>;
+
+/// Members of one group that agree in it are in the same collective.
+auto what_of(const CollectiveState& state) {
+  return std::tuple(state.operation, state.size_bytes, state.root);
+}
+
+bool waits(const Member& member) {
+  return member.state->state == PageState::kBegun;
+}
+
+std::vector<int> ranks_of(const Members& members) {
+  std::vector<int> out;
+  for (const Member& member : members) out.push_back(member.rank);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+/// How far the group is; false: it had no collective yet.
+std::pair<bool, std::uint64_t> place_of(const Member& member) {
+  const bool begun = member.state->operation != PageOperation::kNone;
+  return {begun, begun ? member.state->sequence : 0};
+}
+
+/// Who has not begun the collective that others are in.
+Outliers absent(const Members& members) {
+  const Member* last = nullptr;  // of those that wait, who is furthest
+  for (const Member& member : members)
+    if (waits(member) && (last == nullptr || place_of(member) > place_of(*last))) last = &member;
+  if (last == nullptr) return {};
+  auto least = place_of(*last);
+  for (const Member& member : members) least = std::min(least, place_of(member));
+  if (least == place_of(*last)) return {};
+  Members behind;
+  for (const Member& member : members)
+    if (place_of(member) == least) behind.push_back(member);
+  return {ranks_of(behind), fmt::format("not yet in {}, where others wait; {}{}", title_of(*last->state),
+                                        least.first ? "last in " : "", describe(*behind.front().state))};
+}
+
+/// All are at the same number, but some with another operation.
+Outliers different(const Members& members) {
+  // One of them has waited for the others, or was told that they differ.
+  if (std::all_of(members.begin(), members.end(),
+                  [](const Member& member) { return member.state->state == PageState::kFinished; }))
+    return {};
+  std::map<decltype(what_of(*members.front().state)), Members> kinds;
+  for (const Member& member : members) kinds[what_of(*member.state)].push_back(member);
+  if (kinds.size() < 2) return {};
+  // Of two equal halves the one with the lowest rank counts as the others.
+  const auto most = std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) {
+    return std::tuple(a.second.size(), -ranks_of(a.second).front()) <
+           std::tuple(b.second.size(), -ranks_of(b.second).front());
+  });
+  Members few;
+  for (const auto& [what, of_kind] : kinds)
+    if (what != most->first) few.insert(few.end(), of_kind.begin(), of_kind.end());
+  return {ranks_of(few), fmt::format("in {}, where the others called {}", title_of(*few.front().state),
+                                     title_of(*most->second.front().state))};
+}
+
+/// Replays of a captured graph are counted apart: their numbers and the others' say nothing of each other.
+bool can_be_compared(const Members& members) {
+  const auto captured = std::count_if(members.begin(), members.end(), [](const Member& member) {
+    return member.state->operation == PageOperation::kCaptured;
+  });
+  const auto begun = std::count_if(members.begin(), members.end(), [](const Member& member) {
+    return member.state->operation != PageOperation::kNone;
+  });
+  return captured == 0 || captured == begun;
+}
+
+/// Ranks that have not come to the collective in which others wait, or have come to another one, by the
+/// numbers of the collectives that each rank's groups began last.
+Outliers by_collective(std::span<const RankSnapshot* const> ranks) {
+  std::map<std::string, Members> groups;
+  for (const RankSnapshot* rank : ranks)
+    for (const CollectiveState& state : rank->collectives)
+      groups[state.group].push_back({rank->rank, &state});
+  // Ranks may wait for each other in two groups: the few are told of, where the many are.
+  Outliers out;
+  for (const auto& group : groups) {
+    const Members& members = group.second;
+    if (members.size() < 2 || !can_be_compared(members)) continue;
+    const bool same = std::all_of(members.begin(), members.end(), [&](const Member& member) {
+      return place_of(member) == place_of(members.front());
+    });
+    Outliers found = same ? different(members) : absent(members);
+    if (found.ranks.empty() || found.ranks.size() == members.size()) continue;
+    if (out.ranks.empty() || found.ranks.size() < out.ranks.size()) out = std::move(found);
+  }
+  return out;
+}
+
+using Group = std::vector<const RankSnapshot*>;
+/// Nothing: not known of this worker.
+using Key = std::function<std::optional<std::string>(const RankSnapshot&)>;
+
+std::vector<int> ranks_of(const Group& group) {
+  std::vector<int> out;
+  for (const RankSnapshot* rank : group) out.push_back(rank->rank);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+/// What the main thread is in.
+std::string signature(const RankSnapshot& rank) {
+  std::string out;
+  if (rank.stacks.empty()) return out;
+  const auto& functions = rank.stacks.front().functions;
+  for (std::size_t i = 0; i < functions.size() && i < kFramesOfSignature; ++i) out += functions[i] + '\n';
+  return out;
+}
+
+bool waits_for_others(const RankSnapshot& rank) {
+  if (is_collective(phase_in(rank.progress))) return true;
+  for (const CollectiveState& state : rank.collectives)
+    if (state.state == PageState::kBegun) return true;
+  if (rank.stacks.empty()) return false;
+  const auto& functions = rank.stacks.front().functions;
+  return std::any_of(functions.begin(), functions.end(),
+                     [](const auto& name) { return is_collective(name); });
+}
+
+/// Those of whom the key differs from that of most; empty: the key says nothing.
+Group minority(const Group& all, const Key& key) {
+  std::map<std::string, Group> groups;
+  for (const RankSnapshot* rank : all)
+    if (const auto value = key(*rank)) groups[*value].push_back(rank);
+  if (groups.size() < 2) return {};
+  const auto smaller = [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); };
+  const auto most = std::max_element(groups.begin(), groups.end(), smaller);
+  Group rest;
+  for (const auto& [value, group] : groups)
+    if (value != most->first) rest.insert(rest.end(), group.begin(), group.end());
+  if (rest.size() < most->second.size()) return rest;
+  // No majority: perhaps all but some wait in a collective.
+  Group busy;
+  for (const RankSnapshot* rank : all)
+    if (!waits_for_others(*rank)) busy.push_back(rank);
+  return busy.size() < all.size() ? busy : Group{};
+}
+
+std::optional<Outliers> by_position(const Group& all) {
+  std::map<Position, Group> groups;
+  for (const RankSnapshot* rank : all)
+    if (const auto position = position_in(rank->progress)) groups[*position].push_back(rank);
+  if (groups.size() < 2) return std::nullopt;
+  const auto& [least, behind] = *groups.begin();
+  const auto& [most, ahead] = *groups.rbegin();
+  const auto place = [](const Position& position) {
+    return position.epoch > 0 ? fmt::format("epoch {} step {}", position.epoch, position.step)
+                              : fmt::format("step {}", position.step);
+  };
+  // In a collective those who are a step ahead wait for the rest; many who are behind are the rule there
+  // only where one has gone astray.
+  if (ahead.size() < behind.size())
+    return Outliers{ranks_of(ahead),
+                    fmt::format("ahead of the others: {}, the others {}", place(most), place(least))};
+  return Outliers{ranks_of(behind),
+                  fmt::format("behind the others: {}, the others {}", place(least), place(most))};
+}
+
+std::optional<std::string> known(std::string text) {
+  return text.empty() ? std::nullopt : std::optional(std::move(text));
+}
+
+std::string place_of(const RankSnapshot& rank) {
+  if (rank.threads.empty()) return {};
+  const ThreadState& thread = rank.threads.front();
+  const std::string call = thread.call.substr(0, thread.call.find('('));
+  return fmt::format("{}{}{}", call, call.empty() || thread.wait.empty() ? "" : ", ", thread.wait);
+}
+
+}  // namespace
+
+bool is_collective(std::string_view name) {
+  static constexpr std::array kWords = {
+      "allreduce", "allgather", "reducescatter", "broadcast", "barrier",     "alltoall",    "collective",
+      "nccl",      "gloo",      "waitforpeers",  "metrics",   "synchronize", "processgroup"};
+  std::string plain;
+  for (const char c : name)
+    if (c != '_' && c != '-') plain.push_back(c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c);
+  return std::any_of(kWords.begin(), kWords.end(),
+                     [&](std::string_view word) { return plain.find(word) != std::string::npos; });
+}
+
+Outliers find_outliers(std::span<const RankSnapshot> ranks) {
+  Group ended, stopped, all;
+  for (const RankSnapshot& rank : ranks) {
+    if (!rank.runs()) {
+      ended.push_back(&rank);
+      continue;
+    }
+    all.push_back(&rank);
+    const char state = rank.threads.empty() ? '?' : rank.threads.front().state;
+    if (state == 'T' || state == 't') stopped.push_back(&rank);
+  }
+  if (!stopped.empty() && stopped.size() < all.size())
+    return {ranks_of(stopped), stopped.front()->threads.front().state == 't'
+                                   ? "held by a debugger"
+                                   : "stopped by a signal (SIGSTOP)"};
+  if (!ended.empty() && !all.empty())
+    return {ranks_of(ended), fmt::format("{} ended already ({}), the others may wait for {}",
+                                         ended.size() == 1 ? "has" : "have", ended.front()->ended,
+                                         ended.size() == 1 ? "it" : "them")};
+  if (all.size() < 2) return {};
+  // Whether an unwatched rank goes on, as often all but the first are, nobody knows.
+  Group stalled, watched;
+  for (const RankSnapshot* rank : all) {
+    if (rank->stalled) stalled.push_back(rank);
+    if (rank->stalled || rank->watched) watched.push_back(rank);
+  }
+  Outliers by_number = by_collective(all);
+  // A rank that is stalled in a collective waits for those that have not come to it.
+  const bool only_wait =
+      !by_number.ranks.empty() && std::all_of(stalled.begin(), stalled.end(), [](const RankSnapshot* rank) {
+        return std::any_of(rank->collectives.begin(), rank->collectives.end(),
+                           [](const CollectiveState& state) { return state.state == PageState::kBegun; });
+      });
+  if (!stalled.empty() && !only_wait && stalled.size() * 2 < watched.size())
+    return {ranks_of(stalled), "stalled, while the others go on"};
+  if (!by_number.ranks.empty()) return by_number;
+  if (const auto found = by_position(all)) return *found;
+
+  const auto phase = [](const RankSnapshot& rank) { return known(std::string(phase_in(rank.progress))); };
+  if (const Group few = minority(all, phase); !few.empty())
+    return {ranks_of(few), fmt::format("at the same step, but in \"{}\"", phase_in(few.front()->progress))};
+  const auto stack = [](const RankSnapshot& rank) { return known(signature(rank)); };
+  if (const Group few = minority(all, stack); !few.empty()) {
+    const auto& functions = few.front()->stacks;
+    return {ranks_of(few), functions.empty() || functions.front().functions.empty()
+                               ? "its stack differs from the others'"
+                               : fmt::format("its stack differs from the others': it is in {}",
+                                             functions.front().functions.front())};
+  }
+  const auto place = [](const RankSnapshot& rank) { return known(place_of(rank)); };
+  if (const Group few = minority(all, place); !few.empty())
+    return {ranks_of(few), fmt::format("the only one in {}", place_of(*few.front()))};
+  return {};
+}
+
+}  // namespace muster::launcher

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is known of workers that hang, as values: RankSnapshot of one worker, NodeSnapshot of one node's
+// workers, HangReport of all nodes' with who stands out, HangVerdict as node 0 announces it. HangMonitor
+// fills them, outliers.h judges them, hang_report.h prints them; their JSON travels in control::Hang. Pure.
+// What came from another node is checked and capped; where a snapshot would be too large, stacks are left out
+// before ranks are.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <muster/result.h>
+
+#include "launcher/job/hang_rules.h"
+#include "launcher/progress/collective_state.h"
+#include "rendezvous/base/clock.h"
+
+namespace muster::launcher {
+
+/// One thread as /proc tells of it.
+struct ThreadState {
+  int id = 0;
+  std::string name = {};
+  char state = '?';       // R, S, D, T, t, Z
+  std::string call = {};  // "read(5 -> pipe:[8123])"; empty: not in a system call, or not known
+  std::string wait = {};  // where in the kernel: "pipe_read"
+  std::vector<std::string> kernel_stack = {};  // readable by root only
+
+  friend bool operator==(const ThreadState&, const ThreadState&) = default;
+};
+
+/// Of one thread, innermost first; names of functions.
+struct ThreadStack {
+  std::string title = {};  // "Thread 1 (LWP 812)" as the tool says
+  std::vector<std::string> functions = {};
+
+  friend bool operator==(const ThreadStack&, const ThreadStack&) = default;
+};
+
+struct RankSnapshot {
+  int rank = 0;
+  int local_rank = 0;
+  int pid = 0;
+  int node = 0;               // of the world
+  bool python = false;        // it runs a Python interpreter
+  std::string ended = {};     // "exited with code 0"; empty: it runs
+  bool watched = true;        // it reports progress, or has to
+  std::string paused = {};    // why its idle time means nothing: "announced a pause"; empty: it does
+  bool stalled = false;       // idle for too long
+  Millis idle_time{0};        // of a stalled one
+  std::string progress = {};  // as it reported last
+  std::vector<CollectiveState> collectives = {};  // that its runtime's groups began last
+  std::string source = {};                        // of its signs of life: "progress", "heartbeat", "output"
+  std::vector<ThreadState> threads = {};          // the first is the process' own
+  std::string tool = {};                          // that read the stacks: "gdb"; empty: none did
+  std::string tool_problem = {};                  // why not
+  std::vector<ThreadStack> stacks = {};           // the first is the main thread's
+  std::vector<std::string> tool_output = {};
+
+  [[nodiscard]] bool runs() const { return ended.empty(); }
+  friend bool operator==(const RankSnapshot&, const RankSnapshot&) = default;
+};
+
+/// Ranks that stand out among those of a hang.
+struct Outliers {
+  std::vector<int> ranks = {};  // of the world, ascending; empty: nobody does
+  std::string why = {};
+
+  friend bool operator==(const Outliers&, const Outliers&) = default;
+};
+
+struct HangNode {
+  int node = 0;
+  std::string host = {};  // empty: not known
+  bool answered = false;  // sent its snapshot in time
+
+  friend bool operator==(const HangNode&, const HangNode&) = default;
+};
+
+struct HangReport {
+  std::string host = {};
+  std::vector<HangNode> nodes = {};  // by node rank; empty: of one node
+  std::int64_t wall_time_s = 0;
+  Millis idle_time{0};  // the longest
+  Millis limit{0};
+  std::vector<RankSnapshot> ranks = {};  // by rank
+  Outliers outliers;
+  std::optional<Millis> over_after;  // once it is over: how long it took
+
+  friend bool operator==(const HangReport&, const HangReport&) = default;
+};
+
+/// Agents and coordinator take no message over 1 MiB.
+inline constexpr std::size_t kMaxSnapshotBytes = std::size_t{512} << 10;
+
+/// What one node knows of a hang.
+struct NodeSnapshot {
+  HangReport report;                // of this node's ranks
+  bool hanging = false;             // still, after the stacks were read
+  OnHang action = OnHang::kReport;  // what is asked for here
+  std::vector<int> moved = {};      // ranks that were stalled and go on
+  std::vector<int> ended = {};      // likewise, that are gone
+
+  friend bool operator==(const NodeSnapshot&, const NodeSnapshot&) = default;
+};
+
+/// What node 0 tells the others when the report is written.
+struct HangVerdict {
+  std::string text = {};  // one line
+  Outliers outliers = {};
+  bool ends = false;      // the attempt ends for it
+  bool paused = false;    // a rank announced a pause: idle times are counted anew
+  int rank = -1;          // that the job's report is to name
+  std::string line = {};  // what it is to say of it
+
+  friend bool operator==(const HangVerdict&, const HangVerdict&) = default;
+};
+
+/// At most kMaxSnapshotBytes.
+[[nodiscard]] std::string to_json(const NodeSnapshot& snapshot);
+[[nodiscard]] Result<NodeSnapshot> node_snapshot_from_json(std::string_view text);
+
+[[nodiscard]] std::string to_json(const HangVerdict& verdict);
+[[nodiscard]] Result<HangVerdict> hang_verdict_from_json(std::string_view text);
+
+/// Fields without contents are left out.
+[[nodiscard]] nlohmann::json to_object(const RankSnapshot& rank);
+
+/// One report of all nodes; those of 0 to `nodes` that are not in `snapshots` have not answered.
+[[nodiscard]] HangReport merged(const std::map<int, NodeSnapshot>& snapshots, int nodes);
+
+}  // namespace muster::launcher

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// ProgressSample: what a worker reported last of its progress, read from the file that MUSTER_PROGRESS_FILE
+// names. Pure but for read_progress(). The file holds either the page of a worker of the runtime
+// (rendezvous/base/progress_page.h) or whatever another program writes there, of which the first line counts.
+// Nothing in it is trusted.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+namespace muster::launcher {
+
+inline constexpr std::size_t kProgressBytes = 512;  // as much is read
+
+struct ProgressSample {
+  std::string text;         // "epoch 2 step 140/15000 all_reduce"; one clean line, may be empty
+  std::uint64_t moves = 0;  // of a page: rises with every report
+  bool is_page = false;
+  bool paused = false;     // of a page: the worker has announced a pause
+  bool warmed_up = false;  // of a page: the third step has begun, so that the slow first ones are over
+
+  friend bool operator==(const ProgressSample&, const ProgressSample&) = default;
+};
+
+/// `bytes`: the file's first kProgressBytes. A page that is being written at this moment may be half new.
+[[nodiscard]] ProgressSample parse_progress(std::string_view bytes);
+
+/// How far a worker is, to be compared with others.
+struct Position {
+  std::int64_t epoch = 0;
+  std::int64_t step = 0;
+
+  friend auto operator<=>(const Position&, const Position&) = default;
+};
+
+/// From "epoch 2/10 step 140 loss 0.31" or "Iteration: 77": the numbers behind such words. Nothing: it has
+/// no step.
+[[nodiscard]] std::optional<Position> position_in(std::string_view text);
+/// What follows the numbers in a runtime's report: "all_reduce".
+[[nodiscard]] std::string_view phase_in(std::string_view text);
+
+/// Changes whenever the file does. Nothing: there is no such file.
+[[nodiscard]] std::optional<std::uint64_t> file_mark(const std::string& path);
+
+struct ProgressReading {
+  ProgressSample sample;
+  std::uint64_t mark = 0;      // differs from the last one if the worker has reported since
+  std::int64_t written_s = 0;  // when the file was changed, since the epoch; not known of a page
+};
+/// Nothing: there is no report yet, or no plain file.
+[[nodiscard]] std::optional<ProgressReading> read_progress(const std::string& path);
+
+}  // namespace muster::launcher
