@@ -1,37 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Agent: this node's part of a job, from the rendezvous to the exit status. It owns the ring of I/O (workers,
-// logs, signals, rendezvous) and carries events to the policies and their orders back; whether to stop,
-// restart or fail is decided by supervision.h and restart_policy.h. One loop, one thread: run() drives the
-// io_context itself.
+// Agent: this node's part of a job, from the rendezvous to the exit status. It is a machine of three states:
+// joining the other nodes, an Attempt under way, leaving. One loop takes one event at a time; each state has
+// an answer to each kind of event. Whether to stop, restart or fail is decided by supervision.h and
+// restart_policy.h. One loop, one thread: run() drives the io_context itself.
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <sys/resource.h>
-#include <variant>
-#include <vector>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 
-#include "launcher/job/job.h"
-#include "launcher/job/rendezvous.h"
-#include "launcher/job/restart_policy.h"
-#include "launcher/job/supervision.h"
-#include "launcher/output/log_directory.h"
-#include "launcher/output/log_router.h"
-#include "launcher/output/output_sink.h"
-#include "launcher/process/descendants.h"
-#include "launcher/process/detach.h"
-#include "launcher/process/guardian.h"
-#include "launcher/process/worker_group.h"
-#include "launcher/progress/safe_point_watch.h"
-#include "launcher/report/post_mortem.h"
-#include "launcher/telemetry/telemetry.h"
-#include "rendezvous/base/env.h"
-#include "rendezvous/base/log.h"
+#include "launcher/agent/attempt.h"
+#include "launcher/agent/events.h"
 
 namespace muster::launcher {
 
@@ -47,105 +30,62 @@ class Agent {
   [[nodiscard]] int run();
 
   /// Before run(): `entry` is told what happens; it outlives this.
-  void keep_entry(DetachedJob& entry) { entry_ = &entry; }
+  void keep_entry(DetachedJob& entry) { services_.entry = &entry; }
   /// Before run(): log files are rotated, by `writer`, which outlives this.
-  void rotate_logs(LogWriter& writer) { log_writer_ = &writer; }
+  void rotate_logs(LogWriter& writer) { services_.log_writer = &writer; }
   /// Before run(): GPUs and their faults are learnt there; it outlives this.
   void watch_gpus(GpuWatch& watch) { post_mortem_.watch_gpus(watch); }
 
  private:
-  struct Joined {
-    Result<Rendezvous::Membership> membership;
-  };
-  struct WorkerEnded {
-    int local_rank;
-    ProcessEnd end;
-    bool unsignalled;
-  };
-  struct SignalReceived {
-    int signal;
-  };
-  struct OutcomeKnown {
-    Result<AttemptOutcome> outcome;
-  };
-  struct PartCame {
-    int node;
-    std::string part;
-  };
-  struct HangFound {
-    int local_rank;
-    std::string line;
-  };
-  struct GpusAnswered {
-    std::vector<std::string> holds;
-  };
-  struct Left {};
-  struct DeadlinePassed {};
-  using Event = std::variant<Joined, WorkerEnded, SignalReceived, OutcomeKnown, PartCame, HangFound,
-                             GpusAnswered, Left, DeadlinePassed>;
+  enum class State { kJoining, kAttempt, kLeaving, kDone };
 
-  /// One attempt under way; alive while its workers are.
-  struct Attempt;
-
-  void arm_signals();
+  [[nodiscard]] std::unique_ptr<boost::asio::signal_set> handle_signals();
+  void wait_for_signal();
+  void on_unix_signal(int signal);
   void reap_orphans();
-  [[nodiscard]] Event next_event(std::optional<Instant> deadline);
-  [[nodiscard]] int run_attempts();
-  void say_threads(const Assignment& assignment) const;
-  [[nodiscard]] std::variant<Assignment, int> join(int attempt);  // or the exit status
-  [[nodiscard]] Result<FailureNotice> run_attempt(int number, const Assignment& assignment);
-  [[nodiscard]] int finish(const FailureNotice& notice);
+  [[nodiscard]] std::optional<Instant> deadline() const;
+  [[nodiscard]] AgentEvent next_event();
+
+  void on(const Joined& event);
+  void on(const WorkerEnded& event);
+  void on(const SignalReceived& event);
+  void on(const OutcomeKnown& event);
+  void on(const HangFound& event);
+  void on(const StderrSearched& event);
+  void on(const GpusReleased& event);
+  void on(const ReportReceived& event);
+  void on(const Left& event);
+  void on(const DeadlinePassed& event);
+
+  void join(int attempt);
+  void begin_attempt(const Assignment& assignment);
+  void attempt_over();
+  void note_progress(const FailureNotice& notice);
+  void finish(const FailureNotice& notice);
+  void leave(int exit_status);
   [[nodiscard]] std::string time_to_stop() const;
-  void handle(Attempt& attempt, const Event& event);
-  void obey(Attempt& attempt, const Supervision::Orders& orders);
-  [[nodiscard]] FailureNotice describe_failure(const Attempt& attempt) const;
-  [[nodiscard]] FailureNotice after_preemption(const Attempt& attempt, FailureNotice notice) const;
-  [[nodiscard]] FailureNotice describe_stop(int signal, int node_rank) const;
-  [[nodiscard]] bool tells_of_steps(const FailureNotice& notice) const;
-  void decide(FailureNotice& notice, const RestartDecision& decision, std::int64_t generation) const;
-  void note_progress(const FailureNotice& notice, const Assignment& assignment);
-  void start(Attempt& attempt);
-  [[nodiscard]] std::vector<std::string> progress_files() const;  // by local rank
-  [[nodiscard]] std::vector<std::string> safe_point_files() const;
-  void safe_point_announced();
-  void wait_before(Attempt& attempt, Millis pause);
-  void collect(Attempt& attempt);
-  void await_gpu_memory(Attempt& attempt);
-  void report(Attempt& attempt, const FailureNotice& notice);
-  void gather(int attempt, JobReport& report, int nodes);
-  void leave();
 
   boost::asio::io_context& io_;
   const Job& job_;
-  const Environment& environment_;
   const Log& log_;
-  Guardian& guardian_;
-  WorkerCgroups& cgroups_;
-  const Descendants& descendants_;
-  std::deque<Event> events_;
-  boost::asio::signal_set signals_;
+  std::deque<AgentEvent> events_;
+  std::unique_ptr<boost::asio::signal_set> signals_;  // handled before the spawner looks up what to reset
   Spawner spawner_;
-  OutputSink& out_;
-  OutputSink& err_;
+  net::HelperThread helper_;
   PostMortem post_mortem_;
+  StepLedger steps_;
+  AgentServices services_;
   std::optional<LogDirectory> directory_;
-  bool output_kept_ = false;  // workers have written to files in a temporary directory
   std::unique_ptr<Rendezvous> rendezvous_;
-  Telemetry& telemetry_;
-  DetachedJob* entry_ = nullptr;           // of a detached job
-  LogWriter* log_writer_ = nullptr;        // where log files are rotated
-  LogRouter* router_ = nullptr;            // of the attempt under way
-  const WorkerGroup* group_ = nullptr;     // likewise
-  SafePointWatch* safe_points_ = nullptr;  // likewise
-  struct Restart {
-    Instant failed;   // when the failure was learnt here
-    Instant stopped;  // when the workers here were gone
-    int number;       // 0: because of other nodes
-  };
-  std::optional<Restart> restart_;            // under way
-  std::vector<std::string> restart_reasons_;  // so far
-  StepLedger steps_;                          // likewise, for jobs without a coordinator
-  bool unjudged_said_ = false;
+
+  State state_ = State::kJoining;
+  int number_ = 0;                    // of the attempt that is joined or under way
+  std::unique_ptr<Attempt> attempt_;  // kAttempt
+  Instant leave_by_{};                // kLeaving
+  int exit_status_ = 0;               // likewise
+  std::optional<Restart> restart_;    // from the last attempt to the next one
+  bool output_kept_ = false;          // workers have written to files in a temporary directory
+  bool no_progress_logged_ = false;
 };
 
 }  // namespace muster::launcher

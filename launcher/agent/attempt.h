@@ -1,66 +1,166 @@
 // SPDX-License-Identifier: Apache-2.0
-// Agent::Attempt: one start of the workers, as the agent holds it while they live: their processes, their
-// output, the policy, and what is known of their ends. For agent.cc and attempt_end.cc alone.
+// Attempt: one start of the workers on this node, from the pause before it to the report of its end: their
+// processes, their output, what is known of their ends. It carries events to the policies (supervision.h,
+// restart_policy.h) and executes what they ask for. Containment comes before diagnosis: a worker's wait
+// status stops the others at once; what it wrote is searched by the helper thread, and the verdict that other
+// nodes get waits for that. Owned by Agent; one loop. It is alive while a worker's end can still be learnt.
 #pragma once
 
+#include <functional>
 #include <optional>
-#include <unistd.h>
+#include <set>
+#include <string>
+#include <variant>
 #include <vector>
 
-#include "launcher/agent/agent.h"
+#include <boost/asio/io_context.hpp>
+
+#include "launcher/agent/events.h"
 #include "launcher/hang/hang_monitor.h"
+#include "launcher/job/job.h"
+#include "launcher/job/rendezvous.h"
+#include "launcher/job/restart_policy.h"
 #include "launcher/job/supervision.h"
+#include "launcher/output/log_directory.h"
 #include "launcher/output/log_router.h"
+#include "launcher/output/output_sink.h"
+#include "launcher/process/descendants.h"
+#include "launcher/process/detach.h"
+#include "launcher/process/guardian.h"
 #include "launcher/process/worker_group.h"
 #include "launcher/progress/safe_point_watch.h"
 #include "launcher/report/gpu_release.h"
+#include "launcher/report/post_mortem.h"
+#include "launcher/telemetry/telemetry.h"
+#include "rendezvous/base/env.h"
+#include "rendezvous/base/lifetime.h"
+#include "rendezvous/base/log.h"
+#include "rendezvous/net/helper_thread.h"
 
 namespace muster::launcher {
 
-struct Agent::Attempt {
-  Attempt(Agent& agent, int count, const Assignment& given)
-      : number(count),
-        assignment(given),
-        router(agent.io_, agent.job_, assignment, *agent.directory_, agent.out_, agent.err_,
-               {::isatty(STDOUT_FILENO) == 1 ? STDOUT_FILENO : -1,
-                ::isatty(STDERR_FILENO) == 1 ? STDERR_FILENO : -1},
-               agent.log_writer_),
-        group(agent.io_, agent.guardian_, agent.cgroups_, agent.job_.local_world_size,
-              [&agent](int local_rank, const ProcessEnd& end, bool unsignalled) {
-                agent.events_.push_back(WorkerEnded{local_rank, end, unsignalled});
-              }),
-        supervision(agent.job_.local_world_size, agent.job_.grace),
-        monitor(
-            agent.io_,
-            {agent.job_, assignment, agent.environment_, *agent.directory_, router, group, agent.spawner_,
-             agent.err_, agent.log_},
-            {[&agent](int local_rank, const std::string& line) { agent.telemetry_.hung(local_rank, line); },
-             [&agent](int local_rank, std::string line) {
-               agent.events_.push_back(HangFound{local_rank, std::move(line)});
-             },
-             [&agent, count](control::Hang message) {
-               agent.rendezvous_->say_hang(count, std::move(message));
-             }}),
-        safe_points(
-            agent.io_, agent.safe_point_files(), [&agent] { agent.safe_point_announced(); }, agent.log_),
-        gpu_release(agent.io_, gpu_paths(agent.environment_), agent.job_.gpu_node) {}
+/// What an agent has for all its attempts. Everything outlives them.
+struct AgentServices {
+  boost::asio::io_context& io;
+  const Job& job;
+  const Environment& environment;
+  const Log& log;
+  Guardian& guardian;
+  WorkerCgroups& cgroups;
+  const Descendants& descendants;
+  Spawner& spawner;
+  OutputSink& out;
+  OutputSink& err;
+  Telemetry& telemetry;
+  PostMortem& post_mortem;
+  StepLedger& steps;  // how far the attempts came, for jobs without a coordinator
+  net::HelperThread& helper;
+  std::function<void(AgentEvent)> post;
+  std::vector<std::string> restart_reasons = {};  // so far
+  LogWriter* log_writer = nullptr;                // where log files are rotated
+  DetachedJob* entry = nullptr;                   // of a detached job
+  LogDirectory* directory = nullptr;
+  Rendezvous* rendezvous = nullptr;
+};
 
-  int number;  // as the rendezvous counts
-  Assignment assignment;
-  LogRouter router;
-  WorkerGroup group;
-  Supervision supervision;
-  HangMonitor monitor;
-  SafePointWatch safe_points;
-  GpuRelease gpu_release;
-  std::optional<HangFound> hang;        // for which the attempt ends
-  std::vector<WorkerOutcome> outcomes;  // in the order in which the exits were learnt
-  std::vector<Instant> ended;           // of each of them
-  Instant failed{};                     // when the first sign of the attempt's end came
-  std::optional<WorkerGroup::StartFailure> start_failure;
-  std::optional<Error> unprepared;  // nothing could be started
-  std::optional<Result<AttemptOutcome>> outcome;
-  Instant outcome_known{};
+/// What the end of an attempt and the start of the next one tell of.
+struct Restart {
+  Instant failed;   // when the failure was learnt here
+  Instant stopped;  // when the workers here were gone
+  int number = 0;   // 0: because of other nodes
+};
+
+/// "job stopped by SIGINT on host-a".
+[[nodiscard]] FailureNotice stop_notice(const Job& job, int signal, int node_rank);
+
+class Attempt {
+ public:
+  /// `number`: as the rendezvous counts. `restart`: the one that this attempt is.
+  Attempt(const AgentServices& services, int number, const Assignment& assignment,
+          std::optional<Restart> restart);
+  Attempt(const Attempt&) = delete;
+  Attempt& operator=(const Attempt&) = delete;
+
+  void begin();
+  void on(const WorkerEnded& event);
+  void on(const SignalReceived& event);
+  void on(const OutcomeKnown& event);
+  void on(const HangFound& event);
+  void on(const StderrSearched& event);
+  void on(const GpusReleased& event);
+  void on(const ReportReceived& event);
+  void on(const DeadlinePassed& event);
+
+  /// When DeadlinePassed is to come. Nothing: other events will.
+  [[nodiscard]] std::optional<Instant> deadline() const;
+  /// How the attempt ended, once all is done: workers, report. An error: the other nodes cannot be reached.
+  [[nodiscard]] const std::optional<Result<FailureNotice>>& result() const { return result_; }
+  [[nodiscard]] const Assignment& assignment() const { return assignment_; }
+  [[nodiscard]] int number() const { return number_; }
+  [[nodiscard]] Restart restart() const { return {failed_, stopped_, 0}; }
+
+  [[nodiscard]] bool owns(pid_t pid) const { return group_.owns(pid); }
+  void window_changed() { router_.window_changed(); }
+
+ private:
+  enum class Phase {
+    kPausing,    // --restart-backoff
+    kRunning,    // workers run, or their outcome is awaited
+    kReleasing,  // all are gone but for their GPU memory
+    kSearching,  // what they wrote is read
+    kReporting,  // parts of other nodes are awaited
+    kOver,
+  };
+
+  void start_workers();
+  void execute(const Supervision::Orders& orders);
+  void search(int local_rank);
+  void evidence_read(int local_rank, const std::optional<Cause>& written);
+  void announce();
+  void proceed();
+  void clean_up();
+  void conclude();
+  void begin_report(const FailureNotice& notice);
+  void searches_done(const PostMortem::Found& found);
+  void publish();
+  void finish(Result<FailureNotice> result);
+  [[nodiscard]] std::vector<std::string> safe_point_files() const;
+  [[nodiscard]] FailureNotice describe_failure() const;
+  [[nodiscard]] FailureNotice after_preemption(FailureNotice notice) const;
+  void decide(FailureNotice& notice, const RestartDecision& decision) const;
+
+  const AgentServices& services_;
+  const Job& job_;
+  const Log& log_;
+  int number_;
+  Assignment assignment_;
+  std::optional<Restart> restart_;
+  std::optional<Error> unprepared_;  // the log directory could not be made; nothing is started
+  LogRouter router_;
+  WorkerGroup group_;
+  Supervision supervision_;
+  HangMonitor monitor_;
+  GpuRelease gpu_release_;
+  SafePointWatch safe_points_;
+
+  Phase phase_ = Phase::kRunning;
+  Instant phase_deadline_{};  // of kPausing, kSearching, kReporting
+  std::optional<WorkerGroup::StartFailure> start_failure_;
+  std::optional<HangFound> hang_;        // for which the attempt ends
+  std::vector<WorkerOutcome> outcomes_;  // in the order in which the ends were learnt
+  std::vector<Instant> ended_;           // of each of them
+  std::set<int> searched_;               // local ranks whose stderr is being searched
+  std::optional<Instant> search_by_;     // while there are any
+  bool announces_ = false;               // the verdict waits for the first failure's evidence
+  Instant failed_{};                     // when the first sign of the attempt's end came
+  Instant stopped_{};                    // when the workers here were gone
+  std::optional<Result<AttemptOutcome>> outcome_;
+  Instant outcome_known_{};
+  JobReport report_;       // while it is put together
+  std::set<int> awaited_;  // nodes whose part of it is to come
+  std::optional<Result<FailureNotice>> result_when_reported_;
+  std::optional<Result<FailureNotice>> result_;
+  Lifetime lifetime_;
 };
 
 }  // namespace muster::launcher

@@ -343,27 +343,28 @@ void LogRouter::window_changed() {
   }
 }
 
-std::optional<Cause> LogRouter::error_so_far(int local_rank) {
+LogRouter::StderrSearch LogRouter::stderr_search(int local_rank, std::size_t lines) {
+  const auto known = [](StderrFinding found) {
+    return [found = std::move(found)] { return found; };
+  };
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
-  if (!worker) return std::nullopt;
+  if (!worker) return known({});
   if (!worker->stderr_path.empty()) {
     if (writer_ != nullptr) writer_->flush(kFlushTimeout);
-    return find_error_in_log(worker->stderr_path, older_files());
+    struct stat info {};
+    const off_t size = ::stat(worker->stderr_path.c_str(), &info) == 0 ? info.st_size : 0;
+    return [path = worker->stderr_path, keep = older_files(), size, lines] {
+      StderrFinding found{find_error_in_log(path, keep, size), {}};
+      if (lines > 0) found.last_lines = last_lines_of_log(path, lines);
+      return found;
+    };
   }
   // No more than the channel holds: what comes later was not there when it was asked for.
   for (std::size_t bytes = 0, n = 1; n > 0 && bytes < kReadBytes && worker->err.open; bytes += n)
     n = read_channel_once(worker->err);
   ErrorWatch watch = worker->err.errors;  // a copy: the last line may go on
   watch.finish();
-  return watch.found();
-}
-
-std::vector<std::string> LogRouter::stderr_tail(int local_rank, std::size_t lines) {
-  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
-  if (!worker) return {};
-  if (worker->stderr_path.empty()) return worker->err.tail.last_lines(lines);
-  if (writer_ != nullptr) writer_->flush(kFlushTimeout);
-  return last_lines_of_log(worker->stderr_path, lines);
+  return known({watch.found(), worker->err.tail.last_lines(lines)});
 }
 
 bool LogRouter::is_blocked(Std stream) const {

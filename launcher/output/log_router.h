@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,9 +63,14 @@ class LogRouter {
 
   /// The workers are gone: reads what is still in their channels and files.
   void drain();
-  [[nodiscard]] std::vector<std::string> stderr_tail(int local_rank, std::size_t lines);
-  /// Reads what a worker has written so far. The error in it, if any.
-  [[nodiscard]] std::optional<Cause> error_so_far(int local_rank);
+  struct StderrFinding {
+    std::optional<Cause> error;
+    std::vector<std::string> last_lines;
+  };
+  /// Finds the error in what a worker has written until now, and its last `lines`. What comes through here is read
+  /// at once; a file is read when the result is called, which any thread may do: it can take long.
+  using StderrSearch = std::function<StderrFinding()>;
+  [[nodiscard]] StderrSearch stderr_search(int local_rank, std::size_t lines);
   void window_changed();
   /// Changes with each piece of output of a worker that was seen here or went to a file. Where the view is
   /// `all`, stdout without a file is not seen.

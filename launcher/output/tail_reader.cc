@@ -117,8 +117,9 @@ std::uint64_t TailReader::left() const {
   return out;
 }
 
-std::optional<Cause> find_error_in_log(const std::string& path, int keep) {
-  const std::vector<Part> parts = open_log(path, keep);
+std::optional<Cause> find_error_in_log(const std::string& path, int keep, off_t newest_bytes) {
+  std::vector<Part> parts = open_log(path, keep);
+  if (!parts.empty()) parts.back().info.st_size = std::min(parts.back().info.st_size, newest_bytes);
   off_t size = 0;
   for (const Part& part : parts) size += part.info.st_size;
   const off_t skip_from = kSearchBytes, skip_to = std::max(kSearchBytes, size - kSearchBytes);

@@ -94,9 +94,9 @@ WorkerDevice PostMortem::device_of(int local_rank) const {
   return devices_.empty() ? WorkerDevice{} : devices_[static_cast<std::size_t>(local_rank)];
 }
 
-void PostMortem::judge_now(WorkerOutcome& outcome, LogRouter& router) {
+void PostMortem::judge_now(WorkerOutcome& outcome, const std::optional<Cause>& written) {
   Evidence evidence;
-  evidence.written = router.error_so_far(outcome.local_rank);
+  evidence.written = written;
   // The worker's own count where it has one: the group's says only that somebody was killed.
   const auto own_kills = cgroups_.oom_kills(outcome.local_rank);
   if (own_kills) memory_killed_[outcome.local_rank] = *own_kills > 0;
@@ -118,18 +118,49 @@ void PostMortem::judge_now(WorkerOutcome& outcome, LogRouter& router) {
   judge_worker(outcome, evidence);
 }
 
-void PostMortem::look_at(WorkerOutcome& outcome, LogRouter& router) {
+void PostMortem::judge_at_end(WorkerOutcome& outcome, const std::optional<Cause>& written) {
   learn_devices(SteadyClock::now());
   read_kernel();
-  judge_now(outcome, router);
+  judge_now(outcome, written);
 }
 
 void PostMortem::stop_begins(LogRouter& router) {
   if (!before_stop_.empty()) return;
-  for (int rank = 0; rank < job_.local_world_size; ++rank) before_stop_.push_back(router.error_so_far(rank));
+  for (int rank = 0; rank < job_.local_world_size; ++rank)
+    before_stop_.push_back(router.stderr_search(rank, 0));
 }
 
-void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router,
+std::function<PostMortem::Found()> PostMortem::final_search(const std::vector<WorkerOutcome>& outcomes,
+                                                            LogRouter& router) const {
+  struct Search {
+    int local_rank;
+    LogRouter::StderrSearch before_stop;  // empty: not asked
+    LogRouter::StderrSearch whole;
+  };
+  std::vector<Search> searches;
+  for (const WorkerOutcome& outcome : outcomes) {
+    if (outcome.pid == 0) continue;
+    Search search{outcome.local_rank, {}, {}};
+    if (outcome.stopped_by_us) {
+      // 128+n: a handler's answer to the signal, whatever was logged before.
+      if (outcome.end.code == 0 || outcome.end.code > 128 || before_stop_.empty()) continue;
+      search.before_stop = before_stop_[static_cast<std::size_t>(outcome.local_rank)];
+    } else if (!is_failure(outcome)) {
+      continue;
+    }
+    search.whole = router.stderr_search(outcome.local_rank, kTailLines);
+    searches.push_back(std::move(search));
+  }
+  if (searches.empty()) return {};
+  return [searches = std::move(searches)] {
+    Found found;
+    for (const Search& search : searches)
+      if (!search.before_stop || search.before_stop().error) found[search.local_rank] = search.whole();
+    return found;
+  };
+}
+
+void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, const Found& found,
                          const LogDirectory& directory) {
   read_kernel();
   // Now, when the others are stopped, the driver may take its time to tell.
@@ -137,10 +168,8 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router
     learn_devices(SteadyClock::now() + kDriverPatience);
   for (WorkerOutcome& outcome : outcomes) {
     // It failed while another one did, and was only slower to end.
-    if (outcome.stopped_by_us && outcome.end.code != 0 && !before_stop_.empty() &&
-        before_stop_[static_cast<std::size_t>(outcome.local_rank)] &&
-        outcome.end.code <= 128)  // 128+n: a handler's answer to the signal, whatever was logged before
-      outcome.stopped_by_us = false;
+    const auto written = found.find(outcome.local_rank);
+    if (outcome.stopped_by_us && written != found.end()) outcome.stopped_by_us = false;
     outcome.progress = last_progress(directory.progress_file(outcome.local_rank));
     if (!is_failure(outcome)) {
       judge_worker(outcome, {});
@@ -151,7 +180,7 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router
       judge_worker(outcome, {});
       continue;
     }
-    outcome.stderr_tail = router.stderr_tail(outcome.local_rank, kTailLines);
+    if (written != found.end()) outcome.stderr_tail = written->second.last_lines;
     const std::string path = directory.file(outcome.local_rank, "error.json");
     if (!path.empty() && ::access(path.c_str(), F_OK) == 0)
       if (const auto text = read_file(path, kMaxErrorFile)) {
@@ -162,7 +191,7 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router
         if (recorded.timestamp_s) outcome.wall_time_s = *recorded.timestamp_s;
         error_files_.insert_or_assign(outcome.rank, *text);
       }
-    judge_now(outcome, router);
+    judge_now(outcome, written != found.end() ? written->second.error : std::nullopt);
   }
 }
 

@@ -5,6 +5,7 @@
 // at the start, and the rest only where a worker fails.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -32,12 +33,16 @@ class PostMortem {
 
   /// An attempt begins: what was before is no evidence of it.
   void begin();
-  /// A worker has ended by itself: its cause, as far as it is known at once.
-  void look_at(WorkerOutcome& outcome, LogRouter& router);
-  /// The others are being stopped now: an error that is written already was not our doing.
+  /// A worker has failed: its cause, as far as it is known at once. `written`: the error in its stderr.
+  void judge_at_end(WorkerOutcome& outcome, const std::optional<Cause>& written);
+  /// The others are about to be stopped: an error that is written by now was not our doing.
   void stop_begins(LogRouter& router);
-  /// All are gone: completes the outcomes of those that failed.
-  void examine(std::vector<WorkerOutcome>& outcomes, LogRouter& router, const LogDirectory& directory);
+  /// All are gone: what is to be searched of their stderr, for another thread. Empty: nothing.
+  using Found = std::map<int, LogRouter::StderrFinding>;  // by local rank
+  [[nodiscard]] std::function<Found()> final_search(const std::vector<WorkerOutcome>& outcomes,
+                                                    LogRouter& router) const;
+  /// Completes the outcomes of the workers that failed, with what the search found.
+  void examine(std::vector<WorkerOutcome>& outcomes, const Found& found, const LogDirectory& directory);
 
   /// The furthest step that a worker of this node has told of in the attempt under way.
   [[nodiscard]] Reached reached(const LogDirectory& directory) const;
@@ -52,7 +57,7 @@ class PostMortem {
   void read_kernel();
   void learn_devices(Instant deadline);
   [[nodiscard]] WorkerDevice device_of(int local_rank) const;
-  void judge_now(WorkerOutcome& outcome, LogRouter& router);
+  void judge_now(WorkerOutcome& outcome, const std::optional<Cause>& written);
   void pass_on_error_file(const WorkerOutcome& root) const;
 
   const Job& job_;
@@ -69,7 +74,7 @@ class PostMortem {
   std::map<int, std::string> error_files_;  // by rank, what they say: their directory may not stay
   std::map<int, bool>
       memory_killed_;  // by local rank, of those with a group of their own, which is gone soon
-  std::vector<std::optional<Cause>> before_stop_;  // by local rank; empty: no stop has begun
+  std::vector<LogRouter::StderrSearch> before_stop_;  // by local rank; empty: no stop has begun
 };
 
 }  // namespace muster::launcher

@@ -13,7 +13,7 @@ FOLDERS = [
      "muster: from argv to an agent and its exit status"),
     ("launcher/ctl", "job plan process progress text rendezvous/agent_client rendezvous/net rendezvous/status",
      "musterctl: talks to agents and musterd, is none itself"),
-    ("launcher/agent", "hang job join output process progress report telemetry",
+    ("launcher/agent", "hang job join output process progress report telemetry rendezvous/net",
      "the loop that ties the folders together: calls policies, contains none"),
     ("launcher/doctor", "cli job network rendezvous/protocol", "the network check between nodes, a program of its own in all but name"),
     ("launcher/checks", "cli hardware job join plan process report rendezvous/protocol rendezvous/store",

@@ -107,7 +107,7 @@ class Agent:
         if self.troubled:
             allowed.add(76)
             # Nobody knew whether it was still there when the last of the others was told to stop: the job was over.
-            allowed |= {int(status) for status in re.findall(r"error: \S+ was stopped by SIG\w+; exit status (\d+)", said)}
+            allowed |= {int(status) for status in re.findall(r"error: job stopped by SIG\w+ on \S+; exit status (\d+)", said)}
         assert code in allowed, (code, self.scene.id, self.name, self.told, self.troubled, said[-3000:])
         return next((word for number, word in FATAL.items() if code in (-number, 128 + number)), "lost")
 

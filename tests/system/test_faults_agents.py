@@ -95,7 +95,7 @@ def test_two_signals_at_once_while_others_wait_still_tell_them_why(job):
     it.running[0].send_signal(signal.SIGCONT)
     codes = it.codes(0, 1)
     assert codes in ([143, 143], [130, 130]), (it.err(0), it.err(1))
-    assert re.search("host0 was stopped by SIG(TERM|INT); exit status", it.err(1))
+    assert re.search("job stopped by SIG(TERM|INT) on host0; exit status", it.err(1))
 
 
 @pytest.mark.parametrize("nnodes, codes", [("2", [71, 71]), ("1:2", [0, 71])])

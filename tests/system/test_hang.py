@@ -89,7 +89,7 @@ def test_stop_ends_the_job_with_a_status_of_its_own_and_the_report_names_the_ran
     assert {worker["rank"]: worker["label"] for worker in report["workers"]}[0] == "stopped by us"
     assert (report["exit_status"], report["restarts_used"]) == (124, 0)
     assert re.search(r"cause     : hang: rank 1 \(local_rank 1, pid \d+\) hangs: no progress", err.text())
-    assert re.search(r"; exit status 124 \(the workers here were gone after \d+ ms\)\n$", err.text())
+    assert re.search(r"; exit status 124; all local workers exited within \d+ ms\n$", err.text())
 
 
 def test_restart_spends_a_restart_and_the_job_succeeds(muster, err):

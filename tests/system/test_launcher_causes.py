@@ -264,7 +264,7 @@ def test_restarts_tell_their_pause_and_how_long_they_took_and_the_report_lists_t
     result, report = fail(muster, "./exit", options=["--max-restarts=2", "--restart-backoff=0.1:0.15"])
     assert result.returncode == 9
     assert [float(s) for s in re.findall(r"restart in (\S+) s \(--restart-backoff\)", result.stderr)] == [0.1, 0.15]
-    took = re.findall(r"the workers run again (\d+) ms after the failure", result.stderr)
+    took = re.findall(r"workers restarted (\d+) ms after the failure", result.stderr)
     assert len(took) == 2 and int(took[0]) >= 100 and int(took[1]) >= 150
     assert (report["restarts_used"], report["max_restarts"], len(report["restarts"])) == (2, 2, 2)
 

@@ -286,7 +286,7 @@ def test_a_signal_to_one_node_of_a_fixed_job_ends_all(job, tmp_path, node):
     it.started("2.0", 0, 1)
     it.running[node].send_signal(signal.SIGTERM)
     assert it.codes(0, 1) == [143, 143]
-    assert f"host{node} was stopped by SIGTERM" in it.err(1 - node)
+    assert f"job stopped by SIGTERM on host{node}" in it.err(1 - node)
 
 
 def test_a_signalled_node_leaves_where_the_rest_suffices(job, tmp_path):
@@ -300,7 +300,7 @@ def test_a_signalled_node_leaves_where_the_rest_suffices(job, tmp_path):
     assert it.codes(2) == [143]
     it.started("2.0", 0, 1)
     for node in (0, 1):
-        assert re.search(r"node \d \(host2\) left the job: host2 was stopped by SIGTERM; the workers start again", it.err(node))
+        assert re.search(r"node \d \(host2\) left the job: job stopped by SIGTERM on host2; the workers start again", it.err(node))
     # Two are the least: now it ends.
     it.running[1].send_signal(signal.SIGTERM)
     assert it.codes(0, 1) == [143, 143]

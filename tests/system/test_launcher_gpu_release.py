@@ -61,7 +61,7 @@ def test_while_gpu_memory_is_waited_for_the_status_is_answered_and_another_signa
     process.terminate()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "SIGTERM received: the GPUs' memory is not waited for" in err
+    assert "SIGTERM received: not waiting for the GPUs' memory" in err
     assert "holds" not in err
 
 

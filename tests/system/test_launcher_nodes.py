@@ -257,7 +257,7 @@ def test_a_signal_to_one_node_ends_all(cluster, tmp_path):
     job.running[1].send_signal(signal.SIGTERM)
     results = job.finish()
     assert [results[n].returncode for n in range(2)] == [143, 143]
-    assert "host1 was stopped by SIGTERM" in results[0].stderr
+    assert "job stopped by SIGTERM on host1" in results[0].stderr
 
 
 RESTARTING = """
@@ -288,7 +288,7 @@ def test_a_signal_to_one_node_during_a_restart_ends_all(cluster, tmp_path, node)
         os.kill(int((tmp_path / "started0_0").read_text()), signal.SIGKILL)
     results = job.finish()
     assert [results[n].returncode for n in range(2)] == [143, 143]
-    assert f"host{node} was stopped by SIGTERM" in results[1 - node].stderr
+    assert f"job stopped by SIGTERM on host{node}" in results[1 - node].stderr
     assert not list(tmp_path.glob("started*_1"))
 
 
@@ -368,7 +368,7 @@ def test_losing_node_0_stops_the_others(cluster, tmp_path):
     job.running[0].kill()
     results = job.finish()
     assert results[1].returncode == 76
-    assert "lost node 0" in results[1].stderr
+    assert "node 0 lost" in results[1].stderr
     for rank in range(2):
         pid = int((tmp_path / f"pid{rank}").read_text())
         wait_for(lambda: not alive(pid), "workers to be gone")

@@ -41,7 +41,7 @@ def test_workers_that_save_when_muster_is_asked_to_end_make_it_a_preemption(must
     _, err = process.communicate(timeout=60)
     assert process.returncode == PREEMPTED, err
     assert [(muster.tmp_path / f"saved{rank}").read_text() for rank in range(2)] == ["0", "0"]  # no restart was used
-    assert re.search(rf"preempted: \S+ was stopped by {how.name}; 2 of 2 workers here ended with code 85; "
+    assert re.search(rf"preempted: job stopped by {how.name} on \S+; 2 of 2 workers here exited with code 85; "
                      "start the job again to go on; exit status 85", err)
     assert "FAILED" not in err
     report = read_report(muster.tmp_path / "logs")
@@ -73,7 +73,7 @@ sys.exit(85)
     assert process.returncode == PREEMPTED, err
     assert (muster.tmp_path / "saved").exists()
     assert not list(muster.tmp_path.glob("told*"))
-    assert re.search(r"preempted: rank 0 \(local_rank 0, pid \d+\) on \S+ ended with code 85; start the job again", err)
+    assert re.search(r"preempted: rank 0 \(local_rank 0, pid \d+\) on \S+ exited with code 85; start the job again", err)
     assert "FAILED" not in err and "restart 1" not in err
 
 
@@ -107,7 +107,7 @@ def test_a_signal_to_one_node_preempts_all_of_them(tmp_path, backend):
         errors = [process.communicate(timeout=60)[1] for process in running]
         assert [process.returncode for process in running] == [PREEMPTED] * 2, errors
         assert [(tmp_path / f"saved{rank}").read_text() for rank in range(2)] == ["0", "0"]
-        assert all("1 of 1 workers here ended with code 85" in err for err in errors)
+        assert all("1 of 1 workers here exited with code 85" in err for err in errors)
     finally:
         for process in running:
             if process.poll() is None:

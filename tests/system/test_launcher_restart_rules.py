@@ -150,7 +150,7 @@ def test_without_a_word_about_steps_nothing_is_judged_and_that_is_said_once(job,
     both = start_both(job, backend, "--max-restarts-without-progress=1", write(tmp_path, "fail.py", FAIL.replace("STEP", "")))
     assert both.codes(0, 1) == [9, 9]
     assert tries(tmp_path) == 3
-    said = [both.err(node).count("no worker here has told of a step") for node in range(2)]
+    said = [both.err(node).count("no worker here has reported a step") for node in range(2)]
     assert sorted(said) == [0, 1], both.err(0) + both.err(1)
 
 
