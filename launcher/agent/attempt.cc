@@ -125,8 +125,8 @@ void Attempt::start_workers() {
   phase_ = Phase::kRunning;
   const Instant begin = SteadyClock::now();
   services_.telemetry.starting();
-  start_failure_ = group_.start(services_.spawner, job_, assignment_, services_.environment,
-                                router_.worker_files());
+  start_failure_ =
+      group_.start(services_.spawner, job_, assignment_, services_.environment, router_.worker_files());
   const Instant now = SteadyClock::now();
   if (start_failure_) {
     services_.telemetry.not_started(*start_failure_);
@@ -137,7 +137,8 @@ void Attempt::start_workers() {
   for (int rank = 0; rank < job_.local_world_size; ++rank) gpu_release_.started(group_.pid(rank));
   monitor_.begin();
   if (services_.entry != nullptr)
-    services_.entry->running(assignment_, group_.workers(assignment_.base_rank, router_.worker_files()), log_);
+    services_.entry->running(assignment_, group_.workers(assignment_.base_rank, router_.worker_files()),
+                             log_);
   if (!restart_) return;
   const auto ms = [](auto from, auto to) { return std::chrono::duration_cast<Millis>(to - from).count(); };
   const std::string text =
@@ -173,7 +174,7 @@ void Attempt::on(const WorkerEnded& event) {
                                  group_.pid(event.local_rank), event.local_rank));
   const Instant now = SteadyClock::now();
   supervision_.set_grace(grace_under_slurm(job_.grace, job_.end_time_s, std::time(nullptr)));
-  const Supervision::Orders orders =
+  const Supervision::Actions actions =
       supervision_.worker_ended(event.local_rank, event.end, event.unsignalled, now);
   WorkerOutcome outcome;
   outcome.local_rank = event.local_rank;
@@ -189,7 +190,7 @@ void Attempt::on(const WorkerEnded& event) {
   const bool failed = is_failure(outcome);
   // Containment first: the others are signalled before anybody looks into why.
   if (failed) searched_.insert(event.local_rank);
-  execute(orders);
+  execute(actions);
   if (failed)
     search(event.local_rank);
   else
@@ -326,17 +327,17 @@ void Attempt::on(const DeadlinePassed& /*event*/) {
 
 // Containment, then diagnosis, then the verdict.
 
-void Attempt::execute(const Supervision::Orders& orders) {
-  if (!orders.signal_all && !orders.announce) return;
+void Attempt::execute(const Supervision::Actions& actions) {
+  if (!actions.signal_all && !actions.announce) return;
   if (failed_ == Instant{}) failed_ = SteadyClock::now();
-  if (orders.signal_all) {
-    group_.signal_all(*orders.signal_all);
+  if (actions.signal_all) {
+    group_.signal_all(*actions.signal_all);
     services_.post_mortem.stop_begins(router_);
     monitor_.stop();
     gpu_release_.look(services_.descendants);
   }
-  services_.telemetry.stopping(orders.signal_all.value_or(0));
-  if (!orders.announce) return;
+  services_.telemetry.stopping(actions.signal_all.value_or(0));
+  if (!actions.announce) return;
   announces_ = true;
   if (!searched_.contains(supervision_.first_failure())) announce();
 }

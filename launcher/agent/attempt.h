@@ -113,7 +113,7 @@ class Attempt {
   };
 
   void start_workers();
-  void execute(const Supervision::Orders& orders);
+  void execute(const Supervision::Actions& actions);
   void search(int local_rank);
   void evidence_read(int local_rank, const std::optional<Cause>& written);
   void announce();

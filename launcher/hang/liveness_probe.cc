@@ -130,7 +130,7 @@ bool LivenessProbe::waits_for_reader(int local_rank) const {
     if (!router_.is_blocked(stream)) continue;  // a system call
     // What it writes stays in its pipe, and is no sign.
     if (router_.backpressure(local_rank, stream)) return true;
-    const auto write = find_blocked_write(group_.pid(local_rank), false);
+    const auto write = find_blocked_write(group_.pid(local_rank));
     if (write && write->fd == (stream == Std::kOut ? 1 : 2) && !router_.has_file(local_rank, stream))
       return true;
   }

@@ -8,68 +8,68 @@ namespace muster::launcher {
 Supervision::Supervision(int workers, Millis grace)
     : grace_(grace), running_(workers), stopped_(static_cast<std::size_t>(workers), false) {}
 
-Supervision::Orders Supervision::stop(int signal, AttemptEnd reason, Instant now) {
+Supervision::Actions Supervision::stop(int signal, AttemptEnd reason, Instant now) {
   if (end_ == AttemptEnd::kSucceeded) end_ = reason;
-  Orders orders;
-  orders.signal_all = ladder_.ask(signal, grace_, now);
-  return orders;
+  Actions actions;
+  actions.signal_all = sequence_.ask(signal, grace_, now);
+  return actions;
 }
 
-Supervision::Orders Supervision::worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled,
-                                              Instant now) {
+Supervision::Actions Supervision::worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled,
+                                               Instant now) {
   MUSTER_CHECK(running_ > 0, "more workers ended than were started");
   --running_;
   if (stopping()) {
-    const bool alone = ladder_.quiet() && !end.ok() && !end.preempted();
+    const bool alone = sequence_.passive() && !end.ok() && !end.preempted();
     stopped_[static_cast<std::size_t>(local_rank)] = !unsignalled;
     // The others were left to save their state, which this one has not done: nothing is to be waited for.
-    return alone ? stop(SIGTERM, AttemptEnd::kWorkerFailed, now) : Orders{};
+    return alone ? stop(SIGTERM, AttemptEnd::kWorkerFailed, now) : Actions{};
   }
   if (end.ok()) return {};
   first_failure_ = local_rank;
   // The others are about to end as well, and may still be saving: no signal to them.
-  Orders orders =
+  Actions actions =
       end.preempted() ? stop(0, AttemptEnd::kPreempted, now) : stop(SIGTERM, AttemptEnd::kWorkerFailed, now);
-  orders.announce = true;
-  return orders;
+  actions.announce = true;
+  return actions;
 }
 
-Supervision::Orders Supervision::start_failed(int started, Instant now) {
+Supervision::Actions Supervision::start_failed(int started, Instant now) {
   running_ = started;
-  Orders orders = stop(SIGTERM, AttemptEnd::kNotStarted, now);
-  orders.announce = true;
-  return orders;
+  Actions actions = stop(SIGTERM, AttemptEnd::kNotStarted, now);
+  actions.announce = true;
+  return actions;
 }
 
-Supervision::Orders Supervision::signal_received(int signal, Instant now) {
+Supervision::Actions Supervision::signal_received(int signal, Instant now) {
   const bool first = !stopping();
   const bool told_already = told_to_end() && !skips_ahead();
   if (stop_signal_ == 0) stop_signal_ = signal;
   if (told_already) return {};
-  Orders orders = stop(signal, AttemptEnd::kSignalled, now);
-  orders.announce = first;
-  return orders;
+  Actions actions = stop(signal, AttemptEnd::kSignalled, now);
+  actions.announce = first;
+  return actions;
 }
 
-Supervision::Orders Supervision::hung(Instant now) {
+Supervision::Actions Supervision::hung(Instant now) {
   if (stopping() || running_ == 0) return {};
-  Orders orders = stop(SIGTERM, AttemptEnd::kHung, now);
-  orders.announce = true;
-  return orders;
+  Actions actions = stop(SIGTERM, AttemptEnd::kHung, now);
+  actions.announce = true;
+  return actions;
 }
 
-Supervision::Orders Supervision::stopped_from_outside(AttemptEnd reason, Instant now, bool signalled) {
+Supervision::Actions Supervision::stopped_from_outside(AttemptEnd reason, Instant now, bool signalled) {
   // Already on the way down: another node's news must not shorten the grace of this one.
   // But those who were left to end by themselves are told now.
-  if (stopping() && !(ladder_.quiet() && reason != AttemptEnd::kPreempted)) return {};
+  if (stopping() && !(sequence_.passive() && reason != AttemptEnd::kPreempted)) return {};
   signalled_elsewhere_ = signalled;
   return stop(reason == AttemptEnd::kPreempted ? 0 : SIGTERM, reason, now);
 }
 
-Supervision::Orders Supervision::tick(Instant now) {
-  Orders orders;
-  orders.signal_all = ladder_.tick(now);
-  return orders;
+Supervision::Actions Supervision::tick(Instant now) {
+  Actions actions;
+  actions.signal_all = sequence_.tick(now);
+  return actions;
 }
 
 }  // namespace muster::launcher

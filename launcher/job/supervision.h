@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Supervision: one attempt of one node as a machine. Events in (a worker ended, a signal came, another node
-// failed, time passed), orders out (signal all groups, announce the failure). Holds the stop ladder. Pure: no
-// process, no clock.
+// failed, time passed), actions out (signal all groups, announce the failure). Holds the shutdown sequence.
+// Pure: no process, no clock.
 #pragma once
 
 #include <optional>
@@ -10,18 +10,18 @@
 
 #include "launcher/job/exit_status.h"
 #include "launcher/job/restart_policy.h"
-#include "launcher/job/stop_ladder.h"
+#include "launcher/job/shutdown_sequence.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
 
 class Supervision {
  public:
-  struct Orders {
+  struct Actions {
     std::optional<int> signal_all;  // to every worker that was started
     bool announce = false;          // this event made the attempt fail: tell the other nodes
 
-    friend bool operator==(const Orders&, const Orders&) = default;
+    friend bool operator==(const Actions&, const Actions&) = default;
   };
 
   Supervision(int workers, Millis grace);
@@ -33,36 +33,36 @@ class Supervision {
   [[nodiscard]] Millis grace() const { return grace_; }
 
   /// Every worker ends exactly once. `unsignalled`: it had ended before any signal reached it.
-  Orders worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled, Instant now);
+  Actions worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled, Instant now);
   /// Only `started` workers were; the others will never run.
-  Orders start_failed(int started, Instant now);
+  Actions start_failed(int started, Instant now);
   /// The attempt ended before any worker was to be started.
   void never_started() { running_ = 0; }
   /// The first stops the workers with the same signal; a second one skips to SIGKILL. So does the first where
   /// the workers are being stopped for another reason; not where it is another node's signal: whoever stops a
   /// job signals all of its nodes, and one is always the first.
-  Orders signal_received(int signal, Instant now);
+  Actions signal_received(int signal, Instant now);
   /// A worker gives no sign of life, and the attempt is to end for it.
-  Orders hung(Instant now);
+  Actions hung(Instant now);
   /// Another node's failure, or its loss. `signalled`: somebody asked that node to end.
-  Orders stopped_from_outside(AttemptEnd reason, Instant now, bool signalled = false);
+  Actions stopped_from_outside(AttemptEnd reason, Instant now, bool signalled = false);
   /// To be called at deadline().
-  Orders tick(Instant now);
+  Actions tick(Instant now);
 
-  [[nodiscard]] std::optional<Instant> deadline() const { return ladder_.deadline(); }
+  [[nodiscard]] std::optional<Instant> deadline() const { return sequence_.deadline(); }
   /// No worker is left, or those left do not even die of SIGKILL.
   [[nodiscard]] bool finished() const {
-    return running_ == 0 || ladder_.rung() == StopLadder::Rung::kGivenUp;
+    return running_ == 0 || sequence_.stage() == ShutdownSequence::Stage::kGivenUp;
   }
   [[nodiscard]] int running() const { return running_; }
-  [[nodiscard]] bool stopping() const { return ladder_.rung() != StopLadder::Rung::kRunning; }
+  [[nodiscard]] bool stopping() const { return sequence_.stage() != ShutdownSequence::Stage::kRunning; }
   /// The next signal skips to SIGKILL.
   [[nodiscard]] bool skips_ahead() const {
     return told_to_end() && (stop_signal_ != 0 || !signalled_elsewhere_);
   }
   /// The workers were told to end.
-  [[nodiscard]] bool told_to_end() const { return stopping() && !ladder_.quiet(); }
-  [[nodiscard]] StopLadder::Rung rung() const { return ladder_.rung(); }
+  [[nodiscard]] bool told_to_end() const { return stopping() && !sequence_.passive(); }
+  [[nodiscard]] ShutdownSequence::Stage stage() const { return sequence_.stage(); }
   /// kSucceeded while nothing went wrong.
   [[nodiscard]] AttemptEnd end() const { return end_; }
   /// The local worker whose failure, or end for preemption, came first, -1 if the end has another reason.
@@ -76,10 +76,10 @@ class Supervision {
   }
 
  private:
-  Orders stop(int signal, AttemptEnd reason, Instant now);
+  Actions stop(int signal, AttemptEnd reason, Instant now);
 
   Millis grace_;
-  StopLadder ladder_;
+  ShutdownSequence sequence_;
   int running_;
   AttemptEnd end_ = AttemptEnd::kSucceeded;
   int first_failure_ = -1;

@@ -344,9 +344,7 @@ void LogRouter::window_changed() {
 }
 
 LogRouter::StderrSearch LogRouter::stderr_search(int local_rank, std::size_t lines) {
-  const auto known = [](StderrFinding found) {
-    return [found = std::move(found)] { return found; };
-  };
+  const auto known = [](StderrFinding found) { return [found = std::move(found)] { return found; }; };
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
   if (!worker) return known({});
   if (!worker->stderr_path.empty()) {

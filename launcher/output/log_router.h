@@ -67,8 +67,8 @@ class LogRouter {
     std::optional<Cause> error;
     std::vector<std::string> last_lines;
   };
-  /// Finds the error in what a worker has written until now, and its last `lines`. What comes through here is read
-  /// at once; a file is read when the result is called, which any thread may do: it can take long.
+  /// Finds the error in what a worker has written until now, and its last `lines`. What comes through here is
+  /// read at once; a file is read when the result is called, which any thread may do: it can take long.
   using StderrSearch = std::function<StderrFinding()>;
   [[nodiscard]] StderrSearch stderr_search(int local_rank, std::size_t lines);
   void window_changed();

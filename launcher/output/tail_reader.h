@@ -6,9 +6,9 @@
 // and may run on any thread.
 #pragma once
 
-#include <limits>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -51,8 +51,8 @@ class TailReader {
 };
 
 /// The error in a worker's log, if any. Of a log of more than 64 MiB its first and its last 32 MiB are
-/// searched, which costs 0.1 to 0.3 s. A file that cannot be read has no error in it. `newest_bytes`: of the newest
-/// file, what comes behind is not searched.
+/// searched, which costs 0.1 to 0.3 s. A file that cannot be read has no error in it. `newest_bytes`: of the
+/// newest file, what comes behind is not searched.
 [[nodiscard]] std::optional<Cause> find_error_in_log(const std::string& path, int keep,
                                                      off_t newest_bytes = std::numeric_limits<off_t>::max());
 

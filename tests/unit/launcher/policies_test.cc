@@ -3,14 +3,14 @@
 
 #include "launcher/job/exit_status.h"
 #include "launcher/job/restart_policy.h"
+#include "launcher/job/shutdown_sequence.h"
 #include "launcher/job/slurm_grace.h"
-#include "launcher/job/stop_ladder.h"
 #include "launcher/job/supervision.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
 using namespace muster::launcher;
-using Orders = Supervision::Orders;
+using Actions = Supervision::Actions;
 
 namespace {
 
@@ -21,36 +21,37 @@ const ProcessEnd kSeven{.code = 7};
 
 }  // namespace
 
-TEST_CASE("the ladder asks, aborts near the end of the grace period, kills at its end, and gives up") {
-  StopLadder ladder;
-  REQUIRE(ladder.ask(SIGTERM, kGrace, kStart) == SIGTERM);
-  REQUIRE(ladder.deadline() == kStart + Millis(900));
-  REQUIRE(ladder.tick(kStart + Millis(899)) == std::nullopt);
-  REQUIRE(ladder.tick(kStart + Millis(900)) == SIGABRT);
-  REQUIRE(ladder.rung() == StopLadder::Rung::kAborted);
-  REQUIRE(ladder.deadline() == kStart + kGrace);
-  REQUIRE(ladder.tick(kStart + kGrace) == SIGKILL);
-  REQUIRE(ladder.rung() == StopLadder::Rung::kKilled);
-  REQUIRE(ladder.tick(kStart + kGrace + StopLadder::kAfterKill) == std::nullopt);
-  REQUIRE(ladder.rung() == StopLadder::Rung::kGivenUp);
-  REQUIRE(ladder.deadline() == std::nullopt);
+TEST_CASE(
+    "the shutdown sequence asks, aborts near the end of the grace period, kills at its end, and gives up") {
+  ShutdownSequence sequence;
+  REQUIRE(sequence.ask(SIGTERM, kGrace, kStart) == SIGTERM);
+  REQUIRE(sequence.deadline() == kStart + Millis(900));
+  REQUIRE(sequence.tick(kStart + Millis(899)) == std::nullopt);
+  REQUIRE(sequence.tick(kStart + Millis(900)) == SIGABRT);
+  REQUIRE(sequence.stage() == ShutdownSequence::Stage::kAborted);
+  REQUIRE(sequence.deadline() == kStart + kGrace);
+  REQUIRE(sequence.tick(kStart + kGrace) == SIGKILL);
+  REQUIRE(sequence.stage() == ShutdownSequence::Stage::kKilled);
+  REQUIRE(sequence.tick(kStart + kGrace + ShutdownSequence::kAfterKill) == std::nullopt);
+  REQUIRE(sequence.stage() == ShutdownSequence::Stage::kGivenUp);
+  REQUIRE(sequence.deadline() == std::nullopt);
 }
 
 TEST_CASE("a second request skips to SIGKILL, a third sends nothing") {
-  StopLadder ladder;
-  REQUIRE(ladder.ask(SIGINT, kGrace, kStart) == SIGINT);
-  REQUIRE(ladder.ask(SIGTERM, kGrace, kStart) == SIGKILL);
-  REQUIRE(ladder.ask(SIGTERM, kGrace, kStart) == std::nullopt);
+  ShutdownSequence sequence;
+  REQUIRE(sequence.ask(SIGINT, kGrace, kStart) == SIGINT);
+  REQUIRE(sequence.ask(SIGTERM, kGrace, kStart) == SIGKILL);
+  REQUIRE(sequence.ask(SIGTERM, kGrace, kStart) == std::nullopt);
 }
 
 TEST_CASE("of a long grace period two seconds are left for the abort, and a request skips it too") {
-  StopLadder ladder;
-  (void)ladder.ask(SIGTERM, Millis(30'000), kStart);
-  REQUIRE(ladder.deadline() == kStart + Millis(28'000));
-  REQUIRE(ladder.tick(kStart + Millis(28'000)) == SIGABRT);
-  REQUIRE(ladder.deadline() == kStart + Millis(30'000));
-  REQUIRE(ladder.ask(SIGTERM, Millis(30'000), kStart + Millis(28'001)) == SIGKILL);
-  StopLadder at_once;
+  ShutdownSequence sequence;
+  (void)sequence.ask(SIGTERM, Millis(30'000), kStart);
+  REQUIRE(sequence.deadline() == kStart + Millis(28'000));
+  REQUIRE(sequence.tick(kStart + Millis(28'000)) == SIGABRT);
+  REQUIRE(sequence.deadline() == kStart + Millis(30'000));
+  REQUIRE(sequence.ask(SIGTERM, Millis(30'000), kStart + Millis(28'001)) == SIGKILL);
+  ShutdownSequence at_once;
   (void)at_once.ask(SIGTERM, Millis(0), kStart);
   REQUIRE(at_once.tick(kStart) == SIGABRT);
   REQUIRE(at_once.tick(kStart) == SIGKILL);
@@ -85,12 +86,12 @@ TEST_CASE("the grace of a stop can be set until it begins") {
 
 TEST_CASE("a signal that another node was quicker to tell of does not skip ahead, the next one does") {
   Supervision attempt(1, kGrace);
-  REQUIRE(attempt.stopped_from_outside(AttemptEnd::kWorkerFailed, kStart, true) == Orders{SIGTERM, false});
+  REQUIRE(attempt.stopped_from_outside(AttemptEnd::kWorkerFailed, kStart, true) == Actions{SIGTERM, false});
   REQUIRE_FALSE(attempt.skips_ahead());
-  REQUIRE(attempt.signal_received(SIGTERM, kStart) == Orders{});
+  REQUIRE(attempt.signal_received(SIGTERM, kStart) == Actions{});
   REQUIRE(attempt.stop_signal() == SIGTERM);
   REQUIRE(attempt.skips_ahead());
-  REQUIRE(attempt.signal_received(SIGTERM, kStart) == Orders{SIGKILL, false});
+  REQUIRE(attempt.signal_received(SIGTERM, kStart) == Actions{SIGKILL, false});
   Supervision failed(1, kGrace);
   (void)failed.stopped_from_outside(AttemptEnd::kWorkerFailed, kStart);
   REQUIRE(failed.skips_ahead());
@@ -100,50 +101,50 @@ TEST_CASE("who is left to save its state is told to end when another node failed
   const ProcessEnd preempted{.code = kExitPreempted};
   Supervision elsewhere(2, kGrace);
   (void)elsewhere.worker_ended(0, preempted, true, kStart);
-  REQUIRE(elsewhere.stopped_from_outside(AttemptEnd::kPreempted, kStart) == Orders{});
-  REQUIRE(elsewhere.stopped_from_outside(AttemptEnd::kWorkerFailed, kStart) == Orders{SIGTERM, false});
+  REQUIRE(elsewhere.stopped_from_outside(AttemptEnd::kPreempted, kStart) == Actions{});
+  REQUIRE(elsewhere.stopped_from_outside(AttemptEnd::kWorkerFailed, kStart) == Actions{SIGTERM, false});
   Supervision here(3, kGrace);
   (void)here.worker_ended(0, preempted, true, kStart);
-  REQUIRE(here.worker_ended(1, preempted, true, kStart) == Orders{});
-  REQUIRE(here.worker_ended(2, kSeven, true, kStart) == Orders{SIGTERM, false});
+  REQUIRE(here.worker_ended(1, preempted, true, kStart) == Actions{});
+  REQUIRE(here.worker_ended(2, kSeven, true, kStart) == Actions{SIGTERM, false});
 }
 
 TEST_CASE("a hang ends the attempt once, and is another's failure where that came first") {
   Supervision attempt(2, kGrace);
-  Orders stop;
+  Actions stop;
   stop.signal_all = SIGTERM;
   stop.announce = true;
   REQUIRE(attempt.hung(kStart) == stop);
   REQUIRE(attempt.end() == AttemptEnd::kHung);
-  REQUIRE(attempt.hung(kStart) == Orders{});
+  REQUIRE(attempt.hung(kStart) == Actions{});
   (void)attempt.worker_ended(0, {.signal = SIGTERM}, false, kStart);
   REQUIRE(attempt.stopped_by_us(0));
   Supervision failed(2, kGrace);
   (void)failed.worker_ended(0, kSeven, true, kStart);
-  REQUIRE(failed.hung(kStart) == Orders{});
+  REQUIRE(failed.hung(kStart) == Actions{});
   REQUIRE(failed.end() == AttemptEnd::kWorkerFailed);
   Supervision over(1, kGrace);
   (void)over.worker_ended(0, kOk, true, kStart);
-  REQUIRE(over.hung(kStart) == Orders{});
+  REQUIRE(over.hung(kStart) == Actions{});
 }
 
-TEST_CASE("an attempt in which all workers exit with 0 succeeds without orders") {
+TEST_CASE("an attempt in which all workers exit with 0 succeeds without actions") {
   Supervision attempt(2, kGrace);
-  REQUIRE(attempt.worker_ended(1, kOk, false, kStart) == Orders{});
+  REQUIRE(attempt.worker_ended(1, kOk, false, kStart) == Actions{});
   REQUIRE_FALSE(attempt.finished());
-  REQUIRE(attempt.worker_ended(0, kOk, false, kStart) == Orders{});
+  REQUIRE(attempt.worker_ended(0, kOk, false, kStart) == Actions{});
   REQUIRE(attempt.finished());
   REQUIRE(attempt.end() == AttemptEnd::kSucceeded);
 }
 
 TEST_CASE("the first failure stops the others and is announced once") {
   Supervision attempt(3, kGrace);
-  REQUIRE(attempt.worker_ended(1, kSeven, false, kStart) == Orders{SIGTERM, true});
+  REQUIRE(attempt.worker_ended(1, kSeven, false, kStart) == Actions{SIGTERM, true});
   REQUIRE(attempt.end() == AttemptEnd::kWorkerFailed);
-  REQUIRE(attempt.worker_ended(0, ProcessEnd{.signal = SIGTERM}, false, kStart) == Orders{});
-  REQUIRE(attempt.tick(kStart + kGrace) == Orders{SIGABRT, false});
-  REQUIRE(attempt.tick(kStart + kGrace) == Orders{SIGKILL, false});
-  REQUIRE(attempt.worker_ended(2, ProcessEnd{.signal = SIGKILL}, false, kStart) == Orders{});
+  REQUIRE(attempt.worker_ended(0, ProcessEnd{.signal = SIGTERM}, false, kStart) == Actions{});
+  REQUIRE(attempt.tick(kStart + kGrace) == Actions{SIGABRT, false});
+  REQUIRE(attempt.tick(kStart + kGrace) == Actions{SIGKILL, false});
+  REQUIRE(attempt.worker_ended(2, ProcessEnd{.signal = SIGKILL}, false, kStart) == Actions{});
   REQUIRE(attempt.finished());
   REQUIRE(attempt.first_failure() == 1);
   REQUIRE_FALSE(attempt.stopped_by_us(1));
@@ -153,33 +154,33 @@ TEST_CASE("the first failure stops the others and is announced once") {
 TEST_CASE("where one worker was preempted the others are left to end by themselves for the grace period") {
   const ProcessEnd preempted{.code = kExitPreempted};
   Supervision attempt(3, kGrace);
-  REQUIRE(attempt.worker_ended(1, preempted, true, kStart) == Orders{std::nullopt, true});
+  REQUIRE(attempt.worker_ended(1, preempted, true, kStart) == Actions{std::nullopt, true});
   REQUIRE(attempt.end() == AttemptEnd::kPreempted);
   REQUIRE(attempt.stopping());
   REQUIRE_FALSE(attempt.told_to_end());
-  REQUIRE(attempt.worker_ended(0, preempted, true, kStart) == Orders{});
+  REQUIRE(attempt.worker_ended(0, preempted, true, kStart) == Actions{});
   REQUIRE_FALSE(attempt.stopped_by_us(0));
   REQUIRE(attempt.first_failure() == 1);
-  REQUIRE(attempt.tick(kStart + Millis(899)) == Orders{});
-  REQUIRE(attempt.tick(kStart + Millis(900)) == Orders{SIGABRT, false});
+  REQUIRE(attempt.tick(kStart + Millis(899)) == Actions{});
+  REQUIRE(attempt.tick(kStart + Millis(900)) == Actions{SIGABRT, false});
   REQUIRE(attempt.told_to_end());
-  REQUIRE(attempt.tick(kStart + kGrace) == Orders{SIGKILL, false});
+  REQUIRE(attempt.tick(kStart + kGrace) == Actions{SIGKILL, false});
 }
 
 TEST_CASE("the signal that preempts may come to the workers first and to muster later: it does not kill") {
   Supervision attempt(2, kGrace);
   (void)attempt.worker_ended(1, ProcessEnd{.code = kExitPreempted}, true, kStart);
-  REQUIRE(attempt.signal_received(SIGTERM, kStart + Millis(500)) == Orders{SIGTERM, false});
+  REQUIRE(attempt.signal_received(SIGTERM, kStart + Millis(500)) == Actions{SIGTERM, false});
   REQUIRE(attempt.deadline() == kStart + Millis(500) + Millis(900));
-  REQUIRE(attempt.signal_received(SIGTERM, kStart + Millis(501)) == Orders{SIGKILL, false});
+  REQUIRE(attempt.signal_received(SIGTERM, kStart + Millis(501)) == Actions{SIGKILL, false});
   REQUIRE(attempt.end() == AttemptEnd::kPreempted);
 }
 
 TEST_CASE("news of another node's preemption signals nobody, and needs no restart") {
   Supervision attempt(1, kGrace);
-  REQUIRE(attempt.stopped_from_outside(AttemptEnd::kPreempted, kStart) == Orders{});
+  REQUIRE(attempt.stopped_from_outside(AttemptEnd::kPreempted, kStart) == Actions{});
   REQUIRE(attempt.end() == AttemptEnd::kPreempted);
-  REQUIRE(attempt.tick(kStart + kGrace) == Orders{SIGABRT, false});
+  REQUIRE(attempt.tick(kStart + kGrace) == Actions{SIGABRT, false});
 }
 
 TEST_CASE("a worker that had ended before the others were signalled was not stopped by us") {
@@ -192,10 +193,10 @@ TEST_CASE("a worker that had ended before the others were signalled was not stop
 
 TEST_CASE("a signal is passed on as it is, and the second one kills") {
   Supervision attempt(1, kGrace);
-  REQUIRE(attempt.signal_received(SIGINT, kStart) == Orders{SIGINT, true});
+  REQUIRE(attempt.signal_received(SIGINT, kStart) == Actions{SIGINT, true});
   REQUIRE(attempt.end() == AttemptEnd::kSignalled);
   REQUIRE(attempt.stop_signal() == SIGINT);
-  REQUIRE(attempt.signal_received(SIGTERM, kStart) == Orders{SIGKILL, false});
+  REQUIRE(attempt.signal_received(SIGTERM, kStart) == Actions{SIGKILL, false});
   REQUIRE(attempt.stop_signal() == SIGINT);
 }
 
@@ -203,21 +204,21 @@ TEST_CASE("a signal that comes while the workers are being stopped is remembered
   Supervision attempt(2, kGrace);
   (void)attempt.worker_ended(1, kSeven, false, kStart);
   REQUIRE(attempt.stop_signal() == 0);
-  REQUIRE(attempt.signal_received(SIGTERM, kStart) == Orders{SIGKILL, false});
+  REQUIRE(attempt.signal_received(SIGTERM, kStart) == Actions{SIGKILL, false});
   REQUIRE(attempt.stop_signal() == SIGTERM);
   REQUIRE(attempt.end() == AttemptEnd::kWorkerFailed);
 }
 
 TEST_CASE("news from another node stops the workers but does not shorten a grace period") {
   Supervision attempt(1, kGrace);
-  REQUIRE(attempt.stopped_from_outside(AttemptEnd::kWorkerFailed, kStart) == Orders{SIGTERM, false});
-  REQUIRE(attempt.stopped_from_outside(AttemptEnd::kPeerLost, kStart) == Orders{});
+  REQUIRE(attempt.stopped_from_outside(AttemptEnd::kWorkerFailed, kStart) == Actions{SIGTERM, false});
+  REQUIRE(attempt.stopped_from_outside(AttemptEnd::kPeerLost, kStart) == Actions{});
   REQUIRE(attempt.end() == AttemptEnd::kWorkerFailed);
 }
 
 TEST_CASE("workers that were not started count as ended") {
   Supervision attempt(4, kGrace);
-  REQUIRE(attempt.start_failed(1, kStart) == Orders{SIGTERM, true});
+  REQUIRE(attempt.start_failed(1, kStart) == Actions{SIGTERM, true});
   REQUIRE(attempt.running() == 1);
   (void)attempt.worker_ended(0, kOk, false, kStart);
   REQUIRE(attempt.finished());
@@ -229,7 +230,7 @@ TEST_CASE("a worker that does not even die of SIGKILL does not hold the launcher
   (void)attempt.signal_received(SIGTERM, kStart);
   (void)attempt.tick(kStart + kGrace);
   (void)attempt.tick(kStart + kGrace);
-  (void)attempt.tick(kStart + kGrace + StopLadder::kAfterKill);
+  (void)attempt.tick(kStart + kGrace + ShutdownSequence::kAfterKill);
   REQUIRE(attempt.finished());
   REQUIRE(attempt.running() == 1);
 }
