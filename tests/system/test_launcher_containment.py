@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Containment comes before diagnosis: the other workers are stopped before what a failed one wrote is searched."""
 import json
-import os
 import pathlib
-import signal
 import subprocess
 
 import pytest
@@ -32,11 +30,6 @@ def preload(folder, name):
 @pytest.fixture(scope="module")
 def slow_stderr(tmp_path_factory):
     return preload(tmp_path_factory.mktemp("slow"), "slow_stderr")
-
-
-@pytest.fixture(scope="module")
-def unkillable(tmp_path_factory):
-    return preload(tmp_path_factory.mktemp("unkillable"), "unkillable")
 
 
 def events_of(path):
@@ -79,38 +72,3 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     gate.touch()
     assert process.wait(60) == 0
 
-
-def test_a_worker_that_was_given_up_may_still_die_while_the_report_is_written(muster, slow_stderr, unkillable):
-    # Its end is learnt from its own descriptor, not taken by whoever reaps orphans.
-    gate, events = muster.tmp_path / "gate", muster.tmp_path / "events.jsonl"
-    script = muster.script("train.py", """
-import os, pathlib, signal, sys, time
-if os.environ["RANK"] == "0":
-    while not pathlib.Path("pid").exists(): time.sleep(0.01)  # the other one ignores its signals
-    sys.stderr.write("ValueError: the cause\\n")
-    sys.exit(7)
-for ignored in (signal.SIGTERM, signal.SIGABRT): signal.signal(ignored, signal.SIG_IGN)
-pathlib.Path("pid.part").write_text(str(os.getpid()))
-os.rename("pid.part", "pid")
-while True: signal.pause()
-""")
-    err = open(muster.tmp_path / "err", "w")
-    process = muster.start("--nproc-per-node=2", "-r", "3", "--log-dir=logs", "--shutdown-timeout=1", f"--events={events}", script,
-                           stderr=err,
-                           env=clean_environment(TMPDIR=str(muster.tmp_path), LD_PRELOAD=f"{slow_stderr} {unkillable}",
-                                                 MUSTER_TEST_GATE=str(gate), MUSTER_TEST_KILLABLE=str(muster.tmp_path / "killable")))
-    said = lambda: (muster.tmp_path / "err").read_text()
-    wait_for(lambda: (muster.tmp_path / "gate.waits").exists(), "the first search")
-    gate.touch()
-    wait_for(lambda: ended(events, 0), "the first search to be over")
-    gate.unlink()
-    # Half a minute after SIGKILL it is given up.
-    wait_for(lambda: "does not die of SIGKILL" in said(), "the worker to be given up", 60)
-    pid = int((muster.tmp_path / "pid").read_text())
-    (muster.tmp_path / "killable").touch()
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not os.path.exists(f"/proc/{pid}"), "its end")
-    assert process.poll() is None
-    gate.touch()
-    assert process.wait(60) == 7, said()
-    assert read_report(muster.tmp_path / "logs")["root_cause"]["rank"] == 0

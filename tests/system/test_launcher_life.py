@@ -223,7 +223,7 @@ sys.exit(0 if attempt == sys.argv[1] else 9)
     lines = [line.split() for line in result.stdout.splitlines()]
     assert [(rank, attempt, count) for rank, attempt, _, count in lines] == [("0", n, "1") for n in "012"]
     assert len({port for _, _, port, _ in lines}) == 1
-    assert result.stderr.count("restart") == 2
+    assert result.stderr.count("; restart ") == 2
 
     result = muster.run("--nproc-per-node=1", "--max-restarts=1", script, 9)
     assert result.returncode == 9
