@@ -21,15 +21,12 @@
 #include <fmt/format.h>
 
 #include "launcher/agent/agent.h"
-#include "launcher/checks/dry_run.h"
 #include "launcher/checks/preflight.h"
-#include "launcher/checks/trial_plan.h"
-#include "launcher/cli/completion.h"
+#include "launcher/cli/help.h"
 #include "launcher/cli/options.h"
 #include "launcher/doctor/doctor_plan.h"
 #include "launcher/hardware/cores.h"
 #include "launcher/hardware/gpus.h"
-#include "launcher/hardware/hardware.h"
 #include "launcher/join/unfit_node.h"
 #include "launcher/network/interfaces.h"
 #include "launcher/output/log_writer.h"
@@ -37,7 +34,7 @@
 #include "launcher/plan/exec_plan.h"
 #include "launcher/plan/job_plan.h"
 #include "launcher/plan/placement_text.h"
-#include "launcher/plan/srun_plan.h"
+#include "launcher/plan/slurm_plan.h"
 #include "launcher/process/cgroup.h"
 #include "launcher/process/descendants.h"
 #include "launcher/process/detach.h"
@@ -60,10 +57,10 @@ using namespace muster::launcher;
 constexpr std::string_view kVersion = "0.1.0";
 constexpr std::chrono::seconds kFlushTimeout{3};  // for whoever reads our output, once all is over
 
-// Without persistence mode the driver takes more than a second per GPU to begin.
+// Without persistence mode the driver takes more than a second per GPU to start.
 constexpr std::chrono::seconds kQuickTimeout{10};
 constexpr std::chrono::seconds kFullTimeout{30};
-constexpr std::chrono::seconds kTrialTimeout{60};  // CUDA and NCCL take some seconds to begin with 8 GPUs
+constexpr std::chrono::seconds kDeviceTimeout{60};  // CUDA and NCCL take some seconds to start with 8 GPUs
 
 /// Descriptors 0 to 2 must exist, or a pipe of ours would become some worker's stderr.
 void open_standard_descriptors() {
@@ -135,27 +132,29 @@ Preflight preflight_of(const Options& options) {
   return parse_preflight(options.preflight).value_or(Preflight::kOff);
 }
 
-/// --preflight: says what is wrong with this node. Returns why it takes no part; nothing: it does. `wedged`:
-/// the driver does not answer, and nobody asks it again.
-std::string defect_of_node(const Options& options, const Job& job, const Environment& environment,
-                           const std::optional<Finding>& wedged) {
+/// --preflight: prints what is wrong with this node. Returns why the node takes no part; empty: it does.
+/// `driver_error`: the driver does not answer, and is not asked again.
+std::string check_node(const Options& options, const Job& job, const Environment& environment,
+                       const std::optional<Finding>& driver_error) {
   const Preflight level = preflight_of(options);
   if (level == Preflight::kOff) return {};
-  const PreflightJob check = plan_preflight(level, job, options.oversubscribe, environment);
-  auto findings = wedged ? std::vector{*wedged}
-                         : run_preflight(check, level == Preflight::kQuick ? kQuickTimeout : kFullTimeout);
-  // What is broken already is not asked to work.
-  if (level == Preflight::kFull && unfit_text(findings).empty()) {
-    TrialReport trials = try_devices(check, environment, kTrialTimeout);
-    if (!trials.figures.empty())
-      std::fprintf(stderr, "muster: preflight of %s: %s\n", job.host.c_str(), trials.figures.c_str());
-    findings.insert(findings.end(), trials.findings.begin(), trials.findings.end());
+  const PreflightJob check = plan_preflight(job, options.oversubscribe, environment);
+  auto findings = driver_error
+                      ? std::vector{*driver_error}
+                      : run_preflight(check, level == Preflight::kQuick ? kQuickTimeout : kFullTimeout);
+  // A device that is broken already is not asked to compute.
+  if (level == Preflight::kFull && errors_text(findings).empty()) {
+    const DeviceReport report = check_devices(check, environment, kDeviceTimeout);
+    if (!report.speeds.empty())
+      std::fprintf(stderr, "muster: preflight of %s: %s\n", job.host.c_str(), report.speeds.c_str());
+    findings.insert(findings.end(), report.findings.begin(), report.findings.end());
   }
   for (const Finding& finding : findings)
     std::fprintf(stderr, "muster: preflight of %s: %s%s\n", job.host.c_str(),
-                 finding.unfit ? "" : "warning: ", finding.text.c_str());
-  std::string out = unfit_text(findings);
-  if (!out.empty()) std::fprintf(stderr, "muster: %s is not fit and does not take part\n", job.host.c_str());
+                 finding.error ? "" : "warning: ", finding.text.c_str());
+  std::string out = errors_text(findings);
+  if (!out.empty())
+    std::fprintf(stderr, "muster: %s is unhealthy and does not take part\n", job.host.c_str());
   return out;
 }
 
@@ -243,7 +242,7 @@ class Launch {
   Log plain_log_;
   Instant planned_{}, checked_{};
   std::optional<DoctorVerdict> doctor_;
-  DriverLook driver_;
+  DriverCheck driver_;
   std::optional<Job> job_;
   Observers observers_;
   std::optional<DetachedJob> detached_;
@@ -265,7 +264,7 @@ std::optional<int> Launch::plan() {
     doctor_.emplace(*std::move(opened));
   }
   if (preflight_of(options_) != Preflight::kOff)
-    driver_ = look_at_driver(gpu_paths(environment_), kQuickTimeout);
+    driver_ = check_driver(gpu_paths(environment_), kQuickTimeout);
   Environment asked = environment_;
   // The plan would wait for it: it is made without.
   if (driver_.finding) asked.insert_or_assign("MUSTER_NVML_LIBRARY", "/dev/null");
@@ -277,7 +276,7 @@ std::optional<int> Launch::plan() {
                         [] { return count_cores(); },
                         has_gpu_driver(gpu_paths(environment_)),
                         [&] { return count_listed_gpus(gpu_paths(environment_)); },
-                        [] { return read_cpu_room(); }};
+                        [] { return read_cpu_budget(); }};
   auto planned = plan_job(options_, environment_, machine);
   if (!planned) {
     const int status = complain(with_source(planned.error(), options_));
@@ -303,10 +302,10 @@ std::optional<int> Launch::check() {
     return observers.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
   }
   observers_ = *std::move(observers);
-  job_->unfit = defect_of_node(options_, *job_, environment_, driver_.finding);
+  job_->unfit = check_node(options_, *job_, environment_, driver_.finding);
   driver_.process.reset();
   checked_ = SteadyClock::now();
-  if (job_->unfit.empty() || !(options_.dry_run_local || job_->one_node())) return std::nullopt;
+  if (job_->unfit.empty() || !(options_.dry_run || job_->one_node())) return std::nullopt;
   ::signal(SIGPIPE, SIG_IGN);  // the events' reader may have gone
   begin_telemetry();
   return ended(kExitPreflight);
@@ -315,10 +314,7 @@ std::optional<int> Launch::check() {
 /// --dry-run prints what would be started, and starts nothing.
 std::optional<int> Launch::answer_dry_run() {
   if (!options_.dry_run) return std::nullopt;
-  if (job_->one_node() || options_.dry_run_local)
-    return print(plan_of_cgroups(cgroup_mode_of(options_)) + dry_run_text(*job_, environment_));
-  ::signal(SIGPIPE, SIG_IGN);
-  return dry_run_of_all(*job_, environment_, dry_run_patience(options_, *job_), plain_log_);
+  return print(plan_of_cgroups(cgroup_mode_of(options_)) + dry_run_text(*job_, environment_));
 }
 
 /// Up to here an error is on the terminal. With --detach the job goes on in another process from here on: no
@@ -482,6 +478,7 @@ int main(int argc, char** argv) {
   auto options = parse_options(arguments, invocation.environment);
   if (!options) return complain(options.error());
   if (options->help) return print(help_text());
+  if (options->help_all) return print(full_help_text());
   if (options->version) return print(fmt::format("muster {}\n", kVersion));
   if (options->print_completion) {
     const auto script = completion_script(*options->print_completion);

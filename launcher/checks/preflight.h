@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Preflight: is this node fit for the job? judge() is pure: readings in, findings out, each one line that
-// names what is wrong and what to do. run_preflight() takes the readings in a child process with a deadline,
-// because a wedged driver or a dead disk would hold whoever asks it: a node whose check does not come back is
-// unfit, and the step that hung is named. Called by main before anything is opened or started; a node that
-// is unfit does not join, so that another one takes its place. Off unless asked for: without
-// GPUs it takes 0.3 ms, with GPUs as long as NVML takes to begin.
+// Preflight: is this node healthy enough for the job? judge() is pure: readings in, findings out, each one
+// line that names what is wrong and what to do. run_preflight() takes the readings in a helper process with a
+// deadline, because a driver or a disk that hangs would block its caller: a node whose check does not return
+// is unhealthy, and the step that hung is named. Called by main before anything is opened or started; an
+// unhealthy node does not join, so that another one takes its place. Off unless asked for: without GPUs it
+// takes 0.3 ms, with GPUs as long as NVML takes to start.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "launcher/hardware/gpus.h"
 #include "launcher/hardware/nvml.h"
+#include "launcher/hardware/topology.h"
 #include "launcher/job/job.h"
 #include "launcher/process/helper_process.h"
 #include "rendezvous/base/env.h"
@@ -75,11 +77,10 @@ struct Readings {
   std::uint64_t descriptors_needed = 0;  // by the agent, for so many workers
   bool memory_lockable = true;           // or there is no RDMA adapter that would need it
   bool clock_synchronised = true;
-  std::optional<double> copy_gib_per_s;  // of memory, one thread; full only
 };
 
 struct Finding {
-  bool unfit = false;  // else a warning
+  bool error = false;  // else a warning
   std::string text;
 
   friend bool operator==(const Finding&, const Finding&) = default;
@@ -88,11 +89,10 @@ struct Finding {
 /// `share_gpus`: --oversubscribe, others may hold memory of the GPUs.
 [[nodiscard]] std::vector<Finding> judge(const Readings& readings, bool share_gpus);
 
-/// What the other nodes are told, on one line; empty: the node is fit.
-[[nodiscard]] std::string unfit_text(const std::vector<Finding>& findings);
+/// What the other nodes are told, on one line; empty: the node is healthy.
+[[nodiscard]] std::string errors_text(const std::vector<Finding>& findings);
 
 struct PreflightJob {
-  Preflight level = Preflight::kQuick;
   GpuPaths gpu_paths;
   std::string rdma = "/sys/class/infiniband";
   std::optional<std::vector<int>> gpus;        // physical ones of the job; nothing: those that are visible
@@ -103,24 +103,39 @@ struct PreflightJob {
 };
 
 /// What is to be read for a job: its GPUs, where its logs go, the memory that processes share.
-[[nodiscard]] PreflightJob plan_preflight(Preflight level, const Job& job, bool share_gpus,
-                                          const Environment& environment);
+[[nodiscard]] PreflightJob plan_preflight(const Job& job, bool share_gpus, const Environment& environment);
 
 /// The ports below a directory such as /sys/class/infiniband.
 [[nodiscard]] std::vector<PortReading> read_ports(const std::string& directory);
 
 /// Before anything asks the driver in this process, which would wait for it without a deadline.
-struct DriverLook {
+struct DriverCheck {
   std::optional<Finding> finding;        // it does not answer
   std::optional<HelperProcess> process;  // holds it open: without persistence mode it begins anew each time
 };
-[[nodiscard]] DriverLook look_at_driver(const GpuPaths& paths, std::chrono::milliseconds patience);
+[[nodiscard]] DriverCheck check_driver(const GpuPaths& paths, std::chrono::milliseconds timeout);
 
-/// `say` is told each step before it begins.
+/// Calls `step` before each step.
 [[nodiscard]] Readings take_readings(const PreflightJob& job,
-                                     const std::function<void(std::string_view)>& say);
+                                     const std::function<void(std::string_view)>& step);
 
-/// Both, in a child, within `patience`.
-[[nodiscard]] std::vector<Finding> run_preflight(const PreflightJob& job, std::chrono::milliseconds patience);
+/// Takes and judges the readings in a helper process, within `timeout`.
+[[nodiscard]] std::vector<Finding> run_preflight(const PreflightJob& job, std::chrono::milliseconds timeout);
+
+/// The devices that muster-preflight is to check, as its arguments: "GPU 3 (GPU-c)=gpu:0" for each GPU that
+/// CUDA shows (`visible`: CUDA_VISIBLE_DEVICES of the workers), "GPU slice MIG-x=slice:MIG-x".
+[[nodiscard]] std::vector<std::string> gpu_devices(std::span<const Gpu> gpus,
+                                                   std::optional<std::string_view> visible);
+/// Without GPUs one process per worker, as far as there are cores, and one per socket at least, each on the
+/// CPUs of its socket: "socket 0, process 1=cpus:0,1".
+[[nodiscard]] std::vector<std::string> cpu_devices(const Topology& topology, int workers);
+
+struct DeviceReport {
+  std::vector<Finding> findings;
+  std::string speeds;  // what was measured, for people
+};
+/// The full check: runs muster-preflight, which lies beside this program, on every device of the job.
+[[nodiscard]] DeviceReport check_devices(const PreflightJob& job, const Environment& environment,
+                                         std::chrono::milliseconds timeout);
 
 }  // namespace muster::launcher

@@ -10,10 +10,6 @@
 namespace muster::launcher {
 namespace {
 
-Error usage(std::string message) {
-  return Error{ErrorCode::kInvalidArgument, std::move(message)};
-}
-
 const OptionRow* find_letter(char letter) {
   const auto found = std::find_if(kOptionTable.begin(), kOptionTable.end(),
                                   [&](const OptionRow& row) { return row.letter == letter && letter != 0; });
@@ -61,19 +57,15 @@ class Splitter {
   Result<void> long_option(std::string_view token) {
     const auto equals = token.find('=');
     MUSTER_TRY(const OptionRow* row, find_option(token.substr(0, equals)));
-    if (row->takes == Takes::kNothing) {
+    if (!row->takes_value()) {
       if (equals != std::string_view::npos)
-        return fail(usage(
-            fmt::format("--{} takes no value, but '{}' was given", row->name, token.substr(equals + 1))));
+        return usage(
+            (fmt::format("--{} takes no value, but '{}' was given", row->name, token.substr(equals + 1))));
       out_.options.push_back({row, {}});
       return {};
     }
     if (equals != std::string_view::npos) {
       out_.options.push_back({row, std::string(token.substr(equals + 1))});
-      return {};
-    }
-    if (row->takes == Takes::kOptional) {
-      out_.options.push_back({row, {}});
       return {};
     }
     return value_of(row, fmt::format("--{}", row->name));
@@ -83,9 +75,9 @@ class Splitter {
   Result<void> letters(std::string_view token) {
     while (!token.empty()) {
       const OptionRow* row = find_letter(token[0]);
-      if (row == nullptr) return fail(usage(fmt::format("unknown option -{}; see muster --help", token[0])));
+      if (row == nullptr) return usage((fmt::format("unknown option -{}; see muster --help", token[0])));
       token.remove_prefix(1);
-      if (row->takes == Takes::kNothing) {
+      if (!row->takes_value()) {
         out_.options.push_back({row, {}});
         continue;
       }
@@ -99,7 +91,7 @@ class Splitter {
 
   Result<void> value_of(const OptionRow* row, const std::string& spelling) {
     if (next_ == arguments_.size() || arguments_[next_] == "--" || looks_like_option(arguments_[next_]))
-      return fail(usage(fmt::format("{} needs a value: {} {}", spelling, spelling, row->metavar)));
+      return usage((fmt::format("{} needs a value: {} {}", spelling, spelling, row->metavar)));
     out_.options.push_back({row, arguments_[next_++]});
     return {};
   }
@@ -120,15 +112,15 @@ Result<const OptionRow*> find_option(std::string_view name) {
     if (!dashed.empty() && row.name.starts_with(dashed)) matches.push_back(&row);
   }
   // What is short enough for torchrun is so here.
-  if (std::count_if(matches.begin(), matches.end(), [](const OptionRow* row) { return !row->own; }) == 1)
-    std::erase_if(matches, [](const OptionRow* row) { return row->own; });
+  if (std::count_if(matches.begin(), matches.end(), [](const OptionRow* row) { return !row->is(kOwn); }) == 1)
+    std::erase_if(matches, [](const OptionRow* row) { return row->is(kOwn); });
   if (matches.size() == 1) return matches.front();
   if (matches.empty())
-    return fail(usage(fmt::format("unknown option --{}; the nearest is --{} (see muster --help)", name,
-                                  nearest_name(kOptionTable, dashed))));
+    return usage((fmt::format("unknown option --{}; the nearest is --{} (see muster --help)", name,
+                              nearest_name(kOptionTable, dashed))));
   std::string names;
   for (const OptionRow* row : matches) names += fmt::format("{}--{}", names.empty() ? "" : ", ", row->name);
-  return fail(usage(fmt::format("--{} is ambiguous: {}", name, names)));
+  return usage((fmt::format("--{} is ambiguous: {}", name, names)));
 }
 
 Result<CommandLine> split_command_line(std::span<const std::string> arguments) {

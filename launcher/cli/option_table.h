@@ -1,222 +1,297 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one table of muster's options: spelling, environment variable, kind of value, default, meaning. The
-// parser, --help and the tests read it. Dashes and underscores inside a name are the same. Source:
-// torch/distributed/run.py (get_args_parser) of PyTorch 2.14.
+// The one table of muster's options: name, where the value goes, default, group, meaning. The parser, --help,
+// the shells' completion, what is passed on to srun and to the doctor's job, launcher/reference.md
+// (scripts/checks/reference.py) and the parity tests read it. Dashes and underscores inside a name are the
+// same. Source of torchrun's options: torch/distributed/run.py (get_args_parser) of PyTorch 2.14.
 #pragma once
 
 #include <array>
+#include <string>
 #include <string_view>
+#include <variant>
+
+#include <climits>
+
+#include "launcher/cli/options.h"
 
 namespace muster::launcher {
 
-enum class Takes {
-  kNothing,
-  kText,
-  kOptional,  // with "=" only; without, the first word of `metavar`
+enum class Group {
+  kNodes,
+  kRendezvous,
+  kSecurity,
+  kFailures,
+  kOutput,
+  kPlacement,
+  kRunning,
+  kHelp,
+  kTorchrun
 };
 
-enum class Support {
-  kFull,
-  kNoEffect,  // accepted so that torchrun's command lines work; changes nothing here
-  kRefused,   // torchrun has it, muster does not: `meaning` says what to use instead
-};
+/// Where a value goes; its type says what a value may be. Nothing: a value that is refused in any case.
+using OptionTarget =
+    std::variant<std::monostate, bool Options::*, int Options::*, std::optional<int> Options::*,
+                 double Options::*, std::optional<double> Options::*, std::string Options::*,
+                 std::optional<std::string> Options::*>;
+
+// Traits of an option.
+inline constexpr unsigned kOwn = 1;        // not torchrun's: gives way where a shortened name could be either
+inline constexpr unsigned kCommon = 2;     // in --help, not only in --help-all
+inline constexpr unsigned kTypedOnly = 4;  // without a PET_* variable
+inline constexpr unsigned kMayBeEmpty = 8;   // an empty value counts as given, and leaves the default
+inline constexpr unsigned kKeepsEmpty = 16;  // an empty value is a value of its own
+inline constexpr unsigned kChoice = 32;      // the words of `metavar` are all the values there are
+inline constexpr unsigned kForDoctor = 64;   // says which nodes there are and how they meet
+inline constexpr unsigned kForExec = 128;    // means something for --exec, which starts no agent
+inline constexpr unsigned kNoEffect = 256;   // accepted so that torchrun's command lines work
+inline constexpr unsigned kRefused = 512;    // torchrun has it; `meaning` says what to use instead
 
 struct OptionRow {
   std::string_view name;  // without dashes in front
   char letter;            // 0: none
-  std::string_view env;   // empty: none. Command line beats environment beats default
-  Takes takes;
+  OptionTarget target;
   std::string_view metavar;
   std::string_view default_text;
-  Support support;
-  std::string_view meaning;
-  // Unknown to torchrun: gives way where a shortened name could also mean one of its options.
-  bool own = false;
+  Group group;
+  unsigned traits;
+  std::string_view meaning;  // its first sentence is what --help shows
+  double min = 0;            // of a number
+  double max = INT_MAX;
+
+  [[nodiscard]] constexpr bool is(unsigned trait) const { return (traits & trait) != 0; }
+  [[nodiscard]] constexpr bool takes_value() const {
+    return !std::holds_alternative<bool Options::*>(target);
+  }
+  /// "PET_NNODES". Command line beats environment beats default. Empty: none.
+  [[nodiscard]] std::string variable() const;
 };
 
 inline constexpr std::array kOptionTable = {
-    OptionRow{"nnodes", 0, "PET_NNODES", Takes::kText, "N|MIN:MAX", "1; Slurm's", Support::kFull,
-              "number of nodes; a range needs --rdzv-backend=c10d"},
-    OptionRow{"nproc-per-node", 0, "PET_NPROC_PER_NODE", Takes::kText, "N|auto|gpu|cpu",
-              "one per GPU, else 1", Support::kFull, "workers on this node"},
-    OptionRow{"node-rank", 0, "PET_NODE_RANK", Takes::kText, "N", "0; Slurm's; with c10d none",
-              Support::kFull, "this node's rank, 0 to nnodes-1; with c10d its place among the nodes"},
-    OptionRow{"master-addr", 0, "PET_MASTER_ADDR", Takes::kText, "HOST", "127.0.0.1", Support::kFull,
-              "address of node 0, which serves the store"},
-    OptionRow{"master-port", 0, "PET_MASTER_PORT", Takes::kText, "PORT", "29500", Support::kFull,
-              "port of the store on node 0"},
-    OptionRow{"standalone", 0, "PET_STANDALONE", Takes::kNothing, "", "", Support::kFull,
-              "one node, store on a port of the kernel's choice; the default for one node"},
-    OptionRow{"max-restarts", 0, "PET_MAX_RESTARTS", Takes::kText, "N", "0", Support::kFull,
-              "how often all workers of the job are started again after a failure"},
-    OptionRow{"restart-backoff", 0, "PET_RESTART_BACKOFF", Takes::kText, "MIN:MAX", "0", Support::kFull,
-              "seconds before a restart: MIN before the first, doubled up to MAX; alike on all nodes", true},
-    OptionRow{"no-restart-on", 0, "PET_NO_RESTART_ON", Takes::kText, "CODES", "none", Support::kFull,
-              "failures that end the job: those of --restart-on, and 2 or 64-78 for exit:2, exit:64-78",
-              true},
-    OptionRow{"restart-on", 0, "PET_RESTART_ON", Takes::kText, "FAILURES", "all", Support::kFull,
-              "only these are tried again: hang, node, oom, signal:SIGBUS, exit:75, exit:64-78 and the "
-              "classes below; alike on all nodes",
-              true},
-    OptionRow{"max-restarts-without-progress", 0, "PET_MAX_RESTARTS_WITHOUT_PROGRESS", Takes::kText, "N",
-              "no limit", Support::kFull,
-              "the job ends with 86 when so many restarts in a row reached no further step", true},
-    OptionRow{"exhausted-exit-code", 0, "PET_EXHAUSTED_EXIT_CODE", Takes::kText, "CODE", "the worker's",
-              Support::kFull, "what muster ends with when a worker fails and no restart is left", true},
-    OptionRow{"join-at", 0, "PET_JOIN_AT", Takes::kText, "now|safe-point[:S]", "now", Support::kFull,
-              "with c10d and MIN:MAX: a node that comes later waits until the job says that a checkpoint is "
-              "written, or S seconds",
-              true},
-    OptionRow{"spares", 0, "PET_SPARES", Takes::kText, "K", "0", Support::kFull,
-              "with c10d: so many nodes more wait, and take the place of one that is lost", true},
-    OptionRow{"module", 'm', "PET_MODULE", Takes::kNothing, "", "", Support::kFull,
-              "the program is a Python module, as in python -m"},
-    OptionRow{"no-python", 0, "PET_NO_PYTHON", Takes::kNothing, "", "", Support::kFull,
+    // Which nodes and workers there are, and what a worker runs.
+    OptionRow{"nnodes", 0, &Options::nnodes, "N|MIN:MAX", "1; Slurm's", Group::kNodes,
+              kCommon | kForDoctor | kForExec,
+              "number of nodes, or a range. A range needs --rdzv-backend=c10d"},
+    OptionRow{"nproc-per-node", 0, &Options::nproc_per_node, "N|auto|gpu|cpu", "one per GPU, else 1",
+              Group::kNodes, kCommon | kForExec, "number of workers on this node"},
+    OptionRow{"node-rank", 0, &Options::node_rank, "N", "0; Slurm's; with c10d none", Group::kNodes,
+              kCommon | kForDoctor | kForExec,
+              "rank of this node, 0 to NNODES-1. With c10d it is optional and orders the nodes"},
+    OptionRow{"standalone", 0, &Options::standalone, "", "", Group::kNodes, kForDoctor,
+              "run on one node, with the store on a free port. The default for one node"},
+    OptionRow{"role", 0, &Options::role, "NAME", "default", Group::kNodes, kKeepsEmpty | kForExec,
+              "role of the workers on this node"},
+    OptionRow{"module", 'm', &Options::module, "", "", Group::kNodes, kCommon | kForExec,
+              "run the program as a Python module, like python -m"},
+    OptionRow{"no-python", 0, &Options::no_python, "", "", Group::kNodes, kForExec,
               "execute the program directly, whatever its name"},
-    OptionRow{"run-path", 0, "PET_RUN_PATH", Takes::kNothing, "", "", Support::kFull,
-              "run the script with Python's runpy, which records its exception in the error file"},
-    OptionRow{"no-use-env", 0, "PET_NO_USE_ENV", Takes::kNothing, "", "", Support::kFull,
-              "pass --local-rank=N to the program as its first argument, as torch.distributed.launch did",
-              true},
-    OptionRow{"local-rank-arg", 0, "PET_LOCAL_RANK_ARG", Takes::kText, "NAME", "local-rank", Support::kFull,
-              "likewise, under this name; PyTorch before 2.0 had local_rank", true},
-    OptionRow{"use-env", 0, "", Takes::kNothing, "", "", Support::kFull,
-              "the default: LOCAL_RANK in the environment only; of torch.distributed.launch", true},
-    OptionRow{"log-dir", 0, "PET_LOG_DIR", Takes::kText, "DIR", "a temporary one", Support::kFull,
-              "where -r and -t write"},
-    OptionRow{"redirects", 'r', "PET_REDIRECTS", Takes::kText, "STD", "0", Support::kFull,
-              "write output to files: 0 none, 1 stdout, 2 stderr, 3 both; or RANK:STD,RANK:STD"},
-    OptionRow{"tee", 't', "PET_TEE", Takes::kText, "STD", "0", Support::kFull,
-              "as -r, and also show it here with a prefix per line"},
-    OptionRow{"local-ranks-filter", 0, "PET_LOCAL_RANKS_FILTER", Takes::kText, "N,N", "all", Support::kFull,
-              "show the output of these local ranks only"},
+    OptionRow{"run-path", 0, &Options::run_path, "", "", Group::kNodes, 0,
+              "run the script with Python's runpy, which records an exception in the error file"},
+    OptionRow{"no-use-env", 0, &Options::no_use_env, "", "", Group::kNodes, kOwn,
+              "pass --local-rank=N to the program as its first argument, as torch.distributed.launch did"},
+    OptionRow{"local-rank-arg", 0, &Options::local_rank_arg, "NAME", "local-rank", Group::kNodes, kOwn,
+              "pass the local rank to the program under this name. PyTorch before 2.0 used local_rank"},
+    OptionRow{"use-env", 0, &Options::use_env, "", "", Group::kNodes, kTypedOnly,
+              "pass the local rank in LOCAL_RANK only. This is the default; torch.distributed.launch has the "
+              "option"},
+    OptionRow{"local-addr", 0, &Options::local_addr, "HOST", "the host's name", Group::kNodes,
+              kMayBeEmpty | kForDoctor,
+              "name of this node in messages and reports. An address of this host is also the only one that "
+              "the agent "
+              "offers to other nodes and listens on"},
+
+    // How the nodes meet: launcher/plan/rendezvous_plan.h makes a Job of these.
+    OptionRow{"rdzv-backend", 0, &Options::rdzv_backend, "NAME", "static; under Slurm c10d",
+              Group::kRendezvous, kCommon | kForDoctor,
+              "static, c10d, muster or etcd. static: every node has a rank. c10d and muster: a coordinator "
+              "at the endpoint assigns the ranks. etcd: the agents elect one of them to run the coordinator"},
+    OptionRow{"rdzv-endpoint", 0, &Options::rdzv_endpoint, "HOST[:PORT]", "", Group::kRendezvous,
+              kCommon | kMayBeEmpty | kForDoctor,
+              "address of the coordinator. If no musterd listens there, the agent of that host runs the "
+              "coordinator (port "
+              "29400; 29500 with --rdzv-backend=muster). static: the same as --master-addr and "
+              "--master-port. etcd: its "
+              "members (port 2379), HOST[:PORT],HOST[:PORT]"},
+    OptionRow{"rdzv-id", 0, &Options::rdzv_id, "ID", "none, or a UUID with one node", Group::kRendezvous,
+              kCommon | kForDoctor, "id of the job. The workers are told it"},
     OptionRow{
-        "log-line-prefix-template", 0, "PET_LOG_LINE_PREFIX_TEMPLATE", Takes::kText, "TEXT",
-        "[${role_name}${local_rank}]:", Support::kFull,
-        "prefix of lines; knows role_name, local_rank, rank, hostname, host, generation, restart, time"},
-    OptionRow{"ranks-filter", 0, "PET_RANKS_FILTER", Takes::kText, "N,N-M", "all", Support::kFull,
-              "show the output of these ranks of the world only", true},
-    OptionRow{"log-max-size", 0, "PET_LOG_MAX_SIZE", Takes::kText, "BYTES", "no limit", Support::kFull,
-              "a log file that is larger becomes FILE.1, at a line's end; K, M and G multiply by 1024", true},
-    OptionRow{"log-keep", 0, "PET_LOG_KEEP", Takes::kText, "N", "5", Support::kFull,
-              "with --log-max-size: how many older files stay, FILE.1 being the youngest", true},
-    OptionRow{"view", 0, "PET_VIEW", Takes::kText, "all|rank0|fold", "all", Support::kFull,
-              "rank0: others from their first error on; fold: equal lines once, as [x8]", true},
-    OptionRow{"duplicate-stdout-filters", 0, "PET_DUPLICATE_STDOUT_FILTERS", Takes::kText, "TEXT,TEXT", "",
-              Support::kFull,
-              "with -t 1: lines with one of these texts also go to filtered_stdout.log; ',,' is a comma"},
-    OptionRow{"duplicate-stderr-filters", 0, "PET_DUPLICATE_STDERR_FILTERS", Takes::kText, "TEXT,TEXT", "",
-              Support::kFull, "likewise with -t 2, to filtered_stderr.log"},
-    OptionRow{"role", 0, "PET_ROLE", Takes::kText, "NAME", "default", Support::kFull,
-              "role of this node's workers"},
-    OptionRow{"rdzv-id", 0, "PET_RDZV_ID", Takes::kText, "ID", "none, or a UUID with one node",
-              Support::kFull, "the job's id, told to the workers"},
-    OptionRow{"rdzv-backend", 0, "PET_RDZV_BACKEND", Takes::kText, "NAME", "static; under Slurm c10d",
-              Support::kFull,
-              "static; c10d or muster: a coordinator at the endpoint gathers nodes; etcd: they elect one"},
-    OptionRow{"rdzv-endpoint", 0, "PET_RDZV_ENDPOINT", Takes::kText, "HOST[:PORT]", "", Support::kFull,
-              "where the coordinator is: a musterd, else the agent of that machine runs it (port 29400; with "
-              "backend muster 29500); static: --master-addr and --master-port; etcd: its members (2379), "
-              "HOST[:PORT],HOST[:PORT]"},
-    OptionRow{"rdzv-conf", 0, "PET_RDZV_CONF", Takes::kText, "K=V,K=V", "", Support::kFull,
-              "join_timeout=SECONDS: how long nodes wait for each other (600; static 900); more keys in "
-              "launcher/README.md"},
-    OptionRow{"signals-to-handle", 0, "PET_SIGNALS_TO_HANDLE", Takes::kText, "NAMES",
-              "SIGTERM,SIGINT,SIGHUP,SIGQUIT", Support::kFull,
-              "signals passed on to the workers, which then end"},
-    OptionRow{"shutdown-timeout", 0, "PET_SHUTDOWN_TIMEOUT", Takes::kText, "SECONDS", "30; under Slurm 25",
-              Support::kFull, "grace between the stop signal and SIGKILL; SIGABRT comes in its last tenth"},
+        "rdzv-conf", 0, &Options::rdzv_conf, "K=V,K=V", "", Group::kRendezvous, kMayBeEmpty | kForDoctor,
+        "settings of the rendezvous, such as join_timeout=SECONDS. The keys are in launcher/reference.md"},
+    OptionRow{"master-addr", 0, &Options::master_addr, "HOST", "127.0.0.1", Group::kRendezvous,
+              kForDoctor | kForExec, "address of node 0, which serves the store"},
+    OptionRow{"master-port", 0, &Options::master_port, "PORT", "29500", Group::kRendezvous,
+              kForDoctor | kForExec, "port of the store on node 0", 0, 65535},
+    OptionRow{"spares", 0, &Options::spares, "K", "0", Group::kRendezvous, kOwn,
+              "number of spare nodes. With c10d, a spare waits and takes the place of a node that is lost"},
     OptionRow{
-        "cgroup", 0, "PET_CGROUP", Takes::kText, "auto|off|required", "auto", Support::kFull,
-        "a control group for each worker, by which all that it started ends with it; auto: where delegated",
-        true},
-    OptionRow{"hang-timeout", 0, "PET_HANG_TIMEOUT", Takes::kText, "SECONDS|auto|off", "auto", Support::kFull,
-              "how long a worker may give no sign of life; auto: only those that tell of their progress; "
-              "SECONDS:START for the first steps too",
-              true},
-    OptionRow{"on-hang", 0, "PET_ON_HANG", Takes::kText, "report|restart|stop", "report", Support::kFull,
-              "then say what all workers are doing, and start again or stop", true},
-    OptionRow{"heartbeat-file", 0, "PET_HEARTBEAT_FILE", Takes::kText, "TEMPLATE", "none", Support::kFull,
-              "file that a worker touches as its sign of life; knows {rank} and {local_rank}", true},
-    OptionRow{"virtual-local-rank", 0, "PET_VIRTUAL_LOCAL_RANK", Takes::kNothing, "", "", Support::kFull,
-              "every worker sees LOCAL_RANK=0 and one GPU"},
-    OptionRow{"gpus", 0, "PET_GPUS", Takes::kText, "N,N-N|UUID", "all", Support::kFull,
-              "the GPUs of this node's workers, as nvidia-smi counts them; also sets --nproc-per-node", true},
-    OptionRow{"oversubscribe", 0, "PET_OVERSUBSCRIBE", Takes::kNothing, "", "", Support::kFull,
-              "more workers than GPUs of --gpus, or than cores to bind to, share them", true},
-    OptionRow{"bind", 0, "PET_BIND", Takes::kText, "none|numa|core|socket", "none", Support::kFull,
-              "bind each worker to the CPUs near its GPU, or to a share of all, before it is executed", true},
-    OptionRow{"numa-binding", 0, "", Takes::kText, "MODE", "", Support::kFull,
-              "the same in torchrun's words: node, socket, exclusive, core-complex"},
-    OptionRow{"report-bindings", 0, "PET_REPORT_BINDINGS", Takes::kNothing, "", "", Support::kFull,
-              "say on stderr where each worker goes: GPU, UUID, NUMA node, CPUs, memory, network adapter",
-              true},
-    OptionRow{"dry-run", 0, "PET_DRY_RUN", Takes::kOptional, "all|local", "", Support::kFull,
-              "show where each worker of all nodes would go and what it would be told; start nothing; local: "
-              "of this node, without a word to the others",
-              true},
-    OptionRow{"preflight", 0, "PET_PREFLIGHT", Takes::kText, "quick|full|off", "off", Support::kFull,
-              "check driver, GPUs, disks and limits first; an unfit node says why and stays out", true},
+        "join-at", 0, &Options::join_at, "now|safe-point[:S]", "now", Group::kRendezvous, kOwn,
+        "when a node that comes later joins a job of MIN:MAX nodes. safe-point: when the job has written a "
+        "checkpoint, or after S seconds"},
+    OptionRow{"iface", 0, &Options::iface, "NAME", "all", Group::kRendezvous, kOwn | kMayBeEmpty | kForDoctor,
+              "network interface to use. With c10d, the agent offers and listens on its addresses only"},
+    OptionRow{"host-map", 0, &Options::host_map, "FILE|NAME=HOST,..", "", Group::kRendezvous,
+              kOwn | kMayBeEmpty | kForDoctor | kForExec,
+              "host names to replace before they are resolved. '*=*i' adds an i to every name"},
+    OptionRow{"port-file", 0, &Options::port_file, "FILE", "none", Group::kRendezvous,
+              kOwn | kMayBeEmpty | kForDoctor,
+              "file that gets the HOST:PORT of the coordinator that this agent runs"},
+
+    // Who may take part, and who can read what the nodes say: rendezvous/protocol.
+    OptionRow{"secret-file", 0, &Options::secret_file, "FILE", "MUSTER_SECRET", Group::kSecurity,
+              kOwn | kMayBeEmpty | kForDoctor,
+              "file with the secret of the job. Only its owner may be able to read it"},
+    OptionRow{"tls-ca", 0, &Options::tls_ca, "FILE", "no TLS", Group::kSecurity,
+              kOwn | kMayBeEmpty | kForDoctor,
+              "certificate authority of the coordinator (PEM). The agent speaks TLS with the coordinator"},
+    OptionRow{"tls-cert", 0, &Options::tls_cert, "FILE", "", Group::kSecurity,
+              kOwn | kMayBeEmpty | kForDoctor,
+              "certificate of this node (PEM). A coordinator on this node shows it, and the agent where it "
+              "is asked for one"},
+    OptionRow{"tls-key", 0, &Options::tls_key, "FILE", "", Group::kSecurity, kOwn | kMayBeEmpty | kForDoctor,
+              "private key of --tls-cert (PEM). Only its owner may be able to read it"},
+    OptionRow{"store-proxy", 0, &Options::store_proxy, "", "", Group::kSecurity, kOwn,
+              "give the workers their store on 127.0.0.1, over the agent's connection to the coordinator. "
+              "The default with "
+              "a secret or TLS"},
+    OptionRow{"no-store-proxy", 0, &Options::no_store_proxy, "", "", Group::kSecurity, kOwn,
+              "let the workers connect to the store on the first node. Anybody who reaches its port can use "
+              "the store"},
+
+    // What follows from a failure: policies in launcher/job.
+    OptionRow{"max-restarts", 0, &Options::max_restarts, "N", "0", Group::kFailures, kCommon,
+              "number of restarts of all workers after a failure"},
+    OptionRow{"restart-backoff", 0, &Options::restart_backoff, "MIN:MAX", "0", Group::kFailures, kOwn,
+              "pause before a restart, in seconds. MIN before the first, doubled each time up to MAX; the "
+              "same on all nodes"},
+    OptionRow{"restart-on", 0, &Options::restart_on, "FAILURES", "all", Group::kFailures, kOwn | kMayBeEmpty,
+              "restart after these failures only: hang, node, oom, signal:SIGBUS, exit:75, exit:64-78 and "
+              "the classes "
+              "of the report. The same on all nodes"},
     OptionRow{
-        "doctor", 0, "", Takes::kNothing, "", "", Support::kFull,
-        "instead of the program: each node tries to reach each other one, and the first prints who does",
-        true},
-    OptionRow{"local-addr", 0, "PET_LOCAL_ADDR", Takes::kText, "HOST", "the host's name", Support::kFull,
-              "this node's name in messages and reports; an address is also the only one offered to "
-              "other nodes, and listened at"},
-    OptionRow{"iface", 0, "PET_IFACE", Takes::kText, "NAME", "all", Support::kFull,
-              "with c10d: offer the addresses of this network interface only, and listen there only", true},
-    OptionRow{"port-file", 0, "PET_PORT_FILE", Takes::kText, "FILE", "none", Support::kFull,
-              "with c10d: write there, as HOST:PORT, where this agent's coordinator listens", true},
+        "no-restart-on", 0, &Options::no_restart_on, "CODES", "none", Group::kFailures, kOwn | kMayBeEmpty,
+        "do not restart after these failures. The same words as --restart-on, and 2 or 64-78 for exit codes"},
+    OptionRow{"max-restarts-without-progress", 0, &Options::max_restarts_without_progress, "N", "no limit",
+              Group::kFailures, kOwn,
+              "end the job with exit status 86 after N restarts in a row that reached no further step"},
+    OptionRow{"exhausted-exit-code", 0, &Options::exhausted_exit_code, "CODE", "the worker's",
+              Group::kFailures, kOwn, "exit status when a worker fails and no restart is left", 1, 255},
+    OptionRow{"shutdown-timeout", 0, &Options::shutdown_timeout_s, "SECONDS", "30; under Slurm 25",
+              Group::kFailures, kCommon | kForDoctor,
+              "time between the stop signal and SIGKILL. SIGABRT comes in its last tenth", 0, 1e6},
+    OptionRow{"signals-to-handle", 0, &Options::signals_to_handle, "NAMES", "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+              Group::kFailures, kForDoctor, "signals that stop the job. They are passed on to the workers"},
     OptionRow{
-        "host-map", 0, "PET_HOST_MAP", Takes::kText, "FILE|NAME=HOST,..", "", Support::kFull,
-        "names that the job is given or Slurm has, and what is to be looked for instead; *=*i adds an i "
-        "to all",
-        true},
-    OptionRow{"metrics-addr", 0, "PET_METRICS_ADDR", Takes::kText, "HOST:PORT", "off", Support::kFull,
-              "answer GET /healthz and /metrics (Prometheus) there; PORT alone: on 127.0.0.1; port 0: any, "
-              "which is said",
-              true},
-    OptionRow{"events", 0, "PET_EVENTS", Takes::kText, "FILE", "none", Support::kFull,
-              "add a line of JSON for whatever happens to the job; knows {host}", true},
-    OptionRow{"timeline", 0, "PET_TIMELINE", Takes::kNothing, "", "", Support::kFull,
-              "say how long each phase of the start took, and which rank it took longest", true},
-    OptionRow{"detach", 0, "", Takes::kNothing, "", "", Support::kFull,
-              "go on without this terminal; prints the job's name, for musterctl", true},
-    OptionRow{"job-name", 0, "PET_JOB_NAME", Takes::kText, "NAME", "from the program's", Support::kFull,
-              "with --detach: what musterctl is to call it", true},
-    OptionRow{"secret-file", 0, "PET_SECRET_FILE", Takes::kText, "FILE", "MUSTER_SECRET", Support::kFull,
-              "with c10d: file with the job's secret, readable by its owner alone", true},
-    OptionRow{"exec", 0, "PET_EXEC", Takes::kNothing, "", "", Support::kFull,
-              "in a Slurm task (srun -n N): become the program, as the worker with the task's rank", true},
-    OptionRow{"srun", 0, "PET_SRUN", Takes::kNothing, "", "", Support::kFull,
-              "in a batch script or in salloc: start an agent on each node of the Slurm job, by srun", true},
-    OptionRow{"no-slurm", 0, "PET_NO_SLURM", Takes::kNothing, "", "", Support::kFull,
-              "take nothing from Slurm's variables: nodes, ranks and the endpoint are given by hand", true},
-    OptionRow{"tls-ca", 0, "PET_TLS_CA", Takes::kText, "FILE", "no TLS", Support::kFull,
-              "with c10d: TLS with a coordinator whose certificate is signed by these (PEM)", true},
-    OptionRow{"tls-cert", 0, "PET_TLS_CERT", Takes::kText, "FILE", "", Support::kFull,
-              "this node's certificate (PEM): of a coordinator it runs, and for one that asks", true},
-    OptionRow{"tls-key", 0, "PET_TLS_KEY", Takes::kText, "FILE", "", Support::kFull,
-              "its key, readable by its owner alone", true},
-    OptionRow{"store-proxy", 0, "PET_STORE_PROXY", Takes::kNothing, "", "", Support::kFull,
-              "with c10d: workers reach their store through this agent and the coordinator, over its one "
-              "connection; the default with a secret or TLS",
-              true},
-    OptionRow{"no-store-proxy", 0, "PET_NO_STORE_PROXY", Takes::kNothing, "", "", Support::kFull,
-              "workers reach their store at the first node, by a port that is open to everybody", true},
-    OptionRow{"monitor-interval", 0, "PET_MONITOR_INTERVAL", Takes::kText, "SECONDS", "0.1",
-              Support::kNoEffect, "exits are learnt at once, nothing is polled"},
-    OptionRow{"start-method", 0, "PET_START_METHOD", Takes::kText, "spawn|fork|forkserver", "spawn",
-              Support::kNoEffect, "workers are always executed anew"},
-    OptionRow{"event-log-handler", 0, "PET_EVENT_LOG_HANDLER", Takes::kText, "NAME", "null",
-              Support::kNoEffect, "no such stream is written; --events=FILE"},
-    OptionRow{"logs-specs", 0, "", Takes::kText, "NAME", "", Support::kRefused,
-              "names a Python plug-in; use --log-dir, -r and -t"},
-    OptionRow{"print-completion", 0, "", Takes::kText, "bash|zsh|tcsh", "", Support::kFull,
-              "print what teaches this shell to complete muster's options, and exit"},
-    OptionRow{"help", 'h', "", Takes::kNothing, "", "", Support::kFull, "show this text and exit"},
-    OptionRow{"version", 0, "", Takes::kNothing, "", "", Support::kFull, "show the version and exit", true},
+        "hang-timeout", 0, &Options::hang_timeout, "SECONDS|auto|off", "auto", Group::kFailures,
+        kOwn | kCommon,
+        "time without a sign of life after which a worker hangs. auto: judges only workers that report their "
+        "progress. SECONDS:START: a longer time for the first steps"},
+    OptionRow{"on-hang", 0, &Options::on_hang, "report|restart|stop", "report", Group::kFailures,
+              kOwn | kCommon,
+              "what to do about a hang, after a report. The report says what all workers are doing"},
+    OptionRow{"heartbeat-file", 0, &Options::heartbeat_file, "TEMPLATE", "none", Group::kFailures,
+              kOwn | kMayBeEmpty,
+              "file that a worker touches as its sign of life. {rank} and {local_rank} are replaced"},
+    OptionRow{"cgroup", 0, &Options::cgroup, "auto|off|required", "auto", Group::kFailures,
+              kOwn | kChoice | kForDoctor,
+              "whether each worker gets a control group, so that everything it started ends with it. auto: "
+              "if muster may "
+              "make control groups"},
+
+    // Where the output of workers goes: launcher/output.
+    OptionRow{"log-dir", 0, &Options::log_dir, "DIR", "a temporary one", Group::kOutput,
+              kCommon | kMayBeEmpty, "directory of the log files and of report.json"},
+    OptionRow{"redirects", 'r', &Options::redirects, "STD", "0", Group::kOutput, 0,
+              "write the workers' output to files: 0 none, 1 stdout, 2 stderr, 3 both; or RANK:STD,RANK:STD"},
+    OptionRow{"tee", 't', &Options::tee, "STD", "0", Group::kOutput, kCommon,
+              "show and write to files: 0 none, 1 stdout, 2 stderr, 3 both. Or RANK:STD,RANK:STD"},
+    OptionRow{"view", 0, &Options::view, "all|rank0|fold", "all", Group::kOutput, kOwn | kCommon,
+              "what to show of the output. rank0: rank 0, and other ranks from their first error; fold: "
+              "equal lines once, as [x8]"},
+    OptionRow{"local-ranks-filter", 0, &Options::local_ranks_filter, "N,N", "all", Group::kOutput,
+              kMayBeEmpty, "show the output of these local ranks only"},
+    OptionRow{"ranks-filter", 0, &Options::ranks_filter, "N,N-M", "all", Group::kOutput, kOwn | kMayBeEmpty,
+              "show the output of these global ranks only"},
+    OptionRow{"log-line-prefix-template", 0, &Options::log_line_prefix_template, "TEXT",
+              "[${role_name}${local_rank}]:", Group::kOutput, kKeepsEmpty,
+              "prefix of each line. Known are role_name, local_rank, rank, hostname, host, generation, "
+              "restart and time"},
+    OptionRow{"log-max-size", 0, &Options::log_max_size, "BYTES", "no limit", Group::kOutput, kOwn,
+              "size at which a log file is rotated. FILE becomes FILE.1 at the end of a line; K, M and G "
+              "multiply by 1024"},
+    OptionRow{"log-keep", 0, &Options::log_keep, "N", "5", Group::kOutput, kOwn,
+              "number of rotated files to keep (FILE.1 is the newest). Needs --log-max-size"},
+    OptionRow{
+        "duplicate-stdout-filters", 0, &Options::duplicate_stdout_filters, "TEXT,TEXT", "", Group::kOutput,
+        kKeepsEmpty,
+        "copy lines of stdout with one of these texts to filtered_stdout.log. Needs -t 1; ',,' is a comma"},
+    OptionRow{"duplicate-stderr-filters", 0, &Options::duplicate_stderr_filters, "TEXT,TEXT", "",
+              Group::kOutput, kKeepsEmpty,
+              "copy lines of stderr with one of these texts to filtered_stderr.log. Needs -t 2"},
+
+    // Where workers run and whether the node is healthy enough for them: launcher/hardware, launcher/checks.
+    OptionRow{"gpus", 0, &Options::gpus, "N,N-N|UUID", "all", Group::kPlacement, kOwn | kCommon,
+              "GPUs of this node to use, as nvidia-smi counts them. Also sets --nproc-per-node"},
+    OptionRow{"bind", 0, &Options::bind, "none|numa|core|socket", "none", Group::kPlacement, kOwn | kCommon,
+              "bind each worker to CPUs near its GPU. Without GPUs: to its share of the CPUs"},
+    OptionRow{"numa-binding", 0, &Options::numa_binding, "MODE", "", Group::kPlacement, kTypedOnly,
+              "the same as --bind with torchrun's modes: node, socket, exclusive, core-complex"},
+    OptionRow{"oversubscribe", 0, &Options::oversubscribe, "", "", Group::kPlacement, kOwn,
+              "let several workers share a GPU of --gpus, or a core to bind to"},
+    OptionRow{"virtual-local-rank", 0, &Options::virtual_local_rank, "", "", Group::kPlacement, kForExec,
+              "give every worker LOCAL_RANK=0 and one visible GPU"},
+    OptionRow{"report-bindings", 0, &Options::report_bindings, "", "", Group::kPlacement, kOwn,
+              "print the GPU, NUMA node, CPUs, memory and network adapter of each worker on stderr"},
+    OptionRow{"preflight", 0, &Options::preflight, "quick|full|off", "off", Group::kPlacement,
+              kOwn | kCommon | kChoice,
+              "check driver, GPUs, disks and limits before the start. An unhealthy node says why and does "
+              "not take part. full: "
+              "also runs a computation on every device"},
+    OptionRow{"doctor", 0, &Options::doctor, "", "", Group::kPlacement, kTypedOnly,
+              "check that each node can reach each other node, instead of running the program. The first "
+              "node prints the result"},
+    OptionRow{"dry-run", 0, &Options::dry_run, "", "", Group::kPlacement, kOwn | kCommon | kForDoctor,
+              "print placement and environment of the workers, start nothing. Of this node only"},
+
+    // Other ways to start, and ways to look at a running job: launcher/plan, launcher/telemetry,
+    // launcher/ctl.
+    OptionRow{
+        "srun", 0, &Options::srun, "", "", Group::kRunning, kOwn | kCommon,
+        "in a Slurm batch script: start an agent on each node. Also in the shell of salloc; it runs srun"},
+    OptionRow{"exec", 0, &Options::exec, "", "", Group::kRunning, kOwn | kForExec,
+              "in a Slurm task (srun -n N): become the program, as the worker with the rank of the task. No "
+              "agent stays"},
+    OptionRow{"no-slurm", 0, &Options::no_slurm, "", "", Group::kRunning, kOwn | kForDoctor,
+              "ignore Slurm's variables. Nodes, ranks and endpoint are then options"},
+    OptionRow{"detach", 0, &Options::detach, "", "", Group::kRunning, kOwn | kCommon | kTypedOnly,
+              "run without this terminal, for musterctl to find. Prints the name of the job"},
+    OptionRow{"job-name", 0, &Options::job_name, "NAME", "from the program's name", Group::kRunning,
+              kOwn | kMayBeEmpty, "name of the job for musterctl. Needs --detach"},
+    OptionRow{"metrics-addr", 0, &Options::metrics_addr, "HOST:PORT", "off", Group::kRunning,
+              kOwn | kMayBeEmpty,
+              "address that serves /healthz and /metrics (Prometheus). PORT alone: on 127.0.0.1. Port 0: a "
+              "free port, which is printed"},
+    OptionRow{"events", 0, &Options::events, "FILE", "none", Group::kRunning, kOwn | kMayBeEmpty,
+              "append a line of JSON to this file for each event of the job. {host} is replaced"},
+    OptionRow{"timeline", 0, &Options::timeline, "", "", Group::kRunning, kOwn,
+              "print how long each phase of the start took"},
+
+    // Each of these ends the parse: it must work where PET_* variables are wrong.
+    OptionRow{"help", 'h', &Options::help, "", "", Group::kHelp, kCommon | kTypedOnly, "print this text"},
+    OptionRow{"help-all", 0, &Options::help_all, "", "", Group::kHelp, kOwn | kCommon | kTypedOnly,
+              "print all options and exit codes"},
+    OptionRow{"version", 0, &Options::version, "", "", Group::kHelp, kOwn | kCommon | kTypedOnly,
+              "print the version"},
+    OptionRow{"print-completion", 0, &Options::print_completion, "bash|zsh|fish|tcsh", "", Group::kHelp,
+              kTypedOnly | kChoice, "print the completion script for this shell"},
+
+    // torchrun's command lines work, though these settings have no meaning here.
+    OptionRow{"monitor-interval", 0, &Options::monitor_interval_s, "SECONDS", "0.1", Group::kTorchrun,
+              kNoEffect, "no effect: muster learns of an exit at once", 1e-6, 1e9},
+    OptionRow{"start-method", 0, &Options::start_method, "spawn|fork|forkserver", "spawn", Group::kTorchrun,
+              kNoEffect | kChoice, "no effect: every worker is a new process"},
+    OptionRow{"event-log-handler", 0, &Options::event_log_handler, "null|console|dynamic_rendezvous", "null",
+              Group::kTorchrun, kNoEffect | kChoice, "no effect: use --events=FILE"},
+    OptionRow{"logs-specs", 0, std::monostate{}, "NAME", "", Group::kTorchrun, kTypedOnly | kRefused,
+              "not supported: it names a Python plug-in; use --log-dir, -r and -t"},
 };
 
 }  // namespace muster::launcher

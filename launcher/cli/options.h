@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options: the command line and the PET_* variables as typed values. The rows are those of option_table.h;
-// CLI11 converts and checks them (options.cc alone includes it). Pure. Errors are kInvalidArgument: one line,
-// to be followed by exit 2.
+// Options: the command line and the PET_* variables as typed values, by the rows of option_table.h; and back
+// as words, for whoever passes them on. Pure. Errors are kInvalidArgument: one line, to be followed by
+// exit 2.
 #pragma once
 
 #include <functional>
@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <muster/result.h>
@@ -65,6 +66,7 @@ struct Options {
   std::string local_addr;
   std::string iface;
   std::string host_map;
+  std::string port_file;
   int spares = 0;
   std::string secret_file;
   std::string metrics_addr;
@@ -87,10 +89,10 @@ struct Options {
   std::string numa_binding;
   bool report_bindings = false;
   bool dry_run = false;
-  bool dry_run_local = false;  // of this node alone
   std::string preflight = "off";
   std::string cgroup = "auto";
   bool help = false;
+  bool help_all = false;
   bool version = false;
   bool doctor = false;
 
@@ -98,20 +100,28 @@ struct Options {
   std::vector<std::string> arguments;
   std::map<std::string, std::string, std::less<>> given;  // name -> text, typed or PET_*; not defaults
   std::map<std::string, std::string, std::less<>> from_environment;  // of these, name -> "PET_X=text"
-  std::string port_file;
 
   friend bool operator==(const Options&, const Options&) = default;
 };
 
-/// `arguments` without argv[0]. With --help, --version, --print-completion or --doctor a program is not
-/// required.
+/// What is wrong with the command line, in one line.
+[[nodiscard]] inline tl::unexpected<Error> usage(std::string message) {
+  return fail(ErrorCode::kInvalidArgument, std::move(message));
+}
+
+/// `arguments` without argv[0]. With --help, --help-all, --version, --print-completion or --doctor a program
+/// is not required.
 [[nodiscard]] Result<Options> parse_options(std::span<const std::string> arguments,
                                             const Environment& environment);
 
 /// An error about an option that nobody typed also names the variable that it came from.
 [[nodiscard]] Error with_source(Error error, const Options& options);
 
-/// The text of --help, made from the table.
-[[nodiscard]] std::string help_text();
+/// The options that were given and that `keep` names, as words of a command line, sorted by name.
+[[nodiscard]] std::vector<std::string> option_words(const Options& options,
+                                                    const std::function<bool(std::string_view name)>& keep);
+
+/// Defaults, but for the options that have one of these traits (option_table.h).
+[[nodiscard]] Options with_traits(const Options& options, unsigned traits);
 
 }  // namespace muster::launcher

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // --rdzv-conf=k=v,k=v as typed values: torchrun's keys of its dynamic rendezvous and muster's own, in the one
-// table that the parser and launcher/README.md's test read. Pure. Errors are kInvalidArgument; a key that
+// table that the parser and launcher/reference.md read. Pure. Errors are kInvalidArgument; a key that
 // nobody knows is refused with the nearest one, since a misspelt timeout shows after ten minutes only.
 // Source of the grammar: torch/distributed/elastic/rendezvous/utils.py.
 #pragma once
@@ -30,29 +30,29 @@ struct RdzvKey {
   std::string_view meaning;
 };
 inline constexpr std::array kRdzvKeys = {
-    RdzvKey{"join_timeout", "600", "seconds from the beginning of a gathering to its end"},
-    RdzvKey{"timeout", "", "the same; join_timeout wins"},
-    RdzvKey{"last_call_timeout", "30", "seconds for more nodes once MIN are there"},
-    RdzvKey{"read_timeout", "join_timeout", "seconds until the coordinator has to be reached"},
-    RdzvKey{"keep_alive_interval", "5", "seconds between heartbeats; a musterd has its own"},
-    RdzvKey{"keep_alive_max_attempt", "3", "so many missed heartbeats make a node lost"},
+    RdzvKey{"join_timeout", "600", "seconds that the nodes wait for each other"},
+    RdzvKey{"timeout", "", "the same as join_timeout, unless that is given"},
+    RdzvKey{"last_call_timeout", "30", "seconds to wait for more nodes when MIN nodes are there"},
+    RdzvKey{"read_timeout", "join_timeout", "seconds to try to reach the coordinator"},
+    RdzvKey{"keep_alive_interval", "5", "seconds between heartbeats. A musterd has a setting of its own"},
+    RdzvKey{"keep_alive_max_attempt", "3", "number of missed heartbeats after which a node is lost"},
     RdzvKey{"is_host", "inferred; muster false", "whether this agent runs the coordinator"},
-    RdzvKey{"store_type", "tcp", "tcp only"},
-    RdzvKey{"close_timeout", "30", "accepted, not needed"},
-    RdzvKey{"heartbeat_timeout", "5", "accepted, not needed"},
+    RdzvKey{"store_type", "tcp", "only tcp is supported"},
+    RdzvKey{"close_timeout", "30", "no effect"},
+    RdzvKey{"heartbeat_timeout", "5", "no effect"},
     RdzvKey{"cool_down", "30",
-            "seconds until a machine whose node was lost, or whose GPU is broken, takes part again"},
+            "seconds for which a machine takes no part after its node was lost or its GPU broke"},
     RdzvKey{"reconnect_grace", "3",
-            "seconds for which a node whose connection broke keeps its place; 0.8 at most after a reset"},
-    RdzvKey{"stop_timeout", "grace + 30", "seconds that a gathering waits for nodes that stop their workers"},
+            "seconds for which a node keeps its place when its connection breaks. At most 0.8 after a reset"},
+    RdzvKey{"stop_timeout", "grace + 30", "seconds to wait for nodes that stop their workers"},
     RdzvKey{"reconnect_timeout", "0; muster, etcd 60",
-            "seconds for which a broken connection to the coordinator, or to etcd, is tried again"},
+            "seconds for which an agent tries to connect again to the coordinator or to etcd"},
     RdzvKey{"protocol", "http", "etcd: http or https"},
     RdzvKey{"cacert", "", "etcd, https: PEM file with the authority that signed etcd's certificate"},
     RdzvKey{"cert", "", "etcd, https: PEM file with the certificate that this agent shows"},
     RdzvKey{"key", "", "etcd, https: PEM file with its key, readable by its owner alone"},
-    RdzvKey{"etcd_prefix", "/muster", "etcd: what the keys of all jobs begin with"},
-    RdzvKey{"lease_ttl", "10", "etcd: seconds until an agent that etcd does not hear is taken for gone"},
+    RdzvKey{"etcd_prefix", "/muster", "etcd: prefix of the keys of all jobs"},
+    RdzvKey{"lease_ttl", "10", "etcd: seconds without contact after which an agent is lost"},
 };
 
 /// What the keys say; nothing where a key is not given and its default is not a constant.

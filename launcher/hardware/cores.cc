@@ -84,8 +84,8 @@ int cpu_quota(const CoreFiles& files) {
   return out;
 }
 
-CpuRoom read_cpu_room(const CoreFiles& files) {
-  CpuRoom out;
+CpuBudget read_cpu_budget(const CoreFiles& files) {
+  CpuBudget out;
   out.allowed = count_cpus();
   out.online =
       static_cast<int>(parse_ranges(first_line(files.sys_cpus + "/online")).value_or(CpuSet{}).size());

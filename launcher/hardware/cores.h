@@ -21,7 +21,7 @@ struct CoreFiles {
 [[nodiscard]] int count_cores(const CoreFiles& files = {});
 
 /// What may run how many workers at once.
-struct CpuRoom {
+struct CpuBudget {
   int online = 0;   // hardware threads of the node
   int allowed = 0;  // of these, for this process
   int quota = 0;    // cpu_quota()
@@ -30,7 +30,7 @@ struct CpuRoom {
   [[nodiscard]] bool quota_limits() const { return quota > 0 && quota < allowed; }
   [[nodiscard]] int usable() const { return quota_limits() ? quota : allowed; }
 };
-[[nodiscard]] CpuRoom read_cpu_room(const CoreFiles& files = {});
+[[nodiscard]] CpuBudget read_cpu_budget(const CoreFiles& files = {});
 
 /// CPUs' worth of time that the cgroup and those above it grant, rounded up; 0: unlimited or unknown.
 [[nodiscard]] int cpu_quota(const CoreFiles& files);

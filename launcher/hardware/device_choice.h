@@ -52,4 +52,17 @@ struct Device {
 /// none, `listed` GPUs are too few.
 [[nodiscard]] bool may_be_short(std::optional<std::string_view> variable, int listed, int workers);
 
+/// The GPU that a worker uses if it takes the one of its LOCAL_RANK, as programs do. With CUDA_DEVICE_ORDER
+/// unset, GPUs of one model are in the order of their addresses.
+struct WorkerDevice {
+  std::string text;     // "GPU 3 (GPU-5a...)"; empty: none
+  std::string address;  // "0000:3b:00.0"; empty: not known
+
+  friend bool operator==(const WorkerDevice&, const WorkerDevice&) = default;
+};
+
+/// `environment`: as the workers have it. `gpus`: the physical ones in the order of their addresses.
+[[nodiscard]] WorkerDevice device_of_worker(const Environment& environment, int local_rank,
+                                            std::span<const Gpu> gpus);
+
 }  // namespace muster::launcher

@@ -12,7 +12,7 @@ namespace {
 /// Indices into Topology::cores.
 using Cores = std::vector<std::size_t>;
 
-struct Seat {
+struct Slot {
   const Device* device = nullptr;
   int device_number = -1;  // among the devices
   int node = -1;           // NUMA node whose cores it gets
@@ -43,24 +43,24 @@ const Core& middle_core(const Topology& topology, int rank, int ranks) {
 }
 
 /// Where a rank belongs: at its GPU, if the mask leaves a core there.
-void choose_node(const Topology& topology, const std::vector<Gpu>& gpus, int rank, int ranks, Seat& seat) {
+void choose_node(const Topology& topology, const std::vector<Gpu>& gpus, int rank, int ranks, Slot& slot) {
   const int spread = middle_core(topology, rank, ranks).numa_node;
-  seat.node = spread;
-  if (seat.device == nullptr) return;
-  const Gpu& gpu = gpus[seat.device->gpu];
+  slot.node = spread;
+  if (slot.device == nullptr) return;
+  const Gpu& gpu = gpus[slot.device->gpu];
   int wanted = gpu.place.numa_node;
   if (wanted < 0) {
-    if (topology.nodes.size() > 1) seat.note = fmt::format("the NUMA node of GPU {} is unknown", gpu.index);
+    if (topology.nodes.size() > 1) slot.note = fmt::format("the NUMA node of GPU {} is unknown", gpu.index);
     return;
   }
   if (!cores_where(topology, [&](const Core& core) { return core.numa_node == wanted; }).empty()) {
-    seat.node = wanted;
+    slot.node = wanted;
     return;
   }
   const int socket = socket_of_node(topology, wanted);
   const Cores beside = cores_where(topology, [&](const Core& core) { return core.socket == socket; });
-  if (!beside.empty()) seat.node = topology.cores[beside.front()].numa_node;
-  seat.note = fmt::format("GPU {} is at NUMA node {}, of which no CPU may be used here", gpu.index, wanted);
+  if (!beside.empty()) slot.node = topology.cores[beside.front()].numa_node;
+  slot.note = fmt::format("GPU {} is at NUMA node {}, of which no CPU may be used here", gpu.index, wanted);
 }
 
 /// The `turn`-th of `turns` shares of the cores; the first shares get what does not divide.
@@ -101,32 +101,32 @@ struct Turn {
   std::size_t of = 1;
 };
 
-/// Among the ranks at the seat's node; --numa-binding counts the visible GPUs there, also those that no rank
+/// Among the ranks at the slot's node; --numa-binding counts the visible GPUs there, also those that no rank
 /// of this job uses, so that two jobs on one node do not get the same cores.
-Turn turn_of(const std::vector<Seat>& seats, const Seat& seat, const std::vector<Gpu>& gpus,
+Turn turn_of(const std::vector<Slot>& slots, const Slot& slot, const std::vector<Gpu>& gpus,
              const std::vector<Device>& devices, bool by_device) {
   Turn out{0, 0};
-  if (by_device && seat.device != nullptr && gpus[seat.device->gpu].place.numa_node == seat.node) {
+  if (by_device && slot.device != nullptr && gpus[slot.device->gpu].place.numa_node == slot.node) {
     for (std::size_t i = 0; i < devices.size(); ++i) {
-      if (gpus[devices[i].gpu].place.numa_node != seat.node) continue;
-      if (static_cast<int>(i) == seat.device_number) out.number = out.of;
+      if (gpus[devices[i].gpu].place.numa_node != slot.node) continue;
+      if (static_cast<int>(i) == slot.device_number) out.number = out.of;
       ++out.of;
     }
     return out;
   }
-  for (const Seat& other : seats) {
-    if (other.node != seat.node) continue;
-    if (&other == &seat) out.number = out.of;
+  for (const Slot& other : slots) {
+    if (other.node != slot.node) continue;
+    if (&other == &slot) out.number = out.of;
     ++out.of;
   }
   return out;
 }
 
 Result<Cores> cores_of(const Topology& topology, const std::vector<Gpu>& gpus,
-                       const std::vector<Device>& devices, const PlacementWishes& wishes,
-                       const std::vector<Seat>& seats, const Seat& seat) {
-  const Cores at_node = cores_where(topology, [&](const Core& core) { return core.numa_node == seat.node; });
-  switch (wishes.bind) {
+                       const std::vector<Device>& devices, const PlacementRequest& request,
+                       const std::vector<Slot>& slots, const Slot& slot) {
+  const Cores at_node = cores_where(topology, [&](const Core& core) { return core.numa_node == slot.node; });
+  switch (request.bind) {
     case Bind::kNone:
       return cores_where(topology, [](const Core&) { return true; });
     case Bind::kNuma:
@@ -137,19 +137,19 @@ Result<Cores> cores_of(const Topology& topology, const std::vector<Gpu>& gpus,
     }
     case Bind::kCore:
     case Bind::kExclusive: {
-      const Turn turn = turn_of(seats, seat, gpus, devices, wishes.bind == Bind::kExclusive);
+      const Turn turn = turn_of(slots, slot, gpus, devices, request.bind == Bind::kExclusive);
       if (turn.of <= at_node.size()) return share(at_node, turn.number, turn.of);
-      if (wishes.oversubscribe) return Cores{at_node[turn.number % at_node.size()]};
+      if (request.oversubscribe) return Cores{at_node[turn.number % at_node.size()]};
       return fail(
           ErrorCode::kInvalidArgument,
           fmt::format("{}: NUMA node {} has {} core{} that muster may use, for {} {}; use --bind=numa, "
                       "fewer ranks, or --oversubscribe to share cores",
-                      wishes.bind_text, seat.node, at_node.size(), at_node.size() == 1 ? "" : "s", turn.of,
-                      wishes.bind == Bind::kExclusive ? "GPUs or ranks" : "ranks"));
+                      request.bind_text, slot.node, at_node.size(), at_node.size() == 1 ? "" : "s", turn.of,
+                      request.bind == Bind::kExclusive ? "GPUs or ranks" : "ranks"));
     }
     case Bind::kCoreComplex: {
       const std::vector<Cores> groups = cache_groups(topology, at_node);
-      return groups[turn_of(seats, seat, gpus, devices, true).number % groups.size()];
+      return groups[turn_of(slots, slot, gpus, devices, true).number % groups.size()];
     }
   }
   return at_node;
@@ -172,11 +172,11 @@ int threads_of(const Cores& cores, const std::vector<int>& users) {
 
 /// Memory comes first from where the CPUs are. On several nodes the kernel's default, the node of the CPU
 /// that asks, is right already.
-void bind(const Topology& topology, const Seat& seat, RankPlacement& out) {
+void bind(const Topology& topology, const Slot& slot, RankPlacement& out) {
   out.bound = true;
   out.binding.cpus = to_mask(out.cpus);
-  const int node = topology.cores[seat.cores.front()].numa_node;
-  const bool one_node = std::all_of(seat.cores.begin(), seat.cores.end(),
+  const int node = topology.cores[slot.cores.front()].numa_node;
+  const bool one_node = std::all_of(slot.cores.begin(), slot.cores.end(),
                                     [&](std::size_t core) { return topology.cores[core].numa_node == node; });
   if (one_node && topology.memory_policy) out.binding.memory_nodes = to_mask({node});
 }
@@ -210,41 +210,42 @@ std::optional<Bind> parse_bind(std::string_view text, bool torchrun) {
 
 Result<std::vector<RankPlacement>> place_ranks(const Topology& topology, const std::vector<Gpu>& gpus,
                                                const std::vector<Device>& devices,
-                                               const std::vector<Nic>& nics, const PlacementWishes& wishes) {
-  std::vector<Seat> seats(static_cast<std::size_t>(wishes.ranks));
-  for (std::size_t rank = 0; rank < seats.size(); ++rank) {
-    Seat& seat = seats[rank];
-    if (!devices.empty() && (rank < devices.size() || wishes.oversubscribe)) {
-      seat.device_number = static_cast<int>(rank % devices.size());
-      seat.device = &devices[rank % devices.size()];
+                                               const std::vector<Nic>& nics,
+                                               const PlacementRequest& request) {
+  std::vector<Slot> slots(static_cast<std::size_t>(request.ranks));
+  for (std::size_t rank = 0; rank < slots.size(); ++rank) {
+    Slot& slot = slots[rank];
+    if (!devices.empty() && (rank < devices.size() || request.oversubscribe)) {
+      slot.device_number = static_cast<int>(rank % devices.size());
+      slot.device = &devices[rank % devices.size()];
     }
-    choose_node(topology, gpus, static_cast<int>(rank), wishes.ranks, seat);
+    choose_node(topology, gpus, static_cast<int>(rank), request.ranks, slot);
   }
   std::vector<int> users(topology.cores.size());
-  for (Seat& seat : seats) {
-    MUSTER_TRY(seat.cores, cores_of(topology, gpus, devices, wishes, seats, seat));
-    for (const std::size_t core : seat.cores) ++users[core];
+  for (Slot& slot : slots) {
+    MUSTER_TRY(slot.cores, cores_of(topology, gpus, devices, request, slots, slot));
+    for (const std::size_t core : slot.cores) ++users[core];
   }
   std::vector<RankPlacement> out;
   std::map<std::string, int> nic_turns;
-  for (Seat& seat : seats) {
+  for (Slot& slot : slots) {
     RankPlacement& rank = out.emplace_back();
-    if (seat.device != nullptr) {
-      rank.device = seat.device->entry;
-      rank.logical = wishes.one_device_each ? 0 : seat.device_number;
-      rank.gpu = gpus[seat.device->gpu];
+    if (slot.device != nullptr) {
+      rank.device = slot.device->entry;
+      rank.logical = request.one_device_each ? 0 : slot.device_number;
+      rank.gpu = gpus[slot.device->gpu];
     }
-    if (wishes.bind != Bind::kNone) {
-      rank.numa_node = seat.node;
-    } else if (seat.device != nullptr) {
-      rank.numa_node = topology.nodes.size() == 1 ? seat.node : rank.gpu->place.numa_node;
+    if (request.bind != Bind::kNone) {
+      rank.numa_node = slot.node;
+    } else if (slot.device != nullptr) {
+      rank.numa_node = topology.nodes.size() == 1 ? slot.node : rank.gpu->place.numa_node;
     }
-    rank.cpus = cpus_of(topology, seat.cores);
-    rank.cores = static_cast<int>(seat.cores.size());
-    rank.threads = threads_of(seat.cores, users);
-    if (wishes.cpu_quota > 0) rank.threads = std::clamp(wishes.cpu_quota / wishes.ranks, 1, rank.threads);
-    rank.note = std::move(seat.note);
-    if (wishes.bind != Bind::kNone) bind(topology, seat, rank);
+    rank.cpus = cpus_of(topology, slot.cores);
+    rank.cores = static_cast<int>(slot.cores.size());
+    rank.threads = threads_of(slot.cores, users);
+    if (request.cpu_quota > 0) rank.threads = std::clamp(request.cpu_quota / request.ranks, 1, rank.threads);
+    rank.note = std::move(slot.note);
+    if (request.bind != Bind::kNone) bind(topology, slot, rank);
     add_nic(nics, nic_turns, rank);
   }
   return out;

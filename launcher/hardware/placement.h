@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Placement: (topology, devices, wishes) -> where each local rank goes: its device, the CPUs it is bound to,
+// Placement: (topology, devices, request) -> where each local rank goes: its device, the CPUs it is bound to,
 // the memory it prefers, its share of threads, its nearest network adapter. Pure; topology.h, gpus.h and
 // nics.h did the reading, spawn.h applies it before exec. Ranks with a GPU go where the GPU is, the others
 // are spread over the allowed cores. Sources: torch/numa/binding.py of PyTorch 2.14 for the modes of
@@ -56,7 +56,7 @@ struct RankPlacement {
   friend bool operator==(const RankPlacement&, const RankPlacement&) = default;
 };
 
-struct PlacementWishes {
+struct PlacementRequest {
   int ranks = 1;
   Bind bind = Bind::kNone;
   std::string bind_text;  // the option as given, for messages: "--bind=core"
@@ -72,6 +72,6 @@ struct PlacementWishes {
                                                              const std::vector<Gpu>& gpus,
                                                              const std::vector<Device>& devices,
                                                              const std::vector<Nic>& nics,
-                                                             const PlacementWishes& wishes);
+                                                             const PlacementRequest& request);
 
 }  // namespace muster::launcher

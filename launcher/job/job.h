@@ -112,8 +112,9 @@ struct Job {
   std::vector<std::string> warnings;     // to be said before the start
   bool gpu_node = false;                 // the workers get CUDA_DEVICE_ORDER where it is not set
   int threads = 1;                       // each worker's share, where OMP_NUM_THREADS is not set
-  bool few_cpus = false;  // CPU time is limited below the CPUs that OpenMP sees: told to one worker, too
-  std::string hardware;   // "2 sockets, 2 NUMA nodes, 64 cores", as far as they may be used
+  bool cpu_quota_limited =
+      false;             // CPU time is limited below the CPUs that OpenMP sees: told to one worker, too
+  std::string hardware;  // "2 sockets, 2 NUMA nodes, 64 cores", as far as they may be used
   LogSettings logs;
   std::vector<int> signals;  // passed on to the workers
   std::string signals_text;  // --signals-to-handle as given

@@ -14,7 +14,7 @@ constexpr std::string_view kVisibleDevices = env::kCudaVisible;
 
 /// One worker alone gets no limit, as with torchrun, unless it would take its CPU time for more than it is.
 bool divides_threads(const Environment& inherited, const Job& job) {
-  return (job.local_world_size > 1 || job.few_cpus) && !lookup(inherited, env::kOmpNumThreads);
+  return (job.local_world_size > 1 || job.cpu_quota_limited) && !lookup(inherited, env::kOmpNumThreads);
 }
 
 /// torchrun's way to spare a large job the exchange of roles: all workers are taken to be of one.

@@ -10,7 +10,7 @@
 #include "launcher/job/worker_env.h"
 #include "launcher/network/host_map.h"
 #include "launcher/plan/program.h"
-#include "launcher/plan/step_command.h"
+#include "launcher/plan/slurm_plan.h"
 #include "launcher/process/spawn.h"
 #include "launcher/text/substitution.h"
 #include "rendezvous/base/env_contract.h"
@@ -22,10 +22,6 @@ namespace {
 
 constexpr std::string_view kVisibleDevices = "CUDA_VISIBLE_DEVICES";
 constexpr std::string_view kNodeRank = "NODE_RANK";  // Lightning's name for GROUP_RANK
-
-tl::unexpected<Error> usage(std::string message) {
-  return fail(ErrorCode::kInvalidArgument, std::move(message));
-}
 
 /// What the step says otherwise: the first such option, and the command that fits.
 Result<void> check_counts(const Options& options, const SlurmStep& step) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <signal.h>
 
 #include <fmt/format.h>
@@ -12,11 +13,9 @@
 #include "launcher/job/slurm_grace.h"
 #include "launcher/job/worker_env.h"
 #include "launcher/network/host_map.h"
-#include "launcher/plan/cpu_shortage.h"
-#include "launcher/plan/nproc.h"
 #include "launcher/plan/program.h"
 #include "launcher/plan/rendezvous_plan.h"
-#include "launcher/plan/slurm_allocation.h"
+#include "launcher/plan/slurm_plan.h"
 #include "launcher/plan/step_options.h"
 #include "launcher/text/seconds_text.h"
 #include "rendezvous/base/env_contract.h"
@@ -26,10 +25,6 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::uint64_t kSmallestLog = 4096;  // a smaller one would be renaming, not writing
-
-tl::unexpected<Error> usage(std::string message) {
-  return fail(ErrorCode::kInvalidArgument, std::move(message));
-}
 
 std::string_view trimmed(std::string_view text) {
   const auto first = text.find_first_not_of(" \t");
@@ -255,6 +250,30 @@ Result<void> plan_restarts(const Options& options, Job& job) {
 
 }  // namespace
 
+Result<int> resolve_nproc(std::optional<std::string_view> text, const std::function<int()>& gpu_count,
+                          const std::function<int()>& cpu_count) {
+  if (!text) return std::max(1, gpu_count());
+  if (*text == "cpu") return cpu_count();
+  if (*text == "auto") {
+    const int gpus = gpu_count();
+    return gpus > 0 ? gpus : cpu_count();
+  }
+  if (*text == "gpu") {
+    const int gpus = gpu_count();
+    if (gpus > 0) return gpus;
+    return usage(
+        "--nproc-per-node=gpu: this node has no GPU that the NVIDIA driver or CUDA_VISIBLE_DEVICES "
+        "shows; use "
+        "auto, cpu or a number");
+  }
+  int workers = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), workers);
+  if (error != std::errc{} || end != text->data() + text->size() || workers < 1 || workers > 65536)
+    return usage(
+        fmt::format("--nproc-per-node={} is neither a number from 1 to 65536 nor auto, gpu or cpu", *text));
+  return workers;
+}
+
 Result<Job> plan_job(const Options& given, const Environment& environment, const Machine& machine) {
   std::optional<SlurmStep> step;
   std::optional<SlurmAllocation> allocation;
@@ -308,10 +327,10 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
                          "not seen while another goes on; put {{rank}} or {{local_rank}} into its name",
                          job.hang.heartbeat, job.local_world_size));
   job.gpu_node = machine.gpu_driver;
-  const CpuRoom room = machine.cpu_room ? machine.cpu_room() : CpuRoom{};
-  job.few_cpus = room.quota_limits();
-  if (!options.oversubscribe) add_warning(job, cpu_shortage(room, job.local_world_size, step, allocation));
-  if (machine.core_count && (job.local_world_size > 1 || job.few_cpus) &&
+  const CpuBudget budget = machine.cpu_budget ? machine.cpu_budget() : CpuBudget{};
+  job.cpu_quota_limited = budget.quota_limits();
+  if (!options.oversubscribe) add_warning(job, cpu_shortage(budget, job.local_world_size, step, allocation));
+  if (machine.core_count && (job.local_world_size > 1 || job.cpu_quota_limited) &&
       !lookup(environment, env::kOmpNumThreads))
     job.threads = std::max(1, machine.core_count() / job.local_world_size);
   if (options.gpus.empty()) MUSTER_OK(look_for_shortage(options, environment, machine, job));

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include <muster/result.h>
 
@@ -26,8 +28,15 @@ struct Machine {
   std::function<int()> core_count = {};             // for OMP_NUM_THREADS; nothing: 1
   bool gpu_driver = false;                          // gpus.h
   std::function<int()> listed_gpus = {};            // likewise
-  std::function<CpuRoom()> cpu_room = {};           // cores.h; nothing: unlimited
+  std::function<CpuBudget()> cpu_budget = {};       // cores.h; nothing: unlimited
 };
+
+/// How many workers a node gets. `text`: a number, "auto", "gpu" or "cpu"; nothing: one per GPU, else 1,
+/// where torchrun's default is 1. The counts are asked for only when needed. Source: torch/distributed/run.py
+/// (determine_local_world_size).
+[[nodiscard]] Result<int> resolve_nproc(std::optional<std::string_view> text,
+                                        const std::function<int()>& gpu_count,
+                                        const std::function<int()>& cpu_count);
 
 /// kInvalidArgument: usage. kNotFound, kUnsupported: the program.
 [[nodiscard]] Result<Job> plan_job(const Options& given, const Environment& environment,

@@ -6,29 +6,26 @@
 
 #include <fmt/format.h>
 
+#include "launcher/hardware/cores.h"
 #include "launcher/hardware/device_choice.h"
 #include "rendezvous/base/env_contract.h"
 
 namespace muster::launcher {
 namespace {
 
-tl::unexpected<Error> usage(std::string message) {
-  return fail(ErrorCode::kInvalidArgument, std::move(message));
-}
-
-Result<void> read_bind(const Options& options, PlacementWishes& wishes) {
+Result<void> read_bind(const Options& options, PlacementRequest& request) {
   if (!options.bind.empty() && !options.numa_binding.empty())
     return usage("--bind and --numa-binding say the same thing; give one of them");
   const bool torchrun = !options.numa_binding.empty();
   const std::string& text = torchrun ? options.numa_binding : options.bind;
   if (text.empty()) return {};
-  wishes.bind_text = fmt::format("--{}={}", torchrun ? "numa-binding" : "bind", text);
+  request.bind_text = fmt::format("--{}={}", torchrun ? "numa-binding" : "bind", text);
   const auto bind = parse_bind(text, torchrun);
   if (!bind)
     return usage(
-        fmt::format("{}: known are {}", wishes.bind_text,
+        fmt::format("{}: known are {}", request.bind_text,
                     torchrun ? "node, socket, exclusive, core-complex" : "none, numa, core, socket"));
-  wishes.bind = *bind;
+  request.bind = *bind;
   return {};
 }
 
@@ -82,6 +79,15 @@ std::string summary(const Topology& topology) {
 
 }  // namespace
 
+Result<Hardware> read_hardware(const Environment& environment) {
+  Hardware out;
+  MUSTER_TRY(out.topology, read_topology(current_affinity()));
+  out.gpus = find_gpus(gpu_paths(environment));
+  out.nics = find_nics();
+  if (out.topology.this_machine) out.cpu_quota = cpu_quota({});
+  return out;
+}
+
 Result<int> count_chosen(const Options& options) {
   MUSTER_TRY(const auto entries, split_gpu_list(options.gpus));
   return static_cast<int>(entries.size());
@@ -89,12 +95,12 @@ Result<int> count_chosen(const Options& options) {
 
 Result<void> plan_placement(const Options& options, const Environment& environment,
                             const std::function<Result<Hardware>()>& hardware, Job& job) {
-  PlacementWishes wishes;
-  MUSTER_OK(read_bind(options, wishes));
-  wishes.ranks = job.local_world_size;
-  wishes.oversubscribe = options.oversubscribe;
-  wishes.one_device_each = job.virtual_local_rank;
-  const bool asked = !options.gpus.empty() || wishes.bind != Bind::kNone;
+  PlacementRequest request;
+  MUSTER_OK(read_bind(options, request));
+  request.ranks = job.local_world_size;
+  request.oversubscribe = options.oversubscribe;
+  request.one_device_each = job.virtual_local_rank;
+  const bool asked = !options.gpus.empty() || request.bind != Bind::kNone;
   const bool share = options.oversubscribe && job.virtual_local_rank;  // each is given its GPU, in turn
   if (!asked && !share && !options.report_bindings && !options.dry_run) return {};
 
@@ -104,14 +110,14 @@ Result<void> plan_placement(const Options& options, const Environment& environme
     job.hardware = node.error().message;  // to be shown is all that was asked for
     return {};
   }
-  if (!node->topology.this_machine && wishes.bind != Bind::kNone && !options.dry_run)
+  if (!node->topology.this_machine && request.bind != Bind::kNone && !options.dry_run)
     return usage(
         fmt::format("{}: HWLOC_XMLFILE or HWLOC_SYNTHETIC describes another machine, on which nothing "
                     "can be bound; unset it, or plan with --dry-run",
-                    wishes.bind_text));
-  wishes.cpu_quota = node->cpu_quota;
+                    request.bind_text));
+  request.cpu_quota = node->cpu_quota;
   MUSTER_TRY(const std::vector<Device> devices, choose(options, environment, node->gpus, job));
-  MUSTER_TRY(job.placement, place_ranks(node->topology, node->gpus, devices, node->nics, wishes));
+  MUSTER_TRY(job.placement, place_ranks(node->topology, node->gpus, devices, node->nics, request));
   job.hardware = summary(node->topology);
   job.placed = asked;
   return {};

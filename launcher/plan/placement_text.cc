@@ -68,13 +68,7 @@ std::string command_line(const Job& job, int local_rank) {
   return out;
 }
 
-}  // namespace
-
 using Row = std::vector<std::string>;
-
-Row placement_header() {
-  return {"local", "CUDA", "GPU", "UUID", "PCI", "NUMA", "CPUs", "cores", "memory", "NIC"};
-}
 
 Row placement_row(const Job& job, int local_rank) {
   const RankPlacement& rank = job.placement[static_cast<std::size_t>(local_rank)];
@@ -104,20 +98,14 @@ std::string table_text(const std::vector<Row>& rows) {
   return out;
 }
 
-std::string command_shown(const Job& job) {
-  return command_line(job, 0);
-}
-
-std::string placement_summary(const Job& job) {
-  return fmt::format("{}: {} worker{}; {}", job.host, job.local_world_size,
-                     job.local_world_size == 1 ? "" : "s", job.hardware);
-}
+}  // namespace
 
 std::string placement_table(const Job& job) {
-  std::string out = placement_summary(job) + '\n';
+  std::string out = fmt::format("{}: {} worker{}; {}\n", job.host, job.local_world_size,
+                                job.local_world_size == 1 ? "" : "s", job.hardware);
   if (job.placement.empty()) return out;
-  std::vector<Row> rows{placement_header()};
-  rows.front().insert(rows.front().begin(), "rank");
+  std::vector<Row> rows{
+      {"rank", "local", "CUDA", "GPU", "UUID", "PCI", "NUMA", "CPUs", "cores", "memory", "NIC"}};
   for (int i = 0; i < job.local_world_size; ++i) {
     Row& row = rows.emplace_back(placement_row(job, i));
     const int rank = job.node_rank * job.local_world_size + i;

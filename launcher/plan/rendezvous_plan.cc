@@ -24,10 +24,6 @@ constexpr Millis kStopMargin{30'000};
 constexpr int kEtcdPort = 2379;
 constexpr Millis kReconnect{60'000};  // where a coordinator may come back
 
-tl::unexpected<Error> usage(std::string message) {
-  return fail(ErrorCode::kInvalidArgument, std::move(message));
-}
-
 std::string_view trimmed(std::string_view text) {
   const auto first = text.find_first_not_of(" \t");
   if (first == std::string_view::npos) return {};

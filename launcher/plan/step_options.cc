@@ -7,14 +7,10 @@
 
 #include "launcher/cli/rdzv_conf.h"
 #include "launcher/plan/rendezvous_plan.h"
-#include "launcher/plan/step_command.h"
+#include "launcher/plan/slurm_plan.h"
 
 namespace muster::launcher {
 namespace {
-
-tl::unexpected<Error> usage(std::string message) {
-  return fail(ErrorCode::kInvalidArgument, std::move(message));
-}
 
 std::string counted(int count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");

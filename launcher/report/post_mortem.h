@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/hardware/worker_device.h"
+#include "launcher/hardware/device_choice.h"
 #include "launcher/job/job.h"
 #include "launcher/output/log_directory.h"
 #include "launcher/output/log_router.h"

@@ -16,7 +16,7 @@ FOLDERS = [
     ("launcher/agent", "hang job join output process progress report telemetry rendezvous/net",
      "the loop that ties the folders together: calls policies, contains none"),
     ("launcher/doctor", "cli job network rendezvous/protocol", "the network check between nodes, a program of its own in all but name"),
-    ("launcher/checks", "cli hardware job join plan process report rendezvous/protocol rendezvous/store",
+    ("launcher/checks", "hardware job process rendezvous/store",
      "what is checked before workers start"),
     ("launcher/telemetry", "job output process progress report rendezvous/status",
      "events, metrics and the status page: read the others, decide nothing"),
@@ -85,7 +85,7 @@ _WHY = [
 LIBRARIES = [
     ("Boost.Asio", r"boost/(asio|beast)", r"rendezvous/(net|server|agent_client|proxy|wal|status|etcd|musterd)/|launcher/|tests/",
      "Asio lives in the folders that do I/O"),
-    ("CLI11", r"CLI/", r"rendezvous/musterd/|launcher/cli/options\.cc$|launcher/ctl/main\.cc$|worker_runtime/examples/|tests/",
+    ("CLI11", r"CLI/", r"rendezvous/musterd/|launcher/ctl/main\.cc$|worker_runtime/examples/|tests/",
      "CLI11 takes 2.4 s to compile: one .cc per binary"),
     ("CUDA", r"(cuda|cublas|cudnn|cooperative_groups|cub/|thrust/|mma\.h|nvToolsExt)",
      r"worker_runtime/core/cuda|worker_runtime/kernels/cuda/|worker_runtime/nn/\w*cuda|worker_runtime/training/\w*cuda|"
@@ -104,7 +104,7 @@ _PURE_FORBIDDEN = re.compile(
     r"netinet/|arpa/|netdb\.h|poll\.h|unistd\.h|spawn\.h|fcntl\.h|pthread\.h)")
 PURE = re.compile(
     r"rendezvous/(store|protocol|coordinator)/(?!auth|job_secrets)|rendezvous/base/(env_contract|slurm_step|hostlist)|launcher/(job|text)/|"
-    r"launcher/hardware/(placement|device_choice)\w*\.|launcher/report/root_cause|launcher/plan/(slurm_allocation|cpu_shortage|step_options|step_command)|"
+    r"launcher/hardware/(placement|device_choice)\w*\.|launcher/report/root_cause|launcher/plan/step_options|"
     r"worker_runtime/training/(bucket_plan|sampler)\w*\.(h|cc)$")
 
 

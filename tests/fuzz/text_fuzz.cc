@@ -10,8 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/checks/device_trial.h"
-#include "launcher/checks/dry_run_part.h"
 #include "launcher/doctor/findings.h"
 #include "launcher/hang/process_state.h"
 #include "launcher/hang/snapshot.h"
@@ -23,7 +21,6 @@
 #include "launcher/join/rank_assignment.h"
 #include "launcher/network/host_map.h"
 #include "launcher/output/error_watch.h"
-#include "launcher/plan/nproc.h"
 #include "launcher/process/cgroup.h"
 #include "launcher/process/job_record.h"
 #include "launcher/progress/collective_state.h"
@@ -81,10 +78,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   check(is_printable(wire::printable(text)));
   if (control::defect_of_job(text).empty()) check(is_printable(text));
 
-  if (const auto part = launcher::dry_run_part_from_json(text)) {
-    check(is_printable(part->host) && is_printable(part->summary) && is_printable(part->command));
-    (void)launcher::dry_run_text({*part, *part}, 2);
-  }
   for (const char separator : {',', '\n'})
     if (const auto map = launcher::HostMap::parse(text, separator, "map"))
       for (const char* name : {"node7", "10.0.0.1", ""}) check(is_printable(map->find(name)));
@@ -166,14 +159,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto visible = launcher::visible_devices(gpus, text);
   check(visible.size() <= 4);
   check(launcher::count_visible(gpus, text) >= 0);
-  std::vector<launcher::DeviceTrial> trials(2);
-  launcher::take_line(trials[0], text);
-  launcher::take_line(trials[1], text.substr(0, size / 2));
-  check(!trials[0].gemm || *trials[0].gemm > 0);
-  check(launcher::judge_trials(trials, Millis(1000)).size() <= 6);
-  check(launcher::figures_text(trials).size() < 400);
-  const auto zero = [] { return 0; };
-  if (const auto count = launcher::resolve_nproc(text, zero, zero)) check(*count >= 0);
   if (const auto map = launcher::parse_stream_selection(text)) {
     check(map->by_rank.size() <= text.size());
     (void)map->of(0);

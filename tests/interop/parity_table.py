@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of launcher/README.md's table of differences: what each may change, and which test shows it.
+"""The rows of launcher/torchrun.md's table of differences: what each may change, and which test shows it.
 
 EXPLAINS is for rows that the parity test sees: topic -> what it may change, as a regular expression for the aspects of
 parity_runs.Run.observe(). ADDS is for what muster has besides, with any command line. SHOWN_BY is for the others: topic -> the file and a test in it that shows muster's side.
@@ -135,7 +135,7 @@ def rows(path, heading):
 
 
 def topics():
-    return rows("launcher/README.md", "## Where muster differs from torchrun, and why")
+    return rows("launcher/torchrun.md", "## Where muster differs from torchrun, and why")
 
 
 def check(different, shown):
@@ -145,4 +145,4 @@ def check(different, shown):
             and not (values[0] is None and any(re.fullmatch(pattern, aspect) for pattern in ADDS.values()))}
     assert not left, f"differs and should not, torchrun's first: {json.dumps(left, indent=1)}"
     idle = [topic for topic in shown if not any(re.fullmatch(EXPLAINS[topic], aspect) for aspect in different)]
-    assert not idle, f"these rows of launcher/README.md are not seen: {idle}; different is {sorted(different)}"
+    assert not idle, f"these rows of launcher/torchrun.md are not seen: {idle}; different is {sorted(different)}"

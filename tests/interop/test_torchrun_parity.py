@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same command lines under torchrun and under muster: what differs is what launcher/README.md says, and no more."""
+"""The same command lines under torchrun and under muster: what differs is what launcher/torchrun.md says, and no more."""
 import dataclasses
 import json
 
@@ -169,7 +169,7 @@ def test_a_torchrun_of_its_own_does_what_the_forked_ones_do(both, torchruns):
 
 
 def test_every_row_of_the_table_is_shown_and_nothing_else_is():
-    assert sorted(topics()) == sorted([*EXPLAINS, *ADDS, *SHOWN_BY]), "launcher/README.md and tests/interop/parity_table.py"
+    assert sorted(topics()) == sorted([*EXPLAINS, *ADDS, *SHOWN_BY]), "launcher/torchrun.md and tests/interop/parity_table.py"
     text = "".join(path.read_text() for path in (ROOT / "tests/interop").glob("test_torchrun_parity*.py"))
     assert [topic for topic in EXPLAINS if f'"{topic}"' not in text] == []
     for topic, (path, test) in SHOWN_BY.items():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every option of torchrun, its spellings and variables, and what either launcher refuses."""
 import dataclasses
-import re
 import subprocess
+import sys
 
 import pytest
 from launcher_support import MUSTER, ROOT
@@ -11,6 +11,9 @@ from parity_table import check
 
 import torch_generations
 from torch_generations import PACKAGED, PYTHON
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from checks import reference  # noqa: E402
 
 HUMAN_DEFAULTS = {"nnodes": "1:1", "nproc-per-node": "1", "rdzv-id": "none", "log-line-prefix-template": "",
                   "local-ranks-filter": "", "node-rank": 0, "master-port": None, "shutdown-timeout": None, "log-dir": None,
@@ -24,19 +27,14 @@ class Row:
     env: str
     takes: bool
     default: str
-    support: str
+    refused: bool
     own: bool
 
 
 def table():
     """launcher/cli/option_table.h."""
-    text = (ROOT / "launcher/cli/option_table.h").read_text().split("kOptionTable = {", 1)[1]
-    rows = []
-    for entry in re.split(r"OptionRow\{", text)[1:]:
-        name, letter, env, takes, _, default, support = re.match(
-            r'\s*"([\w-]+)",\s*(0|\'\w\'),\s*"(\w*)",\s*Takes::k(\w+),\s*"([^"]*)",\s*"([^"]*)",\s*Support::k(\w+),', entry).groups()
-        rows.append(Row(name, letter.strip("'0"), env, takes == "Text", default, support, bool(re.search(r'",\s*true\}', entry))))
-    return rows
+    return [Row(row["name"], row["letter"], row["variable"], row["takes"], row["default"], "kRefused" in row["traits"], row["own"])
+            for row in reference.options()]
 
 
 def test_the_options_are_torchruns_with_their_variables_and_defaults(torchruns):
@@ -51,18 +49,13 @@ def test_the_options_are_torchruns_with_their_variables_and_defaults(torchruns):
         assert row.env == option["env"]
         assert row.takes == option["takes"]
         assert not row.own
-        if row.support != "Refused" and row.takes:
+        if not row.refused and row.takes:
             assert HUMAN_DEFAULTS.get(row.name, row.default) == (option["default"] if row.name in HUMAN_DEFAULTS else text(option["default"])), row.name
     assert sorted(row.name for row in rows.values() if not row.own) == sorted(theirs), "own options say so in option_table.h"
 
 
 def text(default):
     return "" if default in (None, []) else str(default)
-
-
-def test_own_options_are_in_a_readme():
-    readme = (ROOT / "README.md").read_text() + (ROOT / "launcher/README.md").read_text()
-    assert [row.name for row in table() if row.own and f"--{row.name}" not in readme] == ["version"]
 
 
 def test_what_is_short_enough_for_torchrun_is_so_for_muster(torchruns):

@@ -199,7 +199,7 @@ def test_a_fit_node_runs_and_an_unfit_one_says_why_and_does_not(muster, gpus):
     unfit = muster.run("--preflight=quick", "--gpus=0,1", "echo", "ran", env=held)
     assert (unfit.returncode, unfit.stdout) == (74, "")
     assert re.search(rf"preflight of \S+: GPU 1 \(GPU-2\): pid {os.getpid()} \(\S+\) holds 8192 MiB", unfit.stderr)
-    assert "is not fit and does not take part" in unfit.stderr
+    assert "is unhealthy and does not take part" in unfit.stderr
     # Another job's GPU does not matter to this one, and sharing is allowed where it is asked for.
     assert muster.run("--preflight=quick", "--gpus=0", "true", env=held).returncode == 0
     assert muster.run("--preflight=quick", "--gpus=0,1", "--oversubscribe", "true", env=held).returncode == 0
@@ -241,10 +241,10 @@ def test_a_batch_script_s_idle_nodes_are_said_unless_one_is_meant(muster):
 def test_a_dry_run_in_a_slurm_step_says_the_ranks_and_the_first_node(muster):
     env = clean_environment(SLURM_JOB_ID=77, SLURM_STEP_ID=0, SLURM_STEP_NODELIST="n[1-3]", SLURM_STEP_TASKS_PER_NODE="1(x3)",
                             SLURM_STEP_NUM_TASKS=3, SLURM_NTASKS=3, SLURM_PROCID=2, SLURM_NODEID=2, SLURM_LOCALID=0)
-    text = muster.run("--dry-run=local", "--nproc-per-node=2", "true", env=env).stdout
+    text = muster.run("--dry-run", "--nproc-per-node=2", "true", env=env).stdout
     assert re.findall(r"^  RANK=(.*)$", text, re.MULTILINE) == ["4", "5"]
     assert [row["rank"] for row in rows(text)] == ["4", "5"]
     for line in ("WORLD_SIZE=6", "GROUP_RANK=2", "MASTER_ADDR=(the address of n1 that answers)", "MASTER_PORT=(known at the rendezvous)"):
         assert f"  {line}\n" in text
-    elastic = muster.run("--dry-run=local", "--nnodes=2:3", "true", env=env).stdout
+    elastic = muster.run("--dry-run", "--nnodes=2:3", "true", env=env).stdout
     assert "  RANK=(known at the rendezvous)\n" in elastic

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a job is, seen from outside: the dry run of several nodes, names that are mapped, and the addresses at which its agents listen."""
+"""Where a job is, seen from outside: names that are mapped, and the addresses at which its agents listen."""
 import ipaddress
 import re
 import subprocess
@@ -26,16 +26,6 @@ def start(it, backend, node, count, *args, conf="", **how):
     return it.start(node, count, f"--node-rank={node}", *place(it, backend), f"--rdzv-conf={conf}", *args, **how)
 
 
-def table(text):
-    """(rank, host, local rank) of each line of the plan."""
-    return [m.groups() for m in re.finditer(r"^(\d+) +(host\S+) +(\d+) ", text, re.MULTILINE)]
-
-
-def plain_table(text):
-    """(rank, local rank) of each line of one node's own plan."""
-    return [m.groups() for m in re.finditer(r"^(\d+|\?) +(\d+) +(?:-|\d+) ", text, re.MULTILINE)]
-
-
 def add_second_network(it):
     """ib0 of node i is 10.79.0.(i+1) and fd79::(i+1)."""
     for node, name in enumerate(it.nodes.names):
@@ -58,106 +48,6 @@ def listeners(it, node):
         # Words of 32 bits in this machine's order.
         found.add(str(ipaddress.ip_address(b"".join(word[i:i + 4][::-1] for i in range(0, len(word), 4)))))
     return found
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_dry_run_of_several_nodes_is_one_plan_and_starts_nothing(job, tmp_path, backend):
-    it = job(3)
-    counts = (2, 1, 3)
-    for node in (2, 0, 1):
-        start(it, backend, node, counts[node], "--dry-run", "touch", "touched", OMP_NUM_THREADS=7 if node == 1 else None)
-    assert it.codes(0, 1, 2) == [0, 0, 0], [it.err(node) for node in range(3)]
-    text = it.out(0)
-    assert table(text) == [(str(rank), f"host{node}", str(local)) for rank, (node, local) in enumerate(
-        (node, local) for node, count in enumerate(counts) for local in range(count))], text
-    assert text.startswith("6 workers on 3 nodes\n") and text.endswith("nothing was started (--dry-run)\n")
-    for line in ("  RANK=0", "  WORLD_SIZE=6", f"  MASTER_ADDR={it.nodes.address(0)}", "command: /usr/bin/touch touched"):
-        assert f"\n{line}\n" in text
-    assert re.search(r"^  rank 2: GROUP_RANK=1 LOCAL_WORLD_SIZE=1 .*OMP_NUM_THREADS=7 RANK=2 ", text, re.MULTILINE)
-    assert [it.out(1), it.out(2)] == ["", ""]
-    assert not (tmp_path / "touched").exists()
-
-
-def test_a_plan_of_several_nodes_that_cannot_be_written_is_no_success(job):
-    it = job(2)
-    start(it, "c10d", 1, 1, "--dry-run", "true")
-    command = it.nodes.command(0, MUSTER, "--nnodes=2", "--node-rank=0", "--rdzv-backend=c10d", *place(it, "c10d"), "--dry-run", "true")
-    with open("/dev/full", "w") as full:
-        first = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=clean_environment(), timeout=60)
-    assert first.returncode == 71 and "error: stdout: write: No space left on device" in first.stderr, first
-    assert it.codes(1) == [0], it.err(1)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_dry_run_whose_other_nodes_do_not_come_shows_its_own_plan_and_says_why(job, tmp_path, backend):
-    it = job(2)
-    start(it, backend, 0, 2, "--dry-run", "touch", "touched", conf="timeout=3")
-    assert it.codes(0) == [69], it.err(0)
-    assert re.search(r"--dry-run: the plan of host0 alone \(--dry-run=local asks for no more\): ", it.err(0)), it.err(0)
-    assert re.search(r"1.* of 2 nodes|1/2 nodes", it.err(0))
-    first = "?" if backend == "c10d" else "0"
-    assert [row[0] for row in plain_table(it.out(0))] == [first, "?" if backend == "c10d" else "1"], it.out(0)
-    start(it, backend, 0, 2, "--dry-run=local", "touch", "touched", name="local")
-    assert it.codes("local") == [0]
-    assert plain_table(it.out("local")) == plain_table(it.out(0))
-    assert it.err("local") == ""
-    assert not (tmp_path / "touched").exists()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_dry_run_and_a_real_start_are_never_one_job(job, tmp_path, backend):
-    it = job(2)
-    start(it, backend, 0, 1, "--dry-run", "true", conf="timeout=4")
-    start(it, backend, 1, 1, "touch", "touched", conf="timeout=2")
-    codes = it.codes(0, 1)
-    assert codes[0] == 69 and codes[1] in (69, 78), (codes, it.err(1))
-    assert not (tmp_path / "touched").exists()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_unfit_node_tells_the_others_in_a_dry_run_too(job, backend):
-    it = job(2)
-    start(it, backend, 0, 1, "--dry-run", "--no-python", "true", conf="timeout=8")
-    start(it, backend, 1, 1, "--dry-run", "--preflight=quick", "--no-python", "true", conf="timeout=8", wrap=("prlimit", "--nofile=64:64"))
-    assert it.codes(0, 1) == ([69, 74] if backend == "c10d" else [74, 74]), (it.err(0), it.err(1))
-    assert re.search(r"host1\)? is unfit: .*64 open files|host1: preflight: is unfit: .*64 open files", it.err(0)), it.err(0)
-    assert "the plan of host0 alone" in it.err(0) and it.out(1) == ""
-
-
-def test_a_dry_run_shows_the_world_that_a_job_of_several_sizes_with_spares_would_begin_with(job):
-    it = job(3)
-    for node in range(3):
-        it.start(node, 1, f"--node-rank={node}", "--spares=1", "--dry-run", "true", nnodes=2)
-    assert it.codes(0, 1, 2) == [0, 0, 0], [it.err(node) for node in range(3)]
-    printed = [it.out(node) for node in range(3) if it.out(node)]
-    assert len(printed) == 1 and len(table(printed[0])) == 2, printed
-    spares = [node for node in range(3) if f"the job would begin without host{node}, a spare or a node that came late" in it.err(node)]
-    assert len(spares) == 1 and f"host{spares[0]} " not in printed[0], (spares, printed)
-    for node in range(2):
-        it.start(node, 2, f"--node-rank={node}", "--dry-run", "true", nnodes="1:2", name=f"elastic{node}", conf="last_call_timeout=30")
-    codes = it.codes("elastic0", "elastic1")
-    assert codes == [0, 0], (codes, it.err("elastic0"), it.err("elastic1"))
-    assert "4 workers on 2 nodes" in it.out("elastic0") + it.out("elastic1")
-
-
-def test_a_dry_run_finds_what_would_keep_the_nodes_apart(job):
-    it = job(2)
-    it.start(0, 1, "--dry-run", "true", MUSTER_SECRET="a secret of more than sixteen bytes", conf="join_timeout=4")
-    it.said(0, "this agent runs the coordinator")
-    it.start(1, 1, "--dry-run", "true", MUSTER_SECRET="another secret, as long as that", conf="join_timeout=2")
-    assert it.codes(1)[0] != 0
-    assert re.search(r"--dry-run: the plan of host1 alone .*: .*secret", it.err(1)), it.err(1)
-    assert it.codes(0) == [69]
-
-
-@pytest.mark.parametrize("value,code", [("local", 0), ("all", 0), ("remote", 2)])
-def test_the_words_of_a_dry_run(tmp_path, value, code):
-    result = subprocess.run([MUSTER, f"--dry-run={value}", "true"], capture_output=True, text=True, timeout=60, env=clean_environment())
-    assert result.returncode == code, result.stderr
-    for variable, expected in (("1", 0), ("local", 0), ("no", 2)):
-        result = subprocess.run([MUSTER, "true"], capture_output=True, text=True, timeout=60, env=clean_environment(PET_DRY_RUN=variable))
-        assert result.returncode == expected, result.stderr
-        assert expected or result.stdout.endswith("(--dry-run)\n")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

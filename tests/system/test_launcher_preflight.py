@@ -75,7 +75,7 @@ def test_a_driver_and_a_file_system_that_hang_make_their_node_unfit_in_time(must
     assert (out, far_out) == ("", "")
     verdict = r"preflight\S* .*the GPU driver \(NVML\) does not answer within 10 s"
     assert re.search(verdict, err) and re.search(verdict, planless), (err, planless)
-    assert re.search(f"preflight of .*: reading {hung_disk}/logs took more than 10 s: a driver or a disk does not answer", far_err)
+    assert re.search(f"preflight of .*: the check of {hung_disk}/logs took more than 10 s; a driver or a disk does not answer", far_err)
 
 
 def test_links_clocks_and_ports_below_their_best_are_named(muster, tmp_path):
@@ -107,7 +107,7 @@ def test_a_spare_takes_the_place_of_a_node_with_a_full_disk_which_all_are_told_o
     it.start(3, 1, CHECK, "--spares=1", "--node-rank=2", script, nnodes=3)
     assert it.codes(0, 1, 3) == [0, 0, 0], [it.err(node) for node in range(4)]
     assert it.codes(2) == [74], it.err(2)
-    assert "host2 is not fit and does not take part" in it.err(2)
+    assert "host2 is unhealthy and does not take part" in it.err(2)
     workers = it.workers(0, 1, 2, 3)
     assert [(w["RANK"], w["NODE"], w["WORLD_SIZE"]) for w in workers] == [("0", "0", "3"), ("1", "1", "3"), ("2", "3", "3")]
 
@@ -219,9 +219,9 @@ def with_helper(muster, text):
 
 
 @pytest.mark.parametrize("helper,text", [
-    ("#!/bin/sh\necho at the GEMM\nkill -BUS $$\n", r"it died in the GEMM \(SIGBUS\)"),
-    ("#!/bin/sh\necho \"bad the GEMM's result is wrong in 3 of 512 rows\"\nexit 1\n", "the GEMM's result is wrong in 3 of 512 rows"),
-    ("#!/bin/sh\necho usage: none\n", "it says 'usage: none'"),
+    ("#!/bin/sh\necho '>the devices'\nkill -BUS $$\n", "the check of the devices died"),
+    ("#!/bin/sh\necho \"!CPU: the GEMM's result is wrong in 3 of 512 rows\"\necho .\n", "CPU: the GEMM's result is wrong in 3 of 512 rows"),
+    ("#!/bin/sh\necho usage: none\n", "unexpected output of the check: usage: none"),
     (None, "the full check needs .*/bin/muster-preflight, which is not there"),
 ])
 def test_a_device_that_fails_the_full_check_makes_its_node_unfit(muster, helper, text):

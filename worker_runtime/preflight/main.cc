@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster-preflight: one process per device of a node, started by `muster --preflight=full`. It tries its
-// device by itself, waits to be told that all others are through too, and takes part in an all-reduce with
-// them. What it says and hears goes over stdin and stdout, a word and its value per line:
+// muster-preflight: the full check of a node, started by `muster --preflight=full`. Without --rank it starts
+// itself once for each DEVICE (device_runner.h) and prints the result, a line each: "!" and an error, "?" and
+// a warning, "=" and the speeds, "." at the end. With --rank it checks one device: by itself first, then,
+// once the runner says so, in an all-reduce with the other processes. On stdin and stdout, a word and its
+// value per line:
 //   "at TEXT" before each step; "copy", "gemm", "reduce" and a number, per second; "ready PORT" (of a store,
 //   from rank 0; 0 from others), after which it reads "go PORT"; "bad TEXT"; "done" at the end. It ends when
 //   it has nothing more to read.
@@ -10,8 +12,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <sched.h>
+#include <span>
 #include <string>
 #include <string_view>
 #include <sys/prctl.h>
@@ -22,13 +26,14 @@
 #include <muster/store_server.h>
 
 #include "rendezvous/base/env.h"
-#include "worker_runtime/preflight/trials.h"
+#include "worker_runtime/preflight/device_runner.h"
+#include "worker_runtime/preflight/device_work.h"
 
 namespace {
 
 using namespace muster;
 
-constexpr std::chrono::minutes kPatience{10};  // the launcher's is shorter, and it knows whom to blame
+constexpr std::chrono::minutes kTimeout{10};  // the runner's is shorter, and it knows which process failed
 
 struct Arguments {
   int rank = 0;
@@ -50,35 +55,35 @@ void say(std::string_view word, double value) {
   say(word, text);
 }
 
-/// One line whatever a library's error has in it.
-std::string one_line(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
-  return text;
+Error usage(std::string_view argument) {
+  return Error{ErrorCode::kInvalidArgument,
+               "muster-preflight is started by muster --preflight=full; unknown: " + std::string(argument)};
 }
 
-/// "--rank=1 --world=8 --gpu=1" or "--cpus=0,1,2"; --alone.
-Result<Arguments> parse(int argc, char** argv) {
+/// "--rank=1 --world=8 gpu:1", "slice:MIG-..." or "cpus:0,1,2".
+Result<Arguments> parse(std::span<char* const> words) {
   Arguments out;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    const auto equals = argument.find('=');
-    const std::string_view name = argument.substr(0, equals);
-    std::string_view value = equals == std::string_view::npos ? "" : argument.substr(equals + 1);
+  for (const std::string_view word : words) {
+    const auto at = word.find_first_of("=:");
+    const std::string_view name = word.substr(0, at);
+    std::string_view value = at == std::string_view::npos ? "" : word.substr(at + 1);
     const auto number = [&](int& into) -> Result<void> {
       MUSTER_TRY(const std::int64_t parsed, parse_integer(name, value, 0, 65535));
       into = static_cast<int>(parsed);
       return {};
     };
-    if (argument == "--alone") {
-      out.alone = true;
-    } else if (name == "--rank") {
+    if (name == "--rank") {
       MUSTER_OK(number(out.rank));
     } else if (name == "--world") {
       MUSTER_OK(number(out.world_size));
-    } else if (name == "--gpu") {
+    } else if (name == "gpu") {
       MUSTER_OK(number(out.gpu));
-    } else if (name == "--cpus") {
+    } else if (name == "slice") {
+      // A process sees one slice only, and NCCL joins none.
+      ::setenv("CUDA_VISIBLE_DEVICES", std::string(value).c_str(), 1);
+      out.gpu = 0;
+      out.alone = true;
+    } else if (name == "cpus") {
       while (!value.empty()) {
         const auto comma = value.find(',');
         MUSTER_TRY(const std::int64_t cpu, parse_integer(name, value.substr(0, comma), 0, CPU_SETSIZE - 1));
@@ -86,9 +91,7 @@ Result<Arguments> parse(int argc, char** argv) {
         value = comma == std::string_view::npos ? "" : value.substr(comma + 1);
       }
     } else {
-      return fail(
-          ErrorCode::kInvalidArgument,
-          "muster-preflight is started by muster --preflight=full; unknown: " + std::string(argument));
+      return fail(usage(word));
     }
   }
   return out;
@@ -104,7 +107,7 @@ Result<void> bind_to(const std::vector<int>& cpus) {
   return {};
 }
 
-/// "go PORT"; 0: the launcher wants no more.
+/// "go PORT"; 0: the runner wants no more.
 int wait_to_go() {
   char line[64] = "";
   if (std::fgets(line, sizeof line, stdin) == nullptr) return 0;
@@ -129,11 +132,11 @@ Result<void> all_reduce(const Arguments& arguments, kernels::Kernels& kernels, i
   enter_world(arguments, port);
   InitOptions options;
   options.backend = arguments.gpu >= 0 ? Backend::kNccl : Backend::kShm;
-  options.timeout = kPatience;
+  options.timeout = kTimeout;
   options.cuda_device = std::max(arguments.gpu, 0);
   options.cuda_stream = kernels.stream();
   MUSTER_TRY(const Context context, init(options));
-  MUSTER_TRY(const double speed, preflight::reduce_trial(kernels, *context.group));
+  MUSTER_TRY(const double speed, preflight::measure_all_reduce(kernels, *context.group));
   say("reduce", speed);
   return {};
 }
@@ -149,10 +152,10 @@ Result<void> run(const Arguments& arguments) {
     kernels = kernels::make_cpu_kernels();
   }
   say("at", "memory copies");
-  MUSTER_TRY(const double copied, preflight::copy_trial(*kernels));
+  MUSTER_TRY(const double copied, preflight::measure_copies(*kernels));
   say("copy", copied);
   say("at", "the GEMM");
-  MUSTER_TRY(const double multiplied, preflight::gemm_trial(*kernels));
+  MUSTER_TRY(const double multiplied, preflight::measure_gemm(*kernels));
   say("gemm", multiplied);
   std::unique_ptr<StoreServer> store;
   const bool together = arguments.world_size > 1 && !arguments.alone;
@@ -171,18 +174,56 @@ Result<void> run(const Arguments& arguments) {
   return {};
 }
 
+int check_device(std::span<char* const> words) {
+  const auto arguments = parse(words);
+  if (!arguments) {
+    std::fprintf(stderr, "%s\n", arguments.error().message.c_str());
+    return 2;
+  }
+  const auto done = run(*arguments);
+  if (!done) say("bad", preflight::one_line(done.error().message));
+  return done ? 0 : 1;
+}
+
+/// "--timeout-ms=60000 'GPU 3 (GPU-5a)=gpu:0' 'GPU 4 (GPU-77)=gpu:1'".
+int check_node(std::span<char* const> words) {
+  constexpr std::string_view kOption = "--timeout-ms=";
+  const std::string_view first = words.empty() ? "" : words.front();
+  const auto timeout = parse_integer(
+      "--timeout-ms", first.starts_with(kOption) ? first.substr(kOption.size()) : "", 1, 3'600'000);
+  if (!timeout || words.size() < 2) {
+    std::fprintf(stderr, "%s\n", usage(first).message.c_str());
+    return 2;
+  }
+  words = words.subspan(1);
+  std::vector<preflight::Device> devices;
+  for (const std::string_view word : words) {
+    const auto equals = std::min(word.rfind('='), word.size());
+    const std::string place(word.substr(std::min(equals + 1, word.size())));
+    devices.push_back(
+        {std::string(word.substr(0, equals)),
+         !place.starts_with("cpus:"),
+         {"--rank=" + std::to_string(devices.size()), "--world=" + std::to_string(words.size()), place}});
+  }
+  std::error_code error;
+  const std::string own = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  const std::chrono::milliseconds limit(*timeout);
+  std::puts(">the devices");
+  std::fflush(stdout);
+  const auto checks = preflight::run_checks(own, devices, limit);
+  for (const auto& finding : preflight::judge(checks, limit))
+    std::printf("%c%s\n", finding.error ? '!' : '?', finding.text.c_str());
+  std::printf("=%s\n.\n", preflight::speeds_text(checks).c_str());
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const pid_t parent = ::getppid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent || parent <= 1) return 1;
-  const auto arguments = parse(argc, argv);
-  if (!arguments) {
-    std::fprintf(stderr, "%s\n", arguments.error().message.c_str());
-    return 2;
-  }
-  const auto done = run(*arguments);
-  if (!done) say("bad", one_line(done.error().message));
-  return done ? 0 : 1;
+  const std::span<char* const> words(argv + 1, static_cast<std::size_t>(std::max(argc, 1) - 1));
+  const bool device = !words.empty() && std::string_view(words.front()).starts_with("--rank=");
+  return device ? check_device(words) : check_node(words);
 }

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "launcher/hardware/worker_device.h"
+#include "launcher/hardware/device_choice.h"
 #include "launcher/process/cgroup.h"
 #include "launcher/report/kernel_log.h"
 #include "tests/support/catch.h"

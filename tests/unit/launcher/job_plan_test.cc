@@ -4,7 +4,6 @@
 #include <signal.h>
 
 #include "launcher/network/strangers.h"
-#include "launcher/plan/nproc.h"
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/text/stream_selection.h"
 #include "tests/support/catch.h"

@@ -156,10 +156,10 @@ TEST_CASE("cores are counted once for all their threads, and limited by the cgro
     write(root / "fs/cpu.max", "150000 100000\n");
     REQUIRE(cpu_quota(files) == 2);
     write(root / "cpu/online", "0-62,127\n");
-    const CpuRoom room = read_cpu_room(files);
-    REQUIRE(room.online == 64);
-    REQUIRE(room.allowed == count_cpus());
-    REQUIRE(room.usable() == std::min(2, count_cpus()));
+    const CpuBudget budget = read_cpu_budget(files);
+    REQUIRE(budget.online == 64);
+    REQUIRE(budget.allowed == count_cpus());
+    REQUIRE(budget.usable() == std::min(2, count_cpus()));
   }
   SECTION("of version 1, also where the path is the host's") {
     write(root / "cgroup", "9:memory:/x\n4:cpu,cpuacct:/docker/abc\n");

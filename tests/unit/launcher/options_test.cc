@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/cli/options.h"
 
-#include "launcher/cli/completion.h"
+#include <sstream>
+
+#include "launcher/cli/help.h"
 #include "launcher/cli/option_table.h"
 #include "launcher/job/exit_status.h"
 #include "tests/support/catch.h"
@@ -54,12 +56,12 @@ TEST_CASE("values are typed") {
 
 TEST_CASE("the help says which options have no variable") {
   for (const OptionRow& row : kOptionTable) {
-    if (row.support != Support::kFull) continue;
-    const std::string help = help_text();
-    const std::string said =
-        help.substr(help.find("but for "), help.find("; '_' may") - help.find("but for ")) + ",";
+    if (row.is(kRefused)) continue;
+    const std::string help = full_help_text();
+    const auto begin = help.find("except\n") + 7;
+    const std::string said = ", " + help.substr(begin, help.find(".\n", begin) - begin) + ",";
     INFO(row.name);
-    REQUIRE((said.find(" --" + std::string(row.name) + ",") != std::string::npos) == row.env.empty());
+    REQUIRE((said.find(" --" + std::string(row.name) + ",") != std::string::npos) == row.variable().empty());
   }
 }
 
@@ -95,7 +97,7 @@ TEST_CASE("a bad value is named together with where it came from") {
   REQUIRE_THAT(error_of({"--max-restarts=x", "t"}), Catch::StartsWith("--max-restarts=x"));
   REQUIRE_THAT(error_of({"t"}, {{"PET_MAX_RESTARTS", "x"}}), Catch::StartsWith("PET_MAX_RESTARTS=x"));
   REQUIRE(error_of({"--max-restarts=-1", "t"}) == "--max-restarts=-1: not a whole number, 0 or more");
-  REQUIRE(error_of({"--master-port=65536", "t"}) == "--master-port=65536: not a port number, 0 to 65535");
+  REQUIRE(error_of({"--master-port=65536", "t"}) == "--master-port=65536: not a whole number, 0 to 65535");
   REQUIRE(error_of({"--monitor-interval=0", "t"}) == "--monitor-interval=0: not a number of seconds above 0");
   REQUIRE(error_of({"--shutdown-timeout=x", "t"}) ==
           "--shutdown-timeout=x: not a number of seconds, 0 to 1000000");
@@ -140,21 +142,51 @@ TEST_CASE("help needs no program and no valid environment") {
   REQUIRE(parse({"--help"}, {{"PET_MAX_RESTARTS", "x"}}).help);
   REQUIRE(parse({"-h"}).help);
   REQUIRE(parse({"--version"}).version);
+  REQUIRE(parse({"--help-all"}).help_all);
 }
 
-TEST_CASE("the help text lists every option and every exit code") {
+TEST_CASE("the help is one screen, and each option that most people use has a line") {
   const std::string text = help_text();
+  int lines = 0;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line); ++lines) {
+    INFO(line);
+    REQUIRE(line.size() <= 100);
+  }
+  REQUIRE(lines <= 40);
+  for (const OptionRow& row : kOptionTable)
+    REQUIRE((text.find("--" + std::string(row.name) + (row.takes_value() ? "=" : " ")) !=
+             std::string::npos) == row.is(kCommon));
+}
+
+TEST_CASE("the full help lists every option and every exit code") {
+  const std::string text = full_help_text();
   for (const OptionRow& row : kOptionTable) REQUIRE_THAT(text, Catch::Contains("--" + std::string(row.name)));
   for (const ExitCode& row : kExitCodes) REQUIRE_THAT(text, Catch::Contains(std::string(row.meaning)));
 }
 
 TEST_CASE("what a shell is told names every option that is not refused") {
   REQUIRE(parse({"--print-completion=zsh"}).print_completion == "zsh");
-  for (const char* shell : {"bash", "zsh", "tcsh"}) {
+  for (const char* shell : {"bash", "zsh", "fish", "tcsh"}) {
     const auto script = completion_script(shell);
     REQUIRE_OK(script);
     for (const OptionRow& row : kOptionTable)
-      REQUIRE((script->find(row.name) != std::string::npos) == (row.support != Support::kRefused));
+      REQUIRE((script->find(row.name) != std::string::npos) == !row.is(kRefused));
   }
-  REQUIRE_FALSE(completion_script("fish"));
+  REQUIRE_FALSE(completion_script("ksh"));
+}
+
+TEST_CASE("what was given comes back as words that say the same") {
+  const Options options =
+      parse({"--nnodes=2", "-m", "--role=", "--rdzv-conf=a=1", "mod"}, {{"PET_BIND", "core"}});
+  const auto words = option_words(options, [](std::string_view name) { return name != "nnodes"; });
+  REQUIRE(words == Words{"--bind=core", "--module", "--rdzv-conf=a=1", "--role="});
+}
+
+TEST_CASE("options are chosen by a trait, with their values") {
+  const Options options = with_traits(parse({"--nnodes=2", "--node-rank=1", "-t3", "t"}), kForDoctor);
+  REQUIRE(options.nnodes == "2");
+  REQUIRE(options.node_rank == 1);
+  REQUIRE(options.tee == "0");
+  REQUIRE(options.given.size() == 2);
 }

@@ -33,12 +33,12 @@ std::vector<Gpu> gpus_at(const std::vector<int>& nodes) {
 
 std::vector<RankPlacement> place(const Topology& topology, const std::vector<Gpu>& gpus, int ranks, Bind bind,
                                  bool oversubscribe = false) {
-  PlacementWishes wishes;
-  wishes.ranks = ranks;
-  wishes.bind = bind;
-  wishes.bind_text = "--bind=it";
-  wishes.oversubscribe = oversubscribe;
-  auto out = place_ranks(topology, gpus, visible_devices(gpus, {}), {}, wishes);
+  PlacementRequest request;
+  request.ranks = ranks;
+  request.bind = bind;
+  request.bind_text = "--bind=it";
+  request.oversubscribe = oversubscribe;
+  auto out = place_ranks(topology, gpus, visible_devices(gpus, {}), {}, request);
   REQUIRE_OK(out);
   return *out;
 }
@@ -131,13 +131,13 @@ TEST_CASE("a GPU whose NUMA node nobody knows counts as any, and that is said wh
 }
 
 TEST_CASE("more ranks than cores at a NUMA node are refused unless cores may be shared") {
-  PlacementWishes wishes;
-  wishes.ranks = 3;
-  wishes.bind = Bind::kCore;
-  wishes.bind_text = "--bind=core";
+  PlacementRequest request;
+  request.ranks = 3;
+  request.bind = Bind::kCore;
+  request.bind_text = "--bind=core";
   const Topology small = machine(kAll, "numa:2 core:2 pu:1");
   const auto gpus = gpus_at({1, 1, 1});
-  const auto refused = place_ranks(small, gpus, visible_devices(gpus, {}), {}, wishes);
+  const auto refused = place_ranks(small, gpus, visible_devices(gpus, {}), {}, request);
   REQUIRE_FALSE(refused);
   REQUIRE_THAT(refused.error().message, Catch::Contains("--bind=core: NUMA node 1 has 2 cores") &&
                                             Catch::Contains("for 3 ranks") && Catch::Contains("--bind=numa"));
@@ -168,11 +168,11 @@ TEST_CASE("without a binding a rank may use the whole mask, and its threads are 
 }
 
 TEST_CASE("threads are no more than the container's CPU time keeps busy") {
-  PlacementWishes wishes;
-  wishes.ranks = 2;
-  wishes.bind = Bind::kNuma;
-  wishes.cpu_quota = 6;
-  REQUIRE(threads(*place_ranks(machine(), {}, {}, {}, wishes)) == std::vector<int>{3, 3});
+  PlacementRequest request;
+  request.ranks = 2;
+  request.bind = Bind::kNuma;
+  request.cpu_quota = 6;
+  REQUIRE(threads(*place_ranks(machine(), {}, {}, {}, request)) == std::vector<int>{3, 3});
 }
 
 TEST_CASE("ranks beyond the GPUs have none, unless the GPUs are shared in turn") {
@@ -204,9 +204,9 @@ TEST_CASE("each rank is told the adapter that shares most bridges with its GPU, 
   REQUIRE(nearest_nic(nics, gpus[2].place, 1)->name == "mlx5_2");
   REQUIRE(nearest_nic({}, gpus[2].place, 0) == nullptr);
   REQUIRE(nearest_nic(nics, {}, 2)->name == "mlx5_1");
-  PlacementWishes wishes;
-  wishes.ranks = 3;
-  const auto ranks = place_ranks(machine(), gpus, visible_devices(gpus, {}), nics, wishes);
+  PlacementRequest request;
+  request.ranks = 3;
+  const auto ranks = place_ranks(machine(), gpus, visible_devices(gpus, {}), nics, request);
   REQUIRE((*ranks)[0].nic == "mlx5_0");
   REQUIRE((*ranks)[0].interface == "ib0");
   REQUIRE((*ranks)[2].nic == "mlx5_1");

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/checks/preflight.h"
 
+#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <thread>
 #include <unistd.h>
 
+#include "rendezvous/base/clock.h"
+#include "rendezvous/base/unique_fd.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 
@@ -32,7 +37,6 @@ Readings healthy() {
   out.disks.push_back(disk);
   out.descriptors = 20'000;
   out.descriptors_needed = 100;
-  out.copy_gib_per_s = 9.0;
   return out;
 }
 
@@ -64,15 +68,15 @@ TEST_CASE("a healthy node has no findings") {
   REQUIRE(judge(Readings{}, false).empty());
 }
 
-TEST_CASE("a broken GPU makes a node unfit and is named, one that wants a reset is a warning") {
+TEST_CASE("a broken GPU makes a node unhealthy and is named, one that wants a reset is a warning") {
   const Finding lost = with_gpu([](GpuReading& gpu) { gpu.lost = true; });
-  REQUIRE(lost.unfit);
+  REQUIRE(lost.error);
   REQUIRE_THAT(lost.text, Catch::Contains("GPU 3 (GPU-x) cannot be opened"));
   const Finding ecc = with_gpu([](GpuReading& gpu) { gpu.uncorrected_ecc = 2; });
-  REQUIRE(ecc.unfit);
+  REQUIRE(ecc.error);
   REQUIRE_THAT(ecc.text, Catch::Contains("2 uncorrected memory errors"));
-  REQUIRE(with_gpu([](GpuReading& gpu) { gpu.rows_failed = true; }).unfit);
-  REQUIRE_FALSE(with_gpu([](GpuReading& gpu) { gpu.reset_wanted = true; }).unfit);
+  REQUIRE(with_gpu([](GpuReading& gpu) { gpu.rows_failed = true; }).error);
+  REQUIRE_FALSE(with_gpu([](GpuReading& gpu) { gpu.reset_wanted = true; }).error);
 }
 
 TEST_CASE("who holds a GPU's memory is named; that is allowed only where GPUs are shared") {
@@ -81,15 +85,15 @@ TEST_CASE("who holds a GPU's memory is named; that is allowed only where GPUs ar
     gpu.holders = {{77, 8800 * kMiB, "python3"}, {78, 100 * kMiB, "closing"}};
   };
   const Finding alone = with_gpu(held);
-  REQUIRE(alone.unfit);
+  REQUIRE(alone.error);
   REQUIRE_THAT(alone.text, Catch::Contains("GPU 3 (GPU-x): pid 77 (python3) holds 8800 MiB"));
-  REQUIRE_FALSE(with_gpu(held, true).unfit);
+  REQUIRE_FALSE(with_gpu(held, true).error);
   const Finding nobody = with_gpu([](GpuReading& gpu) { gpu.used_bytes = 9000 * kMiB; });
-  REQUIRE_FALSE(nobody.unfit);
+  REQUIRE_FALSE(nobody.error);
   REQUIRE_THAT(nobody.text, Catch::Contains("9000 MiB") && Catch::Contains("no process"));
 }
 
-TEST_CASE("a GPU whose clocks the hardware cuts makes a node unfit, one that is hot warns") {
+TEST_CASE("a GPU whose clocks the hardware cuts makes a node unhealthy, one that is hot warns") {
   const auto throttled = [](unsigned long long reasons) {
     return with_gpu([=](GpuReading& gpu) { gpu.throttle = reasons; });
   };
@@ -100,7 +104,7 @@ TEST_CASE("a GPU whose clocks the hardware cuts makes a node unfit, one that is 
   REQUIRE_THAT(throttled(Nvml::kHardwareSlowdown | Nvml::kPowerBrake).text, Catch::Contains("(power brake)"));
   REQUIRE_THAT(throttled(Nvml::kHardwareSlowdown | Nvml::kHardwareThermal).text,
                Catch::Contains("(temperature)"));
-  REQUIRE(throttled(Nvml::kPowerBrake).unfit);
+  REQUIRE(throttled(Nvml::kPowerBrake).error);
   REQUIRE(throttled(Nvml::kSoftwareThermal) ==
           Finding{false, "GPU 3 (GPU-x): its clocks are lowered because it is hot"});
   Readings at_rest = healthy();
@@ -168,31 +172,28 @@ TEST_CASE("ports of InfiniBand and RoCE are read, and those that are not active 
   REQUIRE(judge(readings, false).empty());
 }
 
-TEST_CASE("disks that are full, out of files or not writable make a node unfit, scarce ones warn") {
-  REQUIRE(with_disk([](DiskReading& disk) { disk.writable = false; }).unfit);
-  REQUIRE(with_disk([](DiskReading& disk) { disk.free_bytes = kMiB; }).unfit);
-  REQUIRE(with_disk([](DiskReading& disk) { disk.free_files = 3; }).unfit);
+TEST_CASE("disks that are full, out of files or not writable make a node unhealthy, scarce ones warn") {
+  REQUIRE(with_disk([](DiskReading& disk) { disk.writable = false; }).error);
+  REQUIRE(with_disk([](DiskReading& disk) { disk.free_bytes = kMiB; }).error);
+  REQUIRE(with_disk([](DiskReading& disk) { disk.free_files = 3; }).error);
   const Finding scarce = with_disk([](DiskReading& disk) { disk.free_bytes = 100 * kMiB; });
-  REQUIRE_FALSE(scarce.unfit);
+  REQUIRE_FALSE(scarce.error);
   REQUIRE(scarce.text == "/logs (logs) has 100 MiB left");
 }
 
-TEST_CASE("limits, the clock, the driver and slow memory are judged") {
+TEST_CASE("limits, the clock and the driver are judged") {
   Readings readings = healthy();
   readings.descriptors_needed = 30'000;
-  REQUIRE(finding(readings).unfit);
+  REQUIRE(finding(readings).error);
   readings = healthy();
   readings.memory_lockable = false;
-  REQUIRE_FALSE(finding(readings).unfit);
+  REQUIRE_FALSE(finding(readings).error);
   readings = healthy();
   readings.clock_synchronised = false;
-  REQUIRE_FALSE(finding(readings).unfit);
+  REQUIRE_FALSE(finding(readings).error);
   readings = healthy();
   readings.driver_error = "nvmlInit: mismatch";
   REQUIRE(finding(readings) == Finding{true, "nvmlInit: mismatch"});
-  readings = healthy();
-  readings.copy_gib_per_s = 0.3;  // a busy node's, perhaps
-  REQUIRE_FALSE(finding(readings).unfit);
 }
 
 TEST_CASE("the GPUs of the job are read, in a child that reports over a pipe") {
@@ -205,7 +206,7 @@ TEST_CASE("the GPUs of the job are read, in a child that reports over a pipe") {
   const auto findings = run_preflight(job, std::chrono::seconds(30));
   std::string all;
   for (const Finding& one : findings)
-    if (one.unfit) all += one.text + "\n";
+    if (one.error) all += one.text + "\n";
   REQUIRE_THAT(all, Catch::Contains("GPU 1 (GPU-1) has 1 uncorrected memory error since"));
   REQUIRE_THAT(all,
                Catch::Contains("pid " + std::to_string(::getpid()) + " (unit_placement) holds 8192 MiB"));
@@ -227,13 +228,13 @@ TEST_CASE("the GPUs of the job are read, in a child that reports over a pipe") {
     job.rdma = directory.path() + "/rdma";
     std::string told;
     for (const Finding& one : run_preflight(job, std::chrono::seconds(30)))
-      told += (one.unfit ? "unfit " : "warning ") + one.text + "\n";
+      told += (one.error ? "error " : "warning ") + one.text + "\n";
     REQUIRE_THAT(told, Catch::Contains("warning GPU 1 (GPU-1) wants a reset to repair its memory"));
     REQUIRE_THAT(told, Catch::Contains("warning GPU 1 (GPU-1): its PCIe link has 8 of 16 lanes"));
     REQUIRE_THAT(told, Catch::Contains("warning GPU 1 (GPU-1): its PCIe link runs at generation 3 of 5"));
     REQUIRE_THAT(told, Catch::Contains("warning GPU 1 (GPU-1): 17 of 18 NVLinks are active"));
     REQUIRE_THAT(told,
-                 Catch::Contains("unfit GPU 1 (GPU-1): its clocks are cut by the hardware (temperature)"));
+                 Catch::Contains("error GPU 1 (GPU-1): its clocks are cut by the hardware (temperature)"));
     REQUIRE_THAT(told,
                  Catch::Contains("warning 1 of 1 InfiniBand or RoCE ports is not active: mlx5_0 port 1"));
   }
@@ -244,7 +245,7 @@ TEST_CASE("the GPUs of the job are read, in a child that reports over a pipe") {
   ::unsetenv("FAKE_NVML");
 }
 
-TEST_CASE("a driver that does not answer makes the node unfit within the deadline") {
+TEST_CASE("a driver that does not answer makes the node unhealthy within the deadline") {
   const test::TemporaryDirectory directory;
   const std::string pipe = directory.path() + "/gpus";  // nobody ever writes: to open it waits for ever
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
@@ -252,13 +253,64 @@ TEST_CASE("a driver that does not answer makes the node unfit within the deadlin
   PreflightJob job;
   job.gpu_paths.library = FAKE_NVML_LIBRARY;
   const auto findings = run_preflight(job, std::chrono::milliseconds(1500));
-  const DriverLook look = look_at_driver(job.gpu_paths, std::chrono::milliseconds(1500));
+  const DriverCheck driver = check_driver(job.gpu_paths, std::chrono::milliseconds(1500));
   ::unsetenv("FAKE_NVML");
-  REQUIRE(look.finding);
-  REQUIRE(look.finding->unfit);
-  REQUIRE_THAT(look.finding->text, Catch::Contains("does not answer within 1.5 s"));
-  REQUIRE_FALSE(look.process);
+  REQUIRE(driver.finding);
+  REQUIRE(driver.finding->error);
+  REQUIRE_THAT(driver.finding->text, Catch::Contains("does not answer within 1.5 s"));
+  REQUIRE_FALSE(driver.process);
   REQUIRE(findings.size() == 1);
-  REQUIRE(findings[0].unfit);
-  REQUIRE_THAT(findings[0].text, Catch::Contains("the GPUs (NVML) took more than 1.5 s"));
+  REQUIRE(findings[0].error);
+  REQUIRE_THAT(findings[0].text, Catch::Contains("the check of the GPUs (NVML) took more than 1.5 s"));
+}
+
+TEST_CASE("a check that hangs holds nothing of muster's: whoever reads muster's output sees its end") {
+  const test::TemporaryDirectory directory;
+  const std::string fifo = directory.path() + "/gpus";  // to open it, and to read from it, waits for a writer
+  REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+  ::setenv("FAKE_NVML", fifo.c_str(), 1);
+  int ends[2];  // as stdout, without close-on-exec
+  REQUIRE(::pipe(ends) == 0);
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  PreflightJob job;
+  job.gpu_paths.library = FAKE_NVML_LIBRARY;
+  std::thread checking([&job] { (void)run_preflight(job, std::chrono::seconds(60)); });
+  // Opens once the check has: from then on it waits for what nobody writes.
+  UniqueFd hold;
+  const Instant deadline = SteadyClock::now() + std::chrono::seconds(60);
+  while (!hold && SteadyClock::now() < deadline) {
+    hold.reset(::open(fifo.c_str(), O_WRONLY | O_NONBLOCK));
+    if (!hold) ::poll(nullptr, 0, 1);
+  }
+  writer.reset();
+  pollfd end{reader.get(), POLLIN, 0};
+  const int ended = ::poll(&end, 1, 30'000);
+  hold.reset();
+  checking.join();
+  ::unsetenv("FAKE_NVML");
+  REQUIRE(ended == 1);
+}
+
+TEST_CASE("each visible GPU is checked, and each slice by itself") {
+  std::vector<Gpu> gpus(3);
+  for (int i = 0; i < 3; ++i) gpus[static_cast<std::size_t>(i)].index = i;
+  gpus[2].uuid = "GPU-c";
+  gpus[1].slices = {"MIG-x", "MIG-y"};
+  using Devices = std::vector<std::string>;
+  REQUIRE(gpu_devices(gpus, "2,0") == Devices{"GPU 2 (GPU-c)=gpu:0", "GPU 0=gpu:1"});
+  REQUIRE(gpu_devices(gpus, "MIG-x,MIG-y") ==
+          Devices{"GPU slice MIG-x=slice:MIG-x", "GPU slice MIG-y=slice:MIG-y"});
+  REQUIRE(gpu_devices(gpus, std::nullopt).size() == 3);
+  REQUIRE(gpu_devices(gpus, "").empty());
+}
+
+TEST_CASE("without GPUs every socket is checked, and as many workers as there are cores for") {
+  Topology topology;
+  for (int i = 0; i < 4; ++i) topology.cores.push_back({{2 * i, 2 * i + 1}, 0, i / 2, 0});
+  REQUIRE(cpu_devices(topology, 1) ==
+          std::vector<std::string>{"socket 0=cpus:0,1,2,3", "socket 1=cpus:4,5,6,7"});
+  const auto many = cpu_devices(topology, 64);
+  REQUIRE(many.size() == 4);
+  REQUIRE(many[3] == "socket 1, process 1=cpus:4,5,6,7");
 }

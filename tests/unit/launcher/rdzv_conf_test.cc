@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/cli/rdzv_conf.h"
 
-#include <fstream>
 #include <iterator>
 
 #include "tests/support/catch.h"
@@ -80,15 +79,4 @@ TEST_CASE("what is wrong is refused with what is right") {
 
 TEST_CASE("a value may contain the sign that separates it from its key") {
   REQUIRE(split_rdzv_conf("a=b=c, d = e").value() == ConfPairs{{"a", "b=c"}, {"d", "e"}});
-}
-
-TEST_CASE("the README lists every key with its default and meaning") {
-  std::ifstream file(MUSTER_TEST_DATA "/../../launcher/README.md");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  for (const RdzvKey& row : kRdzvKeys) {
-    const std::string shown = row.default_text.empty() ? "" : " " + std::string(row.default_text);
-    const std::string line =
-        "| `" + std::string(row.name) + "` |" + shown + " | " + std::string(row.meaning) + " |";
-    REQUIRE_THAT(text, Catch::Contains(line));
-  }
 }

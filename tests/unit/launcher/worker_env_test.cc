@@ -107,7 +107,7 @@ TEST_CASE("what the user set for threads and NCCL stays, and one worker gets no 
 TEST_CASE("one worker whose CPU time is less than its CPUs gets so many threads, and is told so") {
   Job job = some_job();
   job.local_world_size = 1;
-  job.few_cpus = true;
+  job.cpu_quota_limited = true;
   job.threads = 3;
   REQUIRE(complete({}, job, 0)["OMP_NUM_THREADS"] == "3");
   REQUIRE(complete({{"OMP_NUM_THREADS", "8"}}, job, 0)["OMP_NUM_THREADS"] == "8");

@@ -6,7 +6,7 @@
 
 #include "tests/support/catch.h"
 #include "worker_runtime/kernels/kernels.h"
-#include "worker_runtime/preflight/trials.h"
+#include "worker_runtime/preflight/device_work.h"
 
 using namespace muster;
 using namespace muster::preflight;
@@ -59,14 +59,14 @@ TEST_CASE("wrong elements in several rows, exchanged ones, and a result of anoth
   REQUIRE(count_wrong_rows(product, {}, 3) == 16);
 }
 
-TEST_CASE("the CPU passes its trials, and a group of one rank reduces") {
+TEST_CASE("the CPU passes its checks, and a group of one rank reduces") {
   const auto kernels = kernels::make_cpu_kernels();
-  const auto copied = copy_trial(*kernels);
+  const auto copied = measure_copies(*kernels);
   REQUIRE_OK(copied);
   REQUIRE(*copied > 0);
-  const auto multiplied = gemm_trial(*kernels);
+  const auto multiplied = measure_gemm(*kernels);
   REQUIRE_OK(multiplied);
   REQUIRE(*multiplied > 0);
   const auto group = make_single_group();
-  REQUIRE_OK(reduce_trial(*kernels, *group));
+  REQUIRE_OK(measure_all_reduce(*kernels, *group));
 }

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/plan/slurm_allocation.h"
+#include "launcher/plan/slurm_plan.h"
 
 #include <filesystem>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launcher/plan/cpu_shortage.h"
 #include "launcher/plan/job_plan.h"
-#include "launcher/plan/srun_plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 
@@ -51,10 +49,10 @@ Options options_of(Words words, const Environment& environment = {}) {
   return *options;
 }
 
-Job planned(Words words, const Environment& environment, CpuRoom room = {}) {
+Job planned(Words words, const Environment& environment, CpuBudget budget = {}) {
   Machine machine{[] { return 0; }, [] { return 16; }, [] { return std::string("uuid"); }, "host-a"};
-  machine.core_count = [=] { return room.usable(); };
-  machine.cpu_room = [=] { return room; };
+  machine.core_count = [=] { return budget.usable(); };
+  machine.cpu_budget = [=] { return budget; };
   auto job = plan_job(options_of(std::move(words), environment), environment, machine);
   REQUIRE_OK(job);
   return *job;
@@ -104,9 +102,9 @@ TEST_CASE("a batch script of several nodes is told how to use all of them") {
   const auto said = warnings({"--nproc-per-node=4"}, batch_script());
   REQUIRE(said.size() == 1);
   REQUIRE(contains(said[0],
-                   "Slurm gave this job 2 nodes, and without srun only this one takes part; run: "
+                   "Slurm gave this job 2 nodes, but without srun only this node takes part; run: "
                    "srun -N 2 -n 2 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=1 muster "
-                   "--nproc-per-node=4 true 'it'\\''s' --dry-run; or muster --srun"));
+                   "--nproc-per-node=4 true 'it'\\''s' --dry-run; or run muster --srun"));
   REQUIRE_FALSE(contains(said[0], "\n"));
   // srun would count cores, the job counts hardware threads.
   REQUIRE_FALSE(contains(warnings({}, with("SLURM_HINT", "nomultithread"))[0], "--cpus-per-task"));
@@ -156,18 +154,20 @@ TEST_CASE("a dry run knows the ranks that Slurm says") {
 TEST_CASE("more workers than the CPUs that were left to this process are said, with where more are") {
   const std::optional<SlurmAllocation> job = read_slurm_allocation(batch_script());
   const std::optional<SlurmStep> step = *read_slurm_step(task());
-  const CpuRoom one{.online = 64, .allowed = 1};
-  REQUIRE(cpu_shortage(one, 8, step, job) ==
-          "8 workers share 1 of the node's 64 CPUs, all that this task may use; of the job's it can have 8 "
-          "here: srun --cpus-per-task=8");
+  const CpuBudget one{.online = 64, .allowed = 1};
+  REQUIRE(
+      cpu_shortage(one, 8, step, job) ==
+      "8 workers share 1 of the node's 64 CPUs; this task may use no more; the job has 8 CPUs for it here: "
+      "srun --cpus-per-task=8");
   const auto small = read_slurm_allocation(with("SLURM_JOB_CPUS_PER_NODE", "1(x2)"));
-  REQUIRE(contains(cpu_shortage(one, 8, step, small), "ask sbatch, and srun, for --cpus-per-task=8"));
+  REQUIRE(contains(cpu_shortage(one, 8, step, small),
+                   "ask sbatch and srun for more, as in srun --cpus-per-task=8"));
   REQUIRE(contains(cpu_shortage(one, 8, step, {}), "srun --cpus-per-task=8"));
   REQUIRE(contains(cpu_shortage(one, 8, {}, job), "ask sbatch for --cpus-per-task=8"));
   REQUIRE(contains(cpu_shortage(one, 8, {}, {}), "the affinity mask (taskset, cpuset) allows no more"));
-  const CpuRoom quota{.online = 64, .allowed = 64, .quota = 4};
-  REQUIRE(
-      contains(cpu_shortage(quota, 8, {}, {}), "8 workers share 4 of the node's 64 CPUs: the control group"));
+  const CpuBudget quota{.online = 64, .allowed = 64, .quota = 4};
+  REQUIRE(contains(cpu_shortage(quota, 8, {}, {}),
+                   "8 workers share 4 of the node's 64 CPUs; the CPU time of the control group"));
 }
 
 TEST_CASE("enough CPUs, all of the node's and --oversubscribe are no shortage") {
@@ -175,7 +175,7 @@ TEST_CASE("enough CPUs, all of the node's and --oversubscribe are no shortage") 
   REQUIRE(cpu_shortage({.online = 2, .allowed = 2}, 8, {}, {}).empty());
   REQUIRE(cpu_shortage({.online = 2, .allowed = 2, .quota = 4}, 8, {}, {}).empty());
   REQUIRE(cpu_shortage({}, 8, {}, {}).empty());
-  const CpuRoom one{.online = 4, .allowed = 1};
+  const CpuBudget one{.online = 4, .allowed = 1};
   const Environment plain{{"PATH", "/usr/bin:/bin"}};
   REQUIRE(planned({"--nproc-per-node=2"}, plain, one).warnings.size() == 1);
   REQUIRE(planned({"--nproc-per-node=2", "--oversubscribe"}, plain, one).warnings.empty());
@@ -185,11 +185,11 @@ TEST_CASE("enough CPUs, all of the node's and --oversubscribe are no shortage") 
 TEST_CASE("one worker is told its threads only where its CPU time is less than OpenMP takes it for") {
   const Environment plain{{"PATH", "/usr/bin:/bin"}};
   Job job = planned({}, plain, {.online = 64, .allowed = 64, .quota = 4});
-  REQUIRE(job.few_cpus);
+  REQUIRE(job.cpu_quota_limited);
   REQUIRE(job.threads == 4);
   job = planned({}, plain, {.online = 64, .allowed = 4, .quota = 4});
-  REQUIRE_FALSE(job.few_cpus);
-  REQUIRE_FALSE(planned({}, plain, {.online = 64, .allowed = 64}).few_cpus);
+  REQUIRE_FALSE(job.cpu_quota_limited);
+  REQUIRE_FALSE(planned({}, plain, {.online = 64, .allowed = 64}).cpu_quota_limited);
 }
 
 TEST_CASE("the option --srun becomes srun with an agent on each node, which has its CPUs") {
@@ -233,7 +233,7 @@ TEST_CASE("the option --srun is refused where it cannot be meant") {
                    "this is task 0 of 2 of Slurm's step 77.3 already; leave it out: srun muster true"));
   slurm.environment = {{"PATH", "/usr/bin:/bin"}};
   REQUIRE(contains(slurm.refusal({"--srun"}),
-                   "this is none; run: srun -N NODES --ntasks-per-node=1 muster true"));
+                   "there is none; run: srun -N NODES --ntasks-per-node=1 muster true"));
   slurm.environment = with("PATH", "/nowhere");
   const auto none = slurm.plan({"--srun"});
   REQUIRE_FALSE(none);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/preflight/trials.h"
+#include "worker_runtime/preflight/device_work.h"
 
 #include <algorithm>
 #include <chrono>
@@ -64,7 +64,7 @@ Result<void> compare(const std::vector<float>& found, const char* what, const Ex
 
 }  // namespace
 
-Result<double> copy_trial(kernels::Kernels& kernels) {
+Result<double> measure_copies(kernels::Kernels& kernels) {
   const Sizes sizes = sizes_of(kernels.device());
   std::vector<float> host(sizes.copy_bytes / sizeof(float));
   const auto pattern = [](std::size_t i) { return static_cast<float>(i % 16'777'213); };
@@ -83,7 +83,7 @@ Result<double> copy_trial(kernels::Kernels& kernels) {
   return static_cast<double>(sizes.copy_bytes) / seconds;
 }
 
-Result<double> gemm_trial(kernels::Kernels& kernels) {
+Result<double> measure_gemm(kernels::Kernels& kernels) {
   const Sizes sizes = sizes_of(kernels.device());
   const int n = sizes.gemm;
   const ExactProduct product = make_exact_product(n, kSeed);
@@ -121,7 +121,7 @@ Result<double> gemm_trial(kernels::Kernels& kernels) {
   return 2.0 * n * n * n / seconds;
 }
 
-Result<double> reduce_trial(kernels::Kernels& kernels, ProcessGroup& group) {
+Result<double> measure_all_reduce(kernels::Kernels& kernels, ProcessGroup& group) {
   const Sizes sizes = sizes_of(kernels.device());
   const std::size_t count = sizes.reduce_bytes / sizeof(float);
   const int ranks = group.world_size();

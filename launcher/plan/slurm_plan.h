@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Slurm plan: what a Slurm job has, as its batch script, the shell of salloc and its tasks are told; what
+// `muster --srun ... program` becomes there (srun with one agent on each node, without a process in between);
+// what to say where nodes or CPUs of the job are not used; and command lines that work, as text to paste.
+// Called by job_plan, step_options, exec_plan and main. Pure but for the look for srun on PATH. What cannot
+// be read counts as not told. Failure: kInvalidArgument, usage; kNotFound: no srun.
+// Source: sbatch(1), OUTPUT ENVIRONMENT VARIABLES; srun(1).
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <muster/result.h>
+
+#include "launcher/cli/options.h"
+#include "launcher/hardware/cores.h"
+#include "launcher/plan/exec_plan.h"
+#include "rendezvous/base/env.h"
+#include "rendezvous/base/slurm_step.h"
+
+namespace muster::launcher {
+
+struct SlurmAllocation {
+  std::uint32_t job = 0;
+  int nodes = 1;
+  int cpus = 0;  // of the node that has the fewest; 0: not told
+  bool het_job = false;
+  /// sbatch --hint or --threads-per-core: srun counts other CPUs than those that `cpus` are.
+  bool other_cpus = false;
+
+  friend bool operator==(const SlurmAllocation&, const SlurmAllocation&) = default;
+};
+
+/// Nothing outside of a Slurm job.
+[[nodiscard]] std::optional<SlurmAllocation> read_slurm_allocation(const Environment& environment);
+
+/// srun with one task on each of `nodes` nodes, which has all CPUs there. `outlives_nodes`: the step goes on
+/// without a node that is lost, else a task that fails ends it.
+[[nodiscard]] std::vector<std::string> srun_words(const SlurmAllocation& allocation, int nodes,
+                                                  bool outlives_nodes);
+
+/// For a process of this job that is no task of a step and was told nothing of nodes: the others stay idle.
+/// Empty: there are none.
+[[nodiscard]] std::string idle_nodes_warning(const SlurmAllocation& allocation, const Options& options);
+
+/// For more workers than CPUs that this process may use, while the node has more: one line that says how few
+/// there are and where more come from. Empty: enough, or all that the node has, which is the user's choice.
+[[nodiscard]] std::string cpu_shortage(const CpuBudget& budget, int workers,
+                                       const std::optional<SlurmStep>& step,
+                                       const std::optional<SlurmAllocation>& allocation);
+
+/// `muster`: the path under which the nodes find this program.
+[[nodiscard]] Result<ExecPlan> plan_srun(const Options& options, const Environment& environment,
+                                         std::string_view muster);
+
+/// For --dry-run: the command, quoted for a shell, and what is taken out of the environment.
+[[nodiscard]] std::string srun_plan_text(const ExecPlan& plan);
+
+/// `muster` with what was given, less --nnodes=N (srun says it) and the options in `without`, then `added`
+/// and the program, quoted for a shell. One line; a very long one is cut.
+[[nodiscard]] std::string command_text(const Options& options,
+                                       std::initializer_list<std::string_view> without,
+                                       std::string_view added = {});
+
+/// The same program with a task per worker: `muster --exec`, and what was given of the options that work
+/// without an agent.
+[[nodiscard]] std::string exec_command_text(const Options& options);
+
+/// Whether the option of this name means something for --exec, or nothing for the agent either.
+[[nodiscard]] bool works_without_agent(std::string_view name);
+
+/// The word as a shell has to be given it. On one line: control characters become '?'.
+[[nodiscard]] std::string shell_word(std::string_view word);
+
+}  // namespace muster::launcher
