@@ -101,7 +101,7 @@ ControlPeer::Step ControlPeer::take_start(const control::Start& start, const Hou
     }
   }
   job_ = start.job;
-  say(control::Message(handshake_.start(start, std::move(secret))));
+  send(control::Message(handshake_.start(start, std::move(secret))));
   stage = Stage::kProof;
   return out;
 }
@@ -120,9 +120,7 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
       const control::Preamble& theirs = decoder_.preamble();
       const std::uint8_t version = control::choose_version(theirs);
       const control::Preamble mine{version, version};
-      std::string bytes;
-      control::encode(mine, bytes);
-      send(bytes);
+      send(mine);
       handshake_.preamble(theirs, mine, tls_ ? tls_->channel_binding() : std::string());
       if (version == 0)
         out.refused = Refused{Refused::Reason::kVersion,
@@ -138,7 +136,7 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
 
   if (const auto* clock = std::get_if<control::Clock>(&message); clock != nullptr && stage == Stage::kOpen) {
     const std::int64_t received = wall_nanoseconds();
-    say(control::Message(control::Clock{clock->asked, received, wall_nanoseconds()}));
+    send(control::Message(control::Clock{clock->asked, received, wall_nanoseconds()}));
     return out;
   }
   if (stage == Stage::kOpen && job_.empty() && !std::holds_alternative<control::Inquire>(message)) {
@@ -158,11 +156,7 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
       if (own_secret_) out.refused->text += fmt::format(" (job {} has one of its own)", job_);
       return out;
     }
-    std::string bytes;
-    control::encode(
-        control::Message(control::Welcome{*mac, house.heartbeat_ms, house.software, house.reconnect_ms}),
-        bytes);
-    send(bytes);
+    send(control::Message(control::Welcome{*mac, house.heartbeat_ms, house.software, house.reconnect_ms}));
     decoder_.set_max_frame_bytes(house.limits.max_frame_bytes);
     stage = Stage::kOpen;
     out.opened = true;

@@ -35,7 +35,7 @@ class ControlPeer {
   ControlPeer(int fd, std::string name, const control::Limits& limits, const control::Nonce& nonce,
               const std::optional<tls::Context>& tls);
 
-  /// What the peer's words before kOpen led to.
+  /// What the peer's messages before kOpen led to.
   struct Step {
     std::optional<control::Message> message;  ///< for Jobs, while kOpen
     std::optional<control::Refused> refused;  ///< tell it and close
@@ -58,13 +58,8 @@ class ControlPeer {
   [[nodiscard]] Step next(std::string_view& input, const House& house);
 
   void send(std::string_view bytes);
-  /// A Preamble or a Message.
-  template <class T>
-  void say(const T& what) {
-    std::string bytes;
-    control::encode(what, bytes);
-    send(bytes);
-  }
+  void send(const control::Preamble& preamble) { send_encoded(preamble); }
+  void send(const control::Message& message) { send_encoded(message); }
   /// Sends what the socket takes. Empty, or why it is broken.
   [[nodiscard]] std::string flush();
   /// Of the send() that flush() told of.
@@ -88,6 +83,12 @@ class ControlPeer {
   [[nodiscard]] std::string title() const;
 
  private:
+  template <class T>
+  void send_encoded(const T& what) {
+    std::string bytes;
+    control::encode(what, bytes);
+    send(bytes);
+  }
   [[nodiscard]] Step take_start(const control::Start& start, const House& house);
 
   int fd_;  // the ControlServer's

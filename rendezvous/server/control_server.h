@@ -72,7 +72,6 @@ struct ControlServerStats {
   std::uint64_t num_messages = 0;        ///< received
   std::uint64_t num_stores = 0;          ///< of workers whose agents proxy
   std::uint64_t num_channels = 0;        ///< those workers' connections
-  std::uint64_t num_parked_bytes = 0;    ///< said by agents while nothing can be recorded
   std::uint64_t num_buffered_bytes = 0;  ///< see ControlServerOptions::max_buffered_bytes
   RefusalCounts refusals{};
 };
@@ -90,7 +89,7 @@ class ControlServer {
   void accept(UniqueFd fd, std::string_view first_bytes, std::string peer);
 
   /// The node is gone for good, as somebody else knows; its connection, if it has one, is closed with `why`.
-  void give_up(std::string_view job, const membership::NodeId& node, const std::string& why);
+  void evict_node(std::string_view job, const membership::NodeId& node, const std::string& why);
 
   /// Tells every agent, closes their connections and forgets the jobs. Does not block.
   void stop();
@@ -100,7 +99,7 @@ class ControlServer {
 
  private:
   class Impl;
-  std::shared_ptr<Impl> impl_;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace muster::net

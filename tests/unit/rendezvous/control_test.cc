@@ -143,8 +143,8 @@ TEST_CASE("the bytes are those of the format") {
   REQUIRE(bytes ==
           std::string("\xABmuster\x01\x01"
                       "\x1b\0\0\0\x07\x02\x01\0\0\0\0\0\0\x67\x12\x01\0\0\0\0\0\0\0\x03\x02\0\0\0\0\0\0"
-                      "\x08\0\0\0\x11\x03\0\0\0bye",
-                      9 + 31 + 12));
+                      "\x0c\0\0\0\x11\x03\0\0\0\0\0\0\0bye",
+                      9 + 31 + 16));
 }
 
 TEST_CASE("an announced length beyond the limit is refused before its bytes come") {
@@ -169,8 +169,9 @@ TEST_CASE("what the format does not allow is refused and stays refused") {
   REQUIRE(error_of({"\x01\0\0\0\xff", 5}) == "unknown message type 255");
   REQUIRE(error_of({"\x02\0\0\0\x08x", 6}) == "Heartbeat: 1 bytes too many");
   REQUIRE(error_of({"\x03\0\0\0\x07xx", 7}) == "Ready: it ends within a field");
-  REQUIRE(error_of({"\x06\0\0\0\x05\x63\0\0\0\0", 10}) == "Refused: a number that means nothing");
-  REQUIRE(error_of({"\x05\0\0\0\x11\xff\xff\xff\xff", 9}) == "Leave: it ends within a field");
+  REQUIRE(error_of({"\x0a\0\0\0\x05\x63\0\0\0\0\0\0\0\0", 14}) == "Refused: a number that means nothing");
+  REQUIRE(error_of({"\x09\0\0\0\x11\xff\xff\xff\xff\xff\xff\xff\xff", 13}) ==
+          "Leave: it ends within a field");
   REQUIRE(error_of({"\x02\0\0\0\x08", 5}).empty());
 }
 

@@ -145,6 +145,9 @@ TEST_CASE("of jobs that ended the latest are remembered, in bounded room") {
   ended.note("1", now + 10s, {});
   REQUIRE(ended.outlived_by("1", 1s, now + 11s) == nullptr);
   REQUIRE(ended.outlived_by("1", 2s, now + 11s)->ending.text.empty());
+  ended.note("another", now, cause);  // the one that ended first goes, not the name that came first
+  REQUIRE(ended.outlived_by("1", 2s, now + 11s) != nullptr);
+  REQUIRE(ended.outlived_by("2", 1s, now) == nullptr);
 }
 
 TEST_CASE("another program under the run id that every job has is refused, and those who wait hear of it") {
