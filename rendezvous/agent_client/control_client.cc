@@ -263,7 +263,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       compare(*clock);
     } else if (const auto* passed = std::get_if<control::SafePointPassed>(&message)) {
       if (const auto call = events_.safe_point_passed) call(passed->generation);
-    } else if (const auto* remark = std::get_if<control::Remark>(&message)) {
+    } else if (const auto* remark = std::get_if<control::Notice>(&message)) {
       if (told_.size() == kMostRemarks || !told_.insert(remark->text).second) return;
       if (const auto call = events_.remark) call(remark->text);
     } else if (control::is_about_store(message)) {

@@ -21,7 +21,7 @@ namespace {
 constexpr std::uint64_t kFirstGone = std::uint64_t{1} << 63;
 
 std::string cut(std::string_view text) {
-  return std::string(text.substr(0, control::kMaxInquiredText));
+  return std::string(text.substr(0, control::kMaxQueryText));
 }
 
 std::int64_t millis_between(Instant from, Instant to) {
@@ -123,7 +123,7 @@ JobState describe_job(const Job& job, Instant now) {
 }
 
 std::vector<control::Message> describe_nodes(const Job& job, std::uint64_t from, Instant now,
-                                             const AddressOf& address_of, control::InquiryOver& over) {
+                                             const AddressOf& address_of, control::QueryEnd& over) {
   const membership::Round& round = job.round;
   // Those of this answer: a job may have a hundred thousand.
   std::vector<std::pair<std::uint64_t, const Node*>> found;
@@ -138,8 +138,8 @@ std::vector<control::Message> describe_nodes(const Job& job, std::uint64_t from,
     ++over.num_nodes;
     if (kFirstGone + i >= from) found.emplace_back(kFirstGone + i, nullptr);
   }
-  if (found.size() > control::kMostInquired) {
-    const auto end = found.begin() + static_cast<std::ptrdiff_t>(control::kMostInquired);
+  if (found.size() > control::kMaxQueryEntries) {
+    const auto end = found.begin() + static_cast<std::ptrdiff_t>(control::kMaxQueryEntries);
     std::nth_element(found.begin(), end, found.end());
     over.more = true;
     over.from_number = end->first;

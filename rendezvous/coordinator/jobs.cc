@@ -485,7 +485,7 @@ std::string Jobs::disagreement_about_program(const Job& job, const membership::R
 void Jobs::remark(Job& job, ConnectionId id, const membership::Request& request,
                   const membership::Settings& wanted, JobsEffects& effects) {
   const auto say = [&](const std::string& text) {
-    effects.deliveries.push_back({{id}, control::Remark{text}, false});
+    effects.deliveries.push_back({{id}, control::Notice{text}, false});
   };
   if (const std::string text = membership::remark(wanted, job.settings); !text.empty())
     say(fmt::format("{}: {}", request.host, text));
@@ -750,9 +750,9 @@ std::string Jobs::disagreement_about_store(const Job& job, const membership::Req
       proxies ? "does not" : "does");
 }
 
-std::vector<control::Message> Jobs::answer(const control::Inquire& question,
+std::vector<control::Message> Jobs::answer(const control::Query& question,
                                            const std::function<bool(std::string_view)>& may_see, Instant now,
-                                           control::InquiryOver& over) const {
+                                           control::QueryEnd& over) const {
   std::vector<control::Message> out;
   const auto one = question.job.empty() ? jobs_.end() : jobs_.find(question.job);
   std::vector<const Job*> shown;
@@ -770,8 +770,8 @@ std::vector<control::Message> Jobs::answer(const control::Inquire& question,
     return out;
   }
   std::sort(shown.begin(), shown.end(), [](const Job* a, const Job* b) { return a->name < b->name; });
-  if (shown.size() > control::kMostInquired) {
-    shown.resize(control::kMostInquired);
+  if (shown.size() > control::kMaxQueryEntries) {
+    shown.resize(control::kMaxQueryEntries);
     over.more = true;
     over.after = shown.back()->name;
   }

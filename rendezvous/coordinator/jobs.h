@@ -88,9 +88,9 @@ class Jobs {
   [[nodiscard]] std::optional<Membership> member(ConnectionId id) const;
   /// JobState and NodeState for whoever looks in; of jobs that `may_see` refuses nothing, not even that they
   /// are. O(nodes) of the jobs that are told of.
-  [[nodiscard]] std::vector<control::Message> answer(const control::Inquire& question,
+  [[nodiscard]] std::vector<control::Message> answer(const control::Query& question,
                                                      const std::function<bool(std::string_view)>& may_see,
-                                                     Instant now, control::InquiryOver& over) const;
+                                                     Instant now, control::QueryEnd& over) const;
 
  private:
   struct Client {

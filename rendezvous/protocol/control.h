@@ -10,7 +10,7 @@
 //                                <-  preamble, Challenge{nonce} or Refused
 //   Proof{mac}, Join             ->
 //                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report,
-//                                Clock, SafePointPassed, Hang, Remark
+//                                Clock, SafePointPassed, Hang, Notice
 //   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock, Hang ->
 //
 // The workers' store may be the coordinator's (--store-proxy). Each worker's connection then has a number,
@@ -20,7 +20,7 @@
 // are repeated.
 //   StoreAttach, StoreOpen*, StoreRequest*, StoreClose ->
 //                                <-  StoreAttached or StoreRefused, StoreAnswer*, StoreClose
-// Who only looks in says Inquire instead of Join (inquiry.h); its Start names no job, or the one it asks for.
+// Who only looks in says Query instead of Join (query.h); its Start names no job, or the one it asks for.
 #pragma once
 
 #include <array>
@@ -31,7 +31,7 @@
 #include <variant>
 #include <vector>
 
-#include "rendezvous/protocol/inquiry.h"
+#include "rendezvous/protocol/query.h"
 #include "rendezvous/protocol/world.h"
 
 namespace muster::control {
@@ -387,19 +387,19 @@ struct Hang {
 };
 
 /// What a node's own user should know: it takes part, but not as he may think.
-struct Remark {
+struct Notice {
   std::string text;
 
-  static constexpr std::string_view kName = "Remark";
+  static constexpr std::string_view kName = "Notice";
   void fields(auto& io) { io(text); }
-  friend bool operator==(const Remark&, const Remark&) = default;
+  friend bool operator==(const Notice&, const Notice&) = default;
 };
 
 using Message =
     std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
                  GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, StoreAttach,
                  StoreAttached, StoreRefused, StoreOpen, StoreRequest, StoreAnswer, StoreClose, Clock,
-                 SafePointPassed, Hang, Remark, Inquire, JobState, NodeState, StoreJobState, InquiryOver>;
+                 SafePointPassed, Hang, Notice, Query, JobState, NodeState, StoreJobState, QueryEnd>;
 
 /// Of the workers' store, whoever says it.
 [[nodiscard]] bool is_about_store(const Message& message);

@@ -139,7 +139,7 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
     send(control::Message(control::Clock{clock->asked, received, wall_nanoseconds()}));
     return out;
   }
-  if (stage == Stage::kOpen && job_.empty() && !std::holds_alternative<control::Inquire>(message)) {
+  if (stage == Stage::kOpen && job_.empty() && !std::holds_alternative<control::Query>(message)) {
     out.refused = Refused{Refused::Reason::kSettings, control::defect_of_job(job_)};
     return out;
   }

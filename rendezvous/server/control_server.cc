@@ -20,7 +20,7 @@
 #include "rendezvous/net/link_room.h"
 #include "rendezvous/net/peer_owner.h"
 #include "rendezvous/server/agent_table.h"
-#include "rendezvous/server/store_inquiry.h"
+#include "rendezvous/server/store_query.h"
 #include "rendezvous/wal/state_log.h"
 
 namespace muster::net {
@@ -252,7 +252,7 @@ class ControlServer::Impl final : public StateKeeper {
       if (step.need_more) break;
       if (step.message) {
         ++stats_.num_messages;
-        if (const auto* question = std::get_if<control::Inquire>(&*step.message)) {
+        if (const auto* question = std::get_if<control::Query>(&*step.message)) {
           if (std::exchange(asked, true) || peer.blocked())
             return refuse(id, connection,
                           {Refused::Reason::kProtocol, "a question before the answer to another"});
@@ -319,15 +319,15 @@ class ControlServer::Impl final : public StateKeeper {
   // Who has proven the secret of one job sees that job; who has proven the house's, or nothing where there is
   // none, sees those that have no secret of their own, and the store's. Changes that are not on the disk yet
   // may show: nothing follows from an answer.
-  void answer(const control::Inquire& question, AgentConnection& connection) const {
+  void answer(const control::Query& question, AgentConnection& connection) const {
     ControlPeer& peer = connection.peer;
     const auto may_see = [&](std::string_view job) {
       if (peer.proved_own_secret()) return job == peer.job();
       return !options_.job_secrets || options_.job_secrets->find(job) == nullptr;
     };
-    control::InquiryOver over;
+    control::QueryEnd over;
     over.software = options_.software;
-    if (options_.state) over.trouble = options_.state->problem();
+    if (options_.state) over.problem = options_.state->problem();
     for (const control::Message& each : jobs_.answer(question, may_see, now(), over)) peer.send(each);
     if (const StoreCore* core = options_.store ? options_.store() : nullptr;
         core != nullptr && !peer.proved_own_secret() && question.after.empty() && question.from_number == 0)

@@ -65,8 +65,8 @@ std::vector<Message> one_of_each() {
           Clock{1, 2, std::int64_t{3} << 40},
           SafePointPassed{7},
           Hang{7, Hang::Kind::kCollect, 2, "host-a", 3, "{}"},
-          Remark{"join_timeout=60 here, 600 in the job"},
-          Inquire{"train", "swift-otter", 1000},
+          Notice{"join_timeout=60 here, 600 in the job"},
+          Query{"train", "swift-otter", 1000},
           JobState{"train",  JobState::Phase::kRestarting,
                    3,        1,
                    5,        60,
@@ -82,7 +82,7 @@ std::vector<Message> one_of_each() {
           NodeState{7, "host-b", NodeState::State::kAway, 3, 24, 8, -1, "trainer", 1500, "10.0.0.7",
                     "its connection broke"},
           StoreJobState{"torch", 2, 17, 400, 65'536, 3},
-          InquiryOver{3, 64, 1, true, "train", 1000, "muster 0.1.0", "the disk is full"}};
+          QueryEnd{3, 64, 1, true, "train", 1000, "muster 0.1.0", "the disk is full"}};
 }
 
 std::vector<Message> decode_all(Decoder& decoder, std::string_view bytes) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inquiry: what somebody who looks in (musterctl jobs) asks a coordinator, and its answer: messages of the
+// Query: what somebody who looks in (musterctl jobs) asks a coordinator, and its answer: messages of the
 // control protocol (control.h) on a connection that joins nothing. One question at a time, which changes
 // nothing:
-//   Inquire  ->
-//            <-  JobState*, NodeState*, StoreJobState*, InquiryOver
-// An answer has kMostInquired of each at most; InquiryOver says how many there are and where to go on.
+//   Query  ->
+//            <-  JobState*, NodeState*, StoreJobState*, QueryEnd
+// An answer has kMaxQueryEntries of each at most; QueryEnd says how many there are and where to go on.
 // Values; texts are as agents gave them, cut short, and not to be shown to a terminal as they are.
 #pragma once
 
@@ -15,17 +15,17 @@
 
 namespace muster::control {
 
-inline constexpr std::size_t kMostInquired = 1000;
-inline constexpr std::size_t kMaxInquiredText = 1024;  ///< bytes of each text in an answer
+inline constexpr std::size_t kMaxQueryEntries = 1000;
+inline constexpr std::size_t kMaxQueryText = 1024;  ///< bytes of each text in an answer
 
-struct Inquire {
+struct Query {
   std::string job;                ///< this one, with its nodes; empty: all that the asker may see
   std::string after;              ///< of the jobs those behind this name; empty: from the first
   std::uint64_t from_number = 0;  ///< of the nodes those from this number on
 
-  static constexpr std::string_view kName = "Inquire";
+  static constexpr std::string_view kName = "Query";
   void fields(auto& io) { io(job, after, from_number); }
-  friend bool operator==(const Inquire&, const Inquire&) = default;
+  friend bool operator==(const Query&, const Query&) = default;
 };
 
 struct JobState {
@@ -115,7 +115,7 @@ struct StoreJobState {
   friend bool operator==(const StoreJobState&, const StoreJobState&) = default;
 };
 
-struct InquiryOver {
+struct QueryEnd {
   std::uint64_t num_jobs = 0;        ///< that the asker may see, however many were asked for, as the next
   std::uint64_t num_nodes = 0;       ///< of the job that was asked for
   std::uint64_t num_store_jobs = 0;  ///< of torchrun
@@ -123,13 +123,13 @@ struct InquiryOver {
   std::string after;
   std::uint64_t from_number = 0;
   std::string software;  ///< of the coordinator
-  std::string trouble;   ///< why it acknowledges nothing at present
+  std::string problem;   ///< why it acknowledges nothing at present
 
-  static constexpr std::string_view kName = "InquiryOver";
+  static constexpr std::string_view kName = "QueryEnd";
   void fields(auto& io) {
-    io(num_jobs, num_nodes, num_store_jobs, more, after, from_number, software, trouble);
+    io(num_jobs, num_nodes, num_store_jobs, more, after, from_number, software, problem);
   }
-  friend bool operator==(const InquiryOver&, const InquiryOver&) = default;
+  friend bool operator==(const QueryEnd&, const QueryEnd&) = default;
 };
 
 }  // namespace muster::control
