@@ -354,7 +354,7 @@ bool Jobs::came_too_late(ConnectionId id, Client& client, const control::Join& j
 }
 
 // Everybody has left the former job of this name: this is a new one.
-bool Jobs::gives_way(const Job& job, const control::Join& join, Instant now) {
+bool Jobs::is_replaceable(const Job& job, const control::Join& join, Instant now) {
   if (!is_deserted(job) || is_awaited(job, now)) return false;
   if (job.round.phase == Phase::kClosed) return true;
   return !join.resume && (!job.lost_some || !membership::difference(join.settings, job.settings).empty());
@@ -363,7 +363,7 @@ bool Jobs::gives_way(const Job& job, const control::Join& join, Instant now) {
 Job* Jobs::job_for(ConnectionId id, const Client& client, const control::Join& join, Instant now,
                    JobsEffects& effects) {
   const auto found = jobs_.find(client.job);
-  if (found == jobs_.end() || gives_way(found->second, join, now))
+  if (found == jobs_.end() || is_replaceable(found->second, join, now))
     return begin(id, client, join, now, effects);
   Job& job = found->second;
   if (job.round.phase != Phase::kClosed) return &job;

@@ -51,7 +51,7 @@ class Jobs {
   /// A connection whose agent has proven what it has to. `peer_address` is its host as seen from here.
   void connected(ConnectionId id, std::string job, std::string peer_address);
   void receive(ConnectionId id, const control::Message& message, Instant now, JobsEffects& effects);
-  /// Without a good-bye, or after one.
+  /// Without a Leave, or after one.
   void disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects,
                     membership::Break how = membership::Break::kEnd);
   /// Somebody failed before connected(): told to those who wait for it.
@@ -62,9 +62,10 @@ class Jobs {
                   JobsEffects& effects);
   /// A member's workers ask for a store that this coordinator has not: their generation ends.
   void store_lost(const Membership& member, Instant now, JobsEffects& effects);
-  /// Who is about to be lost for its silence; to be looked at once more, since its words may not be read yet.
+  /// Who is about to be lost for its silence; to be looked at once more, since its messages may not be read
+  /// yet.
   [[nodiscard]] std::vector<ConnectionId> overdue(Instant now) const;
-  /// Bytes of it are there: words that are not read yet, or not whole.
+  /// Bytes of it are there: messages that are not read yet, or not whole.
   void heard(ConnectionId id, Instant now, JobsEffects& effects);
   /// To be called at next_deadline(), and whenever it is convenient.
   void advance(Instant now, JobsEffects& effects);
@@ -105,7 +106,7 @@ class Jobs {
                 JobsEffects& effects);
   [[nodiscard]] bool came_too_late(ConnectionId id, Client& client, const control::Join& join, Instant now,
                                    JobsEffects& effects);
-  [[nodiscard]] static bool gives_way(const Job& job, const control::Join& join, Instant now);
+  [[nodiscard]] static bool is_replaceable(const Job& job, const control::Join& join, Instant now);
   [[nodiscard]] Job* begin(ConnectionId id, const Client& client, const control::Join& join, Instant now,
                            JobsEffects& effects);
   [[nodiscard]] Job* job_for(ConnectionId id, const Client& client, const control::Join& join, Instant now,

@@ -43,7 +43,7 @@ class ControlPeer {
     bool need_more = false;                   ///< all input is used
     bool opened = false;                      ///< it has proven what it has to
   };
-  struct House {
+  struct HandshakeOptions {
     const std::optional<auth::Secret>& secret;
     std::uint32_t heartbeat_ms;
     const std::string& software;
@@ -55,7 +55,7 @@ class ControlPeer {
   /// What the peer sent, as it meant it: `plain` may be used for it, and holds what is returned. Fails where
   /// TLS does.
   [[nodiscard]] Result<std::string_view> decrypt(std::string_view bytes, std::string& plain);
-  [[nodiscard]] Step next(std::string_view& input, const House& house);
+  [[nodiscard]] Step next(std::string_view& input, const HandshakeOptions& options);
 
   void send(std::string_view bytes);
   void send(const control::Preamble& preamble) { send_encoded(preamble); }
@@ -89,7 +89,7 @@ class ControlPeer {
     control::encode(what, bytes);
     send(bytes);
   }
-  [[nodiscard]] Step take_start(const control::Start& start, const House& house);
+  [[nodiscard]] Step take_start(const control::Start& start, const HandshakeOptions& options);
 
   int fd_;  // the ControlServer's
   std::string name_;
@@ -97,7 +97,7 @@ class ControlPeer {
   control::Decoder decoder_;
   auth::ServerHandshake handshake_;
   std::string job_;
-  bool own_secret_ = false;  // the job's, not the house's
+  bool own_secret_ = false;  // the job's, not the one of all jobs
   std::string host_;
   std::string out_;
   int send_error_ = 0;

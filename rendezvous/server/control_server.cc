@@ -238,7 +238,7 @@ class ControlServer::Impl final : public StateKeeper {
 
   void take(ConnectionId id, AgentConnection& connection, std::string_view bytes) {
     ControlPeer& peer = connection.peer;
-    const ControlPeer::House house{
+    const ControlPeer::HandshakeOptions handshake{
         options_.secret,
         static_cast<std::uint32_t>(options_.heartbeat_interval.count()),
         options_.software,
@@ -248,7 +248,7 @@ class ControlServer::Impl final : public StateKeeper {
         options_.tls && options_.tls->asks_for_certificate()};
     bool asked = false;
     while (peer.stage != Stage::kClosing) {
-      ControlPeer::Step step = peer.next(bytes, house);
+      ControlPeer::Step step = peer.next(bytes, handshake);
       if (step.need_more) break;
       if (step.message) {
         ++stats_.num_messages;
@@ -316,9 +316,9 @@ class ControlServer::Impl final : public StateKeeper {
     return error;
   }
 
-  // Who has proven the secret of one job sees that job; who has proven the house's, or nothing where there is
-  // none, sees those that have no secret of their own, and the store's. Changes that are not on the disk yet
-  // may show: nothing follows from an answer.
+  // Who has proven the secret of one job sees that job; who has proven the secret of all jobs, or nothing
+  // where there is none, sees those that have no secret of their own, and the store's. Changes that are not
+  // on the disk yet may show: nothing follows from an answer.
   void answer(const control::Query& question, AgentConnection& connection) const {
     ControlPeer& peer = connection.peer;
     const auto may_see = [&](std::string_view job) {

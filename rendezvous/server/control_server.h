@@ -46,7 +46,7 @@ struct ControlServerOptions {
   Millis handshake_timeout{10'000};  ///< from the first byte to a proof
   Millis heartbeat_interval{5'000};  ///< what agents are told
   std::size_t max_connections = 100'000;
-  /// Connections that have proven nothing yet; one more closes the oldest, so that strangers who say nothing
+  /// Connections that have proven nothing yet; one more closes the oldest, so that peers who prove nothing
   /// keep no agent out. More than agents that come at the same moment.
   std::size_t max_handshakes = 20'000;
   std::size_t max_unsent_bytes = std::size_t{16} << 20;  ///< of an agent that does not read
