@@ -36,12 +36,12 @@ Result<std::optional<auth::Secret>> secret_of(const JobsCommand& command, const 
   return std::optional(*std::move(secret));
 }
 
-Result<net::InquiryOptions> question(const JobsCommand& command, const Environment& environment) {
+Result<net::QueryOptions> question(const JobsCommand& command, const Environment& environment) {
   auto endpoint = parse_endpoint(command.endpoint);
   if (!endpoint || endpoint->host.empty() || endpoint->port == 0)
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("--endpoint={} is not HOST[:PORT]", command.endpoint));
-  net::InquiryOptions out;
+  net::QueryOptions out;
   out.host = endpoint->host;
   out.port = static_cast<std::uint16_t>(endpoint->port < 0 ? kMusterPort : endpoint->port);
   out.job = command.job;
@@ -64,7 +64,7 @@ Result<net::InquiryOptions> question(const JobsCommand& command, const Environme
 int show_jobs(const JobsCommand& command, const Environment& environment) {
   const auto asked = question(command, environment);
   if (!asked) return complain(asked.error().message, kExitUsage);
-  const auto answer = net::inquire(*asked);
+  const auto answer = net::query(*asked);
   if (!answer)
     return complain(answer.error().message,
                     answer.error().code == ErrorCode::kMismatch ? kExitRefused : kExitRendezvous);

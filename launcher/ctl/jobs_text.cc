@@ -14,15 +14,15 @@
 namespace muster::launcher {
 namespace {
 
-using control::InquiryOver;
 using control::JobState;
 using control::NodeState;
+using control::QueryEnd;
 using control::StoreJobState;
 using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kMaxCell = 80;
 
-std::string shown(std::string_view text, std::size_t most = control::kMaxInquiredText) {
+std::string shown(std::string_view text, std::size_t most = control::kMaxQueryText) {
   std::string out(text.substr(0, most));
   for (char& c : out)
     if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
@@ -118,8 +118,8 @@ std::string left_out(std::size_t told, std::uint64_t all, std::string_view what)
   return all > told ? fmt::format("and {} more {}\n", all - told, what) : "";
 }
 
-std::string trouble_of(const InquiryOver& over) {
-  return over.trouble.empty() ? "" : fmt::format("nothing is acknowledged: {}\n", shown(over.trouble));
+std::string trouble_of(const QueryEnd& over) {
+  return over.problem.empty() ? "" : fmt::format("nothing is acknowledged: {}\n", shown(over.problem));
 }
 
 std::string ranks_of(const NodeState& node) {
@@ -207,7 +207,7 @@ Json json_of(const StoreJobState& job) {
 
 }  // namespace
 
-std::string jobs_text(const net::InquiryAnswer& answer) {
+std::string jobs_text(const net::QueryAnswer& answer) {
   std::vector<Row> rows = {
       {"JOB", "STATE", "NODES", "SPARES", "RANKS", "RESTARTS", "AGE", "STORE", "REMARK"}};
   for (const JobState& job : answer.jobs) rows.push_back(row_of(job));
@@ -218,7 +218,7 @@ std::string jobs_text(const net::InquiryAnswer& answer) {
          left_out(answer.store_jobs.size(), answer.over.num_store_jobs, "jobs of torchrun");
 }
 
-std::string job_text(const net::InquiryAnswer& answer, std::size_t most) {
+std::string job_text(const net::QueryAnswer& answer, std::size_t most) {
   std::string out = trouble_of(answer.over);
   for (const JobState& job : answer.jobs) {
     out += fmt::format("{}: {}", shown(job.job), word_for(job.phase));
@@ -248,9 +248,9 @@ std::string job_text(const net::InquiryAnswer& answer, std::size_t most) {
   return out;
 }
 
-std::string jobs_json(const net::InquiryAnswer& answer) {
+std::string jobs_json(const net::QueryAnswer& answer) {
   Json out{{"software", answer.over.software}};
-  if (!answer.over.trouble.empty()) out["trouble"] = answer.over.trouble;
+  if (!answer.over.problem.empty()) out["trouble"] = answer.over.problem;
   out["num_jobs"] = answer.over.num_jobs;
   out["num_torchrun_jobs"] = answer.over.num_store_jobs;
   for (const char* list : {"jobs", "nodes", "torchrun_jobs"}) out[list] = Json::array();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs text: what musterctl jobs prints of a coordinator's answer (rendezvous/protocol/inquiry.h), for people
+// Jobs text: what musterctl jobs prints of a coordinator's answer (rendezvous/protocol/query.h), for people
 // and as JSON. Pure; for ctl/ alone. The texts in an answer came over a network: none steers a terminal.
 // Nothing here fails.
 #pragma once
@@ -7,15 +7,15 @@
 #include <cstddef>
 #include <string>
 
-#include "rendezvous/agent_client/inquiry_client.h"
+#include "rendezvous/agent_client/query_client.h"
 
 namespace muster::launcher {
 
 /// A line for each job, one for each job of torchrun.
-[[nodiscard]] std::string jobs_text(const net::InquiryAnswer& answer);
+[[nodiscard]] std::string jobs_text(const net::QueryAnswer& answer);
 /// One job and its nodes, of which `most` are shown: those that do not work before those that do; 0: all.
-[[nodiscard]] std::string job_text(const net::InquiryAnswer& answer, std::size_t most);
+[[nodiscard]] std::string job_text(const net::QueryAnswer& answer, std::size_t most);
 /// One object: jobs, nodes, torchrun_jobs and the counts.
-[[nodiscard]] std::string jobs_json(const net::InquiryAnswer& answer);
+[[nodiscard]] std::string jobs_json(const net::QueryAnswer& answer);
 
 }  // namespace muster::launcher

@@ -31,7 +31,7 @@ void ElasticRendezvous::hand_over_parts() {
 void ElasticRendezvous::say_hang(int, control::Hang word) {
   if (!assigned_ || !client_) return;
   word.generation = assigned_->generation;
-  client_->say_hang(word);
+  client_->send_hang(word);
 }
 
 void ElasticRendezvous::hear_hangs(int, HangHeard heard) {

@@ -53,7 +53,7 @@ EtcdSession::Events EtcdSeat::session_events() {
   out.deposed = [this](const std::string& why) { stop_serving(why); };
   out.follow = [this](const etcd::Place& place) { follow(place); };
   out.absent = [this](const membership::NodeId& id) {
-    if (server_) server_->coordinator().give_up(job_.run_id, id, "its lease in etcd is over");
+    if (server_) server_->coordinator().evict_node(job_.run_id, id, "its lease in etcd is over");
   };
   out.lost = [this](const Error& error) { end(error); };
   return out;

@@ -24,8 +24,8 @@ namespace {
 
 namespace asio = boost::asio;
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
-constexpr Millis kReturnPatience{5'000};
-constexpr std::size_t kMostRemarks = 16;
+constexpr Millis kReturnTimeout{5'000};
+constexpr std::size_t kMaxNotices = 16;
 constexpr Backoff::Options kBackoff{.first = Millis(20), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
 
 bool worth_another_try(ErrorCode code) {
@@ -41,9 +41,9 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       : loop_(loop),
         options_(std::move(options)),
         events_(std::move(events)),
-        heart_(loop),
+        heartbeat_timer_(loop),
         pause_(loop),
-        patience_(loop) {
+        leave_timer_(loop) {
     if (options_.request.id == membership::NodeId{}) options_.request.id = auth::random_node_id();
   }
 
@@ -80,34 +80,34 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
 
   void ready(std::int64_t generation, std::uint16_t master_port, const Reached& reached) {
     running_.reset();
-    facts_.clear();
+    unconfirmed_.clear();
     options_.request.master_port = master_port;
-    said_ready_ = generation;
+    last_ready_ = generation;
     reached_ = reached;
     send(control::Ready{generation, master_port, reached});
   }
 
   // What has to reach the coordinator even if the connection breaks meanwhile.
   void state(const control::Message& fact) {
-    facts_.push_back(fact);
+    unconfirmed_.push_back(fact);
     send(fact);
   }
 
-  void leave(std::string reason, Millis patience, std::function<void()> left) {
+  void leave(std::string reason, Millis timeout, std::function<void()> left) {
     leaving_ = true;
     left_ = std::move(left);
-    good_bye_ = std::move(reason);
+    leave_reason_ = std::move(reason);
     if (over_ || (!joined_ && !comes_back())) {
-      asio::post(loop_, [self = shared_from_this()] { self->has_left(); });
+      asio::post(loop_, [self = shared_from_this()] { self->finish_leaving(); });
       return;
     }
     if (joined_)
-      say_good_bye();
+      send_leave();
     else
-      patience = std::min(patience, kReturnPatience);
-    patience_.expires_after(patience);
-    patience_.async_wait([self = shared_from_this()](const auto& error) {
-      if (!error) self->has_left();
+      timeout = std::min(timeout, kReturnTimeout);
+    leave_timer_.expires_after(timeout);
+    leave_timer_.async_wait([self = shared_from_this()](const auto& error) {
+      if (!error) self->finish_leaving();
     });
   }
 
@@ -124,10 +124,10 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   // good-bye.
   [[nodiscard]] bool comes_back() const { return !done_ && offered_grace_.count() > 0; }
 
-  void say_good_bye() {
-    link_->send(control::Leave{good_bye_});
+  void send_leave() {
+    link_->send(control::Leave{leave_reason_});
     link_->finish_sending();
-    heart_.cancel();
+    heartbeat_timer_.cancel();
   }
 
   // Connects until it may not any more. `self` keeps the object while this is suspended.
@@ -137,16 +137,16 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     Instant deadline = began + options_.connect_timeout;
     bool was_joined = false;
     std::string told;
-    for (std::size_t turn = 0; !over_; ++turn) {
+    for (std::size_t attempt = 0; !over_; ++attempt) {
       link_ = std::make_shared<ControlLink>(
           loop_, ControlLink::Target{options_.host, options_.port, options_.job, options_.request.host,
                                      options_.secret, options_.limits, options_.tls, options_.tls_name});
       Error error =
-          co_await converse(turn, std::min(deadline, SteadyClock::now() + options_.attempt_timeout));
+          co_await run_connection(attempt, std::min(deadline, SteadyClock::now() + options_.attempt_timeout));
       if (over_) co_return;
       const bool lost = std::exchange(joined_, false);
       const bool again = !done_ && (worth_another_try(error.code) || link_->coordinator_stops());
-      heart_.cancel();
+      heartbeat_timer_.cancel();
       link_->close();
       if (const auto call = events_.linked; call && lost) {
         call(false);
@@ -154,7 +154,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       }
       // Who closes in its turn has read everything.
       if (leaving_ && (!again || !comes_back() || link_->was_finished())) {
-        has_left();
+        finish_leaving();
         co_return;
       }
       const Instant now = SteadyClock::now();
@@ -188,9 +188,9 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   // One connection; why it ended.
-  asio::awaitable<Error> converse(std::size_t turn, Instant deadline) {
+  asio::awaitable<Error> run_connection(std::size_t attempt, Instant deadline) {
     const auto link = link_;
-    const auto welcome = co_await link->open(turn, deadline);
+    const auto welcome = co_await link->open(attempt, deadline);
     if (!welcome) co_return welcome.error();
     if (over_) co_return Error{ErrorCode::kCancelled, "closed"};
     heartbeat_ = Millis(std::clamp<std::uint32_t>(welcome->heartbeat_ms, 10, 3'600'000));
@@ -205,13 +205,13 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     // Between two generations a coordinator that knows none hears of the last one, lest it use its number
     // again. Another answers that it is over, and hears how far workers came before the next world is formed.
     const auto age = std::chrono::duration_cast<Millis>(SteadyClock::now() - options_.born);
-    const auto resume = running_ ? running_ : said_ready_;
+    const auto resume = running_ ? running_ : last_ready_;
     send(control::Join{options_.request, options_.settings, resume, options_.software, age});
-    for (const control::Message& fact : facts_) send(fact);
+    for (const control::Message& fact : unconfirmed_) send(fact);
     if (leaving_)
-      say_good_bye();
+      send_leave();
     else
-      beat();
+      send_heartbeat();
     if (options_.compare_clocks) {
       clocks_ = {};
       clocks_left_ = kClockExchanges;
@@ -242,8 +242,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     } else if (const auto* waiting = std::get_if<control::Waiting>(&message)) {
       if (const auto call = events_.waiting) call(*waiting);
     } else if (const auto* over = std::get_if<control::GenerationOver>(&message)) {
-      facts_.clear();
-      if (said_ready_ && over->generation <= *said_ready_) {
+      unconfirmed_.clear();
+      if (last_ready_ && over->generation <= *last_ready_) {
         // ready() came while the word was on its way, and was lost with a connection.
         send(control::Ready{over->generation, options_.request.master_port, reached_});
         return;
@@ -253,7 +253,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       if (const auto call = events_.generation_over) call(*over);
     } else if (const auto* closed = std::get_if<control::Closed>(&message)) {
       done_ = true;
-      facts_.clear();
+      unconfirmed_.clear();
       if (const auto call = std::exchange(events_.closed, {})) call(*closed);
     } else if (const auto* report = std::get_if<control::Report>(&message)) {
       if (const auto call = events_.report) call(*report);
@@ -263,8 +263,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       compare(*clock);
     } else if (const auto* passed = std::get_if<control::SafePointPassed>(&message)) {
       if (const auto call = events_.safe_point_passed) call(passed->generation);
-    } else if (const auto* remark = std::get_if<control::Remark>(&message)) {
-      if (told_.size() == kMostRemarks || !told_.insert(remark->text).second) return;
+    } else if (const auto* remark = std::get_if<control::Notice>(&message)) {
+      if (notices_.size() == kMaxNotices || !notices_.insert(remark->text).second) return;
       if (const auto call = events_.remark) call(remark->text);
     } else if (control::is_about_store(message)) {
       if (const auto call = events_.store) call(message);
@@ -281,9 +281,9 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
 
   // While joined. Silence is counted in beats, so that an agent that was itself stopped for a while does not
   // blame the coordinator.
-  void beat() {
-    heart_.expires_after(heartbeat_);
-    heart_.async_wait([self = shared_from_this(), link = link_](const auto& error) {
+  void send_heartbeat() {
+    heartbeat_timer_.expires_after(heartbeat_);
+    heartbeat_timer_.async_wait([self = shared_from_this(), link = link_](const auto& error) {
       if (error || self->over_ || self->link_ != link || !self->joined_) return;
       // What it says may be long, and the line slow.
       if (std::exchange(self->heard_bytes_, link->received_bytes()) != link->received_bytes())
@@ -294,19 +294,19 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
         return;
       }
       link->send(control::Heartbeat{});
-      self->beat();
+      self->send_heartbeat();
     });
   }
 
   void fail_for_good(Error error) {
     if (over_) return;
     end();
-    if (left_) return has_left();
+    if (left_) return finish_leaving();
     if (done_) return;
     if (const auto call = std::exchange(events_, {}).lost) call(error);
   }
 
-  void has_left() {
+  void finish_leaving() {
     end();
     if (const auto call = std::exchange(left_, {})) call();
   }
@@ -315,21 +315,21 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   void end() {
     over_ = true;
     if (link_) link_->close();
-    heart_.cancel();
+    heartbeat_timer_.cancel();
     pause_.cancel();
-    patience_.cancel();
+    leave_timer_.cancel();
   }
 
   asio::io_context& loop_;
   ControlClientOptions options_;
   ControlEvents events_;
-  asio::steady_timer heart_;
+  asio::steady_timer heartbeat_timer_;
   asio::steady_timer pause_;
-  asio::steady_timer patience_;        // of leave()
+  asio::steady_timer leave_timer_;     // of leave()
   std::shared_ptr<ControlLink> link_;  // the present try
   bool joined_ = false;                // Join is sent on link_
   bool leaving_ = false;
-  std::string good_bye_;
+  std::string leave_reason_;
   bool done_ = false;  // closed() was told
   bool over_ = false;
   bool moved_ = false;  // redirected, and not tried there yet
@@ -340,14 +340,14 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   std::uint64_t heard_bytes_ = 0;
   std::int64_t max_missed_ = 3;
   std::optional<std::int64_t> running_;     // assigned, and not said to be ready since
-  std::optional<std::int64_t> said_ready_;  // the last generation that ready() was told of
+  std::optional<std::int64_t> last_ready_;  // the last generation that ready() was told of
   Reached reached_;                         // as said with it
   std::int64_t assigned_ = -1;
   std::int64_t ended_ = -1;
   ClockEstimate clocks_;
-  int clocks_left_ = 0;                  // exchanges to come
-  std::vector<control::Message> facts_;  // about the running generation
-  std::set<std::string> told_;           // remarks
+  int clocks_left_ = 0;                        // exchanges to come
+  std::vector<control::Message> unconfirmed_;  // about the running generation
+  std::set<std::string> notices_;              // remarks
 };
 
 ControlClient::ControlClient(asio::io_context& loop, ControlClientOptions options, ControlEvents events)
@@ -378,14 +378,14 @@ void ControlClient::safe_point(std::int64_t generation) {
 void ControlClient::report(std::int64_t generation, std::string payload) {
   impl_->send(control::Report{generation, {}, -1, std::move(payload)});
 }
-void ControlClient::say_hang(const control::Hang& word) {
-  impl_->send(word);
+void ControlClient::send_hang(const control::Hang& message) {
+  impl_->send(message);
 }
 void ControlClient::stop_job(std::string reason, int exit_code, bool or_leave) {
   impl_->state(control::Stop{exit_code, std::move(reason), or_leave});
 }
-void ControlClient::leave(std::string reason, Millis patience, std::function<void()> left) {
-  impl_->leave(std::move(reason), patience, std::move(left));
+void ControlClient::leave(std::string reason, Millis timeout, std::function<void()> left) {
+  impl_->leave(std::move(reason), timeout, std::move(left));
 }
 void ControlClient::close() {
   impl_->close();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ControlClient: an agent's one connection to its job's coordinator, on the agent's event loop. It finds the
-// coordinator with back-off, authenticates both ways, joins, beats its heart, and reconnects where allowed.
+// coordinator with back-off, authenticates both ways, joins, sends heartbeats, and reconnects where allowed.
 // Owned by the launcher's agent. One loop, one thread: create, call and destroy it on the loop's thread; the
 // loop outlives it. Failure: told once, through ControlEvents::lost, with a code and a text for people.
 //
@@ -121,18 +121,18 @@ class ControlClient {
   void safe_point(std::int64_t generation);
   void report(std::int64_t generation, std::string payload);
   /// Lost where there is no connection.
-  void say_hang(const control::Hang& word);
+  void send_hang(const control::Hang& message);
   /// A message about the workers' store; lost where there is no connection.
   void send_store(const control::Message& message);
   /// What the connection has not taken yet.
   [[nodiscard]] std::size_t unsent_bytes() const;
   /// Ends the job for everybody; with `or_leave` for this node alone, where the others can go on without it.
   void stop_job(std::string reason, int exit_code, bool or_leave = false);
-  /// Says good-bye; `left` comes when the coordinator has read it, or after `patience`. A coordinator that is
-  /// away and keeps its agents' places is looked for meanwhile, for some seconds. No event comes after this
-  /// call.
-  void leave(std::string reason, Millis patience, std::function<void()> left);
-  /// Drops the connection without a word: the coordinator takes this node for lost.
+  /// Tells the coordinator that this node leaves; `left` comes when the coordinator has read it, or after
+  /// `timeout`. A coordinator that is away and keeps its agents' places is looked for meanwhile, for some
+  /// seconds. No event comes after this call.
+  void leave(std::string reason, Millis timeout, std::function<void()> left);
+  /// Drops the connection without a message: the coordinator takes this node for lost.
   void close();
 
   [[nodiscard]] const membership::NodeId& id() const;

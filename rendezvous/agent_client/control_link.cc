@@ -78,9 +78,12 @@ asio::awaitable<Result<control::Welcome>> ControlLink::open(std::size_t turn, In
   bound_kernel_queue(socket_.native_handle());
   watchdog_.expires_at(deadline);
   watchdog_.async_wait([weak = weak_from_this()](const auto& error) {
-    if (const auto link = weak.lock(); link && !error) link->close("no answer in time");
+    // Its time may have come in the turn in which the handshake ended: too late to cancel it.
+    if (const auto link = weak.lock(); link && !error && link->opening_) link->close("no answer in time");
   });
+  opening_ = true;
   auto welcome = co_await handshake();
+  opening_ = false;
   watchdog_.cancel();
   co_return welcome;
 }

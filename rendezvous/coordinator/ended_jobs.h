@@ -32,16 +32,13 @@ class EndedJobs {
       entry.ending.text.resize(kMaxTextBytes);
       entry.ending.text += "...";
     }
-    if (const auto found = entries_.find(name); found != entries_.end()) {
-      found->second = std::move(entry);
-      return;
-    }
+    if (!entries_.insert_or_assign(name, std::move(entry)).second)
+      order_.erase(std::find(order_.begin(), order_.end(), name));
     if (order_.size() == kMost) {
       entries_.erase(entries_.find(order_.front()));
       order_.pop_front();
     }
     order_.push_back(name);
-    entries_.emplace(name, std::move(entry));
   }
 
   /// How the last job of this name ended, if an agent that has been running for `age` was there by then;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // JobClock: the time by which a coordinator judges its agents: the steady clock without what was no fault of
-// theirs, namely while nothing could be recorded (then it stands still) and while the process did not run
-// (that is skipped). All that Jobs is told comes from one of these, so that no deadline is forgotten where
-// time is forgiven. Pure; owned by a ControlServer; one thread. Nothing here fails.
+// theirs. It stands still while nothing can be recorded, and skips the time in which the process did not run.
+// Every time that Jobs gets comes from one of these, so that no deadline runs on while another one does not.
+// Pure; owned by a ControlServer; one thread. Nothing here fails.
 #pragma once
 
 #include <algorithm>
@@ -17,15 +17,15 @@ class JobClock {
   [[nodiscard]] Instant now(Instant real) const {
     return (stopped_at_ ? std::min(real, *stopped_at_) : real) - skipped_;
   }
-  /// When it will be so late; max: never, or not before it goes on.
+  /// When it will be so late; max: never, or not before it is resumed.
   [[nodiscard]] Instant real(Instant time) const {
     return stopped_at_ || time == Instant::max() ? Instant::max() : time + skipped_;
   }
 
-  void stop(Instant real) {
+  void pause(Instant real) {
     if (!stopped_at_) stopped_at_ = real;
   }
-  void go_on(Instant real) {
+  void resume(Instant real) {
     if (stopped_at_ && real > *stopped_at_) skipped_ += real - *stopped_at_;
     stopped_at_.reset();
   }

@@ -4,58 +4,14 @@
 #include <algorithm>
 #include <chrono>
 
-#include "rendezvous/protocol/record_fields.h"
+#include "rendezvous/base/archive.h"
 
 namespace muster {
 
 using membership::NodeId;
 using membership::Phase;
 
-namespace membership {
-
-template <class Io>
-void fields(Io& io, NodeId& id) {
-  io(id.high, id.low);
-}
-template <class Io>
-void fields(Io& io, Slot& slot) {
-  fields(io, slot.node);
-  io(slot.host, slot.machine, slot.role, slot.order, slot.ranks, slot.base_rank, slot.role_base_rank,
-     slot.role_world_size);
-}
-
-}  // namespace membership
-
-template <class Io>
-void fields(Io& io, StepLedger::Entry& entry) {
-  io(entry.generation, entry.reached.epoch, entry.reached.step);
-}
-
-template <class Io>
-void fields(Io& io, StepLedger& steps) {
-  io(steps.best.epoch, steps.best.step, steps.fruitless, steps.last);
-}
-
 namespace {
-
-template <class Io>
-void fields(Io& io, JobRecord& record) {
-  auto& rules = record.settings;
-  io(rules.min_nodes, rules.max_nodes, rules.spares, rules.max_restarts, rules.join_timeout,
-     rules.last_call_timeout, rules.stop_timeout, rules.heartbeat_timeout, rules.cool_down,
-     rules.reconnect_grace, rules.grow_at_safe_point, rules.safe_point_patience, rules.restart_after_loss,
-     rules.max_without_progress);
-  fields(io, record.progress.steps);
-  auto& ending = record.ending;
-  io(record.phase, record.restarts_used, record.world.generation, record.world.world_size, record.world.slots,
-     record.world.master_addresses, record.world.master_port, record.finished, ending.kind, ending.host,
-     ending.group_rank, ending.rank, ending.exit_code, ending.text);
-}
-
-template <class Io>
-void rest_of(Io& io, JobProgress& progress) {
-  io(progress.reached.epoch, progress.reached.step, progress.unnoted);
-}
 
 bool sensible(const StepLedger& steps) {
   return steps.fruitless >= 0 && steps.last.size() <= StepLedger::kMost;
@@ -66,8 +22,7 @@ bool sensible(const JobRecord& record) {
   constexpr std::int64_t kMaxGeneration = std::int64_t{1} << 41;
   const auto& rules = record.settings;
   const auto& world = record.world;
-  return record.phase <= Phase::kClosed && record.ending.kind <= membership::Cause::Kind::kStoreLost &&
-         membership::defect(rules).empty() && record.restarts_used >= 0 &&
+  return membership::defect(rules).empty() && record.restarts_used >= 0 &&
          record.restarts_used <= rules.max_restarts && sensible(record.progress.steps) &&
          (record.phase == Phase::kGathering || !record.progress.unnoted) && world.generation >= -1 &&
          world.generation <= kMaxGeneration && (record.phase != Phase::kRunning || !world.slots.empty()) &&
@@ -163,44 +118,39 @@ membership::Round make_round(const JobRecord& record, Instant now, Millis grace)
 }
 
 void encode(const JobRecord& record, std::string& out) {
-  FieldWriter io(out);
-  // As in FieldWriter: fields() serves both directions.
-  fields(io, const_cast<JobRecord&>(record));
-  io(record.excluded.size());
-  for (const auto& [machine, rest] : record.excluded) io(machine, rest);
-  io(record.known, record.gone);
-  rest_of(io, const_cast<JobProgress&>(record.progress));
-}
-
-void encode(const JobProgress& progress, std::string& out) {
-  FieldWriter io(out);
-  fields(io, const_cast<StepLedger&>(progress.steps));
-  rest_of(io, const_cast<JobProgress&>(progress));
-}
-
-std::optional<JobProgress> decode_progress(std::string_view bytes) {
-  JobProgress out;
-  FieldReader io(bytes);
-  fields(io, out.steps);
-  rest_of(io, out);
-  if (!io.ok() || !io.at_end() || !sensible(out.steps)) return std::nullopt;
-  return out;
+  ArchiveWriter{out}(record);
 }
 
 std::optional<JobRecord> decode_job(std::string_view bytes) {
   JobRecord out;
-  FieldReader io(bytes);
-  fields(io, out);
-  const std::int64_t num_excluded = io.number();
-  for (std::int64_t i = 0; i < num_excluded && io.ok(); ++i) {
-    auto& [machine, rest] = out.excluded.emplace_back();
-    io(machine, rest);
-  }
-  // Records of older logs end before the one or the other.
-  if (!io.at_end()) io(out.known, out.gone);
-  if (!io.at_end()) rest_of(io, out.progress);
-  if (!io.ok() || !io.at_end() || !sensible(out)) return std::nullopt;
+  ArchiveReader reader(bytes);
+  reader(out);
+  if (!reader.error().empty() || !reader.at_end() || !sensible(out)) return std::nullopt;
   return out;
+}
+
+bool makes_sense(const JobChange& change) {
+  if (const auto* recorded = std::get_if<JobRecorded>(&change)) return sensible(recorded->record);
+  if (const auto* made = std::get_if<ProgressMade>(&change)) return sensible(made->progress.steps);
+  return true;
+}
+
+void apply(const JobChange& change, JobRecords& jobs) {
+  if (const auto* recorded = std::get_if<JobRecorded>(&change)) {
+    jobs.insert_or_assign(std::string(recorded->job), recorded->record);
+    return;
+  }
+  const auto found = jobs.find(std::visit([](const auto& each) { return each.job; }, change));
+  if (found == jobs.end()) return;
+  JobRecord& record = found->second;
+  if (const auto* finished = std::get_if<MemberFinished>(&change))
+    record.finished.push_back(finished->node);
+  else if (const auto* made = std::get_if<ProgressMade>(&change))
+    record.progress = made->progress;
+  else if (const auto* gone = std::get_if<NodeGone>(&change))
+    record.has_gone(gone->node);
+  else
+    jobs.erase(found);
 }
 
 }  // namespace muster

@@ -2,14 +2,17 @@
 // JobRecord: what of a job outlives the coordinator's process: its rules, its world, its generation, the
 // restarts it has used. Nodes that wait for a world are not part of it: they come back and join anew. Pure
 // values; times are kept as what is left of them, since another process's clock says nothing. Made by Jobs,
-// written by journal.h.
+// written by wal/ or etcd/.
 #pragma once
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "rendezvous/coordinator/membership.h"
@@ -22,6 +25,7 @@ struct JobProgress {
   Reached reached;              ///< as in Round, as is the next
   std::optional<bool> unnoted;  ///< while kGathering
 
+  void fields(auto& io) { io(steps, reached, unnoted); }
   friend bool operator==(const JobProgress&, const JobProgress&) = default;
 };
 [[nodiscard]] JobProgress progress_of(const membership::Round& round);
@@ -45,6 +49,11 @@ struct JobRecord {
       gone.push_back(node);
   }
 
+  void fields(auto& io) {
+    io(settings);
+    io.one_of(phase, membership::Phase::kClosed);
+    io(restarts_used, progress, world, finished, excluded, ending, known, gone);
+  }
   friend bool operator==(const JobRecord&, const JobRecord&) = default;
 };
 
@@ -62,24 +71,49 @@ inline constexpr std::size_t kMaxRecordBytes = (std::size_t{3} << 19) - (std::si
 /// The round as it was. Members of a running world are taken for disconnected, and have `grace` to come back.
 [[nodiscard]] membership::Round make_round(const JobRecord& record, Instant now, Millis grace);
 
+/// The record alone, where it is kept elsewhere than in a log.
 void encode(const JobRecord& record, std::string& out);
-void encode(const JobProgress& progress, std::string& out);
 /// Nothing if the bytes are no such record.
 [[nodiscard]] std::optional<JobRecord> decode_job(std::string_view bytes);
-[[nodiscard]] std::optional<JobProgress> decode_progress(std::string_view bytes);
 
-/// Who has to hear of the changes of jobs that outlive the process, in order.
-class JobRecorder {
- public:
-  virtual ~JobRecorder() = default;
-  virtual void job(std::string_view name, const JobRecord& record) = 0;
-  /// All workers of a member of the running world succeeded.
-  virtual void job_finished(std::string_view name, const membership::NodeId& node) = 0;
-  /// The workers of the last generation came further than was told so far, or another one is counted.
-  virtual void job_progress(std::string_view name, const JobProgress& progress) = 0;
-  /// A connection of a job that is over has gone.
-  virtual void job_left(std::string_view name, const membership::NodeId& node) = 0;
-  virtual void job_forgotten(std::string_view name) = 0;
+// Changes of jobs that outlive the process. Views are the caller's.
+
+/// The job's record is this one from now on.
+struct JobRecorded {
+  std::string_view job;
+  JobRecord record;
+  void fields(auto& io) { io(job, record); }
 };
+/// All workers of a member of the running world succeeded.
+struct MemberFinished {
+  std::string_view job;
+  membership::NodeId node;
+  void fields(auto& io) { io(job, node); }
+};
+/// The workers of the last generation came further than was known, or another one is counted.
+struct ProgressMade {
+  std::string_view job;
+  JobProgress progress;
+  void fields(auto& io) { io(job, progress); }
+};
+/// A connection of a job that is over has gone.
+struct NodeGone {
+  std::string_view job;
+  membership::NodeId node;
+  void fields(auto& io) { io(job, node); }
+};
+struct JobForgotten {
+  std::string_view job;
+  void fields(auto& io) { io(job); }
+};
+using JobChange = std::variant<JobRecorded, MemberFinished, ProgressMade, NodeGone, JobForgotten>;
+/// Takes every change, in order.
+using JobSink = std::function<void(const JobChange&)>;
+
+using JobRecords = std::map<std::string, JobRecord, std::less<>>;
+/// Nothing where the job of the change is not there.
+void apply(const JobChange& change, JobRecords& jobs);
+/// Whether a coordinator can go on with what was read: nothing overflows, no index is beyond its list.
+[[nodiscard]] bool makes_sense(const JobChange& change);
 
 }  // namespace muster

@@ -2,9 +2,14 @@
 #include "rendezvous/coordinator/jobs.h"
 
 #include <algorithm>
+#include <chrono>
+#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
+
+#include "rendezvous/coordinator/job_notifications.h"
+#include "rendezvous/coordinator/job_query.h"
 
 namespace muster {
 
@@ -14,10 +19,12 @@ using membership::Phase;
 
 namespace {
 
-std::string cause_text(const membership::Cause& cause) {
-  std::string out(membership::to_string(cause.kind));
-  if (!cause.host.empty()) out += " on " + cause.host;
-  if (!cause.text.empty()) out += ": " + cause.text;
+constexpr std::size_t kMaxNameBytes = 255;
+
+std::size_t size_of(const membership::Request& request) {
+  std::size_t out = request.host.size() + request.machine.size() + request.role.size() +
+                    request.unfit.size() + request.program.size();
+  for (const std::string& address : request.addresses) out += address.size();
   return out;
 }
 
@@ -77,14 +84,14 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
   const NodeId node = *client.node;
   const bool awaited = membership::heartbeat(job.round, node, now);
   if (std::holds_alternative<control::Heartbeat>(message)) {
-    if (awaited) settle(job, now, effects);
+    if (awaited) run_decisions(job, now, effects);
     return;
   }
   job.changed = true;
   const auto entry = job.round.nodes.find(node);
   const std::string host = entry == job.round.nodes.end() ? std::string() : entry->second.request.host;
   if (const auto* is_ready = std::get_if<control::Ready>(&message)) {
-    hear_ready(job, id, node, *is_ready, now, effects);
+    on_ready(job, id, node, *is_ready, now, effects);
     return;
   } else if (const auto* failed = std::get_if<control::WorkerFailed>(&message)) {
     membership::Cause cause;
@@ -95,11 +102,11 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
                                     failed->machine_at_fault, job.settings, now, failed->reached);
   } else if (const auto* done = std::get_if<control::Finished>(&message)) {
     const bool again = entry != job.round.nodes.end() && entry->second.finished;
-    if (membership::finished(job.round, node, done->generation, now) && !again && recorder_ != nullptr)
-      recorder_->job_finished(job.name, node);
+    if (membership::finished(job.round, node, done->generation, now) && !again && record_)
+      record_(MemberFinished{job.name, node});
   } else if (const auto* point = std::get_if<control::SafePoint>(&message)) {
     (void)membership::safe_point(job.round, point->generation);
-    settle(job, now, effects);
+    run_decisions(job, now, effects);
     const bool goes_on =
         job.round.phase == Phase::kRunning && job.round.world.generation == point->generation;
     if (goes_on) effects.deliveries.push_back({{id}, control::SafePointPassed{point->generation}, false});
@@ -116,17 +123,17 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
   } else if (stop != nullptr) {
     membership::stop(job.round, host, one_line(stop->reason), stop->exit_code);
   } else if (const auto* report = std::get_if<control::Report>(&message)) {
-    pass_on(job, *report, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
+    forward(job, *report, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
     return;
-  } else if (const auto* word = std::get_if<control::Hang>(&message)) {
-    pass_on(job, *word, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
+  } else if (const auto* hang = std::get_if<control::Hang>(&message)) {
+    forward(job, *hang, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
     return;
   } else {
     refuse(id, Refused::Reason::kProtocol,
            fmt::format("an agent does not send {}", control::name_of(message)), effects);
     return;
   }
-  settle(job, now, effects);
+  run_decisions(job, now, effects);
 }
 
 void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects,
@@ -149,9 +156,9 @@ void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, Jo
   // It may have come back by another connection meanwhile.
   if (const auto at = job.connections.find(*client.node); at != job.connections.end() && at->second == id)
     detach(job, *client.node);
-  if (job.round.phase == Phase::kClosed) expect_no_report(job, *client.node, effects);
+  if (job.round.phase == Phase::kClosed) notify_no_report(job, *client.node, effects);
   job.changed = true;
-  settle(job, now, effects);
+  run_decisions(job, now, effects);
 }
 
 void Jobs::note_trouble(std::string_view name, membership::Trouble trouble, Instant now,
@@ -160,10 +167,10 @@ void Jobs::note_trouble(std::string_view name, membership::Trouble trouble, Inst
   if (found == jobs_.end() || found->second.round.phase != Phase::kGathering) return;
   membership::note_trouble(found->second.round, std::move(trouble));
   found->second.changed = true;
-  settle(found->second, now, effects);
+  run_decisions(found->second, now, effects);
 }
 
-void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
+void Jobs::run_decisions(Job& job, Instant now, JobsEffects& effects) {
   bool has_changed = false;
   while (true) {
     const membership::Outcome outcome = membership::decide(job.round, job.settings, now);
@@ -172,7 +179,13 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
     if (job.round.phase != Phase::kRunning) effects.over.push_back(job.name);
     // Who waits for a world is not kept: they come again.
     has_changed |= !std::holds_alternative<membership::NodesLost>(outcome);
-    if (std::holds_alternative<membership::Formed>(outcome)) tell_world(job, effects);
+    if (std::holds_alternative<membership::Formed>(outcome)) {
+      effects.log.push_back(fmt::format("job {}: generation {} runs {} ranks on {} nodes", job.name,
+                                        job.round.world.generation, job.round.world.world_size,
+                                        job.round.world.slots.size()));
+      job.newcomers.clear();
+      notify_world(job, effects);
+    }
     if (const auto* over = std::get_if<membership::GenerationOver>(&outcome)) {
       effects.log.push_back(fmt::format("job {}: generation {} is over ({}); {} of {} restarts used",
                                         job.name, over->generation, cause_text(over->cause),
@@ -190,7 +203,7 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
     if (const auto* lost = std::get_if<membership::NodesLost>(&outcome)) {
       job.lost_some |= job.round.phase != Phase::kClosed;
       for (const auto& [node, text] : lost->nodes) {
-        expect_no_report(job, node, effects);
+        notify_no_report(job, node, effects);
         effects.log.push_back(
             fmt::format("job {}: lost node {}: {}", job.name, membership::to_text(node), text));
         const auto at = job.connections.find(node);
@@ -208,7 +221,7 @@ void Jobs::settle(Job& job, Instant now, JobsEffects& effects) {
     }
   }
   if (has_changed) keep(job, now, effects);
-  tell_reason(job, now, effects);
+  send_reason(job, now, effects);
   schedule(job, now);
 }
 
@@ -245,12 +258,525 @@ void Jobs::advance(Instant now, JobsEffects& effects) {
       continue;
     }
     job.changed = true;  // a cool-down may be over
-    settle(job, now, effects);
+    run_decisions(job, now, effects);
   }
 }
 
 Instant Jobs::next_deadline() const {
   return deadlines_.empty() ? Instant::max() : deadlines_.begin()->first;
+}
+
+// A Join: whose job it is, whether that is over, and whether the agent may take part.
+
+void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Instant now,
+                JobsEffects& effects) {
+  if (std::string text = membership::defect(join.settings); !text.empty())
+    return refuse(id, Refused::Reason::kSettings, std::move(text), effects);
+  if (const std::size_t size = size_of(join.request); size > options_.max_node_bytes)
+    return refuse(id, Refused::Reason::kLimit,
+                  fmt::format("the agent describes itself in {} bytes, the limit is {} (--max-node-bytes)",
+                              size, options_.max_node_bytes),
+                  effects);
+  const auto found = jobs_.find(client.job);
+  if (found != jobs_.end() && found->second.round.phase == Phase::kClosed &&
+      (found->second.known.contains(join.request.id) ||
+       (join.resume && *join.resume == found->second.round.world.generation)))
+    return send_end(found->second, id, client, join, now, effects);
+  if (came_too_late(id, client, join, now, effects)) return;
+  Job* const job = job_for(id, client, join, now, effects);
+  if (job == nullptr) return;
+  // Members whose connection is gone for a while are kept too. One that comes back is none more.
+  if (job->round.nodes.size() >= options_.max_nodes_per_job && !job->round.nodes.contains(join.request.id))
+    return refuse(id, Refused::Reason::kLimit,
+                  fmt::format("job {} has {} nodes, the limit (--max-nodes-per-job)", job->name,
+                              job->round.nodes.size()),
+                  effects);
+  membership::Request request = join.request;
+  // It appears on other people's terminals.
+  request.host = one_line(request.host, kMaxNameBytes);
+  request.unfit = one_line(request.unfit);
+  request.program = one_line(request.program, kMaxNameBytes);
+  request.addresses = reachable_addresses(request.addresses, client.address);
+  if (std::string text = disagreement_about_store(*job, request); !text.empty())
+    return refuse(id, Refused::Reason::kSettings, one_line(text), effects);
+  if (const std::string text = disagreement_about_program(*job, request);
+      !text.empty() && job->name == control::kDefaultJob) {
+    effects.log.push_back(fmt::format("job {}: refused {}: {}", job->name, request.host, text));
+    refuse(id, Refused::Reason::kSettings,
+           fmt::format("{} {}: two jobs have met under the run id \"{}\", which every job has that was given "
+                       "none; give each its own --rdzv-id, the same on all of its nodes",
+                       request.host, text, job->name),
+           effects);
+    return note_trouble(job->name, {request.host, "settings", text, {}}, now, effects);
+  }
+  add_node(*job, id, client, std::move(request), join, now, effects);
+}
+
+// It was away when its job ended.
+void Jobs::send_end(Job& job, ConnectionId id, Client& client, const control::Join& join, Instant now,
+                    JobsEffects& effects) {
+  client.node = join.request.id;
+  const auto [place, is_new] = job.connections.try_emplace(join.request.id, id);
+  // A former connection, that has not ended yet, speaks for nobody any more.
+  if (const auto former = is_new ? clients_.end() : clients_.find(std::exchange(place->second, id));
+      former != clients_.end() && former->first != id)
+    former->second.node.reset();
+  job.awaited.erase(join.request.id);
+  job.forget_at = Instant::max();
+  effects.deliveries.push_back({{id}, control::Closed{job.round.ending}, false});
+  run_decisions(job, now, effects);
+}
+
+// The agent was running when the last job of this name ended, and is none of those who take part in the next:
+// it would wait for nodes that are done.
+bool Jobs::came_too_late(ConnectionId id, Client& client, const control::Join& join, Instant now,
+                         JobsEffects& effects) {
+  const EndedJobs::Entry* ended = ended_.outlived_by(client.job, join.age, now);
+  if (ended == nullptr) return false;
+  if (const auto job = jobs_.find(client.job);
+      job != jobs_.end() && job->second.round.phase != Phase::kClosed &&
+      (job->second.known.contains(join.request.id) || job->second.round.nodes.contains(join.request.id)))
+    return false;
+  if (join.resume) {
+    client.refused = true;  // nothing that it says counts any more
+    effects.deliveries.push_back({{id}, control::Closed{ended->ending}, false});
+    return true;
+  }
+  const auto ago = std::chrono::duration<double>(now - ended->at).count();
+  refuse(
+      id, Refused::Reason::kOver,
+      fmt::format("{}: the job is over: {}, {:.1f} s ago, when this agent had been started already; "
+                  "nothing was run here. Start it again for a new job of this name, or give a job of its "
+                  "own another --rdzv-id",
+                  one_line(join.request.host, kMaxNameBytes), membership::to_string(ended->ending.kind), ago),
+      effects);
+  return true;
+}
+
+// Everybody has left the former job of this name: this is a new one.
+bool Jobs::is_replaceable(const Job& job, const control::Join& join, Instant now) {
+  if (!is_deserted(job) || is_awaited(job, now)) return false;
+  if (job.round.phase == Phase::kClosed) return true;
+  return !join.resume && (!job.lost_some || !membership::difference(join.settings, job.settings).empty());
+}
+
+Job* Jobs::job_for(ConnectionId id, const Client& client, const control::Join& join, Instant now,
+                   JobsEffects& effects) {
+  const auto found = jobs_.find(client.job);
+  if (found == jobs_.end() || is_replaceable(found->second, join, now))
+    return begin(id, client, join, now, effects);
+  Job& job = found->second;
+  if (job.round.phase != Phase::kClosed) return &job;
+  if (!options_.outlives_jobs) {
+    refuse(
+        id, Refused::Reason::kOver,
+        fmt::format("{}: the job is over: {}, and this coordinator ends with it",
+                    one_line(join.request.host, kMaxNameBytes), membership::to_string(job.round.ending.kind)),
+        effects);
+    return nullptr;
+  }
+  // A new job's agent, which has not long to wait.
+  refuse(id, Refused::Reason::kBusy,
+         fmt::format("the former job of this name is over ({}), and {}; a new one begins when they have gone",
+                     membership::to_string(job.round.ending.kind),
+                     is_awaited(job, now)
+                         ? "its agents may come back to hear of it yet"
+                         : fmt::format("{} of its agents have not gone yet", job.connections.size())),
+         effects);
+  return nullptr;
+}
+
+// In place of the former job of this name, if there is one. Generations go on, so that no number is used
+// twice while that is kept.
+Job* Jobs::begin(ConnectionId id, const Client& client, const control::Join& join, Instant now,
+                 JobsEffects& effects) {
+  std::int64_t last_generation = -1;
+  bool was_recorded = false;
+  if (const auto former = jobs_.find(client.job); former != jobs_.end()) {
+    last_generation = former->second.round.world.generation;
+    was_recorded = former->second.recorded;
+    deadlines_.erase({former->second.deadline, client.job});
+    jobs_.erase(former);
+  }
+  if (!options_.only_job.empty() && client.job != options_.only_job) {
+    refuse(id, Refused::Reason::kSettings,
+           fmt::format("this coordinator serves job {} alone, not {}; give one of them another port "
+                       "with --rdzv-endpoint",
+                       options_.only_job, client.job),
+           effects);
+    return nullptr;
+  }
+  if (jobs_.size() >= options_.max_jobs) {
+    refuse(id, Refused::Reason::kLimit,
+           fmt::format("this coordinator has {} jobs, the limit (--max-jobs)", jobs_.size()), effects);
+    return nullptr;
+  }
+  Job fresh;
+  fresh.name = client.job;
+  fresh.settings = join.settings;
+  fresh.since = now;
+  fresh.round.world.generation = last_generation;
+  Job& job = jobs_.emplace(client.job, std::move(fresh)).first->second;
+  // The former record gives way to one that remembers its generations.
+  if (was_recorded) keep(job, now, effects);
+  effects.log.push_back(
+      fmt::format("job {}: new, --nnodes={}", client.job, membership::nodes_text(join.settings)));
+  return &job;
+}
+
+void Jobs::add_node(Job& job, ConnectionId id, Client& client, membership::Request request,
+                    const control::Join& join, Instant now, JobsEffects& effects) {
+  const NodeId node = request.id;
+  const membership::Admission admission =
+      membership::join(job.round, job.settings, request, join.settings, join.resume, now);
+  job.changed = true;
+  using Kind = membership::Admission::Kind;
+  if (admission.kind == Kind::kRefused) {
+    effects.log.push_back(fmt::format("job {}: refused {}: {}", job.name, request.host, admission.text));
+    refuse(id, Refused::Reason::kSettings, fmt::format("{} {}", request.host, admission.text), effects);
+    run_decisions(job, now, effects);
+    return;
+  }
+  if (const auto former = job.connections.find(node); former != job.connections.end()) {
+    clients_.at(former->second).node.reset();
+    refuse(former->second, Refused::Reason::kLost, "the agent has connected anew", effects);
+  }
+  client.node = node;
+  job.connections[node] = id;
+  remember(job, node);
+  if (job.round.phase == Phase::kGathering) job.newcomers.push_back(id);
+  job.forget_at = Instant::max();
+  if (!is_fit(request))
+    effects.log.push_back(fmt::format("job {}: {} is unfit: {}", job.name, request.host, request.unfit));
+  remark(job, id, request, join.settings, effects);
+  if (admission.kind == Kind::kStale) {
+    membership::Cause cause;
+    cause.kind = membership::Cause::Kind::kStale;
+    cause.text = admission.text;
+    effects.deliveries.push_back(
+        {{id}, control::GenerationOver{*join.resume, job.round.restarts_used, std::move(cause)}, false});
+  }
+  if (admission.kind == Kind::kResumed || admission.kind == Kind::kUntold)
+    effects.log.push_back(fmt::format("job {}: {} is back, generation {} goes on", job.name, request.host,
+                                      job.round.world.generation));
+  if (admission.kind == Kind::kUntold)
+    notify_member(job, static_cast<std::size_t>(job.round.nodes.at(node).group_rank), effects);
+  run_decisions(job, now, effects);
+  // Those who come while a world runs are told at once; a gathering is explained to all when the time comes.
+  // Who was away meanwhile is told when it is ready.
+  if (job.round.phase == Phase::kRunning && admission.kind == Kind::kAdmitted) {
+    const auto entry = job.round.nodes.find(node);
+    if (entry != job.round.nodes.end() && entry->second.group_rank < 0)
+      notify_outsider(job, node, id, effects);
+  }
+}
+
+// Nodes of a role run the same program, wherever it lies and with whatever arguments: those name a node's
+// own rank, address, disk or share of the data, and may hold what is nobody else's business. Roles may
+// differ in theirs.
+std::string Jobs::disagreement_about_program(const Job& job, const membership::Request& request) {
+  const auto first = job.programs.find(request.role);
+  if (request.program.empty() || first == job.programs.end() || first->second.name == request.program)
+    return {};
+  return fmt::format("runs {}, and {} runs {}", request.program, first->second.host, first->second.name);
+}
+
+// Once it is admitted.
+void Jobs::remark(Job& job, ConnectionId id, const membership::Request& request,
+                  const membership::Settings& wanted, JobsEffects& effects) {
+  const auto say = [&](const std::string& text) {
+    effects.deliveries.push_back({{id}, control::Notice{text}, false});
+  };
+  if (const std::string text = membership::remark(wanted, job.settings); !text.empty())
+    say(fmt::format("{}: {}", request.host, text));
+  if (const std::string text = disagreement_about_program(job, request);
+      !text.empty() && !std::exchange(job.programs_differ, true)) {
+    effects.log.push_back(fmt::format("job {}: {} {}", job.name, request.host, text));
+    say(fmt::format("{} {} in the same job, {}; if that is not meant, another job needs another --rdzv-id",
+                    request.host, text, job.name));
+  }
+  if (!request.program.empty() && job.programs.size() < Job::kMaxRoles)
+    job.programs.try_emplace(request.role, Job::Program{request.program, request.host});
+}
+
+// What of the jobs outlives a coordinator or its stalls.
+
+void Jobs::forget(const Job& job) {
+  if (record_ && job.recorded) record_(JobForgotten{job.name});
+}
+
+// Of the long lost none comes back.
+void Jobs::remember(Job& job, const membership::NodeId& node) const {
+  if (job.known.size() >= options_.max_nodes_per_job)
+    std::erase_if(job.known, [&](const membership::NodeId& id) { return !job.round.nodes.contains(id); });
+  job.known.insert(node);
+}
+
+void Jobs::keep(Job& job, Instant now, JobsEffects& effects) {
+  if (!record_) return;
+  const JobRecord record = record_of(job, now);
+  const auto members = std::count_if(job.round.world.slots.begin(), job.round.world.slots.end(),
+                                     [&](const auto& slot) { return job.known.contains(slot.node); });
+  const std::size_t others = job.known.size() - static_cast<std::size_t>(members);
+  if (record.known.size() < others && !std::exchange(job.cut, true))
+    effects.log.push_back(fmt::format(
+        "job {}: of {} nodes outside its world {} fit into its record of {} bytes; if this coordinator dies, "
+        "the others may not hear how the job ended",
+        job.name, others, record.known.size(), options_.max_record_bytes));
+  record_(JobRecorded{job.name, record});
+  job.recorded = true;
+}
+
+JobRecord Jobs::record_of(const Job& job, Instant now) const {
+  JobRecord out = make_record(job.settings, job.round, now);
+  auto known = job.known;
+  for (const membership::Slot& slot : job.round.world.slots) known.erase(slot.node);
+  out.known.assign(known.begin(), known.end());
+  if (const std::size_t room = known.empty() ? 0 : room_for_known(out, options_.max_record_bytes);
+      room < known.size()) {
+    // Who is here comes before who was lost.
+    std::partition(out.known.begin(), out.known.end(),
+                   [&](const membership::NodeId& node) { return job.connections.contains(node); });
+    out.known.resize(room);
+  }
+  std::sort(out.known.begin(), out.known.end());
+  if (job.round.phase != membership::Phase::kClosed) return out;
+  const auto note = [&](const membership::NodeId& node) {
+    if (!job.connections.contains(node) && !job.awaited.contains(node)) out.gone.push_back(node);
+  };
+  for (const membership::Slot& slot : job.round.world.slots) note(slot.node);
+  for (const membership::NodeId& node : out.known) note(node);
+  return out;
+}
+
+void Jobs::describe(const JobSink& to, Instant now) const {
+  for (const auto& [name, job] : jobs_)
+    if (job.recorded) to(JobRecorded{name, record_of(job, now)});
+}
+
+void Jobs::detach(Job& job, const membership::NodeId& node) {
+  if (job.connections.erase(node) > 0 && job.round.phase == membership::Phase::kClosed && job.recorded &&
+      record_)
+    record_(NodeGone{job.name, node});
+}
+
+// Whoever was here when the coordinator stopped is here yet as far as anybody knows: the job is no other's to
+// begin anew.
+bool Jobs::is_awaited(const Job& job, Instant now) {
+  return job.round.phase == membership::Phase::kClosed && !job.awaited.empty() && now < job.awaited_until;
+}
+
+bool Jobs::has_joined(ConnectionId id) const {
+  const auto found = clients_.find(id);
+  return found != clients_.end() && found->second.node.has_value();
+}
+
+void Jobs::restore(const std::string& name, const JobRecord& record, Instant now, Millis grace,
+                   JobsEffects& effects) {
+  effects.log.push_back(fmt::format(
+      "job {}: as before, generation {}, {} of {} restarts used; its agents have {} ms to come back", name,
+      record.world.generation, record.restarts_used, record.settings.max_restarts, grace.count()));
+  Job job;
+  job.name = name;
+  job.settings = record.settings;
+  job.since = now;
+  job.round = make_round(record, now, grace);
+  job.recorded = true;
+  job.lost_some = true;
+  job.forget_at = now + std::max(options_.keep, grace);
+  job.known.insert(record.known.begin(), record.known.end());
+  for (const membership::Slot& slot : record.world.slots) job.known.insert(slot.node);
+  if (record.phase == membership::Phase::kClosed) {
+    job.awaited = job.known;
+    for (const membership::NodeId& node : record.gone) job.awaited.erase(node);
+    job.awaited_until = now + grace;
+  }
+  Job& kept = jobs_.insert_or_assign(name, std::move(job)).first->second;
+  kept.deadline = now;  // something may be to decide at once
+  deadlines_.emplace(now, name);
+}
+
+void Jobs::store_lost(const Membership& member, Instant now, JobsEffects& effects) {
+  const auto found = jobs_.find(member.job);
+  if (found == jobs_.end() || !membership::store_lost(found->second.round, member.node, member.generation))
+    return;
+  found->second.changed = true;
+  run_decisions(found->second, now, effects);
+}
+
+std::vector<ConnectionId> Jobs::overdue(Instant now) const {
+  std::vector<ConnectionId> out;
+  for (auto at = deadlines_.begin(); at != deadlines_.end() && at->first <= now; ++at) {
+    const Job& job = jobs_.find(at->second)->second;
+    if (job.round.next_check > now) continue;
+    for (const auto& [id, node] : job.round.nodes)
+      if (node.connected && node.last_heard + job.settings.heartbeat_timeout <= now)
+        if (const auto found = job.connections.find(id); found != job.connections.end())
+          out.push_back(found->second);
+  }
+  return out;
+}
+
+void Jobs::heard(ConnectionId id, Instant now, JobsEffects& effects) {
+  const auto client = clients_.find(id);
+  if (client == clients_.end() || !client->second.node) return;
+  const auto job = jobs_.find(client->second.job);
+  if (job != jobs_.end() && membership::heartbeat(job->second.round, *client->second.node, now))
+    run_decisions(job->second, now, effects);
+}
+
+void Jobs::evict_node(std::string_view name, const membership::NodeId& node, const std::string& why,
+                      Instant now, JobsEffects& effects) {
+  const auto found = jobs_.find(name);
+  if (found == jobs_.end()) return;
+  Job& job = found->second;
+  const auto entry = job.round.nodes.find(node);
+  if (entry == job.round.nodes.end()) return;
+  effects.log.push_back(fmt::format("job {}: lost {}: {}", name, entry->second.request.host, why));
+  membership::lost(job.round, job.settings, node, why, now);
+  if (const auto at = job.connections.find(node); at != job.connections.end()) {
+    clients_.at(at->second).node.reset();
+    refuse(at->second, control::Refused::Reason::kLost, why, effects);
+    detach(job, node);
+  }
+  job.lost_some = true;
+  job.changed = true;
+  run_decisions(job, now, effects);
+}
+
+void Jobs::on_ready(Job& job, ConnectionId id, const membership::NodeId& node, const control::Ready& ready,
+                    Instant now, JobsEffects& effects) {
+  const auto entry = job.round.nodes.find(node);
+  const bool was_ready = entry != job.round.nodes.end() && entry->second.ready;
+  const Reached best = job.round.steps.best, reached = job.round.reached;
+  const bool counts =
+      membership::ready(job.round, node, ready.generation, ready.master_port, now, ready.reached);
+  if (record_ && job.recorded && (job.round.steps.best > best || job.round.reached > reached))
+    record_(ProgressMade{job.name, progress_of(job.round)});
+  run_decisions(job, now, effects);
+  // It came while a world runs, and could not be told before.
+  const auto now_there = job.round.nodes.find(node);
+  if (counts && !was_ready && job.round.phase == Phase::kRunning && now_there != job.round.nodes.end() &&
+      now_there->second.group_rank < 0)
+    notify_outsider(job, node, id, effects);
+}
+
+// A node that was asked to stop, and whose place others take: for it alone the job is over.
+void Jobs::release(Job& job, ConnectionId id, Client& client, const std::string& host,
+                   const control::Stop& stop, JobsEffects& effects) {
+  membership::Cause cause;
+  cause.kind = membership::Cause::Kind::kStopped;
+  cause.host = host;
+  cause.exit_code = stop.exit_code;
+  cause.text = stop.reason;
+  effects.log.push_back(fmt::format("job {}: {} leaves: {}", job.name, host, cause.text));
+  membership::left(job.round, *client.node, cause.text);
+  job.known.erase(*client.node);
+  job.connections.erase(*client.node);
+  client.node.reset();
+  effects.deliveries.push_back({{id}, control::Closed{std::move(cause)}, false});
+}
+
+// It may have been meant for a job of its own, which has not run: no success.
+void Jobs::turn_away_surplus(Job& job, JobsEffects& effects) {
+  for (const membership::NodeId& node : membership::surplus(job.round, job.settings)) {
+    const auto at = job.connections.find(node);
+    if (at == job.connections.end()) continue;
+    clients_.at(at->second).node.reset();
+    refuse(at->second, control::Refused::Reason::kOver,
+           fmt::format("the job succeeded without this node, which was one more than --nnodes={} and "
+                       "--spares={}: nothing was run here; was it meant for another job, which needs another "
+                       "--rdzv-id?",
+                       membership::nodes_text(job.settings), job.settings.spares),
+           effects);
+    membership::left(job.round, node, {});
+    job.known.erase(node);
+    detach(job, node);
+  }
+}
+
+void Jobs::send_reason(Job& job, Instant now, JobsEffects& effects) {
+  if (job.round.phase != Phase::kGathering || !job.changed || now < job.told_at + options_.explain_interval)
+    return;
+  job.changed = false;
+  membership::WaitingReason reason = membership::explain(job.round, job.settings, now);
+  std::vector<ConnectionId> newcomers = std::exchange(job.newcomers, {});
+  std::erase_if(newcomers, [&](ConnectionId id) {
+    const auto client = clients_.find(id);
+    return client == clients_.end() || !client->second.node;
+  });
+  const bool same = reason == job.told;
+  if (same && newcomers.empty()) return;
+  job.told = std::move(reason);
+  job.told_at = now;
+  effects.deliveries.push_back({same ? std::move(newcomers) : everybody(job),
+                                control::Waiting{job.told.present,
+                                                 job.told.min_nodes,
+                                                 job.told.max_nodes,
+                                                 false,
+                                                 membership::to_text(job.told),
+                                                 {},
+                                                 0,
+                                                 {},
+                                                 std::chrono::ceil<Millis>(job.round.join_deadline - now)},
+                                false});
+}
+
+std::optional<Membership> Jobs::member(ConnectionId id) const {
+  const auto found = clients_.find(id);
+  if (found == clients_.end() || !found->second.node) return std::nullopt;
+  const membership::Round* round = find_round(found->second.job);
+  if (round == nullptr || round->phase != membership::Phase::kRunning) return std::nullopt;
+  const auto node = round->nodes.find(*found->second.node);
+  if (node == round->nodes.end() || node->second.group_rank < 0) return std::nullopt;
+  return Membership{found->second.job, *found->second.node, round->world.generation};
+}
+
+// Half of the workers would wait in another store than the rest.
+std::string Jobs::disagreement_about_store(const Job& job, const membership::Request& request) {
+  // Of a member that a restarted coordinator knows from its log alone, the port is not known.
+  const auto& nodes = job.round.nodes;
+  const auto found = std::find_if(nodes.begin(), nodes.end(), [&](const auto& entry) {
+    return entry.second.connected && entry.first != request.id && is_fit(entry.second.request);
+  });
+  const bool proxies = request.master_port == 0;
+  if (!is_fit(request) || found == nodes.end() || proxies == (found->second.request.master_port == 0))
+    return {};
+  const membership::Node& other = found->second;
+  return fmt::format(
+      "{} {} its workers' store (--store-proxy, the default with a secret), {} {}; use the same options on "
+      "all nodes",
+      request.host, proxies ? "proxies" : "does not proxy", other.request.host,
+      proxies ? "does not" : "does");
+}
+
+std::vector<control::Message> Jobs::answer(const control::Query& question,
+                                           const std::function<bool(std::string_view)>& may_see, Instant now,
+                                           control::QueryEnd& over) const {
+  std::vector<control::Message> out;
+  const auto one = question.job.empty() ? jobs_.end() : jobs_.find(question.job);
+  std::vector<const Job*> shown;
+  for (const auto& [name, job] : jobs_) {
+    if (!may_see(name)) continue;
+    ++over.num_jobs;
+    if (question.job.empty() && name > question.after) shown.push_back(&job);
+  }
+  if (one != jobs_.end() && may_see(question.job)) {
+    out.emplace_back(describe_job(one->second, now));
+    const auto address_of = [this](ConnectionId id) { return clients_.at(id).address; };
+    std::vector<control::Message> nodes =
+        describe_nodes(one->second, question.from_number, now, address_of, over);
+    std::move(nodes.begin(), nodes.end(), std::back_inserter(out));
+    return out;
+  }
+  std::sort(shown.begin(), shown.end(), [](const Job* a, const Job* b) { return a->name < b->name; });
+  if (shown.size() > control::kMaxQueryEntries) {
+    shown.resize(control::kMaxQueryEntries);
+    over.more = true;
+    over.after = shown.back()->name;
+  }
+  for (const Job* job : shown) out.emplace_back(describe_job(*job, now));
+  return out;
 }
 
 }  // namespace muster

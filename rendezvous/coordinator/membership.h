@@ -45,10 +45,12 @@ struct Trouble {
   std::string phase;  ///< "authentication", "version", "settings", "connection", ...
   std::string text;
   std::optional<int> order;  ///< the place it asked for
+  bool unproven = false;     ///< by somebody who proved nothing
 
   friend bool operator==(const Trouble&, const Trouble&) = default;
 };
 inline constexpr std::size_t kMaxTroubles = 64;
+inline constexpr std::size_t kMaxUnprovenTroubles = 8;  ///< which take no other's place
 
 enum class Phase : std::uint8_t {
   kGathering,  ///< waiting for nodes

@@ -110,8 +110,13 @@ void close_round(Round& round, Cause ending) {
 }
 
 void note_trouble(Round& round, Trouble trouble) {
-  forget_trouble(round, trouble.name);
-  if (round.troubles.size() >= kMaxTroubles) round.troubles.erase(round.troubles.begin());
+  const bool unproven = trouble.unproven;
+  std::erase_if(round.troubles,
+                [&](const Trouble& each) { return each.name == trouble.name && each.unproven == unproven; });
+  const auto alike = [&](const Trouble& each) { return each.unproven == unproven; };
+  const auto count = std::count_if(round.troubles.begin(), round.troubles.end(), alike);
+  if (static_cast<std::size_t>(count) >= (unproven ? kMaxUnprovenTroubles : kMaxTroubles))
+    round.troubles.erase(std::find_if(round.troubles.begin(), round.troubles.end(), alike));
   round.troubles.push_back(std::move(trouble));
 }
 

@@ -18,6 +18,7 @@ struct StepLedger {
     std::int64_t generation = 0;
     Reached reached;
 
+    void fields(auto& io) { io(generation, reached); }
     friend bool operator==(const Entry&, const Entry&) = default;
   };
   static constexpr std::size_t kMost = 8;
@@ -37,6 +38,7 @@ struct StepLedger {
   /// (--max-restarts-without-progress=2)".
   [[nodiscard]] std::string verdict(int most) const;
 
+  void fields(auto& io) { io(best, fruitless, last); }
   friend bool operator==(const StepLedger&, const StepLedger&) = default;
 };
 

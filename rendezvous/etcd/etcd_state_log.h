@@ -7,20 +7,15 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include <boost/asio/io_context.hpp>
-
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/wal/state_log.h"
 
 namespace muster::net {
 
-class EtcdStateLog final : public StateLog,
-                           private journal::Recorder,
-                           public std::enable_shared_from_this<EtcdStateLog> {
+class EtcdStateLog final : public StateLog {
  public:
   /// Nothing: the job is forgotten.
   using State = std::optional<JobRecord>;
@@ -31,52 +26,19 @@ class EtcdStateLog final : public StateLog,
 
   /// Writes what there is, though nothing has changed.
   void renew() {
-    if (record_) changed();
+    if (!record_.empty()) write_soon();
   }
-
-  SavedState& saved() override { return saved_; }
-  journal::Recorder& recorder() override { return *this; }
-  void attach(StateKeeper& keeper) override { keepers_.push_back(&keeper); }
-  void detach(StateKeeper& keeper) override { std::erase(keepers_, &keeper); }
-  const bool& dirty() const override { return dirty_; }
-  /// Nothing more is written.
-  void close() override { closed_ = true; }
-  bool stalled() const override { return writing_; }
   /// etcd is no place for what workers put into a store at every step.
   bool keeps_hosted() const override { return false; }
 
  private:
-  void job(std::string_view name, const JobRecord& record) override;
-  void job_finished(std::string_view name, const membership::NodeId& node) override;
-  void job_progress(std::string_view name, const JobProgress& progress) override;
-  void job_left(std::string_view name, const membership::NodeId& node) override;
-  void job_forgotten(std::string_view name) override;
-  // The store that shares the coordinator's port is not kept.
-  void set(std::string_view, std::string_view) override {}
-  void append(std::string_view, std::string_view) override {}
-  void erase(std::string_view) override {}
-  void push(std::string_view, std::string_view) override {}
-  void pop(std::string_view) override {}
-  void hosted_began(std::string_view, std::int64_t, std::uint64_t) override {}
-  void hosted_ended(std::uint64_t) override {}
-  void hosted_changed(std::uint64_t, const StoreChange&) override {}
-  void hosted_done(std::uint64_t, const ChannelName&, const ChannelMark&) override {}
-  void hosted_gone(std::uint64_t, const ChannelName&) override {}
+  bool add(const journal::LogRecord& record) override;
+  void write() override;
 
-  void changed();
-  void write();
-  void on_written();
-
-  boost::asio::io_context& loop_;
   std::string name_;
-  State record_;
+  JobRecords record_;  // of the job, if there is one
   Write write_;
-  SavedState saved_;
-  std::vector<StateKeeper*> keepers_;
-  bool dirty_ = false;
-  bool writing_ = false;
-  bool changed_ = false;  // since the write under way began
-  bool closed_ = false;
+  Lifetime lifetime_;
 };
 
 }  // namespace muster::net

@@ -24,6 +24,7 @@ struct HelperThread::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Job> jobs;
+  bool running = false;
   bool closed = false;
   asio::io_context* loop = nullptr;  // touched by the thread under the mutex, and only while not closed
   // Of the loop's thread alone.
@@ -41,11 +42,14 @@ struct HelperThread::State {
       if (self->closed) return;
       Job job = std::move(self->jobs.front());
       self->jobs.pop_front();
+      self->running = true;
       lock.unlock();
       job.work();
       job.work = nullptr;
       lock.lock();
+      self->running = false;
       if (self->closed) return;
+      if (self->jobs.empty()) self->changed.notify_all();
       asio::post(*self->loop, [self, done = std::move(job.done)] {
         if (self->closed) return;
         self->answered();
@@ -65,6 +69,11 @@ HelperThread::~HelperThread() {
   state_->jobs.clear();
   state_->busy.reset();
   state_->changed.notify_one();
+}
+
+void HelperThread::wait() {
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [&] { return state_->jobs.empty() && !state_->running; });
 }
 
 int HelperThread::pending() const {

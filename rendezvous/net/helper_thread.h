@@ -38,6 +38,8 @@ class HelperThread {
            [value, done = std::move(done)]() mutable { done(std::move(**value)); });
     }
   }
+  /// Blocks until every job given so far has run; their `done` follow on the loop.
+  void wait();
   /// Jobs that have not been answered.
   [[nodiscard]] int pending() const;
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Control: what agents and the coordinator say to each other, and its bytes. Sans-IO. A connection begins
 // with a preamble from each side, whose first byte 0xAB begins no TCPStore request of any version, so that
-// one port serves both. Then frames: u32 length, u8 type, fields; all little-endian; strings and lists are a
-// u32 count and that many bytes or elements. The length is capped before anything is stored. Failure: the
-// first error is kept; the connection has to be closed. A Decoder belongs to one connection; one thread.
+// one port serves both. Then frames: u32 length and a message as archive.h writes it: u8 type, fields. The
+// length is capped before anything is stored. Failure: the first error is kept; the connection has to be
+// closed. A Decoder belongs to one connection; one thread.
 //
 //   agent                        coordinator
 //   preamble, Start{job, nonce}  ->
 //                                <-  preamble, Challenge{nonce} or Refused
 //   Proof{mac}, Join             ->
 //                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report,
-//                                Clock, SafePointPassed, Hang, Remark
+//                                Clock, SafePointPassed, Hang, Notice
 //   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock, Hang ->
 //
 // The workers' store may be the coordinator's (--store-proxy). Each worker's connection then has a number,
@@ -20,7 +20,7 @@
 // are repeated.
 //   StoreAttach, StoreOpen*, StoreRequest*, StoreClose ->
 //                                <-  StoreAttached or StoreRefused, StoreAnswer*, StoreClose
-// Who only looks in says Inquire instead of Join (inquiry.h); its Start names no job, or the one it asks for.
+// Who only looks in says Query instead of Join (query.h); its Start names no job, or the one it asks for.
 #pragma once
 
 #include <array>
@@ -31,16 +31,13 @@
 #include <variant>
 #include <vector>
 
-#include "rendezvous/protocol/inquiry.h"
+#include "rendezvous/protocol/query.h"
 #include "rendezvous/protocol/world.h"
 
 namespace muster::control {
 
 inline constexpr char kFirstByte = '\xAB';
 inline constexpr std::string_view kMagic = "\xABmuster";
-/// The only one: 1 had no stores, 2 neither unfit nodes nor clocks, 3 no steps, hangs, answers to SafePoint
-/// or stores that outlive the coordinator, 4 no programs, ages, peers or remarks, and they were never
-/// released.
 inline constexpr std::uint8_t kProtocolVersion = 5;
 /// Magic, lowest and highest version: the agent's range; in the coordinator's answer both are its choice, or
 /// 0 when it has none in common with the agent.
@@ -56,17 +53,23 @@ struct Start {
   std::string host;  ///< for people, before anything is proven
   Nonce nonce{};
 
+  static constexpr std::string_view kName = "Start";
+  void fields(auto& io) { io(job, host, nonce); }
   friend bool operator==(const Start&, const Start&) = default;
 };
 struct Challenge {
   bool has_secret = false;  ///< the coordinator asks for a proof, and gives one
   Nonce nonce{};
 
+  static constexpr std::string_view kName = "Challenge";
+  void fields(auto& io) { io(has_secret, nonce); }
   friend bool operator==(const Challenge&, const Challenge&) = default;
 };
 struct Proof {
   Mac mac{};
 
+  static constexpr std::string_view kName = "Proof";
+  void fields(auto& io) { io(mac); }
   friend bool operator==(const Proof&, const Proof&) = default;
 };
 struct Welcome {
@@ -77,6 +80,8 @@ struct Welcome {
   /// back.
   std::uint32_t reconnect_ms = 0;
 
+  static constexpr std::string_view kName = "Welcome";
+  void fields(auto& io) { io(mac, heartbeat_ms, software, reconnect_ms); }
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };
 /// The connection is closed after it.
@@ -95,6 +100,11 @@ struct Refused {
   Reason reason = Reason::kProtocol;
   std::string text;
 
+  static constexpr std::string_view kName = "Refused";
+  void fields(auto& io) {
+    io.one_of(reason, Reason::kBusy);
+    io(text);
+  }
   friend bool operator==(const Refused&, const Refused&) = default;
 };
 struct Join {
@@ -106,6 +116,8 @@ struct Join {
   /// that name. A span, since hosts' clocks are not compared.
   Millis age{0};
 
+  static constexpr std::string_view kName = "Join";
+  void fields(auto& io) { io(request, settings, resume, software, age); }
   friend bool operator==(const Join&, const Join&) = default;
 };
 /// The workers of `generation` are gone; ready for the next.
@@ -114,10 +126,14 @@ struct Ready {
   std::uint16_t master_port = 0;
   Reached reached = {};  ///< by them
 
+  static constexpr std::string_view kName = "Ready";
+  void fields(auto& io) { io(generation, master_port, reached); }
   friend bool operator==(const Ready&, const Ready&) = default;
 };
 /// Answered by another: each side notices that the other is frozen.
 struct Heartbeat {
+  static constexpr std::string_view kName = "Heartbeat";
+  void fields(auto&) {}
   friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
 };
 /// A new world, and this node's place in it.
@@ -140,6 +156,11 @@ struct Assignment {
   std::uint16_t peer_port = 0;
   std::string peer_host = {};
 
+  static constexpr std::string_view kName = "Assignment";
+  void fields(auto& io) {
+    io(generation, restarts_used, group_rank, group_world_size, base_rank, ranks, world_size, role_base_rank,
+       role_world_size, master_addresses, master_port, master_host, peer_addresses, peer_port, peer_host);
+  }
   friend bool operator==(const Assignment&, const Assignment&) = default;
 };
 struct Waiting {
@@ -156,6 +177,10 @@ struct Waiting {
   /// Until the job's gathering is given up; 0: not known, or never.
   Millis rest{0};
 
+  static constexpr std::string_view kName = "Waiting";
+  void fields(auto& io) {
+    io(present, min_nodes, max_nodes, outside, text, master_addresses, master_port, master_host, rest);
+  }
   friend bool operator==(const Waiting&, const Waiting&) = default;
 };
 /// Stop the workers of `generation`, then say Ready.
@@ -164,12 +189,16 @@ struct GenerationOver {
   std::int32_t restarts_used = 0;
   membership::Cause cause;
 
+  static constexpr std::string_view kName = "GenerationOver";
+  void fields(auto& io) { io(generation, restarts_used, cause); }
   friend bool operator==(const GenerationOver&, const GenerationOver&) = default;
 };
 /// The job is over: stop the workers.
 struct Closed {
   membership::Cause cause;
 
+  static constexpr std::string_view kName = "Closed";
+  void fields(auto& io) { io(cause); }
   friend bool operator==(const Closed&, const Closed&) = default;
 };
 struct WorkerFailed {
@@ -181,16 +210,22 @@ struct WorkerFailed {
   std::string text;
   Reached reached = {};  ///< by the workers of this node
 
+  static constexpr std::string_view kName = "WorkerFailed";
+  void fields(auto& io) { io(generation, rank, exit_code, may_restart, machine_at_fault, text, reached); }
   friend bool operator==(const WorkerFailed&, const WorkerFailed&) = default;
 };
 struct Finished {
   std::int64_t generation = 0;
 
+  static constexpr std::string_view kName = "Finished";
+  void fields(auto& io) { io(generation); }
   friend bool operator==(const Finished&, const Finished&) = default;
 };
 struct SafePoint {
   std::int64_t generation = 0;
 
+  static constexpr std::string_view kName = "SafePoint";
+  void fields(auto& io) { io(generation); }
   friend bool operator==(const SafePoint&, const SafePoint&) = default;
 };
 /// A node's part of the job's report: to the coordinator, and on to the first node of the world.
@@ -200,11 +235,15 @@ struct Report {
   std::int32_t group_rank = -1;
   std::string payload;
 
+  static constexpr std::string_view kName = "Report";
+  void fields(auto& io) { io(generation, host, group_rank, payload); }
   friend bool operator==(const Report&, const Report&) = default;
 };
 struct Leave {
   std::string reason;
 
+  static constexpr std::string_view kName = "Leave";
+  void fields(auto& io) { io(reason); }
   friend bool operator==(const Leave&, const Leave&) = default;
 };
 /// Ends the job for everybody; with `or_leave` only this node leaves, where the others can go on without it.
@@ -213,6 +252,8 @@ struct Stop {
   std::string reason;
   bool or_leave = false;
 
+  static constexpr std::string_view kName = "Stop";
+  void fields(auto& io) { io(exit_code, reason, or_leave); }
   friend bool operator==(const Stop&, const Stop&) = default;
 };
 
@@ -224,18 +265,27 @@ struct StoreAttach {
   std::uint32_t num_connections =
       0;  ///< so many StoreOpen follow, and the workers' other connections are gone
 
+  static constexpr std::string_view kName = "StoreAttach";
+  static constexpr bool kAboutStore = true;
+  void fields(auto& io) { io(generation, instance, num_connections); }
   friend bool operator==(const StoreAttach&, const StoreAttach&) = default;
 };
 struct StoreAttached {
   std::int64_t generation = 0;
   std::uint64_t instance = 0;  ///< random: no other store has it
 
+  static constexpr std::string_view kName = "StoreAttached";
+  static constexpr bool kAboutStore = true;
+  void fields(auto& io) { io(generation, instance); }
   friend bool operator==(const StoreAttached&, const StoreAttached&) = default;
 };
 struct StoreRefused {
   std::int64_t generation = 0;
   std::string text;
 
+  static constexpr std::string_view kName = "StoreRefused";
+  static constexpr bool kAboutStore = true;
+  void fields(auto& io) { io(generation, text); }
   friend bool operator==(const StoreRefused&, const StoreRefused&) = default;
 };
 /// A worker's connection, which is new, or one that the agent had before this connection of its own.
@@ -243,6 +293,9 @@ struct StoreOpen {
   std::uint32_t connection = 0;  ///< numbered upwards
   std::uint64_t acked = 0;       ///< requests up to here are done and answered; the next one comes first
 
+  static constexpr std::string_view kName = "StoreOpen";
+  static constexpr bool kAboutStore = true;
+  void fields(auto& io) { io(connection, acked); }
   friend bool operator==(const StoreOpen&, const StoreOpen&) = default;
 };
 /// A request of a worker, as wire.h's kRelayed, or a piece of it.
@@ -253,6 +306,9 @@ struct StoreRequest {
   bool more = false;        ///< another piece follows
   std::string bytes;
 
+  static constexpr std::string_view kName = "StoreRequest";
+  static constexpr bool kAboutStore = true;
+  void fields(auto& io) { io(connection, number, acked, more, bytes); }
   friend bool operator==(const StoreRequest&, const StoreRequest&) = default;
 };
 /// The answer to a request, or a piece of it. All requests before it are done, and so is it, with the last
@@ -263,6 +319,9 @@ struct StoreAnswer {
   bool more = false;
   std::string bytes;
 
+  static constexpr std::string_view kName = "StoreAnswer";
+  static constexpr bool kAboutStore = true;
+  void fields(auto& io) { io(connection, number, more, bytes); }
   friend bool operator==(const StoreAnswer&, const StoreAnswer&) = default;
 };
 /// Both ways. The agent: the worker is gone, and all that it asked for is done; or it knows that the
@@ -272,6 +331,9 @@ struct StoreClose {
   std::uint32_t connection = 0;
   std::string reason;
 
+  static constexpr std::string_view kName = "StoreClose";
+  static constexpr bool kAboutStore = true;
+  void fields(auto& io) { io(connection, reason); }
   friend bool operator==(const StoreClose&, const StoreClose&) = default;
 };
 
@@ -282,6 +344,8 @@ struct Clock {
   std::int64_t received = 0;  ///< 0 in the question, as the next
   std::int64_t answered = 0;
 
+  static constexpr std::string_view kName = "Clock";
+  void fields(auto& io) { io(asked, received, answered); }
   friend bool operator==(const Clock&, const Clock&) = default;
 };
 
@@ -289,6 +353,8 @@ struct Clock {
 struct SafePointPassed {
   std::int64_t generation = 0;
 
+  static constexpr std::string_view kName = "SafePointPassed";
+  void fields(auto& io) { io(generation); }
   friend bool operator==(const SafePointPassed&, const SafePointPassed&) = default;
 };
 
@@ -311,21 +377,29 @@ struct Hang {
   std::string payload;
 
   [[nodiscard]] bool to_all() const { return kind >= Kind::kCollect; }
+  static constexpr std::string_view kName = "Hang";
+  void fields(auto& io) {
+    io(generation);
+    io.one_of(kind, Kind::kKnown);
+    io(number, host, group_rank, payload);
+  }
   friend bool operator==(const Hang&, const Hang&) = default;
 };
 
 /// What a node's own user should know: it takes part, but not as he may think.
-struct Remark {
+struct Notice {
   std::string text;
 
-  friend bool operator==(const Remark&, const Remark&) = default;
+  static constexpr std::string_view kName = "Notice";
+  void fields(auto& io) { io(text); }
+  friend bool operator==(const Notice&, const Notice&) = default;
 };
 
 using Message =
     std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
                  GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, StoreAttach,
                  StoreAttached, StoreRefused, StoreOpen, StoreRequest, StoreAnswer, StoreClose, Clock,
-                 SafePointPassed, Hang, Remark, Inquire, JobState, NodeState, StoreJobState, InquiryOver>;
+                 SafePointPassed, Hang, Notice, Query, JobState, NodeState, StoreJobState, QueryEnd>;
 
 /// Of the workers' store, whoever says it.
 [[nodiscard]] bool is_about_store(const Message& message);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/seeded_hash.h"
 
 namespace muster {
 
@@ -21,6 +22,7 @@ struct Reached {
   std::int64_t step = -1;
 
   [[nodiscard]] bool known() const { return epoch >= 0 || step >= 0; }
+  void fields(auto& io) { io(epoch, step); }
   friend auto operator<=>(const Reached&, const Reached&) = default;
 };
 /// "epoch 2 step 140", "step 7", "no step".
@@ -35,10 +37,14 @@ struct NodeId {
   std::uint64_t high = 0;
   std::uint64_t low = 0;
 
+  void fields(auto& io) { io(high, low); }
   friend auto operator<=>(const NodeId&, const NodeId&) = default;
 };
+/// Seeded: agents choose their ids.
 struct NodeIdHash {
-  std::size_t operator()(const NodeId& id) const { return static_cast<std::size_t>(id.high ^ id.low); }
+  std::size_t operator()(const NodeId& id) const {
+    return static_cast<std::size_t>(seeded_hash(id.high, id.low));
+  }
 };
 /// 32 hexadecimal digits.
 [[nodiscard]] std::string to_text(const NodeId& id);
@@ -62,6 +68,11 @@ struct Settings {
   bool restart_after_loss = true;    ///< the loss of a node ends the job unless it may use a restart
   int max_without_progress = 0;  ///< restarts in a row that lead no further, see step_ledger.h; 0: any number
 
+  void fields(auto& io) {
+    io(min_nodes, max_nodes, spares, max_restarts, join_timeout, last_call_timeout, stop_timeout,
+       heartbeat_timeout, cool_down, reconnect_grace, grow_at_safe_point, safe_point_patience,
+       restart_after_loss, max_without_progress);
+  }
   friend bool operator==(const Settings&, const Settings&) = default;
 };
 /// "4" or "2:4"
@@ -92,6 +103,9 @@ struct Request {
   std::string program =
       {};  ///< the short name of what it runs, see disagreement_about_program(); empty: not told
 
+  void fields(auto& io) {
+    io(id, host, machine, role, wanted_ranks, order, addresses, master_port, unfit, program);
+  }
   friend bool operator==(const Request&, const Request&) = default;
 };
 inline constexpr int kMaxRanksPerNode = 4096;
@@ -111,6 +125,9 @@ struct Slot {
   int role_base_rank = 0;
   int role_world_size = 0;
 
+  void fields(auto& io) {
+    io(node, host, machine, role, order, ranks, base_rank, role_base_rank, role_world_size);
+  }
   friend bool operator==(const Slot&, const Slot&) = default;
 };
 struct World {
@@ -120,6 +137,7 @@ struct World {
   std::vector<std::string> master_addresses;  ///< of the first node, as it offered them; best first
   std::uint16_t master_port = 0;
 
+  void fields(auto& io) { io(generation, world_size, slots, master_addresses, master_port); }
   friend bool operator==(const World&, const World&) = default;
 };
 
@@ -143,6 +161,10 @@ struct Cause {
   int exit_code = 0;
   std::string text;
 
+  void fields(auto& io) {
+    io.one_of(kind, Kind::kStoreLost);
+    io(host, group_rank, rank, exit_code, text);
+  }
   friend bool operator==(const Cause&, const Cause&) = default;
 };
 [[nodiscard]] std::string_view to_string(Cause::Kind kind);

@@ -59,7 +59,7 @@ struct HostedStores::Connection {
   std::string reason;              // of that
 
   std::uint64_t applied = 0;  // requests up to here were run, ever
-  ChannelMark last;           // the last change of these
+  LastApplied last;           // the last change of these
   bool recorded = false;      // the log has one
 
   // Of the agent's present connection.
@@ -105,8 +105,8 @@ struct HostedStores::Store {
   std::string job;
   std::int64_t generation = 0;
   std::uint64_t instance = 0;
-  StoreCore core;                        // outlives the sessions
-  std::optional<HostedChanges> changes;  // where there is a recorder
+  StoreCore core;        // outlives the sessions
+  bool changed = false;  // by the request that is run
   std::unordered_map<ClientId, Connection*> clients;
   ClientId next_client = 0;
   std::unordered_map<membership::NodeId, std::unique_ptr<AgentSession>, membership::NodeIdHash> agents;
@@ -181,7 +181,7 @@ void HostedStores::attach(ConnectionId from, const std::optional<Membership>& me
     fresh->generation = attach.generation;
     fresh->instance = next_instance_++;
     store = stores_.emplace(member->job, std::move(fresh)).first->second.get();
-    if (recorder_ != nullptr) recorder_->hosted_began(store->job, store->generation, store->instance);
+    if (record_) record_(HostedBegan{store->instance, store->job, store->generation});
     begin_recording(*store);
   }
   AgentSession& agent = store->agent(member->node);
@@ -255,7 +255,7 @@ void HostedStores::disconnected(ConnectionId id) {
 void HostedStores::over(std::string_view job) {
   const auto found = stores_.find(job);
   if (found == stores_.end()) return;
-  if (recorder_ != nullptr) recorder_->hosted_ended(found->second->instance);
+  if (record_) record_(HostedEnded{found->second->instance});
   for (auto& [node, agent] : found->second->agents) {
     if (agent->link) agents_.erase(*agent->link);
     for (const auto& [number, connection] : agent->connections) num_buffered_ -= connection->buffered_bytes;
@@ -305,8 +305,7 @@ void HostedStores::remove(AgentSession& agent, std::uint32_t number) {
   Connection& connection = *found->second;
   end_session(connection);
   num_buffered_ -= connection.buffered_bytes;
-  if (connection.recorded && recorder_ != nullptr)
-    recorder_->hosted_gone(agent.store.instance, {agent.node, number});
+  if (connection.recorded && record_) record_(HostedGone{agent.store.instance, {agent.node, number}});
   agent.connections.erase(found);
 }
 
@@ -369,9 +368,9 @@ void HostedStores::run(Connection& connection, std::string_view bytes) {
   const auto op = bytes.empty() ? Op::kPing : static_cast<Op>(bytes.front());
   if (number <= connection.applied && is_change(op)) {
     // It was made before. A change that has an answer is the last one until the agent has that.
-    if (number == connection.last.end && connection.last.barrier)
+    if (number == connection.last.number && connection.last.barrier)
       connection.waiting = number;
-    else if (number == connection.last.end && !connection.last.answer.empty())
+    else if (number == connection.last.number && !connection.last.answer.empty())
       answer(connection, number, connection.last.answer);
   } else {
     connection.applied = std::max(connection.applied, number);
@@ -399,15 +398,14 @@ void HostedStores::run(Connection& connection, std::string_view bytes) {
 
 // Beside the changes it made, which the core has told, so that both are in one frame of the log.
 void HostedStores::keep(Connection& connection, std::string_view request, std::string_view answer) {
-  ChannelMark& last = connection.last;
-  last.end = connection.handled;
+  LastApplied& last = connection.last;
+  last.number = connection.handled;
   last.answer = answer;
   last.barrier.reset();
   if (connection.waiting > 0) last.barrier = request.substr(9, wire::load_u64(request.data() + 1));
-  auto& changes = connection.agent.store.changes;
-  if (!changes || !changes->take_changed()) return;
+  if (!std::exchange(connection.agent.store.changed, false)) return;
   connection.recorded = true;
-  record(connection);
+  record_last(connection);
 }
 
 void HostedStores::answer(Connection& connection, std::uint64_t number, std::string bytes) {
@@ -424,7 +422,7 @@ void HostedStores::deliver(Store& store) {
     if (connection.last.barrier) {
       connection.last.barrier.reset();
       connection.last.answer.assign(1, wire::kStopWaiting);
-      if (connection.recorded) record(connection);
+      if (connection.recorded) record_last(connection);
     }
     if (connection.waiting > 0 && connection.confirmed)
       answer(connection, connection.waiting, std::string(1, wire::kStopWaiting));
@@ -437,10 +435,10 @@ void HostedStores::deliver(Store& store) {
 
 // The agent has the answers up to here.
 void HostedStores::acknowledge(Connection& connection, std::uint64_t acked) {
-  if (acked < connection.last.end) return;
+  if (acked < connection.last.number) return;
   connection.last.answer.clear();
   // It was given up before the process that knew of that ended.
-  if (connection.last.barrier && connection.waiting != connection.last.end) {
+  if (connection.last.barrier && connection.waiting != connection.last.number) {
     connection.last.barrier.reset();
     connection.agent.store.core.cancel_wait(connection.client);
   }
@@ -550,11 +548,11 @@ void HostedStores::restore(std::uint64_t instance, SavedStore saved) {
   store.core = std::move(saved.core);
   stores_.emplace(store.job, std::move(fresh));
   begin_recording(store);
-  for (auto& [name, last] : saved.marks) {
-    Connection& connection = create(store.agent(name.node), name.channel);
+  for (auto& [name, last] : saved.connections) {
+    Connection& connection = create(store.agent(name.node), name.number);
     connection.confirmed = false;
     connection.recorded = true;
-    connection.applied = last.end;
+    connection.applied = last.number;
     connection.last = std::move(last);
     // It may be let out before its agent is back, and is not counted a second time.
     if (connection.last.barrier) store.core.stay_at_barrier(connection.client, *connection.last.barrier);
@@ -563,24 +561,26 @@ void HostedStores::restore(std::uint64_t instance, SavedStore saved) {
 }
 
 void HostedStores::begin_recording(Store& store) {
-  if (recorder_ == nullptr) return;
-  store.changes.emplace(*recorder_, store.instance);
-  store.core.record_to(&*store.changes);
+  if (!record_) return;
+  store.core.record_to([this, &store](const StoreChange& change) {
+    store.changed = true;
+    record_(HostedChanged{store.instance, change});
+  });
 }
 
-void HostedStores::record(const Connection& connection) {
+void HostedStores::record_last(const Connection& connection) {
   const AgentSession& agent = connection.agent;
-  recorder_->hosted_done(agent.store.instance, {agent.node, connection.number}, connection.last);
+  record_(HostedDone{agent.store.instance, {agent.node, connection.number}, connection.last});
 }
 
-void HostedStores::describe(HostedRecorder& to) const {
+void HostedStores::describe(const HostedSink& to) const {
   for (const auto& [job, store] : stores_) {
-    to.hosted_began(job, store->generation, store->instance);
-    HostedChanges changes(to, store->instance);
-    store->core.describe(changes);
+    const std::uint64_t instance = store->instance;
+    to(HostedBegan{instance, job, store->generation});
+    store->core.describe([&](const StoreChange& change) { to(HostedChanged{instance, change}); });
     for (const auto& [node, agent] : store->agents)
       for (const auto& [number, connection] : agent->connections)
-        if (connection->recorded) to.hosted_done(store->instance, {node, number}, connection->last);
+        if (connection->recorded) to(HostedDone{instance, {node, number}, connection->last});
   }
 }
 

@@ -56,11 +56,11 @@ class HostedStores {
   }
 
   /// Every later change is told; before there is a store.
-  void record_to(HostedRecorder* recorder) { recorder_ = recorder; }
+  void record_to(HostedSink sink) { record_ = std::move(sink); }
   /// A store of a former process, whose agents have not come back yet.
   void restore(std::uint64_t instance, SavedStore saved);
   /// Tells what there is to keep.
-  void describe(HostedRecorder& to) const;
+  void describe(const HostedSink& to) const;
 
   /// The workers' connections stay until the generation is over, for when the agent comes back.
   void disconnected(ConnectionId id);
@@ -102,7 +102,7 @@ class HostedStores {
   void remove(AgentSession& agent, std::uint32_t number);
   void remove_unconfirmed(AgentSession& agent);
   Connection& create(AgentSession& agent, std::uint32_t number);
-  void record(const Connection& connection);
+  void record_last(const Connection& connection);
   void count(Connection& connection);
   void keep_limit();
   void detach(AgentSession& agent);
@@ -110,7 +110,7 @@ class HostedStores {
 
   HostedStoresOptions options_;
   std::uint64_t next_instance_;
-  HostedRecorder* recorder_ = nullptr;
+  HostedSink record_;                                                  // empty: nothing is kept
   std::map<std::string, std::unique_ptr<Store>, std::less<>> stores_;  // by job
   std::unordered_map<ConnectionId, AgentSession*> agents_;
   std::unordered_map<ConnectionId, control::StoreRefused> refused_;

@@ -25,14 +25,39 @@ AgentTable::Room AgentTable::make_room(std::size_t max_connections, std::size_t 
           fmt::format("closed {}: {} agents are connected, the limit (--max-agents)", name, agents_.size())};
 }
 
-std::shared_ptr<AgentConnection> AgentTable::pump(ConnectionId id, HostedStores& stores) const {
+void AgentTable::queue_report(AgentConnection& connection, const control::Message& part) {
+  std::string bytes;
+  control::encode(part, bytes);
+  if (connection.report_bytes + bytes.size() > kMaxReportBytes ||
+      report_bytes_ + bytes.size() > kMaxAllReportBytes) {
+    control::Message empty = part;
+    if (auto* report = std::get_if<control::Report>(&empty)) report->payload.clear();
+    if (auto* hang = std::get_if<control::Hang>(&empty)) hang->payload.clear();
+    bytes.clear();
+    control::encode(empty, bytes);
+  }
+  connection.report_bytes += bytes.size();
+  report_bytes_ += bytes.size();
+  connection.reports.push_back(std::move(bytes));
+}
+
+std::shared_ptr<AgentConnection> AgentTable::drain(ConnectionId id, HostedStores* stores) {
   auto connection = find(id);
   if (!connection || connection->peer.stage != ControlPeer::Stage::kOpen) return nullptr;
   control::Message message;
   std::string bytes;
-  while (connection->peer.unsent_bytes() < kLinkRoomBytes && stores.next(id, message)) {
-    bytes.clear();
-    control::encode(message, bytes);
+  while (connection->peer.unsent_bytes() < kLinkRoomBytes) {
+    if (stores != nullptr && stores->next(id, message)) {
+      bytes.clear();
+      control::encode(message, bytes);
+    } else if (!connection->reports.empty()) {
+      bytes = std::move(connection->reports.front());
+      connection->reports.pop_front();
+      connection->report_bytes -= bytes.size();
+      report_bytes_ -= bytes.size();
+    } else {
+      break;
+    }
     connection->peer.send(bytes);
   }
   return connection;
@@ -47,7 +72,7 @@ void AgentTable::hear_unread(Jobs& jobs, Instant now, JobsEffects& effects) cons
   }
 }
 
-void AgentTable::say_to_all(const control::Message& message) const {
+void AgentTable::send_to_all(const control::Message& message) const {
   std::string bytes;
   control::encode(message, bytes);
   for (const auto& [id, connection] : agents_) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <set>
@@ -33,7 +34,12 @@ struct AgentConnection {
   ControlPeer peer;
   std::optional<Instant> deadline;
   std::size_t buffered_bytes = 0;  ///< as counted last
-  bool unread = false;             ///< so much of it is parked that no more is read
+  std::string unread;              ///< decrypted bytes that were left alone while nothing can be recorded
+  bool paused = false;             ///< no more is read until then
+  /// Parts of reports on their way to it: in the socket's time, so that however many there are it is not
+  /// taken for one that does not read.
+  std::deque<std::string> reports;
+  std::size_t report_bytes = 0;
 };
 
 class AgentTable {
@@ -53,6 +59,7 @@ class AgentTable {
     const auto found = agents_.find(id);
     set_deadline(id, *found->second, std::nullopt);
     buffered_bytes_ -= found->second->buffered_bytes;
+    report_bytes_ -= found->second->report_bytes;
     agents_.erase(found);
   }
   void clear() {
@@ -74,23 +81,29 @@ class AgentTable {
   struct Room {
     std::optional<ConnectionId> to_drop;
     bool full = false;
-    std::string words;  ///< for the log; empty: there is room
+    std::string notice;  ///< for the log; empty: there is room
   };
   [[nodiscard]] Room make_room(std::size_t max_connections, std::size_t max_handshakes,
                                const std::string& name) const;
 
-  /// Gives the agent as much of its workers' stores as its connection takes now; to be flushed. nullptr: it
-  /// is gone.
-  std::shared_ptr<AgentConnection> pump(ConnectionId id, HostedStores& stores) const;
-  /// Those about to be lost for their silence whose words were received and only not read yet are heard.
+  /// A part of a report for this agent, to be sent by drain(). Beyond kMaxReportBytes an empty part goes
+  /// instead: who gathers the report need not wait, and the report says less.
+  void queue_report(AgentConnection& connection, const control::Message& part);
+  static constexpr std::size_t kMaxReportBytes = std::size_t{64} << 20;  ///< of an agent
+  static constexpr std::size_t kMaxAllReportBytes = 4 * kMaxReportBytes;
+
+  /// Gives the agent as much of its reports, and of its workers' stores where there are any, as its
+  /// connection takes now; to be flushed. nullptr: it is gone.
+  std::shared_ptr<AgentConnection> drain(ConnectionId id, HostedStores* stores);
+  /// Those about to be lost for their silence whose messages were received and only not read yet are heard.
   void hear_unread(Jobs& jobs, Instant now, JobsEffects& effects) const;
   /// To all that are proven, as far as their sockets take it.
-  void say_to_all(const control::Message& message) const;
+  void send_to_all(const control::Message& message) const;
 
-  /// Counts what this agent buffers now, and what is parked of it; true if that became more.
-  bool count_buffered(AgentConnection& connection, std::size_t parked) {
+  /// Counts what this agent buffers now; true if that became more.
+  bool count_buffered(AgentConnection& connection) {
     const std::size_t before =
-        std::exchange(connection.buffered_bytes, connection.peer.buffered_bytes() + parked);
+        std::exchange(connection.buffered_bytes, connection.peer.buffered_bytes() + connection.unread.size());
     buffered_bytes_ += connection.buffered_bytes - before;  // modulo 2^64: it may be less
     return connection.buffered_bytes > before;
   }
@@ -101,6 +114,7 @@ class AgentTable {
   Map agents_;
   std::set<std::pair<Instant, ConnectionId>> deadlines_;
   std::size_t buffered_bytes_ = 0;
+  std::size_t report_bytes_ = 0;  // of all agents
   ConnectionId next_id_ = 1;
 };
 

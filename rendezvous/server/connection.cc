@@ -99,7 +99,7 @@ bool Connection::asks_nothing() const {
   if (blocked()) return false;
   char first = 0;
   const ssize_t n = retry_eintr([&] { return ::recv(fd_.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT); });
-  return n <= 0 || !served() || is_other_protocol(first);
+  return n == 0 || (n < 0 && errno != EAGAIN) || !served() || is_other_protocol(first);
 }
 
 UniqueFd Connection::release(std::string& first_bytes) {

@@ -78,19 +78,19 @@ std::string ControlPeer::flush() {
 }
 
 // It names its job in the clear, and proves that it knows the secret of that job: the proof covers the name.
-ControlPeer::Step ControlPeer::take_start(const control::Start& start, const House& house) {
+ControlPeer::Step ControlPeer::take_start(const control::Start& start, const HandshakeOptions& options) {
   Step out;
   host_ = wire::printable(start.host, 64);
   if (std::string text = control::defect_of_job(start.job); !text.empty() && !start.job.empty()) {
     out.refused = Refused{Refused::Reason::kSettings, std::move(text)};
     return out;
   }
-  std::optional<auth::Secret> secret = house.secret;
-  if (house.job_secrets != nullptr) {
-    const auth::Secret* own = house.job_secrets->find(start.job);
+  std::optional<auth::Secret> secret = options.secret;
+  if (options.job_secrets != nullptr) {
+    const auth::Secret* own = options.job_secrets->find(start.job);
     own_secret_ = own != nullptr;
     if (own_secret_) secret = *own;
-    if (!secret && !house.proves_otherwise) {
+    if (!secret && !options.proves_otherwise) {
       out.refused = Refused{Refused::Reason::kAuthentication,
                             start.job.empty()
                                 ? "each job has a secret of its own here: name the job"
@@ -101,12 +101,12 @@ ControlPeer::Step ControlPeer::take_start(const control::Start& start, const Hou
     }
   }
   job_ = start.job;
-  say(control::Message(handshake_.start(start, std::move(secret))));
+  send(control::Message(handshake_.start(start, std::move(secret))));
   stage = Stage::kProof;
   return out;
 }
 
-ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house) {
+ControlPeer::Step ControlPeer::next(std::string_view& input, const HandshakeOptions& options) {
   Step out;
   control::Message message;
   switch (decoder_.next(input, message)) {
@@ -120,9 +120,7 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
       const control::Preamble& theirs = decoder_.preamble();
       const std::uint8_t version = control::choose_version(theirs);
       const control::Preamble mine{version, version};
-      std::string bytes;
-      control::encode(mine, bytes);
-      send(bytes);
+      send(mine);
       handshake_.preamble(theirs, mine, tls_ ? tls_->channel_binding() : std::string());
       if (version == 0)
         out.refused = Refused{Refused::Reason::kVersion,
@@ -138,10 +136,10 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
 
   if (const auto* clock = std::get_if<control::Clock>(&message); clock != nullptr && stage == Stage::kOpen) {
     const std::int64_t received = wall_nanoseconds();
-    say(control::Message(control::Clock{clock->asked, received, wall_nanoseconds()}));
+    send(control::Message(control::Clock{clock->asked, received, wall_nanoseconds()}));
     return out;
   }
-  if (stage == Stage::kOpen && job_.empty() && !std::holds_alternative<control::Inquire>(message)) {
+  if (stage == Stage::kOpen && job_.empty() && !std::holds_alternative<control::Query>(message)) {
     out.refused = Refused{Refused::Reason::kSettings, control::defect_of_job(job_)};
     return out;
   }
@@ -150,7 +148,7 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
     return out;
   }
   if (const auto* start = std::get_if<control::Start>(&message); start != nullptr && stage == Stage::kStart)
-    return take_start(*start, house);
+    return take_start(*start, options);
   if (const auto* proof = std::get_if<control::Proof>(&message); proof != nullptr && stage == Stage::kProof) {
     const auto mac = handshake_.proof(*proof);
     if (!mac) {
@@ -158,12 +156,9 @@ ControlPeer::Step ControlPeer::next(std::string_view& input, const House& house)
       if (own_secret_) out.refused->text += fmt::format(" (job {} has one of its own)", job_);
       return out;
     }
-    std::string bytes;
-    control::encode(
-        control::Message(control::Welcome{*mac, house.heartbeat_ms, house.software, house.reconnect_ms}),
-        bytes);
-    send(bytes);
-    decoder_.set_max_frame_bytes(house.limits.max_frame_bytes);
+    send(control::Message(
+        control::Welcome{*mac, options.heartbeat_ms, options.software, options.reconnect_ms}));
+    decoder_.set_max_frame_bytes(options.limits.max_frame_bytes);
     stage = Stage::kOpen;
     out.opened = true;
     return out;

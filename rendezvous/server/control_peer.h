@@ -35,7 +35,7 @@ class ControlPeer {
   ControlPeer(int fd, std::string name, const control::Limits& limits, const control::Nonce& nonce,
               const std::optional<tls::Context>& tls);
 
-  /// What the peer's words before kOpen led to.
+  /// What the peer's messages before kOpen led to.
   struct Step {
     std::optional<control::Message> message;  ///< for Jobs, while kOpen
     std::optional<control::Refused> refused;  ///< tell it and close
@@ -43,7 +43,7 @@ class ControlPeer {
     bool need_more = false;                   ///< all input is used
     bool opened = false;                      ///< it has proven what it has to
   };
-  struct House {
+  struct HandshakeOptions {
     const std::optional<auth::Secret>& secret;
     std::uint32_t heartbeat_ms;
     const std::string& software;
@@ -55,16 +55,11 @@ class ControlPeer {
   /// What the peer sent, as it meant it: `plain` may be used for it, and holds what is returned. Fails where
   /// TLS does.
   [[nodiscard]] Result<std::string_view> decrypt(std::string_view bytes, std::string& plain);
-  [[nodiscard]] Step next(std::string_view& input, const House& house);
+  [[nodiscard]] Step next(std::string_view& input, const HandshakeOptions& options);
 
   void send(std::string_view bytes);
-  /// A Preamble or a Message.
-  template <class T>
-  void say(const T& what) {
-    std::string bytes;
-    control::encode(what, bytes);
-    send(bytes);
-  }
+  void send(const control::Preamble& preamble) { send_encoded(preamble); }
+  void send(const control::Message& message) { send_encoded(message); }
   /// Sends what the socket takes. Empty, or why it is broken.
   [[nodiscard]] std::string flush();
   /// Of the send() that flush() told of.
@@ -88,7 +83,13 @@ class ControlPeer {
   [[nodiscard]] std::string title() const;
 
  private:
-  [[nodiscard]] Step take_start(const control::Start& start, const House& house);
+  template <class T>
+  void send_encoded(const T& what) {
+    std::string bytes;
+    control::encode(what, bytes);
+    send(bytes);
+  }
+  [[nodiscard]] Step take_start(const control::Start& start, const HandshakeOptions& options);
 
   int fd_;  // the ControlServer's
   std::string name_;
@@ -96,7 +97,7 @@ class ControlPeer {
   control::Decoder decoder_;
   auth::ServerHandshake handshake_;
   std::string job_;
-  bool own_secret_ = false;  // the job's, not the house's
+  bool own_secret_ = false;  // the job's, not the one of all jobs
   std::string host_;
   std::string out_;
   int send_error_ = 0;

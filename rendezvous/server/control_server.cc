@@ -4,335 +4,600 @@
 #include <algorithm>
 #include <cerrno>
 #include <sys/socket.h>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/coordinator/job_clock.h"
 #include "rendezvous/net/link_room.h"
 #include "rendezvous/net/peer_owner.h"
-#include "rendezvous/server/control_server_impl.h"
+#include "rendezvous/server/agent_table.h"
+#include "rendezvous/server/store_query.h"
+#include "rendezvous/wal/state_log.h"
 
 namespace muster::net {
 namespace {
 
+using control::Refused;
+using Stage = ControlPeer::Stage;
+using Descriptor = boost::asio::posix::stream_descriptor;
+
 constexpr std::size_t kReadBytes = 65536;
-// An agent that is not read hears that this process lives, and counts as alive: several times in the shortest
-// heartbeat time-out that makes sense.
-constexpr Millis kVouchInterval{500};
+// While agents are not read each gets a heartbeat so often: several times in the shortest heartbeat time-out
+// that makes sense.
+constexpr Millis kStallHeartbeat{500};
 // A timer is late by so much where the process was stopped, not merely busy.
 constexpr Millis kFrozen{2000};
+constexpr Millis kLingerTime{2000};  // for who is refused to read why
 
 }  // namespace
 
-ControlServer::Impl::Impl(boost::asio::io_context& loop, const ControlServerOptions& options, const Log& log)
-    : loop_(loop),
-      options_(options),
-      log_(log),
-      refusals_(loop, log),
-      jobs_(options.jobs),
-      stores_(options.stores, auth::random_node_id().low | 1),
-      timer_(loop),
-      scratch_(kReadBytes, '\0') {}
+class ControlServer::Impl final : public StateKeeper {
+ public:
+  Impl(boost::asio::io_context& loop, const ControlServerOptions& options, const Log& log)
+      : loop_(loop),
+        options_(options),
+        log_(log),
+        refusals_(loop, log),
+        jobs_(options.jobs),
+        stores_(options.stores, auth::random_node_id().low | 1),
+        timer_(loop),
+        scratch_(kReadBytes, '\0') {
+    if (options_.state) recover(*options_.state);
+  }
 
-void ControlServer::Impl::start() {
-  if (!options_.state) return;
-  for (const auto& [name, record] : options_.state->saved().jobs)
-    jobs_.restore(name, record, now(), options_.restart_grace, effects_);
-  options_.state->saved().jobs.clear();
-  jobs_.record_to(&options_.state->recorder());
-  if (options_.state->keeps_hosted()) {
-    stores_.record_to(&options_.state->recorder());
-    for (auto& [instance, saved] : std::exchange(options_.state->saved().hosted, {})) {
-      const membership::Round* round = jobs_.find_round(saved.job);
-      if (round != nullptr && round->phase == membership::Phase::kRunning &&
-          round->world.generation == saved.generation)
-        stores_.restore(instance, std::move(saved));
-      else
-        options_.state->recorder().hosted_ended(instance);
+  void accept(UniqueFd fd, std::string_view first_bytes, std::string name) {
+    if (stopped_) return;
+    compensate_pause();
+    ++stats_.num_accepted;
+    const AgentTable::Room room = agents_.make_room(options_.max_connections, options_.max_handshakes, name);
+    if (!room.notice.empty()) refusals_.write(Refusal::kLimit, room.notice);
+    if (room.to_drop) drop(*room.to_drop, "it took too long");
+    if (room.full) {
+      ++stats_.num_refused;
+      return;
     }
+    // Who does not speak TLS is told so in plain text.
+    const bool is_tls = !first_bytes.empty() && first_bytes[0] == tls::kFirstByte;
+    auto connection = std::make_shared<AgentConnection>(
+        loop_, std::move(fd), std::move(name), options_.limits, is_tls ? options_.tls : std::nullopt);
+    bound_kernel_queue(connection->descriptor.native_handle());
+    const ConnectionId id = agents_.add(connection);
+    agents_.set_deadline(id, *connection, SteadyClock::now() + options_.handshake_timeout);
+    if (options_.tls && !is_tls)
+      refuse_plain(
+          id, *connection,
+          "this coordinator speaks TLS and the agent does not; give the agent a certificate to trust "
+          "(--tls-ca)");
+    else if (options_.this_host_only && !peer_is_on_this_host(connection->descriptor.native_handle()))
+      refuse_plain(
+          id, *connection,
+          "this musterd serves its own host alone, since it has neither a secret nor TLS; start it with "
+          "MUSTER_SECRET or --secret-file, and the agents with the same secret, or with --unprotected");
+    else
+      on_bytes(id, *connection, first_bytes);
+    finish_turn();
+    read_on(id);
   }
-  options_.state->attach(*this);
-  if (stalled()) held_up();
-  finish_turn();
-}
 
-void ControlServer::Impl::accept(UniqueFd fd, std::string_view first_bytes, std::string name) {
-  if (stopped_) return;
-  forgive_own_stall();
-  ++stats_.num_accepted;
-  const AgentTable::Room room = agents_.make_room(options_.max_connections, options_.max_handshakes, name);
-  if (!room.words.empty()) refusals_.write(Refusal::kLimit, room.words);
-  if (room.to_drop) drop(*room.to_drop, "it took too long");
-  if (room.full) {
-    ++stats_.num_refused;
-    return;
+  void stop() {
+    if (std::exchange(stopped_, true)) return;
+    agents_.send_to_all(Refused{Refused::Reason::kStopping, "the coordinator is stopping"});
+    if (options_.state) options_.state->detach(*this);
+    agents_.clear();
+    timer_.cancel();
+    refusals_.stop();
   }
-  // Who does not speak TLS is told so in plain words.
-  const bool is_tls = !first_bytes.empty() && first_bytes[0] == tls::kFirstByte;
-  auto connection = std::make_shared<Connection>(loop_, std::move(fd), std::move(name), options_.limits,
-                                                 is_tls ? options_.tls : std::nullopt);
-  bound_kernel_queue(connection->descriptor.native_handle());
-  const ConnectionId id = agents_.add(connection);
-  agents_.set_deadline(id, *connection, SteadyClock::now() + options_.handshake_timeout);
-  if (options_.tls && !is_tls)
-    refuse_plain(id, *connection,
-                 "this coordinator speaks TLS and the agent does not; give the agent a certificate to trust "
-                 "(--tls-ca)");
-  else if (options_.this_host_only && !peer_is_on_this_host(connection->descriptor.native_handle()))
-    refuse_plain(
-        id, *connection,
-        "this musterd serves its own host alone, since it has neither a secret nor TLS; start it with "
-        "MUSTER_SECRET or --secret-file, and the agents with the same secret, or with --unprotected");
-  else
-    on_bytes(id, *connection, first_bytes);
-  finish_turn();
-  read_on(id);
-}
 
-void ControlServer::Impl::stop() {
-  if (stopped_) return;
-  agents_.say_to_all(control::Refused{control::Refused::Reason::kStopping, "the coordinator is stopping"});
-  stopped_ = true;
-  if (options_.state) options_.state->detach(*this);
-  agents_.clear();
-  timer_.cancel();
-  refusals_.stop();
-}
-
-void ControlServer::Impl::give_up(std::string_view job, const membership::NodeId& node,
-                                  const std::string& why) {
-  jobs_.give_up(job, node, why, now(), effects_);
-  finish_turn();
-}
-
-ControlServerStats ControlServer::Impl::stats() const {
-  ControlServerStats out = stats_;
-  out.num_open = agents_.all().size();
-  out.num_jobs = jobs_.num_jobs();
-  out.num_stores = stores_.num_stores();
-  out.num_channels = stores_.num_channels();
-  out.num_buffered_bytes = agents_.buffered_bytes();
-  out.refusals = refusals_.counts();
-  for (const auto& [id, agent] : parked_.agents()) out.num_parked_bytes += agent.num_bytes;
-  return out;
-}
-
-void ControlServer::Impl::wait_readable(ConnectionId id, const std::shared_ptr<Connection>& connection) {
-  connection->descriptor.async_wait(Descriptor::wait_read, [weak = weak_from_this(), id](const auto& error) {
-    const auto self = weak.lock();
-    if (self && !error && !self->stopped_) self->on_readable(id);
-  });
-}
-
-// Unless it is gone, or has said enough for now.
-void ControlServer::Impl::read_on(ConnectionId id) {
-  const auto connection = agents_.find(id);
-  if (!connection) return;
-  connection->unread = connection->peer.stage == Stage::kOpen && parked_.is_full(id);
-  if (!connection->unread) return wait_readable(id, connection);
-  if (vouch_at_ == Instant::max()) vouch_at_ = SteadyClock::now();
-  arm();
-}
-
-// A timer that is due: where this process did not run, heartbeats wait in their sockets.
-void ControlServer::Impl::forgive_own_stall() {
-  const Instant real = SteadyClock::now();
-  if (armed_ == Instant::max() || real < armed_) return;
-  if (real >= armed_ + kFrozen) {
-    const auto frozen = std::chrono::duration_cast<Millis>(real - armed_);
-    log_.warning(fmt::format("this process did not run for {} ms; agents are not blamed", frozen.count()));
-    clock_.skip(JobClock::frozen(last_turn_, armed_, real));
-    armed_ = real;
+  void evict_node(std::string_view job, const membership::NodeId& node, const std::string& why) {
+    if (stalled()) return evictions_.emplace_back(job, node, why), void();
+    jobs_.evict_node(job, node, why, now(), effects_);
+    finish_turn();
   }
-  agents_.hear_unread(jobs_, now(), effects_);
-}
 
-void ControlServer::Impl::on_readable(ConnectionId id) {
-  forgive_own_stall();
-  const auto connection = agents_.find(id);  // survives its own removal
-  if (!connection) return;
-  const ssize_t n = retry_eintr([&] {
-    return ::recv(connection->descriptor.native_handle(), scratch_.data(), scratch_.size(), MSG_DONTWAIT);
-  });
-  if (n > 0) {
-    on_bytes(id, *connection, std::string_view(scratch_.data(), static_cast<std::size_t>(n)));
-  } else if (n == 0) {
-    drop(id, "it closed the connection");
-  } else if (const int error = errno; error != EAGAIN && error != EWOULDBLOCK) {
-    drop(id, errno_error("recv", error).message,
-         error == ECONNRESET ? membership::Break::kReset : membership::Break::kOther);
+  [[nodiscard]] ControlServerStats stats() const {
+    ControlServerStats out = stats_;
+    out.num_open = agents_.all().size();
+    out.num_jobs = jobs_.num_jobs();
+    out.num_stores = stores_.num_stores();
+    out.num_channels = stores_.num_channels();
+    out.num_buffered_bytes = agents_.buffered_bytes();
+    out.refusals = refusals_.counts();
+    return out;
   }
-  finish_turn();
-  read_on(id);
-}
+  [[nodiscard]] const Jobs& jobs() const { return jobs_; }
 
-void ControlServer::Impl::on_bytes(ConnectionId id, Connection& connection, std::string_view received) {
-  ControlPeer& peer = connection.peer;
-  if (peer.stage == Stage::kClosing) return;
-  // Over a slow line its heartbeats may be half a megabyte of the workers' store behind.
-  if (peer.stage == Stage::kOpen) jobs_.heard(id, now(), effects_);
-  std::string plain;
-  const auto decrypted = peer.decrypt(received, plain);
-  if (!decrypted)
-    return refuse(id, connection, {control::Refused::Reason::kAuthentication, decrypted.error().message});
-  std::string_view bytes = *decrypted;
-  const ControlPeer::House house{
-      options_.secret,
-      static_cast<std::uint32_t>(options_.heartbeat_interval.count()),
-      options_.software,
-      options_.limits,
-      options_.state ? static_cast<std::uint32_t>(options_.restart_grace.count()) : 0,
-      options_.job_secrets.get(),
-      options_.tls && options_.tls->asks_for_certificate()};
-  bool asked = false;
-  while (peer.stage != Stage::kClosing) {
-    ControlPeer::Step step = peer.next(bytes, house);
-    if (step.need_more) break;
-    if (step.message) ++stats_.num_messages;
-    if (const auto* question = step.message ? std::get_if<control::Inquire>(&*step.message) : nullptr) {
-      if (std::exchange(asked, true) || peer.blocked())
-        return refuse(id, connection,
-                      {control::Refused::Reason::kProtocol, "a question before the answer to another"});
-      tell(*question, connection);
-      continue;
+  void describe(const journal::LogSink& to) const override {
+    jobs_.describe(to, now());
+    stores_.describe(to);
+  }
+  void on_stall() override {
+    clock_.pause(SteadyClock::now());
+    heartbeat_at_ = SteadyClock::now() + std::min(kStallHeartbeat, options_.heartbeat_interval);
+    arm();
+  }
+  void on_committed() override { finish_turn(); }
+  void on_resume() override {
+    clock_.resume(SteadyClock::now());
+    heartbeat_at_ = Instant::max();
+    compensate_pause();  // it may have taken long to write
+    for (const auto& [job, node, why] : std::exchange(evictions_, {}))
+      jobs_.evict_node(job, node, why, now(), effects_);
+    finish_turn();
+    for (const ConnectionId id : std::exchange(paused_, {})) {
+      const auto connection = agents_.find(id);
+      if (!connection) continue;
+      connection->paused = false;
+      take_unread(id, *connection);
+      read_on(id);
     }
-    if (step.message && has_to_wait(id, *step.message)) {
-      parked_.park(id, *std::move(step.message));
-      continue;
-    }
-    if (step.message) step.error = take_up(id, *step.message);
-    if (!step.error.empty()) return refuse(id, connection, {control::Refused::Reason::kProtocol, step.error});
-    if (step.refused) return refuse(id, connection, *std::move(step.refused));
-    if (!step.opened) continue;
-    agents_.set_deadline(id, connection, std::nullopt);
-    jobs_.connected(id, peer.job(), peer.address());
+    finish_turn();
   }
-  flush(id, connection);
-}
 
-// While nothing can be recorded: what may be to record, and whatever comes after it from the same agent. Not
-// heartbeats, nor a member that takes its place again, whose workers need their store; but its former
-// connection's words come first.
-bool ControlServer::Impl::has_to_wait(ConnectionId id, const control::Message& message) const {
-  if (std::holds_alternative<control::Heartbeat>(message)) return false;
-  if (parked_.num_bytes(id) > 0) return true;
-  if (!stalled()) return false;
-  // What changes the workers' stores is recorded too, where they are kept.
-  if (control::is_about_store(message)) return keeps_stores();
-  const auto* join = std::get_if<control::Join>(&message);
-  if (join == nullptr) return true;
-  const auto former = jobs_.place_taken_back(id, *join);
-  return !former || parked_.num_bytes(*former) > 0;
-}
-
-// Empty, or how it breaks the protocol.
-std::string ControlServer::Impl::take_up(ConnectionId id, const control::Message& message) {
-  std::string error;
-  if (const auto* join = std::get_if<control::Join>(&message)) {
-    // The jobs' clock left some time out, perhaps since the agent began: by that it is at least so old.
-    control::Join told = *join;
-    told.age = EndedJobs::bounded(told.age) - std::chrono::ceil<Millis>(clock_.skipped());
-    jobs_.receive(id, told, now(), effects_);
-  } else if (!control::is_about_store(message))
-    jobs_.receive(id, message, now(), effects_);
-  else if (error = stores_.receive(
-               id, std::holds_alternative<control::StoreAttach>(message) ? jobs_.member(id) : std::nullopt,
-               message);
-           error.empty()) {
-    const auto lost = stores_.take_lost();
-    if (!lost) return error;
-    jobs_.store_lost(*lost, now(), effects_);
+ private:
+  // As the jobs have it.
+  [[nodiscard]] Instant now() const { return clock_.now(SteadyClock::now()); }
+  [[nodiscard]] bool stalled() const { return options_.state && options_.state->stalled(); }
+  // What is not kept is told to nobody.
+  [[nodiscard]] bool held() const { return options_.state && options_.state->dirty(); }
+  // To give an agent what its workers asked for changes what is kept of them.
+  [[nodiscard]] bool stores_wait() const {
+    return options_.state && options_.state->keeps_hosted() && (held() || stalled());
   }
-  apply();
-  return error;
-}
 
-void ControlServer::Impl::held_up() {
-  clock_.stop(SteadyClock::now());
-  arm();
-}
-
-void ControlServer::Impl::committed() {
-  clock_.go_on(SteadyClock::now());
-  forgive_own_stall();  // it may have taken long to write
-  finish_turn();
-}
-
-// What was parked while nothing could be recorded; also of those that have gone meanwhile.
-void ControlServer::Impl::go_on() {
-  std::vector<ConnectionId> waited;
-  for (const auto& [id, agent] : parked_.agents()) waited.push_back(id);
-  while (!stopped_ && !parked_.empty() && !stalled()) {
-    ParkedMessages::Entry entry = parked_.take();
-    const auto connection = agents_.find(entry.from);
-    if (!entry.message) {
-      jobs_.disconnected(entry.from, entry.end, now(), effects_, entry.how);
-      apply();
-    } else if (connection) {
-      if (std::string error = take_up(entry.from, *entry.message); !error.empty())
-        refuse(entry.from, *connection, {control::Refused::Reason::kProtocol, std::move(error)});
-    } else if (!control::is_about_store(*entry.message)) {
-      (void)take_up(entry.from, *entry.message);
+  void recover(StateLog& state) {
+    for (const auto& [name, record] : std::exchange(state.recovered().jobs, {}))
+      jobs_.restore(name, record, now(), options_.restart_grace, effects_);
+    jobs_.record_to(state.sink());
+    if (state.keeps_hosted()) {
+      stores_.record_to(state.sink());
+      for (auto& [instance, saved] : std::exchange(state.recovered().hosted, {})) {
+        const membership::Round* round = jobs_.find_round(saved.job);
+        if (round != nullptr && round->phase == membership::Phase::kRunning &&
+            round->world.generation == saved.generation)
+          stores_.restore(instance, std::move(saved));
+        else
+          state.record(HostedChange(HostedEnded{instance}));
+      }
     }
+    state.attach(*this);
+    if (stalled()) on_stall();
+    finish_turn();
   }
-  for (const ConnectionId id : waited)
-    if (const auto connection = agents_.find(id)) {
-      flush(id, *connection);  // counts it anew
-      if (std::exchange(connection->unread, false)) read_on(id);
-    }
-  finish_turn();
-}
 
-// Their heartbeats wait in their sockets: each is taken for heard, and answered.
-void ControlServer::Impl::vouch_for_unread() {
-  vouch_at_ = Instant::max();
-  for (const auto& [id, agent] : parked_.agents()) {
+  // Input.
+
+  void wait_readable(ConnectionId id, AgentConnection& connection) {
+    connection.descriptor.async_wait(Descriptor::wait_read, lifetime_.guard([this, id](const auto& error) {
+      if (!error && !stopped_) on_readable(id);
+    }));
+  }
+
+  // Unless it is gone, or left alone until on_resume().
+  void read_on(ConnectionId id) {
     const auto connection = agents_.find(id);
-    if (!connection || !connection->unread) continue;
-    jobs_.receive(id, control::Heartbeat{}, now(), effects_);
-    vouch_at_ = SteadyClock::now() + std::min(kVouchInterval, options_.heartbeat_interval);
+    if (connection && !connection->paused) wait_readable(id, *connection);
   }
-}
 
-void ControlServer::Impl::arm() {
-  Instant next = std::min(clock_.real(jobs_.next_deadline()), vouch_at_);
-  if (const auto& set = agents_.deadlines(); !set.empty()) next = std::min(next, set.begin()->first);
-  if (next == armed_) return;
-  armed_ = next;
-  timer_.cancel();
-  if (next == Instant::max()) return;
-  timer_.expires_at(next);
-  timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
-    const auto self = weak.lock();
-    if (self && !error && !self->stopped_) self->on_timer();
-  });
-}
+  void pause_reading(ConnectionId id, AgentConnection& connection) {
+    if (!std::exchange(connection.paused, true)) paused_.push_back(id);
+  }
 
-void ControlServer::Impl::on_timer() {
-  forgive_own_stall();
-  armed_ = Instant::max();
-  const Instant real = SteadyClock::now();
-  while (!agents_.deadlines().empty() && agents_.deadlines().begin()->first <= real) {
-    const ConnectionId id = agents_.deadlines().begin()->second;
+  // A timer that is due: where this process did not run, heartbeats wait in their sockets.
+  void compensate_pause() {
+    const Instant real = SteadyClock::now();
+    if (stalled() || armed_ == Instant::max() || real < armed_) return;
+    if (real >= armed_ + kFrozen) {
+      const auto frozen = std::chrono::duration_cast<Millis>(real - armed_);
+      log_.warning(fmt::format("this process did not run for {} ms; agents are not blamed", frozen.count()));
+      clock_.skip(JobClock::frozen(last_turn_, armed_, real));
+      armed_ = real;
+    }
+    agents_.hear_unread(jobs_, now(), effects_);
+  }
+
+  void on_readable(ConnectionId id) {
+    compensate_pause();
+    const auto connection = agents_.find(id);  // survives its own removal
+    if (!connection) return;
+    if (stalled() && (jobs_.has_joined(id) || !connection->unread.empty()))
+      return pause_reading(id, *connection);
+    const ssize_t n = retry_eintr([&] {
+      return ::recv(connection->descriptor.native_handle(), scratch_.data(), scratch_.size(), MSG_DONTWAIT);
+    });
+    if (n > 0) {
+      on_bytes(id, *connection, std::string_view(scratch_.data(), static_cast<std::size_t>(n)));
+    } else if (n == 0) {
+      drop(id, "it closed the connection");
+    } else if (const int error = errno; error != EAGAIN && error != EWOULDBLOCK) {
+      drop(id, errno_error("recv", error).message,
+           error == ECONNRESET ? membership::Break::kReset : membership::Break::kOther);
+    }
+    finish_turn();
+    read_on(id);
+  }
+
+  void on_bytes(ConnectionId id, AgentConnection& connection, std::string_view received) {
+    if (connection.peer.stage == Stage::kClosing) return;
+    // Over a slow line its heartbeats may be half a megabyte of the workers' store behind.
+    if (connection.peer.stage == Stage::kOpen) jobs_.heard(id, now(), effects_);
+    std::string plain;
+    const auto decrypted = connection.peer.decrypt(received, plain);
+    if (!decrypted)
+      return refuse(id, connection, {Refused::Reason::kAuthentication, decrypted.error().message});
+    take(id, connection, *decrypted);
+  }
+
+  void take(ConnectionId id, AgentConnection& connection, std::string_view bytes) {
+    ControlPeer& peer = connection.peer;
+    const ControlPeer::HandshakeOptions handshake{
+        options_.secret,
+        static_cast<std::uint32_t>(options_.heartbeat_interval.count()),
+        options_.software,
+        options_.limits,
+        options_.state ? static_cast<std::uint32_t>(options_.restart_grace.count()) : 0,
+        options_.job_secrets.get(),
+        options_.tls && options_.tls->asks_for_certificate()};
+    bool asked = false;
+    while (peer.stage != Stage::kClosing) {
+      ControlPeer::Step step = peer.next(bytes, handshake);
+      if (step.need_more) break;
+      if (step.message) {
+        ++stats_.num_messages;
+        if (const auto* question = std::get_if<control::Query>(&*step.message)) {
+          if (std::exchange(asked, true) || peer.blocked())
+            return refuse(id, connection,
+                          {Refused::Reason::kProtocol, "a question before the answer to another"});
+          answer(*question, connection);
+          continue;
+        }
+        if (stalled()) return leave(id, connection, *step.message, bytes);
+        step.error = receive(id, *step.message);
+      }
+      if (!step.error.empty()) return refuse(id, connection, {Refused::Reason::kProtocol, step.error});
+      if (step.refused) return refuse(id, connection, *std::move(step.refused));
+      if (!step.opened) continue;
+      agents_.set_deadline(id, connection, std::nullopt);
+      jobs_.connected(id, peer.job(), peer.address());
+    }
+    flush(id, connection);
+  }
+
+  // While nothing can be recorded: an agent that comes new is refused where that may last; all else waits,
+  // with what comes after it from the same agent.
+  void leave(ConnectionId id, AgentConnection& connection, const control::Message& message,
+             std::string_view bytes) {
+    const auto* join = std::get_if<control::Join>(&message);
+    if (join != nullptr && !join->resume && !options_.state->problem().empty())
+      return refuse(id, connection,
+                    {Refused::Reason::kBusy,
+                     "this coordinator takes no new agents for now, " + options_.state->problem()});
+    connection.unread.clear();
+    control::encode(message, connection.unread);
+    connection.unread += bytes;
+    pause_reading(id, connection);
+    flush(id, connection);
+  }
+
+  void take_unread(ConnectionId id, AgentConnection& connection) {
+    if (connection.unread.empty() || connection.peer.stage == Stage::kClosing) return;
+    const std::string bytes = std::exchange(connection.unread, {});
+    take(id, connection, bytes);
+  }
+
+  // Empty, or how it breaks the protocol.
+  std::string receive(ConnectionId id, const control::Message& message) {
+    std::string error;
+    if (const auto* join = std::get_if<control::Join>(&message)) {
+      // The jobs' clock left some time out, perhaps since the agent began: by that it is at least so old.
+      control::Join told = *join;
+      told.age = EndedJobs::bounded(told.age) - std::chrono::ceil<Millis>(clock_.skipped());
+      jobs_.receive(id, told, now(), effects_);
+    } else if (!control::is_about_store(message)) {
+      jobs_.receive(id, message, now(), effects_);
+    } else if (error = stores_.receive(
+                   id,
+                   std::holds_alternative<control::StoreAttach>(message) ? jobs_.member(id) : std::nullopt,
+                   message);
+               error.empty()) {
+      const auto lost = stores_.take_lost();
+      if (!lost) return error;
+      jobs_.store_lost(*lost, now(), effects_);
+    }
+    apply();
+    return error;
+  }
+
+  // Who has proven the secret of one job sees that job; who has proven the secret of all jobs, or nothing
+  // where there is none, sees those that have no secret of their own, and the store's. Changes that are not
+  // on the disk yet may show: nothing follows from an answer.
+  void answer(const control::Query& question, AgentConnection& connection) const {
+    ControlPeer& peer = connection.peer;
+    const auto may_see = [&](std::string_view job) {
+      if (peer.proved_own_secret()) return job == peer.job();
+      return !options_.job_secrets || options_.job_secrets->find(job) == nullptr;
+    };
+    control::QueryEnd over;
+    over.software = options_.software;
+    if (options_.state) over.problem = options_.state->problem();
+    for (const control::Message& each : jobs_.answer(question, may_see, now(), over)) peer.send(each);
+    if (const StoreCore* core = options_.store ? options_.store() : nullptr;
+        core != nullptr && !peer.proved_own_secret() && question.after.empty() && question.from_number == 0)
+      for (const control::StoreJobState& each : store_jobs(*core, question.job, over.num_store_jobs))
+        peer.send(control::Message(each));
+    peer.send(control::Message(std::move(over)));
+  }
+
+  // Time.
+
+  void arm() {
+    Instant next = std::min(clock_.real(jobs_.next_deadline()), heartbeat_at_);
+    if (const auto& set = agents_.deadlines(); !set.empty()) next = std::min(next, set.begin()->first);
+    if (next == armed_) return;
+    armed_ = next;
+    timer_.cancel();
+    if (next == Instant::max()) return;
+    timer_.expires_at(next);
+    timer_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
+      if (!error && !stopped_) on_timer();
+    }));
+  }
+
+  void on_timer() {
+    compensate_pause();
+    armed_ = Instant::max();
+    const Instant real = SteadyClock::now();
+    while (!agents_.deadlines().empty() && agents_.deadlines().begin()->first <= real) {
+      const ConnectionId id = agents_.deadlines().begin()->second;
+      const auto connection = agents_.find(id);
+      if (connection->peer.stage != Stage::kClosing)
+        refusals_.write(Refusal::kAuthentication,
+                        fmt::format("closed {}: it proved nothing within {} ms (--handshake-timeout)",
+                                    connection->peer.name(), options_.handshake_timeout.count()));
+      drop(id, "it took too long");
+    }
+    if (heartbeat_at_ <= real) {
+      heartbeat_at_ = real + std::min(kStallHeartbeat, options_.heartbeat_interval);
+      send_stall_heartbeats();
+    }
+    if (!stalled()) jobs_.advance(now(), effects_);
+    finish_turn();
+  }
+
+  // The agents' own heartbeats wait in their sockets. One that does not read needs no other.
+  void send_stall_heartbeats() {
+    std::vector<std::pair<ConnectionId, std::shared_ptr<AgentConnection>>> open;
+    for (const auto& [id, connection] : agents_.all())
+      if (connection->peer.stage == Stage::kOpen && !connection->peer.blocked())
+        open.emplace_back(id, connection);
+    for (const auto& [id, connection] : open) {
+      connection->peer.send(control::Message(control::Heartbeat{}));
+      flush(id, *connection);
+      // It came when nobody knew that this would last.
+      if (!connection->unread.empty() && !options_.state->problem().empty()) take_unread(id, *connection);
+    }
+  }
+
+  // Output.
+
+  // Before anything it has said is looked at.
+  void refuse_plain(ConnectionId id, AgentConnection& connection, std::string why) {
+    connection.peer.send(control::Preamble{});
+    refuse(id, connection, {Refused::Reason::kAuthentication, std::move(why)});
+  }
+
+  void refuse(ConnectionId id, AgentConnection& connection, Refused refused) {
+    refusals_.write(kind_of(refused.reason),
+                    fmt::format("closed {}: {}", connection.peer.name(), refused.text));
+    if (connection.peer.stage != Stage::kOpen) {
+      ++stats_.num_refused;
+      const bool proof = kind_of(refused.reason) == Refusal::kAuthentication;
+      note_failure(connection.peer, proof ? "authentication" : "handshake", refused.text);
+    } else {
+      jobs_.disconnected(id, refused.text, now(), effects_);
+    }
+    connection.peer.send(control::Message(std::move(refused)));
+    linger(id, connection);
+    apply();
+  }
+
+  // For those who wait for this job's nodes. By its address: whoever has proven nothing chooses no text that
+  // they read.
+  void note_failure(const ControlPeer& peer, std::string phase, std::string text) {
+    if (peer.job().empty() || stalled()) return;
+    jobs_.note_trouble(peer.job(), {peer.address(), std::move(phase), std::move(text), {}, true}, now(),
+                       effects_);
+  }
+
+  // The rest of the output goes out, then the peer closes, or we do when it has had its time.
+  void linger(ConnectionId id, AgentConnection& connection) {
+    connection.peer.stage = Stage::kClosing;
+    connection.unread.clear();
+    agents_.set_deadline(id, connection, SteadyClock::now() + kLingerTime);
+    flush(id, connection);
+  }
+
+  // Heartbeats are answered at once, whatever is held back.
+  void answer_heartbeats() {
+    for (const ConnectionId id : std::exchange(effects_.heartbeats, {})) {
+      const auto connection = agents_.find(id);
+      if (!connection || connection->peer.stage == Stage::kClosing) continue;
+      connection->peer.send(control::Message(control::Heartbeat{}));
+      flush(id, *connection);
+    }
+  }
+
+  void apply() {
+    answer_heartbeats();
+    // Deliveries can break connections, which gives further effects.
+    while (!held() && !effects_.empty()) {
+      const JobsEffects effects = std::exchange(effects_, {});
+      for (const std::string& line : effects.log) log_.info(line);
+      for (const std::string& job : effects.over) stores_.over(job);
+      for (const Delivery& delivery : effects.deliveries) deliver(delivery);
+    }
+  }
+
+  void deliver(const Delivery& delivery) {
+    if (is_report(delivery.message)) return deliver_report(delivery);
+    std::string bytes;
+    control::encode(delivery.message, bytes);
+    for (const ConnectionId id : delivery.to) {
+      const auto connection = agents_.find(id);
+      if (!connection || connection->peer.stage == Stage::kClosing) continue;
+      connection->peer.send(bytes);
+      if (!delivery.close) {
+        flush(id, *connection);
+        continue;
+      }
+      const auto& refused = std::get<Refused>(delivery.message);
+      refusals_.write(kind_of(refused.reason),
+                      fmt::format("closed {}: {}", connection->peer.title(), refused.text));
+      jobs_.disconnected(id, "refused", now(), effects_);
+      linger(id, *connection);
+    }
+  }
+
+  // Half a megabyte of each node, all to one.
+  [[nodiscard]] static bool is_report(const control::Message& message) {
+    const auto* hang = std::get_if<control::Hang>(&message);
+    return std::holds_alternative<control::Report>(message) ||
+           (hang != nullptr && hang->kind == control::Hang::Kind::kPart);
+  }
+  void deliver_report(const Delivery& delivery) {
+    for (const ConnectionId id : delivery.to) {
+      const auto connection = agents_.find(id);
+      if (!connection || connection->peer.stage != Stage::kOpen) continue;
+      agents_.queue_report(*connection, delivery.message);
+      drain(id);
+    }
+  }
+
+  void flush(ConnectionId id, AgentConnection& connection) {
+    ControlPeer& peer = connection.peer;
+    if (const std::string error = peer.flush(); !error.empty()) {
+      const bool reset = peer.send_error() == ECONNRESET || peer.send_error() == EPIPE;
+      broken_.emplace_back(id, error, reset ? membership::Break::kReset : membership::Break::kOther);
+    } else if (peer.unsent_bytes() > options_.max_unsent_bytes) {
+      give_up(id, peer, Refusal::kSlowReader,
+              fmt::format("it has not read {} bytes, the limit is {} (--max-unsent-bytes)",
+                          peer.unsent_bytes(), options_.max_unsent_bytes));
+    } else if (agents_.count_buffered(connection) && agents_.buffered_bytes() > options_.max_buffered_bytes) {
+      give_up(id, peer, Refusal::kLimit,
+              fmt::format("unfinished messages and unread ones of all agents are {} bytes, the limit is {} "
+                          "(--max-buffered-bytes)",
+                          agents_.buffered_bytes(), options_.max_buffered_bytes));
+    } else if (peer.blocked()) {
+      wait_writable(id, connection);
+    } else if (!peer.blocked() && peer.stage == Stage::kClosing) {
+      ::shutdown(connection.descriptor.native_handle(), SHUT_WR);
+    }
+  }
+
+  void give_up(ConnectionId id, const ControlPeer& peer, Refusal kind, const std::string& reason) {
+    refusals_.write(kind, fmt::format("closed {}: {}", peer.name(), reason));
+    broken_.emplace_back(id, reason, membership::Break::kEnd);
+  }
+
+  void wait_writable(ConnectionId id, AgentConnection& connection) {
+    if (std::exchange(connection.peer.waits_writable, true)) return;
+    connection.descriptor.async_wait(Descriptor::wait_write, lifetime_.guard([this, id](const auto& failed) {
+      if (!failed && !stopped_) on_writable(id);
+    }));
+  }
+
+  void on_writable(ConnectionId id) {
     const auto connection = agents_.find(id);
-    if (connection->peer.stage != Stage::kClosing)
-      refusals_.write(Refusal::kAuthentication,
-                      fmt::format("closed {}: it proved nothing within {} ms (--handshake-timeout)",
-                                  connection->peer.name(), options_.handshake_timeout.count()));
-    drop(id, "it took too long");
+    if (!connection) return;
+    connection->peer.waits_writable = false;
+    flush(id, *connection);
+    drain(id);
+    finish_turn();
   }
-  if (vouch_at_ != Instant::max()) vouch_for_unread();
-  jobs_.advance(now(), effects_);
-  finish_turn();
-}
+
+  void drop(ConnectionId id, const std::string& reason, membership::Break how = membership::Break::kEnd) {
+    const auto connection = agents_.find(id);
+    if (!connection) return;
+    log_.debug(fmt::format("closed {}: {}", connection->peer.name(), reason));
+    if (connection->peer.stage == Stage::kOpen)
+      jobs_.disconnected(id, reason, now(), effects_, how);
+    else if (connection->peer.stage == Stage::kProof)
+      note_failure(connection->peer, "authentication", "dropped while it authenticated: " + reason);
+    if (connection->peer.stage < Stage::kOpen) ++stats_.num_refused;
+    agents_.remove(id);
+    stores_.disconnected(id);
+    apply();
+    // Later, so that it may do with this server what it likes.
+    if (options_.on_close) boost::asio::post(loop_, lifetime_.guard(options_.on_close));
+  }
+
+  void drain(ConnectionId id) {
+    if (stores_wait()) stores_.remember(id);  // until on_resume()
+    const auto connection = agents_.drain(id, stores_wait() ? nullptr : &stores_);
+    if (!connection) return;
+    const bool more = connection->peer.unsent_bytes() >= kLinkRoomBytes;
+    flush(id, *connection);
+    if (more) wait_writable(id, *connection);
+  }
+
+  // That a generation is over is told when it is recorded.
+  void pass_store_refusals() {
+    for (auto& [id, refused] : stores_.take_refused()) {
+      const auto connection = agents_.find(id);
+      if (!connection || connection->peer.stage != Stage::kOpen) continue;
+      connection->peer.send(control::Message(std::move(refused)));
+      flush(id, *connection);
+    }
+  }
+
+  void finish_turn() {
+    apply();
+    if (!held()) pass_store_refusals();
+    if (!stores_wait())
+      for (const ConnectionId id : stores_.take_ready()) drain(id);
+    // The end of an agent may have to be recorded.
+    while (!stalled() && !broken_.empty()) {
+      const auto [id, error, how] = std::move(broken_.back());
+      broken_.pop_back();
+      drop(id, error, how);
+    }
+    arm();
+    last_turn_ = SteadyClock::now();
+  }
+
+  boost::asio::io_context& loop_;
+  ControlServerOptions options_;
+  Log log_;
+  RefusalLog refusals_;
+  Jobs jobs_;
+  HostedStores stores_;
+  boost::asio::steady_timer timer_;
+  JobClock clock_;
+  Instant last_turn_ = SteadyClock::now();
+  Instant armed_ = Instant::max();
+  Instant heartbeat_at_ = Instant::max();  // while stalled
+  AgentTable agents_;
+  std::vector<ConnectionId> paused_;  // not read until on_resume()
+  std::vector<std::tuple<std::string, membership::NodeId, std::string>> evictions_;  // likewise
+  std::vector<std::tuple<ConnectionId, std::string, membership::Break>> broken_;
+  JobsEffects effects_;
+  std::string scratch_;
+  ControlServerStats stats_;
+  bool stopped_ = false;
+  Lifetime lifetime_;
+};
 
 ControlServer::ControlServer(boost::asio::io_context& loop, const ControlServerOptions& options,
                              const Log& log)
-    : impl_(std::make_shared<Impl>(loop, options, log)) {
-  impl_->start();
-}
+    : impl_(std::make_unique<Impl>(loop, options, log)) {}
 
 ControlServer::~ControlServer() {
   stop();
@@ -341,8 +606,8 @@ ControlServer::~ControlServer() {
 void ControlServer::accept(UniqueFd fd, std::string_view first_bytes, std::string peer) {
   impl_->accept(std::move(fd), first_bytes, std::move(peer));
 }
-void ControlServer::give_up(std::string_view job, const membership::NodeId& node, const std::string& why) {
-  impl_->give_up(job, node, why);
+void ControlServer::evict_node(std::string_view job, const membership::NodeId& node, const std::string& why) {
+  impl_->evict_node(job, node, why);
 }
 void ControlServer::stop() {
   impl_->stop();

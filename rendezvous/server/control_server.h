@@ -46,7 +46,7 @@ struct ControlServerOptions {
   Millis handshake_timeout{10'000};  ///< from the first byte to a proof
   Millis heartbeat_interval{5'000};  ///< what agents are told
   std::size_t max_connections = 100'000;
-  /// Connections that have proven nothing yet; one more closes the oldest, so that strangers who say nothing
+  /// Connections that have proven nothing yet; one more closes the oldest, so that peers who prove nothing
   /// keep no agent out. More than agents that come at the same moment.
   std::size_t max_handshakes = 20'000;
   std::size_t max_unsent_bytes = std::size_t{16} << 20;  ///< of an agent that does not read
@@ -72,7 +72,6 @@ struct ControlServerStats {
   std::uint64_t num_messages = 0;        ///< received
   std::uint64_t num_stores = 0;          ///< of workers whose agents proxy
   std::uint64_t num_channels = 0;        ///< those workers' connections
-  std::uint64_t num_parked_bytes = 0;    ///< said by agents while nothing can be recorded
   std::uint64_t num_buffered_bytes = 0;  ///< see ControlServerOptions::max_buffered_bytes
   RefusalCounts refusals{};
 };
@@ -90,7 +89,7 @@ class ControlServer {
   void accept(UniqueFd fd, std::string_view first_bytes, std::string peer);
 
   /// The node is gone for good, as somebody else knows; its connection, if it has one, is closed with `why`.
-  void give_up(std::string_view job, const membership::NodeId& node, const std::string& why);
+  void evict_node(std::string_view job, const membership::NodeId& node, const std::string& why);
 
   /// Tells every agent, closes their connections and forgets the jobs. Does not block.
   void stop();
@@ -100,7 +99,7 @@ class ControlServer {
 
  private:
   class Impl;
-  std::shared_ptr<Impl> impl_;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace muster::net

@@ -56,8 +56,8 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       if (!poll(EPOLL_CTL_ADD, fd, EPOLLIN, kListenerTag))
         return fail(errno_error("epoll_ctl for " + address(), errno));
     if (options_.state) {
-      core_ = std::exchange(options_.state->saved().store, StoreCore());
-      core_.record_to(&options_.state->recorder());
+      core_ = std::exchange(options_.state->recovered().store, StoreCore());
+      core_.record_to(options_.state->sink());
       options_.state->attach(*this);
       sweep_.restored();
       hold_ = &options_.state->dirty();
@@ -89,14 +89,12 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     for (const int fd : acceptor_.fds()) poll(EPOLL_CTL_DEL, fd, 0, kListenerTag);
     return acceptor_.release();
   }
-  void describe(journal::Recorder& to) const override { core_.describe(to); }
+  void describe(const journal::LogSink& to) const override { core_.describe(to); }
 
+  void on_stall() override { sweep_.pause(); }
   // Answers that waited for the disk go out, all before anything is taken up that waits for it again.
-  void committed() override {
+  void on_committed() override {
     const Instant now = SteadyClock::now();
-    for (const std::uint64_t tag : std::exchange(left_, {}))
-      if (const Client* client = clients_.find(tag); client != nullptr)
-        poll(EPOLL_CTL_ADD, client->connection->fd(), client->interest, tag);
     resumed_ = std::exchange(held_, {});
     for (const std::uint64_t tag : resumed_)
       if (Client* client = clients_.find(tag); client != nullptr) {
@@ -104,8 +102,12 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
         after(static_cast<ClientId>(tag), client->connection->send_held(now), now);
       }
   }
-  void go_on() override {
+  void on_resume() override {
+    for (const std::uint64_t tag : std::exchange(left_, {}))
+      if (const Client* client = clients_.find(tag); client != nullptr)
+        poll(EPOLL_CTL_ADD, client->connection->fd(), client->interest, tag);
     for (const std::uint64_t tag : std::exchange(resumed_, {})) take_left_input(tag, SteadyClock::now());
+    sweep_.resume();
   }
 
   [[nodiscard]] const Listener& listener() const { return acceptor_.listener(); }
@@ -155,10 +157,12 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     wait_ready();
   }
 
-  // Until committed(), where nothing can be recorded and it may ask for something: what is not read costs no
+  [[nodiscard]] bool stalled() const { return options_.state && options_.state->stalled(); }
+
+  // Until on_resume(), where nothing can be recorded and it may ask for something: what is not read costs no
   // memory. Whoever is an agent's is let through.
   bool leave(std::uint64_t tag, const Client& client) {
-    if (!options_.state || !options_.state->stalled() || client.connection->asks_nothing()) return false;
+    if (!stalled() || client.connection->asks_nothing()) return false;
     poll(EPOLL_CTL_DEL, client.connection->fd(), 0, 0);
     left_.push_back(tag);
     return true;
@@ -295,7 +299,9 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       const ClientId id = clients_.earliest().second;
       set_deadline(id, std::nullopt);
       Connection& connection = *clients_[id].connection;
-      if (connection.undecided()) {
+      if (connection.undecided() && stalled()) {
+        set_deadline(id, now + options_.legacy_quiet_time);
+      } else if (connection.undecided()) {
         after(id, connection.settle(effects_, now), now);
         deliver(now);
       } else if (connection.held()) {

@@ -25,6 +25,7 @@ void TorchrunSweep::restored() {
 void TorchrunSweep::look() {
   if (!keep_) return;
   core_.torchrun().settle(SteadyClock::now(), *keep_);
+  if (paused_) return;
   const Instant next = core_.torchrun().next_deadline();
   if (next == armed_) return;
   armed_ = next;
@@ -32,7 +33,7 @@ void TorchrunSweep::look() {
   if (next == Instant::max()) return;
   timer_.expires_at(next);
   timer_.async_wait([this, alive = std::weak_ptr(alive_)](const auto& error) {
-    if (error || alive.expired()) return;
+    if (error || alive.expired() || paused_) return;
     armed_ = Instant::max();
     sweep();
   });

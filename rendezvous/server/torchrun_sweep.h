@@ -28,6 +28,16 @@ class TorchrunSweep {
   /// A client has gone.
   void look();
   void stop() { timer_.cancel(); }
+  /// Nothing is dropped until resume().
+  void pause() {
+    paused_ = true;
+    armed_ = Instant::max();
+    timer_.cancel();
+  }
+  void resume() {
+    paused_ = false;
+    look();
+  }
 
  private:
   void sweep();
@@ -39,6 +49,7 @@ class TorchrunSweep {
   Effects& effects_;
   std::function<void()> deliver_;
   Instant armed_ = Instant::max();
+  bool paused_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -104,7 +104,7 @@ void put_state_log(MetricsText& out, const StateLog& log) {
   const StateLogStats stats = log.stats();
   out.gauge("musterd_state_log_bytes", number(stats.num_bytes), "Length of the state log.");
   out.counter("musterd_state_log_records_total", number(stats.num_records), "Changes recorded in it.");
-  out.gauge("musterd_state_log_stalled", log.stalled() ? 1 : 0,
+  out.gauge("musterd_state_log_stalled", log.problem().empty() ? 0 : 1,
             "1 while it cannot be written, as on a full disk; nothing is acknowledged then.");
   out.family("musterd_state_log_sync_duration_seconds", MetricType::kHistogram,
              "Until what was written was on the disk.");
@@ -115,7 +115,7 @@ void put_state_log(MetricsText& out, const StateLog& log) {
 
 std::optional<StatusReply> daemon_status(std::string_view path, RendezvousServer& server,
                                          const StateLog* state, std::string_view version) {
-  const bool stalled = state != nullptr && state->stalled();
+  const bool stalled = state != nullptr && !state->problem().empty();
   if (path == "/healthz") {
     const auto agents = server.coordinator().stats();
     return StatusReply{

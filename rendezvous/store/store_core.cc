@@ -45,8 +45,8 @@ void StoreCore::tell_watchers(WatchEvent::Kind kind, std::string_view key, std::
 }
 
 void StoreCore::store(std::string_view key, std::string_view value, Effects& effects) {
-  if (recorder_ != nullptr) [[unlikely]]
-    recorder_->set(key, value);
+  if (record_) [[unlikely]]
+    record_({StoreChange::Kind::kSet, key, value});
   const auto found = keys_.find(key);
   if (!watchers_.empty()) [[unlikely]] {
     const bool created = found == keys_.end();
@@ -73,8 +73,8 @@ void StoreCore::set(std::string_view key, std::string_view value, Effects& effec
 void StoreCore::append(std::string_view key, std::string_view value, Effects& effects) {
   const auto found = keys_.find(key);
   if (found == keys_.end()) return set(key, value, effects);
-  if (recorder_ != nullptr) [[unlikely]]
-    recorder_->append(key, value);
+  if (record_) [[unlikely]]
+    record_({StoreChange::Kind::kAppend, key, value});
   if (!watchers_.empty())
     tell_watchers(WatchEvent::Kind::kUpdated, key, found->second, found->second + std::string(value),
                   effects);
@@ -114,7 +114,7 @@ std::optional<std::int64_t> StoreCore::add(std::string_view key, std::int64_t de
     sum = wrapping_sum(*current, delta);
   }
   const Decimal text(sum);
-  if (found != keys_.end() && watchers_.empty() && recorder_ == nullptr) {
+  if (found != keys_.end() && watchers_.empty() && !record_) {
     const std::size_t more = text.view().size() - found->second.size();
     num_bytes_ += more;
     if (more != 0) count(key, 0, more);
@@ -152,8 +152,8 @@ bool StoreCore::wait(ClientId client, std::span<const std::string_view> keys) {
 bool StoreCore::delete_key(std::string_view key, Effects& effects) {
   const auto found = keys_.find(key);
   if (found == keys_.end()) return false;
-  if (recorder_ != nullptr) [[unlikely]]
-    recorder_->erase(key);
+  if (record_) [[unlikely]]
+    record_({StoreChange::Kind::kErase, key});
   if (!watchers_.empty()) tell_watchers(WatchEvent::Kind::kDeleted, key, found->second, {}, effects);
   const std::size_t less = kEntryBytes + found->first.size() + found->second.size();
   num_bytes_ -= less;
@@ -163,8 +163,8 @@ bool StoreCore::delete_key(std::string_view key, Effects& effects) {
 }
 
 void StoreCore::queue_push(std::string_view name, std::string_view element, Effects& effects) {
-  if (recorder_ != nullptr) [[unlikely]]
-    recorder_->push(name, element);
+  if (record_) [[unlikely]]
+    record_({StoreChange::Kind::kPush, name, element});
   auto found = queues_.find(name);
   if (found == queues_.end()) {
     found = queues_.emplace(std::string(name), std::deque<std::string>()).first;
@@ -182,8 +182,8 @@ void StoreCore::queue_push(std::string_view name, std::string_view element, Effe
 std::optional<std::string> StoreCore::queue_pop(std::string_view name) {
   const auto found = queues_.find(name);
   if (found == queues_.end()) return std::nullopt;
-  if (recorder_ != nullptr) [[unlikely]]
-    recorder_->pop(name);
+  if (record_) [[unlikely]]
+    record_({StoreChange::Kind::kPop, name});
   std::string element = std::move(found->second.front());
   found->second.pop_front();
   num_bytes_ -= kElementBytes + element.size();
@@ -269,10 +269,26 @@ void StoreCore::disconnect(ClientId client) {
   watched_.erase(watched);
 }
 
-void StoreCore::describe(StoreRecorder& to) const {
-  for (const auto& [key, value] : keys_) to.set(key, value);
+void StoreCore::describe(const StoreSink& to) const {
+  for (const auto& [key, value] : keys_) to({StoreChange::Kind::kSet, key, value});
   for (const auto& [name, queue] : queues_)
-    for (const std::string& element : queue) to.push(name, element);
+    for (const std::string& element : queue) to({StoreChange::Kind::kPush, name, element});
+}
+
+void StoreCore::apply(const StoreChange& change) {
+  Effects none;  // nobody waits yet
+  switch (change.kind) {
+    case StoreChange::Kind::kSet:
+      return set(change.key, change.value, none);
+    case StoreChange::Kind::kAppend:
+      return append(change.key, change.value, none);
+    case StoreChange::Kind::kErase:
+      return void(delete_key(change.key, none));
+    case StoreChange::Kind::kPush:
+      return queue_push(change.key, change.value, none);
+    case StoreChange::Kind::kPop:
+      return void(queue_pop(change.key));
+  }
 }
 
 }  // namespace muster

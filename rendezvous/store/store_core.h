@@ -19,7 +19,7 @@
 
 #include "rendezvous/base/key_map.h"
 #include "rendezvous/store/job_accounts.h"
-#include "rendezvous/store/store_recorder.h"
+#include "rendezvous/store/store_change.h"
 #include "rendezvous/store/torchrun_jobs.h"
 #include "rendezvous/store/wait_table.h"
 
@@ -129,10 +129,12 @@ class StoreCore {
   static constexpr std::size_t kEntryBytes = 96;
   static constexpr std::size_t kQueueBytes = 640;
   static constexpr std::size_t kElementBytes = 48;
-  /// Tells every later change of keys and queues; nullptr: nobody.
-  void record_to(StoreRecorder* recorder) { recorder_ = recorder; }
-  /// Tells what there is, as the changes that make it from nothing.
-  void describe(StoreRecorder& to) const;
+  /// Takes every later change of keys and queues; empty: nobody does.
+  void record_to(StoreSink sink) { record_ = std::move(sink); }
+  /// What there is, as the changes that make it from nothing.
+  void describe(const StoreSink& to) const;
+  /// Repeats a change of another store, before there are clients.
+  void apply(const StoreChange& change);
 
  private:
   void store(std::string_view key, std::string_view value, Effects& effects);
@@ -159,7 +161,7 @@ class StoreCore {
   std::size_t num_watches_ = 0;
   TorchrunJobs torchrun_;
   JobAccounts accounts_;  // waits_ points into it
-  StoreRecorder* recorder_ = nullptr;
+  StoreSink record_;
 };
 
 }  // namespace muster

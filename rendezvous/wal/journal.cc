@@ -7,15 +7,14 @@
 #include <boost/crc.hpp>
 #include <fmt/format.h>
 
-#include "rendezvous/protocol/record_fields.h"
+#include "rendezvous/base/archive.h"
 #include "rendezvous/store/wire.h"
 
 namespace muster::journal {
 namespace {
 
 constexpr std::string_view kMagic = "MUSTLOG";
-constexpr char kVersion = 3;  // 1: jobs without steps
-constexpr char kOldest = 2;   // without what the last generation reached while nodes gather
+constexpr char kVersion = 1;
 constexpr std::size_t kHeaderCrcOffset = 16;
 // A buffer that grew beyond this for one large frame is given back.
 constexpr std::size_t kKeptBytes = std::size_t{1} << 20;
@@ -87,109 +86,16 @@ bool has_unwritten_sector(std::string_view file, std::size_t offset) {
   return false;
 }
 
-bool has_value(StoreChange::Kind kind) {
-  return kind != StoreChange::Kind::kErase && kind != StoreChange::Kind::kPop;
-}
-
-// A record of a hosted store. Empty, or what is wrong.
-std::string tell_hosted(Type type, FieldReader& reader, Recorder& to) {
-  constexpr std::string_view kShort = "a record that ends within a field";
-  const auto instance = static_cast<std::uint64_t>(reader.number());
-  ChannelName name;
-  ChannelMark mark;
-  switch (type) {
-    case Type::kHostedBegan: {
-      const std::string_view job = reader.text();
-      const std::int64_t generation = reader.number();
-      if (!reader.ok()) return std::string(kShort);
-      to.hosted_began(job, generation, instance);
-      return {};
-    }
-    case Type::kHostedEnded:
-      if (!reader.ok()) return std::string(kShort);
-      to.hosted_ended(instance);
-      return {};
-    case Type::kHostedChanged: {
-      StoreChange change;
-      change.kind = static_cast<StoreChange::Kind>(reader.byte());
-      if (change.kind < StoreChange::Kind::kSet || change.kind > StoreChange::Kind::kPop)
-        return "a change that means nothing";
-      change.key = reader.text();
-      if (has_value(change.kind)) change.value = reader.text();
-      if (!reader.ok()) return std::string(kShort);
-      to.hosted_changed(instance, change);
-      return {};
-    }
-    default:
-      break;
-  }
-  reader(name.node.high, name.node.low, name.channel);
-  if (type == Type::kHostedDone) reader(mark.end, mark.answer, mark.barrier);
-  if (!reader.ok()) return std::string(kShort);
-  if (type == Type::kHostedDone)
-    to.hosted_done(instance, name, mark);
-  else
-    to.hosted_gone(instance, name);
-  return {};
-}
-
 // Empty, or what is wrong.
-std::string tell_records(std::string_view payload, Recorder& to) {
-  FieldReader reader(payload);
+std::string replay_records(std::string_view payload, const LogSink& to) {
+  ArchiveReader reader(payload);
   while (!reader.at_end()) {
-    const auto type = static_cast<Type>(reader.byte());
-    if (type >= Type::kHostedBegan && type <= Type::kHostedGone) {
-      if (std::string wrong = tell_hosted(type, reader, to); !wrong.empty()) return wrong;
-      continue;
-    }
-    const std::string_view name = reader.text();
-    const bool has_value = type == Type::kSet || type == Type::kAppend || type == Type::kPush ||
-                           type == Type::kJob || type == Type::kJobProgress;
-    const std::string_view value = has_value ? reader.text() : std::string_view();
-    membership::NodeId node;
-    if (type == Type::kJobFinished || type == Type::kJobLeft) reader(node.high, node.low);
-    if (!reader.ok()) return "a record that ends within a field";
-    switch (type) {
-      case Type::kSet:
-        to.set(name, value);
-        break;
-      case Type::kAppend:
-        to.append(name, value);
-        break;
-      case Type::kErase:
-        to.erase(name);
-        break;
-      case Type::kPush:
-        to.push(name, value);
-        break;
-      case Type::kPop:
-        to.pop(name);
-        break;
-      case Type::kJob: {
-        const auto record = decode_job(value);
-        if (!record) return "a job's record that makes no sense";
-        to.job(name, *record);
-        break;
-      }
-      case Type::kJobProgress: {
-        const auto progress = decode_progress(value);
-        if (!progress) return "a record of a job's steps that makes no sense";
-        to.job_progress(name, *progress);
-        break;
-      }
-      case Type::kJobFinished:
-        to.job_finished(name, node);
-        break;
-      case Type::kJobLeft:
-        to.job_left(name, node);
-        break;
-      case Type::kJobForgotten:
-        to.job_forgotten(name);
-        break;
-      default:
-        return fmt::format("a record of unknown type {}; was it written by a newer release?",
-                           static_cast<int>(type));
-    }
+    LogRecord record;
+    reader(record);
+    if (!reader.error().empty()) return fmt::format("a record that cannot be read: {}", reader.error());
+    if (const auto* change = std::get_if<JobChange>(&record); change != nullptr && !makes_sense(*change))
+      return "a job's record that makes no sense";
+    to(record);
   }
   return {};
 }
@@ -208,84 +114,8 @@ std::uint64_t salt_of(std::string_view file) {
   return wire::load_u64(file.data() + kMagic.size() + 1);
 }
 
-std::string& Encoder::begin(Type type) {
-  bytes_.push_back(static_cast<char>(type));
-  return bytes_;
-}
-
-void Encoder::set(std::string_view key, std::string_view value) {
-  wire::put_bytes(begin(Type::kSet), key);
-  wire::put_bytes(bytes_, value);
-}
-void Encoder::append(std::string_view key, std::string_view bytes) {
-  wire::put_bytes(begin(Type::kAppend), key);
-  wire::put_bytes(bytes_, bytes);
-}
-void Encoder::erase(std::string_view key) {
-  wire::put_bytes(begin(Type::kErase), key);
-}
-void Encoder::push(std::string_view queue, std::string_view element) {
-  wire::put_bytes(begin(Type::kPush), queue);
-  wire::put_bytes(bytes_, element);
-}
-void Encoder::pop(std::string_view queue) {
-  wire::put_bytes(begin(Type::kPop), queue);
-}
-void Encoder::job(std::string_view name, const JobRecord& record) {
-  std::string text;
-  encode(record, text);
-  wire::put_bytes(begin(Type::kJob), name);
-  wire::put_bytes(bytes_, text);
-}
-void Encoder::about_node(Type type, std::string_view name, const membership::NodeId& node) {
-  wire::put_bytes(begin(type), name);
-  put_u64(bytes_, node.high);
-  put_u64(bytes_, node.low);
-}
-void Encoder::job_finished(std::string_view name, const membership::NodeId& node) {
-  about_node(Type::kJobFinished, name, node);
-}
-void Encoder::job_progress(std::string_view name, const JobProgress& progress) {
-  std::string text;
-  encode(progress, text);
-  wire::put_bytes(begin(Type::kJobProgress), name);
-  wire::put_bytes(bytes_, text);
-}
-void Encoder::job_left(std::string_view name, const membership::NodeId& node) {
-  about_node(Type::kJobLeft, name, node);
-}
-void Encoder::job_forgotten(std::string_view name) {
-  wire::put_bytes(begin(Type::kJobForgotten), name);
-}
-
-void Encoder::begin_hosted(Type type, std::uint64_t instance) {
-  put_u64(begin(type), instance);
-}
-void Encoder::put(const ChannelName& name) {
-  FieldWriter{bytes_}(name.node.high, name.node.low, name.channel);
-}
-void Encoder::hosted_began(std::string_view job, std::int64_t generation, std::uint64_t instance) {
-  begin_hosted(Type::kHostedBegan, instance);
-  wire::put_bytes(bytes_, job);
-  wire::put_i64(bytes_, generation);
-}
-void Encoder::hosted_ended(std::uint64_t instance) {
-  begin_hosted(Type::kHostedEnded, instance);
-}
-void Encoder::hosted_changed(std::uint64_t instance, const StoreChange& change) {
-  begin_hosted(Type::kHostedChanged, instance);
-  bytes_.push_back(static_cast<char>(change.kind));
-  wire::put_bytes(bytes_, change.key);
-  if (has_value(change.kind)) wire::put_bytes(bytes_, change.value);
-}
-void Encoder::hosted_done(std::uint64_t instance, const ChannelName& name, const ChannelMark& mark) {
-  begin_hosted(Type::kHostedDone, instance);
-  put(name);
-  FieldWriter{bytes_}(mark.end, mark.answer, mark.barrier);
-}
-void Encoder::hosted_gone(std::uint64_t instance, const ChannelName& name) {
-  begin_hosted(Type::kHostedGone, instance);
-  put(name);
+void Encoder::add(const LogRecord& record) {
+  ArchiveWriter{bytes_}(record);
 }
 
 std::string_view Encoder::seal(std::uint64_t salt, std::uint64_t offset) {
@@ -299,7 +129,7 @@ void Encoder::clear() {
   bytes_.assign(kFrameHeaderBytes, '\0');
 }
 
-Replayed replay(std::string_view file, Recorder& to) {
+Replayed replay(std::string_view file, const LogSink& to) {
   using End = Replayed::End;
   Replayed out;
   const auto damaged = [&](std::string text) {
@@ -308,10 +138,9 @@ Replayed replay(std::string_view file, Recorder& to) {
     return out;
   };
   if (file.size() < kFileHeaderBytes || !file.starts_with(kMagic)) return damaged("it is no state log");
-  if (const char version = file[kMagic.size()]; version < kOldest || version > kVersion)
-    return damaged(fmt::format("it is of version {}, this release reads versions {} and {}",
-                               static_cast<int>(version), static_cast<int>(kOldest),
-                               static_cast<int>(kVersion)));
+  if (const char version = file[kMagic.size()]; version != kVersion)
+    return damaged(fmt::format("it is of version {}, this release reads version {}",
+                               static_cast<int>(version), static_cast<int>(kVersion)));
   if (crc32c(file.substr(0, kHeaderCrcOffset)) != wire::load_u32(file.data() + kHeaderCrcOffset))
     return damaged("its header's checksum does not fit");
 
@@ -322,7 +151,7 @@ Replayed replay(std::string_view file, Recorder& to) {
     if (at == file.size()) return out;
     const auto header = read_header(file, salt, at);
     if (header && is_whole(file, at, *header)) {
-      const std::string wrong = tell_records(file.substr(at + kFrameHeaderBytes, header->length), to);
+      const std::string wrong = replay_records(file.substr(at + kFrameHeaderBytes, header->length), to);
       if (!wrong.empty()) return damaged(fmt::format("the frame at offset {} has {}", at, wrong));
       ++out.num_frames;
       at += kFrameHeaderBytes + header->length;

@@ -80,8 +80,8 @@ Result<UniqueFd> take_lock(const std::string& directory) {
   return fd;
 }
 
-// Writes what it is told to a file, frame by frame. After a failure it does nothing more.
-class SnapshotWriter final : public journal::Recorder {
+// Writes records to a file, frame by frame. After a failure it does nothing more.
+class SnapshotWriter {
  public:
   using Write = std::function<Result<void>(std::string_view bytes, std::size_t offset)>;
   SnapshotWriter(std::uint64_t salt, Write write) : salt_(salt), write_(std::move(write)) {
@@ -90,50 +90,10 @@ class SnapshotWriter final : public journal::Recorder {
     size_ = header.size();
   }
 
-  void set(std::string_view key, std::string_view value) override {
-    records_.set(key, value);
+  void add(const journal::LogRecord& record) {
+    records_.add(record);
     pass_on(kSnapshotFrameBytes);
   }
-  void append(std::string_view key, std::string_view bytes) override {
-    records_.append(key, bytes);
-    pass_on(kSnapshotFrameBytes);
-  }
-  void erase(std::string_view key) override { records_.erase(key); }
-  void push(std::string_view queue, std::string_view element) override {
-    records_.push(queue, element);
-    pass_on(kSnapshotFrameBytes);
-  }
-  void pop(std::string_view queue) override { records_.pop(queue); }
-  void job(std::string_view name, const JobRecord& record) override {
-    records_.job(name, record);
-    pass_on(kSnapshotFrameBytes);
-  }
-  void job_finished(std::string_view name, const membership::NodeId& node) override {
-    records_.job_finished(name, node);
-  }
-  void job_progress(std::string_view name, const JobProgress& progress) override {
-    records_.job_progress(name, progress);
-  }
-  void job_left(std::string_view name, const membership::NodeId& node) override {
-    records_.job_left(name, node);
-  }
-  void job_forgotten(std::string_view name) override { records_.job_forgotten(name); }
-  void hosted_began(std::string_view job, std::int64_t generation, std::uint64_t instance) override {
-    records_.hosted_began(job, generation, instance);
-  }
-  void hosted_ended(std::uint64_t instance) override { records_.hosted_ended(instance); }
-  void hosted_changed(std::uint64_t instance, const StoreChange& change) override {
-    records_.hosted_changed(instance, change);
-    pass_on(kSnapshotFrameBytes);
-  }
-  void hosted_done(std::uint64_t instance, const ChannelName& name, const ChannelMark& mark) override {
-    records_.hosted_done(instance, name, mark);
-    pass_on(kSnapshotFrameBytes);
-  }
-  void hosted_gone(std::uint64_t instance, const ChannelName& name) override {
-    records_.hosted_gone(instance, name);
-  }
-
   Result<std::size_t> finish() {
     pass_on(0);
     if (!result_) return fail(result_.error());
@@ -177,7 +137,7 @@ Result<void> LogFile::write(int fd, std::string_view bytes, std::size_t offset) 
   return {};
 }
 
-Result<LogFile::Opened> LogFile::open(const std::string& directory, journal::Recorder& to) {
+Result<LogFile::Opened> LogFile::open(const std::string& directory, const journal::LogSink& to) {
   if (::mkdir(directory.c_str(), 0700) == 0) {
     // Its name has to be on the disk too.
     const std::string parent = std::filesystem::path(directory + "/").parent_path().parent_path();
@@ -199,7 +159,7 @@ Result<LogFile::Opened> LogFile::open(const std::string& directory, journal::Rec
   file.fd_.reset(retry_eintr([&] { return ::open(file.path_.c_str(), O_RDWR | O_CLOEXEC); }));
   if (!file.fd_) {
     if (errno != ENOENT) return fail(errno_error("open " + file.path_, errno));
-    MUSTER_OK(file.rewrite([](journal::Recorder&) {}));
+    MUSTER_OK(file.rewrite([](const journal::LogSink&) {}));
     return out;
   }
 
@@ -218,15 +178,15 @@ Result<LogFile::Opened> LogFile::open(const std::string& directory, journal::Rec
               "with nothing",
               file.path_, replayed.good_bytes, replayed.text, replayed.good_bytes, file.path_, tail));
     case journal::Replayed::End::kTorn:
-      out.remark = fmt::format(
+      out.notice = fmt::format(
           "state log {}: cut {} bytes at offset {}: the last write was not complete, and nobody was told of "
           "it",
           file.path_, tail, replayed.good_bytes);
-      if (::ftruncate(file.fd_.get(), static_cast<off_t>(replayed.good_bytes)) != 0 ||
-          ::fsync(file.fd_.get()) != 0)
+      if (::ftruncate(file.fd_.get(), static_cast<off_t>(replayed.good_bytes)) != 0)
         return fail(file.error("cut", errno));
       break;
   }
+  if (::fdatasync(file.fd_.get()) != 0) return fail(file.error("fdatasync", errno));
   file.salt_ = journal::salt_of(mapping.bytes());
   file.size_ = replayed.good_bytes;
   out.num_frames = replayed.num_frames;
@@ -249,7 +209,7 @@ Result<void> LogFile::append(journal::Encoder& records) {
   return {};
 }
 
-Result<void> LogFile::rewrite(const std::function<void(journal::Recorder&)>& describe) {
+Result<void> LogFile::rewrite(const Describe& describe) {
   const std::string path = path_ + ".new";
   UniqueFd fd(
       retry_eintr([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600); }));
@@ -257,7 +217,7 @@ Result<void> LogFile::rewrite(const std::function<void(journal::Recorder&)>& des
   const std::uint64_t salt = random_salt();
   SnapshotWriter writer(
       salt, [&](std::string_view bytes, std::size_t offset) { return write(fd.get(), bytes, offset); });
-  describe(writer);
+  describe([&writer](const journal::LogRecord& record) { writer.add(record); });
   auto size = writer.finish();
   if (size && ::fsync(fd.get()) != 0) size = fail(error("fsync", errno));
   if (size && ::rename(path.c_str(), path_.c_str()) != 0) size = fail(error("rename", errno));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // LogFile: the state log on disk: one directory, owned by one process at a time, with the files "lock"
 // (flock'ed, its text the owner's pid), "state.log" (see journal.h) and, while it is rewritten,
-// "state.log.new". Owned by a net::StateLog (or a test); one thread; every call blocks for the disk. Failure:
+// "state.log.new". Owned by a net::StateLog
+// (or a test), one thread at a time; every call blocks for the disk. Failure:
 // text with path, cause and what to try. A file that could not be synced is not written again: the kernel
 // forgets which pages failed (fsync(2), NOTES).
 #pragma once
@@ -23,17 +24,19 @@ namespace muster {
 class LogFile {
  public:
   struct Opened;
-  /// Makes the directory and the log where there are none, else tells `to` what the log holds and cuts a torn
-  /// tail. kExhausted: another process owns the directory. kCorrupt: the log is damaged; nothing is changed.
-  [[nodiscard]] static Result<Opened> open(const std::string& directory, journal::Recorder& to);
+  /// Makes the directory and the log where there are none, else gives `to` what the log holds, cuts a torn
+  /// tail and syncs the rest: a former process may have written it without living to sync it. kExhausted:
+  /// another process owns the directory. kCorrupt: the log is damaged; nothing is changed.
+  [[nodiscard]] static Result<Opened> open(const std::string& directory, const journal::LogSink& to);
 
   /// Writes the encoder's records as one frame and returns when they are on the disk. kExhausted: there is no
   /// room; the file is as before and this may be tried again. Any other failure is final.
   [[nodiscard]] Result<void> append(journal::Encoder& records);
 
-  /// Puts a file that holds exactly what `describe` tells in the place of the log, at once. On failure the
+  /// Puts a file that holds exactly what `describe` gives in the place of the log, at once. On failure the
   /// log is as before.
-  [[nodiscard]] Result<void> rewrite(const std::function<void(journal::Recorder&)>& describe);
+  using Describe = std::function<void(const journal::LogSink&)>;
+  [[nodiscard]] Result<void> rewrite(const Describe& describe);
 
   [[nodiscard]] std::size_t size() const { return size_; }
   [[nodiscard]] const std::string& path() const { return path_; }
@@ -55,7 +58,7 @@ class LogFile {
 struct LogFile::Opened {
   LogFile file;
   std::size_t num_frames = 0;  ///< replayed
-  std::string remark;          ///< not empty: what was cut, for the log
+  std::string notice;          ///< not empty: what was cut, for the log
 };
 
 }  // namespace muster

@@ -9,206 +9,214 @@
 #include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
+#include <muster/check.h>
+
+#include "rendezvous/base/lifetime.h"
+#include "rendezvous/net/helper_thread.h"
 #include "rendezvous/wal/log_file.h"
 
 namespace muster::net {
+
+void StateLog::record(const journal::LogRecord& record) {
+  MUSTER_CHECK(!frozen_, "a change was recorded while a snapshot is written");
+  if (!add(record)) return;
+  ++num_records_;
+  write_soon();
+}
+
+void StateLog::write_soon() {
+  changed_ = true;
+  if (std::exchange(dirty_, true)) return;
+  // Behind what the loop has ready now, which thereby shares the write.
+  boost::asio::post(loop_, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->begin();
+  });
+}
+
+void StateLog::stall() {
+  if (std::exchange(stalled_, true)) return;
+  for (StateKeeper* keeper : std::vector(keepers_)) keeper->on_stall();
+}
+
+void StateLog::begin() {
+  if (closed_) return;
+  stall();
+  changed_ = false;
+  write();
+}
+
+void StateLog::on_written() {
+  if (closed_) return;
+  if (changed_) return begin();
+  dirty_ = false;
+  for (StateKeeper* keeper : std::vector(keepers_)) keeper->on_committed();
+  // What was released may have led to a change: a connection that broke.
+  if (closed_ || (!dirty_ && tidy())) return;
+  finish();
+}
+
+void StateLog::finish() {
+  stalled_ = false;
+  for (StateKeeper* keeper : std::vector(keepers_)) keeper->on_resume();
+}
+
 namespace {
 
-class LoopStateLog final : public StateLog,
-                           public journal::Recorder,
-                           public std::enable_shared_from_this<LoopStateLog> {
+// The file belongs to the helper thread while that has a job, else to the loop. A write that fails for want
+// of room is tried again; what is recorded meanwhile goes into the next frame.
+class FileStateLog final : public StateLog {
  public:
-  LoopStateLog(boost::asio::io_context& loop, const StateLogOptions& options, const Log& log,
-               LogFile::Opened opened, SavedState saved)
-      : loop_(loop),
+  FileStateLog(boost::asio::io_context& loop, const StateLogOptions& options, const Log& log,
+               LogFile::Opened opened, RecoveredState recovered)
+      : StateLog(loop, std::move(recovered)),
         options_(options),
         log_(log),
-        file_(std::move(opened.file)),
-        saved_(std::move(saved)),
+        disk_(std::make_shared<Disk>(std::move(opened.file))),
         timer_(loop),
+        helper_(loop),
+        size_(disk_->file.size()),
         rewrite_at_(rewrite_limit()) {}
 
-  SavedState& saved() override { return saved_; }
-  journal::Recorder& recorder() override { return *this; }
-  void attach(StateKeeper& keeper) override { keepers_.push_back(&keeper); }
-  void detach(StateKeeper& keeper) override { std::erase(keepers_, &keeper); }
-  const bool& dirty() const override { return dirty_; }
-  bool stalled() const override { return stalled_; }
   bool keeps_hosted() const override { return true; }
   StateLogStats stats() const override {
     StateLogStats out = stats_;
-    out.num_bytes = file_.size();
+    out.num_bytes = size_;
+    out.num_records = num_records_;
     return out;
   }
+  void detach(StateKeeper& keeper) override {
+    if (std::exchange(frozen_, false)) helper_.wait();
+    StateLog::detach(keeper);
+  }
   void close() override {
-    closing_ = true;
-    if (dirty_) commit();
-    broken_ = true;
+    if (std::exchange(closed_, true)) return;
     timer_.cancel();
-  }
-
-  void set(std::string_view key, std::string_view value) override {
-    records_.set(key, value);
-    changed();
-  }
-  void append(std::string_view key, std::string_view bytes) override {
-    records_.append(key, bytes);
-    changed();
-  }
-  void erase(std::string_view key) override {
-    records_.erase(key);
-    changed();
-  }
-  void push(std::string_view queue, std::string_view element) override {
-    records_.push(queue, element);
-    changed();
-  }
-  void pop(std::string_view queue) override {
-    records_.pop(queue);
-    changed();
-  }
-  void job(std::string_view name, const JobRecord& record) override {
-    records_.job(name, record);
-    changed();
-  }
-  void job_finished(std::string_view name, const membership::NodeId& node) override {
-    records_.job_finished(name, node);
-    changed();
-  }
-  void job_progress(std::string_view name, const JobProgress& progress) override {
-    records_.job_progress(name, progress);
-    changed();
-  }
-  void job_left(std::string_view name, const membership::NodeId& node) override {
-    records_.job_left(name, node);
-    changed();
-  }
-  void job_forgotten(std::string_view name) override {
-    records_.job_forgotten(name);
-    changed();
-  }
-  void hosted_began(std::string_view job, std::int64_t generation, std::uint64_t instance) override {
-    records_.hosted_began(job, generation, instance);
-    changed();
-  }
-  void hosted_ended(std::uint64_t instance) override {
-    records_.hosted_ended(instance);
-    changed();
-  }
-  void hosted_changed(std::uint64_t instance, const StoreChange& change) override {
-    records_.hosted_changed(instance, change);
-    changed();
-  }
-  void hosted_done(std::uint64_t instance, const ChannelName& name, const ChannelMark& mark) override {
-    records_.hosted_done(instance, name, mark);
-    changed();
-  }
-  void hosted_gone(std::uint64_t instance, const ChannelName& name) override {
-    records_.hosted_gone(instance, name);
-    changed();
+    helper_.wait();
+    // A frame that is not written has to be before the next one; one that failed for good is the end.
+    if (broken_ || (!disk_->frame.empty() && !disk_->write())) return;
+    std::swap(disk_->frame, records_);
+    if (!disk_->frame.empty()) (void)disk_->write();
   }
 
  private:
-  void changed() {
-    ++stats_.num_records;
-    if (dirty_) return;
-    dirty_ = true;
-    // Behind what the loop has ready now, which thereby shares the sync.
-    boost::asio::post(loop_, [weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->commit();
-    });
-  }
-
-  void commit() {
-    if (broken_) return;
-    const Instant begin = SteadyClock::now();
-    const auto written = file_.append(records_);
-    stats_.syncs.add(std::chrono::duration<double>(SteadyClock::now() - begin).count());
-    if (!written) {
-      if (written.error().code != ErrorCode::kExhausted) return give_up(written.error());
-      if (!std::exchange(stalled_, true)) {
-        for (StateKeeper* keeper : keepers_) keeper->held_up();
-        log_.error(fmt::format(
-            "{}; {} bytes of changes wait, and nothing is acknowledged until they are on the disk: "
-            "make room",
-            written.error().message, records_.size()));
-      }
-      timer_.expires_after(options_.retry_interval);
-      timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
-        if (const auto self = weak.lock(); self && !error) self->commit();
-      });
-      return;
+  struct Disk {
+    explicit Disk(LogFile of) : file(std::move(of)) {}
+    Result<void> write() {
+      auto written = file.append(frame);
+      if (written) frame.clear();
+      return written;
     }
-    if (std::exchange(stalled_, false)) log_.info(fmt::format("{}: there is room again", file_.path()));
-    records_.clear();
-    dirty_ = false;
-    // Not while it closes: who knows the whole state may have gone already.
-    if (file_.size() >= rewrite_at_ && !closing_ && !rewrite()) return;
-    const std::vector keepers = keepers_;
-    for (StateKeeper* keeper : keepers) keeper->committed();
-    for (StateKeeper* keeper : keepers) keeper->go_on();
-  }
+    LogFile file;
+    journal::Encoder frame;  // what is being written
+  };
 
-  // False: it cannot go on.
-  bool rewrite() {
-    const std::size_t before = file_.size();
-    const auto done = file_.rewrite([this](journal::Recorder& to) {
-      // What nobody has taken is kept as well.
-      saved_.describe(to);
-      for (const StateKeeper* keeper : keepers_) keeper->describe(to);
-    });
-    if (done) {
-      log_.debug(fmt::format("{}: rewritten, {} bytes instead of {}", file_.path(), file_.size(), before));
-    } else if (done.error().code == ErrorCode::kExhausted) {
-      log_.warning(fmt::format("{}; the log goes on growing from {} bytes", done.error().message, before));
-    } else {
-      give_up(done.error());
-      return false;
-    }
-    rewrite_at_ = rewrite_limit();
+  bool add(const journal::LogRecord& record) override {
+    records_.add(record);
     return true;
+  }
+
+  void write() override {
+    std::swap(disk_->frame, records_);
+    try_write();
+  }
+
+  void try_write() {
+    const Instant begin = SteadyClock::now();
+    helper_.run([disk = disk_] { return disk->write(); },
+                lifetime_.guard([this, begin](const Result<void>& written) {
+                  if (closed_) return;
+                  stats_.syncs.add(std::chrono::duration<double>(SteadyClock::now() - begin).count());
+                  written ? on_disk() : on_failure(written.error());
+                }));
+  }
+
+  void on_disk() {
+    if (!std::exchange(problem_, {}).empty())
+      log_.info(fmt::format("{}: there is room again", disk_->file.path()));
+    size_ = disk_->file.size();
+    on_written();
+  }
+
+  void on_failure(const Error& error) {
+    if (error.code != ErrorCode::kExhausted) return stop(error);
+    if (problem_.empty())
+      log_.error(fmt::format(
+          "{}; {} bytes of changes wait, and nothing is acknowledged until they are on the disk: make room",
+          error.message, disk_->frame.size()));
+    problem_ = "its state log cannot be written: " + error.message;
+    timer_.expires_after(options_.retry_interval);
+    timer_.async_wait(lifetime_.guard([this](const boost::system::error_code& failed) {
+      if (!failed && !closed_) try_write();
+    }));
+  }
+
+  // The keepers stand still meanwhile, so their state is read where it is: a copy of several GiB would take
+  // as long as writing them does.
+  bool tidy() override {
+    if (size_ < rewrite_at_) return false;
+    frozen_ = true;
+    const auto describe = [keepers = keepers_, former = &recovered_](const journal::LogSink& to) {
+      former->describe(to);  // what nobody has taken is kept as well
+      for (const StateKeeper* keeper : keepers) keeper->describe(to);
+    };
+    helper_.run([disk = disk_, describe] { return disk->file.rewrite(describe); },
+                lifetime_.guard([this, before = size_](const Result<void>& done) {
+                  frozen_ = false;
+                  if (closed_) return;
+                  on_rewritten(done, before);
+                }));
+    return true;
+  }
+
+  void on_rewritten(const Result<void>& done, std::size_t before) {
+    size_ = disk_->file.size();
+    if (done)
+      log_.debug(fmt::format("{}: rewritten, {} bytes instead of {}", disk_->file.path(), size_, before));
+    else if (done.error().code == ErrorCode::kExhausted)
+      log_.warning(fmt::format("{}; the log goes on growing from {} bytes", done.error().message, before));
+    else
+      return stop(done.error());
+    rewrite_at_ = rewrite_limit();
+    finish();
   }
 
   [[nodiscard]] std::size_t rewrite_limit() const {
     return std::max(options_.rewrite_min_bytes,
-                    static_cast<std::size_t>(static_cast<double>(file_.size()) * options_.rewrite_factor));
+                    static_cast<std::size_t>(static_cast<double>(size_) * options_.rewrite_factor));
   }
 
-  void give_up(const Error& error) {
+  // For good: it stays stalled, and nothing more is acknowledged.
+  void stop(const Error& error) {
     broken_ = true;
-    dirty_ = true;  // for good: nothing more is acknowledged
-    stalled_ = true;
+    problem_ = "its state log failed: " + error.message;
     if (const auto call = std::exchange(options_.failed, {})) call(error);
   }
 
-  boost::asio::io_context& loop_;
   StateLogOptions options_;
   Log log_;
-  LogFile file_;
-  SavedState saved_;
+  std::shared_ptr<Disk> disk_;
   boost::asio::steady_timer timer_;
-  std::vector<StateKeeper*> keepers_;
-  journal::Encoder records_;
-  bool dirty_ = false;
-  bool stalled_ = false;
+  HelperThread helper_;
+  journal::Encoder records_;  // for the next frame
   bool broken_ = false;
-  bool closing_ = false;
   StateLogStats stats_;
+  std::size_t size_;
   std::size_t rewrite_at_;
+  Lifetime lifetime_;
 };
 
 }  // namespace
 
 Result<std::shared_ptr<StateLog>> StateLog::open(boost::asio::io_context& loop,
                                                  const StateLogOptions& options, const Log& log) {
-  SavedState saved;
-  MUSTER_TRY(LogFile::Opened opened, LogFile::open(options.directory, saved));
-  if (!opened.remark.empty()) log.warning(opened.remark);
+  RecoveredState recovered;
+  MUSTER_TRY(LogFile::Opened opened, LogFile::open(options.directory, recovered.sink()));
+  if (!opened.notice.empty()) log.warning(opened.notice);
   log.info(
       fmt::format("state log {}: {} bytes in {} frames; {} keys, {} jobs and {} hosted stores are as before",
-                  opened.file.path(), opened.file.size(), opened.num_frames, saved.store.keys().size(),
-                  saved.jobs.size(), saved.hosted.size()));
-  return std::make_shared<LoopStateLog>(loop, options, log, std::move(opened), std::move(saved));
+                  opened.file.path(), opened.file.size(), opened.num_frames, recovered.store.keys().size(),
+                  recovered.jobs.size(), recovered.hosted.size()));
+  return std::make_shared<FileStateLog>(loop, options, log, std::move(opened), std::move(recovered));
 }
 
 }  // namespace muster::net

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// StateLog: what musterd must not forget, on its way to the disk. The store's core, the jobs and the hosted
-// stores record every change here; at the end of the loop's turn all of them are written and synced at once,
-// and only then may anything be sent that could tell of them: servers ask dirty() before they send, and go on
-// in committed(). One loop, one thread; the sync blocks the loop, which gathers the next turn's requests
-// meanwhile. Failure: while the disk is full nothing is acknowledged and nothing is lost; it says so, and
-// tries again once in retry_interval, for no kernel tells of room. A failed sync is final: `failed` is
-// called, and the owner has to stop.
+// StateLog: what a coordinator must not forget, on its way to where it is kept. Servers record every change
+// here. At the end of the loop's turn all of them are written at once, beside the loop; until that is done
+// dirty() holds back whatever could tell of them, and stalled() keeps the servers from taking up more. Then
+// on_committed() releases the output and on_resume() the input. One loop, one thread. Failure: while there is
+// no room nothing is acknowledged and nothing is lost; problem() says so, and it is tried again once in
+// retry_interval, for no kernel tells of room. A failed sync is final: `failed` is called, and the owner has
+// to stop.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/metrics_text.h"
 #include "rendezvous/wal/journal.h"
-#include "rendezvous/wal/saved_state.h"
+#include "rendezvous/wal/recovered_state.h"
 
 namespace boost::asio {
 class io_context;
@@ -47,42 +47,77 @@ struct StateLogStats {
 class StateKeeper {
  public:
   virtual ~StateKeeper() = default;
-  /// All that is kept, for a new log. Nothing is uncommitted then.
-  virtual void describe(journal::Recorder& to) const = 0;
-  /// Nothing can be recorded from now on, see StateLog::stalled().
-  virtual void held_up() {}
-  /// Everything recorded so far is on the disk: what told of it and was held back goes out.
-  virtual void committed() = 0;
-  /// All keepers have done that: what was not taken up meanwhile comes next.
-  virtual void go_on() {}
+  /// All that is kept, for a new log. Called while stalled, perhaps by another thread: nothing of it may
+  /// change until on_resume().
+  virtual void describe(const journal::LogSink& to) const = 0;
+  /// Nothing may be recorded from now on.
+  virtual void on_stall() {}
+  /// Everything recorded so far is kept: what was held back because of it goes out.
+  virtual void on_committed() = 0;
+  /// What was not taken up meanwhile comes next.
+  virtual void on_resume() {}
 };
 
-class StateLog {
+class StateLog : public std::enable_shared_from_this<StateLog> {
  public:
-  /// Reads the directory's log.
+  /// A log in a directory: reads it first.
   [[nodiscard]] static Result<std::shared_ptr<StateLog>> open(boost::asio::io_context& loop,
                                                               const StateLogOptions& options, const Log& log);
   virtual ~StateLog() = default;
 
-  /// What the log held when it was opened, for those who go on with it.
-  [[nodiscard]] virtual SavedState& saved() = 0;
-  /// Where the changes go.
-  [[nodiscard]] virtual journal::Recorder& recorder() = 0;
-  virtual void attach(StateKeeper& keeper) = 0;
-  virtual void detach(StateKeeper& keeper) = 0;
+  /// What was kept when it was opened, for those who go on with it.
+  [[nodiscard]] RecoveredState& recovered() { return recovered_; }
+  void record(const journal::LogRecord& record);
+  /// record(), for as long as this lives.
+  [[nodiscard]] journal::LogSink sink() {
+    return [this](const journal::LogRecord& each) { record(each); };
+  }
+  void attach(StateKeeper& keeper) { keepers_.push_back(&keeper); }
+  /// Waits for a snapshot that is being written.
+  virtual void detach(StateKeeper& keeper) { std::erase(keepers_, &keeper); }
 
-  /// True while a change is not on the disk. The reference is valid as long as the log.
-  [[nodiscard]] virtual const bool& dirty() const = 0;
-  /// Writes what is left if it can; nothing is tried again.
-  virtual void close() = 0;
-  /// Nothing can be written for now, as where the disk is full: take up no more that would be recorded.
-  [[nodiscard]] virtual bool stalled() const = 0;
+  /// True while a change is not kept. The reference is valid as long as the log.
+  [[nodiscard]] const bool& dirty() const { return dirty_; }
+  /// It is being written: take up nothing that might be recorded.
+  [[nodiscard]] bool stalled() const { return stalled_; }
+  /// Why it cannot be written for now, for people; empty: it can.
+  [[nodiscard]] const std::string& problem() const { return problem_; }
+  /// Writes what is left if it can. Nothing is acknowledged any more.
+  virtual void close() { closed_ = true; }
   /// Hosted stores are among what it keeps; where they are not, nothing said of them waits for it.
   [[nodiscard]] virtual bool keeps_hosted() const = 0;
   [[nodiscard]] virtual StateLogStats stats() const { return {}; }
 
  protected:
-  StateLog() = default;
+  StateLog(boost::asio::io_context& loop, RecoveredState recovered)
+      : loop_(loop), recovered_(std::move(recovered)) {}
+
+  /// Takes a record for the next write(). False: it can wait for the next one that cannot.
+  virtual bool add(const journal::LogRecord& record) = 0;
+  /// Writes what was added; on_written() is called from the loop when that is kept.
+  virtual void write() = 0;
+  /// What is to be done between writes, while stalled; finish() follows. False: nothing.
+  virtual bool tidy() { return false; }
+  void on_written();
+  void finish();
+  /// Writes though nothing was recorded.
+  void write_soon();
+
+  boost::asio::io_context& loop_;
+  RecoveredState recovered_;
+  std::vector<StateKeeper*> keepers_;
+  std::uint64_t num_records_ = 0;
+  std::string problem_;
+  bool frozen_ = false;  // the keepers' state is being read by another thread
+  bool closed_ = false;
+
+ private:
+  void begin();
+  void stall();
+
+  bool dirty_ = false;
+  bool changed_ = false;  // since the write under way began
+  bool stalled_ = false;
 };
 
 }  // namespace muster::net

@@ -40,7 +40,7 @@ FOLDERS = [
     ("rendezvous/etcd", "coordinator net wal", "a coordinator whose state is in etcd"),
     ("rendezvous/agent_client", "coordinator net protocol", "the agent's side of the connection to its coordinator"),
     ("rendezvous/server", "coordinator net protocol proxy store wal", "the sockets of store and coordinator"),
-    ("rendezvous/wal", "coordinator protocol proxy store", "state that survives the process"),
+    ("rendezvous/wal", "coordinator net proxy store", "state that survives the process"),
     ("rendezvous/proxy", "coordinator net protocol store", "the workers' store by way of their agent"),
     ("rendezvous/coordinator", "protocol", "who takes part: decisions without I/O"),
     ("rendezvous/protocol", "store", "messages between agents and coordinator, and their proofs"),

@@ -56,8 +56,8 @@ void check(bool holds) {
   if (!holds) std::abort();
 }
 
-void look_in(const Jobs& jobs, const control::Inquire& question, Instant now) {
-  control::InquiryOver over;
+void look_in(const Jobs& jobs, const control::Query& question, Instant now) {
+  control::QueryEnd over;
   std::vector<control::Message> said = jobs.answer(
       question, [](std::string_view job) { return job == "a"; }, now, over);
   said.emplace_back(over);
@@ -114,7 +114,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       check(stores.take_refused().size() <= 1);
       check(stores.num_channels() <= 6);
     }
-    if (const auto* question = std::get_if<control::Inquire>(&message)) look_in(jobs, *question, now);
+    if (const auto* question = std::get_if<control::Query>(&message)) look_in(jobs, *question, now);
     jobs.receive(turn % 4, message, now, effects);
     turn = turn / 4 + turn * 7 + message.index();
     if (turn % 5 == 0) now += Millis(turn % 20'000);

@@ -41,7 +41,7 @@ int main(int argc, char** argv) {
       encode(Message(join), bytes);
     }
     const std::vector<Message> rest = {Heartbeat{},
-                                       Inquire{"a", "", 0},
+                                       Query{"a", "", 0},
                                        WorkerFailed{0, 1, 9, true, nodes == 2, "killed", {2, 140}},
                                        Ready{0, 4711, {2, 141}},
                                        SafePoint{1},
@@ -75,13 +75,13 @@ int main(int argc, char** argv) {
                                        Clock{1, 0, 0},
                                        SafePointPassed{1},
                                        Hang{7, Hang::Kind::kPart, 2, "host-a", 3, "{}"},
-                                       Remark{"x"},
-                                       Inquire{},
-                                       Inquire{"a", "", 1},
+                                       Notice{"x"},
+                                       Query{},
+                                       Query{"a", "", 1},
                                        JobState{},
                                        NodeState{},
                                        StoreJobState{},
-                                       InquiryOver{}};
+                                       QueryEnd{}};
     for (const Message& message : rest) encode(message, bytes);
     std::ofstream file(std::string(argv[1]) + "/job" + std::to_string(nodes), std::ios::binary);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));

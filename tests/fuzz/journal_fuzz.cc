@@ -12,14 +12,14 @@
 
 #include "rendezvous/coordinator/jobs.h"
 #include "rendezvous/proxy/hosted_stores.h"
-#include "rendezvous/wal/saved_state.h"
+#include "rendezvous/wal/recovered_state.h"
 
 namespace {
 
 using namespace muster;
 
 // Memory of exactly this size, so that a read beyond it is noticed.
-journal::Replayed replay_exactly(std::string_view bytes, journal::Recorder& to) {
+journal::Replayed replay_exactly(std::string_view bytes, const journal::LogSink& to) {
   const std::vector<char> exact(bytes.begin(), bytes.end());
   return journal::replay({exact.data(), exact.size()}, to);
 }
@@ -34,15 +34,15 @@ std::string frame(std::string_view payload, std::uint64_t salt, std::size_t offs
   return std::string(encoder.seal(salt, offset));
 }
 
-void go_on_with(SavedState& saved) {
+void go_on_with(RecoveredState& saved) {
   const Instant now{std::chrono::hours(1)};
   Jobs jobs{JobsOptions{}};
   JobsEffects effects;
   for (const auto& [name, record] : saved.jobs) jobs.restore(name, record, now, Millis(1000), effects);
   jobs.advance(now, effects);
   check(jobs.next_deadline() > now);
-  SavedState again;
-  jobs.describe(again, now);
+  RecoveredState again;
+  jobs.describe(again.sink(), now);
   for (const auto& [name, record] : again.jobs)
     check(record.world.generation == saved.jobs.at(name).world.generation);
   jobs.connected(1, "a", "10.0.0.1");
@@ -54,24 +54,25 @@ void go_on_with(SavedState& saved) {
 }
 
 // A coordinator with these stores, and an agent that comes back to the first of them.
-void go_on_with_hosted(SavedState& saved) {
-  SavedState kept;
+void go_on_with_hosted(RecoveredState& saved) {
+  RecoveredState kept;
   HostedStores stores(HostedStoresOptions{}, 9);
-  stores.record_to(&kept);
+  stores.record_to(kept.sink());
   const std::uint64_t instance = saved.hosted.begin()->first;
   const std::string job = saved.hosted.begin()->second.job;
   const std::int64_t generation = saved.hosted.begin()->second.generation;
-  std::optional<ChannelName> back;
-  if (const auto& marks = saved.hosted.begin()->second.marks; !marks.empty()) back = marks.begin()->first;
+  std::optional<ConnectionName> back;
+  if (const auto& marks = saved.hosted.begin()->second.connections; !marks.empty())
+    back = marks.begin()->first;
   for (auto& [number, store] : saved.hosted) stores.restore(number, std::move(store));
-  SavedState again;
-  stores.describe(again);
+  RecoveredState again;
+  stores.describe(again.sink());
   check(again.hosted.size() == stores.num_stores());
   for (const auto& [number, store] : again.hosted) check(store.core.keys() == stores.find(store.job)->keys());
   const Membership member{job, back ? back->node : membership::NodeId{1, 2}, generation};
   const auto say = [&](const control::Message& message) { return stores.receive(1, member, message); };
   (void)say(control::StoreAttach{generation, instance, 2});
-  const std::uint32_t number = back ? back->channel : 1;
+  const std::uint32_t number = back ? back->number : 1;
   (void)say(control::StoreOpen{number, 0});
   (void)say(control::StoreOpen{number + 1, 5});
   std::string ask;
@@ -100,30 +101,32 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const std::string_view part : {bytes.substr(0, split), bytes.substr(split)})
       if (!part.empty()) file += frame(part, 7, file.size());
   }
-  SavedState saved;
-  const journal::Replayed whole = replay_exactly(file, saved);
+  RecoveredState saved;
+  const journal::Replayed whole = replay_exactly(file, saved.sink());
   check(whole.good_bytes <= file.size());
   check((whole.end == journal::Replayed::End::kClean) ==
         (whole.good_bytes == file.size() && whole.text.empty()));
 
   const std::size_t cut = file.size() * data[1] / 256;
-  SavedState part;
-  const journal::Replayed beginning = replay_exactly(std::string_view(file).substr(0, cut), part);
+  RecoveredState part;
+  const journal::Replayed beginning = replay_exactly(std::string_view(file).substr(0, cut), part.sink());
   check(beginning.num_frames <= whole.num_frames);
   check(beginning.good_bytes <= std::max(cut, whole.good_bytes));
 
   std::string again = journal::file_header(8);
   journal::Encoder encoder;
-  saved.store.describe(encoder);
-  for (const auto& [instance, store] : saved.hosted) describe(store, instance, encoder);
+  const journal::LogSink sink = [&](const journal::LogRecord& record) { encoder.add(record); };
+  saved.store.describe(sink);
+  for (const auto& [instance, store] : saved.hosted) describe(store, instance, sink);
   if (!encoder.empty()) again += encoder.seal(8, again.size());
-  SavedState other;
-  check(replay_exactly(again, other).end == journal::Replayed::End::kClean);
+  RecoveredState other;
+  check(replay_exactly(again, other.sink()).end == journal::Replayed::End::kClean);
   check(other.store.keys() == saved.store.keys());
   check(other.hosted.size() == saved.hosted.size());
   for (const auto& [instance, store] : saved.hosted) {
     const SavedStore& same = other.hosted.at(instance);
-    check(same.job == store.job && same.generation == store.generation && same.marks == store.marks);
+    check(same.job == store.job && same.generation == store.generation &&
+          same.connections == store.connections);
     check(same.core.keys() == store.core.keys() && same.core.num_bytes() == store.core.num_bytes());
   }
   go_on_with(saved);

@@ -37,24 +37,26 @@ int main(int argc, char** argv) {
   std::string records;
   for (int round = 0; round < 2; ++round) {
     journal::Encoder encoder;
-    encoder.set("/k", "value");
-    encoder.append("/k", "more");
-    encoder.push("/q", "1");
-    encoder.push("/q", "2");
-    encoder.pop("/q");
-    encoder.job("a", job);
-    encoder.job_finished("a", {1, 2});
-    encoder.job_left("a", {3, 4});
-    encoder.job_progress("a", {{{0, 7}, 1, {{0, {0, 7}}}}, {0, 9}, {}});
-    encoder.erase("/n");
-    encoder.job_forgotten("b");
-    encoder.hosted_began("a", 0, 99);
-    encoder.hosted_changed(99, {StoreChange::Kind::kSet, "/k", "v"});
-    encoder.hosted_changed(99, {StoreChange::Kind::kPush, "/q", "1"});
-    encoder.hosted_done(99, {{1, 2}, 1}, {40, "answer", {}});
-    encoder.hosted_done(99, {{3, 4}, 1}, {30, "", "/barrier"});
-    encoder.hosted_gone(99, {{1, 2}, 2});
-    encoder.hosted_ended(98);
+    using Kind = StoreChange::Kind;
+    for (const StoreChange& change : {StoreChange{Kind::kSet, "/k", "value"},
+                                      {Kind::kAppend, "/k", "more"},
+                                      {Kind::kPush, "/q", "1"},
+                                      {Kind::kPush, "/q", "2"},
+                                      {Kind::kPop, "/q"},
+                                      {Kind::kErase, "/n"}})
+      encoder.add(change);
+    for (const JobChange& change : {JobChange(JobRecorded{"a", job}), JobChange(MemberFinished{"a", {1, 2}}),
+                                    JobChange(NodeGone{"a", {3, 4}}),
+                                    JobChange(ProgressMade{"a", {{{0, 7}, 1, {{0, {0, 7}}}}, {0, 9}, {}}}),
+                                    JobChange(JobForgotten{"b"})})
+      encoder.add(change);
+    for (const HostedChange& change :
+         {HostedChange(HostedBegan{99, "a", 0}), HostedChange(HostedChanged{99, {Kind::kSet, "/k", "v"}}),
+          HostedChange(HostedChanged{99, {Kind::kPush, "/q", "1"}}),
+          HostedChange(HostedDone{99, {{1, 2}, 1}, {40, "answer", {}}}),
+          HostedChange(HostedDone{99, {{3, 4}, 1}, {30, "", "/barrier"}}),
+          HostedChange(HostedGone{99, {{1, 2}, 2}}), HostedChange(HostedEnded{98})})
+      encoder.add(change);
     const std::string frame(encoder.seal(7, log.size()));
     log += frame;
     records += frame.substr(journal::kFrameHeaderBytes);

@@ -16,7 +16,8 @@
 #include "rendezvous/proxy/hosted_stores.h"
 #include "rendezvous/proxy/request_forwarder.h"
 #include "rendezvous/store/session.h"
-#include "rendezvous/wal/saved_state.h"
+#include "rendezvous/wal/recovered_state.h"
+#include "tests/support/log_records.h"
 
 namespace {
 
@@ -156,8 +157,8 @@ class Node {
     check(stores_->num_channels() == 0 && stores_->num_buffered_bytes() == 0);
     check(stores_->find("job")->num_waits() == 0 && stores_->find("job")->num_waiting() == 0);
     commit();
-    const SavedState kept = saved();
-    check(kept.hosted.size() == 1 && kept.hosted.begin()->second.marks.empty());
+    const RecoveredState kept = saved();
+    check(kept.hosted.size() == 1 && kept.hosted.begin()->second.connections.empty());
     check(kept.hosted.begin()->second.core.num_bytes() == stores_->find("job")->num_bytes());
   }
 
@@ -172,17 +173,17 @@ class Node {
     if (!records_.empty()) log_ += records_.seal(7, log_.size());
     records_.clear();
   }
-  [[nodiscard]] SavedState saved() const {
-    SavedState out;
-    check(journal::replay(log_, out).end == journal::Replayed::End::kClean);
+  [[nodiscard]] RecoveredState saved() const {
+    RecoveredState out;
+    check(journal::replay(log_, out.sink()).end == journal::Replayed::End::kClean);
     return out;
   }
   // Of the former one is left what is in the log.
   void start_coordinator() {
     records_.clear();
-    SavedState former = saved();
+    RecoveredState former = saved();
     stores_.emplace(options(), instance_ += 1000);
-    stores_->record_to(&records_);
+    stores_->record_to(test::into(records_));
     for (auto& [instance, store] : former.hosted) stores_->restore(instance, std::move(store));
   }
 

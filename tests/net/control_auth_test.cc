@@ -86,7 +86,7 @@ TEST_CASE("an agent with a wrong secret or none is refused, and those who wait l
   wrong.start(house);
   house.wait([&] { return wrong.lost && a.waiting->text != "1/2 nodes"; });
   REQUIRE(wrong.lost->code == ErrorCode::kMismatch);
-  REQUIRE(a.waiting->text == "1/2 nodes; n2 (127.0.0.1) has another secret, or none");
+  REQUIRE(a.waiting->text == "1/2 nodes; 127.0.0.1 has another secret, or none");
   Agent none(house, "n3", nodes(2));
   none.start(house);
   house.wait([&] { return none.lost.has_value(); });

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Agents of a coordinator that can record nothing for a while.
+// Agents of a coordinator that cannot write its state for a while.
 #include <algorithm>
 #include <cerrno>
 
-#include "rendezvous/server/parked_messages.h"
 #include "tests/support/control_house.h"
 #include "tests/support/held_log.h"
 
@@ -56,6 +55,7 @@ class RawAgent {
   }
   [[nodiscard]] std::size_t unsent() const { return out_.size(); }
   void close() { fd_.reset(); }
+  void finish() { REQUIRE(::shutdown(fd_.get(), SHUT_WR) == 0); }
   // As where a network device forgets the connection.
   void reset() {
     const linger hard{1, 0};
@@ -74,33 +74,43 @@ class RawAgent {
 };
 
 struct FullDisk {
-  explicit FullDisk(Millis heartbeat_timeout = 60s)
-      : settings(nodes(2)), log(std::make_shared<HeldLog>()), house({}, options(log)) {
+  explicit FullDisk(Millis heartbeat_timeout = 60s, net::ControlServerOptions options = {})
+      : settings(nodes(2)), house({}, with_heartbeats(std::move(options)), [this](auto& loop) {
+          return log = std::make_shared<HeldLog>(loop);
+        }) {
     settings.heartbeat_timeout = heartbeat_timeout;
     settings.reconnect_grace = 60s;
     a = std::make_unique<RawAgent>(house, 1, settings);
     wait([&] { return stats().num_messages == 1; });  // which makes it the first node
     b = std::make_unique<RawAgent>(house, 2, settings);
-    wait([&] { return log->dirty(); });
-    log->sync();
+    sync();
     wait([&] { return a->count<control::Assignment>() == 1 && b->count<control::Assignment>() == 1; });
-    log->fill();
   }
   ~FullDisk() { house.server->stop(); }
 
-  static net::ControlServerOptions options(std::shared_ptr<net::StateLog> log) {
-    net::ControlServerOptions out;
-    out.state = std::move(log);
-    out.heartbeat_interval = 50ms;
-    return out;
+  static net::ControlServerOptions with_heartbeats(net::ControlServerOptions options) {
+    options.heartbeat_interval = 50ms;
+    return options;
   }
   template <class Condition>
   void wait(Condition condition) {
     house.wait([&] {
-      if (a) a->turn();
-      if (b) b->turn();
+      for (RawAgent* agent : {a.get(), b.get(), c.get()})
+        if (agent != nullptr) agent->turn();
       return condition();
     });
+  }
+  void fill() {
+    log->fill();
+    wait([&] { return log->writing(); });
+  }
+  // The write under way ends, or the next one.
+  void sync() {
+    wait([&] { return log->writing(); });
+    log->sync();
+  }
+  [[nodiscard]] const membership::Round& round() const {
+    return *house.server->coordinator().jobs().find_round("job");
   }
   // More than the kernel keeps for a connection; the last two bytes are its number.
   static control::Report report(int number) {
@@ -117,28 +127,27 @@ struct FullDisk {
   House house;
   std::unique_ptr<RawAgent> a;
   std::unique_ptr<RawAgent> b;
+  std::unique_ptr<RawAgent> c;
 };
 
-// One piece that was read at once and one message on top.
-constexpr std::size_t kMost = net::kMaxParkedBytes + 65536 + 110'000;
-constexpr std::size_t kMostSmall = 8 * net::kMaxParkedBytes;  // small ones cost more than their bytes
 constexpr int kReports = 300;
 
 }  // namespace
 
 TEST_CASE(
-    "while nothing can be recorded an agent's reports wait with it, nobody is taken for dead, and all "
-    "arrive") {
+    "while the disk is full agents are not read, hear heartbeats and are not taken for dead; then all that "
+    "they said arrives") {
   FullDisk disk(1500ms);
+  disk.fill();
+  const std::uint64_t before = disk.stats().num_messages;
   for (int i = 0; i < kReports; ++i) disk.b->say(FullDisk::report(i));
   disk.a->say(FullDisk::report(kReports));
-  // None of them is heard, for longer than the time-out: the beats that they get are 50 ms apart.
+  // They say nothing for longer than the time-out: the heartbeats that they get are 50 ms apart.
   disk.wait(
       [&] { return disk.a->count<control::Heartbeat>() > 40 && disk.b->count<control::Heartbeat>() > 40; });
   REQUIRE(disk.b->unsent() > 0);
-  REQUIRE(disk.stats().num_parked_bytes >= 2 * net::kMaxParkedBytes);
-  REQUIRE(disk.stats().num_parked_bytes <= 2 * kMost);
-  REQUIRE(disk.a->count<control::Report>() == 0);
+  REQUIRE(disk.stats().num_messages == before);
+  REQUIRE(disk.stats().num_buffered_bytes == 0);
 
   disk.log->sync();
   // From now on they are read, and have to speak for themselves.
@@ -147,7 +156,6 @@ TEST_CASE(
     disk.b->say(control::Heartbeat{});
     return disk.a->count<control::Report>() == kReports + 1;
   });
-  REQUIRE(disk.stats().num_parked_bytes == 0);
   REQUIRE(disk.a->count<control::GenerationOver>() == 0);
   int next = 0;
   for (const auto& each : disk.a->heard) {
@@ -161,121 +169,104 @@ TEST_CASE(
 
 TEST_CASE("what an agent said before it went is taken up before its end, once it can be recorded") {
   FullDisk disk;
+  disk.fill();
   disk.b->say(control::WorkerFailed{.generation = 0, .rank = 1, .exit_code = 7, .text = "the first failure"});
-  disk.wait([&] { return disk.stats().num_parked_bytes > 0; });
   disk.b->say(control::Leave{"it is done"});
   disk.wait([&] { return disk.b->unsent() == 0; });
-  disk.b->close();
-  disk.wait([&] { return disk.stats().num_open == 1; });  // its descriptor and its place are free
-  REQUIRE(disk.stats().num_parked_bytes > 0);
-  disk.a->say(control::WorkerFailed{.generation = 0, .rank = 0, .exit_code = 8, .text = "a consequence"});
-  disk.wait([&] { return disk.a->count<control::Heartbeat>() > 0 || disk.stats().num_messages >= 5; });
-  disk.a->say(control::Heartbeat{});
-  disk.wait([&] { return disk.a->count<control::Heartbeat>() > 0; });
-  REQUIRE(disk.a->count<control::GenerationOver>() == 0);
+  disk.b->finish();
+  disk.wait([&] { return disk.a->count<control::Heartbeat>() > 2; });
+  REQUIRE(disk.stats().num_open == 2);  // its end has not been looked at
 
   disk.log->sync();
-  disk.wait([&] { return disk.log->dirty(); });
-  REQUIRE(disk.a->count<control::GenerationOver>() == 0);  // nor is anything told that is not recorded
+  disk.wait([&] { return disk.log->writing(); });
+  REQUIRE(disk.a->count<control::GenerationOver>() == 0);  // nothing is told that is not recorded
   disk.log->sync();
   disk.wait([&] { return disk.a->count<control::GenerationOver>() == 1; });
   const auto over = std::find_if(disk.a->heard.begin(), disk.a->heard.end(), [](const auto& each) {
     return std::holds_alternative<control::GenerationOver>(each);
   });
   REQUIRE(std::get<control::GenerationOver>(*over).cause.text == "the first failure");
-  disk.wait([&] { return disk.stats().num_parked_bytes == 0; });
 }
 
-TEST_CASE("an agent that comes back while nothing can be recorded has its place") {
+TEST_CASE("a member that comes back while the disk is full hears heartbeats, and then has its place") {
   FullDisk disk;
-  // Its former connection is lost without a word, and still open here.
-  const auto former = std::move(disk.b);
-  disk.b = std::make_unique<RawAgent>(disk.house, 2, disk.settings);
-  disk.b->say(control::Heartbeat{});
-  disk.wait([&] { return disk.b->count<control::Heartbeat>() > 0; });
-  const auto* round = disk.house.server->coordinator().jobs().find_round("job");
-  REQUIRE(round->nodes.at({2, 2}).connected);
-  REQUIRE(round->phase == membership::Phase::kRunning);
-}
-
-TEST_CASE("no time to come back runs out while nothing can be recorded") {
-  FullDisk disk;
-  disk.settings.reconnect_grace = 100ms;  // of the job it is 60 s, and 800 ms after a reset
-  disk.b->reset();
-  disk.wait([&] { return disk.stats().num_open == 1; });
-  const auto beats = disk.a->count<control::Heartbeat>();
-  for (int i = 0; i < 40; ++i) disk.a->say(control::Heartbeat{});
-  disk.wait([&] { return disk.a->count<control::Heartbeat>() == beats + 40; });
-  const Instant late = SteadyClock::now() + 1s;
-  disk.wait([&] { return SteadyClock::now() > late; });
-
+  disk.fill();
+  disk.b->reset();  // it has 800 ms to come back once that is looked at
   disk.b = std::make_unique<RawAgent>(disk.house, 2, disk.settings, 0);
-  disk.b->say(control::Heartbeat{});
-  disk.wait([&] { return disk.b->count<control::Heartbeat>() > 0; });
+  disk.wait([&] { return disk.b->count<control::Heartbeat>() > 20; });
+  REQUIRE(disk.b->count<control::Refused>() == 0);
   disk.log->sync();
-  disk.a->say(control::Heartbeat{});
-  disk.wait([&] { return disk.a->count<control::Heartbeat>() > beats + 40; });
+  disk.b->say(control::Heartbeat{});
+  const auto heard = disk.b->count<control::Heartbeat>();
+  disk.wait([&] { return disk.b->count<control::Heartbeat>() > heard && disk.stats().num_open == 2; });
   REQUIRE(disk.a->count<control::GenerationOver>() == 0);
-  const auto* round = disk.house.server->coordinator().jobs().find_round("job");
-  REQUIRE(round->phase == membership::Phase::kRunning);
-  REQUIRE(round->nodes.at({2, 2}).connected);
+  REQUIRE(disk.round().phase == membership::Phase::kRunning);
+  REQUIRE(disk.round().nodes.at({2, 2}).connected);
 }
 
-TEST_CASE(
-    "who says Join again and again while nothing can be recorded is read no further, and refused after it") {
+TEST_CASE("an agent that comes new while the disk is full is refused with the reason, and then let in") {
   FullDisk disk;
-  const auto c = std::exchange(disk.b, std::make_unique<RawAgent>(disk.house, 3, disk.settings));
-  for (int i = 0; i < 50'000; ++i) disk.b->say(disk.b->join);
-  disk.wait([&] { return disk.stats().num_parked_bytes >= net::kMaxParkedBytes; });
-  disk.b->say(control::Heartbeat{});
-  disk.wait([&] { return disk.b->count<control::Heartbeat>() > 2; });
-  REQUIRE(disk.stats().num_parked_bytes <= kMostSmall);
-  REQUIRE(disk.b->unsent() > 0);
-  // A member's takes its place again, and the next one is the last that is listened to.
-  const auto member = std::make_unique<RawAgent>(disk.house, 1, disk.settings, 0);
-  for (int i = 0; i < 1000; ++i) member->say(member->join);
-  member->say(control::Heartbeat{});
-  disk.wait([&] {
-    member->turn();
-    return member->count<control::Heartbeat>() > 0;
-  });
-  REQUIRE(disk.stats().num_parked_bytes <= kMostSmall);
-
-  disk.wait([&] {
-    member->turn();
-    if (disk.log->dirty()) disk.log->sync();
-    return disk.b->count<control::Refused>() == 1 && member->count<control::Refused>() == 1;
-  });
-  REQUIRE(disk.stats().num_parked_bytes == 0);
-}
-
-TEST_CASE("who asks for a place while nothing can be recorded and goes leaves nothing behind") {
-  FullDisk disk;
-  for (std::uint64_t id = 3; id < 23; ++id) {
-    RawAgent visitor(disk.house, id, disk.settings);
-    disk.wait([&] {
-      visitor.turn();
-      return disk.stats().num_parked_bytes > 0;
-    });
-    visitor.close();
-    disk.wait([&] { return disk.stats().num_parked_bytes == 0; });
-    REQUIRE(disk.stats().num_open == 2);
-  }
+  disk.fill();
+  disk.c = std::make_unique<RawAgent>(disk.house, 3, disk.settings);
+  disk.wait([&] { return disk.c->count<control::Refused>() == 1 && disk.c->ended; });
+  const auto refused = std::get<control::Refused>(disk.c->heard.back());
+  REQUIRE(refused.reason == control::Refused::Reason::kBusy);
+  REQUIRE_THAT(refused.text, Catch::Contains("takes no new agents") && Catch::Contains("the disk is full"));
+  REQUIRE(disk.round().nodes.size() == 2);
   disk.log->sync();
-  REQUIRE(disk.house.server->coordinator().jobs().find_round("job")->nodes.size() == 2);
+  disk.c = std::make_unique<RawAgent>(disk.house, 3, disk.settings);
+  disk.wait([&] { return disk.c->count<control::Waiting>() == 1; });
+}
+
+TEST_CASE("an agent that comes new waits for a write, and is refused when that turns out to last") {
+  FullDisk disk;
+  disk.b->say(control::WorkerFailed{.generation = 0, .rank = 1, .exit_code = 7, .text = "oops"});
+  disk.wait([&] { return disk.log->writing(); });
+  disk.c = std::make_unique<RawAgent>(disk.house, 3, disk.settings);
+  disk.wait([&] { return disk.c->count<control::Heartbeat>() > 2; });
+  REQUIRE(disk.c->count<control::Refused>() == 0);
+  SECTION("with the write it is let in") {
+    disk.log->sync();
+    disk.wait([&] { return disk.round().nodes.size() == 3; });
+  }
+  SECTION("with the news that there is no room it is refused") {
+    disk.log->fill();
+    disk.wait([&] { return disk.c->count<control::Refused>() == 1; });
+  }
 }
 
 TEST_CASE("that a generation is over is told to workers' stores no earlier than it is recorded") {
   FullDisk disk;
-  disk.log->sync();
   disk.b->say(control::WorkerFailed{.generation = 0, .rank = 1, .exit_code = 7, .text = "oops"});
-  disk.wait([&] { return disk.log->dirty(); });
-  const auto heard = disk.a->count<control::Heartbeat>();
+  disk.wait([&] { return disk.log->writing(); });
   disk.a->say(control::StoreAttach{0, 0, 0});
-  disk.a->say(control::Heartbeat{});
-  disk.wait([&] { return disk.a->count<control::Heartbeat>() > heard; });
+  disk.wait([&] { return disk.a->count<control::Heartbeat>() > 1; });
   REQUIRE(disk.a->count<control::StoreRefused>() == 0);
   disk.log->sync();
   disk.wait([&] { return disk.a->count<control::StoreRefused>() == 1; });
   REQUIRE(disk.a->count<control::GenerationOver>() == 1);
+}
+
+TEST_CASE("parts of reports that the first node has not read yet do not count as what it does not read") {
+  net::ControlServerOptions options;
+  options.max_unsent_bytes = std::size_t{1} << 20;
+  FullDisk disk({60s}, options);
+  constexpr int kParts = 24;
+  const auto a = std::exchange(disk.a, nullptr);  // it does not read
+  const std::uint64_t before = disk.stats().num_messages;
+  for (int i = 0; i < kParts; ++i) {
+    control::Report part;
+    part.payload = std::string(200'000, static_cast<char>('0' + i));
+    disk.b->say(part);
+    disk.b->say(control::Hang{0, control::Hang::Kind::kPart, 1, {}, 1, std::string(200'000, 'h')});
+  }
+  disk.wait([&] { return disk.stats().num_messages >= before + 2 * kParts; });
+  REQUIRE(disk.stats().num_open == 2);
+  disk.wait([&] {
+    a->turn();
+    return a->count<control::Report>() == kParts && a->count<control::Hang>() == kParts;
+  });
+  REQUIRE(disk.b->count<control::GenerationOver>() == 0);
+  for (const auto& each : a->heard)
+    if (const auto* part = std::get_if<control::Report>(&each)) REQUIRE(part->payload.size() == 200'000);
 }

@@ -264,10 +264,10 @@ TEST_CASE("statistics count connections, refusals, requests, keys and waiters") 
   thread.call([&] { (*server)->stop(); });
 }
 
-TEST_CASE("what a finished sync covers is answered, whatever is taken up after it") {
+TEST_CASE("what a finished sync covers is answered, and what came meanwhile is taken up after it") {
   using wire::Op;
   boost::asio::io_context loop;
-  const auto log = std::make_shared<test::HeldLog>();
+  const auto log = std::make_shared<test::HeldLog>(loop);
   ServerOptions options;
   options.host = "127.0.0.1";
   options.state = log;
@@ -275,16 +275,11 @@ TEST_CASE("what a finished sync covers is answered, whatever is taken up after i
   auto server = Server::listen(loop, options, kQuiet);
   REQUIRE_OK(server);
   LoopThread thread(loop);
-  const auto num_requests = [&] {
-    std::uint64_t out = 0;
-    thread.call([&] { out = (*server)->stats().num_requests; });
-    return out;
-  };
-  const auto await_requests = [&](std::uint64_t count) {
+  const auto await = [&](auto condition) {
     const Instant deadline = SteadyClock::now() + test::kPatience;
-    while (num_requests() < count && SteadyClock::now() < deadline) {
-    }
-    REQUIRE(num_requests() == count);
+    bool holds = false;
+    while (!holds && SteadyClock::now() < deadline) thread.call([&] { holds = condition(); });
+    REQUIRE(holds);
   };
   // The first one's answers fill what it may leave unread, so a SET is taken up only when they have gone out.
   RawClient first((*server)->port());
@@ -294,18 +289,25 @@ TEST_CASE("what a finished sync covers is answered, whatever is taken up after i
   wire::encode({.op = Op::kGet, .key = "/a"}, bytes);
   wire::encode({.op = Op::kSet, .key = "/b", .value = "b"}, bytes);
   first.send(bytes);
-  await_requests(3);
+  await([&] { return log->writing(); });
   RawClient second((*server)->port());
   bytes.clear();
   wire::encode({.op = Op::kValidate, .number = wire::kMagic}, bytes);
   wire::encode({.op = Op::kAdd, .key = "/n", .number = 1}, bytes);
   second.send(bytes);
-  await_requests(5);
-
-  thread.call([&] { log->sync(); });
+  await([&] { return (*server)->stats().num_accepted == 2; });
+  std::uint64_t num_requests = 0;
+  thread.call([&] {
+    num_requests = (*server)->stats().num_requests;
+    log->sync();
+  });
+  REQUIRE(num_requests == 3);
   REQUIRE(first.receive(108).size() == 108);
+  await([&] {
+    if ((*server)->stats().num_requests < 6 && log->writing()) log->sync();
+    return (*server)->stats().num_requests == 6 && log->writing();
+  });
+  thread.call([&] { log->sync(); });
   REQUIRE(second.receive(8) == unhex("01 00 00 00 00 00 00 00"));
-  await_requests(6);
-  REQUIRE(log->dirty());
   thread.call([&] { (*server)->stop(); });
 }

@@ -11,7 +11,7 @@
 #include <random>
 #include <set>
 
-#include "rendezvous/wal/saved_state.h"
+#include "rendezvous/wal/recovered_state.h"
 #include "tests/support/catch.h"
 #include "tests/support/kept_musterd.h"
 #include "tests/support/store_writer.h"
@@ -175,20 +175,16 @@ TEST_CASE("of every operation that changes a store, what was acknowledged outliv
 
 namespace {
 
-// What a StoreCore describes.
-class ContentsOf final : public StoreRecorder {
- public:
-  explicit ContentsOf(const StoreCore& core) { core.describe(*this); }
-  void set(std::string_view key, std::string_view value) override { out.keys[std::string(key)] = value; }
-  void append(std::string_view key, std::string_view bytes) override { out.keys[std::string(key)] += bytes; }
-  void erase(std::string_view key) override { out.keys.erase(std::string(key)); }
-  void push(std::string_view queue, std::string_view element) override {
-    out.queues[std::string(queue)].emplace_back(element);
-  }
-  void pop(std::string_view queue) override { out.queues[std::string(queue)].pop_front(); }
-
+StoreContents contents_of(const StoreCore& core) {
   StoreContents out;
-};
+  core.describe([&](const StoreChange& change) {
+    if (change.kind == StoreChange::Kind::kSet)
+      out.keys[std::string(change.key)] = change.value;
+    else
+      out.queues[std::string(change.key)].emplace_back(change.value);
+  });
+  return out;
+}
 
 }  // namespace
 
@@ -224,11 +220,11 @@ TEST_CASE("a log that ends at any byte holds the work of whole requests, the fir
   std::size_t steps = 0, cut_short = 0;
   for (const std::size_t end : ends) {
     CAPTURE(end, file.size(), steps);
-    SavedState state;
-    const journal::Replayed replayed = journal::replay(std::string_view(file).substr(0, end), state);
+    RecoveredState state;
+    const journal::Replayed replayed = journal::replay(std::string_view(file).substr(0, end), state.sink());
     REQUIRE(replayed.end != journal::Replayed::End::kDamaged);
     cut_short += replayed.end == journal::Replayed::End::kTorn ? 1 : 0;
-    const StoreContents found = ContentsOf(state.store).out;
+    const StoreContents found = contents_of(state.store);
     while (prefixes[steps] != found) REQUIRE(++steps < prefixes.size());
   }
   REQUIRE(prefixes.back() == prefixes[steps]);

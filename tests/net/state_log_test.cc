@@ -12,6 +12,7 @@
 #include "rendezvous/protocol/control.h"
 #include "tests/support/catch.h"
 #include "tests/support/kept_musterd.h"
+#include "tests/support/raw_agent.h"
 #include "tests/support/temporary_directory.h"
 
 using namespace muster;
@@ -24,7 +25,15 @@ using wire::Op;
 
 TEST_CASE(
     "a full disk stops acknowledgements, says so, loses nothing, and agents live on until there is room") {
-  KeptMusterd keeper;
+  KeptMusterd keeper({"--metrics-addr", "127.0.0.1:0"});
+  const std::string page = keeper.daemon().wait_for_line("metrics at http://127.0.0.1:");
+  const auto page_port = static_cast<std::uint16_t>(std::stoi(page.substr(page.find("127.0.0.1:") + 10)));
+  const auto health = [&] {
+    RawClient http(page_port);
+    http.send("GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n");
+    return http.receive(12);
+  };
+  REQUIRE(health() == "HTTP/1.1 200");
   RawClient agent(keeper.port());
   std::string hello;
   control::encode(control::Preamble{}, hello);
@@ -53,6 +62,7 @@ TEST_CASE(
   const std::string line = keeper.daemon().wait_for_line("error");
   REQUIRE_THAT(line,
                Catch::Contains("state.log") && Catch::Contains("EFBIG") && Catch::Contains("make room"));
+  REQUIRE(health() == "HTTP/1.1 503");
 
   SECTION("with room it goes on by itself") {
     std::string beat;
@@ -63,6 +73,7 @@ TEST_CASE(
     REQUIRE(::recv(client.fd(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) == -1);
     REQUIRE(::prlimit(pid, RLIMIT_FSIZE, &limit, nullptr) == 0);
     (void)keeper.daemon().wait_for_line("there is room again");
+    REQUIRE(health() == "HTTP/1.1 200");
     REQUIRE(number_from(client) == 2);
     keeper.kill();
     keeper.start();
@@ -118,6 +129,60 @@ TEST_CASE("what could not be synced is not acknowledged: musterd stops, and says
   keeper.start();
   RawClient after = RawClient::modern(keeper.port());
   REQUIRE(value_of(after, "/n") == "3");
+}
+
+TEST_CASE("a log that may be in the page cache alone is synced before anybody is told of it") {
+  KeptMusterd keeper;
+  RawClient client = RawClient::modern(keeper.port());
+  client.send({.op = Op::kAdd, .key = "/n", .number = 1});
+  REQUIRE(number_from(client) == 1);
+  keeper.kill();
+  ::setenv("LD_PRELOAD", MUSTER_TEST_FAILING_SYNC, 1);
+  ::setenv("FAIL_SYNC_FROM", "1", 1);
+  Musterd daemon({"--host", "127.0.0.1", "--port", "0", "--state-dir", keeper.directory()});
+  ::unsetenv("LD_PRELOAD");
+  ::unsetenv("FAIL_SYNC_FROM");
+  const auto [code, text] = daemon.finish();
+  REQUIRE(code == 1);
+  REQUIRE_THAT(text, Catch::Contains("fdatasync " + keeper.log_path()) && Catch::Contains("EIO"));
+}
+
+TEST_CASE("while a sync or a snapshot takes long agents hear heartbeats; its answers come after it") {
+  const bool snapshot = GENERATE(false, true);
+  CAPTURE(snapshot);
+  const test::TemporaryDirectory folder;
+  const std::string slow = folder.path() + "/slow";
+  ::setenv("LD_PRELOAD", MUSTER_TEST_FAILING_SYNC, 1);
+  ::setenv(snapshot ? "HOLD_FSYNC" : "HOLD_FDATASYNC", slow.c_str(), 1);
+  KeptMusterd keeper({"--state-rewrite-min-bytes", snapshot ? "100" : "1000000000"});
+  ::unsetenv("LD_PRELOAD");
+  ::unsetenv("HOLD_FSYNC");
+  ::unsetenv("HOLD_FDATASYNC");
+  test::RawAgent agent(keeper.port());
+  agent.open("job");
+  agent.join(2);
+  agent.expect<control::Waiting>();
+  RawClient client = RawClient::modern(keeper.port());
+  std::ofstream(slow).put('x');
+  client.send({.op = Op::kAdd, .key = "/n", .number = 1});
+  // A snapshot is written when the change is on the disk and answered: it holds up what comes next.
+  if (snapshot) {
+    client.send({.op = Op::kSet, .key = "/long", .value = std::string(200, 'x')});
+    REQUIRE(number_from(client) == 1);
+    client.send({.op = Op::kAdd, .key = "/n", .number = 1});
+  }
+  // The agent is silent; these are not answers.
+  for (int i = 0; i < 3; ++i) agent.expect<control::Heartbeat>();
+  char byte = 0;
+  REQUIRE(::recv(client.fd(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) == -1);
+  std::filesystem::remove(slow);
+  REQUIRE(number_from(client) == (snapshot ? 2 : 1));
+  agent.say(control::Heartbeat{});
+  agent.expect<control::Heartbeat>();
+  keeper.kill();
+  keeper.start();
+  RawClient after = RawClient::modern(keeper.port());
+  REQUIRE(value_of(after, "/n") == (snapshot ? "2" : "1"));
 }
 #endif
 
@@ -213,11 +278,11 @@ TEST_CASE("a log that closes is not rewritten: who knows the state may be gone")
   for (const std::string key : {"a", "b", "c"}) {
     auto log = net::StateLog::open(loop, options, quiet);
     REQUIRE(log);
-    (void)std::exchange((*log)->saved(), {});
-    (*log)->recorder().set(key, "value");
+    (void)std::exchange((*log)->recovered(), {});
+    (*log)->record(StoreChange{StoreChange::Kind::kSet, key, "value"});
     (*log)->close();
   }
   auto log = net::StateLog::open(loop, options, quiet);
   REQUIRE(log);
-  REQUIRE((*log)->saved().store.keys().size() == 3);
+  REQUIRE((*log)->recovered().store.keys().size() == 3);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <netinet/in.h>
 #include <optional>
@@ -16,6 +17,7 @@
 
 #include "rendezvous/agent_client/control_client.h"
 #include "rendezvous/server/rendezvous_server.h"
+#include "rendezvous/wal/state_log.h"
 #include "tests/support/catch.h"
 
 namespace muster::test {
@@ -29,11 +31,14 @@ inline auth::Secret secret(std::string_view text) {
 }
 
 struct House {
-  explicit House(std::optional<auth::Secret> with = {}, net::ControlServerOptions control = {}) {
+  using MakeLog = std::function<std::shared_ptr<net::StateLog>(boost::asio::io_context&)>;
+  explicit House(std::optional<auth::Secret> with = {}, net::ControlServerOptions control = {},
+                 const MakeLog& log = {}) {
     net::RendezvousServerOptions options;
     options.store.host = "127.0.0.1";
     options.control = std::move(control);
     options.control.secret = std::move(with);
+    if (log) options.control.state = log(loop);
     options.control.jobs.explain_interval = 20ms;
     auto listening = net::RendezvousServer::listen(loop, options, Log("test", LogLevel::kOff));
     REQUIRE_OK(listening);

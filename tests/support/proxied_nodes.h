@@ -14,8 +14,9 @@
 
 #include "rendezvous/proxy/hosted_stores.h"
 #include "rendezvous/proxy/request_forwarder.h"
-#include "rendezvous/wal/saved_state.h"
+#include "rendezvous/wal/recovered_state.h"
 #include "tests/support/catch.h"
+#include "tests/support/log_records.h"
 
 namespace muster::test {
 
@@ -171,16 +172,16 @@ class ProxiedNodes {
     restart_coordinator();
   }
   /// What the log tells.
-  [[nodiscard]] SavedState saved() const {
-    SavedState out;
-    REQUIRE(journal::replay(log_, out).end == journal::Replayed::End::kClean);
+  [[nodiscard]] RecoveredState saved() const {
+    RecoveredState out;
+    REQUIRE(journal::replay(log_, out.sink()).end == journal::Replayed::End::kClean);
     return out;
   }
   /// The log holds what there is, and nothing else. How long it is.
   std::size_t rewrite_log() {
     commit();
     log_ = journal::file_header(7);
-    stores_->describe(records_);
+    stores_->describe(test::into(records_));
     commit();
     return log_.size();
   }
@@ -223,8 +224,8 @@ class ProxiedNodes {
   void start_coordinator() {
     stores_ = std::make_unique<HostedStores>(options_, next_instance_);
     if (!kept_) return;
-    SavedState former = saved();
-    stores_->record_to(&records_);
+    RecoveredState former = saved();
+    stores_->record_to(test::into(records_));
     for (auto& [instance, store] : former.hosted) stores_->restore(instance, std::move(store));
   }
 

@@ -48,7 +48,7 @@ NodeState member(int rank) {
 }  // namespace
 
 TEST_CASE("jobs are a line each, in columns") {
-  net::InquiryAnswer answer;
+  net::QueryAnswer answer;
   answer.jobs = {running()};
   JobState gathering;
   gathering.job = "next";
@@ -73,7 +73,7 @@ TEST_CASE("jobs are a line each, in columns") {
 }
 
 TEST_CASE("a job is shown with its nodes, and why those wait that do") {
-  net::InquiryAnswer answer;
+  net::QueryAnswer answer;
   answer.jobs = {running()};
   answer.jobs[0].epoch = 2;
   answer.jobs[0].step = 140;
@@ -100,7 +100,7 @@ TEST_CASE("a job is shown with its nodes, and why those wait that do") {
 }
 
 TEST_CASE("of many nodes those that do not work are shown first, and the others counted") {
-  net::InquiryAnswer answer;
+  net::QueryAnswer answer;
   answer.jobs = {running()};
   for (int i = 0; i < 50; ++i) answer.nodes.push_back(member(i));
   answer.nodes[37].state = NodeState::State::kAway;
@@ -114,7 +114,7 @@ TEST_CASE("of many nodes those that do not work are shown first, and the others 
 }
 
 TEST_CASE("an ended job shows how it ended and until when it is kept") {
-  net::InquiryAnswer answer;
+  net::QueryAnswer answer;
   answer.jobs = {running()};
   answer.jobs[0].phase = JobState::Phase::kEnded;
   answer.jobs[0].exit_code = 7;
@@ -128,7 +128,7 @@ TEST_CASE("an ended job shows how it ended and until when it is kept") {
 }
 
 TEST_CASE("nothing that came over the network steers the terminal, and JSON stays JSON") {
-  net::InquiryAnswer answer;
+  net::QueryAnswer answer;
   answer.jobs = {running()};
   answer.jobs[0].text = "\x1b[2J evil\n\xff";
   answer.nodes = {member(0)};
@@ -147,7 +147,7 @@ TEST_CASE("nothing that came over the network steers the terminal, and JSON stay
 }
 
 TEST_CASE("that a coordinator can record nothing comes first") {
-  net::InquiryAnswer answer;
-  answer.over.trouble = "its state log cannot be written; is the disk full?";
+  net::QueryAnswer answer;
+  answer.over.problem = "its state log cannot be written; is the disk full?";
   REQUIRE_THAT(jobs_text(answer), Catch::StartsWith("nothing is acknowledged: its state log"));
 }

@@ -65,8 +65,8 @@ std::vector<Message> one_of_each() {
           Clock{1, 2, std::int64_t{3} << 40},
           SafePointPassed{7},
           Hang{7, Hang::Kind::kCollect, 2, "host-a", 3, "{}"},
-          Remark{"join_timeout=60 here, 600 in the job"},
-          Inquire{"train", "swift-otter", 1000},
+          Notice{"join_timeout=60 here, 600 in the job"},
+          Query{"train", "swift-otter", 1000},
           JobState{"train",  JobState::Phase::kRestarting,
                    3,        1,
                    5,        60,
@@ -82,7 +82,7 @@ std::vector<Message> one_of_each() {
           NodeState{7, "host-b", NodeState::State::kAway, 3, 24, 8, -1, "trainer", 1500, "10.0.0.7",
                     "its connection broke"},
           StoreJobState{"torch", 2, 17, 400, 65'536, 3},
-          InquiryOver{3, 64, 1, true, "train", 1000, "muster 0.1.0", "the disk is full"}};
+          QueryEnd{3, 64, 1, true, "train", 1000, "muster 0.1.0", "the disk is full"}};
 }
 
 std::vector<Message> decode_all(Decoder& decoder, std::string_view bytes) {
@@ -143,8 +143,8 @@ TEST_CASE("the bytes are those of the format") {
   REQUIRE(bytes ==
           std::string("\xABmuster\x01\x01"
                       "\x1b\0\0\0\x07\x02\x01\0\0\0\0\0\0\x67\x12\x01\0\0\0\0\0\0\0\x03\x02\0\0\0\0\0\0"
-                      "\x08\0\0\0\x11\x03\0\0\0bye",
-                      9 + 31 + 12));
+                      "\x0c\0\0\0\x11\x03\0\0\0\0\0\0\0bye",
+                      9 + 31 + 16));
 }
 
 TEST_CASE("an announced length beyond the limit is refused before its bytes come") {
@@ -169,8 +169,9 @@ TEST_CASE("what the format does not allow is refused and stays refused") {
   REQUIRE(error_of({"\x01\0\0\0\xff", 5}) == "unknown message type 255");
   REQUIRE(error_of({"\x02\0\0\0\x08x", 6}) == "Heartbeat: 1 bytes too many");
   REQUIRE(error_of({"\x03\0\0\0\x07xx", 7}) == "Ready: it ends within a field");
-  REQUIRE(error_of({"\x06\0\0\0\x05\x63\0\0\0\0", 10}) == "Refused: a number that means nothing");
-  REQUIRE(error_of({"\x05\0\0\0\x11\xff\xff\xff\xff", 9}) == "Leave: it ends within a field");
+  REQUIRE(error_of({"\x0a\0\0\0\x05\x63\0\0\0\0\0\0\0\0", 14}) == "Refused: a number that means nothing");
+  REQUIRE(error_of({"\x09\0\0\0\x11\xff\xff\xff\xff\xff\xff\xff\xff", 13}) ==
+          "Leave: it ends within a field");
   REQUIRE(error_of({"\x02\0\0\0\x08", 5}).empty());
 }
 

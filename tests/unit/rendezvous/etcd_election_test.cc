@@ -138,8 +138,8 @@ TEST_CASE("a node whose key is gone has a while to come back") {
 
 TEST_CASE("nothing is said before etcd has it, and what changes meanwhile goes with the next write") {
   struct Keeper final : net::StateKeeper {
-    void describe(journal::Recorder&) const override {}
-    void committed() override { ++num_committed; }
+    void describe(const journal::LogSink&) const override {}
+    void on_committed() override { ++num_committed; }
     int num_committed = 0;
   };
   boost::asio::io_context loop{1};
@@ -152,16 +152,16 @@ TEST_CASE("nothing is said before etcd has it, and what changes meanwhile goes w
                                                        });
   Keeper keeper;
   log->attach(keeper);
-  REQUIRE(log->saved().jobs.at("job") == running_world({kA}));
+  REQUIRE(log->recovered().jobs.at("job") == running_world({kA}));
   REQUIRE_FALSE(log->dirty());
-  log->recorder().job("another", running_world({kB}));
+  log->record(JobChange(JobRecorded{"another", running_world({kB})}));
   REQUIRE_FALSE(log->dirty());
-  log->recorder().job("job", running_world({kB}));
+  log->record(JobChange(JobRecorded{"job", running_world({kB})}));
   REQUIRE(log->dirty());
   loop.poll();
   REQUIRE(writes.size() == 1);
-  log->recorder().job_finished("job", kB);
-  log->recorder().job_finished("job", kC);
+  log->record(JobChange(MemberFinished{"job", kB}));
+  log->record(JobChange(MemberFinished{"job", kC}));
   written();
   REQUIRE(log->dirty());
   REQUIRE(keeper.num_committed == 0);
@@ -170,7 +170,7 @@ TEST_CASE("nothing is said before etcd has it, and what changes meanwhile goes w
   written();
   REQUIRE_FALSE(log->dirty());
   REQUIRE(keeper.num_committed == 1);
-  log->recorder().job_forgotten("job");
+  log->record(JobChange(JobForgotten{"job"}));
   loop.restart();
   loop.poll();
   REQUIRE(writes.size() == 3);

@@ -17,14 +17,14 @@ const Instant kNoon{12h};
 TEST_CASE("a job's clock stands still while it is stopped, and goes on from there") {
   JobClock clock;
   REQUIRE(clock.now(kNoon) == kNoon);
-  clock.stop(kNoon + 1s);
-  clock.stop(kNoon + 2s);
+  clock.pause(kNoon + 1s);
+  clock.pause(kNoon + 2s);
   REQUIRE(clock.now(kNoon) == kNoon);
   REQUIRE(clock.now(kNoon + 1min) == kNoon + 1s);
   REQUIRE(clock.real(kNoon + 5s) == Instant::max());
   clock.skip(10s);  // it stands anyway
-  clock.go_on(kNoon + 1min);
-  clock.go_on(kNoon + 2min);
+  clock.resume(kNoon + 1min);
+  clock.resume(kNoon + 2min);
   REQUIRE(clock.now(kNoon + 1min) == kNoon + 1s);
   REQUIRE(clock.now(kNoon + 2min) == kNoon + 61s);
   REQUIRE(clock.real(kNoon + 61s) == kNoon + 2min);
@@ -110,12 +110,12 @@ TEST_CASE("no deadline of a job comes nearer while its coordinator could do noth
   real += 5min;
   advance();
   REQUIRE_FALSE(over());
-  clock.stop(real);
+  clock.pause(real);
   real += 5min;
   advance();
   REQUIRE_FALSE(over());
   REQUIRE(clock.real(t.jobs.next_deadline()) == Instant::max());
-  clock.go_on(real);
+  clock.resume(real);
   advance();
   REQUIRE_FALSE(over());
   REQUIRE(clock.real(t.jobs.next_deadline()) == real + 10s);

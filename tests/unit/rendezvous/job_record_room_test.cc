@@ -57,7 +57,7 @@ TEST_CASE("nodes outside the world that do not fit into the record are left out,
   JobsOptions options;
   options.max_record_bytes = 2000;
   t.jobs = std::make_unique<Jobs>(options);
-  t.jobs->record_to(&t.log);
+  t.jobs->record_to(test::into(t.log));
   t.join(1, 1);
   for (std::uint64_t node = 2; node < 100; ++node) t.join(node, 1);
   for (std::uint64_t node = 4; node < 100; ++node) t.jobs->disconnected(node, "eof", t.now, t.effects);

@@ -145,6 +145,9 @@ TEST_CASE("of jobs that ended the latest are remembered, in bounded room") {
   ended.note("1", now + 10s, {});
   REQUIRE(ended.outlived_by("1", 1s, now + 11s) == nullptr);
   REQUIRE(ended.outlived_by("1", 2s, now + 11s)->ending.text.empty());
+  ended.note("another", now, cause);  // the one that ended first goes, not the name that came first
+  REQUIRE(ended.outlived_by("1", 2s, now + 11s) != nullptr);
+  REQUIRE(ended.outlived_by("2", 1s, now) == nullptr);
 }
 
 TEST_CASE("another program under the run id that every job has is refused, and those who wait hear of it") {
@@ -187,11 +190,11 @@ TEST_CASE("under a run id of the user's own, other programs are said once and no
     sit_down(t, node, "mine", join);
     REQUIRE_FALSE(t.told<control::Refused>(node));
   }
-  REQUIRE(t.told<control::Remark>(2)->text ==
+  REQUIRE(t.told<control::Notice>(2)->text ==
           "n2 runs head.py, and n1 runs train.py in the same job, mine; if that is not meant, another job "
           "needs another --rdzv-id");
-  REQUIRE_FALSE(t.told<control::Remark>(1));
-  REQUIRE_FALSE(t.told<control::Remark>(3));
+  REQUIRE_FALSE(t.told<control::Notice>(1));
+  REQUIRE_FALSE(t.told<control::Notice>(3));
   REQUIRE(t.told<control::Assignment>(3));
 }
 
@@ -207,11 +210,11 @@ TEST_CASE("how long the job waits is told to all, and to whom it is news") {
   join.settings.last_call_timeout = 1500ms;
   sit_down(t, 2, "a", join);
   REQUIRE(t.told<control::Waiting>(2)->rest == 40s);
-  REQUIRE(t.told<control::Remark>(2)->text ==
+  REQUIRE(t.told<control::Notice>(2)->text ==
           "n2: join_timeout=600 here, 60 in the job, last_call_timeout=1.5 here, 30 in the job "
           "(--rdzv-conf); the job's counts, as its first node brought it");
   REQUIRE_FALSE(t.told<control::Refused>(2));
-  REQUIRE_FALSE(t.told<control::Remark>(1));
+  REQUIRE_FALSE(t.told<control::Notice>(1));
   membership::Settings other;
   other.cool_down = 0s;
   REQUIRE(membership::remark(other, {}).starts_with("cool_down=0 here, 30 in the job "));

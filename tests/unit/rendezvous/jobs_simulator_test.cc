@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "rendezvous/coordinator/jobs.h"
-#include "rendezvous/wal/saved_state.h"
+#include "rendezvous/wal/recovered_state.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/round_promises.h"
 
@@ -94,7 +94,7 @@ class Coordinator {
 
   void begin() {
     jobs_ = std::make_unique<Jobs>(options_);
-    jobs_->record_to(saved_.get());
+    jobs_->record_to(saved_->sink());
   }
 
   // Killed: who was connected notices, and nobody is told anything.
@@ -255,7 +255,7 @@ class Coordinator {
   std::mt19937_64& random_;
   JobsOptions options_;
   membership::Settings settings_;
-  std::unique_ptr<SavedState> saved_ = std::make_unique<SavedState>();
+  std::unique_ptr<RecoveredState> saved_ = std::make_unique<RecoveredState>();
   std::unique_ptr<Jobs> jobs_;
   JobsEffects effects_;
   Instant now_{1h};

@@ -217,22 +217,6 @@ TEST_CASE("who is refused is not listened to until it hears of it, and its repet
   REQUIRE(t.effects.heartbeats == std::vector<ConnectionId>{1});
 }
 
-TEST_CASE("deliveries to connections that are gone do not pile up, and the others stay in order") {
-  JobsEffects effects;
-  std::size_t most = 0;
-  for (ConnectionId id = 1; id <= 10'000; ++id) {
-    effects.deliveries.push_back({{id}, control::Heartbeat{}, false});
-    if (id % 1000 == 0) continue;
-    effects.forget(id);
-    most = std::max(most, effects.deliveries.size());
-  }
-  REQUIRE(most < 3 * JobsEffects::kMinForgotten);
-  std::vector<ConnectionId> left;
-  for (const Delivery& each : effects.deliveries)
-    if (each.to.front() % 1000 == 0) left.push_back(each.to.front());
-  REQUIRE(left == std::vector<ConnectionId>{1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, 10'000});
-}
-
 TEST_CASE("a new job under the name of one that is over begins after its last generation") {
   JobsOptions options;
   options.keep = 1h;

@@ -2,60 +2,69 @@
 // The state log's bytes: what is recorded comes back; whatever was cut or changed is noticed.
 #include "rendezvous/wal/journal.h"
 
+#include <initializer_list>
 #include <random>
 
 #include "rendezvous/store/wire.h"
-#include "rendezvous/wal/saved_state.h"
+#include "rendezvous/wal/recovered_state.h"
 #include "tests/support/catch.h"
 #include "tests/support/hex.h"
+#include "tests/support/log_records.h"
 
 using namespace muster;
+using namespace muster::test;
 using End = journal::Replayed::End;
 
 namespace {
 
-// A recorder that keeps words.
-class Heard final : public journal::Recorder {
- public:
-  void set(std::string_view key, std::string_view value) override { say("set", key, value); }
-  void append(std::string_view key, std::string_view bytes) override { say("append", key, bytes); }
-  void erase(std::string_view key) override { say("erase", key); }
-  void push(std::string_view queue, std::string_view element) override { say("push", queue, element); }
-  void pop(std::string_view queue) override { say("pop", queue); }
-  void job(std::string_view name, const JobRecord& record) override {
-    say("job", name);
-    jobs.push_back(record);
+// What a log gives, as text.
+struct Heard {
+  void operator()(const journal::LogRecord& record) {
+    std::visit([this](const auto& each) { note(each); }, record);
   }
-  void job_finished(std::string_view name, const membership::NodeId& node) override {
-    say("finished", name, to_text(node));
-  }
-  void job_progress(std::string_view name, const JobProgress& progress) override {
-    say("progress", name, to_text(progress.reached));
-  }
-  void job_left(std::string_view name, const membership::NodeId& node) override {
-    say("left", name, to_text(node));
-  }
-  void job_forgotten(std::string_view name) override { say("forgotten", name); }
-  void hosted_began(std::string_view job, std::int64_t generation, std::uint64_t instance) override {
-    say(std::to_string(instance) + " began", job, std::to_string(generation));
-  }
-  void hosted_ended(std::uint64_t instance) override { say("ended", std::to_string(instance)); }
-  void hosted_changed(std::uint64_t instance, const StoreChange& change) override {
-    say(std::to_string(instance) + " changed " + std::to_string(static_cast<int>(change.kind)), change.key,
-        change.value);
-  }
-  void hosted_done(std::uint64_t instance, const ChannelName& name, const ChannelMark& mark) override {
-    say(std::to_string(instance) + " done " + std::to_string(name.node.low), std::to_string(name.channel),
-        std::to_string(mark.end) + " " + mark.answer + " " + mark.barrier.value_or("-"));
-  }
-  void hosted_gone(std::uint64_t instance, const ChannelName& name) override {
-    say(std::to_string(instance) + " gone " + std::to_string(name.node.low), std::to_string(name.channel));
+  [[nodiscard]] journal::LogSink sink() {
+    return [this](const journal::LogRecord& record) { (*this)(record); };
   }
 
   std::vector<std::string> words;
   std::vector<JobRecord> jobs;
 
  private:
+  void note(const StoreChange& change) {
+    constexpr std::string_view kNames[] = {"set", "append", "erase", "push", "pop"};
+    say(kNames[static_cast<std::size_t>(change.kind)], change.key, change.value);
+  }
+  void note(const JobChange& change) {
+    if (const auto* recorded = std::get_if<JobRecorded>(&change)) {
+      say("job", recorded->job);
+      jobs.push_back(recorded->record);
+    } else if (const auto* finished = std::get_if<MemberFinished>(&change)) {
+      say("finished", finished->job, to_text(finished->node));
+    } else if (const auto* made = std::get_if<ProgressMade>(&change)) {
+      say("progress", made->job, to_text(made->progress.reached));
+    } else if (const auto* gone = std::get_if<NodeGone>(&change)) {
+      say("left", gone->job, to_text(gone->node));
+    } else {
+      say("forgotten", std::get<JobForgotten>(change).job);
+    }
+  }
+  void note(const HostedChange& change) {
+    const std::string instance =
+        std::to_string(std::visit([](const auto& each) { return each.instance; }, change));
+    if (const auto* began = std::get_if<HostedBegan>(&change))
+      say(instance + " began", began->job, std::to_string(began->generation));
+    else if (const auto* changed = std::get_if<HostedChanged>(&change))
+      say(instance + " changed " + std::to_string(static_cast<int>(changed->change.kind)),
+          changed->change.key, changed->change.value);
+    else if (const auto* done = std::get_if<HostedDone>(&change))
+      say(instance + " done " + std::to_string(done->name.node.low), std::to_string(done->name.number),
+          std::to_string(done->last.number) + " " + done->last.answer + " " +
+              done->last.barrier.value_or("-"));
+    else if (const auto* gone = std::get_if<HostedGone>(&change))
+      say(instance + " gone " + std::to_string(gone->name.node.low), std::to_string(gone->name.number));
+    else
+      say("ended", instance);
+  }
   void say(std::string_view what, std::string_view name, std::string_view value = {}) {
     words.push_back(std::string(what) + " " + std::string(name) + " " + std::string(value));
   }
@@ -80,10 +89,9 @@ JobRecord some_job() {
 // A log and where its frames end.
 struct Log {
   Log() : bytes(journal::file_header(0x1122334455667788)) { ends.push_back(bytes.size()); }
-  template <class Record>
-  void frame(Record record) {
+  void frame(std::initializer_list<journal::LogRecord> records) {
     journal::Encoder encoder;
-    record(encoder);
+    for (const journal::LogRecord& each : records) encoder.add(each);
     bytes += encoder.seal(journal::salt_of(bytes), bytes.size());
     ends.push_back(bytes.size());
   }
@@ -94,33 +102,18 @@ struct Log {
 // Every kind of record, several in a frame, no byte of a frame in a sector alone.
 Log example() {
   Log log;
-  log.frame([](auto& to) { to.set("/k", "value"); });
-  log.frame([](auto& to) {
-    to.set("/n", "1");
-    to.append("/k", " and more");
-    to.push("/q", "one");
-  });
-  log.frame([](auto& to) { to.job("train", some_job()); });
-  log.frame([](auto& to) {
-    to.push("/q", "two");
-    to.pop("/q");
-    to.erase("/n");
-    to.job_finished("train", {1, 2});
-    to.job_progress("train", {{}, {1, 40}, true});
-  });
-  log.frame([](auto& to) {
-    to.job_forgotten("old");
-    to.set("/last", std::string(700, 'x'));
-  });
-  log.frame([](auto& to) {
-    to.hosted_began("train", 7, 99);
-    to.hosted_changed(99, {StoreChange::Kind::kSet, "/n", "5"});
-    to.hosted_changed(99, {StoreChange::Kind::kPop, "/q", {}});
-    to.hosted_done(99, {{0, 2}, 3}, {41, "five", {}});
-    to.hosted_done(99, {{0, 2}, 4}, {42, "", "/b"});
-    to.hosted_gone(99, {{0, 2}, 3});
-    to.hosted_ended(98);
-  });
+  log.frame({set("/k", "value")});
+  log.frame({set("/n", "1"), append("/k", " and more"), push("/q", "one")});
+  log.frame({of(JobRecorded{"train", some_job()})});
+  log.frame({push("/q", "two"), pop("/q"), erase("/n"), of(MemberFinished{"train", {1, 2}}),
+             of(ProgressMade{"train", {{}, {1, 40}, true}})});
+  const std::string last(700, 'x');
+  log.frame({of(JobForgotten{"old"}), set("/last", last)});
+  log.frame({of(HostedBegan{99, "train", 7}), of(HostedChanged{99, {StoreChange::Kind::kSet, "/n", "5"}}),
+             of(HostedChanged{99, {StoreChange::Kind::kPop, "/q"}}),
+             of(HostedDone{99, {{0, 2}, 3}, {41, "five", {}}}),
+             of(HostedDone{99, {{0, 2}, 4}, {42, "", "/b"}}), of(HostedGone{99, {{0, 2}, 3}}),
+             of(HostedEnded{98})});
   return log;
 }
 
@@ -139,30 +132,30 @@ std::uint32_t crc(std::string_view bytes) {
 TEST_CASE("what a log was told it tells again, in order") {
   Heard heard;
   const Log log = example();
-  const auto replayed = journal::replay(log.bytes, heard);
+  const auto replayed = journal::replay(log.bytes, heard.sink());
   REQUIRE(replayed == journal::Replayed{End::kClean, log.bytes.size(), 6, ""});
   REQUIRE(heard.words ==
           std::vector<std::string>{
               "set /k value", "set /n 1", "append /k  and more", "push /q one", "job train ", "push /q two",
               "pop /q ", "erase /n ", "finished train 00000000000000010000000000000002",
               "progress train epoch 1 step 40", "forgotten old ", "set /last " + std::string(700, 'x'),
-              "99 began train 7", "99 changed 1 /n 5", "99 changed 5 /q ", "99 done 2 3 41 five -",
+              "99 began train 7", "99 changed 0 /n 5", "99 changed 4 /q ", "99 done 2 3 41 five -",
               "99 done 2 4 42  /b", "99 gone 2 3 ", "ended 98 "});
   REQUIRE(heard.jobs == std::vector{some_job()});
 }
 
 TEST_CASE("the bytes of a log are those of its description") {
   Log log;
-  log.frame([](auto& to) { to.set("/k", "v"); });
+  log.frame({set("/k", "v")});
   REQUIRE(crc("123456789") == 0xE3069283);  // RFC 3720's check value
   const auto u32 = [](std::uint32_t value) {
     std::string out;
     wire::put_u32(out, value);
     return out;
   };
-  const std::string head = std::string("MUSTLOG\x03\x88\x77\x66\x55\x44\x33\x22\x11", 16);
-  const std::string payload = test::unhex("01 02 00 00 00 00 00 00 00 2f 6b 01 00 00 00 00 00 00 00 76");
-  const std::string length = test::unhex("14 00 00 00 00 00 00 00");
+  const std::string head = std::string("MUSTLOG\x01\x88\x77\x66\x55\x44\x33\x22\x11", 16);
+  const std::string payload = test::unhex("01 00 02 00 00 00 00 00 00 00 2f 6b 01 00 00 00 00 00 00 00 76");
+  const std::string length = test::unhex("15 00 00 00 00 00 00 00");
   const std::string offset = test::unhex("14 00 00 00 00 00 00 00");
   const std::string covered = head.substr(8) + offset + length + u32(crc(payload));
   REQUIRE(log.bytes == head + u32(crc(head)) + length + u32(crc(payload)) + u32(crc(covered)) + payload);
@@ -176,27 +169,27 @@ TEST_CASE("a log that ends anywhere gives its whole frames, and is torn where on
     // Memory of exactly this size, so that a read beyond it is noticed.
     const std::vector<char> bytes(log.bytes.begin(), log.bytes.begin() + static_cast<std::ptrdiff_t>(size));
     Heard heard;
-    const auto replayed = journal::replay({bytes.data(), bytes.size()}, heard);
+    const auto replayed = journal::replay({bytes.data(), bytes.size()}, heard.sink());
     CAPTURE(size, replayed.text);
     REQUIRE(replayed.end == (log.ends[whole] == size ? End::kClean : End::kTorn));
     REQUIRE(replayed.good_bytes == log.ends[whole]);
     REQUIRE(replayed.num_frames == whole);
     Heard expected;
-    REQUIRE(journal::replay(std::string_view(log.bytes).substr(0, log.ends[whole]), expected).end ==
+    REQUIRE(journal::replay(std::string_view(log.bytes).substr(0, log.ends[whole]), expected.sink()).end ==
             End::kClean);
     REQUIRE(heard.words == expected.words);
   }
   for (std::size_t size = 0; size < log.ends[0]; ++size) {
     Heard heard;
-    REQUIRE(journal::replay(std::string_view(log.bytes).substr(0, size), heard).end == End::kDamaged);
+    REQUIRE(journal::replay(std::string_view(log.bytes).substr(0, size), heard.sink()).end == End::kDamaged);
   }
 }
 
 TEST_CASE("a tail whose sectors were not all written is torn, whatever else arrived") {
   Log log;
-  log.frame([](auto& to) { to.set("/before", "1"); });
+  log.frame({set("/before", "1")});
   const std::size_t good = log.bytes.size();
-  log.frame([](auto& to) { to.set("/long", std::string(3000, 'y')); });
+  log.frame({set("/long", std::string(3000, 'y'))});
   for (std::size_t sector = journal::kSectorBytes; sector < log.bytes.size();
        sector += journal::kSectorBytes) {
     std::string bytes = log.bytes;
@@ -204,14 +197,14 @@ TEST_CASE("a tail whose sectors were not all written is torn, whatever else arri
     std::fill(bytes.begin() + static_cast<std::ptrdiff_t>(sector),
               bytes.begin() + static_cast<std::ptrdiff_t>(end), '\0');
     Heard heard;
-    const auto replayed = journal::replay(bytes, heard);
+    const auto replayed = journal::replay(bytes, heard.sink());
     CAPTURE(sector);
     REQUIRE(replayed.end == End::kTorn);
     REQUIRE(replayed.good_bytes == good);
   }
   // The file had grown, and nothing of the frame was written.
   Heard heard;
-  const auto replayed = journal::replay(log.bytes.substr(0, good) + std::string(4096, '\0'), heard);
+  const auto replayed = journal::replay(log.bytes.substr(0, good) + std::string(4096, '\0'), heard.sink());
   REQUIRE(replayed.end == End::kTorn);
   REQUIRE(replayed.good_bytes == good);
   REQUIRE(heard.words == std::vector<std::string>{"set /before 1"});
@@ -224,7 +217,7 @@ TEST_CASE("a changed byte anywhere is noticed, and the error says in which frame
       std::string bytes = log.bytes;
       bytes[at] = static_cast<char>(bytes[at] ^ flip);
       Heard heard;
-      const auto replayed = journal::replay(bytes, heard);
+      const auto replayed = journal::replay(bytes, heard.sink());
       CAPTURE(at, flip, replayed.text);
       REQUIRE(replayed.end == End::kDamaged);
       std::size_t frame = 0;
@@ -239,46 +232,42 @@ TEST_CASE("a changed byte anywhere is noticed, and the error says in which frame
 
 TEST_CASE("a frame of another log, or from another place of this one, is no frame") {
   Log log;
-  log.frame([](auto& to) { to.set("/a", "1"); });
+  log.frame({set("/a", "1")});
   const std::string frame = log.bytes.substr(log.ends[0]);
   Heard heard;
-  auto replayed = journal::replay(log.bytes + frame, heard);
+  auto replayed = journal::replay(log.bytes + frame, heard.sink());
   REQUIRE(replayed.end == End::kDamaged);
   REQUIRE(replayed.good_bytes == log.ends[1]);
-  replayed = journal::replay(journal::file_header(5) + frame, heard);
+  replayed = journal::replay(journal::file_header(5) + frame, heard.sink());
   REQUIRE(replayed.end == End::kDamaged);
   REQUIRE(replayed.num_frames == 0);
 }
 
 TEST_CASE("a value that looks like a frame does not make a torn tail an error") {
   Log inner;
-  inner.frame([](auto& to) { to.set("/a", "1"); });
+  inner.frame({set("/a", "1")});
   Log log;
-  log.frame([&](auto& to) { to.set("/v", inner.bytes); });
+  log.frame({set("/v", inner.bytes)});
   for (std::size_t size = log.ends[0] + 1; size < log.bytes.size(); ++size) {
     Heard heard;
-    REQUIRE(journal::replay(std::string_view(log.bytes).substr(0, size), heard).end == End::kTorn);
+    REQUIRE(journal::replay(std::string_view(log.bytes).substr(0, size), heard.sink()).end == End::kTorn);
   }
 }
 
 TEST_CASE("files of other kinds and versions are refused in words") {
   Heard heard;
-  REQUIRE_THAT(journal::replay("", heard).text, Catch::Contains("no state log"));
-  REQUIRE_THAT(journal::replay("{\"this\": \"is something else entirely\"}", heard).text,
+  REQUIRE_THAT(journal::replay("", heard.sink()).text, Catch::Contains("no state log"));
+  REQUIRE_THAT(journal::replay("{\"this\": \"is something else entirely\"}", heard.sink()).text,
                Catch::Contains("no state log"));
   std::string newer = journal::file_header(1);
   newer[7] = 9;
-  REQUIRE_THAT(journal::replay(newer, heard).text, Catch::Contains("version 9"));
-  std::string former = journal::file_header(1).substr(0, 16);
-  former[7] = 2;
-  wire::put_u32(former, crc(former));
-  REQUIRE(journal::replay(former, heard).end == End::kClean);
+  REQUIRE_THAT(journal::replay(newer, heard.sink()).text, Catch::Contains("version 9"));
   Log log;
-  log.frame([](auto& to) { to.set("/a", "1"); });
+  log.frame({set("/a", "1")});
   journal::Encoder encoder;
-  encoder.erase("x");
+  encoder.add(erase("x"));
   std::string frame(encoder.seal(journal::salt_of(log.bytes), log.bytes.size()));
-  REQUIRE(journal::replay(log.bytes + frame, heard).end == End::kClean);
+  REQUIRE(journal::replay(log.bytes + frame, heard.sink()).end == End::kClean);
 }
 
 TEST_CASE("a store that is told what another did becomes the same") {
@@ -289,7 +278,7 @@ TEST_CASE("a store that is told what another did becomes the same") {
     Effects effects;
     Log log;
     journal::Encoder encoder;
-    live.record_to(&encoder);
+    live.record_to(into(encoder));
     for (int step = 0; step < 400; ++step) {
       const std::string key = "/k" + std::to_string(random() % 7);
       const std::string value(random() % 20, static_cast<char>('a' + random() % 26));
@@ -329,11 +318,11 @@ TEST_CASE("a store that is told what another did becomes the same") {
     }
     if (!encoder.empty()) log.bytes += encoder.seal(journal::salt_of(log.bytes), log.bytes.size());
 
-    SavedState saved;
-    REQUIRE(journal::replay(log.bytes, saved).end == End::kClean);
+    RecoveredState saved;
+    REQUIRE(journal::replay(log.bytes, saved.sink()).end == End::kClean);
     const auto contents = [](const StoreCore& core) {
       Heard heard;
-      core.describe(heard);
+      core.describe(heard.sink());
       // Keys come in no order, elements of one queue in theirs.
       std::stable_sort(heard.words.begin(), heard.words.end(), [](auto& a, auto& b) {
         return a.substr(0, a.rfind(' ')) < b.substr(0, b.rfind(' '));

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "rendezvous/coordinator/jobs.h"
-#include "rendezvous/wal/saved_state.h"
+#include "rendezvous/wal/recovered_state.h"
 #include "tests/support/catch.h"
+#include "tests/support/log_records.h"
 
 namespace muster::test {
 
@@ -21,16 +22,16 @@ inline constexpr Millis kGrace = 60s;
 
 // A coordinator whose log is replayed when it "crashes". Agents of node n have connection n.
 struct Table {
-  Table() { jobs->record_to(&log); }
+  Table() { jobs->record_to(test::into(log)); }
 
   void crash() {
     std::string file = journal::file_header(1);
     // Told the log's own records again, and what a rewritten log would hold: both have to be the same.
-    SavedState rewritten;
-    jobs->describe(rewritten, now);
+    RecoveredState rewritten;
+    jobs->describe(rewritten.sink(), now);
     if (!log.empty()) file += log.seal(1, file.size());
-    SavedState saved;
-    REQUIRE(journal::replay(file, saved).end == journal::Replayed::End::kClean);
+    RecoveredState saved;
+    REQUIRE(journal::replay(file, saved.sink()).end == journal::Replayed::End::kClean);
     REQUIRE(saved.jobs.size() == rewritten.jobs.size());
     for (const auto& [name, record] : saved.jobs) {
       JobRecord other = rewritten.jobs.at(name);
@@ -44,7 +45,7 @@ struct Table {
     effects.clear();
     jobs = std::make_unique<Jobs>(JobsOptions{});
     for (const auto& [name, record] : saved.jobs) jobs->restore(name, record, now, kGrace, effects);
-    jobs->record_to(&log);
+    jobs->record_to(test::into(log));
     jobs->advance(now, effects);
   }
 

@@ -10,8 +10,9 @@
 #include <unistd.h>
 
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/wal/saved_state.h"
+#include "rendezvous/wal/recovered_state.h"
 #include "tests/support/catch.h"
+#include "tests/support/log_records.h"
 #include "tests/support/temporary_directory.h"
 
 using namespace muster;
@@ -19,15 +20,15 @@ using muster::test::TemporaryDirectory;
 
 namespace {
 
-LogFile::Opened open_log(const std::string& directory, SavedState& saved) {
-  auto opened = LogFile::open(directory, saved);
+LogFile::Opened open_log(const std::string& directory, RecoveredState& saved) {
+  auto opened = LogFile::open(directory, saved.sink());
   REQUIRE_OK(opened);
   return *std::move(opened);
 }
 
 void set(LogFile& file, std::string_view key, std::string_view value) {
   journal::Encoder records;
-  records.set(key, value);
+  records.add(test::set(key, value));
   REQUIRE_OK(file.append(records));
 }
 
@@ -49,7 +50,7 @@ TEST_CASE("a log goes on where it was, in a directory that only its owner can re
   const TemporaryDirectory folder;
   const std::string directory = folder.path() + "/state";
   {
-    SavedState saved;
+    RecoveredState saved;
     auto opened = open_log(directory, saved);
     REQUIRE(opened.num_frames == 0);
     set(opened.file, "/a", "1");
@@ -59,22 +60,22 @@ TEST_CASE("a log goes on where it was, in a directory that only its owner can re
   REQUIRE(fs::status(directory).permissions() == fs::perms::owner_all);
   REQUIRE(fs::status(directory + "/state.log").permissions() ==
           (fs::perms::owner_read | fs::perms::owner_write));
-  SavedState saved;
+  RecoveredState saved;
   auto opened = open_log(directory, saved);
   REQUIRE(opened.num_frames == 2);
-  REQUIRE(opened.remark.empty());
+  REQUIRE(opened.notice.empty());
   REQUIRE(saved.store.get("/b") == "2");
   set(opened.file, "/a", "3");
-  SavedState again;
-  REQUIRE(journal::replay(content(opened.file.path()), again).num_frames == 3);
+  RecoveredState again;
+  REQUIRE(journal::replay(content(opened.file.path()), again.sink()).num_frames == 3);
   REQUIRE(again.store.get("/a") == "3");
 }
 
 TEST_CASE("a directory has one owner, and the second is told who that is") {
   const TemporaryDirectory folder;
-  SavedState saved;
+  RecoveredState saved;
   const auto first = open_log(folder.path(), saved);
-  const auto second = LogFile::open(folder.path(), saved);
+  const auto second = LogFile::open(folder.path(), saved.sink());
   REQUIRE_FALSE(second);
   REQUIRE(second.error().code == ErrorCode::kExhausted);
   REQUIRE_THAT(second.error().message, Catch::Contains("running process " + std::to_string(::getpid())) &&
@@ -86,7 +87,7 @@ TEST_CASE("a torn tail of any length is cut and reported, and the log goes on be
   const std::string path = folder.path() + "/state.log";
   std::size_t good = 0;
   {
-    SavedState saved;
+    RecoveredState saved;
     auto opened = open_log(folder.path(), saved);
     set(opened.file, "/a", "1");
     good = opened.file.size();
@@ -96,16 +97,16 @@ TEST_CASE("a torn tail of any length is cut and reported, and the log goes on be
   for (std::size_t size = good + 1; size < whole.size(); ++size) {
     overwrite(path, std::string_view(whole).substr(0, size));
     {
-      SavedState saved;
+      RecoveredState saved;
       auto opened = open_log(folder.path(), saved);
-      CAPTURE(size, opened.remark);
-      REQUIRE_THAT(opened.remark, Catch::Contains("cut " + std::to_string(size - good) + " bytes at offset " +
+      CAPTURE(size, opened.notice);
+      REQUIRE_THAT(opened.notice, Catch::Contains("cut " + std::to_string(size - good) + " bytes at offset " +
                                                   std::to_string(good)));
       REQUIRE(saved.store.keys().size() == 1);
       set(opened.file, "/c", "3");
     }
-    SavedState saved;
-    REQUIRE(open_log(folder.path(), saved).remark.empty());
+    RecoveredState saved;
+    REQUIRE(open_log(folder.path(), saved).notice.empty());
     REQUIRE(saved.store.get("/a") == "1");
     REQUIRE(saved.store.get("/b").empty());
     REQUIRE(saved.store.get("/c") == "3");
@@ -116,7 +117,7 @@ TEST_CASE("a damaged log is refused with its path, the offset and the advice, an
   const TemporaryDirectory folder;
   const std::string path = folder.path() + "/state.log";
   {
-    SavedState saved;
+    RecoveredState saved;
     auto opened = open_log(folder.path(), saved);
     set(opened.file, "/a", "1");
     set(opened.file, "/b", "2");
@@ -124,8 +125,8 @@ TEST_CASE("a damaged log is refused with its path, the offset and the advice, an
   std::string bytes = content(path);
   bytes[journal::kFileHeaderBytes + journal::kFrameHeaderBytes + 3] ^= 1;
   overwrite(path, bytes);
-  SavedState saved;
-  const auto opened = LogFile::open(folder.path(), saved);
+  RecoveredState saved;
+  const auto opened = LogFile::open(folder.path(), saved.sink());
   REQUIRE_FALSE(opened);
   REQUIRE(opened.error().code == ErrorCode::kCorrupt);
   REQUIRE_THAT(opened.error().message, Catch::Contains(path) && Catch::Contains("after byte 20") &&
@@ -135,22 +136,22 @@ TEST_CASE("a damaged log is refused with its path, the offset and the advice, an
 
 TEST_CASE("a rewritten log holds what it was told and nothing else, and goes on") {
   const TemporaryDirectory folder;
-  SavedState saved;
+  RecoveredState saved;
   {
     auto opened = open_log(folder.path(), saved);
     for (int i = 0; i < 100; ++i) set(opened.file, "/a", std::to_string(i));
     const std::size_t before = opened.file.size();
-    REQUIRE_OK(opened.file.rewrite([](journal::Recorder& to) {
-      to.set("/a", "99");
-      to.set("/long", std::string(3 << 20, 'x'));
-      to.push("/q", "1");
+    REQUIRE_OK(opened.file.rewrite([](const journal::LogSink& to) {
+      to(test::set("/a", "99"));
+      to(test::set("/long", std::string(3 << 20, 'x')));
+      to(test::push("/q", "1"));
     }));
     REQUIRE(opened.file.size() > before);
     set(opened.file, "/b", "2");
   }
   REQUIRE(folder.entries() == std::vector<std::string>{"lock", "state.log"});
-  SavedState after;
-  REQUIRE(open_log(folder.path(), after).remark.empty());
+  RecoveredState after;
+  REQUIRE(open_log(folder.path(), after).notice.empty());
   REQUIRE(after.store.get("/a") == "99");
   REQUIRE(after.store.get("/long").size() == 3 << 20);
   REQUIRE(after.store.queue_len("/q") == 1);
@@ -159,13 +160,13 @@ TEST_CASE("a rewritten log holds what it was told and nothing else, and goes on"
 
 TEST_CASE("what is left of a rewriting that was interrupted is removed") {
   const TemporaryDirectory folder;
-  SavedState saved;
+  RecoveredState saved;
   {
     auto opened = open_log(folder.path(), saved);
     set(opened.file, "/a", "1");
   }
   overwrite(folder.path() + "/state.log.new", "half of someth");
-  SavedState after;
+  RecoveredState after;
   (void)open_log(folder.path(), after);
   REQUIRE(after.store.get("/a") == "1");
   REQUIRE(folder.entries() == std::vector<std::string>{"lock", "state.log"});
@@ -179,16 +180,16 @@ TEST_CASE("where there is no room nothing is half written, and it goes on when t
   if (child == 0) {
     ::signal(SIGXFSZ, SIG_IGN);
     const auto run = [&]() -> int {
-      SavedState saved;
-      auto opened = LogFile::open(folder.path(), saved);
+      RecoveredState saved;
+      auto opened = LogFile::open(folder.path(), saved.sink());
       if (!opened) return 1;
       LogFile& file = opened->file;
       journal::Encoder records;
-      records.set("/a", "1");
+      records.add(test::set("/a", "1"));
       if (!file.append(records)) return 2;
       records.clear();
       const std::size_t size = file.size();
-      records.set("/b", std::string(5000, 'b'));
+      records.add(test::set("/b", std::string(5000, 'b')));
       rlimit limit{};
       ::getrlimit(RLIMIT_FSIZE, &limit);
       const rlimit before = limit;
@@ -199,7 +200,7 @@ TEST_CASE("where there is no room nothing is half written, and it goes on when t
       if (full.error().message.find("EFBIG") == std::string::npos) return 4;
       if (std::filesystem::file_size(file.path()) != size) return 5;
       const auto rewritten =
-          file.rewrite([](journal::Recorder& to) { to.set("/c", std::string(9000, 'c')); });
+          file.rewrite([](const journal::LogSink& to) { to(test::set("/c", std::string(9000, 'c'))); });
       if (rewritten || rewritten.error().code != ErrorCode::kExhausted) return 6;
       if (std::filesystem::exists(file.path() + ".new")) return 7;
       ::setrlimit(RLIMIT_FSIZE, &before);
@@ -211,8 +212,8 @@ TEST_CASE("where there is no room nothing is half written, and it goes on when t
   retry_eintr([&] { return ::waitpid(child, &status, 0); });
   REQUIRE(WIFEXITED(status));
   REQUIRE(WEXITSTATUS(status) == 0);
-  SavedState saved;
-  REQUIRE(open_log(folder.path(), saved).remark.empty());
+  RecoveredState saved;
+  REQUIRE(open_log(folder.path(), saved).notice.empty());
   REQUIRE(saved.store.get("/a") == "1");
   REQUIRE(saved.store.get("/b").size() == 5000);
 }

@@ -97,6 +97,16 @@ TEST_CASE("the reason for waiting names counts and culprits and changes only wit
   REQUIRE(to_text(explain(j.round, j.settings, j.now)) == "2/4 nodes; 10.0.0.9 has another secret");
 }
 
+TEST_CASE("whoever proves nothing takes the place of no real entry among the reasons, and few of its own") {
+  Job j = job(2, 2);
+  note_trouble(j.round, {"n1", "settings", "wants another --nnodes", {}});
+  for (std::size_t i = 0; i < 2 * kMaxTroubles; ++i)
+    note_trouble(j.round, {"10.0.0." + std::to_string(i), "authentication", "has another secret", {}, true});
+  note_trouble(j.round, {"n1", "authentication", "has another secret", {}, true});
+  REQUIRE(j.round.troubles.size() == 1 + kMaxUnprovenTroubles);
+  REQUIRE(j.round.troubles.front().text == "wants another --nnodes");
+}
+
 TEST_CASE("the missing node ranks are named as ranges") {
   Job j = job(9, 9);
   for (const int order : {0, 4, 5}) {

@@ -105,7 +105,7 @@ Outcome outcome(ProxiedNodes& nodes, Worker& a, Worker& b) {
   // Nothing is kept of who has gone.
   const auto saved = nodes.saved();
   REQUIRE(saved.hosted.size() == 1);
-  REQUIRE(saved.hosted.begin()->second.marks.empty());
+  REQUIRE(saved.hosted.begin()->second.connections.empty());
   REQUIRE(saved.hosted.begin()->second.core.keys() == nodes.store().keys());
   return out;
 }
@@ -331,7 +331,7 @@ TEST_CASE("a refused request is refused again, and what came before it is not do
     REQUIRE(a.closed().find("--max-job-keys") != std::string::npos);
     REQUIRE(nodes.store().get("/log") == "a");
     REQUIRE(nodes.stores().num_channels() == 0);
-    REQUIRE(nodes.saved().hosted.begin()->second.marks.empty());
+    REQUIRE(nodes.saved().hosted.begin()->second.connections.empty());
   }
 }
 

@@ -3,7 +3,7 @@
 #include <set>
 #include <string>
 
-#include "rendezvous/server/store_inquiry.h"
+#include "rendezvous/server/store_query.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/jobs_table.h"
 
@@ -17,11 +17,11 @@ namespace {
 struct Answer {
   std::vector<JobState> jobs;
   std::vector<NodeState> nodes;
-  control::InquiryOver over;
+  control::QueryEnd over;
 };
 
 Answer ask(
-    const Table& t, const control::Inquire& question,
+    const Table& t, const control::Query& question,
     const std::function<bool(std::string_view)>& may_see = [](auto) { return true; }) {
   Answer out;
   for (const control::Message& each : t.jobs.answer(question, may_see, t.now, out.over)) {
@@ -152,11 +152,11 @@ TEST_CASE("a job of thousands of nodes is told page by page, each node once") {
   t.jobs.receive(7, control::Leave{"gone"}, t.now, t.effects);
   std::set<std::string> hosts;
   std::size_t pages = 0;
-  control::Inquire question{"a", {}, 0};
+  control::Query question{"a", {}, 0};
   while (true) {
     const Answer answer = ask(t, question);
     ++pages;
-    REQUIRE(answer.nodes.size() <= control::kMostInquired);
+    REQUIRE(answer.nodes.size() <= control::kMaxQueryEntries);
     REQUIRE(answer.over.num_nodes == kNodes);
     for (const NodeState& each : answer.nodes) REQUIRE(hosts.insert(each.host).second);
     if (!answer.over.more) break;
@@ -174,11 +174,11 @@ TEST_CASE("more jobs than an answer holds are told page by page, in the order of
   constexpr std::size_t kJobs = 1500;
   for (std::size_t i = 0; i < kJobs; ++i) t.join(i + 1, "job" + std::to_string(i), 1, 2);
   const Answer first = ask(t, {});
-  REQUIRE(first.jobs.size() == control::kMostInquired);
+  REQUIRE(first.jobs.size() == control::kMaxQueryEntries);
   REQUIRE(first.over.more);
   REQUIRE(first.over.num_jobs == kJobs);
   const Answer second = ask(t, {{}, first.over.after, 0});
-  REQUIRE(second.jobs.size() == kJobs - control::kMostInquired);
+  REQUIRE(second.jobs.size() == kJobs - control::kMaxQueryEntries);
   REQUIRE_FALSE(second.over.more);
   REQUIRE(first.jobs.back().job < second.jobs.front().job);
 }
@@ -187,8 +187,8 @@ TEST_CASE("texts in an answer are cut, however long an agent made them") {
   Table t;
   t.join(1, "a", 1, 2, std::string(4000, 'x'));
   const Answer answer = ask(t, {"a", {}, 0});
-  REQUIRE(answer.nodes.at(0).text.size() == control::kMaxInquiredText);
-  REQUIRE(answer.jobs.at(0).text.size() == control::kMaxInquiredText);
+  REQUIRE(answer.nodes.at(0).text.size() == control::kMaxQueryText);
+  REQUIRE(answer.jobs.at(0).text.size() == control::kMaxQueryText);
 }
 
 TEST_CASE("torchrun's jobs in a store are told with their agents and keys") {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/server/store_inquiry.h"
+#include "rendezvous/server/store_query.h"
 
 #include <algorithm>
 #include <string>
@@ -16,12 +16,12 @@ std::vector<control::StoreJobState> store_jobs(const StoreCore& core, std::strin
       found.push_back(state);
   });
   const auto end =
-      found.begin() + static_cast<std::ptrdiff_t>(std::min(found.size(), control::kMostInquired));
+      found.begin() + static_cast<std::ptrdiff_t>(std::min(found.size(), control::kMaxQueryEntries));
   std::partial_sort(found.begin(), end, found.end());
   std::vector<control::StoreJobState> out;
   for (auto at = found.begin(); at != end; ++at) {
     const JobAccount account = core.accounts().find(*at);
-    out.push_back({std::string(at->substr(TorchrunJobs::kPrefix.size(), control::kMaxInquiredText)),
+    out.push_back({std::string(at->substr(TorchrunJobs::kPrefix.size(), control::kMaxQueryText)),
                    core.torchrun().num_agents(*at), account.clients, account.keys, account.bytes,
                    account.waits});
   }

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <thread>
 
-#include "rendezvous/agent_client/inquiry_client.h"
+#include "rendezvous/agent_client/query_client.h"
 #include "tests/support/catch.h"
 #include "tests/support/control_house.h"
 #include "tests/support/musterd.h"
@@ -26,15 +26,15 @@ std::string write_secret(const TemporaryDirectory& folder, const std::string& na
   return path;
 }
 
-Result<net::InquiryAnswer> look(std::uint16_t port, const std::string& job, std::string_view with = {}) {
-  net::InquiryOptions options;
+Result<net::QueryAnswer> look(std::uint16_t port, const std::string& job, std::string_view with = {}) {
+  net::QueryOptions options;
   options.host = "127.0.0.1";
   options.port = port;
   options.job = job;
   options.own_host = "asker";
   options.timeout = 20s;
   if (!with.empty()) options.secret = secret(with);
-  return net::inquire(options);
+  return net::query(options);
 }
 
 // An agent that has a place in a world of one, as long as this lives.
@@ -160,12 +160,12 @@ TEST_CASE("an asker may neither join without a job nor ask again before it has i
     return daemon.wait_for_line("closed 127.0.0.1");
   };
   REQUIRE_THAT(say_all({control::Join{}}, ""), Catch::Contains("a job needs a name"));
-  REQUIRE_THAT(say_all({control::Inquire{}, control::Inquire{}}, ""),
+  REQUIRE_THAT(say_all({control::Query{}, control::Query{}}, ""),
                Catch::Contains("a question before the answer to another"));
 }
 
 TEST_CASE("what listens and is no coordinator is told from one that refuses") {
-  net::InquiryOptions options;
+  net::QueryOptions options;
   options.host = "127.0.0.1";
   options.timeout = 20s;
   const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -190,7 +190,7 @@ TEST_CASE("what listens and is no coordinator is told from one that refuses") {
     while (::recv(fd.get(), block, sizeof block, 0) > 0) {
     }
   });
-  const auto answer = net::inquire(options);
+  const auto answer = net::query(options);
   other.join();
   REQUIRE_FALSE(answer);
   REQUIRE(answer.error().code == ErrorCode::kProtocol);

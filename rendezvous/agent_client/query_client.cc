@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/agent_client/inquiry_client.h"
+#include "rendezvous/agent_client/query_client.h"
 
 #include <exception>
 #include <memory>
@@ -21,7 +21,7 @@ namespace asio = boost::asio;
 constexpr std::size_t kMaxPages = 1000;
 
 // One of the answer's messages; nothing where it is none.
-bool take(control::Message& message, InquiryAnswer& out) {
+bool take(control::Message& message, QueryAnswer& out) {
   if (auto* job = std::get_if<control::JobState>(&message)) {
     // Asked for one job page after page, each begins with it.
     if (out.nodes.empty()) out.jobs.push_back(std::move(*job));
@@ -35,18 +35,18 @@ bool take(control::Message& message, InquiryAnswer& out) {
   return true;
 }
 
-asio::awaitable<Result<InquiryAnswer>> ask(std::shared_ptr<ControlLink> link, std::string job,
-                                           Instant deadline) {
+asio::awaitable<Result<QueryAnswer>> ask(std::shared_ptr<ControlLink> link, std::string job,
+                                         Instant deadline) {
   if (auto welcome = co_await link->open(0, deadline); !welcome) co_return fail(std::move(welcome).error());
-  InquiryAnswer out;
-  control::Inquire question{std::move(job), {}, 0};
+  QueryAnswer out;
+  control::Query question{std::move(job), {}, 0};
   for (std::size_t page = 0; page < kMaxPages; ++page) {
     link->send(question);
     while (true) {
       auto message = co_await link->receive();
       if (!message) co_return fail(std::move(message).error());
       if (take(*message, out)) continue;
-      auto* over = std::get_if<control::InquiryOver>(&*message);
+      auto* over = std::get_if<control::QueryEnd>(&*message);
       if (over == nullptr)
         co_return fail(ErrorCode::kProtocol, fmt::format("{} instead of an answer from {}",
                                                          control::name_of(*message), link->endpoint()));
@@ -63,7 +63,7 @@ asio::awaitable<Result<InquiryAnswer>> ask(std::shared_ptr<ControlLink> link, st
 
 }  // namespace
 
-Result<InquiryAnswer> inquire(const InquiryOptions& options) {
+Result<QueryAnswer> query(const QueryOptions& options) {
   asio::io_context loop(1);
   const Instant deadline = SteadyClock::now() + options.timeout;
   const auto link = std::make_shared<ControlLink>(
@@ -73,9 +73,9 @@ Result<InquiryAnswer> inquire(const InquiryOptions& options) {
   watchdog.async_wait([&](const auto& error) {
     if (!error) link->close("no answer in time");
   });
-  Result<InquiryAnswer> out = fail(ErrorCode::kCancelled, "not asked");
+  Result<QueryAnswer> out = fail(ErrorCode::kCancelled, "not asked");
   asio::co_spawn(loop, ask(link, options.job, deadline),
-                 [&](const std::exception_ptr& failed, Result<InquiryAnswer> answer) {
+                 [&](const std::exception_ptr& failed, Result<QueryAnswer> answer) {
                    watchdog.cancel();
                    link->close();
                    out = failed ? fail(ErrorCode::kIo, "the event loop failed") : std::move(answer);

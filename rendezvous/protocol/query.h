@@ -1,28 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inquiry: what somebody who looks in (musterctl jobs) asks a coordinator, and its answer: messages of the
+// Query: what somebody who looks in (musterctl jobs) asks a coordinator, and its answer: messages of the
 // control protocol (control.h) on a connection that joins nothing. One question at a time, which changes
 // nothing:
-//   Inquire  ->
-//            <-  JobState*, NodeState*, StoreJobState*, InquiryOver
-// An answer has kMostInquired of each at most; InquiryOver says how many there are and where to go on.
+//   Query  ->
+//            <-  JobState*, NodeState*, StoreJobState*, QueryEnd
+// An answer has kMaxQueryEntries of each at most; QueryEnd says how many there are and where to go on.
 // Values; texts are as agents gave them, cut short, and not to be shown to a terminal as they are.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace muster::control {
 
-inline constexpr std::size_t kMostInquired = 1000;
-inline constexpr std::size_t kMaxInquiredText = 1024;  ///< bytes of each text in an answer
+inline constexpr std::size_t kMaxQueryEntries = 1000;
+inline constexpr std::size_t kMaxQueryText = 1024;  ///< bytes of each text in an answer
 
-struct Inquire {
+struct Query {
   std::string job;                ///< this one, with its nodes; empty: all that the asker may see
   std::string after;              ///< of the jobs those behind this name; empty: from the first
   std::uint64_t from_number = 0;  ///< of the nodes those from this number on
 
-  friend bool operator==(const Inquire&, const Inquire&) = default;
+  static constexpr std::string_view kName = "Query";
+  void fields(auto& io) { io(job, after, from_number); }
+  friend bool operator==(const Query&, const Query&) = default;
 };
 
 struct JobState {
@@ -56,6 +59,14 @@ struct JobState {
   std::string first_address;
   std::uint16_t first_port = 0;  ///< 0: the store is the coordinator's
 
+  static constexpr std::string_view kName = "JobState";
+  void fields(auto& io) {
+    io(job);
+    io.one_of(phase, Phase::kEnded);
+    io(generation, restarts_used, max_restarts, num_present, num_outside, num_unfit, num_away, min_nodes,
+       max_nodes, spares, num_members, world_size, age_ms, forgotten_ms, epoch, step, exit_code, text,
+       first_host, first_address, first_port);
+  }
   friend bool operator==(const JobState&, const JobState&) = default;
 };
 
@@ -81,6 +92,12 @@ struct NodeState {
   std::string address;         ///< by which it reached the coordinator; else the best that it offered
   std::string text;            ///< why it is not a member, or is none that works
 
+  static constexpr std::string_view kName = "NodeState";
+  void fields(auto& io) {
+    io(number, host);
+    io.one_of(state, State::kGone);
+    io(group_rank, base_rank, ranks, order, role, heard_ms, address, text);
+  }
   friend bool operator==(const NodeState&, const NodeState&) = default;
 };
 
@@ -93,10 +110,12 @@ struct StoreJobState {
   std::uint64_t num_bytes = 0;
   std::uint64_t num_waits = 0;
 
+  static constexpr std::string_view kName = "StoreJobState";
+  void fields(auto& io) { io(job, num_agents, num_clients, num_keys, num_bytes, num_waits); }
   friend bool operator==(const StoreJobState&, const StoreJobState&) = default;
 };
 
-struct InquiryOver {
+struct QueryEnd {
   std::uint64_t num_jobs = 0;        ///< that the asker may see, however many were asked for, as the next
   std::uint64_t num_nodes = 0;       ///< of the job that was asked for
   std::uint64_t num_store_jobs = 0;  ///< of torchrun
@@ -104,38 +123,13 @@ struct InquiryOver {
   std::string after;
   std::uint64_t from_number = 0;
   std::string software;  ///< of the coordinator
-  std::string trouble;   ///< why it acknowledges nothing at present
+  std::string problem;   ///< why it acknowledges nothing at present
 
-  friend bool operator==(const InquiryOver&, const InquiryOver&) = default;
+  static constexpr std::string_view kName = "QueryEnd";
+  void fields(auto& io) {
+    io(num_jobs, num_nodes, num_store_jobs, more, after, from_number, software, problem);
+  }
+  friend bool operator==(const QueryEnd&, const QueryEnd&) = default;
 };
-
-// Their fields in wire order, for control.cc.
-
-template <class Archive>
-void fields(Archive& io, Inquire& m) {
-  io(m.job, m.after, m.from_number);
-}
-template <class Archive>
-void fields(Archive& io, JobState& m) {
-  io(m.job);
-  io.enumerator(m.phase, JobState::Phase::kEnded);
-  io(m.generation, m.restarts_used, m.max_restarts, m.num_present, m.num_outside, m.num_unfit, m.num_away,
-     m.min_nodes, m.max_nodes, m.spares, m.num_members, m.world_size, m.age_ms, m.forgotten_ms, m.epoch,
-     m.step, m.exit_code, m.text, m.first_host, m.first_address, m.first_port);
-}
-template <class Archive>
-void fields(Archive& io, NodeState& m) {
-  io(m.number, m.host);
-  io.enumerator(m.state, NodeState::State::kGone);
-  io(m.group_rank, m.base_rank, m.ranks, m.order, m.role, m.heard_ms, m.address, m.text);
-}
-template <class Archive>
-void fields(Archive& io, StoreJobState& m) {
-  io(m.job, m.num_agents, m.num_clients, m.num_keys, m.num_bytes, m.num_waits);
-}
-template <class Archive>
-void fields(Archive& io, InquiryOver& m) {
-  io(m.num_jobs, m.num_nodes, m.num_store_jobs, m.more, m.after, m.from_number, m.software, m.trouble);
-}
 
 }  // namespace muster::control

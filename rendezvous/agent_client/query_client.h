@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// inquire(): looks into a coordinator, a musterd or one that an agent embeds: connects, proves what it has
-// to, asks (inquiry.h) until it has everything, and goes. Blocks, on a loop of its own; called by musterctl.
+// query(): looks into a coordinator, a musterd or one that an agent embeds: connects, proves what it has
+// to, asks (query.h) until it has everything, and goes. Blocks, on a loop of its own; called by musterctl.
 // Failure: kTimeout, kPeerGone: it was not reached, or went away; kMismatch: it refused this asker;
 // kProtocol: it is something else, or of another release.
 #pragma once
@@ -15,11 +15,11 @@
 #include "rendezvous/base/clock.h"
 #include "rendezvous/net/tls.h"
 #include "rendezvous/protocol/auth.h"
-#include "rendezvous/protocol/inquiry.h"
+#include "rendezvous/protocol/query.h"
 
 namespace muster::net {
 
-struct InquiryOptions {
+struct QueryOptions {
   std::string host;  ///< of the coordinator: address or name
   std::uint16_t port = 0;
   std::string job;       ///< with its nodes; empty: all
@@ -29,13 +29,13 @@ struct InquiryOptions {
   Millis timeout{10'000};  ///< for all of it
 };
 
-struct InquiryAnswer {
+struct QueryAnswer {
   std::vector<control::JobState> jobs;
   std::vector<control::NodeState> nodes;
   std::vector<control::StoreJobState> store_jobs;
-  control::InquiryOver over;  ///< the last one
+  control::QueryEnd over;  ///< the last one
 };
 
-[[nodiscard]] Result<InquiryAnswer> inquire(const InquiryOptions& options);
+[[nodiscard]] Result<QueryAnswer> query(const QueryOptions& options);
 
 }  // namespace muster::net

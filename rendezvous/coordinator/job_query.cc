@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is told of jobs to somebody who looks in.
+#include "rendezvous/coordinator/job_query.h"
+
 #include <algorithm>
 #include <limits>
 #include <unordered_set>
 #include <utility>
 
 #include <fmt/format.h>
-
-#include "rendezvous/coordinator/jobs.h"
 
 namespace muster {
 
@@ -22,7 +21,7 @@ namespace {
 constexpr std::uint64_t kFirstGone = std::uint64_t{1} << 63;
 
 std::string cut(std::string_view text) {
-  return std::string(text.substr(0, control::kMaxInquiredText));
+  return std::string(text.substr(0, control::kMaxQueryText));
 }
 
 std::int64_t millis_between(Instant from, Instant to) {
@@ -33,13 +32,6 @@ JobState::Phase phase_of(const membership::Round& round) {
   if (round.phase == Phase::kRunning) return JobState::Phase::kRunning;
   if (round.phase == Phase::kClosed) return JobState::Phase::kEnded;
   return round.world.generation < 0 ? JobState::Phase::kGathering : JobState::Phase::kRestarting;
-}
-
-std::string ending_of(const membership::Cause& cause) {
-  std::string out(membership::to_string(cause.kind));
-  if (!cause.host.empty()) out += " on " + cause.host;
-  if (!cause.text.empty()) out += ": " + cause.text;
-  return out;
 }
 
 void count_nodes(const membership::Round& round, JobState& out) {
@@ -99,7 +91,7 @@ class Queue {
 
 }  // namespace
 
-JobState Jobs::state_of(const Job& job, Instant now) const {
+JobState describe_job(const Job& job, Instant now) {
   const membership::Round& round = job.round;
   JobState out;
   out.job = job.name;
@@ -119,7 +111,7 @@ JobState Jobs::state_of(const Job& job, Instant now) const {
   out.epoch = reached.epoch;
   out.step = reached.step;
   if (round.phase == Phase::kClosed) {
-    out.text = cut(ending_of(round.ending));
+    out.text = cut(cause_text(round.ending));
     out.exit_code = round.ending.exit_code;
   } else if (round.phase == Phase::kGathering) {
     out.text = cut(membership::to_text(membership::explain(round, job.settings, now)));
@@ -130,8 +122,8 @@ JobState Jobs::state_of(const Job& job, Instant now) const {
   return out;
 }
 
-std::vector<control::Message> Jobs::nodes_of(const Job& job, std::uint64_t from, Instant now,
-                                             control::InquiryOver& over) const {
+std::vector<control::Message> describe_nodes(const Job& job, std::uint64_t from, Instant now,
+                                             const AddressOf& address_of, control::QueryEnd& over) {
   const membership::Round& round = job.round;
   // Those of this answer: a job may have a hundred thousand.
   std::vector<std::pair<std::uint64_t, const Node*>> found;
@@ -146,8 +138,8 @@ std::vector<control::Message> Jobs::nodes_of(const Job& job, std::uint64_t from,
     ++over.num_nodes;
     if (kFirstGone + i >= from) found.emplace_back(kFirstGone + i, nullptr);
   }
-  if (found.size() > control::kMostInquired) {
-    const auto end = found.begin() + static_cast<std::ptrdiff_t>(control::kMostInquired);
+  if (found.size() > control::kMaxQueryEntries) {
+    const auto end = found.begin() + static_cast<std::ptrdiff_t>(control::kMaxQueryEntries);
     std::nth_element(found.begin(), end, found.end());
     over.more = true;
     over.from_number = end->first;
@@ -170,15 +162,14 @@ std::vector<control::Message> Jobs::nodes_of(const Job& job, std::uint64_t from,
     state.role = cut(node->request.role);
     state.order = node->request.order.value_or(-1);
     state.ranks = node->request.wanted_ranks;
-    state.state = muster::state_of(round, *node);
+    state.state = state_of(round, *node);
     if (const auto rank = static_cast<std::size_t>(node->group_rank);
         node->group_rank >= 0 && rank < round.world.slots.size())
       put_slot(round.world.slots[rank], rank, state);
     state.heard_ms = millis_between(node->last_heard, now);
     if (!node->request.addresses.empty()) state.address = cut(node->request.addresses.front());
     if (const auto at = job.connections.find(node->request.id); at != job.connections.end())
-      if (const auto client = clients_.find(at->second); client != clients_.end())
-        state.address = client->second.address;
+      state.address = address_of(at->second);
     if (round.phase == Phase::kRunning && state.state == NodeState::State::kWaiting)
       state.text = membership::explain_outside(round, job.settings, queue.before(*node));
     else if (round.phase != Phase::kClosed && state.state != NodeState::State::kMember &&
@@ -186,33 +177,6 @@ std::vector<control::Message> Jobs::nodes_of(const Job& job, std::uint64_t from,
       state.text = cut(membership::explain_held_back(round, *node, now));
     out.emplace_back(std::move(state));
   }
-  return out;
-}
-
-std::vector<control::Message> Jobs::answer(const control::Inquire& question,
-                                           const std::function<bool(std::string_view)>& may_see, Instant now,
-                                           control::InquiryOver& over) const {
-  std::vector<control::Message> out;
-  const auto one = question.job.empty() ? jobs_.end() : jobs_.find(question.job);
-  std::vector<const Job*> shown;
-  for (const auto& [name, job] : jobs_) {
-    if (!may_see(name)) continue;
-    ++over.num_jobs;
-    if (question.job.empty() && name > question.after) shown.push_back(&job);
-  }
-  if (one != jobs_.end() && may_see(question.job)) {
-    out.emplace_back(state_of(one->second, now));
-    std::vector<control::Message> nodes = nodes_of(one->second, question.from_number, now, over);
-    std::move(nodes.begin(), nodes.end(), std::back_inserter(out));
-    return out;
-  }
-  std::sort(shown.begin(), shown.end(), [](const Job* a, const Job* b) { return a->name < b->name; });
-  if (shown.size() > control::kMostInquired) {
-    shown.resize(control::kMostInquired);
-    over.more = true;
-    over.after = shown.back()->name;
-  }
-  for (const Job* job : shown) out.emplace_back(state_of(*job, now));
   return out;
 }
 

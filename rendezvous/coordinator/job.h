@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Job: one job of a coordinator: its rules, its round, whose connections are there and what they have heard;
+// and JobsEffects, what its agents are to be sent. Values; owned by Jobs, read by job_notifications.h and
+// job_query.h. One thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "rendezvous/coordinator/membership.h"
+#include "rendezvous/coordinator/waiting_reason.h"
+#include "rendezvous/protocol/control.h"
+
+namespace muster {
+
+using ConnectionId = std::uint64_t;
+
+/// One message for some connections, in order with the others.
+struct Delivery {
+  std::vector<ConnectionId> to;
+  control::Message message;
+  bool close = false;  ///< afterwards
+
+  friend bool operator==(const Delivery&, const Delivery&) = default;
+};
+struct JobsEffects {
+  std::vector<Delivery> deliveries;
+  std::vector<std::string> log;          ///< one line per transition
+  std::vector<std::string> over;         ///< jobs whose running generation has ended
+  std::vector<ConnectionId> heartbeats;  ///< to whom an answer to one is due
+
+  /// But for heartbeats, which wait for nothing.
+  [[nodiscard]] bool empty() const { return deliveries.empty() && log.empty() && over.empty(); }
+  void clear() { *this = {}; }
+};
+
+/// An agent's place in a job: the generation is that of the world it is part of and which runs.
+struct Membership {
+  std::string job;
+  membership::NodeId node;
+  std::int64_t generation = 0;
+};
+
+/// What a coordinator knows of a job.
+struct Job {
+  struct Program {
+    std::string name;
+    std::string host;  // of that node
+  };
+  static constexpr std::size_t kMaxRoles = 64;
+
+  std::string name;
+  membership::Settings settings;
+  membership::Round round;
+  std::unordered_map<membership::NodeId, ConnectionId, membership::NodeIdHash> connections;
+  membership::WaitingReason told;  // the last reason pushed
+  Instant told_at{};
+  // Who takes part or was lost: told how the job ended if they come back later.
+  std::unordered_set<membership::NodeId, membership::NodeIdHash> known;
+  // Of a former process's job that was over: whose connections were there, and until when they are
+  // expected.
+  std::unordered_set<membership::NodeId, membership::NodeIdHash> awaited;
+  Instant awaited_until{};
+  std::vector<ConnectionId> newcomers;  // since then: they have heard no reason yet
+  bool changed = false;                 // something happened since
+  bool lost_some = false;               // agents that may come back
+  bool recorded = false;                // the recorder knows of it
+  // By role: what the first of its nodes runs. Of kMaxRoles roles.
+  std::map<std::string, Program> programs;
+  bool programs_differ = false;  // which was said
+  bool cut = false;              // but not of all that are known, which was said
+  Instant since{};               // it is known here
+  Instant forget_at = Instant::max();
+  Instant deadline = Instant::max();  // as in deadlines_
+};
+/// "a worker failed on n3: killed by SIGSEGV"
+[[nodiscard]] std::string cause_text(const membership::Cause& cause);
+
+/// One line without what a terminal would obey.
+[[nodiscard]] std::string one_line(std::string_view text, std::size_t max_bytes = 4096);
+
+/// Where the node can be reached: what it offers, with the address it is seen under in front if that is among
+/// them. One that is not is none of its own, or one that --iface or --local-addr excludes; it counts where
+/// the node offers nothing but loopback.
+[[nodiscard]] std::vector<std::string> reachable_addresses(const std::vector<std::string>& offered,
+                                                           const std::string& seen);
+
+}  // namespace muster
