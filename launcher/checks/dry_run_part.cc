@@ -34,7 +34,8 @@ bool in_contract(std::string_view name) {
 /// Ports and marks of this meeting are not those of the job.
 std::string shown(const Job& job, std::string_view name, const std::string& value) {
   const bool drawn =
-      name == env::kLineage || (name == env::kMasterPort && job.mode == RendezvousMode::kElastic);
+      name == env::kLineage ||
+      (name == env::kMasterPort && job.mode == RendezvousMode::kElastic && !job.elastic.ranks_given);
   return drawn ? std::string(kDrawn) : value;
 }
 

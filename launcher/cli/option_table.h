@@ -165,9 +165,9 @@ inline constexpr std::array kOptionTable = {
               "this node's name in messages and reports; an address is also the only one offered to "
               "other nodes, and listened at"},
     OptionRow{"iface", 0, "PET_IFACE", Takes::kText, "NAME", "all", Support::kFull,
-              "with c10d: offer the addresses of this network interface only, and listen there only", true},
+              "offer the addresses of this network interface only, and listen there only", true},
     OptionRow{"port-file", 0, "PET_PORT_FILE", Takes::kText, "FILE", "none", Support::kFull,
-              "with c10d: write there, as HOST:PORT, where this agent's coordinator listens", true},
+              "write there, as HOST:PORT, where this agent's coordinator listens", true},
     OptionRow{
         "host-map", 0, "PET_HOST_MAP", Takes::kText, "FILE|NAME=HOST,..", "", Support::kFull,
         "names that the job is given or Slurm has, and what is to be looked for instead; *=*i adds an i "
@@ -186,7 +186,7 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"job-name", 0, "PET_JOB_NAME", Takes::kText, "NAME", "from the program's", Support::kFull,
               "with --detach: what musterctl is to call it", true},
     OptionRow{"secret-file", 0, "PET_SECRET_FILE", Takes::kText, "FILE", "MUSTER_SECRET", Support::kFull,
-              "with c10d: file with the job's secret, readable by its owner alone", true},
+              "file with the job's secret, readable by its owner alone", true},
     OptionRow{"exec", 0, "PET_EXEC", Takes::kNothing, "", "", Support::kFull,
               "in a Slurm task (srun -n N): become the program, as the worker with the task's rank", true},
     OptionRow{"srun", 0, "PET_SRUN", Takes::kNothing, "", "", Support::kFull,
@@ -194,13 +194,13 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"no-slurm", 0, "PET_NO_SLURM", Takes::kNothing, "", "", Support::kFull,
               "take nothing from Slurm's variables: nodes, ranks and the endpoint are given by hand", true},
     OptionRow{"tls-ca", 0, "PET_TLS_CA", Takes::kText, "FILE", "no TLS", Support::kFull,
-              "with c10d: TLS with a coordinator whose certificate is signed by these (PEM)", true},
+              "TLS with a coordinator whose certificate is signed by these (PEM)", true},
     OptionRow{"tls-cert", 0, "PET_TLS_CERT", Takes::kText, "FILE", "", Support::kFull,
               "this node's certificate (PEM): of a coordinator it runs, and for one that asks", true},
     OptionRow{"tls-key", 0, "PET_TLS_KEY", Takes::kText, "FILE", "", Support::kFull,
               "its key, readable by its owner alone", true},
     OptionRow{"store-proxy", 0, "PET_STORE_PROXY", Takes::kNothing, "", "", Support::kFull,
-              "with c10d: workers reach their store through this agent and the coordinator, over its one "
+              "workers reach their store through this agent and the coordinator, over its one "
               "connection; the default with a secret or TLS",
               true},
     OptionRow{"no-store-proxy", 0, "PET_NO_STORE_PROXY", Takes::kNothing, "", "", Support::kFull,

@@ -34,6 +34,14 @@ std::vector<std::string> Jobs::names() const {
   return out;
 }
 
+std::vector<int> Jobs::orders_never_seen(std::string_view name) const {
+  std::vector<int> out;
+  const auto found = jobs_.find(name);
+  for (int order = 0; found != jobs_.end() && order < found->second.settings.max_nodes; ++order)
+    if (!found->second.orders_seen.contains(order)) out.push_back(order);
+  return out;
+}
+
 const membership::Round* Jobs::find_round(std::string_view job) const {
   const auto found = jobs_.find(job);
   return found == jobs_.end() ? nullptr : &found->second.round;

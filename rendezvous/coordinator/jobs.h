@@ -30,6 +30,8 @@ using ConnectionId = std::uint64_t;
 
 struct JobsOptions {
   std::string only_job;  ///< empty: whichever agents ask for
+  /// Of only_job; nothing: those that its first node brings.
+  std::optional<membership::Settings> rules = {};
   std::size_t max_jobs = 1024;
   std::size_t max_nodes_per_job = 100'000;
   /// Of what an agent says about itself: host, machine, role and addresses. A job keeps no more than this for
@@ -62,6 +64,7 @@ struct JobsEffects {
   std::vector<Delivery> deliveries;
   std::vector<std::string> log;          ///< one line per transition
   std::vector<std::string> over;         ///< jobs whose running generation has ended
+  bool formed = false;                   ///< deliveries tell of a new generation
   std::vector<ConnectionId> heartbeats;  ///< to whom an answer to one is due
   std::size_t num_unsaid = 0;            ///< lines that were left out
 
@@ -95,6 +98,8 @@ class Jobs {
 
   /// A connection whose agent has proven what it has to. `peer_address` is its host as seen from here.
   void connected(ConnectionId id, std::string job, std::string peer_address);
+  /// Node ranks of the job that no agent has claimed since it is known here.
+  [[nodiscard]] std::vector<int> orders_never_seen(std::string_view job) const;
   void receive(ConnectionId id, const control::Message& message, Instant now, JobsEffects& effects);
   /// Without a good-bye, or after one.
   void disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects,
@@ -166,6 +171,7 @@ class Jobs {
     bool recorded = false;                // the recorder knows of it
     // By role: what the first of its nodes runs. Of kMaxRoles roles.
     std::map<std::string, Program> programs;
+    std::set<int> orders_seen;
     bool programs_differ = false;  // which was said
     bool cut = false;              // but not of all that are known, which was said
     Instant since{};               // it is known here

@@ -37,9 +37,11 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
                               size, options_.max_node_bytes),
                   effects);
   const auto found = jobs_.find(client.job);
+  // Whoever comes to a coordinator's only job was awaited when that ended before its first generation.
   if (found != jobs_.end() && found->second.round.phase == Phase::kClosed &&
       (found->second.known.contains(join.request.id) ||
-       (join.resume && *join.resume == found->second.round.world.generation)))
+       (join.resume && *join.resume == found->second.round.world.generation) ||
+       (!options_.outlives_jobs && found->second.round.world.slots.empty())))
     return tell_end(found->second, id, client, join, now, effects);
   if (came_too_late(id, client, join, now, effects)) return;
   Job* const job = job_for(id, client, join, now, effects);
@@ -75,6 +77,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
 void Jobs::tell_end(Job& job, ConnectionId id, Client& client, const control::Join& join, Instant now,
                     JobsEffects& effects) {
   client.node = join.request.id;
+  if (join.request.order) job.orders_seen.insert(*join.request.order);
   const auto [place, is_new] = job.connections.try_emplace(join.request.id, id);
   // A former connection, that has not ended yet, speaks for nobody any more.
   if (const auto former = is_new ? clients_.end() : clients_.find(std::exchange(place->second, id));
@@ -172,7 +175,7 @@ Jobs::Job* Jobs::begin(ConnectionId id, const Client& client, const control::Joi
   }
   Job fresh;
   fresh.name = client.job;
-  fresh.settings = join.settings;
+  fresh.settings = options_.rules.value_or(join.settings);
   fresh.since = now;
   fresh.round.world.generation = last_generation;
   Job& job = jobs_.emplace(client.job, std::move(fresh)).first->second;
@@ -201,6 +204,7 @@ void Jobs::admit(Job& job, ConnectionId id, Client& client, membership::Request 
     refuse(former->second, Refused::Reason::kLost, "the agent has connected anew", effects);
   }
   client.node = node;
+  if (request.order) job.orders_seen.insert(*request.order);
   job.connections[node] = id;
   remember(job, node);
   if (job.round.phase == Phase::kGathering) job.newcomers.push_back(id);

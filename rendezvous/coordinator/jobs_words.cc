@@ -89,6 +89,7 @@ void Jobs::tell_world(Job& job, JobsEffects& effects) const {
   const membership::World& world = job.round.world;
   effects.log.push_back(fmt::format("job {}: generation {} runs {} ranks on {} nodes", job.name,
                                     world.generation, world.world_size, world.slots.size()));
+  effects.formed = true;
   job.newcomers.clear();
   for (std::size_t i = 0; i < world.slots.size(); ++i) tell_member(job, i, effects);
   for (const auto& [id, node] : job.round.nodes) {

@@ -45,10 +45,13 @@ struct Trouble {
   std::string phase;  ///< "authentication", "version", "settings", "connection", ...
   std::string text;
   std::optional<int> order;  ///< the place it asked for
+  bool authenticated = true;
 
   friend bool operator==(const Trouble&, const Trouble&) = default;
 };
 inline constexpr std::size_t kMaxTroubles = 64;
+/// Of peers that have proven nothing: they choose the names, and must not displace what is known of agents.
+inline constexpr std::size_t kMaxUnauthenticatedTroubles = 4;
 
 enum class Phase : std::uint8_t {
   kGathering,  ///< waiting for nodes

@@ -79,6 +79,10 @@ void lose_node(Round& round, const Settings& settings, const Node& node, const s
     if (settings.cool_down.count() > 0 && !(first && has_another_agent(round, node)))
       round.excluded[machine_of(node.request)] = now + settings.cool_down;
   }
+  // Between two generations nothing but its return would help, which is not waited for.
+  if (round.phase == Phase::kGathering && node.group_rank >= 0 && !settings.restart_after_loss &&
+      !round.pending)
+    round.pending = cause_of(Cause::Kind::kNodeLost, node, text);
   if (!is_fit(node.request))
     note_unfit(round, node);
   else if (round.phase != Phase::kClosed)
@@ -110,9 +114,23 @@ void close_round(Round& round, Cause ending) {
 }
 
 void note_trouble(Round& round, Trouble trouble) {
-  forget_trouble(round, trouble.name);
-  if (round.troubles.size() >= kMaxTroubles) round.troubles.erase(round.troubles.begin());
-  round.troubles.push_back(std::move(trouble));
+  std::vector<Trouble>& troubles = round.troubles;
+  const auto named = [&](const Trouble& other) { return other.name == trouble.name; };
+  const auto unauthenticated = [](const Trouble& other) { return !other.authenticated; };
+  const auto drop_first = [&](auto which) {
+    if (const auto found = std::find_if(troubles.begin(), troubles.end(), which); found != troubles.end())
+      troubles.erase(found);
+  };
+  if (const auto same = std::find_if(troubles.begin(), troubles.end(), named); same != troubles.end()) {
+    if (same->authenticated && !trouble.authenticated) return;
+    troubles.erase(same);
+  }
+  if (!trouble.authenticated && std::count_if(troubles.begin(), troubles.end(), unauthenticated) >=
+                                    static_cast<std::ptrdiff_t>(kMaxUnauthenticatedTroubles))
+    drop_first(unauthenticated);
+  if (troubles.size() >= kMaxTroubles && trouble.authenticated)
+    drop_first([](const Trouble&) { return true; });
+  if (troubles.size() < kMaxTroubles) troubles.push_back(std::move(trouble));
 }
 
 }  // namespace muster::membership

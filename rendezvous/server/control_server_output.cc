@@ -29,8 +29,8 @@ void ControlServer::Impl::refuse(ConnectionId id, Connection& connection, contro
     ++stats_.num_refused;
     const char* phase = kind_of(refused.reason) == Refusal::kAuthentication ? "authentication" : "handshake";
     if (!connection.peer.job().empty())
-      jobs_.note_trouble(connection.peer.job(), {connection.peer.title(), phase, refused.text, {}}, now(),
-                         effects_);
+      jobs_.note_trouble(connection.peer.job(), {connection.peer.title(), phase, refused.text, {}, false},
+                         now(), effects_);
   } else {
     jobs_.disconnected(id, refused.text, now(), effects_);
   }
@@ -88,6 +88,7 @@ void ControlServer::Impl::apply() {
       log_.info(
           fmt::format("{} more lines were left out while nothing could be recorded", effects.num_unsaid));
     for (const std::string& job : effects.over) stores_.over(job);
+    if (effects.formed && options_.on_generation) options_.on_generation();
     for (const Delivery& delivery : effects.deliveries) carry_out(delivery);
   }
 }
@@ -171,8 +172,8 @@ void ControlServer::Impl::drop(ConnectionId id, const std::string& reason, membe
   } else if (connection->peer.stage == Stage::kProof) {
     jobs_.note_trouble(
         connection->peer.job(),
-        {connection->peer.title(), "authentication", "dropped while it authenticated: " + reason, {}}, now(),
-        effects_);
+        {connection->peer.title(), "authentication", "dropped while it authenticated: " + reason, {}, false},
+        now(), effects_);
   }
   if (connection->peer.stage < Stage::kOpen) ++stats_.num_refused;
   agents_.remove(id);

@@ -80,6 +80,25 @@ TEST_CASE("a gathering that stays too small ends at the join timeout with a repo
   REQUIRE(j.join(1).kind == Admission::Kind::kRefused);
 }
 
+TEST_CASE("peers that have proven nothing displace nothing that is known of agents") {
+  Job j = job(2, 2);
+  for (std::size_t i = 0; i < kMaxTroubles; ++i)
+    note_trouble(j.round, {"a" + std::to_string(i), "settings", "wants --nnodes=3", {}});
+  for (int i = 0; i < 100; ++i)
+    note_trouble(j.round, {"x" + std::to_string(i), "authentication", "has another secret", {}, false});
+  REQUIRE(j.round.troubles.size() == kMaxTroubles);
+  REQUIRE(j.round.troubles.front().name == "a0");
+
+  j = job(2, 2);
+  note_trouble(j.round, {"a", "settings", "wants --nnodes=3", {}});
+  note_trouble(j.round, {"a", "authentication", "has another secret", {}, false});
+  REQUIRE(j.round.troubles.front().phase == "settings");
+  for (int i = 0; i < 100; ++i)
+    note_trouble(j.round, {"x" + std::to_string(i), "authentication", "has another secret", {}, false});
+  REQUIRE(j.round.troubles.size() == 1 + kMaxUnauthenticatedTroubles);
+  REQUIRE(j.round.troubles.back().name == "x99");
+}
+
 TEST_CASE("the reason for waiting names counts and culprits and changes only with them") {
   Job j = job(4, 4);
   j.join(1);
