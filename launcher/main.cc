@@ -321,8 +321,8 @@ std::optional<int> Launch::answer_dry_run() {
 /// thread and no helper may have been started before.
 std::optional<int> Launch::leave_terminal() {
   // torchrun's default, which is right for agents on one host only.
-  if (job_->mode == RendezvousMode::kStatic && job_->nodes > 1 && is_loopback(job_->master_addr) &&
-      options_.rdzv_endpoint.empty() && !options_.given.contains("master-addr"))
+  if (job_->elastic.ranks_given && is_loopback(job_->master_addr) && options_.rdzv_endpoint.empty() &&
+      !options_.given.contains("master-addr"))
     std::fprintf(
         stderr,
         "muster: --nnodes=%s without --master-addr: each node looks for node 0 at %s, on its own host; "

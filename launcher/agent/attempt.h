@@ -35,6 +35,7 @@
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/log.h"
+#include "rendezvous/coordinator/step_ledger.h"
 #include "rendezvous/net/helper_thread.h"
 
 namespace muster::launcher {

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "rendezvous/coordinator/step_ledger.h"
+#include "rendezvous/protocol/world.h"
 
 namespace muster::launcher {
 
@@ -38,7 +38,7 @@ struct ExitCode {
 inline constexpr std::array kExitCodes = {
     ExitCode{kExitOk, "every worker succeeded"},
     ExitCode{kExitUsage, "usage or configuration"},
-    ExitCode{kExitRendezvous, "rendezvous failed: nodes or the coordinator are missing; static: a refusal"},
+    ExitCode{kExitRendezvous, "rendezvous failed: nodes or the coordinator are missing"},
     ExitCode{kExitSystem, "the system refused something: processes, descriptors, memory, disk"},
     ExitCode{kExitPreflight, "a node is not fit for the job (--preflight) or not reached (--doctor)"},
     ExitCode{kExitPortInUse, "the port of the store, the coordinator or --metrics-addr is in use"},

@@ -17,9 +17,9 @@
 #include "launcher/job/rotation.h"
 #include "launcher/text/stream_selection.h"
 #include "rendezvous/base/clock.h"
-#include "rendezvous/coordinator/membership.h"
 #include "rendezvous/net/tls.h"
 #include "rendezvous/protocol/auth.h"
+#include "rendezvous/protocol/world.h"
 
 namespace muster::launcher {
 
@@ -51,7 +51,7 @@ struct LogSettings {
   friend bool operator==(const LogSettings&, const LogSettings&) = default;
 };
 
-enum class RendezvousMode { kStandalone, kStatic, kElastic };
+enum class RendezvousMode { kStandalone, kElastic };
 
 /// An etcd over which the agents elect who runs the coordinator.
 struct EtcdSettings {
@@ -85,6 +85,9 @@ struct ElasticJob {
   std::optional<tls::Context> tls;         // towards the coordinator
   std::optional<tls::Context> tls_server;  // of a coordinator that this agent runs
   bool proves = false;                     // agents show a secret or a certificate
+  /// Static rendezvous: `order` is the node's rank, and the workers are told the endpoint as it was given.
+  /// Its port is the coordinator's and, unless `store_proxy`, that of the workers' store.
+  bool ranks_given = false;
   bool places_told = false;  // by Slurm: `order` is the node's rank, and rank 0 is on the endpoint's host
   bool store_proxy = false;  // the coordinator has the workers' store, and this agent carries it to them
 };

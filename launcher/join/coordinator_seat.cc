@@ -49,17 +49,7 @@ bool names_this_host(const std::string& host, const std::vector<InterfaceAddress
 }
 
 CoordinatorSeat::CoordinatorSeat(asio::io_context& io, const Job& job, const Log& log)
-    : io_(io),
-      job_(job),
-      log_(log),
-      port_(job.elastic.endpoint_port),
-      look_up_(io),
-      timer_(io),
-      alive_(std::make_shared<bool>(true)) {}
-
-CoordinatorSeat::~CoordinatorSeat() {
-  *alive_ = false;
-}
+    : io_(io), job_(job), log_(log), port_(job.elastic.endpoint_port), look_up_(io), timer_(io) {}
 
 void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own, const std::vector<std::string>& offered,
                            Callbacks callbacks) {
@@ -73,6 +63,7 @@ void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own, const std::
                           "give that port",
                           job_.elastic.endpoint_host, job_.elastic.endpoint_host)));
   };
+  agent_gone_ = std::move(callbacks.agent_gone);
   const std::string& place = elastic.endpoint_host;
   if (elastic.is_host == false) return decided({});
   // It would have nothing to show: the coordinator is elsewhere, or a musterd.
@@ -120,12 +111,17 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   options.control.jobs.outlives_jobs = false;
   options.control.tls = elastic.tls_server;
   options.control.heartbeat_interval = elastic.heartbeat_interval;
-  options.control.on_close = [this, alive = alive_] {
+  options.control.on_close = lifetime_.guard([this] {
     // Not from within the server, which is about to be stopped.
-    asio::post(io_, [this, alive] {
-      if (*alive) check_empty();
-    });
-  };
+    asio::post(io_, lifetime_.guard([this] {
+      if (agent_gone_) agent_gone_();
+      check_empty();
+    }));
+  });
+  if (elastic.ranks_given) {
+    options.control.jobs.rules = elastic.rules;
+    options.store_per_generation = !elastic.store_proxy;
+  }
   auto server = serve(std::move(options));
   if (server) {
     server_ = *std::move(server);
@@ -140,7 +136,7 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
 }
 
 Result<void> CoordinatorSeat::publish() {
-  const std::string endpoint = title();
+  const std::string endpoint = net::endpoint_text(job_.elastic.endpoint_host, port_);
   if (job_.elastic.endpoint_port == 0)
     log_.warning(
         fmt::format("the coordinator of job {} listens; start the other nodes with "
@@ -179,7 +175,13 @@ std::string CoordinatorSeat::in_the_way(const Error& error) {
 }
 
 std::string CoordinatorSeat::title() const {
-  return net::endpoint_text(job_.elastic.endpoint_host, port_);
+  const std::string endpoint = net::endpoint_text(job_.elastic.endpoint_host, port_);
+  return job_.elastic.ranks_given ? fmt::format("{} (node 0)", endpoint) : endpoint;
+}
+
+std::vector<int> CoordinatorSeat::nodes_never_seen() const {
+  if (!taken()) return {};
+  return server_->coordinator().jobs().orders_never_seen(job_.run_id);
 }
 
 std::string CoordinatorSeat::host() const {
@@ -192,10 +194,9 @@ void CoordinatorSeat::see_off(Millis patience, std::function<void()> gone) {
   if (!taken()) return gone();
   gone_ = std::move(gone);
   timer_.expires_after(patience);
-  timer_.async_wait([this, alive = alive_](const auto& error) {
-    if (error || !*alive) return;
-    if (const auto call = std::exchange(gone_, {})) call();
-  });
+  timer_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
+    if (const auto call = error ? nullptr : std::exchange(gone_, {})) call();
+  }));
   check_empty();
 }
 

@@ -2,7 +2,7 @@
 // CoordinatorSeat: whether this agent runs the job's coordinator, and the coordinator if so. Without an order
 // (--rdzv-conf is_host) an agent runs it if the endpoint is an address of this host and nobody listens there:
 // of two agents that race for the port the kernel lets one win, and a musterd has won already. Owned by
-// ElasticRendezvous; one loop. Failure: told through `decided`; a port that is taken is no failure unless
+// CoordinatedRendezvous; one loop. Failure: told through `decided`; a port that is taken is no failure unless
 // is_host was given. Port 0 is the kernel's choice, which this agent says, for the other nodes' command.
 #pragma once
 
@@ -21,6 +21,7 @@
 #include "launcher/join/seat.h"
 #include "launcher/network/interfaces.h"
 #include "launcher/network/name_look_up.h"
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/server/rendezvous_server.h"
 
@@ -29,9 +30,6 @@ namespace muster::launcher {
 class CoordinatorSeat final : public Seat {
  public:
   CoordinatorSeat(boost::asio::io_context& io, const Job& job, const Log& log);
-  ~CoordinatorSeat() override;
-  CoordinatorSeat(const CoordinatorSeat&) = delete;
-  CoordinatorSeat& operator=(const CoordinatorSeat&) = delete;
 
   void take(const std::vector<InterfaceAddress>& own, const std::vector<std::string>& offered,
             Callbacks callbacks) override;
@@ -41,6 +39,7 @@ class CoordinatorSeat final : public Seat {
   [[nodiscard]] std::string title() const override;
   [[nodiscard]] std::string busy() const override;
   [[nodiscard]] std::string in_the_way(const Error& error) override;
+  [[nodiscard]] std::vector<int> nodes_never_seen() const override;
   void welcomed() override { met_ = true; }
   void see_off(Millis patience, std::function<void()> gone) override;
 
@@ -65,8 +64,9 @@ class CoordinatorSeat final : public Seat {
   bool in_use_ = false;
   bool met_ = false;        // a coordinator is there
   std::string in_the_way_;  // looked up once
+  std::function<void()> agent_gone_;
   std::function<void()> gone_;
-  std::shared_ptr<bool> alive_;  // for handlers that are under way
+  Lifetime lifetime_;
 };
 
 /// Whether the host of an endpoint is this one, as far as that can be told without a look-up: a loopback

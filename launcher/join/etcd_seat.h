@@ -2,8 +2,8 @@
 // EtcdSeat: a coordinator that the agents elect over an etcd. Whoever is elected serves it on a port of the
 // kernel's choice and publishes its addresses; the others race them and connect. The coordinator's state is
 // kept in etcd before anything of it is announced, so when its agent is gone, or cut off from etcd, the next
-// one goes on with the generation and the budget as they were. Owned by ElasticRendezvous; one loop. Failure:
-// an etcd, or a coordinator, that cannot be reached in time.
+// one goes on with the generation and the budget as they were. Owned by CoordinatedRendezvous; one loop.
+// Failure: an etcd, or a coordinator, that cannot be reached in time.
 #pragma once
 
 #include <functional>

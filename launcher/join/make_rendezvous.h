@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rendezvous that a job asks for: none (one node), static or elastic.
+// The rendezvous that a job asks for: none (one node), or with a coordinator.
 #pragma once
 
 #include <memory>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Seat: where the job's coordinator is, and the coordinator itself where this agent runs it. Asynchronous on
-// the agent's loop. Owned by ElasticRendezvous. Two kinds: CoordinatorSeat for a coordinator at an endpoint,
-// EtcdSeat for one that the agents elect. Failure: through the callbacks of take().
+// the agent's loop. Owned by CoordinatedRendezvous. Two kinds: CoordinatorSeat for a coordinator at an
+// endpoint, EtcdSeat for one that the agents elect. Failure: through the callbacks of take().
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 #include "launcher/network/interfaces.h"
 #include "rendezvous/base/clock.h"
-#include "rendezvous/coordinator/membership.h"
+#include "rendezvous/protocol/world.h"
 
 namespace muster::launcher {
 
@@ -22,6 +22,8 @@ class Seat {
   virtual ~Seat() = default;
 
   struct Callbacks {
+    /// Whenever an agent has gone from the coordinator that this agent runs.
+    std::function<void()> agent_gone = {};
     /// Once: where the coordinator is, is known, or cannot be. May come before take() returns.
     std::function<void(Result<void>)> decided;
     /// After that: it is elsewhere now.
@@ -48,6 +50,9 @@ class Seat {
   /// After `error`: who holds the endpoint's port on this host, where that may be no coordinator: the end of
   /// a line.
   [[nodiscard]] virtual std::string in_the_way(const Error&) { return {}; }
+
+  /// Nodes of the job that never came to the coordinator that this agent runs, by node rank.
+  [[nodiscard]] virtual std::vector<int> nodes_never_seen() const { return {}; }
 
   /// Who this node is, where the seat has to know; zeros: it does not matter.
   [[nodiscard]] virtual membership::NodeId node() const { return {}; }

@@ -11,14 +11,16 @@ StandaloneRendezvous::StandaloneRendezvous(boost::asio::io_context& io, const Jo
     : io_(io), job_(job), log_(log) {}
 
 void StandaloneRendezvous::join(int attempt, Joined joined) {
-  net::ServerOptions options;
-  options.host = job_.master_addr;
-  // The port stays, the store and its connections do not.
-  if (server_) options.listen_fd = server_->release_listener().release();
-  server_.reset();
-  auto server = net::Server::listen(io_, options, log_);
-  if (!server) return joined(fail(std::move(server).error()));
-  server_ = *std::move(server);
+  if (server_) {
+    server_->begin_anew();
+  } else {
+    net::ServerOptions options;
+    options.host = job_.master_addr;
+    options.port = job_.master_port;
+    auto server = net::Server::listen(io_, options, log_);
+    if (!server) return joined(fail(std::move(server).error()));
+    server_ = *std::move(server);
+  }
   Assignment out;
   out.attempt = attempt;
   out.generation = attempt;

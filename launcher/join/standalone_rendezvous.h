@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// StandaloneRendezvous: one node. Every attempt gets a new store on a loopback port of the kernel's choice,
-// so that a restarted worker never meets keys of the attempt before.
+// StandaloneRendezvous: one node. Every attempt gets a new store on a loopback port, the given one or one of
+// the kernel's choice, so that a restarted worker never meets keys of the attempt before.
 #pragma once
 
 #include <memory>

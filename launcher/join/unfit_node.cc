@@ -31,13 +31,8 @@ int settle(const Result<Rendezvous::Membership>& membership, const Log& log) {
 
 }  // namespace
 
-FailureNotice unfit_notice(const Job& job) {
-  FailureNotice out;
-  out.node_rank = job.node_rank;
-  out.host = job.host;
-  out.exit_code = kExitPreflight;
-  out.text = fmt::format("node {} ({}) is unfit: {}", job.node_rank, job.host, job.unfit);
-  return out;
+std::string unfit_text(const Job& job) {
+  return fmt::format("node {} ({}) is unfit: {}", job.node_rank, job.host, job.unfit);
 }
 
 int tell_unfit(boost::asio::io_context& io, const Job& job, const Log& log) {
@@ -64,7 +59,9 @@ int tell_unfit(boost::asio::io_context& io, const Job& job, const Log& log) {
 
   const bool hurried = signalled != 0;
   if (hurried) {
-    FailureNotice notice = unfit_notice(job);
+    FailureNotice notice;
+    notice.node_rank = job.node_rank;
+    notice.host = job.host;
     notice.exit_code = 128 + signalled;
     notice.text = fmt::format("{} received on {}", signal_name(signalled), job.host);
     log.error(notice.text);

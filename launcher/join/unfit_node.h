@@ -6,6 +6,8 @@
 // and no log file; one loop, one thread. Called by main.
 #pragma once
 
+#include <string>
+
 #include <boost/asio/io_context.hpp>
 
 #include "launcher/job/job.h"
@@ -14,7 +16,7 @@
 namespace muster::launcher {
 
 /// What the others are told under static rendezvous.
-[[nodiscard]] FailureNotice unfit_notice(const Job& job);
+[[nodiscard]] std::string unfit_text(const Job& job);
 
 /// `job.unfit` is set. Returns the exit status: kExitPreflight, the job's where this agent runs its
 /// coordinator, or 128+n for signal n.

@@ -10,11 +10,11 @@ constexpr Backoff::Options kBackoff{.first = Millis(500), .max = Millis(5000), .
 
 }  // namespace
 
-ReachCheck::ReachCheck(boost::asio::io_context& io, net::AddressRace::Course course, Millis patience,
+ReachCheck::ReachCheck(boost::asio::io_context& io, net::AddressRace::Course course, Millis timeout,
                        Told told)
     : io_(io),
       course_(std::move(course)),
-      deadline_(SteadyClock::now() + patience),
+      deadline_(SteadyClock::now() + timeout),
       told_(std::move(told)),
       backoff_(kBackoff, static_cast<std::uint64_t>(deadline_.time_since_epoch().count())),
       pause_(io) {
@@ -30,9 +30,9 @@ void ReachCheck::race() {
       return call(winner);
     }
     pause_.expires_at(again);
-    pause_.async_wait([this, alive = alive_](const auto& error) {
-      if (!error && *alive) race();
-    });
+    pause_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
+      if (!error) race();
+    }));
   });
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // ReachCheck: a node outside the world tries the addresses of the first node as its members do, so that a
 // spare which could not take a place is known before it has to. Again and again until one answers or
-// `patience` is over: a first node that is about to end does not answer either. One loop; owned by
-// ElasticRendezvous. Failure: the last try's, for each address.
+// `timeout` is over: a first node that is about to end does not answer either. One loop; owned by
+// WorkerStore. Failure: the last try's, for each address.
 #pragma once
 
 #include <functional>
@@ -13,6 +13,7 @@
 
 #include "rendezvous/agent_client/address_race.h"
 #include "rendezvous/base/backoff.h"
+#include "rendezvous/base/lifetime.h"
 
 namespace muster::launcher {
 
@@ -21,10 +22,7 @@ class ReachCheck {
   using Told = std::function<void(const Result<net::AddressRace::Winner>&)>;
 
   /// `told` comes once, from the loop, and never after the destructor.
-  ReachCheck(boost::asio::io_context& io, net::AddressRace::Course course, Millis patience, Told told);
-  ~ReachCheck() { *alive_ = false; }
-  ReachCheck(const ReachCheck&) = delete;
-  ReachCheck& operator=(const ReachCheck&) = delete;
+  ReachCheck(boost::asio::io_context& io, net::AddressRace::Course course, Millis timeout, Told told);
 
  private:
   void race();
@@ -36,7 +34,7 @@ class ReachCheck {
   Backoff backoff_;
   boost::asio::steady_timer pause_;
   std::unique_ptr<net::AddressRace> race_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  Lifetime lifetime_;
 };
 
 }  // namespace muster::launcher

@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view kLater = "(known at the rendezvous)";
 
 bool ranks_known(const Job& job) {
-  return job.mode != RendezvousMode::kElastic || job.elastic.places_told;
+  return job.mode != RendezvousMode::kElastic || job.elastic.places_told || job.elastic.ranks_given;
 }
 
 std::string or_dash(std::string text) {
@@ -43,7 +43,8 @@ Assignment guess(const Job& job) {
 
 bool known(const Job& job, std::string_view name) {
   if (name == env::kMasterPort && job.mode == RendezvousMode::kStandalone) return job.master_port != 0;
-  if (job.mode != RendezvousMode::kElastic) return true;
+  if (job.mode != RendezvousMode::kElastic || (job.elastic.ranks_given && !job.elastic.store_proxy))
+    return true;
   const std::array places = {env::kMasterAddr, env::kMasterPort, env::kGlooInterface, env::kNcclInterface};
   if (std::find(places.begin(), places.end(), name) != places.end()) return false;
   const std::array ranks = {env::kRank,           env::kWorldSize, env::kGroupRank,

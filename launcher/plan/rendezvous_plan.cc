@@ -30,15 +30,16 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t") - first + 1);
 }
 
-Result<Millis> parse_static_timeout(std::string_view conf) {
-  Millis out = Job{}.join_timeout;
+/// As torchrun's static rendezvous: unknown keys are ignored, and the time-out is 900 s.
+Result<ElasticConf> parse_static_conf(std::string_view conf) {
+  std::string known =
+      fmt::format("timeout={}", std::chrono::round<std::chrono::seconds>(Job{}.join_timeout).count());
   MUSTER_TRY(const ConfPairs pairs, split_rdzv_conf(conf));
-  for (const auto& [key, value] : pairs) {
-    if (key != "timeout" && key != "join_timeout") continue;  // torchrun ignores unknown keys too
-    MUSTER_TRY(const std::int64_t seconds, parse_integer("--rdzv-conf timeout", value, 1, 10'000'000));
-    out = std::chrono::seconds(seconds);
-  }
-  return out;
+  for (const auto& [key, value] : pairs)
+    if (key != "is_host" && std::any_of(kRdzvKeys.begin(), kRdzvKeys.end(),
+                                        [&name = key](const RdzvKey& row) { return row.name == name; }))
+      known += fmt::format(",{}={}", key, value);
+  return parse_elastic_conf(known);
 }
 
 Result<std::optional<auth::Secret>> find_secret(const Options& options, const Environment& environment) {
@@ -64,7 +65,7 @@ Result<void> plan_tls(const Options& options, ElasticJob& out) {
   MUSTER_TRY(out.tls, tls::Context::client(files));
   if (files.cert.empty()) {
     if (out.is_host == true)
-      return usage("--rdzv-conf is_host=1 with --tls-ca: the coordinator needs --tls-cert and --tls-key too");
+      return usage("--tls-ca: this node runs the coordinator, which needs --tls-cert and --tls-key too");
     return {};
   }
   // Where a secret is the proof, nodes need no certificates of their own.
@@ -73,7 +74,9 @@ Result<void> plan_tls(const Options& options, ElasticJob& out) {
   return {};
 }
 
-Result<void> plan_static(const Options& options, const Endpoint& endpoint, const NodeRange& nodes, Job& job) {
+/// Where node 0 is.
+Result<Endpoint> plan_static(const Options& options, const Endpoint& endpoint, const NodeRange& nodes,
+                             const Job& job) {
   if (nodes.min != nodes.max)
     return usage(
         fmt::format("--nnodes={}: a range needs a coordinator; give --rdzv-backend=c10d and "
@@ -83,32 +86,18 @@ Result<void> plan_static(const Options& options, const Endpoint& endpoint, const
     return usage(
         fmt::format("--spares={} needs a coordinator; give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT",
                     options.spares));
-  // Silence would pass for yes.
-  for (const auto& [name, given] : {std::pair{"--store-proxy", options.store_proxy},
-                                    {"--tls-ca", !options.tls_ca.empty()},
-                                    {"--tls-cert", !options.tls_cert.empty()},
-                                    {"--port-file", !options.port_file.empty()}})
-    if (given)
-      return usage(fmt::format(
-          "{} needs a coordinator; give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT", name));
-  job.mode = RendezvousMode::kStatic;
-  job.elastic.local_addr = options.local_addr;
-  job.run_id = options.rdzv_id.value_or("none");
-  job.master_addr = options.master_addr;
-  int port = options.master_port.value_or(kStaticPort);
+  Endpoint out{options.master_addr, options.master_port.value_or(kStaticPort)};
   if (!endpoint.host.empty()) {
     if (endpoint.port < 0)
       return usage(fmt::format("--rdzv-endpoint={} needs a port: HOST:PORT", options.rdzv_endpoint));
-    job.master_addr = endpoint.host;
-    port = endpoint.port;
+    out = endpoint;
   }
-  if (port == 0 && job.nodes > 1)
+  if (out.port == 0 && job.nodes > 1)
     return usage(
         "--master-port=0 lets the kernel choose, but the other nodes could not know the port; give a number");
-  job.master_port = static_cast<std::uint16_t>(port);
-  // Its workers are told this instead: whatever name was given, nobody else has to reach the store.
-  if (job.nodes == 1 && !is_loopback(job.master_addr)) job.master_addr = "127.0.0.1";
-  return {};
+  // Whatever name was given, nobody else has to reach the store of one node.
+  if (job.nodes == 1 && !is_loopback(out.host)) out.host = "127.0.0.1";
+  return out;
 }
 
 Result<std::optional<EtcdSettings>> plan_etcd(const Options& options, const ElasticConf& conf) {
@@ -174,7 +163,10 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
         backend == "etcd"
             ? "etcd's clients are served, or several such, with commas between them"
             : "musterd listens, or an address of one of the nodes, whose agent then runs the coordinator"));
-  MUSTER_TRY(const ElasticConf conf, parse_elastic_conf(options.rdzv_conf));
+  const bool is_static = backend == "static";
+  MUSTER_TRY(ElasticConf conf,
+             is_static ? parse_static_conf(options.rdzv_conf) : parse_elastic_conf(options.rdzv_conf));
+  if (is_static) conf.is_host = job.node_rank == 0;
   if (endpoint.port == 0 && (backend == "etcd" || !conf.is_host.value_or(backend == "c10d")))
     return usage(fmt::format(
         "--rdzv-endpoint={}: port 0 lets the kernel choose, and only the agent that runs the coordinator "
@@ -193,9 +185,16 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   out.is_host = conf.is_host;
   if (backend == "muster" && !conf.is_host) out.is_host = false;
   out.order = options.node_rank;
+  if (is_static) {
+    out.ranks_given = true;
+    out.order = job.node_rank;
+    job.master_addr = endpoint.host;
+    job.master_port = out.endpoint_port;
+  }
   out.connect_timeout = conf.read_timeout.value_or(conf.join_timeout);
   // Who names c10d has no daemon that could come back; there the agent that runs the coordinator is gone.
-  out.reconnect_for = conf.reconnect_timeout.value_or(backend == "c10d" ? Millis(0) : kReconnect);
+  out.reconnect_for =
+      conf.reconnect_timeout.value_or(backend == "c10d" || is_static ? Millis(0) : kReconnect);
   // Another one is elected when its lease is over, not before.
   if (out.etcd) out.reconnect_for += std::chrono::seconds(out.etcd->lease_ttl_seconds);
   out.heartbeat_interval = conf.keep_alive_interval;
@@ -217,7 +216,7 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   rules.max_nodes = nodes.max;
   rules.spares = options.spares;
   rules.max_restarts = job.max_restarts;
-  rules.restart_after_loss = job.restarts.after_lost_node();
+  rules.restart_after_loss = job.restarts.after_lost_node() && !is_static;
   rules.max_without_progress = job.restarts.max_without_progress;
   rules.join_timeout = conf.join_timeout;
   rules.last_call_timeout = conf.last_call_timeout;
@@ -228,18 +227,6 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   MUSTER_OK(plan_growth(options.join_at, rules, options.nnodes));
   if (std::string defect = membership::defect(rules); !defect.empty()) return usage(std::move(defect));
   return {};
-}
-
-// The store by which static nodes find each other has no authentication. With a secret the same nodes gather
-// at a coordinator that node 0 runs at the same place.
-Result<void> plan_static_with_secret(const Options& options, const Environment& environment,
-                                     const NodeRange& nodes, Job& job) {
-  Options as = options;
-  as.rdzv_backend = "c10d";
-  as.node_rank = job.node_rank;
-  as.rdzv_conf += fmt::format("{}is_host={}", trimmed(as.rdzv_conf).empty() ? "" : ",", job.node_rank == 0);
-  const Endpoint place{job.master_addr, job.master_port};
-  return plan_elastic(as, environment, place, nodes, job);
 }
 
 }  // namespace
@@ -290,25 +277,20 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
     job.master_port = 0;
     // Who names a backend and no id gets what torchrun gives: the id is in the names of log directories.
     job.run_id = options.rdzv_id.value_or(backend == "static" || options.standalone ? random_id() : "none");
-    if (backend == "static") {
-      MUSTER_TRY(job.join_timeout, parse_static_timeout(options.rdzv_conf));
-    } else {
-      MUSTER_TRY(const ElasticConf conf, parse_elastic_conf(options.rdzv_conf));
-      job.join_timeout = conf.join_timeout;
-    }
+    MUSTER_TRY(const ElasticConf conf, backend == "static" ? parse_static_conf(options.rdzv_conf)
+                                                           : parse_elastic_conf(options.rdzv_conf));
+    job.join_timeout = conf.join_timeout;
     return {};
   }
   if (backend != "static") return plan_elastic(options, environment, endpoint, nodes, job);
-  MUSTER_TRY(job.join_timeout, parse_static_timeout(options.rdzv_conf));
-  MUSTER_OK(plan_static(options, endpoint, nodes, job));
-  if (job.nodes == 1) return {};
-  MUSTER_TRY(const auto secret, find_secret(options, environment));
-  if (secret) return plan_static_with_secret(options, environment, nodes, job);
-  if (!options.iface.empty())
-    return usage(
-        fmt::format("--iface={} needs a coordinator, which is told the addresses of every node; give "
-                    "--rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT",
-                    options.iface));
+  MUSTER_TRY(const Endpoint first, plan_static(options, endpoint, nodes, job));
+  if (job.nodes > 1) return plan_elastic(options, environment, first, nodes, job);
+  MUSTER_TRY(const ElasticConf conf, parse_static_conf(options.rdzv_conf));
+  job.mode = RendezvousMode::kStandalone;
+  job.join_timeout = conf.join_timeout;
+  job.run_id = options.rdzv_id.value_or("none");
+  job.master_addr = first.host;
+  job.master_port = static_cast<std::uint16_t>(first.port);
   return {};
 }
 

@@ -60,6 +60,14 @@ bool ends_without_progress(Round& round, const Settings& settings, const Cause& 
   return false;
 }
 
+Outcome end_for_loss(Round& round, Cause cause) {
+  cause.text +=
+      "; not restarted: with static rendezvous, or by --restart-on or --no-restart-on, a lost node ends the "
+      "job";
+  close_round(round, std::move(cause));
+  return Closed{};
+}
+
 Outcome end_generation(Round& round, const Settings& settings, Instant now) {
   const Cause cause = *std::exchange(round.pending, std::nullopt);
   const bool failure = cause.kind == Cause::Kind::kWorkerFailed || cause.kind == Cause::Kind::kNodeLost;
@@ -68,12 +76,7 @@ Outcome end_generation(Round& round, const Settings& settings, Instant now) {
     close_round(round, cause);
     return Closed{};
   }
-  if (lost && !settings.restart_after_loss) {
-    Cause ending = cause;
-    ending.text += "; not restarted: --restart-on or --no-restart-on leaves out lost nodes (node)";
-    close_round(round, std::move(ending));
-    return Closed{};
-  }
+  if (lost && !settings.restart_after_loss) return end_for_loss(round, cause);
   // Of a lost node's generation the others tell when their workers are gone.
   if (!lost && failure && ends_without_progress(round, settings, cause)) return Closed{};
   if (failure) ++round.restarts_used;
@@ -253,6 +256,8 @@ Outcome decide(Round& round, const Settings& settings, Instant now) {
   }
   std::erase_if(round.excluded, [&](const auto& entry) { return entry.second <= now; });
   if (auto lost = find_silent(round, settings, now)) return *std::move(lost);
+  if (round.phase == Phase::kGathering && round.pending)
+    return end_for_loss(round, *std::exchange(round.pending, std::nullopt));
   return round.phase == Phase::kRunning ? decide_running(round, settings, now)
                                         : decide_gathering(round, settings, now);
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -32,6 +33,7 @@ struct JobsEffects {
   std::vector<Delivery> deliveries;
   std::vector<std::string> log;          ///< one line per transition
   std::vector<std::string> over;         ///< jobs whose running generation has ended
+  bool formed = false;                   ///< deliveries tell of a new generation
   std::vector<ConnectionId> heartbeats;  ///< to whom an answer to one is due
 
   /// But for heartbeats, which wait for nothing.
@@ -72,6 +74,7 @@ struct Job {
   bool recorded = false;                // the recorder knows of it
   // By role: what the first of its nodes runs. Of kMaxRoles roles.
   std::map<std::string, Program> programs;
+  std::set<int> orders_seen;
   bool programs_differ = false;  // which was said
   bool cut = false;              // but not of all that are known, which was said
   Instant since{};               // it is known here

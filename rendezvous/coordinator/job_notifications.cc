@@ -44,6 +44,7 @@ void notify_world(const Job& job, JobsEffects& effects) {
   const membership::World& world = job.round.world;
   effects.log.push_back(fmt::format("job {}: generation {} runs {} ranks on {} nodes", job.name,
                                     world.generation, world.world_size, world.slots.size()));
+  effects.formed = true;
   for (std::size_t i = 0; i < world.slots.size(); ++i) notify_member(job, i, effects);
   for (const auto& [id, node] : job.round.nodes) {
     if (node.group_rank >= 0 || !node.ready) continue;

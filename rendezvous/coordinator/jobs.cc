@@ -41,6 +41,14 @@ std::vector<std::string> Jobs::names() const {
   return out;
 }
 
+std::vector<int> Jobs::orders_never_seen(std::string_view name) const {
+  std::vector<int> out;
+  const auto found = jobs_.find(name);
+  for (int order = 0; found != jobs_.end() && order < found->second.settings.max_nodes; ++order)
+    if (!found->second.orders_seen.contains(order)) out.push_back(order);
+  return out;
+}
+
 const membership::Round* Jobs::find_round(std::string_view job) const {
   const auto found = jobs_.find(job);
   return found == jobs_.end() ? nullptr : &found->second.round;
@@ -278,9 +286,11 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
                               size, options_.max_node_bytes),
                   effects);
   const auto found = jobs_.find(client.job);
+  // Whoever comes to a coordinator's only job was awaited when that ended before its first generation.
   if (found != jobs_.end() && found->second.round.phase == Phase::kClosed &&
       (found->second.known.contains(join.request.id) ||
-       (join.resume && *join.resume == found->second.round.world.generation)))
+       (join.resume && *join.resume == found->second.round.world.generation) ||
+       (!options_.outlives_jobs && found->second.round.world.slots.empty())))
     return send_end(found->second, id, client, join, now, effects);
   if (came_too_late(id, client, join, now, effects)) return;
   Job* const job = job_for(id, client, join, now, effects);
@@ -316,6 +326,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
 void Jobs::send_end(Job& job, ConnectionId id, Client& client, const control::Join& join, Instant now,
                     JobsEffects& effects) {
   client.node = join.request.id;
+  if (join.request.order) job.orders_seen.insert(*join.request.order);
   const auto [place, is_new] = job.connections.try_emplace(join.request.id, id);
   // A former connection, that has not ended yet, speaks for nobody any more.
   if (const auto former = is_new ? clients_.end() : clients_.find(std::exchange(place->second, id));
@@ -413,7 +424,7 @@ Job* Jobs::begin(ConnectionId id, const Client& client, const control::Join& joi
   }
   Job fresh;
   fresh.name = client.job;
-  fresh.settings = join.settings;
+  fresh.settings = options_.rules.value_or(join.settings);
   fresh.since = now;
   fresh.round.world.generation = last_generation;
   Job& job = jobs_.emplace(client.job, std::move(fresh)).first->second;
@@ -442,6 +453,7 @@ void Jobs::add_node(Job& job, ConnectionId id, Client& client, membership::Reque
     refuse(former->second, Refused::Reason::kLost, "the agent has connected anew", effects);
   }
   client.node = node;
+  if (request.order) job.orders_seen.insert(*request.order);
   job.connections[node] = id;
   remember(job, node);
   if (job.round.phase == Phase::kGathering) job.newcomers.push_back(id);

@@ -24,6 +24,8 @@ namespace muster {
 
 struct JobsOptions {
   std::string only_job;  ///< empty: whichever agents ask for
+  /// Of only_job; nothing: those that its first node brings.
+  std::optional<membership::Settings> rules = {};
   std::size_t max_jobs = 1024;
   std::size_t max_nodes_per_job = 100'000;
   /// Of what an agent says about itself: host, machine, role and addresses. A job keeps no more than this for
@@ -50,6 +52,8 @@ class Jobs {
 
   /// A connection whose agent has proven what it has to. `peer_address` is its host as seen from here.
   void connected(ConnectionId id, std::string job, std::string peer_address);
+  /// Node ranks of the job that no agent has claimed since it is known here.
+  [[nodiscard]] std::vector<int> orders_never_seen(std::string_view job) const;
   void receive(ConnectionId id, const control::Message& message, Instant now, JobsEffects& effects);
   /// Without a Leave, or after one.
   void disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects,

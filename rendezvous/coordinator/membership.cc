@@ -48,8 +48,9 @@ Admission join(Round& round, const Settings& settings, const Request& request, c
   if (request.order && is_fit(request)) {
     if (const auto found = round.orders.find(*request.order);
         found != round.orders.end() && found->second != request.id)
-      return refuse("settings", fmt::format("claims node rank {}, which {} has", *request.order,
-                                            round.nodes.at(found->second).request.host));
+      return refuse("settings",
+                    fmt::format("has --node-rank={}, which {} has already; every node needs its own",
+                                *request.order, round.nodes.at(found->second).request.host));
   }
   forget_trouble(round, request.host);
   if (resume && *resume < kMaxGeneration) round.generation_floor = std::max(round.generation_floor, *resume);

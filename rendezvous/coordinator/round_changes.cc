@@ -79,6 +79,10 @@ void lose_node(Round& round, const Settings& settings, const Node& node, const s
     if (settings.cool_down.count() > 0 && !(first && has_another_agent(round, node)))
       round.excluded[machine_of(node.request)] = now + settings.cool_down;
   }
+  // Between two generations nothing but its return would help, which is not waited for.
+  if (round.phase == Phase::kGathering && node.group_rank >= 0 && !settings.restart_after_loss &&
+      !round.pending)
+    round.pending = cause_of(Cause::Kind::kNodeLost, node, text);
   if (!is_fit(node.request))
     note_unfit(round, node);
   else if (round.phase != Phase::kClosed)

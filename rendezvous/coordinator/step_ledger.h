@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // StepLedger: how far the generations of a job came, and how many restarts in a row led no further than what
-// was reached before. A value: the coordinator keeps one in each round (membership.h); where there is none,
-// each agent keeps the same one from what all were told. Pure.
+// was reached before. A value: the coordinator keeps one in each round (membership.h), and a
+// launcher that runs its only node without one keeps its own. Pure.
 #pragma once
 
 #include <cstddef>
@@ -41,8 +41,5 @@ struct StepLedger {
   void fields(auto& io) { io(best, fruitless, last); }
   friend bool operator==(const StepLedger&, const StepLedger&) = default;
 };
-
-/// What a job ends with for that; one of exit_status.h's codes, here because the coordinator decides it.
-inline constexpr int kNoProgressExitCode = 86;
 
 }  // namespace muster

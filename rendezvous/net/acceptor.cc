@@ -52,11 +52,6 @@ void Acceptor::close() {
   listener_.others.clear();
 }
 
-UniqueFd Acceptor::release() {
-  listener_.others.clear();
-  return std::move(listener_.fd);
-}
-
 void Acceptor::accept_some(const Admit& admit, const Refused& refused) {
   accept_from(listener_.fd.get(), admit, refused);
   for (const UniqueFd& other : listener_.others) accept_from(other.get(), admit, refused);

@@ -27,8 +27,6 @@ class Acceptor {
   /// All of its sockets.
   [[nodiscard]] std::vector<int> fds() const;
   void close();
-  /// The first socket's descriptor, after which it accepts no more.
-  [[nodiscard]] UniqueFd release();
   [[nodiscard]] const Listener& listener() const { return listener_; }
 
  private:

@@ -28,6 +28,10 @@ struct Reached {
 /// "epoch 2 step 140", "step 7", "no step".
 [[nodiscard]] std::string to_text(const Reached& reached);
 
+/// What a job ends with whose restarts gain no step; one of exit_status.h's codes, here because the
+/// coordinator decides it.
+inline constexpr int kNoProgressExitCode = 86;
+
 }  // namespace muster
 
 namespace muster::membership {
@@ -65,7 +69,7 @@ struct Settings {
   Millis reconnect_grace{0};         ///< how long a node may be disconnected before it is lost
   bool grow_at_safe_point = false;   ///< newcomers wait for safe_point() instead of interrupting the job
   Millis safe_point_patience{0};     ///< but no longer than this; 0: for as long as it takes
-  bool restart_after_loss = true;    ///< the loss of a node ends the job unless it may use a restart
+  bool restart_after_loss = true;    ///< false: the loss of a member ends the job
   int max_without_progress = 0;  ///< restarts in a row that lead no further, see step_ledger.h; 0: any number
 
   void fields(auto& io) {

@@ -442,6 +442,7 @@ class ControlServer::Impl final : public StateKeeper {
       const JobsEffects effects = std::exchange(effects_, {});
       for (const std::string& line : effects.log) log_.info(line);
       for (const std::string& job : effects.over) stores_.over(job);
+      if (effects.formed && options_.on_generation) options_.on_generation();
       for (const Delivery& delivery : effects.deliveries) deliver(delivery);
     }
   }

@@ -56,6 +56,8 @@ struct ControlServerOptions {
   std::string software = "muster";
   /// Called on the loop after a connection has ended; not from stop().
   std::function<void()> on_close = {};
+  /// Called before agents are told of a new generation: the workers of the last one are gone on all nodes.
+  std::function<void()> on_generation = {};
   /// The store beside this coordinator, for whoever looks in; nothing: there is none.
   std::function<const StoreCore*()> store = {};
   /// Outlives the process what is recorded here; nothing: all jobs end with it.

@@ -18,6 +18,8 @@ struct RendezvousServerOptions {
   /// Without a secret and TLS: agents and clients of other hosts are refused.
   bool this_host_only = false;
   ControlServerOptions control;
+  /// Of a coordinator of one job whose workers use this store: each generation gets it empty.
+  bool store_per_generation = false;
   std::shared_ptr<StateLog> state = {};  ///< of both; control.state is the coordinator's alone
 };
 

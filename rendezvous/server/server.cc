@@ -85,9 +85,11 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     log_.info("stopped listening on " + address());
   }
 
-  UniqueFd release_listener() {
-    for (const int fd : acceptor_.fds()) poll(EPOLL_CTL_DEL, fd, 0, kListenerTag);
-    return acceptor_.release();
+  void begin_anew() {
+    for (ClientId id = 0; id < clients_.all().size(); ++id)
+      if (clients_[id].connection) forget(id);
+    effects_.clear();
+    core_ = StoreCore();
   }
   void describe(const journal::LogSink& to) const override { core_.describe(to); }
 
@@ -409,8 +411,8 @@ const std::string& Server::address() const {
 bool Server::loopback_only() const {
   return impl_->listener().loopback_only;
 }
-UniqueFd Server::release_listener() {
-  return impl_->release_listener();
+void Server::begin_anew() {
+  impl_->begin_anew();
 }
 void Server::stop() {
   impl_->stop();

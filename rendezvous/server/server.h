@@ -104,9 +104,9 @@ class Server {
   /// Other hosts cannot reach it.
   [[nodiscard]] bool loopback_only() const;
 
-  /// Stops accepting; connections and keys stay. The listening socket, for ServerOptions::listen_fd of the
-  /// server that goes on at this port with a store of its own.
-  [[nodiscard]] UniqueFd release_listener();
+  /// Closes every connection and forgets the keys, and goes on at the same port. Not with
+  /// ServerOptions::state.
+  void begin_anew();
 
   /// Stops accepting, sends what the sockets take of pending answers, closes every connection and forgets the
   /// keys. Does not block; the loop drains by itself. A second call does nothing.

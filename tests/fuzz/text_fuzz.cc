@@ -16,9 +16,7 @@
 #include "launcher/hang/stack_text.h"
 #include "launcher/hardware/device_choice.h"
 #include "launcher/job/hang_rules.h"
-#include "launcher/job/outcome_text.h"
 #include "launcher/job/restart_policy.h"
-#include "launcher/join/rank_assignment.h"
 #include "launcher/network/host_map.h"
 #include "launcher/output/error_watch.h"
 #include "launcher/process/cgroup.h"
@@ -100,12 +98,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     check(pause->before(1'000'000) <= pause->most);
   }
   // What nodes of a static job tell each other reads as it was written.
-  if (const auto outcome = launcher::outcome_from_json(text))
-    check(launcher::outcome_from_json(launcher::to_json(*outcome)) == *outcome);
-  if (const auto info = launcher::role_info_from_json(text))
-    check(launcher::role_info_from_json(launcher::to_json(*info)) == *info);
-  if (const auto range = launcher::rank_range_from_json(text))
-    check(launcher::rank_range_from_json(launcher::to_json(*range)) == *range);
   if (const auto part = launcher::node_snapshot_from_json(text))
     check(launcher::node_snapshot_from_json(launcher::to_json(*part)).has_value());
   (void)launcher::hang_verdict_from_json(text);

@@ -169,44 +169,38 @@ TEST_CASE("a server at several addresses has one store, and at no other address 
   REQUIRE_FALSE(TcpStore::connect({"127.0.0.3", port, -1, 50ms}));
 }
 
-TEST_CASE("a server goes on at another one's port with an empty store, and leaves that one its clients") {
+TEST_CASE("a server that begins anew has no keys, no connections, and the same port") {
   boost::asio::io_context loop(1);
-  auto first = Server::listen(loop, {}, kQuiet);
-  REQUIRE_OK(first);
-  const std::uint16_t port = (*first)->port();
+  auto server = Server::listen(loop, {}, kQuiet);
+  REQUIRE_OK(server);
   LoopThread thread(loop);
-  const auto old_client = TcpStore::connect({"127.0.0.1", port, -1, 20s});
+  const auto old_client = TcpStore::connect({"127.0.0.1", (*server)->port(), -1, 20s});
   REQUIRE_OK(old_client);
   REQUIRE((*old_client)->add("n", 1) == 1);
-  Result<std::unique_ptr<Server>> second = fail(ErrorCode::kFailed, "not made");
-  const auto go_on = [&](const std::unique_ptr<Server>& from) {
-    ServerOptions options;
-    options.port = port;
-    options.listen_fd = from->release_listener().release();
-    auto next = Server::listen(loop, options, kQuiet);
-    second = std::move(next);
-  };
-  thread.call([&] { go_on(*first); });
-  REQUIRE_OK(second);
-  REQUIRE((*second)->port() == port);
-  const auto new_client = TcpStore::connect({"127.0.0.1", port, -1, 20s});
+  const auto waiting = TcpStore::connect({"127.0.0.1", (*server)->port(), -1, 20s});
+  REQUIRE_OK(waiting);
+  std::future<bool> waited = std::async(std::launch::async, [&] {
+    const std::string key = "never";
+    return (*waiting)->wait(std::span(&key, 1), 60s).has_value();
+  });
+  std::uint64_t num_waiting = 0;
+  for (const Instant end = SteadyClock::now() + 20s; num_waiting == 0 && SteadyClock::now() < end;)
+    thread.call([&] { num_waiting = (*server)->stats().num_waiting; });
+  REQUIRE(num_waiting == 1);
+  net::ServerStats stats;
+  thread.call([&] {
+    (*server)->begin_anew();
+    stats = (*server)->stats();
+  });
+  REQUIRE(stats.num_open == 0);
+  REQUIRE(stats.num_waiting == 0);
+  REQUIRE(stats.num_keys == 0);
+  REQUIRE_FALSE(waited.get());
+  REQUIRE_FALSE((*old_client)->add("n", 1));
+  const auto new_client = TcpStore::connect({"127.0.0.1", (*server)->port(), -1, 20s});
   REQUIRE_OK(new_client);
   REQUIRE((*new_client)->add("n", 1) == 1);
-  REQUIRE((*old_client)->add("n", 1) == 2);
-  thread.call([&] {
-    const std::unique_ptr<Server> former = *std::move(second);
-    go_on(former);
-  });
-  REQUIRE_OK(second);
-  REQUIRE_FALSE((*new_client)->add("n", 1));  // its server is gone
-  const auto newest = TcpStore::connect({"127.0.0.1", port, -1, 20s});
-  REQUIRE_OK(newest);
-  REQUIRE((*newest)->add("n", 1) == 1);
-  REQUIRE((*old_client)->add("n", 1) == 3);
-  thread.call([&] {
-    (*first)->stop();
-    (*second)->stop();
-  });
+  thread.call([&] { (*server)->stop(); });
 }
 
 TEST_CASE("an inherited socket on another port than the one asked for is refused") {

@@ -159,12 +159,12 @@ while not os.path.exists("go"): pass
         job.start(node, 1, "--max-restarts=1", script)
     wait_for(lambda: all((tmp_path / f"again{rank}").exists() for rank in range(2)), "the restart")
     first = dict(job.running)
-    late = job.start(1, 1, script)
+    late = job.start(1, 1, "--max-restarts=1", script)
     _, err = late.communicate(timeout=30)
     (tmp_path / "go").write_text("")
     job.running = first
     results = job.finish()
-    assert late.returncode == 69 and "host0 runs a job" in err and "no node can join it now" in err, err
+    assert late.returncode == 78 and "host1 has --node-rank=1, which host1 has already" in err, err
     assert [results[n].returncode for n in range(2)] == [0, 0], results
 
 
@@ -200,14 +200,16 @@ def test_missing_nodes_are_named_while_waiting_and_at_the_end(cluster, tmp_path)
     for node in (0, 2, 1):
         job.start(node, 1, "--rdzv-conf=timeout=8", script)
     seen = job.running.pop(1)
-    assert "3 of 4 nodes are here, waiting for node 3" in seen.stderr.readline()
+    assert "rendezvous: 3/4 nodes; node rank 3 never connected; giving up in" in seen.stderr.readline()
     seen.kill()
     seen.communicate()
     results = job.finish()
     for node in (0, 2):
         assert results[node].returncode == 69
-        assert re.search(r"(3 of 4 nodes are here, waiting for node 3|2 of 4 .* node 1,3.*); \d+ s so far", results[node].stderr)
-    assert re.search(r"after 8 s 2 of 4 nodes are here; missing: node 1,3 \(1 was here and is gone\)", results[0].stderr)
+        assert re.search(r"rendezvous: 2/4 nodes; host1 connected, then dropped: .*; node rank 3 never connected; giving up in \d s",
+                         results[node].stderr), results[node].stderr
+        assert re.search(r"rendezvous timed out after 8 s: 2 of 4 nodes were ready\n  host1: connection: connected, then dropped: .*\n"
+                         r"  node rank 3: never connected\n", results[node].stderr), results[node].stderr
     assert not (tmp_path / "started").exists()
 
 
@@ -216,8 +218,8 @@ def test_a_node_whose_store_is_not_there_says_so_and_gives_up(cluster, tmp_path)
     job.start(1, 1, "--rdzv-conf=timeout=4", "true")
     result = job.finish()[1]
     assert result.returncode == 69
-    assert re.search(r"waiting for node 0: connect 10.77.0.1:29511: Connection refused; \d+ s so far", result.stderr)
-    assert "Is node 0 running" in result.stderr
+    assert re.search(r"waiting for the coordinator at 10.77.0.1:29511 \(node 0\): connect 10.77.0.1:29511: Connection refused", result.stderr), result.stderr
+    assert re.search(r"tried for 4\.\d s\); is the coordinator running", result.stderr), result.stderr
 
 
 def test_a_node_rank_given_twice_is_refused(cluster, tmp_path):
@@ -227,24 +229,27 @@ def test_a_node_rank_given_twice_is_refused(cluster, tmp_path):
     job.start(1, 1, script)
     # Whichever of the two came second is refused.
     twin = subprocess.Popen(job.nodes.command(2, MUSTER, "--nnodes=3", "--node-rank=1", "--master-addr=10.77.0.1",
-                                              "--master-port=29511", "--local-addr=host2", "true"),
+                                              "--master-port=29511", "--local-addr=host2", script), cwd=tmp_path,
                             env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: [p for p in (twin, job.running[1]) if p.poll() is not None], "one of the twins to be refused")
     refused = twin if twin.poll() is not None else job.running[1]
     _, err = refused.communicate(timeout=10)
-    assert refused.returncode == 69
-    assert re.search(r"--node-rank=1 was given twice: host\d \(pid \d+\) has it already", err)
+    assert refused.returncode == 78
+    assert re.search(r"host\d has --node-rank=1, which host\d has already; every node needs its own", err), err
     twin.kill()
     twin.communicate()
 
 
 def test_nodes_that_disagree_about_the_job_are_told(cluster, tmp_path):
     job = cluster(3)
-    job.start(0, 1, "true", nnodes=2)
+    # Node 0's options count, whoever comes first.
     job.start(1, 1, "true", nnodes=3)
-    for result in job.finish().values():
-        assert result.returncode == 69
-        assert "node 1 (host1) was started with --nnodes=3, node 0 with --nnodes=2" in result.stderr
+    job.start(0, 1, "--rdzv-conf=timeout=8", "true", nnodes=2)
+    results = job.finish()
+    assert [results[n].returncode for n in range(2)] == [69, 78], results
+    for result in results.values():
+        assert "host1 wants --nnodes=3, the job has --nnodes=2" in result.stderr
+    assert "host1: settings: wants --nnodes=3, the job has --nnodes=2" in results[0].stderr
 
 
 def test_a_signal_to_one_node_ends_all(cluster, tmp_path):
@@ -315,14 +320,14 @@ def test_a_node_that_stops_while_waiting_makes_room_for_another(cluster, tmp_pat
     job.start(0, 1, script)
     # Node 0 names node 2 alone as missing: node 1 is known to be here.
     said = ""
-    while "waiting for node 2;" not in said:
+    while "rendezvous: 2/3 nodes; node rank 2 never connected;" not in said:
         line = job.running[0].stderr.readline()
         assert line, said
         said += line
     first.send_signal(signal.SIGTERM)
     assert first.wait(30) == 143
     said = ""
-    while "waiting for node 1-2 (1 was here and is gone);" not in said:
+    while "rendezvous: 1/3 nodes; node ranks 1-2 never connected;" not in said:
         line = job.running[0].stderr.readline()
         assert line, said
         said += line
@@ -337,12 +342,12 @@ def test_a_node_rank_beyond_node_0s_nnodes_is_told_at_once(cluster, tmp_path):
     job = cluster(3)
     job.start(0, 1, "sh", "-c", "until [ -e refused ]; do :; done", nnodes=2)
     job.start(1, 1, "sh", "-c", "true", nnodes=2)
-    job.start(2, 1, "true", nnodes=3)
+    job.start(2, 1, "sh", "-c", "true", nnodes=3)
     refused = job.running.pop(2)
     _, err = refused.communicate(timeout=30)
     (tmp_path / "refused").write_text("")
-    assert refused.returncode == 69
-    assert "node 2 (host2) was started with --nnodes=3, node 0 with --nnodes=2" in err
+    assert refused.returncode == 78
+    assert "host2 wants --nnodes=3, the job has --nnodes=2" in err
     assert [r.returncode for r in job.finish().values()] == [0, 0]
 
 
@@ -368,7 +373,7 @@ def test_losing_node_0_stops_the_others(cluster, tmp_path):
     job.running[0].kill()
     results = job.finish()
     assert results[1].returncode == 76
-    assert "node 0 lost" in results[1].stderr
+    assert "lost the coordinator at 10.77.0.1:29511 (node 0): " in results[1].stderr
     for rank in range(2):
         pid = int((tmp_path / f"pid{rank}").read_text())
         wait_for(lambda: not alive(pid), "workers to be gone")

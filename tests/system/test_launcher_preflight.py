@@ -191,7 +191,7 @@ def test_a_clock_that_differs_from_node_0s_is_reported_under_static_rendezvous(j
     it = job(3)
     start_static(it, 0, CHECK, "--no-python", "true")
     start_static(it, 1, CHECK, "--no-python", "true", **set_clock(tmp_path, stepped_clock, -3600))
-    it.said(1, r"preflight of host1: the clock is (3599|3600)\.\d\d s behind node 0's")
+    it.said(1, r"preflight of host1: the clock is (3599|3600)\.\d\d s behind the coordinator at 10\.77\.0\.1:29511 \(node 0\)'s")
     start_static(it, 2, "--no-python", "true")
     assert it.codes(0, 1, 2) == [0, 0, 0], [it.err(node) for node in range(3)]
     assert others_say_nothing(it, 0, 2)

@@ -175,4 +175,4 @@ def test_a_lost_node_ends_the_job_where_its_loss_is_not_named(job, tmp_path):
     os.kill(it.running[1].pid, signal.SIGKILL)
     assert it.codes(0) == [76]
     assert "lost node 1 (host1)" in it.err(0) or "lost node 0 (host1)" in it.err(0)
-    assert "not restarted: --restart-on or --no-restart-on leaves out lost nodes (node)" in it.err(0)
+    assert "not restarted: with static rendezvous, or by --restart-on or --no-restart-on, a lost node ends the job" in it.err(0)

@@ -6,7 +6,6 @@
 
 #include "launcher/hang/hang_report.h"
 #include "launcher/hang/snapshot.h"
-#include "launcher/join/node_news.h"
 #include "launcher/report/job_report.h"
 #include "tests/support/catch.h"
 
@@ -223,14 +222,6 @@ TEST_CASE("what is not a part of a hang is a protocol error") {
     REQUIRE(node_snapshot_from_json(text).error().code == ErrorCode::kProtocol);
     REQUIRE(hang_verdict_from_json(text).error().code == ErrorCode::kProtocol);
   }
-}
-
-TEST_CASE("a word in the store is read as it was written, and an outcome is none") {
-  control::Hang word{3, control::Hang::Kind::kPart, 2, "n1", 1, std::string("\0\xff{}", 4)};
-  REQUIRE(hang_from_entry(to_entry(word)) == word);
-  REQUIRE(hang_from_entry("{\"succeeded\":true}") == std::nullopt);
-  REQUIRE(hang_from_entry("~") == std::nullopt);
-  REQUIRE(hang_from_entry(to_entry(word).substr(0, 20)) == std::nullopt);
 }
 
 TEST_CASE("the report of a job that hung names the outlier of all nodes") {

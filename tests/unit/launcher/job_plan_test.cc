@@ -3,7 +3,7 @@
 
 #include <signal.h>
 
-#include "launcher/network/strangers.h"
+#include "launcher/network/unauthenticated_access.h"
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/text/stream_selection.h"
 #include "tests/support/catch.h"
@@ -51,10 +51,19 @@ TEST_CASE("one node without an endpoint is standalone on a port of the kernel's 
           RendezvousMode::kStandalone);
 }
 
-TEST_CASE("a given port, endpoint or more nodes make it static") {
-  REQUIRE(planned({"--master-port=1234"}).mode == RendezvousMode::kStatic);
+TEST_CASE("several nodes without a backend have a coordinator on node 0 and the ranks they were given") {
   const Job job = planned({"--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1"});
-  REQUIRE(job.mode == RendezvousMode::kStatic);
+  REQUIRE(job.mode == RendezvousMode::kElastic);
+  REQUIRE(job.elastic.ranks_given);
+  REQUIRE(job.elastic.order == 1);
+  REQUIRE(job.elastic.is_host == false);
+  REQUIRE(planned({"--nnodes=2", "--master-addr=10.0.0.1"}).elastic.is_host == true);
+  REQUIRE_FALSE(job.elastic.store_proxy);
+  REQUIRE_FALSE(job.elastic.rules.restart_after_loss);
+  REQUIRE(job.join_timeout == std::chrono::seconds(900));
+  REQUIRE(job.elastic.rules.join_timeout == std::chrono::seconds(900));
+  REQUIRE(planned({"--nnodes=2", "--rdzv-conf=timeout=7,unknown=x,is_host=1"}).join_timeout ==
+          std::chrono::seconds(7));
   REQUIRE(job.master_addr == "10.0.0.1");
   REQUIRE(job.master_port == 29500);
   REQUIRE(job.run_id == "none");
@@ -65,17 +74,20 @@ TEST_CASE("a given port, endpoint or more nodes make it static") {
 }
 
 TEST_CASE("one node stays on loopback, whatever its address is called") {
-  for (const char* place : {"--master-addr=10.0.0.1", "--rdzv-endpoint=10.0.0.1:77"}) {
+  for (const auto& [place, port] :
+       {std::pair{"--master-addr=10.0.0.1", 1234}, {"--rdzv-endpoint=10.0.0.1:77", 77}}) {
     const Job job = planned({"--master-port=1234", place});
-    REQUIRE(job.mode == RendezvousMode::kStatic);
+    REQUIRE(job.mode == RendezvousMode::kStandalone);
     REQUIRE(job.master_addr == "127.0.0.1");
+    REQUIRE(job.master_port == port);
+    REQUIRE(job.run_id == "none");
     REQUIRE(job.one_node());
   }
   REQUIRE(planned({"--master-port=1234", "--master-addr=localhost"}).master_addr == "localhost");
   REQUIRE_FALSE(planned({"--nnodes=1", "--spares=1", "--rdzv-backend=c10d", "--rdzv-endpoint=h"}).one_node());
 }
 
-TEST_CASE("static nodes with a secret gather at a coordinator that node 0 runs") {
+TEST_CASE("with a secret static nodes proxy the workers' store") {
   const Environment secret = {{"PATH", "/usr/bin:/bin"}, {"MUSTER_SECRET", "of more than sixteen bytes"}};
   for (const int rank : {0, 1}) {
     const auto job = plan({"--nnodes=2", "--node-rank=" + std::to_string(rank), "--master-addr=10.0.0.1",
@@ -90,14 +102,14 @@ TEST_CASE("static nodes with a secret gather at a coordinator that node 0 runs")
     REQUIRE(job->elastic.store_proxy);
     REQUIRE(job->elastic.reconnect_for == Millis(0));
     REQUIRE(job->join_timeout == std::chrono::seconds(7));
-    REQUIRE_FALSE(open_to_strangers(*job));
+    REQUIRE_FALSE(unauthenticated_access(*job));
   }
   const auto open = plan({"--nnodes=2", "--master-addr=10.0.0.1", "--no-store-proxy"}, secret);
-  REQUIRE_THAT(*open_to_strangers(*open), Catch::Contains("--no-store-proxy"));
-  REQUIRE(plan({"--master-port=1234"}, secret)->mode == RendezvousMode::kStatic);
+  REQUIRE_THAT(*unauthenticated_access(*open), Catch::Contains("--no-store-proxy"));
+  REQUIRE(plan({"--master-port=1234"}, secret)->mode == RendezvousMode::kStandalone);
   const Job none = planned({"--nnodes=2", "--master-addr=10.0.0.1"});
-  REQUIRE_THAT(*open_to_strangers(none), Catch::Contains("whoever reaches 10.0.0.1:29500"));
-  REQUIRE_FALSE(open_to_strangers(planned({"--nnodes=2", "--master-addr=127.0.0.1"})));
+  REQUIRE_THAT(*unauthenticated_access(none), Catch::Contains("whoever reaches 10.0.0.1:29500"));
+  REQUIRE_FALSE(unauthenticated_access(planned({"--nnodes=2", "--master-addr=127.0.0.1"})));
 }
 
 TEST_CASE("with a virtual local rank a list of devices that is too short is refused before anything starts") {
@@ -132,14 +144,13 @@ TEST_CASE("contradictions are refused with what is right") {
                Catch::Contains("give a number"));
   REQUIRE(planned({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:0", "--port-file=f"})
               .elastic.endpoint_port == 0);
-  REQUIRE_THAT(refusal({"--nnodes=2", "--port-file=f"}), Catch::Contains("--port-file needs a coordinator"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=etcd"}),
                Catch::Contains("where etcd's clients are served"));
   REQUIRE_THAT(refusal({"--rdzv-backend=etcd-v2"}), Catch::Contains("v3 API"));
   REQUIRE_THAT(refusal({"--rdzv-backend=zookeeper"}), Catch::Contains("muster and etcd"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-endpoint=h"}), Catch::Contains("needs a port"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--master-port=0"}), Catch::Contains("give a number"));
-  REQUIRE_THAT(refusal({"--nnodes=2", "--iface=eth0"}), Catch::Contains("--iface=eth0 needs a coordinator"));
+  REQUIRE(planned({"--nnodes=2", "--iface=eth0"}).elastic.interface == "eth0");
   REQUIRE_THAT(refusal({"--ranks-filter=7-3"}),
                Catch::Contains("--ranks-filter=7-3: not a list of up to 65,536 ranks"));
   REQUIRE_THAT(refusal({"--ranks-filter=0-99999999"}), Catch::Contains("not a list of up to 65,536 ranks"));
@@ -316,9 +327,7 @@ TEST_CASE("TLS needs to know whom to trust") {
   REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=h", "--tls-ca=ca.pem"}),
                Catch::Contains("use a secret"));
   REQUIRE_THAT(refused({"--tls-ca=/no/such/file"}), Catch::Contains("--tls-ca /no/such/file"));
-  REQUIRE_THAT(refusal({"--nnodes=2", "--tls-ca=ca.pem"}), Catch::Contains("--tls-ca needs a coordinator"));
-  REQUIRE_THAT(refusal({"--nnodes=2", "--store-proxy"}),
-               Catch::Contains("--store-proxy needs a coordinator"));
+  REQUIRE(planned({"--nnodes=2", "--store-proxy"}).elastic.store_proxy);
 }
 
 TEST_CASE("signals are named with or without SIG") {

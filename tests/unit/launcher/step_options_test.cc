@@ -134,13 +134,13 @@ TEST_CASE("what is given by hand stays") {
   REQUIRE(job.run_id == "none");
 
   job = planned({"--master-addr=head"}, second);
-  REQUIRE(job.mode == RendezvousMode::kStatic);
+  REQUIRE(job.elastic.ranks_given);
   REQUIRE(job.master_addr == "head");
   REQUIRE(job.master_port == 29500);
   REQUIRE(job.node_rank == 1);
 
   job = planned({"--master-port=1234"}, second);
-  REQUIRE(job.mode == RendezvousMode::kStatic);
+  REQUIRE(job.elastic.ranks_given);
   REQUIRE(job.master_addr == "n1");
   REQUIRE(job.master_port == 1234);
 }

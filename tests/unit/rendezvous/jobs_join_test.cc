@@ -110,6 +110,34 @@ TEST_CASE("a coordinator that ends with its job lets nobody wait for the next on
           "n2: the job is over: it succeeded, and this coordinator ends with it");
 }
 
+TEST_CASE("whoever comes to a coordinator's only job, which ended before it began, is told how") {
+  JobsOptions options;
+  options.outlives_jobs = false;
+  Table t(options);
+  t.join(1, "a", 1, 2);
+  t.jobs.receive(1, control::Stop{74, "node 0 is unfit", false}, t.now, t.effects);
+  t.now += 1s;
+  t.age = 1h;
+  t.join(2, "a", 2, 2);
+  REQUIRE_FALSE(t.told<control::Refused>(2));
+  REQUIRE(t.told<control::Closed>(2)->cause.exit_code == 74);
+  REQUIRE(t.told<control::Closed>(2)->cause.text == "node 0 is unfit");
+}
+
+TEST_CASE("a coordinator that is given the job's rules does not take them from the first node") {
+  JobsOptions options;
+  options.only_job = "a";
+  options.rules.emplace().min_nodes = 2;
+  options.rules->max_nodes = 2;
+  options.rules->max_restarts = 1;
+  Table t(options);
+  t.join(1, "a", 1, 3);
+  REQUIRE(t.told<control::Refused>(1)->text == "n1 wants --nnodes=3, the job has --nnodes=2");
+  t.join(2, "a", 2, 2);
+  t.join(3, "a", 3, 2);
+  REQUIRE(t.told<control::Assignment>(3)->group_world_size == 2);
+}
+
 TEST_CASE("an agent that was there before its coordinator is not late") {
   Table t;
   t.age = 24h;

@@ -201,7 +201,8 @@ TEST_CASE("a second agent with a taken node rank is refused") {
   j.join(node);
   Request twin = Job::request(2);
   twin.order = 1;
-  REQUIRE(j.join(twin) == Admission{Admission::Kind::kRefused, "claims node rank 1, which n1 has"});
+  REQUIRE(j.join(twin) == Admission{Admission::Kind::kRefused,
+                                    "has --node-rank=1, which n1 has already; every node needs its own"});
   left(j.round, Job::id(1), "");
   REQUIRE(j.join(twin).kind == Admission::Kind::kAdmitted);
 }

@@ -150,6 +150,21 @@ TEST_CASE("a node that is back after the next world was formed can still tell ho
   REQUIRE(j.round.steps.best == step(150));
 }
 
+TEST_CASE(
+    "a member that is lost between two generations ends the job where its loss is not to be restarted") {
+  Job j = job(2, 2, 9);
+  j.settings.restart_after_loss = false;
+  j.form({1, 2});
+  REQUIRE(j.fail(1));
+  REQUIRE(j.over());
+  j.all_ready({1});
+  j.disconnect(2);
+  REQUIRE(j.closes());
+  REQUIRE(j.round.ending.kind == Cause::Kind::kNodeLost);
+  REQUIRE(j.round.ending.group_rank == 1);
+  REQUIRE_THAT(j.round.ending.text, Catch::Contains("not restarted"));
+}
+
 TEST_CASE("a lost node ends the job where its loss is not to be restarted") {
   Job j = job(1, 2, 9);
   j.settings.restart_after_loss = false;

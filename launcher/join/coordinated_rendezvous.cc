@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/join/coordinated_rendezvous.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+
+#include "launcher/job/exit_status.h"
+#include "launcher/job/generation_outcome.h"
+#include "launcher/join/coordinator_seat.h"
+#include "launcher/join/etcd_seat.h"
+#include "launcher/join/unfit_node.h"
+#include "launcher/network/listening.h"
+#include "launcher/network/machine_id.h"
+#include "launcher/network/unauthenticated_access.h"
+#include "launcher/plan/program.h"
+#include "launcher/text/seconds_text.h"
+#include "rendezvous/coordinator/waiting_reason.h"
+
+namespace muster::launcher {
+namespace {
+
+namespace asio = boost::asio;
+constexpr std::chrono::seconds kShortLeave{5};
+constexpr std::chrono::seconds kLateNodes{60};  // for a node whose preflight takes that much longer
+constexpr Millis kLongestRest{std::int64_t{1000} * 86400 * 365};
+
+/// For a node that is between two generations.
+FailureNotice final_notice(AttemptOutcome outcome) {
+  if (auto* notice = std::get_if<FailureNotice>(&outcome)) {
+    notice->restart = false;
+    return std::move(*notice);
+  }
+  FailureNotice spared;
+  spared.text = "the job succeeded without this node";
+  return spared;
+}
+
+int exit_code_of(const Error& no_host) {
+  if (no_host.code == ErrorCode::kExhausted) return kExitPortInUse;
+  if (no_host.code == ErrorCode::kInvalidArgument) return kExitUsage;
+  if (no_host.code == ErrorCode::kTimeout || no_host.code == ErrorCode::kMismatch) return kExitRendezvous;
+  return kExitSystem;
+}
+
+std::unique_ptr<Seat> make_seat(asio::io_context& io, const Job& job, const Log& log) {
+  if (job.elastic.etcd) return std::make_unique<EtcdSeat>(io, job, log);
+  return std::make_unique<CoordinatorSeat>(io, job, log);
+}
+
+}  // namespace
+
+CoordinatedRendezvous::CoordinatedRendezvous(asio::io_context& io, const Job& job, const Log& log)
+    : io_(io),
+      job_(job),
+      log_(log),
+      seat_(make_seat(io, job, log)),
+      store_(io, job, log),
+      wait_status_(io, log),
+      late_nodes_(io) {}
+
+void CoordinatedRendezvous::join(int, Joined joined) {
+  joined_ = std::move(joined);
+  times_ = {};
+  // The job ended while the workers here were being stopped: the coordinator has nothing to add.
+  if (outcome_) return finish_join(final_notice(*std::exchange(outcome_, {})));
+  wait_status_.begin();
+  if (client_) return ready_for_next(assigned_->generation);
+  store_.find_addresses();
+  const auto& own = store_.own_addresses();
+  const auto& offered = store_.offered_addresses();
+  if (offered.empty())
+    return fail_join(kExitUsage, fmt::format("--iface={}: this host has no such interface with an address",
+                                             job_.elastic.interface));
+  if (const auto text = unconfined_text(job_.elastic, listening_addresses(job_.elastic, offered, own)))
+    log_.warning(*text);
+  if (const auto open = store_.open_port(); !open) return fail_join(kExitSystem, open.error().message);
+  Seat::Callbacks callbacks;
+  callbacks.agent_gone = [this] {
+    if (!told_late_nodes_ || !seat_->nodes_never_seen().empty()) return;
+    std::exchange(told_late_nodes_, {})();
+  };
+  callbacks.decided = [this](const Result<void>& host) { connect(host); };
+  callbacks.moved = [this] {
+    if (client_) client_->redirect(seat_->host(), seat_->port());
+  };
+  callbacks.lost = [this](const Error& error) {
+    if (client_) client_->close();
+    on_lost(error);
+  };
+  seat_->take(own, offered, std::move(callbacks));
+}
+
+void CoordinatedRendezvous::connect(const Result<void>& host) {
+  if (!joined_) return;  // declined meanwhile
+  if (!host) return fail_join(exit_code_of(host.error()), host.error().message);
+  if (seat_->taken()) log_.info(fmt::format("this agent runs the coordinator at {}", seat_->title()));
+  client_ = std::make_unique<net::ControlClient>(io_, client_options(), client_events());
+  client_->start();
+  // Nobody can take its place: the job cannot run.
+  if (!job_.unfit.empty() && job_.elastic.ranks_given) client_->stop_job(unfit_text(job_), kExitPreflight);
+}
+
+net::ControlClientOptions CoordinatedRendezvous::client_options() {
+  const ElasticJob& elastic = job_.elastic;
+  net::ControlClientOptions out;
+  out.host = seat_->host();
+  out.port = seat_->port();
+  out.job = job_.run_id;
+  out.secret = elastic.secret;
+  out.tls = elastic.tls;
+  out.tls_name = elastic.endpoint_host;
+  out.request.id = seat_->node();
+  out.request.host = job_.host;
+  out.request.machine = machine_id();
+  out.request.role = job_.role;
+  out.request.wanted_ranks = job_.local_world_size;
+  out.request.order = elastic.order;
+  out.request.addresses = store_.offered_addresses();
+  out.request.master_port = store_.offered_port();
+  out.request.unfit = job_.unfit;
+  out.request.program = short_name(job_.command);
+  out.settings = elastic.rules;
+  out.compare_clocks = job_.compare_clocks;
+  out.connect_timeout = elastic.connect_timeout;
+  out.reconnect_for = elastic.reconnect_for;
+  out.born = born_;
+  return out;
+}
+
+net::ControlEvents CoordinatedRendezvous::client_events() {
+  net::ControlEvents out;
+  out.assigned = [this](const auto& message) { on_assigned(message); };
+  out.waiting = [this](const auto& message) { on_waiting(message); };
+  out.generation_over = [this](const auto& message) { on_generation_over(message); };
+  out.closed = [this](const auto& message) { on_closed(message); };
+  out.lost = [this](const auto& error) { on_lost(error); };
+  out.linked = [this](bool there) { on_linked(there); };
+  out.report = [this](const control::Report& part) {
+    parts_.push_back(part);
+    hand_over_parts();
+  };
+  out.hang = [this](const control::Hang& word) {
+    if (const auto call = joined_ ? nullptr : hang_heard_) call(word);
+  };
+  out.safe_point_passed = [this](std::int64_t generation) {
+    if (!assigned_ || generation != assigned_->generation) return;
+    if (const auto passed = std::exchange(safe_point_passed_, {})) passed();
+  };
+  out.remark = [this](const std::string& text) { log_.warning(text); };
+  out.store = [this](const auto& message) {
+    if (const auto received = store_.receive(message); !received)
+      fail_generation(fmt::format("{}: {}", job_.host, received.error().message));
+  };
+  out.drained = [this] { store_.drained(); };
+  out.clock = [this](const ClockOffset& offset) {
+    const std::string text = skew_text(offset, fmt::format("the coordinator at {}", seat_->title()));
+    if (!text.empty()) log_.warning(fmt::format("preflight of {}: {}", job_.host, text));
+  };
+  out.trying = [this](const Error& error) {
+    // While workers run, a broken connection is news.
+    wait_status_.set(fmt::format("waiting for the coordinator at {}: {}{}", seat_->title(), error.message,
+                                 seat_->in_the_way(error)),
+                     !joined_);
+  };
+  return out;
+}
+
+void CoordinatedRendezvous::ready_for_next(std::int64_t generation) {
+  store_.end();
+  if (const auto open = store_.open_port(); !open) return fail_join(kExitSystem, open.error().message);
+  client_->ready(generation, store_.offered_port(), std::exchange(reached_, {}));
+}
+
+// What the coordinator says.
+
+void CoordinatedRendezvous::on_assigned(const control::Assignment& assignment) {
+  assigned_ = assignment;
+  times_.gathered = SteadyClock::now();
+  outside_ = false;
+  store_.cancel();
+  seat_->welcomed();
+  if (!joined_) return;
+  wait_status_.cancel();
+  log_.info(fmt::format("generation {}: node {} of {}, ranks {} to {} of {}", assignment.generation,
+                        assignment.group_rank, assignment.group_world_size, assignment.base_rank,
+                        assignment.base_rank + assignment.ranks - 1, assignment.world_size));
+  if (assignment.group_rank == 0 && !std::exchange(warned_, true))
+    if (const auto text = unauthenticated_access(job_)) log_.warning(*text);
+  store_.start(assignment,
+               {[this](const control::Message& message) { client_->send_store(message); },
+                [this] { return client_->unsent_bytes(); }},
+               linked_, seat_->taken() ? seat_->host() : std::string(),
+               [this](const auto& location) { on_located(location); });
+}
+
+void CoordinatedRendezvous::on_located(const Result<WorkerStore::Location>& location) {
+  if (!location && location.error().code == ErrorCode::kPeerGone)
+    return fail_generation(location.error().message);
+  if (!location) return fail_join(kExitSystem, location.error().message);
+  const control::Assignment& from = *assigned_;
+  Assignment out;
+  out.attempt = from.restarts_used;
+  out.group_rank = from.group_rank;
+  out.group_world_size = from.group_world_size;
+  out.base_rank = from.base_rank;
+  out.world_size = from.world_size;
+  out.role_base_rank = from.role_base_rank;
+  out.role_world_size = from.role_world_size;
+  out.master_addr = location->host;
+  out.master_port = location->port;
+  out.interface = location->interface;
+  out.generation = from.generation;
+  finish_join(std::move(out));
+}
+
+void CoordinatedRendezvous::on_waiting(const control::Waiting& waiting) {
+  outside_ = waiting.outside;
+  seat_->welcomed();
+  if (!joined_) return;  // a gathering begins while workers here are still being stopped
+  // The others have begun: there is nothing to tell any more.
+  if (!job_.unfit.empty() && waiting.outside && !holds_job()) return finish_join(FailureNotice{});
+  if (waiting.outside) {
+    wait_status_.set(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
+    // Members that cannot reach the first node end their generation; nobody outside of it has to.
+    store_.check_reach(waiting, [this](const std::string& text) {
+      is_replaceable() ? fail_join(kExitRendezvous, text) : log_.warning(text);
+    });
+  } else {
+    store_.cancel();
+    // By the job's time-out, which need not be the one that this agent was given.
+    wait_status_.set(fmt::format("rendezvous: {}", waiting.text), false,
+                     waiting.rest.count() > 0 ? SteadyClock::now() + std::min(waiting.rest, kLongestRest)
+                                              : Instant::max());
+  }
+}
+
+void CoordinatedRendezvous::on_generation_over(const control::GenerationOver& over) {
+  if (!joined_) return end(outcome_of(over));
+  // Before the workers were started.
+  log_.warning(fmt::format("{}; waiting for the next generation", outcome_of(over).text));
+  // Perhaps of one that this agent had not heard of yet.
+  ready_for_next(assigned_ ? assigned_->generation : over.generation);
+}
+
+void CoordinatedRendezvous::on_closed(const control::Closed& closed) {
+  store_.cancel();
+  AttemptOutcome outcome = outcome_of(closed);
+  auto* notice = std::get_if<FailureNotice>(&outcome);
+  if (notice != nullptr && stopped_here_ && assigned_) notice->node_rank = assigned_->group_rank;
+  if (!joined_) return end(outcome);
+  const bool unfit = notice != nullptr && !assigned_ && notice->exit_code == kExitPreflight;
+  if (unfit && holds_job() && job_.elastic.ranks_given) return await_late_nodes(*notice);
+  finish_join(final_notice(std::move(outcome)));
+}
+
+// A node is unfit, and its job is over before it began. Nodes that come later would find nobody who tells
+// them.
+void CoordinatedRendezvous::await_late_nodes(const FailureNotice& notice) {
+  const std::vector<int> late = seat_->nodes_never_seen();
+  if (late.empty()) return finish_join(final_notice(notice));
+  told_late_nodes_ = [this, notice] { finish_join(final_notice(notice)); };
+  const Millis limit = std::min<Millis>(job_.join_timeout, kLateNodes);
+  log_.warning(fmt::format("the job is called off; waiting {} s at most for node {} to come and hear why",
+                           whole_seconds(limit), membership::ranges_text(late)));
+  late_nodes_.expires_after(limit);
+  late_nodes_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
+    if (const auto call = error ? nullptr : std::exchange(told_late_nodes_, {})) call();
+  }));
+}
+
+void CoordinatedRendezvous::on_lost(const Error& error) {
+  store_.cancel();
+  FailureNotice notice = outcome_of(error, assigned_.has_value(), seat_->title(), seat_->busy());
+  if (joined_) return finish_join(std::move(notice));
+  end(std::move(notice));
+}
+
+void CoordinatedRendezvous::on_linked(bool there) {
+  linked_ = there;
+  if (there && !times_.gathered) times_.connected = SteadyClock::now();
+  // Who asked is not answered any more.
+  if (const auto passed = there ? nullptr : std::exchange(safe_point_passed_, {})) passed();
+  store_.linked(there);
+}
+
+// The coordinator ends the generation for everybody, or the job.
+void CoordinatedRendezvous::fail_generation(std::string text) {
+  control::WorkerFailed failure;
+  failure.generation = assigned_->generation;
+  failure.exit_code = kExitRendezvous;
+  failure.text = std::move(text);
+  log_.error(failure.text);
+  client_->worker_failed(failure);
+}
+
+// Handing over to the agent.
+
+void CoordinatedRendezvous::finish_join(Membership membership) {
+  wait_status_.cancel();
+  late_nodes_.cancel();
+  if (auto* notice = std::get_if<FailureNotice>(&membership);
+      notice != nullptr && !job_.unfit.empty() && !holds_job()) {
+    notice->node_rank = -1;
+    notice->exit_code = kExitPreflight;
+  }
+  if (const auto call = std::exchange(joined_, {})) call(std::move(membership));
+}
+
+void CoordinatedRendezvous::fail_join(int exit_code, std::string text) {
+  FailureNotice notice;
+  notice.node_rank = -1;
+  notice.host = job_.host;
+  notice.exit_code = exit_code;
+  notice.text = std::move(text);
+  // Between two generations the others count on this node.
+  if (client_) withdraw(notice);
+  finish_join(std::move(notice));
+}
+
+void CoordinatedRendezvous::watch(int, OutcomeKnown known) {
+  known_ = std::move(known);
+  if (!outcome_) return;
+  asio::post(io_, lifetime_.guard([this] {
+    if (outcome_) end(*std::exchange(outcome_, {}));
+  }));
+}
+
+void CoordinatedRendezvous::end(const AttemptOutcome& outcome) {
+  hang_heard_ = {};
+  safe_point_passed_ = {};
+  if (const auto call = std::exchange(known_, {}))
+    call(outcome);
+  else
+    outcome_ = outcome;
+}
+
+void CoordinatedRendezvous::announce(int, const FailureNotice& notice) {
+  if (notice.rank >= 0)
+    return client_->worker_failed({assigned_->generation, notice.rank, notice.exit_code, notice.restart,
+                                   notice.machine_at_fault, notice.text, notice.reached});
+  // Asked to stop, not failed.
+  if (!is_replaceable()) return stop_or_leave(notice);
+  send_leave(notice.text, kShortLeave);
+  outcome_ = AttemptOutcome(notice);
+  watch(0, std::exchange(known_, {}));
+}
+
+void CoordinatedRendezvous::succeeded(int) {
+  client_->finished(assigned_->generation);
+}
+
+void CoordinatedRendezvous::safe_point(std::function<void()> passed) {
+  if (!linked_) return passed();  // they cannot be asked, and are not waited for
+  safe_point_passed_ = std::move(passed);
+  client_->safe_point(assigned_->generation);
+}
+
+void CoordinatedRendezvous::send_report(int, std::string part) {
+  if (assigned_) client_->report(assigned_->generation, std::move(part));
+}
+
+void CoordinatedRendezvous::gather_reports(int, PartCame came) {
+  part_came_ = std::move(came);
+  asio::post(io_, lifetime_.guard([this] { hand_over_parts(); }));
+}
+
+void CoordinatedRendezvous::hand_over_parts() {
+  if (!part_came_) return;
+  for (control::Report& part : std::exchange(parts_, {}))
+    if (assigned_ && part.generation == assigned_->generation)
+      part_came_(part.group_rank, std::move(part.payload));
+}
+
+void CoordinatedRendezvous::say_hang(int, control::Hang word) {
+  if (!assigned_ || !client_) return;
+  word.generation = assigned_->generation;
+  client_->say_hang(word);
+}
+
+// Parting.
+
+// The coordinator is here, and ends with this agent.
+bool CoordinatedRendezvous::holds_job() const {
+  return seat_->taken() && !seat_->passes_on();
+}
+
+// Whether the others go on if this node leaves. Before their first generation they wait for another one.
+bool CoordinatedRendezvous::is_replaceable() const {
+  if (holds_job()) return false;
+  const membership::Settings& rules = job_.elastic.rules;
+  return !assigned_ || outside_ ||
+         (rules.min_nodes < rules.max_nodes && assigned_->group_world_size > rules.min_nodes);
+}
+
+void CoordinatedRendezvous::decline(int, const FailureNotice& notice) {
+  joined_ = {};
+  told_late_nodes_ = {};
+  store_.cancel();
+  wait_status_.cancel();
+  if (client_) withdraw(notice);
+}
+
+// The coordinator knows whether a spare is there to take this node's place.
+void CoordinatedRendezvous::stop_or_leave(const FailureNotice& notice) {
+  stopped_here_ = true;
+  client_->stop_job(notice.text, notice.exit_code, !holds_job());
+}
+
+// From a generation that has not begun here.
+void CoordinatedRendezvous::withdraw(const FailureNotice& notice) {
+  is_replaceable() ? send_leave(notice.text, kShortLeave) : stop_or_leave(notice);
+}
+
+void CoordinatedRendezvous::send_leave(const std::string& reason, Millis patience) {
+  if (std::exchange(leaving_, true)) return;
+  const auto left = lifetime_.guard([this] {
+    left_ = true;
+    if (const auto call = std::exchange(on_left_, {})) call();
+  });
+  client_ ? client_->leave(reason, patience, left) : std::function<void()>(left)();
+}
+
+void CoordinatedRendezvous::leave(Millis patience, std::function<void()> left) {
+  wait_status_.cancel();
+  on_left_ = [this, patience, left = std::move(left)] { seat_->see_off(patience, left); };
+  send_leave("it is done", patience);
+  if (!left_) return;
+  if (const auto call = std::exchange(on_left_, {})) call();
+}
+
+}  // namespace muster::launcher

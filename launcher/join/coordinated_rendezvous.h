@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// CoordinatedRendezvous: the nodes of a job as a coordinator gathers them
+// (rendezvous/coordinator/membership.h): any number between MIN and MAX with spares, or a fixed number with
+// ranks that were given (static rendezvous); one restart budget, and the failures of all nodes pushed to
+// each. The coordinator is a musterd at the endpoint, or runs in an agent (seat.h). WorkerStore finds the
+// workers' store of each generation. What is waited for is logged when it changes. One loop. Failure: the end
+// of the job with an exit status and the coordinator's text; a lost coordinator is one too. Source: what
+// torch/distributed/elastic/rendezvous/dynamic_rendezvous.py promises.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include "launcher/job/rendezvous.h"
+#include "launcher/join/seat.h"
+#include "launcher/join/wait_status.h"
+#include "launcher/join/worker_store.h"
+#include "rendezvous/agent_client/control_client.h"
+#include "rendezvous/base/lifetime.h"
+#include "rendezvous/base/log.h"
+
+namespace muster::launcher {
+
+class CoordinatedRendezvous final : public Rendezvous {
+ public:
+  CoordinatedRendezvous(boost::asio::io_context& io, const Job& job, const Log& log);
+
+  void join(int attempt, Joined joined) override;
+  void watch(int attempt, OutcomeKnown known) override;
+  void announce(int attempt, const FailureNotice& notice) override;
+  void succeeded(int attempt) override;
+  void safe_point(std::function<void()> passed) override;
+  void reached(const Reached& reached) override { reached_ = reached; }
+  void send_report(int attempt, std::string part) override;
+  void gather_reports(int attempt, PartCame came) override;
+  void say_hang(int attempt, control::Hang word) override;
+  void hear_hangs(int /*attempt*/, HangHeard heard) override { hang_heard_ = std::move(heard); }
+  void decline(int attempt, const FailureNotice& notice) override;
+  void leave(Millis patience, std::function<void()> left) override;
+
+ private:
+  void connect(const Result<void>& host);
+  [[nodiscard]] net::ControlClientOptions client_options();
+  [[nodiscard]] net::ControlEvents client_events();
+  void ready_for_next(std::int64_t generation);
+
+  void on_assigned(const control::Assignment& assignment);
+  void on_located(const Result<WorkerStore::Location>& location);
+  void on_waiting(const control::Waiting& waiting);
+  void on_generation_over(const control::GenerationOver& over);
+  void on_closed(const control::Closed& closed);
+  void on_lost(const Error& error);
+  void on_linked(bool there);
+
+  void fail_generation(std::string text);
+  void finish_join(Membership membership);
+  void fail_join(int exit_code, std::string text);
+  void await_late_nodes(const FailureNotice& notice);
+  void end(const AttemptOutcome& outcome);
+  void hand_over_parts();
+
+  [[nodiscard]] bool holds_job() const;
+  [[nodiscard]] bool is_replaceable() const;
+  void stop_or_leave(const FailureNotice& notice);
+  void withdraw(const FailureNotice& notice);
+  void send_leave(const std::string& reason, Millis patience);
+
+  boost::asio::io_context& io_;
+  const Job& job_;
+  const Log& log_;
+  std::unique_ptr<Seat> seat_;
+  WorkerStore store_;
+  WaitStatus wait_status_;
+  std::unique_ptr<net::ControlClient> client_;   // nothing: where the coordinator is, is not decided yet
+  bool linked_ = false;                          // the coordinator is connected
+  std::optional<control::Assignment> assigned_;  // of the present or last generation
+  bool outside_ = false;                         // a generation runs without this node
+  bool stopped_here_ = false;                    // this node asked for the end
+  bool warned_ = false;                          // that anybody may take part
+  Joined joined_;                                // while joining
+  OutcomeKnown known_;                           // while watching
+  std::optional<AttemptOutcome> outcome_;        // came before watch()
+  std::function<void()> safe_point_passed_;      // while the coordinator is asked
+  Reached reached_;                              // in the last generation, by the workers here
+  HangHeard hang_heard_;                         // of this attempt
+  PartCame part_came_;                           // while reports are gathered
+  std::vector<control::Report> parts_;           // came before that
+  std::function<void()> told_late_nodes_;        // while they are waited for
+  boost::asio::steady_timer late_nodes_;
+  bool leaving_ = false;
+  bool left_ = false;
+  std::function<void()> on_left_;
+  const Instant born_ = SteadyClock::now();
+  Lifetime lifetime_;
+};
+
+}  // namespace muster::launcher

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/join/worker_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "launcher/network/listening.h"
+#include "rendezvous/net/dial.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::uint16_t kProbedPort =
+    29500;  // MASTER_PORT's usual number, which firewalls let through if any
+constexpr std::chrono::seconds kRouteTimeout{5};
+
+}  // namespace
+
+WorkerStore::WorkerStore(boost::asio::io_context& io, const Job& job, const Log& log)
+    : io_(io), job_(job), log_(log) {}
+
+void WorkerStore::find_addresses() {
+  const ElasticJob& elastic = job_.elastic;
+  own_ = interface_addresses();
+  // Of one node nothing has to be reached from elsewhere, wherever its coordinator is.
+  offered_ = is_loopback(elastic.endpoint_host) || job_.one_node()
+                 ? std::vector{std::string(elastic.endpoint_host == "::1" ? "::1" : "127.0.0.1")}
+                 : launcher::offered_addresses(
+                       own_, {elastic.local_addr, elastic.interface, source_address(elastic.endpoint_host)});
+}
+
+Result<void> WorkerStore::open_port() {
+  if (port_.fd || job_.elastic.store_proxy || job_.elastic.ranks_given || !job_.unfit.empty()) return {};
+  MUSTER_TRY(port_, listen_at(listening_addresses(job_.elastic, offered_, own_), 0));
+  return {};
+}
+
+std::uint16_t WorkerStore::offered_port() const {
+  return job_.elastic.ranks_given && !job_.elastic.store_proxy ? job_.master_port : port_.port;
+}
+
+void WorkerStore::start(const control::Assignment& assignment, net::StoreProxy::Uplink uplink, bool linked,
+                        const std::string& coordinator_host, Located located) {
+  assignment_ = assignment;
+  located_ = std::move(located);
+  if (job_.elastic.store_proxy) return proxy(std::move(uplink), linked);
+  if (job_.elastic.ranks_given) {
+    // Where node 0 does not listen at all of its addresses, a name may lead past those on node 0 itself.
+    const bool named = !is_numeric_address(job_.master_addr) && !is_loopback(job_.master_addr);
+    const bool past = named && !coordinator_host.empty() && is_confined(job_.elastic);
+    return finish(
+        Location{past ? coordinator_host : job_.master_addr, job_.master_port, job_.elastic.interface});
+  }
+  assignment.group_rank == 0 ? serve() : look_for_first_node();
+}
+
+void WorkerStore::end() {
+  cancel();
+  server_.reset();
+  proxy_.reset();
+}
+
+void WorkerStore::cancel() {
+  race_.reset();
+  reach_.reset();
+  located_ = {};
+}
+
+void WorkerStore::finish(Result<Location> location) {
+  if (const auto call = std::exchange(located_, {})) call(std::move(location));
+}
+
+void WorkerStore::serve() {
+  net::ServerOptions options;
+  hand_over(std::move(port_), options);
+  auto server = net::Server::listen(io_, options, log_);
+  if (!server) return finish(fail(ErrorCode::kIo, server.error().message));
+  server_ = *std::move(server);
+  find_route();
+}
+
+void WorkerStore::look_for_first_node() {
+  net::AddressRace::Course course;
+  course.addresses = addresses_to_try(assignment_.master_addresses, own_);
+  course.port = assignment_.master_port;
+  race_ = std::make_unique<net::AddressRace>(io_, std::move(course), [this](const auto& winner) {
+    const std::string& first = assignment_.master_host;
+    if (!winner)
+      return finish(
+          fail(ErrorCode::kPeerGone,
+               fmt::format("{} cannot reach the first node, {}, which serves the workers' store: {}. Is "
+                           "there a firewall between them? --iface and --local-addr choose what {} offers",
+                           job_.host, first, winner.error().message, first)));
+    const std::string interface = interface_of(own_, winner->local_address);
+    log_.info(fmt::format("{} answers at {} from {} ({})", first,
+                          net::endpoint_text(winner->address, assignment_.master_port), winner->local_address,
+                          interface.empty() ? "unknown interface" : interface));
+    finish(Location{winner->address, assignment_.master_port, interface});
+  });
+}
+
+void WorkerStore::check_reach(const control::Waiting& waiting, std::function<void(std::string)> unreachable) {
+  reach_.reset();
+  if (waiting.master_addresses.empty()) return;
+  net::AddressRace::Course course;
+  course.addresses = addresses_to_try(waiting.master_addresses, own_);
+  course.port = waiting.master_port;
+  const Millis limit =
+      2 * job_.elastic.rules.heartbeat_timeout;  // a first node that is lost is known by then
+  reach_ = std::make_unique<ReachCheck>(
+      io_, std::move(course), limit,
+      [this, host = waiting.master_host,
+       unreachable = std::move(unreachable)](const Result<net::AddressRace::Winner>& winner) {
+        if (winner)
+          return log_.info(
+              fmt::format("{} answers at {} from {}", host, winner->address, winner->local_address));
+        unreachable(
+            fmt::format("{} is outside the world and could take no place in it: it cannot reach the first "
+                        "node, {}: {}. Is "
+                        "there a firewall between them? --iface and --local-addr choose what {} offers",
+                        job_.host, host, winner.error().message, host));
+      });
+}
+
+void WorkerStore::proxy(net::StoreProxy::Uplink uplink, bool linked) {
+  auto proxy = net::StoreProxy::listen(io_, assignment_.generation, std::move(uplink), {}, log_);
+  if (!proxy) return finish(fail(ErrorCode::kIo, proxy.error().message));
+  proxy_ = *std::move(proxy);
+  find_route();
+  if (proxy_ && linked) proxy_->linked(true);
+}
+
+void WorkerStore::linked(bool there) {
+  if (proxy_) proxy_->linked(there);
+}
+
+void WorkerStore::drained() {
+  if (proxy_) proxy_->drained();
+}
+
+Result<void> WorkerStore::receive(const control::Message& message) {
+  if (!proxy_) return {};
+  const bool was_attached = proxy_->attached();
+  MUSTER_OK(proxy_->receive(message));
+  if (!was_attached) finish_if_complete();
+  return {};
+}
+
+// The workers' own connections (NCCL, gloo) go from node to node in any case. The first node tries another
+// one, the others the first. Nobody has to listen for that: with a secret no port without one may be open, so
+// an address that refuses counts as one that answers.
+void WorkerStore::find_route() {
+  route_.reset();
+  const bool first = assignment_.group_rank == 0;
+  // One interface is the route of whoever has, or was told to offer, no other.
+  const auto only = only_interface(own_, offered_);
+  if (first && (only || assignment_.peer_addresses.empty())) {
+    route_ = {only ? *only : interface_of(own_, offered_.front()), offered_.front()};
+    return finish_if_complete();
+  }
+  net::AddressRace::Course course;
+  course.addresses =
+      addresses_to_try(first ? assignment_.peer_addresses : assignment_.master_addresses, own_);
+  course.port = first && assignment_.peer_port != 0 ? assignment_.peer_port : kProbedPort;
+  course.limit = kRouteTimeout;
+  course.refusal_answers = true;
+  race_ = std::make_unique<net::AddressRace>(io_, std::move(course),
+                                             [this](const auto& winner) { on_route(winner); });
+}
+
+void WorkerStore::on_route(const Result<net::AddressRace::Winner>& winner) {
+  const bool first = assignment_.group_rank == 0;
+  const std::string& other = first ? assignment_.peer_host : assignment_.master_host;
+  route_.emplace();
+  if (winner) {
+    route_->address = winner->local_address.empty() ? source_address(winner->address) : winner->local_address;
+    route_->interface = interface_of(own_, route_->address);
+    log_.info(fmt::format("{} answers at {} by {}", other, winner->address,
+                          route_->interface.empty() ? "an unknown interface" : route_->interface));
+  } else {
+    route_->interface =
+        interface_towards(first ? assignment_.peer_addresses : assignment_.master_addresses, own_);
+    log_.warning(
+        fmt::format("{} does not reach {}{}: {}. Their workers may not reach each other either; is "
+                    "there a firewall between them? --iface and --local-addr choose what {} offers",
+                    job_.host, first ? "" : "the first node, ", other, winner.error().message, other));
+  }
+  finish_if_complete();
+}
+
+void WorkerStore::finish_if_complete() {
+  if (!route_) return;
+  if (proxy_) {
+    if (proxy_->attached()) finish(Location{"127.0.0.1", proxy_->port(), route_->interface});
+    return;
+  }
+  // The first node's, which the others find by themselves.
+  const bool offered = std::find(offered_.begin(), offered_.end(), route_->address) != offered_.end();
+  finish(Location{offered ? route_->address : offered_.front(), assignment_.master_port, route_->interface});
+}
+
+}  // namespace muster::launcher
