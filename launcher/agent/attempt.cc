@@ -377,7 +377,9 @@ void Attempt::proceed() {
     supervision_.never_started();
     phase_ = Phase::kRunning;
   }
-  if (phase_ == Phase::kRunning && supervision_.finished() && outcome_ && !search_by_) clean_up();
+  if (phase_ != Phase::kRunning || !supervision_.finished()) return;
+  if (stopped_ == Instant{}) stopped_ = SteadyClock::now();
+  if (outcome_ && !search_by_) clean_up();
 }
 
 /// The workers are gone: ends what they left behind.
@@ -407,7 +409,6 @@ void Attempt::clean_up() {
 
 /// What the end means for this node, and whether it is reported.
 void Attempt::conclude() {
-  stopped_ = SteadyClock::now();
   if (!*outcome_) {
     FailureNotice lost;
     lost.node_rank = -1;

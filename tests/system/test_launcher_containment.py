@@ -9,11 +9,10 @@ import pytest
 from launcher_support import BIN, clean_environment, muster, read_report, wait_for
 
 WORKER = """
-import os, pathlib, signal, sys, time
+import os, pathlib, signal, time
 if os.environ["RANK"] == "0":
     while not pathlib.Path("ready").exists(): time.sleep(0.01)  # the other one handles its signal
-    sys.stderr.write("ValueError: the cause\\n")
-    sys.exit(7)
+    raise ValueError("the cause")
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 pathlib.Path("ready").touch()
 signal.pause()
@@ -51,7 +50,7 @@ def test_the_others_are_stopped_while_the_failed_workers_stderr_cannot_be_read(m
     assert [e["event"] for e in events_of(events)].count("stop") == 1
     assert not ended(events, 0) and process.poll() is None
     gate.touch()
-    assert process.wait(60) == 7
+    assert process.wait(60) == 1
     (failed,) = ended(events, 0)
     assert (failed["cause"], failed["error"]) == ("exception", "ValueError: the cause")
     assert read_report(muster.tmp_path / "logs")["root_cause"]["rank"] == 0
