@@ -62,7 +62,7 @@ struct JobRecord {
 /// parts.
 inline constexpr std::size_t kMaxRecordBytes = (std::size_t{3} << 19) - (std::size_t{16} << 10);
 /// How many nodes fit into JobRecord::known, with room for all that is told later: members that finish, and
-/// whoever goes. About 48,000 beside a world of 64 nodes, 5,000 beside one of 9,000.
+/// whoever goes. About 48,000 beside a world of 64 nodes, 13,000 beside one of 9,000.
 [[nodiscard]] std::size_t room_for_known(const JobRecord& record, std::size_t max_bytes);
 
 [[nodiscard]] JobRecord make_record(const membership::Settings& settings, const membership::Round& round,

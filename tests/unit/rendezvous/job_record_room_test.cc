@@ -49,7 +49,7 @@ TEST_CASE("a record leaves room for what is told later, and says how many nodes 
     record.has_gone({3, 3});  // of one that was left out
     REQUIRE(record.gone.size() == gone);
   }
-  REQUIRE(room_for_known(record_of(12'000), kMaxRecordBytes) == 0);
+  REQUIRE(room_for_known(record_of(16'000), kMaxRecordBytes) == 0);
 }
 
 TEST_CASE("nodes outside the world that do not fit into the record are left out, and that is said once") {
