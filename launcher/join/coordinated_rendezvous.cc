@@ -377,7 +377,7 @@ void CoordinatedRendezvous::hand_over_parts() {
 void CoordinatedRendezvous::say_hang(int, control::Hang word) {
   if (!assigned_ || !client_) return;
   word.generation = assigned_->generation;
-  client_->say_hang(word);
+  client_->send_hang(word);
 }
 
 // Parting.

@@ -125,7 +125,9 @@ void WorkerStore::check_reach(const control::Waiting& waiting, std::function<voi
 }
 
 void WorkerStore::proxy(net::StoreProxy::Uplink uplink, bool linked) {
-  auto proxy = net::StoreProxy::listen(io_, assignment_.generation, std::move(uplink), {}, log_);
+  net::StoreProxyOptions options;
+  options.own_user_only = job_.elastic.proves;
+  auto proxy = net::StoreProxy::listen(io_, assignment_.generation, std::move(uplink), options, log_);
   if (!proxy) return finish(fail(ErrorCode::kIo, proxy.error().message));
   proxy_ = *std::move(proxy);
   find_route();

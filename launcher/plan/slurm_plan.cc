@@ -32,7 +32,7 @@ std::string render(const Options& options, const std::function<bool(std::string_
   if (!added.empty()) out += fmt::format(" {}", added);
   out.append(" ").append(shell_word(options.program));
   for (const std::string& argument : options.arguments) out.append(" ").append(shell_word(argument));
-  if (out.size() > kLongestCommand) out = out.substr(0, kLongestCommand) + " ...";
+  if (out.size() > kLongestCommand) out.replace(kLongestCommand, std::string::npos, " ...");
   return out;
 }
 

@@ -166,7 +166,7 @@ Result<Spawned> WorkerGroup::spawn(Spawner& spawner, std::size_t slot, SpawnRequ
     // A kernel or a filter without clone3, a limit of groups: the worker itself can still be started.
     if (spawned || cgroups_.required()) return spawned;
   } else if (cgroups_.required()) {
-    return fail("--cgroup=required", std::move(cgroup).error());
+    return fail(cgroup.error().code, fmt::format("--cgroup=required: {}", cgroup.error().message));
   }
   request.cgroup_fd = -1;
   return spawner.begin(slot, request);

@@ -15,7 +15,8 @@ namespace muster {
 class JobClock {
  public:
   [[nodiscard]] Instant now(Instant real) const {
-    return (stopped_at_ ? std::min(real, *stopped_at_) : real) - skipped_;
+    const Instant until = stopped_at_ && *stopped_at_ < real ? *stopped_at_ : real;
+    return until - skipped_;
   }
   /// When it will be so late; max: never, or not before it is resumed.
   [[nodiscard]] Instant real(Instant time) const {
@@ -38,7 +39,9 @@ class JobClock {
   /// at least since then, and at most since `last`. Twice what is certain, which leaves agents that had
   /// nearly no time left some of it.
   [[nodiscard]] static Instant::duration frozen(Instant last, Instant due, Instant now) {
-    return std::max(now - due, std::min(now - last, 2 * (now - due)));
+    const Instant::duration certain = now - due, most = now - last;
+    const Instant::duration guess = most < 2 * certain ? most : 2 * certain;
+    return guess > certain ? guess : certain;
   }
   /// All that was left out so far.
   [[nodiscard]] Instant::duration skipped() const { return skipped_; }

@@ -112,8 +112,10 @@ class StoreProxy::Impl {
     if (clients_.size() >= options_.max_connections)
       return refuse(Refusal::kLimit, fmt::format("closed {}: {} connections of workers are open, the limit",
                                                  name, clients_.size()));
-    // Workers run as the agent's user; and who has no socket here is not on this host, whatever its address.
-    if (const std::string defect = untrusted_user(fd.get()); !defect.empty())
+    // The kernel may be told to let other hosts reach 127.0.0.1.
+    std::string defect = peer_is_on_this_host(fd.get()) ? "" : "it is not on this host";
+    if (defect.empty() && options_.own_user_only) defect = untrusted_user(fd.get());
+    if (!defect.empty())
       return refuse(Refusal::kAuthentication, fmt::format("closed {}: it is no worker: {}", name, defect));
     const Number id = requests_.open();
     clients_.emplace(id, std::make_unique<Client>(loop_, std::move(fd), std::move(name)));

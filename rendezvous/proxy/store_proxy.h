@@ -30,6 +30,7 @@ struct StoreProxyOptions {
   /// that goes beyond is closed.
   std::size_t max_buffered_bytes = std::size_t{4} << 30;
   std::chrono::milliseconds legacy_quiet_time{50};  ///< see ServerOptions
+  bool own_user_only = false;  ///< workers run as this process's user; others but root are closed
 };
 
 class StoreProxy {

@@ -27,7 +27,7 @@ Result<std::unique_ptr<RendezvousServer>> RendezvousServer::listen(boost::asio::
                                                         std::string peer) {
     coordinator->accept(std::move(fd), first_bytes, std::move(peer));
   };
-  store.other_first_bytes = {control::kFirstByte};
+  store.other_first_bytes.assign(1, control::kFirstByte);
   if (options.control.tls) store.other_first_bytes += tls::kFirstByte;
   if (protects_itself(options.control))
     store.clients = ServerOptions::Clients::kUsersOfThisHost;
