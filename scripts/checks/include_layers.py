@@ -6,7 +6,7 @@ from . import source_tree
 
 # Every folder of the product, from the top down: (folder, what it may include besides the ground, why it stands there). It
 # includes folders that stand lower only, so there is no cycle; an allowance that nothing uses is an error. The picture in
-# README.md is drawn from this table: scripts/lint layers --picture.
+# README.md is drawn from this table by scripts/format.
 GROUND = ("rendezvous/include", "rendezvous/base")
 FOLDERS = [
     ("launcher/main", "agent checks cli doctor hardware join network output plan process report telemetry",
@@ -162,14 +162,15 @@ def picture():
     reach = {}
     for folder, _, _ in reversed(FOLDERS):
         reach[folder] = set().union(*({other} | reach[other] for other in allowed[folder])) if allowed[folder] else set()
+    short = {folder: f"{folder[0].upper()}{folder.split('/')[1]}" for folder, _, _ in FOLDERS}
     lines = ["graph TD"]
     for part in ("launcher", "rendezvous", "worker_runtime"):
-        lines.append(f"  subgraph {part}")
-        lines += [f"    {folder.replace('/', '_')}[{folder.split('/')[1]}]" for folder, _, _ in FOLDERS if folder.startswith(part + "/")]
-        lines.append("  end")
+        names = [f"{short[folder]}[{folder.split('/')[1]}]" for folder, _, _ in FOLDERS if folder.startswith(part + "/")]
+        lines += [f"  subgraph {part}", f"    {'; '.join(names)}", "  end"]
     for folder, _, _ in FOLDERS:
         direct = {other for other in allowed[folder] if not any(other in reach[between] for between in allowed[folder])}
-        lines += [f"  {folder.replace('/', '_')} --> {other.replace('/', '_')}" for other in sorted(direct)]
+        if direct:
+            lines.append(f"  {short[folder]} --> {' & '.join(sorted(short[other] for other in direct))}")
     return "\n".join(lines) + "\n"
 
 

@@ -13,6 +13,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests/bench/results"
+LOAD_BEFORE = os.getloadavg()[0]  # before this process measures anything
 
 
 class Failed(Exception):
@@ -48,7 +49,7 @@ def summary(values):
     ordered = sorted(values)
     quarter = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else [ordered[0]] * 3
     return {"median": statistics.median(ordered), "p25": quarter[0], "p75": quarter[2], "min": ordered[0],
-            "max": ordered[-1], "runs": len(ordered)}
+            "max": ordered[-1], "runs": len(ordered), "samples": list(values)}
 
 
 def paired_ratio(top, bottom):
@@ -68,9 +69,11 @@ def first_line(*command):
 def machine():
     cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
     return {
-        "cpu": cpu, "cores": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0],
+        "cpu": cpu, "cores": len(os.sched_getaffinity(0)), "load_before": LOAD_BEFORE, "load_during": os.getloadavg()[0],
         "kernel": platform.release(), "system": platform.freedesktop_os_release().get("PRETTY_NAME", "?"),
         "compiler": first_line("c++", "--version"), "commit": first_line("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"),
+        # Whether the tree had changes that the commit does not have; results of an earlier run are none.
+        "dirty": bool(first_line("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!tests/bench/results")),
         "date": datetime.date.today().isoformat(),
     }
 

@@ -53,7 +53,7 @@ _JOINING = "tests/system/test_launcher_joining.py"
 SHOWN_BY = {
     "`TORCHELASTIC_HEALTH_CHECK_PORT`, metrics": (
         "tests/system/test_metrics.py", "test_health_is_answered_before_the_nodes_have_met_and_until_the_end"),
-    "workers that hang": ("tests/system/test_hang.py", "test_who_says_nothing_is_left_alone_by_default"),
+    "workers that hang": ("tests/unit/launcher/hang_test.cc", "who tells nothing of its progress never hangs without a fixed timeout"),
     "control groups": (
         "tests/system/test_launcher_cgroup.py", "test_each_worker_has_a_group_of_its_own_and_none_is_left"),
     "after an attempt on GPUs": (

@@ -16,6 +16,7 @@
 #include "tests/support/musterd.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/sanitized.h"
+#include "tests/support/seed.h"
 
 using namespace muster;
 using muster::test::kSanitized;
@@ -140,9 +141,7 @@ TEST_CASE("ten thousand peers with TLS, HTTP and garbage cost a few lines and di
 }
 
 TEST_CASE("a flood of random bytes ends in reasons and leaves the daemon serving") {
-  const auto seed = std::random_device{}();
-  INFO("seed " << seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(test::seed());
   Musterd daemon = Musterd::listening();
   RawClient steady = RawClient::modern(daemon.port());
   steady.send({.op = wire::Op::kSet, .key = "/mine", .value = "here"});

@@ -11,6 +11,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/forwarder.h"
 #include "tests/support/kept_musterd.h"
+#include "tests/support/seed.h"
 
 using namespace muster;
 using namespace std::chrono_literals;
@@ -111,10 +112,7 @@ TEST_CASE("agents resume their round across kill -9: no generation ends, and the
 }
 
 TEST_CASE("agents resume when the coordinator is killed at any moment of a round") {
-  const unsigned seed = std::random_device{}();
-  std::printf("state log: seed %u\n", seed);
-  CAPTURE(seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(test::seed());
   for (int round = 0; round < 6; ++round) {
     CAPTURE(round);
     KeptMusterd keeper;

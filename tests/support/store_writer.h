@@ -4,8 +4,6 @@
 // with RawClient's deadlines; one thread. Failure: a REQUIRE that shows what differs.
 #pragma once
 
-#include <cstdio>
-#include <cstdlib>
 #include <deque>
 #include <optional>
 #include <random>
@@ -16,19 +14,10 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/kept_musterd.h"
+#include "tests/support/seed.h"
 #include "tests/support/store_script.h"
 
 namespace muster::test {
-
-/// Of a run with random numbers: MUSTER_SEED, or a new one; printed.
-inline unsigned seed() {
-  const char* given = std::getenv("MUSTER_SEED");
-  const unsigned out =
-      given != nullptr ? static_cast<unsigned>(std::strtoul(given, nullptr, 10)) : std::random_device{}();
-  std::printf("MUSTER_SEED=%u\n", out);
-  std::fflush(stdout);
-  return out;
-}
 
 inline std::string text_from(RawClient& client) {
   const auto size = static_cast<std::size_t>(number_from(client));

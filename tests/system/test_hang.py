@@ -193,11 +193,6 @@ time.sleep(1)  # it compiles
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_who_says_nothing_is_left_alone_by_default(muster):
-    result = muster.run("--nproc-per-node=2", "--on-hang=stop", "sleep", "1")
-    assert (result.returncode, result.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("options,named", [
     (["--hang-timeout=soon"], "--hang-timeout=soon: not auto, off, SECONDS or SECONDS:START"),
     (["--on-hang=kill"], "--on-hang=kill: not one of report, restart, stop"),

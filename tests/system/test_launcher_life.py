@@ -39,8 +39,9 @@ def test_a_workers_exit_code_is_the_launchers(muster, code):
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM", "SIGUSR1", "SIGABRT"])
 def test_a_worker_killed_by_a_signal_gives_128_plus_n(muster, name):
-    result = muster.run("--nproc-per-node=1", "sh", "-c", f"ulimit -c 0; kill -{name[3:]} $$")
-    # ${local_rank} substitution turns $$ into $, as torchrun does: a script file keeps it.
+    # $$ of an argument becomes $, as with torchrun; a script file keeps what is in it.
+    result = muster.run("--nproc-per-node=1", "sh", "-c", f"ulimit -c 0; kill -{name[3:]} $$$$")
+    assert result.returncode == 128 + getattr(signal, name)
     script = muster.script("die.py", f"import os, signal; os.kill(os.getpid(), signal.{name})")
     result = muster.run("--nproc-per-node=1", script)
     assert result.returncode == 128 + getattr(signal, name)

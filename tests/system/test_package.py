@@ -23,10 +23,18 @@ def installed(tmp_path_factory, build, root):
 
 def test_installed_tree_has_programs_libraries_headers_and_package(installed):
     prefix = installed / "prefix"
-    assert {p.name for p in (prefix / "bin").iterdir()} >= {"muster", "musterd"}
+    assert {p.name for p in (prefix / "bin").iterdir()} >= {"muster", "musterd", "musterctl", "muster-preflight"}
     headers = {p.name for p in (prefix / "include/muster").iterdir()}
     assert {"store.h", "tcp_store.h", "init.h", "process_group.h"} <= headers
     assert list(prefix.rglob("muster-config.cmake"))
+
+
+@pytest.mark.parametrize("shell, path", [("bash", "bash-completion/completions/muster"), ("zsh", "zsh/site-functions/_muster"),
+                                         ("fish", "fish/vendor_completions.d/muster.fish")])
+def test_the_completion_of_each_shell_is_where_the_shell_looks_for_it(installed, run, shell, path):
+    text = (installed / "prefix/share" / path).read_text()
+    assert "nproc-per-node" in text
+    assert text == run(installed / "prefix/bin/muster", f"--print-completion={shell}").stdout
 
 
 def test_installed_package_names_no_path_of_the_build_machine(installed, root):

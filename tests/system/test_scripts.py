@@ -9,7 +9,7 @@ import types
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-from checks import include_layers, readme, results, selection, source_rules, steps  # noqa: E402
+from checks import figures, include_layers, readme, results, selection, source_rules, steps  # noqa: E402
 
 
 @pytest.mark.parametrize("name, kind, target, resolved, why", [
@@ -51,7 +51,7 @@ def test_the_table_of_folders_refuses_an_arrow_that_points_up(monkeypatch):
 def test_the_picture_leaves_out_arrows_that_follow_from_others(monkeypatch):
     monkeypatch.setattr(include_layers, "FOLDERS", [("launcher/a", "b c", ""), ("launcher/b", "c", ""), ("launcher/c", "", "")])
     assert [line.strip() for line in include_layers.picture().splitlines() if "-->" in line] == \
-        ["launcher_a --> launcher_b", "launcher_b --> launcher_c"]
+        ["La --> Lb", "Lb --> Lc"]
 
 
 def test_file_rules_name_what_is_wrong():
@@ -59,6 +59,13 @@ def test_file_rules_name_what_is_wrong():
     found = " | ".join(what for _, what in source_rules._check_code("a.cc", text))
     for part in ("SPDX", "white space", "tab", "ASCII", "left in the tree", "no newline"):
         assert part in found
+
+
+def test_a_figure_of_the_readme_that_no_result_has_is_found():
+    text = "a\n<!-- figures: from tests/bench/results -->\nold\n<!-- end -->\nb\n"
+    new = figures.rewritten(text)
+    assert new.startswith("a\n<!-- figures: ") and new.endswith("<!-- end -->\nb\n") and "posix_spawn loop" in new
+    assert figures.rewritten(new) == new
 
 
 def test_a_path_the_readme_names_must_exist():

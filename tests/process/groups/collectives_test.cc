@@ -10,6 +10,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/group_ops.h"
 #include "tests/support/group_world.h"
+#include "tests/support/seed.h"
 
 using namespace muster;
 using namespace muster::testing;
@@ -82,8 +83,7 @@ void check_calls(const Shape& shape, const std::vector<int>& worlds) {
 
 void check_random(const Shape& shape, const std::vector<int>& worlds) {
   for (const int world_size : worlds) {
-    const unsigned seed = std::random_device()();
-    std::printf("%s, %d ranks: seed %u\n", shape.name, world_size, seed);
+    const unsigned seed = muster::test::seed();
     INFO(shape.name << ", " << world_size << " ranks, seed " << seed);
     require_all_well(run_world(world_of(shape, world_size), [&](ProcessGroup& group) -> std::string {
       std::mt19937 random(seed);

@@ -8,6 +8,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/group_ops.h"
+#include "tests/support/seed.h"
 #include "worker_runtime/groups/shm_group.h"
 
 using namespace muster;
@@ -65,8 +66,7 @@ std::vector<std::string> run_threads(int members, Millis timeout,
 
 TEST_CASE("threads of one process run random sequences of operations without a race") {
   for (const int members : {2, 3, 4}) {
-    const unsigned seed = std::random_device()();
-    std::printf("%d threads: seed %u\n", members, seed);
+    const unsigned seed = muster::test::seed();
     const auto texts =
         run_threads(members, std::chrono::seconds(50), [&](ProcessGroup& group) -> std::string {
           std::mt19937 random(seed);

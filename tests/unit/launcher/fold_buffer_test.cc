@@ -6,6 +6,7 @@
 #include <random>
 
 #include "tests/support/catch.h"
+#include "tests/support/seed.h"
 
 namespace muster::launcher {
 namespace {
@@ -117,9 +118,7 @@ TEST_CASE("Many ranks with many lines of their own are folded where they say the
 }
 
 TEST_CASE("Random lines of many ranks come out complete and in each rank's order") {
-  const unsigned seed = std::random_device{}();
-  CAPTURE(seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(muster::test::seed());
   constexpr int kRanks = 5;
   for (int round = 0; round < 200; ++round) {
     FoldBuffer buffer(kRanks, kRanks, kWindow);

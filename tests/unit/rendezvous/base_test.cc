@@ -68,6 +68,13 @@ TEST_CASE("reading a file larger than its cap is refused") {
 }
 
 TEST_CASE("log levels are torchrun's LOGLEVEL words in any case") {
-  REQUIRE(parse_log_level("INFO") == LogLevel::kInfo);
-  REQUIRE(parse_log_level("nonsense") == LogLevel::kWarning);
+  for (const auto& [text, level] :
+       {std::pair{"DEBUG", LogLevel::kDebug}, std::pair{"Info", LogLevel::kInfo},
+        std::pair{"warning", LogLevel::kWarning}, std::pair{"WARN", LogLevel::kWarning},
+        std::pair{"eRRor", LogLevel::kError}, std::pair{"CRITICAL", LogLevel::kError},
+        std::pair{"off", LogLevel::kOff}, std::pair{"nonsense", LogLevel::kWarning},
+        std::pair{"", LogLevel::kWarning}}) {
+    INFO(text);
+    REQUIRE(parse_log_level(text) == level);
+  }
 }

@@ -1,0 +1,95 @@
+# The generated parts of README.md: the picture of the folders, from the table of include_layers, and the measured figures,
+# from the files under tests/bench/results/. scripts/format rewrites them, scripts/lint compares.
+# SPDX-License-Identifier: Apache-2.0
+import json
+import re
+
+from . import include_layers, source_tree
+
+_PART = re.compile(r"(<!-- (\w+): [^>]*-->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def _result(name):
+    return json.loads((source_tree.ROOT / f"tests/bench/results/{name}.json").read_text())
+
+
+def _number(value):
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _cell(figure):
+    return f"{_number(figure['median'])} [{_number(figure['p25'])}, {_number(figure['p75'])}]" if figure else ""
+
+
+def _table(head, rows):
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _machine(*names):
+    machines = {name: _result(name)["machine"] for name in names}
+    shown = sorted({f"{m['cores']} cores of an {m['cpu']}, {m['system']}" for m in machines.values()})
+    commits = ", ".join(f"{name} at {m['commit']}" + (" with changes" if m.get("dirty") else "") for name, m in machines.items())
+    return f"{'; '.join(shown)}; {commits}"
+
+
+def _launch():
+    launch = _result("launch")
+    tools = [tool for tool in launch["sizes"]["256"]["tools"] if tool != "muster"]
+    tools.insert(1, "muster")
+    rows = [[f"{size} ranks", *(_cell(launch["sizes"][size]["tools"].get(tool)) for tool in tools)] for size in launch["sizes"]]
+    rows += [[f"{count} nodes of 2", *(_cell(launch["nodes"][count]["tools"].get(tool)) for tool in tools)]
+             for count in launch["nodes"] if count != "1"]
+    return "Start of a program that does nothing until its end, in ms; nodes are agents on this one machine:\n\n" + \
+        _table(["", *tools], rows)
+
+
+def _deaths():
+    rows = [[title, _cell(each["stopped"]), _cell(each["restarted"])] for title, each in _result("launch")["deaths"].items()]
+    return "From a worker's death until all others are gone, and until all run again, in ms:\n\n" + \
+        _table(["", "all stopped", "all restarted"], rows)
+
+
+def _store():
+    store = _result("store")
+    servers = ["musterd", "proxied", "redis", "torch 1.13", "torch libuv"]
+    rows = [[name.upper(), *(_cell({key: value / 1000 for key, value in loads["32"][server]["per_second"].items()})
+                             if server in loads["32"] else "" for server in servers)]
+            for name, loads in store["loads"].items() if "32" in loads and name in ("set", "get", "add", "multi_get", "wait_get")]
+    return "One operation of the store at a time from each of 32 clients, values of 64 bytes, in thousands per second:\n\n" + \
+        _table(["", *servers], rows)
+
+
+def _gathering():
+    rendezvous = _result("rendezvous")
+    joins = ", ".join(f"{int(nodes):,} agents {_cell(each['join']['ms'])}" for nodes, each in rendezvous["nodes"].items())
+    clients, each = max(rendezvous["clients"].items(), key=lambda item: int(item[0]))
+    done = each["done_ms"]["median"] if isinstance(each["done_ms"], dict) else each["done_ms"]
+    return f"Until all agents of a job with a secret have joined, in ms: {joins}. {int(clients):,} store clients that count themselves\n" \
+           f"in and wait for one key have all been woken after {done / 1000:.1f} s.\n"
+
+
+def _figures():
+    return f"Medians [quartiles]. {_machine('launch', 'store', 'rendezvous')}.\n\n" + "\n".join(
+        part() for part in (_launch, _deaths, _store, _gathering))
+
+
+PARTS = {"picture": lambda: f"```mermaid\n{include_layers.picture()}```\n", "figures": _figures}
+
+
+def rewritten(text):
+    return _PART.sub(lambda match: match[1] + PARTS[match[2]]() + match[3] if match[2] in PARTS else match[0], text)
+
+
+def rewrite():
+    path = source_tree.ROOT / "README.md"
+    path.write_text(rewritten(path.read_text()))
+
+
+def run():
+    text = source_tree.text("README.md")
+    found = {match[2] for match in _PART.finditer(text)}
+    problems = [f"README.md: the generated part '{name}' is missing" for name in PARTS if name not in found]
+    if rewritten(text) != text:
+        problems.append("README.md: the picture or the figures are not those of the code and of tests/bench/results; run scripts/format")
+    return problems
