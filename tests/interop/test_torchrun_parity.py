@@ -6,7 +6,7 @@ import json
 import pytest
 from launcher_support import ROOT
 from parity_runs import WORKER, Run, differences
-from parity_table import ADDS, EXPLAINS, SHOWN_BY, check, rows, topics
+from parity_table import ADDS, EXPLAINS, SHOWN_BY, check, topics
 from ports import free_port
 from torch_generations import PYTHON
 
@@ -175,7 +175,3 @@ def test_every_row_of_the_table_is_shown_and_nothing_else_is():
     for topic, (path, test) in SHOWN_BY.items():
         definition = f"def {test}(" if path.endswith(".py") else f'TEST_CASE("{test}"'
         assert definition in (ROOT / path).read_text(), f"{topic}: {path} has no test {test}"
-
-
-def test_the_short_table_holds_rows_of_the_whole_one():
-    assert set(rows("README.md", "### Where it differs from torchrun")) - {""} <= set(topics())

@@ -240,7 +240,7 @@ with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
 raise ValueError("no")
 """)
     _, report = fail(muster, script)
-    text = (ROOT / "launcher" / "README.md").read_text()
+    text = (ROOT / "launcher/reference.md").read_text()
     fields = set(report) | set(report["nodes"][0]) | set(report["root_cause"]) | {"signal", "core_dumped", "device"}
     assert [name for name in sorted(fields) if f"`{name}`" not in text] == []
     words = re.findall(r'CauseName\{CauseClass::\w+, "([\w-]+)"', (ROOT / "launcher/job/cause.h").read_text())

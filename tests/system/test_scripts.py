@@ -74,16 +74,6 @@ def test_a_path_the_readme_names_must_exist():
         ["README.md:1: there is no launcher/no_such_file.cc"]
 
 
-def test_readme_flags_and_exit_codes_are_the_launchers():
-    table = 'OptionRow{"nnodes", 0,'
-    assert readme.check_flags("## Flags that matter\n| `--nnodes=N` | x |", table) == []
-    assert readme.check_flags("## Flags that matter\n| `--nodes=N` | x |", table) == \
-        ["README.md: the launcher has no option --nodes"]
-    codes = 'inline constexpr int kExitUsage = 2;\nExitCode{kExitUsage, "usage"},'
-    assert readme.check_exit_codes("### Exit codes\n| 2 | usage |\n", codes) == []
-    assert len(readme.check_exit_codes("### Exit codes\n| 3 | usage |\n", codes)) == 2
-
-
 CTEST = """<testsuite tests="3"><testcase name="unit/a: works" classname="unit/a: works" status="run"/>
 <testcase name="gpu/b: sums" classname="gpu/b: sums" status="notrun"><skipped message="SKIP_RETURN_CODE=77"/>
 <system-out>Filters: sums
