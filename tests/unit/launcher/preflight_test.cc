@@ -286,6 +286,9 @@ TEST_CASE("a check that hangs holds nothing of muster's: whoever reads muster's 
   writer.reset();
   pollfd end{reader.get(), POLLIN, 0};
   const int ended = ::poll(&end, 1, 30'000);
+  // The check may open it again, and then does not wait any more.
+  std::ofstream(directory.path() + "/none").close();
+  std::filesystem::rename(directory.path() + "/none", fifo);
   hold.reset();
   checking.join();
   ::unsetenv("FAKE_NVML");
