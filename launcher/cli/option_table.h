@@ -90,7 +90,7 @@ inline constexpr std::array kOptionTable = {
               "pass --local-rank=N to the program as its first argument, as torch.distributed.launch did"},
     OptionRow{"local-rank-arg", 0, &Options::local_rank_arg, "NAME", "local-rank", Group::kNodes, kOwn,
               "pass the local rank to the program under this name. PyTorch before 2.0 used local_rank"},
-    OptionRow{"use-env", 0, &Options::use_env, "", "", Group::kNodes, kTypedOnly,
+    OptionRow{"use-env", 0, &Options::use_env, "", "", Group::kNodes, kOwn | kTypedOnly,
               "pass the local rank in LOCAL_RANK only. This is the default; torch.distributed.launch has the "
               "option"},
     OptionRow{"local-addr", 0, &Options::local_addr, "HOST", "the host's name", Group::kNodes,
@@ -245,7 +245,7 @@ inline constexpr std::array kOptionTable = {
               "check driver, GPUs, disks and limits before the start. An unhealthy node says why and does "
               "not take part. full: "
               "also runs a computation on every device"},
-    OptionRow{"doctor", 0, &Options::doctor, "", "", Group::kPlacement, kTypedOnly,
+    OptionRow{"doctor", 0, &Options::doctor, "", "", Group::kPlacement, kOwn | kTypedOnly,
               "check that each node can reach each other node, instead of running the program. The first "
               "node prints the result"},
     OptionRow{"dry-run", 0, &Options::dry_run, "", "", Group::kPlacement, kOwn | kCommon | kForDoctor,

@@ -61,7 +61,7 @@ class ArchiveWriter {
       if (value) put(*value);
     } else if constexpr (is_instance_of<T, std::variant>) {
       put(static_cast<std::uint8_t>(value.index() + 1));
-      std::visit([this](const auto& each) { put(each); }, value);
+      std::visit([this](const auto& each) { this->put(each); }, value);
     } else if constexpr (is_instance_of<T, std::pair>) {
       (*this)(value.first, value.second);
     } else if constexpr (is_instance_of<T, std::vector>) {

@@ -188,9 +188,6 @@ void Jobs::run_decisions(Job& job, Instant now, JobsEffects& effects) {
     // Who waits for a world is not kept: they come again.
     has_changed |= !std::holds_alternative<membership::NodesLost>(outcome);
     if (std::holds_alternative<membership::Formed>(outcome)) {
-      effects.log.push_back(fmt::format("job {}: generation {} runs {} ranks on {} nodes", job.name,
-                                        job.round.world.generation, job.round.world.world_size,
-                                        job.round.world.slots.size()));
       job.newcomers.clear();
       notify_world(job, effects);
     }

@@ -27,7 +27,6 @@ struct End {
   std::uint8_t family = AF_INET;
   in6_addr address{};  // IPv4: the first four bytes
   in_port_t port = 0;  // network order
-  friend bool operator==(const End& a, const End& b) { return a.same_address(b) && a.port == b.port; }
   [[nodiscard]] bool same_address(const End& other) const {
     return family == other.family && std::memcmp(&address, &other.address, sizeof address) == 0;
   }
