@@ -29,7 +29,7 @@ def find(pattern):
     """(test programs, pytest files) with a test whose name matches the regular expression."""
     regex = re.compile(pattern)
     chosen = [program for program, label, sources in programs()
-              if label != "gpu" and any(regex.search(f"{label}/{program}: {case}") for source in sources for case in _cases(source))]
+              if label != "gpu" and any(regex.search(f"{label}/{program}:{case}") for source in sources for case in _cases(source))]
     files = [name for name in source_tree.tracked_files() if re.match(r"tests/(system|interop|slurm)/test_\w+\.py$", name)
              and (regex.search(name) or any(regex.search(f"{name}::{function}") or function in pattern
                                             for function in _FUNCTION.findall(source_tree.text(name))))]

@@ -140,7 +140,7 @@ def test_a_flaky_test_is_named_and_counts_as_passed_a_failed_one_with_the_comman
 
 
 def test_a_pattern_finds_its_programs_without_a_build():
-    programs, files = selection.find("unit/unit_store: ")
+    programs, files = selection.find("unit/unit_store:")
     assert programs == ["unit_store"] and files == []
     assert selection.find("test_in_ci_a_failed_test")[1] == ["tests/system/test_scripts.py"]
     assert selection.find("no test has this name") == ([], [])
