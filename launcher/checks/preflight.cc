@@ -303,6 +303,7 @@ void execute(std::vector<std::string> words, const Environment& environment, int
   for (const auto& [name, value] : environment) variables.push_back(fmt::format("{}={}", name, value));
   const auto pointers = [](std::vector<std::string>& from) {
     std::vector<char*> all;
+    all.reserve(from.size() + 1);
     for (std::string& each : from) all.push_back(each.data());
     all.push_back(nullptr);
     return all;

@@ -121,6 +121,7 @@ void HangMonitor::plan_look() {
 void HangMonitor::on_look(std::vector<LivenessProbe::Seen> seen) {
   if (!watch_) return;
   std::vector<Liveness> signs;
+  signs.reserve(seen.size());
   for (const LivenessProbe::Seen& each : seen) signs.push_back(each.sign);
   seen_ = std::move(seen);
   const HangWatch::Seen found = watch_->look(signs, SteadyClock::now());

@@ -32,6 +32,7 @@ void HeartbeatFiles::read(Done done) {
   helper_.run(
       [paths = paths_, look = look_] {
         std::vector<Mark> out;
+        out.reserve(paths.size());
         for (const std::string& path : paths) out.push_back(look(path));
         return out;
       },
@@ -51,6 +52,7 @@ LivenessProbe::LivenessProbe(boost::asio::io_context& io, const Job& job, const 
     : job_(job), directory_(directory), router_(router), group_(group), log_(log) {
   if (job.hang.heartbeat.empty()) return;
   std::vector<std::string> paths;
+  paths.reserve(static_cast<std::size_t>(job.local_world_size));
   for (int rank = 0; rank < job.local_world_size; ++rank)
     paths.push_back(job.hang.heartbeat_file(assignment.base_rank + rank, rank));
   heartbeats_.emplace(io, std::move(paths));
@@ -73,6 +75,7 @@ void LivenessProbe::look(Done done) {
 
 void LivenessProbe::answer() {
   std::vector<Seen> seen;
+  seen.reserve(static_cast<std::size_t>(job_.local_world_size));
   for (int rank = 0; rank < job_.local_world_size; ++rank) seen.push_back(look_at(rank));
   for (const Done& done : std::exchange(waiting_, {})) done(seen);
 }

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -50,7 +51,7 @@ void set_process_title(const char* title) {
   const std::size_t size = own->arguments_end - own->arguments_begin;
   auto* const arguments = reinterpret_cast<char*>(own->arguments_begin);
   std::memset(arguments, 0, size);
-  std::memcpy(arguments, title, std::min(std::strlen(title), size - 1));
+  std::string_view(title).copy(arguments, size - 1);
 }
 
 }  // namespace muster::launcher

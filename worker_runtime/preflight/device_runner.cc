@@ -95,6 +95,7 @@ class Runner {
     std::vector<std::string> words{program};
     words.insert(words.end(), device.arguments.begin(), device.arguments.end());
     std::vector<char*> arguments;
+    arguments.reserve(words.size() + 1);
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     posix_spawn_file_actions_t files;
