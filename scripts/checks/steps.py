@@ -4,6 +4,7 @@ import ctypes
 import dataclasses
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -116,7 +117,7 @@ def run(name, command, seconds, quiet=False, **environment):
     """Runs `command`; a quiet step's output is shown only if it fails."""
     print(f"== {name}: {' '.join(map(str, command))}", flush=True)
     start = time.monotonic()
-    log = open(RESULTS / (name.replace(" ", "-") + ".log"), "w+b") if quiet else None
+    log = open(RESULTS / (re.sub(r"[^\w.]+", "-", name)[-200:] + ".log"), "w+b") if quiet else None
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, start_new_session=True,
                                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT if quiet else None)
     problem = ""

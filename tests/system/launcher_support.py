@@ -89,8 +89,8 @@ def child_named(parent, name):
 
 
 def rotated(path):
-    """All files of a rotated log as one, the oldest first."""
-    older = sorted(path.parent.glob(path.name + ".*"), key=lambda p: -int(p.suffix[1:]))
+    """All files of a rotated log as one, the oldest first. A writer that is killed while it rotates may leave an empty FILE.new."""
+    older = sorted(path.parent.glob(path.name + ".[0-9]*"), key=lambda p: -int(p.suffix[1:]))
     return b"".join(p.read_bytes() for p in [*older, path])
 
 
