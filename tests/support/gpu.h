@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests that need a GPU: with one they run, without they say so in one line and exit with 77.
+// For tests that need a GPU: without one they are skipped.
 #pragma once
 
-#include <cstdio>
-#include <cstdlib>
-
+#include "tests/support/skip.h"
 #include "worker_runtime/kernels/kernels.h"
 
 namespace muster::testing {
 
 inline void require_gpu() {
-  if (kernels::cuda_device_count() > 0) return;
-  std::puts("SKIP: no GPU here");
-  std::fflush(stdout);
-  std::_Exit(77);
+  if (kernels::cuda_device_count() == 0) skip("no GPU here");
 }
 
 }  // namespace muster::testing
