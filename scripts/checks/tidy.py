@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import time
 
@@ -18,6 +17,7 @@ _CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / 
 _KEPT_DAYS = 30
 _DATABASE = source_tree.ROOT / "build" / "clang"  # clang-tidy reads clang's flags, not g++'s
 _FILE_TIMEOUT = 400  # the slowest takes 15 s on an idle machine
+_CLANG_TIDY = source_tree.ROOT / ".venv" / "clang-tidy" / "clang_tidy" / "data" / "bin" / "clang-tidy"  # a pinned wheel
 
 
 def _configure():
@@ -29,7 +29,7 @@ def _configure():
 @functools.cache
 def _tools():
     """What judges: clang-tidy, and the headers of the system."""
-    commands = (["clang-tidy", "--version"], ["dpkg-query", "--show", "*-dev", "libstdc++*"])
+    commands = ([_CLANG_TIDY, "--version"], ["dpkg-query", "--show", "*-dev", "libstdc++*"])
     return b"".join(subprocess.run(command, capture_output=True, timeout=60).stdout for command in commands)
 
 
@@ -54,7 +54,7 @@ def _check(job):
         remembered.touch()
         return []
     try:
-        done = subprocess.run(["clang-tidy", "--quiet", "-p", str(_DATABASE), name], cwd=source_tree.ROOT, text=True,
+        done = subprocess.run([_CLANG_TIDY, "--quiet", "-p", str(_DATABASE), name], cwd=source_tree.ROOT, text=True,
                               capture_output=True, timeout=_FILE_TIMEOUT)
     except subprocess.TimeoutExpired:
         return [f"{name}: clang-tidy took more than {_FILE_TIMEOUT} s"]
@@ -66,8 +66,8 @@ def _check(job):
 
 
 def run(only=()):
-    if not shutil.which("clang-tidy"):
-        return ["clang-tidy: not installed; scripts/setup installs it"]
+    if not _CLANG_TIDY.exists():
+        return ["clang-tidy: not installed; scripts/setup --full installs it"]
     if problem := _configure():
         return [problem]
     commands = {}

@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 
@@ -87,7 +88,7 @@ def a_clone_has_a_connection_of_its_own_and_does_not_check_in(host, port):
     a.set("k", "v")
     assert b.get("k") == b"v"
     # One waits while the other works: they do not share a connection.
-    assert together(lambda: a.get("late"), lambda: b.set("late", "1"))[0] == b"1"
+    assert together(partial(a.get, "late"), lambda: b.set("late", "1"))[0] == b"1"
     del a
     assert b.get("k") == b"v" and b.num_keys() == 4  # init/, counted, k and late
 

@@ -56,7 +56,7 @@ def test_a_thousand_joins_and_leaves_at_random_break_no_promise(stage, tmp_path)
     seed = int(os.environ.get("MUSTER_SEED") or random.SystemRandom().randrange(1 << 32))
     print(f"MUSTER_SEED={seed}")
     dice, began = random.Random(seed), time.monotonic()
-    nodes = stage.build(4, QuickNodes)
+    stage.build(4, QuickNodes)
     daemon = stage.daemon(0, f"--state-dir={tmp_path}/state", "--keep=600")
     writer = daemon.job.spawn("writer", 0, sys.executable, "-B", pathlib.Path(__file__).with_name("key_writer.py"),
                               "127.0.0.1", PORT)

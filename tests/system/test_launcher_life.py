@@ -127,7 +127,7 @@ signal.pause()
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
 def test_a_signal_is_passed_on_and_ends_everything(muster, name):
-    body = f"""
+    body = """
 import os, signal, sys
 def got(number, frame):
     open(sys.argv[1] + "/got" + os.environ["RANK"], "w").write(signal.Signals(number).name)
