@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/test itself: a test that fails once is run twice more alone in CI, and is named instead of failing the run."""
 import pathlib
 import sys
