@@ -17,6 +17,7 @@
 #include "launcher/job/rotation.h"
 #include "launcher/text/stream_selection.h"
 #include "rendezvous/base/clock.h"
+#include "rendezvous/etcd/settings.h"
 #include "rendezvous/net/tls.h"
 #include "rendezvous/protocol/auth.h"
 #include "rendezvous/protocol/world.h"
@@ -53,20 +54,6 @@ struct LogSettings {
 
 enum class RendezvousMode { kStandalone, kElastic };
 
-/// An etcd over which the agents elect who runs the coordinator.
-struct EtcdSettings {
-  struct Member {
-    std::string host;
-    std::uint16_t port = 0;
-
-    friend bool operator==(const Member&, const Member&) = default;
-  };
-  std::vector<Member> members;
-  std::optional<tls::Context> tls;
-  std::string prefix = "/muster";  // of all keys
-  std::int64_t lease_ttl_seconds = 10;
-};
-
 /// What only a job with a coordinator has (kElastic).
 struct ElasticJob {
   std::string endpoint_host;
@@ -80,8 +67,8 @@ struct ElasticJob {
   std::string local_addr;            // the only address offered and listened at, unless it is a mere name
   std::string interface;             // likewise, the only one whose addresses are; empty: all
   std::optional<auth::Secret> secret;
-  std::optional<EtcdSettings>
-      etcd;  // instead of a coordinator at the endpoint, which then is its first member
+  std::optional<etcd::Settings>
+      etcd;  // over which the agents elect the coordinator; the endpoint is its first member
   std::optional<tls::Context> tls;         // towards the coordinator
   std::optional<tls::Context> tls_server;  // of a coordinator that this agent runs
   bool proves = false;                     // agents show a secret or a certificate

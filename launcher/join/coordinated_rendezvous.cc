@@ -9,8 +9,8 @@
 
 #include "launcher/job/exit_status.h"
 #include "launcher/job/generation_outcome.h"
-#include "launcher/join/coordinator_seat.h"
-#include "launcher/join/etcd_seat.h"
+#include "launcher/join/endpoint_host.h"
+#include "launcher/join/etcd_host.h"
 #include "launcher/join/unfit_node.h"
 #include "launcher/network/listening.h"
 #include "launcher/network/machine_id.h"
@@ -45,9 +45,9 @@ int exit_code_of(const Error& no_host) {
   return kExitSystem;
 }
 
-std::unique_ptr<Seat> make_seat(asio::io_context& io, const Job& job, const Log& log) {
-  if (job.elastic.etcd) return std::make_unique<EtcdSeat>(io, job, log);
-  return std::make_unique<CoordinatorSeat>(io, job, log);
+std::unique_ptr<CoordinatorHost> make_host(asio::io_context& io, const Job& job, const Log& log) {
+  if (job.elastic.etcd) return std::make_unique<EtcdHost>(io, job, log);
+  return std::make_unique<EndpointHost>(io, job, log);
 }
 
 }  // namespace
@@ -56,7 +56,7 @@ CoordinatedRendezvous::CoordinatedRendezvous(asio::io_context& io, const Job& jo
     : io_(io),
       job_(job),
       log_(log),
-      seat_(make_seat(io, job, log)),
+      coordinator_(make_host(io, job, log)),
       store_(io, job, log),
       wait_status_(io, log),
       late_nodes_(io) {}
@@ -77,26 +77,27 @@ void CoordinatedRendezvous::join(int, Joined joined) {
   if (const auto text = unconfined_text(job_.elastic, listening_addresses(job_.elastic, offered, own)))
     log_.warning(*text);
   if (const auto open = store_.open_port(); !open) return fail_join(kExitSystem, open.error().message);
-  Seat::Callbacks callbacks;
+  CoordinatorHost::Callbacks callbacks;
   callbacks.agent_gone = [this] {
-    if (!told_late_nodes_ || !seat_->nodes_never_seen().empty()) return;
+    if (!told_late_nodes_ || !coordinator_->nodes_never_seen().empty()) return;
     std::exchange(told_late_nodes_, {})();
   };
-  callbacks.decided = [this](const Result<void>& host) { connect(host); };
+  callbacks.located = [this](const Result<void>& host) { connect(host); };
   callbacks.moved = [this] {
-    if (client_) client_->redirect(seat_->host(), seat_->port());
+    if (client_) client_->redirect(coordinator_->host(), coordinator_->port());
   };
   callbacks.lost = [this](const Error& error) {
     if (client_) client_->close();
     on_lost(error);
   };
-  seat_->take(own, offered, std::move(callbacks));
+  coordinator_->start(own, offered, std::move(callbacks));
 }
 
 void CoordinatedRendezvous::connect(const Result<void>& host) {
   if (!joined_) return;  // declined meanwhile
   if (!host) return fail_join(exit_code_of(host.error()), host.error().message);
-  if (seat_->taken()) log_.info(fmt::format("this agent runs the coordinator at {}", seat_->title()));
+  if (coordinator_->is_hosting())
+    log_.info(fmt::format("this agent runs the coordinator at {}", coordinator_->title()));
   client_ = std::make_unique<net::ControlClient>(io_, client_options(), client_events());
   client_->start();
   // Nobody can take its place: the job cannot run.
@@ -106,13 +107,13 @@ void CoordinatedRendezvous::connect(const Result<void>& host) {
 net::ControlClientOptions CoordinatedRendezvous::client_options() {
   const ElasticJob& elastic = job_.elastic;
   net::ControlClientOptions out;
-  out.host = seat_->host();
-  out.port = seat_->port();
+  out.host = coordinator_->host();
+  out.port = coordinator_->port();
   out.job = job_.run_id;
   out.secret = elastic.secret;
   out.tls = elastic.tls;
   out.tls_name = elastic.endpoint_host;
-  out.request.id = seat_->node();
+  out.request.id = coordinator_->node();
   out.request.host = job_.host;
   out.request.machine = machine_id();
   out.request.role = job_.role;
@@ -156,13 +157,13 @@ net::ControlEvents CoordinatedRendezvous::client_events() {
   };
   out.drained = [this] { store_.drained(); };
   out.clock = [this](const ClockOffset& offset) {
-    const std::string text = skew_text(offset, fmt::format("the coordinator at {}", seat_->title()));
+    const std::string text = skew_text(offset, fmt::format("the coordinator at {}", coordinator_->title()));
     if (!text.empty()) log_.warning(fmt::format("preflight of {}: {}", job_.host, text));
   };
   out.trying = [this](const Error& error) {
     // While workers run, a broken connection is news.
-    wait_status_.set(fmt::format("waiting for the coordinator at {}: {}{}", seat_->title(), error.message,
-                                 seat_->in_the_way(error)),
+    wait_status_.set(fmt::format("waiting for the coordinator at {}: {}{}", coordinator_->title(),
+                                 error.message, coordinator_->port_owner_advice(error)),
                      !joined_);
   };
   return out;
@@ -181,7 +182,7 @@ void CoordinatedRendezvous::on_assigned(const control::Assignment& assignment) {
   times_.gathered = SteadyClock::now();
   outside_ = false;
   store_.cancel();
-  seat_->welcomed();
+  coordinator_->set_joined();
   if (!joined_) return;
   wait_status_.cancel();
   log_.info(fmt::format("generation {}: node {} of {}, ranks {} to {} of {}", assignment.generation,
@@ -192,7 +193,7 @@ void CoordinatedRendezvous::on_assigned(const control::Assignment& assignment) {
   store_.start(assignment,
                {[this](const control::Message& message) { client_->send_store(message); },
                 [this] { return client_->unsent_bytes(); }},
-               linked_, seat_->taken() ? seat_->host() : std::string(),
+               linked_, coordinator_->is_hosting() ? coordinator_->host() : std::string(),
                [this](const auto& location) { on_located(location); });
 }
 
@@ -218,7 +219,7 @@ void CoordinatedRendezvous::on_located(const Result<WorkerStore::Location>& loca
 
 void CoordinatedRendezvous::on_waiting(const control::Waiting& waiting) {
   outside_ = waiting.outside;
-  seat_->welcomed();
+  coordinator_->set_joined();
   if (!joined_) return;  // a gathering begins while workers here are still being stopped
   // The others have begun: there is nothing to tell any more.
   if (!job_.unfit.empty() && waiting.outside && !holds_job()) return finish_join(FailureNotice{});
@@ -259,7 +260,7 @@ void CoordinatedRendezvous::on_closed(const control::Closed& closed) {
 // A node is unfit, and its job is over before it began. Nodes that come later would find nobody who tells
 // them.
 void CoordinatedRendezvous::await_late_nodes(const FailureNotice& notice) {
-  const std::vector<int> late = seat_->nodes_never_seen();
+  const std::vector<int> late = coordinator_->nodes_never_seen();
   if (late.empty()) return finish_join(final_notice(notice));
   told_late_nodes_ = [this, notice] { finish_join(final_notice(notice)); };
   const Millis limit = std::min<Millis>(job_.join_timeout, kLateNodes);
@@ -273,7 +274,8 @@ void CoordinatedRendezvous::await_late_nodes(const FailureNotice& notice) {
 
 void CoordinatedRendezvous::on_lost(const Error& error) {
   store_.cancel();
-  FailureNotice notice = outcome_of(error, assigned_.has_value(), seat_->title(), seat_->busy());
+  FailureNotice notice =
+      outcome_of(error, assigned_.has_value(), coordinator_->title(), coordinator_->listen_error());
   if (joined_) return finish_join(std::move(notice));
   end(std::move(notice));
 }
@@ -384,7 +386,7 @@ void CoordinatedRendezvous::say_hang(int, control::Hang word) {
 
 // The coordinator is here, and ends with this agent.
 bool CoordinatedRendezvous::holds_job() const {
-  return seat_->taken() && !seat_->passes_on();
+  return coordinator_->is_hosting() && !coordinator_->survives_exit();
 }
 
 // Whether the others go on if this node leaves. Before their first generation they wait for another one.
@@ -425,7 +427,7 @@ void CoordinatedRendezvous::send_leave(const std::string& reason, Millis patienc
 
 void CoordinatedRendezvous::leave(Millis patience, std::function<void()> left) {
   wait_status_.cancel();
-  on_left_ = [this, patience, left = std::move(left)] { seat_->see_off(patience, left); };
+  on_left_ = [this, patience, left = std::move(left)] { coordinator_->drain(patience, left); };
   send_leave("it is done", patience);
   if (!left_) return;
   if (const auto call = std::exchange(on_left_, {})) call();

@@ -2,10 +2,10 @@
 // CoordinatedRendezvous: the nodes of a job as a coordinator gathers them
 // (rendezvous/coordinator/membership.h): any number between MIN and MAX with spares, or a fixed number with
 // ranks that were given (static rendezvous); one restart budget, and the failures of all nodes pushed to
-// each. The coordinator is a musterd at the endpoint, or runs in an agent (seat.h). WorkerStore finds the
-// workers' store of each generation. What is waited for is logged when it changes. One loop. Failure: the end
-// of the job with an exit status and the coordinator's text; a lost coordinator is one too. Source: what
-// torch/distributed/elastic/rendezvous/dynamic_rendezvous.py promises.
+// each. The coordinator is a musterd at the endpoint, or runs in an agent (coordinator_host.h). WorkerStore
+// finds the workers' store of each generation. What is waited for is logged when it changes. One loop.
+// Failure: the end of the job with an exit status and the coordinator's text; a lost coordinator is one too.
+// Source: what torch/distributed/elastic/rendezvous/dynamic_rendezvous.py promises.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "launcher/job/rendezvous.h"
-#include "launcher/join/seat.h"
+#include "launcher/join/coordinator_host.h"
 #include "launcher/join/wait_status.h"
 #include "launcher/join/worker_store.h"
 #include "rendezvous/agent_client/control_client.h"
@@ -75,7 +75,7 @@ class CoordinatedRendezvous final : public Rendezvous {
   boost::asio::io_context& io_;
   const Job& job_;
   const Log& log_;
-  std::unique_ptr<Seat> seat_;
+  std::unique_ptr<CoordinatorHost> coordinator_;
   WorkerStore store_;
   WaitStatus wait_status_;
   std::unique_ptr<net::ControlClient> client_;   // nothing: where the coordinator is, is not decided yet

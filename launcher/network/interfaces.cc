@@ -97,6 +97,19 @@ std::string source_address(const std::string& destination) {
   return numeric(reinterpret_cast<const sockaddr*>(&from));
 }
 
+std::string canonical_address(const std::string& address) {
+  in6_addr bytes{};
+  char text[INET6_ADDRSTRLEN] = "";
+  if (::inet_pton(AF_INET6, address.c_str(), &bytes) != 1) return address;
+  return ::inet_ntop(AF_INET6, &bytes, text, sizeof text) != nullptr ? text : address;
+}
+
+bool names_this_host(const std::string& host, const std::vector<InterfaceAddress>& own,
+                     const std::string& own_name) {
+  return is_loopback(host) || (!own_name.empty() && host == own_name) ||
+         contains(own, canonical_address(host));
+}
+
 bool is_loopback(std::string_view host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }

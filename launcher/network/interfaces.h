@@ -28,6 +28,13 @@ struct InterfaceAddress {
 [[nodiscard]] bool is_v6_link_local(std::string_view address);
 /// An address, not a name.
 [[nodiscard]] bool is_numeric_address(const std::string& host);
+/// An IPv6 address as the kernel writes it, in which form this host's own addresses are known. Other texts
+/// are left as they are.
+[[nodiscard]] std::string canonical_address(const std::string& address);
+/// Whether `host` is this one, as far as that can be told without a look-up: a loopback address, `own_name`,
+/// or an address of an interface.
+[[nodiscard]] bool names_this_host(const std::string& host, const std::vector<InterfaceAddress>& own,
+                                   const std::string& own_name);
 
 struct AddressWishes {
   std::string only_address;    // --local-addr

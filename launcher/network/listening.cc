@@ -2,21 +2,12 @@
 #include "launcher/network/listening.h"
 
 #include <algorithm>
-#include <arpa/inet.h>
 #include <utility>
 
 #include <fmt/format.h>
 
 namespace muster::launcher {
 namespace {
-
-/// As the kernel writes it, in which form this host's own addresses are known.
-std::string plain(const std::string& address) {
-  in6_addr bytes{};
-  char text[INET6_ADDRSTRLEN] = "";
-  if (::inet_pton(AF_INET6, address.c_str(), &bytes) != 1) return address;
-  return ::inet_ntop(AF_INET6, &bytes, text, sizeof text) != nullptr ? text : address;
-}
 
 /// A link-local address means nothing without its interface.
 std::string scoped(const std::string& address, const std::string& interface) {
@@ -46,7 +37,7 @@ std::vector<std::string> listening_addresses(const ElasticJob& wishes,
   std::vector<std::string> out;
   if (!is_confined(wishes)) return out;
   for (const std::string& address : offered)
-    if (const std::string interface = interface_of(own, plain(address)); !interface.empty())
+    if (const std::string interface = interface_of(own, canonical_address(address)); !interface.empty())
       out.push_back(scoped(address, interface));
   return out;
 }
@@ -63,7 +54,7 @@ std::optional<std::string> unconfined_text(const ElasticJob& wishes,
 std::vector<std::string> addresses_at(const std::string& place, std::vector<std::string> chosen,
                                       const std::vector<InterfaceAddress>& own) {
   if (chosen.empty()) return chosen;
-  const std::string interface = interface_of(own, plain(place));
+  const std::string interface = interface_of(own, canonical_address(place));
   if (!interface.empty()) chosen = {scoped(place, interface)};
   return chosen;
 }
@@ -74,8 +65,9 @@ std::vector<std::string> further_addresses(const std::vector<std::string>& found
   std::vector<std::string> out;
   if (chosen.empty()) return out;
   for (const std::string& address : found) {
-    if (std::any_of(chosen.begin(), chosen.end(),
-                    [&](const auto& one) { return plain(without_scope(one)) == without_scope(address); }))
+    if (std::any_of(chosen.begin(), chosen.end(), [&](const auto& one) {
+          return canonical_address(without_scope(one)) == without_scope(address);
+        }))
       return {};
     const std::string interface = interface_of(own, without_scope(address));
     // As hosts take their own names to be. All of 127.0.0.0/8 is this host's.
@@ -113,7 +105,7 @@ Result<net::Listener> listen_at(const std::vector<std::string>& addresses, std::
                            : net::open_listeners(addresses, port, name_owner);
 }
 
-std::string own_door(const std::vector<std::string>& addresses) {
+std::string connect_address(const std::vector<std::string>& addresses) {
   return addresses.empty() ? "127.0.0.1" : addresses.front();
 }
 

@@ -53,7 +53,7 @@ namespace muster::launcher {
                                               bool name_owner = true);
 
 /// Where this agent itself reaches what listens there.
-[[nodiscard]] std::string own_door(const std::vector<std::string>& addresses);
+[[nodiscard]] std::string connect_address(const std::vector<std::string>& addresses);
 
 /// All its sockets become the server's.
 void hand_over(net::Listener from, net::ServerOptions& to);

@@ -100,15 +100,15 @@ Result<Endpoint> plan_static(const Options& options, const Endpoint& endpoint, c
   return out;
 }
 
-Result<std::optional<EtcdSettings>> plan_etcd(const Options& options, const ElasticConf& conf) {
+Result<std::optional<etcd::Settings>> plan_etcd(const Options& options, const ElasticConf& conf) {
   if (options.rdzv_backend != "etcd") {
-    if (conf.etcd_key.empty()) return std::optional<EtcdSettings>{};
+    if (conf.etcd_key.empty()) return std::optional<etcd::Settings>{};
     return usage(fmt::format("--rdzv-conf: {} is a key of --rdzv-backend=etcd", conf.etcd_key));
   }
   if (conf.is_host)
     return usage(
         "--rdzv-conf: is_host is no key of --rdzv-backend=etcd, over which the agents elect; leave it out");
-  EtcdSettings out;
+  etcd::Settings out;
   out.prefix = conf.etcd_prefix;
   out.lease_ttl_seconds = conf.lease_ttl_seconds;
   MUSTER_TRY(const std::vector<Endpoint> members, parse_endpoints(options.rdzv_endpoint));

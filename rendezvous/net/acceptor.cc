@@ -15,8 +15,6 @@
 namespace muster::net {
 namespace {
 
-constexpr int kAcceptsPerTurn = 64;
-
 UniqueFd open_spare() {
   return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
@@ -36,7 +34,8 @@ void set_socket_options(int fd) {
 
 }  // namespace
 
-Acceptor::Acceptor(Listener listener) : listener_(std::move(listener)), spare_fd_(open_spare()) {
+Acceptor::Acceptor(Listener listener, int per_turn)
+    : listener_(std::move(listener)), per_turn_(per_turn), spare_fd_(open_spare()) {
   for (const int fd : fds()) set_socket_options(fd);
 }
 
@@ -58,7 +57,7 @@ void Acceptor::accept_some(const Admit& admit, const Refused& refused) {
 }
 
 void Acceptor::accept_from(int listener, const Admit& admit, const Refused& refused) {
-  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+  for (int i = 0; i < per_turn_; ++i) {
     UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd) {
       admit(std::move(fd));

@@ -18,10 +18,11 @@ class Acceptor {
   using Admit = std::function<void(UniqueFd)>;
   using Refused = std::function<void(const std::string& reason)>;
 
-  explicit Acceptor(Listener listener);
+  /// `per_turn`: the most connections of each socket that one accept_some() takes, to keep the loop's turns
+  /// short.
+  explicit Acceptor(Listener listener, int per_turn = 64);
 
-  /// Accepts what waits, up to a number that keeps the loop's turns short. `refused` is told of each
-  /// connection that had to be turned away, and of errors.
+  /// Accepts what waits. `refused` gets the reason of each connection that had to be turned away, and errors.
   void accept_some(const Admit& admit, const Refused& refused);
 
   /// All of its sockets.
@@ -34,6 +35,7 @@ class Acceptor {
   bool turn_away(int listener, int error_number, const Refused& refused);
 
   Listener listener_;
+  const int per_turn_;
   UniqueFd spare_fd_;  // given up for a moment when there is no other
 };
 

@@ -69,18 +69,24 @@ asio::awaitable<Result<void>> dial(tcp::socket& socket, std::string host, std::u
   std::rotate(endpoints.begin(), endpoints.begin() + static_cast<std::ptrdiff_t>(turn % endpoints.size()),
               endpoints.end());
 
-  const auto expired = std::make_shared<bool>(false);
+  struct Watchdog {
+    bool expired = false;
+    bool done = false;  // its handler may be queued already when the connection is made
+  };
+  const auto watchdog = std::make_shared<Watchdog>();
   asio::steady_timer timer(socket.get_executor(), deadline);
-  timer.async_wait([expired, &socket](const auto& error) {
-    if (error) return;
-    *expired = true;
+  timer.async_wait([watchdog, &socket](const auto& error) {
+    if (error || watchdog->done) return;
+    watchdog->expired = true;
     boost::system::error_code ignored;
     socket.close(ignored);
   });
   const auto [error, endpoint] = co_await asio::async_connect(socket, endpoints, kTuple);
+  watchdog->done = true;
   timer.cancel();
   if (cause != nullptr) *cause = error;
-  if (*expired) co_return fail(ErrorCode::kTimeout, fmt::format("connect {}: no answer in time", where));
+  if (watchdog->expired)
+    co_return fail(ErrorCode::kTimeout, fmt::format("connect {}: no answer in time", where));
   if (error) co_return fail(ErrorCode::kPeerGone, fmt::format("connect {}: {}", where, error.message()));
   boost::system::error_code ignored;
   socket.set_option(tcp::no_delay(true), ignored);

@@ -107,6 +107,27 @@ bool Context::asks_for_certificate() const {
   return impl_->asks;
 }
 
+SSL_CTX* Context::share() const {
+  ::SSL_CTX_up_ref(impl_->ssl.get());
+  return impl_->ssl.get();
+}
+
+void expect_server(SSL* ssl, const std::string& server_name) {
+  // An address is looked for among the certificate's addresses, a name among its names.
+  X509_VERIFY_PARAM* expected = ::SSL_get0_param(ssl);
+  if (::X509_VERIFY_PARAM_set1_ip_asc(expected, server_name.c_str()) == 1) return;
+  ::ERR_clear_error();
+  MUSTER_CHECK(::X509_VERIFY_PARAM_set1_host(expected, server_name.data(), server_name.size()) == 1,
+               "OpenSSL takes no name");
+  (void)SSL_set_tlsext_host_name(ssl, server_name.c_str());
+}
+
+std::optional<std::string> rejected_certificate(const SSL* ssl) {
+  const long verdict = ::SSL_get_verify_result(ssl);
+  if (verdict == X509_V_OK || (::SSL_get_verify_mode(ssl) & SSL_VERIFY_PEER) == 0) return std::nullopt;
+  return fmt::format("its certificate is not accepted: {}", ::X509_verify_cert_error_string(verdict));
+}
+
 struct Stream::Impl {
   std::shared_ptr<Context::Impl> context;
   std::unique_ptr<SSL, Free> ssl;
@@ -127,13 +148,8 @@ struct Stream::Impl {
   Error broken() {
     failed = true;
     failure.code = ErrorCode::kMismatch;
-    const long verdict = ::SSL_get_verify_result(ssl.get());
     const std::string reason = last_error();
-    if (verdict != X509_V_OK && (::SSL_get_verify_mode(ssl.get()) & SSL_VERIFY_PEER) != 0)
-      failure.message =
-          fmt::format("TLS: its certificate is not accepted: {}", ::X509_verify_cert_error_string(verdict));
-    else
-      failure.message = fmt::format("TLS: {}", reason);
+    failure.message = "TLS: " + rejected_certificate(ssl.get()).value_or(reason);
     return failure;
   }
 
@@ -177,13 +193,7 @@ Stream::Stream(const Context& context, const std::string& server_name) : impl_(s
     return;
   }
   ::SSL_set_connect_state(ssl);
-  // An address is looked for among the certificate's addresses, a name among its names.
-  X509_VERIFY_PARAM* expected = ::SSL_get0_param(ssl);
-  if (::X509_VERIFY_PARAM_set1_ip_asc(expected, server_name.c_str()) == 1) return;
-  ::ERR_clear_error();
-  MUSTER_CHECK(::X509_VERIFY_PARAM_set1_host(expected, server_name.data(), server_name.size()) == 1,
-               "OpenSSL takes no name");
-  (void)SSL_set_tlsext_host_name(ssl, server_name.c_str());
+  expect_server(ssl, server_name);
 }
 
 Stream::~Stream() = default;

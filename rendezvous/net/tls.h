@@ -7,10 +7,14 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include <muster/result.h>
+
+struct ssl_st;
+struct ssl_ctx_st;
 
 namespace muster::tls {
 
@@ -34,12 +38,21 @@ class Context {
   /// Clients have to show a certificate.
   [[nodiscard]] bool asks_for_certificate() const;
 
+  /// For Asio's stream: one more reference to OpenSSL's own object, which the caller gives back.
+  [[nodiscard]] ssl_ctx_st* share() const;
+
  private:
   friend class Stream;
   struct Impl;
   explicit Context(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<Impl> impl_;
 };
+
+/// A client's connection: `server_name`, a name or an address, is the one that the server's certificate must
+/// be for.
+void expect_server(ssl_st* ssl, const std::string& server_name);
+/// Why this end did not accept the other's certificate; nothing: it did, or it has not seen one.
+[[nodiscard]] std::optional<std::string> rejected_certificate(const ssl_st* ssl);
 
 class Stream {
  public:

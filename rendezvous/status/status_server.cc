@@ -4,46 +4,74 @@
 #include <array>
 #include <charconv>
 #include <map>
-#include <sys/socket.h>
+#include <tuple>
 #include <utility>
 
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http/empty_body.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <boost/beast/http/write.hpp>
 #include <fmt/format.h>
 
-#include "rendezvous/base/syscall.h"
 #include "rendezvous/net/acceptor.h"
-#include "rendezvous/net/http_request.h"
 
 namespace muster::net {
 namespace {
 
-using Descriptor = boost::asio::posix::stream_descriptor;
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using boost::system::error_code;
+using Descriptor = asio::posix::stream_descriptor;
+using Response = http::response<http::string_body>;
 
+constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
+constexpr std::size_t kMaxHeadBytes = 8192;
 // After the answer: a close with something unread would be a reset, which may overtake the answer.
-constexpr Millis kDrainPatience{1'000};
+constexpr Millis kDrainTimeout{1'000};
 
 struct Connection {
-  Connection(boost::asio::io_context& loop, UniqueFd fd) : descriptor(loop, fd.release()), timer(loop) {}
+  Connection(asio::io_context& loop, UniqueFd fd) : stream(loop) {
+    error_code ignored;
+    stream.socket().assign(asio::ip::tcp::v4(), fd.get(), ignored);
+    if (!ignored) (void)fd.release();
+  }
 
-  Descriptor descriptor;
-  boost::asio::steady_timer timer;
-  HttpRequest request;
-  std::string out;
-  std::size_t sent = 0;
-  enum class Stage { kRequest, kReply, kDrain } stage = Stage::kRequest;
+  beast::tcp_stream stream;
+  bool replying = false;
 };
+
+Response response_of(const StatusReply& reply) {
+  Response out(static_cast<http::status>(reply.status), 11);
+  out.set(http::field::content_type, {reply.type.data(), reply.type.size()});
+  out.body() = reply.body;
+  out.prepare_payload();
+  return out;
+}
+
+Response plain(http::status status, std::string text) {
+  return response_of({static_cast<int>(status), "text/plain; charset=utf-8", std::move(text)});
+}
 
 }  // namespace
 
 class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(boost::asio::io_context& loop, Listener listener, Answer answer, const StatusServerOptions& options)
+  Impl(asio::io_context& loop, Listener listener, Answer answer, const StatusServerOptions& options)
       : loop_(loop),
         options_(options),
         answer_(std::move(answer)),
-        acceptor_(std::move(listener)),
+        // One at a time: a request that came with its connection is answered before the next is accepted.
+        acceptor_(std::move(listener), 1),
         ready_(loop, acceptor_.listener().fd.get()) {}
 
   void wait_accept() {
@@ -58,126 +86,105 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
 
   void stop() {
     if (std::exchange(stopped_, true)) return;
-    connections_.clear();
+    for (const auto& [id, connection] : connections_) connection->stream.close();
     (void)ready_.release();
     acceptor_.close();
   }
 
  private:
-  using Stage = Connection::Stage;
   using Id = std::uint64_t;
+  using ConnectionPtr = std::shared_ptr<Connection>;
 
   void admit(UniqueFd fd) {
     if (connections_.size() >= options_.max_connections && !drop_one()) return;
     const Id id = next_id_++;
-    connections_.emplace(id, std::make_shared<Connection>(loop_, std::move(fd)));
-    arm(id, options_.request_timeout);
-    // What asks with its first packet is answered at once, however many others only connect.
-    on_readable(id);
+    const auto connection = std::make_shared<Connection>(loop_, std::move(fd));
+    connections_.emplace(id, connection);
+    asio::co_spawn(loop_, serve(connection), [self = shared_from_this(), id](const std::exception_ptr&) {
+      self->connections_.erase(id);
+    });
   }
 
   // The oldest that has not asked yet, or has its answer and does not go; false: all are being answered.
   bool drop_one() {
-    for (const auto& [id, connection] : connections_)
-      if (connection->stage != Stage::kReply) return connections_.erase(id) > 0;
+    for (const auto& [id, connection] : connections_) {
+      if (connection->replying) continue;
+      connection->stream.close();
+      return connections_.erase(id) > 0;
+    }
     return false;
   }
 
-  void arm(Id id, Millis patience) {
-    const auto& connection = connections_.at(id);
-    connection->timer.expires_after(patience);
-    connection->timer.async_wait([weak = weak_from_this(), id](const auto& error) {
-      if (const auto self = weak.lock(); self && !error) self->time_is_up(id);
-    });
-  }
-
-  void time_is_up(Id id) {
-    const auto found = connections_.find(id);
-    if (found == connections_.end()) return;
-    // Else the kernel would go on offering the rest to who does not read.
-    const linger reset{1, 0};
-    if (found->second->stage == Stage::kReply)
-      ::setsockopt(found->second->descriptor.native_handle(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-    connections_.erase(found);
-  }
-
-  void wait(Id id, Descriptor::wait_type what) {
-    connections_.at(id)->descriptor.async_wait(what, [weak = weak_from_this(), id, what](const auto& error) {
-      const auto self = weak.lock();
-      if (!self || error || !self->connections_.contains(id)) return;
-      what == Descriptor::wait_write ? self->write(id) : self->on_readable(id);
-    });
-  }
-
-  void on_readable(Id id) {
-    const auto connection = connections_.at(id);  // survives its own removal
-    std::array<char, 4096> bytes;
-    const ssize_t n = retry_eintr([&] {
-      return ::recv(connection->descriptor.native_handle(), bytes.data(), bytes.size(), MSG_DONTWAIT);
-    });
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return wait(id, Descriptor::wait_read);
-    if (n <= 0) {
-      connections_.erase(id);
-      return;
+  asio::awaitable<void> serve(ConnectionPtr connection) {
+    beast::tcp_stream& stream = connection->stream;
+    beast::flat_buffer buffer(kMaxHeadBytes);
+    http::request_parser<http::empty_body> request;
+    request.header_limit(kMaxHeadBytes);
+    request.body_limit(boost::none);  // a body is not read
+    stream.expires_after(options_.request_timeout);
+    std::size_t num_bytes = 0;  // the parser takes field by field, and forgets those before
+    error_code error;
+    while (!error && !request.is_header_done() && num_bytes + buffer.size() <= kMaxHeadBytes) {
+      std::size_t size = 0;
+      std::tie(error, size) = co_await http::async_read_some(stream, buffer, request, kTuple);
+      num_bytes += size;
     }
-    if (connection->stage == Stage::kDrain) return wait(id, Descriptor::wait_read);
-    const auto whole = connection->request.receive({bytes.data(), static_cast<std::size_t>(n)});
-    if (whole && !*whole) return wait(id, Descriptor::wait_read);
-    connection->out = whole ? reply_to(connection->request) : complaint(whole.error());
-    connection->stage = Stage::kReply;
-    arm(id, options_.reply_timeout);
-    write(id);
+    if (stopped_ || !stream.socket().is_open() || error == http::error::end_of_stream) co_return;
+    connection->replying = true;
+    auto response = response_to(request, error);
+    response.set(http::field::cache_control, "no-store");
+    response.set("X-Content-Type-Options", "nosniff");  // else a browser may take a name in it for markup
+    response.keep_alive(false);
+    stream.expires_after(options_.reply_timeout);
+    // Of a peer that does not read: else the kernel would go on offering it the rest.
+    error_code ignored;
+    stream.socket().set_option(asio::socket_base::linger(true, 0), ignored);
+    std::tie(error, num_bytes) = co_await http::async_write(stream, response, kTuple);
+    if (error) co_return;
+    stream.socket().set_option(asio::socket_base::linger(false, 0), ignored);
+    stream.socket().shutdown(asio::socket_base::shutdown_send, ignored);
+    connection->replying = false;
+    stream.expires_after(kDrainTimeout);
+    std::array<char, 4096> rest;
+    while (!error) std::tie(error, num_bytes) = co_await stream.async_read_some(asio::buffer(rest), kTuple);
   }
 
-  static std::string complaint(const Error& error) {
-    return http_reply(error.code == ErrorCode::kExhausted ? 431 : 400, "text/plain; charset=utf-8",
-                      error.message + "\n", {}, false);
+  Response response_to(const http::request_parser<http::empty_body>& request, const error_code& error) {
+    if (!request.is_header_done() &&
+        (!error || error == http::error::header_limit || error == http::error::buffer_overflow))
+      return plain(http::status::request_header_fields_too_large,
+                   fmt::format("the header is longer than {} bytes\n", kMaxHeadBytes));
+    if (!request.is_header_done())
+      return plain(http::status::bad_request, fmt::format("not an HTTP request: {}\n", error.message()));
+    const http::verb verb = request.get().method();
+    if (verb != http::verb::get && verb != http::verb::head) {
+      Response out = plain(http::status::method_not_allowed, "GET and HEAD only\n");
+      out.set(http::field::allow, "GET, HEAD");
+      return out;
+    }
+    const std::string_view target(request.get().target().data(), request.get().target().size());
+    Response out = page(std::string(target.substr(0, target.find('?'))));
+    if (verb == http::verb::head) out.body().clear();
+    return out;
   }
 
-  std::string reply_to(const HttpRequest& request) {
-    constexpr std::string_view kPlain = "text/plain; charset=utf-8";
-    const bool head_only = request.method() == "HEAD";
-    if (request.method() != "GET" && !head_only)
-      return http_reply(405, kPlain, "GET and HEAD only\n", "Allow: GET, HEAD\r\n", false);
-    const std::string path(request.path());
+  Response page(const std::string& path) {
     const Instant now = SteadyClock::now();
     if (const auto kept = kept_.find(path); kept != kept_.end() && now < kept->second.first)
-      return http_reply(kept->second.second.status, kept->second.second.type, kept->second.second.body, {},
-                        head_only);
+      return response_of(kept->second.second);
     const auto reply = answer_(path);
-    if (!reply) return http_reply(404, kPlain, "there are /healthz and /metrics\n", {}, head_only);
-    // Only paths that there are: a stranger makes no entries.
+    if (!reply) return plain(http::status::not_found, "there are /healthz and /metrics\n");
+    // Only paths that exist: requests from outside add no entries.
     if (reply->fresh_for.count() > 0) kept_[path] = {now + reply->fresh_for, *reply};
-    return http_reply(reply->status, reply->type, reply->body, {}, head_only);
+    return response_of(*reply);
   }
 
-  void write(Id id) {
-    const auto connection = connections_.at(id);
-    const int fd = connection->descriptor.native_handle();
-    while (connection->sent < connection->out.size()) {
-      const std::string_view left = std::string_view(connection->out).substr(connection->sent);
-      const ssize_t n =
-          retry_eintr([&] { return ::send(fd, left.data(), left.size(), MSG_DONTWAIT | MSG_NOSIGNAL); });
-      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return wait(id, Descriptor::wait_write);
-      if (n < 0) {
-        connections_.erase(id);
-        return;
-      }
-      connection->sent += static_cast<std::size_t>(n);
-    }
-    ::shutdown(fd, SHUT_WR);
-    connection->stage = Stage::kDrain;
-    connection->out = {};
-    arm(id, kDrainPatience);
-    wait(id, Descriptor::wait_read);
-  }
-
-  boost::asio::io_context& loop_;
+  asio::io_context& loop_;
   StatusServerOptions options_;
   Answer answer_;
   Acceptor acceptor_;
-  Descriptor ready_;                                       // the Acceptor's, until stop()
-  std::map<Id, std::shared_ptr<Connection>> connections_;  // the oldest first
+  Descriptor ready_;                         // the Acceptor's, until stop()
+  std::map<Id, ConnectionPtr> connections_;  // the oldest first
   std::map<std::string, std::pair<Instant, StatusReply>> kept_;
   Id next_id_ = 1;
   bool stopped_ = false;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// StatusServer: answers GET and HEAD over HTTP/1.1 with what its owner makes of a path, one request for each
-// connection: /healthz and /metrics of muster and musterd. One loop, one thread, whose idle time it does not
-// end; the loop outlives it. Strangers may ask: a request's head is capped, who says nothing or reads nothing
-// is closed after a while, and of too many connections the oldest that is not being answered goes. Failure of
-// a connection is nobody's concern; no secret and no command line is in an answer.
+// StatusServer: answers GET and HEAD over HTTP/1.1 (Boost.Beast) with what its owner makes of a path, one
+// request for each connection: /healthz and /metrics of muster and musterd. One loop, one thread; idle, it
+// does not wake the loop, which outlives it. Anybody may ask: a request's header has at most 8 KiB, a peer
+// that sends or reads nothing is closed after a time-out, and of too many connections the oldest that is not
+// being answered is closed. The failure of a connection is not reported; no secret and no command line is in
+// an answer.
 #pragma once
 
 #include <cstddef>

@@ -5,13 +5,17 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <optional>
+#include <poll.h>
 #include <sys/socket.h>
 #include <utility>
 #include <vector>
 
+#include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
 
 #include "rendezvous/base/unique_fd.h"
+#include "rendezvous/net/dial.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -138,4 +142,31 @@ TEST_CASE("a race that is given up says nothing more") {
   loop.run_for(30s);
   REQUIRE(loop.stopped());  // nothing is left to do
   REQUIRE_FALSE(told);
+}
+
+// The timer of dial() fires while the connection is made: both handlers are queued in one turn of the loop.
+TEST_CASE("a connection that is made at its deadline stays open, or is reported as late") {
+  Listening port("127.0.0.1", 0, 0);
+  const sockaddr_in name = at("127.0.0.1", port.port);
+  UniqueFd first(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  REQUIRE(::connect(first.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0);
+  boost::asio::io_context loop{1};
+  boost::asio::ip::tcp::socket socket(loop);
+  std::optional<Result<void>> dialed;
+  const Instant deadline = SteadyClock::now() + 100ms;
+  boost::asio::co_spawn(loop, net::dial(socket, "127.0.0.1", port.port, 0, deadline),
+                        [&](const std::exception_ptr& exception, Result<void> result) {
+                          REQUIRE_FALSE(exception);
+                          dialed = std::move(result);
+                        });
+  while (!socket.is_open()) loop.poll();
+  // Its SYN was dropped, since the queue is full; the next one, after a second, finds room.
+  REQUIRE_FALSE(dialed);
+  const UniqueFd accepted(::accept4(port.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  pollfd made{socket.native_handle(), POLLOUT, 0};
+  REQUIRE(::poll(&made, 1, 20'000) == 1);
+  REQUIRE(SteadyClock::now() > deadline);
+  while (!dialed) loop.poll();
+  loop.poll();
+  REQUIRE(socket.is_open() == dialed->has_value());
 }

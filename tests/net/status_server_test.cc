@@ -8,7 +8,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 
-#include "rendezvous/net/http_request.h"
 #include "tests/support/catch.h"
 #include "tests/support/raw_client.h"
 
@@ -45,6 +44,10 @@ class Page {
     if (!thread_.joinable()) return;
     boost::asio::post(loop_, [this] { server_->stop(); });
     thread_.join();
+  }
+  /// The loop does nothing until `open` has a value.
+  void block(std::promise<void>& open) {
+    boost::asio::post(loop_, [wait = open.get_future().share()] { wait.wait(); });
   }
   [[nodiscard]] std::uint16_t port() const { return port_; }
   [[nodiscard]] int asked() {
@@ -167,6 +170,16 @@ TEST_CASE("a storm of requests is answered from one answer") {
   Page page;
   for (int i = 0; i < 200; ++i) CHECK_THAT(get(page, "/metrics"), Catch::EndsWith("mmm"));
   CHECK(page.asked() == 1);
+}
+
+TEST_CASE("requests that came with their connections while the loop was busy are all answered") {
+  Page page({.max_connections = 4});
+  std::promise<void> open;
+  page.block(open);
+  std::vector<RawClient> clients;
+  for (int i = 0; i < 40; ++i) clients.emplace_back(page.port()).send("GET /metrics HTTP/1.1\r\n\r\n");
+  open.set_value();
+  for (RawClient& client : clients) CHECK_THAT(all_of(client), Catch::EndsWith("mmm"));
 }
 
 TEST_CASE("a stop closes what is open, and the loop ends") {

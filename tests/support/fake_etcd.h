@@ -37,13 +37,25 @@ class FakeEtcd {
   /// Not answered yet, as they came.
   std::vector<Request> requests;
 
+  int num_connections = 0;
+
   void answer(std::size_t index, const std::string& body) {
-    const Request request = std::move(requests.at(index));
+    answer_raw(index, "HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body,
+               false);
+  }
+  /// These bytes are the answer, after which the connection may end.
+  void answer_raw(std::size_t index, const std::string& bytes, bool hang_up) {
+    send_raw(index, bytes, hang_up);
     requests.erase(requests.begin() + static_cast<std::ptrdiff_t>(index));
-    const auto bytes = std::make_shared<std::string>(
-        "HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
-    boost::asio::async_write(*request.from, boost::asio::buffer(*bytes),
-                             [bytes, from = request.from](const auto&, std::size_t) {});
+  }
+  /// A part of an answer.
+  void send_raw(std::size_t index, std::string bytes, bool hang_up = false) {
+    const auto kept = std::make_shared<std::string>(std::move(bytes));
+    const auto to = requests.at(index).from;
+    boost::asio::async_write(*to, boost::asio::buffer(*kept), [kept, to, hang_up](const auto&, std::size_t) {
+      boost::system::error_code ignored;
+      if (hang_up) to->close(ignored);
+    });
   }
 
  private:
@@ -56,6 +68,7 @@ class FakeEtcd {
     auto socket = std::make_shared<tcp::socket>(acceptor_.get_executor());
     acceptor_.async_accept(*socket, [this, socket](const auto& error) {
       if (error) return;
+      ++num_connections;
       read(socket, std::make_shared<Line>());
       accept();
     });

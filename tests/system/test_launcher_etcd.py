@@ -124,7 +124,7 @@ def test_an_etcd_that_is_not_there_is_named_with_what_to_try(muster):
 @pytest.mark.parametrize("says, hint", [
     (b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nnope\n", "speaks HTTP, but not as an etcd of 3.4 or later"),
     (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "the answer is not etcd's"),
-    (b"SSH-2.0-OpenSSH_9.2\r\n", "no HTTP answer"),
+    (b"SSH-2.0-OpenSSH_9.2\r\n", "not an HTTP response"),
     (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", "longer than"),
     (b'HTTP/1.1 400 Bad Request\r\nContent-Length: 51\r\n\r\n{"error":"etcdserver: user name is empty","code":3}',
      "muster does not log in"),

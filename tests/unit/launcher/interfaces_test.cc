@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/network/interfaces.h"
 
-#include "launcher/join/coordinator_seat.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;

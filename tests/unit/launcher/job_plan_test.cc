@@ -381,7 +381,7 @@ TEST_CASE("etcd's members and its keys of --rdzv-conf are planned") {
                            "--rdzv-conf=etcd_prefix=/site/jobs/,lease_ttl=20"});
   REQUIRE(job.mode == RendezvousMode::kElastic);
   REQUIRE(job.elastic.etcd);
-  using Member = EtcdSettings::Member;
+  using Member = muster::etcd::Settings::Member;
   REQUIRE(job.elastic.etcd->members ==
           std::vector<Member>{Member{"h", 2379}, Member{"::1", 2380}, Member{"10.0.0.4", 2379}});
   REQUIRE(job.elastic.etcd->prefix == "/site/jobs");

@@ -69,8 +69,8 @@ TEST_CASE("a place that is named by an address is listened at, and nothing besid
   REQUIRE(addresses_at("node-a", ib, kHost) == ib);
   REQUIRE(addresses_at("192.0.2.1", ib, kHost) == ib);
   REQUIRE(addresses_at("10.0.0.4", {}, kHost).empty());
-  REQUIRE(own_door(ib) == "10.1.0.4");
-  REQUIRE(own_door({}) == "127.0.0.1");
+  REQUIRE(connect_address(ib) == "10.1.0.4");
+  REQUIRE(connect_address({}) == "127.0.0.1");
 }
 
 TEST_CASE("a name that leads to an address that was not chosen is listened at too, and that is said") {

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/etcd/etcd_election.h"
-
 #include <chrono>
 
-#include <boost/asio/io_context.hpp>
-
-#include "rendezvous/etcd/etcd_state_log.h"
+#include "rendezvous/etcd/election.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -22,10 +18,10 @@ const NodeId kB{2, 20};
 const NodeId kC{3, 30};
 
 KeyValue node(const NodeId& id, bool has_joined) {
-  Place place;
-  place.host = "h";
-  place.has_joined = has_joined;
-  return {kKeys.node(id), encode(place), 1, 1, 1};
+  Endpoint endpoint;
+  endpoint.host = "h";
+  endpoint.has_joined = has_joined;
+  return {kKeys.node(id), encode(endpoint), 1, 1, 1};
 }
 
 JobRecord running_world(const std::vector<NodeId>& members) {
@@ -64,14 +60,14 @@ TEST_CASE("no job's keys are below another's") {
   REQUIRE(end_of_prefix("a\xff\xff") == "b");
 }
 
-TEST_CASE("a place and a state are read as they were written, and nothing else is") {
-  const Place place{"n3", {"10.0.0.4", "fd00::4"}, 4711, true};
-  REQUIRE(decode_place(encode(place)) == place);
-  REQUIRE(place_of({"k", encode(place), 1, 1, 1}).value() == place);
+TEST_CASE("an endpoint and a state are read as they were written, and nothing else is") {
+  const Endpoint endpoint{"n3", {"10.0.0.4", "fd00::4"}, 4711, true};
+  REQUIRE(decode_endpoint(encode(endpoint)) == endpoint);
+  REQUIRE(coordinator_endpoint({"k", encode(endpoint), 1, 1, 1}).value() == endpoint);
   for (const char* bad : {"", "7", "{}", R"({"addresses":[1]})", R"({"addresses":["a"],"port":70000})"})
-    REQUIRE_FALSE(decode_place(bad));
-  REQUIRE(place_of({"k", R"({"addresses":["a"]})", 1, 1, 1}).error().code == ErrorCode::kCorrupt);
-  REQUIRE_FALSE(decode_place(encode(Place{std::string("\xff\xfe"), {}, 1, false}))->host.empty());
+    REQUIRE_FALSE(decode_endpoint(bad));
+  REQUIRE(coordinator_endpoint({"k", R"({"addresses":["a"]})", 1, 1, 1}).error().code == ErrorCode::kCorrupt);
+  REQUIRE_FALSE(decode_endpoint(encode(Endpoint{std::string("\xff\xfe"), {}, 1, false}))->host.empty());
   const JobRecord record = running_world({kA, kB});
   REQUIRE(decode_state(encode_state(record)) == record);
   REQUIRE_FALSE(decode_state("muster job 1\n"));
@@ -80,13 +76,13 @@ TEST_CASE("a place and a state are read as they were written, and nothing else i
 
 TEST_CASE("an agent campaigns, serves, stays or follows by what stands in etcd") {
   const KeyValue mine{"k", "v", 5, 9, 77};
-  REQUIRE(part_of({}, 77, {}) == Part::kCampaign);
-  REQUIRE(part_of({}, 77, 5) == Part::kCampaign);
-  REQUIRE(part_of(mine, 77, 5) == Part::kStay);
-  REQUIRE(part_of(mine, 77, {}) == Part::kServe);
-  REQUIRE(part_of(mine, 77, 4) == Part::kServe);
-  REQUIRE(part_of(mine, 78, 5) == Part::kFollow);
-  REQUIRE(part_of(mine, 0, {}) == Part::kFollow);
+  REQUIRE(role_of({}, 77, {}) == Role::kCampaign);
+  REQUIRE(role_of({}, 77, 5) == Role::kCampaign);
+  REQUIRE(role_of(mine, 77, 5) == Role::kStay);
+  REQUIRE(role_of(mine, 77, {}) == Role::kServe);
+  REQUIRE(role_of(mine, 77, 4) == Role::kServe);
+  REQUIRE(role_of(mine, 78, 5) == Role::kFollow);
+  REQUIRE(role_of(mine, 0, {}) == Role::kFollow);
 }
 
 TEST_CASE("a lease is over by its holder's clock before etcd can have ended it") {
@@ -100,19 +96,19 @@ TEST_CASE("a lease is over by its holder's clock before etcd can have ended it")
 
 TEST_CASE("a new coordinator goes on with the job, and knows who is gone") {
   const auto record = running_world({kA, kB});
-  const Inheritance out = inherit(stored(record), kKeys, {node(kB, true), node(kC, false)}).value();
+  const RecoveredJob out = recover(stored(record), kKeys, {node(kB, true), node(kC, false)}).value();
   REQUIRE(out.record == record);
   REQUIRE(out.absent == std::vector{kA});
-  REQUIRE_FALSE(inherit({}, kKeys, {node(kB, true)}).value().record);
-  REQUIRE(inherit({{kKeys.state, "x", 1, 1, 1}}, kKeys, {}).error().code == ErrorCode::kCorrupt);
+  REQUIRE_FALSE(recover({}, kKeys, {node(kB, true)}).value().record);
+  REQUIRE(recover({{kKeys.state, "x", 1, 1, 1}}, kKeys, {}).error().code == ErrorCode::kCorrupt);
 }
 
 TEST_CASE("a spare that was there goes on with a world that is gone; strangers begin a new job") {
   const auto record = running_world({kA, kB});
-  const Inheritance spared = inherit(stored(record), kKeys, {node(kC, true)}).value();
+  const RecoveredJob spared = recover(stored(record), kKeys, {node(kC, true)}).value();
   REQUIRE(spared.record == record);
   REQUIRE(spared.absent == std::vector{kA, kB});
-  const Inheritance fresh = inherit(stored(record), kKeys, {node(kC, false)}).value();
+  const RecoveredJob fresh = recover(stored(record), kKeys, {node(kC, false)}).value();
   REQUIRE(fresh.record->phase == Phase::kClosed);
   REQUIRE(fresh.record->world.generation == 7);
   REQUIRE(fresh.absent.empty());
@@ -120,64 +116,18 @@ TEST_CASE("a spare that was there goes on with a world that is gone; strangers b
 
 TEST_CASE("a node whose key is gone has a while to come back") {
   const Instant now{};
-  Attendance attendance(10s);
-  attendance.saw(kKeys, {node(kA, true), node(kB, true)}, now);
-  attendance.await(kC, now + 2s);
-  attendance.await(kA, now + 2s);  // it is there
-  REQUIRE(attendance.next() == now + 2s);
-  attendance.heard(kKeys, {true, {kKeys.node(kA), "", 0, 2, 0}}, now + 1s);
-  attendance.heard(kKeys, {true, {kKeys.coordinator, "", 0, 2, 0}}, now + 1s);
-  REQUIRE(attendance.take_lost(now + 2s) == std::vector{kC});
-  attendance.heard(kKeys, {false, node(kA, true)}, now + 5s);
-  REQUIRE(attendance.next() == Instant::max());
-  attendance.saw(kKeys, {node(kA, true)}, now + 6s);
-  REQUIRE(attendance.take_lost(now + 15s).empty());
-  REQUIRE(attendance.take_lost(now + 16s) == std::vector{kB});
-  REQUIRE(attendance.next() == Instant::max());
-}
-
-TEST_CASE("nothing is said before etcd has it, and what changes meanwhile goes with the next write") {
-  struct Keeper final : net::StateKeeper {
-    void describe(const journal::LogSink&) const override {}
-    void on_committed() override { ++num_committed; }
-    int num_committed = 0;
-  };
-  boost::asio::io_context loop{1};
-  std::vector<std::optional<JobRecord>> writes;
-  std::function<void()> written;
-  const auto log = std::make_shared<net::EtcdStateLog>(loop, "job", running_world({kA}),
-                                                       [&](const auto& state, std::function<void()> done) {
-                                                         writes.push_back(state);
-                                                         written = std::move(done);
-                                                       });
-  Keeper keeper;
-  log->attach(keeper);
-  REQUIRE(log->recovered().jobs.at("job") == running_world({kA}));
-  REQUIRE_FALSE(log->dirty());
-  log->record(JobChange(JobRecorded{"another", running_world({kB})}));
-  REQUIRE_FALSE(log->dirty());
-  log->record(JobChange(JobRecorded{"job", running_world({kB})}));
-  REQUIRE(log->dirty());
-  loop.poll();
-  REQUIRE(writes.size() == 1);
-  log->record(JobChange(MemberFinished{"job", kB}));
-  log->record(JobChange(MemberFinished{"job", kC}));
-  written();
-  REQUIRE(log->dirty());
-  REQUIRE(keeper.num_committed == 0);
-  REQUIRE(writes.size() == 2);
-  REQUIRE(writes[1]->finished == std::vector{kB, kC});
-  written();
-  REQUIRE_FALSE(log->dirty());
-  REQUIRE(keeper.num_committed == 1);
-  log->record(JobChange(JobForgotten{"job"}));
-  loop.restart();
-  loop.poll();
-  REQUIRE(writes.size() == 3);
-  REQUIRE_FALSE(writes[2]);
-  // The term is over: what is under way is worth nothing.
-  log->close();
-  written();
-  REQUIRE(log->dirty());
-  REQUIRE(keeper.num_committed == 1);
+  Presence presence(10s);
+  presence.set(kKeys, {node(kA, true), node(kB, true)}, now);
+  presence.expect(kC, now + 2s);
+  presence.expect(kA, now + 2s);  // it is there
+  REQUIRE(presence.next_deadline() == now + 2s);
+  presence.on_event(kKeys, {true, {kKeys.node(kA), "", 0, 2, 0}}, now + 1s);
+  presence.on_event(kKeys, {true, {kKeys.coordinator, "", 0, 2, 0}}, now + 1s);
+  REQUIRE(presence.take_absent(now + 2s) == std::vector{kC});
+  presence.on_event(kKeys, {false, node(kA, true)}, now + 5s);
+  REQUIRE(presence.next_deadline() == Instant::max());
+  presence.set(kKeys, {node(kA, true)}, now + 6s);
+  REQUIRE(presence.take_absent(now + 15s).empty());
+  REQUIRE(presence.take_absent(now + 16s) == std::vector{kB});
+  REQUIRE(presence.next_deadline() == Instant::max());
 }

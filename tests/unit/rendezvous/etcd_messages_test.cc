@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes here are what etcd 3.4.23 sent and took.
-#include "rendezvous/etcd/etcd_messages.h"
-
-#include <cstdint>
-#include <random>
-
-#include "rendezvous/net/http_answer.h"
+#include "rendezvous/etcd/messages.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -48,8 +43,8 @@ TEST_CASE("answers of etcd are understood") {
                              R"(,"succeeded":true,"responses":[{"response_put":{"header":{"revision":"2"}}},)"
                              R"({"response_range":{"header":{"revision":"2"},"kvs":[)" +
                              kEntry + R"(],"count":"1"}},{"response_range":{"header":{"revision":"2"}}}]})");
-  REQUIRE(won.value() == TxnAnswer{2, true, {{kKeyValue}, {}}});
-  REQUIRE(parse_txn(kHead + "}").value() == TxnAnswer{2, false, {}});
+  REQUIRE(won.value() == TxnResponse{2, true, {{kKeyValue}, {}}});
+  REQUIRE(parse_txn(kHead + "}").value() == TxnResponse{2, false, {}});
 }
 
 TEST_CASE("what is no answer of etcd's is an error that shows it") {
@@ -70,8 +65,8 @@ TEST_CASE("what is no answer of etcd's is an error that shows it") {
 
 TEST_CASE("a refusal says what to do about it") {
   const auto of = [](int status, const std::string& text) {
-    return refusal(status, R"({"error":"etcdserver: )" + text + R"(","message":"etcdserver: )" + text +
-                               R"(","code":3})");
+    return error_of_response(status, R"({"error":"etcdserver: )" + text + R"(","message":"etcdserver: )" +
+                                         text + R"(","code":3})");
   };
   REQUIRE(of(404, "requested lease not found").code == ErrorCode::kNotFound);
   REQUIRE(of(400, "request is too large").code == ErrorCode::kExhausted);
@@ -80,9 +75,9 @@ TEST_CASE("a refusal says what to do about it") {
     REQUIRE(of(400, text).code == ErrorCode::kMismatch);
     REQUIRE_THAT(of(400, text).message, Catch::Contains("does not log in"));
   }
-  REQUIRE(refusal(404, "Not Found").code == ErrorCode::kMismatch);
-  REQUIRE_THAT(refusal(404, "Not Found").message, Catch::Contains("3.4 or later"));
-  REQUIRE(refusal(502, "<html>Bad Gateway</html>").code == ErrorCode::kPeerGone);
+  REQUIRE(error_of_response(404, "Not Found").code == ErrorCode::kMismatch);
+  REQUIRE_THAT(error_of_response(404, "Not Found").message, Catch::Contains("3.4 or later"));
+  REQUIRE(error_of_response(502, "<html>Bad Gateway</html>").code == ErrorCode::kPeerGone);
 }
 
 TEST_CASE("a watch tells what changed, and why it ends") {
@@ -109,50 +104,4 @@ TEST_CASE("a watch tells what changed, and why it ends") {
               .code == ErrorCode::kPeerGone);
   WatchStream endless(100);
   REQUIRE(endless.receive(std::string(101, 'x')).error().code == ErrorCode::kExhausted);
-}
-
-TEST_CASE("an HTTP answer is the same in whatever pieces it comes") {
-  const std::string bytes =
-      "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-      "5;x=y\r\nhello\r\n7\r\n, world\r\n0\r\nGrpc-Trailer: a\r\n\r\n";
-  std::mt19937 random(7);
-  for (int i = 0; i < 200; ++i) {
-    net::HttpAnswer answer(1000);
-    std::string body;
-    std::string_view rest = bytes;
-    while (!rest.empty()) {
-      const std::size_t size = std::min<std::size_t>(rest.size(), 1 + random() % (i % 40 + 1));
-      REQUIRE_OK(answer.receive(rest.substr(0, size)));
-      body += answer.take_body();
-      rest.remove_prefix(size);
-    }
-    REQUIRE(answer.done());
-    REQUIRE(answer.keeps_connection());
-    REQUIRE(answer.status() == 200);
-    REQUIRE(body == "hello, world");
-  }
-}
-
-TEST_CASE("an HTTP answer has limits, and ends where it says") {
-  net::HttpAnswer promised(10);
-  REQUIRE(promised.receive("HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n").error().code ==
-          ErrorCode::kExhausted);
-  net::HttpAnswer chunked(10);
-  REQUIRE(chunked.receive("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nb\r\nhello world\r\n")
-              .error()
-              .code == ErrorCode::kExhausted);
-  net::HttpAnswer head(10);
-  REQUIRE(head.receive("HTTP/1.1 200 OK\r\nX: " + std::string(net::HttpAnswer::kMaxHeadBytes, 'x'))
-              .error()
-              .code == ErrorCode::kExhausted);
-  net::HttpAnswer ssh(10);
-  REQUIRE(ssh.receive("SSH-2.0-OpenSSH_9.2\r\n").error().code == ErrorCode::kProtocol);
-  net::HttpAnswer until_the_end(10);
-  REQUIRE_OK(until_the_end.receive("HTTP/1.0 200 OK\r\n\r\nhello"));
-  REQUIRE_OK(until_the_end.end());
-  REQUIRE(until_the_end.take_body() == "hello");
-  REQUIRE_FALSE(until_the_end.keeps_connection());
-  net::HttpAnswer cut(10);
-  REQUIRE_OK(cut.receive("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhel"));
-  REQUIRE(cut.end().error().code == ErrorCode::kPeerGone);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/etcd/etcd_messages.h"
+#include "rendezvous/etcd/messages.h"
 
 #include <charconv>
 #include <limits>
@@ -254,13 +254,13 @@ Result<std::int64_t> parse_keep_alive(std::string_view body) {
   return *ttl;
 }
 
-Result<TxnAnswer> parse_txn(std::string_view body) {
+Result<TxnResponse> parse_txn(std::string_view body) {
   MUSTER_TRY(const json object, parse_object(body));
   const json* header = object_in(object, "header");
   const auto revision = header != nullptr ? number(*header, "revision") : std::nullopt;
   const json* responses = list_in(object, "responses");
   if (!revision || *revision <= 0 || responses == nullptr) return not_etcd("no transaction", body);
-  TxnAnswer out;
+  TxnResponse out;
   out.revision = *revision;
   out.succeeded = flag(object, "succeeded");
   for (const json& response : *responses) {
@@ -279,7 +279,7 @@ Result<TxnAnswer> parse_txn(std::string_view body) {
   return out;
 }
 
-Error refusal(int status, std::string_view body) {
+Error error_of_response(int status, std::string_view body) {
   std::string text;
   if (const auto object = parse_object(body)) {
     text = text_of(*object, "message");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is said to an etcd and what it answers: the v3 API as its JSON gateway speaks it (etcd 3.4 and later),
-// keys and values in base64, 64-bit numbers as text. Sans-IO. Called by net/etcd_client.h; one thread.
+// keys and values in base64, 64-bit numbers as text. Sans-IO. Called by client.h; one thread.
 // Failure: an answer that is not etcd's is kProtocol, and says where it leaves the form.
 // Source: etcd's api/etcdserverpb/rpc.proto and the grpc-gateway's rules for JSON and for streams.
 #pragma once
@@ -73,7 +73,7 @@ struct Txn {
 /// Changes of the keys from `key` up to `end` (empty: of `key`), beginning with those of `from`.
 [[nodiscard]] std::string watch_request(std::string_view key, std::string_view end, Revision from);
 
-// Answers.
+// Responses.
 
 struct Lease {
   LeaseId id = 0;
@@ -85,19 +85,19 @@ struct Lease {
 /// What is left of the lease, in seconds; 0: etcd does not know it (any more).
 [[nodiscard]] Result<std::int64_t> parse_keep_alive(std::string_view body);
 
-struct TxnAnswer {
+struct TxnResponse {
   Revision revision = 0;  ///< of the store, with what the transaction has written
   bool succeeded = false;
   std::vector<std::vector<KeyValue>> found;  ///< of each kGet, in order
 
-  friend bool operator==(const TxnAnswer&, const TxnAnswer&) = default;
+  friend bool operator==(const TxnResponse&, const TxnResponse&) = default;
 };
-[[nodiscard]] Result<TxnAnswer> parse_txn(std::string_view body);
+[[nodiscard]] Result<TxnResponse> parse_txn(std::string_view body);
 
 /// An answer whose HTTP status is not 200. kNotFound: a lease or revision that is gone; kMismatch: this is no
 /// etcd with a v3 gateway, or it wants to know who asks; kExhausted: its limits; kPeerGone: it cannot answer
 /// now, another try may succeed.
-[[nodiscard]] Error refusal(int status, std::string_view body);
+[[nodiscard]] Error error_of_response(int status, std::string_view body);
 
 struct WatchUpdate {
   struct Event {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/etcd/etcd_election.h"
+#include "rendezvous/etcd/election.h"
 
 #include <algorithm>
 #include <charconv>
@@ -17,7 +17,6 @@ using nlohmann::json;
 namespace {
 
 constexpr std::string_view kStateMark = "muster job 3\n";
-constexpr std::string_view kFormerMark = "muster job 2\n";  // without JobProgress::reached and unnoted
 constexpr std::size_t kMaxAddresses = 64;
 
 // What is not a letter, a digit or one of -._ becomes %XX; a job called ".." is no danger to etcd.
@@ -65,20 +64,20 @@ std::optional<NodeId> JobKeys::node_of(std::string_view key) const {
   return out;
 }
 
-std::string encode(const Place& place) {
-  json out{{"host", place.host}, {"addresses", place.addresses}};
-  if (place.port != 0) out["port"] = place.port;
-  if (place.has_joined) out["has_joined"] = true;
+std::string encode(const Endpoint& endpoint) {
+  json out{{"host", endpoint.host}, {"addresses", endpoint.addresses}};
+  if (endpoint.port != 0) out["port"] = endpoint.port;
+  if (endpoint.has_joined) out["has_joined"] = true;
   // A host's name may be no UTF-8.
   return out.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-std::optional<Place> decode_place(std::string_view text) {
+std::optional<Endpoint> decode_endpoint(std::string_view text) {
   constexpr std::size_t kMaxBytes = 16384;
   if (text.size() > kMaxBytes) return std::nullopt;
   const json object = json::parse(text, nullptr, false);
   if (!object.is_object()) return std::nullopt;
-  Place out;
+  Endpoint out;
   if (const auto host = object.find("host"); host != object.end() && host->is_string())
     out.host = host->get<std::string>();
   const auto addresses = object.find("addresses");
@@ -93,13 +92,14 @@ std::optional<Place> decode_place(std::string_view text) {
   return out;
 }
 
-Result<Place> place_of(const KeyValue& coordinator) {
-  auto place = decode_place(coordinator.value);
-  if (place && place->port != 0 && !place->addresses.empty()) return *std::move(place);
-  return fail(ErrorCode::kCorrupt,
-              fmt::format("what etcd has under {} is no coordinator's place; does something else use these "
-                          "keys? Give another --rdzv-id, or etcd_prefix in --rdzv-conf",
-                          coordinator.key));
+Result<Endpoint> coordinator_endpoint(const KeyValue& coordinator) {
+  auto endpoint = decode_endpoint(coordinator.value);
+  if (endpoint && endpoint->port != 0 && !endpoint->addresses.empty()) return *std::move(endpoint);
+  return fail(
+      ErrorCode::kCorrupt,
+      fmt::format("what etcd has under {} is no coordinator's endpoint; does something else use these "
+                  "keys? Give another --rdzv-id, or etcd_prefix in --rdzv-conf",
+                  coordinator.key));
 }
 
 std::string encode_state(const JobRecord& record) {
@@ -109,8 +109,7 @@ std::string encode_state(const JobRecord& record) {
 }
 
 std::optional<JobRecord> decode_state(std::string_view bytes) {
-  static_assert(kStateMark.size() == kFormerMark.size());
-  if (!bytes.starts_with(kStateMark) && !bytes.starts_with(kFormerMark)) return std::nullopt;
+  if (!bytes.starts_with(kStateMark)) return std::nullopt;
   return decode_job(bytes.substr(kStateMark.size()));
 }
 
@@ -119,15 +118,15 @@ void LeaseClock::renewed(Instant asked, std::int64_t ttl_seconds) {
   ttl_ = std::chrono::seconds(std::clamp<std::int64_t>(ttl_seconds, 0, 1'000'000));
 }
 
-Part part_of(const std::optional<KeyValue>& coordinator, LeaseId own_lease, std::optional<Revision> served) {
-  if (!coordinator) return Part::kCampaign;
-  if (own_lease == 0 || coordinator->lease != own_lease) return Part::kFollow;
-  return served == coordinator->create_revision ? Part::kStay : Part::kServe;
+Role role_of(const std::optional<KeyValue>& coordinator, LeaseId own_lease, std::optional<Revision> served) {
+  if (!coordinator) return Role::kCampaign;
+  if (own_lease == 0 || coordinator->lease != own_lease) return Role::kFollow;
+  return served == coordinator->create_revision ? Role::kStay : Role::kServe;
 }
 
-Result<Inheritance> inherit(const std::vector<KeyValue>& state, const JobKeys& keys,
-                            const std::vector<KeyValue>& nodes) {
-  Inheritance out;
+Result<RecoveredJob> recover(const std::vector<KeyValue>& state, const JobKeys& keys,
+                             const std::vector<KeyValue>& nodes) {
+  RecoveredJob out;
   if (state.empty()) return out;
   std::optional<JobRecord> saved = decode_state(state.front().value);
   if (!saved)
@@ -140,10 +139,10 @@ Result<Inheritance> inherit(const std::vector<KeyValue>& state, const JobKeys& k
   bool deserted = true;
   for (const KeyValue& entry : nodes) {
     const auto id = keys.node_of(entry.key);
-    const auto place = decode_place(entry.value);
-    if (!id || !place) continue;
+    const auto endpoint = decode_endpoint(entry.value);
+    if (!id || !endpoint) continue;
     here.insert(*id);
-    deserted = deserted && !place->has_joined;
+    deserted = deserted && !endpoint->has_joined;
   }
   for (const membership::Slot& slot : saved->world.slots) {
     if (here.contains(slot.node))
@@ -171,40 +170,40 @@ Result<Inheritance> inherit(const std::vector<KeyValue>& state, const JobKeys& k
   return out;
 }
 
-void Attendance::saw(const JobKeys& keys, const std::vector<KeyValue>& nodes, Instant now) {
+void Presence::set(const JobKeys& keys, const std::vector<KeyValue>& nodes, Instant now) {
   std::set<NodeId> here;
   for (const KeyValue& entry : nodes)
     if (const auto id = keys.node_of(entry.key)) here.insert(*id);
   for (const NodeId& id : present_)
-    if (!here.contains(id)) awaited_.emplace(id, now + grace_);
-  for (const NodeId& id : here) awaited_.erase(id);
+    if (!here.contains(id)) expected_.emplace(id, now + grace_);
+  for (const NodeId& id : here) expected_.erase(id);
   present_ = std::move(here);
 }
 
-void Attendance::heard(const JobKeys& keys, const WatchUpdate::Event& event, Instant now) {
+void Presence::on_event(const JobKeys& keys, const WatchUpdate::Event& event, Instant now) {
   const auto id = keys.node_of(event.entry.key);
   if (!id) return;
   if (!event.deleted) {
     present_.insert(*id);
-    awaited_.erase(*id);
+    expected_.erase(*id);
   } else if (present_.erase(*id) > 0) {
-    awaited_.emplace(*id, now + grace_);
+    expected_.emplace(*id, now + grace_);
   }
 }
 
-void Attendance::await(const NodeId& node, Instant until) {
-  if (!present_.contains(node)) awaited_.insert_or_assign(node, until);
+void Presence::expect(const NodeId& node, Instant until) {
+  if (!present_.contains(node)) expected_.insert_or_assign(node, until);
 }
 
-Instant Attendance::next() const {
+Instant Presence::next_deadline() const {
   Instant out = Instant::max();
-  for (const auto& [node, until] : awaited_) out = std::min(out, until);
+  for (const auto& [node, until] : expected_) out = std::min(out, until);
   return out;
 }
 
-std::vector<NodeId> Attendance::take_lost(Instant now) {
+std::vector<NodeId> Presence::take_absent(Instant now) {
   std::vector<NodeId> out;
-  std::erase_if(awaited_, [&](const auto& entry) {
+  std::erase_if(expected_, [&](const auto& entry) {
     if (entry.second > now) return false;
     out.push_back(entry.first);
     return true;

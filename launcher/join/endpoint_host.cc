@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/join/coordinator_seat.h"
+#include "launcher/join/endpoint_host.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -8,7 +8,6 @@
 #include <unistd.h>
 #include <utility>
 
-#include <boost/asio/ip/address.hpp>
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
@@ -27,74 +26,54 @@ std::string host_name() {
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
 }
 
-bool is_numeric(const std::string& host) {
-  boost::system::error_code error;
-  (void)asio::ip::make_address(host, error);
-  return !error;
-}
-
 }  // namespace
 
-bool names_this_host(const std::string& host, const std::vector<InterfaceAddress>& own,
-                     const std::string& own_name) {
-  if (is_loopback(host) || (!own_name.empty() && host == own_name)) return true;
-  boost::system::error_code error;
-  const auto wanted = asio::ip::make_address(host, error);
-  if (error) return false;
-  return std::any_of(own.begin(), own.end(), [&](const InterfaceAddress& entry) {
-    boost::system::error_code not_numeric;
-    const auto address = asio::ip::make_address(entry.address, not_numeric);
-    return !not_numeric && address == wanted;
-  });
-}
-
-CoordinatorSeat::CoordinatorSeat(asio::io_context& io, const Job& job, const Log& log)
+EndpointHost::EndpointHost(asio::io_context& io, const Job& job, const Log& log)
     : io_(io), job_(job), log_(log), port_(job.elastic.endpoint_port), look_up_(io), timer_(io) {}
 
-void CoordinatorSeat::take(const std::vector<InterfaceAddress>& own, const std::vector<std::string>& offered,
-                           Callbacks callbacks) {
+void EndpointHost::start(const std::vector<InterfaceAddress>& own, const std::vector<std::string>& offered,
+                         Callbacks callbacks) {
   const ElasticJob& elastic = job_.elastic;
-  const std::function<void(Result<void>)> decided = [this, tell = std::move(callbacks.decided)](
-                                                        const Result<void>& seat) {
-    if (!seat || port_ != 0) return tell(seat);
-    tell(fail(ErrorCode::kInvalidArgument,
-              fmt::format("--rdzv-endpoint={}:0: the agent on {}, which runs the coordinator, knows the port "
-                          "that it was given and has said it; this is another host, or it may run none: "
-                          "give that port",
-                          job_.elastic.endpoint_host, job_.elastic.endpoint_host)));
-  };
+  const std::function<void(Result<void>)> located =
+      [this, call = std::move(callbacks.located)](const Result<void>& found) {
+        if (!found || port_ != 0) return call(found);
+        call(fail(ErrorCode::kInvalidArgument,
+                  fmt::format("--rdzv-endpoint={}:0: the agent on {}, which runs the coordinator, has "
+                              "logged its port; this agent runs none: give that port",
+                              job_.elastic.endpoint_host, job_.elastic.endpoint_host)));
+      };
   agent_gone_ = std::move(callbacks.agent_gone);
   const std::string& place = elastic.endpoint_host;
-  if (elastic.is_host == false) return decided({});
+  if (elastic.is_host == false) return located({});
   // It would have nothing to show: the coordinator is elsewhere, or a musterd.
-  if (elastic.tls && !elastic.tls_server) return decided({});
+  if (elastic.tls && !elastic.tls_server) return located({});
   own_ = own;
   if (!is_loopback(place) && !job_.one_node() && is_confined(elastic))
     listening_ = addresses_at(place, listening_addresses(elastic, offered, own), own);
   const bool here = elastic.is_host == true || names_this_host(place, own, host_name());
-  const bool named = !is_numeric(place) && !is_loopback(place);
+  const bool named = !is_numeric_address(place) && !is_loopback(place);
   // Where the name leads matters to who does not listen everywhere.
-  if (here && (listening_.empty() || !named)) return listen(decided);
-  if (!named) return decided({});
-  look_up(here, decided);
+  if (here && (listening_.empty() || !named)) return listen(located);
+  if (!named) return located({});
+  look_up(here, located);
 }
 
 // A name nobody knows is the client's to report.
-void CoordinatorSeat::look_up(bool here, const std::function<void(Result<void>)>& decided) {
-  look_up_.start(job_.elastic.endpoint_host, [this, here, decided](const std::vector<std::string>& found) {
+void EndpointHost::look_up(bool here, const std::function<void(Result<void>)>& located) {
+  look_up_.start(job_.elastic.endpoint_host, [this, here, located](const std::vector<std::string>& found) {
     const bool ours = here || std::any_of(found.begin(), found.end(), [&](const std::string& address) {
                         return names_this_host(address, own_, "");
                       });
-    if (!ours) return decided({});
-    place_text_ =
+    if (!ours) return located({});
+    warning_ =
         text_of_place("the coordinator", job_.elastic.endpoint_host, found, listening_, job_.elastic, own_);
     for (std::string& address : further_addresses(found, listening_, own_))
       listening_.push_back(std::move(address));
-    listen(decided);
+    listen(located);
   });
 }
 
-void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
+void EndpointHost::listen(const std::function<void(Result<void>)>& located) {
   const ElasticJob& elastic = job_.elastic;
   net::RendezvousServerOptions options;
   if (is_loopback(elastic.endpoint_host))
@@ -126,16 +105,16 @@ void CoordinatorSeat::listen(const std::function<void(Result<void>)>& decided) {
   if (server) {
     server_ = *std::move(server);
     port_ = server_->port();
-    if (!place_text_.empty()) log_.warning(place_text_);
-    return decided(publish());
+    if (!warning_.empty()) log_.warning(warning_);
+    return located(publish());
   }
-  if (elastic.is_host == true) return decided(fail(std::move(server).error()));
-  busy_ = server.error().message;
+  if (elastic.is_host == true) return located(fail(std::move(server).error()));
+  listen_error_ = server.error().message;
   in_use_ = server.error().code == ErrorCode::kExhausted;
-  decided({});
+  located({});
 }
 
-Result<void> CoordinatorSeat::publish() {
+Result<void> EndpointHost::publish() {
   const std::string endpoint = net::endpoint_text(job_.elastic.endpoint_host, port_);
   if (job_.elastic.endpoint_port == 0)
     log_.warning(
@@ -155,7 +134,7 @@ Result<void> CoordinatorSeat::publish() {
   return fail(ErrorCode::kIo, std::move(text));
 }
 
-Result<std::unique_ptr<net::RendezvousServer>> CoordinatorSeat::serve(net::RendezvousServerOptions options) {
+Result<std::unique_ptr<net::RendezvousServer>> EndpointHost::serve(net::RendezvousServerOptions options) {
   if (!listening_.empty()) {
     MUSTER_TRY(net::Listener listener,
                listen_at(listening_, options.store.port, options.store.name_port_owner));
@@ -164,46 +143,47 @@ Result<std::unique_ptr<net::RendezvousServer>> CoordinatorSeat::serve(net::Rende
   return net::RendezvousServer::listen(io_, options, log_);
 }
 
-std::string CoordinatorSeat::busy() const {
-  return busy_.empty() || !in_use_ ? busy_ : busy_ + net::busy_port_advice({}, port_, true);
+std::string EndpointHost::listen_error() const {
+  return listen_error_.empty() || !in_use_ ? listen_error_
+                                           : listen_error_ + net::busy_port_advice({}, port_, true);
 }
 
-std::string CoordinatorSeat::in_the_way(const Error& error) {
-  if (!in_use_ || met_ || error.code == ErrorCode::kMismatch) return {};
-  if (in_the_way_.empty()) in_the_way_ = net::busy_port_advice({}, port_, true);
-  return in_the_way_;
+std::string EndpointHost::port_owner_advice(const Error& error) {
+  if (!in_use_ || reached_ || error.code == ErrorCode::kMismatch) return {};
+  if (port_advice_.empty()) port_advice_ = net::busy_port_advice({}, port_, true);
+  return port_advice_;
 }
 
-std::string CoordinatorSeat::title() const {
+std::string EndpointHost::title() const {
   const std::string endpoint = net::endpoint_text(job_.elastic.endpoint_host, port_);
   return job_.elastic.ranks_given ? fmt::format("{} (node 0)", endpoint) : endpoint;
 }
 
-std::vector<int> CoordinatorSeat::nodes_never_seen() const {
-  if (!taken()) return {};
+std::vector<int> EndpointHost::nodes_never_seen() const {
+  if (!is_hosting()) return {};
   return server_->coordinator().jobs().orders_never_seen(job_.run_id);
 }
 
-std::string CoordinatorSeat::host() const {
-  if (!taken()) return job_.elastic.endpoint_host;
+std::string EndpointHost::host() const {
+  if (!is_hosting()) return job_.elastic.endpoint_host;
   // The endpoint may be an address that leads here from outside only.
-  return is_loopback(job_.elastic.endpoint_host) ? job_.elastic.endpoint_host : own_door(listening_);
+  return is_loopback(job_.elastic.endpoint_host) ? job_.elastic.endpoint_host : connect_address(listening_);
 }
 
-void CoordinatorSeat::see_off(Millis patience, std::function<void()> gone) {
-  if (!taken()) return gone();
-  gone_ = std::move(gone);
-  timer_.expires_after(patience);
+void EndpointHost::drain(Millis timeout, std::function<void()> done) {
+  if (!is_hosting()) return done();
+  drained_ = std::move(done);
+  timer_.expires_after(timeout);
   timer_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
-    if (const auto call = error ? nullptr : std::exchange(gone_, {})) call();
+    if (const auto call = error ? nullptr : std::exchange(drained_, {})) call();
   }));
   check_empty();
 }
 
-void CoordinatorSeat::check_empty() {
-  if (!gone_ || server_->coordinator().stats().num_open > 0) return;
+void EndpointHost::check_empty() {
+  if (!drained_ || server_->coordinator().stats().num_open > 0) return;
   timer_.cancel();
-  std::exchange(gone_, {})();
+  std::exchange(drained_, {})();
 }
 
 }  // namespace muster::launcher

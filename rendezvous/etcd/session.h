@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// etcd::Session: one agent in etcd: its lease, its node's key, its campaigns to run the job's coordinator,
+// and the watch that tells who runs it. While this agent runs it, also which nodes' leases have ended, and
+// the state for the next coordinator. What to do is decided by election.h. Owned by Coordinator; one loop.
+// Failure: an etcd that does not answer is tried with back-off, first for connect_timeout and later for
+// reconnect_timeout; then, or when it will never answer, Events::lost.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include <muster/result.h>
+
+#include "rendezvous/base/backoff.h"
+#include "rendezvous/base/lifetime.h"
+#include "rendezvous/base/log.h"
+#include "rendezvous/etcd/client.h"
+#include "rendezvous/etcd/election.h"
+#include "rendezvous/etcd/state_log.h"
+
+namespace muster::etcd {
+
+struct SessionOptions {
+  Settings etcd;
+  std::string job;
+  membership::NodeId node;
+  Endpoint self;  ///< what stands in the node's key
+  Millis connect_timeout;
+  Millis reconnect_timeout;
+};
+
+class Session {
+ public:
+  struct Events {
+    /// Before a campaign: where the coordinator would listen.
+    std::function<Result<Endpoint>()> listen;
+    /// This agent runs the coordinator, at the endpoint of listen(), with its state in the log.
+    std::function<void(const RecoveredJob&, std::shared_ptr<JobStateLog>)> elected;
+    /// It does not any more.
+    std::function<void(const std::string& why)> deposed;
+    /// The agent at this endpoint does.
+    std::function<void(const Endpoint&)> follow;
+    /// While it runs the coordinator: a node's lease has ended.
+    std::function<void(const membership::NodeId&)> absent;
+    /// Once; the session is over.
+    std::function<void(const Error&)> lost;
+  };
+
+  Session(boost::asio::io_context& loop, SessionOptions options, Events events, const Log& log);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  void start() { look(); }
+  /// A coordinator has accepted this node.
+  void set_joined();
+  /// Waits for what is being written, then gives the lease back, which ends this agent's term. `left` comes
+  /// after `timeout` at the latest; no event comes after the call.
+  void leave(Millis timeout, std::function<void()> left);
+
+ private:
+  void look();
+  void read();
+  void on_read(const TxnResponse& found);
+  void campaign(Revision former);
+  void on_campaign(const TxnResponse& response, Revision former);
+  void looked(const Result<Revision>& revision);
+  void look_later();
+  void watch(Revision from);
+  void on_update(const WatchUpdate& update);
+  void start_term(Revision term, const std::vector<KeyValue>& state, const std::vector<KeyValue>& nodes);
+  void depose(const std::string& why);
+  void follow(const KeyValue& coordinator);
+  void wait_absences();
+
+  void wait_lease(Instant renew_at);
+  void renew();
+  void lose_lease();
+  [[nodiscard]] bool lease_trusted() const { return lease_ != 0 && !lease_doubtful_; }
+
+  void on_answer();
+  void on_failure(const Error& error);
+  void on_timeout();
+  void end(const Error& error);
+  void finish_leaving();
+
+  boost::asio::io_context& loop_;
+  SessionOptions options_;
+  Events events_;
+  const Log& log_;
+  const JobKeys keys_;
+  const std::string members_;  // for messages
+  Client client_;
+
+  LeaseId lease_ = 0;
+  LeaseClock lease_clock_;
+  bool lease_doubtful_ = false;
+  Backoff renewal_backoff_;
+  boost::asio::steady_timer renewal_;
+  boost::asio::steady_timer lease_end_;
+
+  bool entered_ = false;  // the node's key is as it should be
+  bool looking_ = false;  // requests of look() are under way
+  bool stale_ = false;    // what look() finds is not what is
+  Backoff backoff_;
+  boost::asio::steady_timer pause_;  // before the next look()
+
+  std::optional<Revision> term_;  // while this agent runs the coordinator
+  std::shared_ptr<JobStateLog> state_;
+  Presence presence_{Millis(0)};
+  boost::asio::steady_timer absence_;
+
+  bool ever_answered_ = false;
+  std::optional<Instant> silent_since_;
+  bool silence_logged_ = false;
+  std::string last_error_;
+  boost::asio::steady_timer
+      silence_;  // when etcd has been away too long; in leave(), when that takes too long
+
+  bool over_ = false;
+  std::function<void()> left_;
+  Lifetime lifetime_;
+};
+
+}  // namespace muster::etcd

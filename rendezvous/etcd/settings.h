@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// etcd::Settings: where the etcd of a job is and how the job uses it. A value: made from the command line,
+// used by Client and Session.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rendezvous/net/tls.h"
+
+namespace muster::etcd {
+
+struct Settings {
+  struct Member {
+    std::string host;
+    std::uint16_t port = 0;
+
+    friend bool operator==(const Member&, const Member&) = default;
+  };
+  std::vector<Member> members;  ///< at least one
+  std::optional<tls::Context> tls;
+  std::string prefix = "/muster";  ///< of all keys
+  std::int64_t lease_ttl_seconds = 10;
+};
+
+}  // namespace muster::etcd

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/etcd/state_log.h"
+
+#include <utility>
+
+namespace muster::etcd {
+namespace {
+
+constexpr Backoff::Options kBackoff{.first = Millis(50), .max = Millis(1000), .factor = 1.6, .jitter = 0.5};
+// For a job all of whose agents are gone at once, which nobody clears away.
+constexpr std::int64_t kTtlSeconds = 3600;
+constexpr std::chrono::minutes kRenewal{10};
+
+}  // namespace
+
+JobStateLog::JobStateLog(boost::asio::io_context& loop, Client& client, JobKeys keys, Revision term,
+                         std::string job, std::optional<JobRecord> record, Events events)
+    : StateLog(loop, {}),
+      client_(client),
+      keys_(std::move(keys)),
+      term_(term),
+      name_(std::move(job)),
+      events_(std::move(events)),
+      backoff_(kBackoff, static_cast<std::uint64_t>(term)),
+      retry_(loop) {
+  if (!record) return;
+  recovered_.jobs.emplace(name_, *record);
+  record_.emplace(name_, *std::move(record));
+}
+
+void JobStateLog::rewrite() {
+  lease_ = 0;
+  if (!record_.empty()) write_soon();
+}
+
+void JobStateLog::remove() {
+  record_.clear();
+  write_soon();
+}
+
+void JobStateLog::keep_alive() {
+  const Instant now = SteadyClock::now();
+  if (closed_ || lease_ == 0 || now < renewal_) return;
+  client_.keep_alive(lease_, lifetime_.guard([this, now, lease = lease_](const Result<std::int64_t>& left) {
+    if (closed_ || !left || lease_ != lease) return;
+    renewal_ = now + kRenewal;
+    if (*left == 0) rewrite();
+  }));
+}
+
+void JobStateLog::when_idle(std::function<void()> idle) {
+  if (closed_ || !dirty()) return idle();
+  idle_ = std::move(idle);
+}
+
+void JobStateLog::close() {
+  closed_ = true;
+  events_ = {};
+  retry_.cancel();
+  if (const auto call = std::exchange(idle_, {})) call();
+}
+
+bool JobStateLog::add(const journal::LogRecord& record) {
+  const auto* change = std::get_if<JobChange>(&record);
+  // A job of another id has come to the wrong coordinator; nothing of it is kept.
+  if (change == nullptr || std::visit([](const auto& each) { return each.job; }, *change) != name_)
+    return false;
+  const bool had = !record_.empty();
+  apply(*change, record_);
+  // A write for each agent of a job that is over would keep the others waiting.
+  return (had || !record_.empty()) && !std::holds_alternative<NodeGone>(*change);
+}
+
+void JobStateLog::write() {
+  if (closed_) return;
+  if (!record_.empty() && lease_ == 0) {
+    const Instant asked = SteadyClock::now();
+    return client_.grant(kTtlSeconds, lifetime_.guard([this, asked](const Result<Lease>& granted) {
+      if (!granted) return on_response(fail(granted.error()));
+      lease_ = granted->id;
+      renewal_ = asked + kRenewal;
+      write();
+    }));
+  }
+  Txn txn;
+  txn.fence = {keys_.coordinator, term_};
+  txn.then = {record_.empty() ? etcd::erase(keys_.state)
+                              : etcd::put(keys_.state, encode_state(record_.begin()->second), lease_)};
+  client_.txn(txn, lifetime_.guard([this](const Result<TxnResponse>& response) {
+    if (!response) return on_response(fail(response.error()));
+    on_response(response->succeeded);
+  }));
+}
+
+void JobStateLog::on_response(const Result<bool>& written) {
+  if (closed_) return;
+  if (!written) {
+    const ErrorCode code = written.error().code;
+    const bool hopeless = code == ErrorCode::kExhausted || code == ErrorCode::kMismatch;
+    if (code == ErrorCode::kNotFound) lease_ = 0;
+    if (!hopeless) {
+      retry_.expires_after(backoff_.next());
+      retry_.async_wait(lifetime_.guard([this](const auto& error) {
+        if (!error) write();
+      }));
+    }
+    if (const auto call = hopeless ? events_.hopeless : events_.failed) call(written.error());
+    return;
+  }
+  if (!*written) {
+    if (const auto call = events_.term_over) call();
+    return;
+  }
+  backoff_ = Backoff(kBackoff, static_cast<std::uint64_t>(term_));
+  on_written();
+  if (!dirty())
+    if (const auto call = std::exchange(idle_, {})) call();
+}
+
+}  // namespace muster::etcd

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// The etcd client and the coordinator's state log against an etcd that answers when and what the test likes.
+#include <boost/asio/io_context.hpp>
+
+#include "rendezvous/etcd/client.h"
+#include "rendezvous/etcd/state_log.h"
+#include "tests/support/catch.h"
+#include "tests/support/fake_etcd.h"
+
+using namespace muster;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr etcd::Revision kTerm = 7;
+const etcd::JobKeys kKeys("/muster", "job");
+
+JobRecord state(int restarts_used) {
+  JobRecord out;
+  out.settings.max_restarts = 9;
+  out.restarts_used = restarts_used;
+  return out;
+}
+
+struct Site {
+  [[nodiscard]] etcd::Settings settings() const {
+    etcd::Settings out;
+    out.members = {{"127.0.0.1", server.port()}};
+    return out;
+  }
+  template <class Condition>
+  void run_until(Condition condition) {
+    const Instant deadline = SteadyClock::now() + 20s;
+    while (!condition()) {
+      REQUIRE(SteadyClock::now() < deadline);
+      loop.restart();
+      loop.run_one_until(deadline);
+    }
+  }
+  // All that can happen without an answer, as far as it does not wait for the kernel.
+  void settle() {
+    for (int i = 0; i < 1000; ++i) {
+      loop.restart();
+      loop.poll();
+    }
+  }
+
+  boost::asio::io_context loop{1};
+  test::FakeEtcd server{loop};
+  etcd::Client client{loop, settings()};
+};
+
+struct Term : Site, net::StateKeeper {
+  Term() { log->attach(*this); }
+  ~Term() override { log->close(); }
+  void describe(const journal::LogSink&) const override {}
+  void on_committed() override { ++num_committed; }
+
+  etcd::JobStateLog::Events events() {
+    etcd::JobStateLog::Events out;
+    out.failed = [this](const Error&) { ++num_failed; };
+    out.term_over = [this] { ++num_over; };
+    out.hopeless = [this](const Error&) { ++num_hopeless; };
+    return out;
+  }
+  void record(const JobRecord& what) { log->record(JobChange(JobRecorded{"job", what})); }
+  void wait_request() {
+    run_until([&] { return server.requests.size() == 1; });
+  }
+  void answer() {
+    const test::FakeEtcd::Request& request = server.requests.at(0);
+    if (request.path == etcd::kGrantPath)
+      return server.answer(0, R"({"ID":")" + std::to_string(++last_lease) + R"(","TTL":"3600"})");
+    REQUIRE(request.path == etcd::kTxnPath);
+    stored = request.body;
+    server.answer(0, R"({"header":{"revision":"9"},"succeeded":true,"responses":[]})");
+  }
+  void answer_until_clean() {
+    while (log->dirty()) {
+      run_until([&] { return !server.requests.empty() || !log->dirty(); });
+      if (!server.requests.empty()) answer();
+    }
+  }
+  // What etcd was told last is this state.
+  [[nodiscard]] bool has(const std::optional<JobRecord>& what) const {
+    etcd::Txn txn;
+    txn.fence = {kKeys.coordinator, kTerm};
+    txn.then = {what ? etcd::put(kKeys.state, etcd::encode_state(*what), last_lease)
+                     : etcd::erase(kKeys.state)};
+    return etcd::txn_request(txn) == stored;
+  }
+
+  int num_committed = 0;
+  int num_failed = 0;
+  int num_over = 0;
+  int num_hopeless = 0;
+  std::string stored;
+  etcd::LeaseId last_lease = 0;
+  std::shared_ptr<etcd::JobStateLog> log =
+      std::make_shared<etcd::JobStateLog>(loop, client, kKeys, kTerm, "job", state(0), events());
+};
+
+Result<std::int64_t> keep_alive(Site& site, const std::string& bytes, bool hang_up = true) {
+  std::optional<Result<std::int64_t>> out;
+  site.client.keep_alive(1, [&](Result<std::int64_t> left) { out = std::move(left); });
+  site.run_until([&] { return !site.server.requests.empty(); });
+  site.server.answer_raw(0, bytes, hang_up);
+  site.run_until([&] { return out.has_value(); });
+  return *out;
+}
+
+std::string with_length(std::string_view body) {
+  return "HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + std::string(body);
+}
+
+}  // namespace
+
+TEST_CASE(
+    "what is recorded is sent on only when etcd has it, and what changes meanwhile goes with the next "
+    "write") {
+  Term t;
+  REQUIRE(t.log->recovered().jobs.at("job") == state(0));
+  REQUIRE_FALSE(t.log->dirty());
+  t.log->record(JobChange(JobRecorded{"another", state(5)}));
+  REQUIRE_FALSE(t.log->dirty());
+  t.record(state(1));
+  REQUIRE(t.log->dirty());
+  t.wait_request();  // for a lease
+  t.answer();
+  t.wait_request();
+  REQUIRE(t.log->stalled());
+  t.record(state(2));
+  t.record(state(3));
+  t.settle();
+  REQUIRE(t.server.requests.size() == 1);
+  bool idle = false;
+  t.log->when_idle([&] { idle = true; });
+  t.answer();
+  t.wait_request();
+  REQUIRE(t.has(state(1)));
+  REQUIRE(t.num_committed == 0);
+  REQUIRE_FALSE(idle);
+  t.answer_until_clean();
+  REQUIRE(t.has(state(3)));
+  REQUIRE(t.num_committed == 1);
+  REQUIRE(idle);
+}
+
+TEST_CASE("a state that is gone from etcd is written again, and one that was removed is not") {
+  Term t;
+  t.record(state(1));
+  t.answer_until_clean();
+  t.log->rewrite();
+  t.wait_request();
+  REQUIRE(t.server.requests[0].path == etcd::kGrantPath);
+  t.record(state(2));
+  t.answer_until_clean();
+  REQUIRE(t.has(state(2)));
+  t.log->remove();
+  t.answer_until_clean();
+  REQUIRE(t.has({}));
+  t.log->rewrite();
+  t.settle();
+  REQUIRE(t.server.requests.empty());
+}
+
+TEST_CASE("a write that fails is repeated, one that another coordinator has overtaken is not") {
+  Term t;
+  t.record(state(1));
+  t.wait_request();
+  t.answer();
+  t.wait_request();
+  t.server.answer_raw(0, "HTTP/1.1 503 x\r\nContent-Length: 0\r\n\r\n", false);
+  t.wait_request();
+  REQUIRE(t.num_failed == 1);
+  t.server.answer(0, R"({"header":{"revision":"9"},"responses":[]})");
+  t.run_until([&] { return t.num_over == 1; });
+  t.settle();
+  REQUIRE(t.server.requests.empty());
+  REQUIRE(t.log->dirty());
+  REQUIRE(t.num_committed == 0);
+}
+
+TEST_CASE("what etcd will never take is told, and so is nothing of a term that is over") {
+  Term t;
+  t.record(state(1));
+  t.wait_request();
+  t.answer();
+  t.wait_request();
+  t.server.answer_raw(0,
+                      "HTTP/1.0 400 x\r\n\r\n"
+                      R"({"message":"etcdserver: request is too large"})",
+                      true);
+  t.run_until([&] { return t.num_hopeless == 1; });
+
+  Term closed;
+  closed.record(state(1));
+  closed.wait_request();
+  closed.log->close();
+  closed.answer();
+  closed.settle();
+  REQUIRE(closed.log->dirty());
+  REQUIRE(closed.num_committed == 0);
+  REQUIRE(closed.server.requests.empty());
+}
+
+TEST_CASE("a response is taken in chunks, to its end or to the connection's, and within limits") {
+  const std::string body = R"({"result":{"TTL":"10"}})";
+  Site site;
+  REQUIRE(keep_alive(site, with_length(body), false).value() == 10);
+  // The same connection.
+  REQUIRE(keep_alive(site,
+                     "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\n" + body.substr(0, 5) +
+                         "\r\n12\r\n" + body.substr(5) + "\r\n0\r\nGrpc-Trailer: a\r\n\r\n",
+                     false)
+              .value() == 10);
+  REQUIRE(site.server.num_connections == 1);
+  REQUIRE(keep_alive(site, "HTTP/1.0 200 OK\r\n\r\n" + body).value() == 10);
+  REQUIRE(keep_alive(site, with_length(body).substr(0, 50)).error().code == ErrorCode::kPeerGone);
+  REQUIRE(keep_alive(site, "SSH-2.0-OpenSSH_9.2\r\n").error().code == ErrorCode::kProtocol);
+  for (const std::string& endless :
+       {"HTTP/1.1 200 OK\r\nX: " + std::string(40000, 'x'),
+        std::string("HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n"),
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9999999\r\n" + std::string(20 << 20, 'x')}) {
+    const auto out = keep_alive(site, endless);
+    REQUIRE_FALSE(out);
+    REQUIRE(out.error().code == ErrorCode::kExhausted);
+  }
+}
+
+TEST_CASE("a connection that was closed while it was not used is replaced") {
+  Site site;
+  const std::string bytes = with_length(R"({"result":{"TTL":"10"}})");
+  REQUIRE(keep_alive(site, bytes, true).value() == 10);
+  REQUIRE(keep_alive(site, bytes, true).value() == 10);
+  REQUIRE(site.server.num_connections == 2);
+}
+
+TEST_CASE("a watch tells each update as it comes, and why it ends") {
+  Site site;
+  int num_updates = 0;
+  std::optional<Error> ended;
+  etcd::Client::Watch watch;
+  watch.key = "k";
+  watch.on_update = [&](const etcd::WatchUpdate&) { ++num_updates; };
+  watch.on_end = [&](const Error& error) { ended = error; };
+  site.client.watch(watch);
+  site.run_until([&] { return !site.server.requests.empty(); });
+  REQUIRE(site.server.requests[0].path == etcd::kWatchPath);
+  const std::string update = R"({"result":{"created":true,"events":[]}})"
+                             "\n";
+  const std::string chunk = "28\r\n" + update + "\r\n";
+  REQUIRE(update.size() == 0x28);
+  site.server.send_raw(0, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk);
+  site.run_until([&] { return num_updates == 1 || ended; });
+  CAPTURE(ended ? ended->message : "");
+  REQUIRE_FALSE(ended);
+  site.server.send_raw(0, chunk + chunk);
+  site.run_until([&] { return num_updates == 3; });
+  site.server.answer_raw(0, "", true);
+  site.run_until([&] { return ended.has_value(); });
+  REQUIRE(ended->code == ErrorCode::kPeerGone);
+
+  ended.reset();
+  site.client.watch(watch);
+  site.run_until([&] { return !site.server.requests.empty(); });
+  site.client.stop_watch();
+  site.settle();
+  REQUIRE_FALSE(ended);
+}
