@@ -2,12 +2,11 @@
 #include "launcher/doctor/doctor_node.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <fcntl.h>
+#include <future>
 #include <memory>
-#include <mutex>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <optional>
@@ -32,8 +31,8 @@
 namespace muster::launcher {
 namespace {
 
-constexpr Millis kStorePatience{60'000};  // for what every node does at once
-constexpr Millis kNamePatience{8'000};    // for a name service that does not answer
+constexpr Millis kStoreTimeout{60'000};  // for what every node does at once
+constexpr Millis kNameTimeout{8'000};    // for a name service that does not answer
 constexpr std::size_t kNameThreads = 8;
 constexpr std::size_t kMostTried = 8;  // addresses of a node
 constexpr std::size_t kMostNames = 8;  // addresses that a name has
@@ -45,23 +44,16 @@ struct Place {
   std::uint16_t port = 0;
 };
 
-std::optional<long> number(const Environment& environment, std::string_view name) {
-  const auto text = lookup(environment, name);
-  if (!text || text->empty()) return std::nullopt;
-  char* end = nullptr;
-  const std::string copy(*text);
-  const long out = std::strtol(copy.c_str(), &end, 10);
-  return *end == '\0' && out >= 0 ? std::optional(out) : std::nullopt;
-}
-
-std::optional<Place> place_in(const Environment& environment) {
-  const auto rank = number(environment, env::kRank);
-  const auto nodes = number(environment, env::kWorldSize);
-  const auto port = number(environment, env::kMasterPort);
-  const auto host = lookup(environment, env::kMasterAddr);
-  if (!rank || !nodes || !port || !host || *rank >= *nodes || *port > 65535) return std::nullopt;
-  return Place{static_cast<std::size_t>(*rank), static_cast<std::size_t>(*nodes), std::string(*host),
-               static_cast<std::uint16_t>(*port)};
+Result<Place> place_in(const Environment& environment) {
+  Place out;
+  MUSTER_TRY(const auto nodes, require_integer(environment, env::kWorldSize, 1, 1'000'000));
+  MUSTER_TRY(const auto rank, require_integer(environment, env::kRank, 0, nodes - 1));
+  MUSTER_TRY(const auto port, require_integer(environment, env::kMasterPort, 1, 65535));
+  out.nodes = static_cast<std::size_t>(nodes);
+  out.rank = static_cast<std::size_t>(rank);
+  out.port = static_cast<std::uint16_t>(port);
+  out.host = lookup(environment, env::kMasterAddr).value_or("");
+  return out;
 }
 
 int complain(std::string_view text) {
@@ -84,74 +76,39 @@ DoctorNode offer(const DoctorArguments& arguments, const std::vector<InterfaceAd
   return out;
 }
 
-// Names that are looked up by threads of their own: the resolver cannot be interrupted, and one that hangs is
-// left behind. The process ends by _Exit for that reason.
-class Names {
- public:
-  explicit Names(std::vector<std::string> names) : names_(std::move(names)) {
-    found_.resize(names_.size());
-    done_.resize(names_.size());
-  }
-
-  static void look_up(const std::shared_ptr<Names>& self) {
-    for (std::size_t i = 0; i < std::min(kNameThreads, self->names_.size()); ++i)
-      std::thread([self] { self->work(); }).detach();
-  }
-
-  /// What is known by then, in the order of the names.
-  std::vector<Way> wait_until(Instant deadline) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, deadline, [&] { return num_done_ == names_.size(); });
-    std::vector<Way> out = found_;
-    for (std::size_t i = 0; i < out.size(); ++i)
-      if (!done_[i]) out[i].name_error = "no answer of the name service";
+Path resolve(const std::string& name) {
+  Path out;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  if (const int error = ::getaddrinfo(name.c_str(), nullptr, &hints, &list); error != 0) {
+    out.name_error = ::gai_strerror(error);
     return out;
   }
-
- private:
-  void work() {
-    while (true) {
-      std::size_t index = 0;
-      {
-        const std::lock_guard lock(mutex_);
-        if (next_ >= names_.size()) return;
-        index = next_++;
-      }
-      Way way = resolve(names_[index]);
-      const std::lock_guard lock(mutex_);
-      found_[index] = std::move(way);
-      done_[index] = true;
-      ++num_done_;
-      changed_.notify_all();
-    }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, &::freeaddrinfo);
+  for (const addrinfo* at = list; at != nullptr && out.named_as.size() < kMostNames; at = at->ai_next) {
+    char text[NI_MAXHOST] = {};
+    if (::getnameinfo(at->ai_addr, at->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0)
+      out.named_as.emplace_back(text);
   }
+  return out;
+}
 
-  static Way resolve(const std::string& name) {
-    Way out;
-    addrinfo hints{};
-    hints.ai_socktype = SOCK_STREAM;
-    addrinfo* list = nullptr;
-    if (const int error = ::getaddrinfo(name.c_str(), nullptr, &hints, &list); error != 0) {
-      out.name_error = ::gai_strerror(error);
-      return out;
-    }
-    const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, &::freeaddrinfo);
-    for (const addrinfo* at = list; at != nullptr && out.named_as.size() < kMostNames; at = at->ai_next) {
-      char text[NI_MAXHOST] = {};
-      if (::getnameinfo(at->ai_addr, at->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0)
-        out.named_as.emplace_back(text);
-    }
-    return out;
+// By a few threads of their own: the resolver cannot be interrupted, and one that hangs is left behind. The
+// process ends by _Exit for that reason.
+std::vector<std::future<Path>> look_up(const std::vector<DoctorNode>& nodes) {
+  std::vector<std::future<Path>> out;
+  std::vector<std::vector<std::packaged_task<Path()>>> shares(kNameThreads);
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    auto& task = shares[i % kNameThreads].emplace_back([name = nodes[i].host] { return resolve(name); });
+    out.push_back(task.get_future());
   }
-
-  const std::vector<std::string> names_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Way> found_;
-  std::vector<bool> done_;
-  std::size_t next_ = 0;
-  std::size_t num_done_ = 0;
-};
+  for (auto& share : shares)
+    std::thread([share = std::move(share)]() mutable {
+      for (auto& task : share) task();
+    }).detach();
+  return out;
+}
 
 // Each node begins with another one, so that not all of them try the same at once.
 DoctorRow try_all(const std::vector<DoctorNode>& nodes, std::size_t rank,
@@ -169,26 +126,28 @@ DoctorRow try_all(const std::vector<DoctorNode>& nodes, std::size_t rank,
       of.push_back(to);
     }
   }
-  std::vector<std::string> names;
-  names.reserve(nodes.size());
-  for (const DoctorNode& node : nodes) names.push_back(node.host);
-  const auto looked_up = std::make_shared<Names>(std::move(names));
-  Names::look_up(looked_up);
-  const Instant names_until = SteadyClock::now() + kNamePatience;
+  std::vector<std::future<Path>> names = look_up(nodes);
+  const Instant names_until = SteadyClock::now() + kNameTimeout;
   const std::vector<Reach> found = probe(targets, {}, own);
-  DoctorRow out{looked_up->wait_until(names_until)};
-  for (std::size_t i = 0; i < found.size(); ++i) out.ways[of[i]].tried.push_back(found[i]);
-  out.ways[rank] = {};
+  DoctorRow out(nodes.size());
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    if (names[i].wait_until(names_until) == std::future_status::ready)
+      out[i] = names[i].get();
+    else
+      out[i].name_error = "no answer of the name service";
+  }
+  for (std::size_t i = 0; i < found.size(); ++i) out[of[i]].tried.push_back(found[i]);
+  out[rank] = {};
   return out;
 }
 
 // Without looking further: the longest that a node may need for its tries.
-Millis patience_for(const std::vector<DoctorNode>& nodes) {
+Millis probe_timeout(const std::vector<DoctorNode>& nodes) {
   const ProbeLimits limits;
   std::size_t tries = 0;
   for (const DoctorNode& node : nodes) tries += node.addresses.size();
   const auto rounds = static_cast<std::int64_t>(tries / limits.at_once + 1);
-  return kStorePatience + rounds * (limits.connect + limits.talk + limits.big);
+  return kStoreTimeout + rounds * (limits.connect + limits.talk + limits.big);
 }
 
 std::string key(std::string_view what, std::size_t rank) {
@@ -205,35 +164,36 @@ Result<bool> examine(const Place& place, const DoctorArguments& arguments) {
   TcpStoreOptions options;
   options.host = place.host;
   options.port = place.port;
-  options.timeout = kStorePatience;
+  options.timeout = kStoreTimeout;
   MUSTER_TRY(const std::unique_ptr<TcpStore> store, TcpStore::connect(options));
   const std::vector<InterfaceAddress> own = interface_addresses();
   DoctorNode self = offer(arguments, own);
   MUSTER_TRY(const EchoServer server, EchoServer::open(self.token));
   self.port = server.port();
-  MUSTER_OK(store->set(key("node", place.rank), to_json(self)));
+  MUSTER_OK(store->set(key("node", place.rank), encode_finding(self)));
 
   MUSTER_TRY(const std::vector<std::string> texts, store->multi_get(keys("node", place.nodes)));
   std::vector<DoctorNode> nodes;
   for (const std::string& text : texts) {
-    MUSTER_TRY(DoctorNode node, parse_doctor_node(text));
+    MUSTER_TRY(DoctorNode node, decode_finding<DoctorNode>(text));
     nodes.push_back(std::move(node));
   }
-  MUSTER_OK(store->set(key("row", place.rank), to_json(try_all(nodes, place.rank, own))));
+  MUSTER_OK(store->set(key("row", place.rank), encode_finding(try_all(nodes, place.rank, own))));
 
-  const Millis patience = patience_for(nodes);
+  const Millis timeout = probe_timeout(nodes);
   const std::string verdict = "muster/doctor/verdict";
   if (place.rank != 0) {
-    MUSTER_TRY(const std::string text, store->get(verdict, patience + kStorePatience));
+    MUSTER_TRY(const std::string text, store->get(verdict, timeout + kStoreTimeout));
     return text == "0";
   }
   std::vector<std::optional<DoctorRow>> rows(place.nodes);
-  const Instant deadline = SteadyClock::now() + patience;
+  const Instant deadline = SteadyClock::now() + timeout;
   for (std::size_t i = 0; i < place.nodes; ++i) {
     const auto text = store->get(key("row", i), time_left(deadline, SteadyClock::now()) + Millis(1));
     if (!text && text.error().code != ErrorCode::kTimeout) return fail(text.error());
     if (!text) continue;
-    MUSTER_TRY(rows[i], parse_doctor_row(*text, place.nodes));
+    MUSTER_TRY(rows[i], decode_finding<DoctorRow>(*text));
+    if (rows[i]->size() != place.nodes) return fail(ErrorCode::kProtocol, "a row of another number of nodes");
   }
   const Diagnosis diagnosis = diagnose(nodes, rows);
   std::fputs(diagnosis.text.c_str(), stdout);
@@ -254,7 +214,7 @@ bool is_doctor_node(const std::vector<std::string>& arguments) {
 
 int run_doctor_node(const std::vector<std::string>& arguments, const Environment& environment) {
   const auto place = place_in(environment);
-  if (!place) return complain("it is not started by muster --doctor");
+  if (!place) return complain("only muster --doctor starts this: " + place.error().message);
   const DoctorArguments given{arguments[1], arguments[2], arguments[3], arguments[4]};
   const auto healthy = examine(*place, given);
   int status = kExitOk;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Doctor text: what muster --doctor says of the ways between N nodes: a table of N x N, what does not work
-// and what might help, names, clocks, and a verdict. Pure. Nothing here fails.
+// Doctor text: what muster --doctor prints about the paths between N nodes: a table of N x N, what does not
+// work and what might help, names, and a verdict. Pure. Nothing here fails.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,7 @@ struct Diagnosis {
 [[nodiscard]] Diagnosis diagnose(const std::vector<DoctorNode>& nodes,
                                  const std::vector<std::optional<DoctorRow>>& rows);
 
-/// With more nodes a way is one character of the table.
+/// With more nodes a path is one character of the table.
 inline constexpr std::size_t kMaxWideTable = 12;
 
 }  // namespace muster::launcher

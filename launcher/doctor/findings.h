@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Findings of muster --doctor as values, and their JSON, in which nodes hand them to the first one through
-// the job's store: what a node offers (DoctorNode), what came of its tries to reach the others (DoctorRow).
-// Pure. Failure: kProtocol for JSON that is none of these.
+// Findings of muster --doctor as values, which nodes hand to the first one through the job's store: what a
+// node offers (DoctorNode), what came of its tries to reach the others (DoctorRow). Pure. Failure: kProtocol
+// for bytes that are none of these.
 #pragma once
 
 #include <cstdint>
@@ -11,69 +11,90 @@
 
 #include <muster/result.h>
 
+#include "rendezvous/base/archive.h"
+
 namespace muster::launcher {
 
 struct OfferedAddress {
   std::string address;    // numeric, without a scope
   std::string interface;  // "eth0"; empty: not known
 
+  void fields(auto& io) { io(address, interface); }
   friend bool operator==(const OfferedAddress&, const OfferedAddress&) = default;
 };
 
 struct DoctorNode {
   std::string host;
-  std::string token;  // who answers at its port says it
+  std::string token;  // sent by who answers at its port
   std::uint16_t port = 0;
   std::vector<OfferedAddress> addresses;  // best first
 
+  void fields(auto& io) { io(host, token, port, addresses); }
   friend bool operator==(const DoctorNode&, const DoctorNode&) = default;
 };
 
-/// What came of one address.
+/// The result of one address.
 struct Reach {
+  /// The further the try got, the earlier.
   enum class Outcome : std::uint8_t {
     kWorks,
-    kTimeout,   // no answer at all
-    kRefused,   // by a host or a firewall
-    kNoRoute,   // this host's or a router's word
-    kSomebody,  // whoever answers is another
-    kSilent,    // connects, and then nothing comes
-    kBigLost,   // small messages pass, a big one does not
-    kOther      // see text
+    kBigLost,    // small messages pass, a big one does not
+    kSilent,     // connects, and then nothing comes
+    kTimeout,    // no answer at all
+    kRefused,    // by a host or a firewall
+    kNoRoute,    // as this host or a router says
+    kOtherHost,  // another host answers
+    kOther       // see text
   };
   std::string address;
   std::string interface;  // of this host, by which it went; empty: not known
   Outcome outcome = Outcome::kOther;
-  double round_trip_ms = -1;
-  double clock_ms = 0;  // the other's wall clock is so far ahead; where it works
-  std::string text;     // of the system, for kOther
+  std::int64_t round_trip_us = -1;  // where it works
+  std::string text;                 // of the system, for kOther
 
+  void fields(auto& io) {
+    io(address, interface);
+    io.one_of(outcome, Outcome::kOther);
+    io(round_trip_us, text);
+  }
   friend bool operator==(const Reach&, const Reach&) = default;
 };
-[[nodiscard]] std::string_view to_string(Reach::Outcome outcome);
 
 /// From one node to another.
-struct Way {
+struct Path {
   std::vector<Reach> tried;           // in the order of the tries
   std::string name_error;             // why the other's host name means nothing here; empty: it does
   std::vector<std::string> named_as;  // to which addresses it resolves here
 
   /// The quickest that works; nullptr: none.
-  [[nodiscard]] const Reach* best() const;
-  friend bool operator==(const Way&, const Way&) = default;
+  [[nodiscard]] const Reach* best() const {
+    const Reach* out = nullptr;
+    for (const Reach& each : tried)
+      if (each.outcome == Reach::Outcome::kWorks && (!out || each.round_trip_us < out->round_trip_us))
+        out = &each;
+    return out;
+  }
+  void fields(auto& io) { io(tried, name_error, named_as); }
+  friend bool operator==(const Path&, const Path&) = default;
 };
 
-/// Its ways to all nodes, by rank; the one to itself is empty.
-struct DoctorRow {
-  std::vector<Way> ways;
+/// The paths of one node to all nodes, by rank; the one to itself is empty.
+using DoctorRow = std::vector<Path>;
 
-  friend bool operator==(const DoctorRow&, const DoctorRow&) = default;
-};
-
-[[nodiscard]] std::string to_json(const DoctorNode& node);
-[[nodiscard]] std::string to_json(const DoctorRow& row);
-[[nodiscard]] Result<DoctorNode> parse_doctor_node(std::string_view text);
-/// Of a job of `nodes` nodes.
-[[nodiscard]] Result<DoctorRow> parse_doctor_row(std::string_view text, std::size_t nodes);
+template <class T>
+[[nodiscard]] std::string encode_finding(const T& value) {
+  std::string out;
+  ArchiveWriter write(out);
+  write(value);
+  return out;
+}
+template <class T>
+[[nodiscard]] Result<T> decode_finding(std::string_view bytes) {
+  T out;
+  ArchiveReader read(bytes);
+  read(out);
+  if (read.error().empty() && read.at_end()) return out;
+  return fail(ErrorCode::kProtocol, "a node sent findings of another version of muster");
+}
 
 }  // namespace muster::launcher

@@ -2,26 +2,34 @@
 #include "launcher/doctor/probe.h"
 
 #include <algorithm>
-#include <arpa/inet.h>
 #include <cerrno>
-#include <memory>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
+#include <exception>
 #include <string_view>
-#include <sys/socket.h>
+#include <tuple>
 #include <utility>
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
 
 #include "launcher/doctor/echo_server.h"
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/base/unique_fd.h"
-#include "rendezvous/protocol/clock_offset.h"
 
 namespace muster::launcher {
 namespace {
 
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
 using Outcome = Reach::Outcome;
+
+constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 
 constexpr int kPings = 4;  // the first one may find caches cold
 
@@ -39,197 +47,109 @@ Outcome outcome_of(int error) {
   }
 }
 
-std::string numeric(const sockaddr_storage& address) {
-  char text[INET6_ADDRSTRLEN] = {};
-  if (address.ss_family == AF_INET) {
-    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
-    ::inet_ntop(AF_INET, &v4.sin_addr, text, sizeof text);
-  } else {
-    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
-    ::inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof text);
-  }
-  return text;
-}
-
-// One try, a machine that is told when its socket is ready and when its time is up.
+// One try: connect, read the token, ping, and send a big message, each with its own deadline.
 class Try {
  public:
-  Try(const Target& target, const ProbeLimits& limits, const std::vector<InterfaceAddress>& own, Instant now)
-      : target_(target), limits_(limits), own_(own), deadline_(now + limits.connect) {
+  Try(asio::io_context& loop, const Target& target, const ProbeLimits& limits,
+      const std::vector<InterfaceAddress>& own)
+      : target_(target), limits_(limits), own_(own), stream_(loop) {
     result_.address = target.address.substr(0, target.address.find('%'));
-    connect();
   }
 
-  [[nodiscard]] bool done() const { return stage_ == Stage::kDone; }
-  [[nodiscard]] int fd() const { return fd_.get(); }
-  [[nodiscard]] short events() const {
-    return stage_ == Stage::kConnecting || !out_.empty() ? POLLIN | POLLOUT : POLLIN;
-  }
-  [[nodiscard]] Instant deadline() const { return deadline_; }
-  [[nodiscard]] const Reach& result() const { return result_; }
-
-  void on_ready() {
-    if (stage_ == Stage::kConnecting && !finish_connecting()) return;
-    send_some();
-    char block[16384];
-    while (!done()) {
-      const ssize_t n = retry_eintr([&] { return ::recv(fd_.get(), block, sizeof block, MSG_DONTWAIT); });
-      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-      if (n < 0) return end(stage_ == Stage::kToken ? outcome_of(errno) : Outcome::kOther, errno_text(errno));
-      if (n == 0) return end(Outcome::kSomebody, "it closed the connection");
-      in_.append(block, static_cast<std::size_t>(n));
-      read_on();
-    }
-  }
-
-  void on_deadline() {
-    switch (stage_) {
-      case Stage::kConnecting:
-        return end(Outcome::kTimeout);
-      case Stage::kBig:
-        return end(Outcome::kBigLost);
-      default:
-        return end(Outcome::kSilent);
-    }
+  asio::awaitable<Reach> run() {
+    co_await steps();
+    co_return result_;
   }
 
  private:
-  enum class Stage { kConnecting, kToken, kPing, kBig, kDone };
-
   void end(Outcome outcome, std::string text = {}) {
     result_.outcome = outcome;
     result_.text = std::move(text);
-    stage_ = Stage::kDone;
-    fd_.reset();
   }
 
-  void connect() {
-    addrinfo hints{};
-    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-    hints.ai_socktype = SOCK_STREAM;
-    addrinfo* found = nullptr;
-    const std::string port = std::to_string(target_.port);
-    if (const int error = ::getaddrinfo(target_.address.c_str(), port.c_str(), &hints, &found); error != 0)
-      return end(Outcome::kOther, ::gai_strerror(error));
-    const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
-    fd_.reset(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!fd_) return end(Outcome::kOther, errno_text(errno));
-    const int one = 1;
-    ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (::connect(fd_.get(), found->ai_addr, found->ai_addrlen) != 0 && errno != EINPROGRESS)
-      end(outcome_of(errno), errno_text(errno));
+  // `late`: what a time-out means at this step.
+  void fail_step(const error_code& error, Outcome late) {
+    if (error == boost::beast::error::timeout) return end(late);
+    if (error == asio::error::eof) return end(Outcome::kOtherHost, "it closed the connection");
+    end(outcome_of(error.value()), errno_text(error.value()));
   }
 
-  bool finish_connecting() {
-    int error = 0;
-    socklen_t size = sizeof error;
-    ::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
-    if (error != 0) {
-      end(outcome_of(error), errno_text(error));
-      return false;
-    }
-    sockaddr_storage mine{};
-    size = sizeof mine;
-    if (::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&mine), &size) == 0)
-      result_.interface = interface_of(own_, numeric(mine));
-    stage_ = Stage::kToken;
-    return true;
+  asio::awaitable<void> steps() {
+    error_code error;
+    const auto address = asio::ip::make_address(target_.address, error);
+    if (error) co_return end(Outcome::kOther, error.message());
+    stream_.expires_after(limits_.connect);
+    std::tie(error) = co_await stream_.async_connect(tcp::endpoint(address, target_.port), kTuple);
+    if (error) co_return fail_step(error, Outcome::kTimeout);
+    const auto mine = stream_.socket().local_endpoint(error).address();
+    result_.interface = interface_of(own_, text_of(mine));
+    stream_.socket().set_option(tcp::no_delay(true), error);
+
+    std::string token(kTokenBytes, '\0');
+    if (error = co_await read(token); error) co_return fail_step(error, Outcome::kSilent);
+    if (token != target_.token) co_return end(Outcome::kOtherHost);
+    stream_.expires_after(limits_.talk);
+    for (int i = 0; i < kPings; ++i)
+      if (error = co_await ping(); error) co_return fail_step(error, Outcome::kSilent);
+    stream_.expires_after(limits_.big);
+    std::string big(kBigBytes, kBig);
+    error = co_await write(big);
+    if (!error) error = co_await read(big);
+    if (error) co_return fail_step(error, Outcome::kBigLost);
+    end(Outcome::kWorks);
   }
 
-  void read_on() {
-    if (stage_ == Stage::kToken && in_.size() >= kTokenBytes) {
-      if (in_.substr(0, kTokenBytes) != target_.token) return end(Outcome::kSomebody);
-      in_.erase(0, kTokenBytes);
-      stage_ = Stage::kPing;
-      deadline_ = SteadyClock::now() + limits_.talk;
-      ping();
-    }
-    if (stage_ == Stage::kPing && in_.size() >= kPongBytes) take_pong();
-    if (stage_ == Stage::kBig && in_.size() >= kBigBytes) end(Outcome::kWorks);
+  asio::awaitable<error_code> ping() {
+    const Instant sent = SteadyClock::now();
+    std::string byte(1, kPing);
+    if (const error_code error = co_await write(byte); error) co_return error;
+    if (const error_code error = co_await read(byte); error) co_return error;
+    const auto trip = std::chrono::round<std::chrono::microseconds>(SteadyClock::now() - sent).count();
+    if (result_.round_trip_us < 0 || trip < result_.round_trip_us) result_.round_trip_us = trip;
+    co_return error_code();
   }
 
-  void ping() {
-    sent_ = SteadyClock::now();
-    sent_wall_ = wall_nanoseconds();
-    out_ += kPing;
-    send_some();
+  // All of `bytes`.
+  asio::awaitable<error_code> read(std::string& bytes) {
+    const auto [error, size] = co_await asio::async_read(stream_, asio::buffer(bytes), kTuple);
+    co_return error;
+  }
+  asio::awaitable<error_code> write(const std::string& bytes) {
+    const auto [error, size] = co_await asio::async_write(stream_, asio::buffer(bytes), kTuple);
+    co_return error;
   }
 
-  void take_pong() {
-    const double trip = std::chrono::duration<double, std::milli>(SteadyClock::now() - sent_).count();
-    std::uint64_t wall = 0;
-    for (std::size_t i = kPongBytes - 1; i > 0; --i) wall = wall << 8 | static_cast<unsigned char>(in_[i]);
-    in_.erase(0, kPongBytes);
-    if (result_.round_trip_ms < 0 || trip < result_.round_trip_ms) {
-      result_.round_trip_ms = trip;
-      const auto ahead = static_cast<std::int64_t>(wall - static_cast<std::uint64_t>(sent_wall_));
-      result_.clock_ms = static_cast<double>(ahead) / 1e6 - trip / 2;
-    }
-    if (++pongs_ < kPings) return ping();
-    stage_ = Stage::kBig;
-    deadline_ = SteadyClock::now() + limits_.big;
-    out_.append(kBigBytes, kBig);
-    send_some();
-  }
-
-  void send_some() {
-    while (!out_.empty()) {
-      const ssize_t n = retry_eintr(
-          [&] { return ::send(fd_.get(), out_.data(), out_.size(), MSG_DONTWAIT | MSG_NOSIGNAL); });
-      if (n < 0) return;  // later, or the read tells
-      out_.erase(0, static_cast<std::size_t>(n));
-    }
+  static std::string text_of(const asio::ip::address& address) {
+    std::string out = address.to_string();
+    return out.substr(0, out.find('%'));
   }
 
   const Target& target_;
   const ProbeLimits& limits_;
   const std::vector<InterfaceAddress>& own_;
-  Instant deadline_;
-  Stage stage_ = Stage::kConnecting;
-  UniqueFd fd_;
-  std::string in_;
-  std::string out_;
-  Instant sent_{};
-  std::int64_t sent_wall_ = 0;
-  int pongs_ = 0;
+  boost::beast::tcp_stream stream_;
   Reach result_;
 };
-
-// Waits for the first of them to have something to say.
-void turn(std::vector<std::pair<std::size_t, std::unique_ptr<Try>>>& running) {
-  std::vector<pollfd> entries;
-  Instant next = Instant::max();
-  for (const auto& [index, each] : running) {
-    entries.push_back({each->fd(), each->events(), 0});
-    next = std::min(next, each->done() ? SteadyClock::now() : each->deadline());
-  }
-  const auto left = time_left(next, SteadyClock::now());
-  (void)::poll(entries.data(), entries.size(), static_cast<int>(left.count()));
-  const Instant now = SteadyClock::now();
-  for (std::size_t i = 0; i < running.size(); ++i) {
-    Try& each = *running[i].second;
-    if (!each.done() && entries[i].revents != 0) each.on_ready();
-    if (!each.done() && each.deadline() <= now) each.on_deadline();
-  }
-}
 
 }  // namespace
 
 std::vector<Reach> probe(const std::vector<Target>& targets, const ProbeLimits& limits,
                          const std::vector<InterfaceAddress>& own) {
   std::vector<Reach> out(targets.size());
-  std::vector<std::pair<std::size_t, std::unique_ptr<Try>>> running;
-  for (std::size_t next = 0; next < targets.size() || !running.empty();) {
-    while (next < targets.size() && running.size() < limits.at_once) {
-      running.emplace_back(next, std::make_unique<Try>(targets[next], limits, own, SteadyClock::now()));
-      ++next;
+  asio::io_context loop(1);
+  std::size_t next = 0;
+  const auto work = [&]() -> asio::awaitable<void> {
+    while (next < targets.size()) {
+      const std::size_t index = next++;
+      Try one(loop, targets[index], limits, own);
+      out[index] = co_await one.run();
     }
-    turn(running);
-    std::erase_if(running, [&](const auto& each) {
-      if (each.second->done()) out[each.first] = each.second->result();
-      return each.second->done();
+  };
+  for (std::size_t i = 0; i < std::min(limits.at_once, targets.size()); ++i)
+    asio::co_spawn(loop, work(), [](const std::exception_ptr& exception) {
+      if (exception) std::rethrow_exception(exception);
     });
-  }
+  loop.run();
   return out;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Probe: tries many addresses at once: connects, looks who answers (echo_server.h), measures round trips,
-// compares clocks, and sends a big message, which a path with a smaller MTU than its ends believe swallows.
+// Probe: tries many addresses at once: connects, looks who answers (echo_server.h), measures round trips, and
+// sends a big message, which a path with a smaller MTU than its ends believe swallows.
 // Blocks; one thread. Each try has a deadline of its own, so the whole lasts no longer than tries / at_once
 // of them. Nothing here fails: what went wrong is the result.
 #pragma once

@@ -15,7 +15,7 @@ FOLDERS = [
      "musterctl: talks to agents and musterd, is none itself"),
     ("launcher/agent", "hang job join output process progress report telemetry rendezvous/net rendezvous/coordinator",
      "the loop that ties the folders together: calls policies, contains none"),
-    ("launcher/doctor", "cli job network rendezvous/protocol", "the network check between nodes, a program of its own in all but name"),
+    ("launcher/doctor", "cli job network text rendezvous/net rendezvous/protocol", "the network check between nodes, a program of its own in all but name"),
     ("launcher/checks", "hardware job process rendezvous/store",
      "what is checked before workers start"),
     ("launcher/telemetry", "job output process progress report rendezvous/status",

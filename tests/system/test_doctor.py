@@ -31,7 +31,6 @@ def test_where_every_node_reaches_every_other_the_table_says_by_what_and_how_fas
             assert cell == "-" if row == column else re.fullmatch(r"\d+\.\d\d ms eth0", cell), text
     assert "does not reach" not in text and "verdict: 3 nodes, every node reaches every other" in text
     assert re.search(r"remark: the name host1 is not resolved by host0, host2: ", text)
-    assert re.search(r"clocks: within \d+\.\d\d ms of that of host0", text)
     assert (it.out(1), it.out(2)) == ("", "")
 
 
@@ -43,7 +42,7 @@ def test_a_pair_that_is_cut_is_named_with_what_was_tried_and_all_nodes_end_with_
     assert cells(text, 1)[2] == "timeout" and cells(text, 2)[1] == "timeout" and "ms eth0" in cells(text, 0)[2]
     assert "host1 does not reach host2: 10.77.0.3 (eth0): timeout" in text
     assert "hint: no answer at all: a firewall drops what comes" in text
-    assert "verdict: 3 nodes, 2 of 6 ways do not work" in text
+    assert "verdict: 3 nodes, 2 of 6 paths do not work" in text
     assert all("failed" not in it.err(node) for node in range(3))  # no report of a failure that is none
 
 
