@@ -42,19 +42,6 @@ Result<ElasticConf> parse_static_conf(std::string_view conf) {
   return parse_elastic_conf(known);
 }
 
-Result<std::optional<auth::Secret>> find_secret(const Options& options, const Environment& environment) {
-  if (!options.secret_file.empty()) {
-    auto secret = auth::Secret::from_file(options.secret_file);
-    if (!secret) return usage("--secret-file: " + secret.error().message);
-    return std::optional(*std::move(secret));
-  }
-  const auto given = lookup(environment, env::kSecret);
-  if (!given || given->empty()) return std::optional<auth::Secret>{};
-  auto secret = auth::Secret::from_bytes(*given);
-  if (!secret) return usage(fmt::format("{}: {}", env::kSecret, secret.error().message));
-  return std::optional(*std::move(secret));
-}
-
 Result<void> plan_tls(const Options& options, ElasticJob& out) {
   const tls::Files files{options.tls_cert, options.tls_key, options.tls_ca};
   out.proves = out.secret.has_value();
@@ -200,7 +187,7 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   out.heartbeat_interval = conf.keep_alive_interval;
   out.local_addr = options.local_addr;
   out.interface = options.iface;
-  MUSTER_TRY(out.secret, find_secret(options, environment));
+  MUSTER_TRY(out.secret, auth::find_secret(options.secret_file, environment));
   // A certificate is for a name, and who will be elected is not known.
   if (out.etcd && !(options.tls_ca.empty() && options.tls_cert.empty()))
     return usage(
@@ -271,7 +258,7 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
   // One node needs no coordinator, unless a daemon is named that others watch.
   if (options.standalone || (alone && (backend == "c10d" || !placed))) {
     job.mode = RendezvousMode::kStandalone;
-    if (const auto secret = find_secret(options, environment); !secret)
+    if (const auto secret = auth::find_secret(options.secret_file, environment); !secret)
       return fail(secret.error());  // no use
     job.master_addr = "127.0.0.1";
     job.master_port = 0;

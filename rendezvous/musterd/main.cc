@@ -2,8 +2,8 @@
 // musterd: the TCPStore server and the coordinator of jobs as a program. Exit codes: 0 orderly stop, 1 it
 // cannot serve, 2 wrong arguments.
 #include <cstdio>
-#include <cstdlib>
 #include <fcntl.h>
+#include <functional>
 #include <limits>
 #include <signal.h>
 #include <string>
@@ -16,11 +16,11 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/protocol/auth.h"
-#include "rendezvous/server/job_secret_files.h"
 #include "rendezvous/server/rendezvous_server.h"
 #include "rendezvous/status/daemon_metrics.h"
 #include "rendezvous/wal/state_log.h"
@@ -156,8 +156,9 @@ void define(CLI::App& app, Options& options) {
          "JOB=FILE, may be repeated: the agents of this job have to know the secret in the file, and no "
          "other; a job without a secret is refused then")
       ->allow_extra_args(false);
-  app.add_option("--secrets-dir", options.job_secrets.directory,
-                 "likewise, a file of the job's name for each job; SIGHUP reads all of these again");
+  app.add_option(
+      "--secrets-dir", options.job_secrets.directory,
+      "likewise, a file of the job's name for each job; SIGHUP reads secrets and certificates again");
   app.add_option("--tls-cert", options.tls.cert,
                  "PEM file with the certificate to show: agents have to speak TLS");
   app.add_option("--tls-key", options.tls.key, "PEM file with its key, readable by its owner alone");
@@ -236,17 +237,29 @@ void define_state(CLI::App& app, Options& options) {
       ->capture_default_str();
 }
 
-// Never from the command line, which every user of the machine can read.
-Result<std::optional<auth::Secret>> find_secret(const Options& options) {
-  if (!options.secret_file.empty()) {
-    MUSTER_TRY(auth::Secret secret, auth::Secret::from_file(options.secret_file));
-    return std::optional(std::move(secret));
+// What agents have to prove. Read at the start and again at each SIGHUP.
+Result<void> read_credentials(const Options& options, net::ControlServerOptions& out) {
+  MUSTER_TRY(out.secret, auth::find_secret(options.secret_file, current_environment()));
+  if (!options.job_secrets.empty()) {
+    MUSTER_TRY(JobSecrets secrets, JobSecrets::read(options.job_secrets));
+    out.job_secrets = std::make_shared<JobSecrets>(std::move(secrets));
   }
-  const char* given = std::getenv("MUSTER_SECRET");
-  if (given == nullptr || *given == '\0') return std::optional<auth::Secret>{};
-  auto secret = auth::Secret::from_bytes(given);
-  if (!secret) return fail("MUSTER_SECRET", std::move(secret).error());
-  return std::optional(*std::move(secret));
+  if (const auto& files = options.tls; !files.cert.empty() || !files.key.empty() || !files.ca.empty()) {
+    MUSTER_TRY(out.tls, tls::Context::server(files));
+  }
+  return {};
+}
+
+void reload_credentials(const Options& options, net::ControlServer& server, const Log& log) {
+  net::ControlServerOptions fresh;
+  if (const auto read = read_credentials(options, fresh); !read)
+    return log.error(
+        fmt::format("SIGHUP: {}; secrets and certificates are as they were", read.error().message));
+  server.set_credentials(fresh);
+  log.info(fmt::format("SIGHUP: secrets and certificates were read again{}",
+                       fresh.job_secrets
+                           ? fmt::format("; {} jobs have a secret of their own", fresh.job_secrets->size())
+                           : ""));
 }
 
 // Who may come, at the start. Agents: see ControlServer; TCPStore clients: see ServerOptions::Clients.
@@ -284,23 +297,18 @@ int serve(const Options& options) {
     return complain(errno_error("port file " + options.port_file, errno).message);
 
   boost::asio::io_context loop(1);
-  boost::asio::signal_set signals(loop, SIGINT, SIGTERM);
+  boost::asio::signal_set signals(loop, SIGINT, SIGTERM), hang_up(loop, SIGHUP);
   net::RendezvousServerOptions server_options{.store = options.server, .control = options.control};
   server_options.this_host_only =
       !options.unprotected && options.server.host.empty() && options.server.listen_fd < 0;
-  auto secret = find_secret(options);
-  if (!secret) return complain(secret.error().message);
-  server_options.control.secret = *std::move(secret);
-  net::JobSecretFiles job_secrets(loop, log, options.job_secrets);
-  auto secrets_of_jobs = job_secrets.open();
-  if (!secrets_of_jobs) return complain(secrets_of_jobs.error().message);
-  server_options.control.job_secrets = *std::move(secrets_of_jobs);
+  if (const auto read = read_credentials(options, server_options.control); !read)
+    return complain(read.error().message);
   int exit_code = 0;
   std::unique_ptr<net::RendezvousServer> server;
   std::unique_ptr<net::StatusServer> status;
   const auto stop = [&] {
     signals.cancel();
-    job_secrets.stop();
+    hang_up.cancel();
     if (status) status->stop();
     // First: what is on the disk by this is still told to those who wait for it.
     if (server_options.state) server_options.state->close();
@@ -317,11 +325,6 @@ int serve(const Options& options) {
     auto opened = net::StateLog::open(loop, state, log);
     if (!opened) return complain(opened.error().message);
     server_options.state = *std::move(opened);
-  }
-  if (const auto& files = options.tls; !files.cert.empty() || !files.key.empty() || !files.ca.empty()) {
-    auto context = tls::Context::server(files);
-    if (!context) return complain(context.error().message);
-    server_options.control.tls = *std::move(context);
   }
   auto listening = net::RendezvousServer::listen(loop, server_options, log);
   if (!listening) return complain(listening.error().message);
@@ -350,6 +353,14 @@ int serve(const Options& options) {
                          number, stats.num_requests, stats.num_accepted, stats.num_open));
     stop();
   });
+  const std::function<void()> wait_hang_up = [&] {
+    hang_up.async_wait([&](const boost::system::error_code& error, int) {
+      if (error) return;
+      reload_credentials(options, server->coordinator(), log);
+      wait_hang_up();
+    });
+  };
+  wait_hang_up();
   loop.run();
   return exit_code;
 }

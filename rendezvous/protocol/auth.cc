@@ -17,6 +17,7 @@
 
 #include <muster/check.h>
 
+#include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::auth {
@@ -88,6 +89,16 @@ Result<Secret> Secret::from_file(const std::string& path) {
   wipe(text);
   if (!secret) return fail("secret file " + path, std::move(secret).error());
   return secret;
+}
+
+Result<std::optional<Secret>> find_secret(const std::string& file, const Environment& environment) {
+  const auto given = file.empty() ? lookup(environment, env::kSecret) : std::nullopt;
+  if (file.empty() && (!given || given->empty())) return std::optional<Secret>{};
+  auto secret = file.empty() ? Secret::from_bytes(*given) : Secret::from_file(file);
+  if (!secret)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {}", file.empty() ? env::kSecret : "--secret-file", secret.error().message));
+  return std::optional(*std::move(secret));
 }
 
 // HMAC of RFC 2104 with SHA-256.

@@ -15,6 +15,7 @@
 
 #include <muster/result.h>
 
+#include "rendezvous/base/env.h"
 #include "rendezvous/protocol/control.h"
 
 namespace muster::auth {
@@ -41,6 +42,11 @@ class Secret {
   explicit Secret(std::string_view bytes) : bytes_(bytes) {}
   std::string bytes_;
 };
+
+/// The secret in `file`, or in MUSTER_SECRET where no file is given; never from the command line, which every
+/// user of the host can read. Nothing: neither is given.
+[[nodiscard]] Result<std::optional<Secret>> find_secret(const std::string& file,
+                                                        const Environment& environment);
 
 /// From the system's generator; aborts where there is none.
 [[nodiscard]] control::Nonce random_nonce();

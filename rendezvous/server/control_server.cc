@@ -88,6 +88,12 @@ class ControlServer::Impl final : public StateKeeper {
     read_on(id);
   }
 
+  void set_credentials(const ControlServerOptions& from) {
+    options_.secret = from.secret;
+    options_.job_secrets = from.job_secrets;
+    options_.tls = from.tls;
+  }
+
   void stop() {
     if (std::exchange(stopped_, true)) return;
     agents_.send_to_all(Refused{Refused::Reason::kStopping, "the coordinator is stopping"});
@@ -609,6 +615,9 @@ void ControlServer::accept(UniqueFd fd, std::string_view first_bytes, std::strin
 }
 void ControlServer::evict_node(std::string_view job, const membership::NodeId& node, const std::string& why) {
   impl_->evict_node(job, node, why);
+}
+void ControlServer::set_credentials(const ControlServerOptions& from) {
+  impl_->set_credentials(from);
 }
 void ControlServer::stop() {
   impl_->stop();

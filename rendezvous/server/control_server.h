@@ -39,7 +39,7 @@ struct ControlServerOptions {
   control::Limits limits;
   std::optional<auth::Secret> secret;  ///< of all jobs; nothing: anybody may join
   /// Of single jobs, which `secret` does not open; a job with neither is refused then, unless agents show
-  /// certificates. What is put in its place counts for those who connect afterwards.
+  /// certificates.
   std::shared_ptr<JobSecrets> job_secrets = {};
   std::optional<tls::Context> tls;   ///< all agents have to speak TLS
   bool this_host_only = false;       ///< agents of other hosts are told that there is neither secret nor TLS
@@ -92,6 +92,9 @@ class ControlServer {
 
   /// The node is gone for good, as somebody else knows; its connection, if it has one, is closed with `why`.
   void evict_node(std::string_view job, const membership::NodeId& node, const std::string& why);
+
+  /// Connections that are made from now on are judged by the secrets and the TLS context of these options.
+  void set_credentials(const ControlServerOptions& from);
 
   /// Tells every agent, closes their connections and forgets the jobs. Does not block.
   void stop();

@@ -107,7 +107,7 @@ TEST_CASE("a folder of secrets is read again at SIGHUP, and one that cannot be r
   files.write("b", kOfB);
   REQUIRE(::unlink(a.c_str()) == 0);
   daemon.signal(SIGHUP);
-  (void)daemon.wait_for_line("SIGHUP: jobs with a secret of their own: 1");
+  (void)daemon.wait_for_line("again; 1 jobs have a secret of their own");
   REQUIRE_FALSE(join(daemon.port(), "b", kOfB));
   require_refused(join(daemon.port(), "a", kOfA), "job a has no secret here");
 
@@ -117,6 +117,23 @@ TEST_CASE("a folder of secrets is read again at SIGHUP, and one that cannot be r
   REQUIRE_FALSE(join(daemon.port(), "b", kOfB));
   daemon.signal(SIGTERM);
   REQUIRE(daemon.finish().first == 0);
+}
+
+TEST_CASE("the daemon's own secret is read again at SIGHUP, which does not end a daemon that has none") {
+  const Files files;
+  const std::string own = files.write("own", kOfA);
+  Musterd daemon = Musterd::listening({"--secret-file", own});
+  REQUIRE_FALSE(join(daemon.port(), "job", kOfA));
+  files.write("own", kOfB);
+  daemon.signal(SIGHUP);
+  (void)daemon.wait_for_line("SIGHUP: secrets and certificates were read again");
+  require_refused(join(daemon.port(), "job", kOfA), "has another secret, or none");
+  REQUIRE_FALSE(join(daemon.port(), "job", kOfB));
+
+  Musterd open = Musterd::listening();
+  open.signal(SIGHUP);
+  (void)open.wait_for_line("SIGHUP: ");
+  REQUIRE_FALSE(join(open.port(), "job", ""));
 }
 
 TEST_CASE("secrets of jobs that cannot be read, or are given twice, are refused at the start") {

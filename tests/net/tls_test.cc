@@ -3,10 +3,13 @@
 #include "rendezvous/net/tls.h"
 
 #include <cstdlib>
+#include <filesystem>
+#include <memory>
 #include <random>
 #include <set>
 #include <string>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <vector>
 
 #include <boost/asio/ip/tcp.hpp>
@@ -342,4 +345,48 @@ TEST_CASE("musterd speaks TLS to agents and TCPStore to programs on one port") {
   REQUIRE(store.alive());
   agent.client->finished(0);
   nobody.wait([&] { return agent.closed.has_value(); });
+}
+
+TEST_CASE("at SIGHUP musterd reads its certificate again, and keeps the one it has if the new one is bad") {
+  namespace fs = std::filesystem;
+  const Certificates certificates;
+  const auto install = [&](const std::string& who) {
+    for (const std::string end : {".pem", ".key"})
+      fs::copy_file(certificates.path(who + end), certificates.path("live" + end),
+                    fs::copy_options::overwrite_existing);
+  };
+  install("server");
+  Musterd daemon = Musterd::listening({"--tls-cert", certificates.path("live.pem"), "--tls-key",
+                                       certificates.path("live.key"), "--log-level", "debug"});
+  House nobody;  // for its loop
+  std::vector<std::unique_ptr<Agent>> agents;
+  // Whether an agent that trusts this authority joins a job of its own.
+  const auto joins = [&](const std::string& authority) {
+    const std::string name = "job" + std::to_string(agents.size());
+    Agent& agent = *agents.emplace_back(std::make_unique<Agent>(nobody, "n1", nodes(1), std::nullopt, name));
+    agent.options.port = daemon.port();
+    agent.options.tls = certificates.client("", authority);
+    agent.start(nobody);
+    nobody.wait([&] { return agent.lost || !agent.assignments.empty(); });
+    if (agent.lost) REQUIRE_THAT(agent.lost->message, Catch::Contains("certificate is not accepted"));
+    return !agent.lost;
+  };
+  REQUIRE(joins("ca"));
+  REQUIRE_FALSE(joins("stranger"));
+
+  install("stranger");
+  daemon.signal(SIGHUP);
+  (void)daemon.wait_for_line("SIGHUP: secrets and certificates were read again");
+  REQUIRE(joins("stranger"));
+  REQUIRE_FALSE(joins("ca"));
+
+  REQUIRE(::truncate(certificates.path("live.pem").c_str(), 100) == 0);
+  daemon.signal(SIGHUP);
+  REQUIRE_THAT(daemon.wait_for_line("as they were"), Catch::Contains("--tls-cert"));
+  REQUIRE(joins("stranger"));
+  // Who has joined stays, whatever the certificate was.
+  agents[0]->client->finished(0);
+  nobody.wait([&] { return agents[0]->closed.has_value(); });
+  daemon.signal(SIGTERM);
+  REQUIRE(daemon.finish().first == 0);
 }
