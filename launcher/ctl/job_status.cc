@@ -8,16 +8,10 @@
 
 #include "launcher/process/job_registry.h"
 #include "launcher/progress/progress_sample.h"
+#include "launcher/text/clean_line.h"
 
 namespace muster::launcher {
 namespace {
-
-/// What came from a program's arguments must not steer a terminal.
-std::string printable(std::string text) {
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
-  return text;
-}
 
 std::string size_text(std::uint64_t bytes) {
   constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;

@@ -2,39 +2,19 @@
 #include "launcher/ctl/jobs_command.h"
 
 #include <cstdio>
-#include <string_view>
 #include <unistd.h>
-#include <utility>
 
 #include <fmt/format.h>
 
 #include "launcher/ctl/jobs_text.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/plan/rendezvous_plan.h"
-#include "rendezvous/base/env_contract.h"
 
 namespace muster::launcher {
 namespace {
 
 constexpr int kExitNoSuchJob = 1;
 constexpr int kMusterPort = 29500;  // musterd's
-
-int complain(std::string_view text, int status) {
-  std::fprintf(stderr, "musterctl: %.*s\n", static_cast<int>(text.size()), text.data());
-  return status;
-}
-
-// Never from the command line, which every user of the host can read.
-Result<std::optional<auth::Secret>> secret_of(const JobsCommand& command, const Environment& environment) {
-  const auto given = lookup(environment, env::kSecret);
-  if (command.secret_file.empty() && (!given || given->empty())) return std::optional<auth::Secret>{};
-  auto secret = command.secret_file.empty() ? auth::Secret::from_bytes(*given)
-                                            : auth::Secret::from_file(command.secret_file);
-  if (!secret)
-    return fail(command.secret_file.empty() ? std::string(env::kSecret) : "--secret-file",
-                std::move(secret).error());
-  return std::optional(*std::move(secret));
-}
 
 Result<net::QueryOptions> question(const JobsCommand& command, const Environment& environment) {
   auto endpoint = parse_endpoint(command.endpoint);
@@ -48,7 +28,7 @@ Result<net::QueryOptions> question(const JobsCommand& command, const Environment
   char host[256] = {};
   if (::gethostname(host, sizeof host - 1) == 0) out.own_host = host;
   out.timeout = Millis(static_cast<std::int64_t>(command.timeout_s * 1000));
-  MUSTER_TRY(out.secret, secret_of(command, environment));
+  MUSTER_TRY(out.secret, auth::find_secret(command.secret_file, environment));
   const tls::Files& files = command.tls;
   if (files.ca.empty() && !(files.cert.empty() && files.key.empty()))
     return fail(ErrorCode::kInvalidArgument,
@@ -68,15 +48,13 @@ int show_jobs(const JobsCommand& command, const Environment& environment) {
   if (!answer)
     return complain(answer.error().message,
                     answer.error().code == ErrorCode::kMismatch ? kExitRefused : kExitRendezvous);
+  const bool missing = !command.job.empty() && answer->jobs.empty() && answer->store_jobs.empty();
   if (command.json)
     std::fputs(jobs_json(*answer).c_str(), stdout);
-  else if (command.job.empty())
-    std::fputs(jobs_text(*answer).c_str(), stdout);
-  if (command.job.empty()) return kExitOk;
-  if (answer->jobs.empty() && answer->store_jobs.empty())
-    return complain(fmt::format("{} has no job {}", command.endpoint, command.job), kExitNoSuchJob);
-  if (!command.json) std::fputs(job_text(*answer, command.most_nodes).c_str(), stdout);
-  return kExitOk;
+  else if (!missing)
+    std::fputs(jobs_text(*answer, command.most_nodes).c_str(), stdout);
+  return missing ? complain(fmt::format("{} has no job {}", command.endpoint, command.job), kExitNoSuchJob)
+                 : kExitOk;
 }
 
 }  // namespace muster::launcher

@@ -6,11 +6,15 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 #include "rendezvous/base/env.h"
 #include "rendezvous/net/tls.h"
 
 namespace muster::launcher {
+
+/// Prints an error of musterctl. Returns `status`.
+int complain(std::string_view text, int status);
 
 struct JobsCommand {
   std::string endpoint;

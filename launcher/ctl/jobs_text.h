@@ -11,10 +11,9 @@
 
 namespace muster::launcher {
 
-/// A line for each job, one for each job of torchrun.
-[[nodiscard]] std::string jobs_text(const net::QueryAnswer& answer);
-/// One job and its nodes, of which `most` are shown: those that do not work before those that do; 0: all.
-[[nodiscard]] std::string job_text(const net::QueryAnswer& answer, std::size_t most);
+/// A line for each job, for each node of a job that was asked for, and for each job of torchrun. `most_nodes`
+/// are shown, those that do not work before those that do; 0: all.
+[[nodiscard]] std::string jobs_text(const net::QueryAnswer& answer, std::size_t most_nodes);
 /// One object: jobs, nodes, torchrun_jobs and the counts.
 [[nodiscard]] std::string jobs_json(const net::QueryAnswer& answer);
 

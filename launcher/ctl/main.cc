@@ -20,6 +20,7 @@
 #include "launcher/process/job_record.h"
 #include "launcher/process/job_registry.h"
 #include "launcher/text/suggestions.h"
+#include "launcher/text/text_table.h"
 #include "rendezvous/base/env.h"
 
 namespace {
@@ -30,11 +31,6 @@ using namespace muster::launcher;
 constexpr int kExitNoSuchJob = 1;
 constexpr int kExitStillRuns = 4;
 constexpr Millis kSecondSignal{200};
-
-int complain(std::string_view text, int status) {
-  std::fprintf(stderr, "musterctl: %.*s\n", static_cast<int>(text.size()), text.data());
-  return status;
-}
 
 struct Jobs {
   std::vector<std::string> directories;
@@ -80,15 +76,12 @@ int list(const Jobs& jobs, bool json) {
     std::printf("%s]\n", text.c_str());
     return 0;
   }
-  const std::int64_t now = std::time(nullptr);
-  std::size_t width = 4;
-  for (const JobRecord& entry : jobs.entries) width = std::max(width, entry.name.size());
-  std::string text = fmt::format("{:{}}  {:9}  {:>4}  {:>5}  {:>8}  {}\n", "NAME", width, "STATE", "AGE",
-                                 "RANKS", "RESTARTS", "COMMAND");
+  std::vector<std::vector<std::string>> rows = {{"NAME", "STATE", "AGE", "RANKS", "RESTARTS", "COMMAND"}};
   for (const JobRecord& entry : jobs.entries)
-    text += fmt::format("{:{}}  {:9}  {:>4}  {:>5}  {:>8}  {}\n", entry.name, width, state_of(entry),
-                        age_of(entry.began_s, now), entry.world_size, entry.restarts, command_of(entry));
-  std::fputs(text.c_str(), stdout);
+    rows.push_back({entry.name, state_of(entry), age_of(entry.began_s, std::time(nullptr)),
+                    fmt::format("{}", entry.world_size), fmt::format("{}", entry.restarts),
+                    command_of(entry)});
+  std::fputs(text_table(rows).c_str(), stdout);
   return 0;
 }
 
@@ -102,26 +95,6 @@ JobRecord refreshed(const JobRecord& entry, const Environment& environment) {
 int status(const JobRecord& entry, bool json) {
   std::fputs((json ? status_json(entry) : status_text(entry, std::time(nullptr))).c_str(), stdout);
   return 0;
-}
-
-/// Its status over and over, until it ends.
-int watch(JobRecord entry, double seconds, const Environment& environment) {
-  const auto process = JobProcess::open(entry);
-  const auto pause =
-      std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
-  // A terminal shows the present one alone; the rest of each line and of the screen is emptied.
-  const bool terminal = ::isatty(STDOUT_FILENO) == 1;
-  for (bool ended = !process; !ended;) {
-    std::string text = status_text(entry, std::time(nullptr));
-    if (terminal)
-      for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 4)
-        text.insert(at, "\x1b[K");
-    std::printf("%s%s%s", terminal ? "\x1b[H" : "", text.c_str(), terminal ? "\x1b[J" : "\n");
-    if (std::fflush(stdout) != 0) return 0;  // nobody reads it any more
-    ended = process->wait(SteadyClock::now() + pause);
-    entry = refreshed(entry, environment);
-  }
-  return status(entry, false);
 }
 
 int logs(const JobRecord& entry, std::size_t lines, bool wait) {
@@ -148,9 +121,9 @@ int attach(const JobRecord& entry, const Environment& environment) {
 int stop(const JobRecord& entry, double seconds, bool at_once, const Environment& environment) {
   const auto process = JobProcess::open(entry);
   if (!process) return complain(fmt::format("{} does not run: {}", entry.name, state_of(entry)), 0);
-  const auto patience =
+  const auto timeout =
       std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
-  const Instant deadline = SteadyClock::now() + patience;
+  const Instant deadline = SteadyClock::now() + timeout;
   bool gone = false;
   do {  // of two signals sent at once the kernel keeps one; the second that arrives skips to SIGKILL
     if (const auto sent = process->signal(SIGTERM); !sent && sent.error().code != ErrorCode::kNotFound)
@@ -212,6 +185,11 @@ CLI::App* define_jobs(CLI::App& app, JobsCommand& look) {
 
 }  // namespace
 
+int muster::launcher::complain(std::string_view text, int status) {
+  std::fprintf(stderr, "musterctl: %.*s\n", static_cast<int>(text.size()), text.data());
+  return status;
+}
+
 int main(int argc, char** argv) {
   CLI::App app{
       "musterctl: the jobs that were started with muster --detach, by this user on this host; and those of a "
@@ -220,7 +198,7 @@ int main(int argc, char** argv) {
   std::string name;
   bool json = false, wait = false, at_once = false;
   std::size_t lines = 0;
-  double seconds = 60, interval = 2;
+  double seconds = 60;
   const auto with_name = [&](CLI::App* command) {
     command->add_option("name", name, "the job's name, or the beginning of it")->required();
     return command;
@@ -229,11 +207,6 @@ int main(int argc, char** argv) {
   auto* show =
       with_name(app.add_subcommand("status", "one job: world, ranks, how far they are, output file"));
   for (auto* command : {ls, show}) command->add_flag("--json", json, "for programs");
-  auto* again = show->add_flag("-w,--watch", wait, "again and again, until it ends");
-  show->add_option("--interval", interval, "with --watch: seconds in between")
-      ->check(CLI::Range(0.1, 3600.0))
-      ->needs(again)
-      ->capture_default_str();
   auto* join =
       with_name(app.add_subcommand("attach", "show its output until it ends; exits with its exit status"));
   auto* print = with_name(app.add_subcommand("logs", "print its output"));
@@ -262,7 +235,7 @@ int main(int argc, char** argv) {
   if (ls->parsed()) return list(jobs, json);
   const JobRecord* entry = jobs.find(name);
   if (entry == nullptr) return kExitNoSuchJob;
-  if (show->parsed()) return wait && !json ? watch(*entry, interval, environment) : status(*entry, json);
+  if (show->parsed()) return status(*entry, json);
   if (join->parsed()) return attach(*entry, environment);
   if (print->parsed()) return logs(*entry, lines, wait);
   if (end->parsed()) return stop(*entry, seconds, at_once, environment);

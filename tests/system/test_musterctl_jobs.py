@@ -87,7 +87,7 @@ def test_a_daemon_shows_who_gathers_who_runs_and_how_it_ended(house):
     assert ended["jobs"][0]["exit_code"] != 0 and 0 < ended["jobs"][0]["forgotten_in_s"] <= 60
     assert [node["state"] for node in ended["nodes"]] == ["gone"]
     text = house.ctl("train").stdout
-    assert text.startswith("train: ended after generation ") and "forgotten in " in text
+    assert text.splitlines()[1].split()[:2] == ["train", "ended"]
 
 
 def test_an_agents_own_coordinator_can_be_looked_into(house):
