@@ -2,7 +2,8 @@
 #include "rendezvous/etcd/messages.h"
 
 #include <charconv>
-#include <limits>
+#include <exception>
+#include <stdexcept>
 #include <utility>
 
 #include <fmt/format.h>
@@ -25,19 +26,21 @@ std::string base64(std::string_view bytes) {
   return out;
 }
 
-std::optional<std::string> from_base64(const std::string& text) {
-  if (text.size() % 4 != 0) return std::nullopt;
+// What is no answer of etcd's, thrown within parse() like the exceptions of nlohmann::json.
+[[noreturn]] void refuse(const std::string& what) {
+  throw std::invalid_argument(what);
+}
+
+std::string from_base64(const std::string& text) {
   // OpenSSL overlooks white space at the ends and a = in the middle.
   const std::size_t length = text.find_last_not_of('=') + 1;
-  if (text.size() - length > 2 ||
-      text.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/") < length)
-    return std::nullopt;
   std::string out(text.size() / 4 * 3, '\0');
-  const int size =
-      EVP_DecodeBlock(reinterpret_cast<unsigned char*>(out.data()),
-                      reinterpret_cast<const unsigned char*>(text.data()), static_cast<int>(text.size()));
-  if (size < 0) return std::nullopt;
-  out.resize(static_cast<std::size_t>(size) - (text.size() - length));
+  if (text.size() % 4 != 0 || text.size() - length > 2 ||
+      text.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/") < length)
+    refuse("bytes that are not in base64");
+  EVP_DecodeBlock(reinterpret_cast<unsigned char*>(out.data()),
+                  reinterpret_cast<const unsigned char*>(text.data()), static_cast<int>(text.size()));
+  out.resize(out.size() - (text.size() - length));
   return out;
 }
 
@@ -50,61 +53,37 @@ std::string shown(std::string_view text) {
   return out;
 }
 
-tl::unexpected<Error> not_etcd(std::string_view what, std::string_view body) {
-  return fail(ErrorCode::kProtocol, fmt::format("the answer is not etcd's ({}): {}", what, shown(body)));
-}
-
 // Proto3's JSON leaves out what is zero, and writes 64 bits as text.
-std::optional<std::int64_t> number(const json& object, const char* name) {
-  const auto found = object.find(name);
-  if (found == object.end()) return 0;
-  if (found->is_number_unsigned()) {
-    const auto value = found->get<std::uint64_t>();
-    if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) return std::nullopt;
-    return static_cast<std::int64_t>(value);
+std::int64_t number(const json& object, const char* name) {
+  const json value = object.value(name, json(0));
+  if (value.is_string()) {
+    const auto& text = value.get_ref<const std::string&>();
+    std::int64_t out = 0;
+    const auto [at, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+    if (error == std::errc() && at == text.data() + text.size()) return out;
+  } else if (value.is_number_integer() &&
+             (!value.is_number_unsigned() || std::in_range<std::int64_t>(value.get<std::uint64_t>()))) {
+    return value.get<std::int64_t>();
   }
-  if (found->is_number_integer()) return found->get<std::int64_t>();
-  if (!found->is_string()) return std::nullopt;
-  const auto& text = found->get_ref<const std::string&>();
-  std::int64_t out = 0;
-  const char* end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(text.data(), end, out);
-  if (error != std::errc() || at != end) return std::nullopt;
-  return out;
-}
-
-bool flag(const json& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_boolean() && found->get<bool>();
+  refuse(fmt::format("\"{}\" is no number", name));
 }
 
 std::string text_of(const json& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
-}
-
-const json* object_in(const json& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_object() ? &*found : nullptr;
+  return object.value(name, std::string());
 }
 
 // Absent: an empty list.
-const json* list_in(const json& object, const char* name) {
+const json& list_in(const json& object, const char* name) {
   static const json none = json::array();
   const auto found = object.find(name);
-  if (found == object.end()) return &none;
-  return found->is_array() ? &*found : nullptr;
+  if (found == object.end()) return none;
+  if (!found->is_array()) refuse(fmt::format("\"{}\" is no list", name));
+  return *found;
 }
 
-std::optional<KeyValue> entry_of(const json& object) {
-  if (!object.is_object()) return std::nullopt;
-  auto key = from_base64(text_of(object, "key"));
-  auto value = from_base64(text_of(object, "value"));
-  const auto created = number(object, "create_revision");
-  const auto modified = number(object, "mod_revision");
-  const auto lease = number(object, "lease");
-  if (!key || !value || !created || !modified || !lease) return std::nullopt;
-  return KeyValue{*std::move(key), *std::move(value), *created, *modified, *lease};
+KeyValue entry_of(const json& object) {
+  return {from_base64(text_of(object, "key")), from_base64(text_of(object, "value")),
+          number(object, "create_revision"), number(object, "mod_revision"), number(object, "lease")};
 }
 
 // Real answers nest 6 deep; each level costs memory before the text is known to be wrong.
@@ -123,11 +102,19 @@ bool too_deep(std::string_view body) {
   return false;
 }
 
-Result<json> parse_object(std::string_view body) {
-  if (too_deep(body)) return not_etcd("JSON that nests too deep", body);
-  json out = json::parse(body, nullptr, false);
-  if (!out.is_object()) return not_etcd("no JSON object", body);
-  return out;
+// read(object) makes the result, or throws.
+template <class Read>
+auto parse(std::string_view body, const Read& read) -> decltype(read(json())) {
+  std::string why = "JSON that nests too deep";
+  if (!too_deep(body)) {
+    try {
+      return read(json::parse(body));
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+  }
+  return fail(ErrorCode::kProtocol,
+              fmt::format("the answer is not etcd's ({}): {}", shown(why), shown(body)));
 }
 
 json to_json(const Operation& operation) {
@@ -169,28 +156,29 @@ Error error_of(int status, const std::string& text) {
   return {ErrorCode::kPeerGone, fmt::format("it cannot answer: {} (HTTP status {})", shown(text), status)};
 }
 
+// The answer of a call that is a stream to etcd's gateway.
+template <class Value, class Read>
+Result<Value> parse_result(std::string_view body, const Read& read) {
+  return parse(body, [&](const json& object) -> Result<Value> {
+    if (object.contains("error")) {
+      const json& error = object.at("error");
+      return fail(error_of(static_cast<int>(number(error, "http_code")), text_of(error, "message")));
+    }
+    return read(object.at("result"));
+  });
+}
+
 Result<WatchUpdate> parse_update(std::string_view line) {
-  MUSTER_TRY(const json object, parse_object(line));
-  if (const json* error = object_in(object, "error")) {
-    const auto status = number(*error, "http_code").value_or(0);
-    return fail(error_of(static_cast<int>(status), text_of(*error, "message")));
-  }
-  const json* result = object_in(object, "result");
-  const json* events = result != nullptr ? list_in(*result, "events") : nullptr;
-  if (events == nullptr) return not_etcd("no update of a watch", line);
-  if (flag(*result, "canceled"))
-    return fail(ErrorCode::kNotFound,
-                fmt::format("the watch was cancelled: {}", shown(text_of(*result, "cancel_reason"))));
-  WatchUpdate out;
-  out.created = flag(*result, "created");
-  for (const json& event : *events) {
-    if (!event.is_object()) return not_etcd("an event that is no object", line);
-    const json* kv = object_in(event, "kv");
-    auto entry = kv != nullptr ? entry_of(*kv) : std::nullopt;
-    if (!entry) return not_etcd("an event without a key", line);
-    out.events.push_back({text_of(event, "type") == "DELETE", *std::move(entry)});
-  }
-  return out;
+  return parse_result<WatchUpdate>(line, [](const json& result) -> Result<WatchUpdate> {
+    if (result.value("canceled", false))
+      return fail(ErrorCode::kNotFound,
+                  fmt::format("the watch was cancelled: {}", shown(text_of(result, "cancel_reason"))));
+    WatchUpdate out;
+    out.created = result.value("created", false);
+    for (const json& event : list_in(result, "events"))
+      out.events.push_back({text_of(event, "type") == "DELETE", entry_of(event.at("kv"))});
+    return out;
+  });
 }
 
 }  // namespace
@@ -236,56 +224,44 @@ std::string watch_request(std::string_view key, std::string_view end, Revision f
 }
 
 Result<Lease> parse_grant(std::string_view body) {
-  MUSTER_TRY(const json object, parse_object(body));
-  const auto id = number(object, "ID");
-  const auto ttl = number(object, "TTL");
-  if (!id || !ttl || *id == 0 || *ttl <= 0) return not_etcd("no lease", body);
-  return Lease{*id, *ttl};
+  return parse(body, [](const json& object) -> Result<Lease> {
+    const Lease out{number(object, "ID"), number(object, "TTL")};
+    if (out.id == 0 || out.ttl_seconds <= 0) refuse("no lease");
+    return out;
+  });
 }
 
 Result<std::int64_t> parse_keep_alive(std::string_view body) {
-  MUSTER_TRY(const json object, parse_object(body));
-  if (const json* error = object_in(object, "error"))
-    return fail(
-        error_of(static_cast<int>(number(*error, "http_code").value_or(0)), text_of(*error, "message")));
-  const json* result = object_in(object, "result");
-  const auto ttl = result != nullptr ? number(*result, "TTL") : std::nullopt;
-  if (!ttl || *ttl < 0) return not_etcd("no answer about a lease", body);
-  return *ttl;
+  return parse_result<std::int64_t>(body, [](const json& result) -> Result<std::int64_t> {
+    const std::int64_t ttl = number(result, "TTL");
+    if (ttl < 0) refuse("a negative time to live");
+    return ttl;
+  });
 }
 
 Result<TxnResponse> parse_txn(std::string_view body) {
-  MUSTER_TRY(const json object, parse_object(body));
-  const json* header = object_in(object, "header");
-  const auto revision = header != nullptr ? number(*header, "revision") : std::nullopt;
-  const json* responses = list_in(object, "responses");
-  if (!revision || *revision <= 0 || responses == nullptr) return not_etcd("no transaction", body);
-  TxnResponse out;
-  out.revision = *revision;
-  out.succeeded = flag(object, "succeeded");
-  for (const json& response : *responses) {
-    if (!response.is_object()) return not_etcd("a response that is no object", body);
-    const json* range = object_in(response, "response_range");
-    if (range == nullptr) continue;
-    const json* entries = list_in(*range, "kvs");
-    if (entries == nullptr) return not_etcd("keys that are no list", body);
-    auto& found = out.found.emplace_back();
-    for (const json& object_of_entry : *entries) {
-      auto entry = entry_of(object_of_entry);
-      if (!entry) return not_etcd("a key that is none", body);
-      found.push_back(*std::move(entry));
+  return parse(body, [](const json& object) -> Result<TxnResponse> {
+    TxnResponse out;
+    out.revision = number(object.at("header"), "revision");
+    if (out.revision <= 0) refuse("no revision");
+    out.succeeded = object.value("succeeded", false);
+    for (const json& response : list_in(object, "responses")) {
+      if (!response.is_object()) refuse("a response that is no object");
+      const auto range = response.find("response_range");
+      if (range == response.end()) continue;
+      auto& found = out.found.emplace_back();
+      for (const json& entry : list_in(*range, "kvs")) found.push_back(entry_of(entry));
     }
-  }
-  return out;
+    return out;
+  });
 }
 
 Error error_of_response(int status, std::string_view body) {
-  std::string text;
-  if (const auto object = parse_object(body)) {
-    text = text_of(*object, "message");
-    if (text.empty()) text = text_of(*object, "error");
-  }
-  if (!text.empty()) return error_of(status, text);
+  const auto text = parse(body, [](const json& object) -> Result<std::string> {
+    std::string message = text_of(object, "message");
+    return message.empty() ? text_of(object, "error") : std::move(message);
+  });
+  if (text && !text->empty()) return error_of(status, *text);
   // A proxy in front of an etcd that is being started anew has words of its own.
   if (status >= 500) return {ErrorCode::kPeerGone, fmt::format("HTTP status {}: {}", status, shown(body))};
   return {ErrorCode::kMismatch,
