@@ -113,7 +113,6 @@ SHOWN_BY = {
         "tests/unit/launcher/policies_test.cc", "a worker that does not even die of SIGKILL does not hold the launcher for ever"),
     "`--monitor-interval`": ("tests/unit/launcher/options_test.cc", "options without effect are accepted"),
     "logs of a generation whose nodes changed": (_ELASTIC, "test_min_nodes_start_after_the_last_call_and_a_latecomer_grows_the_world"),
-    "agents behind address translation": (_NODES, "test_losing_another_node_stops_node_0"),
     "c10d": (_ELASTIC, "test_two_nodes_of_different_size_gather_at_the_agent_of_the_endpoint"),
     "c10d: who is rank 0": (_ELASTIC, "test_two_nodes_of_different_size_gather_at_the_agent_of_the_endpoint"),
     "c10d: a node lost, MIN are left": (_FAULTS, "test_a_killed_agent_is_told_at_once_and_the_rest_goes_on"),

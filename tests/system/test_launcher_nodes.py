@@ -391,6 +391,40 @@ def test_losing_another_node_stops_node_0(cluster, tmp_path):
     assert "lost node 1 (host1)" in results[0].stderr
 
 
+FORWARDER = """
+import socket, sys, threading
+def copy(source, sink):
+    while data := source.recv(1 << 16): sink.sendall(data)
+    sink.shutdown(socket.SHUT_WR)
+server = socket.create_server((sys.argv[1], 29511))
+print("ready", flush=True)
+while True:
+    client, _ = server.accept()
+    ahead = socket.create_connection((sys.argv[2], 29511))
+    for ends in ((client, ahead), (ahead, client)): threading.Thread(target=copy, args=ends, daemon=True).start()
+"""
+
+
+def test_a_node_behind_address_translation_takes_part_and_its_loss_is_noticed(cluster, tmp_path):
+    """Node 1 reaches node 0 by a gateway's address only, from which node 0 sees it come."""
+    job = cluster(3)
+    gateway = subprocess.Popen(job.nodes.command(2, sys.executable, "-c", FORWARDER, job.nodes.address(2), job.nodes.address(0)),
+                               stdout=subprocess.PIPE, text=True)
+    try:
+        assert gateway.stdout.readline() == "ready\n"
+        script = write(tmp_path, "sleep.py", "import os, signal; open('pid' + os.environ['RANK'], 'w').write(str(os.getpid())); signal.pause()")
+        job.start(0, 1, script, nnodes=2)
+        job.start(1, 1, f"--master-addr={job.nodes.address(2)}", script, nnodes=2)
+        wait_for(lambda: all((tmp_path / f"pid{r}").exists() and (tmp_path / f"pid{r}").read_text() for r in range(2)), "workers")
+        job.running[1].kill()
+        results = job.finish()
+    finally:
+        gateway.kill()
+        gateway.communicate()
+    assert results[0].returncode == 76
+    assert "lost node 1 (host1)" in results[0].stderr
+
+
 def test_a_busy_port_names_its_owner(tmp_path):
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
