@@ -43,7 +43,7 @@ std::string age_of(std::int64_t since, std::int64_t now) {
 
 std::string command_of(const JobRecord& entry) {
   std::string out;
-  for (const std::string& word : entry.command) out += (out.empty() ? "" : " ") + word;
+  for (const std::string& each : entry.command) out += (out.empty() ? "" : " ") + each;
   return printable(out);
 }
 
@@ -68,7 +68,8 @@ RankView look_at(const JobRecord& entry, const JobRecord::Worker& worker) {
 std::string status_text(const JobRecord& entry, std::int64_t now) {
   const std::string state = state_of(entry);
   std::string text = fmt::format("{}: {}\n", entry.name, state);
-  if (state == "lost") text += "  its agent is gone without a word: killed, or the host was started again\n";
+  if (state == "lost")
+    text += "  its agent ended without a report: it was killed, or the host was restarted\n";
   text += fmt::format("  command   {}\n  directory {}\n  host      {}, process {}\n", command_of(entry),
                       printable(entry.directory), entry.host, entry.pid);
   text += fmt::format("  started   {} ago\n", age_of(entry.began_s, now));

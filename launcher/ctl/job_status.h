@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // JobStatus: what musterctl says of a detached job: its entry, and of each of its ranks what /proc and its
-// word about progress tell at this moment. For ctl/ alone. Nothing here fails: what cannot be read is left
+// line about progress show at this moment. For ctl/ alone. Nothing here fails: what cannot be read is left
 // out.
 #pragma once
 

@@ -103,8 +103,8 @@ std::string store_table(const std::vector<StoreJobState>& jobs) {
   return text_table(rows);
 }
 
-std::string left_out(std::size_t told, std::uint64_t all, std::string_view what) {
-  return all > told ? fmt::format("and {} more {}\n", all - told, what) : "";
+std::string left_out(std::size_t shown, std::uint64_t all, std::string_view what) {
+  return all > shown ? fmt::format("and {} more {}\n", all - shown, what) : "";
 }
 
 std::string ranks_of(const NodeState& node) {

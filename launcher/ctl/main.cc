@@ -115,7 +115,7 @@ int attach(const JobRecord& entry, const Environment& environment) {
   if (const int status = logs(entry, 20, true); status != 0) return status;
   const JobRecord now = refreshed(entry, environment);
   if (now.state == "ended") return now.exit_status;
-  return is_alive(now) ? 0 : complain(entry.name + ": its agent is gone without a word", kExitSystem);
+  return is_alive(now) ? 0 : complain(entry.name + ": its agent ended without a report", kExitSystem);
 }
 
 int stop(const JobRecord& entry, double seconds, bool at_once, const Environment& environment) {

@@ -31,12 +31,12 @@ Result<DoctorVerdict> DoctorVerdict::open() {
 }
 
 void DoctorVerdict::instruct(const Options& options, Job& job) const {
-  DoctorArguments words;
-  words.host = job.host;
-  words.local_addr = options.local_addr;
-  words.interface = options.iface;
-  words.verdict = fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get());
-  const std::vector<std::string> argv = words.to_argv();
+  DoctorArguments arguments;
+  arguments.host = job.host;
+  arguments.local_addr = options.local_addr;
+  arguments.interface = options.iface;
+  arguments.verdict = fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get());
+  const std::vector<std::string> argv = arguments.to_argv();
   job.command.arguments.insert(job.command.arguments.end(), argv.begin(), argv.end());
   job.command.title = "muster --doctor";
   job.elastic.store_proxy = job.mode == RendezvousMode::kElastic;
@@ -44,9 +44,9 @@ void DoctorVerdict::instruct(const Options& options, Job& job) const {
 
 int DoctorVerdict::status_after(int status) const {
   if (status != kExitOk) return status;
-  char word = '?';
-  if (::pread(file_.get(), &word, 1, 0) != 1) return kExitSystem;
-  return word == '0' ? kExitOk : kExitPreflight;
+  char verdict = '?';
+  if (::pread(file_.get(), &verdict, 1, 0) != 1) return kExitSystem;
+  return verdict == '0' ? kExitOk : kExitPreflight;
 }
 
 }  // namespace muster::launcher

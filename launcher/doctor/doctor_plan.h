@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Doctor plan: what muster --doctor starts instead of the program: a job of one worker for each node, which
 // is this program as doctor_node.h. An option of muster rather than a command of its own, so that the line
-// that fails needs one word more, on every node, under srun or ssh as it is. Called by main.
+// that fails needs one option more, on every node, under srun or ssh as it is. Called by main.
 #pragma once
 
 #include <optional>
@@ -23,8 +23,8 @@ namespace muster::launcher {
 class DoctorVerdict {
  public:
   [[nodiscard]] static Result<DoctorVerdict> open();
-  /// Tells the job's worker who it is and where its word goes; the store is carried by the agents, so that
-  /// all that nodes have to reach is the coordinator.
+  /// Gives the job's worker its arguments and the file for its verdict; the store is carried by the agents,
+  /// so that all that nodes have to reach is the coordinator.
   void instruct(const Options& options, Job& job) const;
   /// `status`: the agent's.
   [[nodiscard]] int status_after(int status) const;

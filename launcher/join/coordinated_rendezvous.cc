@@ -10,7 +10,6 @@
 #include "launcher/job/exit_status.h"
 #include "launcher/job/generation_outcome.h"
 #include "launcher/join/endpoint_host.h"
-#include "launcher/join/etcd_host.h"
 #include "launcher/join/unfit_node.h"
 #include "launcher/network/listening.h"
 #include "launcher/network/machine_id.h"
@@ -18,6 +17,7 @@
 #include "launcher/plan/program.h"
 #include "launcher/text/seconds_text.h"
 #include "rendezvous/coordinator/waiting_reason.h"
+#include "rendezvous/etcd/coordinator.h"
 
 namespace muster::launcher {
 namespace {
@@ -45,21 +45,31 @@ int exit_code_of(const Error& no_host) {
   return kExitSystem;
 }
 
-std::unique_ptr<CoordinatorHost> make_host(asio::io_context& io, const Job& job, const Log& log) {
-  if (job.elastic.etcd) return std::make_unique<EtcdHost>(io, job, log);
-  return std::make_unique<EndpointHost>(io, job, log);
+std::unique_ptr<net::CoordinatorHost> make_host(asio::io_context& io, const Job& job,
+                                                const std::vector<InterfaceAddress>& own,
+                                                const std::vector<std::string>& offered, const Log& log) {
+  const ElasticJob& elastic = job.elastic;
+  if (!elastic.etcd) return std::make_unique<EndpointHost>(io, job, own, offered, log);
+  const std::vector<std::string> bound = listening_addresses(elastic, offered, own);
+  etcd::CoordinatorOptions options;
+  options.etcd = *elastic.etcd;
+  options.job = job.run_id;
+  options.host = job.host;
+  options.addresses = offered;
+  options.own_address = connect_address(bound);
+  options.listen = [bound] { return listen_at(bound, 0); };
+  options.sort_addresses = [own](const auto& addresses) { return addresses_to_try(addresses, own); };
+  options.secret = elastic.secret;
+  options.heartbeat_interval = elastic.heartbeat_interval;
+  options.connect_timeout = elastic.connect_timeout;
+  options.reconnect_timeout = elastic.reconnect_for;
+  return std::make_unique<etcd::Coordinator>(io, std::move(options), log);
 }
 
 }  // namespace
 
 CoordinatedRendezvous::CoordinatedRendezvous(asio::io_context& io, const Job& job, const Log& log)
-    : io_(io),
-      job_(job),
-      log_(log),
-      coordinator_(make_host(io, job, log)),
-      store_(io, job, log),
-      wait_status_(io, log),
-      late_nodes_(io) {}
+    : io_(io), job_(job), log_(log), store_(io, job, log), wait_status_(io, log), late_nodes_(io) {}
 
 void CoordinatedRendezvous::join(int, Joined joined) {
   joined_ = std::move(joined);
@@ -77,7 +87,8 @@ void CoordinatedRendezvous::join(int, Joined joined) {
   if (const auto text = unconfined_text(job_.elastic, listening_addresses(job_.elastic, offered, own)))
     log_.warning(*text);
   if (const auto open = store_.open_port(); !open) return fail_join(kExitSystem, open.error().message);
-  CoordinatorHost::Callbacks callbacks;
+  coordinator_ = make_host(io_, job_, own, offered, log_);
+  net::CoordinatorHost::Callbacks callbacks;
   callbacks.agent_gone = [this] {
     if (!told_late_nodes_ || !coordinator_->nodes_never_seen().empty()) return;
     std::exchange(told_late_nodes_, {})();
@@ -90,7 +101,7 @@ void CoordinatedRendezvous::join(int, Joined joined) {
     if (client_) client_->close();
     on_lost(error);
   };
-  coordinator_->start(own, offered, std::move(callbacks));
+  coordinator_->start(std::move(callbacks));
 }
 
 void CoordinatedRendezvous::connect(const Result<void>& host) {
@@ -143,8 +154,8 @@ net::ControlEvents CoordinatedRendezvous::client_events() {
     parts_.push_back(part);
     hand_over_parts();
   };
-  out.hang = [this](const control::Hang& word) {
-    if (const auto call = joined_ ? nullptr : hang_heard_) call(word);
+  out.hang = [this](const control::Hang& message) {
+    if (const auto call = joined_ ? nullptr : hang_heard_) call(message);
   };
   out.safe_point_passed = [this](std::int64_t generation) {
     if (!assigned_ || generation != assigned_->generation) return;
@@ -175,7 +186,7 @@ void CoordinatedRendezvous::ready_for_next(std::int64_t generation) {
   client_->ready(generation, store_.offered_port(), std::exchange(reached_, {}));
 }
 
-// What the coordinator says.
+// Messages of the coordinator.
 
 void CoordinatedRendezvous::on_assigned(const control::Assignment& assignment) {
   assigned_ = assignment;
@@ -220,9 +231,9 @@ void CoordinatedRendezvous::on_located(const Result<WorkerStore::Location>& loca
 void CoordinatedRendezvous::on_waiting(const control::Waiting& waiting) {
   outside_ = waiting.outside;
   coordinator_->set_joined();
-  if (!joined_) return;  // a gathering begins while workers here are still being stopped
+  if (!joined_) return;  // a join round begins while workers here are still being stopped
   // The others have begun: there is nothing to tell any more.
-  if (!job_.unfit.empty() && waiting.outside && !holds_job()) return finish_join(FailureNotice{});
+  if (!job_.unfit.empty() && waiting.outside && !hosts_coordinator()) return finish_join(FailureNotice{});
   if (waiting.outside) {
     wait_status_.set(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
     // Members that cannot reach the first node end their generation; nobody outside of it has to.
@@ -253,19 +264,20 @@ void CoordinatedRendezvous::on_closed(const control::Closed& closed) {
   if (notice != nullptr && stopped_here_ && assigned_) notice->node_rank = assigned_->group_rank;
   if (!joined_) return end(outcome);
   const bool unfit = notice != nullptr && !assigned_ && notice->exit_code == kExitPreflight;
-  if (unfit && holds_job() && job_.elastic.ranks_given) return await_late_nodes(*notice);
+  if (unfit && hosts_coordinator() && job_.elastic.ranks_given) return await_late_nodes(*notice);
   finish_join(final_notice(std::move(outcome)));
 }
 
-// A node is unfit, and its job is over before it began. Nodes that come later would find nobody who tells
-// them.
+// A node is unfit, and its job is over before it began. Nodes that come later would find
+// no coordinator that gives the reason.
 void CoordinatedRendezvous::await_late_nodes(const FailureNotice& notice) {
   const std::vector<int> late = coordinator_->nodes_never_seen();
   if (late.empty()) return finish_join(final_notice(notice));
   told_late_nodes_ = [this, notice] { finish_join(final_notice(notice)); };
   const Millis limit = std::min<Millis>(job_.join_timeout, kLateNodes);
-  log_.warning(fmt::format("the job is called off; waiting {} s at most for node {} to come and hear why",
-                           whole_seconds(limit), membership::ranges_text(late)));
+  log_.warning(
+      fmt::format("the job is cancelled; waiting at most {} s for node {} to connect and get the reason",
+                  whole_seconds(limit), membership::ranges_text(late)));
   late_nodes_.expires_after(limit);
   late_nodes_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
     if (const auto call = error ? nullptr : std::exchange(told_late_nodes_, {})) call();
@@ -304,7 +316,7 @@ void CoordinatedRendezvous::finish_join(Membership membership) {
   wait_status_.cancel();
   late_nodes_.cancel();
   if (auto* notice = std::get_if<FailureNotice>(&membership);
-      notice != nullptr && !job_.unfit.empty() && !holds_job()) {
+      notice != nullptr && !job_.unfit.empty() && !hosts_coordinator()) {
     notice->node_rank = -1;
     notice->exit_code = kExitPreflight;
   }
@@ -376,22 +388,22 @@ void CoordinatedRendezvous::hand_over_parts() {
       part_came_(part.group_rank, std::move(part.payload));
 }
 
-void CoordinatedRendezvous::say_hang(int, control::Hang word) {
+void CoordinatedRendezvous::say_hang(int, control::Hang message) {
   if (!assigned_ || !client_) return;
-  word.generation = assigned_->generation;
-  client_->send_hang(word);
+  message.generation = assigned_->generation;
+  client_->send_hang(message);
 }
 
-// Parting.
+// Leaving.
 
 // The coordinator is here, and ends with this agent.
-bool CoordinatedRendezvous::holds_job() const {
-  return coordinator_->is_hosting() && !coordinator_->survives_exit();
+bool CoordinatedRendezvous::hosts_coordinator() const {
+  return coordinator_ && coordinator_->is_hosting() && !coordinator_->survives_exit();
 }
 
 // Whether the others go on if this node leaves. Before their first generation they wait for another one.
 bool CoordinatedRendezvous::is_replaceable() const {
-  if (holds_job()) return false;
+  if (hosts_coordinator()) return false;
   const membership::Settings& rules = job_.elastic.rules;
   return !assigned_ || outside_ ||
          (rules.min_nodes < rules.max_nodes && assigned_->group_world_size > rules.min_nodes);
@@ -408,7 +420,7 @@ void CoordinatedRendezvous::decline(int, const FailureNotice& notice) {
 // The coordinator knows whether a spare is there to take this node's place.
 void CoordinatedRendezvous::stop_or_leave(const FailureNotice& notice) {
   stopped_here_ = true;
-  client_->stop_job(notice.text, notice.exit_code, !holds_job());
+  client_->stop_job(notice.text, notice.exit_code, !hosts_coordinator());
 }
 
 // From a generation that has not begun here.
@@ -416,19 +428,21 @@ void CoordinatedRendezvous::withdraw(const FailureNotice& notice) {
   is_replaceable() ? send_leave(notice.text, kShortLeave) : stop_or_leave(notice);
 }
 
-void CoordinatedRendezvous::send_leave(const std::string& reason, Millis patience) {
+void CoordinatedRendezvous::send_leave(const std::string& reason, Millis timeout) {
   if (std::exchange(leaving_, true)) return;
   const auto left = lifetime_.guard([this] {
     left_ = true;
     if (const auto call = std::exchange(on_left_, {})) call();
   });
-  client_ ? client_->leave(reason, patience, left) : std::function<void()>(left)();
+  client_ ? client_->leave(reason, timeout, left) : std::function<void()>(left)();
 }
 
-void CoordinatedRendezvous::leave(Millis patience, std::function<void()> left) {
+void CoordinatedRendezvous::leave(Millis timeout, std::function<void()> left) {
   wait_status_.cancel();
-  on_left_ = [this, patience, left = std::move(left)] { coordinator_->drain(patience, left); };
-  send_leave("it is done", patience);
+  on_left_ = [this, timeout, left = std::move(left)] {
+    coordinator_ ? coordinator_->drain(timeout, left) : left();
+  };
+  send_leave("it is done", timeout);
   if (!left_) return;
   if (const auto call = std::exchange(on_left_, {})) call();
 }

@@ -2,7 +2,7 @@
 // CoordinatedRendezvous: the nodes of a job as a coordinator gathers them
 // (rendezvous/coordinator/membership.h): any number between MIN and MAX with spares, or a fixed number with
 // ranks that were given (static rendezvous); one restart budget, and the failures of all nodes pushed to
-// each. The coordinator is a musterd at the endpoint, or runs in an agent (coordinator_host.h). WorkerStore
+// each. The coordinator is a musterd at the endpoint, or runs in an agent (net::CoordinatorHost). WorkerStore
 // finds the workers' store of each generation. What is waited for is logged when it changes. One loop.
 // Failure: the end of the job with an exit status and the coordinator's text; a lost coordinator is one too.
 // Source: what torch/distributed/elastic/rendezvous/dynamic_rendezvous.py promises.
@@ -19,10 +19,10 @@
 #include <boost/asio/steady_timer.hpp>
 
 #include "launcher/job/rendezvous.h"
-#include "launcher/join/coordinator_host.h"
 #include "launcher/join/wait_status.h"
 #include "launcher/join/worker_store.h"
 #include "rendezvous/agent_client/control_client.h"
+#include "rendezvous/agent_client/coordinator_host.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/log.h"
 
@@ -40,10 +40,10 @@ class CoordinatedRendezvous final : public Rendezvous {
   void reached(const Reached& reached) override { reached_ = reached; }
   void send_report(int attempt, std::string part) override;
   void gather_reports(int attempt, PartCame came) override;
-  void say_hang(int attempt, control::Hang word) override;
+  void say_hang(int attempt, control::Hang message) override;
   void hear_hangs(int /*attempt*/, HangHeard heard) override { hang_heard_ = std::move(heard); }
   void decline(int attempt, const FailureNotice& notice) override;
-  void leave(Millis patience, std::function<void()> left) override;
+  void leave(Millis timeout, std::function<void()> left) override;
 
  private:
   void connect(const Result<void>& host);
@@ -66,16 +66,16 @@ class CoordinatedRendezvous final : public Rendezvous {
   void end(const AttemptOutcome& outcome);
   void hand_over_parts();
 
-  [[nodiscard]] bool holds_job() const;
+  [[nodiscard]] bool hosts_coordinator() const;
   [[nodiscard]] bool is_replaceable() const;
   void stop_or_leave(const FailureNotice& notice);
   void withdraw(const FailureNotice& notice);
-  void send_leave(const std::string& reason, Millis patience);
+  void send_leave(const std::string& reason, Millis timeout);
 
   boost::asio::io_context& io_;
   const Job& job_;
   const Log& log_;
-  std::unique_ptr<CoordinatorHost> coordinator_;
+  std::unique_ptr<net::CoordinatorHost> coordinator_;  // nothing before join()
   WorkerStore store_;
   WaitStatus wait_status_;
   std::unique_ptr<net::ControlClient> client_;   // nothing: where the coordinator is, is not decided yet

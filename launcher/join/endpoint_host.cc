@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <unistd.h>
@@ -20,6 +21,7 @@ namespace muster::launcher {
 namespace {
 
 namespace asio = boost::asio;
+constexpr std::chrono::seconds kLookUpTimeout{5};
 
 std::string host_name() {
   char name[256] = "";
@@ -28,52 +30,71 @@ std::string host_name() {
 
 }  // namespace
 
-EndpointHost::EndpointHost(asio::io_context& io, const Job& job, const Log& log)
-    : io_(io), job_(job), log_(log), port_(job.elastic.endpoint_port), look_up_(io), timer_(io) {}
+EndpointHost::EndpointHost(asio::io_context& io, const Job& job, std::vector<InterfaceAddress> own,
+                           const std::vector<std::string>& offered, const Log& log)
+    : io_(io),
+      job_(job),
+      log_(log),
+      port_(job.elastic.endpoint_port),
+      own_(std::move(own)),
+      resolver_(io),
+      timer_(io) {
+  const ElasticJob& elastic = job.elastic;
+  if (!is_loopback(elastic.endpoint_host) && !job.one_node() && is_confined(elastic))
+    listening_ = addresses_at(elastic.endpoint_host, listening_addresses(elastic, offered, own_), own_);
+}
 
-void EndpointHost::start(const std::vector<InterfaceAddress>& own, const std::vector<std::string>& offered,
-                         Callbacks callbacks) {
+void EndpointHost::start(Callbacks callbacks) {
   const ElasticJob& elastic = job_.elastic;
-  const std::function<void(Result<void>)> located =
-      [this, call = std::move(callbacks.located)](const Result<void>& found) {
-        if (!found || port_ != 0) return call(found);
-        call(fail(ErrorCode::kInvalidArgument,
-                  fmt::format("--rdzv-endpoint={}:0: the agent on {}, which runs the coordinator, has "
-                              "logged its port; this agent runs none: give that port",
-                              job_.elastic.endpoint_host, job_.elastic.endpoint_host)));
-      };
-  agent_gone_ = std::move(callbacks.agent_gone);
   const std::string& place = elastic.endpoint_host;
-  if (elastic.is_host == false) return located({});
-  // It would have nothing to show: the coordinator is elsewhere, or a musterd.
-  if (elastic.tls && !elastic.tls_server) return located({});
-  own_ = own;
-  if (!is_loopback(place) && !job_.one_node() && is_confined(elastic))
-    listening_ = addresses_at(place, listening_addresses(elastic, offered, own), own);
-  const bool here = elastic.is_host == true || names_this_host(place, own, host_name());
+  callbacks_ = std::move(callbacks);
+  // With TLS and no certificate it would have nothing to show: the coordinator is elsewhere, or a musterd.
+  if (elastic.is_host == false || (elastic.tls && !elastic.tls_server)) return locate({});
+  const bool here = elastic.is_host == true || names_this_host(place, own_, host_name());
   const bool named = !is_numeric_address(place) && !is_loopback(place);
   // Where the name leads matters to who does not listen everywhere.
-  if (here && (listening_.empty() || !named)) return listen(located);
-  if (!named) return located({});
-  look_up(here, located);
+  if (here && (listening_.empty() || !named)) return listen();
+  if (!named) return locate({});
+  is_looking_up_ = true;
+  resolver_.async_resolve(place, "", lifetime_.guard([this, here](const auto& error, const auto& entries) {
+    std::vector<std::string> found;
+    if (!error)
+      for (const auto& entry : entries) found.push_back(entry.endpoint().address().to_string());
+    on_found(here, found);
+  }));
+  // getaddrinfo may take a minute where no name server answers.
+  timer_.expires_after(kLookUpTimeout);
+  timer_.async_wait(lifetime_.guard([this, here](const boost::system::error_code& error) {
+    if (!error) on_found(here, {});
+  }));
+}
+
+void EndpointHost::locate(const Result<void>& found) {
+  if (!found || port_ != 0) return callbacks_.located(found);
+  const std::string& host = job_.elastic.endpoint_host;
+  callbacks_.located(
+      fail(ErrorCode::kInvalidArgument,
+           fmt::format("--rdzv-endpoint={}:0: the agent on {}, which runs the coordinator, has logged its "
+                       "port; this agent runs none: give that port",
+                       host, host)));
 }
 
 // A name nobody knows is the client's to report.
-void EndpointHost::look_up(bool here, const std::function<void(Result<void>)>& located) {
-  look_up_.start(job_.elastic.endpoint_host, [this, here, located](const std::vector<std::string>& found) {
-    const bool ours = here || std::any_of(found.begin(), found.end(), [&](const std::string& address) {
-                        return names_this_host(address, own_, "");
-                      });
-    if (!ours) return located({});
-    warning_ =
-        text_of_place("the coordinator", job_.elastic.endpoint_host, found, listening_, job_.elastic, own_);
-    for (std::string& address : further_addresses(found, listening_, own_))
-      listening_.push_back(std::move(address));
-    listen(located);
-  });
+void EndpointHost::on_found(bool here, const std::vector<std::string>& found) {
+  if (!std::exchange(is_looking_up_, false)) return;
+  timer_.cancel();
+  const bool ours = here || std::any_of(found.begin(), found.end(), [&](const std::string& address) {
+                      return names_this_host(address, own_, "");
+                    });
+  if (!ours) return locate({});
+  warning_ =
+      text_of_place("the coordinator", job_.elastic.endpoint_host, found, listening_, job_.elastic, own_);
+  for (std::string& address : further_addresses(found, listening_, own_))
+    listening_.push_back(std::move(address));
+  listen();
 }
 
-void EndpointHost::listen(const std::function<void(Result<void>)>& located) {
+void EndpointHost::listen() {
   const ElasticJob& elastic = job_.elastic;
   net::RendezvousServerOptions options;
   if (is_loopback(elastic.endpoint_host))
@@ -93,7 +114,7 @@ void EndpointHost::listen(const std::function<void(Result<void>)>& located) {
   options.control.on_close = lifetime_.guard([this] {
     // Not from within the server, which is about to be stopped.
     asio::post(io_, lifetime_.guard([this] {
-      if (agent_gone_) agent_gone_();
+      if (callbacks_.agent_gone) callbacks_.agent_gone();
       check_empty();
     }));
   });
@@ -106,12 +127,12 @@ void EndpointHost::listen(const std::function<void(Result<void>)>& located) {
     server_ = *std::move(server);
     port_ = server_->port();
     if (!warning_.empty()) log_.warning(warning_);
-    return located(publish());
+    return locate(publish());
   }
-  if (elastic.is_host == true) return located(fail(std::move(server).error()));
+  if (elastic.is_host == true) return locate(fail(std::move(server).error()));
   listen_error_ = server.error().message;
   in_use_ = server.error().code == ErrorCode::kExhausted;
-  located({});
+  locate({});
 }
 
 Result<void> EndpointHost::publish() {

@@ -13,26 +13,27 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 
 #include <muster/result.h>
 
 #include "launcher/job/job.h"
-#include "launcher/join/coordinator_host.h"
 #include "launcher/network/interfaces.h"
-#include "launcher/network/name_look_up.h"
+#include "rendezvous/agent_client/coordinator_host.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/server/rendezvous_server.h"
 
 namespace muster::launcher {
 
-class EndpointHost final : public CoordinatorHost {
+class EndpointHost final : public net::CoordinatorHost {
  public:
-  EndpointHost(boost::asio::io_context& io, const Job& job, const Log& log);
+  /// `own`: this host's addresses; `offered`: those at which the others may try to reach it.
+  EndpointHost(boost::asio::io_context& io, const Job& job, std::vector<InterfaceAddress> own,
+               const std::vector<std::string>& offered, const Log& log);
 
-  void start(const std::vector<InterfaceAddress>& own, const std::vector<std::string>& offered,
-             Callbacks callbacks) override;
+  void start(Callbacks callbacks) override;
   [[nodiscard]] bool is_hosting() const override { return server_ != nullptr; }
   [[nodiscard]] std::string host() const override;
   [[nodiscard]] std::uint16_t port() const override { return port_; }
@@ -44,8 +45,9 @@ class EndpointHost final : public CoordinatorHost {
   void drain(Millis timeout, std::function<void()> done) override;
 
  private:
-  void listen(const std::function<void(Result<void>)>& located);
-  void look_up(bool here, const std::function<void(Result<void>)>& located);
+  void on_found(bool here, const std::vector<std::string>& found);
+  void listen();
+  void locate(const Result<void>& found);
   [[nodiscard]] Result<void> publish();
   [[nodiscard]] Result<std::unique_ptr<net::RendezvousServer>> serve(net::RendezvousServerOptions options);
   void check_empty();
@@ -53,18 +55,19 @@ class EndpointHost final : public CoordinatorHost {
   boost::asio::io_context& io_;
   const Job& job_;
   const Log& log_;
+  Callbacks callbacks_;
   std::unique_ptr<net::RendezvousServer> server_;
   std::uint16_t port_;  // 0: this agent's to be chosen yet
   std::vector<InterfaceAddress> own_;
   std::vector<std::string> listening_;  // listening.h; empty: every address
   std::string warning_;                 // about these, to be logged when this agent listens there
-  NameLookUp look_up_;
+  boost::asio::ip::tcp::resolver resolver_;
+  bool is_looking_up_ = false;
   boost::asio::steady_timer timer_;
   std::string listen_error_;  // why this agent could not listen
   bool in_use_ = false;
   bool reached_ = false;     // the coordinator has answered
   std::string port_advice_;  // looked up once
-  std::function<void()> agent_gone_;
   std::function<void()> drained_;
   Lifetime lifetime_;
 };

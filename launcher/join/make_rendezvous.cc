@@ -1,10 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/join/make_rendezvous.h"
 
+#include <utility>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+
 #include "launcher/join/coordinated_rendezvous.h"
-#include "launcher/join/standalone_rendezvous.h"
+#include "rendezvous/server/server.h"
 
 namespace muster::launcher {
+namespace {
+
+// One node. Every attempt gets an empty store on a loopback port, the given one or one of the kernel's
+// choice, so that a restarted worker never meets keys of the attempt before.
+class StandaloneRendezvous final : public Rendezvous {
+ public:
+  StandaloneRendezvous(boost::asio::io_context& io, const Job& job, const Log& log)
+      : io_(io), job_(job), log_(log) {}
+
+  void join(int attempt, Joined joined) override {
+    if (server_) {
+      server_->begin_anew();
+    } else {
+      net::ServerOptions options;
+      options.host = job_.master_addr;
+      options.port = job_.master_port;
+      auto server = net::Server::listen(io_, options, log_);
+      if (!server) return joined(fail(std::move(server).error()));
+      server_ = *std::move(server);
+    }
+    Assignment out;
+    out.attempt = attempt;
+    out.generation = attempt;
+    out.world_size = out.role_world_size = job_.local_world_size;
+    out.master_addr = job_.master_addr;
+    out.master_port = server_->port();
+    joined(std::move(out));
+  }
+
+  void watch(int, OutcomeKnown known) override { known_ = std::move(known); }
+
+  void announce(int, const FailureNotice& notice) override {
+    boost::asio::post(io_, [known = std::exchange(known_, {}), notice] {
+      if (known) known(AttemptOutcome(notice));
+    });
+  }
+
+  void succeeded(int) override {
+    boost::asio::post(io_, [known = std::exchange(known_, {})] {
+      if (known) known(AttemptOutcome(AllSucceeded{}));
+    });
+  }
+
+  void decline(int, const FailureNotice&) override {}
+
+  void leave(Millis, std::function<void()> left) override { left(); }
+
+ private:
+  boost::asio::io_context& io_;
+  const Job& job_;
+  const Log& log_;
+  std::unique_ptr<net::Server> server_;
+  OutcomeKnown known_;
+};
+
+}  // namespace
 
 std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const Job& job, const Log& log) {
   if (job.mode == RendezvousMode::kStandalone) return std::make_unique<StandaloneRendezvous>(io, job, log);

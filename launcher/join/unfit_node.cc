@@ -14,13 +14,13 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::chrono::seconds kLeavePatience{10};
-constexpr std::chrono::seconds kHurriedPatience{1};
+constexpr std::chrono::seconds kLeaveTimeout{10};
+constexpr std::chrono::seconds kShortLeaveTimeout{1};
 
 /// The job is over here.
-int settle(const Result<Rendezvous::Membership>& membership, const Log& log) {
+int exit_status_of(const Result<Rendezvous::Membership>& membership, const Log& log) {
   if (!membership) {
-    log.error(fmt::format("the other nodes could not be told: {}", membership.error().message));
+    log.error(fmt::format("the other nodes could not be informed: {}", membership.error().message));
     return kExitPreflight;
   }
   const auto* notice = std::get_if<FailureNotice>(&*membership);
@@ -54,7 +54,7 @@ int tell_unfit(boost::asio::io_context& io, const Job& job, const Log& log) {
   arm();
   const std::unique_ptr<Rendezvous> rendezvous = make_rendezvous(io, job, log);
   rendezvous->join(
-      0, [&](const Result<Rendezvous::Membership>& membership) { status = settle(membership, log); });
+      0, [&](const Result<Rendezvous::Membership>& membership) { status = exit_status_of(membership, log); });
   while (!status && signalled == 0) io.run_one();
 
   const bool hurried = signalled != 0;
@@ -70,9 +70,9 @@ int tell_unfit(boost::asio::io_context& io, const Job& job, const Log& log) {
     arm();
   }
   bool left = false;
-  const Millis patience = hurried ? kHurriedPatience : kLeavePatience;
-  rendezvous->leave(patience, [&] { left = true; });
-  const Instant deadline = SteadyClock::now() + patience;
+  const Millis timeout = hurried ? kShortLeaveTimeout : kLeaveTimeout;
+  rendezvous->leave(timeout, [&] { left = true; });
+  const Instant deadline = SteadyClock::now() + timeout;
   while (!left && signalled == 0 && SteadyClock::now() < deadline) io.run_one_until(deadline);
   return *status;
 }

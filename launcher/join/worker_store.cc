@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <utility>
 
+#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
 #include "launcher/network/listening.h"
+#include "rendezvous/base/backoff.h"
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/net/dial.h"
 
 namespace muster::launcher {
@@ -16,7 +19,55 @@ constexpr std::uint16_t kProbedPort =
     29500;  // MASTER_PORT's usual number, which firewalls let through if any
 constexpr std::chrono::seconds kRouteTimeout{5};
 
+constexpr Backoff::Options kReachBackoff{
+    .first = Millis(500), .max = Millis(5000), .factor = 1.6, .jitter = 0.5};
+
 }  // namespace
+
+// A node outside the running generation tries the first node's addresses as its members do. Again and again
+// until one answers or the limit has passed: a first node that is about to end does not answer either.
+class WorkerStore::ReachCheck {
+ public:
+  using Finished = std::function<void(const Result<net::AddressRace::Winner>&)>;
+
+  /// `finished` comes once, from the loop, and never after the destructor.
+  ReachCheck(boost::asio::io_context& io, net::AddressRace::Course course, Millis limit, Finished finished)
+      : io_(io),
+        course_(std::move(course)),
+        deadline_(SteadyClock::now() + limit),
+        finished_(std::move(finished)),
+        backoff_(kReachBackoff, static_cast<std::uint64_t>(deadline_.time_since_epoch().count())),
+        pause_(io) {
+    race();
+  }
+
+ private:
+  void race() {
+    course_.limit = time_left(deadline_, SteadyClock::now());
+    race_ = std::make_unique<net::AddressRace>(io_, course_, [this](const auto& winner) {
+      const Instant again = SteadyClock::now() + backoff_.next();
+      if (winner || again >= deadline_) {
+        const auto call = std::exchange(finished_, {});  // it may end this object
+        return call(winner);
+      }
+      pause_.expires_at(again);
+      pause_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
+        if (!error) race();
+      }));
+    });
+  }
+
+  boost::asio::io_context& io_;
+  net::AddressRace::Course course_;
+  Instant deadline_;
+  Finished finished_;
+  Backoff backoff_;
+  boost::asio::steady_timer pause_;
+  std::unique_ptr<net::AddressRace> race_;
+  Lifetime lifetime_;
+};
+
+WorkerStore::~WorkerStore() = default;
 
 WorkerStore::WorkerStore(boost::asio::io_context& io, const Job& job, const Log& log)
     : io_(io), job_(job), log_(log) {}

@@ -20,7 +20,6 @@
 
 #include "launcher/job/job.h"
 #include "launcher/network/interfaces.h"
-#include "launcher/network/reach_check.h"
 #include "rendezvous/agent_client/address_race.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/net/listener.h"
@@ -32,7 +31,7 @@ namespace muster::launcher {
 
 class WorkerStore {
  public:
-  /// What the workers of this node are told.
+  /// What the workers of this node get.
   struct Location {
     std::string host;
     std::uint16_t port = 0;
@@ -42,6 +41,7 @@ class WorkerStore {
   using Located = std::function<void(Result<Location>)>;
 
   WorkerStore(boost::asio::io_context& io, const Job& job, const Log& log);
+  ~WorkerStore();
 
   /// Once: asks the kernel for this host's addresses, and chooses those that are offered to the other nodes.
   void find_addresses();
@@ -49,7 +49,8 @@ class WorkerStore {
   [[nodiscard]] Result<void> open_port();
   [[nodiscard]] const std::vector<InterfaceAddress>& own_addresses() const { return own_; }
   [[nodiscard]] const std::vector<std::string>& offered_addresses() const { return offered_; }
-  /// What the coordinator is told: the port of this node's store if it becomes the first one; 0: it proxies.
+  /// What is sent to the coordinator: the port of this node's store if it becomes the first one; 0: it
+  /// proxies.
   [[nodiscard]] std::uint16_t offered_port() const;
 
   /// A generation begins. `uplink`: to the coordinator. `coordinator_host`: this agent runs the coordinator,
@@ -61,7 +62,7 @@ class WorkerStore {
   /// Stops looking for other nodes. A store that is served stays.
   void cancel();
 
-  // What the coordinator's connection tells of a proxied store.
+  // The state of the coordinator's connection, for a proxied store.
   void linked(bool there);
   void drained();
   /// An error: the generation cannot go on.
@@ -79,6 +80,8 @@ class WorkerStore {
   void on_route(const Result<net::AddressRace::Winner>& winner);
   void finish_if_complete();
   void finish(Result<Location> location);
+
+  class ReachCheck;
 
   boost::asio::io_context& io_;
   const Job& job_;

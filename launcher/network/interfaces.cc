@@ -115,11 +115,11 @@ bool is_loopback(std::string_view host) {
 }
 
 std::vector<std::string> offered_addresses(const std::vector<InterfaceAddress>& all,
-                                           const AddressWishes& wishes) {
-  if (is_numeric_address(wishes.only_address)) return {wishes.only_address};
+                                           const AddressChoice& choice) {
+  if (is_numeric_address(choice.only_address)) return {choice.only_address};
   std::vector<InterfaceAddress> usable;
   for (const InterfaceAddress& entry : all)
-    if (wishes.only_interface.empty() || entry.interface == wishes.only_interface) usable.push_back(entry);
+    if (choice.only_interface.empty() || entry.interface == choice.only_interface) usable.push_back(entry);
   std::stable_sort(usable.begin(), usable.end(),
                    [](const auto& a, const auto& b) { return rank_of(a) < rank_of(b); });
   const bool others = !usable.empty() && rank_of(usable.front()) < 3;
@@ -128,7 +128,7 @@ std::vector<std::string> offered_addresses(const std::vector<InterfaceAddress>& 
     if (out.size() < kMaxOffered && std::find(out.begin(), out.end(), address) == out.end())
       out.push_back(address);
   };
-  if (contains(usable, wishes.towards) && !(others && is_loopback(wishes.towards))) add(wishes.towards);
+  if (contains(usable, choice.towards) && !(others && is_loopback(choice.towards))) add(choice.towards);
   for (const InterfaceAddress& entry : usable)
     if (!(others && rank_of(entry) == 3)) add(entry.address);
   return out;

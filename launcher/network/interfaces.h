@@ -17,7 +17,7 @@ struct InterfaceAddress {
   friend bool operator==(const InterfaceAddress&, const InterfaceAddress&) = default;
 };
 
-/// Of the interfaces that are up, in the kernel's order. Empty if the kernel does not tell.
+/// Of the interfaces that are up, in the kernel's order. Empty if the kernel cannot say.
 [[nodiscard]] std::vector<InterfaceAddress> interface_addresses();
 
 /// The address this host has towards `destination` (numeric); empty: no route, or a name.
@@ -36,7 +36,7 @@ struct InterfaceAddress {
 [[nodiscard]] bool names_this_host(const std::string& host, const std::vector<InterfaceAddress>& own,
                                    const std::string& own_name);
 
-struct AddressWishes {
+struct AddressChoice {
   std::string only_address;    // --local-addr
   std::string only_interface;  // --iface
   std::string towards;         // the address that reaches the coordinator; empty: not known
@@ -45,7 +45,7 @@ struct AddressWishes {
 /// coordinator, other networks', those of bridges and virtual links, link-local ones. A loopback address is
 /// offered only where there is no other: it would lead the others to themselves.
 [[nodiscard]] std::vector<std::string> offered_addresses(const std::vector<InterfaceAddress>& all,
-                                                         const AddressWishes& wishes);
+                                                         const AddressChoice& choice);
 inline constexpr std::size_t kMaxOffered = 16;
 
 /// `offered` in the order in which this host tries them: an address that it has itself, as a bridge's on

@@ -19,36 +19,33 @@ std::string without_scope(const std::string& address) {
 }
 
 /// As given.
-std::string wish_text(const ElasticJob& wishes) {
-  return is_numeric_address(wishes.local_addr) ? "--local-addr=" + wishes.local_addr
-                                               : "--iface=" + wishes.interface;
+std::string option_text(const ElasticJob& job) {
+  return is_numeric_address(job.local_addr) ? "--local-addr=" + job.local_addr : "--iface=" + job.interface;
 }
 
 }  // namespace
 
-bool is_confined(const ElasticJob& wishes) {
-  return is_numeric_address(wishes.local_addr) || !wishes.interface.empty();
+bool is_confined(const ElasticJob& job) {
+  return is_numeric_address(job.local_addr) || !job.interface.empty();
 }
 
-std::vector<std::string> listening_addresses(const ElasticJob& wishes,
-                                             const std::vector<std::string>& offered,
+std::vector<std::string> listening_addresses(const ElasticJob& job, const std::vector<std::string>& offered,
                                              const std::vector<InterfaceAddress>& own) {
   if (!offered.empty() && is_loopback(offered.front())) return {offered.front()};
   std::vector<std::string> out;
-  if (!is_confined(wishes)) return out;
+  if (!is_confined(job)) return out;
   for (const std::string& address : offered)
     if (const std::string interface = interface_of(own, canonical_address(address)); !interface.empty())
       out.push_back(scoped(address, interface));
   return out;
 }
 
-std::optional<std::string> unconfined_text(const ElasticJob& wishes,
-                                           const std::vector<std::string>& listening) {
-  if (!is_numeric_address(wishes.local_addr) || !listening.empty()) return std::nullopt;
+std::optional<std::string> unconfined_text(const ElasticJob& job, const std::vector<std::string>& listening) {
+  if (!is_numeric_address(job.local_addr) || !listening.empty()) return std::nullopt;
   return fmt::format(
       "--local-addr={} is no address of this host: the others are told it, and what they connect to listens "
       "on every address",
-      wishes.local_addr);
+      job.local_addr);
 }
 
 std::vector<std::string> addresses_at(const std::string& place, std::vector<std::string> chosen,
@@ -80,7 +77,7 @@ std::vector<std::string> further_addresses(const std::vector<std::string>& found
 
 std::string text_of_place(std::string_view what, const std::string& place,
                           const std::vector<std::string>& found, const std::vector<std::string>& chosen,
-                          const ElasticJob& wishes, const std::vector<InterfaceAddress>& own) {
+                          const ElasticJob& job, const std::vector<InterfaceAddress>& own) {
   if (chosen.empty() || found.empty() || is_loopback(chosen.front())) return {};
   const std::string there = without_scope(chosen.front());
   const std::string instead =
@@ -90,12 +87,12 @@ std::string text_of_place(std::string_view what, const std::string& place,
         "{} is {} on this host; with {} {} listens at {}, and where {} is another address on the other nodes "
         "they are "
         "refused: {}",
-        place, found.front(), wish_text(wishes), what, there, place, instead);
+        place, found.front(), option_text(job), what, there, place, instead);
   const std::vector<std::string> further = further_addresses(found, chosen, own);
   if (further.empty()) return {};
   return fmt::format(
       "{} is {} ({}) on this host, where the other nodes look for {}: it listens there in spite of {}; {}",
-      place, further.front(), interface_of(own, without_scope(further.front())), what, wish_text(wishes),
+      place, further.front(), interface_of(own, without_scope(further.front())), what, option_text(job),
       instead);
 }
 

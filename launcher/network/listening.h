@@ -21,15 +21,15 @@
 namespace muster::launcher {
 
 /// Whether the user has chosen at all.
-[[nodiscard]] bool is_confined(const ElasticJob& wishes);
+[[nodiscard]] bool is_confined(const ElasticJob& job);
 
 /// Those of a port of the kernel's choice, among what this node offers; empty: every one.
-[[nodiscard]] std::vector<std::string> listening_addresses(const ElasticJob& wishes,
+[[nodiscard]] std::vector<std::string> listening_addresses(const ElasticJob& job,
                                                            const std::vector<std::string>& offered,
                                                            const std::vector<InterfaceAddress>& own);
 
 /// What to say where the choice has no effect: the address is another host's, which translates it.
-[[nodiscard]] std::optional<std::string> unconfined_text(const ElasticJob& wishes,
+[[nodiscard]] std::optional<std::string> unconfined_text(const ElasticJob& job,
                                                          const std::vector<std::string>& listening);
 
 /// Those of a server at `place`, which was named to all nodes: `chosen` as above, or that address alone where
@@ -45,7 +45,7 @@ namespace muster::launcher {
 /// loopback on this host, which does not tell what it means elsewhere. Empty: nothing.
 [[nodiscard]] std::string text_of_place(std::string_view what, const std::string& place,
                                         const std::vector<std::string>& found,
-                                        const std::vector<std::string>& chosen, const ElasticJob& wishes,
+                                        const std::vector<std::string>& chosen, const ElasticJob& job,
                                         const std::vector<InterfaceAddress>& own);
 
 /// At these addresses; none: at every one.

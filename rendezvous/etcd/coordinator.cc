@@ -17,17 +17,19 @@ constexpr std::chrono::seconds kLeaveTimeout{3};  // for an etcd that may be gon
 
 }  // namespace
 
-Coordinator::Coordinator(asio::io_context& loop, CoordinatorOptions options, Events events, const Log& log)
+Coordinator::Coordinator(asio::io_context& loop, CoordinatorOptions options, const Log& log)
     : loop_(loop),
       options_(std::move(options)),
-      events_(std::move(events)),
       log_(log),
       node_(auth::random_node_id()),
       session_(loop, session_options(), session_events(), log),
       backoff_(kBackoff, node_.low),
       pause_(loop),
       deadline_(SteadyClock::now() + options_.connect_timeout),
-      timeout_(loop) {
+      timeout_(loop) {}
+
+void Coordinator::start(Callbacks callbacks) {
+  callbacks_ = std::move(callbacks);
   session_.start();
 }
 
@@ -35,11 +37,11 @@ std::string Coordinator::title() const {
   return located_ ? net::endpoint_text(host_, port_) : member_list(options_.etcd);
 }
 
-void Coordinator::drain(Millis timeout, std::function<void()> gone) {
-  events_ = {};
+void Coordinator::drain(Millis timeout, std::function<void()> done) {
+  callbacks_ = {};
   race_.reset();
   pause_.cancel();
-  gone_ = std::move(gone);
+  drained_ = std::move(done);
   timeout_.expires_after(timeout);
   timeout_.async_wait(lifetime_.guard([this](const auto& error) {
     if (!error) leave();
@@ -167,11 +169,11 @@ void Coordinator::locate(std::string host, std::uint16_t port) {
   host_ = std::move(host);
   port_ = port;
   if (std::exchange(located_, true)) {
-    if (const auto call = events_.moved) call();
+    if (const auto call = callbacks_.moved) call();
     return;
   }
   timeout_.cancel();
-  if (const auto call = std::exchange(events_.located, {})) call({});
+  if (const auto call = std::exchange(callbacks_.located, {})) call({});
 }
 
 // From the loop: the events may end with the destructor.
@@ -179,10 +181,10 @@ void Coordinator::end(const Error& error) {
   timeout_.cancel();
   race_.reset();
   pause_.cancel();
-  events_.moved = {};
+  callbacks_.moved = {};
   asio::post(loop_, lifetime_.guard([this, error] {
-    const auto located = std::exchange(events_.located, {});
-    const auto lost = std::exchange(events_.lost, {});
+    const auto located = std::exchange(callbacks_.located, {});
+    const auto lost = std::exchange(callbacks_.lost, {});
     if (located) return located(fail(error));
     if (lost) lost(error);
   }));
@@ -190,7 +192,7 @@ void Coordinator::end(const Error& error) {
 
 // Those who have to hear how the job ended are waited for; a job that goes on is the next coordinator's.
 void Coordinator::leave_if_empty() {
-  if (!gone_) return;
+  if (!drained_) return;
   if (!server_) return leave();
   const membership::Round* round = server_->coordinator().jobs().find_round(options_.job);
   const bool over = round == nullptr || round->phase == membership::Phase::kClosed;
@@ -201,11 +203,11 @@ void Coordinator::leave_if_empty() {
 
 void Coordinator::leave() {
   timeout_.cancel();
-  const auto gone = std::exchange(gone_, {});
-  if (!gone) return;
-  session_.leave(kLeaveTimeout, [this, gone] {
+  const auto done = std::exchange(drained_, {});
+  if (!done) return;
+  session_.leave(kLeaveTimeout, [this, done] {
     if (server_) server_->stop();
-    gone();
+    done();
   });
 }
 

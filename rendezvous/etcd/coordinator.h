@@ -4,7 +4,7 @@
 // coordinator's state is in etcd before anything that follows from it is sent, so when its agent is gone, or
 // cut off from etcd, the next one goes on with the generation and the budget as they were. Owned by the
 // launcher's rendezvous; one loop; events come from the loop, never after the destructor. Failure: an etcd,
-// or a coordinator, that cannot be reached in time, by Events.
+// or a coordinator, that cannot be reached in time, by the callbacks.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@
 #include <muster/result.h>
 
 #include "rendezvous/agent_client/address_race.h"
+#include "rendezvous/agent_client/coordinator_host.h"
 #include "rendezvous/base/backoff.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/lifetime.h"
@@ -48,35 +49,23 @@ struct CoordinatorOptions {
   Millis reconnect_timeout{60'000};  ///< afterwards
 };
 
-class Coordinator {
+class Coordinator final : public net::CoordinatorHost {
  public:
-  struct Events {
-    /// Once: host() and port() are known, or cannot be.
-    std::function<void(Result<void>)> located;
-    /// After that: they have changed.
-    std::function<void()> moved;
-    /// After that, at most once: nobody will know any more.
-    std::function<void(const Error&)> lost;
-  };
-  Coordinator(boost::asio::io_context& loop, CoordinatorOptions options, Events events, const Log& log);
+  Coordinator(boost::asio::io_context& loop, CoordinatorOptions options, const Log& log);
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  /// This agent runs it.
-  [[nodiscard]] bool is_hosting() const { return server_ != nullptr; }
-  /// Where this agent reaches it.
-  [[nodiscard]] const std::string& host() const { return host_; }
-  [[nodiscard]] std::uint16_t port() const { return port_; }
-  /// The same, or etcd's members before it is known; for people.
-  [[nodiscard]] std::string title() const;
-  /// Who this node is to the coordinator.
-  [[nodiscard]] membership::NodeId node() const { return node_; }
-
-  /// The coordinator has accepted this node.
-  void set_joined() { session_.set_joined(); }
-  /// `gone` comes when this agent may end: at once, or, where it runs the coordinator of a job that is over,
-  /// when no agent is connected any more or `timeout` has passed. A job that goes on is handed over.
-  void drain(Millis timeout, std::function<void()> gone);
+  void start(Callbacks callbacks) override;
+  [[nodiscard]] bool is_hosting() const override { return server_ != nullptr; }
+  [[nodiscard]] bool survives_exit() const override { return true; }
+  [[nodiscard]] std::string host() const override { return host_; }
+  [[nodiscard]] std::uint16_t port() const override { return port_; }
+  /// Before it is located: etcd's members.
+  [[nodiscard]] std::string title() const override;
+  [[nodiscard]] membership::NodeId node() const override { return node_; }
+  void set_joined() override { session_.set_joined(); }
+  /// A job that goes on is handed over at once.
+  void drain(Millis timeout, std::function<void()> done) override;
 
  private:
   [[nodiscard]] SessionOptions session_options() const;
@@ -94,7 +83,7 @@ class Coordinator {
 
   boost::asio::io_context& loop_;
   const CoordinatorOptions options_;
-  Events events_;
+  Callbacks callbacks_;
   const Log& log_;
   const membership::NodeId node_;
   net::Listener listener_;  // for the next term
@@ -111,7 +100,7 @@ class Coordinator {
   std::string host_;  // where the coordinator is
   std::uint16_t port_ = 0;
   bool located_ = false;
-  std::function<void()> gone_;
+  std::function<void()> drained_;
   Lifetime lifetime_;
 };
 

@@ -33,11 +33,6 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
-bool is_text_list(const json& value) {
-  return value.is_array() && value.size() <= kMaxAddresses &&
-         std::all_of(value.begin(), value.end(), [](const json& entry) { return entry.is_string(); });
-}
-
 }  // namespace
 
 JobKeys::JobKeys(std::string_view prefix, std::string_view job_id) {
@@ -75,21 +70,16 @@ std::string encode(const Endpoint& endpoint) {
 std::optional<Endpoint> decode_endpoint(std::string_view text) {
   constexpr std::size_t kMaxBytes = 16384;
   if (text.size() > kMaxBytes) return std::nullopt;
-  const json object = json::parse(text, nullptr, false);
-  if (!object.is_object()) return std::nullopt;
-  Endpoint out;
-  if (const auto host = object.find("host"); host != object.end() && host->is_string())
-    out.host = host->get<std::string>();
-  const auto addresses = object.find("addresses");
-  if (addresses == object.end() || !is_text_list(*addresses)) return std::nullopt;
-  out.addresses = addresses->get<std::vector<std::string>>();
-  if (const auto port = object.find("port"); port != object.end()) {
-    if (!port->is_number_unsigned() || port->get<std::uint64_t>() > 65535) return std::nullopt;
-    out.port = port->get<std::uint16_t>();
+  try {
+    const json object = json::parse(text);
+    const auto port = object.value("port", std::int64_t{0});
+    Endpoint out{object.value("host", ""), object.at("addresses").get<std::vector<std::string>>(),
+                 static_cast<std::uint16_t>(port), object.value("has_joined", false)};
+    if (!std::in_range<std::uint16_t>(port) || out.addresses.size() > kMaxAddresses) return std::nullopt;
+    return out;
+  } catch (const json::exception&) {
+    return std::nullopt;
   }
-  const auto joined = object.find("has_joined");
-  out.has_joined = joined != object.end() && joined->is_boolean() && joined->get<bool>();
-  return out;
 }
 
 Result<Endpoint> coordinator_endpoint(const KeyValue& coordinator) {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/status/process_usage.h"
 
-#include <algorithm>
 #include <array>
-#include <charconv>
 #include <dirent.h>
 #include <fcntl.h>
 #include <memory>
+#include <sstream>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -22,7 +21,7 @@ namespace muster {
 namespace {
 
 // Fields of /proc/<pid>/stat by proc(5)'s numbers.
-constexpr int kState = 3, kParent = 4, kUserTime = 14, kSystemTime = 15, kThreads = 20, kStarted = 22,
+constexpr int kParent = 4, kUserTime = 14, kSystemTime = 15, kThreads = 20, kStarted = 22,
               kResidentPages = 24;
 
 double seconds_of(clockid_t clock) {
@@ -49,36 +48,23 @@ std::optional<ProcessUsage> parse_process_stat(std::string_view text, long ticks
   // The second field is the name in parentheses, which may hold anything.
   const auto name_end = text.rfind(')');
   if (name_end == std::string_view::npos || ticks_per_second <= 0) return std::nullopt;
-  text.remove_prefix(name_end + 1);
+  std::istringstream in{std::string(text.substr(name_end + 1))};
   ProcessUsage out;
-  double ticks = 0;
-  int field = kState;
-  for (; field <= kResidentPages && !text.empty(); ++field) {
-    text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
-    const std::string_view word = text.substr(0, text.find(' '));
-    text.remove_prefix(word.size());
-    if (word.empty()) return std::nullopt;
-    if (field == kState) {
-      out.state = word[0];
-      continue;
-    }
-    std::int64_t number = 0;
-    const bool wanted = field == kParent || field == kUserTime || field == kSystemTime || field == kThreads ||
-                        field == kStarted || field == kResidentPages;
-    if (!wanted) continue;
-    if (std::from_chars(word.data(), word.data() + word.size(), number).ec != std::errc{} || number < 0)
-      return std::nullopt;
-    if ((field == kParent || field == kThreads) && !std::in_range<int>(number)) return std::nullopt;
-    if (field == kParent) out.parent = static_cast<int>(number);
-    if (field == kThreads) out.threads = static_cast<int>(number);
-    if (field == kUserTime || field == kSystemTime) ticks += static_cast<double>(number);
-    if (field == kStarted)
-      out.started_s = static_cast<double>(number) / static_cast<double>(ticks_per_second);
-    if (field == kResidentPages)
-      out.resident_bytes = static_cast<std::uint64_t>(number) * static_cast<std::uint64_t>(page_bytes);
-  }
-  if (field <= kResidentPages) return std::nullopt;
-  out.cpu_seconds = ticks / static_cast<double>(ticks_per_second);
+  in >> out.state;
+  std::array<std::int64_t, kResidentPages + 1> fields{};
+  for (std::size_t i = kParent; i < fields.size(); ++i) in >> fields[i];
+  for (const int wanted : {kParent, kUserTime, kSystemTime, kThreads, kStarted, kResidentPages})
+    if (in.fail() || fields[wanted] < 0) return std::nullopt;
+  if (!std::in_range<int>(fields[kParent]) || !std::in_range<int>(fields[kThreads])) return std::nullopt;
+  const auto seconds = [&](std::int64_t ticks) {
+    return static_cast<double>(ticks) / static_cast<double>(ticks_per_second);
+  };
+  out.parent = static_cast<int>(fields[kParent]);
+  out.threads = static_cast<int>(fields[kThreads]);
+  out.cpu_seconds = seconds(fields[kUserTime]) + seconds(fields[kSystemTime]);
+  out.started_s = seconds(fields[kStarted]);
+  out.resident_bytes =
+      static_cast<std::uint64_t>(fields[kResidentPages]) * static_cast<std::uint64_t>(page_bytes);
   return out;
 }
 

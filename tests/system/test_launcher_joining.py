@@ -165,7 +165,7 @@ def test_the_first_node_takes_any_port_and_tells_the_others(job, tmp_path):
     assert f"job none listens; start the other nodes with --rdzv-endpoint={endpoint}" in it.err(0)
     it.start(1, 1, f"--rdzv-endpoint={place}:0", "true", name="blind")
     assert it.codes("blind") == [2]
-    assert "--rdzv-endpoint=10.77.0.1:0: the agent on 10.77.0.1, which runs the coordinator, knows the port" in it.err("blind")
+    assert "--rdzv-endpoint=10.77.0.1:0: the agent on 10.77.0.1, which runs the coordinator, has logged its port" in it.err("blind")
     it.start(1, 1, f"--rdzv-endpoint={endpoint.strip()}", "true")
     assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
 

@@ -159,7 +159,7 @@ def test_with_static_rendezvous_an_unfit_node_ends_the_job_everywhere_with_its_r
     assert it.codes(2) == [74], it.err(2)
     # Node 0 stays for it, whoever is unfit.
     if unfit != 0:
-        it.said(0, "the job is called off; waiting 60 s at most for node 1 to come and hear why")
+        it.said(0, "the job is cancelled; waiting at most 60 s for node 1 to connect and get the reason")
     start_static(it, 1, "--no-python", "true")
     for node in (0, 1, 2):
         assert it.codes(node) == [74]

@@ -62,14 +62,15 @@ TEST_CASE("jobs are a line each, in columns") {
   answer.store_jobs = {{"old", 2, 3, 17, 4096, 0}};
   answer.over.num_jobs = 5;
   answer.over.num_store_jobs = 1;
-  REQUIRE(jobs_text(answer, 100) ==
-          "JOB    STATE      NODES  SPARES  RANKS  RESTARTS  AGE  STORE           REACHED  REMARK\n"
-          "train  running 3  4/4    1/1     32     1/5       2h   10.0.0.1:29511  -\n"
-          "next   gathering  1/2:4  0/0     -      0/0       17s  -               -        1 of 2 to 4 nodes\n"
-          "and 3 more jobs\n"
-          "\n"
-          "TORCHRUN JOB  AGENTS  CLIENTS  KEYS  BYTES  WAITS\n"
-          "old           2       3        17    4096   0\n");
+  REQUIRE(
+      jobs_text(answer, 100) ==
+      "JOB    STATE      NODES  SPARES  RANKS  RESTARTS  AGE  STORE           REACHED  REMARK\n"
+      "train  running 3  4/4    1/1     32     1/5       2h   10.0.0.1:29511  -\n"
+      "next   gathering  1/2:4  0/0     -      0/0       17s  -               -        1 of 2 to 4 nodes\n"
+      "and 3 more jobs\n"
+      "\n"
+      "TORCHRUN JOB  AGENTS  CLIENTS  KEYS  BYTES  WAITS\n"
+      "old           2       3        17    4096   0\n");
 }
 
 TEST_CASE("a job is shown with its nodes, and why those wait that do") {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // CoordinatorHost: where the job's coordinator is, and the coordinator itself where this agent runs it.
-// Asynchronous on the agent's loop. Owned by CoordinatedRendezvous. Two kinds: EndpointHost for a coordinator
-// at an endpoint, EtcdHost for one that the agents elect. Failure: through the callbacks of start().
+// Asynchronous on the agent's loop. Owned by the launcher's CoordinatedRendezvous. Two kinds: its
+// EndpointHost for a coordinator at an endpoint, etcd::Coordinator for one that the agents elect. Failure:
+// through the callbacks of start().
 #pragma once
 
 #include <cstdint>
@@ -11,11 +12,10 @@
 
 #include <muster/result.h>
 
-#include "launcher/network/interfaces.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/protocol/world.h"
 
-namespace muster::launcher {
+namespace muster::net {
 
 class CoordinatorHost {
  public:
@@ -31,10 +31,8 @@ class CoordinatorHost {
     /// After that: nobody will know any more. At most once.
     std::function<void(const Error&)> lost = {};
   };
-  /// Once. `own`: this host's addresses; `offered`: those at which the others may try to reach it. Nothing
-  /// comes after the destructor.
-  virtual void start(const std::vector<InterfaceAddress>& own, const std::vector<std::string>& offered,
-                     Callbacks callbacks) = 0;
+  /// Once. Nothing comes after the destructor.
+  virtual void start(Callbacks callbacks) = 0;
 
   /// This agent runs the coordinator.
   [[nodiscard]] virtual bool is_hosting() const = 0;
@@ -64,4 +62,4 @@ class CoordinatorHost {
   virtual void drain(Millis timeout, std::function<void()> done) = 0;
 };
 
-}  // namespace muster::launcher
+}  // namespace muster::net
