@@ -29,29 +29,6 @@ enum class Preflight { kOff, kQuick, kFull };
 
 [[nodiscard]] std::optional<Preflight> parse_preflight(std::string_view text);
 
-struct GpuHolder {
-  unsigned pid = 0;
-  std::uint64_t bytes = 0;
-  std::string program;  // empty: of another container, or gone
-
-  friend bool operator==(const GpuHolder&, const GpuHolder&) = default;
-};
-
-struct GpuReading {
-  int index = 0;
-  std::string uuid;
-  bool lost = false;  // the driver lists it and cannot open it
-  std::uint64_t used_bytes = 0;
-  std::vector<GpuHolder> holders;
-  std::uint64_t uncorrected_ecc = 0;
-  bool rows_failed = false;   // no spare row was left for a broken one
-  bool reset_wanted = false;  // a repair waits for the next reset of the GPU
-  std::optional<Nvml::PcieLink> pcie;
-  bool full_speed = false;          // performance state 0: at rest others lower the link's generation, too
-  unsigned long long throttle = 0;  // Nvml::Throttle
-  Nvml::NvLinks links;
-};
-
 struct PortReading {
   std::string adapter;  // "mlx5_0"
   std::string port;     // "1"
@@ -62,7 +39,7 @@ struct PortReading {
 };
 
 struct DiskReading {
-  std::string path, use;
+  std::string path, use = {};
   bool writable = true;
   std::uint64_t free_bytes = 0;
   std::uint64_t free_files = 0;
@@ -70,7 +47,7 @@ struct DiskReading {
 
 struct Readings {
   std::string driver_error;  // empty: it answers, or there is none
-  std::vector<GpuReading> gpus;
+  std::vector<Nvml::GpuHealth> gpus;
   std::vector<PortReading> ports;  // InfiniBand's and RoCE's
   std::vector<DiskReading> disks;
   std::uint64_t descriptors = 0;         // that this process may raise its limit to

@@ -8,6 +8,7 @@
 
 #include "launcher/hardware/cpu_set.h"
 #include "launcher/hardware/pci_place.h"
+#include "launcher/text/split.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -43,15 +44,6 @@ int strictest(const std::string& mount, std::string path, bool version_2) {
   }
 }
 
-bool lists_cpu(std::string_view controllers) {
-  while (true) {
-    const auto comma = controllers.find(',');
-    if (controllers.substr(0, comma) == "cpu") return true;
-    if (comma == std::string_view::npos) return false;
-    controllers.remove_prefix(comma + 1);
-  }
-}
-
 }  // namespace
 
 int count_cpus() {
@@ -64,22 +56,17 @@ int cpu_quota(const CoreFiles& files) {
   const auto text = read_file(files.own_cgroups, 64 * 1024);
   if (!text) return 0;
   int out = 0;
-  std::string_view rest = *text;
-  while (!rest.empty()) {
-    const auto end = std::min(rest.find('\n'), rest.size());
-    const std::string_view line = rest.substr(0, end);  // "4:cpu,cpuacct:/path", "0::/path"
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+  for (const std::string_view line : split(*text, '\n')) {  // "4:cpu,cpuacct:/path", "0::/path"
     const auto first = line.find(':');
     const auto second = first == std::string_view::npos ? first : line.find(':', first + 1);
     if (second == std::string_view::npos) continue;
-    const std::string_view controllers = line.substr(first + 1, second - first - 1);
-    const std::string path(line.substr(second + 1));
+    const std::string controllers(line.substr(first + 1, second - first - 1));
+    const std::vector<std::string_view> names = split(controllers, ',');
     const bool version_2 = controllers.empty();
-    if (!version_2 && !lists_cpu(controllers)) continue;
-    const std::string mount =
-        version_2 ? files.cgroup_root : files.cgroup_root + "/" + std::string(controllers);
-    if (const int limit = strictest(mount, path, version_2); limit > 0 && (out == 0 || limit < out))
-      out = limit;
+    if (!version_2 && std::find(names.begin(), names.end(), "cpu") == names.end()) continue;
+    const std::string mount = version_2 ? files.cgroup_root : files.cgroup_root + "/" + controllers;
+    const int limit = strictest(mount, std::string(line.substr(second + 1)), version_2);
+    if (limit > 0 && (out == 0 || limit < out)) out = limit;
   }
   return out;
 }

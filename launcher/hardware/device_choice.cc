@@ -2,19 +2,23 @@
 #include "launcher/hardware/device_choice.h"
 
 #include <algorithm>
-#include <charconv>
+#include <cstdint>
 
 #include <fmt/format.h>
 
-#include "launcher/hardware/cpu_set.h"
+#include "launcher/text/rank_ranges.h"
+#include "launcher/text/split.h"
 
 namespace muster::launcher {
 namespace {
 
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
-  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
-  return text;
+constexpr std::size_t kUnknownGpu = SIZE_MAX;
+
+/// The entries of a list, without the blanks around each.
+std::vector<std::string_view> entries_of(std::string_view list) {
+  std::vector<std::string_view> out = split(list, ',');
+  for (std::string_view& entry : out) entry = trimmed(entry);
+  return out;
 }
 
 bool is_uuid(std::string_view entry) {
@@ -42,8 +46,10 @@ std::optional<Device> find_device(std::span<const Gpu> gpus, std::string_view en
 
 /// A MIG slice is a device of its own, a GPU is the same under each of its names.
 bool same_device(const Device& a, const Device& b) {
-  const bool slices = a.entry.starts_with("MIG-") || b.entry.starts_with("MIG-");
-  return slices ? a.entry == b.entry : a.gpu == b.gpu;
+  const auto by_name = [](const Device& each) {
+    return each.entry.starts_with("MIG-") || each.gpu == kUnknownGpu;
+  };
+  return by_name(a) || by_name(b) ? a.entry == b.entry : a.gpu == b.gpu;
 }
 
 bool contains(const std::vector<Device>& devices, const Device& device) {
@@ -60,7 +66,7 @@ bool may_be_there(std::span<const Gpu> gpus, std::string_view entry) {
 }
 
 /// The entries of the variable up to the first that names no device. With `believing` also those that may be
-/// there: as devices whose number is beyond those of `gpus`, each text one.
+/// there, of which the GPU is not known.
 std::vector<Device> walk(std::span<const Gpu> gpus, std::optional<std::string_view> variable,
                          bool believing) {
   std::vector<Device> out;
@@ -68,23 +74,14 @@ std::vector<Device> walk(std::span<const Gpu> gpus, std::optional<std::string_vi
     for (std::size_t i = 0; i < gpus.size(); ++i) out.push_back({std::to_string(gpus[i].index), i});
     return out;
   }
-  std::vector<std::string_view> believed;
-  std::string_view rest = *variable;
-  while (true) {
-    const auto comma = rest.find(',');
-    const std::string_view entry = trimmed(rest.substr(0, comma));
+  for (const std::string_view entry : entries_of(*variable)) {
     auto device = find_device(gpus, entry);
-    if (!device && believing && may_be_there(gpus, entry)) {
-      const auto known = std::find(believed.begin(), believed.end(), entry);
-      device = Device{std::string(entry), gpus.size() + static_cast<std::size_t>(known - believed.begin())};
-      if (known == believed.end()) believed.push_back(entry);
-    }
+    if (!device && believing && may_be_there(gpus, entry)) device = Device{std::string(entry), kUnknownGpu};
     if (!device) return out;
     if (contains(out, *device)) return {};  // CUDA shows no device at all
     out.push_back(*std::move(device));
-    if (comma == std::string_view::npos) return out;
-    rest.remove_prefix(comma + 1);
   }
+  return out;
 }
 
 std::string inventory(std::span<const Gpu> gpus) {
@@ -93,16 +90,6 @@ std::string inventory(std::span<const Gpu> gpus) {
   for (const Gpu& gpu : gpus)
     out += fmt::format("{}{}{}{}", &gpu == gpus.data() ? "" : ", ", gpu.index, gpu.uuid.empty() ? "" : " ",
                        gpu.uuid);
-  return out;
-}
-
-std::vector<std::string_view> entries_of(std::string_view variable) {
-  std::vector<std::string_view> out;
-  for (std::size_t begin = 0; begin <= variable.size();) {
-    const auto comma = std::min(variable.find(',', begin), variable.size());
-    out.push_back(trimmed(variable.substr(begin, comma - begin)));
-    begin = comma + 1;
-  }
   return out;
 }
 
@@ -117,24 +104,20 @@ std::string_view named_twice(const std::vector<std::string_view>& entries, std::
 
 Result<std::vector<std::string>> split_gpu_list(std::string_view text) {
   std::vector<std::string> out;
-  std::string_view rest = text;
-  while (true) {
-    const auto comma = rest.find(',');
-    const std::string_view entry = trimmed(rest.substr(0, comma));
+  for (const std::string_view entry : entries_of(text)) {
     if (is_uuid(entry)) {
       out.emplace_back(entry);
-    } else {
-      const auto numbers = parse_ranges(entry);
-      if (!numbers || numbers->empty())
-        return fail(ErrorCode::kInvalidArgument,
-                    fmt::format("--gpus={}: '{}' is neither a number as nvidia-smi counts, nor a range of "
-                                "them, nor a UUID (GPU-..., MIG-...; see nvidia-smi -L)",
-                                text, entry));
-      for (const int number : *numbers) out.push_back(std::to_string(number));
+      continue;
     }
-    if (comma == std::string_view::npos) return out;
-    rest.remove_prefix(comma + 1);
+    const auto numbers = parse_ranges(entry);
+    if (!numbers || numbers->empty())
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("--gpus={}: '{}' is neither a number as nvidia-smi counts, nor a range of "
+                              "them, nor a UUID (GPU-..., MIG-...; see nvidia-smi -L)",
+                              text, entry));
+    for (const int number : *numbers) out.push_back(std::to_string(number));
   }
+  return out;
 }
 
 std::vector<Device> visible_devices(std::span<const Gpu> gpus, std::optional<std::string_view> variable) {

@@ -33,8 +33,7 @@ struct Device {
 [[nodiscard]] std::vector<Device> visible_devices(std::span<const Gpu> gpus,
                                                   std::optional<std::string_view> variable);
 
-/// How many devices that is, where the driver's word has to be believed too: a UUID counts though nobody
-/// could read which GPU has it.
+/// How many devices that is. A UUID counts also where the GPUs' UUIDs could not be read.
 [[nodiscard]] int count_visible(std::span<const Gpu> gpus, std::optional<std::string_view> variable);
 
 /// --gpus. kInvalidArgument: an entry names no GPU, one that CUDA_VISIBLE_DEVICES does not leave to this job,

@@ -37,7 +37,7 @@ std::vector<Gpu> find_gpus(const GpuPaths& paths) {
     return gpu;
   };
   if (has_gpu_driver(paths)) {
-    const auto nvml = paths.library.empty() ? Nvml::open() : Nvml::open(paths.library);
+    const auto nvml = Nvml::open(paths.library);
     if (const auto count = nvml ? nvml->count() : std::nullopt) {
       for (unsigned i = 0; i < *count; ++i) {
         const Nvml::Device device = nvml->device(i);

@@ -21,13 +21,9 @@ class Nvml {
   using Device = void*;
   struct Process {
     unsigned pid = 0;
-    std::uint64_t bytes = 0;  // 0 where the driver does not tell
+    std::uint64_t bytes = 0;   // 0 where the driver does not tell
+    std::string program = {};  // left to the caller
   };
-  struct RemappedRows {
-    bool pending = false;
-    bool failed = false;
-  };
-
   struct PcieLink {
     unsigned generation = 0, most_generation = 0;  // the most that the GPU and its slot can do
     unsigned width = 0, most_width = 0;            // lanes
@@ -42,6 +38,21 @@ class Nvml {
     kHardwareThermal = 0x40,
     kPowerBrake = 0x80,  // the node's power supply asks for it
   };
+  /// What the driver knows of a GPU's health.
+  struct GpuHealth {
+    int index = 0;  // nvidia-smi's
+    std::string uuid;
+    bool lost = false;  // the driver lists it and cannot open it
+    std::uint64_t used_bytes = 0;
+    std::vector<Process> holders;
+    unsigned long long uncorrected_ecc = 0;  // errors since the driver was loaded
+    bool rows_failed = false;                // no spare row was left for a broken one
+    bool reset_wanted = false;               // a repair waits for the next reset of the GPU
+    std::optional<PcieLink> pcie;
+    bool full_speed = false;          // performance state 0: at rest others lower the link's generation, too
+    unsigned long long throttle = 0;  // Throttle's bits, and others
+    NvLinks links;
+  };
   using EventSet = void*;  // lives as long as the library is open
   struct XidEvent {
     Device device = nullptr;
@@ -53,12 +64,11 @@ class Nvml {
     bool failed = false;
   };
 
-  /// kNotFound: no such library. kUnsupported: it is not NVML. kIo: the driver does not answer; the text has
-  /// NVML's reason.
-  [[nodiscard]] static Result<Nvml> open(const std::string& library = "libnvidia-ml.so.1");
+  /// An empty name: where the loader finds it. kNotFound: no such library. kUnsupported: it is not NVML. kIo:
+  /// the driver does not answer; the text has NVML's reason.
+  [[nodiscard]] static Result<Nvml> open(const std::string& library);
 
   [[nodiscard]] std::optional<unsigned> count() const;
-  [[nodiscard]] std::string driver_version() const;  // empty: unknown
   /// nullptr: this device cannot be opened, for example because it has fallen off the bus.
   [[nodiscard]] Device device(unsigned index) const;
   [[nodiscard]] std::string uuid(Device device) const;                 // empty: unknown
@@ -66,31 +76,24 @@ class Nvml {
   [[nodiscard]] std::string pci_address(Device device) const;          // as sysfs writes it, "0000:3b:00.0"
   [[nodiscard]] std::vector<std::string> slices(Device device) const;  // UUIDs of its MIG devices
 
-  [[nodiscard]] std::optional<std::uint64_t> used_bytes(Device device) const;
   [[nodiscard]] std::vector<Process> processes(Device device) const;  // that hold memory for computing
-  /// Since the driver was loaded.
-  [[nodiscard]] std::optional<std::uint64_t> uncorrected_ecc_errors(Device device) const;
-  [[nodiscard]] std::optional<bool> retired_pages_pending(Device device) const;
-  [[nodiscard]] std::optional<RemappedRows> remapped_rows(Device device) const;
-  [[nodiscard]] std::optional<PcieLink> pcie_link(Device device) const;
-  [[nodiscard]] std::optional<unsigned> performance_state(Device device) const;  // 0: full speed
-  /// Throttle's bits, and others.
-  [[nodiscard]] std::optional<unsigned long long> throttle_reasons(Device device) const;
-  [[nodiscard]] NvLinks nv_links(Device device) const;
+  [[nodiscard]] GpuHealth read(int index) const;
 
   /// Xid events of those devices (nullptr: none there) that have them; nullptr: none has.
   [[nodiscard]] EventSet watch_xids(const std::vector<Device>& devices) const;
   /// Blocks, and cannot be woken but by an event.
-  [[nodiscard]] Wait wait_for_xid(EventSet events, std::chrono::milliseconds patience) const;
+  [[nodiscard]] Wait wait_for_xid(EventSet events, std::chrono::milliseconds timeout) const;
 
  private:
   struct Close {
     void operator()(void* library) const;
   };
   explicit Nvml(std::unique_ptr<void, Close> library) : library_(std::move(library)) {}
-  /// nullptr where this driver lacks the entry.
-  template <class Function>
-  [[nodiscard]] Function entry(const char* name) const;
+  /// NVML's result; kMissing where this driver lacks the entry.
+  template <class... Arguments>
+  int call(const char* name, Arguments... arguments) const;
+  template <class Value>
+  [[nodiscard]] Value get(const char* name, Device device) const;
   [[nodiscard]] std::string text(const char* entry_name, Device device) const;
 
   std::unique_ptr<void, Close> library_;

@@ -3,14 +3,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <dirent.h>
-#include <fcntl.h>
-#include <memory>
+#include <filesystem>
 #include <string_view>
-#include <unistd.h>
+#include <utility>
 
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
 namespace {
@@ -26,45 +23,32 @@ bool is_pci_step(std::string_view name) {
 
 std::vector<std::string> list_directory(const std::string& path) {
   std::vector<std::string> out;
-  DIR* directory = ::opendir(path.c_str());
-  if (directory == nullptr) return out;
-  while (const dirent* entry = ::readdir(directory))
-    if (entry->d_name[0] != '.') out.emplace_back(entry->d_name);
-  ::closedir(directory);
+  std::error_code unreadable;
+  for (std::filesystem::directory_iterator entry(path, unreadable), end; !unreadable && entry != end;
+       entry.increment(unreadable))
+    if (std::string name = entry->path().filename(); !name.starts_with('.')) out.push_back(std::move(name));
   std::sort(out.begin(), out.end());
   return out;
 }
 
 std::string first_line(const std::string& path) {
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return {};
-  char text[4096];
-  const ssize_t n = retry_eintr([&] { return ::read(file.get(), text, sizeof text); });
-  if (n <= 0) return {};
-  const std::string_view all(text, static_cast<std::size_t>(n));
-  return std::string(all.substr(0, all.find('\n')));
+  const auto text = read_file(path, 4096);
+  return text ? text->substr(0, text->find('\n')) : std::string();
 }
 
 PciPlace pci_place(const std::string& link) {
   PciPlace out;
-  struct Free {
-    void operator()(char* text) const { std::free(text); }
-  };
-  const std::unique_ptr<char, Free> real(::realpath(link.c_str(), nullptr));
-  if (!real) return out;
-  const std::string path(real.get());
-  std::string device;  // the deepest directory that is a PCI device: a virtio adapter lies below one
-  std::size_t begin = 0;
-  while (begin < path.size()) {
-    const std::size_t end = std::min(path.find('/', begin), path.size());
-    const std::string_view name = std::string_view(path).substr(begin, end - begin);
-    if (is_pci_step(name)) {
-      out.path.emplace_back(name);
-      device = path.substr(0, end);
-    }
-    begin = end + 1;
+  std::error_code unknown;
+  std::filesystem::path
+      device;  // the deepest directory that is a PCI device: a virtio adapter lies below one
+  std::filesystem::path path;
+  for (const auto& name : std::filesystem::canonical(link, unknown)) {
+    path /= name;
+    if (!is_pci_step(name.native())) continue;
+    out.path.push_back(name);
+    device = path;
   }
-  const std::string node = device.empty() ? std::string() : first_line(device + "/numa_node");
+  const std::string node = device.empty() ? std::string() : first_line(device / "numa_node");
   if (!node.empty()) out.numa_node = std::max(-1, std::atoi(node.c_str()));
   return out;
 }

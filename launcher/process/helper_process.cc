@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "launcher/process/process_stat.h"
+#include "launcher/process/spawn.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -61,6 +62,24 @@ Result<HelperProcess> HelperProcess::start(const Options& options, const std::fu
   if (out.pid_ < 0) return fail(errno_error(fmt::format("fork {}", options.name), fork_errno));
   out.handle_.reset(static_cast<int>(::syscall(SYS_pidfd_open, out.pid_, 0U)));
   return out;
+}
+
+Result<HelperProcess> HelperProcess::execute(const Options& options, const std::vector<std::string>& command,
+                                             const Environment& environment, bool with_stderr,
+                                             const std::function<void(int channel, int error)>& failed) {
+  StringBlock arguments, variables;
+  for (const std::string& word : command) arguments.add(word);
+  for (const auto& [name, value] : environment) variables.add(fmt::format("{}={}", name, value));
+  return start(options, [&](int channel) {
+    sigset_t none;
+    ::sigemptyset(&none);
+    ::sigprocmask(SIG_SETMASK, &none, nullptr);
+    ::dup2(channel, STDOUT_FILENO);
+    ::dup2(STDERR_FILENO, STDIN_FILENO);  // /dev/null
+    if (with_stderr) ::dup2(STDOUT_FILENO, STDERR_FILENO);
+    ::execve(arguments.data()[0], arguments.data(), variables.data());
+    failed(STDOUT_FILENO, errno);
+  });
 }
 
 HelperProcess::HelperProcess(HelperProcess&& other) noexcept

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // HelperProcess: the one way in which muster runs code of its own in a process beside it: the guardian, the
-// log writer, and whoever asks a driver or a disk that may not answer. Programs are started by the Spawner.
-// The child has a session of its own, a title of its own for ps(1), all signals blocked, /dev/null as stdout
-// and stderr, and one descriptor: its end of a socket pair, as descriptor 0. Made by fork(2), which leaves
-// the child a heap in order whatever threads run here. Costs about 0.3 ms.
+// log writer, whoever asks a driver or a disk that may not answer, and the tools that muster executes.
+// Workers are started by the Spawner. The child has a session of its own, a title of its own for ps(1), all
+// signals blocked, /dev/null as stdout and stderr, and one descriptor: its end of a socket pair, as
+// descriptor 0. Made by fork(2), which leaves the child a heap in order whatever threads run here. Costs
+// about 0.3 ms.
 #pragma once
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <sys/socket.h>
 #include <sys/types.h>
+#include <vector>
 
 #include <muster/result.h>
 
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/env.h"
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
@@ -28,6 +32,11 @@ class HelperProcess {
   /// `body` runs in the child with its end of the channel; its return ends the child.
   [[nodiscard]] static Result<HelperProcess> start(const Options& options,
                                                    const std::function<void(int channel)>& body);
+  /// A program in its place, whose stdout is the channel; stderr too where `with_stderr`. Where it cannot be
+  /// executed, `failed` runs as `body` would, with errno.
+  [[nodiscard]] static Result<HelperProcess> execute(
+      const Options& options, const std::vector<std::string>& command, const Environment& environment,
+      bool with_stderr, const std::function<void(int channel, int error)>& failed);
 
   HelperProcess(HelperProcess&& other) noexcept;
   HelperProcess& operator=(HelperProcess&& other) noexcept;

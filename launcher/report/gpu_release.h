@@ -1,25 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// GpuRelease: after an attempt, waits until NVML lists none of its processes as a holder of GPU memory: the
-// driver takes a process' memory back after its end, up to seconds later, and workers that start before that
-// fail for want of it. Its processes are the workers and what they started, such as loaders of data, as far
-// as a look saw them: by number and start time, so that a number that was given to a stranger is none of
-// ours. Part of the agent's Attempt; one loop, which goes on meanwhile. NVML is asked by a HelperProcess,
-// because a wedged driver holds whoever asks it. In a container with a PID namespace of its own NVML names
-// others, so nobody is waited for.
+// GpuRelease: after an attempt, waits until NVML lists none of its processes as a holder of GPU memory. The
+// driver takes a process' memory back up to seconds after its end, and workers that start before that fail
+// for lack of it. The processes are the workers and what they started, such as loaders of data, as far as a
+// look saw them: by number and start time, so that a number that now belongs to another process does not
+// count. Part of the agent's Attempt; one loop, which goes on meanwhile. A HelperProcess asks NVML, because a
+// wedged driver holds its caller. In a container with a PID namespace of its own NVML lists other numbers, so
+// nothing is waited for.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <optional>
 #include <string>
 #include <sys/types.h>
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
 
 #include "launcher/hardware/gpus.h"
+#include "launcher/hardware/nvml.h"
 #include "launcher/process/descendants.h"
+#include "launcher/process/helper_process.h"
+#include "launcher/text/line_splitter.h"
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/lifetime.h"
 
 namespace muster::launcher {
 
@@ -27,7 +33,7 @@ struct GpuHold {
   unsigned gpu = 0;  // nvidia-smi's number
   std::string uuid;
   pid_t pid = 0;
-  std::uint64_t bytes = 0;  // 0: not told
+  std::uint64_t bytes = 0;  // 0: not known
   bool worker = true;       // else a worker started it
   bool ended = true;
 
@@ -41,35 +47,44 @@ class GpuRelease {
  public:
   /// `enabled`: the node has GPUs; else nothing below does anything.
   GpuRelease(boost::asio::io_context& io, GpuPaths paths, bool enabled);
-  ~GpuRelease();
-  GpuRelease(const GpuRelease&) = delete;
-  GpuRelease& operator=(const GpuRelease&) = delete;
 
   void started(pid_t worker);
   void add(const ProcessMark& mark, bool worker);
   /// What of the workers' trees is there now. Costs about 10 us per process of the machine.
   void look(const Descendants& descendants);
 
-  /// A line for each hold that is left after `patience`, or one that says that the driver does not answer, a
+  /// A line for each hold that is left after `timeout`, or one that says that the driver does not answer, a
   /// second later; none where all is free or there is no NVML.
   using Done = std::function<void(std::vector<std::string> holds)>;
   /// `done` is called on the loop. False: there is nobody to wait for. Once.
-  [[nodiscard]] bool begin(Millis patience, Done done);
+  [[nodiscard]] bool begin(Millis timeout, Done done);
   /// `done` is not called any more.
   void cancel();
 
  private:
-  struct Wait;
   struct Process {
     ProcessMark mark;
     bool worker = false;
   };
 
-  boost::asio::io_context& io_;
+  void ask(Instant deadline, int out) const;
+  [[nodiscard]] std::vector<GpuHold> holds(const Nvml& nvml) const;
+  void read();
+  void finish();
+
   GpuPaths paths_;
   bool enabled_;
   std::vector<Process> processes_;
-  std::shared_ptr<Wait> wait_;  // under way
+  // Of the wait under way.
+  std::optional<HelperProcess> helper_;
+  boost::asio::posix::stream_descriptor output_;
+  boost::asio::steady_timer deadline_;
+  Millis timeout_{0};
+  Done done_;
+  std::vector<std::string> lines_;  // for the log
+  bool answered_ = false;
+  LineSplitter splitter_;
+  Lifetime lifetime_;
 };
 
 }  // namespace muster::launcher

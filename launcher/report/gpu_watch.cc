@@ -13,6 +13,7 @@
 
 #include "launcher/hardware/nvml.h"
 #include "launcher/report/xid_table.h"
+#include "launcher/text/split.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -21,10 +22,9 @@ namespace {
 constexpr Millis kEventWait{5000};  // of one call; an event ends it at once
 constexpr int kMostFailures = 30;   // of waits in a row, a second apart: the driver will not recover
 constexpr std::size_t kMostEvents = 64;
-constexpr std::size_t kMostPending = 64 * 1024;
 constexpr char kGpu = 'g', kListed = 'l', kEvent = 'x';
 
-void say(int out, char kind, std::string_view text) {
+void write_line(int out, char kind, std::string_view text) {
   // A line is less than PIPE_BUF. Where nobody reads, the pipe is full of the first ones, which count.
   (void)write_all(out, fmt::format("{}{}\n", kind, text));
 }
@@ -32,10 +32,10 @@ void say(int out, char kind, std::string_view text) {
 /// In the child.
 void watch_gpus(const GpuPaths& paths, int out) {
   // Kept open while the GPUs are listed: without persistence mode the driver would begin twice.
-  const auto nvml = paths.library.empty() ? Nvml::open() : Nvml::open(paths.library);
+  const auto nvml = Nvml::open(paths.library);
   const std::vector<Gpu> gpus = find_gpus(paths);
-  for (const Gpu& gpu : gpus) say(out, kGpu, gpu_line(gpu));
-  say(out, kListed, "");
+  for (const Gpu& gpu : gpus) write_line(out, kGpu, gpu_line(gpu));
+  write_line(out, kListed, "");
   if (!nvml) return;
   std::vector<Nvml::Device> devices;
   for (unsigned i = 0; i < nvml->count().value_or(0); ++i) devices.push_back(nvml->device(i));
@@ -54,8 +54,8 @@ void watch_gpus(const GpuPaths& paths, int out) {
     if (!wait.xid) continue;
     const auto device = std::find(devices.begin(), devices.end(), wait.xid->device);
     const auto index = static_cast<std::size_t>(device - devices.begin());
-    say(out, kEvent,
-        xid_line(index < gpus.size() ? gpus[index] : Gpu{}, wait.xid->number, wait.xid->instance));
+    write_line(out, kEvent,
+               xid_line(index < gpus.size() ? gpus[index] : Gpu{}, wait.xid->number, wait.xid->instance));
   }
 }
 
@@ -75,24 +75,16 @@ std::string gpu_line(const Gpu& gpu) {
 }
 
 std::optional<Gpu> parse_gpu_line(std::string_view line) {
-  std::vector<std::string> fields;
-  for (std::size_t begin = 0; begin <= line.size();) {
-    const auto end = std::min(line.find('\t', begin), line.size());
-    fields.emplace_back(line.substr(begin, end - begin));
-    begin = end + 1;
-  }
+  const std::vector<std::string_view> fields = split(line, '\t');
   if (fields.size() != 4) return std::nullopt;
   Gpu out;
   const char* const end = fields[0].data() + fields[0].size();
   const auto [after, error] = std::from_chars(fields[0].data(), end, out.index);
   if (error != std::errc{} || after != end) return std::nullopt;
-  out.uuid = std::move(fields[1]);
-  out.pci = std::move(fields[2]);
-  for (std::string_view rest = fields[3]; !rest.empty();) {
-    const auto comma = std::min(rest.find(','), rest.size());
-    out.slices.emplace_back(rest.substr(0, comma));
-    rest.remove_prefix(std::min(rest.size(), comma + 1));
-  }
+  out.uuid = fields[1];
+  out.pci = fields[2];
+  if (!fields[3].empty())
+    for (const std::string_view slice : split(fields[3], ',')) out.slices.emplace_back(slice);
   return out;
 }
 
@@ -123,14 +115,7 @@ bool GpuWatch::read_some() {
     closed_ = n == 0 || errno != EAGAIN;
     return false;
   }
-  pending_.append(block, static_cast<std::size_t>(n));
-  std::size_t begin = 0;
-  for (auto end = pending_.find('\n'); end != std::string::npos; end = pending_.find('\n', begin)) {
-    take(std::string_view(pending_).substr(begin, end - begin));
-    begin = end + 1;
-  }
-  pending_.erase(0, begin);
-  closed_ |= pending_.size() > kMostPending;
+  splitter_.feed({block, static_cast<std::size_t>(n)}, [this](std::string_view line) { take(line); });
   return true;
 }
 

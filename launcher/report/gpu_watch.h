@@ -17,6 +17,7 @@
 
 #include "launcher/hardware/gpus.h"
 #include "launcher/process/helper_process.h"
+#include "launcher/text/line_splitter.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
@@ -46,7 +47,7 @@ class GpuWatch {
   HelperProcess process_;
   bool closed_ = false;
   bool given_up_ = false;  // the GPUs are not waited for any more
-  std::string pending_;    // the beginning of a line
+  LineSplitter splitter_{64 * 1024};
   std::vector<Gpu> found_;
   std::optional<std::vector<Gpu>> gpus_;
   std::vector<std::string> events_;
@@ -55,7 +56,7 @@ class GpuWatch {
 /// The text of an event; `instance`: the GPU instance of MIG, if it is of one. Pure.
 [[nodiscard]] std::string xid_line(const Gpu& gpu, int number, std::optional<unsigned> instance);
 
-/// How the processes speak: a GPU as a line, without its name. Pure.
+/// What the helper process writes: a GPU as a line, without its name. Pure.
 [[nodiscard]] std::string gpu_line(const Gpu& gpu);
 [[nodiscard]] std::optional<Gpu> parse_gpu_line(std::string_view line);
 

@@ -108,9 +108,6 @@ FAKE int nvmlShutdown() {
 FAKE const char* nvmlErrorString(int /*result*/) {
   return "Driver/library version mismatch";
 }
-FAKE int nvmlSystemGetDriverVersion(char* out, unsigned size) {
-  return put("999.1", out, size);
-}
 FAKE int nvmlDeviceGetCount_v2(unsigned* out) {
   *out = static_cast<unsigned>(gpus.size());
   return 0;

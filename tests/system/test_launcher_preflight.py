@@ -86,14 +86,14 @@ def test_links_clocks_and_ports_below_their_best_are_named(muster, tmp_path):
     result = muster.run(CHECK, "--gpus=0,1", "echo", "ran", env=env)
     assert (result.returncode, result.stdout) == (0, "ran\n" * 2), result.stderr
     for text in ("its PCIe link has 8 of 16 lanes", "its PCIe link runs at generation 4 of 5",
-                 "17 of 18 NVLinks are active, of another GPU here 18"):
+                 "17 of 18 NVLinks are active; another GPU of this node has 18"):
         assert re.search(rf"preflight of \S+: warning: GPU 1 \(GPU-2000\): {text}", result.stderr), result.stderr
-    assert "GPU 1 (GPU-2000) wants a reset" in result.stderr
+    assert "GPU 1 (GPU-2000) needs a reset" in result.stderr
     assert "GPU-1000" not in result.stderr
     gpus.write_text("GPU-1000 0000:17:00.0 0 0 0 - throttle=0x88\n")
     result = muster.run(CHECK, "--gpus=0", "echo", "ran", env=env)
     assert (result.returncode, result.stdout) == (74, "")
-    assert "GPU 0 (GPU-1000): its clocks are cut by the hardware (power brake)" in result.stderr
+    assert "GPU 0 (GPU-1000): the hardware throttles its clocks (power brake)" in result.stderr
 
 
 def test_a_spare_takes_the_place_of_a_node_with_a_full_disk_which_all_are_told_of(job, tmp_path, full_disk):

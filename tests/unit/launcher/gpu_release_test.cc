@@ -167,7 +167,7 @@ TEST_CASE("a driver that hangs is told after its time, and a wait can be given u
   release.started(ended_process());
   const auto left = *wait_for(release, io, Millis(10));
   REQUIRE(left.size() == 1);
-  REQUIRE(left[0] == "the GPU driver did not say within 1 s who holds its memory");
+  REQUIRE(left[0] == "the GPU driver did not tell within 1 s which processes hold its memory");
 
   GpuRelease given_up(io, fake(), true);
   given_up.started(ended_process());

@@ -217,16 +217,14 @@ TEST_CASE("a GPU's state is read: memory, who holds it, errors; what it does not
   const FakeGpus fake("GPU-1 0000:17:00.0 512 3 1 77,78\n");
   const auto nvml = Nvml::open(FAKE_NVML_LIBRARY);
   REQUIRE_OK(nvml);
-  REQUIRE(nvml->driver_version() == "999.1");
-  const auto device = nvml->device(0);
-  REQUIRE(device != nullptr);
-  REQUIRE(nvml->device(1) == nullptr);
-  REQUIRE(nvml->used_bytes(device) == std::uint64_t{512} << 20);
-  const auto processes = nvml->processes(device);
-  REQUIRE(processes.size() == 2);
-  REQUIRE(processes[1].pid == 78);
-  REQUIRE(processes[1].bytes == std::uint64_t{512} << 20);
-  REQUIRE(nvml->uncorrected_ecc_errors(device) == 3);
-  REQUIRE(nvml->remapped_rows(device)->failed);
-  REQUIRE_FALSE(nvml->retired_pages_pending(device));
+  REQUIRE(nvml->read(1).lost);
+  const Nvml::GpuHealth gpu = nvml->read(0);
+  REQUIRE_FALSE(gpu.lost);
+  REQUIRE(gpu.used_bytes == std::uint64_t{512} << 20);
+  REQUIRE(gpu.holders.size() == 2);
+  REQUIRE(gpu.holders[1].pid == 78);
+  REQUIRE(gpu.holders[1].bytes == std::uint64_t{512} << 20);
+  REQUIRE(gpu.uncorrected_ecc == 3);
+  REQUIRE(gpu.rows_failed);
+  REQUIRE_FALSE(gpu.reset_wanted);
 }

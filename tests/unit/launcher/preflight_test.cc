@@ -24,7 +24,7 @@ constexpr std::uint64_t kMiB = 1 << 20;
 
 Readings healthy() {
   Readings out;
-  GpuReading gpu;
+  Nvml::GpuHealth gpu;
   gpu.index = 3;
   gpu.uuid = "GPU-x";
   gpu.used_bytes = 500 * kMiB;
@@ -68,19 +68,19 @@ TEST_CASE("a healthy node has no findings") {
   REQUIRE(judge(Readings{}, false).empty());
 }
 
-TEST_CASE("a broken GPU makes a node unhealthy and is named, one that wants a reset is a warning") {
-  const Finding lost = with_gpu([](GpuReading& gpu) { gpu.lost = true; });
+TEST_CASE("a broken GPU makes a node unhealthy and is named, one that needs a reset is a warning") {
+  const Finding lost = with_gpu([](Nvml::GpuHealth& gpu) { gpu.lost = true; });
   REQUIRE(lost.error);
   REQUIRE_THAT(lost.text, Catch::Contains("GPU 3 (GPU-x) cannot be opened"));
-  const Finding ecc = with_gpu([](GpuReading& gpu) { gpu.uncorrected_ecc = 2; });
+  const Finding ecc = with_gpu([](Nvml::GpuHealth& gpu) { gpu.uncorrected_ecc = 2; });
   REQUIRE(ecc.error);
   REQUIRE_THAT(ecc.text, Catch::Contains("2 uncorrected memory errors"));
-  REQUIRE(with_gpu([](GpuReading& gpu) { gpu.rows_failed = true; }).error);
-  REQUIRE_FALSE(with_gpu([](GpuReading& gpu) { gpu.reset_wanted = true; }).error);
+  REQUIRE(with_gpu([](Nvml::GpuHealth& gpu) { gpu.rows_failed = true; }).error);
+  REQUIRE_FALSE(with_gpu([](Nvml::GpuHealth& gpu) { gpu.reset_wanted = true; }).error);
 }
 
 TEST_CASE("who holds a GPU's memory is named; that is allowed only where GPUs are shared") {
-  const auto held = [](GpuReading& gpu) {
+  const auto held = [](Nvml::GpuHealth& gpu) {
     gpu.used_bytes = 9000 * kMiB;
     gpu.holders = {{77, 8800 * kMiB, "python3"}, {78, 100 * kMiB, "closing"}};
   };
@@ -88,18 +88,18 @@ TEST_CASE("who holds a GPU's memory is named; that is allowed only where GPUs ar
   REQUIRE(alone.error);
   REQUIRE_THAT(alone.text, Catch::Contains("GPU 3 (GPU-x): pid 77 (python3) holds 8800 MiB"));
   REQUIRE_FALSE(with_gpu(held, true).error);
-  const Finding nobody = with_gpu([](GpuReading& gpu) { gpu.used_bytes = 9000 * kMiB; });
+  const Finding nobody = with_gpu([](Nvml::GpuHealth& gpu) { gpu.used_bytes = 9000 * kMiB; });
   REQUIRE_FALSE(nobody.error);
   REQUIRE_THAT(nobody.text, Catch::Contains("9000 MiB") && Catch::Contains("no process"));
 }
 
 TEST_CASE("a GPU whose clocks the hardware cuts makes a node unhealthy, one that is hot warns") {
   const auto throttled = [](unsigned long long reasons) {
-    return with_gpu([=](GpuReading& gpu) { gpu.throttle = reasons; });
+    return with_gpu([=](Nvml::GpuHealth& gpu) { gpu.throttle = reasons; });
   };
   REQUIRE(throttled(Nvml::kHardwareSlowdown) ==
           Finding{true,
-                  "GPU 3 (GPU-x): its clocks are cut by the hardware (temperature or power); see nvidia-smi "
+                  "GPU 3 (GPU-x): the hardware throttles its clocks (temperature or power); see nvidia-smi "
                   "-q -d PERFORMANCE"});
   REQUIRE_THAT(throttled(Nvml::kHardwareSlowdown | Nvml::kPowerBrake).text, Catch::Contains("(power brake)"));
   REQUIRE_THAT(throttled(Nvml::kHardwareSlowdown | Nvml::kHardwareThermal).text,
@@ -133,12 +133,12 @@ TEST_CASE("NVLinks that are down are told, and a board without bridges is not") 
   REQUIRE(finding(readings) == Finding{false, "GPU 3 (GPU-x): 16 of 18 NVLinks are active"});
   readings.gpus[0].links = {0, 12};
   REQUIRE(judge(readings, false).empty());
-  GpuReading other = readings.gpus[0];
+  Nvml::GpuHealth other = readings.gpus[0];
   other.index = 4;
   other.links = {18, 0};
   readings.gpus.push_back(other);
   REQUIRE(finding(readings) ==
-          Finding{false, "GPU 3 (GPU-x): 0 of 12 NVLinks are active, of another GPU here 18"});
+          Finding{false, "GPU 3 (GPU-x): 0 of 12 NVLinks are active; another GPU of this node has 18"});
   other.lost = true;
   readings.gpus = {other};
   REQUIRE(judge(readings, false).size() == 1);  // that it is lost
@@ -229,12 +229,12 @@ TEST_CASE("the GPUs of the job are read, in a child that reports over a pipe") {
     std::string told;
     for (const Finding& one : run_preflight(job, std::chrono::seconds(30)))
       told += (one.error ? "error " : "warning ") + one.text + "\n";
-    REQUIRE_THAT(told, Catch::Contains("warning GPU 1 (GPU-1) wants a reset to repair its memory"));
+    REQUIRE_THAT(told, Catch::Contains("warning GPU 1 (GPU-1) needs a reset to repair its memory"));
     REQUIRE_THAT(told, Catch::Contains("warning GPU 1 (GPU-1): its PCIe link has 8 of 16 lanes"));
     REQUIRE_THAT(told, Catch::Contains("warning GPU 1 (GPU-1): its PCIe link runs at generation 3 of 5"));
     REQUIRE_THAT(told, Catch::Contains("warning GPU 1 (GPU-1): 17 of 18 NVLinks are active"));
     REQUIRE_THAT(told,
-                 Catch::Contains("error GPU 1 (GPU-1): its clocks are cut by the hardware (temperature)"));
+                 Catch::Contains("error GPU 1 (GPU-1): the hardware throttles its clocks (temperature)"));
     REQUIRE_THAT(told,
                  Catch::Contains("warning 1 of 1 InfiniBand or RoCE ports is not active: mlx5_0 port 1"));
   }
