@@ -418,7 +418,7 @@ int Launch::run_agent() {
     });
     Telemetry telemetry(*job_, log, observers_.events ? &*observers_.events : nullptr);
     const Instant now = SteadyClock::now();
-    if (options_.timeline) telemetry.tell_timeline([&err](std::string_view line) { err.write(line); });
+    if (options_.timeline) telemetry.set_timeline([&err](std::string_view line) { err.write(line); });
     telemetry.phase("plan", seconds_between(invocation_.begun, planned_));
     telemetry.phase("preflight", seconds_between(planned_, checked_));
     telemetry.phase("prepare", seconds_between(checked_, now));

@@ -205,7 +205,7 @@ void Agent::join(int attempt) {
   state_ = State::kJoining;
   number_ = attempt;
   if (services_.entry != nullptr) services_.entry->gathering(log_);
-  services_.telemetry.gathering(attempt);
+  services_.telemetry.rendezvous_begins(attempt);
   rendezvous_->join(attempt, [this](Result<Rendezvous::Membership> membership) {
     events_.push_back(Joined{std::move(membership)});
   });

@@ -77,8 +77,7 @@ Attempt::Attempt(const AgentServices& services, int number, const Assignment& as
       supervision_(job_.local_world_size, job_.grace),
       monitor_(
           services.io,
-          {job_, assignment_, services.environment, *services.directory, router_, group_, services.spawner,
-           services.err, log_},
+          {job_, assignment_, services.environment, *services.directory, router_, group_, services.err, log_},
           {[this](int local_rank, const std::string& line) { services_.telemetry.hung(local_rank, line); },
            [this](int local_rank, std::string line) {
              services_.post(HangFound{local_rank, std::move(line)});
@@ -292,7 +291,7 @@ void Attempt::on(const GpusReleased& event) {
 void Attempt::on(const ReportReceived& event) {
   if (phase_ != Phase::kReporting || awaited_.erase(event.node) == 0) return;
   auto part = event.part.empty() ? Result<NodeReport>(fail(ErrorCode::kPeerGone, "it is gone"))
-                                 : node_report_from_json(event.part);
+                                 : node_report_from_message(event.part);
   if (part) {
     part->node = event.node;
     report_.nodes.push_back(*std::move(part));
@@ -469,7 +468,7 @@ void Attempt::searches_done(const PostMortem::Found& found) {
   const bool failed = notice.rank >= 0 || notice.lost_node > 0;
   const bool together = assignment_.group_world_size > 1 && failed && !notice.restart && !notice.cut_off;
   if (together && assignment_.group_rank > 0) {
-    services_.rendezvous->send_report(number_, to_json(mine));
+    services_.rendezvous->send_report(number_, to_message(mine));
     if (notice.node_rank != assignment_.group_rank) return finish(*result_when_reported_);
   }
   report_.nodes.push_back(std::move(mine));
@@ -527,7 +526,7 @@ FailureNotice Attempt::describe_failure() const {
                    ? fmt::format("preempted: rank {} (local_rank {}, pid {}) on {} exited with code {}",
                                  first.rank, first.local_rank, first.pid, job_.host, kExitPreempted)
                    : one_line(first, job_.host);
-    out.machine_at_fault = is_machine_s_fault(first);
+    out.machine_at_fault = is_machine_at_fault(first);
     facts.kind = first.end.preempted() ? CauseClass::kPreempted : first.cause.kind;
     facts.signal = first.end.signal;
   } else if (hang_ && supervision_.end() == AttemptEnd::kHung) {

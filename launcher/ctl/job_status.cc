@@ -59,8 +59,8 @@ RankView look_at(const JobRecord& entry, const JobRecord::Worker& worker) {
     out.usage = *usage;
   }
   if (const auto seen = read_progress(worker.progress)) {
-    out.progress = seen->sample.text;
-    out.position = position_in(seen->sample.text);
+    out.progress = seen->text;
+    out.position = position_in(seen->text);
   }
   return out;
 }

@@ -11,6 +11,7 @@
 #include "launcher/hang/hang_report.h"
 #include "launcher/hang/outliers.h"
 #include "launcher/hang/process_state.h"
+#include "launcher/text/node_message.h"
 
 namespace muster::launcher {
 namespace {
@@ -124,15 +125,15 @@ void HangMonitor::on_look(std::vector<LivenessProbe::Seen> seen) {
   signs.reserve(seen.size());
   for (const LivenessProbe::Seen& each : seen) signs.push_back(each.sign);
   seen_ = std::move(seen);
-  const HangWatch::Seen found = watch_->look(signs, SteadyClock::now());
-  if (!found.moved.empty() || !found.ended.empty()) hang_over(found);
-  if (!found.hang.empty()) {
+  const HangWatch::Change change = watch_->look(signs, SteadyClock::now());
+  if (change == HangWatch::Change::kOver) hang_over();
+  if (change == HangWatch::Change::kBegan) {
     if (session_) {
       execute(session_->reported(0, SteadyClock::now()));
     } else if (state_.alone) {
       if (state_.phase != Phase::kReading) read_snapshot(false);
     } else {
-      send(Kind::kSeen);
+      send(Kind::kDetected);
       if (state_.phase == Phase::kWatching) enter(Phase::kReported);
     }
   }
@@ -141,21 +142,14 @@ void HangMonitor::on_look(std::vector<LivenessProbe::Seen> seen) {
 }
 
 /// No worker here hangs any more.
-void HangMonitor::hang_over(const HangWatch::Seen& seen) {
-  snapshot_.moved.clear();
-  snapshot_.ended.clear();
-  for (const int rank : seen.moved) snapshot_.moved.push_back(environs_.assignment.base_rank + rank);
-  for (const int rank : seen.ended) snapshot_.ended.push_back(environs_.assignment.base_rank + rank);
+void HangMonitor::hang_over() {
   if (state_.phase == Phase::kReading) return;  // the snapshot says so
-  if (session_) return execute(session_->over(0, snapshot_.moved, snapshot_.ended));
+  if (session_) return execute(session_->over(0));
   if (state_.alone) {
     state_.alone = only_node();
-    return log_over(snapshot_.moved, snapshot_.ended);
+    return log_over();
   }
-  NodeSnapshot message;
-  message.moved = snapshot_.moved;
-  message.ended = snapshot_.ended;
-  send(Kind::kOver, to_json(message));
+  send(Kind::kOver);
   if (state_.phase != Phase::kReported)
     hang_log_.set_over(std::chrono::duration_cast<Millis>(SteadyClock::now() - hang_began_));
   enter(Phase::kWatching);
@@ -209,8 +203,7 @@ void HangMonitor::fill_snapshot() {
   }
   hang_began_ = now - report.idle_time;
   look_timer_.cancel();
-  collector_ = std::make_unique<StackCollector>(io_, environs_.spawner, environs_.environment,
-                                                StackCollector::Timeouts{});
+  collector_ = std::make_unique<StackCollector>(io_, environs_.environment, StackCollector::Timeouts{});
   collector_->collect(report.ranks, [this] {
     collector_.reset();
     // The tools took their time: workers may have moved or ended since.
@@ -240,10 +233,10 @@ void HangMonitor::snapshot_complete() {
   if (session_) return execute(session_->snapshot(0, session_->number(), snapshot_, SteadyClock::now()));
   if (state_.alone) {
     publish({{environs_.assignment.group_rank, snapshot_}}, snapshot_.hanging);
-    if (!snapshot_.hanging) log_over(snapshot_.moved, snapshot_.ended);
+    if (!snapshot_.hanging) log_over();
     return;
   }
-  send(Kind::kPart, to_json(snapshot_));
+  send(Kind::kSnapshot, to_message(snapshot_));
   hang_log_.add(snapshot_.report);
   enter(Phase::kSent);
 }
@@ -253,12 +246,12 @@ void HangMonitor::snapshot_complete() {
 /// On node 0 of several.
 void HangMonitor::execute(const HangSession::Actions& actions) {
   if (actions.ask) {
-    send(Kind::kCollect);
+    send(Kind::kRequestSnapshot);
     if (state_.phase != Phase::kReading) read_snapshot(true);
   }
-  if (actions.known) send(Kind::kKnown);
+  if (actions.known) send(Kind::kAlreadyReported);
   if (actions.publish) publish(session_->snapshots(), session_->hanging());
-  if (actions.over) log_over(session_->moved(), session_->ended());
+  if (actions.over) log_over();
   if (session_ && session_->deadline()) wait_until(*session_->deadline());
 }
 
@@ -289,7 +282,7 @@ void HangMonitor::publish(const std::map<int, NodeSnapshot>& snapshots, bool han
   if (!hang_log_.file().empty()) text += fmt::format("  all stacks and states: {}\n", hang_log_.file());
   environs_.err.write(text);
   if (session_) {
-    send(Kind::kTold, to_json(verdict));
+    send(Kind::kVerdict, to_node_message(verdict));
     if (verdict.paused) session_->forget();
   }
   conclude(verdict);
@@ -306,9 +299,9 @@ void HangMonitor::conclude(const HangVerdict& verdict) {
   enter(Phase::kEnding);
 }
 
-void HangMonitor::log_over(const std::vector<int>& moved, const std::vector<int>& ended) {
+void HangMonitor::log_over() {
   const auto after = std::chrono::duration_cast<Millis>(SteadyClock::now() - hang_began_);
-  environs_.log.warning(over_text(after, moved, ended));
+  environs_.log.warning(fmt::format("the hang is over after {}", duration_text(after)));
   hang_log_.set_over(after);
 }
 
@@ -331,29 +324,28 @@ void HangMonitor::on_message(const control::Hang& message) {
   };
   const Instant now = SteadyClock::now();
   switch (message.kind) {
-    case Kind::kSeen:
+    case Kind::kDetected:
       return execute(session_->reported(message.group_rank, now));
-    case Kind::kPart:
-    case Kind::kOver: {
-      auto snapshot = node_snapshot_from_json(message.payload);
+    case Kind::kSnapshot: {
+      auto snapshot = from_node_message<NodeSnapshot>(message.payload, "a node's snapshot of a hang");
       if (!snapshot) return refuse(snapshot.error());
-      if (message.kind == Kind::kOver)
-        return execute(session_->over(message.group_rank, snapshot->moved, snapshot->ended));
       return execute(session_->snapshot(message.group_rank, message.number, *std::move(snapshot), now));
     }
-    case Kind::kCollect:
+    case Kind::kOver:
+      return execute(session_->over(message.group_rank));
+    case Kind::kRequestSnapshot:
       state_.number = message.number;
       state_.alone = false;
       if (state_.phase != Phase::kReading) read_snapshot(true);
       return;
-    case Kind::kTold: {
-      const auto verdict = hang_verdict_from_json(message.payload);
+    case Kind::kVerdict: {
+      const auto verdict = from_node_message<HangVerdict>(message.payload, "the verdict on a hang");
       if (!verdict) return refuse(verdict.error());
       environs_.log.warning(fmt::format("{}; see node 0 ({}) for the report", verdict->text, message.host));
       hang_log_.set_outliers(verdict->outliers);
       return conclude(*verdict);
     }
-    case Kind::kKnown:  // what this node reported belongs to a hang whose report is written
+    case Kind::kAlreadyReported:  // what this node reported belongs to a hang whose report is written
       if (state_.phase == Phase::kReported) enter(Phase::kWatching);
       return;
   }

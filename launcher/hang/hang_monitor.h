@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// HangMonitor: looks at this node's workers now and then (hang_watch.h says when, and which of them hang),
+// HangMonitor: looks at this node's workers now and then (hang_watch.h decides when, and which of them hang),
 // reads what they are doing, and reports it: on the terminal, in hang.json of the log directory, and to the
-// agent where
-// --on-hang asks for more. Of several nodes node 0 leads (hang_session.h): a node whose workers hang reports
-// it to node 0, all nodes send a snapshot, node 0 publishes the report and announces the verdict, and the
-// node of the rank that it names ends the attempt. Where node 0 does not answer in time, a node acts alone.
-// Owned by an Attempt; one loop. Nothing here fails.
+// agent where --on-hang asks for more. Node 0 of several nodes leads (hang_session.h): a node whose workers
+// hang reports it to node 0, all nodes send a snapshot, node 0 publishes the report and announces the
+// verdict, and the node of the rank that it names ends the attempt. Stacks are read before anybody is
+// signalled. Where node 0 does not answer in time, a node acts alone. Owned by an Attempt; one loop. Nothing
+// here fails.
 #pragma once
 
 #include <functional>
@@ -42,16 +42,15 @@ class HangMonitor {
     const LogDirectory& directory;
     const LogRouter& router;
     const WorkerGroup& group;
-    Spawner& spawner;
     OutputSink& err;
     const Log& log;
   };
   struct Callbacks {
-    /// A rank of this node is named in a report. `line`: what the job's report is to say of it.
+    /// A rank of this node is named in a report. `line`: for the job's report.
     std::function<void(int local_rank, const std::string& line)> reported;
     /// Called once, after the report, where the rules ask for a restart or the end for that rank.
     std::function<void(int local_rank, std::string line)> act;
-    /// To the other nodes, as Rendezvous::say_hang.
+    /// To the other nodes, as Rendezvous::send_hang.
     std::function<void(control::Hang)> send;
   };
 
@@ -88,7 +87,7 @@ class HangMonitor {
 
   void plan_look();
   void on_look(std::vector<LivenessProbe::Seen> seen);
-  void hang_over(const HangWatch::Seen& seen);
+  void hang_over();
   void read_snapshot(bool look_first);
   void fill_snapshot();
   [[nodiscard]] Millis usual_limit() const;
@@ -96,7 +95,7 @@ class HangMonitor {
   void execute(const HangSession::Actions& actions);
   void publish(const std::map<int, NodeSnapshot>& snapshots, bool hanging);
   void conclude(const HangVerdict& verdict);
-  void log_over(const std::vector<int>& moved, const std::vector<int>& ended);
+  void log_over();
   void send(Kind kind, std::string payload = {});
 
   Environs environs_;

@@ -54,7 +54,7 @@ std::string place_text(const RankSnapshot& rank) {
 std::string stack_line(const RankSnapshot& rank) {
   if (!rank.stacks.empty())
     return fmt::format("{}: {}", rank.tool,
-                       fmt::join(telling(rank.stacks.front().functions, kFramesShown), " <- "));
+                       fmt::join(relevant_frames(rank.stacks.front().functions, kFramesShown), " <- "));
   std::string out;
   if (!rank.threads.empty() && !rank.threads.front().kernel_stack.empty()) {
     const auto& frames = rank.threads.front().kernel_stack;
@@ -144,6 +144,42 @@ std::string ranks_text(std::vector<int> ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", to_ranges(ranks));
 }
 
+Json to_object(const CollectiveState& state) {
+  Json out{{"group", state.group},           {"backend", state.backend},
+           {"world_size", state.world_size}, {"operation", name_of(state.operation)},
+           {"sequence", state.sequence},     {"bytes", state.size_bytes},
+           {"state", name_of(state.state)}};
+  if (state.root >= 0) out["root"] = state.root;
+  return out;
+}
+
+Json to_object(const ThreadState& thread) {
+  Json out{{"id", thread.id}, {"name", thread.name}, {"state", std::string(1, thread.state)}};
+  json::put(out, "call", thread.call);
+  json::put(out, "wait", thread.wait);
+  json::put(out, "kernel_stack", thread.kernel_stack);
+  return out;
+}
+
+Json to_object(const RankSnapshot& rank) {
+  Json out{
+      {"rank", rank.rank}, {"local_rank", rank.local_rank}, {"pid", rank.pid}, {"stalled", rank.stalled}};
+  if (rank.stalled) out["idle_ms"] = rank.idle_time.count();
+  if (rank.watched) out["watched"] = true;
+  json::put(out, "ended", rank.ended);
+  json::put(out, "paused", rank.paused);
+  json::put(out, "progress", rank.progress);
+  json::put(out, "source", rank.source);
+  json::put(out, "tool", rank.tool);
+  json::put(out, "no_stack", rank.tool_problem);
+  for (const CollectiveState& state : rank.collectives) out["collectives"].push_back(to_object(state));
+  for (const ThreadState& thread : rank.threads) out["threads"].push_back(to_object(thread));
+  for (const ThreadStack& stack : rank.stacks)
+    out["stacks"].push_back({{"thread", stack.title}, {"functions", stack.functions}});
+  json::put(out, "tool_output", rank.tool_output);
+  return out;
+}
+
 }  // namespace
 
 std::string duration_text(Millis duration) {
@@ -174,11 +210,10 @@ std::string hang_line(const HangReport& report, const RankSnapshot& rank) {
   if (!rank.collectives.empty()) out += fmt::format(", {}", describe(rank.collectives));
   if (const std::string place = place_text(rank); !place.empty()) out += fmt::format(", {}", place);
   if (!rank.stacks.empty())
-    if (const auto functions = telling(rank.stacks.front().functions, 3); !functions.empty())
+    if (const auto functions = relevant_frames(rank.stacks.front().functions, 3); !functions.empty())
       out += fmt::format(" ({})", fmt::join(functions, " <- "));
   if (const auto& ranks = report.outliers.ranks; !ranks.empty())
-    out +=
-        fmt::format("; {} {} {}", ranks_text(ranks), ranks.size() == 1 ? "is" : "are", report.outliers.why);
+    out += fmt::format("; outlier: {}: {}", ranks_text(ranks), report.outliers.why);
   return out;
 }
 
@@ -219,7 +254,7 @@ std::string hang_text(const HangReport& report, std::string_view what_follows) {
   std::set<std::string> sources;
   for (const RankSnapshot& rank : report.ranks)
     if (rank.stalled && rank.source != "progress" && !rank.source.empty()) sources.insert(rank.source);
-  for (const std::string& source : sources) out += fmt::format("  judged by: {}\n", source);
+  for (const std::string& source : sources) out += fmt::format("  sign of life: {}\n", source);
   const auto groups = grouped(report);
   for (std::size_t i = 0; i < groups.size() && i < kGroupsShown; ++i) {
     const Shown& shown = groups[i];
@@ -240,16 +275,6 @@ std::string pause_text(const HangReport& report) {
   for (const RankSnapshot& rank : report.ranks)
     if (!rank.paused.empty() && rank.runs()) return fmt::format("rank {} {}", rank.rank, rank.paused);
   return {};
-}
-
-std::string over_text(Millis after, const std::vector<int>& moved, const std::vector<int>& ended) {
-  std::string out = fmt::format("the hang is over after {}", duration_text(after));
-  if (!moved.empty())
-    out += fmt::format(": {} make{} progress again", ranks_text(moved), moved.size() == 1 ? "s" : "");
-  if (!ended.empty())
-    out += fmt::format("{} {} {} ended", moved.empty() ? ":" : ",", ranks_text(ended),
-                       ended.size() == 1 ? "has" : "have");
-  return out;
 }
 
 std::string hangs_to_json(std::span<const HangReport> hangs) {
@@ -273,7 +298,7 @@ std::string hangs_to_json(std::span<const HangReport> hangs) {
       entry["nodes"].push_back({{"node", node.node}, {"host", node.host}, {"answered", node.answered}});
     out["hangs"].push_back(std::move(entry));
   }
-  return json::dump(out, 1) + "\n";
+  return json::dump(out, 1);
 }
 
 }  // namespace muster::launcher

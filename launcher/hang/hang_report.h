@@ -22,10 +22,6 @@ namespace muster::launcher {
 /// "rank 5 announced a pause"; empty: none did.
 [[nodiscard]] std::string pause_text(const HangReport& report);
 
-/// "the hang is over after 12 s: ranks 0-3 make progress again, rank 4 has ended".
-[[nodiscard]] std::string over_text(Millis after, const std::vector<int>& moved,
-                                    const std::vector<int>& ended);
-
 /// The hangs of an attempt, in order. Fields without contents are left out.
 [[nodiscard]] std::string hangs_to_json(std::span<const HangReport> hangs);
 

@@ -1,19 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/hang/hang_session.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace muster::launcher {
-namespace {
-
-void add(std::vector<int>& to, const std::vector<int>& ranks) {
-  to.insert(to.end(), ranks.begin(), ranks.end());
-  std::sort(to.begin(), to.end());
-  to.erase(std::unique(to.begin(), to.end()), to.end());
-}
-
-}  // namespace
 
 HangSession::Actions HangSession::reported(int node, Instant now) {
   // A node reports each hang once: one that is known to hang has another one.
@@ -26,8 +16,6 @@ HangSession::Actions HangSession::reported(int node, Instant now) {
   ++number_;
   hanging_ = {node};
   snapshots_.clear();
-  moved_.clear();
-  ended_.clear();
   deadline_ = now + kSnapshotTimeout;
   return {.ask = true};
 }
@@ -38,17 +26,12 @@ HangSession::Actions HangSession::snapshot(int node, int number, NodeSnapshot sn
     hanging_.insert(node);
   else
     hanging_.erase(node);
-  add(moved_, snapshot.moved);
-  add(ended_, snapshot.ended);
   snapshots_.insert_or_assign(node, std::move(snapshot));
   return static_cast<int>(snapshots_.size()) == nodes_ ? publish() : tick(now);
 }
 
-HangSession::Actions HangSession::over(int node, const std::vector<int>& moved,
-                                       const std::vector<int>& ended) {
+HangSession::Actions HangSession::over(int node) {
   if (phase_ == Phase::kNone || hanging_.erase(node) == 0) return {};
-  add(moved_, moved);
-  add(ended_, ended);
   if (phase_ != Phase::kReported || !hanging_.empty()) return {};
   forget();
   return {.over = true};
@@ -60,7 +43,7 @@ HangSession::Actions HangSession::tick(Instant now) {
 
 HangSession::Actions HangSession::publish() {
   deadline_.reset();
-  // A node that did not answer would not say either that it goes on.
+  // A node that did not answer would not report the end of its hang either.
   std::erase_if(hanging_, [this](int node) { return !snapshots_.contains(node); });
   phase_ = hanging_.empty() ? Phase::kNone : Phase::kReported;
   return {.publish = true, .over = hanging_.empty()};

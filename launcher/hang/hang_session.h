@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// HangSession: how node 0 leads the nodes through a hang. A node reports that its workers hang; all nodes are
-// asked for a snapshot; when all have answered or the time-out is over there is one report, whoever reported
-// the hang too. The hang lasts until none of its nodes hangs any more; a node that begins to hang meanwhile
-// belongs to it. Pure: nodes' messages and times in, actions out. Owned by the HangMonitor of node 0.
+// HangSession: how node 0 leads the nodes through a hang. A node reports that its workers hang; node 0 asks
+// all nodes for a snapshot. When all have answered, or the time-out is over, there is one report, whichever
+// node detected the hang. The hang lasts until none of its nodes hangs any more; a node that begins to hang
+// meanwhile belongs to it. Pure: nodes' messages and times in, actions out. Owned by the HangMonitor of node
+// 0.
 #pragma once
 
 #include <map>
 #include <optional>
 #include <set>
-#include <vector>
 
 #include "launcher/hang/snapshot.h"
 #include "rendezvous/base/clock.h"
@@ -22,7 +22,7 @@ class HangSession {
 
   struct Actions {
     bool ask = false;      // all nodes for a snapshot of hang number()
-    bool known = false;    // tell the nodes that this hang was reported already
+    bool known = false;    // announce that this hang was reported already
     bool publish = false;  // all snapshots that will come are here
     bool over = false;     // nobody hangs any more
 
@@ -34,8 +34,8 @@ class HangSession {
   /// Workers of that node have begun to hang.
   Actions reported(int node, Instant now);
   Actions snapshot(int node, int number, NodeSnapshot snapshot, Instant now);
-  /// No worker of that node hangs any more: its ranks that go on, and those that have ended.
-  Actions over(int node, const std::vector<int>& moved, const std::vector<int>& ended);
+  /// No worker of that node hangs any more.
+  Actions over(int node);
   /// To be called at deadline().
   Actions tick(Instant now);
   [[nodiscard]] std::optional<Instant> deadline() const { return deadline_; }
@@ -46,8 +46,6 @@ class HangSession {
   [[nodiscard]] int number() const { return number_; }
   [[nodiscard]] bool hanging() const { return !hanging_.empty(); }
   [[nodiscard]] const std::map<int, NodeSnapshot>& snapshots() const { return snapshots_; }
-  [[nodiscard]] const std::vector<int>& moved() const { return moved_; }
-  [[nodiscard]] const std::vector<int>& ended() const { return ended_; }
 
  private:
   enum class Phase { kNone, kAsking, kReported };
@@ -59,7 +57,6 @@ class HangSession {
   int number_ = 0;
   std::set<int> hanging_;  // nodes
   std::map<int, NodeSnapshot> snapshots_;
-  std::vector<int> moved_, ended_;  // ranks
   std::optional<Instant> deadline_;
 };
 

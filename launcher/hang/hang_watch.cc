@@ -61,9 +61,8 @@ bool HangWatch::update(Worker& worker, const Liveness& sign, Instant now) {
   return moved;
 }
 
-HangWatch::Seen HangWatch::look(std::span<const Liveness> signs, Instant now) {
-  Seen out;
-  if (!next_look_) return out;
+HangWatch::Change HangWatch::look(std::span<const Liveness> signs, Instant now) {
+  if (!next_look_) return Change::kNone;
   // This process was stopped, or the host was, and the workers perhaps too: their idle times mean nothing.
   const bool late = now - *next_look_ > std::max<Millis>(between_, kLate);
   std::vector<bool> moved(workers_.size());
@@ -74,26 +73,18 @@ HangWatch::Seen HangWatch::look(std::span<const Liveness> signs, Instant now) {
     moved[i] = update(worker, signs[i], now);
     someone_paused_ |= worker.last.running && worker.last.paused;
   }
-  bool any_stalled = false;
+  const bool before = std::exchange(hanging_, false);
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
     const auto most = limit(worker);
-    const Millis idle = idle_time(static_cast<int>(i), now);
     // In a hang a limit that has grown meanwhile frees nobody: only a sign does.
-    worker.stalled = is_watched(worker) && !moved[i] && (worker.stalled || (most && idle >= *most));
-    if (!worker.stalled) continue;
-    any_stalled = true;
-    worker.in_hang = true;
-    out.idle_time = std::max(out.idle_time, idle);
-    if (!hanging_) out.hang.push_back(static_cast<int>(i));
+    worker.stalled = is_watched(worker) && !moved[i] &&
+                     (worker.stalled || (most && idle_time(static_cast<int>(i), now) >= *most));
+    hanging_ |= worker.stalled;
   }
-  if (!any_stalled)
-    for (std::size_t i = 0; i < workers_.size(); ++i)
-      if (std::exchange(workers_[i].in_hang, false))
-        (workers_[i].last.running ? out.moved : out.ended).push_back(static_cast<int>(i));
-  hanging_ = any_stalled;
   plan_next(now);
-  return out;
+  if (before == hanging_) return Change::kNone;
+  return hanging_ ? Change::kBegan : Change::kOver;
 }
 
 std::vector<int> HangWatch::stalled_for(Millis limit, Instant now) const {
@@ -111,7 +102,7 @@ void HangWatch::restart_idle_times(Instant now) {
     if (is_watched(worker))
       longest_ = std::max(longest_, std::chrono::duration_cast<Millis>(now - worker.moved));
     worker.moved = now;
-    worker.stalled = worker.in_hang = false;
+    worker.stalled = false;
   }
   hanging_ = false;
   plan_next(now);

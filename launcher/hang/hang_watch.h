@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// HangWatch: decides which workers of a node hang, from what a look at each of them has seen now and then. A
-// sign of life is any change of what is seen; how long nothing may change is --hang-timeout, or follows from
-// the pauses that the workers have made so far. Pure: looks and times in, names out. Looks are rare (a
+// HangWatch: decides which workers of a node are stalled, from a look at each of them now and then. A sign of
+// life is any change of what is seen. Nothing may change for --hang-timeout, or for a limit that follows from
+// the pauses that the workers have made so far. Pure: looks and times in, changes out. Looks are rare (a
 // quarter of the limit, half a minute at most), so that a pause is taken for up to two looks longer than it
 // was: the limit errs on the long side.
 #pragma once
@@ -19,8 +19,8 @@ namespace muster::launcher {
 /// One look at one worker.
 struct Liveness {
   bool running = false;
-  bool reports = false;    // its progress, or by a heartbeat
-  bool paused = false;     // it announced that its present work takes as long as it takes
+  bool reports = false;    // progress or heartbeats
+  bool paused = false;     // it announced a pause of unknown length
   bool warmed_up = false;  // it reported that its first steps are over
   std::uint64_t seen = 0;  // differs from the look before if something has moved
 
@@ -36,7 +36,7 @@ class HangWatch {
   static constexpr int kPauseFactor = 3;
   /// kAuto: until the first steps are over, compilers and caches included.
   static constexpr std::chrono::minutes kFirstSteps{30};
-  /// Signs of a worker whose first steps are over, unless it says so itself.
+  /// Signs after which a worker's first steps are over, unless it reports that itself.
   static constexpr int kFirstSigns = 3;
   static constexpr std::chrono::seconds kMostBetweenLooks{30};
 
@@ -45,16 +45,13 @@ class HangWatch {
   /// Nothing: nobody is watched.
   [[nodiscard]] std::optional<Instant> next_look() const { return next_look_; }
 
-  struct Seen {
-    std::vector<int> hang;   // a hang has begun: all that are stalled; once per hang
-    std::vector<int> moved;  // a hang is over: those who were part of it and run
-    std::vector<int> ended;  // likewise, that do not
-    Millis idle_time{0};     // the longest in it
-
-    friend bool operator==(const Seen&, const Seen&) = default;
+  enum class Change {
+    kNone,
+    kBegan,  // workers are stalled, and none was before
+    kOver,   // none of those that were stalled is any more: they go on, or have ended
   };
   /// `signs`: of every worker. To be called at next_look(); what is late does not count.
-  Seen look(std::span<const Liveness> signs, Instant now);
+  Change look(std::span<const Liveness> signs, Instant now);
 
   /// A worker was stalled at the last look.
   [[nodiscard]] bool hanging() const { return hanging_; }
@@ -66,7 +63,7 @@ class HangWatch {
   [[nodiscard]] bool watched(int worker) const {
     return is_watched(workers_[static_cast<std::size_t>(worker)]);
   }
-  /// Since the last sign, as far as looks tell.
+  /// Since the last sign that a look has seen.
   [[nodiscard]] Millis idle_time(int worker, Instant now) const;
   /// Nothing: this worker may be idle for ever.
   [[nodiscard]] std::optional<Millis> limit(int worker) const;
@@ -77,7 +74,6 @@ class HangWatch {
     Instant moved;         // when the last sign was seen
     int signs = 0;         // seen so far
     bool stalled = false;  // for too long
-    bool in_hang = false;  // was so since the hang began
   };
 
   [[nodiscard]] bool is_watched(const Worker& worker) const;
@@ -88,7 +84,7 @@ class HangWatch {
   HangRules rules_;
   std::vector<Worker> workers_;
   Millis longest_{0};     // pause after the first steps
-  bool hanging_ = false;  // a hang is under way
+  bool hanging_ = false;  // a worker is stalled
   bool someone_paused_ = false;
   Millis between_{0};
   std::optional<Instant> next_look_;

@@ -65,8 +65,8 @@ void LivenessProbe::look(Done done) {
   heartbeats_->read([this](const std::optional<Marks>& marks) {
     if (!marks && marks_)
       log_.warning(
-          fmt::format("--heartbeat-file={}: the file system does not answer; no worker is taken for stalled "
-                      "until it does",
+          fmt::format("--heartbeat-file={}: the file system does not answer; until it does, no worker counts "
+                      "as stalled",
                       job_.hang.heartbeat));
     marks_ = marks;
     answer();
@@ -85,16 +85,14 @@ LivenessProbe::Seen LivenessProbe::look_at(int local_rank) const {
   out.source = "none";
   out.sign.running = group_.running(local_rank);
   if (!out.sign.running) return out;
-  // Of an empty file nothing is to be expected, as after a truncation.
-  if (const auto reading = read_progress(directory_.progress_file(local_rank))) {
-    const ProgressSample& sample = reading->sample;
-    out.progress = sample.text;
-    out.sign.reports = !sample.is_page || sample.moves > 0;
-    out.sign.paused = sample.paused && sample.moves > 0;
-    out.sign.warmed_up = sample.warmed_up;
-    out.sign.seen = reading->mark;
-    if (out.sign.reports) out.source = "progress";
-    if (out.sign.paused) out.paused = "announced a pause";
+  if (const auto sample = read_progress(directory_.progress_file(local_rank))) {
+    out.progress = sample->text;
+    out.sign.reports = true;
+    out.sign.paused = sample->paused;
+    out.sign.warmed_up = sample->warmed_up;
+    out.sign.seen = sample->mark;
+    out.source = "progress";
+    if (sample->paused) out.paused = "announced a pause";
   }
   if (heartbeats_ && !marks_) {
     out.sign.paused = true;
@@ -106,7 +104,7 @@ LivenessProbe::Seen LivenessProbe::look_at(int local_rank) const {
       out.sign.seen += *mark;
     }
   }
-  // A program that reports nothing is judged by its collectives only while others may wait for it.
+  // Collectives are a sign of life of a program that reports nothing, only while others may wait for it.
   bool in_collective = false;
   if (!out.sign.reports && !out.sign.paused)
     if (const auto activity = read_collective_activity(directory_.progress_file(local_rank))) {
@@ -117,8 +115,9 @@ LivenessProbe::Seen LivenessProbe::look_at(int local_rank) const {
   const bool fixed = job_.hang.watch == HangRules::Watch::kFixed;
   if (fixed && (!out.sign.reports || in_collective)) {
     if (!out.sign.reports)
-      out.source = router_.sees_stdout(local_rank) ? "output"
-                                                   : "stderr alone: with --view=all stdout goes past muster";
+      out.source = router_.sees_stdout(local_rank)
+                       ? "output"
+                       : "stderr alone (with --view=all muster does not see stdout)";
     out.sign.seen += router_.output_so_far(local_rank);
   }
   if ((out.sign.reports || fixed) && !out.sign.paused && waits_for_reader(local_rank)) {

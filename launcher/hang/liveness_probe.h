@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// LivenessProbe: what can be seen of a node's workers, for hang_watch.h: their progress files, heartbeat
-// files, the collectives of the runtime or, with a fixed time-out, their output. A look reads a small file
-// per worker; heartbeat files are looked at by a helper thread, because the server of their file system may
-// be gone: where it does not answer within kHeartbeatTimeout nobody is taken for stalled. A worker that waits
-// for the reader of its output, such as a stopped terminal, is not idle of its own accord. Owned by a
-// HangMonitor; one loop. What cannot be read is left out; nothing here fails.
+// LivenessProbe: reads the signs of life of a node's workers for hang_watch.h: their progress files,
+// heartbeat files, the collectives of the runtime or, with a fixed time-out, their output. A look reads a
+// small file per worker. Heartbeat files are read by a helper thread, because the server of their file system
+// may be gone: while it does not answer within kTimeout no worker counts as stalled. A worker that waits for
+// the reader of its output, such as a stopped terminal, does not count as idle. Owned by a HangMonitor; one
+// loop. What cannot be read is left out; nothing here fails.
 #pragma once
 
 #include <functional>

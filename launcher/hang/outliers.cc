@@ -67,7 +67,7 @@ Outliers absent(const Members& members) {
 
 /// All are at the same number, but some with another operation.
 Outliers different(const Members& members) {
-  // One of them has waited for the others, or was told that they differ.
+  // One of them has waited for the others, or has failed because they differ.
   if (std::all_of(members.begin(), members.end(),
                   [](const Member& member) { return member.state->state == PageState::kFinished; }))
     return {};
@@ -86,7 +86,7 @@ Outliers different(const Members& members) {
                                      title_of(*most->second.front().state))};
 }
 
-/// Replays of a captured graph are counted apart: their numbers and the others' say nothing of each other.
+/// Replays of a captured graph have numbers of their own, which cannot be compared with the others'.
 bool can_be_compared(const Members& members) {
   const auto captured = std::count_if(members.begin(), members.end(), [](const Member& member) {
     return member.state->operation == PageOperation::kCaptured;
@@ -104,7 +104,7 @@ Outliers by_collective(std::span<const RankSnapshot* const> ranks) {
   for (const RankSnapshot* rank : ranks)
     for (const CollectiveState& state : rank->collectives)
       groups[state.group].push_back({rank->rank, &state});
-  // Ranks may wait for each other in two groups: the few are told of, where the many are.
+  // Ranks may wait for each other in two groups: the smaller set of ranks is named.
   Outliers out;
   for (const auto& group : groups) {
     const Members& members = group.second;
@@ -149,7 +149,7 @@ bool waits_for_others(const RankSnapshot& rank) {
                      [](const auto& name) { return is_collective(name); });
 }
 
-/// Those of whom the key differs from that of most; empty: the key says nothing.
+/// Those whose key differs from that of most; empty: the key sets nobody apart.
 Group minority(const Group& all, const Key& key) {
   std::map<std::string, Group> groups;
   for (const RankSnapshot* rank : all)
@@ -179,8 +179,8 @@ std::optional<Outliers> by_position(const Group& all) {
     return position.epoch > 0 ? fmt::format("epoch {} step {}", position.epoch, position.step)
                               : fmt::format("step {}", position.step);
   };
-  // In a collective those who are a step ahead wait for the rest; many who are behind are the rule there
-  // only where one has gone astray.
+  // In a collective, ranks that are a step ahead wait for the rest. If only a few are ahead, they have gone
+  // astray.
   if (ahead.size() < behind.size())
     return Outliers{ranks_of(ahead),
                     fmt::format("ahead of the others: {}, the others {}", place(most), place(least))};
@@ -228,9 +228,8 @@ Outliers find_outliers(std::span<const RankSnapshot> ranks) {
                                    ? "held by a debugger"
                                    : "stopped by a signal (SIGSTOP)"};
   if (!ended.empty() && !all.empty())
-    return {ranks_of(ended), fmt::format("{} ended already ({}), the others may wait for {}",
-                                         ended.size() == 1 ? "has" : "have", ended.front()->ended,
-                                         ended.size() == 1 ? "it" : "them")};
+    return {ranks_of(ended),
+            fmt::format("ended already ({}), and others may wait for it", ended.front()->ended)};
   if (all.size() < 2) return {};
   // Whether an unwatched rank goes on, as often all but the first are, nobody knows.
   Group stalled, watched;
@@ -256,14 +255,14 @@ Outliers find_outliers(std::span<const RankSnapshot> ranks) {
   const auto stack = [](const RankSnapshot& rank) { return known(signature(rank)); };
   if (const Group few = minority(all, stack); !few.empty()) {
     const auto& functions = few.front()->stacks;
-    return {ranks_of(few), functions.empty() || functions.front().functions.empty()
-                               ? "its stack differs from the others'"
-                               : fmt::format("its stack differs from the others': it is in {}",
-                                             functions.front().functions.front())};
+    return {ranks_of(few),
+            functions.empty() || functions.front().functions.empty()
+                ? "stack differs from the others'"
+                : fmt::format("stack differs from the others': in {}", functions.front().functions.front())};
   }
   const auto place = [](const RankSnapshot& rank) { return known(place_of(rank)); };
   if (const Group few = minority(all, place); !few.empty())
-    return {ranks_of(few), fmt::format("the only one in {}", place_of(*few.front()))};
+    return {ranks_of(few), fmt::format("in {}, unlike the others", place_of(*few.front()))};
   return {};
 }
 

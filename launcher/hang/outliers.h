@@ -15,7 +15,7 @@ namespace muster::launcher {
 
 [[nodiscard]] Outliers find_outliers(std::span<const RankSnapshot> ranks);
 
-/// A function's or phase's name says that it waits for other ranks: "ncclAllReduce", "gloo::barrier".
+/// The name of a function or phase that waits for other ranks: "ncclAllReduce", "gloo::barrier".
 [[nodiscard]] bool is_collective(std::string_view name);
 
 }  // namespace muster::launcher

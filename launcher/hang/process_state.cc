@@ -10,7 +10,8 @@
 
 #include <fmt/format.h>
 
-#include "launcher/output/error_watch.h"
+#include "launcher/text/clean_line.h"
+#include "launcher/text/split.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -99,9 +100,8 @@ std::string describe(pid_t pid, const CurrentCall& current) {
 /// "[<0>] pipe_read+0x1a/0x40" is pipe_read.
 std::vector<std::string> kernel_frames(std::string_view text) {
   std::vector<std::string> out;
-  while (!text.empty() && out.size() < kMaxKernelFrames) {
-    std::string_view line = text.substr(0, text.find('\n'));
-    text.remove_prefix(std::min(text.size(), line.size() + 1));
+  for (std::string_view line : split(text, '\n')) {
+    if (out.size() == kMaxKernelFrames) break;
     if (const auto end = line.find("] "); end != std::string_view::npos) line.remove_prefix(end + 2);
     line = line.substr(0, line.find('+'));
     if (!line.empty()) out.push_back(one_clean_line(line));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What /proc tells of the threads of a process: state, system call with what its descriptor is, where in the
-// kernel they wait, and for root the kernel's stack. Needs nothing installed and does not stop the process.
+// The threads of a process, from /proc: state, system call and what its descriptor is, where in the kernel
+// they wait, and for root the kernel's stack. Needs nothing installed and does not stop the process.
 // What may not be read is left out. Source: proc(5).
 #pragma once
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is known of workers that hang, as values: RankSnapshot of one worker, NodeSnapshot of one node's
 // workers, HangReport of all nodes' with who stands out, HangVerdict as node 0 announces it. HangMonitor
-// fills them, outliers.h judges them, hang_report.h prints them; their JSON travels in control::Hang. Pure.
-// What came from another node is checked and capped; where a snapshot would be too large, stacks are left out
-// before ranks are.
+// fills them, outliers.h judges them, hang_report.h prints them; they travel in control::Hang as
+// text/node_message.h has it. Pure. Where a snapshot would be too large, stacks are left out before ranks
+// are.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,13 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>
-
-#include <muster/result.h>
-
 #include "launcher/job/hang_rules.h"
 #include "launcher/progress/collective_state.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
 
-/// One thread as /proc tells of it.
+/// One thread, from /proc.
 struct ThreadState {
   int id = 0;
   std::string name = {};
@@ -32,14 +28,16 @@ struct ThreadState {
   std::string wait = {};  // where in the kernel: "pipe_read"
   std::vector<std::string> kernel_stack = {};  // readable by root only
 
+  void fields(auto& io) { io(id, name, state, call, wait, kernel_stack); }
   friend bool operator==(const ThreadState&, const ThreadState&) = default;
 };
 
 /// Of one thread, innermost first; names of functions.
 struct ThreadStack {
-  std::string title = {};  // "Thread 1 (LWP 812)" as the tool says
+  std::string title = {};  // "Thread 1 (LWP 812)" as the tool prints it
   std::vector<std::string> functions = {};
 
+  void fields(auto& io) { io(title, functions); }
   friend bool operator==(const ThreadStack&, const ThreadStack&) = default;
 };
 
@@ -64,6 +62,10 @@ struct RankSnapshot {
   std::vector<std::string> tool_output = {};
 
   [[nodiscard]] bool runs() const { return ended.empty(); }
+  void fields(auto& io) {
+    io(rank, local_rank, pid, watched, stalled, idle_time, ended, paused, progress, source, collectives,
+       threads, tool, tool_problem, stacks, tool_output);
+  }
   friend bool operator==(const RankSnapshot&, const RankSnapshot&) = default;
 };
 
@@ -72,6 +74,7 @@ struct Outliers {
   std::vector<int> ranks = {};  // of the world, ascending; empty: nobody does
   std::string why = {};
 
+  void fields(auto& io) { io(ranks, why); }
   friend bool operator==(const Outliers&, const Outliers&) = default;
 };
 
@@ -93,44 +96,39 @@ struct HangReport {
   Outliers outliers;
   std::optional<Millis> over_after;  // once it is over: how long it took
 
+  /// What one node knows of its own ranks.
+  void fields(auto& io) { io(host, wall_time_s, idle_time, limit, ranks); }
   friend bool operator==(const HangReport&, const HangReport&) = default;
 };
-
-/// Agents and coordinator take no message over 1 MiB.
-inline constexpr std::size_t kMaxSnapshotBytes = std::size_t{512} << 10;
 
 /// What one node knows of a hang.
 struct NodeSnapshot {
   HangReport report;                // of this node's ranks
   bool hanging = false;             // still, after the stacks were read
   OnHang action = OnHang::kReport;  // what is asked for here
-  std::vector<int> moved = {};      // ranks that were stalled and go on
-  std::vector<int> ended = {};      // likewise, that are gone
 
+  void fields(auto& io) {
+    io(report, hanging);
+    io.one_of(action, OnHang::kStop);
+  }
   friend bool operator==(const NodeSnapshot&, const NodeSnapshot&) = default;
 };
 
-/// What node 0 tells the others when the report is written.
+/// What node 0 announces when the report is written.
 struct HangVerdict {
   std::string text = {};  // one line
   Outliers outliers = {};
   bool ends = false;      // the attempt ends for it
   bool paused = false;    // a rank announced a pause: idle times are counted anew
   int rank = -1;          // that the job's report is to name
-  std::string line = {};  // what it is to say of it
+  std::string line = {};  // its text there
 
+  void fields(auto& io) { io(text, outliers, ends, paused, rank, line); }
   friend bool operator==(const HangVerdict&, const HangVerdict&) = default;
 };
 
-/// At most kMaxSnapshotBytes.
-[[nodiscard]] std::string to_json(const NodeSnapshot& snapshot);
-[[nodiscard]] Result<NodeSnapshot> node_snapshot_from_json(std::string_view text);
-
-[[nodiscard]] std::string to_json(const HangVerdict& verdict);
-[[nodiscard]] Result<HangVerdict> hang_verdict_from_json(std::string_view text);
-
-/// Fields without contents are left out.
-[[nodiscard]] nlohmann::json to_object(const RankSnapshot& rank);
+/// At most kMaxNodeMessageBytes.
+[[nodiscard]] std::string to_message(NodeSnapshot snapshot);
 
 /// One report of all nodes; those of 0 to `nodes` that are not in `snapshots` have not answered.
 [[nodiscard]] HangReport merged(const std::map<int, NodeSnapshot>& snapshots, int nodes);

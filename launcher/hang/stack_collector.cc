@@ -4,10 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <fcntl.h>
-#include <poll.h>
+#include <optional>
 #include <signal.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <utility>
 
@@ -17,6 +15,7 @@
 
 #include "launcher/hang/process_state.h"
 #include "launcher/text/line_splitter.h"
+#include "launcher/text/split.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -26,7 +25,6 @@ namespace asio = boost::asio;
 
 constexpr std::size_t kMostOutput = std::size_t{1} << 20;
 constexpr std::size_t kMostLine = 512;
-constexpr int kKillTimeoutMs = 1000;
 
 /// By a signal or a debugger.
 bool is_stopped(pid_t pid) {
@@ -34,39 +32,28 @@ bool is_stopped(pid_t pid) {
   return !threads.empty() && (threads[0].state == 'T' || threads[0].state == 't');
 }
 
-bool executable(const std::string& path) {
-  return ::faccessat(AT_FDCWD, path.c_str(), X_OK, AT_EACCESS) == 0;
-}
-
 }  // namespace
 
 struct StackCollector::Job {
-  explicit Job(asio::io_context& io) : output(io), deadline(io) {}
-
-  /// Handlers that are still queued find it so.
-  void end() {
-    kill();
-    reap();
+  Job(asio::io_context& io, HelperProcess child, Task what)
+      : process(std::move(child)), task(std::move(what)), output(io), deadline(io) {
+    output.assign(::fcntl(process->channel(), F_DUPFD_CLOEXEC, 0));
   }
-  void kill() {
-    over = true;
+  /// Handlers that are still queued find it so. SIGKILL does not wait for a tool that reads symbols from a
+  /// file system that does not answer.
+  void end() {
+    process.reset();
     boost::system::error_code ignored;
     output.close(ignored);
     deadline.cancel();
-    ::syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0);
   }
-  void reap() {
-    // It may be reading symbols from a file system that does not answer.
-    pollfd gone{pidfd.get(), POLLIN, 0};
-    retry_eintr([&] { return ::poll(&gone, 1, kKillTimeoutMs); });
-    siginfo_t info{};
-    ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(pidfd.get()), &info, WEXITED | WNOHANG);
+  /// A tool that is killed leaves what it looked at stopped.
+  void resume_worker() const {
+    if (const pid_t pid = task.rank->pid; is_stopped(pid)) ::kill(pid, SIGCONT);
   }
 
-  bool over = false;
-  Task task{};
-  StackTool tool = StackTool::kGdb;
-  UniqueFd pidfd;
+  std::optional<HelperProcess> process;  // nothing: it is over
+  Task task;
   asio::posix::stream_descriptor output;
   asio::steady_timer deadline;
   LineSplitter splitter;
@@ -74,27 +61,25 @@ struct StackCollector::Job {
   std::size_t bytes = 0;
 };
 
-StackCollector::StackCollector(asio::io_context& io, Spawner& spawner, const Environment& environment,
-                               const Timeouts& timeouts)
-    : io_(io), spawner_(spawner), environment_(environment), timeouts_(timeouts), deadline_(io) {}
+StackCollector::StackCollector(asio::io_context& io, const Environment& environment, const Timeouts& timeouts)
+    : io_(io), environment_(environment), timeouts_(timeouts), deadline_(io) {
+  environment_.erase("DEBUGINFOD_URLS");
+  environment_.erase("LD_PRELOAD");
+}
 
 StackCollector::~StackCollector() {
-  for (const auto& job : jobs_) job->kill();
+  for (const auto& job : jobs_) job->process->kill();
   for (const auto& job : jobs_) {
-    job->reap();
-    // A tool that is killed leaves what it looked at stopped.
-    if (const pid_t pid = job->task.rank->pid; is_stopped(pid)) ::kill(pid, SIGCONT);
+    job->end();
+    job->resume_worker();
   }
 }
 
 std::string StackCollector::find(StackTool tool) const {
-  std::string_view path = lookup(environment_, "PATH").value_or("/usr/bin:/bin");
-  while (!path.empty()) {
-    const std::string_view folder = path.substr(0, path.find(':'));
-    path.remove_prefix(std::min(path.size(), folder.size() + 1));
+  for (const std::string_view folder : split(lookup(environment_, "PATH").value_or("/usr/bin:/bin"), ':')) {
     if (!folder.starts_with('/')) continue;  // what lies where a job happens to run is not executed
     std::string candidate = fmt::format("{}/{}", folder, name_of(tool));
-    if (executable(candidate)) return candidate;
+    if (::faccessat(AT_FDCWD, candidate.c_str(), X_OK, AT_EACCESS) == 0) return candidate;
   }
   return {};
 }
@@ -134,52 +119,36 @@ void StackCollector::next() {
   while (!open_.empty() && jobs_.size() < kAtOnce) {
     Task task = std::move(open_.front());
     open_.pop_front();
-    if (task.tools.empty()) continue;  // each has said why not
-    const StackTool tool = task.tools.front();
-    task.tools.erase(task.tools.begin());
-    const std::string path = find(tool);
-    RankSnapshot& rank = *task.rank;
-    if (!start(task, tool, path)) {
-      rank.tool_problem = fmt::format("{} could not be started", path);
-      open_.push_front(std::move(task));
-    }
+    if (!task.tools.empty()) start(std::move(task));  // else each has said why not
   }
-  if (!jobs_.empty() || !open_.empty() || !done_) return;
+  if (!jobs_.empty() || !done_) return;
   deadline_.cancel();
   std::exchange(done_, {})();
 }
 
-bool StackCollector::start(Task task, StackTool tool, const std::string& path) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return false;
-  UniqueFd reader(ends[0]);
-  const UniqueFd writer(ends[1]);
-  ::fcntl(writer.get(), F_SETFL, 0);  // the tool's end blocks, as it expects
-  StringBlock arguments, environment;
-  for (std::string& argument : arguments_of(tool, path, task.rank->pid)) arguments.add(std::move(argument));
-  for (const auto& [name, value] : environment_)
-    if (name != "DEBUGINFOD_URLS" && name != "LD_PRELOAD") environment.add(fmt::format("{}={}", name, value));
-  auto job = std::make_shared<Job>(io_);
-  auto spawned =
-      spawner_.spawn({path.c_str(), arguments.data(), environment.data(), writer.get(), writer.get(), {}});
-  if (!spawned) return false;
-  job->task = std::move(task);
-  job->tool = tool;
-  job->pidfd = std::move(spawned->pidfd);
-  job->output.assign(reader.release());
+void StackCollector::start(Task task) {
+  const StackTool tool = task.tools.front();
+  const auto command = arguments_of(tool, find(tool), task.rank->pid);
+  auto child = HelperProcess::execute(
+      {.name = "job-stacks"}, command, environment_, true,
+      [&](int out, int error) { (void)write_all(out, errno_error("error: " + command[0], error).message); });
+  if (!child) {
+    task.rank->tool_problem = child.error().message;
+    return;
+  }
+  const auto job = std::make_shared<Job>(io_, *std::move(child), std::move(task));
   job->deadline.expires_after(timeouts_.one);
   job->deadline.async_wait(lifetime_.guard([this, job](boost::system::error_code error) {
-    if (!error && !job->over) finish(job, false);
+    if (!error && job->process) finish(job, false);
   }));
   jobs_.push_back(job);
   read(job);
-  return true;
 }
 
 void StackCollector::read(const std::shared_ptr<Job>& job) {
   job->output.async_wait(
       asio::posix::descriptor_base::wait_read, lifetime_.guard([this, job](boost::system::error_code error) {
-        if (error || job->over) return;
+        if (error || !job->process) return;
         std::array<char, 16384> block;
         const ssize_t n =
             retry_eintr([&] { return ::read(job->output.native_handle(), block.data(), block.size()); });
@@ -198,24 +167,25 @@ void StackCollector::read(const std::shared_ptr<Job>& job) {
       }));
 }
 
-void StackCollector::finish(std::shared_ptr<Job> job, bool in_time) {
-  std::erase(jobs_, job);
-  job->end();
-  RankSnapshot& rank = *job->task.rank;
-  const std::string_view tool = name_of(job->tool);
-  rank.stacks = parse_stacks(job->tool, job->lines);
-  rank.tool_output = std::move(job->lines);
+void StackCollector::finish(const std::shared_ptr<Job>& job, bool in_time) {
+  const std::shared_ptr<Job> kept = job;
+  std::erase(jobs_, kept);
+  kept->end();
+  RankSnapshot& rank = *kept->task.rank;
+  const StackTool tool = kept->task.tools.front();
+  kept->task.tools.erase(kept->task.tools.begin());
+  rank.stacks = parse_stacks(tool, kept->lines);
+  rank.tool_output = std::move(kept->lines);
   if (!rank.stacks.empty()) {
-    rank.tool = tool;
+    rank.tool = name_of(tool);
     rank.tool_problem.clear();
   } else if (!in_time) {
-    rank.tool_problem = fmt::format("{} did not answer in time", tool);
+    rank.tool_problem = fmt::format("{} did not answer in time", name_of(tool));
   } else {
-    rank.tool_problem = fmt::format("{}: {}", tool, problem_in(rank.tool_output, "shows no stack"));
+    rank.tool_problem = fmt::format("{}: {}", name_of(tool), problem_in(rank.tool_output, "shows no stack"));
   }
-  if (rank.stacks.empty() && !over_) open_.push_front(std::move(job->task));
-  // A tool stops the worker to trace it; one that was killed at that moment has left it so.
-  if (!in_time && is_stopped(rank.pid)) ::kill(rank.pid, SIGCONT);
+  if (!in_time) kept->resume_worker();
+  if (rank.stacks.empty() && !over_) open_.push_front(std::move(kept->task));
   asio::post(io_, lifetime_.guard([this] { next(); }));
 }
 

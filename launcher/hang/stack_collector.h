@@ -16,7 +16,7 @@
 
 #include "launcher/hang/snapshot.h"
 #include "launcher/hang/stack_text.h"
-#include "launcher/process/spawn.h"
+#include "launcher/process/helper_process.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/lifetime.h"
@@ -31,10 +31,8 @@ class StackCollector {
   };
   static constexpr std::size_t kAtOnce = 4;
 
-  /// `environment`: the tools' own, in whose PATH they are looked for. `spawner` has no child under way
-  /// whenever the loop runs.
-  StackCollector(boost::asio::io_context& io, Spawner& spawner, const Environment& environment,
-                 const Timeouts& timeouts);
+  /// `environment`: in whose PATH the tools are looked for.
+  StackCollector(boost::asio::io_context& io, const Environment& environment, const Timeouts& timeouts);
   ~StackCollector();
   StackCollector(const StackCollector&) = delete;
   StackCollector& operator=(const StackCollector&) = delete;
@@ -46,19 +44,18 @@ class StackCollector {
  private:
   struct Job;
   struct Task {
-    RankSnapshot* rank;
+    RankSnapshot* rank = nullptr;
     std::vector<StackTool> tools;  // still to be tried
   };
 
   void next();
-  bool start(Task task, StackTool tool, const std::string& path);
+  void start(Task task);
   void read(const std::shared_ptr<Job>& job);
-  void finish(std::shared_ptr<Job> job, bool in_time);
+  void finish(const std::shared_ptr<Job>& job, bool in_time);
   [[nodiscard]] std::string find(StackTool tool) const;
 
   boost::asio::io_context& io_;
-  Spawner& spawner_;
-  const Environment& environment_;
+  Environment environment_;  // of the tools
   Timeouts timeouts_;
   boost::asio::steady_timer deadline_;  // of all
   std::deque<Task> open_;

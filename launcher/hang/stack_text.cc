@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/output/error_watch.h"
+#include "launcher/text/clean_line.h"
 
 namespace muster::launcher {
 namespace {
@@ -118,7 +118,7 @@ std::string problem_in(std::span<const std::string> lines, std::string_view othe
   return std::string(otherwise);
 }
 
-std::vector<std::string> telling(std::span<const std::string> functions, std::size_t most) {
+std::vector<std::string> relevant_frames(std::span<const std::string> functions, std::size_t most) {
   static constexpr std::array kLast = {"main",   "start_thread",      "clone3",
                                        "clone",  "__libc_start_main", "__libc_start_call_main",
                                        "_start", "Py_BytesMain",      "Py_RunMain"};

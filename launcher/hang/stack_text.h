@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tools that show stacks are called with, and what their output says. Pure: text in, names of
-// functions out; what is not understood is left out. Tools: py-spy (Python) and gdb.
+// The tools that show stacks, py-spy (Python) and gdb: their arguments, and their output as names of
+// functions. Pure. Output that is not understood is left out.
 #pragma once
 
 #include <span>
@@ -24,10 +24,11 @@ enum class StackTool { kPySpy, kGdb };
 /// The main thread's first. Empty: there is no stack in it.
 [[nodiscard]] std::vector<ThreadStack> parse_stacks(StackTool tool, std::span<const std::string> lines);
 
-/// The line that says why there is none: that tracing is not permitted, say. Never empty.
+/// The line with the reason why there is none, such as that tracing is not permitted. Never empty.
 [[nodiscard]] std::string problem_in(std::span<const std::string> lines, std::string_view otherwise);
 
-/// Without those below main and those that only lead into the kernel, at most `most` of them.
-[[nodiscard]] std::vector<std::string> telling(std::span<const std::string> functions, std::size_t most);
+/// Without those below main and repeated ones, at most `most` of them.
+[[nodiscard]] std::vector<std::string> relevant_frames(std::span<const std::string> functions,
+                                                       std::size_t most);
 
 }  // namespace muster::launcher

@@ -63,6 +63,10 @@ struct Cause {
   std::string text = {};   // "ValueError: boom"
   std::string where = {};  // "train.py:12"; empty: not known
 
+  void fields(auto& io) {
+    io.one_of(kind, kCauseNames.back().kind);
+    io(text, where);
+  }
   friend bool operator==(const Cause&, const Cause&) = default;
 };
 

@@ -160,6 +160,10 @@ struct WorkerOutcome {
   /// From when its end was learnt until the attempt's outcome was known here; negative: it ended afterwards.
   std::int64_t before_outcome_ms = 0;
 
+  void fields(auto& io) {
+    io(local_rank, rank, pid, end, stopped_by_us, wall_time_s, error_file, error_message, error_callstack,
+       stderr_tail, cause, device, progress, hang, kernel, before_outcome_ms);
+  }
   friend bool operator==(const WorkerOutcome&, const WorkerOutcome&) = default;
 };
 

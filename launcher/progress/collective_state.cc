@@ -4,17 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launcher/output/error_watch.h"
-#include "rendezvous/base/syscall.h"
-#include "rendezvous/base/unique_fd.h"
+#include "launcher/progress/progress_sample.h"
+#include "launcher/text/clean_line.h"
 
 namespace muster::launcher {
 namespace {
@@ -67,6 +63,13 @@ std::string_view state_text(PageState state) {
       break;
   }
   return "unknown";
+}
+
+/// Empty: there is none, as of a program without the runtime.
+std::string read_page(const std::string& progress_file) {
+  if (progress_file.empty()) return {};
+  const auto start = read_start(runtime_page_file(progress_file), sizeof(RuntimePage));
+  return start ? start->bytes : std::string();
 }
 
 }  // namespace
@@ -144,42 +147,13 @@ std::string_view name_of(PageOperation operation) {
   return kPageOperations.at(static_cast<std::size_t>(operation));
 }
 
-std::optional<PageState> state_from(std::string_view name) {
-  const auto* const found = std::find(kStates.begin(), kStates.end(), name);
-  if (found == kStates.end()) return std::nullopt;
-  return static_cast<PageState>(found - kStates.begin());
-}
-std::optional<PageOperation> operation_from(std::string_view name) {
-  const auto* const found = std::find(kPageOperations.begin(), kPageOperations.end(), name);
-  if (found == kPageOperations.end()) return std::nullopt;
-  return static_cast<PageOperation>(found - kPageOperations.begin());
-}
-
-RuntimePageFile::RuntimePageFile(std::string_view progress_file) {
-  if (progress_file.empty()) return;
-  // O_NONBLOCK: the worker may have made a pipe of it.
-  UniqueFd file(::open(runtime_page_file(progress_file).c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  struct stat info {};
-  if (file && ::fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode)) file_ = std::move(file);
-}
-
-std::string RuntimePageFile::read() const {
-  std::string out;
-  if (!file_) return out;
-  out.resize(sizeof(RuntimePage));
-  const ssize_t n = retry_eintr([&] { return ::pread(file_.get(), out.data(), out.size(), 0); });
-  out.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
-  return out;
-}
-
 std::vector<CollectiveState> read_collectives(const std::string& progress_file) {
-  const RuntimePageFile file(progress_file);
-  const std::array<std::string, 3> reads = {file.read(), file.read(), file.read()};
+  const std::array reads = {read_page(progress_file), read_page(progress_file), read_page(progress_file)};
   return parse_collectives(reads);
 }
 
 std::optional<CollectiveActivity> read_collective_activity(const std::string& progress_file) {
-  return activity_in(RuntimePageFile(progress_file).read());
+  return activity_in(read_page(progress_file));
 }
 
 }  // namespace muster::launcher

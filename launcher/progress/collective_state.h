@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CollectiveState: the collective that a process group of a worker began last, as the worker's runtime writes
 // it to a page beside the progress file (rendezvous/base/runtime_page.h). Read when workers hang, and as a
-// sign of life of a worker that reports no progress. Pure but for RuntimePageFile and the read functions.
+// sign of life of a worker that reports no progress. Pure but for the read functions.
 // Nothing in the file is trusted; what was being written while it was read is left out.
 #pragma once
 
@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "rendezvous/base/runtime_page.h"
-#include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
 
@@ -27,6 +26,12 @@ struct CollectiveState {
   std::uint64_t size_bytes = 0;
   int root = -1;  // of a broadcast
 
+  void fields(auto& io) {
+    io(group, backend, world_size);
+    io.one_of(operation, PageOperation::kCaptured);
+    io.one_of(state, PageState::kGone);
+    io(sequence, size_bytes, root);
+  }
   friend bool operator==(const CollectiveState&, const CollectiveState&) = default;
 };
 
@@ -59,22 +64,9 @@ struct CollectiveActivity {
 /// In JSON.
 [[nodiscard]] std::string_view name_of(PageState state);
 [[nodiscard]] std::string_view name_of(PageOperation operation);
-[[nodiscard]] std::optional<PageState> state_from(std::string_view name);
-[[nodiscard]] std::optional<PageOperation> operation_from(std::string_view name);
 
-/// Read, never mapped: a worker that cuts its file short must not end the agent by SIGBUS.
-class RuntimePageFile {
- public:
-  /// An empty name: the worker has no such file.
-  explicit RuntimePageFile(std::string_view progress_file);
-  /// The page as it is now. Empty: there is none, as of a program without the runtime.
-  [[nodiscard]] std::string read() const;
-
- private:
-  UniqueFd file_;
-};
-
-/// Given the worker's progress file.
+/// Given the worker's progress file. The page beside it is read, never mapped: a worker that cuts its file
+/// short must not end the agent by SIGBUS.
 [[nodiscard]] std::vector<CollectiveState> read_collectives(const std::string& progress_file);
 [[nodiscard]] std::optional<CollectiveActivity> read_collective_activity(const std::string& progress_file);
 

@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/output/error_watch.h"
+#include "launcher/text/clean_line.h"
 #include "rendezvous/base/progress_page.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
@@ -120,19 +120,23 @@ std::optional<std::uint64_t> file_mark(const std::string& path) {
   return mark_of(info);
 }
 
-std::optional<ProgressReading> read_progress(const std::string& path) {
+std::optional<FileStart> read_start(const std::string& path, std::size_t max_bytes) {
   // O_NONBLOCK: the worker may have made a pipe of it.
   const UniqueFd file(path.empty() ? -1 : ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   struct stat info {};
   if (!file || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
-  std::array<char, kProgressBytes> block;
-  const ssize_t n = retry_eintr([&] { return ::pread(file.get(), block.data(), block.size(), 0); });
-  if (n <= 0) return std::nullopt;
-  ProgressReading out;
-  out.sample = parse_progress({block.data(), static_cast<std::size_t>(n)});
-  out.written_s = info.st_mtim.tv_sec;
-  out.mark = out.sample.is_page ? out.sample.moves : mark_of(info);
-  if (out.sample.is_page && out.sample.moves == 0) return std::nullopt;
+  FileStart out{std::string(max_bytes, '\0'), mark_of(info)};
+  const ssize_t n = retry_eintr([&] { return ::pread(file.get(), out.bytes.data(), max_bytes, 0); });
+  out.bytes.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return out;
+}
+
+std::optional<ProgressSample> read_progress(const std::string& path) {
+  const auto start = read_start(path, kProgressBytes);
+  if (!start || start->bytes.empty()) return std::nullopt;
+  ProgressSample out = parse_progress(start->bytes);
+  if (out.is_page && out.moves == 0) return std::nullopt;
+  out.mark = out.is_page ? out.moves : start->mark;
   return out;
 }
 

@@ -21,6 +21,7 @@ struct ProgressSample {
   bool is_page = false;
   bool paused = false;     // of a page: the worker has announced a pause
   bool warmed_up = false;  // of a page: the third step has begun, so that the slow first ones are over
+  std::uint64_t mark = 0;  // differs from the last one if the worker has reported since; by read_progress()
 
   friend bool operator==(const ProgressSample&, const ProgressSample&) = default;
 };
@@ -45,12 +46,14 @@ struct Position {
 /// Changes whenever the file does. Nothing: there is no such file.
 [[nodiscard]] std::optional<std::uint64_t> file_mark(const std::string& path);
 
-struct ProgressReading {
-  ProgressSample sample;
-  std::uint64_t mark = 0;      // differs from the last one if the worker has reported since
-  std::int64_t written_s = 0;  // when the file was changed, since the epoch; not known of a page
-};
 /// Nothing: there is no report yet, or no plain file.
-[[nodiscard]] std::optional<ProgressReading> read_progress(const std::string& path);
+[[nodiscard]] std::optional<ProgressSample> read_progress(const std::string& path);
+
+/// The first bytes of a plain file, which a worker may be writing to. Nothing: there is none.
+struct FileStart {
+  std::string bytes;
+  std::uint64_t mark = 0;  // as file_mark()
+};
+[[nodiscard]] std::optional<FileStart> read_start(const std::string& path, std::size_t max_bytes);
 
 }  // namespace muster::launcher

@@ -17,15 +17,8 @@ namespace muster::launcher {
 
 SafePointWatch::SafePointWatch(boost::asio::io_context& io, std::vector<std::string> files,
                                std::function<void()> announced, const Log& log)
-    : files_(std::move(files)),
-      announced_(std::move(announced)),
-      events_(io),
-      alive_(std::make_shared<bool>(true)) {
+    : files_(std::move(files)), announced_(std::move(announced)), events_(io) {
   if (!files_.empty()) open(log);
-}
-
-SafePointWatch::~SafePointWatch() {
-  *alive_ = false;
 }
 
 void SafePointWatch::open(const Log& log) {
@@ -51,12 +44,12 @@ void SafePointWatch::open(const Log& log) {
 
 void SafePointWatch::wait() {
   events_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
-                     [this, alive = alive_](boost::system::error_code error) {
-                       if (error || !*alive) return;
+                     lifetime_.guard([this](boost::system::error_code error) {
+                       if (error) return;
                        const bool announced = drain();
                        wait();
                        if (announced) announced_();
-                     });
+                     }));
 }
 
 /// Whether one of the files was made or touched.

@@ -7,13 +7,13 @@
 
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/log.h"
 
 namespace muster::launcher {
@@ -23,9 +23,6 @@ class SafePointWatch {
   /// `files`: of the workers; their directories are there. `announced` comes on the loop, each time.
   SafePointWatch(boost::asio::io_context& io, std::vector<std::string> files, std::function<void()> announced,
                  const Log& log);
-  ~SafePointWatch();
-  SafePointWatch(const SafePointWatch&) = delete;
-  SafePointWatch& operator=(const SafePointWatch&) = delete;
 
   /// The generation goes on.
   void pass();
@@ -39,7 +36,7 @@ class SafePointWatch {
   std::function<void()> announced_;
   boost::asio::posix::stream_descriptor events_;
   std::map<std::pair<int, std::string>, std::string> names_;  // watch and name in it -> file
-  std::shared_ptr<bool> alive_;
+  Lifetime lifetime_;
 };
 
 }  // namespace muster::launcher

@@ -5,9 +5,10 @@
 
 #include <fmt/format.h>
 
-#include "launcher/hang/outliers.h"
 #include "launcher/text/json_fields.h"
+#include "launcher/text/node_message.h"
 #include "launcher/text/rank_ranges.h"
+#include "launcher/text/split.h"
 
 namespace muster::launcher {
 namespace {
@@ -15,11 +16,8 @@ namespace {
 using json::Json;
 
 constexpr int kVersion = 1;
-constexpr std::size_t kMaxWorkers = 4096;
-constexpr std::size_t kMaxLines = 64;
-constexpr std::size_t kMaxTextBytes = 16384;
 
-Json to_object(const WorkerOutcome& worker, bool with_evidence) {
+Json to_object(const WorkerOutcome& worker) {
   Json out{{"rank", worker.rank},
            {"local_rank", worker.local_rank},
            {"pid", worker.pid},
@@ -32,59 +30,30 @@ Json to_object(const WorkerOutcome& worker, bool with_evidence) {
   } else {
     out["exit_code"] = worker.end.code;
   }
-  if (worker.stopped_by_us) out["stopped"] = true;
   json::put(out, "error", worker.cause.text);
   json::put(out, "where", worker.cause.where);
   json::put(out, "device", worker.device);
   json::put(out, "progress", worker.progress);
   json::put(out, "error_file", worker.error_file);
-  if (!with_evidence) return out;
-  json::put(out, "message", worker.error_message, kMaxTextBytes);
-  json::put(out, "callstack", worker.error_callstack, kMaxTextBytes);
-  json::put(out, "stderr", worker.stderr_tail, kMaxLines);
-  json::put(out, "kernel", worker.kernel, kMaxLines);
+  json::put(out, "message", worker.error_message);
+  json::put(out, "callstack", worker.error_callstack);
+  json::put(out, "stderr", worker.stderr_tail);
+  json::put(out, "kernel", worker.kernel);
   return out;
 }
 
-WorkerOutcome worker_from(const Json& object) {
-  WorkerOutcome out;
-  out.rank = object.at("rank");
-  out.local_rank = object.at("local_rank");
-  out.pid = object.at("pid");
-  out.end.code = object.value("exit_code", 0);
-  out.end.signal = object.value("signal", 0);
-  out.end.core = object.value("core_dumped", false);
-  out.stopped_by_us = object.value("stopped", false);
-  out.wall_time_s = object.value("time", std::int64_t{0});
-  out.before_outcome_ms = object.value("before_outcome_ms", std::int64_t{0});
-  out.error_file = json::line(object, "error_file");
-  out.error_message = json::text(object, "message", kMaxTextBytes);
-  out.error_callstack = json::text(object, "callstack", kMaxTextBytes);
-  out.device = json::line(object, "device");
-  out.progress = json::line(object, "progress");
-  out.stderr_tail = json::lines(object, "stderr", kMaxLines);
-  out.kernel = json::lines(object, "kernel", kMaxLines);
-  const std::string cause = object.value("cause", std::string());
-  const auto* name = std::find_if(kCauseNames.begin(), kCauseNames.end(),
-                                  [&](const CauseName& known) { return known.word == cause; });
-  out.cause.kind = name == kCauseNames.end() ? CauseClass::kExitCode : name->kind;
-  out.cause.text = json::line(object, "error");
-  if (out.cause.kind == CauseClass::kHang) out.hang = out.cause.text;
-  out.cause.where = json::line(object, "where");
-  return out;
-}
-
-/// `most_evidence`: workers whose evidence is sent.
-std::string part_text(const NodeReport& report, std::size_t most_evidence) {
-  Json out{{"version", kVersion}, {"node", report.node}, {"host", report.host}, {"workers", Json::array()}};
-  json::put(out, "kernel", report.kernel, kMaxLines);
-  for (const WorkerOutcome& worker : report.workers) {
-    if (out["workers"].size() == kMaxWorkers) break;
-    const bool with_evidence = is_failure(worker) && most_evidence > 0;
-    if (with_evidence) --most_evidence;
-    out["workers"].push_back(to_object(worker, with_evidence));
+/// Of the workers from the `most`-th failure on, and of those that did not fail.
+void drop_evidence(NodeReport& report, std::size_t most) {
+  for (WorkerOutcome& worker : report.workers) {
+    if (is_failure(worker) && most > 0) {
+      --most;
+      continue;
+    }
+    worker.error_message.clear();
+    worker.error_callstack.clear();
+    worker.stderr_tail.clear();
+    worker.kernel.clear();
   }
-  return json::dump(out);
 }
 
 constexpr std::size_t kMaxOthers = 32;  // entries of failures beside the root cause; the rest is counted
@@ -162,12 +131,7 @@ std::string format_failure(std::size_t index, const WorkerOutcome& outcome, cons
 
 std::size_t longest_line(std::string_view text) {
   std::size_t longest = 0;
-  while (!text.empty()) {
-    const auto end = text.find('\n');
-    longest = std::max(longest, std::min(end, text.size()));
-    if (end == std::string_view::npos) break;
-    text.remove_prefix(end + 1);
-  }
+  for (const std::string_view line : split(text, '\n')) longest = std::max(longest, line.size());
   return longest;
 }
 
@@ -179,45 +143,21 @@ std::string line_of_ranks(std::string_view what, std::vector<int> ranks) {
 
 }  // namespace
 
-std::string to_json(const NodeReport& report) {
-  for (const std::size_t most_evidence : {64, 8, 1, 0}) {
-    std::string text = part_text(report, most_evidence);
-    if (text.size() <= kMaxPartBytes) return text;
+std::string to_message(NodeReport report) {
+  for (const std::size_t most : {64, 8, 1, 0}) {
+    drop_evidence(report, most);
+    if (std::string out = to_node_message(report); out.size() <= kMaxNodeMessageBytes) return out;
   }
   // Thousands of workers: those that failed, and no more of them than there is room for.
-  NodeReport failed = report;
-  std::erase_if(failed.workers, [](const WorkerOutcome& worker) { return !is_failure(worker); });
-  std::string text = part_text(failed, 0);
-  while (text.size() > kMaxPartBytes) {
-    failed.workers.resize(failed.workers.size() / 2);
-    text = part_text(failed, 0);
-  }
-  return text;
+  std::erase_if(report.workers, [](const WorkerOutcome& worker) { return !is_failure(worker); });
+  std::string out = to_node_message(report);
+  for (; out.size() > kMaxNodeMessageBytes; out = to_node_message(report))
+    report.workers.resize(report.workers.size() / 2);
+  return out;
 }
 
-Result<NodeReport> node_report_from_json(std::string_view text) {
-  const auto read = [](const Json& object) {
-    return NodeReport{object.at("node"), json::line(object, "host"),
-                      json::list(object, "workers", kMaxWorkers, worker_from),
-                      json::lines(object, "kernel", kMaxLines)};
-  };
-  return json::parse_json<NodeReport>(text, 2 * kMaxPartBytes, kVersion, "a node's part of the report", read);
-}
-
-Outliers find_outliers(const JobReport& report, const Verdict& verdict) {
-  if (!verdict.root) return {};
-  const auto& root = report.nodes[verdict.root->node].workers[verdict.root->worker];
-  if (root.cause.kind != CauseClass::kHang) return {};
-  std::vector<RankSnapshot> ranks;
-  for (const NodeReport& node : report.nodes)
-    for (const WorkerOutcome& worker : node.workers) {
-      RankSnapshot& rank = ranks.emplace_back();
-      rank.rank = worker.rank;
-      rank.stalled = true;
-      rank.progress = worker.progress;
-      if (!worker.stopped_by_us && worker.hang.empty()) rank.ended = "by itself";
-    }
-  return find_outliers(ranks);
+Result<NodeReport> node_report_from_message(std::string_view bytes) {
+  return from_node_message<NodeReport>(bytes, "a node's part of the report");
 }
 
 std::string to_json(const JobReport& report, const Verdict& verdict) {
@@ -233,16 +173,11 @@ std::string to_json(const JobReport& report, const Verdict& verdict) {
            {"root_cause", nullptr},
            {"nodes", Json::array()},
            {"workers", Json::array()}};
-  if (const Outliers outliers = find_outliers(report, verdict); !outliers.ranks.empty()) {
-    out["outlier_ranks"] = outliers.ranks;
-    out["why"] = outliers.why;
-  }
   for (std::size_t n = 0; n < report.nodes.size(); ++n) {
     const NodeReport& node = report.nodes[n];
     out["nodes"].push_back({{"node", node.node}, {"host", node.host}, {"kernel", node.kernel}});
     for (std::size_t w = 0; w < node.workers.size(); ++w) {
-      Json entry = to_object(node.workers[w], true);
-      entry.erase("stopped");  // the label says it
+      Json entry = to_object(node.workers[w]);
       entry["node"] = node.node;
       entry["host"] = node.host;
       entry["label"] = to_string(verdict.parts[n][w]);
@@ -250,7 +185,7 @@ std::string to_json(const JobReport& report, const Verdict& verdict) {
       out["workers"].push_back(std::move(entry));
     }
   }
-  return json::dump(out, 2) + "\n";
+  return json::dump(out, 2);
 }
 
 std::string one_line(const WorkerOutcome& outcome, const std::string& host) {
@@ -292,13 +227,10 @@ std::string format_report(const JobReport& report, const Verdict& verdict, const
   std::string out = fmt::format("{}\n{}\n{}\nFailures:\n{}", thick, title, thin,
                                 others.empty() ? "  <NO_OTHER_FAILURES>\n" : others);
   out += line_of_ranks("terminated by muster after the failure", std::move(stopped));
-  out += line_of_ranks("failed because of it", std::move(consequences));
+  out += line_of_ranks("failed as a consequence", std::move(consequences));
   if (!report.missing.empty())
     out += fmt::format("  no report from: node{} {}\n", report.missing.size() == 1 ? "" : "s",
                        to_ranges(report.missing));
-  if (const Outliers outliers = find_outliers(report, verdict); !outliers.ranks.empty())
-    out += fmt::format("  outlier of all nodes: rank{} {}: {}\n", outliers.ranks.size() == 1 ? "" : "s",
-                       to_ranges(outliers.ranks), outliers.why);
   for (const NodeReport& node : report.nodes)
     for (const std::string& line : node.kernel) out += fmt::format("  kernel of {}: {}\n", node.host, line);
   out += fmt::format("{}\nRoot Cause (first observed failure):\n{}{}\n", thin, root, thick);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // JobReport: what is known of a job that failed, by the node that publishes it: the parts of all nodes, and
-// what ended the job. It becomes report.json (its fields are in README.md) and a text in torchrun's layout
-// with the cause, the device and the last lines of the worker's stderr. NodeReport (root_cause.h) is a node's
-// part, which travels as JSON: versioned, checked and capped; evidence is left out before the ends
+// what ended the job. It becomes report.json (its fields are in launcher/reference.md) and a text in
+// torchrun's layout with the cause, the device and the last lines of the worker's stderr. NodeReport
+// (root_cause.h) is a node's part; where it would be too large, evidence is left out before the ends
 // themselves. Pure. Source: torch/distributed/elastic/multiprocessing/errors/__init__.py
 // (ChildFailedError.format_msg).
 #pragma once
@@ -14,13 +14,9 @@
 
 #include <muster/result.h>
 
-#include "launcher/hang/snapshot.h"
 #include "launcher/report/root_cause.h"
 
 namespace muster::launcher {
-
-/// Agents and coordinator take no message over 1 MiB.
-inline constexpr std::size_t kMaxPartBytes = std::size_t{512} << 10;
 
 struct JobReport {
   std::string program;
@@ -33,13 +29,9 @@ struct JobReport {
   std::vector<std::string> restarts;  // why the attempts before ended
 };
 
-/// At most kMaxPartBytes. What another node sent is a protocol error where it is not such a part.
-[[nodiscard]] std::string to_json(const NodeReport& report);
-[[nodiscard]] Result<NodeReport> node_report_from_json(std::string_view text);
-
-/// Of a job that hung: who stands out among the ranks of all nodes, by the progress they reported last.
-/// Otherwise nobody.
-[[nodiscard]] Outliers find_outliers(const JobReport& report, const Verdict& verdict);
+/// For the node that publishes, as text/node_message.h has it; at most kMaxNodeMessageBytes.
+[[nodiscard]] std::string to_message(NodeReport report);
+[[nodiscard]] Result<NodeReport> node_report_from_message(std::string_view bytes);
 
 /// report.json. `verdict`: of report.nodes.
 [[nodiscard]] std::string to_json(const JobReport& report, const Verdict& verdict);

@@ -34,8 +34,8 @@ std::string_view text_of(std::string_view record) {
 }  // namespace
 
 std::optional<Xid> parse_xid(std::string_view line) {
-  constexpr std::string_view kBegin = "NVRM: Xid (", kTold = "NVML: Xid (";
-  const auto at = std::min(line.find(kBegin), line.find(kTold));
+  constexpr std::string_view kBegin = "NVRM: Xid (", kFromNvml = "NVML: Xid (";
+  const auto at = std::min(line.find(kBegin), line.find(kFromNvml));
   if (at == std::string_view::npos) return std::nullopt;
   std::string_view rest = line.substr(at + kBegin.size());
   const auto end = rest.find("): ");

@@ -36,8 +36,8 @@ std::string local_time(std::int64_t seconds) {
 }
 
 std::string last_progress(const std::string& path) {
-  const auto reading = read_progress(path);
-  return reading ? reading->sample.text : std::string();
+  const auto sample = read_progress(path);
+  return sample ? sample->text : std::string();
 }
 
 bool write_file(const std::string& path, std::string_view text) {

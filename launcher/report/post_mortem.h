@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // PostMortem: gathers what can be known of the end of this node's workers, and publishes the job's report:
 // what they wrote, their error files, the kernel's log, the control group's count of kills, the device, the
-// last word about progress. What cannot be read is left out. Owned by the agent; one loop. Costs a few opens
+// last progress. What cannot be read is left out. Owned by the agent; one loop. Costs a few opens
 // at the start, and the rest only where a worker fails.
 #pragma once
 
@@ -44,7 +44,7 @@ class PostMortem {
   /// Completes the outcomes of the workers that failed, with what the search found.
   void examine(std::vector<WorkerOutcome>& outcomes, const Found& found, const LogDirectory& directory);
 
-  /// The furthest step that a worker of this node has told of in the attempt under way.
+  /// The furthest step that a worker of this node has reported in the attempt under way.
   [[nodiscard]] Reached reached(const LogDirectory& directory) const;
 
   /// This node's part of the report.

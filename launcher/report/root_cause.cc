@@ -22,11 +22,10 @@ std::string with_core(std::string text, const ProcessEnd& end) {
 
 std::string text_of_code(int code) {
   if (code <= 128 || code > 128 + 64) return fmt::format("exit code {}", code);
-  return fmt::format("exit code {}: perhaps 128 + {}, of a process that it ran", code,
-                     signal_name(code - 128));
+  return fmt::format("exit code {}: perhaps 128 + {} of a child process", code, signal_name(code - 128));
 }
 
-/// Says only that another process is gone, or that talking to it failed.
+/// How likely the failure is a consequence of another one: 2 where it says only that another process is gone.
 int remoteness(const WorkerOutcome& outcome) {
   if (outcome.cause.kind == CauseClass::kPeerGone) return 2;
   return outcome.cause.kind == CauseClass::kNetwork ? 1 : 0;
@@ -39,7 +38,7 @@ bool is_failure(const WorkerOutcome& outcome) {
   return !outcome.stopped_by_us && (outcome.pid == 0 || (!outcome.end.ok() && !outcome.end.preempted()));
 }
 
-bool is_machine_s_fault(const WorkerOutcome& outcome) {
+bool is_machine_at_fault(const WorkerOutcome& outcome) {
   if (outcome.cause.kind != CauseClass::kGpuFault) return false;
   // Source: NVIDIA's "XID Errors": memory (48, 63, 64, 92, 94, 95, 140, 171, 172), NVLink (74, 149), bus
   // (79), the GPU's own processors (61, 62, 119, 120), power and thermal (54).
@@ -81,13 +80,13 @@ void judge_worker(WorkerOutcome& outcome, const Evidence& evidence) {
   }
   const std::string signal = end.signal != 0 ? with_core(signal_name(end.signal), end) : std::string();
   if (end.signal == SIGKILL && evidence.memory_killed) {
-    outcome.cause = {CauseClass::kHostMemory, "killed by the kernel, which had no memory left for it"};
+    outcome.cause = {CauseClass::kHostMemory, "killed by the kernel: no host memory was left"};
     return;
   }
   if (end.signal != 0 && !is_crash_signal(end.signal)) {
     std::string_view sender;
-    if (end.signal == SIGKILL) sender = ", of an unknown sender";
-    if (end.signal == SIGPIPE) sender = "; whoever read what it wrote is gone";
+    if (end.signal == SIGKILL) sender = ", sender unknown";
+    if (end.signal == SIGPIPE) sender = "; the reader of its output is gone";
     outcome.cause = {CauseClass::kSignal, signal + std::string(sender)};
     return;
   }
@@ -104,7 +103,7 @@ void judge_worker(WorkerOutcome& outcome, const Evidence& evidence) {
   // A process of the worker's, such as a loader of data, and so the worker after it.
   if (evidence.memory_killed && outcome.cause.text.find("killed by signal") != std::string::npos)
     outcome.cause.kind = CauseClass::kHostMemory;
-  // The kernel's word weighs more than what the program made of it.
+  // The kernel's log outweighs what the program made of it.
   if (!outcome.kernel.empty() && outcome.cause.kind != CauseClass::kGpuMemory) {
     outcome.cause.kind = CauseClass::kGpuFault;
     if (!evidence.written) outcome.cause.text = one_clean_line(outcome.kernel.front());
@@ -126,7 +125,7 @@ std::string_view to_string(Part part) {
     case Part::kStopped:
       break;
   }
-  return "stopped by us";
+  return "stopped by muster";
 }
 
 Verdict judge(std::span<const NodeReport> nodes, const FailureNotice& notice) {
@@ -141,7 +140,7 @@ Verdict judge(std::span<const NodeReport> nodes, const FailureNotice& notice) {
     std::vector<Part>& parts = out.parts.emplace_back();
     std::optional<std::tuple<int, std::int64_t>> best_here;
     std::optional<std::size_t> first_here;
-    bool told_first = false;
+    bool announced = false;
     for (std::size_t w = 0; w < workers.size(); ++w) {
       const WorkerOutcome& worker = workers[w];
       parts.push_back(is_failure(worker)       ? Part::kFailed
@@ -149,7 +148,7 @@ Verdict judge(std::span<const NodeReport> nodes, const FailureNotice& notice) {
                       : worker.stopped_by_us   ? Part::kStopped
                                                : Part::kSucceeded);
       if (!is_failure(worker)) continue;
-      told_first |= worker.rank == notice.rank;
+      announced |= worker.rank == notice.rank;
       const std::tuple here{remoteness(worker), worker.wall_time_s};
       if (best_here && *best_here <= here) continue;
       best_here = here;
@@ -157,7 +156,7 @@ Verdict judge(std::span<const NodeReport> nodes, const FailureNotice& notice) {
     }
     if (!first_here || !of_a_worker) continue;
     const WorkerOutcome& first = workers[*first_here];
-    const Order order{remoteness(first), !told_first, -first.before_outcome_ms};
+    const Order order{remoteness(first), !announced, -first.before_outcome_ms};
     if (best && *best <= order) continue;
     best = order;
     out.root = Verdict::Place{n, *first_here};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Root cause: what one worker's end means, and which of all the workers' failures came first. Pure. Hosts'
-// clocks are not compared: the failure that the coordinator heard of first is the root, unless it only says
-// that another process went away and a failure of another kind is there; among those of one node the time of
+// clocks are not compared: the failure that the coordinator learnt of first is the root, unless it only means
+// that another process went away and there is a failure of another kind; among those of one node the time of
 // the exception counts (@record), then the order in which the ends were learnt.
 #pragma once
 
@@ -21,6 +21,7 @@ struct NodeReport {
   std::vector<WorkerOutcome> workers;  // in the order in which their ends were learnt
   std::vector<std::string> kernel;     // GPU faults in its kernel's log that belong to none of them
 
+  void fields(auto& io) { io(node, host, workers, kernel); }
   friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
 
@@ -32,8 +33,8 @@ struct Evidence {
 /// Sets the outcome's cause from the rest of it and the evidence.
 void judge_worker(WorkerOutcome& outcome, const Evidence& evidence);
 
-/// The GPU is broken, as the kernel's log (Xid) or CUDA's error says. A program's own faults have Xids too.
-[[nodiscard]] bool is_machine_s_fault(const WorkerOutcome& outcome);
+/// The GPU is broken, by the kernel's log (Xid) or CUDA's error. A program's own faults have Xids too.
+[[nodiscard]] bool is_machine_at_fault(const WorkerOutcome& outcome);
 
 /// It ended by itself, and not well; a preempted worker did well.
 [[nodiscard]] bool is_failure(const WorkerOutcome& outcome);
@@ -52,7 +53,7 @@ struct Verdict {
   friend bool operator==(const Verdict&, const Verdict&) = default;
 };
 
-/// `notice`: what the job ended for, as everybody was told.
+/// `notice`: what the job ended for, the same on all nodes.
 [[nodiscard]] Verdict judge(std::span<const NodeReport> nodes, const FailureNotice& notice);
 
 }  // namespace muster::launcher

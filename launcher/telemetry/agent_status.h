@@ -29,7 +29,7 @@ inline constexpr std::array<std::string_view, 6> kWorkerStates = {"waiting", "ru
 struct WorkerStatus {
   WorkerState state = WorkerState::kWaiting;
   int pid = 0;           // 0: was not started
-  std::string progress;  // file with its word about progress
+  std::string progress;  // the file with its progress
   Instant started{};
 
   friend bool operator==(const WorkerStatus&, const WorkerStatus&) = default;
@@ -38,13 +38,13 @@ struct WorkerStatus {
 struct AgentStatus {
   AgentState state = AgentState::kRendezvous;
   Instant since{};                       // of that state
-  std::optional<Assignment> assignment;  // nothing: not gathered yet
+  std::optional<Assignment> assignment;  // nothing: no rendezvous yet
   std::vector<WorkerStatus> workers;     // by local rank
   // Since the agent's start.
   std::uint64_t starts = 0;                                  // of workers
   std::array<std::uint64_t, kCauseNames.size()> failures{};  // of workers, by class
   std::uint64_t hangs = 0;
-  DurationSum rendezvous;         // from the beginning of a gathering to its end
+  DurationSum rendezvous;         // from its beginning until this node has its place
   std::vector<AgentPhase> start;  // of the present or last one
   DurationSum restarts;           // from the first sign of an attempt's end until all run again
 };

@@ -20,7 +20,7 @@ std::string json_string(std::string_view text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-EventLine::EventLine(std::string_view event, const EventPlace& place, const EventTime& time) {
+EventLine::EventLine(std::string_view event, const EventPlace& place, const EventTime& time) : text_("{") {
   raw("time", fmt::format("{:.6f}", time.wall_s));
   raw("monotonic", fmt::format("{:.6f}", time.monotonic_s));
   add("event", event).add("run_id", place.run_id).add("host", place.host);
@@ -30,12 +30,14 @@ EventLine::EventLine(std::string_view event, const EventPlace& place, const Even
 }
 
 EventLine& EventLine::raw(std::string_view key, std::string_view value) {
+  if (text_.empty()) return *this;
   if (text_.size() > 1) text_ += ',';
   text_ += fmt::format("\"{}\":{}", key, value);
   return *this;
 }
 
 EventLine& EventLine::add(std::string_view key, std::string_view text) {
+  if (text_.empty()) return *this;
   // Never so long that the line could not be written at once; a text that does not fit any more is left out.
   std::string value = json_string(text.substr(0, kMaxTextBytes));
   constexpr std::size_t kRest = 256;  // for what else belongs to the line
@@ -53,7 +55,7 @@ EventLine& EventLine::add_flag(std::string_view key, bool set) {
 }
 
 std::string EventLine::take() {
-  return std::exchange(text_, "{") + "}\n";
+  return text_.empty() ? std::string() : std::exchange(text_, {}) + "}\n";
 }
 
 }  // namespace muster::launcher

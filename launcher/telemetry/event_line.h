@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // EventLine: one line of --events: a JSON object that says what happened, when, where and in which
-// generation. Pure: the time is an argument. Made by Telemetry; the fields are in launcher/README.md. A line
-// fits into a pipe at once (PIPE_BUF), so that it is whole or not there: texts are cut.
+// generation. Pure: the time is an argument. Made by Telemetry; the fields are in launcher/reference.md. A
+// line fits into a pipe at once (PIPE_BUF), so that it is whole or not there: texts are cut.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +29,8 @@ class EventLine {
   static constexpr std::size_t kMaxBytes = 4096;
   static constexpr std::size_t kMaxTextBytes = 500;  // of a value; a byte may take six
 
+  /// Stays empty, whatever is added: nobody wants the events.
+  EventLine() = default;
   EventLine(std::string_view event, const EventPlace& place, const EventTime& time);
 
   EventLine& add(std::string_view key, std::string_view text);
@@ -48,7 +50,7 @@ class EventLine {
  private:
   EventLine& raw(std::string_view key, std::string_view value);
 
-  std::string text_ = "{";
+  std::string text_;
 };
 
 /// A JSON string with its quotes; bytes that are no UTF-8 are replaced.

@@ -40,7 +40,7 @@ WorkerReading StatusPage::read(const WorkerStatus& worker, Seen& seen) const {
   if (worker.state == WorkerState::kRunning) out.usage = read_process_usage(worker.pid);
   const auto progress = read_progress(worker.progress);
   if (!progress) return out;
-  out.position = position_in(progress->sample.text);
+  out.position = position_in(progress->text);
   const Instant now = SteadyClock::now();
   if (seen.pid != worker.pid || seen.mark != progress->mark) seen = {worker.pid, progress->mark, now};
   out.progress_age_s = std::chrono::duration<double>(now - seen.at).count();

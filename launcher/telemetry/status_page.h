@@ -20,7 +20,7 @@ class StatusPage {
              std::string_view version);
 
  private:
-  /// When a worker's word about its progress was seen to change. The clock of a file in memory that a worker
+  /// When a worker's progress was seen to change. The clock of a file in memory that a worker
   /// has mapped does not tell.
   struct Seen {
     int pid = 0;

@@ -59,7 +59,7 @@ void put_counts(MetricsText& out, const AgentStatus& status) {
   }
   out.counter("muster_hangs_total", static_cast<double>(status.hangs), "Hangs seen on this node.");
   out.family("muster_rendezvous_duration_seconds", MetricType::kSummary,
-             "From the beginning of a gathering until all nodes were there.");
+             "From the beginning of a rendezvous until all nodes were there.");
   out.summary(status.rendezvous);
   if (!status.start.empty()) {
     out.family("muster_start_phase_seconds", MetricType::kGauge,
@@ -127,7 +127,7 @@ void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status,
          return of.position ? Known(static_cast<double>(of.position->epoch)) : Known();
        });
   each("muster_worker_progress_age_seconds", MetricType::kGauge,
-       "Since the worker's last word about its progress.",
+       "Seconds since the worker's progress was last seen to change.",
        [](const WorkerReading& of) { return of.progress_age_s; });
   each("muster_worker_resident_memory_bytes", MetricType::kGauge, "Resident memory of the worker's process.",
        [](const WorkerReading& of) {

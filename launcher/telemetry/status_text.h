@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an agent answers to GET /healthz and GET /metrics, as text. Pure: status, readings and time in. Called
-// by StatusPage. The names are in launcher/README.md.
+// by StatusPage. The names are in launcher/reference.md.
 #pragma once
 
 #include <optional>

@@ -38,7 +38,7 @@ void Telemetry::enter(AgentState state) {
 }
 
 EventLine Telemetry::line(std::string_view event) const {
-  return {event, place_, EventTime::now()};
+  return events_ == nullptr ? EventLine() : EventLine(event, place_, EventTime::now());
 }
 
 void Telemetry::write(std::string_view lines) {
@@ -49,7 +49,6 @@ void Telemetry::write(std::string_view lines) {
 }
 
 void Telemetry::started(std::string_view version) {
-  if (events_ == nullptr) return;
   write(line("start")
             .add("version", version)
             .add("pid", ::getpid())
@@ -61,26 +60,29 @@ void Telemetry::started(std::string_view version) {
 }
 
 void Telemetry::preflight(std::string_view level, std::string_view reason) {
-  if (events_ == nullptr) return;
-  write(line("preflight").add("level", level).add_flag("fit", reason.empty()).add_if("text", reason).take());
+  write(line("preflight")
+            .add("level", level)
+            .add_flag("healthy", reason.empty())
+            .add_if("text", reason)
+            .take());
 }
 
-void Telemetry::gathering(int attempt) {
+void Telemetry::rendezvous_begins(int attempt) {
   enter(attempt == 0 ? AgentState::kRendezvous : AgentState::kRestarting);
   if (attempt > 0) status_.start.clear();
-  gathering_since_ = SteadyClock::now();
+  rendezvous_since_ = SteadyClock::now();
   for (WorkerStatus& worker : status_.workers) worker = {};
-  if (events_ != nullptr) write(line("gathering").take());
+  write(line("rendezvous").take());
 }
 
 void Telemetry::joined(const Assignment& assignment, const JoinTimes& times) {
   const Instant now = SteadyClock::now();
-  const double took = seconds(gathering_since_, now);
+  const double took = seconds(rendezvous_since_, now);
   phase("rendezvous", took);
   if (times.gathered) {
     // Who was connected before, as at a restart, gathers from the beginning.
-    const Instant connected = std::max(times.connected.value_or(gathering_since_), gathering_since_);
-    status_.start.push_back({"connect", seconds(gathering_since_, connected), true});
+    const Instant connected = std::max(times.connected.value_or(rendezvous_since_), rendezvous_since_);
+    status_.start.push_back({"connect", seconds(rendezvous_since_, connected), true});
     status_.start.push_back({"gather", seconds(connected, *times.gathered), true});
     status_.start.push_back({"find_store", seconds(*times.gathered, now), true});
   }
@@ -89,7 +91,6 @@ void Telemetry::joined(const Assignment& assignment, const JoinTimes& times) {
   place_.node = assignment.group_rank;
   place_.generation = assignment.generation;
   place_.restarts = assignment.attempt;
-  if (events_ == nullptr) return;
   write(line("joined")
             .add("nodes", assignment.group_world_size)
             .add("world_size", assignment.world_size)
@@ -106,12 +107,11 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
     worker(local_rank) = {WorkerState::kRunning, group.pid(local_rank), directory.progress_file(local_rank),
                           now};
     ++status_.starts;
-    if (events_ != nullptr)
-      lines += line("worker_started")
-                   .add("rank", status_.assignment->base_rank + local_rank)
-                   .add("local_rank", local_rank)
-                   .add("pid", group.pid(local_rank))
-                   .take();
+    lines += line("worker_started")
+                 .add("rank", status_.assignment->base_rank + local_rank)
+                 .add("local_rank", local_rank)
+                 .add("pid", group.pid(local_rank))
+                 .take();
   }
   enter(AgentState::kRunning);
   EventLine all = line("running");
@@ -120,7 +120,7 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
     status_.restarts.add(took);
     all.add_seconds("restart_seconds", took);
   }
-  if (events_ != nullptr) write(lines + all.take());
+  write(lines + all.take());
   phase("spawn", seconds(starting_since_, now));
   report_start();
 }
@@ -131,7 +131,6 @@ void Telemetry::report_start() {
     timeline_("muster: " + text + '\n');
   else
     log_.info(text);
-  if (events_ == nullptr) return;
   EventLine out = line("agent_timeline");
   for (const AgentPhase& phase : status_.start)
     out.add_seconds(std::string(phase.name) + "_seconds", phase.seconds);
@@ -141,7 +140,6 @@ void Telemetry::report_start() {
 void Telemetry::not_started(const WorkerGroup::StartFailure& failure) {
   worker(failure.local_rank).state = WorkerState::kFailed;
   ++status_.failures[static_cast<std::size_t>(CauseClass::kNotStarted)];
-  if (events_ == nullptr) return;
   write(line("worker_ended")
             .add("rank", status_.assignment->base_rank + failure.local_rank)
             .add("local_rank", failure.local_rank)
@@ -156,7 +154,6 @@ void Telemetry::worker_ended(const WorkerOutcome& outcome) {
   ended.state = state_after(outcome);
   const CauseClass cause = outcome.hang.empty() ? outcome.cause.kind : CauseClass::kHang;
   if (ended.state == WorkerState::kFailed) ++status_.failures[static_cast<std::size_t>(cause)];
-  if (events_ == nullptr) return;
   EventLine out = line("worker_ended");
   out.add("rank", outcome.rank)
       .add("local_rank", outcome.local_rank)
@@ -175,7 +172,6 @@ void Telemetry::worker_ended(const WorkerOutcome& outcome) {
 
 void Telemetry::hung(int local_rank, std::string_view text) {
   ++status_.hangs;
-  if (events_ == nullptr) return;
   write(line("hang")
             .add("rank", status_.assignment->base_rank + local_rank)
             .add("local_rank", local_rank)
@@ -186,14 +182,13 @@ void Telemetry::hung(int local_rank, std::string_view text) {
 void Telemetry::stopping(int signal) {
   if (!ending_since_) ending_since_ = SteadyClock::now();
   enter(AgentState::kStopping);
-  if (signal != 0 && events_ != nullptr) write(line("stop").add("signal", signal_name(signal)).take());
+  if (signal != 0) write(line("stop").add("signal", signal_name(signal)).take());
 }
 
 void Telemetry::attempt_over(const Result<FailureNotice>& notice) {
   const bool again = notice && (notice->restart || notice->regroup);
   enter(again ? AgentState::kRestarting : AgentState::kEnding);
   if (!ending_since_) ending_since_ = SteadyClock::now();
-  if (events_ == nullptr) return;
   EventLine out = line("generation_over");
   const bool succeeded = notice && !again && notice->exit_code == kExitOk;
   out.add("next", again ? notice->regroup ? "regroup" : "restart" : "end")
@@ -213,7 +208,7 @@ void Telemetry::attempt_over(const Result<FailureNotice>& notice) {
 
 void Telemetry::ended(int exit_status) {
   enter(AgentState::kEnding);
-  if (events_ != nullptr) write(line("end").add("exit_status", exit_status).take());
+  write(line("end").add("exit_status", exit_status).take());
 }
 
 }  // namespace muster::launcher

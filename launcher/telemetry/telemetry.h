@@ -29,14 +29,14 @@ class Telemetry {
   Telemetry(const Job& job, const Log& log, EventLog* events);
 
   void started(std::string_view version);
-  /// `reason`: why the node is unfit; empty: it is fit.
+  /// `reason`: why the node is unhealthy; empty: it is not.
   void preflight(std::string_view level, std::string_view reason);
-  /// --timeline: what a start took is said too, whatever the log's level is. `line`: with its newline.
-  void tell_timeline(std::function<void(std::string_view line)> say) { timeline_ = std::move(say); }
+  /// --timeline: how long a start took is written there, whatever the log's level is. `line`: with its
+  /// newline.
+  void set_timeline(std::function<void(std::string_view line)> write) { timeline_ = std::move(write); }
   /// Of what came before the agent, for the timeline of the start.
   void phase(std::string_view name, double seconds) { status_.start.push_back({name, seconds}); }
-  /// A rendezvous begins.
-  void gathering(int attempt);
+  void rendezvous_begins(int attempt);
   void joined(const Assignment& assignment, const JoinTimes& times = {});
   /// The first worker is about to be started.
   void starting() { starting_since_ = SteadyClock::now(); }
@@ -68,7 +68,7 @@ class Telemetry {
   EventLog* events_;
   EventPlace place_;
   AgentStatus status_;
-  Instant gathering_since_{};
+  Instant rendezvous_since_{};
   Instant starting_since_{};
   std::function<void(std::string_view)> timeline_;
   std::optional<Instant> ending_since_;  // of the attempt before the one that is made ready

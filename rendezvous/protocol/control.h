@@ -358,29 +358,29 @@ struct SafePointPassed {
   friend bool operator==(const SafePointPassed&, const SafePointPassed&) = default;
 };
 
-/// What the nodes of a world say to each other about workers that hang. To the first node, or from it to all
-/// others; the coordinator only passes it on, and where the first node is away it is lost.
+/// What the nodes of a world tell each other about workers that hang. To the first node, or from it to all
+/// others; the coordinator only forwards it, and where the first node is away it is lost.
 struct Hang {
   enum class Kind : std::uint8_t {
-    kSeen,     ///< to the first node: workers here show no sign of life
-    kPart,     ///< to the first node: what the workers here are doing
-    kOver,     ///< to the first node: they go on
-    kCollect,  ///< to all: say what your workers are doing
-    kTold,     ///< to all: the report is written, and what follows
-    kKnown     ///< to all: who has seen a hang since belongs to this one
+    kDetected,         ///< to the first node: workers here are stalled
+    kSnapshot,         ///< to the first node: what the workers here are doing
+    kOver,             ///< to the first node: no worker here is stalled any more
+    kRequestSnapshot,  ///< to all: send a snapshot of your workers
+    kVerdict,          ///< to all: the report is written, and what follows
+    kAlreadyReported   ///< to all: a hang that was detected since belongs to this one
   };
   std::int64_t generation = 0;
-  Kind kind = Kind::kSeen;
+  Kind kind = Kind::kDetected;
   std::int32_t number = 0;  ///< of the hang; 0: not known yet
   std::string host;         ///< of the sender, as the next
   std::int32_t group_rank = -1;
   std::string payload;
 
-  [[nodiscard]] bool to_all() const { return kind >= Kind::kCollect; }
+  [[nodiscard]] bool to_all() const { return kind >= Kind::kRequestSnapshot; }
   static constexpr std::string_view kName = "Hang";
   void fields(auto& io) {
     io(generation);
-    io.one_of(kind, Kind::kKnown);
+    io.one_of(kind, Kind::kAlreadyReported);
     io(number, host, group_rank, payload);
   }
   friend bool operator==(const Hang&, const Hang&) = default;

@@ -477,7 +477,7 @@ class ControlServer::Impl final : public StateKeeper {
   [[nodiscard]] static bool is_report(const control::Message& message) {
     const auto* hang = std::get_if<control::Hang>(&message);
     return std::holds_alternative<control::Report>(message) ||
-           (hang != nullptr && hang->kind == control::Hang::Kind::kPart);
+           (hang != nullptr && hang->kind == control::Hang::Kind::kSnapshot);
   }
   void deliver_report(const Delivery& delivery) {
     for (const ConnectionId id : delivery.to) {

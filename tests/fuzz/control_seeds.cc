@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
                                        StoreRefused{},
                                        Clock{1, 0, 0},
                                        SafePointPassed{1},
-                                       Hang{7, Hang::Kind::kPart, 2, "host-a", 3, "{}"},
+                                       Hang{7, Hang::Kind::kSnapshot, 2, "host-a", 3, "{}"},
                                        Notice{"x"},
                                        Query{},
                                        Query{"a", "", 1},

@@ -26,6 +26,7 @@
 #include "launcher/report/error_file.h"
 #include "launcher/report/job_report.h"
 #include "launcher/report/kernel_log.h"
+#include "launcher/text/node_message.h"
 #include "launcher/text/stream_selection.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/progress_page.h"
@@ -92,11 +93,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     check(pause->before(1'000'000) <= pause->most);
   }
   // What nodes of a static job tell each other reads as it was written.
-  if (const auto part = launcher::node_snapshot_from_json(text))
-    check(launcher::node_snapshot_from_json(launcher::to_json(*part)).has_value());
-  (void)launcher::hang_verdict_from_json(text);
-  if (const auto report = launcher::node_report_from_json(text))
-    check(launcher::to_json(*report).size() <= launcher::kMaxPartBytes);
+  if (const auto part = launcher::from_node_message<launcher::NodeSnapshot>(text, "a snapshot"))
+    check(launcher::from_node_message<launcher::NodeSnapshot>(launcher::to_message(*part), "a snapshot")
+              .has_value());
+  (void)launcher::from_node_message<launcher::HangVerdict>(text, "a verdict");
+  if (const auto report = launcher::node_report_from_message(text))
+    check(launcher::to_message(*report).size() <= launcher::kMaxNodeMessageBytes);
 
   for (const std::string& file : {text, std::string(kProgressMagic) + text}) {
     const launcher::ProgressSample word = launcher::parse_progress(file);
@@ -126,7 +128,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const auto& stack : launcher::parse_stacks(tool, lines)) {
       check(!stack.functions.empty());
       for (const std::string& function : stack.functions) check(is_printable(function));
-      check(launcher::telling(stack.functions, 4).size() <= 4);
+      check(launcher::relevant_frames(stack.functions, 4).size() <= 4);
     }
   check(!launcher::problem_in(lines, "none").empty());
 

@@ -258,7 +258,7 @@ TEST_CASE("parts of reports that the first node has not read yet do not count as
     control::Report part;
     part.payload = std::string(200'000, static_cast<char>('0' + i));
     disk.b->say(part);
-    disk.b->say(control::Hang{0, control::Hang::Kind::kPart, 1, {}, 1, std::string(200'000, 'h')});
+    disk.b->say(control::Hang{0, control::Hang::Kind::kSnapshot, 1, {}, 1, std::string(200'000, 'h')});
   }
   disk.wait([&] { return disk.stats().num_messages >= before + 2 * kParts; });
   REQUIRE(disk.stats().num_open == 2);

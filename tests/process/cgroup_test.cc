@@ -29,7 +29,8 @@ using Catch::Matchers::Contains;
 namespace {
 
 constexpr std::chrono::seconds kPatience{20};
-constexpr const char* kNeedsGroups = "no control group may be made here: it needs root, or systemd-run --user --scope -p Delegate=yes";
+constexpr const char* kNeedsGroups =
+    "no control group may be made here: it needs root, or systemd-run --user --scope -p Delegate=yes";
 
 Instant soon() {
   return SteadyClock::now() + kPatience;
@@ -43,7 +44,8 @@ class Delegated {
     std::string own = cgroup::own_directory();
     if (own.empty() && ::unshare(CLONE_NEWNS) == 0) {
       (void)::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
-      if (::mount("cgroup2", mount_.path().c_str(), "cgroup2", 0, nullptr) != 0 && errno == EPERM) testing::skip(kNeedsGroups);
+      if (::mount("cgroup2", mount_.path().c_str(), "cgroup2", 0, nullptr) != 0 && errno == EPERM)
+        testing::skip(kNeedsGroups);
       own = cgroup::own_directory();
     }
     REQUIRE_FALSE(own.empty());

@@ -82,19 +82,19 @@ TEST_CASE("a worker that a tool has stopped goes on when the tool's time is over
   ranks[0].pid = worker.pid();
   bool done = false;
   SECTION("of one tool") {
-    StackCollector short_of_time(io, spawner, environment, {Millis(1000), Millis(30'000)});
+    StackCollector short_of_time(io, environment, {Millis(1000), Millis(30'000)});
     short_of_time.collect(ranks, [&] { done = true; });
     run_until(io, [&] { return done; });
     REQUIRE(ranks[0].tool_problem == "gdb did not answer in time");
   }
   SECTION("of all") {
-    StackCollector short_of_time(io, spawner, environment, {Millis(30'000), Millis(1000)});
+    StackCollector short_of_time(io, environment, {Millis(30'000), Millis(1000)});
     short_of_time.collect(ranks, [&] { done = true; });
     run_until(io, [&] { return done; });
     REQUIRE(ranks[0].tool_problem == "gdb did not answer in time");
   }
   SECTION("because the workers are stopped") {
-    auto dropped = std::make_unique<StackCollector>(io, spawner, environment, StackCollector::Timeouts{});
+    auto dropped = std::make_unique<StackCollector>(io, environment, StackCollector::Timeouts{});
     dropped->collect(ranks, [] { FAIL("nobody waits any more"); });
     run_until(io, [&] { return worker.state() == 'T'; });
     dropped.reset();

@@ -101,7 +101,7 @@ def read_report(log_dir):
     assert report["version"] == 1
     assert sum(worker["label"] == "root cause" for worker in report["workers"]) == (report["root_cause"] is not None)
     for worker in report["workers"]:
-        assert worker["label"] in ("succeeded", "root cause", "failed too", "consequence", "stopped by us", "preempted")
+        assert worker["label"] in ("succeeded", "root cause", "failed too", "consequence", "stopped by muster", "preempted")
         assert ("exit_code" in worker) != ("signal" in worker)
         assert worker["node"] in [node["node"] for node in report["nodes"]]
     ranks = [worker["rank"] for worker in report["workers"]]

@@ -86,7 +86,7 @@ def test_stop_ends_the_job_with_a_status_of_its_own_and_the_report_names_the_ran
     root = report["root_cause"]
     assert (root["rank"], root["cause"], root["label"], root["progress"]) == (1, "hang", "root cause", "epoch 1 step 5/8 data")
     assert "no progress for" in root["error"] and 'at the same step, but in "data"' in root["error"]
-    assert {worker["rank"]: worker["label"] for worker in report["workers"]}[0] == "stopped by us"
+    assert {worker["rank"]: worker["label"] for worker in report["workers"]}[0] == "stopped by muster"
     assert (report["exit_status"], report["restarts_used"]) == (124, 0)
     assert re.search(r"cause     : hang: rank 1 \(local_rank 1, pid \d+\) hangs: no progress", err.text())
     assert re.search(r"; exit status 124; all local workers exited within \d+ ms\n$", err.text())
@@ -131,7 +131,7 @@ def test_of_a_python_worker_without_py_spy_the_native_stack_is_shown(muster, err
     (hang,) = read_hangs(muster.tmp_path / "logs")
     (rank,) = hang["ranks"]
     assert rank["source"].startswith("stderr alone") and "read" in rank["stacks"][0]["functions"]
-    assert "judged by: stderr alone: with --view=all stdout goes past muster\n" in err.text()
+    assert "sign of life: stderr alone (with --view=all muster does not see stdout)\n" in err.text()
 
 
 def test_output_is_a_sign_of_life_where_muster_sees_it(muster, err):
@@ -161,7 +161,7 @@ os.read(os.pipe()[0], 1)
     assert read_hangs(muster.tmp_path / "logs")[0]["ranks"][0]["source"] == "heartbeat"
 
 
-def test_who_is_stopped_by_a_signal_is_the_odd_one_out_and_moves_again(muster, err):
+def test_who_is_stopped_by_a_signal_is_the_outlier_and_its_hang_ends_when_it_goes_on(muster, err):
     script = muster.script("train.py", """
 import os, time
 step = 0
@@ -177,7 +177,7 @@ while not os.path.exists("done"):
     err.wait(r"outlier: rank 1: stopped by a signal \(SIGSTOP\)\n")
     err.wait(r"hang\.json\n")
     os.kill(pid, signal.SIGCONT)
-    err.wait(r"the hang is over after \d\S* m?s: rank 1 makes progress again\n")
+    err.wait(r"the hang is over after \d\S* m?s\n")
     assert read_hangs(muster.tmp_path / "logs")[0]["over_after_ms"] > 0
     (muster.tmp_path / "done").touch()
     assert process.wait(60) == 0

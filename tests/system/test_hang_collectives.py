@@ -49,7 +49,7 @@ def test_a_rank_that_left_out_a_collective_is_named_at_the_end_where_it_is_misse
     # It thought that its seventh was the others' eighth.
     assert (root["rank"], root["cause"]) == (1, "hang")
     assert "all_reduce #6 of 4 KiB (finished)" in root["error"]
-    assert "rank 1 is not yet in all_reduce #7 of 4 KiB, where others wait" in root["error"]
+    assert "outlier: rank 1: not yet in all_reduce #7 of 4 KiB, where others wait" in root["error"]
 
 
 @pytest.mark.parametrize("backend", ["shm", "tcp"])
@@ -71,7 +71,7 @@ def test_collectives_are_signs_of_life_of_a_program_that_says_nothing(muster, er
     (hang,) = read_hangs(muster.tmp_path / "logs")
     assert hang["outlier_ranks"] == [1]
     assert [hang["ranks"][rank]["source"] for rank in (0, 2)] == ["collectives", "collectives"]
-    assert "judged by: collectives\n" in err.text()
+    assert "sign of life: collectives\n" in err.text()
     (muster.tmp_path / "go.1").write_text("x")
     assert process.wait(60) == 0
 
@@ -79,7 +79,7 @@ def test_collectives_are_signs_of_life_of_a_program_that_says_nothing(muster, er
 def test_a_restart_begins_with_new_numbers(muster, err):
     process = start(muster, err, "late", "--on-hang=restart", "--max-restarts=1")
     assert process.wait(90) == 0
-    assert len(re.findall(r"rank 1 is not yet in all_reduce #4 of 4 KiB, where others wait.*; restart 1 of 1\n", err.text())) == 1
+    assert len(re.findall(r"outlier: rank 1: not yet in all_reduce #4 of 4 KiB, where others wait.*; restart 1 of 1\n", err.text())) == 1
 
 
 @pytest.mark.parametrize("kind", ["static", "c10d"])

@@ -27,7 +27,7 @@ def gates(muster, ranks=2):
         os.mkfifo(muster.tmp_path / f"gate.{rank}")
 
 
-def test_who_ended_while_stacks_were_read_is_the_odd_one_out_and_not_the_one_that_is_stopped(muster, err):
+def test_who_ended_while_stacks_were_read_is_the_outlier_and_not_the_one_that_is_stopped(muster, err):
     gates(muster)
     # The tool sees rank 0 to its end, whoever it was called for.
     end = f"""until [ -e {muster.tmp_path}/look ]; do /bin/sleep 0.02; done
@@ -43,7 +43,7 @@ until [ -e {muster.tmp_path}/ended ]; do /bin/sleep 0.02; done
     wait_for(lambda: not os.path.exists(f"/proc/{zero}"), "the end of rank 0")
     (muster.tmp_path / "ended").touch()
     assert process.wait(60) == 124
-    assert "outlier: rank 0: has ended already (exited with code 0), the others may wait for it\n" in err.text()
+    assert "outlier: rank 0: ended already (exited with code 0), and others may wait for it\n" in err.text()
     assert read_report(muster.tmp_path / "logs")["root_cause"]["rank"] == 1
     (hang,) = read_hangs(muster.tmp_path / "logs")
     assert hang["ranks"][0]["ended"] == "exited with code 0"
@@ -72,7 +72,7 @@ if rank == "1":
     (muster.tmp_path / "look").touch()
     wait_for(lambda: not os.path.exists(f"/proc/{zero}") and (muster.tmp_path / "spoke").exists(), "both to go on")
     (muster.tmp_path / "ended").touch()
-    err.wait(r"the hang is over after \S+ m?s: rank 1 makes progress again, rank 0 has ended\n")
+    err.wait(r"the hang is over after \S+ m?s\n")
     (muster.tmp_path / "done").touch()
     assert process.wait(60) == 0
     assert "; it ended while stacks were read: the job goes on\n" in err.text()

@@ -70,7 +70,7 @@ def job(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["static", "c10d", "etcd"])
-def test_there_is_one_report_with_the_stacks_of_all_ranks_and_the_odd_one_out_of_them(job, tmp_path, kind):
+def test_there_is_one_report_with_the_stacks_of_all_ranks_and_the_outlier_of_them(job, tmp_path, kind):
     if kind == "etcd":
         real_tool("etcd")
     one = job(kind).start()
@@ -95,20 +95,18 @@ def test_there_is_one_report_with_the_stacks_of_all_ranks_and_the_odd_one_out_of
     assert sum(text.count("all stacks and states") for text in one.said()) == 1
 
 
-@pytest.mark.parametrize("kind", ["static", "c10d"])
-def test_stop_ends_all_nodes_with_the_same_status_for_the_rank_that_was_named(job, tmp_path, kind):
-    one = job(kind).start("--on-hang=stop", "--max-restarts=3")
+def test_stop_ends_all_nodes_with_the_same_status_for_the_rank_that_was_named(job, tmp_path):
+    one = job("static").start("--on-hang=stop", "--max-restarts=3")
     assert one.codes() == [124, 124, 124], one.said()
     root = read_report(tmp_path / "logs0")["root_cause"]
     assert (root["rank"], root["node"], root["cause"], root["progress"]) == (3, 1, "hang", "epoch 1 step 5/8 data")
-    assert 'rank 3 is at the same step, but in "data"' in root["error"]
+    assert 'outlier: rank 3: at the same step, but in "data"' in root["error"]
     assert read_report(tmp_path / "logs0")["restarts_used"] == 0
     assert len(read_hangs(tmp_path / "logs0")[0]["ranks"]) == 6
 
 
-@pytest.mark.parametrize("kind", ["static", "c10d"])
-def test_restart_is_one_restart_of_all_nodes(job, tmp_path, kind):
-    one = job(kind).start("--on-hang=restart", "--max-restarts=1")
+def test_restart_is_one_restart_of_all_nodes(job, tmp_path):
+    one = job("c10d").start("--on-hang=restart", "--max-restarts=1")
     assert one.codes() == [0, 0, 0], one.said()
     for node, text in enumerate(one.said()):
         assert len(re.findall(r"rank 3 \(local_rank 1, pid \d+\) hangs: .*; restart 1 of 1\n", text)) == 1, text
@@ -147,10 +145,26 @@ while not (folder / "done").exists():
         (tmp_path / "hold").touch()
         wait_for(lambda: one.errs[0].text().count("all stacks and states") == number, f"report {number}", 60)
         (tmp_path / "hold").unlink()
-        wait_for(lambda: len(re.findall(r"the hang is over after \S+ m?s: ranks? [\d,-]+ makes? progress again\n", one.errs[0].text())) == number,
+        wait_for(lambda: len(re.findall(r"the hang is over after \S+ m?s\n", one.errs[0].text())) == number,
                  f"end {number}", 60)
     (tmp_path / "done").touch()
     assert one.codes() == [0, 0]
     first, second = read_hangs(tmp_path / "logs0")
     assert len(first["ranks"]) == len(second["ranks"]) == 4
     assert first["over_after_ms"] > 0 and second["over_after_ms"] > 0
+
+
+def test_the_stacks_of_all_nodes_are_read_before_anybody_is_signalled(job, tmp_path):
+    order = tmp_path / "order"
+    # The tool of one rank takes far longer than the others'.
+    gdb = f'for pid; do :; done; [ -e {tmp_path}/slow ] || {{ : > {tmp_path}/slow; /bin/sleep 2; }}; echo stack >> {order}; {STACK}'
+    program = tmp_path / "wait.sh"
+    program.write_text(f"""#!/bin/sh
+trap 'echo signal >> {order}; exit 0' TERM
+echo "step 7" > "$MUSTER_PROGRESS_FILE"
+while :; do /bin/sleep 0.1; done  # until it is stopped
+""")
+    program.chmod(0o755)
+    one = job("c10d", gdb=gdb).start("--on-hang=stop", "--hang-timeout=1:1", nodes=2, program=program)
+    assert one.codes() == [124, 124], one.said()
+    assert order.read_text().split() == ["stack"] * 4 + ["signal"] * 4

@@ -1,25 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tools that show stacks, themselves: gdb and py-spy, each where it is the only one."""
-import os
-import sys
-
-import pytest
-
+"""py-spy itself, where it is the only tool. Of gdb test_hang.py shows the same."""
 from hang_support import STEPS, TIMEOUT, err, fifos, read_hangs, real_tool, without_tools
-from launcher_support import BIN, muster
-
-def test_gdb_shows_where_a_program_waits(muster, err):
-    name = "gdb"
-    folder, env = without_tools(muster.tmp_path)
-    (folder / name).symlink_to(real_tool(name))
-    process = muster.start("--nproc-per-node=2", TIMEOUT, "--on-hang=stop", "--log-dir=logs", BIN / "hang_worker", muster.tmp_path, 1,
-                           stderr=err.file, env=env)
-    assert process.wait(90) == 124
-    (hang,) = read_hangs(muster.tmp_path / "logs")
-    one = hang["ranks"][1]
-    assert one.get("tool") == name, (one.get("no_stack"), one.get("tool_output"))
-    assert one["stacks"][0]["functions"][:3] == ["read", "load_batch", "main"]
-    assert f"    {name}: read <- load_batch <- main\n" in err.text()
+from launcher_support import muster
 
 
 def test_py_spy_shows_where_a_python_script_waits_and_leaves_it_running(muster, err):

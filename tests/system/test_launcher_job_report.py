@@ -58,9 +58,9 @@ def test_the_first_node_tells_of_the_first_failure_wherever_it_was(job, tmp_path
     root = report["root_cause"]
     assert (root["rank"], root["host"], root["cause"], root["where"]) == (2, "host2", "gpu-fault", "train.py:9")
     labels = {worker["rank"]: worker["label"] for worker in report["workers"]}
-    assert labels == {0: "stopped by us", 1: "consequence", 2: "root cause"}
+    assert labels == {0: "stopped by muster", 1: "consequence", 2: "root cause"}
     text = it.err(0)
-    assert "failed because of it: rank 1\n" in text and "terminated by muster after the failure: rank 0\n" in text
+    assert "failed as a consequence: rank 1\n" in text and "terminated by muster after the failure: rank 0\n" in text
     assert re.search(r"Root Cause .*\n\[0\]:\n.*\n  host      : host2\n  rank      : 2 \(local_rank: 0\)\n", text)
     # Who was told first gives the exit status, and says it on every node.
     assert all(re.search(r"rank 1 \(local_rank 0, pid \d+\) on host1 exited with code 1 \(ConnectionResetError", it.err(n))

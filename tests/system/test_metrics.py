@@ -143,7 +143,7 @@ def test_metrics_tell_of_each_rank_and_of_restarts(muster):
     assert told[-1]["exit_status"] == 0
 
 
-def test_a_hang_and_the_rungs_of_a_stop_are_events(muster):
+def test_a_hang_and_the_stages_of_a_stop_are_events(muster):
     # Deaf within milliseconds, and silent from the beginning: whatever it said while it starts would be a sign of life.
     stubborn = "trap '' TERM ABRT; exec sleep 6009"
     path = muster.tmp_path / "events.jsonl"

@@ -2,11 +2,9 @@
 // A hang over several nodes: who is asked, when there is a report, and what it says of all ranks.
 #include "launcher/hang/hang_session.h"
 
-#include <csignal>
-
 #include "launcher/hang/hang_report.h"
 #include "launcher/hang/snapshot.h"
-#include "launcher/report/job_report.h"
+#include "launcher/text/node_message.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -83,11 +81,9 @@ TEST_CASE("a hang is over when it is on all nodes, and the next one has another 
   (void)session.reported(0, kStart);
   (void)session.snapshot(0, 1, snapshot_of(0, true, {"a"}), kStart);
   (void)session.snapshot(1, 1, snapshot_of(1, true, {"a"}), kStart);
-  REQUIRE(session.over(1, {1}, {}) == Actions{});
-  REQUIRE(session.over(1, {1}, {}) == Actions{});
-  REQUIRE(session.over(0, {}, {0}) == Actions{.over = true});
-  REQUIRE(session.moved() == Ranks{1});
-  REQUIRE(session.ended() == Ranks{0});
+  REQUIRE(session.over(1) == Actions{});
+  REQUIRE(session.over(1) == Actions{});
+  REQUIRE(session.over(0) == Actions{.over = true});
   REQUIRE(session.reported(1, kStart) == Actions{.ask = true});
   REQUIRE(session.number() == 2);
   REQUIRE(session.snapshot(0, 1, snapshot_of(0, true, {"a"}), kStart) == Actions{});  // of the last one
@@ -97,13 +93,10 @@ TEST_CASE("a hang is over when it is on all nodes, and the next one has another 
 TEST_CASE("a hang that ended while stacks were read is over with its report") {
   HangSession session(2);
   (void)session.reported(1, kStart);
-  NodeSnapshot gone = snapshot_of(1, false, {"a"});
-  gone.moved = {1};
-  REQUIRE(session.over(1, {1}, {}) == Actions{});  // before its part came
-  (void)session.snapshot(1, 1, gone, kStart);
+  REQUIRE(session.over(1) == Actions{});  // before its snapshot came
+  (void)session.snapshot(1, 1, snapshot_of(1, false, {"a"}), kStart);
   REQUIRE(session.snapshot(0, 1, snapshot_of(0, false, {"a"}), kStart) ==
           Actions{.publish = true, .over = true});
-  REQUIRE(session.moved() == Ranks{1});
   REQUIRE_FALSE(session.hanging());
 }
 
@@ -170,34 +163,23 @@ TEST_CASE("ranks that give no signs of life are not said to go on") {
       rank.stalled = rank.watched = rank.rank == 0;
     }
   const HangReport report = merged(parts, 4);
-  REQUIRE(report.outliers == Outliers{{5}, "its stack differs from the others': it is in read"});
-}
-
-TEST_CASE("the end of a hang names who goes on and who has ended") {
-  REQUIRE(over_text(12 * kSecond, {1, 2, 3}, {}) ==
-          "the hang is over after 12.0 s: ranks 1-3 make progress again");
-  REQUIRE(over_text(12 * kSecond, {1}, {4}) ==
-          "the hang is over after 12.0 s: rank 1 makes progress again, rank 4 has ended");
-  REQUIRE(over_text(12 * kSecond, {}, {4}) == "the hang is over after 12.0 s: rank 4 has ended");
+  REQUIRE(report.outliers == Outliers{{5}, "stack differs from the others': in read"});
 }
 
 TEST_CASE("a node's snapshot is read as it was written") {
   NodeSnapshot part = snapshot_of(2, true, {"step 1", "step 2"});
   part.action = OnHang::kRestart;
-  part.moved = {4};
-  part.ended = {5};
   RankSnapshot& rank = part.report.ranks[1];
   rank.ended = "exited with code 0";
   rank.paused = "announced a pause";
   rank.tool_problem = "gdb: no";
   rank.tool_output = {"a", "b"};
   rank.threads.push_back({7, "main", 'S', "read(5 -> pipe:[8])", "pipe_read", {"pipe_read"}});
-  const auto read = node_snapshot_from_json(to_json(part));
-  REQUIRE(read);
-  REQUIRE(*read == part);
+  rank.collectives = {{"default", "shm", 2, PageOperation::kBroadcast, PageState::kBegun, 17, 8, 2}};
+  REQUIRE(from_node_message<NodeSnapshot>(to_message(part), "") == part);
 
   const HangVerdict verdict{"hang", {{5}, "behind"}, true, false, 5, "rank 5 hangs"};
-  REQUIRE(hang_verdict_from_json(to_json(verdict)) == verdict);
+  REQUIRE(from_node_message<HangVerdict>(to_node_message(verdict), "") == verdict);
 }
 
 TEST_CASE("a part that is too large loses evidence before it loses ranks") {
@@ -207,53 +189,32 @@ TEST_CASE("a part that is too large loses evidence before it loses ranks") {
     rank.threads.assign(64,
                         {1, "worker", 'S', "read()", "pipe_read", std::vector<std::string>(20, "pipe_read")});
   }
-  const std::string text = to_json(part);
-  REQUIRE(text.size() <= kMaxSnapshotBytes);
-  const auto read = node_snapshot_from_json(text);
+  const std::string message = to_message(part);
+  REQUIRE(message.size() <= kMaxNodeMessageBytes);
+  const auto read = from_node_message<NodeSnapshot>(message, "");
   REQUIRE(read);
   REQUIRE(read->report.ranks.size() == 200);
   REQUIRE(read->report.ranks[199].progress == "step 7");
   REQUIRE(read->report.ranks[199].stacks.front().functions.size() == 3);
 }
 
-TEST_CASE("what is not a part of a hang is a protocol error") {
-  for (const char* text : {"", "{}", "[]", R"({"version":2})", R"({"version":1,"host":7})", "nonsense"}) {
-    INFO(text);
-    REQUIRE(node_snapshot_from_json(text).error().code == ErrorCode::kProtocol);
-    REQUIRE(hang_verdict_from_json(text).error().code == ErrorCode::kProtocol);
-  }
+TEST_CASE("what is no message of a node is a protocol error") {
+  const std::string good = to_message(snapshot_of(2, true, {"step 1"}));
+  for (std::size_t size = 0; size < good.size(); ++size)
+    REQUIRE(from_node_message<NodeSnapshot>(good.substr(0, size), "").error().code == ErrorCode::kProtocol);
+  REQUIRE_FALSE(from_node_message<NodeSnapshot>(good + "x", ""));
+  REQUIRE_FALSE(from_node_message<NodeSnapshot>('\2' + good.substr(1), ""));
+  REQUIRE(from_node_message<HangVerdict>("nonsense", "the verdict").error().message ==
+          "the verdict cannot be read: it is of another version");
 }
 
-TEST_CASE("the report of a job that hung names the outlier of all nodes") {
-  const auto worker = [](int rank, const char* progress) {
-    WorkerOutcome out;
-    out.rank = rank;
-    out.pid = 100 + rank;
-    out.end.signal = SIGTERM;
-    out.stopped_by_us = true;
-    out.progress = progress;
-    return out;
-  };
-  JobReport report;
-  report.program = "train.py";
-  report.notice.rank = 0;
-  report.nodes = {{0, "host-a", {worker(0, "step 141 all_reduce"), worker(1, "step 141 all_reduce")}, {}},
-                  {1, "host-b", {worker(2, "step 141 all_reduce"), worker(3, "step 140 data")}, {}}};
-  report.nodes[0].workers[0].hang = "rank 0 hangs";
-  for (NodeReport& node : report.nodes)
-    for (WorkerOutcome& outcome : node.workers) judge_worker(outcome, {});
-  const Verdict verdict = judge(report.nodes, report.notice);
-  REQUIRE(verdict.root == Verdict::Place{0, 0});
-  REQUIRE(find_outliers(report, verdict) ==
-          Outliers{{3}, "behind the others: step 140, the others step 141"});
-  const std::string text = format_report(report, verdict, [](std::int64_t) { return std::string("now"); });
-  INFO(text);
-  REQUIRE(text.find("  outlier of all nodes: rank 3: behind the others") != std::string::npos);
-  REQUIRE(text.find("cause     : hang: rank 0 hangs") != std::string::npos);
-  REQUIRE(to_json(report, verdict).find("\"outlier_ranks\"") != std::string::npos);
-
-  report.nodes[0].workers[0].hang.clear();
-  report.nodes[0].workers[0].stopped_by_us = false;
-  judge_worker(report.nodes[0].workers[0], {});
-  REQUIRE(find_outliers(report, judge(report.nodes, report.notice)) == Outliers{});
+TEST_CASE("a text of another node is shown without control bytes, and lines stay lines") {
+  HangVerdict verdict;
+  verdict.text = "a\x1b[31mb\nc\td";
+  verdict.line.assign(100'000, 'x');
+  std::string bytes(1, '\1');
+  ArchiveWriter{bytes}(verdict);
+  const auto read = from_node_message<HangVerdict>(bytes, "");
+  REQUIRE(read->text == "ab\nc d");
+  REQUIRE(read->line.size() == TextCleaner::kMaxTextBytes);
 }

@@ -13,6 +13,7 @@
 using namespace muster;
 using namespace muster::launcher;
 using Watch = HangRules::Watch;
+using Change = HangWatch::Change;
 using Ranks = std::vector<int>;
 
 namespace {
@@ -34,17 +35,20 @@ HangRules fixed(Millis limit, Millis start) {
   return {.watch = Watch::kFixed, .limit = limit, .start = start};
 }
 
-/// Looks whenever the watch asks for it, with what `signs` says of that time, until somebody hangs or moves,
+/// Looks whenever the watch asks for it, with what `signs` says of that time, until a hang begins or is over,
 /// or `until`.
 template <class Signs>
-std::pair<HangWatch::Seen, Instant> run(HangWatch& watch, const Signs& signs, Instant until) {
+std::pair<Change, Instant> run(HangWatch& watch, const Signs& signs, Instant until) {
   while (watch.next_look() && *watch.next_look() <= until) {
     const Instant now = *watch.next_look();
     const std::vector<Liveness> all = signs(now);
-    HangWatch::Seen seen = watch.look(all, now);
-    if (!seen.hang.empty() || !seen.moved.empty()) return {seen, now};
+    if (const Change change = watch.look(all, now); change != Change::kNone) return {change, now};
   }
-  return {{}, until};
+  return {Change::kNone, until};
+}
+
+Ranks stalled(const HangWatch& watch) {
+  return watch.stalled_for(Millis::max(), kStart);
 }
 
 std::uint64_t seconds_at(Instant now) {
@@ -96,7 +100,7 @@ TEST_CASE("a heartbeat file's name knows the rank and the local rank, and nothin
 TEST_CASE("who tells nothing of its progress never hangs without a fixed timeout") {
   HangWatch watch(HangRules{}, 1, kStart);
   const auto silent = [](Instant) { return std::vector{writes(0)}; };
-  REQUIRE(run(watch, silent, kStart + std::chrono::hours(100)).first == HangWatch::Seen{});
+  REQUIRE(run(watch, silent, kStart + std::chrono::hours(100)).first == Change::kNone);
   REQUIRE(watch.limit(0) == std::nullopt);
 }
 
@@ -112,18 +116,20 @@ TEST_CASE("a worker in its steps hangs after the least limit at the soonest, and
     return std::vector{steps(seconds_at(now)), steps(std::min<std::uint64_t>(seconds_at(now), 100))};
   };
   const auto [seen, when] = run(watch, signs, kStart + std::chrono::hours(2));
-  REQUIRE(seen.hang == Ranks{1});
+  REQUIRE(seen == Change::kBegan);
+  REQUIRE(stalled(watch) == Ranks{1});
   REQUIRE(when >= kStart + 100 * kSecond + HangWatch::kLeastLimit);
   REQUIRE(when <= kStart + 100 * kSecond + HangWatch::kLeastLimit + HangWatch::kMostBetweenLooks);
-  REQUIRE(seen.idle_time >= HangWatch::kLeastLimit);
-  REQUIRE(run(watch, signs, when + std::chrono::hours(2)).first == HangWatch::Seen{});
+  REQUIRE(watch.idle_time(1, when) >= HangWatch::kLeastLimit);
+  REQUIRE(run(watch, signs, when + std::chrono::hours(2)).first == Change::kNone);
 }
 
 TEST_CASE("first steps take as long as half an hour") {
   HangWatch watch(HangRules{}, 1, kStart);
   const auto compiling = [](Instant) { return std::vector{tells(1)}; };
   const auto [seen, when] = run(watch, compiling, kStart + std::chrono::hours(2));
-  REQUIRE(seen.hang == Ranks{0});
+  REQUIRE(seen == Change::kBegan);
+  REQUIRE(stalled(watch) == Ranks{0});
   REQUIRE(when - kStart >= HangWatch::kFirstSteps);
 }
 
@@ -135,7 +141,8 @@ TEST_CASE("the limit is three times the longest pause of any worker") {
     return std::vector{steps(s < 200 ? s : s < 400 ? 200 : s), steps(s)};
   };
   const auto [seen, when] = run(watch, signs, kStart + std::chrono::hours(2));
-  REQUIRE(seen.hang == Ranks{0, 1});
+  REQUIRE(seen == Change::kBegan);
+  REQUIRE(stalled(watch) == Ranks{0, 1});
   REQUIRE(when - kStart >= 1000 * kSecond + 3 * 200 * kSecond);
   REQUIRE(watch.limit(1) >= 600 * kSecond);
 }
@@ -147,10 +154,10 @@ TEST_CASE("one that moves again is said, and the next hang is a new one with a l
     return std::vector{steps(s), steps(s < 100 || s > 900 ? s : 100)};
   };
   const auto [hang, first] = run(watch, signs, kStart + std::chrono::hours(1));
-  REQUIRE(hang.hang == Ranks{1});
+  REQUIRE(hang == Change::kBegan);
+  REQUIRE(stalled(watch) == Ranks{1});
   const auto [over, when] = run(watch, signs, kStart + std::chrono::hours(1));
-  REQUIRE(over.moved == Ranks{1});
-  REQUIRE(over.hang.empty());
+  REQUIRE(over == Change::kOver);
   REQUIRE(when - kStart >= 900 * kSecond);
   REQUIRE(*watch.limit(0) >= 3 * 800 * kSecond);
 }
@@ -161,9 +168,11 @@ TEST_CASE("others that fall silent in a hang belong to it") {
     const std::uint64_t s = seconds_at(now);
     return std::vector{steps(s < 200 || s > 2000 ? s : 200), steps(s < 100 || s > 2000 ? s : 100)};
   };
-  const auto first = run(watch, signs, kStart + std::chrono::hours(1));
-  REQUIRE(first.first.hang == Ranks{1});
-  REQUIRE(run(watch, signs, kStart + std::chrono::hours(1)).first.moved == Ranks{0, 1});
+  REQUIRE(run(watch, signs, kStart + std::chrono::hours(1)).first == Change::kBegan);
+  REQUIRE(stalled(watch) == Ranks{1});
+  REQUIRE(run(watch, signs, kStart + 1900 * kSecond).first == Change::kNone);
+  REQUIRE(stalled(watch) == Ranks{0, 1});
+  REQUIRE(run(watch, signs, kStart + std::chrono::hours(1)).first == Change::kOver);
 }
 
 TEST_CASE("while a worker has announced a pause nobody of its node hangs") {
@@ -173,7 +182,7 @@ TEST_CASE("while a worker has announced a pause nobody of its node hangs") {
     saving.paused = true;
     return std::vector{saving, steps(8)};
   };
-  REQUIRE(run(watch, signs, kStart + std::chrono::hours(10)).first == HangWatch::Seen{});
+  REQUIRE(run(watch, signs, kStart + std::chrono::hours(10)).first == Change::kNone);
 }
 
 TEST_CASE("a fixed timeout counts for everybody, and the start has its own") {
@@ -183,14 +192,16 @@ TEST_CASE("a fixed timeout counts for everybody, and the start has its own") {
     return std::vector{writes(0), writes(std::min<std::uint64_t>(seconds_at(now), 10))};
   };
   const auto [seen, when] = run(watch, signs, kStart + std::chrono::hours(1));
-  REQUIRE(seen.hang == Ranks{1});
+  REQUIRE(seen == Change::kBegan);
+  REQUIRE(stalled(watch) == Ranks{1});
   REQUIRE(when - kStart >= 12 * kSecond);
   REQUIRE(when - kStart <= 13 * kSecond);
 
   HangWatch alone(fixed(2 * kSecond, 20 * kSecond), 1, kStart);
   const auto nothing = [](Instant) { return std::vector{writes(0)}; };
   const auto [late, at_start] = run(alone, nothing, kStart + std::chrono::hours(1));
-  REQUIRE(late.hang == Ranks{0});
+  REQUIRE(late == Change::kBegan);
+  REQUIRE(stalled(alone) == Ranks{0});
   REQUIRE(at_start - kStart == 20 * kSecond);
 }
 
@@ -200,10 +211,8 @@ TEST_CASE("a worker that has ended hangs no more, and does not move again") {
   const auto when = run(watch, silent, kStart + std::chrono::hours(1)).second;
   const auto ended = [](Instant) { return std::vector{Liveness{}}; };
   const std::vector gone = ended(when);
-  const HangWatch::Seen seen = watch.look(gone, *watch.next_look());
-  REQUIRE(seen.ended == Ranks{0});
-  REQUIRE(seen.moved.empty());
-  REQUIRE(run(watch, ended, when + std::chrono::hours(1)).first == HangWatch::Seen{});
+  REQUIRE(watch.look(gone, *watch.next_look()) == Change::kOver);
+  REQUIRE(run(watch, ended, when + std::chrono::hours(1)).first == Change::kNone);
 }
 
 TEST_CASE("a look that comes late, as after a suspended host, finds nobody silent") {
@@ -211,10 +220,11 @@ TEST_CASE("a look that comes late, as after a suspended host, finds nobody silen
   const std::vector signs{writes(5)};
   (void)watch.look(signs, *watch.next_look());
   const Instant after = kStart + std::chrono::hours(8);
-  REQUIRE(watch.look(signs, after) == HangWatch::Seen{});
+  REQUIRE(watch.look(signs, after) == Change::kNone);
   const auto silent = [&](Instant) { return signs; };
   const auto [seen, when] = run(watch, silent, after + std::chrono::hours(1));
-  REQUIRE(seen.hang == Ranks{0});
+  REQUIRE(seen == Change::kBegan);
+  REQUIRE(stalled(watch) == Ranks{0});
   REQUIRE(when - after == 4 * kSecond);
 }
 
@@ -226,7 +236,7 @@ TEST_CASE("who is silent for half of another node's limit belongs to its hang") 
                        writes(0)};
   };
   const Instant when = kStart + 250 * kSecond;
-  REQUIRE(run(watch, signs, when).first == HangWatch::Seen{});
+  REQUIRE(run(watch, signs, when).first == Change::kNone);
   REQUIRE(watch.stalled_for(240 * kSecond, when) == Ranks{1});
   REQUIRE(watch.watched(1));
   REQUIRE_FALSE(watch.watched(2));
@@ -238,11 +248,13 @@ TEST_CASE("after a pause that somebody asked for on another node the silence is 
     return std::vector{steps(std::min<std::uint64_t>(seconds_at(now), 100))};
   };
   const auto [hang, when] = run(watch, signs, kStart + std::chrono::hours(1));
-  REQUIRE(hang.hang == Ranks{0});
+  REQUIRE(hang == Change::kBegan);
+  REQUIRE(stalled(watch) == Ranks{0});
   watch.restart_idle_times(when);
   REQUIRE_FALSE(watch.hanging());
   const auto [again, later] = run(watch, signs, when + std::chrono::hours(1));
-  REQUIRE(again.hang == Ranks{0});
+  REQUIRE(again == Change::kBegan);
+  REQUIRE(stalled(watch) == Ranks{0});
   REQUIRE(later - when >= 3 * HangWatch::kLeastLimit);
 
   HangWatch off({.watch = Watch::kOff}, 1, kStart);
@@ -315,7 +327,7 @@ TEST_CASE("without words the stacks tell, and of two halves the one that is not 
   const std::vector<std::string> waits{"read", "gloo::transport::tcp::Pair::recv", "gloo::allreduce", "main"};
   const std::vector<std::string> loads{"read", "load_batch", "main"};
   const std::vector ranks{at(0, "", waits), at(1, "", waits), at(2, "", loads), at(3, "", waits)};
-  REQUIRE(find_outliers(ranks) == Outliers{{2}, "its stack differs from the others': it is in read"});
+  REQUIRE(find_outliers(ranks) == Outliers{{2}, "stack differs from the others': in read"});
   const std::vector two{at(0, "", loads), at(1, "", waits)};
   REQUIRE(find_outliers(two).ranks == Ranks{0});
   const std::vector same{at(0, "", waits), at(1, "", waits)};
@@ -331,7 +343,7 @@ TEST_CASE("without tools the kernel's word about the main thread tells") {
   REQUIRE(find_outliers(ranks) == Outliers{});
   ranks[1].threads[0].call = "read(5 -> pipe:[7])";
   ranks[1].threads[0].wait = "pipe_read";
-  REQUIRE(find_outliers(ranks) == Outliers{{1}, "the only one in read, pipe_read"});
+  REQUIRE(find_outliers(ranks) == Outliers{{1}, "in read, pipe_read, unlike the others"});
 }
 
 TEST_CASE("a rank that has ended, is stopped or is stalled alone is the outlier") {
@@ -341,7 +353,7 @@ TEST_CASE("a rank that has ended, is stopped or is stalled alone is the outlier"
   ranks[0].threads.clear();
   ranks[2].ended = "exited with code 0";
   REQUIRE(find_outliers(ranks).ranks == Ranks{2});
-  REQUIRE(find_outliers(ranks).why == "has ended already (exited with code 0), the others may wait for it");
+  REQUIRE(find_outliers(ranks).why == "ended already (exited with code 0), and others may wait for it");
   ranks[2].ended.clear();
   ranks[1].stalled = ranks[2].stalled = false;
   REQUIRE(find_outliers(ranks) == Outliers{{0}, "stalled, while the others go on"});
@@ -379,5 +391,5 @@ TEST_CASE("the report groups those at the same place, and names the outlier firs
   REQUIRE(suspect(report).rank == 1);
   REQUIRE(hang_line(report, suspect(report)) ==
           "rank 1 (local_rank 1, pid 101) hangs: no progress for 252 s after \"step 139 data\" (read <- load "
-          "<- main); rank 1 is behind the others: step 139, the others step 140");
+          "<- main); outlier: rank 1: behind the others: step 139, the others step 140");
 }

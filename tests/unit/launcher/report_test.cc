@@ -96,7 +96,7 @@ TEST_CASE("consequences are one line, and what is not known of is named") {
   report.missing = {1, 2};
   report.nodes[0].kernel = {"NVRM: Xid (PCI:0000:3b:00): 79"};
   const std::string text = text_of(report);
-  REQUIRE_THAT(text, Catch::Contains("  failed because of it: rank 3\n"));
+  REQUIRE_THAT(text, Catch::Contains("  failed as a consequence: rank 3\n"));
   REQUIRE_THAT(text, Catch::Contains("  no report from: nodes 1-2\n"));
   REQUIRE_THAT(text, Catch::Contains("  kernel of node1.example: NVRM: Xid (PCI:0000:3b:00): 79\n"));
   REQUIRE(text.find("rank      : 3") == std::string::npos);

@@ -59,9 +59,9 @@ TEST_CASE("a tool that may not trace says so") {
 }
 
 TEST_CASE("what is below main tells nothing") {
-  REQUIRE(telling(Functions{"read", "read", "load", "main", "__libc_start_main", "_start"}, 9) ==
+  REQUIRE(relevant_frames(Functions{"read", "read", "load", "main", "__libc_start_main", "_start"}, 9) ==
           Functions{"read", "load", "main"});
-  REQUIRE(telling(Functions{"a", "b", "c"}, 2) == Functions{"a", "b"});
+  REQUIRE(relevant_frames(Functions{"a", "b", "c"}, 2) == Functions{"a", "b"});
 }
 
 TEST_CASE("the system call of a process is read from its file") {

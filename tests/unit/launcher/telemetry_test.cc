@@ -173,7 +173,7 @@ TEST_CASE("a worker's failure is an event with its cause, and counted by it") {
   Telemetry telemetry(job, told.log, &*log);
   telemetry.started("0.1.0");
   telemetry.preflight("quick", "no room in /tmp");
-  telemetry.gathering(0);
+  telemetry.rendezvous_begins(0);
   CHECK(telemetry.status().state == AgentState::kRendezvous);
   telemetry.joined(example_assignment());
   WorkerOutcome failed;
@@ -198,7 +198,7 @@ TEST_CASE("a worker's failure is an event with its cause, and counted by it") {
   notice.restart = true;
   telemetry.attempt_over(notice);
   CHECK(telemetry.status().state == AgentState::kRestarting);
-  telemetry.gathering(1);
+  telemetry.rendezvous_begins(1);
   CHECK(telemetry.status().state == AgentState::kRestarting);
   telemetry.attempt_over(FailureNotice{});
   CHECK(telemetry.status().state == AgentState::kEnding);
@@ -212,10 +212,10 @@ TEST_CASE("a worker's failure is an event with its cause, and counted by it") {
     CHECK(event.at("host") == "node7");
     CHECK(event.at("time") > 1.7e9);
   }
-  REQUIRE(names == std::vector<std::string>{"start", "preflight", "gathering", "joined", "worker_ended",
-                                            "stop", "worker_ended", "generation_over", "gathering",
+  REQUIRE(names == std::vector<std::string>{"start", "preflight", "rendezvous", "joined", "worker_ended",
+                                            "stop", "worker_ended", "generation_over", "rendezvous",
                                             "generation_over", "end"});
-  CHECK(events[1].at("fit") == false);
+  CHECK(events[1].at("healthy") == false);
   CHECK(events[4].at("cause") == "exception");
   CHECK(events[4].at("error") == "ValueError: boom");
   CHECK(events[4].at("where") == "train.py:12");

@@ -137,19 +137,19 @@ TEST_CASE("a node's word about workers that hang goes to the first node, the fir
   const auto generation = t.told<control::Assignment>(first)->generation;
   const ConnectionId other = first == 1 ? 2 : 1;
   t.effects.clear();
-  t.jobs.receive(3, control::Hang{generation, Kind::kPart, 1, "somebody", 7, "{}"}, t.now, t.effects);
+  t.jobs.receive(3, control::Hang{generation, Kind::kSnapshot, 1, "somebody", 7, "{}"}, t.now, t.effects);
   REQUIRE(t.effects.deliveries.size() == 1);
-  REQUIRE(t.told<control::Hang>(first) == control::Hang{generation, Kind::kPart, 1, "n3", 2, "{}"});
+  REQUIRE(t.told<control::Hang>(first) == control::Hang{generation, Kind::kSnapshot, 1, "n3", 2, "{}"});
   t.effects.clear();
-  t.jobs.receive(first, control::Hang{generation, Kind::kCollect, 1, {}, -1, {}}, t.now, t.effects);
-  REQUIRE(t.told<control::Hang>(other)->kind == Kind::kCollect);
+  t.jobs.receive(first, control::Hang{generation, Kind::kRequestSnapshot, 1, {}, -1, {}}, t.now, t.effects);
+  REQUIRE(t.told<control::Hang>(other)->kind == Kind::kRequestSnapshot);
   REQUIRE(t.told<control::Hang>(3)->group_rank == 0);
   REQUIRE_FALSE(t.told<control::Hang>(first));
   t.effects.clear();
   // Not its part to play, and of another generation.
-  t.jobs.receive(3, control::Hang{generation, Kind::kCollect, 1, {}, -1, {}}, t.now, t.effects);
-  t.jobs.receive(first, control::Hang{generation, Kind::kSeen, 1, {}, -1, {}}, t.now, t.effects);
-  t.jobs.receive(3, control::Hang{generation + 1, Kind::kSeen, 1, {}, -1, {}}, t.now, t.effects);
+  t.jobs.receive(3, control::Hang{generation, Kind::kRequestSnapshot, 1, {}, -1, {}}, t.now, t.effects);
+  t.jobs.receive(first, control::Hang{generation, Kind::kDetected, 1, {}, -1, {}}, t.now, t.effects);
+  t.jobs.receive(3, control::Hang{generation + 1, Kind::kDetected, 1, {}, -1, {}}, t.now, t.effects);
   REQUIRE(t.effects.deliveries.empty());
 }
 
