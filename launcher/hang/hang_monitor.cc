@@ -49,15 +49,12 @@ HangMonitor::HangMonitor(boost::asio::io_context& io, const Environs& environs, 
       probe_(io, environs.job, environs.assignment, environs.directory, environs.router, environs.group,
              environs.log),
       ended_(static_cast<std::size_t>(environs.job.local_world_size)),
-      hang_log_(environs.directory, environs.log) {
-  state_.alone = only_node();
-}
+      hang_log_(environs.directory, environs.log) {}
 
 void HangMonitor::begin() {
   watch_.emplace(environs_.job.hang, static_cast<std::size_t>(environs_.job.local_world_size),
                  SteadyClock::now());
-  if (!only_node() && environs_.assignment.group_rank == 0)
-    session_.emplace(environs_.assignment.group_world_size);
+  if (environs_.assignment.group_rank == 0) session_.emplace(environs_.assignment.group_world_size);
   plan_look();
 }
 
@@ -104,7 +101,7 @@ void HangMonitor::deadline_passed() {
   }
   environs_.log.warning("a hang: node 0 does not answer; this node reports its own part");
   state_.alone = true;
-  if (phase == Phase::kReported) return read_snapshot(true);
+  if (phase == Phase::kReported) return read_snapshot();
   publish({{environs_.assignment.group_rank, snapshot_}}, true);
 }
 
@@ -130,8 +127,6 @@ void HangMonitor::on_look(std::vector<LivenessProbe::Seen> seen) {
   if (change == HangWatch::Change::kBegan) {
     if (session_) {
       execute(session_->reported(0, SteadyClock::now()));
-    } else if (state_.alone) {
-      if (state_.phase != Phase::kReading) read_snapshot(false);
     } else {
       send(Kind::kDetected);
       if (state_.phase == Phase::kWatching) enter(Phase::kReported);
@@ -145,10 +140,7 @@ void HangMonitor::on_look(std::vector<LivenessProbe::Seen> seen) {
 void HangMonitor::hang_over() {
   if (state_.phase == Phase::kReading) return;  // the snapshot says so
   if (session_) return execute(session_->over(0));
-  if (state_.alone) {
-    state_.alone = only_node();
-    return log_over();
-  }
+  if (std::exchange(state_.alone, false)) return log_over();
   send(Kind::kOver);
   if (state_.phase != Phase::kReported)
     hang_log_.set_over(std::chrono::duration_cast<Millis>(SteadyClock::now() - hang_began_));
@@ -157,10 +149,9 @@ void HangMonitor::hang_over() {
 
 // What the workers are doing.
 
-void HangMonitor::read_snapshot(bool look_first) {
+void HangMonitor::read_snapshot() {
   enter(Phase::kReading);
   snapshot_ = {};
-  if (!look_first) return fill_snapshot();
   probe_.look([this](std::vector<LivenessProbe::Seen> seen) {
     if (!watch_) return;
     on_look(std::move(seen));
@@ -232,6 +223,7 @@ void HangMonitor::snapshot_complete() {
   enter(Phase::kWatching);
   if (session_) return execute(session_->snapshot(0, session_->number(), snapshot_, SteadyClock::now()));
   if (state_.alone) {
+    state_.alone = snapshot_.hanging;
     publish({{environs_.assignment.group_rank, snapshot_}}, snapshot_.hanging);
     if (!snapshot_.hanging) log_over();
     return;
@@ -243,11 +235,11 @@ void HangMonitor::snapshot_complete() {
 
 // What follows.
 
-/// On node 0 of several.
+/// On node 0.
 void HangMonitor::execute(const HangSession::Actions& actions) {
   if (actions.ask) {
     send(Kind::kRequestSnapshot);
-    if (state_.phase != Phase::kReading) read_snapshot(true);
+    if (state_.phase != Phase::kReading) read_snapshot();
   }
   if (actions.known) send(Kind::kAlreadyReported);
   if (actions.publish) publish(session_->snapshots(), session_->hanging());
@@ -308,6 +300,7 @@ void HangMonitor::log_over() {
 // The other nodes.
 
 void HangMonitor::send(Kind kind, std::string payload) {
+  if (only_node()) return;
   control::Hang message;
   message.kind = kind;
   message.number = session_ ? session_->number() : state_.number;
@@ -336,7 +329,7 @@ void HangMonitor::on_message(const control::Hang& message) {
     case Kind::kRequestSnapshot:
       state_.number = message.number;
       state_.alone = false;
-      if (state_.phase != Phase::kReading) read_snapshot(true);
+      if (state_.phase != Phase::kReading) read_snapshot();
       return;
     case Kind::kVerdict: {
       const auto verdict = from_node_message<HangVerdict>(message.payload, "the verdict on a hang");

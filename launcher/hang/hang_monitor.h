@@ -75,7 +75,7 @@ class HangMonitor {
       kEnding,    // another node is to end the attempt
     };
     Phase phase = Phase::kWatching;
-    bool alone = false;  // this node publishes its own report: it is the only one, or node 0 does not answer
+    bool alone = false;  // this node publishes its own report: node 0 does not answer
     int number = 0;      // of the hang, as node 0 counts
   };
   using Phase = State::Phase;
@@ -88,7 +88,7 @@ class HangMonitor {
   void plan_look();
   void on_look(std::vector<LivenessProbe::Seen> seen);
   void hang_over();
-  void read_snapshot(bool look_first);
+  void read_snapshot();
   void fill_snapshot();
   [[nodiscard]] Millis usual_limit() const;
   void snapshot_complete();
@@ -105,7 +105,7 @@ class HangMonitor {
   boost::asio::steady_timer deadline_timer_;  // of the phase, or of the session
   LivenessProbe probe_;
   std::optional<HangWatch> watch_;         // while workers run
-  std::optional<HangSession> session_;     // on node 0 of several nodes
+  std::optional<HangSession> session_;     // on node 0
   std::vector<std::string> ended_;         // by local rank; empty: it runs
   std::vector<LivenessProbe::Seen> seen_;  // by the last look
   State state_;

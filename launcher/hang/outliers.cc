@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -120,8 +119,8 @@ Outliers by_collective(std::span<const RankSnapshot* const> ranks) {
 }
 
 using Group = std::vector<const RankSnapshot*>;
-/// Nothing: not known of this worker.
-using Key = std::function<std::optional<std::string>(const RankSnapshot&)>;
+/// Empty: not known of this worker.
+using Key = std::string (*)(const RankSnapshot&);
 
 std::vector<int> ranks_of(const Group& group) {
   std::vector<int> out;
@@ -139,6 +138,18 @@ std::string signature(const RankSnapshot& rank) {
   return out;
 }
 
+/// The name of a function or phase that waits for other ranks: "ncclAllReduce", "gloo::barrier".
+bool is_collective(std::string_view name) {
+  static constexpr std::array kWords = {
+      "allreduce", "allgather", "reducescatter", "broadcast", "barrier",     "alltoall",    "collective",
+      "nccl",      "gloo",      "waitforpeers",  "metrics",   "synchronize", "processgroup"};
+  std::string plain;
+  for (const char c : name)
+    if (c != '_' && c != '-') plain.push_back(c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c);
+  return std::any_of(kWords.begin(), kWords.end(),
+                     [&](std::string_view word) { return plain.find(word) != std::string::npos; });
+}
+
 bool waits_for_others(const RankSnapshot& rank) {
   if (is_collective(phase_in(rank.progress))) return true;
   for (const CollectiveState& state : rank.collectives)
@@ -150,10 +161,10 @@ bool waits_for_others(const RankSnapshot& rank) {
 }
 
 /// Those whose key differs from that of most; empty: the key sets nobody apart.
-Group minority(const Group& all, const Key& key) {
+Group minority(const Group& all, Key key) {
   std::map<std::string, Group> groups;
   for (const RankSnapshot* rank : all)
-    if (const auto value = key(*rank)) groups[*value].push_back(rank);
+    if (const std::string value = key(*rank); !value.empty()) groups[value].push_back(rank);
   if (groups.size() < 2) return {};
   const auto smaller = [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); };
   const auto most = std::max_element(groups.begin(), groups.end(), smaller);
@@ -188,8 +199,8 @@ std::optional<Outliers> by_position(const Group& all) {
                   fmt::format("behind the others: {}, the others {}", place(least), place(most))};
 }
 
-std::optional<std::string> known(std::string text) {
-  return text.empty() ? std::nullopt : std::optional(std::move(text));
+std::string phase_of(const RankSnapshot& rank) {
+  return std::string(phase_in(rank.progress));
 }
 
 std::string place_of(const RankSnapshot& rank) {
@@ -200,17 +211,6 @@ std::string place_of(const RankSnapshot& rank) {
 }
 
 }  // namespace
-
-bool is_collective(std::string_view name) {
-  static constexpr std::array kWords = {
-      "allreduce", "allgather", "reducescatter", "broadcast", "barrier",     "alltoall",    "collective",
-      "nccl",      "gloo",      "waitforpeers",  "metrics",   "synchronize", "processgroup"};
-  std::string plain;
-  for (const char c : name)
-    if (c != '_' && c != '-') plain.push_back(c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c);
-  return std::any_of(kWords.begin(), kWords.end(),
-                     [&](std::string_view word) { return plain.find(word) != std::string::npos; });
-}
 
 Outliers find_outliers(std::span<const RankSnapshot> ranks) {
   Group ended, stopped, all;
@@ -249,19 +249,14 @@ Outliers find_outliers(std::span<const RankSnapshot> ranks) {
   if (!by_number.ranks.empty()) return by_number;
   if (const auto found = by_position(all)) return *found;
 
-  const auto phase = [](const RankSnapshot& rank) { return known(std::string(phase_in(rank.progress))); };
-  if (const Group few = minority(all, phase); !few.empty())
-    return {ranks_of(few), fmt::format("at the same step, but in \"{}\"", phase_in(few.front()->progress))};
-  const auto stack = [](const RankSnapshot& rank) { return known(signature(rank)); };
-  if (const Group few = minority(all, stack); !few.empty()) {
-    const auto& functions = few.front()->stacks;
-    return {ranks_of(few),
-            functions.empty() || functions.front().functions.empty()
-                ? "stack differs from the others'"
-                : fmt::format("stack differs from the others': in {}", functions.front().functions.front())};
+  if (const Group few = minority(all, phase_of); !few.empty())
+    return {ranks_of(few), fmt::format("at the same step, but in \"{}\"", phase_of(*few.front()))};
+  if (const Group few = minority(all, signature); !few.empty()) {
+    const std::string stack = signature(*few.front());
+    return {ranks_of(few), fmt::format("stack differs from the others'{}{}", stack.empty() ? "" : ": in ",
+                                       stack.substr(0, stack.find('\n')))};
   }
-  const auto place = [](const RankSnapshot& rank) { return known(place_of(rank)); };
-  if (const Group few = minority(all, place); !few.empty())
+  if (const Group few = minority(all, place_of); !few.empty())
     return {ranks_of(few), fmt::format("in {}, unlike the others", place_of(*few.front()))};
   return {};
 }

@@ -7,15 +7,11 @@
 #pragma once
 
 #include <span>
-#include <string_view>
 
 #include "launcher/hang/snapshot.h"
 
 namespace muster::launcher {
 
 [[nodiscard]] Outliers find_outliers(std::span<const RankSnapshot> ranks);
-
-/// The name of a function or phase that waits for other ranks: "ncclAllReduce", "gloo::barrier".
-[[nodiscard]] bool is_collective(std::string_view name);
 
 }  // namespace muster::launcher

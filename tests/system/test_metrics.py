@@ -88,7 +88,7 @@ def test_health_is_answered_before_the_nodes_have_met_and_until_the_end(muster):
     first.release(0)
     assert (first.process.wait(60), second.process.wait(60)) == (0, 0)
     assert [e["event"] for e in second.events()] == [
-        "start", "gathering", "joined", "worker_started", "running", "agent_timeline", "worker_ended", "generation_over", "end"]
+        "start", "rendezvous", "joined", "worker_started", "running", "agent_timeline", "worker_ended", "generation_over", "end"]
     assert [e["node"] for e in second.events() if "node" in e] == [1] * 7
 
 
@@ -129,8 +129,8 @@ def test_metrics_tell_of_each_rank_and_of_restarts(muster):
 
     told = it.events()
     assert [e["event"] for e in told if not e["event"].startswith("worker_")] == [
-        "start", "gathering", "joined", "running", "agent_timeline", "stop", "generation_over",
-        "gathering", "joined", "running", "agent_timeline", "generation_over", "end"]
+        "start", "rendezvous", "joined", "running", "agent_timeline", "stop", "generation_over",
+        "rendezvous", "joined", "running", "agent_timeline", "generation_over", "end"]
     (failed,) = [e for e in told if e.get("result") == "failed" and e["event"] == "worker_ended"]
     assert (failed["rank"], failed["exit_code"], failed["cause"], failed["error"]) == (1, 1, "exception", "ValueError: boom")
     assert failed["where"].endswith("work.py:10")
