@@ -50,8 +50,8 @@ std::string_view name_of(JobState::Phase phase) {
 }
 
 std::string_view name_of(NodeState::State state) {
-  constexpr std::array<std::string_view, 7> kNames = {"runs", "finished", "stopping", "waits",
-                                                      "away", "unfit",    "gone"};
+  constexpr std::array<std::string_view, 7> kNames = {"runs", "finished",  "stopping", "waits",
+                                                      "away", "unhealthy", "gone"};
   return kNames[static_cast<std::size_t>(state)];
 }
 
@@ -152,7 +152,7 @@ Json json_of(const JobState& job) {
            {"nodes_present", job.num_present},
            {"nodes_outside", job.num_outside},
            {"nodes_away", job.num_away},
-           {"nodes_unfit", job.num_unfit},
+           {"nodes_unhealthy", job.num_unfit},
            {"members", job.num_members},
            {"world_size", job.world_size},
            {"age_s", static_cast<double>(job.age_ms) / 1000},

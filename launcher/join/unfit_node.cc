@@ -32,7 +32,7 @@ int exit_status_of(const Result<Rendezvous::Membership>& membership, const Log& 
 }  // namespace
 
 std::string unfit_text(const Job& job) {
-  return fmt::format("node {} ({}) is unfit: {}", job.node_rank, job.host, job.unfit);
+  return fmt::format("node {} ({}) is unhealthy: {}", job.node_rank, job.host, job.unfit);
 }
 
 int tell_unfit(boost::asio::io_context& io, const Job& job, const Log& log) {

@@ -456,7 +456,7 @@ void Jobs::add_node(Job& job, ConnectionId id, Client& client, membership::Reque
   if (job.round.phase == Phase::kGathering) job.newcomers.push_back(id);
   job.forget_at = Instant::max();
   if (!is_fit(request))
-    effects.log.push_back(fmt::format("job {}: {} is unfit: {}", job.name, request.host, request.unfit));
+    effects.log.push_back(fmt::format("job {}: {} is unhealthy: {}", job.name, request.host, request.unfit));
   remark(job, id, request, join.settings, effects);
   if (admission.kind == Kind::kStale) {
     membership::Cause cause;

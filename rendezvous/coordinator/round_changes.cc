@@ -41,7 +41,7 @@ void remove_node(Round& round, const NodeId& id) {
 void note_unfit(Round& round, const Node& node) {
   const Request& request = node.request;
   if (!is_fit(request))
-    note_trouble(round, {request.host, "preflight", "is unfit: " + request.unfit, request.order});
+    note_trouble(round, {request.host, "preflight", "is unhealthy: " + request.unfit, request.order});
 }
 
 void forget_trouble(Round& round, std::string_view name) {

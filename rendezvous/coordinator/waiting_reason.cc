@@ -63,7 +63,7 @@ std::vector<Line> held_back(const Round& round, Instant now) {
 }  // namespace
 
 std::string explain_held_back(const Round& round, const Node& node, Instant now) {
-  if (!is_fit(node.request)) return "is unfit: " + node.request.unfit;
+  if (!is_fit(node.request)) return "is unhealthy: " + node.request.unfit;
   if (!node.connected) return "lost its connection and may come back";
   if (!node.ready) return "is stopping its workers";
   if (is_silent(round, node)) return "has missed a heartbeat";
@@ -125,7 +125,7 @@ std::string explain_outside(const Round& round, const Settings& settings, const 
         node.arrival < self->second.arrival)
       ++before;
   }
-  if (self != round.nodes.end() && !is_fit(self->second.request)) return "unfit; " + what_runs(round);
+  if (self != round.nodes.end() && !is_fit(self->second.request)) return "unhealthy; " + what_runs(round);
   return explain_outside(round, settings, before);
 }
 

@@ -56,7 +56,7 @@ void put_refusals(MetricsText& out, const RefusalCounts& store, const RefusalCou
 
 std::string_view state_of(const membership::Node& node) {
   if (!node.connected) return "disconnected";
-  if (!membership::is_fit(node.request)) return "unfit";
+  if (!membership::is_fit(node.request)) return "unhealthy";
   return node.group_rank >= 0 ? "member" : "waiting";
 }
 
@@ -93,7 +93,7 @@ void put_jobs(MetricsText& out, const Jobs& jobs) {
   out.family("musterd_job_nodes", MetricType::kGauge, "Nodes of the job by state.");
   for (const auto& [run_id, round] : rounds) {
     std::array<std::pair<std::string_view, int>, 4> counts{
-        {{"member", 0}, {"waiting", 0}, {"disconnected", 0}, {"unfit", 0}}};
+        {{"member", 0}, {"waiting", 0}, {"disconnected", 0}, {"unhealthy", 0}}};
     for (const auto& [id, node] : round->nodes)
       for (auto& [state, count] : counts) count += state == state_of(node) ? 1 : 0;
     for (const auto& [state, count] : counts) out.sample(count, {{"run_id", run_id}, {"state", state}});

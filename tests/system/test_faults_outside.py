@@ -53,7 +53,7 @@ class Waiting:
         self.point.said("second", "waits for the job's next checkpoint")
         self.pause.said("second", r"restart in 600 s \(--restart-backoff\)")
         self.pause.started("2.1", 0)
-        self.unfit.said("first", "1/2 nodes; hostsecond is unfit: 64 open files are allowed")
+        self.unfit.said("first", "1/2 nodes; hostsecond is unhealthy: 64 open files are allowed")
         # Its own workers are gone.
         self.between.said("second", "hostfirst is stopping its workers")
         wait_for(lambda: (self.between.tmp_path / "termed").exists(), "the deaf worker to be stopped")
@@ -129,7 +129,7 @@ def test_a_daemon_killed_while_nodes_wait_and_started_again_finishes_their_jobs(
         for name in ("termed", "release"):
             (between.tmp_path / name).unlink()
     daemon.start()
-    unfit.said("first", r"(?s)waiting for the coordinator at.*1/2 nodes; hostsecond is unfit")
+    unfit.said("first", r"(?s)waiting for the coordinator at.*1/2 nodes; hostsecond is unhealthy")
     unfit.agent(3, name="third")
     unfit.started("2.0", 0, 1)
     assert unfit.codes("second") == [74]
@@ -176,7 +176,7 @@ def test_an_agent_that_runs_the_coordinator_killed_while_others_wait_ends_them_i
         return stage.scene(name, f"{nodes.address(1)}:{next(ports)}", conf=LAST_CALL, **{"nnodes": 2, **rules})
 
     jobs = Waiting(new)
-    # Here the one that is unfit runs it, and the others do not wait.
+    # Here the one that is unhealthy runs it, and the others do not wait.
     hosts = new("unfit-host")
     hosts.agent(1, CHECK, name="first", **UNFIT)
     for scene in (*jobs.scenes, hosts):

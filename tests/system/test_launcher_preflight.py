@@ -103,7 +103,7 @@ def test_a_spare_takes_the_place_of_a_node_with_a_full_disk_which_all_are_told_o
     it.start(1, 1, CHECK, "--spares=1", "--node-rank=1", script, nnodes=3)
     it.start(2, 1, CHECK, "--spares=1", "--node-rank=2", f"--log-dir={full_disk}/logs", script, nnodes=3)
     for node in (0, 1):
-        it.said(node, rf"2/3 nodes; host2 is unfit: {full_disk} \(logs\) is full: 0 MiB and \d+ files left")
+        it.said(node, rf"2/3 nodes; host2 is unhealthy: {full_disk} \(logs\) is full: 0 MiB and \d+ files left")
     it.start(3, 1, CHECK, "--spares=1", "--node-rank=2", script, nnodes=3)
     assert it.codes(0, 1, 3) == [0, 0, 0], [it.err(node) for node in range(4)]
     assert it.codes(2) == [74], it.err(2)
@@ -130,18 +130,18 @@ def test_too_few_fit_nodes_are_a_timeout_that_names_the_unfit_one(job, tmp_path)
         it.start(node, 1, CHECK, "--no-python", "true", conf="join_timeout=8", wrap=wrap)
     assert it.codes(0, 1) == [69, 74], (it.err(0), it.err(1))
     for node in (0, 1):
-        assert re.search(f"1 of 2 nodes were ready\n  host1: preflight: is unfit: {FEW_FILES_TEXT}", it.err(node))
+        assert re.search(f"1 of 2 nodes were ready\n  host1: preflight: is unhealthy: {FEW_FILES_TEXT}", it.err(node))
 
 
 def test_a_signal_ends_an_unfit_node_that_waits_and_its_reason_stays(job, tmp_path):
     it = job(2)
     it.start(0, 1, CHECK, "--no-python", "true", conf="join_timeout=10")
     unfit = it.start(1, 1, CHECK, "--no-python", "true", conf="join_timeout=10", wrap=FEW_FILES)
-    it.said(0, f"1/2 nodes; host1 is unfit: {FEW_FILES_TEXT}")
+    it.said(0, f"1/2 nodes; host1 is unhealthy: {FEW_FILES_TEXT}")
     unfit.terminate()
     assert it.codes(1) == [143]
     assert it.codes(0) == [69]
-    assert re.search(f"host1: preflight: is unfit: {FEW_FILES_TEXT}", it.err(0))
+    assert re.search(f"host1: preflight: is unhealthy: {FEW_FILES_TEXT}", it.err(0))
 
 
 def start_static(it, node, *args, wrap=(), **env):
@@ -157,13 +157,13 @@ def test_with_static_rendezvous_an_unfit_node_ends_the_job_everywhere_with_its_r
     start_static(it, unfit, CHECK, "--no-python", "true", wrap=FEW_FILES)
     start_static(it, 2 - unfit, CHECK, "--no-python", "true")
     assert it.codes(2) == [74], it.err(2)
-    # Node 0 stays for it, whoever is unfit.
+    # Node 0 stays for it, whoever is unhealthy.
     if unfit != 0:
         it.said(0, "the job is cancelled; waiting at most 60 s for node 1 to connect and get the reason")
     start_static(it, 1, "--no-python", "true")
     for node in (0, 1, 2):
         assert it.codes(node) == [74]
-        assert re.search(rf"node {unfit} \(host{unfit}\) is unfit: {FEW_FILES_TEXT}", it.err(node)), it.err(node)
+        assert re.search(rf"node {unfit} \(host{unfit}\) is unhealthy: {FEW_FILES_TEXT}", it.err(node)), it.err(node)
 
 
 def set_clock(tmp_path, library, seconds):

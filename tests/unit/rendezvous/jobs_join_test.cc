@@ -115,13 +115,13 @@ TEST_CASE("whoever comes to a coordinator's only job, which ended before it bega
   options.outlives_jobs = false;
   Table t(options);
   t.join(1, "a", 1, 2);
-  t.jobs.receive(1, control::Stop{74, "node 0 is unfit", false}, t.now, t.effects);
+  t.jobs.receive(1, control::Stop{74, "node 0 is unhealthy", false}, t.now, t.effects);
   t.now += 1s;
   t.age = 1h;
   t.join(2, "a", 2, 2);
   REQUIRE_FALSE(t.told<control::Refused>(2));
   REQUIRE(t.told<control::Closed>(2)->cause.exit_code == 74);
-  REQUIRE(t.told<control::Closed>(2)->cause.text == "node 0 is unfit");
+  REQUIRE(t.told<control::Closed>(2)->cause.text == "node 0 is unhealthy");
 }
 
 TEST_CASE("a coordinator that is given the job's rules does not take them from the first node") {

@@ -54,14 +54,14 @@ TEST_CASE("of a gathering somebody who looks in learns who is there and what is 
   REQUIRE(job.num_unfit == 1);
   REQUIRE(job.max_nodes == 3);
   REQUIRE(job.age_ms == 5000);
-  REQUIRE(job.text == "1/3 nodes; n2 is unfit: /tmp is full");
+  REQUIRE(job.text == "1/3 nodes; n2 is unhealthy: /tmp is full");
   REQUIRE(answer.nodes.size() == 2);
   REQUIRE(node(answer, "n1").state == NodeState::State::kWaiting);
   REQUIRE(node(answer, "n1").text.empty());
   REQUIRE(node(answer, "n1").heard_ms == 5000);
   REQUIRE(node(answer, "n1").address == "127.0.0.1");
   REQUIRE(node(answer, "n2").state == NodeState::State::kUnfit);
-  REQUIRE(node(answer, "n2").text == "is unfit: /tmp is full");
+  REQUIRE(node(answer, "n2").text == "is unhealthy: /tmp is full");
 }
 
 TEST_CASE("of a running job somebody who looks in learns its members, its spares and its first node") {

@@ -335,13 +335,13 @@ TEST_CASE("of what a node offers, the address that it is seen under comes first"
   REQUIRE(reachable_addresses({}, "::1") == Addresses{"::1"});
 }
 
-TEST_CASE("why a node is unfit is told to all who wait, as one clean line, and it is told that they go on") {
+TEST_CASE("why a node is unhealthy is told to all who wait, as one clean line, and it is told that they go on") {
   Table t;
   t.join(1, "a", 1, 2, "a full\ndisk");
   t.join(2, "a", 2, 2);
   t.now += 2s;
   t.jobs.advance(t.now, t.effects);
-  REQUIRE(t.told<control::Waiting>(2)->text == "1/2 nodes; n1 is unfit: a full disk");
+  REQUIRE(t.told<control::Waiting>(2)->text == "1/2 nodes; n1 is unhealthy: a full disk");
   t.join(3, "a", 3, 2);
   REQUIRE(t.told<control::Assignment>(2));
   REQUIRE(t.told<control::Assignment>(3));

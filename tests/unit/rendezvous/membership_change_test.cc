@@ -346,7 +346,7 @@ TEST_CASE("an unfit node is named with its reason, is not counted, and a spare t
   REQUIRE(j.waits());
   REQUIRE(j.round.num_ready == 2);
   REQUIRE(to_text(explain(j.round, j.settings, j.now)) ==
-          "2/3 nodes; n23 is unfit: /tmp (logs) is full: 0 MiB and 3 files left");
+          "2/3 nodes; n23 is unhealthy: /tmp (logs) is full: 0 MiB and 3 files left");
   // Its place is free: the spare has asked for the same one.
   Request spare = Job::request(4);
   spare.order = 2;
@@ -354,7 +354,7 @@ TEST_CASE("an unfit node is named with its reason, is not counted, and a spare t
   REQUIRE(j.forms());
   REQUIRE(j.place(4) == 2);
   REQUIRE(j.place(23) == -1);
-  REQUIRE(explain_outside(j.round, j.settings, Job::id(23)) == "unfit; 3 nodes run generation 0");
+  REQUIRE(explain_outside(j.round, j.settings, Job::id(23)) == "unhealthy; 3 nodes run generation 0");
   // The world does not grow for it, nor does it end when it goes.
   REQUIRE(j.waits());
   left(j.round, Job::id(23), "it is done");
@@ -376,7 +376,7 @@ TEST_CASE("the report of a gathering that stays too small names the unfit, also 
     REQUIRE(j.closes());
     REQUIRE(j.round.ending.text ==
             "rendezvous timed out after 600 s: 1 of 2 nodes were ready\n"
-            "  n2: preflight: is unfit: 64 open files are allowed");
+            "  n2: preflight: is unhealthy: 64 open files are allowed");
   }
 }
 
