@@ -12,7 +12,6 @@
 #include <signal.h>
 #include <string>
 #include <sys/prctl.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 #include <vector>
@@ -44,6 +43,7 @@
 #include "launcher/telemetry/event_log.h"
 #include "launcher/telemetry/status_page.h"
 #include "launcher/telemetry/telemetry.h"
+#include "launcher/text/split.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/log.h"
@@ -80,17 +80,8 @@ void block_signals(const std::vector<int>& signals) {
 }
 
 std::string random_uuid() {
-  std::array<unsigned char, 16> b{};
-  if (::getrandom(b.data(), b.size(), 0) != static_cast<ssize_t>(b.size()))
-    return fmt::format("pid-{}", ::getpid());
-  b[6] = static_cast<unsigned char>((b[6] & 0x0f) | 0x40);
-  b[8] = static_cast<unsigned char>((b[8] & 0x3f) | 0x80);
-  std::string out;
-  for (std::size_t i = 0; i < b.size(); ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) out += '-';
-    out += fmt::format("{:02x}", b[i]);
-  }
-  return out;
+  const auto text = read_file("/proc/sys/kernel/random/uuid", 64);
+  return text ? std::string(trimmed(*text)) : fmt::format("pid-{}", ::getpid());
 }
 
 std::string host_name() {
@@ -412,10 +403,7 @@ int Launch::run_agent() {
     log.info(fmt::format("the workers have no control groups: {}", cgroups_->reason()));
   int status = kExitSystem;
   {
-    const GuardianWatch watch(io, *guardian_, log, [&](pid_t pid) {
-      descendants_->spare(pid);
-      cgroups_->guardian_is(pid);
-    });
+    const GuardianWatch watch(io, *guardian_, log, [&](pid_t pid) { descendants_->spare(pid); });
     Telemetry telemetry(*job_, log, observers_.events ? &*observers_.events : nullptr);
     const Instant now = SteadyClock::now();
     if (options_.timeline) telemetry.set_timeline([&err](std::string_view line) { err.write(line); });

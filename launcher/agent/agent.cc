@@ -33,12 +33,14 @@ Agent::Agent(boost::asio::io_context& io, const Job& job, const Environment& env
       signals_(handle_signals()),
       spawner_(descriptor_limit),
       helper_(io),
-      post_mortem_(job, environment, log, cgroups),
-      services_{io,          job,       environment,
-                log,         guardian,  cgroups,
-                descendants, spawner_,  out,
-                err,         telemetry, post_mortem_,
-                steps_,      helper_,   [this](AgentEvent event) { events_.push_back(std::move(event)); }} {}
+      post_mortem_(job, environment, log),
+      services_{io,          job,
+                environment, log,
+                guardian,    cgroups,
+                descendants, spawner_,
+                out,         err,
+                telemetry,   post_mortem_,
+                helper_,     [this](AttemptEvent event) { events_.emplace_back(std::move(event)); }} {}
 
 // Signals.
 
@@ -135,7 +137,14 @@ AgentEvent Agent::next_event() {
   return event;
 }
 
-// Events. Those of an attempt do not outlive it: attempt_over() drops what is still queued.
+// Events.
+
+/// Those that are still queued when the attempt is over are dropped by attempt_over().
+void Agent::on(const AttemptEvent& event) {
+  if (!attempt_) return;
+  std::visit([this](const auto& kind) { attempt_->on(kind); }, event);
+  if (std::holds_alternative<WorkerEnded>(event)) reap_orphans();  // one that nobody waited for hides them
+}
 
 void Agent::on(const Joined& event) {
   if (state_ != State::kJoining) return;  // a signal came first: this node has declined
@@ -152,7 +161,7 @@ void Agent::on(const SignalReceived& event) {
   switch (state_) {
     case State::kJoining:
       log_.error(fmt::format("{} received before the workers were started", signal_name(event.signal)));
-      rendezvous_->decline(number_, stop_notice(job_, event.signal, job_.node_rank));
+      rendezvous_->decline(stop_notice(job_, event.signal, job_.node_rank));
       return leave(128 + event.signal);
     case State::kAttempt:
       return attempt_->on(event);
@@ -162,32 +171,6 @@ void Agent::on(const SignalReceived& event) {
     case State::kDone:
       return;
   }
-}
-
-void Agent::on(const WorkerEnded& event) {
-  if (!attempt_) return;
-  attempt_->on(event);
-  reap_orphans();  // a worker that nobody had waited for hides them
-}
-
-void Agent::on(const OutcomeKnown& event) {
-  if (attempt_) attempt_->on(event);
-}
-
-void Agent::on(const HangFound& event) {
-  if (attempt_) attempt_->on(event);
-}
-
-void Agent::on(const StderrSearched& event) {
-  if (attempt_) attempt_->on(event);
-}
-
-void Agent::on(const GpusReleased& event) {
-  if (attempt_) attempt_->on(event);
-}
-
-void Agent::on(const ReportReceived& event) {
-  if (attempt_) attempt_->on(event);
 }
 
 void Agent::on(const Left& /*event*/) {
@@ -221,7 +204,7 @@ void Agent::begin_attempt(const Assignment& assignment) {
     output_kept_ = true;
   }
   state_ = State::kAttempt;
-  attempt_ = std::make_unique<Attempt>(services_, number_, assignment, std::exchange(restart_, std::nullopt));
+  attempt_ = std::make_unique<Attempt>(services_, assignment, std::exchange(restart_, std::nullopt));
   attempt_->begin();
 }
 
@@ -238,7 +221,7 @@ void Agent::attempt_over() {
     return leave(notice.error().code == ErrorCode::kPeerGone ? kExitPeerLost : kExitSystem);
   }
   if (!notice->restart) return finish(*notice);
-  note_progress(*notice);
+  report_progress(*notice);
   if (notice->regroup) {
     log_.warning(fmt::format("{}; the workers start again with the nodes that are here", notice->text));
   } else {
@@ -251,14 +234,12 @@ void Agent::attempt_over() {
 }
 
 /// The attempt is over, and another one follows.
-void Agent::note_progress(const FailureNotice& notice) {
+void Agent::report_progress(const FailureNotice& notice) {
   if (job_.restarts.max_without_progress == 0) return;
   const Reached here = post_mortem_.reached(*directory_);
   rendezvous_->reached(here);
-  const auto& place = services_.telemetry.status().assignment;
-  steps_.note(place->generation, notice.reached,
-              !notice.regroup && (job_.nodes == 1 || notice.reached.known()));
-  if (here.known() || notice.reached.known() || notice.regroup || place->group_rank != 0) return;
+  if (here.known() || notice.reached.known() || notice.regroup) return;
+  if (services_.telemetry.status().assignment->group_rank != 0) return;
   if (std::exchange(no_progress_logged_, true)) return;
   log_.warning(
       "--max-restarts-without-progress has no effect: no worker here has reported a step (see "

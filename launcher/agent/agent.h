@@ -46,21 +46,16 @@ class Agent {
   [[nodiscard]] std::optional<Instant> deadline() const;
   [[nodiscard]] AgentEvent next_event();
 
+  void on(const AttemptEvent& event);
   void on(const Joined& event);
-  void on(const WorkerEnded& event);
   void on(const SignalReceived& event);
-  void on(const OutcomeKnown& event);
-  void on(const HangFound& event);
-  void on(const StderrSearched& event);
-  void on(const GpusReleased& event);
-  void on(const ReportReceived& event);
   void on(const Left& event);
   void on(const DeadlinePassed& event);
 
   void join(int attempt);
   void begin_attempt(const Assignment& assignment);
   void attempt_over();
-  void note_progress(const FailureNotice& notice);
+  void report_progress(const FailureNotice& notice);
   void finish(const FailureNotice& notice);
   void leave(int exit_status);
   [[nodiscard]] std::string time_to_stop() const;
@@ -73,7 +68,6 @@ class Agent {
   Spawner spawner_;
   net::HelperThread helper_;
   PostMortem post_mortem_;
-  StepLedger steps_;
   AgentServices services_;
   std::optional<LogDirectory> directory_;
   std::unique_ptr<Rendezvous> rendezvous_;

@@ -39,6 +39,27 @@ std::vector<std::string> progress_files(const LogDirectory& directory, int worke
   return out;
 }
 
+/// What workers left behind. `workers`: those that do not die of SIGKILL, which were named already. Returns
+/// the lines about other such processes.
+struct Leftovers {
+  Descendants descendants;
+  std::set<pid_t> workers;
+  std::vector<std::string> groups;  // control groups
+
+  [[nodiscard]] std::vector<std::string> end(Millis timeout) const {
+    std::vector<std::string> out;
+    const auto is_worker = [this](pid_t pid) { return workers.contains(pid); };
+    for (const pid_t pid : descendants.end(is_worker, SteadyClock::now() + timeout))
+      if (!is_worker(pid))
+        out.push_back(fmt::format("pid {}, which a worker started, does not die of SIGKILL", pid));
+    // What left its ancestry, too, but not its group.
+    for (const pid_t pid : cgroup::clear(groups, SteadyClock::now() + timeout))
+      if (!is_worker(pid))
+        out.push_back(fmt::format("pid {}, in a worker's control group, does not die of SIGKILL", pid));
+    return out;
+  }
+};
+
 int terminal(int fd) {
   return ::isatty(fd) == 1 ? fd : -1;
 }
@@ -48,18 +69,15 @@ int terminal(int fd) {
 FailureNotice stop_notice(const Job& job, int signal, int node_rank) {
   FailureNotice out;
   out.node_rank = node_rank;
-  out.host = job.host;
   out.exit_code = 128 + signal;
   out.text = fmt::format("job stopped by {} on {}", signal_name(signal), job.host);
   return out;
 }
 
-Attempt::Attempt(const AgentServices& services, int number, const Assignment& assignment,
-                 std::optional<Restart> restart)
+Attempt::Attempt(const AgentServices& services, const Assignment& assignment, std::optional<Restart> restart)
     : services_(services),
       job_(services.job),
       log_(services.log),
-      number_(number),
       assignment_(assignment),
       restart_(restart),
       unprepared_([&]() -> std::optional<Error> {
@@ -82,7 +100,7 @@ Attempt::Attempt(const AgentServices& services, int number, const Assignment& as
            [this](int local_rank, std::string line) {
              services_.post(HangFound{local_rank, std::move(line)});
            },
-           [this](control::Hang message) { services_.rendezvous->say_hang(number_, std::move(message)); }}),
+           [this](control::Hang message) { services_.rendezvous->send_hang(std::move(message)); }}),
       gpu_release_(services.io, gpu_paths(services.environment), job_.gpu_node),
       safe_points_(
           services.io, safe_point_files(),
@@ -90,7 +108,8 @@ Attempt::Attempt(const AgentServices& services, int number, const Assignment& as
             log_.info("a worker has announced a safe point");
             services_.rendezvous->safe_point(lifetime_.guard([this] { safe_points_.pass(); }));
           },
-          log_) {}
+          log_),
+      cleaner_(services.io) {}
 
 std::vector<std::string> Attempt::safe_point_files() const {
   if (!job_.elastic.rules.grow_at_safe_point) return {};
@@ -104,10 +123,9 @@ std::vector<std::string> Attempt::safe_point_files() const {
 void Attempt::begin() {
   services_.post_mortem.begin();
   services_.rendezvous->watch(
-      number_, [this](Result<AttemptOutcome> outcome) { services_.post(OutcomeKnown{std::move(outcome)}); });
-  if (assignment_.group_world_size > 1)
-    services_.rendezvous->hear_hangs(number_,
-                                     [this](const control::Hang& message) { monitor_.on_message(message); });
+      {[post = services_.post](int node) { post(StopRequested{node}); },
+       [post = services_.post](Result<AttemptOutcome> outcome) { post(OutcomeKnown{std::move(outcome)}); },
+       lifetime_.guard([this](const control::Hang& message) { monitor_.on_message(message); })});
   if (unprepared_) {
     execute(supervision_.start_failed(0, SteadyClock::now()));
     return proceed();
@@ -160,7 +178,8 @@ std::optional<Instant> Attempt::deadline() const {
       if (!search_by_) return stage;
       return stage ? std::min(*stage, *search_by_) : *search_by_;
     }
-    case Phase::kReleasing:  // GpuRelease has a deadline of its own
+    case Phase::kCleaning:  // each of its waits has a deadline of its own, as GpuRelease
+    case Phase::kReleasing:
     case Phase::kOver:
       break;
   }
@@ -172,7 +191,7 @@ void Attempt::on(const WorkerEnded& event) {
     return log_.info(fmt::format("pid {} (local_rank {}), which did not die of SIGKILL, has ended",
                                  group_.pid(event.local_rank), event.local_rank));
   const Instant now = SteadyClock::now();
-  supervision_.set_grace(grace_under_slurm(job_.grace, job_.end_time_s, std::time(nullptr)));
+  update_grace();
   const Supervision::Actions actions =
       supervision_.worker_ended(event.local_rank, event.end, event.unsignalled, now);
   WorkerOutcome outcome;
@@ -196,7 +215,7 @@ void Attempt::on(const WorkerEnded& event) {
     services_.telemetry.worker_ended(outcome);
   if (outcomes_.size() == 1) gpu_release_.look(services_.descendants);
   if (supervision_.running() == 0 && supervision_.end() == AttemptEnd::kSucceeded)
-    services_.rendezvous->succeeded(number_);
+    services_.rendezvous->succeeded();
   proceed();
 }
 
@@ -205,7 +224,7 @@ void Attempt::on(const SignalReceived& event) {
   switch (phase_) {
     case Phase::kPausing:
     case Phase::kRunning: {
-      supervision_.set_grace(grace_under_slurm(job_.grace, job_.end_time_s, std::time(nullptr)));
+      update_grace();
       const bool again = supervision_.skips_ahead();
       log_.warning(fmt::format("{} received{}", name,
                                again
@@ -220,6 +239,10 @@ void Attempt::on(const SignalReceived& event) {
       }
       return proceed();
     }
+    case Phase::kCleaning:
+      log_.warning(fmt::format("{} received: the workers have ended", name));
+      (void)supervision_.signal_received(event.signal, SteadyClock::now());
+      return;
     case Phase::kReleasing: {
       // Who was told to end and is told again does not wait.
       const bool last = !supervision_.stopping() || supervision_.stop_signal() != 0;
@@ -242,12 +265,20 @@ void Attempt::on(const SignalReceived& event) {
   }
 }
 
+void Attempt::on(const StopRequested& event) {
+  if (phase_ > Phase::kRunning || outcome_) return;
+  update_grace();
+  log_.info(fmt::format("node {}: a worker failed; stopping the workers", event.node));
+  execute(supervision_.stopped_from_outside(AttemptEnd::kWorkerFailed, SteadyClock::now()));
+  proceed();
+}
+
 void Attempt::on(const OutcomeKnown& event) {
   if (phase_ > Phase::kRunning) return;  // it has one
   const Instant now = SteadyClock::now();
   outcome_ = event.outcome;
   outcome_known_ = now;
-  supervision_.set_grace(grace_under_slurm(job_.grace, job_.end_time_s, std::time(nullptr)));
+  update_grace();
   if (!event.outcome) {
     log_.error(fmt::format("node 0 lost: {}; stopping the workers", event.outcome.error().message));
     execute(supervision_.stopped_from_outside(AttemptEnd::kPeerLost, now));
@@ -266,7 +297,7 @@ void Attempt::on(const OutcomeKnown& event) {
 
 void Attempt::on(const HangFound& event) {
   if (phase_ != Phase::kRunning) return;  // the workers are gone
-  supervision_.set_grace(grace_under_slurm(job_.grace, job_.end_time_s, std::time(nullptr)));
+  update_grace();
   if (!supervision_.stopping() && supervision_.running() > 0) hang_ = event;
   execute(supervision_.hung(SteadyClock::now()));
   proceed();
@@ -318,6 +349,7 @@ void Attempt::on(const DeadlinePassed& /*event*/) {
       return searches_done({});
     case Phase::kReporting:
       return publish();
+    case Phase::kCleaning:
     case Phase::kReleasing:
     case Phase::kOver:
       return;
@@ -325,6 +357,10 @@ void Attempt::on(const DeadlinePassed& /*event*/) {
 }
 
 // Containment, then diagnosis, then the verdict.
+
+void Attempt::update_grace() {
+  supervision_.set_grace(grace_under_slurm(job_.grace, job_.end_time_s, std::time(nullptr)));
+}
 
 void Attempt::execute(const Supervision::Actions& actions) {
   if (!actions.signal_all && !actions.announce) return;
@@ -338,13 +374,14 @@ void Attempt::execute(const Supervision::Actions& actions) {
   services_.telemetry.stopping(actions.signal_all.value_or(0));
   if (!actions.announce) return;
   announces_ = true;
-  if (!searched_.contains(supervision_.first_failure())) announce();
+  if (!searched_.contains(supervision_.first_failure())) return announce();
+  services_.rendezvous->stop_others();
 }
 
 void Attempt::search(int local_rank) {
   if (!search_by_) search_by_ = SteadyClock::now() + kSearchTimeout;
   services_.helper.run(
-      [find = router_.stderr_search(local_rank, 0), local_rank] {
+      [find = router_.stderr_searches({local_rank}, 0).front(), local_rank] {
         return PostMortem::Found{{local_rank, find()}};
       },
       [post = services_.post](PostMortem::Found found) {
@@ -365,7 +402,7 @@ void Attempt::evidence_read(int local_rank, const std::optional<Cause>& written)
 
 void Attempt::announce() {
   announces_ = false;
-  services_.rendezvous->announce(number_, describe_failure());
+  services_.rendezvous->announce(describe_failure());
 }
 
 // The end.
@@ -383,23 +420,35 @@ void Attempt::proceed() {
 
 /// The workers are gone: ends what they left behind.
 void Attempt::clean_up() {
-  if (assignment_.group_world_size > 1) services_.rendezvous->hear_hangs(number_, {});
-  for (int rank = 0; rank < job_.local_world_size; ++rank)
-    if (group_.running(rank))
-      log_.error(fmt::format(
-          "pid {} (local_rank {}) does not die of SIGKILL; is it waiting for a dead disk or device?",
-          group_.pid(rank), rank));
+  phase_ = Phase::kCleaning;
+  Leftovers leftovers{services_.descendants, {}, services_.cgroups.release()};
+  for (int rank = 0; rank < job_.local_world_size; ++rank) {
+    if (!group_.running(rank)) continue;
+    leftovers.workers.insert(group_.pid(rank));
+    log_.error(fmt::format(
+        "pid {} (local_rank {}) does not die of SIGKILL; is it waiting for a dead disk or device?",
+        group_.pid(rank), rank));
+  }
   group_.signal_all(SIGKILL);
   gpu_release_.look(services_.descendants);
-  const auto is_worker = [this](pid_t pid) { return group_.owns(pid); };
-  for (const pid_t pid : services_.descendants.end(is_worker, SteadyClock::now() + kOrphanTimeout))
-    if (!is_worker(pid))
-      log_.error(fmt::format("pid {}, which a worker started, does not die of SIGKILL", pid));
-  // What left its ancestry, too, but not its group.
-  for (const pid_t pid : services_.cgroups.clear(SteadyClock::now() + kOrphanTimeout))
-    if (!is_worker(pid))
-      log_.error(fmt::format("pid {}, in a worker's control group, does not die of SIGKILL", pid));
-  router_.drain();
+  // Nothing is left, as a rule: then no thread is needed.
+  if (leftovers.workers.empty() && leftovers.end(Millis(0)).empty()) return drain_output();
+  cleaner_.run([leftovers = std::move(leftovers)] { return leftovers.end(kOrphanTimeout); },
+               lifetime_.guard([this](std::vector<std::string> alive) {
+                 services_.post(LeftoversEnded{std::move(alive)});
+               }));
+}
+
+void Attempt::on(const LeftoversEnded& event) {
+  for (const std::string& line : event.alive) log_.error(line);
+  drain_output();
+}
+
+void Attempt::drain_output() {
+  router_.drain(lifetime_.guard([this] { services_.post(OutputDrained{}); }));
+}
+
+void Attempt::on(const OutputDrained& /*event*/) {
   phase_ = Phase::kReleasing;
   const bool waits = gpu_release_.begin(
       kGpuTimeout, [this](std::vector<std::string> held) { services_.post(GpusReleased{std::move(held)}); });
@@ -423,7 +472,7 @@ void Attempt::conclude() {
   if (notice->restart && signal != 0) {
     // Asked to end while the workers were being stopped for a restart: there is none.
     const FailureNotice stopped = stop_notice(job_, signal, assignment_.group_rank);
-    services_.rendezvous->decline(number_ + 1, stopped);
+    services_.rendezvous->decline(stopped);
     result_when_reported_ = stopped;
     return begin_report(*notice);
   }
@@ -468,7 +517,7 @@ void Attempt::searches_done(const PostMortem::Found& found) {
   const bool failed = notice.rank >= 0 || notice.lost_node > 0;
   const bool together = assignment_.group_world_size > 1 && failed && !notice.restart && !notice.cut_off;
   if (together && assignment_.group_rank > 0) {
-    services_.rendezvous->send_report(number_, to_message(mine));
+    services_.rendezvous->send_report(to_message(mine));
     if (notice.node_rank != assignment_.group_rank) return finish(*result_when_reported_);
   }
   report_.nodes.push_back(std::move(mine));
@@ -480,7 +529,7 @@ void Attempt::searches_done(const PostMortem::Found& found) {
       report_.missing.push_back(node);
   phase_ = Phase::kReporting;
   phase_deadline_ = SteadyClock::now() + job_.grace + kReportTimeout;
-  services_.rendezvous->gather_reports(number_, lifetime_.guard([this](int node, std::string part) {
+  services_.rendezvous->gather_reports(lifetime_.guard([this](int node, std::string part) {
     services_.post(ReportReceived{node, std::move(part)});
   }));
   if (awaited_.empty()) publish();
@@ -506,7 +555,6 @@ FailureNotice Attempt::describe_failure() const {
   FailureFacts facts;
   FailureNotice out;
   out.node_rank = assignment_.group_rank;
-  out.host = job_.host;
   if (unprepared_) {
     out.exit_code = kExitSystem;
     out.text = fmt::format("{}: {}", job_.host, unprepared_->message);
@@ -540,28 +588,15 @@ FailureNotice Attempt::describe_failure() const {
   facts.exit_code = out.exit_code;
   if (job_.restarts.max_without_progress > 0)
     out.reached = services_.post_mortem.reached(*services_.directory);
-  decide(out,
-         decide_restart(supervision_.end(), facts, assignment_.attempt, job_.max_restarts, job_.restarts));
-  return out;
-}
-
-/// What the rules say becomes the notice's.
-void Attempt::decide(FailureNotice& notice, const RestartDecision& decision) const {
-  notice.restart = decision.restart;
-  if (!decision.why.empty()) notice.text += "; " + decision.why;
+  const RestartDecision decision =
+      decide_restart(supervision_.end(), facts, assignment_.attempt, job_.max_restarts, job_.restarts);
+  out.restart = decision.restart;
+  if (!decision.why.empty()) out.text += "; " + decision.why;
   if (decision.none_left && job_.restarts.exhausted_code) {
-    notice.text += fmt::format("; no restart is left of {} (--exhausted-exit-code)", job_.max_restarts);
-    notice.exit_code = *job_.restarts.exhausted_code;
+    out.text += fmt::format("; no restart is left of {} (--exhausted-exit-code)", job_.max_restarts);
+    out.exit_code = *job_.restarts.exhausted_code;
   }
-  // Where there is a coordinator it knows how far all generations came.
-  const int most = job_.restarts.max_without_progress;
-  if (!decision.restart || job_.mode == RendezvousMode::kElastic) return;
-  StepLedger steps = services_.steps;
-  steps.note(assignment_.generation, notice.reached, job_.nodes == 1 || notice.reached.known());
-  if (!steps.exhausted(most)) return;
-  notice.restart = false;
-  notice.exit_code = kExitNoProgress;
-  notice.text += "; " + steps.verdict(most);
+  return out;
 }
 
 /// Workers that were asked to end and saved their state make the end of the job on this node a preemption.

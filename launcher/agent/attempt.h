@@ -2,8 +2,9 @@
 // Attempt: one start of the workers on this node, from the pause before it to the report of its end: their
 // processes, their output, what is known of their ends. It carries events to the policies (supervision.h,
 // restart_policy.h) and executes what they ask for. Containment comes before diagnosis: a worker's wait
-// status stops the others at once; what it wrote is searched by the helper thread, and the verdict that other
-// nodes get waits for that. Owned by Agent; one loop. It is alive while a worker's end can still be learnt.
+// status stops the others at once, here and on other nodes; what it wrote is searched by the helper thread,
+// and the verdict that other nodes get waits for that. Nothing that can last runs on the loop, so that
+// heartbeats go on. Owned by Agent; one loop. It is alive while a worker's end can still be learnt.
 #pragma once
 
 #include <functional>
@@ -35,7 +36,6 @@
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/log.h"
-#include "rendezvous/coordinator/step_ledger.h"
 #include "rendezvous/net/helper_thread.h"
 
 namespace muster::launcher {
@@ -54,9 +54,8 @@ struct AgentServices {
   OutputSink& err;
   Telemetry& telemetry;
   PostMortem& post_mortem;
-  StepLedger& steps;  // how far the attempts came, for jobs without a coordinator
   net::HelperThread& helper;
-  std::function<void(AgentEvent)> post;
+  std::function<void(AttemptEvent)> post;
   std::vector<std::string> restart_reasons = {};  // so far
   LogWriter* log_writer = nullptr;                // where log files are rotated
   DetachedJob* entry = nullptr;                   // of a detached job
@@ -76,18 +75,20 @@ struct Restart {
 
 class Attempt {
  public:
-  /// `number`: as the rendezvous counts. `restart`: the one that this attempt is.
-  Attempt(const AgentServices& services, int number, const Assignment& assignment,
-          std::optional<Restart> restart);
+  /// `restart`: the one that this attempt is.
+  Attempt(const AgentServices& services, const Assignment& assignment, std::optional<Restart> restart);
   Attempt(const Attempt&) = delete;
   Attempt& operator=(const Attempt&) = delete;
 
   void begin();
-  void on(const WorkerEnded& event);
   void on(const SignalReceived& event);
+  void on(const WorkerEnded& event);
+  void on(const StopRequested& event);
   void on(const OutcomeKnown& event);
   void on(const HangFound& event);
   void on(const StderrSearched& event);
+  void on(const LeftoversEnded& event);
+  void on(const OutputDrained& event);
   void on(const GpusReleased& event);
   void on(const ReportReceived& event);
   void on(const DeadlinePassed& event);
@@ -97,7 +98,6 @@ class Attempt {
   /// How the attempt ended, once all is done: workers, report. An error: the other nodes cannot be reached.
   [[nodiscard]] const std::optional<Result<FailureNotice>>& result() const { return result_; }
   [[nodiscard]] const Assignment& assignment() const { return assignment_; }
-  [[nodiscard]] int number() const { return number_; }
   [[nodiscard]] Restart restart() const { return {failed_, stopped_, 0}; }
 
   [[nodiscard]] bool owns(pid_t pid) const { return group_.owns(pid); }
@@ -107,6 +107,7 @@ class Attempt {
   enum class Phase {
     kPausing,    // --restart-backoff
     kRunning,    // workers run, or their outcome is awaited
+    kCleaning,   // what they left behind is ended, and what they wrote is shown
     kReleasing,  // all are gone but for their GPU memory
     kSearching,  // what they wrote is read
     kReporting,  // parts of other nodes are awaited
@@ -115,11 +116,13 @@ class Attempt {
 
   void start_workers();
   void execute(const Supervision::Actions& actions);
+  void update_grace();
   void search(int local_rank);
   void evidence_read(int local_rank, const std::optional<Cause>& written);
   void announce();
   void proceed();
   void clean_up();
+  void drain_output();
   void conclude();
   void begin_report(const FailureNotice& notice);
   void searches_done(const PostMortem::Found& found);
@@ -128,12 +131,10 @@ class Attempt {
   [[nodiscard]] std::vector<std::string> safe_point_files() const;
   [[nodiscard]] FailureNotice describe_failure() const;
   [[nodiscard]] FailureNotice after_preemption(FailureNotice notice) const;
-  void decide(FailureNotice& notice, const RestartDecision& decision) const;
 
   const AgentServices& services_;
   const Job& job_;
   const Log& log_;
-  int number_;
   Assignment assignment_;
   std::optional<Restart> restart_;
   std::optional<Error> unprepared_;  // the log directory could not be made; nothing is started
@@ -143,6 +144,7 @@ class Attempt {
   HangMonitor monitor_;
   GpuRelease gpu_release_;
   SafePointWatch safe_points_;
+  net::HelperThread cleaner_;  // its own: what searches may hang with the disk
 
   Phase phase_ = Phase::kRunning;
   Instant phase_deadline_{};  // of kPausing, kSearching, kReporting

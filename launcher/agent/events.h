@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // AgentEvent: everything that an agent reacts to, as one variant. Whoever learns of something posts an event;
-// the agent's loop takes one at a time and hands it to Agent::on() and Attempt::on(), which have one overload
-// for each kind and none for all: a new kind does not compile before every state has an answer to it.
+// the agent's loop takes one at a time and hands it to Agent::on(), and what concerns an attempt alone to
+// Attempt::on(). Both have one overload for each kind and none for all: a new kind does not compile before
+// every state has an answer to it.
 #pragma once
 
 #include <string>
@@ -27,6 +28,10 @@ struct WorkerEnded {
 struct SignalReceived {
   int signal;
 };
+/// Workers of another node failed. Why, and what follows, comes with OutcomeKnown.
+struct StopRequested {
+  int node;
+};
 /// How the attempt ended for all nodes, or that they cannot be reached.
 struct OutcomeKnown {
   Result<AttemptOutcome> outcome;
@@ -41,6 +46,12 @@ struct StderrSearched {
   PostMortem::Found found;
   bool after_end;  // the last search: all workers have ended
 };
+/// What the workers left behind has ended.
+struct LeftoversEnded {
+  std::vector<std::string> alive;  // a line for each process that does not die
+};
+/// What the workers wrote has been shown, or its time is over.
+struct OutputDrained {};
 /// The driver has taken back the workers' GPU memory, or its time is over.
 struct GpusReleased {
   std::vector<std::string> held;  // a line for each hold that is left
@@ -54,7 +65,9 @@ struct ReportReceived {
 struct Left {};
 struct DeadlinePassed {};
 
-using AgentEvent = std::variant<Joined, WorkerEnded, SignalReceived, OutcomeKnown, HangFound, StderrSearched,
-                                GpusReleased, ReportReceived, Left, DeadlinePassed>;
+/// They do not outlive their attempt.
+using AttemptEvent = std::variant<WorkerEnded, StopRequested, OutcomeKnown, HangFound, StderrSearched,
+                                  LeftoversEnded, OutputDrained, GpusReleased, ReportReceived>;
+using AgentEvent = std::variant<AttemptEvent, Joined, SignalReceived, Left, DeadlinePassed>;
 
 }  // namespace muster::launcher

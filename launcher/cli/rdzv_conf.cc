@@ -7,17 +7,12 @@
 #include <fmt/format.h>
 
 #include "launcher/text/seconds_text.h"
+#include "launcher/text/split.h"
 #include "launcher/text/suggestions.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {
 namespace {
-
-std::string_view trimmed(std::string_view text) {
-  const auto first = text.find_first_not_of(" \t");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
-}
 
 tl::unexpected<Error> wrong(const std::string& key, const std::string& value, std::string_view right) {
   return fail(ErrorCode::kInvalidArgument, fmt::format("--rdzv-conf {}={}: {}", key, value, right));
@@ -71,10 +66,7 @@ Result<bool> parse_etcd_key(const std::string& key, const std::string& value, El
 Result<ConfPairs> split_rdzv_conf(std::string_view conf) {
   ConfPairs out;
   if (trimmed(conf).empty()) return out;
-  std::string_view rest = conf;
-  while (true) {
-    const auto comma = rest.find(',');
-    const std::string_view part = rest.substr(0, comma);
+  for (const std::string_view part : split(conf, ',')) {
     const auto equals = part.find('=');
     const std::string_view key = trimmed(part.substr(0, equals));
     const std::string_view value = equals == std::string_view::npos ? "" : trimmed(part.substr(equals + 1));
@@ -82,9 +74,8 @@ Result<ConfPairs> split_rdzv_conf(std::string_view conf) {
       return fail(ErrorCode::kInvalidArgument,
                   fmt::format("--rdzv-conf={}: '{}' is not key=value", conf, trimmed(part)));
     out.emplace_back(key, value);
-    if (comma == std::string_view::npos) return out;
-    rest.remove_prefix(comma + 1);
   }
+  return out;
 }
 
 Result<ElasticConf> parse_elastic_conf(std::string_view conf) {

@@ -8,6 +8,7 @@
 
 #include "launcher/job/exit_status.h"
 #include "launcher/text/rank_ranges.h"
+#include "launcher/text/split.h"
 #include "launcher/text/suggestions.h"
 #include "rendezvous/base/env.h"
 
@@ -50,12 +51,8 @@ Result<FailureRules> FailureRules::parse(std::string_view option, std::string_vi
   if (text.empty()) return out;
   out.option_ = option;
   out.text_ = text;
-  while (true) {
-    const auto comma = text.find(',');
-    MUSTER_OK(out.add(text.substr(0, comma)));
-    if (comma == std::string_view::npos) return out;
-    text.remove_prefix(comma + 1);
-  }
+  for (const std::string_view part : split(text, ',')) MUSTER_OK(out.add(part));
+  return out;
 }
 
 Result<void> FailureRules::add(std::string_view part) {

@@ -37,7 +37,6 @@ std::string text_of(const membership::Cause& cause) {
 FailureNotice notice_of(const membership::Cause& cause) {
   FailureNotice out;
   out.node_rank = cause.group_rank;
-  out.host = cause.host;
   out.rank = cause.rank;
   out.exit_code = cause.exit_code;
   out.text = text_of(cause);

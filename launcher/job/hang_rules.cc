@@ -2,6 +2,7 @@
 #include "launcher/job/hang_rules.h"
 
 #include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -21,26 +22,11 @@ tl::unexpected<Error> usage(std::string message) {
   return fail(ErrorCode::kInvalidArgument, std::move(message));
 }
 
-std::string filled_in(std::string_view text, std::string_view rank, std::string_view local_rank,
-                      std::string_view* unknown) {
-  std::string out;
-  while (!text.empty()) {
-    const auto open = text.find('{');
-    out += text.substr(0, open);
-    if (open == std::string_view::npos) break;
-    text.remove_prefix(open);
-    if (text.starts_with("{rank}")) {
-      out += rank;
-    } else if (text.starts_with("{local_rank}")) {
-      out += local_rank;
-    } else if (unknown != nullptr) {
-      *unknown = text.substr(0, text.find('}') == std::string_view::npos ? text.size() : text.find('}') + 1);
-      return {};
-    }
-    const auto close = text.find('}');
-    text.remove_prefix(close == std::string_view::npos ? text.size() : close + 1);
-  }
-  return out;
+std::string filled_in(std::string text, std::string_view rank, std::string_view local_rank) {
+  for (const auto& [name, value] : {std::pair{std::string_view("{rank}"), rank}, {"{local_rank}", local_rank}})
+    for (auto at = text.find(name); at != std::string::npos; at = text.find(name, at))
+      text.replace(at, name.size(), value);
+  return text;
 }
 
 }  // namespace
@@ -73,11 +59,10 @@ Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on
     return usage(fmt::format("--on-hang={}: with --hang-timeout=off no hang is seen", on_hang));
   if (out.watch == Watch::kOff && !heartbeat.empty())
     return usage("--heartbeat-file: with --hang-timeout=off nobody looks at it");
-  std::string_view unknown;
-  filled_in(heartbeat, "", "", &unknown);
-  if (!unknown.empty())
-    return usage(
-        fmt::format("--heartbeat-file={}: knows {{rank}} and {{local_rank}}, not {}", heartbeat, unknown));
+  const std::string filled = filled_in(std::string(heartbeat), "", "");
+  if (const auto open = filled.find('{'); open != std::string::npos)
+    return usage(fmt::format("--heartbeat-file={}: knows {{rank}} and {{local_rank}}, not {}", heartbeat,
+                             filled.substr(open, filled.find('}', open) - open + 1)));
   out.heartbeat = heartbeat;
   return out;
 }
@@ -87,7 +72,7 @@ bool HangRules::tells_ranks_apart() const {
 }
 
 std::string HangRules::heartbeat_file(int rank, int local_rank) const {
-  return filled_in(heartbeat, std::to_string(rank), std::to_string(local_rank), nullptr);
+  return filled_in(heartbeat, std::to_string(rank), std::to_string(local_rank));
 }
 
 }  // namespace muster::launcher

@@ -169,8 +169,7 @@ struct WorkerOutcome {
 
 /// The event that ended an attempt, as told to other nodes.
 struct FailureNotice {
-  int node_rank = 0;  // -1: no member's failure
-  std::string host;
+  int node_rank = 0;     // -1: no member's failure
   int rank = -1;         // -1: not a worker's failure
   int exit_code = 0;     // what every muster of the job exits with
   std::string text;      // "rank 3 (local_rank 1, pid 77) on host-a exited with code 7"

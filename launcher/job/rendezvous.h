@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rendezvous: how this agent agrees with the others on who takes part, and learns of what happens elsewhere.
-// Asynchronous on the agent's loop: every call returns at once and its callback comes later, at most once,
-// never after decline() or the destructor. An attempt is one start of the workers, counted by this agent from
-// 0. It has one outcome for all nodes: the first announced failure, a change of the nodes, or that everybody
-// succeeded.
+// Asynchronous on the agent's loop: every call returns at once and its callback comes later, never after
+// decline() or the destructor. An attempt is one start of the workers, counted by this agent from 0. It has
+// one outcome for all nodes: the first announced failure, a change of the nodes, or that everybody succeeded.
 #pragma once
 
 #include <functional>
@@ -44,14 +43,22 @@ class Rendezvous {
   /// Of the last join().
   [[nodiscard]] const JoinTimes& join_times() const { return times_; }
 
-  /// Told once per attempt, to be called after join(): the attempt's outcome, or that the others cannot be
-  /// reached.
-  using OutcomeKnown = std::function<void(Result<AttemptOutcome>)>;
-  virtual void watch(int attempt, OutcomeKnown known) = 0;
+  /// What comes of the attempt that the last join() began.
+  struct Watch {
+    /// Workers of `node` failed, and why is not known yet: the workers here are to be stopped now.
+    std::function<void(int node)> stop;
+    /// Once: the attempt's outcome, or that the others cannot be reached.
+    std::function<void(Result<AttemptOutcome>)> outcome;
+    /// Until then: what others say of workers that hang.
+    std::function<void(const control::Hang&)> hang;
+  };
+  virtual void watch(Watch watch) = 0;
 
-  /// This node's part: it failed (others' workers are to be stopped), or all its workers succeeded.
-  virtual void announce(int attempt, const FailureNotice& notice) = 0;
-  virtual void succeeded(int attempt) = 0;
+  /// Workers here failed; announce() follows when it is known why.
+  virtual void stop_others() {}
+  /// This node's part: it failed, or all its workers succeeded.
+  virtual void announce(const FailureNotice& notice) = 0;
+  virtual void succeeded() = 0;
 
   /// A worker has announced a safe point of the attempt. `passed` comes if the attempt goes on: nobody joins
   /// now.
@@ -61,25 +68,22 @@ class Rendezvous {
   virtual void reached(const Reached& /*reached*/) {}
 
   /// The job has failed: this node's part of its report, for the first node.
-  virtual void send_report(int /*attempt*/, std::string /*part*/) {}
+  virtual void send_report(std::string /*part*/) {}
   /// On the first node: the parts of the others, each once as it comes; an empty one of a node that is gone.
-  using PartCame = std::function<void(int node, std::string part)>;
-  virtual void gather_reports(int /*attempt*/, PartCame /*came*/) {}
+  using ReportReceived = std::function<void(int node, std::string part)>;
+  virtual void gather_reports(ReportReceived /*received*/) {}
 
-  /// Of workers that hang (hang_session.h): to the first node, or as the first one to all others. May be
+  /// About workers that hang (hang_session.h): to the first node, or as the first one to all others. May be
   /// lost.
-  virtual void say_hang(int /*attempt*/, control::Hang /*word*/) {}
-  /// To be called after watch(): what others say of them while the attempt has no outcome.
-  using HangHeard = std::function<void(const control::Hang&)>;
-  virtual void hear_hangs(int /*attempt*/, HangHeard /*heard*/) {}
+  virtual void send_hang(control::Hang /*message*/) {}
 
-  /// This node will not take part in `attempt`, which has not begun. Where others count on it, that ends the
-  /// job for all of them.
-  virtual void decline(int attempt, const FailureNotice& notice) = 0;
+  /// This node will not take part in the next attempt, which has not begun. Where others count on it, that
+  /// ends the job for all of them.
+  virtual void decline(const FailureNotice& /*notice*/) {}
 
   /// The job is over on this node. `left` comes when this agent may exit: at once, or, where it hosts the
-  /// store, when the others have left too or `patience` is over.
-  virtual void leave(Millis patience, std::function<void()> left) = 0;
+  /// store, when the others have left too or the time is over.
+  virtual void leave(Millis timeout, std::function<void()> left) = 0;
 
  protected:
   JoinTimes times_;

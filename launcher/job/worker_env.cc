@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/text/split.h"
 #include "rendezvous/base/env_contract.h"
 
 namespace muster::launcher {
@@ -26,19 +27,9 @@ bool all_alike(const Environment& inherited) {
 Result<std::string> visible_device(const Environment& inherited, int index) {
   const auto list = lookup(inherited, kVisibleDevices);
   if (!list) return std::to_string(index);
-  std::string_view rest = *list;
-  for (int i = 0;; ++i) {
-    const auto comma = rest.find(',');
-    if (i == index) {
-      std::string_view entry = rest.substr(0, comma);
-      while (!entry.empty() && entry.front() == ' ') entry.remove_prefix(1);
-      while (!entry.empty() && entry.back() == ' ') entry.remove_suffix(1);
-      if (!entry.empty()) return std::string(entry);
-      break;
-    }
-    if (comma == std::string_view::npos) break;
-    rest.remove_prefix(comma + 1);
-  }
+  const auto entries = split(*list, ',');
+  if (const auto at = static_cast<std::size_t>(index); at < entries.size() && !trimmed(entries[at]).empty())
+    return std::string(trimmed(entries[at]));
   return fail(
       ErrorCode::kInvalidArgument,
       fmt::format("--virtual-local-rank: CUDA_VISIBLE_DEVICES={} has no device for local rank {}; list more "

@@ -155,7 +155,10 @@ net::ControlEvents CoordinatedRendezvous::client_events() {
     hand_over_parts();
   };
   out.hang = [this](const control::Hang& message) {
-    if (const auto call = joined_ ? nullptr : hang_heard_) call(message);
+    if (const auto call = joined_ ? nullptr : watch_.hang) call(message);
+  };
+  out.stop_workers = [this](const control::StopWorkers& message) {
+    if (const auto call = joined_ ? nullptr : watch_.stop) call(message.group_rank);
   };
   out.safe_point_passed = [this](std::int64_t generation) {
     if (!assigned_ || generation != assigned_->generation) return;
@@ -326,7 +329,6 @@ void CoordinatedRendezvous::finish_join(Membership membership) {
 void CoordinatedRendezvous::fail_join(int exit_code, std::string text) {
   FailureNotice notice;
   notice.node_rank = -1;
-  notice.host = job_.host;
   notice.exit_code = exit_code;
   notice.text = std::move(text);
   // Between two generations the others count on this node.
@@ -334,8 +336,8 @@ void CoordinatedRendezvous::fail_join(int exit_code, std::string text) {
   finish_join(std::move(notice));
 }
 
-void CoordinatedRendezvous::watch(int, OutcomeKnown known) {
-  known_ = std::move(known);
+void CoordinatedRendezvous::watch(Watch watch) {
+  watch_ = std::move(watch);
   if (!outcome_) return;
   asio::post(io_, lifetime_.guard([this] {
     if (outcome_) end(*std::exchange(outcome_, {}));
@@ -343,15 +345,14 @@ void CoordinatedRendezvous::watch(int, OutcomeKnown known) {
 }
 
 void CoordinatedRendezvous::end(const AttemptOutcome& outcome) {
-  hang_heard_ = {};
   safe_point_passed_ = {};
-  if (const auto call = std::exchange(known_, {}))
+  if (const auto call = std::exchange(watch_, {}).outcome)
     call(outcome);
   else
     outcome_ = outcome;
 }
 
-void CoordinatedRendezvous::announce(int, const FailureNotice& notice) {
+void CoordinatedRendezvous::announce(const FailureNotice& notice) {
   if (notice.rank >= 0)
     return client_->worker_failed({assigned_->generation, notice.rank, notice.exit_code, notice.restart,
                                    notice.machine_at_fault, notice.text, notice.reached});
@@ -359,11 +360,7 @@ void CoordinatedRendezvous::announce(int, const FailureNotice& notice) {
   if (!is_replaceable()) return stop_or_leave(notice);
   send_leave(notice.text, kShortLeave);
   outcome_ = AttemptOutcome(notice);
-  watch(0, std::exchange(known_, {}));
-}
-
-void CoordinatedRendezvous::succeeded(int) {
-  client_->finished(assigned_->generation);
+  watch(std::exchange(watch_, {}));
 }
 
 void CoordinatedRendezvous::safe_point(std::function<void()> passed) {
@@ -372,23 +369,23 @@ void CoordinatedRendezvous::safe_point(std::function<void()> passed) {
   client_->safe_point(assigned_->generation);
 }
 
-void CoordinatedRendezvous::send_report(int, std::string part) {
+void CoordinatedRendezvous::send_report(std::string part) {
   if (assigned_) client_->report(assigned_->generation, std::move(part));
 }
 
-void CoordinatedRendezvous::gather_reports(int, PartCame came) {
-  part_came_ = std::move(came);
+void CoordinatedRendezvous::gather_reports(ReportReceived received) {
+  report_received_ = std::move(received);
   asio::post(io_, lifetime_.guard([this] { hand_over_parts(); }));
 }
 
 void CoordinatedRendezvous::hand_over_parts() {
-  if (!part_came_) return;
+  if (!report_received_) return;
   for (control::Report& part : std::exchange(parts_, {}))
     if (assigned_ && part.generation == assigned_->generation)
-      part_came_(part.group_rank, std::move(part.payload));
+      report_received_(part.group_rank, std::move(part.payload));
 }
 
-void CoordinatedRendezvous::say_hang(int, control::Hang message) {
+void CoordinatedRendezvous::send_hang(control::Hang message) {
   if (!assigned_ || !client_) return;
   message.generation = assigned_->generation;
   client_->send_hang(message);
@@ -409,7 +406,7 @@ bool CoordinatedRendezvous::is_replaceable() const {
          (rules.min_nodes < rules.max_nodes && assigned_->group_world_size > rules.min_nodes);
 }
 
-void CoordinatedRendezvous::decline(int, const FailureNotice& notice) {
+void CoordinatedRendezvous::decline(const FailureNotice& notice) {
   joined_ = {};
   told_late_nodes_ = {};
   store_.cancel();

@@ -33,16 +33,16 @@ class CoordinatedRendezvous final : public Rendezvous {
   CoordinatedRendezvous(boost::asio::io_context& io, const Job& job, const Log& log);
 
   void join(int attempt, Joined joined) override;
-  void watch(int attempt, OutcomeKnown known) override;
-  void announce(int attempt, const FailureNotice& notice) override;
-  void succeeded(int attempt) override;
+  void watch(Watch watch) override;
+  void stop_others() override { client_->stop_workers(assigned_->generation); }
+  void announce(const FailureNotice& notice) override;
+  void succeeded() override { client_->finished(assigned_->generation); }
   void safe_point(std::function<void()> passed) override;
   void reached(const Reached& reached) override { reached_ = reached; }
-  void send_report(int attempt, std::string part) override;
-  void gather_reports(int attempt, PartCame came) override;
-  void say_hang(int attempt, control::Hang message) override;
-  void hear_hangs(int /*attempt*/, HangHeard heard) override { hang_heard_ = std::move(heard); }
-  void decline(int attempt, const FailureNotice& notice) override;
+  void send_report(std::string part) override;
+  void gather_reports(ReportReceived received) override;
+  void send_hang(control::Hang message) override;
+  void decline(const FailureNotice& notice) override;
   void leave(Millis timeout, std::function<void()> left) override;
 
  private:
@@ -85,12 +85,11 @@ class CoordinatedRendezvous final : public Rendezvous {
   bool stopped_here_ = false;                    // this node asked for the end
   bool warned_ = false;                          // that anybody may take part
   Joined joined_;                                // while joining
-  OutcomeKnown known_;                           // while watching
+  Watch watch_;                                  // empty: nobody watches
   std::optional<AttemptOutcome> outcome_;        // came before watch()
   std::function<void()> safe_point_passed_;      // while the coordinator is asked
   Reached reached_;                              // in the last generation, by the workers here
-  HangHeard hang_heard_;                         // of this attempt
-  PartCame part_came_;                           // while reports are gathered
+  ReportReceived report_received_;               // while reports are gathered
   std::vector<control::Report> parts_;           // came before that
   std::function<void()> told_late_nodes_;        // while they are waited for
   boost::asio::steady_timer late_nodes_;

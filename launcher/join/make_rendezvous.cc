@@ -7,6 +7,7 @@
 #include <boost/asio/post.hpp>
 
 #include "launcher/join/coordinated_rendezvous.h"
+#include "rendezvous/coordinator/step_ledger.h"
 #include "rendezvous/server/server.h"
 
 namespace muster::launcher {
@@ -30,6 +31,7 @@ class StandaloneRendezvous final : public Rendezvous {
       if (!server) return joined(fail(std::move(server).error()));
       server_ = *std::move(server);
     }
+    attempt_ = attempt;
     Assignment out;
     out.attempt = attempt;
     out.generation = attempt;
@@ -39,30 +41,37 @@ class StandaloneRendezvous final : public Rendezvous {
     joined(std::move(out));
   }
 
-  void watch(int, OutcomeKnown known) override { known_ = std::move(known); }
+  void watch(Watch watch) override { watch_ = std::move(watch); }
 
-  void announce(int, const FailureNotice& notice) override {
-    boost::asio::post(io_, [known = std::exchange(known_, {}), notice] {
-      if (known) known(AttemptOutcome(notice));
-    });
+  void announce(const FailureNotice& notice) override {
+    FailureNotice out = notice;
+    if (out.restart) steps_.note(attempt_, out.reached, true);
+    if (const int most = job_.restarts.max_without_progress; out.restart && steps_.exhausted(most)) {
+      out.restart = false;
+      out.exit_code = kExitNoProgress;
+      out.text += "; " + steps_.verdict(most);
+    }
+    end(std::move(out));
   }
 
-  void succeeded(int) override {
-    boost::asio::post(io_, [known = std::exchange(known_, {})] {
-      if (known) known(AttemptOutcome(AllSucceeded{}));
-    });
-  }
-
-  void decline(int, const FailureNotice&) override {}
+  void succeeded() override { end(AllSucceeded{}); }
 
   void leave(Millis, std::function<void()> left) override { left(); }
 
  private:
+  void end(AttemptOutcome outcome) {
+    boost::asio::post(io_, [call = std::exchange(watch_, {}).outcome, outcome = std::move(outcome)] {
+      if (call) call(outcome);
+    });
+  }
+
   boost::asio::io_context& io_;
   const Job& job_;
   const Log& log_;
   std::unique_ptr<net::Server> server_;
-  OutcomeKnown known_;
+  Watch watch_;
+  int attempt_ = 0;   // of the last join()
+  StepLedger steps_;  // restarts without progress, as a coordinator counts them for several nodes
 };
 
 }  // namespace

@@ -61,11 +61,10 @@ int tell_unfit(boost::asio::io_context& io, const Job& job, const Log& log) {
   if (hurried) {
     FailureNotice notice;
     notice.node_rank = job.node_rank;
-    notice.host = job.host;
     notice.exit_code = 128 + signalled;
     notice.text = fmt::format("{} received on {}", signal_name(signalled), job.host);
     log.error(notice.text);
-    rendezvous->decline(0, notice);
+    rendezvous->decline(notice);
     status = notice.exit_code;
     arm();
   }

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "launcher/network/interfaces.h"
+#include "launcher/text/split.h"
 
 namespace muster::launcher {
 namespace {
@@ -19,12 +20,6 @@ constexpr std::size_t kMaxNameBytes = 253;  // DNS
 
 tl::unexpected<Error> usage(std::string message) {
   return fail(ErrorCode::kInvalidArgument, std::move(message));
-}
-
-std::string_view trimmed(std::string_view text) {
-  const auto first = text.find_first_not_of(" \t\r");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
 std::size_t stars(std::string_view text) {
@@ -67,29 +62,25 @@ Result<HostMap> HostMap::read(const std::string& value) {
 Result<HostMap> HostMap::parse(std::string_view entries, char separator, std::string_view where) {
   HostMap out;
   std::vector<std::string_view> names;
-  for (std::size_t number = 1;; ++number) {
-    const auto end = entries.find(separator);
-    std::string_view entry = entries.substr(0, end);
+  std::size_t number = 0;
+  for (std::string_view entry : split(entries, separator)) {
+    ++number;
     if (separator == '\n') entry = entry.substr(0, entry.find('#'));
     entry = trimmed(entry);
     const auto wrong = [&](const std::string& why) {
       const std::string place = separator == '\n' ? fmt::format(" line {}", number) : "";
       return usage(fmt::format("{}{}: '{}': {}", where, place, entry.substr(0, 2 * kMaxNameBytes), why));
     };
-    if (!entry.empty() || separator != '\n') {
-      const auto equals = entry.find('=');
-      if (equals == std::string_view::npos) return wrong("not NAME=HOST");
-      const std::string_view name = trimmed(entry.substr(0, equals)),
-                             host = trimmed(entry.substr(equals + 1));
-      if (const std::string defect = defect_of(name); !defect.empty()) return wrong("the name " + defect);
-      if (const std::string defect = defect_of(host); !defect.empty()) return wrong("the host " + defect);
-      if (stars(host) > stars(name))
-        return wrong("the host's * stands for what the name's * found, and there is none");
-      names.push_back(name);
-      out.entries_.push_back({std::string(name), std::string(host)});
-    }
-    if (end == std::string_view::npos) break;
-    entries.remove_prefix(end + 1);
+    if (entry.empty() && separator == '\n') continue;
+    const auto equals = entry.find('=');
+    if (equals == std::string_view::npos) return wrong("not NAME=HOST");
+    const std::string_view name = trimmed(entry.substr(0, equals)), host = trimmed(entry.substr(equals + 1));
+    if (const std::string defect = defect_of(name); !defect.empty()) return wrong("the name " + defect);
+    if (const std::string defect = defect_of(host); !defect.empty()) return wrong("the host " + defect);
+    if (stars(host) > stars(name))
+      return wrong("the host's * stands for what the name's * found, and there is none");
+    names.push_back(name);
+    out.entries_.push_back({std::string(name), std::string(host)});
   }
   std::sort(names.begin(), names.end());
   if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end())

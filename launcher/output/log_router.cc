@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <fcntl.h>
+#include <future>
+#include <limits>
 #include <poll.h>
 #include <sys/inotify.h>
 #include <sys/stat.h>
@@ -20,8 +22,8 @@ namespace {
 
 constexpr std::size_t kReadBytes = 64 * 1024;  // one read; also what is searched of a channel for an error
 constexpr int kReadsPerTurn = 16;              // then other descriptors get their turn
-constexpr Millis kDrainTimeout{3000};          // for whoever reads the rest of what was teed
-constexpr Millis kFlushTimeout{1000};          // for the log writer, where an error is looked for
+constexpr Millis kDrainTimeout{3000};  // for the log writer, and for whoever reads the rest of what was teed
+constexpr Millis kFlushTimeout{1000};  // for the log writer, where an error is looked for
 constexpr int kReadsToDrain = 64;  // 256 KiB in pieces of 4 KiB: more than a pipe or a pseudo-terminal holds
 
 }  // namespace
@@ -36,7 +38,9 @@ struct LogRouter::Follower {
   LineSplitter splitter;
   int watch = -1;
   FilteredLog* filtered = nullptr;
-  bool waiting = false;  // for the screen to clear
+  bool waiting = false;               // for its next turn
+  std::optional<std::uint64_t> left;  // the workers are gone: bytes to the end of the file
+  bool ended = false;
 };
 
 struct LogRouter::Channel {
@@ -73,12 +77,13 @@ LogRouter::LogRouter(boost::asio::io_context& io, const Job& job, const Assignme
       formatter_(io, job, assignment, out, err),
       changes_(io),
       writer_(writer),
+      drain_timer_(io),
       buffer_(kReadBytes, '\0') {
   workers_.resize(static_cast<std::size_t>(job.local_world_size));
   if (writer_ != nullptr)
     writer_->begin_attempt([this](std::string_view text) { formatter_.log(text); },
                            [this] {
-                             for (const auto& follower : followers_) read_follower(*follower, false);
+                             for (const auto& follower : followers_) read_follower(*follower);
                            });
 }
 
@@ -98,11 +103,6 @@ Result<void> LogRouter::open_filtered() {
   };
   MUSTER_OK(create(job_.logs.stdout_filters, "filtered_stdout.log", filtered_out_));
   return create(job_.logs.stderr_filters, "filtered_stderr.log", filtered_err_);
-}
-
-void LogRouter::flush(FilteredLog* filtered) {
-  if (filtered == nullptr) return;
-  if (const auto flushed = filtered->flush(); !flushed) formatter_.log(flushed.error().message);
 }
 
 Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow) {
@@ -254,9 +254,9 @@ void LogRouter::follow_changes() {
       const auto* event = reinterpret_cast<const inotify_event*>(events + at);
       at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
       if ((event->mask & IN_Q_OVERFLOW) != 0) {
-        for (const auto& follower : followers_) read_follower(*follower, false);
+        for (const auto& follower : followers_) read_follower(*follower);
       } else if (const auto found = watched_.find(event->wd); found != watched_.end()) {
-        read_follower(*found->second, false);
+        read_follower(*found->second);
       }
     }
     follow_changes();
@@ -264,48 +264,41 @@ void LogRouter::follow_changes() {
   changes_.async_wait(boost::asio::posix::descriptor_base::wait_read, lifetime_.guard(changed));
 }
 
-void LogRouter::read_follower(Follower& follower, bool to_the_end) {
-  const auto emit = [&](std::string_view line) {
-    formatter_.line(follower.local_rank, follower.stream, line);
-    if (follower.filtered != nullptr) follower.filtered->offer(formatter_.prefix(follower.local_rank), line);
-  };
+void LogRouter::read_follower(Follower& follower) {
+  if (follower.ended || follower.waiting) return;
   auto read_again = lifetime_.guard([this, &follower] {
     follower.waiting = false;
-    read_follower(follower, false);
+    read_follower(follower);
   });
-  std::uint64_t left = to_the_end ? follower.file.left() : kReadsPerTurn * kReadBytes;
-  while (left > 0) {
-    // Nobody was slowed while this grew: it may be more than memory holds.
-    if (to_the_end && formatter_.backpressure(follower.stream) &&
-        !formatter_.flush_until(follower.stream, drained_by_)) {
-      formatter_.log(
-          fmt::format("the last {} bytes of local_rank {} were not shown, because nobody read them; its log "
-                      "file has them",
-                      left, follower.local_rank));
-      break;
-    }
-    if (!to_the_end && formatter_.backpressure(follower.stream)) {
-      if (!std::exchange(follower.waiting, true)) formatter_.when_writable(follower.stream, read_again);
-      return;
+  for (int turn = 0; turn < kReadsPerTurn; ++turn) {
+    if (formatter_.backpressure(follower.stream)) {
+      follower.waiting = true;
+      return formatter_.when_writable(follower.stream, read_again);
     }
     const std::size_t n = follower.file.read(buffer_.data(), buffer_.size());
     // What came between this read and the new watch is told by nobody.
     const bool went_on = follower.file.take_moved();
     if (went_on) moved(follower);
-    if (n == 0 && !went_on) break;
-    left -= std::min<std::uint64_t>(left, n);
-    follower.splitter.feed(std::string_view(buffer_.data(), n), emit);
-    formatter_.flush();
-    flush(follower.filtered);
+    feed(follower, std::string_view(buffer_.data(), n));
+    if (follower.left) *follower.left -= std::min<std::uint64_t>(*follower.left, n);
+    const bool at_end = n == 0 && !went_on;
+    if (follower.left && (at_end || *follower.left == 0)) return end_follower(follower);
+    if (at_end) return;
   }
-  if (!to_the_end) {
-    // There may be more, and nobody else to tell of it.
-    if (left == 0 && !std::exchange(follower.waiting, true)) boost::asio::post(io_, read_again);
-    return;
-  }
-  follower.splitter.finish(emit);
+  // There may be more, and nobody else to tell of it.
+  follower.waiting = true;
+  boost::asio::post(io_, read_again);
+}
+
+void LogRouter::feed(Follower& follower, std::string_view bytes) {
+  const auto emit = [&](std::string_view line) {
+    formatter_.line(follower.local_rank, follower.stream, line);
+    if (follower.filtered != nullptr) follower.filtered->offer(formatter_.prefix(follower.local_rank), line);
+  };
+  follower.ended ? follower.splitter.finish(emit) : follower.splitter.feed(bytes, emit);
   formatter_.flush();
-  flush(follower.filtered);
+  if (follower.filtered == nullptr) return;
+  if (const auto flushed = follower.filtered->flush(); !flushed) formatter_.log(flushed.error().message);
 }
 
 /// On to the next of the rotated files.
@@ -319,7 +312,8 @@ void LogRouter::moved(Follower& follower) {
 }
 
 /// Bounded: a process that left its worker's group may still be writing, and for ever.
-void LogRouter::drain() {
+void LogRouter::drain(std::function<void()> done) {
+  drained_ = std::move(done);
   for (auto& worker : workers_) {
     if (!worker) continue;
     for (Channel* channel : {&worker->out, &worker->err}) {
@@ -329,10 +323,53 @@ void LogRouter::drain() {
           [&](std::string_view line) { formatter_.line(channel->local_rank, channel->stream, line); });
     }
   }
-  if (writer_ != nullptr) writer_->finish(kDrainTimeout);
-  drained_by_ = SteadyClock::now() + kDrainTimeout;
-  for (const auto& follower : followers_) read_follower(*follower, true);
+  if (writer_ == nullptr) return drain_followers();
+  writer_->flush(lifetime_.guard([this] { drain_followers(); }));
+  if (draining_) return;
+  drain_timer_.expires_after(kDrainTimeout);
+  drain_timer_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
+    if (error || draining_) return;
+    formatter_.log(
+        fmt::format("the log files are not complete yet: the disk takes longer than {} s. Process {} goes on "
+                    "writing them",
+                    kDrainTimeout.count() / 1000, writer_->pid()));
+    drain_followers();
+  }));
+}
+
+void LogRouter::drain_followers() {
+  if (std::exchange(draining_, true)) return;
+  if (writer_ != nullptr) writer_->log_missing();
+  drain_timer_.expires_after(kDrainTimeout);
+  drain_timer_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
+    if (error) return;
+    for (const auto& follower : followers_) {
+      if (follower->ended) continue;
+      formatter_.log(
+          fmt::format("the last {} bytes of local_rank {} were not shown, because nobody read them; its log "
+                      "file has them",
+                      *follower->left, follower->local_rank));
+      end_follower(*follower);
+    }
+  }));
+  for (const auto& follower : followers_) follower->left = follower->file.left();
+  for (const auto& follower : followers_) read_follower(*follower);
+  end_drain();
+}
+
+void LogRouter::end_follower(Follower& follower) {
+  follower.ended = true;
+  feed(follower, {});
+  end_drain();
+}
+
+void LogRouter::end_drain() {
+  const bool over =
+      std::all_of(followers_.begin(), followers_.end(), [](const auto& each) { return each->ended; });
+  if (!over || !drained_) return;
+  drain_timer_.cancel();
   formatter_.finish();
+  std::exchange(drained_, {})();
 }
 
 void LogRouter::window_changed() {
@@ -343,26 +380,56 @@ void LogRouter::window_changed() {
   }
 }
 
-LogRouter::StderrSearch LogRouter::stderr_search(int local_rank, std::size_t lines) {
-  const auto known = [](StderrFinding found) { return [found = std::move(found)] { return found; }; };
-  const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
-  if (!worker) return known({});
-  if (!worker->stderr_path.empty()) {
-    if (writer_ != nullptr) writer_->flush(kFlushTimeout);
-    struct stat info {};
-    const off_t size = ::stat(worker->stderr_path.c_str(), &info) == 0 ? info.st_size : 0;
-    return [path = worker->stderr_path, keep = older_files(), size, lines] {
-      StderrFinding found{find_error_in_log(path, keep, size), {}};
-      if (lines > 0) found.last_lines = last_lines_of_log(path, lines);
-      return found;
-    };
+std::vector<LogRouter::StderrSearch> LogRouter::stderr_searches(const std::vector<int>& local_ranks,
+                                                                std::size_t lines) {
+  /// Of the files: how large they are, as soon as the log writer has written what it has.
+  struct Sizes {
+    std::promise<std::vector<off_t>> promise;
+    std::shared_future<std::vector<off_t>> known = promise.get_future();
+  };
+  const auto sizes = std::make_shared<Sizes>();
+  const Instant until = SteadyClock::now() + kFlushTimeout;
+  std::vector<std::string> paths;
+  std::vector<StderrSearch> out;
+  for (const int local_rank : local_ranks) {
+    const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
+    if (!worker || worker->stderr_path.empty()) {
+      out.push_back(
+          [found = worker ? search_channel(worker->err, lines) : StderrFinding()] { return found; });
+      continue;
+    }
+    out.push_back(
+        [path = worker->stderr_path, index = paths.size(), keep = older_files(), sizes, until, lines] {
+          const bool known = sizes->known.wait_until(until) == std::future_status::ready;
+          StderrFinding found{
+              find_error_in_log(path, keep,
+                                known ? sizes->known.get()[index] : std::numeric_limits<off_t>::max()),
+              {}};
+          if (lines > 0) found.last_lines = last_lines_of_log(path, lines);
+          return found;
+        });
+    paths.push_back(worker->stderr_path);
   }
+  if (paths.empty()) return out;
+  const auto measure = [sizes, paths = std::move(paths)] {
+    std::vector<off_t> all;
+    for (const std::string& path : paths) {
+      struct stat info {};
+      all.push_back(::stat(path.c_str(), &info) == 0 ? info.st_size : 0);
+    }
+    sizes->promise.set_value(std::move(all));
+  };
+  writer_ == nullptr ? measure() : writer_->flush(measure);
+  return out;
+}
+
+LogRouter::StderrFinding LogRouter::search_channel(Channel& channel, std::size_t lines) {
   // No more than the channel holds: what comes later was not there when it was asked for.
-  for (std::size_t bytes = 0, n = 1; n > 0 && bytes < kReadBytes && worker->err.open; bytes += n)
-    n = read_channel_once(worker->err);
-  ErrorWatch watch = worker->err.errors;  // a copy: the last line may go on
+  for (std::size_t bytes = 0, n = 1; n > 0 && bytes < kReadBytes && channel.open; bytes += n)
+    n = read_channel_once(channel);
+  ErrorWatch watch = channel.errors;  // a copy: the last line may go on
   watch.finish();
-  return known({watch.found(), worker->err.tail.last_lines(lines)});
+  return {watch.found(), channel.tail.last_lines(lines)};
 }
 
 bool LogRouter::is_blocked(Std stream) const {

@@ -22,6 +22,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
 
 #include <muster/result.h>
 
@@ -61,16 +62,19 @@ class LogRouter {
   /// open() and started(), with the other files of a worker.
   [[nodiscard]] WorkerFiles worker_files();
 
-  /// The workers are gone: reads what is still in their channels and files.
-  void drain();
+  /// The workers are gone: reads what is still in their channels and files. `done` is called when all is
+  /// shown, or its time is over.
+  void drain(std::function<void()> done);
   struct StderrFinding {
     std::optional<Cause> error;
     std::vector<std::string> last_lines;
   };
-  /// Finds the error in what a worker has written until now, and its last `lines`. What comes through here is
-  /// read at once; a file is read when the result is called, which any thread may do: it can take long.
+  /// Each finds the error in what a worker has written until now, and its last `lines`. What comes through
+  /// here is read at once; a file is read when the search is called, which another thread has to do: it can
+  /// take long, and waits for the log writer.
   using StderrSearch = std::function<StderrFinding()>;
-  [[nodiscard]] StderrSearch stderr_search(int local_rank, std::size_t lines);
+  [[nodiscard]] std::vector<StderrSearch> stderr_searches(const std::vector<int>& local_ranks,
+                                                          std::size_t lines);
   void window_changed();
   /// Changes with each piece of output of a worker that was seen here or went to a file. Where the view is
   /// `all`, stdout without a file is not seen.
@@ -98,8 +102,12 @@ class LogRouter {
   void read_channel(Channel& channel);
   std::size_t read_channel_once(Channel& channel);
   void follow_changes();
-  void flush(FilteredLog* filtered);
-  void read_follower(Follower& follower, bool to_the_end);
+  void feed(Follower& follower, std::string_view bytes);
+  [[nodiscard]] StderrFinding search_channel(Channel& channel, std::size_t lines);
+  void read_follower(Follower& follower);
+  void drain_followers();
+  void end_follower(Follower& follower);
+  void end_drain();
   void moved(Follower& follower);
   [[nodiscard]] int older_files() const;
 
@@ -115,8 +123,10 @@ class LogRouter {
   LogWriter* writer_;
   std::optional<FilteredLog> filtered_out_, filtered_err_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  Instant drained_by_{};
-  std::string buffer_;  // shared by all reads
+  boost::asio::steady_timer drain_timer_;
+  bool draining_ = false;          // the followers read on to the end of their files
+  std::function<void()> drained_;  // while drain() goes on
+  std::string buffer_;             // shared by all reads
   Lifetime lifetime_;
 };
 

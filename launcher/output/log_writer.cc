@@ -50,8 +50,9 @@ struct Report {
   LogStreamState state;
 };
 
-Result<void> send(int channel, const Request& request, const std::string& path, const std::string& link,
-                  const std::array<int, kDescriptors>* descriptors) {
+/// kTimeout: there is no room in the channel within `timeout`.
+Result<void> send(int channel, const Request& request, Millis timeout, const std::string& path = {},
+                  const std::string& link = {}, const std::array<int, kDescriptors>* descriptors = nullptr) {
   std::array<iovec, 3> parts{{{const_cast<Request*>(&request), sizeof request},
                               {const_cast<char*>(path.data()), path.size()},
                               {const_cast<char*>(link.data()), link.size()}}};
@@ -71,35 +72,22 @@ Result<void> send(int channel, const Request& request, const std::string& path, 
   while (retry_eintr([&] { return ::sendmsg(channel, &message, MSG_NOSIGNAL); }) < 0) {
     if (errno != EAGAIN) return fail(errno_error("send to the log writer", errno));
     pollfd room{channel, POLLOUT, 0};
-    if (retry_eintr([&] { return ::poll(&room, 1, static_cast<int>(kEndTimeout.count())); }) == 0)
+    if (retry_eintr([&] { return ::poll(&room, 1, static_cast<int>(timeout.count())); }) == 0)
       return fail(ErrorCode::kTimeout, "the log writer takes no requests: the disk is slow");
   }
   return {};
 }
 
-constexpr std::size_t kNone = std::string_view::npos;
-
-/// Whether a line ends with the byte at `at`. Of \r\n it ends with the \n.
-bool ends_line(std::string_view bytes, std::size_t at) {
-  return bytes[at] == '\n' || (bytes[at] == '\r' && at + 1 < bytes.size() && bytes[at + 1] != '\n');
-}
-
 /// Behind the last line end within the first `room` bytes; 0: there is none.
 std::size_t last_end(std::string_view bytes, std::size_t room) {
-  const std::string_view part = bytes.substr(0, room);
-  for (std::size_t at = part.find_last_of("\r\n"); at != kNone; at = part.find_last_of("\r\n", at - 1)) {
-    if (ends_line(bytes, at)) return at + 1;
-    if (at == 0) break;
-  }
-  return 0;
+  return bytes.substr(0, room).rfind('\n') + 1;  // npos + 1 is 0
 }
 
 /// Behind the first line end; all of it where there is none.
 std::size_t first_end(std::string_view bytes) {
-  for (std::size_t at = bytes.find_first_of("\r\n"); at != kNone; at = bytes.find_first_of("\r\n", at + 1))
-    if (ends_line(bytes, at)) return at + 1;
-  return bytes.size();
+  return std::min(bytes.find('\n'), bytes.size() - 1) + 1;
 }
+
 /// The writer's process: until the launcher and all pipes are gone.
 class WriterProcess {
  public:
@@ -309,7 +297,7 @@ Result<LogWriter::Stream> LogWriter::open(int rank, UniqueFd file, const std::st
   request.number = first_ + streams_.size() - 1;
   const std::array<int, kDescriptors> descriptors{ends[0], file.get()};
   // Where it was killed this moment the launcher writes the file itself.
-  if (!send(process_.channel(), request, path, link, &descriptors)) on_writer_end();
+  if (!send(process_.channel(), request, kEndTimeout, path, link, &descriptors)) on_writer_end();
   return out;
 }
 
@@ -337,7 +325,15 @@ bool LogWriter::receive_one() {
     on_writer_end();
     return false;
   }
-  if (report.stream == 0) flushed_ = report.flushed;
+  if (report.stream == 0) {
+    for (const auto& stream : streams_) log_changes(*stream);
+    // An answer is one to those before it, too.
+    for (; flushed_ < report.flushed && !flushes_.empty(); ++flushed_) {
+      const auto done = std::move(flushes_.front());
+      flushes_.pop_front();
+      done();
+    }
+  }
   if (report.stream >= first_ && report.stream < first_ + streams_.size())
     *streams_[report.stream - first_]->state = report.state;
   return true;
@@ -359,6 +355,7 @@ void LogWriter::on_writer_end() {
         [&] { return ::open(stream->path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); }));
     read_pipe(stream);
   }
+  copy_pipes();
 }
 
 void LogWriter::read_pipe(const std::shared_ptr<Open>& stream) {
@@ -409,38 +406,27 @@ void LogWriter::log_changes(Open& stream) {
   before.rotation_error = now.rotation_error;
 }
 
-bool LogWriter::flush(Millis timeout) {
-  while (receive_one()) {
+void LogWriter::flush(std::function<void()> done) {
+  flushes_.push_back(std::move(done));
+  if (writer_lives_) {
+    Request request;
+    request.number = flushed_ + flushes_.size();
+    const auto sent = send(process_.channel(), request, Millis(0));
+    if (sent || sent.error().code == ErrorCode::kTimeout) return;
+    return on_writer_end();
   }
-  if (late_ && flushed_ < flushes_) return false;
-  const Instant deadline = SteadyClock::now() + timeout;
-  Request request;
-  request.number = ++flushes_;
-  if (writer_lives_ && !send(process_.channel(), request, {}, {}, nullptr)) on_writer_end();
-  while (writer_lives_ && flushed_ < request.number) {
-    pollfd message{process_.channel(), POLLIN, 0};
-    const auto left = time_left(deadline, SteadyClock::now());
-    late_ = left.count() == 0;
-    if (late_) return false;
-    if (::poll(&message, 1, static_cast<int>(left.count())) == 1)
-      while (receive_one()) {
-      }
-  }
-  late_ = false;
-  if (!writer_lives_)
-    for (const auto& stream : streams_)
-      for (int i = 0; i < kReadsToFlush && copy_pipe(*stream); ++i) {
-      }
-  for (const auto& stream : streams_) log_changes(*stream);
-  return true;
+  copy_pipes();
 }
 
-void LogWriter::finish(Millis timeout) {
-  if (!flush(timeout))
-    log(
-        fmt::format("the log files are not complete yet: the disk takes longer than {} s. Process {} goes on "
-                    "writing them",
-                    timeout.count() / 1000, process_.pid()));
+/// Once the writer is gone: what the pipes hold now.
+void LogWriter::copy_pipes() {
+  for (const auto& stream : streams_)
+    for (int i = 0; i < kReadsToFlush && copy_pipe(*stream); ++i) {
+    }
+  for (const auto& done : std::exchange(flushes_, {})) done();
+}
+
+void LogWriter::log_missing() {
   for (const auto& stream : streams_)
     if (stream->logged.error != 0)
       log(fmt::format("rank {}: {} bytes are missing at the end of {}", stream->rank,
@@ -457,16 +443,12 @@ RotatingFile::RotatingFile(UniqueFd file, std::string path, std::string link, Ro
   if (::fstat(file_.get(), &info) == 0) size_ = static_cast<std::uint64_t>(info.st_size);
 }
 
-bool RotatingFile::at_line_start(std::string_view next) const {
-  return last_ == '\n' || (last_ == '\r' && !next.empty() && next[0] != '\n');
-}
-
 /// How many of `bytes`, which are more than there is room for, go into this file; 0: none, it is full.
 std::size_t RotatingFile::cut_for(std::string_view bytes) const {
   const std::uint64_t room = limit_ > size_ ? limit_ - size_ : 0;
   if (const std::size_t cut = last_end(bytes, std::min<std::uint64_t>(room, bytes.size())); cut > 0)
     return cut;
-  if (size_ > 0 && at_line_start(bytes)) return 0;
+  if (size_ > 0 && line_ended_) return 0;
   // The line began in this file, or is longer than any: it stays whole.
   const std::uint64_t most = limit_ + kLongestLine > size_ ? limit_ + kLongestLine - size_ : 0;
   return std::min<std::uint64_t>(first_end(bytes), most);
@@ -494,25 +476,25 @@ void RotatingFile::put(std::string_view bytes) {
     const ssize_t n = retry_eintr([&] { return ::write(file_.get(), bytes.data(), bytes.size()); });
     if (n < 0) {
       state_.error = errno;
-      torn_ = last_ != '\n';
+      torn_ = !line_ended_;
       return drop(bytes);
     }
     size_ += static_cast<std::uint64_t>(n);
-    last_ = bytes[static_cast<std::size_t>(n) - 1];
+    line_ended_ = bytes[static_cast<std::size_t>(n) - 1] == '\n';
     bytes.remove_prefix(static_cast<std::size_t>(n));
   }
 }
 
-/// Counts what cannot be written. The last byte is kept: writing goes on at the beginning of a line.
+/// Counts what cannot be written. Writing goes on at the beginning of a line.
 void RotatingFile::drop(std::string_view bytes) {
   if (bytes.empty()) return;
   state_.missing += bytes.size();
-  last_ = bytes.back();
+  line_ended_ = bytes.back() == '\n';
 }
 
 /// Tries to write again, and returns what is left to be written.
 std::string_view RotatingFile::resume(std::string_view bytes) {
-  if (!at_line_start(bytes)) {
+  if (!line_ended_) {
     const std::size_t end = first_end(bytes);
     drop(bytes.substr(0, end));
     bytes.remove_prefix(end);
@@ -531,7 +513,7 @@ std::string_view RotatingFile::resume(std::string_view bytes) {
   announced_ = state_.missing;
   torn_ = false;
   state_.error = 0;
-  last_ = '\n';
+  line_ended_ = true;
   return bytes;
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -56,10 +57,11 @@ class LogWriter {
   [[nodiscard]] Result<Stream> open(int rank, UniqueFd file, const std::string& path,
                                     const std::string& link);
 
-  /// Until what was in the pipes is in the files. False: not in time; it is not waited for again until then.
-  bool flush(Millis timeout);
-  /// The workers are gone: the same, and logs what is wrong with the files in the end.
-  void finish(Millis timeout);
+  /// `done` is called on the loop when what is in the pipes now is in the files; of a disk that does not
+  /// answer, never.
+  void flush(std::function<void()> done);
+  /// The workers are gone: logs what is wrong with their files in the end.
+  void log_missing();
 
   [[nodiscard]] pid_t pid() const { return process_.pid(); }
 
@@ -72,6 +74,7 @@ class LogWriter {
   void on_writer_end();
   void read_pipe(const std::shared_ptr<Open>& stream);
   bool copy_pipe(Open& stream);
+  void copy_pipes();
   void log_changes(Open& stream);
   void log(std::string_view text);
 
@@ -81,19 +84,17 @@ class LogWriter {
   boost::asio::posix::stream_descriptor channel_;
   std::vector<std::shared_ptr<Open>> streams_;  // by number, from first_ on: those of this attempt
   std::uint64_t first_ = 1;
-  std::uint64_t flushes_ = 0;
-  std::uint64_t flushed_ = 0;  // the last one that was answered
+  std::uint64_t flushed_ = 0;                  // the last flush that was answered
+  std::deque<std::function<void()>> flushes_;  // those after it
   bool writer_lives_ = true;
-  bool late_ = false;  // it did not flush in time
   std::function<void(std::string_view)> log_;
   std::function<void()> rotated_;
   Lifetime lifetime_;
 };
 
 /// A log file that is renamed to <path>.1, <path>.2, ... when it has grown, as logrotate does it.
-///  - Files change at line ends only (\n, or the \r of a progress bar), so a line is never in two of them; a
-///  file is larger than its limit by one line at most, and only if that line came in pieces. A line of more
-///  than kLongestLine is cut.
+///  - Files change at line ends (\n) only, so a line is never in two of them; a file is larger than its limit
+///  by one line at most. A line of more than kLongestLine, all states of a progress bar say, is cut.
 ///  - <path> always exists: the fresh file takes its name in one rename(2), which `tail -F` follows.
 ///  - What cannot be written (a full disk) is dropped and counted. As soon as there is room again a line in
 ///  the file says how many bytes are missing there, and writing goes on at the beginning of a line.
@@ -111,7 +112,6 @@ class RotatingFile {
   [[nodiscard]] const LogStreamState& state() const { return state_; }
 
  private:
-  [[nodiscard]] bool at_line_start(std::string_view next) const;
   [[nodiscard]] std::size_t cut_for(std::string_view bytes) const;
   void put(std::string_view bytes);
   void drop(std::string_view bytes);
@@ -126,7 +126,7 @@ class RotatingFile {
   LogStreamState state_;
   std::uint64_t size_ = 0;       // of the file, as far as it is known here
   std::uint64_t limit_;          // at which it is rotated; grows while that fails
-  char last_ = '\n';             // the last byte that was written, or dropped
+  bool line_ended_ = true;       // by the last byte that was written, or dropped
   int held_ = 0;                 // how many of <path>.1 ... exist
   bool torn_ = false;            // the file ends within a line of which the rest was dropped
   std::uint64_t announced_ = 0;  // how many of the missing bytes are noted in the file

@@ -214,8 +214,6 @@ class OutputFormatter {
   /// The workers are gone: nothing more is to be waited for.
   void finish();
 
-  /// Waits for the reader. False: it has not taken everything by `deadline`.
-  [[nodiscard]] bool flush_until(Std stream, Instant deadline) { return sink(stream).flush(deadline) == 0; }
   [[nodiscard]] bool backpressure(Std stream) const {
     return (stream == Std::kOut ? out_ : err_).backpressure();
   }

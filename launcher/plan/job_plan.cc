@@ -18,6 +18,7 @@
 #include "launcher/plan/slurm_plan.h"
 #include "launcher/plan/step_options.h"
 #include "launcher/text/seconds_text.h"
+#include "launcher/text/split.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/slurm_step.h"
 
@@ -25,22 +26,6 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::uint64_t kSmallestLog = 4096;  // a smaller one would be renaming, not writing
-
-std::string_view trimmed(std::string_view text) {
-  const auto first = text.find_first_not_of(" \t");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
-}
-
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> out;
-  while (true) {
-    const auto end = text.find(separator);
-    out.push_back(text.substr(0, end));
-    if (end == std::string_view::npos) return out;
-    text.remove_prefix(end + 1);
-  }
-}
 
 /// At commas; two of them are one in the text, as in torchrun.
 std::vector<std::string> parse_filters(const std::optional<std::string>& text) {

@@ -12,6 +12,7 @@
 #include "launcher/network/host_map.h"
 #include "launcher/network/interfaces.h"
 #include "launcher/text/seconds_text.h"
+#include "launcher/text/split.h"
 #include "rendezvous/base/env_contract.h"
 
 namespace muster::launcher {
@@ -23,12 +24,6 @@ constexpr int kMusterPort = 29500;  // musterd's
 constexpr Millis kStopMargin{30'000};
 constexpr int kEtcdPort = 2379;
 constexpr Millis kReconnect{60'000};  // where a coordinator may come back
-
-std::string_view trimmed(std::string_view text) {
-  const auto first = text.find_first_not_of(" \t");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
-}
 
 /// As torchrun's static rendezvous: unknown keys are ignored, and the time-out is 900 s.
 Result<ElasticConf> parse_static_conf(std::string_view conf) {
@@ -300,17 +295,14 @@ Result<Options> map_hosts(Options options) {
 
 Result<std::vector<Endpoint>> parse_endpoints(std::string_view text) {
   std::vector<Endpoint> out;
-  while (true) {
-    const auto comma = text.find(',');
-    MUSTER_TRY(Endpoint one, parse_endpoint(text.substr(0, comma)));
-    const bool several = comma != std::string_view::npos || !out.empty();
-    if (several && (one.host.empty() || one.port == 0))
-      return usage(
-          fmt::format("--rdzv-endpoint: '{}' in the list is not HOST[:PORT]", text.substr(0, comma)));
+  const auto parts = split(text, ',');
+  for (const std::string_view part : parts) {
+    MUSTER_TRY(Endpoint one, parse_endpoint(part));
+    if (parts.size() > 1 && (one.host.empty() || one.port == 0))
+      return usage(fmt::format("--rdzv-endpoint: '{}' in the list is not HOST[:PORT]", part));
     out.push_back(std::move(one));
-    if (comma == std::string_view::npos) return out;
-    text.remove_prefix(comma + 1);
   }
+  return out;
 }
 
 Result<Endpoint> parse_endpoint(std::string_view text) {

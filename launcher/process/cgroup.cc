@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "launcher/process/guardian.h"
+#include "launcher/text/split.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -62,18 +63,9 @@ bool remove_below(const std::string& directory, int depth) {
   return ::rmdir(directory.c_str()) == 0;
 }
 
-/// The next piece up to `separator`, taken off the front of `rest`.
-std::string_view next(std::string_view& rest, char separator) {
-  const auto end = rest.find(separator);
-  const std::string_view out = rest.substr(0, end);
-  rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-  return out;
-}
-
 bool contains_name(std::string_view names, std::string_view name) {
-  while (!names.empty())
-    if (next(names, ',') == name) return true;
-  return false;
+  const auto all = split(names, ',');
+  return std::find(all.begin(), all.end(), name) != all.end();
 }
 
 /// A path of the hierarchy as it is seen below a mount of a part of it.
@@ -91,16 +83,16 @@ struct Mount {
 std::vector<Mount> mounts_of(std::string_view mountinfo) {
   std::vector<Mount> out;
   while (!mountinfo.empty()) {
-    std::string_view line = next(mountinfo, '\n');
+    std::string_view line = take_front(mountinfo, '\n');
     Mount mount;
-    for (int i = 0; i < 3; ++i) next(line, ' ');
-    mount.root = next(line, ' ');
-    mount.point = next(line, ' ');
-    while (!line.empty() && next(line, ' ') != "-") {
+    for (int i = 0; i < 3; ++i) take_front(line, ' ');
+    mount.root = take_front(line, ' ');
+    mount.point = take_front(line, ' ');
+    while (!line.empty() && take_front(line, ' ') != "-") {
     }
-    mount.type = next(line, ' ');
-    next(line, ' ');
-    mount.options = next(line, ' ');
+    mount.type = take_front(line, ' ');
+    take_front(line, ' ');
+    mount.options = take_front(line, ' ');
     if (mount.type.starts_with("cgroup")) out.push_back(mount);
   }
   return out;
@@ -131,9 +123,9 @@ namespace cgroup {
 std::vector<std::string> candidates(std::string_view cgroup, std::string_view mountinfo) {
   std::vector<std::string> out;
   while (!cgroup.empty()) {
-    std::string_view path = next(cgroup, '\n');
-    const std::string_view number = next(path, ':');
-    if (number != "0" || !next(path, ':').empty()) continue;
+    std::string_view path = take_front(cgroup, '\n');
+    const std::string_view number = take_front(path, ':');
+    if (number != "0" || !take_front(path, ':').empty()) continue;
     for (const Mount& mount : mounts_of(mountinfo))
       if (mount.type == "cgroup2") out.push_back(below_mount(mount.point, mount.root, path));
   }
@@ -150,18 +142,6 @@ std::string own_directory(const std::string& proc) {
     if (std::find(here.begin(), here.end(), ::getpid()) != here.end()) return directory;
   }
   return {};
-}
-
-bool lists(const std::string& file, std::string_view controller) {
-  const auto text = read_file(file, kMaxFileBytes);
-  if (!text) return false;
-  std::string_view rest = *text;
-  while (!rest.empty()) {
-    const auto end = rest.find_first_of(" \n");
-    if (rest.substr(0, end) == controller) return true;
-    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-  }
-  return false;
 }
 
 int write(const std::string& file, std::string_view text) {
@@ -202,9 +182,13 @@ bool remove(const std::string& directory) {
   return remove_below(directory, kMaxDepth);
 }
 
-std::optional<std::int64_t> oom_kills(const std::string& directory) {
-  const auto text = read_file(directory + "/memory.events", kMaxFileBytes);
-  return text ? parse_oom_kills(*text) : std::nullopt;
+std::vector<pid_t> clear(const std::vector<std::string>& directories, Instant deadline) {
+  std::vector<pid_t> left;
+  for (const std::string& directory : directories) {
+    if (wait_until_empty(directory, deadline) && remove(directory)) continue;
+    for (const pid_t pid : processes(directory)) left.push_back(pid);
+  }
+  return left;
 }
 
 }  // namespace cgroup
@@ -212,9 +196,9 @@ std::optional<std::int64_t> oom_kills(const std::string& directory) {
 std::string cgroup_memory_file(std::string_view cgroup, std::string_view mountinfo) {
   const std::vector<Mount> mounts = mounts_of(mountinfo);
   for (std::string_view rest = cgroup; !rest.empty();) {
-    std::string_view path = next(rest, '\n');
-    next(path, ':');
-    const std::string_view controllers = next(path, ':');
+    std::string_view path = take_front(rest, '\n');
+    take_front(path, ':');
+    const std::string_view controllers = take_front(path, ':');
     for (const Mount& mount : mounts)
       // Where the controller is bound to version 1 the unified hierarchy has no such file.
       if (mount.type == "cgroup" && contains_name(controllers, "memory") &&
@@ -228,7 +212,7 @@ std::string cgroup_memory_file(std::string_view cgroup, std::string_view mountin
 std::optional<std::int64_t> parse_oom_kills(std::string_view text) {
   constexpr std::string_view kName = "oom_kill ";
   while (!text.empty()) {
-    std::string_view line = next(text, '\n');
+    std::string_view line = take_front(text, '\n');
     if (!line.starts_with(kName)) continue;
     line.remove_prefix(kName.size());
     std::int64_t value = 0;
@@ -284,71 +268,33 @@ std::string plan_of_cgroups(CgroupMode mode) {
                 : fmt::format("control groups: one for each worker, below {}\n", own);
 }
 
-Result<WorkerCgroups> WorkerCgroups::open(CgroupMode mode, std::string_view token, Guardian& guardian,
-                                          std::string_view controller) {
+Result<WorkerCgroups> WorkerCgroups::open(CgroupMode mode, std::string_view token, Guardian& guardian) {
   WorkerCgroups out;
   out.mode_ = mode;
   if (mode == CgroupMode::kOff) return out;
   const std::string own = cgroup::own_directory();
-  std::string reason = why_not_delegated(own, mode == CgroupMode::kRequired).value_or("");
-  if (reason.empty()) {
+  out.reason_ = why_not_delegated(own, mode == CgroupMode::kRequired).value_or("");
+  if (out.reason_.empty()) {
     const std::string directory = fmt::format("{}/muster-{}", own, token);
     if (::mkdir(directory.c_str(), 0755) != 0) {
-      reason = fmt::format("mkdir {}: {}", directory, errno_text(errno));
+      out.reason_ = fmt::format("mkdir {}: {}", directory, errno_text(errno));
     } else if (::access((directory + "/cgroup.kill").c_str(), W_OK) != 0) {
       ::rmdir(directory.c_str());
-      reason = "the kernel has no cgroup.kill (Linux 5.14)";
+      out.reason_ = "the kernel has no cgroup.kill (Linux 5.14)";
     } else {
       out.directory_ = directory;
       guardian.end_cgroup(directory);
-      out.switch_on(own, controller, guardian.pid());
     }
   }
-  out.reason_ = reason;
   if (mode == CgroupMode::kRequired && !out.enabled())
-    return fail(ErrorCode::kInvalidArgument, "--cgroup=required: " + reason);
+    return fail(ErrorCode::kInvalidArgument, "--cgroup=required: " + out.reason_);
   return out;
-}
-
-/// Best effort: without the controller the groups still end their processes.
-void WorkerCgroups::switch_on(const std::string& own, std::string_view controller, pid_t guardian) {
-  const std::string add = fmt::format("+{}", controller);
-  if (!cgroup::lists(own + "/cgroup.controllers", controller)) return;
-  if (!cgroup::lists(own + "/cgroup.subtree_control", controller)) {
-    own_ = own;
-    int error = cgroup::write(own + "/cgroup.subtree_control", add);
-    if (error == EBUSY) {
-      // We are in it, and perhaps we alone.
-      agent_ = directory_ + "-agent";
-      guardian_ = guardian;
-      if (::mkdir(agent_.c_str(), 0755) != 0) {
-        agent_.clear();
-        return;
-      }
-      for (const pid_t pid : {guardian, ::getpid()})
-        (void)cgroup::write(agent_ + "/cgroup.procs", std::to_string(pid));
-      error = cgroup::write(own + "/cgroup.subtree_control", add);
-      if (error != 0) {
-        for (const pid_t pid : {guardian, ::getpid()})
-          (void)cgroup::write(own + "/cgroup.procs", std::to_string(pid));
-        cgroup::remove(agent_);
-        agent_.clear();
-      }
-    }
-    if (error != 0) return;
-    controller_ = controller;
-  }
-  (void)cgroup::write(directory_ + "/cgroup.subtree_control", add);
 }
 
 WorkerCgroups::WorkerCgroups(WorkerCgroups&& other) noexcept
     : mode_(other.mode_),
       reason_(std::move(other.reason_)),
       directory_(std::exchange(other.directory_, {})),
-      own_(std::move(other.own_)),
-      agent_(std::exchange(other.agent_, {})),
-      controller_(std::exchange(other.controller_, {})),
-      guardian_(other.guardian_),
       workers_(std::move(other.workers_)),
       number_(other.number_) {}
 
@@ -357,21 +303,12 @@ WorkerCgroups::~WorkerCgroups() {
   cgroup::kill(directory_);
   cgroup::wait_until_empty(directory_, SteadyClock::now() + kLastTimeout);
   cgroup::remove(directory_);
-  // Another launcher may have come to need it; then it is still in use, and stays on.
-  if (!controller_.empty())
-    (void)cgroup::write(own_ + "/cgroup.subtree_control", fmt::format("-{}", controller_));
-  if (agent_.empty()) return;
-  for (const pid_t pid : {guardian_, ::getpid()})
-    (void)cgroup::write(own_ + "/cgroup.procs", std::to_string(pid));
-  cgroup::remove(agent_);
 }
 
 Result<UniqueFd> WorkerCgroups::add(int local_rank) {
   const std::string directory = fmt::format("{}/{}-{}", directory_, number_++, local_rank);
   if (::mkdir(directory.c_str(), 0755) != 0) return fail(errno_error("mkdir " + directory, errno));
-  const auto index = static_cast<std::size_t>(local_rank);
-  if (workers_.size() <= index) workers_.resize(index + 1);
-  workers_[index] = directory;
+  workers_.push_back(directory);
   UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) return fail(errno_error("open " + directory, errno));
   return fd;
@@ -379,23 +316,6 @@ Result<UniqueFd> WorkerCgroups::add(int local_rank) {
 
 void WorkerCgroups::kill() const {
   if (enabled()) cgroup::kill(directory_);
-}
-
-std::optional<std::int64_t> WorkerCgroups::oom_kills(int local_rank) const {
-  const auto index = static_cast<std::size_t>(local_rank);
-  if (index >= workers_.size() || workers_[index].empty()) return std::nullopt;
-  return cgroup::oom_kills(workers_[index]);
-}
-
-std::vector<pid_t> WorkerCgroups::clear(Instant deadline) {
-  std::vector<pid_t> left;
-  for (const std::string& directory : workers_) {
-    if (directory.empty()) continue;
-    if (cgroup::wait_until_empty(directory, deadline) && cgroup::remove(directory)) continue;
-    for (const pid_t pid : cgroup::processes(directory)) left.push_back(pid);
-  }
-  workers_.clear();
-  return left;
 }
 
 }  // namespace muster::launcher

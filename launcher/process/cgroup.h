@@ -2,10 +2,10 @@
 // Control groups. WorkerCgroups: a group (version 2) for each worker of this node, below this process' own,
 // where that was delegated to it: the stop's SIGKILL then reaches whatever a worker has started, in one
 // write; the guardian ends it too when this process was killed, daemons that dropped their environment
-// included; and the kernel's kills for want of memory are counted per worker. Where it was not delegated, the
-// workers are known by their process groups, their ancestry and MUSTER_LINEAGE. OomKillCounter: the kernel's
-// kills in this process' own group. namespace cgroup: groups as directories; nothing there throws, what is
-// not there is nothing or false, waits end by their deadline. Not thread-safe. Costs about 0.1 ms per worker.
+// included. Where it was not delegated, the workers are known by their process groups, their ancestry and
+// MUSTER_LINEAGE. OomKillCounter: the kernel's kills in this process' own group and below. namespace cgroup:
+// groups as directories, on any thread; nothing there throws, what is not there is nothing or false, waits
+// end by their deadline. The classes are not thread-safe. Costs about 0.1 ms per worker.
 // Source: cgroup-v2 in the kernel's administration guide; systemd's "Control Group APIs and Delegation";
 // cgroups(7).
 #pragma once
@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <sys/types.h>
+#include <utility>
 #include <vector>
 
 #include <muster/result.h>
@@ -34,9 +35,6 @@ namespace cgroup {
 /// The first candidate that has this process in it. Empty: there is none.
 [[nodiscard]] std::string own_directory(const std::string& proc = "/proc/self");
 
-/// A word of cgroup.controllers or cgroup.subtree_control.
-[[nodiscard]] bool lists(const std::string& file, std::string_view controller);
-
 /// Writes a control file in one piece; 0, or the error number.
 [[nodiscard]] int write(const std::string& file, std::string_view text);
 
@@ -52,8 +50,9 @@ bool wait_until_empty(const std::string& directory, Instant deadline);
 /// With what is below it. False if it is not empty.
 bool remove(const std::string& directory);
 
-/// oom_kill of memory.events: how many processes of it the kernel has killed for want of memory.
-[[nodiscard]] std::optional<std::int64_t> oom_kills(const std::string& directory);
+/// Removes these groups as soon as they are empty. Returns the processes that are left at the deadline; their
+/// groups stay.
+[[nodiscard]] std::vector<pid_t> clear(const std::vector<std::string>& directories, Instant deadline);
 
 }  // namespace cgroup
 
@@ -98,19 +97,14 @@ class WorkerCgroups {
  public:
   /// None: as with kOff.
   WorkerCgroups() = default;
-  /// Makes the group of the job, and says the guardian that it is to be ended. Where the memory controller
-  /// has to be switched on for it, this process and the guardian go to a group of their own beside it: a
-  /// group with controllers may hold none. kInvalidArgument: required, and not to be had. `controller`: for
-  /// tests.
-  [[nodiscard]] static Result<WorkerCgroups> open(CgroupMode mode, std::string_view token, Guardian& guardian,
-                                                  std::string_view controller = "memory");
+  /// Makes the group of the job, and tells the guardian to end it. kInvalidArgument: required, and not to be
+  /// had.
+  [[nodiscard]] static Result<WorkerCgroups> open(CgroupMode mode, std::string_view token,
+                                                  Guardian& guardian);
   WorkerCgroups(WorkerCgroups&& other) noexcept;
   WorkerCgroups& operator=(WorkerCgroups&&) = delete;
-  /// Ends and removes what is left, and goes back to where this process was.
+  /// Ends and removes what is left.
   ~WorkerCgroups();
-
-  /// It was replaced; processes that are started later are where this one is.
-  void guardian_is(pid_t pid) { guardian_ = pid; }
 
   /// Groups are made. Else reason() says why not; empty: nobody asked for them.
   [[nodiscard]] bool enabled() const { return !directory_.empty(); }
@@ -122,24 +116,15 @@ class WorkerCgroups {
   [[nodiscard]] Result<UniqueFd> add(int local_rank);
   /// SIGKILL to all workers and to whatever they have started, at once.
   void kill() const;
-  /// Of the worker's group; nothing: not known.
-  [[nodiscard]] std::optional<std::int64_t> oom_kills(int local_rank) const;
-  /// Removes the groups of the workers, which have ended. Returns the processes that do not die of SIGKILL by
-  /// the deadline; their groups stay, and no later one is taken for them.
-  [[nodiscard]] std::vector<pid_t> clear(Instant deadline);
+  /// The groups of the workers, which have ended, for cgroup::clear(). No later one is taken for them.
+  [[nodiscard]] std::vector<std::string> release() { return std::exchange(workers_, {}); }
 
  private:
-  void switch_on(const std::string& own, std::string_view controller, pid_t guardian);
-
   CgroupMode mode_ = CgroupMode::kOff;
   std::string reason_;
-  std::string directory_;             // of the job; empty: none
-  std::string own_;                   // where this process was at the start
-  std::string agent_;                 // where it is now, if it had to move
-  std::string controller_;            // switched on in own_, so to be switched off again
-  pid_t guardian_ = 0;                // moves with this process
-  std::vector<std::string> workers_;  // by local rank; empty: none
-  int number_ = 0;                    // of groups so far: no name is used twice
+  std::string directory_;  // of the job; empty: none
+  std::vector<std::string> workers_;
+  int number_ = 0;  // of groups so far: no name is used twice
 };
 
 }  // namespace muster::launcher

@@ -32,30 +32,35 @@ bool take(const Json& from, const char* key, T& to) {
   return true;
 }
 
+/// The fields that are one value, with their names in the file.
+template <class Record, class Visit>
+void each_field(Record& record, Visit visit) {
+  visit("name", record.name);
+  visit("pid", record.pid);
+  visit("start_time", record.start_time);
+  visit("boot_id", record.boot_id);
+  visit("host", record.host);
+  visit("directory", record.directory);
+  visit("output", record.output);
+  visit("metrics", record.metrics);
+  visit("began", record.began_s);
+  visit("state", record.state);
+  visit("generation", record.generation);
+  visit("restarts", record.restarts);
+  visit("nodes", record.nodes);
+  visit("world_size", record.world_size);
+  visit("exit_status", record.exit_status);
+  visit("ended", record.ended_s);
+}
+
 }  // namespace
 
 std::string to_json(const JobRecord& record) {
-  Json workers = Json::array();
+  Json out = {{"command", record.command}, {"workers", Json::array()}};
+  each_field(record, [&](const char* name, const auto& value) { out[name] = value; });
   for (const auto& worker : record.workers)
-    workers.push_back({{"rank", worker.rank}, {"pid", worker.pid}, {"progress_file", worker.progress}});
-  const Json out = {{"name", record.name},
-                    {"pid", record.pid},
-                    {"start_time", record.start_time},
-                    {"boot_id", record.boot_id},
-                    {"host", record.host},
-                    {"directory", record.directory},
-                    {"command", record.command},
-                    {"output", record.output},
-                    {"metrics", record.metrics},
-                    {"began", record.began_s},
-                    {"state", record.state},
-                    {"generation", record.generation},
-                    {"restarts", record.restarts},
-                    {"nodes", record.nodes},
-                    {"world_size", record.world_size},
-                    {"workers", std::move(workers)},
-                    {"exit_status", record.exit_status},
-                    {"ended", record.ended_s}};
+    out["workers"].push_back(
+        {{"rank", worker.rank}, {"pid", worker.pid}, {"progress_file", worker.progress}});
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -68,15 +73,9 @@ Result<JobRecord> job_record_from_json(std::string_view text) {
   };
   if (!json.is_object()) return bad("no JSON object");
   JobRecord out;
-  if (!take(json, "name", out.name) || !is_job_name(out.name)) return bad("name");
-  const bool whole = take(json, "pid", out.pid) && take(json, "start_time", out.start_time) &&
-                     take(json, "boot_id", out.boot_id) && take(json, "host", out.host) &&
-                     take(json, "directory", out.directory) && take(json, "output", out.output) &&
-                     take(json, "metrics", out.metrics) && take(json, "began", out.began_s) &&
-                     take(json, "state", out.state) && take(json, "generation", out.generation) &&
-                     take(json, "restarts", out.restarts) && take(json, "nodes", out.nodes) &&
-                     take(json, "world_size", out.world_size) && take(json, "exit_status", out.exit_status) &&
-                     take(json, "ended", out.ended_s);
+  bool whole = true;
+  each_field(out, [&](const char* name, auto& value) { whole = take(json, name, value) && whole; });
+  if (!is_job_name(out.name)) return bad("name");
   if (!whole) return bad("a field is missing or has the wrong type");
   if (out.pid <= 1) return bad("pid");
   const auto command = json.find("command");

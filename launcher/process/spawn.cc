@@ -113,7 +113,7 @@ struct KernelSigaction {
   std::uint64_t mask;
 };
 
-enum class Step : int { kNone, kSession, kDeathSignal, kParentGone, kDescriptors, kCpus, kMemory, kExec };
+constexpr char kExecute[] = "execute";
 
 struct ChildPlan {
   SpawnRequest request;
@@ -122,30 +122,9 @@ struct ChildPlan {
   const int* reset;
   std::size_t reset_count;
   // Written by the child, read by the parent after the child has executed or ended.
-  volatile Step failed_step;
+  const char* volatile failed_call;  // nullptr: none
   volatile int failed_errno;
 };
-
-const char* text_of(Step step) {
-  switch (step) {
-    case Step::kSession:
-      return "setsid";
-    case Step::kDeathSignal:
-      return "prctl(PR_SET_PDEATHSIG)";
-    case Step::kParentGone:
-      return "the launcher died while starting";
-    case Step::kDescriptors:
-      return "dup2";
-    case Step::kCpus:
-      return "sched_setaffinity";
-    case Step::kMemory:
-      return "set_mempolicy";
-    case Step::kExec:
-    case Step::kNone:
-      break;
-  }
-  return "execute";
-}
 
 #define MUSTER_NO_SANITIZE __attribute__((no_sanitize("address", "undefined", "thread")))
 
@@ -154,9 +133,9 @@ MUSTER_NO_SANITIZE inline long word(T* pointer) {
   return reinterpret_cast<long>(pointer);
 }
 
-[[noreturn]] MUSTER_NO_SANITIZE void give_up(ChildPlan* plan, Step step, long result) {
+[[noreturn]] MUSTER_NO_SANITIZE void give_up(ChildPlan* plan, const char* call, long result) {
   plan->failed_errno = static_cast<int>(-result);
-  plan->failed_step = step;
+  plan->failed_call = call;
   raw_syscall(SYS_exit_group, 127);
   __builtin_unreachable();
 }
@@ -166,11 +145,11 @@ MUSTER_NO_SANITIZE int run_child(void* argument) {
   auto* plan = static_cast<ChildPlan*>(argument);
   const SpawnRequest& request = plan->request;
   long result = raw_syscall(SYS_setsid);
-  if (result < 0) give_up(plan, Step::kSession, result);
+  if (result < 0) give_up(plan, "setsid", result);
   result = raw_syscall(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL);
-  if (result < 0) give_up(plan, Step::kDeathSignal, result);
+  if (result < 0) give_up(plan, "prctl(PR_SET_PDEATHSIG)", result);
   // The parent may have died before the line above took effect.
-  if (raw_syscall(SYS_getppid) != plan->parent) give_up(plan, Step::kParentGone, -ESRCH);
+  if (raw_syscall(SYS_getppid) != plan->parent) give_up(plan, "the launcher died while starting", -ESRCH);
 
   // Where Yama lets ancestors trace only: the tools that show stacks are the parent's other children.
   raw_syscall(SYS_prctl, PR_SET_PTRACER, plan->parent);
@@ -179,27 +158,27 @@ MUSTER_NO_SANITIZE int run_child(void* argument) {
     raw_syscall(SYS_rt_sigaction, plan->reset[i], word(&action), 0, sizeof action.mask);
   if (request.stdout_fd >= 0) result = raw_syscall(SYS_dup3, request.stdout_fd, 1, 0);
   if (result >= 0 && request.stderr_fd >= 0) result = raw_syscall(SYS_dup3, request.stderr_fd, 2, 0);
-  if (result < 0) give_up(plan, Step::kDescriptors, result);
+  if (result < 0) give_up(plan, "dup2", result);
   // Kernels before 5.11 cannot mark the range; muster's own descriptors are close-on-exec in any case.
   if (raw_syscall(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC) < 0) raw_syscall(SYS_close_range, 3, ~0U, 0);
   if (plan->descriptor_limit != nullptr)
     raw_syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, word(plan->descriptor_limit), 0);
   const SpawnBinding& binding = request.binding;
-  if (binding.cpus != nullptr) {
+  if (!binding.cpus.empty()) {
     result =
-        raw_syscall(SYS_sched_setaffinity, 0, binding.cpu_words * sizeof(unsigned long), word(binding.cpus));
-    if (result < 0) give_up(plan, Step::kCpus, result);
+        raw_syscall(SYS_sched_setaffinity, 0, binding.cpus.size_bytes(), word(binding.cpus.data()));
+    if (result < 0) give_up(plan, "sched_setaffinity", result);
   }
-  if (binding.memory_nodes != nullptr) {
+  if (!binding.memory_nodes.empty()) {
     // The kernel reads one bit less than it is told.
-    result = raw_syscall(SYS_set_mempolicy, MPOL_PREFERRED, word(binding.memory_nodes),
-                         binding.memory_words * sizeof(unsigned long) * 8 + 1);
-    if (result < 0) give_up(plan, Step::kMemory, result);
+    result = raw_syscall(SYS_set_mempolicy, MPOL_PREFERRED, word(binding.memory_nodes.data()),
+                         binding.memory_nodes.size_bytes() * 8 + 1);
+    if (result < 0) give_up(plan, "set_mempolicy", result);
   }
   const std::uint64_t none = 0;
   raw_syscall(SYS_rt_sigprocmask, SIG_SETMASK, word(&none), 0, sizeof none);
   result = raw_syscall(SYS_execve, word(request.path), word(request.arguments), word(request.environment));
-  give_up(plan, Step::kExec, result);
+  give_up(plan, kExecute, result);
 }
 
 /// Signals whose disposition exec would not reset (ignored) or that must not run a handler in shared memory
@@ -366,7 +345,7 @@ Result<Spawned> Spawner::begin(std::size_t slot_index, const SpawnRequest& reque
   plan.parent = ::getpid();
   plan.reset = reset_.data();
   plan.reset_count = reset_.size();
-  plan.failed_step = Step::kNone;
+  plan.failed_call = nullptr;
   slot.in_memory.store(1);
   slot.begun = SteadyClock::now();
 
@@ -400,12 +379,10 @@ Result<void> Spawner::wait_exec(std::size_t slot_index) {
     abandon(slot);
     return fail(std::move(error));
   }
-  const Step step = slot->plan.failed_step;
-  if (step == Step::kNone) return {};
-  slot->plan.failed_step = Step::kNone;
-  if (step == Step::kExec) return fail(exec_error(slot->plan.request.path, slot->plan.failed_errno));
-  return fail(
-      errno_error(fmt::format("{} {}", text_of(step), slot->plan.request.path), slot->plan.failed_errno));
+  const char* const call = std::exchange(slot->plan.failed_call, nullptr);
+  if (call == nullptr) return {};
+  if (call == kExecute) return fail(exec_error(slot->plan.request.path, slot->plan.failed_errno));
+  return fail(errno_error(fmt::format("{} {}", call, slot->plan.request.path), slot->plan.failed_errno));
 }
 
 void reap_failed(int pidfd) {

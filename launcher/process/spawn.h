@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <sys/resource.h>
 #include <sys/types.h>
@@ -43,10 +44,8 @@ class StringBlock {
 
 /// CPUs and NUMA nodes as words that the kernel reads, prepared by the parent.
 struct SpawnBinding {
-  const unsigned long* cpus = nullptr;  // nullptr: inherited
-  std::size_t cpu_words = 0;
-  const unsigned long* memory_nodes = nullptr;  // preferred; nullptr: the policy is inherited
-  std::size_t memory_words = 0;
+  std::span<const unsigned long> cpus;          // empty: inherited
+  std::span<const unsigned long> memory_nodes;  // preferred; empty: the policy is inherited
 };
 
 struct SpawnRequest {

@@ -36,18 +36,9 @@ std::string assign(std::string_view name, std::string_view value) {
 
 /// Points into the job, which outlives its workers.
 SpawnBinding binding_of(const Job& job, int rank) {
-  SpawnBinding out;
-  if (job.placement.empty()) return out;
+  if (job.placement.empty()) return {};
   const Binding& binding = job.placement[static_cast<std::size_t>(rank)].binding;
-  if (!binding.cpus.empty()) {
-    out.cpus = binding.cpus.data();
-    out.cpu_words = binding.cpus.size();
-  }
-  if (!binding.memory_nodes.empty()) {
-    out.memory_nodes = binding.memory_nodes.data();
-    out.memory_words = binding.memory_nodes.size();
-  }
-  return out;
+  return {binding.cpus, binding.memory_nodes};
 }
 
 }  // namespace

@@ -34,8 +34,9 @@ void watch_gpus(const GpuPaths& paths, int out) {
   // Kept open while the GPUs are listed: without persistence mode the driver would begin twice.
   const auto nvml = Nvml::open(paths.library);
   const std::vector<Gpu> gpus = find_gpus(paths);
-  for (const Gpu& gpu : gpus) write_line(out, kGpu, gpu_line(gpu));
-  write_line(out, kListed, "");
+  std::string list;  // in one piece: who reads a part of it finds the rest
+  for (const Gpu& gpu : gpus) list += fmt::format("{}{}\n", kGpu, gpu_line(gpu));
+  (void)write_all(out, fmt::format("{}{}\n", list, kListed));
   if (!nvml) return;
   std::vector<Nvml::Device> devices;
   for (unsigned i = 0; i < nvml->count().value_or(0); ++i) devices.push_back(nvml->device(i));
@@ -119,13 +120,8 @@ bool GpuWatch::read_some() {
   return true;
 }
 
-const std::optional<std::vector<Gpu>>& GpuWatch::gpus(Instant deadline) {
-  while (!gpus_) {
-    if (read_some()) continue;
-    const auto left = time_left(deadline, SteadyClock::now()).count();
-    if (closed_ || given_up_ || left == 0) break;
-    pollfd wait{process_.channel(), POLLIN, 0};
-    given_up_ = retry_eintr([&] { return ::poll(&wait, 1, static_cast<int>(left)); }) <= 0;
+const std::optional<std::vector<Gpu>>& GpuWatch::gpus() {
+  while (!gpus_ && read_some()) {
   }
   return gpus_;
 }

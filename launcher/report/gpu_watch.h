@@ -18,7 +18,6 @@
 #include "launcher/hardware/gpus.h"
 #include "launcher/process/helper_process.h"
 #include "launcher/text/line_splitter.h"
-#include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
 
@@ -31,9 +30,8 @@ class GpuWatch {
   /// Readable when there is something to take.
   [[nodiscard]] int output() const { return process_.channel(); }
 
-  /// Waits for the driver until then; where that took its time and was in vain, not again. Nothing: it has
-  /// not answered.
-  [[nodiscard]] const std::optional<std::vector<Gpu>>& gpus(Instant deadline);
+  /// Nothing: the driver has not answered yet. Does not block.
+  [[nodiscard]] const std::optional<std::vector<Gpu>>& gpus();
 
   /// What has come since the last call, as the kernel's log would have it (kernel_log.h):
   /// "NVML: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus (GPU-5a..)". Does not block.
@@ -46,7 +44,6 @@ class GpuWatch {
 
   HelperProcess process_;
   bool closed_ = false;
-  bool given_up_ = false;  // the GPUs are not waited for any more
   LineSplitter splitter_{64 * 1024};
   std::vector<Gpu> found_;
   std::optional<std::vector<Gpu>> gpus_;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <ctime>
 #include <fcntl.h>
+#include <numeric>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -24,7 +26,7 @@ namespace {
 
 constexpr std::size_t kTailLines = 20;
 constexpr std::size_t kMaxKernelLines = 64;
-constexpr std::chrono::seconds kDriverPatience{2};
+constexpr int kDriverMs = 2000;  // for the driver to list its GPUs
 constexpr std::size_t kMaxErrorFile = std::size_t{4} << 20;
 
 std::string local_time(std::int64_t seconds) {
@@ -48,16 +50,14 @@ bool write_file(const std::string& path, std::string_view text) {
 
 }  // namespace
 
-PostMortem::PostMortem(const Job& job, const Environment& environment, const Log& log,
-                       const WorkerCgroups& cgroups)
-    : job_(job), environment_(environment), log_(log), cgroups_(cgroups) {}
+PostMortem::PostMortem(const Job& job, const Environment& environment, const Log& log)
+    : job_(job), environment_(environment), log_(log) {}
 
 void PostMortem::begin() {
   read_kernel();
   kernel_lines_.clear();
   kills_ = 0;
   error_files_.clear();
-  memory_killed_.clear();
   before_stop_.clear();
 }
 
@@ -79,9 +79,9 @@ void PostMortem::read_kernel() {
 }
 
 /// Not by looking into the driver's library here, which would hold the agent where the driver hangs.
-void PostMortem::learn_devices(Instant deadline) {
+void PostMortem::learn_devices() {
   if (!devices_.empty() || gpu_watch_ == nullptr) return;
-  const auto& gpus = gpu_watch_->gpus(deadline);
+  const auto& gpus = gpu_watch_->gpus();
   if (!gpus) return;
   Environment told = environment_;
   if (!job_.visible_devices.empty())
@@ -97,11 +97,7 @@ WorkerDevice PostMortem::device_of(int local_rank) const {
 void PostMortem::judge_now(WorkerOutcome& outcome, const std::optional<Cause>& written) {
   Evidence evidence;
   evidence.written = written;
-  // The worker's own count where it has one: the group's says only that somebody was killed.
-  const auto own_kills = cgroups_.oom_kills(outcome.local_rank);
-  if (own_kills) memory_killed_[outcome.local_rank] = *own_kills > 0;
-  const auto known = memory_killed_.find(outcome.local_rank);
-  evidence.memory_killed = known != memory_killed_.end() ? known->second : kills_ > 0;
+  evidence.memory_killed = kills_ > 0;
   outcome.kernel.clear();
   const std::string address = device_of(outcome.local_rank).address;
   for (const std::string& line : kernel_lines_) {
@@ -119,43 +115,44 @@ void PostMortem::judge_now(WorkerOutcome& outcome, const std::optional<Cause>& w
 }
 
 void PostMortem::judge_at_end(WorkerOutcome& outcome, const std::optional<Cause>& written) {
-  learn_devices(SteadyClock::now());
+  learn_devices();
   read_kernel();
   judge_now(outcome, written);
 }
 
 void PostMortem::stop_begins(LogRouter& router) {
   if (!before_stop_.empty()) return;
-  for (int rank = 0; rank < job_.local_world_size; ++rank)
-    before_stop_.push_back(router.stderr_search(rank, 0));
+  std::vector<int> ranks(static_cast<std::size_t>(job_.local_world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  before_stop_ = router.stderr_searches(ranks, 0);
 }
 
 std::function<PostMortem::Found()> PostMortem::final_search(const std::vector<WorkerOutcome>& outcomes,
                                                             LogRouter& router) const {
-  struct Search {
-    int local_rank;
-    LogRouter::StderrSearch before_stop;  // empty: not asked
-    LogRouter::StderrSearch whole;
-  };
-  std::vector<Search> searches;
+  std::vector<int> ranks;
+  std::vector<LogRouter::StderrSearch> before;  // of each; empty: not asked
   for (const WorkerOutcome& outcome : outcomes) {
     if (outcome.pid == 0) continue;
-    Search search{outcome.local_rank, {}, {}};
+    LogRouter::StderrSearch before_stop;
     if (outcome.stopped_by_us) {
       // 128+n: a handler's answer to the signal, whatever was logged before.
       if (outcome.end.code == 0 || outcome.end.code > 128 || before_stop_.empty()) continue;
-      search.before_stop = before_stop_[static_cast<std::size_t>(outcome.local_rank)];
+      before_stop = before_stop_[static_cast<std::size_t>(outcome.local_rank)];
     } else if (!is_failure(outcome)) {
       continue;
     }
-    search.whole = router.stderr_search(outcome.local_rank, kTailLines);
-    searches.push_back(std::move(search));
+    ranks.push_back(outcome.local_rank);
+    before.push_back(std::move(before_stop));
   }
-  if (searches.empty()) return {};
-  return [searches = std::move(searches)] {
+  if (ranks.empty()) return {};
+  // Now, when the others are stopped, the driver may take its time to tell.
+  const int driver = devices_.empty() && gpu_watch_ != nullptr ? gpu_watch_->output() : -1;
+  return [ranks, before = std::move(before), whole = router.stderr_searches(ranks, kTailLines), driver] {
+    pollfd answer{driver, POLLIN, 0};
+    if (driver >= 0) ::poll(&answer, 1, kDriverMs);
     Found found;
-    for (const Search& search : searches)
-      if (!search.before_stop || search.before_stop().error) found[search.local_rank] = search.whole();
+    for (std::size_t i = 0; i < ranks.size(); ++i)
+      if (!before[i] || before[i]().error) found[ranks[i]] = whole[i]();
     return found;
   };
 }
@@ -163,9 +160,7 @@ std::function<PostMortem::Found()> PostMortem::final_search(const std::vector<Wo
 void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, const Found& found,
                          const LogDirectory& directory) {
   read_kernel();
-  // Now, when the others are stopped, the driver may take its time to tell.
-  if (std::any_of(outcomes.begin(), outcomes.end(), is_failure))
-    learn_devices(SteadyClock::now() + kDriverPatience);
+  learn_devices();
   for (WorkerOutcome& outcome : outcomes) {
     // It failed while another one did, and was only slower to end.
     const auto written = found.find(outcome.local_rank);

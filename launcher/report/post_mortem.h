@@ -27,7 +27,7 @@ namespace muster::launcher {
 
 class PostMortem {
  public:
-  PostMortem(const Job& job, const Environment& environment, const Log& log, const WorkerCgroups& cgroups);
+  PostMortem(const Job& job, const Environment& environment, const Log& log);
   /// Before begin(): the GPUs and their faults are learnt there. It outlives this.
   void watch_gpus(GpuWatch& watch) { gpu_watch_ = &watch; }
 
@@ -55,7 +55,7 @@ class PostMortem {
 
  private:
   void read_kernel();
-  void learn_devices(Instant deadline);
+  void learn_devices();
   [[nodiscard]] WorkerDevice device_of(int local_rank) const;
   void judge_now(WorkerOutcome& outcome, const std::optional<Cause>& written);
   void pass_on_error_file(const WorkerOutcome& root) const;
@@ -63,7 +63,6 @@ class PostMortem {
   const Job& job_;
   const Environment& environment_;
   const Log& log_;
-  const WorkerCgroups& cgroups_;
   KernelLog kernel_log_;
   OomKillCounter oom_kills_;
   GpuWatch* gpu_watch_ = nullptr;      // on nodes with GPUs
@@ -71,9 +70,7 @@ class PostMortem {
   // Of the attempt under way.
   std::vector<std::string> kernel_lines_;  // about GPUs and memory
   std::int64_t kills_ = 0;
-  std::map<int, std::string> error_files_;  // by rank, what they say: their directory may not stay
-  std::map<int, bool>
-      memory_killed_;  // by local rank, of those with a group of their own, which is gone soon
+  std::map<int, std::string> error_files_;            // by rank, what they say: their directory may not stay
   std::vector<LogRouter::StderrSearch> before_stop_;  // by local rank; empty: no stop has begun
 };
 

@@ -6,17 +6,12 @@
 
 #include <fmt/format.h>
 
+#include "launcher/text/split.h"
+
 namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kMaxNumbers = 65'536;
-
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t' || text.back() == '\n'))
-    text.remove_suffix(1);
-  return text;
-}
 
 std::optional<int> number(std::string_view text, int most) {
   int value = -1;
@@ -42,19 +37,15 @@ std::string to_ranges(std::span<const int> sorted) {
 
 std::optional<std::vector<int>> parse_ranges(std::string_view text, int most) {
   std::vector<int> out;
-  text = trimmed(text);
-  if (text.empty()) return out;
-  while (true) {
-    const auto comma = text.find(',');
-    const std::string_view part = trimmed(text.substr(0, comma));
+  if (trimmed(text).empty()) return out;
+  for (const std::string_view piece : split(text, ',')) {
+    const std::string_view part = trimmed(piece);
     const auto dash = part.find('-');
     const auto first = number(part.substr(0, dash), most);
     const auto last = dash == std::string_view::npos ? first : number(part.substr(dash + 1), most);
     if (!first || !last || *last < *first) return std::nullopt;
     if (out.size() + static_cast<std::size_t>(*last - *first) >= kMaxNumbers) return std::nullopt;
     for (int value = *first; value <= *last; ++value) out.push_back(value);
-    if (comma == std::string_view::npos) break;
-    text.remove_prefix(comma + 1);
   }
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());

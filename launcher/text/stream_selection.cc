@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "launcher/text/split.h"
+
 namespace muster::launcher {
 namespace {
 
@@ -30,10 +32,7 @@ Result<StreamSelection> parse_stream_selection(std::string_view text) {
     out.others = to_std(text[0]);
     return out;
   }
-  std::string_view rest = text;
-  while (true) {
-    const auto comma = rest.find(',');
-    const std::string_view entry = rest.substr(0, comma);
+  for (const std::string_view entry : split(text, ',')) {
     const auto colon = entry.find(':');
     int rank = -1;
     if (colon != std::string_view::npos) {
@@ -46,9 +45,8 @@ Result<StreamSelection> parse_stream_selection(std::string_view text) {
                               "local_rank:digit,local_rank:digit",
                               text));
     out.by_rank[rank] = to_std(entry[colon + 1]);
-    if (comma == std::string_view::npos) return out;
-    rest.remove_prefix(comma + 1);
   }
+  return out;
 }
 
 }  // namespace muster::launcher

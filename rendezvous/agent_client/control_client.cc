@@ -259,6 +259,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       if (const auto call = events_.report) call(*report);
     } else if (const auto* hang = std::get_if<control::Hang>(&message)) {
       if (const auto call = running_ == hang->generation ? events_.hang : nullptr) call(*hang);
+    } else if (const auto* stop = std::get_if<control::StopWorkers>(&message)) {
+      if (const auto call = running_ == stop->generation ? events_.stop_workers : nullptr) call(*stop);
     } else if (const auto* clock = std::get_if<control::Clock>(&message)) {
       compare(*clock);
     } else if (const auto* passed = std::get_if<control::SafePointPassed>(&message)) {
@@ -365,6 +367,9 @@ void ControlClient::redirect(std::string host, std::uint16_t port) {
 }
 void ControlClient::ready(std::int64_t generation, std::uint16_t master_port, const Reached& reached) {
   impl_->ready(generation, master_port, reached);
+}
+void ControlClient::stop_workers(std::int64_t generation) {
+  impl_->send(control::StopWorkers{generation});
 }
 void ControlClient::worker_failed(const control::WorkerFailed& failure) {
   impl_->state(failure);

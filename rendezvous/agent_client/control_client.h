@@ -77,6 +77,8 @@ struct ControlEvents {
   std::function<void(const Error&)> trying;
   /// What another node says of workers that hang, in the generation that runs here.
   std::function<void(const control::Hang&)> hang;
+  /// A worker of another node failed: the workers of the generation that runs here are to be stopped.
+  std::function<void(const control::StopWorkers&)> stop_workers;
   /// A connection to the coordinator is there, and the agent has joined by it; or it broke.
   std::function<void(bool there)> linked;
   /// A message about the workers' store (control::is_about_store).
@@ -112,6 +114,8 @@ class ControlClient {
   /// The workers of `generation` are gone; this node takes part in the next round and would serve its store
   /// on `master_port`. `reached`: by them.
   void ready(std::int64_t generation, std::uint16_t master_port, const Reached& reached = {});
+  /// A worker failed; worker_failed() follows. Lost where there is no connection.
+  void stop_workers(std::int64_t generation);
   /// Kept and said again after a reconnection until the generation is over.
   void worker_failed(const control::WorkerFailed& failure);
   /// All workers of this node succeeded. Kept likewise.

@@ -117,6 +117,21 @@ void forward(const Job& job, control::Hang message, const std::string& host, int
   if (!to.empty()) effects.deliveries.push_back({std::move(to), std::move(message), false});
 }
 
+void forward(const Job& job, control::StopWorkers message, const membership::NodeId& from,
+             JobsEffects& effects) {
+  const membership::World& world = job.round.world;
+  if (job.round.phase != Phase::kRunning || message.generation != world.generation) return;
+  message.group_rank = -1;
+  std::vector<ConnectionId> to;
+  for (std::size_t i = 0; i < world.slots.size(); ++i)
+    if (const membership::NodeId& node = world.slots[i].node; node == from)
+      message.group_rank = static_cast<std::int32_t>(i);
+    else if (const auto at = job.connections.find(node); at != job.connections.end())
+      to.push_back(at->second);
+  if (message.group_rank >= 0 && !to.empty())
+    effects.deliveries.push_back({std::move(to), std::move(message), false});
+}
+
 void notify_no_report(const Job& job, const membership::NodeId& node, JobsEffects& effects) {
   const auto& slots = job.round.world.slots;
   const auto slot =

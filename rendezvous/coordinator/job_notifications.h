@@ -22,6 +22,9 @@ void forward(const Job& job, control::Report report, const std::string& host, in
 /// From the first node to all others, from another to the first.
 void forward(const Job& job, control::Hang message, const std::string& host, int group_rank,
              JobsEffects& effects);
+/// To the other members of the world that runs.
+void forward(const Job& job, control::StopWorkers message, const membership::NodeId& from,
+             JobsEffects& effects);
 /// An empty part of the report: whoever gathers it need not wait for this node.
 void notify_no_report(const Job& job, const membership::NodeId& node, JobsEffects& effects);
 

@@ -133,6 +133,9 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
   } else if (const auto* report = std::get_if<control::Report>(&message)) {
     forward(job, *report, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
     return;
+  } else if (const auto* stopped = std::get_if<control::StopWorkers>(&message)) {
+    forward(job, *stopped, node, effects);
+    return;
   } else if (const auto* hang = std::get_if<control::Hang>(&message)) {
     forward(job, *hang, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
     return;

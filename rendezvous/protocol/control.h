@@ -10,8 +10,8 @@
 //                                <-  preamble, Challenge{nonce} or Refused
 //   Proof{mac}, Join             ->
 //                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report,
-//                                Clock, SafePointPassed, Hang, Notice
-//   Ready, Heartbeat, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock, Hang ->
+//                                Clock, SafePointPassed, Hang, Notice, StopWorkers
+//   Ready, Heartbeat, StopWorkers, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock, Hang ->
 //
 // The workers' store may be the coordinator's (--store-proxy). Each worker's connection then has a number,
 // and so has each of its requests, from 1. The coordinator runs them in their order and answers them in their
@@ -395,11 +395,22 @@ struct Notice {
   friend bool operator==(const Notice&, const Notice&) = default;
 };
 
-using Message =
-    std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
-                 GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, StoreAttach,
-                 StoreAttached, StoreRefused, StoreOpen, StoreRequest, StoreAnswer, StoreClose, Clock,
-                 SafePointPassed, Hang, Notice, Query, JobState, NodeState, StoreJobState, QueryEnd>;
+/// A worker of the sender failed: the workers of `generation` are to be stopped now. WorkerFailed follows
+/// when the sender knows why. The coordinator passes it on to the other members.
+struct StopWorkers {
+  std::int64_t generation = 0;
+  std::int32_t group_rank = -1;  ///< of the sender
+
+  static constexpr std::string_view kName = "StopWorkers";
+  void fields(auto& io) { io(generation, group_rank); }
+  friend bool operator==(const StopWorkers&, const StopWorkers&) = default;
+};
+
+using Message = std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment,
+                             Waiting, GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report,
+                             Leave, Stop, StoreAttach, StoreAttached, StoreRefused, StoreOpen, StoreRequest,
+                             StoreAnswer, StoreClose, Clock, SafePointPassed, Hang, Notice, Query, JobState,
+                             NodeState, StoreJobState, QueryEnd, StopWorkers>;
 
 /// Of the workers' store, whoever says it.
 [[nodiscard]] bool is_about_store(const Message& message);

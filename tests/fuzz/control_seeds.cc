@@ -75,6 +75,7 @@ int main(int argc, char** argv) {
                                        Clock{1, 0, 0},
                                        SafePointPassed{1},
                                        Hang{7, Hang::Kind::kSnapshot, 2, "host-a", 3, "{}"},
+                                       StopWorkers{7, 3},
                                        Notice{"x"},
                                        Query{},
                                        Query{"a", "", 1},

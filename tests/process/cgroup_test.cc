@@ -8,7 +8,6 @@
 #include <functional>
 #include <sched.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -49,7 +48,6 @@ class Delegated {
       own = cgroup::own_directory();
     }
     REQUIRE_FALSE(own.empty());
-    top_ = own;
     path_ = own + "/muster-test-" + std::to_string(::getpid());
     if (::mkdir(path_.c_str(), 0755) != 0 && errno == EACCES) testing::skip(kNeedsGroups);
     REQUIRE(::setxattr(path_.c_str(), "user.delegate", "1", 1, 0) == 0);
@@ -63,7 +61,6 @@ class Delegated {
   Delegated& operator=(const Delegated&) = delete;
 
   [[nodiscard]] const std::string& path() const { return path_; }
-  [[nodiscard]] const std::string& top() const { return top_; }
 
   /// Runs `body` in a process of the group. Its exit code.
   int run(const std::function<int()>& body) const {
@@ -83,38 +80,7 @@ class Delegated {
 
  private:
   test::TemporaryDirectory mount_;
-  std::string top_, path_;
-};
-
-/// A controller that is switched on for the children of the group above, which other tests have, too: one of
-/// them at a time.
-class SwitchedOn {
- public:
-  explicit SwitchedOn(const std::string& top)
-      : control_(top + "/cgroup.subtree_control"),
-        lock_(::open(top.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-    REQUIRE(retry_eintr([&] { return ::flock(lock_.get(), LOCK_EX); }) == 0);
-    const auto text = read_file(top + "/cgroup.controllers");
-    REQUIRE_OK(text);
-    name_ = text->substr(0, text->find_first_of(" \n"));
-    INFO("a kernel in which version 2 has no controller at all has nothing to switch on");
-    REQUIRE_FALSE(name_.empty());
-    was_on_ = cgroup::lists(control_, name_);
-    REQUIRE(cgroup::write(control_, "+" + name_) == 0);
-  }
-  ~SwitchedOn() {
-    if (!was_on_) (void)cgroup::write(control_, "-" + name_);
-    (void)::flock(lock_.get(), LOCK_UN);
-  }
-  SwitchedOn(const SwitchedOn&) = delete;
-  SwitchedOn& operator=(const SwitchedOn&) = delete;
-
-  [[nodiscard]] const std::string& name() const { return name_; }
-
- private:
-  std::string control_, name_;
-  UniqueFd lock_;
-  bool was_on_ = false;
+  std::string path_;
 };
 
 struct Shell {
@@ -187,7 +153,7 @@ TEST_CASE(
     auto guardian = Guardian::start(2);
     if (!guardian) return 1;
     {
-      auto cgroups = WorkerCgroups::open(CgroupMode::kAuto, "token", *guardian, "none");
+      auto cgroups = WorkerCgroups::open(CgroupMode::kAuto, "token", *guardian);
       if (!cgroups || !cgroups->enabled()) return 2;
       if (cgroups->directory() != delegated.path() + "/muster-token") return 3;
       Spawner spawner;
@@ -200,12 +166,13 @@ TEST_CASE(
         for (const auto& entry : std::filesystem::directory_iterator(cgroups->directory()))
           if (entry.is_directory()) std::filesystem::create_directory(entry.path() / "of-the-worker", failed);
         if (failed) return 6;
-        if (cgroups->clear(SteadyClock::now()) != std::vector<pid_t>{child->pid}) return 7;
+        const auto released = cgroups->release();
+        if (cgroup::clear(released, SteadyClock::now()) != std::vector<pid_t>{child->pid}) return 7;
         cgroups->kill();
-        if (!reaped(*child)) return 8;
+        if (!reaped(*child) || !cgroup::clear(released, soon()).empty()) return 8;
       }
       const auto group = cgroups->add(0);
-      if (!group || cgroups->oom_kills(0) || !cgroups->clear(soon()).empty()) return 9;
+      if (!group || !cgroup::clear(cgroups->release(), soon()).empty()) return 9;
     }
     return delegated.groups().empty() ? 0 : 10;
   }) == 0);
@@ -215,7 +182,7 @@ TEST_CASE("when its owner is killed the guardian ends the groups and removes the
   const Delegated delegated;
   REQUIRE(delegated.run([&] {
     auto guardian = Guardian::start(1);
-    auto cgroups = WorkerCgroups::open(CgroupMode::kRequired, "token", *guardian, "none");
+    auto cgroups = WorkerCgroups::open(CgroupMode::kRequired, "token", *guardian);
     if (!cgroups || !cgroups->enabled()) return 1;
     const auto group = cgroups->add(0);
     Spawner spawner;
@@ -225,50 +192,6 @@ TEST_CASE("when its owner is killed the guardian ends the groups and removes the
   }) == 128 + SIGKILL);
   REQUIRE(cgroup::wait_until_empty(delegated.path(), soon()));  // the guardian is in it too
   REQUIRE(delegated.groups().empty());
-}
-
-TEST_CASE(
-    "where a controller has to be switched on the agent goes to a group beside the workers', and back") {
-  const Delegated delegated;
-  const SwitchedOn controller(delegated.top());
-  REQUIRE(delegated.run([&] {
-    auto guardian = Guardian::start(1);
-    {
-      auto cgroups = WorkerCgroups::open(CgroupMode::kAuto, "token", *guardian, controller.name());
-      if (!cgroups || !cgroups->enabled()) return 1;
-      if (!cgroup::lists(cgroups->directory() + "/cgroup.subtree_control", controller.name())) return 2;
-      if (cgroup::own_directory() != delegated.path() + "/muster-token-agent") return 3;
-      const auto group = cgroups->add(0);
-      Spawner spawner;
-      const auto child =
-          group ? spawner.spawn(Shell("exec sleep 1000").request(group->get())) : fail(Error{});
-      if (!child) return 4;
-      cgroups->kill();
-      if (!reaped(*child)) return 5;
-    }
-    if (cgroup::own_directory() != delegated.path()) return 6;
-    return delegated.groups().empty() ? 0 : 7;
-  }) == 0);
-}
-
-TEST_CASE(
-    "where others are in the group, too, nothing is switched on, and the workers have their groups all the "
-    "same") {
-  const Delegated delegated;
-  const SwitchedOn controller(delegated.top());
-  REQUIRE(delegated.run([&] {
-    Spawner spawner;
-    const auto other = spawner.spawn(Shell("exec sleep 1000").request(-1));
-    auto guardian = Guardian::start(1);
-    auto cgroups = WorkerCgroups::open(CgroupMode::kAuto, "token", *guardian, controller.name());
-    if (!other || !cgroups || !cgroups->enabled()) return 1;
-    if (cgroup::lists(delegated.path() + "/cgroup.subtree_control", controller.name())) return 2;
-    if (cgroup::own_directory() != delegated.path()) return 3;
-    const auto group = cgroups->add(0);
-    if (!group || delegated.groups() != std::vector<std::string>{"muster-token"}) return 4;
-    ::kill(other->pid, SIGKILL);
-    return reaped(*other) ? 0 : 5;
-  }) == 0);
 }
 
 TEST_CASE("root takes no group that somebody else manages, unless told to") {

@@ -19,6 +19,7 @@
 #include "launcher/process/guardian.h"
 #include "launcher/process/helper_process.h"
 #include "launcher/process/spawn.h"
+#include "launcher/process/worker_group.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
@@ -135,12 +136,8 @@ TEST_CASE("a child is on its CPUs and has its memory policy before it executes")
   Pipe out;
   Spawner spawner;
   SpawnRequest request = shell.request(out.writer.get());
-  request.binding.cpus = cpus.data();
-  request.binding.cpu_words = cpus.size();
-  if (topology->memory_policy) {
-    request.binding.memory_nodes = nodes.data();
-    request.binding.memory_words = nodes.size();
-  }
+  request.binding.cpus = cpus;
+  if (topology->memory_policy) request.binding.memory_nodes = nodes;
   auto child = spawner.spawn(request);
   REQUIRE_OK(child);
   out.writer.reset();
@@ -157,8 +154,7 @@ TEST_CASE("a binding that the kernel refuses is an error that names the call") {
   const Shell shell("");
   Spawner spawner;
   SpawnRequest request = shell.request();
-  request.binding.cpus = nowhere.data();
-  request.binding.cpu_words = nowhere.size();
+  request.binding.cpus = nowhere;
   const auto child = spawner.spawn(request);
   REQUIRE_FALSE(child);
   REQUIRE_THAT(child.error().message, Catch::Contains("sched_setaffinity /bin/sh: Invalid argument"));
@@ -302,6 +298,39 @@ TEST_CASE("orphans are ended with their children, and a child that was there bef
   ::kill(owner, SIGKILL);  // its child has SIGKILL for the death of its parent
   ::waitpid(owner, nullptr, 0);
   REQUIRE(read_all(theirs.reader.get()).empty());
+}
+
+TEST_CASE("a worker that ends late, when orphans are reaped, is left to its group") {
+  const pid_t owner = ::fork();
+  if (owner == 0) {
+    Descendants descendants("");
+    auto guardian = Guardian::start(1);
+    if (!guardian) ::_exit(1);
+    descendants.spare(guardian->pid());
+    boost::asio::io_context io(1);
+    WorkerCgroups cgroups;
+    int code = -1;
+    WorkerGroup group(io, *guardian, cgroups, 1,
+                      [&](int, const ProcessEnd& end, bool) { code = end.code; });
+    Job job;
+    job.command = {"/bin/sh", {"sh", "-c", "exit 3"}, "sh"};
+    const auto nowhere = [](int) { return std::string(); };
+    const WorkerFiles files{[](int) { return Result<WorkerStreams>(WorkerStreams{}); }, [](int) {}, nowhere,
+                            nowhere};
+    Spawner spawner;
+    if (group.start(spawner, job, Assignment{}, {{"PATH", "/usr/bin:/bin"}}, files)) ::_exit(2);
+    // As one in uninterruptible sleep, long after its SIGKILL: it has ended, and the loop does not know yet.
+    siginfo_t info{};
+    if (::waitid(P_PID, static_cast<id_t>(group.pid(0)), &info, WEXITED | WNOWAIT) != 0) ::_exit(3);
+    const auto is_worker = [&](pid_t pid) { return group.owns(pid); };
+    descendants.reap(is_worker);
+    if (!descendants.end(is_worker, SteadyClock::now()).empty()) ::_exit(4);
+    io.run_one_for(std::chrono::seconds(20));
+    ::_exit(code == 3 ? 0 : 5);
+  }
+  int status = -1;
+  REQUIRE(::waitpid(owner, &status, 0) == owner);
+  REQUIRE(status == 0);
 }
 
 TEST_CASE("processes with the token are ended wherever they are, and others are not") {

@@ -32,6 +32,15 @@ void write_to(const UniqueFd& fd, std::string_view text) {
   REQUIRE_OK(write_all(fd.get(), text));
 }
 
+/// Runs the loop until what is in the pipes is in the files.
+bool flush(boost::asio::io_context& io, LogWriter& writer) {
+  bool done = false;
+  writer.flush([&] { done = true; });
+  const Instant deadline = SteadyClock::now() + kTimeout;
+  for (io.restart(); !done && SteadyClock::now() < deadline; io.restart()) io.run_one_until(deadline);
+  return done;
+}
+
 }  // namespace
 
 TEST_CASE("after a flush, what was written to the pipes is in the files") {
@@ -47,7 +56,7 @@ TEST_CASE("after a flush, what was written to the pipes is in the files") {
     write_to(stream->worker, fmt::format("stream {}\n", i));
     streams.push_back(*std::move(stream));
   }
-  REQUIRE((*writer)->flush(kTimeout));
+  REQUIRE(flush(io, **writer));
   for (int i = 0; i < 40; ++i)
     REQUIRE(*read_file(fmt::format("{}/{}", directory.path(), i)) == fmt::format("stream {}\n", i));
   REQUIRE(::fcntl(streams[0].worker.get(), F_GETFL) == O_WRONLY);  // blocking, as a program expects it
@@ -63,7 +72,7 @@ TEST_CASE("files, and links to them, are renamed as they grow, and the state say
   auto stream = (*writer)->open(0, create(path), path, link);
   REQUIRE_OK(stream);
   for (const char* line : {"aaa\n", "bbb\n", "ccc\n", "ddd\n"}) write_to(stream->worker, line);
-  REQUIRE((*writer)->flush(kTimeout));
+  REQUIRE(flush(io, **writer));
   REQUIRE(stream->state->rotations == 3);
   REQUIRE(*read_file(link) == "ddd\n");
   REQUIRE(*read_file(link + ".1") == "ccc\n");
@@ -78,7 +87,7 @@ TEST_CASE("what cannot be written is told") {
   auto stream = (*writer)->open(0, UniqueFd(::open("/dev/full", O_WRONLY | O_CLOEXEC)), "/dev/full", "");
   REQUIRE_OK(stream);
   write_to(stream->worker, "lost\n");
-  REQUIRE((*writer)->flush(kTimeout));
+  REQUIRE(flush(io, **writer));
   REQUIRE(stream->state->error == ENOSPC);
   REQUIRE(stream->state->missing == 5);
 }
@@ -96,7 +105,7 @@ TEST_CASE("the writer goes on after its launcher was killed, until its pipes are
     auto writer = LogWriter::start(io, {1 << 20, 2});
     if (!writer) ::_exit(1);
     auto stream = (*writer)->open(0, create(path), path, "");
-    if (!stream || !(*writer)->flush(kTimeout)) ::_exit(2);
+    if (!stream || !flush(io, **writer)) ::_exit(2);
     // A worker: it outlives its launcher by a moment, as the guardian lets it.
     const pid_t worker = ::fork();
     if (worker == 0) {
@@ -142,7 +151,7 @@ TEST_CASE("signals of a terminal do not end the writer") {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE})
     REQUIRE(::kill((*writer)->pid(), signal) == 0);
   write_to(stream->worker, "still here\n");
-  REQUIRE((*writer)->flush(kTimeout));
+  REQUIRE(flush(io, **writer));
   REQUIRE(*read_file(path) == "still here\n");
 }
 
@@ -157,12 +166,12 @@ TEST_CASE("where the writer was killed its launcher writes the files itself, wit
   auto stream = (*writer)->open(0, create(path), path, "");
   REQUIRE_OK(stream);
   write_to(stream->worker, "one\n");
-  REQUIRE((*writer)->flush(kTimeout));
+  REQUIRE(flush(io, **writer));
   REQUIRE(::kill((*writer)->pid(), SIGKILL) == 0);
   write_to(stream->worker, "two\n");  // nobody reads it now, and the worker does not notice
   while (logged.empty()) io.run_one();
   write_to(stream->worker, "three\n");
-  REQUIRE((*writer)->flush(kTimeout));
+  REQUIRE(flush(io, **writer));
   REQUIRE(logged.size() == 1);
   REQUIRE_THAT(logged[0],
                Catch::Contains(fmt::format("the log writer (pid {}) was killed", (*writer)->pid())));
@@ -204,7 +213,7 @@ TEST_CASE("a flood goes on through the death of its writer, and loses what that 
   int status = -1;
   REQUIRE(::waitpid(worker, &status, 0) == worker);
   REQUIRE(status == 0);  // it has never seen a broken pipe
-  while ((*writer)->flush(kTimeout) && read_file(path)->find("line 399999\n") == std::string::npos) {
+  while (flush(io, **writer) && read_file(path)->find("line 399999\n") == std::string::npos) {
     REQUIRE(SteadyClock::now() < deadline);
   }
   const std::string text = *read_file(path);

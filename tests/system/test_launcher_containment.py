@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containment comes before diagnosis: the other workers are stopped before what a failed one wrote is searched."""
+"""Containment comes before diagnosis: the other workers are stopped before what a failed one wrote is searched, and nothing that
+can last keeps an agent from its heartbeats."""
 import json
+import os
 import pathlib
+import signal
 import subprocess
 
 import pytest
 
-from launcher_support import BIN, clean_environment, muster, read_report, wait_for
+from launcher_support import BIN, alive, child_named, clean_environment, muster, read_report, wait_for
+from ports import free_port
 
 WORKER = """
 import os, pathlib, signal, time
@@ -71,3 +75,67 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     gate.touch()
     assert process.wait(60) == 0
 
+
+
+def two_nodes(*options):
+    """The options of each. Node 0 runs the coordinator, and gives up a node whose heartbeats it misses for half a second."""
+    common = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}",
+              "--rdzv-conf=keep_alive_interval=0.1,keep_alive_max_attempt=5", *options]
+    return [[*common, f"--node-rank={node}", f"--local-addr=host{node}"] for node in range(2)]
+
+
+def test_other_nodes_stop_their_workers_while_the_failed_workers_stderr_cannot_be_read(muster, slow_stderr):
+    gate, events = muster.tmp_path / "gate", muster.tmp_path / "events.jsonl"
+    script = muster.script("train.py", WORKER)
+    first, second = two_nodes()
+    failing = muster.start(*first, "-r", "3", "--log-dir=logs", script,
+                           env=clean_environment(TMPDIR=str(muster.tmp_path), LD_PRELOAD=str(slow_stderr), MUSTER_TEST_GATE=str(gate)))
+    other = muster.start(*second, f"--events={events}", script)
+    wait_for(lambda: (muster.tmp_path / "gate.waits").exists(), "the search to begin")
+    wait_for(lambda: ended(events, 1), "the end of rank 1", seconds=10)  # after 20 s the search is given up
+    assert failing.poll() is None and other.poll() is None
+    gate.touch()
+    assert failing.wait(60) == other.wait(60) == 1
+    assert "ValueError: the cause" in other.stderr.read()
+
+
+FAILS_AT_A_SIGN = """
+import os, pathlib, subprocess, sys, time
+if os.environ["RANK"] == "0": time.sleep(600)
+if os.environ.get("DAEMON") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0": subprocess.run(["setsid", "-f", "sh", "-c", "echo $$ > daemon; exec sleep 600"])
+while not pathlib.Path("fail").exists(): time.sleep(0.01)
+sys.exit(7)
+"""
+
+
+def test_a_log_writer_that_does_not_answer_stops_no_heartbeat(muster):
+    script = muster.script("train.py", FAILS_AT_A_SIGN)
+    first, second = two_nodes()
+    other = muster.start(*first, script)
+    failing = muster.start(*second, "-t", "3", "--log-max-size=1M", "--log-dir=logs", script)
+    writer = child_named(failing.pid, "job-logs")
+    os.kill(writer, signal.SIGSTOP)
+    (muster.tmp_path / "fail").touch()
+    try:
+        assert other.wait(60) == failing.wait(60) == 7  # 76, had node 1 been lost
+    finally:
+        os.kill(writer, signal.SIGCONT)
+    assert "exited with code 7" in other.stderr.read()
+    assert "the log files are not complete yet" in failing.stderr.read()
+
+
+def test_an_orphan_that_does_not_die_stops_no_heartbeat(muster, tmp_path_factory):
+    script = muster.script("train.py", FAILS_AT_A_SIGN)
+    first, second = two_nodes("--max-restarts=1")  # between two generations the coordinator expects heartbeats, too
+    other = muster.start(*first, script)
+    failing = muster.start(*second, "--cgroup=off", script, env=clean_environment(
+        TMPDIR=str(muster.tmp_path), DAEMON="1", LD_PRELOAD=str(preload(tmp_path_factory.mktemp("immortal"), "immortal"))))
+    daemon = muster.tmp_path / "daemon"
+    pid = int(wait_for(lambda: daemon.exists() and daemon.read_text().strip(), "the daemon"))
+    try:
+        (muster.tmp_path / "fail").touch()
+        assert other.wait(60) == failing.wait(60) == 7  # 76, had node 1 been lost
+        errors = failing.stderr.read()
+    finally:
+        if alive(pid): os.kill(pid, signal.SIGKILL)
+    assert f"pid {pid}, which a worker started, does not die of SIGKILL" in errors

@@ -133,20 +133,6 @@ TEST_CASE("a line that is longer than a file stays whole, up to a limit") {
   REQUIRE(joined == "before\n" + line + "after\n" + endless);
 }
 
-TEST_CASE("the states of a progress bar are lines, and the two bytes of a line end stay together") {
-  const test::TemporaryDirectory directory;
-  const std::string path = directory.path() + "/log";
-  RotatingFile file = open_log(path, {8, 10});
-  for (const char* piece : {"\r 10%", "\r 20%", "\r 30%", "\r", "\nabcdefg\r", "\nh\r\n"}) file.write(piece);
-  std::string joined;
-  for (const std::string& part : files_of(path)) {
-    REQUIRE((part.empty() || part[0] != '\n'));
-    joined += part;
-  }
-  REQUIRE(joined == "\r 10%\r 20%\r 30%\r\nabcdefg\r\nh\r\n");
-  REQUIRE(files_of(path).size() > 2);
-}
-
 TEST_CASE("bytes of any value come through") {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/log";

@@ -153,6 +153,23 @@ TEST_CASE("a node's word about workers that hang goes to the first node, the fir
   REQUIRE(t.effects.deliveries.empty());
 }
 
+TEST_CASE("who asks for a stop of the workers is heard by the other members of its world") {
+  Table t;
+  for (const ConnectionId node : {1, 2, 3}) t.join(node, "a", static_cast<std::uint64_t>(node), 3);
+  const auto generation = t.told<control::Assignment>(2)->generation;
+  const auto rank = t.told<control::Assignment>(2)->group_rank;
+  t.effects.clear();
+  t.jobs.receive(2, control::StopWorkers{generation, 7}, t.now, t.effects);
+  for (const ConnectionId other : {1, 3})
+    REQUIRE(t.told<control::StopWorkers>(other) == control::StopWorkers{generation, rank});
+  REQUIRE_FALSE(t.told<control::StopWorkers>(2));
+  // It decides nothing: that the generation is over says WorkerFailed.
+  REQUIRE_FALSE(t.told<control::GenerationOver>(1));
+  t.effects.clear();
+  t.jobs.receive(2, control::StopWorkers{generation + 1}, t.now, t.effects);
+  REQUIRE(t.effects.deliveries.empty());
+}
+
 TEST_CASE("a job is forgotten when its last agent has gone, or kept for a while") {
   for (const Millis keep : {0ms, 5000ms}) {
     JobsOptions options;
