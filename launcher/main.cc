@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fcntl.h>
 #include <filesystem>
 #include <optional>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
+#include <boost/system/system_error.hpp>
 #include <fmt/format.h>
 
 #include "launcher/agent/agent.h"
@@ -37,7 +39,6 @@
 #include "launcher/process/cgroup.h"
 #include "launcher/process/descendants.h"
 #include "launcher/process/detach.h"
-#include "launcher/process/fatal_errors.h"
 #include "launcher/process/guardian.h"
 #include "launcher/report/gpu_watch.h"
 #include "launcher/telemetry/event_log.h"
@@ -68,6 +69,21 @@ void open_standard_descriptors() {
   // The workers inherit them.
   while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR);  // NOLINT(android-cloexec-open)
   if (fd > 2) ::close(fd);
+}
+
+/// What the event loop asks of the kernel and does not get (descriptors, memory) comes as an exception that
+/// nobody can go on from. muster says so in a line and is gone with 71, as if it were killed: the guardian ends
+/// the workers. Any other exception is a fault of muster's and dumps core.
+[[noreturn]] void end_on_exception() noexcept {
+  try {
+    if (const auto thrown = std::current_exception()) std::rethrow_exception(thrown);
+  } catch (const boost::system::system_error& error) {
+    std::fprintf(stderr, "muster: muster cannot go on: the system refused a resource: %s; see ulimit -n\n",
+                 error.what());
+    ::_exit(kExitSystem);
+  } catch (...) {  // the core dump tells more
+  }
+  std::abort();
 }
 
 /// The job has ended: a signal that comes late changes nothing of that, and does not cut off its last lines.
@@ -457,7 +473,7 @@ int main(int argc, char** argv) {
   Invocation invocation;
   invocation.begun = SteadyClock::now();
   open_standard_descriptors();
-  end_on_fatal_errors();
+  std::set_terminate(end_on_exception);
   invocation.command.assign(argv, argv + argc);
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   invocation.environment = current_environment();

@@ -89,9 +89,9 @@ class Splitter {
     return {};
   }
 
-  Result<void> value_of(const OptionRow* row, const std::string& spelling) {
+  Result<void> value_of(const OptionRow* row, const std::string& option) {
     if (next_ == arguments_.size() || arguments_[next_] == "--" || looks_like_option(arguments_[next_]))
-      return usage((fmt::format("{} needs a value: {} {}", spelling, spelling, row->metavar)));
+      return usage((fmt::format("{} needs a value: {} {}", option, option, row->metavar)));
     out_.options.push_back({row, arguments_[next_++]});
     return {};
   }

@@ -168,7 +168,7 @@ std::string full_help_text() {
       if (row.group == group) out += described(row, row.meaning);
   }
   out += fmt::format("\nFailures for --restart-on and --no-restart-on:\n  {}, signal:NAME, exit:CODE\n",
-                     failure_words());
+                     failure_names());
   out +=
       "\nExit status: that of the first worker that failed, 128+N if signal N killed it or stopped muster; "
       "otherwise\n";

@@ -30,7 +30,7 @@ enum class CauseClass {
 
 struct CauseName {
   CauseClass kind;
-  std::string_view word;   // in report.json
+  std::string_view id;     // in report.json
   std::string_view title;  // on the terminal
 };
 

@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kExit = "exit:";
 constexpr std::string_view kSignal = "signal:";
 
-struct Word {
+struct FailureName {
   std::string_view name;
   std::vector<CauseClass> classes;  // empty: the loss of a node
 };
@@ -28,10 +28,10 @@ bool is_failure_class(CauseClass kind) {
   return kind != CauseClass::kNone && kind != CauseClass::kStopped;
 }
 
-std::vector<Word> known_words() {
-  std::vector<Word> out;
+std::vector<FailureName> known_names() {
+  std::vector<FailureName> out;
   for (const CauseName& cause : kCauseNames)
-    if (is_failure_class(cause.kind)) out.push_back({cause.word, {cause.kind}});
+    if (is_failure_class(cause.kind)) out.push_back({cause.id, {cause.kind}});
   out.push_back({"node", {}});
   out.push_back({"oom", {CauseClass::kHostMemory, CauseClass::kGpuMemory}});
   out.push_back({"gpu", {CauseClass::kGpuFault}});
@@ -67,14 +67,14 @@ Result<void> FailureRules::add(std::string_view part) {
     signals_.push_back(number);
     return {};
   }
-  const std::vector<Word> words = known_words();
+  const std::vector<FailureName> names = known_names();
   const auto found =
-      std::find_if(words.begin(), words.end(), [part](const Word& word) { return word.name == part; });
-  if (found == words.end())
+      std::find_if(names.begin(), names.end(), [part](const FailureName& each) { return each.name == part; });
+  if (found == names.end())
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: '{}' is no failure; did you mean {}? There are {}, signal:NAME, and exit "
                             "codes from 1 to 255 with ranges, as in exit:75 or 64-78",
-                            this->text(), part, nearest_name(words, part), failure_words()));
+                            this->text(), part, nearest_name(names, part), failure_names()));
   classes_.insert(classes_.end(), found->classes.begin(), found->classes.end());
   lost_nodes_ |= found->classes.empty();
   return {};
@@ -104,11 +104,12 @@ std::string FailureRules::text() const {
   return fmt::format("{}={}", option_, text_);
 }
 
-std::string failure_words() {
-  std::vector<Word> words = known_words();
-  std::sort(words.begin(), words.end(), [](const Word& a, const Word& b) { return a.name < b.name; });
+std::string failure_names() {
+  std::vector<FailureName> names = known_names();
+  std::sort(names.begin(), names.end(),
+            [](const FailureName& a, const FailureName& b) { return a.name < b.name; });
   std::string out;
-  for (const Word& word : words) out += fmt::format("{}{}", out.empty() ? "" : ", ", word.name);
+  for (const FailureName& each : names) out += fmt::format("{}{}", out.empty() ? "" : ", ", each.name);
   return out;
 }
 

@@ -52,7 +52,7 @@ class FailureRules {
   bool lost_nodes_ = false;
 };
 
-/// All words that parse() knows beside codes and signals, for --help: "assertion, crash, ...".
-[[nodiscard]] std::string failure_words();
+/// All names that parse() knows beside codes and signals, for --help: "assertion, crash, ...".
+[[nodiscard]] std::string failure_names();
 
 }  // namespace muster::launcher

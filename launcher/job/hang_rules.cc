@@ -23,7 +23,8 @@ tl::unexpected<Error> usage(std::string message) {
 }
 
 std::string filled_in(std::string text, std::string_view rank, std::string_view local_rank) {
-  for (const auto& [name, value] : {std::pair{std::string_view("{rank}"), rank}, {"{local_rank}", local_rank}})
+  for (const auto& [name, value] :
+       {std::pair{std::string_view("{rank}"), rank}, {"{local_rank}", local_rank}})
     for (auto at = text.find(name); at != std::string::npos; at = text.find(name, at))
       text.replace(at, name.size(), value);
   return text;

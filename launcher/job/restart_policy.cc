@@ -22,7 +22,7 @@ std::optional<Millis> parse_pause(std::string_view text) {
 /// "crash, SIGBUS, exit code 135": all that a rule could go by.
 std::string what(const FailureFacts& failure) {
   std::string out;
-  if (failure.kind != CauseClass::kExitCode) out = fmt::format("{}, ", name_of(failure.kind).word);
+  if (failure.kind != CauseClass::kExitCode) out = fmt::format("{}, ", name_of(failure.kind).id);
   if (failure.signal != 0) out += signal_name(failure.signal) + ", ";
   return out + fmt::format("exit code {}", failure.exit_code);
 }

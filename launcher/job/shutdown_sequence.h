@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ShutdownSequence: how a group of processes is brought to its end. Rungs: ask (the first signal), abort
+// ShutdownSequence: how a group of processes is brought to its end. Stages: ask (the first signal), abort
 // (SIGABRT, near the end of the grace period: a process that hangs can still say where), kill (SIGKILL, at
 // its end), wait again, give up. A second request skips to the kill. Pure: time is an argument, the caller
 // signals. Source: torch/distributed/elastic/multiprocessing/api.py (SubprocessContext._close).

@@ -26,7 +26,7 @@ void FoldBuffer::add(int rank, Std stream, std::string_view text, Instant now) {
   pending_.push_back(Pending{Entry{std::string(text), stream, {}}, now + window_, next_place_});
   next_place_ += kGap;
   const Place entry = std::prev(pending_.end());
-  entry->entry.ranks.reserve(speaking_);
+  entry->entry.ranks.reserve(active_);
   entry->entry.ranks.push_back(rank);
   bytes_ += text.size();
   sources_[static_cast<std::size_t>(rank)].own.push_back(entry);
@@ -136,7 +136,7 @@ void FoldBuffer::forget(Place entry) {
 std::optional<FoldBuffer::Entry> FoldBuffer::take(Instant now) {
   if (pending_.empty()) return std::nullopt;
   const Pending& oldest = pending_.front();
-  const bool complete = oldest.entry.ranks.size() == speaking_;
+  const bool complete = oldest.entry.ranks.size() == active_;
   const bool full = pending_.size() > kMaxEntries || bytes_ > kMaxBytes;
   if (!complete && !full && now < oldest.due) return std::nullopt;
   return take_oldest();

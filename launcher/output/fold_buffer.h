@@ -35,10 +35,10 @@ class FoldBuffer {
     std::vector<int> ranks;  // ascending
   };
 
-  /// `ranks`: how many there are, numbered from 0; `speaking`: how many of them say anything.
-  FoldBuffer(int ranks, int speaking, Millis window)
+  /// `ranks`: how many there are, numbered from 0; `active`: how many of them are shown.
+  FoldBuffer(int ranks, int active, Millis window)
       : window_(window),
-        speaking_(static_cast<std::size_t>(speaking)),
+        active_(static_cast<std::size_t>(active)),
         sources_(static_cast<std::size_t>(ranks)) {}
   FoldBuffer(const FoldBuffer&) = delete;
   FoldBuffer& operator=(const FoldBuffer&) = delete;
@@ -93,7 +93,7 @@ class FoldBuffer {
   static void drop_up_to(Source& source, std::uint64_t place);
 
   Millis window_;
-  std::size_t speaking_;
+  std::size_t active_;
   std::list<Pending> pending_;
   std::uint64_t next_place_ = kGap;
   std::uint64_t left_ = 0;       // the place of the last entry that left

@@ -86,7 +86,7 @@ struct OutputFormatter::Source {
 
 OutputFormatter::OutputFormatter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
                                  OutputSink& out, OutputSink& err)
-    : job_(job), assignment_(assignment), out_(out), err_(err), fold_timer_(io), turn_timer_(io) {
+    : job_(job), assignment_(assignment), out_(out), err_(err), fold_timer_(io), line_end_timer_(io) {
   const View view = job.logs.view;
   for (int local_rank = 0; local_rank < job.local_world_size; ++local_rank)
     num_shown_ += shown(local_rank) ? 1 : 0;
@@ -188,25 +188,26 @@ void OutputFormatter::log(std::string_view line) {
 }
 
 void OutputFormatter::put(int source, Std stream, std::string_view text) {
-  LineInterleaver& turns = stream == Std::kOut ? out_turns_ : err_turns_;
-  turns.add(source, text, SteadyClock::now(), [&](std::string_view piece) { sink(stream).write(piece); });
-  if (!turn_awaited_ && turns.deadline()) wait_for_turn();
+  LineInterleaver& interleaver = stream == Std::kOut ? out_interleaver_ : err_interleaver_;
+  interleaver.add(source, text, SteadyClock::now(),
+                  [&](std::string_view piece) { sink(stream).write(piece); });
+  if (!line_end_awaited_ && interleaver.deadline()) wait_for_line_end();
 }
 
-void OutputFormatter::wait_for_turn() {
-  const auto out_due = out_turns_.deadline(), err_due = err_turns_.deadline();
-  turn_awaited_ = out_due || err_due;
-  if (!turn_awaited_) return;
-  turn_timer_.expires_at(std::min(out_due.value_or(Instant::max()), err_due.value_or(Instant::max())));
-  turn_timer_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
+void OutputFormatter::wait_for_line_end() {
+  const auto out_due = out_interleaver_.deadline(), err_due = err_interleaver_.deadline();
+  line_end_awaited_ = out_due || err_due;
+  if (!line_end_awaited_) return;
+  line_end_timer_.expires_at(std::min(out_due.value_or(Instant::max()), err_due.value_or(Instant::max())));
+  line_end_timer_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
     if (error) return;
     const Instant now = SteadyClock::now();
     for (const Std stream : {Std::kOut, Std::kErr}) {
-      LineInterleaver& turns = stream == Std::kOut ? out_turns_ : err_turns_;
-      if (backpressure(stream)) turns.excuse(now);
-      turns.tick(now, [&](std::string_view piece) { sink(stream).write(piece); });
+      LineInterleaver& interleaver = stream == Std::kOut ? out_interleaver_ : err_interleaver_;
+      if (backpressure(stream)) interleaver.excuse(now);
+      interleaver.tick(now, [&](std::string_view piece) { sink(stream).write(piece); });
     }
-    wait_for_turn();
+    wait_for_line_end();
   }));
 }
 
@@ -227,8 +228,8 @@ void OutputFormatter::finish() {
   }
   flush();
   const Instant now = SteadyClock::now();
-  out_turns_.finish(now, [&](std::string_view piece) { out_.write(piece); });
-  err_turns_.finish(now, [&](std::string_view piece) { err_.write(piece); });
+  out_interleaver_.finish(now, [&](std::string_view piece) { out_.write(piece); });
+  err_interleaver_.finish(now, [&](std::string_view piece) { err_.write(piece); });
 }
 
 void OutputFormatter::when_writable(Std stream, std::function<void()> resume) {

@@ -37,7 +37,7 @@ namespace muster::launcher {
 /// Pure: time is an argument.
 class LineInterleaver {
  public:
-  // A writer of whole lines that had no room for the end of one may wait for its turn on a busy machine,
+  // A writer of whole lines that had no room for the end of one may have to wait on a busy machine,
   // where the others write megabytes meanwhile.
   static constexpr Millis kTimeout{1000};
   static constexpr std::size_t kMaxHeldBytes = std::size_t{64} << 20;
@@ -228,7 +228,7 @@ class OutputFormatter {
   void append(const FoldBuffer::Entry& entry);
   void put(int source, Std stream, std::string_view text);
   void wait_for_fold();
-  void wait_for_turn();
+  void wait_for_line_end();
 
   const Job& job_;
   const Assignment& assignment_;
@@ -237,12 +237,12 @@ class OutputFormatter {
   std::vector<Source> sources_;
   std::string out_lines_, err_lines_;  // of this batch
   std::string time_;                   // of this batch, once somebody wants it
-  LineInterleaver out_turns_, err_turns_;
+  LineInterleaver out_interleaver_, err_interleaver_;
   std::optional<FoldBuffer> fold_;
   int num_shown_ = 0;  // of this node's ranks
   boost::asio::steady_timer fold_timer_;
-  boost::asio::steady_timer turn_timer_;
-  bool turn_awaited_ = false;
+  boost::asio::steady_timer line_end_timer_;
+  bool line_end_awaited_ = false;
   Lifetime lifetime_;
 };
 

@@ -65,12 +65,12 @@ Result<ExecPlan> plan_exec(const Options& options, const Environment& environmen
   if (options.no_slurm) return usage("--exec takes the rank from a Slurm task; leave --no-slurm out");
   for (const auto& [name, value] : options.given)
     if (!works_without_agent(name))
-      return usage(fmt::format(
-          "--{} needs muster's agent, and --exec leaves none behind; leave one of them out", name));
+      return usage(fmt::format("--{} needs an agent, and --exec starts none; leave one of them out", name));
   MUSTER_TRY(const std::optional<SlurmStep> found, read_slurm_step(environment));
   if (!found)
-    return usage(fmt::format("--exec takes the rank from a Slurm task, and this is none; run: srun -n N {}",
-                             exec_command_text(options)));
+    return usage(
+        fmt::format("--exec takes the rank from a Slurm task, but this process is none; run: srun -n N {}",
+                    exec_command_text(options)));
   const SlurmStep& step = *found;
   MUSTER_OK(check_counts(options, step));
 
@@ -102,7 +102,7 @@ Result<ExecPlan> plan_exec(const Options& options, const Environment& environmen
   for (const auto& [name, value] : own) out.environment.insert_or_assign(std::string(name), value);
   if (options.virtual_local_rank) out.environment.insert_or_assign(std::string(env::kLocalRank), "0");
   out.environment.insert_or_assign(std::string(kNodeRank), std::to_string(step.node));
-  // Words of an agent that is not there.
+  // Only an agent sets these.
   for (const std::string_view name :
        {env::kUseAgentStore, env::kErrorFile, env::kSignalsToHandle, env::kProgressFile, env::kSafePointFile})
     out.environment.erase(std::string(name));

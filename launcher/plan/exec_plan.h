@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exec plan: what `srun -n N muster --exec program` becomes: the program, with the environment that a worker
 // of the task's rank has. No agent stays, so whatever needs one is refused. All tasks find the same
-// MASTER_ADDR and MASTER_PORT without a word: the step's first node, and a port made of job and step id. Rank
+// MASTER_ADDR and MASTER_PORT by themselves: the step's first node, and a port made of job and step id. Rank
 // 0 serves the store there. Called by main. Pure but for the file metadata that resolve_program reads.
 #pragma once
 

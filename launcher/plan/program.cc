@@ -144,7 +144,7 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
   const bool passes_rank = options.no_use_env || options.local_rank_arg;
   if (passes_rank && options.use_env)
     return fail(ErrorCode::kInvalidArgument,
-                fmt::format("--use-env asks for no argument with the local rank, {} for one: leave one out",
+                fmt::format("--use-env and {} contradict each other; leave one of them out",
                             options.no_use_env ? "--no-use-env" : "--local-rank-arg"));
   if (passes_rank && options.no_python)
     return fail(ErrorCode::kInvalidArgument,
@@ -160,7 +160,7 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
   const std::string& name = options.program;
   if (name.empty())
     return fail(ErrorCode::kInvalidArgument,
-                "the program's name is empty; is a variable not set that should hold it?");
+                "the program's name is empty; is the variable unset that should hold it?");
   const bool varies =
       name.find("$local_rank") != std::string::npos || name.find("${local_rank}") != std::string::npos;
   const Kind kind = kind_of(name);

@@ -76,7 +76,8 @@ Result<Endpoint> plan_static(const Options& options, const Endpoint& endpoint, c
   }
   if (out.port == 0 && job.nodes > 1)
     return usage(
-        "--master-port=0 lets the kernel choose, but the other nodes could not know the port; give a number");
+        "--master-port=0: the kernel would choose the port, and the other nodes would not know it; give a "
+        "number");
   // Whatever name was given, nobody else has to reach the store of one node.
   if (job.nodes == 1 && !is_loopback(out.host)) out.host = "127.0.0.1";
   return out;
@@ -124,9 +125,9 @@ Result<void> plan_growth(std::string_view text, membership::Settings& rules, std
   };
   if (!text.starts_with(kSafePoint)) return wrong();
   if (const std::string_view rest = text.substr(kSafePoint.size()); !rest.empty()) {
-    const auto patience = parse_seconds(rest.substr(1), 0.001, kMost);
-    if (rest[0] != ':' || !patience) return wrong();
-    rules.safe_point_patience = *patience;
+    const auto timeout = parse_seconds(rest.substr(1), 0.001, kMost);
+    if (rest[0] != ':' || !timeout) return wrong();
+    rules.safe_point_patience = *timeout;
   }
   if (rules.min_nodes == rules.max_nodes)
     return usage(fmt::format("--join-at={}: nobody joins a job of --nnodes={}; give MIN:MAX", text, nnodes));
@@ -191,7 +192,7 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
   MUSTER_OK(plan_tls(options, out));
   if (options.store_proxy && options.no_store_proxy)
     return usage("--store-proxy and --no-store-proxy exclude each other");
-  // TCPStore has no authentication: its port would be the open window beside the locked door.
+  // TCPStore has no authentication: anybody who reaches its port could use the store.
   out.store_proxy = options.store_proxy || ((out.secret || out.tls) && !options.no_store_proxy);
   membership::Settings& rules = out.rules;
   rules.min_nodes = nodes.min;

@@ -54,19 +54,19 @@ constexpr std::array<std::string_view, 11> kOfOtherTasks = {"SLURM_CPUS_PER_TASK
 
 /// --srun with options that contradict it, or in a task of a step that srun has started already.
 Result<void> check(const Options& options, const Environment& environment) {
-  for (const auto& [name, why] : {std::pair{"no-slurm", "takes everything of Slurm out of account"},
+  for (const auto& [name, why] : {std::pair{"no-slurm", "ignores Slurm's variables"},
                                   {"standalone", "makes each node a job of its own"},
-                                  {"detach", "ends the step as soon as it has begun"},
-                                  {"exec", "starts no agent: srun -n N muster --exec starts its tasks"},
-                                  {"node-rank", "has one value for all nodes, each of which knows its own"}})
+                                  {"detach", "returns at once, which ends the step"},
+                                  {"exec", "starts no agent: run srun -n N muster --exec instead"},
+                                  {"node-rank", "would give all nodes the same rank"}})
     if (options.given.contains(name))
       return usage(
           fmt::format("--srun starts an agent on each node, and --{} {}; leave one of them out", name, why));
   MUSTER_TRY(const std::optional<SlurmStep> step, read_slurm_step(environment));
   if (step)
     return usage(fmt::format(
-        "--srun is for a batch script, and this is task {} of {} of Slurm's step {} already; leave "
-        "it out: srun {}",
+        "--srun is for a batch script, but this process is task {} of {} of Slurm's step {}; leave "
+        "--srun out: srun {}",
         step->task, step->num_tasks, step->id(), command_text(options, {kSrun})));
   return {};
 }
@@ -173,13 +173,15 @@ std::string cpu_shortage(const CpuBudget& budget, int workers, const std::option
   std::string out = fmt::format("{} workers share {} of the node's {} CPUs", workers, usable, budget.online);
   if (step) {
     const int share = allocation ? allocation->cpus / step->local_tasks() : 0;
-    out += "; this task may use no more; ";
-    return out + (share > usable
-                      ? fmt::format("the job has {0} CPUs for it here: srun --cpus-per-task={0}", share)
-                      : fmt::format("ask sbatch and srun for more, as in srun --cpus-per-task={}", workers));
+    out += "; this task is limited to them; ";
+    return out +
+           (share > usable
+                ? fmt::format("the job has {0} CPUs for it on this node; run srun --cpus-per-task={0}", share)
+                : fmt::format("ask sbatch and srun for more, as in srun --cpus-per-task={}", workers));
   }
   if (allocation)
-    return out + fmt::format("; the Slurm job has no more here; ask sbatch for --cpus-per-task={}", workers);
+    return out + fmt::format("; the Slurm job has no more on this node; ask sbatch for --cpus-per-task={}",
+                             workers);
   return out + fmt::format("; the {} allows no more; give --oversubscribe if that is intended",
                            budget.quota_limits() ? "CPU time of the control group"
                                                  : "affinity mask (taskset, cpuset)");

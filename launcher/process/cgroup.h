@@ -87,7 +87,7 @@ enum class CgroupMode { kAuto, kOff, kRequired };
 
 /// Whether the groups below `directory` are this process' to make: it may write there, and where it is root,
 /// which may everywhere, somebody said so (systemd's Delegate=, an extended attribute) or nobody else is in
-/// charge, as in a container. `required`: root's word is enough. Nothing: they are; else why not.
+/// charge, as in a container. `required`: that it is root is enough. Nothing: they are; else why not.
 [[nodiscard]] std::optional<std::string> why_not_delegated(const std::string& directory, bool required);
 
 /// For --dry-run, a line.

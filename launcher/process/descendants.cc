@@ -79,7 +79,7 @@ std::optional<ProcessMark> mark_of(pid_t pid) {
 
 Descendants::Descendants(std::string token)
     : token_(std::move(token)),
-      // The first process of a PID namespace is given the orphans of strangers too.
+      // The first process of a PID namespace is given the orphans of other programs too.
       had_children_(::getpid() == 1 || have_children()) {
   if (had_children_)
     for (const pid_t pid : all_pids())
@@ -166,7 +166,7 @@ std::vector<pid_t> Descendants::end(const std::function<bool(pid_t)>& is_worker,
     for (const pid_t pid : left) {
       UniqueFd process = open_process(pid);
       if (!process) continue;
-      // Between the look and here the number may have passed to a stranger: ours are still below us.
+      // Between the look and here the number may have passed to another program: ours are still below us.
       const auto now = read_process_stat(pid);
       const bool ours = now && (now->parent == ::getpid() ||
                                 std::find(left.begin(), left.end(), now->parent) != left.end());

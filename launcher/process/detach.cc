@@ -89,12 +89,12 @@ std::string last_bytes(const std::string& path) {
 
 /// What the agent said within kStartTimeout: nothing, 'r', or 'e' and a status. Nothing with an end: it
 /// died.
-struct FirstWord {
+struct FirstMessage {
   std::string text;
   bool end = false;
 };
-FirstWord listen(int reader) {
-  FirstWord out;
+FirstMessage receive(int reader) {
+  FirstMessage out;
   const Instant deadline = SteadyClock::now() + kStartTimeout;
   while (out.text.size() < 2 && out.text != std::string(1, kRunning)) {
     pollfd wait{reader, POLLIN, 0};
@@ -113,9 +113,11 @@ FirstWord listen(int reader) {
   return out;
 }
 
-int report(const FirstWord& word, const std::string& name, const std::string& output) {
-  const bool ended = word.text.size() == 2 && word.text[0] == kEnded;
-  const int status = ended ? static_cast<unsigned char>(word.text[1]) : word.end ? kExitSystem : kExitOk;
+int report(const FirstMessage& message, const std::string& name, const std::string& output) {
+  const bool ended = message.text.size() == 2 && message.text[0] == kEnded;
+  const int status = ended         ? static_cast<unsigned char>(message.text[1])
+                     : message.end ? kExitSystem
+                                   : kExitOk;
   if (status != kExitOk) {
     (void)write_all(STDERR_FILENO, last_bytes(output));
     (void)write_all(STDERR_FILENO,
@@ -144,13 +146,12 @@ Result<void> leave_terminal(const std::string& output) {
 DetachedJob::DetachedJob(std::string directory, JobRecord record, UniqueFd caller)
     : directory_(std::move(directory)), record_(std::move(record)), caller_(std::move(caller)) {}
 
-void DetachedJob::write(char word, const Log& log) {
-  if (const auto written = write_job_record(directory_, record_);
-      !written && !std::exchange(complained_, true))
+void DetachedJob::write(char event, const Log& log) {
+  if (const auto written = write_job_record(directory_, record_); !written && !std::exchange(logged_, true))
     log.warning(fmt::format("musterctl cannot follow this job: {}", written.error().message));
-  if (!caller_ || word == '\0') return;
-  std::string text(1, word);
-  if (word == kEnded) text.push_back(static_cast<char>(record_.exit_status));
+  if (!caller_ || event == '\0') return;
+  std::string text(1, event);
+  if (event == kEnded) text.push_back(static_cast<char>(record_.exit_status));
   (void)write_all(caller_.get(), text);
   caller_.reset();
 }
@@ -216,7 +217,7 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
   if (pid > 0) {
     lock.reset();  // the other process keeps it until its record is written
     writer.reset();
-    return report(listen(reader.get()), name, output);
+    return report(receive(reader.get()), name, output);
   }
   reader.reset();
   MUSTER_OK(leave_terminal(output));

@@ -31,12 +31,12 @@ class DetachedJob {
   void ended(int exit_status, const Log& log);
 
  private:
-  void write(char word, const Log& log);
+  void write(char event, const Log& log);
 
   std::string directory_;
   JobRecord record_;
   UniqueFd caller_;  // closed when it has been told
-  bool complained_ = false;
+  bool logged_ = false;
 };
 
 /// Forks; the process must have one thread. In the caller: the exit status to end with, after the name was

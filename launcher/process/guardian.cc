@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kPathBytes = 4096;
 constexpr std::chrono::seconds kCgroupTimeout{5};
 constexpr std::chrono::seconds kEndTimeout{5};  // it has nothing to do then
-constexpr char kGoodbye = 'b';
+constexpr char kEndMessage = 'b';
 
 void keep(const std::string& path, char (&to)[kPathBytes]) {
   if (path.size() < kPathBytes) path.copy(to, kPathBytes - 1);
@@ -54,7 +54,7 @@ Result<Guardian> Guardian::start(std::size_t slots, const std::string& token) {
 Result<void> Guardian::fork_guardian() {
   const auto guard = [&shared = *shared_, slots = slots_, token = token_](int channel) {
     char byte = 0;
-    if (retry_eintr([&] { return ::read(channel, &byte, 1); }) == 1 && byte == kGoodbye) return;
+    if (retry_eintr([&] { return ::read(channel, &byte, 1); }) == 1 && byte == kEndMessage) return;
     const std::string group = shared.cgroup;
     if (!group.empty()) cgroup::kill(group);
     for (std::size_t i = 0; i < slots; ++i)
@@ -81,7 +81,7 @@ Result<void> Guardian::replace() {
 
 Guardian::~Guardian() {
   if (!process_) return;
-  (void)::send(process_->channel(), &kGoodbye, 1, MSG_NOSIGNAL);
+  (void)::send(process_->channel(), &kEndMessage, 1, MSG_NOSIGNAL);
   process_->close_channel();
   (void)process_->wait(SteadyClock::now() + kEndTimeout);
 }

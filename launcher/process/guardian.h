@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Guardian: a small process that outlives the launcher by a moment. The parent-death signal reaches workers
-// only, not the processes they started; when the launcher is gone without having said goodbye, the guardian
-// sends SIGKILL to the workers' control groups where there are any, to every process group that was still
-// registered, and to what left its group but still has the workers' token in its environment (descendants.h).
-// It sleeps in one read(2). Owned by main; WorkerGroup registers its workers. GuardianWatch replaces a
-// guardian that somebody has killed, since nobody else would end the workers' daemons should the launcher be
-// killed too. One loop.
+// only, not the processes they started; when the launcher is gone without having told the guardian to end,
+// the guardian sends SIGKILL to the workers' control groups where there are any, to every process group that
+// was still registered, and to what left its group but still has the workers' token in its environment
+// (descendants.h). It sleeps in one read(2). Owned by main; WorkerGroup registers its workers. GuardianWatch
+// replaces a guardian that somebody has killed, since nobody else would end the workers' daemons should the
+// launcher be killed too. One loop.
 #pragma once
 
 #include <cstddef>

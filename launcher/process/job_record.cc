@@ -22,7 +22,7 @@ bool take(const Json& from, const char* key, T& to) {
   if constexpr (std::is_same_v<T, std::string>) {
     if (!found->is_string()) return false;
   } else {
-    // Anything else, a fraction or what does not fit, would be converted without a word.
+    // Anything else, a fraction or what does not fit, would be converted silently.
     if (!found->is_number_integer()) return false;
     const bool fits = found->is_number_unsigned() ? std::in_range<T>(found->get<std::uint64_t>())
                                                   : std::in_range<T>(found->get<std::int64_t>());
@@ -82,9 +82,9 @@ Result<JobRecord> job_record_from_json(std::string_view text) {
   const auto workers = json.find("workers");
   if (command == json.end() || !command->is_array() || workers == json.end() || !workers->is_array())
     return bad("command or workers");
-  for (const Json& word : *command) {
-    if (!word.is_string()) return bad("command");
-    out.command.push_back(word.get<std::string>());
+  for (const Json& argument : *command) {
+    if (!argument.is_string()) return bad("command");
+    out.command.push_back(argument.get<std::string>());
   }
   for (const Json& item : *workers) {
     JobRecord::Worker worker;

@@ -16,7 +16,7 @@ struct JobRecord {
   struct Worker {
     int rank = 0;
     int pid = 0;
-    std::string progress = {};  // file with its word about progress; empty: not known
+    std::string progress = {};  // file in which it reports its progress; empty: not known
     friend bool operator==(const Worker&, const Worker&) = default;
   };
 

@@ -86,7 +86,7 @@ Result<void> prepare_runtime_directory(const std::string& directory) {
 }
 
 std::vector<JobRecord> read_job_records(const std::vector<std::string>& directories,
-                                        std::vector<std::string>& complaints) {
+                                        std::vector<std::string>& errors) {
   std::vector<JobRecord> out;
   for (const std::string& directory : directories) {
     std::error_code error;
@@ -97,7 +97,7 @@ std::vector<JobRecord> read_job_records(const std::vector<std::string>& director
       if (record) {
         out.push_back(*std::move(record));
       } else {
-        complaints.push_back(record.error().message);
+        errors.push_back(record.error().message);
       }
     }
   }

@@ -25,9 +25,9 @@ namespace muster::launcher {
 /// Makes it (0700) if it is not there, and refuses one that others own or can write to.
 [[nodiscard]] Result<void> prepare_runtime_directory(const std::string& directory);
 
-/// All records of these directories, oldest first; what cannot be read is left out and named in `complaints`.
+/// All records of these directories, oldest first; what cannot be read is left out and named in `errors`.
 [[nodiscard]] std::vector<JobRecord> read_job_records(const std::vector<std::string>& directories,
-                                                      std::vector<std::string>& complaints);
+                                                      std::vector<std::string>& errors);
 /// Replaces <directory>/<name>.json atomically.
 [[nodiscard]] Result<void> write_job_record(const std::string& directory, const JobRecord& record);
 

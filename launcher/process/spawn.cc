@@ -165,8 +165,7 @@ MUSTER_NO_SANITIZE int run_child(void* argument) {
     raw_syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, word(plan->descriptor_limit), 0);
   const SpawnBinding& binding = request.binding;
   if (!binding.cpus.empty()) {
-    result =
-        raw_syscall(SYS_sched_setaffinity, 0, binding.cpus.size_bytes(), word(binding.cpus.data()));
+    result = raw_syscall(SYS_sched_setaffinity, 0, binding.cpus.size_bytes(), word(binding.cpus.data()));
     if (result < 0) give_up(plan, "sched_setaffinity", result);
   }
   if (!binding.memory_nodes.empty()) {

@@ -207,8 +207,9 @@ bool WorkerGroup::reap(int local_rank) {
 }
 
 /// The number of a group stays taken while it has members. A group that has a leader no more may empty itself
-/// between two looks, so the number could name a stranger's group by the next signal; that takes the kernel a
-/// whole round of process numbers within one grace period, and there is no handle to a group to rule it out.
+/// between two looks, so the number could name another program's group by the next signal; that takes the
+/// kernel a whole round of process numbers within one grace period, and there is no handle to a group to rule
+/// it out.
 void WorkerGroup::look_after_group(std::size_t index) {
   Worker& worker = workers_[index];
   worker.group_left = ::kill(-worker.pid, 0) == 0 || errno != ESRCH;

@@ -21,7 +21,7 @@ Json to_object(const WorkerOutcome& worker) {
   Json out{{"rank", worker.rank},
            {"local_rank", worker.local_rank},
            {"pid", worker.pid},
-           {"cause", name_of(worker.cause.kind).word},
+           {"cause", name_of(worker.cause.kind).id},
            {"before_outcome_ms", worker.before_outcome_ms},
            {"time", worker.wall_time_s}};
   if (worker.end.signal != 0) {

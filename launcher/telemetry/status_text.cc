@@ -55,7 +55,7 @@ void put_counts(MetricsText& out, const AgentStatus& status) {
     const CauseClass kind = kCauseNames[i].kind;
     // Those are no failures.
     if (kind == CauseClass::kNone || kind == CauseClass::kStopped || kind == CauseClass::kPreempted) continue;
-    out.sample(static_cast<double>(status.failures[i]), {{"cause", kCauseNames[i].word}});
+    out.sample(static_cast<double>(status.failures[i]), {{"cause", kCauseNames[i].id}});
   }
   out.counter("muster_hangs_total", static_cast<double>(status.hangs), "Hangs seen on this node.");
   out.family("muster_rendezvous_duration_seconds", MetricType::kSummary,

@@ -144,7 +144,7 @@ void Telemetry::not_started(const WorkerGroup::StartFailure& failure) {
             .add("rank", status_.assignment->base_rank + failure.local_rank)
             .add("local_rank", failure.local_rank)
             .add("result", "failed")
-            .add("cause", name_of(CauseClass::kNotStarted).word)
+            .add("cause", name_of(CauseClass::kNotStarted).id)
             .add("error", failure.error.message)
             .take());
 }
@@ -164,7 +164,7 @@ void Telemetry::worker_ended(const WorkerOutcome& outcome) {
   else
     out.add("exit_code", outcome.end.code);
   if (ended.state == WorkerState::kFailed)
-    out.add("cause", name_of(cause).word)
+    out.add("cause", name_of(cause).id)
         .add_if("error", outcome.hang.empty() ? outcome.cause.text : outcome.hang)
         .add_if("where", outcome.cause.where);
   write(out.take());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spelling: how far two names are apart, for messages that name the one that was probably meant. Pure.
+// Suggestions: which name was probably meant by one that does not exist, for messages. Pure.
 #pragma once
 
 #include <algorithm>

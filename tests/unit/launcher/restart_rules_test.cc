@@ -112,8 +112,8 @@ TEST_CASE("groups of failures are classes of the report") {
   REQUIRE_FALSE(only("gpu").names_class(CauseClass::kGpuMemory));
   for (const CauseName& cause : kCauseNames) {
     if (cause.kind == CauseClass::kNone || cause.kind == CauseClass::kStopped) continue;
-    REQUIRE(only(cause.word).names_class(cause.kind));
-    REQUIRE_THAT(failure_words(), Catch::Contains(std::string(cause.word)));
+    REQUIRE(only(cause.id).names_class(cause.kind));
+    REQUIRE_THAT(failure_names(), Catch::Contains(std::string(cause.id)));
   }
 }
 

@@ -157,8 +157,8 @@ TEST_CASE("more workers than the CPUs that were left to this process are said, w
   const CpuBudget one{.online = 64, .allowed = 1};
   REQUIRE(
       cpu_shortage(one, 8, step, job) ==
-      "8 workers share 1 of the node's 64 CPUs; this task may use no more; the job has 8 CPUs for it here: "
-      "srun --cpus-per-task=8");
+      "8 workers share 1 of the node's 64 CPUs; this task is limited to them; the job has 8 CPUs for it on "
+      "this node; run srun --cpus-per-task=8");
   const auto small = read_slurm_allocation(with("SLURM_JOB_CPUS_PER_NODE", "1(x2)"));
   REQUIRE(contains(cpu_shortage(one, 8, step, small),
                    "ask sbatch and srun for more, as in srun --cpus-per-task=8"));
