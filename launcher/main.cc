@@ -44,7 +44,6 @@
 #include "launcher/telemetry/event_log.h"
 #include "launcher/telemetry/status_page.h"
 #include "launcher/telemetry/telemetry.h"
-#include "launcher/text/split.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/log.h"
@@ -72,8 +71,8 @@ void open_standard_descriptors() {
 }
 
 /// What the event loop asks of the kernel and does not get (descriptors, memory) comes as an exception that
-/// nobody can go on from. muster says so in a line and is gone with 71, as if it were killed: the guardian ends
-/// the workers. Any other exception is a fault of muster's and dumps core.
+/// nobody can go on from. muster says so in a line and is gone with 71, as if it were killed: the guardian
+/// ends the workers. Any other exception is a fault of muster's and dumps core.
 [[noreturn]] void end_on_exception() noexcept {
   try {
     if (const auto thrown = std::current_exception()) std::rethrow_exception(thrown);
@@ -96,8 +95,9 @@ void block_signals(const std::vector<int>& signals) {
 }
 
 std::string random_uuid() {
+  constexpr std::size_t kLength = 36;  // and a line end
   const auto text = read_file("/proc/sys/kernel/random/uuid", 64);
-  return text ? std::string(trimmed(*text)) : fmt::format("pid-{}", ::getpid());
+  return text ? text->substr(0, kLength) : fmt::format("pid-{}", ::getpid());
 }
 
 std::string host_name() {
@@ -330,11 +330,10 @@ std::optional<int> Launch::leave_terminal() {
   // torchrun's default, which is right for agents on one host only.
   if (job_->elastic.ranks_given && is_loopback(job_->master_addr) && options_.rdzv_endpoint.empty() &&
       !options_.given.contains("master-addr"))
-    std::fprintf(
-        stderr,
-        "muster: --nnodes=%s without --master-addr: each node looks for node 0 at %s, on its own host; "
-        "give --master-addr=HOST of node 0\n",
-        options_.nnodes.c_str(), job_->master_addr.c_str());
+    std::fprintf(stderr,
+                 "muster: --nnodes=%s without --master-addr: each node looks for node 0 at %s, on its own "
+                 "host; give --master-addr=HOST of node 0\n",
+                 options_.nnodes.c_str(), job_->master_addr.c_str());
   if (options_.report_bindings) std::fputs(placement_table(*job_).c_str(), stderr);
 
   ::signal(SIGPIPE, SIG_IGN);

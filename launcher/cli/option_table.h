@@ -96,8 +96,7 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"local-addr", 0, &Options::local_addr, "HOST", "the host's name", Group::kNodes,
               kMayBeEmpty | kForDoctor,
               "name of this node in messages and reports. An address of this host is also the only one that "
-              "the agent "
-              "offers to other nodes and listens on"},
+              "the agent offers to other nodes and listens on"},
 
     // How the nodes meet: launcher/plan/rendezvous_plan.h makes a Job of these.
     OptionRow{"rdzv-backend", 0, &Options::rdzv_backend, "NAME", "static; under Slurm c10d",
@@ -107,10 +106,8 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"rdzv-endpoint", 0, &Options::rdzv_endpoint, "HOST[:PORT]", "", Group::kRendezvous,
               kCommon | kMayBeEmpty | kForDoctor,
               "address of the coordinator. If no musterd listens there, the agent of that host runs the "
-              "coordinator (port "
-              "29400; 29500 with --rdzv-backend=muster). static: the same as --master-addr and "
-              "--master-port. etcd: its "
-              "members (port 2379), HOST[:PORT],HOST[:PORT]"},
+              "coordinator (port 29400; 29500 with --rdzv-backend=muster). static: the same as --master-addr "
+              "and --master-port. etcd: its members (port 2379), HOST[:PORT],HOST[:PORT]"},
     OptionRow{"rdzv-id", 0, &Options::rdzv_id, "ID", "none, or a UUID with one node", Group::kRendezvous,
               kCommon | kForDoctor, "id of the job. The workers are told it"},
     OptionRow{
@@ -122,10 +119,9 @@ inline constexpr std::array kOptionTable = {
               kForDoctor | kForExec, "port of the store on node 0", 0, 65535},
     OptionRow{"spares", 0, &Options::spares, "K", "0", Group::kRendezvous, kOwn,
               "number of spare nodes. With c10d, a spare waits and takes the place of a node that is lost"},
-    OptionRow{
-        "join-at", 0, &Options::join_at, "now|safe-point[:S]", "now", Group::kRendezvous, kOwn,
-        "when a node that comes later joins a job of MIN:MAX nodes. safe-point: when the job has written a "
-        "checkpoint, or after S seconds"},
+    OptionRow{"join-at", 0, &Options::join_at, "now|safe-point[:S]", "now", Group::kRendezvous, kOwn,
+              "when a node that comes later joins a job of MIN:MAX nodes. safe-point: when the job has "
+              "written a checkpoint, or after S seconds"},
     OptionRow{"iface", 0, &Options::iface, "NAME", "all", Group::kRendezvous, kOwn | kMayBeEmpty | kForDoctor,
               "network interface to use. With c10d, the agent offers and listens on its addresses only"},
     OptionRow{"host-map", 0, &Options::host_map, "FILE|NAME=HOST,..", "", Group::kRendezvous,
@@ -150,8 +146,7 @@ inline constexpr std::array kOptionTable = {
               "private key of --tls-cert (PEM). Only its owner may be able to read it"},
     OptionRow{"store-proxy", 0, &Options::store_proxy, "", "", Group::kSecurity, kOwn,
               "give the workers their store on 127.0.0.1, over the agent's connection to the coordinator. "
-              "The default with "
-              "a secret or TLS"},
+              "The default with a secret or TLS"},
     OptionRow{"no-store-proxy", 0, &Options::no_store_proxy, "", "", Group::kSecurity, kOwn,
               "let the workers connect to the store on the first node. Anybody who reaches its port can use "
               "the store"},
@@ -164,8 +159,7 @@ inline constexpr std::array kOptionTable = {
               "same on all nodes"},
     OptionRow{"restart-on", 0, &Options::restart_on, "FAILURES", "all", Group::kFailures, kOwn | kMayBeEmpty,
               "restart after these failures only: hang, node, oom, signal:SIGBUS, exit:75, exit:64-78 and "
-              "the classes "
-              "of the report. The same on all nodes"},
+              "the classes of the report. The same on all nodes"},
     OptionRow{
         "no-restart-on", 0, &Options::no_restart_on, "CODES", "none", Group::kFailures, kOwn | kMayBeEmpty,
         "do not restart after these failures. The same words as --restart-on, and 2 or 64-78 for exit codes"},
@@ -179,11 +173,10 @@ inline constexpr std::array kOptionTable = {
               "time between the stop signal and SIGKILL. SIGABRT comes in its last tenth", 0, 1e6},
     OptionRow{"signals-to-handle", 0, &Options::signals_to_handle, "NAMES", "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
               Group::kFailures, kForDoctor, "signals that stop the job. They are passed on to the workers"},
-    OptionRow{
-        "hang-timeout", 0, &Options::hang_timeout, "SECONDS|auto|off", "auto", Group::kFailures,
-        kOwn | kCommon,
-        "time without a sign of life after which a worker hangs. auto: judges only workers that report their "
-        "progress. SECONDS:START: a longer time for the first steps"},
+    OptionRow{"hang-timeout", 0, &Options::hang_timeout, "SECONDS|auto|off", "auto", Group::kFailures,
+              kOwn | kCommon,
+              "time without a sign of life after which a worker hangs. auto: judges only workers that report "
+              "their progress. SECONDS:START: a longer time for the first steps"},
     OptionRow{"on-hang", 0, &Options::on_hang, "report|restart|stop", "report", Group::kFailures,
               kOwn | kCommon,
               "what to do about a hang, after a report. The report says what all workers are doing"},
@@ -193,8 +186,7 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"cgroup", 0, &Options::cgroup, "auto|off|required", "auto", Group::kFailures,
               kOwn | kChoice | kForDoctor,
               "whether each worker gets a control group, so that everything it started ends with it. auto: "
-              "if muster may "
-              "make control groups"},
+              "if muster may make control groups"},
 
     // Where the output of workers goes: launcher/output.
     OptionRow{"log-dir", 0, &Options::log_dir, "DIR", "a temporary one", Group::kOutput,
@@ -243,8 +235,7 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"preflight", 0, &Options::preflight, "quick|full|off", "off", Group::kPlacement,
               kOwn | kCommon | kChoice,
               "check driver, GPUs, disks and limits before the start. An unhealthy node says why and does "
-              "not take part. full: "
-              "also runs a computation on every device"},
+              "not take part. full: also runs a computation on every device"},
     OptionRow{"doctor", 0, &Options::doctor, "", "", Group::kPlacement, kOwn | kTypedOnly,
               "check that each node can reach each other node, instead of running the program. The first "
               "node prints the result"},

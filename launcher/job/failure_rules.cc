@@ -83,10 +83,11 @@ Result<void> FailureRules::add(std::string_view part) {
 Result<void> FailureRules::add_codes(std::string_view part, std::string_view range) {
   const auto codes = parse_ranges(range, 255);
   if (!codes || codes->empty() || codes->front() == 0)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: '{}' is neither an exit code from 1 to 255 nor a range of them, as in "
-                            "exit:75 or 64-78",
-                            text(), part));
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "{}: '{}' is neither an exit code from 1 to 255 nor a range of them, as in exit:75 or 64-78",
+            text(), part));
   codes_.insert(codes_.end(), codes->begin(), codes->end());
   return {};
 }

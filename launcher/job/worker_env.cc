@@ -30,11 +30,10 @@ Result<std::string> visible_device(const Environment& inherited, int index) {
   const auto entries = split(*list, ',');
   if (const auto at = static_cast<std::size_t>(index); at < entries.size() && !trimmed(entries[at]).empty())
     return std::string(trimmed(entries[at]));
-  return fail(
-      ErrorCode::kInvalidArgument,
-      fmt::format("--virtual-local-rank: CUDA_VISIBLE_DEVICES={} has no device for local rank {}; list more "
-                  "devices or lower --nproc-per-node",
-                  *list, index));
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("--virtual-local-rank: CUDA_VISIBLE_DEVICES={} has no device for local rank {}; "
+                          "list more devices or lower --nproc-per-node",
+                          *list, index));
 }
 
 }  // namespace

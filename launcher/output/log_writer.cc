@@ -344,10 +344,10 @@ void LogWriter::on_writer_end() {
   if (!std::exchange(writer_lives_, false)) return;
   boost::system::error_code ignored;
   channel_.close(ignored);
-  log(fmt::format(
-      "the log writer (pid {}) was killed. muster writes the log files itself from now on, and does not "
-      "rotate them. Up to {} KiB of one rank's output may be missing",
-      process_.pid(), kReadBytes / 1024));
+  log(
+      fmt::format("the log writer (pid {}) was killed. muster writes the log files itself from now on, and "
+                  "does not rotate them. Up to {} KiB of one rank's output may be missing",
+                  process_.pid(), kReadBytes / 1024));
   for (const auto& stream : streams_) {
     if (!stream->reader) continue;
     stream->pipe.assign(stream->reader.release());

@@ -118,18 +118,9 @@ Result<ExecPlan> plan_exec(const Options& options, const Environment& environmen
 }
 
 Error execute(const ExecPlan& plan) {
-  std::vector<std::string> words = plan.command.arguments;
-  std::vector<char*> arguments;
-  arguments.reserve(words.size() + 1);
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  std::vector<std::string> pairs;
-  pairs.reserve(plan.environment.size());
-  for (const auto& [name, value] : plan.environment) pairs.push_back(fmt::format("{}={}", name, value));
-  std::vector<char*> variables;
-  variables.reserve(pairs.size() + 1);
-  for (std::string& pair : pairs) variables.push_back(pair.data());
-  variables.push_back(nullptr);
+  StringBlock arguments, variables;
+  for (const std::string& text : plan.command.arguments) arguments.add(text);
+  for (const auto& [name, value] : plan.environment) variables.add(fmt::format("{}={}", name, value));
   ::execve(plan.command.path.c_str(), arguments.data(), variables.data());
   return exec_error(plan.command.path, errno);
 }

@@ -247,9 +247,8 @@ Result<int> resolve_nproc(std::optional<std::string_view> text, const std::funct
     const int gpus = gpu_count();
     if (gpus > 0) return gpus;
     return usage(
-        "--nproc-per-node=gpu: this node has no GPU that the NVIDIA driver or CUDA_VISIBLE_DEVICES "
-        "shows; use "
-        "auto, cpu or a number");
+        "--nproc-per-node=gpu: this node has no GPU that the NVIDIA driver or CUDA_VISIBLE_DEVICES shows; "
+        "use auto, cpu or a number");
   }
   int workers = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), workers);
@@ -307,10 +306,10 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   const auto gpu_count = [&] { return chosen > 0 ? chosen : machine.gpu_count(); };
   MUSTER_TRY(job.local_world_size, resolve_nproc(options.nproc_per_node, gpu_count, machine.cpu_count));
   if (job.local_world_size > 1 && !job.hang.heartbeat.empty() && !job.hang.tells_ranks_apart())
-    add_warning(
-        job, fmt::format("--heartbeat-file={}: all {} workers touch the same file, so that one that hangs is "
-                         "not seen while another goes on; put {{rank}} or {{local_rank}} into its name",
-                         job.hang.heartbeat, job.local_world_size));
+    add_warning(job,
+                fmt::format("--heartbeat-file={}: all {} workers touch the same file, so that one that hangs "
+                            "is not seen while another goes on; put {{rank}} or {{local_rank}} into its name",
+                            job.hang.heartbeat, job.local_world_size));
   job.gpu_node = machine.gpu_driver;
   const CpuBudget budget = machine.cpu_budget ? machine.cpu_budget() : CpuBudget{};
   job.cpu_quota_limited = budget.quota_limits();

@@ -42,8 +42,8 @@ Result<std::vector<Device>> choose(const Options& options, const Environment& en
   });
   if (numbers && order && *order != "PCI_BUS_ID")
     return usage(
-        fmt::format("--gpus={} counts by PCI address, as nvidia-smi does, but CUDA_DEVICE_ORDER={}; "
-                    "unset that, or give UUIDs (nvidia-smi -L)",
+        fmt::format("--gpus={} counts by PCI address, as nvidia-smi does, but CUDA_DEVICE_ORDER={}; unset "
+                    "that, or give UUIDs (nvidia-smi -L)",
                     options.gpus, *order));
   const int workers = job.local_world_size;
   if (workers > static_cast<int>(devices.size()) && !options.oversubscribe)
@@ -53,8 +53,8 @@ Result<std::vector<Device>> choose(const Options& options, const Environment& en
   const auto is_slice = [](const Device& device) { return device.entry.starts_with("MIG-"); };
   if (devices.size() > 1 && !job.virtual_local_rank && std::any_of(devices.begin(), devices.end(), is_slice))
     return usage(
-        fmt::format("--gpus={}: a CUDA program sees one MIG slice only; add --virtual-local-rank, so "
-                    "that each worker gets its own",
+        fmt::format("--gpus={}: a CUDA program sees one MIG slice only; add --virtual-local-rank, so that "
+                    "each worker gets its own",
                     options.gpus));
   for (const Device& device : devices)
     job.visible_devices += (job.visible_devices.empty() ? "" : ",") + device.entry;
@@ -112,8 +112,8 @@ Result<void> plan_placement(const Options& options, const Environment& environme
   }
   if (!node->topology.this_machine && request.bind != Bind::kNone && !options.dry_run)
     return usage(
-        fmt::format("{}: HWLOC_XMLFILE or HWLOC_SYNTHETIC describes another machine, on which nothing "
-                    "can be bound; unset it, or plan with --dry-run",
+        fmt::format("{}: HWLOC_XMLFILE or HWLOC_SYNTHETIC describes another machine, on which nothing can be "
+                    "bound; unset it, or plan with --dry-run",
                     request.bind_text));
   request.cpu_quota = node->cpu_quota;
   MUSTER_TRY(const std::vector<Device> devices, choose(options, environment, node->gpus, job));

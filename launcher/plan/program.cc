@@ -184,10 +184,11 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
     }
     if (kind == Kind::kExecutable) return direct(name, options);
     if (kind == Kind::kMissing) return fail(ErrorCode::kNotFound, fmt::format("{}: no such file", name));
-    return fail(ErrorCode::kUnsupported,
-                fmt::format("{}: not an executable file; chmod +x it, or run it without "
-                            "--no-python if it is a Python script",
-                            name));
+    return fail(
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "{}: not an executable file; chmod +x it, or run it without --no-python if it is a Python script",
+            name));
   }
 
   if (varies)

@@ -151,10 +151,10 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
              is_static ? parse_static_conf(options.rdzv_conf) : parse_elastic_conf(options.rdzv_conf));
   if (is_static) conf.is_host = job.node_rank == 0;
   if (endpoint.port == 0 && (backend == "etcd" || !conf.is_host.value_or(backend == "c10d")))
-    return usage(fmt::format(
-        "--rdzv-endpoint={}: port 0 lets the kernel choose, and only the agent that runs the coordinator "
-        "(c10d, or is_host=1) knows what it chose; give a number",
-        options.rdzv_endpoint));
+    return usage(
+        fmt::format("--rdzv-endpoint={}: port 0 lets the kernel choose, and only the agent that runs the "
+                    "coordinator (c10d, or is_host=1) knows what it chose; give a number",
+                    options.rdzv_endpoint));
   job.mode = RendezvousMode::kElastic;
   job.run_id = options.rdzv_id.value_or("none");
   job.join_timeout = conf.join_timeout;

@@ -64,10 +64,10 @@ Result<void> check(const Options& options, const Environment& environment) {
           fmt::format("--srun starts an agent on each node, and --{} {}; leave one of them out", name, why));
   MUSTER_TRY(const std::optional<SlurmStep> step, read_slurm_step(environment));
   if (step)
-    return usage(fmt::format(
-        "--srun is for a batch script, but this process is task {} of {} of Slurm's step {}; leave "
-        "--srun out: srun {}",
-        step->task, step->num_tasks, step->id(), command_text(options, {kSrun})));
+    return usage(
+        fmt::format("--srun is for a batch script, but this process is task {} of {} of Slurm's step {}; "
+                    "leave --srun out: srun {}",
+                    step->task, step->num_tasks, step->id(), command_text(options, {kSrun})));
   return {};
 }
 
@@ -154,14 +154,12 @@ std::string idle_nodes_warning(const SlurmAllocation& allocation, const Options&
   if (allocation.het_job)
     return fmt::format(
         "Slurm gave this part of the job {} nodes, but without srun only this node takes part; give "
-        "--standalone "
-        "if that is intended",
+        "--standalone if that is intended",
         allocation.nodes);
   const bool spares = options.spares > 0;
   return fmt::format(
       "Slurm gave this job {} nodes, but without srun only this node takes part; run: {} {}; or run muster "
-      "--srun "
-      "with the same options, which does that; give --standalone if one node is intended",
+      "--srun with the same options, which does that; give --standalone if one node is intended",
       allocation.nodes, fmt::join(srun_words(allocation, allocation.nodes, spares), " "),
       command_text(options, {}));
 }
@@ -192,14 +190,13 @@ Result<ExecPlan> plan_srun(const Options& options, const Environment& environmen
   const auto allocation = read_slurm_allocation(environment);
   if (!allocation)
     return usage(
-        fmt::format("--srun needs a Slurm job, and there is none; run: srun -N NODES "
-                    "--ntasks-per-node=1 {}, or submit this script with sbatch",
+        fmt::format("--srun needs a Slurm job, and there is none; run: srun -N NODES --ntasks-per-node=1 {}, "
+                    "or submit this script with sbatch",
                     command_text(options, {kSrun})));
   if (allocation->het_job)
     return usage(
         "--srun: a heterogeneous job has several parts, and srun starts one; call srun for each of them, "
-        "with "
-        "--nnodes, --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT");
+        "with --nnodes, --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT");
   MUSTER_TRY(const NodeRange range, parse_nodes(options.nnodes));
   MUSTER_TRY(const int nodes, count_nodes(options, *allocation, range));
 

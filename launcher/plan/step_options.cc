@@ -74,8 +74,8 @@ Result<void> count_nodes(Options& options, const SlurmStep& step, bool placed) {
 Result<void> check_node_rank(const Options& options, const SlurmStep& step) {
   if (!options.node_rank || *options.node_rank == step.task) return {};
   return usage(fmt::format(
-      "--node-rank={}, but this is task {} of the step; leave --node-rank out: each task knows its rank "
-      "(a variable on srun's command line has one value for all tasks): {} {}",
+      "--node-rank={}, but this is task {} of the step; leave --node-rank out: each task knows its rank (a "
+      "variable on srun's command line has one value for all tasks): {} {}",
       *options.node_rank, step.task, per_node(step.num_nodes()), command_text(options, {"node-rank"})));
 }
 

@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <charconv>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <memory>
+#include <filesystem>
 #include <poll.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
@@ -16,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "launcher/process/guardian.h"
+#include "launcher/process/process_stat.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/syscall.h"
 
@@ -26,32 +26,17 @@ constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
 constexpr int kMaxDepth = 32;
 
 std::vector<std::string> subdirectories(const std::string& directory) {
-  struct Close {
-    void operator()(DIR* open) const { ::closedir(open); }
-  };
   std::vector<std::string> out;
-  const std::unique_ptr<DIR, Close> open(::opendir(directory.c_str()));
-  if (!open) return out;
-  while (const dirent* entry = ::readdir(open.get())) {
-    const std::string_view name = entry->d_name;
-    if (entry->d_type == DT_DIR && name != "." && name != "..")
-      out.push_back(directory + "/" + std::string(name));
-  }
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(directory, error), end; !error && at != end;
+       at.increment(error))
+    if (at->is_directory(error)) out.push_back(at->path().native());
   return out;
 }
 
 void collect_processes(const std::string& directory, int depth, std::vector<pid_t>& out) {
-  if (const auto text = read_file(directory + "/cgroup.procs", kMaxFileBytes)) {
-    const char* at = text->data();
-    const char* const end = at + text->size();
-    while (at < end) {
-      pid_t pid = 0;
-      const auto [next, error] = std::from_chars(at, end, pid);
-      if (error != std::errc{}) break;
-      out.push_back(pid);
-      at = next < end ? next + 1 : end;
-    }
-  }
+  const std::string text = read_file(directory + "/cgroup.procs", kMaxFileBytes).value_or("");
+  for (const pid_t pid : parse_pids(text)) out.push_back(pid);
   if (depth == 0) return;
   for (const std::string& below : subdirectories(directory)) collect_processes(below, depth - 1, out);
 }

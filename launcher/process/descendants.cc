@@ -97,12 +97,8 @@ bool Descendants::have_children() const {
        threads.increment(error)) {
     const auto text = read_file(threads->path().native() + "/children", kMaxListBytes);
     if (!text) return true;
-    const char* const last = text->data() + text->size();
-    for (const char* at = text->data(); at < last; ++at) {
-      pid_t pid = 0;
-      at = std::from_chars(at, last, pid).ptr;
-      if (pid > 0 && std::find(spared_.begin(), spared_.end(), pid) == spared_.end()) return true;
-    }
+    for (const pid_t pid : parse_pids(*text))
+      if (std::find(spared_.begin(), spared_.end(), pid) == spared_.end()) return true;
   }
   return static_cast<bool>(error);
 }

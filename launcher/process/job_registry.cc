@@ -47,19 +47,9 @@ Result<JobRecord> read_job_record(const std::string& path) {
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!file) return fail(errno_error("open " + path, errno));
   MUSTER_OK(check_private(path, file.get(), S_IFREG));
-  std::string text;
-  while (text.size() <= kMaxRecordBytes) {
-    const std::size_t before = text.size();
-    text.resize(before + 64 * 1024);
-    const ssize_t n =
-        retry_eintr([&] { return ::read(file.get(), text.data() + before, text.size() - before); });
-    if (n < 0) return fail(errno_error("read " + path, errno));
-    text.resize(before + static_cast<std::size_t>(n));
-    if (n == 0) break;
-  }
-  if (text.size() > kMaxRecordBytes)
-    return fail(ErrorCode::kExhausted, fmt::format("{} has more than {} bytes", path, kMaxRecordBytes));
-  auto record = job_record_from_json(text);
+  const auto text = read_file(fmt::format("/proc/self/fd/{}", file.get()), kMaxRecordBytes);
+  if (!text) return fail(path, text.error());
+  auto record = job_record_from_json(*text);
   if (!record) return fail(path, std::move(record).error());
   return record;
 }

@@ -44,6 +44,17 @@ std::optional<ProcessStat> read_process_stat(pid_t pid) {
   return out;
 }
 
+std::vector<pid_t> parse_pids(std::string_view text) {
+  std::vector<pid_t> out;
+  const char* const end = text.data() + text.size();
+  for (const char* at = text.data(); at < end; ++at) {
+    pid_t pid = 0;
+    at = std::from_chars(at, end, pid).ptr;
+    if (pid > 0) out.push_back(pid);
+  }
+  return out;
+}
+
 void set_process_title(const char* title) {
   ::prctl(PR_SET_NAME, title, 0, 0, 0);
   const auto own = read_process_stat(0);

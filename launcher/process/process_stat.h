@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <sys/types.h>
+#include <vector>
 
 namespace muster::launcher {
 
@@ -20,6 +22,9 @@ struct ProcessStat {
 
 /// Nothing: there is no such process. 0: this one.
 [[nodiscard]] std::optional<ProcessStat> read_process_stat(pid_t pid);
+
+/// The numbers in a list of the kernel's, with blanks or line ends between them.
+[[nodiscard]] std::vector<pid_t> parse_pids(std::string_view text);
 
 /// Of a process that muster forked for itself: without it the copy of muster's command line is shown, and
 /// `pkill -9 -f train.py` ends the guardian together with those it guards; nor is muster's name in it, for

@@ -65,13 +65,8 @@ long clone_into(clone_args* arguments, int (*body)(void*), void* argument) {
   register void* r13 __asm__("r13") = argument;
   long result;
   __asm__ volatile(
-      "syscall\n\t"
-      "testq %%rax, %%rax\n\t"
-      "jnz 1f\n\t"
-      "xorl %%ebp, %%ebp\n\t"
-      "movq %%r13, %%rdi\n\t"
-      "callq *%%r12\n\t"
-      "hlt\n"
+      "syscall\n\ttestq %%rax, %%rax\n\tjnz 1f\n\txorl %%ebp, %%ebp\n\tmovq %%r13, %%rdi\n\tcallq "
+      "*%%r12\n\thlt\n"
       "1:"
       : "=a"(result)
       : "0"(static_cast<long>(SYS_clone3)), "D"(arguments), "S"(sizeof *arguments), "r"(r12), "r"(r13)
@@ -84,12 +79,7 @@ long clone_into(clone_args* arguments, int (*body)(void*), void* argument) {
   register int (*x19)(void*) __asm__("x19") = body;
   register void* x20 __asm__("x20") = argument;
   __asm__ volatile(
-      "svc 0\n\t"
-      "cbnz x0, 1f\n\t"
-      "mov x29, xzr\n\t"
-      "mov x0, x20\n\t"
-      "blr x19\n\t"
-      "brk 1\n"
+      "svc 0\n\tcbnz x0, 1f\n\tmov x29, xzr\n\tmov x0, x20\n\tblr x19\n\tbrk 1\n"
       "1:"
       : "+r"(x0)
       : "r"(x8), "r"(x1), "r"(x19), "r"(x20)
@@ -209,8 +199,8 @@ std::string missing_interpreter(const std::string& beginning) {
            "library";
   const std::string line = beginning.substr(0, beginning.find('\n'));
   if (line.ends_with('\r'))
-    return "; the file exists, but its lines end with CR LF, and so does its interpreter's name: "
-           "sed -i 's/\\r$//' it";
+    return "; the file exists, but its lines end with CR LF, and so does its interpreter's name: sed -i "
+           "'s/\\r$//' it";
   return fmt::format("; the file exists, but the interpreter that its first line names does not: {}",
                      one_clean_line(line));
 }
@@ -242,8 +232,7 @@ Error exec_error(const std::string& path, int error_number) {
     case E2BIG:
       out.code = ErrorCode::kUnsupported;
       out.message +=
-          "; an argument or a variable is larger than 128 KiB, or all are larger than ulimit -s "
-          "permits";
+          "; an argument or a variable is larger than 128 KiB, or all are larger than ulimit -s permits";
       break;
     case ETXTBSY:
     case ELOOP:

@@ -310,8 +310,7 @@ TEST_CASE("a worker that ends late, when orphans are reaped, is left to its grou
     boost::asio::io_context io(1);
     WorkerCgroups cgroups;
     int code = -1;
-    WorkerGroup group(io, *guardian, cgroups, 1,
-                      [&](int, const ProcessEnd& end, bool) { code = end.code; });
+    WorkerGroup group(io, *guardian, cgroups, 1, [&](int, const ProcessEnd& end, bool) { code = end.code; });
     Job job;
     job.command = {"/bin/sh", {"sh", "-c", "exit 3"}, "sh"};
     const auto nowhere = [](int) { return std::string(); };
