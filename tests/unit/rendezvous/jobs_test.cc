@@ -352,7 +352,8 @@ TEST_CASE("of what a node offers, the address that it is seen under comes first"
   REQUIRE(reachable_addresses({}, "::1") == Addresses{"::1"});
 }
 
-TEST_CASE("why a node is unhealthy is told to all who wait, as one clean line, and it is told that they go on") {
+TEST_CASE(
+    "why a node is unhealthy is told to all who wait, as one clean line, and it is told that they go on") {
   Table t;
   t.join(1, "a", 1, 2, "a full\ndisk");
   t.join(2, "a", 2, 2);
