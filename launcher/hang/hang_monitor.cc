@@ -320,9 +320,10 @@ void HangMonitor::on_message(const control::Hang& message) {
     case Kind::kDetected:
       return execute(session_->reported(message.group_rank, now));
     case Kind::kSnapshot: {
-      auto snapshot = from_node_message<NodeSnapshot>(message.payload, "a node's snapshot of a hang");
-      if (!snapshot) return refuse(snapshot.error());
-      return execute(session_->snapshot(message.group_rank, message.number, *std::move(snapshot), now));
+      auto read = from_node_message<NodeSnapshot>(message.payload, "a node's snapshot of a hang");
+      if (!read) refuse(read.error());
+      auto snapshot = read ? std::optional(*std::move(read)) : std::nullopt;
+      return execute(session_->snapshot(message.group_rank, message.number, std::move(snapshot), now));
     }
     case Kind::kOver:
       return execute(session_->over(message.group_rank));

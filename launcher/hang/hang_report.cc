@@ -213,7 +213,7 @@ std::string hang_line(const HangReport& report, const RankSnapshot& rank) {
     if (const auto functions = relevant_frames(rank.stacks.front().functions, 3); !functions.empty())
       out += fmt::format(" ({})", fmt::join(functions, " <- "));
   if (const auto& ranks = report.outliers.ranks; !ranks.empty())
-    out += fmt::format("; outlier: {}: {}", ranks_text(ranks), report.outliers.why);
+    out += fmt::format("; outlier: {}, {}", ranks_text(ranks), report.outliers.why);
   return out;
 }
 
@@ -228,7 +228,7 @@ std::vector<std::string> hang_head(const HangReport& report) {
                   ranks_text(stalled), duration_text(report.idle_time), duration_text(report.limit))};
   if (!report.outliers.ranks.empty())
     out.push_back(fmt::format(
-        "outlier: {}{}: {}", ranks_text(report.outliers.ranks),
+        "outlier: {}{}, {}", ranks_text(report.outliers.ranks),
         on_hosts(report,
                  nodes_of(report, [&](const RankSnapshot& rank) { return is_outlier(report, rank); })),
         report.outliers.why));

@@ -16,18 +16,22 @@ HangSession::Actions HangSession::reported(int node, Instant now) {
   ++number_;
   hanging_ = {node};
   snapshots_.clear();
+  for (int each = 0; each < nodes_; ++each) awaited_.insert(each);
   deadline_ = now + kSnapshotTimeout;
   return {.ask = true};
 }
 
-HangSession::Actions HangSession::snapshot(int node, int number, NodeSnapshot snapshot, Instant now) {
-  if (phase_ != Phase::kAsking || number != number_ || node < 0 || node >= nodes_) return {};
-  if (snapshot.hanging)
-    hanging_.insert(node);
-  else
-    hanging_.erase(node);
-  snapshots_.insert_or_assign(node, std::move(snapshot));
-  return static_cast<int>(snapshots_.size()) == nodes_ ? publish() : tick(now);
+HangSession::Actions HangSession::snapshot(int node, int number, std::optional<NodeSnapshot> snapshot,
+                                           Instant now) {
+  if (phase_ != Phase::kAsking || number != number_ || awaited_.erase(node) == 0) return {};
+  if (snapshot) {
+    if (snapshot->hanging)
+      hanging_.insert(node);
+    else
+      hanging_.erase(node);
+    snapshots_.emplace(node, *std::move(snapshot));
+  }
+  return awaited_.empty() ? publish() : tick(now);
 }
 
 HangSession::Actions HangSession::over(int node) {

@@ -33,7 +33,8 @@ class HangSession {
 
   /// Workers of that node have begun to hang.
   Actions reported(int node, Instant now);
-  Actions snapshot(int node, int number, NodeSnapshot snapshot, Instant now);
+  /// Nothing: it could not be read, or the coordinator had no room for it. The node is not waited for.
+  Actions snapshot(int node, int number, std::optional<NodeSnapshot> snapshot, Instant now);
   /// No worker of that node hangs any more.
   Actions over(int node);
   /// To be called at deadline().
@@ -56,6 +57,7 @@ class HangSession {
   Phase phase_ = Phase::kNone;
   int number_ = 0;
   std::set<int> hanging_;  // nodes
+  std::set<int> awaited_;  // nodes whose snapshot has not come
   std::map<int, NodeSnapshot> snapshots_;
   std::optional<Instant> deadline_;
 };

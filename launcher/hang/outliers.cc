@@ -194,9 +194,9 @@ std::optional<Outliers> by_position(const Group& all) {
   // astray.
   if (ahead.size() < behind.size())
     return Outliers{ranks_of(ahead),
-                    fmt::format("ahead of the others: {}, the others {}", place(most), place(least))};
+                    fmt::format("ahead of the others ({}; the others: {})", place(most), place(least))};
   return Outliers{ranks_of(behind),
-                  fmt::format("behind the others: {}, the others {}", place(least), place(most))};
+                  fmt::format("behind the others ({}; the others: {})", place(least), place(most))};
 }
 
 std::string phase_of(const RankSnapshot& rank) {
@@ -253,8 +253,8 @@ Outliers find_outliers(std::span<const RankSnapshot> ranks) {
     return {ranks_of(few), fmt::format("at the same step, but in \"{}\"", phase_of(*few.front()))};
   if (const Group few = minority(all, signature); !few.empty()) {
     const std::string stack = signature(*few.front());
-    return {ranks_of(few), fmt::format("stack differs from the others'{}{}", stack.empty() ? "" : ": in ",
-                                       stack.substr(0, stack.find('\n')))};
+    return {ranks_of(few), fmt::format("whose stack differs from the others'{}{}",
+                                       stack.empty() ? "" : ", in ", stack.substr(0, stack.find('\n')))};
   }
   if (const Group few = minority(all, place_of); !few.empty())
     return {ranks_of(few), fmt::format("in {}, unlike the others", place_of(*few.front()))};

@@ -29,7 +29,7 @@ def test_the_rank_that_others_wait_for_is_named_with_its_stack_and_the_job_goes_
     err.wait(r"all stacks and states: \S+hang\.json\n")
     text = err.text()
     assert re.search(r"^muster: hang on \S+: ranks 0-2 made no progress for \d\S* m?s \(limit 500 ms\); the job goes on", text)
-    assert '\n  outlier: rank 1: at the same step, but in "data"\n' in text
+    assert '\n  outlier: rank 1, at the same step, but in "data"\n' in text
     assert re.search(r'\n  rank 1: "epoch 1 step 5/8 data", sleeping in read\(\d+ -> \S+go\.1\), \w+\n    gdb: read <- load_batch <- main\n', text)
     assert re.search(r'\n  ranks 0,2: "epoch 1 step 5/8 all_reduce", sleeping in read.*\n    gdb: read <- all_reduce_of_peers <- main\n', text)
     (hang,) = read_hangs(muster.tmp_path / "logs")
@@ -115,7 +115,7 @@ for number in range(1, 1000):
     process = muster.start("--nproc-per-node=2", TIMEOUT, "--on-hang=stop", "--log-dir=logs", script, stderr=err.file, env=env)
     assert process.wait(90) == 124
     (hang,) = read_hangs(muster.tmp_path / "logs")
-    assert hang["outlier_ranks"] == [0] and hang["why"] == "behind the others: step 60, the others step 61"
+    assert hang["outlier_ranks"] == [0] and hang["why"] == "behind the others (step 60; the others: step 61)"
     assert (hang["ranks"][0]["progress"], hang["ranks"][0]["tool"]) == ("step 60", "py-spy")
     assert "py-spy: next_batch (train.py:7) <- <module> (train.py:12)" in err.text()
     assert read_report(muster.tmp_path / "logs")["root_cause"]["rank"] == 0
@@ -174,7 +174,7 @@ while not os.path.exists("done"):
     process = muster.start("--nproc-per-node=2", TIMEOUT, "--log-dir=logs", script, stderr=err.file)
     pid = int(wait_for(lambda: (muster.tmp_path / "pid1").exists() and (muster.tmp_path / "pid1").read_text(), "the worker"))
     os.kill(pid, signal.SIGSTOP)
-    err.wait(r"outlier: rank 1: stopped by a signal \(SIGSTOP\)\n")
+    err.wait(r"outlier: rank 1, stopped by a signal \(SIGSTOP\)\n")
     err.wait(r"hang\.json\n")
     os.kill(pid, signal.SIGCONT)
     err.wait(r"the hang is over after \d\S* m?s\n")

@@ -43,7 +43,7 @@ until [ -e {muster.tmp_path}/ended ]; do /bin/sleep 0.02; done
     wait_for(lambda: not os.path.exists(f"/proc/{zero}"), "the end of rank 0")
     (muster.tmp_path / "ended").touch()
     assert process.wait(60) == 124
-    assert "outlier: rank 0: ended already (exited with code 0), and others may wait for it\n" in err.text()
+    assert "outlier: rank 0, ended already (exited with code 0), and others may wait for it\n" in err.text()
     assert read_report(muster.tmp_path / "logs")["root_cause"]["rank"] == 1
     (hang,) = read_hangs(muster.tmp_path / "logs")
     assert hang["ranks"][0]["ended"] == "exited with code 0"

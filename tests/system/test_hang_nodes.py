@@ -76,10 +76,10 @@ def test_there_is_one_report_with_the_stacks_of_all_ranks_and_the_outlier_of_the
     one = job(kind).start()
     one.errs[0].wait(r"all stacks and states: \S+hang\.json\n")
     for err in one.errs[1:]:
-        err.wait(r"hang on .*; outlier: rank 3 on host1: at the same step, but in \"data\"; the job goes on .*; see node 0 \(host0\) for the report\n")
+        err.wait(r"hang on .*; outlier: rank 3 on host1, at the same step, but in \"data\"; the job goes on .*; see node 0 \(host0\) for the report\n")
     text = one.errs[0].text()
     assert re.search(r"^muster: hang on host0, host1, host2: ranks 0-5 made no progress for \S+ m?s \(limit 500 ms\); the job goes on", text, re.M)
-    assert '\n  outlier: rank 3 on host1: at the same step, but in "data"\n  rank 3 on host1: "epoch 1 step 5/8 data", ' in text
+    assert '\n  outlier: rank 3 on host1, at the same step, but in "data"\n  rank 3 on host1: "epoch 1 step 5/8 data", ' in text
     assert re.search(r'\n  ranks 0-2,4-5 on host0, host1, host2: "epoch 1 step 5/8 all_reduce", .*\n    gdb: read <- gdb_was_here <- main\n', text)
     (hang,) = read_hangs(tmp_path / "logs0")
     assert hang["outlier_ranks"] == [3]
@@ -100,7 +100,7 @@ def test_stop_ends_all_nodes_with_the_same_status_for_the_rank_that_was_named(jo
     assert one.codes() == [124, 124, 124], one.said()
     root = read_report(tmp_path / "logs0")["root_cause"]
     assert (root["rank"], root["node"], root["cause"], root["progress"]) == (3, 1, "hang", "epoch 1 step 5/8 data")
-    assert 'outlier: rank 3: at the same step, but in "data"' in root["error"]
+    assert 'outlier: rank 3, at the same step, but in "data"' in root["error"]
     assert read_report(tmp_path / "logs0")["restarts_used"] == 0
     assert len(read_hangs(tmp_path / "logs0")[0]["ranks"]) == 6
 

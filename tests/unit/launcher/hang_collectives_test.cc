@@ -170,7 +170,7 @@ TEST_CASE("the report shows the last collective of each rank, those it waits in 
   REQUIRE(text.find("\n  rank 0: \"step 7\", all_reduce #1432 of 4 MiB (begun, not finished); barrier #2 in "
                     "group \"gpu\" (finished)\n") != std::string::npos);
   REQUIRE(hang_line(report, report.ranks[1])
-              .find(", all_reduce #1431 of 4 MiB (finished); outlier: rank 1: not yet in "
+              .find(", all_reduce #1431 of 4 MiB (finished); outlier: rank 1, not yet in "
                     "all_reduce #1432 of 4 MiB") != std::string::npos);
 }
 

@@ -76,6 +76,15 @@ TEST_CASE("who does not answer in time is not waited for") {
   REQUIRE(session.snapshots().size() == 1);
 }
 
+TEST_CASE("a node whose snapshot cannot be read is not waited for, and is named as one that did not answer") {
+  HangSession session(2);
+  (void)session.reported(0, kStart);
+  REQUIRE(session.snapshot(1, 1, std::nullopt, kStart) == Actions{});
+  REQUIRE(session.snapshot(0, 1, snapshot_of(0, true, {"a"}), kStart) == Actions{.publish = true});
+  REQUIRE(hang_head(merged(session.snapshots(), 2)).back() ==
+          "no answer from node 1: the state of its ranks is not known");
+}
+
 TEST_CASE("a hang is over when it is on all nodes, and the next one has another number") {
   HangSession session(2);
   (void)session.reported(0, kStart);
@@ -127,7 +136,7 @@ TEST_CASE("of the ranks of all nodes the one that the others wait for is named w
   REQUIRE(hang_text(report, "nothing is done") ==
           "muster: hang on n0, n1, n2, n3: ranks 0-7 made no progress for 253 s (limit 240 s); nothing is "
           "done\n"
-          "  outlier: rank 5 on n2: at the same step, but in \"data\"\n"
+          "  outlier: rank 5 on n2, at the same step, but in \"data\"\n"
           "  rank 5 on n2: \"epoch 1 step 42/99 data\"\n"
           "    gdb: read <- next_batch <- main\n"
           "  ranks 0-4,6-7 on n0, n1, n2, n3: \"epoch 1 step 42/99 all_reduce\"\n"
@@ -163,7 +172,7 @@ TEST_CASE("ranks that give no signs of life are not said to go on") {
       rank.stalled = rank.watched = rank.rank == 0;
     }
   const HangReport report = merged(parts, 4);
-  REQUIRE(report.outliers == Outliers{{5}, "stack differs from the others': in read"});
+  REQUIRE(report.outliers == Outliers{{5}, "whose stack differs from the others', in read"});
 }
 
 TEST_CASE("a node's snapshot is read as it was written") {

@@ -309,7 +309,7 @@ TEST_CASE("a rank that is behind is the outlier, before anything else") {
   const std::vector ranks{at(0, "epoch 1 step 141 all_reduce"), at(1, "epoch 1 step 140 all_reduce"),
                           at(2, "epoch 1 step 141 forward")};
   REQUIRE(find_outliers(ranks) ==
-          Outliers{{1}, "behind the others: epoch 1 step 140, the others epoch 1 step 141"});
+          Outliers{{1}, "behind the others (epoch 1 step 140; the others: epoch 1 step 141)"});
   const std::vector two{at(0, "step 9"), at(1, "step 8")};
   REQUIRE(find_outliers(two).ranks == Ranks{1});
   const std::vector one_ahead{at(0, "step 8"), at(1, "step 9"), at(2, "step 8")};
@@ -327,7 +327,7 @@ TEST_CASE("without words the stacks tell, and of two halves the one that is not 
   const std::vector<std::string> waits{"read", "gloo::transport::tcp::Pair::recv", "gloo::allreduce", "main"};
   const std::vector<std::string> loads{"read", "load_batch", "main"};
   const std::vector ranks{at(0, "", waits), at(1, "", waits), at(2, "", loads), at(3, "", waits)};
-  REQUIRE(find_outliers(ranks) == Outliers{{2}, "stack differs from the others': in read"});
+  REQUIRE(find_outliers(ranks) == Outliers{{2}, "whose stack differs from the others', in read"});
   const std::vector two{at(0, "", loads), at(1, "", waits)};
   REQUIRE(find_outliers(two).ranks == Ranks{0});
   const std::vector same{at(0, "", waits), at(1, "", waits)};
@@ -383,7 +383,7 @@ TEST_CASE("the report groups those at the same place, and names the outlier firs
   report.outliers = find_outliers(report.ranks);
   REQUIRE(hang_text(report, "nothing is done") ==
           "muster: hang on host-a: ranks 0-2 made no progress for 252 s (limit 240 s); nothing is done\n"
-          "  outlier: rank 1: behind the others: step 139, the others step 140\n"
+          "  outlier: rank 1, behind the others (step 139; the others: step 140)\n"
           "  rank 1: \"step 139 data\"\n"
           "    gdb: read <- load <- main\n"
           "  ranks 0,2: \"step 140 all_reduce\"\n"
@@ -391,5 +391,5 @@ TEST_CASE("the report groups those at the same place, and names the outlier firs
   REQUIRE(suspect(report).rank == 1);
   REQUIRE(hang_line(report, suspect(report)) ==
           "rank 1 (local_rank 1, pid 101) hangs: no progress for 252 s after \"step 139 data\" (read <- load "
-          "<- main); outlier: rank 1: behind the others: step 139, the others step 140");
+          "<- main); outlier: rank 1, behind the others (step 139; the others: step 140)");
 }
