@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <fcntl.h>
+#include <fstream>
 #include <poll.h>
 #include <sys/inotify.h>
 #include <sys/syscall.h>
@@ -85,26 +87,15 @@ Result<void> follow(const std::string& path, long long from, int process) {
 }
 
 Result<long long> beginning_of_last_lines(const std::string& path, std::size_t lines) {
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::ifstream file(path, std::ios::binary);
   if (!file) return fail(errno_error("open " + path, errno));
-  off_t at = ::lseek(file.get(), 0, SEEK_END);
-  std::array<char, 64 * 1024> bytes{};
-  bool last = true;  // the file's last byte is an end that begins nothing
-  while (at > 0) {
-    const off_t size = std::min<off_t>(at, static_cast<off_t>(bytes.size()));
-    const ssize_t n = retry_eintr(
-        [&] { return ::pread(file.get(), bytes.data(), static_cast<std::size_t>(size), at - size); });
-    if (n != size) return fail(errno_error("read " + path, n < 0 ? errno : EIO));
-    for (off_t i = size; i-- > 0;) {
-      if (bytes[static_cast<std::size_t>(i)] != '\n' || std::exchange(last, false)) {
-        last = false;
-        continue;
-      }
-      if (lines-- == 1) return static_cast<long long>(at - size + i + 1);
-    }
-    at -= size;
+  std::deque<long long> begins;  // of the last lines so far
+  std::string line;
+  for (long long at = 0; std::getline(file, line); at += std::ssize(line) + 1) {
+    begins.push_back(at);
+    if (begins.size() > lines) begins.pop_front();
   }
-  return 0;
+  return begins.empty() ? 0 : begins.front();
 }
 
 }  // namespace muster::launcher

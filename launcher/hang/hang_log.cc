@@ -38,10 +38,8 @@ void HangLog::write() {
   file_.clear();
   if (!directory_.enabled() || !directory_.temporary_base().empty()) return;
   const std::string path = directory_.attempt_file("hang.json");
-  const std::string draft = path + ".part";
-  const UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!file || !write_all(file.get(), hangs_to_json(hangs_)) || ::rename(draft.c_str(), path.c_str()) != 0)
-    log_.warning(fmt::format("could not write {}: {}", path, errno_text(errno)));
+  if (const auto written = replace_file(path, hangs_to_json(hangs_), 0666); !written)
+    log_.warning("could not write " + written.error().message);
   else
     file_ = path;
 }

@@ -51,11 +51,10 @@ std::unique_ptr<net::CoordinatorHost> make_host(asio::io_context& io, const Job&
   const ElasticJob& elastic = job.elastic;
   if (!elastic.etcd) return std::make_unique<EndpointHost>(io, job, own, offered, log);
   const std::vector<std::string> bound = listening_addresses(elastic, offered, own);
-  etcd::CoordinatorOptions options;
+  etcd::Options options;
   options.etcd = *elastic.etcd;
   options.job = job.run_id;
-  options.host = job.host;
-  options.addresses = offered;
+  options.self = {job.host, offered};
   options.own_address = connect_address(bound);
   options.listen = [bound] { return listen_at(bound, 0); };
   options.sort_addresses = [own](const auto& addresses) { return addresses_to_try(addresses, own); };

@@ -2,10 +2,7 @@
 #include "launcher/join/endpoint_host.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstdio>
-#include <fstream>
 #include <unistd.h>
 #include <utility>
 
@@ -143,16 +140,9 @@ Result<void> EndpointHost::publish() {
                     "--rdzv-endpoint={}",
                     job_.run_id, endpoint));
   const std::string& path = job_.port_file;
-  if (path.empty()) return {};
-  // Whoever waits for the file finds all of it.
-  const std::string unfinished = fmt::format("{}.{}", path, ::getpid());
-  std::ofstream file(unfinished, std::ios::trunc);
-  file << endpoint << '\n';
-  file.close();
-  if (file && std::rename(unfinished.c_str(), path.c_str()) == 0) return {};
-  std::string text = errno_error("--port-file=" + path, errno).message;
-  (void)std::remove(unfinished.c_str());
-  return fail(ErrorCode::kIo, std::move(text));
+  auto written = path.empty() ? Result<void>() : replace_file(path, endpoint + '\n', 0666);
+  if (!written) return fail(ErrorCode::kIo, "--port-file=" + written.error().message);
+  return {};
 }
 
 Result<std::unique_ptr<net::RendezvousServer>> EndpointHost::serve(net::RendezvousServerOptions options) {

@@ -10,9 +10,12 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include "rendezvous/base/unique_fd.h"
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/udp.hpp>
 
 namespace muster::launcher {
+
+namespace asio = boost::asio;
 
 bool is_v6_link_local(std::string_view address) {
   return address.size() > 4 && address[4] == ':' && address.starts_with("fe") &&
@@ -27,18 +30,10 @@ bool is_numeric_address(const std::string& host) {
 
 namespace {
 
-std::string numeric(const sockaddr* address) {
-  char text[INET6_ADDRSTRLEN] = "";
-  if (address->sa_family == AF_INET) {
-    sockaddr_in v4{};
-    std::memcpy(&v4, address, sizeof v4);
-    ::inet_ntop(AF_INET, &v4.sin_addr, text, sizeof text);
-  } else if (address->sa_family == AF_INET6) {
-    sockaddr_in6 v6{};
-    std::memcpy(&v6, address, sizeof v6);
-    ::inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof text);
-  }
-  return text;
+// Without the scope of a link-local one.
+std::string numeric(const asio::ip::address& address) {
+  const std::string text = address.to_string();
+  return text.substr(0, text.find('%'));
 }
 
 int rank_of(const InterfaceAddress& entry) {
@@ -66,42 +61,27 @@ std::vector<InterfaceAddress> interface_addresses() {
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
   for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
     if (at->ifa_addr == nullptr || (at->ifa_flags & IFF_UP) == 0) continue;
-    if (std::string address = numeric(at->ifa_addr); !address.empty())
-      out.push_back({at->ifa_name, std::move(address)});
+    const bool is_v4 = at->ifa_addr->sa_family == AF_INET;
+    if (!is_v4 && at->ifa_addr->sa_family != AF_INET6) continue;
+    asio::ip::udp::endpoint endpoint;
+    std::memcpy(endpoint.data(), at->ifa_addr, is_v4 ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    out.push_back({at->ifa_name, numeric(endpoint.address())});
   }
   return out;
 }
 
 std::string source_address(const std::string& destination) {
+  if (!is_numeric_address(destination)) return {};
   constexpr std::uint16_t kAnyPort = 9;  // nothing is sent
-  sockaddr_storage to{};
-  socklen_t size = 0;
-  sockaddr_in v4{};
-  sockaddr_in6 v6{};
-  if (::inet_pton(AF_INET, destination.c_str(), &v4.sin_addr) == 1) {
-    v4.sin_family = AF_INET;
-    v4.sin_port = htons(kAnyPort);
-    std::memcpy(&to, &v4, size = sizeof v4);
-  } else if (::inet_pton(AF_INET6, destination.c_str(), &v6.sin6_addr) == 1) {
-    v6.sin6_family = AF_INET6;
-    v6.sin6_port = htons(kAnyPort);
-    std::memcpy(&to, &v6, size = sizeof v6);
-  } else {
-    return {};
-  }
-  const UniqueFd fd(::socket(to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!fd || ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&to), size) != 0) return {};
-  sockaddr_storage from{};
-  size = sizeof from;
-  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&from), &size) != 0) return {};
-  return numeric(reinterpret_cast<const sockaddr*>(&from));
+  asio::io_context io;
+  asio::ip::udp::socket socket(io);
+  boost::system::error_code error;
+  socket.connect({asio::ip::make_address(destination), kAnyPort}, error);
+  return error ? "" : numeric(socket.local_endpoint().address());
 }
 
 std::string canonical_address(const std::string& address) {
-  in6_addr bytes{};
-  char text[INET6_ADDRSTRLEN] = "";
-  if (::inet_pton(AF_INET6, address.c_str(), &bytes) != 1) return address;
-  return ::inet_ntop(AF_INET6, &bytes, text, sizeof text) != nullptr ? text : address;
+  return is_numeric_address(address) ? asio::ip::make_address(address).to_string() : address;
 }
 
 bool names_this_host(const std::string& host, const std::vector<InterfaceAddress>& own,

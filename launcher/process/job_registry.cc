@@ -98,15 +98,7 @@ std::vector<JobRecord> read_job_records(const std::vector<std::string>& director
 }
 
 Result<void> write_job_record(const std::string& directory, const JobRecord& record) {
-  const std::string path = fmt::format("{}/{}.json", directory, record.name);
-  const std::string next = fmt::format("{}/.{}.{}", directory, record.name, ::getpid());
-  UniqueFd file(::open(next.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file) return fail(errno_error("create " + next, errno));
-  auto written = write_all(file.get(), to_json(record));
-  if (written && ::rename(next.c_str(), path.c_str()) != 0)
-    written = fail(errno_error("rename " + next + " to " + path, errno));
-  if (!written) ::unlink(next.c_str());
-  return written;
+  return replace_file(fmt::format("{}/{}.json", directory, record.name), to_json(record), 0600);
 }
 
 std::uint64_t start_time_of(int pid) {

@@ -82,6 +82,15 @@ Result<void> write_all(int fd, std::string_view bytes) {
   return {};
 }
 
+Result<void> replace_file(const std::string& path, std::string_view text, unsigned mode) {
+  const std::string draft = path + "." + std::to_string(::getpid()) + ".tmp";
+  const UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode));
+  if (file && write_all(file.get(), text) && ::rename(draft.c_str(), path.c_str()) == 0) return {};
+  Error error = errno_error(path, errno);
+  if (file) ::unlink(draft.c_str());
+  return fail(std::move(error));
+}
+
 std::size_t raise_descriptor_limit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;

@@ -32,6 +32,10 @@ auto retry_eintr(Call&& call) {
 /// Writes all bytes to a descriptor, through short writes and EINTR.
 [[nodiscard]] Result<void> write_all(int fd, std::string_view bytes);
 
+/// Makes or replaces a file: who reads it finds the old text or all of the new one. Errors begin with the
+/// path.
+[[nodiscard]] Result<void> replace_file(const std::string& path, std::string_view text, unsigned mode);
+
 /// Raises RLIMIT_NOFILE's soft limit to the hard limit; returns the limit in force.
 std::size_t raise_descriptor_limit();
 

@@ -17,12 +17,12 @@ constexpr std::chrono::seconds kLeaveTimeout{3};  // for an etcd that may be gon
 
 }  // namespace
 
-Coordinator::Coordinator(asio::io_context& loop, CoordinatorOptions options, const Log& log)
+Coordinator::Coordinator(asio::io_context& loop, Options options, const Log& log)
     : loop_(loop),
       options_(std::move(options)),
       log_(log),
       node_(auth::random_node_id()),
-      session_(loop, session_options(), session_events(), log),
+      session_(loop, options_, node_, session_events(), log),
       backoff_(kBackoff, node_.low),
       pause_(loop),
       deadline_(SteadyClock::now() + options_.connect_timeout),
@@ -49,18 +49,6 @@ void Coordinator::drain(Millis timeout, std::function<void()> done) {
   leave_if_empty();
 }
 
-SessionOptions Coordinator::session_options() const {
-  SessionOptions out;
-  out.etcd = options_.etcd;
-  out.job = options_.job;
-  out.node = node_;
-  out.self.host = options_.host;
-  out.self.addresses = options_.addresses;
-  out.connect_timeout = options_.connect_timeout;
-  out.reconnect_timeout = options_.reconnect_timeout;
-  return out;
-}
-
 Session::Events Coordinator::session_events() {
   Session::Events out;
   out.listen = [this] { return listen(); };
@@ -82,9 +70,7 @@ Result<Endpoint> Coordinator::listen() {
   if (!listener_.fd) {
     MUSTER_TRY(listener_, options_.listen());
   }
-  Endpoint out;
-  out.host = options_.host;
-  out.addresses = options_.addresses;
+  Endpoint out = options_.self;
   out.port = listener_.port;
   return out;
 }

@@ -34,24 +34,9 @@
 
 namespace muster::etcd {
 
-struct CoordinatorOptions {
-  Settings etcd;
-  std::string job;
-  std::string host;                    ///< this host's name, for people
-  std::vector<std::string> addresses;  ///< at which the others may try to reach this node
-  std::string own_address;             ///< where this agent reaches a coordinator of its own
-  std::function<Result<net::Listener>()> listen;
-  /// A node's addresses in the order in which they are to be tried from here.
-  std::function<std::vector<std::string>(const std::vector<std::string>&)> sort_addresses;
-  std::optional<auth::Secret> secret;
-  Millis heartbeat_interval{5'000};
-  Millis connect_timeout{60'000};    ///< until etcd, and then the coordinator, answer for the first time
-  Millis reconnect_timeout{60'000};  ///< afterwards
-};
-
 class Coordinator final : public net::CoordinatorHost {
  public:
-  Coordinator(boost::asio::io_context& loop, CoordinatorOptions options, const Log& log);
+  Coordinator(boost::asio::io_context& loop, Options options, const Log& log);
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
@@ -68,7 +53,6 @@ class Coordinator final : public net::CoordinatorHost {
   void drain(Millis timeout, std::function<void()> done) override;
 
  private:
-  [[nodiscard]] SessionOptions session_options() const;
   [[nodiscard]] Session::Events session_events();
   [[nodiscard]] Result<Endpoint> listen();
   void serve(const RecoveredJob& job, std::shared_ptr<JobStateLog> state);
@@ -82,7 +66,7 @@ class Coordinator final : public net::CoordinatorHost {
   void leave();
 
   boost::asio::io_context& loop_;
-  const CoordinatorOptions options_;
+  const Options options_;
   Callbacks callbacks_;
   const Log& log_;
   const membership::NodeId node_;

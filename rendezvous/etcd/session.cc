@@ -28,18 +28,21 @@ std::optional<KeyValue> coordinator_in(const TxnResponse& response) {
 
 }  // namespace
 
-Session::Session(boost::asio::io_context& loop, SessionOptions options, Events events, const Log& log)
+Session::Session(boost::asio::io_context& loop, const Options& options, const NodeId& node, Events events,
+                 const Log& log)
     : loop_(loop),
-      options_(std::move(options)),
+      options_(options),
+      node_(node),
+      self_(options.self),
       events_(std::move(events)),
       log_(log),
       keys_(options_.etcd.prefix, options_.job),
       members_(member_list(options_.etcd)),
       client_(loop, options_.etcd),
-      renewal_backoff_(kRenewalBackoff, options_.node.low),
+      renewal_backoff_(kRenewalBackoff, node_.low),
       renewal_(loop),
       lease_end_(loop),
-      backoff_(kBackoff, options_.node.low),
+      backoff_(kBackoff, node_.low),
       pause_(loop),
       absence_(loop),
       silence_(loop) {}
@@ -72,7 +75,7 @@ void Session::look() {
 
 void Session::read() {
   Txn txn;
-  if (!entered_) txn.then.push_back(put(keys_.node(options_.node), encode(options_.self), lease_));
+  if (!entered_) txn.then.push_back(put(keys_.node(node_), encode(self_), lease_));
   txn.then.push_back(get(keys_.coordinator));
   if (term_) {
     txn.then.push_back(get(keys_.nodes, keys_.nodes_end));
@@ -175,7 +178,7 @@ void Session::watch(Revision from) {
 }
 
 void Session::on_update(const WatchUpdate& update) {
-  backoff_ = Backoff(kBackoff, options_.node.low);
+  backoff_ = Backoff(kBackoff, node_.low);
   for (const auto& event : update.events) {
     if (event.entry.key == keys_.coordinator) return look();
     if (event.entry.key == keys_.state && event.deleted && state_) state_->rewrite();
@@ -234,7 +237,7 @@ void Session::wait_absences() {
 }
 
 void Session::set_joined() {
-  if (std::exchange(options_.self.has_joined, true) || over_) return;
+  if (std::exchange(self_.has_joined, true) || over_) return;
   entered_ = false;
   look();
 }
@@ -270,7 +273,7 @@ void Session::renew() {
       return look();
     }
     lease_clock_.renewed(asked, *left);
-    renewal_backoff_ = Backoff(kRenewalBackoff, options_.node.low);
+    renewal_backoff_ = Backoff(kRenewalBackoff, node_.low);
     wait_lease(lease_clock_.renew_at());
     on_answer();
     if (state_) state_->keep_alive();

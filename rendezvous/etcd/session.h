@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -22,16 +23,24 @@
 #include "rendezvous/etcd/client.h"
 #include "rendezvous/etcd/election.h"
 #include "rendezvous/etcd/state_log.h"
+#include "rendezvous/net/listener.h"
+#include "rendezvous/protocol/auth.h"
 
 namespace muster::etcd {
 
-struct SessionOptions {
+/// What an agent needs for a job over etcd.
+struct Options {
   Settings etcd;
   std::string job;
-  membership::NodeId node;
-  Endpoint self;  ///< what stands in the node's key
-  Millis connect_timeout;
-  Millis reconnect_timeout;
+  Endpoint self;            ///< this host's name, and the addresses at which the others may try to reach it
+  std::string own_address;  ///< where this agent reaches a coordinator of its own
+  std::function<Result<net::Listener>()> listen;
+  /// A node's addresses in the order in which they are to be tried from here.
+  std::function<std::vector<std::string>(const std::vector<std::string>&)> sort_addresses;
+  std::optional<auth::Secret> secret;
+  Millis heartbeat_interval{5'000};
+  Millis connect_timeout{60'000};    ///< until etcd, and then the coordinator, answer for the first time
+  Millis reconnect_timeout{60'000};  ///< afterwards
 };
 
 class Session {
@@ -51,7 +60,9 @@ class Session {
     std::function<void(const Error&)> lost;
   };
 
-  Session(boost::asio::io_context& loop, SessionOptions options, Events events, const Log& log);
+  /// `options` outlive it. `node`: the id of this agent.
+  Session(boost::asio::io_context& loop, const Options& options, const membership::NodeId& node,
+          Events events, const Log& log);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -90,7 +101,9 @@ class Session {
   void finish_leaving();
 
   boost::asio::io_context& loop_;
-  SessionOptions options_;
+  const Options& options_;
+  const membership::NodeId node_;
+  Endpoint self_;  // what stands in the node's key
   Events events_;
   const Log& log_;
   const JobKeys keys_;

@@ -48,20 +48,6 @@ struct Options {
   double reconnect_grace_seconds = 60;
 };
 
-// Readers of the file see the whole port or no file: it gets its name once it is written.
-Result<void> write_port_file(const std::string& path, std::uint16_t port) {
-  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
-  const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!fd) return fail(errno_error("port file " + path, errno));
-  auto written = write_all(fd.get(), fmt::format("{}\n", port));
-  if (written && ::rename(temporary.c_str(), path.c_str()) != 0) written = fail(errno_error("rename", errno));
-  if (!written) {
-    ::unlink(temporary.c_str());
-    return fail("port file " + path, std::move(written).error());
-  }
-  return {};
-}
-
 void define_job_limits(CLI::App& app, JobLimits& job) {
   const auto add = [&](const char* name, std::size_t& limit, const char* what) {
     app.add_option(name, limit, what)->check(CLI::PositiveNumber)->capture_default_str();
@@ -342,8 +328,9 @@ int serve(const Options& options) {
         });
   }
   if (!options.port_file.empty()) {
-    if (const auto written = write_port_file(options.port_file, server->port()); !written)
-      return complain(written.error().message);
+    if (const auto written = replace_file(options.port_file, fmt::format("{}\n", server->port()), 0644);
+        !written)
+      return complain("port file " + written.error().message);
   }
   log_who_is_served(log, server_options, server->store());
   signals.async_wait([&](const boost::system::error_code& error, int number) {

@@ -2,7 +2,6 @@
 #include "rendezvous/status/status_server.h"
 
 #include <array>
-#include <charconv>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -22,6 +21,7 @@
 #include <boost/beast/http/write.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/base/env.h"
 #include "rendezvous/net/acceptor.h"
 
 namespace muster::net {
@@ -222,9 +222,9 @@ Result<StatusAddress> parse_status_address(std::string_view text) {
   else if (host.find(':') != std::string_view::npos)
     return wrong("an IPv6 address stands in brackets");
   out.host = host.empty() ? "127.0.0.1" : std::string(host);
-  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), out.port);
-  if (port.empty() || error != std::errc{} || end != port.data() + port.size())
-    return wrong("not a port from 0 to 65535");
+  const auto number = parse_integer("port", port, 0, 65535);
+  if (!number) return wrong("not a port from 0 to 65535");
+  out.port = static_cast<std::uint16_t>(*number);
   return out;
 }
 
