@@ -84,8 +84,7 @@ void EndpointHost::on_found(bool here, const std::vector<std::string>& found) {
                       return names_this_host(address, own_, "");
                     });
   if (!ours) return locate({});
-  warning_ =
-      text_of_place("the coordinator", job_.elastic.endpoint_host, found, listening_, job_.elastic, own_);
+  warning_ = name_warning(job_.elastic.endpoint_host, found, listening_, job_.elastic, own_);
   for (std::string& address : further_addresses(found, listening_, own_))
     listening_.push_back(std::move(address));
   listen();

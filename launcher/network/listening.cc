@@ -75,25 +75,24 @@ std::vector<std::string> further_addresses(const std::vector<std::string>& found
   return out;
 }
 
-std::string text_of_place(std::string_view what, const std::string& place,
-                          const std::vector<std::string>& found, const std::vector<std::string>& chosen,
-                          const ElasticJob& job, const std::vector<InterfaceAddress>& own) {
+std::string name_warning(const std::string& place, const std::vector<std::string>& found,
+                         const std::vector<std::string>& chosen, const ElasticJob& job,
+                         const std::vector<InterfaceAddress>& own) {
   if (chosen.empty() || found.empty() || is_loopback(chosen.front())) return {};
   const std::string there = without_scope(chosen.front());
   const std::string instead =
       fmt::format("name {} to all nodes, or give them --host-map={}={}", there, place, there);
   if (std::all_of(found.begin(), found.end(), is_loopback))
     return fmt::format(
-        "{} is {} on this host; with {} {} listens at {}, and where {} is another address on the other nodes "
-        "they are "
-        "refused: {}",
-        place, found.front(), option_text(job), what, there, place, instead);
+        "{} is {} on this host; with {} the coordinator listens at {}, and nodes where {} is another address "
+        "are refused: {}",
+        place, found.front(), option_text(job), there, place, instead);
   const std::vector<std::string> further = further_addresses(found, chosen, own);
   if (further.empty()) return {};
   return fmt::format(
-      "{} is {} ({}) on this host, where the other nodes look for {}: it listens there in spite of {}; {}",
-      place, further.front(), interface_of(own, without_scope(further.front())), what, option_text(job),
-      instead);
+      "{} is {} ({}) on this host, where the other nodes look for the coordinator: it listens there in spite "
+      "of {}; {}",
+      place, further.front(), interface_of(own, without_scope(further.front())), option_text(job), instead);
 }
 
 Result<net::Listener> listen_at(const std::vector<std::string>& addresses, std::uint16_t port,

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <muster/result.h>
@@ -41,12 +40,11 @@ namespace muster::launcher {
 [[nodiscard]] std::vector<std::string> further_addresses(const std::vector<std::string>& found,
                                                          const std::vector<std::string>& chosen,
                                                          const std::vector<InterfaceAddress>& own);
-/// What to say then, of `what` ("the coordinator") that therefore listens there; or where the name means
-/// loopback on this host, which does not tell what it means elsewhere. Empty: nothing.
-[[nodiscard]] std::string text_of_place(std::string_view what, const std::string& place,
-                                        const std::vector<std::string>& found,
-                                        const std::vector<std::string>& chosen, const ElasticJob& job,
-                                        const std::vector<InterfaceAddress>& own);
+/// A warning about such a name: that the coordinator listens there in spite of the user's choice, or that the
+/// name is loopback on this host, so that other nodes may look for it elsewhere. Empty: nothing.
+[[nodiscard]] std::string name_warning(const std::string& place, const std::vector<std::string>& found,
+                                       const std::vector<std::string>& chosen, const ElasticJob& job,
+                                       const std::vector<InterfaceAddress>& own);
 
 /// At these addresses; none: at every one.
 [[nodiscard]] Result<net::Listener> listen_at(const std::vector<std::string>& addresses, std::uint16_t port,

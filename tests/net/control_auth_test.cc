@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who may speak to the coordinator: secrets, replays, versions, strangers. Real sockets, one loop.
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/co_spawn.hpp>
+
+#include "rendezvous/agent_client/control_link.h"
 #include "tests/support/catch.h"
 #include "tests/support/control_house.h"
 
@@ -295,4 +299,36 @@ TEST_CASE("unfinished messages of all agents together are bounded") {
   REQUIRE(house.server->coordinator().stats().num_open == 1);
   a.client->finished(0);
   house.wait([&] { return a.closed.has_value(); });
+}
+
+TEST_CASE("a handshake that ends at its deadline leaves a connection that stays open") {
+  House house;
+  boost::asio::io_context loop{1};  // of the agent, which stands still while the coordinator answers
+  const auto link = std::make_shared<net::ControlLink>(
+      loop, net::ControlLink::Target{"127.0.0.1", house.server->port(), "job", "n1", {}, {}, {}});
+  const Instant deadline = SteadyClock::now() + 200ms;
+  std::optional<Result<control::Welcome>> opened;
+  boost::asio::co_spawn(loop, link->open(0, deadline),
+                        [&](const std::exception_ptr&, Result<control::Welcome> result) { opened = result; });
+  const auto turn = [](boost::asio::io_context& which) {
+    which.restart();
+    which.poll();
+  };
+  // Until the agent has the challenge, and has sent its proof.
+  while (link->received_bytes() == 0 && SteadyClock::now() < deadline) {
+    turn(house.loop);
+    turn(loop);
+  }
+  REQUIRE_FALSE(opened);
+  while (SteadyClock::now() <= deadline) turn(house.loop);
+  // The welcome and the end of the time come in the same turn.
+  while (!opened) turn(loop);
+  turn(loop);
+  bool ended = false;
+  boost::asio::co_spawn(loop, link->receive(),
+                        [&](const std::exception_ptr&, const Result<control::Message>&) { ended = true; });
+  turn(loop);
+  REQUIRE(ended != opened->has_value());
+  link->close();
+  turn(loop);
 }

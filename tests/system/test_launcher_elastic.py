@@ -256,7 +256,7 @@ def test_an_endpoint_port_held_by_something_else_names_its_owner(tmp_path):
     (["--nnodes=1:2"], "a range needs a coordinator"),
     (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:1", "--rdzv-conf=join_timeuot=3"], "nearest is join_timeout"),
     (["--nnodes=2", "--rdzv-backend=muster", "--rdzv-endpoint=h:0"], "port 0"),
-    (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=192.0.2.7:0"], "the agent on 192.0.2.7, which runs the coordinator, knows the port"),
+    (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=192.0.2.7:0"], "the agent on 192.0.2.7, which runs the coordinator, has logged its port"),
     (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:1", "--rdzv-conf=is_host=0", "--iface=nope"],
      "--iface=nope: this host has no such interface"),
 ])

@@ -76,9 +76,7 @@ TEST_CASE("a place that is named by an address is listened at, and nothing besid
 TEST_CASE("a name that leads to an address that was not chosen is listened at too, and that is said") {
   const ElasticJob job = wishes("", "ib0");
   const Addresses ib = chosen(job);
-  const auto text = [&](const Addresses& found) {
-    return text_of_place("the coordinator", "node-a", found, ib, job, kHost);
-  };
+  const auto text = [&](const Addresses& found) { return name_warning("node-a", found, ib, job, kHost); };
   REQUIRE(further_addresses({"10.0.0.4", "10.0.0.4"}, ib, kHost) == Addresses{"10.0.0.4"});
   REQUIRE_THAT(text({"10.0.0.4"}), Catch::Contains("node-a is 10.0.0.4 (eth0) on this host") &&
                                        Catch::Contains("it listens there in spite of --iface=ib0") &&
@@ -89,13 +87,13 @@ TEST_CASE("a name that leads to an address that was not chosen is listened at to
     REQUIRE(text(found).empty());
   }
   REQUIRE(further_addresses({"10.0.0.4"}, {}, kHost).empty());
-  REQUIRE(text_of_place("the coordinator", "node-a", {"10.0.0.4"}, {}, wishes("", ""), kHost).empty());
+  REQUIRE(name_warning("node-a", {"10.0.0.4"}, {}, wishes("", ""), kHost).empty());
 }
 
 TEST_CASE("a name that is loopback on its own host is no reason to listen elsewhere, but to say so") {
   const ElasticJob job = wishes("", "ib0");
   REQUIRE(further_addresses({"127.0.1.1"}, chosen(job), kHost).empty());
-  REQUIRE_THAT(text_of_place("the coordinator", "node-a", {"127.0.1.1"}, chosen(job), job, kHost),
+  REQUIRE_THAT(name_warning("node-a", {"127.0.1.1"}, chosen(job), job, kHost),
                Catch::Contains("node-a is 127.0.1.1 on this host") &&
                    Catch::Contains("the coordinator listens at 10.1.0.4"));
   // Of a job within this host it is the place itself.

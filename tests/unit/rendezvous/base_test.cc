@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
+#include <filesystem>
+#include <iterator>
 
 #include "rendezvous/base/backoff.h"
 #include "rendezvous/base/clock.h"
@@ -8,6 +10,7 @@
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 #include "tests/support/catch.h"
+#include "tests/support/temporary_directory.h"
 
 using namespace muster;
 
@@ -65,6 +68,19 @@ TEST_CASE("reading a file larger than its cap is refused") {
   const auto result = read_file("/dev/zero", 1000);
   REQUIRE_FALSE(result);
   REQUIRE(result.error().code == ErrorCode::kExhausted);
+}
+
+TEST_CASE("a file is replaced as a whole, and an attempt that fails leaves nothing behind") {
+  const test::TemporaryDirectory folder;
+  const std::string path = folder.path() + "/file";
+  REQUIRE_OK(replace_file(path, "a long first text", 0600));
+  REQUIRE_OK(replace_file(path, "short", 0600));
+  REQUIRE(read_file(path).value() == "short");
+  REQUIRE(std::filesystem::create_directory(folder.path() + "/directory"));
+  const auto failed = replace_file(folder.path() + "/directory", "text", 0600);
+  REQUIRE_FALSE(failed);
+  REQUIRE_THAT(failed.error().message, Catch::StartsWith(folder.path() + "/directory: "));
+  REQUIRE(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 2);
 }
 
 TEST_CASE("log levels are torchrun's LOGLEVEL words in any case") {
