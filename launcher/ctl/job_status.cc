@@ -2,6 +2,7 @@
 #include "launcher/ctl/job_status.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 #include "launcher/process/job_registry.h"
 #include "launcher/progress/progress_sample.h"
 #include "launcher/text/clean_line.h"
+#include "rendezvous/status/process_usage.h"
 
 namespace muster::launcher {
 namespace {
@@ -24,6 +26,31 @@ std::string time_text(double seconds) {
   if (seconds < 600) return fmt::format("{:.1f}s", seconds);
   const auto minutes = static_cast<std::int64_t>(seconds / 60);
   return minutes < 60 ? fmt::format("{}m", minutes) : fmt::format("{}h{:02}m", minutes / 60, minutes % 60);
+}
+
+struct RankView {
+  std::string state;  // running, blocked (in the kernel), paused (by a signal) or ended
+  std::optional<ProcessUsage> usage;
+  std::string progress;  // "epoch 2 step 140/15000 all_reduce"; empty: not known
+  std::optional<Position> position;
+};
+
+RankView look_at(const JobRecord& entry, const JobRecord::Worker& worker) {
+  RankView out;
+  out.state = "ended";
+  auto usage = read_process_usage(worker.pid);
+  // Whoever has its number since then is no child of this agent.
+  if (usage && usage->parent == entry.pid && usage->state != 'Z' && usage->state != 'X') {
+    out.state = usage->state == 'D'                          ? "blocked"
+                : usage->state == 'T' || usage->state == 't' ? "paused"
+                                                             : "running";
+    out.usage = *usage;
+  }
+  if (const auto seen = read_progress(worker.progress)) {
+    out.progress = seen->text;
+    out.position = position_in(seen->text);
+  }
+  return out;
 }
 
 }  // namespace
@@ -45,24 +72,6 @@ std::string command_of(const JobRecord& entry) {
   std::string out;
   for (const std::string& each : entry.command) out += (out.empty() ? "" : " ") + each;
   return printable(out);
-}
-
-RankView look_at(const JobRecord& entry, const JobRecord::Worker& worker) {
-  RankView out;
-  out.state = "ended";
-  auto usage = read_process_usage(worker.pid);
-  // Whoever has its number since then is no child of this agent.
-  if (usage && usage->parent == entry.pid && usage->state != 'Z' && usage->state != 'X') {
-    out.state = usage->state == 'D'                          ? "blocked"
-                : usage->state == 'T' || usage->state == 't' ? "paused"
-                                                             : "running";
-    out.usage = *usage;
-  }
-  if (const auto seen = read_progress(worker.progress)) {
-    out.progress = seen->text;
-    out.position = position_in(seen->text);
-  }
-  return out;
 }
 
 std::string status_text(const JobRecord& entry, std::int64_t now) {

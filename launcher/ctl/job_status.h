@@ -5,23 +5,11 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "launcher/process/job_record.h"
-#include "launcher/progress/progress_sample.h"
-#include "rendezvous/status/process_usage.h"
 
 namespace muster::launcher {
-
-/// One rank as it is now.
-struct RankView {
-  std::string state;  // running, blocked (in the kernel), paused (by a signal) or ended
-  std::optional<ProcessUsage> usage;
-  std::string progress;  // "epoch 2 step 140/15000 all_reduce"; empty: it says nothing
-  std::optional<Position> position;
-};
-[[nodiscard]] RankView look_at(const JobRecord& entry, const JobRecord::Worker& worker);
 
 /// Several lines. `now`: seconds since the epoch.
 [[nodiscard]] std::string status_text(const JobRecord& entry, std::int64_t now);

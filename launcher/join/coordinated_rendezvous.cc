@@ -2,6 +2,8 @@
 #include "launcher/join/coordinated_rendezvous.h"
 
 #include <algorithm>
+#include <fstream>
+#include <sys/stat.h>
 #include <utility>
 
 #include <boost/asio/post.hpp>
@@ -12,7 +14,6 @@
 #include "launcher/join/endpoint_host.h"
 #include "launcher/join/unfit_node.h"
 #include "launcher/network/listening.h"
-#include "launcher/network/machine_id.h"
 #include "launcher/network/unauthenticated_access.h"
 #include "launcher/plan/program.h"
 #include "launcher/text/seconds_text.h"
@@ -36,6 +37,17 @@ FailureNotice final_notice(AttemptOutcome outcome) {
   FailureNotice spared;
   spared.text = "the job succeeded without this node";
   return spared;
+}
+
+// For the coordinator's cool-down after a failure; empty: not known. A network namespace of its own (a
+// container, a pod) counts as a machine.
+std::string machine_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  if (!(file >> boot)) return {};
+  struct stat network {};
+  if (::stat("/proc/self/ns/net", &network) != 0) return boot;
+  return fmt::format("{}/{}", boot, network.st_ino);
 }
 
 int exit_code_of(const Error& no_host) {
