@@ -165,29 +165,6 @@ std::string check_node(const Options& options, const Job& job, const Environment
   return out;
 }
 
-/// What tells others of the job while it runs.
-struct Observers {
-  std::optional<EventLog> events;
-  std::optional<net::Listener> listener;
-};
-
-/// Before anything is started: what cannot be had is an error at once.
-Result<Observers> open_observers(const Options& options, const Job& job) {
-  Observers out;
-  if (options.dry_run) return out;
-  if (!options.events.empty()) {
-    MUSTER_TRY(EventLog opened, EventLog::open(options.events, job.host));
-    out.events.emplace(std::move(opened));
-  }
-  if (options.metrics_addr.empty()) return out;
-  MUSTER_TRY(net::Listener opened, net::open_status_listener("--metrics-addr", options.metrics_addr));
-  // Print the address only when the kernel chose the port.
-  if (const auto asked = net::parse_status_address(options.metrics_addr); asked && asked->port == 0)
-    std::fprintf(stderr, "muster: metrics at http://%s/metrics\n", opened.address.c_str());
-  out.listener.emplace(std::move(opened));
-  return out;
-}
-
 /// Nobody who may read this process' environment (/proc/PID/environ), or that of what it forks, is to find
 /// the secret there. The plan takes it from the copy that was made before.
 void hide_secret() {
@@ -240,6 +217,7 @@ class Launch {
   std::optional<int> start_helpers();
   int run_agent();
 
+  Result<void> open_observers();
   int ended(int status);
   void begin_telemetry();
 
@@ -251,7 +229,8 @@ class Launch {
   std::optional<DoctorVerdict> doctor_;
   DriverCheck driver_;
   std::optional<Job> job_;
-  Observers observers_;
+  std::optional<EventLog> events_;         // what tells others of the job while it runs
+  std::optional<net::Listener> listener_;  // likewise
   std::optional<DetachedJob> detached_;
   std::optional<Telemetry> beginning_;
   std::optional<Descendants> descendants_;
@@ -300,15 +279,28 @@ std::optional<int> Launch::plan() {
   return std::nullopt;
 }
 
-/// --events and --metrics-addr, and whether this node can take part.
+/// --events and --metrics-addr, before anything is started: what cannot be had is an error at once.
+Result<void> Launch::open_observers() {
+  if (!options_.events.empty()) {
+    MUSTER_TRY(EventLog opened, EventLog::open(options_.events, job_->host));
+    events_.emplace(std::move(opened));
+  }
+  if (options_.metrics_addr.empty()) return {};
+  MUSTER_TRY(net::Listener opened, net::open_status_listener("--metrics-addr", options_.metrics_addr));
+  // Print the address only when the kernel chose the port.
+  if (const auto asked = net::parse_status_address(options_.metrics_addr); asked && asked->port == 0)
+    std::fprintf(stderr, "muster: metrics at http://%s/metrics\n", opened.address.c_str());
+  listener_.emplace(std::move(opened));
+  return {};
+}
+
+/// Who may watch the job, and whether this node can take part.
 std::optional<int> Launch::check() {
   job_->compare_clocks = preflight_of(options_) != Preflight::kOff;
-  auto observers = open_observers(options_, *job_);
-  if (!observers) {
-    const int status = complain(observers.error());
-    return observers.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
+  if (const auto opened = options_.dry_run ? Result<void>() : open_observers(); !opened) {
+    const int status = complain(opened.error());
+    return opened.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
   }
-  observers_ = *std::move(observers);
   job_->unfit = check_node(options_, *job_, environment_, driver_.finding);
   driver_.process.reset();
   checked_ = SteadyClock::now();
@@ -343,7 +335,7 @@ std::optional<int> Launch::leave_terminal() {
   if (!side) return complain(side.error());
   if (const int* exit_status = std::get_if<int>(&*side)) return *exit_status;
   detached_ = std::get<DetachedJob>(*std::move(side));
-  if (observers_.listener) detached_->serves_metrics(observers_.listener->address);
+  if (listener_) detached_->serves_metrics(listener_->address);
   return std::nullopt;
 }
 
@@ -352,7 +344,7 @@ std::optional<int> Launch::leave_terminal() {
 std::optional<int> Launch::start_helpers() {
   begin_telemetry();
   if (!job_->unfit.empty()) {
-    observers_.listener.reset();  // nobody would answer
+    listener_.reset();  // nobody would answer
     boost::asio::io_context io(1);
     return ended(tell_unfit(io, *job_, plain_log_));
   }
@@ -372,7 +364,7 @@ std::optional<int> Launch::start_helpers() {
 }
 
 void Launch::begin_telemetry() {
-  beginning_.emplace(*job_, plain_log_, observers_.events ? &*observers_.events : nullptr);
+  beginning_.emplace(*job_, plain_log_, events_ ? &*events_ : nullptr);
   beginning_->started(kVersion);
   if (preflight_of(options_) != Preflight::kOff) beginning_->preflight(options_.preflight, job_->unfit);
 }
@@ -419,14 +411,14 @@ int Launch::run_agent() {
   int status = kExitSystem;
   {
     const GuardianWatch watch(io, *guardian_, log, [&](pid_t pid) { descendants_->spare(pid); });
-    Telemetry telemetry(*job_, log, observers_.events ? &*observers_.events : nullptr);
+    Telemetry telemetry(*job_, log, events_ ? &*events_ : nullptr);
     const Instant now = SteadyClock::now();
     if (options_.timeline) telemetry.set_timeline([&err](std::string_view line) { err.write(line); });
     telemetry.phase("plan", seconds_between(invocation_.begun, planned_));
     telemetry.phase("preflight", seconds_between(planned_, checked_));
     telemetry.phase("prepare", seconds_between(checked_, now));
     std::optional<StatusPage> page;
-    if (observers_.listener) page.emplace(io, *std::move(observers_.listener), *job_, telemetry, kVersion);
+    if (listener_) page.emplace(io, *std::move(listener_), *job_, telemetry, kVersion);
     Agent agent(io, *job_, environment_, log, *guardian_, *cgroups_, *descendants_, out, err,
                 descriptor_limit, telemetry);
     if (detached_) agent.keep_entry(*detached_);

@@ -81,9 +81,8 @@ Attempt::Attempt(const AgentServices& services, const Assignment& assignment, st
       assignment_(assignment),
       restart_(restart),
       unprepared_([&]() -> std::optional<Error> {
-        auto begun = services.directory->begin_attempt(
-            {assignment.attempt, assignment.generation, assignment.base_rank, services.job.host},
-            services.job.local_world_size);
+        auto begun =
+            services.directory->begin_attempt(assignment, services.job.host, services.job.local_world_size);
         return begun ? std::nullopt : std::optional(std::move(begun).error());
       }()),
       router_(services.io, job_, assignment_, *services.directory, services.out, services.err,

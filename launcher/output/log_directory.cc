@@ -106,7 +106,7 @@ LogDirectory::LogDirectory(LogDirectory&& other) noexcept
       memory_(std::exchange(other.memory_, {})),
       run_(std::exchange(other.run_, {})),
       attempt_(std::exchange(other.attempt_, {})),
-      names_(std::exchange(other.names_, {})),
+      base_rank_(other.base_rank_),
       by_rank_(std::exchange(other.by_rank_, {})),
       begun_(std::exchange(other.begun_, {})) {}
 
@@ -116,11 +116,11 @@ LogDirectory::~LogDirectory() {
     if (!directory.empty()) std::filesystem::remove_all(directory, ignored);
 }
 
-Result<void> LogDirectory::begin_attempt(Attempt names, int workers) {
+Result<void> LogDirectory::begin_attempt(const Assignment& assignment, const std::string& host, int workers) {
   if (!enabled()) return {};
-  const int attempt = names.number;
-  names_ = std::move(names);
-  by_rank_.clear();
+  const int attempt = assignment.attempt;
+  base_rank_ = assignment.base_rank;
+  by_rank_ = fmt::format("{}/generation_{}/{}", run_, assignment.generation, as_file_name(host));
   // The nodes have changed and the number of restarts has not: what was written before stays.
   const int repeats = begun_[attempt]++;
   attempt_ = fmt::format("{}/attempt_{}", run_, attempt);
@@ -139,15 +139,10 @@ Result<void> LogDirectory::begin_attempt(Attempt names, int workers) {
 }
 
 Result<std::string> LogDirectory::name_by_rank(int local_rank, std::string_view suffix) {
-  if (by_rank_.empty()) {
-    const std::string path =
-        fmt::format("{}/generation_{}/{}", run_, names_.generation, as_file_name(names_.host));
-    std::error_code error;
-    std::filesystem::create_directories(path, error);
-    if (error) return fail(ErrorCode::kIo, fmt::format("create {}: {}", path, error.message()));
-    by_rank_ = path;
-  }
-  const std::string link = fmt::format("{}/{}.{}", by_rank_, names_.base_rank + local_rank, suffix);
+  std::error_code error;
+  std::filesystem::create_directories(by_rank_, error);
+  if (error) return fail(ErrorCode::kIo, fmt::format("create {}: {}", by_rank_, error.message()));
+  const std::string link = fmt::format("{}/{}.{}", by_rank_, base_rank_ + local_rank, suffix);
   const std::string target =
       fmt::format("../../{}/{}/std{}.log", attempt_.substr(run_.size() + 1), local_rank, suffix);
   if (::symlink(target.c_str(), link.c_str()) != 0)

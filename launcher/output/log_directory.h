@@ -30,15 +30,9 @@ class LogDirectory {
   LogDirectory& operator=(LogDirectory&&) = delete;
   ~LogDirectory();
 
-  /// What names the files of an attempt.
-  struct Attempt {
-    int number = 0;  // restarts used
-    std::int64_t generation = 0;
-    int base_rank = 0;
-    std::string host = {};
-  };
   /// Makes attempt_<number> with a directory per worker; attempt_<number>.1 if that has begun before.
-  [[nodiscard]] Result<void> begin_attempt(Attempt attempt, int workers);
+  [[nodiscard]] Result<void> begin_attempt(const Assignment& assignment, const std::string& host,
+                                           int workers);
   /// Makes the link <rank>.<suffix> to a worker's stdout.log (suffix "out") or stderr.log ("err"); its path.
   [[nodiscard]] Result<std::string> name_by_rank(int local_rank, std::string_view suffix);
 
@@ -66,8 +60,8 @@ class LogDirectory {
   std::string memory_;
   std::string run_;
   std::string attempt_;
-  Attempt names_;             // of the attempt begun last
-  std::string by_rank_;       // its generation_<n>/<host>, once something is linked there
+  int base_rank_ = 0;         // of the attempt that was begun last
+  std::string by_rank_;       // its generation_<n>/<host>
   std::map<int, int> begun_;  // attempt -> how often
 };
 

@@ -87,45 +87,32 @@ std::string last_bytes(const std::string& path) {
   return out;
 }
 
-/// What the agent said within kStartTimeout: nothing, 'r', or 'e' and a status. Nothing with an end: it
-/// died.
-struct FirstMessage {
-  std::string text;
-  bool end = false;
-};
-FirstMessage receive(int reader) {
-  FirstMessage out;
+/// The agent's exit status if it ends within kStartTimeout, or before it has said that the workers run.
+std::optional<int> early_end(int reader) {
   const Instant deadline = SteadyClock::now() + kStartTimeout;
-  while (out.text.size() < 2 && out.text != std::string(1, kRunning)) {
+  std::string text;  // kRunning, or kEnded and a status
+  while (text.size() < 2) {
     pollfd wait{reader, POLLIN, 0};
     const int ready = ::poll(&wait, 1, static_cast<int>(time_left(deadline, SteadyClock::now()).count()));
-    if (ready == 0) break;
+    if (ready == 0) return std::nullopt;
     if (ready < 0) continue;
-    std::array<char, 2> bytes{};
-    const ssize_t n =
-        retry_eintr([&] { return ::read(reader, bytes.data(), bytes.size() - out.text.size()); });
-    if (n <= 0) {
-      out.end = true;
-      break;
-    }
-    out.text.append(bytes.data(), static_cast<std::size_t>(n));
+    char byte = 0;
+    if (retry_eintr([&] { return ::read(reader, &byte, 1); }) <= 0) return kExitSystem;  // it died
+    if (byte == kRunning && text.empty()) return std::nullopt;
+    text.push_back(byte);
   }
-  return out;
+  return static_cast<unsigned char>(text[1]);
 }
 
-int report(const FirstMessage& message, const std::string& name, const std::string& output) {
-  const bool ended = message.text.size() == 2 && message.text[0] == kEnded;
-  const int status = ended         ? static_cast<unsigned char>(message.text[1])
-                     : message.end ? kExitSystem
-                                   : kExitOk;
-  if (status != kExitOk) {
-    (void)write_all(STDERR_FILENO, last_bytes(output));
-    (void)write_all(STDERR_FILENO,
-                    fmt::format("muster: {} ended within 2 s with exit status {}\n", name, status));
-    return status;
+int report(int status, const std::string& name, const std::string& output) {
+  if (status == kExitOk) {
+    (void)write_all(STDOUT_FILENO, name + "\n");
+    return kExitOk;
   }
-  (void)write_all(STDOUT_FILENO, name + "\n");
-  return kExitOk;
+  (void)write_all(STDERR_FILENO, last_bytes(output));
+  (void)write_all(STDERR_FILENO,
+                  fmt::format("muster: {} ended within 2 s with exit status {}\n", name, status));
+  return status;
 }
 
 Result<void> leave_terminal(const std::string& output) {
@@ -217,7 +204,7 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
   if (pid > 0) {
     lock.reset();  // the other process keeps it until its record is written
     writer.reset();
-    return report(receive(reader.get()), name, output);
+    return report(early_end(reader.get()).value_or(kExitOk), name, output);
   }
   reader.reset();
   MUSTER_OK(leave_terminal(output));

@@ -172,7 +172,7 @@ TEST_CASE("of many hangs the first and the latest are kept") {
   settings.directory = folder.path();
   auto directory = LogDirectory::create(settings, "run", {});
   REQUIRE(directory);
-  REQUIRE(directory->begin_attempt({0, 0, 0, "host-a"}, 1));
+  REQUIRE(directory->begin_attempt(Assignment{}, "host-a", 1));
   const Log log("test");
   HangLog hang_log(*directory, log);
   for (int number = 1; number <= static_cast<int>(HangLog::kMostHangs) + 3; ++number) {
