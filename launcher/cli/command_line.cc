@@ -75,7 +75,7 @@ class Splitter {
   Result<void> letters(std::string_view token) {
     while (!token.empty()) {
       const OptionRow* row = find_letter(token[0]);
-      if (row == nullptr) return usage((fmt::format("unknown option -{}; see muster --help", token[0])));
+      if (row == nullptr) return usage(fmt::format("unknown option -{}; see muster --help", token[0]));
       token.remove_prefix(1);
       if (!row->takes_value()) {
         out_.options.push_back({row, {}});
@@ -91,7 +91,7 @@ class Splitter {
 
   Result<void> value_of(const OptionRow* row, const std::string& option) {
     if (next_ == arguments_.size() || arguments_[next_] == "--" || looks_like_option(arguments_[next_]))
-      return usage((fmt::format("{} needs a value: {} {}", option, option, row->metavar)));
+      return usage(fmt::format("{} needs a value: {} {}", option, option, row->metavar));
     out_.options.push_back({row, arguments_[next_++]});
     return {};
   }
@@ -116,11 +116,11 @@ Result<const OptionRow*> find_option(std::string_view name) {
     std::erase_if(matches, [](const OptionRow* row) { return row->is(kOwn); });
   if (matches.size() == 1) return matches.front();
   if (matches.empty())
-    return usage((fmt::format("unknown option --{}; the nearest is --{} (see muster --help)", name,
-                              nearest_name(kOptionTable, dashed))));
+    return usage(fmt::format("unknown option --{}; the nearest is --{} (see muster --help)", name,
+                             nearest_name(kOptionTable, dashed)));
   std::string names;
   for (const OptionRow* row : matches) names += fmt::format("{}--{}", names.empty() ? "" : ", ", row->name);
-  return usage((fmt::format("--{} is ambiguous: {}", name, names)));
+  return usage(fmt::format("--{} is ambiguous: {}", name, names));
 }
 
 Result<CommandLine> split_command_line(std::span<const std::string> arguments) {

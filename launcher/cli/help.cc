@@ -181,8 +181,7 @@ Result<std::string> completion_script(std::string_view shell) {
   if (shell == "zsh") return for_zsh();
   if (shell == "fish") return for_fish();
   if (shell == "tcsh") return for_tcsh();
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("--print-completion={}: not one of bash, zsh, fish, tcsh", shell));
+  return usage(fmt::format("--print-completion={}: not one of bash, zsh, fish, tcsh", shell));
 }
 
 }  // namespace muster::launcher

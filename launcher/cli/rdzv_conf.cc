@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/cli/options.h"
 #include "launcher/text/seconds_text.h"
 #include "launcher/text/split.h"
 #include "launcher/text/suggestions.h"
@@ -15,7 +16,7 @@ namespace muster::launcher {
 namespace {
 
 tl::unexpected<Error> wrong(const std::string& key, const std::string& value, std::string_view right) {
-  return fail(ErrorCode::kInvalidArgument, fmt::format("--rdzv-conf {}={}: {}", key, value, right));
+  return usage(fmt::format("--rdzv-conf {}={}: {}", key, value, right));
 }
 
 /// torchrun knows whole seconds; fractions do no harm.
@@ -71,8 +72,7 @@ Result<ConfPairs> split_rdzv_conf(std::string_view conf) {
     const std::string_view key = trimmed(part.substr(0, equals));
     const std::string_view value = equals == std::string_view::npos ? "" : trimmed(part.substr(equals + 1));
     if (key.empty() || value.empty())
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("--rdzv-conf={}: '{}' is not key=value", conf, trimmed(part)));
+      return usage(fmt::format("--rdzv-conf={}: '{}' is not key=value", conf, trimmed(part)));
     out.emplace_back(key, value);
   }
   return out;
@@ -86,8 +86,8 @@ Result<ElasticConf> parse_elastic_conf(std::string_view conf) {
   for (const auto& [key, value] : pairs) {
     if (std::none_of(kRdzvKeys.begin(), kRdzvKeys.end(),
                      [&name = key](const RdzvKey& row) { return row.name == name; }))
-      return fail(ErrorCode::kInvalidArgument, fmt::format("--rdzv-conf: unknown key {}; the nearest is {}",
-                                                           key, nearest_name(kRdzvKeys, key)));
+      return usage(
+          fmt::format("--rdzv-conf: unknown key {}; the nearest is {}", key, nearest_name(kRdzvKeys, key)));
     if (key == "join_timeout") {
       MUSTER_TRY(out.join_timeout, parse_seconds(key, value, kShortest));
       join_given = true;

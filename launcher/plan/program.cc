@@ -47,6 +47,13 @@ def main():
 main()
 )";
 
+tl::unexpected<Error> missing(std::string message) {
+  return fail(ErrorCode::kNotFound, std::move(message));
+}
+tl::unexpected<Error> not_executable(std::string message) {
+  return fail(ErrorCode::kUnsupported, std::move(message));
+}
+
 enum class Kind { kMissing, kDirectory, kFile, kExecutable };
 
 Kind kind_of(const std::string& path) {
@@ -78,7 +85,7 @@ Result<std::string> find_python(const Environment& environment) {
     } else if (auto found = search_path(*chosen, path_list)) {
       return *found;
     }
-    return fail(ErrorCode::kNotFound, fmt::format("PYTHON_EXEC={}: no such executable", *chosen));
+    return missing(fmt::format("PYTHON_EXEC={}: no such executable", *chosen));
   }
   if (const auto venv = lookup(environment, "VIRTUAL_ENV"); venv && !venv->empty()) {
     const std::string path = std::string(*venv) + "/bin/python";
@@ -86,8 +93,7 @@ Result<std::string> find_python(const Environment& environment) {
   }
   for (const std::string_view name : {"python3", "python"})
     if (auto found = search_path(name, path_list)) return *found;
-  return fail(
-      ErrorCode::kNotFound,
+  return missing(
       "a Python program needs an interpreter, and neither python3 nor python is on PATH; set PYTHON_EXEC");
 }
 
@@ -143,24 +149,20 @@ std::optional<std::string> search_path(std::string_view name, std::string_view p
 Result<Command> resolve_program(const Options& options, const Environment& environment) {
   const bool passes_rank = options.no_use_env || options.local_rank_arg;
   if (passes_rank && options.use_env)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("--use-env and {} contradict each other; leave one of them out",
-                            options.no_use_env ? "--no-use-env" : "--local-rank-arg"));
+    return usage(fmt::format("--use-env and {} contradict each other; leave one of them out",
+                             options.no_use_env ? "--no-use-env" : "--local-rank-arg"));
   if (passes_rank && options.no_python)
-    return fail(ErrorCode::kInvalidArgument,
-                "--no-python cannot be combined with --no-use-env or --local-rank-arg; write "
-                "'--local-rank=${local_rank}' as an argument of the program instead");
+    return usage(
+        "--no-python cannot be combined with --no-use-env or --local-rank-arg; write "
+        "'--local-rank=${local_rank}' as an argument of the program instead");
   if (options.module && options.no_python && !options.run_path)
-    return fail(ErrorCode::kInvalidArgument,
-                "-m runs a Python module, so it cannot be combined with --no-python");
+    return usage("-m runs a Python module, so it cannot be combined with --no-python");
   if (options.module && !options.run_path) return with_python(options, environment);
 
   // A program that holds ${local_rank} in its name differs per worker: what is there cannot be checked
   // beforehand.
   const std::string& name = options.program;
-  if (name.empty())
-    return fail(ErrorCode::kInvalidArgument,
-                "the program's name is empty; is the variable unset that should hold it?");
+  if (name.empty()) return usage("the program's name is empty; is the variable unset that should hold it?");
   const bool varies =
       name.find("$local_rank") != std::string::npos || name.find("${local_rank}") != std::string::npos;
   const Kind kind = kind_of(name);
@@ -168,7 +170,7 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
 
   if (options.run_path) {
     if (kind == Kind::kMissing && !varies)
-      return fail(ErrorCode::kNotFound, fmt::format("{}: no such file; --run-path needs a script", name));
+      return missing(fmt::format("{}: no such file; --run-path needs a script", name));
     return with_python(options, environment);
   }
   if (options.no_python) {
@@ -177,18 +179,15 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
     if (!path_like) {
       if (auto found = search_path(name, lookup(environment, "PATH").value_or(kDefaultPath)))
         return direct(std::move(*found), options);
-      return fail(
-          ErrorCode::kNotFound,
+      return missing(
           fmt::format("{}: not found on PATH{}", name,
                       kind == Kind::kMissing ? "" : fmt::format("; to run the file here, write ./{}", name)));
     }
     if (kind == Kind::kExecutable) return direct(name, options);
-    if (kind == Kind::kMissing) return fail(ErrorCode::kNotFound, fmt::format("{}: no such file", name));
-    return fail(
-        ErrorCode::kUnsupported,
-        fmt::format(
-            "{}: not an executable file; chmod +x it, or run it without --no-python if it is a Python script",
-            name));
+    if (kind == Kind::kMissing) return missing(fmt::format("{}: no such file", name));
+    return not_executable(fmt::format(
+        "{}: not an executable file; chmod +x it, or run it without --no-python if it is a Python script",
+        name));
   }
 
   if (varies)
@@ -197,27 +196,26 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
   switch (kind) {
     case Kind::kDirectory:
       if (kind_of(name + "/__main__.py") != Kind::kMissing) return with_python(options, environment);
-      return fail(ErrorCode::kUnsupported, fmt::format("{}: a directory without a __main__.py", name));
+      return not_executable(fmt::format("{}: a directory without a __main__.py", name));
     case Kind::kExecutable:
       if (name.ends_with(".py") || name.ends_with(".pyz")) return with_python(options, environment);
       return direct(as_path(name), options);
     case Kind::kFile:
       if (::access(name.c_str(), R_OK) != 0)
-        return fail(ErrorCode::kUnsupported, errno_error(name, errno).message + "; is it yours to run?");
+        return not_executable(errno_error(name, errno).message + "; is it yours to run?");
       if (is_elf(name))
-        return fail(ErrorCode::kUnsupported,
-                    fmt::format("{}: a program without execute permission; chmod +x it", name));
+        return not_executable(fmt::format("{}: a program without execute permission; chmod +x it", name));
       return with_python(options, environment);
     case Kind::kMissing:
       break;
   }
   if (name.ends_with(".py"))
-    return fail(ErrorCode::kNotFound,
-                fmt::format("{}: no such file; is the path right, seen from the current directory?", name));
-  if (path_like) return fail(ErrorCode::kNotFound, fmt::format("{}: no such file", name));
+    return missing(
+        fmt::format("{}: no such file; is the path right, seen from the current directory?", name));
+  if (path_like) return missing(fmt::format("{}: no such file", name));
   if (auto found = search_path(name, lookup(environment, "PATH").value_or(kDefaultPath)))
     return direct(std::move(*found), options);
-  return fail(ErrorCode::kNotFound, fmt::format("{}: neither a file here nor a program on PATH", name));
+  return missing(fmt::format("{}: neither a file here nor a program on PATH", name));
 }
 
 }  // namespace muster::launcher
