@@ -26,7 +26,8 @@ namespace muster::launcher {
 [[nodiscard]] std::string hangs_to_json(std::span<const HangReport> hangs);
 
 /// "rank 3 (local_rank 3, pid 812) hangs: no progress for 4 min after "epoch 2 step 139", in
-/// read(5 -> pipe:[81]); outlier: rank 3, behind the others ...". Of the worker that the job's report is to name.
+/// read(5 -> pipe:[81]); outlier: rank 3, behind the others ...". Of the worker that the job's report is to
+/// name.
 [[nodiscard]] std::string hang_line(const HangReport& report, const RankSnapshot& rank);
 
 /// The rank to name where one has to be: the first outlier that runs, else the first stalled rank.
