@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an NCCL group tells the launcher of its collectives: the fake NCCL on host streams.
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -44,13 +45,18 @@ struct Member {
   }
   Result<void> reduce() { return group->all_reduce({values.data(), values.size(), DType::kFloat32}); }
 
+  /// The comm thread writes meanwhile.
+  template <class T>
+  static T load(T& field) {
+    return std::atomic_ref<T>(field).load(std::memory_order_relaxed);
+  }
   [[nodiscard]] std::string told() const {
-    const PageSlot& slot = page->page().slots[0];
+    PageSlot& slot = page->page().slots[0];
     static constexpr std::array kStates = {"none", "begun", "finished", "failed", "gone"};
     return std::string(slot.name.data()) + " " + slot.backend.data() + ": " +
-           std::string(kPageOperations.at(static_cast<std::size_t>(slot.operation))) + " #" +
-           std::to_string(slot.sequence) + " of " + std::to_string(slot.size_bytes) + " " +
-           kStates.at(static_cast<std::size_t>(slot.state));
+           std::string(kPageOperations.at(static_cast<std::size_t>(load(slot.operation)))) + " #" +
+           std::to_string(load(slot.sequence)) + " of " + std::to_string(load(slot.size_bytes)) + " " +
+           kStates.at(static_cast<std::size_t>(load(slot.state)));
   }
   /// The comm thread looks now and then.
   [[nodiscard]] std::string told_at_last(const std::string& expected) const {
