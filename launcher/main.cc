@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster: reads the command line, and does what it asks for: to run a job (Launch), to become a worker
 // (--exec), to start itself on each node (--srun), or to print.
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <fcntl.h>
 #include <filesystem>
@@ -163,14 +161,6 @@ std::string check_node(const Options& options, const Job& job, const Environment
   if (!out.empty())
     std::fprintf(stderr, "muster: %s is unhealthy and does not take part\n", job.host.c_str());
   return out;
-}
-
-/// Nobody who may read this process' environment (/proc/PID/environ), or that of what it forks, is to find
-/// the secret there. The plan takes it from the copy that was made before.
-void hide_secret() {
-  const std::string name(env::kSecret);
-  if (char* value = ::getenv(name.c_str())) std::fill_n(value, std::strlen(value), '\0');
-  ::unsetenv(name.c_str());
 }
 
 double seconds_between(Instant from, Instant to) {
@@ -468,7 +458,7 @@ int main(int argc, char** argv) {
   invocation.command.assign(argv, argv + argc);
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   invocation.environment = current_environment();
-  hide_secret();
+  wipe_variable(env::kSecret);
   if (is_doctor_node(arguments)) return run_doctor_node(arguments, invocation.environment);
   auto options = parse_options(arguments, invocation.environment);
   if (!options) return complain(options.error());

@@ -236,7 +236,7 @@ void Agent::attempt_over() {
 /// The attempt is over, and another one follows.
 void Agent::report_progress(const FailureNotice& notice) {
   if (job_.restarts.max_without_progress == 0) return;
-  const Reached here = post_mortem_.reached(*directory_);
+  const StepProgress here = post_mortem_.reached(*directory_);
   rendezvous_->reached(here);
   if (here.known() || notice.reached.known() || notice.regroup) return;
   if (services_.telemetry.status().assignment->group_rank != 0) return;

@@ -18,11 +18,11 @@
 #include "launcher/hardware/cpu_set.h"
 #include "launcher/hardware/device_choice.h"
 #include "launcher/hardware/pci_place.h"
-#include "launcher/text/clean_line.h"
 #include "launcher/text/line_splitter.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 namespace {
@@ -195,7 +195,7 @@ DeviceReport read_check(const HelperProcess& process, std::chrono::milliseconds 
   std::string step = "the node", speeds;
   bool done = false;
   const auto on_line = [&](std::string_view line) {
-    const std::string text = printable(line.substr(std::min<std::size_t>(1, line.size()), kMostErrorBytes));
+    const std::string text = one_line(line.substr(std::min<std::size_t>(1, line.size()), kMostErrorBytes));
     const char kind = line.empty() ? '\0' : line.front();
     if (kind == kStep)
       step = text;
@@ -206,7 +206,7 @@ DeviceReport read_check(const HelperProcess& process, std::chrono::milliseconds 
     else if (kind == kDone)
       done = true;
     else
-      findings.error("unexpected output of the check: {}", printable(line.substr(0, 80)));
+      findings.error("unexpected output of the check: {}", one_line(line.substr(0, 80)));
   };
   LineSplitter lines;
   while (true) {

@@ -9,7 +9,7 @@
 
 #include "launcher/process/job_registry.h"
 #include "launcher/progress/progress_sample.h"
-#include "launcher/text/clean_line.h"
+#include "rendezvous/base/text.h"
 #include "rendezvous/status/process_usage.h"
 
 namespace muster::launcher {
@@ -71,7 +71,7 @@ std::string age_of(std::int64_t since, std::int64_t now) {
 std::string command_of(const JobRecord& entry) {
   std::string out;
   for (const std::string& each : entry.command) out += (out.empty() ? "" : " ") + each;
-  return printable(out);
+  return one_line(out);
 }
 
 std::string status_text(const JobRecord& entry, std::int64_t now) {
@@ -80,12 +80,12 @@ std::string status_text(const JobRecord& entry, std::int64_t now) {
   if (state == "lost")
     text += "  its agent ended without a report: it was killed, or the host was restarted\n";
   text += fmt::format("  command   {}\n  directory {}\n  host      {}, process {}\n", command_of(entry),
-                      printable(entry.directory), entry.host, entry.pid);
+                      one_line(entry.directory), entry.host, entry.pid);
   text += fmt::format("  started   {} ago\n", age_of(entry.began_s, now));
   if (entry.state == "ended") text += fmt::format("  ended     {} ago\n", age_of(entry.ended_s, now));
-  text += fmt::format("  output    {}\n", printable(entry.output));
+  text += fmt::format("  output    {}\n", one_line(entry.output));
   if (!entry.metrics.empty() && entry.state != "ended")
-    text += fmt::format("  metrics   http://{}/metrics\n", printable(entry.metrics));
+    text += fmt::format("  metrics   http://{}/metrics\n", one_line(entry.metrics));
   if (entry.world_size > 0)
     text += fmt::format("  world     {} rank{} on {} node{}, generation {}, {} restart{}\n", entry.world_size,
                         entry.world_size == 1 ? "" : "s", entry.nodes, entry.nodes == 1 ? "" : "s",
@@ -97,7 +97,7 @@ std::string status_text(const JobRecord& entry, std::int64_t now) {
     if (rank.usage)
       text += fmt::format("  {:>9}  cpu {:>6}", size_text(rank.usage->resident_bytes),
                           time_text(rank.usage->cpu_seconds));
-    if (!rank.progress.empty()) text += "  " + printable(rank.progress);
+    if (!rank.progress.empty()) text += "  " + one_line(rank.progress);
     text += '\n';
   }
   return text;

@@ -48,7 +48,7 @@ int show_jobs(const JobsCommand& command, const Environment& environment) {
   if (!answer)
     return complain(answer.error().message,
                     answer.error().code == ErrorCode::kMismatch ? kExitRefused : kExitRendezvous);
-  const bool missing = !command.job.empty() && answer->jobs.empty() && answer->store_jobs.empty();
+  const bool missing = !command.job.empty() && answer->jobs.empty();
   if (command.json)
     std::fputs(jobs_json(*answer).c_str(), stdout);
   else if (!missing)

@@ -11,6 +11,7 @@
 
 #include "launcher/ctl/job_status.h"
 #include "launcher/text/text_table.h"
+#include "rendezvous/base/text.h"
 #include "rendezvous/net/dial.h"
 
 namespace muster::launcher {
@@ -18,17 +19,9 @@ namespace {
 
 using control::JobState;
 using control::NodeState;
-using control::StoreJobState;
 using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kMaxCell = 80;  // of a text, where several jobs are shown
-
-std::string shown(std::string_view text, std::size_t most = control::kMaxQueryText) {
-  std::string out(text.substr(0, most));
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
-  return out;
-}
 
 std::string wanted(const JobState& job) {
   return job.min_nodes == job.max_nodes ? fmt::format("{}", job.max_nodes)
@@ -68,7 +61,7 @@ std::string age(std::int64_t ms) {
 std::string store_of(const JobState& job) {
   if (job.generation < 0) return "-";
   if (job.first_port == 0) return "coordinator";
-  return net::endpoint_text(shown(job.first_address), job.first_port);
+  return net::endpoint_text(one_line(job.first_address), job.first_port);
 }
 
 int inside(const JobState& job) {
@@ -81,7 +74,7 @@ std::string reached_text(const JobState& job) {
 }
 
 std::vector<std::string> row_of(const JobState& job, std::size_t most_text) {
-  return {shown(job.job),
+  return {one_line(job.job),
           state_of(job),
           fmt::format("{}/{}", inside(job), wanted(job)),
           fmt::format("{}/{}", job.num_outside, job.spares),
@@ -90,17 +83,7 @@ std::vector<std::string> row_of(const JobState& job, std::size_t most_text) {
           age(job.age_ms),
           store_of(job),
           reached_text(job),
-          shown(job.text, most_text)};
-}
-
-std::string store_table(const std::vector<StoreJobState>& jobs) {
-  std::vector<std::vector<std::string>> rows = {
-      {"TORCHRUN JOB", "AGENTS", "CLIENTS", "KEYS", "BYTES", "WAITS"}};
-  for (const StoreJobState& job : jobs)
-    rows.push_back({shown(job.job), fmt::format("{}", job.num_agents), fmt::format("{}", job.num_clients),
-                    fmt::format("{}", job.num_keys), fmt::format("{}", job.num_bytes),
-                    fmt::format("{}", job.num_waits)});
-  return text_table(rows);
+          one_line(job.text, most_text)};
 }
 
 std::string left_out(std::size_t shown, std::uint64_t all, std::string_view what) {
@@ -132,9 +115,9 @@ std::string node_table(std::vector<NodeState> nodes, std::size_t most) {
   std::vector<std::vector<std::string>> rows = {
       {"NODE", "HOST", "RANKS", "STATE", "HEARD", "ADDRESS", "WHY"}};
   for (const NodeState& node : nodes)
-    rows.push_back({node.group_rank < 0 ? "-" : fmt::format("{}", node.group_rank), shown(node.host),
-                    ranks_of(node), std::string(name_of(node.state)), age(node.heard_ms), shown(node.address),
-                    shown(node.text)});
+    rows.push_back({node.group_rank < 0 ? "-" : fmt::format("{}", node.group_rank), one_line(node.host),
+                    ranks_of(node), std::string(name_of(node.state)), age(node.heard_ms),
+                    one_line(node.address), one_line(node.text)});
   std::string out = text_table(rows);
   if (all > nodes.size()) out += fmt::format("and {} more (--nodes=0 shows all)\n", all - nodes.size());
   return out;
@@ -181,11 +164,6 @@ Json json_of(const NodeState& node) {
   return out;
 }
 
-Json json_of(const StoreJobState& job) {
-  return {{"job", job.job},       {"agents", job.num_agents}, {"clients", job.num_clients},
-          {"keys", job.num_keys}, {"bytes", job.num_bytes},   {"waits", job.num_waits}};
-}
-
 }  // namespace
 
 std::string jobs_text(const net::QueryAnswer& answer, std::size_t most_nodes) {
@@ -195,12 +173,9 @@ std::string jobs_text(const net::QueryAnswer& answer, std::size_t most_nodes) {
     rows.push_back(row_of(job, answer.jobs.size() == 1 ? control::kMaxQueryText : kMaxCell));
   std::string out;
   if (!answer.over.problem.empty())
-    out = fmt::format("nothing is acknowledged: {}\n", shown(answer.over.problem));
+    out = fmt::format("nothing is acknowledged: {}\n", one_line(answer.over.problem));
   out += text_table(rows) + left_out(answer.jobs.size(), answer.over.num_jobs, "jobs");
   if (!answer.nodes.empty()) out += '\n' + node_table(answer.nodes, most_nodes);
-  if (!answer.store_jobs.empty())
-    out += '\n' + store_table(answer.store_jobs) +
-           left_out(answer.store_jobs.size(), answer.over.num_store_jobs, "jobs of torchrun");
   return out;
 }
 
@@ -208,11 +183,9 @@ std::string jobs_json(const net::QueryAnswer& answer) {
   Json out{{"software", answer.over.software}};
   if (!answer.over.problem.empty()) out["trouble"] = answer.over.problem;
   out["num_jobs"] = answer.over.num_jobs;
-  out["num_torchrun_jobs"] = answer.over.num_store_jobs;
-  for (const char* list : {"jobs", "nodes", "torchrun_jobs"}) out[list] = Json::array();
+  for (const char* list : {"jobs", "nodes"}) out[list] = Json::array();
   for (const JobState& job : answer.jobs) out["jobs"].push_back(json_of(job));
   for (const NodeState& node : answer.nodes) out["nodes"].push_back(json_of(node));
-  for (const StoreJobState& job : answer.store_jobs) out["torchrun_jobs"].push_back(json_of(job));
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -11,10 +11,10 @@
 
 namespace muster::launcher {
 
-/// A line for each job, for each node of a job that was asked for, and for each job of torchrun. `most_nodes`
-/// are shown, those that do not work before those that do; 0: all.
+/// A line for each job, and for each node of a job that was asked for. `most_nodes` are shown, those that do
+/// not work before those that do; 0: all.
 [[nodiscard]] std::string jobs_text(const net::QueryAnswer& answer, std::size_t most_nodes);
-/// One object: jobs, nodes, torchrun_jobs and the counts.
+/// One object: jobs, nodes and the count of jobs.
 [[nodiscard]] std::string jobs_json(const net::QueryAnswer& answer);
 
 }  // namespace muster::launcher

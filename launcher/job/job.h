@@ -178,7 +178,7 @@ struct FailureNotice {
   int lost_node = -1;    // the node whose agent is gone; -1: none
   bool cut_off = false;  // the other nodes cannot be reached any more
   bool machine_at_fault = false;  // not the program: other machines come first for a while
-  Reached reached = {};           // by the workers of the node that tells
+  StepProgress reached = {};      // by the workers of the node that tells
 
   /// Workers saved their state and ended: no failure.
   [[nodiscard]] bool preempted() const { return exit_code == kExitPreempted && !restart; }

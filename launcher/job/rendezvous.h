@@ -65,7 +65,7 @@ class Rendezvous {
   virtual void safe_point(std::function<void()> passed) { passed(); }
 
   /// Before the next join(): how far the workers of this node came in the attempt that is over.
-  virtual void reached(const Reached& /*reached*/) {}
+  virtual void reached(const StepProgress& /*reached*/) {}
 
   /// The job has failed: this node's part of its report, for the first node.
   virtual void send_report(std::string /*part*/) {}

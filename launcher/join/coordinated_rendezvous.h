@@ -38,7 +38,7 @@ class CoordinatedRendezvous final : public Rendezvous {
   void announce(const FailureNotice& notice) override;
   void succeeded() override { client_->finished(assigned_->generation); }
   void safe_point(std::function<void()> passed) override;
-  void reached(const Reached& reached) override { reached_ = reached; }
+  void reached(const StepProgress& reached) override { reached_ = reached; }
   void send_report(std::string part) override;
   void gather_reports(ReportReceived received) override;
   void send_hang(control::Hang message) override;
@@ -88,7 +88,7 @@ class CoordinatedRendezvous final : public Rendezvous {
   Watch watch_;                                  // empty: nobody watches
   std::optional<AttemptOutcome> outcome_;        // came before watch()
   std::function<void()> safe_point_passed_;      // while the coordinator is asked
-  Reached reached_;                              // in the last generation, by the workers here
+  StepProgress reached_;                         // in the last generation, by the workers here
   ReportReceived report_received_;               // while reports are gathered
   std::vector<control::Report> parts_;           // came before that
   std::function<void()> told_late_nodes_;        // while they are waited for

@@ -7,7 +7,7 @@
 #include <boost/asio/post.hpp>
 
 #include "launcher/join/coordinated_rendezvous.h"
-#include "rendezvous/coordinator/step_ledger.h"
+#include "rendezvous/coordinator/progress_tracker.h"
 #include "rendezvous/server/server.h"
 
 namespace muster::launcher {
@@ -70,8 +70,8 @@ class StandaloneRendezvous final : public Rendezvous {
   const Log& log_;
   std::unique_ptr<net::Server> server_;
   Watch watch_;
-  int attempt_ = 0;   // of the last join()
-  StepLedger steps_;  // restarts without progress, as a coordinator counts them for several nodes
+  int attempt_ = 0;        // of the last join()
+  ProgressTracker steps_;  // restarts without progress, as a coordinator counts them for several nodes
 };
 
 }  // namespace

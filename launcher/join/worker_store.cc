@@ -28,12 +28,12 @@ constexpr Backoff::Options kReachBackoff{
 // until one answers or the limit has passed: a first node that is about to end does not answer either.
 class WorkerStore::ReachCheck {
  public:
-  using Finished = std::function<void(const Result<net::AddressRace::Winner>&)>;
+  using Finished = std::function<void(const Result<net::AddressRace::Answer>&)>;
 
   /// `finished` comes once, from the loop, and never after the destructor.
-  ReachCheck(boost::asio::io_context& io, net::AddressRace::Course course, Millis limit, Finished finished)
+  ReachCheck(boost::asio::io_context& io, net::AddressRace::Options options, Millis limit, Finished finished)
       : io_(io),
-        course_(std::move(course)),
+        race_options_(std::move(options)),
         deadline_(SteadyClock::now() + limit),
         finished_(std::move(finished)),
         backoff_(kReachBackoff, static_cast<std::uint64_t>(deadline_.time_since_epoch().count())),
@@ -43,12 +43,12 @@ class WorkerStore::ReachCheck {
 
  private:
   void race() {
-    course_.limit = time_left(deadline_, SteadyClock::now());
-    race_ = std::make_unique<net::AddressRace>(io_, course_, [this](const auto& winner) {
+    race_options_.limit = time_left(deadline_, SteadyClock::now());
+    race_ = std::make_unique<net::AddressRace>(io_, race_options_, [this](const auto& answer) {
       const Instant again = SteadyClock::now() + backoff_.next();
-      if (winner || again >= deadline_) {
+      if (answer || again >= deadline_) {
         const auto call = std::exchange(finished_, {});  // it may end this object
-        return call(winner);
+        return call(answer);
       }
       pause_.expires_at(again);
       pause_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
@@ -58,7 +58,7 @@ class WorkerStore::ReachCheck {
   }
 
   boost::asio::io_context& io_;
-  net::AddressRace::Course course_;
+  net::AddressRace::Options race_options_;
   Instant deadline_;
   Finished finished_;
   Backoff backoff_;
@@ -133,45 +133,45 @@ void WorkerStore::serve() {
 }
 
 void WorkerStore::look_for_first_node() {
-  net::AddressRace::Course course;
-  course.addresses = addresses_to_try(assignment_.master_addresses, own_);
-  course.port = assignment_.master_port;
-  race_ = std::make_unique<net::AddressRace>(io_, std::move(course), [this](const auto& winner) {
+  net::AddressRace::Options options;
+  options.addresses = addresses_to_try(assignment_.master_addresses, own_);
+  options.port = assignment_.master_port;
+  race_ = std::make_unique<net::AddressRace>(io_, std::move(options), [this](const auto& answer) {
     const std::string& first = assignment_.master_host;
-    if (!winner)
+    if (!answer)
       return finish(
           fail(ErrorCode::kPeerGone,
                fmt::format("{} cannot reach the first node, {}, which serves the workers' store: {}. Is "
                            "there a firewall between them? --iface and --local-addr choose what {} offers",
-                           job_.host, first, winner.error().message, first)));
-    const std::string interface = interface_of(own_, winner->local_address);
+                           job_.host, first, answer.error().message, first)));
+    const std::string interface = interface_of(own_, answer->local_address);
     log_.info(fmt::format("{} answers at {} from {} ({})", first,
-                          net::endpoint_text(winner->address, assignment_.master_port), winner->local_address,
+                          net::endpoint_text(answer->address, assignment_.master_port), answer->local_address,
                           interface.empty() ? "unknown interface" : interface));
-    finish(Location{winner->address, assignment_.master_port, interface});
+    finish(Location{answer->address, assignment_.master_port, interface});
   });
 }
 
 void WorkerStore::check_reach(const control::Waiting& waiting, std::function<void(std::string)> unreachable) {
   reach_.reset();
   if (waiting.master_addresses.empty()) return;
-  net::AddressRace::Course course;
-  course.addresses = addresses_to_try(waiting.master_addresses, own_);
-  course.port = waiting.master_port;
+  net::AddressRace::Options options;
+  options.addresses = addresses_to_try(waiting.master_addresses, own_);
+  options.port = waiting.master_port;
   const Millis limit =
       2 * job_.elastic.rules.heartbeat_timeout;  // a first node that is lost is known by then
   reach_ = std::make_unique<ReachCheck>(
-      io_, std::move(course), limit,
+      io_, std::move(options), limit,
       [this, host = waiting.master_host,
-       unreachable = std::move(unreachable)](const Result<net::AddressRace::Winner>& winner) {
-        if (winner)
+       unreachable = std::move(unreachable)](const Result<net::AddressRace::Answer>& answer) {
+        if (answer)
           return log_.info(
-              fmt::format("{} answers at {} from {}", host, winner->address, winner->local_address));
+              fmt::format("{} answers at {} from {}", host, answer->address, answer->local_address));
         unreachable(
             fmt::format("{} is outside the world and could take no place in it: it cannot reach the first "
                         "node, {}: {}. Is "
                         "there a firewall between them? --iface and --local-addr choose what {} offers",
-                        job_.host, host, winner.error().message, host));
+                        job_.host, host, answer.error().message, host));
       });
 }
 
@@ -213,24 +213,24 @@ void WorkerStore::find_route() {
     route_ = {only ? *only : interface_of(own_, offered_.front()), offered_.front()};
     return finish_if_complete();
   }
-  net::AddressRace::Course course;
-  course.addresses =
+  net::AddressRace::Options options;
+  options.addresses =
       addresses_to_try(first ? assignment_.peer_addresses : assignment_.master_addresses, own_);
-  course.port = first && assignment_.peer_port != 0 ? assignment_.peer_port : kProbedPort;
-  course.limit = kRouteTimeout;
-  course.refusal_answers = true;
-  race_ = std::make_unique<net::AddressRace>(io_, std::move(course),
-                                             [this](const auto& winner) { on_route(winner); });
+  options.port = first && assignment_.peer_port != 0 ? assignment_.peer_port : kProbedPort;
+  options.limit = kRouteTimeout;
+  options.refusal_answers = true;
+  race_ = std::make_unique<net::AddressRace>(io_, std::move(options),
+                                             [this](const auto& answer) { on_route(answer); });
 }
 
-void WorkerStore::on_route(const Result<net::AddressRace::Winner>& winner) {
+void WorkerStore::on_route(const Result<net::AddressRace::Answer>& answer) {
   const bool first = assignment_.group_rank == 0;
   const std::string& other = first ? assignment_.peer_host : assignment_.master_host;
   route_.emplace();
-  if (winner) {
-    route_->address = winner->local_address.empty() ? source_address(winner->address) : winner->local_address;
+  if (answer) {
+    route_->address = answer->local_address.empty() ? source_address(answer->address) : answer->local_address;
     route_->interface = interface_of(own_, route_->address);
-    log_.info(fmt::format("{} answers at {} by {}", other, winner->address,
+    log_.info(fmt::format("{} answers at {} by {}", other, answer->address,
                           route_->interface.empty() ? "an unknown interface" : route_->interface));
   } else {
     route_->interface =
@@ -238,7 +238,7 @@ void WorkerStore::on_route(const Result<net::AddressRace::Winner>& winner) {
     log_.warning(
         fmt::format("{} does not reach {}{}: {}. Their workers may not reach each other either; is "
                     "there a firewall between them? --iface and --local-addr choose what {} offers",
-                    job_.host, first ? "" : "the first node, ", other, winner.error().message, other));
+                    job_.host, first ? "" : "the first node, ", other, answer.error().message, other));
   }
   finish_if_complete();
 }

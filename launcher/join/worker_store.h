@@ -77,7 +77,7 @@ class WorkerStore {
   void proxy(net::StoreProxy::Uplink uplink, bool linked);
   void look_for_first_node();
   void find_route();
-  void on_route(const Result<net::AddressRace::Winner>& winner);
+  void on_route(const Result<net::AddressRace::Answer>& winner);
   void finish_if_complete();
   void finish(Result<Location> location);
 

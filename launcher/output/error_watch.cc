@@ -5,6 +5,7 @@
 #include <cctype>
 
 #include "launcher/output/error_words.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 namespace {
@@ -102,7 +103,7 @@ void ErrorWatch::line(std::string_view raw) {
   if (!in_traceback_ && !what_may_follow_ && !coloured && first_error_words(raw) == raw.size()) return;
   std::string clean;
   if (coloured) {
-    clean = printable(raw);
+    clean = one_line(raw);
     raw = clean;
   }
   const std::string_view text = without_rank(raw);

@@ -190,11 +190,11 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, const Found& foun
   }
 }
 
-Reached PostMortem::reached(const LogDirectory& directory) const {
-  Reached out;
+StepProgress PostMortem::reached(const LogDirectory& directory) const {
+  StepProgress out;
   for (int rank = 0; rank < job_.local_world_size; ++rank)
     if (const auto position = position_in(last_progress(directory.progress_file(rank))))
-      out = std::max(out, Reached{position->epoch, position->step});
+      out = std::max(out, StepProgress{position->epoch, position->step});
   return out;
 }
 

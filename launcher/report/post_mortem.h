@@ -45,7 +45,7 @@ class PostMortem {
   void examine(std::vector<WorkerOutcome>& outcomes, const Found& found, const LogDirectory& directory);
 
   /// The furthest step that a worker of this node has reported in the attempt under way.
-  [[nodiscard]] Reached reached(const LogDirectory& directory) const;
+  [[nodiscard]] StepProgress reached(const LogDirectory& directory) const;
 
   /// This node's part of the report.
   [[nodiscard]] NodeReport part_of_report(int node, std::vector<WorkerOutcome> outcomes) const;

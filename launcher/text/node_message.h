@@ -14,9 +14,9 @@
 
 #include <muster/result.h>
 
-#include "launcher/text/clean_line.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/archive.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 
@@ -41,7 +41,7 @@ class TextCleaner {
     if constexpr (std::is_same_v<T, std::string>) {
       std::string out;
       for (const std::string_view line : split(std::string_view(value).substr(0, kMaxTextBytes), '\n')) {
-        out += printable(line);
+        out += muster::one_line(line, kMaxTextBytes);
         out += '\n';
       }
       out.pop_back();

@@ -38,23 +38,23 @@ std::string local_address_of(const tcp::socket& socket) {
 
 class AddressRace::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(asio::io_context& loop, Course course, std::function<void(Result<Winner>)> finished)
+  Impl(asio::io_context& loop, Options options, std::function<void(Result<Answer>)> finished)
       : loop_(loop),
-        course_(std::move(course)),
+        options_(std::move(options)),
         finished_(std::move(finished)),
         next_start_(loop),
-        deadline_(SteadyClock::now() + course_.limit) {}
+        deadline_(SteadyClock::now() + options_.limit) {}
 
   void start() {
-    if (course_.addresses.empty())
+    if (options_.addresses.empty())
       finish(fail(ErrorCode::kNotFound, "it offers no address"));
     else
       start_next();
   }
 
   void start_next() {
-    if (over_ || sockets_.size() == course_.addresses.size()) return;
-    const std::string address = course_.addresses[sockets_.size()];
+    if (over_ || sockets_.size() == options_.addresses.size()) return;
+    const std::string address = options_.addresses[sockets_.size()];
     const auto socket = std::make_shared<tcp::socket>(loop_);
     sockets_.push_back(socket);
     ++running_;
@@ -63,13 +63,13 @@ class AddressRace::Impl : public std::enable_shared_from_this<Impl> {
                      // What dial() expects to go wrong comes as a Result.
                      if (thrown) self->finish(fail(ErrorCode::kFailed, "connect: an exception"));
                    });
-    next_start_.expires_after(course_.head_start);
+    next_start_.expires_after(options_.head_start);
     next_start_.async_wait([self = shared_from_this()](const auto& error) {
       if (!error) self->start_next();
     });
   }
 
-  void finish(Result<Winner> result) {
+  void finish(Result<Answer> result) {
     if (over_) return;
     const auto call = std::exchange(finished_, {});
     stop();
@@ -88,16 +88,16 @@ class AddressRace::Impl : public std::enable_shared_from_this<Impl> {
   asio::awaitable<void> run(std::shared_ptr<Impl> self, std::shared_ptr<tcp::socket> socket,
                             std::string address) {
     boost::system::error_code cause;
-    const auto connected = co_await dial(*socket, address, course_.port, 0, deadline_, &cause);
+    const auto connected = co_await dial(*socket, address, options_.port, 0, deadline_, &cause);
     --running_;
     if (self->over_) co_return;
-    if (connected || (course_.refusal_answers && cause == asio::error::connection_refused)) {
-      finish(Winner{address, connected ? local_address_of(*socket) : std::string()});
+    if (connected || (options_.refusal_answers && cause == asio::error::connection_refused)) {
+      finish(Answer{address, connected ? local_address_of(*socket) : std::string()});
       co_return;
     }
     if (!errors_.empty()) errors_ += "; ";
     errors_ += connected.error().message;
-    if (sockets_.size() < course_.addresses.size()) {
+    if (sockets_.size() < options_.addresses.size()) {
       start_next();
     } else if (running_ == 0) {
       finish(fail(connected.error().code, errors_));
@@ -105,8 +105,8 @@ class AddressRace::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   asio::io_context& loop_;
-  Course course_;
-  std::function<void(Result<Winner>)> finished_;
+  Options options_;
+  std::function<void(Result<Answer>)> finished_;
   asio::steady_timer next_start_;
   Instant deadline_;
   std::vector<std::shared_ptr<tcp::socket>> sockets_;  // of the addresses tried so far
@@ -115,8 +115,9 @@ class AddressRace::Impl : public std::enable_shared_from_this<Impl> {
   bool over_ = false;
 };
 
-AddressRace::AddressRace(asio::io_context& loop, Course course, std::function<void(Result<Winner>)> finished)
-    : impl_(std::make_shared<Impl>(loop, std::move(course), std::move(finished))) {
+AddressRace::AddressRace(asio::io_context& loop, Options options,
+                         std::function<void(Result<Answer>)> finished)
+    : impl_(std::make_shared<Impl>(loop, std::move(options), std::move(finished))) {
   asio::post(loop, [impl = impl_] { impl->start(); });
 }
 

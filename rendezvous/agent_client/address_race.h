@@ -23,13 +23,13 @@ namespace muster::net {
 
 class AddressRace {
  public:
-  struct Winner {
+  struct Answer {
     std::string address;        ///< as it was given
     std::string local_address;  ///< of this end of the connection, numeric; empty: it was refused
 
-    friend bool operator==(const Winner&, const Winner&) = default;
+    friend bool operator==(const Answer&, const Answer&) = default;
   };
-  struct Course {
+  struct Options {
     std::vector<std::string> addresses;
     std::uint16_t port = 0;
     Millis head_start{250};  ///< of each address before the next
@@ -39,7 +39,7 @@ class AddressRace {
   };
 
   /// Begins. `finished` comes once, from the loop, and never after the destructor.
-  AddressRace(boost::asio::io_context& loop, Course course, std::function<void(Result<Winner>)> finished);
+  AddressRace(boost::asio::io_context& loop, Options options, std::function<void(Result<Answer>)> finished);
   ~AddressRace();
   AddressRace(const AddressRace&) = delete;
   AddressRace& operator=(const AddressRace&) = delete;

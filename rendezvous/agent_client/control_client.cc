@@ -78,7 +78,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
 
   [[nodiscard]] std::size_t unsent_bytes() const { return link_ ? link_->unsent_bytes() : 0; }
 
-  void ready(std::int64_t generation, std::uint16_t master_port, const Reached& reached) {
+  void ready(std::int64_t generation, std::uint16_t master_port, const StepProgress& reached) {
     running_.reset();
     unconfirmed_.clear();
     options_.request.master_port = master_port;
@@ -343,7 +343,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   std::int64_t max_missed_ = 3;
   std::optional<std::int64_t> running_;     // assigned, and not said to be ready since
   std::optional<std::int64_t> last_ready_;  // the last generation that ready() was told of
-  Reached reached_;                         // as said with it
+  StepProgress reached_;                    // as said with it
   std::int64_t assigned_ = -1;
   std::int64_t ended_ = -1;
   ClockEstimate clocks_;
@@ -365,7 +365,7 @@ void ControlClient::start() {
 void ControlClient::redirect(std::string host, std::uint16_t port) {
   impl_->redirect(std::move(host), port);
 }
-void ControlClient::ready(std::int64_t generation, std::uint16_t master_port, const Reached& reached) {
+void ControlClient::ready(std::int64_t generation, std::uint16_t master_port, const StepProgress& reached) {
   impl_->ready(generation, master_port, reached);
 }
 void ControlClient::stop_workers(std::int64_t generation) {

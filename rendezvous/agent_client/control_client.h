@@ -113,7 +113,7 @@ class ControlClient {
 
   /// The workers of `generation` are gone; this node takes part in the next round and would serve its store
   /// on `master_port`. `reached`: by them.
-  void ready(std::int64_t generation, std::uint16_t master_port, const Reached& reached = {});
+  void ready(std::int64_t generation, std::uint16_t master_port, const StepProgress& reached = {});
   /// A worker failed; worker_failed() follows. Lost where there is no connection.
   void stop_workers(std::int64_t generation);
   /// Kept and said again after a reconnection until the generation is over.

@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/net/dial.h"
-#include "rendezvous/net/link_room.h"
+#include "rendezvous/net/send_limit.h"
 
 namespace muster::net {
 namespace {

@@ -27,8 +27,6 @@ bool take(control::Message& message, QueryAnswer& out) {
     if (out.nodes.empty()) out.jobs.push_back(std::move(*job));
   } else if (auto* node = std::get_if<control::NodeState>(&message)) {
     out.nodes.push_back(std::move(*node));
-  } else if (auto* used = std::get_if<control::StoreJobState>(&message)) {
-    out.store_jobs.push_back(std::move(*used));
   } else {
     return false;
   }
@@ -50,7 +48,6 @@ asio::awaitable<Result<QueryAnswer>> ask(std::shared_ptr<ControlLink> link, std:
       if (over == nullptr)
         co_return fail(ErrorCode::kProtocol, fmt::format("{} instead of an answer from {}",
                                                          control::name_of(*message), link->endpoint()));
-      if (page > 0) over->num_store_jobs = out.over.num_store_jobs;  // told on the first page
       out.over = std::move(*over);
       break;
     }

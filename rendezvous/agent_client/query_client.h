@@ -32,7 +32,6 @@ struct QueryOptions {
 struct QueryAnswer {
   std::vector<control::JobState> jobs;
   std::vector<control::NodeState> nodes;
-  std::vector<control::StoreJobState> store_jobs;
   control::QueryEnd over;  ///< the last one
 };
 

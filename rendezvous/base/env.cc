@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/base/env.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cstdlib>
+#include <cstring>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -17,6 +20,12 @@ Environment current_environment() {
     out.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return out;
+}
+
+void wipe_variable(std::string_view name) {
+  const std::string key(name);
+  if (char* value = std::getenv(key.c_str())) std::fill_n(value, std::strlen(value), '\0');
+  ::unsetenv(key.c_str());
 }
 
 std::optional<std::string_view> lookup(const Environment& environment, std::string_view name) {

@@ -18,6 +18,9 @@ using Environment = std::map<std::string, std::string, std::less<>>;
 
 /// This process' environment.
 [[nodiscard]] Environment current_environment();
+/// Overwrites the variable where /proc/PID/environ shows it, and unsets it: a secret is for nobody who may
+/// read this process' environment, or that of what it starts.
+void wipe_variable(std::string_view name);
 
 /// The value, or nothing when the variable is not set. An empty value counts as set.
 [[nodiscard]] std::optional<std::string_view> lookup(const Environment& environment, std::string_view name);

@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/text.h"
+
 namespace muster {
 namespace {
 
@@ -37,10 +39,8 @@ bool is_name_byte(char c) {
 }
 
 tl::unexpected<Error> refuse(std::string_view entry, std::string_view why) {
-  std::string shown;
-  for (const char c : entry.substr(0, kShownBytes)) shown += c >= 0x20 && c < 0x7f ? c : '?';
   return fail(ErrorCode::kInvalidArgument,
-              fmt::format("node list entry '{}{}': {}", shown, entry.size() > kShownBytes ? "..." : "", why));
+              fmt::format("node list entry '{}': {}", printable(entry, kShownBytes), why));
 }
 
 /// The bytes of `text` up to the first comma outside of brackets.

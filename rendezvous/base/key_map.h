@@ -8,13 +8,15 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "rendezvous/base/seeded_hash.h"
+
 namespace muster {
 
 struct KeyHash {
   using is_transparent = void;
   // Not noexcept: libstdc++ then keeps each key's hash beside it, and a look-up computes one instead of one
   // for every key it passes on its way through the bucket.
-  std::size_t operator()(std::string_view key) const { return std::hash<std::string_view>{}(key); }
+  std::size_t operator()(std::string_view key) const { return seeded_hash(key); }
 };
 
 template <class T>

@@ -2,7 +2,6 @@
 #include "rendezvous/client/store_link.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -21,6 +20,7 @@
 
 #include "rendezvous/base/backoff.h"
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/base/text.h"
 
 namespace muster {
 namespace {
@@ -38,11 +38,11 @@ std::string describe(const wire::Request& request) {
   std::string text(op_info(request.op).name);
   if (request.op == Op::kMultiSet)
     text += fmt::format(" of {} keys, the first {}", request.items.size() / 2,
-                        request.items.empty() ? "-" : wire::printable(request.items[0]));
+                        request.items.empty() ? "-" : printable(request.items[0]));
   else if (!request.items.empty())
     text += " " + list_keys_text(request.items);
   else if (!request.key.empty())
-    text += " " + wire::printable(request.key);
+    text += " " + printable(request.key);
   return text;
 }
 
@@ -182,35 +182,31 @@ std::string list_keys_text(std::span<const std::string_view> keys) {
   std::string text;
   for (std::size_t i = 0; i < std::min(keys.size(), kListedKeys); ++i) {
     if (i > 0) text += ", ";
-    text += wire::printable(keys[i]);
+    text += printable(keys[i]);
   }
   if (keys.size() > kListedKeys) text += fmt::format(" and {} more", keys.size() - kListedKeys);
   return text;
 }
 
-Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, Millis timeout, bool legacy) {
+Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, Millis timeout) {
   const Instant start = SteadyClock::now();
   const Instant deadline = start + timeout;
   const bool v6_literal = host.find(':') != std::string::npos;
   const std::string endpoint = fmt::format(fmt::runtime(v6_literal ? "[{}]:{}" : "{}:{}"), host, port);
   Backoff backoff({}, static_cast<std::uint64_t>(start.time_since_epoch().count()) ^
                           (static_cast<std::uint64_t>(::getpid()) << 32));
-  const std::array greetings = legacy ? std::array{Greeting::kCancelWait, Greeting::kCheck}
-                                      : std::array{Greeting::kPing, Greeting::kCountKeys};
-  std::size_t chosen = 0;
+  bool ping = true;
   for (int attempt = 1;; ++attempt) {
     Error error;
     auto stream = TcpStream::connect(host, port, deadline);
     if (stream) {
-      StoreLink link(*std::move(stream), host, port, endpoint);
-      const auto shaken =
-          link.greet(greetings[chosen], std::min(deadline, SteadyClock::now() + kHandshakeTime));
+      StoreLink link(*std::move(stream), endpoint);
+      const auto shaken = link.greet(ping, std::min(deadline, SteadyClock::now() + kHandshakeTime));
       if (shaken) return link;
       error = shaken.error();
       // A server that does not know a greeting closes the connection.
-      if (error.code == ErrorCode::kPeerGone) chosen = 1 - chosen;
-      if (!legacy && error.code != ErrorCode::kProtocol)
-        error.message += " (those of PyTorch before 2.2 need TcpStoreOptions::legacy_server)";
+      if (error.code == ErrorCode::kPeerGone) ping = !ping;
+      if (error.code != ErrorCode::kProtocol) error.message += " (is it a server of PyTorch before 2.2?)";
     } else {
       error = std::move(stream).error();
     }
@@ -229,33 +225,12 @@ Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, M
   }
 }
 
-Result<void> StoreLink::expect_u8(std::uint8_t wanted, Instant deadline) {
-  MUSTER_TRY(const std::uint8_t answer, read_u8(deadline));
-  if (answer == wanted) return {};
-  return fail(
-      broken({ErrorCode::kProtocol,
-              fmt::format("the answer is {} instead of {}; is it a TCPStore server?", answer, wanted)}));
-}
-
-Result<void> StoreLink::greet(Greeting greeting, Instant deadline) {
-  switch (greeting) {
-    case Greeting::kCancelWait:
-      generation_ = wire::Generation::kTorch21;
-      MUSTER_OK(request({.op = Op::kCancelWait}, deadline));
-      return expect_u8(wire::kWaitCanceled, deadline);
-    case Greeting::kCheck:
-      generation_ = wire::Generation::kTorch20;
-      MUSTER_OK(request({.op = Op::kCheck}, deadline));
-      return expect_u8(wire::kReady, deadline);
-    case Greeting::kPing:
-    case Greeting::kCountKeys:
-      break;
-  }
+Result<void> StoreLink::greet(bool ping, Instant deadline) {
   // VALIDATE and what follows in a segment each: PyTorch's libuv server loses a VALIDATE that does not arrive
   // whole. Servers up to 2.1 take it for a SET and the four bytes behind it for the upper half of a key's
   // length, for which they allocate: those bytes must make a length that no machine has.
   MUSTER_OK(request({.op = Op::kValidate, .number = wire::kMagic}, deadline));
-  if (greeting == Greeting::kPing) {
+  if (ping) {
     const auto nonce = static_cast<std::uint32_t>(::getpid()) | 0x00800000U;  // 2^63 bytes and more
     MUSTER_OK(request({.op = Op::kPing, .number = nonce}, deadline));
     MUSTER_TRY(const std::uint32_t echo, read_u32(deadline));
@@ -282,12 +257,9 @@ Error StoreLink::broken(Error cause) {
 
 Result<void> StoreLink::request(const wire::Request& request, Instant deadline) {
   if (failed_) return fail(failure_);
-  if (!has(request.op))
-    return fail(ErrorCode::kUnsupported, fmt::format("{} at the store {}: servers of {} do not know it",
-                                                     describe(request), endpoint_, to_string(generation_)));
   doing_ = describe(request);
   buffer_.clear();
-  wire::encode(request, buffer_, generation_);
+  wire::encode(request, buffer_);
   if (auto sent = stream_.send(buffer_, deadline); !sent) return fail(broken(std::move(sent).error()));
   if (buffer_.capacity() > kReadStep) buffer_ = std::string();
   return {};
@@ -298,11 +270,6 @@ Result<void> StoreLink::read(void* out, std::size_t size, Instant deadline) {
   if (auto got = stream_.receive(static_cast<char*>(out), size, deadline); !got)
     return fail(broken(std::move(got).error()));
   return {};
-}
-
-bool StoreLink::ended() {
-  const auto ready = stream_.readable(SteadyClock::now());
-  return !ready || *ready;
 }
 
 Result<std::uint8_t> StoreLink::read_u8(Instant deadline) {
@@ -346,12 +313,6 @@ Result<bool> StoreLink::await_stop(Instant wait_until, Millis margin) {
     MUSTER_TRY(const std::uint8_t answer, read_u8(deadline));
     if (answer == wire::kStopWaiting) return true;
     return fail(broken({ErrorCode::kProtocol, fmt::format("the answer is {} instead of 0", answer)}));
-  }
-  if (!has(Op::kCancelWait)) {
-    auto fresh = TcpStream::connect(host_, port_, deadline);
-    if (!fresh) return fail(broken(std::move(fresh).error()));
-    stream_ = *std::move(fresh);
-    return false;
   }
   const std::string waited_for = doing_;
   MUSTER_OK(request({.op = Op::kCancelWait}, deadline));

@@ -53,16 +53,11 @@ class TcpStream {
 
 class StoreLink {
  public:
-  /// Connects and greets; on any failure again after a back-off, until `timeout` has passed. `legacy`: see
-  /// TcpStoreOptions::legacy_server.
-  [[nodiscard]] static Result<StoreLink> open(const std::string& host, std::uint16_t port, Millis timeout,
-                                              bool legacy = false);
+  /// Connects and greets; on any failure again after a back-off, until `timeout` has passed. The server is
+  /// one of PyTorch 2.2 or later, or muster's.
+  [[nodiscard]] static Result<StoreLink> open(const std::string& host, std::uint16_t port, Millis timeout);
 
-  /// The server knows this operation.
-  [[nodiscard]] bool has(wire::Op op) const { return wire::opcode_byte(op, generation_) >= 0; }
-
-  /// Sends a request. The reply, if there is one, is read by the calls below before the next request. One
-  /// that the server does not know is kUnsupported and leaves the link as it is.
+  /// Sends a request. The reply, if there is one, is read by the calls below before the next request.
   [[nodiscard]] Result<void> request(const wire::Request& request, Instant deadline);
 
   [[nodiscard]] Result<std::uint8_t> read_u8(Instant deadline);
@@ -72,43 +67,23 @@ class StoreLink {
   [[nodiscard]] Result<std::string> read_bytes(Instant deadline);
 
   /// After WAIT or BARRIER: true once the server says stop. False if it has not by `wait_until`: the wait is
-  /// then cancelled, for which the server has until `margin` later. One that cannot cancel (PyTorch up to
-  /// 2.0) forgets the wait with the connection: there is a new one then.
+  /// then cancelled, for which the server has until `margin` later.
   [[nodiscard]] Result<bool> await_stop(Instant wait_until, Millis margin);
-
-  /// Between two requests: the server has ended the connection (or says something that nobody asked for).
-  [[nodiscard]] bool ended();
-  /// Nothing more can be asked on it, because of the failure.
-  [[nodiscard]] bool failed() const { return failed_; }
-  [[nodiscard]] const Error& failure() const { return failure_; }
-  /// It failed because the connection is gone.
-  [[nodiscard]] bool lost() const { return failed_ && failure_.code == ErrorCode::kPeerGone; }
 
   /// "10.0.0.4:29500"
   [[nodiscard]] const std::string& endpoint() const { return endpoint_; }
 
  private:
-  /// How a client finds out whether a server is there, and of which generation.
-  enum class Greeting : std::uint8_t {
-    kPing,        ///< VALIDATE, PING: 2.5 and later
-    kCountKeys,   ///< VALIDATE, GETNUMKEYS: 2.2 to 2.4
-    kCancelWait,  ///< CANCEL_WAIT: 2.1
-    kCheck,       ///< CHECK of no keys: up to 2.0
-  };
-
-  StoreLink(TcpStream stream, std::string host, std::uint16_t port, std::string endpoint)
-      : stream_(std::move(stream)), host_(std::move(host)), port_(port), endpoint_(std::move(endpoint)) {}
-  [[nodiscard]] Result<void> greet(Greeting greeting, Instant deadline);
-  [[nodiscard]] Result<void> expect_u8(std::uint8_t wanted, Instant deadline);
+  StoreLink(TcpStream stream, std::string endpoint)
+      : stream_(std::move(stream)), endpoint_(std::move(endpoint)) {}
+  /// `ping`: as it is known from 2.5 on.
+  [[nodiscard]] Result<void> greet(bool ping, Instant deadline);
   [[nodiscard]] Result<void> read(void* out, std::size_t size, Instant deadline);
   /// Makes the failure permanent.
   Error broken(Error cause);
 
   TcpStream stream_;
-  std::string host_;
-  std::uint16_t port_;
   std::string endpoint_;
-  wire::Generation generation_ = wire::Generation::kModern;
   std::string doing_;  // the request under way, for error texts: "GET /a"
   std::string buffer_;
   Error failure_{};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <functional>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -9,6 +8,7 @@
 
 #include <muster/tcp_store.h>
 
+#include "rendezvous/base/text.h"
 #include "rendezvous/client/store_link.h"
 #include "rendezvous/store/wire.h"
 
@@ -72,21 +72,15 @@ class TcpStoreClient final : public TcpStore {
   Result<void> set(std::string_view key, std::string_view value) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    return perform([&](bool&) -> Result<void> {
-      MUSTER_OK(send({.op = Op::kSet, .key = name, .value = value}));
-      return confirm();
-    });
+    return send({.op = Op::kSet, .key = name, .value = value});
   }
 
   Result<std::string> compare_set(std::string_view key, std::string_view expected,
                                   std::string_view desired) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    return perform([&](bool& sent) -> Result<std::string> {
-      MUSTER_OK(send({.op = Op::kCompareSet, .key = name, .value = expected, .desired = desired}));
-      sent = true;
-      return link_.read_bytes(reply_deadline());
-    });
+    MUSTER_OK(send({.op = Op::kCompareSet, .key = name, .value = expected, .desired = desired}));
+    return link_.read_bytes(reply_deadline());
   }
 
   Result<std::string> get(std::string_view key, std::optional<Timeout> timeout) override {
@@ -94,32 +88,25 @@ class TcpStoreClient final : public TcpStore {
     const std::string_view names[] = {name};
     const std::lock_guard lock(mutex_);
     const Wait wait = begin_wait(timeout);
-    return perform([&](bool&) -> Result<std::string> {
-      MUSTER_OK(wait_for(names, wait));
-      MUSTER_OK(send({.op = Op::kGet, .key = name}));
-      return link_.read_bytes(reply_deadline());
-    });
+    MUSTER_OK(wait_for(names, wait));
+    MUSTER_OK(send({.op = Op::kGet, .key = name}));
+    return link_.read_bytes(reply_deadline());
   }
 
   Result<std::int64_t> add(std::string_view key, std::int64_t delta) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    return perform([&](bool& sent) -> Result<std::int64_t> {
-      MUSTER_OK(send({.op = Op::kAdd, .key = name, .number = delta}));
-      sent = true;
-      return link_.read_i64(reply_deadline());
-    });
+    MUSTER_OK(send({.op = Op::kAdd, .key = name, .number = delta}));
+    return link_.read_i64(reply_deadline());
   }
 
   Result<bool> check(std::span<const std::string> keys) override {
     MUSTER_OK(check_count("CHECK", keys.size()));
     const WireKeys names(keys);
     const std::lock_guard lock(mutex_);
-    return perform([&](bool&) -> Result<bool> {
-      MUSTER_OK(send({.op = Op::kCheck, .items = names.views()}));
-      MUSTER_TRY(const std::uint8_t answer, link_.read_u8(reply_deadline()));
-      return answer == wire::kReady;
-    });
+    MUSTER_OK(send({.op = Op::kCheck, .items = names.views()}));
+    MUSTER_TRY(const std::uint8_t answer, link_.read_u8(reply_deadline()));
+    return answer == wire::kReady;
   }
 
   Result<void> wait(std::span<const std::string> keys, std::optional<Timeout> timeout) override {
@@ -127,36 +114,27 @@ class TcpStoreClient final : public TcpStore {
     const WireKeys names(keys);
     const std::lock_guard lock(mutex_);
     const Wait wait = begin_wait(timeout);
-    return perform([&](bool&) { return wait_for(names.views(), wait); });
+    return wait_for(names.views(), wait);
   }
 
   Result<std::int64_t> num_keys() override {
     const std::lock_guard lock(mutex_);
-    return perform([&](bool&) -> Result<std::int64_t> {
-      MUSTER_OK(send({.op = Op::kGetNumKeys}));
-      return link_.read_i64(reply_deadline());
-    });
+    MUSTER_OK(send({.op = Op::kGetNumKeys}));
+    return link_.read_i64(reply_deadline());
   }
 
   Result<bool> delete_key(std::string_view key) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    return perform([&](bool& sent) -> Result<bool> {
-      MUSTER_OK(send({.op = Op::kDeleteKey, .key = name}));
-      sent = true;
-      MUSTER_TRY(const std::int64_t removed, link_.read_i64(reply_deadline()));
-      return removed == 1;
-    });
+    MUSTER_OK(send({.op = Op::kDeleteKey, .key = name}));
+    MUSTER_TRY(const std::int64_t removed, link_.read_i64(reply_deadline()));
+    return removed == 1;
   }
 
   Result<void> append(std::string_view key, std::string_view value) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    return perform([&](bool& sent) -> Result<void> {
-      MUSTER_OK(send({.op = Op::kAppend, .key = name, .value = value}));
-      sent = true;
-      return confirm();
-    });
+    return send({.op = Op::kAppend, .key = name, .value = value});
   }
 
   Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
@@ -165,18 +143,14 @@ class TcpStoreClient final : public TcpStore {
     const WireKeys names(keys);
     const std::lock_guard lock(mutex_);
     const Wait wait = begin_wait(timeout);
-    return perform([&](bool&) -> Result<std::vector<std::string>> {
-      MUSTER_OK(wait_for(names.views(), wait));
-      const bool at_once = link_.has(Op::kMultiGet);
-      if (at_once) MUSTER_OK(send({.op = Op::kMultiGet, .items = names.views()}));
-      std::vector<std::string> out;
-      for (const std::string_view name : names.views()) {
-        if (!at_once) MUSTER_OK(send({.op = Op::kGet, .key = name}));
-        MUSTER_TRY(std::string value, link_.read_bytes(reply_deadline()));
-        out.push_back(std::move(value));
-      }
-      return out;
-    });
+    MUSTER_OK(wait_for(names.views(), wait));
+    MUSTER_OK(send({.op = Op::kMultiGet, .items = names.views()}));
+    std::vector<std::string> out;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      MUSTER_TRY(std::string value, link_.read_bytes(reply_deadline()));
+      out.push_back(std::move(value));
+    }
+    return out;
   }
 
   Result<void> multi_set(std::span<const std::pair<std::string, std::string>> pairs) override {
@@ -189,15 +163,7 @@ class TcpStoreClient final : public TcpStore {
       items.push_back(value);
     }
     const std::lock_guard lock(mutex_);
-    return perform([&](bool&) -> Result<void> {
-      if (link_.has(Op::kMultiSet)) {
-        MUSTER_OK(send({.op = Op::kMultiSet, .items = items}));
-      } else {
-        for (std::size_t i = 0; i < items.size(); i += 2)
-          MUSTER_OK(send({.op = Op::kSet, .key = items[i], .value = items[i + 1]}));
-      }
-      return confirm();
-    });
+    return send({.op = Op::kMultiSet, .items = items});
   }
 
   Result<std::unique_ptr<TcpStore>> clone() override {
@@ -215,11 +181,7 @@ class TcpStoreClient final : public TcpStore {
   Result<void> queue_push(std::string_view key, std::string_view value) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    return perform([&](bool& sent) -> Result<void> {
-      MUSTER_OK(send({.op = Op::kQueuePush, .key = name, .value = value}));
-      sent = true;
-      return confirm();
-    });
+    return send({.op = Op::kQueuePush, .key = name, .value = value});
   }
 
   Result<std::string> queue_pop(std::string_view key, bool block, std::optional<Timeout> timeout) override {
@@ -227,40 +189,33 @@ class TcpStoreClient final : public TcpStore {
     const std::string_view names[] = {name};
     const std::lock_guard lock(mutex_);
     const Wait wait = begin_wait(timeout);
-    return perform([&](bool& sent) -> Result<std::string> {
-      if (block) MUSTER_OK(wait_for(names, wait));
-      MUSTER_OK(send({.op = Op::kQueuePop, .key = name}));
-      sent = true;
-      MUSTER_TRY(const std::int64_t length, link_.read_i64(reply_deadline()));
-      if (length <= 0)
-        return fail(ErrorCode::kNotFound, fmt::format("QUEUE_POP {} at the store {}: the queue is empty",
-                                                      wire::printable(name), link_.endpoint()));
-      return link_.read_bytes(reply_deadline());
-    });
+    if (block) MUSTER_OK(wait_for(names, wait));
+    MUSTER_OK(send({.op = Op::kQueuePop, .key = name}));
+    MUSTER_TRY(const std::int64_t length, link_.read_i64(reply_deadline()));
+    if (length <= 0)
+      return fail(ErrorCode::kNotFound, fmt::format("QUEUE_POP {} at the store {}: the queue is empty",
+                                                    printable(name), link_.endpoint()));
+    return link_.read_bytes(reply_deadline());
   }
 
   Result<std::int64_t> queue_len(std::string_view key) override {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
-    return perform([&](bool&) -> Result<std::int64_t> {
-      MUSTER_OK(send({.op = Op::kQueueLen, .key = name}));
-      return link_.read_i64(reply_deadline());
-    });
+    MUSTER_OK(send({.op = Op::kQueueLen, .key = name}));
+    return link_.read_i64(reply_deadline());
   }
 
   Result<std::vector<std::string>> list_keys() override {
     const std::lock_guard lock(mutex_);
-    return perform([&](bool&) -> Result<std::vector<std::string>> {
-      MUSTER_OK(send({.op = Op::kListKeys}));
-      MUSTER_TRY(const std::int64_t count, link_.read_i64(reply_deadline()));
-      std::vector<std::string> out;
-      for (std::int64_t i = 0; i < count; ++i) {
-        const auto key = link_.read_bytes(reply_deadline());
-        if (!key) return fail(key.error());
-        if (key->starts_with('/')) out.push_back(key->substr(1));
-      }
-      return out;
-    });
+    MUSTER_OK(send({.op = Op::kListKeys}));
+    MUSTER_TRY(const std::int64_t count, link_.read_i64(reply_deadline()));
+    std::vector<std::string> out;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto key = link_.read_bytes(reply_deadline());
+      if (!key) return fail(key.error());
+      if (key->starts_with('/')) out.push_back(key->substr(1));
+    }
+    return out;
   }
 
   Result<void> barrier(std::string_view key, std::int64_t world_size,
@@ -268,21 +223,17 @@ class TcpStoreClient final : public TcpStore {
     const std::string name = slash(key);
     const std::lock_guard lock(mutex_);
     const Wait wait = begin_wait(timeout);
-    return perform([&](bool& sent) -> Result<void> {
-      MUSTER_OK(send({.op = Op::kBarrier, .key = name, .number = world_size}));
-      sent = true;
-      MUSTER_TRY(const bool open, link_.await_stop(wait.until, kMargin));
-      if (open) return {};
-      return fail(
-          ErrorCode::kTimeout,
-          fmt::format(
-              "barrier timeout after {}ms, key: {} (store {}, {} participants): have all ranks reached it?",
-              wait.limit.count(), wire::printable(key), link_.endpoint(), world_size));
-    });
+    MUSTER_OK(send({.op = Op::kBarrier, .key = name, .number = world_size}));
+    MUSTER_TRY(const bool open, link_.await_stop(wait.until, kMargin));
+    if (open) return {};
+    return fail(
+        ErrorCode::kTimeout,
+        fmt::format(
+            "barrier timeout after {}ms, key: {} (store {}, {} participants): have all ranks reached it?",
+            wait.limit.count(), printable(key), link_.endpoint(), world_size));
   }
 
  private:
-  // A wait has its time once, on however many connections.
   struct Wait {
     Timeout limit;
     Instant until;
@@ -295,53 +246,6 @@ class TcpStoreClient final : public TcpStore {
   [[nodiscard]] Instant reply_deadline() const { return after(std::max(timeout(), Timeout(0)) + kMargin); }
 
   Result<void> send(const Request& request) { return link_.request(request, reply_deadline()); }
-
-  // Where connections may break: the requests sent so far, some without an answer, have reached the server.
-  Result<void> confirm() {
-    if (options_.reconnect_for.count() <= 0) return {};
-    MUSTER_OK(send({.op = Op::kCheck}));
-    MUSTER_OK(link_.read_u8(reply_deadline()));
-    return {};
-  }
-
-  // One operation, again on a new connection where that may be. The operation sets its argument when its
-  // request has gone out and a second one would be another operation. A request that did not go out whole was
-  // not carried out.
-  template <class Operation>
-  auto perform(Operation operation) -> decltype(operation(std::declval<bool&>())) {
-    bool sent = false;
-    if (options_.reconnect_for.count() <= 0) return operation(sent);
-    std::optional<Instant> give_up;
-    // After a late or a wrong answer, too: that operation has failed, the next one needs not.
-    if (!given_up_ && link_.failed()) MUSTER_OK(reconnect(give_up, link_.failure().message));
-    if (!given_up_ && link_.ended()) MUSTER_OK(reconnect(give_up, "it was closed"));
-    while (true) {
-      if (given_up_) return fail(*given_up_);
-      auto out = operation(sent);
-      if (out || !link_.lost()) return out;
-      Error error = std::move(out).error();
-      MUSTER_OK(reconnect(give_up, error.message));
-      if (sent) {
-        error.message += "; it is not known whether this was carried out";
-        return fail(std::move(error));
-      }
-    }
-  }
-
-  // Counts from the first loss of one operation, so that a server which dies again and again is given up.
-  Result<void> reconnect(std::optional<Instant>& give_up, std::string_view reason) {
-    if (!give_up) give_up = after(options_.reconnect_for);
-    auto link = StoreLink::open(options_.host, options_.port, time_left(*give_up, SteadyClock::now()),
-                                options_.legacy_server);
-    if (!link) {
-      given_up_ = Error{ErrorCode::kPeerGone,
-                        fmt::format("the connection to the store was lost ({}) and did not come back: {}",
-                                    reason, link.error().message)};
-      return fail(*given_up_);
-    }
-    link_ = *std::move(link);
-    return {};
-  }
 
   Result<void> wait_for(std::span<const std::string_view> keys, const Wait& wait) {
     MUSTER_OK(send({.op = Op::kWait, .items = keys}));
@@ -363,7 +267,6 @@ class TcpStoreClient final : public TcpStore {
   TcpStoreOptions options_;
   std::mutex mutex_;  // held for a whole request and reply
   StoreLink link_;
-  std::optional<Error> given_up_;  // the connection did not come back
 };
 
 }  // namespace
@@ -374,8 +277,7 @@ Result<std::unique_ptr<TcpStore>> TcpStore::connect(const TcpStoreOptions& optio
     return fail(
         ErrorCode::kInvalidArgument,
         fmt::format("a TCPStore needs a host and a port, not \"{}\" and {}", options.host, options.port));
-  MUSTER_TRY(StoreLink link,
-             StoreLink::open(options.host, options.port, options.timeout, options.legacy_server));
+  MUSTER_TRY(StoreLink link, StoreLink::open(options.host, options.port, options.timeout));
   auto client = std::make_unique<TcpStoreClient>(options, std::move(link));
   if (options.world_size > 0) MUSTER_OK(client->check_in());
   return client;

@@ -52,7 +52,7 @@ bool close_without_progress(Round& round, const Settings& settings, Cause ending
 bool ends_without_progress(Round& round, const Settings& settings, const Cause& cause) {
   // Often one rank alone tells of steps, and it may be another node's, which speaks with its Ready.
   if (!round.reached.known() && round.world.slots.size() > 1) return false;
-  StepLedger steps = round.steps;
+  ProgressTracker steps = round.steps;
   steps.note(round.world.generation, round.reached, true);
   std::swap(steps, round.steps);
   if (close_without_progress(round, settings, cause)) return true;
@@ -126,7 +126,7 @@ Outcome form(Round& round, const Settings& settings, Candidates candidates) {
   round.last_call.reset();
   round.join_deadline = Instant::max();
   round.stop_deadline.reset();
-  round.troubles.clear();
+  round.join_failures.clear();
   for (auto& [id, node] : round.nodes) node.group_rank = -1;
   for (std::size_t i = 0; i < round.world.slots.size(); ++i) {
     Node& node = *find_node(round, round.world.slots[i].node);

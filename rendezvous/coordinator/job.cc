@@ -31,11 +31,4 @@ std::vector<std::string> reachable_addresses(const std::vector<std::string>& off
   return out;
 }
 
-std::string one_line(std::string_view text, std::size_t max_bytes) {
-  std::string out(text.substr(0, max_bytes));
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
-  return out;
-}
-
 }  // namespace muster

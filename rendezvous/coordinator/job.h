@@ -42,7 +42,7 @@ struct JobsEffects {
 };
 
 /// An agent's place in a job: the generation is that of the world it is part of and which runs.
-struct Membership {
+struct NodeAssignment {
   std::string job;
   membership::NodeId node;
   std::int64_t generation = 0;
@@ -76,16 +76,12 @@ struct Job {
   std::map<std::string, Program> programs;
   std::set<int> orders_seen;
   bool programs_differ = false;  // which was said
-  bool cut = false;              // but not of all that are known, which was said
   Instant since{};               // it is known here
   Instant forget_at = Instant::max();
   Instant deadline = Instant::max();  // as in deadlines_
 };
 /// "a worker failed on n3: killed by SIGSEGV"
 [[nodiscard]] std::string cause_text(const membership::Cause& cause);
-
-/// One line without what a terminal would obey.
-[[nodiscard]] std::string one_line(std::string_view text, std::size_t max_bytes = 4096);
 
 /// Where the node can be reached: what it offers, with the address it is seen under in front if that is among
 /// them. One that is not is none of its own, or one that --iface or --local-addr excludes; it counts where

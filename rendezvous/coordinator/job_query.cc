@@ -107,7 +107,7 @@ JobState describe_job(const Job& job, Instant now) {
   count_nodes(round, out);
   out.age_ms = millis_between(job.since, now);
   if (job.forget_at != Instant::max()) out.forgotten_ms = millis_between(now, job.forget_at);
-  const Reached reached = std::max(round.steps.best, round.reached);
+  const StepProgress reached = std::max(round.steps.best, round.reached);
   out.epoch = reached.epoch;
   out.step = reached.step;
   if (round.phase == Phase::kClosed) {

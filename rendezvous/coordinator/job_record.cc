@@ -13,8 +13,8 @@ using membership::Phase;
 
 namespace {
 
-bool sensible(const StepLedger& steps) {
-  return steps.fruitless >= 0 && steps.last.size() <= StepLedger::kMost;
+bool sensible(const ProgressTracker& steps) {
+  return steps.no_progress_count >= 0 && steps.last.size() <= ProgressTracker::kMost;
 }
 
 // So that nothing overflows, and no index is beyond its list, in the round that is made of it.
@@ -63,19 +63,6 @@ JobRecord make_record(const membership::Settings& settings, const membership::Ro
                                 std::min(settings.cool_down, std::chrono::ceil<Millis>(until - now)));
   if (round.phase == Phase::kClosed) out.ending = round.ending;
   return out;
-}
-
-std::size_t room_for_known(const JobRecord& record, std::size_t max_bytes) {
-  JobRecord bare = record;
-  bare.known.clear();
-  bare.finished.clear();
-  bare.gone.clear();
-  std::string bytes;
-  encode(bare, bytes);
-  // Each member finishes or goes once; steps may be told of meanwhile.
-  const std::size_t later = record.world.slots.size() * sizeof(NodeId) + sizeof(StepLedger::Entry) * 16;
-  const std::size_t used = bytes.size() + later;
-  return used >= max_bytes ? 0 : (max_bytes - used) / (2 * sizeof(NodeId));
 }
 
 membership::Round make_round(const JobRecord& record, Instant now, Millis grace) {

@@ -21,8 +21,8 @@ namespace muster {
 
 /// What is kept of the steps that a job's workers tell of.
 struct JobProgress {
-  StepLedger steps;
-  Reached reached;              ///< as in Round, as is the next
+  ProgressTracker steps;
+  StepProgress reached;         ///< as in Round, as is the next
   std::optional<bool> unnoted;  ///< while kGathering
 
   void fields(auto& io) { io(steps, reached, unnoted); }
@@ -57,13 +57,9 @@ struct JobRecord {
   friend bool operator==(const JobRecord&, const JobRecord&) = default;
 };
 
-/// Of an encoded record, but for a world that needs more. etcd takes requests of 1.5 MiB unless it is told
-/// otherwise (--max-request-bytes); the rest is for keys, three times 255 bytes, and the request's other
-/// parts.
-inline constexpr std::size_t kMaxRecordBytes = (std::size_t{3} << 19) - (std::size_t{16} << 10);
-/// How many nodes fit into JobRecord::known, with room for all that is told later: members that finish, and
-/// whoever goes. About 48,000 beside a world of 64 nodes, 13,000 beside one of 9,000.
-[[nodiscard]] std::size_t room_for_known(const JobRecord& record, std::size_t max_bytes);
+/// Of JobRecord::known. With all of them and a world of 9,000 nodes a record stays within the 1.5 MiB that
+/// etcd takes in a request.
+inline constexpr std::size_t kMaxKnown = 4096;
 
 [[nodiscard]] JobRecord make_record(const membership::Settings& settings, const membership::Round& round,
                                     Instant now);

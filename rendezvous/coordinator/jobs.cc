@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/text.h"
 #include "rendezvous/coordinator/job_notifications.h"
 #include "rendezvous/coordinator/job_query.h"
 
@@ -172,11 +173,11 @@ void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, Jo
   run_decisions(job, now, effects);
 }
 
-void Jobs::note_trouble(std::string_view name, membership::Trouble trouble, Instant now,
-                        JobsEffects& effects) {
+void Jobs::note_join_failure(std::string_view name, membership::JoinFailure failure, Instant now,
+                             JobsEffects& effects) {
   const auto found = jobs_.find(name);
   if (found == jobs_.end() || found->second.round.phase != Phase::kGathering) return;
-  membership::note_trouble(found->second.round, std::move(trouble));
+  membership::note_join_failure(found->second.round, std::move(failure));
   found->second.changed = true;
   run_decisions(found->second, now, effects);
 }
@@ -214,11 +215,7 @@ void Jobs::run_decisions(Job& job, Instant now, JobsEffects& effects) {
         notify_no_report(job, node, effects);
         effects.log.push_back(
             fmt::format("job {}: lost node {}: {}", job.name, membership::to_text(node), text));
-        const auto at = job.connections.find(node);
-        if (at == job.connections.end()) continue;
-        clients_.at(at->second).node.reset();
-        refuse(at->second, Refused::Reason::kLost, text, effects);
-        detach(job, node);
+        turn_away(job, node, Refused::Reason::kLost, text, effects);
       }
     }
     if (std::holds_alternative<membership::Closed>(outcome)) {
@@ -228,7 +225,7 @@ void Jobs::run_decisions(Job& job, Instant now, JobsEffects& effects) {
       effects.deliveries.push_back({everybody(job), control::Closed{job.round.ending}, false});
     }
   }
-  if (has_changed) keep(job, now, effects);
+  if (has_changed) keep(job, now);
   send_reason(job, now, effects);
   schedule(job, now);
 }
@@ -281,10 +278,10 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
   if (std::string text = membership::defect(join.settings); !text.empty())
     return refuse(id, Refused::Reason::kSettings, std::move(text), effects);
   if (const std::size_t size = size_of(join.request); size > options_.max_node_bytes)
-    return refuse(id, Refused::Reason::kLimit,
-                  fmt::format("the agent describes itself in {} bytes, the limit is {} (--max-node-bytes)",
-                              size, options_.max_node_bytes),
-                  effects);
+    return refuse(
+        id, Refused::Reason::kLimit,
+        fmt::format("the agent describes itself in {} bytes, the limit is {}", size, options_.max_node_bytes),
+        effects);
   const auto found = jobs_.find(client.job);
   // Whoever comes to a coordinator's only job was awaited when that ended before its first generation.
   if (found != jobs_.end() && found->second.round.phase == Phase::kClosed &&
@@ -298,9 +295,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
   // Members whose connection is gone for a while are kept too. One that comes back is none more.
   if (job->round.nodes.size() >= options_.max_nodes_per_job && !job->round.nodes.contains(join.request.id))
     return refuse(id, Refused::Reason::kLimit,
-                  fmt::format("job {} has {} nodes, the limit (--max-nodes-per-job)", job->name,
-                              job->round.nodes.size()),
-                  effects);
+                  fmt::format("job {} has {} nodes, the limit", job->name, job->round.nodes.size()), effects);
   membership::Request request = join.request;
   // It appears on other people's terminals.
   request.host = one_line(request.host, kMaxNameBytes);
@@ -317,7 +312,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
                        "none; give each its own --rdzv-id, the same on all of its nodes",
                        request.host, text, job->name),
            effects);
-    return note_trouble(job->name, {request.host, "settings", text, {}}, now, effects);
+    return note_join_failure(job->name, {request.host, "settings", text, {}}, now, effects);
   }
   add_node(*job, id, client, std::move(request), join, now, effects);
 }
@@ -429,7 +424,7 @@ Job* Jobs::begin(ConnectionId id, const Client& client, const control::Join& joi
   fresh.round.world.generation = last_generation;
   Job& job = jobs_.emplace(client.job, std::move(fresh)).first->second;
   // The former record gives way to one that remembers its generations.
-  if (was_recorded) keep(job, now, effects);
+  if (was_recorded) keep(job, now);
   effects.log.push_back(
       fmt::format("job {}: new, --nnodes={}", client.job, membership::nodes_text(join.settings)));
   return &job;
@@ -524,18 +519,9 @@ void Jobs::remember(Job& job, const membership::NodeId& node) const {
   job.known.insert(node);
 }
 
-void Jobs::keep(Job& job, Instant now, JobsEffects& effects) {
+void Jobs::keep(Job& job, Instant now) {
   if (!record_) return;
-  const JobRecord record = record_of(job, now);
-  const auto members = std::count_if(job.round.world.slots.begin(), job.round.world.slots.end(),
-                                     [&](const auto& slot) { return job.known.contains(slot.node); });
-  const std::size_t others = job.known.size() - static_cast<std::size_t>(members);
-  if (record.known.size() < others && !std::exchange(job.cut, true))
-    effects.log.push_back(fmt::format(
-        "job {}: of {} nodes outside its world {} fit into its record of {} bytes; if this coordinator dies, "
-        "the others may not hear how the job ended",
-        job.name, others, record.known.size(), options_.max_record_bytes));
-  record_(JobRecorded{job.name, record});
+  record_(JobRecorded{job.name, record_of(job, now)});
   job.recorded = true;
 }
 
@@ -544,12 +530,11 @@ JobRecord Jobs::record_of(const Job& job, Instant now) const {
   auto known = job.known;
   for (const membership::Slot& slot : job.round.world.slots) known.erase(slot.node);
   out.known.assign(known.begin(), known.end());
-  if (const std::size_t room = known.empty() ? 0 : room_for_known(out, options_.max_record_bytes);
-      room < known.size()) {
+  if (out.known.size() > kMaxKnown) {
     // Who is here comes before who was lost.
     std::partition(out.known.begin(), out.known.end(),
                    [&](const membership::NodeId& node) { return job.connections.contains(node); });
-    out.known.resize(room);
+    out.known.resize(kMaxKnown);
   }
   std::sort(out.known.begin(), out.known.end());
   if (job.round.phase != membership::Phase::kClosed) return out;
@@ -570,6 +555,15 @@ void Jobs::detach(Job& job, const membership::NodeId& node) {
   if (job.connections.erase(node) > 0 && job.round.phase == membership::Phase::kClosed && job.recorded &&
       record_)
     record_(NodeGone{job.name, node});
+}
+
+void Jobs::turn_away(Job& job, const membership::NodeId& node, Refused::Reason reason,
+                     const std::string& text, JobsEffects& effects) {
+  const auto at = job.connections.find(node);
+  if (at == job.connections.end()) return;
+  clients_.at(at->second).node.reset();
+  refuse(at->second, reason, text, effects);
+  detach(job, node);
 }
 
 // Whoever was here when the coordinator stopped is here yet as far as anybody knows: the job is no other's to
@@ -608,7 +602,7 @@ void Jobs::restore(const std::string& name, const JobRecord& record, Instant now
   deadlines_.emplace(now, name);
 }
 
-void Jobs::store_lost(const Membership& member, Instant now, JobsEffects& effects) {
+void Jobs::store_lost(const NodeAssignment& member, Instant now, JobsEffects& effects) {
   const auto found = jobs_.find(member.job);
   if (found == jobs_.end() || !membership::store_lost(found->second.round, member.node, member.generation))
     return;
@@ -646,11 +640,7 @@ void Jobs::evict_node(std::string_view name, const membership::NodeId& node, con
   if (entry == job.round.nodes.end()) return;
   effects.log.push_back(fmt::format("job {}: lost {}: {}", name, entry->second.request.host, why));
   membership::lost(job.round, job.settings, node, why, now);
-  if (const auto at = job.connections.find(node); at != job.connections.end()) {
-    clients_.at(at->second).node.reset();
-    refuse(at->second, control::Refused::Reason::kLost, why, effects);
-    detach(job, node);
-  }
+  turn_away(job, node, Refused::Reason::kLost, why, effects);
   job.lost_some = true;
   job.changed = true;
   run_decisions(job, now, effects);
@@ -660,7 +650,7 @@ void Jobs::on_ready(Job& job, ConnectionId id, const membership::NodeId& node, c
                     Instant now, JobsEffects& effects) {
   const auto entry = job.round.nodes.find(node);
   const bool was_ready = entry != job.round.nodes.end() && entry->second.ready;
-  const Reached best = job.round.steps.best, reached = job.round.reached;
+  const StepProgress best = job.round.steps.best, reached = job.round.reached;
   const bool counts =
       membership::ready(job.round, node, ready.generation, ready.master_port, now, ready.reached);
   if (record_ && job.recorded && (job.round.steps.best > best || job.round.reached > reached))
@@ -692,18 +682,15 @@ void Jobs::release(Job& job, ConnectionId id, Client& client, const std::string&
 // It may have been meant for a job of its own, which has not run: no success.
 void Jobs::turn_away_surplus(Job& job, JobsEffects& effects) {
   for (const membership::NodeId& node : membership::surplus(job.round, job.settings)) {
-    const auto at = job.connections.find(node);
-    if (at == job.connections.end()) continue;
-    clients_.at(at->second).node.reset();
-    refuse(at->second, control::Refused::Reason::kOver,
-           fmt::format("the job succeeded without this node, which was one more than --nnodes={} and "
-                       "--spares={}: nothing was run here; was it meant for another job, which needs another "
-                       "--rdzv-id?",
-                       membership::nodes_text(job.settings), job.settings.spares),
-           effects);
+    if (!job.connections.contains(node)) continue;
     membership::left(job.round, node, {});
     job.known.erase(node);
-    detach(job, node);
+    turn_away(job, node, Refused::Reason::kOver,
+              fmt::format("the job succeeded without this node, which was one more than --nnodes={} and "
+                          "--spares={}: nothing was run here; was it meant for another job, which needs "
+                          "another --rdzv-id?",
+                          membership::nodes_text(job.settings), job.settings.spares),
+              effects);
   }
 }
 
@@ -734,14 +721,14 @@ void Jobs::send_reason(Job& job, Instant now, JobsEffects& effects) {
                                 false});
 }
 
-std::optional<Membership> Jobs::member(ConnectionId id) const {
+std::optional<NodeAssignment> Jobs::member(ConnectionId id) const {
   const auto found = clients_.find(id);
   if (found == clients_.end() || !found->second.node) return std::nullopt;
   const membership::Round* round = find_round(found->second.job);
   if (round == nullptr || round->phase != membership::Phase::kRunning) return std::nullopt;
   const auto node = round->nodes.find(*found->second.node);
   if (node == round->nodes.end() || node->second.group_rank < 0) return std::nullopt;
-  return Membership{found->second.job, *found->second.node, round->world.generation};
+  return NodeAssignment{found->second.job, *found->second.node, round->world.generation};
 }
 
 // Half of the workers would wait in another store than the rest.

@@ -31,10 +31,6 @@ struct JobsOptions {
   /// Of what an agent says about itself: host, machine, role and addresses. A job keeps no more than this for
   /// each of its nodes.
   std::size_t max_node_bytes = 16384;
-  /// Of a job's record, where it is kept. Nodes that are no members of the world and do not fit are left out:
-  /// one that comes back to another process after the job's end is not told of it but refused, or taken for
-  /// the first of a new job once the others are not waited for any more.
-  std::size_t max_record_bytes = kMaxRecordBytes;
   Millis keep{0};
   /// A job some of whose agents were lost is remembered at least so long after the last one has gone: they
   /// may only have been cut off, and have to hear how it ended. A new job takes its name all the same.
@@ -59,13 +55,14 @@ class Jobs {
   void disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects,
                     membership::Break how = membership::Break::kEnd);
   /// Somebody failed before connected(): told to those who wait for it.
-  void note_trouble(std::string_view job, membership::Trouble trouble, Instant now, JobsEffects& effects);
+  void note_join_failure(std::string_view job, membership::JoinFailure failure, Instant now,
+                         JobsEffects& effects);
 
   /// Somebody who knows better than the connection says that the node is gone for good.
   void evict_node(std::string_view job, const membership::NodeId& node, const std::string& why, Instant now,
                   JobsEffects& effects);
   /// A member's workers ask for a store that this coordinator has not: their generation ends.
-  void store_lost(const Membership& member, Instant now, JobsEffects& effects);
+  void store_lost(const NodeAssignment& member, Instant now, JobsEffects& effects);
   /// Who is about to be lost for its silence; to be looked at once more, since its messages may not be read
   /// yet.
   [[nodiscard]] std::vector<ConnectionId> overdue(Instant now) const;
@@ -90,7 +87,7 @@ class Jobs {
   [[nodiscard]] const membership::Round* find_round(std::string_view job) const;
   [[nodiscard]] bool has_joined(ConnectionId id) const;
   /// Nothing: it takes part in no world that runs.
-  [[nodiscard]] std::optional<Membership> member(ConnectionId id) const;
+  [[nodiscard]] std::optional<NodeAssignment> member(ConnectionId id) const;
   /// JobState and NodeState for whoever looks in; of jobs that `may_see` refuses nothing, not even that they
   /// are. O(nodes) of the jobs that are told of.
   [[nodiscard]] std::vector<control::Message> answer(const control::Query& question,
@@ -134,12 +131,15 @@ class Jobs {
   static void release(Job& job, ConnectionId id, Client& client, const std::string& host,
                       const control::Stop& stop, JobsEffects& effects);
   void turn_away_surplus(Job& job, JobsEffects& effects);
-  void keep(Job& job, Instant now, JobsEffects& effects);
+  void keep(Job& job, Instant now);
   void remember(Job& job, const membership::NodeId& node) const;
   void forget(const Job& job);
   void send_reason(Job& job, Instant now, JobsEffects& effects);
   void schedule(Job& job, Instant now);
   void detach(Job& job, const membership::NodeId& node);
+  /// Its connection, if it has one, is refused and speaks for no node any more.
+  void turn_away(Job& job, const membership::NodeId& node, control::Refused::Reason reason,
+                 const std::string& text, JobsEffects& effects);
   void refuse(ConnectionId id, control::Refused::Reason reason, std::string text, JobsEffects& effects);
 
   JobsOptions options_;

@@ -34,7 +34,7 @@ const std::string& machine_of(const Request& request) {
 Admission join(Round& round, const Settings& settings, const Request& request, const Settings& wanted,
                std::optional<std::int64_t> resume, Instant now) {
   const auto refuse = [&](std::string phase, std::string text) {
-    note_trouble(round, {request.host, std::move(phase), text, request.order});
+    note_join_failure(round, {request.host, std::move(phase), text, request.order});
     return Admission{Admission::Kind::kRefused, std::move(text)};
   };
   if (round.phase == Phase::kClosed)
@@ -52,7 +52,7 @@ Admission join(Round& round, const Settings& settings, const Request& request, c
                     fmt::format("has --node-rank={}, which {} has already; every node needs its own",
                                 *request.order, round.nodes.at(found->second).request.host));
   }
-  forget_trouble(round, request.host);
+  forget_join_failure(round, request.host);
   if (resume && *resume < kMaxGeneration) round.generation_floor = std::max(round.generation_floor, *resume);
 
   bool resumed = false;
@@ -98,7 +98,7 @@ bool heartbeat(Round& round, const NodeId& id, Instant now) {
 }
 
 bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_t master_port, Instant now,
-           const Reached& reached) {
+           const StepProgress& reached) {
   Node* node = find_node(round, id);
   if (node == nullptr) return false;
   // Without a place in this world, it speaks of one that a forgetful coordinator gave the same number.
@@ -120,7 +120,7 @@ bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_
 
 bool worker_failed(Round& round, const NodeId& id, std::int64_t generation, const Cause& failure,
                    bool may_restart, bool machine_at_fault, const Settings& settings, Instant now,
-                   const Reached& reached) {
+                   const StepProgress& reached) {
   const Node* node = find_node(round, id);
   // Whose workers have all ended well has none that could fail.
   if (node == nullptr || !is_current(round, generation) || node->group_rank < 0 || node->finished)

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "rendezvous/base/clock.h"
-#include "rendezvous/coordinator/step_ledger.h"
+#include "rendezvous/coordinator/progress_tracker.h"
 #include "rendezvous/protocol/world.h"
 
 namespace muster::membership {
@@ -40,17 +40,17 @@ struct Node {
 };
 
 /// What went wrong with a node that is not here. Kept for reasons and reports, one entry per name.
-struct Trouble {
+struct JoinFailure {
   std::string name;   ///< host, or address where the host is not known
   std::string phase;  ///< "authentication", "version", "settings", "connection", ...
   std::string text;
   std::optional<int> order;  ///< the place it asked for
   bool unproven = false;     ///< by somebody who proved nothing
 
-  friend bool operator==(const Trouble&, const Trouble&) = default;
+  friend bool operator==(const JoinFailure&, const JoinFailure&) = default;
 };
-inline constexpr std::size_t kMaxTroubles = 64;
-inline constexpr std::size_t kMaxUnprovenTroubles = 8;  ///< which take no other's place
+inline constexpr std::size_t kMaxJoinFailures = 64;
+inline constexpr std::size_t kMaxUnprovenJoinFailures = 8;  ///< which take no other's place
 
 enum class Phase : std::uint8_t {
   kGathering,  ///< waiting for nodes
@@ -70,11 +70,11 @@ struct Round {
   std::optional<Instant> stop_deadline;    ///< while survivors that stop their workers are waited for
   std::optional<Instant> last_call;
   std::map<std::string, Instant> excluded;  ///< machine -> until
-  std::vector<Trouble> troubles;
+  std::vector<JoinFailure> join_failures;
   std::optional<Cause> pending;  ///< of the end of the running generation, before decide() announced it
   bool pending_final = false;    ///< it must not be restarted
-  StepLedger steps;              ///< of the generations that are over
-  Reached reached;               ///< by the running or last generation, as far as its nodes have told
+  ProgressTracker steps;         ///< of the generations that are over
+  StepProgress reached;          ///< by the running or last generation, as far as its nodes have told
   /// The last generation has not been entered in `steps`: the next world waits for what its nodes tell.
   std::optional<bool> unnoted;     ///< whether it failed
   bool safe_point = false;         ///< announced by the running generation just now
@@ -117,15 +117,15 @@ struct Admission {
 [[nodiscard]] Admission join(Round& round, const Settings& settings, const Request& request,
                              const Settings& wanted, std::optional<std::int64_t> resume, Instant now);
 /// Somebody tried to join and could not, in `phase`.
-void note_trouble(Round& round, Trouble trouble);
+void note_join_failure(Round& round, JoinFailure failure);
 /// True: decide() may have been waiting for it.
 bool heartbeat(Round& round, const NodeId& id, Instant now);
 /// The workers of `generation` are gone on this node; it waits for the next world.
 bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_t master_port, Instant now,
-           const Reached& reached = {});
+           const StepProgress& reached = {});
 bool worker_failed(Round& round, const NodeId& id, std::int64_t generation, const Cause& failure,
                    bool may_restart, bool machine_at_fault, const Settings& settings, Instant now,
-                   const Reached& reached = {});
+                   const StepProgress& reached = {});
 bool finished(Round& round, const NodeId& id, std::int64_t generation, Instant now);
 /// The running world may be interrupted now for nodes that wait.
 bool safe_point(Round& round, std::int64_t generation);

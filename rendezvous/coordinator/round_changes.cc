@@ -41,11 +41,11 @@ void remove_node(Round& round, const NodeId& id) {
 void note_unfit(Round& round, const Node& node) {
   const Request& request = node.request;
   if (!is_fit(request))
-    note_trouble(round, {request.host, "preflight", "is unhealthy: " + request.unfit, request.order});
+    note_join_failure(round, {request.host, "preflight", "is unhealthy: " + request.unfit, request.order});
 }
 
-void forget_trouble(Round& round, std::string_view name) {
-  std::erase_if(round.troubles, [&](const Trouble& trouble) { return trouble.name == name; });
+void forget_join_failure(Round& round, std::string_view name) {
+  std::erase_if(round.join_failures, [&](const JoinFailure& failure) { return failure.name == name; });
 }
 
 Cause cause_of(Cause::Kind kind, const Node& node, std::string text) {
@@ -86,8 +86,8 @@ void lose_node(Round& round, const Settings& settings, const Node& node, const s
   if (!is_fit(node.request))
     note_unfit(round, node);
   else if (round.phase != Phase::kClosed)
-    note_trouble(round,
-                 {node.request.host, "connection", "connected, then dropped: " + text, node.request.order});
+    note_join_failure(
+        round, {node.request.host, "connection", "connected, then dropped: " + text, node.request.order});
   remove_node(round, NodeId(node.request.id));
 }
 
@@ -113,15 +113,16 @@ void close_round(Round& round, Cause ending) {
   round.pending.reset();
 }
 
-void note_trouble(Round& round, Trouble trouble) {
-  const bool unproven = trouble.unproven;
-  std::erase_if(round.troubles,
-                [&](const Trouble& each) { return each.name == trouble.name && each.unproven == unproven; });
-  const auto alike = [&](const Trouble& each) { return each.unproven == unproven; };
-  const auto count = std::count_if(round.troubles.begin(), round.troubles.end(), alike);
-  if (static_cast<std::size_t>(count) >= (unproven ? kMaxUnprovenTroubles : kMaxTroubles))
-    round.troubles.erase(std::find_if(round.troubles.begin(), round.troubles.end(), alike));
-  round.troubles.push_back(std::move(trouble));
+void note_join_failure(Round& round, JoinFailure failure) {
+  const bool unproven = failure.unproven;
+  std::erase_if(round.join_failures, [&](const JoinFailure& each) {
+    return each.name == failure.name && each.unproven == unproven;
+  });
+  const auto alike = [&](const JoinFailure& each) { return each.unproven == unproven; };
+  const auto count = std::count_if(round.join_failures.begin(), round.join_failures.end(), alike);
+  if (static_cast<std::size_t>(count) >= (unproven ? kMaxUnprovenJoinFailures : kMaxJoinFailures))
+    round.join_failures.erase(std::find_if(round.join_failures.begin(), round.join_failures.end(), alike));
+  round.join_failures.push_back(std::move(failure));
 }
 
 }  // namespace muster::membership

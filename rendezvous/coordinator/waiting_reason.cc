@@ -27,9 +27,9 @@ std::vector<int> missing_orders(const Round& round, const Settings& settings) {
     if (*order >= 0 && static_cast<std::size_t>(*order) < taken.size())
       taken[static_cast<std::size_t>(*order)] = true;
   }
-  for (const Trouble& trouble : round.troubles) {
-    if (trouble.order && *trouble.order >= 0 && static_cast<std::size_t>(*trouble.order) < taken.size())
-      taken[static_cast<std::size_t>(*trouble.order)] = true;
+  for (const JoinFailure& failure : round.join_failures) {
+    if (failure.order && *failure.order >= 0 && static_cast<std::size_t>(*failure.order) < taken.size())
+      taken[static_cast<std::size_t>(*failure.order)] = true;
   }
   std::vector<int> out;
   if (!known) return out;
@@ -97,7 +97,8 @@ WaitingReason explain(const Round& round, const Settings& settings, Instant now)
     else
       ++out.num_more;
   };
-  for (const Trouble& trouble : round.troubles) add(fmt::format("{} {}", trouble.name, trouble.text));
+  for (const JoinFailure& failure : round.join_failures)
+    add(fmt::format("{} {}", failure.name, failure.text));
   for (const Line& line : held_back(round, now)) add(fmt::format("{} {}", line.name, line.text));
   // A short list only: at the beginning nearly all are missing.
   if (const auto missing = missing_orders(round, settings); !missing.empty() && missing.size() <= 16)
@@ -170,7 +171,7 @@ std::string timeout_report(const Round& round, const Settings& settings, Instant
     else
       ++left_out;
   };
-  for (const Trouble& trouble : round.troubles) add(trouble.name, trouble.phase, trouble.text);
+  for (const JoinFailure& failure : round.join_failures) add(failure.name, failure.phase, failure.text);
   for (const Line& line : held_back(round, now)) add(line.name, line.phase, line.text);
   if (left_out > 0) out += fmt::format("\n  and {} more", left_out);
   if (const auto missing = missing_orders(round, settings); !missing.empty())

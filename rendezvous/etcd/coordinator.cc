@@ -135,11 +135,11 @@ Error Coordinator::unreachable() const {
 }
 
 void Coordinator::race() {
-  net::AddressRace::Course course;
+  net::AddressRace::Options course;
   course.addresses = options_.sort_addresses(followed_->addresses);
   course.port = followed_->port;
   race_ = std::make_unique<net::AddressRace>(
-      loop_, std::move(course), [this](const Result<net::AddressRace::Winner>& winner) {
+      loop_, std::move(course), [this](const Result<net::AddressRace::Answer>& winner) {
         if (winner) return locate(winner->address, followed_->port);
         last_error_ = winner.error().message;
         log_.info(fmt::format("the coordinator on {} does not answer: {}", followed_->host, last_error_));

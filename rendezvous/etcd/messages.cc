@@ -10,6 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <openssl/evp.h>
 
+#include "rendezvous/base/text.h"
+
 namespace muster::etcd {
 namespace {
 
@@ -44,13 +46,8 @@ std::string from_base64(const std::string& text) {
   return out;
 }
 
-// One line without what a terminal would obey.
 std::string shown(std::string_view text) {
-  std::string out(text.substr(0, kShownBytes));
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) >= 0x7f) c = ' ';
-  while (!out.empty() && out.back() == ' ') out.pop_back();
-  return out;
+  return one_line(text.substr(0, text.find_last_not_of(" \r\n") + 1), kShownBytes);
 }
 
 // Proto3's JSON leaves out what is zero, and writes 64 bits as text.

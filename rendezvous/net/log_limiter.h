@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // LogLimiter: lets the first lines of each kind through and then sums up, so that ten thousand strangers cost
-// a line a second and not a full disk. Pure: time is an argument. Owned by a RefusalLog; one thread.
+// a line a second and not a full disk. Pure: time is an argument. Owned by a RejectionLog; one thread.
 #pragma once
 
 #include <cstddef>

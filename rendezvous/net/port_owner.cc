@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::net {
 namespace {
@@ -108,10 +109,7 @@ std::string command_of(const std::string& pid) {
   std::string text = read_file("/proc/" + pid + "/cmdline", 65536).value_or(std::string());
   while (!text.empty() && text.back() == '\0') text.pop_back();
   std::replace(text.begin(), text.end(), '\0', ' ');
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return std::iscntrl(c) != 0; }, '?');
-  if (text.size() > 120) text = text.substr(0, 117) + "...";
-  return text.empty() ? "?" : text;
+  return text.empty() ? "?" : one_line(text, 120);
 }
 
 }  // namespace

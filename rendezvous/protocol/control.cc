@@ -14,10 +14,22 @@ namespace {
 
 constexpr std::size_t kLengthBytes = 4;
 
+/// "Join" of control::Join, from what the compiler calls this function: "... [with T = muster::control::Join;
+/// ...]".
+template <class T>
+constexpr std::string_view type_name() {
+  std::string_view text = __PRETTY_FUNCTION__;
+  text.remove_prefix(text.find("T = ") + 4);
+  text = text.substr(0, text.find_first_of(";]"));
+  return text.substr(text.rfind(':') + 1);
+}
+static_assert(type_name<Join>() == "Join");
+
 }  // namespace
 
 std::string_view name_of(const Message& message) {
-  return std::visit([](const auto& each) { return std::remove_cvref_t<decltype(each)>::kName; }, message);
+  return std::visit([](const auto& each) { return type_name<std::remove_cvref_t<decltype(each)>>(); },
+                    message);
 }
 
 bool is_about_store(const Message& message) {

@@ -53,7 +53,6 @@ struct Start {
   std::string host;  ///< for people, before anything is proven
   Nonce nonce{};
 
-  static constexpr std::string_view kName = "Start";
   void fields(auto& io) { io(job, host, nonce); }
   friend bool operator==(const Start&, const Start&) = default;
 };
@@ -61,14 +60,12 @@ struct Challenge {
   bool has_secret = false;  ///< the coordinator asks for a proof, and gives one
   Nonce nonce{};
 
-  static constexpr std::string_view kName = "Challenge";
   void fields(auto& io) { io(has_secret, nonce); }
   friend bool operator==(const Challenge&, const Challenge&) = default;
 };
 struct Proof {
   Mac mac{};
 
-  static constexpr std::string_view kName = "Proof";
   void fields(auto& io) { io(mac); }
   friend bool operator==(const Proof&, const Proof&) = default;
 };
@@ -80,7 +77,6 @@ struct Welcome {
   /// back.
   std::uint32_t reconnect_ms = 0;
 
-  static constexpr std::string_view kName = "Welcome";
   void fields(auto& io) { io(mac, heartbeat_ms, software, reconnect_ms); }
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };
@@ -100,7 +96,6 @@ struct Refused {
   Reason reason = Reason::kProtocol;
   std::string text;
 
-  static constexpr std::string_view kName = "Refused";
   void fields(auto& io) {
     io.one_of(reason, Reason::kBusy);
     io(text);
@@ -116,7 +111,6 @@ struct Join {
   /// that name. A span, since hosts' clocks are not compared.
   Millis age{0};
 
-  static constexpr std::string_view kName = "Join";
   void fields(auto& io) { io(request, settings, resume, software, age); }
   friend bool operator==(const Join&, const Join&) = default;
 };
@@ -124,15 +118,13 @@ struct Join {
 struct Ready {
   std::int64_t generation = 0;
   std::uint16_t master_port = 0;
-  Reached reached = {};  ///< by them
+  StepProgress reached = {};  ///< by them
 
-  static constexpr std::string_view kName = "Ready";
   void fields(auto& io) { io(generation, master_port, reached); }
   friend bool operator==(const Ready&, const Ready&) = default;
 };
 /// Answered by another: each side notices that the other is frozen.
 struct Heartbeat {
-  static constexpr std::string_view kName = "Heartbeat";
   void fields(auto&) {}
   friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
 };
@@ -156,7 +148,6 @@ struct Assignment {
   std::uint16_t peer_port = 0;
   std::string peer_host = {};
 
-  static constexpr std::string_view kName = "Assignment";
   void fields(auto& io) {
     io(generation, restarts_used, group_rank, group_world_size, base_rank, ranks, world_size, role_base_rank,
        role_world_size, master_addresses, master_port, master_host, peer_addresses, peer_port, peer_host);
@@ -177,7 +168,6 @@ struct Waiting {
   /// Until the job's gathering is given up; 0: not known, or never.
   Millis rest{0};
 
-  static constexpr std::string_view kName = "Waiting";
   void fields(auto& io) {
     io(present, min_nodes, max_nodes, outside, text, master_addresses, master_port, master_host, rest);
   }
@@ -189,7 +179,6 @@ struct GenerationOver {
   std::int32_t restarts_used = 0;
   membership::Cause cause;
 
-  static constexpr std::string_view kName = "GenerationOver";
   void fields(auto& io) { io(generation, restarts_used, cause); }
   friend bool operator==(const GenerationOver&, const GenerationOver&) = default;
 };
@@ -197,7 +186,6 @@ struct GenerationOver {
 struct Closed {
   membership::Cause cause;
 
-  static constexpr std::string_view kName = "Closed";
   void fields(auto& io) { io(cause); }
   friend bool operator==(const Closed&, const Closed&) = default;
 };
@@ -208,23 +196,20 @@ struct WorkerFailed {
   bool may_restart = true;        ///< false: an exit code that is not to be retried
   bool machine_at_fault = false;  ///< the machine is to cool down
   std::string text;
-  Reached reached = {};  ///< by the workers of this node
+  StepProgress reached = {};  ///< by the workers of this node
 
-  static constexpr std::string_view kName = "WorkerFailed";
   void fields(auto& io) { io(generation, rank, exit_code, may_restart, machine_at_fault, text, reached); }
   friend bool operator==(const WorkerFailed&, const WorkerFailed&) = default;
 };
 struct Finished {
   std::int64_t generation = 0;
 
-  static constexpr std::string_view kName = "Finished";
   void fields(auto& io) { io(generation); }
   friend bool operator==(const Finished&, const Finished&) = default;
 };
 struct SafePoint {
   std::int64_t generation = 0;
 
-  static constexpr std::string_view kName = "SafePoint";
   void fields(auto& io) { io(generation); }
   friend bool operator==(const SafePoint&, const SafePoint&) = default;
 };
@@ -235,14 +220,12 @@ struct Report {
   std::int32_t group_rank = -1;
   std::string payload;
 
-  static constexpr std::string_view kName = "Report";
   void fields(auto& io) { io(generation, host, group_rank, payload); }
   friend bool operator==(const Report&, const Report&) = default;
 };
 struct Leave {
   std::string reason;
 
-  static constexpr std::string_view kName = "Leave";
   void fields(auto& io) { io(reason); }
   friend bool operator==(const Leave&, const Leave&) = default;
 };
@@ -252,7 +235,6 @@ struct Stop {
   std::string reason;
   bool or_leave = false;
 
-  static constexpr std::string_view kName = "Stop";
   void fields(auto& io) { io(exit_code, reason, or_leave); }
   friend bool operator==(const Stop&, const Stop&) = default;
 };
@@ -265,7 +247,6 @@ struct StoreAttach {
   std::uint32_t num_connections =
       0;  ///< so many StoreOpen follow, and the workers' other connections are gone
 
-  static constexpr std::string_view kName = "StoreAttach";
   static constexpr bool kAboutStore = true;
   void fields(auto& io) { io(generation, instance, num_connections); }
   friend bool operator==(const StoreAttach&, const StoreAttach&) = default;
@@ -274,7 +255,6 @@ struct StoreAttached {
   std::int64_t generation = 0;
   std::uint64_t instance = 0;  ///< random: no other store has it
 
-  static constexpr std::string_view kName = "StoreAttached";
   static constexpr bool kAboutStore = true;
   void fields(auto& io) { io(generation, instance); }
   friend bool operator==(const StoreAttached&, const StoreAttached&) = default;
@@ -283,7 +263,6 @@ struct StoreRefused {
   std::int64_t generation = 0;
   std::string text;
 
-  static constexpr std::string_view kName = "StoreRefused";
   static constexpr bool kAboutStore = true;
   void fields(auto& io) { io(generation, text); }
   friend bool operator==(const StoreRefused&, const StoreRefused&) = default;
@@ -293,7 +272,6 @@ struct StoreOpen {
   std::uint32_t connection = 0;  ///< numbered upwards
   std::uint64_t acked = 0;       ///< requests up to here are done and answered; the next one comes first
 
-  static constexpr std::string_view kName = "StoreOpen";
   static constexpr bool kAboutStore = true;
   void fields(auto& io) { io(connection, acked); }
   friend bool operator==(const StoreOpen&, const StoreOpen&) = default;
@@ -306,7 +284,6 @@ struct StoreRequest {
   bool more = false;        ///< another piece follows
   std::string bytes;
 
-  static constexpr std::string_view kName = "StoreRequest";
   static constexpr bool kAboutStore = true;
   void fields(auto& io) { io(connection, number, acked, more, bytes); }
   friend bool operator==(const StoreRequest&, const StoreRequest&) = default;
@@ -319,7 +296,6 @@ struct StoreAnswer {
   bool more = false;
   std::string bytes;
 
-  static constexpr std::string_view kName = "StoreAnswer";
   static constexpr bool kAboutStore = true;
   void fields(auto& io) { io(connection, number, more, bytes); }
   friend bool operator==(const StoreAnswer&, const StoreAnswer&) = default;
@@ -331,7 +307,6 @@ struct StoreClose {
   std::uint32_t connection = 0;
   std::string reason;
 
-  static constexpr std::string_view kName = "StoreClose";
   static constexpr bool kAboutStore = true;
   void fields(auto& io) { io(connection, reason); }
   friend bool operator==(const StoreClose&, const StoreClose&) = default;
@@ -344,7 +319,6 @@ struct Clock {
   std::int64_t received = 0;  ///< 0 in the question, as the next
   std::int64_t answered = 0;
 
-  static constexpr std::string_view kName = "Clock";
   void fields(auto& io) { io(asked, received, answered); }
   friend bool operator==(const Clock&, const Clock&) = default;
 };
@@ -353,7 +327,6 @@ struct Clock {
 struct SafePointPassed {
   std::int64_t generation = 0;
 
-  static constexpr std::string_view kName = "SafePointPassed";
   void fields(auto& io) { io(generation); }
   friend bool operator==(const SafePointPassed&, const SafePointPassed&) = default;
 };
@@ -377,7 +350,6 @@ struct Hang {
   std::string payload;
 
   [[nodiscard]] bool to_all() const { return kind >= Kind::kRequestSnapshot; }
-  static constexpr std::string_view kName = "Hang";
   void fields(auto& io) {
     io(generation);
     io.one_of(kind, Kind::kAlreadyReported);
@@ -390,7 +362,6 @@ struct Hang {
 struct Notice {
   std::string text;
 
-  static constexpr std::string_view kName = "Notice";
   void fields(auto& io) { io(text); }
   friend bool operator==(const Notice&, const Notice&) = default;
 };
@@ -401,16 +372,15 @@ struct StopWorkers {
   std::int64_t generation = 0;
   std::int32_t group_rank = -1;  ///< of the sender
 
-  static constexpr std::string_view kName = "StopWorkers";
   void fields(auto& io) { io(generation, group_rank); }
   friend bool operator==(const StopWorkers&, const StopWorkers&) = default;
 };
 
-using Message = std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment,
-                             Waiting, GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report,
-                             Leave, Stop, StoreAttach, StoreAttached, StoreRefused, StoreOpen, StoreRequest,
-                             StoreAnswer, StoreClose, Clock, SafePointPassed, Hang, Notice, Query, JobState,
-                             NodeState, StoreJobState, QueryEnd, StopWorkers>;
+using Message =
+    std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
+                 GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, StoreAttach,
+                 StoreAttached, StoreRefused, StoreOpen, StoreRequest, StoreAnswer, StoreClose, Clock,
+                 SafePointPassed, Hang, Notice, Query, JobState, NodeState, QueryEnd, StopWorkers>;
 
 /// Of the workers' store, whoever says it.
 [[nodiscard]] bool is_about_store(const Message& message);

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/text.h"
 #include "rendezvous/protocol/control.h"
 #include "rendezvous/store/wire.h"
 
@@ -17,7 +18,7 @@ namespace fs = std::filesystem;
 Result<void> JobSecrets::add(const std::string& job, const std::string& file) {
   if (std::string defect = control::defect_of_job(job); !defect.empty())
     return fail(ErrorCode::kInvalidArgument,
-                fmt::format("secret file {}: {}", wire::printable(file, 256), std::move(defect)));
+                fmt::format("secret file {}: {}", printable(file, 256), std::move(defect)));
   MUSTER_TRY(auth::Secret secret, auth::Secret::from_file(file));
   if (!secrets_.emplace(job, std::move(secret)).second)
     return fail(ErrorCode::kInvalidArgument,

@@ -3,7 +3,7 @@
 // control protocol (control.h) on a connection that joins nothing. One question at a time, which changes
 // nothing:
 //   Query  ->
-//            <-  JobState*, NodeState*, StoreJobState*, QueryEnd
+//            <-  JobState*, NodeState*, QueryEnd
 // An answer has kMaxQueryEntries of each at most; QueryEnd says how many there are and where to go on.
 // Values; texts are as agents gave them, cut short, and not to be shown to a terminal as they are.
 #pragma once
@@ -23,7 +23,6 @@ struct Query {
   std::string after;              ///< of the jobs those behind this name; empty: from the first
   std::uint64_t from_number = 0;  ///< of the nodes those from this number on
 
-  static constexpr std::string_view kName = "Query";
   void fields(auto& io) { io(job, after, from_number); }
   friend bool operator==(const Query&, const Query&) = default;
 };
@@ -59,7 +58,6 @@ struct JobState {
   std::string first_address;
   std::uint16_t first_port = 0;  ///< 0: the store is the coordinator's
 
-  static constexpr std::string_view kName = "JobState";
   void fields(auto& io) {
     io(job);
     io.one_of(phase, Phase::kEnded);
@@ -92,7 +90,6 @@ struct NodeState {
   std::string address;         ///< by which it reached the coordinator; else the best that it offered
   std::string text;            ///< why it is not a member, or is none that works
 
-  static constexpr std::string_view kName = "NodeState";
   void fields(auto& io) {
     io(number, host);
     io.one_of(state, State::kGone);
@@ -101,34 +98,16 @@ struct NodeState {
   friend bool operator==(const NodeState&, const NodeState&) = default;
 };
 
-/// A job of torchrun's, which uses this process as its store.
-struct StoreJobState {
-  std::string job;
-  std::uint64_t num_agents = 0;   ///< connections that have shown themselves to be agents
-  std::uint64_t num_clients = 0;  ///< all that have used the job's keys
-  std::uint64_t num_keys = 0;     ///< and queues
-  std::uint64_t num_bytes = 0;
-  std::uint64_t num_waits = 0;
-
-  static constexpr std::string_view kName = "StoreJobState";
-  void fields(auto& io) { io(job, num_agents, num_clients, num_keys, num_bytes, num_waits); }
-  friend bool operator==(const StoreJobState&, const StoreJobState&) = default;
-};
-
 struct QueryEnd {
-  std::uint64_t num_jobs = 0;        ///< that the asker may see, however many were asked for, as the next
-  std::uint64_t num_nodes = 0;       ///< of the job that was asked for
-  std::uint64_t num_store_jobs = 0;  ///< of torchrun
-  bool more = false;                 ///< jobs or nodes: ask again with the next two
+  std::uint64_t num_jobs = 0;   ///< that the asker may see, however many were asked for, as the next
+  std::uint64_t num_nodes = 0;  ///< of the job that was asked for
+  bool more = false;            ///< jobs or nodes: ask again with the next two
   std::string after;
   std::uint64_t from_number = 0;
   std::string software;  ///< of the coordinator
   std::string problem;   ///< why it acknowledges nothing at present
 
-  static constexpr std::string_view kName = "QueryEnd";
-  void fields(auto& io) {
-    io(num_jobs, num_nodes, num_store_jobs, more, after, from_number, software, problem);
-  }
+  void fields(auto& io) { io(num_jobs, num_nodes, more, after, from_number, software, problem); }
   friend bool operator==(const QueryEnd&, const QueryEnd&) = default;
 };
 

@@ -10,7 +10,7 @@
 
 namespace muster {
 
-std::string to_text(const Reached& reached) {
+std::string to_text(const StepProgress& reached) {
   if (!reached.known()) return "no step";
   if (reached.epoch <= 0) return fmt::format("step {}", std::max<std::int64_t>(reached.step, 0));
   if (reached.step < 0) return fmt::format("epoch {}", reached.epoch);
@@ -55,42 +55,25 @@ std::string_view to_string(Cause::Kind kind) {
 }
 
 std::string difference(const Settings& wanted, const Settings& job) {
-  if (wanted.min_nodes != job.min_nodes || wanted.max_nodes != job.max_nodes)
-    return fmt::format("wants --nnodes={}, the job has --nnodes={}", nodes_text(wanted), nodes_text(job));
-  if (wanted.spares != job.spares)
-    return fmt::format("wants --spares={}, the job has --spares={}", wanted.spares, job.spares);
-  if (wanted.max_restarts != job.max_restarts)
-    return fmt::format("wants --max-restarts={}, the job has --max-restarts={}", wanted.max_restarts,
-                       job.max_restarts);
-  if (wanted.max_without_progress != job.max_without_progress)
-    return fmt::format(
-        "wants --max-restarts-without-progress={}, the job has --max-restarts-without-progress={}",
-        wanted.max_without_progress, job.max_without_progress);
-  if (wanted.restart_after_loss != job.restart_after_loss) {
-    const auto word = [](bool restart) { return restart ? "does" : "does not"; };
-    return fmt::format(
-        "by its --restart-on and --no-restart-on the job {} restart after the loss of a node, by the "
-        "job's it {}",
-        word(wanted.restart_after_loss), word(job.restart_after_loss));
-  }
-  if (wanted.grow_at_safe_point != job.grow_at_safe_point ||
-      wanted.safe_point_patience != job.safe_point_patience) {
-    const auto text = [](const Settings& settings) {
-      if (!settings.grow_at_safe_point) return std::string("now");
-      if (settings.safe_point_patience.count() == 0) return std::string("safe-point");
-      return fmt::format("safe-point:{:g}",
-                         std::chrono::duration<double>(settings.safe_point_patience).count());
-    };
-    return fmt::format("wants --join-at={}, the job has --join-at={}", text(wanted), text(job));
-  }
-  // The coordinator judges all by the job's time-out; an agent that beats its heart by another is lost for
-  // it.
-  if (wanted.heartbeat_timeout != job.heartbeat_timeout)
-    return fmt::format(
-        "wants a heartbeat timeout (keep_alive_interval times keep_alive_max_attempt) of {} ms, the job has "
-        "{} ms",
-        wanted.heartbeat_timeout.count(), job.heartbeat_timeout.count());
-  return {};
+  if (wanted == job) return {};
+  const auto texts = [](const Settings& of) {
+    const double patience = std::chrono::duration<double>(of.safe_point_patience).count();
+    return std::array{
+        "--nnodes=" + nodes_text(of), fmt::format("--spares={}", of.spares),
+        fmt::format("--max-restarts={}", of.max_restarts),
+        fmt::format("--max-restarts-without-progress={}", of.max_without_progress),
+        fmt::format("{} after the loss of a node (--restart-on, --no-restart-on)",
+                    of.restart_after_loss ? "a restart" : "no restart"),
+        !of.grow_at_safe_point ? std::string("--join-at=now")
+        : patience == 0        ? std::string("--join-at=safe-point")
+                               : fmt::format("--join-at=safe-point:{:g}", patience),
+        // The coordinator judges all by the job's time-out; an agent with another one is lost for it.
+        fmt::format("a heartbeat timeout (keep_alive_interval times keep_alive_max_attempt) of {} ms",
+                    of.heartbeat_timeout.count())};
+  };
+  const auto here = texts(wanted), there = texts(job);
+  const auto [one, other] = std::mismatch(here.begin(), here.end(), there.begin());
+  return one == here.end() ? std::string() : fmt::format("wants {}, the job has {}", *one, *other);
 }
 
 std::string remark(const Settings& wanted, const Settings& job) {

@@ -4,6 +4,8 @@
 // state made of them is coordinator/membership.h, the messages that carry them are messages in control.h.
 #pragma once
 
+#include <array>
+#include <bit>
 #include <compare>
 #include <cstdint>
 #include <optional>
@@ -17,16 +19,16 @@
 namespace muster {
 
 /// The furthest step that a worker told of. -1: none.
-struct Reached {
+struct StepProgress {
   std::int64_t epoch = -1;
   std::int64_t step = -1;
 
   [[nodiscard]] bool known() const { return epoch >= 0 || step >= 0; }
   void fields(auto& io) { io(epoch, step); }
-  friend auto operator<=>(const Reached&, const Reached&) = default;
+  friend auto operator<=>(const StepProgress&, const StepProgress&) = default;
 };
 /// "epoch 2 step 140", "step 7", "no step".
-[[nodiscard]] std::string to_text(const Reached& reached);
+[[nodiscard]] std::string to_text(const StepProgress& reached);
 
 /// What a job ends with whose restarts gain no step; one of exit_status.h's codes, here because the
 /// coordinator decides it.
@@ -47,7 +49,8 @@ struct NodeId {
 /// Seeded: agents choose their ids.
 struct NodeIdHash {
   std::size_t operator()(const NodeId& id) const {
-    return static_cast<std::size_t>(seeded_hash(id.high, id.low));
+    const auto bytes = std::bit_cast<std::array<char, sizeof id>>(id);
+    return seeded_hash({bytes.data(), bytes.size()});
   }
 };
 /// 32 hexadecimal digits.
@@ -70,7 +73,8 @@ struct Settings {
   bool grow_at_safe_point = false;   ///< newcomers wait for safe_point() instead of interrupting the job
   Millis safe_point_patience{0};     ///< but no longer than this; 0: for as long as it takes
   bool restart_after_loss = true;    ///< false: the loss of a member ends the job
-  int max_without_progress = 0;  ///< restarts in a row that lead no further, see step_ledger.h; 0: any number
+  int max_without_progress =
+      0;  ///< restarts in a row that lead no further, see progress_tracker.h; 0: any number
 
   void fields(auto& io) {
     io(min_nodes, max_nodes, spares, max_restarts, join_timeout, last_call_timeout, stop_timeout,

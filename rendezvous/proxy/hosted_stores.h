@@ -29,8 +29,8 @@
 namespace muster {
 
 struct HostedStoresOptions {
-  SessionLimits limits;              ///< limits.store.job bounds each store
-  std::size_t max_channels = 65536;  ///< of an agent: its workers' connections
+  SessionLimits limits;                 ///< limits.store bounds each store
+  std::size_t max_connections = 65536;  ///< of an agent: its workers' connections
   /// Of all connections: requests that are not run, answers that are not sent or not acknowledged, and what
   /// it takes to keep each connection. Beyond it the one that has the most is closed.
   std::size_t max_buffered_bytes = std::size_t{4} << 30;
@@ -46,10 +46,10 @@ class HostedStores {
   ~HostedStores();
 
   /// A message about the store. `member`: what the agent is a member of now, for StoreAttach.
-  [[nodiscard]] std::string receive(ConnectionId from, const std::optional<Membership>& member,
+  [[nodiscard]] std::string receive(ConnectionId from, const std::optional<NodeAssignment>& member,
                                     const control::Message& message);
   /// A member whose workers had a store that is not here: it is answered by the end of their generation.
-  [[nodiscard]] std::optional<Membership> take_lost() { return std::exchange(lost_, std::nullopt); }
+  [[nodiscard]] std::optional<NodeAssignment> take_lost() { return std::exchange(lost_, std::nullopt); }
   /// Who asked for the store of a generation that is over, as may not be known to others yet. Once.
   [[nodiscard]] std::unordered_map<ConnectionId, control::StoreRefused> take_refused() {
     return std::exchange(refused_, {});
@@ -76,7 +76,7 @@ class HostedStores {
 
   [[nodiscard]] std::size_t num_stores() const { return stores_.size(); }
   /// Workers' connections that are open.
-  [[nodiscard]] std::size_t num_channels() const { return num_open_; }
+  [[nodiscard]] std::size_t num_connections() const { return num_open_; }
   /// See HostedStoresOptions::max_buffered_bytes.
   [[nodiscard]] std::size_t num_buffered_bytes() const { return num_buffered_; }
   /// nullptr: none.
@@ -87,7 +87,8 @@ class HostedStores {
   struct AgentSession;
   struct Store;
 
-  void attach(ConnectionId from, const std::optional<Membership>& member, const control::StoreAttach& attach);
+  void attach(ConnectionId from, const std::optional<NodeAssignment>& member,
+              const control::StoreAttach& attach);
   [[nodiscard]] std::string open(AgentSession& agent, const control::StoreOpen& open);
   [[nodiscard]] std::string request(AgentSession& agent, const control::StoreRequest& request);
   void run(Connection& connection, std::string_view bytes);
@@ -114,7 +115,7 @@ class HostedStores {
   std::map<std::string, std::unique_ptr<Store>, std::less<>> stores_;  // by job
   std::unordered_map<ConnectionId, AgentSession*> agents_;
   std::unordered_map<ConnectionId, control::StoreRefused> refused_;
-  std::optional<Membership> lost_;
+  std::optional<NodeAssignment> lost_;
   std::vector<ConnectionId> ready_;
   Effects effects_;
   std::size_t num_open_ = 0;

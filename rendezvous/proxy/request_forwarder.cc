@@ -156,9 +156,6 @@ bool RequestForwarder::take(Connection& connection, const wire::Request& request
   switch (request.op) {
     case Op::kValidate:
       return true;
-    case Op::kWatchKey:
-      connection.reason = "WATCH_KEY, which PyTorch has up to 2.0, is not served";
-      return false;
     case Op::kMultiGet:
       if (request.items.empty()) return true;
       break;

@@ -16,10 +16,10 @@
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/acceptor.h"
-#include "rendezvous/net/link_room.h"
 #include "rendezvous/net/listener.h"
 #include "rendezvous/net/peer_owner.h"
-#include "rendezvous/net/refusal_log.h"
+#include "rendezvous/net/rejection_log.h"
+#include "rendezvous/net/send_limit.h"
 
 namespace muster::net {
 namespace {
@@ -54,13 +54,13 @@ class StoreProxy::Impl {
       : loop_(loop),
         options_(options),
         uplink_(std::move(uplink)),
-        refusals_(loop, log),
+        rejections_(loop, log),
         port_(listener.port),
         acceptor_(std::move(listener)),
         listening_(loop, ::fcntl(acceptor_.listener().fd.get(), F_DUPFD_CLOEXEC, 0)),
         requests_(generation, options.requests),
         scratch_(kReadBytes, '\0') {}
-  ~Impl() { refusals_.stop(); }
+  ~Impl() { rejections_.stop(); }
 
   [[nodiscard]] std::uint16_t port() const { return port_; }
   [[nodiscard]] const RequestForwarder& requests() const { return requests_; }
@@ -84,7 +84,7 @@ class StoreProxy::Impl {
   void bring() {
     for (auto ready = requests_.take_ready(); !ready.empty(); ready = requests_.take_ready())
       for (const Number id : ready) serve(id);
-    while (uplink_.unsent_bytes() < kLinkRoomBytes && requests_.next(message_)) uplink_.send(message_);
+    while (uplink_.unsent_bytes() < kSendLimitBytes && requests_.next(message_)) uplink_.send(message_);
   }
 
  private:
@@ -102,7 +102,7 @@ class StoreProxy::Impl {
     listening_.async_wait(Descriptor::wait_read, on_event([this] {
                             acceptor_.accept_some(
                                 [&](UniqueFd fd) { admit(std::move(fd)); },
-                                [&](const std::string& reason) { refuse(Refusal::kSystem, reason); });
+                                [&](const std::string& reason) { refuse(Rejection::kSystem, reason); });
                             wait_accept();
                           }));
   }
@@ -110,19 +110,19 @@ class StoreProxy::Impl {
   void admit(UniqueFd fd) {
     std::string name = peer_name(fd.get());
     if (clients_.size() >= options_.max_connections)
-      return refuse(Refusal::kLimit, fmt::format("closed {}: {} connections of workers are open, the limit",
-                                                 name, clients_.size()));
+      return refuse(Rejection::kLimit, fmt::format("closed {}: {} connections of workers are open, the limit",
+                                                   name, clients_.size()));
     // The kernel may be told to let other hosts reach 127.0.0.1.
     std::string defect = peer_is_on_this_host(fd.get()) ? "" : "it is not on this host";
     if (defect.empty() && options_.own_user_only) defect = untrusted_user(fd.get());
     if (!defect.empty())
-      return refuse(Refusal::kAuthentication, fmt::format("closed {}: it is no worker: {}", name, defect));
+      return refuse(Rejection::kAuthentication, fmt::format("closed {}: it is no worker: {}", name, defect));
     const Number id = requests_.open();
     clients_.emplace(id, std::make_unique<Client>(loop_, std::move(fd), std::move(name)));
     read(id);
   }
 
-  void refuse(Refusal kind, const std::string& reason) { refusals_.write(kind, reason); }
+  void refuse(Rejection kind, const std::string& reason) { rejections_.write(kind, reason); }
 
   [[nodiscard]] Client* find(Number id) const {
     const auto found = clients_.find(id);
@@ -146,7 +146,7 @@ class StoreProxy::Impl {
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return read(id);
     const std::string cause = n == 0 ? "it closed the connection" : errno_error("recv", errno).message;
     if (!requests_.between_requests(id))
-      refuse(Refusal::kProtocol,
+      refuse(Rejection::kProtocol,
              fmt::format("closed worker {}: {} in the middle of a request", client->peer, cause));
     drop(id);
   }
@@ -162,7 +162,7 @@ class StoreProxy::Impl {
     if (state == State::kClose) return close(id, client);
     count(client, requests_.num_buffered_bytes(id) + client.unread.size());
     if (buffered_bytes_ > options_.max_buffered_bytes) {
-      refuse(Refusal::kLimit,
+      refuse(Rejection::kLimit,
              fmt::format("closed worker {}: what all workers have sent and not read is {} bytes, "
                          "the limit is {}",
                          client.peer, buffered_bytes_, options_.max_buffered_bytes));
@@ -181,7 +181,7 @@ class StoreProxy::Impl {
   }
 
   void close(Number id, const Client& client) {
-    refuse(Refusal::kProtocol, fmt::format("closed worker {}: {}", client.peer, requests_.reason(id)));
+    refuse(Rejection::kProtocol, fmt::format("closed worker {}: {}", client.peer, requests_.reason(id)));
     drop(id);
   }
 
@@ -237,7 +237,7 @@ class StoreProxy::Impl {
   boost::asio::io_context& loop_;
   StoreProxyOptions options_;
   Uplink uplink_;
-  RefusalLog refusals_;
+  RejectionLog rejections_;
   std::uint16_t port_;
   Acceptor acceptor_;
   Descriptor listening_;  // the acceptor's socket once more, for the loop

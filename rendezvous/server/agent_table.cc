@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "rendezvous/net/link_room.h"
+#include "rendezvous/net/send_limit.h"
 
 namespace muster::net {
 
@@ -15,9 +15,8 @@ AgentTable::Room AgentTable::make_room(std::size_t max_connections, std::size_t 
   if (!deadlines_.empty() && (full || deadlines_.size() >= max_handshakes)) {
     const ConnectionId oldest = deadlines_.begin()->second;
     return {oldest, false,
-            fmt::format("closed {}: the oldest of {} that have proven nothing yet, the limit ({})",
-                        find(oldest)->peer.name(), deadlines_.size(),
-                        full ? "--max-agents" : "--max-handshakes")};
+            fmt::format("closed {}: the oldest of {} that have proven nothing yet, the limit{}",
+                        find(oldest)->peer.name(), deadlines_.size(), full ? " (--max-agents)" : "")};
   }
   if (!full) return {};
   return {{},
@@ -46,7 +45,7 @@ std::shared_ptr<AgentConnection> AgentTable::drain(ConnectionId id, HostedStores
   if (!connection || connection->peer.stage != ControlPeer::Stage::kOpen) return nullptr;
   control::Message message;
   std::string bytes;
-  while (connection->peer.unsent_bytes() < kLinkRoomBytes) {
+  while (connection->peer.unsent_bytes() < kSendLimitBytes) {
     if (stores != nullptr && stores->next(id, message)) {
       bytes.clear();
       control::encode(message, bytes);

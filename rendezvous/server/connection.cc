@@ -17,13 +17,8 @@ constexpr std::size_t kKeptOutputBytes = 65536;
 
 }  // namespace
 
-Connection::Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits,
-                       const bool* hold, std::string_view other_first_bytes)
-    : fd_(std::move(fd)),
-      hold_(hold),
-      session_(id, core, limits),
-      max_output_bytes_(limits.max_output_bytes),
-      other_first_bytes_(other_first_bytes) {}
+Connection::Connection(UniqueFd fd, ClientId id, const Shared& shared)
+    : fd_(std::move(fd)), shared_(shared), session_(id, shared.core, shared.limits, shared.torchrun) {}
 
 Connection::Status Connection::failed(std::string reason) {
   reason_ = std::move(reason);
@@ -31,7 +26,7 @@ Connection::Status Connection::failed(std::string reason) {
 }
 
 Connection::Status Connection::flush(Instant now) {
-  if (*hold_) [[unlikely]]
+  if (*shared_.hold) [[unlikely]]
     return Status::kOpen;
   while (sent_ < out_.size()) {
     const ssize_t n = retry_eintr([&] {
@@ -43,9 +38,9 @@ Connection::Status Connection::flush(Instant now) {
       continue;
     }
     if (errno != EAGAIN && errno != EWOULDBLOCK) return failed(errno_error("send", errno).message);
-    if (unsent_bytes() <= max_output_bytes_ + kKeptOutputBytes) return Status::kOpen;
-    refusal_ = Refusal::kSlowReader;
-    return failed(fmt::format("it has not read {} bytes of answers (--max-output-bytes)", unsent_bytes()));
+    if (unsent_bytes() <= shared_.limits.max_output_bytes + kKeptOutputBytes) return Status::kOpen;
+    rejection_ = Rejection::kSlowReader;
+    return failed(fmt::format("it has not read {} bytes of answers", unsent_bytes()));
   }
   if (out_.capacity() > kKeptOutputBytes) out_ = std::string();
   out_.clear();
@@ -60,8 +55,8 @@ Connection::Status Connection::process(std::string_view input, Effects& effects,
     if (state == Session::State::kClose) return failed(session_.close_reason());
     if (status != Status::kOpen) return status;
     undecided_ = state == Session::State::kUndecided;
-    if (state != Session::State::kOutputFull && state != Session::State::kDeliver) return Status::kOpen;
-    if (blocked() || state == Session::State::kDeliver) {
+    if (state != Session::State::kOutputFull) return Status::kOpen;
+    if (blocked()) {
       unread_.assign(input);
       return Status::kOpen;
     }
@@ -78,7 +73,7 @@ Connection::Status Connection::on_readable(std::string& scratch, Effects& effect
     return Status::kOther;
   }
   if (n > 0 && !served()) {
-    refusal_ = Refusal::kAuthentication;
+    rejection_ = Rejection::kAuthentication;
     return failed(not_served_);
   }
   if (n > 0) return process({scratch.data(), static_cast<std::size_t>(n)}, effects, now);
@@ -92,7 +87,7 @@ Connection::Status Connection::on_readable(std::string& scratch, Effects& effect
 
 bool Connection::is_other_protocol(char first) const {
   return session_.generation() == wire::Generation::kUndetected && session_.between_requests() &&
-         other_first_bytes_.find(first) != std::string_view::npos;
+         shared_.other_first_bytes.find(first) != std::string_view::npos;
 }
 
 bool Connection::asks_nothing() const {
@@ -120,11 +115,10 @@ Connection::Status Connection::send_held(Instant now) {
 
 bool Connection::time_is_up(Millis slow_reader_timeout, Millis first_byte_timeout) {
   if (blocked())
-    give_up(Refusal::kSlowReader,
-            fmt::format("it has not read its answers for {} ms, {} bytes are waiting (--slow-reader-timeout)",
-                        slow_reader_timeout.count(), unsent_bytes()));
+    give_up(Rejection::kSlowReader, fmt::format("it has not read its answers for {} ms, {} bytes are waiting",
+                                                slow_reader_timeout.count(), unsent_bytes()));
   else if (!served())
-    give_up(Refusal::kAuthentication,
+    give_up(Rejection::kAuthentication,
             fmt::format("it said nothing for {} ms, and {}", first_byte_timeout.count(), not_served_));
   else
     return false;

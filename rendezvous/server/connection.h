@@ -9,7 +9,7 @@
 
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/unique_fd.h"
-#include "rendezvous/net/refusal_log.h"
+#include "rendezvous/net/rejection_log.h"
 #include "rendezvous/store/session.h"
 
 namespace muster::net {
@@ -24,14 +24,20 @@ class Connection {
     kOther,   ///< its first byte is the other protocol's: release() it
   };
 
-  /// While `*hold` nothing is sent: see send_held(). `other_first_bytes`: of the other protocol at this port;
-  /// outlives it.
-  Connection(UniqueFd fd, ClientId id, StoreCore& core, const SessionLimits& limits, const bool* hold,
-             std::string_view other_first_bytes);
+  /// Of all connections of a server; outlives them.
+  struct Shared {
+    StoreCore& core;
+    const SessionLimits& limits;
+    std::string_view other_first_bytes;  ///< of the other protocol at this port
+    TorchrunJobs* torchrun = nullptr;    ///< see Session
+    const bool* hold = &kNeverHeld;      ///< while it is true nothing is sent: see send_held()
+    static constexpr bool kNeverHeld = false;
+  };
+  Connection(UniqueFd fd, ClientId id, const Shared& shared);
 
   /// Reads once into `scratch`, answers, writes.
   Status on_readable(std::string& scratch, Effects& effects, Instant now);
-  /// Writes on, and takes up input that was left because of unread answers, or until effects are delivered.
+  /// Writes on, and takes up input that was left because of unread answers.
   Status on_writable(Effects& effects, Instant now);
   /// Treats an undecided request of an old client as complete.
   Status settle(Effects& effects, Instant now);
@@ -40,7 +46,7 @@ class Connection {
   [[nodiscard]] std::string& out() { return out_; }
   Status flush(Instant now);
   /// There are answers that flush() did not send because of `*hold`.
-  [[nodiscard]] bool held() const { return *hold_ && sent_ < out_.size(); }
+  [[nodiscard]] bool held() const { return *shared_.hold && sent_ < out_.size(); }
   /// Nothing is held any more: sends.
   Status send_held(Instant now);
   /// There is input that on_writable() would take up now.
@@ -48,8 +54,8 @@ class Connection {
   /// After kOther: the socket and what was read from it.
   [[nodiscard]] UniqueFd release(std::string& first_bytes);
   /// Sets reason(), before the Server closes it for one of its own.
-  void give_up(Refusal kind, std::string reason) {
-    refusal_ = kind;
+  void give_up(Rejection kind, std::string reason) {
+    rejection_ = kind;
     reason_ = std::move(reason);
   }
   /// True, and a reason is given, if it had to do something by now.
@@ -64,7 +70,9 @@ class Connection {
   [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] const Session& session() const { return session_; }
   [[nodiscard]] const std::string& reason() const { return reason_; }
-  [[nodiscard]] Refusal refusal() const { return session_.exceeded_limit() ? Refusal::kLimit : refusal_; }
+  [[nodiscard]] Rejection rejection() const {
+    return session_.exceeded_limit() ? Rejection::kLimit : rejection_;
+  }
   [[nodiscard]] bool undecided() const { return undecided_; }
   /// The socket takes no more; wait until it is writable, and do not read before.
   [[nodiscard]] bool blocked() const { return sent_ < out_.size(); }
@@ -82,16 +90,14 @@ class Connection {
   [[nodiscard]] bool is_other_protocol(char first) const;
 
   UniqueFd fd_;
-  const bool* hold_;
+  const Shared& shared_;
   Session session_;
-  std::size_t max_output_bytes_;
   std::string out_;
   std::size_t sent_ = 0;  // of out_
-  std::string unread_;    // input left alone until out_ is sent or effects are delivered
+  std::string unread_;    // input left alone until out_ is sent
   bool undecided_ = false;
   std::string not_served_;  // why; empty: it is served
-  std::string_view other_first_bytes_;
-  Refusal refusal_ = Refusal::kProtocol;
+  Rejection rejection_ = Rejection::kProtocol;
   Instant last_progress_{};
   std::string reason_;
 };

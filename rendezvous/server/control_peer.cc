@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/base/text.h"
 #include "rendezvous/protocol/clock_offset.h"
 #include "rendezvous/store/wire.h"
 
@@ -15,14 +16,14 @@ namespace muster::net {
 
 using control::Refused;
 
-Refusal kind_of(control::Refused::Reason reason) {
+Rejection kind_of(control::Refused::Reason reason) {
   switch (reason) {
     case control::Refused::Reason::kAuthentication:
-      return Refusal::kAuthentication;
+      return Rejection::kAuthentication;
     case control::Refused::Reason::kLimit:
-      return Refusal::kLimit;
+      return Rejection::kLimit;
     default:
-      return Refusal::kProtocol;
+      return Rejection::kProtocol;
   }
 }
 
@@ -32,7 +33,7 @@ ControlPeer::ControlPeer(int fd, std::string name, const control::Limits& limits
       name_(std::move(name)),
       decoder_({control::kMaxHandshakeFrameBytes, limits.max_list}),
       handshake_(nonce) {
-  if (tls) tls_.emplace(*tls);
+  if (tls) tls_ = std::make_shared<tls::Stream>(*tls);
 }
 
 Result<std::string_view> ControlPeer::decrypt(std::string_view bytes, std::string& plain) {
@@ -43,6 +44,7 @@ Result<std::string_view> ControlPeer::decrypt(std::string_view bytes, std::strin
 }
 
 void ControlPeer::send(std::string_view bytes) {
+  if (lent_) return;  // nobody is known yet who could be told
   if (!tls_)
     out_ += bytes;
   else
@@ -80,7 +82,7 @@ std::string ControlPeer::flush() {
 // It names its job in the clear, and proves that it knows the secret of that job: the proof covers the name.
 ControlPeer::Step ControlPeer::take_start(const control::Start& start, const HandshakeOptions& options) {
   Step out;
-  host_ = wire::printable(start.host, 64);
+  host_ = printable(start.host, 64);
   if (std::string text = control::defect_of_job(start.job); !text.empty() && !start.job.empty()) {
     out.refused = Refused{Refused::Reason::kSettings, std::move(text)};
     return out;

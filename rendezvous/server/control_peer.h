@@ -4,13 +4,14 @@
 // says when to read and write. One thread.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "rendezvous/base/unique_fd.h"
-#include "rendezvous/net/refusal_log.h"
+#include "rendezvous/net/rejection_log.h"
 #include "rendezvous/net/tls.h"
 #include "rendezvous/protocol/auth.h"
 #include "rendezvous/protocol/control.h"
@@ -19,7 +20,7 @@
 namespace muster::net {
 
 /// As what a refusal is logged.
-[[nodiscard]] Refusal kind_of(control::Refused::Reason reason);
+[[nodiscard]] Rejection kind_of(control::Refused::Reason reason);
 
 class ControlPeer {
  public:
@@ -57,6 +58,22 @@ class ControlPeer {
   [[nodiscard]] Result<std::string_view> decrypt(std::string_view bytes, std::string& plain);
   [[nodiscard]] Step next(std::string_view& input, const HandshakeOptions& options);
 
+  /// What it sends belongs to a TLS handshake, which is for another thread: lent until take_back().
+  [[nodiscard]] bool is_in_tls_handshake() const { return tls_ && !lent_ && !tls_->established(); }
+  [[nodiscard]] std::shared_ptr<tls::Stream> lend_tls() {
+    lent_ = true;
+    ++num_lent_;
+    return tls_;
+  }
+  /// `out`: what that stream has to send.
+  void take_back_tls(std::string_view out) {
+    lent_ = false;
+    out_ += out;
+  }
+  /// It is to be asked and told nothing now.
+  [[nodiscard]] bool tls_is_lent() const { return lent_; }
+  [[nodiscard]] int num_lent() const { return num_lent_; }
+
   void send(std::string_view bytes);
   void send(const control::Preamble& preamble) { send_encoded(preamble); }
   void send(const control::Message& message) { send_encoded(message); }
@@ -93,7 +110,9 @@ class ControlPeer {
 
   int fd_;  // the ControlServer's
   std::string name_;
-  std::optional<tls::Stream> tls_;
+  std::shared_ptr<tls::Stream> tls_;  // nullptr: it speaks none
+  int num_lent_ = 0;
+  bool lent_ = false;
   control::Decoder decoder_;
   auth::ServerHandshake handshake_;
   std::string job_;

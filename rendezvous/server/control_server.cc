@@ -17,10 +17,10 @@
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/coordinator/job_clock.h"
-#include "rendezvous/net/link_room.h"
+#include "rendezvous/net/helper_thread.h"
 #include "rendezvous/net/peer_owner.h"
+#include "rendezvous/net/send_limit.h"
 #include "rendezvous/server/agent_table.h"
-#include "rendezvous/server/store_query.h"
 #include "rendezvous/wal/state_log.h"
 
 namespace muster::net {
@@ -37,6 +37,8 @@ constexpr Millis kStallHeartbeat{500};
 // A timer is late by so much where the process was stopped, not merely busy.
 constexpr Millis kFrozen{2000};
 constexpr Millis kLingerTime{2000};  // for who is refused to read why
+// Between two looks at a connection whose time is up while its handshake waits for this process.
+constexpr Millis kHandshakeCheck{1000};
 
 }  // namespace
 
@@ -46,10 +48,11 @@ class ControlServer::Impl final : public StateKeeper {
       : loop_(loop),
         options_(options),
         log_(log),
-        refusals_(loop, log),
+        rejections_(loop, log),
         jobs_(options.jobs),
         stores_(options.stores, auth::random_node_id().low | 1),
         timer_(loop),
+        tls_handshakes_(loop),
         scratch_(kReadBytes, '\0') {
     if (options_.state) recover(*options_.state);
   }
@@ -59,7 +62,7 @@ class ControlServer::Impl final : public StateKeeper {
     compensate_pause();
     ++stats_.num_accepted;
     const AgentTable::Room room = agents_.make_room(options_.max_connections, options_.max_handshakes, name);
-    if (!room.notice.empty()) refusals_.write(Refusal::kLimit, room.notice);
+    if (!room.notice.empty()) rejections_.write(Rejection::kLimit, room.notice);
     if (room.to_drop) drop(*room.to_drop, "it took too long");
     if (room.full) {
       ++stats_.num_refused;
@@ -100,7 +103,7 @@ class ControlServer::Impl final : public StateKeeper {
     if (options_.state) options_.state->detach(*this);
     agents_.clear();
     timer_.cancel();
-    refusals_.stop();
+    rejections_.stop();
   }
 
   void evict_node(std::string_view job, const membership::NodeId& node, const std::string& why) {
@@ -114,9 +117,9 @@ class ControlServer::Impl final : public StateKeeper {
     out.num_open = agents_.all().size();
     out.num_jobs = jobs_.num_jobs();
     out.num_stores = stores_.num_stores();
-    out.num_channels = stores_.num_channels();
+    out.num_connections = stores_.num_connections();
     out.num_buffered_bytes = agents_.buffered_bytes();
-    out.refusals = refusals_.counts();
+    out.rejections = rejections_.counts();
     return out;
   }
   [[nodiscard]] const Jobs& jobs() const { return jobs_; }
@@ -187,10 +190,10 @@ class ControlServer::Impl final : public StateKeeper {
     }));
   }
 
-  // Unless it is gone, or left alone until on_resume().
+  // Unless it is gone, left alone until on_resume(), or in a TLS handshake.
   void read_on(ConnectionId id) {
     const auto connection = agents_.find(id);
-    if (connection && !connection->paused) wait_readable(id, *connection);
+    if (connection && !connection->paused && !connection->peer.tls_is_lent()) wait_readable(id, *connection);
   }
 
   void pause_reading(ConnectionId id, AgentConnection& connection) {
@@ -235,11 +238,46 @@ class ControlServer::Impl final : public StateKeeper {
     if (connection.peer.stage == Stage::kClosing) return;
     // Over a slow line its heartbeats may be half a megabyte of the workers' store behind.
     if (connection.peer.stage == Stage::kOpen) jobs_.heard(id, now(), effects_);
+    if (connection.peer.is_in_tls_handshake()) return handshake_tls(id, connection, std::string(received));
     std::string plain;
     const auto decrypted = connection.peer.decrypt(received, plain);
     if (!decrypted)
       return refuse(id, connection, {Refused::Reason::kAuthentication, decrypted.error().message});
     take(id, connection, *decrypted);
+  }
+
+  // A signature takes up to a millisecond: it is made on a thread of its own, so that unknown peers, or
+  // agents that come back by the thousand, keep nobody's heartbeat waiting. Until it is done the connection
+  // is not read.
+  void handshake_tls(ConnectionId id, AgentConnection& connection, std::string received) {
+    struct Handshake {
+      Result<void> result;
+      std::string plain, out;
+    };
+    tls_handshakes_.run(
+        [peer = std::weak_ptr(connection.peer.lend_tls()), bytes = std::move(received),
+         hook = options_.before_tls_handshake] {
+          Handshake out;
+          if (const auto stream = peer.lock()) {
+            if (hook) hook();
+            out.result = stream->receive(bytes, out.plain, out.out);
+          }
+          return out;
+        },
+        lifetime_.guard([this, id](const Handshake& done) {
+          const auto found = agents_.find(id);
+          if (stopped_ || !found) return;
+          found->peer.take_back_tls(done.out);
+          // Its time begins when it has been served first: others may have been before it.
+          if (found->peer.num_lent() == 1)
+            agents_.set_deadline(id, *found, SteadyClock::now() + options_.handshake_timeout);
+          if (done.result)
+            take(id, *found, done.plain);
+          else
+            refuse(id, *found, {Refused::Reason::kAuthentication, done.result.error().message});
+          finish_turn();
+          read_on(id);
+        }));
   }
 
   void take(ConnectionId id, AgentConnection& connection, std::string_view bytes) {
@@ -323,7 +361,7 @@ class ControlServer::Impl final : public StateKeeper {
   }
 
   // Who has proven the secret of one job sees that job; who has proven the secret of all jobs, or nothing
-  // where there is none, sees those that have no secret of their own, and the store's. Changes that are not
+  // where there is none, sees those that have no secret of their own. Changes that are not
   // on the disk yet may show: nothing follows from an answer.
   void answer(const control::Query& question, AgentConnection& connection) const {
     ControlPeer& peer = connection.peer;
@@ -335,10 +373,6 @@ class ControlServer::Impl final : public StateKeeper {
     over.software = options_.software;
     if (options_.state) over.problem = options_.state->problem();
     for (const control::Message& each : jobs_.answer(question, may_see, now(), over)) peer.send(each);
-    if (const StoreCore* core = options_.store ? options_.store() : nullptr;
-        core != nullptr && !peer.proved_own_secret() && question.after.empty() && question.from_number == 0)
-      for (const control::StoreJobState& each : store_jobs(*core, question.job, over.num_store_jobs))
-        peer.send(control::Message(each));
     peer.send(control::Message(std::move(over)));
   }
 
@@ -364,10 +398,14 @@ class ControlServer::Impl final : public StateKeeper {
     while (!agents_.deadlines().empty() && agents_.deadlines().begin()->first <= real) {
       const ConnectionId id = agents_.deadlines().begin()->second;
       const auto connection = agents_.find(id);
+      if (connection->peer.tls_is_lent()) {
+        agents_.set_deadline(id, *connection, real + kHandshakeCheck);
+        continue;
+      }
       if (connection->peer.stage != Stage::kClosing)
-        refusals_.write(Refusal::kAuthentication,
-                        fmt::format("closed {}: it proved nothing within {} ms (--handshake-timeout)",
-                                    connection->peer.name(), options_.handshake_timeout.count()));
+        rejections_.write(Rejection::kAuthentication,
+                          fmt::format("closed {}: it proved nothing within {} ms", connection->peer.name(),
+                                      options_.handshake_timeout.count()));
       drop(id, "it took too long");
     }
     if (heartbeat_at_ <= real) {
@@ -401,11 +439,11 @@ class ControlServer::Impl final : public StateKeeper {
   }
 
   void refuse(ConnectionId id, AgentConnection& connection, Refused refused) {
-    refusals_.write(kind_of(refused.reason),
-                    fmt::format("closed {}: {}", connection.peer.name(), refused.text));
+    rejections_.write(kind_of(refused.reason),
+                      fmt::format("closed {}: {}", connection.peer.name(), refused.text));
     if (connection.peer.stage != Stage::kOpen) {
       ++stats_.num_refused;
-      const bool proof = kind_of(refused.reason) == Refusal::kAuthentication;
+      const bool proof = kind_of(refused.reason) == Rejection::kAuthentication;
       note_failure(connection.peer, proof ? "authentication" : "handshake", refused.text);
     } else {
       jobs_.disconnected(id, refused.text, now(), effects_);
@@ -419,8 +457,8 @@ class ControlServer::Impl final : public StateKeeper {
   // they read.
   void note_failure(const ControlPeer& peer, std::string phase, std::string text) {
     if (peer.job().empty() || stalled()) return;
-    jobs_.note_trouble(peer.job(), {peer.address(), std::move(phase), std::move(text), {}, true}, now(),
-                       effects_);
+    jobs_.note_join_failure(peer.job(), {peer.address(), std::move(phase), std::move(text), {}, true}, now(),
+                            effects_);
   }
 
   // The rest of the output goes out, then the peer closes, or we do when it has had its time.
@@ -466,8 +504,8 @@ class ControlServer::Impl final : public StateKeeper {
         continue;
       }
       const auto& refused = std::get<Refused>(delivery.message);
-      refusals_.write(kind_of(refused.reason),
-                      fmt::format("closed {}: {}", connection->peer.title(), refused.text));
+      rejections_.write(kind_of(refused.reason),
+                        fmt::format("closed {}: {}", connection->peer.title(), refused.text));
       jobs_.disconnected(id, "refused", now(), effects_);
       linger(id, *connection);
     }
@@ -494,11 +532,11 @@ class ControlServer::Impl final : public StateKeeper {
       const bool reset = peer.send_error() == ECONNRESET || peer.send_error() == EPIPE;
       broken_.emplace_back(id, error, reset ? membership::Break::kReset : membership::Break::kOther);
     } else if (peer.unsent_bytes() > options_.max_unsent_bytes) {
-      give_up(id, peer, Refusal::kSlowReader,
-              fmt::format("it has not read {} bytes, the limit is {} (--max-unsent-bytes)",
-                          peer.unsent_bytes(), options_.max_unsent_bytes));
+      give_up(id, peer, Rejection::kSlowReader,
+              fmt::format("it has not read {} bytes, the limit is {}", peer.unsent_bytes(),
+                          options_.max_unsent_bytes));
     } else if (agents_.count_buffered(connection) && agents_.buffered_bytes() > options_.max_buffered_bytes) {
-      give_up(id, peer, Refusal::kLimit,
+      give_up(id, peer, Rejection::kLimit,
               fmt::format("unfinished messages and unread ones of all agents are {} bytes, the limit is {} "
                           "(--max-buffered-bytes)",
                           agents_.buffered_bytes(), options_.max_buffered_bytes));
@@ -509,8 +547,8 @@ class ControlServer::Impl final : public StateKeeper {
     }
   }
 
-  void give_up(ConnectionId id, const ControlPeer& peer, Refusal kind, const std::string& reason) {
-    refusals_.write(kind, fmt::format("closed {}: {}", peer.name(), reason));
+  void give_up(ConnectionId id, const ControlPeer& peer, Rejection kind, const std::string& reason) {
+    rejections_.write(kind, fmt::format("closed {}: {}", peer.name(), reason));
     broken_.emplace_back(id, reason, membership::Break::kEnd);
   }
 
@@ -550,7 +588,7 @@ class ControlServer::Impl final : public StateKeeper {
     if (stores_wait()) stores_.remember(id);  // until on_resume()
     const auto connection = agents_.drain(id, stores_wait() ? nullptr : &stores_);
     if (!connection) return;
-    const bool more = connection->peer.unsent_bytes() >= kLinkRoomBytes;
+    const bool more = connection->peer.unsent_bytes() >= kSendLimitBytes;
     flush(id, *connection);
     if (more) wait_writable(id, *connection);
   }
@@ -583,11 +621,12 @@ class ControlServer::Impl final : public StateKeeper {
   boost::asio::io_context& loop_;
   ControlServerOptions options_;
   Log log_;
-  RefusalLog refusals_;
+  RejectionLog rejections_;
   Jobs jobs_;
   HostedStores stores_;
   boost::asio::steady_timer timer_;
   JobClock clock_;
+  HelperThread tls_handshakes_;
   Instant last_turn_ = SteadyClock::now();
   Instant armed_ = Instant::max();
   Instant heartbeat_at_ = Instant::max();  // while stalled

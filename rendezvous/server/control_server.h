@@ -15,7 +15,7 @@
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/coordinator/jobs.h"
-#include "rendezvous/net/refusal_log.h"
+#include "rendezvous/net/rejection_log.h"
 #include "rendezvous/net/tls.h"
 #include "rendezvous/protocol/auth.h"
 #include "rendezvous/protocol/control.h"
@@ -24,10 +24,6 @@
 
 namespace boost::asio {
 class io_context;
-}
-
-namespace muster {
-class StoreCore;
 }
 
 namespace muster::net {
@@ -54,12 +50,12 @@ struct ControlServerOptions {
   std::size_t max_buffered_bytes = std::size_t{4} << 30;
   HostedStoresOptions stores;  ///< of the workers whose agents proxy
   std::string software = "muster";
+  /// For tests: called on the helper thread before each part of a TLS handshake.
+  std::function<void()> before_tls_handshake = {};
   /// Called on the loop after a connection has ended; not from stop().
   std::function<void()> on_close = {};
   /// Called before agents are told of a new generation: the workers of the last one are gone on all nodes.
   std::function<void()> on_generation = {};
-  /// The store beside this coordinator, for whoever looks in; nothing: there is none.
-  std::function<const StoreCore*()> store = {};
   /// Outlives the process what is recorded here; nothing: all jobs end with it.
   std::shared_ptr<StateLog> state;
   /// With `state`: how long the agents of a former process's jobs have to come back.
@@ -73,9 +69,9 @@ struct ControlServerStats {
   std::uint64_t num_jobs = 0;
   std::uint64_t num_messages = 0;        ///< received
   std::uint64_t num_stores = 0;          ///< of workers whose agents proxy
-  std::uint64_t num_channels = 0;        ///< those workers' connections
+  std::uint64_t num_connections = 0;     ///< those workers' connections
   std::uint64_t num_buffered_bytes = 0;  ///< see ControlServerOptions::max_buffered_bytes
-  RefusalCounts refusals{};
+  RejectionCounts rejections{};
 };
 
 class ControlServer {

@@ -18,7 +18,6 @@ Result<std::unique_ptr<RendezvousServer>> RendezvousServer::listen(boost::asio::
   control.this_host_only = options.this_host_only && !protects_itself(control);
   control.stores.limits = options.store.limits;
   control.stores.max_buffered_bytes = options.store.max_buffered_bytes;
-  control.store = [&server = out->store_] { return server ? &server->core() : nullptr; };
   if (options.store_per_generation) control.on_generation = [&server = out->store_] { server->begin_anew(); };
   out->control_ = std::make_unique<ControlServer>(loop, control, log);
   ServerOptions store = options.store;

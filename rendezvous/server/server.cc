@@ -11,7 +11,6 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
@@ -19,10 +18,10 @@
 #include "rendezvous/net/acceptor.h"
 #include "rendezvous/net/listener.h"
 #include "rendezvous/net/peer_owner.h"
-#include "rendezvous/net/refusal_log.h"
+#include "rendezvous/net/rejection_log.h"
 #include "rendezvous/server/client_table.h"
 #include "rendezvous/server/connection.h"
-#include "rendezvous/server/torchrun_sweep.h"
+#include "rendezvous/server/torchrun_cleanup.h"
 #include "rendezvous/wal/state_log.h"
 
 namespace muster::net {
@@ -31,7 +30,6 @@ namespace {
 constexpr std::uint64_t kListenerTag = ~std::uint64_t{0};
 constexpr std::size_t kReadBytes = 65536;
 constexpr std::size_t kEventsPerTurn = 256;  // bounds how long one turn keeps the loop from its other work
-constexpr bool kNeverHeld = false;
 
 }  // namespace
 
@@ -42,14 +40,14 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
  public:
   Impl(boost::asio::io_context& loop, const ServerOptions& options, const Log& log, Listener listener,
        UniqueFd ready)
-      : options_(options),
+      : loop_(loop),
+        options_(options),
         log_(log),
-        refusals_(loop, log),
+        rejections_(loop, log),
         acceptor_(std::move(listener)),
         ready_(loop, ready.release()),
         timer_(loop),
-        sweep_(loop, log_, options.keep_torchrun_jobs, core_, effects_,
-               [this] { deliver(SteadyClock::now()); }) {}
+        shared_{core_, options_.limits, options_.other_first_bytes} {}
 
   Result<void> start() {
     for (const int fd : acceptor_.fds())
@@ -59,9 +57,10 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       core_ = std::exchange(options_.state->recovered().store, StoreCore());
       core_.record_to(options_.state->sink());
       options_.state->attach(*this);
-      sweep_.restored();
-      hold_ = &options_.state->dirty();
+      shared_.hold = &options_.state->dirty();
     }
+    if (options_.keep_torchrun_jobs)
+      shared_.torchrun = torchrun_.emplace(loop_, log_, *options_.keep_torchrun_jobs, core_).jobs();
     log_.info("listening on " + address());
     wait_ready();
     return {};
@@ -78,8 +77,8 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     stats_.num_open = 0;
     acceptor_.close();
     timer_.cancel();
-    sweep_.stop();
-    refusals_.stop();
+    if (torchrun_) torchrun_->stop();
+    rejections_.stop();
     boost::system::error_code ignored;
     ready_.close(ignored);
     log_.info("stopped listening on " + address());
@@ -93,7 +92,9 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   }
   void describe(const journal::LogSink& to) const override { core_.describe(to); }
 
-  void on_stall() override { sweep_.pause(); }
+  void on_stall() override {
+    if (torchrun_) torchrun_->pause();
+  }
   // Answers that waited for the disk go out, all before anything is taken up that waits for it again.
   void on_committed() override {
     const Instant now = SteadyClock::now();
@@ -109,13 +110,12 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       if (const Client* client = clients_.find(tag); client != nullptr)
         poll(EPOLL_CTL_ADD, client->connection->fd(), client->interest, tag);
     for (const std::uint64_t tag : std::exchange(resumed_, {})) take_left_input(tag, SteadyClock::now());
-    sweep_.resume();
+    if (torchrun_) torchrun_->resume();
   }
 
   [[nodiscard]] const Listener& listener() const { return acceptor_.listener(); }
   [[nodiscard]] const std::string& address() const { return listener().address; }
 
-  [[nodiscard]] const StoreCore& core() const { return core_; }
   [[nodiscard]] ServerStats stats() const {
     ServerStats out = stats_;
     out.num_requests = clients_.num_requests();
@@ -123,7 +123,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     out.num_waiting = core_.num_waiting();
     out.num_bytes = core_.num_bytes();
     out.num_buffered_bytes = clients_.buffered_bytes();
-    out.refusals = refusals_.counts();
+    out.rejections = rejections_.counts();
     return out;
   }
 
@@ -152,7 +152,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       const std::uint64_t tag = event.data.u64;
       if (tag == kListenerTag)
         acceptor_.accept_some([this](UniqueFd fd) { admit(std::move(fd)); },
-                              [this](const std::string& reason) { refuse(Refusal::kSystem, reason); });
+                              [this](const std::string& reason) { refuse(Rejection::kSystem, reason); });
       else if (Client* client = clients_.find(tag); client != nullptr && !leave(tag, *client))
         on_event(static_cast<ClientId>(tag), *client, event.events, now);
     }
@@ -174,18 +174,16 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     Connection& connection = *client.connection;
     const bool gone = (events & (EPOLLHUP | EPOLLERR)) != 0;  // in both directions
     if (gone && connection.blocked()) {
-      connection.give_up(Refusal::kSlowReader, fmt::format("it went away with {} bytes of answers unread",
-                                                           connection.unsent_bytes()));
+      connection.give_up(Rejection::kSlowReader, fmt::format("it went away with {} bytes of answers unread",
+                                                             connection.unsent_bytes()));
       return close(id, false);
     }
     // Where it is gone, reading tells why, after what it sent last.
-    const std::uint64_t tag = clients_.tag(id);
     const Connection::Status status = (events & EPOLLOUT) != 0 && !gone
                                           ? connection.on_writable(effects_, now)
                                           : connection.on_readable(scratch_, effects_, now);
     after(id, status, now);
     deliver(now);
-    take_left_input(tag, now);
   }
 
   // What a connection has read already, part by part: in between the others get its effects, and are counted.
@@ -227,7 +225,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   // Not who came last. A look at every client is paid for with megabytes.
   void close_largest() {
     const ClientId largest = clients_.largest();
-    clients_[largest].connection->give_up(Refusal::kLimit,
+    clients_[largest].connection->give_up(Rejection::kLimit,
                                           clients_.too_much(largest, options_.max_buffered_bytes));
     close(largest, true);
   }
@@ -238,13 +236,6 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     for (const ClientId id : effects_.woken)
       if (clients_[id].connection) clients_[id].connection->out().push_back(wire::kStopWaiting);
     for (const ClientId id : effects_.woken) flush(id, now);
-    // One by one, so that those who do not read are counted before the next gets its copy.
-    for (const WatchEvent& event : effects_.watched)
-      for (const ClientId id : event.clients) {
-        if (!clients_[id].connection) continue;
-        put_watch_event(clients_[id].connection->out(), event);
-        flush(id, now);
-      }
     effects_.clear();
   }
 
@@ -257,21 +248,16 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     Client& client = clients_[id];
     const std::string text = fmt::format("closed {}: {}", client.peer, client.connection->reason());
     if (refused)
-      refuse(client.connection->refusal(), text);
+      refuse(client.connection->rejection(), text);
     else
       log_.debug(text);
     forget(id);
   }
 
   void forget(ClientId id) {
-    Client& client = clients_[id];
-    // Later, so that it may do with this server what it likes.
-    if (options_.on_close)
-      boost::asio::post(ready_.get_executor(),
-                        [call = options_.on_close, peer = client.peer] { call(peer); });
     clients_.release(id);
     --stats_.num_open;
-    sweep_.look();
+    if (torchrun_) torchrun_->client_left(id);
   }
 
   void hand_over(ClientId id) {
@@ -315,14 +301,14 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     if (clients_.has_deadlines()) wait_deadline();
   }
 
-  void refuse(Refusal kind, const std::string& reason) {
+  void refuse(Rejection kind, const std::string& reason) {
     ++stats_.num_refused;
-    refusals_.write(kind, reason);
+    rejections_.write(kind, reason);
   }
 
   void admit(UniqueFd fd) {
     if (stats_.num_open >= options_.max_connections) [[unlikely]]
-      return refuse(Refusal::kLimit,
+      return refuse(Rejection::kLimit,
                     fmt::format("closed {}: {} clients are connected, the limit (--max-connections)",
                                 peer_name(fd.get()), stats_.num_open));
     const ClientId id = clients_.take();
@@ -330,12 +316,11 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     client.peer = peer_name(fd.get());
     client.interest = EPOLLIN;
     if (!poll(EPOLL_CTL_ADD, fd.get(), client.interest, clients_.tag(id))) {
-      refuse(Refusal::kSystem, errno_error("epoll_ctl for " + client.peer, errno).message);
+      refuse(Rejection::kSystem, errno_error("epoll_ctl for " + client.peer, errno).message);
       return clients_.release(id);
     }
     std::string not_served = why_not_served(fd.get());
-    client.connection = std::make_unique<Connection>(std::move(fd), id, core_, options_.limits, hold_,
-                                                     options_.other_first_bytes);
+    client.connection = std::make_unique<Connection>(std::move(fd), id, shared_);
     ++stats_.num_accepted;
     ++stats_.num_open;
     if (not_served.empty()) [[likely]]
@@ -360,18 +345,19 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
                                         ::geteuid(), defect);
   }
 
+  boost::asio::io_context& loop_;
   ServerOptions options_;
   Log log_;
-  RefusalLog refusals_;
+  RejectionLog rejections_;
   Acceptor acceptor_;
   boost::asio::posix::stream_descriptor ready_;  // the epoll set
   boost::asio::steady_timer timer_;
   StoreCore core_;  // outlives the connections' sessions
   ClientTable clients_;
   Effects effects_;
-  TorchrunSweep sweep_;
+  std::optional<TorchrunCleanup> torchrun_;
   std::string scratch_ = std::string(kReadBytes, '\0');
-  const bool* hold_ = &kNeverHeld;
+  Connection::Shared shared_;
   std::vector<std::uint64_t> held_;     // connections with answers that wait for the disk
   std::vector<std::uint64_t> resumed_;  // those whose answers have gone out, and whose input comes next
   std::vector<std::uint64_t> left_;     // not in the epoll set, because the disk is full
@@ -419,9 +405,6 @@ void Server::stop() {
 }
 ServerStats Server::stats() const {
   return impl_->stats();
-}
-const StoreCore& Server::core() const {
-  return impl_->core();
 }
 
 }  // namespace muster::net

@@ -20,7 +20,7 @@
 
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/unique_fd.h"
-#include "rendezvous/net/refusal_log.h"
+#include "rendezvous/net/rejection_log.h"
 #include "rendezvous/store/session.h"
 
 namespace boost::asio {
@@ -54,8 +54,6 @@ struct ServerOptions {
   std::vector<uid_t> allowed_users = {};
   /// How long a connection may say nothing that is not served the store, but may be the other protocol's.
   std::chrono::milliseconds first_byte_timeout = std::chrono::seconds(10);
-  /// Called on the loop after a client's connection has ended, with its address ("10.0.0.4:1234").
-  std::function<void(const std::string& peer)> on_close;
   /// A client with unread answers that takes not one byte of them for so long is closed.
   std::chrono::milliseconds slow_reader_timeout = std::chrono::minutes(1);
   /// How long an old client's byte 8 with a key may stay alone before it is taken for DELETE_KEY of PyTorch
@@ -81,7 +79,7 @@ struct ServerStats {
   std::uint64_t num_waiting = 0;         ///< clients in a WAIT or BARRIER
   std::uint64_t num_bytes = 0;           ///< that the store holds, see StoreCore::num_bytes()
   std::uint64_t num_buffered_bytes = 0;  ///< see ServerOptions::max_buffered_bytes
-  RefusalCounts refusals{};
+  RejectionCounts rejections{};
 };
 
 /// Processor time of a GET with 32 clients, from scripts/bench store (Zen 4 in a virtual machine, Linux 6.18,
@@ -113,8 +111,6 @@ class Server {
   void stop();
 
   [[nodiscard]] ServerStats stats() const;
-  /// What it holds.
-  [[nodiscard]] const StoreCore& core() const;
 
  private:
   class Impl;

@@ -15,8 +15,8 @@ namespace muster::net {
 namespace {
 
 constexpr Millis kFresh{100};
-constexpr std::array<std::string_view, kNumRefusals> kRefusals = {"protocol", "authentication", "slow_reader",
-                                                                  "limit", "system"};
+constexpr std::array<std::string_view, kNumRejections> kRefusals = {"protocol", "authentication",
+                                                                    "slow_reader", "limit", "system"};
 
 double number(std::uint64_t value) {
   return static_cast<double>(value);
@@ -41,14 +41,15 @@ void put_agents(MetricsText& out, const ControlServerStats& stats) {
   out.gauge("musterd_agent_buffered_bytes", number(stats.num_buffered_bytes),
             "Unfinished messages of agents and what they have not read.");
   out.gauge("musterd_proxied_stores", number(stats.num_stores), "Stores of workers behind their agents.");
-  out.gauge("musterd_proxied_store_connections", number(stats.num_channels), "Those workers' connections.");
+  out.gauge("musterd_proxied_store_connections", number(stats.num_connections),
+            "Those workers' connections.");
   out.gauge("musterd_jobs", number(stats.num_jobs), "Jobs, those included whose agents may come back.");
 }
 
-void put_refusals(MetricsText& out, const RefusalCounts& store, const RefusalCounts& agents) {
+void put_refusals(MetricsText& out, const RejectionCounts& store, const RejectionCounts& agents) {
   out.family("musterd_refusals_total", MetricType::kCounter,
              "Connections that were closed or not taken, by what they were and why.");
-  for (std::size_t i = 0; i < kNumRefusals; ++i) {
+  for (std::size_t i = 0; i < kNumRejections; ++i) {
     out.sample(number(store[i]), {{"peer", "store"}, {"reason", kRefusals[i]}});
     out.sample(number(agents[i]), {{"peer", "agent"}, {"reason", kRefusals[i]}});
   }
@@ -133,7 +134,7 @@ std::optional<StatusReply> daemon_status(std::string_view path, RendezvousServer
   const ControlServerStats agents = server.coordinator().stats();
   put_store(out, store);
   put_agents(out, agents);
-  put_refusals(out, store.refusals, agents.refusals);
+  put_refusals(out, store.rejections, agents.rejections);
   put_jobs(out, server.coordinator().jobs());
   if (state != nullptr) put_state_log(out, *state);
   put_process_metrics(out);

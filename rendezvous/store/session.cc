@@ -5,14 +5,18 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/text.h"
+
 namespace muster {
 
 using wire::Op;
 using wire::put_bytes;
 using wire::put_i64;
 
-Session::Session(ClientId id, StoreCore& core, const SessionLimits& limits)
-    : id_(id), core_(core), limits_(limits), decoder_(limits.wire, limits.legacy) {}
+Session::Session(ClientId id, StoreCore& core, const SessionLimits& limits, TorchrunJobs* torchrun)
+    : id_(id), core_(core), torchrun_(torchrun), limits_(limits), decoder_(limits.wire, limits.legacy) {
+  core_.limit_to(limits_.store);
+}
 
 Session::State Session::close(std::string reason) {
   close_reason_ = std::move(reason);
@@ -20,8 +24,8 @@ Session::State Session::close(std::string reason) {
 }
 
 Session::State Session::too_long(wire::Op op, std::size_t reply_bytes) {
-  return close(fmt::format("the answer to {} would be {} bytes, the limit is {} (--max-output-bytes)",
-                           op_info(op).name, reply_bytes, limits_.max_output_bytes));
+  return close(fmt::format("the answer to {} would be {} bytes, the limit is {}", op_info(op).name,
+                           reply_bytes, limits_.max_output_bytes));
 }
 
 Session::State Session::receive(std::string_view& input, std::string& out, Effects& effects) {
@@ -29,13 +33,7 @@ Session::State Session::receive(std::string_view& input, std::string& out, Effec
   wire::Request request;
   while (true) {
     if (out.size() >= limits_.pause_output_bytes) return State::kOutputFull;
-    // The request itself was small: APPEND of a byte tells a watcher of the whole value, before and after.
-    if (effects.watched_bytes >= limits_.pause_output_bytes) [[unlikely]]
-      return State::kDeliver;
-    const std::size_t before = input.size();
-    const wire::Decoder::Step step = decoder_.next(input, request);
-    num_taken_ += before - input.size();
-    switch (step) {
+    switch (decoder_.next(input, request)) {
       case wire::Decoder::Step::kRequest:
         if (const State state = execute(request, out, effects); state == State::kClose) return state;
         break;
@@ -61,11 +59,6 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
   // request.
   if (decoder_.generation() < wire::Generation::kModern) core_.cancel_wait(id_);
 
-  if (std::string excess = admit(core_, id_, request, limits_.store); !excess.empty()) [[unlikely]] {
-    exceeded_limit_ = true;
-    return close(std::move(excess));
-  }
-
   const std::size_t woken_before = effects.woken.size();
   const std::size_t out_before = out.size();
   switch (request.op) {
@@ -76,7 +69,8 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       break;
     case Op::kCompareSet:
       put_bytes(out, core_.compare_set(request.key, request.value, request.desired, effects));
-      if (core_.keys().contains(request.key)) core_.torchrun().took_part(id_, request.key);
+      if (torchrun_ != nullptr && TorchrunJobs::is_state(request.key) && core_.keys().contains(request.key))
+        torchrun_->joined(id_, request.key);
       break;
     case Op::kGet: {
       const std::string_view value = core_.get(request.key);
@@ -89,7 +83,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       const auto sum = core_.add(request.key, request.number, effects);
       if (!sum)
         return close(fmt::format("ADD to key {}, whose value \"{}\" is not a 64-bit number",
-                                 wire::printable(request.key), wire::printable(core_.get(request.key), 32)));
+                                 printable(request.key), printable(core_.get(request.key), 32)));
       put_i64(out, *sum);
       break;
     }
@@ -97,17 +91,13 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       out.push_back(core_.check(request.items) ? wire::kReady : wire::kNotReady);
       break;
     case Op::kWait:
-    case Op::kSharedWait:
-      shares_wait_ = request.op == Op::kSharedWait;
-      if (core_.wait(id_, request.items))
-        out.push_back(shares_wait_ && !core_.all_keys(request.items) ? wire::kElementCame
-                                                                     : wire::kStopWaiting);
+      if (core_.wait(id_, request.items)) out.push_back(wire::kStopWaiting);
       break;
     case Op::kGetNumKeys:
       put_i64(out, static_cast<std::int64_t>(core_.keys().size()));
       break;
     case Op::kDeleteKey:
-      put_i64(out, core_.delete_key(request.key, effects) ? 1 : 0);
+      put_i64(out, core_.delete_key(request.key) ? 1 : 0);
       break;
     case Op::kAppend:
       core_.append(request.key, request.value, effects);
@@ -121,8 +111,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       break;
     }
     case Op::kMultiSet:
-      for (std::size_t i = 0; i + 1 < request.items.size(); i += 2)
-        core_.set(request.items[i], request.items[i + 1], effects);
+      core_.multi_set(request.items, effects);
       break;
     case Op::kCancelWait:
       core_.cancel_wait(id_);
@@ -150,7 +139,6 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       break;
     }
     case Op::kBarrier:
-      shares_wait_ = false;
       switch (core_.barrier(id_, request.key, request.number, effects)) {
         case StoreCore::Barrier::kOpen:
           out.push_back(wire::kStopWaiting);
@@ -158,14 +146,15 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
         case StoreCore::Barrier::kWaiting:
           break;
         case StoreCore::Barrier::kNotANumber:
-          return close(fmt::format("BARRIER at key {}, whose value is not a 64-bit number",
-                                   wire::printable(request.key)));
+          return close(
+              fmt::format("BARRIER at key {}, whose value is not a 64-bit number", printable(request.key)));
       }
       break;
-    case Op::kWatchKey:
-      core_.watch(id_, request.key);
-      out.push_back(wire::kWatchRegistered);
-      break;
+  }
+  if (!core_.excess().empty()) [[unlikely]] {
+    out.resize(out_before);  // it says that something was done
+    exceeded_limit_ = true;
+    return close(fmt::format("{} {}", op_info(request.op).name, core_.take_excess()));
   }
 
   // A client that sent on after a WAIT can wake itself: its byte belongs before the next reply.
@@ -177,17 +166,8 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       break;
     }
   }
-  if (recorder_ != nullptr) [[unlikely]]
-    recorder_->executed(request, std::string_view(out).substr(out_before), num_taken_);
   if (out.size() > limits_.max_output_bytes) return too_long(request.op, out.size());
   return State::kNeedInput;
-}
-
-void put_watch_event(std::string& out, const WatchEvent& event) {
-  out.push_back(static_cast<char>(event.kind));
-  put_bytes(out, event.key);
-  put_bytes(out, event.old_value);
-  put_bytes(out, event.new_value);
 }
 
 }  // namespace muster

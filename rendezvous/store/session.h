@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "rendezvous/store/store_core.h"
-#include "rendezvous/store/store_limits.h"
+#include "rendezvous/store/torchrun_jobs.h"
 #include "rendezvous/store/wire.h"
 #include "rendezvous/store/wire_decoder.h"
 
@@ -21,22 +21,14 @@ namespace muster {
 
 struct SessionLimits {
   wire::Limits wire;
-  StoreLimits store;
+  StoreLimits store;  ///< of the core, the same for all of its sessions
   /// A reply may be this long; a client whose unread replies are longer is closed.
   std::size_t max_output_bytes = std::size_t{256} << 20;
-  /// receive() pauses when this much output is waiting, or this much for clients that watch keys, so that a
-  /// client which sends and never reads costs no more.
+  /// receive() pauses when this much output is waiting, so that a client which sends and never reads costs no
+  /// more.
   std::size_t pause_output_bytes = std::size_t{1} << 20;
   /// What clients of PyTorch up to 2.1 are taken for: kLegacy to find out, or kTorch20 or kTorch21.
   wire::Generation legacy = wire::Generation::kLegacy;
-};
-
-/// Who has to hear of each request that was executed.
-class RequestRecorder {
- public:
-  virtual ~RequestRecorder() = default;
-  /// `end`: of the request, in bytes taken since the first. The answer may still be to come, as of a wait.
-  virtual void executed(const wire::Request& request, std::string_view answer, std::uint64_t end) = 0;
 };
 
 class Session {
@@ -44,12 +36,12 @@ class Session {
   enum class State {
     kNeedInput,   ///< every byte was taken
     kOutputFull,  ///< send `out` first, then call again with the rest of the input
-    kDeliver,     ///< bring `effects` to the others first, then call again with the rest of the input
     kUndecided,   ///< as kNeedInput; call settle() if the peer stays silent for a moment
     kClose,       ///< close the connection: close_reason()
   };
 
-  Session(ClientId id, StoreCore& core, const SessionLimits& limits);
+  /// `torchrun`: learns of clients that are agents of torchrun; nullptr: nobody does.
+  Session(ClientId id, StoreCore& core, const SessionLimits& limits, TorchrunJobs* torchrun = nullptr);
   ~Session() { core_.disconnect(id_); }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -59,9 +51,6 @@ class Session {
 
   /// See State::kUndecided.
   [[nodiscard]] State settle(std::string& out, Effects& effects);
-
-  /// nullptr: nobody. Before the first request.
-  void record_to(RequestRecorder* recorder) { recorder_ = recorder; }
 
   [[nodiscard]] const std::string& close_reason() const { return close_reason_; }
   /// It was closed because of StoreLimits, not for what it said.
@@ -73,8 +62,6 @@ class Session {
   /// Kept of a request that is not whole.
   [[nodiscard]] std::size_t num_pending_bytes() const { return decoder_.num_pending_bytes(); }
   [[nodiscard]] std::uint64_t num_requests() const { return num_requests_; }
-  /// Its last wait was a WAIT_SHARED: who is woken by an element is told kElementCame.
-  [[nodiscard]] bool shares_wait() const { return shares_wait_; }
 
  private:
   State execute(const wire::Request& request, std::string& out, Effects& effects);
@@ -83,17 +70,12 @@ class Session {
 
   ClientId id_;
   StoreCore& core_;
+  TorchrunJobs* torchrun_;
   SessionLimits limits_;
   wire::Decoder decoder_;
   std::uint64_t num_requests_ = 0;
-  std::uint64_t num_taken_ = 0;  // bytes
-  RequestRecorder* recorder_ = nullptr;
   bool exceeded_limit_ = false;
-  bool shares_wait_ = false;
   std::string close_reason_;
 };
-
-/// The bytes a watching client gets for an event.
-void put_watch_event(std::string& out, const WatchEvent& event);
 
 }  // namespace muster

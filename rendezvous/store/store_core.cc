@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include <fmt/format.h>
+
 #include "rendezvous/store/counter.h"
 
 namespace muster {
@@ -24,80 +26,85 @@ class Decimal {
   char* end_;
 };
 
+std::size_t bytes_of_wait(std::string_view key) {
+  return WaitTable::kQueueBytes + key.size();
+}
+
 }  // namespace
 
-void StoreCore::count_for_job(std::string_view name, std::size_t keys, std::size_t bytes, std::size_t waits) {
-  JobAccount* account = accounts_.of(name);
-  if (account == nullptr) return;
-  account->keys += keys;
-  account->bytes += bytes;
-  account->waits += waits;
+void StoreCore::note_excess(const Growth& growth, std::size_t replaced_waits) {
+  const auto exceeds = [&](std::size_t more, std::size_t used, std::size_t limit, std::string_view what,
+                           std::string_view option) {
+    if (more <= left(limit, used)) return false;
+    excess_ =
+        fmt::format("would bring the store to {} {}, the limit is {} ({})", used + more, what, limit, option);
+    return true;
+  };
+  (void)(exceeds(growth.keys, num_keys(), limits_.max_keys, "keys", "--max-keys") ||
+         exceeds(growth.bytes, num_bytes(), limits_.max_bytes, "bytes", "--max-bytes") ||
+         exceeds(growth.waits, num_waits() - replaced_waits, limits_.max_waits, "pending waits",
+                 "--max-waits"));
 }
 
-void StoreCore::tell_watchers(WatchEvent::Kind kind, std::string_view key, std::string_view old_value,
-                              std::string_view new_value, Effects& effects) {
-  const auto found = watchers_.find(key);
-  if (found == watchers_.end()) return;
-  effects.watched.push_back(
-      {found->second, kind, std::string(key), std::string(old_value), std::string(new_value)});
-  effects.watched_bytes += sizeof(WatchEvent) + found->second.size() * sizeof(ClientId) + key.size() +
-                           old_value.size() + new_value.size();
+StoreCore::Growth StoreCore::growth_of_value(Entries::const_iterator found, std::string_view key,
+                                             std::size_t value_bytes) const {
+  if (found == keys_.end()) return {1, kEntryBytes + key.size() + value_bytes, 0};
+  return {0, value_bytes - std::min(value_bytes, found->second.size()), 0};
 }
 
-void StoreCore::store(std::string_view key, std::string_view value, Effects& effects) {
+void StoreCore::enter_group(std::string_view key) {
+  if (const std::string_view group = group_of_(key); !group.empty()) groups_[std::string(group)].insert(key);
+}
+
+bool StoreCore::store(Entries::iterator found, std::string_view key, std::string_view value) {
+  if (!make_room(growth_of_value(found, key, value.size()))) return false;
   if (record_) [[unlikely]]
     record_({StoreChange::Kind::kSet, key, value});
-  const auto found = keys_.find(key);
-  if (!watchers_.empty()) [[unlikely]] {
-    const bool created = found == keys_.end();
-    tell_watchers(created ? WatchEvent::Kind::kCreated : WatchEvent::Kind::kUpdated, key,
-                  created ? std::string_view() : std::string_view(found->second), value, effects);
-  }
   if (found == keys_.end()) {
-    keys_.emplace(key, value);
+    found = keys_.emplace(key, value).first;
     num_bytes_ += kEntryBytes + key.size() + value.size();
-    count(key, 1, kEntryBytes + key.size() + value.size());
+    if (group_of_ != nullptr) enter_group(found->first);
   } else {
-    const std::size_t more = value.size() - found->second.size();  // modulo 2^64: it may shrink
-    num_bytes_ += more;
-    if (more != 0) count(key, 0, more);
+    num_bytes_ += value.size() - found->second.size();  // modulo 2^64: it may shrink
     found->second.assign(value);
   }
+  return true;
 }
 
 void StoreCore::set(std::string_view key, std::string_view value, Effects& effects) {
-  store(key, value, effects);
-  waits_.arrived(key, effects.woken);
+  if (store(keys_.find(key), key, value)) waits_.arrived(key, effects.woken);
+}
+
+void StoreCore::multi_set(std::span<const std::string_view> pairs, Effects& effects) {
+  Growth all;  // as if no key came twice
+  for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
+    const Growth one = growth_of_value(keys_.find(pairs[i]), pairs[i], pairs[i + 1].size());
+    all.keys += one.keys;
+    all.bytes += one.bytes;
+  }
+  if (!make_room(all)) return;
+  for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) set(pairs[i], pairs[i + 1], effects);
 }
 
 void StoreCore::append(std::string_view key, std::string_view value, Effects& effects) {
   const auto found = keys_.find(key);
   if (found == keys_.end()) return set(key, value, effects);
+  if (!make_room({0, value.size(), 0})) return;
   if (record_) [[unlikely]]
     record_({StoreChange::Kind::kAppend, key, value});
-  if (!watchers_.empty())
-    tell_watchers(WatchEvent::Kind::kUpdated, key, found->second, found->second + std::string(value),
-                  effects);
   found->second.append(value);
   num_bytes_ += value.size();
-  count(key, 0, value.size());
   waits_.arrived(key, effects.woken);
 }
 
 std::string_view StoreCore::compare_set(std::string_view key, std::string_view expected,
                                         std::string_view desired, Effects& effects) {
   const auto found = keys_.find(key);
-  if (found == keys_.end()) {
-    if (!expected.empty()) return expected;
-    set(key, desired, effects);
-    return desired;
-  }
-  if (found->second == expected) {
-    set(key, desired, effects);
-    return desired;
-  }
+  const bool sets = found == keys_.end() ? expected.empty() : found->second == expected;
+  if (sets && !store(found, key, desired)) return {};
+  if (found == keys_.end() && !sets) return expected;
   waits_.arrived(key, effects.woken);
-  return found->second;
+  return sets ? desired : std::string_view(found->second);
 }
 
 std::string_view StoreCore::get(std::string_view key) const {
@@ -113,16 +120,7 @@ std::optional<std::int64_t> StoreCore::add(std::string_view key, std::int64_t de
     if (!current) return std::nullopt;
     sum = wrapping_sum(*current, delta);
   }
-  const Decimal text(sum);
-  if (found != keys_.end() && watchers_.empty() && !record_) {
-    const std::size_t more = text.view().size() - found->second.size();
-    num_bytes_ += more;
-    if (more != 0) count(key, 0, more);
-    found->second.assign(text.view());
-  } else {
-    store(key, text.view(), effects);
-  }
-  waits_.arrived(key, effects.woken);
+  if (store(found, key, Decimal(sum).view())) waits_.arrived(key, effects.woken);
   return sum;
 }
 
@@ -134,49 +132,47 @@ bool StoreCore::check(std::span<const std::string_view> keys) const {
   return std::all_of(keys.begin(), keys.end(), [&](std::string_view key) { return present(key); });
 }
 
-bool StoreCore::all_keys(std::span<const std::string_view> names) const {
-  return std::all_of(names.begin(), names.end(), [&](std::string_view name) { return keys_.contains(name); });
-}
-
 bool StoreCore::wait(ClientId client, std::span<const std::string_view> keys) {
+  Growth growth;
+  for (const std::string_view key : keys)
+    if (!present(key)) {
+      ++growth.waits;
+      growth.bytes += bytes_of_wait(key);
+    }
+  if (!make_room(growth, waits_.num_registrations(client))) return false;
   waits_.remove(client);
-  bool missing = false;
-  for (const std::string_view key : keys) {
-    if (present(key)) continue;
-    waits_.add(client, key, account(key));
-    missing = true;
-  }
-  return !missing;
+  if (growth.waits == 0) return true;
+  for (const std::string_view key : keys)
+    if (!present(key)) waits_.add(client, key);
+  return false;
 }
 
-bool StoreCore::delete_key(std::string_view key, Effects& effects) {
+bool StoreCore::delete_key(std::string_view key) {
   const auto found = keys_.find(key);
   if (found == keys_.end()) return false;
   if (record_) [[unlikely]]
     record_({StoreChange::Kind::kErase, key});
-  if (!watchers_.empty()) tell_watchers(WatchEvent::Kind::kDeleted, key, found->second, {}, effects);
-  const std::size_t less = kEntryBytes + found->first.size() + found->second.size();
-  num_bytes_ -= less;
-  count(key, std::size_t(-1), 0 - less);
+  num_bytes_ -= kEntryBytes + found->first.size() + found->second.size();
+  if (group_of_ != nullptr)
+    if (const auto group = groups_.find(group_of_(found->first)); group != groups_.end()) [[unlikely]] {
+      group->second.erase(found->first);
+      if (group->second.empty()) groups_.erase(group);
+    }
   keys_.erase(found);
   return true;
 }
 
 void StoreCore::queue_push(std::string_view name, std::string_view element, Effects& effects) {
+  auto found = queues_.find(name);
+  Growth growth{0, kElementBytes + element.size(), 0};
+  if (found == queues_.end()) growth = {1, growth.bytes + kEntryBytes + kQueueBytes + name.size(), 0};
+  if (!make_room(growth)) return;
   if (record_) [[unlikely]]
     record_({StoreChange::Kind::kPush, name, element});
-  auto found = queues_.find(name);
-  if (found == queues_.end()) {
-    found = queues_.emplace(std::string(name), std::deque<std::string>()).first;
-    num_bytes_ += kEntryBytes + kQueueBytes + name.size();
-    count(name, 1, kEntryBytes + kQueueBytes + name.size());
-  }
+  if (found == queues_.end()) found = queues_.emplace(std::string(name), std::deque<std::string>()).first;
   found->second.emplace_back(element);
-  num_bytes_ += kElementBytes + element.size();
-  count(name, 0, kElementBytes + element.size());
-  const auto before = static_cast<std::ptrdiff_t>(effects.woken.size());
+  num_bytes_ += growth.bytes;
   waits_.element_arrived(name, effects.woken);
-  effects.by_element.insert(effects.by_element.end(), effects.woken.begin() + before, effects.woken.end());
 }
 
 std::optional<std::string> StoreCore::queue_pop(std::string_view name) {
@@ -187,10 +183,8 @@ std::optional<std::string> StoreCore::queue_pop(std::string_view name) {
   std::string element = std::move(found->second.front());
   found->second.pop_front();
   num_bytes_ -= kElementBytes + element.size();
-  count(name, 0, 0 - (kElementBytes + element.size()));
   if (found->second.empty()) {
     num_bytes_ -= kEntryBytes + kQueueBytes + name.size();
-    count(name, std::size_t(-1), 0 - (kEntryBytes + kQueueBytes + name.size()));
     queues_.erase(found);
   }
   return element;
@@ -203,70 +197,42 @@ std::int64_t StoreCore::queue_len(std::string_view name) const {
 
 StoreCore::Barrier StoreCore::barrier(ClientId client, std::string_view key, std::int64_t world_size,
                                       Effects& effects) {
-  waits_.remove(client);
   const auto found = keys_.find(key);
   std::int64_t count = 1;
   if (found != keys_.end()) {
     const auto current = read_counter(found->second);
-    if (!current) return Barrier::kNotANumber;
+    if (!current) {
+      waits_.remove(client);
+      return Barrier::kNotANumber;
+    }
     count = wrapping_sum(*current, 1);
   }
-  store(key, Decimal(count).view(), effects);
-  if (count >= world_size) {
-    waits_.arrived(key, effects.woken);
-    return Barrier::kOpen;
-  }
-  waits_.add(client, key, account(key));
-  return Barrier::kWaiting;
-}
-
-void StoreCore::watch(ClientId client, std::string_view key) {
-  auto found = watchers_.find(key);
-  if (found == watchers_.end()) {
-    found = watchers_.emplace(std::string(key), std::vector<ClientId>()).first;
-    num_bytes_ += kEntryBytes + key.size();
-    count(key, 0, kEntryBytes + key.size());
-  }
-  if (std::find(found->second.begin(), found->second.end(), client) != found->second.end()) return;
-  found->second.push_back(client);
-  watched_[client].push_back(found->first);
-  ++num_watches_;
-  count(key, 0, 0, 1);
-}
-
-std::vector<std::size_t> StoreCore::drop_torchrun_jobs(const std::vector<std::string>& states,
-                                                       Effects& effects) {
-  std::vector<std::size_t> out(states.size());
-  std::unordered_map<std::string_view, std::size_t> places;
-  for (std::size_t i = 0; i < states.size(); ++i) places.emplace(states[i], i);
-  std::vector<std::string> keys;
-  for (const auto& [key, value] : keys_) {
-    const auto place = places.find(TorchrunJobs::state_of(key));
-    if (place == places.end()) continue;
-    ++out[place->second];
-    keys.push_back(key);
-  }
-  for (const std::string& key : keys) delete_key(key, effects);
-  return out;
-}
-
-void StoreCore::disconnect(ClientId client) {
+  const Decimal text(count);
+  Growth growth = growth_of_value(found, key, text.view().size());
+  const bool waits = count < world_size;
+  if (waits) growth = {growth.keys, growth.bytes + bytes_of_wait(key), 1};
+  if (!make_room(growth, waits_.num_registrations(client))) return Barrier::kWaiting;
   waits_.remove(client);
-  torchrun_.gone(client);
-  accounts_.gone(client);
-  const auto watched = watched_.find(client);
-  if (watched == watched_.end()) return;
-  for (const std::string_view key : watched->second) {
-    const auto found = watchers_.find(key);
-    std::erase(found->second, client);
-    --num_watches_;
-    count(key, 0, 0, std::size_t(-1));
-    if (!found->second.empty()) continue;
-    num_bytes_ -= kEntryBytes + key.size();
-    count(key, 0, 0 - (kEntryBytes + key.size()));
-    watchers_.erase(found);
-  }
-  watched_.erase(watched);
+  (void)store(found, key, text.view());
+  if (waits)
+    waits_.add(client, key);
+  else
+    waits_.arrived(key, effects.woken);
+  return waits ? Barrier::kWaiting : Barrier::kOpen;
+}
+
+void StoreCore::group_keys(std::string_view (*group_of)(std::string_view key)) {
+  group_of_ = group_of;
+  groups_.clear();
+  for (const auto& [key, value] : keys_) enter_group(key);
+}
+
+std::size_t StoreCore::delete_group(std::string_view group) {
+  const auto found = groups_.find(group);
+  if (found == groups_.end()) return 0;
+  const std::vector<std::string_view> names(found->second.begin(), found->second.end());
+  for (const std::string_view name : names) delete_key(name);
+  return names.size();
 }
 
 void StoreCore::describe(const StoreSink& to) const {
@@ -283,7 +249,7 @@ void StoreCore::apply(const StoreChange& change) {
     case StoreChange::Kind::kAppend:
       return append(change.key, change.value, none);
     case StoreChange::Kind::kErase:
-      return void(delete_key(change.key, none));
+      return void(delete_key(change.key));
     case StoreChange::Kind::kPush:
       return queue_push(change.key, change.value, none);
     case StoreChange::Kind::kPop:

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// StoreCore: the store itself: keys, queues, who waits and who watches. Answers are values; what an operation
-// means for other clients is appended to Effects. No I/O, no clock. Owned by one server, used by its
-// Sessions; one thread. Failure: an operation on a value it cannot work with changes nothing and says so.
+// StoreCore: the store itself: keys, queues, and who waits. Answers are values; what an operation means for
+// other clients is appended to Effects. No I/O, no clock. Owned by one server, used by its Sessions; one
+// thread. Failure: an operation on a value it cannot work with, or that would exceed a limit, changes nothing
+// and says so.
 // Source: behaviour of torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp; where its two daemons differ or
 // hang: COMPARE_SET wakes exactly when the key exists afterwards, GET of an absent key is empty, a wait
 // leaves nothing behind.
@@ -9,51 +10,47 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "rendezvous/base/key_map.h"
-#include "rendezvous/store/job_accounts.h"
 #include "rendezvous/store/store_change.h"
-#include "rendezvous/store/torchrun_jobs.h"
 #include "rendezvous/store/wait_table.h"
 
 namespace muster {
 
-/// A change of a key that clients (PyTorch up to 2.0) watch. The numbers are the protocol's.
-struct WatchEvent {
-  enum class Kind : std::uint8_t { kUpdated = 0, kCreated = 1, kDeleted = 2 };
-  std::vector<ClientId> clients;
-  Kind kind = Kind::kUpdated;
-  std::string key;
-  std::string old_value;
-  std::string new_value;
-  friend bool operator==(const WatchEvent&, const WatchEvent&) = default;
-};
-
 /// What operations did to other clients; collected by the caller, who clears it.
 struct Effects {
-  std::vector<ClientId> woken;       ///< each gets one STOP_WAITING byte
-  std::vector<ClientId> by_element;  ///< those of `woken` for whom an element of a queue came last
-  std::vector<WatchEvent> watched;
-  std::size_t watched_bytes = 0;  ///< of `watched`
-  [[nodiscard]] bool empty() const { return woken.empty() && watched.empty(); }
-  void clear() {
-    woken.clear();
-    by_element.clear();
-    watched.clear();
-    watched_bytes = 0;
-  }
+  std::vector<ClientId> woken;  ///< each gets one STOP_WAITING byte
+  [[nodiscard]] bool empty() const { return woken.empty(); }
+  void clear() { woken.clear(); }
+};
+
+/// What all clients of a store together may keep in it.
+struct StoreLimits {
+  std::size_t max_keys = 10'000'000;             ///< and queues
+  std::size_t max_bytes = std::size_t{4} << 30;  ///< as StoreCore::num_bytes() counts them
+  std::size_t max_waits = 10'000'000;            ///< as StoreCore::num_waits() counts them
 };
 
 class StoreCore {
  public:
+  /// From now on, without a limit until then. What is there already may be more.
+  void limit_to(const StoreLimits& limits) { limits_ = limits; }
+  /// Not empty: the last operation would have exceeded a limit and changed nothing, whatever it returned.
+  [[nodiscard]] const std::string& excess() const { return excess_; }
+  /// Of a client that is closed for it.
+  [[nodiscard]] std::string take_excess() { return std::exchange(excess_, {}); }
+
   void set(std::string_view key, std::string_view value, Effects& effects);
+  /// key, value, key, value, ...: all of them, or none.
+  void multi_set(std::span<const std::string_view> pairs, Effects& effects);
   void append(std::string_view key, std::string_view value, Effects& effects);
 
   /// The value to report: the current one afterwards, or `expected` itself when the key is absent and that is
@@ -71,9 +68,6 @@ class StoreCore {
   /// True if every name is a key, or a queue that is not empty.
   [[nodiscard]] bool check(std::span<const std::string_view> keys) const;
 
-  /// True if every name is a key, not a queue.
-  [[nodiscard]] bool all_keys(std::span<const std::string_view> names) const;
-
   /// True if every key is there already; else the client waits for those that are not. Replaces an earlier
   /// wait.
   bool wait(ClientId client, std::span<const std::string_view> keys);
@@ -81,7 +75,7 @@ class StoreCore {
   bool cancel_wait(ClientId client) { return waits_.remove(client); }
   [[nodiscard]] bool waiting(ClientId client) const { return waits_.waiting(client); }
 
-  bool delete_key(std::string_view key, Effects& effects);
+  bool delete_key(std::string_view key);
   [[nodiscard]] const KeyMap<std::string>& keys() const { return keys_; }
 
   void queue_push(std::string_view name, std::string_view element, Effects& effects);
@@ -96,33 +90,23 @@ class StoreCore {
   /// The client waits at a barrier in which it is counted already.
   void stay_at_barrier(ClientId client, std::string_view key) { waits_.add(client, key); }
 
-  /// The client is told of every later change of the key.
-  void watch(ClientId client, std::string_view key);
+  /// Forgets the client's wait.
+  void disconnect(ClientId client) { waits_.remove(client); }
 
-  /// Forgets the client's wait and watches.
-  void disconnect(ClientId client);
-
-  [[nodiscard]] TorchrunJobs& torchrun() { return torchrun_; }
-  [[nodiscard]] const TorchrunJobs& torchrun() const { return torchrun_; }
-  [[nodiscard]] JobAccounts& accounts() { return accounts_; }
-  [[nodiscard]] const JobAccounts& accounts() const { return accounts_; }
-  /// Their states and the keys of their rounds; how many each had. O(keys), however many jobs.
-  std::vector<std::size_t> drop_torchrun_jobs(const std::vector<std::string>& states, Effects& effects);
+  /// Keys belong to groups from now on: `group_of` gives a key's, a part of it; empty: none.
+  void group_keys(std::string_view (*group_of)(std::string_view key));
+  /// Deletes the keys of a group; how many there were. O(those).
+  std::size_t delete_group(std::string_view group);
 
   [[nodiscard]] std::size_t num_waiting() const { return waits_.num_waiting(); }
 
   // What it holds, counted as it changes.
   /// Keys, and queues that are not empty.
   [[nodiscard]] std::size_t num_keys() const { return keys_.size() + queues_.size(); }
-  /// Of keys, values, queues, and names that are waited for and watched, with what it takes to keep each.
+  /// Of keys, values, queues, and names that are waited for, with what it takes to keep each.
   [[nodiscard]] std::size_t num_bytes() const { return num_bytes_ + waits_.num_bytes(); }
-  /// Keys that clients wait for or watch, each once for each client.
-  [[nodiscard]] std::size_t num_waits() const { return waits_.num_registrations() + num_watches_; }
-  [[nodiscard]] std::size_t num_waits(ClientId client) const { return waits_.num_registrations(client); }
-  /// Those of the job with this account.
-  [[nodiscard]] std::size_t num_waits(ClientId client, const JobAccount* job) const {
-    return waits_.num_registrations(client, job);
-  }
+  /// Keys that clients wait for, each once for each client.
+  [[nodiscard]] std::size_t num_waits() const { return waits_.num_registrations(); }
 
   // A node of the map with its two strings; an empty std::deque; one string in it. Longer strings have their
   // bytes on the heap, counted by size.
@@ -137,30 +121,43 @@ class StoreCore {
   void apply(const StoreChange& change);
 
  private:
-  void store(std::string_view key, std::string_view value, Effects& effects);
-  [[nodiscard]] bool present(std::string_view key) const;
-  /// More or less of what the name's job has; modulo 2^64. The test is inlined: with all of this an ADD of
-  /// another name costs 17 instructions more (1357 before), a SET 2 (1592).
-  void count(std::string_view name, std::size_t keys, std::size_t bytes, std::size_t waits = 0) {
-    if (JobAccounts::concerns(name)) [[unlikely]]
-      count_for_job(name, keys, bytes, waits);
-  }
-  void count_for_job(std::string_view name, std::size_t keys, std::size_t bytes, std::size_t waits);
-  [[nodiscard]] JobAccount* account(std::string_view name) {
-    return JobAccounts::concerns(name) ? accounts_.of(name) : nullptr;
-  }
-  void tell_watchers(WatchEvent::Kind kind, std::string_view key, std::string_view old_value,
-                     std::string_view new_value, Effects& effects);
+  using Entries = KeyMap<std::string>;
 
-  KeyMap<std::string> keys_;
+  /// What an operation adds.
+  struct Growth {
+    std::size_t keys = 0;
+    std::size_t bytes = 0;
+    std::size_t waits = 0;
+  };
+  /// False: it would exceed a limit, see excess(). `replaced_waits`: that the operation ends.
+  bool make_room(const Growth& growth, std::size_t replaced_waits = 0) {
+    if (growth.keys <= left(limits_.max_keys, num_keys()) &&
+        growth.bytes <= left(limits_.max_bytes, num_bytes()) &&
+        growth.waits <= left(limits_.max_waits, num_waits() - replaced_waits)) [[likely]]
+      return true;
+    note_excess(growth, replaced_waits);
+    return false;
+  }
+  // An operation that adds none of what there is too much of is let through.
+  static std::size_t left(std::size_t limit, std::size_t used) { return used < limit ? limit - used : 0; }
+  void note_excess(const Growth& growth, std::size_t replaced_waits);
+  [[nodiscard]] Growth growth_of_value(Entries::const_iterator found, std::string_view key,
+                                       std::size_t value_bytes) const;
+
+  /// Wakes nobody. `found`: where the key is. False: no room.
+  bool store(Entries::iterator found, std::string_view key, std::string_view value);
+  void enter_group(std::string_view key);
+  [[nodiscard]] bool present(std::string_view key) const;
+
+  static constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
+  StoreLimits limits_{kUnlimited, kUnlimited, kUnlimited};
+  std::string excess_;
+  Entries keys_;
   KeyMap<std::deque<std::string>> queues_;  // none is empty
   WaitTable waits_;
-  KeyMap<std::vector<ClientId>> watchers_;
-  std::unordered_map<ClientId, std::vector<std::string_view>> watched_;  // the names are those of watchers_
   std::size_t num_bytes_ = 0;
-  std::size_t num_watches_ = 0;
-  TorchrunJobs torchrun_;
-  JobAccounts accounts_;  // waits_ points into it
+  std::string_view (*group_of_)(std::string_view key) = nullptr;
+  KeyMap<std::unordered_set<std::string_view>> groups_;  // none is empty; the names are those of keys_
   StoreSink record_;
 };
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/store/torchrun_jobs.h"
 
-#include <utility>
-
 namespace muster {
 
 bool TorchrunJobs::is_state(std::string_view key) {
@@ -11,6 +9,7 @@ bool TorchrunJobs::is_state(std::string_view key) {
 }
 
 std::string_view TorchrunJobs::state_of(std::string_view key) {
+  if (!key.starts_with(kPrefix)) return {};
   if (const auto slash = key.find('/', kPrefix.size()); slash != std::string_view::npos) {
     key = key.substr(0, slash);
     const auto dot = key.find_last_not_of("0123456789");
@@ -20,20 +19,18 @@ std::string_view TorchrunJobs::state_of(std::string_view key) {
   return is_state(key) ? key : std::string_view();
 }
 
-void TorchrunJobs::took_part(ClientId client, std::string_view key) {
-  if (!on_ || !is_state(key)) return;
-  const auto known = agents_.find(key);
-  if (known != agents_.end() && known->second.contains(client)) return;
+void TorchrunJobs::joined(ClientId client, std::string_view state) {
   std::set<std::string>& states = states_[client];
-  if (states.size() >= kMaxStates) return;
-  const std::string state(key);
-  agents_[state].insert(client);
-  states.insert(state);
-  fresh_.erase(state);
-  forget_due(state);
+  if (states.size() >= kMaxStates || !states.emplace(state).second) return;
+  agents_[std::string(state)].insert(client);
+  const auto place = places_.find(state);
+  if (place == places_.end()) return;
+  const auto deserted = place->second;
+  places_.erase(place);
+  deserted_.erase(deserted);
 }
 
-void TorchrunJobs::gone(ClientId client) {
+void TorchrunJobs::left(ClientId client, Instant now) {
   if (states_.empty()) return;
   const auto found = states_.find(client);
   if (found == states_.end()) return;
@@ -42,47 +39,31 @@ void TorchrunJobs::gone(ClientId client) {
     agents->second.erase(client);
     if (!agents->second.empty()) continue;
     agents_.erase(agents);
-    fresh_.insert(state);
+    desert(state, now);
   }
   states_.erase(found);
 }
 
-void TorchrunJobs::found(std::string_view state) {
-  if (is_state(state) && !agents_.contains(state)) fresh_.emplace(state);
+void TorchrunJobs::found(std::string_view state, Instant now) {
+  if (is_state(state)) desert(state, now);
 }
 
-void TorchrunJobs::forget_due(std::string_view state) {
-  if (const auto surplus = surplus_.find(state); surplus != surplus_.end()) surplus_.erase(surplus);
-  const auto found = due_.find(state);
-  if (found == due_.end()) return;
-  by_time_.erase({found->second, found->first});
-  due_.erase(found);
-}
-
-void TorchrunJobs::settle(Instant now, Millis keep) {
-  for (const std::string& state : fresh_) {
-    forget_due(state);
-    const auto added = due_.emplace(state, now + keep).first;
-    by_time_.emplace(added->second, added->first);
-    if (due_.size() <= kMaxDeserted) continue;
-    const std::string first(by_time_.begin()->second);
-    forget_due(first);
-    surplus_.insert(first);
-  }
-  fresh_.clear();
+void TorchrunJobs::desert(std::string_view state, Instant now) {
+  deserted_.emplace_back(now + keep_, state);
+  places_.emplace(deserted_.back().second, std::prev(deserted_.end()));
 }
 
 Instant TorchrunJobs::next_deadline() const {
-  if (!surplus_.empty()) return Instant::min();
-  return by_time_.empty() ? Instant::max() : by_time_.begin()->first;
+  if (deserted_.size() > kMaxDeserted) return Instant::min();
+  return deserted_.empty() ? Instant::max() : deserted_.front().first;
 }
 
 std::vector<std::string> TorchrunJobs::take_due(Instant now) {
-  std::vector<std::string> out(surplus_.begin(), surplus_.end());
-  surplus_.clear();
-  while (!by_time_.empty() && by_time_.begin()->first <= now) {
-    out.emplace_back(by_time_.begin()->second);
-    forget_due(out.back());
+  std::vector<std::string> out;
+  while (!deserted_.empty() && (deserted_.size() > kMaxDeserted || deserted_.front().first <= now)) {
+    places_.erase(deserted_.front().second);
+    out.push_back(std::move(deserted_.front().second));
+    deserted_.pop_front();
   }
   return out;
 }

@@ -20,8 +20,7 @@ constexpr std::array<OpInfo, kNumOps> kOps = {{
     {"VALIDATE", "u"},  {"SET", "kv"},      {"COMPARE_SET", "kvv"}, {"GET", "k"},        {"ADD", "ki"},
     {"CHECK", "K"},     {"WAIT", "K"},      {"GETNUMKEYS", ""},     {"DELETE_KEY", "k"}, {"APPEND", "kv"},
     {"MULTI_GET", "K"}, {"MULTI_SET", "P"}, {"CANCEL_WAIT", ""},    {"PING", "u"},       {"QUEUE_PUSH", "kv"},
-    {"QUEUE_POP", "k"}, {"QUEUE_LEN", "k"}, {"LIST_KEYS", ""},      {"BARRIER", "ki"},   {"WATCH_KEY", "k"},
-    {"WAIT", "K"},
+    {"QUEUE_POP", "k"}, {"QUEUE_LEN", "k"}, {"LIST_KEYS", ""},      {"BARRIER", "ki"},
 }};
 
 }  // namespace
@@ -50,14 +49,11 @@ std::string_view to_string(Generation generation) {
 
 int opcode_byte(Op op, Generation generation) {
   const int modern = static_cast<int>(op);
-  if (generation == Generation::kModern) return op >= Op::kWatchKey ? -1 : modern;
+  if (generation == Generation::kModern) return modern;
   if (op == Op::kValidate) return -1;
   if (generation == Generation::kRelayed) return modern;
   if (modern <= static_cast<int>(Op::kGetNumKeys)) return modern - 1;
-  if (generation == Generation::kTorch20) {
-    if (op == Op::kWatchKey) return 7;
-    return op == Op::kDeleteKey ? 8 : -1;
-  }
+  if (generation == Generation::kTorch20) return op == Op::kDeleteKey ? 8 : -1;
   if (generation == Generation::kTorch21 && op <= Op::kCancelWait) return modern - 1;
   return -1;
 }
@@ -117,19 +113,6 @@ void encode(const Request& request, std::string& out, Generation generation) {
         for (const std::string_view item : request.items) put_bytes(out, item);
     }
   }
-}
-
-std::string printable(std::string_view bytes, std::size_t max_bytes) {
-  std::string out;
-  for (const char c : bytes.substr(0, max_bytes)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f)
-      out.push_back(c);
-    else
-      out += fmt::format("\\x{:02x}", byte);
-  }
-  if (bytes.size() > max_bytes) out += fmt::format("... ({} bytes)", bytes.size());
-  return out;
 }
 
 }  // namespace muster::wire

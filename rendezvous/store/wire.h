@@ -14,8 +14,8 @@
 
 namespace muster::wire {
 
-/// Numbers of PyTorch >= 2.2 on the wire. Two have none there: kWatchKey exists only up to 2.0, as 7, and
-/// kSharedWait only between muster's agents and their coordinator: a WAIT on behalf of several workers.
+/// Numbers of PyTorch >= 2.2 on the wire. WATCH_KEY, 7 up to PyTorch 2.0, is not served: its clients open a
+/// second connection for it that stays silent unless a program asks for callbacks.
 enum class Op : std::uint8_t {
   kValidate = 0,
   kSet = 1,
@@ -36,10 +36,8 @@ enum class Op : std::uint8_t {
   kQueueLen = 16,
   kListKeys = 17,
   kBarrier = 18,
-  kWatchKey = 19,
-  kSharedWait = 20,
 };
-inline constexpr std::size_t kNumOps = 21;
+inline constexpr std::size_t kNumOps = 19;
 
 /// Which PyTorch speaks on a connection. The opcodes differ, the argument layouts do not.
 enum class Generation : std::uint8_t {
@@ -58,9 +56,6 @@ inline constexpr char kReady = 0;         // CHECK: all keys exist
 inline constexpr char kNotReady = 1;      // CHECK
 inline constexpr char kStopWaiting = 0;   // WAIT, BARRIER: done
 inline constexpr char kWaitCanceled = 1;  // CANCEL_WAIT
-inline constexpr char kElementCame =
-    2;  // WAIT_SHARED: done, but for one of those who wait: a queue has an element
-inline constexpr char kWatchRegistered = 3;
 
 /// The caps of PyTorch's libuv daemon, inclusive, checked against the announced length before any byte is
 /// stored.
@@ -107,8 +102,5 @@ void put_bytes(std::string& out, std::string_view bytes);
 
 [[nodiscard]] std::uint32_t load_u32(const char* at);
 [[nodiscard]] std::uint64_t load_u64(const char* at);
-
-/// A key for people: control bytes as \xNN, cut after `max_bytes`.
-[[nodiscard]] std::string printable(std::string_view bytes, std::size_t max_bytes = 128);
 
 }  // namespace muster::wire

@@ -121,8 +121,7 @@ std::size_t Decoder::begin_request(std::string_view bytes) {
     op_ = static_cast<Op>(byte);
   } else if (generation_ == Generation::kModern) {
     if (byte == 0 && num_requests_ > 0) return reject("a second VALIDATE");
-    if (byte > static_cast<unsigned char>(Op::kBarrier))
-      return reject(fmt::format("unknown opcode 0x{:02x}", byte));
+    if (byte >= kNumOps) return reject(fmt::format("unknown opcode 0x{:02x}", byte));
     op_ = static_cast<Op>(byte);
   } else if (byte <= 6) {
     op_ = static_cast<Op>(byte + 1);
@@ -132,8 +131,9 @@ std::size_t Decoder::begin_request(std::string_view bytes) {
     if (generation_ == Generation::kLegacy && byte != 8)
       generation_ = byte == 7 && num_requests_ == 0 ? Generation::kTorch20 : Generation::kTorch21;
     if (generation_ == Generation::kTorch20) {
+      if (byte == 7) return reject("WATCH_KEY of PyTorch up to 2.0 is not served");
       if (byte > 8) return reject(fmt::format("unknown opcode 0x{:02x} for PyTorch up to 2.0", byte));
-      op_ = byte == 7 ? Op::kWatchKey : Op::kDeleteKey;
+      op_ = Op::kDeleteKey;
     } else if (generation_ == Generation::kTorch21) {
       if (byte > 11) return reject(fmt::format("unknown opcode 0x{:02x} for PyTorch 2.1", byte));
       op_ = static_cast<Op>(byte + 1);
@@ -151,11 +151,11 @@ std::size_t Decoder::take_string(std::string_view bytes, std::size_t limit, std:
   if (bytes.size() - at_ < 8) return at_ + 8;
   const std::uint64_t size = load_u64(bytes.data() + at_);
   if (size > limit)
-    return reject(fmt::format("{} announces a {} of {} bytes, the limit is {} (--max-{}-bytes)", current_op(),
-                              what, size, limit, what));
+    return reject(
+        fmt::format("{} announces a {} of {} bytes, the limit is {}", current_op(), what, size, limit));
   if (at_ + 8 + size > limits_.max_request_bytes)
-    return reject(fmt::format("{} is longer than the limit of {} bytes for one request (--max-request-bytes)",
-                              current_op(), limits_.max_request_bytes));
+    return reject(fmt::format("{} is longer than the limit of {} bytes for one request", current_op(),
+                              limits_.max_request_bytes));
   if (bytes.size() - at_ - 8 < size) return at_ + 8 + size;
   fields_.push_back({at_ + 8, size});
   at_ += 8 + size;
@@ -166,8 +166,8 @@ std::size_t Decoder::take_count(std::string_view bytes) {
   if (bytes.size() - at_ < 8) return at_ + 8;
   const std::uint64_t count = load_u64(bytes.data() + at_);
   if (count > limits_.max_keys)
-    return reject(fmt::format("{} announces {} keys, the limit is {} (--max-keys)", current_op(), count,
-                              limits_.max_keys));
+    return reject(
+        fmt::format("{} announces {} keys, the limit is {}", current_op(), count, limits_.max_keys));
   at_ += 8;
   count_known_ = true;
   strings_left_ = layout_[step_] == 'P' ? 2 * count : count;

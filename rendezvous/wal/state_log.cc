@@ -180,10 +180,7 @@ class FileStateLog final : public StateLog {
     finish();
   }
 
-  [[nodiscard]] std::size_t rewrite_limit() const {
-    return std::max(options_.rewrite_min_bytes,
-                    static_cast<std::size_t>(static_cast<double>(size_) * options_.rewrite_factor));
-  }
+  [[nodiscard]] std::size_t rewrite_limit() const { return std::max(options_.rewrite_min_bytes, 2 * size_); }
 
   // For good: it stays stalled, and nothing more is acknowledged.
   void stop(const Error& error) {

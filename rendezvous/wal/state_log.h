@@ -30,9 +30,9 @@ namespace muster::net {
 
 struct StateLogOptions {
   std::string directory;
-  /// The log is rewritten when it is so many times as long as it was after the last rewriting,
-  double rewrite_factor = 4;
-  std::size_t rewrite_min_bytes = std::size_t{4} << 20;  ///< and not before it is so long.
+  /// The log is rewritten when it is twice as long as it was after the last time, and not before it is so
+  /// long.
+  std::size_t rewrite_min_bytes = std::size_t{4} << 20;
   Millis retry_interval{1000};
   std::function<void(const Error&)> failed;  ///< called once, from the loop
 };

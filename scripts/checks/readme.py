@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import re
 
-from . import reference, source_tree
+from . import daemon_reference, reference, source_tree
 
 # In backticks, starting with a folder of the root; wildcards and {a,b} allowed.
 _PATH = re.compile(r"`((?:launcher|rendezvous|worker_runtime|tests|scripts|\.ci)/[^\s`]*)")
@@ -35,7 +35,7 @@ def run():
         return ["README.md: missing"]
     text = readme.read_text(encoding="utf-8")
     problems = check("README.md", text)
-    problems += reference.run()
+    problems += reference.run() + daemon_reference.run()
     if _TABLE not in text.lower():
         problems.append('README.md: the table "to change X -> file -> its test" is missing')
     return problems

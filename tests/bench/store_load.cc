@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/base/text.h"
 #include "rendezvous/store/wire.h"
 #include "tests/bench/load_socket.h"
 #include "tests/bench/store_protocol.h"
@@ -65,8 +66,7 @@ void await_reply(int fd, const Exchange& exchange) {
   while (true) {
     received += receive_some(fd);
     const std::size_t size = reply_size(exchange, received);
-    if (size == std::string_view::npos)
-      give_up("the server answers with an error: " + wire::printable(received));
+    if (size == std::string_view::npos) give_up("the server answers with an error: " + printable(received));
     if (size != 0) return;
   }
 }
@@ -241,7 +241,7 @@ class Load {
     if (!client.partial.empty()) bytes = client.partial += bytes;
     const std::size_t size = reply_size((*client.operation)[client.exchange], bytes);
     if (size == std::string_view::npos || (size != 0 && size != bytes.size()))
-      give_up(fmt::format("not the answer to {}: {}", options_.operation, wire::printable(bytes)));
+      give_up(fmt::format("not the answer to {}: {}", options_.operation, printable(bytes)));
     if (size != 0) {
       client.partial.clear();
     } else if (client.partial.empty()) {

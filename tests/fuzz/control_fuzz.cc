@@ -101,18 +101,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (ConnectionId id = 0; id < 4; ++id) jobs.connected(id, id == 3 ? "b" : "a", "10.0.0.1");
   // The workers' stores hear what is theirs, by two nodes of one generation.
   HostedStoresOptions bounds;
-  bounds.max_channels = 3;
+  bounds.max_connections = 3;
   HostedStores stores(bounds, 1);
   std::size_t turn = data[1];
   for (const control::Message& message : whole.messages) {
     if (control::is_about_store(message)) {
       const ConnectionId from = turn % 2;
-      (void)stores.receive(from, Membership{"a", {1, from}, 1}, message);
+      (void)stores.receive(from, NodeAssignment{"a", {1, from}, 1}, message);
       control::Message answer;
       for (const ConnectionId to : stores.take_ready())
         while (stores.next(to, answer)) check(control::is_about_store(answer));
       check(stores.take_refused().size() <= 1);
-      check(stores.num_channels() <= 6);
+      check(stores.num_connections() <= 6);
     }
     if (const auto* question = std::get_if<control::Query>(&message)) look_in(jobs, *question, now);
     jobs.receive(turn % 4, message, now, effects);

@@ -19,7 +19,7 @@ int main(int argc, char** argv) {
   std::string set, wait, cancel;
   const std::string_view key = "/k";
   encode({.op = muster::wire::Op::kSet, .key = key, .value = "v"}, set, kRelayed);
-  encode({.op = muster::wire::Op::kSharedWait, .items = {&key, 1}}, wait, kRelayed);
+  encode({.op = muster::wire::Op::kWait, .items = {&key, 1}}, wait, kRelayed);
   encode({.op = muster::wire::Op::kCancelWait}, cancel, kRelayed);
   for (int nodes = 1; nodes <= 3; ++nodes) {
     std::string bytes("\x07\x01");
@@ -81,7 +81,6 @@ int main(int argc, char** argv) {
                                        Query{"a", "", 1},
                                        JobState{},
                                        NodeState{},
-                                       StoreJobState{},
                                        QueryEnd{}};
     for (const Message& message : rest) encode(message, bytes);
     std::ofstream file(std::string(argv[1]) + "/job" + std::to_string(nodes), std::ios::binary);

@@ -69,7 +69,7 @@ void go_on_with_hosted(RecoveredState& saved) {
   stores.describe(again.sink());
   check(again.hosted.size() == stores.num_stores());
   for (const auto& [number, store] : again.hosted) check(store.core.keys() == stores.find(store.job)->keys());
-  const Membership member{job, back ? back->node : membership::NodeId{1, 2}, generation};
+  const NodeAssignment member{job, back ? back->node : membership::NodeId{1, 2}, generation};
   const auto say = [&](const control::Message& message) { return stores.receive(1, member, message); };
   (void)say(control::StoreAttach{generation, instance, 2});
   const std::uint32_t number = back ? back->number : 1;
@@ -83,7 +83,7 @@ void go_on_with_hosted(RecoveredState& saved) {
   }
   (void)say(control::StoreClose{number, {}});
   stores.over(job);
-  check(stores.num_channels() == 0 || stores.num_stores() > 0);
+  check(stores.num_connections() == 0 || stores.num_stores() > 0);
 }
 
 }  // namespace

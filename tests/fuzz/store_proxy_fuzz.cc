@@ -39,7 +39,7 @@ bool agree(const Said& a, const Said& b) {
 SessionLimits limits() {
   SessionLimits out;
   out.wire.max_request_bytes = 1 << 16;
-  out.store = of_one_job({.max_connections = 2, .max_keys = 6, .max_bytes = 4000, .max_waits = 5});
+  out.store = {.max_keys = 6, .max_bytes = 4000, .max_waits = 5};
   // What a byte of an old client means may depend on when the next one comes: not here.
   out.legacy = wire::Generation::kTorch21;
   return out;
@@ -123,7 +123,7 @@ class Node {
         connect();
       }
       if (forwarder_.next(message)) {
-        check(stores_->receive(1, Membership{"job", {1, 1}, 3}, message).empty());
+        check(stores_->receive(1, NodeAssignment{"job", {1, 1}, 3}, message).empty());
         check(!stores_->take_lost());
         more = true;
       }
@@ -154,7 +154,7 @@ class Node {
     for (RequestForwarder::Number id = 1; id <= said_.size(); ++id) close(id);
     run({});
     check(forwarder_.num_connections() == 0);
-    check(stores_->num_channels() == 0 && stores_->num_buffered_bytes() == 0);
+    check(stores_->num_connections() == 0 && stores_->num_buffered_bytes() == 0);
     check(stores_->find("job")->num_waits() == 0 && stores_->find("job")->num_waiting() == 0);
     commit();
     const RecoveredState kept = saved();

@@ -30,6 +30,7 @@
 #include "launcher/text/stream_selection.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/progress_page.h"
+#include "rendezvous/base/text.h"
 #include "rendezvous/protocol/auth.h"
 #include "rendezvous/protocol/control.h"
 #include "rendezvous/store/counter.h"
@@ -68,7 +69,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   // The error tells the length of what was refused, nothing else of it.
   if (!secret)
     check(secret.error().message == auth::Secret::from_bytes(std::string(text.size(), 'x')).error().message);
-  check(is_printable(wire::printable(text)));
+  check(is_printable(muster::printable(text)));
   if (control::defect_of_job(text).empty()) check(is_printable(text));
 
   for (const char separator : {',', '\n'})

@@ -9,12 +9,11 @@ from checks_support import same, together
 
 
 def _server(kind):
-    options = {} if kind == "1.13" else {"use_libuv": kind == "libuv"}
-    return dist.TCPStore("127.0.0.1", 0, None, True, timeout=timedelta(seconds=30), **options)
+    return dist.TCPStore("127.0.0.1", 0, None, True, timeout=timedelta(seconds=30), use_libuv=kind == "libuv")
 
 
 def _ours(tool, store, kind, *operations):
-    result = subprocess.run([tool, str(store.port), "legacy" if kind == "1.13" else "modern", *map(str, operations)],
+    result = subprocess.run([tool, str(store.port), "patient", *map(str, operations)],
                             capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()

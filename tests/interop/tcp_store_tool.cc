@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Our TcpStore on the command line, for tests beside PyTorch's servers.
-// Usage: tcp_store_tool PORT legacy|modern|brief OPERATION...   brief: modern, and connects for 2 s at most
+// Usage: tcp_store_tool PORT patient|brief OPERATION...   brief: connects for 2 s at most
 // An operation is a word and its arguments:
 //   set K V | get K | compare_set K EXPECTED DESIRED | add K N | check K | wait K MILLISECONDS | delete K |
 //   count append K V | multi_set K V K V | multi_get K K | push K V | pop K | try_pop K | length K | list |
@@ -104,8 +104,7 @@ int main(int argc, char** argv) {
   auto store = muster::TcpStore::connect({.host = "127.0.0.1",
                                           .port = static_cast<std::uint16_t>(std::atoi(args[0].c_str())),
                                           .world_size = 2,
-                                          .timeout = std::chrono::seconds(args[1] == "brief" ? 2 : 30),
-                                          .legacy_server = args[1] == "legacy"});
+                                          .timeout = std::chrono::seconds(args[1] == "brief" ? 2 : 30)});
   if (!store) return complain(store.error().message);
   for (std::size_t at = 2; at < args.size();) {
     const std::string& name = args[at++];

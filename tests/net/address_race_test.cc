@@ -59,9 +59,9 @@ struct Silent : Listening {
   std::vector<UniqueFd> queue;
 };
 
-using Winner = net::AddressRace::Winner;
+using Winner = net::AddressRace::Answer;
 
-Result<Winner> race(net::AddressRace::Course course) {
+Result<Winner> race(net::AddressRace::Options course) {
   boost::asio::io_context loop(1);
   std::optional<Result<Winner>> out;
   const net::AddressRace one(loop, std::move(course),
@@ -83,7 +83,7 @@ TEST_CASE("an address that refuses is passed over for one that answers") {
 
 TEST_CASE("where nobody need listen, an address that refuses has answered, and one that is silent has not") {
   const Silent silent("127.0.0.2");
-  net::AddressRace::Course course{{"127.0.0.2", "127.0.0.3"}, silent.port, 10ms, 20s};
+  net::AddressRace::Options course{{"127.0.0.2", "127.0.0.3"}, silent.port, 10ms, 20s};
   course.refusal_answers = true;
   const auto winner = race(course);
   REQUIRE_OK(winner);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may speak to the coordinator: secrets, replays, versions, strangers. Real sockets, one loop.
+// Who may speak to the coordinator: secrets, replays, versions, unauthenticated peers. Real sockets, one
+// loop.
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
 
@@ -248,26 +249,26 @@ TEST_CASE("a job's name that would spoil a log is refused") {
   REQUIRE(house.server->coordinator().stats().num_jobs == 0);
 }
 
-TEST_CASE("strangers that prove nothing make room for one more, and for agents") {
+TEST_CASE("peers that prove nothing make room for one more, and for agents") {
   net::ControlServerOptions options;
   options.max_handshakes = 3;
   House house(secret("0123456789abcdef"), options);
-  std::vector<UniqueFd> strangers;
+  std::vector<UniqueFd> unauthenticated;
   for (int i = 0; i < 3; ++i) {
-    strangers.push_back(connect_raw(house.server->port()));
-    house.wait([&] { return ::send(strangers.back().get(), "\xABmus", 4, MSG_NOSIGNAL) > 0; });
+    unauthenticated.push_back(connect_raw(house.server->port()));
+    house.wait([&] { return ::send(unauthenticated.back().get(), "\xABmus", 4, MSG_NOSIGNAL) > 0; });
     const auto expected = static_cast<std::uint64_t>(i) + 1;
     house.wait([&] { return house.server->coordinator().stats().num_open == expected; });
   }
   Agent a(house, "n1", nodes(1), secret("0123456789abcdef"));
   a.start(house);
   house.wait([&] { return !a.assignments.empty(); });
-  REQUIRE(hear(house, strangers[0].get(), 1).empty());  // the oldest was closed
+  REQUIRE(hear(house, unauthenticated[0].get(), 1).empty());  // the oldest was closed
   REQUIRE(house.server->coordinator().stats().num_open == 3);
   REQUIRE(house.server->coordinator().stats().num_refused == 1);
 }
 
-TEST_CASE("an agent that describes itself at too great length learns which option forbids it") {
+TEST_CASE("an agent that describes itself at too great length is told the limit") {
   net::ControlServerOptions options;
   options.jobs.max_node_bytes = 50;
   House house({}, options);
@@ -275,7 +276,7 @@ TEST_CASE("an agent that describes itself at too great length learns which optio
   a.start(house);
   house.wait([&] { return a.lost.has_value(); });
   REQUIRE(a.lost->code == ErrorCode::kExhausted);
-  REQUIRE_THAT(a.lost->message, Catch::Contains("(--max-node-bytes)"));
+  REQUIRE_THAT(a.lost->message, Catch::Contains("the limit is 50"));
 }
 
 TEST_CASE("unfinished messages of all agents together are bounded") {

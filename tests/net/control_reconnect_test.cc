@@ -170,7 +170,7 @@ TEST_CASE("how far a node's workers came is told again where its connection brok
   house.wait([&] { return !b.tries.empty(); });
   a.client->ready(0, 0, {0, 100});
   house.wait([&] { return a.assignments.size() == 2 && b.assignments.size() == 2; });
-  REQUIRE(house.server->coordinator().jobs().find_round("job")->steps.best == Reached{0, 150});
+  REQUIRE(house.server->coordinator().jobs().find_round("job")->steps.best == StepProgress{0, 150});
   REQUIRE(b.over.size() == 1);  // it is not bothered with the answer
   REQUIRE_FALSE(b.lost);
 
@@ -183,5 +183,5 @@ TEST_CASE("how far a node's workers came is told again where its connection brok
   house.wait([&] { return between.num_accepted() == 3; });
   a.client->ready(1, 0);
   house.wait([&] { return a.assignments.size() == 3 && b.assignments.size() == 3; });
-  REQUIRE(house.server->coordinator().jobs().find_round("job")->steps.best == Reached{0, 180});
+  REQUIRE(house.server->coordinator().jobs().find_round("job")->steps.best == StepProgress{0, 180});
 }

@@ -117,7 +117,7 @@ TEST_CASE("wrong arguments are refused in one line") {
   REQUIRE(refusal({"--port", "-1"}).first == 2);
   REQUIRE(refusal({"--prot", "1"}).first == 2);
   REQUIRE(refusal({"--log-level", "loud"}).first == 2);
-  REQUIRE(refusal({"--max-key-bytes", "-5"}).first == 2);
+  REQUIRE(refusal({"--max-keys", "-5"}).first == 2);
   const auto [code, text] = refusal({"--host", "192.0.2.1", "--port", "0"});
   REQUIRE(code == 1);
   REQUIRE_THAT(text, Catch::Contains("EADDRNOTAVAIL") && Catch::Contains("no address of this host"));
@@ -132,14 +132,14 @@ TEST_CASE("a port file that cannot be written is refused before anything is serv
   REQUIRE_THAT(text, Catch::Contains("port file /nonexistent/folder/port") && Catch::Contains("ENOENT"));
 }
 
-TEST_CASE("limits given on the command line hold") {
-  Musterd daemon = Musterd::listening({"--max-value-bytes", "3", "--max-key-bytes", "4"});
+TEST_CASE("sizes on the command line have units") {
+  Musterd daemon = Musterd::listening({"--max-bytes", "2KiB"});
   RawClient good = RawClient::modern(daemon.port());
-  good.send({.op = wire::Op::kSet, .key = "/123", .value = "123"});
+  good.send({.op = wire::Op::kSet, .key = "/k", .value = std::string(1900, 'x')});
   REQUIRE(good.alive());
-  good.send({.op = wire::Op::kSet, .key = "/123", .value = "1234"});
+  good.send({.op = wire::Op::kSet, .key = "/k", .value = std::string(2000, 'x')});
   REQUIRE(good.ended());
-  REQUIRE_THAT(daemon.wait_for_line("closed"), Catch::Contains("a value of 4 bytes, the limit is 3"));
+  REQUIRE_THAT(daemon.wait_for_line("closed"), Catch::Contains("the limit is 2048 (--max-bytes)"));
 }
 
 // The sanitizers bring libraries of their own.

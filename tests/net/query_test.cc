@@ -86,22 +86,6 @@ TEST_CASE("whoever reaches a daemon without secrets may look into it, and joins 
   REQUIRE(look(daemon.port(), "")->over.num_jobs == 1);  // asking for b made none
 }
 
-TEST_CASE("jobs of torchrun that use the daemon's store are told with their agents, all or one") {
-  Musterd daemon = Musterd::listening();
-  RawClient agent = RawClient::modern(daemon.port());
-  agent.send({.op = wire::Op::kCompareSet, .key = "/torch.rendezvous.train", .desired = "1"});
-  REQUIRE(agent.receive(9).back() == '1');
-  for (const std::string job : {"", "train"}) {
-    const auto answer = look(daemon.port(), job);
-    REQUIRE_OK(answer);
-    REQUIRE(answer->over.num_store_jobs == 1);
-    REQUIRE(answer->store_jobs.size() == 1);
-    REQUIRE(answer->store_jobs[0].job == "train");
-    REQUIRE(answer->store_jobs[0].num_agents == 1);
-    REQUIRE(answer->store_jobs[0].num_keys == 1);
-  }
-}
-
 TEST_CASE("with a secret an asker that does not know it gets nothing") {
   const TemporaryDirectory folder;
   Musterd daemon = Musterd::listening({"--secret-file", write_secret(folder, "s", kOfAll)});

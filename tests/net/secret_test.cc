@@ -80,12 +80,9 @@ TEST_CASE("a secret from a file or the environment lets agents in that know it, 
   const TemporaryDirectory folder;
   const std::string path = write_secret_file(folder, 0600);
   for (const bool from_file : {true, false}) {
-    std::optional<Exported> exported;
+    const Exported exported{std::string(kSecret)};
     std::vector<std::string> arguments = {"--log-level", "debug"};
-    if (from_file)
-      arguments.insert(arguments.end(), {"--secret-file", path});
-    else
-      exported.emplace(std::string(kSecret));
+    if (from_file) arguments.insert(arguments.end(), {"--secret-file", path});
     Musterd daemon = Musterd::listening(arguments);
     REQUIRE_FALSE(join(daemon.port(), kSecret));
     const auto wrong = join(daemon.port(), "correct-horse-battery-stapler");
@@ -99,11 +96,13 @@ TEST_CASE("a secret from a file or the environment lets agents in that know it, 
 
     const auto command = read_file("/proc/" + std::to_string(daemon.pid()) + "/cmdline");
     REQUIRE_OK(command);
+    const auto environment = read_file("/proc/" + std::to_string(daemon.pid()) + "/environ");
+    REQUIRE_OK(environment);
     daemon.signal(SIGTERM);
     const auto [code, log] = daemon.finish();
     REQUIRE(code == 0);
     REQUIRE_THAT(log, Catch::Contains("has another secret, or none") && Catch::Contains("job job"));
-    for (const std::string& text : {*command, log, wrong->message, none->message}) {
+    for (const std::string& text : {*command, *environment, log, wrong->message, none->message}) {
       REQUIRE(text.find("horse") == std::string::npos);
       REQUIRE(text.find(hex_of("horse")) == std::string::npos);
     }

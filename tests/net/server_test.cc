@@ -214,6 +214,39 @@ TEST_CASE("an inherited socket on another port than the one asked for is refused
   REQUIRE_THAT(server.error().message, Catch::Contains("is bound to port " + std::to_string(port)));
 }
 
+TEST_CASE("a client that never reads its answers is closed with a reason, and delays nobody") {
+  boost::asio::io_context loop(1);
+  ServerOptions options;
+  options.slow_reader_timeout = 300ms;
+  std::string log;  // of the loop's thread, read when that has ended
+  const auto server = Server::listen(
+      loop, options, Log("test", LogLevel::kInfo, [&](std::string_view line) { log += line; }));
+  REQUIRE_OK(server);
+  LoopThread thread(loop);
+  RawClient steady = RawClient::modern((*server)->port());
+  steady.send({.op = wire::Op::kSet, .key = "/big", .value = std::string(1 << 20, 'x')});
+  REQUIRE(steady.alive());
+  RawClient slow((*server)->port(), 4096);
+  // At once: it is closed soon after the first answer that it does not read.
+  std::string bytes = unhex("00 ce f7 85 3c");
+  for (int i = 0; i < 64; ++i) wire::encode({.op = wire::Op::kGet, .key = "/big"}, bytes);
+  slow.send(bytes);
+  const auto num_refused = [&] {
+    std::uint64_t out = 0;
+    thread.call([&] { out = (*server)->stats().num_refused; });
+    return out;
+  };
+  const Instant deadline = SteadyClock::now() + test::kPatience;
+  while (num_refused() == 0) {
+    REQUIRE(steady.alive());
+    REQUIRE(SteadyClock::now() < deadline);
+  }
+  REQUIRE(steady.alive());
+  thread.call([&] { (*server)->stop(); });
+  thread.join();
+  REQUIRE_THAT(log, Catch::Contains("it has not read its answers for 300 ms"));
+}
+
 TEST_CASE("DELETE_KEY of PyTorch 2.0 is answered once its client has been silent for a moment") {
   boost::asio::io_context loop(1);
   ServerOptions options;

@@ -229,8 +229,7 @@ TEST_CASE("a damaged log is not served: exit code 1, the offset and the advice; 
 }
 
 TEST_CASE("the log is rewritten when it has grown, and holds what is alive") {
-  KeptMusterd keeper(
-      {"--state-rewrite-min-bytes", "600", "--state-rewrite-factor", "2", "--log-level", "debug"});
+  KeptMusterd keeper({"--state-rewrite-min-bytes", "600", "--log-level", "debug"});
   RawClient client = RawClient::modern(keeper.port());
   client.send({.op = Op::kSet, .key = "/kept", .value = "1"});
   for (int i = 0; i < 40; ++i) {
@@ -262,7 +261,7 @@ TEST_CASE("a torchrun job whose agents were killed with musterd is as one whose 
   }
   keeper.start();
   if (keep == "0")
-    (void)keeper.daemon().wait_for_line("torchrun job job: its last agent has gone, 2 keys dropped");
+    (void)keeper.daemon().wait_for_line("torchrun job job: its last agent has gone, 2 keys deleted");
   RawClient next = RawClient::modern(keeper.port());
   REQUIRE(value_of(next, "/torch.rendezvous.job") == (keep == "0" ? "" : "with two nodes"));
   REQUIRE(value_of(next, "/mine") == "1");

@@ -102,7 +102,7 @@ TEST_CASE(
   const unsigned number = seed();
   CAPTURE(number);
   std::mt19937 random(number);
-  KeptMusterd keeper({"--state-rewrite-min-bytes", "20000", "--state-rewrite-factor", "1.5"});
+  KeptMusterd keeper({"--state-rewrite-min-bytes", "20000"});
   ProxyingAgent agent(keeper.port());
   std::vector<StoreWriter> writers;
   for (const char* name : {"/a/", "/b/"}) {

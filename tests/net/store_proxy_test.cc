@@ -73,8 +73,8 @@ struct ProxyingAgent {
   std::unique_ptr<net::StoreProxy> proxy;
 };
 
-std::uint64_t num_channels(const House& house) {
-  return house.server->coordinator().stats().num_channels;
+std::uint64_t num_connections(const House& house) {
+  return house.server->coordinator().stats().num_connections;
 }
 
 }  // namespace
@@ -107,9 +107,9 @@ TEST_CASE("a worker that is killed while it waits disappears from the coordinato
   StoreTalk second(house, a.proxy->port());
   first->send_wait("/k");
   second.send_wait("/k");
-  house.wait([&] { return num_channels(house) == 2 && a.proxy->requests().num_connections() == 2; });
+  house.wait([&] { return num_connections(house) == 2 && a.proxy->requests().num_connections() == 2; });
   first.reset();
-  house.wait([&] { return num_channels(house) == 1 && a.proxy->requests().num_connections() == 1; });
+  house.wait([&] { return num_connections(house) == 1 && a.proxy->requests().num_connections() == 1; });
   StoreTalk third(house, a.proxy->port());
   third.set("/k", "v");
   REQUIRE(second.receive(1) == std::string(1, '\0'));
@@ -139,7 +139,7 @@ TEST_CASE("a control connection that breaks in the middle of everything is taken
   }
   talks.set("/go", "");
   REQUIRE(waits.receive(1) == std::string(1, '\0'));
-  REQUIRE(num_channels(house) == 2);
+  REQUIRE(num_connections(house) == 2);
   REQUIRE_FALSE(a.over);
 }
 
@@ -161,7 +161,7 @@ TEST_CASE("large values do not hold up what is urgent on the same connection") {
   house.wait([&] { return a.over.has_value(); });
   // The store of the generation is gone with it.
   REQUIRE(house.server->coordinator().stats().num_stores == 0);
-  REQUIRE(num_channels(house) == 0);
+  REQUIRE(num_connections(house) == 0);
 }
 
 TEST_CASE("the next generation has a store of its own, and the former one's workers none") {

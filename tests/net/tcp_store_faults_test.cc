@@ -73,60 +73,6 @@ TEST_CASE("a server of PyTorch 2.2 to 2.4, which has no PING, is recognised by i
   REQUIRE(second == "\x07\x07\x07\x07");
 }
 
-TEST_CASE(
-    "a server of PyTorch up to 2.0 is spoken to in its own opcodes, and a timed-out wait gets a new "
-    "connection") {
-  std::string greetings;
-  std::string told;
-  FakeServer server({[&](Peer& peer) { greetings += peer.receive(1); },  // CANCEL_WAIT, unknown to it
-                     [&](Peer& peer) {
-                       greetings += peer.receive(9);
-                       peer.send(std::string(1, '\0'));
-                       peer.receive(1 + 8 + 8 + 2);  // WAIT /k
-                       peer.wait_for_end();
-                     },
-                     [&](Peer& peer) {
-                       told = peer.receive(1 + 8 + 2);  // DELETE_KEY /k
-                       peer.send(unhex("01 00 00 00 00 00 00 00"));
-                       told += peer.receive(2 * (1 + 8 + 2 + 8 + 1));  // SET /a, SET /b
-                       peer.wait_for_end();
-                     }});
-  const auto store =
-      TcpStore::connect({.host = "127.0.0.1", .port = server.port(), .timeout = 20s, .legacy_server = true});
-  REQUIRE_OK(store);
-  REQUIRE(greetings == std::string("\x0b\x04\0\0\0\0\0\0\0\0", 10));
-  const std::string keys[] = {"k"};
-  REQUIRE((*store)->wait(keys, 20ms).error().code == ErrorCode::kTimeout);
-  REQUIRE((*store)->delete_key("k") == true);
-  const auto refused = (*store)->append("k", "v");
-  REQUIRE(refused.error().code == ErrorCode::kUnsupported);
-  REQUIRE_THAT(refused.error().message, Catch::Contains("APPEND /k"));
-  const std::pair<std::string, std::string> pairs[] = {{"a", "1"}, {"b", "2"}};
-  REQUIRE_OK((*store)->multi_set(pairs));
-}
-
-TEST_CASE("a server of PyTorch 2.1 cancels waits and deletes by its own opcodes") {
-  std::string told;
-  FakeServer server({[&](Peer& peer) {
-    told = peer.receive(1);
-    peer.send("\x01");
-    peer.receive(1 + 8 + 8 + 2);  // WAIT /k
-    told += peer.receive(1);
-    peer.send("\x01");
-    told += peer.receive(1);
-    peer.receive(8 + 2);  // /k
-    peer.send(unhex("00 00 00 00 00 00 00 00"));
-    peer.wait_for_end();
-  }});
-  const auto store =
-      TcpStore::connect({.host = "127.0.0.1", .port = server.port(), .timeout = 20s, .legacy_server = true});
-  REQUIRE_OK(store);
-  const std::string keys[] = {"k"};
-  REQUIRE((*store)->wait(keys, 20ms).error().code == ErrorCode::kTimeout);
-  REQUIRE((*store)->delete_key("k") == false);
-  REQUIRE(told == "\x0b\x0b\x07");
-}
-
 TEST_CASE("a server that accepts and never answers the handshake ends the attempt by its deadline") {
   FakeServer server({[](Peer& peer) { peer.wait_for_end(); }});
   const auto store = connect(server.port(), 1s);

@@ -2,13 +2,16 @@
 // TLS between agents and the coordinator, with certificates made by the openssl command.
 #include "rendezvous/net/tls.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <random>
 #include <set>
 #include <string>
 #include <sys/stat.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -345,6 +348,42 @@ TEST_CASE("musterd speaks TLS to agents and TCPStore to programs on one port") {
   REQUIRE(store.alive());
   agent.client->finished(0);
   nobody.wait([&] { return agent.closed.has_value(); });
+}
+
+TEST_CASE("a TLS handshake that takes long keeps nobody else waiting") {
+  const Certificates certificates;
+  std::promise<void> released;
+  const std::shared_future<void> release = released.get_future().share();
+  std::atomic<bool> is_slow = false, is_held = false;
+  std::atomic<bool> by_loop = false;
+  net::ControlServerOptions options;
+  options.tls = certificates.server();
+  options.heartbeat_interval = 20ms;
+  options.before_tls_handshake = [&, loop = std::this_thread::get_id()] {
+    if (std::this_thread::get_id() == loop) by_loop = true;
+    if (!is_slow) return;
+    is_held = true;
+    release.wait_for(kPatience);
+  };
+  House house({}, options);
+  Agent first(house, "n1", nodes(1));
+  first.options.tls = certificates.client();
+  first.start(house);
+  house.wait([&] { return !first.assignments.empty(); });
+
+  is_slow = true;
+  Agent second(house, "n2", nodes(1), {}, "other");
+  second.options.tls = certificates.client();
+  second.start(house);
+  house.wait([&] { return is_held.load(); });
+  const auto& coordinator = house.server->coordinator();
+  const std::uint64_t before = coordinator.stats().num_messages;
+  house.wait([&] { return coordinator.stats().num_messages >= before + 5; });  // heartbeats of the first
+  REQUIRE(second.assignments.empty());
+  released.set_value();
+  house.wait([&] { return !second.assignments.empty(); });
+  REQUIRE_FALSE(by_loop);
+  REQUIRE_FALSE(first.lost);
 }
 
 TEST_CASE("at SIGHUP musterd reads its certificate again, and keeps the one it has if the new one is bad") {

@@ -200,7 +200,7 @@ class ProxiedNodes {
 
   [[nodiscard]] RequestForwarder& forwarder(std::size_t node) { return *nodes_[node].forwarder; }
   [[nodiscard]] const HostedStores& stores() const { return *stores_; }
-  [[nodiscard]] std::optional<Membership> take_lost() { return stores_->take_lost(); }
+  [[nodiscard]] std::optional<NodeAssignment> take_lost() { return stores_->take_lost(); }
   [[nodiscard]] const StoreCore& store() const { return *stores_->find("job"); }
   [[nodiscard]] const std::string& error(std::size_t node) const { return nodes_[node].error; }
 
@@ -229,7 +229,7 @@ class ProxiedNodes {
     for (auto& [instance, store] : former.hosted) stores_->restore(instance, std::move(store));
   }
 
-  [[nodiscard]] Membership member(std::size_t node) const { return {"job", {1, node}, generation_}; }
+  [[nodiscard]] NodeAssignment member(std::size_t node) const { return {"job", {1, node}, generation_}; }
 
   // As it would be after a wire.
   static control::Message coded(const control::Message& message) {

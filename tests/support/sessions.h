@@ -37,7 +37,7 @@ class Sessions {
       state = clients_[id].session->receive(bytes, clients_[id].out, effects_);
       deliver();
       if (state == Session::State::kOutputFull) clients_[id].taken += std::exchange(clients_[id].out, {});
-    } while (state == Session::State::kOutputFull || state == Session::State::kDeliver);
+    } while (state == Session::State::kOutputFull);
     return state;
   }
 
@@ -72,8 +72,6 @@ class Sessions {
 
   void deliver() {
     for (const ClientId id : effects_.woken) clients_[id].out.push_back(wire::kStopWaiting);
-    for (const WatchEvent& event : effects_.watched)
-      for (const ClientId client : event.clients) put_watch_event(clients_[client].out, event);
     effects_.clear();
   }
 

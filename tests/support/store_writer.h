@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "rendezvous/base/text.h"
 #include "tests/support/catch.h"
 #include "tests/support/kept_musterd.h"
 #include "tests/support/seed.h"
@@ -70,7 +71,7 @@ inline std::string differences(const StoreContents& expected, const StoreContent
     for (const auto& [key, value] : from.keys) {
       const auto& other = (&from == &expected ? found : expected).keys;
       if (!other.contains(key) || other.at(key) != value)
-        out << who << ' ' << key << ": " << wire::printable(value, 40) << '\n';
+        out << who << ' ' << key << ": " << printable(value, 40) << '\n';
     }
     for (const auto& [queue, elements] : from.queues)
       out << who << ' ' << queue << ": " << elements.size() << '\n';

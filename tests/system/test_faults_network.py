@@ -157,6 +157,6 @@ def test_another_heartbeat_timeout_than_the_job_s_is_refused_with_both(job, tmp_
     it.said(0, "this agent runs the coordinator")
     it.start(1, 1, "true", name="wrong")
     assert it.codes("wrong") == [78]
-    assert re.search(r"wants a heartbeat timeout .*keep_alive_interval.* of 15000 ms, the job has 3000 ms", it.err("wrong"))
+    assert re.search(r"wants a heartbeat timeout .*keep_alive_interval.* of 15000 ms, the job has a heartbeat timeout .* of 3000 ms", it.err("wrong"))
     it.start(1, 1, "true", conf="keep_alive_interval=1")
     assert it.codes(0, 1) == [0, 0]

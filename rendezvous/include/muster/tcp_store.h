@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpStore: blocking client of a TCPStore server: musterd, the launcher's, or PyTorch's. One connection,
-// thread-safe by a mutex held for a whole request and reply, as PyTorch's client does. Protocol:
-// rendezvous/store/wire.h. Every read has a deadline; a broken connection fails every later call with the
-// first error, unless TcpStoreOptions::reconnect_for gives it time to come back.
+// TcpStore: blocking client of a TCPStore server: musterd, the launcher's, or that of PyTorch 2.2 and later.
+// One connection, thread-safe by a mutex held for a whole request and reply, as PyTorch's client does.
+// Protocol: rendezvous/store/wire.h. Every read has a deadline; a broken connection fails every later call
+// with the first error.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,6 @@ struct TcpStoreOptions {
   std::uint16_t port = 0;
   std::int64_t world_size = -1;                     ///< >= 0: check in under "init/" as PyTorch's client does
   Store::Timeout timeout = Store::kDefaultTimeout;  ///< for connecting (retried with back-off) and for waits
-  /// How long a connection that breaks is tried again, with back-off, for servers that keep their keys
-  /// (musterd --state-dir); 0: it fails at once. Repeated on the new connection, since twice is as good as
-  /// once: set, multi_set, get, multi_get, check, wait, num_keys, queue_len, list_keys; waits go on with the
-  /// time they have left. Not repeated once they were sent, and kPeerGone says that the outcome is not known:
-  /// add, append, compare_set, delete_key, queue_push, queue_pop, barrier. set, multi_set, append and
-  /// queue_push then also wait for the server's word, which the protocol has none for: a round trip each. An
-  /// operation that was overtaken by another client's may so be carried out after it.
-  Store::Timeout reconnect_for = Store::Timeout(0);
-  /// The server is one of PyTorch up to 2.1, whose opcodes differ and which cannot be asked what it is. Up to
-  /// 2.0 it has no append, queues, list_keys or barrier: kUnsupported. 1.13 was tested.
-  bool legacy_server = false;
 };
 
 class TcpStore : public Store {

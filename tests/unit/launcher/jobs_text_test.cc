@@ -59,18 +59,13 @@ TEST_CASE("jobs are a line each, in columns") {
   gathering.age_ms = 17'000;
   gathering.text = "1 of 2 to 4 nodes";
   answer.jobs.push_back(gathering);
-  answer.store_jobs = {{"old", 2, 3, 17, 4096, 0}};
   answer.over.num_jobs = 5;
-  answer.over.num_store_jobs = 1;
   REQUIRE(
       jobs_text(answer, 100) ==
       "JOB    STATE      NODES  SPARES  RANKS  RESTARTS  AGE  STORE           REACHED  REMARK\n"
       "train  running 3  4/4    1/1     32     1/5       2h   10.0.0.1:29511  -\n"
       "next   gathering  1/2:4  0/0     -      0/0       17s  -               -        1 of 2 to 4 nodes\n"
-      "and 3 more jobs\n"
-      "\n"
-      "TORCHRUN JOB  AGENTS  CLIENTS  KEYS  BYTES  WAITS\n"
-      "old           2       3        17    4096   0\n");
+      "and 3 more jobs\n");
 }
 
 TEST_CASE("a job is shown with its nodes, and why those wait that do") {
@@ -128,8 +123,7 @@ TEST_CASE("nothing that came over the network steers the terminal, and JSON stay
   answer.jobs = {running()};
   answer.jobs[0].text = "\x1b[2J evil\n\xff";
   answer.nodes = {member(0)};
-  answer.nodes[0].host = "n\x1b[31m";
-  answer.store_jobs = {{"x\r", 1, 1, 1, 1, 1}};
+  answer.nodes[0].host = "n\x1b[31m\r";
   const std::string text = jobs_text(answer, 0);
   REQUIRE(text.find('\x1b') == std::string::npos);
   REQUIRE(text.find('\r') == std::string::npos);
@@ -137,7 +131,6 @@ TEST_CASE("nothing that came over the network steers the terminal, and JSON stay
   REQUIRE(json["jobs"][0]["job"] == "train");
   REQUIRE(json["jobs"][0]["state"] == "running");
   REQUIRE(json["nodes"][0]["ranks"] == 8);
-  REQUIRE(json["torchrun_jobs"][0]["keys"] == 1);
   REQUIRE_FALSE(json.contains("trouble"));
 }
 

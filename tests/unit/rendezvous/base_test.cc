@@ -2,12 +2,17 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <iterator>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "rendezvous/base/backoff.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/key_map.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/base/text.h"
 #include "rendezvous/base/unique_fd.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
@@ -93,4 +98,62 @@ TEST_CASE("log levels are torchrun's LOGLEVEL words in any case") {
     INFO(text);
     REQUIRE(parse_log_level(text) == level);
   }
+}
+
+TEST_CASE("the hash of keys is SipHash-1-3") {
+  // As Python 3.11 says with PYTHONHASHSEED=0, whose key is zero.
+  const SipKey zero{};
+  REQUIRE(sip_hash("a", zero) == 0x407448d2b89b1813);
+  REQUIRE(sip_hash("12345678", zero) == 0x3489982430560a87);
+  REQUIRE(sip_hash("a key of some bytes", zero) == 0x1b0e4ed76d1a0bd4);
+  REQUIRE(sip_hash("a", zero) != sip_hash("a", {1, 0}));
+  REQUIRE(random_sip_key() != random_sip_key());
+}
+
+TEST_CASE("keys that are one to the hash of std::string are many to that of keys") {
+  // Each pair of words below changes what MurmurHash64A, which libstdc++ uses, keeps of it by its top bit,
+  // and then back, whatever the seed is.
+  const std::uint64_t factor = 0xc6a4a7935bd1e995;
+  std::uint64_t inverse = factor;
+  for (int i = 0; i < 6; ++i) inverse *= 2 - factor * inverse;
+  const auto unmixed = [&](std::uint64_t word) {
+    word *= inverse;
+    word ^= word >> 47;
+    return word * inverse;
+  };
+  std::vector<std::string> keys = {""};
+  for (std::uint64_t i = 0; i < 10; ++i) {
+    std::vector<std::string> longer;
+    for (const std::string& key : keys)
+      for (const std::uint64_t top : {std::uint64_t{0}, std::uint64_t{1} << 63}) {
+        const std::uint64_t words[] = {unmixed(i + top), unmixed(2 * i + top)};
+        longer.push_back(key + std::string(reinterpret_cast<const char*>(words), sizeof words));
+      }
+    keys = std::move(longer);
+  }
+  std::set<std::size_t> theirs, ours;
+  for (const std::string& key : keys) {
+    theirs.insert(std::hash<std::string>()(key));
+    ours.insert(KeyHash()(key));
+  }
+#ifdef __GLIBCXX__
+  REQUIRE(theirs.size() == 1);
+#endif
+  REQUIRE(ours.size() == keys.size());
+}
+
+TEST_CASE("a byte string is shown with what is no printable ASCII as numbers, and cut") {
+  REQUIRE(printable(std::string_view("/a\0\xff\n", 5)) == "/a\\x00\\xff\\x0a");
+  REQUIRE(printable(std::string(300, 'k'), 3) == "kkk... (300 bytes)");
+}
+
+TEST_CASE("a text from outside becomes one line that steers no terminal") {
+  REQUIRE(one_line("two\nlines\tand\x7f") == "two lines and ");
+  REQUIRE(one_line("\x1b[31mred\x1b[0m, \x1b]0;title\a and an end\x1b[1") == "red, 0;title  and an end");
+  REQUIRE(one_line("gr\xc3\xbc\xc3\x9f"
+                   "e") ==
+          "gr\xc3\xbc\xc3\x9f"
+          "e");
+  REQUIRE(one_line("first words", 5) == "first");
+  REQUIRE(one_line("\xc3\xbc\xc3\xbc", 3) == "\xc3\xbc");  // never half a character
 }

@@ -81,8 +81,7 @@ std::vector<Message> one_of_each() {
                    29'501},
           NodeState{7, "host-b", NodeState::State::kAway, 3, 24, 8, -1, "trainer", 1500, "10.0.0.7",
                     "its connection broke"},
-          StoreJobState{"torch", 2, 17, 400, 65'536, 3},
-          QueryEnd{3, 64, 1, true, "train", 1000, "muster 0.1.0", "the disk is full"},
+          QueryEnd{3, 64, true, "train", 1000, "muster 0.1.0", "the disk is full"},
           StopWorkers{7, 3}};
 }
 

@@ -14,7 +14,7 @@ using wire::Op;
 
 TEST_CASE("an agent that breaks the rules of numbered requests is told so") {
   HostedStores stores({}, 1);
-  const Membership member{"job", {1, 1}, 3};
+  const NodeAssignment member{"job", {1, 1}, 3};
   const auto say = [&](const control::Message& message) { return stores.receive(1, member, message); };
   REQUIRE(say(control::StoreRequest{1, 1, 0, false, "x"}).empty());  // not attached: it came too late
   REQUIRE(say(control::StoreAttach{3, 0, 0}).empty());
@@ -47,9 +47,9 @@ TEST_CASE("an agent that breaks the rules of numbered requests is told so") {
 
 TEST_CASE("what is kept of an agent's connections is bounded and counted, whether it reads or not") {
   HostedStoresOptions options;
-  options.max_channels = 4;
+  options.max_connections = 4;
   HostedStores stores(options, 1);
-  const Membership member{"job", {1, 1}, 3};
+  const NodeAssignment member{"job", {1, 1}, 3};
   const auto say = [&](const control::Message& message) { return stores.receive(1, member, message); };
   REQUIRE(say(control::StoreAttach{3, 0, 0}).empty());
   SECTION("it opens too many, and never confirms that one is closed") {
@@ -60,7 +60,7 @@ TEST_CASE("what is kept of an agent's connections is bounded and counted, whethe
       if (error.empty()) REQUIRE(stores.num_buffered_bytes() > before);
     }
     REQUIRE(error == "it opens connections, and does not confirm that others are closed");
-    REQUIRE(stores.num_channels() == 4);
+    REQUIRE(stores.num_connections() == 4);
   }
   SECTION("it opens and closes them, and reads nothing") {
     std::string error;
@@ -105,25 +105,19 @@ TEST_CASE("of all connections the one that holds the most memory is closed, with
   REQUIRE(b.take() == text("v"));
 }
 
-TEST_CASE(
-    "a job's proxied store has limits of its own on connections, bytes and waits, on all its nodes "
-    "together") {
+TEST_CASE("the limits of a store hold for a job's proxied one, on all its nodes together") {
   HostedStoresOptions options;
-  options.limits.store.max_waits = 1;  // of the store of clients without a proxy
-  options.limits.store.job = {.max_connections = 3, .max_keys = 10, .max_bytes = 2000, .max_waits = 2};
+  options.limits.store = {.max_keys = 10, .max_bytes = 2000, .max_waits = 2};
   ProxiedNodes nodes(2, options);
   Worker a = nodes.worker(0);
   Worker b = nodes.worker(1);
   {
     Worker c = nodes.worker(1);
     nodes.run();
-    Worker d = nodes.worker(0);
-    nodes.run();
     REQUIRE((a.closed().empty() && b.closed().empty() && c.closed().empty()));
-    REQUIRE(d.closed().find("--max-job-connections") != std::string::npos);
     c.send({.op = Op::kSet, .key = "/large", .value = std::string(2000, 'x')});
     nodes.run();
-    REQUIRE(c.closed().find("--max-job-bytes") != std::string::npos);
+    REQUIRE(c.closed().find("--max-bytes") != std::string::npos);
   }
   Worker e = nodes.worker(0);
   const std::vector<std::string_view> two = {"/1", "/2"}, three = {"/3"};
@@ -131,7 +125,7 @@ TEST_CASE(
   nodes.run();
   b.send({.op = Op::kWait, .items = three});
   nodes.run();
-  REQUIRE(b.closed().find("--max-job-waits") != std::string::npos);
+  REQUIRE(b.closed().find("--max-waits") != std::string::npos);
   e.send({.op = Op::kSet, .key = "/1", .value = ""});
   e.send({.op = Op::kSet, .key = "/2", .value = ""});
   e.send({.op = Op::kGetNumKeys});

@@ -146,9 +146,9 @@ TEST_CASE("how far the last generation came outlives a coordinator that dies whi
     t.join(2, 2, 1);
     t.say(2, control::Ready{1, 2});
     REQUIRE(t.told<control::Assignment>(1).size() == 1);
-    REQUIRE(t.round().steps.best == Reached{0, 150});
+    REQUIRE(t.round().steps.best == StepProgress{0, 150});
     t.crash();
-    REQUIRE(t.round().steps.best == Reached{0, 150});
+    REQUIRE(t.round().steps.best == StepProgress{0, 150});
     REQUIRE(t.round().steps.last.size() == 2);
   }
   SECTION("and that no step was gained") {

@@ -190,11 +190,11 @@ TEST_CASE("another program under the run id that every job has is refused, and t
   REQUIRE(refused);
   REQUIRE(refused->reason == Reason::kSettings);
   REQUIRE(refused->text ==
-          "n2 runs eval.py , and n1 runs train.py: two jobs have met under the run id \"none\", which every "
+          "n2 runs eval.py, and n1 runs train.py: two jobs have met under the run id \"none\", which every "
           "job has that was given none; give each its own --rdzv-id, the same on all of its nodes");
   t.now += 1s;
   t.jobs.advance(t.now, t.effects);
-  REQUIRE(t.told<control::Waiting>(1)->text == "1/3 nodes; n2 runs eval.py , and n1 runs train.py");
+  REQUIRE(t.told<control::Waiting>(1)->text == "1/3 nodes; n2 runs eval.py, and n1 runs train.py");
   SECTION("the same program, one that is not told, and that of another role are none") {
     first.request.id = {0, 3};
     sit_down(t, 3, "none", first);

@@ -3,7 +3,6 @@
 #include <set>
 #include <string>
 
-#include "rendezvous/server/store_query.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/jobs_table.h"
 
@@ -189,30 +188,4 @@ TEST_CASE("texts in an answer are cut, however long an agent made them") {
   const Answer answer = ask(t, {"a", {}, 0});
   REQUIRE(answer.nodes.at(0).text.size() == control::kMaxQueryText);
   REQUIRE(answer.jobs.at(0).text.size() == control::kMaxQueryText);
-}
-
-TEST_CASE("torchrun's jobs in a store are told with their agents and keys") {
-  StoreCore core;
-  Effects effects;
-  core.torchrun().start();
-  core.compare_set("/torch.rendezvous.train", "", "state", effects);
-  core.torchrun().took_part(1, "/torch.rendezvous.train");
-  core.torchrun().took_part(2, "/torch.rendezvous.train");
-  core.accounts().joined(1, "/torch.rendezvous.train");
-  core.set("/torch.rendezvous.train.0/x", "1", effects);
-  core.set("/torch.rendezvous.other.0/x", "1", effects);
-  core.set("plain", "1", effects);
-  std::uint64_t total = 0;
-  const auto all = store_jobs(core, "", total);
-  REQUIRE(total == 2);
-  REQUIRE(all.size() == 2);
-  REQUIRE(all[0].job == "other");
-  REQUIRE(all[1].job == "train");
-  REQUIRE(all[1].num_agents == 2);
-  REQUIRE(all[1].num_clients == 1);
-  REQUIRE(all[1].num_keys == 2);
-  REQUIRE(all[1].num_bytes > 0);
-  total = 0;
-  REQUIRE(store_jobs(core, "train", total).size() == 1);
-  REQUIRE(store_jobs(core, "none", total).empty());
 }

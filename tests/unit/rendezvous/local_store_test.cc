@@ -12,7 +12,6 @@
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/client/file_record.h"
-#include "rendezvous/client/file_watch.h"
 #include "rendezvous/store/counter.h"
 #include "tests/support/catch.h"
 
@@ -251,19 +250,6 @@ TEST_CASE("every way to create a key wakes a thread that waits for it") {
       REQUIRE(store->delete_key("k") == true);
     }
   });
-}
-
-TEST_CASE("a file on a local file system is watched, not polled") {
-  const TemporaryDirectory directory;
-  std::ofstream(directory.file("f")) << "";
-  FileWatch watch(directory.file("f"));
-  REQUIRE(watch.told());
-  std::ofstream(directory.file("f"), std::ios::app) << "x";
-  // Both return long before the deadline, which is beyond the time-out of the test: told, and after a pause.
-  watch.wait(SteadyClock::now() + 1h);
-  FileWatch elsewhere("/proc/self/status");
-  REQUIRE_FALSE(elsewhere.told());
-  elsewhere.wait(SteadyClock::now() + 1h);
 }
 
 TEST_CASE("additions by several processes through one file are all counted") {

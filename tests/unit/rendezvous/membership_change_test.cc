@@ -223,7 +223,7 @@ TEST_CASE("nodes must agree on counts, budget and heartbeats") {
   REQUIRE(
       difference(a, b) ==
       "wants a heartbeat timeout (keep_alive_interval times keep_alive_max_attempt) of 15000 ms, the job has "
-      "3000 ms");
+      "a heartbeat timeout (keep_alive_interval times keep_alive_max_attempt) of 3000 ms");
   b.spares = -1;
   REQUIRE_FALSE(defect(b).empty());
 }

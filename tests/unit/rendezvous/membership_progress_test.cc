@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Restarts that lead no further, losses that are final, and newcomers that wait for a safe point.
-#include "rendezvous/coordinator/step_ledger.h"
+#include "rendezvous/coordinator/progress_tracker.h"
 #include "rendezvous/coordinator/waiting_reason.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/membership_job.h"
@@ -13,12 +13,12 @@ using muster::test::job;
 
 namespace {
 
-Reached step(std::int64_t n) {
+StepProgress step(std::int64_t n) {
   return {0, n};
 }
 
 // Both nodes' workers came to `n` when node 1's failed.
-Outcome fail_at(Job& j, const Reached& n) {
+Outcome fail_at(Job& j, const StepProgress& n) {
   Cause cause;
   cause.rank = 0;
   cause.exit_code = 7;
@@ -28,7 +28,7 @@ Outcome fail_at(Job& j, const Reached& n) {
   return j.decide();
 }
 
-void go_on(Job& j, const Reached& other) {
+void go_on(Job& j, const StepProgress& other) {
   REQUIRE(ready(j.round, Job::id(1), j.round.world.generation, 0, j.now));
   REQUIRE(ready(j.round, Job::id(2), j.round.world.generation, 0, j.now, other));
   REQUIRE(j.forms());
@@ -47,9 +47,9 @@ Job growing(Millis patience) {
 }  // namespace
 
 TEST_CASE("a ledger counts restarts that led no further than what was reached before") {
-  StepLedger ledger;
+  ProgressTracker ledger;
   ledger.note(0, step(140), true);
-  REQUIRE(ledger.fruitless == 0);
+  REQUIRE(ledger.no_progress_count == 0);
   ledger.note(1, step(140), true);
   ledger.note(2, {}, true);
   REQUIRE(ledger.exhausted(2));
@@ -59,21 +59,21 @@ TEST_CASE("a ledger counts restarts that led no further than what was reached be
           "no step was gained by the last 2 restarts: generation 0 reached step 140, 1 step 140, 2 no step "
           "(--max-restarts-without-progress=2)");
   ledger.note(3, step(139), false);  // nodes came: nobody failed
-  REQUIRE(ledger.fruitless == 2);
+  REQUIRE(ledger.no_progress_count == 2);
   ledger.note(4, {1, 3}, true);
-  REQUIRE(ledger.fruitless == 0);
-  REQUIRE(ledger.best == Reached{1, 3});
+  REQUIRE(ledger.no_progress_count == 0);
+  REQUIRE(ledger.best == StepProgress{1, 3});
 }
 
 TEST_CASE("without a word about steps a ledger judges nothing and keeps a few generations") {
-  StepLedger ledger;
+  ProgressTracker ledger;
   for (int i = 0; i < 100; ++i) ledger.note(i, {}, true);
-  REQUIRE(ledger.fruitless == 0);
-  REQUIRE(ledger.last.size() == StepLedger::kMost);
+  REQUIRE(ledger.no_progress_count == 0);
+  REQUIRE(ledger.last.size() == ProgressTracker::kMost);
   REQUIRE(ledger.last.back().generation == 99);
-  REQUIRE(to_text(Reached{}) == "no step");
-  REQUIRE(to_text(Reached{2, 140}) == "epoch 2 step 140");
-  REQUIRE(to_text(Reached{2, -1}) == "epoch 2");
+  REQUIRE(to_text(StepProgress{}) == "no step");
+  REQUIRE(to_text(StepProgress{2, 140}) == "epoch 2 step 140");
+  REQUIRE(to_text(StepProgress{2, -1}) == "epoch 2");
 }
 
 TEST_CASE("a job whose restarts gain no step ends with the steps of its generations") {
@@ -101,7 +101,7 @@ TEST_CASE("a step gained by any node lets the job go on") {
     REQUIRE(std::holds_alternative<GenerationOver>(fail_at(j, step(10 * n))));
     go_on(j, step(10 * n + 1));
   }
-  REQUIRE(j.round.steps.fruitless == 0);
+  REQUIRE(j.round.steps.no_progress_count == 0);
 }
 
 TEST_CASE("of a generation that ended with a lost node the others tell how far it came") {
@@ -140,12 +140,12 @@ TEST_CASE("a node that is back after the next world was formed can still tell ho
   j.disconnect(2);  // which has come further
   j.all_ready({1});
   REQUIRE(j.forms());
-  REQUIRE(j.round.steps.fruitless == 1);
+  REQUIRE(j.round.steps.no_progress_count == 1);
   REQUIRE(j.join(2, 1).kind == Admission::Kind::kStale);
   REQUIRE(ready(j.round, Job::id(2), 1, 0, j.now, step(150)));
-  REQUIRE(j.round.steps.fruitless == 0);
+  REQUIRE(j.round.steps.no_progress_count == 0);
   REQUIRE(j.round.steps.best == step(150));
-  REQUIRE(j.round.steps.last.back() == StepLedger::Entry{1, step(150)});
+  REQUIRE(j.round.steps.last.back() == ProgressTracker::Entry{1, step(150)});
   (void)ready(j.round, Job::id(2), 0, 0, j.now, step(999));  // what was before that is past
   REQUIRE(j.round.steps.best == step(150));
 }

@@ -90,7 +90,7 @@ TEST_CASE("the reason for waiting names counts and culprits and changes only wit
   heartbeat(j.round, Job::id(1), j.now);
   REQUIRE(explain(j.round, j.settings, j.now) == before);
   j.disconnect(2);
-  note_trouble(j.round, {"10.0.0.9", "authentication", "has another secret", {}});
+  note_join_failure(j.round, {"10.0.0.9", "authentication", "has another secret", {}});
   REQUIRE(to_text(explain(j.round, j.settings, j.now)) ==
           "1/4 nodes; n2 connected, then dropped: connection reset; 10.0.0.9 has another secret");
   j.join(2);
@@ -99,12 +99,13 @@ TEST_CASE("the reason for waiting names counts and culprits and changes only wit
 
 TEST_CASE("whoever proves nothing takes the place of no real entry among the reasons, and few of its own") {
   Job j = job(2, 2);
-  note_trouble(j.round, {"n1", "settings", "wants another --nnodes", {}});
-  for (std::size_t i = 0; i < 2 * kMaxTroubles; ++i)
-    note_trouble(j.round, {"10.0.0." + std::to_string(i), "authentication", "has another secret", {}, true});
-  note_trouble(j.round, {"n1", "authentication", "has another secret", {}, true});
-  REQUIRE(j.round.troubles.size() == 1 + kMaxUnprovenTroubles);
-  REQUIRE(j.round.troubles.front().text == "wants another --nnodes");
+  note_join_failure(j.round, {"n1", "settings", "wants another --nnodes", {}});
+  for (std::size_t i = 0; i < 2 * kMaxJoinFailures; ++i)
+    note_join_failure(j.round,
+                      {"10.0.0." + std::to_string(i), "authentication", "has another secret", {}, true});
+  note_join_failure(j.round, {"n1", "authentication", "has another secret", {}, true});
+  REQUIRE(j.round.join_failures.size() == 1 + kMaxUnprovenJoinFailures);
+  REQUIRE(j.round.join_failures.front().text == "wants another --nnodes");
 }
 
 TEST_CASE("the missing node ranks are named as ranges") {

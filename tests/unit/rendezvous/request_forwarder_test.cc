@@ -269,7 +269,7 @@ TEST_CASE("old clients give up waits without a word, and are told that keys cann
   REQUIRE(old.take() == text(""));
   REQUIRE(nodes.store().num_waiting() == 0);
   Worker watcher = nodes.worker(0, false);
-  watcher.send({.op = Op::kWatchKey, .key = "/k"}, kOld);
+  watcher.feed(std::string("\x07\x02\0\0\0\0\0\0\0/k", 11));
   REQUIRE(watcher.closed().starts_with("WATCH_KEY"));
 }
 
@@ -355,7 +355,7 @@ TEST_CASE("a broken connection loses and repeats nothing") {
     c.close();
     late.close();
     nodes.run();
-    REQUIRE(nodes.stores().num_channels() == 1);
+    REQUIRE(nodes.stores().num_connections() == 1);
     REQUIRE(nodes.forwarder(0).num_connections() == 0);
   }
 }
@@ -401,14 +401,14 @@ TEST_CASE("workers of a generation that is over are refused, and its store is go
 
 TEST_CASE("a request that the store refuses closes that worker with the reason") {
   HostedStoresOptions options;
-  options.limits.store.job.max_keys = 2;
-  options.max_channels = 3;
+  options.limits.store.max_keys = 2;
+  options.max_connections = 3;
   ProxiedNodes nodes(1, options);
   Worker a = nodes.worker(0);
   Worker b = nodes.worker(0);
   for (const std::string key : {"/1", "/2", "/3"}) a.send({.op = Op::kSet, .key = key, .value = ""});
   nodes.run();
-  REQUIRE(a.closed().find("--max-job-keys") != std::string::npos);
+  REQUIRE(a.closed().find("--max-keys") != std::string::npos);
   b.send({.op = Op::kGetNumKeys});
   nodes.run();
   REQUIRE(b.take() == number(2));
@@ -417,8 +417,8 @@ TEST_CASE("a request that the store refuses closes that worker with the reason")
   Worker e = nodes.worker(0);
   nodes.run();
   REQUIRE((c.closed().empty() && d.closed().empty()));
-  REQUIRE(e.closed().find("--max-store-channels") != std::string::npos);
-  REQUIRE(nodes.stores().num_channels() == 3);
+  REQUIRE(e.closed().find("connections to the store, the limit is 3") != std::string::npos);
+  REQUIRE(nodes.stores().num_connections() == 3);
   b.send(wait_for({"/9"}));
   b.send({.op = Op::kGetNumKeys});
   nodes.run();

@@ -257,8 +257,8 @@ class RoundSimulation {
         }
         return;
       case 10:
-        note_trouble(round_, {fmt::format("n{}", below(200)), "authentication", "another secret", {}});
-        HOLDS(round_.troubles.size() <= kMaxTroubles);
+        note_join_failure(round_, {fmt::format("n{}", below(200)), "authentication", "another secret", {}});
+        HOLDS(round_.join_failures.size() <= kMaxJoinFailures);
         return;
       case 11:
         if (below(4) != 0) return;
@@ -284,7 +284,7 @@ class RoundSimulation {
     disconnected(round_, settings_, id, "reset", now_, how);
     const auto found = round_.nodes.find(id);
     if (found == round_.nodes.end()) {
-      HOLDS(!was_unfit || round_.phase == Phase::kClosed || round_.troubles.back().phase == "preflight");
+      HOLDS(!was_unfit || round_.phase == Phase::kClosed || round_.join_failures.back().phase == "preflight");
       return;
     }
     HOLDS(!found->second.connected);
@@ -306,10 +306,11 @@ class RoundSimulation {
     goes_on_ = spared;
     if (spared) ++counts_.spared;
     if (was_waiting && !is_fit(request))
-      HOLDS(round_.troubles.back().name == request.host && round_.troubles.back().phase == "preflight");
+      HOLDS(round_.join_failures.back().name == request.host &&
+            round_.join_failures.back().phase == "preflight");
   }
 
-  Reached some_steps() { return below(3) == 0 ? Reached{} : Reached{0, below(30)}; }
+  StepProgress some_steps() { return below(3) == 0 ? StepProgress{} : StepProgress{0, below(30)}; }
 
   // Nodes that come interrupt a generation at its safe point, or when they have waited for long enough.
   void grew(const std::optional<Instant>& grow_by) {

@@ -107,9 +107,9 @@ TEST_CASE("DELETE_KEY removes keys only, tells how many, and leaves waiters wait
   s.set("k");
   s.push("q");
   REQUIRE_FALSE(s.core.wait(1, Keys{"k", "other"}));
-  REQUIRE(s.core.delete_key("k", s.effects));
-  REQUIRE_FALSE(s.core.delete_key("k", s.effects));
-  REQUIRE_FALSE(s.core.delete_key("q", s.effects));
+  REQUIRE(s.core.delete_key("k"));
+  REQUIRE_FALSE(s.core.delete_key("k"));
+  REQUIRE_FALSE(s.core.delete_key("q"));
   REQUIRE(s.core.queue_len("q") == 1);
   REQUIRE(s.set("other") == Clients{1});  // k was there when the wait began
 }
@@ -131,7 +131,7 @@ TEST_CASE("a key that was created and deleted before the others still counts as 
   Store s;
   REQUIRE_FALSE(s.core.wait(1, Keys{"a", "b"}));
   s.set("a");
-  s.core.delete_key("a", s.effects);
+  s.core.delete_key("a");
   REQUIRE(s.set("b") == Clients{1});
 }
 
@@ -209,27 +209,6 @@ TEST_CASE("a barrier counts a participant that gave up, and any write to its key
   s.set("text", "x");
   REQUIRE(s.core.barrier(1, "text", 2, s.effects) == Barrier::kNotANumber);
   REQUIRE(s.core.get("text") == "x");
-}
-
-TEST_CASE("a watching client learns of each creation, change and deletion with old and new value") {
-  Store s;
-  using Kind = WatchEvent::Kind;
-  s.core.watch(9, "k");
-  s.set("other");
-  s.core.set("k", "1", s.effects);
-  s.core.add("k", 1, s.effects);
-  s.core.append("k", "x", s.effects);
-  s.core.compare_set("k", "2x", "y", s.effects);
-  s.core.delete_key("k", s.effects);
-  REQUIRE(s.effects.watched == std::vector<WatchEvent>{{{9}, Kind::kCreated, "k", "", "1"},
-                                                       {{9}, Kind::kUpdated, "k", "1", "2"},
-                                                       {{9}, Kind::kUpdated, "k", "2", "2x"},
-                                                       {{9}, Kind::kUpdated, "k", "2x", "y"},
-                                                       {{9}, Kind::kDeleted, "k", "y", ""}});
-  s.effects.clear();
-  s.core.disconnect(9);
-  s.set("k");
-  REQUIRE(s.effects.watched.empty());
 }
 
 TEST_CASE("many clients that wait for many keys and vanish in any order leave nothing behind") {

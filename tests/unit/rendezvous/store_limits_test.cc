@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/store/store_limits.h"
-
 #include <random>
 #include <string>
 #include <string_view>
@@ -53,13 +51,13 @@ TEST_CASE("at the limit of keys none is added by any operation, and those that a
   REQUIRE(sessions.send(steady, {.op = Op::kQueuePush, .key = "/q", .value = "x"}) == State::kNeedInput);
 
   const std::vector<std::string_view> pairs = {"/a", "2", "/new", "3"};
-  refused(sessions, set("/new"), "--max-total-keys");
-  refused(sessions, {.op = Op::kAppend, .key = "/new", .value = "x"}, "--max-total-keys");
-  refused(sessions, {.op = Op::kAdd, .key = "/new", .number = 1}, "--max-total-keys");
-  refused(sessions, {.op = Op::kCompareSet, .key = "/new", .desired = "x"}, "--max-total-keys");
-  refused(sessions, {.op = Op::kMultiSet, .items = pairs}, "--max-total-keys");
-  refused(sessions, {.op = Op::kQueuePush, .key = "/new", .value = "x"}, "--max-total-keys");
-  refused(sessions, {.op = Op::kBarrier, .key = "/new", .number = 1}, "--max-total-keys");
+  refused(sessions, set("/new"), "--max-keys");
+  refused(sessions, {.op = Op::kAppend, .key = "/new", .value = "x"}, "--max-keys");
+  refused(sessions, {.op = Op::kAdd, .key = "/new", .number = 1}, "--max-keys");
+  refused(sessions, {.op = Op::kCompareSet, .key = "/new", .desired = "x"}, "--max-keys");
+  refused(sessions, {.op = Op::kMultiSet, .items = pairs}, "--max-keys");
+  refused(sessions, {.op = Op::kQueuePush, .key = "/new", .value = "x"}, "--max-keys");
+  refused(sessions, {.op = Op::kBarrier, .key = "/new", .number = 1}, "--max-keys");
 
   REQUIRE(sessions.send(steady, set("/a", "5")) == State::kNeedInput);
   REQUIRE(sessions.send(steady, {.op = Op::kAdd, .key = "/a", .number = 1}) == State::kNeedInput);
@@ -68,7 +66,7 @@ TEST_CASE("at the limit of keys none is added by any operation, and those that a
           State::kNeedInput);  // sets nothing
   REQUIRE(sessions.send(steady, {.op = Op::kDeleteKey, .key = "/a"}) == State::kNeedInput);
   REQUIRE(sessions.send(steady, set("/new")) == State::kNeedInput);
-  refused(sessions, set("/newer"), "--max-total-keys");
+  refused(sessions, set("/newer"), "--max-keys");
 }
 
 TEST_CASE("at the limit of bytes nothing grows, and what shrinks makes room") {
@@ -77,13 +75,12 @@ TEST_CASE("at the limit of bytes nothing grows, and what shrinks makes room") {
   const ClientId steady = sessions.open_modern();
   REQUIRE(sessions.send(steady, set("/a", std::string(98, 'x'))) == State::kNeedInput);
   REQUIRE(sessions.core().num_bytes() == kEntry + 100);
-  refused(sessions, set("/b", "xx"), "--max-total-bytes");
-  refused(sessions, set("/a", std::string(99 + kEntry, 'x')), "--max-total-bytes");
-  refused(sessions, {.op = Op::kAppend, .key = "/a", .value = std::string(kEntry + 1, 'x')},
-          "--max-total-bytes");
-  refused(sessions, {.op = Op::kQueuePush, .key = "/q"}, "--max-total-bytes");
+  refused(sessions, set("/b", "xx"), "--max-bytes");
+  refused(sessions, set("/a", std::string(99 + kEntry, 'x')), "--max-bytes");
+  refused(sessions, {.op = Op::kAppend, .key = "/a", .value = std::string(kEntry + 1, 'x')}, "--max-bytes");
+  refused(sessions, {.op = Op::kQueuePush, .key = "/q"}, "--max-bytes");
   const std::vector<std::string_view> keys = {"/a", "/b"};
-  refused(sessions, {.op = Op::kWait, .items = keys}, "--max-total-bytes");  // for the name it waits for
+  refused(sessions, {.op = Op::kWait, .items = keys}, "--max-bytes");  // for the name it waits for
   REQUIRE(sessions.send(steady, set("/a", std::string(98 + kEntry, 'x'))) == State::kNeedInput);
   REQUIRE(sessions.send(steady, set("/a", "")) == State::kNeedInput);
   REQUIRE(sessions.send(steady, set("/b", std::string(96, 'x'))) == State::kNeedInput);
@@ -109,26 +106,12 @@ TEST_CASE("at the limit of waits nobody waits for more, and a client's wait repl
   REQUIRE(sessions.send(setter, {.op = Op::kBarrier, .key = "/d", .number = 2}) == State::kNeedInput);
 }
 
-TEST_CASE("a watch is counted once and ends with its client") {
-  Sessions sessions(with({.max_waits = 1}));
-  const ClientId old = sessions.open();
-  const Request watch{.op = Op::kWatchKey, .key = "/k"};
-  REQUIRE(sessions.send(old, watch, Generation::kTorch20) == State::kNeedInput);
-  REQUIRE(sessions.core().num_waits() == 1);
-  const ClientId other = sessions.open();
-  REQUIRE(sessions.send(other, watch, Generation::kTorch20) == State::kClose);
-  REQUIRE_THAT(sessions.session(other).close_reason(), Catch::Contains("--max-waits"));
-  sessions.close(old);
-  REQUIRE(sessions.core().num_waits() == 0);
-  REQUIRE(sessions.core().num_bytes() == 0);
-}
-
 TEST_CASE("what random operations left is counted exactly, and nothing once all of it is gone") {
   std::mt19937 random(7);
   const auto below = [&](unsigned n) { return random() % n; };
   Sessions sessions;
   std::vector<ClientId> clients;
-  for (int i = 0; i < 8; ++i) clients.push_back(i < 6 ? sessions.open_modern() : sessions.open());
+  for (int i = 0; i < 6; ++i) clients.push_back(sessions.open_modern());
   const auto name = [&] { return "/key" + std::string(below(12), 'k'); };
   for (int i = 0; i < 20'000; ++i) {
     const auto who = below(static_cast<unsigned>(clients.size()));
@@ -136,22 +119,17 @@ TEST_CASE("what random operations left is counted exactly, and nothing once all 
     const std::string other = name();
     const std::string value(below(40), '1');
     const std::vector<std::string_view> items = {key, other};
-    if (who >= 6) {
-      REQUIRE(sessions.send(clients[who], {.op = Op::kWatchKey, .key = key}, Generation::kTorch20) ==
-              State::kNeedInput);
-    } else {
-      constexpr Op kOps[] = {Op::kSet,  Op::kAppend,    Op::kCompareSet, Op::kDeleteKey, Op::kDeleteKey,
-                             Op::kWait, Op::kQueuePush, Op::kQueuePop,   Op::kMultiSet,  Op::kCancelWait};
-      // What a client waits for in vain is replaced by its next wait.
-      REQUIRE(sessions.send(clients[who], {.op = kOps[below(std::size(kOps))],
-                                           .key = key,
-                                           .value = value,
-                                           .desired = value,
-                                           .items = items}) == State::kNeedInput);
-    }
+    constexpr Op kOps[] = {Op::kSet,  Op::kAppend,    Op::kCompareSet, Op::kDeleteKey, Op::kDeleteKey,
+                           Op::kWait, Op::kQueuePush, Op::kQueuePop,   Op::kMultiSet,  Op::kCancelWait};
+    // What a client waits for in vain is replaced by its next wait.
+    REQUIRE(sessions.send(clients[who], {.op = kOps[below(std::size(kOps))],
+                                         .key = key,
+                                         .value = value,
+                                         .desired = value,
+                                         .items = items}) == State::kNeedInput);
     if (i % 50 == 0) {
       sessions.close(clients[who]);
-      clients[who] = who < 6 ? sessions.open_modern() : sessions.open();
+      clients[who] = sessions.open_modern();
     }
     if (i % 100 != 0) continue;
     std::size_t bytes = 0;
@@ -159,10 +137,9 @@ TEST_CASE("what random operations left is counted exactly, and nothing once all 
     REQUIRE(sessions.core().num_bytes() >= bytes);
   }
   for (const ClientId client : clients) sessions.close(client);
-  Effects effects;
   while (!sessions.core().keys().empty()) {
     const std::string key = sessions.core().keys().begin()->first;
-    REQUIRE(sessions.core().delete_key(key, effects));
+    REQUIRE(sessions.core().delete_key(key));
   }
   for (int length = 0; length < 12; ++length)
     while (sessions.core().queue_pop("/key" + std::string(static_cast<std::size_t>(length), 'k'))) {

@@ -99,7 +99,7 @@ Outcome outcome(ProxiedNodes& nodes, Worker& a, Worker& b) {
   a.close();
   b.close();
   nodes.run();
-  REQUIRE(nodes.stores().num_channels() == 0);
+  REQUIRE(nodes.stores().num_connections() == 0);
   REQUIRE(nodes.stores().num_buffered_bytes() == 0);
   REQUIRE(nodes.forwarder(0).num_connections() + nodes.forwarder(1).num_connections() == 0);
   // Nothing is kept of who has gone.
@@ -198,7 +198,7 @@ TEST_CASE("what a worker said before it died is done once, whenever the coordina
       c.send({.op = Op::kAdd, .key = "/n", .number = 0});
       nodes.run();
       REQUIRE(c.take() == text("a") + text("b") + number(1));
-      REQUIRE(nodes.stores().num_channels() == 1);
+      REQUIRE(nodes.stores().num_connections() == 1);
       REQUIRE(nodes.store().num_waiting() == 0);
       REQUIRE(nodes.forwarder(0).num_connections() == 0);
     }
@@ -318,7 +318,7 @@ TEST_CASE("nothing is said of what is not on the disk") {
 
 TEST_CASE("a refused request is refused again, and what came before it is not done twice") {
   HostedStoresOptions options;
-  options.limits.store.job.max_keys = 1;
+  options.limits.store.max_keys = 1;
   for (int killed_at = 0; killed_at < 8; ++killed_at) {
     CAPTURE(killed_at);
     ProxiedNodes nodes(2, options, ProxiedNodes::Log::kKept);
@@ -328,9 +328,9 @@ TEST_CASE("a refused request is refused again, and what came before it is not do
     step(nodes, killed_at);
     kill(nodes);
     nodes.run();
-    REQUIRE(a.closed().find("--max-job-keys") != std::string::npos);
+    REQUIRE(a.closed().find("--max-keys") != std::string::npos);
     REQUIRE(nodes.store().get("/log") == "a");
-    REQUIRE(nodes.stores().num_channels() == 0);
+    REQUIRE(nodes.stores().num_connections() == 0);
     REQUIRE(nodes.saved().hosted.begin()->second.connections.empty());
   }
 }

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/store/torchrun_jobs.h"
 
-#include <algorithm>
-
-#include "rendezvous/store/store_core.h"
+#include "rendezvous/store/session.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -14,12 +12,6 @@ namespace {
 
 const std::string kA = "/torch.rendezvous.a";
 const Instant kNow{1h};
-
-TorchrunJobs started() {
-  TorchrunJobs out;
-  out.start();
-  return out;
-}
 
 }  // namespace
 
@@ -39,91 +31,104 @@ TEST_CASE("a torchrun job's keys are its state and those of its rounds, whatever
 }
 
 TEST_CASE("a torchrun job is due some time after its last agent, unless one comes") {
-  TorchrunJobs jobs = started();
-  jobs.took_part(1, kA);
-  jobs.took_part(2, kA);
-  jobs.took_part(3, "/torch.rendezvous.b");
-  jobs.gone(1);
-  jobs.settle(kNow, 5s);
+  TorchrunJobs jobs(5s);
+  jobs.joined(1, kA);
+  jobs.joined(2, kA);
+  jobs.joined(3, "/torch.rendezvous.b");
+  jobs.left(1, kNow);
   REQUIRE(jobs.next_deadline() == Instant::max());
-  jobs.gone(2);
-  jobs.settle(kNow, 5s);
+  jobs.left(2, kNow);
   REQUIRE(jobs.next_deadline() == kNow + 5s);
   REQUIRE(jobs.take_due(kNow + 4s).empty());
-  jobs.took_part(4, kA);
+  jobs.joined(4, kA);
   REQUIRE(jobs.next_deadline() == Instant::max());
-  jobs.gone(4);
-  jobs.settle(kNow + 10s, 5s);
+  jobs.left(4, kNow + 10s);
   REQUIRE(jobs.take_due(kNow + 15s) == States{kA});
   REQUIRE(jobs.take_due(kNow + 1h).empty());
   REQUIRE(jobs.next_deadline() == Instant::max());
 }
 
-TEST_CASE("clients that are no agents of torchrun keep no job, and none is noted before it is asked for") {
-  TorchrunJobs jobs = started();
-  jobs.took_part(1, "/lock");
-  jobs.took_part(1, kA + ".0/x");
-  jobs.gone(1);
-  jobs.settle(kNow, 0s);
-  REQUIRE(jobs.next_deadline() == Instant::max());
-  TorchrunJobs idle;
-  idle.took_part(1, kA);
-  idle.gone(1);
-  idle.settle(kNow, 0s);
-  REQUIRE(idle.next_deadline() == Instant::max());
+TEST_CASE("who compares and sets a torchrun job's state is its agent, and nobody else is") {
+  StoreCore core;
+  TorchrunJobs jobs(0s);
+  Effects effects;
+  const auto ends_after = [&](std::string_view key, std::string_view expected) {
+    {
+      Session client(1, core, {}, &jobs);
+      std::string bytes, out;
+      wire::encode({.op = wire::Op::kValidate, .number = wire::kMagic}, bytes);
+      wire::encode({.op = wire::Op::kCompareSet, .key = key, .value = expected, .desired = "x"}, bytes);
+      std::string_view input = bytes;
+      REQUIRE(client.receive(input, out, effects) == Session::State::kNeedInput);
+    }
+    jobs.left(1, kNow);
+    return jobs.take_due(kNow);
+  };
+  REQUIRE(ends_after("/lock", "") == States{});
+  REQUIRE(ends_after(kA + ".0/x", "") == States{});
+  REQUIRE(ends_after(kA, "absent") == States{});
+  REQUIRE(ends_after(kA, "") == States{kA});
+  REQUIRE(ends_after(kA, "other") == States{kA});
 }
 
 TEST_CASE("jobs of a former process are kept as long as any whose agents have gone") {
-  TorchrunJobs jobs = started();
-  jobs.found(kA);
-  jobs.found(kA + ".0/x");
-  jobs.found("/other");
-  jobs.settle(kNow, 5s);
+  TorchrunJobs jobs(5s);
+  jobs.found(kA, kNow);
+  jobs.found(kA + ".0/x", kNow);
+  jobs.found("/other", kNow);
   REQUIRE(jobs.take_due(kNow + 5s) == States{kA});
 }
 
-TEST_CASE("with a torchrun job go its keys and nobody else's") {
+TEST_CASE("with a torchrun job go its keys and nobody else's, also those that were there before") {
+  for (const bool grouped_before : {true, false}) {
+    StoreCore core;
+    Effects effects;
+    if (grouped_before) core.group_keys(TorchrunJobs::state_of);
+    for (const std::string& key : {kA, kA + ".0/x", kA + ".1/y", kA + "b", kA + ".0", std::string("/z")})
+      core.set(key, "v", effects);
+    if (!grouped_before) core.group_keys(TorchrunJobs::state_of);
+    REQUIRE(core.delete_group("/torch.rendezvous.none") == 0);
+    REQUIRE(core.delete_group(kA) == 3);
+    REQUIRE(core.delete_group(kA) == 0);
+    REQUIRE(core.keys().size() == 3);
+    for (const std::string& key : {kA + "b", kA + ".0", std::string("/z")})
+      REQUIRE(core.keys().contains(key));
+    core.set(kA, "v", effects);
+    REQUIRE(core.delete_key(kA));
+    REQUIRE(core.delete_group(kA) == 0);
+  }
+}
+
+TEST_CASE("to delete a torchrun job's keys is a look at those, whatever else the store holds") {
+  static int looks;
   StoreCore core;
   Effects effects;
-  for (const std::string& key : {kA, kA + ".0/x", kA + ".1/y", kA + "b", kA + ".0", std::string("/z")})
-    core.set(key, "v", effects);
-  core.set("/torch.rendezvous.c", "v", effects);
-  REQUIRE(core.drop_torchrun_jobs({kA, "/torch.rendezvous.none", "/torch.rendezvous.c"}, effects) ==
-          std::vector<std::size_t>{3, 0, 1});
-  core.set("/torch.rendezvous.c", "v", effects);
-  REQUIRE(core.drop_torchrun_jobs({"/torch.rendezvous.d", "/torch.rendezvous.d", "/torch.rendezvous.c"},
-                                  effects) == std::vector<std::size_t>{0, 0, 1});
-  REQUIRE(core.keys().size() == 3);
-  for (const std::string& key : {kA + "b", kA + ".0", std::string("/z")}) REQUIRE(core.keys().contains(key));
+  core.group_keys([](std::string_view key) {
+    ++looks;
+    return TorchrunJobs::state_of(key);
+  });
+  for (int i = 0; i < 1000; ++i) core.set("/other/" + std::to_string(i), "v", effects);
+  for (const std::string& key : {kA, kA + ".0/x", kA + ".1/y"}) core.set(key, "v", effects);
+  looks = 0;
+  REQUIRE(core.delete_group(kA) == 3);
+  REQUIRE(looks == 3);
 }
 
-TEST_CASE("of very many deserted torchrun jobs the first are due at once") {
-  TorchrunJobs jobs = started();
+TEST_CASE("of very many deserted torchrun jobs the first are due at once, and each of them once") {
+  TorchrunJobs jobs(24h);
   const auto name = [](std::size_t i) { return "/torch.rendezvous.j" + std::to_string(i); };
-  for (std::size_t i = 0; i < TorchrunJobs::kMaxDeserted + 3; ++i) {
-    jobs.took_part(1, name(i));
-    jobs.gone(1);
-    jobs.settle(kNow + std::chrono::seconds(i), 24h);
-  }
+  const auto pass_by = [&](std::size_t i, Instant now) {
+    jobs.joined(1, name(i));
+    jobs.left(1, now);
+  };
+  for (std::size_t i = 0; i < TorchrunJobs::kMaxDeserted + 3; ++i) pass_by(i, kNow + std::chrono::seconds(i));
   REQUIRE(jobs.next_deadline() < kNow);
-  jobs.took_part(1, name(1));  // it has an agent again
+  jobs.joined(1, name(1));  // it has an agent again
   REQUIRE(jobs.take_due(kNow) == States{name(0), name(2)});
   REQUIRE(jobs.next_deadline() == kNow + 24h + 3s);
-  REQUIRE(jobs.take_due(kNow + 100h).size() == TorchrunJobs::kMaxDeserted);
-}
-
-TEST_CASE("a job that is due at once is due once, and has its time again where an agent came and went") {
-  TorchrunJobs jobs = started();
-  const auto name = [](std::size_t i) { return "/torch.rendezvous.j" + std::to_string(i); };
-  const auto pass_by = [&](std::size_t i, std::size_t second) {
-    jobs.took_part(1, name(i));
-    jobs.gone(1);
-    jobs.settle(kNow + std::chrono::seconds(second), 24h);
-  };
-  for (std::size_t i = 0; i <= TorchrunJobs::kMaxDeserted; ++i) pass_by(i, i);
-  pass_by(0, TorchrunJobs::kMaxDeserted + 1);  // which makes the next one surplus
-  REQUIRE(jobs.take_due(kNow) == States{name(1)});
+  jobs.left(1, kNow + 10h);  // and its time again
+  REQUIRE(jobs.take_due(kNow) == States{name(3)});
   const States later = jobs.take_due(kNow + 100h);
-  REQUIRE(std::count(later.begin(), later.end(), name(0)) == 1);
   REQUIRE(later.size() == TorchrunJobs::kMaxDeserted);
+  REQUIRE(later.back() == name(1));
 }

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rendezvous/base/text.h"
+
+#include <fmt/format.h>
+
+namespace muster {
+
+std::string printable(std::string_view bytes, std::size_t max_bytes) {
+  std::string out;
+  for (const char c : bytes.substr(0, max_bytes)) {
+    if (c >= 0x20 && c < 0x7f)
+      out.push_back(c);
+    else
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+  }
+  if (bytes.size() > max_bytes) out += fmt::format("... ({} bytes)", bytes.size());
+  return out;
+}
+
+std::string one_line(std::string_view text, std::size_t max_bytes) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size() && out.size() <= max_bytes; ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    if (c == 0x1b) {
+      if (i + 1 < text.size() && text[i + 1] == '[')
+        for (++i; i + 1 < text.size() && (text[i + 1] < '@' || text[i + 1] > '~');) ++i;
+      ++i;
+      continue;
+    }
+    out.push_back(c < 0x20 || c == 0x7f ? ' ' : text[i]);
+  }
+  if (out.size() <= max_bytes) return out;
+  while (max_bytes > 0 && (static_cast<unsigned char>(out[max_bytes]) & 0xc0) == 0x80) --max_bytes;
+  out.resize(max_bytes);
+  return out;
+}
+
+}  // namespace muster

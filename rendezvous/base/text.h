@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Text from outside (other machines, workers, files) as it may be shown: in a log line, an error, on a
+// terminal. Everything that shows such text passes it through one of these. Pure; nothing here fails.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace muster {
+
+/// Bytes that need not be text, as of a key: what is no printable ASCII becomes \xNN; cut after `max_bytes`,
+/// with how many there are.
+[[nodiscard]] std::string printable(std::string_view bytes, std::size_t max_bytes = 128);
+
+/// Text of people and programs: control bytes become blanks, terminal sequences (ESC [ ... letter) go, UTF-8
+/// stays; cut after `max_bytes`, between two characters.
+[[nodiscard]] std::string one_line(std::string_view text, std::size_t max_bytes = 4096);
+
+}  // namespace muster

@@ -1,0 +1,55 @@
+# rendezvous/reference.md: musterd's options and metrics, from the tables in the code. scripts/lint readme compares;
+# python3 scripts/checks/daemon_reference.py writes it again.
+# SPDX-License-Identifier: Apache-2.0
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "rendezvous/reference.md"
+_STRING = r'"((?:[^"\\]|\\.)*)"'
+_HEAD = """# Reference of musterd
+
+The options and metrics of `musterd`, made from the code; after a change there run `python3 scripts/checks/daemon_reference.py`.
+[README.md](README.md) says what they are for. Sizes take units (`KiB`, `MiB`, `GiB`).
+
+## Options
+"""
+
+
+def options():
+    """(group, name, value, default, meaning) of each row of the table in options.cc."""
+    text = (ROOT / "rendezvous/musterd/options.cc").read_text(encoding="utf-8")
+    groups = dict(re.findall(rf"char\* (k\w+) = {_STRING};", text))
+    for group, *rest in re.findall(rf"OptionRow\{{(k\w+), {', '.join([_STRING] * 4)}\}}", text):
+        yield groups[group], *[re.sub(r"\\(.)", r"\1", field) for field in rest]
+
+
+def metrics():
+    """(name, kind, meaning) of each family of metrics."""
+    for path in ("rendezvous/status/daemon_metrics.cc", "rendezvous/status/process_usage.cc"):
+        text = re.sub(r'"\s*"', "", (ROOT / path).read_text(encoding="utf-8"))
+        for call, name, rest in re.findall(r'\b(gauge|counter|family|each)\("(\w+)",(.*?);\n', text, re.DOTALL):
+            kind = re.search(r"MetricType::k(\w+)", rest)
+            yield name, kind[1].lower() if kind else {"counter": "counter"}.get(call, "gauge"), re.search(_STRING, rest)[1]
+
+
+def made():
+    out, last = [_HEAD], ""
+    for group, name, value, default, meaning in options():
+        if group != last:
+            out.append(f"### {group}\n\n| option | default | meaning |\n| --- | --- | --- |")
+            last = group
+        out.append(f"| `{name}{'=' + value if value else ''}` | {default} | {meaning} |".replace("|  |", "| |"))
+    lines = "\n".join(out).replace("|\n###", "|\n\n###")
+    lines += "\n\n## Metrics\n\n| metric | type | meaning |\n| --- | --- | --- |\n"
+    return lines + "".join(f"| `{name}` | {kind} | {meaning} |\n" for name, kind, meaning in metrics())
+
+
+def run():
+    if REFERENCE.is_file() and REFERENCE.read_text(encoding="utf-8") == made():
+        return []
+    return ["rendezvous/reference.md: its tables are not the code's; run python3 scripts/checks/daemon_reference.py"]
+
+
+if __name__ == "__main__":
+    REFERENCE.write_text(made(), encoding="utf-8")
