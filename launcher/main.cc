@@ -26,7 +26,7 @@
 #include "launcher/doctor/doctor_plan.h"
 #include "launcher/hardware/cores.h"
 #include "launcher/hardware/gpus.h"
-#include "launcher/join/unfit_node.h"
+#include "launcher/join/unhealthy_node.h"
 #include "launcher/network/interfaces.h"
 #include "launcher/output/log_writer.h"
 #include "launcher/output/output_sink.h"
@@ -291,10 +291,10 @@ std::optional<int> Launch::check() {
     const int status = complain(opened.error());
     return opened.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
   }
-  job_->unfit = check_node(options_, *job_, environment_, driver_.finding);
+  job_->unhealthy = check_node(options_, *job_, environment_, driver_.finding);
   driver_.process.reset();
   checked_ = SteadyClock::now();
-  if (job_->unfit.empty() || !(options_.dry_run || job_->one_node())) return std::nullopt;
+  if (job_->unhealthy.empty() || !(options_.dry_run || job_->one_node())) return std::nullopt;
   ::signal(SIGPIPE, SIG_IGN);  // the events' reader may have gone
   begin_telemetry();
   return ended(kExitPreflight);
@@ -333,10 +333,10 @@ std::optional<int> Launch::leave_terminal() {
 /// job's.
 std::optional<int> Launch::start_helpers() {
   begin_telemetry();
-  if (!job_->unfit.empty()) {
+  if (!job_->unhealthy.empty()) {
     listener_.reset();  // nobody would answer
     boost::asio::io_context io(1);
-    return ended(tell_unfit(io, *job_, plain_log_));
+    return ended(tell_unhealthy(io, *job_, plain_log_));
   }
   descendants_.emplace(job_->token());
   auto guardian = Guardian::start(static_cast<std::size_t>(job_->local_world_size), job_->token());
@@ -356,7 +356,7 @@ std::optional<int> Launch::start_helpers() {
 void Launch::begin_telemetry() {
   beginning_.emplace(*job_, plain_log_, events_ ? &*events_ : nullptr);
   beginning_->started(kVersion);
-  if (preflight_of(options_) != Preflight::kOff) beginning_->preflight(options_.preflight, job_->unfit);
+  if (preflight_of(options_) != Preflight::kOff) beginning_->preflight(options_.preflight, job_->unhealthy);
 }
 
 /// Whoever follows the events or the detached job's record sees its end.

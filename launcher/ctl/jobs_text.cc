@@ -135,7 +135,7 @@ Json json_of(const JobState& job) {
            {"nodes_present", job.num_present},
            {"nodes_outside", job.num_outside},
            {"nodes_away", job.num_away},
-           {"nodes_unhealthy", job.num_unfit},
+           {"nodes_unhealthy", job.num_unhealthy},
            {"members", job.num_members},
            {"world_size", job.world_size},
            {"age_s", static_cast<double>(job.age_ms) / 1000},

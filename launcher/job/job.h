@@ -113,7 +113,7 @@ struct Job {
   std::int64_t end_time_s = 0;  // when Slurm's time limit ends the job, since the epoch; 0: not known
   std::string host;             // this node's name in messages
   bool compare_clocks = false;  // with the first node's or the coordinator's, which is said where they differ
-  std::string unfit;            // why this node takes no part, which it only tells the others; empty: it does
+  std::string unhealthy;        // why this node takes no part, which it only tells the others; empty: it does
   std::string lineage;          // of the workers: the launchers above, and this one's token at its end
   std::string port_file;        // gets the HOST:PORT of the coordinator that this agent runs; empty: none
 

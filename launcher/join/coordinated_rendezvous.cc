@@ -12,7 +12,7 @@
 #include "launcher/job/exit_status.h"
 #include "launcher/job/generation_outcome.h"
 #include "launcher/join/endpoint_host.h"
-#include "launcher/join/unfit_node.h"
+#include "launcher/join/unhealthy_node.h"
 #include "launcher/network/listening.h"
 #include "launcher/network/unauthenticated_access.h"
 #include "launcher/plan/program.h"
@@ -123,7 +123,8 @@ void CoordinatedRendezvous::connect(const Result<void>& host) {
   client_ = std::make_unique<net::ControlClient>(io_, client_options(), client_events());
   client_->start();
   // Nobody can take its place: the job cannot run.
-  if (!job_.unfit.empty() && job_.elastic.ranks_given) client_->stop_job(unfit_text(job_), kExitPreflight);
+  if (!job_.unhealthy.empty() && job_.elastic.ranks_given)
+    client_->stop_job(unhealthy_text(job_), kExitPreflight);
 }
 
 net::ControlClientOptions CoordinatedRendezvous::client_options() {
@@ -143,7 +144,7 @@ net::ControlClientOptions CoordinatedRendezvous::client_options() {
   out.request.order = elastic.order;
   out.request.addresses = store_.offered_addresses();
   out.request.master_port = store_.offered_port();
-  out.request.unfit = job_.unfit;
+  out.request.unhealthy = job_.unhealthy;
   out.request.program = short_name(job_.command);
   out.settings = elastic.rules;
   out.compare_clocks = job_.compare_clocks;
@@ -247,7 +248,7 @@ void CoordinatedRendezvous::on_waiting(const control::Waiting& waiting) {
   coordinator_->set_joined();
   if (!joined_) return;  // a join round begins while workers here are still being stopped
   // The others have begun: there is nothing to tell any more.
-  if (!job_.unfit.empty() && waiting.outside && !hosts_coordinator()) return finish_join(FailureNotice{});
+  if (!job_.unhealthy.empty() && waiting.outside && !hosts_coordinator()) return finish_join(FailureNotice{});
   if (waiting.outside) {
     wait_status_.set(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
     // Members that cannot reach the first node end their generation; nobody outside of it has to.
@@ -277,12 +278,12 @@ void CoordinatedRendezvous::on_closed(const control::Closed& closed) {
   auto* notice = std::get_if<FailureNotice>(&outcome);
   if (notice != nullptr && stopped_here_ && assigned_) notice->node_rank = assigned_->group_rank;
   if (!joined_) return end(outcome);
-  const bool unfit = notice != nullptr && !assigned_ && notice->exit_code == kExitPreflight;
-  if (unfit && hosts_coordinator() && job_.elastic.ranks_given) return await_late_nodes(*notice);
+  const bool unhealthy = notice != nullptr && !assigned_ && notice->exit_code == kExitPreflight;
+  if (unhealthy && hosts_coordinator() && job_.elastic.ranks_given) return await_late_nodes(*notice);
   finish_join(final_notice(std::move(outcome)));
 }
 
-// A node is unfit, and its job is over before it began. Nodes that come later would find
+// A node is unhealthy, and its job is over before it began. Nodes that come later would find
 // no coordinator that gives the reason.
 void CoordinatedRendezvous::await_late_nodes(const FailureNotice& notice) {
   const std::vector<int> late = coordinator_->nodes_never_seen();
@@ -330,7 +331,7 @@ void CoordinatedRendezvous::finish_join(Membership membership) {
   wait_status_.cancel();
   late_nodes_.cancel();
   if (auto* notice = std::get_if<FailureNotice>(&membership);
-      notice != nullptr && !job_.unfit.empty() && !hosts_coordinator()) {
+      notice != nullptr && !job_.unhealthy.empty() && !hosts_coordinator()) {
     notice->node_rank = -1;
     notice->exit_code = kExitPreflight;
   }

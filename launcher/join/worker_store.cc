@@ -83,7 +83,7 @@ void WorkerStore::find_addresses() {
 }
 
 Result<void> WorkerStore::open_port() {
-  if (port_.fd || job_.elastic.store_proxy || job_.elastic.ranks_given || !job_.unfit.empty()) return {};
+  if (port_.fd || job_.elastic.store_proxy || job_.elastic.ranks_given || !job_.unhealthy.empty()) return {};
   MUSTER_TRY(port_, listen_at(listening_addresses(job_.elastic, offered_, own_), 0));
   return {};
 }

@@ -38,8 +38,8 @@ void count_nodes(const membership::Round& round, JobState& out) {
   for (const auto& [id, node] : round.nodes) {
     if (!node.connected)
       ++out.num_away;
-    else if (!membership::is_fit(node.request))
-      ++out.num_unfit;
+    else if (!membership::is_healthy(node.request))
+      ++out.num_unhealthy;
     else {
       ++out.num_present;
       if (round.phase == Phase::kRunning && node.group_rank < 0) ++out.num_outside;
@@ -49,7 +49,7 @@ void count_nodes(const membership::Round& round, JobState& out) {
 
 NodeState::State state_of(const membership::Round& round, const Node& node) {
   if (!node.connected) return NodeState::State::kAway;
-  if (!membership::is_fit(node.request)) return NodeState::State::kUnfit;
+  if (!membership::is_healthy(node.request)) return NodeState::State::kUnhealthy;
   if (node.group_rank < 0 || node.ready) return NodeState::State::kWaiting;
   if (round.phase != Phase::kRunning) return NodeState::State::kStopping;
   return node.finished ? NodeState::State::kFinished : NodeState::State::kMember;
@@ -77,7 +77,8 @@ class Queue {
  public:
   explicit Queue(const membership::Round& round) {
     for (const auto& [id, node] : round.nodes)
-      if (node.connected && node.ready && membership::is_fit(node.request)) arrivals_.push_back(node.arrival);
+      if (node.connected && node.ready && membership::is_healthy(node.request))
+        arrivals_.push_back(node.arrival);
     std::sort(arrivals_.begin(), arrivals_.end());
   }
   [[nodiscard]] int before(const Node& node) const {

@@ -24,7 +24,7 @@ constexpr std::size_t kMaxNameBytes = 255;
 
 std::size_t size_of(const membership::Request& request) {
   std::size_t out = request.host.size() + request.machine.size() + request.role.size() +
-                    request.unfit.size() + request.program.size();
+                    request.unhealthy.size() + request.program.size();
   for (const std::string& address : request.addresses) out += address.size();
   return out;
 }
@@ -299,7 +299,7 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
   membership::Request request = join.request;
   // It appears on other people's terminals.
   request.host = one_line(request.host, kMaxNameBytes);
-  request.unfit = one_line(request.unfit);
+  request.unhealthy = one_line(request.unhealthy);
   request.program = one_line(request.program, kMaxNameBytes);
   request.addresses = reachable_addresses(request.addresses, client.address);
   if (std::string text = disagreement_about_store(*job, request); !text.empty())
@@ -453,8 +453,9 @@ void Jobs::add_node(Job& job, ConnectionId id, Client& client, membership::Reque
   remember(job, node);
   if (job.round.phase == Phase::kGathering) job.newcomers.push_back(id);
   job.forget_at = Instant::max();
-  if (!is_fit(request))
-    effects.log.push_back(fmt::format("job {}: {} is unhealthy: {}", job.name, request.host, request.unfit));
+  if (!is_healthy(request))
+    effects.log.push_back(
+        fmt::format("job {}: {} is unhealthy: {}", job.name, request.host, request.unhealthy));
   remark(job, id, request, join.settings, effects);
   if (admission.kind == Kind::kStale) {
     membership::Cause cause;
@@ -736,10 +737,10 @@ std::string Jobs::disagreement_about_store(const Job& job, const membership::Req
   // Of a member that a restarted coordinator knows from its log alone, the port is not known.
   const auto& nodes = job.round.nodes;
   const auto found = std::find_if(nodes.begin(), nodes.end(), [&](const auto& entry) {
-    return entry.second.connected && entry.first != request.id && is_fit(entry.second.request);
+    return entry.second.connected && entry.first != request.id && is_healthy(entry.second.request);
   });
   const bool proxies = request.master_port == 0;
-  if (!is_fit(request) || found == nodes.end() || proxies == (found->second.request.master_port == 0))
+  if (!is_healthy(request) || found == nodes.end() || proxies == (found->second.request.master_port == 0))
     return {};
   const membership::Node& other = found->second;
   return fmt::format(

@@ -21,7 +21,7 @@ bool is_current(const Round& round, std::int64_t generation) {
 }  // namespace
 
 bool eligible(const Round& round, const Node& node, Instant now) {
-  if (!node.connected || !node.ready || !is_fit(node.request)) return false;
+  if (!node.connected || !node.ready || !is_healthy(node.request)) return false;
   if (round.excluded.empty()) return true;
   const auto found = round.excluded.find(machine_of(node.request));
   return found == round.excluded.end() || found->second <= now;
@@ -45,7 +45,7 @@ Admission join(Round& round, const Settings& settings, const Request& request, c
   if (std::string text = difference(wanted, settings); !text.empty())
     return refuse("settings", std::move(text));
 
-  if (request.order && is_fit(request)) {
+  if (request.order && is_healthy(request)) {
     if (const auto found = round.orders.find(*request.order);
         found != round.orders.end() && found->second != request.id)
       return refuse("settings",
@@ -158,7 +158,7 @@ void left(Round& round, const NodeId& id, std::string_view reason) {
   if (node == nullptr) return;
   if (round.phase == Phase::kRunning && !round.pending && !node->finished && node->group_rank >= 0)
     round.pending = cause_of(Cause::Kind::kNodeLeft, *node, std::string(reason));
-  if (round.phase == Phase::kGathering) note_unfit(round, *node);
+  if (round.phase == Phase::kGathering) note_unhealthy(round, *node);
   remove_node(round, id);
 }
 
@@ -202,7 +202,7 @@ bool can_spare(const Round& round, const Settings& settings, const NodeId& id, I
   if (round.phase == Phase::kClosed) return false;
   const auto counts = [&](const auto& entry) {
     const Node& node = entry.second;
-    if (entry.first == id || !node.connected || !is_fit(node.request)) return false;
+    if (entry.first == id || !node.connected || !is_healthy(node.request)) return false;
     // One that has missed a heartbeat may be dead, see decide().
     if (node.last_heard < now - settings.heartbeat_timeout / 2) return false;
     return node.ready ? eligible(round, node, now) : node.group_rank >= 0;

@@ -12,7 +12,7 @@ Node* find_node(Round& round, const NodeId& id) {
 }
 
 void count_node(Round& round, const Node& node, int sign) {
-  if (!node.connected || !is_fit(node.request)) return;
+  if (!node.connected || !is_healthy(node.request)) return;
   if (const auto order = node.request.order) {
     if (sign > 0)
       round.orders.emplace(*order, node.request.id);
@@ -38,10 +38,11 @@ void remove_node(Round& round, const NodeId& id) {
   }
 }
 
-void note_unfit(Round& round, const Node& node) {
+void note_unhealthy(Round& round, const Node& node) {
   const Request& request = node.request;
-  if (!is_fit(request))
-    note_join_failure(round, {request.host, "preflight", "is unhealthy: " + request.unfit, request.order});
+  if (!is_healthy(request))
+    note_join_failure(round,
+                      {request.host, "preflight", "is unhealthy: " + request.unhealthy, request.order});
 }
 
 void forget_join_failure(Round& round, std::string_view name) {
@@ -83,8 +84,8 @@ void lose_node(Round& round, const Settings& settings, const Node& node, const s
   if (round.phase == Phase::kGathering && node.group_rank >= 0 && !settings.restart_after_loss &&
       !round.pending)
     round.pending = cause_of(Cause::Kind::kNodeLost, node, text);
-  if (!is_fit(node.request))
-    note_unfit(round, node);
+  if (!is_healthy(node.request))
+    note_unhealthy(round, node);
   else if (round.phase != Phase::kClosed)
     note_join_failure(
         round, {node.request.host, "connection", "connected, then dropped: " + text, node.request.order});

@@ -15,8 +15,8 @@ namespace muster::membership {
 /// Adds a node to the counters (+1), or takes it out of them before it changes (-1).
 void count_node(Round& round, const Node& node, int sign);
 void remove_node(Round& round, const NodeId& id);
-/// Why an unfit node takes no part is kept for those who wait, though it goes.
-void note_unfit(Round& round, const Node& node);
+/// Why an unhealthy node takes no part is kept for those who wait, though it goes.
+void note_unhealthy(Round& round, const Node& node);
 void forget_join_failure(Round& round, std::string_view name);
 /// The node is gone for good, without a good-bye.
 void lose_node(Round& round, const Settings& settings, const Node& node, const std::string& text,

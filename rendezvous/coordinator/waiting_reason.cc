@@ -55,7 +55,7 @@ std::vector<Line> held_back(const Round& round, Instant now) {
   std::vector<Line> out;
   out.reserve(nodes.size());
   for (const Node* node : nodes)
-    out.push_back({node->request.host, is_fit(node->request) ? "joined" : "preflight",
+    out.push_back({node->request.host, is_healthy(node->request) ? "joined" : "preflight",
                    explain_held_back(round, *node, now)});
   return out;
 }
@@ -63,7 +63,7 @@ std::vector<Line> held_back(const Round& round, Instant now) {
 }  // namespace
 
 std::string explain_held_back(const Round& round, const Node& node, Instant now) {
-  if (!is_fit(node.request)) return "is unhealthy: " + node.request.unfit;
+  if (!is_healthy(node.request)) return "is unhealthy: " + node.request.unhealthy;
   if (!node.connected) return "lost its connection and may come back";
   if (!node.ready) return "is stopping its workers";
   if (is_silent(round, node)) return "has missed a heartbeat";
@@ -122,11 +122,11 @@ std::string explain_outside(const Round& round, const Settings& settings, const 
   const auto self = round.nodes.find(id);
   int before = 0;
   for (const auto& [other, node] : round.nodes) {
-    if (node.connected && node.ready && is_fit(node.request) && self != round.nodes.end() &&
+    if (node.connected && node.ready && is_healthy(node.request) && self != round.nodes.end() &&
         node.arrival < self->second.arrival)
       ++before;
   }
-  if (self != round.nodes.end() && !is_fit(self->second.request)) return "unhealthy; " + what_runs(round);
+  if (self != round.nodes.end() && !is_healthy(self->second.request)) return "unhealthy; " + what_runs(round);
   return explain_outside(round, settings, before);
 }
 
@@ -148,7 +148,8 @@ std::vector<NodeId> surplus(const Round& round, const Settings& settings) {
   if (static_cast<int>(round.world.slots.size()) < settings.max_nodes) return {};
   std::vector<const Node*> outside;
   for (const auto& [id, node] : round.nodes)
-    if (node.connected && node.ready && is_fit(node.request) && node.group_rank < 0) outside.push_back(&node);
+    if (node.connected && node.ready && is_healthy(node.request) && node.group_rank < 0)
+      outside.push_back(&node);
   std::sort(outside.begin(), outside.end(),
             [](const Node* a, const Node* b) { return a->arrival < b->arrival; });
   std::vector<NodeId> out;

@@ -41,7 +41,7 @@ struct JobState {
   std::int32_t max_restarts = 0;
   std::int32_t num_present = 0;  ///< nodes that are connected and fit
   std::int32_t num_outside = 0;  ///< of these: without a place in the world that runs
-  std::int32_t num_unfit = 0;
+  std::int32_t num_unhealthy = 0;
   std::int32_t num_away = 0;  ///< nodes whose connection broke and who may come back
   std::int32_t min_nodes = 0;
   std::int32_t max_nodes = 0;
@@ -61,7 +61,7 @@ struct JobState {
   void fields(auto& io) {
     io(job);
     io.one_of(phase, Phase::kEnded);
-    io(generation, restarts_used, max_restarts, num_present, num_outside, num_unfit, num_away, min_nodes,
+    io(generation, restarts_used, max_restarts, num_present, num_outside, num_unhealthy, num_away, min_nodes,
        max_nodes, spares, num_members, world_size, age_ms, forgotten_ms, epoch, step, exit_code, text,
        first_host, first_address, first_port);
   }
@@ -75,7 +75,7 @@ struct NodeState {
     kStopping,  ///< is stopping its workers, or pauses before a restart
     kWaiting,   ///< for a world, or a place in it
     kAway,      ///< its connection broke, it may come back
-    kUnfit,
+    kUnhealthy,
     kGone  ///< a member of the last world that is not here any more
   };
   std::uint64_t number = 0;  ///< in the order in which they came

@@ -107,18 +107,18 @@ struct Request {
   /// On which it serves the workers' store if it becomes the first node; 0: its workers use the
   /// coordinator's, as those of all nodes of the job.
   std::uint16_t master_port = 0;
-  std::string unfit;  ///< why it takes part in no world; it came to say so. Empty: it is fit
+  std::string unhealthy;  ///< why it takes part in no world; it came to say so. Empty: it is fit
   std::string program =
       {};  ///< the short name of what it runs, see disagreement_about_program(); empty: not told
 
   void fields(auto& io) {
-    io(id, host, machine, role, wanted_ranks, order, addresses, master_port, unfit, program);
+    io(id, host, machine, role, wanted_ranks, order, addresses, master_port, unhealthy, program);
   }
   friend bool operator==(const Request&, const Request&) = default;
 };
 inline constexpr int kMaxRanksPerNode = 4096;
-[[nodiscard]] inline bool is_fit(const Request& request) {
-  return request.unfit.empty();
+[[nodiscard]] inline bool is_healthy(const Request& request) {
+  return request.unhealthy.empty();
 }
 
 /// A node's place in a world; its index is the group rank.

@@ -57,7 +57,7 @@ void put_refusals(MetricsText& out, const RejectionCounts& store, const Rejectio
 
 std::string_view state_of(const membership::Node& node) {
   if (!node.connected) return "disconnected";
-  if (!membership::is_fit(node.request)) return "unhealthy";
+  if (!membership::is_healthy(node.request)) return "unhealthy";
   return node.group_rank >= 0 ? "member" : "waiting";
 }
 

@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
       join.request.addresses = {"10.0.0.1"};
       if (nodes == 2) join.request.order = node;
       if (nodes == 3) join.resume = node;
-      if (node == 3) join.request.unfit = "a full disk";
+      if (node == 3) join.request.unhealthy = "a full disk";
       join.request.program = node == 2 ? "b.py" : "a.py";
       join.age = muster::Millis(1000 * node);
       join.settings.min_nodes = 1;

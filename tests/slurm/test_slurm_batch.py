@@ -82,7 +82,7 @@ def test_srun_is_refused_outside_of_a_job_and_within_a_step(slurm):
     assert "--srun needs a Slurm job, and there is none; run: srun -N NODES --ntasks-per-node=1 muster true" in done.stderr
     done = slurm.muster(["-N1", "-n1"], "--srun", "true")
     assert done.returncode == 2
-    assert "leave it out: srun muster true" in done.stderr
+    assert "leave --srun out: srun muster true" in done.stderr
 
 
 def test_node_names_of_slurm_are_mapped(slurm):

@@ -186,7 +186,7 @@ def test_exec_passes_on_the_programs_exit_status(slurm):
 def test_exec_refuses_what_needs_an_agent_or_contradicts_the_step(slurm):
     done = slurm.muster(["-N1", "-n1"], "--exec", "--max-restarts=3", "true")
     assert done.returncode == 2
-    assert "--max-restarts needs muster's agent" in done.stderr
+    assert "--max-restarts needs an agent" in done.stderr
     done = slurm.muster(["-N2", "-n4"], "--exec", "--nproc-per-node=4", "true")
     assert done.returncode == 2
     assert "--nproc-per-node=4, but this node has 2 of the step's tasks" in done.stderr

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents, daemons and agents that run the coordinator are killed while a node waits: as a spare, for a checkpoint, in the
-pause before a restart, unfit, or between two generations. Over network namespaces."""
+pause before a restart, unhealthy, or between two generations. Over network namespaces."""
 import re
 import signal
 
@@ -21,20 +21,20 @@ class Waiting:
     def __init__(self, new):
         self.spare = new("spare", restarts=1)
         self.point = new("point", nnodes="1:2")
-        self.pause, self.unfit, self.between = new("pause", restarts=2), new("unfit"), new("between", restarts=1)
-        self.scenes = [self.spare, self.point, self.pause, self.unfit, self.between]
+        self.pause, self.unhealthy, self.between = new("pause", restarts=2), new("unhealthy"), new("between", restarts=1)
+        self.scenes = [self.spare, self.point, self.pause, self.unhealthy, self.between]
         self.between.touch("deaf")
         self.spare.agent(1, "--spares=1", "--node-rank=0", name="first")
         self.point.agent(1, "--join-at=safe-point", name="first")
         self.pause.agent(1, "--node-rank=0", name="first")
-        self.unfit.agent(1, name="first")
+        self.unhealthy.agent(1, name="first")
         # Its worker is deaf; that of the other fails.
         self.between.agent(1, "--node-rank=1", "--shutdown-timeout=600", name="first")
 
     def others(self):
         self.spare.agent(2, "--spares=1", "--node-rank=1", name="second")
         self.pause.agent(2, "--node-rank=1", "--restart-backoff=600:600", name="second")
-        self.unfit.agent(2, CHECK, name="second", **UNFIT)
+        self.unhealthy.agent(2, CHECK, name="second", **UNFIT)
         self.between.agent(2, "--node-rank=0", name="second")
         self.point.started("1.0", 0)
         self.point.agent(2, "--join-at=safe-point", name="second")
@@ -53,7 +53,7 @@ class Waiting:
         self.point.said("second", "waits for the job's next checkpoint")
         self.pause.said("second", r"restart in 600 s \(--restart-backoff\)")
         self.pause.started("2.1", 0)
-        self.unfit.said("first", "1/2 nodes; hostsecond is unhealthy: 64 open files are allowed")
+        self.unhealthy.said("first", "1/2 nodes; hostsecond is unhealthy: 64 open files are allowed")
         # Its own workers are gone.
         self.between.said("second", "hostfirst is stopping its workers")
         wait_for(lambda: (self.between.tmp_path / "termed").exists(), "the deaf worker to be stopped")
@@ -77,8 +77,8 @@ def at_daemon(stage, daemon, conf=LAST_CALL):
 
 def test_an_agent_killed_while_it_waits_keeps_nobody_from_going_on(stage, daemon):
     jobs = at_daemon(stage, daemon)
-    spare, point, pause, unfit, between = jobs.scenes
-    victims = [spare.running["third"], *(scene.running["second"] for scene in (point, pause, unfit, between))]
+    spare, point, pause, unhealthy, between = jobs.scenes
+    victims = [spare.running["third"], *(scene.running["second"] for scene in (point, pause, unhealthy, between))]
     for victim in victims:
         victim.kill()
     for victim in victims:
@@ -100,9 +100,9 @@ def test_an_agent_killed_while_it_waits_keeps_nobody_from_going_on(stage, daemon
     jobs.release()
     between.started("2.1", 0, 1)
     between.succeeds("first", "third")
-    unfit.agent(3, name="third")
-    unfit.started("2.0", 0, 1)
-    unfit.succeeds("first", "third")
+    unhealthy.agent(3, name="third")
+    unhealthy.started("2.0", 0, 1)
+    unhealthy.succeeds("first", "third")
     assert alive(*jobs.pids["point"])
     point.succeeds("first")
     assert len(point.places("first")) == 1
@@ -114,7 +114,7 @@ def test_an_agent_killed_while_it_waits_keeps_nobody_from_going_on(stage, daemon
 def test_a_daemon_killed_while_nodes_wait_and_started_again_finishes_their_jobs(stage, daemon, request):
     keeps = request.node.callspec.params["daemon"]
     jobs = at_daemon(stage, daemon)
-    spare, point, pause, unfit, between = jobs.scenes
+    spare, point, pause, unhealthy, between = jobs.scenes
     if not keeps:  # then all begin anew, and no restart was used
         point.succeeds("first", "second")  # else whoever comes first may be a world of its own: MIN is 1
         jobs.scenes.remove(point)
@@ -129,11 +129,11 @@ def test_a_daemon_killed_while_nodes_wait_and_started_again_finishes_their_jobs(
         for name in ("termed", "release"):
             (between.tmp_path / name).unlink()
     daemon.start()
-    unfit.said("first", r"(?s)waiting for the coordinator at.*1/2 nodes; hostsecond is unhealthy")
-    unfit.agent(3, name="third")
-    unfit.started("2.0", 0, 1)
-    assert unfit.codes("second") == [74]
-    unfit.succeeds("first", "third")
+    unhealthy.said("first", r"(?s)waiting for the coordinator at.*1/2 nodes; hostsecond is unhealthy")
+    unhealthy.agent(3, name="third")
+    unhealthy.started("2.0", 0, 1)
+    assert unhealthy.codes("second") == [74]
+    unhealthy.succeeds("first", "third")
     if keeps:
         for scene, name, text in ((spare, "third", "spare 1 of 1"), (point, "second", "the job's next checkpoint")):
             scene.said(name, rf"(?s){text}.*waiting for the coordinator at.*{text}")
@@ -177,7 +177,7 @@ def test_an_agent_that_runs_the_coordinator_killed_while_others_wait_ends_them_i
 
     jobs = Waiting(new)
     # Here the one that is unhealthy runs it, and the others do not wait.
-    hosts = new("unfit-host")
+    hosts = new("unhealthy-host")
     hosts.agent(1, CHECK, name="first", **UNFIT)
     for scene in (*jobs.scenes, hosts):
         scene.said("first", "this agent runs the coordinator")
@@ -185,7 +185,7 @@ def test_an_agent_that_runs_the_coordinator_killed_while_others_wait_ends_them_i
         hosts.agent(node, name=name)
     jobs.others()
     jobs.scenes.append(hosts)
-    jobs.pids["unfit-host"] = hosts.started("2.0", 0, 1)
+    jobs.pids["unhealthy-host"] = hosts.started("2.0", 0, 1)
     for scene in jobs.scenes:
         scene.running["first"].kill()
     lost(jobs, None, {scene.id: [name for name in scene.running if name != "first"] for scene in jobs.scenes})
@@ -201,7 +201,7 @@ def lost(jobs, endpoint, names):
             (code,) = scene.codes(name)
             said = scene.err(name)
             # Who has had no place has lost none.
-            expected = 76 if scene.places(name) else 74 if name == "second" and scene.id == "unfit" else 69
+            expected = 76 if scene.places(name) else 74 if name == "second" and scene.id == "unhealthy" else 69
             assert code == expected, (scene.id, name, code, said)
             assert re.search(rf"error: .*{ends_at}", said), (scene.id, name, said)
         check_worlds(scene)

@@ -192,14 +192,14 @@ def test_another_machines_topology_is_not_bound_to(muster):
     assert "describes another machine" in result.stderr
 
 
-def test_a_fit_node_runs_and_an_unfit_one_says_why_and_does_not(muster, gpus):
+def test_a_fit_node_runs_and_an_unhealthy_one_says_why_and_does_not(muster, gpus):
     fine = muster.run("--preflight=quick", "--gpus=0", "echo", "ran", env=gpus("GPU-1 0000:17:00.0 100 0 0 -"))
     assert (fine.returncode, fine.stdout) == (0, "ran\n"), fine.stderr
     held = gpus("GPU-1 0000:17:00.0 100 0 0 -", f"GPU-2 0000:18:00.0 8192 0 0 {os.getpid()}")
-    unfit = muster.run("--preflight=quick", "--gpus=0,1", "echo", "ran", env=held)
-    assert (unfit.returncode, unfit.stdout) == (74, "")
-    assert re.search(rf"preflight of \S+: GPU 1 \(GPU-2\): pid {os.getpid()} \(\S+\) holds 8192 MiB", unfit.stderr)
-    assert "is unhealthy and does not take part" in unfit.stderr
+    unhealthy = muster.run("--preflight=quick", "--gpus=0,1", "echo", "ran", env=held)
+    assert (unhealthy.returncode, unhealthy.stdout) == (74, "")
+    assert re.search(rf"preflight of \S+: GPU 1 \(GPU-2\): pid {os.getpid()} \(\S+\) holds 8192 MiB", unhealthy.stderr)
+    assert "is unhealthy and does not take part" in unhealthy.stderr
     # Another job's GPU does not matter to this one, and sharing is allowed where it is asked for.
     assert muster.run("--preflight=quick", "--gpus=0", "true", env=held).returncode == 0
     assert muster.run("--preflight=quick", "--gpus=0,1", "--oversubscribe", "true", env=held).returncode == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--preflight over several nodes: an unfit node tells the others why and a spare takes its place, clocks are compared,
+"""--preflight over several nodes: an unhealthy node tells the others why and a spare takes its place, clocks are compared,
 and the full check really computes and reduces."""
 import ctypes
 import os
@@ -57,7 +57,7 @@ def descriptors(pid):
             pass
 
 
-def test_a_driver_and_a_file_system_that_hang_make_their_node_unfit_in_time(muster, tmp_path, hung_disk):
+def test_a_driver_and_a_file_system_that_hang_make_their_node_unhealthy_in_time(muster, tmp_path, hung_disk):
     pipe = tmp_path / "driver"  # nobody ever writes: to open it waits for ever
     os.mkfifo(pipe)
     wedged = clean_environment(MUSTER_NVML_LIBRARY=BIN / "libfake_nvml.so", FAKE_NVML=pipe)
@@ -112,7 +112,7 @@ def test_a_spare_takes_the_place_of_a_node_with_a_full_disk_which_all_are_told_o
     assert [(w["RANK"], w["NODE"], w["WORLD_SIZE"]) for w in workers] == [("0", "0", "3"), ("1", "1", "3"), ("2", "3", "3")]
 
 
-def test_an_unfit_node_that_runs_the_coordinator_stays_for_the_others_and_ends_as_the_job_does(job, tmp_path):
+def test_an_unhealthy_node_that_runs_the_coordinator_stays_for_the_others_and_ends_as_the_job_does(job, tmp_path):
     it = job(3)
     script = write(tmp_path, "show.py", SHOW)
     it.start(0, 1, CHECK, "--spares=1", script, nnodes=2, wrap=FEW_FILES)
@@ -124,7 +124,7 @@ def test_an_unfit_node_that_runs_the_coordinator_stays_for_the_others_and_ends_a
     assert len(it.workers(1, 2)) == 2
 
 
-def test_too_few_fit_nodes_are_a_timeout_that_names_the_unfit_one(job, tmp_path):
+def test_too_few_fit_nodes_are_a_timeout_that_names_the_unhealthy_one(job, tmp_path):
     it = job(2)
     for node, wrap in ((0, ()), (1, FEW_FILES)):
         it.start(node, 1, CHECK, "--no-python", "true", conf="join_timeout=8", wrap=wrap)
@@ -133,12 +133,12 @@ def test_too_few_fit_nodes_are_a_timeout_that_names_the_unfit_one(job, tmp_path)
         assert re.search(f"1 of 2 nodes were ready\n  host1: preflight: is unhealthy: {FEW_FILES_TEXT}", it.err(node))
 
 
-def test_a_signal_ends_an_unfit_node_that_waits_and_its_reason_stays(job, tmp_path):
+def test_a_signal_ends_an_unhealthy_node_that_waits_and_its_reason_stays(job, tmp_path):
     it = job(2)
     it.start(0, 1, CHECK, "--no-python", "true", conf="join_timeout=10")
-    unfit = it.start(1, 1, CHECK, "--no-python", "true", conf="join_timeout=10", wrap=FEW_FILES)
+    unhealthy = it.start(1, 1, CHECK, "--no-python", "true", conf="join_timeout=10", wrap=FEW_FILES)
     it.said(0, f"1/2 nodes; host1 is unhealthy: {FEW_FILES_TEXT}")
-    unfit.terminate()
+    unhealthy.terminate()
     assert it.codes(1) == [143]
     assert it.codes(0) == [69]
     assert re.search(f"host1: preflight: is unhealthy: {FEW_FILES_TEXT}", it.err(0))
@@ -150,20 +150,20 @@ def start_static(it, node, *args, wrap=(), **env):
     it.spawn(node, node, *wrap, MUSTER, *options, *args, env=clean_environment(NODE=node, **env))
 
 
-@pytest.mark.parametrize("unfit", [0, 2])
-def test_with_static_rendezvous_an_unfit_node_ends_the_job_everywhere_with_its_reason(job, unfit):
+@pytest.mark.parametrize("unhealthy", [0, 2])
+def test_with_static_rendezvous_an_unhealthy_node_ends_the_job_everywhere_with_its_reason(job, unhealthy):
     it = job(3)
     # Without the last one: what is known need not be waited for.
-    start_static(it, unfit, CHECK, "--no-python", "true", wrap=FEW_FILES)
-    start_static(it, 2 - unfit, CHECK, "--no-python", "true")
+    start_static(it, unhealthy, CHECK, "--no-python", "true", wrap=FEW_FILES)
+    start_static(it, 2 - unhealthy, CHECK, "--no-python", "true")
     assert it.codes(2) == [74], it.err(2)
     # Node 0 stays for it, whoever is unhealthy.
-    if unfit != 0:
+    if unhealthy != 0:
         it.said(0, "the job is cancelled; waiting at most 60 s for node 1 to connect and get the reason")
     start_static(it, 1, "--no-python", "true")
     for node in (0, 1, 2):
         assert it.codes(node) == [74]
-        assert re.search(rf"node {unfit} \(host{unfit}\) is unhealthy: {FEW_FILES_TEXT}", it.err(node)), it.err(node)
+        assert re.search(rf"node {unhealthy} \(host{unhealthy}\) is unhealthy: {FEW_FILES_TEXT}", it.err(node)), it.err(node)
 
 
 def set_clock(tmp_path, library, seconds):
@@ -224,7 +224,7 @@ def with_helper(muster, text):
     ("#!/bin/sh\necho usage: none\n", "unexpected output of the check: usage: none"),
     (None, "the full check needs .*/bin/muster-preflight, which is not there"),
 ])
-def test_a_device_that_fails_the_full_check_makes_its_node_unfit(muster, helper, text):
+def test_a_device_that_fails_the_full_check_makes_its_node_unhealthy(muster, helper, text):
     result = with_helper(muster, helper)
     assert (result.returncode, result.stdout) == (74, ""), result.stderr
     assert re.search(f"preflight of .*{text}", result.stderr), result.stderr

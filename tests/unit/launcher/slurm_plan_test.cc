@@ -230,7 +230,8 @@ TEST_CASE("the option --srun is refused where it cannot be meant") {
   REQUIRE(contains(slurm.refusal({"--srun"}), "heterogeneous job"));
   slurm.environment = task();
   REQUIRE(contains(slurm.refusal({"--srun"}),
-                   "this is task 0 of 2 of Slurm's step 77.3 already; leave it out: srun muster true"));
+                   "--srun is for a batch script, but this process is task 0 of 2 of Slurm's step 77.3; "
+                   "leave --srun out: srun muster true"));
   slurm.environment = {{"PATH", "/usr/bin:/bin"}};
   REQUIRE(contains(slurm.refusal({"--srun"}),
                    "there is none; run: srun -N NODES --ntasks-per-node=1 muster true"));

@@ -260,7 +260,7 @@ TEST_CASE("exec with a virtual local rank leaves one device") {
 
 TEST_CASE("exec refuses what it cannot do") {
   const Environment environment = step_environment(2, 2, 1);
-  REQUIRE(contains(exec_refusal({"--exec", "-r", "3"}, environment), "--redirects needs muster's agent"));
+  REQUIRE(contains(exec_refusal({"--exec", "-r", "3"}, environment), "--redirects needs an agent"));
   REQUIRE(contains(exec_refusal({"--exec"}, {{"PATH", "/bin"}}), "run: srun -n N muster --exec true"));
   REQUIRE(
       contains(exec_refusal({"--exec", "--nnodes=3"}, environment), "--nnodes=3, but this step has 2 nodes"));

@@ -18,7 +18,7 @@ std::vector<Message> one_of_each() {
   join.request.order = 3;
   join.request.addresses = {"10.0.0.1", "fe80::1"};
   join.request.master_port = 65535;
-  join.request.unfit = "a full disk";
+  join.request.unhealthy = "a full disk";
   join.settings.min_nodes = 2;
   join.settings.max_nodes = 4;
   join.settings.grow_at_safe_point = true;

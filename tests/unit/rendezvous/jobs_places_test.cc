@@ -98,7 +98,7 @@ TEST_CASE("a member that is asked to stop leaves alone where a spare is there, a
   }
 }
 
-TEST_CASE("an unfit node that stays takes no spare's place, and who was one too many is refused again") {
+TEST_CASE("an unhealthy node that stays takes no spare's place, and who was one too many is refused again") {
   Table t;
   t.spares = 1;
   t.join(1, "a", 1, 1, "disk full");

@@ -50,7 +50,7 @@ TEST_CASE("of a gathering somebody who looks in learns who is there and what is 
   REQUIRE(job.phase == JobState::Phase::kGathering);
   REQUIRE(job.generation == -1);
   REQUIRE(job.num_present == 1);
-  REQUIRE(job.num_unfit == 1);
+  REQUIRE(job.num_unhealthy == 1);
   REQUIRE(job.max_nodes == 3);
   REQUIRE(job.age_ms == 5000);
   REQUIRE(job.text == "1/3 nodes; n2 is unhealthy: /tmp is full");
@@ -59,7 +59,7 @@ TEST_CASE("of a gathering somebody who looks in learns who is there and what is 
   REQUIRE(node(answer, "n1").text.empty());
   REQUIRE(node(answer, "n1").heard_ms == 5000);
   REQUIRE(node(answer, "n1").address == "127.0.0.1");
-  REQUIRE(node(answer, "n2").state == NodeState::State::kUnfit);
+  REQUIRE(node(answer, "n2").state == NodeState::State::kUnhealthy);
   REQUIRE(node(answer, "n2").text == "is unhealthy: /tmp is full");
 }
 

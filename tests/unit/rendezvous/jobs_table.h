@@ -14,12 +14,13 @@ namespace muster {
 struct Table {
   explicit Table(const JobsOptions& options = {}) : jobs(options) {}
 
-  void join(ConnectionId connection, std::string job, std::uint64_t node, int nodes, std::string unfit = {}) {
+  void join(ConnectionId connection, std::string job, std::uint64_t node, int nodes,
+            std::string unhealthy = {}) {
     jobs.connected(connection, std::move(job), "127.0.0.1");
     control::Join message;
     message.request.id = {0, node};
     message.request.host = "n" + std::to_string(node);
-    message.request.unfit = std::move(unfit);
+    message.request.unhealthy = std::move(unhealthy);
     message.settings.min_nodes = message.settings.max_nodes = nodes;
     message.settings.max_restarts = 1;
     message.settings.spares = spares;

@@ -330,14 +330,14 @@ TEST_CASE("at the end of a gathering silent nodes count neither for a world nor 
   REQUIRE(j.place(2) == -1);
 }
 
-TEST_CASE("an unfit node is named with its reason, is not counted, and a spare takes its place") {
+TEST_CASE("an unhealthy node is named with its reason, is not counted, and a spare takes its place") {
   Job j = job(3, 3);
   j.settings.spares = 1;
   j.settings.heartbeat_timeout = 1h;
-  Request unfit = Job::request(23);
-  unfit.order = 2;
-  unfit.unfit = "/tmp (logs) is full: 0 MiB and 3 files left";
-  REQUIRE(j.join(unfit).kind == Admission::Kind::kAdmitted);
+  Request unhealthy = Job::request(23);
+  unhealthy.order = 2;
+  unhealthy.unhealthy = "/tmp (logs) is full: 0 MiB and 3 files left";
+  REQUIRE(j.join(unhealthy).kind == Admission::Kind::kAdmitted);
   for (const int order : {0, 1}) {
     Request node = Job::request(static_cast<std::uint64_t>(1 + order));
     node.order = order;
@@ -361,14 +361,14 @@ TEST_CASE("an unfit node is named with its reason, is not counted, and a spare t
   REQUIRE(j.waits());
 }
 
-TEST_CASE("the report of a gathering that stays too small names the unfit, also when they have gone") {
+TEST_CASE("the report of a gathering that stays too small names the unhealthy, also when they have gone") {
   for (const int way : {0, 1, 2}) {
     Job j = job(2, 2);
     j.settings.heartbeat_timeout = 1h;
     j.join(1);
-    Request unfit = Job::request(2);
-    unfit.unfit = "64 open files are allowed";
-    j.join(unfit);
+    Request unhealthy = Job::request(2);
+    unhealthy.unhealthy = "64 open files are allowed";
+    j.join(unhealthy);
     if (way == 1) j.disconnect(2);
     if (way == 2) left(j.round, Job::id(2), "SIGTERM received");
     REQUIRE(j.waits());
@@ -380,10 +380,10 @@ TEST_CASE("the report of a gathering that stays too small names the unfit, also 
   }
 }
 
-TEST_CASE("a node that was unfit and comes again without a defect takes part") {
+TEST_CASE("a node that was unhealthy and comes again without a defect takes part") {
   Job j = job(2, 2);
   Request node = Job::request(2);
-  node.unfit = "a full disk";
+  node.unhealthy = "a full disk";
   j.join(node);
   j.join(1);
   REQUIRE(j.waits());

@@ -45,8 +45,8 @@ TEST_CASE("a million random events break no promise of the round") {
   }
   std::cout << events << " events, " << jobs << " jobs, " << counts.worlds << " worlds, " << counts.swaps
             << " nodes replaced or dropped, " << counts.growths << " growths, " << counts.restarts
-            << " coordinators begun anew, " << counts.told_again << " worlds told again, " << counts.unfit
-            << " unfit nodes, " << counts.spared << " nodes spared, " << counts.stores_lost
+            << " coordinators begun anew, " << counts.told_again << " worlds told again, " << counts.unhealthy
+            << " unhealthy nodes, " << counts.spared << " nodes spared, " << counts.stores_lost
             << " stores lost\n";
   for (const auto& [kind, count] : endings) std::cout << "  " << count << " x " << to_string(kind) << '\n';
   REQUIRE(counts.worlds > jobs / 4);
@@ -54,7 +54,7 @@ TEST_CASE("a million random events break no promise of the round") {
   REQUIRE(counts.told_again > 0);
   REQUIRE(counts.restarts > 0);
   REQUIRE(counts.growths > 0);
-  REQUIRE(counts.unfit > 0);
+  REQUIRE(counts.unhealthy > 0);
   REQUIRE(counts.spared > 0);
   REQUIRE(counts.stores_lost > 0);
   REQUIRE(endings.size() >= 4);

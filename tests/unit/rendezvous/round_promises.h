@@ -68,7 +68,7 @@ inline void check_world(const membership::Round& round, const membership::Settin
     HOLDS(members.insert(slot.node).second);
     const membership::Node& node = round.nodes.at(slot.node);
     HOLDS(node.connected && !node.ready && !node.finished);
-    HOLDS(membership::is_fit(node.request));
+    HOLDS(membership::is_healthy(node.request));
     HOLDS(now - node.last_heard <= settings.heartbeat_timeout / 2);
     HOLDS(!round.excluded.contains(slot.machine) || round.excluded.at(slot.machine) <= now);
   }
@@ -76,7 +76,7 @@ inline void check_world(const membership::Round& round, const membership::Settin
   for (const membership::Slot& slot : world.slots) HOLDS(slot.role_world_size == next_role[slot.role]);
 }
 
-/// Why nodes wait is told, and each that is unfit is named while there is room for it.
+/// Why nodes wait is told, and each that is unhealthy is named while there is room for it.
 inline void check_reasons(const membership::Round& round, const membership::Settings& settings, Instant now) {
   const membership::WaitingReason reason = explain(round, settings, now);
   HOLDS(reason == explain(round, settings, now));
@@ -85,11 +85,11 @@ inline void check_reasons(const membership::Round& round, const membership::Sett
   for (const auto& [id, node] : round.nodes) {
     if (round.phase == membership::Phase::kRunning && node.group_rank < 0) {
       const std::string outside = explain_outside(round, settings, id);
-      HOLDS(outside.starts_with("unfit") != membership::is_fit(node.request));
+      HOLDS(outside.starts_with("unhealthy") != membership::is_healthy(node.request));
     }
-    if (round.phase == membership::Phase::kGathering && !membership::is_fit(node.request) &&
+    if (round.phase == membership::Phase::kGathering && !membership::is_healthy(node.request) &&
         reason.num_more == 0)
-      HOLDS(text.find(node.request.host + " is unfit: " + node.request.unfit) != std::string::npos);
+      HOLDS(text.find(node.request.host + " is unhealthy: " + node.request.unhealthy) != std::string::npos);
   }
 }
 
@@ -108,9 +108,9 @@ inline void check_round(const membership::Round& round, const membership::Settin
   std::set<int> orders;
   for (const auto& [id, node] : round.nodes) {
     HOLDS(node.connected || !node.ready);
-    HOLDS(membership::is_fit(node.request) || node.group_rank < 0);
+    HOLDS(membership::is_healthy(node.request) || node.group_rank < 0);
     if (node.finished) ++num_finished;
-    if (!node.connected || !membership::is_fit(node.request)) continue;
+    if (!node.connected || !membership::is_healthy(node.request)) continue;
     ++(node.ready ? num_ready : num_stopping);
     if (node.request.order) HOLDS(orders.insert(*node.request.order).second);
   }
@@ -149,7 +149,7 @@ inline void check_over(membership::Round& round, const membership::Settings& set
   HOLDS((ending.exit_code == kNoProgressExitCode) == round.steps.exhausted(settings.max_without_progress));
   int outside = 0;
   for (const auto& [id, node] : round.nodes)
-    if (node.connected && node.ready && node.group_rank < 0 && is_fit(node.request)) ++outside;
+    if (node.connected && node.ready && node.group_rank < 0 && is_healthy(node.request)) ++outside;
   const auto extra = surplus(round, settings);
   const bool full = static_cast<int>(round.world.slots.size()) == settings.max_nodes;
   HOLDS(static_cast<int>(extra.size()) == (full ? std::max(0, outside - settings.spares) : 0));

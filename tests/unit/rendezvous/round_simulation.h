@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // RoundSimulation: one job's round and a handful of agents, each of which may know an outdated generation, at
-// the mercy of random events: agents that come, fail, leave and are cut off, are unfit, lose their store or
-// their lease; words that are lost on the way; coordinators that begin anew from their record. The promises
-// of round_promises.h are checked after each; a broken one is an exception. For the simulator; one thread.
+// the mercy of random events: agents that come, fail, leave and are cut off, are unhealthy, lose their store
+// or their lease; words that are lost on the way; coordinators that begin anew from their record. The
+// promises of round_promises.h are checked after each; a broken one is an exception. For the simulator; one
+// thread.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +33,7 @@ struct SimulationCounts {
   int told_again = 0;
   int restarts = 0;  ///< of coordinators
   int growths = 0;
-  int unfit = 0;
+  int unhealthy = 0;
   int spared = 0;  ///< nodes that left a world which could do without
   int stores_lost = 0;
 
@@ -42,7 +43,7 @@ struct SimulationCounts {
     told_again += other.told_again;
     restarts += other.restarts;
     growths += other.growths;
-    unfit += other.unfit;
+    unhealthy += other.unhealthy;
     spared += other.spared;
     stores_lost += other.stores_lost;
     return *this;
@@ -67,7 +68,7 @@ class RoundSimulation {
     settings_.restart_after_loss = below(4) != 0;
     settings_.max_without_progress = below(2) == 0 ? 0 : 1 + below(3);
     with_orders_ = below(3) == 0;
-    unfit_one_in_ = below(2) == 0 ? 0 : 4 + below(20);
+    unhealthy_one_in_ = below(2) == 0 ? 0 : 4 + below(20);
     HOLDS(defect(settings_).empty());
   }
 
@@ -113,9 +114,9 @@ class RoundSimulation {
     out.request.wanted_ranks = below(4) == 0 ? 1 + below(4) : 2;
     out.request.role = std::string(1, below(5) == 0 ? 'b' : 'a');
     if (with_orders_) out.request.order = machine;
-    if (unfit_one_in_ > 0 && below(unfit_one_in_) == 0) {
-      out.request.unfit = "has 64 open files";
-      ++counts_.unfit;
+    if (unhealthy_one_in_ > 0 && below(unhealthy_one_in_) == 0) {
+      out.request.unhealthy = "has 64 open files";
+      ++counts_.unhealthy;
     }
     return out;
   }
@@ -280,11 +281,12 @@ class RoundSimulation {
     const Break how = kinds.at(static_cast<std::size_t>(below(3)));
     const auto at = round_.nodes.find(id);
     const bool was_connected = at != round_.nodes.end() && at->second.connected;
-    const bool was_unfit = at != round_.nodes.end() && !is_fit(at->second.request);
+    const bool was_unhealthy = at != round_.nodes.end() && !is_healthy(at->second.request);
     disconnected(round_, settings_, id, "reset", now_, how);
     const auto found = round_.nodes.find(id);
     if (found == round_.nodes.end()) {
-      HOLDS(!was_unfit || round_.phase == Phase::kClosed || round_.join_failures.back().phase == "preflight");
+      HOLDS(!was_unhealthy || round_.phase == Phase::kClosed ||
+            round_.join_failures.back().phase == "preflight");
       return;
     }
     HOLDS(!found->second.connected);
@@ -305,7 +307,7 @@ class RoundSimulation {
     HOLDS(!round_.nodes.contains(request.id));
     goes_on_ = spared;
     if (spared) ++counts_.spared;
-    if (was_waiting && !is_fit(request))
+    if (was_waiting && !is_healthy(request))
       HOLDS(round_.join_failures.back().name == request.host &&
             round_.join_failures.back().phase == "preflight");
   }
@@ -387,10 +389,10 @@ class RoundSimulation {
   std::vector<Agent> agents_;
   std::set<std::int64_t> generations_;
   SimulationCounts counts_;
-  int unfit_one_in_ = 0;    // 0: none
-  bool announced_ = false;  // a safe point, since the last decision
-  bool goes_on_ = false;    // what happens in this step ends no job
-  bool is_final_ = false;   // or ends it
+  int unhealthy_one_in_ = 0;  // 0: none
+  bool announced_ = false;    // a safe point, since the last decision
+  bool goes_on_ = false;      // what happens in this step ends no job
+  bool is_final_ = false;     // or ends it
 };
 
 }  // namespace muster::membership

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Unfit node: what an agent whose preflight failed does instead of the job: it tells the other nodes why it
-// takes no part, so that they need not guess, and ends. With a coordinator it stays until the others have
+// Unhealthy node: what an agent whose preflight failed does instead of the job: it tells the other nodes why
+// it takes no part, so that they need not guess, and ends. With a coordinator it stays until the others have
 // begun without it (a spare in its place) or given up, and where it runs the coordinator until the job ends.
 // Under static rendezvous no node can be missing: the job ends everywhere with this node's reason. No worker
 // and no log file; one loop, one thread. Called by main.
@@ -16,10 +16,10 @@
 namespace muster::launcher {
 
 /// What the others are told under static rendezvous.
-[[nodiscard]] std::string unfit_text(const Job& job);
+[[nodiscard]] std::string unhealthy_text(const Job& job);
 
-/// `job.unfit` is set. Returns the exit status: kExitPreflight, the job's where this agent runs its
+/// `job.unhealthy` is set. Returns the exit status: kExitPreflight, the job's where this agent runs its
 /// coordinator, or 128+n for signal n.
-[[nodiscard]] int tell_unfit(boost::asio::io_context& io, const Job& job, const Log& log);
+[[nodiscard]] int tell_unhealthy(boost::asio::io_context& io, const Job& job, const Log& log);
 
 }  // namespace muster::launcher

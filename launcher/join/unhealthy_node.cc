@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/join/unfit_node.h"
+#include "launcher/join/unhealthy_node.h"
 
 #include <csignal>
 #include <memory>
@@ -31,11 +31,11 @@ int exit_status_of(const Result<Rendezvous::Membership>& membership, const Log& 
 
 }  // namespace
 
-std::string unfit_text(const Job& job) {
-  return fmt::format("node {} ({}) is unhealthy: {}", job.node_rank, job.host, job.unfit);
+std::string unhealthy_text(const Job& job) {
+  return fmt::format("node {} ({}) is unhealthy: {}", job.node_rank, job.host, job.unhealthy);
 }
 
-int tell_unfit(boost::asio::io_context& io, const Job& job, const Log& log) {
+int tell_unhealthy(boost::asio::io_context& io, const Job& job, const Log& log) {
   boost::asio::signal_set signals(io);
   for (const int signal : job.signals) {
     struct sigaction current {};
