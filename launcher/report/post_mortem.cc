@@ -7,7 +7,6 @@
 #include <numeric>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
 #include <unistd.h>
 #include <utility>
 
@@ -42,12 +41,6 @@ std::string last_progress(const std::string& path) {
   return sample ? sample->text : std::string();
 }
 
-bool write_file(const std::string& path, std::string_view text) {
-  const std::string draft = path + ".part";
-  UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  return file && write_all(file.get(), text) && ::rename(draft.c_str(), path.c_str()) == 0;
-}
-
 }  // namespace
 
 PostMortem::PostMortem(const Job& job, const Environment& environment, const Log& log)
@@ -68,11 +61,11 @@ void PostMortem::read_kernel() {
       kernel_lines_.push_back(one_clean_line(line));
   if (gpu_watch_ == nullptr) return;
   for (std::string& line : gpu_watch_->take_new()) {
-    const auto told = parse_xid(line);
-    // The kernel's own line says more: whose process it was.
+    const auto found = parse_xid(line);
+    // The kernel's own line has more: the process.
     const bool known = std::any_of(kernel_lines_.begin(), kernel_lines_.end(), [&](const std::string& other) {
       const auto xid = parse_xid(other);
-      return told && xid && xid->number == told->number && xid->device == told->device;
+      return found && xid && xid->number == found->number && xid->device == found->device;
     });
     if (!known && kernel_lines_.size() < kMaxKernelLines) kernel_lines_.push_back(std::move(line));
   }
@@ -83,11 +76,11 @@ void PostMortem::learn_devices() {
   if (!devices_.empty() || gpu_watch_ == nullptr) return;
   const auto& gpus = gpu_watch_->gpus();
   if (!gpus) return;
-  Environment told = environment_;
+  Environment of_workers = environment_;
   if (!job_.visible_devices.empty())
-    told.insert_or_assign(std::string(env::kCudaVisible), job_.visible_devices);
+    of_workers.insert_or_assign(std::string(env::kCudaVisible), job_.visible_devices);
   for (int rank = 0; rank < job_.local_world_size; ++rank)
-    devices_.push_back(device_of_worker(told, rank, *gpus));
+    devices_.push_back(device_of_worker(of_workers, rank, *gpus));
 }
 
 WorkerDevice PostMortem::device_of(int local_rank) const {
@@ -214,10 +207,10 @@ void PostMortem::publish(const JobReport& report, const LogDirectory& directory,
   if (const std::string text = format_report(report, verdict, local_time); !text.empty()) err.write(text);
   if (directory.enabled() && directory.temporary_base().empty()) {
     const std::string path = directory.path() + "/report.json";
-    if (write_file(path, to_json(report, verdict)))
-      log_.warning(fmt::format("report: {}", path));
+    if (const auto written = replace_file(path, to_json(report, verdict), 0666); !written)
+      log_.warning("could not write " + written.error().message);
     else
-      log_.warning(fmt::format("could not write {}: {}", path, errno_text(errno)));
+      log_.warning(fmt::format("report: {}", path));
   }
   if (verdict.root) pass_on_error_file(report.nodes[verdict.root->node].workers[verdict.root->worker]);
 }

@@ -12,6 +12,7 @@
 #include "launcher/output/error_watch.h"
 #include "launcher/output/error_words.h"
 #include "launcher/report/kernel_log.h"
+#include "launcher/report/xid_table.h"
 
 namespace muster::launcher {
 namespace {
@@ -40,14 +41,8 @@ bool is_failure(const WorkerOutcome& outcome) {
 
 bool is_machine_at_fault(const WorkerOutcome& outcome) {
   if (outcome.cause.kind != CauseClass::kGpuFault) return false;
-  // Source: NVIDIA's "XID Errors": memory (48, 63, 64, 92, 94, 95, 140, 171, 172), NVLink (74, 149), bus
-  // (79), the GPU's own processors (61, 62, 119, 120), power and thermal (54).
-  constexpr std::array kOfHardware = {48, 54, 61,  62,  63,  64,  74,  79, 92,
-                                      94, 95, 119, 120, 140, 149, 171, 172};
   for (const std::string& line : outcome.kernel)
-    if (const auto xid = parse_xid(line);
-        xid && std::find(kOfHardware.begin(), kOfHardware.end(), xid->number) != kOfHardware.end())
-      return true;
+    if (const auto xid = parse_xid(line); xid && is_hardware_xid(xid->number)) return true;
   constexpr std::array<std::string_view, 7> kWords = {
       "uncorrectable ECC",    "ECCUncorrectable",   "CUDA_ERROR_ECC_UNCORRECTABLE", "NvlinkUncorrectable",
       "NVLINK_UNCORRECTABLE", "HardwareStackError", "HARDWARE_STACK_ERROR"};

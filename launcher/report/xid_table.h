@@ -11,6 +11,9 @@ namespace muster::launcher {
 /// "GPU has fallen off the bus"; empty: not in the table.
 [[nodiscard]] std::string_view meaning_of_xid(int number);
 
+/// The GPU or its connections are broken; a program's own faults have Xids too.
+[[nodiscard]] bool is_hardware_xid(int number);
+
 /// The driver tidies up after another error, or after a process that was killed: no evidence of a fault.
 [[nodiscard]] constexpr bool is_cleanup_xid(int number) {
   return number == 45;
