@@ -70,7 +70,7 @@ inline constexpr std::array kOptionTable = {
     // Which nodes and workers there are, and what a worker runs.
     OptionRow{"nnodes", 0, &Options::nnodes, "N|MIN:MAX", "1; Slurm's", Group::kNodes,
               kCommon | kForDoctor | kForExec,
-              "number of nodes, or a range. A range needs --rdzv-backend=c10d"},
+              "number of nodes, or a range. A range needs c10d, muster or etcd"},
     OptionRow{"nproc-per-node", 0, &Options::nproc_per_node, "N|auto|gpu|cpu", "one per GPU, else 1",
               Group::kNodes, kCommon | kForExec, "number of workers on this node"},
     OptionRow{"node-rank", 0, &Options::node_rank, "N", "0; Slurm's; with c10d none", Group::kNodes,
@@ -103,11 +103,12 @@ inline constexpr std::array kOptionTable = {
               Group::kRendezvous, kCommon | kForDoctor,
               "static, c10d, muster or etcd. static: every node has a rank. c10d and muster: a coordinator "
               "at the endpoint assigns the ranks. etcd: the agents elect one of them to run the coordinator"},
-    OptionRow{"rdzv-endpoint", 0, &Options::rdzv_endpoint, "HOST[:PORT]", "", Group::kRendezvous,
-              kCommon | kMayBeEmpty | kForDoctor,
-              "address of the coordinator. If no musterd listens there, the agent of that host runs the "
-              "coordinator (port 29400; 29500 with --rdzv-backend=muster). static: the same as --master-addr "
-              "and --master-port. etcd: its members (port 2379), HOST[:PORT],HOST[:PORT]"},
+    OptionRow{
+        "rdzv-endpoint", 0, &Options::rdzv_endpoint, "HOST[:PORT]", "", Group::kRendezvous,
+        kCommon | kMayBeEmpty | kForDoctor,
+        "address of the coordinator. c10d: if no musterd listens there, the agent of that host runs the "
+        "coordinator (port 29400). muster: a musterd (port 29500). static: the same as --master-addr "
+        "and --master-port. etcd: its members (port 2379), HOST[:PORT],HOST[:PORT]"},
     OptionRow{"rdzv-id", 0, &Options::rdzv_id, "ID", "none, or a UUID with one node", Group::kRendezvous,
               kCommon | kForDoctor, "id of the job. The workers are told it"},
     OptionRow{
@@ -118,7 +119,7 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"master-port", 0, &Options::master_port, "PORT", "29500", Group::kRendezvous,
               kForDoctor | kForExec, "port of the store on node 0", 0, 65535},
     OptionRow{"spares", 0, &Options::spares, "K", "0", Group::kRendezvous, kOwn,
-              "number of spare nodes. With c10d, a spare waits and takes the place of a node that is lost"},
+              "number of spare nodes. A spare waits and takes the place of a node that is lost"},
     OptionRow{"join-at", 0, &Options::join_at, "now|safe-point[:S]", "now", Group::kRendezvous, kOwn,
               "when a node that comes later joins a job of MIN:MAX nodes. safe-point: when the job has "
               "written a checkpoint, or after S seconds"},

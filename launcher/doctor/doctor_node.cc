@@ -156,6 +156,7 @@ std::string key(std::string_view what, std::size_t rank) {
 
 std::vector<std::string> keys(std::string_view what, std::size_t nodes) {
   std::vector<std::string> out;
+  out.reserve(nodes);
   for (std::size_t i = 0; i < nodes; ++i) out.push_back(key(what, i));
   return out;
 }

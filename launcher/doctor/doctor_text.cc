@@ -17,24 +17,30 @@ using Outcome = Reach::Outcome;
 using Rows = std::vector<std::optional<DoctorRow>>;
 
 constexpr std::size_t kMaxLines = 40;
+struct OutcomeText {
+  std::string_view name, hint;
+};
 // By Outcome.
-constexpr std::string_view kOutcomes[] = {"works",   "MTU",      "silent",  "timeout",
-                                          "refused", "no route", "another", "error"};
-constexpr std::string_view kHints[] = {
-    "",
-    "small messages pass and big ones do not: an MTU is set larger than the network carries (ip link set dev "
-    "NAME mtu 1500)",
-    "",
-    "no answer at all: a firewall drops what comes, or the route back is missing; let the nodes reach each "
-    "other on all TCP ports",
-    "refused though the port was open: a firewall between the nodes rejects",
-    "no route: the nodes share no network, or a route is missing; --iface=NAME chooses one that they share",
-    "another host answers at an address that several have, as a bridge's of containers; --iface=NAME leaves "
-    "it out",
-    ""};
+constexpr OutcomeText kOutcomes[] = {
+    {"works", ""},
+    {"MTU",
+     "small messages pass and big ones do not: an MTU is set larger than the network carries (ip link set "
+     "dev "
+     "NAME mtu 1500)"},
+    {"silent", ""},
+    {"timeout",
+     "no answer at all: a firewall drops what comes, or the route back is missing; let the nodes reach each "
+     "other on all TCP ports"},
+    {"refused", "refused though the port was open: a firewall between the nodes rejects"},
+    {"no route",
+     "no route: the nodes share no network, or a route is missing; --iface=NAME chooses one that they share"},
+    {"another",
+     "another host answers at an address that several have, as a bridge's of containers; --iface=NAME leaves "
+     "it out"},
+    {"error", ""}};
 
 std::string_view text_of(Outcome outcome) {
-  return kOutcomes[static_cast<std::size_t>(outcome)];
+  return kOutcomes[static_cast<std::size_t>(outcome)].name;
 }
 
 struct View {
@@ -190,7 +196,7 @@ std::string hints(const View& view) {
   });
   std::string out;
   for (const Outcome outcome : seen)
-    if (const auto hint = kHints[static_cast<std::size_t>(outcome)]; !hint.empty())
+    if (const auto hint = kOutcomes[static_cast<std::size_t>(outcome)].hint; !hint.empty())
       out += fmt::format("hint: {}\n", hint);
   return out;
 }

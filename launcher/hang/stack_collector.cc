@@ -167,15 +167,14 @@ void StackCollector::read(const std::shared_ptr<Job>& job) {
       }));
 }
 
-void StackCollector::finish(const std::shared_ptr<Job>& job, bool in_time) {
-  const std::shared_ptr<Job> kept = job;
-  std::erase(jobs_, kept);
-  kept->end();
-  RankSnapshot& rank = *kept->task.rank;
-  const StackTool tool = kept->task.tools.front();
-  kept->task.tools.erase(kept->task.tools.begin());
-  rank.stacks = parse_stacks(tool, kept->lines);
-  rank.tool_output = std::move(kept->lines);
+void StackCollector::finish(std::shared_ptr<Job> job, bool in_time) {
+  std::erase(jobs_, job);
+  job->end();
+  RankSnapshot& rank = *job->task.rank;
+  const StackTool tool = job->task.tools.front();
+  job->task.tools.erase(job->task.tools.begin());
+  rank.stacks = parse_stacks(tool, job->lines);
+  rank.tool_output = std::move(job->lines);
   if (!rank.stacks.empty()) {
     rank.tool = name_of(tool);
     rank.tool_problem.clear();
@@ -184,8 +183,8 @@ void StackCollector::finish(const std::shared_ptr<Job>& job, bool in_time) {
   } else {
     rank.tool_problem = fmt::format("{}: {}", name_of(tool), problem_in(rank.tool_output, "shows no stack"));
   }
-  if (!in_time) kept->resume_worker();
-  if (rank.stacks.empty() && !over_) open_.push_front(std::move(kept->task));
+  if (!in_time) job->resume_worker();
+  if (rank.stacks.empty() && !over_) open_.push_front(std::move(job->task));
   asio::post(io_, lifetime_.guard([this] { next(); }));
 }
 

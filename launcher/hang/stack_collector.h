@@ -51,7 +51,7 @@ class StackCollector {
   void next();
   void start(Task task);
   void read(const std::shared_ptr<Job>& job);
-  void finish(const std::shared_ptr<Job>& job, bool in_time);
+  void finish(std::shared_ptr<Job> job, bool in_time);
   [[nodiscard]] std::string find(StackTool tool) const;
 
   boost::asio::io_context& io_;

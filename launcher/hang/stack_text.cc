@@ -94,7 +94,7 @@ std::vector<ThreadStack> parse_stacks(StackTool tool, std::span<const std::strin
     std::string frame;
     if (tool == StackTool::kPySpy) {
       if (line.starts_with("    ") && line.size() > 4 && line[4] != ' ') frame = one_clean_line(line);
-    } else if (line.starts_with("#")) {
+    } else if (line.starts_with('#')) {
       frame = frame_of(line);
     }
     if (frame.empty()) continue;

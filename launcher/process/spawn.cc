@@ -246,18 +246,6 @@ Error exec_error(const std::string& path, int error_number) {
   return out;
 }
 
-std::size_t StringBlock::add(std::string text) {
-  texts_.push_back(std::make_unique<std::string>(std::move(text)));
-  pointers_.back() = texts_.back()->data();
-  pointers_.push_back(nullptr);
-  return texts_.size() - 1;
-}
-
-void StringBlock::replace(std::size_t index, std::string text) {
-  *texts_[index] = std::move(text);
-  pointers_[index] = texts_[index]->data();
-}
-
 struct Spawner::Slot {
   Slot()
       : stack(::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK,

@@ -32,8 +32,16 @@ class StringBlock {
  public:
   StringBlock() : pointers_{nullptr} {}
   /// Returns the new entry's index.
-  std::size_t add(std::string text);
-  void replace(std::size_t index, std::string text);
+  std::size_t add(std::string text) {
+    texts_.push_back(std::make_unique<std::string>(std::move(text)));
+    pointers_.back() = texts_.back()->data();
+    pointers_.push_back(nullptr);
+    return texts_.size() - 1;
+  }
+  void replace(std::size_t index, std::string text) {
+    *texts_[index] = std::move(text);
+    pointers_[index] = texts_[index]->data();
+  }
   [[nodiscard]] char* const* data() const { return pointers_.data(); }
   [[nodiscard]] std::size_t size() const { return texts_.size(); }
 

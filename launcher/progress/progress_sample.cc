@@ -70,7 +70,7 @@ std::uint64_t mark_of(const struct stat& info) {
 ProgressSample parse_progress(std::string_view bytes) {
   ProgressSample out;
   if (bytes.size() < sizeof(ProgressPage) || !bytes.starts_with(kProgressMagic)) {
-    out.text = one_clean_line(std::string(bytes.substr(0, kProgressBytes)));
+    out.text = one_clean_line(bytes.substr(0, kProgressBytes));
     return out;
   }
   ProgressPage page;

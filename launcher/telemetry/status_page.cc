@@ -25,6 +25,7 @@ std::optional<net::StatusReply> StatusPage::answer(std::string_view path) {
   if (path == "/healthz") return net::StatusReply{.body = health_text(job_, status, SteadyClock::now())};
   if (path != "/metrics") return std::nullopt;
   std::vector<WorkerReading> readings;
+  readings.reserve(status.workers.size());
   for (std::size_t i = 0; i < status.workers.size(); ++i)
     readings.push_back(read(status.workers[i], seen_[i]));
   MetricsText out;

@@ -99,6 +99,7 @@ void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status,
   if (!status.assignment) return;
 
   std::vector<RankNames> names;
+  names.reserve(status.workers.size());
   for (std::size_t i = 0; i < status.workers.size(); ++i)
     names.push_back({fmt::format("{}", static_cast<std::size_t>(status.assignment->base_rank) + i),
                      fmt::format("{}", i)});
