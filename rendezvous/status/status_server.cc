@@ -232,7 +232,7 @@ Result<Listener> open_status_listener(std::string_view option, std::string_view 
   auto address = parse_status_address(text);
   if (!address) return fail(address.error().code, fmt::format("{}={}", option, address.error().message));
   auto listener = open_listener(address->host, address->port);
-  if (!listener) return fail(std::string(option), std::move(listener).error());
+  if (!listener) return fail(option, std::move(listener).error());
   return listener;
 }
 

@@ -181,6 +181,7 @@ class ShmGroup final : public CpuGroup {
 
   Result<void> disagreement(const OpContext& op) const {
     std::vector<OpDescriptor> all;
+    all.reserve(members_.size());
     for (std::size_t i = 0; i < members_.size(); ++i) all.push_back(announcement(i, op).descriptor);
     return fail(ErrorCode::kMismatch, find_mismatch(all, ranks_).value_or("ranks disagree"));
   }

@@ -157,6 +157,7 @@ class TcpGroup final : public CpuGroup {
   /// In rank order: `own` in this member's place, the others from scratch.
   void reduce_scratch(const OpContext& op, const std::byte* own, std::byte* output, std::size_t count) {
     std::vector<const void*> inputs;
+    inputs.reserve(members());
     for (std::size_t i = 0; i < members(); ++i) inputs.push_back(i == me() ? own : scratch(i));
     void* outputs[] = {output};
     reduce(inputs, outputs, count, op.descriptor.dtype, op.descriptor.reduce,

@@ -157,6 +157,7 @@ class Runner {
   /// False: the deadline has come.
   bool read_some() {
     std::vector<pollfd> waits;
+    waits.reserve(children_.size());
     for (const Child& child : children_) waits.push_back({child.socket.get(), POLLIN, 0});  // -1: passed over
     const auto left = static_cast<int>(time_left(deadline_, SteadyClock::now()).count());
     if (retry_eintr([&] { return ::poll(waits.data(), waits.size(), left); }) <= 0) return false;
