@@ -128,8 +128,7 @@ void forward(const Job& job, control::StopWorkers message, const membership::Nod
       message.group_rank = static_cast<std::int32_t>(i);
     else if (const auto at = job.connections.find(node); at != job.connections.end())
       to.push_back(at->second);
-  if (message.group_rank >= 0 && !to.empty())
-    effects.deliveries.push_back({std::move(to), message, false});
+  if (message.group_rank >= 0 && !to.empty()) effects.deliveries.push_back({std::move(to), message, false});
 }
 
 void notify_no_report(const Job& job, const membership::NodeId& node, JobsEffects& effects) {

@@ -28,7 +28,7 @@ struct HelperThread::State {
   bool closed = false;
   asio::io_context* loop = nullptr;  // touched by the thread under the mutex, and only while not closed
   // Of the loop's thread alone.
-  bool started = false;
+  std::thread thread;
   int pending = 0;
   std::optional<asio::executor_work_guard<asio::io_context::executor_type>> busy;
 
@@ -64,11 +64,20 @@ HelperThread::HelperThread(asio::io_context& loop) : state_(std::make_shared<Sta
 }
 
 HelperThread::~HelperThread() {
-  const std::lock_guard lock(state_->mutex);
-  state_->closed = true;
-  state_->jobs.clear();
-  state_->busy.reset();
-  state_->changed.notify_one();
+  bool running = false;
+  {
+    const std::lock_guard lock(state_->mutex);
+    running = state_->running;
+    state_->closed = true;
+    state_->jobs.clear();
+    state_->busy.reset();
+    state_->changed.notify_one();
+  }
+  if (!state_->thread.joinable()) return;
+  if (running)
+    state_->thread.detach();
+  else
+    state_->thread.join();  // ends at once, and frees what libraries keep for each thread
 }
 
 void HelperThread::wait() {
@@ -87,11 +96,11 @@ void HelperThread::post(std::function<void()> work, std::function<void()> done) 
     state_->jobs.push_back({std::move(work), std::move(done)});
   }
   state_->changed.notify_one();
-  if (std::exchange(state_->started, true)) return;
+  if (state_->thread.joinable()) return;
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([state = state_] { State::serve(state); }).detach();
+  state_->thread = std::thread([state = state_] { State::serve(state); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

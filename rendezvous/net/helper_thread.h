@@ -20,8 +20,8 @@ namespace muster::net {
 class HelperThread {
  public:
   explicit HelperThread(boost::asio::io_context& loop);
-  /// Does not wait: a job that hangs in the kernel must not hold the process. Jobs that have not begun are
-  /// dropped, and the `done` of one that runs is never called.
+  /// Ends an idle thread. Does not wait for a job: one that hangs in the kernel must not hold the process.
+  /// Jobs that have not begun are dropped, and the `done` of one that runs is never called.
   ~HelperThread();
   HelperThread(const HelperThread&) = delete;
   HelperThread& operator=(const HelperThread&) = delete;

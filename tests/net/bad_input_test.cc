@@ -183,6 +183,9 @@ TEST_CASE("a client that asks far ahead and reads late gets every answer in orde
   REQUIRE(client.alive());
 }
 
+#ifndef __SANITIZE_ADDRESS__
+// Not under the sanitizers: their check of virtual tables opens a pipe, and where it gets none it ends
+// musterd with a false report.
 TEST_CASE("without a free descriptor new connections are turned away, and come in again later") {
   Musterd daemon = Musterd::listening();
   RawClient steady = RawClient::modern(daemon.port());
@@ -201,6 +204,7 @@ TEST_CASE("without a free descriptor new connections are turned away, and come i
   RawClient late = RawClient::modern(daemon.port());
   REQUIRE(late.alive());
 }
+#endif
 
 TEST_CASE("a key that a thousand clients wait for reaches each of them") {
   Musterd daemon = Musterd::listening();
