@@ -6,6 +6,9 @@ import subprocess
 from . import source_tree
 
 _RUFF = source_tree.ROOT / ".venv" / "ruff" / "bin" / "ruff"
+# A short list, as .clang-tidy's: each finds defects, none is a matter of taste. Every finding is an error. In tests fixtures are
+# imported for pytest's sake and named again as arguments.
+_RULES = ["--isolated", "--select=B006,B017,E711,E712,E713,E722,E9,F,PLE", "--per-file-ignores=tests/**:F401,tests/**:F811"]
 
 
 def _written_in(interpreter, suffix):
@@ -22,5 +25,5 @@ def run():
     missing = [tool for tool, there in (("ruff", _RUFF.exists()), ("shellcheck", shutil.which("shellcheck"))) if not there]
     if missing:
         return [f"{tool}: not installed; scripts/setup --full installs it" for tool in missing]
-    return (_findings([_RUFF, "check", "--no-cache", "--quiet", "--output-format=concise", "--force-exclude", *_written_in("python", ".py")])
+    return (_findings([_RUFF, "check", *_RULES, "--no-cache", "--quiet", "--output-format=concise", *_written_in("python", ".py")])
             + _findings(["shellcheck", "--format=gcc", *_written_in("sh", ".sh")]))
