@@ -30,7 +30,7 @@ struct RdzvKey {
   std::string_view meaning;
 };
 inline constexpr std::array kRdzvKeys = {
-    RdzvKey{"join_timeout", "600", "seconds that the nodes wait for each other"},
+    RdzvKey{"join_timeout", "600; static 900", "seconds that the nodes wait for each other"},
     RdzvKey{"timeout", "", "the same as join_timeout, unless that is given"},
     RdzvKey{"last_call_timeout", "30", "seconds to wait for more nodes when MIN nodes are there"},
     RdzvKey{"read_timeout", "join_timeout", "seconds to try to reach the coordinator"},

@@ -25,12 +25,16 @@ def options():
 
 
 def metrics():
-    """(name, kind, meaning) of each family of metrics."""
+    """(name, kind, labels, meaning) of each family of metrics. The labels are those of the samples that follow its name."""
     for path in ("rendezvous/status/daemon_metrics.cc", "rendezvous/status/process_usage.cc"):
         text = re.sub(r'"\s*"', "", (ROOT / path).read_text(encoding="utf-8"))
-        for call, name, rest in re.findall(r'\b(gauge|counter|family|each)\("(\w+)",(.*?);\n', text, re.DOTALL):
-            kind = re.search(r"MetricType::k(\w+)", rest)
-            yield name, kind[1].lower() if kind else {"counter": "counter"}.get(call, "gauge"), re.search(_STRING, rest)[1]
+        _, *families = re.split(r'\b(gauge|counter|family|each)\("(\w+)",', text)
+        for call, name, rest in zip(families[::3], families[1::3], families[2::3]):
+            kind = re.search(r"MetricType::k(\w+)", rest.partition(";\n")[0])
+            samples = "".join(re.findall(r"sample\((.*?)\);", rest.partition("\n}\n")[0], re.DOTALL))
+            labels = ["run_id"] if call == "each" else list(dict.fromkeys(re.findall(r'\{"(\w+)",', samples)))
+            yield (name, kind[1].lower() if kind else {"counter": "counter"}.get(call, "gauge"),
+                   ", ".join(f"`{label}`" for label in labels), re.search(_STRING, rest)[1])
 
 
 def made():
@@ -41,8 +45,8 @@ def made():
             last = group
         out.append(f"| `{name}{'=' + value if value else ''}` | {default} | {meaning} |".replace("|  |", "| |"))
     lines = "\n".join(out).replace("|\n###", "|\n\n###")
-    lines += "\n\n## Metrics\n\n| metric | type | meaning |\n| --- | --- | --- |\n"
-    return lines + "".join(f"| `{name}` | {kind} | {meaning} |\n" for name, kind, meaning in metrics())
+    lines += "\n\n## Metrics\n\n| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n"
+    return lines + "".join(f"| `{name}` | {kind} | {labels} | {meaning} |\n".replace("|  |", "| |") for name, kind, labels, meaning in metrics())
 
 
 def run():

@@ -62,11 +62,12 @@ def _store():
 
 def _gathering():
     rendezvous = _result("rendezvous")
-    joins = ", ".join(f"{int(nodes):,} agents {_cell(each['join']['ms'])}" for nodes, each in rendezvous["nodes"].items())
+    nodes = rendezvous["nodes"]
     clients, each = max(rendezvous["clients"].items(), key=lambda item: int(item[0]))
     done = each["done_ms"]["median"] if isinstance(each["done_ms"], dict) else each["done_ms"]
-    return f"Until all agents of a job with a secret have joined, in ms: {joins}. {int(clients):,} store clients that count themselves\n" \
-           f"in and wait for one key have all been woken after {done / 1000:.1f} s.\n"
+    return "Until all agents of a job with a secret have joined, in ms:\n\n" + \
+           _table([f"{int(count):,} agents" for count in nodes], [[_cell(each["join"]["ms"]) for each in nodes.values()]]) + \
+           f"\n{int(clients):,} store clients that count themselves in and wait for one key have all been woken after {done / 1000:.1f} s.\n"
 
 
 def _figures():

@@ -166,7 +166,7 @@ def picture():
     lines = ["graph TD"]
     for part in ("launcher", "rendezvous", "worker_runtime"):
         names = [f"{short[folder]}[{folder.split('/')[1]}]" for folder, _, _ in FOLDERS if folder.startswith(part + "/")]
-        lines += [f"  subgraph {part}", f"    {'; '.join(names)}", "  end"]
+        lines += [f"  subgraph {part}", *(f"    {'; '.join(names[i:i + 5])}" for i in range(0, len(names), 5)), "  end"]
     for folder, _, _ in FOLDERS:
         direct = {other for other in allowed[folder] if not any(other in reach[between] for between in allowed[folder])}
         if direct:

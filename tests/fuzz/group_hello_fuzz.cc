@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What strangers may say where a member of a tcp group listens, and what a store may say about the others: a
-// hello is a member's only with the group's nonce and for a place that calls, whatever pieces it comes in;
-// whereabouts that are read say the same when written.
+// What unauthenticated peers may send where a member of a tcp group listens, and what a store may say about
+// the others: a hello is a member's only with the group's nonce and for a place that calls, whatever pieces
+// it comes in; whereabouts that are read say the same when written.
 #include <cstdint>
 #include <cstring>
 #include <string>

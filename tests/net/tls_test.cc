@@ -33,7 +33,7 @@ using namespace std::chrono_literals;
 namespace {
 
 // An authority and what it signed: "server" for 127.0.0.1 and localhost, "elsewhere" for another name,
-// "agent", "thief" for 127.0.0.1 once more; "stranger" is signed by nobody that anybody trusts.
+// "agent", "thief" for 127.0.0.1 once more; "unknown" is signed by nobody that anybody trusts.
 class Certificates {
  public:
   Certificates() {
@@ -41,8 +41,8 @@ class Certificates {
         "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=ca -keyout ca.key "
         "-out ca.pem");
     openssl(
-        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=stranger "
-        "-addext subjectAltName=IP:127.0.0.1 -keyout stranger.key -out stranger.pem");
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=unknown "
+        "-addext subjectAltName=IP:127.0.0.1 -keyout unknown.key -out unknown.pem");
     sign("server", "IP:127.0.0.1,DNS:localhost");
     sign("elsewhere", "DNS:elsewhere.example");
     sign("agent", "DNS:agent");
@@ -245,7 +245,7 @@ TEST_CASE("agents join over TLS, with and without a certificate and a secret of 
 
 TEST_CASE("an agent trusts only a coordinator whose certificate is signed and for its name") {
   const Certificates certificates;
-  TlsHouse unsigned_one({}, certificates.server("stranger"));
+  TlsHouse unsigned_one({}, certificates.server("unknown"));
   REQUIRE_THAT(outcome(unsigned_one, certificates.client()),
                Catch::Contains("its certificate is not accepted"));
   TlsHouse other_name({}, certificates.server("elsewhere"));
@@ -256,7 +256,7 @@ TEST_CASE("a coordinator that asks for certificates lets in those alone that its
   const Certificates certificates;
   TlsHouse house({}, certificates.server("server", "ca"));
   REQUIRE_THAT(outcome(house, certificates.client()), Catch::Contains("certificate required"));
-  REQUIRE_THAT(outcome(house, certificates.client("stranger")), Catch::Contains("TLS: "));
+  REQUIRE_THAT(outcome(house, certificates.client("unknown")), Catch::Contains("TLS: "));
   REQUIRE(outcome(house, certificates.client("agent")).empty());
 }
 
@@ -411,18 +411,18 @@ TEST_CASE("at SIGHUP musterd reads its certificate again, and keeps the one it h
     return !agent.lost;
   };
   REQUIRE(joins("ca"));
-  REQUIRE_FALSE(joins("stranger"));
+  REQUIRE_FALSE(joins("unknown"));
 
-  install("stranger");
+  install("unknown");
   daemon.signal(SIGHUP);
   (void)daemon.wait_for_line("SIGHUP: secrets and certificates were read again");
-  REQUIRE(joins("stranger"));
+  REQUIRE(joins("unknown"));
   REQUIRE_FALSE(joins("ca"));
 
   REQUIRE(::truncate(certificates.path("live.pem").c_str(), 100) == 0);
   daemon.signal(SIGHUP);
   REQUIRE_THAT(daemon.wait_for_line("as they were"), Catch::Contains("--tls-cert"));
-  REQUIRE(joins("stranger"));
+  REQUIRE(joins("unknown"));
   // Who has joined stays, whatever the certificate was.
   agents[0]->client->finished(0);
   nobody.wait([&] { return agents[0]->closed.has_value(); });

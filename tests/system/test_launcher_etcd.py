@@ -50,7 +50,7 @@ def test_two_jobs_of_one_etcd_do_not_meet_and_the_secret_works(job, etcd, tmp_pa
     started("one-nodes", 0, 1)
     assert {key.rsplit("/", 1)[0] for key in etcd.keys()} == {
         "/muster/one", "/muster/one/nodes", "/muster/one%2Fnodes", "/muster/one%2Fnodes/nodes"}
-    # An operator sees who is there; a stranger is kept out.
+    # An operator sees who is there; an unauthenticated agent is kept out.
     nodes = [json.loads(line) for line in etcd.ctl("get", "--prefix", "/muster/one/nodes/", "--print-value-only").splitlines()]
     assert sorted(node["host"] for node in nodes) == ["host-a", "host-c"]
     values = [base64.b64decode(kv["value"]) for kv in json.loads(etcd.ctl("get", "--prefix", "/", "-w", "json"))["kvs"]]
@@ -130,12 +130,12 @@ def test_an_etcd_that_is_not_there_is_named_with_what_to_try(muster):
      "muster does not log in"),
 ])
 def test_an_endpoint_that_is_no_etcd_is_refused_at_once(muster, says, hint):
-    class Stranger(socketserver.BaseRequestHandler):
+    class OtherServer(socketserver.BaseRequestHandler):
         def handle(self):
             self.request.recv(65536)
             self.request.sendall(says)
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Stranger) as server:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), OtherServer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         port = server.server_address[1]
         done = muster.run("--nnodes=2", "--rdzv-backend=etcd", f"--rdzv-endpoint=127.0.0.1:{port}", "true")

@@ -119,15 +119,15 @@ def test_jobs_without_a_name_that_meet_are_told_apart_by_their_programs(job, tmp
     copy = write(tmp_path / "copy", "train.py", one.read_text())
     it.start(0, 1, one, "--key=wherever", "--rank=0")
     it.said(0, "this agent runs the coordinator")
-    it.start(1, 1, other, name="stranger")
-    assert it.codes("stranger") == [78]
-    assert re.search(r'hoststranger runs eval\.py, and host0 runs train\.py: two jobs have met under the run id "none", .*'
-                     r"give each its own --rdzv-id", it.err("stranger"))
-    it.said(0, r"1/2 nodes; hoststranger runs eval\.py, and host0 runs train\.py")
+    it.start(1, 1, other, name="second")
+    assert it.codes("second") == [78]
+    assert re.search(r'hostsecond runs eval\.py, and host0 runs train\.py: two jobs have met under the run id "none", .*'
+                     r"give each its own --rdzv-id", it.err("second"))
+    it.said(0, r"1/2 nodes; hostsecond runs eval\.py, and host0 runs train\.py")
     # Where the program lies and what it is told may differ.
     it.start(1, 1, copy, "--rank=1")
     assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
-    assert not any("wherever" in it.err(name) for name in (0, 1, "stranger"))
+    assert not any("wherever" in it.err(name) for name in (0, 1, "second"))
 
 
 def test_under_a_name_of_their_own_nodes_may_run_what_they_like(job, tmp_path):

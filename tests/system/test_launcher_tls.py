@@ -10,12 +10,12 @@ from launcher_support import BIN, clean_environment
 
 @pytest.fixture
 def certificates(tmp_path):
-    """head and other, signed by ca for the addresses of nodes 0 and 1; stranger.pem signs nothing."""
+    """head and other, signed by ca for the addresses of nodes 0 and 1; unknown.pem signs nothing."""
     def openssl(*words):
         subprocess.run(["openssl", *words], cwd=tmp_path, check=True, capture_output=True)
 
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    for name in ("ca", "stranger"):
+    for name in ("ca", "unknown"):
         openssl("req", "-x509", *key, "-days", "2", "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
     for name, address in (("head", "10.77.0.1"), ("other", "10.77.0.2")):
         openssl("req", *key, "-subj", f"/CN={name}", "-addext", f"subjectAltName=IP:{address}", "-keyout", f"{name}.key",
@@ -35,7 +35,7 @@ def test_with_a_secret_the_coordinator_alone_needs_a_certificate(job, tmp_path, 
     script = write(tmp_path, "show.py", SHOW)
     it.start(0, 1, *certificates("head"), script, MUSTER_SECRET=SECRET)
     it.said(0, "this agent runs the coordinator")
-    it.start(1, 1, *certificates(ca="stranger"), "true", name="deceived", MUSTER_SECRET=SECRET)
+    it.start(1, 1, *certificates(ca="unknown"), "true", name="deceived", MUSTER_SECRET=SECRET)
     assert it.codes("deceived") == [78]
     assert "its certificate is not accepted" in it.err("deceived")
     it.start(1, 1, script, name="plain", MUSTER_SECRET=SECRET)

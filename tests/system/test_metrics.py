@@ -179,17 +179,17 @@ def test_unauthenticated_peers_do_not_keep_a_page_from_its_readers(muster):
     wait_for(lambda: health(it.address)["state"] == "running", "all that a running job has open")
     host, port = it.address.rsplit(":", 1)
     before = len(os.listdir(f"/proc/{it.process.pid}/fd"))
-    strangers = []
+    peers = []
     for i in range(300):
-        stranger = socket.create_connection((host, int(port)), 20)
-        stranger.sendall([b"", b"GET /metrics HTTP/1.1\r\nX: ", b"\x16\x03\x01" * 50, b"GET /metrics HTTP/1.1\r\n\r\n"][i % 4])
-        strangers.append(stranger)
+        peer = socket.create_connection((host, int(port)), 20)
+        peer.sendall([b"", b"GET /metrics HTTP/1.1\r\nX: ", b"\x16\x03\x01" * 50, b"GET /metrics HTTP/1.1\r\n\r\n"][i % 4])
+        peers.append(peer)
     for _ in range(5):
         assert health(it.address)["state"] == "running"
         assert metrics(it.address)['muster_workers{state="running"}'] == 1
     assert len(os.listdir(f"/proc/{it.process.pid}/fd")) <= before + 40
-    for stranger in strangers:
-        stranger.close()
+    for peer in peers:
+        peer.close()
     wait_for(lambda: len(os.listdir(f"/proc/{it.process.pid}/fd")) <= before, "their descriptors to be closed")
     it.release(0)
     assert it.process.wait(60) == 0
@@ -264,11 +264,11 @@ def test_prometheus_reads_agents_and_daemon(muster, daemon, prometheus):
         wait_for(lambda: metrics(d.address)["musterd_store_operations_total"] >= 2, "the operations")
         assert metrics(d.address)["musterd_store_keys"] == 1
         assert metrics(d.address)["musterd_store_connections"] == 1
-    with socket.create_connection(("127.0.0.1", d.port), 20) as stranger:
-        stranger.sendall(b"\x63" * 64)
-        stranger.settimeout(20)
+    with socket.create_connection(("127.0.0.1", d.port), 20) as peer:
+        peer.sendall(b"\x63" * 64)
+        peer.settimeout(20)
         try:
-            stranger.recv(1)
+            peer.recv(1)
         except OSError:
             pass
     wait_for(lambda: metrics(d.address)['musterd_refusals_total{peer="store",reason="protocol"}'] == 1, "the refusal")

@@ -210,12 +210,12 @@ class Connector {
       for (auto caller = callers_.begin(); caller != callers_.end();)
         caller = listen_to(*caller) ? callers_.erase(caller) : std::next(caller);
       // As many at a time as may be members: one more takes the place of who has been silent longest, so that
-      // strangers who say nothing keep no member out.
-      for (std::size_t i = 0; i < peers_.size() + kStrangers; ++i) {
+      // unauthenticated peers that send nothing keep no member out.
+      for (std::size_t i = 0; i < peers_.size() + kMaxUnauthenticated; ++i) {
         UniqueFd socket(
             retry_eintr([&] { return ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); }));
         if (!socket) break;
-        if (callers_.size() >= peers_.size() + kStrangers) callers_.pop_front();
+        if (callers_.size() >= peers_.size() + kMaxUnauthenticated) callers_.pop_front();
         callers_.push_back({std::move(socket), HelloReader(nonce_, static_cast<std::uint32_t>(options_.me),
                                                            static_cast<std::uint32_t>(peers_.size()))});
         if (listen_to(callers_.back())) callers_.pop_back();
@@ -231,7 +231,7 @@ class Connector {
   }
 
  private:
-  static constexpr std::size_t kStrangers = 64;  // connections that have not said who they are
+  static constexpr std::size_t kMaxUnauthenticated = 64;  // connections that have not said who they are
 
   struct Caller {
     UniqueFd socket;
@@ -252,7 +252,7 @@ class Connector {
     return fd;
   }
 
-  /// True when the caller is done with: recognised and taken over, or a stranger.
+  /// True when the caller is done with: recognised and taken over, or unauthenticated.
   bool listen_to(Caller& caller) {
     std::array<std::uint8_t, kHelloBytes> bytes;
     const ssize_t n = retry_eintr(
@@ -262,7 +262,7 @@ class Connector {
     switch (caller.hello.receive(bytes.data(), static_cast<std::size_t>(n))) {
       case HelloReader::State::kNeedMore:
         return false;
-      case HelloReader::State::kStranger:
+      case HelloReader::State::kUnauthenticated:
         return true;
       case HelloReader::State::kMember:
         break;

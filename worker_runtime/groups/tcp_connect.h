@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the members of a tcp group find and recognise each other: each listens, tells its addresses through a
 // text exchange, connects to the members before it and accepts those after it. Both sides prove that they
-// know the group's nonce, which travels through the store only; strangers are closed and disturb nothing.
-// Called once per group. Failure: kTimeout or kPeerGone naming the ranks that could not be reached and at
-// which addresses.
+// know the group's nonce, which travels through the store only; connections of unauthenticated peers are
+// closed and disturb nothing. Called once per group. Failure: kTimeout or kPeerGone naming the ranks that
+// could not be reached and at which addresses.
 #pragma once
 
 #include <string>

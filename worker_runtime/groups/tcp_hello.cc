@@ -53,7 +53,8 @@ HelloReader::State HelloReader::receive(const std::uint8_t* bytes, std::size_t s
   std::memcpy(&member_, bytes_.data() + kReplyBytes, sizeof member_);
   std::memcpy(&to, bytes_.data() + kReplyBytes + sizeof member_, sizeof to);
   const bool known = equal(bytes_.data(), nonce_->data(), kReplyBytes);
-  return known && to == me_ && member_ > me_ && member_ < num_members_ ? State::kMember : State::kStranger;
+  return known && to == me_ && member_ > me_ && member_ < num_members_ ? State::kMember
+                                                                       : State::kUnauthenticated;
 }
 
 std::string write_whereabouts(const Whereabouts& where) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the members of a tcp group say to each other before its first message, and what each tells the others
 // through the store: bytes and texts of others become values or a refusal. Pure. Used by tcp_connect; one
-// thread. Failure: who does not know the group's nonce, or names another place than is free, is a stranger;
-// texts are kProtocol.
+// thread. Failure: who does not know the group's nonce, or names another place than is free, is
+// unauthenticated; texts are kProtocol.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ inline constexpr std::size_t kReplyBytes = 16;
 /// The hello of one caller, as it comes. A member is called by those after it.
 class HelloReader {
  public:
-  enum class State { kNeedMore, kMember, kStranger };
+  enum class State { kNeedMore, kMember, kUnauthenticated };
   HelloReader(const Nonce& nonce, std::uint32_t me, std::uint32_t num_members)
       : nonce_(&nonce), me_(me), num_members_(num_members) {}
 

@@ -26,7 +26,7 @@ TcpConnectOptions member(int me) {
 
 }  // namespace
 
-TEST_CASE("strangers who call and say nothing, however many, keep no member out") {
+TEST_CASE("unauthenticated peers that connect and send nothing, however many, keep no member out") {
   std::promise<std::string> told[2];
   std::shared_future<std::string> texts[2] = {told[0].get_future().share(), told[1].get_future().share()};
   const auto both = [&]() -> Result<std::vector<std::string>> {
@@ -41,11 +41,11 @@ TEST_CASE("strangers who call and say nothing, however many, keep no member out"
       return both();
     });
   });
-  std::vector<test::RawClient> strangers;
+  std::vector<test::RawClient> unauthenticated;
   const auto peers =
       connect_members(member(0), [&](const std::string& text) -> Result<std::vector<std::string>> {
         MUSTER_TRY(const Whereabouts where, read_whereabouts(text));
-        for (int i = 0; i < 200; ++i) strangers.emplace_back(where.port);
+        for (int i = 0; i < 200; ++i) unauthenticated.emplace_back(where.port);
         told[0].set_value(text);
         return both();
       });

@@ -37,18 +37,18 @@ TEST_CASE("a hello that comes byte by byte names its member") {
   REQUIRE(reader.member() == 4);
 }
 
-TEST_CASE("another nonce, another place and a place that does not call are strangers'") {
+TEST_CASE("another nonce, another place and a place that does not call are refused") {
   REQUIRE(heard(make_hello(nonce(), 3, 2)) == State::kMember);
   for (std::size_t i = 0; i < kReplyBytes; ++i) {
     Nonce other = nonce();
     other[i] ^= 1;
-    REQUIRE(heard(make_hello(other, 3, 2)) == State::kStranger);
+    REQUIRE(heard(make_hello(other, 3, 2)) == State::kUnauthenticated);
   }
-  REQUIRE(heard(make_hello(nonce(), 3, 1)) == State::kStranger);
-  REQUIRE(heard(make_hello(nonce(), 2, 2)) == State::kStranger);
-  REQUIRE(heard(make_hello(nonce(), 1, 2)) == State::kStranger);
-  REQUIRE(heard(make_hello(nonce(), 5, 2)) == State::kStranger);
-  REQUIRE(heard(make_hello(nonce(), 0xffffffff, 2)) == State::kStranger);
+  REQUIRE(heard(make_hello(nonce(), 3, 1)) == State::kUnauthenticated);
+  REQUIRE(heard(make_hello(nonce(), 2, 2)) == State::kUnauthenticated);
+  REQUIRE(heard(make_hello(nonce(), 1, 2)) == State::kUnauthenticated);
+  REQUIRE(heard(make_hello(nonce(), 5, 2)) == State::kUnauthenticated);
+  REQUIRE(heard(make_hello(nonce(), 0xffffffff, 2)) == State::kUnauthenticated);
 }
 
 TEST_CASE("a reply is the half of the nonce that no hello shows") {

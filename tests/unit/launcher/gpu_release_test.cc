@@ -143,7 +143,7 @@ TEST_CASE("what a worker started is waited for too, by its number and its start"
                          ", which a worker started, has ended and still holds 1.0 GiB of GPU 0 (GPU-aa)");
 }
 
-TEST_CASE("a number that belongs to a stranger now is nobody's to wait for") {
+TEST_CASE("a number that belongs to another process now is nobody's to wait for") {
   const FakeGpus gpus;
   gpus.write("GPU-aa 0000:3b:00.0 1024 0 0 1\n");  // the first process of the machine, long before us
   const auto first = mark_of(1);

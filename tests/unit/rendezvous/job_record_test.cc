@@ -233,7 +233,7 @@ TEST_CASE("an agent that was away when its job ended is told how, and begins no 
 }
 
 TEST_CASE(
-    "whoever took part hears how its job ended from another process too, and no stranger begins it anew") {
+    "whoever took part hears how its job ended from another process too, and no other node begins it anew") {
   Table t;
   for (const std::uint64_t node : {1, 2, 3}) t.join(node, 1);  // two of them wait as spares
   t.say(1, control::WorkerFailed{0, 0, 9, false, false, "no use"});
@@ -277,7 +277,7 @@ TEST_CASE(
     t.join(2, 2, 0);
     REQUIRE(t.told<control::Closed>(2).size() == 1);
   }
-  SECTION("strangers take the name") {
+  SECTION("other nodes take the name") {
     t.join(3, 2);
     t.join(4, 2);
     REQUIRE(t.told<control::Assignment>(3).size() == 1);

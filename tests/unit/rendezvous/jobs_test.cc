@@ -7,7 +7,7 @@
 using namespace muster;
 using namespace std::chrono_literals;
 
-TEST_CASE("jobs of the same shape and the same node ids are strangers to each other") {
+TEST_CASE("jobs of the same shape and the same node ids know nothing of each other") {
   Table t;
   t.join(1, "a", 1, 2);
   t.join(2, "b", 1, 2);
@@ -251,7 +251,7 @@ TEST_CASE("a new job under the name of one that is over begins after its last ge
   REQUIRE(t.told<control::Assignment>(3)->generation == 1);
 }
 
-TEST_CASE("who comes back between two generations is told how the job has ended, a stranger is refused") {
+TEST_CASE("who comes back between two generations is told how the job has ended, another node is refused") {
   Table t;
   for (const std::uint64_t node : {1, 2, 3}) t.join(node, "a", node, 1);  // two of them wait as spares
   t.jobs.disconnected(2, "reset", t.now, t.effects);
