@@ -28,6 +28,14 @@ class Lifetime {
       if (!token.expired()) handler(std::forward<decltype(arguments)>(arguments)...);
     };
   }
+  /// Calls `handler` at `when`, unless the timer is cancelled or set anew before.
+  template <class Timer, class Handler>
+  void call_at(Timer& timer, typename Timer::time_point when, Handler handler) const {
+    timer.expires_at(when);
+    timer.async_wait(guard([handler = std::move(handler)](const auto& error) mutable {
+      if (!error) handler();
+    }));
+  }
   /// The handlers that were handed out so far do nothing any more.
   void renew() { token_ = std::make_shared<char>(); }
 

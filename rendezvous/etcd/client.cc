@@ -41,7 +41,13 @@ constexpr std::size_t kMaxBodyBytes = std::size_t{16} << 20;
 
 using Outcome = std::tuple<error_code, std::size_t>;
 using Request = http::request<http::string_body>;
-using Parser = http::response_parser<http::string_body>;
+
+struct Parser : http::response_parser<http::string_body> {
+  Parser() {
+    header_limit(kMaxHeadBytes);
+    body_limit(kMaxBodyBytes);
+  }
+};
 
 // One connection to a member, with or without TLS. Every step has the deadline of tcp_stream.
 struct Connection {
@@ -82,41 +88,35 @@ struct Connection {
     request.body() = std::move(body);
     request.prepare_payload();
     stream.expires_at(deadline);
-    const auto [error, size] = co_await send(request);
+    const auto [error, size] =
+        co_await on_stream([&](auto& to) { return http::async_write(to, request, kTuple); });
     if (error) co_return fail(broken("send to", error));
     co_return Result<void>{};
   }
-  asio::awaitable<Outcome> send(Request& request) {
-    if (tls) return http::async_write(*tls, request, kTuple);
-    return http::async_write(stream, request, kTuple);
-  }
 
-  // What comes next of a response. The parser takes field by field, and forgets those before.
+  // What comes next of a response.
   asio::awaitable<Result<void>> receive(Parser& parser) {
-    const auto [error, size] = co_await read(parser);
+    const auto [error, size] =
+        co_await on_stream([&](auto& from) { return http::async_read_some(from, buffer, parser, kTuple); });
     if (error) co_return fail(broken("receive from", error));
-    head_bytes = parser.is_header_done() ? 0 : head_bytes + size;
-    if (head_bytes + (parser.is_header_done() ? 0 : buffer.size()) > kMaxHeadBytes)
-      co_return fail(broken("receive from", http::error::header_limit));
     co_return Result<void>{};
   }
-  asio::awaitable<Outcome> read(Parser& parser) {
-    if (tls) return http::async_read_some(*tls, buffer, parser, kTuple);
-    return http::async_read_some(stream, buffer, parser, kTuple);
+
+  asio::awaitable<Outcome> on_stream(const auto& operation) {
+    return tls ? operation(*tls) : operation(stream);
   }
 
   // The kernel asks a silent member whether it is there, and ends the connection within `timeout` if not.
   // Without it a dead member is noticed later, by the next request.
   void probe(Millis timeout) {
-    constexpr int kProbes = 3;
-    const int interval = std::max(1, static_cast<int>(timeout.count() / 1000 / (kProbes + 1)));
+    const int interval = std::max(1, static_cast<int>(timeout.count() / 4000));
     const auto set = [fd = stream.socket().native_handle()](int level, int name, int value) {
       (void)::setsockopt(fd, level, name, &value, sizeof value);
     };
     set(SOL_SOCKET, SO_KEEPALIVE, 1);
     set(IPPROTO_TCP, TCP_KEEPIDLE, interval);
     set(IPPROTO_TCP, TCP_KEEPINTVL, interval);
-    set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+    set(IPPROTO_TCP, TCP_KEEPCNT, 3);
   }
 
   [[nodiscard]] Error broken(std::string_view doing, const error_code& error) const {
@@ -135,8 +135,6 @@ struct Connection {
     return {ErrorCode::kPeerGone, fmt::format("{} {}: {}", doing, endpoint, error.message())};
   }
 
-  void close() { stream.close(); }
-
   const std::string host;
   const std::uint16_t port;
   const std::string endpoint;  // "10.0.0.4:2379"
@@ -144,15 +142,9 @@ struct Connection {
   std::optional<asio::ssl::context> tls_context;
   std::optional<asio::ssl::stream<beast::tcp_stream&>> tls;
   beast::flat_buffer buffer{std::size_t{2} * kMaxHeadBytes};
-  std::size_t head_bytes = 0;
   bool answered = false;  // the last request
 };
 using ConnectionPtr = std::shared_ptr<Connection>;
-
-void prepare(Parser& parser) {
-  parser.header_limit(kMaxHeadBytes);
-  parser.body_limit(kMaxBodyBytes);
-}
 
 // What another member may answer better. A refusal is the cluster's.
 bool may_differ_elsewhere(ErrorCode code) {
@@ -160,9 +152,11 @@ bool may_differ_elsewhere(ErrorCode code) {
          code == ErrorCode::kProtocol;
 }
 
-tl::unexpected<Error> at(const Connection& connection, Error error) {
-  error.message = fmt::format("{}: {}", connection.endpoint, error.message);
-  return fail(std::move(error));
+// What is expected to go wrong comes as a Result.
+const Error kException{ErrorCode::kFailed, "an exception in a request to etcd"};
+
+Error at(const Connection& connection, const Error& error) {
+  return {error.code, fmt::format("{}: {}", connection.endpoint, error.message)};
 }
 
 }  // namespace
@@ -182,49 +176,40 @@ class Client::Impl : public std::enable_shared_from_this<Impl> {
         // Of one member: a silent one leaves time for another within the lease.
         timeout_(std::clamp(Millis(settings.lease_ttl_seconds * 1000 / 4), Millis(1000), Millis(3000))) {}
 
-  void request(std::string_view path, std::string body, Done<std::string> done) {
-    asio::co_spawn(loop_, try_members(std::string(path), std::move(body)),
+  void request(std::string path, std::string body, std::function<void(Result<std::string>)> done) {
+    asio::co_spawn(loop_, try_members(std::move(path), std::move(body)),
                    [self = shared_from_this(), done = std::move(done)](const std::exception_ptr& exception,
                                                                        Result<std::string> response) {
-                     if (!self->closed_) done(exception ? fail(text_of(exception)) : std::move(response));
+                     if (!self->closed_) done(exception ? fail(kException) : std::move(response));
                    });
   }
 
   void watch(Watch watch) {
     stop_watch();
-    watching_ = std::make_shared<Connection>(loop_, member());
+    watching_ = make_connection();
     asio::co_spawn(loop_, run_watch(watching_, watch, current_),
                    [self = shared_from_this(), connection = watching_, member = current_,
                     on_end = watch.on_end](const std::exception_ptr& exception, const Error& error) {
-                     connection->close();
+                     connection->stream.close();
                      if (self->watching_ != connection) return;
                      self->watching_.reset();
                      if (self->current_ == member) ++self->current_;
-                     on_end(exception ? text_of(exception) : error);
+                     on_end(exception ? kException : error);
                    });
   }
 
   void stop_watch() {
-    if (const auto connection = std::exchange(watching_, {})) connection->close();
+    if (const auto connection = std::exchange(watching_, {})) connection->stream.close();
   }
 
   void close() {
     closed_ = true;
     stop_watch();
-    for (const auto& weak : busy_)
-      if (const auto connection = weak.lock()) connection->close();
-    idle_.clear();
+    for (const auto& weak : connections_)
+      if (const auto connection = weak.lock()) connection->stream.close();
   }
 
  private:
-  static Error text_of(const std::exception_ptr& exception) {
-    try {
-      std::rethrow_exception(exception);
-    } catch (const std::exception& error) {
-      return {ErrorCode::kIo, error.what()};
-    }
-  }
-
   [[nodiscard]] const Settings::Member& member() const {
     return settings_.members[current_ % settings_.members.size()];
   }
@@ -242,7 +227,7 @@ class Client::Impl : public std::enable_shared_from_this<Impl> {
       if (closed_ || current_ != asked) continue;
       ++current_;
       // The watch of that member ends by an error of its own.
-      if (watching_ && settings_.members.size() > 1) watching_->close();
+      if (watching_ && settings_.members.size() > 1) watching_->stream.close();
     }
     co_return out;
   }
@@ -260,22 +245,18 @@ class Client::Impl : public std::enable_shared_from_this<Impl> {
           co_return response;
       }
     }
-    const auto connection = std::make_shared<Connection>(loop_, member());
-    track(connection);
+    const ConnectionPtr connection = make_connection();
     const auto open = co_await connection->open(settings_.tls, rotation(asked), deadline);
     if (!open) co_return fail(open.error());
-    auto response = co_await exchange(connection, std::move(path), std::move(body), deadline);
-    co_return response;
+    co_return co_await exchange(connection, std::move(path), std::move(body), deadline);
   }
 
   asio::awaitable<Result<std::string>> exchange(ConnectionPtr connection, std::string path, std::string body,
                                                 Instant deadline) {
-    track(connection);
     connection->answered = false;
     const auto sent = co_await connection->post(std::move(path), std::move(body), false, deadline);
     if (!sent) co_return fail(sent.error());
     Parser parser;
-    prepare(parser);
     while (!parser.is_done()) {
       const auto received = co_await connection->receive(parser);
       if (!received) co_return fail(received.error());
@@ -285,7 +266,7 @@ class Client::Impl : public std::enable_shared_from_this<Impl> {
     if (parser.keep_alive() && connection->buffer.size() == 0 && !closed_ && idle_.size() < kMaxIdle)
       idle_.push_back(connection);
     const int status = parser.get().result_int();
-    if (status != 200) co_return at(*connection, error_of_response(status, parser.get().body()));
+    if (status != 200) co_return fail(at(*connection, error_of_response(status, parser.get().body())));
     co_return std::move(parser.get().body());
   }
 
@@ -298,14 +279,13 @@ class Client::Impl : public std::enable_shared_from_this<Impl> {
         std::string(kWatchPath), watch_request(watch.key, watch.end, watch.from), true, deadline);
     if (!sent) co_return sent.error();
     Parser parser;
-    prepare(parser);
     WatchStream updates(kMaxBodyBytes);
     while (!parser.is_done()) {
       const auto received = co_await connection->receive(parser);
       if (!received) co_return received.error();
       if (!parser.is_header_done() || parser.get().result_int() != 200) continue;
       const auto news = updates.receive(std::exchange(parser.get().body(), {}));
-      if (!news) co_return at(*connection, news.error()).value();
+      if (!news) co_return at(*connection, news.error());
       parser.body_limit(kMaxBodyBytes);  // from here on: Beast counts down
       for (const WatchUpdate& update : *news) {
         // etcd says at once that the watch exists, and then nothing as long as nothing changes.
@@ -315,13 +295,15 @@ class Client::Impl : public std::enable_shared_from_this<Impl> {
       }
     }
     if (const int status = parser.get().result_int(); status != 200)
-      co_return at(*connection, error_of_response(status, parser.get().body())).value();
+      co_return at(*connection, error_of_response(status, parser.get().body()));
     co_return Error{ErrorCode::kPeerGone, fmt::format("{} has ended the watch", connection->endpoint)};
   }
 
-  void track(const ConnectionPtr& connection) {
-    std::erase_if(busy_, [](const auto& weak) { return weak.expired(); });
-    busy_.push_back(connection);
+  ConnectionPtr make_connection() {
+    std::erase_if(connections_, [](const auto& weak) { return weak.expired(); });
+    auto out = std::make_shared<Connection>(loop_, member());
+    connections_.push_back(out);
+    return out;
   }
 
   asio::io_context& loop_;
@@ -329,21 +311,10 @@ class Client::Impl : public std::enable_shared_from_this<Impl> {
   const Millis timeout_;
   std::size_t current_ = 0;  // the member to ask, modulo their number
   std::vector<ConnectionPtr> idle_;
-  std::vector<std::weak_ptr<Connection>> busy_;
+  std::vector<std::weak_ptr<Connection>> connections_;  // all, idle ones too
   ConnectionPtr watching_;
   bool closed_ = false;
 };
-
-namespace {
-
-template <class T>
-Client::Done<std::string> parsed(Client::Done<T> done, Result<T> (*parse)(std::string_view)) {
-  return [done = std::move(done), parse](const Result<std::string>& body) {
-    done(body ? parse(*body) : fail(body.error()));
-  };
-}
-
-}  // namespace
 
 Client::Client(asio::io_context& loop, const Settings& settings)
     : impl_(std::make_shared<Impl>(loop, settings)) {}
@@ -351,22 +322,8 @@ Client::~Client() {
   impl_->close();
 }
 
-void Client::grant(std::int64_t ttl_seconds, Done<Lease> done) {
-  impl_->request(kGrantPath, grant_request(ttl_seconds), parsed<Lease>(std::move(done), parse_grant));
-}
-void Client::keep_alive(LeaseId lease, Done<std::int64_t> done) {
-  impl_->request(kKeepAlivePath, lease_request(lease),
-                 parsed<std::int64_t>(std::move(done), parse_keep_alive));
-}
-void Client::revoke(LeaseId lease, Done<void> done) {
-  impl_->request(kRevokePath, lease_request(lease),
-                 [done = std::move(done)](const Result<std::string>& body) {
-                   if (!body && body.error().code != ErrorCode::kNotFound) return done(fail(body.error()));
-                   done({});
-                 });
-}
-void Client::txn(const Txn& txn, Done<TxnResponse> done) {
-  impl_->request(kTxnPath, txn_request(txn), parsed<TxnResponse>(std::move(done), parse_txn));
+void Client::request(std::string_view path, std::string body, std::function<void(Result<std::string>)> done) {
+  impl_->request(std::string(path), std::move(body), std::move(done));
 }
 void Client::watch(Watch watch) {
   impl_->watch(std::move(watch));

@@ -6,11 +6,11 @@
 // its address; the caller tries again later, since an etcd that restarts is away for seconds.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
+#include <string_view>
+#include <utility>
 
 #include <muster/result.h>
 
@@ -34,13 +34,14 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  template <class T>
-  using Done = std::function<void(Result<T>)>;
-  void grant(std::int64_t ttl_seconds, Done<Lease> done);
-  /// Answers the seconds that the lease has left; 0: etcd does not know the lease.
-  void keep_alive(LeaseId lease, Done<std::int64_t> done);
-  void revoke(LeaseId lease, Done<void> done);
-  void txn(const Txn& txn, Done<TxnResponse> done);
+  /// Sends the request of `call`; done(Result<T>) takes what its answer is read as.
+  template <class T, class Done>
+  void ask(Call<T> call, Done done) {
+    request(call.path, std::move(call.body),
+            [done = std::move(done), parse = call.parse](const Result<std::string>& body) mutable {
+              done(body ? parse(*body) : fail(body.error()));
+            });
+  }
 
   struct Watch {
     std::string key;
@@ -57,6 +58,8 @@ class Client {
   void stop_watch();
 
  private:
+  void request(std::string_view path, std::string body, std::function<void(Result<std::string>)> done);
+
   class Impl;
   std::shared_ptr<Impl> impl_;
 };

@@ -42,10 +42,7 @@ void Coordinator::drain(Millis timeout, std::function<void()> done) {
   race_.reset();
   pause_.cancel();
   drained_ = std::move(done);
-  timeout_.expires_after(timeout);
-  timeout_.async_wait(lifetime_.guard([this](const auto& error) {
-    if (!error) leave();
-  }));
+  lifetime_.call_at(timeout_, SteadyClock::now() + timeout, [this] { leave(); });
   leave_if_empty();
 }
 
@@ -116,12 +113,10 @@ void Coordinator::stop_serving(const std::string& why) {
 void Coordinator::follow(const Endpoint& endpoint) {
   if (followed_ == endpoint) return;
   followed_ = endpoint;
-  if (!located_) {
-    timeout_.expires_at(deadline_);
-    timeout_.async_wait(lifetime_.guard([this](const auto& error) {
-      if (!error && followed_ && !located_) end(unreachable());
-    }));
-  }
+  if (!located_)
+    lifetime_.call_at(timeout_, deadline_, [this] {
+      if (followed_ && !located_) end(unreachable());
+    });
   backoff_ = Backoff(kBackoff, node_.low);
   race();
 }
@@ -144,10 +139,9 @@ void Coordinator::race() {
         last_error_ = winner.error().message;
         log_.info(fmt::format("the coordinator on {} does not answer: {}", followed_->host, last_error_));
         // It may be gone, which etcd knows when its lease is over.
-        pause_.expires_after(backoff_.next());
-        pause_.async_wait(lifetime_.guard([this](const auto& error) {
-          if (!error && followed_) race();
-        }));
+        lifetime_.call_at(pause_, SteadyClock::now() + backoff_.next(), [this] {
+          if (followed_) race();
+        });
       });
 }
 

@@ -2,6 +2,7 @@
 #include "rendezvous/etcd/election.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <utility>
 
@@ -17,19 +18,13 @@ using nlohmann::json;
 namespace {
 
 constexpr std::string_view kStateMark = "muster job 3\n";
-constexpr std::size_t kMaxAddresses = 64;
 
 // What is not a letter, a digit or one of -._ becomes %XX; a job called ".." is no danger to etcd.
 std::string escaped(std::string_view text) {
   std::string out;
-  for (const char c : text) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                       c == '-' || c == '.' || c == '_';
-    if (plain)
-      out += c;
-    else
-      out += fmt::format("%{:02X}", static_cast<unsigned char>(c));
-  }
+  for (const unsigned char c : text)
+    out += std::isalnum(c) != 0 || c == '-' || c == '.' || c == '_' ? std::string(1, static_cast<char>(c))
+                                                                    : fmt::format("%{:02X}", c);
   return out;
 }
 
@@ -39,7 +34,7 @@ JobKeys::JobKeys(std::string_view prefix, std::string_view job_id) {
   const std::string base = fmt::format("{}/{}/", prefix, escaped(job_id));
   coordinator = base + "coordinator";
   nodes = base + "nodes/";
-  nodes_end = end_of_prefix(nodes);
+  nodes_end = base + "nodes0";  // '/' + 1
   state = base + "state";
 }
 
@@ -68,18 +63,15 @@ std::string encode(const Endpoint& endpoint) {
 }
 
 std::optional<Endpoint> decode_endpoint(std::string_view text) {
-  constexpr std::size_t kMaxBytes = 16384;
-  if (text.size() > kMaxBytes) return std::nullopt;
   try {
     const json object = json::parse(text);
     const auto port = object.value("port", std::int64_t{0});
     Endpoint out{object.value("host", ""), object.at("addresses").get<std::vector<std::string>>(),
                  static_cast<std::uint16_t>(port), object.value("has_joined", false)};
-    if (!std::in_range<std::uint16_t>(port) || out.addresses.size() > kMaxAddresses) return std::nullopt;
-    return out;
-  } catch (const json::exception&) {
-    return std::nullopt;
+    if (std::in_range<std::uint16_t>(port)) return out;
+  } catch (const json::exception&) {  // as below
   }
+  return std::nullopt;
 }
 
 Result<Endpoint> coordinator_endpoint(const KeyValue& coordinator) {
@@ -103,15 +95,10 @@ std::optional<JobRecord> decode_state(std::string_view bytes) {
   return decode_job(bytes.substr(kStateMark.size()));
 }
 
-void LeaseClock::renewed(Instant asked, std::int64_t ttl_seconds) {
-  asked_ = asked;
-  ttl_ = std::chrono::seconds(std::clamp<std::int64_t>(ttl_seconds, 0, 1'000'000));
-}
-
 Role role_of(const std::optional<KeyValue>& coordinator, LeaseId own_lease, std::optional<Revision> served) {
   if (!coordinator) return Role::kCampaign;
   if (own_lease == 0 || coordinator->lease != own_lease) return Role::kFollow;
-  return served == coordinator->create_revision ? Role::kStay : Role::kServe;
+  return served == coordinator->create_revision ? Role::kStay : Role::kCampaign;
 }
 
 Result<RecoveredJob> recover(const std::vector<KeyValue>& state, const JobKeys& keys,
@@ -150,8 +137,7 @@ Result<RecoveredJob> recover(const std::vector<KeyValue>& state, const JobKeys& 
   // Who has no lease any more is not expected to hear how the job ended.
   if (saved->phase == Phase::kClosed) {
     const auto note = [&](const NodeId& id) {
-      if (!here.contains(id) && std::find(saved->gone.begin(), saved->gone.end(), id) == saved->gone.end())
-        saved->gone.push_back(id);
+      if (!here.contains(id)) saved->has_gone(id);
     };
     for (const membership::Slot& slot : saved->world.slots) note(slot.node);
     for (const NodeId& id : saved->known) note(id);

@@ -64,23 +64,16 @@ struct Endpoint {
 [[nodiscard]] std::optional<JobRecord> decode_state(std::string_view bytes);
 
 /// How long the holder of a lease may rely on it: counted from the request, since etcd counts from later on.
-class LeaseClock {
- public:
-  LeaseClock() = default;
-  LeaseClock(Instant asked, std::int64_t ttl_seconds) { renewed(asked, ttl_seconds); }
-  void renewed(Instant asked, std::int64_t ttl_seconds);
+struct LeaseClock {
+  Instant asked{};
+  Millis ttl{0};
 
-  [[nodiscard]] Instant renew_at() const { return asked_ + ttl_ / 3; }
-  [[nodiscard]] Instant over_at() const { return asked_ + ttl_; }
-
- private:
-  Instant asked_{};
-  Millis ttl_{0};
+  [[nodiscard]] Instant renew_at() const { return asked + ttl / 3; }
+  [[nodiscard]] Instant over_at() const { return asked + ttl; }
 };
 
 enum class Role : std::uint8_t {
-  kCampaign,  ///< nobody runs the coordinator
-  kServe,     ///< the key is this agent's, which does not serve in that term
+  kCampaign,  ///< nobody runs the coordinator; or the key is this agent's, which does not serve in that term
   kStay,      ///< this agent runs it
   kFollow,    ///< another agent runs it
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/etcd/messages.h"
 
+#include <algorithm>
 #include <charconv>
 #include <exception>
 #include <stdexcept>
@@ -53,16 +54,17 @@ std::string shown(std::string_view text) {
 // Proto3's JSON leaves out what is zero, and writes 64 bits as text.
 std::int64_t number(const json& object, const char* name) {
   const json value = object.value(name, json(0));
-  if (value.is_string()) {
-    const auto& text = value.get_ref<const std::string&>();
-    std::int64_t out = 0;
-    const auto [at, error] = std::from_chars(text.data(), text.data() + text.size(), out);
-    if (error == std::errc() && at == text.data() + text.size()) return out;
-  } else if (value.is_number_integer() &&
-             (!value.is_number_unsigned() || std::in_range<std::int64_t>(value.get<std::uint64_t>()))) {
-    return value.get<std::int64_t>();
-  }
-  refuse(fmt::format("\"{}\" is no number", name));
+  const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+  std::int64_t out = 0;
+  const auto [at, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  if (error != std::errc() || at != text.data() + text.size())
+    refuse(fmt::format("\"{}\" is no number", name));
+  return out;
+}
+
+// A lease that is over has none, or a negative one.
+Millis time_to_live(const json& object) {
+  return std::chrono::seconds(std::clamp<std::int64_t>(number(object, "TTL"), 0, 1'000'000));
 }
 
 std::string text_of(const json& object, const char* name) {
@@ -70,48 +72,34 @@ std::string text_of(const json& object, const char* name) {
 }
 
 // Absent: an empty list.
-const json& list_in(const json& object, const char* name) {
-  static const json none = json::array();
-  const auto found = object.find(name);
-  if (found == object.end()) return none;
-  if (!found->is_array()) refuse(fmt::format("\"{}\" is no list", name));
-  return *found;
+json list_in(const json& object, const char* name) {
+  json out = object.value(name, json::array());
+  if (!out.is_array()) refuse(fmt::format("\"{}\" is no list", name));
+  return out;
 }
 
 KeyValue entry_of(const json& object) {
   return {from_base64(text_of(object, "key")), from_base64(text_of(object, "value")),
-          number(object, "create_revision"), number(object, "mod_revision"), number(object, "lease")};
+          number(object, "create_revision"), number(object, "lease")};
 }
 
 // Real answers nest 6 deep; each level costs memory before the text is known to be wrong.
-bool too_deep(std::string_view body) {
-  constexpr int kMaxDepth = 32;
-  int depth = 0;
-  bool quoted = false;
-  for (std::size_t i = 0; i < body.size(); ++i) {
-    const char c = body[i];
-    if (c == '"') quoted = !quoted;
-    if (quoted && c == '\\') ++i;
-    if (quoted) continue;
-    if ((c == '{' || c == '[') && ++depth > kMaxDepth) return true;
-    if (c == '}' || c == ']') --depth;
-  }
-  return false;
+json parse_json(std::string_view body) {
+  return json::parse(body, [](int depth, json::parse_event_t, const json&) {
+    if (depth > 32) refuse("JSON that nests too deep");
+    return true;
+  });
 }
 
 // read(object) makes the result, or throws.
 template <class Read>
 auto parse(std::string_view body, const Read& read) -> decltype(read(json())) {
-  std::string why = "JSON that nests too deep";
-  if (!too_deep(body)) {
-    try {
-      return read(json::parse(body));
-    } catch (const std::exception& error) {
-      why = error.what();
-    }
+  try {
+    return read(parse_json(body));
+  } catch (const std::exception& error) {
+    return fail(ErrorCode::kProtocol,
+                fmt::format("the answer is not etcd's ({}): {}", shown(error.what()), shown(body)));
   }
-  return fail(ErrorCode::kProtocol,
-              fmt::format("the answer is not etcd's ({}): {}", shown(why), shown(body)));
 }
 
 json to_json(const Operation& operation) {
@@ -178,62 +166,16 @@ Result<WatchUpdate> parse_update(std::string_view line) {
   });
 }
 
-}  // namespace
-
-std::string end_of_prefix(std::string prefix) {
-  while (!prefix.empty() && prefix.back() == '\xff') prefix.pop_back();
-  if (!prefix.empty()) prefix.back() = static_cast<char>(static_cast<unsigned char>(prefix.back()) + 1);
-  return prefix;
-}
-
-Operation get(std::string key, std::string end) {
-  return {Operation::Kind::kGet, std::move(key), std::move(end), {}, 0};
-}
-Operation put(std::string key, std::string value, LeaseId lease) {
-  return {Operation::Kind::kPut, std::move(key), {}, std::move(value), lease};
-}
-Operation erase(std::string key) {
-  return {Operation::Kind::kDelete, std::move(key), {}, {}, 0};
-}
-
-std::string grant_request(std::int64_t ttl_seconds) {
-  return json{{"TTL", fmt::format("{}", ttl_seconds)}}.dump();
-}
-
-std::string lease_request(LeaseId id) {
-  return json{{"ID", fmt::format("{}", id)}}.dump();
-}
-
-std::string txn_request(const Txn& txn) {
-  json out{{"success", to_json(txn.then)}, {"failure", to_json(txn.otherwise)}};
-  if (txn.fence)
-    out["compare"] = json::array({{{"key", base64(txn.fence->key)},
-                                   {"target", "CREATE"},
-                                   {"result", "EQUAL"},
-                                   {"create_revision", fmt::format("{}", txn.fence->create_revision)}}});
-  return out.dump();
-}
-
-std::string watch_request(std::string_view key, std::string_view end, Revision from) {
-  json create{{"key", base64(key)}, {"start_revision", fmt::format("{}", from)}};
-  if (!end.empty()) create["range_end"] = base64(end);
-  return json{{"create_request", std::move(create)}}.dump();
-}
-
 Result<Lease> parse_grant(std::string_view body) {
   return parse(body, [](const json& object) -> Result<Lease> {
-    const Lease out{number(object, "ID"), number(object, "TTL")};
-    if (out.id == 0 || out.ttl_seconds <= 0) refuse("no lease");
+    const Lease out{number(object, "ID"), time_to_live(object)};
+    if (out.id == 0 || out.ttl == Millis(0)) refuse("no lease");
     return out;
   });
 }
 
-Result<std::int64_t> parse_keep_alive(std::string_view body) {
-  return parse_result<std::int64_t>(body, [](const json& result) -> Result<std::int64_t> {
-    const std::int64_t ttl = number(result, "TTL");
-    if (ttl < 0) refuse("a negative time to live");
-    return ttl;
-  });
+Result<Millis> parse_keep_alive(std::string_view body) {
+  return parse_result<Millis>(body, [](const json& result) { return time_to_live(result); });
 }
 
 Result<TxnResponse> parse_txn(std::string_view body) {
@@ -253,6 +195,50 @@ Result<TxnResponse> parse_txn(std::string_view body) {
   });
 }
 
+std::string lease_request(LeaseId id) {
+  return json{{"ID", fmt::format("{}", id)}}.dump();
+}
+
+}  // namespace
+
+Operation get(std::string key, std::string end) {
+  return {Operation::Kind::kGet, std::move(key), std::move(end), {}, 0};
+}
+Operation put(std::string key, std::string value, LeaseId lease) {
+  return {Operation::Kind::kPut, std::move(key), {}, std::move(value), lease};
+}
+Operation erase(std::string key) {
+  return {Operation::Kind::kDelete, std::move(key), {}, {}, 0};
+}
+
+Call<Lease> grant(std::int64_t ttl_seconds) {
+  return {"/v3/lease/grant", json{{"TTL", fmt::format("{}", ttl_seconds)}}.dump(), parse_grant};
+}
+
+Call<Millis> keep_alive(LeaseId lease) {
+  return {"/v3/lease/keepalive", lease_request(lease), parse_keep_alive};
+}
+
+Call<void> revoke(LeaseId lease) {
+  return {"/v3/lease/revoke", lease_request(lease), [](std::string_view) { return Result<void>(); }};
+}
+
+Call<TxnResponse> commit(const Txn& txn) {
+  json out{{"success", to_json(txn.then)}, {"failure", to_json(txn.otherwise)}};
+  if (txn.fence)
+    out["compare"] = json::array({{{"key", base64(txn.fence->key)},
+                                   {"target", "CREATE"},
+                                   {"result", "EQUAL"},
+                                   {"create_revision", fmt::format("{}", txn.fence->create_revision)}}});
+  return {"/v3/kv/txn", out.dump(), parse_txn};
+}
+
+std::string watch_request(std::string_view key, std::string_view end, Revision from) {
+  json create{{"key", base64(key)}, {"start_revision", fmt::format("{}", from)}};
+  if (!end.empty()) create["range_end"] = base64(end);
+  return json{{"create_request", std::move(create)}}.dump();
+}
+
 Error error_of_response(int status, std::string_view body) {
   const auto text = parse(body, [](const json& object) -> Result<std::string> {
     std::string message = text_of(object, "message");
@@ -269,20 +255,18 @@ Error error_of_response(int status, std::string_view body) {
 
 Result<std::vector<WatchUpdate>> WatchStream::receive(std::string_view bytes) {
   std::vector<WatchUpdate> out;
+  input_ += bytes;
   while (true) {
-    const auto end = bytes.find('\n');
-    const std::string_view piece = bytes.substr(0, end);
-    if (line_.size() + piece.size() > max_line_bytes_)
+    const auto end = input_.find('\n');
+    if (std::min(end, input_.size()) > max_line_bytes_)
       return fail(ErrorCode::kExhausted,
                   fmt::format("an update of a watch has more than {} bytes", max_line_bytes_));
-    line_ += piece;
-    if (end == std::string_view::npos) return out;
-    bytes.remove_prefix(end + 1);
-    if (!line_.empty()) {
-      MUSTER_TRY(WatchUpdate update, parse_update(line_));
+    if (end == std::string::npos) return out;
+    if (end > 0) {
+      MUSTER_TRY(WatchUpdate update, parse_update(std::string_view(input_).substr(0, end)));
       out.push_back(std::move(update));
-      line_.clear();
     }
+    input_.erase(0, end + 1);
   }
 }
 

@@ -13,6 +13,8 @@
 
 #include <muster/result.h>
 
+#include "rendezvous/base/clock.h"
+
 namespace muster::etcd {
 
 /// Of a key or the store, never reused.
@@ -23,26 +25,10 @@ struct KeyValue {
   std::string key;
   std::string value;
   Revision create_revision = 0;
-  Revision mod_revision = 0;
   LeaseId lease = 0;  ///< 0: none
 
   friend bool operator==(const KeyValue&, const KeyValue&) = default;
 };
-
-/// The first key that does not begin with `prefix`, which is not empty.
-[[nodiscard]] std::string end_of_prefix(std::string prefix);
-
-// Requests: the body of a POST to the path.
-
-inline constexpr std::string_view kGrantPath = "/v3/lease/grant";
-inline constexpr std::string_view kKeepAlivePath = "/v3/lease/keepalive";
-inline constexpr std::string_view kRevokePath = "/v3/lease/revoke";
-inline constexpr std::string_view kTxnPath = "/v3/kv/txn";
-inline constexpr std::string_view kWatchPath = "/v3/watch";
-
-[[nodiscard]] std::string grant_request(std::int64_t ttl_seconds);
-/// For kKeepAlivePath and kRevokePath.
-[[nodiscard]] std::string lease_request(LeaseId id);
 
 struct Operation {
   enum class Kind : std::uint8_t { kGet, kPut, kDelete };
@@ -68,22 +54,13 @@ struct Txn {
   std::vector<Operation> then;
   std::vector<Operation> otherwise;
 };
-[[nodiscard]] std::string txn_request(const Txn& txn);
-
-/// Changes of the keys from `key` up to `end` (empty: of `key`), beginning with those of `from`.
-[[nodiscard]] std::string watch_request(std::string_view key, std::string_view end, Revision from);
-
-// Responses.
 
 struct Lease {
   LeaseId id = 0;
-  std::int64_t ttl_seconds = 0;
+  Millis ttl{0};
 
   friend bool operator==(const Lease&, const Lease&) = default;
 };
-[[nodiscard]] Result<Lease> parse_grant(std::string_view body);
-/// What is left of the lease, in seconds; 0: etcd does not know it (any more).
-[[nodiscard]] Result<std::int64_t> parse_keep_alive(std::string_view body);
 
 struct TxnResponse {
   Revision revision = 0;  ///< of the store, with what the transaction has written
@@ -92,7 +69,24 @@ struct TxnResponse {
 
   friend bool operator==(const TxnResponse&, const TxnResponse&) = default;
 };
-[[nodiscard]] Result<TxnResponse> parse_txn(std::string_view body);
+
+/// A POST to the gateway, and how the body of its answer is read.
+template <class T>
+struct Call {
+  std::string_view path;
+  std::string body;
+  Result<T> (*parse)(std::string_view body);
+};
+[[nodiscard]] Call<Lease> grant(std::int64_t ttl_seconds);
+/// Answers what is left of the lease; 0: etcd does not know it (any more).
+[[nodiscard]] Call<Millis> keep_alive(LeaseId lease);
+[[nodiscard]] Call<void> revoke(LeaseId lease);
+[[nodiscard]] Call<TxnResponse> commit(const Txn& txn);
+
+/// The body of a request to kWatchPath: changes of the keys from `key` up to `end` (empty: of `key`),
+/// beginning with those of `from`.
+[[nodiscard]] std::string watch_request(std::string_view key, std::string_view end, Revision from);
+inline constexpr std::string_view kWatchPath = "/v3/watch";
 
 /// An answer whose HTTP status is not 200. kNotFound: a lease or revision that is gone; kMismatch: this is no
 /// etcd with a v3 gateway, or it wants to know who asks; kExhausted: its limits; kPeerGone: it cannot answer
@@ -121,7 +115,7 @@ class WatchStream {
 
  private:
   std::size_t max_line_bytes_;
-  std::string line_;
+  std::string input_;
 };
 
 }  // namespace muster::etcd

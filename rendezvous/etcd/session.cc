@@ -10,16 +10,10 @@ namespace {
 
 using membership::NodeId;
 
-constexpr Backoff::Options kBackoff{.first = Millis(100), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
-constexpr Backoff::Options kRenewalBackoff{
-    .first = Millis(100), .max = Millis(1000), .factor = 1.6, .jitter = 0.5};
+constexpr Backoff::Options kBackoff{.first = Millis(100), .max = Millis(1000), .factor = 1.6, .jitter = 0.5};
 // Members whose lease was over before this agent was elected: those that are here connect meanwhile, and then
 // are told why their generation ends.
 constexpr Millis kRejoinTime{2000};
-
-double seconds(Instant::duration time) {
-  return std::chrono::duration<double>(time).count();
-}
 
 std::optional<KeyValue> coordinator_in(const TxnResponse& response) {
   if (response.found.empty() || response.found[0].empty()) return std::nullopt;
@@ -39,7 +33,7 @@ Session::Session(boost::asio::io_context& loop, const Options& options, const No
       keys_(options_.etcd.prefix, options_.job),
       members_(member_list(options_.etcd)),
       client_(loop, options_.etcd),
-      renewal_backoff_(kRenewalBackoff, node_.low),
+      renewal_backoff_(kBackoff, node_.low),
       renewal_(loop),
       lease_end_(loop),
       backoff_(kBackoff, node_.low),
@@ -62,15 +56,16 @@ void Session::look() {
   client_.stop_watch();
   if (lease_ != 0) return read();
   const Instant asked = SteadyClock::now();
-  client_.grant(options_.etcd.lease_ttl_seconds, lifetime_.guard([this, asked](const Result<Lease>& granted) {
-    if (!granted) return looked(fail(granted.error()));
-    lease_ = granted->id;
-    lease_doubtful_ = false;
-    entered_ = false;
-    lease_clock_ = LeaseClock(asked, granted->ttl_seconds);
-    wait_lease(lease_clock_.renew_at());
-    read();
-  }));
+  client_.ask(grant(options_.etcd.lease_ttl_seconds),
+              lifetime_.guard([this, asked](const Result<Lease>& granted) {
+                if (!granted) return looked(fail(granted.error()));
+                lease_ = granted->id;
+                lease_doubtful_ = false;
+                entered_ = false;
+                lease_clock_ = {asked, granted->ttl};
+                wait_lease(lease_clock_.renew_at());
+                read();
+              }));
 }
 
 void Session::read() {
@@ -82,7 +77,7 @@ void Session::read() {
     txn.then.push_back(get(keys_.state));
   }
   entered_ = true;  // unless it fails, or set_joined() comes meanwhile
-  client_.txn(txn, lifetime_.guard([this](const Result<TxnResponse>& found) {
+  client_.ask(commit(txn), lifetime_.guard([this](const Result<TxnResponse>& found) {
     if (found) return on_read(*found);
     entered_ = false;
     looked(fail(found.error()));
@@ -95,7 +90,6 @@ void Session::on_read(const TxnResponse& found) {
   const auto coordinator = coordinator_in(found);
   switch (role_of(coordinator, lease_, term_)) {
     case Role::kCampaign:
-    case Role::kServe:
       return campaign(coordinator ? coordinator->create_revision : 0);
     case Role::kFollow:
       follow(*coordinator);
@@ -119,7 +113,7 @@ void Session::campaign(Revision former) {
   txn.then = {put(keys_.coordinator, encode(*endpoint), lease_), get(keys_.state),
               get(keys_.nodes, keys_.nodes_end)};
   txn.otherwise = {get(keys_.coordinator)};
-  client_.txn(txn, lifetime_.guard([this, former](const Result<TxnResponse>& response) {
+  client_.ask(commit(txn), lifetime_.guard([this, former](const Result<TxnResponse>& response) {
     if (!response) return looked(fail(response.error()));
     on_campaign(*response, former);
   }));
@@ -156,11 +150,7 @@ void Session::looked(const Result<Revision>& revision) {
 }
 
 void Session::look_later() {
-  if (over_) return;
-  pause_.expires_after(backoff_.next());
-  pause_.async_wait(lifetime_.guard([this](const auto& error) {
-    if (!error) look();
-  }));
+  if (!over_) lifetime_.call_at(pause_, SteadyClock::now() + backoff_.next(), [this] { look(); });
 }
 
 void Session::watch(Revision from) {
@@ -198,8 +188,11 @@ void Session::start_term(Revision term, const std::vector<KeyValue>& state,
     depose("another agent has been elected");
     look();
   };
-  events.failed = [this](const Error& error) { on_failure(error); };
-  events.hopeless = [this](const Error& error) { end(error); };
+  events.failed = [this](const Error& error) {
+    // etcd's limits, or that it asks who writes, do not change by themselves.
+    const bool hopeless = error.code == ErrorCode::kExhausted || error.code == ErrorCode::kMismatch;
+    hopeless ? end(error) : on_failure(error);
+  };
   term_ = term;
   state_ = std::make_shared<JobStateLog>(loop_, client_, keys_, term, options_.job, recovered->record,
                                          std::move(events));
@@ -227,13 +220,12 @@ void Session::follow(const KeyValue& coordinator) {
 }
 
 void Session::wait_absences() {
-  absence_.expires_at(presence_.next_deadline());
-  if (!term_ || presence_.next_deadline() == Instant::max()) return;
-  absence_.async_wait(lifetime_.guard([this](const auto& error) {
-    if (error || !term_ || over_) return;
+  if (!term_) return;
+  lifetime_.call_at(absence_, presence_.next_deadline(), [this] {
+    if (!term_ || over_) return;
     for (const NodeId& id : presence_.take_absent(SteadyClock::now())) events_.absent(id);
     wait_absences();
-  }));
+  });
 }
 
 void Session::set_joined() {
@@ -245,35 +237,32 @@ void Session::set_joined() {
 // The lease: renewed each third of its time.
 
 void Session::wait_lease(Instant renew_at) {
-  renewal_.expires_at(renew_at);
-  renewal_.async_wait(lifetime_.guard([this](const auto& error) {
-    if (!error && lease_ != 0) renew();
-  }));
-  lease_end_.expires_at(lease_clock_.over_at());
-  lease_end_.async_wait(lifetime_.guard([this](const auto& error) {
+  lifetime_.call_at(renewal_, renew_at, [this] { renew(); });
+  lifetime_.call_at(lease_end_, lease_clock_.over_at(), [this] {
     // The lease may have been renewed since the timer fired.
-    if (error || lease_ == 0 || SteadyClock::now() < lease_clock_.over_at()) return;
+    if (lease_ == 0 || SteadyClock::now() < lease_clock_.over_at()) return;
     // Whatever etcd may say later: from now on another agent can have been elected.
     lease_doubtful_ = true;
     depose("etcd has not renewed its lease in time");
-  }));
+  });
 }
 
 void Session::renew() {
+  if (lease_ == 0) return;
   const Instant asked = SteadyClock::now();
-  client_.keep_alive(lease_, lifetime_.guard([this, asked, id = lease_](const Result<std::int64_t>& left) {
+  client_.ask(keep_alive(lease_), lifetime_.guard([this, asked, id = lease_](const Result<Millis>& left) {
     if (lease_ != id) return;
     if (!left) {
       on_failure(left.error());
       return wait_lease(SteadyClock::now() + renewal_backoff_.next());
     }
-    if (*left == 0) {
+    if (*left == Millis(0)) {
       log_.warning("etcd has ended this agent's lease; it asks for another");
       lose_lease();
       return look();
     }
-    lease_clock_.renewed(asked, *left);
-    renewal_backoff_ = Backoff(kRenewalBackoff, node_.low);
+    lease_clock_ = {asked, *left};
+    renewal_backoff_ = Backoff(kBackoff, node_.low);
     wait_lease(lease_clock_.renew_at());
     on_answer();
     if (state_) state_->keep_alive();
@@ -309,26 +298,21 @@ void Session::on_failure(const Error& error) {
                             unknown ? "; is this the client port of an etcd of 3.4 or later?" : "")});
   }
   last_error_ = error.message;
-  const Millis timeout = ever_answered_ ? options_.reconnect_timeout : options_.connect_timeout;
+  const auto timeout = ever_answered_ ? options_.reconnect_timeout : options_.connect_timeout;
   if (silent_since_) {
     if (!std::exchange(silence_logged_, true))
       log_.warning(fmt::format("etcd at {} does not answer: {}; trying for {:.0f} s", members_, error.message,
-                               seconds(timeout)));
+                               std::chrono::duration<double>(timeout).count()));
     return;
   }
   silent_since_ = SteadyClock::now();
-  silence_.expires_after(timeout);
-  silence_.async_wait(lifetime_.guard([this](const auto& stopped) {
-    if (!stopped) on_timeout();
-  }));
-}
-
-void Session::on_timeout() {
-  // etcd may have answered since the timer fired.
-  if (over_ || !silent_since_ || SteadyClock::now() < silence_.expiry()) return;
-  end({ErrorCode::kTimeout,
-       fmt::format("etcd at {}: {} (tried for {:.1f} s); is it running, and reachable from here?", members_,
-                   last_error_, seconds(SteadyClock::now() - *silent_since_))});
+  lifetime_.call_at(silence_, *silent_since_ + timeout, [this, timeout] {
+    // etcd may have answered since the timer fired.
+    if (over_ || !silent_since_ || SteadyClock::now() < silence_.expiry()) return;
+    end({ErrorCode::kTimeout,
+         fmt::format("etcd at {}: {} (tried for {:.1f} s); is it running, and reachable from here?", members_,
+                     last_error_, std::chrono::duration<double>(timeout).count())});
+  });
 }
 
 void Session::end(const Error& error) {
@@ -347,20 +331,17 @@ void Session::leave(Millis timeout, std::function<void()> left) {
   client_.stop_watch();
   pause_.cancel();
   absence_.cancel();
-  silence_.expires_after(timeout);
-  silence_.async_wait(lifetime_.guard([this](const auto& error) {
-    if (!error) finish_leaving();
+  lifetime_.call_at(silence_, SteadyClock::now() + timeout, [this] { finish_leaving(); });
+  if (!state_) return give_lease_back();
+  state_->when_idle(lifetime_.guard([this] { give_lease_back(); }));
+}
+
+void Session::give_lease_back() {
+  if (lease_ == 0) return finish_leaving();
+  client_.ask(revoke(lease_), lifetime_.guard([this](const Result<void>& revoked) {
+    if (!revoked) log_.info(revoked.error().message);
+    finish_leaving();
   }));
-  const auto revoke = lifetime_.guard([this] {
-    if (lease_ == 0) return finish_leaving();
-    client_.revoke(lease_, lifetime_.guard([this](const Result<void>& revoked) {
-      if (!revoked) log_.info(revoked.error().message);
-      finish_leaving();
-    }));
-  });
-  if (state_) return state_->when_idle(revoke);
-  auto now = revoke;
-  now();
 }
 
 void Session::finish_leaving() {

@@ -96,8 +96,8 @@ class Session {
 
   void on_answer();
   void on_failure(const Error& error);
-  void on_timeout();
   void end(const Error& error);
+  void give_lease_back();
   void finish_leaving();
 
   boost::asio::io_context& loop_;

@@ -9,7 +9,7 @@ namespace {
 constexpr Backoff::Options kBackoff{.first = Millis(50), .max = Millis(1000), .factor = 1.6, .jitter = 0.5};
 // For a job all of whose agents are gone at once, which nobody clears away.
 constexpr std::int64_t kTtlSeconds = 3600;
-constexpr std::chrono::minutes kRenewal{10};
+constexpr std::chrono::minutes kRewriteInterval{10};
 
 }  // namespace
 
@@ -39,13 +39,7 @@ void JobStateLog::remove() {
 }
 
 void JobStateLog::keep_alive() {
-  const Instant now = SteadyClock::now();
-  if (closed_ || lease_ == 0 || now < renewal_) return;
-  client_.keep_alive(lease_, lifetime_.guard([this, now, lease = lease_](const Result<std::int64_t>& left) {
-    if (closed_ || !left || lease_ != lease) return;
-    renewal_ = now + kRenewal;
-    if (*left == 0) rewrite();
-  }));
+  if (lease_ != 0 && SteadyClock::now() >= rewrite_at_) rewrite();
 }
 
 void JobStateLog::when_idle(std::function<void()> idle) {
@@ -73,48 +67,40 @@ bool JobStateLog::add(const journal::LogRecord& record) {
 
 void JobStateLog::write() {
   if (closed_) return;
-  if (!record_.empty() && lease_ == 0) {
-    const Instant asked = SteadyClock::now();
-    return client_.grant(kTtlSeconds, lifetime_.guard([this, asked](const Result<Lease>& granted) {
-      if (!granted) return on_response(fail(granted.error()));
+  if (!record_.empty() && lease_ == 0)
+    return client_.ask(grant(kTtlSeconds), lifetime_.guard([this](const Result<Lease>& granted) {
+      if (!granted) return on_failure(granted.error());
       lease_ = granted->id;
-      renewal_ = asked + kRenewal;
+      rewrite_at_ = SteadyClock::now() + kRewriteInterval;
       write();
     }));
-  }
   Txn txn;
   txn.fence = {keys_.coordinator, term_};
   txn.then = {record_.empty() ? etcd::erase(keys_.state)
                               : etcd::put(keys_.state, encode_state(record_.begin()->second), lease_)};
-  client_.txn(txn, lifetime_.guard([this](const Result<TxnResponse>& response) {
-    if (!response) return on_response(fail(response.error()));
-    on_response(response->succeeded);
-  }));
+  client_.ask(commit(txn),
+              lifetime_.guard([this](const Result<TxnResponse>& response) { on_response(response); }));
 }
 
-void JobStateLog::on_response(const Result<bool>& written) {
+void JobStateLog::on_response(const Result<TxnResponse>& response) {
   if (closed_) return;
-  if (!written) {
-    const ErrorCode code = written.error().code;
-    const bool hopeless = code == ErrorCode::kExhausted || code == ErrorCode::kMismatch;
-    if (code == ErrorCode::kNotFound) lease_ = 0;
-    if (!hopeless) {
-      retry_.expires_after(backoff_.next());
-      retry_.async_wait(lifetime_.guard([this](const auto& error) {
-        if (!error) write();
-      }));
-    }
-    if (const auto call = hopeless ? events_.hopeless : events_.failed) call(written.error());
-    return;
-  }
-  if (!*written) {
-    if (const auto call = events_.term_over) call();
-    return;
+  if (!response) return on_failure(response.error());
+  if (!response->succeeded) {
+    const auto call = events_.term_over;  // close() comes from within, as in on_failure()
+    return call();
   }
   backoff_ = Backoff(kBackoff, static_cast<std::uint64_t>(term_));
   on_written();
   if (!dirty())
     if (const auto call = std::exchange(idle_, {})) call();
+}
+
+void JobStateLog::on_failure(const Error& error) {
+  if (closed_) return;
+  if (error.code == ErrorCode::kNotFound) lease_ = 0;
+  lifetime_.call_at(retry_, SteadyClock::now() + backoff_.next(), [this] { write(); });
+  const auto call = events_.failed;
+  call(error);
 }
 
 }  // namespace muster::etcd

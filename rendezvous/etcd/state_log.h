@@ -4,7 +4,7 @@
 // at a time, and what changes meanwhile goes with the next. Nothing that follows from a change is sent before
 // the change is written. The record has a lease of its own, longer than an agent's: it survives its writer,
 // and yet does not stay for ever. Owned by Session and by the server; one loop, one thread. Failure: told
-// through Events; a write that failed is repeated, until the term ends or etcd will never take it.
+// through Events; a write that failed is repeated, until the term ends.
 #pragma once
 
 #include <functional>
@@ -28,19 +28,18 @@ class JobStateLog final : public net::StateLog {
  public:
   struct Events {
     std::function<void()> term_over;
-    std::function<void(const Error&)> failed;    ///< the write is repeated
-    std::function<void(const Error&)> hopeless;  ///< it is not
+    std::function<void(const Error&)> failed;  ///< the write is repeated, until close()
   };
   /// `term`: the create_revision of the coordinator's key. `record`: what the coordinator starts from,
   /// nothing for a new job. The `client` outlives close().
   JobStateLog(boost::asio::io_context& loop, Client& client, JobKeys keys, Revision term, std::string job,
               std::optional<JobRecord> record, Events events);
 
-  /// Writes the record again: it is another term's, or it is gone from etcd.
+  /// Writes the record again, with a new lease: it is another term's, or it is gone from etcd.
   void rewrite();
   /// Removes the record from etcd: the job is over.
   void remove();
-  /// Renews the record's lease when it is time. To be called at least once in 10 minutes.
+  /// rewrite() when it is time. To be called at least once in 10 minutes.
   void keep_alive();
   /// `idle` comes once, at once or later, when nothing is left to be written.
   void when_idle(std::function<void()> idle);
@@ -53,7 +52,8 @@ class JobStateLog final : public net::StateLog {
  private:
   bool add(const journal::LogRecord& record) override;
   void write() override;
-  void on_response(const Result<bool>& written);
+  void on_response(const Result<TxnResponse>& response);
+  void on_failure(const Error& error);
 
   Client& client_;
   const JobKeys keys_;
@@ -62,7 +62,7 @@ class JobStateLog final : public net::StateLog {
   JobRecords record_;  // of the job, if there is one
   Events events_;
   LeaseId lease_ = 0;  // of the record
-  Instant renewal_{};
+  Instant rewrite_at_ = Instant::max();
   Backoff backoff_;
   boost::asio::steady_timer retry_;
   std::function<void()> idle_;

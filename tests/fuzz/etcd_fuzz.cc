@@ -30,9 +30,9 @@ void read(const Result<T>& parsed) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view body(reinterpret_cast<const char*>(data), size);
-  read(etcd::parse_grant(body));
-  read(etcd::parse_keep_alive(body));
-  read(etcd::parse_txn(body));
+  read(etcd::grant(1).parse(body));
+  read(etcd::keep_alive(1).parse(body));
+  read(etcd::commit({}).parse(body));
   check(!etcd::error_of_response(500, body).message.empty());
   etcd::WatchStream at_once(kMaxBody);
   etcd::WatchStream bytewise(kMaxBody);

@@ -13,6 +13,7 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr etcd::Revision kTerm = 7;
+constexpr std::string_view kGrantPath = "/v3/lease/grant";
 const etcd::JobKeys kKeys("/muster", "job");
 
 JobRecord state(int restarts_used) {
@@ -58,9 +59,11 @@ struct Term : Site, net::StateKeeper {
 
   etcd::JobStateLog::Events events() {
     etcd::JobStateLog::Events out;
-    out.failed = [this](const Error&) { ++num_failed; };
+    out.failed = [this](const Error& error) {
+      ++num_failed;
+      failure = error.code;
+    };
     out.term_over = [this] { ++num_over; };
-    out.hopeless = [this](const Error&) { ++num_hopeless; };
     return out;
   }
   void record(const JobRecord& what) { log->record(JobChange(JobRecorded{"job", what})); }
@@ -69,9 +72,9 @@ struct Term : Site, net::StateKeeper {
   }
   void answer() {
     const test::FakeEtcd::Request& request = server.requests.at(0);
-    if (request.path == etcd::kGrantPath)
+    if (request.path == kGrantPath)
       return server.answer(0, R"({"ID":")" + std::to_string(++last_lease) + R"(","TTL":"3600"})");
-    REQUIRE(request.path == etcd::kTxnPath);
+    REQUIRE(request.path == "/v3/kv/txn");
     stored = request.body;
     server.answer(0, R"({"header":{"revision":"9"},"succeeded":true,"responses":[]})");
   }
@@ -87,22 +90,22 @@ struct Term : Site, net::StateKeeper {
     txn.fence = {kKeys.coordinator, kTerm};
     txn.then = {what ? etcd::put(kKeys.state, etcd::encode_state(*what), last_lease)
                      : etcd::erase(kKeys.state)};
-    return etcd::txn_request(txn) == stored;
+    return etcd::commit(txn).body == stored;
   }
 
   int num_committed = 0;
   int num_failed = 0;
+  std::optional<ErrorCode> failure;
   int num_over = 0;
-  int num_hopeless = 0;
   std::string stored;
   etcd::LeaseId last_lease = 0;
   std::shared_ptr<etcd::JobStateLog> log =
       std::make_shared<etcd::JobStateLog>(loop, client, kKeys, kTerm, "job", state(0), events());
 };
 
-Result<std::int64_t> keep_alive(Site& site, const std::string& bytes, bool hang_up = true) {
-  std::optional<Result<std::int64_t>> out;
-  site.client.keep_alive(1, [&](Result<std::int64_t> left) { out = std::move(left); });
+Result<Millis> keep_alive(Site& site, const std::string& bytes, bool hang_up = true) {
+  std::optional<Result<Millis>> out;
+  site.client.ask(etcd::keep_alive(1), [&](Result<Millis> left) { out = std::move(left); });
   site.run_until([&] { return !site.server.requests.empty(); });
   site.server.answer_raw(0, bytes, hang_up);
   site.run_until([&] { return out.has_value(); });
@@ -152,7 +155,7 @@ TEST_CASE("a state that is gone from etcd is written again, and one that was rem
   t.answer_until_clean();
   t.log->rewrite();
   t.wait_request();
-  REQUIRE(t.server.requests[0].path == etcd::kGrantPath);
+  REQUIRE(t.server.requests[0].path == kGrantPath);
   t.record(state(2));
   t.answer_until_clean();
   REQUIRE(t.has(state(2)));
@@ -181,7 +184,7 @@ TEST_CASE("a write that fails is repeated, one that another coordinator has over
   REQUIRE(t.num_committed == 0);
 }
 
-TEST_CASE("what etcd will never take is told, and so is nothing of a term that is over") {
+TEST_CASE("what etcd does not take is told, and nothing of a term that is over") {
   Term t;
   t.record(state(1));
   t.wait_request();
@@ -191,7 +194,7 @@ TEST_CASE("what etcd will never take is told, and so is nothing of a term that i
                       "HTTP/1.0 400 x\r\n\r\n"
                       R"({"message":"etcdserver: request is too large"})",
                       true);
-  t.run_until([&] { return t.num_hopeless == 1; });
+  t.run_until([&] { return t.failure == ErrorCode::kExhausted; });
 
   Term closed;
   closed.record(state(1));
@@ -207,15 +210,15 @@ TEST_CASE("what etcd will never take is told, and so is nothing of a term that i
 TEST_CASE("a response is taken in chunks, to its end or to the connection's, and within limits") {
   const std::string body = R"({"result":{"TTL":"10"}})";
   Site site;
-  REQUIRE(keep_alive(site, with_length(body), false).value() == 10);
+  REQUIRE(keep_alive(site, with_length(body), false).value() == 10s);
   // The same connection.
   REQUIRE(keep_alive(site,
                      "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;x=y\r\n" + body.substr(0, 5) +
                          "\r\n12\r\n" + body.substr(5) + "\r\n0\r\nGrpc-Trailer: a\r\n\r\n",
                      false)
-              .value() == 10);
+              .value() == 10s);
   REQUIRE(site.server.num_connections == 1);
-  REQUIRE(keep_alive(site, "HTTP/1.0 200 OK\r\n\r\n" + body).value() == 10);
+  REQUIRE(keep_alive(site, "HTTP/1.0 200 OK\r\n\r\n" + body).value() == 10s);
   REQUIRE(keep_alive(site, with_length(body).substr(0, 50)).error().code == ErrorCode::kPeerGone);
   REQUIRE(keep_alive(site, "SSH-2.0-OpenSSH_9.2\r\n").error().code == ErrorCode::kProtocol);
   for (const std::string& endless :
@@ -231,8 +234,8 @@ TEST_CASE("a response is taken in chunks, to its end or to the connection's, and
 TEST_CASE("a connection that was closed while it was not used is replaced") {
   Site site;
   const std::string bytes = with_length(R"({"result":{"TTL":"10"}})");
-  REQUIRE(keep_alive(site, bytes, true).value() == 10);
-  REQUIRE(keep_alive(site, bytes, true).value() == 10);
+  REQUIRE(keep_alive(site, bytes, true).value() == 10s);
+  REQUIRE(keep_alive(site, bytes, true).value() == 10s);
   REQUIRE(site.server.num_connections == 2);
 }
 
