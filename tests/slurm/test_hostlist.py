@@ -1,5 +1,6 @@
 # Our reading of node lists against Slurm's own, and the lists that Slurm writes for many nodes.
 # SPDX-License-Identifier: Apache-2.0
+import os
 import random
 import subprocess
 
@@ -19,6 +20,12 @@ def ours(lists):
     lines = done.stdout.splitlines()
     assert len(lines) == len(lists)
     return [None if line.startswith("refused: ") else line.split(",") for line in lines]
+
+
+def seeded_dice():
+    seed = int(os.environ.get("MUSTER_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"MUSTER_SEED={seed}")
+    return random.Random(seed)
 
 
 def theirs(slurm, text):
@@ -47,7 +54,7 @@ def random_list(dice):
 
 
 def test_node_lists_mean_what_slurm_says(slurm):
-    dice = random.Random(20)
+    dice = seeded_dice()
     lists = FIXED + [random_list(dice) for _ in range(120)]
     for text, names in zip(lists, ours(lists)):
         assert names is not None and names == theirs(slurm, text), text
@@ -60,7 +67,7 @@ def test_what_slurm_refuses_is_refused(slurm):
 
 
 def test_what_slurm_writes_is_read_back(slurm):
-    dice = random.Random(21)
+    dice = seeded_dice()
     names = [sorted({f"{dice.choice(('n', 'gpu-', 'r1c'))}{dice.randrange(0, 130):0{width}}" for _ in range(60)})
              for width in (1, 2, 3, 3)]
     written = [slurm.run("scontrol", "show", "hostlistsorted", ",".join(some)).stdout.strip() for some in names]

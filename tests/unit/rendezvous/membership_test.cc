@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/coordinator/membership.h"
 
+#include <set>
+
 #include "rendezvous/coordinator/waiting_reason.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/membership_job.h"
@@ -301,4 +303,15 @@ TEST_CASE("silence is judged by the coordinator's clock and heartbeats break it"
   REQUIRE(j.closes());
   REQUIRE(j.round.ending.kind == Cause::Kind::kNodeLost);
   REQUIRE(j.round.ending.host == "n2");
+}
+
+TEST_CASE("ids of nodes that agents have chosen to collide have different hashes") {
+  std::set<std::size_t> hashes, folded;
+  for (std::uint64_t i = 0; i < 1000; ++i) {
+    const NodeId id{i, ~i};
+    hashes.insert(NodeIdHash()(id));
+    folded.insert(id.high ^ id.low);
+  }
+  REQUIRE(folded.size() == 1);
+  REQUIRE(hashes.size() == 1000);
 }

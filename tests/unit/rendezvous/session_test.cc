@@ -10,6 +10,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/hex.h"
+#include "tests/support/seed.h"
 #include "tests/support/sessions.h"
 #include "tests/unit/rendezvous/worked_session.h"
 
@@ -256,7 +257,7 @@ TEST_CASE("an answer longer than its limit closes the connection before it is bu
 }
 
 TEST_CASE("requests cut and joined at random points have the same effects and answers") {
-  std::mt19937 random(20240607);
+  std::mt19937 random(muster::test::seed());
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
   const std::string names[] = {"/a", "/b", "/c", "/q", ""};
   for (int program = 0; program < 300; ++program) {

@@ -6,6 +6,7 @@
 
 #include "rendezvous/store/session.h"
 #include "tests/support/catch.h"
+#include "tests/support/seed.h"
 #include "tests/support/sessions.h"
 
 using namespace muster;
@@ -107,7 +108,7 @@ TEST_CASE("at the limit of waits nobody waits for more, and a client's wait repl
 }
 
 TEST_CASE("what random operations left is counted exactly, and nothing once all of it is gone") {
-  std::mt19937 random(7);
+  std::mt19937 random(muster::test::seed());
   const auto below = [&](unsigned n) { return random() % n; };
   Sessions sessions;
   std::vector<ClientId> clients;

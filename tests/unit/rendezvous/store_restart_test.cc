@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Workers whose coordinator is killed at any moment and comes back with its state log, without sockets: they
 // get the answers and leave the store that they would have without it.
-#include <cstdio>
 #include <random>
 #include <string>
 #include <string_view>
@@ -11,6 +10,7 @@
 #include "rendezvous/proxy/request_forwarder.h"
 #include "tests/support/catch.h"
 #include "tests/support/proxied_nodes.h"
+#include "tests/support/seed.h"
 
 using namespace muster;
 using namespace muster::test;
@@ -142,10 +142,7 @@ TEST_CASE("a coordinator that is killed after any message answers and keeps what
 
 TEST_CASE("killed again and again, with a log that is rewritten in between, it makes every change once") {
   const Outcome expected = undisturbed();
-  const unsigned seed = std::random_device{}();
-  std::printf("store restart: seed %u\n", seed);
-  CAPTURE(seed);
-  std::minstd_rand random(seed);
+  std::minstd_rand random(test::seed());
   for (int round = 0; round < 60; ++round) {
     CAPTURE(round);
     ProxiedNodes nodes = kept_nodes(2);
