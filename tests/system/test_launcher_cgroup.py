@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers in control groups of their own, in a group that the test makes and delegates."""
+import ctypes
 import os
 import pathlib
 import re
@@ -11,6 +12,7 @@ import tempfile
 import pytest
 
 from launcher_support import MUSTER, alive, child_named, children_named, clean_environment, muster, wait_for
+from test_launcher_containment import two_nodes
 from test_launcher_ends import FAMILY, MEMBERS, read_pid
 
 NOBODY = 65534
@@ -118,6 +120,41 @@ def test_whatever_a_worker_started_is_gone_with_it(muster, delegated, how):
         process.terminate()
     assert process.wait(30) == (5 if how == "end" else 128 + signal.SIGTERM)
     assert [pid for pid in pids if alive(pid)] == []
+
+
+PTRACE_DETACH, PTRACE_SEIZE, PTRACE_O_TRACEEXIT = 17, 0x4206, 0x40
+
+FAILS_AND_LEAVES_A_DAEMON = """
+import os, pathlib, subprocess, sys, time
+if os.environ["RANK"] == "0": time.sleep(600)
+subprocess.run(["env", "-i", "setsid", "-f", "sh", "-c", "echo $$ > daemon; exec sleep 600"])
+while not pathlib.Path("fail").exists(): time.sleep(0.01)
+sys.exit(7)
+"""
+
+
+def test_a_process_in_a_worker_s_group_that_does_not_end_stops_no_heartbeat(muster, delegated):
+    """This process traces a daemon that only its group knows: at SIGKILL it stops on its way out, and the group is not empty."""
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    ptrace.argtypes = [ctypes.c_long] * 4
+    script = muster.script("train.py", FAILS_AND_LEAVES_A_DAEMON)
+    first, second = two_nodes("--max-restarts=1")  # between two generations the coordinator expects heartbeats, too
+    other = muster.start(*first, "--cgroup=off", script)
+    failing = muster.start(*second, script, preexec_fn=inside(delegated))
+    daemon = muster.tmp_path / "daemon"
+    pid = int(wait_for(lambda: daemon.exists() and daemon.read_text().strip(), "the daemon"))
+    if ptrace(PTRACE_SEIZE, pid, 0, PTRACE_O_TRACEEXIT) != 0:
+        pytest.skip(f"needs CAP_SYS_PTRACE: ptrace: {os.strerror(ctypes.get_errno())}")
+    try:
+        (muster.tmp_path / "fail").touch()
+        assert other.wait(60) == failing.wait(60) == 7  # 76, had node 1 been lost
+    finally:
+        ptrace(PTRACE_DETACH, pid, 0, 0)
+        if alive(pid): os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: "populated 0" in (delegated / "cgroup.events").read_text(), "the daemon and the guardian to end")
+    for path, _, _ in os.walk(delegated, topdown=False):  # the launcher could not
+        if path != str(delegated): os.rmdir(path)
+    assert f"pid {pid}, in a worker's control group, does not die of SIGKILL" in failing.stderr.read()
 
 
 def test_off_makes_none_and_a_dry_run_says_which_way_it_is(muster, delegated):
