@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arbitrary text for the small parsers of what a launcher and its workers are handed by others: environment
 // variables, counters, secrets, error files that workers write, entries of detached jobs,
-// CUDA_VISIBLE_DEVICES, -r and -t.
+// CUDA_VISIBLE_DEVICES, -r and -t. The first byte chooses the parser, 'A' the first one of kParsers; every
+// parser has seeds under corpus/fuzz_text. New parsers come last, so that the seeds keep their meaning.
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "launcher/doctor/findings.h"
@@ -48,109 +51,196 @@ bool is_printable(std::string_view text) {
   return true;
 }
 
-}  // namespace
+using namespace muster;
+using Halves = std::pair<std::string, std::string>;
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace muster;
-  const std::string text(reinterpret_cast<const char*>(data), size);
+// For what is read from two texts.
+Halves halves(const std::string& text) {
+  return {text.substr(0, text.size() / 2), text.substr(text.size() / 2)};
+}
 
+void integer(const std::string& text) {
   if (const auto number = parse_integer("NAME", text, -5, 1'000'000))
     check(*number >= -5 && *number <= 1'000'000);
+}
+
+void finding(const std::string& text) {
   if (const auto row = launcher::decode_finding<launcher::DoctorRow>(text))
     check(launcher::decode_finding<launcher::DoctorRow>(launcher::encode_finding(*row)) == *row);
-  if (const auto number = read_counter(text)) {
-    const auto sum = add_to_counter("/key", text, 1);
-    check(!sum == (*number == std::numeric_limits<std::int64_t>::max()));
-    if (sum) check(*sum == *number + 1);
-  }
+}
 
-  const auto secret = auth::Secret::from_bytes(text);
-  check(secret.has_value() == (text.size() >= auth::Secret::kMinBytes));
+void counter(const std::string& text) {
+  const auto number = read_counter(text);
+  if (!number) return;
+  const auto sum = add_to_counter("/key", text, 1);
+  check(!sum == (*number == std::numeric_limits<std::int64_t>::max()));
+  if (sum) check(*sum == *number + 1);
+}
+
+void secret(const std::string& text) {
+  const auto read = auth::Secret::from_bytes(text);
+  check(read.has_value() == (text.size() >= auth::Secret::kMinBytes));
   // The error tells the length of what was refused, nothing else of it.
-  if (!secret)
-    check(secret.error().message == auth::Secret::from_bytes(std::string(text.size(), 'x')).error().message);
-  check(is_printable(muster::printable(text)));
-  if (control::defect_of_job(text).empty()) check(is_printable(text));
+  if (!read)
+    check(read.error().message == auth::Secret::from_bytes(std::string(text.size(), 'x')).error().message);
+}
 
+void shown(const std::string& text) {
+  check(is_printable(printable(text)));
+  if (control::defect_of_job(text).empty()) check(is_printable(text));
+}
+
+void host_map(const std::string& text) {
   for (const char separator : {',', '\n'})
     if (const auto map = launcher::HostMap::parse(text, separator, "map"))
       for (const char* name : {"node7", "10.0.0.1", ""}) check(is_printable(map->find(name)));
+}
 
+void error_watch(const std::string& text) {
   launcher::ErrorWatch watch;
-  watch.feed(std::string_view(text).substr(0, size / 2));
-  watch.feed(std::string_view(text).substr(size / 2));
+  const auto [first, second] = halves(text);
+  watch.feed(first);
+  watch.feed(second);
   watch.finish();
-  if (watch.found()) {
-    check(is_printable(watch.found()->text));
-    check(watch.found()->text.size() <= 300);
-  }
+  if (!watch.found()) return;
+  check(is_printable(watch.found()->text));
+  check(watch.found()->text.size() <= 300);
+}
+
+void kernel_line(const std::string& text) {
   if (const auto xid = launcher::parse_xid(text)) check(text.find(xid->device) != std::string::npos);
   (void)launcher::parse_memory_kill(text);
-  (void)launcher::cgroup_memory_file(text.substr(0, size / 2), text.substr(size / 2));
+}
+
+void control_group(const std::string& text) {
+  const auto [group, mounts] = halves(text);
+  (void)launcher::cgroup_memory_file(group, mounts);
+  (void)launcher::cgroup::candidates(group, mounts);
+}
+
+void kills(const std::string& text) {
   (void)launcher::parse_oom_kills(text);
+}
+
+void failure_rules(const std::string& text) {
   if (const auto rules = launcher::FailureRules::parse("restart-on", text)) (void)rules->name({});
-  if (const auto pause = launcher::RestartPause::parse(text)) {
-    check(pause->before(1) >= Millis(0) && pause->before(1) <= pause->most);
-    check(pause->before(1'000'000) <= pause->most);
-  }
-  // What nodes of a static job tell each other reads as it was written.
+}
+
+void restart_pause(const std::string& text) {
+  const auto pause = launcher::RestartPause::parse(text);
+  if (!pause) return;
+  check(pause->before(1) >= Millis(0) && pause->before(1) <= pause->most);
+  check(pause->before(1'000'000) <= pause->most);
+}
+
+// What nodes of a static job tell each other reads as it was written.
+void snapshot(const std::string& text) {
   if (const auto part = launcher::from_node_message<launcher::NodeSnapshot>(text, "a snapshot"))
     check(launcher::from_node_message<launcher::NodeSnapshot>(launcher::to_message(*part), "a snapshot")
               .has_value());
+}
+
+void verdict(const std::string& text) {
   (void)launcher::from_node_message<launcher::HangVerdict>(text, "a verdict");
+}
+
+void node_report(const std::string& text) {
   if (const auto report = launcher::node_report_from_message(text))
     check(launcher::to_message(*report).size() <= launcher::kMaxNodeMessageBytes);
+}
 
+void progress(const std::string& text) {
   for (const std::string& file : {text, std::string(kProgressMagic) + text}) {
-    const launcher::ProgressSample word = launcher::parse_progress(file);
-    check(is_printable(word.text) && word.text.size() <= 512);
-    (void)launcher::position_in(word.text);
-    check(launcher::phase_in(word.text).size() <= word.text.size());
+    const launcher::ProgressSample sample = launcher::parse_progress(file);
+    check(is_printable(sample.text) && sample.text.size() <= 512);
+    (void)launcher::position_in(sample.text);
+    check(launcher::phase_in(sample.text).size() <= sample.text.size());
   }
+}
+
+void runtime_page(const std::string& text) {
   for (std::string file : {text, std::string(kRuntimePageMagic) + text}) {
     file.resize(sizeof(RuntimePage));  // a page for a short text too
     const std::array<std::string, 3> reads{file, file, file};
-    for (const launcher::CollectiveState& word : launcher::parse_collectives(reads)) {
-      check(is_printable(launcher::describe(word)));
-      check(!launcher::name_of(word.operation).empty());
+    for (const launcher::CollectiveState& state : launcher::parse_collectives(reads)) {
+      check(is_printable(launcher::describe(state)));
+      check(!launcher::name_of(state.operation).empty());
     }
     (void)launcher::activity_in(file);
   }
+}
+
+void position(const std::string& text) {
   (void)launcher::position_in(text);
   (void)launcher::parse_current_call(text);
-  (void)launcher::HangRules::parse(text.substr(0, size / 2), "report", text.substr(size / 2));
+}
+
+void hang_rules(const std::string& text) {
+  const auto [timeout, states] = halves(text);
+  (void)launcher::HangRules::parse(timeout, "report", states);
+}
+
+void stacks(launcher::StackTool tool, const std::string& text) {
   std::vector<std::string> lines;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
     lines.push_back(text.substr(at, end - at));
     at = end + 1;
   }
-  for (const auto tool : {launcher::StackTool::kPySpy, launcher::StackTool::kGdb})
-    for (const auto& stack : launcher::parse_stacks(tool, lines)) {
-      check(!stack.functions.empty());
-      for (const std::string& function : stack.functions) check(is_printable(function));
-      check(launcher::relevant_frames(stack.functions, 4).size() <= 4);
-    }
-  check(!launcher::problem_in(lines, "none").empty());
-
-  const auto recorded = launcher::parse_error_file(text);
-  (void)recorded;
-  (void)launcher::with_error_code(text, 7);
-  if (const auto entry = launcher::job_record_from_json(text)) {
-    check(launcher::is_job_name(entry->name));
-    check(launcher::job_record_from_json(launcher::to_json(*entry)) == *entry);
+  for (const auto& stack : launcher::parse_stacks(tool, lines)) {
+    check(!stack.functions.empty());
+    for (const std::string& function : stack.functions) check(is_printable(function));
+    check(launcher::relevant_frames(stack.functions, 4).size() <= 4);
   }
+  check(!launcher::problem_in(lines, "none").empty());
+}
+void py_spy(const std::string& text) {
+  stacks(launcher::StackTool::kPySpy, text);
+}
+void gdb(const std::string& text) {
+  stacks(launcher::StackTool::kGdb, text);
+}
+
+void error_file(const std::string& text) {
+  (void)launcher::parse_error_file(text);
+  (void)launcher::with_error_code(text, 7);
+}
+
+void job_entry(const std::string& text) {
+  const auto entry = launcher::job_record_from_json(text);
+  if (!entry) return;
+  check(launcher::is_job_name(entry->name));
+  check(launcher::job_record_from_json(launcher::to_json(*entry)) == *entry);
+}
+
+void devices(const std::string& text) {
   std::vector<launcher::Gpu> gpus(3);
   for (int i = 0; i < 3; ++i) gpus[static_cast<std::size_t>(i)].index = i;
   gpus[0].uuid = "GPU-aa00";
   gpus[1].uuid = "GPU-ab11";
   gpus[2].slices = {"MIG-1"};
-  const auto visible = launcher::visible_devices(gpus, text);
-  check(visible.size() <= 4);
+  check(launcher::visible_devices(gpus, text).size() <= 4);
   check(launcher::count_visible(gpus, text) >= 0);
-  if (const auto map = launcher::parse_stream_selection(text)) {
-    check(map->by_rank.size() <= text.size());
-    (void)map->of(0);
-  }
+}
+
+void streams(const std::string& text) {
+  const auto map = launcher::parse_stream_selection(text);
+  if (!map) return;
+  check(map->by_rank.size() <= text.size());
+  (void)map->of(0);
+}
+
+constexpr std::array kParsers{integer,       finding,       counter,     secret,        shown,
+                              host_map,      error_watch,   kernel_line, control_group, kills,
+                              failure_rules, restart_pause, snapshot,    verdict,       node_report,
+                              progress,      runtime_page,  position,    hang_rules,    py_spy,
+                              gdb,           error_file,    job_entry,   devices,       streams};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const std::size_t chosen = static_cast<std::uint8_t>(data[0] - 'A') % kParsers.size();
+  kParsers[chosen](std::string(reinterpret_cast<const char*>(data) + 1, size - 1));
   return 0;
 }
