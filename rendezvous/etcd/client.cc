@@ -274,7 +274,7 @@ class Client::Impl : public std::enable_shared_from_this<Impl> {
     const Instant deadline = SteadyClock::now() + timeout_;
     const auto open = co_await connection->open(settings_.tls, rotation(asked), deadline);
     if (!open) co_return open.error();
-    connection->probe(watch.probe_timeout);
+    connection->probe(std::chrono::seconds(settings_.lease_ttl_seconds));
     const auto sent = co_await connection->post(
         std::string(kWatchPath), watch_request(watch.key, watch.end, watch.from), true, deadline);
     if (!sent) co_return sent.error();

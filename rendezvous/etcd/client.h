@@ -47,7 +47,6 @@ class Client {
     std::string key;
     std::string end;  ///< empty: `key` alone
     Revision from = 0;
-    Millis probe_timeout{10'000};  ///< the kernel notices within about this time that a silent member is gone
     std::function<void(const WatchUpdate&)> on_update;
     /// Once, unless stop_watch() came first. Also when the member has lost its cluster, or when a request has
     /// found that another member answers better.

@@ -130,13 +130,13 @@ Error Coordinator::unreachable() const {
 }
 
 void Coordinator::race() {
-  net::AddressRace::Options course;
-  course.addresses = options_.sort_addresses(followed_->addresses);
-  course.port = followed_->port;
+  net::AddressRace::Options options;
+  options.addresses = options_.sort_addresses(followed_->addresses);
+  options.port = followed_->port;
   race_ = std::make_unique<net::AddressRace>(
-      loop_, std::move(course), [this](const Result<net::AddressRace::Answer>& winner) {
-        if (winner) return locate(winner->address, followed_->port);
-        last_error_ = winner.error().message;
+      loop_, std::move(options), [this](const Result<net::AddressRace::Answer>& answer) {
+        if (answer) return locate(answer->address, followed_->port);
+        last_error_ = answer.error().message;
         log_.info(fmt::format("the coordinator on {} does not answer: {}", followed_->host, last_error_));
         // It may be gone, which etcd knows when its lease is over.
         lifetime_.call_at(pause_, SteadyClock::now() + backoff_.next(), [this] {

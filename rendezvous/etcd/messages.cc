@@ -102,24 +102,6 @@ auto parse(std::string_view body, const Read& read) -> decltype(read(json())) {
   }
 }
 
-json to_json(const Operation& operation) {
-  json out{{"key", base64(operation.key)}};
-  if (operation.kind == Operation::Kind::kPut) {
-    out["value"] = base64(operation.value);
-    if (operation.lease != 0) out["lease"] = fmt::format("{}", operation.lease);
-    return {{"request_put", std::move(out)}};
-  }
-  if (!operation.end.empty()) out["range_end"] = base64(operation.end);
-  return {
-      {operation.kind == Operation::Kind::kGet ? "request_range" : "request_delete_range", std::move(out)}};
-}
-
-json to_json(const std::vector<Operation>& operations) {
-  json out = json::array();
-  for (const Operation& operation : operations) out.push_back(to_json(operation));
-  return out;
-}
-
 Error error_of(int status, const std::string& text) {
   const auto says = [&](std::string_view words) { return text.find(words) != std::string::npos; };
   if (says("user name is empty") || says("invalid auth token") || says("permission denied") || status == 401)
@@ -201,14 +183,20 @@ std::string lease_request(LeaseId id) {
 
 }  // namespace
 
-Operation get(std::string key, std::string end) {
-  return {Operation::Kind::kGet, std::move(key), std::move(end), {}, 0};
+Operation get(std::string_view key, std::string_view end) {
+  json range{{"key", base64(key)}};
+  if (!end.empty()) range["range_end"] = base64(end);
+  return json{{"request_range", std::move(range)}}.dump();
 }
-Operation put(std::string key, std::string value, LeaseId lease) {
-  return {Operation::Kind::kPut, std::move(key), {}, std::move(value), lease};
+
+Operation put(std::string_view key, std::string_view value, LeaseId lease) {
+  return json{
+      {"request_put", {{"key", base64(key)}, {"value", base64(value)}, {"lease", fmt::format("{}", lease)}}}}
+      .dump();
 }
-Operation erase(std::string key) {
-  return {Operation::Kind::kDelete, std::move(key), {}, {}, 0};
+
+Operation erase(std::string_view key) {
+  return json{{"request_delete_range", {{"key", base64(key)}}}}.dump();
 }
 
 Call<Lease> grant(std::int64_t ttl_seconds) {
@@ -223,14 +211,16 @@ Call<void> revoke(LeaseId lease) {
   return {"/v3/lease/revoke", lease_request(lease), [](std::string_view) { return Result<void>(); }};
 }
 
-Call<TxnResponse> commit(const Txn& txn) {
-  json out{{"success", to_json(txn.then)}, {"failure", to_json(txn.otherwise)}};
-  if (txn.fence)
-    out["compare"] = json::array({{{"key", base64(txn.fence->key)},
-                                   {"target", "CREATE"},
-                                   {"result", "EQUAL"},
-                                   {"create_revision", fmt::format("{}", txn.fence->create_revision)}}});
-  return {"/v3/kv/txn", out.dump(), parse_txn};
+Call<TxnResponse> commit(const std::vector<Operation>& operations, const std::optional<Fence>& fence) {
+  json compare = json::array();
+  if (fence)
+    compare.push_back({{"key", base64(fence->key)},
+                       {"target", "CREATE"},
+                       {"result", "EQUAL"},
+                       {"create_revision", fmt::format("{}", fence->create_revision)}});
+  return {"/v3/kv/txn",
+          fmt::format(R"({{"compare":{},"success":[{}]}})", compare.dump(), fmt::join(operations, ",")),
+          parse_txn};
 }
 
 std::string watch_request(std::string_view key, std::string_view end, Revision from) {

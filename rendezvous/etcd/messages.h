@@ -30,29 +30,18 @@ struct KeyValue {
   friend bool operator==(const KeyValue&, const KeyValue&) = default;
 };
 
-struct Operation {
-  enum class Kind : std::uint8_t { kGet, kPut, kDelete };
-  Kind kind = Kind::kGet;
+/// A part of a transaction, as JSON.
+using Operation = std::string;
+/// All keys from `key` up to `end`; empty: `key` alone.
+[[nodiscard]] Operation get(std::string_view key, std::string_view end = {});
+[[nodiscard]] Operation put(std::string_view key, std::string_view value, LeaseId lease);
+[[nodiscard]] Operation erase(std::string_view key);
+
+/// Under this condition alone a transaction happens: the key was created at that revision; 0: it does not
+/// exist.
+struct Fence {
   std::string key;
-  std::string end;  ///< kGet, kDelete: all keys from `key` up to here; empty: `key` alone
-  std::string value;
-  LeaseId lease = 0;
-
-  friend bool operator==(const Operation&, const Operation&) = default;
-};
-[[nodiscard]] Operation get(std::string key, std::string end = {});
-[[nodiscard]] Operation put(std::string key, std::string value, LeaseId lease);
-[[nodiscard]] Operation erase(std::string key);
-
-/// `then` happens if the fence's key was created at that revision (0: does not exist), else `otherwise`.
-struct Txn {
-  struct Fence {
-    std::string key;
-    Revision create_revision = 0;
-  };
-  std::optional<Fence> fence;  ///< nothing: `then` in any case
-  std::vector<Operation> then;
-  std::vector<Operation> otherwise;
+  Revision create_revision = 0;
 };
 
 struct Lease {
@@ -65,7 +54,7 @@ struct Lease {
 struct TxnResponse {
   Revision revision = 0;  ///< of the store, with what the transaction has written
   bool succeeded = false;
-  std::vector<std::vector<KeyValue>> found;  ///< of each kGet, in order
+  std::vector<std::vector<KeyValue>> found;  ///< of each get(), in order
 
   friend bool operator==(const TxnResponse&, const TxnResponse&) = default;
 };
@@ -81,7 +70,8 @@ struct Call {
 /// Answers what is left of the lease; 0: etcd does not know it (any more).
 [[nodiscard]] Call<Millis> keep_alive(LeaseId lease);
 [[nodiscard]] Call<void> revoke(LeaseId lease);
-[[nodiscard]] Call<TxnResponse> commit(const Txn& txn);
+[[nodiscard]] Call<TxnResponse> commit(const std::vector<Operation>& operations,
+                                       const std::optional<Fence>& fence = {});
 
 /// The body of a request to kWatchPath: changes of the keys from `key` up to `end` (empty: of `key`),
 /// beginning with those of `from`.

@@ -15,10 +15,7 @@ constexpr Backoff::Options kBackoff{.first = Millis(100), .max = Millis(1000), .
 // are told why their generation ends.
 constexpr Millis kRejoinTime{2000};
 
-std::optional<KeyValue> coordinator_in(const TxnResponse& response) {
-  if (response.found.empty() || response.found[0].empty()) return std::nullopt;
-  return response.found[0][0];
-}
+const Error kLeftOut{ErrorCode::kProtocol, "etcd has left out answers"};
 
 }  // namespace
 
@@ -69,15 +66,15 @@ void Session::look() {
 }
 
 void Session::read() {
-  Txn txn;
-  if (!entered_) txn.then.push_back(put(keys_.node(node_), encode(self_), lease_));
-  txn.then.push_back(get(keys_.coordinator));
+  std::vector<Operation> operations;
+  if (!entered_) operations.push_back(put(keys_.node(node_), encode(self_), lease_));
+  operations.push_back(get(keys_.coordinator));
   if (term_) {
-    txn.then.push_back(get(keys_.nodes, keys_.nodes_end));
-    txn.then.push_back(get(keys_.state));
+    operations.push_back(get(keys_.nodes, keys_.nodes_end));
+    operations.push_back(get(keys_.state));
   }
   entered_ = true;  // unless it fails, or set_joined() comes meanwhile
-  client_.ask(commit(txn), lifetime_.guard([this](const Result<TxnResponse>& found) {
+  client_.ask(commit(operations), lifetime_.guard([this](const Result<TxnResponse>& found) {
     if (found) return on_read(*found);
     entered_ = false;
     looked(fail(found.error()));
@@ -87,7 +84,9 @@ void Session::read() {
 void Session::on_read(const TxnResponse& found) {
   // While the lease is in doubt etcd may have it still, or another agent is elected meanwhile.
   if (over_ || !lease_trusted()) return looked(found.revision);
-  const auto coordinator = coordinator_in(found);
+  if (found.found.size() < (term_ ? 3U : 1U)) return looked(fail(kLeftOut));
+  std::optional<KeyValue> coordinator;
+  if (!found.found[0].empty()) coordinator = found.found[0][0];
   switch (role_of(coordinator, lease_, term_)) {
     case Role::kCampaign:
       return campaign(coordinator ? coordinator->create_revision : 0);
@@ -95,8 +94,8 @@ void Session::on_read(const TxnResponse& found) {
       follow(*coordinator);
       break;
     case Role::kStay:
-      if (found.found.size() > 1) presence_.set(keys_, found.found[1], SteadyClock::now());
-      if (found.found.size() > 2 && found.found[2].empty()) state_->rewrite();
+      presence_.set(keys_, found.found[1], SteadyClock::now());
+      if (found.found[2].empty()) state_->rewrite();
       wait_absences();
       break;
   }
@@ -108,12 +107,10 @@ void Session::campaign(Revision former) {
   depose("its key in etcd is gone");
   const auto endpoint = events_.listen();
   if (!endpoint) return end(endpoint.error());
-  Txn txn;
-  txn.fence = {keys_.coordinator, former};
-  txn.then = {put(keys_.coordinator, encode(*endpoint), lease_), get(keys_.state),
-              get(keys_.nodes, keys_.nodes_end)};
-  txn.otherwise = {get(keys_.coordinator)};
-  client_.ask(commit(txn), lifetime_.guard([this, former](const Result<TxnResponse>& response) {
+  const auto call = commit({put(keys_.coordinator, encode(*endpoint), lease_), get(keys_.state),
+                            get(keys_.nodes, keys_.nodes_end)},
+                           Fence{keys_.coordinator, former});
+  client_.ask(call, lifetime_.guard([this, former](const Result<TxnResponse>& response) {
     if (!response) return looked(fail(response.error()));
     on_campaign(*response, former);
   }));
@@ -121,18 +118,12 @@ void Session::campaign(Revision former) {
 
 void Session::on_campaign(const TxnResponse& response, Revision former) {
   if (over_ || !lease_trusted()) return looked(response.revision);
-  if (!response.succeeded) {
-    const auto winner = coordinator_in(response);
-    // Its own: an answer to an earlier try was lost.
-    if (!winner || winner->lease == lease_)
-      stale_ = true;
-    else
-      follow(*winner);
-  } else if (response.found.size() != 2) {
-    return looked(fail(ErrorCode::kProtocol, "etcd has left out answers"));
-  } else {
+  if (!response.succeeded)
+    stale_ = true;  // another agent was first, or an answer to an earlier try was lost
+  else if (response.found.size() != 2)
+    return looked(fail(kLeftOut));
+  else
     start_term(former != 0 ? former : response.revision, response.found[0], response.found[1]);
-  }
   looked(response.revision);
 }
 
@@ -158,7 +149,6 @@ void Session::watch(Revision from) {
   watch.key = keys_.coordinator;
   if (term_) watch.end = keys_.state + '\0';  // "coordinator" < "nodes/..." < "state"
   watch.from = from;
-  watch.probe_timeout = std::chrono::seconds(options_.etcd.lease_ttl_seconds);
   watch.on_update = lifetime_.guard([this](const WatchUpdate& update) { on_update(update); });
   watch.on_end = lifetime_.guard([this](const Error& error) {
     on_failure(error);

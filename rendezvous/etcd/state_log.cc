@@ -74,11 +74,10 @@ void JobStateLog::write() {
       rewrite_at_ = SteadyClock::now() + kRewriteInterval;
       write();
     }));
-  Txn txn;
-  txn.fence = {keys_.coordinator, term_};
-  txn.then = {record_.empty() ? etcd::erase(keys_.state)
-                              : etcd::put(keys_.state, encode_state(record_.begin()->second), lease_)};
-  client_.ask(commit(txn),
+  const Operation operation = record_.empty()
+                                  ? etcd::erase(keys_.state)
+                                  : etcd::put(keys_.state, encode_state(record_.begin()->second), lease_);
+  client_.ask(commit({operation}, Fence{keys_.coordinator, term_}),
               lifetime_.guard([this](const Result<TxnResponse>& response) { on_response(response); }));
 }
 

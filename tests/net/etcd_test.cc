@@ -86,11 +86,10 @@ struct Term : Site, net::StateKeeper {
   }
   // What etcd was told last is this state.
   [[nodiscard]] bool has(const std::optional<JobRecord>& what) const {
-    etcd::Txn txn;
-    txn.fence = {kKeys.coordinator, kTerm};
-    txn.then = {what ? etcd::put(kKeys.state, etcd::encode_state(*what), last_lease)
-                     : etcd::erase(kKeys.state)};
-    return etcd::commit(txn).body == stored;
+    return etcd::commit({what ? etcd::put(kKeys.state, etcd::encode_state(*what), last_lease)
+                              : etcd::erase(kKeys.state)},
+                        etcd::Fence{kKeys.coordinator, kTerm})
+               .body == stored;
   }
 
   int num_committed = 0;

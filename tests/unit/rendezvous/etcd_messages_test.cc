@@ -18,16 +18,12 @@ const KeyValue kKeyValue{"/m/j/coordinator", "hi", 2, 2324035521453954055};
 }  // namespace
 
 TEST_CASE("a transaction is written as etcd's gateway wants it") {
-  Txn txn;
-  txn.fence = {"/m/j/coordinator", 0};
-  txn.then = {put("/m/j/coordinator", "hi", 7), get("a", "b")};
-  txn.otherwise = {erase("c")};
   REQUIRE(
-      commit(txn).body ==
+      commit({put("/m/j/coordinator", "hi", 7), get("a", "b"), erase("c")}, Fence{"/m/j/coordinator", 0})
+          .body ==
       R"({"compare":[{"create_revision":"0","key":"L20vai9jb29yZGluYXRvcg==","result":"EQUAL","target":"CREATE"}],)"
-      R"("failure":[{"request_delete_range":{"key":"Yw=="}}],)"
       R"("success":[{"request_put":{"key":"L20vai9jb29yZGluYXRvcg==","lease":"7","value":"aGk="}},)"
-      R"({"request_range":{"key":"YQ==","range_end":"Yg=="}}]})");
+      R"({"request_range":{"key":"YQ==","range_end":"Yg=="}},{"request_delete_range":{"key":"Yw=="}}]})");
   REQUIRE(watch_request("a", "b", 3) ==
           R"({"create_request":{"key":"YQ==","range_end":"Yg==","start_revision":"3"}})");
   REQUIRE(grant(10).body == R"({"TTL":"10"})");
