@@ -5,21 +5,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fcntl.h>
-#include <future>
 #include <memory>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <optional>
-#include <sys/socket.h>
-#include <thread>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
 #include <muster/tcp_store.h>
 
+#include "launcher/cli/option_table.h"
 #include "launcher/doctor/doctor_text.h"
-#include "launcher/doctor/echo_server.h"
 #include "launcher/doctor/probe.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/network/interfaces.h"
@@ -29,13 +25,11 @@
 #include "rendezvous/protocol/auth.h"
 
 namespace muster::launcher {
+
 namespace {
 
 constexpr Millis kStoreTimeout{60'000};  // for what every node does at once
-constexpr Millis kNameTimeout{8'000};    // for a name service that does not answer
-constexpr std::size_t kNameThreads = 8;
-constexpr std::size_t kMostTried = 8;  // addresses of a node
-constexpr std::size_t kMostNames = 8;  // addresses that a name has
+constexpr std::size_t kMostTried = 8;    // addresses of a node
 
 struct Place {
   std::size_t rank = 0;
@@ -76,40 +70,6 @@ DoctorNode offer(const DoctorArguments& arguments, const std::vector<InterfaceAd
   return out;
 }
 
-Path resolve(const std::string& name) {
-  Path out;
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  if (const int error = ::getaddrinfo(name.c_str(), nullptr, &hints, &list); error != 0) {
-    out.name_error = ::gai_strerror(error);
-    return out;
-  }
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, &::freeaddrinfo);
-  for (const addrinfo* at = list; at != nullptr && out.named_as.size() < kMostNames; at = at->ai_next) {
-    char text[NI_MAXHOST] = {};
-    if (::getnameinfo(at->ai_addr, at->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0)
-      out.named_as.emplace_back(text);
-  }
-  return out;
-}
-
-// By a few threads of their own: the resolver cannot be interrupted, and one that hangs is left behind. The
-// process ends by _Exit for that reason.
-std::vector<std::future<Path>> look_up(const std::vector<DoctorNode>& nodes) {
-  std::vector<std::future<Path>> out;
-  std::vector<std::vector<std::packaged_task<Path()>>> shares(kNameThreads);
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    auto& task = shares[i % kNameThreads].emplace_back([name = nodes[i].host] { return resolve(name); });
-    out.push_back(task.get_future());
-  }
-  for (auto& share : shares)
-    std::thread([share = std::move(share)]() mutable {
-      for (auto& task : share) task();
-    }).detach();
-  return out;
-}
-
 // Each node begins with another one, so that not all of them try the same at once.
 DoctorRow try_all(const std::vector<DoctorNode>& nodes, std::size_t rank,
                   const std::vector<InterfaceAddress>& own) {
@@ -126,18 +86,9 @@ DoctorRow try_all(const std::vector<DoctorNode>& nodes, std::size_t rank,
       of.push_back(to);
     }
   }
-  std::vector<std::future<Path>> names = look_up(nodes);
-  const Instant names_until = SteadyClock::now() + kNameTimeout;
   const std::vector<Reach> found = probe(targets, {}, own);
   DoctorRow out(nodes.size());
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    if (names[i].wait_until(names_until) == std::future_status::ready)
-      out[i] = names[i].get();
-    else
-      out[i].name_error = "no answer of the name service";
-  }
   for (std::size_t i = 0; i < found.size(); ++i) out[of[i]].tried.push_back(found[i]);
-  out[rank] = {};
   return out;
 }
 
@@ -226,8 +177,45 @@ int run_doctor_node(const std::vector<std::string>& arguments, const Environment
     if (!file || !write_all(file.get(), *healthy ? "0" : "1"))
       status = complain(errno_error("the verdict for the agent", errno).message);
   }
-  (void)std::fflush(nullptr);
-  std::_Exit(status);  // threads of the name service may still be there
+  return status;
+}
+
+Options doctor_options(const Options& given, const std::string& own_program) {
+  Options out = with_traits(given, kForDoctor);
+  out.doctor = true;
+  // A job of the same name may be running at the same coordinator.
+  if (out.rdzv_id) *out.rdzv_id += ".doctor";
+  out.hang_timeout = "off";
+  out.nproc_per_node = "1";
+  out.no_python = true;
+  out.program = own_program;
+  return out;
+}
+
+Result<DoctorVerdict> DoctorVerdict::open() {
+  DoctorVerdict out;
+  out.file_.reset(::memfd_create("muster-doctor", MFD_CLOEXEC));
+  if (!out.file_) return fail(errno_error("memfd_create", errno));
+  return out;
+}
+
+void DoctorVerdict::instruct(const Options& options, Job& job) const {
+  DoctorArguments arguments;
+  arguments.host = job.host;
+  arguments.local_addr = options.local_addr;
+  arguments.interface = options.iface;
+  arguments.verdict = fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get());
+  const std::vector<std::string> argv = arguments.to_argv();
+  job.command.arguments.insert(job.command.arguments.end(), argv.begin(), argv.end());
+  job.command.title = "muster --doctor";
+  job.elastic.store_proxy = job.mode == RendezvousMode::kElastic;
+}
+
+int DoctorVerdict::status_after(int status) const {
+  if (status != kExitOk) return status;
+  char verdict = '?';
+  if (::pread(file_.get(), &verdict, 1, 0) != 1) return kExitSystem;
+  return verdict == '0' ? kExitOk : kExitPreflight;
 }
 
 }  // namespace muster::launcher

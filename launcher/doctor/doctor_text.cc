@@ -163,32 +163,6 @@ std::string dead_addresses(const View& view) {
   return out.take();
 }
 
-std::string names(const View& view) {
-  // Node, beginning and end of the remark -> the nodes that it is true of.
-  std::map<std::tuple<std::size_t, std::string, std::string>, std::vector<std::string>> remarks;
-  view.each_path([&](std::size_t from, std::size_t to, const Path& path) {
-    const std::string& host = view.nodes[from].host;
-    if (!path.name_error.empty()) remarks[{to, "is not resolved by", ": " + path.name_error}].push_back(host);
-    const auto is_offered = [&](const std::string& address) {
-      const auto& offered = view.nodes[to].addresses;
-      return std::any_of(offered.begin(), offered.end(),
-                         [&](const auto& each) { return each.address == address; });
-    };
-    if (!path.named_as.empty() && std::none_of(path.named_as.begin(), path.named_as.end(), is_offered))
-      remarks[{to, fmt::format("is {} on", path.named_as.front()), ", which is none of its addresses"}]
-          .push_back(host);
-  });
-  Lines out;
-  for (const auto& [remark, hosts] : remarks) {
-    const auto& [node, beginning, end] = remark;
-    out.add(fmt::format(
-        "remark: the name {} {} {}{}{}; muster does without names", view.nodes[node].host, beginning,
-        fmt::join(hosts.begin(), hosts.begin() + std::min<std::ptrdiff_t>(3, std::ssize(hosts)), ", "),
-        hosts.size() > 3 ? fmt::format(" and {} more", hosts.size() - 3) : "", end));
-  }
-  return out.take();
-}
-
 std::string hints(const View& view) {
   std::set<Outcome> seen;
   view.each_path([&](std::size_t, std::size_t, const Path& path) {
@@ -231,7 +205,7 @@ Diagnosis diagnose(const std::vector<DoctorNode>& nodes, const Rows& rows) {
   Diagnosis out;
   out.healthy = working == paths;
   out.text = view.size() <= kMaxWideTable ? wide_table(view) : narrow_table(view);
-  out.text += broken_paths(view) + dead_addresses(view) + names(view) + hints(view) + common_interface(view);
+  out.text += broken_paths(view) + dead_addresses(view) + hints(view) + common_interface(view);
   if (view.size() == 1)
     out.text += "verdict: one node, there is nobody to reach\n";
   else if (out.healthy)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Probe: tries many addresses at once: connects, looks who answers (echo_server.h), measures round trips, and
+// Probe: tries many addresses at once: connects, looks who answers (EchoServer), measures round trips, and
 // sends a big message, which a path with a smaller MTU than its ends believe swallows.
 // Blocks; one thread. Each try has a deadline of its own, so the whole lasts no longer than tries / at_once
 // of them. Nothing here fails: what went wrong is the result.
@@ -7,14 +7,45 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "launcher/doctor/findings.h"
+#include <muster/result.h>
+
+#include "launcher/doctor/doctor_text.h"
 #include "launcher/network/interfaces.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
+
+// EchoServer: what the other nodes' probes (probe.h) talk to: a port on every address of this host, and a
+// thread that answers. It sends a token to whoever connects, and answers a ping or a big message with the
+// same. Owned by doctor_node; the destructor ends the thread. Failure: open()
+// says why there is no port; a client that breaks the rules, or is idle for a minute, is closed.
+
+inline constexpr std::size_t kTokenBytes = 16;
+inline constexpr char kPing = 'p';
+inline constexpr char kBig = 'b';
+/// Two frames of the largest kind that Ethernet has, and more.
+inline constexpr std::size_t kBigBytes = 20'000;
+
+class EchoServer {
+ public:
+  /// `token`: of kTokenBytes.
+  [[nodiscard]] static Result<EchoServer> open(std::string token);
+  EchoServer(EchoServer&&) noexcept;
+  EchoServer& operator=(EchoServer&&) = delete;
+  ~EchoServer();
+
+  [[nodiscard]] std::uint16_t port() const { return port_; }
+
+ private:
+  class Impl;
+  EchoServer() = default;
+  std::uint16_t port_ = 0;
+  std::unique_ptr<Impl> impl_;
+};
 
 struct Target {
   std::string address;  // numeric, maybe with a scope

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/doctor/findings.h"
+#include "launcher/doctor/doctor_text.h"
 #include "launcher/hang/process_state.h"
 #include "launcher/hang/snapshot.h"
 #include "launcher/hang/stack_text.h"
@@ -26,7 +26,6 @@
 #include "launcher/process/job_record.h"
 #include "launcher/progress/collective_state.h"
 #include "launcher/progress/progress_sample.h"
-#include "launcher/report/error_file.h"
 #include "launcher/report/job_report.h"
 #include "launcher/report/kernel_log.h"
 #include "launcher/text/node_message.h"

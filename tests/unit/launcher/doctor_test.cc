@@ -3,9 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "launcher/doctor/doctor_plan.h"
+#include "launcher/doctor/doctor_node.h"
 #include "launcher/doctor/doctor_text.h"
-#include "launcher/doctor/echo_server.h"
 #include "launcher/doctor/probe.h"
 #include "launcher/network/interfaces.h"
 #include "tests/support/catch.h"
@@ -20,10 +19,10 @@ namespace {
 constexpr std::string_view kToken = "0123456789abcdef";
 
 Path works(std::string address, std::int64_t us = 250) {
-  return {{{std::move(address), "eth0", Outcome::kWorks, us, {}}}, {}, {}};
+  return {{{std::move(address), "eth0", Outcome::kWorks, us, {}}}};
 }
 Path fails(std::string address, Outcome outcome) {
-  return {{{std::move(address), {}, outcome, -1, {}}}, {}, {}};
+  return {{{std::move(address), {}, outcome, -1, {}}}};
 }
 
 struct Mesh {
@@ -64,7 +63,7 @@ TEST_CASE("a mesh in which all paths work is a table and a good verdict") {
 TEST_CASE("each path that does not work is named with its cause and a hint") {
   const auto [outcome, cell, hint] = GENERATE(table<Outcome, std::string, std::string>(
       {{Outcome::kTimeout, "timeout", "a firewall drops"},
-       {Outcome::kRefused, "refused", "rejects"},
+       {Outcome::kRejected, "refused", "rejects"},
        {Outcome::kNoRoute, "no route", "--iface=NAME"},
        {Outcome::kOtherHost, "another", "several have"},
        {Outcome::kBigLost, "MTU", "ip link set dev NAME mtu 1500"}}));
@@ -96,23 +95,9 @@ TEST_CASE("an address that leads nowhere is a remark where another works, with t
   REQUIRE(says(out, "hint: every node reaches every other by --iface=eth0\n"));
 }
 
-TEST_CASE("names that mean nothing or something else elsewhere are remarks") {
-  Mesh mesh(3);
-  mesh.rows[0]->at(2).name_error = "Name or service not known";
-  mesh.rows[1]->at(2).name_error = "Name or service not known";
-  mesh.rows[0]->at(1).named_as = {"127.0.1.1"};
-  mesh.rows[2]->at(1).named_as = {"127.0.1.1", "10.0.0.2"};
-  const Diagnosis out = diagnose(mesh.nodes, mesh.rows);
-  REQUIRE(out.healthy);
-  REQUIRE(says(
-      out, "remark: the name n2 is not resolved by n0, n1: Name or service not known; muster does without"));
-  REQUIRE(says(out, "remark: the name n1 is 127.0.1.1 on n0, which is none of its addresses;"));
-  REQUIRE_FALSE(says(out, "on n2, which"));
-}
-
 TEST_CASE("with many nodes a path is one character and long lists are cut") {
   Mesh mesh(60);
-  for (std::size_t i = 1; i < 60; ++i) mesh.rows[i]->at(0) = fails("10.0.0.1", Outcome::kRefused);
+  for (std::size_t i = 1; i < 60; ++i) mesh.rows[i]->at(0) = fails("10.0.0.1", Outcome::kRejected);
   const Diagnosis out = diagnose(mesh.nodes, mesh.rows);
   REQUIRE(says(out, "\n   1  n1   r-....."));
   REQUIRE(says(out, "\nand 19 more\n"));
@@ -122,8 +107,6 @@ TEST_CASE("with many nodes a path is one character and long lists are cut") {
 TEST_CASE("what nodes send each other survives the store, and what is no such thing is refused") {
   const DoctorNode node{"n1", std::string(kToken), 4711, {{"10.0.0.1", "eth0"}, {"fd00::1", ""}}};
   DoctorRow row = {{}, works("10.0.0.2", 1500), fails("10.0.0.3", Outcome::kOther)};
-  row[1].named_as = {"10.0.0.2"};
-  row[2].name_error = "no";
   row[2].tried[0].text = "Permission denied";
   const std::string node_bytes = encode_finding(node), row_bytes = encode_finding(row);
   REQUIRE(decode_finding<DoctorNode>(node_bytes).value() == node);
@@ -162,7 +145,7 @@ TEST_CASE("a probe finds who answers, who is another and where nobody listens, a
     REQUIRE(out[i].interface == "lo");
   }
   REQUIRE(out[40].outcome == Outcome::kOtherHost);
-  REQUIRE(out[41].outcome == Outcome::kRefused);
+  REQUIRE(out[41].outcome == Outcome::kRejected);
   REQUIRE(out[42].outcome == Outcome::kOther);
 }
 
