@@ -7,11 +7,39 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
-#include "launcher/telemetry/event_line.h"
+#include "rendezvous/base/clock.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
+
+using Json = nlohmann::ordered_json;
+
+EventTime EventTime::now() {
+  return {std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(),
+          std::chrono::duration<double>(SteadyClock::now().time_since_epoch()).count()};
+}
+
+std::string event_line(std::string_view event, const EventPlace& place, const EventTime& time,
+                       const Json& fields) {
+  Json out{{"time", time.wall_s},
+           {"monotonic", time.monotonic_s},
+           {"event", event},
+           {"run_id", place.run_id},
+           {"host", place.host}};
+  if (place.node >= 0) out["node"] = place.node;
+  if (place.generation >= 0) out["generation"] = place.generation;
+  out["restarts"] = place.restarts;
+  for (const auto& [key, value] : fields.items())
+    if (value != "") out[key] = value;
+  for (std::size_t most = 500;; most /= 2) {
+    std::string line = out.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+    if (line.size() <= kMaxEventBytes) return line;
+    for (Json& value : out)
+      if (value.is_string()) value = value.get_ref<const std::string&>().substr(0, most);
+  }
+}
 
 Result<EventLog> EventLog::open(std::string_view file, std::string_view host) {
   constexpr std::string_view kHost = "{host}";
@@ -32,7 +60,7 @@ int EventLog::drain() {
     // As many whole lines as a pipe takes at once, or one; the rest of a line that was begun counts as one.
     std::size_t size = waiting_.find('\n') + 1;
     // A search that finds nothing ends it, too.
-    for (std::size_t next = waiting_.find('\n', size); next < EventLine::kMaxBytes;
+    for (std::size_t next = waiting_.find('\n', size); next < kMaxEventBytes;
          next = waiting_.find('\n', size))
       size = next + 1;
     const ssize_t n = retry_eintr([&] { return ::write(fd_.get(), waiting_.data(), size); });

@@ -11,12 +11,38 @@
 #include <string_view>
 #include <utility>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include <muster/result.h>
 
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
+
+struct EventTime {
+  double wall_s = 0;       // since the epoch
+  double monotonic_s = 0;  // CLOCK_MONOTONIC of the host
+
+  [[nodiscard]] static EventTime now();
+};
+
+/// What every line says.
+struct EventPlace {
+  std::string run_id, host;
+  int node = -1;                 // its rank among the nodes; -1: none yet
+  std::int64_t generation = -1;  // likewise
+  int restarts = 0;              // used so far
+};
+
+/// A line fits into a pipe at once (PIPE_BUF), so that it is whole or not there.
+inline constexpr std::size_t kMaxEventBytes = 4096;
+
+/// One line of --events: a JSON object that says what happened, when, where and in which generation, and the
+/// `fields` of this event without the empty texts; they are in launcher/reference.md. The texts of a line
+/// that would be too long are cut. Pure.
+[[nodiscard]] std::string event_line(std::string_view event, const EventPlace& place, const EventTime& time,
+                                     const nlohmann::ordered_json& fields);
 
 class EventLog {
  public:

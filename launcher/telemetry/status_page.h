@@ -5,14 +5,36 @@
 #pragma once
 
 #include <optional>
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
-#include "launcher/telemetry/status_text.h"
+#include "launcher/job/job.h"
+#include "launcher/telemetry/agent_status.h"
 #include "launcher/telemetry/telemetry.h"
+#include "rendezvous/base/metrics_text.h"
 #include "rendezvous/status/status_server.h"
 
 namespace muster::launcher {
+
+// What an agent answers to GET /healthz and GET /metrics, as text. Pure: status, readings and time in. Called
+// by StatusPage. The names are in launcher/reference.md.
+
+/// Of one running worker, as it is now; what is not known is left out.
+struct WorkerReading {
+  std::optional<double> resident_bytes, cpu_seconds, threads;
+  std::optional<double> epoch, step;     // the last it said of its progress
+  std::optional<double> progress_age_s;  // since then
+};
+
+/// One JSON object with a newline.
+[[nodiscard]] std::string health_text(const Job& job, const AgentStatus& status, Instant now);
+
+/// `readings`: by local rank. `dropped_events`: nothing: there are no events.
+void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status,
+                 std::span<const WorkerReading> readings, std::string_view version,
+                 std::optional<std::uint64_t> dropped_events);
 
 class StatusPage {
  public:

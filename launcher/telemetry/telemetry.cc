@@ -5,10 +5,14 @@
 #include <unistd.h>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "launcher/job/exit_status.h"
 #include "launcher/report/root_cause.h"
 
 namespace muster::launcher {
+
+using Json = nlohmann::ordered_json;
 namespace {
 
 double seconds(Instant from, Instant to) {
@@ -37,34 +41,26 @@ void Telemetry::enter(AgentState state) {
   status_.since = SteadyClock::now();
 }
 
-EventLine Telemetry::line(std::string_view event) const {
-  return events_ == nullptr ? EventLine() : EventLine(event, place_, EventTime::now());
-}
-
-void Telemetry::write(std::string_view lines) {
+void Telemetry::write(std::string_view event, const Json& fields) {
   if (events_ == nullptr) return;
-  events_->write(lines, log_);
-  if (const std::uint64_t lost = events_->take_dropped(); lost > 0)
-    events_->write(line("dropped").add("lines", static_cast<std::int64_t>(lost)).take(), log_);
+  const auto put = [this](std::string_view what, const Json& of) {
+    events_->write(event_line(what, place_, EventTime::now(), of), log_);
+  };
+  put(event, fields);
+  if (const std::uint64_t lost = events_->take_dropped(); lost > 0) put("dropped", {{"lines", lost}});
 }
 
 void Telemetry::started(std::string_view version) {
-  write(line("start")
-            .add("version", version)
-            .add("pid", ::getpid())
-            .add("program", job_.command.title)
-            .add("nodes", job_.nodes)
-            .add("local_world_size", job_.local_world_size)
-            .add("max_restarts", job_.max_restarts)
-            .take());
+  write("start", {{"version", version},
+                  {"pid", ::getpid()},
+                  {"program", job_.command.title},
+                  {"nodes", job_.nodes},
+                  {"local_world_size", job_.local_world_size},
+                  {"max_restarts", job_.max_restarts}});
 }
 
 void Telemetry::preflight(std::string_view level, std::string_view reason) {
-  write(line("preflight")
-            .add("level", level)
-            .add_flag("healthy", reason.empty())
-            .add_if("text", reason)
-            .take());
+  write("preflight", {{"level", level}, {"healthy", reason.empty()}, {"text", reason}});
 }
 
 void Telemetry::rendezvous_begins(int attempt) {
@@ -72,7 +68,7 @@ void Telemetry::rendezvous_begins(int attempt) {
   if (attempt > 0) status_.start.clear();
   rendezvous_since_ = SteadyClock::now();
   for (WorkerStatus& worker : status_.workers) worker = {};
-  write(line("rendezvous").take());
+  write("rendezvous", {});
 }
 
 void Telemetry::joined(const Assignment& assignment, const JoinTimes& times) {
@@ -91,36 +87,31 @@ void Telemetry::joined(const Assignment& assignment, const JoinTimes& times) {
   place_.node = assignment.group_rank;
   place_.generation = assignment.generation;
   place_.restarts = assignment.attempt;
-  write(line("joined")
-            .add("nodes", assignment.group_world_size)
-            .add("world_size", assignment.world_size)
-            .add("base_rank", assignment.base_rank)
-            .add("local_world_size", job_.local_world_size)
-            .add_seconds("seconds", took)
-            .take());
+  write("joined", {{"nodes", assignment.group_world_size},
+                   {"world_size", assignment.world_size},
+                   {"base_rank", assignment.base_rank},
+                   {"local_world_size", job_.local_world_size},
+                   {"seconds", took}});
 }
 
 void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory) {
   const Instant now = SteadyClock::now();
-  std::string lines;
   for (int local_rank = 0; local_rank < job_.local_world_size; ++local_rank) {
     worker(local_rank) = {WorkerState::kRunning, group.pid(local_rank), directory.progress_file(local_rank),
                           now};
     ++status_.starts;
-    lines += line("worker_started")
-                 .add("rank", status_.assignment->base_rank + local_rank)
-                 .add("local_rank", local_rank)
-                 .add("pid", group.pid(local_rank))
-                 .take();
+    write("worker_started", {{"rank", status_.assignment->base_rank + local_rank},
+                             {"local_rank", local_rank},
+                             {"pid", group.pid(local_rank)}});
   }
   enter(AgentState::kRunning);
-  EventLine all = line("running");
+  Json all;
   if (ending_since_) {
     const double took = seconds(*std::exchange(ending_since_, std::nullopt), now);
     status_.restarts.add(took);
-    all.add_seconds("restart_seconds", took);
+    all["restart_seconds"] = took;
   }
-  write(lines + all.take());
+  write("running", all);
   phase("spawn", seconds(starting_since_, now));
   report_start();
 }
@@ -131,84 +122,80 @@ void Telemetry::report_start() {
     timeline_("muster: " + text + '\n');
   else
     log_.info(text);
-  EventLine out = line("agent_timeline");
-  for (const AgentPhase& phase : status_.start)
-    out.add_seconds(std::string(phase.name) + "_seconds", phase.seconds);
-  write(out.take());
+  Json phases;
+  for (const AgentPhase& phase : status_.start) phases[std::string(phase.name) + "_seconds"] = phase.seconds;
+  write("agent_timeline", phases);
 }
 
 void Telemetry::not_started(const WorkerGroup::StartFailure& failure) {
   worker(failure.local_rank).state = WorkerState::kFailed;
   ++status_.failures[static_cast<std::size_t>(CauseClass::kNotStarted)];
-  write(line("worker_ended")
-            .add("rank", status_.assignment->base_rank + failure.local_rank)
-            .add("local_rank", failure.local_rank)
-            .add("result", "failed")
-            .add("cause", name_of(CauseClass::kNotStarted).id)
-            .add("error", failure.error.message)
-            .take());
+  write("worker_ended", {{"rank", status_.assignment->base_rank + failure.local_rank},
+                         {"local_rank", failure.local_rank},
+                         {"result", "failed"},
+                         {"cause", name_of(CauseClass::kNotStarted).id},
+                         {"error", failure.error.message}});
 }
 
 void Telemetry::worker_ended(const WorkerOutcome& outcome) {
   WorkerStatus& ended = worker(outcome.local_rank);
   ended.state = state_after(outcome);
   const CauseClass cause = outcome.hang.empty() ? outcome.cause.kind : CauseClass::kHang;
-  if (ended.state == WorkerState::kFailed) ++status_.failures[static_cast<std::size_t>(cause)];
-  EventLine out = line("worker_ended");
-  out.add("rank", outcome.rank)
-      .add("local_rank", outcome.local_rank)
-      .add("pid", outcome.pid)
-      .add("result", kWorkerStates[static_cast<std::size_t>(ended.state)]);
-  if (outcome.end.signal != 0)
-    out.add("signal", signal_name(outcome.end.signal)).add_flag("core_dumped", outcome.end.core);
-  else
-    out.add("exit_code", outcome.end.code);
-  if (ended.state == WorkerState::kFailed)
-    out.add("cause", name_of(cause).id)
-        .add_if("error", outcome.hang.empty() ? outcome.cause.text : outcome.hang)
-        .add_if("where", outcome.cause.where);
-  write(out.take());
+  Json out{{"rank", outcome.rank},
+           {"local_rank", outcome.local_rank},
+           {"pid", outcome.pid},
+           {"result", kWorkerStates[static_cast<std::size_t>(ended.state)]}};
+  if (outcome.end.signal != 0) {
+    out["signal"] = signal_name(outcome.end.signal);
+    out["core_dumped"] = outcome.end.core;
+  } else {
+    out["exit_code"] = outcome.end.code;
+  }
+  if (ended.state == WorkerState::kFailed) {
+    ++status_.failures[static_cast<std::size_t>(cause)];
+    out["cause"] = name_of(cause).id;
+    out["error"] = outcome.hang.empty() ? outcome.cause.text : outcome.hang;
+    out["where"] = outcome.cause.where;
+  }
+  write("worker_ended", out);
 }
 
 void Telemetry::hung(int local_rank, std::string_view text) {
   ++status_.hangs;
-  write(line("hang")
-            .add("rank", status_.assignment->base_rank + local_rank)
-            .add("local_rank", local_rank)
-            .add("text", text)
-            .take());
+  write("hang",
+        {{"rank", status_.assignment->base_rank + local_rank}, {"local_rank", local_rank}, {"text", text}});
 }
 
 void Telemetry::stopping(int signal) {
   if (!ending_since_) ending_since_ = SteadyClock::now();
   enter(AgentState::kStopping);
-  if (signal != 0) write(line("stop").add("signal", signal_name(signal)).take());
+  if (signal != 0) write("stop", {{"signal", signal_name(signal)}});
 }
 
 void Telemetry::attempt_over(const Result<FailureNotice>& notice) {
   const bool again = notice && (notice->restart || notice->regroup);
   enter(again ? AgentState::kRestarting : AgentState::kEnding);
   if (!ending_since_) ending_since_ = SteadyClock::now();
-  EventLine out = line("generation_over");
   const bool succeeded = notice && !again && notice->exit_code == kExitOk;
-  out.add("next", again ? notice->regroup ? "regroup" : "restart" : "end")
-      .add("result", succeeded                       ? "succeeded"
-                     : notice && notice->preempted() ? "preempted"
-                                                     : "failed");
+  const bool preempted = notice && notice->preempted();
+  Json out{{"next", again ? notice->regroup ? "regroup" : "restart" : "end"},
+           {"result", succeeded   ? "succeeded"
+                      : preempted ? "preempted"
+                                  : "failed"}};
   if (!notice) {
-    out.add("text", notice.error().message);
+    out["text"] = notice.error().message;
   } else if (!succeeded) {
-    out.add_if("text", notice->text);
-    if (notice->rank >= 0) out.add("failed_rank", notice->rank);
-    if (notice->node_rank >= 0) out.add("failed_node", notice->node_rank);
-    out.add("exit_code", notice->exit_code);
+    out["text"] = notice->text;
+    if (notice->rank >= 0) out["failed_rank"] = notice->rank;
+    if (notice->node_rank >= 0) out["failed_node"] = notice->node_rank;
+    out["exit_code"] = notice->exit_code;
   }
-  write(out.take());
+  write("generation_over", out);
 }
 
 void Telemetry::ended(int exit_status) {
   enter(AgentState::kEnding);
-  write(line("end").add("exit_status", exit_status).take());
+  write("end", {{"exit_status", exit_status}});
 }
 
 }  // namespace muster::launcher

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Telemetry: what the agent tells of its job to the outside while it goes on: keeps the AgentStatus, and
 // writes a line of --events for each transition. Owned by main, told by the agent; one loop, one thread.
-// Costs nothing worth measuring where nobody listens: a few assignments. Nothing here fails.
+// Costs nothing worth measuring where nobody listens: a few small values. Nothing here fails.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,6 @@
 #include "launcher/output/log_directory.h"
 #include "launcher/process/worker_group.h"
 #include "launcher/telemetry/agent_status.h"
-#include "launcher/telemetry/event_line.h"
 #include "launcher/telemetry/event_log.h"
 #include "rendezvous/base/log.h"
 
@@ -56,8 +55,7 @@ class Telemetry {
 
  private:
   void enter(AgentState state);
-  [[nodiscard]] EventLine line(std::string_view event) const;
-  void write(std::string_view lines);
+  void write(std::string_view event, const nlohmann::ordered_json& fields);
   void report_start();
   [[nodiscard]] WorkerStatus& worker(int local_rank) {
     return status_.workers[static_cast<std::size_t>(local_rank)];

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a start took: a sum of phases, without a clock and without a process.
-#include "launcher/telemetry/start_timeline.h"
-
 #include <vector>
 
+#include "launcher/telemetry/agent_status.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;

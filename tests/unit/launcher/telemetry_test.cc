@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/telemetry/status_text.h"
+#include "launcher/telemetry/status_page.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
@@ -72,18 +72,14 @@ std::string metrics(const Job& job, const AgentStatus& status, std::vector<Worke
 }  // namespace
 
 TEST_CASE("an event is one line of JSON with time, place and what it adds") {
-  const std::string text = EventLine("stop", kPlace, {1795292841.25, 77.5})
-                               .add("signal", "SIGTERM")
-                               .add("pid", 12)
-                               .add_seconds("seconds", 0.5)
-                               .add_flag("fit", true)
-                               .add_if("text", "")
-                               .take();
+  const std::string text =
+      event_line("stop", kPlace, {1795292841.25, 77.5},
+                 {{"signal", "SIGTERM"}, {"pid", 12}, {"seconds", 0.5}, {"fit", true}, {"text", ""}});
   REQUIRE(text ==
-          "{\"time\":1795292841.250000,\"monotonic\":77.500000,\"event\":\"stop\",\"run_id\":\"job-1\","
+          "{\"time\":1795292841.25,\"monotonic\":77.5,\"event\":\"stop\",\"run_id\":\"job-1\","
           "\"host\":\"node7\",\"node\":1,\"generation\":4,\"restarts\":2,\"signal\":\"SIGTERM\",\"pid\":12,"
-          "\"seconds\":0.500000,\"fit\":true}\n");
-  const Json early = Json::parse(EventLine("start", {"j", "h"}, {}).take());
+          "\"seconds\":0.5,\"fit\":true}\n");
+  const Json early = Json::parse(event_line("start", {"j", "h"}, {}, {}));
   CHECK_FALSE(early.contains("node"));
   CHECK_FALSE(early.contains("generation"));
 }
@@ -92,10 +88,9 @@ TEST_CASE("whatever a worker wrote, its event is one short line of JSON") {
   for (const std::string& text :
        {std::string("a\nb\"c\\\0d", 9), std::string("\xff\xfe"), std::string(100'000, 'x'),
         std::string(5000, '\x01'), std::string(5000, '\xff')}) {
-    EventLine line("worker_ended", {text, text, 1, 1, 1}, {});
-    for (const char* key : {"error", "where", "text", "more"}) line.add(key, text);
-    const std::string out = line.take();
-    CHECK(out.size() <= EventLine::kMaxBytes);
+    const std::string out = event_line("worker_ended", {text, text, 1, 1, 1}, {},
+                                       {{"error", text}, {"where", text}, {"text", text}, {"more", text}});
+    CHECK(out.size() <= kMaxEventBytes);
     CHECK(out.find('\n') == out.size() - 1);
     CHECK(Json::parse(out).at("event") == "worker_ended");
   }
@@ -267,9 +262,12 @@ TEST_CASE("metrics name each rank, and leave out what is not known of it") {
   status.workers[1] = {WorkerState::kFailed, 77, "", {}};
   ++status.failures[static_cast<std::size_t>(CauseClass::kHang)];
   std::vector<WorkerReading> readings(2);
-  readings[0].usage = ProcessUsage{'S', 1, 8, 12.5, 3, 1 << 20};
-  readings[0].position = Position{2, 140};
-  readings[0].progress_age_s = 0.25;
+  readings[0] = {.resident_bytes = 1 << 20,
+                 .cpu_seconds = 12.5,
+                 .threads = 3,
+                 .epoch = 2,
+                 .step = 140,
+                 .progress_age_s = 0.25};
   text = metrics(job, status, readings);
   for (const std::string_view line :
        {"muster_job_generation 5", "muster_job_restarts_used 1", "muster_job_restarts_max 3",

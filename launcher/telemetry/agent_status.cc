@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/telemetry/start_timeline.h"
+#include "launcher/telemetry/agent_status.h"
 
 #include <fmt/format.h>
 
 namespace muster::launcher {
+
 namespace {
 
 std::string seconds_text(double seconds) {
