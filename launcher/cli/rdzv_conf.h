@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <muster/result.h>
@@ -24,49 +25,19 @@ using ConfPairs = std::vector<std::pair<std::string, std::string>>;
 /// Blanks around keys and values are dropped; a value may contain '='.
 [[nodiscard]] Result<ConfPairs> split_rdzv_conf(std::string_view conf);
 
-struct RdzvKey {
-  std::string_view name;
-  std::string_view default_text;
-  std::string_view meaning;
-};
-inline constexpr std::array kRdzvKeys = {
-    RdzvKey{"join_timeout", "600; static 900", "seconds that the nodes wait for each other"},
-    RdzvKey{"timeout", "", "the same as join_timeout, unless that is given"},
-    RdzvKey{"last_call_timeout", "30", "seconds to wait for more nodes when MIN nodes are there"},
-    RdzvKey{"read_timeout", "join_timeout", "seconds to try to reach the coordinator"},
-    RdzvKey{"keep_alive_interval", "5", "seconds between heartbeats. A musterd has a setting of its own"},
-    RdzvKey{"keep_alive_max_attempt", "3", "number of missed heartbeats after which a node is lost"},
-    RdzvKey{"is_host", "inferred; muster false", "whether this agent runs the coordinator"},
-    RdzvKey{"store_type", "tcp", "only tcp is supported"},
-    RdzvKey{"close_timeout", "30", "no effect"},
-    RdzvKey{"heartbeat_timeout", "5", "no effect"},
-    RdzvKey{"cool_down", "30",
-            "seconds for which a machine takes no part after its node was lost or its GPU broke"},
-    RdzvKey{"reconnect_grace", "3",
-            "seconds for which a node keeps its place when its connection breaks. At most 0.8 after a reset"},
-    RdzvKey{"stop_timeout", "grace + 30", "seconds to wait for nodes that stop their workers"},
-    RdzvKey{"reconnect_timeout", "0; muster, etcd 60",
-            "seconds for which an agent tries to connect again to the coordinator or to etcd"},
-    RdzvKey{"protocol", "http", "etcd: http or https"},
-    RdzvKey{"cacert", "", "etcd, https: PEM file with the authority that signed etcd's certificate"},
-    RdzvKey{"cert", "", "etcd, https: PEM file with the certificate that this agent shows"},
-    RdzvKey{"key", "", "etcd, https: PEM file with its key, readable by its owner alone"},
-    RdzvKey{"etcd_prefix", "/muster", "etcd: prefix of the keys of all jobs"},
-    RdzvKey{"lease_ttl", "10", "etcd: seconds without contact after which an agent is lost"},
-};
-
 /// What the keys say; nothing where a key is not given and its default is not a constant.
 struct ElasticConf {
   Millis join_timeout{600'000};
   Millis last_call_timeout{30'000};
   Millis keep_alive_interval{5'000};
-  int keep_alive_max_attempt = 3;
+  std::int64_t keep_alive_max_attempt = 3;
   Millis cool_down{30'000};
   Millis reconnect_grace{3'000};
   std::optional<Millis> read_timeout;
   std::optional<Millis> stop_timeout;
   std::optional<Millis> reconnect_timeout;
   std::optional<bool> is_host;
+  std::string store_type = "tcp";
   std::string protocol = "http";
   std::string cacert;
   std::string cert;
@@ -77,6 +48,64 @@ struct ElasticConf {
 
   friend bool operator==(const ElasticConf&, const ElasticConf&) = default;
 };
+/// Where a value goes; its type says what a value may be. Nothing: seconds that have no effect.
+using RdzvTarget =
+    std::variant<std::monostate, Millis ElasticConf::*, std::optional<Millis> ElasticConf::*,
+                 std::int64_t ElasticConf::*, std::optional<bool> ElasticConf::*, std::string ElasticConf::*>;
+
+struct RdzvKey {
+  std::string_view name;
+  std::string_view default_text;
+  std::string_view meaning;
+  RdzvTarget target = {};
+  double least = 0;
+  double most = 1e7;
+  bool of_etcd = false;  ///< means something to etcd alone
+};
+inline constexpr std::array kRdzvKeys = {
+    RdzvKey{"join_timeout", "600; static 900", "seconds that the nodes wait for each other",
+            &ElasticConf::join_timeout, 0.001},
+    RdzvKey{"timeout", "", "the same as join_timeout, unless that is given", &ElasticConf::join_timeout,
+            0.001},
+    RdzvKey{"last_call_timeout", "30", "seconds to wait for more nodes when MIN nodes are there",
+            &ElasticConf::last_call_timeout},
+    RdzvKey{"read_timeout", "join_timeout", "seconds to try to reach the coordinator",
+            &ElasticConf::read_timeout, 0.001},
+    RdzvKey{"keep_alive_interval", "5", "seconds between heartbeats. A musterd has a setting of its own",
+            &ElasticConf::keep_alive_interval, 0.01},
+    RdzvKey{"keep_alive_max_attempt", "3", "number of missed heartbeats after which a node is lost",
+            &ElasticConf::keep_alive_max_attempt, 1, 10'000},
+    RdzvKey{"is_host", "inferred; muster false", "whether this agent runs the coordinator",
+            &ElasticConf::is_host},
+    RdzvKey{"store_type", "tcp", "only tcp is supported", &ElasticConf::store_type},
+    RdzvKey{"close_timeout", "30", "no effect", {}, 0.001},
+    RdzvKey{"heartbeat_timeout", "5", "no effect", {}, 0.001},
+    RdzvKey{"cool_down", "30",
+            "seconds for which a machine takes no part after its node was lost or its GPU broke",
+            &ElasticConf::cool_down},
+    RdzvKey{"reconnect_grace", "3",
+            "seconds for which a node keeps its place when its connection breaks. At most 0.8 after a reset",
+            &ElasticConf::reconnect_grace},
+    RdzvKey{"stop_timeout", "grace + 30", "seconds to wait for nodes that stop their workers",
+            &ElasticConf::stop_timeout},
+    RdzvKey{"reconnect_timeout", "0; muster, etcd 60",
+            "seconds for which an agent tries to connect again to the coordinator or to etcd",
+            &ElasticConf::reconnect_timeout},
+    RdzvKey{"protocol", "http", "etcd: http or https", &ElasticConf::protocol, 0, 0, true},
+    RdzvKey{"cacert", "", "etcd, https: PEM file with the authority that signed etcd's certificate",
+            &ElasticConf::cacert, 0, 0, true},
+    RdzvKey{"cert", "", "etcd, https: PEM file with the certificate that this agent shows",
+            &ElasticConf::cert, 0, 0, true},
+    RdzvKey{"key", "", "etcd, https: PEM file with its key, readable by its owner alone", &ElasticConf::key,
+            0, 0, true},
+    RdzvKey{"etcd_prefix", "/muster", "etcd: prefix of the keys of all jobs", &ElasticConf::etcd_prefix, 0, 0,
+            true},
+    RdzvKey{"lease_ttl", "10", "etcd: seconds without contact after which an agent is lost",
+            &ElasticConf::lease_ttl_seconds, 2, 3600, true},
+};
+
+[[nodiscard]] const RdzvKey* find_rdzv_key(std::string_view name);
+
 [[nodiscard]] Result<ElasticConf> parse_elastic_conf(std::string_view conf);
 
 }  // namespace muster::launcher

@@ -31,9 +31,7 @@ Result<ElasticConf> parse_static_conf(std::string_view conf) {
       fmt::format("timeout={}", std::chrono::round<std::chrono::seconds>(Job{}.join_timeout).count());
   MUSTER_TRY(const ConfPairs pairs, split_rdzv_conf(conf));
   for (const auto& [key, value] : pairs)
-    if (key != "is_host" && std::any_of(kRdzvKeys.begin(), kRdzvKeys.end(),
-                                        [&name = key](const RdzvKey& row) { return row.name == name; }))
-      known += fmt::format(",{}={}", key, value);
+    if (key != "is_host" && find_rdzv_key(key) != nullptr) known += fmt::format(",{}={}", key, value);
   return parse_elastic_conf(known);
 }
 
