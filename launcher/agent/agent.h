@@ -14,7 +14,6 @@
 #include <boost/asio/signal_set.hpp>
 
 #include "launcher/agent/attempt.h"
-#include "launcher/agent/events.h"
 
 namespace muster::launcher {
 

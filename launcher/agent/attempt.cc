@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/job/slurm_grace.h"
+#include "launcher/job/shutdown_sequence.h"
 #include "launcher/job/worker_env.h"
 
 namespace muster::launcher {

@@ -1,16 +1,199 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/ctl/jobs_command.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
+#include <string_view>
 #include <unistd.h>
+#include <vector>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
-#include "launcher/ctl/jobs_text.h"
+#include "launcher/ctl/job_status.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/plan/rendezvous_plan.h"
+#include "launcher/text/text_table.h"
+#include "rendezvous/base/text.h"
+#include "rendezvous/net/dial.h"
 
 namespace muster::launcher {
+
+namespace {
+
+using control::JobState;
+using control::NodeState;
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kMaxCell = 80;  // of a text, where several jobs are shown
+
+std::string wanted(const JobState& job) {
+  return job.min_nodes == job.max_nodes ? fmt::format("{}", job.max_nodes)
+                                        : fmt::format("{}:{}", job.min_nodes, job.max_nodes);
+}
+
+std::string_view name_of(JobState::Phase phase) {
+  switch (phase) {
+    case JobState::Phase::kGathering:
+      return "gathering";
+    case JobState::Phase::kRestarting:
+      return "restarting";
+    case JobState::Phase::kRunning:
+      return "running";
+    case JobState::Phase::kEnded:
+      break;
+  }
+  return "ended";
+}
+
+std::string_view name_of(NodeState::State state) {
+  constexpr std::array<std::string_view, 7> kNames = {"runs", "finished",  "stopping", "waits",
+                                                      "away", "unhealthy", "gone"};
+  return kNames[static_cast<std::size_t>(state)];
+}
+
+std::string state_of(const JobState& job) {
+  if (job.phase == JobState::Phase::kEnded) return fmt::format("ended {}", job.exit_code);
+  if (job.phase == JobState::Phase::kRunning) return fmt::format("running {}", job.generation);
+  return std::string(name_of(job.phase));
+}
+
+std::string age(std::int64_t ms) {
+  return ms < 0 ? "-" : age_of(0, ms / 1000);
+}
+
+std::string store_of(const JobState& job) {
+  if (job.generation < 0) return "-";
+  if (job.first_port == 0) return "coordinator";
+  return net::endpoint_text(one_line(job.first_address), job.first_port);
+}
+
+int inside(const JobState& job) {
+  return job.num_present - job.num_outside;
+}
+
+std::string reached_text(const JobState& job) {
+  if (job.epoch < 0) return job.step < 0 ? "-" : fmt::format("step {}", job.step);
+  return fmt::format("epoch {}{}", job.epoch, job.step < 0 ? "" : fmt::format(" step {}", job.step));
+}
+
+std::vector<std::string> row_of(const JobState& job, std::size_t most_text) {
+  return {one_line(job.job),
+          state_of(job),
+          fmt::format("{}/{}", inside(job), wanted(job)),
+          fmt::format("{}/{}", job.num_outside, job.spares),
+          job.world_size > 0 ? fmt::format("{}", job.world_size) : "-",
+          fmt::format("{}/{}", job.restarts_used, job.max_restarts),
+          age(job.age_ms),
+          store_of(job),
+          reached_text(job),
+          one_line(job.text, most_text)};
+}
+
+std::string left_out(std::size_t shown, std::uint64_t all, std::string_view what) {
+  return all > shown ? fmt::format("and {} more {}\n", all - shown, what) : "";
+}
+
+std::string ranks_of(const NodeState& node) {
+  if (node.group_rank < 0 || node.ranks <= 0) return "-";
+  return node.ranks == 1 ? fmt::format("{}", node.base_rank)
+                         : fmt::format("{}-{}", node.base_rank, node.base_rank + node.ranks - 1);
+}
+
+bool works(const NodeState& node) {
+  return node.state == NodeState::State::kMember || node.state == NodeState::State::kFinished;
+}
+
+std::string node_table(std::vector<NodeState> nodes, std::size_t most) {
+  // By place in the world; who has none comes behind, in the order in which they came.
+  const auto place = [](const NodeState& node) {
+    return std::pair(node.group_rank < 0, node.group_rank < 0 ? node.number : std::uint64_t(node.group_rank));
+  };
+  std::sort(nodes.begin(), nodes.end(),
+            [&](const NodeState& a, const NodeState& b) { return place(a) < place(b); });
+  const std::size_t all = nodes.size();
+  if (most > 0 && all > most) {
+    std::stable_partition(nodes.begin(), nodes.end(), [](const NodeState& node) { return !works(node); });
+    nodes.resize(most);
+  }
+  std::vector<std::vector<std::string>> rows = {
+      {"NODE", "HOST", "RANKS", "STATE", "HEARD", "ADDRESS", "WHY"}};
+  for (const NodeState& node : nodes)
+    rows.push_back({node.group_rank < 0 ? "-" : fmt::format("{}", node.group_rank), one_line(node.host),
+                    ranks_of(node), std::string(name_of(node.state)), age(node.heard_ms),
+                    one_line(node.address), one_line(node.text)});
+  std::string out = text_table(rows);
+  if (all > nodes.size()) out += fmt::format("and {} more (--nodes=0 shows all)\n", all - nodes.size());
+  return out;
+}
+
+Json json_of(const JobState& job) {
+  Json out{{"job", job.job},
+           {"state", name_of(job.phase)},
+           {"generation", job.generation},
+           {"restarts_used", job.restarts_used},
+           {"max_restarts", job.max_restarts},
+           {"min_nodes", job.min_nodes},
+           {"max_nodes", job.max_nodes},
+           {"spares", job.spares},
+           {"nodes_present", job.num_present},
+           {"nodes_outside", job.num_outside},
+           {"nodes_away", job.num_away},
+           {"nodes_unhealthy", job.num_unhealthy},
+           {"members", job.num_members},
+           {"world_size", job.world_size},
+           {"age_s", static_cast<double>(job.age_ms) / 1000},
+           {"text", job.text},
+           {"first_host", job.first_host},
+           {"store_address", job.first_address},
+           {"store_port", job.first_port}};
+  if (job.phase == JobState::Phase::kEnded) out["exit_code"] = job.exit_code;
+  if (job.forgotten_ms >= 0) out["forgotten_in_s"] = static_cast<double>(job.forgotten_ms) / 1000;
+  if (job.epoch >= 0) out["epoch"] = job.epoch;
+  if (job.step >= 0) out["step"] = job.step;
+  return out;
+}
+
+Json json_of(const NodeState& node) {
+  Json out{{"host", node.host},
+           {"state", name_of(node.state)},
+           {"group_rank", node.group_rank},
+           {"base_rank", node.base_rank},
+           {"ranks", node.ranks},
+           {"role", node.role},
+           {"address", node.address},
+           {"text", node.text}};
+  if (node.order >= 0) out["node_rank"] = node.order;
+  if (node.heard_ms >= 0) out["heard_s_ago"] = static_cast<double>(node.heard_ms) / 1000;
+  return out;
+}
+
+}  // namespace
+
+std::string jobs_text(const net::QueryAnswer& answer, std::size_t most_nodes) {
+  std::vector<std::vector<std::string>> rows = {
+      {"JOB", "STATE", "NODES", "SPARES", "RANKS", "RESTARTS", "AGE", "STORE", "REACHED", "REMARK"}};
+  for (const JobState& job : answer.jobs)
+    rows.push_back(row_of(job, answer.jobs.size() == 1 ? control::kMaxQueryText : kMaxCell));
+  std::string out;
+  if (!answer.over.problem.empty())
+    out = fmt::format("nothing is acknowledged: {}\n", one_line(answer.over.problem));
+  out += text_table(rows) + left_out(answer.jobs.size(), answer.over.num_jobs, "jobs");
+  if (!answer.nodes.empty()) out += '\n' + node_table(answer.nodes, most_nodes);
+  return out;
+}
+
+std::string jobs_json(const net::QueryAnswer& answer) {
+  Json out{{"software", answer.over.software}};
+  if (!answer.over.problem.empty()) out["trouble"] = answer.over.problem;
+  out["num_jobs"] = answer.over.num_jobs;
+  for (const char* list : {"jobs", "nodes"}) out[list] = Json::array();
+  for (const JobState& job : answer.jobs) out["jobs"].push_back(json_of(job));
+  for (const NodeState& node : answer.nodes) out["nodes"].push_back(json_of(node));
+  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
 namespace {
 
 constexpr int kExitNoSuchJob = 1;

@@ -13,7 +13,6 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include "launcher/ctl/job_process.h"
 #include "launcher/ctl/job_status.h"
 #include "launcher/ctl/jobs_command.h"
 #include "launcher/job/exit_status.h"

@@ -35,7 +35,6 @@
 #include "launcher/output/tail_reader.h"
 #include "launcher/process/worker_group.h"
 #include "launcher/text/line_splitter.h"
-#include "launcher/text/tail_buffer.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/unique_fd.h"
 

@@ -9,6 +9,7 @@
 
 #include "launcher/job/worker_env.h"
 #include "launcher/text/substitution.h"
+#include "launcher/text/text_table.h"
 #include "rendezvous/base/env_contract.h"
 
 namespace muster::launcher {
@@ -85,20 +86,6 @@ Row placement_row(const Job& job, int local_rank) {
           or_dash(rank.nic)};
 }
 
-std::string table_text(const std::vector<Row>& rows) {
-  std::vector<std::size_t> widths(rows.front().size());
-  for (const Row& row : rows)
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  std::string out;
-  for (const Row& row : rows) {
-    std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) line += fmt::format("{:<{}}  ", row[i], widths[i]);
-    line.resize(line.find_last_not_of(' ') + 1);
-    out += line + '\n';
-  }
-  return out;
-}
-
 }  // namespace
 
 std::string placement_table(const Job& job) {
@@ -112,7 +99,7 @@ std::string placement_table(const Job& job) {
     const int rank = job.node_rank * job.local_world_size + i;
     row.insert(row.begin(), ranks_known(job) ? std::to_string(rank) : "?");
   }
-  out += table_text(rows);
+  out += text_table(rows);
   for (int i = 0; i < job.local_world_size; ++i)
     if (const std::string& note = job.placement[static_cast<std::size_t>(i)].note; !note.empty())
       out += fmt::format("local rank {}: {}\n", i, note);

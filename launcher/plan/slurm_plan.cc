@@ -4,18 +4,136 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cerrno>
 #include <functional>
 #include <limits>
+#include <unistd.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "launcher/cli/command_line.h"
+#include "launcher/cli/rdzv_conf.h"
+#include "launcher/job/worker_env.h"
+#include "launcher/network/host_map.h"
 #include "launcher/plan/program.h"
 #include "launcher/plan/rendezvous_plan.h"
+#include "launcher/process/spawn.h"
+#include "launcher/text/substitution.h"
+#include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/hostlist.h"
+#include "rendezvous/base/slurm_step.h"
+#include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
+
+namespace {
+
+constexpr std::string_view kVisibleDevices = "CUDA_VISIBLE_DEVICES";
+constexpr std::string_view kNodeRank = "NODE_RANK";  // Lightning's name for GROUP_RANK
+
+/// What the step says otherwise: the first such option, and the command that fits.
+Result<void> check_counts(const Options& options, const SlurmStep& step) {
+  const auto differs = [&](std::string_view name, int actual) {
+    const auto given = options.given.find(name);
+    return given != options.given.end() && given->second != std::to_string(actual);
+  };
+  const auto refuse = [&](std::string_view name, const std::string& fact, const std::string& srun) {
+    return usage(fmt::format("--{}={}, but {}, and with --exec each task is one worker; run: {} {}", name,
+                             options.given.find(name)->second, fact, srun, exec_command_text(options)));
+  };
+  const std::string as_it_is = fmt::format("srun -N {} -n {}", step.num_nodes(), step.num_tasks);
+  if (differs("nnodes", step.num_nodes()))
+    return refuse("nnodes", fmt::format("this step has {} nodes", step.num_nodes()), as_it_is);
+  if (differs("nproc-per-node", step.local_tasks())) {
+    const std::string& wanted = *options.nproc_per_node;
+    const auto workers = parse_integer("--nproc-per-node", wanted, 1, 65536);
+    return refuse("nproc-per-node", fmt::format("this node has {} of the step's tasks", step.local_tasks()),
+                  workers ? fmt::format("srun -N {} -n {} --ntasks-per-node={}", step.num_nodes(),
+                                        step.num_nodes() * *workers, *workers)
+                          : as_it_is);
+  }
+  if (differs("node-rank", step.node))
+    return refuse("node-rank", fmt::format("this is node {} of the step", step.node), as_it_is);
+  return {};
+}
+
+Result<std::string> find_master(const Options& options, const SlurmStep& step) {
+  MUSTER_TRY(const HostMap map, HostMap::read(options.host_map));
+  if (options.given.contains("master-addr")) return map.find(options.master_addr);
+  if (const auto head = step_head(step)) return map.find(*head);
+  return usage(
+      "with srun -m arbitrary or in a heterogeneous job a task does not know which node has rank 0; give "
+      "--master-addr");
+}
+
+}  // namespace
+
+Result<ExecPlan> plan_exec(const Options& options, const Environment& environment,
+                           const std::function<int()>& cpu_count) {
+  if (options.no_slurm) return usage("--exec takes the rank from a Slurm task; leave --no-slurm out");
+  for (const auto& [name, value] : options.given)
+    if (!works_without_agent(name))
+      return usage(fmt::format("--{} needs an agent, and --exec starts none; leave one of them out", name));
+  MUSTER_TRY(const std::optional<SlurmStep> found, read_slurm_step(environment));
+  if (!found)
+    return usage(
+        fmt::format("--exec takes the rank from a Slurm task, but this process is none; run: srun -n N {}",
+                    exec_command_text(options)));
+  const SlurmStep& step = *found;
+  MUSTER_OK(check_counts(options, step));
+
+  ExecPlan out;
+  MUSTER_TRY(out.command, resolve_program(options, environment));
+  Assignment assignment;
+  assignment.group_rank = step.node;
+  assignment.group_world_size = step.num_nodes();
+  assignment.world_size = assignment.role_world_size = step.num_tasks;
+  // The ranks of a node need not follow each other (srun -m cyclic).
+  assignment.base_rank = assignment.role_base_rank = step.task - step.local_task;
+  MUSTER_TRY(assignment.master_addr, find_master(options, step));
+  assignment.master_port = static_cast<std::uint16_t>(options.master_port.value_or(step_port(step)));
+  Job job;
+  job.role = options.role;
+  job.run_id = step.id();
+  job.local_world_size = step.local_tasks();
+  // srun --gpus-per-task has left each task its own device.
+  const auto devices = lookup(environment, kVisibleDevices);
+  const bool one_device = devices && !devices->empty() && devices->find(',') == std::string_view::npos;
+  job.virtual_local_rank = options.virtual_local_rank && !one_device;
+
+  Environment inherited = environment;
+  if (step.cpus_per_task > 0)
+    inherited.try_emplace(std::string(env::kOmpNumThreads),
+                          std::to_string(std::min(step.cpus_per_task, std::max(1, cpu_count()))));
+  out.environment = shared_environment(inherited, job, assignment);
+  MUSTER_TRY(const RankVariables own, rank_variables(inherited, job, assignment, step.local_task, ""));
+  for (const auto& [name, value] : own) out.environment.insert_or_assign(std::string(name), value);
+  if (options.virtual_local_rank) out.environment.insert_or_assign(std::string(env::kLocalRank), "0");
+  out.environment.insert_or_assign(std::string(kNodeRank), std::to_string(step.node));
+  // Only an agent sets these.
+  for (const std::string_view name :
+       {env::kUseAgentStore, env::kErrorFile, env::kSignalsToHandle, env::kProgressFile, env::kSafePointFile})
+    out.environment.erase(std::string(name));
+  // An agent above this one finds its own by it.
+  if (const auto lineage = lookup(environment, env::kLineage))
+    out.environment.insert_or_assign(std::string(env::kLineage), std::string(*lineage));
+  else
+    out.environment.erase(std::string(env::kLineage));
+  const int local_rank = options.virtual_local_rank ? 0 : step.local_task;
+  for (std::string& argument : out.command.arguments) argument = substitute_local_rank(argument, local_rank);
+  out.command.path = substitute_local_rank(out.command.path, local_rank);
+  return out;
+}
+
+Error execute(const ExecPlan& plan) {
+  StringBlock arguments, variables;
+  for (const std::string& text : plan.command.arguments) arguments.add(text);
+  for (const auto& [name, value] : plan.environment) variables.add(fmt::format("{}={}", name, value));
+  ::execve(plan.command.path.c_str(), arguments.data(), variables.data());
+  return exec_error(plan.command.path, errno);
+}
+
 namespace {
 
 constexpr std::size_t kLongestCommand = 600;
@@ -223,6 +341,120 @@ std::string srun_plan_text(const ExecPlan& plan) {
   std::string out = "command:";
   for (const std::string& word : plan.command.arguments) out += " " + shell_word(word);
   return out + "\nnothing was started (--dry-run)\n";
+}
+
+namespace {
+
+std::string counted(int count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+/// An agent per node, whatever the job's own --ntasks is: srun takes that from the environment.
+std::string per_node(int nodes) {
+  return fmt::format("srun -N {} -n {} --ntasks-per-node=1", nodes, nodes);
+}
+
+/// The workers that a user meant who started so many tasks.
+std::string workers_for(const Options& options, const SlurmStep& step) {
+  const int most = *std::max_element(step.tasks_per_node.begin(), step.tasks_per_node.end());
+  return options.nproc_per_node || most == 1 ? "" : fmt::format("--nproc-per-node={}", most);
+}
+
+/// Every task is refused for the same reason: one of them says what to run, in full.
+tl::unexpected<Error> refuse_all(const SlurmStep& step, const std::string& fact, const std::string& advice) {
+  return usage(fmt::format("{}; {}", fact, step.task == 0 ? advice : "task 0 says what to run instead"));
+}
+
+tl::unexpected<Error> too_many_tasks(const Options& options, const SlurmStep& step) {
+  return refuse_all(
+      step,
+      fmt::format("this step has {} on {}, but one muster per node starts all workers of that node",
+                  counted(step.num_tasks, "task"), counted(step.num_nodes(), "node")),
+      fmt::format("run: {} {}; or, with a worker per task: srun -n {} {}{}", per_node(step.num_nodes()),
+                  command_text(options, {}, workers_for(options, step)), step.num_tasks,
+                  exec_command_text(options),
+                  step.num_nodes() == 1 ? "; or, in a shell of srun --pty, add --standalone" : ""));
+}
+
+tl::unexpected<Error> wrong_nnodes(const Options& options, const SlurmStep& step, int agents) {
+  return refuse_all(
+      step,
+      fmt::format("--nnodes={}{}, but this step has {} on {}", options.nnodes,
+                  options.spares > 0 ? fmt::format(" --spares={}", options.spares) : "",
+                  counted(step.num_tasks, "task"), counted(step.num_nodes(), "node")),
+      fmt::format("run: {} {}{}", per_node(agents), command_text(options, {}, workers_for(options, step)),
+                  agents == 1 ? "; or, with a job per task, add --standalone" : ""));
+}
+
+/// How many nodes take part, checked against the number of tasks.
+Result<void> count_nodes(Options& options, const SlurmStep& step, bool placed) {
+  if (!options.given.contains("nnodes")) {
+    if (step.num_tasks != step.num_nodes()) return too_many_tasks(options, step);
+    if (options.spares >= step.num_tasks)
+      return usage(fmt::format("--spares={} leaves none of the step's {} to work; give srun more nodes",
+                               options.spares, counted(step.num_tasks, "node")));
+    options.nnodes = std::to_string(step.num_tasks - options.spares);
+    return {};
+  }
+  MUSTER_TRY(const NodeRange nodes, parse_nodes(options.nnodes));
+  const int places = nodes.max + options.spares;
+  if (step.num_tasks > places) return wrong_nnodes(options, step, places);
+  if (!placed && step.num_tasks < nodes.min)
+    return wrong_nnodes(options, step, nodes.min == nodes.max ? places : nodes.min);
+  return {};
+}
+
+Result<void> check_node_rank(const Options& options, const SlurmStep& step) {
+  if (!options.node_rank || *options.node_rank == step.task) return {};
+  return usage(fmt::format(
+      "--node-rank={}, but this is task {} of the step; leave --node-rank out: each task knows its rank (a "
+      "variable on srun's command line has one value for all tasks): {} {}",
+      *options.node_rank, step.task, per_node(step.num_nodes()), command_text(options, {"node-rank"})));
+}
+
+Result<void> place(Options& options, const SlurmStep& step) {
+  if (step.het_job)
+    return usage(
+        "a step of a heterogeneous job does not know its other parts; give --nnodes, --rdzv-backend=c10d and "
+        "--rdzv-endpoint=HOST:PORT, or --standalone");
+  if (!options.given.contains("rdzv-backend") && !options.given.contains("master-port"))
+    options.rdzv_backend = "c10d";
+  const std::string head = step.num_nodes() == 1 ? "127.0.0.1" : step.nodes.front();
+  if (options.rdzv_backend == "static") {
+    if (step.arbitrary)
+      return usage(
+          "with srun -m arbitrary the first node need not have node rank 0, which serves the store; leave "
+          "--rdzv-backend and --master-port out, or give --master-addr");
+    options.master_addr = head;
+    if (!options.master_port) options.master_port = step_port(step);
+    return {};
+  }
+  const int port = options.master_port.value_or(step_port(step));
+  options.rdzv_endpoint = fmt::format("{}:{}", head, port);
+  MUSTER_TRY(const ConfPairs pairs, split_rdzv_conf(options.rdzv_conf));
+  const bool told =
+      std::any_of(pairs.begin(), pairs.end(), [](const auto& pair) { return pair.first == "is_host"; });
+  if (!told)
+    options.rdzv_conf += fmt::format("{}is_host={}", options.rdzv_conf.empty() ? "" : ",",
+                                     step.node == 0 && step.local_task == 0 ? "1" : "0");
+  return {};
+}
+
+}  // namespace
+
+Result<Options> join_step(Options options, const SlurmStep& step) {
+  const bool placed = options.given.contains("master-addr") || !options.rdzv_endpoint.empty();
+  // Agents that were started one by one, each with its rank, within one task.
+  if (step.num_tasks == 1 && (placed || options.node_rank)) return options;
+  MUSTER_OK(count_nodes(options, step, placed));
+  if (step.num_tasks == 1) return options;
+  if (!placed) {
+    MUSTER_OK(check_node_rank(options, step));
+    if (!options.rdzv_id) options.rdzv_id = step.id();
+    MUSTER_OK(place(options, step));
+  }
+  if (!options.node_rank) options.node_rank = step.task;
+  return options;
 }
 
 }  // namespace muster::launcher

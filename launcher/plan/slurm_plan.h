@@ -2,12 +2,13 @@
 // Slurm plan: what a Slurm job has, as its batch script, the shell of salloc and its tasks are told; what
 // `muster --srun ... program` becomes there (srun with one agent on each node, without a process in between);
 // what to say where nodes or CPUs of the job are not used; and command lines that work, as text to paste.
-// Called by job_plan, step_options, exec_plan and main. Pure but for the look for srun on PATH. What cannot
+// Called by job_plan and main. Pure but for the look for srun on PATH. What cannot
 // be read counts as not told. Failure: kInvalidArgument, usage; kNotFound: no srun.
 // Source: sbatch(1), OUTPUT ENVIRONMENT VARIABLES; srun(1).
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -18,11 +19,29 @@
 
 #include "launcher/cli/options.h"
 #include "launcher/hardware/cores.h"
-#include "launcher/plan/exec_plan.h"
+#include "launcher/job/job.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/slurm_step.h"
 
 namespace muster::launcher {
+
+// Exec plan: what `srun -n N muster --exec program` becomes: the program, with the environment that a worker
+// of the task's rank has. No agent stays, so whatever needs one is refused. All tasks find the same
+// MASTER_ADDR and MASTER_PORT by themselves: the step's first node, and a port made of job and step id. Rank
+// 0 serves the store there. Called by main. Pure but for the file metadata that resolve_program reads.
+
+struct ExecPlan {
+  Command command;
+  Environment environment;
+};
+
+/// kInvalidArgument: usage, or no Slurm task. kNotFound, kUnsupported: the program. `cpu_count`: the
+/// processors that this process may use.
+[[nodiscard]] Result<ExecPlan> plan_exec(const Options& options, const Environment& environment,
+                                         const std::function<int()>& cpu_count);
+
+/// Does not return where the program starts. kNotFound, kUnsupported.
+[[nodiscard]] Error execute(const ExecPlan& plan);
 
 struct SlurmAllocation {
   std::uint32_t job = 0;
@@ -75,5 +94,14 @@ struct SlurmAllocation {
 
 /// The word as a shell has to be given it. On one line: control characters become '?'.
 [[nodiscard]] std::string shell_word(std::string_view word);
+
+// Step options: what the command line leaves open, filled in from the Slurm step that this process is a task
+// of, so that `srun -N 2 --ntasks-per-node=1 muster train.py` needs no --nnodes, --node-rank or endpoint.
+// What the user gave stays, unless it cannot be true together with the step: then one line says so, and the
+// command that works. Called by job_plan. Pure. Errors are kInvalidArgument.
+
+/// One agent per task. With --rdzv-endpoint or --master-addr the place is the user's, and the job may be more
+/// than this step; else node 0 of the step runs the coordinator.
+[[nodiscard]] Result<Options> join_step(Options options, const SlurmStep& step);
 
 }  // namespace muster::launcher

@@ -12,7 +12,7 @@
 #include <fmt/format.h>
 
 #include "launcher/hardware/nvml.h"
-#include "launcher/report/xid_table.h"
+#include "launcher/report/kernel_log.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/syscall.h"
 

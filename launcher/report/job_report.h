@@ -7,7 +7,9 @@
 // (ChildFailedError.format_msg).
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +19,23 @@
 #include "launcher/report/root_cause.h"
 
 namespace muster::launcher {
+
+// Error files: the JSON that torch.distributed.elastic's @record writes to TORCHELASTIC_ERROR_FILE. Pure. A
+// file that cannot be understood is shown as it is rather than hiding the failure. Source:
+// torch/distributed/elastic/multiprocessing/errors/__init__.py and error_handler.py.
+
+struct RecordedError {
+  std::string message;
+  std::string callstack;                    // empty: none recorded
+  std::optional<std::int64_t> timestamp_s;  // since the epoch
+
+  friend bool operator==(const RecordedError&, const RecordedError&) = default;
+};
+
+[[nodiscard]] RecordedError parse_error_file(std::string_view text);
+
+/// The text for the launcher's own error file: with message.errorCode added where the message is an object.
+[[nodiscard]] std::string with_error_code(std::string_view text, int code);
 
 struct JobReport {
   std::string program;

@@ -14,8 +14,8 @@
 
 #include "launcher/output/error_watch.h"
 #include "launcher/progress/progress_sample.h"
-#include "launcher/report/error_file.h"
-#include "launcher/report/xid_table.h"
+#include "launcher/report/job_report.h"
+#include "launcher/report/kernel_log.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"

@@ -12,7 +12,6 @@
 #include "launcher/output/error_watch.h"
 #include "launcher/output/error_words.h"
 #include "launcher/report/kernel_log.h"
-#include "launcher/report/xid_table.h"
 
 namespace muster::launcher {
 namespace {

@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 
 #include "launcher/report/kernel_log.h"
-#include "launcher/report/xid_table.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 

@@ -3,7 +3,7 @@
 
 #include <signal.h>
 
-#include "launcher/network/unauthenticated_access.h"
+#include "launcher/network/listening.h"
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/text/stream_selection.h"
 #include "tests/support/catch.h"

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What musterctl jobs prints.
-#include "launcher/ctl/jobs_text.h"
-
 #include <nlohmann/json.hpp>
 
+#include "launcher/ctl/jobs_command.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

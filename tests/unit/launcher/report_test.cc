@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/report/error_file.h"
 #include "launcher/report/job_report.h"
 #include "launcher/report/root_cause.h"
 #include "launcher/text/rank_ranges.h"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/plan/step_options.h"
 
-#include "launcher/plan/exec_plan.h"
 #include "launcher/plan/job_plan.h"
+#include "launcher/plan/slurm_plan.h"
 #include "rendezvous/base/env_contract.h"
 #include "tests/support/catch.h"
 

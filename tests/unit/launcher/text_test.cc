@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/text/line_splitter.h"
 #include "launcher/text/substitution.h"
-#include "launcher/text/tail_buffer.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;

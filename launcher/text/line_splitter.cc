@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/text/tail_buffer.h"
+#include "launcher/text/line_splitter.h"
 
 #include <algorithm>
-
-#include "launcher/text/line_splitter.h"
 
 namespace muster::launcher {
 
