@@ -26,7 +26,7 @@
 #include "launcher/doctor/doctor_node.h"
 #include "launcher/hardware/cores.h"
 #include "launcher/hardware/gpus.h"
-#include "launcher/join/unhealthy_node.h"
+#include "launcher/join/make_rendezvous.h"
 #include "launcher/network/interfaces.h"
 #include "launcher/output/log_writer.h"
 #include "launcher/output/output_sink.h"
@@ -104,16 +104,9 @@ std::string host_name() {
 
 int complain(const Error& error) {
   std::fprintf(stderr, "muster: %s\n", error.message.c_str());
-  switch (error.code) {
-    case ErrorCode::kNotFound:
-      return kExitNotFound;
-    case ErrorCode::kUnsupported:
-      return kExitNotExecutable;
-    case ErrorCode::kInvalidArgument:
-      return kExitUsage;
-    default:
-      return kExitSystem;
-  }
+  if (error.code == ErrorCode::kNotFound) return kExitNotFound;
+  if (error.code == ErrorCode::kUnsupported) return kExitNotExecutable;
+  return error.code == ErrorCode::kInvalidArgument ? kExitUsage : kExitSystem;
 }
 
 /// What was asked for is there in whole, or its lack is no success.
@@ -408,11 +401,9 @@ int Launch::run_agent() {
     telemetry.phase("prepare", seconds_between(checked_, now));
     std::optional<StatusPage> page;
     if (listener_) page.emplace(io, *std::move(listener_), *job_, telemetry, kVersion);
-    Agent agent(io, *job_, environment_, log, *guardian_, *cgroups_, *descendants_, out, err,
-                descriptor_limit, telemetry);
-    if (detached_) agent.keep_entry(*detached_);
-    if (log_writer) agent.rotate_logs(*log_writer);
-    if (gpu_watch_) agent.watch_gpus(*gpu_watch_);
+    Agent agent({io, *job_, environment_, log, *guardian_, *cgroups_, *descendants_, out, err, telemetry,
+                 descriptor_limit, log_writer.get(), detached_ ? &*detached_ : nullptr,
+                 gpu_watch_ ? &*gpu_watch_ : nullptr});
     status = agent.run();
     block_signals(job_->signals);
     telemetry.ended(status);

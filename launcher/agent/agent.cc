@@ -24,23 +24,16 @@ bool ignored(int signal) {
 
 }  // namespace
 
-Agent::Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
-             Guardian& guardian, WorkerCgroups& cgroups, const Descendants& descendants, OutputSink& out,
-             OutputSink& err, std::optional<rlimit> descriptor_limit, Telemetry& telemetry)
-    : io_(io),
-      job_(job),
-      log_(log),
+Agent::Agent(const AgentContext& context)
+    : io_(context.io),
+      job_(context.job),
+      log_(context.log),
       signals_(handle_signals()),
-      spawner_(descriptor_limit),
-      helper_(io),
-      post_mortem_(job, environment, log),
-      services_{io,          job,
-                environment, log,
-                guardian,    cgroups,
-                descendants, spawner_,
-                out,         err,
-                telemetry,   post_mortem_,
-                helper_,     [this](AttemptEvent event) { events_.emplace_back(std::move(event)); }} {}
+      spawner_(context.descriptor_limit),
+      helper_(io_),
+      post_mortem_(job_, context.environment, log_, context.gpu_watch),
+      services_{context, spawner_, post_mortem_, helper_,
+                [this](AttemptEvent event) { events_.emplace_back(std::move(event)); }} {}
 
 // Signals.
 

@@ -8,7 +8,6 @@
 #include <deque>
 #include <memory>
 #include <optional>
-#include <sys/resource.h>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -19,21 +18,10 @@ namespace muster::launcher {
 
 class Agent {
  public:
-  /// `out`, `err`: this process' own streams; what the agent writes to `err` is queued behind the workers'
-  /// output.
-  Agent(boost::asio::io_context& io, const Job& job, const Environment& environment, const Log& log,
-        Guardian& guardian, WorkerCgroups& cgroups, const Descendants& descendants, OutputSink& out,
-        OutputSink& err, std::optional<rlimit> descriptor_limit, Telemetry& telemetry);
+  explicit Agent(const AgentContext& context);
 
   /// Until the job is over on this node; returns the exit status.
   [[nodiscard]] int run();
-
-  /// Before run(): `entry` is told what happens; it outlives this.
-  void keep_entry(DetachedJob& entry) { services_.entry = &entry; }
-  /// Before run(): log files are rotated, by `writer`, which outlives this.
-  void rotate_logs(LogWriter& writer) { services_.log_writer = &writer; }
-  /// Before run(): GPUs and their faults are learnt there; it outlives this.
-  void watch_gpus(GpuWatch& watch) { post_mortem_.watch_gpus(watch); }
 
  private:
   enum class State { kJoining, kAttempt, kLeaving, kDone };

@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/job/shutdown_sequence.h"
+#include "launcher/job/supervision.h"
 #include "launcher/job/worker_env.h"
 
 namespace muster::launcher {
@@ -21,15 +21,9 @@ constexpr std::chrono::seconds kGpuTimeout{5};  // for the driver to take back t
 constexpr std::chrono::seconds kOrphanTimeout{2};  // for what the workers left behind to die of SIGKILL
 
 int exit_code_of(const Error& error) {
-  switch (error.code) {
-    case ErrorCode::kNotFound:
-      return kExitNotFound;
-    case ErrorCode::kUnsupported:
-    case ErrorCode::kInvalidArgument:
-      return kExitNotExecutable;
-    default:
-      return kExitSystem;
-  }
+  if (error.code == ErrorCode::kNotFound) return kExitNotFound;
+  const bool refused = error.code == ErrorCode::kUnsupported || error.code == ErrorCode::kInvalidArgument;
+  return refused ? kExitNotExecutable : kExitSystem;
 }
 
 std::vector<std::string> progress_files(const LogDirectory& directory, int workers) {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <sys/resource.h>
 #include <variant>
 #include <vector>
 
@@ -100,8 +101,8 @@ using AttemptEvent = std::variant<WorkerEnded, StopRequested, OutcomeKnown, Hang
                                   LeftoversEnded, OutputDrained, GpusReleased, ReportReceived>;
 using AgentEvent = std::variant<AttemptEvent, Joined, SignalReceived, Left, DeadlinePassed>;
 
-/// What an agent has for all its attempts. Everything outlives them.
-struct AgentServices {
+/// What an agent works with. Everything outlives it.
+struct AgentContext {
   boost::asio::io_context& io;
   const Job& job;
   const Environment& environment;
@@ -109,16 +110,22 @@ struct AgentServices {
   Guardian& guardian;
   WorkerCgroups& cgroups;
   const Descendants& descendants;
-  Spawner& spawner;
-  OutputSink& out;
-  OutputSink& err;
+  OutputSink& out;  // this process' own streams; what the agent writes to `err` is queued behind the workers'
+  OutputSink& err;  // output
   Telemetry& telemetry;
+  std::optional<rlimit> descriptor_limit;  // that the workers get back
+  LogWriter* log_writer = nullptr;         // where log files are rotated
+  DetachedJob* entry = nullptr;            // of a detached job
+  GpuWatch* gpu_watch = nullptr;           // on nodes with GPUs
+};
+
+/// What an agent has for all its attempts besides.
+struct AgentServices : AgentContext {
+  Spawner& spawner;
   PostMortem& post_mortem;
   net::HelperThread& helper;
   std::function<void(AttemptEvent)> post;
   std::vector<std::string> restart_reasons = {};  // so far
-  LogWriter* log_writer = nullptr;                // where log files are rotated
-  DetachedJob* entry = nullptr;                   // of a detached job
   LogDirectory* directory = nullptr;
   Rendezvous* rendezvous = nullptr;
 };

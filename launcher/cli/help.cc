@@ -8,7 +8,7 @@
 
 #include "launcher/cli/option_table.h"
 #include "launcher/job/exit_status.h"
-#include "launcher/job/failure_rules.h"
+#include "launcher/job/restart_policy.h"
 
 namespace muster::launcher {
 namespace {

@@ -6,10 +6,14 @@
 #include <charconv>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include "launcher/cli/command_line.h"
+#include "launcher/cli/option_table.h"
+#include "launcher/text/split.h"
+#include "launcher/text/suggestions.h"
 
 namespace muster::launcher {
+
 namespace {
 
 /// Where a value came from and what it is.
@@ -39,14 +43,9 @@ Result<std::map<std::string, Value>> collect(const CommandLine& line, const Envi
 }
 
 std::string wrong_choice(const OptionRow& row, std::string_view text) {
-  std::string known;
-  for (std::string_view rest = row.metavar; !rest.empty();) {
-    const std::string_view word = rest.substr(0, rest.find('|'));
-    if (word == text) return {};
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", word);
-    rest.remove_prefix(std::min(word.size() + 1, rest.size()));
-  }
-  return fmt::format("not one of {}", known);
+  const std::vector<std::string_view> known = split(row.metavar, '|');
+  if (std::find(known.begin(), known.end(), text) != known.end()) return {};
+  return fmt::format("not one of {}", fmt::join(known, ", "));
 }
 
 /// Puts the value where it belongs. Returns what is wrong with it, or an empty text.
@@ -60,33 +59,31 @@ class Assigner {
     options_.*to = true;
     return {};
   }
-  std::string operator()(std::string Options::*to) { return set(to, text_); }
-  std::string operator()(std::optional<std::string> Options::*to) { return set(to, text_); }
-  std::string operator()(int Options::*to) { return whole_number(to); }
-  std::string operator()(std::optional<int> Options::*to) { return whole_number(to); }
-  std::string operator()(double Options::*to) { return seconds(to); }
-  std::string operator()(std::optional<double> Options::*to) { return seconds(to); }
+  std::string operator()(std::string Options::*to) { return set(options_.*to); }
+  std::string operator()(int Options::*to) { return set(options_.*to); }
+  std::string operator()(double Options::*to) { return set(options_.*to); }
+  template <class Value>
+  std::string operator()(std::optional<Value> Options::*to) {
+    return set((options_.*to).emplace());
+  }
 
  private:
-  template <class To, class From>
-  std::string set(To Options::*to, const From& value) {
-    options_.*to = value;
+  std::string set(std::string& to) {
+    to = text_;
     return {};
   }
-  template <class To>
-  std::string whole_number(To Options::*to) {
+  std::string set(int& to) {
     const auto value =
         parse_integer("", text_, static_cast<std::int64_t>(row_.min), static_cast<std::int64_t>(row_.max));
-    if (value) return set(to, static_cast<int>(*value));
+    if (value) to = static_cast<int>(*value);
+    if (value) return {};
     return row_.max == INT_MAX ? fmt::format("not a whole number, {} or more", row_.min)
                                : fmt::format("not a whole number, {} to {}", row_.min, row_.max);
   }
-  template <class To>
-  std::string seconds(To Options::*to) {
-    double value = 0;
-    const auto [end, error] = std::from_chars(text_.data(), text_.data() + text_.size(), value);
-    if (error == std::errc{} && end == text_.data() + text_.size() && value >= row_.min && value <= row_.max)
-      return set(to, value);
+  std::string set(double& to) {
+    const auto [end, error] = std::from_chars(text_.data(), text_.data() + text_.size(), to);
+    if (error == std::errc{} && end == text_.data() + text_.size() && to >= row_.min && to <= row_.max)
+      return {};
     return row_.min > 0 ? "not a number of seconds above 0"
                         : fmt::format("not a number of seconds, 0 to {:.0f}", row_.max);
   }
@@ -189,6 +186,118 @@ Options with_traits(const Options& options, unsigned traits) {
       out.given.insert(*found);
   }
   return out;
+}
+
+namespace {
+
+const OptionRow* find_letter(char letter) {
+  const auto found = std::find_if(kOptionTable.begin(), kOptionTable.end(),
+                                  [&](const OptionRow& row) { return row.letter == letter && letter != 0; });
+  return found == kOptionTable.end() ? nullptr : &*found;
+}
+
+/// argparse takes "-1" and "-0.5" for values, since no option looks like a number, and so what has a blank in
+/// its name.
+bool looks_like_option(std::string_view token) {
+  if (token.size() < 2 || token[0] != '-') return false;
+  const bool number =
+      std::all_of(token.begin() + 1, token.end(), [](char c) { return (c >= '0' && c <= '9') || c == '.'; });
+  return !number && token.substr(0, token.find('=')).find(' ') == std::string_view::npos;
+}
+
+class Splitter {
+ public:
+  explicit Splitter(std::span<const std::string> arguments) : arguments_(arguments) {}
+
+  Result<CommandLine> run() {
+    bool separator_used = false;
+    while (next_ < arguments_.size()) {
+      const std::string& token = arguments_[next_];
+      if (token == "--") {
+        separator_used = true;
+        ++next_;
+        break;
+      }
+      if (!looks_like_option(token)) break;
+      ++next_;
+      if (token.starts_with("--")) {
+        MUSTER_OK(long_option(std::string_view(token).substr(2)));
+      } else {
+        MUSTER_OK(letters(std::string_view(token).substr(1)));
+      }
+    }
+    if (next_ == arguments_.size()) return std::move(out_);
+    out_.program = arguments_[next_++];
+    if (!separator_used && next_ < arguments_.size() && arguments_[next_] == "--") ++next_;
+    out_.arguments.assign(arguments_.begin() + static_cast<std::ptrdiff_t>(next_), arguments_.end());
+    return std::move(out_);
+  }
+
+ private:
+  Result<void> long_option(std::string_view token) {
+    const auto equals = token.find('=');
+    MUSTER_TRY(const OptionRow* row, find_option(token.substr(0, equals)));
+    if (!row->takes_value() && equals != std::string_view::npos)
+      return usage(
+          (fmt::format("--{} takes no value, but '{}' was given", row->name, token.substr(equals + 1))));
+    if (!row->takes_value() || equals != std::string_view::npos) {
+      out_.options.push_back(
+          {row, std::string(equals == std::string_view::npos ? "" : token.substr(equals + 1))});
+      return {};
+    }
+    return value_of(row, fmt::format("--{}", row->name));
+  }
+
+  /// "-m", "-r3", "-r 3", "-mr3".
+  Result<void> letters(std::string_view token) {
+    while (!token.empty()) {
+      const OptionRow* row = find_letter(token[0]);
+      if (row == nullptr) return usage(fmt::format("unknown option -{}; see muster --help", token[0]));
+      token.remove_prefix(1);
+      if (row->takes_value() && token.empty()) return value_of(row, fmt::format("-{}", row->letter));
+      if (row->takes_value() && token[0] == '=') token.remove_prefix(1);
+      out_.options.push_back({row, std::string(row->takes_value() ? token : "")});
+      if (row->takes_value()) return {};
+    }
+    return {};
+  }
+
+  Result<void> value_of(const OptionRow* row, const std::string& option) {
+    if (next_ == arguments_.size() || arguments_[next_] == "--" || looks_like_option(arguments_[next_]))
+      return usage(fmt::format("{} needs a value: {} {}", option, option, row->metavar));
+    out_.options.push_back({row, arguments_[next_++]});
+    return {};
+  }
+
+  std::span<const std::string> arguments_;
+  std::size_t next_ = 0;
+  CommandLine out_;
+};
+
+}  // namespace
+
+Result<const OptionRow*> find_option(std::string_view name) {
+  std::string dashed(name);
+  std::replace(dashed.begin(), dashed.end(), '_', '-');
+  std::vector<const OptionRow*> matches;
+  for (const OptionRow& row : kOptionTable) {
+    if (row.name == dashed) return &row;
+    if (!dashed.empty() && row.name.starts_with(dashed)) matches.push_back(&row);
+  }
+  // What is short enough for torchrun is so here.
+  if (std::count_if(matches.begin(), matches.end(), [](const OptionRow* row) { return !row->is(kOwn); }) == 1)
+    std::erase_if(matches, [](const OptionRow* row) { return row->is(kOwn); });
+  if (matches.size() == 1) return matches.front();
+  if (matches.empty())
+    return usage(fmt::format("unknown option --{}; the nearest is --{} (see muster --help)", name,
+                             nearest_name(kOptionTable, dashed)));
+  std::string names;
+  for (const OptionRow* row : matches) names += fmt::format("{}--{}", names.empty() ? "" : ", ", row->name);
+  return usage(fmt::format("--{} is ambiguous: {}", name, names));
+}
+
+Result<CommandLine> split_command_line(std::span<const std::string> arguments) {
+  return Splitter(arguments).run();
 }
 
 }  // namespace muster::launcher

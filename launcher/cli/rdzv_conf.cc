@@ -49,8 +49,7 @@ class Assigner {
   }
   Result<void> operator()(std::optional<bool> ElasticConf::*to) {
     out_.*to = parse_bool(value_);
-    if (!(out_.*to)) return wrong(row_.name, value_, "true or false is right");
-    return {};
+    return out_.*to ? Result<void>() : wrong(row_.name, value_, "true or false is right");
   }
   Result<void> operator()(std::string ElasticConf::*to) {
     out_.*to = value_;

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "launcher/process/job_registry.h"
@@ -79,9 +80,7 @@ std::string age_of(std::int64_t since, std::int64_t now) {
 }
 
 std::string command_of(const JobRecord& entry) {
-  std::string out;
-  for (const std::string& each : entry.command) out += (out.empty() ? "" : " ") + each;
-  return one_line(out);
+  return one_line(fmt::format("{}", fmt::join(entry.command, " ")));
 }
 
 std::string status_text(const JobRecord& entry, std::int64_t now) {

@@ -34,17 +34,8 @@ std::string wanted(const JobState& job) {
 }
 
 std::string_view name_of(JobState::Phase phase) {
-  switch (phase) {
-    case JobState::Phase::kGathering:
-      return "gathering";
-    case JobState::Phase::kRestarting:
-      return "restarting";
-    case JobState::Phase::kRunning:
-      return "running";
-    case JobState::Phase::kEnded:
-      break;
-  }
-  return "ended";
+  constexpr std::array<std::string_view, 4> kNames = {"gathering", "restarting", "running", "ended"};
+  return kNames[static_cast<std::size_t>(phase)];
 }
 
 std::string_view name_of(NodeState::State state) {
@@ -223,6 +214,11 @@ Result<net::QueryOptions> question(const JobsCommand& command, const Environment
 }
 
 }  // namespace
+
+int complain(std::string_view text, int status) {
+  std::fprintf(stderr, "musterctl: %.*s\n", static_cast<int>(text.size()), text.data());
+  return status;
+}
 
 int show_jobs(const JobsCommand& command, const Environment& environment) {
   const auto asked = question(command, environment);

@@ -184,11 +184,6 @@ CLI::App* define_jobs(CLI::App& app, JobsCommand& look) {
 
 }  // namespace
 
-int muster::launcher::complain(std::string_view text, int status) {
-  std::fprintf(stderr, "musterctl: %.*s\n", static_cast<int>(text.size()), text.data());
-  return status;
-}
-
 int main(int argc, char** argv) {
   CLI::App app{
       "musterctl: the jobs that were started with muster --detach, by this user on this host; and those of a "

@@ -111,17 +111,9 @@ constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 constexpr int kPings = 4;  // the first one may find caches cold
 
 Outcome outcome_of(int error) {
-  switch (error) {
-    case ETIMEDOUT:
-      return Outcome::kTimeout;
-    case ECONNREFUSED:
-      return Outcome::kRejected;
-    case ENETUNREACH:
-    case EHOSTUNREACH:
-      return Outcome::kNoRoute;
-    default:
-      return Outcome::kOther;
-  }
+  if (error == ETIMEDOUT) return Outcome::kTimeout;
+  if (error == ECONNREFUSED) return Outcome::kRejected;
+  return error == ENETUNREACH || error == EHOSTUNREACH ? Outcome::kNoRoute : Outcome::kOther;
 }
 
 // One try: connect, read the token, ping, and send a big message, each with its own deadline.

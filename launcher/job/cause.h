@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cause: why one worker ended, as a class with a name and the words of the evidence. Values, made by
-// error_watch.h (from what a worker wrote) and root_cause.h (from all that is known), read by the report.
+// error_watch.h (from what a worker wrote) and job_report.h (from all that is known), read by the report.
 #pragma once
 
 #include <array>

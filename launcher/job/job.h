@@ -14,7 +14,6 @@
 #include "launcher/job/exit_status.h"
 #include "launcher/job/hang_rules.h"
 #include "launcher/job/restart_policy.h"
-#include "launcher/job/rotation.h"
 #include "launcher/text/stream_selection.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/etcd/settings.h"
@@ -23,6 +22,16 @@
 #include "rendezvous/protocol/world.h"
 
 namespace muster::launcher {
+
+// Rotation: how large a log file may grow and how many of its predecessors stay (--log-max-size, --log-keep).
+// A value, made by job_plan, read by whoever writes log files.
+
+struct Rotation {
+  std::uint64_t max_bytes = 0;  // 0: files grow without a limit
+  int keep = 5;                 // older files beside the current one
+
+  friend bool operator==(const Rotation&, const Rotation&) = default;
+};
 
 /// The program, before ${local_rank} is filled in. arguments[0] is what exec gets as argv[0].
 struct Command {

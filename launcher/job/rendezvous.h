@@ -5,6 +5,7 @@
 // one outcome for all nodes: the first announced failure, a change of the nodes, or that everybody succeeded.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -88,5 +89,17 @@ class Rendezvous {
  protected:
   JoinTimes times_;
 };
+
+// Generation outcome: what the coordinator's words mean for the agent: which exit status, which text, whether
+// the workers start again. Pure.
+
+/// The generation is over and the next one follows.
+[[nodiscard]] FailureNotice outcome_of(const control::GenerationOver& over);
+/// The job is over.
+[[nodiscard]] AttemptOutcome outcome_of(const control::Closed& closed);
+/// There is no coordinator any more. `running`: this node was part of a world. `busy`: why this agent could
+/// not run the coordinator itself, empty if it did not try.
+[[nodiscard]] FailureNotice outcome_of(const Error& lost, bool running, const std::string& endpoint,
+                                       const std::string& busy);
 
 }  // namespace muster::launcher

@@ -10,9 +10,9 @@
 #include <fmt/format.h>
 
 #include "launcher/job/exit_status.h"
-#include "launcher/job/generation_outcome.h"
+#include "launcher/job/rendezvous.h"
 #include "launcher/join/endpoint_host.h"
-#include "launcher/join/unhealthy_node.h"
+#include "launcher/join/make_rendezvous.h"
 #include "launcher/network/listening.h"
 #include "launcher/plan/program.h"
 #include "launcher/text/seconds_text.h"

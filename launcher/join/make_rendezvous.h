@@ -3,8 +3,13 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
+#include <boost/asio/io_context.hpp>
+
+#include "launcher/job/job.h"
 #include "launcher/job/rendezvous.h"
+#include "rendezvous/base/log.h"
 
 namespace boost::asio {
 class io_context;
@@ -15,5 +20,18 @@ namespace muster::launcher {
 /// The kind that the job asks for. `io`, `job` and `log` outlive it.
 [[nodiscard]] std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const Job& job,
                                                           const Log& log);
+
+// Unhealthy node: what an agent whose preflight failed does instead of the job: it tells the other nodes why
+// it takes no part, so that they need not guess, and ends. With a coordinator it stays until the others have
+// begun without it (a spare in its place) or given up, and where it runs the coordinator until the job ends.
+// Under static rendezvous no node can be missing: the job ends everywhere with this node's reason. No worker
+// and no log file; one loop, one thread. Called by main.
+
+/// What the others are told under static rendezvous.
+[[nodiscard]] std::string unhealthy_text(const Job& job);
+
+/// `job.unhealthy` is set. Returns the exit status: kExitPreflight, the job's where this agent runs its
+/// coordinator, or 128+n for signal n.
+[[nodiscard]] int tell_unhealthy(boost::asio::io_context& io, const Job& job, const Log& log);
 
 }  // namespace muster::launcher

@@ -3,14 +3,13 @@
 
 #include <algorithm>
 #include <cctype>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "launcher/network/interfaces.h"
 #include "launcher/text/split.h"
+#include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
@@ -48,15 +47,11 @@ Result<HostMap> HostMap::read(const std::string& value) {
   if (value.empty()) return HostMap();
   const std::string where = fmt::format("--host-map={}", value);
   if (value.find('=') != std::string::npos) return parse(value, ',', "--host-map");
-  std::ifstream file(value, std::ios::binary);
-  if (!file)
+  const auto text = read_file(value, kMaxFileBytes);
+  if (!text)
     return usage(where +
                  ": there is no such file that can be read; or give NAME=HOST, with commas between several");
-  std::string text;
-  for (char c = 0; text.size() <= kMaxFileBytes && file.get(c);) text.push_back(c);
-  if (file.bad() || text.size() > kMaxFileBytes)
-    return usage(fmt::format("{}: it cannot be read, or is larger than {} MiB", where, kMaxFileBytes >> 20));
-  return parse(text, '\n', where);
+  return parse(*text, '\n', where);
 }
 
 Result<HostMap> HostMap::parse(std::string_view entries, char separator, std::string_view where) {

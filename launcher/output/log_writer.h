@@ -21,7 +21,7 @@
 
 #include <muster/result.h>
 
-#include "launcher/job/rotation.h"
+#include "launcher/job/job.h"
 #include "launcher/process/helper_process.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/lifetime.h"

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/text/split.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -136,14 +137,11 @@ std::string short_name(const Command& command) {
 
 std::optional<std::string> search_path(std::string_view name, std::string_view path_list) {
   if (name.empty()) return std::nullopt;
-  while (true) {
-    const auto colon = path_list.find(':');
-    const std::string_view directory = path_list.substr(0, colon);
+  for (const std::string_view directory : split(path_list, ':')) {
     std::string candidate = fmt::format("{}/{}", directory.empty() ? "." : directory, name);
     if (kind_of(candidate) == Kind::kExecutable) return candidate;
-    if (colon == std::string_view::npos) return std::nullopt;
-    path_list.remove_prefix(colon + 1);
   }
+  return std::nullopt;
 }
 
 Result<Command> resolve_program(const Options& options, const Environment& environment) {

@@ -134,7 +134,7 @@ Result<void> plan_growth(std::string_view text, membership::Settings& rules, std
 }
 
 Result<void> plan_elastic(const Options& options, const Environment& environment, const Endpoint& endpoint,
-                          const NodeRange& nodes, Job& job) {
+                          const NodeRange& nodes, ElasticConf conf, Job& job) {
   const std::string_view backend = options.rdzv_backend;
   if (endpoint.host.empty())
     return usage(fmt::format(
@@ -145,8 +145,6 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
             ? "etcd's clients are served, or several such, with commas between them"
             : "musterd listens, or an address of one of the nodes, whose agent then runs the coordinator"));
   const bool is_static = backend == "static";
-  MUSTER_TRY(ElasticConf conf,
-             is_static ? parse_static_conf(options.rdzv_conf) : parse_elastic_conf(options.rdzv_conf));
   if (is_static) conf.is_host = job.node_rank == 0;
   if (endpoint.port == 0 && (backend == "etcd" || !conf.is_host.value_or(backend == "c10d")))
     return usage(
@@ -155,7 +153,6 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
                     options.rdzv_endpoint));
   job.mode = RendezvousMode::kElastic;
   job.run_id = options.rdzv_id.value_or("none");
-  job.join_timeout = conf.join_timeout;
   ElasticJob& out = job.elastic;
   out.endpoint_host = endpoint.host;
   MUSTER_TRY(out.etcd, plan_etcd(options, conf));
@@ -249,6 +246,9 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
   const Endpoint& endpoint = endpoints.front();
   const bool alone = places == 1;
   const bool placed = options.master_port.has_value() || !endpoint.host.empty();
+  MUSTER_TRY(const ElasticConf conf, backend == "static" ? parse_static_conf(options.rdzv_conf)
+                                                         : parse_elastic_conf(options.rdzv_conf));
+  job.join_timeout = conf.join_timeout;
   // One node needs no coordinator, unless a daemon is named that others watch.
   if (options.standalone || (alone && (backend == "c10d" || !placed))) {
     job.mode = RendezvousMode::kStandalone;
@@ -258,17 +258,12 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
     job.master_port = 0;
     // Who names a backend and no id gets what torchrun gives: the id is in the names of log directories.
     job.run_id = options.rdzv_id.value_or(backend == "static" || options.standalone ? random_id() : "none");
-    MUSTER_TRY(const ElasticConf conf, backend == "static" ? parse_static_conf(options.rdzv_conf)
-                                                           : parse_elastic_conf(options.rdzv_conf));
-    job.join_timeout = conf.join_timeout;
     return {};
   }
-  if (backend != "static") return plan_elastic(options, environment, endpoint, nodes, job);
+  if (backend != "static") return plan_elastic(options, environment, endpoint, nodes, conf, job);
   MUSTER_TRY(const Endpoint first, plan_static(options, endpoint, nodes, job));
-  if (job.nodes > 1) return plan_elastic(options, environment, first, nodes, job);
-  MUSTER_TRY(const ElasticConf conf, parse_static_conf(options.rdzv_conf));
+  if (job.nodes > 1) return plan_elastic(options, environment, first, nodes, conf, job);
   job.mode = RendezvousMode::kStandalone;
-  job.join_timeout = conf.join_timeout;
   job.run_id = options.rdzv_id.value_or("none");
   job.master_addr = first.host;
   job.master_port = static_cast<std::uint16_t>(first.port);

@@ -2,7 +2,6 @@
 #include "launcher/plan/slurm_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cerrno>
 #include <functional>
@@ -12,7 +11,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launcher/cli/command_line.h"
+#include "launcher/cli/option_table.h"
 #include "launcher/cli/rdzv_conf.h"
 #include "launcher/job/worker_env.h"
 #include "launcher/network/host_map.h"
@@ -158,17 +157,17 @@ constexpr std::string_view kSrun = "srun";
 
 /// Of a step with a task per worker, which srun takes from the environment where its command line says
 /// nothing else. An agent has the node's CPUs and GPUs, and divides them.
-constexpr std::array<std::string_view, 11> kOfOtherTasks = {"SLURM_CPUS_PER_TASK",
-                                                            "SRUN_CPUS_PER_TASK",
-                                                            "SLURM_CPUS_PER_GPU",
-                                                            "SLURM_GPUS_PER_TASK",
-                                                            "SLURM_TRES_PER_TASK",
-                                                            "SLURM_NTASKS_PER_GPU",
-                                                            "SLURM_NTASKS_PER_TRES",
-                                                            "SLURM_NTASKS_PER_CORE",
-                                                            "SLURM_NTASKS_PER_SOCKET",
-                                                            "SLURM_HOSTFILE",
-                                                            "PET_SRUN"};
+constexpr std::string_view kOfOtherTasks[] = {"SLURM_CPUS_PER_TASK",
+                                              "SRUN_CPUS_PER_TASK",
+                                              "SLURM_CPUS_PER_GPU",
+                                              "SLURM_GPUS_PER_TASK",
+                                              "SLURM_TRES_PER_TASK",
+                                              "SLURM_NTASKS_PER_GPU",
+                                              "SLURM_NTASKS_PER_TRES",
+                                              "SLURM_NTASKS_PER_CORE",
+                                              "SLURM_NTASKS_PER_SOCKET",
+                                              "SLURM_HOSTFILE",
+                                              "PET_SRUN"};
 
 /// --srun with options that contradict it, or in a task of a step that srun has started already.
 Result<void> check(const Options& options, const Environment& environment) {

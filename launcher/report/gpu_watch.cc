@@ -2,18 +2,19 @@
 #include "launcher/report/gpu_watch.h"
 
 #include <algorithm>
-#include <charconv>
 #include <fcntl.h>
 #include <poll.h>
 #include <time.h>
 #include <unistd.h>
 #include <utility>
 
+#include <climits>
 #include <fmt/format.h>
 
 #include "launcher/hardware/nvml.h"
 #include "launcher/report/kernel_log.h"
 #include "launcher/text/split.h"
+#include "rendezvous/base/env.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -79,9 +80,9 @@ std::optional<Gpu> parse_gpu_line(std::string_view line) {
   const std::vector<std::string_view> fields = split(line, '\t');
   if (fields.size() != 4) return std::nullopt;
   Gpu out;
-  const char* const end = fields[0].data() + fields[0].size();
-  const auto [after, error] = std::from_chars(fields[0].data(), end, out.index);
-  if (error != std::errc{} || after != end) return std::nullopt;
+  const auto index = parse_integer("", fields[0], 0, INT_MAX);
+  if (!index) return std::nullopt;
+  out.index = static_cast<int>(*index);
   out.uuid = fields[1];
   out.pci = fields[2];
   if (!fields[3].empty())

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "launcher/text/line_splitter.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -63,14 +64,10 @@ constexpr std::array kEntries = {
     Entry{171, "uncorrectable error in the GPU's memory (DRAM)", true},
     Entry{172, "uncorrectable error within the GPU (SRAM)", true},
 };
-static_assert(std::is_sorted(kEntries.begin(), kEntries.end(),
-                             [](const Entry& a, const Entry& b) { return a.number < b.number; }));
-
 Entry find(int number) {
-  const auto* const found =
-      std::lower_bound(kEntries.begin(), kEntries.end(), number,
-                       [](const Entry& entry, int wanted) { return entry.number < wanted; });
-  return found != kEntries.end() && found->number == number ? *found : Entry{};
+  const auto* const found = std::find_if(kEntries.begin(), kEntries.end(),
+                                         [number](const Entry& entry) { return entry.number == number; });
+  return found == kEntries.end() ? Entry{} : *found;
 }
 
 }  // namespace
@@ -140,20 +137,15 @@ KernelLog::KernelLog(const std::string& path)
 std::vector<std::string> KernelLog::take_new() {
   std::vector<std::string> out;
   if (!file_) return out;
-  std::string block(8192, '\0');
-  std::string kept;
+  LineSplitter lines;
+  char block[8192];
   while (out.size() < kMaxLines) {
-    const ssize_t n = retry_eintr([&] { return ::read(file_.get(), block.data(), block.size()); });
+    const ssize_t n = retry_eintr([&] { return ::read(file_.get(), block, sizeof block); });
     if (n < 0 && errno == EPIPE) continue;  // records were overwritten before they were read
     if (n <= 0) break;
-    kept.append(block, 0, static_cast<std::size_t>(n));
-    std::size_t begin = 0;
-    for (auto end = kept.find('\n'); end != std::string::npos; end = kept.find('\n', begin)) {
-      const std::string_view line = std::string_view(kept).substr(begin, end - begin);
+    lines.feed({block, static_cast<std::size_t>(n)}, [&out](std::string_view line) {
       if (!line.starts_with(' ')) out.emplace_back(text_of(line));  // else a record's properties
-      begin = end + 1;
-    }
-    kept.erase(0, begin);
+    });
   }
   return out;
 }

@@ -43,8 +43,8 @@ std::string last_progress(const std::string& path) {
 
 }  // namespace
 
-PostMortem::PostMortem(const Job& job, const Environment& environment, const Log& log)
-    : job_(job), environment_(environment), log_(log) {}
+PostMortem::PostMortem(const Job& job, const Environment& environment, const Log& log, GpuWatch* gpu_watch)
+    : job_(job), environment_(environment), log_(log), gpu_watch_(gpu_watch) {}
 
 void PostMortem::begin() {
   read_kernel();

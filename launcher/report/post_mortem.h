@@ -27,9 +27,8 @@ namespace muster::launcher {
 
 class PostMortem {
  public:
-  PostMortem(const Job& job, const Environment& environment, const Log& log);
-  /// Before begin(): the GPUs and their faults are learnt there. It outlives this.
-  void watch_gpus(GpuWatch& watch) { gpu_watch_ = &watch; }
+  /// `gpu_watch`: where the GPUs and their faults are learnt; nullptr: the node has none.
+  PostMortem(const Job& job, const Environment& environment, const Log& log, GpuWatch* gpu_watch);
 
   /// An attempt begins: what was before is no evidence of it.
   void begin();
@@ -65,7 +64,7 @@ class PostMortem {
   const Log& log_;
   KernelLog kernel_log_;
   OomKillCounter oom_kills_;
-  GpuWatch* gpu_watch_ = nullptr;      // on nodes with GPUs
+  GpuWatch* gpu_watch_;                // on nodes with GPUs
   std::vector<WorkerDevice> devices_;  // by local rank; empty: not known yet
   // Of the attempt under way.
   std::vector<std::string> kernel_lines_;  // about GPUs and memory

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "launcher/job/job.h"
-#include "launcher/telemetry/agent_status.h"
 #include "launcher/telemetry/telemetry.h"
 #include "rendezvous/base/metrics_text.h"
 #include "rendezvous/status/status_server.h"

@@ -2,24 +2,16 @@
 #include "launcher/text/rank_ranges.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include <fmt/format.h>
 
 #include "launcher/text/split.h"
+#include "rendezvous/base/env.h"
 
 namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kMaxNumbers = 65'536;
-
-std::optional<int> number(std::string_view text, int most) {
-  int value = -1;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < 0 || value > most)
-    return std::nullopt;
-  return value;
-}
 
 }  // namespace
 
@@ -41,11 +33,12 @@ std::optional<std::vector<int>> parse_ranges(std::string_view text, int most) {
   for (const std::string_view piece : split(text, ',')) {
     const std::string_view part = trimmed(piece);
     const auto dash = part.find('-');
-    const auto first = number(part.substr(0, dash), most);
-    const auto last = dash == std::string_view::npos ? first : number(part.substr(dash + 1), most);
+    const auto first = parse_integer("", part.substr(0, dash), 0, most);
+    const auto last =
+        dash == std::string_view::npos ? first : parse_integer("", part.substr(dash + 1), 0, most);
     if (!first || !last || *last < *first) return std::nullopt;
     if (out.size() + static_cast<std::size_t>(*last - *first) >= kMaxNumbers) return std::nullopt;
-    for (int value = *first; value <= *last; ++value) out.push_back(value);
+    for (auto value = *first; value <= *last; ++value) out.push_back(static_cast<int>(value));
   }
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());

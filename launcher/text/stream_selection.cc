@@ -2,11 +2,12 @@
 #include "launcher/text/stream_selection.h"
 
 #include <algorithm>
-#include <charconv>
 
+#include <climits>
 #include <fmt/format.h>
 
 #include "launcher/text/split.h"
+#include "rendezvous/base/env.h"
 
 namespace muster::launcher {
 namespace {
@@ -34,17 +35,13 @@ Result<StreamSelection> parse_stream_selection(std::string_view text) {
   }
   for (const std::string_view entry : split(text, ',')) {
     const auto colon = entry.find(':');
-    int rank = -1;
-    if (colon != std::string_view::npos) {
-      const auto [end, error] = std::from_chars(entry.data(), entry.data() + colon, rank);
-      if (error != std::errc{} || end != entry.data() + colon || entry[0] == '-') rank = -1;
-    }
-    if (rank < 0 || !is_std_digit(entry.substr(colon + 1)))
+    const auto rank = parse_integer("", entry.substr(0, colon), 0, INT_MAX);
+    if (!rank || colon == std::string_view::npos || !is_std_digit(entry.substr(colon + 1)))
       return fail(ErrorCode::kInvalidArgument,
                   fmt::format("'{}' is neither 0, 1, 2 or 3 (none, stdout, stderr, both) nor a list "
                               "local_rank:digit,local_rank:digit",
                               text));
-    out.by_rank[rank] = to_std(entry[colon + 1]);
+    out.by_rank[static_cast<int>(*rank)] = to_std(entry[colon + 1]);
   }
   return out;
 }

@@ -1,22 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/text/substitution.h"
 
+#include <algorithm>
+
 namespace muster::launcher {
 namespace {
 
-bool starts_name(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
-}
-bool continues_name(char c) {
-  return starts_name(c) || (c >= '0' && c <= '9');
-}
-
 /// Length of the name at the front of `text`, 0 if there is none.
 std::size_t name_length(std::string_view text) {
-  if (text.empty() || !starts_name(text[0])) return 0;
-  std::size_t n = 1;
-  while (n < text.size() && continues_name(text[n])) ++n;
-  return n;
+  constexpr std::string_view kNameCharacters =
+      "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_";
+  if (text.empty() || (text[0] >= '0' && text[0] <= '9')) return 0;
+  return std::min(text.find_first_not_of(kNameCharacters), text.size());
 }
 
 }  // namespace

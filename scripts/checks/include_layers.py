@@ -104,7 +104,7 @@ _PURE_FORBIDDEN = re.compile(
     r"netinet/|arpa/|netdb\.h|poll\.h|unistd\.h|spawn\.h|fcntl\.h|pthread\.h)")
 PURE = re.compile(
     r"rendezvous/(store|protocol|coordinator)/(?!auth|job_secrets)|rendezvous/base/(env_contract|slurm_step|hostlist)|launcher/(job|text)/|"
-    r"launcher/hardware/(placement|device_choice)\w*\.|launcher/report/root_cause|"
+    r"launcher/hardware/(placement|device_choice)\w*\.|launcher/report/job_report|"
     r"worker_runtime/training/(bucket_plan|sampler)\w*\.(h|cc)$")
 
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/cli/command_line.h"
-
 #include <set>
 
+#include "launcher/cli/option_table.h"
+#include "launcher/cli/options.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/job/generation_outcome.h"
-
 #include "launcher/job/exit_status.h"
+#include "launcher/job/rendezvous.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the options to what workers are told: placement_plan.h, placement_text.h and worker_env.h together.
-#include "launcher/plan/placement_plan.h"
+// From the options to what workers are told: job_plan.h, placement_text.h and worker_env.h together.
 
 #include "launcher/job/worker_env.h"
 #include "launcher/plan/job_plan.h"

@@ -3,7 +3,6 @@
 
 #include "launcher/job/exit_status.h"
 #include "launcher/job/restart_policy.h"
-#include "launcher/job/shutdown_sequence.h"
 #include "launcher/job/supervision.h"
 #include "tests/support/catch.h"
 

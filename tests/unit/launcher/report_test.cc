@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/report/job_report.h"
-#include "launcher/report/root_cause.h"
 #include "launcher/text/rank_ranges.h"
 #include "tests/support/catch.h"
 

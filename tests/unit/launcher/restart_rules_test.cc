@@ -3,7 +3,6 @@
 #include <signal.h>
 
 #include "launcher/job/exit_status.h"
-#include "launcher/job/failure_rules.h"
 #include "launcher/job/restart_policy.h"
 #include "tests/support/catch.h"
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/report/root_cause.h"
 
 #include <nlohmann/json.hpp>
 

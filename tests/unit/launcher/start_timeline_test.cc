@@ -2,7 +2,7 @@
 // How long a start took: a sum of phases, without a clock and without a process.
 #include <vector>
 
-#include "launcher/telemetry/agent_status.h"
+#include "launcher/telemetry/telemetry.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/job/generation_outcome.h"
+#include "launcher/job/rendezvous.h"
 
 #include <fmt/format.h>
 
 #include "launcher/job/exit_status.h"
 
 namespace muster::launcher {
+
 namespace {
 
 using Kind = membership::Cause::Kind;
@@ -16,21 +17,9 @@ std::string named(const membership::Cause& cause) {
 }
 
 std::string text_of(const membership::Cause& cause) {
-  switch (cause.kind) {
-    case Kind::kNodeLost:
-      return fmt::format("lost {}: {}", named(cause), cause.text);
-    case Kind::kNodeLeft:
-      return fmt::format("{} left the job: {}", named(cause), cause.text);
-    case Kind::kStale:
-      return fmt::format("this node was away: {}", cause.text);
-    case Kind::kWorkerFailed:
-    case Kind::kNodesJoined:
-    case Kind::kStopped:
-    case Kind::kTimeout:
-    case Kind::kSucceeded:
-    case Kind::kStoreLost:
-      break;
-  }
+  if (cause.kind == Kind::kNodeLost) return fmt::format("lost {}: {}", named(cause), cause.text);
+  if (cause.kind == Kind::kNodeLeft) return fmt::format("{} left the job: {}", named(cause), cause.text);
+  if (cause.kind == Kind::kStale) return fmt::format("this node was away: {}", cause.text);
   return cause.text;
 }
 
@@ -56,26 +45,13 @@ FailureNotice outcome_of(const control::GenerationOver& over) {
 }
 
 AttemptOutcome outcome_of(const control::Closed& closed) {
+  const Kind kind = closed.cause.kind;
+  if (kind == Kind::kSucceeded) return AllSucceeded{};
   FailureNotice out = notice_of(closed.cause);
-  switch (closed.cause.kind) {
-    case Kind::kSucceeded:
-      return AllSucceeded{};
-    case Kind::kTimeout:
-      out.exit_code = kExitRendezvous;
-      break;
-    case Kind::kNodeLost:
-    case Kind::kNodeLeft:
-      out.exit_code = kExitPeerLost;
-      break;
-    case Kind::kWorkerFailed:
-    case Kind::kNodesJoined:
-    case Kind::kStopped:
-    case Kind::kStale:
-    case Kind::kStoreLost:
-      // 0 would pass for success.
-      if (out.exit_code == 0) out.exit_code = kExitRendezvous;
-      break;
-  }
+  if (kind == Kind::kNodeLost || kind == Kind::kNodeLeft)
+    out.exit_code = kExitPeerLost;
+  else if (kind == Kind::kTimeout || out.exit_code == 0)  // 0 would pass for success
+    out.exit_code = kExitRendezvous;
   return out;
 }
 
