@@ -146,10 +146,10 @@ struct Connection {
 };
 using ConnectionPtr = std::shared_ptr<Connection>;
 
-// What another member may answer better. A refusal is the cluster's.
+// What another member may answer better. Limits and leases are the cluster's.
 bool may_differ_elsewhere(ErrorCode code) {
   return code == ErrorCode::kPeerGone || code == ErrorCode::kTimeout || code == ErrorCode::kIo ||
-         code == ErrorCode::kProtocol;
+         code == ErrorCode::kProtocol || code == ErrorCode::kMismatch;
 }
 
 // What is expected to go wrong comes as a Result.
@@ -222,7 +222,9 @@ class Client::Impl : public std::enable_shared_from_this<Impl> {
     Result<std::string> out = fail(ErrorCode::kCancelled, "closed");
     for (std::size_t i = 0; i < settings_.members.size() && !closed_; ++i) {
       const std::size_t asked = current_;
-      out = co_await ask_member(path, body);
+      auto response = co_await ask_member(path, body);
+      // One member's certificate, or what stands before it, is no verdict on the others.
+      if (i == 0 || response || response.error().code != ErrorCode::kMismatch) out = std::move(response);
       if (out || !may_differ_elsewhere(out.error().code)) break;
       if (closed_ || current_ != asked) continue;
       ++current_;

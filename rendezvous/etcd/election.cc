@@ -98,7 +98,7 @@ std::optional<JobRecord> decode_state(std::string_view bytes) {
 Role role_of(const std::optional<KeyValue>& coordinator, LeaseId own_lease, std::optional<Revision> served) {
   if (!coordinator) return Role::kCampaign;
   if (own_lease == 0 || coordinator->lease != own_lease) return Role::kFollow;
-  return served == coordinator->create_revision ? Role::kStay : Role::kCampaign;
+  return served == coordinator->revision ? Role::kStay : Role::kCampaign;
 }
 
 Result<RecoveredJob> recover(const std::vector<KeyValue>& state, const JobKeys& keys,

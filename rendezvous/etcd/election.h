@@ -4,8 +4,9 @@
 // argument. Called by Session.
 //
 // Keys under <prefix>/<job id>/, the id escaped so that no job's keys are below another's:
-//   coordinator   its endpoint (JSON), with the lease of its agent. Created by a transaction if it does not
-//                 exist; its create_revision is the number of the term
+//   coordinator   its endpoint (JSON), with the lease of its agent. Written at each election, by a
+//   transaction
+//                 if nobody else has written it meanwhile; the revision of that is the number of the term
 //   nodes/<id>    an agent that takes part (JSON), with the same lease as the agent's coordinator key
 //   state         the job as a coordinator leaves it to the next one (job_record.h)
 // Why etcd decides so little: rounds stay with a coordinator and its pure decide(), as without etcd. etcd

@@ -80,7 +80,7 @@ json list_in(const json& object, const char* name) {
 
 KeyValue entry_of(const json& object) {
   return {from_base64(text_of(object, "key")), from_base64(text_of(object, "value")),
-          number(object, "create_revision"), number(object, "lease")};
+          number(object, "mod_revision"), number(object, "lease")};
 }
 
 // Real answers nest 6 deep; each level costs memory before the text is known to be wrong.
@@ -211,13 +211,13 @@ Call<void> revoke(LeaseId lease) {
   return {"/v3/lease/revoke", lease_request(lease), [](std::string_view) { return Result<void>(); }};
 }
 
-Call<TxnResponse> commit(const std::vector<Operation>& operations, const std::optional<Fence>& fence) {
+Call<TxnResponse> commit(const std::vector<Operation>& operations, const std::vector<Fence>& fences) {
   json compare = json::array();
-  if (fence)
-    compare.push_back({{"key", base64(fence->key)},
-                       {"target", "CREATE"},
+  for (const Fence& fence : fences)
+    compare.push_back({{"key", base64(fence.key)},
+                       {"target", "MOD"},
                        {"result", "EQUAL"},
-                       {"create_revision", fmt::format("{}", fence->create_revision)}});
+                       {"mod_revision", fmt::format("{}", fence.revision)}});
   return {"/v3/kv/txn",
           fmt::format(R"({{"compare":{},"success":[{}]}})", compare.dump(), fmt::join(operations, ",")),
           parse_txn};

@@ -24,8 +24,8 @@ using LeaseId = std::int64_t;
 struct KeyValue {
   std::string key;
   std::string value;
-  Revision create_revision = 0;
-  LeaseId lease = 0;  ///< 0: none
+  Revision revision = 0;  ///< of its last change (etcd: mod_revision)
+  LeaseId lease = 0;      ///< 0: none
 
   friend bool operator==(const KeyValue&, const KeyValue&) = default;
 };
@@ -37,11 +37,11 @@ using Operation = std::string;
 [[nodiscard]] Operation put(std::string_view key, std::string_view value, LeaseId lease);
 [[nodiscard]] Operation erase(std::string_view key);
 
-/// Under this condition alone a transaction happens: the key was created at that revision; 0: it does not
-/// exist.
+/// Under this condition alone a transaction happens: the key was changed last at that revision; 0: it does
+/// not exist.
 struct Fence {
   std::string key;
-  Revision create_revision = 0;
+  Revision revision = 0;
 };
 
 struct Lease {
@@ -71,7 +71,7 @@ struct Call {
 [[nodiscard]] Call<Millis> keep_alive(LeaseId lease);
 [[nodiscard]] Call<void> revoke(LeaseId lease);
 [[nodiscard]] Call<TxnResponse> commit(const std::vector<Operation>& operations,
-                                       const std::optional<Fence>& fence = {});
+                                       const std::vector<Fence>& fences = {});
 
 /// The body of a request to kWatchPath: changes of the keys from `key` up to `end` (empty: of `key`),
 /// beginning with those of `from`.

@@ -56,6 +56,7 @@ void Session::look() {
   client_.ask(grant(options_.etcd.lease_ttl_seconds),
               lifetime_.guard([this, asked](const Result<Lease>& granted) {
                 if (!granted) return looked(fail(granted.error()));
+                on_answer();
                 lease_ = granted->id;
                 lease_doubtful_ = false;
                 entered_ = false;
@@ -89,7 +90,7 @@ void Session::on_read(const TxnResponse& found) {
   if (!found.found[0].empty()) coordinator = found.found[0][0];
   switch (role_of(coordinator, lease_, term_)) {
     case Role::kCampaign:
-      return campaign(coordinator ? coordinator->create_revision : 0);
+      return campaign(coordinator ? coordinator->revision : 0);
     case Role::kFollow:
       follow(*coordinator);
       break;
@@ -109,21 +110,21 @@ void Session::campaign(Revision former) {
   if (!endpoint) return end(endpoint.error());
   const auto call = commit({put(keys_.coordinator, encode(*endpoint), lease_), get(keys_.state),
                             get(keys_.nodes, keys_.nodes_end)},
-                           Fence{keys_.coordinator, former});
-  client_.ask(call, lifetime_.guard([this, former](const Result<TxnResponse>& response) {
+                           {{keys_.coordinator, former}});
+  client_.ask(call, lifetime_.guard([this](const Result<TxnResponse>& response) {
     if (!response) return looked(fail(response.error()));
-    on_campaign(*response, former);
+    on_campaign(*response);
   }));
 }
 
-void Session::on_campaign(const TxnResponse& response, Revision former) {
+void Session::on_campaign(const TxnResponse& response) {
   if (over_ || !lease_trusted()) return looked(response.revision);
   if (!response.succeeded)
     stale_ = true;  // another agent was first, or an answer to an earlier try was lost
   else if (response.found.size() != 2)
     return looked(fail(kLeftOut));
   else
-    start_term(former != 0 ? former : response.revision, response.found[0], response.found[1]);
+    start_term(response.revision, response.found[0], response.found[1]);
   looked(response.revision);
 }
 
@@ -184,8 +185,9 @@ void Session::start_term(Revision term, const std::vector<KeyValue>& state,
     hopeless ? end(error) : on_failure(error);
   };
   term_ = term;
-  state_ = std::make_shared<JobStateLog>(loop_, client_, keys_, term, options_.job, recovered->record,
-                                         std::move(events));
+  state_ =
+      std::make_shared<JobStateLog>(loop_, client_, keys_, term, state.empty() ? 0 : state.front().revision,
+                                    options_.job, recovered->record, std::move(events));
   const Instant now = SteadyClock::now();
   presence_ = Presence(std::chrono::seconds(options_.etcd.lease_ttl_seconds));
   presence_.set(keys_, nodes, now);

@@ -79,7 +79,7 @@ class Session {
   void read();
   void on_read(const TxnResponse& found);
   void campaign(Revision former);
-  void on_campaign(const TxnResponse& response, Revision former);
+  void on_campaign(const TxnResponse& response);
   void looked(const Result<Revision>& revision);
   void look_later();
   void watch(Revision from);

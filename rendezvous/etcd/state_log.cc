@@ -14,11 +14,12 @@ constexpr std::chrono::minutes kRewriteInterval{10};
 }  // namespace
 
 JobStateLog::JobStateLog(boost::asio::io_context& loop, Client& client, JobKeys keys, Revision term,
-                         std::string job, std::optional<JobRecord> record, Events events)
+                         Revision state, std::string job, std::optional<JobRecord> record, Events events)
     : StateLog(loop, {}),
       client_(client),
       keys_(std::move(keys)),
       term_(term),
+      state_(state),
       name_(std::move(job)),
       events_(std::move(events)),
       backoff_(kBackoff, static_cast<std::uint64_t>(term)),
@@ -77,21 +78,41 @@ void JobStateLog::write() {
   const Operation operation = record_.empty()
                                   ? etcd::erase(keys_.state)
                                   : etcd::put(keys_.state, encode_state(record_.begin()->second), lease_);
-  client_.ask(commit({operation}, Fence{keys_.coordinator, term_}),
-              lifetime_.guard([this](const Result<TxnResponse>& response) { on_response(response); }));
+  // The fence on the record: a write whose answer was lost and that etcd makes later, too, undoes no other.
+  client_.ask(commit({operation}, {{keys_.coordinator, term_}, {keys_.state, state_}}),
+              lifetime_.guard([this, removed = record_.empty()](const Result<TxnResponse>& response) {
+                on_response(response, removed);
+              }));
 }
 
-void JobStateLog::on_response(const Result<TxnResponse>& response) {
+void JobStateLog::on_response(const Result<TxnResponse>& response, bool removed) {
   if (closed_) return;
   if (!response) return on_failure(response.error());
-  if (!response->succeeded) {
-    const auto call = events_.term_over;  // close() comes from within, as in on_failure()
-    return call();
-  }
+  if (!response->succeeded) return find_state();
+  state_ = removed ? 0 : response->revision;
   backoff_ = Backoff(kBackoff, static_cast<std::uint64_t>(term_));
   on_written();
   if (!dirty())
     if (const auto call = std::exchange(idle_, {})) call();
+}
+
+// Another agent has been elected, or the record is not what it was: its lease is over, or the answer to a
+// write was lost.
+void JobStateLog::find_state() {
+  const auto call = commit({etcd::get(keys_.coordinator), etcd::get(keys_.state)});
+  client_.ask(call, lifetime_.guard([this](const Result<TxnResponse>& response) {
+    if (closed_) return;
+    if (!response) return on_failure(response.error());
+    const auto revision = [&](std::size_t i) {
+      return i < response->found.size() && !response->found[i].empty() ? response->found[i][0].revision : 0;
+    };
+    if (revision(0) == term_) {
+      state_ = revision(1);
+      return write();
+    }
+    const auto over = events_.term_over;  // close() comes from within, as in on_failure()
+    over();
+  }));
 }
 
 void JobStateLog::on_failure(const Error& error) {

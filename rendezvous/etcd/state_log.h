@@ -30,10 +30,10 @@ class JobStateLog final : public net::StateLog {
     std::function<void()> term_over;
     std::function<void(const Error&)> failed;  ///< the write is repeated, until close()
   };
-  /// `term`: the create_revision of the coordinator's key. `record`: what the coordinator starts from,
-  /// nothing for a new job. The `client` outlives close().
-  JobStateLog(boost::asio::io_context& loop, Client& client, JobKeys keys, Revision term, std::string job,
-              std::optional<JobRecord> record, Events events);
+  /// `term`: the revision of the coordinator's key; `state`: of the record in etcd, 0 for none. `record`:
+  /// what the coordinator starts from, nothing for a new job. The `client` outlives close().
+  JobStateLog(boost::asio::io_context& loop, Client& client, JobKeys keys, Revision term, Revision state,
+              std::string job, std::optional<JobRecord> record, Events events);
 
   /// Writes the record again, with a new lease: it is another term's, or it is gone from etcd.
   void rewrite();
@@ -52,12 +52,14 @@ class JobStateLog final : public net::StateLog {
  private:
   bool add(const journal::LogRecord& record) override;
   void write() override;
-  void on_response(const Result<TxnResponse>& response);
+  void on_response(const Result<TxnResponse>& response, bool removed);
+  void find_state();
   void on_failure(const Error& error);
 
   Client& client_;
   const JobKeys keys_;
   const Revision term_;
+  Revision state_;  // of the record in etcd, as far as it is known
   const std::string name_;
   JobRecords record_;  // of the job, if there is one
   Events events_;

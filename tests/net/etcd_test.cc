@@ -76,7 +76,10 @@ struct Term : Site, net::StateKeeper {
       return server.answer(0, R"({"ID":")" + std::to_string(++last_lease) + R"(","TTL":"3600"})");
     REQUIRE(request.path == "/v3/kv/txn");
     stored = request.body;
-    server.answer(0, R"({"header":{"revision":"9"},"succeeded":true,"responses":[]})");
+    const bool erased = stored.find("request_delete_range") != std::string::npos;
+    replaced = std::exchange(state_revision, erased ? 0 : ++revision);
+    server.answer(0, R"({"header":{"revision":")" + std::to_string(revision) +
+                         R"("},"succeeded":true,"responses":[]})");
   }
   void answer_until_clean() {
     while (log->dirty()) {
@@ -88,7 +91,7 @@ struct Term : Site, net::StateKeeper {
   [[nodiscard]] bool has(const std::optional<JobRecord>& what) const {
     return etcd::commit({what ? etcd::put(kKeys.state, etcd::encode_state(*what), last_lease)
                               : etcd::erase(kKeys.state)},
-                        etcd::Fence{kKeys.coordinator, kTerm})
+                        {{kKeys.coordinator, kTerm}, {kKeys.state, replaced}})
                .body == stored;
   }
 
@@ -98,8 +101,11 @@ struct Term : Site, net::StateKeeper {
   int num_over = 0;
   std::string stored;
   etcd::LeaseId last_lease = 0;
+  etcd::Revision revision = kTerm;
+  etcd::Revision state_revision = 0;
+  etcd::Revision replaced = 0;  // by what was stored
   std::shared_ptr<etcd::JobStateLog> log =
-      std::make_shared<etcd::JobStateLog>(loop, client, kKeys, kTerm, "job", state(0), events());
+      std::make_shared<etcd::JobStateLog>(loop, client, kKeys, kTerm, 0, "job", state(0), events());
 };
 
 Result<Millis> keep_alive(Site& site, const std::string& bytes, bool hang_up = true) {
@@ -176,11 +182,39 @@ TEST_CASE("a write that fails is repeated, one that another coordinator has over
   t.wait_request();
   REQUIRE(t.num_failed == 1);
   t.server.answer(0, R"({"header":{"revision":"9"},"responses":[]})");
+  t.wait_request();  // who serves now
+  t.server.answer(0, R"({"header":{"revision":"9"},"succeeded":true,"responses":[{"response_range":{"kvs":[)"
+                     R"({"key":"Yw==","mod_revision":"8"}]}},{"response_range":{}}]})");
   t.run_until([&] { return t.num_over == 1; });
   t.settle();
   REQUIRE(t.server.requests.empty());
   REQUIRE(t.log->dirty());
   REQUIRE(t.num_committed == 0);
+}
+
+TEST_CASE("a write whose answer was lost is found, and what comes of it later changes nothing") {
+  Term t;
+  t.record(state(1));
+  t.wait_request();
+  t.answer();
+  t.wait_request();
+  t.server.answer_raw(0, "HTTP/1.1 503 x\r\nContent-Length: 0\r\n\r\n",
+                      false);  // etcd has made it: revision 8
+  t.record(state(2));
+  t.wait_request();
+  t.server.answer(0, R"({"header":{"revision":"8"},"responses":[]})");
+  t.wait_request();
+  t.server.answer(0, R"({"header":{"revision":"8"},"succeeded":true,"responses":[{"response_range":{"kvs":[)"
+                     R"({"key":"Yw==","mod_revision":"7"}]}},{"response_range":{"kvs":[)"
+                     R"({"key":"cw==","mod_revision":"8"}]}}]})");
+  t.state_revision = t.revision = 8;
+  t.wait_request();
+  t.answer();
+  REQUIRE(t.replaced == 8);
+  t.answer_until_clean();
+  REQUIRE(t.has(state(2)));
+  REQUIRE(t.num_over == 0);
+  REQUIRE(t.num_committed == 1);
 }
 
 TEST_CASE("what etcd does not take is told, and nothing of a term that is over") {

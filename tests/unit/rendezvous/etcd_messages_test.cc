@@ -12,16 +12,18 @@ namespace {
 const std::string kHead =
     R"({"header":{"cluster_id":"324952591200643719","member_id":"3319814642761637952","revision":"2","raft_term":"2"})";
 const std::string kEntry =
-    R"({"key":"L20vai9jb29yZGluYXRvcg==","create_revision":"2","mod_revision":"2","version":"1","value":"aGk=","lease":"2324035521453954055"})";
+    R"({"key":"L20vai9jb29yZGluYXRvcg==","create_revision":"1","mod_revision":"2","version":"1","value":"aGk=","lease":"2324035521453954055"})";
 const KeyValue kKeyValue{"/m/j/coordinator", "hi", 2, 2324035521453954055};
 
 }  // namespace
 
 TEST_CASE("a transaction is written as etcd's gateway wants it") {
   REQUIRE(
-      commit({put("/m/j/coordinator", "hi", 7), get("a", "b"), erase("c")}, Fence{"/m/j/coordinator", 0})
+      commit({put("/m/j/coordinator", "hi", 7), get("a", "b"), erase("c")},
+             {{"/m/j/coordinator", 0}, {"s", 4}})
           .body ==
-      R"({"compare":[{"create_revision":"0","key":"L20vai9jb29yZGluYXRvcg==","result":"EQUAL","target":"CREATE"}],)"
+      R"({"compare":[{"key":"L20vai9jb29yZGluYXRvcg==","mod_revision":"0","result":"EQUAL","target":"MOD"},)"
+      R"({"key":"cw==","mod_revision":"4","result":"EQUAL","target":"MOD"}],)"
       R"("success":[{"request_put":{"key":"L20vai9jb29yZGluYXRvcg==","lease":"7","value":"aGk="}},)"
       R"({"request_range":{"key":"YQ==","range_end":"Yg=="}},{"request_delete_range":{"key":"Yw=="}}]})");
   REQUIRE(watch_request("a", "b", 3) ==
@@ -87,7 +89,7 @@ TEST_CASE("a watch tells what changed, and why it ends") {
   REQUIRE(stream
               .receive(R"({"result":)" + kHead +
                        R"(,"events":[{"type":"DELETE","kv":{"key":"YQ==","mod_revision":"3"}}]}})" + "\n")
-              .value() == std::vector<WatchUpdate>{{false, {{true, {"a", "", 0, 0}}}}});
+              .value() == std::vector<WatchUpdate>{{false, {{true, {"a", "", 3, 0}}}}});
   WatchStream compacted(10000);
   const auto ended =
       compacted.receive(R"({"result":)" + kHead +
