@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <deque>
+#include <set>
 #include <sys/socket.h>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -20,7 +23,7 @@
 #include "rendezvous/net/helper_thread.h"
 #include "rendezvous/net/peer_owner.h"
 #include "rendezvous/net/send_limit.h"
-#include "rendezvous/server/agent_table.h"
+#include "rendezvous/server/control_peer.h"
 #include "rendezvous/wal/state_log.h"
 
 namespace muster::net {
@@ -39,6 +42,107 @@ constexpr Millis kFrozen{2000};
 constexpr Millis kLingerTime{2000};  // for who is refused to read why
 // Between two looks at a connection whose time is up while its handshake waits for this process.
 constexpr Millis kHandshakeCheck{1000};
+
+struct AgentConnection {
+  AgentConnection(boost::asio::io_context& loop, UniqueFd from, std::string name,
+                  const control::Limits& limits, const std::optional<tls::Context>& tls)
+      : descriptor(loop, from.release()),
+        peer(descriptor.native_handle(), std::move(name), limits, auth::random_nonce(), tls) {}
+
+  boost::asio::posix::stream_descriptor descriptor;
+  ControlPeer peer;
+  std::optional<Instant> deadline;
+  std::size_t buffered_bytes = 0;  ///< as counted last
+  std::string unread;              ///< decrypted bytes that were left alone while nothing can be recorded
+  bool paused = false;             ///< no more is read until then
+  /// Parts of reports on their way to it: in the socket's time, so that however many there are it is not
+  /// taken for one that does not read.
+  std::deque<std::string> reports;
+  std::size_t report_bytes = 0;
+};
+
+// The connections of a coordinator by ConnectionId, with their deadlines and with what they buffer.
+class AgentTable {
+ public:
+  using Map = std::unordered_map<ConnectionId, std::shared_ptr<AgentConnection>>;
+
+  ConnectionId add(std::shared_ptr<AgentConnection> connection) {
+    agents_.emplace(next_id_, std::move(connection));
+    return next_id_++;
+  }
+  /// nullptr: it is gone.
+  [[nodiscard]] std::shared_ptr<AgentConnection> find(ConnectionId id) const {
+    const auto found = agents_.find(id);
+    return found == agents_.end() ? nullptr : found->second;
+  }
+  void remove(ConnectionId id) {
+    const auto found = agents_.find(id);
+    set_deadline(id, *found->second, std::nullopt);
+    buffered_bytes_ -= found->second->buffered_bytes;
+    report_bytes_ -= found->second->report_bytes;
+    agents_.erase(found);
+  }
+  void clear() {
+    agents_.clear();
+    deadlines_.clear();
+  }
+  [[nodiscard]] const Map& all() const { return agents_; }
+
+  void set_deadline(ConnectionId id, AgentConnection& connection, std::optional<Instant> deadline) {
+    if (connection.deadline) deadlines_.erase({*connection.deadline, id});
+    connection.deadline = deadline;
+    if (deadline) deadlines_.emplace(*deadline, id);
+  }
+  /// Earliest first: of those that have something to prove or are being closed.
+  [[nodiscard]] const std::set<std::pair<Instant, ConnectionId>>& deadlines() const { return deadlines_; }
+
+  /// Counts what this agent buffers now; true if that became more.
+  bool count_buffered(AgentConnection& connection) {
+    const std::size_t before =
+        std::exchange(connection.buffered_bytes, connection.peer.buffered_bytes() + connection.unread.size());
+    buffered_bytes_ += connection.buffered_bytes - before;  // modulo 2^64: it may be less
+    return connection.buffered_bytes > before;
+  }
+  /// Of all agents.
+  [[nodiscard]] std::size_t buffered_bytes() const { return buffered_bytes_; }
+
+  /// A part of a report for this agent, to be sent in the socket's time. Beyond kMaxReportBytes an empty part
+  /// goes instead: who gathers the report need not wait, and the report says less.
+  void queue_report(AgentConnection& connection, const control::Message& part) {
+    std::string bytes;
+    control::encode(part, bytes);
+    if (connection.report_bytes + bytes.size() > kMaxReportBytes ||
+        report_bytes_ + bytes.size() > kMaxAllReportBytes) {
+      control::Message empty = part;
+      if (auto* report = std::get_if<control::Report>(&empty)) report->payload.clear();
+      if (auto* hang = std::get_if<control::Hang>(&empty)) hang->payload.clear();
+      bytes.clear();
+      control::encode(empty, bytes);
+    }
+    connection.report_bytes += bytes.size();
+    report_bytes_ += bytes.size();
+    connection.reports.push_back(std::move(bytes));
+  }
+  /// Empty: there is none.
+  std::string take_report(AgentConnection& connection) {
+    if (connection.reports.empty()) return {};
+    std::string bytes = std::move(connection.reports.front());
+    connection.reports.pop_front();
+    connection.report_bytes -= bytes.size();
+    report_bytes_ -= bytes.size();
+    return bytes;
+  }
+
+ private:
+  static constexpr std::size_t kMaxReportBytes = std::size_t{64} << 20;  // of an agent
+  static constexpr std::size_t kMaxAllReportBytes = 4 * kMaxReportBytes;
+
+  Map agents_;
+  std::set<std::pair<Instant, ConnectionId>> deadlines_;
+  std::size_t buffered_bytes_ = 0;
+  std::size_t report_bytes_ = 0;  // of all agents
+  ConnectionId next_id_ = 1;
+};
 
 }  // namespace
 
@@ -61,10 +165,7 @@ class ControlServer::Impl final : public StateKeeper {
     if (stopped_) return;
     compensate_pause();
     ++stats_.num_accepted;
-    const AgentTable::Room room = agents_.make_room(options_.max_connections, options_.max_handshakes, name);
-    if (!room.notice.empty()) rejections_.write(Rejection::kLimit, room.notice);
-    if (room.to_drop) drop(*room.to_drop, "it took too long");
-    if (room.full) {
+    if (!make_room(name)) {
       ++stats_.num_refused;
       return;
     }
@@ -99,7 +200,12 @@ class ControlServer::Impl final : public StateKeeper {
 
   void stop() {
     if (std::exchange(stopped_, true)) return;
-    agents_.send_to_all(Refused{Refused::Reason::kStopping, "the coordinator is stopping"});
+    const control::Message stopping = Refused{Refused::Reason::kStopping, "the coordinator is stopping"};
+    for (const auto& [id, connection] : agents_.all()) {
+      if (connection->peer.stage != Stage::kOpen) continue;
+      connection->peer.send(stopping);
+      (void)connection->peer.flush();
+    }
     if (options_.state) options_.state->detach(*this);
     agents_.clear();
     timer_.cancel();
@@ -182,6 +288,26 @@ class ControlServer::Impl final : public StateKeeper {
     finish_turn();
   }
 
+  // Those that have proven something are not kept out by those that have not.
+  bool make_room(const std::string& name) {
+    const bool full = agents_.all().size() >= options_.max_connections;
+    const auto& unproven = agents_.deadlines();
+    if (!unproven.empty() && (full || unproven.size() >= options_.max_handshakes)) {
+      const ConnectionId oldest = unproven.begin()->second;
+      rejections_.write(
+          Rejection::kLimit,
+          fmt::format("closed {}: the oldest of {} that have proven nothing yet, the limit{}",
+                      agents_.find(oldest)->peer.name(), unproven.size(), full ? " (--max-agents)" : ""));
+      drop(oldest, "it took too long");
+    } else if (full) {
+      rejections_.write(Rejection::kLimit,
+                        fmt::format("closed {}: {} agents are connected, the limit (--max-agents)", name,
+                                    agents_.all().size()));
+      return false;
+    }
+    return true;
+  }
+
   // Input.
 
   void wait_readable(ConnectionId id, AgentConnection& connection) {
@@ -210,7 +336,13 @@ class ControlServer::Impl final : public StateKeeper {
       clock_.skip(JobClock::frozen(last_turn_, armed_, real));
       armed_ = real;
     }
-    agents_.hear_unread(jobs_, now(), effects_);
+    // Those about to be lost for their silence whose messages were received and only not read yet are heard.
+    for (const ConnectionId id : jobs_.overdue(now())) {
+      const auto connection = agents_.find(id);
+      char byte = 0;
+      if (connection && ::recv(connection->descriptor.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
+        jobs_.heard(id, now(), effects_);
+    }
   }
 
   void on_readable(ConnectionId id) {
@@ -584,10 +716,22 @@ class ControlServer::Impl final : public StateKeeper {
     if (options_.on_close) boost::asio::post(loop_, lifetime_.guard(options_.on_close));
   }
 
+  // Gives the agent as much of its workers' store and of its reports as its connection takes now.
   void drain(ConnectionId id) {
     if (stores_wait()) stores_.remember(id);  // until on_resume()
-    const auto connection = agents_.drain(id, stores_wait() ? nullptr : &stores_);
-    if (!connection) return;
+    const auto connection = agents_.find(id);
+    if (!connection || connection->peer.stage != Stage::kOpen) return;
+    control::Message message;
+    std::string bytes;
+    while (connection->peer.unsent_bytes() < kSendLimitBytes) {
+      if (!stores_wait() && stores_.next(id, message)) {
+        bytes.clear();
+        control::encode(message, bytes);
+      } else if (bytes = agents_.take_report(*connection); bytes.empty()) {
+        break;
+      }
+      connection->peer.send(bytes);
+    }
     const bool more = connection->peer.unsent_bytes() >= kSendLimitBytes;
     flush(id, *connection);
     if (more) wait_writable(id, *connection);

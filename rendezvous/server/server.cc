@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/server/server.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <optional>
+#include <set>
 #include <sys/epoll.h>
 #include <unistd.h>
 #include <utility>
@@ -14,14 +16,13 @@
 #include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/acceptor.h"
 #include "rendezvous/net/listener.h"
 #include "rendezvous/net/peer_owner.h"
 #include "rendezvous/net/rejection_log.h"
-#include "rendezvous/server/client_table.h"
 #include "rendezvous/server/connection.h"
-#include "rendezvous/server/torchrun_cleanup.h"
 #include "rendezvous/wal/state_log.h"
 
 namespace muster::net {
@@ -30,6 +31,157 @@ namespace {
 constexpr std::uint64_t kListenerTag = ~std::uint64_t{0};
 constexpr std::size_t kReadBytes = 65536;
 constexpr std::size_t kEventsPerTurn = 256;  // bounds how long one turn keeps the loop from its other work
+
+// The connections of a store server by ClientId, with their deadlines and with what they buffer. Ids are used
+// again; a tag tells a client from a former one of the same id.
+class ClientTable {
+ public:
+  struct Client {
+    std::unique_ptr<Connection> connection;  ///< nullptr: nobody has this id
+    std::string peer;
+    std::uint32_t turn = 0;      ///< counts the use of this id
+    std::uint32_t interest = 0;  ///< of epoll
+    bool held = false;           ///< its answers wait for the disk
+    std::optional<Instant> deadline;
+    std::size_t buffered_bytes = 0;  ///< as counted last
+  };
+
+  /// The id of a new client, whose connection is the caller's to set.
+  [[nodiscard]] ClientId take() {
+    if (free_ids_.empty()) {
+      clients_.emplace_back();
+      return static_cast<ClientId>(clients_.size() - 1);
+    }
+    const ClientId id = free_ids_.back();
+    free_ids_.pop_back();
+    return id;
+  }
+  /// The client is gone.
+  void release(ClientId id) {
+    Client& client = clients_[id];
+    set_deadline(id, std::nullopt);
+    if (client.connection) past_requests_ += client.connection->session().num_requests();
+    client.connection.reset();
+    client.held = false;
+    buffered_bytes_ -= std::exchange(client.buffered_bytes, 0);
+    ++client.turn;
+    free_ids_.push_back(id);
+  }
+  /// All are.
+  void clear() {
+    for (ClientId id = 0; id < clients_.size(); ++id)
+      if (clients_[id].connection) release(id);
+  }
+  [[nodiscard]] Client& operator[](ClientId id) { return clients_[id]; }
+  [[nodiscard]] const std::vector<Client>& all() const { return clients_; }
+
+  [[nodiscard]] std::uint64_t tag(ClientId id) const { return std::uint64_t{clients_[id].turn} << 32 | id; }
+  /// nullptr: that client is gone.
+  [[nodiscard]] Client* find(std::uint64_t tag) {
+    Client& client = clients_[static_cast<ClientId>(tag)];
+    return client.connection && client.turn == tag >> 32 ? &client : nullptr;
+  }
+
+  /// True if it is the earliest of all now.
+  bool set_deadline(ClientId id, std::optional<Instant> deadline) {
+    Client& client = clients_[id];
+    if (client.deadline == deadline) return false;
+    if (client.deadline) deadlines_.erase({*client.deadline, id});
+    client.deadline = deadline;
+    if (!deadline) return false;
+    const auto added = deadlines_.emplace(*deadline, id).first;
+    return added == deadlines_.begin();
+  }
+  /// Few clients have one: those that are blocked or undecided.
+  [[nodiscard]] bool has_deadlines() const { return !deadlines_.empty(); }
+  [[nodiscard]] const std::pair<Instant, ClientId>& earliest() const { return *deadlines_.begin(); }
+
+  /// Of all clients there ever were.
+  [[nodiscard]] std::uint64_t num_requests() const {
+    std::uint64_t out = past_requests_;
+    for (const Client& client : clients_)
+      if (client.connection) out += client.connection->session().num_requests();
+    return out;
+  }
+
+  /// Counts what this client buffers now.
+  void count_buffered(Client& client) {
+    buffered_bytes_ += client.connection->buffered_bytes() - client.buffered_bytes;  // modulo 2^64
+    client.buffered_bytes = client.connection->buffered_bytes();
+  }
+  /// Of all clients.
+  [[nodiscard]] std::size_t buffered_bytes() const { return buffered_bytes_; }
+  /// Who buffers most. O(clients).
+  [[nodiscard]] ClientId largest() const {
+    const auto found = std::max_element(
+        clients_.begin(), clients_.end(),
+        [](const Client& a, const Client& b) { return a.buffered_bytes < b.buffered_bytes; });
+    return static_cast<ClientId>(found - clients_.begin());
+  }
+
+ private:
+  std::vector<Client> clients_;
+  std::vector<ClientId> free_ids_;
+  std::set<std::pair<Instant, ClientId>> deadlines_;
+  std::size_t buffered_bytes_ = 0;
+  std::uint64_t past_requests_ = 0;  // of those that are gone
+};
+
+// Deletes the keys of a torchrun job some time after its last agent has gone, else a job of the same
+// --rdzv-id would find itself closed (torchrun_jobs.h). Cost: the keys of the jobs that are due, whatever
+// else there is.
+class TorchrunCleanup {
+ public:
+  /// `core`: what is in it comes from a former process, whose clients are gone and do not come back:
+  /// PyTorch's have no way to. Whoever comes is new, and must not wait for the dead until their heartbeats
+  /// are missed.
+  TorchrunCleanup(boost::asio::io_context& loop, const Log& log, Millis keep, StoreCore& core)
+      : timer_(loop), log_(log), core_(core), jobs_(keep) {
+    core_.group_keys(TorchrunJobs::state_of);
+    const Instant now = SteadyClock::now();
+    for (const auto& [key, value] : core_.keys()) jobs_.found(key, now);
+    arm();
+  }
+
+  /// For the sessions of the core.
+  [[nodiscard]] TorchrunJobs* jobs() { return &jobs_; }
+  void client_left(ClientId client) {
+    jobs_.left(client, SteadyClock::now());
+    arm();
+  }
+  void stop() { timer_.cancel(); }
+  /// While it is paused nothing is deleted.
+  void set_paused(bool paused) {
+    paused_ = paused;
+    arm();
+  }
+
+ private:
+  void arm() {
+    const Instant next = paused_ ? Instant::max() : jobs_.next_deadline();
+    if (next == armed_) return;
+    armed_ = next;
+    timer_.cancel();
+    if (next == Instant::max()) return;
+    timer_.expires_at(next);
+    timer_.async_wait(lifetime_.guard([this](const auto& error) {
+      if (error || paused_) return;
+      armed_ = Instant::max();
+      for (const std::string& state : jobs_.take_due(SteadyClock::now()))
+        log_.info(fmt::format("torchrun job {}: its last agent has gone, {} keys deleted",
+                              state.substr(TorchrunJobs::kPrefix.size()), core_.delete_group(state)));
+      arm();
+    }));
+  }
+
+  boost::asio::steady_timer timer_;
+  const Log& log_;
+  StoreCore& core_;
+  TorchrunJobs jobs_;
+  Instant armed_ = Instant::max();
+  bool paused_ = false;
+  Lifetime lifetime_;
+};
 
 }  // namespace
 
@@ -93,7 +245,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   void describe(const journal::LogSink& to) const override { core_.describe(to); }
 
   void on_stall() override {
-    if (torchrun_) torchrun_->pause();
+    if (torchrun_) torchrun_->set_paused(true);
   }
   // Answers that waited for the disk go out, all before anything is taken up that waits for it again.
   void on_committed() override {
@@ -110,7 +262,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
       if (const Client* client = clients_.find(tag); client != nullptr)
         poll(EPOLL_CTL_ADD, client->connection->fd(), client->interest, tag);
     for (const std::uint64_t tag : std::exchange(resumed_, {})) take_left_input(tag, SteadyClock::now());
-    if (torchrun_) torchrun_->resume();
+    if (torchrun_) torchrun_->set_paused(false);
   }
 
   [[nodiscard]] const Listener& listener() const { return acceptor_.listener(); }
@@ -225,8 +377,13 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   // Not who came last. A look at every client is paid for with megabytes.
   void close_largest() {
     const ClientId largest = clients_.largest();
-    clients_[largest].connection->give_up(Rejection::kLimit,
-                                          clients_.too_much(largest, options_.max_buffered_bytes));
+    Client& client = clients_[largest];
+    client.connection->give_up(
+        Rejection::kLimit,
+        fmt::format(
+            "unfinished requests and unread answers of all clients are {} bytes, {} of them its own; the "
+            "limit is {} (--max-buffered-bytes)",
+            clients_.buffered_bytes(), client.buffered_bytes, options_.max_buffered_bytes));
     close(largest, true);
   }
 

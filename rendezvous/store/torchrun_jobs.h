@@ -2,7 +2,7 @@
 // TorchrunJobs: which jobs of torchrun use a store, and when nobody uses one any more. An agent shows itself
 // by COMPARE_SET on its job's state, "/torch.rendezvous.<id>", which each does before anything else; its
 // connection's end is its end, since PyTorch's clients do not reconnect. Pure: time is an argument. Owned by
-// a server's TorchrunCleanup, told by its Sessions; one thread. Nothing here fails. Source:
+// a net::Server, told by its Sessions; one thread. Nothing here fails. Source:
 // c10d_rendezvous_backend.py and dynamic_rendezvous.py (the keys of a round begin with
 // "/torch.rendezvous.<id>.<round>/").
 #pragma once
