@@ -72,24 +72,6 @@ NodeState gone(const membership::Slot& slot, std::size_t group_rank) {
   return out;
 }
 
-// Of the nodes that are here and could take a place, how many came before, without a look at all for each.
-class Queue {
- public:
-  explicit Queue(const membership::Round& round) {
-    for (const auto& [id, node] : round.nodes)
-      if (node.connected && node.ready && membership::is_healthy(node.request))
-        arrivals_.push_back(node.arrival);
-    std::sort(arrivals_.begin(), arrivals_.end());
-  }
-  [[nodiscard]] int before(const Node& node) const {
-    return static_cast<int>(std::lower_bound(arrivals_.begin(), arrivals_.end(), node.arrival) -
-                            arrivals_.begin());
-  }
-
- private:
-  std::vector<std::uint64_t> arrivals_;
-};
-
 }  // namespace
 
 JobState describe_job(const Job& job, Instant now) {
@@ -148,7 +130,16 @@ std::vector<control::Message> describe_nodes(const Job& job, std::uint64_t from,
   }
   std::sort(found.begin(), found.end());
 
-  const Queue queue(round);
+  // Of the nodes that are here and could take a place, how many came before: without a look at all for each.
+  std::vector<std::uint64_t> arrivals;
+  for (const auto& [id, node] : round.nodes)
+    if (node.connected && node.ready && membership::is_healthy(node.request))
+      arrivals.push_back(node.arrival);
+  std::sort(arrivals.begin(), arrivals.end());
+  const auto num_before = [&](const Node& node) {
+    return static_cast<int>(std::lower_bound(arrivals.begin(), arrivals.end(), node.arrival) -
+                            arrivals.begin());
+  };
   std::vector<control::Message> out;
   out.reserve(found.size());
   for (const auto& [number, node] : found) {
@@ -172,7 +163,7 @@ std::vector<control::Message> describe_nodes(const Job& job, std::uint64_t from,
     if (const auto at = job.connections.find(node->request.id); at != job.connections.end())
       state.address = address_of(at->second);
     if (round.phase == Phase::kRunning && state.state == NodeState::State::kWaiting)
-      state.text = membership::explain_outside(round, job.settings, queue.before(*node));
+      state.text = membership::explain_outside(round, job.settings, num_before(*node));
     else if (round.phase != Phase::kClosed && state.state != NodeState::State::kMember &&
              state.state != NodeState::State::kFinished)
       state.text = cut(membership::explain_held_back(round, *node, now));

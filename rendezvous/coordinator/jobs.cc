@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/text.h"
-#include "rendezvous/coordinator/job_notifications.h"
 #include "rendezvous/coordinator/job_query.h"
 
 namespace muster {
@@ -29,10 +28,76 @@ std::size_t size_of(const membership::Request& request) {
   return out;
 }
 
+// Nobody is here, and nobody is expected back within the members' grace.
+bool is_deserted(const Job& job) {
+  return job.connections.empty() && (job.round.phase == Phase::kClosed ||
+                                     std::all_of(job.round.nodes.begin(), job.round.nodes.end(),
+                                                 [](const auto& entry) { return entry.second.connected; }));
+}
+
+// Whoever was here when the coordinator stopped is here yet as far as anybody knows: the job is no other's to
+// begin anew.
+bool is_awaited(const Job& job, Instant now) {
+  return job.round.phase == membership::Phase::kClosed && !job.awaited.empty() && now < job.awaited_until;
+}
+
+// Everybody has left the former job of this name: this is a new one.
+bool is_replaceable(const Job& job, const control::Join& join, Instant now) {
+  if (!is_deserted(job) || is_awaited(job, now)) return false;
+  if (job.round.phase == Phase::kClosed) return true;
+  return !join.resume && (!job.lost_some || !membership::difference(join.settings, job.settings).empty());
+}
+
+// Nodes of a role run the same program, wherever it lies and with whatever arguments: those name a node's
+// own rank, address, disk or share of the data, and may hold what is nobody else's business. Roles may
+// differ in theirs.
+std::string disagreement_about_program(const Job& job, const membership::Request& request) {
+  const auto first = job.programs.find(request.role);
+  if (request.program.empty() || first == job.programs.end() || first->second.name == request.program)
+    return {};
+  return fmt::format("runs {}, and {} runs {}", request.program, first->second.host, first->second.name);
+}
+
+// Half of the workers would wait in another store than the rest.
+std::string disagreement_about_store(const Job& job, const membership::Request& request) {
+  // Of a member that a restarted coordinator knows from its log alone, the port is not known.
+  const auto& nodes = job.round.nodes;
+  const auto found = std::find_if(nodes.begin(), nodes.end(), [&](const auto& entry) {
+    return entry.second.connected && entry.first != request.id && is_healthy(entry.second.request);
+  });
+  const bool proxies = request.master_port == 0;
+  if (!is_healthy(request) || found == nodes.end() || proxies == (found->second.request.master_port == 0))
+    return {};
+  const membership::Node& other = found->second;
+  return fmt::format(
+      "{} {} its workers' store (--store-proxy, the default with a secret), {} {}; use the same options on "
+      "all nodes",
+      request.host, proxies ? "proxies" : "does not proxy", other.request.host,
+      proxies ? "does not" : "does");
+}
+
+// Once it is admitted.
+void remark(Job& job, ConnectionId id, const membership::Request& request, const membership::Settings& wanted,
+            JobsEffects& effects) {
+  const auto say = [&](const std::string& text) {
+    effects.deliveries.push_back({{id}, control::Notice{text}});
+  };
+  if (const std::string text = membership::remark(wanted, job.settings); !text.empty())
+    say(fmt::format("{}: {}", request.host, text));
+  if (const std::string text = disagreement_about_program(job, request);
+      !text.empty() && !std::exchange(job.programs_differ, true)) {
+    effects.log.push_back(fmt::format("job {}: {} {}", job.name, request.host, text));
+    say(fmt::format("{} {} in the same job, {}; if that is not meant, another job needs another --rdzv-id",
+                    request.host, text, job.name));
+  }
+  if (!request.program.empty() && job.programs.size() < Job::kMaxRoles)
+    job.programs.try_emplace(request.role, Job::Program{request.program, request.host});
+}
+
 }  // namespace
 
 void Jobs::connected(ConnectionId id, std::string job, std::string peer_address) {
-  clients_.insert_or_assign(id, Client{std::move(job), std::move(peer_address), {}, false});
+  clients_.insert_or_assign(id, Client{std::move(job), std::move(peer_address), {}});
 }
 
 std::vector<std::string> Jobs::names() const {
@@ -118,7 +183,7 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
     run_decisions(job, now, effects);
     const bool goes_on =
         job.round.phase == Phase::kRunning && job.round.world.generation == point->generation;
-    if (goes_on) effects.deliveries.push_back({{id}, control::SafePointPassed{point->generation}, false});
+    if (goes_on) effects.deliveries.push_back({{id}, control::SafePointPassed{point->generation}});
     return;
   } else if (const auto* leave = std::get_if<control::Leave>(&message)) {
     effects.log.push_back(fmt::format("job {}: {} leaves: {}", job.name, host, one_line(leave->reason)));
@@ -199,13 +264,9 @@ void Jobs::run_decisions(Job& job, Instant now, JobsEffects& effects) {
       effects.log.push_back(fmt::format("job {}: generation {} is over ({}); {} of {} restarts used",
                                         job.name, over->generation, cause_text(over->cause),
                                         job.round.restarts_used, job.settings.max_restarts));
-      std::vector<ConnectionId> to;
-      for (const membership::Slot& slot : job.round.world.slots)
-        if (const auto at = job.connections.find(slot.node); at != job.connections.end())
-          to.push_back(at->second);
       effects.deliveries.push_back(
-          {std::move(to), control::GenerationOver{over->generation, job.round.restarts_used, over->cause},
-           false});
+          {connections_of(job, 0, job.round.world.slots.size()),
+           control::GenerationOver{over->generation, job.round.restarts_used, over->cause}});
       job.told = {};
       job.told_at = now;  // a restart without trouble needs no explanation
     }
@@ -222,19 +283,12 @@ void Jobs::run_decisions(Job& job, Instant now, JobsEffects& effects) {
       effects.log.push_back(fmt::format("job {}: over, {}", job.name, cause_text(job.round.ending)));
       ended_.note(job.name, now, job.round.ending);
       if (job.round.ending.kind == membership::Cause::Kind::kSucceeded) turn_away_surplus(job, effects);
-      effects.deliveries.push_back({everybody(job), control::Closed{job.round.ending}, false});
+      effects.deliveries.push_back({everybody(job), control::Closed{job.round.ending}});
     }
   }
   if (has_changed) keep(job, now);
   send_reason(job, now, effects);
   schedule(job, now);
-}
-
-// Nobody is here, and nobody is expected back within the members' grace.
-bool Jobs::is_deserted(const Job& job) {
-  return job.connections.empty() && (job.round.phase == Phase::kClosed ||
-                                     std::all_of(job.round.nodes.begin(), job.round.nodes.end(),
-                                                 [](const auto& entry) { return entry.second.connected; }));
 }
 
 void Jobs::schedule(Job& job, Instant now) {
@@ -329,7 +383,7 @@ void Jobs::send_end(Job& job, ConnectionId id, Client& client, const control::Jo
     former->second.node.reset();
   job.awaited.erase(join.request.id);
   job.forget_at = Instant::max();
-  effects.deliveries.push_back({{id}, control::Closed{job.round.ending}, false});
+  effects.deliveries.push_back({{id}, control::Closed{job.round.ending}});
   run_decisions(job, now, effects);
 }
 
@@ -345,7 +399,7 @@ bool Jobs::came_too_late(ConnectionId id, Client& client, const control::Join& j
     return false;
   if (join.resume) {
     client.refused = true;  // nothing that it says counts any more
-    effects.deliveries.push_back({{id}, control::Closed{ended->ending}, false});
+    effects.deliveries.push_back({{id}, control::Closed{ended->ending}});
     return true;
   }
   const auto ago = std::chrono::duration<double>(now - ended->at).count();
@@ -357,13 +411,6 @@ bool Jobs::came_too_late(ConnectionId id, Client& client, const control::Join& j
                   one_line(join.request.host, kMaxNameBytes), membership::to_string(ended->ending.kind), ago),
       effects);
   return true;
-}
-
-// Everybody has left the former job of this name: this is a new one.
-bool Jobs::is_replaceable(const Job& job, const control::Join& join, Instant now) {
-  if (!is_deserted(job) || is_awaited(job, now)) return false;
-  if (job.round.phase == Phase::kClosed) return true;
-  return !join.resume && (!job.lost_some || !membership::difference(join.settings, job.settings).empty());
 }
 
 Job* Jobs::job_for(ConnectionId id, const Client& client, const control::Join& join, Instant now,
@@ -462,7 +509,7 @@ void Jobs::add_node(Job& job, ConnectionId id, Client& client, membership::Reque
     cause.kind = membership::Cause::Kind::kStale;
     cause.text = admission.text;
     effects.deliveries.push_back(
-        {{id}, control::GenerationOver{*join.resume, job.round.restarts_used, std::move(cause)}, false});
+        {{id}, control::GenerationOver{*join.resume, job.round.restarts_used, std::move(cause)}});
   }
   if (admission.kind == Kind::kResumed || admission.kind == Kind::kUntold)
     effects.log.push_back(fmt::format("job {}: {} is back, generation {} goes on", job.name, request.host,
@@ -477,34 +524,6 @@ void Jobs::add_node(Job& job, ConnectionId id, Client& client, membership::Reque
     if (entry != job.round.nodes.end() && entry->second.group_rank < 0)
       notify_outsider(job, node, id, effects);
   }
-}
-
-// Nodes of a role run the same program, wherever it lies and with whatever arguments: those name a node's
-// own rank, address, disk or share of the data, and may hold what is nobody else's business. Roles may
-// differ in theirs.
-std::string Jobs::disagreement_about_program(const Job& job, const membership::Request& request) {
-  const auto first = job.programs.find(request.role);
-  if (request.program.empty() || first == job.programs.end() || first->second.name == request.program)
-    return {};
-  return fmt::format("runs {}, and {} runs {}", request.program, first->second.host, first->second.name);
-}
-
-// Once it is admitted.
-void Jobs::remark(Job& job, ConnectionId id, const membership::Request& request,
-                  const membership::Settings& wanted, JobsEffects& effects) {
-  const auto say = [&](const std::string& text) {
-    effects.deliveries.push_back({{id}, control::Notice{text}, false});
-  };
-  if (const std::string text = membership::remark(wanted, job.settings); !text.empty())
-    say(fmt::format("{}: {}", request.host, text));
-  if (const std::string text = disagreement_about_program(job, request);
-      !text.empty() && !std::exchange(job.programs_differ, true)) {
-    effects.log.push_back(fmt::format("job {}: {} {}", job.name, request.host, text));
-    say(fmt::format("{} {} in the same job, {}; if that is not meant, another job needs another --rdzv-id",
-                    request.host, text, job.name));
-  }
-  if (!request.program.empty() && job.programs.size() < Job::kMaxRoles)
-    job.programs.try_emplace(request.role, Job::Program{request.program, request.host});
 }
 
 // What of the jobs outlives a coordinator or its stalls.
@@ -565,12 +584,6 @@ void Jobs::turn_away(Job& job, const membership::NodeId& node, Refused::Reason r
   clients_.at(at->second).node.reset();
   refuse(at->second, reason, text, effects);
   detach(job, node);
-}
-
-// Whoever was here when the coordinator stopped is here yet as far as anybody knows: the job is no other's to
-// begin anew.
-bool Jobs::is_awaited(const Job& job, Instant now) {
-  return job.round.phase == membership::Phase::kClosed && !job.awaited.empty() && now < job.awaited_until;
 }
 
 bool Jobs::has_joined(ConnectionId id) const {
@@ -677,7 +690,7 @@ void Jobs::release(Job& job, ConnectionId id, Client& client, const std::string&
   job.known.erase(*client.node);
   job.connections.erase(*client.node);
   client.node.reset();
-  effects.deliveries.push_back({{id}, control::Closed{std::move(cause)}, false});
+  effects.deliveries.push_back({{id}, control::Closed{std::move(cause)}});
 }
 
 // It may have been meant for a job of its own, which has not run: no success.
@@ -709,17 +722,13 @@ void Jobs::send_reason(Job& job, Instant now, JobsEffects& effects) {
   if (same && newcomers.empty()) return;
   job.told = std::move(reason);
   job.told_at = now;
-  effects.deliveries.push_back({same ? std::move(newcomers) : everybody(job),
-                                control::Waiting{job.told.present,
-                                                 job.told.min_nodes,
-                                                 job.told.max_nodes,
-                                                 false,
-                                                 membership::to_text(job.told),
-                                                 {},
-                                                 0,
-                                                 {},
-                                                 std::chrono::ceil<Millis>(job.round.join_deadline - now)},
-                                false});
+  control::Waiting out;
+  out.present = job.told.present;
+  out.min_nodes = job.told.min_nodes;
+  out.max_nodes = job.told.max_nodes;
+  out.text = membership::to_text(job.told);
+  out.rest = std::chrono::ceil<Millis>(job.round.join_deadline - now);
+  effects.deliveries.push_back({same ? std::move(newcomers) : everybody(job), std::move(out)});
 }
 
 std::optional<NodeAssignment> Jobs::member(ConnectionId id) const {
@@ -730,24 +739,6 @@ std::optional<NodeAssignment> Jobs::member(ConnectionId id) const {
   const auto node = round->nodes.find(*found->second.node);
   if (node == round->nodes.end() || node->second.group_rank < 0) return std::nullopt;
   return NodeAssignment{found->second.job, *found->second.node, round->world.generation};
-}
-
-// Half of the workers would wait in another store than the rest.
-std::string Jobs::disagreement_about_store(const Job& job, const membership::Request& request) {
-  // Of a member that a restarted coordinator knows from its log alone, the port is not known.
-  const auto& nodes = job.round.nodes;
-  const auto found = std::find_if(nodes.begin(), nodes.end(), [&](const auto& entry) {
-    return entry.second.connected && entry.first != request.id && is_healthy(entry.second.request);
-  });
-  const bool proxies = request.master_port == 0;
-  if (!is_healthy(request) || found == nodes.end() || proxies == (found->second.request.master_port == 0))
-    return {};
-  const membership::Node& other = found->second;
-  return fmt::format(
-      "{} {} its workers' store (--store-proxy, the default with a secret), {} {}; use the same options on "
-      "all nodes",
-      request.host, proxies ? "proxies" : "does not proxy", other.request.host,
-      proxies ? "does not" : "does");
 }
 
 std::vector<control::Message> Jobs::answer(const control::Query& question,

@@ -5,7 +5,10 @@
 // and its connection closed; no other job notices. A job is forgotten `keep` after its last agent left.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <set>
@@ -15,8 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "rendezvous/base/clock.h"
 #include "rendezvous/base/key_map.h"
-#include "rendezvous/coordinator/ended_jobs.h"
 #include "rendezvous/coordinator/job.h"
 #include "rendezvous/coordinator/job_record.h"
 
@@ -40,6 +43,49 @@ struct JobsOptions {
   Millis explain_interval{1000};
   /// False: the coordinator ends with its job, and whoever is early for the next one waits in vain here.
   bool outlives_jobs = true;
+};
+
+/// How jobs ended, and when, after the jobs themselves are forgotten, so that an agent which was running by
+/// then hears of it instead of beginning its job anew and waiting alone; an agent that was started since is
+/// of a new job. The last kMost of them.
+class EndedJobs {
+ public:
+  struct Entry {
+    Instant at{};
+    membership::Cause ending;
+  };
+  static constexpr std::size_t kMost = 1024;
+  static constexpr std::size_t kMaxTextBytes = 512;  // 1 MiB of them, with names and hosts
+
+  void note(const std::string& name, Instant at, const membership::Cause& ending) {
+    Entry entry{at, ending};
+    if (entry.ending.text.size() > kMaxTextBytes) {
+      entry.ending.text.resize(kMaxTextBytes);
+      entry.ending.text += "...";
+    }
+    if (!entries_.insert_or_assign(name, std::move(entry)).second)
+      order_.erase(std::find(order_.begin(), order_.end(), name));
+    if (order_.size() == kMost) {
+      entries_.erase(entries_.find(order_.front()));
+      order_.pop_front();
+    }
+    order_.push_back(name);
+  }
+
+  /// How the last job of this name ended, if an agent that has been running for `age` was there by then;
+  /// else nullptr.
+  [[nodiscard]] const Entry* outlived_by(std::string_view name, Millis age, Instant now) const {
+    const auto found = entries_.find(name);
+    return found != entries_.end() && bounded(age) > now - found->second.at ? &found->second : nullptr;
+  }
+
+  /// Of an agent's own telling, so that nothing overflows.
+  [[nodiscard]] static Millis bounded(Millis age) { return std::clamp(age, Millis(-kLongest), kLongest); }
+
+ private:
+  static constexpr Millis kLongest{std::int64_t{1000} * 86400 * 365};
+  KeyMap<Entry> entries_;
+  std::deque<std::string> order_;  // the oldest in front
 };
 
 class Jobs {
@@ -107,25 +153,16 @@ class Jobs {
                 JobsEffects& effects);
   [[nodiscard]] bool came_too_late(ConnectionId id, Client& client, const control::Join& join, Instant now,
                                    JobsEffects& effects);
-  [[nodiscard]] static bool is_replaceable(const Job& job, const control::Join& join, Instant now);
   [[nodiscard]] Job* begin(ConnectionId id, const Client& client, const control::Join& join, Instant now,
                            JobsEffects& effects);
   [[nodiscard]] Job* job_for(ConnectionId id, const Client& client, const control::Join& join, Instant now,
                              JobsEffects& effects);
   void add_node(Job& job, ConnectionId id, Client& client, membership::Request request,
                 const control::Join& join, Instant now, JobsEffects& effects);
-  [[nodiscard]] static std::string disagreement_about_program(const Job& job,
-                                                              const membership::Request& request);
-  static void remark(Job& job, ConnectionId id, const membership::Request& request,
-                     const membership::Settings& wanted, JobsEffects& effects);
   void on_ready(Job& job, ConnectionId id, const membership::NodeId& node, const control::Ready& ready,
                 Instant now, JobsEffects& effects);
   void handle(Job& job, ConnectionId id, Client& client, const control::Message& message, Instant now,
               JobsEffects& effects);
-  [[nodiscard]] static std::string disagreement_about_store(const Job& job,
-                                                            const membership::Request& request);
-  [[nodiscard]] static bool is_deserted(const Job& job);
-  [[nodiscard]] static bool is_awaited(const Job& job, Instant now);
   [[nodiscard]] JobRecord record_of(const Job& job, Instant now) const;
   void run_decisions(Job& job, Instant now, JobsEffects& effects);
   static void release(Job& job, ConnectionId id, Client& client, const std::string& host,

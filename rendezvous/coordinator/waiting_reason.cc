@@ -46,14 +46,15 @@ std::string what_runs(const Round& round) {
   return fmt::format("{} nodes run generation {}", round.world.slots.size(), round.world.generation);
 }
 
-// Nodes that are here and cannot be counted.
-std::vector<Line> held_back(const Round& round, Instant now) {
+// Nodes that could not join, then those that are here and cannot be counted.
+std::vector<Line> find_obstacles(const Round& round, Instant now) {
+  std::vector<Line> out;
+  for (const JoinFailure& failure : round.join_failures)
+    out.push_back({failure.name, failure.phase, failure.text});
   std::vector<const Node*> nodes;
   for (const auto& [id, node] : round.nodes)
     if (!eligible(round, node, now) || is_silent(round, node)) nodes.push_back(&node);
   std::sort(nodes.begin(), nodes.end(), [](const Node* a, const Node* b) { return a->arrival < b->arrival; });
-  std::vector<Line> out;
-  out.reserve(nodes.size());
   for (const Node* node : nodes)
     out.push_back({node->request.host, is_healthy(node->request) ? "joined" : "preflight",
                    explain_held_back(round, *node, now)});
@@ -97,9 +98,7 @@ WaitingReason explain(const Round& round, const Settings& settings, Instant now)
     else
       ++out.num_more;
   };
-  for (const JoinFailure& failure : round.join_failures)
-    add(fmt::format("{} {}", failure.name, failure.text));
-  for (const Line& line : held_back(round, now)) add(fmt::format("{} {}", line.name, line.text));
+  for (const Line& line : find_obstacles(round, now)) add(fmt::format("{} {}", line.name, line.text));
   // A short list only: at the beginning nearly all are missing.
   if (const auto missing = missing_orders(round, settings); !missing.empty() && missing.size() <= 16)
     add(fmt::format("node rank{} {} never connected", missing.size() == 1 ? "" : "s", ranges_text(missing)));
@@ -165,16 +164,9 @@ std::string timeout_report(const Round& round, const Settings& settings, Instant
                                 reason.present, nodes_text(settings));
   constexpr std::size_t kMaxLines = 64;
   std::size_t lines = 0;
-  std::size_t left_out = 0;
-  const auto add = [&](std::string_view name, std::string_view phase, std::string_view text) {
-    if (lines++ < kMaxLines)
-      out += fmt::format("\n  {}: {}: {}", name, phase, text);
-    else
-      ++left_out;
-  };
-  for (const JoinFailure& failure : round.join_failures) add(failure.name, failure.phase, failure.text);
-  for (const Line& line : held_back(round, now)) add(line.name, line.phase, line.text);
-  if (left_out > 0) out += fmt::format("\n  and {} more", left_out);
+  for (const Line& line : find_obstacles(round, now))
+    if (lines++ < kMaxLines) out += fmt::format("\n  {}: {}: {}", line.name, line.phase, line.text);
+  if (lines > kMaxLines) out += fmt::format("\n  and {} more", lines - kMaxLines);
   if (const auto missing = missing_orders(round, settings); !missing.empty())
     out += fmt::format("\n  node rank{} {}: never connected", missing.size() == 1 ? "" : "s",
                        ranges_text(missing));

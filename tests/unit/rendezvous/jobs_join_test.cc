@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a Join is answered with: late agents, other programs, other settings, and the way to the others.
-#include "rendezvous/coordinator/ended_jobs.h"
 #include "rendezvous/coordinator/jobs.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/jobs_table.h"
