@@ -13,26 +13,13 @@
 #include <fmt/format.h>
 
 #include "rendezvous/net/dial.h"
+#include "rendezvous/net/endpoint.h"
 
 namespace muster::net {
 namespace {
 
 namespace asio = boost::asio;
 using asio::ip::tcp;
-
-std::string local_address_of(const tcp::socket& socket) {
-  boost::system::error_code error;
-  asio::ip::address address = socket.local_endpoint(error).address();
-  if (error) return {};
-  if (address.is_v6() && address.to_v6().is_v4_mapped())
-    address = asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
-  if (address.is_v6()) {
-    auto v6 = address.to_v6();
-    v6.scope_id(0);
-    return v6.to_string();
-  }
-  return address.to_string();
-}
 
 }  // namespace
 
@@ -92,7 +79,8 @@ class AddressRace::Impl : public std::enable_shared_from_this<Impl> {
     --running_;
     if (self->over_) co_return;
     if (connected || (options_.refusal_answers && cause == asio::error::connection_refused)) {
-      finish(Answer{address, connected ? local_address_of(*socket) : std::string()});
+      const auto own = connected ? endpoint_of(socket->native_handle(), ::getsockname) : std::nullopt;
+      finish(Answer{address, own ? own->address().to_string() : std::string()});
       co_return;
     }
     if (!errors_.empty()) errors_ += "; ";

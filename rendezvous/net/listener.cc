@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/net/listener.h"
 
-#include <arpa/inet.h>
 #include <cerrno>
-#include <cstring>
 #include <fcntl.h>
 #include <memory>
 #include <netdb.h>
@@ -15,49 +13,15 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/net/endpoint.h"
 #include "rendezvous/net/port_owner.h"
 
 namespace muster::net {
 namespace {
 
+using boost::asio::ip::tcp;
+
 constexpr int kPortTries = 16;
-
-std::string address_text(const sockaddr_storage& address) {
-  char host[INET6_ADDRSTRLEN] = "?";
-  if (address.ss_family == AF_INET) {
-    sockaddr_in v4{};
-    std::memcpy(&v4, &address, sizeof v4);
-    ::inet_ntop(AF_INET, &v4.sin_addr, host, sizeof host);
-    return fmt::format("{}:{}", host, ntohs(v4.sin_port));
-  }
-  sockaddr_in6 v6{};
-  std::memcpy(&v6, &address, sizeof v6);
-  if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
-    ::inet_ntop(AF_INET, v6.sin6_addr.s6_addr + 12, host, sizeof host);
-    return fmt::format("{}:{}", host, ntohs(v6.sin6_port));
-  }
-  ::inet_ntop(AF_INET6, &v6.sin6_addr, host, sizeof host);
-  return fmt::format("[{}]:{}", host, ntohs(v6.sin6_port));
-}
-
-bool is_loopback(const sockaddr_storage& address) {
-  if (address.ss_family == AF_INET) {
-    sockaddr_in v4{};
-    std::memcpy(&v4, &address, sizeof v4);
-    return ntohl(v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-  }
-  if (address.ss_family != AF_INET6) return false;
-  sockaddr_in6 v6{};
-  std::memcpy(&v6, &address, sizeof v6);
-  return IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr) ||
-         (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr) && v6.sin6_addr.s6_addr[12] == IN_LOOPBACKNET);
-}
-
-std::uint16_t port_of(const sockaddr_storage& address) {
-  in_port_t port = 0;  // at the same offset in both families
-  std::memcpy(&port, reinterpret_cast<const char*>(&address) + offsetof(sockaddr_in, sin_port), sizeof port);
-  return ntohs(port);
-}
 
 // `numeric`: of the address; empty: every one.
 Error listen_error(const std::string& address, const std::string& numeric, std::uint16_t port,
@@ -78,23 +42,20 @@ Error listen_error(const std::string& address, const std::string& numeric, std::
   return error;
 }
 
-Result<sockaddr_storage> bound_to(int fd) {
-  sockaddr_storage bound{};
-  socklen_t size = sizeof bound;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0)
-    return fail(errno_error("getsockname", errno));
-  return bound;
+Result<tcp::endpoint> bound_to(int fd) {
+  if (const auto bound = endpoint_of(fd, ::getsockname)) return *bound;
+  return fail(ErrorCode::kInvalidArgument, "the listening socket is bound to no address of IP");
 }
 
 Result<Listener> finish(UniqueFd fd) {
-  MUSTER_TRY(const sockaddr_storage bound, bound_to(fd.get()));
-  return Listener{std::move(fd), port_of(bound), address_text(bound), is_loopback(bound)};
+  MUSTER_TRY(const tcp::endpoint bound, bound_to(fd.get()));
+  return Listener{std::move(fd), bound.port(), endpoint_text(bound), bound.address().is_loopback()};
 }
 
 Result<void> add(Listener& to, UniqueFd fd) {
-  MUSTER_TRY(const sockaddr_storage bound, bound_to(fd.get()));
-  to.address += " " + address_text(bound);
-  to.loopback_only = to.loopback_only && is_loopback(bound);
+  MUSTER_TRY(const tcp::endpoint bound, bound_to(fd.get()));
+  to.address += " " + endpoint_text(bound);
+  to.loopback_only = to.loopback_only && bound.address().is_loopback();
   to.others.push_back(std::move(fd));
   return {};
 }
@@ -121,17 +82,10 @@ int bind_and_listen(const sockaddr* address, socklen_t size, UniqueFd& out) {
 Result<Listener> open_listener(const std::string& host, std::uint16_t port, bool name_owner) {
   UniqueFd fd;
   if (host.empty()) {
-    sockaddr_in6 v6{};
-    v6.sin6_family = AF_INET6;
-    v6.sin6_addr = in6addr_any;
-    v6.sin6_port = htons(port);
-    if (bind_and_listen(reinterpret_cast<const sockaddr*>(&v6), sizeof v6, fd) == 0)
-      return finish(std::move(fd));
-    sockaddr_in v4{};
-    v4.sin_family = AF_INET;
-    v4.sin_addr.s_addr = htonl(INADDR_ANY);
-    v4.sin_port = htons(port);
-    if (const int error = bind_and_listen(reinterpret_cast<const sockaddr*>(&v4), sizeof v4, fd); error != 0)
+    const tcp::endpoint v6(tcp::v6(), port);
+    if (bind_and_listen(v6.data(), static_cast<socklen_t>(v6.size()), fd) == 0) return finish(std::move(fd));
+    const tcp::endpoint v4(tcp::v4(), port);
+    if (const int error = bind_and_listen(v4.data(), static_cast<socklen_t>(v4.size()), fd); error != 0)
       return fail(listen_error(fmt::format("[::]:{0} and 0.0.0.0:{0}", port), {}, port, error, name_owner));
     return finish(std::move(fd));
   }
@@ -215,10 +169,8 @@ Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port, const std::vect
 }
 
 std::string peer_name(int fd) {
-  sockaddr_storage peer{};
-  socklen_t size = sizeof peer;
-  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return "unknown peer";
-  return address_text(peer);
+  const auto peer = endpoint_of(fd, ::getpeername);
+  return peer ? endpoint_text(*peer) : "unknown peer";
 }
 
 }  // namespace muster::net

@@ -9,7 +9,6 @@
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <optional>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -17,61 +16,23 @@
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
+#include "rendezvous/net/endpoint.h"
 
 namespace muster::net {
 namespace {
 
-/// One end of a connection. An IPv4 address mapped into IPv6 is an IPv4 address: sockets of both families
-/// meet there.
-struct End {
-  std::uint8_t family = AF_INET;
-  in6_addr address{};  // IPv4: the first four bytes
-  in_port_t port = 0;  // network order
-  [[nodiscard]] bool same_address(const End& other) const {
-    return family == other.family && std::memcmp(&address, &other.address, sizeof address) == 0;
-  }
-  [[nodiscard]] bool is_loopback() const {
-    return family == AF_INET ? address.s6_addr[0] == IN_LOOPBACKNET : IN6_IS_ADDR_LOOPBACK(&address);
-  }
-};
+using boost::asio::ip::tcp;
 
-std::optional<End> end_of(int fd, decltype(::getpeername)& get_name) {
-  sockaddr_storage from{};
-  socklen_t size = sizeof from;
-  if (get_name(fd, reinterpret_cast<sockaddr*>(&from), &size) != 0) return std::nullopt;
-  End out;
-  if (from.ss_family == AF_INET) {
-    sockaddr_in v4{};
-    std::memcpy(&v4, &from, sizeof v4);
-    std::memcpy(&out.address, &v4.sin_addr, sizeof v4.sin_addr);
-    out.port = v4.sin_port;
-    return out;
-  }
-  if (from.ss_family != AF_INET6) return std::nullopt;
-  sockaddr_in6 v6{};
-  std::memcpy(&v6, &from, sizeof v6);
-  out.port = v6.sin6_port;
-  if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
-    std::memcpy(&out.address, v6.sin6_addr.s6_addr + 12, 4);
-  } else {
-    out.family = AF_INET6;
-    out.address = v6.sin6_addr;
-  }
-  return out;
-}
-
-inet_diag_sockid id_of(const End& own, const End& other) {
-  inet_diag_sockid out{};
-  out.idiag_sport = own.port;
-  out.idiag_dport = other.port;
-  std::memcpy(out.idiag_src, &own.address, sizeof own.address);
-  std::memcpy(out.idiag_dst, &other.address, sizeof other.address);
-  out.idiag_cookie[0] = out.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
-  return out;
+void put_address(const boost::asio::ip::address& address, __be32 (&out)[4]) {
+  const auto put = [&](const auto& bytes) { std::memcpy(out, bytes.data(), bytes.size()); };
+  if (address.is_v4())
+    put(address.to_v4().to_bytes());
+  else
+    put(address.to_v6().to_bytes());
 }
 
 /// What the kernel knows of the one socket between these ends.
-Result<inet_diag_msg> look_up(const End& own, const End& other) {
+Result<inet_diag_msg> look_up(const tcp::endpoint& own, const tcp::endpoint& other) {
   const UniqueFd netlink(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
   if (!netlink) return fail(errno_error("socket(NETLINK_SOCK_DIAG)", errno));
   struct {
@@ -81,10 +42,15 @@ Result<inet_diag_msg> look_up(const End& own, const End& other) {
   request.header.nlmsg_len = sizeof request;
   request.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
   request.header.nlmsg_flags = NLM_F_REQUEST;
-  request.body.sdiag_family = own.family;
+  request.body.sdiag_family = static_cast<__u8>(own.protocol().family());
   request.body.sdiag_protocol = IPPROTO_TCP;
   request.body.idiag_states = ~0U;
-  request.body.id = id_of(own, other);
+  inet_diag_sockid& id = request.body.id;
+  id.idiag_sport = htons(own.port());
+  id.idiag_dport = htons(other.port());
+  put_address(own.address(), id.idiag_src);
+  put_address(other.address(), id.idiag_dst);
+  id.idiag_cookie[0] = id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
   sockaddr_nl kernel{};
   kernel.nl_family = AF_NETLINK;
   if (retry_eintr([&] {
@@ -118,28 +84,30 @@ bool is_established(int fd) {
   return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state == TCP_ESTABLISHED;
 }
 
-}  // namespace
-
-bool peer_is_on_this_host(int fd) {
-  const auto peer = end_of(fd, ::getpeername);
-  const auto own = end_of(fd, ::getsockname);
-  return peer && own && (peer->is_loopback() || peer->same_address(*own));
-}
-
+/// kNotFound: no socket of this host is the other end, or it is not established any more, or nobody holds it;
+/// its owner would be a guess.
 Result<uid_t> peer_user(int fd) {
-  const auto peer = end_of(fd, ::getpeername);
-  const auto own = end_of(fd, ::getsockname);
+  const auto peer = endpoint_of(fd, ::getpeername);
+  const auto own = endpoint_of(fd, ::getsockname);
   if (!peer || !own) return fail(ErrorCode::kNotFound, "the connection has ended");
   MUSTER_TRY(const inet_diag_msg found, look_up(*peer, *own));
   // Without an exact match the kernel looks for who listens at the peer's address. A socket that was closed
   // shows no inode, and root as its owner.
-  if (found.idiag_state != TCP_ESTABLISHED || found.idiag_inode == 0 || found.id.idiag_sport != peer->port ||
-      found.id.idiag_dport != own->port)
+  if (found.idiag_state != TCP_ESTABLISHED || found.idiag_inode == 0 ||
+      found.id.idiag_sport != htons(peer->port()) || found.id.idiag_dport != htons(own->port()))
     return fail(ErrorCode::kNotFound, "no process of this host holds its other end");
   // The socket that was found is this connection's only if that has not ended meanwhile: its ports may be
   // another's by then.
   if (!is_established(fd)) return fail(ErrorCode::kNotFound, "the connection has ended");
   return found.idiag_uid;
+}
+
+}  // namespace
+
+bool peer_is_on_this_host(int fd) {
+  const auto peer = endpoint_of(fd, ::getpeername);
+  const auto own = endpoint_of(fd, ::getsockname);
+  return peer && own && (peer->address().is_loopback() || peer->address() == own->address());
 }
 
 std::string untrusted_user(int fd, const std::vector<uid_t>& allowed) {

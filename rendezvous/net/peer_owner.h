@@ -10,17 +10,11 @@
 #include <sys/types.h>
 #include <vector>
 
-#include <muster/result.h>
-
 namespace muster::net {
 
 /// The peer's address is a loopback address, or the connection's own local one: both ends are in this network
 /// namespace.
 [[nodiscard]] bool peer_is_on_this_host(int fd);
-
-/// The user id of the peer's socket. kNotFound: no socket of this host is the other end, or it is not
-/// established any more, or nobody holds it; its owner would be a guess.
-[[nodiscard]] Result<uid_t> peer_user(int fd);
 
 /// Empty where the peer's user is root, this process's own, or one of `allowed`; else why it is not, or why
 /// that is not known.

@@ -9,13 +9,10 @@
 
 namespace muster::net {
 
-/// "pid 1234 (python3 train.py)"; "a process of another user" when it cannot be seen; "" when nobody listens.
+/// The end of an error's text: "; the port is held by pid 1234 (python3 train.py); end that process or ...".
 /// `address`: numeric, where one would listen; empty: everywhere. A socket on the same port of another
-/// address is in nobody's way. Several that are: the first three.
-[[nodiscard]] std::string describe_port_owner(std::string_view address, std::uint16_t port);
-
-/// The same as the end of an error's text, with what to try. `known_to_others`: the port cannot be chosen by
-/// the kernel.
+/// address is in nobody's way. Of several that are the first three. `known_to_others`: the port cannot be
+/// chosen by the kernel.
 [[nodiscard]] std::string busy_port_advice(std::string_view address, std::uint16_t port,
                                            bool known_to_others = false);
 

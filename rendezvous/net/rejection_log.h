@@ -5,16 +5,18 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 
+#include "rendezvous/base/clock.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/log.h"
-#include "rendezvous/net/log_limiter.h"
 
 namespace muster::net {
 
@@ -27,6 +29,45 @@ enum class Rejection : std::uint8_t {
 };
 inline constexpr std::size_t kNumRejections = 5;
 using RejectionCounts = std::array<std::uint64_t, kNumRejections>;  ///< by Rejection
+
+/// Lets the first lines of each kind through and then sums up, so that ten thousand unauthenticated peers
+/// cost a line a second and not a full disk. Pure: time is an argument.
+class LogLimiter {
+ public:
+  /// `burst` lines of a kind at once, then one in `interval`.
+  LogLimiter(std::size_t num_kinds, int burst, Millis interval);
+
+  /// True: write the line. False: it is counted, for due().
+  [[nodiscard]] bool admit(std::size_t kind, std::string_view line, Instant now);
+
+  struct Summary {
+    std::size_t kind = 0;
+    std::uint64_t count = 0;  ///< lines that were not written
+    std::string last;         ///< of them
+    friend bool operator==(const Summary&, const Summary&) = default;
+  };
+  /// What has to be written now instead of the lines left out.
+  [[nodiscard]] std::vector<Summary> due(Instant now);
+  /// As due(), whatever the time is.
+  [[nodiscard]] std::vector<Summary> drain();
+  /// When due() has something to say; max: not before a line is left out.
+  [[nodiscard]] Instant next_due() const;
+
+ private:
+  struct Kind {
+    double lines_left;
+    Instant at{};  // when lines_left was true
+    std::uint64_t num_left_out = 0;
+    std::string last;
+    Instant due = Instant::max();
+  };
+  void refill(Kind& kind, Instant now) const;
+  void sum_up(std::size_t number, std::vector<Summary>& out);
+
+  int burst_;
+  Millis interval_;
+  std::vector<Kind> kinds_;
+};
 
 class RejectionLog {
  public:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/net/log_limiter.h"
-
+#include "rendezvous/net/rejection_log.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
 using namespace std::chrono_literals;
+using net::LogLimiter;
 using Summaries = std::vector<LogLimiter::Summary>;
 
 namespace {
