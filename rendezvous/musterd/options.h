@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// musterd's command line: from argv to what main hands to the servers. The table in options.cc is the one
+// musterd's command line: from argv to what main hands to the servers. What options.cc binds is the one
 // truth of names, defaults and meanings: `musterd --help` is made of it, and rendezvous/reference.md, which
 // scripts/lint compares. Secrets are read by main, never from the command line. Failure: an exit code, after
 // the error or the help has been printed.

@@ -17,11 +17,17 @@ The options and metrics of `musterd`, made from the code; after a change there r
 
 
 def options():
-    """(group, name, value, default, meaning) of each row of the table in options.cc."""
-    text = (ROOT / "rendezvous/musterd/options.cc").read_text(encoding="utf-8")
-    groups = dict(re.findall(rf"char\* (k\w+) = {_STRING};", text))
-    for group, *rest in re.findall(rf"OptionRow\{{(k\w+), {', '.join([_STRING] * 4)}\}}", text):
-        yield groups[group], *[re.sub(r"\\(.)", r"\1", field) for field in rest]
+    """(group, name, value, default, meaning) of each option that define() in options.cc binds."""
+    text = re.sub(r'"\n\s*"', "", (ROOT / "rendezvous/musterd/options.cc").read_text(encoding="utf-8"))
+    group, values = "", {"seconds": "SECONDS", "size": "SIZE", "count": "N"}
+    for kind, rest in re.findall(r"bind\.(\w+)\((.*?);\n", text, re.DOTALL):
+        first, *strings = [re.sub(r"\\(.)", r"\1", each) for each in re.findall(_STRING, rest)]
+        if kind == "group":
+            group = first
+        elif kind == "flag":
+            yield group, first, "", "", strings[0]
+        else:
+            yield group, first, *([values[kind]] if kind in values else []), *strings[: 2 if kind in values else 3]
 
 
 def metrics():
