@@ -88,7 +88,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   // What has to reach the coordinator even if the connection breaks meanwhile.
-  void state(const control::Message& fact) {
+  void send_until_over(const control::Message& fact) {
     unconfirmed_.push_back(fact);
     send(fact);
   }
@@ -368,26 +368,11 @@ void ControlClient::redirect(std::string host, std::uint16_t port) {
 void ControlClient::ready(std::int64_t generation, std::uint16_t master_port, const StepProgress& reached) {
   impl_->ready(generation, master_port, reached);
 }
-void ControlClient::stop_workers(std::int64_t generation) {
-  impl_->send(control::StopWorkers{generation});
-}
-void ControlClient::worker_failed(const control::WorkerFailed& failure) {
-  impl_->state(failure);
-}
-void ControlClient::finished(std::int64_t generation) {
-  impl_->state(control::Finished{generation});
-}
-void ControlClient::safe_point(std::int64_t generation) {
-  impl_->send(control::SafePoint{generation});
-}
-void ControlClient::report(std::int64_t generation, std::string payload) {
-  impl_->send(control::Report{generation, {}, -1, std::move(payload)});
-}
-void ControlClient::send_hang(const control::Hang& message) {
+void ControlClient::send(const control::Message& message) {
   impl_->send(message);
 }
-void ControlClient::stop_job(std::string reason, int exit_code, bool or_leave) {
-  impl_->state(control::Stop{exit_code, std::move(reason), or_leave});
+void ControlClient::send_until_over(const control::Message& fact) {
+  impl_->send_until_over(fact);
 }
 void ControlClient::leave(std::string reason, Millis timeout, std::function<void()> left) {
   impl_->leave(std::move(reason), timeout, std::move(left));

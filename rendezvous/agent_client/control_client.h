@@ -20,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <muster/result.h>
 
@@ -115,23 +116,27 @@ class ControlClient {
   /// on `master_port`. `reached`: by them.
   void ready(std::int64_t generation, std::uint16_t master_port, const StepProgress& reached = {});
   /// A worker failed; worker_failed() follows. Lost where there is no connection.
-  void stop_workers(std::int64_t generation);
+  void stop_workers(std::int64_t generation) { send(control::StopWorkers{generation}); }
   /// Kept and said again after a reconnection until the generation is over.
-  void worker_failed(const control::WorkerFailed& failure);
+  void worker_failed(const control::WorkerFailed& failure) { send_until_over(failure); }
   /// All workers of this node succeeded. Kept likewise.
-  void finished(std::int64_t generation);
+  void finished(std::int64_t generation) { send_until_over(control::Finished{generation}); }
   /// The generation can be interrupted now for nodes that wait (Settings::grow_at_safe_point). Lost where
   /// there is no connection.
-  void safe_point(std::int64_t generation);
-  void report(std::int64_t generation, std::string payload);
+  void safe_point(std::int64_t generation) { send(control::SafePoint{generation}); }
+  void report(std::int64_t generation, std::string payload) {
+    send(control::Report{generation, {}, -1, std::move(payload)});
+  }
   /// Lost where there is no connection.
-  void send_hang(const control::Hang& message);
+  void send_hang(const control::Hang& message) { send(message); }
   /// A message about the workers' store; lost where there is no connection.
   void send_store(const control::Message& message);
   /// What the connection has not taken yet.
   [[nodiscard]] std::size_t unsent_bytes() const;
   /// Ends the job for everybody; with `or_leave` for this node alone, where the others can go on without it.
-  void stop_job(std::string reason, int exit_code, bool or_leave = false);
+  void stop_job(std::string reason, int exit_code, bool or_leave = false) {
+    send_until_over(control::Stop{exit_code, std::move(reason), or_leave});
+  }
   /// Tells the coordinator that this node leaves; `left` comes when the coordinator has read it, or after
   /// `timeout`. A coordinator that is away and keeps its agents' places is looked for meanwhile, for some
   /// seconds. No event comes after this call.
@@ -142,6 +147,9 @@ class ControlClient {
   [[nodiscard]] const membership::NodeId& id() const;
 
  private:
+  void send(const control::Message& message);
+  void send_until_over(const control::Message& fact);
+
   class Impl;
   std::shared_ptr<Impl> impl_;
 };

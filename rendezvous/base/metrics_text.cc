@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include <boost/locale/utf.hpp>
 #include <fmt/format.h>
 
 namespace muster {
@@ -13,19 +14,8 @@ namespace {
 constexpr double kFirstBound = 1e-4;
 constexpr double kGrowth = 4;
 
-std::string_view to_string(MetricType type) {
-  switch (type) {
-    case MetricType::kGauge:
-      return "gauge";
-    case MetricType::kCounter:
-      return "counter";
-    case MetricType::kSummary:
-      return "summary";
-    case MetricType::kHistogram:
-      break;
-  }
-  return "histogram";
-}
+// Indexed by MetricType.
+constexpr std::array<std::string_view, 4> kTypes = {"gauge", "counter", "summary", "histogram"};
 
 std::string number(double value) {
   if (std::isnan(value)) return "NaN";
@@ -35,19 +25,10 @@ std::string number(double value) {
 
 /// Bytes of the sequence that begins here if it is one of UTF-8 (RFC 3629), else 0.
 std::size_t sequence_at(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(0);
-  if (first < 0x80) return 1;
-  const std::size_t size = first >= 0xc2 && first <= 0xdf ? 2 : first >= 0xe0 && first <= 0xef ? 3 : 4;
-  if (first < 0xc2 || first > 0xf4 || text.size() < size) return 0;
-  for (std::size_t i = 1; i < size; ++i)
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  // Longer than needed, surrogates, beyond the last character.
-  if (first == 0xe0 && byte(1) < 0xa0) return 0;
-  if (first == 0xed && byte(1) > 0x9f) return 0;
-  if (first == 0xf0 && byte(1) < 0x90) return 0;
-  if (first == 0xf4 && byte(1) > 0x8f) return 0;
-  return size;
+  namespace utf = boost::locale::utf;
+  const char* end = text.data();
+  const auto character = utf::utf_traits<char>::decode(end, text.data() + text.size());
+  return utf::is_valid_codepoint(character) ? static_cast<std::size_t>(end - text.data()) : 0;
 }
 
 void put_escaped(std::string& out, std::string_view text) {
@@ -99,7 +80,8 @@ void MetricsText::family(std::string_view name, MetricType type, std::string_vie
 
 void MetricsText::line(std::string_view suffix, std::span<const Label> labels, double value) {
   if (!std::exchange(announced_, true))
-    text_ += fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n", name_, help_, to_string(type_));
+    text_ += fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n", name_, help_,
+                         kTypes[static_cast<std::size_t>(type_)]);
   (text_ += name_) += suffix;
   char before = '{';
   for (const auto& [label, text] : labels) {

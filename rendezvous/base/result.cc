@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 
@@ -8,33 +9,11 @@
 namespace muster {
 
 std::string_view to_string(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidArgument:
-      return "InvalidArgument";
-    case ErrorCode::kNotFound:
-      return "NotFound";
-    case ErrorCode::kTimeout:
-      return "Timeout";
-    case ErrorCode::kPeerGone:
-      return "PeerGone";
-    case ErrorCode::kProtocol:
-      return "Protocol";
-    case ErrorCode::kMismatch:
-      return "Mismatch";
-    case ErrorCode::kExhausted:
-      return "Exhausted";
-    case ErrorCode::kIo:
-      return "Io";
-    case ErrorCode::kCorrupt:
-      return "Corrupt";
-    case ErrorCode::kCancelled:
-      return "Cancelled";
-    case ErrorCode::kUnsupported:
-      return "Unsupported";
-    case ErrorCode::kFailed:
-      return "Failed";
-  }
-  return "?";
+  // Indexed by ErrorCode.
+  constexpr std::array<std::string_view, static_cast<std::size_t>(ErrorCode::kFailed) + 1> kNames = {
+      "InvalidArgument", "NotFound", "Timeout", "PeerGone",  "Protocol",    "Mismatch",
+      "Exhausted",       "Io",       "Corrupt", "Cancelled", "Unsupported", "Failed"};
+  return kNames[static_cast<std::size_t>(code)];
 }
 
 void check_failed(const char* file, int line, const char* expression, std::string_view detail) {

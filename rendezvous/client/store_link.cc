@@ -233,7 +233,7 @@ Result<void> StoreLink::greet(bool ping, Instant deadline) {
   if (ping) {
     const auto nonce = static_cast<std::uint32_t>(::getpid()) | 0x00800000U;  // 2^63 bytes and more
     MUSTER_OK(request({.op = Op::kPing, .number = nonce}, deadline));
-    MUSTER_TRY(const std::uint32_t echo, read_u32(deadline));
+    MUSTER_TRY(const std::uint32_t echo, read_number<std::uint32_t>(deadline));
     if (echo != nonce)
       return fail(
           broken({ErrorCode::kProtocol,
@@ -242,7 +242,7 @@ Result<void> StoreLink::greet(bool ping, Instant deadline) {
   }
   // 5 * 10^17 bytes; with a CHECK it would be 22 GB.
   for (int i = 0; i < 4; ++i) MUSTER_OK(request({.op = Op::kGetNumKeys}, deadline));
-  for (int i = 0; i < 4; ++i) MUSTER_OK(read_i64(deadline));
+  for (int i = 0; i < 4; ++i) MUSTER_OK(read_number<std::int64_t>(deadline));
   return {};
 }
 
@@ -272,26 +272,8 @@ Result<void> StoreLink::read(void* out, std::size_t size, Instant deadline) {
   return {};
 }
 
-Result<std::uint8_t> StoreLink::read_u8(Instant deadline) {
-  std::uint8_t value = 0;
-  MUSTER_OK(read(&value, sizeof value, deadline));
-  return value;
-}
-
-Result<std::uint32_t> StoreLink::read_u32(Instant deadline) {
-  std::uint32_t value = 0;
-  MUSTER_OK(read(&value, sizeof value, deadline));
-  return value;
-}
-
-Result<std::int64_t> StoreLink::read_i64(Instant deadline) {
-  std::int64_t value = 0;
-  MUSTER_OK(read(&value, sizeof value, deadline));
-  return value;
-}
-
 Result<std::string> StoreLink::read_bytes(Instant deadline) {
-  MUSTER_TRY(const std::int64_t size, read_i64(deadline));
+  MUSTER_TRY(const std::int64_t size, read_number<std::int64_t>(deadline));
   if (size < 0 || size > kMaxReplyBytes)
     return fail(broken({ErrorCode::kProtocol, fmt::format("the answer announces {} bytes", size)}));
   std::string out;
@@ -310,17 +292,17 @@ Result<bool> StoreLink::await_stop(Instant wait_until, Millis margin) {
   if (!ready) return fail(broken(std::move(ready).error()));
   const Instant deadline = SteadyClock::now() + margin;
   if (*ready) {
-    MUSTER_TRY(const std::uint8_t answer, read_u8(deadline));
+    MUSTER_TRY(const std::uint8_t answer, read_number<std::uint8_t>(deadline));
     if (answer == wire::kStopWaiting) return true;
     return fail(broken({ErrorCode::kProtocol, fmt::format("the answer is {} instead of 0", answer)}));
   }
   const std::string waited_for = doing_;
   MUSTER_OK(request({.op = Op::kCancelWait}, deadline));
   doing_ = waited_for + ", cancelled";
-  MUSTER_TRY(std::uint8_t answer, read_u8(deadline));
+  MUSTER_TRY(std::uint8_t answer, read_number<std::uint8_t>(deadline));
   // The wake-up crossed the cancel: the server answers both.
   if (answer == wire::kStopWaiting) {
-    MUSTER_TRY(answer, read_u8(deadline));
+    MUSTER_TRY(answer, read_number<std::uint8_t>(deadline));
   }
   if (answer != wire::kWaitCanceled)
     return fail(

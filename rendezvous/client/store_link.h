@@ -60,9 +60,12 @@ class StoreLink {
   /// Sends a request. The reply, if there is one, is read by the calls below before the next request.
   [[nodiscard]] Result<void> request(const wire::Request& request, Instant deadline);
 
-  [[nodiscard]] Result<std::uint8_t> read_u8(Instant deadline);
-  [[nodiscard]] Result<std::uint32_t> read_u32(Instant deadline);
-  [[nodiscard]] Result<std::int64_t> read_i64(Instant deadline);
+  template <class Number>
+  [[nodiscard]] Result<Number> read_number(Instant deadline) {
+    Number value = 0;
+    MUSTER_OK(read(&value, sizeof value, deadline));
+    return value;
+  }
   /// A key or a value.
   [[nodiscard]] Result<std::string> read_bytes(Instant deadline);
 

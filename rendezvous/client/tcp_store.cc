@@ -63,16 +63,12 @@ class TcpStoreClient final : public TcpStore {
   }
 
   Result<void> check_in() {
-    const std::lock_guard lock(mutex_);
-    MUSTER_OK(send({.op = Op::kAdd, .key = kCheckInKey, .number = 1}));
-    MUSTER_OK(link_.read_i64(reply_deadline()));
+    MUSTER_OK(ask_number({.op = Op::kAdd, .key = kCheckInKey, .number = 1}));
     return {};
   }
 
   Result<void> set(std::string_view key, std::string_view value) override {
-    const std::string name = slash(key);
-    const std::lock_guard lock(mutex_);
-    return send({.op = Op::kSet, .key = name, .value = value});
+    return put(Op::kSet, key, value);
   }
 
   Result<std::string> compare_set(std::string_view key, std::string_view expected,
@@ -94,10 +90,7 @@ class TcpStoreClient final : public TcpStore {
   }
 
   Result<std::int64_t> add(std::string_view key, std::int64_t delta) override {
-    const std::string name = slash(key);
-    const std::lock_guard lock(mutex_);
-    MUSTER_OK(send({.op = Op::kAdd, .key = name, .number = delta}));
-    return link_.read_i64(reply_deadline());
+    return ask_number({.op = Op::kAdd, .key = slash(key), .number = delta});
   }
 
   Result<bool> check(std::span<const std::string> keys) override {
@@ -105,7 +98,7 @@ class TcpStoreClient final : public TcpStore {
     const WireKeys names(keys);
     const std::lock_guard lock(mutex_);
     MUSTER_OK(send({.op = Op::kCheck, .items = names.views()}));
-    MUSTER_TRY(const std::uint8_t answer, link_.read_u8(reply_deadline()));
+    MUSTER_TRY(const std::uint8_t answer, link_.read_number<std::uint8_t>(reply_deadline()));
     return answer == wire::kReady;
   }
 
@@ -117,24 +110,15 @@ class TcpStoreClient final : public TcpStore {
     return wait_for(names.views(), wait);
   }
 
-  Result<std::int64_t> num_keys() override {
-    const std::lock_guard lock(mutex_);
-    MUSTER_OK(send({.op = Op::kGetNumKeys}));
-    return link_.read_i64(reply_deadline());
-  }
+  Result<std::int64_t> num_keys() override { return ask_number({.op = Op::kGetNumKeys}); }
 
   Result<bool> delete_key(std::string_view key) override {
-    const std::string name = slash(key);
-    const std::lock_guard lock(mutex_);
-    MUSTER_OK(send({.op = Op::kDeleteKey, .key = name}));
-    MUSTER_TRY(const std::int64_t removed, link_.read_i64(reply_deadline()));
+    MUSTER_TRY(const std::int64_t removed, ask_number({.op = Op::kDeleteKey, .key = slash(key)}));
     return removed == 1;
   }
 
   Result<void> append(std::string_view key, std::string_view value) override {
-    const std::string name = slash(key);
-    const std::lock_guard lock(mutex_);
-    return send({.op = Op::kAppend, .key = name, .value = value});
+    return put(Op::kAppend, key, value);
   }
 
   Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
@@ -179,9 +163,7 @@ class TcpStoreClient final : public TcpStore {
   }
 
   Result<void> queue_push(std::string_view key, std::string_view value) override {
-    const std::string name = slash(key);
-    const std::lock_guard lock(mutex_);
-    return send({.op = Op::kQueuePush, .key = name, .value = value});
+    return put(Op::kQueuePush, key, value);
   }
 
   Result<std::string> queue_pop(std::string_view key, bool block, std::optional<Timeout> timeout) override {
@@ -191,7 +173,7 @@ class TcpStoreClient final : public TcpStore {
     const Wait wait = begin_wait(timeout);
     if (block) MUSTER_OK(wait_for(names, wait));
     MUSTER_OK(send({.op = Op::kQueuePop, .key = name}));
-    MUSTER_TRY(const std::int64_t length, link_.read_i64(reply_deadline()));
+    MUSTER_TRY(const std::int64_t length, link_.read_number<std::int64_t>(reply_deadline()));
     if (length <= 0)
       return fail(ErrorCode::kNotFound, fmt::format("QUEUE_POP {} at the store {}: the queue is empty",
                                                     printable(name), link_.endpoint()));
@@ -199,16 +181,13 @@ class TcpStoreClient final : public TcpStore {
   }
 
   Result<std::int64_t> queue_len(std::string_view key) override {
-    const std::string name = slash(key);
-    const std::lock_guard lock(mutex_);
-    MUSTER_OK(send({.op = Op::kQueueLen, .key = name}));
-    return link_.read_i64(reply_deadline());
+    return ask_number({.op = Op::kQueueLen, .key = slash(key)});
   }
 
   Result<std::vector<std::string>> list_keys() override {
     const std::lock_guard lock(mutex_);
     MUSTER_OK(send({.op = Op::kListKeys}));
-    MUSTER_TRY(const std::int64_t count, link_.read_i64(reply_deadline()));
+    MUSTER_TRY(const std::int64_t count, link_.read_number<std::int64_t>(reply_deadline()));
     std::vector<std::string> out;
     for (std::int64_t i = 0; i < count; ++i) {
       const auto key = link_.read_bytes(reply_deadline());
@@ -244,6 +223,18 @@ class TcpStoreClient final : public TcpStore {
   }
 
   [[nodiscard]] Instant reply_deadline() const { return after(std::max(timeout(), Timeout(0)) + kMargin); }
+
+  Result<void> put(Op op, std::string_view key, std::string_view value) {
+    const std::string name = slash(key);
+    const std::lock_guard lock(mutex_);
+    return send({.op = op, .key = name, .value = value});
+  }
+
+  Result<std::int64_t> ask_number(const Request& request) {
+    const std::lock_guard lock(mutex_);
+    MUSTER_OK(send(request));
+    return link_.read_number<std::int64_t>(reply_deadline());
+  }
 
   Result<void> send(const Request& request) { return link_.request(request, reply_deadline()); }
 

@@ -31,27 +31,12 @@ std::string to_text(const NodeId& id) {
 }
 
 std::string_view to_string(Cause::Kind kind) {
-  switch (kind) {
-    case Cause::Kind::kWorkerFailed:
-      return "a worker failed";
-    case Cause::Kind::kNodeLost:
-      return "a node was lost";
-    case Cause::Kind::kNodeLeft:
-      return "a node left";
-    case Cause::Kind::kNodesJoined:
-      return "nodes joined";
-    case Cause::Kind::kStopped:
-      return "it was stopped";
-    case Cause::Kind::kTimeout:
-      return "the rendezvous timed out";
-    case Cause::Kind::kSucceeded:
-      return "it succeeded";
-    case Cause::Kind::kStale:
-      return "it ended meanwhile";
-    case Cause::Kind::kStoreLost:
-      return "the workers' store was lost";
-  }
-  return "?";
+  // Indexed by Cause::Kind.
+  constexpr std::array<std::string_view, static_cast<std::size_t>(Cause::Kind::kStoreLost) + 1> kTexts = {
+      "a worker failed", "a node was lost",    "a node left",
+      "nodes joined",    "it was stopped",     "the rendezvous timed out",
+      "it succeeded",    "it ended meanwhile", "the workers' store was lost"};
+  return kTexts[static_cast<std::size_t>(kind)];
 }
 
 std::string difference(const Settings& wanted, const Settings& job) {

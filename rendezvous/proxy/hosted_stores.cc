@@ -24,20 +24,9 @@ constexpr std::size_t kMaxUntoldBytes = 65536;
 constexpr std::size_t kConnectionBytes = 2048;
 
 bool is_change(Op op) {
-  switch (op) {
-    case Op::kSet:
-    case Op::kCompareSet:
-    case Op::kAdd:
-    case Op::kDeleteKey:
-    case Op::kAppend:
-    case Op::kMultiSet:
-    case Op::kQueuePush:
-    case Op::kQueuePop:
-    case Op::kBarrier:
-      return true;
-    default:
-      return false;
-  }
+  if (static_cast<std::size_t>(op) >= wire::kNumOps) return false;  // the session closes for it
+  const wire::OpKind kind = op_info(op).kind;
+  return kind == wire::OpKind::kSilentChange || kind == wire::OpKind::kChange;
 }
 
 }  // namespace

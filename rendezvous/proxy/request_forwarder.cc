@@ -12,39 +12,16 @@ namespace muster {
 namespace {
 
 using wire::Op;
+using wire::OpKind;
 
 constexpr std::size_t kKeptBytes = 65536;  // of an empty buffer
-
-enum class Kind {
-  kSilent,  // a change that has no answer
-  kRead,
-  kAlone,  // a change that has an answer, a wait, or a read whose answer has no limit but the store's
-};
-
-Kind kind_of(Op op) {
-  switch (op) {
-    case Op::kSet:
-    case Op::kAppend:
-    case Op::kMultiSet:
-    case Op::kQueuePush:
-      return Kind::kSilent;
-    case Op::kGet:
-    case Op::kCheck:
-    case Op::kGetNumKeys:
-    case Op::kQueueLen:
-    case Op::kPing:
-      return Kind::kRead;
-    default:
-      return Kind::kAlone;
-  }
-}
 
 struct Request {
   std::string bytes;
   bool discard = false;  // its answer is not for the worker
 
   [[nodiscard]] Op op() const { return static_cast<Op>(bytes.front()); }
-  [[nodiscard]] Kind kind() const { return kind_of(op()); }
+  [[nodiscard]] OpKind kind() const { return op_info(op()).kind; }
   [[nodiscard]] bool is_wait() const { return op() == Op::kWait || op() == Op::kBarrier; }
 };
 
@@ -66,22 +43,21 @@ struct RequestForwarder::Connection {
     const Request& last = requests[num_sent - 1];
     const Request& next = requests[num_sent];
     switch (last.kind()) {
-      case Kind::kSilent:
+      case OpKind::kSilentChange:
         return true;
-      case Kind::kRead: {
-        const bool too_many = num_sent >= kMaxReads && requests[num_sent - kMaxReads].kind() == Kind::kRead;
-        return next.kind() == Kind::kRead && !too_many;
+      case OpKind::kRead: {
+        const bool too_many = num_sent >= kMaxReads && requests[num_sent - kMaxReads].kind() == OpKind::kRead;
+        return next.kind() == OpKind::kRead && !too_many;
       }
-      case Kind::kAlone:
+      default:
         return last.is_wait() && next.op() == Op::kCancelWait;
     }
-    return false;
   }
 
   void pop() {
     const Request& first = requests.front();
     request_bytes -= first.bytes.size();
-    if (first.kind() != Kind::kSilent) --num_asked;
+    if (first.kind() != OpKind::kSilentChange) --num_asked;
     requests.pop_front();
     --num_sent;
     ++acked;
@@ -189,7 +165,7 @@ void RequestForwarder::insert(Connection& connection, std::size_t at, const wire
   added.discard = discard;
   wire::encode(request, added.bytes, wire::Generation::kRelayed);
   connection.request_bytes += added.bytes.size();
-  if (added.kind() != Kind::kSilent) ++connection.num_asked;
+  if (added.kind() != OpKind::kSilentChange) ++connection.num_asked;
   take_turn(connection);
 }
 
@@ -321,13 +297,13 @@ std::string RequestForwarder::answered(const control::StoreAnswer& answer) {
   while (connection.acked + 1 < answer.number) {
     const Request& first = connection.requests.front();
     // A wait that was given up has no answer of its own.
-    if (first.kind() != Kind::kSilent && !first.is_wait())
+    if (first.kind() != OpKind::kSilentChange && !first.is_wait())
       return fmt::format("it leaves out the answer to request {} of connection {}", connection.acked + 1,
                          answer.connection);
     connection.pop();
   }
   const Request& request = connection.requests.front();
-  if ((request.kind() == Kind::kSilent) != (answer.bytes.empty() && connection.answer.empty()))
+  if ((request.kind() == OpKind::kSilentChange) != (answer.bytes.empty() && connection.answer.empty()))
     return fmt::format("its answer to request {} of connection {} has {} bytes", answer.number,
                        answer.connection, answer.bytes.size());
   if (!request.discard && !connection.closing) {

@@ -61,17 +61,8 @@ std::string_view state_of(const membership::Node& node) {
   return node.group_rank >= 0 ? "member" : "waiting";
 }
 
-std::string_view to_string(membership::Phase phase) {
-  switch (phase) {
-    case membership::Phase::kGathering:
-      return "gathering";
-    case membership::Phase::kRunning:
-      return "running";
-    case membership::Phase::kClosed:
-      break;
-  }
-  return "closed";
-}
+// Indexed by membership::Phase.
+constexpr std::array<std::string_view, 3> kPhases = {"gathering", "running", "closed"};
 
 void put_jobs(MetricsText& out, const Jobs& jobs) {
   std::vector<std::pair<std::string, const membership::Round*>> rounds;
@@ -84,7 +75,7 @@ void put_jobs(MetricsText& out, const Jobs& jobs) {
   };
   out.family("musterd_job_phase", MetricType::kGauge, "1 for what the job is doing.");
   for (const auto& [run_id, round] : rounds)
-    out.sample(1, {{"run_id", run_id}, {"phase", to_string(round->phase)}});
+    out.sample(1, {{"run_id", run_id}, {"phase", kPhases[static_cast<std::size_t>(round->phase)]}});
   each("musterd_job_generation", "Generation that runs or ran last; -1: none yet.",
        [](const auto& round) { return round.world.generation; });
   each("musterd_job_world_size", "Ranks of that generation.",

@@ -2,9 +2,8 @@
 #include "rendezvous/status/process_usage.h"
 
 #include <array>
-#include <dirent.h>
 #include <fcntl.h>
-#include <memory>
+#include <filesystem>
 #include <sstream>
 #include <sys/resource.h>
 #include <time.h>
@@ -28,17 +27,6 @@ double seconds_of(clockid_t clock) {
   timespec now{};
   ::clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
-/// -1: it cannot be known.
-int count_descriptors() {
-  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc/self/fd"), &::closedir);
-  if (!directory) return -1;
-  int out = -1;  // the directory's own
-  // Of one thread, and a stream that nobody else has.
-  while (const dirent* entry = ::readdir(directory.get()))  // NOLINT(concurrency-mt-unsafe)
-    if (entry->d_name[0] != '.') ++out;
-  return out;
 }
 
 }  // namespace
@@ -89,8 +77,11 @@ void put_process_metrics(MetricsText& out) {
               seconds_of(CLOCK_REALTIME) - seconds_of(CLOCK_BOOTTIME) + self->started_s,
               "When this process was started, since the epoch.");
   }
-  if (const int descriptors = count_descriptors(); descriptors >= 0)
-    out.gauge("process_open_fds", descriptors, "Open file descriptors of this process.");
+  std::error_code error;
+  const auto descriptors = std::distance(std::filesystem::directory_iterator("/proc/self/fd", error), {});
+  if (!error)  // one of them is the folder's own
+    out.gauge("process_open_fds", static_cast<double>(descriptors - 1),
+              "Open file descriptors of this process.");
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0)
     out.gauge("process_max_fds", static_cast<double>(limit.rlim_cur), "Limit of open file descriptors.");

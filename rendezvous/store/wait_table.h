@@ -45,7 +45,6 @@ class WaitTable {
   /// Of the names of the keys that are waited for, each once, with `kQueueBytes` for each.
   [[nodiscard]] std::size_t num_bytes() const { return num_bytes_; }
   static constexpr std::size_t kQueueBytes = 96;
-  [[nodiscard]] bool empty() const { return waits_.empty(); }
 
  private:
   struct Registration;

@@ -17,34 +17,31 @@ static_assert(std::endian::native == std::endian::little,
 
 // Indexed by Op.
 constexpr std::array<OpInfo, kNumOps> kOps = {{
-    {"VALIDATE", "u"},  {"SET", "kv"},      {"COMPARE_SET", "kvv"}, {"GET", "k"},        {"ADD", "ki"},
-    {"CHECK", "K"},     {"WAIT", "K"},      {"GETNUMKEYS", ""},     {"DELETE_KEY", "k"}, {"APPEND", "kv"},
-    {"MULTI_GET", "K"}, {"MULTI_SET", "P"}, {"CANCEL_WAIT", ""},    {"PING", "u"},       {"QUEUE_PUSH", "kv"},
-    {"QUEUE_POP", "k"}, {"QUEUE_LEN", "k"}, {"LIST_KEYS", ""},      {"BARRIER", "ki"},
+    {"VALIDATE", "u", OpKind::kOther},
+    {"SET", "kv", OpKind::kSilentChange},
+    {"COMPARE_SET", "kvv", OpKind::kChange},
+    {"GET", "k", OpKind::kRead},
+    {"ADD", "ki", OpKind::kChange},
+    {"CHECK", "K", OpKind::kRead},
+    {"WAIT", "K", OpKind::kOther},
+    {"GETNUMKEYS", "", OpKind::kRead},
+    {"DELETE_KEY", "k", OpKind::kChange},
+    {"APPEND", "kv", OpKind::kSilentChange},
+    {"MULTI_GET", "K", OpKind::kOther},
+    {"MULTI_SET", "P", OpKind::kSilentChange},
+    {"CANCEL_WAIT", "", OpKind::kOther},
+    {"PING", "u", OpKind::kRead},
+    {"QUEUE_PUSH", "kv", OpKind::kSilentChange},
+    {"QUEUE_POP", "k", OpKind::kChange},
+    {"QUEUE_LEN", "k", OpKind::kRead},
+    {"LIST_KEYS", "", OpKind::kOther},
+    {"BARRIER", "ki", OpKind::kChange},
 }};
 
 }  // namespace
 
 const OpInfo& op_info(Op op) {
   return kOps[static_cast<std::size_t>(op)];
-}
-
-std::string_view to_string(Generation generation) {
-  switch (generation) {
-    case Generation::kUndetected:
-      return "undetected";
-    case Generation::kLegacy:
-      return "legacy (PyTorch up to 2.1)";
-    case Generation::kTorch20:
-      return "legacy (PyTorch up to 2.0)";
-    case Generation::kTorch21:
-      return "legacy (PyTorch 2.1)";
-    case Generation::kModern:
-      return "modern (PyTorch 2.2 or later)";
-    case Generation::kRelayed:
-      return "relayed by an agent";
-  }
-  return "?";
 }
 
 int opcode_byte(Op op, Generation generation) {

@@ -78,16 +78,20 @@ struct Request {
   std::span<const std::string_view> items = {};
 };
 
+enum class OpKind : std::uint8_t {
+  kSilentChange,  ///< it has no answer
+  kChange,
+  kRead,   ///< with a short answer, or that of one value
+  kOther,  ///< a wait, or a read whose answer has no limit but the store's
+};
 /// Name and argument layout: k key, v value, i i64, u u32, K count then keys, P count then (key, value)
 /// pairs.
 struct OpInfo {
   std::string_view name;
   std::string_view layout;
+  OpKind kind;
 };
 [[nodiscard]] const OpInfo& op_info(Op op);
-
-/// "modern (PyTorch 2.2 or later)"
-[[nodiscard]] std::string_view to_string(Generation generation);
 
 /// The opcode byte of `op` in a generation; -1 where it has none.
 [[nodiscard]] int opcode_byte(Op op, Generation generation);

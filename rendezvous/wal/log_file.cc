@@ -80,44 +80,6 @@ Result<UniqueFd> take_lock(const std::string& directory) {
   return fd;
 }
 
-// Writes records to a file, frame by frame. After a failure it does nothing more.
-class SnapshotWriter {
- public:
-  using Write = std::function<Result<void>(std::string_view bytes, std::size_t offset)>;
-  SnapshotWriter(std::uint64_t salt, Write write) : salt_(salt), write_(std::move(write)) {
-    const std::string header = journal::file_header(salt_);
-    result_ = write_(header, 0);
-    size_ = header.size();
-  }
-
-  void add(const journal::LogRecord& record) {
-    records_.add(record);
-    pass_on(kSnapshotFrameBytes);
-  }
-  Result<std::size_t> finish() {
-    pass_on(0);
-    if (!result_) return fail(result_.error());
-    return size_;
-  }
-
- private:
-  void pass_on(std::size_t when_above) {
-    if (records_.empty() || records_.size() <= when_above) return;
-    if (result_) {
-      const std::string_view frame = records_.seal(salt_, size_);
-      result_ = write_(frame, size_);
-      size_ += frame.size();
-    }
-    records_.clear();
-  }
-
-  std::uint64_t salt_;
-  Write write_;
-  journal::Encoder records_;
-  Result<void> result_;
-  std::size_t size_ = 0;
-};
-
 }  // namespace
 
 Error LogFile::error(std::string_view call, int error_number) const {
@@ -215,19 +177,30 @@ Result<void> LogFile::rewrite(const Describe& describe) {
       retry_eintr([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600); }));
   if (!fd) return fail(errno_error("open " + path, errno));
   const std::uint64_t salt = random_salt();
-  SnapshotWriter writer(
-      salt, [&](std::string_view bytes, std::size_t offset) { return write(fd.get(), bytes, offset); });
-  describe([&writer](const journal::LogRecord& record) { writer.add(record); });
-  auto size = writer.finish();
-  if (size && ::fsync(fd.get()) != 0) size = fail(error("fsync", errno));
-  if (size && ::rename(path.c_str(), path_.c_str()) != 0) size = fail(error("rename", errno));
-  if (!size) {
+  std::size_t size = 0;
+  Result<void> done;
+  const auto add = [&](std::string_view bytes) {
+    if (done) done = write(fd.get(), bytes, size);
+    size += bytes.size();
+  };
+  add(journal::file_header(salt));
+  journal::Encoder frame;
+  describe([&](const journal::LogRecord& record) {
+    frame.add(record);
+    if (frame.size() <= kSnapshotFrameBytes) return;
+    add(frame.seal(salt, size));
+    frame.clear();
+  });
+  if (!frame.empty()) add(frame.seal(salt, size));
+  if (done && ::fsync(fd.get()) != 0) done = fail(error("fsync", errno));
+  if (done && ::rename(path.c_str(), path_.c_str()) != 0) done = fail(error("rename", errno));
+  if (!done) {
     ::unlink(path.c_str());
-    return fail("rewrite", std::move(size).error());
+    return fail("rewrite", std::move(done).error());
   }
   // From here on the new file is the log, whatever the directory's sync says.
   fd_ = std::move(fd);
-  size_ = *size;
+  size_ = size;
   salt_ = salt;
   if (::fsync(directory_fd_.get()) != 0) {
     Error failed = errno_error("fsync " + directory_, errno);

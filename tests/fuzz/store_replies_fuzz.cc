@@ -94,13 +94,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     note(link->request({.op = wire::Op::kWait, .items = keys}, deadline));
     switch (choice % 5) {
       case 0:
-        note(link->read_u8(deadline));
+        note(link->read_number<std::uint8_t>(deadline));
         break;
       case 1:
-        note(link->read_u32(deadline));
+        note(link->read_number<std::uint32_t>(deadline));
         break;
       case 2:
-        note(link->read_i64(deadline));
+        note(link->read_number<std::int64_t>(deadline));
         break;
       case 3:
         note(link->read_bytes(deadline));
