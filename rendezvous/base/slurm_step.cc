@@ -5,6 +5,7 @@
 #include <charconv>
 #include <limits>
 #include <numeric>
+#include <type_traits>
 
 #include <fmt/format.h>
 
@@ -17,7 +18,7 @@ constexpr std::string_view kNodeList = "SLURM_STEP_NODELIST";
 constexpr std::string_view kTasksPerNode = "SLURM_STEP_TASKS_PER_NODE";
 constexpr int kMaxTasks = 1 << 20;
 // Slurm's names for what is no step that srun started: the batch script, the shell of salloc, ssh.
-constexpr std::int64_t kFirstSpecialStep = 0xffff'fff0;
+constexpr std::uint32_t kFirstSpecialStep = 0xffff'fff0;
 constexpr std::uint64_t kStepsApart = 61;  // ports between a job's first step and the next job's; a prime
 
 tl::unexpected<Error> contradiction(std::string message) {
@@ -91,41 +92,37 @@ Result<std::optional<SlurmStep>> read_slurm_step(const Environment& environment)
   const auto job_tasks = lookup(environment, "SLURM_NTASKS");
   if (job_tasks && job_tasks != lookup(environment, "SLURM_STEP_NUM_TASKS")) return std::nullopt;
 
-  const auto number = [&](std::string_view name, std::int64_t min, std::int64_t max) {
-    return require_integer(environment, name, min, max);
+  const auto read = [&](auto& out, std::string_view name, std::int64_t min,
+                        std::int64_t max) -> Result<void> {
+    MUSTER_TRY(const std::int64_t value, require_integer(environment, name, min, max));
+    out = static_cast<std::remove_reference_t<decltype(out)>>(value);
+    return {};
   };
   SlurmStep out;
   constexpr std::int64_t kMaxId = std::numeric_limits<std::uint32_t>::max();
-  MUSTER_TRY(const std::int64_t job, number("SLURM_JOB_ID", 0, kMaxId));
-  MUSTER_TRY(const std::int64_t step, number("SLURM_STEP_ID", 0, kMaxId));
-  if (step >= kFirstSpecialStep) return std::nullopt;
-  MUSTER_TRY(const std::int64_t num_tasks, number("SLURM_STEP_NUM_TASKS", 1, kMaxTasks));
-  MUSTER_TRY(const std::int64_t task, number("SLURM_PROCID", 0, num_tasks - 1));
+  MUSTER_OK(read(out.job, "SLURM_JOB_ID", 0, kMaxId));
+  MUSTER_OK(read(out.step, "SLURM_STEP_ID", 0, kMaxId));
+  if (out.step >= kFirstSpecialStep) return std::nullopt;
+  MUSTER_OK(read(out.num_tasks, "SLURM_STEP_NUM_TASKS", 1, kMaxTasks));
+  MUSTER_OK(read(out.task, "SLURM_PROCID", 0, out.num_tasks - 1));
   auto nodes = expand_hostlist(*node_list);
   if (!nodes) return fail(kNodeList, std::move(nodes).error());
   out.nodes = *std::move(nodes);
-  MUSTER_TRY(const std::int64_t node, number("SLURM_NODEID", 0, out.num_nodes() - 1));
-  MUSTER_TRY(const std::int64_t local_task, number("SLURM_LOCALID", 0, num_tasks - 1));
+  MUSTER_OK(read(out.node, "SLURM_NODEID", 0, out.num_nodes() - 1));
+  MUSTER_OK(read(out.local_task, "SLURM_LOCALID", 0, out.num_tasks - 1));
   MUSTER_TRY(out.tasks_per_node, expand_task_counts(*task_counts));
-  out.job = static_cast<std::uint32_t>(job);
-  out.step = static_cast<std::uint32_t>(step);
-  out.num_tasks = static_cast<int>(num_tasks);
-  out.task = static_cast<int>(task);
-  out.node = static_cast<int>(node);
-  out.local_task = static_cast<int>(local_task);
   if (const auto here = lookup(environment, "SLURMD_NODENAME"); here && *here != out.node_name())
     return std::nullopt;
   if (lookup(environment, "SLURM_JOB_NUM_NODES")) {
-    MUSTER_TRY(const std::int64_t job_nodes, number("SLURM_JOB_NUM_NODES", 1, kMaxHosts));
+    std::int64_t job_nodes = 0;
+    MUSTER_OK(read(job_nodes, "SLURM_JOB_NUM_NODES", 1, kMaxHosts));
     if (out.num_nodes() > job_nodes) return std::nullopt;  // a step is no larger than its job
   }
   MUSTER_OK(check(out, *node_list, *task_counts));
   out.arbitrary = lookup(environment, "SLURM_DISTRIBUTION").value_or("").starts_with("arbitrary");
   out.het_job = lookup(environment, "SLURM_HET_SIZE").has_value();
-  if (lookup(environment, "SLURM_CPUS_PER_TASK")) {
-    MUSTER_TRY(const std::int64_t cpus, number("SLURM_CPUS_PER_TASK", 1, 1 << 20));
-    out.cpus_per_task = static_cast<int>(cpus);
-  }
+  if (lookup(environment, "SLURM_CPUS_PER_TASK"))
+    MUSTER_OK(read(out.cpus_per_task, "SLURM_CPUS_PER_TASK", 1, 1 << 20));
   return out;
 }
 
