@@ -82,15 +82,6 @@ void open_standard_descriptors() {
   std::abort();
 }
 
-/// The job has ended: a signal that comes late changes nothing of that, and does not cut off its last lines.
-/// Called while these signals are still handled.
-void block_signals(const std::vector<int>& signals) {
-  sigset_t blocked;
-  ::sigemptyset(&blocked);
-  for (const int signal : signals) ::sigaddset(&blocked, signal);
-  ::sigprocmask(SIG_BLOCK, &blocked, nullptr);
-}
-
 std::string random_uuid() {
   constexpr std::size_t kLength = 36;  // and a line end
   const auto text = read_file("/proc/sys/kernel/random/uuid", 64);
@@ -187,21 +178,210 @@ class Launch {
     for (const Step step : {&Launch::plan, &Launch::check, &Launch::answer_dry_run, &Launch::leave_terminal,
                             &Launch::start_helpers})
       if (const auto status = (this->*step)()) return *status;
-    return run_agent();
+    return run_job();
   }
 
  private:
   // Each step returns the exit status where muster ends with it.
-  std::optional<int> plan();
-  std::optional<int> check();
-  std::optional<int> answer_dry_run();
-  std::optional<int> leave_terminal();
-  std::optional<int> start_helpers();
-  int run_agent();
+  /// From options, environment and machine to a Job. --doctor replaces the program by one of its own, and the
+  /// driver is asked once before the plan asks it for GPUs: one that does not answer would hold muster for
+  /// ever.
+  std::optional<int> plan() {
+    if (options_.doctor) {
+      options_ = doctor_options(options_, invocation_.own_path);
+      auto opened = DoctorVerdict::open();
+      if (!opened) return complain(opened.error());
+      doctor_.emplace(*std::move(opened));
+    }
+    if (preflight_of(options_) != Preflight::kOff)
+      driver_ = check_driver(gpu_paths(environment_), kQuickTimeout);
+    Environment asked = environment_;
+    // The plan would wait for it: it is made without.
+    if (driver_.finding) asked.insert_or_assign("MUSTER_NVML_LIBRARY", "/dev/null");
+    const Machine machine{[&] { return count_gpus(asked); },
+                          count_cpus,
+                          random_uuid,
+                          host_name(),
+                          [&] { return read_hardware(asked); },
+                          [] { return count_cores(); },
+                          has_gpu_driver(gpu_paths(environment_)),
+                          [&] { return count_listed_gpus(gpu_paths(environment_)); },
+                          [] { return read_cpu_budget(); }};
+    auto planned = plan_job(options_, environment_, machine);
+    if (!planned) {
+      const int status = complain(with_source(planned.error(), options_));
+      if (!driver_.finding) return status;
+      std::fprintf(stderr, "muster: preflight: %s\n", driver_.finding->text.c_str());
+      return kExitPreflight;
+    }
+    job_ = *std::move(planned);
+    environment_.erase(std::string(env::kSecret));  // no program that is started from here gets it
+    if (doctor_) doctor_->instruct(options_, *job_);
+    if (options_.dry_run)
+      for (const std::string& text : job_->warnings) std::fprintf(stderr, "muster: %s\n", text.c_str());
+    planned_ = SteadyClock::now();
+    return std::nullopt;
+  }
 
-  Result<void> open_observers();
-  int ended(int status);
-  void begin_telemetry();
+  /// Who may watch the job, and whether this node can take part.
+  std::optional<int> check() {
+    job_->compare_clocks = preflight_of(options_) != Preflight::kOff;
+    if (const auto opened = options_.dry_run ? Result<void>() : open_observers(); !opened) {
+      const int status = complain(opened.error());
+      return opened.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
+    }
+    job_->unhealthy = check_node(options_, *job_, environment_, driver_.finding);
+    driver_.process.reset();
+    checked_ = SteadyClock::now();
+    if (job_->unhealthy.empty() || !(options_.dry_run || job_->one_node())) return std::nullopt;
+    ::signal(SIGPIPE, SIG_IGN);  // the events' reader may have gone
+    begin_telemetry();
+    return ended(kExitPreflight);
+  }
+
+  /// --dry-run prints what would be started, and starts nothing.
+  std::optional<int> answer_dry_run() {
+    if (!options_.dry_run) return std::nullopt;
+    return print(plan_of_cgroups(cgroup_mode_of(options_)) + dry_run_text(*job_, environment_));
+  }
+
+  /// Up to here an error is on the terminal. With --detach the job goes on in another process from here on:
+  /// no thread and no helper may have been started before.
+  std::optional<int> leave_terminal() {
+    // torchrun's default, which is right for agents on one host only.
+    if (job_->elastic.ranks_given && is_loopback(job_->master_addr) && options_.rdzv_endpoint.empty() &&
+        !options_.given.contains("master-addr"))
+      std::fprintf(stderr,
+                   "muster: --nnodes=%s without --master-addr: each node looks for node 0 at %s, on its own "
+                   "host; give --master-addr=HOST of node 0\n",
+                   options_.nnodes.c_str(), job_->master_addr.c_str());
+    if (options_.report_bindings) std::fputs(placement_table(*job_).c_str(), stderr);
+
+    ::signal(SIGPIPE, SIG_IGN);
+    ::signal(SIGXFSZ, SIG_IGN);  // a log that has reached ulimit -f is no reason to end a job
+    if (!options_.detach) return std::nullopt;
+    auto side = detach(*job_, options_.job_name, invocation_.command, environment_);
+    if (!side) return complain(side.error());
+    if (const int* exit_status = std::get_if<int>(&*side)) return *exit_status;
+    detached_ = std::get<DetachedJob>(*std::move(side));
+    if (listener_) detached_->serves_metrics(listener_->address);
+    return std::nullopt;
+  }
+
+  /// What outlives the agent or watches beside it. Descendants come first: children of before are not this
+  /// job's.
+  std::optional<int> start_helpers() {
+    begin_telemetry();
+    if (!job_->unhealthy.empty()) {
+      listener_.reset();  // nobody would answer
+      boost::asio::io_context io(1);
+      return ended(tell_unhealthy(io, *job_, plain_log_));
+    }
+    descendants_.emplace(job_->token());
+    auto guardian = Guardian::start(static_cast<std::size_t>(job_->local_world_size), job_->token());
+    if (!guardian) return ended(complain(guardian.error()));
+    guardian_.emplace(*std::move(guardian));
+    descendants_->spare(guardian_->pid());
+    auto cgroups = WorkerCgroups::open(cgroup_mode_of(options_), job_->token(), *guardian_);
+    if (!cgroups) return ended(complain(cgroups.error()));
+    cgroups_.emplace(*std::move(cgroups));
+    if (!job_->gpu_node) return std::nullopt;
+    auto gpu_watch = GpuWatch::start(gpu_paths(environment_));
+    if (!gpu_watch) return ended(complain(gpu_watch.error()));
+    descendants_->spare(gpu_watch_.emplace(*std::move(gpu_watch)).pid());
+    return std::nullopt;
+  }
+
+  /// The loop, and what needs it. All of the output is flushed before the exit status is returned, and its
+  /// loss is said.
+  int run_job() {
+    const auto descriptor_limit = make_room_for_descriptors(job_->local_world_size);
+    // The log outlives the loop, since what the loop destroys may log; its target does not.
+    OutputSink* log_target = nullptr;
+    const Log log("muster", parse_log_level(lookup(environment_, "LOGLEVEL").value_or("WARNING")),
+                  [&log_target](std::string_view line) {
+                    if (log_target != nullptr) log_target->write(line);
+                  });
+    boost::asio::io_context io(1);
+    std::unique_ptr<LogWriter> log_writer;
+    if (job_->logs.rotation.max_bytes > 0) {
+      auto started = LogWriter::start(io, job_->logs.rotation);
+      if (!started) return ended(complain(started.error()));
+      log_writer = *std::move(started);
+      descendants_->spare(log_writer->pid());
+    }
+    OutputSink out(io, STDOUT_FILENO);
+    OutputSink err(io, STDERR_FILENO);
+    log_target = &err;
+    out.when_failing([&log](int error) {
+      log.warning(fmt::format("stdout: {}; output that does not go to files is lost", errno_text(error)));
+    });
+    for (const std::string& text : job_->warnings) log.warning(text);
+    if (!job_->gpu_shortage.empty())
+      log.warning(fmt::format("{}; a worker that uses the GPU of its LOCAL_RANK will fail, or share one",
+                              job_->gpu_shortage));
+    if (cgroups_->enabled())
+      log.info(fmt::format("the workers' control groups are in {}", cgroups_->directory()));
+    else if (!cgroups_->reason().empty())
+      log.info(fmt::format("the workers have no control groups: {}", cgroups_->reason()));
+    int status = kExitSystem;
+    {
+      const GuardianWatch watch(io, *guardian_, log, [&](pid_t pid) { descendants_->spare(pid); });
+      Telemetry telemetry(*job_, log, events_ ? &*events_ : nullptr);
+      const Instant now = SteadyClock::now();
+      if (options_.timeline) telemetry.set_timeline([&err](std::string_view line) { err.write(line); });
+      telemetry.phase("plan", seconds_between(invocation_.begun, planned_));
+      telemetry.phase("preflight", seconds_between(planned_, checked_));
+      telemetry.phase("prepare", seconds_between(checked_, now));
+      std::optional<StatusPage> page;
+      if (listener_) page.emplace(io, *std::move(listener_), *job_, telemetry, kVersion);
+      status = run_agent({io, *job_, environment_, log, *guardian_, *cgroups_, *descendants_, out, err,
+                          telemetry, descriptor_limit, log_writer.get(), detached_ ? &*detached_ : nullptr,
+                          gpu_watch_ ? &*gpu_watch_ : nullptr});
+      telemetry.ended(status);
+    }
+    if (detached_) detached_->ended(status, log);
+    const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushTimeout);
+    if (out.lost_bytes() > 0)
+      log.warning(
+          fmt::format("stdout: {} bytes of the workers' output could not be written", out.lost_bytes()));
+    if (lost_out > 0)
+      log.warning(
+          fmt::format("stdout was not read: the last {} bytes of the workers' output are lost", lost_out));
+    if (const std::size_t lost = err.flush(SteadyClock::now() + kFlushTimeout); lost > 0)
+      err.write_now_or_never(
+          fmt::format("\nmuster: stderr was not read: the last {} bytes are lost\n", lost));
+    log_target = nullptr;
+    return doctor_ ? doctor_->status_after(status) : status;
+  }
+
+  /// --events and --metrics-addr, before anything is started: what cannot be had is an error at once.
+  Result<void> open_observers() {
+    if (!options_.events.empty()) {
+      MUSTER_TRY(EventLog opened, EventLog::open(options_.events, job_->host));
+      events_.emplace(std::move(opened));
+    }
+    if (options_.metrics_addr.empty()) return {};
+    MUSTER_TRY(net::Listener opened, net::open_status_listener("--metrics-addr", options_.metrics_addr));
+    // Print the address only when the kernel chose the port.
+    if (const auto asked = net::parse_status_address(options_.metrics_addr); asked && asked->port == 0)
+      std::fprintf(stderr, "muster: metrics at http://%s/metrics\n", opened.address.c_str());
+    listener_.emplace(std::move(opened));
+    return {};
+  }
+
+  /// Whoever follows the events or the detached job's record sees its end.
+  int ended(int status) {
+    if (detached_) detached_->ended(status, plain_log_);
+    beginning_->ended(status);
+    return status;
+  }
+
+  void begin_telemetry() {
+    beginning_.emplace(*job_, plain_log_, events_ ? &*events_ : nullptr);
+    beginning_->started(kVersion);
+    if (preflight_of(options_) != Preflight::kOff) beginning_->preflight(options_.preflight, job_->unhealthy);
+  }
 
   Invocation invocation_;
   Options& options_;
@@ -220,207 +400,6 @@ class Launch {
   std::optional<WorkerCgroups> cgroups_;
   std::optional<GpuWatch> gpu_watch_;
 };
-
-/// From options, environment and machine to a Job. --doctor replaces the program by one of its own, and the
-/// driver is asked once before the plan asks it for GPUs: one that does not answer would hold muster for
-/// ever.
-std::optional<int> Launch::plan() {
-  if (options_.doctor) {
-    options_ = doctor_options(options_, invocation_.own_path);
-    auto opened = DoctorVerdict::open();
-    if (!opened) return complain(opened.error());
-    doctor_.emplace(*std::move(opened));
-  }
-  if (preflight_of(options_) != Preflight::kOff)
-    driver_ = check_driver(gpu_paths(environment_), kQuickTimeout);
-  Environment asked = environment_;
-  // The plan would wait for it: it is made without.
-  if (driver_.finding) asked.insert_or_assign("MUSTER_NVML_LIBRARY", "/dev/null");
-  const Machine machine{[&] { return count_gpus(asked); },
-                        count_cpus,
-                        random_uuid,
-                        host_name(),
-                        [&] { return read_hardware(asked); },
-                        [] { return count_cores(); },
-                        has_gpu_driver(gpu_paths(environment_)),
-                        [&] { return count_listed_gpus(gpu_paths(environment_)); },
-                        [] { return read_cpu_budget(); }};
-  auto planned = plan_job(options_, environment_, machine);
-  if (!planned) {
-    const int status = complain(with_source(planned.error(), options_));
-    if (!driver_.finding) return status;
-    std::fprintf(stderr, "muster: preflight: %s\n", driver_.finding->text.c_str());
-    return kExitPreflight;
-  }
-  job_ = *std::move(planned);
-  environment_.erase(std::string(env::kSecret));  // no program that is started from here gets it
-  if (doctor_) doctor_->instruct(options_, *job_);
-  if (options_.dry_run)
-    for (const std::string& text : job_->warnings) std::fprintf(stderr, "muster: %s\n", text.c_str());
-  planned_ = SteadyClock::now();
-  return std::nullopt;
-}
-
-/// --events and --metrics-addr, before anything is started: what cannot be had is an error at once.
-Result<void> Launch::open_observers() {
-  if (!options_.events.empty()) {
-    MUSTER_TRY(EventLog opened, EventLog::open(options_.events, job_->host));
-    events_.emplace(std::move(opened));
-  }
-  if (options_.metrics_addr.empty()) return {};
-  MUSTER_TRY(net::Listener opened, net::open_status_listener("--metrics-addr", options_.metrics_addr));
-  // Print the address only when the kernel chose the port.
-  if (const auto asked = net::parse_status_address(options_.metrics_addr); asked && asked->port == 0)
-    std::fprintf(stderr, "muster: metrics at http://%s/metrics\n", opened.address.c_str());
-  listener_.emplace(std::move(opened));
-  return {};
-}
-
-/// Who may watch the job, and whether this node can take part.
-std::optional<int> Launch::check() {
-  job_->compare_clocks = preflight_of(options_) != Preflight::kOff;
-  if (const auto opened = options_.dry_run ? Result<void>() : open_observers(); !opened) {
-    const int status = complain(opened.error());
-    return opened.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
-  }
-  job_->unhealthy = check_node(options_, *job_, environment_, driver_.finding);
-  driver_.process.reset();
-  checked_ = SteadyClock::now();
-  if (job_->unhealthy.empty() || !(options_.dry_run || job_->one_node())) return std::nullopt;
-  ::signal(SIGPIPE, SIG_IGN);  // the events' reader may have gone
-  begin_telemetry();
-  return ended(kExitPreflight);
-}
-
-/// --dry-run prints what would be started, and starts nothing.
-std::optional<int> Launch::answer_dry_run() {
-  if (!options_.dry_run) return std::nullopt;
-  return print(plan_of_cgroups(cgroup_mode_of(options_)) + dry_run_text(*job_, environment_));
-}
-
-/// Up to here an error is on the terminal. With --detach the job goes on in another process from here on: no
-/// thread and no helper may have been started before.
-std::optional<int> Launch::leave_terminal() {
-  // torchrun's default, which is right for agents on one host only.
-  if (job_->elastic.ranks_given && is_loopback(job_->master_addr) && options_.rdzv_endpoint.empty() &&
-      !options_.given.contains("master-addr"))
-    std::fprintf(stderr,
-                 "muster: --nnodes=%s without --master-addr: each node looks for node 0 at %s, on its own "
-                 "host; give --master-addr=HOST of node 0\n",
-                 options_.nnodes.c_str(), job_->master_addr.c_str());
-  if (options_.report_bindings) std::fputs(placement_table(*job_).c_str(), stderr);
-
-  ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGXFSZ, SIG_IGN);  // a log that has reached ulimit -f is no reason to end a job
-  if (!options_.detach) return std::nullopt;
-  auto side = detach(*job_, options_.job_name, invocation_.command, environment_);
-  if (!side) return complain(side.error());
-  if (const int* exit_status = std::get_if<int>(&*side)) return *exit_status;
-  detached_ = std::get<DetachedJob>(*std::move(side));
-  if (listener_) detached_->serves_metrics(listener_->address);
-  return std::nullopt;
-}
-
-/// What outlives the agent or watches beside it. Descendants come first: children of before are not this
-/// job's.
-std::optional<int> Launch::start_helpers() {
-  begin_telemetry();
-  if (!job_->unhealthy.empty()) {
-    listener_.reset();  // nobody would answer
-    boost::asio::io_context io(1);
-    return ended(tell_unhealthy(io, *job_, plain_log_));
-  }
-  descendants_.emplace(job_->token());
-  auto guardian = Guardian::start(static_cast<std::size_t>(job_->local_world_size), job_->token());
-  if (!guardian) return ended(complain(guardian.error()));
-  guardian_.emplace(*std::move(guardian));
-  descendants_->spare(guardian_->pid());
-  auto cgroups = WorkerCgroups::open(cgroup_mode_of(options_), job_->token(), *guardian_);
-  if (!cgroups) return ended(complain(cgroups.error()));
-  cgroups_.emplace(*std::move(cgroups));
-  if (!job_->gpu_node) return std::nullopt;
-  auto gpu_watch = GpuWatch::start(gpu_paths(environment_));
-  if (!gpu_watch) return ended(complain(gpu_watch.error()));
-  descendants_->spare(gpu_watch_.emplace(*std::move(gpu_watch)).pid());
-  return std::nullopt;
-}
-
-void Launch::begin_telemetry() {
-  beginning_.emplace(*job_, plain_log_, events_ ? &*events_ : nullptr);
-  beginning_->started(kVersion);
-  if (preflight_of(options_) != Preflight::kOff) beginning_->preflight(options_.preflight, job_->unhealthy);
-}
-
-/// Whoever follows the events or the detached job's record sees its end.
-int Launch::ended(int status) {
-  if (detached_) detached_->ended(status, plain_log_);
-  beginning_->ended(status);
-  return status;
-}
-
-/// The loop, and what needs it. All of the output is flushed before the exit status is returned, and its loss
-/// is said.
-int Launch::run_agent() {
-  const auto descriptor_limit = make_room_for_descriptors(job_->local_world_size);
-  // The log outlives the loop, since what the loop destroys may log; its target does not.
-  OutputSink* log_target = nullptr;
-  const Log log("muster", parse_log_level(lookup(environment_, "LOGLEVEL").value_or("WARNING")),
-                [&log_target](std::string_view line) {
-                  if (log_target != nullptr) log_target->write(line);
-                });
-  boost::asio::io_context io(1);
-  std::unique_ptr<LogWriter> log_writer;
-  if (job_->logs.rotation.max_bytes > 0) {
-    auto started = LogWriter::start(io, job_->logs.rotation);
-    if (!started) return ended(complain(started.error()));
-    log_writer = *std::move(started);
-    descendants_->spare(log_writer->pid());
-  }
-  OutputSink out(io, STDOUT_FILENO);
-  OutputSink err(io, STDERR_FILENO);
-  log_target = &err;
-  out.when_failing([&log](int error) {
-    log.warning(fmt::format("stdout: {}; output that does not go to files is lost", errno_text(error)));
-  });
-  for (const std::string& text : job_->warnings) log.warning(text);
-  if (!job_->gpu_shortage.empty())
-    log.warning(fmt::format("{}; a worker that uses the GPU of its LOCAL_RANK will fail, or share one",
-                            job_->gpu_shortage));
-  if (cgroups_->enabled())
-    log.info(fmt::format("the workers' control groups are in {}", cgroups_->directory()));
-  else if (!cgroups_->reason().empty())
-    log.info(fmt::format("the workers have no control groups: {}", cgroups_->reason()));
-  int status = kExitSystem;
-  {
-    const GuardianWatch watch(io, *guardian_, log, [&](pid_t pid) { descendants_->spare(pid); });
-    Telemetry telemetry(*job_, log, events_ ? &*events_ : nullptr);
-    const Instant now = SteadyClock::now();
-    if (options_.timeline) telemetry.set_timeline([&err](std::string_view line) { err.write(line); });
-    telemetry.phase("plan", seconds_between(invocation_.begun, planned_));
-    telemetry.phase("preflight", seconds_between(planned_, checked_));
-    telemetry.phase("prepare", seconds_between(checked_, now));
-    std::optional<StatusPage> page;
-    if (listener_) page.emplace(io, *std::move(listener_), *job_, telemetry, kVersion);
-    Agent agent({io, *job_, environment_, log, *guardian_, *cgroups_, *descendants_, out, err, telemetry,
-                 descriptor_limit, log_writer.get(), detached_ ? &*detached_ : nullptr,
-                 gpu_watch_ ? &*gpu_watch_ : nullptr});
-    status = agent.run();
-    block_signals(job_->signals);
-    telemetry.ended(status);
-  }
-  if (detached_) detached_->ended(status, log);
-  const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushTimeout);
-  if (out.lost_bytes() > 0)
-    log.warning(
-        fmt::format("stdout: {} bytes of the workers' output could not be written", out.lost_bytes()));
-  if (lost_out > 0)
-    log.warning(
-        fmt::format("stdout was not read: the last {} bytes of the workers' output are lost", lost_out));
-  if (const std::size_t lost = err.flush(SteadyClock::now() + kFlushTimeout); lost > 0)
-    err.write_now_or_never(fmt::format("\nmuster: stderr was not read: the last {} bytes are lost\n", lost));
-  log_target = nullptr;
-  return doctor_ ? doctor_->status_after(status) : status;
-}
 
 /// --exec: this process becomes the worker. Returns only where that fails.
 int run_exec(const Invocation& invocation) {

@@ -2,11 +2,18 @@
 // musterctl: the detached jobs of this user on this host: ls, status, attach, logs, stop, rm; and the jobs of
 // a coordinator: jobs.
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <ctime>
+#include <deque>
+#include <fcntl.h>
 #include <filesystem>
+#include <fstream>
+#include <poll.h>
 #include <signal.h>
 #include <string>
+#include <sys/inotify.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <vector>
 
@@ -20,7 +27,10 @@
 #include "launcher/process/job_registry.h"
 #include "launcher/text/suggestions.h"
 #include "launcher/text/text_table.h"
+#include "rendezvous/base/clock.h"
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
 
 namespace {
 
@@ -30,6 +40,97 @@ using namespace muster::launcher;
 constexpr int kExitNoSuchJob = 1;
 constexpr int kExitStillRuns = 4;
 constexpr Millis kSecondSignal{200};
+
+/// The agent of a detached job as a handle (pidfd), so that what is signalled and waited for is the process
+/// that the entry means, and not one that got its number since. Source: pidfd_open(2), pidfd_send_signal(2).
+class JobProcess {
+ public:
+  /// kNotFound: it is gone.
+  [[nodiscard]] static Result<JobProcess> open(const JobRecord& entry) {
+    JobProcess out;
+    const auto gone = [&] {
+      return fail(ErrorCode::kNotFound, fmt::format("{}: its process {} is gone", entry.name, entry.pid));
+    };
+    out.process_.reset(static_cast<int>(::syscall(SYS_pidfd_open, entry.pid, 0U)));
+    if (!out.process_) {
+      if (errno == ESRCH) return gone();
+      return fail(errno_error(fmt::format("pidfd_open of process {}", entry.pid), errno));
+    }
+    // Looked at after the handle is there: if it is the right one now, the handle is of the right one.
+    if (!is_alive(entry)) return gone();
+    return out;
+  }
+
+  [[nodiscard]] Result<void> signal(int number) const {
+    if (::syscall(SYS_pidfd_send_signal, process_.get(), number, nullptr, 0U) == 0) return {};
+    if (errno == ESRCH) return fail(ErrorCode::kNotFound, "the process is gone");
+    return fail(errno_error("send a signal", errno));
+  }
+
+  /// True when it has ended; false at the deadline.
+  [[nodiscard]] bool wait(Instant deadline) const {
+    while (true) {
+      pollfd poll{process_.get(), POLLIN, 0};
+      const int n = ::poll(&poll, 1,
+                           static_cast<int>(std::min<std::int64_t>(
+                               time_left(deadline, SteadyClock::now()).count(), 1'000'000'000)));
+      if (n > 0) return true;
+      if (n == 0) return false;
+    }
+  }
+
+  [[nodiscard]] int fd() const { return process_.get(); }
+
+ private:
+  UniqueFd process_;
+};
+
+Result<void> copy(int file) {
+  std::array<char, 64 * 1024> bytes{};
+  while (true) {
+    const ssize_t n = retry_eintr([&] { return ::read(file, bytes.data(), bytes.size()); });
+    if (n < 0) return fail(errno_error("read the job's output", errno));
+    if (n == 0) return {};
+    if (auto written = write_all(STDOUT_FILENO, {bytes.data(), static_cast<std::size_t>(n)}); !written)
+      return fail(ErrorCode::kPeerGone, "nobody reads the output");
+  }
+}
+
+/// Copies what is in `path` from `from` on to stdout, and what is added to it until `process` (-1: nothing to
+/// wait for) has ended. Sleeps in between. kPeerGone: nobody reads stdout any more. Source: inotify(7).
+Result<void> follow(const std::string& path, long long from, int process) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return fail(errno_error("open " + path, errno));
+  if (::lseek(file.get(), static_cast<off_t>(from), SEEK_SET) < 0)
+    return fail(errno_error("seek in " + path, errno));
+  if (process < 0) return copy(file.get());
+  const UniqueFd changes(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
+  if (!changes || ::inotify_add_watch(changes.get(), path.c_str(), IN_MODIFY) < 0)
+    return fail(errno_error("watch " + path, errno));
+  while (true) {
+    MUSTER_OK(copy(file.get()));
+    std::array<pollfd, 3> wait{pollfd{changes.get(), POLLIN, 0}, pollfd{process, POLLIN, 0},
+                               pollfd{STDOUT_FILENO, 0, 0}};  // the reader's end is reported unasked
+    if (::poll(wait.data(), wait.size(), -1) < 0) continue;
+    if (wait[2].revents != 0) return fail(ErrorCode::kPeerGone, "nobody reads the output");
+    if (wait[1].revents != 0) return copy(file.get());
+    alignas(inotify_event) std::array<char, 4096> events;
+    (void)retry_eintr([&] { return ::read(changes.get(), events.data(), events.size()); });
+  }
+}
+
+/// Where the last `lines` lines of a file begin.
+Result<long long> beginning_of_last_lines(const std::string& path, std::size_t lines) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return fail(errno_error("open " + path, errno));
+  std::deque<long long> begins;  // of the last lines so far
+  std::string line;
+  for (long long at = 0; std::getline(file, line); at += std::ssize(line) + 1) {
+    begins.push_back(at);
+    if (begins.size() > lines) begins.pop_front();
+  }
+  return begins.empty() ? 0 : begins.front();
+}
 
 struct Jobs {
   std::vector<std::string> directories;

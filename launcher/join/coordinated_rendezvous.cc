@@ -6,49 +6,24 @@
 #include <sys/stat.h>
 #include <utility>
 
+#include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
 #include "launcher/job/exit_status.h"
-#include "launcher/job/rendezvous.h"
 #include "launcher/join/endpoint_host.h"
-#include "launcher/join/make_rendezvous.h"
+#include "launcher/join/worker_store.h"
 #include "launcher/network/listening.h"
 #include "launcher/plan/program.h"
 #include "launcher/text/seconds_text.h"
+#include "rendezvous/agent_client/control_client.h"
+#include "rendezvous/agent_client/coordinator_host.h"
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/coordinator/waiting_reason.h"
 #include "rendezvous/etcd/coordinator.h"
 
 namespace muster::launcher {
-
-void WaitStatus::begin() {
-  is_quiet_ = true;
-  quiet_.expires_after(kQuietTime);
-  quiet_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
-    if (error) return;
-    is_quiet_ = false;
-    write();
-  }));
-}
-
-void WaitStatus::set(std::string text, bool at_once, Instant gives_up) {
-  text_ = std::move(text);
-  gives_up_ = gives_up;
-  if (!is_quiet_ || at_once) write();
-}
-
-void WaitStatus::write() {
-  const std::string text = std::exchange(text_, {});
-  if (text.empty()) return;
-  if (gives_up_ == Instant::max()) return log_.warning(text);
-  const auto left = std::chrono::round<std::chrono::seconds>(time_left(gives_up_, SteadyClock::now()));
-  log_.warning(fmt::format("{}; giving up in {} s", text, left.count()));
-}
-
-void WaitStatus::cancel() {
-  quiet_.cancel();
-  text_.clear();
-}
 
 namespace {
 
@@ -90,7 +65,7 @@ std::unique_ptr<net::CoordinatorHost> make_host(asio::io_context& io, const Job&
                                                 const std::vector<InterfaceAddress>& own,
                                                 const std::vector<std::string>& offered, const Log& log) {
   const ElasticJob& elastic = job.elastic;
-  if (!elastic.etcd) return std::make_unique<EndpointHost>(io, job, own, offered, log);
+  if (!elastic.etcd) return make_endpoint_host(io, job, own, offered, log);
   const std::vector<std::string> bound = listening_addresses(elastic, offered, own);
   etcd::Options options;
   options.etcd = *elastic.etcd;
@@ -106,383 +81,472 @@ std::unique_ptr<net::CoordinatorHost> make_host(asio::io_context& io, const Job&
   return std::make_unique<etcd::Coordinator>(io, std::move(options), log);
 }
 
+/// What the others are told under static rendezvous.
+std::string unhealthy_text(const Job& job) {
+  return fmt::format("node {} ({}) is unhealthy: {}", job.node_rank, job.host, job.unhealthy);
+}
+
+/// What an agent logs about what it waits for: nothing in the first seconds, then each new reason, with the
+/// time that is left.
+class WaitStatus {
+ public:
+  static constexpr std::chrono::seconds kQuietTime{3};  // a wait that takes less is not worth a line
+
+  WaitStatus(boost::asio::io_context& io, const Log& log) : log_(log), quiet_(io) {}
+
+  /// A wait begins.
+  void begin() {
+    is_quiet_ = true;
+    quiet_.expires_after(kQuietTime);
+    quiet_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
+      if (error) return;
+      is_quiet_ = false;
+      write();
+    }));
+  }
+
+  /// The present reason. `at_once`: also within the quiet time. `gives_up`: the job, unless the reason
+  /// changes.
+  void set(std::string text, bool at_once, Instant gives_up = Instant::max()) {
+    text_ = std::move(text);
+    gives_up_ = gives_up;
+    if (!is_quiet_ || at_once) write();
+  }
+
+  /// The wait is over.
+  void cancel() {
+    quiet_.cancel();
+    text_.clear();
+  }
+
+ private:
+  void write() {
+    const std::string text = std::exchange(text_, {});
+    if (text.empty()) return;
+    if (gives_up_ == Instant::max()) return log_.warning(text);
+    const auto left = std::chrono::round<std::chrono::seconds>(time_left(gives_up_, SteadyClock::now()));
+    log_.warning(fmt::format("{}; giving up in {} s", text, left.count()));
+  }
+
+  const Log& log_;
+  boost::asio::steady_timer quiet_;
+  bool is_quiet_ = true;
+  std::string text_;  // not logged yet
+  Instant gives_up_ = Instant::max();
+  Lifetime lifetime_;
+};
+
+class CoordinatedRendezvous final : public Rendezvous {
+ public:
+  CoordinatedRendezvous(asio::io_context& io, const Job& job, const Log& log)
+      : io_(io), job_(job), log_(log), store_(io, job, log), wait_status_(io, log), late_nodes_(io) {}
+
+  void join(int, Joined joined) override {
+    joined_ = std::move(joined);
+    times_ = {};
+    // The job ended while the workers here were being stopped: the coordinator has nothing to add.
+    if (outcome_) return finish_join(final_notice(*std::exchange(outcome_, {})));
+    wait_status_.begin();
+    if (client_) return ready_for_next(assigned_->generation);
+    store_.find_addresses();
+    const auto& own = store_.own_addresses();
+    const auto& offered = store_.offered_addresses();
+    if (offered.empty())
+      return fail_join(kExitUsage, fmt::format("--iface={}: this host has no such interface with an address",
+                                               job_.elastic.interface));
+    if (const auto text = unconfined_text(job_.elastic, listening_addresses(job_.elastic, offered, own)))
+      log_.warning(*text);
+    if (const auto open = store_.open_port(); !open) return fail_join(kExitSystem, open.error().message);
+    coordinator_ = make_host(io_, job_, own, offered, log_);
+    net::CoordinatorHost::Callbacks callbacks;
+    callbacks.agent_gone = [this] {
+      if (!told_late_nodes_ || !coordinator_->nodes_never_seen().empty()) return;
+      std::exchange(told_late_nodes_, {})();
+    };
+    callbacks.located = [this](const Result<void>& host) { connect(host); };
+    callbacks.moved = [this] {
+      if (client_) client_->redirect(coordinator_->host(), coordinator_->port());
+    };
+    callbacks.lost = [this](const Error& error) {
+      if (client_) client_->close();
+      on_lost(error);
+    };
+    coordinator_->start(std::move(callbacks));
+  }
+
+  void watch(Watch watch) override {
+    watch_ = std::move(watch);
+    if (!outcome_) return;
+    asio::post(io_, lifetime_.guard([this] {
+      if (outcome_) end(*std::exchange(outcome_, {}));
+    }));
+  }
+
+  void stop_others() override { client_->stop_workers(assigned_->generation); }
+  void announce(const FailureNotice& notice) override {
+    if (notice.rank >= 0)
+      return client_->worker_failed({assigned_->generation, notice.rank, notice.exit_code, notice.restart,
+                                     notice.machine_at_fault, notice.text, notice.reached});
+    // Asked to stop, not failed.
+    if (!is_replaceable()) return stop_or_leave(notice);
+    send_leave(notice.text, kShortLeave);
+    outcome_ = AttemptOutcome(notice);
+    watch(std::exchange(watch_, {}));
+  }
+
+  void succeeded() override { client_->finished(assigned_->generation); }
+  void safe_point(std::function<void()> passed) override {
+    if (!linked_) return passed();  // they cannot be asked, and are not waited for
+    safe_point_passed_ = std::move(passed);
+    client_->safe_point(assigned_->generation);
+  }
+
+  void reached(const StepProgress& reached) override { reached_ = reached; }
+  void send_report(std::string part) override {
+    if (assigned_) client_->report(assigned_->generation, std::move(part));
+  }
+
+  void gather_reports(ReportReceived received) override {
+    report_received_ = std::move(received);
+    asio::post(io_, lifetime_.guard([this] { hand_over_parts(); }));
+  }
+
+  void send_hang(control::Hang message) override {
+    if (!assigned_ || !client_) return;
+    message.generation = assigned_->generation;
+    client_->send_hang(message);
+  }
+
+  void decline(const FailureNotice& notice) override {
+    joined_ = {};
+    told_late_nodes_ = {};
+    store_.cancel();
+    wait_status_.cancel();
+    if (client_) withdraw(notice);
+  }
+
+  void leave(Millis timeout, std::function<void()> left) override {
+    wait_status_.cancel();
+    on_left_ = [this, timeout, left = std::move(left)] {
+      coordinator_ ? coordinator_->drain(timeout, left) : left();
+    };
+    send_leave("it is done", timeout);
+    if (!left_) return;
+    if (const auto call = std::exchange(on_left_, {})) call();
+  }
+
+ private:
+  void connect(const Result<void>& host) {
+    if (!joined_) return;  // declined meanwhile
+    if (!host) return fail_join(exit_code_of(host.error()), host.error().message);
+    if (coordinator_->is_hosting())
+      log_.info(fmt::format("this agent runs the coordinator at {}", coordinator_->title()));
+    client_ = std::make_unique<net::ControlClient>(io_, client_options(), client_events());
+    client_->start();
+    // Nobody can take its place: the job cannot run.
+    if (!job_.unhealthy.empty() && job_.elastic.ranks_given)
+      client_->stop_job(unhealthy_text(job_), kExitPreflight);
+  }
+
+  [[nodiscard]] net::ControlClientOptions client_options() {
+    const ElasticJob& elastic = job_.elastic;
+    net::ControlClientOptions out;
+    out.host = coordinator_->host();
+    out.port = coordinator_->port();
+    out.job = job_.run_id;
+    out.secret = elastic.secret;
+    out.tls = elastic.tls;
+    out.tls_name = elastic.endpoint_host;
+    out.request.id = coordinator_->node();
+    out.request.host = job_.host;
+    out.request.machine = machine_id();
+    out.request.role = job_.role;
+    out.request.wanted_ranks = job_.local_world_size;
+    out.request.order = elastic.order;
+    out.request.addresses = store_.offered_addresses();
+    out.request.master_port = store_.offered_port();
+    out.request.unhealthy = job_.unhealthy;
+    out.request.program = short_name(job_.command);
+    out.settings = elastic.rules;
+    out.compare_clocks = job_.compare_clocks;
+    out.connect_timeout = elastic.connect_timeout;
+    out.reconnect_for = elastic.reconnect_for;
+    out.born = born_;
+    return out;
+  }
+
+  [[nodiscard]] net::ControlEvents client_events() {
+    net::ControlEvents out;
+    out.assigned = [this](const auto& message) { on_assigned(message); };
+    out.waiting = [this](const auto& message) { on_waiting(message); };
+    out.generation_over = [this](const auto& message) { on_generation_over(message); };
+    out.closed = [this](const auto& message) { on_closed(message); };
+    out.lost = [this](const auto& error) { on_lost(error); };
+    out.linked = [this](bool there) { on_linked(there); };
+    out.report = [this](const control::Report& part) {
+      parts_.push_back(part);
+      hand_over_parts();
+    };
+    out.hang = [this](const control::Hang& message) {
+      if (const auto call = joined_ ? nullptr : watch_.hang) call(message);
+    };
+    out.stop_workers = [this](const control::StopWorkers& message) {
+      if (const auto call = joined_ ? nullptr : watch_.stop) call(message.group_rank);
+    };
+    out.safe_point_passed = [this](std::int64_t generation) {
+      if (!assigned_ || generation != assigned_->generation) return;
+      if (const auto passed = std::exchange(safe_point_passed_, {})) passed();
+    };
+    out.remark = [this](const std::string& text) { log_.warning(text); };
+    out.store = [this](const auto& message) {
+      if (const auto received = store_.receive(message); !received)
+        fail_generation(fmt::format("{}: {}", job_.host, received.error().message));
+    };
+    out.drained = [this] { store_.drained(); };
+    out.clock = [this](const ClockOffset& offset) {
+      const std::string text = skew_text(offset, fmt::format("the coordinator at {}", coordinator_->title()));
+      if (!text.empty()) log_.warning(fmt::format("preflight of {}: {}", job_.host, text));
+    };
+    out.trying = [this](const Error& error) {
+      // While workers run, a broken connection is news.
+      wait_status_.set(fmt::format("waiting for the coordinator at {}: {}{}", coordinator_->title(),
+                                   error.message, coordinator_->port_owner_advice(error)),
+                       !joined_);
+    };
+    return out;
+  }
+
+  void ready_for_next(std::int64_t generation) {
+    store_.end();
+    if (const auto open = store_.open_port(); !open) return fail_join(kExitSystem, open.error().message);
+    client_->ready(generation, store_.offered_port(), std::exchange(reached_, {}));
+  }
+
+  void on_assigned(const control::Assignment& assignment) {
+    assigned_ = assignment;
+    times_.gathered = SteadyClock::now();
+    outside_ = false;
+    store_.cancel();
+    coordinator_->set_joined();
+    if (!joined_) return;
+    wait_status_.cancel();
+    log_.info(fmt::format("generation {}: node {} of {}, ranks {} to {} of {}", assignment.generation,
+                          assignment.group_rank, assignment.group_world_size, assignment.base_rank,
+                          assignment.base_rank + assignment.ranks - 1, assignment.world_size));
+    if (assignment.group_rank == 0 && !std::exchange(warned_, true))
+      if (const auto text = unauthenticated_access(job_)) log_.warning(*text);
+    store_.start(assignment,
+                 {[this](const control::Message& message) { client_->send_store(message); },
+                  [this] { return client_->unsent_bytes(); }},
+                 linked_, coordinator_->is_hosting() ? coordinator_->host() : std::string(),
+                 [this](const auto& location) { on_located(location); });
+  }
+
+  void on_located(const Result<WorkerStore::Location>& location) {
+    if (!location && location.error().code == ErrorCode::kPeerGone)
+      return fail_generation(location.error().message);
+    if (!location) return fail_join(kExitSystem, location.error().message);
+    const control::Assignment& from = *assigned_;
+    Assignment out;
+    out.attempt = from.restarts_used;
+    out.group_rank = from.group_rank;
+    out.group_world_size = from.group_world_size;
+    out.base_rank = from.base_rank;
+    out.world_size = from.world_size;
+    out.role_base_rank = from.role_base_rank;
+    out.role_world_size = from.role_world_size;
+    out.master_addr = location->host;
+    out.master_port = location->port;
+    out.interface = location->interface;
+    out.generation = from.generation;
+    finish_join(std::move(out));
+  }
+
+  void on_waiting(const control::Waiting& waiting) {
+    outside_ = waiting.outside;
+    coordinator_->set_joined();
+    if (!joined_) return;  // a join round begins while workers here are still being stopped
+    // The others have begun: there is nothing to tell any more.
+    if (!job_.unhealthy.empty() && waiting.outside && !hosts_coordinator())
+      return finish_join(FailureNotice{});
+    if (waiting.outside) {
+      wait_status_.set(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
+      // Members that cannot reach the first node end their generation; nobody outside of it has to.
+      store_.check_reach(waiting, [this](const std::string& text) {
+        is_replaceable() ? fail_join(kExitRendezvous, text) : log_.warning(text);
+      });
+    } else {
+      store_.cancel();
+      // By the job's time-out, which need not be the one that this agent was given.
+      wait_status_.set(fmt::format("rendezvous: {}", waiting.text), false,
+                       waiting.rest.count() > 0 ? SteadyClock::now() + std::min(waiting.rest, kLongestRest)
+                                                : Instant::max());
+    }
+  }
+
+  void on_generation_over(const control::GenerationOver& over) {
+    if (!joined_) return end(outcome_of(over));
+    // Before the workers were started.
+    log_.warning(fmt::format("{}; waiting for the next generation", outcome_of(over).text));
+    // Perhaps of one that this agent had not heard of yet.
+    ready_for_next(assigned_ ? assigned_->generation : over.generation);
+  }
+
+  void on_closed(const control::Closed& closed) {
+    store_.cancel();
+    AttemptOutcome outcome = outcome_of(closed);
+    auto* notice = std::get_if<FailureNotice>(&outcome);
+    if (notice != nullptr && stopped_here_ && assigned_) notice->node_rank = assigned_->group_rank;
+    if (!joined_) return end(outcome);
+    const bool unhealthy = notice != nullptr && !assigned_ && notice->exit_code == kExitPreflight;
+    if (unhealthy && hosts_coordinator() && job_.elastic.ranks_given) return await_late_nodes(*notice);
+    finish_join(final_notice(std::move(outcome)));
+  }
+
+  void on_lost(const Error& error) {
+    store_.cancel();
+    FailureNotice notice =
+        outcome_of(error, assigned_.has_value(), coordinator_->title(), coordinator_->listen_error());
+    if (joined_) return finish_join(std::move(notice));
+    end(std::move(notice));
+  }
+
+  void on_linked(bool there) {
+    linked_ = there;
+    if (there && !times_.gathered) times_.connected = SteadyClock::now();
+    // Who asked is not answered any more.
+    if (const auto passed = there ? nullptr : std::exchange(safe_point_passed_, {})) passed();
+    store_.linked(there);
+  }
+
+  // The coordinator ends the generation for everybody, or the job.
+  void fail_generation(std::string text) {
+    control::WorkerFailed failure;
+    failure.generation = assigned_->generation;
+    failure.exit_code = kExitRendezvous;
+    failure.text = std::move(text);
+    log_.error(failure.text);
+    client_->worker_failed(failure);
+  }
+
+  void finish_join(Membership membership) {
+    wait_status_.cancel();
+    late_nodes_.cancel();
+    if (auto* notice = std::get_if<FailureNotice>(&membership);
+        notice != nullptr && !job_.unhealthy.empty() && !hosts_coordinator()) {
+      notice->node_rank = -1;
+      notice->exit_code = kExitPreflight;
+    }
+    if (const auto call = std::exchange(joined_, {})) call(std::move(membership));
+  }
+
+  void fail_join(int exit_code, std::string text) {
+    FailureNotice notice;
+    notice.node_rank = -1;
+    notice.exit_code = exit_code;
+    notice.text = std::move(text);
+    // Between two generations the others count on this node.
+    if (client_) withdraw(notice);
+    finish_join(std::move(notice));
+  }
+
+  // A node is unhealthy, and its job is over before it began. Nodes that come later would find
+  // no coordinator that gives the reason.
+  void await_late_nodes(const FailureNotice& notice) {
+    const std::vector<int> late = coordinator_->nodes_never_seen();
+    if (late.empty()) return finish_join(final_notice(notice));
+    told_late_nodes_ = [this, notice] { finish_join(final_notice(notice)); };
+    const Millis limit = std::min<Millis>(job_.join_timeout, kLateNodes);
+    log_.warning(
+        fmt::format("the job is cancelled; waiting at most {} s for node {} to connect and get the reason",
+                    whole_seconds(limit), membership::ranges_text(late)));
+    late_nodes_.expires_after(limit);
+    late_nodes_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
+      if (const auto call = error ? nullptr : std::exchange(told_late_nodes_, {})) call();
+    }));
+  }
+
+  void end(const AttemptOutcome& outcome) {
+    safe_point_passed_ = {};
+    if (const auto call = std::exchange(watch_, {}).outcome)
+      call(outcome);
+    else
+      outcome_ = outcome;
+  }
+
+  void hand_over_parts() {
+    if (!report_received_) return;
+    for (control::Report& part : std::exchange(parts_, {}))
+      if (assigned_ && part.generation == assigned_->generation)
+        report_received_(part.group_rank, std::move(part.payload));
+  }
+
+  // The coordinator is here, and ends with this agent.
+  [[nodiscard]] bool hosts_coordinator() const {
+    return coordinator_ && coordinator_->is_hosting() && !coordinator_->survives_exit();
+  }
+
+  // Whether the others go on if this node leaves. Before their first generation they wait for another one.
+  [[nodiscard]] bool is_replaceable() const {
+    if (hosts_coordinator()) return false;
+    const membership::Settings& rules = job_.elastic.rules;
+    return !assigned_ || outside_ ||
+           (rules.min_nodes < rules.max_nodes && assigned_->group_world_size > rules.min_nodes);
+  }
+
+  // The coordinator knows whether a spare is there to take this node's place.
+  void stop_or_leave(const FailureNotice& notice) {
+    stopped_here_ = true;
+    client_->stop_job(notice.text, notice.exit_code, !hosts_coordinator());
+  }
+
+  // From a generation that has not begun here.
+  void withdraw(const FailureNotice& notice) {
+    is_replaceable() ? send_leave(notice.text, kShortLeave) : stop_or_leave(notice);
+  }
+
+  void send_leave(const std::string& reason, Millis timeout) {
+    if (std::exchange(leaving_, true)) return;
+    const auto left = lifetime_.guard([this] {
+      left_ = true;
+      if (const auto call = std::exchange(on_left_, {})) call();
+    });
+    client_ ? client_->leave(reason, timeout, left) : std::function<void()>(left)();
+  }
+
+  boost::asio::io_context& io_;
+  const Job& job_;
+  const Log& log_;
+  std::unique_ptr<net::CoordinatorHost> coordinator_;  // nothing before join()
+  WorkerStore store_;
+  WaitStatus wait_status_;
+  std::unique_ptr<net::ControlClient> client_;   // nothing: where the coordinator is, is not decided yet
+  bool linked_ = false;                          // the coordinator is connected
+  std::optional<control::Assignment> assigned_;  // of the present or last generation
+  bool outside_ = false;                         // a generation runs without this node
+  bool stopped_here_ = false;                    // this node asked for the end
+  bool warned_ = false;                          // that anybody may take part
+  Joined joined_;                                // while joining
+  Watch watch_;                                  // empty: nobody watches
+  std::optional<AttemptOutcome> outcome_;        // came before watch()
+  std::function<void()> safe_point_passed_;      // while the coordinator is asked
+  StepProgress reached_;                         // in the last generation, by the workers here
+  ReportReceived report_received_;               // while reports are gathered
+  std::vector<control::Report> parts_;           // came before that
+  std::function<void()> told_late_nodes_;        // while they are waited for
+  boost::asio::steady_timer late_nodes_;
+  bool leaving_ = false;
+  bool left_ = false;
+  std::function<void()> on_left_;
+  const Instant born_ = SteadyClock::now();
+  Lifetime lifetime_;
+};
+
 }  // namespace
 
-CoordinatedRendezvous::CoordinatedRendezvous(asio::io_context& io, const Job& job, const Log& log)
-    : io_(io), job_(job), log_(log), store_(io, job, log), wait_status_(io, log), late_nodes_(io) {}
-
-void CoordinatedRendezvous::join(int, Joined joined) {
-  joined_ = std::move(joined);
-  times_ = {};
-  // The job ended while the workers here were being stopped: the coordinator has nothing to add.
-  if (outcome_) return finish_join(final_notice(*std::exchange(outcome_, {})));
-  wait_status_.begin();
-  if (client_) return ready_for_next(assigned_->generation);
-  store_.find_addresses();
-  const auto& own = store_.own_addresses();
-  const auto& offered = store_.offered_addresses();
-  if (offered.empty())
-    return fail_join(kExitUsage, fmt::format("--iface={}: this host has no such interface with an address",
-                                             job_.elastic.interface));
-  if (const auto text = unconfined_text(job_.elastic, listening_addresses(job_.elastic, offered, own)))
-    log_.warning(*text);
-  if (const auto open = store_.open_port(); !open) return fail_join(kExitSystem, open.error().message);
-  coordinator_ = make_host(io_, job_, own, offered, log_);
-  net::CoordinatorHost::Callbacks callbacks;
-  callbacks.agent_gone = [this] {
-    if (!told_late_nodes_ || !coordinator_->nodes_never_seen().empty()) return;
-    std::exchange(told_late_nodes_, {})();
-  };
-  callbacks.located = [this](const Result<void>& host) { connect(host); };
-  callbacks.moved = [this] {
-    if (client_) client_->redirect(coordinator_->host(), coordinator_->port());
-  };
-  callbacks.lost = [this](const Error& error) {
-    if (client_) client_->close();
-    on_lost(error);
-  };
-  coordinator_->start(std::move(callbacks));
-}
-
-void CoordinatedRendezvous::connect(const Result<void>& host) {
-  if (!joined_) return;  // declined meanwhile
-  if (!host) return fail_join(exit_code_of(host.error()), host.error().message);
-  if (coordinator_->is_hosting())
-    log_.info(fmt::format("this agent runs the coordinator at {}", coordinator_->title()));
-  client_ = std::make_unique<net::ControlClient>(io_, client_options(), client_events());
-  client_->start();
-  // Nobody can take its place: the job cannot run.
-  if (!job_.unhealthy.empty() && job_.elastic.ranks_given)
-    client_->stop_job(unhealthy_text(job_), kExitPreflight);
-}
-
-net::ControlClientOptions CoordinatedRendezvous::client_options() {
-  const ElasticJob& elastic = job_.elastic;
-  net::ControlClientOptions out;
-  out.host = coordinator_->host();
-  out.port = coordinator_->port();
-  out.job = job_.run_id;
-  out.secret = elastic.secret;
-  out.tls = elastic.tls;
-  out.tls_name = elastic.endpoint_host;
-  out.request.id = coordinator_->node();
-  out.request.host = job_.host;
-  out.request.machine = machine_id();
-  out.request.role = job_.role;
-  out.request.wanted_ranks = job_.local_world_size;
-  out.request.order = elastic.order;
-  out.request.addresses = store_.offered_addresses();
-  out.request.master_port = store_.offered_port();
-  out.request.unhealthy = job_.unhealthy;
-  out.request.program = short_name(job_.command);
-  out.settings = elastic.rules;
-  out.compare_clocks = job_.compare_clocks;
-  out.connect_timeout = elastic.connect_timeout;
-  out.reconnect_for = elastic.reconnect_for;
-  out.born = born_;
-  return out;
-}
-
-net::ControlEvents CoordinatedRendezvous::client_events() {
-  net::ControlEvents out;
-  out.assigned = [this](const auto& message) { on_assigned(message); };
-  out.waiting = [this](const auto& message) { on_waiting(message); };
-  out.generation_over = [this](const auto& message) { on_generation_over(message); };
-  out.closed = [this](const auto& message) { on_closed(message); };
-  out.lost = [this](const auto& error) { on_lost(error); };
-  out.linked = [this](bool there) { on_linked(there); };
-  out.report = [this](const control::Report& part) {
-    parts_.push_back(part);
-    hand_over_parts();
-  };
-  out.hang = [this](const control::Hang& message) {
-    if (const auto call = joined_ ? nullptr : watch_.hang) call(message);
-  };
-  out.stop_workers = [this](const control::StopWorkers& message) {
-    if (const auto call = joined_ ? nullptr : watch_.stop) call(message.group_rank);
-  };
-  out.safe_point_passed = [this](std::int64_t generation) {
-    if (!assigned_ || generation != assigned_->generation) return;
-    if (const auto passed = std::exchange(safe_point_passed_, {})) passed();
-  };
-  out.remark = [this](const std::string& text) { log_.warning(text); };
-  out.store = [this](const auto& message) {
-    if (const auto received = store_.receive(message); !received)
-      fail_generation(fmt::format("{}: {}", job_.host, received.error().message));
-  };
-  out.drained = [this] { store_.drained(); };
-  out.clock = [this](const ClockOffset& offset) {
-    const std::string text = skew_text(offset, fmt::format("the coordinator at {}", coordinator_->title()));
-    if (!text.empty()) log_.warning(fmt::format("preflight of {}: {}", job_.host, text));
-  };
-  out.trying = [this](const Error& error) {
-    // While workers run, a broken connection is news.
-    wait_status_.set(fmt::format("waiting for the coordinator at {}: {}{}", coordinator_->title(),
-                                 error.message, coordinator_->port_owner_advice(error)),
-                     !joined_);
-  };
-  return out;
-}
-
-void CoordinatedRendezvous::ready_for_next(std::int64_t generation) {
-  store_.end();
-  if (const auto open = store_.open_port(); !open) return fail_join(kExitSystem, open.error().message);
-  client_->ready(generation, store_.offered_port(), std::exchange(reached_, {}));
-}
-
-// Messages of the coordinator.
-
-void CoordinatedRendezvous::on_assigned(const control::Assignment& assignment) {
-  assigned_ = assignment;
-  times_.gathered = SteadyClock::now();
-  outside_ = false;
-  store_.cancel();
-  coordinator_->set_joined();
-  if (!joined_) return;
-  wait_status_.cancel();
-  log_.info(fmt::format("generation {}: node {} of {}, ranks {} to {} of {}", assignment.generation,
-                        assignment.group_rank, assignment.group_world_size, assignment.base_rank,
-                        assignment.base_rank + assignment.ranks - 1, assignment.world_size));
-  if (assignment.group_rank == 0 && !std::exchange(warned_, true))
-    if (const auto text = unauthenticated_access(job_)) log_.warning(*text);
-  store_.start(assignment,
-               {[this](const control::Message& message) { client_->send_store(message); },
-                [this] { return client_->unsent_bytes(); }},
-               linked_, coordinator_->is_hosting() ? coordinator_->host() : std::string(),
-               [this](const auto& location) { on_located(location); });
-}
-
-void CoordinatedRendezvous::on_located(const Result<WorkerStore::Location>& location) {
-  if (!location && location.error().code == ErrorCode::kPeerGone)
-    return fail_generation(location.error().message);
-  if (!location) return fail_join(kExitSystem, location.error().message);
-  const control::Assignment& from = *assigned_;
-  Assignment out;
-  out.attempt = from.restarts_used;
-  out.group_rank = from.group_rank;
-  out.group_world_size = from.group_world_size;
-  out.base_rank = from.base_rank;
-  out.world_size = from.world_size;
-  out.role_base_rank = from.role_base_rank;
-  out.role_world_size = from.role_world_size;
-  out.master_addr = location->host;
-  out.master_port = location->port;
-  out.interface = location->interface;
-  out.generation = from.generation;
-  finish_join(std::move(out));
-}
-
-void CoordinatedRendezvous::on_waiting(const control::Waiting& waiting) {
-  outside_ = waiting.outside;
-  coordinator_->set_joined();
-  if (!joined_) return;  // a join round begins while workers here are still being stopped
-  // The others have begun: there is nothing to tell any more.
-  if (!job_.unhealthy.empty() && waiting.outside && !hosts_coordinator()) return finish_join(FailureNotice{});
-  if (waiting.outside) {
-    wait_status_.set(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
-    // Members that cannot reach the first node end their generation; nobody outside of it has to.
-    store_.check_reach(waiting, [this](const std::string& text) {
-      is_replaceable() ? fail_join(kExitRendezvous, text) : log_.warning(text);
-    });
-  } else {
-    store_.cancel();
-    // By the job's time-out, which need not be the one that this agent was given.
-    wait_status_.set(fmt::format("rendezvous: {}", waiting.text), false,
-                     waiting.rest.count() > 0 ? SteadyClock::now() + std::min(waiting.rest, kLongestRest)
-                                              : Instant::max());
-  }
-}
-
-void CoordinatedRendezvous::on_generation_over(const control::GenerationOver& over) {
-  if (!joined_) return end(outcome_of(over));
-  // Before the workers were started.
-  log_.warning(fmt::format("{}; waiting for the next generation", outcome_of(over).text));
-  // Perhaps of one that this agent had not heard of yet.
-  ready_for_next(assigned_ ? assigned_->generation : over.generation);
-}
-
-void CoordinatedRendezvous::on_closed(const control::Closed& closed) {
-  store_.cancel();
-  AttemptOutcome outcome = outcome_of(closed);
-  auto* notice = std::get_if<FailureNotice>(&outcome);
-  if (notice != nullptr && stopped_here_ && assigned_) notice->node_rank = assigned_->group_rank;
-  if (!joined_) return end(outcome);
-  const bool unhealthy = notice != nullptr && !assigned_ && notice->exit_code == kExitPreflight;
-  if (unhealthy && hosts_coordinator() && job_.elastic.ranks_given) return await_late_nodes(*notice);
-  finish_join(final_notice(std::move(outcome)));
-}
-
-// A node is unhealthy, and its job is over before it began. Nodes that come later would find
-// no coordinator that gives the reason.
-void CoordinatedRendezvous::await_late_nodes(const FailureNotice& notice) {
-  const std::vector<int> late = coordinator_->nodes_never_seen();
-  if (late.empty()) return finish_join(final_notice(notice));
-  told_late_nodes_ = [this, notice] { finish_join(final_notice(notice)); };
-  const Millis limit = std::min<Millis>(job_.join_timeout, kLateNodes);
-  log_.warning(
-      fmt::format("the job is cancelled; waiting at most {} s for node {} to connect and get the reason",
-                  whole_seconds(limit), membership::ranges_text(late)));
-  late_nodes_.expires_after(limit);
-  late_nodes_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
-    if (const auto call = error ? nullptr : std::exchange(told_late_nodes_, {})) call();
-  }));
-}
-
-void CoordinatedRendezvous::on_lost(const Error& error) {
-  store_.cancel();
-  FailureNotice notice =
-      outcome_of(error, assigned_.has_value(), coordinator_->title(), coordinator_->listen_error());
-  if (joined_) return finish_join(std::move(notice));
-  end(std::move(notice));
-}
-
-void CoordinatedRendezvous::on_linked(bool there) {
-  linked_ = there;
-  if (there && !times_.gathered) times_.connected = SteadyClock::now();
-  // Who asked is not answered any more.
-  if (const auto passed = there ? nullptr : std::exchange(safe_point_passed_, {})) passed();
-  store_.linked(there);
-}
-
-// The coordinator ends the generation for everybody, or the job.
-void CoordinatedRendezvous::fail_generation(std::string text) {
-  control::WorkerFailed failure;
-  failure.generation = assigned_->generation;
-  failure.exit_code = kExitRendezvous;
-  failure.text = std::move(text);
-  log_.error(failure.text);
-  client_->worker_failed(failure);
-}
-
-// Handing over to the agent.
-
-void CoordinatedRendezvous::finish_join(Membership membership) {
-  wait_status_.cancel();
-  late_nodes_.cancel();
-  if (auto* notice = std::get_if<FailureNotice>(&membership);
-      notice != nullptr && !job_.unhealthy.empty() && !hosts_coordinator()) {
-    notice->node_rank = -1;
-    notice->exit_code = kExitPreflight;
-  }
-  if (const auto call = std::exchange(joined_, {})) call(std::move(membership));
-}
-
-void CoordinatedRendezvous::fail_join(int exit_code, std::string text) {
-  FailureNotice notice;
-  notice.node_rank = -1;
-  notice.exit_code = exit_code;
-  notice.text = std::move(text);
-  // Between two generations the others count on this node.
-  if (client_) withdraw(notice);
-  finish_join(std::move(notice));
-}
-
-void CoordinatedRendezvous::watch(Watch watch) {
-  watch_ = std::move(watch);
-  if (!outcome_) return;
-  asio::post(io_, lifetime_.guard([this] {
-    if (outcome_) end(*std::exchange(outcome_, {}));
-  }));
-}
-
-void CoordinatedRendezvous::end(const AttemptOutcome& outcome) {
-  safe_point_passed_ = {};
-  if (const auto call = std::exchange(watch_, {}).outcome)
-    call(outcome);
-  else
-    outcome_ = outcome;
-}
-
-void CoordinatedRendezvous::announce(const FailureNotice& notice) {
-  if (notice.rank >= 0)
-    return client_->worker_failed({assigned_->generation, notice.rank, notice.exit_code, notice.restart,
-                                   notice.machine_at_fault, notice.text, notice.reached});
-  // Asked to stop, not failed.
-  if (!is_replaceable()) return stop_or_leave(notice);
-  send_leave(notice.text, kShortLeave);
-  outcome_ = AttemptOutcome(notice);
-  watch(std::exchange(watch_, {}));
-}
-
-void CoordinatedRendezvous::safe_point(std::function<void()> passed) {
-  if (!linked_) return passed();  // they cannot be asked, and are not waited for
-  safe_point_passed_ = std::move(passed);
-  client_->safe_point(assigned_->generation);
-}
-
-void CoordinatedRendezvous::send_report(std::string part) {
-  if (assigned_) client_->report(assigned_->generation, std::move(part));
-}
-
-void CoordinatedRendezvous::gather_reports(ReportReceived received) {
-  report_received_ = std::move(received);
-  asio::post(io_, lifetime_.guard([this] { hand_over_parts(); }));
-}
-
-void CoordinatedRendezvous::hand_over_parts() {
-  if (!report_received_) return;
-  for (control::Report& part : std::exchange(parts_, {}))
-    if (assigned_ && part.generation == assigned_->generation)
-      report_received_(part.group_rank, std::move(part.payload));
-}
-
-void CoordinatedRendezvous::send_hang(control::Hang message) {
-  if (!assigned_ || !client_) return;
-  message.generation = assigned_->generation;
-  client_->send_hang(message);
-}
-
-// Leaving.
-
-// The coordinator is here, and ends with this agent.
-bool CoordinatedRendezvous::hosts_coordinator() const {
-  return coordinator_ && coordinator_->is_hosting() && !coordinator_->survives_exit();
-}
-
-// Whether the others go on if this node leaves. Before their first generation they wait for another one.
-bool CoordinatedRendezvous::is_replaceable() const {
-  if (hosts_coordinator()) return false;
-  const membership::Settings& rules = job_.elastic.rules;
-  return !assigned_ || outside_ ||
-         (rules.min_nodes < rules.max_nodes && assigned_->group_world_size > rules.min_nodes);
-}
-
-void CoordinatedRendezvous::decline(const FailureNotice& notice) {
-  joined_ = {};
-  told_late_nodes_ = {};
-  store_.cancel();
-  wait_status_.cancel();
-  if (client_) withdraw(notice);
-}
-
-// The coordinator knows whether a spare is there to take this node's place.
-void CoordinatedRendezvous::stop_or_leave(const FailureNotice& notice) {
-  stopped_here_ = true;
-  client_->stop_job(notice.text, notice.exit_code, !hosts_coordinator());
-}
-
-// From a generation that has not begun here.
-void CoordinatedRendezvous::withdraw(const FailureNotice& notice) {
-  is_replaceable() ? send_leave(notice.text, kShortLeave) : stop_or_leave(notice);
-}
-
-void CoordinatedRendezvous::send_leave(const std::string& reason, Millis timeout) {
-  if (std::exchange(leaving_, true)) return;
-  const auto left = lifetime_.guard([this] {
-    left_ = true;
-    if (const auto call = std::exchange(on_left_, {})) call();
-  });
-  client_ ? client_->leave(reason, timeout, left) : std::function<void()>(left)();
-}
-
-void CoordinatedRendezvous::leave(Millis timeout, std::function<void()> left) {
-  wait_status_.cancel();
-  on_left_ = [this, timeout, left = std::move(left)] {
-    coordinator_ ? coordinator_->drain(timeout, left) : left();
-  };
-  send_leave("it is done", timeout);
-  if (!left_) return;
-  if (const auto call = std::exchange(on_left_, {})) call();
+std::unique_ptr<Rendezvous> make_coordinated_rendezvous(asio::io_context& io, const Job& job,
+                                                        const Log& log) {
+  return std::make_unique<CoordinatedRendezvous>(io, job, log);
 }
 
 }  // namespace muster::launcher

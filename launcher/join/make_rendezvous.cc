@@ -85,7 +85,7 @@ class StandaloneRendezvous final : public Rendezvous {
 
 std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const Job& job, const Log& log) {
   if (job.mode == RendezvousMode::kStandalone) return std::make_unique<StandaloneRendezvous>(io, job, log);
-  return std::make_unique<CoordinatedRendezvous>(io, job, log);
+  return make_coordinated_rendezvous(io, job, log);
 }
 
 namespace {
@@ -106,10 +106,6 @@ int exit_status_of(const Result<Rendezvous::Membership>& membership, const Log& 
 }
 
 }  // namespace
-
-std::string unhealthy_text(const Job& job) {
-  return fmt::format("node {} ({}) is unhealthy: {}", job.node_rank, job.host, job.unhealthy);
-}
 
 int tell_unhealthy(boost::asio::io_context& io, const Job& job, const Log& log) {
   boost::asio::signal_set signals(io);

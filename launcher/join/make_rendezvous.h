@@ -3,13 +3,8 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
-#include <boost/asio/io_context.hpp>
-
-#include "launcher/job/job.h"
 #include "launcher/job/rendezvous.h"
-#include "rendezvous/base/log.h"
 
 namespace boost::asio {
 class io_context;
@@ -26,9 +21,6 @@ namespace muster::launcher {
 // begun without it (a spare in its place) or given up, and where it runs the coordinator until the job ends.
 // Under static rendezvous no node can be missing: the job ends everywhere with this node's reason. No worker
 // and no log file; one loop, one thread. Called by main.
-
-/// What the others are told under static rendezvous.
-[[nodiscard]] std::string unhealthy_text(const Job& job);
 
 /// `job.unhealthy` is set. Returns the exit status: kExitPreflight, the job's where this agent runs its
 /// coordinator, or 128+n for signal n.
