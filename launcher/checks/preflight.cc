@@ -15,7 +15,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launcher/hardware/cpu_set.h"
+#include "launcher/hardware/cores.h"
 #include "launcher/hardware/device_choice.h"
 #include "launcher/hardware/pci_place.h"
 #include "launcher/text/line_splitter.h"
@@ -373,7 +373,7 @@ DriverCheck check_driver(const GpuPaths& paths, std::chrono::milliseconds timeou
   }
   pollfd answer{child->channel(), POLLIN, 0};
   if (retry_eintr([&] { return ::poll(&answer, 1, static_cast<int>(timeout.count())); }) > 0)
-    out.process.emplace(*std::move(child));
+    out.process = std::make_unique<HelperProcess>(*std::move(child));
   else
     out.finding =
         Finding{true, fmt::format("the GPU driver (NVML) does not answer within {} s; does nvidia-smi?",

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -87,8 +88,8 @@ struct PreflightJob {
 
 /// Before anything asks the driver in this process, which would wait for it without a deadline.
 struct DriverCheck {
-  std::optional<Finding> finding;        // it does not answer
-  std::optional<HelperProcess> process;  // holds it open: without persistence mode it begins anew each time
+  std::optional<Finding> finding;          // it does not answer
+  std::unique_ptr<HelperProcess> process;  // holds it open: without persistence mode it begins anew each time
 };
 [[nodiscard]] DriverCheck check_driver(const GpuPaths& paths, std::chrono::milliseconds timeout);
 

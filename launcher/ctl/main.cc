@@ -24,7 +24,6 @@
 #include "launcher/ctl/jobs_command.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/process/job_record.h"
-#include "launcher/process/job_registry.h"
 #include "launcher/text/suggestions.h"
 #include "launcher/text/text_table.h"
 #include "rendezvous/base/clock.h"

@@ -1,12 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cores: how much CPU this process has for its workers, which is what OMP_NUM_THREADS comes from: hardware
-// threads of the affinity mask, the cores they make, and the limit that a cgroup sets in time (containers:
-// docker run --cpus). Reads a few small files per core: 0.05 ms on 2 CPUs. Source: cgroups(7), sysfs' ABI.
+// Cores: sets of CPUs, and how much CPU this process has for its workers, which is what OMP_NUM_THREADS comes
+// from: hardware threads of the affinity mask, the cores they make, and the limit that a cgroup sets in time
+// (containers: docker run --cpus). Reads a few small files per core: 0.05 ms on 2 CPUs. Source: cgroups(7),
+// sysfs' ABI.
 #pragma once
 
 #include <string>
+#include <vector>
+
+#include "launcher/text/rank_ranges.h"
 
 namespace muster::launcher {
+
+/// Numbers of CPUs (or of NUMA nodes) as a value: sorted, each once. As text in cpuset(7)'s list format
+/// (text/rank_ranges.h), and as the words that sched_setaffinity(2) and set_mempolicy(2) take.
+using CpuSet = std::vector<int>;
+
+inline constexpr int kMaxCpu = 65535;
+
+[[nodiscard]] CpuSet intersection(const CpuSet& a, const CpuSet& b);
+[[nodiscard]] CpuSet sorted_union(const CpuSet& a, const CpuSet& b);
+
+/// One bit per number, in words as the kernel reads them.
+[[nodiscard]] std::vector<unsigned long> to_mask(const CpuSet& set);
+
+/// The CPUs this thread may run on: what taskset, SLURM and the cgroup have left. Empty if the kernel does
+/// not tell.
+[[nodiscard]] CpuSet current_affinity();
 
 /// Hardware threads this process may run on.
 [[nodiscard]] int count_cpus();

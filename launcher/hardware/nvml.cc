@@ -105,14 +105,6 @@ std::string Nvml::text(const char* entry_name, Device device) const {
                                                                                              : "";
 }
 
-std::string Nvml::uuid(Device device) const {
-  return text("nvmlDeviceGetUUID", device);
-}
-
-std::string Nvml::name(Device device) const {
-  return text("nvmlDeviceGetName", device);
-}
-
 std::string Nvml::pci_address(Device device) const {
   PciInfo info{};
   if (call("nvmlDeviceGetPciInfo_v3", device, &info) != kSuccess) return {};

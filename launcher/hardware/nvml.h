@@ -71,8 +71,9 @@ class Nvml {
   [[nodiscard]] std::optional<unsigned> count() const;
   /// nullptr: this device cannot be opened, for example because it has fallen off the bus.
   [[nodiscard]] Device device(unsigned index) const;
-  [[nodiscard]] std::string uuid(Device device) const;                 // empty: unknown
-  [[nodiscard]] std::string name(Device device) const;                 // likewise
+  /// Empty: unknown.
+  [[nodiscard]] std::string uuid(Device device) const { return text("nvmlDeviceGetUUID", device); }
+  [[nodiscard]] std::string name(Device device) const { return text("nvmlDeviceGetName", device); }
   [[nodiscard]] std::string pci_address(Device device) const;          // as sysfs writes it, "0000:3b:00.0"
   [[nodiscard]] std::vector<std::string> slices(Device device) const;  // UUIDs of its MIG devices
 

@@ -12,7 +12,7 @@
 
 #include <muster/result.h>
 
-#include "launcher/hardware/cpu_set.h"
+#include "launcher/hardware/cores.h"
 #include "launcher/hardware/device_choice.h"
 #include "launcher/hardware/nics.h"
 #include "launcher/hardware/topology.h"

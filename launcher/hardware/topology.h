@@ -11,7 +11,7 @@
 
 #include <muster/result.h>
 
-#include "launcher/hardware/cpu_set.h"
+#include "launcher/hardware/cores.h"
 
 namespace muster::launcher {
 

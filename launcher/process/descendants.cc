@@ -2,26 +2,16 @@
 #include "launcher/process/descendants.h"
 
 #include <algorithm>
-#include <charconv>
-#include <dirent.h>
-#include <fcntl.h>
-#include <filesystem>
 #include <map>
-#include <memory>
-#include <optional>
-#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "launcher/process/process_stat.h"
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
 namespace {
@@ -31,43 +21,14 @@ constexpr Millis kPassTimeout{1000};
 constexpr std::size_t kMaxListBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxEnvironmentBytes = std::size_t{4} << 20;
 
-std::vector<pid_t> all_pids() {
-  struct Close {
-    void operator()(DIR* directory) const { ::closedir(directory); }
-  };
-  std::vector<pid_t> out;
-  const std::unique_ptr<DIR, Close> directory(::opendir("/proc"));
-  if (!directory) return out;
-  while (const dirent* entry = ::readdir(directory.get())) {
-    const std::string_view name = entry->d_name;
-    pid_t pid = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (error == std::errc{} && end == name.data() + name.size()) out.push_back(pid);
-  }
-  return out;
-}
-
 bool has_token(pid_t pid, std::string_view token) {
   const auto text = read_file(fmt::format("/proc/{}/environ", pid), kMaxEnvironmentBytes);
   return text && text->find(token) != std::string::npos;
 }
 
-UniqueFd open_process(pid_t pid) {
-  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-}
-
-void kill_process(const UniqueFd& process) {
-  ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
-}
-
 /// Until all of them have ended.
 void wait_for_ends(const std::vector<UniqueFd>& processes, Instant deadline) {
-  for (const UniqueFd& process : processes) {
-    pollfd end{process.get(), POLLIN, 0};
-    const auto left = std::chrono::ceil<Millis>(deadline - SteadyClock::now());
-    if (left.count() <= 0) return;
-    retry_eintr([&] { return ::poll(&end, 1, static_cast<int>(left.count())); });
-  }
+  for (const UniqueFd& process : processes) wait_for_end(process.get(), deadline);
 }
 
 }  // namespace
@@ -82,7 +43,7 @@ Descendants::Descendants(std::string token)
       // The first process of a PID namespace is given the orphans of other programs too.
       had_children_(::getpid() == 1 || have_children()) {
   if (had_children_)
-    for (const pid_t pid : all_pids())
+    for (const pid_t pid : list_pids())
       if (const auto process = read_process_stat(pid); process && process->parent == ::getpid())
         spared_.push_back(pid);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
@@ -91,16 +52,14 @@ Descendants::Descendants(std::string token)
 /// Any child that is not spared, ended or not. The kernel's list of children costs less than a look at all
 /// processes; where there is none (CONFIG_PROC_CHILDREN), there may be children.
 bool Descendants::have_children() const {
-  std::error_code error;
-  std::filesystem::directory_iterator threads("/proc/self/task", error);
-  for (const auto end = std::filesystem::directory_iterator(); !error && threads != end;
-       threads.increment(error)) {
-    const auto text = read_file(threads->path().native() + "/children", kMaxListBytes);
+  const auto threads = list_pids("/proc/self/task");
+  for (const pid_t thread : threads) {
+    const auto text = read_file(fmt::format("/proc/self/task/{}/children", thread), kMaxListBytes);
     if (!text) return true;
     for (const pid_t pid : parse_pids(*text))
       if (std::find(spared_.begin(), spared_.end(), pid) == spared_.end()) return true;
   }
-  return static_cast<bool>(error);
+  return threads.empty();
 }
 
 void Descendants::reap(const std::function<bool(pid_t)>& is_worker) const {
@@ -112,17 +71,12 @@ void Descendants::reap(const std::function<bool(pid_t)>& is_worker) const {
   }
 }
 
-struct Descendants::Found {
-  pid_t pid;
-  ProcessStat process;
-};
-
 /// Without what is spared and below that.
-std::vector<Descendants::Found> Descendants::below_us() const {
-  std::multimap<pid_t, Found> children;
-  for (const pid_t pid : all_pids())
-    if (const auto process = read_process_stat(pid)) children.emplace(process->parent, Found{pid, *process});
-  std::vector<Found> out;
+std::vector<ProcessStat> Descendants::below_us() const {
+  std::multimap<pid_t, ProcessStat> children;
+  for (const pid_t pid : list_pids())
+    if (const auto process = read_process_stat(pid)) children.emplace(process->parent, *process);
+  std::vector<ProcessStat> out;
   std::vector<pid_t> open{::getpid()};
   while (!open.empty()) {
     const auto [begin, end] = children.equal_range(open.back());
@@ -137,17 +91,9 @@ std::vector<Descendants::Found> Descendants::below_us() const {
   return out;
 }
 
-/// Those that are alive.
-std::vector<pid_t> Descendants::list() const {
-  std::vector<pid_t> out;
-  for (const Found& found : below_us())
-    if (!found.process.ended()) out.push_back(found.pid);
-  return out;
-}
-
 std::vector<ProcessMark> Descendants::look() const {
   std::vector<ProcessMark> out;
-  for (const Found& found : below_us()) out.push_back({found.pid, found.process.start_ticks});
+  for (const ProcessStat& process : below_us()) out.push_back({process.pid, process.start_ticks});
   return out;
 }
 
@@ -156,18 +102,20 @@ std::vector<pid_t> Descendants::end(const std::function<bool(pid_t)>& is_worker,
   for (int pass = 0; pass < kMaxPasses; ++pass) {
     reap(is_worker);
     if (!have_children()) return {};
-    left = list();
+    left.clear();
+    for (const ProcessStat& process : below_us())
+      if (!process.ended()) left.push_back(process.pid);
     if (left.empty() || SteadyClock::now() >= deadline) return left;
     std::vector<UniqueFd> processes;
     for (const pid_t pid : left) {
-      UniqueFd process = open_process(pid);
+      UniqueFd process = open_pidfd(pid);
       if (!process) continue;
       // Between the look and here the number may have passed to another program: ours are still below us.
       const auto now = read_process_stat(pid);
       const bool ours = now && (now->parent == ::getpid() ||
                                 std::find(left.begin(), left.end(), now->parent) != left.end());
       if (!ours) continue;
-      kill_process(process);
+      send_signal(process.get(), SIGKILL);
       processes.push_back(std::move(process));
     }
     wait_for_ends(processes, deadline);
@@ -181,13 +129,13 @@ void end_by_token(std::string_view token) {
   int without = 0;
   for (int pass = 0; pass < kMaxPasses && without < 2; ++pass) {
     std::vector<UniqueFd> found;
-    for (const pid_t pid : all_pids()) {
+    for (const pid_t pid : list_pids()) {
       if (pid <= 1 || pid == ::getpid()) continue;
       if (const auto process = read_process_stat(pid); !process || process->state == 'Z') continue;
       if (!has_token(pid, token)) continue;
-      UniqueFd process = open_process(pid);
+      UniqueFd process = open_pidfd(pid);
       if (!process || !has_token(pid, token)) continue;
-      kill_process(process);
+      send_signal(process.get(), SIGKILL);
       found.push_back(std::move(process));
     }
     without = found.empty() ? without + 1 : 0;

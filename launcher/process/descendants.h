@@ -16,6 +16,7 @@
 #include <sys/types.h>
 #include <vector>
 
+#include "launcher/process/process_stat.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
@@ -48,9 +49,7 @@ class Descendants {
   [[nodiscard]] std::vector<pid_t> end(const std::function<bool(pid_t)>& is_worker, Instant deadline) const;
 
  private:
-  struct Found;
-  [[nodiscard]] std::vector<Found> below_us() const;
-  [[nodiscard]] std::vector<pid_t> list() const;
+  [[nodiscard]] std::vector<ProcessStat> below_us() const;
   [[nodiscard]] bool have_children() const;
 
   std::string token_;

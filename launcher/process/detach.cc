@@ -16,7 +16,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/process/job_registry.h"
+#include "launcher/process/job_record.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

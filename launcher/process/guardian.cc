@@ -69,7 +69,7 @@ Result<void> Guardian::fork_guardian() {
   };
   MUSTER_TRY(HelperProcess process,
              HelperProcess::start({.name = "job-guardian", .outlives_us = true}, guard));
-  process_ = std::make_unique<HelperProcess>(std::move(process));
+  process_.emplace(std::move(process));
   return {};
 }
 
@@ -80,7 +80,7 @@ Result<void> Guardian::replace() {
 }
 
 Guardian::~Guardian() {
-  if (!process_) return;
+  if (!shared_) return;
   (void)::send(process_->channel(), &kEndMessage, 1, MSG_NOSIGNAL);
   process_->close_channel();
   (void)process_->wait(SteadyClock::now() + kEndTimeout);

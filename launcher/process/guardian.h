@@ -60,7 +60,7 @@ class Guardian {
   std::string token_;
   std::size_t slots_ = 0;
   std::unique_ptr<Shared, Unmap> shared_;  // with the guardian
-  std::unique_ptr<HelperProcess> process_;
+  std::optional<HelperProcess> process_;
 };
 
 class GuardianWatch {

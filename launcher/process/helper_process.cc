@@ -3,13 +3,10 @@
 
 #include <fcntl.h>
 #include <linux/close_range.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
-#include <utility>
 
 #include <fmt/format.h>
 
@@ -60,7 +57,7 @@ Result<HelperProcess> HelperProcess::start(const Options& options, const std::fu
   if (out.pid_ == 0) run_child(options, body, childs_end.get(), parent);
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
   if (out.pid_ < 0) return fail(errno_error(fmt::format("fork {}", options.name), fork_errno));
-  out.handle_.reset(static_cast<int>(::syscall(SYS_pidfd_open, out.pid_, 0U)));
+  out.handle_ = open_pidfd(out.pid_);
   return out;
 }
 
@@ -82,41 +79,21 @@ Result<HelperProcess> HelperProcess::execute(const Options& options, const std::
   });
 }
 
-HelperProcess::HelperProcess(HelperProcess&& other) noexcept
-    : pid_(std::exchange(other.pid_, -1)),
-      outlives_us_(other.outlives_us_),
-      handle_(std::move(other.handle_)),
-      channel_(std::move(other.channel_)) {}
-
-HelperProcess& HelperProcess::operator=(HelperProcess&& other) noexcept {
-  std::swap(pid_, other.pid_);
-  std::swap(outlives_us_, other.outlives_us_);
-  std::swap(handle_, other.handle_);
-  std::swap(channel_, other.channel_);
-  return *this;
-}
-
 HelperProcess::~HelperProcess() {
-  if (pid_ <= 0 || outlives_us_) return;
+  if (!handle_ || outlives_us_) return;
   kill();
   (void)wait(SteadyClock::now() + kReapTimeout);
 }
 
 void HelperProcess::kill() const {
-  if (handle_) ::syscall(SYS_pidfd_send_signal, handle_.get(), SIGKILL, nullptr, 0);
+  if (handle_) send_signal(handle_.get(), SIGKILL);
 }
 
 std::optional<int> HelperProcess::wait(Instant deadline) const {
-  pollfd end{handle_.get(), POLLIN, 0};
-  const int ready = retry_eintr(
-      [&] { return ::poll(&end, 1, static_cast<int>(time_left(deadline, SteadyClock::now()).count())); });
-  if (ready <= 0) return std::nullopt;
-  siginfo_t info{};
-  // It may be reaped already, with the orphans.
-  if (::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(handle_.get()), &info, WEXITED | WNOHANG) !=
-      0)
-    return 0;
-  return info.si_code == CLD_EXITED ? info.si_status << 8 : info.si_status;
+  if (!wait_for_end(handle_.get(), deadline)) return std::nullopt;
+  const auto info = reap_child(handle_.get());
+  if (!info) return 0;  // it was reaped already, with the orphans
+  return info->si_code == CLD_EXITED ? info->si_status << 8 : info->si_status;
 }
 
 }  // namespace muster::launcher

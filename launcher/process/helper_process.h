@@ -38,8 +38,7 @@ class HelperProcess {
       const Options& options, const std::vector<std::string>& command, const Environment& environment,
       bool with_stderr, const std::function<void(int channel, int error)>& failed);
 
-  HelperProcess(HelperProcess&& other) noexcept;
-  HelperProcess& operator=(HelperProcess&& other) noexcept;
+  HelperProcess(HelperProcess&& other) noexcept = default;
   /// SIGKILL, unless it may outlive us, and a moment to end: one that hangs in the kernel is left to whoever
   /// reaps orphans.
   ~HelperProcess();

@@ -2,11 +2,21 @@
 #include "launcher/process/job_record.h"
 
 #include <algorithm>
+#include <fcntl.h>
+#include <filesystem>
+#include <pwd.h>
+#include <sys/stat.h>
+#include <tuple>
 #include <type_traits>
+#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+
+#include "launcher/process/process_stat.h"
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
 namespace {
@@ -51,6 +61,41 @@ void each_field(Record& record, Visit visit) {
   visit("world_size", record.world_size);
   visit("exit_status", record.exit_status);
   visit("ended", record.ended_s);
+}
+
+constexpr std::size_t kMaxRecords = 10'000;
+
+/// Systemd empties the runtime directory when the user's last session ends, unless the user lingers.
+bool lingers() {
+  const passwd* user = ::getpwuid(::getuid());
+  return user != nullptr &&
+         ::access(fmt::format("/var/lib/systemd/linger/{}", user->pw_name).c_str(), F_OK) == 0;
+}
+
+Result<void> check_private(const std::string& path, int fd, mode_t kind) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return fail(errno_error("stat " + path, errno));
+  if ((info.st_mode & S_IFMT) != kind)
+    return fail(ErrorCode::kIo,
+                fmt::format("{} is not {}", path, kind == S_IFDIR ? "a directory" : "a file"));
+  if (info.st_uid != ::getuid() || (info.st_mode & 022) != 0)
+    return fail(
+        ErrorCode::kIo,
+        fmt::format("{} belongs to user {} and has mode {:o}: it must be yours, and writable by nobody "
+                    "else; remove it or set MUSTER_RUNTIME_DIR",
+                    path, info.st_uid, info.st_mode & 07777));
+  return {};
+}
+
+Result<JobRecord> read_job_record(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!file) return fail(errno_error("open " + path, errno));
+  MUSTER_OK(check_private(path, file.get(), S_IFREG));
+  const auto text = read_file(fmt::format("/proc/self/fd/{}", file.get()), kMaxRecordBytes);
+  if (!text) return fail(path, text.error());
+  auto record = job_record_from_json(*text);
+  if (!record) return fail(path, std::move(record).error());
+  return record;
 }
 
 }  // namespace
@@ -102,6 +147,68 @@ bool is_job_name(std::string_view text) {
   };
   return !text.empty() && text.size() <= kMaxName && plain(text[0]) &&
          std::all_of(text.begin(), text.end(), [&](char c) { return plain(c) || c == '.' || c == '-'; });
+}
+
+std::vector<std::string> runtime_directories(const Environment& environment) {
+  if (const auto set = lookup(environment, "MUSTER_RUNTIME_DIR"); set && !set->empty())
+    return {std::string(*set)};
+  const std::string temporary = fmt::format("/tmp/muster-{}", ::getuid());
+  std::string runtime(lookup(environment, "XDG_RUNTIME_DIR").value_or(""));
+  if (runtime.empty()) runtime = fmt::format("/run/user/{}", ::getuid());
+  if (::access(runtime.c_str(), W_OK | X_OK) != 0) return {temporary};
+  runtime += "/muster";
+  return lingers() ? std::vector{runtime, temporary} : std::vector{temporary, runtime};
+}
+
+Result<void> prepare_runtime_directory(const std::string& directory) {
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
+    return fail(errno_error("create the runtime directory " + directory, errno));
+  const UniqueFd opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!opened) return fail(errno_error("open the runtime directory " + directory, errno));
+  return check_private(directory, opened.get(), S_IFDIR);
+}
+
+std::vector<JobRecord> read_job_records(const std::vector<std::string>& directories,
+                                        std::vector<std::string>& errors) {
+  std::vector<JobRecord> out;
+  for (const std::string& directory : directories) {
+    std::error_code error;
+    for (auto file = std::filesystem::directory_iterator(directory, error);
+         !error && file != std::filesystem::directory_iterator(); file.increment(error)) {
+      if (file->path().extension() != ".json" || out.size() >= kMaxRecords) continue;
+      auto record = read_job_record(file->path().string());
+      if (record) {
+        out.push_back(*std::move(record));
+      } else {
+        errors.push_back(record.error().message);
+      }
+    }
+  }
+  std::sort(out.begin(), out.end(), [](const JobRecord& a, const JobRecord& b) {
+    return std::tie(a.began_s, a.name) < std::tie(b.began_s, b.name);
+  });
+  return out;
+}
+
+Result<void> write_job_record(const std::string& directory, const JobRecord& record) {
+  return replace_file(fmt::format("{}/{}.json", directory, record.name), to_json(record), 0600);
+}
+
+std::uint64_t start_time_of(int pid) {
+  const auto process = read_process_stat(pid);
+  return process && !process->ended() ? process->start_ticks : 0;
+}
+
+std::string boot_id() {
+  auto text = read_file("/proc/sys/kernel/random/boot_id", 64);
+  if (!text) return {};
+  while (!text->empty() && text->back() == '\n') text->pop_back();
+  return *text;
+}
+
+bool is_alive(const JobRecord& record) {
+  return record.boot_id == boot_id() && record.start_time != 0 &&
+         start_time_of(record.pid) == record.start_time;
 }
 
 }  // namespace muster::launcher

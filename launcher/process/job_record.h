@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// JobRecord: what a detached job says about itself so that musterctl finds it (job_registry.h: where). A
-// value and its JSON; the text comes from a file, is capped and not trusted. Pure.
+// JobRecord: what a detached job says about itself so that musterctl finds it. A value and its JSON; the text
+// comes from a file, is capped and not trusted. And where records are: the user's runtime directory has one
+// <name>.json of mode 0600 for each detached job, replaced as a whole whenever something changes, by the
+// job's agent alone. A record whose process is gone (compared by start time and boot, since numbers are used
+// again) is stale: "ended" if the agent still wrote so, else lost. What somebody else owns or can write to is
+// refused. Source: XDG Base Directory specification (XDG_RUNTIME_DIR), proc(5).
 #pragma once
 
 #include <cstdint>
@@ -9,6 +13,8 @@
 #include <vector>
 
 #include <muster/result.h>
+
+#include "rendezvous/base/env.h"
 
 namespace muster::launcher {
 
@@ -50,5 +56,25 @@ inline constexpr std::size_t kMaxRecordBytes = 4 * 1024 * 1024;
 
 /// "train-3f9a.1", not "../x": 1 to 64 of letters, digits, '.', '_' and '-', the first no '.' or '-'.
 [[nodiscard]] bool is_job_name(std::string_view text);
+
+/// Where records are looked for, the first being where new ones go. $MUSTER_RUNTIME_DIR alone if that is set;
+/// else the user's runtime directory, but for new ones only if it outlives the login (systemd's lingering),
+/// since it is emptied at logout otherwise, and /tmp/muster-<uid>.
+[[nodiscard]] std::vector<std::string> runtime_directories(const Environment& environment);
+
+/// Makes it (0700) if it is not there, and refuses one that others own or can write to.
+[[nodiscard]] Result<void> prepare_runtime_directory(const std::string& directory);
+
+/// All records of these directories, oldest first; what cannot be read is left out and named in `errors`.
+[[nodiscard]] std::vector<JobRecord> read_job_records(const std::vector<std::string>& directories,
+                                                      std::vector<std::string>& errors);
+/// Replaces <directory>/<name>.json atomically.
+[[nodiscard]] Result<void> write_job_record(const std::string& directory, const JobRecord& record);
+
+/// Start time of a process in clock ticks since boot; 0 if there is no such process, or only its zombie.
+[[nodiscard]] std::uint64_t start_time_of(int pid);
+[[nodiscard]] std::string boot_id();
+/// Whether the record's agent runs, on this host.
+[[nodiscard]] bool is_alive(const JobRecord& record);
 
 }  // namespace muster::launcher

@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
-#include <string>
-#include <string_view>
+#include <filesystem>
+#include <poll.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -23,14 +26,20 @@ constexpr std::size_t kParent = 4, kStart = 22, kArgumentsBegin = 48,
 
 }  // namespace
 
-std::optional<ProcessStat> read_process_stat(pid_t pid) {
-  const auto text = read_file(fmt::format("/proc/{}/stat", pid == 0 ? ::getpid() : pid), kMaxBytes);
+std::optional<ProcessStat> read_process_stat(pid_t pid, pid_t thread) {
+  if (pid == 0) pid = ::getpid();
+  const auto path =
+      thread == 0 ? fmt::format("/proc/{}/stat", pid) : fmt::format("/proc/{}/task/{}/stat", pid, thread);
+  const auto text = read_file(path, kMaxBytes);
   if (!text) return std::nullopt;
   // "77 (a name) with ) in it) S 1 ...": after the last parenthesis. Without a stream, whose pages and locale
   // cost each process that muster forks 0.5 MB.
+  const auto name = text->find('(') + 1;
   const auto name_end = text->rfind(')');
-  if (name_end == std::string::npos || name_end + 4 >= text->size()) return std::nullopt;
+  if (name == 0 || name_end == std::string::npos || name_end + 4 >= text->size()) return std::nullopt;
   ProcessStat out;
+  out.pid = thread == 0 ? pid : thread;
+  out.name = text->substr(name, name_end - name);
   out.state = (*text)[name_end + 2];
   const char* at = text->data() + name_end + 4;
   const char* const end = text->data() + text->size();
@@ -53,6 +62,38 @@ std::vector<pid_t> parse_pids(std::string_view text) {
     if (pid > 0) out.push_back(pid);
   }
   return out;
+}
+
+std::vector<pid_t> list_pids(const std::string& directory) {
+  std::vector<pid_t> out;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(directory, error), end; !error && at != end;
+       at.increment(error))
+    if (const int pid = std::atoi(at->path().filename().c_str()); pid > 0) out.push_back(pid);
+  return out;
+}
+
+UniqueFd open_pidfd(pid_t pid) {
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
+}
+
+void send_signal(int pidfd, int signal) {
+  ::syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0U);
+}
+
+bool wait_for_end(int pidfd, Instant deadline) {
+  pollfd end{pidfd, POLLIN, 0};
+  return retry_eintr([&] {
+           return ::poll(&end, 1, static_cast<int>(time_left(deadline, SteadyClock::now()).count()));
+         }) > 0;
+}
+
+std::optional<siginfo_t> reap_child(int pidfd) {
+  siginfo_t info{};
+  const int result = retry_eintr([&] {
+    return ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(pidfd), &info, WEXITED | WNOHANG);
+  });
+  return result == 0 ? std::optional(info) : std::nullopt;
 }
 
 void set_process_title(const char* title) {

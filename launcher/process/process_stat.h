@@ -1,17 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the kernel shows of a process: the fields of /proc/PID/stat that the launcher reads, and the title
-// that ps, top and pkill -f show. Source: proc_pid_stat(5), prctl(2).
+// that ps, top and pkill -f show. And what is done to a process by its pidfd: signal, wait, reap. Source:
+// proc_pid_stat(5), prctl(2), pidfd_open(2).
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <signal.h>
+#include <string>
 #include <string_view>
 #include <sys/types.h>
 #include <vector>
 
+#include "rendezvous/base/clock.h"
+#include "rendezvous/base/unique_fd.h"
+
 namespace muster::launcher {
 
 struct ProcessStat {
+  pid_t pid = 0;
+  std::string name;
   pid_t parent = 0;
   char state = '?';
   std::uint64_t start_ticks = 0;                          // since boot
@@ -20,11 +28,22 @@ struct ProcessStat {
   [[nodiscard]] bool ended() const { return state == 'Z' || state == 'X'; }
 };
 
-/// Nothing: there is no such process. 0: this one.
-[[nodiscard]] std::optional<ProcessStat> read_process_stat(pid_t pid);
+/// Of the process' first thread, or of another one. Nothing: there is none. 0: this process.
+[[nodiscard]] std::optional<ProcessStat> read_process_stat(pid_t pid, pid_t thread = 0);
 
 /// The numbers in a list of the kernel's, with blanks or line ends between them.
 [[nodiscard]] std::vector<pid_t> parse_pids(std::string_view text);
+
+/// The numbers among the names in /proc or in /proc/PID/task.
+[[nodiscard]] std::vector<pid_t> list_pids(const std::string& directory = "/proc");
+
+/// Empty: there is no such process.
+[[nodiscard]] UniqueFd open_pidfd(pid_t pid);
+void send_signal(int pidfd, int signal);
+/// Until the process has ended. False: not by the deadline.
+bool wait_for_end(int pidfd, Instant deadline);
+/// Reaps a child that has ended. Nothing: it is no child, or was reaped; with si_pid 0 it has not ended.
+std::optional<siginfo_t> reap_child(int pidfd);
 
 /// Of a process that muster forked for itself: without it the copy of muster's command line is shown, and
 /// `pkill -9 -f train.py` ends the guardian together with those it guards; nor is muster's name in it, for

@@ -9,13 +9,11 @@
 #include <linux/futex.h>
 #include <linux/mempolicy.h>
 #include <linux/sched.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <utility>
 
@@ -23,6 +21,7 @@
 
 #include <muster/check.h>
 
+#include "launcher/process/process_stat.h"
 #include "launcher/text/clean_line.h"
 #include "rendezvous/base/syscall.h"
 
@@ -92,7 +91,7 @@ long clone_into(clone_args* arguments, int (*body)(void*), void* argument) {
 
 constexpr std::size_t kStackBytes = 64 * 1024;
 constexpr std::size_t kGuardBytes = 4096;
-constexpr int kReapMs = 1000;  // for a child that could not execute
+constexpr Millis kReapTimeout{1000};  // for a child that could not execute
 
 /// The kernel's own layout: glibc's sigaction() is intercepted by sanitizers, which keep tables in the shared
 /// memory.
@@ -362,20 +361,9 @@ Result<void> Spawner::wait_exec(std::size_t slot_index) {
 }
 
 void reap_failed(int pidfd) {
-  ::syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, nullptr, 0);
-  pollfd end{pidfd, POLLIN, 0};
-  retry_eintr([&] { return ::poll(&end, 1, kReapMs); });
-  siginfo_t info{};
-  ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(pidfd), &info, WEXITED | WNOHANG);
-}
-
-Result<Spawned> Spawner::spawn(const SpawnRequest& request) {
-  MUSTER_TRY(Spawned child, begin(0, request));
-  if (auto executed = wait_exec(0); !executed) {
-    reap_failed(child.pidfd.get());
-    return fail(std::move(executed).error());
-  }
-  return child;
+  send_signal(pidfd, SIGKILL);
+  wait_for_end(pidfd, SteadyClock::now() + kReapTimeout);
+  (void)reap_child(pidfd);
 }
 
 }  // namespace muster::launcher

@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -33,21 +34,20 @@ class StringBlock {
   StringBlock() : pointers_{nullptr} {}
   /// Returns the new entry's index.
   std::size_t add(std::string text) {
-    texts_.push_back(std::make_unique<std::string>(std::move(text)));
-    pointers_.back() = texts_.back()->data();
+    pointers_.back() = texts_.emplace_back(std::move(text)).data();
     pointers_.push_back(nullptr);
     return texts_.size() - 1;
   }
   void replace(std::size_t index, std::string text) {
-    *texts_[index] = std::move(text);
-    pointers_[index] = texts_[index]->data();
+    texts_[index] = std::move(text);
+    pointers_[index] = texts_[index].data();
   }
   [[nodiscard]] char* const* data() const { return pointers_.data(); }
   [[nodiscard]] std::size_t size() const { return texts_.size(); }
 
  private:
-  std::vector<std::unique_ptr<std::string>> texts_;  // stable addresses
-  std::vector<char*> pointers_;                      // ends in nullptr
+  std::deque<std::string> texts_;  // stable addresses
+  std::vector<char*> pointers_;    // ends in nullptr
 };
 
 /// CPUs and NUMA nodes as words that the kernel reads, prepared by the parent.
@@ -103,9 +103,6 @@ class Spawner {
   /// kNotFound, kInvalidArgument (not executable) or another with the system's reason. kTimeout: it hangs in
   /// execve, and what the request points to must stay for ever. Without a child: nothing.
   [[nodiscard]] Result<void> wait_exec(std::size_t slot);
-
-  /// Both, for a single process; reaps it if it could not execute.
-  [[nodiscard]] Result<Spawned> spawn(const SpawnRequest& request);
 
  private:
   struct Slot;

@@ -3,14 +3,13 @@
 
 #include <algorithm>
 #include <signal.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 #include <fmt/format.h>
 
 #include <muster/check.h>
 
 #include "launcher/job/worker_env.h"
+#include "launcher/process/process_stat.h"
 #include "launcher/text/substitution.h"
 #include "rendezvous/base/syscall.h"
 
@@ -55,11 +54,7 @@ WorkerGroup::~WorkerGroup() {
   signal_all(SIGKILL);
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
-    if (worker.running) {
-      siginfo_t info{};
-      ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(worker.pidfd.native_handle()), &info,
-               WEXITED | WNOHANG);
-    }
+    if (worker.running) (void)reap_child(worker.pidfd.native_handle());
     guardian_.forget(i);
   }
 }
@@ -191,18 +186,14 @@ void WorkerGroup::watch(int local_rank) {
 bool WorkerGroup::reap(int local_rank) {
   const auto index = static_cast<std::size_t>(local_rank);
   Worker& worker = workers_[index];
-  siginfo_t info{};
-  const int result = retry_eintr([&] {
-    return ::waitid(static_cast<idtype_t>(P_PIDFD), static_cast<id_t>(worker.pidfd.native_handle()), &info,
-                    WEXITED | WNOHANG);
-  });
-  MUSTER_CHECK(result == 0, "waitid on a pidfd of our own: " + errno_text(errno));
-  if (info.si_pid == 0) return false;
+  const auto info = reap_child(worker.pidfd.native_handle());
+  MUSTER_CHECK(info, "waitid on a pidfd of our own: " + errno_text(errno));
+  if (info->si_pid == 0) return false;
   worker.running = false;
   boost::system::error_code ignored;
   worker.pidfd.close(ignored);
   look_after_group(index);
-  exited_(local_rank, to_end(info), !signalled_ || worker.dumping);
+  exited_(local_rank, to_end(*info), !signalled_ || worker.dumping);
   return true;
 }
 
@@ -228,8 +219,7 @@ void WorkerGroup::signal_all(int signal) {
     if (worker.pid <= 1 || (!worker.running && !worker.group_left)) continue;
     // What a worker has started (loaders of data, say) is its own to end while it may still do so.
     const bool group = signal == SIGKILL && ::kill(-worker.pid, signal) == 0;
-    if (!group && worker.running)
-      ::syscall(SYS_pidfd_send_signal, worker.pidfd.native_handle(), signal, nullptr, 0);
+    if (!group && worker.running) send_signal(worker.pidfd.native_handle(), signal);
     if (!worker.running) look_after_group(i);
   }
   if (first) look_at_states();
@@ -244,7 +234,7 @@ void WorkerGroup::look_at_states() {
     if (!status) continue;
     worker.dumping = status->find("\nCoreDumping:\t1") != std::string::npos;
     if (status->find("\nState:\tT (stopped)") != std::string::npos)
-      ::syscall(SYS_pidfd_send_signal, worker.pidfd.native_handle(), SIGCONT, nullptr, 0);
+      send_signal(worker.pidfd.native_handle(), SIGCONT);
   }
 }
 

@@ -94,7 +94,7 @@ bool GpuRelease::begin(Millis timeout, Done done) {
     done({helper.error().message});
     return true;
   }
-  helper_ = *std::move(helper);
+  helper_.emplace(*std::move(helper));
   timeout_ = timeout;
   done_ = std::move(done);
   output_.assign(::fcntl(helper_->channel(), F_DUPFD_CLOEXEC, 0));

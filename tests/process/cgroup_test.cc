@@ -15,10 +15,10 @@
 #include <unistd.h>
 
 #include "launcher/process/guardian.h"
-#include "launcher/process/spawn.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
 #include "tests/support/skip.h"
+#include "tests/support/spawn_one.h"
 #include "tests/support/temporary_directory.h"
 
 using namespace muster;
@@ -113,7 +113,7 @@ TEST_CASE("a child is started within its group, and the group's end is the end o
   Spawner spawner;
   // A session of its own, no environment, no parent: nothing but the group knows it.
   const Shell shell("cat /proc/self/cgroup; env -i setsid sh -c 'echo up; exec sleep 1000' & wait");
-  const auto child = spawner.spawn(shell.request(fd.get(), writer.get()));
+  const auto child = spawn_one(spawner, shell.request(fd.get(), writer.get()));
   REQUIRE_OK(child);
   writer.reset();
   std::string said;
@@ -139,8 +139,8 @@ TEST_CASE("a group that is no directory of the kernel's fails the start, and no 
   Spawner spawner;
   const test::TemporaryDirectory none;
   const UniqueFd fd(::open(none.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  REQUIRE_FALSE(spawner.spawn(Shell("exit 0").request(fd.get())));
-  const auto child = spawner.spawn(Shell("exit 0").request(-1));
+  REQUIRE_FALSE(spawn_one(spawner, Shell("exit 0").request(fd.get())));
+  const auto child = spawn_one(spawner, Shell("exit 0").request(-1));
   REQUIRE_OK(child);
   REQUIRE(reaped(*child));
   REQUIRE(::waitpid(-1, nullptr, WNOHANG) == -1);
@@ -160,7 +160,7 @@ TEST_CASE(
       for (int attempt = 0; attempt < 2; ++attempt) {
         const auto group = cgroups->add(1);
         if (!group) return 4;
-        const auto child = spawner.spawn(Shell("exec sleep 1000").request(group->get()));
+        const auto child = spawn_one(spawner, Shell("exec sleep 1000").request(group->get()));
         if (!child || cgroup::processes(cgroups->directory()) != std::vector<pid_t>{child->pid}) return 5;
         std::error_code failed;
         for (const auto& entry : std::filesystem::directory_iterator(cgroups->directory()))
@@ -186,7 +186,8 @@ TEST_CASE("when its owner is killed the guardian ends the groups and removes the
     if (!cgroups || !cgroups->enabled()) return 1;
     const auto group = cgroups->add(0);
     Spawner spawner;
-    if (!group || !spawner.spawn(Shell("env -i setsid sleep 1000 & wait").request(group->get()))) return 2;
+    if (!group || !spawn_one(spawner, Shell("env -i setsid sleep 1000 & wait").request(group->get())))
+      return 2;
     ::raise(SIGKILL);
     return 3;
   }) == 128 + SIGKILL);

@@ -17,6 +17,7 @@
 #include "launcher/hang/process_state.h"
 #include "launcher/hang/stack_collector.h"
 #include "tests/support/catch.h"
+#include "tests/support/spawn_one.h"
 #include "tests/support/temporary_directory.h"
 
 using namespace muster;
@@ -31,7 +32,7 @@ class Idle {
   explicit Idle(Spawner& spawner) {
     StringBlock arguments, environment;
     for (const char* text : {"sleep", "100"}) arguments.add(text);
-    auto spawned = spawner.spawn({"/bin/sleep", arguments.data(), environment.data(), -1, -1, {}});
+    auto spawned = spawn_one(spawner, {"/bin/sleep", arguments.data(), environment.data(), -1, -1, {}});
     REQUIRE(spawned);
     child_ = *std::move(spawned);
   }

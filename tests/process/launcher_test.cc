@@ -12,17 +12,17 @@
 #include <unistd.h>
 #include <vector>
 
-#include "launcher/hardware/cpu_set.h"
+#include "launcher/hardware/cores.h"
 #include "launcher/hardware/topology.h"
 #include "launcher/output/output_channel.h"
 #include "launcher/process/descendants.h"
 #include "launcher/process/guardian.h"
 #include "launcher/process/helper_process.h"
-#include "launcher/process/spawn.h"
 #include "launcher/process/worker_group.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
+#include "tests/support/spawn_one.h"
 #include "tests/support/temporary_directory.h"
 
 using namespace muster;
@@ -90,7 +90,7 @@ TEST_CASE("a child gets its arguments, environment and descriptors, and its exit
     shell.environment.replace(1, "X=a much longer value than the old one, which moves the text");
     Pipe out, err;
     Spawner spawner;
-    auto child = spawner.spawn(shell.request(out.writer.get(), err.writer.get()));
+    auto child = spawn_one(spawner, shell.request(out.writer.get(), err.writer.get()));
     REQUIRE_OK(child);
     out.writer.reset();
     err.writer.reset();
@@ -109,15 +109,15 @@ TEST_CASE("a program that cannot be executed is an error with the system's reaso
     Spawner spawner;
     SpawnRequest request = shell.request();
     request.path = "/no/such/program";
-    auto missing = spawner.spawn(request);
+    auto missing = spawn_one(spawner, request);
     REQUIRE_FALSE(missing);
     REQUIRE(missing.error().code == ErrorCode::kNotFound);
     REQUIRE(missing.error().message == "execute /no/such/program: No such file or directory (ENOENT)");
     request.path = "/etc/passwd";
-    auto plain = spawner.spawn(request);
+    auto plain = spawn_one(spawner, request);
     REQUIRE_FALSE(plain);
     REQUIRE(plain.error().code == ErrorCode::kUnsupported);
-    REQUIRE(spawner.spawn(shell.request()));
+    REQUIRE(spawn_one(spawner, shell.request()));
     REQUIRE(::wait(nullptr) > 0);
   }
   REQUIRE(::waitpid(-1, nullptr, WNOHANG) == -1);
@@ -138,7 +138,7 @@ TEST_CASE("a child is on its CPUs and has its memory policy before it executes")
   SpawnRequest request = shell.request(out.writer.get());
   request.binding.cpus = cpus;
   if (topology->memory_policy) request.binding.memory_nodes = nodes;
-  auto child = spawner.spawn(request);
+  auto child = spawn_one(spawner, request);
   REQUIRE_OK(child);
   out.writer.reset();
   const std::string text = read_all(out.reader.get());
@@ -155,7 +155,7 @@ TEST_CASE("a binding that the kernel refuses is an error that names the call") {
   Spawner spawner;
   SpawnRequest request = shell.request();
   request.binding.cpus = nowhere;
-  const auto child = spawner.spawn(request);
+  const auto child = spawn_one(spawner, request);
   REQUIRE_FALSE(child);
   REQUIRE_THAT(child.error().message, Catch::Contains("sched_setaffinity /bin/sh: Invalid argument"));
 }
@@ -215,7 +215,7 @@ TEST_CASE("a child starts with default signals, none blocked, in its own session
         "-d ' '; echo $$");
     Pipe out;
     Spawner spawner;
-    auto child = spawner.spawn(shell.request(out.writer.get()));
+    auto child = spawn_one(spawner, shell.request(out.writer.get()));
     REQUIRE_OK(child);
     out.writer.reset();
     const std::string text = read_all(out.reader.get());
@@ -241,7 +241,7 @@ TEST_CASE("the guardian kills registered groups when its owner dies without a go
     Spawner spawner;
     // Not through the parent-death signal: the child's own child does not have it.
     Shell parent("sleep 1000 & echo started; wait");
-    auto child = spawner.spawn(parent.request(alive.writer.get()));
+    auto child = spawn_one(spawner, parent.request(alive.writer.get()));
     if (!child) ::_exit(1);
     guardian->watch(2, child->pid);
     (void)write_all(ready.writer.get(), "x");
@@ -269,13 +269,13 @@ TEST_CASE("orphans are ended with their children, and a child that was there bef
     theirs.reader.reset();
     Spawner spawner;
     Shell before("exec sleep 1000");
-    const auto child = spawner.spawn(before.request(theirs.writer.get()));
+    const auto child = spawn_one(spawner, before.request(theirs.writer.get()));
     if (!child) ::_exit(1);
     theirs.writer.reset();
     const Descendants descendants("a-token");
     Shell worker("(setsid sh -c 'sleep 1000 & echo up; wait' & ) ; exit 0");
     worker.environment.add("MUSTER_LINEAGE=x:a-token");
-    const auto started = spawner.spawn(worker.request(ours.writer.get()));
+    const auto started = spawn_one(spawner, worker.request(ours.writer.get()));
     ours.writer.reset();
     if (!started || exit_code(*started) != 0) ::_exit(2);
     char byte = 0;
@@ -340,8 +340,8 @@ TEST_CASE("processes with the token are ended wherever they are, and others are 
   Shell marked("setsid sh -c 'echo up; exec sleep 1000' & exec sleep 1000");
   marked.environment.add("MUSTER_LINEAGE=" + token);
   const Shell plain("exec sleep 1000");
-  const auto first = spawner.spawn(marked.request(ours.writer.get()));
-  const auto other = spawner.spawn(plain.request(theirs.writer.get()));
+  const auto first = spawn_one(spawner, marked.request(ours.writer.get()));
+  const auto other = spawn_one(spawner, plain.request(theirs.writer.get()));
   REQUIRE((first && other));
   ours.writer.reset();
   theirs.writer.reset();
@@ -359,7 +359,7 @@ TEST_CASE("processes with the token are ended wherever they are, and others are 
 TEST_CASE("a guardian that is sent home kills nobody and is reaped") {
   Spawner spawner;
   const Shell shell("exit 5");
-  auto child = spawner.spawn(shell.request());
+  auto child = spawn_one(spawner, shell.request());
   REQUIRE_OK(child);
   {
     auto guardian = Guardian::start(1);
@@ -384,11 +384,11 @@ TEST_CASE("an exec that does not come back is an error in time, and its child is
   request.path = path.c_str();
   {
     Spawner spawner({}, Millis(50));
-    const auto child = spawner.spawn(request);
+    const auto child = spawn_one(spawner, request);
     REQUIRE_FALSE(child);
     REQUIRE(child.error().code == ErrorCode::kTimeout);
     REQUIRE(child.error().message == "execute " + path + ": no answer from its file system for 0.05 s");
-    auto next = spawner.spawn(shell.request());
+    auto next = spawn_one(spawner, shell.request());
     REQUIRE_OK(next);
     REQUIRE(exit_code(*next) == 0);
   }

@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "launcher/process/job_registry.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 
