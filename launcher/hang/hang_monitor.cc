@@ -40,14 +40,13 @@ std::string consequence(OnHang action) {
 
 }  // namespace
 
-HangMonitor::HangMonitor(boost::asio::io_context& io, const Environs& environs, Callbacks callbacks)
+HangMonitor::HangMonitor(boost::asio::io_context& io, const HangEnvirons& environs, Callbacks callbacks)
     : environs_(environs),
       callbacks_(std::move(callbacks)),
       io_(io),
       look_timer_(io),
       deadline_timer_(io),
-      probe_(io, environs.job, environs.assignment, environs.directory, environs.router, environs.group,
-             environs.log),
+      probe_(io, environs),
       ended_(static_cast<std::size_t>(environs.job.local_world_size)),
       hang_log_(environs.directory, environs.log) {}
 

@@ -17,34 +17,18 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 
-#include "launcher/hang/hang_log.h"
+#include "launcher/hang/hang_report.h"
 #include "launcher/hang/hang_session.h"
 #include "launcher/hang/hang_watch.h"
 #include "launcher/hang/liveness_probe.h"
 #include "launcher/hang/stack_collector.h"
-#include "launcher/job/job.h"
-#include "launcher/output/log_directory.h"
-#include "launcher/output/log_router.h"
-#include "launcher/output/output_sink.h"
-#include "launcher/process/worker_group.h"
 #include "rendezvous/base/lifetime.h"
-#include "rendezvous/base/log.h"
 #include "rendezvous/protocol/control.h"
 
 namespace muster::launcher {
 
 class HangMonitor {
  public:
-  struct Environs {
-    const Job& job;
-    const Assignment& assignment;
-    const Environment& environment;
-    const LogDirectory& directory;
-    const LogRouter& router;
-    const WorkerGroup& group;
-    OutputSink& err;
-    const Log& log;
-  };
   struct Callbacks {
     /// A rank of this node is named in a report. `line`: for the job's report.
     std::function<void(int local_rank, const std::string& line)> reported;
@@ -54,7 +38,7 @@ class HangMonitor {
     std::function<void(control::Hang)> send;
   };
 
-  HangMonitor(boost::asio::io_context& io, const Environs& environs, Callbacks callbacks);
+  HangMonitor(boost::asio::io_context& io, const HangEnvirons& environs, Callbacks callbacks);
 
   /// The workers run.
   void begin();
@@ -98,7 +82,7 @@ class HangMonitor {
   void log_over();
   void send(Kind kind, std::string payload = {});
 
-  Environs environs_;
+  HangEnvirons environs_;
   Callbacks callbacks_;
   boost::asio::io_context& io_;
   boost::asio::steady_timer look_timer_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The text of a hang: a block for a person, with workers that are at the same place on one line, the line of
-// the job's report, and hang.json with all there is. Pure: a HangReport in, text out. Called by HangMonitor
-// and HangLog.
+// the job's report, and hang.json with all there is. Pure but for HangLog: a HangReport in, text out. Called
+// by HangMonitor.
 #pragma once
 
 #include <span>
@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "launcher/hang/snapshot.h"
+#include "launcher/output/log_directory.h"
+#include "rendezvous/base/log.h"
 
 namespace muster::launcher {
 
@@ -35,5 +37,31 @@ namespace muster::launcher {
 
 /// "95 ms", "4.0 s", "252 s", "2 h 5 min".
 [[nodiscard]] std::string duration_text(Millis duration);
+
+/// The hangs of an attempt, kept in hang.json of its log directory. Of many the first one stays (it may be
+/// the cause of the others), and the latest. Owned by a HangMonitor; one loop. A file that cannot be written
+/// is logged, and nothing else.
+class HangLog {
+ public:
+  static constexpr std::size_t kMostHangs = 16;
+
+  HangLog(const LogDirectory& directory, const Log& log) : directory_(directory), log_(log) {}
+
+  void add(HangReport report);
+  /// Completes the last one.
+  void set_outliers(const Outliers& outliers);
+  void set_over(Millis after);
+
+  /// The path of hang.json; empty: there is none, or it could not be written.
+  [[nodiscard]] const std::string& file() const { return file_; }
+
+ private:
+  void write();
+
+  const LogDirectory& directory_;
+  const Log& log_;
+  std::vector<HangReport> hangs_;
+  std::string file_;
+};
 
 }  // namespace muster::launcher

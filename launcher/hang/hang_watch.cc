@@ -27,7 +27,8 @@ bool HangWatch::is_watched(const Worker& worker) const {
   return worker.last.reports || rules_.watch == HangRules::Watch::kFixed;
 }
 
-std::optional<Millis> HangWatch::limit(const Worker& worker) const {
+std::optional<Millis> HangWatch::limit(int index) const {
+  const Worker& worker = workers_[static_cast<std::size_t>(index)];
   if (!is_watched(worker)) return std::nullopt;
   // The others may wait for the one that announced a pause.
   if (someone_paused_) return std::nullopt;
@@ -35,10 +36,6 @@ std::optional<Millis> HangWatch::limit(const Worker& worker) const {
   if (rules_.watch == HangRules::Watch::kFixed) return warm ? rules_.limit : rules_.start;
   if (!warm) return kFirstSteps;
   return std::max<Millis>(kLeastLimit, longest_ * kPauseFactor);
-}
-
-std::optional<Millis> HangWatch::limit(int worker) const {
-  return limit(workers_[static_cast<std::size_t>(worker)]);
 }
 
 Millis HangWatch::idle_time(int worker, Instant now) const {
@@ -76,7 +73,7 @@ HangWatch::Change HangWatch::look(std::span<const Liveness> signs, Instant now) 
   const bool before = std::exchange(hanging_, false);
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
-    const auto most = limit(worker);
+    const auto most = limit(static_cast<int>(i));
     // In a hang a limit that has grown meanwhile frees nobody: only a sign does.
     worker.stalled = is_watched(worker) && !moved[i] &&
                      (worker.stalled || (most && idle_time(static_cast<int>(i), now) >= *most));
@@ -113,9 +110,9 @@ void HangWatch::plan_next(Instant now) {
   between_ = std::clamp<Millis>(shortest / 4, kLeastBetweenLooks, kMostBetweenLooks);
   next_look_ = now + between_;
   if (hanging_) return;
-  for (const Worker& worker : workers_)
-    if (const auto most = limit(worker))
-      next_look_ = std::min(*next_look_, std::max(worker.moved + *most, now + kLeastBetweenLooks));
+  for (std::size_t i = 0; i < workers_.size(); ++i)
+    if (const auto most = limit(static_cast<int>(i)))
+      next_look_ = std::min(*next_look_, std::max(workers_[i].moved + *most, now + kLeastBetweenLooks));
 }
 
 }  // namespace muster::launcher

@@ -77,7 +77,6 @@ class HangWatch {
   };
 
   [[nodiscard]] bool is_watched(const Worker& worker) const;
-  [[nodiscard]] std::optional<Millis> limit(const Worker& worker) const;
   bool update(Worker& worker, const Liveness& sign, Instant now);
   void plan_next(Instant now);
 

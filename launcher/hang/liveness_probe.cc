@@ -6,15 +6,10 @@
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
-#include "launcher/output/blocked_write.h"
+#include "launcher/hang/process_state.h"
 #include "launcher/progress/collective_state.h"
-#include "launcher/progress/progress_sample.h"
 
 namespace muster::launcher {
-
-HeartbeatFiles::Mark HeartbeatFiles::look_at_file(const std::string& path) {
-  return file_mark(path);
-}
 
 HeartbeatFiles::HeartbeatFiles(boost::asio::io_context& io, std::vector<std::string> paths,
                                std::function<Mark(const std::string&)> look)
@@ -46,15 +41,14 @@ void HeartbeatFiles::finish(const std::optional<std::vector<Mark>>& marks) {
   if (const auto done = std::exchange(done_, {})) done(marks);
 }
 
-LivenessProbe::LivenessProbe(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
-                             const LogDirectory& directory, const LogRouter& router, const WorkerGroup& group,
-                             const Log& log)
-    : job_(job), directory_(directory), router_(router), group_(group), log_(log) {
+LivenessProbe::LivenessProbe(boost::asio::io_context& io, const HangEnvirons& environs)
+    : environs_(environs) {
+  const Job& job = environs.job;
   if (job.hang.heartbeat.empty()) return;
   std::vector<std::string> paths;
   paths.reserve(static_cast<std::size_t>(job.local_world_size));
   for (int rank = 0; rank < job.local_world_size; ++rank)
-    paths.push_back(job.hang.heartbeat_file(assignment.base_rank + rank, rank));
+    paths.push_back(job.hang.heartbeat_file(environs.assignment.base_rank + rank, rank));
   heartbeats_.emplace(io, std::move(paths));
 }
 
@@ -64,10 +58,10 @@ void LivenessProbe::look(Done done) {
   if (!heartbeats_) return answer();
   heartbeats_->read([this](const std::optional<Marks>& marks) {
     if (!marks && marks_)
-      log_.warning(
+      environs_.log.warning(
           fmt::format("--heartbeat-file={}: the file system does not answer; until it does, no worker counts "
                       "as stalled",
-                      job_.hang.heartbeat));
+                      environs_.job.hang.heartbeat));
     marks_ = marks;
     answer();
   });
@@ -75,17 +69,17 @@ void LivenessProbe::look(Done done) {
 
 void LivenessProbe::answer() {
   std::vector<Seen> seen;
-  seen.reserve(static_cast<std::size_t>(job_.local_world_size));
-  for (int rank = 0; rank < job_.local_world_size; ++rank) seen.push_back(look_at(rank));
+  seen.reserve(static_cast<std::size_t>(environs_.job.local_world_size));
+  for (int rank = 0; rank < environs_.job.local_world_size; ++rank) seen.push_back(look_at(rank));
   for (const Done& done : std::exchange(waiting_, {})) done(seen);
 }
 
 LivenessProbe::Seen LivenessProbe::look_at(int local_rank) const {
   Seen out;
   out.source = "none";
-  out.sign.running = group_.running(local_rank);
+  out.sign.running = environs_.group.running(local_rank);
   if (!out.sign.running) return out;
-  if (const auto sample = read_progress(directory_.progress_file(local_rank))) {
+  if (const auto sample = read_progress(environs_.directory.progress_file(local_rank))) {
     out.progress = sample->text;
     out.sign.reports = true;
     out.sign.paused = sample->paused;
@@ -107,18 +101,18 @@ LivenessProbe::Seen LivenessProbe::look_at(int local_rank) const {
   // Collectives are a sign of life of a program that reports nothing, only while others may wait for it.
   bool in_collective = false;
   if (!out.sign.reports && !out.sign.paused)
-    if (const auto activity = read_collective_activity(directory_.progress_file(local_rank))) {
+    if (const auto activity = read_collective_activity(environs_.directory.progress_file(local_rank))) {
       out.sign.seen += activity->moves;
       in_collective = out.sign.reports = activity->waits;
       if (in_collective) out.source = "collectives";
     }
-  const bool fixed = job_.hang.watch == HangRules::Watch::kFixed;
+  const bool fixed = environs_.job.hang.watch == HangRules::Watch::kFixed;
   if (fixed && (!out.sign.reports || in_collective)) {
     if (!out.sign.reports)
-      out.source = router_.sees_stdout(local_rank)
+      out.source = environs_.router.sees_stdout(local_rank)
                        ? "output"
                        : "stderr alone (with --view=all muster does not see stdout)";
-    out.sign.seen += router_.output_so_far(local_rank);
+    out.sign.seen += environs_.router.output_so_far(local_rank);
   }
   if ((out.sign.reports || fixed) && !out.sign.paused && waits_for_reader(local_rank)) {
     out.sign.paused = true;
@@ -129,11 +123,11 @@ LivenessProbe::Seen LivenessProbe::look_at(int local_rank) const {
 
 bool LivenessProbe::waits_for_reader(int local_rank) const {
   for (const Std stream : {Std::kOut, Std::kErr}) {
-    if (!router_.is_blocked(stream)) continue;  // a system call
+    if (!environs_.router.is_blocked(stream)) continue;  // a system call
     // What it writes stays in its pipe, and is no sign.
-    if (router_.backpressure(local_rank, stream)) return true;
-    const auto write = find_blocked_write(group_.pid(local_rank));
-    if (write && write->fd == (stream == Std::kOut ? 1 : 2) && !router_.has_file(local_rank, stream))
+    if (environs_.router.backpressure(local_rank, stream)) return true;
+    if (blocked_output(environs_.group.pid(local_rank)) == stream &&
+        !environs_.router.has_file(local_rank, stream))
       return true;
   }
   return false;

@@ -19,7 +19,10 @@
 #include "launcher/job/job.h"
 #include "launcher/output/log_directory.h"
 #include "launcher/output/log_router.h"
+#include "launcher/output/output_sink.h"
 #include "launcher/process/worker_group.h"
+#include "launcher/progress/progress_sample.h"
+#include "rendezvous/base/env.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/net/helper_thread.h"
@@ -32,10 +35,9 @@ class HeartbeatFiles {
   static constexpr std::chrono::seconds kTimeout{1};
   /// Changes whenever the file does; nothing: there is no such file.
   using Mark = std::optional<std::uint64_t>;
-  [[nodiscard]] static Mark look_at_file(const std::string& path);
 
   HeartbeatFiles(boost::asio::io_context& io, std::vector<std::string> paths,
-                 std::function<Mark(const std::string&)> look = look_at_file);
+                 std::function<Mark(const std::string&)> look = file_mark);
 
   /// `done` comes once, on the loop and not from within. Nothing: the files did not answer in time. Not to be
   /// called before the last `done` has come.
@@ -54,6 +56,18 @@ class HeartbeatFiles {
   Lifetime lifetime_;
 };
 
+/// What a HangMonitor is told of the attempt that it watches.
+struct HangEnvirons {
+  const Job& job;
+  const Assignment& assignment;
+  const Environment& environment;
+  const LogDirectory& directory;
+  const LogRouter& router;
+  const WorkerGroup& group;
+  OutputSink& err;
+  const Log& log;
+};
+
 class LivenessProbe {
  public:
   struct Seen {
@@ -63,9 +77,7 @@ class LivenessProbe {
     std::string paused;  // as in RankSnapshot
   };
 
-  LivenessProbe(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
-                const LogDirectory& directory, const LogRouter& router, const WorkerGroup& group,
-                const Log& log);
+  LivenessProbe(boost::asio::io_context& io, const HangEnvirons& environs);
 
   /// `done` comes once, with all workers: at once, or with heartbeat files within kTimeout.
   using Done = std::function<void(std::vector<Seen> seen)>;
@@ -78,11 +90,7 @@ class LivenessProbe {
   [[nodiscard]] Seen look_at(int local_rank) const;
   [[nodiscard]] bool waits_for_reader(int local_rank) const;
 
-  const Job& job_;
-  const LogDirectory& directory_;
-  const LogRouter& router_;
-  const WorkerGroup& group_;
-  const Log& log_;
+  HangEnvirons environs_;
   std::optional<HeartbeatFiles> heartbeats_;
   std::optional<Marks> marks_{Marks{}};  // nothing: the files did not answer last time
   std::vector<Done> waiting_;

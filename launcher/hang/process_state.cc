@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/process/process_stat.h"
 #include "launcher/text/clean_line.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/syscall.h"
@@ -17,8 +18,9 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::size_t kMaxBytes = 16384;
+constexpr std::size_t kMaxBytes = 65536;
 constexpr std::size_t kMaxKernelFrames = 16;
+constexpr int kMaxDepth = 4;  // a script that runs a script
 
 struct Call {
   long number;
@@ -109,21 +111,32 @@ std::vector<std::string> kernel_frames(std::string_view text) {
   return out;
 }
 
+std::optional<CurrentCall> current_call(pid_t pid, int thread) {
+  const auto text = read_file(fmt::format("/proc/{}/task/{}/syscall", pid, thread), kMaxBytes);
+  return text ? parse_current_call(*text) : std::nullopt;
+}
+
+Std blocked_output(pid_t pid, int depth) {
+  const auto call = current_call(pid, pid);
+  if (!call) return Std::kNone;
+  if (call->number == SYS_write || call->number == SYS_writev)
+    return call->first_argument == 1 ? Std::kOut : call->first_argument == 2 ? Std::kErr : Std::kNone;
+  if ((call->number != SYS_wait4 && call->number != SYS_waitid) || depth == kMaxDepth) return Std::kNone;
+  const auto children = read_file(fmt::format("/proc/{0}/task/{0}/children", pid), kMaxBytes);
+  for (const pid_t child : parse_pids(children.value_or("")))
+    if (const Std found = blocked_output(child, depth + 1); found != Std::kNone) return found;
+  return Std::kNone;
+}
+
 ThreadState read_thread(pid_t pid, int id) {
   const std::string folder = fmt::format("/proc/{}/task/{}/", pid, id);
   ThreadState out;
   out.id = id;
-  // "77 (a name) with ) in it) S 1 ...": after the last parenthesis.
-  if (const auto stat = read_file(folder + "stat", kMaxBytes)) {
-    const auto open = stat->find('(');
-    const auto close = stat->rfind(')');
-    if (open != std::string::npos && close != std::string::npos && close + 2 < stat->size()) {
-      out.name = one_clean_line(std::string_view(*stat).substr(open + 1, close - open - 1));
-      out.state = (*stat)[close + 2];
-    }
+  if (const auto stat = read_process_stat(pid, id)) {
+    out.name = one_clean_line(stat->name);
+    out.state = stat->state;
   }
-  if (const auto text = read_file(folder + "syscall", kMaxBytes))
-    if (const auto call = parse_current_call(*text)) out.call = describe(pid, *call);
+  if (const auto call = current_call(pid, id)) out.call = describe(pid, *call);
   if (std::string wait = read_line(folder + "wchan"); wait != "0") out.wait = std::move(wait);
   if (const auto text = read_file(folder + "stack", kMaxBytes)) out.kernel_stack = kernel_frames(*text);
   return out;
@@ -150,14 +163,7 @@ std::optional<CurrentCall> parse_current_call(std::string_view text) {
 }
 
 std::vector<ThreadState> read_threads(pid_t pid, std::size_t most) {
-  std::vector<int> ids;
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(fmt::format("/proc/{}/task", pid), error), end;
-       !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    int id = 0;
-    if (std::from_chars(name.data(), name.data() + name.size(), id).ec == std::errc{}) ids.push_back(id);
-  }
+  std::vector<pid_t> ids = list_pids(fmt::format("/proc/{}/task", pid));
   std::sort(ids.begin(), ids.end(),
             [pid](int a, int b) { return std::pair(a != pid, a) < std::pair(b != pid, b); });
   std::vector<ThreadState> out;
@@ -166,6 +172,10 @@ std::vector<ThreadState> read_threads(pid_t pid, std::size_t most) {
     out.push_back(read_thread(pid, id));
   }
   return out;
+}
+
+Std blocked_output(pid_t pid) {
+  return blocked_output(pid, 0);
 }
 
 bool runs_python(pid_t pid) {

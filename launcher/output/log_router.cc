@@ -2,23 +2,52 @@
 #include "launcher/output/log_router.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <fcntl.h>
 #include <future>
 #include <limits>
 #include <poll.h>
+#include <stdlib.h>
 #include <sys/inotify.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 #include <utility>
 
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
-#include "launcher/output/output_channel.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
+
+Result<OutputChannel> open_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe for a worker's output", errno));
+  OutputChannel out{UniqueFd(ends[0]), UniqueFd(ends[1])};
+  // The reader only: the worker must find its end blocking, as any program expects its stderr.
+  ::fcntl(out.reader.get(), F_SETFL, O_NONBLOCK);
+  return out;
+}
+
+Result<OutputChannel> open_terminal(int terminal) {
+  OutputChannel out;
+  out.reader.reset(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK));
+  if (!out.reader || ::unlockpt(out.reader.get()) != 0)
+    return fail(errno_error("open a pseudo-terminal", errno));
+  out.writer.reset(::ioctl(out.reader.get(), TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC));
+  if (!out.writer) return fail(errno_error("open a pseudo-terminal's other end", errno));
+  termios mode{};
+  if (::tcgetattr(out.writer.get(), &mode) == 0) {
+    mode.c_oflag &= ~static_cast<tcflag_t>(OPOST);  // the real terminal processes the bytes, once
+    mode.c_lflag &= ~static_cast<tcflag_t>(ECHO);
+    ::tcsetattr(out.writer.get(), TCSANOW, &mode);
+  }
+  copy_window_size(terminal, out.reader.get());
+  return out;
+}
 
 constexpr std::size_t kReadBytes = 64 * 1024;  // one read; also what is searched of a channel for an error
 constexpr int kReadsPerTurn = 16;              // then other descriptors get their turn
@@ -27,6 +56,42 @@ constexpr Millis kFlushTimeout{1000};  // for the log writer, where an error is 
 constexpr int kReadsToDrain = 64;  // 256 KiB in pieces of 4 KiB: more than a pipe or a pseudo-terminal holds
 
 }  // namespace
+
+void copy_window_size(int terminal, int reader) {
+  winsize size{};
+  if (::ioctl(terminal, TIOCGWINSZ, &size) == 0) ::ioctl(reader, TIOCSWINSZ, &size);
+}
+
+Result<OutputChannel> open_output_channel(int terminal) {
+  if (terminal >= 0)
+    if (auto channel = open_terminal(terminal))
+      return channel;  // out of pseudo-terminals: a pipe still shows everything
+  return open_pipe();
+}
+
+Result<FilteredLog> FilteredLog::create(std::string path, const std::vector<std::string>& texts) {
+  UniqueFd file(retry_eintr(
+      [&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666); }));
+  if (!file) return fail(errno_error("create " + path, errno));
+  return FilteredLog(std::move(path), std::move(file), texts);
+}
+
+void FilteredLog::offer(std::string_view prefix, std::string_view line) {
+  if (broken_) return;
+  const bool wanted = std::any_of(texts_->begin(), texts_->end(), [&](const std::string& text) {
+    return line.find(text) != std::string_view::npos;
+  });
+  if (wanted) taken_.append(prefix).append(line).push_back('\n');
+}
+
+Result<void> FilteredLog::flush() {
+  if (taken_.empty()) return {};
+  auto written = write_all(file_.get(), taken_);
+  taken_.clear();
+  if (written) return {};
+  broken_ = true;
+  return fail("write " + path_ + ", which gets no more lines", std::move(written).error());
+}
 
 struct LogRouter::Follower {
   Follower(int rank, Std which, TailReader reader)
@@ -62,7 +127,7 @@ struct LogRouter::Worker {
 
   UniqueFd child_stdout, child_stderr;  // until started()
   Channel out, err;
-  std::string stdout_path, stderr_path;                        // of files; empty: not to one
+  Std files = Std::kNone;                                      // the streams that go to files
   std::vector<std::shared_ptr<const LogStreamState>> rotated;  // of those that are rotated
 };
 
@@ -171,18 +236,16 @@ Result<WorkerStreams> LogRouter::open(int local_rank) {
   Worker& worker = *slot;
   const OutputFormatter::Form form = formatter_.form(local_rank);
   const Std tee = directory_.enabled() ? job_.logs.tee.of(local_rank) : Std::kNone;
-  const Std files = directory_.enabled() ? job_.logs.redirects.of(local_rank) | tee : Std::kNone;
+  worker.files = directory_.enabled() ? job_.logs.redirects.of(local_rank) | tee : Std::kNone;
 
-  if (has(files, Std::kOut)) {
+  if (has(worker.files, Std::kOut)) {
     MUSTER_TRY(worker.child_stdout, open_file(local_rank, Std::kOut, has(tee, Std::kOut)));
-    worker.stdout_path = directory_.file(local_rank, "stdout.log");
   } else if (form == OutputFormatter::Form::kHidden) {
     worker.child_stdout.reset(::open("/dev/null", O_WRONLY | O_CLOEXEC));
   } else if (form == OutputFormatter::Form::kLines || formatter_.shares(local_rank)) {
     MUSTER_TRY(worker.child_stdout, open_channel(worker.out, local_rank, Std::kOut, form));
   }
-  if (has(files, Std::kErr)) {
-    worker.stderr_path = directory_.file(local_rank, "stderr.log");
+  if (has(worker.files, Std::kErr)) {
     MUSTER_TRY(worker.child_stderr, open_file(local_rank, Std::kErr, has(tee, Std::kErr)));
   } else {
     MUSTER_TRY(worker.child_stderr, open_channel(worker.err, local_rank, Std::kErr, form));
@@ -393,13 +456,15 @@ std::vector<LogRouter::StderrSearch> LogRouter::stderr_searches(const std::vecto
   std::vector<StderrSearch> out;
   for (const int local_rank : local_ranks) {
     const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
-    if (!worker || worker->stderr_path.empty()) {
+    if (!worker || !has(worker->files, Std::kErr)) {
       out.push_back(
           [found = worker ? search_channel(worker->err, lines) : StderrFinding()] { return found; });
       continue;
     }
+    std::string path = directory_.file(local_rank, "stderr.log");
+    paths.push_back(path);
     out.push_back(
-        [path = worker->stderr_path, index = paths.size(), keep = older_files(), sizes, until, lines] {
+        [path = std::move(path), index = paths.size() - 1, keep = older_files(), sizes, until, lines] {
           const bool known = sizes->known.wait_until(until) == std::future_status::ready;
           StderrFinding found{
               find_error_in_log(path, keep,
@@ -408,7 +473,6 @@ std::vector<LogRouter::StderrSearch> LogRouter::stderr_searches(const std::vecto
           if (lines > 0) found.last_lines = last_lines_of_log(path, lines);
           return found;
         });
-    paths.push_back(worker->stderr_path);
   }
   if (paths.empty()) return out;
   const auto measure = [sizes, paths = std::move(paths)] {
@@ -446,7 +510,7 @@ bool LogRouter::backpressure(int local_rank, Std stream) const {
 
 bool LogRouter::has_file(int local_rank, Std stream) const {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
-  return worker && !(stream == Std::kOut ? worker->stdout_path : worker->stderr_path).empty();
+  return worker && has(worker->files, stream);
 }
 
 std::uint64_t LogRouter::output_so_far(int local_rank) const {
@@ -467,9 +531,7 @@ std::uint64_t LogRouter::output_so_far(int local_rank) const {
 /// With --view=all a worker's stdout is inherited and passes by: its silence means nothing then.
 bool LogRouter::sees_stdout(int local_rank) const {
   const auto& worker = workers_[static_cast<std::size_t>(local_rank)];
-  const Std files = job_.logs.redirects.of(local_rank) | job_.logs.tee.of(local_rank);
-  return worker &&
-         (worker->out.open || worker->out.bytes > 0 || (directory_.enabled() && has(files, Std::kOut)));
+  return worker && (worker->out.open || worker->out.bytes > 0 || has(worker->files, Std::kOut));
 }
 
 WorkerFiles LogRouter::worker_files() {

@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -28,7 +29,6 @@
 
 #include "launcher/job/job.h"
 #include "launcher/output/error_watch.h"
-#include "launcher/output/filtered_log.h"
 #include "launcher/output/log_directory.h"
 #include "launcher/output/log_writer.h"
 #include "launcher/output/output_formatter.h"
@@ -39,6 +39,46 @@
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
+
+/// The way of one worker's stderr, and with some views stdout, through the launcher. A pipe; where the
+/// launcher's own stream is a terminal, a pseudo-terminal of the same size without output processing, so that
+/// programs that ask isatty() still show colours, progress bars and each line at once. Source: pty(7),
+/// termios(3).
+struct OutputChannel {
+  UniqueFd reader;  // non-blocking
+  UniqueFd writer;  // the worker's descriptor 1 or 2
+};
+
+/// `terminal`: the terminal to imitate, or -1 for a pipe. kExhausted names the limit.
+[[nodiscard]] Result<OutputChannel> open_output_channel(int terminal);
+
+/// After SIGWINCH: gives the pseudo-terminal behind `reader` the size of `terminal`.
+void copy_window_size(int terminal, int reader);
+
+/// The file of --duplicate-stdout-filters or --duplicate-stderr-filters. Of the lines that -t shows, those
+/// that contain one of the texts go there too, with their prefix. A write that fails ends the duplication and
+/// is logged once: the worker's own file has every line. Source:
+/// torch/distributed/elastic/multiprocessing/tail_log.py.
+class FilteredLog {
+ public:
+  /// Creates the file, empty. `texts` outlives this object.
+  [[nodiscard]] static Result<FilteredLog> create(std::string path, const std::vector<std::string>& texts);
+
+  /// `line` without its end.
+  void offer(std::string_view prefix, std::string_view line);
+  /// Writes what was taken since the last time. Fails once at most.
+  [[nodiscard]] Result<void> flush();
+
+ private:
+  FilteredLog(std::string path, UniqueFd file, const std::vector<std::string>& texts)
+      : path_(std::move(path)), file_(std::move(file)), texts_(&texts) {}
+
+  std::string path_;
+  UniqueFd file_;
+  const std::vector<std::string>* texts_;
+  std::string taken_;
+  bool broken_ = false;
+};
 
 class LogRouter {
  public:

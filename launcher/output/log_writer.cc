@@ -135,10 +135,7 @@ class WriterProcess {
     if (n <= 0) return n < 0 && errno == EAGAIN;
     const LogStreamState before = stream.file.state();
     stream.file.write(std::string_view(buffer_.data(), static_cast<std::size_t>(n)));
-    const LogStreamState& now = stream.file.state();
-    if (now.rotations != before.rotations || now.missing != before.missing || now.error != before.error ||
-        now.rotation_error != before.rotation_error)
-      changed_[stream.number] = now;
+    if (stream.file.state() != before) changed_[stream.number] = stream.file.state();
     return true;
   }
 

@@ -35,6 +35,8 @@ struct LogStreamState {
   std::uint64_t missing = 0;  // bytes that could not be written
   int error = 0;              // errno, while nothing can be written
   int rotation_error = 0;     // errno, while the file cannot be renamed
+
+  friend bool operator==(const LogStreamState&, const LogStreamState&) = default;
 };
 
 class LogWriter {

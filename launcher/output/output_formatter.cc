@@ -11,7 +11,7 @@
 
 #include "launcher/cli/option_table.h"
 #include "launcher/network/interfaces.h"
-#include "launcher/output/error_words.h"
+#include "launcher/output/error_watch.h"
 #include "launcher/text/substitution.h"
 
 namespace muster::launcher {
@@ -86,7 +86,7 @@ struct OutputFormatter::Source {
 
 OutputFormatter::OutputFormatter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
                                  OutputSink& out, OutputSink& err)
-    : job_(job), assignment_(assignment), out_(out), err_(err), fold_timer_(io), line_end_timer_(io) {
+    : job_(job), assignment_(assignment), out_{out}, err_{err}, fold_timer_(io), line_end_timer_(io) {
   const View view = job.logs.view;
   for (int local_rank = 0; local_rank < job.local_world_size; ++local_rank)
     num_shown_ += shown(local_rank) ? 1 : 0;
@@ -134,7 +134,7 @@ std::string OutputFormatter::prefix(int local_rank) const {
 }
 
 void OutputFormatter::append(Source& source, Std stream, std::string_view text) {
-  std::string& lines = stream == Std::kOut ? out_lines_ : err_lines_;
+  std::string& lines = target(stream).lines;
   AnsiState& colour = stream == Std::kOut ? source.out_colour : source.err_colour;
   if (source.time_at == std::string::npos) {
     lines.append(source.prefix);
@@ -154,7 +154,7 @@ void OutputFormatter::append(const FoldBuffer::Entry& entry) {
     append(sources_[static_cast<std::size_t>(entry.ranks.front())], entry.stream, entry.text);
     return;
   }
-  std::string& lines = entry.stream == Std::kOut ? out_lines_ : err_lines_;
+  std::string& lines = target(entry.stream).lines;
   const std::string host = among_others(assignment_) ? short_name(job_.host) : std::string();
   lines.append(fold_label(entry.ranks, num_shown_, assignment_.base_rank, host)).push_back(':');
   lines.append(entry.text);
@@ -170,8 +170,8 @@ void OutputFormatter::flush() {
     while (const auto entry = fold_->take(now)) append(*entry);
     wait_for_fold();
   }
-  if (!out_lines_.empty()) put(kLines, Std::kOut, std::exchange(out_lines_, {}));
-  if (!err_lines_.empty()) put(kLines, Std::kErr, std::exchange(err_lines_, {}));
+  for (const Std stream : {Std::kOut, Std::kErr})
+    put(kLines, stream, std::exchange(target(stream).lines, {}));
   time_.clear();
 }
 
@@ -179,33 +179,28 @@ bool OutputFormatter::shares(int local_rank) const {
   return job_.logs.view == View::kRank0 && form(local_rank) == Form::kBytes && num_shown_ > 1;
 }
 
-void OutputFormatter::bytes(int local_rank, Std stream, std::string_view text) {
-  put(local_rank, stream, text);
-}
-
 void OutputFormatter::log(std::string_view line) {
   put(kLines, Std::kErr, fmt::format("muster: {}\n", line));
 }
 
 void OutputFormatter::put(int source, Std stream, std::string_view text) {
-  LineInterleaver& interleaver = stream == Std::kOut ? out_interleaver_ : err_interleaver_;
-  interleaver.add(source, text, SteadyClock::now(),
-                  [&](std::string_view piece) { sink(stream).write(piece); });
-  if (!line_end_awaited_ && interleaver.deadline()) wait_for_line_end();
+  if (text.empty()) return;
+  Target& to = target(stream);
+  to.interleaver.add(source, text, SteadyClock::now(), [&](std::string_view piece) { to.sink.write(piece); });
+  if (!line_end_awaited_ && to.interleaver.deadline()) wait_for_line_end();
 }
 
 void OutputFormatter::wait_for_line_end() {
-  const auto out_due = out_interleaver_.deadline(), err_due = err_interleaver_.deadline();
+  const auto out_due = out_.interleaver.deadline(), err_due = err_.interleaver.deadline();
   line_end_awaited_ = out_due || err_due;
   if (!line_end_awaited_) return;
   line_end_timer_.expires_at(std::min(out_due.value_or(Instant::max()), err_due.value_or(Instant::max())));
   line_end_timer_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
     if (error) return;
     const Instant now = SteadyClock::now();
-    for (const Std stream : {Std::kOut, Std::kErr}) {
-      LineInterleaver& interleaver = stream == Std::kOut ? out_interleaver_ : err_interleaver_;
-      if (backpressure(stream)) interleaver.excuse(now);
-      interleaver.tick(now, [&](std::string_view piece) { sink(stream).write(piece); });
+    for (Target* to : {&out_, &err_}) {
+      if (to->sink.backpressure()) to->interleaver.excuse(now);
+      to->interleaver.tick(now, [&](std::string_view piece) { to->sink.write(piece); });
     }
     wait_for_line_end();
   }));
@@ -221,19 +216,14 @@ void OutputFormatter::wait_for_fold() {
 }
 
 void OutputFormatter::finish() {
-  while (fold_) {
-    const auto entry = fold_->take_oldest();
-    if (!entry) break;
-    append(*entry);
-  }
+  while (const auto entry = fold_ ? fold_->take_oldest() : std::nullopt) append(*entry);
   flush();
-  const Instant now = SteadyClock::now();
-  out_interleaver_.finish(now, [&](std::string_view piece) { out_.write(piece); });
-  err_interleaver_.finish(now, [&](std::string_view piece) { err_.write(piece); });
+  for (Target* to : {&out_, &err_})
+    to->interleaver.finish(SteadyClock::now(), [&](std::string_view piece) { to->sink.write(piece); });
 }
 
 void OutputFormatter::when_writable(Std stream, std::function<void()> resume) {
-  sink(stream).when_writable(lifetime_.guard(std::move(resume)));
+  target(stream).sink.when_writable(lifetime_.guard(std::move(resume)));
 }
 
 }  // namespace muster::launcher

@@ -203,7 +203,7 @@ class OutputFormatter {
   /// stream, and lines of theirs are not to begin within one of its.
   [[nodiscard]] bool shares(int local_rank) const;
 
-  void bytes(int local_rank, Std stream, std::string_view text);
+  void bytes(int local_rank, Std stream, std::string_view text) { put(local_rank, stream, text); }
   /// A message of the launcher's, to stderr.
   void log(std::string_view line);
   /// One line, without its end. flush() after a batch of them.
@@ -215,7 +215,7 @@ class OutputFormatter {
   void finish();
 
   [[nodiscard]] bool backpressure(Std stream) const {
-    return (stream == Std::kOut ? out_ : err_).backpressure();
+    return (stream == Std::kOut ? out_ : err_).sink.backpressure();
   }
   /// `resume` is called once when there is room again.
   void when_writable(Std stream, std::function<void()> resume);
@@ -223,7 +223,13 @@ class OutputFormatter {
  private:
   struct Source;  // one worker
 
-  [[nodiscard]] OutputSink& sink(Std stream) { return stream == Std::kOut ? out_ : err_; }
+  /// The launcher's own stdout or stderr.
+  struct Target {
+    OutputSink& sink;
+    std::string lines = {};  // of this batch
+    LineInterleaver interleaver = {};
+  };
+  [[nodiscard]] Target& target(Std stream) { return stream == Std::kOut ? out_ : err_; }
   void append(Source& source, Std stream, std::string_view text);
   void append(const FoldBuffer::Entry& entry);
   void put(int source, Std stream, std::string_view text);
@@ -232,12 +238,9 @@ class OutputFormatter {
 
   const Job& job_;
   const Assignment& assignment_;
-  OutputSink& out_;
-  OutputSink& err_;
+  Target out_, err_;
   std::vector<Source> sources_;
-  std::string out_lines_, err_lines_;  // of this batch
-  std::string time_;                   // of this batch, once somebody wants it
-  LineInterleaver out_interleaver_, err_interleaver_;
+  std::string time_;  // of this batch, once somebody wants it
   std::optional<FoldBuffer> fold_;
   int num_shown_ = 0;  // of this node's ranks
   boost::asio::steady_timer fold_timer_;

@@ -18,10 +18,7 @@ namespace muster::launcher {
 SafePointWatch::SafePointWatch(boost::asio::io_context& io, std::vector<std::string> files,
                                std::function<void()> announced, const Log& log)
     : files_(std::move(files)), announced_(std::move(announced)), events_(io) {
-  if (!files_.empty()) open(log);
-}
-
-void SafePointWatch::open(const Log& log) {
+  if (files_.empty()) return;
   UniqueFd fd(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
   int failed = fd ? 0 : errno;
   for (const std::string& file : files_) {
@@ -35,9 +32,10 @@ void SafePointWatch::open(const Log& log) {
     else
       names_.emplace(std::pair(watch, file.substr(slash + 1)), file);
   }
-  if (failed != 0)
-    return log.warning(
-        fmt::format("--join-at: cannot watch for safe points: inotify: {}", errno_text(failed)));
+  if (failed != 0) {
+    log.warning(fmt::format("--join-at: cannot watch for safe points: inotify: {}", errno_text(failed)));
+    return;
+  }
   events_.assign(fd.release());
   wait();
 }

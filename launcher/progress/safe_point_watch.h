@@ -28,7 +28,6 @@ class SafePointWatch {
   void pass();
 
  private:
-  void open(const Log& log);
   void wait();
   [[nodiscard]] bool drain();
 

@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/output/error_watch.h"
-#include "launcher/output/error_words.h"
 #include "launcher/report/kernel_log.h"
 #include "launcher/text/json_fields.h"
 #include "launcher/text/node_message.h"

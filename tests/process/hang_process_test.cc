@@ -12,7 +12,7 @@
 #include <boost/asio/io_context.hpp>
 #include <nlohmann/json.hpp>
 
-#include "launcher/hang/hang_log.h"
+#include "launcher/hang/hang_report.h"
 #include "launcher/hang/liveness_probe.h"
 #include "launcher/hang/process_state.h"
 #include "launcher/hang/stack_collector.h"

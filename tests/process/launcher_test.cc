@@ -14,7 +14,7 @@
 
 #include "launcher/hardware/cores.h"
 #include "launcher/hardware/topology.h"
-#include "launcher/output/output_channel.h"
+#include "launcher/output/log_router.h"
 #include "launcher/process/descendants.h"
 #include "launcher/process/guardian.h"
 #include "launcher/process/helper_process.h"

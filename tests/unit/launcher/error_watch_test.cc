@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/output/error_watch.h"
 
-#include "launcher/output/error_words.h"
 #include "tests/support/catch.h"
 
 using namespace muster::launcher;

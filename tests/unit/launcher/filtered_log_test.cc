@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/output/filtered_log.h"
-
+#include "launcher/output/log_router.h"
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
