@@ -61,12 +61,8 @@ std::string stack_line(const RankSnapshot& rank) {
                        fmt::join(relevant_frames(rank.stacks.front().functions, kFramesShown), " <- "));
   std::string out;
   if (!rank.threads.empty() && !rank.threads.front().kernel_stack.empty()) {
-    const auto& frames = rank.threads.front().kernel_stack;
-    out = fmt::format(
-        "kernel: {}",
-        fmt::join(frames.begin(),
-                  frames.begin() + static_cast<std::ptrdiff_t>(std::min(frames.size(), kFramesShown)),
-                  " <- "));
+    const std::span frames(rank.threads.front().kernel_stack);
+    out = fmt::format("kernel: {}", fmt::join(frames.first(std::min(frames.size(), kFramesShown)), " <- "));
   }
   if (!rank.tool_problem.empty())
     out += fmt::format("{}(no stack: {})", out.empty() ? "" : " ", rank.tool_problem);

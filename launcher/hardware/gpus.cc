@@ -7,13 +7,6 @@
 #include "launcher/hardware/nvml.h"
 
 namespace muster::launcher {
-namespace {
-
-bool exists(const char* path) {
-  return ::access(path, F_OK) == 0;
-}
-
-}  // namespace
 
 GpuPaths gpu_paths(const Environment& environment) {
   GpuPaths out;
@@ -24,7 +17,7 @@ GpuPaths gpu_paths(const Environment& environment) {
 bool has_gpu_driver(const GpuPaths& paths) {
   // Without a device node there is nothing for NVML to find, and looking for the library costs more than
   // asking here.
-  return !paths.library.empty() || exists("/dev/nvidiactl") || exists("/dev/dxg");
+  return !paths.library.empty() || ::access("/dev/nvidiactl", F_OK) == 0 || ::access("/dev/dxg", F_OK) == 0;
 }
 
 std::vector<Gpu> find_gpus(const GpuPaths& paths) {

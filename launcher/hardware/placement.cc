@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -72,6 +73,14 @@ Cores share(const Cores& cores, std::size_t turn, std::size_t turns) {
           cores.begin() + static_cast<std::ptrdiff_t>(end)};
 }
 
+CpuSet cpus_of(const Topology& topology, const Cores& cores) {
+  CpuSet out;
+  for (const std::size_t core : cores)
+    out.insert(out.end(), topology.cores[core].cpus.begin(), topology.cores[core].cpus.end());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 /// Groups of cores with one last cache, the largest first.
 std::vector<Cores> cache_groups(const Topology& topology, const Cores& cores) {
   std::map<int, Cores> by_cache;
@@ -79,19 +88,12 @@ std::vector<Cores> cache_groups(const Topology& topology, const Cores& cores) {
   std::vector<Cores> out;
   out.reserve(by_cache.size());
   for (auto& [cache, group] : by_cache) out.push_back(std::move(group));
-  const auto cpus = [&](const Cores& group) {
-    std::size_t count = 0;
-    for (const std::size_t core : group) count += topology.cores[core].cpus.size();
-    return count;
+  // Of equally large ones, that with the lowest CPU first.
+  const auto order = [&](const Cores& group) {
+    const CpuSet cpus = cpus_of(topology, group);
+    return std::pair(kMaxCpu - static_cast<int>(cpus.size()), cpus.front());
   };
-  const auto lowest = [&](const Cores& group) {
-    int cpu = kMaxCpu;
-    for (const std::size_t core : group) cpu = std::min(cpu, topology.cores[core].cpus.front());
-    return cpu;
-  };
-  std::sort(out.begin(), out.end(), [&](const Cores& a, const Cores& b) {
-    return cpus(a) != cpus(b) ? cpus(a) > cpus(b) : lowest(a) < lowest(b);
-  });
+  std::sort(out.begin(), out.end(), [&](const Cores& a, const Cores& b) { return order(a) < order(b); });
   return out;
 }
 
@@ -153,14 +155,6 @@ Result<Cores> cores_of(const Topology& topology, const std::vector<Gpu>& gpus,
     }
   }
   return at_node;
-}
-
-CpuSet cpus_of(const Topology& topology, const Cores& cores) {
-  CpuSet out;
-  for (const std::size_t core : cores)
-    out.insert(out.end(), topology.cores[core].cpus.begin(), topology.cores[core].cpus.end());
-  std::sort(out.begin(), out.end());
-  return out;
 }
 
 /// Each core's time is divided among the ranks that may use it.

@@ -20,17 +20,13 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::string_view kMemory = "/dev/shm";
+constexpr const char* kMemory = "/dev/shm";
 constexpr std::string_view kProgressFile = "progress";
 
 bool is_writable_directory(const std::string& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&
          ::access(path.c_str(), W_OK | X_OK) == 0;
-}
-
-bool has_memory() {
-  return is_writable_directory(std::string(kMemory));
 }
 
 std::string random_suffix() {
@@ -53,7 +49,7 @@ std::string as_file_name(std::string_view run_id) {
 /// took 1.6 s on a disk that others were writing to.
 std::string temporary_parent(const LogSettings& settings, const Environment& environment) {
   const bool output = !settings.redirects.none() || !settings.tee.none();
-  if (!output && has_memory()) return std::string(kMemory);
+  if (!output && is_writable_directory(kMemory)) return kMemory;
   // As Python does: a TMPDIR of the host that a job was sent from may not be here.
   const std::string tmp(lookup(environment, "TMPDIR").value_or(""));
   for (const std::string& path : {tmp, std::string("/tmp"), std::string("/var/tmp")})
@@ -96,7 +92,7 @@ Result<LogDirectory> LogDirectory::create(const LogSettings& settings, std::stri
   }
   MUSTER_TRY(out.run_, make_unique(fmt::format("{}/{}_", base, as_file_name(run_id))));
   // Where there is no room it is done without.
-  if (!base.starts_with(kMemory) && has_memory())
+  if (!base.starts_with(kMemory) && is_writable_directory(kMemory))
     if (auto memory = make_unique(fmt::format("{}/muster_", kMemory))) out.memory_ = *std::move(memory);
   return out;
 }
