@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Archive: values as bytes and back, for the messages between agents and coordinator and for the records of
-// the state log. A struct lists its fields once, in a member `void fields(auto& io) { io(first, second); }`,
-// which serves both directions. Integers have their own width, times are milliseconds as i64, counts of bytes
-// and elements u64, a variant the number of its alternative from 1 as u8; all little-endian. Sans-IO. Failure
-// of a reader is sticky: error() says what is wrong, and what is read afterwards is empty.
+// the state log. A struct is its members in their order (Boost.PFR finds them), or what it lists in a member
+// `void fields(auto& io) { io(first, second); }`. Integers have their own width, times are milliseconds as
+// i64, counts of bytes and elements u64, an enumerator is a u8 up to its type's kLast, a variant the number
+// of its alternative from 1 as u8; all little-endian. Sans-IO. Failure of a reader is sticky: error() says
+// what is wrong, and what is read afterwards is empty.
 #pragma once
 
 #include <array>
@@ -18,6 +19,8 @@
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include <boost/pfr/core.hpp>
 
 #include "rendezvous/base/clock.h"
 
@@ -69,9 +72,13 @@ class ArchiveWriter {
       for (const auto& each : value) put(each);
     } else if constexpr (requires { std::tuple_size<T>::value; }) {
       for (const std::uint8_t byte : value) put(byte);
-    } else {
+    } else if constexpr (std::is_enum_v<T>) {
+      put(static_cast<std::uint8_t>(value));
+    } else if constexpr (requires(T & changed) { changed.fields(*this); }) {
       // fields() serves reading too and so is not const; a writer changes nothing.
       const_cast<T&>(value).fields(*this);
+    } else {
+      boost::pfr::for_each_field(value, [this](const auto& each) { this->put(each); });
     }
   }
 
@@ -160,8 +167,12 @@ class ArchiveReader {
       for (std::uint64_t i = 0; i < count && error_.empty(); ++i) take(value.emplace_back());
     } else if constexpr (requires { std::tuple_size<T>::value; }) {
       for (std::uint8_t& byte : value) take(byte);
-    } else {
+    } else if constexpr (std::is_enum_v<T>) {
+      one_of(value, T::kLast);
+    } else if constexpr (requires { value.fields(*this); }) {
       value.fields(*this);
+    } else {
+      boost::pfr::for_each_field(value, [this](auto& each) { this->take(each); });
     }
   }
 

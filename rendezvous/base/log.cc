@@ -13,21 +13,8 @@
 namespace muster {
 namespace {
 
-spdlog::level::level_enum to_spdlog(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
-    case LogLevel::kInfo:
-      return spdlog::level::info;
-    case LogLevel::kWarning:
-      return spdlog::level::warn;
-    case LogLevel::kError:
-      return spdlog::level::err;
-    case LogLevel::kOff:
-      return spdlog::level::off;
-  }
-  return spdlog::level::warn;
-}
+static_assert(static_cast<int>(LogLevel::kDebug) == spdlog::level::debug &&
+              static_cast<int>(LogLevel::kOff) == spdlog::level::off);
 
 class CallingSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
@@ -46,7 +33,7 @@ class CallingSink final : public spdlog::sinks::base_sink<std::mutex> {
 
 std::shared_ptr<spdlog::logger> make_logger(std::string program, LogLevel level, spdlog::sink_ptr sink) {
   auto logger = std::make_shared<spdlog::logger>(std::move(program), std::move(sink));
-  logger->set_level(to_spdlog(level));
+  logger->set_level(static_cast<spdlog::level::level_enum>(level));
   logger->set_pattern("%n %H:%M:%S.%e %^%l%$: %v");
   logger->flush_on(spdlog::level::debug);
   return logger;
@@ -55,16 +42,14 @@ std::shared_ptr<spdlog::logger> make_logger(std::string program, LogLevel level,
 }  // namespace
 
 Log::Log(std::string program, LogLevel level)
-    : level_(level),
-      logger_(make_logger(std::move(program), level,
+    : logger_(make_logger(std::move(program), level,
                           std::make_shared<spdlog::sinks::ansicolor_stderr_sink_mt>())) {}
 
 Log::Log(std::string program, LogLevel level, std::function<void(std::string_view line)> write)
-    : level_(level),
-      logger_(make_logger(std::move(program), level, std::make_shared<CallingSink>(std::move(write)))) {}
+    : logger_(make_logger(std::move(program), level, std::make_shared<CallingSink>(std::move(write)))) {}
 
 void Log::write(LogLevel level, std::string_view text) const {
-  logger_->log(to_spdlog(level), text);
+  logger_->log(static_cast<spdlog::level::level_enum>(level), text);
 }
 
 LogLevel parse_log_level(std::string_view text) {

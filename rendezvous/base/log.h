@@ -14,7 +14,8 @@ class logger;
 
 namespace muster {
 
-enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
+/// Numbered as in spdlog.
+enum class LogLevel { kDebug = 1, kInfo, kWarning, kError, kOff = 6 };
 
 class Log {
  public:
@@ -27,12 +28,10 @@ class Log {
   void info(std::string_view text) const { write(LogLevel::kInfo, text); }
   void warning(std::string_view text) const { write(LogLevel::kWarning, text); }
   void error(std::string_view text) const { write(LogLevel::kError, text); }
-  [[nodiscard]] bool enabled(LogLevel level) const { return level >= level_ && level_ != LogLevel::kOff; }
 
  private:
   void write(LogLevel level, std::string_view text) const;
 
-  LogLevel level_;
   std::shared_ptr<spdlog::logger> logger_;
 };
 

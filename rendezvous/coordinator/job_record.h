@@ -25,7 +25,6 @@ struct JobProgress {
   StepProgress reached;         ///< as in Round, as is the next
   std::optional<bool> unnoted;  ///< while kGathering
 
-  void fields(auto& io) { io(steps, reached, unnoted); }
   friend bool operator==(const JobProgress&, const JobProgress&) = default;
 };
 [[nodiscard]] JobProgress progress_of(const membership::Round& round);
@@ -49,11 +48,6 @@ struct JobRecord {
       gone.push_back(node);
   }
 
-  void fields(auto& io) {
-    io(settings);
-    io.one_of(phase, membership::Phase::kClosed);
-    io(restarts_used, progress, world, finished, excluded, ending, known, gone);
-  }
   friend bool operator==(const JobRecord&, const JobRecord&) = default;
 };
 
@@ -78,29 +72,24 @@ void encode(const JobRecord& record, std::string& out);
 struct JobRecorded {
   std::string_view job;
   JobRecord record;
-  void fields(auto& io) { io(job, record); }
 };
 /// All workers of a member of the running world succeeded.
 struct MemberFinished {
   std::string_view job;
   membership::NodeId node;
-  void fields(auto& io) { io(job, node); }
 };
 /// The workers of the last generation came further than was known, or another one is counted.
 struct ProgressMade {
   std::string_view job;
   JobProgress progress;
-  void fields(auto& io) { io(job, progress); }
 };
 /// A connection of a job that is over has gone.
 struct NodeGone {
   std::string_view job;
   membership::NodeId node;
-  void fields(auto& io) { io(job, node); }
 };
 struct JobForgotten {
   std::string_view job;
-  void fields(auto& io) { io(job); }
 };
 using JobChange = std::variant<JobRecorded, MemberFinished, ProgressMade, NodeGone, JobForgotten>;
 /// Takes every change, in order.

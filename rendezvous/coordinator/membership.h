@@ -56,6 +56,7 @@ enum class Phase : std::uint8_t {
   kGathering,  ///< waiting for nodes
   kRunning,    ///< Round::world runs
   kClosed,     ///< over, see Round::ending
+  kLast = kClosed
 };
 
 struct Round {

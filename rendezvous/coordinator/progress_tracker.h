@@ -18,7 +18,6 @@ struct ProgressTracker {
     std::int64_t generation = 0;
     StepProgress reached;
 
-    void fields(auto& io) { io(generation, reached); }
     friend bool operator==(const Entry&, const Entry&) = default;
   };
   static constexpr std::size_t kMost = 8;
@@ -38,7 +37,6 @@ struct ProgressTracker {
   /// (--max-restarts-without-progress=2)".
   [[nodiscard]] std::string verdict(int most) const;
 
-  void fields(auto& io) { io(best, no_progress_count, last); }
   friend bool operator==(const ProgressTracker&, const ProgressTracker&) = default;
 };
 

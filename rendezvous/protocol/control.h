@@ -53,20 +53,17 @@ struct Start {
   std::string host;  ///< for people, before anything is proven
   Nonce nonce{};
 
-  void fields(auto& io) { io(job, host, nonce); }
   friend bool operator==(const Start&, const Start&) = default;
 };
 struct Challenge {
   bool has_secret = false;  ///< the coordinator asks for a proof, and gives one
   Nonce nonce{};
 
-  void fields(auto& io) { io(has_secret, nonce); }
   friend bool operator==(const Challenge&, const Challenge&) = default;
 };
 struct Proof {
   Mac mac{};
 
-  void fields(auto& io) { io(mac); }
   friend bool operator==(const Proof&, const Proof&) = default;
 };
 struct Welcome {
@@ -77,7 +74,6 @@ struct Welcome {
   /// back.
   std::uint32_t reconnect_ms = 0;
 
-  void fields(auto& io) { io(mac, heartbeat_ms, software, reconnect_ms); }
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };
 /// The connection is closed after it.
@@ -91,15 +87,12 @@ struct Refused {
     kLost,
     kProtocol,
     kStopping,
-    kBusy  ///< the former job of this name is being left; worth another try
+    kBusy,  ///< the former job of this name is being left; worth another try
+    kLast = kBusy
   };
   Reason reason = Reason::kProtocol;
   std::string text;
 
-  void fields(auto& io) {
-    io.one_of(reason, Reason::kBusy);
-    io(text);
-  }
   friend bool operator==(const Refused&, const Refused&) = default;
 };
 struct Join {
@@ -111,7 +104,6 @@ struct Join {
   /// that name. A span, since hosts' clocks are not compared.
   Millis age{0};
 
-  void fields(auto& io) { io(request, settings, resume, software, age); }
   friend bool operator==(const Join&, const Join&) = default;
 };
 /// The workers of `generation` are gone; ready for the next.
@@ -120,12 +112,10 @@ struct Ready {
   std::uint16_t master_port = 0;
   StepProgress reached = {};  ///< by them
 
-  void fields(auto& io) { io(generation, master_port, reached); }
   friend bool operator==(const Ready&, const Ready&) = default;
 };
 /// Answered by another: each side notices that the other is frozen.
 struct Heartbeat {
-  void fields(auto&) {}
   friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
 };
 /// A new world, and this node's place in it.
@@ -148,10 +138,6 @@ struct Assignment {
   std::uint16_t peer_port = 0;
   std::string peer_host = {};
 
-  void fields(auto& io) {
-    io(generation, restarts_used, group_rank, group_world_size, base_rank, ranks, world_size, role_base_rank,
-       role_world_size, master_addresses, master_port, master_host, peer_addresses, peer_port, peer_host);
-  }
   friend bool operator==(const Assignment&, const Assignment&) = default;
 };
 struct Waiting {
@@ -168,9 +154,6 @@ struct Waiting {
   /// Until the job's gathering is given up; 0: not known, or never.
   Millis rest{0};
 
-  void fields(auto& io) {
-    io(present, min_nodes, max_nodes, outside, text, master_addresses, master_port, master_host, rest);
-  }
   friend bool operator==(const Waiting&, const Waiting&) = default;
 };
 /// Stop the workers of `generation`, then say Ready.
@@ -179,14 +162,12 @@ struct GenerationOver {
   std::int32_t restarts_used = 0;
   membership::Cause cause;
 
-  void fields(auto& io) { io(generation, restarts_used, cause); }
   friend bool operator==(const GenerationOver&, const GenerationOver&) = default;
 };
 /// The job is over: stop the workers.
 struct Closed {
   membership::Cause cause;
 
-  void fields(auto& io) { io(cause); }
   friend bool operator==(const Closed&, const Closed&) = default;
 };
 struct WorkerFailed {
@@ -198,19 +179,16 @@ struct WorkerFailed {
   std::string text;
   StepProgress reached = {};  ///< by the workers of this node
 
-  void fields(auto& io) { io(generation, rank, exit_code, may_restart, machine_at_fault, text, reached); }
   friend bool operator==(const WorkerFailed&, const WorkerFailed&) = default;
 };
 struct Finished {
   std::int64_t generation = 0;
 
-  void fields(auto& io) { io(generation); }
   friend bool operator==(const Finished&, const Finished&) = default;
 };
 struct SafePoint {
   std::int64_t generation = 0;
 
-  void fields(auto& io) { io(generation); }
   friend bool operator==(const SafePoint&, const SafePoint&) = default;
 };
 /// A node's part of the job's report: to the coordinator, and on to the first node of the world.
@@ -220,13 +198,11 @@ struct Report {
   std::int32_t group_rank = -1;
   std::string payload;
 
-  void fields(auto& io) { io(generation, host, group_rank, payload); }
   friend bool operator==(const Report&, const Report&) = default;
 };
 struct Leave {
   std::string reason;
 
-  void fields(auto& io) { io(reason); }
   friend bool operator==(const Leave&, const Leave&) = default;
 };
 /// Ends the job for everybody; with `or_leave` only this node leaves, where the others can go on without it.
@@ -235,7 +211,6 @@ struct Stop {
   std::string reason;
   bool or_leave = false;
 
-  void fields(auto& io) { io(exit_code, reason, or_leave); }
   friend bool operator==(const Stop&, const Stop&) = default;
 };
 
@@ -248,7 +223,6 @@ struct StoreAttach {
       0;  ///< so many StoreOpen follow, and the workers' other connections are gone
 
   static constexpr bool kAboutStore = true;
-  void fields(auto& io) { io(generation, instance, num_connections); }
   friend bool operator==(const StoreAttach&, const StoreAttach&) = default;
 };
 struct StoreAttached {
@@ -256,7 +230,6 @@ struct StoreAttached {
   std::uint64_t instance = 0;  ///< random: no other store has it
 
   static constexpr bool kAboutStore = true;
-  void fields(auto& io) { io(generation, instance); }
   friend bool operator==(const StoreAttached&, const StoreAttached&) = default;
 };
 struct StoreRefused {
@@ -264,7 +237,6 @@ struct StoreRefused {
   std::string text;
 
   static constexpr bool kAboutStore = true;
-  void fields(auto& io) { io(generation, text); }
   friend bool operator==(const StoreRefused&, const StoreRefused&) = default;
 };
 /// A worker's connection, which is new, or one that the agent had before this connection of its own.
@@ -273,7 +245,6 @@ struct StoreOpen {
   std::uint64_t acked = 0;       ///< requests up to here are done and answered; the next one comes first
 
   static constexpr bool kAboutStore = true;
-  void fields(auto& io) { io(connection, acked); }
   friend bool operator==(const StoreOpen&, const StoreOpen&) = default;
 };
 /// A request of a worker, as wire.h's kRelayed, or a piece of it.
@@ -285,7 +256,6 @@ struct StoreRequest {
   std::string bytes;
 
   static constexpr bool kAboutStore = true;
-  void fields(auto& io) { io(connection, number, acked, more, bytes); }
   friend bool operator==(const StoreRequest&, const StoreRequest&) = default;
 };
 /// The answer to a request, or a piece of it. All requests before it are done, and so is it, with the last
@@ -297,7 +267,6 @@ struct StoreAnswer {
   std::string bytes;
 
   static constexpr bool kAboutStore = true;
-  void fields(auto& io) { io(connection, number, more, bytes); }
   friend bool operator==(const StoreAnswer&, const StoreAnswer&) = default;
 };
 /// Both ways. The agent: the worker is gone, and all that it asked for is done; or it knows that the
@@ -308,7 +277,6 @@ struct StoreClose {
   std::string reason;
 
   static constexpr bool kAboutStore = true;
-  void fields(auto& io) { io(connection, reason); }
   friend bool operator==(const StoreClose&, const StoreClose&) = default;
 };
 
@@ -319,7 +287,6 @@ struct Clock {
   std::int64_t received = 0;  ///< 0 in the question, as the next
   std::int64_t answered = 0;
 
-  void fields(auto& io) { io(asked, received, answered); }
   friend bool operator==(const Clock&, const Clock&) = default;
 };
 
@@ -327,7 +294,6 @@ struct Clock {
 struct SafePointPassed {
   std::int64_t generation = 0;
 
-  void fields(auto& io) { io(generation); }
   friend bool operator==(const SafePointPassed&, const SafePointPassed&) = default;
 };
 
@@ -340,7 +306,8 @@ struct Hang {
     kOver,             ///< to the first node: no worker here is stalled any more
     kRequestSnapshot,  ///< to all: send a snapshot of your workers
     kVerdict,          ///< to all: the report is written, and what follows
-    kAlreadyReported   ///< to all: a hang that was detected since belongs to this one
+    kAlreadyReported,  ///< to all: a hang that was detected since belongs to this one
+    kLast = kAlreadyReported
   };
   std::int64_t generation = 0;
   Kind kind = Kind::kDetected;
@@ -350,11 +317,6 @@ struct Hang {
   std::string payload;
 
   [[nodiscard]] bool to_all() const { return kind >= Kind::kRequestSnapshot; }
-  void fields(auto& io) {
-    io(generation);
-    io.one_of(kind, Kind::kAlreadyReported);
-    io(number, host, group_rank, payload);
-  }
   friend bool operator==(const Hang&, const Hang&) = default;
 };
 
@@ -362,7 +324,6 @@ struct Hang {
 struct Notice {
   std::string text;
 
-  void fields(auto& io) { io(text); }
   friend bool operator==(const Notice&, const Notice&) = default;
 };
 
@@ -372,7 +333,6 @@ struct StopWorkers {
   std::int64_t generation = 0;
   std::int32_t group_rank = -1;  ///< of the sender
 
-  void fields(auto& io) { io(generation, group_rank); }
   friend bool operator==(const StopWorkers&, const StopWorkers&) = default;
 };
 

@@ -23,7 +23,6 @@ struct Query {
   std::string after;              ///< of the jobs those behind this name; empty: from the first
   std::uint64_t from_number = 0;  ///< of the nodes those from this number on
 
-  void fields(auto& io) { io(job, after, from_number); }
   friend bool operator==(const Query&, const Query&) = default;
 };
 
@@ -32,7 +31,8 @@ struct JobState {
     kGathering,   ///< no world has run yet
     kRestarting,  ///< between two
     kRunning,
-    kEnded
+    kEnded,
+    kLast = kEnded
   };
   std::string job;
   Phase phase = Phase::kGathering;
@@ -58,13 +58,6 @@ struct JobState {
   std::string first_address;
   std::uint16_t first_port = 0;  ///< 0: the store is the coordinator's
 
-  void fields(auto& io) {
-    io(job);
-    io.one_of(phase, Phase::kEnded);
-    io(generation, restarts_used, max_restarts, num_present, num_outside, num_unhealthy, num_away, min_nodes,
-       max_nodes, spares, num_members, world_size, age_ms, forgotten_ms, epoch, step, exit_code, text,
-       first_host, first_address, first_port);
-  }
   friend bool operator==(const JobState&, const JobState&) = default;
 };
 
@@ -76,7 +69,8 @@ struct NodeState {
     kWaiting,   ///< for a world, or a place in it
     kAway,      ///< its connection broke, it may come back
     kUnhealthy,
-    kGone  ///< a member of the last world that is not here any more
+    kGone,  ///< a member of the last world that is not here any more
+    kLast = kGone
   };
   std::uint64_t number = 0;  ///< in the order in which they came
   std::string host;
@@ -90,11 +84,6 @@ struct NodeState {
   std::string address;         ///< by which it reached the coordinator; else the best that it offered
   std::string text;            ///< why it is not a member, or is none that works
 
-  void fields(auto& io) {
-    io(number, host);
-    io.one_of(state, State::kGone);
-    io(group_rank, base_rank, ranks, order, role, heard_ms, address, text);
-  }
   friend bool operator==(const NodeState&, const NodeState&) = default;
 };
 
@@ -107,7 +96,6 @@ struct QueryEnd {
   std::string software;  ///< of the coordinator
   std::string problem;   ///< why it acknowledges nothing at present
 
-  void fields(auto& io) { io(num_jobs, num_nodes, more, after, from_number, software, problem); }
   friend bool operator==(const QueryEnd&, const QueryEnd&) = default;
 };
 

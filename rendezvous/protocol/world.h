@@ -24,7 +24,6 @@ struct StepProgress {
   std::int64_t step = -1;
 
   [[nodiscard]] bool known() const { return epoch >= 0 || step >= 0; }
-  void fields(auto& io) { io(epoch, step); }
   friend auto operator<=>(const StepProgress&, const StepProgress&) = default;
 };
 /// "epoch 2 step 140", "step 7", "no step".
@@ -43,7 +42,6 @@ struct NodeId {
   std::uint64_t high = 0;
   std::uint64_t low = 0;
 
-  void fields(auto& io) { io(high, low); }
   friend auto operator<=>(const NodeId&, const NodeId&) = default;
 };
 /// Seeded: agents choose their ids.
@@ -76,11 +74,6 @@ struct Settings {
   int max_without_progress =
       0;  ///< restarts in a row that lead no further, see progress_tracker.h; 0: any number
 
-  void fields(auto& io) {
-    io(min_nodes, max_nodes, spares, max_restarts, join_timeout, last_call_timeout, stop_timeout,
-       heartbeat_timeout, cool_down, reconnect_grace, grow_at_safe_point, safe_point_patience,
-       restart_after_loss, max_without_progress);
-  }
   friend bool operator==(const Settings&, const Settings&) = default;
 };
 /// "4" or "2:4"
@@ -111,9 +104,6 @@ struct Request {
   std::string program =
       {};  ///< the short name of what it runs, see disagreement_about_program(); empty: not told
 
-  void fields(auto& io) {
-    io(id, host, machine, role, wanted_ranks, order, addresses, master_port, unhealthy, program);
-  }
   friend bool operator==(const Request&, const Request&) = default;
 };
 inline constexpr int kMaxRanksPerNode = 4096;
@@ -133,9 +123,6 @@ struct Slot {
   int role_base_rank = 0;
   int role_world_size = 0;
 
-  void fields(auto& io) {
-    io(node, host, machine, role, order, ranks, base_rank, role_base_rank, role_world_size);
-  }
   friend bool operator==(const Slot&, const Slot&) = default;
 };
 struct World {
@@ -145,7 +132,6 @@ struct World {
   std::vector<std::string> master_addresses;  ///< of the first node, as it offered them; best first
   std::uint16_t master_port = 0;
 
-  void fields(auto& io) { io(generation, world_size, slots, master_addresses, master_port); }
   friend bool operator==(const World&, const World&) = default;
 };
 
@@ -161,6 +147,7 @@ struct Cause {
     kSucceeded,    ///< all workers of all nodes
     kStale,        ///< it ended while the node that is told was away
     kStoreLost,    ///< the workers' store went with the coordinator that had it
+    kLast = kStoreLost
   };
   Kind kind = Kind::kWorkerFailed;
   std::string host;     ///< of the node that caused it
@@ -169,10 +156,6 @@ struct Cause {
   int exit_code = 0;
   std::string text;
 
-  void fields(auto& io) {
-    io.one_of(kind, Kind::kStoreLost);
-    io(host, group_rank, rank, exit_code, text);
-  }
   friend bool operator==(const Cause&, const Cause&) = default;
 };
 [[nodiscard]] std::string_view to_string(Cause::Kind kind);

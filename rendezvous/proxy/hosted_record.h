@@ -6,6 +6,7 @@
 // journal.h, applied to a RecoveredState.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -26,12 +27,7 @@ struct ConnectionName {
   membership::NodeId node;
   std::uint32_t number = 0;
 
-  void fields(auto& io) { io(node, number); }
-  friend bool operator==(const ConnectionName&, const ConnectionName&) = default;
-  friend bool operator<(const ConnectionName& a, const ConnectionName& b) {
-    if (a.node.high != b.node.high) return a.node.high < b.node.high;
-    return a.node.low != b.node.low ? a.node.low < b.node.low : a.number < b.number;
-  }
+  friend auto operator<=>(const ConnectionName&, const ConnectionName&) = default;
 };
 
 /// The last request of a connection that changed something.
@@ -40,7 +36,6 @@ struct LastApplied {
   std::string answer;                  ///< to it; empty once the agent has it, or where there is none
   std::optional<std::string> barrier;  ///< its key: it waits there since, with no answer yet
 
-  void fields(auto& io) { io(number, answer, barrier); }
   friend bool operator==(const LastApplied&, const LastApplied&) = default;
 };
 
@@ -57,29 +52,24 @@ struct HostedBegan {
   std::uint64_t instance = 0;
   std::string_view job;
   std::int64_t generation = 0;
-  void fields(auto& io) { io(instance, job, generation); }
 };
 struct HostedEnded {
   std::uint64_t instance = 0;
-  void fields(auto& io) { io(instance); }
 };
 struct HostedChanged {
   std::uint64_t instance = 0;
   StoreChange change;
-  void fields(auto& io) { io(instance, change); }
 };
 /// The connection's last change is made. Belongs to the changes before it.
 struct HostedDone {
   std::uint64_t instance = 0;
   ConnectionName name;
   LastApplied last;
-  void fields(auto& io) { io(instance, name, last); }
 };
 /// The connection is no more, and nothing of it will be sent again.
 struct HostedGone {
   std::uint64_t instance = 0;
   ConnectionName name;
-  void fields(auto& io) { io(instance, name); }
 };
 using HostedChange = std::variant<HostedBegan, HostedEnded, HostedChanged, HostedDone, HostedGone>;
 /// Takes every change, in order.

@@ -11,15 +11,10 @@
 namespace muster {
 
 struct StoreChange {
-  enum class Kind : std::uint8_t { kSet, kAppend, kErase, kPush, kPop };
+  enum class Kind : std::uint8_t { kSet, kAppend, kErase, kPush, kPop, kLast = kPop };
   Kind kind = Kind::kSet;
   std::string_view key;         ///< or the queue's name
   std::string_view value = {};  ///< kSet, kAppend, kPush
-
-  void fields(auto& io) {
-    io.one_of(kind, Kind::kPop);
-    io(key, value);
-  }
 };
 
 /// Takes every change, in order.
