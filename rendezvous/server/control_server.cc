@@ -601,14 +601,17 @@ class ControlServer::Impl final : public StateKeeper {
     flush(id, connection);
   }
 
+  // To an agent that has proven what it has to, and is still here.
+  void send(ConnectionId id, const control::Message& message) {
+    const auto connection = agents_.find(id);
+    if (!connection || connection->peer.stage != Stage::kOpen) return;
+    connection->peer.send(message);
+    flush(id, *connection);
+  }
+
   // Heartbeats are answered at once, whatever is held back.
   void answer_heartbeats() {
-    for (const ConnectionId id : std::exchange(effects_.heartbeats, {})) {
-      const auto connection = agents_.find(id);
-      if (!connection || connection->peer.stage == Stage::kClosing) continue;
-      connection->peer.send(control::Message(control::Heartbeat{}));
-      flush(id, *connection);
-    }
+    for (const ConnectionId id : std::exchange(effects_.heartbeats, {})) send(id, control::Heartbeat{});
   }
 
   void apply() {
@@ -739,12 +742,7 @@ class ControlServer::Impl final : public StateKeeper {
 
   // That a generation is over is told when it is recorded.
   void pass_store_refusals() {
-    for (auto& [id, refused] : stores_.take_refused()) {
-      const auto connection = agents_.find(id);
-      if (!connection || connection->peer.stage != Stage::kOpen) continue;
-      connection->peer.send(control::Message(std::move(refused)));
-      flush(id, *connection);
-    }
+    for (auto& [id, refused] : stores_.take_refused()) send(id, std::move(refused));
   }
 
   void finish_turn() {
