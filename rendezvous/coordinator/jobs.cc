@@ -445,7 +445,9 @@ Job* Jobs::begin(ConnectionId id, const Client& client, const control::Join& joi
                  JobsEffects& effects) {
   std::int64_t last_generation = -1;
   bool was_recorded = false;
+  std::vector<membership::JoinFailure> join_failures;  // under the same rules they are failures still
   if (const auto former = jobs_.find(client.job); former != jobs_.end()) {
+    if (options_.rules) join_failures = std::move(former->second.round.join_failures);
     last_generation = former->second.round.world.generation;
     was_recorded = former->second.recorded;
     deadlines_.erase({former->second.deadline, client.job});
@@ -469,6 +471,7 @@ Job* Jobs::begin(ConnectionId id, const Client& client, const control::Join& joi
   fresh.settings = options_.rules.value_or(join.settings);
   fresh.since = now;
   fresh.round.world.generation = last_generation;
+  fresh.round.join_failures = std::move(join_failures);
   Job& job = jobs_.emplace(client.job, std::move(fresh)).first->second;
   // The former record gives way to one that remembers its generations.
   if (was_recorded) keep(job, now);

@@ -137,6 +137,22 @@ TEST_CASE("a coordinator that is given the job's rules does not take them from t
   REQUIRE(t.told<control::Assignment>(3)->group_world_size == 2);
 }
 
+TEST_CASE("who was refused before the first node came is named when the nodes do not all come") {
+  JobsOptions options;
+  options.rules.emplace().min_nodes = 2;
+  options.rules->max_nodes = 2;
+  options.rules->max_restarts = 1;
+  Table t(options);
+  t.join(1, "a", 1, 3);
+  t.jobs.disconnected(1, "it was refused", t.now, t.effects);
+  t.join(2, "a", 2, 2);
+  t.now += options.rules->join_timeout;
+  t.jobs.receive(2, control::Heartbeat{}, t.now, t.effects);
+  t.jobs.advance(t.now, t.effects);
+  REQUIRE_THAT(t.told<control::Closed>(2)->cause.text,
+               Catch::Contains("n1: settings: wants --nnodes=3, the job has --nnodes=2"));
+}
+
 TEST_CASE("an agent that was there before its coordinator is not late") {
   Table t;
   t.age = 24h;
