@@ -358,8 +358,11 @@ void Attempt::update_grace() {
 void Attempt::execute(const Supervision::Actions& actions) {
   if (!actions.signal_all && !actions.announce) return;
   if (failed_ == Instant{}) failed_ = SteadyClock::now();
+  if (actions.signal_all) group_.signal_all(*actions.signal_all);
+  // Before anything that reads files: a file system may be slow.
+  const bool searching = actions.announce && searched_.contains(supervision_.first_failure());
+  if (searching) services_.rendezvous->stop_others();
   if (actions.signal_all) {
-    group_.signal_all(*actions.signal_all);
     services_.post_mortem.stop_begins(router_);
     monitor_.stop();
     gpu_release_.look(services_.descendants);
@@ -367,8 +370,7 @@ void Attempt::execute(const Supervision::Actions& actions) {
   services_.telemetry.stopping(actions.signal_all.value_or(0));
   if (!actions.announce) return;
   announces_ = true;
-  if (!searched_.contains(supervision_.first_failure())) return announce();
-  services_.rendezvous->stop_others();
+  if (!searching) announce();
 }
 
 void Attempt::search(int local_rank) {
@@ -377,9 +379,9 @@ void Attempt::search(int local_rank) {
       [find = router_.stderr_searches({local_rank}, 0).front(), local_rank] {
         return PostMortem::Found{{local_rank, find()}};
       },
-      [post = services_.post](PostMortem::Found found) {
-        post(StderrSearched{std::move(found), false});
-      });
+      lifetime_.guard([this](PostMortem::Found found) {
+        services_.post(StderrSearched{std::move(found), false});
+      }));
 }
 
 /// The worker's cause is known, as far as it can be at once.

@@ -11,11 +11,14 @@ namespace muster::launcher {
 namespace {
 
 /// Leaves out more of each rank with each round: first what the tools wrote, then threads and stacks but the
-/// main thread's, then those, then all collectives but four, then every second rank.
+/// main thread's, then those, then all collectives but four, then half of the ranks: those that hang stay.
 void thin(NodeSnapshot& snapshot, int round) {
   const std::size_t threads = round == 0 ? 8 : round == 1 ? 1 : 0;
   auto& ranks = snapshot.report.ranks;
-  if (round > 2) ranks.resize(ranks.size() / 2);
+  if (round > 2) {
+    std::stable_partition(ranks.begin(), ranks.end(), [](const RankSnapshot& rank) { return rank.stalled; });
+    ranks.resize(ranks.size() / 2);
+  }
   for (RankSnapshot& rank : ranks) {
     rank.tool_output.clear();
     rank.threads.resize(std::min(rank.threads.size(), threads));

@@ -40,7 +40,7 @@ inline constexpr std::array kExitCodes = {
     ExitCode{kExitUsage, "usage or configuration"},
     ExitCode{kExitRendezvous, "rendezvous failed: nodes or the coordinator are missing"},
     ExitCode{kExitSystem, "the system refused something: processes, descriptors, memory, disk"},
-    ExitCode{kExitPreflight, "a node is not fit for the job (--preflight) or not reached (--doctor)"},
+    ExitCode{kExitPreflight, "a node is unhealthy (--preflight) or not reached (--doctor)"},
     ExitCode{kExitPortInUse, "the port of the store, the coordinator or --metrics-addr is in use"},
     ExitCode{kExitPeerLost, "another node or the coordinator was lost while the job ran"},
     ExitCode{kExitRefused, "the coordinator refused this node: secret, version, --nnodes, --node-rank"},

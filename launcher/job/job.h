@@ -170,8 +170,10 @@ struct WorkerOutcome {
   std::int64_t before_outcome_ms = 0;
 
   void fields(auto& io) {
-    io(local_rank, rank, pid, end, stopped_by_us, wall_time_s, error_file, error_message, error_callstack,
-       stderr_tail, cause, device, progress, hang, kernel, before_outcome_ms);
+    io(local_rank, rank, pid, end, stopped_by_us, wall_time_s, error_file);
+    io.lines(error_message);
+    io.lines(error_callstack);
+    io(stderr_tail, cause, device, progress, hang, kernel, before_outcome_ms);
   }
   friend bool operator==(const WorkerOutcome&, const WorkerOutcome&) = default;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the agents of a job send each other as the payload of a Report or a Hang: values as bytes
 // (rendezvous/base/archive.h) behind a version. Nothing from another node is trusted to be small or
-// printable: texts are cut and control bytes become spaces, on both sides. Pure.
+// printable: texts and lists are cut and control bytes become spaces, on both sides. Pure.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +23,21 @@ namespace muster::launcher {
 /// Agents and coordinator take no message over 1 MiB.
 inline constexpr std::size_t kMaxNodeMessageBytes = std::size_t{512} << 10;
 
-/// Cleans each text of a value that lists its fields.
+/// Cleans each text of a value that lists its fields, and cuts its lists.
 class TextCleaner {
  public:
   static constexpr std::size_t kMaxTextBytes = 16384;
+  static constexpr std::size_t kMaxList = 4096;
 
   template <class... T>
   void operator()(T&... values) {
     (clean(values), ...);
+  }
+  void lines(std::string& text) {
+    std::vector<std::string> out;
+    for (const std::string_view line : split(std::string_view(text).substr(0, kMaxTextBytes), '\n'))
+      out.push_back(muster::one_line(line, kMaxTextBytes));
+    text = fmt::format("{}", fmt::join(out, "\n"));
   }
   template <class E>
   void one_of(E&, E) {}
@@ -39,14 +46,9 @@ class TextCleaner {
   template <class T>
   void clean(T& value) {
     if constexpr (std::is_same_v<T, std::string>) {
-      std::string out;
-      for (const std::string_view line : split(std::string_view(value).substr(0, kMaxTextBytes), '\n')) {
-        out += muster::one_line(line, kMaxTextBytes);
-        out += '\n';
-      }
-      out.pop_back();
-      value = std::move(out);
+      value = muster::one_line(value, kMaxTextBytes);
     } else if constexpr (is_instance_of<T, std::vector>) {
+      if (value.size() > kMaxList) value.resize(kMaxList);
       for (auto& each : value) clean(each);
     } else if constexpr (requires { value.fields(*this); }) {
       value.fields(*this);
@@ -65,8 +67,7 @@ template <class Value>
 /// `what`: "a node's part of the report", for the error (kProtocol).
 template <class Value>
 [[nodiscard]] Result<Value> from_node_message(std::string_view bytes, std::string_view what) {
-  constexpr std::uint64_t kMaxList = 4096;
-  ArchiveReader reader(bytes.substr(0, kMaxNodeMessageBytes + 1), kMaxList);
+  ArchiveReader reader(bytes.substr(0, kMaxNodeMessageBytes + 1), TextCleaner::kMaxList);
   std::uint8_t version = 0;
   Value out;
   reader(version);

@@ -41,6 +41,8 @@ class ArchiveWriter {
   void operator()(const T&... values) {
     (put(values), ...);
   }
+  /// A text of several lines.
+  void lines(const std::string& text) { put(text); }
   /// An enumerator; the second is the last there is.
   template <class E>
   void one_of(E value, E) {
@@ -95,6 +97,7 @@ class ArchiveReader {
   void operator()(T&... values) {
     (take(values), ...);
   }
+  void lines(std::string& text) { take(text); }
   template <class E>
   void one_of(E& value, E last) {
     std::uint8_t number = 0;

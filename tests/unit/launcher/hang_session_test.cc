@@ -207,6 +207,30 @@ TEST_CASE("a part that is too large loses evidence before it loses ranks") {
   REQUIRE(read->report.ranks[199].stacks.front().functions.size() == 3);
 }
 
+TEST_CASE("a list that is too long is cut where it is sent, so that the rest of the message is read") {
+  NodeSnapshot part = snapshot_of(0, true, {"step 7"});
+  part.report.ranks[0].tool_output.assign(TextCleaner::kMaxList + 1, "x");
+  const auto read = from_node_message<NodeSnapshot>(to_message(part), "");
+  REQUIRE(read);
+  REQUIRE(read->report.ranks[0].tool_output.size() == TextCleaner::kMaxList);
+
+  HangVerdict verdict{"hang\nof rank 5", {{}, "behind"}, true, false, 5, "rank 5 hangs"};
+  verdict.outliers.ranks.assign(TextCleaner::kMaxList + 1, 3);
+  const auto told = from_node_message<HangVerdict>(to_node_message(verdict), "");
+  REQUIRE(told);
+  REQUIRE(told->text == "hang of rank 5");
+}
+
+TEST_CASE("a part that hardly fits keeps the ranks that hang") {
+  NodeSnapshot part = snapshot_of(0, true, std::vector<std::string>(1024, std::string(1000, 'x')));
+  for (RankSnapshot& rank : part.report.ranks) rank.stalled = rank.rank == 1023;
+  const std::string message = to_message(part);
+  REQUIRE(message.size() <= kMaxNodeMessageBytes);
+  const auto read = from_node_message<NodeSnapshot>(message, "");
+  REQUIRE(read);
+  REQUIRE(read->report.ranks.front().rank == 1023);
+}
+
 TEST_CASE("what is no message of a node is a protocol error") {
   const std::string good = to_message(snapshot_of(2, true, {"step 1"}));
   for (std::size_t size = 0; size < good.size(); ++size)
@@ -217,13 +241,21 @@ TEST_CASE("what is no message of a node is a protocol error") {
           "the verdict cannot be read: it is of another version");
 }
 
-TEST_CASE("a text of another node is shown without control bytes, and lines stay lines") {
+TEST_CASE("a text of another node is shown without control bytes, and only what has lines keeps them") {
   HangVerdict verdict;
   verdict.text = "a\x1b[31mb\nc\td";
   verdict.line.assign(100'000, 'x');
   std::string bytes(1, '\1');
   ArchiveWriter{bytes}(verdict);
   const auto read = from_node_message<HangVerdict>(bytes, "");
-  REQUIRE(read->text == "ab\nc d");
+  REQUIRE(read->text == "ab c d");
   REQUIRE(read->line.size() == TextCleaner::kMaxTextBytes);
+
+  WorkerOutcome outcome;
+  outcome.error_message = outcome.progress = verdict.text;
+  bytes = '\1';
+  ArchiveWriter{bytes}(outcome);
+  const auto told = from_node_message<WorkerOutcome>(bytes, "");
+  REQUIRE(told->error_message == "ab\nc d");
+  REQUIRE(told->progress == "ab c d");
 }
