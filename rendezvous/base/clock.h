@@ -15,4 +15,10 @@ using Millis = std::chrono::milliseconds;
   return deadline <= now ? Millis(0) : std::chrono::ceil<Millis>(deadline - now);
 }
 
+/// Instant::max() for far timeouts: milliseconds::max(), "for ever", would overflow the clock.
+[[nodiscard]] inline Instant after(Millis time) {
+  const Instant now = SteadyClock::now();
+  return time >= std::chrono::duration_cast<Millis>(Instant::max() - now) ? Instant::max() : now + time;
+}
+
 }  // namespace muster

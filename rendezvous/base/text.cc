@@ -27,6 +27,12 @@ std::string one_line(std::string_view text, std::size_t max_bytes) {
       ++i;
       continue;
     }
+    // C1 controls in UTF-8 (C2 80 to C2 9F) as well: to some terminals U+009B is ESC [.
+    if (c == 0xc2 && i + 1 < text.size() && (text[i + 1] & 0xe0) == 0x80) {
+      out.push_back(' ');
+      ++i;
+      continue;
+    }
     out.push_back(c < 0x20 || c == 0x7f ? ' ' : text[i]);
   }
   if (out.size() <= max_bytes) return out;

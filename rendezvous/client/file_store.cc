@@ -177,7 +177,7 @@ class FileStore final : public Store {
   Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
                                              std::optional<Timeout> wanted) override {
     const Timeout limit = wanted.value_or(timeout());
-    const Instant deadline = SteadyClock::now() + limit;
+    const Instant deadline = after(limit);
     std::optional<FileWatch> watch;  // made only when the keys are not there yet
     while (true) {
       std::vector<std::string> values;
@@ -261,7 +261,7 @@ class FileStore final : public Store {
       return fail(ErrorCode::kPeerGone, "file store " + path_ + " was deleted and made anew by others");
     // flock(2) has no timeout. Locks are held for microseconds, so these pauses are rare; the deadline is for
     // a holder that was stopped.
-    const Instant deadline = SteadyClock::now() + limit;
+    const Instant deadline = after(limit);
     std::chrono::microseconds pause{20};
     while (retry_eintr([&] { return ::flock(fd.get(), lock_kind | LOCK_NB); }) != 0) {
       if (errno != EWOULDBLOCK) return fail(errno_error("lock file store " + path_, errno));

@@ -109,7 +109,7 @@ class HashStore final : public Store {
                            std::optional<Timeout> wanted) {
     const Timeout limit = wanted.value_or(timeout());
     // On the steady clock: a wall clock may jump.
-    if (changed_.wait_until(lock, SteadyClock::now() + limit, [&] { return all_present(keys); })) return {};
+    if (changed_.wait_until(lock, after(limit), [&] { return all_present(keys); })) return {};
     return fail(ErrorCode::kTimeout,
                 fmt::format("wait timeout after {}ms, keys: {}", limit.count(), fmt::join(keys, ", ")));
   }

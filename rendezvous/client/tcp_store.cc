@@ -25,13 +25,6 @@ constexpr std::string_view kCheckInKey = "init/";
 // What the library's PyTorch counterpart allows at most in one request.
 constexpr std::size_t kMaxKeys = wire::Limits{}.max_keys;
 
-Instant after(Millis time) {
-  // Far timeouts (milliseconds::max() as "for ever") must not overflow the clock.
-  const auto now = SteadyClock::now();
-  const auto room = std::chrono::duration_cast<Millis>(Instant::max() - now);
-  return time >= room ? Instant::max() : now + time;
-}
-
 std::string slash(std::string_view key) {
   std::string out;
   out.reserve(key.size() + 1);

@@ -38,7 +38,7 @@ namespace muster::control {
 
 inline constexpr char kFirstByte = '\xAB';
 inline constexpr std::string_view kMagic = "\xABmuster";
-inline constexpr std::uint8_t kProtocolVersion = 5;
+inline constexpr std::uint8_t kProtocolVersion = 6;
 /// Magic, lowest and highest version: the agent's range; in the coordinator's answer both are its choice, or
 /// 0 when it has none in common with the agent.
 inline constexpr std::size_t kPreambleBytes = 9;

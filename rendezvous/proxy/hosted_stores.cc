@@ -330,6 +330,7 @@ std::string HostedStores::request(AgentSession& agent, const control::StoreReque
     connection.queued_bytes += connection.partial.size();
     connection.queued.push_back(std::exchange(connection.partial, {}));
     run_queued(connection);
+    count(connection);
   }
   keep_limit();
   return {};

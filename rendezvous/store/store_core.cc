@@ -48,12 +48,15 @@ void StoreCore::note_excess(const Growth& growth, std::size_t replaced_waits) {
 
 StoreCore::Growth StoreCore::growth_of_value(Entries::const_iterator found, std::string_view key,
                                              std::size_t value_bytes) const {
-  if (found == keys_.end()) return {1, kEntryBytes + key.size() + value_bytes, 0};
+  if (found == keys_.end()) return {1, kEntryBytes + key.size() + value_bytes + group_bytes(group(key)), 0};
   return {0, value_bytes - std::min(value_bytes, found->second.size()), 0};
 }
 
 void StoreCore::enter_group(std::string_view key) {
-  if (const std::string_view group = group_of_(key); !group.empty()) groups_[std::string(group)].insert(key);
+  const std::string_view name = group(key);
+  if (name.empty()) return;
+  groups_[std::string(name)].insert(key);
+  num_bytes_ += group_bytes(name);
 }
 
 bool StoreCore::store(Entries::iterator found, std::string_view key, std::string_view value) {
@@ -63,7 +66,7 @@ bool StoreCore::store(Entries::iterator found, std::string_view key, std::string
   if (found == keys_.end()) {
     found = keys_.emplace(key, value).first;
     num_bytes_ += kEntryBytes + key.size() + value.size();
-    if (group_of_ != nullptr) enter_group(found->first);
+    enter_group(found->first);
   } else {
     num_bytes_ += value.size() - found->second.size();  // modulo 2^64: it may shrink
     found->second.assign(value);
@@ -153,11 +156,12 @@ bool StoreCore::delete_key(std::string_view key) {
   if (record_) [[unlikely]]
     record_({StoreChange::Kind::kErase, key});
   num_bytes_ -= kEntryBytes + found->first.size() + found->second.size();
-  if (group_of_ != nullptr)
-    if (const auto group = groups_.find(group_of_(found->first)); group != groups_.end()) [[unlikely]] {
-      group->second.erase(found->first);
-      if (group->second.empty()) groups_.erase(group);
-    }
+  if (const std::string_view name = group(found->first); !name.empty()) [[unlikely]] {
+    const auto members = groups_.find(name);
+    members->second.erase(found->first);
+    if (members->second.empty()) groups_.erase(members);
+    num_bytes_ -= group_bytes(name);
+  }
   keys_.erase(found);
   return true;
 }

@@ -113,6 +113,8 @@ class StoreCore {
   static constexpr std::size_t kEntryBytes = 96;
   static constexpr std::size_t kQueueBytes = 640;
   static constexpr std::size_t kElementBytes = 48;
+  static constexpr std::size_t kGroupBytes =
+      64;  // of a key that is in a group; the group's name comes on top
   /// Takes every later change of keys and queues; empty: nobody does.
   void record_to(StoreSink sink) { record_ = std::move(sink); }
   /// What there is, as the changes that make it from nothing.
@@ -146,6 +148,13 @@ class StoreCore {
 
   /// Wakes nobody. `found`: where the key is. False: no room.
   bool store(Entries::iterator found, std::string_view key, std::string_view value);
+  /// Empty: the key is in none.
+  [[nodiscard]] std::string_view group(std::string_view key) const {
+    return group_of_ == nullptr ? std::string_view() : group_of_(key);
+  }
+  static std::size_t group_bytes(std::string_view name) {
+    return name.empty() ? 0 : kGroupBytes + name.size();
+  }
   void enter_group(std::string_view key);
   [[nodiscard]] bool present(std::string_view key) const;
 
@@ -157,7 +166,8 @@ class StoreCore {
   WaitTable waits_;
   std::size_t num_bytes_ = 0;
   std::string_view (*group_of_)(std::string_view key) = nullptr;
-  KeyMap<std::unordered_set<std::string_view>> groups_;  // none is empty; the names are those of keys_
+  KeyMap<std::unordered_set<std::string_view, KeyHash>>
+      groups_;  // none is empty; the names are those of keys_
   StoreSink record_;
 };
 

@@ -154,6 +154,8 @@ TEST_CASE("a text from outside becomes one line that steers no terminal") {
                    "e") ==
           "gr\xc3\xbc\xc3\x9f"
           "e");
+  REQUIRE(one_line("a\xc2\x9b"
+                   "31mb\xc2\xa0") == "a 31mb\xc2\xa0");  // U+009B is ESC [ to some terminals
   REQUIRE(one_line("first words", 5) == "first");
   REQUIRE(one_line("\xc3\xbc\xc3\xbc", 3) == "\xc3\xbc");  // never half a character
 }

@@ -191,8 +191,9 @@ TEST_CASE("the version is one that both speak") {
   REQUIRE(choose_version({2, 2}) == 0);
   REQUIRE(choose_version({3, 3}) == 0);
   REQUIRE(choose_version({4, 4}) == 0);
-  REQUIRE(choose_version({5, 5}) == 5);
-  REQUIRE(choose_version({1, 9}) == 5);
-  REQUIRE(choose_version({6, 9}) == 0);
+  REQUIRE(choose_version({5, 5}) == 0);
+  REQUIRE(choose_version({6, 6}) == 6);
+  REQUIRE(choose_version({1, 9}) == 6);
+  REQUIRE(choose_version({7, 9}) == 0);
   REQUIRE(choose_version({0, 0}) == 0);
 }
