@@ -49,6 +49,7 @@ std::string what_runs(const Round& round) {
 // Nodes that could not join, then those that are here and cannot be counted.
 std::vector<Line> find_obstacles(const Round& round, Instant now) {
   std::vector<Line> out;
+  out.reserve(round.join_failures.size() + round.nodes.size());
   for (const JoinFailure& failure : round.join_failures)
     out.push_back({failure.name, failure.phase, failure.text});
   std::vector<const Node*> nodes;
