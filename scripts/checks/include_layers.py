@@ -166,11 +166,13 @@ def picture():
     lines = ["graph TD"]
     for part in ("launcher", "rendezvous", "worker_runtime"):
         names = [f"{short[folder]}[{folder.split('/')[1]}]" for folder, _, _ in FOLDERS if folder.startswith(part + "/")]
-        lines += [f"  subgraph {part}", *(f"    {'; '.join(names[i:i + 5])}" for i in range(0, len(names), 5)), "  end"]
+        lines += [f"  subgraph {part}", *(f"    {'; '.join(names[i:i + 7])}" for i in range(0, len(names), 7)), "  end"]
+    arrows = {}  # folders with the same targets share a line
     for folder, _, _ in FOLDERS:
         direct = {other for other in allowed[folder] if not any(other in reach[between] for between in allowed[folder])}
         if direct:
-            lines.append(f"  {short[folder]} --> {' & '.join(sorted(short[other] for other in direct))}")
+            arrows.setdefault(" & ".join(sorted(short[other] for other in direct)), []).append(short[folder])
+    lines += [f"  {' & '.join(sources)} --> {targets}" for targets, sources in arrows.items()]
     return "\n".join(lines) + "\n"
 
 
