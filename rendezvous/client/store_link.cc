@@ -40,9 +40,9 @@ std::string describe(const wire::Request& request) {
     text += fmt::format(" of {} keys, the first {}", request.items.size() / 2,
                         request.items.empty() ? "-" : printable(request.items[0]));
   else if (!request.items.empty())
-    text += " " + list_keys_text(request.items);
+    text += fmt::format(" {}", list_keys_text(request.items));
   else if (!request.key.empty())
-    text += " " + printable(request.key);
+    text += fmt::format(" {}", printable(request.key));
   return text;
 }
 
@@ -65,8 +65,8 @@ std::string numeric_name(const addrinfo& address) {
   char service[NI_MAXSERV] = "?";
   ::getnameinfo(address.ai_addr, address.ai_addrlen, host, sizeof host, service, sizeof service,
                 NI_NUMERICHOST | NI_NUMERICSERV);
-  const std::string text = address.ai_family == AF_INET6 ? "[" + std::string(host) + "]" : host;
-  return text + ":" + service;
+  return address.ai_family == AF_INET6 ? fmt::format("[{}]:{}", host, service)
+                                       : fmt::format("{}:{}", host, service);
 }
 
 // poll(2) for one descriptor until the deadline; false: it passed.

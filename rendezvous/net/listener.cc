@@ -54,7 +54,7 @@ Result<Listener> finish(UniqueFd fd) {
 
 Result<void> add(Listener& to, UniqueFd fd) {
   MUSTER_TRY(const tcp::endpoint bound, bound_to(fd.get()));
-  to.address += " " + endpoint_text(bound);
+  to.address += fmt::format(" {}", endpoint_text(bound));
   to.loopback_only = to.loopback_only && bound.address().is_loopback();
   to.others.push_back(std::move(fd));
   return {};
