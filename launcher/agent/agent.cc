@@ -136,7 +136,7 @@ class Agent {
     while (events_.empty()) {
       if (!until) {
         io_.run_one();
-      } else if (io_.run_one_until(*until) == 0 && SteadyClock::now() >= *until) {
+      } else if (io_.run_one_for(*until - SteadyClock::now()) == 0 && SteadyClock::now() >= *until) {
         return DeadlinePassed{};
       }
     }

@@ -16,11 +16,11 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/read.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/listener.h"
 
@@ -53,7 +53,7 @@ class EchoServer::Impl {
     while (true) {
       auto [error, socket] = co_await acceptor_.async_accept(asio::as_tuple(asio::use_awaitable));
       if (error) {  // no descriptor is left
-        asio::steady_timer pause(loop_, std::chrono::milliseconds(100));
+        LoopTimer pause(loop_, std::chrono::milliseconds(100));
         co_await pause.async_wait(asio::use_awaitable);
       } else if (num_clients_ < kMaxClients) {
         ++num_clients_;

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "launcher/hang/hang_report.h"
 #include "launcher/hang/hang_session.h"
@@ -85,8 +84,8 @@ class HangMonitor {
   HangEnvirons environs_;
   Callbacks callbacks_;
   boost::asio::io_context& io_;
-  boost::asio::steady_timer look_timer_;
-  boost::asio::steady_timer deadline_timer_;  // of the phase, or of the session
+  LoopTimer look_timer_;
+  LoopTimer deadline_timer_;  // of the phase, or of the session
   LivenessProbe probe_;
   std::optional<HangWatch> watch_;         // while workers run
   std::optional<HangSession> session_;     // on node 0

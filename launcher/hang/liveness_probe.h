@@ -13,7 +13,6 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "launcher/hang/hang_watch.h"
 #include "launcher/job/job.h"
@@ -49,7 +48,7 @@ class HeartbeatFiles {
 
   std::vector<std::string> paths_;
   std::function<Mark(const std::string&)> look_;
-  boost::asio::steady_timer deadline_;
+  LoopTimer deadline_;
   Done done_;
   int reads_ = 0;  // so far: an answer that comes too late is none to the next read
   net::HelperThread helper_;

@@ -16,6 +16,7 @@
 #include "launcher/hang/process_state.h"
 #include "launcher/text/line_splitter.h"
 #include "launcher/text/split.h"
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -55,7 +56,7 @@ struct StackCollector::Job {
   std::optional<HelperProcess> process;  // nothing: it is over
   Task task;
   asio::posix::stream_descriptor output;
-  asio::steady_timer deadline;
+  LoopTimer deadline;
   LineSplitter splitter;
   std::vector<std::string> lines;
   std::size_t bytes = 0;

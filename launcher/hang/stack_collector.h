@@ -12,7 +12,6 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "launcher/hang/snapshot.h"
 #include "launcher/hang/stack_text.h"
@@ -57,7 +56,7 @@ class StackCollector {
   boost::asio::io_context& io_;
   Environment environment_;  // of the tools
   Timeouts timeouts_;
-  boost::asio::steady_timer deadline_;  // of all
+  LoopTimer deadline_;  // of all
   std::deque<Task> open_;
   std::vector<std::shared_ptr<Job>> jobs_;
   std::function<void()> done_;

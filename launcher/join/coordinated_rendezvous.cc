@@ -8,7 +8,6 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
 #include "launcher/job/exit_status.h"
@@ -129,7 +128,7 @@ class WaitStatus {
   }
 
   const Log& log_;
-  boost::asio::steady_timer quiet_;
+  LoopTimer quiet_;
   bool is_quiet_ = true;
   std::string text_;  // not logged yet
   Instant gives_up_ = Instant::max();
@@ -534,7 +533,7 @@ class CoordinatedRendezvous final : public Rendezvous {
   ReportReceived report_received_;               // while reports are gathered
   std::vector<control::Report> parts_;           // came before that
   std::function<void()> told_late_nodes_;        // while they are waited for
-  boost::asio::steady_timer late_nodes_;
+  LoopTimer late_nodes_;
   bool leaving_ = false;
   bool left_ = false;
   std::function<void()> on_left_;

@@ -9,7 +9,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
 #include "launcher/network/listening.h"
@@ -216,7 +215,7 @@ class EndpointHost final : public net::CoordinatorHost {
   std::string warning_;                 // about these, to be logged when this agent listens there
   boost::asio::ip::tcp::resolver resolver_;
   bool is_looking_up_ = false;
-  boost::asio::steady_timer timer_;
+  LoopTimer timer_;
   std::string listen_error_;  // why this agent could not listen
   bool in_use_ = false;
   bool reached_ = false;     // the coordinator has answered

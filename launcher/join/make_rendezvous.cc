@@ -144,7 +144,8 @@ int tell_unhealthy(boost::asio::io_context& io, const Job& job, const Log& log) 
   const Millis timeout = hurried ? kShortLeaveTimeout : kLeaveTimeout;
   rendezvous->leave(timeout, [&] { left = true; });
   const Instant deadline = SteadyClock::now() + timeout;
-  while (!left && signalled == 0 && SteadyClock::now() < deadline) io.run_one_until(deadline);
+  while (!left && signalled == 0 && SteadyClock::now() < deadline)
+    io.run_one_for(deadline - SteadyClock::now());
   return *status;
 }
 

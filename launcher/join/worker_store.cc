@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
 #include "launcher/network/listening.h"
@@ -62,7 +61,7 @@ class WorkerStore::ReachCheck {
   Instant deadline_;
   Finished finished_;
   Backoff backoff_;
-  boost::asio::steady_timer pause_;
+  LoopTimer pause_;
   std::unique_ptr<net::AddressRace> race_;
   Lifetime lifetime_;
 };

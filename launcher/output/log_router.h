@@ -23,7 +23,6 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include <muster/result.h>
 
@@ -162,7 +161,7 @@ class LogRouter {
   LogWriter* writer_;
   std::optional<FilteredLog> filtered_out_, filtered_err_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  boost::asio::steady_timer drain_timer_;
+  LoopTimer drain_timer_;
   bool draining_ = false;          // the followers read on to the end of their files
   std::function<void()> drained_;  // while drain() goes on
   std::string buffer_;             // shared by all reads

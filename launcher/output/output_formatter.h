@@ -21,7 +21,6 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "launcher/job/job.h"
 #include "launcher/output/fold_buffer.h"
@@ -243,8 +242,8 @@ class OutputFormatter {
   std::string time_;  // of this batch, once somebody wants it
   std::optional<FoldBuffer> fold_;
   int num_shown_ = 0;  // of this node's ranks
-  boost::asio::steady_timer fold_timer_;
-  boost::asio::steady_timer line_end_timer_;
+  LoopTimer fold_timer_;
+  LoopTimer line_end_timer_;
   bool line_end_awaited_ = false;
   Lifetime lifetime_;
 };

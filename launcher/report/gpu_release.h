@@ -17,7 +17,6 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "launcher/hardware/gpus.h"
 #include "launcher/hardware/nvml.h"
@@ -78,7 +77,7 @@ class GpuRelease {
   // Of the wait under way.
   std::optional<HelperProcess> helper_;
   boost::asio::posix::stream_descriptor output_;
-  boost::asio::steady_timer deadline_;
+  LoopTimer deadline_;
   Millis timeout_{0};
   Done done_;
   std::vector<std::string> lines_;  // for the log

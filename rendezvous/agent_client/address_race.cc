@@ -9,9 +9,9 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/net/dial.h"
 #include "rendezvous/net/endpoint.h"
 
@@ -95,7 +95,7 @@ class AddressRace::Impl : public std::enable_shared_from_this<Impl> {
   asio::io_context& loop_;
   Options options_;
   std::function<void(Result<Answer>)> finished_;
-  asio::steady_timer next_start_;
+  LoopTimer next_start_;
   Instant deadline_;
   std::vector<std::shared_ptr<tcp::socket>> sockets_;  // of the addresses tried so far
   std::size_t running_ = 0;

@@ -12,12 +12,12 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <fmt/format.h>
 
 #include "rendezvous/agent_client/control_link.h"
 #include "rendezvous/base/backoff.h"
+#include "rendezvous/base/lifetime.h"
 
 namespace muster::net {
 namespace {
@@ -325,9 +325,9 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   asio::io_context& loop_;
   ControlClientOptions options_;
   ControlEvents events_;
-  asio::steady_timer heartbeat_timer_;
-  asio::steady_timer pause_;
-  asio::steady_timer leave_timer_;     // of leave()
+  LoopTimer heartbeat_timer_;
+  LoopTimer pause_;
+  LoopTimer leave_timer_;              // of leave()
   std::shared_ptr<ControlLink> link_;  // the present try
   bool joined_ = false;                // Join is sent on link_
   bool leaving_ = false;

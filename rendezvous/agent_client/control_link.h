@@ -15,11 +15,11 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include <muster/result.h>
 
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/net/tls.h"
 #include "rendezvous/protocol/auth.h"
 #include "rendezvous/protocol/control.h"
@@ -82,7 +82,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   Target target_;
   std::string endpoint_;
   boost::asio::ip::tcp::socket socket_;
-  boost::asio::steady_timer watchdog_;
+  LoopTimer watchdog_;
   control::Decoder decoder_;
   std::size_t last_read_ = 0;
   std::uint64_t received_bytes_ = 0;

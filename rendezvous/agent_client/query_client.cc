@@ -8,10 +8,10 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
 #include "rendezvous/agent_client/control_link.h"
+#include "rendezvous/base/lifetime.h"
 
 namespace muster::net {
 namespace {
@@ -66,7 +66,7 @@ Result<QueryAnswer> query(const QueryOptions& options) {
   const auto link = std::make_shared<ControlLink>(
       loop, ControlLink::Target{
                 options.host, options.port, options.job, options.own_host, options.secret, {}, options.tls});
-  asio::steady_timer watchdog(loop, deadline);
+  LoopTimer watchdog(loop, deadline);
   watchdog.async_wait([&](const auto& error) {
     if (!error) link->close("no answer in time");
   });

@@ -13,7 +13,13 @@
 #include <memory>
 #include <utility>
 
+#include <boost/asio/basic_waitable_timer.hpp>
+
+#include "rendezvous/base/clock.h"
+
 namespace muster {
+
+using LoopTimer = boost::asio::basic_waitable_timer<SteadyClock>;
 
 class Lifetime {
  public:
@@ -29,8 +35,8 @@ class Lifetime {
     };
   }
   /// Calls `handler` at `when`, unless the timer is cancelled or set anew before.
-  template <class Timer, class Handler>
-  void call_at(Timer& timer, typename Timer::time_point when, Handler handler) const {
+  template <class Handler>
+  void call_at(LoopTimer& timer, Instant when, Handler handler) const {
     timer.expires_at(when);
     timer.async_wait(guard([handler = std::move(handler)](const auto& error) mutable {
       if (!error) handler();

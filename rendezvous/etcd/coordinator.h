@@ -15,7 +15,6 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include <muster/result.h>
 
@@ -77,9 +76,9 @@ class Coordinator final : public net::CoordinatorHost {
   std::optional<Endpoint> followed_;  // another agent's
   std::unique_ptr<net::AddressRace> race_;
   Backoff backoff_;
-  boost::asio::steady_timer pause_;    // before the next race
-  const Instant deadline_;             // for the first coordinator to answer
-  boost::asio::steady_timer timeout_;  // for that, and in drain()
+  LoopTimer pause_;         // before the next race
+  const Instant deadline_;  // for the first coordinator to answer
+  LoopTimer timeout_;       // for that, and in drain()
   std::string last_error_;
   std::string host_;  // where the coordinator is
   std::uint16_t port_ = 0;

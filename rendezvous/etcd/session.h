@@ -13,7 +13,6 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include <muster/result.h>
 
@@ -114,26 +113,25 @@ class Session {
   LeaseClock lease_clock_;
   bool lease_doubtful_ = false;
   Backoff renewal_backoff_;
-  boost::asio::steady_timer renewal_;
-  boost::asio::steady_timer lease_end_;
+  LoopTimer renewal_;
+  LoopTimer lease_end_;
 
   bool entered_ = false;  // the node's key is as it should be
   bool looking_ = false;  // requests of look() are under way
   bool stale_ = false;    // what look() finds is not what is
   Backoff backoff_;
-  boost::asio::steady_timer pause_;  // before the next look()
+  LoopTimer pause_;  // before the next look()
 
   std::optional<Revision> term_;  // while this agent runs the coordinator
   std::shared_ptr<JobStateLog> state_;
   Presence presence_{Millis(0)};
-  boost::asio::steady_timer absence_;
+  LoopTimer absence_;
 
   bool ever_answered_ = false;
   std::optional<Instant> silent_since_;
   bool silence_logged_ = false;
   std::string last_error_;
-  boost::asio::steady_timer
-      silence_;  // when etcd has been away too long; in leave(), when that takes too long
+  LoopTimer silence_;  // when etcd has been away too long; in leave(), when that takes too long
 
   bool over_ = false;
   std::function<void()> left_;

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "rendezvous/base/backoff.h"
 #include "rendezvous/base/lifetime.h"
@@ -66,7 +65,7 @@ class JobStateLog final : public net::StateLog {
   LeaseId lease_ = 0;  // of the record
   Instant rewrite_at_ = Instant::max();
   Backoff backoff_;
-  boost::asio::steady_timer retry_;
+  LoopTimer retry_;
   std::function<void()> idle_;
   Lifetime lifetime_;
 };

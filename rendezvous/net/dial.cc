@@ -10,9 +10,10 @@
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/connect.hpp>
 #include <boost/asio/ip/address.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <fmt/format.h>
+
+#include "rendezvous/base/lifetime.h"
 
 namespace muster::net {
 namespace {
@@ -24,7 +25,7 @@ constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 struct Lookup {
   explicit Lookup(const asio::any_io_executor& loop) : resolver(loop), answered(loop) {}
   tcp::resolver resolver;
-  asio::steady_timer answered;
+  LoopTimer answered;
   bool done = false;
   boost::system::error_code error;
   std::vector<tcp::endpoint> endpoints;
@@ -74,7 +75,7 @@ asio::awaitable<Result<void>> dial(tcp::socket& socket, std::string host, std::u
     bool done = false;  // its handler may be queued already when the connection is made
   };
   const auto watchdog = std::make_shared<Watchdog>();
-  asio::steady_timer timer(socket.get_executor(), deadline);
+  LoopTimer timer(socket.get_executor(), deadline);
   timer.async_wait([watchdog, &socket](const auto& error) {
     if (error || watchdog->done) return;
     watchdog->expired = true;

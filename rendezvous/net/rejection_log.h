@@ -12,7 +12,6 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
 
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/lifetime.h"
@@ -91,7 +90,7 @@ class RejectionLog {
   Log log_;
   RejectionCounts counts_{};
   LogLimiter limiter_{kNumRejections, kBurst, Millis(1000)};
-  boost::asio::steady_timer timer_;
+  LoopTimer timer_;
   bool armed_ = false;
   Lifetime lifetime_;
 };

@@ -10,7 +10,6 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
 #include "rendezvous/base/lifetime.h"
@@ -35,7 +34,7 @@ struct Client {
       : descriptor(loop, from.release()), quiet(loop), peer(std::move(name)) {}
 
   Descriptor descriptor;
-  boost::asio::steady_timer quiet;  // since an old client's ambiguous request
+  LoopTimer quiet;  // since an old client's ambiguous request
   std::string peer;
   std::string unread;  // input left alone while the forwarder is paused
   bool reading = false;

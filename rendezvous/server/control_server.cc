@@ -14,7 +14,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
 #include "rendezvous/base/lifetime.h"
@@ -766,7 +765,7 @@ class ControlServer::Impl final : public StateKeeper {
   RejectionLog rejections_;
   Jobs jobs_;
   HostedStores stores_;
-  boost::asio::steady_timer timer_;
+  LoopTimer timer_;
   JobClock clock_;
   HelperThread tls_handshakes_;
   Instant last_turn_ = SteadyClock::now();

@@ -13,7 +13,6 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
 #include "rendezvous/base/lifetime.h"
@@ -174,7 +173,7 @@ class TorchrunCleanup {
     }));
   }
 
-  boost::asio::steady_timer timer_;
+  LoopTimer timer_;
   const Log& log_;
   StoreCore& core_;
   TorchrunJobs jobs_;
@@ -508,7 +507,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   RejectionLog rejections_;
   Acceptor acceptor_;
   boost::asio::posix::stream_descriptor ready_;  // the epoll set
-  boost::asio::steady_timer timer_;
+  LoopTimer timer_;
   StoreCore core_;  // outlives the connections' sessions
   ClientTable clients_;
   Effects effects_;

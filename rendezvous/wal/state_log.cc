@@ -6,7 +6,6 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
 #include <muster/check.h>
@@ -192,7 +191,7 @@ class FileStateLog final : public StateLog {
   StateLogOptions options_;
   Log log_;
   std::shared_ptr<Disk> disk_;
-  boost::asio::steady_timer timer_;
+  LoopTimer timer_;
   HelperThread helper_;
   journal::Encoder records_;  // for the next frame
   bool broken_ = false;

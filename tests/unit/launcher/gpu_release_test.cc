@@ -11,8 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <boost/asio/steady_timer.hpp>
-
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/unique_fd.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
@@ -82,7 +81,7 @@ TEST_CASE(
   GpuRelease release(io, fake(), true);
   release.started(worker);
   bool was_asked = false;
-  boost::asio::steady_timer timer(io);
+  LoopTimer timer(io);
   // Once it was asked it gives the memory back; it is looked for on the same loop.
   const std::function<void()> look = [&] {
     timer.expires_after(Millis(5));
