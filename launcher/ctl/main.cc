@@ -5,10 +5,8 @@
 #include <array>
 #include <cstdio>
 #include <ctime>
-#include <deque>
 #include <fcntl.h>
 #include <filesystem>
-#include <fstream>
 #include <poll.h>
 #include <signal.h>
 #include <string>
@@ -118,17 +116,22 @@ Result<void> follow(const std::string& path, long long from, int process) {
   }
 }
 
-/// Where the last `lines` lines of a file begin.
+/// Where the last `lines` lines of a file begin. Reads backwards: what is before them costs nothing.
 Result<long long> beginning_of_last_lines(const std::string& path, std::size_t lines) {
-  std::ifstream file(path, std::ios::binary);
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return fail(errno_error("open " + path, errno));
-  std::deque<long long> begins;  // of the last lines so far
-  std::string line;
-  for (long long at = 0; std::getline(file, line); at += std::ssize(line) + 1) {
-    begins.push_back(at);
-    if (begins.size() > lines) begins.pop_front();
+  const off_t end = ::lseek(file.get(), 0, SEEK_END);
+  std::array<char, 64 * 1024> block{};
+  for (off_t at = end; at > 0;) {
+    const auto size = std::min(block.size(), static_cast<std::size_t>(at));
+    at -= static_cast<off_t>(size);
+    if (retry_eintr([&] { return ::pread(file.get(), block.data(), size, at); }) !=
+        static_cast<ssize_t>(size))
+      return fail(errno_error("read " + path, errno));
+    for (off_t next = at + static_cast<off_t>(size); next > at; --next)
+      if (block[static_cast<std::size_t>(next - 1 - at)] == '\n' && next < end && --lines == 0) return next;
   }
-  return begins.empty() ? 0 : begins.front();
+  return 0;
 }
 
 struct Jobs {

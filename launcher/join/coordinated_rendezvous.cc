@@ -175,9 +175,10 @@ class CoordinatedRendezvous final : public Rendezvous {
 
   void watch(Watch watch) override {
     watch_ = std::move(watch);
-    if (!outcome_) return;
+    if (!outcome_ && !stopped_by_) return;
     asio::post(io_, lifetime_.guard([this] {
-      if (outcome_) end(*std::exchange(outcome_, {}));
+      if (outcome_) return end(*std::exchange(outcome_, {}));
+      if (const auto node = std::exchange(stopped_by_, {}); node && watch_.stop) watch_.stop(*node);
     }));
   }
 
@@ -290,7 +291,8 @@ class CoordinatedRendezvous final : public Rendezvous {
       if (const auto call = joined_ ? nullptr : watch_.hang) call(message);
     };
     out.stop_workers = [this](const control::StopWorkers& message) {
-      if (const auto call = joined_ ? nullptr : watch_.stop) call(message.group_rank);
+      if (const auto call = joined_ ? nullptr : watch_.stop) return call(message.group_rank);
+      stopped_by_ = message.group_rank;  // this node still prepares its workers
     };
     out.safe_point_passed = [this](std::int64_t generation) {
       if (!assigned_ || generation != assigned_->generation) return;
@@ -323,6 +325,7 @@ class CoordinatedRendezvous final : public Rendezvous {
 
   void on_assigned(const control::Assignment& assignment) {
     assigned_ = assignment;
+    stopped_by_ = {};
     times_.gathered = SteadyClock::now();
     outside_ = false;
     store_.cancel();
@@ -528,6 +531,7 @@ class CoordinatedRendezvous final : public Rendezvous {
   Joined joined_;                                // while joining
   Watch watch_;                                  // empty: nobody watches
   std::optional<AttemptOutcome> outcome_;        // came before watch()
+  std::optional<int> stopped_by_;                // the node that asked for the stop; came before watch()
   std::function<void()> safe_point_passed_;      // while the coordinator is asked
   StepProgress reached_;                         // in the last generation, by the workers here
   ReportReceived report_received_;               // while reports are gathered

@@ -13,11 +13,23 @@
 
 namespace muster::launcher {
 
+using Json = nlohmann::ordered_json;
+
 namespace {
 
 std::string seconds_text(double seconds) {
   if (seconds < 0.00001) return "0 ms";
   return seconds < 0.9995 ? fmt::format("{:.3g} ms", seconds * 1000) : fmt::format("{:.2f} s", seconds);
+}
+
+double seconds(Instant from, Instant to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+WorkerState state_after(const WorkerOutcome& outcome) {
+  if (outcome.end.ok()) return WorkerState::kSucceeded;
+  if (outcome.end.preempted()) return WorkerState::kPreempted;
+  return is_failure(outcome) || !outcome.hang.empty() ? WorkerState::kFailed : WorkerState::kStopped;
 }
 
 }  // namespace
@@ -35,21 +47,6 @@ std::string agent_start_text(std::string_view host, std::span<const AgentPhase> 
   }
   return fmt::format("started on {} in {}: {}{}", host, seconds_text(all), out, open ? ")" : "");
 }
-
-using Json = nlohmann::ordered_json;
-namespace {
-
-double seconds(Instant from, Instant to) {
-  return std::chrono::duration<double>(to - from).count();
-}
-
-WorkerState state_after(const WorkerOutcome& outcome) {
-  if (outcome.end.ok()) return WorkerState::kSucceeded;
-  if (outcome.end.preempted()) return WorkerState::kPreempted;
-  return is_failure(outcome) || !outcome.hang.empty() ? WorkerState::kFailed : WorkerState::kStopped;
-}
-
-}  // namespace
 
 Telemetry::Telemetry(const Job& job, const Log& log, EventLog* events)
     : job_(job), log_(log), events_(events) {

@@ -138,6 +138,21 @@ def test_whoever_follows_may_go_and_the_job_stays(detached):
     assert detached.status(name)["state"] == "running"
 
 
+def test_the_last_lines_of_a_long_log_are_found_from_its_end(detached):
+    name = detached.start("--nproc-per-node=1", program="true").stdout.strip()
+    entry = wait_for(lambda: (e := detached.status(name))["state"] == "ended" and e, "the job")
+    tail = f"{'a' * 70_000}\n{'b' * 65_535}\n\nd\n"
+    with open(entry["output"], "r+") as output:
+        output.truncate(256 << 30)  # a hole: it takes minutes to read from its beginning
+        output.seek(0, os.SEEK_END)
+        output.write("\n" + tail)
+    assert detached.ctl("logs", "-n", "4", name).stdout == tail
+    assert detached.ctl("logs", "-n", "1", name).stdout == "d\n"
+    with open(entry["output"], "w") as output:
+        output.write("first\nlast, not ended")
+    assert [detached.ctl("logs", "-n", n, name).stdout for n in ("1", "2", "9")] == ["last, not ended"] + ["first\nlast, not ended"] * 2
+
+
 def test_stop_ends_the_job_and_waits_for_it(detached):
     name = detached.start("--nproc-per-node=2").stdout.strip()
     workers = [w["pid"] for w in detached.running(name)["workers"]]
