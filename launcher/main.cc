@@ -10,7 +10,6 @@
 #include <optional>
 #include <signal.h>
 #include <string>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 #include <vector>
@@ -175,6 +174,7 @@ class Launch {
 
   int run() {
     using Step = std::optional<int> (Launch::*)();
+    // Each returns the exit status where muster ends with it.
     for (const Step step : {&Launch::plan, &Launch::check, &Launch::answer_dry_run, &Launch::leave_terminal,
                             &Launch::start_helpers})
       if (const auto status = (this->*step)()) return *status;
@@ -182,7 +182,6 @@ class Launch {
   }
 
  private:
-  // Each step returns the exit status where muster ends with it.
   /// From options, environment and machine to a Job. --doctor replaces the program by one of its own, and the
   /// driver is asked once before the plan asks it for GPUs: one that does not answer would hold muster for
   /// ever.
@@ -338,7 +337,6 @@ class Launch {
       status = run_agent({io, *job_, environment_, log, *guardian_, *cgroups_, *descendants_, out, err,
                           telemetry, descriptor_limit, log_writer.get(), detached_ ? &*detached_ : nullptr,
                           gpu_watch_ ? &*gpu_watch_ : nullptr});
-      telemetry.ended(status);
     }
     if (detached_) detached_->ended(status, log);
     const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushTimeout);

@@ -22,11 +22,6 @@ namespace {
 constexpr std::chrono::seconds kLeaveTimeout{10};        // beyond the grace the other nodes' workers have
 constexpr std::chrono::seconds kHurriedLeaveTimeout{1};  // after another signal; the others still read why
 
-bool ignored(int signal) {
-  struct sigaction current {};
-  return ::sigaction(signal, nullptr, &current) == 0 && current.sa_handler == SIG_IGN;
-}
-
 /// The job has ended: a signal that comes late changes nothing of that, and does not cut off its last lines.
 /// Called while these signals are still handled.
 void block_signals(const std::vector<int>& signals) {
@@ -42,7 +37,7 @@ class Agent {
       : io_(context.io),
         job_(context.job),
         log_(context.log),
-        signals_(handle_signals()),
+        signals_(handle_all_signals()),
         spawner_(context.descriptor_limit),
         helper_(io_),
         post_mortem_(job_, context.environment, log_, context.gpu_watch),
@@ -73,22 +68,14 @@ class Agent {
       if (attempt_ && attempt_->result()) attempt_over();
     }
     if (output_kept_) log_.warning(fmt::format("the workers' output is in {}", directory_->path()));
-    block_signals(job_.signals);
     return exit_status_;
   }
 
  private:
   enum class State { kJoining, kAttempt, kLeaving, kDone };
 
-  [[nodiscard]] std::unique_ptr<boost::asio::signal_set> handle_signals() {
-    auto out = std::make_unique<boost::asio::signal_set>(io_);
-    for (const int signal : job_.signals) {
-      // nohup and shells' background jobs ask for these to be ignored, which is not ours to undo.
-      if ((signal == SIGHUP || signal == SIGINT || signal == SIGQUIT) && ignored(signal)) continue;
-      boost::system::error_code error;
-      out->add(signal, error);
-      if (error) log_.warning(fmt::format("cannot handle {}: {}", signal_name(signal), error.message()));
-    }
+  [[nodiscard]] std::unique_ptr<boost::asio::signal_set> handle_all_signals() {
+    auto out = handle_signals(io_, job_, log_);
     if (::isatty(STDOUT_FILENO) == 1 || ::isatty(STDERR_FILENO) == 1) out->add(SIGWINCH);
     out->add(SIGCHLD);
     return out;
@@ -307,7 +294,11 @@ class Agent {
 }  // namespace
 
 int run_agent(const AgentContext& context) {
-  return Agent(context).run();
+  Agent agent(context);
+  const int status = agent.run();
+  block_signals(context.job.signals);
+  context.telemetry.ended(status);  // before the agent goes: it removes files, which can take long
+  return status;
 }
 
 }  // namespace muster::launcher

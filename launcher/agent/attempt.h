@@ -110,8 +110,9 @@ struct AgentContext {
   Guardian& guardian;
   WorkerCgroups& cgroups;
   const Descendants& descendants;
-  OutputSink& out;  // this process' own streams; what the agent writes to `err` is queued behind the workers'
-  OutputSink& err;  // output
+  // This process' own streams. What the agent writes to `err` is queued behind the workers' output.
+  OutputSink& out;
+  OutputSink& err;
   Telemetry& telemetry;
   std::optional<rlimit> descriptor_limit;  // that the workers get back
   LogWriter* log_writer = nullptr;         // where log files are rotated

@@ -107,14 +107,12 @@ Result<ElasticConf> parse_elastic_conf(std::string_view conf) {
           fmt::format("--rdzv-conf: unknown key {}; the nearest is {}", key, nearest_name(kRdzvKeys, key)));
     MUSTER_OK(std::visit(Assigner(*row, value, out), row->target));
     if (row->of_etcd) out.etcd_key = key;
+    if (out.store_type != "tcp") return wrong(key, value, "the coordinator is reached by TCP only");
+    if (out.protocol != "http" && out.protocol != "https") return wrong(key, value, "http or https is right");
+    while (out.etcd_prefix.ends_with('/')) out.etcd_prefix.pop_back();
+    if (out.etcd_prefix.empty() || out.etcd_prefix.size() > 255)
+      return wrong(key, value, "1 to 255 characters are right, not slashes alone");
   }
-  if (out.store_type != "tcp")
-    return wrong("store_type", out.store_type, "the coordinator is reached by TCP only");
-  if (out.protocol != "http" && out.protocol != "https")
-    return wrong("protocol", out.protocol, "http or https is right");
-  while (out.etcd_prefix.ends_with('/')) out.etcd_prefix.pop_back();
-  if (out.etcd_prefix.empty() || out.etcd_prefix.size() > 255)
-    return wrong("etcd_prefix", out.etcd_prefix, "1 to 255 characters are right, not slashes alone");
   return out;
 }
 

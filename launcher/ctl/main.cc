@@ -11,7 +11,6 @@
 #include <signal.h>
 #include <string>
 #include <sys/inotify.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 #include <vector>
 
@@ -22,6 +21,7 @@
 #include "launcher/ctl/jobs_command.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/process/job_record.h"
+#include "launcher/process/process_stat.h"
 #include "launcher/text/suggestions.h"
 #include "launcher/text/text_table.h"
 #include "rendezvous/base/clock.h"
@@ -39,48 +39,12 @@ constexpr int kExitStillRuns = 4;
 constexpr Millis kSecondSignal{200};
 
 /// The agent of a detached job as a handle (pidfd), so that what is signalled and waited for is the process
-/// that the entry means, and not one that got its number since. Source: pidfd_open(2), pidfd_send_signal(2).
-class JobProcess {
- public:
-  /// kNotFound: it is gone.
-  [[nodiscard]] static Result<JobProcess> open(const JobRecord& entry) {
-    JobProcess out;
-    const auto gone = [&] {
-      return fail(ErrorCode::kNotFound, fmt::format("{}: its process {} is gone", entry.name, entry.pid));
-    };
-    out.process_.reset(static_cast<int>(::syscall(SYS_pidfd_open, entry.pid, 0U)));
-    if (!out.process_) {
-      if (errno == ESRCH) return gone();
-      return fail(errno_error(fmt::format("pidfd_open of process {}", entry.pid), errno));
-    }
-    // Looked at after the handle is there: if it is the right one now, the handle is of the right one.
-    if (!is_alive(entry)) return gone();
-    return out;
-  }
-
-  [[nodiscard]] Result<void> signal(int number) const {
-    if (::syscall(SYS_pidfd_send_signal, process_.get(), number, nullptr, 0U) == 0) return {};
-    if (errno == ESRCH) return fail(ErrorCode::kNotFound, "the process is gone");
-    return fail(errno_error("send a signal", errno));
-  }
-
-  /// True when it has ended; false at the deadline.
-  [[nodiscard]] bool wait(Instant deadline) const {
-    while (true) {
-      pollfd poll{process_.get(), POLLIN, 0};
-      const int n = ::poll(&poll, 1,
-                           static_cast<int>(std::min<std::int64_t>(
-                               time_left(deadline, SteadyClock::now()).count(), 1'000'000'000)));
-      if (n > 0) return true;
-      if (n == 0) return false;
-    }
-  }
-
-  [[nodiscard]] int fd() const { return process_.get(); }
-
- private:
-  UniqueFd process_;
-};
+/// that the entry means, and not one that got its number since. Empty: it is gone.
+UniqueFd agent_of(const JobRecord& entry) {
+  UniqueFd out = open_pidfd(entry.pid);
+  // Looked at after the handle is there: if it is the right one now, the handle is of the right one.
+  return out && is_alive(entry) ? std::move(out) : UniqueFd();
+}
 
 Result<void> copy(int file) {
   std::array<char, 64 * 1024> bytes{};
@@ -200,10 +164,10 @@ int status(const JobRecord& entry, bool json) {
 }
 
 int logs(const JobRecord& entry, std::size_t lines, bool wait) {
-  auto process = JobProcess::open(entry);
+  const UniqueFd agent = agent_of(entry);
   const auto from = lines == 0 ? Result<long long>(0) : beginning_of_last_lines(entry.output, lines);
   if (!from) return complain(from.error().message, kExitSystem);
-  const auto shown = follow(entry.output, *from, wait && process ? process->fd() : -1);
+  const auto shown = follow(entry.output, *from, wait && agent ? agent.get() : -1);
   if (!shown && shown.error().code != ErrorCode::kPeerGone)
     return complain(shown.error().message, kExitSystem);
   return 0;
@@ -221,16 +185,17 @@ int attach(const JobRecord& entry, const Environment& environment) {
 }
 
 int stop(const JobRecord& entry, double seconds, bool at_once, const Environment& environment) {
-  const auto process = JobProcess::open(entry);
-  if (!process) return complain(fmt::format("{} does not run: {}", entry.name, state_of(entry)), 0);
+  const UniqueFd agent = agent_of(entry);
+  if (!agent) return complain(fmt::format("{} does not run: {}", entry.name, state_of(entry)), 0);
   const auto timeout =
       std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
   const Instant deadline = SteadyClock::now() + timeout;
   bool gone = false;
   do {  // of two signals sent at once the kernel keeps one; the second that arrives skips to SIGKILL
-    if (const auto sent = process->signal(SIGTERM); !sent && sent.error().code != ErrorCode::kNotFound)
-      return complain(sent.error().message, kExitSystem);
-    gone = process->wait(at_once ? std::min(deadline, SteadyClock::now() + kSecondSignal) : deadline);
+    if (!send_signal(agent.get(), SIGTERM) && errno != ESRCH)
+      return complain(errno_error("send a signal", errno).message, kExitSystem);
+    gone = wait_for_end(agent.get(),
+                        at_once ? std::min(deadline, SteadyClock::now() + kSecondSignal) : deadline);
   } while (!gone && at_once && SteadyClock::now() < deadline);
   if (!gone)
     return complain(fmt::format("{} was asked to end and still runs after {:g} s; --now kills its workers",

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <exception>
-#include <string_view>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -101,8 +100,6 @@ EchoServer::~EchoServer() = default;
 
 namespace {
 
-namespace asio = boost::asio;
-using asio::ip::tcp;
 using boost::system::error_code;
 using Outcome = Reach::Outcome;
 

@@ -19,10 +19,10 @@
 
 namespace muster::launcher {
 
-// EchoServer: what the other nodes' probes (probe.h) talk to: a port on every address of this host, and a
-// thread that answers. It sends a token to whoever connects, and answers a ping or a big message with the
-// same. Owned by doctor_node; the destructor ends the thread. Failure: open()
-// says why there is no port; a client that breaks the rules, or is idle for a minute, is closed.
+// EchoServer: what the other nodes' probes talk to: a port on every address of this host, and a thread of its
+// own that answers. It sends a token to whoever connects, and answers a ping or a big message with the same.
+// Owned by doctor_node; the destructor ends the thread. Failure: open() says why there is no port; a client
+// that breaks the rules, or is idle for a minute, is closed.
 
 inline constexpr std::size_t kTokenBytes = 16;
 inline constexpr char kPing = 'p';

@@ -2,9 +2,7 @@
 #include "launcher/hang/hang_report.h"
 
 #include <algorithm>
-#include <fcntl.h>
 #include <set>
-#include <stdio.h>
 #include <utility>
 
 #include <fmt/format.h>

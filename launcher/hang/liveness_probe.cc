@@ -3,7 +3,6 @@
 
 #include <utility>
 
-#include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
 #include "launcher/hang/process_state.h"

@@ -2,7 +2,6 @@
 #include "launcher/job/restart_policy.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <string>
 

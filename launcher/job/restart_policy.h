@@ -7,7 +7,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include <muster/result.h>
@@ -18,7 +17,7 @@
 namespace muster::launcher {
 
 // FailureRules: which failures --restart-on and --no-restart-on name: classes of the root cause (cause.h),
-// signals and exit codes, as a value. Made by job_plan.h, asked by restart_policy.h. Pure. Errors are
+// signals and exit codes, as a value. Made by job_plan.h. Pure. Errors are
 // kInvalidArgument: one line that names the option, the part that means nothing, and the nearest that does.
 
 /// What is known of the failure that ended an attempt.

@@ -452,8 +452,8 @@ class CoordinatedRendezvous final : public Rendezvous {
     finish_join(std::move(notice));
   }
 
-  // A node is unhealthy, and its job is over before it began. Nodes that come later would find
-  // no coordinator that gives the reason.
+  // A node is unhealthy, and its job is over before it began. Nodes that come later would find no coordinator
+  // that gives the reason.
   void await_late_nodes(const FailureNotice& notice) {
     const std::vector<int> late = coordinator_->nodes_never_seen();
     if (late.empty()) return finish_join(final_notice(notice));

@@ -107,19 +107,28 @@ int exit_status_of(const Result<Rendezvous::Membership>& membership, const Log& 
 
 }  // namespace
 
-int tell_unhealthy(boost::asio::io_context& io, const Job& job, const Log& log) {
-  boost::asio::signal_set signals(io);
+std::unique_ptr<boost::asio::signal_set> handle_signals(boost::asio::io_context& io, const Job& job,
+                                                        const Log& log) {
+  auto out = std::make_unique<boost::asio::signal_set>(io);
   for (const int signal : job.signals) {
     struct sigaction current {};
-    if (::sigaction(signal, nullptr, &current) == 0 && current.sa_handler == SIG_IGN) continue;
-    boost::system::error_code ignored;
-    signals.add(signal, ignored);
+    if ((signal == SIGHUP || signal == SIGINT || signal == SIGQUIT) &&
+        ::sigaction(signal, nullptr, &current) == 0 && current.sa_handler == SIG_IGN)
+      continue;
+    boost::system::error_code error;
+    out->add(signal, error);
+    if (error) log.warning(fmt::format("cannot handle {}: {}", signal_name(signal), error.message()));
   }
+  return out;
+}
+
+int tell_unhealthy(boost::asio::io_context& io, const Job& job, const Log& log) {
+  const auto signals = handle_signals(io, job, log);
   std::optional<int> status;
   int signalled = 0;
   const auto arm = [&] {
     signalled = 0;
-    signals.async_wait([&](const auto& error, int signal) {
+    signals->async_wait([&](const auto& error, int signal) {
       if (!error) signalled = signal;
     });
   };

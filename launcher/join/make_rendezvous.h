@@ -4,17 +4,19 @@
 
 #include <memory>
 
-#include "launcher/job/rendezvous.h"
+#include <boost/asio/signal_set.hpp>
 
-namespace boost::asio {
-class io_context;
-}
+#include "launcher/job/rendezvous.h"
 
 namespace muster::launcher {
 
 /// The kind that the job asks for. `io`, `job` and `log` outlive it.
 [[nodiscard]] std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const Job& job,
                                                           const Log& log);
+
+/// The job's signals. One that nohup or a shell's background job asked to be ignored stays ignored.
+[[nodiscard]] std::unique_ptr<boost::asio::signal_set> handle_signals(boost::asio::io_context& io,
+                                                                      const Job& job, const Log& log);
 
 // Unhealthy node: what an agent whose preflight failed does instead of the job: it tells the other nodes why
 // it takes no part, so that they need not guess, and ends. With a coordinator it stays until the others have

@@ -2,9 +2,9 @@
 // Slurm plan: what a Slurm job has, as its batch script, the shell of salloc and its tasks are told; what
 // `muster --srun ... program` becomes there (srun with one agent on each node, without a process in between);
 // what to say where nodes or CPUs of the job are not used; and command lines that work, as text to paste.
-// Called by job_plan and main. Pure but for the look for srun on PATH. What cannot
-// be read counts as not told. Failure: kInvalidArgument, usage; kNotFound: no srun.
-// Source: sbatch(1), OUTPUT ENVIRONMENT VARIABLES; srun(1).
+// Called by job_plan and main. Pure but for the look for srun on PATH. What cannot be read counts as not
+// told. Failure: kInvalidArgument, usage; kNotFound: no srun. Source: sbatch(1), OUTPUT ENVIRONMENT
+// VARIABLES; srun(1).
 #pragma once
 
 #include <cstdint>

@@ -80,7 +80,7 @@ Result<void> Guardian::replace() {
 }
 
 Guardian::~Guardian() {
-  if (!shared_) return;
+  if (!shared_ || !process_) return;  // moved from, or never started
   (void)::send(process_->channel(), &kEndMessage, 1, MSG_NOSIGNAL);
   process_->close_channel();
   (void)process_->wait(SteadyClock::now() + kEndTimeout);

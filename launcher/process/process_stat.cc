@@ -2,7 +2,6 @@
 #include "launcher/process/process_stat.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -77,14 +76,16 @@ UniqueFd open_pidfd(pid_t pid) {
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
 }
 
-void send_signal(int pidfd, int signal) {
-  ::syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0U);
+bool send_signal(int pidfd, int signal) {
+  return ::syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0U) == 0;
 }
 
 bool wait_for_end(int pidfd, Instant deadline) {
   pollfd end{pidfd, POLLIN, 0};
   return retry_eintr([&] {
-           return ::poll(&end, 1, static_cast<int>(time_left(deadline, SteadyClock::now()).count()));
+           const Millis left =
+               std::min<Millis>(time_left(deadline, SteadyClock::now()), std::chrono::hours(240));
+           return ::poll(&end, 1, static_cast<int>(left.count()));
          }) > 0;
 }
 

@@ -39,7 +39,8 @@ struct ProcessStat {
 
 /// Empty: there is no such process.
 [[nodiscard]] UniqueFd open_pidfd(pid_t pid);
-void send_signal(int pidfd, int signal);
+/// False with errno: it was not sent.
+bool send_signal(int pidfd, int signal);
 /// Until the process has ended. False: not by the deadline.
 bool wait_for_end(int pidfd, Instant deadline);
 /// Reaps a child that has ended. Nothing: it is no child, or was reaped; with si_pid 0 it has not ended.

@@ -2,7 +2,6 @@
 #include "launcher/telemetry/status_page.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 #include <vector>
 

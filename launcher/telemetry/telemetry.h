@@ -28,13 +28,8 @@
 
 namespace muster::launcher {
 
-// AgentStatus: what an agent knows of its job at one moment, as values: for /healthz, /metrics and whoever
-// asks. Kept by Telemetry, read by StatusPage. No behaviour here.
-
-// StartTimeline: how long each phase of a start took on this node, from the beginning of the process to the
-// last worker that was executed, and its text. Pure: Telemetry gathers the phases.
-
-/// In order. A phase that is part of the one before it is in brackets there.
+/// One phase of a start on this node, between the beginning of the process and the last worker that was
+/// executed. One that is part of the phase before it is in brackets in the text.
 struct AgentPhase {
   std::string_view name;  // as in the events, with _seconds behind it
   double seconds = 0;
@@ -63,6 +58,8 @@ struct WorkerStatus {
   friend bool operator==(const WorkerStatus&, const WorkerStatus&) = default;
 };
 
+/// What an agent knows of its job at one moment: kept by Telemetry, read by StatusPage for /healthz and
+/// /metrics.
 struct AgentStatus {
   AgentState state = AgentState::kRendezvous;
   Instant since{};                       // of that state

@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <string>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -229,6 +230,19 @@ TEST_CASE("a child starts with default signals, none blocked, in its own session
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
   ::sigaction(SIGUSR2, &old, nullptr);
   ::sigaction(SIGUSR1, &old_usr1, nullptr);
+}
+
+TEST_CASE("a guardian that cannot be started is an error, and closes nothing of others") {
+  rlimit limit{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const rlimit none{3, limit.rlim_max};  // no descriptor more than those that are open
+  const std::size_t before = open_descriptors();
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  const auto guardian = Guardian::start(1);
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  REQUIRE_FALSE(guardian);
+  CHECK_THAT(guardian.error().message, Catch::Contains("guardian"));
+  CHECK(open_descriptors() == before);
 }
 
 TEST_CASE("the guardian kills registered groups when its owner dies without a goodbye") {

@@ -78,7 +78,13 @@ TEST_CASE("a file has an entry on each line, comments and empty lines") {
 }
 
 TEST_CASE("what cannot be a map is refused with the entry") {
-  REQUIRE(refusal("/nowhere/at/all").starts_with("--host-map=/nowhere/at/all: there is no such file"));
+  REQUIRE_THAT(refusal("/nowhere/at/all"), Catch::Contains("--host-map=/nowhere/at/all: ") &&
+                                               Catch::Contains("No such file") &&
+                                               Catch::Contains("or give NAME=HOST"));
+  const TemporaryDirectory directory;
+  REQUIRE_THAT(refusal(directory.path()), Catch::Contains("Is a directory"));
+  std::ofstream(directory.path() + "/large").seekp(17 << 20) << "\n";
+  REQUIRE_THAT(refusal(directory.path() + "/large"), Catch::Contains("larger than 16777216 bytes"));
   REQUIRE(refusal("a=b,c") == "--host-map: 'c': not NAME=HOST");
   REQUIRE(refusal("a=b,") == "--host-map: '': not NAME=HOST");
   REQUIRE(refusal("=b") == "--host-map: '=b': the name is empty");

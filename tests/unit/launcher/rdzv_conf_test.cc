@@ -71,7 +71,11 @@ TEST_CASE("what is wrong is refused with what is right") {
   REQUIRE_THAT(refusal("join_timeout"), Catch::Contains("key=value"));
   REQUIRE_THAT(refusal("join_timeout="), Catch::Contains("key=value"));
   REQUIRE_THAT(refusal("=3"), Catch::Contains("key=value"));
-  REQUIRE_THAT(refusal("store_type=file"), Catch::Contains("TCP only"));
+  for (const char* bad : {"store_type=file", "store_type=file,store_type=tcp"})
+    REQUIRE_THAT(refusal(bad), Catch::Contains("store_type=file: the coordinator is reached by TCP only"));
+  REQUIRE_THAT(refusal("protocol=ftp,protocol=http"),
+               Catch::Contains("protocol=ftp: http or https is right"));
+  REQUIRE_THAT(refusal("etcd_prefix=///"), Catch::Contains("etcd_prefix=///: 1 to 255 characters are right"));
   for (const char* bad : {"0", "-1", "x", "1s", "nan", "1e99"})
     REQUIRE_THAT(refusal(std::string("join_timeout=") + bad), Catch::Contains("seconds from"));
   REQUIRE_THAT(refusal("keep_alive_max_attempt=0"), Catch::Contains("keep_alive_max_attempt"));

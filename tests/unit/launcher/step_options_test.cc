@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-
 #include "launcher/plan/job_plan.h"
 #include "launcher/plan/slurm_plan.h"
 #include "rendezvous/base/env_contract.h"

@@ -92,8 +92,13 @@ TEST_CASE("whatever a worker wrote, its event is one short line of JSON") {
                                        {{"error", text}, {"where", text}, {"text", text}, {"more", text}});
     CHECK(out.size() <= kMaxEventBytes);
     CHECK(out.find('\n') == out.size() - 1);
-    CHECK(Json::parse(out).at("event") == "worker_ended");
+    const Json event = Json::parse(out);
+    CHECK(event.at("event") == "worker_ended");
+    CHECK(event.at("error").get<std::string>().size() >= std::min<std::size_t>(text.size(), 60));
   }
+  const std::string fits(2500, 'x');
+  const Json whole = Json::parse(event_line("worker_ended", {"j", "h"}, {}, {{"error", fits}}));
+  CHECK(whole.at("error") == fits);
 }
 
 TEST_CASE("events are added to what is in the file, which may be named after the host") {
