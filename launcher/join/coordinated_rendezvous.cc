@@ -96,12 +96,10 @@ class WaitStatus {
   /// A wait begins.
   void begin() {
     is_quiet_ = true;
-    quiet_.expires_after(kQuietTime);
-    quiet_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
-      if (error) return;
+    lifetime_.call_at(quiet_, after(kQuietTime), [this] {
       is_quiet_ = false;
       write();
-    }));
+    });
   }
 
   /// The present reason. `at_once`: also within the quiet time. `gives_up`: the job, unless the reason
@@ -462,10 +460,9 @@ class CoordinatedRendezvous final : public Rendezvous {
     log_.warning(
         fmt::format("the job is cancelled; waiting at most {} s for node {} to connect and get the reason",
                     whole_seconds(limit), membership::ranges_text(late)));
-    late_nodes_.expires_after(limit);
-    late_nodes_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
-      if (const auto call = error ? nullptr : std::exchange(told_late_nodes_, {})) call();
-    }));
+    lifetime_.call_at(late_nodes_, after(limit), [this] {
+      if (const auto call = std::exchange(told_late_nodes_, {})) call();
+    });
   }
 
   void end(const AttemptOutcome& outcome) {

@@ -64,10 +64,7 @@ class EndpointHost final : public net::CoordinatorHost {
       on_found(here, found);
     }));
     // getaddrinfo may take a minute where no name server answers.
-    timer_.expires_after(kLookUpTimeout);
-    timer_.async_wait(lifetime_.guard([this, here](const boost::system::error_code& error) {
-      if (!error) on_found(here, {});
-    }));
+    lifetime_.call_at(timer_, after(kLookUpTimeout), [this, here] { on_found(here, {}); });
   }
 
   [[nodiscard]] bool is_hosting() const override { return server_ != nullptr; }
@@ -103,10 +100,9 @@ class EndpointHost final : public net::CoordinatorHost {
   void drain(Millis timeout, std::function<void()> done) override {
     if (!is_hosting()) return done();
     drained_ = std::move(done);
-    timer_.expires_after(timeout);
-    timer_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
-      if (const auto call = error ? nullptr : std::exchange(drained_, {})) call();
-    }));
+    lifetime_.call_at(timer_, after(timeout), [this] {
+      if (const auto call = std::exchange(drained_, {})) call();
+    });
     check_empty();
   }
 

@@ -14,12 +14,17 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::uint16_t kProbedPort =
-    29500;  // MASTER_PORT's usual number, which firewalls let through if any
+constexpr std::uint16_t kProbedPort = 29500;  // MASTER_PORT's usual number: firewalls let it through if any
 constexpr std::chrono::seconds kRouteTimeout{5};
 
 constexpr Backoff::Options kReachBackoff{
     .first = Millis(500), .max = Millis(5000), .factor = 1.6, .jitter = 0.5};
+
+/// Why the workers of this node may not reach those of the other one.
+std::string unreachable_text(const Error& error, const std::string& other) {
+  return fmt::format("{}. Is there a firewall between them? --iface and --local-addr choose what {} offers",
+                     error.message, other);
+}
 
 }  // namespace
 
@@ -49,10 +54,7 @@ class WorkerStore::ReachCheck {
         const auto call = std::exchange(finished_, {});  // it may end this object
         return call(answer);
       }
-      pause_.expires_at(again);
-      pause_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
-        if (!error) race();
-      }));
+      lifetime_.call_at(pause_, again, [this] { race(); });
     });
   }
 
@@ -140,9 +142,8 @@ void WorkerStore::look_for_first_node() {
     if (!answer)
       return finish(
           fail(ErrorCode::kPeerGone,
-               fmt::format("{} cannot reach the first node, {}, which serves the workers' store: {}. Is "
-                           "there a firewall between them? --iface and --local-addr choose what {} offers",
-                           job_.host, first, answer.error().message, first)));
+               fmt::format("{} cannot reach the first node, {}, which serves the workers' store: {}",
+                           job_.host, first, unreachable_text(answer.error(), first))));
     const std::string interface = interface_of(own_, answer->local_address);
     log_.info(fmt::format("{} answers at {} from {} ({})", first,
                           net::endpoint_text(answer->address, assignment_.master_port), answer->local_address,
@@ -168,9 +169,8 @@ void WorkerStore::check_reach(const control::Waiting& waiting, std::function<voi
               fmt::format("{} answers at {} from {}", host, answer->address, answer->local_address));
         unreachable(
             fmt::format("{} is outside the world and could take no place in it: it cannot reach the first "
-                        "node, {}: {}. Is "
-                        "there a firewall between them? --iface and --local-addr choose what {} offers",
-                        job_.host, host, answer.error().message, host));
+                        "node, {}: {}",
+                        job_.host, host, unreachable_text(answer.error(), host)));
       });
 }
 
@@ -234,10 +234,9 @@ void WorkerStore::on_route(const Result<net::AddressRace::Answer>& answer) {
   } else {
     route_->interface =
         interface_towards(first ? assignment_.peer_addresses : assignment_.master_addresses, own_);
-    log_.warning(
-        fmt::format("{} does not reach {}{}: {}. Their workers may not reach each other either; is "
-                    "there a firewall between them? --iface and --local-addr choose what {} offers",
-                    job_.host, first ? "" : "the first node, ", other, answer.error().message, other));
+    log_.warning(fmt::format("{} does not reach {}{}: {}. Their workers may not reach each other either",
+                             job_.host, first ? "" : "the first node, ", other,
+                             unreachable_text(answer.error(), other)));
   }
   finish_if_complete();
 }
