@@ -23,7 +23,6 @@ struct OfferedAddress {
   std::string address;    // numeric, without a scope
   std::string interface;  // "eth0"; empty: not known
 
-  void fields(auto& io) { io(address, interface); }
   friend bool operator==(const OfferedAddress&, const OfferedAddress&) = default;
 };
 
@@ -33,7 +32,6 @@ struct DoctorNode {
   std::uint16_t port = 0;
   std::vector<OfferedAddress> addresses;  // best first
 
-  void fields(auto& io) { io(host, token, port, addresses); }
   friend bool operator==(const DoctorNode&, const DoctorNode&) = default;
 };
 
@@ -48,7 +46,8 @@ struct Reach {
     kRejected,   // by a host or a firewall
     kNoRoute,    // as this host or a router says
     kOtherHost,  // another host answers
-    kOther       // see text
+    kOther,      // see text
+    kLast = kOther
   };
   std::string address;
   std::string interface;  // of this host, by which it went; empty: not known
@@ -56,11 +55,6 @@ struct Reach {
   std::int64_t round_trip_us = -1;  // where it works
   std::string text;                 // of the system, for kOther
 
-  void fields(auto& io) {
-    io(address, interface);
-    io.one_of(outcome, Outcome::kOther);
-    io(round_trip_us, text);
-  }
   friend bool operator==(const Reach&, const Reach&) = default;
 };
 
@@ -76,7 +70,6 @@ struct Path {
         out = &each;
     return out;
   }
-  void fields(auto& io) { io(tried); }
   friend bool operator==(const Path&, const Path&) = default;
 };
 

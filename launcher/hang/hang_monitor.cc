@@ -81,10 +81,9 @@ void HangMonitor::enter(Phase phase) {
 }
 
 void HangMonitor::wait_until(Instant deadline) {
-  deadline_timer_.expires_at(deadline);
-  deadline_timer_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
-    if (!error && watch_) deadline_passed();
-  }));
+  lifetime_.call_at(deadline_timer_, deadline, [this] {
+    if (watch_) deadline_passed();
+  });
 }
 
 void HangMonitor::deadline_passed() {
@@ -108,19 +107,15 @@ void HangMonitor::deadline_passed() {
 
 void HangMonitor::plan_look() {
   if (!watch_ || !watch_->next_look()) return;
-  look_timer_.expires_at(*watch_->next_look());
-  look_timer_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
-    if (error || !watch_) return;
-    probe_.look([this](std::vector<LivenessProbe::Seen> seen) { on_look(std::move(seen)); });
-  }));
+  lifetime_.call_at(look_timer_, *watch_->next_look(), [this] {
+    if (watch_) look();
+  });
 }
 
-void HangMonitor::on_look(std::vector<LivenessProbe::Seen> seen) {
-  if (!watch_) return;
+void HangMonitor::look() {
+  seen_ = probe_.look();
   std::vector<Liveness> signs;
-  signs.reserve(seen.size());
-  for (const LivenessProbe::Seen& each : seen) signs.push_back(each.sign);
-  seen_ = std::move(seen);
+  for (const LivenessProbe::Seen& each : seen_) signs.push_back(each.sign);
   const HangWatch::Change change = watch_->look(signs, SteadyClock::now());
   if (change == HangWatch::Change::kOver) hang_over();
   if (change == HangWatch::Change::kBegan) {
@@ -151,14 +146,7 @@ void HangMonitor::hang_over() {
 void HangMonitor::read_snapshot() {
   enter(Phase::kReading);
   snapshot_ = {};
-  probe_.look([this](std::vector<LivenessProbe::Seen> seen) {
-    if (!watch_) return;
-    on_look(std::move(seen));
-    fill_snapshot();
-  });
-}
-
-void HangMonitor::fill_snapshot() {
+  look();
   const Instant now = SteadyClock::now();
   const bool watching = watch_->next_look().has_value();
   snapshot_.action = environs_.job.hang.action;
@@ -197,11 +185,8 @@ void HangMonitor::fill_snapshot() {
   collector_->collect(report.ranks, [this] {
     collector_.reset();
     // The tools took their time: workers may have moved or ended since.
-    probe_.look([this](std::vector<LivenessProbe::Seen> seen) {
-      if (!watch_) return;
-      on_look(std::move(seen));
-      snapshot_complete();
-    });
+    look();
+    snapshot_complete();
   });
 }
 
@@ -250,7 +235,13 @@ void HangMonitor::publish(const std::map<int, NodeSnapshot>& snapshots, bool han
   HangReport report =
       only_node() ? snapshot_.report : merged(snapshots, environs_.assignment.group_world_size);
   if (only_node()) report.outliers = find_outliers(report.ranks);
-  if (report.ranks.empty()) return;
+  if (report.ranks.empty()) {
+    // The other nodes wait for an answer.
+    const HangVerdict none{.text = "a hang, but no node has told the state of its ranks in time"};
+    environs_.log.warning(none.text);
+    send(Kind::kVerdict, to_node_message(none));
+    return conclude(none);
+  }
   OnHang action = OnHang::kReport;
   for (const auto& [node, snapshot] : snapshots) action = std::max(action, snapshot.action);
   const std::string pause = hanging ? pause_text(report) : std::string();
@@ -282,8 +273,9 @@ void HangMonitor::publish(const std::map<int, NodeSnapshot>& snapshots, bool han
 void HangMonitor::conclude(const HangVerdict& verdict) {
   enter(Phase::kWatching);
   if (verdict.paused) watch_->restart_idle_times(SteadyClock::now());
-  const int local_rank = verdict.rank - environs_.assignment.base_rank;
-  const bool here = local_rank >= 0 && local_rank < environs_.job.local_world_size;
+  const int base_rank = environs_.assignment.base_rank;
+  const bool here = verdict.rank >= base_rank && verdict.rank - base_rank < environs_.job.local_world_size;
+  const int local_rank = here ? verdict.rank - base_rank : -1;
   if (here) callbacks_.reported(local_rank, verdict.line);
   if (!verdict.ends) return;
   if (here) return callbacks_.act(local_rank, verdict.line);
@@ -321,6 +313,10 @@ void HangMonitor::on_message(const control::Hang& message) {
     case Kind::kSnapshot: {
       auto read = from_node_message<NodeSnapshot>(message.payload, "a node's snapshot of a hang");
       if (!read) refuse(read.error());
+      if (read)  // what is compared and counted from here on
+        std::erase_if(read->report.ranks, [this](const RankSnapshot& rank) {
+          return rank.rank < 0 || rank.rank >= environs_.assignment.world_size;
+        });
       auto snapshot = read ? std::optional(*std::move(read)) : std::nullopt;
       return execute(session_->snapshot(message.group_rank, message.number, std::move(snapshot), now));
     }

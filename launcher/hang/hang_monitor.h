@@ -69,10 +69,9 @@ class HangMonitor {
   void deadline_passed();
 
   void plan_look();
-  void on_look(std::vector<LivenessProbe::Seen> seen);
+  void look();
   void hang_over();
   void read_snapshot();
-  void fill_snapshot();
   [[nodiscard]] Millis usual_limit() const;
   void snapshot_complete();
   void execute(const HangSession::Actions& actions);

@@ -12,7 +12,6 @@
 #include "launcher/text/json_fields.h"
 #include "launcher/text/rank_ranges.h"
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
 namespace {
@@ -57,14 +56,7 @@ std::string stack_line(const RankSnapshot& rank) {
   if (!rank.stacks.empty())
     return fmt::format("{}: {}", rank.tool,
                        fmt::join(relevant_frames(rank.stacks.front().functions, kFramesShown), " <- "));
-  std::string out;
-  if (!rank.threads.empty() && !rank.threads.front().kernel_stack.empty()) {
-    const std::span frames(rank.threads.front().kernel_stack);
-    out = fmt::format("kernel: {}", fmt::join(frames.first(std::min(frames.size(), kFramesShown)), " <- "));
-  }
-  if (!rank.tool_problem.empty())
-    out += fmt::format("{}(no stack: {})", out.empty() ? "" : " ", rank.tool_problem);
-  return out;
+  return rank.tool_problem.empty() ? std::string() : fmt::format("(no stack: {})", rank.tool_problem);
 }
 
 /// The descriptors and inodes of ranks differ where their places do not.
@@ -155,7 +147,6 @@ Json to_object(const ThreadState& thread) {
   Json out{{"id", thread.id}, {"name", thread.name}, {"state", std::string(1, thread.state)}};
   json::put(out, "call", thread.call);
   json::put(out, "wait", thread.wait);
-  json::put(out, "kernel_stack", thread.kernel_stack);
   return out;
 }
 
@@ -174,7 +165,6 @@ Json to_object(const RankSnapshot& rank) {
   for (const ThreadState& thread : rank.threads) out["threads"].push_back(to_object(thread));
   for (const ThreadStack& stack : rank.stacks)
     out["stacks"].push_back({{"thread", stack.title}, {"functions", stack.functions}});
-  json::put(out, "tool_output", rank.tool_output);
   return out;
 }
 
@@ -230,11 +220,14 @@ std::vector<std::string> hang_head(const HangReport& report) {
         on_hosts(report,
                  nodes_of(report, [&](const RankSnapshot& rank) { return is_outlier(report, rank); })),
         report.outliers.why));
-  else if (stalled.size() == report.ranks.size())
+  else if (stalled.size() == report.ranks.size() && report.left_out == 0)
     out.push_back(fmt::format("no outlier: all ranks{} are at the same place",
                               report.nodes.empty() ? " of this node" : ""));
   else
     out.push_back("no outlier: the ranks differ only in whether they make progress");
+  if (report.left_out > 0)
+    out.push_back(
+        fmt::format("{} more ranks are not shown: their nodes' messages had no room", report.left_out));
   std::vector<int> missing;
   for (const HangNode& node : report.nodes)
     if (!node.answered) missing.push_back(node.node);
@@ -301,9 +294,10 @@ std::string hangs_to_json(std::span<const HangReport> hangs) {
 
 void HangLog::add(HangReport report) {
   if (hangs_.size() >= kMostHangs) hangs_.erase(hangs_.begin() + 1);
-  // What tools wrote is most of it, of a thousand nodes a hundred megabytes.
+  // Stacks are most of it, of a thousand nodes a hundred megabytes.
   if (hangs_.size() > 1)
-    for (RankSnapshot& rank : hangs_.back().ranks) rank.tool_output.clear();
+    for (RankSnapshot& rank : hangs_.back().ranks)
+      rank.stacks.resize(std::min<std::size_t>(rank.stacks.size(), 1));
   hangs_.push_back(std::move(report));
   write();
 }

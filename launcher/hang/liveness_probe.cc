@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/hang/liveness_probe.h"
 
+#include <memory>
 #include <utility>
 
 #include <fmt/format.h>
@@ -12,32 +13,26 @@ namespace muster::launcher {
 
 HeartbeatFiles::HeartbeatFiles(boost::asio::io_context& io, std::vector<std::string> paths,
                                std::function<Mark(const std::string&)> look)
-    : paths_(std::move(paths)), look_(std::move(look)), deadline_(io), helper_(io) {}
+    : paths_(std::move(paths)), look_(std::move(look)), helper_(io) {}
 
-void HeartbeatFiles::read(Done done) {
-  done_ = std::move(done);
-  ++reads_;
-  deadline_.expires_after(kTimeout);
-  deadline_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
-    if (!error) finish(std::nullopt);
-  }));
-  // While one look does not return none is added to it.
-  if (helper_.pending() > 0) return;
-  helper_.run(
-      [paths = paths_, look = look_] {
-        std::vector<Mark> out;
-        out.reserve(paths.size());
-        for (const std::string& path : paths) out.push_back(look(path));
-        return out;
-      },
-      [this, number = reads_](std::optional<std::vector<Mark>> marks) {
-        if (number == reads_) finish(marks);
-      });
-}
-
-void HeartbeatFiles::finish(const std::optional<std::vector<Mark>>& marks) {
-  deadline_.cancel();
-  if (const auto done = std::exchange(done_, {})) done(marks);
+std::optional<std::vector<HeartbeatFiles::Mark>> HeartbeatFiles::read() {
+  auto answer = std::move(late_);
+  Millis timeout{0};
+  if (!answer.valid()) {
+    const auto marks = std::make_shared<std::promise<std::vector<Mark>>>();
+    helper_.run(
+        [paths = paths_, look = look_, marks] {
+          std::vector<Mark> out;
+          for (const std::string& path : paths) out.push_back(look(path));
+          marks->set_value(std::move(out));
+        },
+        [] {});
+    answer = marks->get_future();
+    timeout = kTimeout;
+  }
+  if (answer.wait_for(timeout) == std::future_status::ready) return answer.get();
+  late_ = std::move(answer);
+  return std::nullopt;
 }
 
 LivenessProbe::LivenessProbe(boost::asio::io_context& io, const HangEnvirons& environs)
@@ -51,26 +46,19 @@ LivenessProbe::LivenessProbe(boost::asio::io_context& io, const HangEnvirons& en
   heartbeats_.emplace(io, std::move(paths));
 }
 
-void LivenessProbe::look(Done done) {
-  waiting_.push_back(std::move(done));
-  if (waiting_.size() > 1) return;
-  if (!heartbeats_) return answer();
-  heartbeats_->read([this](const std::optional<Marks>& marks) {
+std::vector<LivenessProbe::Seen> LivenessProbe::look() {
+  if (heartbeats_) {
+    auto marks = heartbeats_->read();
     if (!marks && marks_)
       environs_.log.warning(
           fmt::format("--heartbeat-file={}: the file system does not answer; until it does, no worker counts "
                       "as stalled",
                       environs_.job.hang.heartbeat));
-    marks_ = marks;
-    answer();
-  });
-}
-
-void LivenessProbe::answer() {
-  std::vector<Seen> seen;
-  seen.reserve(static_cast<std::size_t>(environs_.job.local_world_size));
-  for (int rank = 0; rank < environs_.job.local_world_size; ++rank) seen.push_back(look_at(rank));
-  for (const Done& done : std::exchange(waiting_, {})) done(seen);
+    marks_ = std::move(marks);
+  }
+  std::vector<Seen> out;
+  for (int rank = 0; rank < environs_.job.local_world_size; ++rank) out.push_back(look_at(rank));
+  return out;
 }
 
 LivenessProbe::Seen LivenessProbe::look_at(int local_rank) const {

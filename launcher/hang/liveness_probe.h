@@ -2,12 +2,13 @@
 // LivenessProbe: reads the signs of life of a node's workers for hang_watch.h: their progress files,
 // heartbeat files, the collectives of the runtime or, with a fixed time-out, their output. A look reads a
 // small file per worker. Heartbeat files are read by a helper thread, because the server of their file system
-// may be gone: while it does not answer within kTimeout no worker counts as stalled. A worker that waits for
+// may be gone: while it does not answer no worker counts as stalled. A worker that waits for
 // the reader of its output, such as a stopped terminal, does not count as idle. Owned by a HangMonitor; one
 // loop. What cannot be read is left out; nothing here fails.
 #pragma once
 
 #include <functional>
+#include <future>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,7 +23,6 @@
 #include "launcher/process/worker_group.h"
 #include "launcher/progress/progress_sample.h"
 #include "rendezvous/base/env.h"
-#include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/net/helper_thread.h"
 
@@ -31,28 +31,22 @@ namespace muster::launcher {
 /// Reads when files changed last, by a helper thread.
 class HeartbeatFiles {
  public:
-  static constexpr std::chrono::seconds kTimeout{1};
+  static constexpr Millis kTimeout{500};
   /// Changes whenever the file does; nothing: there is no such file.
   using Mark = std::optional<std::uint64_t>;
 
   HeartbeatFiles(boost::asio::io_context& io, std::vector<std::string> paths,
                  std::function<Mark(const std::string&)> look = file_mark);
 
-  /// `done` comes once, on the loop and not from within. Nothing: the files did not answer in time. Not to be
-  /// called before the last `done` has come.
-  using Done = std::function<void(const std::optional<std::vector<Mark>>& marks)>;
-  void read(Done done);
+  /// Nothing: the files have not answered within kTimeout, for which this waits. While they still do not, it
+  /// does not wait again, and what they answer at last is taken by the next call.
+  [[nodiscard]] std::optional<std::vector<Mark>> read();
 
  private:
-  void finish(const std::optional<std::vector<Mark>>& marks);
-
   std::vector<std::string> paths_;
   std::function<Mark(const std::string&)> look_;
-  LoopTimer deadline_;
-  Done done_;
-  int reads_ = 0;  // so far: an answer that comes too late is none to the next read
+  std::future<std::vector<Mark>> late_;  // valid: what did not answer in time
   net::HelperThread helper_;
-  Lifetime lifetime_;
 };
 
 /// What a HangMonitor is told of the attempt that it watches.
@@ -78,21 +72,18 @@ class LivenessProbe {
 
   LivenessProbe(boost::asio::io_context& io, const HangEnvirons& environs);
 
-  /// `done` comes once, with all workers: at once, or with heartbeat files within kTimeout.
-  using Done = std::function<void(std::vector<Seen> seen)>;
-  void look(Done done);
+  /// Of all workers.
+  [[nodiscard]] std::vector<Seen> look();
 
  private:
   using Marks = std::vector<HeartbeatFiles::Mark>;
 
-  void answer();
   [[nodiscard]] Seen look_at(int local_rank) const;
   [[nodiscard]] bool waits_for_reader(int local_rank) const;
 
   HangEnvirons environs_;
   std::optional<HeartbeatFiles> heartbeats_;
   std::optional<Marks> marks_{Marks{}};  // nothing: the files did not answer last time
-  std::vector<Done> waiting_;
 };
 
 }  // namespace muster::launcher

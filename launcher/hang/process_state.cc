@@ -12,14 +12,12 @@
 
 #include "launcher/process/process_stat.h"
 #include "launcher/text/clean_line.h"
-#include "launcher/text/split.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kMaxBytes = 65536;
-constexpr std::size_t kMaxKernelFrames = 16;
 constexpr int kMaxDepth = 4;  // a script that runs a script
 
 struct Call {
@@ -32,10 +30,6 @@ struct Call {
 constexpr std::array kCalls = {
     Call{SYS_read, "read", true},
     Call{SYS_write, "write", true},
-    Call{SYS_readv, "readv", true},
-    Call{SYS_writev, "writev", true},
-    Call{SYS_pread64, "pread64", true},
-    Call{SYS_pwrite64, "pwrite64", true},
     Call{SYS_recvfrom, "recvfrom", true},
     Call{SYS_recvmsg, "recvmsg", true},
     Call{SYS_sendto, "sendto", true},
@@ -45,11 +39,9 @@ constexpr std::array kCalls = {
     Call{SYS_connect, "connect", true},
     Call{SYS_ioctl, "ioctl", true},
     Call{SYS_flock, "flock", true},
-    Call{SYS_fcntl, "fcntl", true},
     Call{SYS_fsync, "fsync", true},
     Call{SYS_fdatasync, "fdatasync", true},
     Call{SYS_openat, "openat", false},
-    Call{SYS_close, "close", true},
     Call{SYS_futex, "futex", false},
     Call{SYS_ppoll, "ppoll", false},
     Call{SYS_pselect6, "pselect6", false},
@@ -64,14 +56,6 @@ constexpr std::array kCalls = {
     Call{SYS_clock_nanosleep, "clock_nanosleep", false},
     Call{SYS_wait4, "wait4", false},
     Call{SYS_waitid, "waitid", false},
-    Call{SYS_rt_sigsuspend, "rt_sigsuspend", false},
-    Call{SYS_rt_sigtimedwait, "rt_sigtimedwait", false},
-    Call{SYS_restart_syscall, "restart_syscall", false},
-    Call{SYS_sched_yield, "sched_yield", false},
-    Call{SYS_msync, "msync", false},
-    Call{SYS_munmap, "munmap", false},
-    Call{SYS_semtimedop, "semtimedop", false},
-    Call{SYS_io_getevents, "io_getevents", false},
 };
 
 const Call* find_call(long number) {
@@ -99,18 +83,6 @@ std::string describe(pid_t pid, const CurrentCall& current) {
                         : fmt::format("{}({} -> {})", call->name, current.first_argument, target);
 }
 
-/// "[<0>] pipe_read+0x1a/0x40" is pipe_read.
-std::vector<std::string> kernel_frames(std::string_view text) {
-  std::vector<std::string> out;
-  for (std::string_view line : split(text, '\n')) {
-    if (out.size() == kMaxKernelFrames) break;
-    if (const auto end = line.find("] "); end != std::string_view::npos) line.remove_prefix(end + 2);
-    line = line.substr(0, line.find('+'));
-    if (!line.empty()) out.push_back(one_clean_line(line));
-  }
-  return out;
-}
-
 std::optional<CurrentCall> current_call(pid_t pid, int thread) {
   const auto text = read_file(fmt::format("/proc/{}/task/{}/syscall", pid, thread), kMaxBytes);
   return text ? parse_current_call(*text) : std::nullopt;
@@ -129,7 +101,6 @@ Std blocked_output(pid_t pid, int depth) {
 }
 
 ThreadState read_thread(pid_t pid, int id) {
-  const std::string folder = fmt::format("/proc/{}/task/{}/", pid, id);
   ThreadState out;
   out.id = id;
   if (const auto stat = read_process_stat(pid, id)) {
@@ -137,8 +108,8 @@ ThreadState read_thread(pid_t pid, int id) {
     out.state = stat->state;
   }
   if (const auto call = current_call(pid, id)) out.call = describe(pid, *call);
-  if (std::string wait = read_line(folder + "wchan"); wait != "0") out.wait = std::move(wait);
-  if (const auto text = read_file(folder + "stack", kMaxBytes)) out.kernel_stack = kernel_frames(*text);
+  if (std::string wait = read_line(fmt::format("/proc/{}/task/{}/wchan", pid, id)); wait != "0")
+    out.wait = std::move(wait);
   return out;
 }
 

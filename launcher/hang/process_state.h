@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of a process, from /proc: state, system call and what its descriptor is, where in the kernel
-// they wait, and for root the kernel's stack. Needs nothing installed and does not stop the process.
-// What may not be read is left out. Source: proc(5).
+// The threads of a process, from /proc: state, system call and what its descriptor is, and where in the
+// kernel they wait. Needs nothing installed and does not stop the process. What may not be read is left out.
+// Source: proc(5).
 #pragma once
 
 #include <optional>

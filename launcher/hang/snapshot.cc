@@ -2,6 +2,7 @@
 #include "launcher/hang/snapshot.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "launcher/hang/outliers.h"
@@ -10,17 +11,23 @@
 namespace muster::launcher {
 namespace {
 
-/// Leaves out more of each rank with each round: first what the tools wrote, then threads and stacks but the
-/// main thread's, then those, then all collectives but four, then half of the ranks: those that hang stay.
+constexpr Millis kMostIdle = std::chrono::hours(24 * 365);  // a message may have any number
+
+/// Leaves out more of each rank with each round: first most threads and stacks, then all but the main
+/// thread's, then those, then all collectives but four, then each second rank, of those that hang and of the
+/// others.
 void thin(NodeSnapshot& snapshot, int round) {
   const std::size_t threads = round == 0 ? 8 : round == 1 ? 1 : 0;
   auto& ranks = snapshot.report.ranks;
+  if (round > 32) snapshot.report = {};  // of what another node sent, texts alone may be too much
   if (round > 2) {
-    std::stable_partition(ranks.begin(), ranks.end(), [](const RankSnapshot& rank) { return rank.stalled; });
-    ranks.resize(ranks.size() / 2);
+    std::array<bool, 2> second{};
+    const auto drops = [&](const RankSnapshot& rank) {
+      return std::exchange(second[rank.stalled ? 1 : 0], !second[rank.stalled ? 1 : 0]);
+    };
+    snapshot.report.left_out += static_cast<int>(std::erase_if(ranks, drops));
   }
   for (RankSnapshot& rank : ranks) {
-    rank.tool_output.clear();
     rank.threads.resize(std::min(rank.threads.size(), threads));
     rank.stacks.resize(std::min(rank.stacks.size(), threads));
     if (round < 2) continue;
@@ -53,7 +60,9 @@ HangReport merged(const std::map<int, NodeSnapshot>& snapshots, int nodes) {
     entry.host = report.host;
     entry.answered = true;
     if (out.host.empty()) out.host = report.host, out.wall_time_s = report.wall_time_s;
-    if (report.idle_time > out.idle_time) out.idle_time = report.idle_time, out.limit = report.limit;
+    if (report.idle_time > out.idle_time)
+      out.idle_time = std::min(report.idle_time, kMostIdle), out.limit = report.limit;
+    if (report.left_out > 0 && report.left_out <= 1'000'000) out.left_out += report.left_out;
     for (const RankSnapshot& rank : report.ranks) {
       out.ranks.push_back(rank);
       out.ranks.back().node = node;

@@ -26,9 +26,7 @@ struct ThreadState {
   char state = '?';       // R, S, D, T, t, Z
   std::string call = {};  // "read(5 -> pipe:[8123])"; empty: not in a system call, or not known
   std::string wait = {};  // where in the kernel: "pipe_read"
-  std::vector<std::string> kernel_stack = {};  // readable by root only
 
-  void fields(auto& io) { io(id, name, state, call, wait, kernel_stack); }
   friend bool operator==(const ThreadState&, const ThreadState&) = default;
 };
 
@@ -37,7 +35,6 @@ struct ThreadStack {
   std::string title = {};  // "Thread 1 (LWP 812)" as the tool prints it
   std::vector<std::string> functions = {};
 
-  void fields(auto& io) { io(title, functions); }
   friend bool operator==(const ThreadStack&, const ThreadStack&) = default;
 };
 
@@ -59,13 +56,8 @@ struct RankSnapshot {
   std::string tool = {};                          // that read the stacks: "gdb"; empty: none did
   std::string tool_problem = {};                  // why not
   std::vector<ThreadStack> stacks = {};           // the first is the main thread's
-  std::vector<std::string> tool_output = {};
 
   [[nodiscard]] bool runs() const { return ended.empty(); }
-  void fields(auto& io) {
-    io(rank, local_rank, pid, watched, stalled, idle_time, ended, paused, progress, source, collectives,
-       threads, tool, tool_problem, stacks, tool_output);
-  }
   friend bool operator==(const RankSnapshot&, const RankSnapshot&) = default;
 };
 
@@ -74,7 +66,6 @@ struct Outliers {
   std::vector<int> ranks = {};  // of the world, ascending; empty: nobody does
   std::string why = {};
 
-  void fields(auto& io) { io(ranks, why); }
   friend bool operator==(const Outliers&, const Outliers&) = default;
 };
 
@@ -94,10 +85,9 @@ struct HangReport {
   Millis limit{0};
   std::vector<RankSnapshot> ranks = {};  // by rank
   Outliers outliers;
+  int left_out = 0;                  // ranks for which a node's message had no room
   std::optional<Millis> over_after;  // once it is over: how long it took
 
-  /// What one node knows of its own ranks.
-  void fields(auto& io) { io(host, wall_time_s, idle_time, limit, ranks); }
   friend bool operator==(const HangReport&, const HangReport&) = default;
 };
 
@@ -107,10 +97,6 @@ struct NodeSnapshot {
   bool hanging = false;             // still, after the stacks were read
   OnHang action = OnHang::kReport;  // what is asked for here
 
-  void fields(auto& io) {
-    io(report, hanging);
-    io.one_of(action, OnHang::kStop);
-  }
   friend bool operator==(const NodeSnapshot&, const NodeSnapshot&) = default;
 };
 
@@ -123,7 +109,6 @@ struct HangVerdict {
   int rank = -1;          // that the job's report is to name
   std::string line = {};  // its text there
 
-  void fields(auto& io) { io(text, outliers, ends, paused, rank, line); }
   friend bool operator==(const HangVerdict&, const HangVerdict&) = default;
 };
 

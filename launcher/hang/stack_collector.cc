@@ -104,15 +104,13 @@ void StackCollector::collect(std::vector<RankSnapshot>& ranks, std::function<voi
     }
     open_.push_back(std::move(task));
   }
-  deadline_.expires_after(timeouts_.all);
-  deadline_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
-    if (error) return;
+  lifetime_.call_at(deadline_, SteadyClock::now() + timeouts_.all, [this] {
     over_ = true;
     for (const Task& task : std::exchange(open_, {}))
       task.rank->tool_problem =
           fmt::format("no time was left of {} s for all stacks", timeouts_.all.count() / 1000);
     while (!jobs_.empty()) finish(jobs_.front(), false);
-  }));
+  });
   asio::post(io_, lifetime_.guard([this] { next(); }));
 }
 
@@ -138,10 +136,9 @@ void StackCollector::start(Task task) {
     return;
   }
   const auto job = std::make_shared<Job>(io_, *std::move(child), std::move(task));
-  job->deadline.expires_after(timeouts_.one);
-  job->deadline.async_wait(lifetime_.guard([this, job](boost::system::error_code error) {
-    if (!error && job->process) finish(job, false);
-  }));
+  lifetime_.call_at(job->deadline, SteadyClock::now() + timeouts_.one, [this, job] {
+    if (job->process) finish(job, false);
+  });
   jobs_.push_back(job);
   read(job);
 }
@@ -175,14 +172,13 @@ void StackCollector::finish(std::shared_ptr<Job> job, bool in_time) {
   const StackTool tool = job->task.tools.front();
   job->task.tools.erase(job->task.tools.begin());
   rank.stacks = parse_stacks(tool, job->lines);
-  rank.tool_output = std::move(job->lines);
   if (!rank.stacks.empty()) {
     rank.tool = name_of(tool);
     rank.tool_problem.clear();
   } else if (!in_time) {
     rank.tool_problem = fmt::format("{} did not answer in time", name_of(tool));
   } else {
-    rank.tool_problem = fmt::format("{}: {}", name_of(tool), problem_in(rank.tool_output, "shows no stack"));
+    rank.tool_problem = fmt::format("{}: {}", name_of(tool), problem_in(job->lines, "shows no stack"));
   }
   if (!in_time) job->resume_worker();
   if (rank.stacks.empty() && !over_) open_.push_front(std::move(job->task));

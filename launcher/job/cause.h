@@ -26,6 +26,7 @@ enum class CauseClass {
   kHang,       // it gave no sign of life, and muster ended it for that
   kStopped,    // by muster, because of another failure
   kPreempted,  // it saved its state and ended, to be started again
+  kLast = kPreempted
 };
 
 struct CauseName {
@@ -63,10 +64,6 @@ struct Cause {
   std::string text = {};   // "ValueError: boom"
   std::string where = {};  // "train.py:12"; empty: not known
 
-  void fields(auto& io) {
-    io.one_of(kind, kCauseNames.back().kind);
-    io(text, where);
-  }
   friend bool operator==(const Cause&, const Cause&) = default;
 };
 

@@ -64,7 +64,6 @@ struct ProcessEnd {
   /// What a shell would report: the exit code, or 128 + signal.
   [[nodiscard]] int shell_code() const { return signal != 0 ? 128 + signal : code; }
 
-  void fields(auto& io) { io(code, signal, core); }
   friend bool operator==(const ProcessEnd&, const ProcessEnd&) = default;
 };
 

@@ -13,7 +13,7 @@
 
 namespace muster::launcher {
 
-enum class OnHang { kReport, kRestart, kStop };
+enum class OnHang { kReport, kRestart, kStop, kLast = kStop };
 
 struct HangRules {
   enum class Watch {

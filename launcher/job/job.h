@@ -14,6 +14,7 @@
 #include "launcher/job/exit_status.h"
 #include "launcher/job/hang_rules.h"
 #include "launcher/job/restart_policy.h"
+#include "launcher/text/clean_line.h"
 #include "launcher/text/stream_selection.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/etcd/settings.h"
@@ -158,8 +159,8 @@ struct WorkerOutcome {
   bool stopped_by_us = false;    // it ended after muster had signalled it
   std::int64_t wall_time_s = 0;  // when the exit was learnt, seconds since the epoch
   std::string error_file;        // path; empty: none was written
-  std::string error_message;     // from the error file
-  std::string error_callstack;   // likewise
+  TextLines error_message;       // from the error file
+  TextLines error_callstack;     // likewise
   std::vector<std::string> stderr_tail;
   Cause cause;
   std::string device;               // "GPU 3 (GPU-5a...)"; empty: none
@@ -169,12 +170,6 @@ struct WorkerOutcome {
   /// From when its end was learnt until the attempt's outcome was known here; negative: it ended afterwards.
   std::int64_t before_outcome_ms = 0;
 
-  void fields(auto& io) {
-    io(local_rank, rank, pid, end, stopped_by_us, wall_time_s, error_file);
-    io.lines(error_message);
-    io.lines(error_callstack);
-    io(stderr_tail, cause, device, progress, hang, kernel, before_outcome_ms);
-  }
   friend bool operator==(const WorkerOutcome&, const WorkerOutcome&) = default;
 };
 

@@ -26,12 +26,6 @@ struct CollectiveState {
   std::uint64_t size_bytes = 0;
   int root = -1;  // of a broadcast
 
-  void fields(auto& io) {
-    io(group, backend, world_size);
-    io.one_of(operation, PageOperation::kCaptured);
-    io.one_of(state, PageState::kGone);
-    io(sequence, size_bytes, root);
-  }
   friend bool operator==(const CollectiveState&, const CollectiveState&) = default;
 };
 

@@ -32,7 +32,6 @@ struct NodeReport {
   std::vector<WorkerOutcome> workers;  // in the order in which their ends were learnt
   std::vector<std::string> kernel;     // GPU faults in its kernel's log that belong to none of them
 
-  void fields(auto& io) { io(node, host, workers, kernel); }
   friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
 

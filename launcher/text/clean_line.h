@@ -8,6 +8,12 @@
 
 namespace muster::launcher {
 
+/// A text of several lines, in a value that nodes send each other (node_message.h).
+struct TextLines : std::string {
+  using std::string::string;
+  using std::string::operator=;
+};
+
 /// The first line of it as printable text, without spaces at its ends, cut at 300 bytes.
 [[nodiscard]] std::string one_clean_line(std::string_view text);
 

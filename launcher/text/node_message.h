@@ -5,15 +5,19 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <boost/pfr/core.hpp>
 #include <fmt/format.h>
 
 #include <muster/result.h>
 
+#include "launcher/text/clean_line.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/archive.h"
 #include "rendezvous/base/text.h"
@@ -23,42 +27,39 @@ namespace muster::launcher {
 /// Agents and coordinator take no message over 1 MiB.
 inline constexpr std::size_t kMaxNodeMessageBytes = std::size_t{512} << 10;
 
-/// Cleans each text of a value that lists its fields, and cuts its lists.
+/// Cleans each text of a value, and cuts its lists.
 class TextCleaner {
  public:
   static constexpr std::size_t kMaxTextBytes = 16384;
   static constexpr std::size_t kMaxList = 4096;
 
-  template <class... T>
-  void operator()(T&... values) {
-    (clean(values), ...);
-  }
-  void lines(std::string& text) {
-    std::vector<std::string> out;
-    for (const std::string_view line : split(std::string_view(text).substr(0, kMaxTextBytes), '\n'))
-      out.push_back(muster::one_line(line, kMaxTextBytes));
-    text = fmt::format("{}", fmt::join(out, "\n"));
-  }
-  template <class E>
-  void one_of(E&, E) {}
-
- private:
   template <class T>
-  void clean(T& value) {
-    if constexpr (std::is_same_v<T, std::string>) {
+  void operator()(T& value) const {
+    if constexpr (std::is_same_v<T, TextLines>) {
+      std::vector<std::string> out;
+      for (const std::string_view line : split(std::string_view(value).substr(0, kMaxTextBytes), '\n'))
+        out.push_back(muster::one_line(line, kMaxTextBytes));
+      value = fmt::format("{}", fmt::join(out, "\n"));
+    } else if constexpr (std::is_same_v<T, std::string>) {
       value = muster::one_line(value, kMaxTextBytes);
     } else if constexpr (is_instance_of<T, std::vector>) {
       if (value.size() > kMaxList) value.resize(kMaxList);
-      for (auto& each : value) clean(each);
-    } else if constexpr (requires { value.fields(*this); }) {
-      value.fields(*this);
+      for (auto& each : value) (*this)(each);
+    } else if constexpr (is_instance_of<T, std::optional>) {
+      if (value) (*this)(*value);
+    } else if constexpr (std::is_aggregate_v<T>) {
+      boost::pfr::for_each_field(value, *this);
+    } else {
+      static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_same_v<T, Millis>);
     }
   }
 };
 
+inline constexpr char kNodeMessageVersion = 2;
+
 template <class Value>
 [[nodiscard]] std::string to_node_message(Value value) {
-  std::string out(1, '\1');
+  std::string out(1, kNodeMessageVersion);
   TextCleaner()(value);
   ArchiveWriter{out}(value);
   return out;
@@ -71,7 +72,7 @@ template <class Value>
   std::uint8_t version = 0;
   Value out;
   reader(version);
-  if (version != 1) reader.fail("it is of another version");
+  if (version != kNodeMessageVersion) reader.fail("it is of another version");
   reader(out);
   if (!reader.at_end()) reader.fail("it is too long");
   if (!reader.error().empty())

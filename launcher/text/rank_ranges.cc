@@ -2,6 +2,7 @@
 #include "launcher/text/rank_ranges.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include <fmt/format.h>
 
@@ -19,7 +20,7 @@ std::string to_ranges(std::span<const int> sorted) {
   std::string out;
   for (std::size_t i = 0; i < sorted.size();) {
     std::size_t last = i;
-    while (last + 1 < sorted.size() && sorted[last + 1] == sorted[last] + 1) ++last;
+    while (last + 1 < sorted.size() && std::int64_t{sorted[last + 1]} - sorted[last] == 1) ++last;
     if (!out.empty()) out += ',';
     out += last == i ? fmt::format("{}", sorted[i]) : fmt::format("{}-{}", sorted[i], sorted[last]);
     i = last + 1;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Archive: values as bytes and back, for the messages between agents and coordinator and for the records of
-// the state log. A struct is its members in their order (Boost.PFR finds them), or what it lists in a member
-// `void fields(auto& io) { io(first, second); }`. Integers have their own width, times are milliseconds as
-// i64, counts of bytes and elements u64, an enumerator is a u8 up to its type's kLast, a variant the number
-// of its alternative from 1 as u8; all little-endian. Sans-IO. Failure of a reader is sticky: error() says
-// what is wrong, and what is read afterwards is empty.
+// the state log. A struct is its members in their order (Boost.PFR finds them). Integers have their own
+// width, times are milliseconds as i64, counts of bytes and elements u64, an enumerator is a u8 up to its
+// type's kLast, a variant the number of its alternative from 1 as u8; all little-endian. Sans-IO. Failure of
+// a reader is sticky: error() says what is wrong, and what is read afterwards is empty.
 #pragma once
 
 #include <array>
@@ -41,13 +40,6 @@ class ArchiveWriter {
   void operator()(const T&... values) {
     (put(values), ...);
   }
-  /// A text of several lines.
-  void lines(const std::string& text) { put(text); }
-  /// An enumerator; the second is the last there is.
-  template <class E>
-  void one_of(E value, E) {
-    put(static_cast<std::uint8_t>(value));
-  }
 
  private:
   template <class T>
@@ -76,9 +68,6 @@ class ArchiveWriter {
       for (const std::uint8_t byte : value) put(byte);
     } else if constexpr (std::is_enum_v<T>) {
       put(static_cast<std::uint8_t>(value));
-    } else if constexpr (requires(T & changed) { changed.fields(*this); }) {
-      // fields() serves reading too and so is not const; a writer changes nothing.
-      const_cast<T&>(value).fields(*this);
     } else {
       boost::pfr::for_each_field(value, [this](const auto& each) { this->put(each); });
     }
@@ -96,14 +85,6 @@ class ArchiveReader {
   template <class... T>
   void operator()(T&... values) {
     (take(values), ...);
-  }
-  void lines(std::string& text) { take(text); }
-  template <class E>
-  void one_of(E& value, E last) {
-    std::uint8_t number = 0;
-    take(number);
-    if (number > static_cast<std::uint8_t>(last)) return fail("a number that means nothing");
-    value = static_cast<E>(number);
   }
   /// The first failure counts.
   void fail(std::string_view error) {
@@ -171,9 +152,9 @@ class ArchiveReader {
     } else if constexpr (requires { std::tuple_size<T>::value; }) {
       for (std::uint8_t& byte : value) take(byte);
     } else if constexpr (std::is_enum_v<T>) {
-      one_of(value, T::kLast);
-    } else if constexpr (requires { value.fields(*this); }) {
-      value.fields(*this);
+      const auto number = read<std::uint8_t>();
+      if (number > static_cast<std::uint8_t>(T::kLast)) return fail("a number that means nothing");
+      value = static_cast<T>(number);
     } else {
       boost::pfr::for_each_field(value, [this](auto& each) { this->take(each); });
     }

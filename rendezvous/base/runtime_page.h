@@ -25,12 +25,20 @@ enum class PageOperation : std::uint32_t {
   kReduceScatter = 5,
   kAllocate = 6,
   kCaptured = 7,  // of a replayed CUDA graph, counted by the GPU
+  kLast = kCaptured
 };
 inline constexpr std::array<std::string_view, 8> kPageOperations = {
     "none",       "barrier",        "all_reduce", "broadcast",
     "all_gather", "reduce_scatter", "allocate",   "a captured collective"};
 
-enum class PageState : std::uint32_t { kNone = 0, kBegun = 1, kFinished = 2, kFailed = 3, kGone = 4 };
+enum class PageState : std::uint32_t {
+  kNone = 0,
+  kBegun = 1,
+  kFinished = 2,
+  kFailed = 3,
+  kGone = 4,
+  kLast = kGone
+};
 
 /// The last collective of one group.
 struct PageSlot {

@@ -37,7 +37,6 @@ def test_the_rank_that_others_wait_for_is_named_with_its_stack_and_the_job_goes_
     one = hang["ranks"][1]
     assert (one["rank"], one["tool"], one["source"], one["stalled"]) == (1, "gdb", "progress", True)
     assert one["stacks"][0]["functions"][:3] == ["read", "load_batch", "main"]
-    assert any("load_batch" in line for line in one["tool_output"])
     assert one["threads"][0]["call"].startswith("read(") and one["threads"][0]["state"] == "S"
 
     go(muster)

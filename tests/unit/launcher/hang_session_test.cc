@@ -2,6 +2,9 @@
 // A hang over several nodes: who is asked, when there is a report, and what it says of all ranks.
 #include "launcher/hang/hang_session.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "launcher/hang/hang_report.h"
 #include "launcher/hang/snapshot.h"
 #include "launcher/text/node_message.h"
@@ -182,8 +185,7 @@ TEST_CASE("a node's snapshot is read as it was written") {
   rank.ended = "exited with code 0";
   rank.paused = "announced a pause";
   rank.tool_problem = "gdb: no";
-  rank.tool_output = {"a", "b"};
-  rank.threads.push_back({7, "main", 'S', "read(5 -> pipe:[8])", "pipe_read", {"pipe_read"}});
+  rank.threads.push_back({7, "main", 'S', "read(5 -> pipe:[8])", "pipe_read"});
   rank.collectives = {{"default", "shm", 2, PageOperation::kBroadcast, PageState::kBegun, 17, 8, 2}};
   REQUIRE(from_node_message<NodeSnapshot>(to_message(part), "") == part);
 
@@ -194,9 +196,7 @@ TEST_CASE("a node's snapshot is read as it was written") {
 TEST_CASE("a part that is too large loses evidence before it loses ranks") {
   NodeSnapshot part = snapshot_of(0, true, std::vector<std::string>(200, "step 7"));
   for (RankSnapshot& rank : part.report.ranks) {
-    rank.tool_output.assign(2000, std::string(100, 'x'));
-    rank.threads.assign(64,
-                        {1, "worker", 'S', "read()", "pipe_read", std::vector<std::string>(20, "pipe_read")});
+    rank.threads.assign(64, {1, "worker", 'S', std::string(100, 'x'), "pipe_read"});
   }
   const std::string message = to_message(part);
   REQUIRE(message.size() <= kMaxNodeMessageBytes);
@@ -209,10 +209,10 @@ TEST_CASE("a part that is too large loses evidence before it loses ranks") {
 
 TEST_CASE("a list that is too long is cut where it is sent, so that the rest of the message is read") {
   NodeSnapshot part = snapshot_of(0, true, {"step 7"});
-  part.report.ranks[0].tool_output.assign(TextCleaner::kMaxList + 1, "x");
+  part.report.ranks[0].stacks[0].functions.assign(TextCleaner::kMaxList + 1, "x");
   const auto read = from_node_message<NodeSnapshot>(to_message(part), "");
   REQUIRE(read);
-  REQUIRE(read->report.ranks[0].tool_output.size() == TextCleaner::kMaxList);
+  REQUIRE(read->report.ranks[0].stacks[0].functions.size() == TextCleaner::kMaxList);
 
   HangVerdict verdict{"hang\nof rank 5", {{}, "behind"}, true, false, 5, "rank 5 hangs"};
   verdict.outliers.ranks.assign(TextCleaner::kMaxList + 1, 3);
@@ -221,14 +221,36 @@ TEST_CASE("a list that is too long is cut where it is sent, so that the rest of 
   REQUIRE(told->text == "hang of rank 5");
 }
 
-TEST_CASE("a part that hardly fits keeps the ranks that hang") {
+TEST_CASE(
+    "a part that hardly fits keeps ranks that hang and ranks that do not, by rank, and says what is "
+    "missing") {
   NodeSnapshot part = snapshot_of(0, true, std::vector<std::string>(1024, std::string(1000, 'x')));
-  for (RankSnapshot& rank : part.report.ranks) rank.stalled = rank.rank == 1023;
+  for (RankSnapshot& rank : part.report.ranks) rank.stalled = rank.rank != 1023;
   const std::string message = to_message(part);
   REQUIRE(message.size() <= kMaxNodeMessageBytes);
   const auto read = from_node_message<NodeSnapshot>(message, "");
   REQUIRE(read);
-  REQUIRE(read->report.ranks.front().rank == 1023);
+  const auto& ranks = read->report.ranks;
+  REQUIRE(ranks.size() > 100);
+  REQUIRE(ranks.size() + static_cast<std::size_t>(read->report.left_out) == 1024);
+  REQUIRE(ranks.back().rank == 1023);
+  REQUIRE(std::is_sorted(ranks.begin(), ranks.end(),
+                         [](const auto& a, const auto& b) { return a.rank < b.rank; }));
+  const HangReport report = merged({{0, *read}}, 1);
+  REQUIRE(report.left_out == read->report.left_out);
+  for (const std::string& line : hang_head(report)) REQUIRE(line.find("all ranks") == std::string::npos);
+}
+
+TEST_CASE("numbers of another node that cannot be true overflow nothing") {
+  NodeSnapshot part = snapshot_of(0, true, {"step 7", "step 7"});
+  part.report.idle_time = Millis::max();
+  part.report.left_out = std::numeric_limits<int>::max();
+  for (RankSnapshot& rank : part.report.ranks) rank.rank = std::numeric_limits<int>::max() - rank.rank;
+  const HangReport report = merged({{0, part}, {1, part}}, 2);
+  REQUIRE(report.idle_time < std::chrono::hours(24 * 366));
+  REQUIRE(SteadyClock::now() - report.idle_time < SteadyClock::now());
+  REQUIRE(report.left_out == 0);
+  REQUIRE_FALSE(hang_text(report, "the job goes on").empty());
 }
 
 TEST_CASE("what is no message of a node is a protocol error") {
@@ -236,7 +258,7 @@ TEST_CASE("what is no message of a node is a protocol error") {
   for (std::size_t size = 0; size < good.size(); ++size)
     REQUIRE(from_node_message<NodeSnapshot>(good.substr(0, size), "").error().code == ErrorCode::kProtocol);
   REQUIRE_FALSE(from_node_message<NodeSnapshot>(good + "x", ""));
-  REQUIRE_FALSE(from_node_message<NodeSnapshot>('\2' + good.substr(1), ""));
+  REQUIRE_FALSE(from_node_message<NodeSnapshot>('\1' + good.substr(1), ""));
   REQUIRE(from_node_message<HangVerdict>("nonsense", "the verdict").error().message ==
           "the verdict cannot be read: it is of another version");
 }
@@ -245,7 +267,7 @@ TEST_CASE("a text of another node is shown without control bytes, and only what 
   HangVerdict verdict;
   verdict.text = "a\x1b[31mb\nc\td";
   verdict.line.assign(100'000, 'x');
-  std::string bytes(1, '\1');
+  std::string bytes(1, kNodeMessageVersion);
   ArchiveWriter{bytes}(verdict);
   const auto read = from_node_message<HangVerdict>(bytes, "");
   REQUIRE(read->text == "ab c d");
@@ -253,7 +275,7 @@ TEST_CASE("a text of another node is shown without control bytes, and only what 
 
   WorkerOutcome outcome;
   outcome.error_message = outcome.progress = verdict.text;
-  bytes = '\1';
+  bytes = kNodeMessageVersion;
   ArchiveWriter{bytes}(outcome);
   const auto told = from_node_message<WorkerOutcome>(bytes, "");
   REQUIRE(told->error_message == "ab\nc d");

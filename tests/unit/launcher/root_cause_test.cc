@@ -172,10 +172,25 @@ TEST_CASE("a node's part survives its JSON") {
   worker.kernel = {"NVRM"};
   worker.error_file = "/e";
   worker.error_message = "m";
-  worker.error_callstack = "c";
+  worker.error_callstack = "c\n  d";
   worker.before_outcome_ms = -4;
   report.kernel = {"x"};
   REQUIRE(node_report_from_message(to_message(report)) == report);
+}
+
+TEST_CASE("lists of a node's part are cut, and control bytes are taken out of all its texts") {
+  NodeReport report = node(0, {ended(6, kOne)});
+  report.kernel.assign(TextCleaner::kMaxList + 1, "x");
+  report.workers[0].cause = {CauseClass::kException, "a\x1b[2Jb", "c\nd"};
+  report.workers[0].error_message = "one\x1b[2J\ntwo";
+  const auto back = node_report_from_message(to_message(report));
+  REQUIRE_OK(back);
+  REQUIRE(back->kernel.size() == TextCleaner::kMaxList);
+  const WorkerOutcome& worker = back->workers[0];
+  REQUIRE(worker.cause.where == "c d");
+  REQUIRE(worker.error_message.find("\ntwo") != std::string::npos);
+  for (const std::string& text : {worker.cause.text, std::string(worker.error_message)})
+    REQUIRE(text.find('\x1b') == std::string::npos);
 }
 
 TEST_CASE("what is not a node's part is a protocol error") {
