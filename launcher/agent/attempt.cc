@@ -233,15 +233,12 @@ void Attempt::on(const SignalReceived& event) {
       return proceed();
     }
     case Phase::kCleaning:
-      log_.warning(fmt::format("{} received: the workers have ended", name));
-      (void)supervision_.signal_received(event.signal, SteadyClock::now());
-      return;
     case Phase::kReleasing: {
       // Who was told to end and is told again does not wait.
-      const bool last = !supervision_.stopping() || supervision_.stop_signal() != 0;
-      log_.warning(
-          fmt::format("{} received{}", name,
-                      last ? ": not waiting for the GPUs' memory" : "; waiting for the GPUs' memory"));
+      const bool cleaning = phase_ == Phase::kCleaning;
+      const bool last = (!cleaning && !supervision_.stopping()) || supervision_.stop_signal() != 0;
+      log_.warning(fmt::format("{} received{} {}", name, last ? ": not waiting for" : "; waiting for",
+                               cleaning ? "what the workers left behind and wrote" : "the GPUs' memory"));
       if (!last) {
         (void)supervision_.signal_received(event.signal, SteadyClock::now());
         return;
@@ -435,6 +432,7 @@ void Attempt::clean_up() {
 }
 
 void Attempt::on(const LeftoversEnded& event) {
+  if (phase_ != Phase::kCleaning) return;  // a signal ended the wait
   for (const std::string& line : event.alive) log_.error(line);
   drain_output();
 }
@@ -444,6 +442,7 @@ void Attempt::drain_output() {
 }
 
 void Attempt::on(const OutputDrained& /*event*/) {
+  if (phase_ != Phase::kCleaning) return;  // likewise
   phase_ = Phase::kReleasing;
   const bool waits = gpu_release_.begin(
       kGpuTimeout, [this](std::vector<std::string> held) { services_.post(GpusReleased{std::move(held)}); });
