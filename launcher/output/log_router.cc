@@ -389,23 +389,20 @@ void LogRouter::drain(std::function<void()> done) {
   if (writer_ == nullptr) return drain_followers();
   writer_->flush(lifetime_.guard([this] { drain_followers(); }));
   if (draining_) return;
-  drain_timer_.expires_after(kDrainTimeout);
-  drain_timer_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
-    if (error || draining_) return;
+  lifetime_.call_at(drain_timer_, SteadyClock::now() + kDrainTimeout, [this] {
+    if (draining_) return;
     formatter_.log(
         fmt::format("the log files are not complete yet: the disk takes longer than {} s. Process {} goes on "
                     "writing them",
                     kDrainTimeout.count() / 1000, writer_->pid()));
     drain_followers();
-  }));
+  });
 }
 
 void LogRouter::drain_followers() {
   if (std::exchange(draining_, true)) return;
   if (writer_ != nullptr) writer_->log_missing();
-  drain_timer_.expires_after(kDrainTimeout);
-  drain_timer_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
-    if (error) return;
+  lifetime_.call_at(drain_timer_, SteadyClock::now() + kDrainTimeout, [this] {
     for (const auto& follower : followers_) {
       if (follower->ended) continue;
       formatter_.log(
@@ -414,7 +411,7 @@ void LogRouter::drain_followers() {
                       *follower->left, follower->local_rank));
       end_follower(*follower);
     }
-  }));
+  });
   for (const auto& follower : followers_) follower->left = follower->file.left();
   for (const auto& follower : followers_) read_follower(*follower);
   end_drain();

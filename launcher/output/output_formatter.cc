@@ -194,25 +194,21 @@ void OutputFormatter::wait_for_line_end() {
   const auto out_due = out_.interleaver.deadline(), err_due = err_.interleaver.deadline();
   line_end_awaited_ = out_due || err_due;
   if (!line_end_awaited_) return;
-  line_end_timer_.expires_at(std::min(out_due.value_or(Instant::max()), err_due.value_or(Instant::max())));
-  line_end_timer_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
-    if (error) return;
+  const Instant due = std::min(out_due.value_or(Instant::max()), err_due.value_or(Instant::max()));
+  lifetime_.call_at(line_end_timer_, due, [this] {
     const Instant now = SteadyClock::now();
     for (Target* to : {&out_, &err_}) {
       if (to->sink.backpressure()) to->interleaver.excuse(now);
       to->interleaver.tick(now, [&](std::string_view piece) { to->sink.write(piece); });
     }
     wait_for_line_end();
-  }));
+  });
 }
 
 void OutputFormatter::wait_for_fold() {
   const auto due = fold_->deadline();
   if (!due || fold_timer_.expiry() == *due) return;
-  fold_timer_.expires_at(*due);
-  fold_timer_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
-    if (!error) flush();
-  }));
+  lifetime_.call_at(fold_timer_, *due, [this] { flush(); });
 }
 
 void OutputFormatter::finish() {

@@ -155,11 +155,12 @@ TEST_CASE("signals of a terminal do not end the writer") {
   REQUIRE(*read_file(path) == "still here\n");
 }
 
-TEST_CASE("where the writer was killed its launcher writes the files itself, without rotation") {
+TEST_CASE("a writer that was killed is replaced, and the files are rotated on") {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/log", second = directory.path() + "/second";
   boost::asio::io_context io(1);
-  auto writer = LogWriter::start(io, {4, 2});
+  std::vector<pid_t> started;
+  auto writer = LogWriter::start(io, {4, 2}, [&](pid_t pid) { started.push_back(pid); });
   REQUIRE_OK(writer);
   std::vector<std::string> logged;
   (*writer)->begin_attempt([&](std::string_view text) { logged.emplace_back(text); }, [] {});
@@ -173,15 +174,21 @@ TEST_CASE("where the writer was killed its launcher writes the files itself, wit
   write_to(stream->worker, "three\n");
   REQUIRE(flush(io, **writer));
   REQUIRE(logged.size() == 1);
+  REQUIRE(started.size() == 2);
+  REQUIRE((*writer)->pid() == started[1]);
   REQUIRE_THAT(logged[0],
-               Catch::Contains(fmt::format("the log writer (pid {}) was killed", (*writer)->pid())));
-  REQUIRE_THAT(*read_file(path), Catch::EndsWith("three\n"));
-  REQUIRE(directory.entries().size() <= 2);  // one rotation before it was killed, if any
-  // A worker that is started later writes its file itself.
+               Catch::Contains(fmt::format("the log writer (pid {}) was killed; pid {} replaces it",
+                                           started[0], started[1])));
+  // What was written while there was none is there, each line in a file of its own.
+  REQUIRE(*read_file(path) == "three\n");
+  REQUIRE(*read_file(path + ".1") == "two\n");
+  REQUIRE(*read_file(path + ".2") == "one\n");
   auto later = (*writer)->open(1, create(second), second, "");
   REQUIRE_OK(later);
   write_to(later->worker, "a line\nand another\n");
-  REQUIRE(*read_file(second) == "a line\nand another\n");
+  REQUIRE(flush(io, **writer));
+  REQUIRE(*read_file(second) == "and another\n");
+  REQUIRE(*read_file(second + ".1") == "a line\n");
 }
 
 TEST_CASE("a flood goes on through the death of its writer, and loses what that held at the most") {

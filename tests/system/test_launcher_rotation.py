@@ -156,8 +156,8 @@ def test_a_terminal_that_nobody_reads_does_not_keep_teed_workers_waiting(muster)
                         r"a larger --log-max-size or --log-keep gives the terminal more time\n)+", err)
 
 
-def test_where_the_log_writer_is_killed_muster_writes_on_and_no_worker_notices(muster):
-    """What is missing is what the dead process held at the most, and the files are not rotated any more."""
+def test_a_log_writer_that_was_killed_is_replaced_and_no_worker_notices(muster):
+    """What is missing is what the dead process held at the most, and the files are rotated on."""
     logs = muster.tmp_path / "logs"
     text = """
 import os
@@ -172,13 +172,13 @@ os.write(1, b"line 300000\\n")
     wait_for(lambda: len(names(path.parent)) > 3, "rotations")
     writer = child_named(process.pid, "job-logs")
     os.kill(writer, signal.SIGKILL)
-    assert process.stderr.readline() == (f"muster: the log writer (pid {writer}) was killed. muster writes the log files itself from now on, and does "
-                                         "not rotate them. Up to 256 KiB of one rank's output may be missing\n")
+    assert re.fullmatch(rf"muster: the log writer \(pid {writer}\) was killed; pid \d+ replaces it. Up to 256 KiB of one rank's output may be missing\n",
+                        process.stderr.readline())
     files = len(names(path.parent))
     wait_for((muster.tmp_path / "flooded").exists, "the flood to be over", 120)
     let_go(muster.tmp_path / "go")
     assert process.communicate(timeout=60) == ("", "")
-    assert process.returncode == 0 and len(names(path.parent)) == files
+    assert process.returncode == 0 and len(names(path.parent)) > files
     numbers = [int(n) for n in re.findall(r"^line (\d{6})$", rotated(path).decode(), re.M)]
     assert numbers == sorted(set(numbers)) and numbers[-1] == 300_000
     assert 12 * (300_001 - len(numbers)) <= 256 * 1024 + 24
@@ -195,3 +195,26 @@ def test_what_cannot_be_meant_is_refused(muster, options, says):
     result = muster.run(*options, muster.script("no.py", "print('started')"))
     assert (result.returncode, result.stdout) == (2, "")
     assert says in result.stderr
+
+
+def test_who_is_told_to_end_twice_does_not_wait_for_a_disk(muster):
+    """The log writer, which is stopped here, stands for a disk that does not answer. All workers have ended well by then."""
+    logs = muster.tmp_path / "logs"
+    os.mkfifo(muster.tmp_path / "go")
+    process = muster.start("--nproc-per-node=1", "-r1", "--log-dir", logs, "--log-max-size=64K",
+                           muster.script("one.py", "import os\nopen('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'pid.done')\nopen('go').read()"))
+    wait_for((muster.tmp_path / "pid.done").exists, "the worker")
+    worker = int((muster.tmp_path / "pid.done").read_text())
+    writer = child_named(process.pid, "job-logs")
+    os.kill(writer, signal.SIGSTOP)
+    try:
+        let_go(muster.tmp_path / "go")
+        wait_for(lambda: not os.path.exists(f"/proc/{worker}"), "the worker's end")
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.readline().endswith("SIGTERM received; waiting for what the workers left behind and wrote\n")
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.readline().endswith("SIGTERM received: not waiting for what the workers left behind and wrote\n")
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 0
+    finally:
+        os.kill(writer, signal.SIGCONT)
