@@ -3,21 +3,23 @@
 
 #include <algorithm>
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/archive.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
 
-constexpr Millis kBetweenLooks{20};     // NVML has no event for it
-constexpr Millis kDriverTimeout{1000};  // beyond the wait itself
-constexpr char kHeld = 'h';
-constexpr char kDone = 'd';  // asked, or there is nobody to ask
+constexpr Millis kBetweenLooks{20};      // NVML has no event for it
+constexpr Millis kDriverTimeout{1000};   // beyond the wait itself
+constexpr std::size_t kMostHolds = 500;  // that are told of
+constexpr std::size_t kMostBytes = 256 * 1024;
 
 }  // namespace
 
@@ -71,8 +73,9 @@ std::vector<GpuHold> GpuRelease::holds(const Nvml& nvml) const {
   return out;
 }
 
-/// In the helper process.
+/// In the helper process. One message: a line for each hold, none also where there is nobody to ask.
 void GpuRelease::ask(Instant deadline, int out) const {
+  std::vector<std::string> lines;
   if (const auto nvml = Nvml::open(paths_.library)) {
     std::vector<GpuHold> held = holds(*nvml);
     while (!held.empty() && SteadyClock::now() < deadline) {
@@ -80,16 +83,19 @@ void GpuRelease::ask(Instant deadline, int out) const {
       ::nanosleep(&pause, nullptr);
       held = holds(*nvml);
     }
-    for (const GpuHold& hold : held) (void)write_all(out, fmt::format("{}{}\n", kHeld, describe(hold)));
+    for (const GpuHold& hold : held)
+      if (lines.size() < kMostHolds) lines.push_back(describe(hold));
   }
-  (void)write_all(out, fmt::format("{}\n", kDone));
+  std::string bytes;
+  ArchiveWriter{bytes}(lines);
+  (void)::send(out, bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
 bool GpuRelease::begin(Millis timeout, Done done) {
   if (!enabled_ || processes_.empty() || (paths_.library.empty() && !has_gpu_driver(paths_))) return false;
   const Instant deadline = SteadyClock::now() + timeout;
-  auto helper =
-      HelperProcess::start({.name = "job-gpu-free"}, [this, deadline](int out) { ask(deadline, out); });
+  auto helper = HelperProcess::start({.name = "job-gpu-free", .socket_type = SOCK_SEQPACKET},
+                                     [this, deadline](int out) { ask(deadline, out); });
   if (!helper) {
     done({helper.error().message});
     return true;
@@ -98,39 +104,26 @@ bool GpuRelease::begin(Millis timeout, Done done) {
   timeout_ = timeout;
   done_ = std::move(done);
   output_.assign(::fcntl(helper_->channel(), F_DUPFD_CLOEXEC, 0));
-  deadline_.expires_at(deadline + kDriverTimeout);
-  deadline_.async_wait(lifetime_.guard([this](boost::system::error_code error) {
-    if (!error) finish();
-  }));
-  read();
+  lifetime_.call_at(deadline_, deadline + kDriverTimeout, [this] { finish(); });
+  output_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                     lifetime_.guard([this](boost::system::error_code error) {
+                       if (!error) finish();
+                     }));
   return true;
 }
 
-void GpuRelease::read() {
-  output_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
-                     lifetime_.guard([this](boost::system::error_code error) {
-                       if (error) return;
-                       char block[4096];
-                       const ssize_t n =
-                           retry_eintr([&] { return ::read(helper_->channel(), block, sizeof block); });
-                       if (n == 0 || (n < 0 && errno != EAGAIN)) return finish();
-                       const std::size_t size = n > 0 ? static_cast<std::size_t>(n) : 0;
-                       splitter_.feed({block, size}, [this](std::string_view line) {
-                         answered_ |= line.starts_with(kDone);
-                         if (line.starts_with(kHeld)) lines_.emplace_back(line.substr(1));
-                       });
-                       read();
-                     }));
-}
-
 void GpuRelease::finish() {
-  if (!answered_)
-    lines_.push_back(
-        fmt::format("the GPU driver did not tell within {:.0f} s which processes hold its memory",
-                    std::chrono::duration<double>(timeout_ + kDriverTimeout).count()));
+  std::vector<std::string> lines;
+  std::string bytes(kMostBytes, '\0');
+  const ssize_t n = retry_eintr([&] { return ::recv(helper_->channel(), bytes.data(), bytes.size(), 0); });
+  if (n > 0)
+    ArchiveReader{std::string_view(bytes).substr(0, static_cast<std::size_t>(n))}(lines);
+  else
+    lines.push_back(fmt::format("the GPU driver did not tell within {:.0f} s which processes hold its memory",
+                                std::chrono::duration<double>(timeout_ + kDriverTimeout).count()));
   const Done done = std::move(done_);
   cancel();
-  done(std::move(lines_));
+  done(std::move(lines));
 }
 
 void GpuRelease::cancel() {

@@ -22,7 +22,6 @@
 #include "launcher/hardware/nvml.h"
 #include "launcher/process/descendants.h"
 #include "launcher/process/helper_process.h"
-#include "launcher/text/line_splitter.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/lifetime.h"
 
@@ -68,7 +67,6 @@ class GpuRelease {
 
   void ask(Instant deadline, int out) const;
   [[nodiscard]] std::vector<GpuHold> holds(const Nvml& nvml) const;
-  void read();
   void finish();
 
   GpuPaths paths_;
@@ -80,9 +78,6 @@ class GpuRelease {
   LoopTimer deadline_;
   Millis timeout_{0};
   Done done_;
-  std::vector<std::string> lines_;  // for the log
-  bool answered_ = false;
-  LineSplitter splitter_;
   Lifetime lifetime_;
 };
 

@@ -2,19 +2,16 @@
 #include "launcher/report/gpu_watch.h"
 
 #include <algorithm>
-#include <fcntl.h>
-#include <poll.h>
+#include <sys/socket.h>
 #include <time.h>
-#include <unistd.h>
 #include <utility>
+#include <variant>
 
-#include <climits>
 #include <fmt/format.h>
 
 #include "launcher/hardware/nvml.h"
 #include "launcher/report/kernel_log.h"
-#include "launcher/text/split.h"
-#include "rendezvous/base/env.h"
+#include "rendezvous/base/archive.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -23,11 +20,16 @@ namespace {
 constexpr Millis kEventWait{5000};  // of one call; an event ends it at once
 constexpr int kMostFailures = 30;   // of waits in a row, a second apart: the driver will not recover
 constexpr std::size_t kMostEvents = 64;
-constexpr char kGpu = 'g', kListed = 'l', kEvent = 'x';
+constexpr std::size_t kMostBytes = 256 * 1024;
 
-void write_line(int out, char kind, std::string_view text) {
-  // A line is less than PIPE_BUF. Where nobody reads, the pipe is full of the first ones, which count.
-  (void)write_all(out, fmt::format("{}{}\n", kind, text));
+/// From the child: all GPUs, and then each event.
+using Message = std::variant<std::vector<Gpu>, std::string>;
+
+/// Where nobody reads, the channel is full of the first ones, which count.
+void tell(int out, const Message& message) {
+  std::string bytes;
+  ArchiveWriter{bytes}(message);
+  (void)::send(out, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 /// In the child.
@@ -35,15 +37,12 @@ void watch_gpus(const GpuPaths& paths, int out) {
   // Kept open while the GPUs are listed: without persistence mode the driver would begin twice.
   const auto nvml = Nvml::open(paths.library);
   const std::vector<Gpu> gpus = find_gpus(paths);
-  std::string list;  // in one piece: who reads a part of it finds the rest
-  for (const Gpu& gpu : gpus) list += fmt::format("{}{}\n", kGpu, gpu_line(gpu));
-  (void)write_all(out, fmt::format("{}{}\n", list, kListed));
+  tell(out, gpus);
   if (!nvml) return;
   std::vector<Nvml::Device> devices;
   for (unsigned i = 0; i < nvml->count().value_or(0); ++i) devices.push_back(nvml->device(i));
   const Nvml::EventSet events = nvml->watch_xids(devices);
   if (events == nullptr) return;
-  ::fcntl(out, F_SETFL, O_NONBLOCK);
   for (int failures = 0; failures < kMostFailures;) {
     const Nvml::Wait wait = nvml->wait_for_xid(events, kEventWait);
     if (wait.failed) {
@@ -56,8 +55,7 @@ void watch_gpus(const GpuPaths& paths, int out) {
     if (!wait.xid) continue;
     const auto device = std::find(devices.begin(), devices.end(), wait.xid->device);
     const auto index = static_cast<std::size_t>(device - devices.begin());
-    write_line(out, kEvent,
-               xid_line(index < gpus.size() ? gpus[index] : Gpu{}, wait.xid->number, wait.xid->instance));
+    tell(out, xid_line(index < gpus.size() ? gpus[index] : Gpu{}, wait.xid->number, wait.xid->instance));
   }
 }
 
@@ -72,63 +70,38 @@ std::string xid_line(const Gpu& gpu, int number, std::optional<unsigned> instanc
                      gpu.uuid.empty() ? "" : fmt::format(" ({})", gpu.uuid));
 }
 
-std::string gpu_line(const Gpu& gpu) {
-  return fmt::format("{}\t{}\t{}\t{}", gpu.index, gpu.uuid, gpu.pci, fmt::join(gpu.slices, ","));
-}
-
-std::optional<Gpu> parse_gpu_line(std::string_view line) {
-  const std::vector<std::string_view> fields = split(line, '\t');
-  if (fields.size() != 4) return std::nullopt;
-  Gpu out;
-  const auto index = parse_integer("", fields[0], 0, INT_MAX);
-  if (!index) return std::nullopt;
-  out.index = static_cast<int>(*index);
-  out.uuid = fields[1];
-  out.pci = fields[2];
-  if (!fields[3].empty())
-    for (const std::string_view slice : split(fields[3], ',')) out.slices.emplace_back(slice);
-  return out;
-}
-
 Result<GpuWatch> GpuWatch::start(const GpuPaths& paths) {
-  MUSTER_TRY(HelperProcess process,
-             HelperProcess::start({.name = "job-gpus"}, [&paths](int out) { watch_gpus(paths, out); }));
+  MUSTER_TRY(HelperProcess process, HelperProcess::start({.name = "job-gpus", .socket_type = SOCK_SEQPACKET},
+                                                         [&paths](int out) { watch_gpus(paths, out); }));
   return GpuWatch(std::move(process));
 }
 
-void GpuWatch::take(std::string_view line) {
-  if (line.empty()) return;
-  const std::string_view text = line.substr(1);
-  if (line.front() == kGpu) {
-    if (auto gpu = parse_gpu_line(text)) found_.push_back(*std::move(gpu));
-  } else if (line.front() == kListed) {
-    gpus_ = std::move(found_);
-  } else if (line.front() == kEvent && events_.size() < kMostEvents) {
-    events_.emplace_back(text);
-  }
-}
-
-/// What is there now. False: nothing was.
-bool GpuWatch::read_some() {
+/// The next message. False: there is none now.
+bool GpuWatch::read_one() {
   if (closed_) return false;
-  char block[4096];
-  const ssize_t n = retry_eintr([&] { return ::read(process_.channel(), block, sizeof block); });
+  std::string bytes(kMostBytes, '\0');
+  const ssize_t n = retry_eintr([&] { return ::recv(process_.channel(), bytes.data(), bytes.size(), 0); });
   if (n <= 0) {
     closed_ = n == 0 || errno != EAGAIN;
     return false;
   }
-  splitter_.feed({block, static_cast<std::size_t>(n)}, [this](std::string_view line) { take(line); });
+  Message message;
+  ArchiveReader{std::string_view(bytes).substr(0, static_cast<std::size_t>(n))}(message);
+  if (const auto* gpus = std::get_if<std::vector<Gpu>>(&message))
+    gpus_ = *gpus;
+  else if (events_.size() < kMostEvents)
+    events_.push_back(std::get<std::string>(message));
   return true;
 }
 
 const std::optional<std::vector<Gpu>>& GpuWatch::gpus() {
-  while (!gpus_ && read_some()) {
+  while (!gpus_ && read_one()) {
   }
   return gpus_;
 }
 
 std::vector<std::string> GpuWatch::take_new() {
-  while (read_some()) {
+  while (read_one()) {
   }
   return std::exchange(events_, {});
 }

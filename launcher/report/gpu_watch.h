@@ -17,7 +17,6 @@
 
 #include "launcher/hardware/gpus.h"
 #include "launcher/process/helper_process.h"
-#include "launcher/text/line_splitter.h"
 
 namespace muster::launcher {
 
@@ -39,22 +38,15 @@ class GpuWatch {
 
  private:
   explicit GpuWatch(HelperProcess process) : process_(std::move(process)) {}
-  bool read_some();
-  void take(std::string_view line);
+  bool read_one();
 
   HelperProcess process_;
   bool closed_ = false;
-  LineSplitter splitter_{64 * 1024};
-  std::vector<Gpu> found_;
   std::optional<std::vector<Gpu>> gpus_;
   std::vector<std::string> events_;
 };
 
 /// The text of an event; `instance`: the GPU instance of MIG, if it is of one. Pure.
 [[nodiscard]] std::string xid_line(const Gpu& gpu, int number, std::optional<unsigned> instance);
-
-/// What the helper process writes: a GPU as a line, without its name. Pure.
-[[nodiscard]] std::string gpu_line(const Gpu& gpu);
-[[nodiscard]] std::optional<Gpu> parse_gpu_line(std::string_view line);
 
 }  // namespace muster::launcher

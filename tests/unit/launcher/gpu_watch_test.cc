@@ -111,19 +111,6 @@ TEST_CASE("a driver that hangs is not waited for, and its watch can be ended") {
   REQUIRE(watch->take_new().empty());
 }
 
-TEST_CASE("a GPU as a line is read back, and what is none is refused") {
-  Gpu gpu;
-  gpu.index = 3;
-  gpu.uuid = "GPU-aa";
-  gpu.pci = "0000:3b:00.0";
-  REQUIRE(parse_gpu_line(gpu_line(gpu)) == gpu);
-  gpu.slices = {"MIG-1", "MIG-2"};
-  REQUIRE(parse_gpu_line(gpu_line(gpu)) == gpu);
-  REQUIRE(parse_gpu_line(gpu_line(Gpu{})) == Gpu{});
-  for (const char* bad : {"", "3", "3\tGPU\t0000:3b:00.0", "x\tGPU\t0\t", "3x\tGPU\t0\t", "3\ta\tb\tc\td"})
-    REQUIRE_FALSE(parse_gpu_line(bad));
-}
-
 TEST_CASE("the common numbers have a meaning, and a cleanup is no fault") {
   REQUIRE(meaning_of_xid(79) == "GPU has fallen off the bus");
   REQUIRE(meaning_of_xid(8) == "the GPU stopped processing");
