@@ -13,6 +13,7 @@
 #include <boost/asio/signal_set.hpp>
 #include <fmt/format.h>
 
+#include "launcher/agent/attempt.h"
 #include "launcher/job/worker_env.h"
 #include "launcher/join/make_rendezvous.h"
 

@@ -5,9 +5,43 @@
 // restart_policy.h. One loop, one thread: it drives the io_context itself.
 #pragma once
 
-#include "launcher/agent/attempt.h"
+#include <optional>
+#include <sys/resource.h>
+
+#include <boost/asio/io_context.hpp>
+
+#include "launcher/job/job.h"
+#include "launcher/output/log_writer.h"
+#include "launcher/output/output_sink.h"
+#include "launcher/process/descendants.h"
+#include "launcher/process/detach.h"
+#include "launcher/process/guardian.h"
+#include "launcher/process/worker_group.h"
+#include "launcher/report/gpu_watch.h"
+#include "launcher/telemetry/telemetry.h"
+#include "rendezvous/base/env.h"
+#include "rendezvous/base/log.h"
 
 namespace muster::launcher {
+
+/// What an agent works with. Everything outlives it.
+struct AgentContext {
+  boost::asio::io_context& io;
+  const Job& job;
+  const Environment& environment;
+  const Log& log;
+  Guardian& guardian;
+  WorkerCgroups& cgroups;
+  const Descendants& descendants;
+  // This process' own streams. What the agent writes to `err` is queued behind the workers' output.
+  OutputSink& out;
+  OutputSink& err;
+  Telemetry& telemetry;
+  std::optional<rlimit> descriptor_limit;  // that the workers get back
+  LogWriter* log_writer = nullptr;         // where log files are rotated
+  DetachedJob* entry = nullptr;            // of a detached job
+  GpuWatch* gpu_watch = nullptr;           // on nodes with GPUs
+};
 
 /// Until the job is over on this node; returns the exit status.
 [[nodiscard]] int run_agent(const AgentContext& context);

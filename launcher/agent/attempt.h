@@ -11,7 +11,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <sys/resource.h>
 #include <variant>
 #include <vector>
 
@@ -19,6 +18,7 @@
 
 #include <muster/result.h>
 
+#include "launcher/agent/agent.h"
 #include "launcher/hang/hang_monitor.h"
 #include "launcher/job/job.h"
 #include "launcher/job/rendezvous.h"
@@ -26,10 +26,6 @@
 #include "launcher/job/supervision.h"
 #include "launcher/output/log_directory.h"
 #include "launcher/output/log_router.h"
-#include "launcher/output/output_sink.h"
-#include "launcher/process/descendants.h"
-#include "launcher/process/detach.h"
-#include "launcher/process/guardian.h"
 #include "launcher/process/worker_group.h"
 #include "launcher/progress/safe_point_watch.h"
 #include "launcher/report/gpu_release.h"
@@ -100,25 +96,6 @@ struct DeadlinePassed {};
 using AttemptEvent = std::variant<WorkerEnded, StopRequested, OutcomeKnown, HangFound, StderrSearched,
                                   LeftoversEnded, OutputDrained, GpusReleased, ReportReceived>;
 using AgentEvent = std::variant<AttemptEvent, Joined, SignalReceived, Left, DeadlinePassed>;
-
-/// What an agent works with. Everything outlives it.
-struct AgentContext {
-  boost::asio::io_context& io;
-  const Job& job;
-  const Environment& environment;
-  const Log& log;
-  Guardian& guardian;
-  WorkerCgroups& cgroups;
-  const Descendants& descendants;
-  // This process' own streams. What the agent writes to `err` is queued behind the workers' output.
-  OutputSink& out;
-  OutputSink& err;
-  Telemetry& telemetry;
-  std::optional<rlimit> descriptor_limit;  // that the workers get back
-  LogWriter* log_writer = nullptr;         // where log files are rotated
-  DetachedJob* entry = nullptr;            // of a detached job
-  GpuWatch* gpu_watch = nullptr;           // on nodes with GPUs
-};
 
 /// What an agent has for all its attempts besides.
 struct AgentServices : AgentContext {

@@ -119,7 +119,7 @@ Result<bool> examine(const Place& place, const DoctorArguments& arguments) {
   const std::vector<InterfaceAddress> own = interface_addresses();
   DoctorNode self = offer(arguments, own);
   MUSTER_TRY(const EchoServer server, EchoServer::open(self.token));
-  self.port = server.port();
+  self.port = server.port;
   MUSTER_OK(store->set(key("node", place.rank), encode_finding(self)));
 
   MUSTER_TRY(const std::vector<std::string> texts, store->multi_get(keys("node", place.nodes)));

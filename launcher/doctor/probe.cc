@@ -33,16 +33,14 @@ using asio::ip::tcp;
 constexpr std::size_t kMaxClients = 4096;
 constexpr std::chrono::seconds kIdleTimeout{60};  // a client that says nothing, or does not read
 
-}  // namespace
-
-class EchoServer::Impl {
+class EchoThread {
  public:
-  Impl(net::Listener listener, std::string token)
+  EchoThread(net::Listener listener, std::string token)
       : token_(std::move(token)), acceptor_(loop_, tcp::v6(), listener.fd.release()) {
     asio::co_spawn(loop_, accept(), asio::detached);
     thread_ = std::thread([this] { loop_.run(); });
   }
-  ~Impl() {
+  ~EchoThread() {
     loop_.stop();
     thread_.join();
   }
@@ -87,16 +85,13 @@ class EchoServer::Impl {
   std::thread thread_;
 };
 
+}  // namespace
+
 Result<EchoServer> EchoServer::open(std::string token) {
   MUSTER_TRY(net::Listener listener, net::open_listener("", 0));
-  EchoServer out;
-  out.port_ = listener.port;
-  out.impl_ = std::make_unique<Impl>(std::move(listener), std::move(token));
-  return out;
+  const std::uint16_t port = listener.port;
+  return EchoServer{port, std::make_shared<EchoThread>(std::move(listener), std::move(token))};
 }
-
-EchoServer::EchoServer(EchoServer&&) noexcept = default;
-EchoServer::~EchoServer() = default;
 
 namespace {
 

@@ -21,7 +21,7 @@ namespace muster::launcher {
 
 // EchoServer: what the other nodes' probes talk to: a port on every address of this host, and a thread of its
 // own that answers. It sends a token to whoever connects, and answers a ping or a big message with the same.
-// Owned by doctor_node; the destructor ends the thread. Failure: open() says why there is no port; a client
+// Owned by doctor_node; the last copy ends the thread. Failure: open() says why there is no port; a client
 // that breaks the rules, or is idle for a minute, is closed.
 
 inline constexpr std::size_t kTokenBytes = 16;
@@ -30,21 +30,12 @@ inline constexpr char kBig = 'b';
 /// Two frames of the largest kind that Ethernet has, and more.
 inline constexpr std::size_t kBigBytes = 20'000;
 
-class EchoServer {
- public:
+struct EchoServer {
   /// `token`: of kTokenBytes.
   [[nodiscard]] static Result<EchoServer> open(std::string token);
-  EchoServer(EchoServer&&) noexcept;
-  EchoServer& operator=(EchoServer&&) = delete;
-  ~EchoServer();
 
-  [[nodiscard]] std::uint16_t port() const { return port_; }
-
- private:
-  class Impl;
-  EchoServer() = default;
-  std::uint16_t port_ = 0;
-  std::unique_ptr<Impl> impl_;
+  std::uint16_t port = 0;
+  std::shared_ptr<void> thread;
 };
 
 struct Target {

@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <stdlib.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
@@ -29,15 +28,6 @@ bool is_writable_directory(const std::string& path) {
          ::access(path.c_str(), W_OK | X_OK) == 0;
 }
 
-std::string random_suffix() {
-  constexpr std::string_view kAlphabet = "abcdefghijklmnopqrstuvwxyz0123456789";
-  std::array<unsigned char, 8> bytes{};
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) bytes.fill(7);
-  std::string out;
-  for (const unsigned char byte : bytes) out.push_back(kAlphabet[byte % kAlphabet.size()]);
-  return out;
-}
-
 /// A run id is a file name here: '/' cannot stay.
 std::string as_file_name(std::string_view run_id) {
   std::string out(run_id);
@@ -57,13 +47,11 @@ std::string temporary_parent(const LogSettings& settings, const Environment& env
   return tmp.empty() ? "/tmp" : tmp;
 }
 
+/// Eight characters more, as torchrun's have.
 Result<std::string> make_unique(const std::string& prefix) {
-  for (int tries = 0; tries < 100; ++tries) {
-    std::string path = prefix + random_suffix();
-    if (::mkdir(path.c_str(), 0700) == 0) return path;
-    if (errno != EEXIST) return fail(errno_error("create the log directory " + path, errno));
-  }
-  return fail(ErrorCode::kIo, fmt::format("create the log directory {}...: 100 names were taken", prefix));
+  std::string path = prefix + "r_XXXXXX";
+  if (::mkdtemp(path.data()) == nullptr) return fail(errno_error("create the log directory " + path, errno));
+  return path;
 }
 
 }  // namespace

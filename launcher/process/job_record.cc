@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <fcntl.h>
-#include <filesystem>
 #include <pwd.h>
 #include <sys/stat.h>
 #include <tuple>
@@ -14,6 +13,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "launcher/hardware/pci_place.h"
 #include "launcher/process/process_stat.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
@@ -171,19 +171,15 @@ Result<void> prepare_runtime_directory(const std::string& directory) {
 std::vector<JobRecord> read_job_records(const std::vector<std::string>& directories,
                                         std::vector<std::string>& errors) {
   std::vector<JobRecord> out;
-  for (const std::string& directory : directories) {
-    std::error_code error;
-    for (auto file = std::filesystem::directory_iterator(directory, error);
-         !error && file != std::filesystem::directory_iterator(); file.increment(error)) {
-      if (file->path().extension() != ".json" || out.size() >= kMaxRecords) continue;
-      auto record = read_job_record(file->path().string());
-      if (record) {
+  for (const std::string& directory : directories)
+    for (const std::string& name : list_directory(directory)) {
+      if (!name.ends_with(".json") || out.size() >= kMaxRecords) continue;
+      auto record = read_job_record(fmt::format("{}/{}", directory, name));
+      if (record)
         out.push_back(*std::move(record));
-      } else {
+      else
         errors.push_back(record.error().message);
-      }
     }
-  }
   std::sort(out.begin(), out.end(), [](const JobRecord& a, const JobRecord& b) {
     return std::tie(a.began_s, a.name) < std::tie(b.began_s, b.name);
   });
@@ -200,10 +196,7 @@ std::uint64_t start_time_of(int pid) {
 }
 
 std::string boot_id() {
-  auto text = read_file("/proc/sys/kernel/random/boot_id", 64);
-  if (!text) return {};
-  while (!text->empty() && text->back() == '\n') text->pop_back();
-  return *text;
+  return first_line("/proc/sys/kernel/random/boot_id");
 }
 
 bool is_alive(const JobRecord& record) {

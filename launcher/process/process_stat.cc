@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -14,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/hardware/pci_place.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -65,10 +65,8 @@ std::vector<pid_t> parse_pids(std::string_view text) {
 
 std::vector<pid_t> list_pids(const std::string& directory) {
   std::vector<pid_t> out;
-  std::error_code error;
-  for (std::filesystem::directory_iterator at(directory, error), end; !error && at != end;
-       at.increment(error))
-    if (const int pid = std::atoi(at->path().filename().c_str()); pid > 0) out.push_back(pid);
+  for (const std::string& name : list_directory(directory))
+    if (const int pid = std::atoi(name.c_str()); pid > 0) out.push_back(pid);
   return out;
 }
 

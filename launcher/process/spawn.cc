@@ -152,15 +152,16 @@ MUSTER_NO_SANITIZE int run_child(void* argument) {
   if (raw_syscall(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC) < 0) raw_syscall(SYS_close_range, 3, ~0U, 0);
   if (plan->descriptor_limit != nullptr)
     raw_syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, word(plan->descriptor_limit), 0);
-  const SpawnBinding& binding = request.binding;
-  if (!binding.cpus.empty()) {
-    result = raw_syscall(SYS_sched_setaffinity, 0, binding.cpus.size_bytes(), word(binding.cpus.data()));
+  const Binding* const binding = request.binding;
+  if (binding != nullptr && !binding->cpus.empty()) {
+    result = raw_syscall(SYS_sched_setaffinity, 0, binding->cpus.size() * sizeof(long),
+                         word(binding->cpus.data()));
     if (result < 0) give_up(plan, "sched_setaffinity", result);
   }
-  if (!binding.memory_nodes.empty()) {
+  if (binding != nullptr && !binding->memory_nodes.empty()) {
     // The kernel reads one bit less than it is told.
-    result = raw_syscall(SYS_set_mempolicy, MPOL_PREFERRED, word(binding.memory_nodes.data()),
-                         binding.memory_nodes.size_bytes() * 8 + 1);
+    result = raw_syscall(SYS_set_mempolicy, MPOL_PREFERRED, word(binding->memory_nodes.data()),
+                         binding->memory_nodes.size() * 8 * sizeof(long) + 1);
     if (result < 0) give_up(plan, "set_mempolicy", result);
   }
   const std::uint64_t none = 0;

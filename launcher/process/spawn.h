@@ -15,7 +15,6 @@
 #include <deque>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <sys/resource.h>
 #include <sys/types.h>
@@ -23,6 +22,7 @@
 
 #include <muster/result.h>
 
+#include "launcher/hardware/placement.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -51,20 +51,14 @@ class StringBlock {
   std::vector<char*> pointers_;    // ends in nullptr
 };
 
-/// CPUs and NUMA nodes as words that the kernel reads, prepared by the parent.
-struct SpawnBinding {
-  std::span<const unsigned long> cpus;          // empty: inherited
-  std::span<const unsigned long> memory_nodes;  // preferred; empty: the policy is inherited
-};
-
 struct SpawnRequest {
   const char* path = nullptr;  // executed as it is, no search
   char* const* arguments = nullptr;
   char* const* environment = nullptr;
   int stdout_fd = -1;  // -1: inherited
   int stderr_fd = -1;
-  SpawnBinding binding = {};
-  int cgroup_fd = -1;  // of the control group to start in; -1: this process' own
+  const Binding* binding = nullptr;  // nullptr: CPUs and memory policy are inherited
+  int cgroup_fd = -1;                // of the control group to start in; -1: this process' own
 };
 
 /// Why a program could not be executed, from execve's number and the file's first line, with what to try. The

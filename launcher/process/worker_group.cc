@@ -33,13 +33,6 @@ std::string assign(std::string_view name, std::string_view value) {
   return fmt::format("{}={}", name, value);
 }
 
-/// Points into the job, which outlives its workers.
-SpawnBinding binding_of(const Job& job, int rank) {
-  if (job.placement.empty()) return {};
-  const Binding& binding = job.placement[static_cast<std::size_t>(rank)].binding;
-  return {binding.cpus, binding.memory_nodes};
-}
-
 }  // namespace
 
 WorkerGroup::WorkerGroup(boost::asio::io_context& io, Guardian& guardian, WorkerCgroups& cgroups, int workers,
@@ -114,10 +107,12 @@ std::optional<WorkerGroup::StartFailure> WorkerGroup::start(Spawner& spawner, co
       slot.path = substitute_local_rank(job.command.path, rank);
     }
     MUSTER_TRY(const WorkerStreams streams, files.open(rank));
-    auto spawned = spawn(spawner, index,
-                         {slot.path.c_str(), slot.arguments.data(), slot.environment.data(),
-                          streams.stdout_fd, streams.stderr_fd, binding_of(job, rank)},
-                         rank);
+    auto spawned =
+        spawn(spawner, index,
+              {slot.path.c_str(), slot.arguments.data(), slot.environment.data(), streams.stdout_fd,
+               streams.stderr_fd,
+               job.placement.empty() ? nullptr : &job.placement[static_cast<std::size_t>(rank)].binding},
+              rank);
     files.started(rank);
     if (!spawned) return fail(std::move(spawned).error());
     Worker& worker = workers_[static_cast<std::size_t>(rank)];

@@ -129,16 +129,15 @@ TEST_CASE("a program that cannot be executed is an error with the system's reaso
 TEST_CASE("a child is on its CPUs and has its memory policy before it executes") {
   const CpuSet mask = current_affinity();
   REQUIRE_FALSE(mask.empty());
-  const auto cpus = to_mask({mask.back()});
-  const auto nodes = to_mask({0});
   const auto topology = read_topology(mask);
   REQUIRE_OK(topology);
+  const Binding binding{to_mask({mask.back()}),
+                        topology->memory_policy ? to_mask({0}) : std::vector<unsigned long>()};
   const Shell shell("grep Cpus_allowed_list /proc/self/status; head -n 1 /proc/self/numa_maps");
   Pipe out;
   Spawner spawner;
   SpawnRequest request = shell.request(out.writer.get());
-  request.binding.cpus = cpus;
-  if (topology->memory_policy) request.binding.memory_nodes = nodes;
+  request.binding = &binding;
   auto child = spawn_one(spawner, request);
   REQUIRE_OK(child);
   out.writer.reset();
@@ -151,11 +150,11 @@ TEST_CASE("a child is on its CPUs and has its memory policy before it executes")
 }
 
 TEST_CASE("a binding that the kernel refuses is an error that names the call") {
-  const std::vector<unsigned long> nowhere(1, 0);
+  const Binding nowhere{{0}, {}};
   const Shell shell("");
   Spawner spawner;
   SpawnRequest request = shell.request();
-  request.binding.cpus = nowhere;
+  request.binding = &nowhere;
   const auto child = spawn_one(spawner, request);
   REQUIRE_FALSE(child);
   REQUIRE_THAT(child.error().message, Catch::Contains("sched_setaffinity /bin/sh: Invalid argument"));

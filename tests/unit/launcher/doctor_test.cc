@@ -129,11 +129,11 @@ TEST_CASE("a probe finds who answers, who is another and where nobody listens, a
   {
     const auto gone = EchoServer::open(std::string(kToken));
     REQUIRE_OK(gone);
-    closed = gone->port();
+    closed = gone->port;
   }
   const std::vector<InterfaceAddress> own = {{"lo", "127.0.0.1"}};
-  std::vector<Target> targets(40, {"127.0.0.1", server->port(), std::string(kToken)});
-  targets.push_back({"127.0.0.1", server->port(), "fedcba9876543210"});
+  std::vector<Target> targets(40, {"127.0.0.1", server->port, std::string(kToken)});
+  targets.push_back({"127.0.0.1", server->port, "fedcba9876543210"});
   targets.push_back({"127.0.0.1", closed, std::string(kToken)});
   targets.push_back({"not an address", closed, std::string(kToken)});
   ProbeLimits limits{.at_once = 8, .connect = 20s, .talk = 20s, .big = 20s};
