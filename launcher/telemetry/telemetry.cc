@@ -117,14 +117,18 @@ void Telemetry::joined(const Assignment& assignment, const JoinTimes& times) {
 
 void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory) {
   const Instant now = SteadyClock::now();
+  std::string lines;  // written at once: on a network file system each write is a round trip
   for (int local_rank = 0; local_rank < job_.local_world_size; ++local_rank) {
     worker(local_rank) = {WorkerState::kRunning, group.pid(local_rank), directory.progress_file(local_rank),
                           now};
     ++status_.starts;
-    write("worker_started", {{"rank", status_.assignment->base_rank + local_rank},
-                             {"local_rank", local_rank},
-                             {"pid", group.pid(local_rank)}});
+    if (events_ != nullptr)
+      lines += event_line("worker_started", place_, EventTime::now(),
+                          {{"rank", status_.assignment->base_rank + local_rank},
+                           {"local_rank", local_rank},
+                           {"pid", group.pid(local_rank)}});
   }
+  if (events_ != nullptr) events_->write(lines, log_);
   enter(AgentState::kRunning);
   Json all;
   if (ending_since_) {
