@@ -14,7 +14,6 @@
 #include <fmt/format.h>
 
 #include "launcher/hang/process_state.h"
-#include "launcher/text/line_splitter.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
@@ -57,9 +56,7 @@ struct StackCollector::Job {
   Task task;
   asio::posix::stream_descriptor output;
   LoopTimer deadline;
-  LineSplitter splitter;
-  std::vector<std::string> lines;
-  std::size_t bytes = 0;
+  std::string text;
 };
 
 StackCollector::StackCollector(asio::io_context& io, const Environment& environment, const Timeouts& timeouts)
@@ -150,18 +147,10 @@ void StackCollector::read(const std::shared_ptr<Job>& job) {
         std::array<char, 16384> block;
         const ssize_t n =
             retry_eintr([&] { return ::read(job->output.native_handle(), block.data(), block.size()); });
-        if (n < 0 && errno == EAGAIN) return read(job);
-        const auto keep = [&](std::string_view line) {
-          if (job->bytes > kMostOutput) return;
-          job->bytes += line.size() + 1;
-          job->lines.emplace_back(line.substr(0, kMostLine));
-        };
-        if (n > 0) {
-          job->splitter.feed({block.data(), static_cast<std::size_t>(n)}, keep);
-          return read(job);
-        }
-        job->splitter.finish(keep);
-        finish(job, true);
+        if (n == 0 || (n < 0 && errno != EAGAIN)) return finish(job, true);
+        if (n > 0 && job->text.size() < kMostOutput)
+          job->text.append(block.data(), static_cast<std::size_t>(n));
+        read(job);
       }));
 }
 
@@ -171,14 +160,16 @@ void StackCollector::finish(std::shared_ptr<Job> job, bool in_time) {
   RankSnapshot& rank = *job->task.rank;
   const StackTool tool = job->task.tools.front();
   job->task.tools.erase(job->task.tools.begin());
-  rank.stacks = parse_stacks(tool, job->lines);
+  std::vector<std::string> lines;
+  for (const std::string_view line : split(job->text, '\n')) lines.emplace_back(line.substr(0, kMostLine));
+  rank.stacks = parse_stacks(tool, lines);
   if (!rank.stacks.empty()) {
     rank.tool = name_of(tool);
     rank.tool_problem.clear();
   } else if (!in_time) {
     rank.tool_problem = fmt::format("{} did not answer in time", name_of(tool));
   } else {
-    rank.tool_problem = fmt::format("{}: {}", name_of(tool), problem_in(job->lines, "shows no stack"));
+    rank.tool_problem = fmt::format("{}: {}", name_of(tool), problem_in(lines, "shows no stack"));
   }
   if (!in_time) job->resume_worker();
   if (rank.stacks.empty() && !over_) open_.push_front(std::move(job->task));
