@@ -83,8 +83,8 @@ class Results:
             self.slowest.append((case.seconds, case.name))
         self.cases += cases
         failed = [case for case in cases if case.outcome == "failed"]
-        # A suite that failed as a whole although each of its tests passed: it timed out, or left processes behind.
-        if not step.ok and not failed:
+        # A suite that failed as a whole, whatever became of each of its tests: it left processes behind, or timed out.
+        if step.left or step.code == 124 or (not step.ok and not failed):
             self.cases.append(Case(suite, "failed", step.problem))
         if again and os.environ.get("CI") == "true" and len(failed) <= self.MOST_AGAIN:
             for case in failed:

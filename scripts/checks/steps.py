@@ -27,6 +27,7 @@ class Step:
     seconds: float
     problem: str = ""  # why it failed, in one line; empty: it did not
     output: str = ""
+    left: tuple = ()  # processes that it left behind, as they were called
 
     @property
     def ok(self):
@@ -132,9 +133,9 @@ def run(name, command, seconds, quiet=False, **environment):
         _kill_group(process)
         _reap_orphans()
         sys.exit(130)
-    left = _reap_orphans()
-    if left and not problem:
-        problem = "left processes behind: " + ", ".join(left)
+    left = tuple(_reap_orphans())
+    if left:
+        problem += f"{'; ' if problem else ''}left processes behind: {', '.join(left)}"
     output = ""
     if log:
         log.seek(0)
@@ -144,4 +145,4 @@ def run(name, command, seconds, quiet=False, **environment):
             print("\n".join(output.splitlines()[-_SHOWN_LINES:]))
     took = time.monotonic() - start
     print(f"== {name}: {problem or 'done'} ({took:.1f} s)", flush=True)
-    return Step(name, code, took, problem, output)
+    return Step(name, code, took, problem, output, left)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/test itself: a test that fails once is run twice more alone in CI, and is named instead of failing the run."""
+import ctypes
 import pathlib
 import sys
 
@@ -46,3 +47,21 @@ def test_a_failed_test_runs_twice_more_alone(checks, tmp_path, capsys, failing, 
     assert suite.finish(1) == code
     out = capsys.readouterr().out
     assert line in out and "test_flaky" in out
+
+
+def test_a_process_that_is_left_behind_fails_the_run_beside_a_flaky_test(checks, tmp_path, capsys):
+    results, steps = checks
+    report = tmp_path / "r.xml"
+    command = ["sh", "-c", "sleep 1000 & exit 8"]
+    try:
+        steps.prepare()  # its orphans become children of this process
+        step = steps.run("net", command, 60, quiet=True)
+    finally:
+        ctypes.CDLL(None).prctl(steps._PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    assert step.problem.startswith("exit status 8; left processes behind: ") and "sleep 1000" in step.problem
+    report.write_text('<testsuite><testcase name="a"><failure message="once"/></testcase><testcase name="b"/></testsuite>')
+    suite = results.Results()
+    suite.add_junit("net", report, step, lambda case: True)
+    assert suite.finish(1) == 1
+    out = capsys.readouterr().out
+    assert "flaky: net: a" in out and "failed: net: exit status 8; left processes behind: " in out
