@@ -2,6 +2,7 @@
 // Control groups of version 2 as the kernel has them, below a group that the test makes for itself.
 #include "launcher/process/cgroup.h"
 
+#include <cerrno>
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
@@ -27,12 +28,12 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-constexpr std::chrono::seconds kPatience{20};
+constexpr std::chrono::seconds kTimeout{20};
 constexpr const char* kNeedsGroups =
     "no control group may be made here: it needs root, or systemd-run --user --scope -p Delegate=yes";
 
 Instant soon() {
-  return SteadyClock::now() + kPatience;
+  return SteadyClock::now() + kTimeout;
 }
 
 /// A group of its own, delegated, and removed at the end. Where version 2 is not mounted, the test mounts it
@@ -41,15 +42,15 @@ class Delegated {
  public:
   Delegated() {
     std::string own = cgroup::own_directory();
-    if (own.empty() && ::unshare(CLONE_NEWNS) == 0) {
+    if (own.empty()) {
+      if (::unshare(CLONE_NEWNS) != 0) skip_unless_may();
       (void)::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
-      if (::mount("cgroup2", mount_.path().c_str(), "cgroup2", 0, nullptr) != 0 && errno == EPERM)
-        testing::skip(kNeedsGroups);
+      if (::mount("cgroup2", mount_.path().c_str(), "cgroup2", 0, nullptr) != 0) skip_unless_may();
       own = cgroup::own_directory();
     }
     REQUIRE_FALSE(own.empty());
     path_ = own + "/muster-test-" + std::to_string(::getpid());
-    if (::mkdir(path_.c_str(), 0755) != 0 && errno == EACCES) testing::skip(kNeedsGroups);
+    if (::mkdir(path_.c_str(), 0755) != 0) skip_unless_may();
     REQUIRE(::setxattr(path_.c_str(), "user.delegate", "1", 1, 0) == 0);
   }
   ~Delegated() {
@@ -79,6 +80,14 @@ class Delegated {
   }
 
  private:
+  /// After a call that failed: not permitted, read-only as in a container, or a kernel without version 2.
+  static void skip_unless_may() {
+    const int error = errno;
+    if (error == EPERM || error == EACCES || error == EROFS || error == ENODEV) testing::skip(kNeedsGroups);
+    INFO("errno " << error);
+    FAIL("a control group cannot be made");
+  }
+
   test::TemporaryDirectory mount_;
   std::string path_;
 };

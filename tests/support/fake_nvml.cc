@@ -210,13 +210,13 @@ bool take_events(const std::string& path) {
 }
 
 /// False: the time has passed.
-bool wait_for_events(const std::string& path, unsigned patience_ms) {
+bool wait_for_events(const std::string& path, unsigned timeout_ms) {
   const int watch = inotify_init1(IN_CLOEXEC);
   inotify_add_watch(watch, path.substr(0, path.rfind('/')).c_str(), IN_MOVED_TO);
   bool found = take_events(path);
   while (!found) {
     pollfd wait{watch, POLLIN, 0};
-    if (poll(&wait, 1, static_cast<int>(patience_ms)) <= 0) break;
+    if (poll(&wait, 1, static_cast<int>(timeout_ms)) <= 0) break;
     char block[4096];
     if (read(watch, block, sizeof block) <= 0) break;
     found = take_events(path);
@@ -267,7 +267,7 @@ FAKE int nvmlDeviceGetSupportedEventTypes(void* device, unsigned long long* out)
 FAKE int nvmlDeviceRegisterEvents(void* /*device*/, unsigned long long types, void* set) {
   return types == 0x8 && set == &events ? 0 : 2;
 }
-FAKE int nvmlEventSetWait_v2(void* /*set*/, void* out, unsigned patience_ms) {
+FAKE int nvmlEventSetWait_v2(void* /*set*/, void* out, unsigned timeout_ms) {
   const char* path = std::getenv("FAKE_NVML");
   if (path == nullptr) return 1;
   const std::string list = std::string(path) + ".xid";
@@ -275,7 +275,7 @@ FAKE int nvmlEventSetWait_v2(void* /*set*/, void* out, unsigned patience_ms) {
     std::rename((list + ".taken").c_str(), (list + ".told").c_str());
     delivered = false;
   }
-  if (events.empty() && !wait_for_events(list, patience_ms)) return 10;  // NVML_ERROR_TIMEOUT
+  if (events.empty() && !wait_for_events(list, timeout_ms)) return 10;  // NVML_ERROR_TIMEOUT
   const Event event = events.front();
   events.pop_front();
   delivered = true;

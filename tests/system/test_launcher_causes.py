@@ -149,6 +149,11 @@ def test_a_worker_that_the_kernel_killed_for_memory_is_told_so(muster, memory_gr
 
 def test_a_fault_of_the_gpu_is_told_with_its_xid_and_device(muster):
     """The kernel's log is a file of this test, in a mount namespace: nothing is written to the host's."""
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    namespace = ["unshare", *user, "--mount"]
+    may = subprocess.run([*namespace, "true"], capture_output=True, text=True, timeout=60)
+    if may.returncode:
+        pytest.skip(f"no namespace can be made here: {may.stderr.strip()}")
     log = muster.tmp_path / "kmsg"
     # One from before the job: it has nothing to do with it.
     log.write_text("4,1,10,-;NVRM: Xid (PCI:00ab:17:00): 43, pid='<unknown>', name=<unknown>, Ch 00000010\n")
@@ -162,8 +167,7 @@ with open("kmsg", "a") as kernel:
     kernel.write("4,2,20,-;NVRM: Xid (PCI:00ab:18:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\\n")
 sys.exit("RuntimeError: CUDA error: unspecified launch failure")
 """)
-    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    command = ["unshare", *user, "--mount", "sh", "-c", 'mount --bind "$0" /dev/kmsg && exec "$@"', log,
+    command = [*namespace, "sh", "-c", 'mount --bind "$0" /dev/kmsg && exec "$@"', log,
                MUSTER, "--gpus=0,1", "--log-dir=logs", script]
     result = subprocess.run([str(word) for word in command], env=env, cwd=muster.tmp_path, capture_output=True, text=True, timeout=60)
     report = read_report(muster.tmp_path / "logs")

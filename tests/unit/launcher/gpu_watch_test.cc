@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <fstream>
 #include <poll.h>
-#include <sys/stat.h>
 
 #include "launcher/report/kernel_log.h"
 #include "tests/support/catch.h"
+#include "tests/support/hanging_driver.h"
 #include "tests/support/temporary_directory.h"
 
 using namespace muster;
@@ -17,7 +17,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kTimeout{60};
 
 /// The fake library's GPUs and events.
 class FakeDriver {
@@ -47,7 +47,7 @@ class FakeDriver {
 
 std::vector<std::string> wait_for_events(GpuWatch& watch, std::size_t count) {
   std::vector<std::string> out;
-  const Instant deadline = SteadyClock::now() + kPatience;
+  const Instant deadline = SteadyClock::now() + kTimeout;
   while (out.size() < count && SteadyClock::now() < deadline) {
     pollfd wait{watch.output(), POLLIN, 0};
     ::poll(&wait, 1, static_cast<int>(time_left(deadline, SteadyClock::now()).count()));
@@ -58,7 +58,7 @@ std::vector<std::string> wait_for_events(GpuWatch& watch, std::size_t count) {
 
 const std::optional<std::vector<Gpu>>& wait_for_gpus(GpuWatch& watch) {
   pollfd answer{watch.output(), POLLIN, 0};
-  REQUIRE(::poll(&answer, 1, static_cast<int>(Millis(kPatience).count())) == 1);
+  REQUIRE(::poll(&answer, 1, static_cast<int>(Millis(kTimeout).count())) == 1);
   return watch.gpus();
 }
 
@@ -100,13 +100,10 @@ TEST_CASE("without a driver, or with one that knows no events, the GPUs are all 
 }
 
 TEST_CASE("a driver that hangs is not waited for, and its watch can be ended") {
-  const test::TemporaryDirectory directory;
-  const std::string pipe = directory.path() + "/gpus";  // nobody ever writes: to open it waits for ever
-  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
-  ::setenv("FAKE_NVML", pipe.c_str(), 1);
+  test::HangingDriver driver;
   auto watch = GpuWatch::start(FakeDriver::paths());
-  ::unsetenv("FAKE_NVML");
   REQUIRE(watch);
+  driver.wait_until_called();
   REQUIRE_FALSE(watch->gpus());  // else this would wait for ever
   REQUIRE(watch->take_new().empty());
 }

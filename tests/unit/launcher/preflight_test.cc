@@ -13,6 +13,7 @@
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/unique_fd.h"
 #include "tests/support/catch.h"
+#include "tests/support/hanging_driver.h"
 #include "tests/support/temporary_directory.h"
 
 using namespace muster;
@@ -79,7 +80,7 @@ TEST_CASE("a broken GPU makes a node unhealthy and is named, one that needs a re
   REQUIRE_FALSE(with_gpu([](Nvml::GpuHealth& gpu) { gpu.reset_wanted = true; }).error);
 }
 
-TEST_CASE("who holds a GPU's memory is named; that is allowed only where GPUs are shared") {
+TEST_CASE("who holds a GPU's memory is named, and that is allowed only where GPUs are shared") {
   const auto held = [](Nvml::GpuHealth& gpu) {
     gpu.used_bytes = 9000 * kMiB;
     gpu.holders = {{77, 8800 * kMiB, "python3"}, {78, 100 * kMiB, "closing"}};
@@ -112,7 +113,7 @@ TEST_CASE("a GPU whose clocks the hardware cuts makes a node unhealthy, one that
   REQUIRE(judge(at_rest, false).empty());
 }
 
-TEST_CASE("a PCIe link below its best is a warning; at rest its generation says nothing") {
+TEST_CASE("a PCIe link below its best is a warning, and at rest its generation says nothing") {
   const auto linked = [](unsigned generation, unsigned width, bool full_speed) {
     Readings readings = healthy();
     readings.gpus[0].pcie = Nvml::PcieLink{generation, 5, width, 16};
@@ -246,15 +247,11 @@ TEST_CASE("the GPUs of the job are read, in a child that reports over a pipe") {
 }
 
 TEST_CASE("a driver that does not answer makes the node unhealthy within the deadline") {
-  const test::TemporaryDirectory directory;
-  const std::string pipe = directory.path() + "/gpus";  // nobody ever writes: to open it waits for ever
-  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
-  ::setenv("FAKE_NVML", pipe.c_str(), 1);
+  const test::HangingDriver hanging;
   PreflightJob job;
   job.gpu_paths.library = FAKE_NVML_LIBRARY;
   const auto findings = run_preflight(job, std::chrono::milliseconds(1500));
   const DriverCheck driver = check_driver(job.gpu_paths, std::chrono::milliseconds(1500));
-  ::unsetenv("FAKE_NVML");
   REQUIRE(driver.finding);
   REQUIRE(driver.finding->error);
   REQUIRE_THAT(driver.finding->text, Catch::Contains("does not answer within 1.5 s"));
