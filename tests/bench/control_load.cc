@@ -31,7 +31,7 @@ struct Options {
   pid_t server_pid = 0;
 };
 
-constexpr int kPatienceMs = 60'000;
+constexpr int kTimeoutMs = 60'000;
 
 struct Agent {
   Agent(const std::optional<auth::Secret>& secret) : handshake(secret, auth::random_nonce()), decoder({}) {}
@@ -105,7 +105,7 @@ class Job {
   }
 
   void turn(std::string_view what_for) {
-    const std::size_t n = poller_.wait(kPatienceMs, what_for);
+    const std::size_t n = poller_.wait(kTimeoutMs, what_for);
     for (std::size_t i = 0; i < n; ++i) {
       const std::size_t index = poller_[i].data.u64;
       Agent& agent = agents_[index];

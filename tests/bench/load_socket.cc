@@ -22,12 +22,12 @@
 namespace muster::bench {
 namespace {
 
-constexpr int kPatienceMs = 60'000;
+constexpr int kTimeoutMs = 60'000;
 
 void wait_for(int fd, short events, std::string_view what) {
   pollfd entry{fd, events, 0};
-  if (retry_eintr([&] { return ::poll(&entry, 1, kPatienceMs); }) != 1)
-    give_up(fmt::format("nothing for {} s: {}", kPatienceMs / 1000, what));
+  if (retry_eintr([&] { return ::poll(&entry, 1, kTimeoutMs); }) != 1)
+    give_up(fmt::format("nothing for {} s: {}", kTimeoutMs / 1000, what));
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ struct Options {
   std::size_t connecting = 512;  // at a time
 };
 
-constexpr int kPatienceMs = 60'000;
+constexpr int kTimeoutMs = 60'000;
 constexpr std::string_view kGo = "/go";
 
 std::string encode(const wire::Request& request) {
@@ -57,7 +57,7 @@ class Clients {
     const std::int64_t start = now_ns();
     while (num_done_ < clients_.size()) {
       while (next_ < clients_.size() && next_ - num_connected_ < options_.connecting) open();
-      const std::size_t n = poller_.wait(kPatienceMs, "answers");
+      const std::size_t n = poller_.wait(kTimeoutMs, "answers");
       for (std::size_t i = 0; i < n; ++i) on_event(clients_[poller_[i].data.u64], poller_[i].data.u64);
     }
     fmt::print(

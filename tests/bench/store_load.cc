@@ -39,7 +39,7 @@ struct Options {
   pid_t server_pid = 0;
 };
 
-constexpr int kPatienceMs = 60'000;
+constexpr int kTimeoutMs = 60'000;
 constexpr std::size_t kWarmUpRounds = 2;  // of a fan-out
 
 struct Client {
@@ -208,7 +208,7 @@ class Load {
 
   template <class OnBytes>
   void turn(OnBytes&& on_bytes) {
-    const std::size_t n = poller_.wait(kPatienceMs, "answers");
+    const std::size_t n = poller_.wait(kTimeoutMs, "answers");
     for (std::size_t i = 0; i < n; ++i) {
       Client& client = clients_[poller_[i].data.u64];
       const ssize_t size = retry_eintr(

@@ -17,7 +17,7 @@
 
 using namespace muster;
 using namespace muster::wire;
-using muster::test::kPatience;
+using muster::test::kTimeout;
 using muster::test::Musterd;
 using muster::test::RawClient;
 using muster::test::unhex;

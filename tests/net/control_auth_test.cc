@@ -6,7 +6,7 @@
 
 #include "rendezvous/agent_client/control_link.h"
 #include "tests/support/catch.h"
-#include "tests/support/control_house.h"
+#include "tests/support/cluster.h"
 
 using namespace muster;
 using namespace muster::test;
@@ -40,7 +40,7 @@ class Recorder {
 
   /// Says to the next agent what a coordinator said once, and hears nothing.
   void play_coordinator(std::string_view recording) {
-    if (accept()) say(agent_.get(), recording);
+    if (accept()) send_bytes(agent_.get(), recording);
   }
 
   void hang_up() {
@@ -64,7 +64,7 @@ class Recorder {
     const ssize_t n = ::recv(from, buffer, sizeof buffer, MSG_DONTWAIT);
     if (n <= 0) return;
     record.append(buffer, static_cast<std::size_t>(n));
-    say(to, {buffer, static_cast<std::size_t>(n)});
+    send_bytes(to, {buffer, static_cast<std::size_t>(n)});
   }
 
   UniqueFd listener_;
@@ -76,32 +76,32 @@ class Recorder {
 }  // namespace
 
 TEST_CASE("with a secret both sides prove that they know it") {
-  House house(secret("0123456789abcdef"));
-  Agent a(house, "n1", nodes(1), secret("0123456789abcdef"));
-  a.start(house);
-  house.wait([&] { return !a.assignments.empty(); });
+  Cluster cluster(secret("0123456789abcdef"));
+  Agent a(cluster, "n1", nodes(1), secret("0123456789abcdef"));
+  a.start(cluster);
+  cluster.wait([&] { return !a.assignments.empty(); });
 }
 
 TEST_CASE("an agent with a wrong secret or none is refused, and those who wait learn of it") {
-  House house(secret("0123456789abcdef"));
-  Agent a(house, "n1", nodes(2), secret("0123456789abcdef"));
-  a.start(house);
-  house.wait([&] { return a.waiting.has_value(); });
-  Agent wrong(house, "n2", nodes(2), secret("0123456789abcdeX"));
-  wrong.start(house);
-  house.wait([&] { return wrong.lost && a.waiting->text != "1/2 nodes"; });
+  Cluster cluster(secret("0123456789abcdef"));
+  Agent a(cluster, "n1", nodes(2), secret("0123456789abcdef"));
+  a.start(cluster);
+  cluster.wait([&] { return a.waiting.has_value(); });
+  Agent wrong(cluster, "n2", nodes(2), secret("0123456789abcdeX"));
+  wrong.start(cluster);
+  cluster.wait([&] { return wrong.lost && a.waiting->text != "1/2 nodes"; });
   REQUIRE(wrong.lost->code == ErrorCode::kMismatch);
   REQUIRE(a.waiting->text == "1/2 nodes; 127.0.0.1 has another secret, or none");
-  Agent none(house, "n3", nodes(2));
-  none.start(house);
-  house.wait([&] { return none.lost.has_value(); });
+  Agent none(cluster, "n3", nodes(2));
+  none.start(cluster);
+  cluster.wait([&] { return none.lost.has_value(); });
   REQUIRE(none.lost->code == ErrorCode::kMismatch);
   REQUIRE(none.lost->message.find("asks for the job's secret") != std::string::npos);
   REQUIRE(none.lost->message.find("0123456789") == std::string::npos);
 }
 
 TEST_CASE("an agent refuses a coordinator that does not know its secret") {
-  House open;
+  Cluster open;
   Agent a(open, "n1", nodes(1), secret("0123456789abcdef"));
   a.start(open);
   open.wait([&] { return a.lost.has_value(); });
@@ -112,91 +112,93 @@ TEST_CASE("an agent refuses a coordinator that does not know its secret") {
 
 TEST_CASE("what an agent once said proves nothing on another connection") {
   const auto key = secret("0123456789abcdef");
-  House house(key);
+  Cluster cluster(key);
   // A whole, successful handshake, recorded.
   auth::ClientHandshake handshake(key, auth::random_nonce());
   const control::Preamble mine;
   std::string hello;
   control::encode(mine, hello);
   control::encode(control::Message(handshake.start(mine, "job", "n1")), hello);
-  UniqueFd first = connect_raw(house.server->port());
-  house.wait([&] { return ::send(first.get(), hello.data(), hello.size(), MSG_NOSIGNAL) > 0; });
-  const auto heard = hear(house, first.get(), 1);
+  UniqueFd first = connect_raw(cluster.server->port());
+  cluster.wait([&] { return ::send(first.get(), hello.data(), hello.size(), MSG_NOSIGNAL) > 0; });
+  const auto heard = receive_messages(cluster, first.get(), 1);
   REQUIRE(heard.size() == 1);
   handshake.preamble(mine);
   const auto proof = handshake.challenge(std::get<control::Challenge>(heard[0]));
   REQUIRE_OK(proof);
   std::string proof_bytes;
   control::encode(control::Message(*proof), proof_bytes);
-  say(first.get(), proof_bytes);
+  send_bytes(first.get(), proof_bytes);
   control::Decoder past_preamble{control::Limits{}};
   std::string preamble;
   control::encode(mine, preamble);
   std::string_view input(preamble);
   control::Message none;
   REQUIRE(past_preamble.next(input, none) == control::Decoder::Step::kPreamble);
-  const auto welcome = hear(house, first.get(), 1, past_preamble);
+  const auto welcome = receive_messages(cluster, first.get(), 1, past_preamble);
   REQUIRE(welcome.size() == 1);
   REQUIRE_OK(handshake.welcome(std::get<control::Welcome>(welcome[0])));
 
-  UniqueFd second = connect_raw(house.server->port());
-  house.wait([&] { return ::send(second.get(), hello.data(), hello.size(), MSG_NOSIGNAL) > 0; });
-  say(second.get(), proof_bytes);
-  const auto refused = hear(house, second.get(), 3);  // Challenge, Refused, end
+  UniqueFd second = connect_raw(cluster.server->port());
+  cluster.wait([&] { return ::send(second.get(), hello.data(), hello.size(), MSG_NOSIGNAL) > 0; });
+  send_bytes(second.get(), proof_bytes);
+  const auto refused = receive_messages(cluster, second.get(), 3);  // Challenge, Refused, end
   REQUIRE(refused.size() == 2);
   REQUIRE(std::get<control::Refused>(refused[1]).reason == control::Refused::Reason::kAuthentication);
-  REQUIRE(house.server->coordinator().stats().num_refused == 1);
+  REQUIRE(cluster.server->coordinator().stats().num_refused == 1);
 }
 
 TEST_CASE("a version that nobody speaks is refused in words") {
-  House house;
-  UniqueFd fd = connect_raw(house.server->port());
+  Cluster cluster;
+  UniqueFd fd = connect_raw(cluster.server->port());
   std::string hello;
   control::encode(control::Preamble{7, 9}, hello);
-  house.wait([&] { return ::send(fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) > 0; });
-  const auto answer = hear(house, fd.get(), 2);
+  cluster.wait([&] { return ::send(fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) > 0; });
+  const auto answer = receive_messages(cluster, fd.get(), 2);
   REQUIRE(answer.size() == 1);
   REQUIRE(std::get<control::Refused>(answer[0]).reason == control::Refused::Reason::kVersion);
 }
 
 TEST_CASE("garbage, silence and early messages close only their own connection") {
   net::ControlServerOptions options;
-  options.handshake_timeout = 1500ms;
-  House house({}, options);
-  Agent a(house, "n1", nodes(1));
-  a.start(house);
-  house.wait([&] { return !a.assignments.empty(); });
-  const auto refused = house.server->coordinator().stats().num_refused;  // of a slow machine: its first try
-  UniqueFd garbage = connect_raw(house.server->port());
-  UniqueFd silent = connect_raw(house.server->port());
-  UniqueFd early = connect_raw(house.server->port());
-  house.wait([&] { return ::send(garbage.get(), "\xABnonsense", 9, MSG_NOSIGNAL) > 0; });
-  house.wait([&] { return ::send(silent.get(), "\xABmus", 4, MSG_NOSIGNAL) > 0; });
+  options.handshake_timeout = 5s;
+  Cluster cluster({}, options);
+  Agent a(cluster, "n1", nodes(1));
+  a.start(cluster);
+  cluster.wait([&] { return !a.assignments.empty(); });
+  const auto refused = cluster.server->coordinator().stats().num_refused;  // of a slow machine: its first try
+  UniqueFd garbage = connect_raw(cluster.server->port());
+  UniqueFd silent = connect_raw(cluster.server->port());
+  UniqueFd early = connect_raw(cluster.server->port());
+  cluster.wait([&] { return ::send(garbage.get(), "\xABnonsense", 9, MSG_NOSIGNAL) > 0; });
+  cluster.wait([&] { return ::send(silent.get(), "\xABmus", 4, MSG_NOSIGNAL) > 0; });
   std::string bytes;
   control::encode(control::Preamble{}, bytes);
   control::encode(control::Message(control::Finished{0}), bytes);
-  house.wait([&] { return ::send(early.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0; });
-  (void)hear(house, garbage.get(), 100);
-  (void)hear(house, silent.get(), 100);
-  (void)hear(house, early.get(), 100);
-  REQUIRE(house.server->coordinator().stats().num_refused == refused + 3);
+  cluster.wait([&] { return ::send(early.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0; });
+  (void)receive_messages(cluster, garbage.get(), 100);
+  (void)receive_messages(cluster, early.get(), 100);
+  REQUIRE(cluster.server->coordinator().stats().num_refused == refused + 2);
+  advance_clock(cluster.loop, options.handshake_timeout);
+  (void)receive_messages(cluster, silent.get(), 100);
+  REQUIRE(cluster.server->coordinator().stats().num_refused == refused + 3);
   REQUIRE_FALSE(a.lost);
   a.client->finished(0);
-  house.wait([&] { return a.closed.has_value(); });
+  cluster.wait([&] { return a.closed.has_value(); });
 }
 
 TEST_CASE("a recorded session says nothing a second time, to a coordinator or to an agent") {
   const auto key = secret("0123456789abcdef");
-  House house(key);
+  Cluster cluster(key);
   Recorder recorder;
-  Agent a(house, "n1", nodes(1), key);
+  Agent a(cluster, "n1", nodes(1), key);
   a.options.port = recorder.port();
-  a.start(house);
+  a.start(cluster);
   const auto relaying = [&](auto condition) {
-    house.wait([&] {
-      recorder.relay(house.server->port());
-      house.loop.restart();
-      house.loop.run_one_for(1ms);
+    cluster.wait([&] {
+      recorder.relay(cluster.server->port());
+      cluster.loop.restart();
+      cluster.loop.run_one_for(1ms);
       return condition();
     });
   };
@@ -205,31 +207,31 @@ TEST_CASE("a recorded session says nothing a second time, to a coordinator or to
   relaying([&] { return a.closed.has_value(); });
   a.client->close();
   recorder.hang_up();
-  house.wait([&] { return house.server->coordinator().stats().num_open == 0; });
-  const auto messages = house.server->coordinator().stats().num_messages;
+  cluster.wait([&] { return cluster.server->coordinator().stats().num_open == 0; });
+  const auto messages = cluster.server->coordinator().stats().num_messages;
   REQUIRE(messages >= 2);  // Join and Stop arrived
   REQUIRE(recorder.agent_said.find("enough") != std::string::npos);
   REQUIRE(recorder.agent_said.find("0123456789abcdef") == std::string::npos);
   REQUIRE(recorder.coordinator_said.find("0123456789abcdef") == std::string::npos);
 
   // All of it again: the proof is for another challenge, and what follows is not read.
-  UniqueFd replay = connect_raw(house.server->port());
-  house.wait([&] {
+  UniqueFd replay = connect_raw(cluster.server->port());
+  cluster.wait([&] {
     return ::send(replay.get(), recorder.agent_said.data(), recorder.agent_said.size(), MSG_NOSIGNAL) > 0;
   });
-  const auto heard = hear(house, replay.get(), 100);
+  const auto heard = receive_messages(cluster, replay.get(), 100);
   REQUIRE(heard.size() == 2);
   REQUIRE(std::get<control::Refused>(heard[1]).reason == control::Refused::Reason::kAuthentication);
-  REQUIRE(house.server->coordinator().stats().num_messages == messages);
-  REQUIRE(house.server->coordinator().stats().num_jobs == 0);
+  REQUIRE(cluster.server->coordinator().stats().num_messages == messages);
+  REQUIRE(cluster.server->coordinator().stats().num_jobs == 0);
 
-  Agent b(house, "n1", nodes(1), key);
+  Agent b(cluster, "n1", nodes(1), key);
   b.options.port = recorder.port();
-  b.start(house);
-  house.wait([&] {
+  b.start(cluster);
+  cluster.wait([&] {
     recorder.play_coordinator(recorder.coordinator_said);
-    house.loop.restart();
-    house.loop.run_one_for(1ms);
+    cluster.loop.restart();
+    cluster.loop.run_one_for(1ms);
     return b.lost.has_value();
   });
   REQUIRE(b.lost->code == ErrorCode::kMismatch);
@@ -238,43 +240,43 @@ TEST_CASE("a recorded session says nothing a second time, to a coordinator or to
 }
 
 TEST_CASE("a job's name that would spoil a log is refused") {
-  House house;
+  Cluster cluster;
   for (const std::string& name : {std::string("a\nb"), std::string(300, 'j'), std::string()}) {
-    Agent a(house, "n1", nodes(1), {}, name);
-    a.start(house);
-    house.wait([&] { return a.lost.has_value(); });
+    Agent a(cluster, "n1", nodes(1), {}, name);
+    a.start(cluster);
+    cluster.wait([&] { return a.lost.has_value(); });
     REQUIRE(a.lost->code == ErrorCode::kMismatch);
     REQUIRE_THAT(a.lost->message, Catch::Contains("--rdzv-id"));
   }
-  REQUIRE(house.server->coordinator().stats().num_jobs == 0);
+  REQUIRE(cluster.server->coordinator().stats().num_jobs == 0);
 }
 
 TEST_CASE("peers that prove nothing make room for one more, and for agents") {
   net::ControlServerOptions options;
   options.max_handshakes = 3;
-  House house(secret("0123456789abcdef"), options);
+  Cluster cluster(secret("0123456789abcdef"), options);
   std::vector<UniqueFd> unauthenticated;
   for (int i = 0; i < 3; ++i) {
-    unauthenticated.push_back(connect_raw(house.server->port()));
-    house.wait([&] { return ::send(unauthenticated.back().get(), "\xABmus", 4, MSG_NOSIGNAL) > 0; });
+    unauthenticated.push_back(connect_raw(cluster.server->port()));
+    cluster.wait([&] { return ::send(unauthenticated.back().get(), "\xABmus", 4, MSG_NOSIGNAL) > 0; });
     const auto expected = static_cast<std::uint64_t>(i) + 1;
-    house.wait([&] { return house.server->coordinator().stats().num_open == expected; });
+    cluster.wait([&] { return cluster.server->coordinator().stats().num_open == expected; });
   }
-  Agent a(house, "n1", nodes(1), secret("0123456789abcdef"));
-  a.start(house);
-  house.wait([&] { return !a.assignments.empty(); });
-  REQUIRE(hear(house, unauthenticated[0].get(), 1).empty());  // the oldest was closed
-  REQUIRE(house.server->coordinator().stats().num_open == 3);
-  REQUIRE(house.server->coordinator().stats().num_refused == 1);
+  Agent a(cluster, "n1", nodes(1), secret("0123456789abcdef"));
+  a.start(cluster);
+  cluster.wait([&] { return !a.assignments.empty(); });
+  REQUIRE(receive_messages(cluster, unauthenticated[0].get(), 1).empty());  // the oldest was closed
+  REQUIRE(cluster.server->coordinator().stats().num_open == 3);
+  REQUIRE(cluster.server->coordinator().stats().num_refused == 1);
 }
 
 TEST_CASE("an agent that describes itself at too great length is told the limit") {
   net::ControlServerOptions options;
   options.jobs.max_node_bytes = 50;
-  House house({}, options);
-  Agent a(house, std::string(60, 'n'), nodes(1));
-  a.start(house);
-  house.wait([&] { return a.lost.has_value(); });
+  Cluster cluster({}, options);
+  Agent a(cluster, std::string(60, 'n'), nodes(1));
+  a.start(cluster);
+  cluster.wait([&] { return a.lost.has_value(); });
   REQUIRE(a.lost->code == ErrorCode::kExhausted);
   REQUIRE_THAT(a.lost->message, Catch::Contains("the limit is 50"));
 }
@@ -282,11 +284,11 @@ TEST_CASE("an agent that describes itself at too great length is told the limit"
 TEST_CASE("unfinished messages of all agents together are bounded") {
   net::ControlServerOptions options;
   options.max_buffered_bytes = 5000;
-  House house({}, options);
-  Agent a(house, "n1", nodes(1));
-  a.start(house);
-  house.wait([&] { return !a.assignments.empty(); });
-  UniqueFd greedy = connect_raw(house.server->port());
+  Cluster cluster({}, options);
+  Agent a(cluster, "n1", nodes(1));
+  a.start(cluster);
+  cluster.wait([&] { return !a.assignments.empty(); });
+  UniqueFd greedy = connect_raw(cluster.server->port());
   std::string bytes;
   control::encode(control::Preamble{}, bytes);
   control::encode(control::Message(control::Start{"job", "n2", {}}), bytes);
@@ -295,18 +297,18 @@ TEST_CASE("unfinished messages of all agents together are bounded") {
   control::encode(control::Message(control::Leave{std::string(6000, 'x')}), message);
   message.pop_back();
   bytes += message;
-  house.wait([&] { return ::send(greedy.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0; });
-  (void)hear(house, greedy.get(), 100);
-  REQUIRE(house.server->coordinator().stats().num_open == 1);
+  cluster.wait([&] { return ::send(greedy.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0; });
+  (void)receive_messages(cluster, greedy.get(), 100);
+  REQUIRE(cluster.server->coordinator().stats().num_open == 1);
   a.client->finished(0);
-  house.wait([&] { return a.closed.has_value(); });
+  cluster.wait([&] { return a.closed.has_value(); });
 }
 
 TEST_CASE("a handshake that ends at its deadline leaves a connection that stays open") {
-  House house;
+  Cluster cluster;
   boost::asio::io_context loop{1};  // of the agent, which stands still while the coordinator answers
   const auto link = std::make_shared<net::ControlLink>(
-      loop, net::ControlLink::Target{"127.0.0.1", house.server->port(), "job", "n1", {}, {}, {}});
+      loop, net::ControlLink::Target{"127.0.0.1", cluster.server->port(), "job", "n1", {}, {}, {}});
   const Instant deadline = SteadyClock::now() + 200ms;
   std::optional<Result<control::Welcome>> opened;
   boost::asio::co_spawn(loop, link->open(0, deadline),
@@ -317,11 +319,11 @@ TEST_CASE("a handshake that ends at its deadline leaves a connection that stays 
   };
   // Until the agent has the challenge, and has sent its proof.
   while (link->received_bytes() == 0 && SteadyClock::now() < deadline) {
-    turn(house.loop);
+    turn(cluster.loop);
     turn(loop);
   }
   REQUIRE_FALSE(opened);
-  while (SteadyClock::now() <= deadline) turn(house.loop);
+  while (SteadyClock::now() <= deadline) turn(cluster.loop);
   // The welcome and the end of the time come in the same turn.
   while (!opened) turn(loop);
   turn(loop);

@@ -2,7 +2,7 @@
 // Control connections that are made late, break, fall silent and are taken up again, over real sockets.
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
-#include "tests/support/control_house.h"
+#include "tests/support/cluster.h"
 #include "tests/support/forwarder.h"
 #include "tests/support/held_port.h"
 
@@ -13,93 +13,93 @@ using Kind = membership::Cause::Kind;
 
 TEST_CASE("a coordinator that is not there yet is waited for, and the reason is told once") {
   const HeldPort place;
-  House house;
-  Agent a(house, "n1", nodes(1));
+  Cluster cluster;
+  Agent a(cluster, "n1", nodes(1));
   a.options.port = place.number();
-  a.start(house);
-  house.wait([&] { return !a.tries.empty(); });
+  a.start(cluster);
+  cluster.wait([&] { return !a.tries.empty(); });
   REQUIRE(a.tries[0].find("refused") != std::string::npos);
   net::RendezvousServerOptions options;
   options.store.host = "127.0.0.1";
   options.store.port = place.number();
-  auto late = net::RendezvousServer::listen(house.loop, options, Log("test", LogLevel::kOff));
+  auto late = net::RendezvousServer::listen(cluster.loop, options, Log("test", LogLevel::kOff));
   REQUIRE_OK(late);
-  house.wait([&] { return !a.assignments.empty(); });
+  cluster.wait([&] { return !a.assignments.empty(); });
   REQUIRE(a.tries.size() == 1);
 }
 
 TEST_CASE("a coordinator that never comes is given up with the time and the advice") {
-  House house;
-  Agent a(house, "n1", nodes(1));
+  Cluster cluster;
+  Agent a(cluster, "n1", nodes(1));
   const HeldPort nobody;
   a.options.port = nobody.number();
   a.options.connect_timeout = 300ms;
-  a.start(house);
-  house.wait([&] { return a.lost.has_value(); });
+  a.start(cluster);
+  cluster.wait([&] { return a.lost.has_value(); });
   REQUIRE(a.lost->code == ErrorCode::kTimeout);
   REQUIRE(a.lost->message.find("is the coordinator running") != std::string::npos);
 }
 
 TEST_CASE("when the coordinator stops its agents hear why") {
-  House house;
-  Agent a(house, "n1", nodes(1));
-  a.start(house);
-  house.wait([&] { return !a.assignments.empty(); });
-  house.server->stop();
-  house.wait([&] { return a.lost.has_value(); });
+  Cluster cluster;
+  Agent a(cluster, "n1", nodes(1));
+  a.start(cluster);
+  cluster.wait([&] { return !a.assignments.empty(); });
+  cluster.server->stop();
+  cluster.wait([&] { return a.lost.has_value(); });
   REQUIRE(a.lost->message.find("stopping") != std::string::npos);
 }
 
 TEST_CASE("within the grace an agent reconnects by itself and its workers run on") {
-  House house;
+  Cluster cluster;
   auto settings = nodes(2);
   settings.reconnect_grace = 10s;
-  Agent a(house, "n1", settings);
-  Agent b(house, "n2", settings);
+  Agent a(cluster, "n1", settings);
+  Agent b(cluster, "n2", settings);
   b.options.reconnect_for = 5s;
-  a.start(house);
-  b.start(house);
-  house.wait([&] { return !a.assignments.empty() && !b.assignments.empty(); });
+  a.start(cluster);
+  b.start(cluster);
+  cluster.wait([&] { return !a.assignments.empty() && !b.assignments.empty(); });
 
   // The same node on a second connection: the first is closed, as if it had broken.
-  Agent twin(house, "n2", settings);
+  Agent twin(cluster, "n2", settings);
   twin.options.request.id = b.client->id();
-  twin.start(house);
-  house.wait([&] { return !b.tries.empty(); });
+  twin.start(cluster);
+  cluster.wait([&] { return !b.tries.empty(); });
   REQUIRE(b.tries[0].find("connected anew") != std::string::npos);
   // Who has the id is this node. The twin knew of no generation, so it is told of it.
-  house.wait([&] { return !twin.assignments.empty() || twin.lost; });
+  cluster.wait([&] { return !twin.assignments.empty() || twin.lost; });
   twin.client->close();
-  const auto& coordinator = house.server->coordinator();
-  house.wait([&] {
+  const auto& coordinator = cluster.server->coordinator();
+  cluster.wait([&] {
     const auto& nodes = coordinator.jobs().find_round("job")->nodes;
     return coordinator.stats().num_open == 2 && nodes.at(b.client->id()).connected;
   });
   REQUIRE(a.over.empty());
   REQUIRE(b.over.empty());
   b.client->worker_failed({0, 2, 7, true, false, "rank 2 failed"});
-  house.wait([&] { return !a.over.empty() && !b.over.empty(); });
+  cluster.wait([&] { return !a.over.empty() && !b.over.empty(); });
   a.client->ready(0, 0);
   b.client->ready(0, 0);
-  house.wait([&] { return a.assignments.size() == 2 && b.assignments.size() == 2; });
+  cluster.wait([&] { return a.assignments.size() == 2 && b.assignments.size() == 2; });
   REQUIRE_FALSE(b.lost);
 }
 
 TEST_CASE("heartbeats keep a quiet job alive, and a frozen agent is given up") {
   net::ControlServerOptions options;
   options.heartbeat_interval = 20ms;
-  House house({}, options);
+  Cluster cluster({}, options);
   auto settings = nodes(1);
   settings.heartbeat_timeout = 2s;  // much more than a busy machine keeps this loop waiting
-  Agent a(house, "n1", settings);
-  a.start(house);
-  house.wait([&] { return !a.assignments.empty(); });
-  const auto messages = house.server->coordinator().stats().num_messages;
-  house.wait([&] { return house.server->coordinator().stats().num_messages > messages + 30; });
+  Agent a(cluster, "n1", settings);
+  a.start(cluster);
+  cluster.wait([&] { return !a.assignments.empty(); });
+  const auto messages = cluster.server->coordinator().stats().num_messages;
+  cluster.wait([&] { return cluster.server->coordinator().stats().num_messages > messages + 30; });
   REQUIRE_FALSE(a.lost);
 
   // An agent that joins and says nothing more.
-  UniqueFd fd = connect_raw(house.server->port());
+  UniqueFd fd = connect_raw(cluster.server->port());
   std::string bytes;
   control::encode(control::Preamble{}, bytes);
   control::encode(control::Message(control::Start{"other", "n2", {}}), bytes);
@@ -109,10 +109,10 @@ TEST_CASE("heartbeats keep a quiet job alive, and a frozen agent is given up") {
   join.request.id = {1, 2};
   join.settings = settings;
   control::encode(control::Message(join), bytes);
-  house.wait([&] { return ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0; });
-  house.wait([&] { return house.server->coordinator().jobs().find_round("other") != nullptr; });
-  advance_clock(house.loop, settings.heartbeat_timeout);
-  const auto heard = hear(house, fd.get(), 100);
+  cluster.wait([&] { return ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0; });
+  cluster.wait([&] { return cluster.server->coordinator().jobs().find_round("other") != nullptr; });
+  advance_clock(cluster.loop, settings.heartbeat_timeout);
+  const auto heard = receive_messages(cluster, fd.get(), 100);
   REQUIRE(heard.size() >= 4);
   const auto& last = std::get<control::Refused>(heard.back());
   REQUIRE(last.reason == control::Refused::Reason::kLost);
@@ -120,8 +120,8 @@ TEST_CASE("heartbeats keep a quiet job alive, and a frozen agent is given up") {
 }
 
 TEST_CASE("an agent whose words are long and come slowly is heard, until nothing comes") {
-  House house;
-  UniqueFd fd = connect_raw(house.server->port());
+  Cluster cluster;
+  UniqueFd fd = connect_raw(cluster.server->port());
   std::string bytes;
   control::encode(control::Preamble{}, bytes);
   control::encode(control::Message(control::Start{"slow", "n1", {}}), bytes);
@@ -131,61 +131,61 @@ TEST_CASE("an agent whose words are long and come slowly is heard, until nothing
   join.request.id = {1, 2};
   join.settings.heartbeat_timeout = 2s;  // much more than a busy machine keeps this loop waiting
   control::encode(control::Message(join), bytes);
-  const auto say = [&](std::string_view text) {
-    house.wait([&] { return ::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL) > 0; });
+  const auto send = [&](std::string_view text) {
+    cluster.wait([&] { return ::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL) > 0; });
   };
-  say(bytes);
+  send(bytes);
   const auto is_there = [&] {
-    const membership::Round* round = house.server->coordinator().jobs().find_round("slow");
+    const membership::Round* round = cluster.server->coordinator().jobs().find_round("slow");
     return round != nullptr && round->nodes.size() == 1;
   };
-  house.wait(is_there);
+  cluster.wait(is_there);
 
   bytes.clear();
   control::encode(control::Message(control::StoreAnswer{1, 1, false, std::string(4096, 'x')}), bytes);
   for (std::size_t i = 0; i < 10; ++i) {
-    const auto bytes_before = house.server->coordinator().stats().num_buffered_bytes;
-    say(std::string_view(bytes).substr(i, 1));
-    house.wait([&] { return house.server->coordinator().stats().num_buffered_bytes > bytes_before; });
-    advance_clock(house.loop, join.settings.heartbeat_timeout / 2);
-    house.loop.restart();
-    house.loop.poll();  // the timers that are due by now
+    const auto bytes_before = cluster.server->coordinator().stats().num_buffered_bytes;
+    send(std::string_view(bytes).substr(i, 1));
+    cluster.wait([&] { return cluster.server->coordinator().stats().num_buffered_bytes > bytes_before; });
+    advance_clock(cluster.loop, join.settings.heartbeat_timeout / 2);
+    cluster.loop.restart();
+    cluster.loop.poll();  // the timers that are due by now
     REQUIRE(is_there());
   }
-  advance_clock(house.loop, join.settings.heartbeat_timeout);
-  const auto heard = hear(house, fd.get(), 100);
+  advance_clock(cluster.loop, join.settings.heartbeat_timeout);
+  const auto heard = receive_messages(cluster, fd.get(), 100);
   REQUIRE(std::get<control::Refused>(heard.back()).text.find("no heartbeat") != std::string::npos);
 }
 
 TEST_CASE("how far a node's workers came is told again where its connection broke before the next world") {
-  House house;
-  Forwarder between(house.loop, house.server->port());
-  Agent a(house, "n1", nodes(2));
-  Agent b(house, "n2", nodes(2));
+  Cluster cluster;
+  Forwarder between(cluster.loop, cluster.server->port());
+  Agent a(cluster, "n1", nodes(2));
+  Agent b(cluster, "n2", nodes(2));
   b.options.port = between.port();
   b.options.reconnect_for = 10s;
-  a.start(house);
-  b.start(house);
-  house.wait([&] { return !a.assignments.empty() && !b.assignments.empty(); });
+  a.start(cluster);
+  b.start(cluster);
+  cluster.wait([&] { return !a.assignments.empty() && !b.assignments.empty(); });
   a.client->worker_failed({0, 0, 7, true, false, "rank 0 failed", {0, 100}});
-  house.wait([&] { return !a.over.empty() && !b.over.empty(); });
+  cluster.wait([&] { return !a.over.empty() && !b.over.empty(); });
   b.client->ready(0, 0, {0, 150});
   between.cut();  // before anybody has read it
-  house.wait([&] { return !b.tries.empty(); });
+  cluster.wait([&] { return !b.tries.empty(); });
   a.client->ready(0, 0, {0, 100});
-  house.wait([&] { return a.assignments.size() == 2 && b.assignments.size() == 2; });
-  REQUIRE(house.server->coordinator().jobs().find_round("job")->steps.best == StepProgress{0, 150});
+  cluster.wait([&] { return a.assignments.size() == 2 && b.assignments.size() == 2; });
+  REQUIRE(cluster.server->coordinator().jobs().find_round("job")->steps.best == StepProgress{0, 150});
   REQUIRE(b.over.size() == 1);  // it is not bothered with the answer
   REQUIRE_FALSE(b.lost);
 
   // Nor where it was read.
   b.client->worker_failed({1, 2, 7, true, false, "rank 2 failed", {0, 170}});
-  house.wait([&] { return a.over.size() == 2 && b.over.size() == 2; });
+  cluster.wait([&] { return a.over.size() == 2 && b.over.size() == 2; });
   b.client->ready(1, 0, {0, 180});
-  house.wait([&] { return house.server->coordinator().jobs().find_round("job")->num_ready == 1; });
+  cluster.wait([&] { return cluster.server->coordinator().jobs().find_round("job")->num_ready == 1; });
   between.cut();
-  house.wait([&] { return between.num_accepted() == 3; });
+  cluster.wait([&] { return between.num_accepted() == 3; });
   a.client->ready(1, 0);
-  house.wait([&] { return a.assignments.size() == 3 && b.assignments.size() == 3; });
-  REQUIRE(house.server->coordinator().jobs().find_round("job")->steps.best == StepProgress{0, 180});
+  cluster.wait([&] { return a.assignments.size() == 3 && b.assignments.size() == 3; });
+  REQUIRE(cluster.server->coordinator().jobs().find_round("job")->steps.best == StepProgress{0, 180});
 }

@@ -36,7 +36,7 @@ TEST_CASE("the port file holds the port once connections are accepted, and nothi
   const std::string path = folder.path() + "/port";
   for (int run = 0; run < 2; ++run) {  // the second replaces the first's
     Musterd daemon = Musterd::listening({"--port-file", path});
-    const Instant deadline = SteadyClock::now() + test::kPatience;
+    const Instant deadline = SteadyClock::now() + test::kTimeout;
     Result<std::string> text = read_file(path);
     while ((!text || *text != std::to_string(daemon.port()) + "\n") && SteadyClock::now() < deadline)
       text = read_file(path);

@@ -101,7 +101,7 @@ void reset(UniqueFd& fd) {
 }
 
 bool ends(int fd) {
-  const Instant deadline = SteadyClock::now() + test::kPatience;
+  const Instant deadline = SteadyClock::now() + test::kTimeout;
   char block[512];
   while (true) {
     pollfd entry{fd, POLLIN, 0};

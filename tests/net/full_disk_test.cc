@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "tests/support/control_house.h"
+#include "tests/support/cluster.h"
 #include "tests/support/held_log.h"
+#include "tests/support/send_queue.h"
 
 using namespace muster;
 using namespace muster::test;
@@ -14,26 +15,25 @@ namespace {
 // An agent that speaks byte by byte, and is not read for it.
 class RawAgent {
  public:
-  RawAgent(House& house, std::uint64_t id, membership::Settings settings,
+  RawAgent(Cluster& cluster, std::uint64_t id, membership::Settings settings,
            std::optional<std::int64_t> resume = {})
-      : fd_(connect_raw(house.server->port())) {
+      : fd_(connect_raw(cluster.server->port())) {
     join.request.id = {id, id};
     join.request.host = "n" + std::to_string(id);
     join.request.addresses = {"127.0.0.1"};
     join.request.master_port = 4711;
     join.settings = settings;
     join.resume = resume;
-    control::encode(control::Preamble{}, out_);
-    say(control::Start{"job", join.request.host, {}});
-    say(control::Proof{});
-    say(join);
+    control::encode(control::Preamble{}, out_.bytes());
+    send(control::Start{"job", join.request.host, {}});
+    send(control::Proof{});
+    send(join);
   }
 
-  void say(const control::Message& message) { control::encode(message, out_); }
+  void send(const control::Message& message) { control::encode(message, out_.bytes()); }
   // Sends what the socket takes, and hears what there is.
   void turn() {
-    const ssize_t sent = ::send(fd_.get(), out_.data(), out_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent > 0) out_.erase(0, static_cast<std::size_t>(sent));
+    out_.send(fd_.get());
     char buffer[65536];
     ssize_t n = 0;
     while ((n = ::recv(fd_.get(), buffer, sizeof buffer, MSG_DONTWAIT)) > 0) {
@@ -70,33 +70,42 @@ class RawAgent {
  private:
   UniqueFd fd_;
   control::Decoder decoder_{control::Limits{}};
-  std::string out_;
+  SendQueue out_;
 };
 
 struct FullDisk {
+  static constexpr Millis kHeartbeats{50};
   explicit FullDisk(Millis heartbeat_timeout = 60s, net::ControlServerOptions options = {})
-      : settings(nodes(2)), house({}, with_heartbeats(std::move(options)), [this](auto& loop) {
+      : settings(nodes(2)), cluster({}, with_heartbeats(std::move(options)), [this](auto& loop) {
           return log = std::make_shared<HeldLog>(loop);
         }) {
     settings.heartbeat_timeout = heartbeat_timeout;
     settings.reconnect_grace = 60s;
-    a = std::make_unique<RawAgent>(house, 1, settings);
+    a = std::make_unique<RawAgent>(cluster, 1, settings);
     wait([&] { return stats().num_messages == 1; });  // which makes it the first node
-    b = std::make_unique<RawAgent>(house, 2, settings);
+    b = std::make_unique<RawAgent>(cluster, 2, settings);
     sync();
     wait([&] { return a->count<control::Assignment>() == 1 && b->count<control::Assignment>() == 1; });
   }
-  ~FullDisk() { house.server->stop(); }
+  ~FullDisk() { cluster.server->stop(); }
 
   static net::ControlServerOptions with_heartbeats(net::ControlServerOptions options) {
-    options.heartbeat_interval = 50ms;
+    options.heartbeat_interval = kHeartbeats;
     return options;
   }
   template <class Condition>
   void wait(Condition condition) {
-    house.wait([&] {
+    cluster.wait([&] {
       for (RawAgent* agent : {a.get(), b.get(), c.get()})
         if (agent != nullptr) agent->turn();
+      return condition();
+    });
+  }
+  /// Waits, with a heartbeat due in each turn of the loop.
+  template <class Condition>
+  void beat(Condition condition) {
+    wait([&] {
+      advance_clock(cluster.loop, kHeartbeats);
       return condition();
     });
   }
@@ -110,7 +119,7 @@ struct FullDisk {
     log->sync();
   }
   [[nodiscard]] const membership::Round& round() const {
-    return *house.server->coordinator().jobs().find_round("job");
+    return *cluster.server->coordinator().jobs().find_round("job");
   }
   // More than the kernel keeps for a connection; the last two bytes are its number.
   static control::Report report(int number) {
@@ -120,11 +129,11 @@ struct FullDisk {
     out.payload.push_back(static_cast<char>(number % 100));
     return out;
   }
-  [[nodiscard]] net::ControlServerStats stats() const { return house.server->coordinator().stats(); }
+  [[nodiscard]] net::ControlServerStats stats() const { return cluster.server->coordinator().stats(); }
 
   membership::Settings settings;
   std::shared_ptr<HeldLog> log;
-  House house;
+  Cluster cluster;
   std::unique_ptr<RawAgent> a;
   std::unique_ptr<RawAgent> b;
   std::unique_ptr<RawAgent> c;
@@ -135,15 +144,16 @@ constexpr int kReports = 300;
 }  // namespace
 
 TEST_CASE(
-    "while the disk is full agents are not read, hear heartbeats and are not taken for dead; then all that "
+    "while the disk is full agents are not read, hear heartbeats and are not taken for dead, and then all "
+    "that "
     "they said arrives") {
   FullDisk disk(1500ms);
   disk.fill();
   const std::uint64_t before = disk.stats().num_messages;
-  for (int i = 0; i < kReports; ++i) disk.b->say(FullDisk::report(i));
-  disk.a->say(FullDisk::report(kReports));
+  for (int i = 0; i < kReports; ++i) disk.b->send(FullDisk::report(i));
+  disk.a->send(FullDisk::report(kReports));
   // They say nothing for longer than the time-out: the heartbeats that they get are 50 ms apart.
-  disk.wait(
+  disk.beat(
       [&] { return disk.a->count<control::Heartbeat>() > 40 && disk.b->count<control::Heartbeat>() > 40; });
   REQUIRE(disk.b->unsent() > 0);
   REQUIRE(disk.stats().num_messages == before);
@@ -152,8 +162,8 @@ TEST_CASE(
   disk.log->sync();
   // From now on they are read, and have to speak for themselves.
   disk.wait([&] {
-    disk.a->say(control::Heartbeat{});
-    disk.b->say(control::Heartbeat{});
+    disk.a->send(control::Heartbeat{});
+    disk.b->send(control::Heartbeat{});
     return disk.a->count<control::Report>() == kReports + 1;
   });
   REQUIRE(disk.a->count<control::GenerationOver>() == 0);
@@ -170,8 +180,9 @@ TEST_CASE(
 TEST_CASE("what an agent said before it went is taken up before its end, once it can be recorded") {
   FullDisk disk;
   disk.fill();
-  disk.b->say(control::WorkerFailed{.generation = 0, .rank = 1, .exit_code = 7, .text = "the first failure"});
-  disk.b->say(control::Leave{"it is done"});
+  disk.b->send(
+      control::WorkerFailed{.generation = 0, .rank = 1, .exit_code = 7, .text = "the first failure"});
+  disk.b->send(control::Leave{"it is done"});
   disk.wait([&] { return disk.b->unsent() == 0; });
   disk.b->finish();
   disk.wait([&] { return disk.a->count<control::Heartbeat>() > 2; });
@@ -191,12 +202,12 @@ TEST_CASE("what an agent said before it went is taken up before its end, once it
 TEST_CASE("a member that comes back while the disk is full hears heartbeats, and then has its place") {
   FullDisk disk;
   disk.fill();
-  disk.b->reset();  // it has 800 ms to come back once that is looked at
-  disk.b = std::make_unique<RawAgent>(disk.house, 2, disk.settings, 0);
-  disk.wait([&] { return disk.b->count<control::Heartbeat>() > 20; });
+  disk.b->reset();
+  disk.b = std::make_unique<RawAgent>(disk.cluster, 2, disk.settings, 0);
+  disk.beat([&] { return disk.b->count<control::Heartbeat>() > 20; });
   REQUIRE(disk.b->count<control::Refused>() == 0);
   disk.log->sync();
-  disk.b->say(control::Heartbeat{});
+  disk.b->send(control::Heartbeat{});
   const auto heard = disk.b->count<control::Heartbeat>();
   disk.wait([&] { return disk.b->count<control::Heartbeat>() > heard && disk.stats().num_open == 2; });
   REQUIRE(disk.a->count<control::GenerationOver>() == 0);
@@ -207,22 +218,22 @@ TEST_CASE("a member that comes back while the disk is full hears heartbeats, and
 TEST_CASE("an agent that comes new while the disk is full is refused with the reason, and then let in") {
   FullDisk disk;
   disk.fill();
-  disk.c = std::make_unique<RawAgent>(disk.house, 3, disk.settings);
+  disk.c = std::make_unique<RawAgent>(disk.cluster, 3, disk.settings);
   disk.wait([&] { return disk.c->count<control::Refused>() == 1 && disk.c->ended; });
   const auto refused = std::get<control::Refused>(disk.c->heard.back());
   REQUIRE(refused.reason == control::Refused::Reason::kBusy);
   REQUIRE_THAT(refused.text, Catch::Contains("takes no new agents") && Catch::Contains("the disk is full"));
   REQUIRE(disk.round().nodes.size() == 2);
   disk.log->sync();
-  disk.c = std::make_unique<RawAgent>(disk.house, 3, disk.settings);
+  disk.c = std::make_unique<RawAgent>(disk.cluster, 3, disk.settings);
   disk.wait([&] { return disk.c->count<control::Waiting>() == 1; });
 }
 
 TEST_CASE("an agent that comes new waits for a write, and is refused when that turns out to last") {
   FullDisk disk;
-  disk.b->say(control::WorkerFailed{.generation = 0, .rank = 1, .exit_code = 7, .text = "oops"});
+  disk.b->send(control::WorkerFailed{.generation = 0, .rank = 1, .exit_code = 7, .text = "oops"});
   disk.wait([&] { return disk.log->writing(); });
-  disk.c = std::make_unique<RawAgent>(disk.house, 3, disk.settings);
+  disk.c = std::make_unique<RawAgent>(disk.cluster, 3, disk.settings);
   disk.wait([&] { return disk.c->count<control::Heartbeat>() > 2; });
   REQUIRE(disk.c->count<control::Refused>() == 0);
   SECTION("with the write it is let in") {
@@ -237,9 +248,9 @@ TEST_CASE("an agent that comes new waits for a write, and is refused when that t
 
 TEST_CASE("that a generation is over is told to workers' stores no earlier than it is recorded") {
   FullDisk disk;
-  disk.b->say(control::WorkerFailed{.generation = 0, .rank = 1, .exit_code = 7, .text = "oops"});
+  disk.b->send(control::WorkerFailed{.generation = 0, .rank = 1, .exit_code = 7, .text = "oops"});
   disk.wait([&] { return disk.log->writing(); });
-  disk.a->say(control::StoreAttach{0, 0, 0});
+  disk.a->send(control::StoreAttach{0, 0, 0});
   disk.wait([&] { return disk.a->count<control::Heartbeat>() > 1; });
   REQUIRE(disk.a->count<control::StoreRefused>() == 0);
   disk.log->sync();
@@ -257,8 +268,8 @@ TEST_CASE("parts of reports that the first node has not read yet do not count as
   for (int i = 0; i < kParts; ++i) {
     control::Report part;
     part.payload = std::string(200'000, static_cast<char>('0' + i));
-    disk.b->say(part);
-    disk.b->say(control::Hang{0, control::Hang::Kind::kSnapshot, 1, {}, 1, std::string(200'000, 'h')});
+    disk.b->send(part);
+    disk.b->send(control::Hang{0, control::Hang::Kind::kSnapshot, 1, {}, 1, std::string(200'000, 'h')});
   }
   disk.wait([&] { return disk.stats().num_messages >= before + 2 * kParts; });
   REQUIRE(disk.stats().num_open == 2);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
-#include "tests/support/control_house.h"
+#include "tests/support/cluster.h"
 #include "tests/support/musterd.h"
 #include "tests/support/temporary_directory.h"
 
@@ -52,7 +52,7 @@ std::optional<Error> join(std::uint16_t port, const std::string& job, std::strin
   };
   net::ControlClient client(loop, options, std::move(events));
   client.start();
-  const Instant deadline = SteadyClock::now() + kPatience;
+  const Instant deadline = SteadyClock::now() + kTimeout;
   while (!done && SteadyClock::now() < deadline) loop.run_one_until(deadline);
   REQUIRE(done);
   if (!lost) client.stop_job("over", 0);
@@ -164,10 +164,10 @@ TEST_CASE("a proof for one job is worth nothing for another, though both have th
   auto secrets = JobSecrets::read({.files = {"a=" + same, "b=" + same}, .directory = {}});
   REQUIRE_OK(secrets);
   options.job_secrets = std::make_shared<JobSecrets>(*std::move(secrets));
-  House house({}, options);
-  Agent good(house, "n1", nodes(1), secret(kOfA), "b");
-  good.start(house);
-  house.wait([&] { return !good.assignments.empty(); });
+  Cluster cluster({}, options);
+  Agent good(cluster, "n1", nodes(1), secret(kOfA), "b");
+  good.start(cluster);
+  cluster.wait([&] { return !good.assignments.empty(); });
 
   // It names job b, and proves that it knows the secret of job a.
   auth::ClientHandshake handshake(secret(kOfA), auth::random_nonce());
@@ -177,23 +177,23 @@ TEST_CASE("a proof for one job is worth nothing for another, though both have th
   std::string hello;
   control::encode(mine, hello);
   control::encode(control::Message(start), hello);
-  UniqueFd fd = connect_raw(house.server->port());
-  house.wait([&] { return ::send(fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) > 0; });
-  const auto heard = hear(house, fd.get(), 1);
+  UniqueFd fd = connect_raw(cluster.server->port());
+  cluster.wait([&] { return ::send(fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) > 0; });
+  const auto heard = receive_messages(cluster, fd.get(), 1);
   REQUIRE(heard.size() == 1);
   handshake.preamble(mine);
   const auto proof = handshake.challenge(std::get<control::Challenge>(heard[0]));
   REQUIRE_OK(proof);
   std::string bytes;
   control::encode(control::Message(*proof), bytes);
-  say(fd.get(), bytes);
+  send_bytes(fd.get(), bytes);
   control::Decoder past_preamble{control::Limits{}};
   std::string preamble;
   control::encode(mine, preamble);
   std::string_view input(preamble);
   control::Message none;
   REQUIRE(past_preamble.next(input, none) == control::Decoder::Step::kPreamble);
-  const auto refused = hear(house, fd.get(), 2, past_preamble);
+  const auto refused = receive_messages(cluster, fd.get(), 2, past_preamble);
   REQUIRE(refused.size() == 1);
   REQUIRE(std::get<control::Refused>(refused[0]).reason == control::Refused::Reason::kAuthentication);
 }

@@ -150,7 +150,7 @@ TEST_CASE("who exceeds a limit is told its option, nobody else notices, and the 
     steady.send({.op = Op::kGet, .key = "/steady"});
     REQUIRE(steady.receive(9).back() == '1');
     // The slot of one that was turned away is free again, once the daemon has seen it go.
-    const Instant deadline = SteadyClock::now() + kPatience;
+    const Instant deadline = SteadyClock::now() + kTimeout;
     const auto is_served = [&] {
       RawClient next(daemon.port());
       try {

@@ -38,7 +38,7 @@ TEST_CASE("beyond --max-connections new clients are closed, and come in when oth
     REQUIRE(second.alive());
   }
   // The daemon sees the second go before it looks for new connections, or refuses one more.
-  const Instant deadline = SteadyClock::now() + test::kPatience;
+  const Instant deadline = SteadyClock::now() + test::kTimeout;
   const auto comes_in = [&] {
     RawClient next(daemon.port());
     try {

@@ -7,7 +7,7 @@
 
 #include "rendezvous/agent_client/query_client.h"
 #include "tests/support/catch.h"
-#include "tests/support/control_house.h"
+#include "tests/support/cluster.h"
 #include "tests/support/musterd.h"
 #include "tests/support/temporary_directory.h"
 
@@ -54,7 +54,7 @@ struct Member {
     events.assigned = [&](const auto&) { assigned = true; };
     client.emplace(loop, options, std::move(events));
     client->start();
-    const Instant deadline = SteadyClock::now() + kPatience;
+    const Instant deadline = SteadyClock::now() + kTimeout;
     while (!assigned && SteadyClock::now() < deadline) loop.run_one_until(deadline);
     REQUIRE(assigned);
   }
@@ -101,7 +101,7 @@ TEST_CASE("with a secret an asker that does not know it gets nothing") {
   REQUIRE(answer->jobs.size() == 1);
 }
 
-TEST_CASE("who knows the secret of one job sees that job alone, and the house's secret shows the others") {
+TEST_CASE("who knows the secret of one job sees that job alone, and the daemon's secret shows the others") {
   const TemporaryDirectory folder;
   Musterd daemon = Musterd::listening({"--secret-file", write_secret(folder, "s", kOfAll), "--job-secret",
                                        "a=" + write_secret(folder, "a", kOfA)});
@@ -112,10 +112,10 @@ TEST_CASE("who knows the secret of one job sees that job alone, and the house's 
   REQUIRE(own->jobs.size() == 1);
   REQUIRE(own->over.num_jobs == 1);
   REQUIRE(own->nodes.size() == 1);
-  const auto house = look(daemon.port(), "", kOfAll);
-  REQUIRE_OK(house);
-  REQUIRE(house->jobs.size() == 1);
-  REQUIRE(house->jobs[0].job == "b");
+  const auto others = look(daemon.port(), "", kOfAll);
+  REQUIRE_OK(others);
+  REQUIRE(others->jobs.size() == 1);
+  REQUIRE(others->jobs[0].job == "b");
   REQUIRE_FALSE(look(daemon.port(), "a", kOfAll));
   REQUIRE_FALSE(look(daemon.port(), "", kOfA));
   REQUIRE_FALSE(look(daemon.port(), "b", kOfA));
@@ -156,8 +156,8 @@ TEST_CASE("what listens and is no coordinator is told from one that refuses") {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const timeval patience{20, 0};
-  ::setsockopt(listener.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  const timeval timeout{20, 0};
+  ::setsockopt(listener.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
   REQUIRE(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
   REQUIRE(::listen(listener.get(), 1) == 0);
   socklen_t size = sizeof address;
@@ -165,7 +165,7 @@ TEST_CASE("what listens and is no coordinator is told from one that refuses") {
   options.port = ntohs(address.sin_port);
   std::thread other([&] {
     const UniqueFd fd(::accept(listener.get(), nullptr, nullptr));
-    ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
     constexpr std::string_view kWords = "HTTP/1.1 400 Bad Request\r\n\r\n";
     char block[4096];
     if (::recv(fd.get(), block, sizeof block, 0) <= 0) return;

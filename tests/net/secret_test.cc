@@ -58,7 +58,7 @@ std::optional<Error> join(std::uint16_t port, std::string_view secret) {
   };
   net::ControlClient client(loop, options, std::move(events));
   client.start();
-  const Instant deadline = SteadyClock::now() + test::kPatience;
+  const Instant deadline = SteadyClock::now() + test::kTimeout;
   while (!done && SteadyClock::now() < deadline) loop.run_one_until(deadline);
   REQUIRE(done);
   return lost;

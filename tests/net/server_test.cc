@@ -84,7 +84,8 @@ TEST_CASE("the server listens on every address, IPv6 and IPv4") {
   thread.call([&] { (*server)->stop(); });
 }
 
-TEST_CASE("stop() ends the clients and lets the loop drain; a second stop() and the destructor do nothing") {
+TEST_CASE(
+    "stop() ends the clients and lets the loop drain, and a second stop() and the destructor do nothing") {
   boost::asio::io_context loop(1);
   auto server = Server::listen(loop, {}, kQuiet);
   REQUIRE_OK(server);
@@ -236,7 +237,7 @@ TEST_CASE("a client that never reads its answers is closed with a reason, and de
     thread.call([&] { out = (*server)->stats().num_refused; });
     return out;
   };
-  const Instant deadline = SteadyClock::now() + test::kPatience;
+  const Instant deadline = SteadyClock::now() + test::kTimeout;
   while (num_refused() == 0) {
     REQUIRE(steady.alive());
     REQUIRE(SteadyClock::now() < deadline);
@@ -278,7 +279,7 @@ TEST_CASE("statistics count connections, refusals, requests, keys and waiters") 
   REQUIRE(b.alive());
   b.send({.op = wire::Op::kWait, .items = keys});
   net::ServerStats stats;
-  const Instant deadline = SteadyClock::now() + test::kPatience;
+  const Instant deadline = SteadyClock::now() + test::kTimeout;
   do {
     thread.call([&] { stats = (*server)->stats(); });
   } while (stats.num_waiting == 0 && SteadyClock::now() < deadline);
@@ -303,7 +304,7 @@ TEST_CASE("what a finished sync covers is answered, and what came meanwhile is t
   REQUIRE_OK(server);
   LoopThread thread(loop);
   const auto await = [&](auto condition) {
-    const Instant deadline = SteadyClock::now() + test::kPatience;
+    const Instant deadline = SteadyClock::now() + test::kTimeout;
     bool holds = false;
     while (!holds && SteadyClock::now() < deadline) thread.call([&] { holds = condition(); });
     REQUIRE(holds);

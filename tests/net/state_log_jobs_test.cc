@@ -30,7 +30,7 @@ struct Agent {
     options.settings.min_nodes = options.settings.max_nodes = 2;
     options.settings.max_restarts = 3;
     options.settings.cool_down = 0ms;
-    options.settings.reconnect_grace = test::kPatience;
+    options.settings.reconnect_grace = test::kTimeout;
     net::ControlEvents events;
     events.assigned = [this](const auto& m) { assignments.push_back(m); };
     events.generation_over = [this](const auto& m) { over.push_back(m); };
@@ -52,7 +52,7 @@ struct Agent {
 
 template <class Condition>
 void run_until(boost::asio::io_context& loop, Condition condition) {
-  const Instant deadline = SteadyClock::now() + test::kPatience;
+  const Instant deadline = SteadyClock::now() + test::kTimeout;
   while (!condition()) {
     REQUIRE(SteadyClock::now() < deadline);
     loop.restart();
@@ -85,7 +85,7 @@ TEST_CASE("agents resume their round across kill -9: no generation ends, and the
     }
     run_until(loop, [&] { return a.num_tries > tries_a && b.num_tries > tries_b; });
     keeper.start();
-    const Instant deadline = SteadyClock::now() + test::kPatience;
+    const Instant deadline = SteadyClock::now() + test::kTimeout;
     while (!keeper.daemon().has_said("n1 is back") || !keeper.daemon().has_said("n2 is back")) {
       REQUIRE(SteadyClock::now() < deadline);
       loop.restart();

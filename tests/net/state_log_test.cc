@@ -147,7 +147,7 @@ TEST_CASE("a log that may be in the page cache alone is synced before anybody is
   REQUIRE_THAT(text, Catch::Contains("fdatasync " + keeper.log_path()) && Catch::Contains("EIO"));
 }
 
-TEST_CASE("while a sync or a snapshot takes long agents hear heartbeats; its answers come after it") {
+TEST_CASE("while a sync or a snapshot takes long agents hear heartbeats, and its answers come after it") {
   const bool snapshot = GENERATE(false, true);
   CAPTURE(snapshot);
   const test::TemporaryDirectory folder;
@@ -178,7 +178,7 @@ TEST_CASE("while a sync or a snapshot takes long agents hear heartbeats; its ans
   REQUIRE(::recv(client.fd(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) == -1);
   std::filesystem::remove(slow);
   REQUIRE(number_from(client) == 1);
-  agent.say(control::Heartbeat{});
+  agent.send(control::Heartbeat{});
   agent.expect<control::Heartbeat>();
   keeper.kill();
   keeper.start();
@@ -195,7 +195,8 @@ TEST_CASE("a second musterd on the directory is refused with the first one's pid
   REQUIRE_THAT(text, Catch::Contains("process " + std::to_string(keeper.daemon().pid())));
 }
 
-TEST_CASE("a damaged log is not served: exit code 1, the offset and the advice; a torn one is, with a line") {
+TEST_CASE(
+    "a damaged log is not served: exit code 1, the offset and the advice, and a torn one is, with a line") {
   KeptMusterd keeper;
   {
     RawClient client = RawClient::modern(keeper.port());

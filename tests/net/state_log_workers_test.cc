@@ -53,7 +53,7 @@ class ProxyingAgent {
     };
     client_ = std::make_unique<net::ControlClient>(loop_, options, std::move(events));
     client_->start();
-    const Instant deadline = SteadyClock::now() + kPatience;
+    const Instant deadline = SteadyClock::now() + kTimeout;
     while (!proxy_ || !proxy_->attached()) {
       REQUIRE(SteadyClock::now() < deadline);
       loop_.restart();

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
-#include "tests/support/control_house.h"
+#include "tests/support/cluster.h"
 #include "tests/support/forwarder.h"
 #include "tests/support/store_talk.h"
 
@@ -21,9 +21,10 @@ namespace {
 
 // An agent whose workers use the coordinator's store.
 struct ProxyingAgent {
-  ProxyingAgent(House& house, std::string host, int num_nodes, std::uint16_t port = 0) : house_(house) {
+  ProxyingAgent(Cluster& cluster, std::string host, int num_nodes, std::uint16_t port = 0)
+      : cluster_(cluster) {
     options.host = "127.0.0.1";
-    options.port = port == 0 ? house.server->port() : port;
+    options.port = port == 0 ? cluster.server->port() : port;
     options.job = "job";
     options.request.host = std::move(host);
     options.request.addresses = {"127.0.0.1"};
@@ -45,14 +46,14 @@ struct ProxyingAgent {
     events.drained = [this] {
       if (proxy) proxy->drained();
     };
-    client = std::make_unique<net::ControlClient>(house.loop, options, std::move(events));
+    client = std::make_unique<net::ControlClient>(cluster.loop, options, std::move(events));
     client->start();
   }
 
   void serve(const control::Assignment& m) {
     assigned = m;
     auto made =
-        net::StoreProxy::listen(house_.loop, m.generation,
+        net::StoreProxy::listen(cluster_.loop, m.generation,
                                 {[this](const control::Message& message) { client->send_store(message); },
                                  [this] { return client->unsent_bytes(); }},
                                 {}, Log("test", LogLevel::kOff));
@@ -62,7 +63,7 @@ struct ProxyingAgent {
   }
   [[nodiscard]] bool ready() const { return proxy && proxy->attached(); }
 
-  House& house_;
+  Cluster& cluster_;
   net::ControlClientOptions options;
   std::optional<control::Assignment> assigned;
   std::optional<control::GenerationOver> over;
@@ -73,20 +74,20 @@ struct ProxyingAgent {
   std::unique_ptr<net::StoreProxy> proxy;
 };
 
-std::uint64_t num_connections(const House& house) {
-  return house.server->coordinator().stats().num_connections;
+std::uint64_t num_connections(const Cluster& cluster) {
+  return cluster.server->coordinator().stats().num_connections;
 }
 
 }  // namespace
 
 TEST_CASE("workers of two nodes meet in the coordinator's store, by one connection of each node") {
-  House house;
-  ProxyingAgent a(house, "n1", 2);
-  ProxyingAgent b(house, "n2", 2);
-  house.wait([&] { return a.ready() && b.ready(); });
+  Cluster cluster;
+  ProxyingAgent a(cluster, "n1", 2);
+  ProxyingAgent b(cluster, "n2", 2);
+  cluster.wait([&] { return a.ready() && b.ready(); });
   REQUIRE(a.assigned->master_port == 0);
-  StoreTalk one(house, a.proxy->port());
-  StoreTalk two(house, b.proxy->port());
+  StoreTalk one(cluster, a.proxy->port());
+  StoreTalk two(cluster, b.proxy->port());
   one.set("/k", "v");
   REQUIRE(two.get("/k") == "v");
   REQUIRE(two.add("/n", 3) == 3);
@@ -94,97 +95,97 @@ TEST_CASE("workers of two nodes meet in the coordinator's store, by one connecti
   const std::string big(std::size_t{8} << 20, 'b');
   one.set("/big", big);
   REQUIRE(two.get("/big") == big);
-  REQUIRE(house.server->coordinator().stats().num_open == 2);
-  REQUIRE(house.server->coordinator().stats().num_stores == 1);
-  REQUIRE(house.server->store().stats().num_keys == 0);  // another store
+  REQUIRE(cluster.server->coordinator().stats().num_open == 2);
+  REQUIRE(cluster.server->coordinator().stats().num_stores == 1);
+  REQUIRE(cluster.server->store().stats().num_keys == 0);  // another store
 }
 
 TEST_CASE("a worker that is killed while it waits disappears from the coordinator") {
-  House house;
-  ProxyingAgent a(house, "n1", 1);
-  house.wait([&] { return a.ready(); });
-  auto first = std::make_unique<StoreTalk>(house, a.proxy->port());
-  StoreTalk second(house, a.proxy->port());
+  Cluster cluster;
+  ProxyingAgent a(cluster, "n1", 1);
+  cluster.wait([&] { return a.ready(); });
+  auto first = std::make_unique<StoreTalk>(cluster, a.proxy->port());
+  StoreTalk second(cluster, a.proxy->port());
   first->send_wait("/k");
   second.send_wait("/k");
-  house.wait([&] { return num_connections(house) == 2 && a.proxy->requests().num_connections() == 2; });
+  cluster.wait([&] { return num_connections(cluster) == 2 && a.proxy->requests().num_connections() == 2; });
   first.reset();
-  house.wait([&] { return num_connections(house) == 1 && a.proxy->requests().num_connections() == 1; });
-  StoreTalk third(house, a.proxy->port());
+  cluster.wait([&] { return num_connections(cluster) == 1 && a.proxy->requests().num_connections() == 1; });
+  StoreTalk third(cluster, a.proxy->port());
   third.set("/k", "v");
   REQUIRE(second.receive(1) == std::string(1, '\0'));
 }
 
 TEST_CASE("a control connection that breaks in the middle of everything is taken up again") {
-  House house;
-  Forwarder between(house.loop, house.server->port());
-  ProxyingAgent a(house, "n1", 1, between.port());
-  house.wait([&] { return a.ready(); });
-  StoreTalk waits(house, a.proxy->port());
-  StoreTalk talks(house, a.proxy->port());
+  Cluster cluster;
+  Forwarder between(cluster.loop, cluster.server->port());
+  ProxyingAgent a(cluster, "n1", 1, between.port());
+  cluster.wait([&] { return a.ready(); });
+  StoreTalk waits(cluster, a.proxy->port());
+  StoreTalk talks(cluster, a.proxy->port());
   waits.send_wait("/go");
   const std::string big(std::size_t{8} << 20, 'b');
   for (int i = 1; i <= 5; ++i) {
     const std::size_t before = between.num_bytes();
     talks.send_set("/big", big);
     talks.send_add("/n", 1);
-    house.wait([&] {
+    cluster.wait([&] {
       (void)talks.has_sent_all();
       return between.num_bytes() > before + (std::size_t{1} << 20);
     });
     between.cut();
-    house.wait([&] { return a.num_links == i + 1; });
+    cluster.wait([&] { return a.num_links == i + 1; });
     REQUIRE(talks.receive_i64() == i);
     REQUIRE(talks.get("/big") == big);
   }
   talks.set("/go", "");
   REQUIRE(waits.receive(1) == std::string(1, '\0'));
-  REQUIRE(num_connections(house) == 2);
+  REQUIRE(num_connections(cluster) == 2);
   REQUIRE_FALSE(a.over);
 }
 
 TEST_CASE("large values do not hold up what is urgent on the same connection") {
-  House house;
-  ProxyingAgent a(house, "n1", 2);
-  ProxyingAgent b(house, "n2", 2);
-  house.wait([&] { return a.ready() && b.ready(); });
-  StoreTalk talks(house, a.proxy->port());
+  Cluster cluster;
+  ProxyingAgent a(cluster, "n1", 2);
+  ProxyingAgent b(cluster, "n2", 2);
+  cluster.wait([&] { return a.ready() && b.ready(); });
+  StoreTalk talks(cluster, a.proxy->port());
   for (int i = 0; i < 4; ++i) talks.send_set("/big", std::string(std::size_t{8} << 20, 'b'));
   // Never is more in front of an urgent word than the room of the connection and a message.
   std::size_t most = 0;
-  house.wait([&] {
+  cluster.wait([&] {
     most = std::max(most, a.client->unsent_bytes());
     return talks.has_sent_all();
   });
   REQUIRE(most < (std::size_t{512} << 10));
   b.client->worker_failed({.generation = 0, .rank = 1, .exit_code = 3, .text = "failed"});
-  house.wait([&] { return a.over.has_value(); });
+  cluster.wait([&] { return a.over.has_value(); });
   // The store of the generation is gone with it.
-  REQUIRE(house.server->coordinator().stats().num_stores == 0);
-  REQUIRE(num_connections(house) == 0);
+  REQUIRE(cluster.server->coordinator().stats().num_stores == 0);
+  REQUIRE(num_connections(cluster) == 0);
 }
 
 TEST_CASE("the next generation has a store of its own, and the former one's workers none") {
-  House house;
-  ProxyingAgent a(house, "n1", 1);
-  house.wait([&] { return a.ready(); });
-  StoreTalk old(house, a.proxy->port());
+  Cluster cluster;
+  ProxyingAgent a(cluster, "n1", 1);
+  cluster.wait([&] { return a.ready(); });
+  StoreTalk old(cluster, a.proxy->port());
   old.set("/k", "v");
   REQUIRE(old.get("/k") == "v");
   a.client->worker_failed({.generation = 0, .rank = 0, .exit_code = 3, .text = "failed"});
-  house.wait([&] { return a.over.has_value(); });
+  cluster.wait([&] { return a.over.has_value(); });
   a.client->ready(0, 0);
-  house.wait([&] { return a.ready() && a.assigned->generation == 1; });
-  StoreTalk fresh(house, a.proxy->port());
+  cluster.wait([&] { return a.ready() && a.assigned->generation == 1; });
+  StoreTalk fresh(cluster, a.proxy->port());
   REQUIRE(fresh.num_keys() == 0);
 }
 
 TEST_CASE("no agent is let into a job whose workers have another store") {
-  House house;
-  ProxyingAgent a(house, "n1", 2);
-  Agent b(house, "n2", a.options.settings);
-  house.wait([&] { return a.linked; });
-  b.start(house);
-  house.wait([&] { return b.lost.has_value(); });
+  Cluster cluster;
+  ProxyingAgent a(cluster, "n1", 2);
+  Agent b(cluster, "n2", a.options.settings);
+  cluster.wait([&] { return a.linked; });
+  b.start(cluster);
+  cluster.wait([&] { return b.lost.has_value(); });
   REQUIRE(b.lost->message.find("n2 does not proxy its workers' store") != std::string::npos);
 }

@@ -21,7 +21,7 @@
 
 #include "rendezvous/store/wire.h"
 #include "tests/support/catch.h"
-#include "tests/support/control_house.h"
+#include "tests/support/cluster.h"
 #include "tests/support/musterd.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/temporary_directory.h"
@@ -109,9 +109,9 @@ struct Wire {
   }
 };
 
-struct TlsHouse : House {
-  TlsHouse(std::optional<auth::Secret> with, tls::Context tls)
-      : House(std::move(with), options(std::move(tls))) {}
+struct TlsCluster : Cluster {
+  TlsCluster(std::optional<auth::Secret> with, tls::Context tls)
+      : Cluster(std::move(with), options(std::move(tls))) {}
   static net::ControlServerOptions options(tls::Context tls) {
     net::ControlServerOptions out;
     out.tls = std::move(tls);
@@ -123,14 +123,14 @@ struct TlsHouse : House {
 // with the coordinator, and passes on every word.
 class Middleman {
  public:
-  Middleman(House& house, tls::Context as_server, tls::Context as_client)
-      : house_(house),
-        acceptor_(house.loop, tcp::endpoint(boost::asio::ip::address_v4::loopback(), 0)),
-        near_{tcp::socket(house.loop), tls::Stream(as_server), {}, {}},
-        far_{tcp::socket(house.loop), tls::Stream(as_client, "127.0.0.1"), {}, {}} {
+  Middleman(Cluster& cluster, tls::Context as_server, tls::Context as_client)
+      : cluster_(cluster),
+        acceptor_(cluster.loop, tcp::endpoint(boost::asio::ip::address_v4::loopback(), 0)),
+        near_{tcp::socket(cluster.loop), tls::Stream(as_server), {}, {}},
+        far_{tcp::socket(cluster.loop), tls::Stream(as_client, "127.0.0.1"), {}, {}} {
     acceptor_.async_accept(near_.socket, [this](const auto& error) {
       if (error) return;
-      far_.socket.connect({boost::asio::ip::address_v4::loopback(), house_.server->port()});
+      far_.socket.connect({boost::asio::ip::address_v4::loopback(), cluster_.server->port()});
       (void)far_.stream.start(far_.out);
       send(far_);
       read(near_, far_);
@@ -172,7 +172,7 @@ class Middleman {
     to.out.clear();
   }
 
-  House& house_;
+  Cluster& cluster_;
   tcp::acceptor acceptor_;
   End near_;
   End far_;
@@ -180,14 +180,14 @@ class Middleman {
 };
 
 // Why the agent's first try failed; empty: it was let in.
-std::string outcome(House& house, std::optional<tls::Context> tls, std::optional<auth::Secret> with = {},
+std::string outcome(Cluster& cluster, std::optional<tls::Context> tls, std::optional<auth::Secret> with = {},
                     std::uint16_t port = 0) {
-  Agent agent(house, "n1", nodes(1), std::move(with));
+  Agent agent(cluster, "n1", nodes(1), std::move(with));
   if (port != 0) agent.options.port = port;
   agent.options.tls = std::move(tls);
   agent.options.connect_timeout = 20s;
-  agent.start(house);
-  house.wait([&] { return agent.lost || !agent.tries.empty() || !agent.assignments.empty(); });
+  agent.start(cluster);
+  cluster.wait([&] { return agent.lost || !agent.tries.empty() || !agent.assignments.empty(); });
   if (!agent.tries.empty()) return agent.tries[0];
   if (!agent.lost) return {};
   return std::string(to_string(agent.lost->code)) + ": " + agent.lost->message;
@@ -236,47 +236,47 @@ TEST_CASE("a byte changed on its way ends a TLS stream, for good") {
 TEST_CASE("agents join over TLS, with and without a certificate and a secret of their own") {
   const Certificates certificates;
   {
-    TlsHouse house({}, certificates.server());
-    REQUIRE(outcome(house, certificates.client()).empty());
+    TlsCluster cluster({}, certificates.server());
+    REQUIRE(outcome(cluster, certificates.client()).empty());
   }
-  TlsHouse house(secret("0123456789abcdef"), certificates.server("server", "ca"));
-  REQUIRE(outcome(house, certificates.client("agent"), secret("0123456789abcdef")).empty());
+  TlsCluster cluster(secret("0123456789abcdef"), certificates.server("server", "ca"));
+  REQUIRE(outcome(cluster, certificates.client("agent"), secret("0123456789abcdef")).empty());
 }
 
 TEST_CASE("an agent trusts only a coordinator whose certificate is signed and for its name") {
   const Certificates certificates;
-  TlsHouse unsigned_one({}, certificates.server("unknown"));
+  TlsCluster unsigned_one({}, certificates.server("unknown"));
   REQUIRE_THAT(outcome(unsigned_one, certificates.client()),
                Catch::Contains("its certificate is not accepted"));
-  TlsHouse other_name({}, certificates.server("elsewhere"));
+  TlsCluster other_name({}, certificates.server("elsewhere"));
   REQUIRE_THAT(outcome(other_name, certificates.client()), Catch::Contains("IP address mismatch"));
 }
 
 TEST_CASE("a coordinator that asks for certificates lets in those alone that its authority signed") {
   const Certificates certificates;
-  TlsHouse house({}, certificates.server("server", "ca"));
-  REQUIRE_THAT(outcome(house, certificates.client()), Catch::Contains("certificate required"));
-  REQUIRE_THAT(outcome(house, certificates.client("unknown")), Catch::Contains("TLS: "));
-  REQUIRE(outcome(house, certificates.client("agent")).empty());
+  TlsCluster cluster({}, certificates.server("server", "ca"));
+  REQUIRE_THAT(outcome(cluster, certificates.client()), Catch::Contains("certificate required"));
+  REQUIRE_THAT(outcome(cluster, certificates.client("unknown")), Catch::Contains("TLS: "));
+  REQUIRE(outcome(cluster, certificates.client("agent")).empty());
 }
 
 TEST_CASE("who relays between two TLS connections is no way to the coordinator, though agents trust him") {
   const Certificates certificates;
   {
     // Without a secret nothing tells him from the coordinator: he relays indeed.
-    TlsHouse house({}, certificates.server());
-    Middleman middle(house, certificates.server("thief"), certificates.client());
-    REQUIRE(outcome(house, certificates.client(), {}, middle.port()).empty());
+    TlsCluster cluster({}, certificates.server());
+    Middleman middle(cluster, certificates.server("thief"), certificates.client());
+    REQUIRE(outcome(cluster, certificates.client(), {}, middle.port()).empty());
     REQUIRE(middle.num_relayed() > 100);
   }
   const auto known = secret("0123456789abcdef");
-  TlsHouse house(known, certificates.server());
-  Middleman middle(house, certificates.server("thief"), certificates.client());
-  REQUIRE_THAT(outcome(house, certificates.client(), known, middle.port()),
+  TlsCluster cluster(known, certificates.server());
+  Middleman middle(cluster, certificates.server("thief"), certificates.client());
+  REQUIRE_THAT(outcome(cluster, certificates.client(), known, middle.port()),
                Catch::Contains("its TLS connection is relayed"));
   REQUIRE(middle.num_relayed() > 100);
-  REQUIRE(house.server->coordinator().stats().num_jobs == 0);
-  REQUIRE(outcome(house, certificates.client(), known).empty());
+  REQUIRE(cluster.server->coordinator().stats().num_jobs == 0);
+  REQUIRE(outcome(cluster, certificates.client(), known).empty());
 }
 
 TEST_CASE("both ends of a TLS connection know bytes that are of this one alone") {
@@ -297,9 +297,9 @@ TEST_CASE("both ends of a TLS connection know bytes that are of this one alone")
 
 TEST_CASE("TLS on one side alone is told as such") {
   const Certificates certificates;
-  TlsHouse house({}, certificates.server());
-  REQUIRE_THAT(outcome(house, std::nullopt), Catch::Contains("speaks TLS and the agent does not"));
-  House plain;
+  TlsCluster cluster({}, certificates.server());
+  REQUIRE_THAT(outcome(cluster, std::nullopt), Catch::Contains("speaks TLS and the agent does not"));
+  Cluster plain;
   REQUIRE_THAT(outcome(plain, certificates.client()), Catch::Contains("does it speak TLS"));
 }
 
@@ -331,7 +331,7 @@ TEST_CASE("musterd speaks TLS to agents and TCPStore to programs on one port") {
                           certificates.path("server.key"), "--tls-ca", certificates.path("ca.pem")});
   RawClient store = RawClient::modern(daemon.port());
   REQUIRE(store.alive());
-  House nobody;  // for its loop
+  Cluster nobody;  // for its loop
   Agent agent(nobody, "n1", nodes(1));
   agent.options.port = daemon.port();
   agent.options.tls = certificates.client("agent");
@@ -363,25 +363,25 @@ TEST_CASE("a TLS handshake that takes long keeps nobody else waiting") {
     if (std::this_thread::get_id() == loop) by_loop = true;
     if (!is_slow) return;
     is_held = true;
-    release.wait_for(kPatience);
+    release.wait_for(kTimeout);
   };
-  House house({}, options);
-  Agent first(house, "n1", nodes(1));
+  Cluster cluster({}, options);
+  Agent first(cluster, "n1", nodes(1));
   first.options.tls = certificates.client();
-  first.start(house);
-  house.wait([&] { return !first.assignments.empty(); });
+  first.start(cluster);
+  cluster.wait([&] { return !first.assignments.empty(); });
 
   is_slow = true;
-  Agent second(house, "n2", nodes(1), {}, "other");
+  Agent second(cluster, "n2", nodes(1), {}, "other");
   second.options.tls = certificates.client();
-  second.start(house);
-  house.wait([&] { return is_held.load(); });
-  const auto& coordinator = house.server->coordinator();
+  second.start(cluster);
+  cluster.wait([&] { return is_held.load(); });
+  const auto& coordinator = cluster.server->coordinator();
   const std::uint64_t before = coordinator.stats().num_messages;
-  house.wait([&] { return coordinator.stats().num_messages >= before + 5; });  // heartbeats of the first
+  cluster.wait([&] { return coordinator.stats().num_messages >= before + 5; });  // heartbeats of the first
   REQUIRE(second.assignments.empty());
   released.set_value();
-  house.wait([&] { return !second.assignments.empty(); });
+  cluster.wait([&] { return !second.assignments.empty(); });
   REQUIRE_FALSE(by_loop);
   REQUIRE_FALSE(first.lost);
 }
@@ -397,7 +397,7 @@ TEST_CASE("at SIGHUP musterd reads its certificate again, and keeps the one it h
   install("server");
   Musterd daemon = Musterd::listening({"--tls-cert", certificates.path("live.pem"), "--tls-key",
                                        certificates.path("live.key"), "--log-level", "debug"});
-  House nobody;  // for its loop
+  Cluster nobody;  // for its loop
   std::vector<std::unique_ptr<Agent>> agents;
   // Whether an agent that trusts this authority joins a job of its own.
   const auto joins = [&](const std::string& authority) {

@@ -68,7 +68,7 @@ class Musterd {
 
   /// The first line of standard error not asked for before that contains `text`.
   std::string wait_for_line(std::string_view text) {
-    const Instant deadline = SteadyClock::now() + kPatience;
+    const Instant deadline = SteadyClock::now() + kTimeout;
     while (true) {
       if (const auto at = text_.find(text); at != std::string::npos) {
         if (const auto end = text_.find('\n', at); end != std::string::npos) {
@@ -93,7 +93,7 @@ class Musterd {
 
   /// Everything it still says until it ends, and its exit code (128 + n for signal n).
   std::pair<int, std::string> finish() {
-    const Instant deadline = SteadyClock::now() + kPatience;
+    const Instant deadline = SteadyClock::now() + kTimeout;
     while (read_more(deadline)) {
     }
     int status = 0;

@@ -112,8 +112,9 @@ class ProxiedNodes {
           node.last_sender = sent->connection;
         const std::string broken = stores_->receive(number, member(number), coded(message));
         for (const auto& [to, refused] : stores_->take_refused())
-          if (const auto said = nodes_[to].forwarder->receive(refused); !said && nodes_[to].error.empty())
-            nodes_[to].error = said.error().message;
+          if (const auto received = nodes_[to].forwarder->receive(refused);
+              !received && nodes_[to].error.empty())
+            nodes_[to].error = received.error().message;
         if (!broken.empty()) FAIL(broken);
         any = true;
         ++done;

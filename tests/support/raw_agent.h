@@ -27,7 +27,7 @@ class RawAgent {
     client_.send(bytes);
     const auto challenge = expect<control::Challenge>();
     handshake_.preamble(decoder_.preamble());
-    say(handshake_.challenge(challenge).value());
+    send(handshake_.challenge(challenge).value());
     expect<control::Welcome>();
   }
   void join(int nodes, const std::string& host = "n1") {
@@ -37,15 +37,15 @@ class RawAgent {
     join.request.wanted_ranks = 1;
     join.request.addresses = {"127.0.0.1"};
     join.settings.min_nodes = join.settings.max_nodes = nodes;
-    say(join);
+    send(join);
   }
 
-  void say(const control::Message& message) {
+  void send(const control::Message& message) {
     std::string bytes;
     control::encode(message, bytes);
     client_.send(bytes);
   }
-  void say_bytes(std::string_view bytes) { client_.send(bytes); }
+  void send_bytes(std::string_view bytes) { client_.send(bytes); }
 
   /// The next message of this kind; those before it are dropped.
   template <class T>
@@ -71,7 +71,7 @@ class RawAgent {
 
   /// A round trip.
   bool alive() {
-    say(control::Heartbeat{});
+    send(control::Heartbeat{});
     expect<control::Heartbeat>();
     return true;
   }

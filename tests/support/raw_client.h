@@ -20,7 +20,7 @@
 
 namespace muster::test {
 
-inline constexpr std::chrono::seconds kPatience{20};
+inline constexpr std::chrono::seconds kTimeout{20};
 
 class RawClient {
  public:
@@ -61,7 +61,7 @@ class RawClient {
 
   /// Exactly `size` bytes, or fewer at the end of the stream.
   std::string receive(std::size_t size) {
-    const Instant deadline = SteadyClock::now() + kPatience;
+    const Instant deadline = SteadyClock::now() + kTimeout;
     std::string out;
     while (out.size() < size) {
       pollfd entry{fd_.get(), POLLIN, 0};

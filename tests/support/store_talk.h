@@ -3,7 +3,6 @@
 // waits for an answer. For tests.
 #pragma once
 
-#include <cerrno>
 #include <netinet/in.h>
 #include <string>
 #include <string_view>
@@ -11,19 +10,20 @@
 
 #include "rendezvous/store/wire.h"
 #include "tests/support/catch.h"
-#include "tests/support/control_house.h"
+#include "tests/support/cluster.h"
+#include "tests/support/send_queue.h"
 
 namespace muster::test {
 
 class StoreTalk {
  public:
-  StoreTalk(House& house, std::uint16_t port) : house_(house), fd_(connect_raw(port)) {
+  StoreTalk(Cluster& cluster, std::uint16_t port) : cluster_(cluster), fd_(connect_raw(port)) {
     send({.op = wire::Op::kValidate, .number = wire::kMagic});
   }
 
   void send(const wire::Request& request) {
-    wire::encode(request, unsent_);
-    push();
+    wire::encode(request, unsent_.bytes());
+    unsent_.send(fd_.get());
   }
   void send_set(std::string_view key, std::string_view value) {
     send({.op = wire::Op::kSet, .key = key, .value = value});
@@ -35,7 +35,7 @@ class StoreTalk {
 
   /// So many bytes of answers.
   std::string receive(std::size_t size) {
-    house_.wait([&] {
+    cluster_.wait([&] {
       turn();
       return received_.size() >= size;
     });
@@ -47,12 +47,12 @@ class StoreTalk {
   std::string receive_bytes() { return receive(static_cast<std::size_t>(receive_i64())); }
   [[nodiscard]] bool has_sent_all() {
     turn();
-    return unsent_.empty();
+    return unsent_.size() == 0;
   }
 
   void set(std::string_view key, std::string_view value) {
     send_set(key, value);
-    house_.wait([&] { return has_sent_all(); });
+    cluster_.wait([&] { return has_sent_all(); });
   }
   std::string get(std::string_view key) {
     send_wait(key);
@@ -70,29 +70,22 @@ class StoreTalk {
   }
 
  private:
-  void push() {
-    while (!unsent_.empty()) {
-      const ssize_t n = ::send(fd_.get(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (n <= 0) return;
-      unsent_.erase(0, static_cast<std::size_t>(n));
-    }
-  }
   // The loop has work of its own; this socket is looked at after each piece of it.
   void turn() {
-    push();
+    unsent_.send(fd_.get());
     char block[65536];
     while (true) {
       const ssize_t n = ::recv(fd_.get(), block, sizeof block, MSG_DONTWAIT);
       if (n <= 0) break;
       received_.append(block, static_cast<std::size_t>(n));
     }
-    house_.loop.restart();
-    house_.loop.run_one_for(1ms);
+    cluster_.loop.restart();
+    cluster_.loop.run_one_for(1ms);
   }
 
-  House& house_;
+  Cluster& cluster_;
   UniqueFd fd_;
-  std::string unsent_;
+  SendQueue unsent_;
   std::string received_;
 };
 

@@ -16,8 +16,8 @@ def text(word):
 
 
 class Client:
-    def __init__(self, host, port, patience_s):
-        deadline = time.monotonic() + patience_s
+    def __init__(self, host, port, timeout_s):
+        deadline = time.monotonic() + timeout_s
         while True:
             try:
                 self.socket = socket.create_connection((host, port), 10)

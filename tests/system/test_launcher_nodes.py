@@ -358,7 +358,7 @@ def test_node_0_does_not_wait_for_a_lost_node_and_says_at_once_why_it_ends(clust
         job.start(node, 1, "--shutdown-timeout=1000", script)
     wait_for(lambda: all((tmp_path / f"pid{r}").exists() and (tmp_path / f"pid{r}").read_text() for r in range(2)), "workers")
     job.running[1].kill()
-    # Its patience with others is the grace period and more.
+    # It waits for others for the grace period and more.
     results = job.finish(timeout=60)
     assert results[0].returncode == 76
     assert "exit status 76" in results[0].stderr

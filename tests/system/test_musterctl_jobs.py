@@ -15,7 +15,7 @@ CTL = os.path.join(os.path.dirname(MUSTER), "musterctl")
 WAIT = "import signal; signal.pause()"
 
 
-class House:
+class Cluster:
     """A musterd with what it was started with, and jobs at it."""
 
     def __init__(self, tmp_path):
@@ -61,61 +61,61 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path):
-    out = House(tmp_path)
+def cluster(tmp_path):
+    out = Cluster(tmp_path)
     yield out
     out.close()
 
 
-def test_a_daemon_shows_who_gathers_who_runs_and_how_it_ended(house):
-    house.daemon("--keep=60")
-    runs = house.job("train", "--max-restarts=3", nnodes="1:2", **{"PET_RDZV_CONF": "last_call_timeout=0"})
-    house.job("next", nnodes=2)
-    seen = house.when("train", "running")
+def test_a_daemon_shows_who_gathers_who_runs_and_how_it_ended(cluster):
+    cluster.daemon("--keep=60")
+    runs = cluster.job("train", "--max-restarts=3", nnodes="1:2", **{"PET_RDZV_CONF": "last_call_timeout=0"})
+    cluster.job("next", nnodes=2)
+    seen = cluster.when("train", "running")
     (job,), (node,) = seen["jobs"], seen["nodes"]
     assert (job["generation"], job["world_size"], job["max_restarts"], job["members"]) == (0, 2, 3, 1)
     assert job["store_port"] > 0 and job["age_s"] >= 0
     assert (node["state"], node["group_rank"], node["base_rank"], node["ranks"], node["address"]) == ("runs", 0, 0, 2, "127.0.0.1")
-    waits = house.when("next", "gathering")
+    waits = cluster.when("next", "gathering")
     assert waits["jobs"][0]["text"] == "1/2 nodes" and waits["nodes"][0]["state"] == "waits"
-    lines = house.ctl().stdout.splitlines()
+    lines = cluster.ctl().stdout.splitlines()
     assert lines[0].split()[:3] == ["JOB", "STATE", "NODES"]
     assert [line.split()[:2] for line in lines[1:]] == [["next", "gathering"], ["train", "running"]]
     runs.send_signal(signal.SIGTERM)
     runs.wait(60)
-    ended = house.when("train", "ended")
+    ended = cluster.when("train", "ended")
     assert ended["jobs"][0]["exit_code"] != 0 and 0 < ended["jobs"][0]["forgotten_in_s"] <= 60
     assert [node["state"] for node in ended["nodes"]] == ["gone"]
-    text = house.ctl("train").stdout
+    text = cluster.ctl("train").stdout
     assert text.splitlines()[1].split()[:2] == ["train", "ended"]
 
 
-def test_an_agents_own_coordinator_can_be_looked_into(house):
+def test_an_agents_own_coordinator_can_be_looked_into(cluster):
     port = free_port()
-    house.job("mine", nnodes="1:2", backend="c10d", port=port, **{"PET_RDZV_CONF": "last_call_timeout=0,is_host=1"})
-    seen = house.when("mine", "running", port=port)
+    cluster.job("mine", nnodes="1:2", backend="c10d", port=port, **{"PET_RDZV_CONF": "last_call_timeout=0,is_host=1"})
+    seen = cluster.when("mine", "running", port=port)
     assert seen["num_jobs"] == 1 and seen["nodes"][0]["state"] == "runs"
-    missing = house.ctl("other", port=port)
+    missing = cluster.ctl("other", port=port)
     assert missing.returncode == 1 and f"127.0.0.1:{port} has no job other" in missing.stderr
 
 
-def test_with_a_secret_nothing_is_told_to_who_does_not_know_it(house):
-    secret = house.tmp_path / "secret"
+def test_with_a_secret_nothing_is_told_to_who_does_not_know_it(cluster):
+    secret = cluster.tmp_path / "secret"
     secret.write_text(SECRET)
     secret.chmod(0o600)
-    house.daemon(f"--secret-file={secret}")
-    house.job("train", nnodes=2, MUSTER_SECRET=SECRET)
-    house.when("train", "gathering", MUSTER_SECRET=SECRET)
+    cluster.daemon(f"--secret-file={secret}")
+    cluster.job("train", nnodes=2, MUSTER_SECRET=SECRET)
+    cluster.when("train", "gathering", MUSTER_SECRET=SECRET)
     for env in ({}, {"MUSTER_SECRET": "another secret of some length"}):
         for words in ((), ("train",)):
-            refused = house.ctl("--json", *words, **env)
+            refused = cluster.ctl("--json", *words, **env)
             assert refused.returncode == 78 and refused.stdout == "" and "secret" in refused.stderr
-    assert house.ctl(f"--secret-file={secret}").stdout.splitlines()[1].startswith("train")
+    assert cluster.ctl(f"--secret-file={secret}").stdout.splitlines()[1].startswith("train")
 
 
-def test_who_cannot_be_reached_is_told_at_once_and_so_is_a_wrong_endpoint(house):
+def test_who_cannot_be_reached_is_told_at_once_and_so_is_a_wrong_endpoint(cluster):
     port = free_port()
-    refused = house.ctl(port=port)
+    refused = cluster.ctl(port=port)
     assert refused.returncode == 69 and "refused" in refused.stderr
     for words in (["--endpoint=:29500"], ["--endpoint=h:0"], ["--endpoint=h:1", "--tls-cert=x"]):
         wrong = subprocess.run([CTL, "jobs", *words], env=clean_environment(), capture_output=True, text=True, timeout=60)

@@ -21,7 +21,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-constexpr std::chrono::seconds kPatience{40};
+constexpr std::chrono::seconds kTimeout{40};
 
 /// Every rank meets the others at a store of its own world and runs `body`; the texts that they return. The
 /// store's process is one of those that are forked: one that forks must have no other thread.
@@ -47,7 +47,7 @@ std::vector<std::string> run(int world, Body body) {
     ::setenv("MASTER_ADDR", "127.0.0.1", 1);
     ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
     ::setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
-    auto context = init({.timeout = kPatience});
+    auto context = init({.timeout = kTimeout});
     if (!context) return context.error().message;
     return body(*context);
   });
@@ -64,7 +64,7 @@ std::vector<std::string> run(int world, Body body) {
 /// Calls should_stop() until it says true; the number of that call, or what went wrong.
 template <class EachCall>
 std::string call_that_stops(Preemption& preemption, EachCall each_call) {
-  const Instant deadline = SteadyClock::now() + kPatience;
+  const Instant deadline = SteadyClock::now() + kTimeout;
   for (int call = 1; SteadyClock::now() < deadline; ++call) {
     each_call(call);
     const auto stop = preemption.should_stop();
@@ -212,7 +212,7 @@ TEST_CASE("without the store nobody can ask, and what nobody asks for is answere
   const test::HeldPort place;
   const std::string method = "tcp://127.0.0.1:" + std::to_string(place.number()) + "?world_size=2&rank=";
   const auto ended = run_ranks({.world_size = 2}, [&](int rank) -> std::string {
-    auto context = init({.init_method = method + std::to_string(rank), .timeout = kPatience});
+    auto context = init({.init_method = method + std::to_string(rank), .timeout = kTimeout});
     if (!context) return context.error().message;
     auto preemption = Preemption::create(*context);
     if (!preemption) return preemption.error().message;
@@ -221,7 +221,7 @@ TEST_CASE("without the store nobody can ask, and what nobody asks for is answere
       ::_exit(0);
     }
     if (const auto all = context->group->barrier(); !all) return all.error().message;
-    const auto gone = context->store->get("nothing", kPatience);
+    const auto gone = context->store->get("nothing", kTimeout);
     if (gone) return "a value of nothing";
     for (int call = 0; call < 1000; ++call)
       if (const auto stop = (*preemption)->should_stop(); !stop || *stop) return "told to stop";

@@ -57,7 +57,7 @@ TEST_CASE("who announces a safe point goes on once its file is gone") {
   }
 }
 
-TEST_CASE("who announces a safe point waits no longer than its patience") {
+TEST_CASE("who announces a safe point waits no longer than its timeout") {
   const test::TemporaryDirectory directory;
   const Told told(directory.path() + "/safe-point");
   announce_safe_point(1ms);

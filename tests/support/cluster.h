@@ -30,10 +30,10 @@ inline auth::Secret secret(std::string_view text) {
   return *out;
 }
 
-struct House {
+struct Cluster {
   using MakeLog = std::function<std::shared_ptr<net::StateLog>(boost::asio::io_context&)>;
-  explicit House(std::optional<auth::Secret> with = {}, net::ControlServerOptions control = {},
-                 const MakeLog& log = {}) {
+  explicit Cluster(std::optional<auth::Secret> with = {}, net::ControlServerOptions control = {},
+                   const MakeLog& log = {}) {
     net::RendezvousServerOptions options;
     options.store.host = "127.0.0.1";
     options.control = std::move(control);
@@ -47,10 +47,11 @@ struct House {
 
   // Runs the loop until the condition holds.
   template <class Condition>
-  void wait(Condition condition, std::chrono::seconds patience = 20s) {
-    const auto deadline = SteadyClock::now() + patience;
+  void wait(Condition condition, std::chrono::seconds timeout = 20s) {
+    // Not the clock that advance_clock() moves.
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
     while (!condition()) {
-      REQUIRE(SteadyClock::now() < deadline);
+      REQUIRE(std::chrono::steady_clock::now() < deadline);
       loop.restart();
       // A condition may look at sockets that the loop does not know of.
       loop.run_one_for(5ms);
@@ -62,10 +63,10 @@ struct House {
 };
 
 struct Agent {
-  Agent(House& house, std::string host, membership::Settings settings, std::optional<auth::Secret> with = {},
-        std::string job = "job") {
+  Agent(Cluster& cluster, std::string host, membership::Settings settings,
+        std::optional<auth::Secret> with = {}, std::string job = "job") {
     options.host = "127.0.0.1";
-    options.port = house.server->port();
+    options.port = cluster.server->port();
     options.job = std::move(job);
     options.secret = std::move(with);
     options.request.host = std::move(host);
@@ -76,7 +77,7 @@ struct Agent {
     options.connect_timeout = 10s;
   }
 
-  void start(House& house) {
+  void start(Cluster& cluster) {
     net::ControlEvents events;
     events.assigned = [this](const auto& m) { assignments.push_back(m); };
     events.waiting = [this](const auto& m) { waiting = m; };
@@ -87,7 +88,7 @@ struct Agent {
     events.clock = [this](const auto& m) { clock = m; };
     events.remark = [this](const auto& m) { remarks.push_back(m); };
     events.lost = [this](const auto& m) { lost = m; };
-    client = std::make_unique<net::ControlClient>(house.loop, options, std::move(events));
+    client = std::make_unique<net::ControlClient>(cluster.loop, options, std::move(events));
     client->start();
   }
 
@@ -124,16 +125,17 @@ inline UniqueFd connect_raw(std::uint16_t port) {
   return fd;
 }
 
-inline void say(int fd, std::string_view bytes) {
+inline void send_bytes(int fd, std::string_view bytes) {
   REQUIRE(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
 }
 
 // So many messages, or those until the other side closes.
-inline std::vector<control::Message> hear(House& house, int fd, std::size_t count,
-                                          control::Decoder decoder = control::Decoder(control::Limits{})) {
+inline std::vector<control::Message> receive_messages(
+    Cluster& cluster, int fd, std::size_t count,
+    control::Decoder decoder = control::Decoder(control::Limits{})) {
   std::vector<control::Message> out;
   bool ended = false;
-  house.wait([&] {
+  cluster.wait([&] {
     // The loop has work of its own; this socket is looked at after each piece of it.
     char buffer[4096];
     const ssize_t n = ::recv(fd, buffer, sizeof buffer, MSG_DONTWAIT);
@@ -146,8 +148,8 @@ inline std::vector<control::Message> hear(House& house, int fd, std::size_t coun
       if (step == control::Decoder::Step::kNeedMore || step == control::Decoder::Step::kError) break;
     }
     if (!ended && out.size() < count) {
-      house.loop.restart();
-      house.loop.run_one_for(1ms);
+      cluster.loop.restart();
+      cluster.loop.run_one_for(1ms);
     }
     return ended || out.size() >= count;
   });
