@@ -19,7 +19,8 @@ def programs():
             yield program, label, [f"{folder}/{source}" for source in re.findall(r"(?<![\w/}])\w+_test\.cc", rest)]
 
 
-def _cases(source):
+def cases(source):
+    """Names of the tests in a source."""
     text = source_tree.text(source) if source in source_tree.tracked_files() else ""
     for match in _CASE.finditer(text):
         yield "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', match[1]))
@@ -29,7 +30,7 @@ def find(pattern):
     """(test programs, pytest files) with a test whose name matches the regular expression."""
     regex = re.compile(pattern)
     chosen = [program for program, label, sources in programs()
-              if label != "gpu" and any(regex.search(f"{label}/{program}:{case}") for source in sources for case in _cases(source))]
+              if label != "gpu" and any(regex.search(f"{label}/{program}:{case}") for source in sources for case in cases(source))]
     files = [name for name in source_tree.tracked_files() if re.match(r"tests/(system|interop|slurm)/test_\w+\.py$", name)
              and (regex.search(name) or any(regex.search(f"{name}::{function}") or function in pattern
                                             for function in _FUNCTION.findall(source_tree.text(name))))]

@@ -4,7 +4,7 @@ import os
 import pathlib
 import re
 
-from . import source_tree
+from . import selection, source_tree
 
 _CODE_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".py", ".cmake", ".sh", ".c"}
 _SPDX = "SPDX-License-Identifier: Apache-2.0"
@@ -59,7 +59,7 @@ def _check_script(name, text):
 
 
 def _forgotten_tests():
-    """Test files that no CMakeLists.txt builds, and test folders that tests/CMakeLists.txt does not enter."""
+    """Test files that no CMakeLists.txt builds, test folders that tests/CMakeLists.txt does not enter, names that split."""
     lists = {name: source_tree.text(name) for name in source_tree.tracked_files()
              if name.startswith("tests/") and name.endswith("/CMakeLists.txt") and not name.startswith("tests/embed/")}
     everything = "\n".join(lists.values())
@@ -71,6 +71,10 @@ def _forgotten_tests():
         folder = str(pathlib.PurePosixPath(name).parent.relative_to("tests"))
         if folder not in (".", "bench") and not re.search(rf"[ (/]{re.escape(folder)}[ )\n/]", lists["tests/CMakeLists.txt"]):
             yield f"{name}:1: tests/CMakeLists.txt does not add this folder"
+    for source in sorted({source for _, _, sources in selection.programs() for source in sources}):
+        for case in selection.cases(source):
+            if ";" in case:
+                yield f"{source}:1: '{case}': ctest takes it for two tests, and each for passed without running any"
 
 
 def run():

@@ -4,7 +4,6 @@ import os
 import pathlib
 import shutil
 import sys
-import types
 
 import pytest
 
@@ -59,6 +58,12 @@ def test_file_rules_name_what_is_wrong():
     found = " | ".join(what for _, what in source_rules._check_code("a.cc", text))
     for part in ("SPDX", "white space", "tab", "ASCII", "left in the tree", "no newline"):
         assert part in found
+
+
+def test_a_name_of_a_test_that_ctest_would_split_is_found(monkeypatch):
+    monkeypatch.setattr(source_rules.selection, "cases", lambda source: ["one, and two", "one; two"])
+    found = list(source_rules._forgotten_tests())
+    assert found and all("'one; two': ctest takes it for two tests" in problem for problem in found)
 
 
 def test_a_figure_of_the_readme_that_no_result_has_is_found():
@@ -125,7 +130,7 @@ def test_in_ci_a_failed_test_that_passes_twice_alone_is_flaky(tmp_path, monkeypa
         return passes[len(asked) - 1]
 
     summary = results.Results()
-    summary.add_junit("dev", tmp_path / "dev.xml", types.SimpleNamespace(seconds=1.0, ok=False, problem="exit status 8"), again)
+    summary.add_junit("dev", tmp_path / "dev.xml", steps.Step("dev", 8, 1.0, "exit status 8"), again)
     assert [c.outcome for c in summary.cases] == [outcome]
     assert asked == ["unit/c: fails"] * runs
 
@@ -148,7 +153,7 @@ def test_a_pattern_finds_its_programs_without_a_build():
 
 def test_a_suite_that_died_without_results_is_a_failure(tmp_path):
     summary = results.Results()
-    summary.add_junit("dev", tmp_path / "absent.xml", types.SimpleNamespace(seconds=1.0, ok=False, problem="exit status 8"))
+    summary.add_junit("dev", tmp_path / "absent.xml", steps.Step("dev", 8, 1.0, "exit status 8"))
     assert [(c.outcome, c.reason) for c in summary.cases] == [("failed", "exit status 8")]
 
 

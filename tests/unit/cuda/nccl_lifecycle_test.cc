@@ -92,7 +92,7 @@ TEST_CASE("a collective that is overdue fails the communicator as a timeout") {
   REQUIRE(step.state.cause == Cause::kTimeout);
 }
 
-TEST_CASE("a clean end finalizes, waits and destroys; a finalize that does not end is aborted") {
+TEST_CASE("a clean end finalizes, waits and destroys, and a finalize that does not end is aborted") {
   const Step stop = advance(ready(), Event::kStop, kSuccess, limits(), kNow);
   REQUIRE(stop.action == Action::kFinalize);
   REQUIRE(answer(stop.state, kInProgress).action == Action::kAskAgain);

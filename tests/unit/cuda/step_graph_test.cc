@@ -82,7 +82,7 @@ TEST_CASE("a step is called, recorded and replayed, then only replayed") {
   REQUIRE(steps->num_replays() == 2);
 }
 
-TEST_CASE("a capture that fails is said once; its step and all later ones are called") {
+TEST_CASE("a capture that fails is said once, and its step and all later ones are called") {
   std::string log, reasons;
   StepGraphHooks hooks;
   hooks.on_give_up = [&](const Error& reason) { reasons += reason.message + ";"; };

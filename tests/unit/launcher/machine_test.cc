@@ -213,7 +213,7 @@ TEST_CASE("a driver that does not answer is an error with its reason, a library 
   REQUIRE(Nvml::open("libm.so.6").error().code == ErrorCode::kUnsupported);
 }
 
-TEST_CASE("a GPU's state is read: memory, who holds it, errors; what it does not know is nothing") {
+TEST_CASE("a GPU's state is read: memory, who holds it, errors, and what it does not know is nothing") {
   const FakeGpus fake("GPU-1 0000:17:00.0 512 3 1 77,78\n");
   const auto nvml = Nvml::open(FAKE_NVML_LIBRARY);
   REQUIRE_OK(nvml);

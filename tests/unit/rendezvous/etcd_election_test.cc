@@ -104,7 +104,7 @@ TEST_CASE("a new coordinator goes on with the job, and knows who is gone") {
   REQUIRE(recover({{kKeys.state, "x", 1, 1}}, kKeys, {}).error().code == ErrorCode::kCorrupt);
 }
 
-TEST_CASE("a spare that was there goes on with a world that is gone; others begin a new job") {
+TEST_CASE("a spare that was there goes on with a world that is gone, and others begin a new job") {
   const auto record = running_world({kA, kB});
   const RecoveredJob spared = recover(stored(record), kKeys, {node(kC, true)}).value();
   REQUIRE(spared.record == record);

@@ -92,7 +92,7 @@ TEST_CASE("a node that comes back under its node rank or on its machine gets its
   REQUIRE(ids(arranged(other, nodes({node(9), again, node(1)}), 3)) == Ids{1, 8, 9});
 }
 
-TEST_CASE("a smaller world closes up and keeps the order; newcomers are appended") {
+TEST_CASE("a smaller world closes up and keeps the order, and newcomers are appended") {
   const World first = arranged({}, nodes({node(1), node(2), node(3)}), 4);
   REQUIRE(ids(arranged(first, nodes({node(3), node(1)}), 4)) == Ids{1, 3});
   REQUIRE(ids(arranged(first, nodes({node(4), node(3), node(2), node(1)}), 4)) == Ids{1, 2, 3, 4});
