@@ -10,6 +10,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/cluster.h"
 #include "tests/support/forwarder.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/store_talk.h"
 
 using namespace muster;
@@ -18,6 +19,9 @@ using namespace std::chrono_literals;
 using wire::Op;
 
 namespace {
+
+// Much more than a connection takes at once; a sanitizer makes each byte expensive.
+constexpr std::size_t kLarge = std::size_t{kSanitized ? 3 : 8} << 20;
 
 // An agent whose workers use the coordinator's store.
 struct ProxyingAgent {
@@ -92,7 +96,7 @@ TEST_CASE("workers of two nodes meet in the coordinator's store, by one connecti
   REQUIRE(two.get("/k") == "v");
   REQUIRE(two.add("/n", 3) == 3);
   REQUIRE(one.add("/n", 4) == 7);
-  const std::string big(std::size_t{8} << 20, 'b');
+  const std::string big(kLarge, 'b');
   one.set("/big", big);
   REQUIRE(two.get("/big") == big);
   REQUIRE(cluster.server->coordinator().stats().num_open == 2);
@@ -124,7 +128,7 @@ TEST_CASE("a control connection that breaks in the middle of everything is taken
   StoreTalk waits(cluster, a.proxy->port());
   StoreTalk talks(cluster, a.proxy->port());
   waits.send_wait("/go");
-  const std::string big(std::size_t{8} << 20, 'b');
+  const std::string big(kLarge, 'b');
   for (int i = 1; i <= 5; ++i) {
     const std::size_t before = between.num_bytes();
     talks.send_set("/big", big);
@@ -150,7 +154,7 @@ TEST_CASE("large values do not hold up what is urgent on the same connection") {
   ProxyingAgent b(cluster, "n2", 2);
   cluster.wait([&] { return a.ready() && b.ready(); });
   StoreTalk talks(cluster, a.proxy->port());
-  for (int i = 0; i < 4; ++i) talks.send_set("/big", std::string(std::size_t{8} << 20, 'b'));
+  for (int i = 0; i < 4; ++i) talks.send_set("/big", std::string(kLarge, 'b'));
   // Never is more in front of an urgent word than the room of the connection and a message.
   std::size_t most = 0;
   cluster.wait([&] {

@@ -10,6 +10,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/group_ops.h"
 #include "tests/support/group_world.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/seed.h"
 
 using namespace muster;
@@ -17,7 +18,14 @@ using namespace muster::testing;
 
 namespace {
 
+using muster::test::kSanitized;
+
 constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+// A sanitizer makes every element ten times as expensive; more of them take no other path through the code.
+constexpr std::size_t kLargest = (kSanitized ? 3 : 25) * kMiB;
+constexpr int kRandomOps = kSanitized ? 40 : 150;
+const std::vector<int> kWorlds = kSanitized ? std::vector{2, 3, 5} : std::vector{2, 3, 4, 5, 8};
 
 struct Shape {
   const char* name;
@@ -64,7 +72,7 @@ std::vector<OpSpec> every_call_dtype_and_reduction(int world_size) {
 std::vector<OpSpec> every_size() {
   std::vector<OpSpec> specs;
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{4}, std::size_t{4} * 1009, std::size_t{16384},
-                                  std::size_t{16388}, kMiB, kMiB + 4, 25 * kMiB})
+                                  std::size_t{16388}, kMiB, kMiB + 4, kLargest})
     for (const Where where : {Where::kPrivate, Where::kRegistered, Where::kMixed})
       specs.push_back({.call = Call::kAllReduce, .count = bytes / 4, .where = where});
   return specs;
@@ -88,7 +96,7 @@ void check_random(const Shape& shape, const std::vector<int>& worlds) {
     require_all_well(run_world(world_of(shape, world_size), [&](ProcessGroup& group) -> std::string {
       std::mt19937 random(seed);
       std::vector<OpSpec> specs;
-      for (int i = 0; i < 150; ++i) specs.push_back(random_spec(random, world_size, 2 * kMiB));
+      for (int i = 0; i < kRandomOps; ++i) specs.push_back(random_spec(random, world_size, 2 * kMiB));
       return run_all(group, specs, 2 * kMiB);
     }));
   }
@@ -148,7 +156,7 @@ void check_overlapping(const Shape& shape, int world_size) {
       for (const std::size_t count :
            {std::size_t{10}, std::size_t{100000}, std::size_t{0}, std::size_t{5000}, std::size_t{262144}})
         specs.push_back({.call = Call::kStartAllReduce, .count = count, .where = where});
-      for (int round = 0; round < 5; ++round)
+      for (int round = 0; round < (kSanitized ? 2 : 5); ++round)
         if (auto wrong = runner.run_overlapping(specs)) return *wrong;
     }
     return "";
@@ -162,10 +170,10 @@ std::size_t open_descriptors() {
 }  // namespace
 
 TEST_CASE("shared memory: every collective, element type and reduction gives the exact result") {
-  check_calls(kShm, {2, 3, 4, 5, 8});
+  check_calls(kShm, kWorlds);
 }
 TEST_CASE("TCP: every collective, element type and reduction gives the exact result") {
-  check_calls(kTcp, {2, 3, 4, 5, 8});
+  check_calls(kTcp, kWorlds);
 }
 TEST_CASE("two hosts: every collective, element type and reduction gives the exact result") {
   check_calls(kTwoHosts, {5});
@@ -174,19 +182,19 @@ TEST_CASE("two hosts: every collective, element type and reduction gives the exa
 TEST_CASE("shared memory: sizes from nothing to 25 MiB, registered or not") {
   for (const int world_size : {2, 3})
     require_all_well(run_world(world_of(kShm, world_size),
-                               [](ProcessGroup& group) { return run_all(group, every_size(), 25 * kMiB); }));
+                               [](ProcessGroup& group) { return run_all(group, every_size(), kLargest); }));
 }
 TEST_CASE("TCP: sizes from nothing to 25 MiB") {
   for (const int world_size : {2, 3})
     require_all_well(run_world(world_of(kTcp, world_size),
-                               [](ProcessGroup& group) { return run_all(group, every_size(), 25 * kMiB); }));
+                               [](ProcessGroup& group) { return run_all(group, every_size(), kLargest); }));
 }
 
 TEST_CASE("shared memory: random sequences of operations") {
-  check_random(kShm, {2, 3, 4, 5, 8});
+  check_random(kShm, kWorlds);
 }
 TEST_CASE("TCP: random sequences of operations") {
-  check_random(kTcp, {2, 3, 4, 5, 8});
+  check_random(kTcp, kWorlds);
 }
 TEST_CASE("two hosts: random sequences of operations") {
   check_random(kTwoHosts, {5});
