@@ -304,9 +304,10 @@ class Launch {
     boost::asio::io_context io(1);
     std::unique_ptr<LogWriter> log_writer;
     if (job_->logs.rotation.max_bytes > 0) {
-      auto started = LogWriter::start(io, job_->logs.rotation, [&](pid_t pid) { descendants_->spare(pid); });
+      auto started = LogWriter::start(io, job_->logs.rotation);
       if (!started) return ended(complain(started.error()));
       log_writer = *std::move(started);
+      descendants_->spare(log_writer->pid());
     }
     OutputSink out(io, STDOUT_FILENO);
     OutputSink err(io, STDERR_FILENO);

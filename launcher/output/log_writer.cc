@@ -219,40 +219,44 @@ class WriterProcess {
 
 }  // namespace
 
-Result<std::unique_ptr<LogWriter>> LogWriter::start(boost::asio::io_context& io, Rotation rules,
-                                                    std::function<void(pid_t)> started) {
-  std::unique_ptr<LogWriter> out(new LogWriter(io, rules, std::move(started)));
-  MUSTER_OK(out->start_process());
-  out->receive();
-  return out;
+/// One worker's stream, as the launcher keeps it: the writer may be killed.
+struct LogWriter::Open {
+  Open(boost::asio::io_context& io, int of_rank, std::string name)
+      : rank(of_rank), path(std::move(name)), pipe(io) {}
+
+  int rank;
+  std::string path;
+  std::shared_ptr<LogStreamState> state = std::make_shared<LogStreamState>();
+  LogStreamState logged;
+  UniqueFd reader;  // of its pipe, while the writer lives: the loop is not woken by what the writer reads
+  boost::asio::posix::stream_descriptor pipe;  // once the writer is gone
+  UniqueFd file;                               // likewise
+};
+
+Result<std::unique_ptr<LogWriter>> LogWriter::start(boost::asio::io_context& io, Rotation rules) {
+  const auto body = [rules](int channel) {
+    raise_descriptor_limit();
+    WriterProcess(channel, rules).run();
+  };
+  MUSTER_TRY(
+      HelperProcess process,
+      HelperProcess::start({.name = "job-logs", .outlives_us = true, .socket_type = SOCK_SEQPACKET}, body));
+  return std::unique_ptr<LogWriter>(new LogWriter(io, rules, std::move(process)));
 }
 
-LogWriter::LogWriter(boost::asio::io_context& io, Rotation rules, std::function<void(pid_t)> started)
-    : rules_(rules), started_(std::move(started)), channel_(io) {}
+LogWriter::LogWriter(boost::asio::io_context& io, Rotation rules, HelperProcess process)
+    : io_(io), rules_(rules), process_(std::move(process)), channel_(io) {
+  if (const int fd = ::fcntl(process_.channel(), F_DUPFD_CLOEXEC, 3); fd >= 0) channel_.assign(fd);
+  receive();
+}
 
 /// The writer ends by itself when the workers' pipes and this channel are at their end.
 LogWriter::~LogWriter() {
   begin_attempt(nullptr, nullptr);
   boost::system::error_code ignored;
   channel_.close(ignored);
-  if (!process_) return;
-  process_->close_channel();
-  (void)process_->wait(SteadyClock::now() + kEndTimeout);
-}
-
-Result<void> LogWriter::start_process() {
-  const auto body = [rules = rules_](int channel) {
-    raise_descriptor_limit();
-    WriterProcess(channel, rules).run();
-  };
-  process_.reset();
-  MUSTER_TRY(
-      HelperProcess process,
-      HelperProcess::start({.name = "job-logs", .outlives_us = true, .socket_type = SOCK_SEQPACKET}, body));
-  process_.emplace(std::move(process));
-  if (const int fd = ::fcntl(process_->channel(), F_DUPFD_CLOEXEC, 3); fd >= 0) channel_.assign(fd);
-  if (started_) started_(process_->pid());
-  return {};
+  process_.close_channel();
+  (void)process_.wait(SteadyClock::now() + kEndTimeout);
 }
 
 void LogWriter::log(std::string_view text) {
@@ -260,6 +264,11 @@ void LogWriter::log(std::string_view text) {
 }
 
 void LogWriter::begin_attempt(std::function<void(std::string_view)> log, std::function<void()> rotated) {
+  for (const auto& stream : streams_) {
+    boost::system::error_code ignored;
+    stream->reader.reset();
+    stream->pipe.close(ignored);
+  }
   log_ = std::move(log);
   rotated_ = std::move(rotated);
   first_ += streams_.size();
@@ -270,32 +279,30 @@ Result<LogWriter::Stream> LogWriter::open(int rank, UniqueFd file, const std::st
                                           const std::string& link) {
   if (path.size() > kMaxPathBytes || link.size() > kMaxPathBytes)
     return fail(ErrorCode::kInvalidArgument, "the path is too long: " + path);
-  Open& stream = streams_.emplace_back(Open{rank, path, link});
-  if (!process_) return Stream{std::move(file), stream.state};
+  Open& stream = *streams_.emplace_back(std::make_shared<Open>(io_, rank, path));
+  if (!writer_lives_) return Stream{std::move(file), stream.state};
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe for a worker's output", errno));
   stream.reader.reset(ends[0]);
   Stream out{UniqueFd(ends[1]), stream.state};
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   ::fcntl(ends[0], F_SETPIPE_SZ, kPipeBytes);
-  // Where it was killed this moment the one that replaces it gets the stream.
-  const auto sent = hand_over(streams_.size() - 1, file.get());
-  if (sent || sent.error().code != ErrorCode::kTimeout) return out;
+  Request request;
+  request.kind = Request::Kind::kOpen;
+  request.path_bytes = static_cast<std::uint32_t>(path.size());
+  request.link_bytes = static_cast<std::uint32_t>(link.size());
+  request.number = first_ + streams_.size() - 1;
+  const std::array<int, kDescriptors> descriptors{ends[0], file.get()};
+  const auto sent = send(process_.channel(), request, kEndTimeout, path, link, &descriptors);
+  if (sent) return out;
+  if (sent.error().code != ErrorCode::kTimeout) {  // killed this moment: the launcher writes the file itself
+    on_writer_end();
+    return out;
+  }
   log(fmt::format("rank {}: {}; the worker writes {} itself, which is not rotated", rank,
                   sent.error().message, path));
   stream.reader.reset();
   return Stream{std::move(file), stream.state};
-}
-
-Result<void> LogWriter::hand_over(std::size_t index, int file) {
-  const Open& stream = streams_[index];
-  Request request;
-  request.kind = Request::Kind::kOpen;
-  request.path_bytes = static_cast<std::uint32_t>(stream.path.size());
-  request.link_bytes = static_cast<std::uint32_t>(stream.link.size());
-  request.number = first_ + index;
-  const std::array<int, kDescriptors> descriptors{stream.reader.get(), file};
-  return send(process_->channel(), request, kEndTimeout, stream.path, stream.link, &descriptors);
 }
 
 void LogWriter::receive() {
@@ -305,25 +312,25 @@ void LogWriter::receive() {
                         if (error) return;
                         while (receive_one()) {
                         }
-                        for (Open& stream : streams_) log_changes(stream);
+                        for (const auto& stream : streams_) log_changes(*stream);
                         if (rotated_) rotated_();
-                        receive();
+                        if (writer_lives_) receive();
                       }));
 }
 
-/// False: there is no message now.
+/// False: there is no message now, or no more ever.
 bool LogWriter::receive_one() {
-  if (!process_) return false;
+  if (!writer_lives_) return false;
   Report report;
   const ssize_t n =
-      retry_eintr([&] { return ::recv(process_->channel(), &report, sizeof report, MSG_DONTWAIT); });
+      retry_eintr([&] { return ::recv(process_.channel(), &report, sizeof report, MSG_DONTWAIT); });
   if (n < 0 && errno == EAGAIN) return false;
   if (n != static_cast<ssize_t>(sizeof report)) {
-    replace();
+    on_writer_end();
     return false;
   }
   if (report.stream == 0) {
-    for (Open& stream : streams_) log_changes(stream);
+    for (const auto& stream : streams_) log_changes(*stream);
     // An answer is one to those before it, too.
     for (; flushed_ < report.flushed && !flushes_.empty(); ++flushed_) {
       const auto done = std::move(flushes_.front());
@@ -332,41 +339,57 @@ bool LogWriter::receive_one() {
     }
   }
   if (report.stream >= first_ && report.stream < first_ + streams_.size())
-    *streams_[report.stream - first_].state = report.state;
+    *streams_[report.stream - first_]->state = report.state;
   return true;
 }
 
-/// The writer was killed. The pipes stay open here, so that no worker has seen a broken one: the next writer
-/// goes on with what they hold.
-void LogWriter::replace() {
-  const pid_t former = process_->pid();
+/// The pipes stay open here, so that no worker has seen a broken pipe: what they hold is written now.
+void LogWriter::on_writer_end() {
+  if (!std::exchange(writer_lives_, false)) return;
   boost::system::error_code ignored;
   channel_.close(ignored);
-  (void)process_->wait(SteadyClock::now());
-  auto replaced = start_process();
-  for (std::size_t i = 0; i < streams_.size() && replaced; ++i) {
-    Open& stream = streams_[i];
-    if (!stream.reader) continue;
-    stream.logged = *stream.state = {};
-    const UniqueFd file(retry_eintr(
-        [&] { return ::open(stream.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); }));
-    replaced =
-        file ? hand_over(i, file.get()) : Result<void>(fail(errno_error("open " + stream.path, errno)));
+  log(
+      fmt::format("the log writer (pid {}) was killed. muster writes the log files itself from now on, and "
+                  "does not rotate them. Up to {} KiB of one rank's output may be missing",
+                  process_.pid(), kReadBytes / 1024));
+  for (const auto& stream : streams_) {
+    if (!stream->reader) continue;
+    stream->pipe.assign(stream->reader.release());
+    stream->file.reset(retry_eintr(
+        [&] { return ::open(stream->path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); }));
+    read_pipe(stream);
   }
-  if (replaced) {
-    log(
-        fmt::format("the log writer (pid {}) was killed; pid {} replaces it. Up to {} KiB of one rank's "
-                    "output may be missing",
-                    former, process_->pid(), kReadBytes / 1024));
-    if (!flushes_.empty()) request_flush();
-    return;
+  copy_pipes();
+}
+
+void LogWriter::read_pipe(const std::shared_ptr<Open>& stream) {
+  stream->pipe.async_wait(boost::asio::posix::descriptor_base::wait_read,
+                          lifetime_.guard([this, stream](boost::system::error_code error) {
+                            if (error || !stream->pipe.is_open()) return;
+                            (void)copy_pipe(*stream);
+                            if (stream->pipe.is_open()) read_pipe(stream);
+                          }));
+}
+
+/// False: there is nothing to read now, or no more ever.
+bool LogWriter::copy_pipe(Open& stream) {
+  if (!stream.pipe.is_open()) return false;
+  std::array<char, 64 * 1024> block;
+  const ssize_t n =
+      retry_eintr([&] { return ::read(stream.pipe.native_handle(), block.data(), block.size()); });
+  if (n < 0 && errno == EAGAIN) return false;
+  if (n <= 0) {
+    boost::system::error_code ignored;
+    stream.pipe.close(ignored);
+    return false;
   }
-  log(fmt::format("the log writer (pid {}) was killed and cannot be replaced: {}", former,
-                  replaced.error().message));
-  channel_.close(ignored);
-  process_.reset();
-  for (Open& stream : streams_) stream.reader.reset();
-  for (const auto& done : std::exchange(flushes_, {})) done();
+  const auto written = write_all(stream.file.get(), {block.data(), static_cast<std::size_t>(n)});
+  const int error = written ? 0 : errno;
+  if (error != 0) stream.state->missing += static_cast<std::uint64_t>(n);
+  stream.state->error = error;
+  log_changes(stream);
+  if (rotated_) rotated_();  // whoever follows the file may follow another one
+  return true;
 }
 
 /// Each trouble is logged once when it begins, and its end with what was lost in between.
@@ -388,23 +411,35 @@ void LogWriter::log_changes(Open& stream) {
 }
 
 void LogWriter::flush(std::function<void()> done) {
-  if (!process_) return done();
   flushes_.push_back(std::move(done));
-  request_flush();
+  writer_lives_ ? request_flush() : copy_pipes();
 }
 
-/// Where the channel is full the next answer comes late, or the next writer's.
 void LogWriter::request_flush() {
   Request request;
   request.number = flushed_ + flushes_.size();
-  (void)send(process_->channel(), request, Millis(0));
+  const auto sent = send(process_.channel(), request, Millis(0));
+  if (sent) return;
+  if (sent.error().code != ErrorCode::kTimeout) return on_writer_end();
+  channel_.async_wait(boost::asio::posix::descriptor_base::wait_write,
+                      lifetime_.guard([this](const auto& error) {
+                        if (!error && writer_lives_ && !flushes_.empty()) request_flush();
+                      }));
+}
+
+/// Once the writer is gone: what the pipes hold now.
+void LogWriter::copy_pipes() {
+  for (const auto& stream : streams_)
+    for (int i = 0; i < kReadsToFlush && copy_pipe(*stream); ++i) {
+    }
+  for (const auto& done : std::exchange(flushes_, {})) done();
 }
 
 void LogWriter::log_missing() {
-  for (const Open& stream : streams_)
-    if (stream.logged.error != 0)
-      log(fmt::format("rank {}: {} bytes are missing at the end of {}", stream.rank,
-                      stream.state->missing - stream.logged.missing, stream.path));
+  for (const auto& stream : streams_)
+    if (stream->logged.error != 0)
+      log(fmt::format("rank {}: {} bytes are missing at the end of {}", stream->rank,
+                      stream->state->missing - stream->logged.missing, stream->path));
 }
 
 RotatingFile::RotatingFile(UniqueFd file, std::string path, std::string link, Rotation rules)
@@ -415,8 +450,6 @@ RotatingFile::RotatingFile(UniqueFd file, std::string path, std::string link, Ro
       limit_(rules.max_bytes > 0 ? rules.max_bytes : UINT64_MAX) {
   struct stat info {};
   if (::fstat(file_.get(), &info) == 0) size_ = static_cast<std::uint64_t>(info.st_size);
-  // Those of a writer that was killed.
-  while (held_ < rules.keep && ::access(fmt::format("{}.{}", path_, held_ + 1).c_str(), F_OK) == 0) ++held_;
 }
 
 /// How many of `bytes`, which are more than there is room for, go into this file; 0: none, it is full.

@@ -2,8 +2,8 @@
 // LogWriter: a small process between workers' pipes and their log files, where these are rotated
 // (--log-max-size); else the files are the workers' own descriptors. It outlives this process: it goes on
 // until all its pipes are at their end, so that nothing is lost when the launcher is killed, and it never
-// waits for the launcher, which it tells by messages what it did. Where it is killed another one takes its
-// place: the launcher holds the pipes as well. Owned by main; used by the LogRouter, per attempt. One
+// waits for the launcher, which it tells by messages what it did. Where it is killed the launcher reads the
+// pipes and writes the files itself, without rotation. Owned by main; used by the LogRouter, per attempt. One
 // loop. Costs one fork; a byte costs one more copy (README, "Output"). Source: unix(7), SCM_RIGHTS.
 #pragma once
 
@@ -11,7 +11,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <sys/types.h>
@@ -42,9 +41,7 @@ struct LogStreamState {
 
 class LogWriter {
  public:
-  /// `started` is told the writer's pid, and that of each one that replaces it.
-  [[nodiscard]] static Result<std::unique_ptr<LogWriter>> start(boost::asio::io_context& io, Rotation rules,
-                                                                std::function<void(pid_t)> started = {});
+  [[nodiscard]] static Result<std::unique_ptr<LogWriter>> start(boost::asio::io_context& io, Rotation rules);
   /// Waits a moment for the writer to end, which it does when nobody holds a pipe to it any more.
   ~LogWriter();
   LogWriter(const LogWriter&) = delete;
@@ -58,7 +55,7 @@ class LogWriter {
     std::shared_ptr<const LogStreamState> state;
   };
   /// `rank`: of the world, for messages. `file`: `path`, open for appending; `link`: a symbolic link to it,
-  /// whose neighbours are made too. Where the writer cannot take it the worker gets the file itself.
+  /// whose neighbours are made too. Where there is no writer any more the worker gets the file itself.
   [[nodiscard]] Result<Stream> open(int rank, UniqueFd file, const std::string& path,
                                     const std::string& link);
 
@@ -68,36 +65,31 @@ class LogWriter {
   /// The workers are gone: logs what is wrong with their files in the end.
   void log_missing();
 
-  [[nodiscard]] pid_t pid() const { return process_->pid(); }
+  [[nodiscard]] pid_t pid() const { return process_.pid(); }
 
  private:
-  /// One worker's stream, as the launcher keeps it: the writer may be killed.
-  struct Open {
-    int rank;
-    std::string path, link;
-    std::shared_ptr<LogStreamState> state = std::make_shared<LogStreamState>();
-    LogStreamState logged = {};
-    UniqueFd reader = {};  // of its pipe; the loop is not woken by what the writer reads
-  };
+  struct Open;
 
-  LogWriter(boost::asio::io_context& io, Rotation rules, std::function<void(pid_t)> started);
-  Result<void> start_process();
-  Result<void> hand_over(std::size_t index, int file);
+  LogWriter(boost::asio::io_context& io, Rotation rules, HelperProcess process);
   void receive();
   bool receive_one();
-  void replace();
   void request_flush();
+  void on_writer_end();
+  void read_pipe(const std::shared_ptr<Open>& stream);
+  bool copy_pipe(Open& stream);
+  void copy_pipes();
   void log_changes(Open& stream);
   void log(std::string_view text);
 
+  boost::asio::io_context& io_;
   Rotation rules_;
-  std::function<void(pid_t)> started_;
-  std::optional<HelperProcess> process_;  // nothing: it was killed and could not be replaced
+  HelperProcess process_;
   boost::asio::posix::stream_descriptor channel_;
-  std::vector<Open> streams_;  // by number, from first_ on: those of this attempt
+  std::vector<std::shared_ptr<Open>> streams_;  // by number, from first_ on: those of this attempt
   std::uint64_t first_ = 1;
   std::uint64_t flushed_ = 0;                  // the last flush that was answered
   std::deque<std::function<void()>> flushes_;  // those after it
+  bool writer_lives_ = true;
   std::function<void(std::string_view)> log_;
   std::function<void()> rotated_;
   Lifetime lifetime_;
