@@ -183,9 +183,6 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"on-hang", 0, &Options::on_hang, "report|restart|stop", "report", Group::kFailures,
               kOwn | kCommon,
               "what to do about a hang, after a report. The report says what all workers are doing"},
-    OptionRow{"heartbeat-file", 0, &Options::heartbeat_file, "TEMPLATE", "none", Group::kFailures,
-              kOwn | kMayBeEmpty,
-              "file that a worker touches as its sign of life. {rank} and {local_rank} are replaced"},
     OptionRow{"cgroup", 0, &Options::cgroup, "auto|off|required", "auto", Group::kFailures,
               kOwn | kChoice | kForDoctor,
               "whether each worker gets a control group, so that everything it started ends with it. auto: "

@@ -62,7 +62,6 @@ struct Options {
   std::optional<double> shutdown_timeout_s;
   std::string hang_timeout = "auto";
   std::string on_hang = "report";
-  std::string heartbeat_file;
   bool virtual_local_rank = false;
   std::string local_addr;
   std::string iface;

@@ -46,7 +46,7 @@ HangMonitor::HangMonitor(boost::asio::io_context& io, const HangEnvirons& enviro
       io_(io),
       look_timer_(io),
       deadline_timer_(io),
-      probe_(io, environs),
+      probe_(environs),
       ended_(static_cast<std::size_t>(environs.job.local_world_size)),
       hang_log_(environs.directory, environs.log) {}
 

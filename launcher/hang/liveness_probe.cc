@@ -1,61 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/hang/liveness_probe.h"
 
-#include <memory>
-#include <utility>
-
-#include <fmt/format.h>
-
 #include "launcher/hang/process_state.h"
 #include "launcher/progress/collective_state.h"
 
 namespace muster::launcher {
 
-HeartbeatFiles::HeartbeatFiles(boost::asio::io_context& io, std::vector<std::string> paths,
-                               std::function<Mark(const std::string&)> look)
-    : paths_(std::move(paths)), look_(std::move(look)), helper_(io) {}
-
-std::optional<std::vector<HeartbeatFiles::Mark>> HeartbeatFiles::read() {
-  auto answer = std::move(late_);
-  Millis timeout{0};
-  if (!answer.valid()) {
-    const auto marks = std::make_shared<std::promise<std::vector<Mark>>>();
-    helper_.run(
-        [paths = paths_, look = look_, marks] {
-          std::vector<Mark> out;
-          for (const std::string& path : paths) out.push_back(look(path));
-          marks->set_value(std::move(out));
-        },
-        [] {});
-    answer = marks->get_future();
-    timeout = kTimeout;
-  }
-  if (answer.wait_for(timeout) == std::future_status::ready) return answer.get();
-  late_ = std::move(answer);
-  return std::nullopt;
-}
-
-LivenessProbe::LivenessProbe(boost::asio::io_context& io, const HangEnvirons& environs)
-    : environs_(environs) {
-  const Job& job = environs.job;
-  if (job.hang.heartbeat.empty()) return;
-  std::vector<std::string> paths;
-  paths.reserve(static_cast<std::size_t>(job.local_world_size));
-  for (int rank = 0; rank < job.local_world_size; ++rank)
-    paths.push_back(job.hang.heartbeat_file(environs.assignment.base_rank + rank, rank));
-  heartbeats_.emplace(io, std::move(paths));
-}
-
 std::vector<LivenessProbe::Seen> LivenessProbe::look() {
-  if (heartbeats_) {
-    auto marks = heartbeats_->read();
-    if (!marks && marks_)
-      environs_.log.warning(
-          fmt::format("--heartbeat-file={}: the file system does not answer; until it does, no worker counts "
-                      "as stalled",
-                      environs_.job.hang.heartbeat));
-    marks_ = std::move(marks);
-  }
   std::vector<Seen> out;
   for (int rank = 0; rank < environs_.job.local_world_size; ++rank) out.push_back(look_at(rank));
   return out;
@@ -74,16 +25,6 @@ LivenessProbe::Seen LivenessProbe::look_at(int local_rank) const {
     out.sign.seen = sample->mark;
     out.source = "progress";
     if (sample->paused) out.paused = "announced a pause";
-  }
-  if (heartbeats_ && !marks_) {
-    out.sign.paused = true;
-    out.paused = "has a heartbeat file whose file system does not answer";
-  } else if (heartbeats_) {
-    if (const auto mark = (*marks_)[static_cast<std::size_t>(local_rank)]) {
-      if (!out.sign.reports) out.source = "heartbeat";
-      out.sign.reports = true;
-      out.sign.seen += *mark;
-    }
   }
   // Collectives are a sign of life of a program that reports nothing, only while others may wait for it.
   bool in_collective = false;

@@ -51,7 +51,7 @@ struct RankSnapshot {
   Millis idle_time{0};        // of a stalled one
   std::string progress = {};  // as it reported last
   std::vector<CollectiveState> collectives = {};  // that its runtime's groups began last
-  std::string source = {};                        // of its signs of life: "progress", "heartbeat", "output"
+  std::string source = {};                        // of its signs of life: "progress", "collectives", "output"
   std::vector<ThreadState> threads = {};          // the first is the process' own
   std::string tool = {};                          // that read the stacks: "gdb"; empty: none did
   std::string tool_problem = {};                  // why not

@@ -2,7 +2,6 @@
 #include "launcher/job/hang_rules.h"
 
 #include <optional>
-#include <utility>
 
 #include <fmt/format.h>
 
@@ -22,18 +21,9 @@ tl::unexpected<Error> usage(std::string message) {
   return fail(ErrorCode::kInvalidArgument, std::move(message));
 }
 
-std::string filled_in(std::string text, std::string_view rank, std::string_view local_rank) {
-  for (const auto& [name, value] :
-       {std::pair{std::string_view("{rank}"), rank}, {"{local_rank}", local_rank}})
-    for (auto at = text.find(name); at != std::string::npos; at = text.find(name, at))
-      text.replace(at, name.size(), value);
-  return text;
-}
-
 }  // namespace
 
-Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on_hang,
-                                   std::string_view heartbeat) {
+Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on_hang) {
   HangRules out;
   if (timeout == "off") {
     out.watch = Watch::kOff;
@@ -58,22 +48,7 @@ Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on
   }
   if (out.watch == Watch::kOff && out.action != OnHang::kReport)
     return usage(fmt::format("--on-hang={}: with --hang-timeout=off no hang is seen", on_hang));
-  if (out.watch == Watch::kOff && !heartbeat.empty())
-    return usage("--heartbeat-file: with --hang-timeout=off nobody looks at it");
-  const std::string filled = filled_in(std::string(heartbeat), "", "");
-  if (const auto open = filled.find('{'); open != std::string::npos)
-    return usage(fmt::format("--heartbeat-file={}: knows {{rank}} and {{local_rank}}, not {}", heartbeat,
-                             filled.substr(open, filled.find('}', open) - open + 1)));
-  out.heartbeat = heartbeat;
   return out;
-}
-
-bool HangRules::tells_ranks_apart() const {
-  return heartbeat_file(0, 0) != heartbeat_file(1, 1);
-}
-
-std::string HangRules::heartbeat_file(int rank, int local_rank) const {
-  return filled_in(heartbeat, std::to_string(rank), std::to_string(local_rank));
 }
 
 }  // namespace muster::launcher

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// HangRules: after how long a silence a worker is taken for one that hangs, and what follows: --hang-timeout,
-// --on-hang and --heartbeat-file as values. Pure. Errors are kInvalidArgument: one line that names the
-// option.
+// HangRules: after how long a silence a worker is taken for one that hangs, and what follows: --hang-timeout
+// and --on-hang as values. Pure. Errors are kInvalidArgument: one line that names the option.
 #pragma once
 
 #include <string>
@@ -25,15 +24,9 @@ struct HangRules {
   Millis limit{0};  // kFixed: without a sign of life
   Millis start{0};  // likewise, until signs came three times: a first step may take long
   OnHang action = OnHang::kReport;
-  std::string heartbeat = {};  // template of a file's name; empty: none
 
   /// `timeout`: SECONDS, SECONDS:START, auto or off; START is ten times SECONDS unless given.
-  [[nodiscard]] static Result<HangRules> parse(std::string_view timeout, std::string_view on_hang,
-                                               std::string_view heartbeat);
-  /// The file of one worker.
-  [[nodiscard]] std::string heartbeat_file(int rank, int local_rank) const;
-  /// Each worker has one of its own.
-  [[nodiscard]] bool tells_ranks_apart() const;
+  [[nodiscard]] static Result<HangRules> parse(std::string_view timeout, std::string_view on_hang);
 
   friend bool operator==(const HangRules&, const HangRules&) = default;
 };

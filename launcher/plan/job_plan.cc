@@ -401,7 +401,7 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   if (step)
     job.end_time_s =
         parse_integer("", lookup(environment, "SLURM_JOB_END_TIME").value_or(""), 0, kMaxEndTime).value_or(0);
-  MUSTER_TRY(job.hang, HangRules::parse(options.hang_timeout, options.on_hang, options.heartbeat_file));
+  MUSTER_TRY(job.hang, HangRules::parse(options.hang_timeout, options.on_hang));
   MUSTER_OK(plan_restarts(options, job));
   MUSTER_OK(plan_rendezvous(options, environment, machine.random_id, job));
   if (options.join_at != "now" && job.mode != RendezvousMode::kElastic)
@@ -417,11 +417,6 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   }
   const auto gpu_count = [&] { return chosen > 0 ? chosen : machine.gpu_count(); };
   MUSTER_TRY(job.local_world_size, resolve_nproc(options.nproc_per_node, gpu_count, machine.cpu_count));
-  if (job.local_world_size > 1 && !job.hang.heartbeat.empty() && !job.hang.tells_ranks_apart())
-    add_warning(job,
-                fmt::format("--heartbeat-file={}: all {} workers touch the same file, so that one that hangs "
-                            "is not seen while another goes on; put {{rank}} or {{local_rank}} into its name",
-                            job.hang.heartbeat, job.local_world_size));
   job.gpu_node = machine.gpu_driver;
   const CpuBudget budget = machine.cpu_budget ? machine.cpu_budget() : CpuBudget{};
   job.cpu_quota_limited = budget.quota_limits();

@@ -114,12 +114,6 @@ std::string_view phase_in(std::string_view text) {
   return text.substr(1);
 }
 
-std::optional<std::uint64_t> file_mark(const std::string& path) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return std::nullopt;
-  return mark_of(info);
-}
-
 std::optional<FileStart> read_start(const std::string& path, std::size_t max_bytes) {
   // O_NONBLOCK: the worker may have made a pipe of it.
   const UniqueFd file(path.empty() ? -1 : ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));

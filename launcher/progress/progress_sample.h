@@ -43,16 +43,13 @@ struct Position {
 /// What follows the numbers in a runtime's report: "all_reduce".
 [[nodiscard]] std::string_view phase_in(std::string_view text);
 
-/// Changes whenever the file does. Nothing: there is no such file.
-[[nodiscard]] std::optional<std::uint64_t> file_mark(const std::string& path);
-
 /// Nothing: there is no report yet, or no plain file.
 [[nodiscard]] std::optional<ProgressSample> read_progress(const std::string& path);
 
 /// The first bytes of a plain file, which a worker may be writing to. Nothing: there is none.
 struct FileStart {
   std::string bytes;
-  std::uint64_t mark = 0;  // as file_mark()
+  std::uint64_t mark = 0;  // changes whenever the file does
 };
 [[nodiscard]] std::optional<FileStart> read_start(const std::string& path, std::size_t max_bytes);
 

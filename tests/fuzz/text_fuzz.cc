@@ -176,7 +176,7 @@ void position(const std::string& text) {
 
 void hang_rules(const std::string& text) {
   const auto [timeout, states] = halves(text);
-  (void)launcher::HangRules::parse(timeout, "report", states);
+  (void)launcher::HangRules::parse(timeout, states);
 }
 
 void stacks(launcher::StackTool tool, const std::string& text) {

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is known of workers that hang, from real processes and files: stacks, heartbeats, what is kept of it.
-#include <condition_variable>
 #include <fstream>
 #include <memory>
-#include <mutex>
 #include <signal.h>
 #include <sstream>
 #include <sys/wait.h>
@@ -102,53 +100,6 @@ TEST_CASE("a worker that a tool has stopped goes on when the tool's time is over
   }
   run_until(io, [&] { return worker.state() == 'S'; });
   REQUIRE(ranks[0].stacks.empty());
-}
-
-TEST_CASE("a heartbeat file is seen to change, and one that is not there has no mark") {
-  const TemporaryDirectory folder;
-  const std::string path = folder.path() + "/beat";
-  std::ofstream(path) << "1";
-  boost::asio::io_context io;
-  HeartbeatFiles files(io, {path, folder.path() + "/none"});
-  const auto read = [&] {
-    std::optional<std::vector<HeartbeatFiles::Mark>> marks;
-    // On a busy machine the helper thread may need longer than one read waits.
-    run_until(io, [&] { return (marks = files.read()).has_value(); });
-    return *marks;
-  };
-  const auto first = read();
-  REQUIRE(first.size() == 2);
-  REQUIRE(first[0].has_value());
-  REQUIRE_FALSE(first[1].has_value());
-  REQUIRE(read() == first);
-  std::ofstream(path) << "12";
-  REQUIRE(read()[0] != first[0]);
-}
-
-TEST_CASE("a file system that does not answer holds up nobody, and is heard again when it does") {
-  struct Disk {
-    std::mutex mutex;
-    std::condition_variable back;
-    bool dead = true;
-  };
-  const auto disk = std::make_shared<Disk>();
-  boost::asio::io_context io;
-  HeartbeatFiles files(io, {"beat"}, [disk](const std::string&) -> HeartbeatFiles::Mark {
-    std::unique_lock lock(disk->mutex);
-    disk->back.wait_for(lock, std::chrono::seconds(60), [&] { return !disk->dead; });
-    return 7;
-  });
-  std::optional<std::vector<HeartbeatFiles::Mark>> marks;
-  const auto in_time = [&] { return (marks = files.read()).has_value(); };
-  REQUIRE_FALSE(in_time());
-  REQUIRE_FALSE(in_time());
-  {
-    const std::lock_guard lock(disk->mutex);
-    disk->dead = false;
-  }
-  disk->back.notify_all();
-  run_until(io, in_time);
-  REQUIRE(marks == std::vector<HeartbeatFiles::Mark>{7});
 }
 
 TEST_CASE("of many hangs the first and the latest are kept") {

@@ -146,18 +146,17 @@ os.read(os.pipe()[0], 1)
     assert read_hangs(muster.tmp_path / "logs")[0]["ranks"][0]["source"] == "output"
 
 
-def test_a_heartbeat_file_is_a_sign_of_life(muster, err):
+def test_a_touch_of_the_progress_file_is_a_sign_of_life(muster, err):
     script = muster.script("train.py", """
-import os, pathlib, sys, time
+import os, pathlib, time
 for step in range(60):
-    pathlib.Path(sys.argv[1], "beat." + os.environ["RANK"]).touch()
+    pathlib.Path(os.environ["MUSTER_PROGRESS_FILE"]).touch()
     time.sleep(0.02)  # a step
 os.read(os.pipe()[0], 1)
 """)
-    process = muster.start("--nproc-per-node=1", TIMEOUT, "--on-hang=stop", "--log-dir=logs",
-                           f"--heartbeat-file={muster.tmp_path}/beat.{{rank}}", script, muster.tmp_path, stderr=err.file)
+    process = muster.start("--nproc-per-node=1", TIMEOUT, "--on-hang=stop", "--log-dir=logs", script, stderr=err.file)
     assert process.wait(90) == 124
-    assert read_hangs(muster.tmp_path / "logs")[0]["ranks"][0]["source"] == "heartbeat"
+    assert read_hangs(muster.tmp_path / "logs")[0]["ranks"][0]["source"] == "progress"
 
 
 def test_who_is_stopped_by_a_signal_is_the_outlier_and_its_hang_ends_when_it_goes_on(muster, err):
@@ -195,7 +194,6 @@ time.sleep(1)  # it compiles
 @pytest.mark.parametrize("options,named", [
     (["--hang-timeout=soon"], "--hang-timeout=soon: not auto, off, SECONDS or SECONDS:START"),
     (["--on-hang=kill"], "--on-hang=kill: not one of report, restart, stop"),
-    (["--heartbeat-file=beat.{host}"], "knows {rank} and {local_rank}, not {host}"),
     (["--hang-timeout=off", "--on-hang=stop"], "with --hang-timeout=off no hang is seen"),
 ])
 def test_what_cannot_be_meant_is_refused(muster, options, named):

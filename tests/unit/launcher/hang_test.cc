@@ -71,30 +71,19 @@ RankSnapshot at(int rank, std::string word, std::vector<std::string> functions =
 }  // namespace
 
 TEST_CASE("the timeout is a number of seconds, with its own for the start, auto or off") {
-  REQUIRE(HangRules::parse("auto", "report", "") == HangRules{});
-  REQUIRE(HangRules::parse("off", "report", "")->watch == Watch::kOff);
-  REQUIRE(HangRules::parse("60", "report", "") == fixed(60 * kSecond, 600 * kSecond));
-  REQUIRE(HangRules::parse("0.5:30", "report", "") == fixed(Millis(500), 30 * kSecond));
-  REQUIRE(HangRules::parse("auto", "restart", "")->action == OnHang::kRestart);
+  REQUIRE(HangRules::parse("auto", "report") == HangRules{});
+  REQUIRE(HangRules::parse("off", "report")->watch == Watch::kOff);
+  REQUIRE(HangRules::parse("60", "report") == fixed(60 * kSecond, 600 * kSecond));
+  REQUIRE(HangRules::parse("0.5:30", "report") == fixed(Millis(500), 30 * kSecond));
+  REQUIRE(HangRules::parse("auto", "restart")->action == OnHang::kRestart);
   for (const char* text : {"", "0", "-1", "x", "60:", ":60", "60:0", "1e9", "nan", "60s"}) {
     INFO(text);
-    const auto rules = HangRules::parse(text, "report", "");
+    const auto rules = HangRules::parse(text, "report");
     REQUIRE_FALSE(rules);
     REQUIRE(rules.error().message.starts_with("--hang-timeout="));
   }
-  REQUIRE_FALSE(HangRules::parse("auto", "kill", ""));
-  REQUIRE_FALSE(HangRules::parse("off", "stop", ""));
-  REQUIRE_FALSE(HangRules::parse("off", "report", "beat"));
-}
-
-TEST_CASE("a heartbeat file's name knows the rank and the local rank, and nothing else") {
-  const auto rules = HangRules::parse("auto", "report", "/run/{rank}/beat.{local_rank}");
-  REQUIRE(rules->heartbeat_file(9, 1) == "/run/9/beat.1");
-  REQUIRE(HangRules::parse("auto", "report", "beat")->heartbeat_file(9, 1) == "beat");
-  for (const char* text : {"{host}", "a{", "{rank"}) {
-    INFO(text);
-    REQUIRE_FALSE(HangRules::parse("auto", "report", text));
-  }
+  REQUIRE_FALSE(HangRules::parse("auto", "kill"));
+  REQUIRE_FALSE(HangRules::parse("off", "stop"));
 }
 
 TEST_CASE("who tells nothing of its progress never hangs without a fixed timeout") {

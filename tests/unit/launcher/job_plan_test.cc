@@ -258,13 +258,6 @@ TEST_CASE("the job's secret is taken from the environment or a file, and a weak 
   REQUIRE(refusal({"--secret-file=/nonexistent"}).starts_with("--secret-file: "));  // of no use to one node
 }
 
-TEST_CASE("several workers with one heartbeat file are warned of") {
-  const auto warned = [](Words words) { return !planned(std::move(words)).warnings.empty(); };
-  REQUIRE(warned({"--nproc-per-node=2", "--heartbeat-file=/tmp/beat"}));
-  REQUIRE_FALSE(warned({"--nproc-per-node=1", "--heartbeat-file=/tmp/beat"}));
-  REQUIRE_FALSE(warned({"--nproc-per-node=2", "--heartbeat-file=/tmp/beat.{local_rank}"}));
-}
-
 TEST_CASE("filters of duplicated lines are separated by commas, and two commas are one") {
   const auto filters = [](const std::string& text) {
     return planned({"--duplicate-stdout-filters=" + text, "--duplicate-stderr-filters=x"})
