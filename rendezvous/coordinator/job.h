@@ -26,8 +26,6 @@ struct Delivery {
   std::vector<ConnectionId> to;
   control::Message message;
   bool close = false;  ///< afterwards
-
-  friend bool operator==(const Delivery&, const Delivery&) = default;
 };
 struct JobsEffects {
   std::vector<Delivery> deliveries;

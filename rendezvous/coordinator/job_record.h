@@ -24,8 +24,6 @@ struct JobProgress {
   ProgressTracker steps;
   StepProgress reached;         ///< as in Round, as is the next
   std::optional<bool> unnoted;  ///< while kGathering
-
-  friend bool operator==(const JobProgress&, const JobProgress&) = default;
 };
 [[nodiscard]] JobProgress progress_of(const membership::Round& round);
 
@@ -47,8 +45,6 @@ struct JobRecord {
         std::find(gone.begin(), gone.end(), node) == gone.end())
       gone.push_back(node);
   }
-
-  friend bool operator==(const JobRecord&, const JobRecord&) = default;
 };
 
 /// Of JobRecord::known. With all of them and a world of 9,000 nodes a record stays within the 1.5 MiB that

@@ -35,8 +35,6 @@ struct Node {
   Instant disconnected_at{};  ///< meaningful while !connected, as is the next
   Instant back_by{};          ///< or it is lost
   bool untold = false;        ///< it has not shown yet that it heard of its world
-
-  friend bool operator==(const Node&, const Node&) = default;
 };
 
 /// What went wrong with a node that is not here. Kept for reasons and reports, one entry per name.
@@ -46,8 +44,6 @@ struct JoinFailure {
   std::string text;
   std::optional<int> order;  ///< the place it asked for
   bool unproven = false;     ///< by somebody who proved nothing
-
-  friend bool operator==(const JoinFailure&, const JoinFailure&) = default;
 };
 inline constexpr std::size_t kMaxJoinFailures = 64;
 inline constexpr std::size_t kMaxUnprovenJoinFailures = 8;  ///< which take no other's place
@@ -91,8 +87,6 @@ struct Round {
   std::map<int, NodeId> orders;  ///< of the connected nodes
   /// No heartbeat can be overdue before.
   Instant next_check = Instant::max();
-
-  friend bool operator==(const Round&, const Round&) = default;
 };
 
 // Events. Those of a generation return false when they come too late: that generation is over (its members
@@ -108,8 +102,6 @@ struct Admission {
   };
   Kind kind = Kind::kAdmitted;
   std::string text;
-
-  friend bool operator==(const Admission&, const Admission&) = default;
 };
 /// `wanted`: the rules as this node knows them. `resume`: the generation whose workers run there, or did.
 /// A known id is the same process: it takes the place of its former connection, and is told of its world
@@ -155,30 +147,20 @@ void stop(Round& round, std::string_view host, std::string_view reason, int exit
 
 // Outcomes.
 
-struct Idle {
-  friend bool operator==(const Idle&, const Idle&) = default;
-};
+struct Idle {};
 /// Round::world is new: tell its members.
-struct Formed {
-  friend bool operator==(const Formed&, const Formed&) = default;
-};
+struct Formed {};
 /// Tell the members to stop their workers; a gathering has begun.
 struct GenerationOver {
   std::int64_t generation = 0;
   Cause cause;
-
-  friend bool operator==(const GenerationOver&, const GenerationOver&) = default;
 };
 /// Nodes are given up and no longer in the round: close their connections.
 struct NodesLost {
   std::vector<std::pair<NodeId, std::string>> nodes;  ///< with the reason
-
-  friend bool operator==(const NodesLost&, const NodesLost&) = default;
 };
 /// The job is over: tell everybody. Round::ending says why.
-struct Closed {
-  friend bool operator==(const Closed&, const Closed&) = default;
-};
+struct Closed {};
 using Outcome = std::variant<Idle, Formed, GenerationOver, NodesLost, Closed>;
 
 [[nodiscard]] Outcome decide(Round& round, const Settings& settings, Instant now);

@@ -17,8 +17,6 @@ struct ProgressTracker {
   struct Entry {
     std::int64_t generation = 0;
     StepProgress reached;
-
-    friend bool operator==(const Entry&, const Entry&) = default;
   };
   static constexpr std::size_t kMost = 8;
 
@@ -36,8 +34,6 @@ struct ProgressTracker {
   /// "no step was gained by the last 2 restarts: generation 0 reached step 140, 1 step 140, 2 no step
   /// (--max-restarts-without-progress=2)".
   [[nodiscard]] std::string verdict(int most) const;
-
-  friend bool operator==(const ProgressTracker&, const ProgressTracker&) = default;
 };
 
 }  // namespace muster

@@ -17,8 +17,6 @@ struct WaitingReason {
   bool last_call = false;
   std::vector<std::string> details;  ///< at most kMaxDetails
   int num_more = 0;                  ///< details that were left out
-
-  friend bool operator==(const WaitingReason&, const WaitingReason&) = default;
 };
 inline constexpr std::size_t kMaxDetails = 8;
 

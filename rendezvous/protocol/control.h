@@ -52,19 +52,13 @@ struct Start {
   std::string job;
   std::string host;  ///< for people, before anything is proven
   Nonce nonce{};
-
-  friend bool operator==(const Start&, const Start&) = default;
 };
 struct Challenge {
   bool has_secret = false;  ///< the coordinator asks for a proof, and gives one
   Nonce nonce{};
-
-  friend bool operator==(const Challenge&, const Challenge&) = default;
 };
 struct Proof {
   Mac mac{};
-
-  friend bool operator==(const Proof&, const Proof&) = default;
 };
 struct Welcome {
   Mac mac{};
@@ -73,8 +67,6 @@ struct Welcome {
   /// An agent whose connection breaks finds its place kept for so long: a coordinator with a state log comes
   /// back.
   std::uint32_t reconnect_ms = 0;
-
-  friend bool operator==(const Welcome&, const Welcome&) = default;
 };
 /// The connection is closed after it.
 struct Refused {
@@ -92,8 +84,6 @@ struct Refused {
   };
   Reason reason = Reason::kProtocol;
   std::string text;
-
-  friend bool operator==(const Refused&, const Refused&) = default;
 };
 struct Join {
   membership::Request request;
@@ -103,21 +93,15 @@ struct Join {
   /// How long the agent has been running. One that is older than the end of a job is not of the next job of
   /// that name. A span, since hosts' clocks are not compared.
   Millis age{0};
-
-  friend bool operator==(const Join&, const Join&) = default;
 };
 /// The workers of `generation` are gone; ready for the next.
 struct Ready {
   std::int64_t generation = 0;
   std::uint16_t master_port = 0;
   StepProgress reached = {};  ///< by them
-
-  friend bool operator==(const Ready&, const Ready&) = default;
 };
 /// Answered by another: each side notices that the other is frozen.
-struct Heartbeat {
-  friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
-};
+struct Heartbeat {};
 /// A new world, and this node's place in it.
 struct Assignment {
   std::int64_t generation = 0;
@@ -137,8 +121,6 @@ struct Assignment {
   std::vector<std::string> peer_addresses = {};
   std::uint16_t peer_port = 0;
   std::string peer_host = {};
-
-  friend bool operator==(const Assignment&, const Assignment&) = default;
 };
 struct Waiting {
   std::int32_t present = 0;
@@ -153,22 +135,16 @@ struct Waiting {
   std::string master_host;
   /// Until the job's gathering is given up; 0: not known, or never.
   Millis rest{0};
-
-  friend bool operator==(const Waiting&, const Waiting&) = default;
 };
 /// Stop the workers of `generation`, then say Ready.
 struct GenerationOver {
   std::int64_t generation = 0;
   std::int32_t restarts_used = 0;
   membership::Cause cause;
-
-  friend bool operator==(const GenerationOver&, const GenerationOver&) = default;
 };
 /// The job is over: stop the workers.
 struct Closed {
   membership::Cause cause;
-
-  friend bool operator==(const Closed&, const Closed&) = default;
 };
 struct WorkerFailed {
   std::int64_t generation = 0;
@@ -178,18 +154,12 @@ struct WorkerFailed {
   bool machine_at_fault = false;  ///< the machine is to cool down
   std::string text;
   StepProgress reached = {};  ///< by the workers of this node
-
-  friend bool operator==(const WorkerFailed&, const WorkerFailed&) = default;
 };
 struct Finished {
   std::int64_t generation = 0;
-
-  friend bool operator==(const Finished&, const Finished&) = default;
 };
 struct SafePoint {
   std::int64_t generation = 0;
-
-  friend bool operator==(const SafePoint&, const SafePoint&) = default;
 };
 /// A node's part of the job's report: to the coordinator, and on to the first node of the world.
 struct Report {
@@ -197,21 +167,15 @@ struct Report {
   std::string host;
   std::int32_t group_rank = -1;
   std::string payload;
-
-  friend bool operator==(const Report&, const Report&) = default;
 };
 struct Leave {
   std::string reason;
-
-  friend bool operator==(const Leave&, const Leave&) = default;
 };
 /// Ends the job for everybody; with `or_leave` only this node leaves, where the others can go on without it.
 struct Stop {
   std::int32_t exit_code = 0;
   std::string reason;
   bool or_leave = false;
-
-  friend bool operator==(const Stop&, const Stop&) = default;
 };
 
 /// The workers of `generation` want their store. Sent again on each connection.
@@ -223,21 +187,18 @@ struct StoreAttach {
       0;  ///< so many StoreOpen follow, and the workers' other connections are gone
 
   static constexpr bool kAboutStore = true;
-  friend bool operator==(const StoreAttach&, const StoreAttach&) = default;
 };
 struct StoreAttached {
   std::int64_t generation = 0;
   std::uint64_t instance = 0;  ///< random: no other store has it
 
   static constexpr bool kAboutStore = true;
-  friend bool operator==(const StoreAttached&, const StoreAttached&) = default;
 };
 struct StoreRefused {
   std::int64_t generation = 0;
   std::string text;
 
   static constexpr bool kAboutStore = true;
-  friend bool operator==(const StoreRefused&, const StoreRefused&) = default;
 };
 /// A worker's connection, which is new, or one that the agent had before this connection of its own.
 struct StoreOpen {
@@ -245,7 +206,6 @@ struct StoreOpen {
   std::uint64_t acked = 0;       ///< requests up to here are done and answered; the next one comes first
 
   static constexpr bool kAboutStore = true;
-  friend bool operator==(const StoreOpen&, const StoreOpen&) = default;
 };
 /// A request of a worker, as wire.h's kRelayed, or a piece of it.
 struct StoreRequest {
@@ -256,7 +216,6 @@ struct StoreRequest {
   std::string bytes;
 
   static constexpr bool kAboutStore = true;
-  friend bool operator==(const StoreRequest&, const StoreRequest&) = default;
 };
 /// The answer to a request, or a piece of it. All requests before it are done, and so is it, with the last
 /// piece. No bytes: it has none.
@@ -267,7 +226,6 @@ struct StoreAnswer {
   std::string bytes;
 
   static constexpr bool kAboutStore = true;
-  friend bool operator==(const StoreAnswer&, const StoreAnswer&) = default;
 };
 /// Both ways. The agent: the worker is gone, and all that it asked for is done; or it knows that the
 /// connection is closed. The coordinator: it has closed the connection, with the reason where it is the
@@ -277,7 +235,6 @@ struct StoreClose {
   std::string reason;
 
   static constexpr bool kAboutStore = true;
-  friend bool operator==(const StoreClose&, const StoreClose&) = default;
 };
 
 /// Wall clocks as in clock_offset.h, in nanoseconds since the epoch. Asked by an agent that wants to compare
@@ -286,15 +243,11 @@ struct Clock {
   std::int64_t asked = 0;
   std::int64_t received = 0;  ///< 0 in the question, as the next
   std::int64_t answered = 0;
-
-  friend bool operator==(const Clock&, const Clock&) = default;
 };
 
 /// The answer to SafePoint where the generation goes on: nobody waits to join.
 struct SafePointPassed {
   std::int64_t generation = 0;
-
-  friend bool operator==(const SafePointPassed&, const SafePointPassed&) = default;
 };
 
 /// What the nodes of a world tell each other about workers that hang. To the first node, or from it to all
@@ -317,14 +270,11 @@ struct Hang {
   std::string payload;
 
   [[nodiscard]] bool to_all() const { return kind >= Kind::kRequestSnapshot; }
-  friend bool operator==(const Hang&, const Hang&) = default;
 };
 
 /// What a node's own user should know: it takes part, but not as he may think.
 struct Notice {
   std::string text;
-
-  friend bool operator==(const Notice&, const Notice&) = default;
 };
 
 /// A worker of the sender failed: the workers of `generation` are to be stopped now. WorkerFailed follows
@@ -332,8 +282,6 @@ struct Notice {
 struct StopWorkers {
   std::int64_t generation = 0;
   std::int32_t group_rank = -1;  ///< of the sender
-
-  friend bool operator==(const StopWorkers&, const StopWorkers&) = default;
 };
 
 using Message =
@@ -358,8 +306,6 @@ inline constexpr std::string_view kDefaultJob = "none";
 struct Preamble {
   std::uint8_t lowest = kProtocolVersion;
   std::uint8_t highest = kProtocolVersion;
-
-  friend bool operator==(const Preamble&, const Preamble&) = default;
 };
 /// What both sides speak; 0: nothing.
 [[nodiscard]] std::uint8_t choose_version(const Preamble& offered);

@@ -13,7 +13,11 @@
 #include <string>
 #include <string_view>
 
+#include "rendezvous/base/fieldwise.h"
+
 namespace muster::control {
+
+using fieldwise::operator==;
 
 inline constexpr std::size_t kMaxQueryEntries = 1000;
 inline constexpr std::size_t kMaxQueryText = 1024;  ///< bytes of each text in an answer
@@ -22,8 +26,6 @@ struct Query {
   std::string job;                ///< this one, with its nodes; empty: all that the asker may see
   std::string after;              ///< of the jobs those behind this name; empty: from the first
   std::uint64_t from_number = 0;  ///< of the nodes those from this number on
-
-  friend bool operator==(const Query&, const Query&) = default;
 };
 
 struct JobState {
@@ -57,8 +59,6 @@ struct JobState {
   std::string first_host;      ///< of the first node, as the next two: where its workers' store is
   std::string first_address;
   std::uint16_t first_port = 0;  ///< 0: the store is the coordinator's
-
-  friend bool operator==(const JobState&, const JobState&) = default;
 };
 
 struct NodeState {
@@ -83,8 +83,6 @@ struct NodeState {
   std::int64_t heard_ms = -1;  ///< since its last word; -1: not known
   std::string address;         ///< by which it reached the coordinator; else the best that it offered
   std::string text;            ///< why it is not a member, or is none that works
-
-  friend bool operator==(const NodeState&, const NodeState&) = default;
 };
 
 struct QueryEnd {
@@ -95,8 +93,6 @@ struct QueryEnd {
   std::uint64_t from_number = 0;
   std::string software;  ///< of the coordinator
   std::string problem;   ///< why it acknowledges nothing at present
-
-  friend bool operator==(const QueryEnd&, const QueryEnd&) = default;
 };
 
 }  // namespace muster::control

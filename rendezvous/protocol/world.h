@@ -14,9 +14,12 @@
 #include <vector>
 
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/fieldwise.h"
 #include "rendezvous/base/seeded_hash.h"
 
 namespace muster {
+
+using fieldwise::operator==;
 
 /// The furthest step that a worker told of. -1: none.
 struct StepProgress {
@@ -36,6 +39,8 @@ inline constexpr int kNoProgressExitCode = 86;
 }  // namespace muster
 
 namespace muster::membership {
+
+using fieldwise::operator==;
 
 /// Random, chosen by the agent when it starts. Host names are for people only.
 struct NodeId {
@@ -73,8 +78,6 @@ struct Settings {
   bool restart_after_loss = true;    ///< false: the loss of a member ends the job
   int max_without_progress =
       0;  ///< restarts in a row that lead no further, see progress_tracker.h; 0: any number
-
-  friend bool operator==(const Settings&, const Settings&) = default;
 };
 /// "4" or "2:4"
 [[nodiscard]] std::string nodes_text(const Settings& settings);
@@ -103,8 +106,6 @@ struct Request {
   std::string unhealthy;  ///< why it takes part in no world; it came to say so. Empty: it is fit
   std::string program =
       {};  ///< the short name of what it runs, see disagreement_about_program(); empty: not told
-
-  friend bool operator==(const Request&, const Request&) = default;
 };
 inline constexpr int kMaxRanksPerNode = 4096;
 [[nodiscard]] inline bool is_healthy(const Request& request) {
@@ -122,8 +123,6 @@ struct Slot {
   int base_rank = 0;
   int role_base_rank = 0;
   int role_world_size = 0;
-
-  friend bool operator==(const Slot&, const Slot&) = default;
 };
 struct World {
   std::int64_t generation = -1;  ///< -1: none yet
@@ -131,8 +130,6 @@ struct World {
   std::vector<Slot> slots;
   std::vector<std::string> master_addresses;  ///< of the first node, as it offered them; best first
   std::uint16_t master_port = 0;
-
-  friend bool operator==(const World&, const World&) = default;
 };
 
 /// Why a generation ended.
@@ -155,8 +152,6 @@ struct Cause {
   int rank = -1;        ///< the failed worker's; -1: none
   int exit_code = 0;
   std::string text;
-
-  friend bool operator==(const Cause&, const Cause&) = default;
 };
 [[nodiscard]] std::string_view to_string(Cause::Kind kind);
 

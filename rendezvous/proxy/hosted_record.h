@@ -35,8 +35,6 @@ struct LastApplied {
   std::uint64_t number = 0;            ///< of the request
   std::string answer;                  ///< to it; empty once the agent has it, or where there is none
   std::optional<std::string> barrier;  ///< its key: it waits there since, with no answer yet
-
-  friend bool operator==(const LastApplied&, const LastApplied&) = default;
 };
 
 struct SavedStore {
