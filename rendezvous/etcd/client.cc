@@ -3,9 +3,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
 #include <utility>
 
 #include <boost/asio/as_tuple.hpp>
@@ -35,7 +32,8 @@ using boost::system::error_code;
 
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 constexpr std::size_t kMaxIdle = 4;
-constexpr std::uint32_t kMaxHeadBytes = 16384;
+constexpr std::uint32_t kMaxHeadBytes =
+    16384;  // in all: Beast's own limit is for each piece that it is given
 /// Of a response, and of an update of a watch. etcd takes requests of 1.5 MiB unless it is told otherwise.
 constexpr std::size_t kMaxBodyBytes = std::size_t{16} << 20;
 
@@ -43,6 +41,8 @@ using Outcome = std::tuple<error_code, std::size_t>;
 using Request = http::request<http::string_body>;
 
 struct Parser : http::response_parser<http::string_body> {
+  std::size_t head_bytes = 0;
+
   Parser() {
     header_limit(kMaxHeadBytes);
     body_limit(kMaxBodyBytes);
@@ -96,27 +96,18 @@ struct Connection {
 
   // What comes next of a response.
   asio::awaitable<Result<void>> receive(Parser& parser) {
+    const bool in_head = !parser.is_header_done();
     const auto [error, size] =
         co_await on_stream([&](auto& from) { return http::async_read_some(from, buffer, parser, kTuple); });
     if (error) co_return fail(broken("receive from", error));
+    if (in_head) parser.head_bytes += size;
+    if (!parser.is_header_done() && parser.head_bytes > kMaxHeadBytes)
+      co_return fail(broken("receive from", http::error::header_limit));
     co_return Result<void>{};
   }
 
   asio::awaitable<Outcome> on_stream(const auto& operation) {
     return tls ? operation(*tls) : operation(stream);
-  }
-
-  // The kernel asks a silent member whether it is there, and ends the connection within `timeout` if not.
-  // Without it a dead member is noticed later, by the next request.
-  void probe(Millis timeout) {
-    const int interval = std::max(1, static_cast<int>(timeout.count() / 4000));
-    const auto set = [fd = stream.socket().native_handle()](int level, int name, int value) {
-      (void)::setsockopt(fd, level, name, &value, sizeof value);
-    };
-    set(SOL_SOCKET, SO_KEEPALIVE, 1);
-    set(IPPROTO_TCP, TCP_KEEPIDLE, interval);
-    set(IPPROTO_TCP, TCP_KEEPINTVL, interval);
-    set(IPPROTO_TCP, TCP_KEEPCNT, 3);
   }
 
   [[nodiscard]] Error broken(std::string_view doing, const error_code& error) const {
@@ -153,7 +144,13 @@ bool may_differ_elsewhere(ErrorCode code) {
 }
 
 // What is expected to go wrong comes as a Result.
-const Error kException{ErrorCode::kFailed, "an exception in a request to etcd"};
+Error error_of(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const std::exception& error) {
+    return {ErrorCode::kFailed, fmt::format("a request to etcd: {}", error.what())};
+  }
+}
 
 Error at(const Connection& connection, const Error& error) {
   return {error.code, fmt::format("{}: {}", connection.endpoint, error.message)};
@@ -180,7 +177,7 @@ class Client::Impl : public std::enable_shared_from_this<Impl> {
     asio::co_spawn(loop_, try_members(std::move(path), std::move(body)),
                    [self = shared_from_this(), done = std::move(done)](const std::exception_ptr& exception,
                                                                        Result<std::string> response) {
-                     if (!self->closed_) done(exception ? fail(kException) : std::move(response));
+                     if (!self->closed_) done(exception ? fail(error_of(exception)) : std::move(response));
                    });
   }
 
@@ -194,7 +191,7 @@ class Client::Impl : public std::enable_shared_from_this<Impl> {
                      if (self->watching_ != connection) return;
                      self->watching_.reset();
                      if (self->current_ == member) ++self->current_;
-                     on_end(exception ? kException : error);
+                     on_end(exception ? error_of(exception) : error);
                    });
   }
 
@@ -223,8 +220,13 @@ class Client::Impl : public std::enable_shared_from_this<Impl> {
     for (std::size_t i = 0; i < settings_.members.size() && !closed_; ++i) {
       const std::size_t asked = current_;
       auto response = co_await ask_member(path, body);
-      // One member's certificate, or what stands before it, is no verdict on the others.
-      if (i == 0 || response || response.error().code != ErrorCode::kMismatch) out = std::move(response);
+      if (!response && i > 0) {
+        Error& last = response.error();
+        // One member's certificate, or what stands before it, is no verdict on the others.
+        if (last.code == ErrorCode::kMismatch) last.code = out.error().code;
+        last.message = fmt::format("{}; {}", out.error().message, last.message);
+      }
+      out = std::move(response);
       if (out || !may_differ_elsewhere(out.error().code)) break;
       if (closed_ || current_ != asked) continue;
       ++current_;
@@ -276,7 +278,6 @@ class Client::Impl : public std::enable_shared_from_this<Impl> {
     const Instant deadline = SteadyClock::now() + timeout_;
     const auto open = co_await connection->open(settings_.tls, rotation(asked), deadline);
     if (!open) co_return open.error();
-    connection->probe(std::chrono::seconds(settings_.lease_ttl_seconds));
     const auto sent = co_await connection->post(
         std::string(kWatchPath), watch_request(watch.key, watch.end, watch.from), true, deadline);
     if (!sent) co_return sent.error();

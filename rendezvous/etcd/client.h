@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // etcd::Client: requests to one of several etcd members, and one watch, over HTTP connections (Boost.Beast).
 // A request goes to the member that answered last, then to each of the others; connections are kept for the
-// next request. Every request may reach etcd twice. Owned by Session; one loop, one thread; callbacks come
-// from the loop and never after the destructor. Failure: the error of the last member that was tried, with
-// its address; the caller tries again later, since an etcd that restarts is away for seconds.
+// next request. Every request may reach etcd twice. Owned by Coordinator; one loop, one thread; callbacks
+// come from the loop and never after the destructor. Failure: what each member that was tried said, with its
+// address; kMismatch where all of them refuse. The caller tries again later, since an etcd that restarts is
+// away for seconds.
 #pragma once
 
 #include <functional>
@@ -14,7 +15,6 @@
 
 #include <muster/result.h>
 
-#include "rendezvous/base/clock.h"
 #include "rendezvous/etcd/messages.h"
 #include "rendezvous/etcd/settings.h"
 

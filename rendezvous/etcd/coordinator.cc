@@ -12,8 +12,17 @@ namespace muster::etcd {
 namespace {
 
 namespace asio = boost::asio;
-constexpr Backoff::Options kBackoff{.first = Millis(50), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
+using membership::NodeId;
+
+constexpr Backoff::Options kBackoff{.first = Millis(100), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
+constexpr Backoff::Options kRaceBackoff{
+    .first = Millis(50), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
 constexpr std::chrono::seconds kLeaveTimeout{3};  // for an etcd that may be gone
+// Members whose lease was over before this agent was elected: those that are here connect meanwhile, and then
+// are told why their generation ends.
+constexpr Millis kRejoinTime{2000};
+
+const Error kLeftOut{ErrorCode::kProtocol, "etcd has left out answers"};
 
 }  // namespace
 
@@ -22,43 +31,166 @@ Coordinator::Coordinator(asio::io_context& loop, Options options, const Log& log
       options_(std::move(options)),
       log_(log),
       node_(auth::random_node_id()),
-      session_(loop, options_, node_, session_events(), log),
+      self_(options_.self),
+      keys_(options_.etcd.prefix, options_.job),
+      members_(member_list(options_.etcd)),
+      client_(loop, options_.etcd),
+      renewal_backoff_(kBackoff, node_.low),
+      renewal_(loop),
+      lease_end_(loop),
       backoff_(kBackoff, node_.low),
       pause_(loop),
+      silence_(loop),
+      absence_(loop),
+      race_backoff_(kRaceBackoff, node_.low),
+      race_pause_(loop),
       deadline_(SteadyClock::now() + options_.connect_timeout),
-      timeout_(loop) {}
+      timeout_(loop),
+      drain_timeout_(loop) {}
+
+Coordinator::~Coordinator() {
+  if (state_) state_->close();
+}
 
 void Coordinator::start(Callbacks callbacks) {
   callbacks_ = std::move(callbacks);
-  session_.start();
+  look();
 }
 
 std::string Coordinator::title() const {
-  return located_ ? net::endpoint_text(host_, port_) : member_list(options_.etcd);
+  return located_ ? net::endpoint_text(host_, port_) : members_;
 }
 
-void Coordinator::drain(Millis timeout, std::function<void()> done) {
-  callbacks_ = {};
-  race_.reset();
+void Coordinator::set_joined() {
+  if (std::exchange(self_.has_joined, true) || over_) return;
+  entered_ = false;
+  look();
+}
+
+// Looks, acts, and watches for changes; again whenever something has changed or broken.
+
+void Coordinator::look() {
+  stale_ = true;
+  if (over_ || looking_) return;
+  looking_ = true;
+  stale_ = up_to_date_ = false;
   pause_.cancel();
-  drained_ = std::move(done);
-  lifetime_.call_at(timeout_, SteadyClock::now() + timeout, [this] { leave(); });
-  leave_if_empty();
+  client_.stop_watch();
+  if (lease_ != 0) return read();
+  const Instant asked = SteadyClock::now();
+  client_.ask(grant(options_.etcd.lease_ttl_seconds),
+              lifetime_.guard([this, asked](const Result<Lease>& granted) {
+                if (!granted) return looked(fail(granted.error()));
+                lease_ = granted->id;
+                lease_doubtful_ = false;
+                entered_ = false;
+                lease_clock_ = {asked, granted->ttl};
+                wait_lease(lease_clock_.renew_at());
+                read();
+              }));
 }
 
-Session::Events Coordinator::session_events() {
-  Session::Events out;
-  out.listen = [this] { return listen(); };
-  out.elected = [this](const RecoveredJob& job, std::shared_ptr<JobStateLog> state) {
-    serve(job, std::move(state));
-  };
-  out.deposed = [this](const std::string& why) { stop_serving(why); };
-  out.follow = [this](const Endpoint& endpoint) { follow(endpoint); };
-  out.absent = [this](const membership::NodeId& id) {
-    if (server_) server_->coordinator().evict_node(options_.job, id, "its lease in etcd is over");
-  };
-  out.lost = [this](const Error& error) { end(error); };
-  return out;
+void Coordinator::read() {
+  std::vector<Operation> operations;
+  if (!entered_) operations.push_back(put(keys_.node(node_), encode(self_), lease_));
+  operations.push_back(get(keys_.coordinator));
+  if (term_) {
+    operations.push_back(get(keys_.nodes, keys_.nodes_end));
+    operations.push_back(get(keys_.state));
+  }
+  entered_ = true;  // unless it fails, or set_joined() comes meanwhile
+  client_.ask(commit(operations), lifetime_.guard([this](const Result<TxnResponse>& found) {
+    if (found) return on_read(*found);
+    entered_ = false;
+    looked(fail(found.error()));
+  }));
+}
+
+void Coordinator::on_read(const TxnResponse& found) {
+  // While the lease is in doubt etcd may have it still, or another agent is elected meanwhile.
+  if (over_ || !lease_trusted()) return looked(found.revision);
+  if (found.found.size() < (term_ ? 3U : 1U)) return looked(fail(kLeftOut));
+  std::optional<KeyValue> coordinator;
+  if (!found.found[0].empty()) coordinator = found.found[0][0];
+  switch (role_of(coordinator, lease_, term_)) {
+    case Role::kCampaign:
+      return campaign(coordinator ? coordinator->revision : 0);
+    case Role::kFollow:
+      follow(*coordinator);
+      break;
+    case Role::kStay:
+      presence_.set(keys_, found.found[1], SteadyClock::now());
+      if (found.found[2].empty()) state_->rewrite();
+      wait_absences();
+      break;
+  }
+  looked(found.revision);
+}
+
+// `former`: the term of this agent's lease in which it does not serve; 0: none.
+void Coordinator::campaign(Revision former) {
+  depose("its key in etcd is gone");
+  const auto endpoint = listen();
+  if (!endpoint) return lose_etcd(endpoint.error());
+  const auto call = commit({put(keys_.coordinator, encode(*endpoint), lease_), get(keys_.state),
+                            get(keys_.nodes, keys_.nodes_end)},
+                           {{keys_.coordinator, former}});
+  client_.ask(call, lifetime_.guard([this](const Result<TxnResponse>& response) {
+    if (!response) return looked(fail(response.error()));
+    on_campaign(*response);
+  }));
+}
+
+void Coordinator::on_campaign(const TxnResponse& response) {
+  if (over_ || !lease_trusted()) return looked(response.revision);
+  if (!response.succeeded)
+    stale_ = true;  // another agent was first, or an answer to an earlier try was lost
+  else if (response.found.size() != 2)
+    return looked(fail(kLeftOut));
+  else
+    start_term(response.revision, response.found[0], response.found[1]);
+  looked(response.revision);
+}
+
+void Coordinator::looked(const Result<Revision>& revision) {
+  looking_ = false;
+  if (over_) return;
+  if (!revision) {
+    if (revision.error().code == ErrorCode::kNotFound) lose_lease();
+    on_failure(revision.error());
+    return stale_ ? look() : look_later();
+  }
+  ever_answered_ = up_to_date_ = true;
+  on_answer();
+  if (stale_) return look();
+  watch(*revision + 1);
+}
+
+void Coordinator::look_later() {
+  if (!over_) lifetime_.call_at(pause_, SteadyClock::now() + backoff_.next(), [this] { look(); });
+}
+
+void Coordinator::watch(Revision from) {
+  Client::Watch watch;
+  watch.key = keys_.coordinator;
+  if (term_) watch.end = keys_.state + '\0';  // "coordinator" < "nodes/..." < "state"
+  watch.from = from;
+  watch.on_update = lifetime_.guard([this](const WatchUpdate& update) { on_update(update); });
+  watch.on_end = lifetime_.guard([this](const Error& error) {
+    on_failure(error);
+    look_later();
+  });
+  client_.watch(std::move(watch));
+}
+
+void Coordinator::on_update(const WatchUpdate& update) {
+  backoff_ = Backoff(kBackoff, node_.low);
+  for (const auto& event : update.events) {
+    if (event.entry.key == keys_.coordinator) return look();
+    if (event.entry.key == keys_.state && event.deleted && state_) state_->rewrite();
+    presence_.on_event(keys_, event, SteadyClock::now());
+  }
+  wait_absences();
 }
 
 // This agent's term.
@@ -72,12 +204,38 @@ Result<Endpoint> Coordinator::listen() {
   return out;
 }
 
-void Coordinator::serve(const RecoveredJob& job, std::shared_ptr<JobStateLog> state) {
+void Coordinator::start_term(Revision term, const std::vector<KeyValue>& state,
+                             const std::vector<KeyValue>& nodes) {
+  const auto recovered = recover(state, keys_, nodes);
+  if (!recovered) return lose_etcd(recovered.error());
+  JobStateLog::Events events;
+  events.term_over = [this] {
+    depose("another agent has been elected");
+    look();
+  };
+  events.failed = [this](const Error& error) {
+    // etcd's limits, or that it asks who writes, do not change by themselves.
+    const bool hopeless = error.code == ErrorCode::kExhausted || error.code == ErrorCode::kMismatch;
+    hopeless ? lose_etcd(error) : on_failure(error);
+  };
+  term_ = term;
+  state_ =
+      std::make_shared<JobStateLog>(loop_, client_, keys_, term, state.empty() ? 0 : state.front().revision,
+                                    options_.job, recovered->record, std::move(events));
+  const Instant now = SteadyClock::now();
+  presence_ = Presence(std::chrono::seconds(options_.etcd.lease_ttl_seconds));
+  presence_.set(keys_, nodes, now);
+  for (const NodeId& id : recovered->absent) presence_.expect(id, now + kRejoinTime);
+  wait_absences();
+  serve(*recovered);
+  if (state_) state_->rewrite();  // with a lease of this term
+}
+
+void Coordinator::serve(const RecoveredJob& job) {
   race_.reset();
-  pause_.cancel();
+  race_pause_.cancel();
   timeout_.cancel();
   followed_.reset();
-  state_ = std::move(state);
   net::RendezvousServerOptions options;
   const std::uint16_t port = listener_.port;
   options.store.listen_fd = listener_.fd.release();
@@ -87,8 +245,7 @@ void Coordinator::serve(const RecoveredJob& job, std::shared_ptr<JobStateLog> st
   options.control.heartbeat_interval = options_.heartbeat_interval;
   options.control.state = state_;
   options.control.restart_grace = options_.reconnect_timeout;
-  // Not from within the server, which is about to be stopped.
-  options.control.on_close = [this] { asio::post(loop_, lifetime_.guard([this] { leave_if_empty(); })); };
+  options.control.on_close = [this] { leave_soon(); };
   auto server = net::RendezvousServer::listen(loop_, options, log_);
   if (!server) return end(server.error());
   server_ = *std::move(server);
@@ -100,24 +257,40 @@ void Coordinator::serve(const RecoveredJob& job, std::shared_ptr<JobStateLog> st
   locate(options_.own_address, port);
 }
 
-void Coordinator::stop_serving(const std::string& why) {
+void Coordinator::depose(const std::string& why) {
+  if (!std::exchange(term_, std::nullopt)) return;
+  std::exchange(state_, {})->close();
+  absence_.cancel();
   if (!server_) return;
   log_.warning(fmt::format("this agent no longer runs the coordinator of job {}: {}", options_.job, why));
   server_->stop();
   server_.reset();
-  state_.reset();
+  leave_soon();
+}
+
+void Coordinator::wait_absences() {
+  if (!term_) return;
+  lifetime_.call_at(absence_, presence_.next_deadline(), [this] {
+    if (!term_ || over_) return;
+    for (const NodeId& id : presence_.take_absent(SteadyClock::now()))
+      if (server_) server_->coordinator().evict_node(options_.job, id, "its lease in etcd is over");
+    wait_absences();
+  });
 }
 
 // Another agent's.
 
-void Coordinator::follow(const Endpoint& endpoint) {
-  if (followed_ == endpoint) return;
-  followed_ = endpoint;
+void Coordinator::follow(const KeyValue& coordinator) {
+  depose("another agent runs it");
+  const auto endpoint = coordinator_endpoint(coordinator);
+  if (!endpoint) return lose_etcd(endpoint.error());
+  if (followed_ == *endpoint) return;
+  followed_ = *endpoint;
   if (!located_)
     lifetime_.call_at(timeout_, deadline_, [this] {
       if (followed_ && !located_) end(unreachable());
     });
-  backoff_ = Backoff(kBackoff, node_.low);
+  race_backoff_ = Backoff(kRaceBackoff, node_.low);
   race();
 }
 
@@ -139,7 +312,7 @@ void Coordinator::race() {
         last_error_ = answer.error().message;
         log_.info(fmt::format("the coordinator on {} does not answer: {}", followed_->host, last_error_));
         // It may be gone, which etcd knows when its lease is over.
-        lifetime_.call_at(pause_, SteadyClock::now() + backoff_.next(), [this] {
+        lifetime_.call_at(race_pause_, SteadyClock::now() + race_backoff_.next(), [this] {
           if (followed_) race();
         });
       });
@@ -156,11 +329,99 @@ void Coordinator::locate(std::string host, std::uint16_t port) {
   if (const auto call = std::exchange(callbacks_.located, {})) call({});
 }
 
+// The lease: renewed each third of its time.
+
+void Coordinator::wait_lease(Instant renew_at) {
+  lifetime_.call_at(renewal_, renew_at, [this] { renew(); });
+  lifetime_.call_at(lease_end_, lease_clock_.over_at(), [this] {
+    // The lease may have been renewed since the timer fired.
+    if (lease_ == 0 || SteadyClock::now() < lease_clock_.over_at()) return;
+    // Whatever etcd may say later: from now on another agent can have been elected.
+    lease_doubtful_ = true;
+    depose("etcd has not renewed its lease in time");
+  });
+}
+
+void Coordinator::renew() {
+  if (lease_ == 0) return;
+  const Instant asked = SteadyClock::now();
+  client_.ask(keep_alive(lease_), lifetime_.guard([this, asked, id = lease_](const Result<Millis>& left) {
+    if (lease_ != id) return;
+    if (!left) {
+      on_failure(left.error());
+      return wait_lease(SteadyClock::now() + renewal_backoff_.next());
+    }
+    if (*left == Millis(0)) {
+      log_.warning("etcd has ended this agent's lease; it asks for another");
+      lose_lease();
+      return look();
+    }
+    lease_clock_ = {asked, *left};
+    renewal_backoff_ = Backoff(kBackoff, node_.low);
+    wait_lease(lease_clock_.renew_at());
+    // An etcd may grant leases and refuse the rest: one with authentication does.
+    if (up_to_date_) on_answer();
+    if (state_) state_->keep_alive();
+    if (std::exchange(lease_doubtful_, false)) look();
+  }));
+}
+
+void Coordinator::lose_lease() {
+  lease_ = 0;
+  renewal_.cancel();
+  lease_end_.cancel();
+  entered_ = false;
+  depose("its lease in etcd is over");
+}
+
+// An etcd that does not answer: nothing is logged about a connection that ends and comes back, one line about
+// an etcd that stays away, one when it is back.
+
+void Coordinator::on_answer() {
+  if (over_ || !std::exchange(silent_since_, std::nullopt)) return;
+  silence_.cancel();
+  if (std::exchange(silence_logged_, false)) log_.warning(fmt::format("etcd at {} answers again", members_));
+}
+
+void Coordinator::on_failure(const Error& error) {
+  if (over_) return;
+  // A server that is not etcd stays so; but one that was an etcd may be being replaced.
+  if (!ever_answered_ && error.code != ErrorCode::kPeerGone && error.code != ErrorCode::kTimeout) {
+    const bool unknown = error.code == ErrorCode::kProtocol || error.code == ErrorCode::kExhausted;
+    return lose_etcd({ErrorCode::kMismatch,
+                      fmt::format("--rdzv-backend=etcd --rdzv-endpoint={}: {}{}", members_, error.message,
+                                  unknown ? "; is this the client port of an etcd of 3.4 or later?" : "")});
+  }
+  last_failure_ = error.message;
+  const auto timeout = ever_answered_ ? options_.reconnect_timeout : options_.connect_timeout;
+  if (silent_since_) {
+    if (!std::exchange(silence_logged_, true))
+      log_.warning(fmt::format("etcd at {}: {}; trying again for {:.0f} s", members_, error.message,
+                               std::chrono::duration<double>(timeout).count()));
+    return;
+  }
+  silent_since_ = SteadyClock::now();
+  lifetime_.call_at(silence_, *silent_since_ + timeout, [this, timeout] {
+    // etcd may have answered since the timer fired.
+    if (over_ || !silent_since_ || SteadyClock::now() < silence_.expiry()) return;
+    lose_etcd({ErrorCode::kTimeout,
+               fmt::format("etcd at {}: {} (tried for {:.1f} s); is it running, and reachable from here?",
+                           members_, last_failure_, std::chrono::duration<double>(timeout).count())});
+  });
+}
+
+void Coordinator::lose_etcd(const Error& error) {
+  if (std::exchange(over_, true)) return;
+  depose("etcd is lost");
+  finish_leaving();
+  end(error);
+}
+
 // From the loop: the events may end with the destructor.
 void Coordinator::end(const Error& error) {
   timeout_.cancel();
   race_.reset();
-  pause_.cancel();
+  race_pause_.cancel();
   callbacks_.moved = {};
   asio::post(loop_, lifetime_.guard([this, error] {
     const auto located = std::exchange(callbacks_.located, {});
@@ -168,6 +429,22 @@ void Coordinator::end(const Error& error) {
     if (located) return located(fail(error));
     if (lost) lost(error);
   }));
+}
+
+// The end.
+
+void Coordinator::drain(Millis timeout, std::function<void()> done) {
+  callbacks_ = {};
+  race_.reset();
+  race_pause_.cancel();
+  drained_ = std::move(done);
+  lifetime_.call_at(drain_timeout_, SteadyClock::now() + timeout, [this] { leave(); });
+  leave_if_empty();
+}
+
+// Not from within the server or the session, which are about to be stopped.
+void Coordinator::leave_soon() {
+  asio::post(loop_, lifetime_.guard([this] { leave_if_empty(); }));
 }
 
 // Those who have to hear how the job ended are waited for; a job that goes on is the next coordinator's.
@@ -182,13 +459,36 @@ void Coordinator::leave_if_empty() {
 }
 
 void Coordinator::leave() {
-  timeout_.cancel();
+  drain_timeout_.cancel();
   const auto done = std::exchange(drained_, {});
   if (!done) return;
-  session_.leave(kLeaveTimeout, [this, done] {
+  left_ = [this, done] {
     if (server_) server_->stop();
     done();
-  });
+  };
+  if (std::exchange(over_, true)) return finish_leaving();
+  client_.stop_watch();
+  for (auto* timer : {&pause_, &absence_, &silence_}) timer->cancel();
+  lifetime_.call_at(drain_timeout_, SteadyClock::now() + kLeaveTimeout, [this] { finish_leaving(); });
+  if (!state_) return give_lease_back();
+  state_->when_idle(lifetime_.guard([this] { give_lease_back(); }));
+}
+
+void Coordinator::give_lease_back() {
+  if (lease_ == 0) return finish_leaving();
+  client_.ask(revoke(lease_), lifetime_.guard([this](const Result<void>& revoked) {
+    if (!revoked && revoked.error().code != ErrorCode::kNotFound)  // that it is over is meant
+      log_.info(fmt::format("the lease in etcd is not given back: {}", revoked.error().message));
+    finish_leaving();
+  }));
+}
+
+void Coordinator::finish_leaving() {
+  lease_ = 0;
+  client_.stop_watch();
+  for (auto* timer : {&renewal_, &lease_end_, &pause_, &absence_, &silence_, &drain_timeout_})
+    timer->cancel();
+  if (const auto call = std::exchange(left_, {})) call();
 }
 
 }  // namespace muster::etcd

@@ -18,6 +18,9 @@ using nlohmann::json;
 namespace {
 
 constexpr std::string_view kStateMark = "muster job 3\n";
+// Somebody else may write these keys, and etcd takes values of 1.5 MiB.
+constexpr std::size_t kMaxEndpointBytes = 16384;
+constexpr std::size_t kMaxAddresses = 64;
 
 // What is not a letter, a digit or one of -._ becomes %XX; a job called ".." is no danger to etcd.
 std::string escaped(std::string_view text) {
@@ -63,12 +66,13 @@ std::string encode(const Endpoint& endpoint) {
 }
 
 std::optional<Endpoint> decode_endpoint(std::string_view text) {
+  if (text.size() > kMaxEndpointBytes) return std::nullopt;
   try {
     const json object = json::parse(text);
     const auto port = object.value("port", std::int64_t{0});
     Endpoint out{object.value("host", ""), object.at("addresses").get<std::vector<std::string>>(),
                  static_cast<std::uint16_t>(port), object.value("has_joined", false)};
-    if (std::in_range<std::uint16_t>(port)) return out;
+    if (std::in_range<std::uint16_t>(port) && out.addresses.size() <= kMaxAddresses) return out;
   } catch (const json::exception&) {  // as below
   }
   return std::nullopt;

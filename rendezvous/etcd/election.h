@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who runs the coordinator of a job over etcd, as values: the keys of a job, what stands in them, the role of
 // this agent, how long a lease can be trusted, and what a new coordinator takes over. Pure; time is an
-// argument. Called by Session.
+// argument. Called by Coordinator.
 //
 // Keys under <prefix>/<job id>/, the id escaped so that no job's keys are below another's:
 //   coordinator   its endpoint (JSON), with the lease of its agent. Written at each election, by a
-//   transaction
+//   transaction,
 //                 if nobody else has written it meanwhile; the revision of that is the number of the term
 //   nodes/<id>    an agent that takes part (JSON), with the same lease as the agent's coordinator key
 //   state         the job as a coordinator leaves it to the next one (job_record.h)
@@ -53,8 +53,6 @@ struct Endpoint {
   std::vector<std::string> addresses;
   std::uint16_t port = 0;
   bool has_joined = false;  ///< a node's: a coordinator of this job has accepted it
-
-  friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 [[nodiscard]] std::string encode(const Endpoint& endpoint);
 [[nodiscard]] std::optional<Endpoint> decode_endpoint(std::string_view text);

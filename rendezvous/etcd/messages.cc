@@ -245,9 +245,10 @@ Error error_of_response(int status, std::string_view body) {
 
 Result<std::vector<WatchUpdate>> WatchStream::receive(std::string_view bytes) {
   std::vector<WatchUpdate> out;
+  std::size_t from = input_.size();  // what came before has no end of a line
   input_ += bytes;
   while (true) {
-    const auto end = input_.find('\n');
+    const auto end = input_.find('\n', std::exchange(from, 0));
     if (std::min(end, input_.size()) > max_line_bytes_)
       return fail(ErrorCode::kExhausted,
                   fmt::format("an update of a watch has more than {} bytes", max_line_bytes_));

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,8 +13,11 @@
 #include <muster/result.h>
 
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/fieldwise.h"
 
 namespace muster::etcd {
+
+using fieldwise::operator==;
 
 /// Of a key or the store, never reused.
 using Revision = std::int64_t;
@@ -26,8 +28,6 @@ struct KeyValue {
   std::string value;
   Revision revision = 0;  ///< of its last change (etcd: mod_revision)
   LeaseId lease = 0;      ///< 0: none
-
-  friend bool operator==(const KeyValue&, const KeyValue&) = default;
 };
 
 /// A part of a transaction, as JSON.
@@ -47,16 +47,12 @@ struct Fence {
 struct Lease {
   LeaseId id = 0;
   Millis ttl{0};
-
-  friend bool operator==(const Lease&, const Lease&) = default;
 };
 
 struct TxnResponse {
   Revision revision = 0;  ///< of the store, with what the transaction has written
   bool succeeded = false;
   std::vector<std::vector<KeyValue>> found;  ///< of each get(), in order
-
-  friend bool operator==(const TxnResponse&, const TxnResponse&) = default;
 };
 
 /// A POST to the gateway, and how the body of its answer is read.
@@ -87,13 +83,9 @@ struct WatchUpdate {
   struct Event {
     bool deleted = false;
     KeyValue entry;  ///< of a deletion only its key
-
-    friend bool operator==(const Event&, const Event&) = default;
   };
   bool created = false;  ///< from now on changes are told
   std::vector<Event> events;
-
-  friend bool operator==(const WatchUpdate&, const WatchUpdate&) = default;
 };
 
 /// A watch's answer: JSON objects, one per line, in pieces of any size. An error is final.

@@ -9,7 +9,7 @@ namespace {
 constexpr Backoff::Options kBackoff{.first = Millis(50), .max = Millis(1000), .factor = 1.6, .jitter = 0.5};
 // For a job all of whose agents are gone at once, which nobody clears away.
 constexpr std::int64_t kTtlSeconds = 3600;
-constexpr std::chrono::minutes kRewriteInterval{10};
+constexpr std::chrono::minutes kRenewalInterval{10};
 
 }  // namespace
 
@@ -40,7 +40,12 @@ void JobStateLog::remove() {
 }
 
 void JobStateLog::keep_alive() {
-  if (lease_ != 0 && SteadyClock::now() >= rewrite_at_) rewrite();
+  if (lease_ == 0 || SteadyClock::now() < renew_at_) return;
+  renew_at_ = SteadyClock::now() + kRenewalInterval;
+  // A failure is no matter: the lease lasts for several of these.
+  client_.ask(etcd::keep_alive(lease_), lifetime_.guard([this, id = lease_](const Result<Millis>& left) {
+    if (!closed_ && lease_ == id && left && *left == Millis(0)) rewrite();
+  }));
 }
 
 void JobStateLog::when_idle(std::function<void()> idle) {
@@ -72,7 +77,7 @@ void JobStateLog::write() {
     return client_.ask(grant(kTtlSeconds), lifetime_.guard([this](const Result<Lease>& granted) {
       if (!granted) return on_failure(granted.error());
       lease_ = granted->id;
-      rewrite_at_ = SteadyClock::now() + kRewriteInterval;
+      renew_at_ = SteadyClock::now() + kRenewalInterval;
       write();
     }));
   const Operation operation = record_.empty()

@@ -3,15 +3,13 @@
 // write is the whole record, in a transaction that fails when another coordinator has been elected; one write
 // at a time, and what changes meanwhile goes with the next. Nothing that follows from a change is sent before
 // the change is written. The record has a lease of its own, longer than an agent's: it survives its writer,
-// and yet does not stay for ever. Owned by Session and by the server; one loop, one thread. Failure: told
+// and yet does not stay for ever. Owned by Coordinator and by the server; one loop, one thread. Failure: told
 // through Events; a write that failed is repeated, until the term ends.
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include <boost/asio/io_context.hpp>
 
@@ -38,7 +36,7 @@ class JobStateLog final : public net::StateLog {
   void rewrite();
   /// Removes the record from etcd: the job is over.
   void remove();
-  /// rewrite() when it is time. To be called at least once in 10 minutes.
+  /// Renews the record's lease when it is time. To be called at least once in 10 minutes.
   void keep_alive();
   /// `idle` comes once, at once or later, when nothing is left to be written.
   void when_idle(std::function<void()> idle);
@@ -63,7 +61,7 @@ class JobStateLog final : public net::StateLog {
   JobRecords record_;  // of the job, if there is one
   Events events_;
   LeaseId lease_ = 0;  // of the record
-  Instant rewrite_at_ = Instant::max();
+  Instant renew_at_ = Instant::max();
   Backoff backoff_;
   LoopTimer retry_;
   std::function<void()> idle_;

@@ -3,9 +3,12 @@
 #include <boost/asio/io_context.hpp>
 
 #include "rendezvous/etcd/client.h"
+#include "rendezvous/etcd/coordinator.h"
 #include "rendezvous/etcd/state_log.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_etcd.h"
+#include "tests/support/loop_clock.h"
+#include "tests/support/raw_client.h"
 
 using namespace muster;
 using namespace std::chrono_literals;
@@ -121,7 +124,206 @@ std::string with_length(std::string_view body) {
   return "HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + std::string(body);
 }
 
+constexpr std::string_view kAsksWho =
+    "HTTP/1.1 401 x\r\nContent-Length: 44\r\n\r\n"
+    R"({"message":"etcdserver: user name is empty"})";
+const std::string kTooLarge =
+    "HTTP/1.1 400 x\r\n" + with_length(R"({"message":"etcdserver: request is too large"})")
+                               .substr(std::string_view("HTTP/1.1 200 OK\r\n").size());
+
+std::string base64(std::string_view bytes) {
+  const std::string operation = etcd::put("", bytes, 0);
+  const std::string_view before = "\"value\":\"";
+  const auto at = operation.find(before) + before.size();
+  return operation.substr(at, operation.find('"', at) - at);
+}
+
+// One agent of a job, and an etcd that answers it by a rule.
+struct Agent : Site {
+  Agent() {
+    options.etcd = settings();
+    options.job = "job";
+    options.self.addresses = {"127.0.0.1"};
+    options.own_address = "127.0.0.1";
+    options.listen = [] { return net::open_listener("127.0.0.1", 0); };
+    options.sort_addresses = [](const std::vector<std::string>& addresses) { return addresses; };
+    options.connect_timeout = options.reconnect_timeout = 8s;
+  }
+  void start() {
+    net::CoordinatorHost::Callbacks callbacks;
+    callbacks.located = [this](const Result<void>& known) {
+      located = known.has_value();
+      if (!known) error = known.error();
+    };
+    callbacks.lost = [this](const Error& why) { error = why; };
+    coordinator.emplace(loop, options, log);
+    coordinator->start(std::move(callbacks));
+  }
+  // As an etcd does that has nothing but this agent's keys, and `state`.
+  std::string answer_of(const test::FakeEtcd::Request& request) {
+    const auto asks = [&](std::string_view what) { return request.body.find(what) != std::string::npos; };
+    if (request.path == etcd::kWatchPath) return {};
+    if (request.path == kGrantPath) return with_length(R"({"ID":"5","TTL":"10"})");
+    if (request.path == "/v3/lease/keepalive") return with_length(R"({"result":{"TTL":"10"}})");
+    if (request.path == "/v3/lease/revoke") return with_length("{}");
+    const std::string header = R"({"header":{"revision":"7"},"succeeded":true,"responses":[)";
+    const std::string nobody = R"({"response_range":{}})";
+    if (!asks("request_range")) return with_length(header + "]}");
+    if (asks("\"compare\":[{")) return with_length(header + state + "," + nobody + "]}");  // it is elected
+    if (!elected.empty()) return with_length(header + elected + "," + nobody + "," + nobody + "]}");
+    return with_length(header + nobody + "]}");
+  }
+  // Whatever is asked is answered, and as long as nothing is, time goes on.
+  template <class Condition>
+  void go_on_until(Condition condition) {
+    const Instant deadline = SteadyClock::now() + 600s;
+    while (!condition()) {
+      REQUIRE(SteadyClock::now() < deadline);
+      bool answered = false;
+      for (std::size_t i = 0; i < server.requests.size() && !answered; ++i) {
+        const std::string bytes = rule(server.requests[i]);
+        answered = !bytes.empty();
+        if (answered) server.answer_raw(i, bytes, false);
+      }
+      if (!answered && moves_time) test::advance_clock(loop, 100ms);
+      loop.restart();
+      loop.run_for(1ms);
+    }
+  }
+  void serve() {
+    go_on_until([&] { return located || error; });
+    REQUIRE(located);
+    REQUIRE(coordinator->is_hosting());
+  }
+  // What its watch waits for has happened.
+  void end_watch() {
+    const auto is_watch = [](const auto& each) { return each.path == etcd::kWatchPath; };
+    go_on_until([&] { return std::any_of(server.requests.begin(), server.requests.end(), is_watch); });
+    const auto at = std::find_if(server.requests.begin(), server.requests.end(), is_watch);
+    server.answer_raw(static_cast<std::size_t>(at - server.requests.begin()), "", true);
+  }
+
+  const Log log{"test", LogLevel::kOff};
+  etcd::Options options;
+  std::string state = R"({"response_range":{}})";
+  std::string elected;
+  bool moves_time = false;
+  std::function<std::string(const test::FakeEtcd::Request&)> rule = [this](const auto& request) {
+    return answer_of(request);
+  };
+  bool located = false;
+  std::optional<Error> error;
+  std::optional<etcd::Coordinator> coordinator;
+};
+
 }  // namespace
+
+TEST_CASE("an etcd that grants a lease and then asks who is there is refused at once") {
+  Agent agent;
+  agent.rule = [&](const auto& request) {
+    return request.path == kGrantPath ? agent.answer_of(request) : std::string(kAsksWho);
+  };
+  agent.start();
+  agent.go_on_until([&] { return agent.error.has_value(); });
+  REQUIRE(agent.error->code == ErrorCode::kMismatch);
+  REQUIRE(agent.error->message.find("does not log in") != std::string::npos);
+}
+
+TEST_CASE("an etcd that renews the lease and refuses the rest is given up") {
+  Agent agent;
+  agent.start();
+  agent.serve();
+  agent.rule = [&](const auto& request) {
+    return request.path == "/v3/kv/txn" ? std::string(kAsksWho) : agent.answer_of(request);
+  };
+  agent.end_watch();
+  agent.moves_time = true;
+  agent.go_on_until([&] { return agent.error.has_value(); });
+  REQUIRE(agent.error->code == ErrorCode::kTimeout);
+  REQUIRE(agent.error->message.find("does not log in") != std::string::npos);
+}
+
+TEST_CASE("a state that etcd will never take ends the job") {
+  Agent agent;
+  agent.state = R"({"response_range":{"kvs":[{"key":"","mod_revision":"3","value":")" +
+                base64(etcd::encode_state(state(1))) + R"("}]}})";
+  agent.rule = [&](const auto& request) {
+    const bool writes =
+        request.path == "/v3/kv/txn" && request.body.find("request_range") == std::string::npos;
+    return writes ? kTooLarge : agent.answer_of(request);
+  };
+  agent.start();
+  agent.go_on_until([&] { return agent.error.has_value(); });
+  REQUIRE(agent.error->code == ErrorCode::kExhausted);
+  REQUIRE_FALSE(agent.coordinator->is_hosting());
+}
+
+TEST_CASE("who waits for its agents to go leaves when it runs the coordinator no more") {
+  Agent agent;
+  agent.start();
+  agent.serve();
+  test::RawClient connected(agent.coordinator->port());
+  std::string preamble;
+  control::encode(control::Preamble{}, preamble);
+  connected.send(preamble);
+  bool drained = false;
+  // The coordinator answers it when it counts it.
+  char byte = 0;
+  agent.go_on_until([&] { return ::recv(connected.fd(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 1; });
+  agent.coordinator->drain(1h, [&] { drained = true; });
+  agent.settle();
+  REQUIRE_FALSE(drained);
+  agent.elected = R"({"response_range":{"kvs":[{"key":"","mod_revision":"9","lease":"6","value":")" +
+                  base64(etcd::encode(etcd::Endpoint{"n1", {"127.0.0.1"}, 1})) + R"("}]}})";
+  agent.end_watch();
+  agent.go_on_until([&] { return drained; });
+}
+
+TEST_CASE("of several members all have to refuse, and what each says is told") {
+  Site site;
+  test::FakeEtcd other{site.loop};
+  etcd::Settings settings = site.settings();
+  settings.members.push_back({"127.0.0.1", other.port()});
+  etcd::Client client(site.loop, settings);
+  for (const bool both : {false, true}) {
+    std::optional<Error> error;
+    client.ask(etcd::keep_alive(1), [&](const Result<Millis>& left) { error = left.error(); });
+    while (!error) {
+      site.run_until([&] { return !site.server.requests.empty() || !other.requests.empty() || error; });
+      if (!site.server.requests.empty()) site.server.answer_raw(0, std::string(kAsksWho), true);
+      if (!other.requests.empty()) other.answer_raw(0, both ? std::string(kAsksWho) : "", true);
+    }
+    CAPTURE(error->message);
+    REQUIRE(error->code == (both ? ErrorCode::kMismatch : ErrorCode::kPeerGone));
+    REQUIRE(error->message.find("does not log in") != std::string::npos);
+    REQUIRE(error->message.find(fmt::format(":{}", other.port())) != std::string::npos);
+  }
+}
+
+TEST_CASE("a record's lease is renewed without a write, and a lease that is over is replaced") {
+  Term t;
+  t.record(state(1));
+  t.answer_until_clean();
+  t.log->keep_alive();
+  t.settle();
+  REQUIRE(t.server.requests.empty());
+  test::advance_clock(t.loop, 11min);
+  t.log->keep_alive();
+  t.wait_request();
+  REQUIRE(t.server.requests[0].path == "/v3/lease/keepalive");
+  REQUIRE_FALSE(t.log->stalled());
+  t.server.answer(0, R"({"result":{"TTL":"3600"}})");
+  t.settle();
+  REQUIRE_FALSE(t.log->dirty());
+  test::advance_clock(t.loop, 11min);
+  t.log->keep_alive();
+  t.wait_request();
+  t.server.answer(0, R"({"result":{}})");
+  t.wait_request();
+  REQUIRE(t.server.requests[0].path == kGrantPath);
+  t.answer_until_clean();
+  REQUIRE(t.has(state(1)));
+}
 
 TEST_CASE(
     "what is recorded is sent on only when etcd has it, and what changes meanwhile goes with the next "
@@ -254,8 +456,10 @@ TEST_CASE("a response is taken in chunks, to its end or to the connection's, and
   REQUIRE(keep_alive(site, "HTTP/1.0 200 OK\r\n\r\n" + body).value() == 10s);
   REQUIRE(keep_alive(site, with_length(body).substr(0, 50)).error().code == ErrorCode::kPeerGone);
   REQUIRE(keep_alive(site, "SSH-2.0-OpenSSH_9.2\r\n").error().code == ErrorCode::kProtocol);
+  std::string many_fields;
+  for (int i = 0; i < 20000; ++i) many_fields += "X: abc\r\n";
   for (const std::string& endless :
-       {"HTTP/1.1 200 OK\r\nX: " + std::string(40000, 'x'),
+       {"HTTP/1.1 200 OK\r\nX: " + std::string(40000, 'x'), "HTTP/1.1 200 OK\r\n" + many_fields,
         std::string("HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n"),
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9999999\r\n" + std::string(20 << 20, 'x')}) {
     const auto out = keep_alive(site, endless);
