@@ -71,6 +71,7 @@ struct RequestForwarder::Connection {
   std::size_t num_sent = 0;       // of requests: whole, over the present control connection
   std::size_t sent_bytes = 0;     // of the request after these
   std::size_t request_bytes = 0;  // of requests
+  std::size_t closing_bytes = 0;  // of these, as counted last while `closing`
   std::string answer;             // the pieces of one that is not whole
   std::string out;                // for the worker, from taken
   std::size_t taken = 0;
@@ -233,7 +234,12 @@ void RequestForwarder::close(Number number) {
   // The answer to it says that the rest is done. Until then the requests are kept for another process.
   if (!requests.empty() && requests.back().op() != Op::kCancelWait)
     insert(connection, requests.size(), {.op = Op::kCancelWait}, true);
+  count_closing(connection, connection.request_bytes);
   take_turn(connection);
+}
+
+void RequestForwarder::count_closing(Connection& connection, std::size_t bytes) {
+  num_closing_bytes_ += bytes - std::exchange(connection.closing_bytes, bytes);  // modulo 2^64
 }
 
 // The coordinator.
@@ -313,6 +319,7 @@ std::string RequestForwarder::answered(const control::StoreAnswer& answer) {
   }
   if (!connection.answer.empty()) connection.answer = std::string();
   connection.pop();
+  if (connection.closing) count_closing(connection, connection.request_bytes);
   if (connection.paused && !connection.full()) make_ready(connection);
   take_turn(connection);
   return {};
@@ -324,6 +331,7 @@ void RequestForwarder::closed(const control::StoreClose& closed) {
   Connection& connection = *found->second;
   closes_.push_back(connection.number);  // so that it need not be remembered there
   if (connection.closing) {
+    count_closing(connection, 0);
     connections_.erase(found);
     return;
   }

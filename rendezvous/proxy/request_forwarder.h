@@ -73,6 +73,8 @@ class RequestForwarder {
   /// Held for a connection: requests, whole or not, that are not done, and unread answers.
   [[nodiscard]] std::size_t num_buffered_bytes(Number connection) const;
   [[nodiscard]] bool between_requests(Number connection) const;
+  /// Of requests whose workers have gone and which are not done.
+  [[nodiscard]] std::size_t num_closing_bytes() const { return num_closing_bytes_; }
 
   // Towards the coordinator.
 
@@ -95,6 +97,7 @@ class RequestForwarder {
   void insert(Connection& connection, std::size_t at, const wire::Request& request, bool discard);
   void make_ready(Connection& connection);
   void take_turn(Connection& connection);
+  void count_closing(Connection& connection, std::size_t bytes);
   [[nodiscard]] std::string answered(const control::StoreAnswer& answer);
   void closed(const control::StoreClose& closed);
 
@@ -107,6 +110,7 @@ class RequestForwarder {
   bool attach_is_due_ = false;
   std::unordered_map<Number, std::unique_ptr<Connection>> connections_;
   Number next_connection_ = 1;
+  std::size_t num_closing_bytes_ = 0;
   std::vector<Number> ready_;
   // To be sent over the present connection, in this order.
   std::deque<Number> opens_;

@@ -42,29 +42,25 @@ struct Client {
   std::size_t buffered_bytes = 0;
 };
 
-}  // namespace
-
 // A node has hundreds of workers at most: Asio's waits serve here, the epoll set of net::Server is for a
 // hundred thousand clients.
-class StoreProxy::Impl {
+class WorkerStoreProxy final : public StoreProxy {
  public:
-  Impl(boost::asio::io_context& loop, std::int64_t generation, Uplink uplink,
-       const StoreProxyOptions& options, const Log& log, Listener listener)
+  WorkerStoreProxy(boost::asio::io_context& loop, std::int64_t generation, Uplink uplink,
+                   const StoreProxyOptions& options, const Log& log, Listener listener)
       : loop_(loop),
         options_(options),
         uplink_(std::move(uplink)),
         rejections_(loop, log),
-        port_(listener.port),
         acceptor_(std::move(listener)),
         listening_(loop, ::fcntl(acceptor_.listener().fd.get(), F_DUPFD_CLOEXEC, 0)),
         requests_(generation, options.requests),
         scratch_(kReadBytes, '\0') {}
-  ~Impl() { rejections_.stop(); }
 
-  [[nodiscard]] std::uint16_t port() const { return port_; }
-  [[nodiscard]] const RequestForwarder& requests() const { return requests_; }
+  [[nodiscard]] std::uint16_t port() const override { return acceptor_.listener().port; }
+  [[nodiscard]] const RequestForwarder& requests() const override { return requests_; }
 
-  void linked(bool there) {
+  void linked(bool there) override {
     if (there)
       requests_.connected();
     else
@@ -72,13 +68,16 @@ class StoreProxy::Impl {
     bring();
   }
 
-  Result<void> receive(const control::Message& message) {
+  Result<void> receive(const control::Message& message) override {
     MUSTER_OK(requests_.receive(message));
     if (requests_.attached() && !std::exchange(accepting_, true)) wait_accept();
     bring();
     return {};
   }
 
+  void drained() override { bring(); }
+
+ private:
   // Brings what has just happened to the workers and to the coordinator.
   void bring() {
     for (auto ready = requests_.take_ready(); !ready.empty(); ready = requests_.take_ready())
@@ -86,7 +85,6 @@ class StoreProxy::Impl {
     while (uplink_.unsent_bytes() < kSendLimitBytes && requests_.next(message_)) uplink_.send(message_);
   }
 
- private:
   // `handle` and then bring(), unless there is an error or this has gone.
   template <class Handle>
   auto on_event(Handle handle) {
@@ -160,11 +158,12 @@ class StoreProxy::Impl {
   void after(Number id, Client& client, State state) {
     if (state == State::kClose) return close(id, client);
     count(client, requests_.num_buffered_bytes(id) + client.unread.size());
-    if (buffered_bytes_ > options_.max_buffered_bytes) {
+    const std::size_t all = buffered_bytes_ + requests_.num_closing_bytes();
+    if (all > options_.max_buffered_bytes) {
       refuse(Rejection::kLimit,
              fmt::format("closed worker {}: what all workers have sent and not read is {} bytes, "
                          "the limit is {}",
-                         client.peer, buffered_bytes_, options_.max_buffered_bytes));
+                         client.peer, all, options_.max_buffered_bytes));
       return drop(id);
     }
     if (state == State::kPaused) return;
@@ -237,7 +236,6 @@ class StoreProxy::Impl {
   StoreProxyOptions options_;
   Uplink uplink_;
   RejectionLog rejections_;
-  std::uint16_t port_;
   Acceptor acceptor_;
   Descriptor listening_;  // the acceptor's socket once more, for the loop
   RequestForwarder requests_;
@@ -249,37 +247,18 @@ class StoreProxy::Impl {
   Lifetime lifetime_;
 };
 
-StoreProxy::StoreProxy(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-
-StoreProxy::~StoreProxy() = default;
+}  // namespace
 
 Result<std::unique_ptr<StoreProxy>> StoreProxy::listen(boost::asio::io_context& loop, std::int64_t generation,
                                                        Uplink uplink, const StoreProxyOptions& options,
                                                        const Log& log) {
   MUSTER_TRY(Listener listener, open_listener("127.0.0.1", 0));
   try {
-    auto impl =
-        std::make_unique<Impl>(loop, generation, std::move(uplink), options, log, std::move(listener));
-    return std::unique_ptr<StoreProxy>(new StoreProxy(std::move(impl)));
+    return std::make_unique<WorkerStoreProxy>(loop, generation, std::move(uplink), options, log,
+                                              std::move(listener));
   } catch (const boost::system::system_error& error) {
     return fail(ErrorCode::kIo, fmt::format("event loop of the store proxy: {}", error.what()));
   }
-}
-
-std::uint16_t StoreProxy::port() const {
-  return impl_->port();
-}
-void StoreProxy::linked(bool there) {
-  impl_->linked(there);
-}
-Result<void> StoreProxy::receive(const control::Message& message) {
-  return impl_->receive(message);
-}
-void StoreProxy::drained() {
-  impl_->bring();
-}
-const RequestForwarder& StoreProxy::requests() const {
-  return impl_->requests();
 }
 
 }  // namespace muster::net

@@ -26,8 +26,8 @@ namespace muster::net {
 struct StoreProxyOptions {
   RequestForwarderOptions requests;
   std::size_t max_connections = 65536;
-  /// Unfinished requests, unread answers and what the coordinator has not taken, of all workers; the worker
-  /// that goes beyond is closed.
+  /// Unfinished requests, unread answers and what the coordinator has not taken, of all workers, those that
+  /// have gone among them; the worker that goes beyond is closed.
   std::size_t max_buffered_bytes = std::size_t{4} << 30;
   std::chrono::milliseconds legacy_quiet_time{50};  ///< see ServerOptions
   bool own_user_only = false;  ///< workers run as this process's user; others but root are closed
@@ -47,25 +47,18 @@ class StoreProxy {
                                                                   const StoreProxyOptions& options,
                                                                   const Log& log);
   /// Closes every connection. Does not block; the loop drains by itself.
-  ~StoreProxy();
-  StoreProxy(const StoreProxy&) = delete;
-  StoreProxy& operator=(const StoreProxy&) = delete;
+  virtual ~StoreProxy() = default;
 
-  [[nodiscard]] std::uint16_t port() const;
+  [[nodiscard]] virtual std::uint16_t port() const = 0;
 
   // ControlEvents.
-  void linked(bool there);
-  [[nodiscard]] Result<void> receive(const control::Message& message);
-  void drained();
+  virtual void linked(bool there) = 0;
+  [[nodiscard]] virtual Result<void> receive(const control::Message& message) = 0;
+  virtual void drained() = 0;
 
   /// The coordinator has the store: workers can be started.
   [[nodiscard]] bool attached() const { return requests().attached(); }
-  [[nodiscard]] const RequestForwarder& requests() const;
-
- private:
-  class Impl;
-  explicit StoreProxy(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  [[nodiscard]] virtual const RequestForwarder& requests() const = 0;
 };
 
 }  // namespace muster::net

@@ -18,21 +18,23 @@
 
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/base/text.h"
 #include "rendezvous/coordinator/job_clock.h"
 #include "rendezvous/net/helper_thread.h"
 #include "rendezvous/net/peer_owner.h"
 #include "rendezvous/net/send_limit.h"
-#include "rendezvous/server/control_peer.h"
+#include "rendezvous/protocol/clock_offset.h"
 #include "rendezvous/wal/state_log.h"
 
 namespace muster::net {
 namespace {
 
 using control::Refused;
-using Stage = ControlPeer::Stage;
 using Descriptor = boost::asio::posix::stream_descriptor;
 
 constexpr std::size_t kReadBytes = 65536;
+// What waits for the thread of TLS handshakes is in no account.
+constexpr std::size_t kHandshakeReadBytes = 4096;
 // While agents are not read each gets a heartbeat so often: several times in the shortest heartbeat time-out
 // that makes sense.
 constexpr Millis kStallHeartbeat{500};
@@ -42,11 +44,245 @@ constexpr Millis kLingerTime{2000};  // for who is refused to read why
 // Between two looks at a connection whose time is up while its handshake waits for this process.
 constexpr Millis kHandshakeCheck{1000};
 
+Rejection kind_of(Refused::Reason reason) {
+  switch (reason) {
+    case Refused::Reason::kAuthentication:
+      return Rejection::kAuthentication;
+    case Refused::Reason::kLimit:
+      return Rejection::kLimit;
+    default:
+      return Rejection::kProtocol;
+  }
+}
+
+// One agent's connection: its decoder, handshake and the bytes on their way out, under TLS where the
+// coordinator has it. Non-blocking; knows no event loop: the server says when to read and write.
+class ControlPeer {
+ public:
+  enum class Stage {
+    kPreamble,
+    kStart,
+    kProof,
+    kOpen,     ///< messages are for Jobs
+    kClosing,  ///< what it still sends is not read; it closes, or is closed
+  };
+
+  /// `tls`: it has to speak TLS.
+  ControlPeer(int fd, std::string name, const control::Limits& limits, const std::optional<tls::Context>& tls)
+      : fd_(fd),
+        name_(std::move(name)),
+        decoder_({control::kMaxHandshakeFrameBytes, limits.max_list}),
+        handshake_(auth::random_nonce()) {
+    if (tls) tls_ = std::make_shared<tls::Stream>(*tls);
+  }
+
+  /// What the peer sent, as it meant it: `plain` may be used for it, and holds what is returned. Fails where
+  /// TLS does.
+  [[nodiscard]] Result<std::string_view> decrypt(std::string_view bytes, std::string& plain) {
+    if (!tls_) return bytes;
+    plain.clear();
+    MUSTER_OK(tls_->receive(bytes, plain, out_));
+    return std::string_view(plain);
+  }
+
+  /// What the peer's messages before kOpen led to.
+  struct Step {
+    std::optional<control::Message> message;  ///< for Jobs, while kOpen
+    std::optional<Refused> refused;           ///< tell it and close
+    std::string error;                        ///< not empty: it broke the protocol, close
+    bool need_more = false;                   ///< all input is used
+    bool opened = false;                      ///< it has proven what it has to
+  };
+  [[nodiscard]] Step next(std::string_view& input, const ControlServerOptions& options) {
+    Step out;
+    control::Message message;
+    switch (decoder_.next(input, message)) {
+      case control::Decoder::Step::kNeedMore:
+        out.need_more = true;
+        return out;
+      case control::Decoder::Step::kError:
+        out.error = decoder_.error();
+        return out;
+      case control::Decoder::Step::kPreamble: {
+        const control::Preamble& theirs = decoder_.preamble();
+        const std::uint8_t version = control::choose_version(theirs);
+        const control::Preamble mine{version, version};
+        send(mine);
+        handshake_.preamble(theirs, mine, tls_ ? tls_->channel_binding() : std::string());
+        if (version == 0)
+          out.refused = Refused{Refused::Reason::kVersion,
+                                fmt::format("the agent speaks versions {} to {} of the control protocol, the "
+                                            "coordinator {}; use the same release on all nodes",
+                                            theirs.lowest, theirs.highest, control::kProtocolVersion)};
+        stage = Stage::kStart;
+        return out;
+      }
+      case control::Decoder::Step::kMessage:
+        break;
+    }
+
+    if (const auto* clock = std::get_if<control::Clock>(&message);
+        clock != nullptr && stage == Stage::kOpen) {
+      const std::int64_t received = wall_nanoseconds();
+      send(control::Message(control::Clock{clock->asked, received, wall_nanoseconds()}));
+      return out;
+    }
+    if (stage == Stage::kOpen && job_.empty() && !std::holds_alternative<control::Query>(message)) {
+      out.refused = Refused{Refused::Reason::kSettings, control::defect_of_job(job_)};
+      return out;
+    }
+    if (stage == Stage::kOpen) {
+      out.message = std::move(message);
+      return out;
+    }
+    if (const auto* start = std::get_if<control::Start>(&message); start != nullptr && stage == Stage::kStart)
+      return take_start(*start, options);
+    if (const auto* proof = std::get_if<control::Proof>(&message);
+        proof != nullptr && stage == Stage::kProof) {
+      const auto mac = handshake_.proof(*proof);
+      if (!mac) {
+        out.refused = Refused{Refused::Reason::kAuthentication, mac.error().message};
+        if (own_secret_) out.refused->text += fmt::format(" (job {} has one of its own)", job_);
+        return out;
+      }
+      const Millis reconnect = options.state ? options.restart_grace : Millis(0);
+      send(control::Message(
+          control::Welcome{*mac, static_cast<std::uint32_t>(options.heartbeat_interval.count()),
+                           options.software, static_cast<std::uint32_t>(reconnect.count())}));
+      decoder_.set_max_frame_bytes(options.limits.max_frame_bytes);
+      stage = Stage::kOpen;
+      out.opened = true;
+      return out;
+    }
+    out.error = fmt::format("{} where it is not expected", control::name_of(message));
+    return out;
+  }
+
+  /// What it sends belongs to a TLS handshake, which is for another thread: lent until take_back().
+  [[nodiscard]] bool is_in_tls_handshake() const { return tls_ && !lent_ && !tls_->established(); }
+  [[nodiscard]] std::shared_ptr<tls::Stream> lend_tls() {
+    lent_ = true;
+    ++num_lent_;
+    return tls_;
+  }
+  /// `out`: what that stream has to send.
+  void take_back_tls(std::string_view out) {
+    lent_ = false;
+    out_ += out;
+  }
+  /// It is to be asked and told nothing now.
+  [[nodiscard]] bool tls_is_lent() const { return lent_; }
+  [[nodiscard]] int num_lent() const { return num_lent_; }
+
+  void send(std::string_view bytes) {
+    if (lent_) return;  // nobody is known yet who could be told
+    if (!tls_)
+      out_ += bytes;
+    else
+      (void)tls_->send(bytes, out_);  // where TLS has failed nothing is sent, and the next decrypt() says why
+  }
+  void send(const control::Preamble& preamble) { send_encoded(preamble); }
+  void send(const control::Message& message) { send_encoded(message); }
+  /// Sends what the socket takes. Empty, or why it is broken.
+  [[nodiscard]] std::string flush() {
+    while (sent_ < out_.size()) {
+      const ssize_t n = retry_eintr(
+          [&] { return ::send(fd_, out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT); });
+      if (n > 0) {
+        sent_ += static_cast<std::size_t>(n);
+        continue;
+      }
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
+      send_error_ = errno;
+      return errno_error("send", send_error_).message;
+    }
+    constexpr std::size_t kKeptBytes = 32768;
+    if (out_.capacity() > kKeptBytes) out_ = std::string();
+    out_.clear();
+    sent_ = 0;
+    return {};
+  }
+  /// Of the send() that flush() told of.
+  [[nodiscard]] int send_error() const { return send_error_; }
+  [[nodiscard]] bool blocked() const { return sent_ < out_.size(); }
+  [[nodiscard]] std::size_t unsent_bytes() const { return out_.size() - sent_; }
+  /// What is kept for the peer until it sends or reads more.
+  [[nodiscard]] std::size_t buffered_bytes() const { return out_.size() + decoder_.num_pending_bytes(); }
+
+  Stage stage = Stage::kPreamble;
+  bool waits_writable = false;
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  /// Its address without the port.
+  [[nodiscard]] std::string address() const {
+    const std::string_view host = std::string_view(name_).substr(0, name_.rfind(':'));
+    return std::string(host.starts_with('[') ? host.substr(1, host.size() - 2) : host);
+  }
+  /// Empty: it takes part in none, and may only look in.
+  [[nodiscard]] const std::string& job() const { return job_; }
+  /// What it has proven counts for its job and no other.
+  [[nodiscard]] bool proved_own_secret() const { return own_secret_; }
+  /// "n3 (10.0.0.4)" once it has said so, for people.
+  [[nodiscard]] std::string title() const {
+    return host_.empty() ? address() : fmt::format("{} ({})", host_, address());
+  }
+
+ private:
+  template <class T>
+  void send_encoded(const T& what) {
+    std::string bytes;
+    control::encode(what, bytes);
+    send(bytes);
+  }
+  // It names its job in the clear, and proves that it knows the secret of that job: the proof covers the
+  // name.
+  [[nodiscard]] Step take_start(const control::Start& start, const ControlServerOptions& options) {
+    Step out;
+    host_ = printable(start.host, 64);
+    if (std::string text = control::defect_of_job(start.job); !text.empty() && !start.job.empty()) {
+      out.refused = Refused{Refused::Reason::kSettings, std::move(text)};
+      return out;
+    }
+    std::optional<auth::Secret> secret = options.secret;
+    if (options.job_secrets) {
+      const auth::Secret* own = options.job_secrets->find(start.job);
+      own_secret_ = own != nullptr;
+      if (own_secret_) secret = *own;
+      if (!secret && !(options.tls && options.tls->asks_for_certificate())) {
+        out.refused = Refused{
+            Refused::Reason::kAuthentication,
+            start.job.empty() ? "each job has a secret of its own here: name the job"
+                              : fmt::format("job {} has no secret here, as every job needs one (musterd "
+                                            "--job-secret, --secrets-dir, or --secret-file for all others)",
+                                            start.job)};
+        return out;
+      }
+    }
+    job_ = start.job;
+    send(control::Message(handshake_.start(start, std::move(secret))));
+    stage = Stage::kProof;
+    return out;
+  }
+
+  int fd_;  // the server's
+  std::string name_;
+  std::shared_ptr<tls::Stream> tls_;  // nullptr: it speaks none
+  int num_lent_ = 0;
+  bool lent_ = false;
+  control::Decoder decoder_;
+  auth::ServerHandshake handshake_;
+  std::string job_;
+  bool own_secret_ = false;  // the job's, not the one of all jobs
+  std::string host_;
+  std::string out_;
+  int send_error_ = 0;
+  std::size_t sent_ = 0;
+};
+
 struct AgentConnection {
   AgentConnection(boost::asio::io_context& loop, UniqueFd from, std::string name,
                   const control::Limits& limits, const std::optional<tls::Context>& tls)
-      : descriptor(loop, from.release()),
-        peer(descriptor.native_handle(), std::move(name), limits, auth::random_nonce(), tls) {}
+      : descriptor(loop, from.release()), peer(descriptor.native_handle(), std::move(name), limits, tls) {}
 
   boost::asio::posix::stream_descriptor descriptor;
   ControlPeer peer;
@@ -59,6 +295,8 @@ struct AgentConnection {
   std::deque<std::string> reports;
   std::size_t report_bytes = 0;
 };
+
+using Stage = ControlPeer::Stage;
 
 // The connections of a coordinator by ConnectionId, with their deadlines and with what they buffer.
 class AgentTable {
@@ -143,11 +381,9 @@ class AgentTable {
   ConnectionId next_id_ = 1;
 };
 
-}  // namespace
-
-class ControlServer::Impl final : public StateKeeper {
+class AgentServer final : public ControlServer, public StateKeeper {
  public:
-  Impl(boost::asio::io_context& loop, const ControlServerOptions& options, const Log& log)
+  AgentServer(boost::asio::io_context& loop, const ControlServerOptions& options, const Log& log)
       : loop_(loop),
         options_(options),
         log_(log),
@@ -159,8 +395,9 @@ class ControlServer::Impl final : public StateKeeper {
         scratch_(kReadBytes, '\0') {
     if (options_.state) recover(*options_.state);
   }
+  ~AgentServer() override { stop(); }
 
-  void accept(UniqueFd fd, std::string_view first_bytes, std::string name) {
+  void accept(UniqueFd fd, std::string_view first_bytes, std::string name) override {
     if (stopped_) return;
     compensate_pause();
     ++stats_.num_accepted;
@@ -191,13 +428,13 @@ class ControlServer::Impl final : public StateKeeper {
     read_on(id);
   }
 
-  void set_credentials(const ControlServerOptions& from) {
+  void set_credentials(const ControlServerOptions& from) override {
     options_.secret = from.secret;
     options_.job_secrets = from.job_secrets;
     options_.tls = from.tls;
   }
 
-  void stop() {
+  void stop() override {
     if (std::exchange(stopped_, true)) return;
     const control::Message stopping = Refused{Refused::Reason::kStopping, "the coordinator is stopping"};
     for (const auto& [id, connection] : agents_.all()) {
@@ -211,13 +448,13 @@ class ControlServer::Impl final : public StateKeeper {
     rejections_.stop();
   }
 
-  void evict_node(std::string_view job, const membership::NodeId& node, const std::string& why) {
+  void evict_node(std::string_view job, const membership::NodeId& node, const std::string& why) override {
     if (stalled()) return evictions_.emplace_back(job, node, why), void();
     jobs_.evict_node(job, node, why, now(), effects_);
     finish_turn();
   }
 
-  [[nodiscard]] ControlServerStats stats() const {
+  [[nodiscard]] ControlServerStats stats() const override {
     ControlServerStats out = stats_;
     out.num_open = agents_.all().size();
     out.num_jobs = jobs_.num_jobs();
@@ -227,7 +464,7 @@ class ControlServer::Impl final : public StateKeeper {
     out.rejections = rejections_.counts();
     return out;
   }
-  [[nodiscard]] const Jobs& jobs() const { return jobs_; }
+  [[nodiscard]] const Jobs& jobs() const override { return jobs_; }
 
   void describe(const journal::LogSink& to) const override {
     jobs_.describe(to, now());
@@ -350,9 +587,9 @@ class ControlServer::Impl final : public StateKeeper {
     if (!connection) return;
     if (stalled() && (jobs_.has_joined(id) || !connection->unread.empty()))
       return pause_reading(id, *connection);
-    const ssize_t n = retry_eintr([&] {
-      return ::recv(connection->descriptor.native_handle(), scratch_.data(), scratch_.size(), MSG_DONTWAIT);
-    });
+    const std::size_t size = connection->peer.is_in_tls_handshake() ? kHandshakeReadBytes : scratch_.size();
+    const ssize_t n = retry_eintr(
+        [&] { return ::recv(connection->descriptor.native_handle(), scratch_.data(), size, MSG_DONTWAIT); });
     if (n > 0) {
       on_bytes(id, *connection, std::string_view(scratch_.data(), static_cast<std::size_t>(n)));
     } else if (n == 0) {
@@ -413,17 +650,9 @@ class ControlServer::Impl final : public StateKeeper {
 
   void take(ConnectionId id, AgentConnection& connection, std::string_view bytes) {
     ControlPeer& peer = connection.peer;
-    const ControlPeer::HandshakeOptions handshake{
-        options_.secret,
-        static_cast<std::uint32_t>(options_.heartbeat_interval.count()),
-        options_.software,
-        options_.limits,
-        options_.state ? static_cast<std::uint32_t>(options_.restart_grace.count()) : 0,
-        options_.job_secrets.get(),
-        options_.tls && options_.tls->asks_for_certificate()};
     bool asked = false;
     while (peer.stage != Stage::kClosing) {
-      ControlPeer::Step step = peer.next(bytes, handshake);
+      ControlPeer::Step step = peer.next(bytes, options_);
       if (step.need_more) break;
       if (step.message) {
         ++stats_.num_messages;
@@ -720,7 +949,6 @@ class ControlServer::Impl final : public StateKeeper {
 
   // Gives the agent as much of its workers' store and of its reports as its connection takes now.
   void drain(ConnectionId id) {
-    if (stores_wait()) stores_.remember(id);  // until on_resume()
     const auto connection = agents_.find(id);
     if (!connection || connection->peer.stage != Stage::kOpen) return;
     control::Message message;
@@ -734,6 +962,7 @@ class ControlServer::Impl final : public StateKeeper {
       }
       connection->peer.send(bytes);
     }
+    if (stores_wait()) stores_.remember(id);  // until on_resume(); next() may have run a change
     const bool more = connection->peer.unsent_bytes() >= kSendLimitBytes;
     flush(id, *connection);
     if (more) wait_writable(id, *connection);
@@ -782,31 +1011,11 @@ class ControlServer::Impl final : public StateKeeper {
   Lifetime lifetime_;
 };
 
-ControlServer::ControlServer(boost::asio::io_context& loop, const ControlServerOptions& options,
-                             const Log& log)
-    : impl_(std::make_unique<Impl>(loop, options, log)) {}
+}  // namespace
 
-ControlServer::~ControlServer() {
-  stop();
-}
-
-void ControlServer::accept(UniqueFd fd, std::string_view first_bytes, std::string peer) {
-  impl_->accept(std::move(fd), first_bytes, std::move(peer));
-}
-void ControlServer::evict_node(std::string_view job, const membership::NodeId& node, const std::string& why) {
-  impl_->evict_node(job, node, why);
-}
-void ControlServer::set_credentials(const ControlServerOptions& from) {
-  impl_->set_credentials(from);
-}
-void ControlServer::stop() {
-  impl_->stop();
-}
-ControlServerStats ControlServer::stats() const {
-  return impl_->stats();
-}
-const Jobs& ControlServer::jobs() const {
-  return impl_->jobs();
+std::unique_ptr<ControlServer> ControlServer::make(boost::asio::io_context& loop,
+                                                   const ControlServerOptions& options, const Log& log) {
+  return std::make_unique<AgentServer>(loop, options, log);
 }
 
 }  // namespace muster::net

@@ -33,9 +33,10 @@ class StateLog;
 struct ControlServerOptions {
   JobsOptions jobs;
   control::Limits limits;
-  std::optional<auth::Secret> secret;  ///< of all jobs; nothing: anybody may join
-  /// Of single jobs, which `secret` does not open; a job with neither is refused then, unless agents show
-  /// certificates.
+  /// Of the jobs that have none among `job_secrets`; nothing: whoever comes may join them, but see there.
+  std::optional<auth::Secret> secret;
+  /// Of single jobs, which `secret` does not open. Where this is given, a job with neither is refused, unless
+  /// agents have to show certificates.
   std::shared_ptr<JobSecrets> job_secrets = {};
   std::optional<tls::Context> tls;   ///< all agents have to speak TLS
   bool this_host_only = false;       ///< agents of other hosts are told that there is neither secret nor TLS
@@ -76,31 +77,27 @@ struct ControlServerStats {
 
 class ControlServer {
  public:
-  ControlServer(boost::asio::io_context& loop, const ControlServerOptions& options, const Log& log);
+  [[nodiscard]] static std::unique_ptr<ControlServer> make(boost::asio::io_context& loop,
+                                                           const ControlServerOptions& options,
+                                                           const Log& log);
   /// stop()s.
-  ~ControlServer();
-  ControlServer(const ControlServer&) = delete;
-  ControlServer& operator=(const ControlServer&) = delete;
+  virtual ~ControlServer() = default;
 
   /// Takes over a connected, non-blocking socket. `first_bytes`: what was read from it. `peer`:
   /// "10.0.0.4:1234".
-  void accept(UniqueFd fd, std::string_view first_bytes, std::string peer);
+  virtual void accept(UniqueFd fd, std::string_view first_bytes, std::string peer) = 0;
 
   /// The node is gone for good, as somebody else knows; its connection, if it has one, is closed with `why`.
-  void evict_node(std::string_view job, const membership::NodeId& node, const std::string& why);
+  virtual void evict_node(std::string_view job, const membership::NodeId& node, const std::string& why) = 0;
 
   /// Connections that are made from now on are judged by the secrets and the TLS context of these options.
-  void set_credentials(const ControlServerOptions& from);
+  virtual void set_credentials(const ControlServerOptions& from) = 0;
 
   /// Tells every agent, closes their connections and forgets the jobs. Does not block.
-  void stop();
+  virtual void stop() = 0;
 
-  [[nodiscard]] ControlServerStats stats() const;
-  [[nodiscard]] const Jobs& jobs() const;
-
- private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  [[nodiscard]] virtual ControlServerStats stats() const = 0;
+  [[nodiscard]] virtual const Jobs& jobs() const = 0;
 };
 
 }  // namespace muster::net

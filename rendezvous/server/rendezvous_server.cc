@@ -19,7 +19,7 @@ Result<std::unique_ptr<RendezvousServer>> RendezvousServer::listen(boost::asio::
   control.stores.limits = options.store.limits;
   control.stores.max_buffered_bytes = options.store.max_buffered_bytes;
   if (options.store_per_generation) control.on_generation = [&server = out->store_] { server->begin_anew(); };
-  out->control_ = std::make_unique<ControlServer>(loop, control, log);
+  out->control_ = ControlServer::make(loop, control, log);
   ServerOptions store = options.store;
   store.state = options.state;
   store.hand_over = [coordinator = out->control_.get()](UniqueFd fd, std::string_view first_bytes,

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -21,7 +22,6 @@
 #include "rendezvous/net/listener.h"
 #include "rendezvous/net/peer_owner.h"
 #include "rendezvous/net/rejection_log.h"
-#include "rendezvous/server/connection.h"
 #include "rendezvous/wal/state_log.h"
 
 namespace muster::net {
@@ -29,7 +29,193 @@ namespace {
 
 constexpr std::uint64_t kListenerTag = ~std::uint64_t{0};
 constexpr std::size_t kReadBytes = 65536;
+// An output buffer that grew beyond this for one large answer is given back.
+constexpr std::size_t kKeptOutputBytes = 65536;
 constexpr std::size_t kEventsPerTurn = 256;  // bounds how long one turn keeps the loop from its other work
+
+// One accepted socket, its Session, and the bytes on their way out. Non-blocking; knows no event loop: the
+// server tells it when it may read or write.
+class Connection {
+ public:
+  /// What the Server has to do about it next.
+  enum class Status {
+    kOpen,
+    kEnded,   ///< the peer closed in an orderly way, between two requests
+    kFailed,  ///< close and log: reason()
+    kOther,   ///< its first byte is the other protocol's: release() it
+  };
+
+  /// Of all connections of a server; outlives them.
+  struct Shared {
+    StoreCore& core;
+    const SessionLimits& limits;
+    std::string_view other_first_bytes;  ///< of the other protocol at this port
+    TorchrunJobs* torchrun = nullptr;    ///< see Session
+    const bool* hold = &kNeverHeld;      ///< while it is true nothing is sent: see send_held()
+    static constexpr bool kNeverHeld = false;
+  };
+  Connection(UniqueFd fd, ClientId id, const Shared& shared)
+      : fd_(std::move(fd)), shared_(shared), session_(id, shared.core, shared.limits, shared.torchrun) {}
+
+  /// Reads once into `scratch`, answers, writes.
+  Status on_readable(std::string& scratch, Effects& effects, Instant now) {
+    // It became blocked by what another client did, after the event was fetched: the bytes come again later.
+    if (blocked()) return Status::kOpen;
+    const ssize_t n =
+        retry_eintr([&] { return ::recv(fd_.get(), scratch.data(), scratch.size(), MSG_DONTWAIT); });
+    if (n > 0 && is_other_protocol(scratch[0])) {
+      unread_.assign(scratch, 0, static_cast<std::size_t>(n));
+      return Status::kOther;
+    }
+    if (n > 0 && !served()) {
+      rejection_ = Rejection::kAuthentication;
+      return failed(not_served_);
+    }
+    if (n > 0) return process({scratch.data(), static_cast<std::size_t>(n)}, effects, now);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Status::kOpen;
+    const std::string cause = n == 0 ? "it closed the connection" : errno_error("recv", errno).message;
+    if (!session_.between_requests())
+      return failed(fmt::format("{} in the middle of {}", cause, session_.current_op()));
+    reason_ = cause;
+    return Status::kEnded;
+  }
+  /// Writes on, and takes up input that was left because of unread answers.
+  Status on_writable(Effects& effects, Instant now) {
+    if (const Status status = flush(now); status != Status::kOpen || blocked()) return status;
+    const std::string input = std::exchange(unread_, {});
+    return process(input, effects, now);
+  }
+  /// Treats an undecided request of an old client as complete.
+  Status settle(Effects& effects, Instant now) {
+    undecided_ = false;
+    const Session::State state = session_.settle(out_, effects);
+    const Status status = flush(now);
+    return state == Session::State::kClose ? failed(session_.close_reason()) : status;
+  }
+
+  /// A byte string for the client that is not an answer to something just received; call flush() afterwards.
+  [[nodiscard]] std::string& out() { return out_; }
+  Status flush(Instant now) {
+    if (*shared_.hold) [[unlikely]]
+      return Status::kOpen;
+    while (sent_ < out_.size()) {
+      const ssize_t n = retry_eintr([&] {
+        return ::send(fd_.get(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+      });
+      if (n > 0) {
+        sent_ += static_cast<std::size_t>(n);
+        last_progress_ = now;
+        continue;
+      }
+      if (errno != EAGAIN && errno != EWOULDBLOCK) return failed(errno_error("send", errno).message);
+      if (unsent_bytes() <= shared_.limits.max_output_bytes + kKeptOutputBytes) return Status::kOpen;
+      rejection_ = Rejection::kSlowReader;
+      return failed(fmt::format("it has not read {} bytes of answers", unsent_bytes()));
+    }
+    if (out_.capacity() > kKeptOutputBytes) out_ = std::string();
+    out_.clear();
+    sent_ = 0;
+    return Status::kOpen;
+  }
+  /// There are answers that flush() did not send because of `*hold`.
+  [[nodiscard]] bool held() const { return *shared_.hold && sent_ < out_.size(); }
+  /// Nothing is held any more: sends.
+  Status send_held(Instant now) {
+    last_progress_ = now;  // what was held is no fault of the peer's
+    return flush(now);
+  }
+  /// There is input that on_writable() would take up now.
+  [[nodiscard]] bool left_input() const { return !unread_.empty() && !blocked(); }
+  /// After kOther: the socket and what was read from it.
+  [[nodiscard]] UniqueFd release(std::string& first_bytes) {
+    first_bytes = std::move(unread_);
+    return std::move(fd_);
+  }
+  /// Sets reason(), before the Server closes it for one of its own.
+  void give_up(Rejection kind, std::string reason) {
+    rejection_ = kind;
+    reason_ = std::move(reason);
+  }
+  /// True, and a reason is given, if it had to do something by now.
+  bool time_is_up(Millis slow_reader_timeout, Millis first_byte_timeout) {
+    if (blocked())
+      give_up(Rejection::kSlowReader,
+              fmt::format("it has not read its answers for {} ms, {} bytes are waiting",
+                          slow_reader_timeout.count(), unsent_bytes()));
+    else if (!served())
+      give_up(Rejection::kAuthentication,
+              fmt::format("it said nothing for {} ms, and {}", first_byte_timeout.count(), not_served_));
+    else
+      return false;
+    return true;
+  }
+  /// The peer may not use the store: bytes that are not the other protocol's end the connection, for this
+  /// reason.
+  void do_not_serve(std::string reason) { not_served_ = std::move(reason); }
+  [[nodiscard]] bool served() const { return not_served_.empty(); }
+  /// What has come, which is left alone, is no request to execute: nothing, the end, or for somebody else.
+  [[nodiscard]] bool asks_nothing() const {
+    if (blocked()) return false;
+    char first = 0;
+    const ssize_t n = retry_eintr([&] { return ::recv(fd_.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT); });
+    return n == 0 || (n < 0 && errno != EAGAIN) || !served() || is_other_protocol(first);
+  }
+
+  [[nodiscard]] int fd() const { return fd_.get(); }
+  [[nodiscard]] const Session& session() const { return session_; }
+  [[nodiscard]] const std::string& reason() const { return reason_; }
+  [[nodiscard]] Rejection rejection() const {
+    return session_.exceeded_limit() ? Rejection::kLimit : rejection_;
+  }
+  [[nodiscard]] bool undecided() const { return undecided_; }
+  /// The socket takes no more; wait until it is writable, and do not read before.
+  [[nodiscard]] bool blocked() const { return sent_ < out_.size(); }
+  /// When the socket last took a byte of what is still waiting.
+  [[nodiscard]] Instant last_progress() const { return last_progress_; }
+  [[nodiscard]] std::size_t unsent_bytes() const { return out_.size() - sent_; }
+  /// What is kept for the peer until it sends or reads more.
+  [[nodiscard]] std::size_t buffered_bytes() const {
+    return out_.size() + unread_.size() + session_.num_pending_bytes();
+  }
+
+ private:
+  Status process(std::string_view input, Effects& effects, Instant now) {
+    while (true) {
+      const Session::State state = session_.receive(input, out_, effects);
+      const Status status = flush(now);
+      if (state == Session::State::kClose) return failed(session_.close_reason());
+      if (status != Status::kOpen) return status;
+      undecided_ = state == Session::State::kUndecided;
+      if (state != Session::State::kOutputFull) return Status::kOpen;
+      if (blocked()) {
+        unread_.assign(input);
+        return Status::kOpen;
+      }
+    }
+  }
+
+  Status failed(std::string reason) {
+    reason_ = std::move(reason);
+    return Status::kFailed;
+  }
+
+  [[nodiscard]] bool is_other_protocol(char first) const {
+    return session_.generation() == wire::Generation::kUndetected && session_.between_requests() &&
+           shared_.other_first_bytes.find(first) != std::string_view::npos;
+  }
+
+  UniqueFd fd_;
+  const Shared& shared_;
+  Session session_;
+  std::string out_;
+  std::size_t sent_ = 0;  // of out_
+  std::string unread_;    // input left alone until out_ is sent
+  bool undecided_ = false;
+  std::string not_served_;  // why; empty: it is served
+  Rejection rejection_ = Rejection::kProtocol;
+  Instant last_progress_{};
+  std::string reason_;
+};
 
 // The connections of a store server by ClientId, with their deadlines and with what they buffer. Ids are used
 // again; a tag tells a client from a former one of the same id.
@@ -182,15 +368,13 @@ class TorchrunCleanup {
   Lifetime lifetime_;
 };
 
-}  // namespace
-
 // All sockets are in one level-triggered epoll set, whose descriptor is the one thing Asio waits for. Per
 // request this costs one recv and one send; Asio's own operations would add an epoll_ctl or a second recv to
 // each, and a heap of handlers and shared pointers to each connection.
-class Server::Impl final : public StateKeeper, public std::enable_shared_from_this<Impl> {
+class EpollServer final : public Server, public StateKeeper {
  public:
-  Impl(boost::asio::io_context& loop, const ServerOptions& options, const Log& log, Listener listener,
-       UniqueFd ready)
+  EpollServer(boost::asio::io_context& loop, const ServerOptions& options, const Log& log, Listener listener,
+              UniqueFd ready)
       : loop_(loop),
         options_(options),
         log_(log),
@@ -199,6 +383,8 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
         ready_(loop, ready.release()),
         timer_(loop),
         shared_{core_, options_.limits, options_.other_first_bytes} {}
+
+  ~EpollServer() override { stop(); }
 
   Result<void> start() {
     for (const int fd : acceptor_.fds())
@@ -217,9 +403,8 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     return {};
   }
 
-  void stop() {
-    if (stopped_) return;
-    stopped_ = true;
+  void stop() override {
+    if (std::exchange(stopped_, true)) return;
     if (options_.state) options_.state->detach(*this);
     const Instant now = SteadyClock::now();
     for (const Client& client : clients_.all())
@@ -235,7 +420,7 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     log_.info("stopped listening on " + address());
   }
 
-  void begin_anew() {
+  void begin_anew() override {
     for (ClientId id = 0; id < clients_.all().size(); ++id)
       if (clients_[id].connection) forget(id);
     effects_.clear();
@@ -264,10 +449,11 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
     if (torchrun_) torchrun_->set_paused(false);
   }
 
-  [[nodiscard]] const Listener& listener() const { return acceptor_.listener(); }
-  [[nodiscard]] const std::string& address() const { return listener().address; }
+  [[nodiscard]] std::uint16_t port() const override { return acceptor_.listener().port; }
+  [[nodiscard]] const std::string& address() const override { return acceptor_.listener().address; }
+  [[nodiscard]] bool loopback_only() const override { return acceptor_.listener().loopback_only; }
 
-  [[nodiscard]] ServerStats stats() const {
+  [[nodiscard]] ServerStats stats() const override {
     ServerStats out = stats_;
     out.num_requests = clients_.num_requests();
     out.num_keys = stopped_ ? 0 : core_.keys().size();
@@ -288,10 +474,9 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
 
   void wait_ready() {
     ready_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
-                      [weak = weak_from_this()](const boost::system::error_code& error) {
-                        const auto self = weak.lock();
-                        if (self && !error && !self->stopped_) self->on_ready();
-                      });
+                      lifetime_.guard([this](const boost::system::error_code& error) {
+                        if (!error && !stopped_) on_ready();
+                      }));
   }
 
   void on_ready() {
@@ -430,10 +615,8 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   }
 
   void wait_deadline() {
-    timer_.expires_at(clients_.earliest().first);
-    timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
-      const auto self = weak.lock();
-      if (self && !error && !self->stopped_) self->on_deadline();
+    lifetime_.call_at(timer_, clients_.earliest().first, [this] {
+      if (!stopped_) on_deadline();
     });
   }
 
@@ -519,13 +702,10 @@ class Server::Impl final : public StateKeeper, public std::enable_shared_from_th
   std::vector<std::uint64_t> left_;     // not in the epoll set, because the disk is full
   bool stopped_ = false;
   ServerStats stats_;  // those that are counted as they change
+  Lifetime lifetime_;
 };
 
-Server::Server(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-
-Server::~Server() {
-  stop();
-}
+}  // namespace
 
 Result<std::unique_ptr<Server>> Server::listen(boost::asio::io_context& loop, const ServerOptions& options,
                                                const Log& log) {
@@ -536,31 +716,12 @@ Result<std::unique_ptr<Server>> Server::listen(boost::asio::io_context& loop, co
   UniqueFd ready(::epoll_create1(EPOLL_CLOEXEC));
   if (!ready) return fail(errno_error("epoll_create1", errno));
   try {
-    auto impl = std::make_shared<Impl>(loop, options, log, std::move(listener), std::move(ready));
-    MUSTER_OK(impl->start());
-    return std::unique_ptr<Server>(new Server(std::move(impl)));
+    auto out = std::make_unique<EpollServer>(loop, options, log, std::move(listener), std::move(ready));
+    MUSTER_OK(out->start());
+    return out;
   } catch (const boost::system::system_error& error) {
     return fail(ErrorCode::kIo, fmt::format("event loop of the store server: {}", error.what()));
   }
-}
-
-std::uint16_t Server::port() const {
-  return impl_->listener().port;
-}
-const std::string& Server::address() const {
-  return impl_->address();
-}
-bool Server::loopback_only() const {
-  return impl_->listener().loopback_only;
-}
-void Server::begin_anew() {
-  impl_->begin_anew();
-}
-void Server::stop() {
-  impl_->stop();
-}
-ServerStats Server::stats() const {
-  return impl_->stats();
 }
 
 }  // namespace muster::net

@@ -92,30 +92,23 @@ class Server {
   [[nodiscard]] static Result<std::unique_ptr<Server>> listen(boost::asio::io_context& loop,
                                                               const ServerOptions& options, const Log& log);
   /// stop()s.
-  ~Server();
-  Server(const Server&) = delete;
-  Server& operator=(const Server&) = delete;
+  virtual ~Server() = default;
 
-  [[nodiscard]] std::uint16_t port() const;
+  [[nodiscard]] virtual std::uint16_t port() const = 0;
   /// "[::]:29500"
-  [[nodiscard]] const std::string& address() const;
+  [[nodiscard]] virtual const std::string& address() const = 0;
   /// Other hosts cannot reach it.
-  [[nodiscard]] bool loopback_only() const;
+  [[nodiscard]] virtual bool loopback_only() const = 0;
 
   /// Closes every connection and forgets the keys, and goes on at the same port. Not with
   /// ServerOptions::state.
-  void begin_anew();
+  virtual void begin_anew() = 0;
 
   /// Stops accepting, sends what the sockets take of pending answers, closes every connection and forgets the
   /// keys. Does not block; the loop drains by itself. A second call does nothing.
-  void stop();
+  virtual void stop() = 0;
 
-  [[nodiscard]] ServerStats stats() const;
-
- private:
-  class Impl;
-  explicit Server(std::shared_ptr<Impl> impl);
-  std::shared_ptr<Impl> impl_;
+  [[nodiscard]] virtual ServerStats stats() const = 0;
 };
 
 }  // namespace muster::net

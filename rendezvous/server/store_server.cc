@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <signal.h>
 #include <thread>
-#include <utility>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
@@ -9,6 +7,7 @@
 #include <muster/store_server.h>
 
 #include "rendezvous/base/log.h"
+#include "rendezvous/net/helper_thread.h"
 #include "rendezvous/server/server.h"
 
 namespace muster {
@@ -23,19 +22,11 @@ class ThreadServer final : public StoreServer {
     server_options.port = options.port;
     MUSTER_TRY(out->server_, net::Server::listen(out->loop_, server_options, Log("muster-store")));
 
-    // Signals are for the program's own threads.
-    sigset_t all;
-    sigset_t before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    Result<void> started;
     try {
-      out->thread_ = std::thread([loop = &out->loop_] { loop->run(); });
+      out->thread_ = net::start_quiet_thread([loop = &out->loop_] { loop->run(); });
     } catch (const std::system_error& error) {
-      started = fail(ErrorCode::kExhausted, std::string("thread of the store server: ") + error.what());
+      return fail(ErrorCode::kExhausted, std::string("thread of the store server: ") + error.what());
     }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    MUSTER_OK(std::move(started));
     return out;
   }
 

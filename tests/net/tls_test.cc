@@ -386,6 +386,35 @@ TEST_CASE("a TLS handshake that takes long keeps nobody else waiting") {
   REQUIRE_FALSE(first.lost);
 }
 
+TEST_CASE("a connection that is closed during its TLS handshake is forgotten") {
+  const Certificates certificates;
+  std::promise<void> released;
+  const std::shared_future<void> release = released.get_future().share();
+  std::atomic<int> num_begun = 0;
+  net::ControlServerOptions options;
+  options.tls = certificates.server();
+  options.max_handshakes = 1;
+  options.before_tls_handshake = [&] {
+    if (num_begun++ == 0) release.wait_for(kPatience);
+  };
+  Cluster cluster({}, options);
+  RawClient first(cluster.server->port());
+  first.send(std::string_view("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11));
+  cluster.wait([&] { return num_begun == 1; });
+  // One more than may be unproven: the first is closed while the thread has its stream.
+  Agent second(cluster, "n2", nodes(1));
+  second.options.tls = certificates.client();
+  second.start(cluster);
+  const auto& coordinator = cluster.server->coordinator();
+  cluster.wait([&] { return coordinator.stats().num_refused == 1; });
+  REQUIRE(first.ended());
+  REQUIRE(num_begun == 1);
+  released.set_value();
+  cluster.wait([&] { return !second.assignments.empty(); });
+  REQUIRE(coordinator.stats().num_open == 1);
+  REQUIRE_FALSE(second.lost);
+}
+
 TEST_CASE("at SIGHUP musterd reads its certificate again, and keeps the one it has if the new one is bad") {
   namespace fs = std::filesystem;
   const Certificates certificates;

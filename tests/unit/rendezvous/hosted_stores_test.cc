@@ -74,6 +74,22 @@ TEST_CASE("what is kept of an agent's connections is bounded and counted, whethe
     REQUIRE(error == "it sends and reads nothing");
     REQUIRE(stores.num_buffered_bytes() == 0);
   }
+  SECTION("its requests wait behind a long answer") {
+    std::string get, set, small;
+    wire::encode({.op = Op::kSet, .key = "/k", .value = std::string(std::size_t{1} << 20, 'x')}, set,
+                 wire::Generation::kRelayed);
+    wire::encode({.op = Op::kGet, .key = "/k"}, get, wire::Generation::kRelayed);
+    wire::encode({.op = Op::kSet, .key = "/s", .value = std::string(100'000, 'x')}, small,
+                 wire::Generation::kRelayed);
+    REQUIRE(say(control::StoreOpen{1, 0}).empty());
+    REQUIRE(say(control::StoreRequest{1, 1, 0, false, set}).empty());
+    REQUIRE(say(control::StoreRequest{1, 2, 0, false, get}).empty());
+    for (std::uint64_t number = 3; number < 20; ++number) {
+      const std::size_t before = stores.num_buffered_bytes();
+      REQUIRE(say(control::StoreRequest{1, number, 0, false, small}).empty());
+      REQUIRE(stores.num_buffered_bytes() == before + small.size());
+    }
+  }
   SECTION("it asks for more than it may have under way") {
     std::string get, set;
     wire::encode({.op = Op::kSet, .key = "/k", .value = std::string(std::size_t{1} << 20, 'x')}, set,

@@ -428,3 +428,28 @@ TEST_CASE("a request that the store refuses closes that worker with the reason")
   nodes.run();
   REQUIRE(b.take() == kStop + number(2));
 }
+
+TEST_CASE("what workers asked for that have gone is counted until it is done") {
+  RequestForwarder forwarder(3, {});
+  const auto number = forwarder.open();
+  std::string bytes;
+  wire::encode({.op = Op::kValidate, .number = wire::kMagic}, bytes);
+  wire::encode({.op = Op::kSet, .key = "/k", .value = std::string(100'000, 'x')}, bytes);
+  std::string_view input = bytes;
+  REQUIRE(forwarder.receive(number, input) == RequestForwarder::State::kNeedInput);
+  REQUIRE(forwarder.num_closing_bytes() == 0);
+  forwarder.close(number);
+  REQUIRE(forwarder.num_closing_bytes() > 100'000);
+  forwarder.connected();
+  REQUIRE(forwarder.receive(control::StoreAttached{3, 7}));
+  SECTION("it is done") {
+    control::Message out;
+    while (forwarder.next(out)) {
+    }
+    REQUIRE(forwarder.receive(control::StoreAnswer{number, 2, false, kCanceled}));
+  }
+  SECTION("the coordinator closes the connection") {
+    REQUIRE(forwarder.receive(control::StoreClose{number, "why"}));
+  }
+  REQUIRE(forwarder.num_closing_bytes() == 0);
+}
