@@ -9,7 +9,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
-#include <fmt/format.h>
 
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/net/dial.h"

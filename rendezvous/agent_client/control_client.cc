@@ -45,6 +45,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
         pause_(loop),
         leave_timer_(loop) {
     if (options_.request.id == membership::NodeId{}) options_.request.id = auth::random_node_id();
+    options_.own_host = options_.request.host;
   }
 
   void start() {
@@ -138,9 +139,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     bool was_joined = false;
     std::string told;
     for (std::size_t attempt = 0; !over_; ++attempt) {
-      link_ = std::make_shared<ControlLink>(
-          loop_, ControlLink::Target{options_.host, options_.port, options_.job, options_.request.host,
-                                     options_.secret, options_.limits, options_.tls, options_.tls_name});
+      link_ = std::make_shared<ControlLink>(loop_, options_);
       Error error =
           co_await run_connection(attempt, std::min(deadline, SteadyClock::now() + options_.attempt_timeout));
       if (over_) co_return;

@@ -18,16 +18,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include <muster/result.h>
 
-#include "rendezvous/base/log.h"
+#include "rendezvous/agent_client/control_target.h"
 #include "rendezvous/coordinator/membership.h"
-#include "rendezvous/net/tls.h"
-#include "rendezvous/protocol/auth.h"
 #include "rendezvous/protocol/clock_offset.h"
 #include "rendezvous/protocol/control.h"
 
@@ -37,13 +34,8 @@ class io_context;
 
 namespace muster::net {
 
-struct ControlClientOptions {
-  std::string host;  ///< of the coordinator: address or name
-  std::uint16_t port = 0;
-  std::string job;
-  std::optional<tls::Context> tls;  ///< speak TLS, and with no coordinator but one that this trusts
-  std::string tls_name = {};        ///< for which its certificate must be; empty: host
-  std::optional<auth::Secret> secret;
+/// `own_host` is that of the request.
+struct ControlClientOptions : ControlTarget {
   /// Who this node is. An id of zeros is replaced by a random one; master_port is that of the first world.
   membership::Request request;
   membership::Settings settings;
@@ -56,8 +48,7 @@ struct ControlClientOptions {
   /// A coordinator that is silent for so many heartbeat intervals, and for settings.heartbeat_timeout, is
   /// lost.
   int missed_heartbeats = 3;
-  bool compare_clocks = false;  ///< once, after joining; see ControlEvents::clock
-  control::Limits limits;
+  bool compare_clocks = false;        ///< once, after joining; see ControlEvents::clock
   Instant born = SteadyClock::now();  ///< since when the agent has been running
 };
 

@@ -50,7 +50,7 @@ ErrorCode code_of(Refused::Reason reason) {
 
 }  // namespace
 
-ControlLink::ControlLink(asio::io_context& loop, Target target)
+ControlLink::ControlLink(asio::io_context& loop, ControlTarget target)
     : target_(std::move(target)),
       endpoint_(endpoint_text(target_.host, target_.port)),
       socket_(loop),
@@ -104,12 +104,14 @@ asio::awaitable<Result<control::Welcome>> ControlLink::handshake() {
                 fmt::format("coordinator at {}{}: {}", endpoint_, named(",", target_.job), error.message));
   };
 
+  const auto instead = [&](const control::Message& message, std::string_view of) {
+    return explain({ErrorCode::kProtocol, fmt::format("{} instead of {}", control::name_of(message), of)});
+  };
+
   auto first = co_await receive();
   if (!first) co_return fail(std::move(first).error());
   const auto* challenge = std::get_if<control::Challenge>(&*first);
-  if (challenge == nullptr)
-    co_return explain(
-        {ErrorCode::kProtocol, fmt::format("{} instead of Challenge", control::name_of(*first))});
+  if (challenge == nullptr) co_return instead(*first, "Challenge");
   handshake.preamble(decoder_.preamble(), tls_ ? tls_->channel_binding() : std::string());
   auto proof = handshake.challenge(*challenge);
   if (!proof) co_return explain(proof.error());
@@ -118,9 +120,7 @@ asio::awaitable<Result<control::Welcome>> ControlLink::handshake() {
   auto second = co_await receive();
   if (!second) co_return fail(std::move(second).error());
   const auto* welcome = std::get_if<control::Welcome>(&*second);
-  if (welcome == nullptr)
-    co_return explain(
-        {ErrorCode::kProtocol, fmt::format("{} instead of Welcome", control::name_of(*second))});
+  if (welcome == nullptr) co_return instead(*second, "Welcome");
   if (const auto proven = handshake.welcome(*welcome); !proven) co_return explain(proven.error());
   decoder_.set_max_frame_bytes(target_.limits.max_frame_bytes);
   co_return *welcome;

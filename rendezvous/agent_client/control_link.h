@@ -18,28 +18,16 @@
 
 #include <muster/result.h>
 
+#include "rendezvous/agent_client/control_target.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/lifetime.h"
-#include "rendezvous/net/tls.h"
-#include "rendezvous/protocol/auth.h"
 #include "rendezvous/protocol/control.h"
 
 namespace muster::net {
 
 class ControlLink : public std::enable_shared_from_this<ControlLink> {
  public:
-  struct Target {
-    std::string host;
-    std::uint16_t port = 0;
-    std::string job;
-    std::string own_host;  ///< this node's name, for people
-    std::optional<auth::Secret> secret;
-    control::Limits limits;
-    std::optional<tls::Context> tls;
-    std::string tls_name = {};  ///< for which its certificate must be; empty: host
-  };
-
-  ControlLink(boost::asio::io_context& loop, Target target);
+  ControlLink(boost::asio::io_context& loop, ControlTarget target);
 
   /// Connects and authenticates both ways. `turn`: see dial(). A Refused answer is an error.
   boost::asio::awaitable<Result<control::Welcome>> open(std::size_t turn, Instant deadline);
@@ -79,7 +67,7 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   void append(const control::Message& message);
   void flush();
 
-  Target target_;
+  ControlTarget target_;
   std::string endpoint_;
   boost::asio::ip::tcp::socket socket_;
   LoopTimer watchdog_;

@@ -63,9 +63,7 @@ asio::awaitable<Result<QueryAnswer>> ask(std::shared_ptr<ControlLink> link, std:
 Result<QueryAnswer> query(const QueryOptions& options) {
   asio::io_context loop(1);
   const Instant deadline = SteadyClock::now() + options.timeout;
-  const auto link = std::make_shared<ControlLink>(
-      loop, ControlLink::Target{
-                options.host, options.port, options.job, options.own_host, options.secret, {}, options.tls});
+  const auto link = std::make_shared<ControlLink>(loop, options);
   LoopTimer watchdog(loop, deadline);
   watchdog.async_wait([&](const auto& error) {
     if (!error) link->close("no answer in time");

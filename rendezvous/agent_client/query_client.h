@@ -5,27 +5,18 @@
 // kProtocol: it is something else, or of another release.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include <muster/result.h>
 
+#include "rendezvous/agent_client/control_target.h"
 #include "rendezvous/base/clock.h"
-#include "rendezvous/net/tls.h"
-#include "rendezvous/protocol/auth.h"
 #include "rendezvous/protocol/query.h"
 
 namespace muster::net {
 
-struct QueryOptions {
-  std::string host;  ///< of the coordinator: address or name
-  std::uint16_t port = 0;
-  std::string job;       ///< with its nodes; empty: all
-  std::string own_host;  ///< this one's name, for people
-  std::optional<auth::Secret> secret;
-  std::optional<tls::Context> tls;
+/// `job`: with its nodes; empty: all.
+struct QueryOptions : ControlTarget {
   Millis timeout{10'000};  ///< for all of it
 };
 

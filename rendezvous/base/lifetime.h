@@ -34,7 +34,8 @@ class Lifetime {
       if (!token.expired()) handler(std::forward<decltype(arguments)>(arguments)...);
     };
   }
-  /// Calls `handler` at `when`, unless the timer is cancelled or set anew before.
+  /// Calls `handler` at `when`, unless the timer is cancelled or set anew before: before it is due, for a
+  /// handler that is queued already comes all the same.
   template <class Handler>
   void call_at(LoopTimer& timer, Instant when, Handler handler) const {
     timer.expires_at(when);

@@ -2,6 +2,7 @@
 #include "rendezvous/base/metrics_text.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -11,11 +12,8 @@
 namespace muster {
 namespace {
 
-constexpr double kFirstBound = 1e-4;
-constexpr double kGrowth = 4;
-
 // Indexed by MetricType.
-constexpr std::array<std::string_view, 4> kTypes = {"gauge", "counter", "summary", "histogram"};
+constexpr std::array<std::string_view, 3> kTypes = {"gauge", "counter", "summary"};
 
 std::string number(double value) {
   if (std::isnan(value)) return "NaN";
@@ -49,28 +47,6 @@ void put_escaped(std::string& out, std::string_view text) {
 
 }  // namespace
 
-double DurationHistogram::bound(std::size_t bucket) {
-  double out = kFirstBound;
-  for (std::size_t i = 0; i < bucket; ++i) out *= kGrowth;
-  return out;
-}
-
-void DurationHistogram::add(double seconds) {
-  ++count_;
-  sum_ += seconds;
-  for (std::size_t i = 0; i < kBuckets; ++i)
-    if (seconds <= bound(i)) {
-      ++in_bucket_[i];
-      return;
-    }
-}
-
-std::uint64_t DurationHistogram::up_to(std::size_t bucket) const {
-  std::uint64_t out = 0;
-  for (std::size_t i = 0; i <= bucket; ++i) out += in_bucket_[i];
-  return out;
-}
-
 void MetricsText::family(std::string_view name, MetricType type, std::string_view help) {
   name_ = name;
   type_ = type;
@@ -101,18 +77,6 @@ void MetricsText::sample(double value, std::span<const Label> labels) {
 void MetricsText::summary(const DurationSum& sum) {
   line("_sum", {}, sum.seconds);
   line("_count", {}, static_cast<double>(sum.count));
-}
-
-void MetricsText::histogram(const DurationHistogram& histogram) {
-  for (std::size_t i = 0; i < DurationHistogram::kBuckets; ++i) {
-    const std::string bound = number(DurationHistogram::bound(i));
-    const Label label{"le", bound};
-    line("_bucket", std::span(&label, 1), static_cast<double>(histogram.up_to(i)));
-  }
-  const Label infinity{"le", "+Inf"};
-  line("_bucket", std::span(&infinity, 1), static_cast<double>(histogram.count()));
-  line("_sum", {}, histogram.sum());
-  line("_count", {}, static_cast<double>(histogram.count()));
 }
 
 void MetricsText::gauge(std::string_view name, double value, std::string_view help) {

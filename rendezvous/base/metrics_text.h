@@ -4,7 +4,6 @@
 // is no UTF-8, which would make a whole scrape fail, becomes '?'. Source: Prometheus' "Exposition formats".
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -15,25 +14,7 @@
 
 namespace muster {
 
-enum class MetricType : std::uint8_t { kGauge, kCounter, kSummary, kHistogram };
-
-/// How often something took how long: counted in buckets of powers of four from 100 us to 26 s.
-class DurationHistogram {
- public:
-  static constexpr std::size_t kBuckets = 10;
-  /// The upper bound of a bucket, in seconds.
-  [[nodiscard]] static double bound(std::size_t bucket);
-  void add(double seconds);
-  [[nodiscard]] std::uint64_t count() const { return count_; }
-  [[nodiscard]] double sum() const { return sum_; }
-  /// At or below bound(bucket).
-  [[nodiscard]] std::uint64_t up_to(std::size_t bucket) const;
-
- private:
-  std::array<std::uint64_t, kBuckets> in_bucket_{};
-  std::uint64_t count_ = 0;
-  double sum_ = 0;
-};
+enum class MetricType : std::uint8_t { kGauge, kCounter, kSummary };
 
 /// Of a summary without quantiles: how often, and how long in all.
 struct DurationSum {
@@ -58,7 +39,6 @@ class MetricsText {
     sample(value, std::span(labels.begin(), labels.size()));
   }
   void summary(const DurationSum& sum);
-  void histogram(const DurationHistogram& histogram);
 
   // A family of one sample.
   void gauge(std::string_view name, double value, std::string_view help);

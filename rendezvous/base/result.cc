@@ -13,7 +13,8 @@ std::string_view to_string(ErrorCode code) {
   constexpr std::array<std::string_view, static_cast<std::size_t>(ErrorCode::kFailed) + 1> kNames = {
       "InvalidArgument", "NotFound", "Timeout", "PeerGone",  "Protocol",    "Mismatch",
       "Exhausted",       "Io",       "Corrupt", "Cancelled", "Unsupported", "Failed"};
-  return kNames[static_cast<std::size_t>(code)];
+  const auto number = static_cast<std::size_t>(code);  // which may be another program's
+  return number < kNames.size() ? kNames[number] : "?";
 }
 
 void check_failed(const char* file, int line, const char* expression, std::string_view detail) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/base/slurm_step.h"
 
-#include <algorithm>
 #include <charconv>
 #include <limits>
 #include <numeric>

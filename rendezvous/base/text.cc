@@ -41,4 +41,9 @@ std::string one_line(std::string_view text, std::size_t max_bytes) {
   return out;
 }
 
+std::string endpoint_text(std::string_view host, std::uint16_t port) {
+  const bool v6 = host.find(':') != std::string_view::npos;
+  return fmt::format("{}{}{}:{}", v6 ? "[" : "", host, v6 ? "]" : "", port);
+}
+
 }  // namespace muster

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -16,5 +17,8 @@ namespace muster {
 /// Text of people and programs: control bytes become blanks, terminal sequences (ESC [ ... letter) go, UTF-8
 /// stays; cut after `max_bytes`, between two characters.
 [[nodiscard]] std::string one_line(std::string_view text, std::size_t max_bytes = 4096);
+
+/// "host:port", "[v6]:port"
+[[nodiscard]] std::string endpoint_text(std::string_view host, std::uint16_t port);
 
 }  // namespace muster

@@ -10,11 +10,9 @@
 #include <sys/file.h>
 #include <sys/inotify.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <thread>
 #include <unistd.h>
 
-#include <climits>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -33,32 +31,13 @@ namespace {
 constexpr std::string_view kCleanupKey = "cleanup/";  // users that are gone; PyTorch's name for it
 constexpr Millis kDestructorPatience{200};
 
-/// File systems on which every writer runs on this kernel, so that inotify sees every change.
-bool sees_every_change(const std::string& path) {
-  struct statfs info {};
-  if (::statfs(path.c_str(), &info) != 0) return false;
-  constexpr unsigned long kLocal[] = {
-      0x01021994,  // tmpfs
-      0x858458f6,  // ramfs
-      0xef53,      // ext2, ext3, ext4
-      0x58465342,  // xfs
-      0x9123683e,  // btrfs
-      0xf2f52010,  // f2fs
-      0x2fc12fc1,  // zfs
-      0x794c7630,  // overlayfs
-  };
-  return std::find(std::begin(kLocal), std::end(kLocal), static_cast<unsigned long>(info.f_type)) !=
-         std::end(kLocal);
-}
-
-/// Sleeps until a file may have changed, or a deadline. Told by inotify where the file system reports every
-/// change to it (local ones); elsewhere (NFS, FUSE, no inotify instance left) it returns after 10 to 100 ms
-/// and the caller looks for itself. It watches from its making on: look at the file once more before wait().
+/// Sleeps until a file may have changed, or a deadline. inotify tells at once of what this kernel writes; for
+/// the rest (NFS, FUSE, no inotify instance left) it returns after 10 to 100 ms and the caller looks for
+/// itself. It watches from its making on: look at the file once more before wait().
 class FileWatch {
  public:
   explicit FileWatch(const std::string& path)
       : backoff_({.first = Millis(10), .max = Millis(100)}, static_cast<std::uint64_t>(::getpid())) {
-    if (!sees_every_change(path)) return;
     // Fails when the user's instances (128 by default) are used up.
     UniqueFd fd(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
     if (!fd || ::inotify_add_watch(fd.get(), path.c_str(), IN_MODIFY | IN_DELETE_SELF | IN_ATTRIB) < 0)
@@ -68,11 +47,9 @@ class FileWatch {
 
   /// Returns after a change, or at the deadline, or when it is time to look.
   void wait(Instant deadline) {
-    Millis left = time_left(deadline, SteadyClock::now());
-    if (!inotify_) left = std::min(left, backoff_.next());
+    const Millis left = std::min(time_left(deadline, SteadyClock::now()), backoff_.next());
     pollfd entry{inotify_.get(), POLLIN, 0};  // -1: poll() ignores it and only sleeps
-    const int timeout = static_cast<int>(std::min<std::int64_t>(left.count(), INT_MAX));
-    if (::poll(&entry, 1, timeout) <= 0 || !inotify_) return;
+    if (::poll(&entry, 1, static_cast<int>(left.count())) <= 0 || !inotify_) return;
     alignas(inotify_event) char events[4096];
     while (retry_eintr([&] { return ::read(inotify_.get(), events, sizeof events); }) > 0) {
     }

@@ -191,8 +191,7 @@ std::string list_keys_text(std::span<const std::string_view> keys) {
 Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, Millis timeout) {
   const Instant start = SteadyClock::now();
   const Instant deadline = start + timeout;
-  const bool v6_literal = host.find(':') != std::string::npos;
-  const std::string endpoint = fmt::format(fmt::runtime(v6_literal ? "[{}]:{}" : "{}:{}"), host, port);
+  const std::string endpoint = endpoint_text(host, port);
   Backoff backoff({}, static_cast<std::uint64_t>(start.time_since_epoch().count()) ^
                           (static_cast<std::uint64_t>(::getpid()) << 32));
   bool ping = true;

@@ -2,11 +2,8 @@
 #include "rendezvous/coordinator/job_query.h"
 
 #include <algorithm>
-#include <limits>
 #include <unordered_set>
 #include <utility>
-
-#include <fmt/format.h>
 
 namespace muster {
 

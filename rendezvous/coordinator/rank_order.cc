@@ -2,7 +2,6 @@
 #include "rendezvous/coordinator/rank_order.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <string>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // musterd: the TCPStore server and the coordinator of jobs as a program. Exit codes: 0 orderly stop, 1 it
 // cannot serve, 2 wrong arguments.
-#include <cstdio>
 #include <fcntl.h>
 #include <functional>
 #include <signal.h>

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -32,11 +31,6 @@ struct Lookup {
 };
 
 }  // namespace
-
-std::string endpoint_text(const std::string& host, std::uint16_t port) {
-  if (host.find(':') == std::string::npos) return fmt::format("{}:{}", host, port);
-  return fmt::format("[{}]:{}", host, port);
-}
 
 asio::awaitable<Result<void>> dial(tcp::socket& socket, std::string host, std::uint16_t port,
                                    std::size_t turn, Instant deadline, boost::system::error_code* cause) {

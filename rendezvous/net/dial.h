@@ -13,16 +13,16 @@
 #include <muster/result.h>
 
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::net {
+
+using muster::endpoint_text;
 
 /// Connects `socket`; closing it from outside ends the call. `turn`: which of several addresses is tried
 /// first, so that one that swallows packets does not use up every try. `cause`: why the last one failed.
 boost::asio::awaitable<Result<void>> dial(boost::asio::ip::tcp::socket& socket, std::string host,
                                           std::uint16_t port, std::size_t turn, Instant deadline,
                                           boost::system::error_code* cause = nullptr);
-
-/// "host:port", "[v6]:port"
-[[nodiscard]] std::string endpoint_text(const std::string& host, std::uint16_t port);
 
 }  // namespace muster::net

@@ -7,7 +7,8 @@
 #include <sys/socket.h>
 
 #include <boost/asio/ip/tcp.hpp>
-#include <fmt/format.h>
+
+#include "rendezvous/base/text.h"
 
 namespace muster::net {
 
@@ -32,8 +33,7 @@ namespace muster::net {
 
 /// "10.0.0.4:1234" or "[::1]:1234"
 [[nodiscard]] inline std::string endpoint_text(const boost::asio::ip::tcp::endpoint& endpoint) {
-  return fmt::format(fmt::runtime(endpoint.address().is_v6() ? "[{}]:{}" : "{}:{}"),
-                     endpoint.address().to_string(), endpoint.port());
+  return muster::endpoint_text(endpoint.address().to_string(), endpoint.port());
 }
 
 }  // namespace muster::net

@@ -5,7 +5,6 @@
 #include <csignal>
 #include <deque>
 #include <mutex>
-#include <thread>
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -59,6 +58,20 @@ struct HelperThread::State {
   }
 };
 
+std::thread start_quiet_thread(std::function<void()> work) {
+  struct Blocked {
+    Blocked() {
+      sigset_t all;
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &before);
+    }
+    ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    sigset_t before;
+  };
+  const Blocked blocked;
+  return std::thread(std::move(work));
+}
+
 HelperThread::HelperThread(asio::io_context& loop) : state_(std::make_shared<State>()) {
   state_->loop = &loop;
 }
@@ -97,11 +110,7 @@ void HelperThread::post(std::function<void()> work, std::function<void()> done) 
   }
   state_->changed.notify_one();
   if (state_->thread.joinable()) return;
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  state_->thread = std::thread([state = state_] { State::serve(state); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  state_->thread = start_quiet_thread([state = state_] { State::serve(state); });
 }
 
 }  // namespace muster::net

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -16,6 +17,10 @@ class io_context;
 }
 
 namespace muster::net {
+
+/// Runs `work` on a thread that blocks all signals: they are for the program's own. Throws
+/// std::system_error.
+[[nodiscard]] std::thread start_quiet_thread(std::function<void()> work);
 
 class HelperThread {
  public:

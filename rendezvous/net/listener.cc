@@ -44,7 +44,7 @@ Error listen_error(const std::string& address, const std::string& numeric, std::
 
 Result<tcp::endpoint> bound_to(int fd) {
   if (const auto bound = endpoint_of(fd, ::getsockname)) return *bound;
-  return fail(ErrorCode::kInvalidArgument, "the listening socket is bound to no address of IP");
+  return fail(ErrorCode::kInvalidArgument, fmt::format("descriptor {} is no TCP socket to listen with", fd));
 }
 
 Result<Listener> finish(UniqueFd fd) {

@@ -20,11 +20,12 @@ namespace {
 namespace fs = std::filesystem;
 namespace ip = boost::asio::ip;
 
-// IPv4 is mapped into IPv6; unspecified: every address, of either.
+// IPv4 is mapped into IPv6, and there is no scope; unspecified: every address, of either.
 ip::address_v6 normalized(const ip::address& address) {
   if (address.is_unspecified()) return {};
   if (address.is_v4()) return ip::make_address_v6(ip::v4_mapped, address.to_v4());
-  const ip::address_v6 out = address.to_v6();
+  ip::address_v6 out = address.to_v6();
+  out.scope_id(0);
   return out.is_v4_mapped() ? normalized(ip::make_address_v4(ip::v4_mapped, out)) : out;
 }
 

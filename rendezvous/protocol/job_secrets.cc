@@ -9,7 +9,6 @@
 
 #include "rendezvous/base/text.h"
 #include "rendezvous/protocol/control.h"
-#include "rendezvous/store/wire.h"
 
 namespace muster {
 

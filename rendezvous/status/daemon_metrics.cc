@@ -98,9 +98,9 @@ void put_state_log(MetricsText& out, const StateLog& log) {
   out.counter("musterd_state_log_records_total", number(stats.num_records), "Changes recorded in it.");
   out.gauge("musterd_state_log_stalled", log.problem().empty() ? 0 : 1,
             "1 while it cannot be written, as on a full disk; nothing is acknowledged then.");
-  out.family("musterd_state_log_sync_duration_seconds", MetricType::kHistogram,
+  out.family("musterd_state_log_sync_duration_seconds", MetricType::kSummary,
              "Until what was written was on the disk.");
-  out.histogram(stats.syncs);
+  out.summary(stats.syncs);
 }
 
 }  // namespace

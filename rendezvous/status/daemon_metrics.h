@@ -4,7 +4,6 @@
 // The names are in rendezvous/README.md.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string_view>
 

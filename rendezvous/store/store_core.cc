@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include <muster/check.h>
+
 #include "rendezvous/store/counter.h"
 
 namespace muster {
@@ -226,8 +228,8 @@ StoreCore::Barrier StoreCore::barrier(ClientId client, std::string_view key, std
 }
 
 void StoreCore::group_keys(std::string_view (*group_of)(std::string_view key)) {
+  MUSTER_CHECK(group_of_ == nullptr, "keys are grouped once");
   group_of_ = group_of;
-  groups_.clear();
   for (const auto& [key, value] : keys_) enter_group(key);
 }
 

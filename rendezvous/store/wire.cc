@@ -5,8 +5,6 @@
 #include <bit>
 #include <cstring>
 
-#include <fmt/format.h>
-
 #include <muster/check.h>
 
 namespace muster::wire {

@@ -82,7 +82,7 @@ enum class OpKind : std::uint8_t {
   kSilentChange,  ///< it has no answer
   kChange,
   kRead,   ///< with a short answer, or that of one value
-  kOther,  ///< a wait, or a read whose answer has no limit but the store's
+  kOther,  ///< a WAIT and its end, VALIDATE, or a read whose answer has no limit but the store's
 };
 /// Name and argument layout: k key, v value, i i64, u u32, K count then keys, P count then (key, value)
 /// pairs.

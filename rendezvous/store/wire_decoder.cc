@@ -6,8 +6,6 @@
 
 #include <fmt/format.h>
 
-#include <muster/check.h>
-
 namespace muster::wire {
 namespace {
 

@@ -2,7 +2,6 @@
 #include "rendezvous/wal/log_file.h"
 
 #include <cerrno>
-#include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
 #include <random>

@@ -40,7 +40,7 @@ struct StateLogOptions {
 struct StateLogStats {
   std::uint64_t num_bytes = 0;    ///< of the log as it is
   std::uint64_t num_records = 0;  ///< since the start
-  DurationHistogram syncs;        ///< what each write took until it was on the disk
+  DurationSum syncs;              ///< what each write took until it was on the disk
 };
 
 /// Who records in a StateLog.

@@ -43,7 +43,7 @@ FOLDERS = [
     ("rendezvous/wal", "coordinator net proxy store", "state that survives the process"),
     ("rendezvous/proxy", "coordinator net protocol store", "the workers' store by way of their agent"),
     ("rendezvous/coordinator", "protocol", "who takes part: decisions without I/O"),
-    ("rendezvous/protocol", "store", "messages between agents and coordinator, and their proofs"),
+    ("rendezvous/protocol", "", "messages between agents and coordinator, and their proofs"),
     ("rendezvous/client", "store", "store clients"),
     ("rendezvous/store", "", "keys, waiters and TCPStore's bytes, without sockets"),
     ("rendezvous/net", "", "what every server and client here stands on"),

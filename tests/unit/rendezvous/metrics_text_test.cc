@@ -40,23 +40,15 @@ TEST_CASE("a label's value may be any bytes, and one line stays one line") {
   CHECK(written("\xe2\x82") == "m{l=\"??\"} 1\n");            // cut
 }
 
-TEST_CASE("a duration is in its bucket and in all that are wider") {
-  DurationHistogram histogram;
-  histogram.add(0.0001);
-  histogram.add(0.001);
-  histogram.add(100);
-  CHECK(histogram.count() == 3);
-  CHECK(histogram.up_to(0) == 1);
-  CHECK(histogram.up_to(1) == 1);
-  CHECK(histogram.up_to(2) == 2);
-  CHECK(histogram.up_to(DurationHistogram::kBuckets - 1) == 2);
+TEST_CASE("a summary tells how often and how long in all") {
+  DurationSum sum;
+  sum.add(0.25);
+  sum.add(100);
   MetricsText out;
-  out.family("d_seconds", MetricType::kHistogram, "D.");
-  out.histogram(histogram);
-  const std::string text = out.take();
-  CHECK_THAT(text, Catch::Contains("d_seconds_bucket{le=\"0.0001\"} 1\nd_seconds_bucket{le=\"0.0004\"} 1\n"));
-  CHECK_THAT(text, Catch::Contains("d_seconds_bucket{le=\"+Inf\"} 3\n"));
-  CHECK_THAT(text, Catch::Contains("\nd_seconds_count 3\n"));
+  out.family("d_seconds", MetricType::kSummary, "D.");
+  out.summary(sum);
+  CHECK_THAT(out.take(),
+             Catch::EndsWith("# TYPE d_seconds summary\nd_seconds_sum 100.25\nd_seconds_count 2\n"));
 }
 
 TEST_CASE("a process' line is read whatever its name is") {
