@@ -7,9 +7,18 @@
 //   MUSTER_FAKE_NCCL_INIT_HANG=1    the communicator never comes up
 //   MUSTER_FAKE_NCCL_HANG_AT=K      the K-th collective never finishes on this rank
 //   MUSTER_FAKE_NCCL_ERROR_AT=K     the K-th collective does not finish and the communicator reports a remote
-//   error MUSTER_FAKE_NCCL_REFUSE_AT=K    the K-th collective is refused as an invalid argument
+//                                   error
+//   MUSTER_FAKE_NCCL_REFUSE_AT=K    the K-th collective is refused as an invalid argument
+//   MUSTER_FAKE_NCCL_DEAF=1         a rank that ended is not noticed, as by the transports within a host
 //   MUSTER_FAKE_NCCL_LOG=FILE       one line per call that ends a communicator: finalize, destroy, revoke,
-//   abort
+//                                   abort
+// What it has of the real one's ways (NCCL 2.28.9, src/init.cc, enqueue.cc and group.cc):
+// - The asynchronous error of a non-blocking communicator stays, an invalid argument too: ncclCommEnsureReady
+//   answers every later call with it.
+// - A graph with captured collectives counts in localPersistentRefs. Finalize and abort wait until it is
+//   destroyed, abort within its call; after a revoke nobody waits, and the graph's destructor then finds the
+//   communicator freed. So does a launch that is still queued. Both end the process here, loudly.
+// - A revoke waits for what runs, and lowers the abort flag again.
 // Compiled with FAKE_NCCL_OLD it is a 2.18 without ncclMemAlloc and ncclCommRevoke.
 #include <algorithm>
 #include <atomic>
@@ -19,7 +28,9 @@
 #include <cstring>
 #include <fcntl.h>
 #include <memory>
+#include <mutex>
 #include <poll.h>
+#include <set>
 #include <string>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -81,6 +92,8 @@ struct OpaqueComm {
   std::atomic<bool> stopped{false};
   std::atomic<int> async_error{kSuccess};
   std::atomic<int> running{0};
+  std::atomic<int> graphs{0};  // captured collectives whose graph has not been destroyed
+  bool deaf = false, is_finalizing = false, is_revoked = false;
 
   Status answer() {
     if (in_progress == 0) return kSuccess;
@@ -92,6 +105,17 @@ struct OpaqueComm {
 }  // namespace muster::nccl
 
 namespace {
+
+std::mutex live_mutex;
+std::set<OpaqueComm*> live_comms;
+
+/// Ends the process where the real NCCL would use freed memory.
+void check_live(OpaqueComm* comm, const char* who) {
+  const std::lock_guard lock(live_mutex);
+  if (live_comms.contains(comm)) return;
+  std::fprintf(stderr, "fake NCCL: %s after its communicator was freed\n", who);
+  std::abort();
+}
 
 bool is_alive(int pid) {
   const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
@@ -109,7 +133,7 @@ bool meet(OpaqueComm& comm) {
   for (int peer = 0; peer < comm.world; ++peer)
     for (unsigned spins = 0; comm.segment->arrived[peer].load(std::memory_order_acquire) < round; ++spins) {
       if (comm.stopped) return false;
-      if (spins % 256 == 255 && !is_alive(comm.segment->pid[peer])) {
+      if (spins % 256 == 255 && !comm.deaf && !is_alive(comm.segment->pid[peer])) {
         // Its last words may have come in between.
         if (comm.segment->arrived[peer].load(std::memory_order_acquire) >= round) break;
         comm.async_error = kRemoteError;
@@ -171,11 +195,29 @@ void reduce(const OpaqueComm& comm, DataType type, ReduceKind kind, std::size_t 
 template <class Input, class Output>
 Status enqueue(OpaqueComm* comm, void* stream, std::size_t count, std::size_t element, Input input,
                Output output) {
+  if (comm->async_error != kSuccess) return static_cast<Status>(comm->async_error.load());
   ++comm->calls;
-  if (comm->calls == comm->refuse_at) return kInvalidArgument;
+  if (comm->calls == comm->refuse_at) {
+    comm->async_error = kInvalidArgument;
+    return kInvalidArgument;
+  }
   const bool hangs = comm->calls == comm->hang_at, fails = comm->calls == comm->error_at;
-  ++comm->running;
-  static_cast<HostStream*>(stream)->enqueue([=] {
+  auto* host = static_cast<HostStream*>(stream);
+  const bool captured = host->is_capturing();
+  if (captured) {
+    ++comm->graphs;
+    host->at_end_of_graph([comm] {
+      check_live(comm, "a graph was destroyed");
+      --comm->graphs;
+    });
+  } else {
+    ++comm->running;
+  }
+  host->enqueue([=] {
+    if (captured) {
+      check_live(comm, "a captured collective ran");
+      ++comm->running;
+    }
     if (fails) comm->async_error = kRemoteError;
     while ((hangs || fails) && !comm->stopped) ::usleep(200);
     const std::size_t part = kSlotBytes / element;
@@ -192,8 +234,11 @@ Status enqueue(OpaqueComm* comm, void* stream, std::size_t count, std::size_t el
 }
 
 void release(OpaqueComm* comm) {
-  comm->stopped = true;
-  while (comm->running > 0) ::usleep(200);
+  while (comm->running > 0 || (comm->graphs > 0 && !comm->is_revoked)) ::usleep(200);
+  {
+    const std::lock_guard lock(live_mutex);
+    live_comms.erase(comm);
+  }
   ::munmap(comm->segment, sizeof(Segment));
   ::unlink(comm->path.c_str());
   delete comm;
@@ -232,6 +277,7 @@ FAKE_NCCL_API Status ncclCommInitRankConfig(Comm* out, int world, UniqueId id, i
   comm->hang_at = from_environment("MUSTER_FAKE_NCCL_HANG_AT");
   comm->error_at = from_environment("MUSTER_FAKE_NCCL_ERROR_AT");
   comm->refuse_at = from_environment("MUSTER_FAKE_NCCL_REFUSE_AT");
+  comm->deaf = from_environment("MUSTER_FAKE_NCCL_DEAF") != 0;
   comm->init_hangs = from_environment("MUSTER_FAKE_NCCL_INIT_HANG") != 0;
   comm->path = path_of(id);
   const int fd = ::open(comm->path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -243,6 +289,10 @@ FAKE_NCCL_API Status ncclCommInitRankConfig(Comm* out, int world, UniqueId id, i
   comm->segment->pid[rank] = ::getpid();
   comm->segment->joined.fetch_add(1);
   comm->remaining_in_progress = comm->in_progress;
+  {
+    const std::lock_guard lock(live_mutex);
+    live_comms.insert(comm.get());
+  }
   *out = comm.release();
   return kInProgress;  // as the real one with blocking = 0
 }
@@ -256,6 +306,8 @@ FAKE_NCCL_API Status ncclCommGetAsyncError(Comm comm, Status* status) {
   }
   if (comm->async_error != kSuccess)
     *status = static_cast<Status>(comm->async_error.load());
+  else if (comm->is_finalizing && (comm->running > 0 || comm->graphs > 0))
+    *status = kInProgress;
   else
     *status = comm->remaining_in_progress-- > 0 ? kInProgress : kSuccess;
   return kSuccess;
@@ -263,8 +315,9 @@ FAKE_NCCL_API Status ncclCommGetAsyncError(Comm comm, Status* status) {
 
 FAKE_NCCL_API Status ncclCommFinalize(Comm comm) {
   log_call("finalize");
-  while (comm->running > 0 && comm->async_error == kSuccess && !comm->stopped) ::usleep(200);
-  return comm->answer();
+  comm->is_finalizing = true;
+  (void)comm->answer();
+  return kInProgress;
 }
 
 FAKE_NCCL_API Status ncclCommDestroy(Comm comm) {
@@ -275,6 +328,7 @@ FAKE_NCCL_API Status ncclCommDestroy(Comm comm) {
 
 FAKE_NCCL_API Status ncclCommAbort(Comm comm) {
   log_call("abort");
+  comm->stopped = true;
   release(comm);
   return kSuccess;
 }
@@ -350,7 +404,11 @@ FAKE_NCCL_API Status ncclReduceScatter(const void* send, void* receive, std::siz
 FAKE_NCCL_API Status ncclCommRevoke(Comm comm, int flags) {
   if (flags != 0) return kInvalidArgument;
   log_call("revoke");
+  if (comm->is_finalizing || comm->is_revoked) return kInvalidArgument;
+  comm->is_revoked = true;
   comm->stopped = true;
+  while (comm->running > 0) ::usleep(200);
+  comm->stopped = false;
   comm->async_error = kSuccess;
   return comm->answer();
 }

@@ -13,6 +13,7 @@ struct Record {
   std::condition_variable changed;
   bool done = false;
   bool captured = false;
+  std::weak_ptr<HostGraph::Body> graph;  // with captured: the graph refers to this record, too
 };
 
 struct HostEvent {
@@ -28,17 +29,28 @@ std::shared_ptr<Record> last_of(void* event) {
 
 }  // namespace
 
+HostGraph::Body::~Body() {
+  for (const auto& destructor : destructors) destructor();
+}
+
+void HostGraph::launch(HostStream& stream) const {
+  stream.enqueue([body = body_] {
+    for (const auto& call : body->calls) call();
+  });
+}
+
 HostStream::HostStream()
     : thread_([this] {
         std::unique_lock lock(mutex_);
         while (true) {
           changed_.wait(lock, [this] { return stopping_ || !work_.empty(); });
           if (work_.empty()) return;
-          const std::function<void()> next = std::move(work_.front());
+          std::function<void()> next = std::move(work_.front());
           work_.pop_front();
           busy_ = true;
           lock.unlock();
           next();
+          next = nullptr;  // it may hold the last reference to a graph
           lock.lock();
           busy_ = false;
           changed_.notify_all();
@@ -54,7 +66,27 @@ HostStream::~HostStream() {
   thread_.join();
 }
 
+std::shared_ptr<HostGraph::Body> HostStream::graph() {
+  const std::lock_guard lock(mutex_);
+  return graph_;
+}
+
+bool HostStream::is_capturing() {
+  return graph() != nullptr;
+}
+
+void HostStream::at_end_of_graph(std::function<void()> destructor) {
+  const auto captured = graph();
+  const std::lock_guard lock(captured->mutex);
+  captured->destructors.push_back(std::move(destructor));
+}
+
 void HostStream::enqueue(std::function<void()> work) {
+  if (const auto captured = graph()) {
+    const std::lock_guard lock(captured->mutex);
+    captured->calls.push_back(std::move(work));
+    return;
+  }
   const std::lock_guard lock(mutex_);
   work_.push_back(std::move(work));
   changed_.notify_all();
@@ -68,6 +100,23 @@ void HostStream::synchronize() {
 Result<void*> HostDevice::create_stream() {
   return static_cast<void*>(new HostStream);
 }
+void HostDevice::begin_capture(HostStream& stream, HostGraph& graph) {
+  graph.destroy();
+  const std::lock_guard lock(mutex_);
+  captured_ = {&stream};
+  const std::lock_guard stream_lock(stream.mutex_);
+  stream.graph_ = graph.body_;
+}
+
+void HostDevice::end_capture() {
+  const std::lock_guard lock(mutex_);
+  for (HostStream* stream : captured_) {
+    const std::lock_guard stream_lock(stream->mutex_);
+    stream->graph_ = nullptr;
+  }
+  captured_.clear();
+}
+
 void HostDevice::destroy_stream(void* stream) {
   delete static_cast<HostStream*>(stream);
 }
@@ -80,7 +129,9 @@ void HostDevice::destroy_event(void* event) {
 
 Result<void> HostDevice::record(void* event, void* stream) {
   auto made = std::make_shared<Record>();
-  made->captured = capturing_;
+  const auto graph = static_cast<HostStream*>(stream)->graph();
+  made->captured = graph != nullptr;
+  made->graph = graph;
   auto* host = static_cast<HostEvent*>(event);
   {
     const std::lock_guard lock(host->mutex);
@@ -95,9 +146,18 @@ Result<void> HostDevice::record(void* event, void* stream) {
 }
 
 Result<void> HostDevice::make_wait(void* stream, void* event) {
-  // As on a GPU, the wait is for the last record before this call.
-  static_cast<HostStream*>(stream)->enqueue([record = last_of(event)] {
-    if (record == nullptr) return;
+  // As on a GPU, the wait is for the last record before this call, and a captured one pulls the stream into
+  // the capture.
+  const auto record = last_of(event);
+  auto* host = static_cast<HostStream*>(stream);
+  if (record == nullptr) return {};
+  if (const auto graph = record->graph.lock(); graph != nullptr && !host->is_capturing()) {
+    const std::lock_guard lock(mutex_);
+    captured_.push_back(host);
+    const std::lock_guard stream_lock(host->mutex_);
+    host->graph_ = graph;
+  }
+  host->enqueue([record] {
     std::unique_lock lock(record->mutex);
     record->changed.wait(lock, [&] { return record->done; });
   });
@@ -112,8 +172,8 @@ Result<bool> HostDevice::is_done(void* event) {
   return record->done;
 }
 
-Result<bool> HostDevice::is_capturing(void* /*stream*/) {
-  return capturing_.load();
+Result<bool> HostDevice::is_capturing(void* stream) {
+  return static_cast<HostStream*>(stream)->is_capturing();
 }
 
 Result<void*> HostDevice::allocate(std::size_t size_bytes) {

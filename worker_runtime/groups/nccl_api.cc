@@ -32,7 +32,6 @@ Result<NcclApi> NcclApi::load(const std::optional<std::string>& path) {
   library.load_optional(api.mem_alloc, "ncclMemAlloc");
   library.load_optional(api.mem_free, "ncclMemFree");
   if (api.mem_free == nullptr) api.mem_alloc = nullptr;
-  library.load_optional(api.comm_revoke, "ncclCommRevoke");
   return api;
 }
 

@@ -35,7 +35,6 @@ struct NcclApi {
   Status (*reduce_scatter)(const void*, void*, std::size_t, DataType, ReduceKind, Comm, void*) = nullptr;
   Status (*mem_alloc)(void**, std::size_t) = nullptr;  // since 2.19; null before
   Status (*mem_free)(void*) = nullptr;                 // with mem_alloc
-  Status (*comm_revoke)(Comm, int) = nullptr;          // since 2.28.7; null before
 
   /// "2.28.9".
   [[nodiscard]] std::string version_text() const;

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <unistd.h>
 
+#include "worker_runtime/groups/collective.h"
+
 namespace muster::nccl {
 namespace {
 
@@ -14,18 +16,20 @@ constexpr std::chrono::microseconds kFirstPause{20};
 constexpr std::chrono::microseconds kLongestPause{2000};
 constexpr std::chrono::microseconds kFinishPause{100};
 constexpr Millis kWatchPause{100};
+// What a rank that ended had sent may still be on its way: only a collective that does not move for this long
+// waits in vain.
+constexpr Millis kPeerGrace{500};
 // What a caller waits beyond the comm thread's own deadlines before it declares that thread stuck.
 constexpr Millis kMargin{5'000};
 constexpr int kExitSoftware = 70;
 
 ErrorCode code_of(const Lifecycle& state) {
   if (state.cause == Cause::kTimeout) return ErrorCode::kTimeout;
+  if (state.cause == Cause::kPeerEnded) return ErrorCode::kPeerGone;
   switch (state.status) {
     case kRemoteError:
     case kSystemError:
       return ErrorCode::kPeerGone;
-    case kInvalidArgument:
-      return ErrorCode::kInvalidArgument;
     default:
       return ErrorCode::kFailed;
   }
@@ -68,14 +72,15 @@ NcclCommThread::~NcclCommThread() {
     stopping_ = true;
     to_thread_.notify_one();
     const Limits& limits = options_.limits;
-    Millis longest = limits.finalize + limits.revoke + kMargin;
+    Millis longest = limits.finalize + kMargin;
     if (!failure_) longest += limits.start + limits.call;  // what is queued is still issued
     // Until here every wait of the thread has a deadline of its own; only a call that does not return passes
     // this one.
     if (!to_users_.wait_for(lock, longest, [this] { return over_; })) {
       std::fprintf(stderr,
                    "muster: rank %d: NCCL %s does not return from ending its communicator (last operation: "
-                   "%s); exiting\n",
+                   "%s); it waits for CUDA graphs with captured collectives, which must be destroyed before "
+                   "their group; exiting\n",
                    options_.rank, api_.version_text().c_str(), last_name_.c_str());
       std::fflush(stderr);
       ::_exit(kExitSoftware);
@@ -88,7 +93,7 @@ template <class Condition>
 Result<void> NcclCommThread::wait_for(Condition condition, const std::string& subject) {
   std::unique_lock lock(mutex_);
   const Limits& limits = options_.limits;
-  const Millis longest = limits.start + limits.call + limits.revoke + kMargin;
+  const Millis longest = limits.start + limits.call + kMargin;
   if (!to_users_.wait_for(lock, longest, [&] { return failure_ || condition(); }))
     failure_ =
         Error{ErrorCode::kTimeout, "rank " + std::to_string(options_.rank) + ": " + subject + ": NCCL " +
@@ -111,11 +116,7 @@ Result<void> NcclCommThread::submit(std::shared_ptr<Collective> collective) {
 }
 
 Result<void> NcclCommThread::wait_issued(const Collective& collective) {
-  MUSTER_OK(wait_for([&] { return collective.state != Collective::State::kQueued; }, collective.name));
-  const std::lock_guard lock(mutex_);
-  if (collective.state == Collective::State::kRefused)
-    return fail(ErrorCode::kInvalidArgument, collective.refusal);
-  return {};
+  return wait_for([&] { return collective.state != Collective::State::kQueued; }, collective.name);
 }
 
 Result<void> NcclCommThread::wait_finished(const Collective& collective) {
@@ -151,17 +152,29 @@ Error NcclCommThread::error_of(const Lifecycle& state, const std::string& subjec
         state.phase == Phase::kStarting || subject == "start" ? options_.limits.start : options_.limits.call;
     text += "not finished after " + std::to_string(limit.count()) +
             " ms; a rank is missing, stuck or runs another operation: compare the ranks' last lines";
-  } else {
-    text += api_.describe(state.status, comm_);
-    text += code_of(state) == ErrorCode::kPeerGone
-                ? "; a peer has ended or the network failed: look for the first rank that failed"
-                : "; NCCL_DEBUG=WARN says more";
+    return {code_of(state), std::move(text)};
   }
+  if (state.cause == Cause::kNccl) text += api_.describe(state.status, comm_) + "; ";
+  if (code_of(state) != ErrorCode::kPeerGone)
+    text += "NCCL_DEBUG=WARN says more";
+  else if (look_at_peers(); !ended_.empty())
+    text += groups::rank_list(ended_) + (ended_.size() == 1 ? " has ended" : " have ended");
+  else
+    text += "a peer has ended or the network failed: look for the first rank that failed";
   return {code_of(state), std::move(text)};
+}
+
+void NcclCommThread::look_at_peers() {
+  // Whom the first loss made end is not to blame.
+  if (ended_.empty()) ended_ = options_.peers.ended();
 }
 
 std::string NcclCommThread::oldest_name() const {
   return outstanding_.empty() ? last_name_ : outstanding_.front()->name;
+}
+
+std::string NcclCommThread::captured_name() const {
+  return last_captured_ + " or one before it, in a captured step";
 }
 
 Action NcclCommThread::drive(Event event, Status status, const std::string& subject) {
@@ -179,7 +192,6 @@ Action NcclCommThread::drive(Event event, Status status, const std::string& subj
     switch (step.action) {
       case Action::kNone:
       case Action::kProceed:
-      case Action::kRefuse:
         return step.action;
       case Action::kAskAgain: {
         std::this_thread::sleep_for(pause);
@@ -191,9 +203,6 @@ Action NcclCommThread::drive(Event event, Status status, const std::string& subj
       }
       case Action::kFinalize:
         answer = api_.comm_finalize(comm_);
-        break;
-      case Action::kRevoke:
-        answer = api_.comm_revoke(comm_, 0);
         break;
       case Action::kDestroy:
         (void)api_.comm_destroy(comm_);
@@ -267,23 +276,16 @@ void NcclCommThread::issue(const std::shared_ptr<Collective>& collective) {
   if (c.captured)
     if (auto counted = device_->count_up(captured_begun_, stream_); !counted)
       return device_failed(counted.error());
-  const Action action = drive(Event::kAnswer, call(c), c.name);
-  if (action == Action::kRefuse) {
-    if (told_ == c.sequence) options_.record.end(false);
-    const std::lock_guard lock(mutex_);
-    c.refusal = "rank " + std::to_string(options_.rank) + ": " + c.name + ": " +
-                api_.describe(kInvalidArgument, comm_);
-    c.state = Collective::State::kRefused;
-    to_users_.notify_all();
-    return;
-  }
-  if (action != Action::kProceed) return;
+  const Status status = call(c);
+  // The error of an earlier collective meets whoever calls next.
+  const bool is_its_own = status == kSuccess || status == kInProgress || status == kInvalidArgument;
+  if (drive(Event::kAnswer, status, is_its_own ? c.name : oldest_name()) != Action::kProceed) return;
   // Only now is the work on the stream: a call in progress may not have put it there yet.
   if (c.captured)
     if (auto counted = device_->count_up(captured_finished_, stream_); !counted)
       return device_failed(counted.error());
   if (auto recorded = device_->record(c.done, stream_); !recorded) return device_failed(recorded.error());
-  c.issued_at = SteadyClock::now();
+  c.issued_at = progress_ = SteadyClock::now();
   if (c.captured) {
     if (!has_captured_) captured_progress_ = c.issued_at;
     has_captured_ = true;
@@ -315,6 +317,7 @@ void NcclCommThread::watch() {
     to_users_.notify_all();
   }
   if (finished) {
+    progress_ = SteadyClock::now();
     if (!outstanding_.empty()) {
       tell_of(*outstanding_.front());
     } else {
@@ -327,6 +330,7 @@ void NcclCommThread::watch() {
     return;
   }
   if (has_captured_) watch_captured();
+  if (lifecycle_.phase == Phase::kReady) watch_peers();
   if (lifecycle_.phase != Phase::kReady) return;
   Status asynchronous = kSuccess;
   Status answer = api_.comm_get_async_error(comm_, &asynchronous);
@@ -351,9 +355,22 @@ void NcclCommThread::watch_captured() {
   last_begun_ = begun;
   last_finished_ = finished;
   if (is_moving)
-    captured_progress_ = SteadyClock::now();
+    captured_progress_ = progress_ = SteadyClock::now();
   else if (SteadyClock::now() - captured_progress_ > options_.limits.call)
-    (void)drive(Event::kOverdue, kSuccess, last_captured_ + " or one before it, in a captured step");
+    (void)drive(Event::kOverdue, kSuccess, captured_name());
+}
+
+void NcclCommThread::watch_peers() {
+  const Instant now = SteadyClock::now();
+  if (now - looked_ < kWatchPause) return;
+  looked_ = now;
+  look_at_peers();
+  // A broadcast's root may be done and gone while this rank's stream has not come to it; every other
+  // collective needs all ranks to the end.
+  const bool waits = last_begun_ != last_finished_ ||
+                     (!outstanding_.empty() && outstanding_.front()->kind != Collective::Kind::kBroadcast);
+  if (!ended_.empty() && waits && now - progress_ > kPeerGrace)
+    (void)drive(Event::kPeerEnded, kSuccess, outstanding_.empty() ? captured_name() : oldest_name());
 }
 
 void NcclCommThread::run() {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // NcclCommThread: the ONE thread that owns a communicator. Every call on it (start, collectives, questions,
-// revoke, abort, destroy) is made here, because NCCL allows an abort only while no other thread is inside a
-// call on the communicator. It is also the watchdog: a collective that does not finish within the limit, or
-// an asynchronous error, ends the communicator and leaves a sticky error that names rank, operation and
+// abort, destroy) is made here, because NCCL allows an abort only while no other thread is inside a call on
+// the communicator. It is also the watchdog: a collective that does not finish within the limit, one that
+// waits for a process of this host that has ended (which NCCL's transports within a host do not notice), or
+// an asynchronous error ends the communicator and leaves a sticky error that names rank, operation and
 // sequence number. Used by NcclGroup's thread only: submit(), wait_issued() and wait_finished() are its whole
 // traffic.
 #pragma once
@@ -20,6 +21,7 @@
 #include "worker_runtime/groups/nccl_api.h"
 #include "worker_runtime/groups/nccl_device.h"
 #include "worker_runtime/groups/nccl_lifecycle.h"
+#include "worker_runtime/groups/peer_watch.h"
 
 namespace muster::nccl {
 
@@ -40,7 +42,7 @@ class EventPool {
 /// One collective on its way. The events return to the pool when the last holder lets go.
 struct Collective {
   enum class Kind { kAllReduce, kBroadcast, kAllGather, kReduceScatter };
-  enum class State { kQueued, kIssued, kFinished, kRefused };
+  enum class State { kQueued, kIssued, kFinished };
 
   Kind kind = Kind::kAllReduce;
   const void* send = nullptr;
@@ -58,7 +60,6 @@ struct Collective {
   void* done = nullptr;   // on the comm stream: outputs are there
   State state = State::kQueued;
   Instant issued_at{};
-  std::string refusal;
   std::shared_ptr<EventPool> pool;
 
   ~Collective();
@@ -71,6 +72,7 @@ class NcclCommThread {
     int world_size = 1;
     UniqueId id{};
     Limits limits;
+    groups::PeerWatch peers = {};  // the other ranks of this host
     CollectiveRecord record = {};  // of the oldest collective that the GPU has not finished
   };
 
@@ -98,10 +100,13 @@ class NcclCommThread {
   [[nodiscard]] Action drive(Event event, Status status, const std::string& subject);
   void watch();
   void watch_captured();
+  void watch_peers();
+  void look_at_peers();
   void tell_of(const Collective& collective);
   void set_failure(Error error);
   [[nodiscard]] Error error_of(const Lifecycle& state, const std::string& subject);
   [[nodiscard]] std::string oldest_name() const;
+  [[nodiscard]] std::string captured_name() const;
   template <class Condition>
   [[nodiscard]] Result<void> wait_for(Condition condition, const std::string& subject);
 
@@ -117,6 +122,9 @@ class NcclCommThread {
   std::uint32_t* captured_finished_ = nullptr;  // and behind it
   std::uint32_t last_begun_ = 0, last_finished_ = 0;
   Instant captured_progress_{};
+  Instant progress_{};      // when a collective was last seen to begin or finish
+  Instant looked_{};        // at the peers
+  std::vector<int> ended_;  // ranks that were gone when first one was
   bool has_captured_ = false;
   std::string last_name_ = "start";
   std::string last_captured_;

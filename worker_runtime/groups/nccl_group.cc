@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/groups/nccl_group.h"
 
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
+#include "worker_runtime/groups/host_id.h"
 #include "worker_runtime/groups/nccl_comm_thread.h"
+#include "worker_runtime/groups/text_exchange.h"
 
 namespace muster {
 namespace nccl {
@@ -15,7 +20,6 @@ namespace {
 // The first byte of the value under an id's key: what follows is the id, or why rank 0 could not make one.
 constexpr char kHasId = '+';
 constexpr char kHasError = '!';
-constexpr int kFirstWithRevoke = 22807;
 
 Result<DataType> type_of(DType dtype) {
   switch (dtype) {
@@ -59,9 +63,35 @@ Result<ReduceKind> kind_of(ReduceOp op, DType dtype) {
 
 /// The n-th group that these ranks make: every rank counts its own, and as making one is a collective they
 /// agree.
-Result<UniqueId> exchange_id(Store& store, const GroupSettings& settings, const NcclApi& api) {
+Result<std::int64_t> count_group(Store& store, int rank) {
+  return store.add("nccl/groups_of_rank/" + std::to_string(rank), 1);
+}
+
+/// The processes of this host, so that the rank which ends is known and named.
+Result<groups::PeerWatch> exchange_pids(Store& store, const GroupSettings& settings, std::int64_t sequence) {
+  std::vector<int> everybody(static_cast<std::size_t>(settings.world_size));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  const auto exchange =
+      groups::exchange_through_store(store, "nccl/pids/" + std::to_string(sequence), everybody, settings.rank,
+                                     SteadyClock::now() + settings.timeout);
+  // A pid means something to who sees the same processes.
+  const std::string here =
+      groups::host_id(current_environment()) + " " + std::to_string(groups::pid_namespace_inode()) + " ";
+  MUSTER_TRY(const auto texts, exchange(here + std::to_string(::getpid())));
+  groups::PeerWatch peers;
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    pid_t pid = 0;
+    const char* const end = texts[rank].data() + texts[rank].size();
+    if (static_cast<int>(rank) != settings.rank && texts[rank].starts_with(here) &&
+        std::from_chars(texts[rank].data() + here.size(), end, pid).ptr == end && pid > 1)
+      peers.add(static_cast<int>(rank), pid);
+  }
+  return peers;
+}
+
+Result<UniqueId> exchange_id(Store& store, const GroupSettings& settings, const NcclApi& api,
+                             std::int64_t sequence) {
   const std::string rank = std::to_string(settings.rank);
-  MUSTER_TRY(const std::int64_t sequence, store.add("nccl/groups_of_rank/" + rank, 1));
   const std::string key = "nccl/id/" + std::to_string(sequence);
   UniqueId id{};
   if (settings.rank == 0) {
@@ -106,14 +136,14 @@ class NcclGroup final : public ProcessGroup {
         device_->free(memory);
   }
 
-  Result<void> start(const UniqueId& id) {
+  Result<void> start(const UniqueId& id, groups::PeerWatch peers) {
     MUSTER_TRY(barrier_word_, device_->allocate(sizeof(std::int32_t)));
     NcclCommThread::Options options;
     options.rank = settings_.rank;
     options.world_size = settings_.world_size;
     options.id = id;
     options.limits.start = options.limits.call = settings_.timeout;
-    options.limits.can_revoke = api_.comm_revoke != nullptr && api_.version >= kFirstWithRevoke;
+    options.peers = std::move(peers);
     options.record = CollectiveRecord(settings_.name.page, settings_.name.text, "nccl", settings_.world_size);
     thread_ = std::make_shared<NcclCommThread>(api_, device_, std::move(options));
     return thread_->wait_started();
@@ -301,10 +331,12 @@ Result<std::unique_ptr<ProcessGroup>> make_group(Store& store, const GroupSettin
   };
   MUSTER_TRY(const NcclApi api, NcclApi::load(settings.library));
   come(PageMark::kNcclLoaded);
-  MUSTER_TRY(const UniqueId id, exchange_id(store, settings, api));
+  MUSTER_TRY(const std::int64_t sequence, count_group(store, settings.rank));
+  MUSTER_TRY(const UniqueId id, exchange_id(store, settings, api, sequence));
+  MUSTER_TRY(groups::PeerWatch peers, exchange_pids(store, settings, sequence));
   come(PageMark::kNcclIdKnown);
   auto group = std::make_unique<NcclGroup>(api, settings, std::move(device), stream);
-  MUSTER_OK(group->start(id));
+  MUSTER_OK(group->start(id, std::move(peers)));
   return group;
 }
 

@@ -5,8 +5,9 @@
 // (nccl_comm_thread.h). Works inside a stream capture, where every rank must capture the same operations; a
 // graph that was captured with a group is destroyed before the group, whose end would wait for it.
 // Buffers of collectives that did not finish outlive the group: the error is reported before they are
-// stopped. Results are the same on every rank; the order of summation is NCCL's choice. Failure: sticky;
-// kTimeout or kPeerGone name rank, operation and sequence number.
+// stopped, and stopping waits until the graphs are destroyed. Results are the same on every rank; the order
+// of summation is NCCL's choice. Failure: sticky; kTimeout or kPeerGone name rank, operation and sequence
+// number, and which rank of this host has ended.
 #pragma once
 
 #include <chrono>

@@ -3,9 +3,13 @@
 // streams.
 #include "worker_runtime/groups/nccl_group.h"
 
+#include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <muster/file_store.h>
@@ -216,7 +220,7 @@ TEST_CASE(
       const auto third = member.group->allocate(64);
       EXPECT(!third && third.error() == first.error());
     }
-    EXPECT(log_of(directory, rank) == "revoke\nabort\n");
+    EXPECT(log_of(directory, rank) == "abort\n");
     return "";
   }));
 }
@@ -238,7 +242,7 @@ TEST_CASE("a collective that never finishes is a kTimeout on every rank and the 
       EXPECT(failed.error().message.find("all_reduce #1") != std::string::npos);
       if (rank == 1) EXPECT(failed.error().code == ErrorCode::kTimeout);
     }
-    EXPECT(log_of(directory, rank) == "revoke\nabort\n");
+    EXPECT(log_of(directory, rank) == "abort\n");
     return "";
   }));
 }
@@ -253,6 +257,7 @@ TEST_CASE("a rank that dies is kPeerGone to the others") {
     const auto failed = member.group->barrier();
     EXPECT(!failed && failed.error().code == ErrorCode::kPeerGone);
     EXPECT(failed.error().message.find("barrier #2") != std::string::npos);
+    EXPECT(failed.error().message.find("rank 2 has ended") != std::string::npos);
     return "";
   });
   for (const int rank : {0, 1}) {
@@ -263,7 +268,7 @@ TEST_CASE("a rank that dies is kPeerGone to the others") {
   CHECK(WEXITSTATUS(outcomes[2].status) == 9);
 }
 
-TEST_CASE("a rank that never joins is a kTimeout of the start, and what began is aborted") {
+TEST_CASE("a rank that never joins is a kTimeout that names it") {
   const TemporaryDirectory directory;
   require_all(run_ranks({.world_size = 1}, [&](int rank) -> std::string {
     log_to(directory, rank);
@@ -271,14 +276,32 @@ TEST_CASE("a rank that never joins is a kTimeout of the start, and what began is
       Member member;
       const auto failed = member.join({&directory, 2, Millis(200)}, rank);
       EXPECT(!failed && failed.error().code == ErrorCode::kTimeout);
-      EXPECT(failed.error().message.find("rank 0 of 2: start (NCCL 2.28.9): not finished after 200 ms") == 0);
+      EXPECT(failed.error().message.find("1 of 2 ranks did not come within") != std::string::npos);
+      EXPECT(failed.error().message.find("rank 1") != std::string::npos);
+    }
+    EXPECT(log_of(directory, rank).empty());
+    return "";
+  }));
+}
+
+TEST_CASE("a communicator that does not come up is a kTimeout of the start, and what began is aborted") {
+  const TemporaryDirectory directory;
+  require_all(run_ranks({.world_size = 2}, [&](int rank) -> std::string {
+    log_to(directory, rank);
+    ::setenv("MUSTER_FAKE_NCCL_INIT_HANG", "1", 1);
+    {
+      Member member;
+      const auto failed = member.join({&directory, 2, Millis(2000)}, rank);
+      EXPECT(!failed && failed.error().code == ErrorCode::kTimeout);
+      const std::string start = "rank " + std::to_string(rank) + " of 2: start (NCCL 2.28.9): ";
+      EXPECT(failed.error().message.find(start + "not finished after 2000 ms") == 0);
     }
     EXPECT(log_of(directory, rank) == "abort\n");
     return "";
   }));
 }
 
-TEST_CASE("an NCCL without revoke and its own allocator works and is aborted directly") {
+TEST_CASE("an NCCL without its own allocator works") {
   const TemporaryDirectory directory;
   require_all(run_ranks({.world_size = 2}, [&](int rank) -> std::string {
     log_to(directory, rank);
@@ -301,15 +324,34 @@ TEST_CASE("an NCCL without revoke and its own allocator works and is aborted dir
   }));
 }
 
-TEST_CASE("arguments that NCCL or the group refuses leave the group usable") {
+TEST_CASE("arguments that NCCL refuses are the end of the group, as its communicator keeps the error") {
   const TemporaryDirectory directory;
   require_all(run_ranks({.world_size = 2}, [&](int rank) -> std::string {
+    log_to(directory, rank);
     ::setenv("MUSTER_FAKE_NCCL_REFUSE_AT", "1", 1);
+    {
+      Member member;
+      STEP(member.join({&directory, 2}, rank));
+      std::vector<float> values(10, 1.0F);
+      const auto refused = member.group->all_reduce({values.data(), 10, DType::kFloat32});
+      // Not kInvalidArgument, which leaves a group usable.
+      EXPECT(!refused && refused.error().code == ErrorCode::kFailed);
+      EXPECT(refused.error().message.find("all_reduce #1 of 10 F32") != std::string::npos);
+      EXPECT(refused.error().message.find("invalid argument") != std::string::npos);
+      const auto again = member.group->barrier();
+      EXPECT(!again && again.error() == refused.error());
+    }
+    EXPECT(log_of(directory, rank) == "abort\n");
+    return "";
+  }));
+}
+
+TEST_CASE("arguments that the group refuses leave it usable") {
+  const TemporaryDirectory directory;
+  require_all(run_ranks({.world_size = 2}, [&](int rank) -> std::string {
     Member member;
     STEP(member.join({&directory, 2}, rank));
     std::vector<float> values(10, 1.0F);
-    const auto refused = member.group->all_reduce({values.data(), 10, DType::kFloat32});
-    EXPECT(!refused && refused.error().code == ErrorCode::kInvalidArgument);
     const auto no_average = member.group->all_reduce({values.data(), 10, DType::kInt32}, ReduceOp::kAvg);
     EXPECT(!no_average && no_average.error().code == ErrorCode::kInvalidArgument);
     EXPECT(!member.group->broadcast({values.data(), 10, DType::kFloat32}, 2));
@@ -348,24 +390,100 @@ TEST_CASE("collectives in a captured step are watched by counters and their even
     if (rank == 1) ::setenv("MUSTER_FAKE_NCCL_HANG_AT", "4", 1);
     {
       std::vector<float> values(10, 1.0F);  // outlives the group: a collective may be stuck on it
+      const Buffer buffer{values.data(), 10, DType::kFloat32};
       Member member;
+      HostGraph graph, stuck;
       STEP(member.join({&directory, 2, kShort}, rank));
-      member.device->pretend_capture(true);
+      member.device->begin_capture(member.stream, graph);
       EXPECT(!member.group->barrier());
-      for (int i = 0; i < 3; ++i) STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));
+      for (int i = 0; i < 3; ++i) STEP(member.group->all_reduce(buffer));
+      member.device->end_capture();
+      EXPECT(values[0] == 1.0F);
+      graph.launch(member.stream);
       member.stream.synchronize();
       EXPECT(values[0] == 8.0F);
       STEP(member.group->status());
-      STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));
+      member.device->begin_capture(member.stream, stuck);
+      STEP(member.group->all_reduce(buffer));
+      member.device->end_capture();
+      stuck.launch(member.stream);
       member.stream.synchronize();  // ends because the watchdog aborts
-      const auto failed = member.group->all_reduce({values.data(), 10, DType::kFloat32});
+      const auto failed = member.group->all_reduce(buffer);
       EXPECT(!failed);
       EXPECT(failed.error().code == ErrorCode::kTimeout || failed.error().code == ErrorCode::kPeerGone);
       EXPECT(failed.error().message.find("all_reduce #5") != std::string::npos);
       const auto status = member.group->status();
       EXPECT(!status && status.error() == failed.error());
     }
-    EXPECT(log_of(directory, rank) == "revoke\nabort\n");
+    EXPECT(log_of(directory, rank) == "abort\n");
+    return "";
+  }));
+}
+
+TEST_CASE("a rank that is killed while replays are queued is named by the others, who end in order") {
+  for (const bool nccl_notices : {true, false}) {
+    INFO("NCCL notices it: " << nccl_notices);
+    const TemporaryDirectory directory;
+    const auto outcomes = run_ranks({.world_size = 3}, [&](int rank) -> std::string {
+      log_to(directory, rank);
+      if (!nccl_notices) ::setenv("MUSTER_FAKE_NCCL_DEAF", "1", 1);
+      {
+        std::vector<float> values(10, 1.0F);
+        const Buffer buffer{values.data(), 10, DType::kFloat32};
+        Member member;
+        STEP(member.join({&directory, 3}, rank));
+        HostGraph graph;
+        member.device->begin_capture(member.stream, graph);
+        for (int bucket = 0; bucket < 2; ++bucket) STEP(member.group->all_reduce(buffer, ReduceOp::kAvg));
+        member.device->end_capture();
+        graph.launch(member.stream);
+        member.stream.synchronize();
+        if (rank == 2) ::kill(::getpid(), SIGKILL);
+        const Instant begun = SteadyClock::now();
+        for (int i = 0; i < 64; ++i) graph.launch(member.stream);
+        member.stream.synchronize();  // ends because the watchdog aborts
+        EXPECT(SteadyClock::now() - begun < std::chrono::seconds(10));
+        const auto status = member.group->status();
+        EXPECT(!status && status.error().code == ErrorCode::kPeerGone);
+        if (status.error().message.find("rank 2 has ended") == std::string::npos)
+          return status.error().message;
+        STEP(member.store->set("failed/" + std::to_string(rank), ""));  // nobody's end is taken for the cause
+        STEP(member.store->get("failed/" + std::to_string(1 - rank), Millis(20'000)));
+        graph.launch(member.stream);  // one that was on its way
+      }
+      EXPECT(log_of(directory, rank) == "abort\n");
+      return "";
+    });
+    for (const int rank : {0, 1}) {
+      const RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+      INFO("rank " << rank << ": " << outcome.text);
+      CHECK((outcome.ended && outcome.status == 0 && outcome.text.empty()));
+    }
+  }
+}
+
+TEST_CASE("a group that ends while a graph refers to it waits until the graph is gone") {
+  const TemporaryDirectory directory;
+  require_all(run_ranks({.world_size = 2}, [&](int rank) -> std::string {
+    log_to(directory, rank);
+    std::vector<float> values(10, 1.0F);
+    HostGraph graph;
+    {
+      Member member;
+      STEP(member.join({&directory, 2}, rank));
+      member.device->begin_capture(member.stream, graph);
+      STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));
+      member.device->end_capture();
+      std::thread dropper([&] {
+        const Instant deadline = SteadyClock::now() + std::chrono::seconds(20);
+        while (log_of(directory, rank) != "finalize\n" && SteadyClock::now() < deadline)
+          std::this_thread::yield();
+        graph.destroy();
+      });
+      member.group.reset();
+      dropper.join();
+    }
+    EXPECT(log_of(directory, rank) == "finalize\ndestroy\n");
     return "";
   }));
 }

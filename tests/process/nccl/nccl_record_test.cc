@@ -113,8 +113,6 @@ TEST_CASE("a collective that NCCL refuses or that does not finish is told as fai
   on_two_ranks([](Member& member) -> std::string {
     if (member.reduce()) return "was not refused";
     EXPECT_TOLD("default nccl: all_reduce #1 of 40 failed");
-    STEP(member.reduce());
-    EXPECT_TOLD("default nccl: all_reduce #2 of 40 finished");
     return "";
   });
   ::unsetenv("MUSTER_FAKE_NCCL_REFUSE_AT");
@@ -133,11 +131,13 @@ TEST_CASE("a collective that NCCL refuses or that does not finish is told as fai
 TEST_CASE("replays of a captured step are told by their count, and do not hide who comes after them") {
   on_two_ranks([](Member& member) -> std::string {
     STEP(member.group->barrier());
-    member.device->pretend_capture(true);
+    HostGraph graph;
+    member.device->begin_capture(member.stream, graph);
     for (int i = 0; i < 3; ++i) STEP(member.reduce());
+    member.device->end_capture();
+    graph.launch(member.stream);
     member.stream.synchronize();
     EXPECT_TOLD("default nccl: a captured collective #3 of 0 finished");
-    member.device->pretend_capture(false);
     STEP(member.group->barrier());
     EXPECT_TOLD("default nccl: barrier #5 of 0 finished");
     return "";

@@ -10,14 +10,12 @@ namespace {
 
 const Instant kNow{std::chrono::hours(1)};
 
-Limits limits(bool can_revoke = true) {
-  Limits made{Millis(1000), Millis(500), Millis(100), Millis(50)};
-  made.can_revoke = can_revoke;
-  return made;
+Limits limits() {
+  return {Millis(1000), Millis(500), Millis(100)};
 }
 
-Step answer(const Lifecycle& state, Status status, Instant now = kNow, bool can_revoke = true) {
-  return advance(state, Event::kAnswer, status, limits(can_revoke), now);
+Step answer(const Lifecycle& state, Status status, Instant now = kNow) {
+  return advance(state, Event::kAnswer, status, limits(), now);
 }
 
 Lifecycle ready() {
@@ -49,46 +47,32 @@ TEST_CASE("a communicator that came up is ready, and a collective begins and com
   REQUIRE(answer(begun.state, kSuccess).state.phase == Phase::kReady);
 }
 
-TEST_CASE("an invalid argument is refused and leaves the communicator ready") {
-  const Step refused = answer(issuing(), kInvalidArgument);
-  REQUIRE(refused.action == Action::kRefuse);
-  REQUIRE(refused.state.phase == Phase::kReady);
-  REQUIRE(refused.state.cause == Cause::kNone);
-  // While starting it is as fatal as any other error.
-  REQUIRE(answer(starting(limits(), kNow), kInvalidArgument).action == Action::kAbort);
-}
-
-TEST_CASE("any other error revokes, then aborts, and keeps what NCCL said") {
+TEST_CASE("any error aborts at once, an invalid argument too, and what NCCL said is kept") {
+  // Never a revoke: it lowers the abort flag again and frees what captured graphs still refer to.
   for (const Status status :
-       {kUnhandledCudaError, kSystemError, kInternalError, kInvalidUsage, kRemoteError}) {
+       {kUnhandledCudaError, kSystemError, kInternalError, kInvalidArgument, kInvalidUsage, kRemoteError}) {
     const Step failed = answer(issuing(), status);
-    REQUIRE(failed.action == Action::kRevoke);
+    REQUIRE(failed.action == Action::kAbort);
+    REQUIRE(failed.state.phase == Phase::kFailed);
     REQUIRE(failed.state.cause == Cause::kNccl);
     REQUIRE(failed.state.status == status);
-    REQUIRE(answer(failed.state, kInProgress).action == Action::kAskAgain);
-    const Step revoked = answer(failed.state, kSuccess);
-    REQUIRE(revoked.action == Action::kAbort);
-    REQUIRE(revoked.state.phase == Phase::kFailed);
-    REQUIRE(revoked.state.status == status);
+    REQUIRE(answer(starting(limits(), kNow), status).action == Action::kAbort);
   }
 }
 
-TEST_CASE("a revoke that does not end, or fails, is followed by the abort all the same") {
-  const Lifecycle revoking = answer(issuing(), kRemoteError).state;
-  for (const Step& step :
-       {answer(revoking, kInProgress, kNow + Millis(50)), answer(revoking, kInternalError)}) {
-    REQUIRE(step.action == Action::kAbort);
-    REQUIRE(step.state.status == kRemoteError);  // the first cause
-  }
-}
-
-TEST_CASE("without revoke a failure aborts at once") {
-  REQUIRE(answer(issuing(), kRemoteError, kNow, false).action == Action::kAbort);
+TEST_CASE("a peer that ended fails the communicator, unless it is at its own end") {
+  const Step step = advance(ready(), Event::kPeerEnded, kSuccess, limits(), kNow);
+  REQUIRE(step.action == Action::kAbort);
+  REQUIRE(step.state.cause == Cause::kPeerEnded);
+  const Lifecycle ending = advance(ready(), Event::kStop, kSuccess, limits(), kNow).state;
+  const Step late = advance(ending, Event::kPeerEnded, kSuccess, limits(), kNow);
+  REQUIRE(late.action == Action::kAbort);
+  REQUIRE(late.state.cause == Cause::kNone);
 }
 
 TEST_CASE("a collective that is overdue fails the communicator as a timeout") {
   const Step step = advance(ready(), Event::kOverdue, kSuccess, limits(), kNow);
-  REQUIRE(step.action == Action::kRevoke);
+  REQUIRE(step.action == Action::kAbort);
   REQUIRE(step.state.cause == Cause::kTimeout);
 }
 
@@ -105,7 +89,8 @@ TEST_CASE("a clean end finalizes, waits and destroys, and a finalize that does n
 
 TEST_CASE("what has ended stays ended, whatever happens") {
   for (const Phase phase : {Phase::kClosed, Phase::kFailed})
-    for (const Event event : {Event::kAnswer, Event::kBegin, Event::kOverdue, Event::kStop}) {
+    for (const Event event :
+         {Event::kAnswer, Event::kBegin, Event::kOverdue, Event::kPeerEnded, Event::kStop}) {
       const Lifecycle over{phase, kNow, Cause::kNone, kSuccess};
       REQUIRE(advance(over, event, kRemoteError, limits(), kNow) == Step{over, Action::kNone});
     }
@@ -113,7 +98,7 @@ TEST_CASE("what has ended stays ended, whatever happens") {
 
 TEST_CASE("every answer in every phase leads to an end within its deadline") {
   // From any phase, asking "in progress" for ever must reach an end: no cycle without a deadline.
-  for (const Phase phase : {Phase::kStarting, Phase::kIssuing, Phase::kFinalizing, Phase::kRevoking}) {
+  for (const Phase phase : {Phase::kStarting, Phase::kIssuing, Phase::kFinalizing}) {
     Lifecycle state{phase, kNow + Millis(10), Cause::kNone, kSuccess};
     Instant now = kNow;
     int steps = 0;
