@@ -67,6 +67,8 @@ class TapeRecorder final : public StepRecorder {
     for (const Tape::Call& call : slots_[slot]) MUSTER_OK(call());
     return {};
   }
+  Result<void> mark(std::size_t /*which*/) override { return {}; }
+  Result<void> wait(std::size_t /*which*/) override { return {}; }
   void drop(std::size_t slot) override { slots_[slot].clear(); }
 
  private:

@@ -17,6 +17,8 @@ class CudaStepRecorder final : public StepRecorder {
   CudaStepRecorder(cudaStream_t stream, Result<void>& noted) : stream_(stream), noted_(noted) {}
   ~CudaStepRecorder() override {
     for (std::size_t slot = 0; slot < graphs_.size(); ++slot) drop(slot);
+    for (cudaEvent_t mark : marks_)
+      if (mark != nullptr) (void)cudaEventDestroy(mark);
   }
 
   Result<void> record(std::size_t slot, const Step& step) override {
@@ -32,6 +34,19 @@ class CudaStepRecorder final : public StepRecorder {
 
   Result<void> replay(std::size_t slot) override {
     return check(cudaGraphLaunch(graphs_[slot], stream_), "cudaGraphLaunch");
+  }
+
+  Result<void> mark(std::size_t which) override {
+    // The waiting thread sleeps: the communication thread needs the core.
+    if (marks_[which] == nullptr)
+      MUSTER_OK(
+          check(cudaEventCreateWithFlags(&marks_[which], cudaEventDisableTiming | cudaEventBlockingSync),
+                "cudaEventCreate"));
+    return check(cudaEventRecord(marks_[which], stream_), "cudaEventRecord");
+  }
+
+  Result<void> wait(std::size_t which) override {
+    return check(cudaEventSynchronize(marks_[which]), "cudaEventSynchronize");
   }
 
   void drop(std::size_t slot) override {
@@ -69,6 +84,7 @@ class CudaStepRecorder final : public StepRecorder {
   cudaStream_t stream_;
   Result<void>& noted_;
   std::array<cudaGraphExec_t, StepGraphPlan::kSlots> graphs_{};
+  std::array<cudaEvent_t, 2> marks_{};
 };
 
 }  // namespace

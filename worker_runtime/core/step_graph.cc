@@ -30,13 +30,21 @@ class RecordedSteps final : public StepGraph {
       case StepGraphPlan::Action::kReplay:
         break;
     }
-    ++num_replays_;
-    return recorder_->replay(next.slot);
+    MUSTER_OK(recorder_->replay(next.slot));
+    return bound_run_ahead(++num_replays_);
   }
 
   std::uint64_t num_replays() const override { return num_replays_; }
 
  private:
+  /// Every kRunAhead replays: waits for the mark of so many replays ago.
+  Result<void> bound_run_ahead(std::uint64_t replays) {
+    if (replays % kRunAhead != 0) return {};
+    const std::size_t which = replays / kRunAhead % 2;
+    MUSTER_OK(recorder_->mark(which));
+    return replays == kRunAhead ? Result<void>{} : recorder_->wait(1 - which);
+  }
+
   Result<void> capture(std::size_t slot, const Step& step) {
     const Result<void> recorded = recorder_->record(slot, step);
     bool everywhere = recorded.has_value();

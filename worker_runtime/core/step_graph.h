@@ -6,7 +6,9 @@
 // following replay the capture: the function is then NOT called. It must only enqueue work on the stream
 // (kernels, a ProcessGroup on the same stream), always the same work on the same addresses for one key, read
 // nothing back, and may be called again for the same step. Every rank of a group must run the same keys in
-// the same order: captured or not is a property of a collective.
+// the same order: captured or not is a property of a collective. The host runs at most 2 * kRunAhead replays
+// ahead of the device and then waits: whoever asks before a step whether the group is well hears of a lost
+// rank within so many steps.
 // Failure: a capture that fails on any rank is given up by all of them; that step and all after it are
 // called. An error of the step, of a replay, or of the agreement is returned.
 // Destroyed before the ProcessGroup whose collectives it captured (whose end would wait for it) and before
@@ -26,6 +28,7 @@ namespace muster {
 
 class StepGraph {
  public:
+  static constexpr std::uint64_t kRunAhead = 32;
   using Step = StepRecorder::Step;
 
   virtual ~StepGraph() = default;

@@ -25,6 +25,10 @@ class StepRecorder {
   [[nodiscard]] virtual Result<void> record(std::size_t slot, const Step& step) = 0;
   /// Enqueues what was recorded as `slot`.
   [[nodiscard]] virtual Result<void> replay(std::size_t slot) = 0;
+  /// Puts mark 0 or 1 behind what has been enqueued, in place of its last one.
+  [[nodiscard]] virtual Result<void> mark(std::size_t which) = 0;
+  /// Blocks until the device has come to the mark.
+  [[nodiscard]] virtual Result<void> wait(std::size_t which) = 0;
   /// Forgets it; an empty slot stays empty.
   virtual void drop(std::size_t slot) = 0;
 

@@ -13,6 +13,8 @@ namespace {
 class ToldRecorder final : public StepRecorder {
  public:
   explicit ToldRecorder(std::string& log) : log_(log) {}
+  bool lost = false;
+
   Result<void> record(std::size_t slot, const Step& step) override {
     log_ += "record" + std::to_string(slot) + " ";
     return step();
@@ -20,6 +22,15 @@ class ToldRecorder final : public StepRecorder {
   Result<void> replay(std::size_t slot) override {
     log_ += "replay" + std::to_string(slot) + " ";
     return {};
+  }
+  Result<void> mark(std::size_t which) override {
+    log_ += "mark" + std::to_string(which) + " ";
+    return {};
+  }
+  Result<void> wait(std::size_t which) override {
+    log_ += "wait" + std::to_string(which) + " ";
+    if (!lost) return {};
+    return fail(ErrorCode::kFailed, "the device is lost");
   }
   void drop(std::size_t slot) override { log_ += "drop" + std::to_string(slot) + " "; }
 
@@ -80,6 +91,30 @@ TEST_CASE("a step is called, recorded and replayed, then only replayed") {
   for (int i = 0; i < 4; ++i) REQUIRE_OK(steps->run(7, kFine));
   REQUIRE(log == "drop0 record0 replay0 replay0 replay0 ");
   REQUIRE(steps->num_replays() == 2);
+}
+
+TEST_CASE("the host waits when it is two times kRunAhead replays ahead of the device") {
+  std::string log;
+  auto owned = std::make_unique<ToldRecorder>(log);
+  ToldRecorder& recorder = *owned;
+  const auto steps = make_step_graph(std::move(owned));
+  std::string marks;
+  std::uint64_t unbounded = 0;  // replays since the last mark that was waited for
+  for (std::uint64_t i = 0; i < 2 + 4 * StepGraph::kRunAhead; ++i) {
+    log.clear();
+    REQUIRE_OK(steps->run(7, kFine));
+    ++unbounded;
+    for (const char* word : {"mark0 ", "mark1 ", "wait0 ", "wait1 "})
+      if (log.find(word) != std::string::npos) marks += word;
+    if (log.find("wait") != std::string::npos) unbounded = StepGraph::kRunAhead;
+    REQUIRE(unbounded <= 2 * StepGraph::kRunAhead + 2);
+  }
+  REQUIRE(marks == "mark1 mark0 wait1 mark1 wait0 mark0 wait1 ");
+  recorder.lost = true;
+  for (std::uint64_t i = 1; i < StepGraph::kRunAhead; ++i) REQUIRE_OK(steps->run(7, kFine));
+  const auto failed = steps->run(7, kFine);
+  REQUIRE_FALSE(failed);
+  REQUIRE(failed.error().message == "the device is lost");
 }
 
 TEST_CASE("a capture that fails is said once, and its step and all later ones are called") {
