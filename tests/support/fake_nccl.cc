@@ -166,9 +166,11 @@ template <class T>
 void reduce_slots(const OpaqueComm& comm, ReduceKind kind, std::size_t count, void* out) {
   auto* result = static_cast<T*>(out);
   for (std::size_t i = 0; i < count; ++i) {
-    T value = reinterpret_cast<const T*>(comm.segment->slot[0])[i];
+    // ncclAvg multiplies first.
+    const T scale = kind == kAvg ? T{1} / static_cast<T>(comm.world) : T{1};
+    T value = static_cast<T>(reinterpret_cast<const T*>(comm.segment->slot[0])[i] * scale);
     for (int rank = 1; rank < comm.world; ++rank) {
-      const T other = reinterpret_cast<const T*>(comm.segment->slot[rank])[i];
+      const T other = static_cast<T>(reinterpret_cast<const T*>(comm.segment->slot[rank])[i] * scale);
       if (kind == kMax)
         value = std::max(value, other);
       else if (kind == kMin)
@@ -178,7 +180,7 @@ void reduce_slots(const OpaqueComm& comm, ReduceKind kind, std::size_t count, vo
       else
         value = static_cast<T>(value + other);
     }
-    result[i] = kind == kAvg ? static_cast<T>(value / static_cast<T>(comm.world)) : value;
+    result[i] = value;
   }
 }
 

@@ -59,7 +59,8 @@ T take(const void* element) {
   return value;
 }
 
-double input_value(const OpSpec& spec, int rank, std::size_t i) {
+/// Exactly representable; with kAvg so are the values divided by world_size, which sum up alike in any order.
+double input_value(const OpSpec& spec, int rank, int world_size, std::size_t i) {
   if (spec.reduce == ReduceOp::kProduct) {
     // At most 2^8 over 8 ranks, with all signs.
     constexpr double kFactors[] = {1, -1, 2};
@@ -67,34 +68,35 @@ double input_value(const OpSpec& spec, int rank, std::size_t i) {
   }
   if (spec.dtype == DType::kUInt8)
     return static_cast<double>((i * 31 + static_cast<std::size_t>(rank) * 17) % 251);
-  return static_cast<double>((i * 5 + static_cast<std::size_t>(rank) * 7) % kPeriod) - 11.0;
+  const double value = static_cast<double>((i * 5 + static_cast<std::size_t>(rank) * 7) % kPeriod) - 11.0;
+  return spec.reduce == ReduceOp::kAvg ? value * world_size : value;
 }
 
 using Tile = std::array<std::array<std::byte, 8>, kPeriod>;
 
-Tile input_tile(const OpSpec& spec, int rank) {
+Tile input_tile(const OpSpec& spec, int rank, int world_size) {
   Tile tile{};
-  for (std::size_t i = 0; i < kPeriod; ++i) encode(input_value(spec, rank, i), spec.dtype, tile[i].data());
+  for (std::size_t i = 0; i < kPeriod; ++i)
+    encode(input_value(spec, rank, world_size, i), spec.dtype, tile[i].data());
   return tile;
 }
 
 Tile reduced_tile(const OpSpec& spec, int world_size) {
   Tile tile{};
   for (std::size_t i = 0; i < kPeriod; ++i) {
-    double value = input_value(spec, 0, i);
+    const auto input = [&](int rank) {
+      const double in = input_value(spec, rank, world_size, i);
+      return spec.reduce == ReduceOp::kAvg ? in / world_size : in;
+    };
+    double value = input(0);
     for (int rank = 1; rank < world_size; ++rank) {
-      const double other = input_value(spec, rank, i);
+      const double other = input(rank);
       if (spec.reduce == ReduceOp::kMin)
         value = std::min(value, other);
       else if (spec.reduce == ReduceOp::kMax)
         value = std::max(value, other);
       else
         value = spec.reduce == ReduceOp::kProduct ? value * other : value + other;
-    }
-    if (spec.reduce == ReduceOp::kAvg) {
-      const double scale = 1.0 / world_size;
-      value = spec.dtype == DType::kFloat64 ? value * scale
-                                            : static_cast<float>(value) * static_cast<float>(scale);
     }
     encode(value, spec.dtype, tile[i].data());
   }
@@ -177,7 +179,8 @@ std::byte* OpRunner::place(Where where, int which, std::size_t bytes, std::size_
 
 std::optional<std::string> OpRunner::compare(const OpSpec& spec, const std::byte* data, std::size_t count,
                                              std::size_t phase, int from) const {
-  const Tile tile = from >= 0 ? input_tile(spec, from) : reduced_tile(spec, group_.world_size());
+  const Tile tile =
+      from >= 0 ? input_tile(spec, from, group_.world_size()) : reduced_tile(spec, group_.world_size());
   const std::size_t element = size_of(spec.dtype);
   for (std::size_t i = 0; i < count; ++i) {
     const auto& expected = tile[(i + phase) % kPeriod];
@@ -192,7 +195,7 @@ std::optional<std::string> OpRunner::run(const OpSpec& spec) {
   const std::size_t element = size_of(spec.dtype);
   const auto world = static_cast<std::size_t>(group_.world_size());
   const int rank = group_.rank();
-  const Tile own = input_tile(spec, rank);
+  const Tile own = input_tile(spec, rank, group_.world_size());
   const auto failed = [&](const Error& error) { return describe(spec) + ": " + error.message; };
   switch (spec.call) {
     case Call::kBarrier:
@@ -260,7 +263,7 @@ std::optional<std::string> OpRunner::run_overlapping(const std::vector<OpSpec>& 
     // Growing private memory would move what is in flight.
     if (!places.empty() && private_[0].size() < offset + bytes) return "the test's memory is too small";
     offset += bytes;
-    fill(data, input_tile(spec, group_.rank()), size_of(spec.dtype), spec.count);
+    fill(data, input_tile(spec, group_.rank(), group_.world_size()), size_of(spec.dtype), spec.count);
     places.push_back(data);
     auto work = group_.start_all_reduce({data, spec.count, spec.dtype}, spec.reduce);
     if (!work) return work.error().message;

@@ -26,9 +26,10 @@ class DeferredWork final : public Work {
 template <class T>
 void reduce(const std::vector<void*>& inputs, T* out, std::size_t count, ReduceOp op) {
   for (std::size_t i = 0; i < count; ++i) {
-    T value = static_cast<const T*>(inputs[0])[i];
+    const T scale = op == ReduceOp::kAvg ? T{1} / static_cast<T>(inputs.size()) : T{1};
+    T value = static_cast<T>(static_cast<const T*>(inputs[0])[i] * scale);
     for (std::size_t r = 1; r < inputs.size(); ++r) {
-      const T other = static_cast<const T*>(inputs[r])[i];
+      const T other = static_cast<T>(static_cast<const T*>(inputs[r])[i] * scale);
       if (op == ReduceOp::kMin)
         value = std::min(value, other);
       else if (op == ReduceOp::kMax)
@@ -38,7 +39,6 @@ void reduce(const std::vector<void*>& inputs, T* out, std::size_t count, ReduceO
       else
         value += other;
     }
-    if (op == ReduceOp::kAvg) value = static_cast<T>(value * (T{1} / static_cast<T>(inputs.size())));
     out[i] = value;
   }
 }

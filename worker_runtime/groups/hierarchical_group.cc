@@ -38,13 +38,14 @@ class HierarchicalGroup final : public CpuGroup {
 
   Result<void> run_all_reduce(const OpContext& op, Buffer buffer) override {
     const ReduceOp reduce_op = op.descriptor.reduce == ReduceOp::kAvg ? ReduceOp::kSum : op.descriptor.reduce;
-    MUSTER_OK(locally([&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
-    MUSTER_OK(between_hosts([&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
-    if (op.descriptor.reduce == ReduceOp::kAvg && leads() && buffer.count != 0) {
+    if (op.descriptor.reduce == ReduceOp::kAvg && buffer.count != 0) {
       const void* inputs[] = {buffer.data};
       void* outputs[] = {buffer.data};
-      reduce(inputs, outputs, buffer.count, buffer.dtype, ReduceOp::kSum, 1.0 / world_size());
+      reduce(inputs, outputs, buffer.count, buffer.dtype, ReduceOp::kSum,
+             scale_of(ReduceOp::kAvg, world_size()));
     }
+    MUSTER_OK(locally([&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
+    MUSTER_OK(between_hosts([&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
     return locally([&](CpuGroup& group) { return group.broadcast(buffer, 0); });
   }
 

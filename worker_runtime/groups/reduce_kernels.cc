@@ -171,31 +171,27 @@ void reduce_loop(const Arguments& a) {
   const std::size_t num_inputs = a.inputs.size();
   const std::size_t num_outputs = a.outputs.size();
   const auto scale = hn::Set(d, static_cast<T>(a.scale));
-  const auto finish = [&](auto v) {
+  const auto fetch = [&](const Stored* in) {
     if constexpr (kScaled)
-      return hn::Mul(v, scale);
+      return hn::Mul(Element::load(d, in), scale);
     else
-      return v;
+      return Element::load(d, in);
   };
 
   std::size_t i = 0;
   for (; i + 4 * lanes <= a.count; i += 4 * lanes) {
     const Stored* in = input(0) + i;
-    auto v0 = Element::load(d, in);
-    auto v1 = Element::load(d, in + lanes);
-    auto v2 = Element::load(d, in + 2 * lanes);
-    auto v3 = Element::load(d, in + 3 * lanes);
+    auto v0 = fetch(in);
+    auto v1 = fetch(in + lanes);
+    auto v2 = fetch(in + 2 * lanes);
+    auto v3 = fetch(in + 3 * lanes);
     for (std::size_t p = 1; p < num_inputs; ++p) {
       in = input(p) + i;
-      v0 = Op::apply(d, v0, Element::load(d, in));
-      v1 = Op::apply(d, v1, Element::load(d, in + lanes));
-      v2 = Op::apply(d, v2, Element::load(d, in + 2 * lanes));
-      v3 = Op::apply(d, v3, Element::load(d, in + 3 * lanes));
+      v0 = Op::apply(d, v0, fetch(in));
+      v1 = Op::apply(d, v1, fetch(in + lanes));
+      v2 = Op::apply(d, v2, fetch(in + 2 * lanes));
+      v3 = Op::apply(d, v3, fetch(in + 3 * lanes));
     }
-    v0 = finish(v0);
-    v1 = finish(v1);
-    v2 = finish(v2);
-    v3 = finish(v3);
     for (std::size_t p = 0; p < num_outputs; ++p) {
       Stored* out = output(p) + i;
       Element::store(d, v0, out);
@@ -210,13 +206,13 @@ void reduce_loop(const Arguments& a) {
   while (i < a.count) {
     const std::size_t n = std::min(lanes, a.count - i);
     const auto load = [&](std::size_t p) {
-      if (n == lanes) return Element::load(d, input(p) + i);
+      if (n == lanes) return fetch(input(p) + i);
       std::memcpy(padded, input(p) + i, n * sizeof(Stored));
-      return Element::load(d, padded);
+      return fetch(padded);
     };
     auto v = load(0);
     for (std::size_t p = 1; p < num_inputs; ++p) v = Op::apply(d, v, load(p));
-    Element::store(d, finish(v), padded);
+    Element::store(d, v, padded);
     for (std::size_t p = 0; p < num_outputs; ++p) std::memcpy(output(p) + i, padded, n * sizeof(Stored));
     i += n;
   }

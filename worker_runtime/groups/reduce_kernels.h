@@ -11,13 +11,14 @@
 
 namespace muster::groups {
 
-/// outputs[*][i] = inputs[0][i] op inputs[1][i] op ..., times `scale` where that is not 1 (float types only).
-/// An output may be one of the inputs exactly; otherwise they do not overlap. At least one input and one
-/// output.
+/// outputs[*][i] = inputs[0][i] op inputs[1][i] op ...; with a `scale` that is not 1 (sums of float types
+/// only) each input is multiplied by it first, and the product rounded. An output may be one of the inputs
+/// exactly; otherwise they do not overlap. At least one input and one output.
 void reduce(std::span<const void* const> inputs, std::span<void* const> outputs, std::size_t count,
             DType dtype, ReduceOp op, double scale = 1.0);
 
-/// The factor that completes `op` after the sum over `world_size` ranks.
+/// The factor of every input of `op` over `world_size` ranks: an average multiplies before it adds, as
+/// PyTorch's reducer (reducer.cpp, mark_variable_ready_dense) and ncclAvg (ncclDevPreMulSum) do.
 [[nodiscard]] inline double scale_of(ReduceOp op, int world_size) {
   return op == ReduceOp::kAvg ? 1.0 / world_size : 1.0;
 }

@@ -111,17 +111,24 @@ float awkward(int rank, std::size_t i) {
 void check_rank_order(const Shape& shape, int world_size) {
   INFO(shape.name << ", " << world_size << " ranks");
   require_all_well(run_world(world_of(shape, world_size), [&](ProcessGroup& group) -> std::string {
-    for (const std::size_t count : {std::size_t{1000}, std::size_t{300007}}) {
-      std::vector<float> data(count);
-      for (std::size_t i = 0; i < count; ++i) data[i] = awkward(group.rank(), i);
-      if (const auto done = group.all_reduce({data.data(), count, DType::kFloat32}); !done)
-        return done.error().message;
-      for (std::size_t i = 0; i < count; ++i) {
-        float sum = awkward(0, i);
-        for (int rank = 1; rank < world_size; ++rank) sum += awkward(rank, i);
-        if (std::memcmp(&sum, &data[i], sizeof sum) != 0) return "element " + std::to_string(i);
+    for (const std::size_t count : {std::size_t{1000}, std::size_t{300007}})
+      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+        // volatile: rounded before it is added, whatever the compiler would fuse.
+        const float scale = op == ReduceOp::kAvg ? 1.0F / static_cast<float>(world_size) : 1.0F;
+        const auto input = [&](int rank, std::size_t i) {
+          const volatile float product = awkward(rank, i) * scale;
+          return product;
+        };
+        std::vector<float> data(count);
+        for (std::size_t i = 0; i < count; ++i) data[i] = awkward(group.rank(), i);
+        if (const auto done = group.all_reduce({data.data(), count, DType::kFloat32}, op); !done)
+          return done.error().message;
+        for (std::size_t i = 0; i < count; ++i) {
+          float sum = input(0, i);
+          for (int rank = 1; rank < world_size; ++rank) sum += input(rank, i);
+          if (std::memcmp(&sum, &data[i], sizeof sum) != 0) return "element " + std::to_string(i);
+        }
       }
-    }
     return "";
   }));
 }
@@ -200,7 +207,11 @@ TEST_CASE("two hosts: random sequences of operations") {
   check_random(kTwoHosts, {5});
 }
 
-TEST_CASE("sums are taken in rank order, bit for bit, by shared memory and TCP alike") {
+TEST_CASE("sums and averages are taken in rank order, bit for bit, by shared memory and TCP alike") {
+  for (const int world_size : {3, 6}) {  // 1/3 and 1/6 are no floats
+    check_rank_order(kShm, world_size);
+    check_rank_order(kTcp, world_size);
+  }
   check_rank_order(kShm, 4);
   check_rank_order(kTcp, 4);
 }

@@ -50,13 +50,16 @@ double combine(double a, double b, ReduceOp op) {
 double expected(const std::vector<std::vector<std::byte>>& inputs, std::size_t i, DType dtype, ReduceOp op,
                 double scale) {
   const std::size_t at = i * size_of(dtype);
-  double value = decode(inputs[0].data() + at, dtype);
   const auto rounded = [&](double x) {
     return dtype == DType::kFloat64 ? x : static_cast<double>(static_cast<float>(x));
   };
-  for (std::size_t p = 1; p < inputs.size(); ++p)
-    value = rounded(combine(value, decode(inputs[p].data() + at, dtype), op));
-  return op == ReduceOp::kAvg ? rounded(value * rounded(scale)) : value;
+  const auto input = [&](std::size_t p) {
+    const double in = decode(inputs[p].data() + at, dtype);
+    return op == ReduceOp::kAvg ? rounded(in * rounded(scale)) : in;
+  };
+  double value = input(0);
+  for (std::size_t p = 1; p < inputs.size(); ++p) value = rounded(combine(value, input(p), op));
+  return value;
 }
 
 std::vector<std::vector<std::byte>> random_inputs(std::size_t parts, std::size_t count, DType dtype,

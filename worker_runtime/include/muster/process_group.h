@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // ProcessGroup: collectives between the ranks of a job. Every rank calls the same operations in the same
-// order with the same sizes; where they differ the group reports kMismatch naming both operations instead of
-// computing garbage. Not thread-safe: one thread drives a group. Sticky failure: after an error every later
-// call returns that first error, and the other ranks are told. Only an argument error (kInvalidArgument) is
-// found before anything is sent and leaves the group usable. CPU groups ("single", "shm", "tcp",
-// "hierarchical") block until the result is in place. The NCCL group ("nccl") orders its work after what is
-// already on the compute stream, and the compute stream after its result; it blocks the host only in
-// barrier(). Sums are taken in a fixed order: the result is the same bits on every rank and in every run; it
-// is rank order in "shm" and "tcp", and host by host in "hierarchical". Every wait ends by the group's
-// timeout with kTimeout, or kPeerGone, naming the rank and operation.
+// order with the same sizes. Where they differ a CPU group reports kMismatch naming both operations instead
+// of computing garbage; NCCL does not look, so that there it is a timeout or a wrong result. Not thread-safe:
+// one thread drives a group. Sticky failure: after an error every later call returns that first error, and
+// the other ranks are told. Only an argument error (kInvalidArgument) is found before anything is sent and
+// leaves the group usable. CPU groups ("single", "shm", "tcp", "hierarchical") block until the result is in
+// place. The NCCL group ("nccl") orders its work after what is already on the compute stream, and the compute
+// stream after its result; it blocks the host only in barrier(). The result is the same bits on every rank.
+// CPU groups take sums in a fixed order, so that it is the same in every run, too: rank order in "shm" and
+// "tcp", host by host in "hierarchical"; NCCL's order is its own choice of algorithm. Every wait ends by the
+// group's timeout with kTimeout, or kPeerGone, naming the rank and operation.
 #pragma once
 
 #include <chrono>
@@ -46,8 +47,8 @@ class ProcessGroup {
   /// caller that replays captured collectives and so never hears it from a call.
   [[nodiscard]] virtual Result<void> status() const { return {}; }
 
-  /// In place. Float types, int32 and int64; kAvg for float types (sum, then times 1/world_size, as DDP
-  /// does).
+  /// In place. Float types, int32 and int64; kAvg for float types (every input times 1/world_size, then
+  /// the sum, as PyTorch's DDP and ncclAvg do).
   [[nodiscard]] virtual Result<void> all_reduce(Buffer buffer, ReduceOp op = ReduceOp::kSum) = 0;
 
   /// Starts an all_reduce that proceeds while the caller computes; the buffer is not touched until wait()
