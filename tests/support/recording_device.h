@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <muster/process_group.h>
@@ -41,6 +42,9 @@ struct Tape {
   /// Reductions a recording takes before the group refuses; below 0: all.
   int reductions_until_refusal = -1;
   bool lost = false;  // the group
+  /// Kernel launches and copies until one fails, as a launch does: noted, not returned; below 0: none.
+  int calls_until_error = -1;
+  Result<void> noted;
 };
 
 class TapeRecorder final : public StepRecorder {
@@ -55,6 +59,7 @@ class TapeRecorder final : public StepRecorder {
     const Result<void> stepped = step();
     tape_->recording = false;
     ++tape_->records;
+    MUSTER_OK(std::exchange(tape_->noted, Result<void>{}));  // it is the recording's
     MUSTER_OK(stepped);
     if (!tape_->spoilt.empty()) return fail(ErrorCode::kFailed, tape_->spoilt);
     if (tape_->records == tape_->failing_record) return fail(ErrorCode::kFailed, "told to fail");
@@ -93,16 +98,18 @@ class RecordingKernels final : public kernels::Kernels {
   }
   void copy_to_device(void* device, const void* host, std::size_t size_bytes) override {
     tape_->forbid("copy_to_device");
-    inner_->copy_to_device(device, host, size_bytes);
+    if (!fails("copy_to_device")) inner_->copy_to_device(device, host, size_bytes);
   }
   void copy_to_host(void* host, const void* device, std::size_t size_bytes) override {
     tape_->forbid("copy_to_host");
-    inner_->copy_to_host(host, device, size_bytes);
+    if (!fails("copy_to_host")) inner_->copy_to_host(host, device, size_bytes);
   }
   Result<void> synchronize() override {
     tape_->forbid("synchronize");
-    return inner_->synchronize();
+    MUSTER_OK(inner_->synchronize());
+    return tape_->noted;
   }
+  Result<void> status() const override { return tape_->noted; }
   Result<void> plan_conv2d(const kernels::ConvShape& shape) override { return inner_->plan_conv2d(shape); }
   Result<void> plan_linear(const kernels::LinearShape& shape) override { return inner_->plan_linear(shape); }
 
@@ -153,8 +160,14 @@ class RecordingKernels final : public kernels::Kernels {
   }
 
  private:
+  bool fails(const char* what) {
+    if (tape_->calls_until_error < 0 || tape_->calls_until_error-- > 0) return false;
+    if (tape_->noted) tape_->noted = fail(ErrorCode::kFailed, std::string(what) + ": told to fail");
+    return true;
+  }
   template <class Call>
   void put(Call call) {
+    if (fails("launch")) return;
     const auto whole = [call]() -> Result<void> {
       call();
       return {};

@@ -75,6 +75,8 @@ class Kernels {
   virtual void zero(void* device, std::size_t size_bytes) = 0;
   /// Waits for everything enqueued; reports the first asynchronous error.
   [[nodiscard]] virtual Result<void> synchronize() = 0;
+  /// The first error of the calls so far that is known without waiting.
+  [[nodiscard]] virtual Result<void> status() const { return {}; }
   /// The stream the work goes to (cudaStream_t); nullptr on the CPU.
   [[nodiscard]] virtual void* stream() const { return nullptr; }
   /// Records what is enqueued on stream(); nullptr where work is done at once (CPU).

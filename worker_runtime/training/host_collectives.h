@@ -2,6 +2,7 @@
 // HostCollectives: collectives on small values in host memory, whatever memory the group works on; for a
 // group of GPUs they pass through a device buffer. Made and called by the code that sets up, evaluates and
 // resumes, never within a step. Every rank calls the same functions with the same sizes.
+// Failure: the group's, or an error of the copies (Kernels::status()).
 #pragma once
 
 #include <cstddef>

@@ -88,6 +88,7 @@ class Trainer::Impl {
     const nn::Plan& plan = rows == options_.batch_size ? *full_ : *tail_;
     const std::int32_t* const indices = epoch_indices_.data + position_;
     progress_.begin_step(position_ / options_.batch_size + 1);
+    MUSTER_OK(kernels_->status());
     // The first step and those that accumulate change what the next one does, so they are not to be repeated.
     if (steps_ == nullptr || sgd_.is_first_step() || ddp_->is_accumulating()) {
       MUSTER_OK(enqueue(plan, indices));
@@ -99,7 +100,7 @@ class Trainer::Impl {
     }
     position_ += rows;
     progress_.enter("between steps");
-    return {};
+    return kernels_->status();  // the kernels return nothing: a launch that failed shows here
   }
 
   Result<Metrics> take_metrics() { return collect(train_totals_); }
@@ -139,7 +140,7 @@ class Trainer::Impl {
       buffer = {static_cast<std::int32_t*>(memory), indices.size()};
     }
     kernels_->copy_to_device(buffer.data, indices.data(), indices.size_bytes());
-    return {};
+    return kernels_->status();
   }
 
   Result<void> prepare_capture() {

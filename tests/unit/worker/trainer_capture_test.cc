@@ -4,6 +4,7 @@
 #include "tests/support/recording_device.h"
 #include "tests/support/thread_group.h"
 #include "tests/support/trainer_run.h"
+#include "worker_runtime/training/host_collectives.h"
 
 using namespace muster;
 using namespace muster::testing;
@@ -148,6 +149,45 @@ TEST_CASE("a group that is lost while steps are replayed is an error of the next
   REQUIRE_FALSE(failed);
   REQUIRE(failed.error() == Error{ErrorCode::kPeerGone, "rank 1 is gone"});
   REQUIRE(run.trainer().num_replays() == 3);
+}
+
+TEST_CASE("a launch that fails is an error of its step, called, captured or replayed") {
+  const auto single = make_single_group();
+  for (const int step : {0, 1, 2, 5}) {
+    const auto tape = std::make_shared<Tape>();
+    RecordingGroup group(*single, tape);
+    TrainerRun run;
+    REQUIRE_OK(run.start(recording(tape), group, true));
+    REQUIRE_OK(run.trainer().begin_epoch(std::vector<std::int32_t>(40, 0)));
+    for (int i = 0; i < step; ++i) REQUIRE_OK(run.trainer().step());
+    tape->calls_until_error = 0;
+    auto failed = run.trainer().step();
+    if (step == 2) {  // the recording's own; the step was called instead
+      REQUIRE_OK(failed);
+      tape->calls_until_error = 0;
+      failed = run.trainer().step();
+    }
+    INFO("step " << step);
+    REQUIRE_FALSE(failed);
+    REQUIRE(failed.error().message == "launch: told to fail");
+    REQUIRE(run.trainer().step().error() == failed.error());  // it stays
+  }
+}
+
+TEST_CASE("a copy that fails is an error of the reduction of values on the host") {
+  const auto single = make_single_group();
+  for (const int copies : {0, 1}) {
+    const auto tape = std::make_shared<Tape>();
+    RecordingGroup group(*single, tape);
+    HostCollectives host(group, recording(tape));
+    double value = 1;
+    REQUIRE_OK(host.all_reduce({&value, 1, DType::kFloat64}, ReduceOp::kSum));
+    tape->calls_until_error = copies;
+    const auto failed = host.all_reduce({&value, 1, DType::kFloat64}, ReduceOp::kSum);
+    REQUIRE_FALSE(failed);
+    REQUIRE(failed.error().message ==
+            (copies == 0 ? "copy_to_device: told to fail" : "copy_to_host: told to fail"));
+  }
 }
 
 TEST_CASE("accumulated gradients and a momentum that starts anew are not replayed") {

@@ -2,7 +2,7 @@
 // CudaKernels: the kernels of one rank on one GPU, on one stream of its own. Small shapes run muster's own
 // kernels, larger ones cuBLASLt and cuDNN where those are installed. Made by make_cuda_kernels(), used by one
 // thread. The numeric calls only enqueue and return nothing: the first error is kept and reported by
-// synchronize().
+// status() and synchronize().
 #pragma once
 
 #include <memory>
@@ -30,6 +30,7 @@ class CudaKernels final : public Kernels {
   void copy_on_device(void* to, const void* from, std::size_t size_bytes) override;
   void zero(void* device, std::size_t size_bytes) override;
   Result<void> synchronize() override;
+  Result<void> status() const override { return first_error_; }
   void* stream() const override { return stream_; }
   std::unique_ptr<StepRecorder> make_step_recorder() override;
 
