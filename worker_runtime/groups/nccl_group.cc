@@ -128,6 +128,8 @@ class NcclGroup final : public ProcessGroup {
 
   ~NcclGroup() override {
     thread_.reset();  // ends the communicator before its memory goes
+    // ncclMemFree unmaps without waiting (NCCL 2.28.9, src/allocator.cc), unlike cudaFree.
+    if (!blocks_.empty()) (void)device_->synchronize(stream_);
     if (barrier_word_ != nullptr) device_->free(barrier_word_);
     for (const auto& [memory, is_nccl] : blocks_)
       if (is_nccl)

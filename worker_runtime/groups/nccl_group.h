@@ -30,9 +30,10 @@ struct GroupName {
   bool tells_start = false;                   ///< it belongs to the start of the worker
 };
 
-/// A collective of all ranks. `stream`: the compute stream (cudaStream_t) on GPU `device`. `timeout` holds
-/// for the gathering and for each collective. The environment says where NCCL is (MUSTER_NCCL_LIBRARY).
-/// kUnsupported: built without CUDA; kNotFound: no GPU or no NCCL library.
+/// A collective of all ranks. `stream`: the compute stream (cudaStream_t) on GPU `device`; outlives the
+/// group, whose end waits for it before memory is freed. `timeout` holds for the gathering and for each
+/// collective. The environment says where NCCL is (MUSTER_NCCL_LIBRARY). kUnsupported: built without CUDA;
+/// kNotFound: no GPU or no NCCL library.
 [[nodiscard]] Result<std::unique_ptr<ProcessGroup>> make_nccl_group(Store& store, int rank, int world_size,
                                                                     int device, void* stream,
                                                                     std::chrono::milliseconds timeout,

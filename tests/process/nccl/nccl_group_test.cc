@@ -383,6 +383,28 @@ TEST_CASE("memory for collectives is zeroed, whichever allocator it comes from")
   }
 }
 
+TEST_CASE("a group's memory is freed when the work on the compute stream no longer uses it") {
+  const TemporaryDirectory directory;
+  require_all(run_ranks({.world_size = 1}, [&](int rank) -> std::string {
+    log_to(directory, rank);
+    Member member;
+    STEP(member.join({&directory, 1}, rank));
+    auto memory = member.group->allocate(64);
+    if (!memory) return text_of(memory.error());
+    std::atomic<bool> is_used{true};
+    member.stream.enqueue([&] {
+      const Instant deadline = SteadyClock::now() + std::chrono::seconds(20);
+      while (log_of(directory, rank) != "finalize\ndestroy\n" && SteadyClock::now() < deadline)
+        std::this_thread::yield();
+      for (int i = 0; i < 100'000'000; ++i) *static_cast<volatile char*>(*memory) = 1;
+      is_used = false;
+    });
+    member.group.reset();
+    EXPECT(!is_used);
+    return "";
+  }));
+}
+
 TEST_CASE("collectives in a captured step are watched by counters and their events never queried") {
   const TemporaryDirectory directory;
   require_all(run_ranks({.world_size = 2}, [&](int rank) -> std::string {
