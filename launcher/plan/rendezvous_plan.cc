@@ -125,7 +125,7 @@ Result<void> plan_growth(std::string_view text, membership::Settings& rules, std
   if (const std::string_view rest = text.substr(kSafePoint.size()); !rest.empty()) {
     const auto timeout = parse_seconds(rest.substr(1), 0.001, kMost);
     if (rest[0] != ':' || !timeout) return wrong();
-    rules.safe_point_patience = *timeout;
+    rules.safe_point_timeout = *timeout;
   }
   if (rules.min_nodes == rules.max_nodes)
     return usage(fmt::format("--join-at={}: nobody joins a job of --nnodes={}; give MIN:MAX", text, nnodes));

@@ -548,8 +548,8 @@ void admit_newcomers(Round& round, const Settings& settings, Instant now) {
   }
   const bool late = round.grow_by && now >= *round.grow_by;
   if (settings.grow_at_safe_point && !round.safe_point && !late) {
-    if (!round.grow_by && settings.safe_point_patience.count() > 0)
-      round.grow_by = now + settings.safe_point_patience;
+    if (!round.grow_by && settings.safe_point_timeout.count() > 0)
+      round.grow_by = now + settings.safe_point_timeout;
     return;
   }
   Cause cause;
@@ -559,7 +559,7 @@ void admit_newcomers(Round& round, const Settings& settings, Instant now) {
     cause.text += round.safe_point
                       ? " at the job's safe point"
                       : fmt::format(", and no safe point came within {:g} s (--join-at)",
-                                    std::chrono::duration<double>(settings.safe_point_patience).count());
+                                    std::chrono::duration<double>(settings.safe_point_timeout).count());
   round.pending = std::move(cause);
 }
 

@@ -135,10 +135,10 @@ std::string explain_outside(const Round& round, const Settings& settings, int be
   if (static_cast<int>(round.world.slots.size()) < settings.max_nodes)
     return fmt::format("waits for the job's next {}; {}",
                        !settings.grow_at_safe_point ? "round"
-                       : settings.safe_point_patience.count() == 0
+                       : settings.safe_point_timeout.count() == 0
                            ? "checkpoint (--join-at)"
                            : fmt::format("checkpoint, {:g} s at most (--join-at)",
-                                         std::chrono::duration<double>(settings.safe_point_patience).count()),
+                                         std::chrono::duration<double>(settings.safe_point_timeout).count()),
                        runs);
   if (before < settings.spares) return fmt::format("spare {} of {}; {}", before + 1, settings.spares, runs);
   return fmt::format("the job is full, waits for a place (another job needs another --rdzv-id); {}", runs);

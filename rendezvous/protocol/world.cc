@@ -42,7 +42,7 @@ std::string_view to_string(Cause::Kind kind) {
 std::string difference(const Settings& wanted, const Settings& job) {
   if (wanted == job) return {};
   const auto texts = [](const Settings& of) {
-    const double patience = std::chrono::duration<double>(of.safe_point_patience).count();
+    const double seconds = std::chrono::duration<double>(of.safe_point_timeout).count();
     return std::array{
         "--nnodes=" + nodes_text(of), fmt::format("--spares={}", of.spares),
         fmt::format("--max-restarts={}", of.max_restarts),
@@ -50,8 +50,8 @@ std::string difference(const Settings& wanted, const Settings& job) {
         fmt::format("{} after the loss of a node (--restart-on, --no-restart-on)",
                     of.restart_after_loss ? "a restart" : "no restart"),
         !of.grow_at_safe_point ? std::string("--join-at=now")
-        : patience == 0        ? std::string("--join-at=safe-point")
-                               : fmt::format("--join-at=safe-point:{:g}", patience),
+        : seconds == 0         ? std::string("--join-at=safe-point")
+                               : fmt::format("--join-at=safe-point:{:g}", seconds),
         // The coordinator judges all by the job's time-out; an agent with another one is lost for it.
         fmt::format("a heartbeat timeout (keep_alive_interval times keep_alive_max_attempt) of {} ms",
                     of.heartbeat_timeout.count())};
@@ -94,7 +94,7 @@ std::string defect(const Settings& settings) {
       std::pair{"heartbeat timeout", settings.heartbeat_timeout},
       std::pair{"cool-down", settings.cool_down},
       std::pair{"reconnect grace", settings.reconnect_grace},
-      std::pair{"patience for a safe point", settings.safe_point_patience},
+      std::pair{"patience for a safe point", settings.safe_point_timeout},
   };
   for (const auto& [name, time] : times)
     if (time.count() < 0 || time > kLongest)

@@ -74,7 +74,7 @@ struct Settings {
   Millis cool_down{30'000};          ///< a machine whose node was lost takes part again only after so long
   Millis reconnect_grace{0};         ///< how long a node may be disconnected before it is lost
   bool grow_at_safe_point = false;   ///< newcomers wait for safe_point() instead of interrupting the job
-  Millis safe_point_patience{0};     ///< but no longer than this; 0: for as long as it takes
+  Millis safe_point_timeout{0};      ///< but no longer than this; 0: for as long as it takes
   bool restart_after_loss = true;    ///< false: the loss of a member ends the job
   int max_without_progress =
       0;  ///< restarts in a row that lead no further, see progress_tracker.h; 0: any number

@@ -24,7 +24,7 @@ FOLDERS = [
      "rendezvous/protocol rendezvous/proxy rendezvous/server",
      "how this node agrees with the others; the only folder that talks to a coordinator"),
     ("launcher/report", "hardware job output process progress text", "why a job failed"),
-    ("launcher/hang", "job output process progress text rendezvous/net rendezvous/protocol", "why a job stands still"),
+    ("launcher/hang", "job output process progress text rendezvous/protocol", "why a job stands still"),
     ("launcher/progress", "text", "what workers say of themselves: files and pages they write"),
     ("launcher/plan", "cli hardware job network process text", "from options to a Job"),
     ("launcher/output", "cli job network process text rendezvous/net", "the workers' lines: files, terminal, folding"),

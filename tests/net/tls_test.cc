@@ -395,7 +395,7 @@ TEST_CASE("a connection that is closed during its TLS handshake is forgotten") {
   options.tls = certificates.server();
   options.max_handshakes = 1;
   options.before_tls_handshake = [&] {
-    if (num_begun++ == 0) release.wait_for(kPatience);
+    if (num_begun++ == 0) release.wait_for(kTimeout);
   };
   Cluster cluster({}, options);
   RawClient first(cluster.server->port());

@@ -193,8 +193,8 @@ TEST_CASE("nodes that join at a safe point need a job that grows") {
   REQUIRE_FALSE(planned(grows("now")).elastic.rules.grow_at_safe_point);
   const membership::Settings rules = planned(grows("safe-point:1.5")).elastic.rules;
   REQUIRE(rules.grow_at_safe_point);
-  REQUIRE(rules.safe_point_patience == Millis(1500));
-  REQUIRE(planned(grows("safe-point")).elastic.rules.safe_point_patience == Millis(0));
+  REQUIRE(rules.safe_point_timeout == Millis(1500));
+  REQUIRE(planned(grows("safe-point")).elastic.rules.safe_point_timeout == Millis(0));
 }
 
 TEST_CASE("timeouts come from the options or torchrun's variable") {

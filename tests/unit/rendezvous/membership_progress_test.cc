@@ -39,7 +39,7 @@ Job growing(Millis patience) {
   j.settings.heartbeat_timeout = 1h;
   j.settings.last_call_timeout = 0s;
   j.settings.grow_at_safe_point = true;
-  j.settings.safe_point_patience = patience;
+  j.settings.safe_point_timeout = patience;
   j.form({1});
   return j;
 }
@@ -244,6 +244,6 @@ TEST_CASE("nodes that disagree about steps, lost nodes or safe points are no nod
   REQUIRE_THAT(difference(other, settings), Catch::Contains("--restart-on"));
   other = settings;
   other.grow_at_safe_point = true;
-  other.safe_point_patience = 1500ms;
+  other.safe_point_timeout = 1500ms;
   REQUIRE(difference(other, settings) == "wants --join-at=safe-point:1.5, the job has --join-at=now");
 }

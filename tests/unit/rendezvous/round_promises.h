@@ -99,7 +99,7 @@ inline void check_round(const membership::Round& round, const membership::Settin
   HOLDS(round.restarts_used <= settings.max_restarts);
   HOLDS(!round.pending);
   HOLDS(!round.safe_point);
-  HOLDS(!round.grow_by || (round.phase == Phase::kRunning && settings.safe_point_patience.count() > 0));
+  HOLDS(!round.grow_by || (round.phase == Phase::kRunning && settings.safe_point_timeout.count() > 0));
   if (settings.max_without_progress > 0 && round.phase != Phase::kClosed)
     HOLDS(round.steps.no_progress_count < settings.max_without_progress);
   int num_ready = 0;

@@ -64,7 +64,7 @@ class RoundSimulation {
     settings_.cool_down = Millis(below(4) == 0 ? 0 : below(40'000));
     settings_.reconnect_grace = Millis(below(3) == 0 ? below(10'000) : 0);
     settings_.grow_at_safe_point = below(4) == 0;
-    settings_.safe_point_patience = Millis(below(2) == 0 ? 0 : 1 + below(60'000));
+    settings_.safe_point_timeout = Millis(below(2) == 0 ? 0 : 1 + below(60'000));
     settings_.restart_after_loss = below(4) != 0;
     settings_.max_without_progress = below(2) == 0 ? 0 : 1 + below(3);
     with_orders_ = below(3) == 0;
