@@ -115,6 +115,7 @@ void HangMonitor::plan_look() {
 void HangMonitor::look() {
   seen_ = probe_.look();
   std::vector<Liveness> signs;
+  signs.reserve(seen_.size());
   for (const LivenessProbe::Seen& each : seen_) signs.push_back(each.sign);
   const HangWatch::Change change = watch_->look(signs, SteadyClock::now());
   if (change == HangWatch::Change::kOver) hang_over();

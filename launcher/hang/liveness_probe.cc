@@ -8,6 +8,7 @@ namespace muster::launcher {
 
 std::vector<LivenessProbe::Seen> LivenessProbe::look() {
   std::vector<Seen> out;
+  out.reserve(static_cast<std::size_t>(environs_.job.local_world_size));
   for (int rank = 0; rank < environs_.job.local_world_size; ++rank) out.push_back(look_at(rank));
   return out;
 }

@@ -32,7 +32,7 @@ namespace muster::launcher {
 class StringBlock {
  public:
   StringBlock() : pointers_{nullptr} {}
-  StringBlock(StringBlock&&) = default;  // no copies: the pointers are into the texts
+  StringBlock(StringBlock&&) noexcept = default;  // no copies: the pointers are into the texts
   /// Returns the new entry's index.
   std::size_t add(std::string text) {
     pointers_.back() = texts_.emplace_back(std::move(text)).data();

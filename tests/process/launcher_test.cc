@@ -231,6 +231,7 @@ TEST_CASE("a child starts with default signals, none blocked, in its own session
   ::sigaction(SIGUSR1, &old_usr1, nullptr);
 }
 
+#ifndef __SANITIZE_ADDRESS__  // their check of virtual tables opens a pipe, for which there is no descriptor
 TEST_CASE("a guardian that cannot be started is an error, and closes nothing of others") {
   rlimit limit{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -243,6 +244,7 @@ TEST_CASE("a guardian that cannot be started is an error, and closes nothing of 
   CHECK_THAT(guardian.error().message, Catch::Contains("guardian"));
   CHECK(open_descriptors() == before);
 }
+#endif
 
 TEST_CASE("the guardian kills registered groups when its owner dies without a goodbye") {
   Pipe alive;  // held by the grandchild only: end of file means that it is gone
