@@ -49,8 +49,9 @@ Result<HostMap> HostMap::read(const std::string& value) {
   if (value.find('=') != std::string::npos) return parse(value, ',', "--host-map");
   const auto text = read_file(value, kMaxFileBytes);
   if (!text)
-    return usage(
-        fmt::format("{}: {}; or give NAME=HOST, with commas between several", where, text.error().message));
+    return usage(fmt::format(
+        "{}: {}; or give NAME=HOST, with commas between several", where,
+        text.error().code == ErrorCode::kNotFound ? "there is no such file" : text.error().message));
   return parse(*text, '\n', where);
 }
 

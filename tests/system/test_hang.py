@@ -149,8 +149,10 @@ os.read(os.pipe()[0], 1)
 def test_a_touch_of_the_progress_file_is_a_sign_of_life(muster, err):
     script = muster.script("train.py", """
 import os, pathlib, time
+progress = pathlib.Path(os.environ["MUSTER_PROGRESS_FILE"])
+progress.write_text("training")
 for step in range(60):
-    pathlib.Path(os.environ["MUSTER_PROGRESS_FILE"]).touch()
+    progress.touch()
     time.sleep(0.02)  # a step
 os.read(os.pipe()[0], 1)
 """)
