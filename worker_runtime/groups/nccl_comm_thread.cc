@@ -169,7 +169,8 @@ void NcclCommThread::look_at_peers() {
   if (ended_.empty()) ended_ = options_.peers.ended();
 }
 
-std::string NcclCommThread::oldest_name() const {
+std::string NcclCommThread::oldest_name() {
+  (void)take_finished();  // what has ended since the last look is not to blame
   return outstanding_.empty() ? last_name_ : outstanding_.front()->name;
 }
 
@@ -298,25 +299,31 @@ void NcclCommThread::issue(const std::shared_ptr<Collective>& collective) {
   to_users_.notify_all();
 }
 
-void NcclCommThread::watch() {
-  if (lifecycle_.phase != Phase::kReady) return;
+Result<std::shared_ptr<Collective>> NcclCommThread::take_finished() {
   std::shared_ptr<Collective> finished;
   while (!outstanding_.empty()) {
-    const auto done = device_->is_done(outstanding_.front()->done);
-    if (!done) {
-      set_failure({done.error().code, "rank " + std::to_string(options_.rank) + ": " + oldest_name() + ": " +
-                                          done.error().message});
-      (void)drive(Event::kAnswer, kUnhandledCudaError, oldest_name());
-      return;
-    }
-    if (!*done) break;
+    MUSTER_TRY(const bool done, device_->is_done(outstanding_.front()->done));
+    if (!done) break;
     const std::lock_guard lock(mutex_);
     finished = std::move(outstanding_.front());
     finished->state = Collective::State::kFinished;
     outstanding_.pop_front();
     to_users_.notify_all();
   }
-  if (finished) {
+  return finished;
+}
+
+void NcclCommThread::watch() {
+  if (lifecycle_.phase != Phase::kReady) return;
+  const auto taken = take_finished();
+  if (!taken) {
+    const std::string name = oldest_name();
+    set_failure(
+        {taken.error().code, "rank " + std::to_string(options_.rank) + ": " + name + ": " + taken.error().message});
+    (void)drive(Event::kAnswer, kUnhandledCudaError, name);
+    return;
+  }
+  if (const auto& finished = *taken) {
     progress_ = SteadyClock::now();
     if (!outstanding_.empty()) {
       tell_of(*outstanding_.front());

@@ -105,7 +105,9 @@ class NcclCommThread {
   void tell_of(const Collective& collective);
   void set_failure(Error error);
   [[nodiscard]] Error error_of(const Lifecycle& state, const std::string& subject);
-  [[nodiscard]] std::string oldest_name() const;
+  /// Takes out what the GPU has finished; the last of them, or null.
+  [[nodiscard]] Result<std::shared_ptr<Collective>> take_finished();
+  [[nodiscard]] std::string oldest_name();
   [[nodiscard]] std::string captured_name() const;
   template <class Condition>
   [[nodiscard]] Result<void> wait_for(Condition condition, const std::string& subject);
