@@ -115,11 +115,11 @@ struct Connection {
     if (is(beast::error::timeout))
       return {ErrorCode::kTimeout, fmt::format("{} {}: no answer in time", doing, endpoint)};
     if (is(http::error::body_limit))
-      return {ErrorCode::kExhausted,
+      return {ErrorCode::kProtocol,
               fmt::format("{}: an HTTP response longer than {} bytes", endpoint, kMaxBodyBytes)};
     if (is(http::error::header_limit) || is(http::error::buffer_overflow))
-      return {ErrorCode::kExhausted, fmt::format("{}: an HTTP response with a header longer than {} bytes",
-                                                 endpoint, kMaxHeadBytes)};
+      return {ErrorCode::kProtocol, fmt::format("{}: an HTTP response with a header longer than {} bytes",
+                                                endpoint, kMaxHeadBytes)};
     if (error.category() == make_error_code(http::error::bad_version).category() &&
         !is(http::error::end_of_stream) && !is(http::error::partial_message))
       return {ErrorCode::kProtocol, fmt::format("{}: not an HTTP response: {}", endpoint, error.message())};

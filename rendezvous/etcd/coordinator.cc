@@ -214,8 +214,8 @@ void Coordinator::start_term(Revision term, const std::vector<KeyValue>& state,
     look();
   };
   events.failed = [this](const Error& error) {
-    // etcd's limits, or that it asks who writes, do not change by themselves.
-    const bool hopeless = error.code == ErrorCode::kExhausted || error.code == ErrorCode::kMismatch;
+    // The size of a request, or that etcd asks who writes, does not change by itself.
+    const bool hopeless = error.code == ErrorCode::kInvalidArgument || error.code == ErrorCode::kMismatch;
     hopeless ? lose_etcd(error) : on_failure(error);
   };
   term_ = term;
@@ -375,10 +375,16 @@ void Coordinator::lose_lease() {
 }
 
 // An etcd that does not answer: nothing is logged about a connection that ends and comes back, one line about
-// an etcd that stays away, one when it is back.
+// an etcd that stays away, one when it is back. One that is full keeps its keys and leases and refuses
+// writes: the job goes on, and what has to be written first waits.
 
 void Coordinator::on_answer() {
-  if (over_ || !std::exchange(silent_since_, std::nullopt)) return;
+  if (over_) return;
+  if (full_ && !(state_ && state_->dirty())) {
+    full_ = false;
+    log_.warning(fmt::format("etcd at {} takes writes again", members_));
+  }
+  if (!std::exchange(silent_since_, std::nullopt)) return;
   silence_.cancel();
   if (std::exchange(silence_logged_, false)) log_.warning(fmt::format("etcd at {} answers again", members_));
 }
@@ -387,10 +393,18 @@ void Coordinator::on_failure(const Error& error) {
   if (over_) return;
   // A server that is not etcd stays so; but one that was an etcd may be being replaced.
   if (!ever_answered_ && error.code != ErrorCode::kPeerGone && error.code != ErrorCode::kTimeout) {
-    const bool unknown = error.code == ErrorCode::kProtocol || error.code == ErrorCode::kExhausted;
+    const bool unknown = error.code == ErrorCode::kProtocol;
     return lose_etcd({ErrorCode::kMismatch,
                       fmt::format("--rdzv-backend=etcd --rdzv-endpoint={}: {}{}", members_, error.message,
                                   unknown ? "; is this the client port of an etcd of 3.4 or later?" : "")});
+  }
+  if (error.code == ErrorCode::kExhausted) {
+    if (!std::exchange(full_, true))
+      log_.warning(
+          fmt::format("etcd at {}: {}; until then the workers go on, but no node joins or "
+                      "restarts, and the end of the job waits",
+                      members_, error.message));
+    return;
   }
   last_failure_ = error.message;
   const auto timeout = ever_answered_ ? options_.reconnect_timeout : options_.connect_timeout;

@@ -134,6 +134,7 @@ class Coordinator final : public net::CoordinatorHost {
   bool ever_answered_ = false;  // with what look() asks for
   std::optional<Instant> silent_since_;
   bool silence_logged_ = false;
+  bool full_ = false;  // it has refused a write that has not been made since
   std::string last_failure_;
   LoopTimer silence_;  // when etcd has been away too long
   bool over_ = false;  // nothing more is asked of etcd, but to leave

@@ -114,7 +114,7 @@ Error error_of(int status, const std::string& text) {
     return {ErrorCode::kNotFound, shown(text)};
   if (says("request is too large"))
     return {
-        ErrorCode::kExhausted,
+        ErrorCode::kInvalidArgument,
         fmt::format("{}: the state of a job with so many nodes needs a greater --max-request-bytes of etcd",
                     shown(text))};
   if (says("database space exceeded"))
@@ -250,7 +250,7 @@ Result<std::vector<WatchUpdate>> WatchStream::receive(std::string_view bytes) {
   while (true) {
     const auto end = input_.find('\n', std::exchange(from, 0));
     if (std::min(end, input_.size()) > max_line_bytes_)
-      return fail(ErrorCode::kExhausted,
+      return fail(ErrorCode::kProtocol,
                   fmt::format("an update of a watch has more than {} bytes", max_line_bytes_));
     if (end == std::string::npos) return out;
     if (end > 0) {

@@ -75,8 +75,8 @@ struct Call {
 inline constexpr std::string_view kWatchPath = "/v3/watch";
 
 /// An answer whose HTTP status is not 200. kNotFound: a lease or revision that is gone; kMismatch: this is no
-/// etcd with a v3 gateway, or it wants to know who asks; kExhausted: its limits; kPeerGone: it cannot answer
-/// now, another try may succeed.
+/// etcd with a v3 gateway, or it wants to know who asks; kInvalidArgument: more than it takes at once;
+/// kExhausted: it is full; kPeerGone: it cannot answer now, another try may succeed.
 [[nodiscard]] Error error_of_response(int status, std::string_view body);
 
 struct WatchUpdate {

@@ -127,9 +127,12 @@ std::string with_length(std::string_view body) {
 constexpr std::string_view kAsksWho =
     "HTTP/1.1 401 x\r\nContent-Length: 44\r\n\r\n"
     R"({"message":"etcdserver: user name is empty"})";
-const std::string kTooLarge =
-    "HTTP/1.1 400 x\r\n" + with_length(R"({"message":"etcdserver: request is too large"})")
-                               .substr(std::string_view("HTTP/1.1 200 OK\r\n").size());
+std::string refusal(std::string_view why) {
+  return "HTTP/1.1 400 x\r\n" + with_length(R"({"message":"etcdserver: )" + std::string(why) + R"("})")
+                                    .substr(std::string_view("HTTP/1.1 200 OK\r\n").size());
+}
+const std::string kTooLarge = refusal("request is too large");
+const std::string kFull = refusal("mvcc: database space exceeded");
 
 std::string base64(std::string_view bytes) {
   const std::string operation = etcd::put("", bytes, 0);
@@ -254,8 +257,35 @@ TEST_CASE("a state that etcd will never take ends the job") {
   };
   agent.start();
   agent.go_on_until([&] { return agent.error.has_value(); });
-  REQUIRE(agent.error->code == ErrorCode::kExhausted);
+  REQUIRE(agent.error->code == ErrorCode::kInvalidArgument);
   REQUIRE_FALSE(agent.coordinator->is_hosting());
+}
+
+TEST_CASE("a full etcd ends no job, and gets the record when it has room again") {
+  Agent agent;
+  agent.state = R"({"response_range":{"kvs":[{"key":"","mod_revision":"3","value":")" +
+                base64(etcd::encode_state(state(1))) + R"("}]}})";
+  int num_refused = 0;
+  bool full = true;
+  bool written = false;
+  agent.rule = [&](const auto& request) {
+    const bool writes =
+        request.path == "/v3/kv/txn" && request.body.find("request_range") == std::string::npos;
+    written = written || (writes && !full);
+    num_refused += writes && full ? 1 : 0;
+    return writes && full ? kFull : agent.answer_of(request);
+  };
+  agent.start();
+  agent.serve();
+  agent.moves_time = true;
+  const Instant long_after = SteadyClock::now() + 10 * agent.options.reconnect_timeout;
+  agent.go_on_until([&] { return agent.error || SteadyClock::now() > long_after; });
+  REQUIRE_FALSE(agent.error);
+  REQUIRE(agent.coordinator->is_hosting());
+  REQUIRE(num_refused > 2);
+  full = false;
+  agent.go_on_until([&] { return written; });
+  REQUIRE_FALSE(agent.error);
 }
 
 TEST_CASE("who waits for its agents to go leaves when it runs the coordinator no more") {
@@ -429,7 +459,7 @@ TEST_CASE("what etcd does not take is told, and nothing of a term that is over")
                       "HTTP/1.0 400 x\r\n\r\n"
                       R"({"message":"etcdserver: request is too large"})",
                       true);
-  t.run_until([&] { return t.failure == ErrorCode::kExhausted; });
+  t.run_until([&] { return t.failure == ErrorCode::kInvalidArgument; });
 
   Term closed;
   closed.record(state(1));
@@ -464,7 +494,7 @@ TEST_CASE("a response is taken in chunks, to its end or to the connection's, and
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9999999\r\n" + std::string(20 << 20, 'x')}) {
     const auto out = keep_alive(site, endless);
     REQUIRE_FALSE(out);
-    REQUIRE(out.error().code == ErrorCode::kExhausted);
+    REQUIRE(out.error().code == ErrorCode::kProtocol);
   }
 }
 

@@ -3,12 +3,13 @@
 import json
 import re
 import signal
+import subprocess
 
 import pytest
 
 from elastic_support import STAY, write
-from etcd_support import LEASE, etcd, job  # noqa: F401
-from launcher_support import alive, wait_for
+from etcd_support import LEASE, Etcd, EtcdJob, etcd, job  # noqa: F401
+from launcher_support import alive, clean_environment, wait_for
 
 
 def generations(text):
@@ -172,3 +173,52 @@ def test_a_job_all_of_whose_agents_were_killed_can_be_started_anew(job, tmp_path
         job.said(name, "generation 1: node . of 2")  # no number is used twice
     (tmp_path / "go").touch()
     assert job.codes("c", "d") == [0, 0], job.err("c")
+
+
+def test_an_etcd_that_asks_who_is_there_is_refused_with_the_reason(job, etcd):
+    for words in ("role add root", "user add root:secret", "user grant-role root root", "auth enable"):
+        etcd.ctl(*words.split())
+    job.start("a", "true", nnodes=2, conf="join_timeout=20")
+    assert job.codes("a", timeout=40) == [69]
+    assert re.search(rf"{etcd.endpoint}: it asks who is there.*muster does not log in.*exit status 69", job.err("a")), job.err("a")
+
+
+def fill(etcd, folder):
+    """Puts values until etcd's space is exceeded, from when on it refuses every write but keeps its leases."""
+    value = folder / "value"
+    value.write_text("x" * 1_000_000)
+    for number in range(64):
+        done = subprocess.run(["etcdctl", f"--endpoints={etcd.endpoint}", "put", f"fill{number}"], stdin=value.open(), timeout=20,
+                              text=True, capture_output=True, env={**clean_environment(), "ETCDCTL_API": "3"})
+        if "space exceeded" in done.stderr:
+            return
+    raise AssertionError(f"etcd is not full: {done.stderr}")
+
+
+def make_room(etcd):
+    etcd.ctl("del", "--prefix", "fill")
+    etcd.ctl("compact", str(json.loads(etcd.ctl("get", "any", "-w", "json"))["header"]["revision"]))
+    etcd.ctl("defrag")
+    etcd.ctl("alarm", "disarm")
+
+
+def test_a_full_etcd_ends_no_job_that_runs_and_starts_none(tmp_path):
+    etcd = Etcd(tmp_path, "--quota-backend-bytes=16000000").start()
+    job = EtcdJob(tmp_path, etcd.endpoint)
+    try:
+        script = write(tmp_path, "stay.py", STAY)
+        begin(job, script, "a", "b", nnodes=2)
+        pids = job.started("2.0", 0, 1)
+        fill(etcd, tmp_path)
+        job.start("c", "true", nnodes=2, conf="join_timeout=3", options=["--rdzv-id=other"])
+        assert job.codes("c") == [69], job.err("c")
+        assert re.search(r"database space exceeded.*etcdctl.*exit status 69", job.err("c")), job.err("c")
+        assert all(alive(pid) for pid in pids)  # the lease was renewed meanwhile, or they would be gone
+        (tmp_path / "go").touch()
+        job.said("a", "space exceeded.*the end of the job waits")
+        assert all(process.poll() is None for process in (job.running["a"], job.running["b"]))
+        make_room(etcd)
+        assert job.codes("a", "b") == [0, 0], (job.err("a"), job.err("b"))
+    finally:
+        job.close()
+        etcd.close()

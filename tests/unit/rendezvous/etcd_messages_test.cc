@@ -69,7 +69,8 @@ TEST_CASE("a refusal says what to do about it") {
                                          text + R"(","code":3})");
   };
   REQUIRE(of(404, "requested lease not found").code == ErrorCode::kNotFound);
-  REQUIRE(of(400, "request is too large").code == ErrorCode::kExhausted);
+  REQUIRE(of(400, "request is too large").code == ErrorCode::kInvalidArgument);
+  REQUIRE(of(429, "mvcc: database space exceeded").code == ErrorCode::kExhausted);
   REQUIRE(of(503, "no leader").code == ErrorCode::kPeerGone);
   for (const char* text : {"user name is empty", "invalid auth token", "permission denied"}) {
     REQUIRE(of(400, text).code == ErrorCode::kMismatch);
@@ -103,5 +104,5 @@ TEST_CASE("a watch tells what changed, and why it ends") {
               .error()
               .code == ErrorCode::kPeerGone);
   WatchStream endless(100);
-  REQUIRE(endless.receive(std::string(101, 'x')).error().code == ErrorCode::kExhausted);
+  REQUIRE(endless.receive(std::string(101, 'x')).error().code == ErrorCode::kProtocol);
 }
