@@ -318,8 +318,8 @@ void NcclCommThread::watch() {
   const auto taken = take_finished();
   if (!taken) {
     const std::string name = oldest_name();
-    set_failure(
-        {taken.error().code, "rank " + std::to_string(options_.rank) + ": " + name + ": " + taken.error().message});
+    set_failure({taken.error().code,
+                 "rank " + std::to_string(options_.rank) + ": " + name + ": " + taken.error().message});
     (void)drive(Event::kAnswer, kUnhandledCudaError, name);
     return;
   }
