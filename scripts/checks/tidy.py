@@ -15,15 +15,17 @@ from . import source_tree
 
 _CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "muster" / "lint"
 _KEPT_DAYS = 30
-_DATABASE = source_tree.ROOT / "build" / "clang"  # clang-tidy reads clang's flags, not g++'s
+_DATABASE = source_tree.ROOT / "build" / "tidy"
 _FILE_TIMEOUT = 400  # the slowest takes 15 s on an idle machine
 _CLANG_TIDY = source_tree.ROOT / ".venv" / "clang-tidy" / "clang_tidy" / "data" / "bin" / "clang-tidy"  # a pinned wheel
 
 
 def _configure():
     # Each time: a database that is there may not know the newest files, which nobody would judge then.
-    done = subprocess.run(["cmake", "--preset", "clang"], cwd=source_tree.ROOT, text=True, capture_output=True, timeout=300)
-    return None if done.returncode == 0 else "cmake --preset clang failed: " + done.stderr.strip()[-500:]
+    # clang-tidy reads clang's flags, not g++'s, and not the precompiled headers of another clang.
+    command = ["cmake", "--preset", "asan", "-B", str(_DATABASE), "-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON"]
+    done = subprocess.run(command, cwd=source_tree.ROOT, text=True, capture_output=True, timeout=300)
+    return None if done.returncode == 0 else f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}"
 
 
 @functools.cache

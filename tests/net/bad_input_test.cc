@@ -183,7 +183,7 @@ TEST_CASE("a client that asks far ahead and reads late gets every answer in orde
   REQUIRE(client.alive());
 }
 
-#ifndef __SANITIZE_ADDRESS__
+#ifndef MUSTER_SANITIZED
 // Not under the sanitizers: their check of virtual tables opens a pipe, and where it gets none it ends
 // musterd with a false report.
 TEST_CASE("without a free descriptor new connections are turned away, and come in again later") {

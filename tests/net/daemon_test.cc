@@ -143,14 +143,7 @@ TEST_CASE("sizes on the command line have units") {
 }
 
 // The sanitizers bring libraries of their own.
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define MUSTER_SANITIZED 1
-#endif
-#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define MUSTER_SANITIZED 1
-#endif
-#if !defined(MUSTER_SANITIZED)
+#ifndef MUSTER_SANITIZED
 TEST_CASE("musterd needs nothing at run time beyond the C library") {
   const std::unique_ptr<FILE, decltype(&::pclose)> listing(::popen("ldd " MUSTER_TEST_BIN "/musterd", "r"),
                                                            &::pclose);

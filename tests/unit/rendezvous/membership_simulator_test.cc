@@ -25,7 +25,7 @@ TEST_CASE("a million random events break no promise of the round") {
   SimulationCounts counts;
   std::map<Cause::Kind, int> endings;
   // Sanitizers make it several times slower; there a bound keeps the test short.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef MUSTER_SANITIZED
   const auto enough = [&] { return SteadyClock::now() - start >= 15s; };
 #else
   const auto enough = [] { return false; };

@@ -14,7 +14,7 @@
 // Loops over registers: they have to be unrolled whatever the optimisation level, or the registers become
 // memory. Sanitizers check each access instead, and unrolled checks take minutes to compile.
 #ifndef MUSTER_UNROLL
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+#if defined(MUSTER_SANITIZED) || !defined(__OPTIMIZE__)
 #define MUSTER_UNROLL
 #elif defined(__clang__)
 #define MUSTER_UNROLL _Pragma("clang loop unroll(full)")
