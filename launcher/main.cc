@@ -325,7 +325,6 @@ class Launch {
       log.info(fmt::format("the workers have no control groups: {}", cgroups_->reason()));
     int status = kExitSystem;
     {
-      const GuardianWatch watch(io, *guardian_, log, [&](pid_t pid) { descendants_->spare(pid); });
       Telemetry telemetry(*job_, log, events_ ? &*events_ : nullptr);
       const Instant now = SteadyClock::now();
       if (options_.timeline) telemetry.set_timeline([&err](std::string_view line) { err.write(line); });

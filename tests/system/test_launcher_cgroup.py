@@ -11,7 +11,7 @@ import tempfile
 
 import pytest
 
-from launcher_support import MUSTER, alive, child_named, children_named, clean_environment, muster, wait_for
+from launcher_support import MUSTER, alive, children_named, clean_environment, muster, wait_for
 from test_launcher_containment import two_nodes
 from test_launcher_ends import FAMILY, MEMBERS, read_pid
 
@@ -80,7 +80,7 @@ def test_a_daemon_that_dropped_its_environment_is_gone_after_sigkill_of_the_laun
     wait_for(lambda: not (delegated / "cgroup.procs").read_text(), "the guardian to end")
 
 
-def test_a_restart_ends_neither_the_guardian_s_successor_nor_the_log_writer(muster, delegated):
+def test_a_restart_ends_neither_the_guardian_nor_the_log_writer(muster, delegated):
     """Both live in the launcher's own group, above the workers' groups that are cleared."""
     process = muster.start("--nproc-per-node=1", "--max-restarts=1", "-r3", "--log-dir", muster.tmp_path / "logs", "--log-max-size=1M",
                            "--no-python", "sleep", "1000", stderr=subprocess.DEVNULL, preexec_fn=inside(delegated))
@@ -89,28 +89,13 @@ def test_a_restart_ends_neither_the_guardian_s_successor_nor_the_log_writer(must
         return wait_for(lambda: [each for each in children_named(process.pid, name) if each != pid and alive(each)], f"another {name}")[0]
 
     worker = other_than(None, "sleep")
-    former = other_than(None, "job-guardian")
-    os.kill(former, signal.SIGKILL)
-    kept = [other_than(former, "job-guardian"), other_than(None, "job-logs")]
+    kept = [other_than(None, "job-guardian"), other_than(None, "job-logs")]
     os.kill(worker, signal.SIGKILL)
     other_than(worker, "sleep")
     assert [alive(pid) for pid in kept] == [True, True]
     process.terminate()
     assert process.wait(30) == 128 + signal.SIGTERM
     wait_for(lambda: not any(map(alive, kept)), "both to go with the launcher")
-
-
-def test_the_guardian_s_successor_ends_the_groups_of_a_launcher_that_was_killed(muster, delegated):
-    process, pids = family(muster, delegated, "signal.pause()")
-    former = child_named(process.pid, "job-guardian")
-    os.kill(former, signal.SIGKILL)
-    wait_for(lambda: [pid for pid in children_named(process.pid, "job-guardian") if pid != former], "another guardian")
-    process.kill()
-    process.wait()
-    for pid in pids:
-        wait_for(lambda: not alive(pid), f"pid {pid} to be gone")
-    wait_for(lambda: not any(path.is_dir() for path in delegated.iterdir()), "the guardian to remove the groups")
-    wait_for(lambda: not (delegated / "cgroup.procs").read_text(), "the guardian to end")
 
 
 @pytest.mark.parametrize("how", ["stop", "end"])

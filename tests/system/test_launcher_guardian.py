@@ -2,7 +2,6 @@
 """What sees to the end of workers where the launcher cannot: the guardian, the parent-death signal, SIGCONT for who is stopped."""
 import os
 import pathlib
-import re
 import signal
 
 from launcher_support import alive, child_named, muster, wait_for
@@ -85,24 +84,3 @@ def test_whoever_kills_all_processes_of_the_launchers_name_leaves_nothing(muster
             os.kill(pid, signal.SIGKILL)
     process.wait()
     assert_gone(pids + children)
-
-
-def test_a_guardian_that_was_killed_is_replaced_and_the_next_one_ends_what_it_must(muster):
-    process, pids = start_sleepers(muster, 2, body=FAMILY)
-    pids += [int(p.read_text()) for p in muster.tmp_path.glob("child*")]
-    assert len(pids) == 4
-
-    guardians = [child_named(process.pid, "job-guardian")]
-    for _ in range(2):
-        os.kill(guardians[-1], signal.SIGKILL)
-        said = process.stderr.readline()
-        word = re.search(rf"the guardian \(pid {guardians[-1]}\) was killed; pid (\d+) replaces it$", said)
-        assert word, said
-        assert not os.path.exists(f"/proc/{guardians[-1]}")
-        guardians.append(child_named(process.pid, "job-guardian"))
-        assert guardians[-1] == int(word[1])
-    assert all(alive(pid) for pid in pids)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert_gone(pids + guardians[-1:])
-    assert process.communicate(timeout=30)[1] == ""
