@@ -2,6 +2,7 @@
 #include "launcher/output/fold_buffer.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <utility>
 
@@ -19,9 +20,9 @@ constexpr std::uint64_t kPart = 1024;  // of a gap that a line put there uses up
 }  // namespace
 
 void FoldBuffer::add(int rank, Std stream, std::string_view text, Instant now) {
-  const auto known = known_.find(Line{text, stream});
-  if (const auto place = joinable(known, rank);
-      place && make_way(*place, sources_[static_cast<std::size_t>(rank)]))
+  const std::size_t hash = std::hash<std::string_view>{}(text) + static_cast<std::size_t>(stream);
+  Source& source = sources_[static_cast<std::size_t>(rank)];
+  if (const auto place = joinable(hash, text, stream, rank); place && make_way(*place, source))
     return join(*place, rank);
   pending_.push_back(Pending{Entry{std::string(text), stream, {}}, now + window_, next_place_});
   next_place_ += kGap;
@@ -29,32 +30,26 @@ void FoldBuffer::add(int rank, Std stream, std::string_view text, Instant now) {
   entry->entry.ranks.reserve(active_);
   entry->entry.ranks.push_back(rank);
   bytes_ += text.size();
-  sources_[static_cast<std::size_t>(rank)].own.push_back(entry);
-  index(entry);
+  source.own.push_back(entry);
+  entry->known = known_.emplace(std::pair(hash, entry->place), entry).first;
 }
 
 /// The first that the rank has neither said nor passed.
-std::optional<FoldBuffer::Place> FoldBuffer::joinable(const Known::const_iterator& known, int rank) const {
-  if (known == known_.end()) return std::nullopt;
-  const Places& places = known->second;
-  const std::uint64_t shared = sources_[static_cast<std::size_t>(rank)].shared;
-  const auto fits = [&](Place place) {
-    const auto& ranks = place->entry.ranks;
-    return place->place > shared && !(ranks.size() == 1 && ranks.front() == rank);
-  };
-  if (fits(places.first)) return places.first;
-  if (!places.behind) return std::nullopt;
-  auto at = std::upper_bound(places.behind->begin(), places.behind->end(), shared,
-                             [](std::uint64_t wanted, Place place) { return wanted < place->place; });
-  for (int look = 0; look < kLooks && at != places.behind->end(); ++look, ++at)
-    if (fits(*at)) return *at;
+std::optional<FoldBuffer::Place> FoldBuffer::joinable(std::size_t hash, std::string_view text, Std stream,
+                                                      int rank) const {
+  auto at = known_.upper_bound({hash, sources_[static_cast<std::size_t>(rank)].shared});
+  for (int look = 0; look < kLooks && at != known_.end() && at->first.first == hash; ++look, ++at) {
+    const Entry& entry = at->second->entry;
+    const bool own = entry.ranks.size() == 1 && entry.ranks.front() == rank;
+    if (!own && entry.text == text && entry.stream == stream) return at->second;
+  }
   return std::nullopt;
 }
 
 /// Puts the source's own lines that are behind this entry before it. False: there is no room.
 bool FoldBuffer::make_way(Place to, Source& source) {
   std::size_t from = source.own.size();
-  while (from > source.head && source.own[from - 1]->place > to->place) --from;
+  while (from > 0 && source.own[from - 1]->place > to->place) --from;
   const std::uint64_t count = source.own.size() - from;
   if (count == 0) return true;
   const std::uint64_t before = to == pending_.begin() ? left_ : std::prev(to)->place;
@@ -62,11 +57,12 @@ bool FoldBuffer::make_way(Place to, Source& source) {
   if (to->place - before <= step * count) return false;
   for (std::uint64_t i = 0; i < count; ++i) {
     const Place moved = source.own[from + i];
-    forget(moved);
     pending_.splice(to, pending_, moved);
     moved->place = before + step * (i + 1);
     moved->due = std::min(moved->due, to->due);  // an entry leaves when those before it do
-    index(moved);
+    auto node = known_.extract(moved->known);
+    node.key().second = moved->place;
+    moved->known = known_.insert(std::move(node)).position;
   }
   return true;
 }
@@ -86,51 +82,7 @@ void FoldBuffer::join(Place to, int rank) {
 }
 
 void FoldBuffer::drop_up_to(Source& source, std::uint64_t place) {
-  while (source.head < source.own.size() && source.own[source.head]->place <= place) ++source.head;
-  if (source.head * 2 < source.own.size()) return;
-  source.own.erase(source.own.begin(), source.own.begin() + static_cast<std::ptrdiff_t>(source.head));
-  source.head = 0;
-}
-
-/// The key is a view of its first entry's text.
-void FoldBuffer::rekey(Known::iterator known, Place first) {
-  auto node = known_.extract(known);
-  node.key().text = first->entry.text;
-  node.mapped().first = first;
-  known_.insert(std::move(node));
-}
-
-void FoldBuffer::index(Place entry) {
-  const auto [known, is_new] =
-      known_.try_emplace(Line{entry->entry.text, entry->entry.stream}, Places{entry, nullptr});
-  if (is_new) return;
-  auto& behind = known->second.behind;
-  if (!behind) behind = std::make_unique<std::deque<Place>>();
-  if (const Place first = known->second.first; entry->place < first->place) {
-    behind->push_front(first);
-    return rekey(known, entry);
-  }
-  const auto at = std::upper_bound(behind->begin(), behind->end(), entry->place,
-                                   [](std::uint64_t place, Place other) { return place < other->place; });
-  behind->insert(at, entry);
-}
-
-void FoldBuffer::forget(Place entry) {
-  const auto known = known_.find(Line{entry->entry.text, entry->entry.stream});
-  auto& [first, behind] = known->second;
-  if (!behind) {
-    known_.erase(known);
-    return;
-  }
-  if (first == entry) {
-    const Place next = behind->front();
-    behind->pop_front();
-    if (behind->empty()) behind.reset();
-    return rekey(known, next);
-  }
-  behind->erase(std::lower_bound(behind->begin(), behind->end(), entry->place,
-                                 [](Place other, std::uint64_t place) { return other->place < place; }));
-  if (behind->empty()) behind.reset();
+  while (!source.own.empty() && source.own.front()->place <= place) source.own.pop_front();
 }
 
 std::optional<FoldBuffer::Entry> FoldBuffer::take(Instant now) {
@@ -145,7 +97,7 @@ std::optional<FoldBuffer::Entry> FoldBuffer::take(Instant now) {
 std::optional<FoldBuffer::Entry> FoldBuffer::take_oldest() {
   if (pending_.empty()) return std::nullopt;
   const Place oldest = pending_.begin();
-  forget(oldest);
+  known_.erase(oldest->known);
   if (const auto& ranks = oldest->entry.ranks; ranks.size() == 1)
     drop_up_to(sources_[static_cast<std::size_t>(ranks.front())], oldest->place);
   left_ = oldest->place;

@@ -10,13 +10,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <list>
-#include <memory>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "launcher/text/stream_selection.h"
@@ -54,42 +53,25 @@ class FoldBuffer {
 
  private:
   static constexpr std::uint64_t kGap = std::uint64_t{1} << 32;  // between two lines as they come
+  struct Pending;
+  using Place = std::list<Pending>::iterator;
+  /// By hash and place: those with one text beside each other, in their order. A search compares few texts.
+  using Known = std::map<std::pair<std::size_t, std::uint64_t>, Place>;
   struct Pending {
     Entry entry;
     Instant due;
     std::uint64_t place;  // ascending; with room between, for entries that are put there
+    Known::iterator known = {};
   };
-  using Place = std::list<Pending>::iterator;
-  /// A view of the text of the first entry that has it: entries keep their memory until they leave.
-  struct Line {
-    std::string_view text;
-    Std stream;
-    friend bool operator==(const Line&, const Line&) = default;
-  };
-  struct LineHash {
-    std::size_t operator()(const Line& line) const noexcept {
-      return std::hash<std::string_view>{}(line.text) + static_cast<std::size_t>(line.stream);
-    }
-  };
-  /// The entries with one text, in their order: mostly one, which costs no memory of its own.
-  struct Places {
-    Place first;
-    std::unique_ptr<std::deque<Place>> behind;
-  };
-  using Known = std::unordered_map<Line, Places, LineHash>;
-
   struct Source {
     std::uint64_t shared = 0;  // the place of the last entry that it is in with another rank
-    std::vector<Place> own;    // those behind that, which are its alone; from `head` on
-    std::size_t head = 0;
+    std::deque<Place> own;     // those behind that, which are its alone
   };
 
-  [[nodiscard]] std::optional<Place> joinable(const Known::const_iterator& known, int rank) const;
+  [[nodiscard]] std::optional<Place> joinable(std::size_t hash, std::string_view text, Std stream,
+                                              int rank) const;
   [[nodiscard]] bool make_way(Place to, Source& source);
   void join(Place to, int rank);
-  void index(Place entry);
-  void forget(Place entry);
-  void rekey(Known::iterator known, Place first);
   static void drop_up_to(Source& source, std::uint64_t place);
 
   Millis window_;
