@@ -48,7 +48,7 @@ RankView look_at(const JobRecord& entry, const JobRecord::Worker& worker) {
                                                              : "running";
     out.usage = *usage;
   }
-  if (const auto seen = read_progress(worker.progress)) {
+  if (const auto seen = read_progress(worker.progress_file)) {
     out.progress = seen->text;
     out.position = position_in(seen->text);
   }
@@ -81,8 +81,8 @@ std::string status_text(const JobRecord& entry, std::int64_t now) {
     text += "  its agent ended without a report: it was killed, or the host was restarted\n";
   text += fmt::format("  command   {}\n  directory {}\n  host      {}, process {}\n", command_of(entry),
                       one_line(entry.directory), entry.host, entry.pid);
-  text += fmt::format("  started   {} ago\n", age_of(entry.began_s, now));
-  if (entry.state == "ended") text += fmt::format("  ended     {} ago\n", age_of(entry.ended_s, now));
+  text += fmt::format("  started   {} ago\n", age_of(entry.began, now));
+  if (entry.state == "ended") text += fmt::format("  ended     {} ago\n", age_of(entry.ended, now));
   text += fmt::format("  output    {}\n", one_line(entry.output));
   if (!entry.metrics.empty() && entry.state != "ended")
     text += fmt::format("  metrics   http://{}/metrics\n", one_line(entry.metrics));

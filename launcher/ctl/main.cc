@@ -144,7 +144,7 @@ int list(const Jobs& jobs, bool json) {
   }
   std::vector<std::vector<std::string>> rows = {{"NAME", "STATE", "AGE", "RANKS", "RESTARTS", "COMMAND"}};
   for (const JobRecord& entry : jobs.entries)
-    rows.push_back({entry.name, state_of(entry), age_of(entry.began_s, std::time(nullptr)),
+    rows.push_back({entry.name, state_of(entry), age_of(entry.began, std::time(nullptr)),
                     fmt::format("{}", entry.world_size), fmt::format("{}", entry.restarts),
                     command_of(entry)});
   std::fputs(text_table(rows).c_str(), stdout);

@@ -164,7 +164,7 @@ void DetachedJob::ended(int exit_status, const Log& log) {
   record_.state = "ended";
   record_.workers.clear();
   record_.exit_status = exit_status;
-  record_.ended_s = std::time(nullptr);
+  record_.ended = std::time(nullptr);
   write(kEnded, log);
 }
 
@@ -218,7 +218,7 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
   record.directory = std::filesystem::current_path(ignored).string();
   record.command.assign(command.begin(), command.end());
   record.output = output;
-  record.began_s = std::time(nullptr);
+  record.began = std::time(nullptr);
   MUSTER_OK(write_job_record(directories[0], record));
   return DetachedJob(directories[0], std::move(record), std::move(writer));
 }

@@ -6,15 +6,14 @@
 #include <pwd.h>
 #include <sys/stat.h>
 #include <tuple>
-#include <type_traits>
 #include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "launcher/hardware/pci_place.h"
 #include "launcher/process/process_stat.h"
+#include "launcher/text/json_fields.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -24,44 +23,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t kMaxName = 64;
-
-template <class T>
-bool take(const Json& from, const char* key, T& to) {
-  const auto found = from.find(key);
-  if (found == from.end()) return false;
-  if constexpr (std::is_same_v<T, std::string>) {
-    if (!found->is_string()) return false;
-  } else {
-    // Anything else, a fraction or what does not fit, would be converted silently.
-    if (!found->is_number_integer()) return false;
-    const bool fits = found->is_number_unsigned() ? std::in_range<T>(found->get<std::uint64_t>())
-                                                  : std::in_range<T>(found->get<std::int64_t>());
-    if (!fits) return false;
-  }
-  to = found->get<T>();
-  return true;
-}
-
-/// The fields that are one value, with their names in the file.
-template <class Record, class Visit>
-void each_field(Record& record, Visit visit) {
-  visit("name", record.name);
-  visit("pid", record.pid);
-  visit("start_time", record.start_time);
-  visit("boot_id", record.boot_id);
-  visit("host", record.host);
-  visit("directory", record.directory);
-  visit("output", record.output);
-  visit("metrics", record.metrics);
-  visit("began", record.began_s);
-  visit("state", record.state);
-  visit("generation", record.generation);
-  visit("restarts", record.restarts);
-  visit("nodes", record.nodes);
-  visit("world_size", record.world_size);
-  visit("exit_status", record.exit_status);
-  visit("ended", record.ended_s);
-}
 
 constexpr std::size_t kMaxRecords = 10'000;
 
@@ -100,13 +61,13 @@ Result<JobRecord> read_job_record(const std::string& path) {
 
 }  // namespace
 
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(JobRecord::Worker, rank, pid, progress_file)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(JobRecord, name, pid, start_time, boot_id, host, directory, command,
+                                   output, metrics, began, state, generation, restarts, nodes, world_size,
+                                   workers, exit_status, ended)
+
 std::string to_json(const JobRecord& record) {
-  Json out = {{"command", record.command}, {"workers", Json::array()}};
-  each_field(record, [&](const char* name, const auto& value) { out[name] = value; });
-  for (const auto& worker : record.workers)
-    out["workers"].push_back(
-        {{"rank", worker.rank}, {"pid", worker.pid}, {"progress_file", worker.progress}});
-  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json::dump(record, 1);
 }
 
 Result<JobRecord> job_record_from_json(std::string_view text) {
@@ -118,26 +79,15 @@ Result<JobRecord> job_record_from_json(std::string_view text) {
   };
   if (!json.is_object()) return bad("no JSON object");
   JobRecord out;
-  bool whole = true;
-  each_field(out, [&](const char* name, auto& value) { whole = take(json, name, value) && whole; });
+  try {
+    out = json.get<JobRecord>();
+  } catch (const Json::exception& error) {
+    return bad(error.what());
+  }
+  // A fraction, or what does not fit, was converted silently.
+  if (Json(out).dump() != json.dump()) return bad("a field is unknown or has the wrong type");
   if (!is_job_name(out.name)) return bad("name");
-  if (!whole) return bad("a field is missing or has the wrong type");
   if (out.pid <= 1) return bad("pid");
-  const auto command = json.find("command");
-  const auto workers = json.find("workers");
-  if (command == json.end() || !command->is_array() || workers == json.end() || !workers->is_array())
-    return bad("command or workers");
-  for (const Json& argument : *command) {
-    if (!argument.is_string()) return bad("command");
-    out.command.push_back(argument.get<std::string>());
-  }
-  for (const Json& item : *workers) {
-    JobRecord::Worker worker;
-    if (!item.is_object() || !take(item, "rank", worker.rank) || !take(item, "pid", worker.pid) ||
-        !take(item, "progress_file", worker.progress))
-      return bad("workers");
-    out.workers.push_back(worker);
-  }
   return out;
 }
 
@@ -181,7 +131,7 @@ std::vector<JobRecord> read_job_records(const std::vector<std::string>& director
         errors.push_back(record.error().message);
     }
   std::sort(out.begin(), out.end(), [](const JobRecord& a, const JobRecord& b) {
-    return std::tie(a.began_s, a.name) < std::tie(b.began_s, b.name);
+    return std::tie(a.began, a.name) < std::tie(b.began, b.name);
   });
   return out;
 }

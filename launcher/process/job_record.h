@@ -18,11 +18,12 @@
 
 namespace muster::launcher {
 
+/// The members' names are those in the file.
 struct JobRecord {
   struct Worker {
     int rank = 0;
     int pid = 0;
-    std::string progress = {};  // file in which it reports its progress; empty: not known
+    std::string progress_file = {};  // empty: not known
     friend bool operator==(const Worker&, const Worker&) = default;
   };
 
@@ -35,7 +36,7 @@ struct JobRecord {
   std::vector<std::string> command;
   std::string output;              // file with its stdout and stderr
   std::string metrics;             // "127.0.0.1:9400", of --metrics-addr; empty: none
-  std::int64_t began_s = 0;        // seconds since the epoch
+  std::int64_t began = 0;          // seconds since the epoch
   std::string state = "starting";  // starting, gathering, running, ended
   std::int64_t generation = 0;     // from here on of the present state
   int restarts = 0;
@@ -43,7 +44,7 @@ struct JobRecord {
   int world_size = 0;
   std::vector<Worker> workers;  // of this node
   int exit_status = 0;          // when ended
-  std::int64_t ended_s = 0;
+  std::int64_t ended = 0;
 
   friend bool operator==(const JobRecord&, const JobRecord&) = default;
 };

@@ -22,7 +22,7 @@ JobRecord example() {
   out.directory = "/work";
   out.command = {"muster", "--detach", "train.py", "\xff\x1b[2J"};
   out.output = "/work/out.log";
-  out.began_s = 17;
+  out.began = 17;
   out.state = "running";
   out.generation = 3;
   out.restarts = 1;
