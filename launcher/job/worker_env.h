@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Worker environment: the agent's own, overlaid by every variable of rendezvous/base/env_contract.h. Split
 // into what all workers of an attempt share and the few values of one rank, so that starting 256 workers
-// renders the rest once. Pure. Source: torch/distributed/elastic/agent/server/local_elastic_agent.py
+// finds out the rest once. Pure. Source: torch/distributed/elastic/agent/server/local_elastic_agent.py
 // (_start_workers).
 #pragma once
 

@@ -28,23 +28,16 @@
 
 namespace muster::launcher {
 
-/// A null-terminated array of strings for execve, whose entries can be replaced.
+/// A null-terminated array of strings for execve.
 class StringBlock {
  public:
   StringBlock() : pointers_{nullptr} {}
   StringBlock(StringBlock&&) noexcept = default;  // no copies: the pointers are into the texts
-  /// Returns the new entry's index.
-  std::size_t add(std::string text) {
+  void add(std::string text) {
     pointers_.back() = texts_.emplace_back(std::move(text)).data();
     pointers_.push_back(nullptr);
-    return texts_.size() - 1;
-  }
-  void replace(std::size_t index, std::string text) {
-    texts_[index] = std::move(text);
-    pointers_[index] = texts_[index].data();
   }
   [[nodiscard]] char* const* data() const { return pointers_.data(); }
-  [[nodiscard]] std::size_t size() const { return texts_.size(); }
 
  private:
   std::deque<std::string> texts_;  // stable addresses

@@ -29,10 +29,6 @@ ProcessEnd to_end(const siginfo_t& info) {
   return end;
 }
 
-std::string assign(std::string_view name, std::string_view value) {
-  return fmt::format("{}={}", name, value);
-}
-
 }  // namespace
 
 WorkerGroup::WorkerGroup(boost::asio::io_context& io, Guardian& guardian, WorkerCgroups& cgroups, int workers,
@@ -56,56 +52,35 @@ std::optional<WorkerGroup::StartFailure> WorkerGroup::start(Spawner& spawner, co
                                                             const Assignment& assignment,
                                                             const Environment& inherited,
                                                             const WorkerFiles& files) {
-  // Rendered once per slot: 256 workers differ in four variables. A slot's texts rest until its child has
-  // executed.
+  /// A slot's texts rest until its child has executed.
   struct Texts {
-    StringBlock environment, arguments;
-    std::string path;
-    std::size_t first_own = 0;
-    int local_rank = -1;
+    int local_rank;
+    StringBlock environment = {}, arguments = {};
+    std::string path = {};
   };
-  std::vector<Texts> slots(std::min<std::size_t>(Spawner::kSlots, workers_.size()));
+  std::vector<std::unique_ptr<Texts>> slots(std::min<std::size_t>(Spawner::kSlots, workers_.size()));
   const Environment shared = shared_environment(inherited, job, assignment);
-  const auto& texts = job.command.arguments;
-  for (Texts& slot : slots) {
-    for (const auto& [name, value] : shared) slot.environment.add(assign(name, value));
-    for (const std::string& text : texts) slot.arguments.add(text);
-    slot.first_own = slot.environment.size();
-    slot.path = job.command.path;
-  }
-  const bool varies = job.command.path.find('$') != std::string::npos ||
-                      std::any_of(texts.begin(), texts.end(), [](const std::string& text) {
-                        return text.find('$') != std::string::npos;
-                      });
 
   std::optional<StartFailure> failure;
   const auto wait_exec = [&](std::size_t index) {
     auto executed = spawner.wait_exec(index);
     if (executed) return;
-    const int rank = slots[index].local_rank;
+    const int rank = slots[index]->local_rank;
     // The texts are the hanging child's for ever.
-    if (executed.error().code == ErrorCode::kTimeout) (void)new Texts(std::move(slots[index]));
+    if (executed.error().code == ErrorCode::kTimeout) (void)slots[index].release();
     forget(rank);
     if (!failure || rank < failure->local_rank) failure = StartFailure{rank, std::move(executed).error()};
   };
   const auto begin = [&](int rank, std::size_t index) -> Result<void> {
-    Texts& slot = slots[index];
-    slot.local_rank = rank;
+    slots[index] = std::make_unique<Texts>(Texts{rank});
+    Texts& slot = *slots[index];
     MUSTER_TRY(const RankVariables own, rank_variables(inherited, job, assignment, rank,
                                                        files.error_file(rank), files.progress_file(rank)));
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      std::string entry = assign(own[i].first, own[i].second);
-      if (slot.environment.size() <= slot.first_own + i) {
-        slot.environment.add(std::move(entry));
-      } else {
-        slot.environment.replace(slot.first_own + i, std::move(entry));
-      }
-    }
-    if (varies) {
-      for (std::size_t i = 0; i < texts.size(); ++i)
-        slot.arguments.replace(i, substitute_local_rank(texts[i], rank));
-      slot.path = substitute_local_rank(job.command.path, rank);
-    }
+    for (const auto& [name, value] : shared) slot.environment.add(fmt::format("{}={}", name, value));
+    for (const auto& [name, value] : own) slot.environment.add(fmt::format("{}={}", name, value));
+    for (const std::string& text : job.command.arguments)
+      slot.arguments.add(substitute_local_rank(text, rank));
+    slot.path = substitute_local_rank(job.command.path, rank);
     MUSTER_TRY(const WorkerStreams streams, files.open(rank));
     auto spawned =
         spawn(spawner, index,
