@@ -281,9 +281,8 @@ class Launch {
     if (!guardian) return ended(complain(guardian.error()));
     guardian_.emplace(*std::move(guardian));
     descendants_->spare(guardian_->pid());
-    auto cgroups = WorkerCgroups::open(cgroup_mode_of(options_), job_->token(), *guardian_);
-    if (!cgroups) return ended(complain(cgroups.error()));
-    cgroups_.emplace(*std::move(cgroups));
+    if (const auto opened = cgroups_.open(cgroup_mode_of(options_), job_->token(), *guardian_); !opened)
+      return ended(complain(opened.error()));
     if (!job_->gpu_node) return std::nullopt;
     auto gpu_watch = GpuWatch::start(gpu_paths(environment_));
     if (!gpu_watch) return ended(complain(gpu_watch.error()));
@@ -319,10 +318,10 @@ class Launch {
     if (!job_->gpu_shortage.empty())
       log.warning(fmt::format("{}; a worker that uses the GPU of its LOCAL_RANK will fail, or share one",
                               job_->gpu_shortage));
-    if (cgroups_->enabled())
-      log.info(fmt::format("the workers' control groups are in {}", cgroups_->directory()));
-    else if (!cgroups_->reason().empty())
-      log.info(fmt::format("the workers have no control groups: {}", cgroups_->reason()));
+    if (cgroups_.enabled())
+      log.info(fmt::format("the workers' control groups are in {}", cgroups_.directory()));
+    else if (!cgroups_.reason().empty())
+      log.info(fmt::format("the workers have no control groups: {}", cgroups_.reason()));
     int status = kExitSystem;
     {
       Telemetry telemetry(*job_, log, events_ ? &*events_ : nullptr);
@@ -333,7 +332,7 @@ class Launch {
       telemetry.phase("prepare", seconds_between(checked_, now));
       std::optional<StatusPage> page;
       if (listener_) page.emplace(io, *std::move(listener_), *job_, telemetry, kVersion);
-      status = run_agent({io, *job_, environment_, log, *guardian_, *cgroups_, *descendants_, out, err,
+      status = run_agent({io, *job_, environment_, log, *guardian_, cgroups_, *descendants_, out, err,
                           telemetry, descriptor_limit, log_writer.get(), detached_ ? &*detached_ : nullptr,
                           gpu_watch_ ? &*gpu_watch_ : nullptr});
     }
@@ -394,7 +393,7 @@ class Launch {
   std::optional<Telemetry> beginning_;
   std::optional<Descendants> descendants_;
   std::optional<Guardian> guardian_;
-  std::optional<WorkerCgroups> cgroups_;
+  WorkerCgroups cgroups_;
   std::optional<GpuWatch> gpu_watch_;
 };
 

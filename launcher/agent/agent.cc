@@ -48,18 +48,16 @@ class Agent {
   /// Until the job is over on this node; returns the exit status.
   [[nodiscard]] int run() {
     wait_for_signal();
-    auto directory = LogDirectory::create(job_.logs, job_.run_id, services_.environment);
-    if (!directory) {
-      log_.error(directory.error().message);
-      return directory.error().code == ErrorCode::kInvalidArgument ? kExitUsage : kExitSystem;
+    if (const auto made = directory_.create(job_.logs, job_.run_id, services_.environment); !made) {
+      log_.error(made.error().message);
+      return made.error().code == ErrorCode::kInvalidArgument ? kExitUsage : kExitSystem;
     }
-    directory_.emplace(*std::move(directory));
-    if (!directory_->memory().empty())
-      services_.guardian.remove_afterwards(directory_->memory());
+    if (!directory_.memory().empty())
+      services_.guardian.remove_afterwards(directory_.memory());
     else if (job_.logs.redirects.none() && job_.logs.tee.none())
-      services_.guardian.remove_afterwards(directory_->temporary_base());
+      services_.guardian.remove_afterwards(directory_.temporary_base());
     rendezvous_ = make_rendezvous(io_, job_, log_);
-    services_.directory = &*directory_;
+    services_.directory = &directory_;
     services_.rendezvous = rendezvous_.get();
 
     join(0);
@@ -68,7 +66,7 @@ class Agent {
       std::visit([this](const auto& kind) { on(kind); }, event);
       if (attempt_ && attempt_->result()) attempt_over();
     }
-    if (output_kept_) log_.warning(fmt::format("the workers' output is in {}", directory_->path()));
+    if (output_kept_) log_.warning(fmt::format("the workers' output is in {}", directory_.path()));
     return exit_status_;
   }
 
@@ -193,7 +191,7 @@ class Agent {
       if (const std::string text = threads_notice(services_.environment, job_); !text.empty())
         assignment.group_rank == 0 ? log_.warning(text) : log_.info(text);
     if (!job_.logs.directory && !(job_.logs.redirects.none() && job_.logs.tee.none())) {
-      directory_->keep();
+      directory_.keep();
       output_kept_ = true;
     }
     state_ = State::kAttempt;
@@ -229,7 +227,7 @@ class Agent {
   /// The attempt is over, and another one follows.
   void report_progress(const FailureNotice& notice) {
     if (job_.restarts.max_without_progress == 0) return;
-    const StepProgress here = post_mortem_.reached(*directory_);
+    const StepProgress here = post_mortem_.reached(directory_);
     rendezvous_->reached(here);
     if (here.known() || notice.reached.known() || notice.regroup) return;
     if (services_.telemetry.status().assignment->group_rank != 0) return;
@@ -279,7 +277,7 @@ class Agent {
   net::HelperThread helper_;
   PostMortem post_mortem_;
   AgentServices services_;
-  std::optional<LogDirectory> directory_;
+  LogDirectory directory_;
   std::unique_ptr<Rendezvous> rendezvous_;
 
   State state_ = State::kJoining;

@@ -24,11 +24,14 @@ namespace muster::launcher {
 
 class LogDirectory {
  public:
-  [[nodiscard]] static Result<LogDirectory> create(const LogSettings& settings, std::string_view run_id,
-                                                   const Environment& environment);
-  LogDirectory(LogDirectory&& other) noexcept;
-  LogDirectory& operator=(LogDirectory&&) = delete;
+  LogDirectory() = default;
+  LogDirectory(const LogDirectory&) = delete;
+  LogDirectory& operator=(const LogDirectory&) = delete;
   ~LogDirectory();
+
+  /// Once, before all else.
+  [[nodiscard]] Result<void> create(const LogSettings& settings, std::string_view run_id,
+                                    const Environment& environment);
 
   /// Makes attempt_<number> with a directory per worker; attempt_<number>.1 if that has begun before.
   [[nodiscard]] Result<void> begin_attempt(const Assignment& assignment, const std::string& host,
@@ -54,8 +57,6 @@ class LogDirectory {
   void keep() { temporary_base_.clear(); }
 
  private:
-  LogDirectory() = default;
-
   std::string temporary_base_;  // removed at the end, unless empty
   std::string memory_;
   std::string run_;

@@ -253,35 +253,27 @@ std::string plan_of_cgroups(CgroupMode mode) {
                 : fmt::format("control groups: one for each worker, below {}\n", own);
 }
 
-Result<WorkerCgroups> WorkerCgroups::open(CgroupMode mode, std::string_view token, Guardian& guardian) {
-  WorkerCgroups out;
-  out.mode_ = mode;
-  if (mode == CgroupMode::kOff) return out;
+Result<void> WorkerCgroups::open(CgroupMode mode, std::string_view token, Guardian& guardian) {
+  mode_ = mode;
+  if (mode == CgroupMode::kOff) return {};
   const std::string own = cgroup::own_directory();
-  out.reason_ = why_not_delegated(own, mode == CgroupMode::kRequired).value_or("");
-  if (out.reason_.empty()) {
+  reason_ = why_not_delegated(own, mode == CgroupMode::kRequired).value_or("");
+  if (reason_.empty()) {
     const std::string directory = fmt::format("{}/muster-{}", own, token);
     if (::mkdir(directory.c_str(), 0755) != 0) {
-      out.reason_ = fmt::format("mkdir {}: {}", directory, errno_text(errno));
+      reason_ = fmt::format("mkdir {}: {}", directory, errno_text(errno));
     } else if (::access((directory + "/cgroup.kill").c_str(), W_OK) != 0) {
       ::rmdir(directory.c_str());
-      out.reason_ = "the kernel has no cgroup.kill (Linux 5.14)";
+      reason_ = "the kernel has no cgroup.kill (Linux 5.14)";
     } else {
-      out.directory_ = directory;
+      directory_ = directory;
       guardian.end_cgroup(directory);
     }
   }
-  if (mode == CgroupMode::kRequired && !out.enabled())
-    return fail(ErrorCode::kInvalidArgument, "--cgroup=required: " + out.reason_);
-  return out;
+  if (mode == CgroupMode::kRequired && !enabled())
+    return fail(ErrorCode::kInvalidArgument, "--cgroup=required: " + reason_);
+  return {};
 }
-
-WorkerCgroups::WorkerCgroups(WorkerCgroups&& other) noexcept
-    : mode_(other.mode_),
-      reason_(std::move(other.reason_)),
-      directory_(std::exchange(other.directory_, {})),
-      workers_(std::move(other.workers_)),
-      number_(other.number_) {}
 
 WorkerCgroups::~WorkerCgroups() {
   if (directory_.empty()) return;

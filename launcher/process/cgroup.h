@@ -97,14 +97,13 @@ class WorkerCgroups {
  public:
   /// None: as with kOff.
   WorkerCgroups() = default;
-  /// Makes the group of the job, and tells the guardian to end it. kInvalidArgument: required, and not to be
-  /// had.
-  [[nodiscard]] static Result<WorkerCgroups> open(CgroupMode mode, std::string_view token,
-                                                  Guardian& guardian);
-  WorkerCgroups(WorkerCgroups&& other) noexcept;
-  WorkerCgroups& operator=(WorkerCgroups&&) = delete;
+  WorkerCgroups(const WorkerCgroups&) = delete;
+  WorkerCgroups& operator=(const WorkerCgroups&) = delete;
   /// Ends and removes what is left.
   ~WorkerCgroups();
+  /// Makes the group of the job, and tells the guardian to end it. kInvalidArgument: required, and not to be
+  /// had.
+  [[nodiscard]] Result<void> open(CgroupMode mode, std::string_view token, Guardian& guardian);
 
   /// Groups are made. Else reason() says why not; empty: nobody asked for them.
   [[nodiscard]] bool enabled() const { return !directory_.empty(); }

@@ -162,26 +162,26 @@ TEST_CASE(
     auto guardian = Guardian::start(2);
     if (!guardian) return 1;
     {
-      auto cgroups = WorkerCgroups::open(CgroupMode::kAuto, "token", *guardian);
-      if (!cgroups || !cgroups->enabled()) return 2;
-      if (cgroups->directory() != delegated.path() + "/muster-token") return 3;
+      WorkerCgroups cgroups;
+      if (!cgroups.open(CgroupMode::kAuto, "token", *guardian) || !cgroups.enabled()) return 2;
+      if (cgroups.directory() != delegated.path() + "/muster-token") return 3;
       Spawner spawner;
       for (int attempt = 0; attempt < 2; ++attempt) {
-        const auto group = cgroups->add(1);
+        const auto group = cgroups.add(1);
         if (!group) return 4;
         const auto child = spawn_one(spawner, Shell("exec sleep 1000").request(group->get()));
-        if (!child || cgroup::processes(cgroups->directory()) != std::vector<pid_t>{child->pid}) return 5;
+        if (!child || cgroup::processes(cgroups.directory()) != std::vector<pid_t>{child->pid}) return 5;
         std::error_code failed;
-        for (const auto& entry : std::filesystem::directory_iterator(cgroups->directory()))
+        for (const auto& entry : std::filesystem::directory_iterator(cgroups.directory()))
           if (entry.is_directory()) std::filesystem::create_directory(entry.path() / "of-the-worker", failed);
         if (failed) return 6;
-        const auto released = cgroups->release();
+        const auto released = cgroups.release();
         if (cgroup::clear(released, SteadyClock::now()) != std::vector<pid_t>{child->pid}) return 7;
-        cgroups->kill();
+        cgroups.kill();
         if (!reaped(*child) || !cgroup::clear(released, soon()).empty()) return 8;
       }
-      const auto group = cgroups->add(0);
-      if (!group || !cgroup::clear(cgroups->release(), soon()).empty()) return 9;
+      const auto group = cgroups.add(0);
+      if (!group || !cgroup::clear(cgroups.release(), soon()).empty()) return 9;
     }
     return delegated.groups().empty() ? 0 : 10;
   }) == 0);
@@ -191,9 +191,9 @@ TEST_CASE("when its owner is killed the guardian ends the groups and removes the
   const Delegated delegated;
   REQUIRE(delegated.run([&] {
     auto guardian = Guardian::start(1);
-    auto cgroups = WorkerCgroups::open(CgroupMode::kRequired, "token", *guardian);
-    if (!cgroups || !cgroups->enabled()) return 1;
-    const auto group = cgroups->add(0);
+    WorkerCgroups cgroups;
+    if (!cgroups.open(CgroupMode::kRequired, "token", *guardian) || !cgroups.enabled()) return 1;
+    const auto group = cgroups.add(0);
     Spawner spawner;
     if (!group || !spawn_one(spawner, Shell("env -i setsid sleep 1000 & wait").request(group->get())))
       return 2;

@@ -106,11 +106,11 @@ TEST_CASE("of many hangs the first and the latest are kept") {
   const TemporaryDirectory folder;
   LogSettings settings;
   settings.directory = folder.path();
-  auto directory = LogDirectory::create(settings, "run", {});
-  REQUIRE(directory);
-  REQUIRE(directory->begin_attempt(Assignment{}, "host-a", 1));
+  LogDirectory directory;
+  REQUIRE(directory.create(settings, "run", {}));
+  REQUIRE(directory.begin_attempt(Assignment{}, "host-a", 1));
   const Log log("test");
-  HangLog hang_log(*directory, log);
+  HangLog hang_log(directory, log);
   for (int number = 1; number <= static_cast<int>(HangLog::kMostHangs) + 3; ++number) {
     HangReport hang;
     hang.host = "host-a";
