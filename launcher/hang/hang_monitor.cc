@@ -46,7 +46,6 @@ HangMonitor::HangMonitor(boost::asio::io_context& io, const HangEnvirons& enviro
       io_(io),
       look_timer_(io),
       deadline_timer_(io),
-      probe_(environs),
       ended_(static_cast<std::size_t>(environs.job.local_world_size)),
       hang_log_(environs.directory, environs.log) {}
 
@@ -113,10 +112,9 @@ void HangMonitor::plan_look() {
 }
 
 void HangMonitor::look() {
-  seen_ = probe_.look();
+  seen_ = look_at_workers(environs_);
   std::vector<Liveness> signs;
-  signs.reserve(seen_.size());
-  for (const LivenessProbe::Seen& each : seen_) signs.push_back(each.sign);
+  for (const WorkerSeen& each : seen_) signs.push_back(each.sign);
   const HangWatch::Change change = watch_->look(signs, SteadyClock::now());
   if (change == HangWatch::Change::kOver) hang_over();
   if (change == HangWatch::Change::kBegan) {
@@ -160,7 +158,7 @@ void HangMonitor::read_snapshot() {
       report.limit = std::max(report.limit, *own);
   if (report.limit.count() == 0) report.limit = usual_limit();
   for (int local_rank = 0; local_rank < environs_.job.local_world_size; ++local_rank) {
-    const LivenessProbe::Seen& of_rank = seen_[static_cast<std::size_t>(local_rank)];
+    const WorkerSeen& of_rank = seen_[static_cast<std::size_t>(local_rank)];
     RankSnapshot& rank = report.ranks.emplace_back();
     rank.local_rank = local_rank;
     rank.rank = environs_.assignment.base_rank + local_rank;

@@ -84,12 +84,11 @@ class HangMonitor {
   Callbacks callbacks_;
   boost::asio::io_context& io_;
   LoopTimer look_timer_;
-  LoopTimer deadline_timer_;  // of the phase, or of the session
-  LivenessProbe probe_;
-  std::optional<HangWatch> watch_;         // while workers run
-  std::optional<HangSession> session_;     // on node 0
-  std::vector<std::string> ended_;         // by local rank; empty: it runs
-  std::vector<LivenessProbe::Seen> seen_;  // by the last look
+  LoopTimer deadline_timer_;            // of the phase, or of the session
+  std::optional<HangWatch> watch_;      // while workers run
+  std::optional<HangSession> session_;  // on node 0
+  std::vector<std::string> ended_;      // by local rank; empty: it runs
+  std::vector<WorkerSeen> seen_;        // by the last look
   State state_;
   NodeSnapshot snapshot_;  // of the present or last hang
   Instant hang_began_{};

@@ -6,19 +6,25 @@
 
 namespace muster::launcher {
 
-std::vector<LivenessProbe::Seen> LivenessProbe::look() {
-  std::vector<Seen> out;
-  out.reserve(static_cast<std::size_t>(environs_.job.local_world_size));
-  for (int rank = 0; rank < environs_.job.local_world_size; ++rank) out.push_back(look_at(rank));
-  return out;
+namespace {
+
+bool waits_for_reader(const HangEnvirons& environs, int local_rank) {
+  for (const Std stream : {Std::kOut, Std::kErr}) {
+    if (!environs.router.is_blocked(stream)) continue;  // a system call
+    // What it writes stays in its pipe, and is no sign.
+    if (environs.router.backpressure(local_rank, stream)) return true;
+    if (blocked_output(environs.group.pid(local_rank)) == stream &&
+        !environs.router.has_file(local_rank, stream))
+      return true;
+  }
+  return false;
 }
 
-LivenessProbe::Seen LivenessProbe::look_at(int local_rank) const {
-  Seen out;
-  out.source = "none";
-  out.sign.running = environs_.group.running(local_rank);
+WorkerSeen look_at(const HangEnvirons& environs, int local_rank) {
+  WorkerSeen out;
+  out.sign.running = environs.group.running(local_rank);
   if (!out.sign.running) return out;
-  if (const auto sample = read_progress(environs_.directory.progress_file(local_rank))) {
+  if (const auto sample = read_progress(environs.directory.progress_file(local_rank))) {
     out.progress = sample->text;
     out.sign.reports = true;
     out.sign.paused = sample->paused;
@@ -30,36 +36,32 @@ LivenessProbe::Seen LivenessProbe::look_at(int local_rank) const {
   // Collectives are a sign of life of a program that reports nothing, only while others may wait for it.
   bool in_collective = false;
   if (!out.sign.reports && !out.sign.paused)
-    if (const auto activity = read_collective_activity(environs_.directory.progress_file(local_rank))) {
+    if (const auto activity = read_collective_activity(environs.directory.progress_file(local_rank))) {
       out.sign.seen += activity->moves;
       in_collective = out.sign.reports = activity->waits;
       if (in_collective) out.source = "collectives";
     }
-  const bool fixed = environs_.job.hang.watch == HangRules::Watch::kFixed;
+  const bool fixed = environs.job.hang.watch == HangRules::Watch::kFixed;
   if (fixed && (!out.sign.reports || in_collective)) {
     if (!out.sign.reports)
-      out.source = environs_.router.sees_stdout(local_rank)
+      out.source = environs.router.sees_stdout(local_rank)
                        ? "output"
                        : "stderr alone (with --view=all muster does not see stdout)";
-    out.sign.seen += environs_.router.output_so_far(local_rank);
+    out.sign.seen += environs.router.output_so_far(local_rank);
   }
-  if ((out.sign.reports || fixed) && !out.sign.paused && waits_for_reader(local_rank)) {
+  if ((out.sign.reports || fixed) && !out.sign.paused && waits_for_reader(environs, local_rank)) {
     out.sign.paused = true;
     out.paused = "waits for the reader of its output";
   }
   return out;
 }
 
-bool LivenessProbe::waits_for_reader(int local_rank) const {
-  for (const Std stream : {Std::kOut, Std::kErr}) {
-    if (!environs_.router.is_blocked(stream)) continue;  // a system call
-    // What it writes stays in its pipe, and is no sign.
-    if (environs_.router.backpressure(local_rank, stream)) return true;
-    if (blocked_output(environs_.group.pid(local_rank)) == stream &&
-        !environs_.router.has_file(local_rank, stream))
-      return true;
-  }
-  return false;
+}  // namespace
+
+std::vector<WorkerSeen> look_at_workers(const HangEnvirons& environs) {
+  std::vector<WorkerSeen> out;
+  for (int rank = 0; rank < environs.job.local_world_size; ++rank) out.push_back(look_at(environs, rank));
+  return out;
 }
 
 }  // namespace muster::launcher

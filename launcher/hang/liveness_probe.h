@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// LivenessProbe: reads the signs of life of a node's workers for hang_watch.h: their progress files, the
-// collectives of the runtime or, with a fixed time-out, their output. A look reads a small file per worker. A
-// worker that waits for the reader of its output, such as a stopped terminal, does not count as idle. Owned
-// by a HangMonitor; one loop. What cannot be read is left out; nothing here fails.
+// The signs of life of a node's workers for hang_watch.h: their progress files, the collectives of the
+// runtime or, with a fixed time-out, their output. A look reads a small file per worker. A worker that waits
+// for the reader of its output, such as a stopped terminal, does not count as idle. Called by a HangMonitor.
+// What cannot be read is left out; nothing here fails.
 #pragma once
 
 #include <string>
@@ -32,25 +32,13 @@ struct HangEnvirons {
   const Log& log;
 };
 
-class LivenessProbe {
- public:
-  struct Seen {
-    Liveness sign;
-    std::string progress;
-    std::string source;  // "progress", "collectives", "output", ...
-    std::string paused;  // as in RankSnapshot
-  };
-
-  explicit LivenessProbe(const HangEnvirons& environs) : environs_(environs) {}
-
-  /// Of all workers.
-  [[nodiscard]] std::vector<Seen> look();
-
- private:
-  [[nodiscard]] Seen look_at(int local_rank) const;
-  [[nodiscard]] bool waits_for_reader(int local_rank) const;
-
-  HangEnvirons environs_;
+struct WorkerSeen {
+  Liveness sign;
+  std::string progress;
+  std::string source = "none";  // "progress", "collectives", "output", ...
+  std::string paused;           // as in RankSnapshot
 };
+/// By local rank.
+[[nodiscard]] std::vector<WorkerSeen> look_at_workers(const HangEnvirons& environs);
 
 }  // namespace muster::launcher
