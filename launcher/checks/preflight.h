@@ -35,8 +35,6 @@ struct PortReading {
   std::string port;     // "1"
   std::string state;    // "ACTIVE", "DOWN", "INIT" ...; empty: not told
   std::string physical;
-
-  friend bool operator==(const PortReading&, const PortReading&) = default;
 };
 
 struct DiskReading {

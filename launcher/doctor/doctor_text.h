@@ -12,8 +12,11 @@
 #include <muster/result.h>
 
 #include "rendezvous/base/archive.h"
+#include "rendezvous/base/fieldwise.h"
 
 namespace muster::launcher {
+
+using fieldwise::operator==;
 
 // Findings of muster --doctor as values, which nodes hand to the first one through the job's store: what a
 // node offers (DoctorNode), what came of its tries to reach the others (DoctorRow). Pure. Failure: kProtocol
@@ -22,8 +25,6 @@ namespace muster::launcher {
 struct OfferedAddress {
   std::string address;    // numeric, without a scope
   std::string interface;  // "eth0"; empty: not known
-
-  friend bool operator==(const OfferedAddress&, const OfferedAddress&) = default;
 };
 
 struct DoctorNode {
@@ -31,8 +32,6 @@ struct DoctorNode {
   std::string token;  // sent by who answers at its port
   std::uint16_t port = 0;
   std::vector<OfferedAddress> addresses;  // best first
-
-  friend bool operator==(const DoctorNode&, const DoctorNode&) = default;
 };
 
 /// The result of one address.
@@ -54,8 +53,6 @@ struct Reach {
   Outcome outcome = Outcome::kOther;
   std::int64_t round_trip_us = -1;  // where it works
   std::string text;                 // of the system, for kOther
-
-  friend bool operator==(const Reach&, const Reach&) = default;
 };
 
 /// From one node to another.
@@ -70,7 +67,6 @@ struct Path {
         out = &each;
     return out;
   }
-  friend bool operator==(const Path&, const Path&) = default;
 };
 
 /// The paths of one node to all nodes, by rank; the one to itself is empty.
@@ -95,8 +91,6 @@ template <class T>
 struct Diagnosis {
   std::string text;
   bool healthy = false;  ///< every node reaches every other
-
-  friend bool operator==(const Diagnosis&, const Diagnosis&) = default;
 };
 
 /// By rank; a row that never came is nothing.

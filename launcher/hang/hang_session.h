@@ -25,8 +25,6 @@ class HangSession {
     bool known = false;    // announce that this hang was reported already
     bool publish = false;  // all snapshots that will come are here
     bool over = false;     // nobody hangs any more
-
-    friend bool operator==(const Actions&, const Actions&) = default;
   };
 
   explicit HangSession(int nodes) : nodes_(nodes) {}

@@ -23,8 +23,6 @@ struct Liveness {
   bool paused = false;     // it announced a pause of unknown length
   bool warmed_up = false;  // it reported that its first steps are over
   std::uint64_t seen = 0;  // differs from the look before if something has moved
-
-  friend bool operator==(const Liveness&, const Liveness&) = default;
 };
 
 class HangWatch {

@@ -26,16 +26,12 @@ struct ThreadState {
   char state = '?';       // R, S, D, T, t, Z
   std::string call = {};  // "read(5 -> pipe:[8123])"; empty: not in a system call, or not known
   std::string wait = {};  // where in the kernel: "pipe_read"
-
-  friend bool operator==(const ThreadState&, const ThreadState&) = default;
 };
 
 /// Of one thread, innermost first; names of functions.
 struct ThreadStack {
   std::string title = {};  // "Thread 1 (LWP 812)" as the tool prints it
   std::vector<std::string> functions = {};
-
-  friend bool operator==(const ThreadStack&, const ThreadStack&) = default;
 };
 
 struct RankSnapshot {
@@ -58,23 +54,18 @@ struct RankSnapshot {
   std::vector<ThreadStack> stacks = {};           // the first is the main thread's
 
   [[nodiscard]] bool runs() const { return ended.empty(); }
-  friend bool operator==(const RankSnapshot&, const RankSnapshot&) = default;
 };
 
 /// Ranks that stand out among those of a hang.
 struct Outliers {
   std::vector<int> ranks = {};  // of the world, ascending; empty: nobody does
   std::string why = {};
-
-  friend bool operator==(const Outliers&, const Outliers&) = default;
 };
 
 struct HangNode {
   int node = 0;
   std::string host = {};  // empty: not known
   bool answered = false;  // sent its snapshot in time
-
-  friend bool operator==(const HangNode&, const HangNode&) = default;
 };
 
 struct HangReport {
@@ -87,8 +78,6 @@ struct HangReport {
   Outliers outliers;
   int left_out = 0;                  // ranks for which a node's message had no room
   std::optional<Millis> over_after;  // once it is over: how long it took
-
-  friend bool operator==(const HangReport&, const HangReport&) = default;
 };
 
 /// What one node knows of a hang.
@@ -96,8 +85,6 @@ struct NodeSnapshot {
   HangReport report;                // of this node's ranks
   bool hanging = false;             // still, after the stacks were read
   OnHang action = OnHang::kReport;  // what is asked for here
-
-  friend bool operator==(const NodeSnapshot&, const NodeSnapshot&) = default;
 };
 
 /// What node 0 announces when the report is written.
@@ -108,8 +95,6 @@ struct HangVerdict {
   bool paused = false;    // a rank announced a pause: idle times are counted anew
   int rank = -1;          // that the job's report is to name
   std::string line = {};  // its text there
-
-  friend bool operator==(const HangVerdict&, const HangVerdict&) = default;
 };
 
 /// At most kMaxNodeMessageBytes.

@@ -13,8 +13,6 @@ namespace muster::launcher {
 struct InterfaceAddress {
   std::string interface;
   std::string address;  // numeric, without a scope
-
-  friend bool operator==(const InterfaceAddress&, const InterfaceAddress&) = default;
 };
 
 /// Of the interfaces that are up, in the kernel's order. Empty if the kernel cannot say.

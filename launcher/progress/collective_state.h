@@ -12,9 +12,12 @@
 #include <string_view>
 #include <vector>
 
+#include "rendezvous/base/fieldwise.h"
 #include "rendezvous/base/runtime_page.h"
 
 namespace muster::launcher {
+
+using fieldwise::operator==;
 
 struct CollectiveState {
   std::string group = {};    // its name; "default" is init()'s
@@ -25,8 +28,6 @@ struct CollectiveState {
   std::uint64_t sequence = 0;
   std::uint64_t size_bytes = 0;
   int root = -1;  // of a broadcast
-
-  friend bool operator==(const CollectiveState&, const CollectiveState&) = default;
 };
 
 /// Of a worker at most so many are kept and sent.
@@ -43,8 +44,6 @@ inline constexpr std::size_t kMostCollectives = RuntimePage::kSlots;
 struct CollectiveActivity {
   std::uint64_t moves = 0;
   bool waits = false;
-
-  friend bool operator==(const CollectiveActivity&, const CollectiveActivity&) = default;
 };
 [[nodiscard]] std::optional<CollectiveActivity> activity_in(std::string_view bytes);
 

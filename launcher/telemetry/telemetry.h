@@ -34,8 +34,6 @@ struct AgentPhase {
   std::string_view name;  // as in the events, with _seconds behind it
   double seconds = 0;
   bool within = false;
-
-  friend bool operator==(const AgentPhase&, const AgentPhase&) = default;
 };
 
 /// "started on host-a in 9 ms: placement 2 ms, rendezvous 4 ms (connect 1 ms, gather 3 ms), spawn 3 ms".
@@ -54,8 +52,6 @@ struct WorkerStatus {
   int pid = 0;           // 0: was not started
   std::string progress;  // the file with its progress
   Instant started{};
-
-  friend bool operator==(const WorkerStatus&, const WorkerStatus&) = default;
 };
 
 /// What an agent knows of its job at one moment: kept by Telemetry, read by StatusPage for /healthz and
