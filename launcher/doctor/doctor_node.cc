@@ -29,6 +29,16 @@ namespace {
 constexpr Millis kStoreTimeout{60'000};  // for what every node does at once
 constexpr std::size_t kMostTried = 8;    // addresses of a node
 
+/// argv[1] of such a worker; the fields of DoctorArguments follow.
+constexpr std::string_view kDoctorNode = "--muster-doctor-node";
+
+struct DoctorArguments {
+  std::string host;        // this node's name, for people
+  std::string local_addr;  // --local-addr
+  std::string interface;   // --iface
+  std::string verdict;     // file that gets it: "0" or "1"
+};
+
 struct Place {
   std::size_t rank = 0;
   std::size_t nodes = 0;
@@ -154,10 +164,6 @@ Result<bool> examine(const Place& place, const DoctorArguments& arguments) {
 
 }  // namespace
 
-std::vector<std::string> DoctorArguments::to_argv() const {
-  return {std::string(kDoctorNode), host, local_addr, interface, verdict};
-}
-
 bool is_doctor_node(const std::vector<std::string>& arguments) {
   return arguments.size() == 5 && arguments[0] == kDoctorNode;
 }
@@ -198,13 +204,10 @@ Result<DoctorVerdict> DoctorVerdict::open() {
 }
 
 void DoctorVerdict::instruct(const Options& options, Job& job) const {
-  DoctorArguments arguments;
-  arguments.host = job.host;
-  arguments.local_addr = options.local_addr;
-  arguments.interface = options.iface;
-  arguments.verdict = fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get());
-  const std::vector<std::string> argv = arguments.to_argv();
-  job.command.arguments.insert(job.command.arguments.end(), argv.begin(), argv.end());
+  const std::string verdict = fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get());
+  for (const std::string& word :
+       {std::string(kDoctorNode), job.host, options.local_addr, options.iface, verdict})
+    job.command.arguments.push_back(word);
   job.command.title = "muster --doctor";
   job.elastic.store_proxy = job.mode == RendezvousMode::kElastic;
 }

@@ -5,7 +5,6 @@
 // 0 where a verdict was reached, whatever it is; else it has said why.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,18 +16,6 @@
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
-
-/// argv[1] of such a worker; the fields of DoctorArguments follow.
-inline constexpr std::string_view kDoctorNode = "--muster-doctor-node";
-
-struct DoctorArguments {
-  std::string host;        ///< this node's name, for people
-  std::string local_addr;  ///< --local-addr
-  std::string interface;   ///< --iface
-  std::string verdict;     ///< file that gets it: "0" or "1"
-
-  [[nodiscard]] std::vector<std::string> to_argv() const;
-};
 
 /// `arguments`: without argv[0].
 [[nodiscard]] bool is_doctor_node(const std::vector<std::string>& arguments);
