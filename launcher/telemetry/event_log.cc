@@ -21,16 +21,16 @@ EventTime EventTime::now() {
           std::chrono::duration<double>(SteadyClock::now().time_since_epoch()).count()};
 }
 
-std::string event_line(std::string_view event, const EventPlace& place, const EventTime& time,
-                       const Json& fields) {
+std::string event_line(std::string_view event, const Job& job, const std::optional<Assignment>& assignment,
+                       const EventTime& time, const Json& fields) {
   Json out{{"time", time.wall_s},
            {"monotonic", time.monotonic_s},
            {"event", event},
-           {"run_id", place.run_id},
-           {"host", place.host}};
-  if (place.node >= 0) out["node"] = place.node;
-  if (place.generation >= 0) out["generation"] = place.generation;
-  out["restarts"] = place.restarts;
+           {"run_id", job.run_id},
+           {"host", job.host}};
+  if (assignment) out["node"] = assignment->group_rank;
+  if (assignment) out["generation"] = assignment->generation;
+  out["restarts"] = assignment ? assignment->attempt : 0;
   for (const auto& [key, value] : fields.items())
     if (value != "") out[key] = value;
   for (std::size_t most = 500;; most /= 2) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +16,7 @@
 
 #include <muster/result.h>
 
+#include "launcher/job/job.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -27,21 +29,14 @@ struct EventTime {
   [[nodiscard]] static EventTime now();
 };
 
-/// What every line says.
-struct EventPlace {
-  std::string run_id, host;
-  int node = -1;                 // its rank among the nodes; -1: none yet
-  std::int64_t generation = -1;  // likewise
-  int restarts = 0;              // used so far
-};
-
 /// A line fits into a pipe at once (PIPE_BUF), so that it is whole or not there.
 inline constexpr std::size_t kMaxEventBytes = 4096;
 
 /// One line of --events: a JSON object that says what happened, when, where and in which generation, and the
-/// `fields` of this event without the empty texts; they are in launcher/reference.md. The texts of a line
-/// that would be too long are cut. Pure.
-[[nodiscard]] std::string event_line(std::string_view event, const EventPlace& place, const EventTime& time,
+/// `fields` of this event without the empty texts; they are in launcher/reference.md. `assignment`: the last
+/// one. The texts of a line that would be too long are cut. Pure.
+[[nodiscard]] std::string event_line(std::string_view event, const Job& job,
+                                     const std::optional<Assignment>& assignment, const EventTime& time,
                                      const nlohmann::ordered_json& fields);
 
 class EventLog {

@@ -50,8 +50,6 @@ std::string agent_start_text(std::string_view host, std::span<const AgentPhase> 
 
 Telemetry::Telemetry(const Job& job, const Log& log, EventLog* events)
     : job_(job), log_(log), events_(events) {
-  place_.run_id = job.run_id;
-  place_.host = job.host;
   status_.workers.resize(static_cast<std::size_t>(job.local_world_size));
   status_.since = SteadyClock::now();
 }
@@ -65,7 +63,7 @@ void Telemetry::enter(AgentState state) {
 void Telemetry::write(std::string_view event, const Json& fields) {
   if (events_ == nullptr) return;
   const auto put = [this](std::string_view what, const Json& of) {
-    events_->write(event_line(what, place_, EventTime::now(), of), log_);
+    events_->write(event_line(what, job_, status_.assignment, EventTime::now(), of), log_);
   };
   put(event, fields);
   if (const std::uint64_t lost = events_->take_dropped(); lost > 0) put("dropped", {{"lines", lost}});
@@ -105,9 +103,6 @@ void Telemetry::joined(const Assignment& assignment, const JoinTimes& times) {
   }
   status_.rendezvous.add(took);
   status_.assignment = assignment;
-  place_.node = assignment.group_rank;
-  place_.generation = assignment.generation;
-  place_.restarts = assignment.attempt;
   write("joined", {{"nodes", assignment.group_world_size},
                    {"world_size", assignment.world_size},
                    {"base_rank", assignment.base_rank},
@@ -123,7 +118,7 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
                           now};
     ++status_.starts;
     if (events_ != nullptr)
-      lines += event_line("worker_started", place_, EventTime::now(),
+      lines += event_line("worker_started", job_, status_.assignment, EventTime::now(),
                           {{"rank", status_.assignment->base_rank + local_rank},
                            {"local_rank", local_rank},
                            {"pid", group.pid(local_rank)}});

@@ -112,7 +112,6 @@ class Telemetry {
   const Job& job_;
   const Log& log_;
   EventLog* events_;
-  EventPlace place_;
   AgentStatus status_;
   Instant rendezvous_since_{};
   Instant starting_since_{};
