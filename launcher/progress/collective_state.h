@@ -30,9 +30,6 @@ struct CollectiveState {
   int root = -1;  // of a broadcast
 };
 
-/// Of a worker at most so many are kept and sent.
-inline constexpr std::size_t kMostCollectives = RuntimePage::kSlots;
-
 /// `reads`: the file's bytes as they were read one after another, three times. A slot counts that is the same
 /// version in all of them: nothing was written between the first and the last, so that the one in the middle
 /// is whole. In the order of the slots; of two of one name, as of a worker and a process it started, the
