@@ -72,7 +72,7 @@ void Descendants::reap(const std::function<bool(pid_t)>& is_worker) const {
 }
 
 /// Without what is spared and below that.
-std::vector<ProcessStat> Descendants::below_us() const {
+std::vector<ProcessStat> Descendants::look() const {
   std::multimap<pid_t, ProcessStat> children;
   for (const pid_t pid : list_pids())
     if (const auto process = read_process_stat(pid)) children.emplace(process->parent, *process);
@@ -91,19 +91,13 @@ std::vector<ProcessStat> Descendants::below_us() const {
   return out;
 }
 
-std::vector<ProcessMark> Descendants::look() const {
-  std::vector<ProcessMark> out;
-  for (const ProcessStat& process : below_us()) out.push_back({process.pid, process.start_ticks});
-  return out;
-}
-
 std::vector<pid_t> Descendants::end(const std::function<bool(pid_t)>& is_worker, Instant deadline) const {
   std::vector<pid_t> left;
   for (int pass = 0; pass < kMaxPasses; ++pass) {
     reap(is_worker);
     if (!have_children()) return {};
     left.clear();
-    for (const ProcessStat& process : below_us())
+    for (const ProcessStat& process : look())
       if (!process.ended()) left.push_back(process.pid);
     if (left.empty() || SteadyClock::now() >= deadline) return left;
     std::vector<UniqueFd> processes;

@@ -43,13 +43,12 @@ class Descendants {
   void reap(const std::function<bool(pid_t)>& is_worker) const;
 
   /// The workers and what they started, as far as it is there now, ended or not.
-  [[nodiscard]] std::vector<ProcessMark> look() const;
+  [[nodiscard]] std::vector<ProcessStat> look() const;
 
   /// SIGKILL to all that is left, until nothing is or the time is over. Returns what does not die.
   [[nodiscard]] std::vector<pid_t> end(const std::function<bool(pid_t)>& is_worker, Instant deadline) const;
 
  private:
-  [[nodiscard]] std::vector<ProcessStat> below_us() const;
   [[nodiscard]] bool have_children() const;
 
   std::string token_;

@@ -37,12 +37,11 @@ void Guardian::Unmap::operator()(Shared* shared) const {
 }
 
 Result<Guardian> Guardian::start(std::size_t slots, const std::string& token) {
-  Guardian out;
   const std::size_t bytes = sizeof(Shared) + slots * sizeof(pid_t);
-  void* shared = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (shared == MAP_FAILED) return fail(errno_error("mmap for the guardian", errno));
-  out.shared_ = {static_cast<Shared*>(shared), Unmap{bytes}};
-  const auto guard = [&shared = *out.shared_, slots, &token](int channel) {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return fail(errno_error("mmap for the guardian", errno));
+  std::unique_ptr<Shared, Unmap> shared(static_cast<Shared*>(memory), Unmap{bytes});
+  const auto guard = [&shared = *shared, slots, &token](int channel) {
     char byte = 0;
     if (retry_eintr([&] { return ::read(channel, &byte, 1); }) == 1 && byte == kEndMessage) return;
     const std::string group = shared.cgroup;
@@ -59,15 +58,14 @@ Result<Guardian> Guardian::start(std::size_t slots, const std::string& token) {
   };
   MUSTER_TRY(HelperProcess process,
              HelperProcess::start({.name = "job-guardian", .outlives_us = true}, guard));
-  out.process_.emplace(std::move(process));
-  return out;
+  return Guardian(std::move(shared), std::move(process));
 }
 
 Guardian::~Guardian() {
-  if (!shared_ || !process_) return;  // moved from, or never started
-  (void)::send(process_->channel(), &kEndMessage, 1, MSG_NOSIGNAL);
-  process_->close_channel();
-  (void)process_->wait(SteadyClock::now() + kEndTimeout);
+  if (!shared_) return;
+  (void)::send(process_.channel(), &kEndMessage, 1, MSG_NOSIGNAL);
+  process_.close_channel();
+  (void)process_.wait(SteadyClock::now() + kEndTimeout);
 }
 
 void Guardian::remove_afterwards(const std::string& directory) {

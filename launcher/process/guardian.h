@@ -10,9 +10,9 @@
 
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <string>
 #include <sys/types.h>
+#include <utility>
 
 #include <muster/result.h>
 
@@ -35,7 +35,7 @@ class Guardian {
   void end_cgroup(const std::string& directory);
   void watch(std::size_t slot, pid_t group);
   void forget(std::size_t slot);
-  [[nodiscard]] pid_t pid() const { return process_->pid(); }
+  [[nodiscard]] pid_t pid() const { return process_.pid(); }
 
  private:
   struct Shared;
@@ -44,10 +44,11 @@ class Guardian {
     void operator()(Shared* shared) const;
   };
 
-  Guardian() = default;
+  Guardian(std::unique_ptr<Shared, Unmap> shared, HelperProcess process)
+      : shared_(std::move(shared)), process_(std::move(process)) {}
 
-  std::unique_ptr<Shared, Unmap> shared_;  // with the guardian
-  std::optional<HelperProcess> process_;
+  std::unique_ptr<Shared, Unmap> shared_;  // with the guardian; nullptr: moved from
+  HelperProcess process_;
 };
 
 }  // namespace muster::launcher

@@ -50,7 +50,7 @@ void GpuRelease::started(pid_t worker) {
 
 void GpuRelease::look(const Descendants& descendants) {
   if (!enabled_) return;
-  for (const ProcessMark& mark : descendants.look()) add(mark, false);
+  for (const ProcessStat& process : descendants.look()) add({process.pid, process.start_ticks}, false);
 }
 
 /// Of our processes, by the numbers that NVML lists.
