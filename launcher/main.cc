@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/host_name.hpp>
 #include <boost/system/system_error.hpp>
 #include <fmt/format.h>
 
@@ -85,11 +86,6 @@ std::string random_uuid() {
   constexpr std::size_t kLength = 36;  // and a line end
   const auto text = read_file("/proc/sys/kernel/random/uuid", 64);
   return text ? text->substr(0, kLength) : fmt::format("pid-{}", ::getpid());
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
 }
 
 int complain(const Error& error) {
@@ -200,7 +196,7 @@ class Launch {
     const Machine machine{[&] { return count_gpus(asked); },
                           count_cpus,
                           random_uuid,
-                          host_name(),
+                          boost::asio::ip::host_name(),
                           [&] { return read_hardware(asked); },
                           [] { return count_cores(); },
                           has_gpu_driver(gpu_paths(environment_)),

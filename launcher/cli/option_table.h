@@ -169,11 +169,12 @@ inline constexpr std::array kOptionTable = {
               "end the job with exit status 86 after N restarts in a row that reached no further step"},
     OptionRow{"exhausted-exit-code", 0, &Options::exhausted_exit_code, "CODE", "the worker's",
               Group::kFailures, kOwn, "exit status when a worker fails and no restart is left", 1, 255},
-    OptionRow{"shutdown-timeout", 0, &Options::shutdown_timeout_s, "SECONDS", "30; under Slurm 25",
-              Group::kFailures, kCommon | kForDoctor,
-              "time between the stop signal and SIGKILL. SIGABRT comes in its last tenth. "
-              "TORCH_ELASTIC_SHUTDOWN_TIMEOUT is used where the option is missing",
-              0, 1e6},
+    OptionRow{
+        "shutdown-timeout", 0, &Options::shutdown_timeout_s, "SECONDS", "30; under Slurm 25",
+        Group::kFailures, kCommon | kForDoctor,
+        "time between the stop signal and SIGKILL. SIGABRT comes in its last tenth, at most 2 s before. "
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT is used where the option is missing",
+        0, 1e6},
     OptionRow{"signals-to-handle", 0, &Options::signals_to_handle, "NAMES", "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
               Group::kFailures, kForDoctor, "signals that stop the job. They are passed on to the workers"},
     OptionRow{"hang-timeout", 0, &Options::hang_timeout, "SECONDS|auto|off", "auto", Group::kFailures,

@@ -87,9 +87,8 @@ std::string status_text(const JobRecord& entry, std::int64_t now) {
   if (!entry.metrics.empty() && entry.state != "ended")
     text += fmt::format("  metrics   http://{}/metrics\n", one_line(entry.metrics));
   if (entry.world_size > 0)
-    text += fmt::format("  world     {} rank{} on {} node{}, generation {}, {} restart{}\n", entry.world_size,
-                        entry.world_size == 1 ? "" : "s", entry.nodes, entry.nodes == 1 ? "" : "s",
-                        entry.generation, entry.restarts, entry.restarts == 1 ? "" : "s");
+    text += fmt::format("  world     {} on {}, generation {}, {}\n", counted(entry.world_size, "rank"),
+                        counted(entry.nodes, "node"), entry.generation, counted(entry.restarts, "restart"));
   if (state == "lost") return text;
   for (const auto& worker : entry.workers) {
     const RankView rank = look_at(entry, worker);

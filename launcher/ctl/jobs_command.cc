@@ -5,9 +5,9 @@
 #include <array>
 #include <cstdio>
 #include <string_view>
-#include <unistd.h>
 #include <vector>
 
+#include <boost/asio/ip/host_name.hpp>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -199,8 +199,7 @@ Result<net::QueryOptions> question(const JobsCommand& command, const Environment
   out.host = endpoint->host;
   out.port = static_cast<std::uint16_t>(endpoint->port < 0 ? kMusterPort : endpoint->port);
   out.job = command.job;
-  char host[256] = {};
-  if (::gethostname(host, sizeof host - 1) == 0) out.own_host = host;
+  out.own_host = boost::asio::ip::host_name();
   out.timeout = Millis(static_cast<std::int64_t>(command.timeout_s * 1000));
   MUSTER_TRY(out.secret, auth::find_secret(command.secret_file, environment));
   const tls::Files& files = command.tls;

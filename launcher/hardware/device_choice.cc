@@ -8,6 +8,7 @@
 
 #include "launcher/text/rank_ranges.h"
 #include "launcher/text/split.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 namespace {
@@ -172,8 +173,7 @@ std::string device_shortage(std::span<const Gpu> gpus, std::optional<std::string
                      std::none_of(gpus.begin(), gpus.end(), [](const Gpu& gpu) { return gpu.uuid.empty(); });
   const std::size_t there = visible_devices(gpus, variable).size();
   if (!known || there >= static_cast<std::size_t>(workers)) return {};
-  return fmt::format("{} worker{} for {} GPU{}{}", workers, workers == 1 ? "" : "s", there,
-                     there == 1 ? "" : "s", place);
+  return fmt::format("{} for {}{}", counted(workers, "worker"), counted(there, "GPU"), place);
 }
 
 bool may_be_short(std::optional<std::string_view> variable, int listed, int workers) {

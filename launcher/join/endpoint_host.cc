@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <unistd.h>
 #include <utility>
 
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/host_name.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
@@ -23,11 +23,6 @@ namespace {
 
 namespace asio = boost::asio;
 constexpr std::chrono::seconds kLookUpTimeout{5};
-
-std::string host_name() {
-  char name[256] = "";
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
-}
 
 class EndpointHost final : public net::CoordinatorHost {
  public:
@@ -51,7 +46,7 @@ class EndpointHost final : public net::CoordinatorHost {
     callbacks_ = std::move(callbacks);
     // With TLS and no certificate it would have nothing to show: the coordinator is elsewhere, or a musterd.
     if (elastic.is_host == false || (elastic.tls && !elastic.tls_server)) return locate({});
-    const bool here = elastic.is_host == true || names_this_host(place, own_, host_name());
+    const bool here = elastic.is_host == true || names_this_host(place, own_, asio::ip::host_name());
     const bool named = !is_numeric_address(place) && !is_loopback(place);
     // Where the name leads matters to who does not listen everywhere.
     if (here && (listening_.empty() || !named)) return listen();

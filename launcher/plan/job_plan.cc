@@ -2,10 +2,10 @@
 #include "launcher/plan/job_plan.h"
 
 #include <algorithm>
-#include <cctype>
 #include <set>
 #include <signal.h>
 
+#include <CLI/Validators.hpp>
 #include <fmt/format.h>
 
 #include "launcher/hardware/cores.h"
@@ -21,6 +21,7 @@
 #include "launcher/text/split.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/slurm_step.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 
@@ -60,9 +61,8 @@ Result<std::vector<Device>> choose(const Options& options, const Environment& en
                     options.gpus, *order));
   const int workers = job.local_world_size;
   if (workers > static_cast<int>(devices.size()) && !options.oversubscribe)
-    return usage(
-        fmt::format("--gpus={} names {} GPU{} for {} workers; two ranks on one GPU need --oversubscribe",
-                    options.gpus, devices.size(), devices.size() == 1 ? "" : "s", workers));
+    return usage(fmt::format("--gpus={} names {} for {} workers; two ranks on one GPU need --oversubscribe",
+                             options.gpus, counted(devices.size(), "GPU"), workers));
   const auto is_slice = [](const Device& device) { return device.entry.starts_with("MIG-"); };
   if (devices.size() > 1 && !job.virtual_local_rank && std::any_of(devices.begin(), devices.end(), is_slice))
     return usage(
@@ -81,12 +81,9 @@ std::string summary(const Topology& topology) {
     nodes.insert(core.numa_node);
     cpus += core.cpus.size();
   }
-  const auto many = [](std::size_t count, std::string_view noun) {
-    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-  };
-  return fmt::format("{} with {} allowed, on {} of {}, {}{}", many(topology.cores.size(), "core"),
-                     many(cpus, "CPU"), nodes.size(), many(topology.nodes.size(), "NUMA node"),
-                     many(static_cast<std::size_t>(topology.sockets), "socket"),
+  return fmt::format("{} with {} allowed, on {} of {}, {}{}", counted(topology.cores.size(), "core"),
+                     counted(cpus, "CPU"), nodes.size(), counted(topology.nodes.size(), "NUMA node"),
+                     counted(topology.sockets, "socket"),
                      topology.this_machine ? "" : " (described by hwloc's environment, not this machine)");
 }
 
@@ -188,21 +185,11 @@ Result<View> parse_view(std::string_view text) {
 
 /// 500000, 64K, 100M, 2G, as multiples of 1024; KiB and KB are the same.
 Result<std::uint64_t> parse_size(std::string_view option, std::string_view text) {
-  const auto digits = text.find_first_not_of("0123456789");
-  std::string_view unit = digits == std::string_view::npos ? std::string_view() : text.substr(digits);
-  std::uint64_t factor = 1;
-  if (!unit.empty()) {
-    constexpr std::string_view kUnits = "KMGT";
-    const auto power = kUnits.find(static_cast<char>(std::toupper(static_cast<unsigned char>(unit[0]))));
-    const std::string_view rest = unit.substr(1);
-    if (power == std::string_view::npos || !(rest.empty() || rest == "B" || rest == "b" || rest == "iB"))
-      return usage(fmt::format("{}={}: not a number of bytes, as in 500000, 64K, 100M or 2G", option, text));
-    factor <<= 10 * (power + 1);
-  }
-  MUSTER_TRY(const std::int64_t number,
-             parse_integer(option, text.substr(0, digits), 0,
-                           static_cast<std::int64_t>((std::uint64_t{1} << 60) / factor)));
-  return static_cast<std::uint64_t>(number) * factor;
+  std::string bytes(text);
+  if (const std::string wrong = CLI::AsSizeValue(false)(bytes); !wrong.empty())
+    return usage(fmt::format("{}={}: not a number of bytes, as in 500000, 64K, 100M or 2G", option, text));
+  MUSTER_TRY(const std::int64_t number, parse_integer(option, bytes, 0, std::int64_t{1} << 60));
+  return static_cast<std::uint64_t>(number);
 }
 
 Result<Rotation> plan_rotation(const Options& options, const LogSettings& logs) {
@@ -405,8 +392,9 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   MUSTER_OK(plan_restarts(options, job));
   MUSTER_OK(plan_rendezvous(options, environment, machine.random_id, job));
   if (options.join_at != "now" && job.mode != RendezvousMode::kElastic)
-    return usage(fmt::format("--join-at={}: a job grows with --nnodes=MIN:MAX and --rdzv-backend=c10d only",
-                             options.join_at));
+    return usage(
+        fmt::format("--join-at={}: a job grows with --nnodes=MIN:MAX and --rdzv-backend=c10d, muster or etcd",
+                    options.join_at));
   job.elastic.places_told = step && places_told(given, *step, job);
   MUSTER_TRY(job.logs, plan_logs(options, environment));
   job.logs.hostname = machine.host.substr(0, machine.host.find('.'));

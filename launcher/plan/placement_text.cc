@@ -8,9 +8,11 @@
 #include <fmt/format.h>
 
 #include "launcher/job/worker_env.h"
+#include "launcher/plan/slurm_plan.h"
 #include "launcher/text/substitution.h"
 #include "launcher/text/text_table.h"
 #include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 namespace {
@@ -62,11 +64,8 @@ std::string foreseen(const Job& job, std::string_view name) {
 
 std::string command_line(const Job& job, int local_rank) {
   std::string out = substitute_local_rank(job.command.path, local_rank);
-  for (std::size_t i = 1; i < job.command.arguments.size(); ++i) {
-    const std::string text = substitute_local_rank(job.command.arguments[i], local_rank);
-    const bool plain = !text.empty() && text.find_first_of(" \t\n'\"\\$&;|<>()*?`#~") == std::string::npos;
-    out += plain ? " " + text : fmt::format(" '{}'", text);
-  }
+  for (std::size_t i = 1; i < job.command.arguments.size(); ++i)
+    out += " " + shell_word(substitute_local_rank(job.command.arguments[i], local_rank));
   return out;
 }
 
@@ -89,8 +88,8 @@ Row placement_row(const Job& job, int local_rank) {
 }  // namespace
 
 std::string placement_table(const Job& job) {
-  std::string out = fmt::format("{}: {} worker{}; {}\n", job.host, job.local_world_size,
-                                job.local_world_size == 1 ? "" : "s", job.hardware);
+  std::string out =
+      fmt::format("{}: {}; {}\n", job.host, counted(job.local_world_size, "worker"), job.hardware);
   if (job.placement.empty()) return out;
   std::vector<Row> rows{
       {"rank", "local", "CUDA", "GPU", "UUID", "PCI", "NUMA", "CPUs", "cores", "memory", "NIC"}};

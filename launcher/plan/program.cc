@@ -14,8 +14,6 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::string_view kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
-
 /// What Python executes under --run-path, given with -c; its arguments are the script and the script's. It
 /// does what torchrun's entry point does there: the script is __main__, an exception is written to
 /// TORCHELASTIC_ERROR_FILE as @record does it, SystemExit(0) is success. Standard library only: a script that
@@ -79,11 +77,10 @@ std::string as_path(const std::string& name) {
 }
 
 Result<std::string> find_python(const Environment& environment) {
-  const std::string_view path_list = lookup(environment, "PATH").value_or(kDefaultPath);
   if (const auto chosen = lookup(environment, "PYTHON_EXEC"); chosen && !chosen->empty()) {
     if (chosen->find('/') != std::string_view::npos) {
       if (kind_of(std::string(*chosen)) == Kind::kExecutable) return std::string(*chosen);
-    } else if (auto found = search_path(*chosen, path_list)) {
+    } else if (auto found = search_path(*chosen, environment)) {
       return *found;
     }
     return missing(fmt::format("PYTHON_EXEC={}: no such executable", *chosen));
@@ -93,7 +90,7 @@ Result<std::string> find_python(const Environment& environment) {
     if (kind_of(path) == Kind::kExecutable) return path;
   }
   for (const std::string_view name : {"python3", "python"})
-    if (auto found = search_path(name, path_list)) return *found;
+    if (auto found = search_path(name, environment)) return *found;
   return missing(
       "a Python program needs an interpreter, and neither python3 nor python is on PATH; set PYTHON_EXEC");
 }
@@ -135,9 +132,10 @@ std::string short_name(const Command& command) {
   return std::string(name);
 }
 
-std::optional<std::string> search_path(std::string_view name, std::string_view path_list) {
+std::optional<std::string> search_path(std::string_view name, const Environment& environment) {
   if (name.empty()) return std::nullopt;
-  for (const std::string_view directory : split(path_list, ':')) {
+  const std::string_view path = lookup(environment, "PATH").value_or("/usr/local/bin:/usr/bin:/bin");
+  for (const std::string_view directory : split(path, ':')) {
     std::string candidate = fmt::format("{}/{}", directory.empty() ? "." : directory, name);
     if (kind_of(candidate) == Kind::kExecutable) return candidate;
   }
@@ -175,8 +173,7 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
     if (varies && path_like) return direct(name, options);
     // As execvp does: a name without a slash is only looked for on PATH.
     if (!path_like) {
-      if (auto found = search_path(name, lookup(environment, "PATH").value_or(kDefaultPath)))
-        return direct(std::move(*found), options);
+      if (auto found = search_path(name, environment)) return direct(std::move(*found), options);
       return missing(
           fmt::format("{}: not found on PATH{}", name,
                       kind == Kind::kMissing ? "" : fmt::format("; to run the file here, write ./{}", name)));
@@ -211,8 +208,7 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
     return missing(
         fmt::format("{}: no such file; is the path right, seen from the current directory?", name));
   if (path_like) return missing(fmt::format("{}: no such file", name));
-  if (auto found = search_path(name, lookup(environment, "PATH").value_or(kDefaultPath)))
-    return direct(std::move(*found), options);
+  if (auto found = search_path(name, environment)) return direct(std::move(*found), options);
   return missing(fmt::format("{}: neither a file here nor a program on PATH", name));
 }
 

@@ -23,7 +23,7 @@ namespace muster::launcher {
 /// What people call it, and nothing that says more: the last part of its path, or the module's name.
 [[nodiscard]] std::string short_name(const Command& command);
 
-/// The first executable regular file called `name` in the directories of `path_list` (PATH's syntax).
-[[nodiscard]] std::optional<std::string> search_path(std::string_view name, std::string_view path_list);
+/// The first executable regular file called `name` in the directories of PATH.
+[[nodiscard]] std::optional<std::string> search_path(std::string_view name, const Environment& environment);
 
 }  // namespace muster::launcher

@@ -23,6 +23,7 @@
 #include "rendezvous/base/hostlist.h"
 #include "rendezvous/base/slurm_step.h"
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 
@@ -193,10 +194,10 @@ Result<int> count_nodes(const Options& options, const SlurmAllocation& allocatio
   if (!options.given.contains("nnodes")) return allocation.nodes;
   const int least = range.min + (range.min == range.max ? options.spares : 0);
   if (least > allocation.nodes)
-    return usage(fmt::format("--nnodes={}{}, but Slurm gave this job {} node{}; ask sbatch for --nodes={}",
+    return usage(fmt::format("--nnodes={}{}, but Slurm gave this job {}; ask sbatch for --nodes={}",
                              options.nnodes,
                              options.spares > 0 ? fmt::format(" --spares={}", options.spares) : "",
-                             allocation.nodes, allocation.nodes == 1 ? "" : "s", least));
+                             counted(allocation.nodes, "node"), least));
   return std::min(range.max + options.spares, allocation.nodes);
 }
 
@@ -318,7 +319,7 @@ Result<ExecPlan> plan_srun(const Options& options, const Environment& environmen
   MUSTER_TRY(const int nodes, count_nodes(options, *allocation, range));
 
   ExecPlan out;
-  const auto path = search_path("srun", lookup(environment, "PATH").value_or("/usr/local/bin:/usr/bin:/bin"));
+  const auto path = search_path("srun", environment);
   if (!path) return fail(ErrorCode::kNotFound, "--srun: there is no srun on PATH");
   out.command.path = *path;
   std::vector<std::string>& words = out.command.arguments;
@@ -343,10 +344,6 @@ std::string srun_plan_text(const ExecPlan& plan) {
 }
 
 namespace {
-
-std::string counted(int count, std::string_view noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
 
 /// An agent per node, whatever the job's own --ntasks is: srun takes that from the environment.
 std::string per_node(int nodes) {

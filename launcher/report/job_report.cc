@@ -18,6 +18,7 @@
 #include "launcher/text/rank_ranges.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 
@@ -324,8 +325,7 @@ std::string format_failure(std::size_t index, const WorkerOutcome& outcome, cons
   out += fmt::format("  error_file: {}\n", outcome.error_file.empty() ? "<N/A>" : outcome.error_file);
   out += fmt::format("  traceback : {}\n", traceback(outcome));
   if (outcome.stderr_tail.empty()) return out;
-  out += fmt::format("  stderr    : last {} line{}\n", outcome.stderr_tail.size(),
-                     outcome.stderr_tail.size() == 1 ? "" : "s");
+  out += fmt::format("  stderr    : last {}\n", counted(outcome.stderr_tail.size(), "line"));
   for (const std::string& line : outcome.stderr_tail) out += fmt::format("    {}\n", line);
   return out;
 }

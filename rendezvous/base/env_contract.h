@@ -58,7 +58,7 @@ struct Variable {
 
 inline constexpr std::array kEnvContract = {
     Variable{kRank, Origin::kAssignment, "global rank, 0 to WORLD_SIZE-1"},
-    Variable{kWorldSize, Origin::kAssignment, "number of workers in this round"},
+    Variable{kWorldSize, Origin::kAssignment, "number of workers of all nodes"},
     Variable{kLocalRank, Origin::kAssignment, "rank on this node; also the GPU to use"},
     Variable{kLocalWorldSize, Origin::kAssignment, "workers on this node"},
     Variable{kGroupRank, Origin::kAssignment, "rank of this node's agent"},

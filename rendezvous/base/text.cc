@@ -41,6 +41,10 @@ std::string one_line(std::string_view text, std::size_t max_bytes) {
   return out;
 }
 
+std::string counted(std::uint64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 std::string endpoint_text(std::string_view host, std::uint16_t port) {
   const bool v6 = host.find(':') != std::string_view::npos;
   return fmt::format("{}{}{}:{}", v6 ? "[" : "", host, v6 ? "]" : "", port);

@@ -18,6 +18,9 @@ namespace muster {
 /// stays; cut after `max_bytes`, between two characters.
 [[nodiscard]] std::string one_line(std::string_view text, std::size_t max_bytes = 4096);
 
+/// "1 node", "3 nodes". `noun`: in the singular; its plural ends in s.
+[[nodiscard]] std::string counted(std::uint64_t count, std::string_view noun);
+
 /// "host:port", "[v6]:port"
 [[nodiscard]] std::string endpoint_text(std::string_view host, std::uint16_t port);
 

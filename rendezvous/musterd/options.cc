@@ -113,11 +113,11 @@ void define(CLI::App& app, MusterdOptions& options, bool& unprotected, std::stri
   bind.seconds("--keep", control.jobs.keep, "0", 0, 1e6,
                "how long a job, or the keys of a torchrun job, are kept after its last agent has left");
   bind.seconds("--heartbeat-interval", control.heartbeat_interval, "5", 0.01, 3600,
-               "time between two heartbeats of an agent");
+               "most time between two heartbeats of an agent; its job's keep_alive_* may ask for less");
   CLI::Option* directory = bind.value(
       "--state-dir", options.state.directory, "DIR", "",
       "keep keys, queues and jobs in a log in this directory, and go on with them after a restart");
-  bind.seconds("--reconnect-grace", control.restart_grace, "60", 0, 3600,
+  bind.seconds("--restart-grace", control.restart_grace, "60", 0, 3600,
                "how long the agents of jobs found in --state-dir have to come back")
       ->needs(directory);
   bind.size("--state-rewrite-min-bytes", options.state.rewrite_min_bytes, "4MiB",

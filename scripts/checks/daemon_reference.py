@@ -11,6 +11,8 @@ _HEAD = """# Reference of musterd
 
 The options and metrics of `musterd`, made from the code; after a change there run `python3 scripts/checks/daemon_reference.py`.
 [README.md](README.md) says what they are for. Sizes take units (`KiB`, `MiB`, `GiB`).
+The variable `MUSTER_SECRET` is the secret where no file is named. SIGHUP reads secrets and certificates again; SIGINT and SIGTERM end
+`musterd` in order. Exit status: 0 after that, 1 when it cannot serve, 2 for wrong arguments.
 
 ## Options
 """

@@ -40,7 +40,7 @@ def _launch():
     rows = [[f"{size} ranks", *(_cell(launch["sizes"][size]["tools"].get(tool)) for tool in tools)] for size in launch["sizes"]]
     rows += [[f"{count} nodes of 2", *(_cell(launch["nodes"][count]["tools"].get(tool)) for tool in tools)]
              for count in launch["nodes"] if count != "1"]
-    return "Start of a program that does nothing until its end, in ms; nodes are agents on this one machine:\n\n" + \
+    return "Time from start to exit of a program that does nothing, in ms; nodes are agents on this one machine:\n\n" + \
         _table(["", *tools], rows)
 
 
@@ -68,7 +68,7 @@ def _gathering():
     done = each["done_ms"]["median"] if isinstance(each["done_ms"], dict) else each["done_ms"]
     return "Until all agents of a job with a secret have joined, in ms:\n\n" + \
            _table([f"{int(count):,} agents" for count in nodes], [[_cell(each["join"]["ms"]) for each in nodes.values()]]) + \
-           f"\n{int(clients):,} store clients that count themselves in and wait for one key have all been woken after {done / 1000:.1f} s.\n"
+           f"\n{int(clients):,} store clients each add 1 to a counter and wait for one key; the last is woken after {done / 1000:.1f} s.\n"
 
 
 def _figures():

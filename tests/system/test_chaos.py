@@ -23,7 +23,7 @@ class Chaos:
         self.dice, self.tmp_path = dice, tmp_path
         self.nodes = stage.build(NODES + 1, QuickNodes)
         # An agent that died while the daemon was away is waited for so long.
-        self.daemon = stage.daemon(0, f"--state-dir={tmp_path}/state", "--keep=600", "--heartbeat-interval=1", "--reconnect-grace=5")
+        self.daemon = stage.daemon(0, f"--state-dir={tmp_path}/state", "--keep=600", "--heartbeat-interval=1", "--restart-grace=5")
         self.jobs = Jobs(tmp_path, [stage.scene(f"job{i}", self.daemon.endpoint) for i in range(JOBS)])
         self.undo, self.counts, self.busy = [], {}, set()
         self.kinds = {self.join: 25, self.worker_dies: 24, self.worker_freezes: 6, self.agent_killed: 12, self.agent_told: 8,
