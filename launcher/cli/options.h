@@ -100,8 +100,6 @@ struct Options {
   std::vector<std::string> arguments;
   std::map<std::string, std::string, std::less<>> given;  // name -> text, typed or PET_*; not defaults
   std::map<std::string, std::string, std::less<>> from_environment;  // of these, name -> "PET_X=text"
-
-  friend bool operator==(const Options&, const Options&) = default;
 };
 
 /// What is wrong with the command line, in one line.
@@ -134,8 +132,6 @@ struct OptionRow;
 struct GivenOption {
   const OptionRow* row;
   std::string value;  // empty for options that take nothing
-
-  friend bool operator==(const GivenOption&, const GivenOption&) = default;
 };
 
 struct CommandLine {

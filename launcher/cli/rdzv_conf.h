@@ -45,8 +45,6 @@ struct ElasticConf {
   std::string etcd_prefix = "/muster";
   std::int64_t lease_ttl_seconds = 10;
   std::string etcd_key;  ///< one of the keys of etcd alone that was given; empty: none
-
-  friend bool operator==(const ElasticConf&, const ElasticConf&) = default;
 };
 /// Where a value goes; its type says what a value may be. Nothing: seconds that have no effect.
 using RdzvTarget =

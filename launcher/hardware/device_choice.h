@@ -20,8 +20,6 @@ namespace muster::launcher {
 struct Device {
   std::string entry;    // as in CUDA_VISIBLE_DEVICES: "3", "GPU-...", "MIG-..."
   std::size_t gpu = 0;  // which of the physical ones
-
-  friend bool operator==(const Device&, const Device&) = default;
 };
 
 /// "0,3", "0-3,6", "GPU-aa,GPU-bb" as single entries. kInvalidArgument: an empty one, or a range that is
@@ -56,8 +54,6 @@ struct Device {
 struct WorkerDevice {
   std::string text;     // "GPU 3 (GPU-5a...)"; empty: none
   std::string address;  // "0000:3b:00.0"; empty: not known
-
-  friend bool operator==(const WorkerDevice&, const WorkerDevice&) = default;
 };
 
 /// `environment`: as the workers have it. `gpus`: the physical ones in the order of their addresses.

@@ -20,8 +20,6 @@ struct Gpu {
   std::string pci;                  // "0000:3b:00.0"; empty: unknown
   std::vector<std::string> slices;  // UUIDs of its MIG devices
   PciPlace place;
-
-  friend bool operator==(const Gpu&, const Gpu&) = default;
 };
 
 struct GpuPaths {

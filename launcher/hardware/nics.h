@@ -15,8 +15,6 @@ struct Nic {
   std::string name;       // "mlx5_0" with RDMA, else the interface's: "eth0"
   std::string interface;  // of sockets; empty: an RDMA device without one
   PciPlace place;
-
-  friend bool operator==(const Nic&, const Nic&) = default;
 };
 
 /// By name. One entry per adapter: an RDMA device and its interface are the same.

@@ -35,8 +35,6 @@ enum class Bind {
 struct Binding {
   std::vector<unsigned long> cpus;
   std::vector<unsigned long> memory_nodes;  // preferred, not forced: a full node must not kill. Empty: as is
-
-  friend bool operator==(const Binding&, const Binding&) = default;
 };
 
 struct RankPlacement {
@@ -52,8 +50,6 @@ struct RankPlacement {
   std::string interface;  // likewise, for sockets
   std::string note;       // why it is not where one would expect it
   Binding binding;
-
-  friend bool operator==(const RankPlacement&, const RankPlacement&) = default;
 };
 
 struct PlacementRequest {

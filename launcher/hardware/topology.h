@@ -20,15 +20,11 @@ struct Core {
   int numa_node = 0;  // the kernel's number
   int socket = 0;     // likewise
   int cache = 0;      // cores with the same number share their last cache
-
-  friend bool operator==(const Core&, const Core&) = default;
 };
 
 struct NumaNode {
   int number = 0;
   int socket = 0;  // of its first CPU; -1: memory without CPUs
-
-  friend bool operator==(const NumaNode&, const NumaNode&) = default;
 };
 
 struct Topology {
@@ -37,8 +33,6 @@ struct Topology {
   int sockets = 1;
   bool this_machine = true;   // false: described by HWLOC_XMLFILE or HWLOC_SYNTHETIC
   bool memory_policy = true;  // the kernel lets us set one; containers often do not
-
-  friend bool operator==(const Topology&, const Topology&) = default;
 };
 
 /// `affinity`: the mask; ignored where another machine is described. kUnsupported: hwloc cannot read this

@@ -63,8 +63,6 @@ struct Cause {
   CauseClass kind = CauseClass::kNone;
   std::string text = {};   // "ValueError: boom"
   std::string where = {};  // "train.py:12"; empty: not known
-
-  friend bool operator==(const Cause&, const Cause&) = default;
 };
 
 }  // namespace muster::launcher

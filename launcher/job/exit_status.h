@@ -63,8 +63,6 @@ struct ProcessEnd {
   [[nodiscard]] int torchrun_code() const { return signal != 0 ? -signal : code; }
   /// What a shell would report: the exit code, or 128 + signal.
   [[nodiscard]] int shell_code() const { return signal != 0 ? 128 + signal : code; }
-
-  friend bool operator==(const ProcessEnd&, const ProcessEnd&) = default;
 };
 
 /// "SIGTERM"; "SIG34" for one without a name.

@@ -27,8 +27,6 @@ struct HangRules {
 
   /// `timeout`: SECONDS, SECONDS:START, auto or off; START is ten times SECONDS unless given.
   [[nodiscard]] static Result<HangRules> parse(std::string_view timeout, std::string_view on_hang);
-
-  friend bool operator==(const HangRules&, const HangRules&) = default;
 };
 
 }  // namespace muster::launcher

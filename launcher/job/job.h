@@ -30,8 +30,6 @@ namespace muster::launcher {
 struct Rotation {
   std::uint64_t max_bytes = 0;  // 0: files grow without a limit
   int keep = 5;                 // older files beside the current one
-
-  friend bool operator==(const Rotation&, const Rotation&) = default;
 };
 
 /// The program, before ${local_rank} is filled in. arguments[0] is what exec gets as argv[0].
@@ -39,8 +37,6 @@ struct Command {
   std::string path;  // absolute, or relative with a slash: executed without a search
   std::vector<std::string> arguments;
   std::string title;  // names the program in the report
-
-  friend bool operator==(const Command&, const Command&) = default;
 };
 
 enum class View { kAll, kRank0, kFold };
@@ -58,8 +54,6 @@ struct LogSettings {
   // every line. Empty: no such file.
   std::vector<std::string> stdout_filters, stderr_filters;
   Rotation rotation;
-
-  friend bool operator==(const LogSettings&, const LogSettings&) = default;
 };
 
 enum class RendezvousMode { kStandalone, kElastic };
@@ -146,8 +140,6 @@ struct Assignment {
   std::uint16_t master_port = 0;
   std::string interface = {};   // by which the first node is reached; empty: not known
   std::int64_t generation = 0;  // as a coordinator counts; without one the same as attempt
-
-  friend bool operator==(const Assignment&, const Assignment&) = default;
 };
 
 /// How one worker of an attempt ended.
@@ -169,8 +161,6 @@ struct WorkerOutcome {
   std::vector<std::string> kernel;  // what the kernel's log says of it
   /// From when its end was learnt until the attempt's outcome was known here; negative: it ended afterwards.
   std::int64_t before_outcome_ms = 0;
-
-  friend bool operator==(const WorkerOutcome&, const WorkerOutcome&) = default;
 };
 
 /// The event that ended an attempt, as told to other nodes.
@@ -188,8 +178,6 @@ struct FailureNotice {
 
   /// Workers saved their state and ended: no failure.
   [[nodiscard]] bool preempted() const { return exit_code == kExitPreempted && !restart; }
-
-  friend bool operator==(const FailureNotice&, const FailureNotice&) = default;
 };
 
 }  // namespace muster::launcher

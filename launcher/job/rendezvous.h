@@ -21,9 +21,7 @@
 namespace muster::launcher {
 
 /// All workers of all nodes exited with 0.
-struct AllSucceeded {
-  friend bool operator==(const AllSucceeded&, const AllSucceeded&) = default;
-};
+struct AllSucceeded {};
 /// When a gathering had come so far; of a kind of rendezvous that does not know, nothing.
 struct JoinTimes {
   std::optional<Instant> connected;  // to the coordinator, which knows this node

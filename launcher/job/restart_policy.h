@@ -25,8 +25,6 @@ struct FailureFacts {
   CauseClass kind = CauseClass::kNone;
   int exit_code = 0;  // as muster would end: 128+n for signal n
   int signal = 0;     // that killed the worker; 0: none
-
-  friend bool operator==(const FailureFacts&, const FailureFacts&) = default;
 };
 
 class FailureRules {
@@ -81,8 +79,6 @@ struct RestartPause {
   [[nodiscard]] static Result<RestartPause> parse(std::string_view text);
   /// Before the restart with this number, counted from 1.
   [[nodiscard]] Millis before(int restart) const;
-
-  friend bool operator==(const RestartPause&, const RestartPause&) = default;
 };
 
 struct RestartRules {
@@ -95,16 +91,12 @@ struct RestartRules {
 
   /// Whether the job goes on where a node is lost and another may take its place.
   [[nodiscard]] bool after_lost_node() const;
-
-  friend bool operator==(const RestartRules&, const RestartRules&) = default;
 };
 
 struct RestartDecision {
   bool restart = false;
   bool none_left = false;  // it would, with more of --max-restarts
   std::string why = {};    // not, where a rule says so: "not restarted: --no-restart-on=2 names exit code 2"
-
-  friend bool operator==(const RestartDecision&, const RestartDecision&) = default;
 };
 
 /// The one decision about a restart: from the cause of the worker that failed first. By default any failure

@@ -106,8 +106,6 @@ class Supervision {
   struct Actions {
     std::optional<int> signal_all;  // to every worker that was started
     bool announce = false;          // this event made the attempt fail: tell the other nodes
-
-    friend bool operator==(const Actions&, const Actions&) = default;
   };
 
   Supervision(int workers, Millis grace);

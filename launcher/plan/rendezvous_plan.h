@@ -24,8 +24,6 @@ namespace muster::launcher {
 struct Endpoint {
   std::string host;
   int port = -1;  // -1: none given
-
-  friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 
 /// host, host:port, [v6], [v6]:port; blanks around are dropped. Source: elastic/rendezvous/utils.py.
@@ -40,8 +38,6 @@ struct Endpoint {
 struct NodeRange {
   int min = 1;
   int max = 1;
-
-  friend bool operator==(const NodeRange&, const NodeRange&) = default;
 };
 /// --nnodes: N or MIN:MAX.
 [[nodiscard]] Result<NodeRange> parse_nodes(std::string_view text);

@@ -50,8 +50,6 @@ struct SlurmAllocation {
   bool het_job = false;
   /// sbatch --hint or --threads-per-core: srun counts other CPUs than those that `cpus` are.
   bool other_cpus = false;
-
-  friend bool operator==(const SlurmAllocation&, const SlurmAllocation&) = default;
 };
 
 /// Nothing outside of a Slurm job.

@@ -34,8 +34,6 @@ struct GpuHold {
   std::uint64_t bytes = 0;  // 0: not known
   bool worker = true;       // else a worker started it
   bool ended = true;
-
-  friend bool operator==(const GpuHold&, const GpuHold&) = default;
 };
 
 /// "pid 77, which a worker started, has ended and still holds 71.2 GiB of GPU 3 (GPU-5a..)". Pure.

@@ -31,8 +31,6 @@ struct NodeReport {
   std::string host;
   std::vector<WorkerOutcome> workers;  // in the order in which their ends were learnt
   std::vector<std::string> kernel;     // GPU faults in its kernel's log that belong to none of them
-
-  friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
 
 struct Evidence {
@@ -59,8 +57,6 @@ struct Verdict {
   };
   std::optional<Place> root;             // nothing: no worker's failure was first
   std::vector<std::vector<Part>> parts;  // of each worker of each node
-
-  friend bool operator==(const Verdict&, const Verdict&) = default;
 };
 
 /// `notice`: what the job ended for, the same on all nodes.
@@ -74,8 +70,6 @@ struct RecordedError {
   std::string message;
   std::string callstack;                    // empty: none recorded
   std::optional<std::int64_t> timestamp_s;  // since the epoch
-
-  friend bool operator==(const RecordedError&, const RecordedError&) = default;
 };
 
 [[nodiscard]] RecordedError parse_error_file(std::string_view text);

@@ -33,8 +33,6 @@ struct Xid {
   int number = 0;
   std::string device;  // PCI address, "0000:3b:00"
   int pid = 0;         // of the process it happened to; 0: the line does not say
-
-  friend bool operator==(const Xid&, const Xid&) = default;
 };
 /// "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.", and what gpu_watch.h
 /// makes of NVML's events.
