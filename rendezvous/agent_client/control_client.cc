@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -25,7 +24,6 @@ namespace {
 namespace asio = boost::asio;
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 constexpr Millis kReturnTimeout{5'000};
-constexpr std::size_t kMaxNotices = 16;
 constexpr Backoff::Options kBackoff{.first = Millis(20), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
 
 bool worth_another_try(ErrorCode code) {
@@ -265,7 +263,6 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
     } else if (const auto* passed = std::get_if<control::SafePointPassed>(&message)) {
       if (const auto call = events_.safe_point_passed) call(passed->generation);
     } else if (const auto* remark = std::get_if<control::Notice>(&message)) {
-      if (notices_.size() == kMaxNotices || !notices_.insert(remark->text).second) return;
       if (const auto call = events_.remark) call(remark->text);
     } else if (control::is_about_store(message)) {
       if (const auto call = events_.store) call(message);
@@ -348,7 +345,6 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   ClockEstimate clocks_;
   int clocks_left_ = 0;                        // exchanges to come
   std::vector<control::Message> unconfirmed_;  // about the running generation
-  std::set<std::string> notices_;              // remarks
 };
 
 ControlClient::ControlClient(asio::io_context& loop, ControlClientOptions options, ControlEvents events)

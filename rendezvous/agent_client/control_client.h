@@ -79,7 +79,7 @@ struct ControlEvents {
   std::function<void(const ClockOffset&)> clock;
   /// The answer to safe_point() where the generation goes on.
   std::function<void(std::int64_t generation)> safe_point_passed;
-  /// What the user of this node should know; each text once.
+  /// What the user of this node should know.
   std::function<void(const std::string&)> remark;
   /// The connection has taken everything that was sent.
   std::function<void()> drained;

@@ -77,18 +77,14 @@ std::string disagreement_about_store(const Job& job, const membership::Request& 
 }
 
 // Once it is admitted.
-void remark(Job& job, ConnectionId id, const membership::Request& request, const membership::Settings& wanted,
-            JobsEffects& effects) {
-  const auto say = [&](const std::string& text) {
-    effects.deliveries.push_back({{id}, control::Notice{text}});
-  };
-  if (const std::string text = membership::remark(wanted, job.settings); !text.empty())
-    say(fmt::format("{}: {}", request.host, text));
+void note_program(Job& job, ConnectionId id, const membership::Request& request, JobsEffects& effects) {
   if (const std::string text = disagreement_about_program(job, request);
       !text.empty() && !std::exchange(job.programs_differ, true)) {
     effects.log.push_back(fmt::format("job {}: {} {}", job.name, request.host, text));
-    say(fmt::format("{} {} in the same job, {}; if that is not meant, another job needs another --rdzv-id",
-                    request.host, text, job.name));
+    std::string notice =
+        fmt::format("{} {} in the same job, {}; if that is not meant, another job needs another --rdzv-id",
+                    request.host, text, job.name);
+    effects.deliveries.push_back({{id}, control::Notice{std::move(notice)}});
   }
   if (!request.program.empty() && job.programs.size() < Job::kMaxRoles)
     job.programs.try_emplace(request.role, Job::Program{request.program, request.host});
@@ -506,7 +502,7 @@ void Jobs::add_node(Job& job, ConnectionId id, Client& client, membership::Reque
   if (!is_healthy(request))
     effects.log.push_back(
         fmt::format("job {}: {} is unhealthy: {}", job.name, request.host, request.unhealthy));
-  remark(job, id, request, join.settings, effects);
+  note_program(job, id, request, effects);
   if (admission.kind == Kind::kStale) {
     membership::Cause cause;
     cause.kind = membership::Cause::Kind::kStale;

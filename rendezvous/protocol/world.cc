@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <tuple>
 
 #include <fmt/format.h>
 
@@ -59,22 +58,6 @@ std::string difference(const Settings& wanted, const Settings& job) {
   const auto here = texts(wanted), there = texts(job);
   const auto [one, other] = std::mismatch(here.begin(), here.end(), there.begin());
   return one == here.end() ? std::string() : fmt::format("wants {}, the job has {}", *one, *other);
-}
-
-std::string remark(const Settings& wanted, const Settings& job) {
-  const std::array times = {
-      std::tuple{"join_timeout", wanted.join_timeout, job.join_timeout},
-      std::tuple{"last_call_timeout", wanted.last_call_timeout, job.last_call_timeout},
-      std::tuple{"cool_down", wanted.cool_down, job.cool_down},
-      std::tuple{"reconnect_grace", wanted.reconnect_grace, job.reconnect_grace},
-  };
-  const auto seconds = [](Millis time) { return std::chrono::duration<double>(time).count(); };
-  std::string out;
-  for (const auto& [name, here, there] : times)
-    if (here != there)
-      out += fmt::format("{}{}={:g} here, {:g} in the job", out.empty() ? "" : ", ", name, seconds(here),
-                         seconds(there));
-  return out.empty() ? out : out + " (--rdzv-conf); the job's counts, as its first node brought it";
 }
 
 std::string defect(const Settings& settings) {

@@ -84,10 +84,6 @@ struct Settings {
 /// Nothing if the nodes' counts and the budget agree, else the difference: "wants --nnodes=2:4, the job has
 /// --nnodes=64".
 [[nodiscard]] std::string difference(const Settings& wanted, const Settings& job);
-/// Nothing if the agents wait as long as the job does, else what counts instead of what this one was told:
-/// "join_timeout=60 here, 600 in the job; the job's count, which its first node brought". No reason to
-/// refuse.
-[[nodiscard]] std::string remark(const Settings& wanted, const Settings& job);
 /// Nothing if the settings make sense, else what does not.
 [[nodiscard]] std::string defect(const Settings& settings);
 

@@ -188,7 +188,7 @@ TEST_CASE("an agent that was away when its job ended hears how, though nobody re
   REQUIRE_THAT(late.lost->message, Catch::Contains("n2: the job is over: it succeeded"));
 }
 
-TEST_CASE("other time-outs than the job's are remarked and change nothing") {
+TEST_CASE("other time-outs than the job's change nothing") {
   Cluster cluster;
   Agent first(cluster, "n1", nodes(2));
   first.start(cluster);
@@ -198,10 +198,6 @@ TEST_CASE("other time-outs than the job's are remarked and change nothing") {
   second.options.settings.reconnect_grace = 20s;
   second.start(cluster);
   cluster.wait([&] { return !second.assignments.empty(); });
-  REQUIRE(second.remarks == std::vector<std::string>{
-                                "n2: cool_down=5 here, 0 in the job, reconnect_grace=20 here, 0 in the job "
-                                "(--rdzv-conf); the job's counts, as its first node brought it"});
-  REQUIRE(first.remarks.empty());
 }
 
 TEST_CASE("a thousand agents join one job and all are told of a failure") {

@@ -86,7 +86,6 @@ struct Agent {
     events.report = [this](const auto& m) { reports.push_back(m); };
     events.trying = [this](const auto& m) { tries.push_back(m.message); };
     events.clock = [this](const auto& m) { clock = m; };
-    events.remark = [this](const auto& m) { remarks.push_back(m); };
     events.lost = [this](const auto& m) { lost = m; };
     client = std::make_unique<net::ControlClient>(cluster.loop, options, std::move(events));
     client->start();
@@ -98,7 +97,6 @@ struct Agent {
   std::vector<control::GenerationOver> over;
   std::vector<control::Report> reports;
   std::vector<std::string> tries;
-  std::vector<std::string> remarks;
   std::optional<control::Waiting> waiting;
   std::optional<control::Closed> closed;
   std::optional<ClockOffset> clock;

@@ -66,7 +66,7 @@ std::vector<Message> one_of_each() {
           Clock{1, 2, std::int64_t{3} << 40},
           SafePointPassed{7},
           Hang{7, Hang::Kind::kRequestSnapshot, 2, "host-a", 3, "{}"},
-          Notice{"join_timeout=60 here, 600 in the job"},
+          Notice{"n2 runs head.py"},
           Query{"train", "swift-otter", 1000},
           JobState{"train",  JobState::Phase::kRestarting,
                    3,        1,
