@@ -209,11 +209,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       send_leave();
     else
       send_heartbeat();
-    if (options_.compare_clocks) {
-      clocks_ = {};
-      clocks_left_ = kClockExchanges;
-      send(control::Clock{wall_nanoseconds()});
-    }
+    if (options_.compare_clocks) send(control::Clock{wall_nanoseconds()});
     link->on_drained([weak = weak_from_this()] {
       const auto self = weak.lock();
       if (const auto call = self && !self->over_ ? self->events_.drained : nullptr) call();
@@ -270,11 +266,9 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   void compare(const control::Clock& clock) {
-    if (clocks_left_ == 0) return;
-    clocks_.add({clock.asked, clock.received, clock.answered, wall_nanoseconds()});
-    if (--clocks_left_ > 0) return send(control::Clock{wall_nanoseconds()});
-    options_.compare_clocks = false;
-    if (const auto call = events_.clock; call && clocks_.best()) call(*clocks_.best());
+    if (!std::exchange(options_.compare_clocks, false)) return;
+    const auto offset = clock_offset({clock.asked, clock.received, clock.answered, wall_nanoseconds()});
+    if (const auto call = events_.clock; call && offset) call(*offset);
   }
 
   // While joined. Silence is counted in beats, so that an agent that was itself stopped for a while does not
@@ -342,8 +336,6 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
   StepProgress reached_;                    // as said with it
   std::int64_t assigned_ = -1;
   std::int64_t ended_ = -1;
-  ClockEstimate clocks_;
-  int clocks_left_ = 0;                        // exchanges to come
   std::vector<control::Message> unconfirmed_;  // about the running generation
 };
 

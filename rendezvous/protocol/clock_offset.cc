@@ -7,19 +7,18 @@
 
 namespace muster {
 
-void ClockEstimate::add(const ClockReading& reading) {
+std::optional<ClockOffset> clock_offset(const ClockReading& reading) {
   // Foreign numbers: beyond these, two centuries from the epoch, sums would overflow.
   constexpr std::int64_t kMost = std::int64_t{1} << 62;
   for (const std::int64_t each : {reading.asked, reading.received, reading.answered, reading.heard})
-    if (each < 0 || each > kMost) return;
+    if (each < 0 || each > kMost) return std::nullopt;
   const std::int64_t here = reading.heard - reading.asked;
   const std::int64_t there = reading.answered - reading.received;
-  if (there < 0 || here < there) return;
-  const std::chrono::nanoseconds round_trip(here - there);
-  if (best_ && best_->round_trip <= round_trip) return;
+  if (there < 0 || here < there) return std::nullopt;
   const std::int64_t first = reading.asked - reading.received;
   const std::int64_t second = reading.heard - reading.answered;
-  best_ = ClockOffset{std::chrono::nanoseconds(first / 2 + second / 2), round_trip};
+  return ClockOffset{std::chrono::nanoseconds(first / 2 + second / 2),
+                     std::chrono::nanoseconds(here - there)};
 }
 
 std::string skew_text(const ClockOffset& offset, std::string_view other) {
