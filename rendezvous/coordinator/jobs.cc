@@ -164,10 +164,8 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
     on_ready(job, id, node, *is_ready, now, effects);
     return;
   } else if (const auto* failed = std::get_if<control::WorkerFailed>(&message)) {
-    membership::Cause cause;
-    cause.rank = failed->rank;
-    cause.exit_code = failed->exit_code;
-    cause.text = one_line(failed->text);
+    const membership::Cause cause{
+        .rank = failed->rank, .exit_code = failed->exit_code, .text = one_line(failed->text)};
     (void)membership::worker_failed(job.round, node, failed->generation, cause, failed->may_restart,
                                     failed->machine_at_fault, job.settings, now, failed->reached);
   } else if (const auto* done = std::get_if<control::Finished>(&message)) {
@@ -504,11 +502,11 @@ void Jobs::add_node(Job& job, ConnectionId id, Client& client, membership::Reque
         fmt::format("job {}: {} is unhealthy: {}", job.name, request.host, request.unhealthy));
   note_program(job, id, request, effects);
   if (admission.kind == Kind::kStale) {
-    membership::Cause cause;
-    cause.kind = membership::Cause::Kind::kStale;
-    cause.text = admission.text;
     effects.deliveries.push_back(
-        {{id}, control::GenerationOver{*join.resume, job.round.restarts_used, std::move(cause)}});
+        {{id},
+         control::GenerationOver{*join.resume,
+                                 job.round.restarts_used,
+                                 {.kind = membership::Cause::Kind::kStale, .text = admission.text}}});
   }
   if (admission.kind == Kind::kResumed || admission.kind == Kind::kUntold)
     effects.log.push_back(fmt::format("job {}: {} is back, generation {} goes on", job.name, request.host,
@@ -679,11 +677,10 @@ void Jobs::on_ready(Job& job, ConnectionId id, const membership::NodeId& node, c
 // A node that was asked to stop, and whose place others take: for it alone the job is over.
 void Jobs::release(Job& job, ConnectionId id, Client& client, const std::string& host,
                    const control::Stop& stop, JobsEffects& effects) {
-  membership::Cause cause;
-  cause.kind = membership::Cause::Kind::kStopped;
-  cause.host = host;
-  cause.exit_code = stop.exit_code;
-  cause.text = stop.reason;
+  membership::Cause cause{.kind = membership::Cause::Kind::kStopped,
+                          .host = host,
+                          .exit_code = stop.exit_code,
+                          .text = stop.reason};
   effects.log.push_back(fmt::format("job {}: {} leaves: {}", job.name, host, cause.text));
   membership::left(job.round, *client.node, cause.text);
   job.known.erase(*client.node);

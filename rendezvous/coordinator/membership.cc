@@ -37,16 +37,20 @@ void count_node(Round& round, const Node& node, int sign) {
     round.num_stopping += sign;
 }
 
+void forget_deadlines(Round& round) {
+  round.join_deadline = Instant::max();
+  round.stop_deadline.reset();
+  round.last_call.reset();
+  round.silent_since.reset();
+  round.grow_by.reset();
+}
+
 void remove_node(Round& round, const NodeId& id) {
   const auto found = round.nodes.find(id);
   count_node(round, found->second, -1);
   round.nodes.erase(found);
-  if (round.nodes.empty() && round.phase == Phase::kGathering) {
-    // Nobody waits: the next to join begins anew.
-    round.join_deadline = Instant::max();
-    round.stop_deadline.reset();
-    round.last_call.reset();
-  }
+  // Nobody waits: the next to join begins anew.
+  if (round.nodes.empty() && round.phase == Phase::kGathering) forget_deadlines(round);
 }
 
 // Why an unhealthy node takes no part is kept for those who wait, though it goes.
@@ -62,12 +66,7 @@ void forget_join_failure(Round& round, std::string_view name) {
 }
 
 Cause cause_of(Cause::Kind kind, const Node& node, std::string text) {
-  Cause out;
-  out.kind = kind;
-  out.host = node.request.host;
-  out.group_rank = node.group_rank;
-  out.text = std::move(text);
-  return out;
+  return {.kind = kind, .host = node.request.host, .group_rank = node.group_rank, .text = std::move(text)};
 }
 
 /// On its machine, which therefore is not at fault. Asked for the first node that a generation loses only:
@@ -102,23 +101,17 @@ void lose_node(Round& round, const Settings& settings, const Node& node, const s
 }
 
 void begin_gathering(Round& round, const Settings& settings, Instant now) {
+  forget_deadlines(round);
   round.phase = Phase::kGathering;
   round.gathering_since = now;
   round.join_deadline = now + settings.join_timeout;
   round.stop_deadline = now + std::min(settings.stop_timeout, settings.join_timeout);
-  round.last_call.reset();
-  round.silent_since.reset();
-  round.grow_by.reset();
 }
 
 void close_round(Round& round, Cause ending) {
   round.phase = Phase::kClosed;
   round.ending = std::move(ending);
-  round.join_deadline = Instant::max();
-  round.stop_deadline.reset();
-  round.last_call.reset();
-  round.silent_since.reset();
-  round.grow_by.reset();
+  forget_deadlines(round);
   round.num_stopping = 0;
   round.pending.reset();
 }
@@ -239,11 +232,9 @@ bool worker_failed(Round& round, const NodeId& id, std::int64_t generation, cons
   // Whose workers have all ended well has none that could fail.
   if (node == nullptr || !is_current(round, generation) || node->group_rank < 0 || node->finished)
     return false;
-  Cause cause = failure;
-  cause.kind = Cause::Kind::kWorkerFailed;
-  cause.host = node->request.host;
-  cause.group_rank = node->group_rank;
-  round.pending = std::move(cause);
+  round.pending = cause_of(Cause::Kind::kWorkerFailed, *node, failure.text);
+  round.pending->rank = failure.rank;
+  round.pending->exit_code = failure.exit_code;
   round.pending_final = !may_restart;
   round.reached = std::max(round.reached, reached);
   if (machine_at_fault && settings.cool_down.count() > 0)
@@ -302,13 +293,10 @@ bool store_lost(Round& round, const NodeId& id, std::int64_t generation) {
   const Node* node = find_node(round, id);
   if (node == nullptr || !is_current(round, generation) || node->group_rank < 0 || node->finished)
     return false;
-  Cause cause;
-  cause.kind = Cause::Kind::kStoreLost;
-  cause.text = fmt::format(
-      "the coordinator was started anew, and the workers' store of generation {} was lost with the former "
-      "one",
-      generation);
-  round.pending = std::move(cause);
+  round.pending = {.kind = Cause::Kind::kStoreLost,
+                   .text = fmt::format("the coordinator was started anew, and the workers' store of "
+                                       "generation {} was lost with the former one",
+                                       generation)};
   return true;
 }
 
@@ -326,12 +314,10 @@ bool can_spare(const Round& round, const Settings& settings, const NodeId& id, I
 
 void stop(Round& round, std::string_view host, std::string_view reason, int exit_code) {
   if (round.phase == Phase::kClosed) return;
-  Cause cause;
-  cause.kind = Cause::Kind::kStopped;
-  cause.host = host;
-  cause.exit_code = exit_code;
-  cause.text = reason;
-  round.pending = std::move(cause);
+  round.pending = {.kind = Cause::Kind::kStopped,
+                   .host = std::string(host),
+                   .exit_code = exit_code,
+                   .text = std::string(reason)};
 }
 
 void note_join_failure(Round& round, JoinFailure failure) {
@@ -430,10 +416,7 @@ Outcome end_generation(Round& round, const Settings& settings, Instant now) {
 }
 
 Outcome time_out(Round& round, const Settings& settings, Instant now) {
-  Cause ending;
-  ending.kind = Cause::Kind::kTimeout;
-  ending.text = timeout_report(round, settings, now);
-  close_round(round, std::move(ending));
+  close_round(round, {.kind = Cause::Kind::kTimeout, .text = timeout_report(round, settings, now)});
   return Closed{};
 }
 
@@ -442,9 +425,8 @@ using Candidates = std::vector<const Node*>;
 Outcome form(Round& round, const Settings& settings, Candidates candidates) {
   if (const auto failed = std::exchange(round.unnoted, std::nullopt)) {
     round.steps.note(round.world.generation, round.reached, *failed);
-    Cause ending;
-    ending.kind = Cause::Kind::kWorkerFailed;
-    if (*failed && close_without_progress(round, settings, std::move(ending))) return Closed{};
+    if (*failed && close_without_progress(round, settings, {.kind = Cause::Kind::kWorkerFailed}))
+      return Closed{};
   }
   round.reached = {};
   World world = arrange(round.world, std::move(candidates), settings.max_nodes);
@@ -457,12 +439,8 @@ Outcome form(Round& round, const Settings& settings, Candidates candidates) {
   round.num_stopping = 0;
   round.num_finished = 0;
   round.safe_point = false;
-  round.grow_by.reset();
   round.pending_final = false;
-  round.silent_since.reset();
-  round.last_call.reset();
-  round.join_deadline = Instant::max();
-  round.stop_deadline.reset();
+  forget_deadlines(round);
   round.join_failures.clear();
   for (auto& [id, node] : round.nodes) node.group_rank = -1;
   for (std::size_t i = 0; i < round.world.slots.size(); ++i) {
@@ -552,23 +530,19 @@ void admit_newcomers(Round& round, const Settings& settings, Instant now) {
       round.grow_by = now + settings.safe_point_timeout;
     return;
   }
-  Cause cause;
-  cause.kind = Cause::Kind::kNodesJoined;
-  cause.text = fmt::format("{} node{} joined", newcomers, newcomers == 1 ? "" : "s");
+  std::string text = fmt::format("{} node{} joined", newcomers, newcomers == 1 ? "" : "s");
   if (settings.grow_at_safe_point)
-    cause.text += round.safe_point
-                      ? " at the job's safe point"
-                      : fmt::format(", and no safe point came within {:g} s (--join-at)",
-                                    std::chrono::duration<double>(settings.safe_point_timeout).count());
-  round.pending = std::move(cause);
+    text += round.safe_point
+                ? " at the job's safe point"
+                : fmt::format(", and no safe point came within {:g} s (--join-at)",
+                              std::chrono::duration<double>(settings.safe_point_timeout).count());
+  round.pending = {.kind = Cause::Kind::kNodesJoined, .text = std::move(text)};
 }
 
 Outcome decide_running(Round& round, const Settings& settings, Instant now) {
   const int members = static_cast<int>(round.world.slots.size());
   if (!round.pending && round.num_finished == members) {
-    Cause ending;
-    ending.kind = Cause::Kind::kSucceeded;
-    close_round(round, std::move(ending));
+    close_round(round, {.kind = Cause::Kind::kSucceeded});
     return Closed{};
   }
   if (!round.pending && members < settings.max_nodes && round.num_ready > 0 && round.num_finished == 0)

@@ -133,9 +133,7 @@ Result<RecoveredJob> recover(const std::vector<KeyValue>& state, const JobKeys& 
   }
   if (deserted && saved->phase != Phase::kClosed) {
     saved->phase = Phase::kClosed;
-    saved->ending = {};
-    saved->ending.kind = membership::Cause::Kind::kNodeLost;
-    saved->ending.text = "all of its agents are gone";
+    saved->ending = {.kind = membership::Cause::Kind::kNodeLost, .text = "all of its agents are gone"};
     out.absent.clear();
   }
   // Who has no lease any more is not expected to hear how the job ended.

@@ -143,11 +143,11 @@ struct Cause {
     kLast = kStoreLost
   };
   Kind kind = Kind::kWorkerFailed;
-  std::string host;     ///< of the node that caused it
-  int group_rank = -1;  ///< -1: it is no member
-  int rank = -1;        ///< the failed worker's; -1: none
+  std::string host = {};  ///< of the node that caused it
+  int group_rank = -1;    ///< -1: it is no member
+  int rank = -1;          ///< the failed worker's; -1: none
   int exit_code = 0;
-  std::string text;
+  std::string text = {};
 };
 [[nodiscard]] std::string_view to_string(Cause::Kind kind);
 
