@@ -55,7 +55,7 @@ ControlLink::ControlLink(asio::io_context& loop, ControlTarget target)
       endpoint_(endpoint_text(target_.host, target_.port)),
       socket_(loop),
       watchdog_(loop),
-      decoder_({control::kMaxHandshakeFrameBytes, target_.limits.max_list}),
+      decoder_(control::kMaxHandshakeFrameBytes),
       buffer_(kFirstReadBytes, '\0') {}
 
 Error ControlLink::refused(const Refused& refused) {
@@ -122,7 +122,7 @@ asio::awaitable<Result<control::Welcome>> ControlLink::handshake() {
   const auto* welcome = std::get_if<control::Welcome>(&*second);
   if (welcome == nullptr) co_return instead(*second, "Welcome");
   if (const auto proven = handshake.welcome(*welcome); !proven) co_return explain(proven.error());
-  decoder_.set_max_frame_bytes(target_.limits.max_frame_bytes);
+  decoder_.set_max_frame_bytes(control::kMaxFrameBytes);
   co_return *welcome;
 }
 

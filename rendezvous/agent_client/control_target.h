@@ -20,7 +20,6 @@ struct ControlTarget {
   std::optional<auth::Secret> secret;
   std::optional<tls::Context> tls;  ///< speak TLS, and with no coordinator but one that this trusts
   std::string tls_name;             ///< for which its certificate must be; empty: host
-  control::Limits limits;
 };
 
 }  // namespace muster::net

@@ -33,13 +33,7 @@ std::string_view name_of(const Message& message) {
 }
 
 bool is_about_store(const Message& message) {
-  return std::visit(
-      [](const auto& each) {
-        return requires {
-          each.kAboutStore;
-        };
-      },
-      message);
+  return name_of(message).starts_with("Store");
 }
 
 std::string defect_of_job(std::string_view name) {
@@ -107,9 +101,8 @@ Decoder::Step Decoder::next(std::string_view& input, Message& message) {
   if (!at_once && !gather(kLengthBytes)) return Step::kNeedMore;
   const std::uint32_t size = length(at_once ? input : pending_);
   if (size == 0) return reject("an empty frame");
-  if (size > limits_.max_frame_bytes)
-    return reject(
-        fmt::format("a frame of {} bytes is announced, the limit is {}", size, limits_.max_frame_bytes));
+  if (size > max_frame_bytes_)
+    return reject(fmt::format("a frame of {} bytes is announced, the limit is {}", size, max_frame_bytes_));
   if (!at_once && !gather(kLengthBytes + size)) return Step::kNeedMore;
 
   const std::string_view frame = std::string_view(at_once ? input : pending_).substr(kLengthBytes, size);
@@ -117,7 +110,7 @@ Decoder::Step Decoder::next(std::string_view& input, Message& message) {
   const std::size_t type = static_cast<unsigned char>(frame.front());
   if (type == 0 || type > std::variant_size_v<Message>)
     return reject(fmt::format("unknown message type {}", type));
-  ArchiveReader reader(frame, limits_.max_list);
+  ArchiveReader reader(frame, kMaxList);
   reader(message);
   if (!reader.error().empty()) return reject(fmt::format("{}: {}", name_of(message), reader.error()));
   if (!reader.at_end())

@@ -185,27 +185,19 @@ struct StoreAttach {
   std::uint64_t instance = 0;
   std::uint32_t num_connections =
       0;  ///< so many StoreOpen follow, and the workers' other connections are gone
-
-  static constexpr bool kAboutStore = true;
 };
 struct StoreAttached {
   std::int64_t generation = 0;
   std::uint64_t instance = 0;  ///< random: no other store has it
-
-  static constexpr bool kAboutStore = true;
 };
 struct StoreRefused {
   std::int64_t generation = 0;
   std::string text;
-
-  static constexpr bool kAboutStore = true;
 };
 /// A worker's connection, which is new, or one that the agent had before this connection of its own.
 struct StoreOpen {
   std::uint32_t connection = 0;  ///< numbered upwards
   std::uint64_t acked = 0;       ///< requests up to here are done and answered; the next one comes first
-
-  static constexpr bool kAboutStore = true;
 };
 /// A request of a worker, as wire.h's kRelayed, or a piece of it.
 struct StoreRequest {
@@ -214,8 +206,6 @@ struct StoreRequest {
   std::uint64_t acked = 0;  ///< as in StoreOpen
   bool more = false;        ///< another piece follows
   std::string bytes;
-
-  static constexpr bool kAboutStore = true;
 };
 /// The answer to a request, or a piece of it. All requests before it are done, and so is it, with the last
 /// piece. No bytes: it has none.
@@ -224,8 +214,6 @@ struct StoreAnswer {
   std::uint64_t number = 0;
   bool more = false;
   std::string bytes;
-
-  static constexpr bool kAboutStore = true;
 };
 /// Both ways. The agent: the worker is gone, and all that it asked for is done; or it knows that the
 /// connection is closed. The coordinator: it has closed the connection, with the reason where it is the
@@ -233,8 +221,6 @@ struct StoreAnswer {
 struct StoreClose {
   std::uint32_t connection = 0;
   std::string reason;
-
-  static constexpr bool kAboutStore = true;
 };
 
 /// Wall clocks as in clock_offset.h, in nanoseconds since the epoch. Asked by an agent that wants to compare
@@ -290,7 +276,7 @@ using Message =
                  StoreAttached, StoreRefused, StoreOpen, StoreRequest, StoreAnswer, StoreClose, Clock,
                  SafePointPassed, Hang, Notice, Query, JobState, NodeState, QueryEnd, StopWorkers>;
 
-/// Of the workers' store, whoever says it.
+/// Of the workers' store, whoever says it: its name begins with Store.
 [[nodiscard]] bool is_about_store(const Message& message);
 
 /// Nothing if this may be the name of a job, else why not. It appears in logs and on terminals.
@@ -313,12 +299,10 @@ struct Preamble {
 void encode(const Preamble& preamble, std::string& out);
 void encode(const Message& message, std::string& out);
 
-struct Limits {
-  std::size_t max_frame_bytes = std::size_t{1} << 20;
-  std::size_t max_list = 64;  ///< elements
-};
+inline constexpr std::size_t kMaxFrameBytes = std::size_t{1} << 20;
 /// Before the other side has proven anything.
 inline constexpr std::size_t kMaxHandshakeFrameBytes = 4096;
+inline constexpr std::size_t kMaxList = 64;  ///< elements
 
 class Decoder {
  public:
@@ -329,13 +313,13 @@ class Decoder {
     kError,  ///< see error()
   };
 
-  explicit Decoder(const Limits& limits) : limits_(limits) {}
+  explicit Decoder(std::size_t max_frame_bytes = kMaxFrameBytes) : max_frame_bytes_(max_frame_bytes) {}
 
   /// Decodes one thing from the front of `input` and advances it; an incomplete one is kept here.
   [[nodiscard]] Step next(std::string_view& input, Message& message);
 
   /// From the next frame on.
-  void set_max_frame_bytes(std::size_t bytes) { limits_.max_frame_bytes = bytes; }
+  void set_max_frame_bytes(std::size_t bytes) { max_frame_bytes_ = bytes; }
   [[nodiscard]] const Preamble& preamble() const { return preamble_; }
   /// Kept here of a frame that is not whole.
   [[nodiscard]] std::size_t num_pending_bytes() const { return pending_.size(); }
@@ -344,7 +328,7 @@ class Decoder {
  private:
   Step reject(std::string text);
 
-  Limits limits_;
+  std::size_t max_frame_bytes_;
   bool preamble_done_ = false;
   Preamble preamble_;
   std::string pending_;

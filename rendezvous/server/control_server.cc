@@ -68,10 +68,10 @@ class ControlPeer {
   };
 
   /// `tls`: it has to speak TLS.
-  ControlPeer(int fd, std::string name, const control::Limits& limits, const std::optional<tls::Context>& tls)
+  ControlPeer(int fd, std::string name, const std::optional<tls::Context>& tls)
       : fd_(fd),
         name_(std::move(name)),
-        decoder_({control::kMaxHandshakeFrameBytes, limits.max_list}),
+        decoder_(control::kMaxHandshakeFrameBytes),
         handshake_(auth::random_nonce()) {
     if (tls) tls_ = std::make_shared<tls::Stream>(*tls);
   }
@@ -149,7 +149,7 @@ class ControlPeer {
       send(control::Message(
           control::Welcome{*mac, static_cast<std::uint32_t>(options.heartbeat_interval.count()),
                            options.software, static_cast<std::uint32_t>(reconnect.count())}));
-      decoder_.set_max_frame_bytes(options.limits.max_frame_bytes);
+      decoder_.set_max_frame_bytes(control::kMaxFrameBytes);
       stage = Stage::kOpen;
       out.opened = true;
       return out;
@@ -281,8 +281,8 @@ class ControlPeer {
 
 struct AgentConnection {
   AgentConnection(boost::asio::io_context& loop, UniqueFd from, std::string name,
-                  const control::Limits& limits, const std::optional<tls::Context>& tls)
-      : descriptor(loop, from.release()), peer(descriptor.native_handle(), std::move(name), limits, tls) {}
+                  const std::optional<tls::Context>& tls)
+      : descriptor(loop, from.release()), peer(descriptor.native_handle(), std::move(name), tls) {}
 
   boost::asio::posix::stream_descriptor descriptor;
   ControlPeer peer;
@@ -407,8 +407,8 @@ class AgentServer final : public ControlServer, public StateKeeper {
     }
     // Who does not speak TLS is told so in plain text.
     const bool is_tls = !first_bytes.empty() && first_bytes[0] == tls::kFirstByte;
-    auto connection = std::make_shared<AgentConnection>(
-        loop_, std::move(fd), std::move(name), options_.limits, is_tls ? options_.tls : std::nullopt);
+    auto connection = std::make_shared<AgentConnection>(loop_, std::move(fd), std::move(name),
+                                                        is_tls ? options_.tls : std::nullopt);
     bound_kernel_queue(connection->descriptor.native_handle());
     const ConnectionId id = agents_.add(connection);
     agents_.set_deadline(id, *connection, SteadyClock::now() + options_.handshake_timeout);

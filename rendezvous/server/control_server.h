@@ -32,7 +32,6 @@ class StateLog;
 
 struct ControlServerOptions {
   JobsOptions jobs;
-  control::Limits limits;
   /// Of the jobs that have none among `job_secrets`; nothing: whoever comes may join them, but see there.
   std::optional<auth::Secret> secret;
   /// Of single jobs, which `secret` does not open. Where this is given, a job with neither is refused, unless

@@ -34,7 +34,7 @@ struct Options {
 constexpr int kTimeoutMs = 60'000;
 
 struct Agent {
-  Agent(const std::optional<auth::Secret>& secret) : handshake(secret, auth::random_nonce()), decoder({}) {}
+  Agent(const std::optional<auth::Secret>& secret) : handshake(secret, auth::random_nonce()) {}
   UniqueFd fd;
   auth::ClientHandshake handshake;
   control::Decoder decoder;

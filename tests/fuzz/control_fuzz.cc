@@ -33,7 +33,7 @@ struct Pieces {
 };
 
 Decoded decode(std::string_view bytes, Pieces pieces) {
-  control::Decoder decoder({.max_frame_bytes = 2000, .max_list = 8});
+  control::Decoder decoder(2000);
   Decoded out;
   control::Message message;
   while (!bytes.empty() && out.error.empty()) {
@@ -63,7 +63,7 @@ void look_in(const Jobs& jobs, const control::Query& question, Instant now) {
   said.emplace_back(over);
   std::string bytes;
   for (const control::Message& each : said) control::encode(each, bytes);
-  control::Decoder decoder({.max_frame_bytes = 16384, .max_list = 8});
+  control::Decoder decoder(16384);
   std::string preamble;
   control::encode(control::Preamble{}, preamble);
   control::Message heard;

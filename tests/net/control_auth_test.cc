@@ -129,7 +129,7 @@ TEST_CASE("what an agent once said proves nothing on another connection") {
   std::string proof_bytes;
   control::encode(control::Message(*proof), proof_bytes);
   send_bytes(first.get(), proof_bytes);
-  control::Decoder past_preamble{control::Limits{}};
+  control::Decoder past_preamble;
   std::string preamble;
   control::encode(mine, preamble);
   std::string_view input(preamble);

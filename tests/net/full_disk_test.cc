@@ -69,7 +69,7 @@ class RawAgent {
 
  private:
   UniqueFd fd_;
-  control::Decoder decoder_{control::Limits{}};
+  control::Decoder decoder_;
   SendQueue out_;
 };
 

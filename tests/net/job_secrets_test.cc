@@ -187,7 +187,7 @@ TEST_CASE("a proof for one job is worth nothing for another, though both have th
   std::string bytes;
   control::encode(control::Message(*proof), bytes);
   send_bytes(fd.get(), bytes);
-  control::Decoder past_preamble{control::Limits{}};
+  control::Decoder past_preamble;
   std::string preamble;
   control::encode(mine, preamble);
   std::string_view input(preamble);

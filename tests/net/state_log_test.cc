@@ -40,7 +40,7 @@ TEST_CASE(
   control::encode(control::Message(control::Start{"job", "n1", {}}), hello);
   control::encode(control::Message(control::Proof{}), hello);
   agent.send(hello);
-  control::Decoder decoder{control::Limits{}};
+  control::Decoder decoder;
   control::Message message;
   while (!std::holds_alternative<control::Welcome>(message)) {
     const std::string byte = agent.receive(1);

@@ -128,9 +128,8 @@ inline void send_bytes(int fd, std::string_view bytes) {
 }
 
 // So many messages, or those until the other side closes.
-inline std::vector<control::Message> receive_messages(
-    Cluster& cluster, int fd, std::size_t count,
-    control::Decoder decoder = control::Decoder(control::Limits{})) {
+inline std::vector<control::Message> receive_messages(Cluster& cluster, int fd, std::size_t count,
+                                                      control::Decoder decoder = control::Decoder()) {
   std::vector<control::Message> out;
   bool ended = false;
   cluster.wait([&] {

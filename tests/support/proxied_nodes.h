@@ -237,7 +237,7 @@ class ProxiedNodes {
     std::string bytes;
     control::encode(control::Preamble{}, bytes);
     control::encode(message, bytes);
-    control::Decoder decoder(control::Limits{});
+    control::Decoder decoder;
     std::string_view input = bytes;
     control::Message out;
     REQUIRE(decoder.next(input, out) == control::Decoder::Step::kPreamble);

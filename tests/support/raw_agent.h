@@ -80,7 +80,7 @@ class RawAgent {
  private:
   RawClient client_;
   auth::ClientHandshake handshake_;
-  control::Decoder decoder_{control::Limits{}};
+  control::Decoder decoder_;
   std::string received_;
   std::string_view input_;
 };

@@ -113,7 +113,7 @@ TEST_CASE("every message is read as it was written") {
     REQUIRE(messages[i].index() == i);
     encode(messages[i], bytes);
   }
-  Decoder decoder{Limits{}};
+  Decoder decoder;
   REQUIRE(decode_all(decoder, with_preamble(bytes)) == messages);
 }
 
@@ -124,7 +124,7 @@ TEST_CASE("bytes may arrive in any pieces") {
   bytes = with_preamble(bytes);
   std::mt19937 random(muster::test::seed());
   for (int round = 0; round < 200; ++round) {
-    Decoder decoder{Limits{}};
+    Decoder decoder;
     std::vector<Message> out;
     for (std::size_t at = 0; at < bytes.size();) {
       const std::size_t size = std::min<std::size_t>(1 + random() % (round % 40 + 1), bytes.size() - at);
@@ -149,14 +149,14 @@ TEST_CASE("the bytes are those of the format") {
 }
 
 TEST_CASE("an announced length beyond the limit is refused before its bytes come") {
-  Decoder decoder{Limits{.max_frame_bytes = 1000}};
+  Decoder decoder{1000};
   REQUIRE(decode_all(decoder, with_preamble(std::string_view("\xe9\x03\0\0", 4))).empty());
   REQUIRE(decoder.error() == "a frame of 1001 bytes is announced, the limit is 1000");
 }
 
 TEST_CASE("what the format does not allow is refused and stays refused") {
   const auto error_of = [](std::string_view frames) {
-    Decoder decoder{Limits{}};
+    Decoder decoder;
     REQUIRE(decode_all(decoder, with_preamble(frames)).empty());
     Message message;
     std::string more;
@@ -180,7 +180,7 @@ TEST_CASE("other protocols are recognised by their first bytes") {
   for (const std::string_view bytes :
        {std::string_view("GET / HTTP/1.1\r\n"), std::string_view("\x16\x03\x01", 3),
         std::string_view("\0\xce\xf7\x85\x3c", 5), std::string_view("\xABmuSTER")}) {
-    Decoder decoder{Limits{}};
+    Decoder decoder;
     REQUIRE(decode_all(decoder, bytes).empty());
     REQUIRE(decoder.error() == "no muster control connection");
   }
