@@ -2,7 +2,6 @@
 #include "rendezvous/net/rejection_log.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include <fmt/format.h>
@@ -16,91 +15,48 @@ constexpr std::array<std::string_view, kNumRejections> kReasons = {
 
 }  // namespace
 
-LogLimiter::LogLimiter(std::size_t num_kinds, int burst, Millis interval)
-    : burst_(burst),
-      interval_(interval),
-      kinds_(num_kinds, Kind{static_cast<double>(burst), {}, 0, {}, Instant::max()}) {}
-
-void LogLimiter::refill(Kind& kind, Instant now) const {
-  const std::chrono::duration<double> passed = now - std::exchange(kind.at, now);
-  kind.lines_left =
-      std::min<double>(burst_, kind.lines_left + passed / std::chrono::duration<double>(interval_));
-}
-
-bool LogLimiter::admit(std::size_t number, std::string_view line, Instant now) {
+void RejectionLog::write(Rejection rejection, std::string_view line) {
+  const auto number = static_cast<std::size_t>(rejection);
+  ++counts_[number];
   Kind& kind = kinds_[number];
-  refill(kind, now);
-  if (kind.num_left_out == 0 && kind.lines_left >= 1) {
-    kind.lines_left -= 1;
-    return true;
-  }
-  if (kind.num_left_out++ == 0) kind.due = now + interval_;
-  kind.last = line;
-  return false;
-}
-
-std::vector<LogLimiter::Summary> LogLimiter::due(Instant now) {
-  std::vector<Summary> out;
-  for (std::size_t i = 0; i < kinds_.size(); ++i) {
-    Kind& kind = kinds_[i];
-    if (kind.due > now) continue;  // max: none was left out
-    refill(kind, now);
-    kind.lines_left = std::max(0.0, kind.lines_left - 1);
-    sum_up(i, out);
-  }
-  return out;
-}
-
-std::vector<LogLimiter::Summary> LogLimiter::drain() {
-  std::vector<Summary> out;
-  for (std::size_t i = 0; i < kinds_.size(); ++i)
-    if (kinds_[i].num_left_out > 0) sum_up(i, out);
-  return out;
-}
-
-void LogLimiter::sum_up(std::size_t number, std::vector<Summary>& out) {
-  Kind& kind = kinds_[number];
-  out.push_back({number, std::exchange(kind.num_left_out, 0), std::exchange(kind.last, {})});
-  kind.due = Instant::max();
-}
-
-Instant LogLimiter::next_due() const {
-  Instant out = Instant::max();
-  for (const Kind& kind : kinds_) out = std::min(out, kind.due);
-  return out;
-}
-
-void RejectionLog::write(Rejection kind, std::string_view line) {
-  ++counts_[static_cast<std::size_t>(kind)];
-  if (limiter_.admit(static_cast<std::size_t>(kind), line, SteadyClock::now()))
+  if (kind.num_left_out == 0 && kind.lines_left > 0) {
+    --kind.lines_left;
     log_.warning(line);
-  else
-    arm();
+  } else {
+    ++kind.num_left_out;
+    kind.last = line;
+  }
+  wait_second();
 }
 
 void RejectionLog::stop() {
+  stopped_ = true;
   timer_.cancel();
-  write_summaries(limiter_.drain());
+  for (std::size_t i = 0; i < kNumRejections; ++i) sum_up(i);
 }
 
-void RejectionLog::write_summaries(const std::vector<LogLimiter::Summary>& summaries) const {
-  for (const auto& [kind, count, last] : summaries)
-    log_.warning(
-        count == 1 ? last
-                   : fmt::format("closed {} more connections {}; the last: {}", count, kReasons[kind], last));
+// False: there was nothing.
+bool RejectionLog::sum_up(std::size_t number) {
+  const std::uint64_t count = std::exchange(kinds_[number].num_left_out, 0);
+  const std::string last = std::exchange(kinds_[number].last, {});
+  if (count == 1) log_.warning(last);
+  if (count > 1)
+    log_.warning(fmt::format("closed {} more connections {}; the last: {}", count, kReasons[number], last));
+  return count > 0;
 }
 
-void RejectionLog::arm() {
-  const Instant next = limiter_.next_due();
-  if (armed_ || next == Instant::max()) return;
-  armed_ = true;
-  timer_.expires_at(next);
-  timer_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
-    armed_ = false;
-    if (error) return;
-    write_summaries(limiter_.due(SteadyClock::now()));
-    arm();
-  }));
+void RejectionLog::wait_second() {
+  if (stopped_ || std::exchange(waiting_, true)) return;
+  lifetime_.call_at(timer_, SteadyClock::now() + std::chrono::seconds(1), [this] {
+    waiting_ = false;
+    bool again = false;
+    for (std::size_t i = 0; i < kNumRejections; ++i) {
+      int& left = kinds_[i].lines_left;
+      if (!sum_up(i)) left = std::min(left + 1, kBurst);
+      again |= left < kBurst;
+    }
+    if (again) wait_second();
+  });
 }
 
 }  // namespace muster::net

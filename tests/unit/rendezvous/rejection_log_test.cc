@@ -1,62 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/net/rejection_log.h"
+
+#include <vector>
+
 #include "tests/support/catch.h"
+#include "tests/support/loop_clock.h"
 
 using namespace muster;
 using namespace std::chrono_literals;
-using net::LogLimiter;
-using Summaries = std::vector<LogLimiter::Summary>;
+using net::Rejection;
+using net::RejectionLog;
 
 namespace {
 
-const Instant kStart{std::chrono::hours(1)};
+struct Fixture {
+  // What was written since the last call.
+  std::vector<std::string> take() { return std::exchange(lines, {}); }
+  void pass(std::chrono::milliseconds time) {
+    test::advance_clock(loop, time);
+    loop.restart();
+    loop.poll();
+  }
+
+  boost::asio::io_context loop;
+  std::vector<std::string> lines;
+  RejectionLog log{loop, Log("t", LogLevel::kInfo, [this](std::string_view line) {
+                     lines.emplace_back(line.substr(line.find("warning: ") + 9));
+                     lines.back().pop_back();  // the newline
+                   })};
+};
 
 }  // namespace
 
-TEST_CASE("the first lines of a kind are written, the rest are summed up after an interval") {
-  LogLimiter limiter(2, 3, 1000ms);
-  for (int i = 0; i < 3; ++i) REQUIRE(limiter.admit(0, "early", kStart));
-  REQUIRE(limiter.next_due() == Instant::max());
-  REQUIRE_FALSE(limiter.admit(0, "first left out", kStart + 100ms));
-  for (int i = 0; i < 9996; ++i) REQUIRE_FALSE(limiter.admit(0, "more", kStart + 200ms));
-  REQUIRE_FALSE(limiter.admit(0, "last", kStart + 900ms));
-  REQUIRE(limiter.next_due() == kStart + 1100ms);
-  REQUIRE(limiter.due(kStart + 1099ms).empty());
-  REQUIRE(limiter.due(kStart + 1100ms) == Summaries{{0, 9998, "last"}});
-  REQUIRE(limiter.due(kStart + 1101ms).empty());
-  REQUIRE(limiter.next_due() == Instant::max());
+TEST_CASE("the first lines of a kind are written, the rest are summed up after a second") {
+  Fixture t;
+  for (int i = 0; i < RejectionLog::kBurst; ++i) t.log.write(Rejection::kLimit, "early");
+  REQUIRE(t.take() == std::vector<std::string>(RejectionLog::kBurst, "early"));
+  for (int i = 0; i < 9998; ++i) t.log.write(Rejection::kLimit, "more");
+  t.log.write(Rejection::kProtocol, "of another kind");
+  t.log.write(Rejection::kLimit, "last");
+  REQUIRE(t.take() == std::vector<std::string>{"of another kind"});
+  t.pass(1000ms);
+  REQUIRE(t.take() ==
+          std::vector<std::string>{"closed 9999 more connections because of a limit; the last: last"});
+  REQUIRE(t.log.counts()[static_cast<std::size_t>(Rejection::kLimit)] == RejectionLog::kBurst + 9999);
 }
 
-TEST_CASE("kinds do not hide each other") {
-  LogLimiter limiter(2, 1, 1000ms);
-  REQUIRE(limiter.admit(0, "a", kStart));
-  REQUIRE_FALSE(limiter.admit(0, "a", kStart));
-  REQUIRE(limiter.admit(1, "b", kStart));
-  REQUIRE_FALSE(limiter.admit(1, "b", kStart + 500ms));
-  REQUIRE(limiter.next_due() == kStart + 1000ms);
-  REQUIRE(limiter.due(kStart + 2000ms) == Summaries{{0, 1, "a"}, {1, 1, "b"}});
+TEST_CASE("an endless flood costs a line a second, and calm gives the first lines back") {
+  Fixture t;
+  for (int second = 0; second < 60; ++second) {
+    for (int i = 0; i < 100; ++i) t.log.write(Rejection::kSystem, "flood");
+    t.pass(1000ms);
+  }
+  REQUIRE(t.take().size() == RejectionLog::kBurst + 60);
+  for (int second = 0; second < 3; ++second) t.pass(1000ms);
+  for (int i = 0; i < 5; ++i) t.log.write(Rejection::kSystem, "calm");
+  REQUIRE(t.take() == std::vector<std::string>(3, "calm"));
+  t.log.stop();
+  REQUIRE(t.take() ==
+          std::vector<std::string>{"closed 2 more connections for lack of resources; the last: calm"});
+  t.loop.restart();
+  REQUIRE(t.loop.run() <= 10);  // nothing keeps it busy
 }
 
-TEST_CASE("an endless flood costs a line in each interval, and calm gives the first lines back") {
-  LogLimiter limiter(1, 5, 1000ms);
-  int lines = 0;
-  std::uint64_t counted = 0;
-  Instant now = kStart;
-  for (int i = 0; i < 60'000; ++i, now += 1ms) {
-    if (limiter.admit(0, "flood", now)) ++lines;
-    for (const auto& summary : limiter.due(now)) {
-      ++lines;
-      counted += summary.count - 1;
-    }
-  }
-  for (const auto& summary : limiter.drain()) {
-    ++lines;
-    counted += summary.count - 1;
-  }
-  REQUIRE(lines <= 5 + 60 + 1);
-  REQUIRE(lines + static_cast<int>(counted) == 60'000);
-  REQUIRE(limiter.drain().empty());
-  now += 5000ms;
-  for (int i = 0; i < 5; ++i) REQUIRE(limiter.admit(0, "calm", now));
-  REQUIRE_FALSE(limiter.admit(0, "calm", now));
+TEST_CASE("of one line that was left out nothing is counted") {
+  Fixture t;
+  for (int i = 0; i <= RejectionLog::kBurst; ++i) t.log.write(Rejection::kSlowReader, std::to_string(i));
+  t.pass(1000ms);
+  REQUIRE(t.take().back() == "20");
 }
