@@ -98,9 +98,9 @@ Result<UniqueFd> connect_one(const addrinfo& address, Instant deadline) {
   return fd;
 }
 
-}  // namespace
-
-Result<TcpStream> TcpStream::connect(const std::string& host, std::uint16_t port, Instant deadline) {
+// Every address of the host once, IPv6 before IPv4 as PyTorch's client does. Name resolution itself is
+// getaddrinfo's and takes the resolver's time.
+Result<UniqueFd> connect_to(const std::string& host, std::uint16_t port, Instant deadline) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -117,7 +117,7 @@ Result<TcpStream> TcpStream::connect(const std::string& host, std::uint16_t port
   std::optional<Error> failure;
   for (const addrinfo* candidate : candidates) {
     auto fd = connect_one(*candidate, std::min(deadline, SteadyClock::now() + kConnectSlice));
-    if (fd) return TcpStream(*std::move(fd));
+    if (fd) return fd;
     if (failure)
       failure->message += ", " + fd.error().message;
     else
@@ -126,34 +126,36 @@ Result<TcpStream> TcpStream::connect(const std::string& host, std::uint16_t port
   return fail(failure.value_or(Error{ErrorCode::kNotFound, "name resolution: no address"}));
 }
 
-Result<void> TcpStream::send(std::string_view bytes, Instant deadline) {
+Result<void> send_all(int fd, std::string_view bytes, Instant deadline) {
   while (!bytes.empty()) {
-    const ssize_t n = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const ssize_t n = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (n >= 0) {
       bytes.remove_prefix(static_cast<std::size_t>(n));
       continue;
     }
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) return fail(errno_error("send", errno));
-    MUSTER_TRY(const bool ready, await(fd_.get(), POLLOUT, deadline));
+    MUSTER_TRY(const bool ready, await(fd, POLLOUT, deadline));
     if (!ready) return fail(ErrorCode::kTimeout, "the server takes no more bytes");
   }
   return {};
 }
 
-Result<void> TcpStream::receive(char* out, std::size_t size, Instant deadline) {
+}  // namespace
+
+Result<void> StoreLink::receive(char* out, std::size_t size, Instant deadline) {
   while (size > 0) {
     if (begin_ < end_) {
       const std::size_t take = std::min(size, end_ - begin_);
-      std::memcpy(out, buffer_.data() + begin_, take);
+      std::memcpy(out, received_.data() + begin_, take);
       begin_ += take;
       out += take;
       size -= take;
       continue;
     }
-    const bool direct = size >= buffer_.size();
+    const bool direct = size >= received_.size();
     const ssize_t n =
-        direct ? ::recv(fd_.get(), out, size, 0) : ::recv(fd_.get(), buffer_.data(), buffer_.size(), 0);
+        direct ? ::recv(fd_.get(), out, size, 0) : ::recv(fd_.get(), received_.data(), received_.size(), 0);
     if (n == 0) return fail(ErrorCode::kPeerGone, "the server closed the connection");
     if (n > 0) {
       if (direct) {
@@ -171,11 +173,6 @@ Result<void> TcpStream::receive(char* out, std::size_t size, Instant deadline) {
     if (!ready) return fail(ErrorCode::kTimeout, "no answer from the server");
   }
   return {};
-}
-
-Result<bool> TcpStream::readable(Instant deadline) {
-  if (begin_ < end_) return true;
-  return await(fd_.get(), POLLIN, deadline);
 }
 
 std::string list_keys_text(std::span<const std::string_view> keys) {
@@ -197,9 +194,9 @@ Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, M
   bool ping = true;
   for (int attempt = 1;; ++attempt) {
     Error error;
-    auto stream = TcpStream::connect(host, port, deadline);
-    if (stream) {
-      StoreLink link(*std::move(stream), endpoint);
+    auto fd = connect_to(host, port, deadline);
+    if (fd) {
+      StoreLink link(*std::move(fd), endpoint);
       const auto shaken = link.greet(ping, std::min(deadline, SteadyClock::now() + kHandshakeTime));
       if (shaken) return link;
       error = shaken.error();
@@ -207,7 +204,7 @@ Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, M
       if (error.code == ErrorCode::kPeerGone) ping = !ping;
       if (error.code != ErrorCode::kProtocol) error.message += " (is it a server of PyTorch before 2.2?)";
     } else {
-      error = std::move(stream).error();
+      error = std::move(fd).error();
     }
     const Instant now = SteadyClock::now();
     const Instant again = now + backoff.next();
@@ -248,7 +245,7 @@ Result<void> StoreLink::greet(bool ping, Instant deadline) {
 Error StoreLink::broken(Error cause) {
   if (!failed_) {
     failed_ = true;
-    stream_.close();  // the server forgets what this client waits for, and has its place free for the next
+    fd_.reset();  // the server forgets what this client waits for, and has its place free for the next
     failure_ = {cause.code, fmt::format("{} at the store {}: {}", doing_, endpoint_, cause.message)};
   }
   return failure_;
@@ -257,16 +254,17 @@ Error StoreLink::broken(Error cause) {
 Result<void> StoreLink::request(const wire::Request& request, Instant deadline) {
   if (failed_) return fail(failure_);
   doing_ = describe(request);
-  buffer_.clear();
-  wire::encode(request, buffer_);
-  if (auto sent = stream_.send(buffer_, deadline); !sent) return fail(broken(std::move(sent).error()));
-  if (buffer_.capacity() > kReadStep) buffer_ = std::string();
+  request_.clear();
+  wire::encode(request, request_);
+  if (auto sent = send_all(fd_.get(), request_, deadline); !sent)
+    return fail(broken(std::move(sent).error()));
+  if (request_.capacity() > kReadStep) request_ = std::string();
   return {};
 }
 
 Result<void> StoreLink::read(void* out, std::size_t size, Instant deadline) {
   if (failed_) return fail(failure_);
-  if (auto got = stream_.receive(static_cast<char*>(out), size, deadline); !got)
+  if (auto got = receive(static_cast<char*>(out), size, deadline); !got)
     return fail(broken(std::move(got).error()));
   return {};
 }
@@ -287,7 +285,7 @@ Result<std::string> StoreLink::read_bytes(Instant deadline) {
 
 Result<bool> StoreLink::await_stop(Instant wait_until, Millis margin) {
   if (failed_) return fail(failure_);
-  auto ready = stream_.readable(wait_until);
+  auto ready = begin_ < end_ ? Result<bool>(true) : await(fd_.get(), POLLIN, wait_until);
   if (!ready) return fail(broken(std::move(ready).error()));
   const Instant deadline = SteadyClock::now() + margin;
   if (*ready) {

@@ -21,36 +21,6 @@
 
 namespace muster {
 
-/// A blocking TCP connection in which every call has a deadline; reads go through a small buffer. Failure:
-/// kTimeout, kPeerGone or kIo with the cause only; StoreLink adds what it was doing and with whom.
-class TcpStream {
- public:
-  /// Tries every address of the host once, IPv6 before IPv4 as PyTorch's client does. Name resolution itself
-  /// is getaddrinfo's and takes the resolver's time.
-  [[nodiscard]] static Result<TcpStream> connect(const std::string& host, std::uint16_t port,
-                                                 Instant deadline);
-
-  [[nodiscard]] Result<void> send(std::string_view bytes, Instant deadline);
-
-  /// Exactly `size` bytes.
-  [[nodiscard]] Result<void> receive(char* out, std::size_t size, Instant deadline);
-
-  /// True if there is something to receive, or the end of the stream, before the deadline. A deadline in the
-  /// past asks once.
-  [[nodiscard]] Result<bool> readable(Instant deadline);
-
-  /// Nothing else may be called after it.
-  void close() { fd_.reset(); }
-
- private:
-  explicit TcpStream(UniqueFd fd) : fd_(std::move(fd)) {}
-
-  UniqueFd fd_;
-  std::array<char, 16384> buffer_;
-  std::size_t begin_ = 0;
-  std::size_t end_ = 0;
-};
-
 class StoreLink {
  public:
   /// Connects and greets; on any failure again after a back-off, until `timeout` has passed. The server is
@@ -77,18 +47,22 @@ class StoreLink {
   [[nodiscard]] const std::string& endpoint() const { return endpoint_; }
 
  private:
-  StoreLink(TcpStream stream, std::string endpoint)
-      : stream_(std::move(stream)), endpoint_(std::move(endpoint)) {}
+  StoreLink(UniqueFd fd, std::string endpoint) : fd_(std::move(fd)), endpoint_(std::move(endpoint)) {}
   /// `ping`: as it is known from 2.5 on.
   [[nodiscard]] Result<void> greet(bool ping, Instant deadline);
   [[nodiscard]] Result<void> read(void* out, std::size_t size, Instant deadline);
+  /// Exactly `size` bytes; its errors have the cause only.
+  [[nodiscard]] Result<void> receive(char* out, std::size_t size, Instant deadline);
   /// Makes the failure permanent.
   Error broken(Error cause);
 
-  TcpStream stream_;
+  UniqueFd fd_;
   std::string endpoint_;
   std::string doing_;  // the request under way, for error texts: "GET /a"
-  std::string buffer_;
+  std::string request_;
+  std::array<char, 16384> received_;  // from begin_ to end_
+  std::size_t begin_ = 0;
+  std::size_t end_ = 0;
   Error failure_{};
   bool failed_ = false;
 };
