@@ -6,14 +6,14 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/archive.h"
+
 namespace muster {
 namespace {
 
 void encode_part(std::string_view part, std::string& out) {
-  const auto length = static_cast<std::uint32_t>(part.size());
-  char bytes[sizeof length];
-  std::memcpy(bytes, &length, sizeof length);
-  out.append(bytes, sizeof bytes).append(part);
+  ArchiveWriter{out}(static_cast<std::uint32_t>(part.size()));
+  out += part;
 }
 
 /// The part at the front of `rest`, taken off; nothing when it is not complete.

@@ -2,16 +2,14 @@
 #include "rendezvous/store/wire.h"
 
 #include <array>
-#include <bit>
 #include <cstring>
 
 #include <muster/check.h>
 
+#include "rendezvous/base/archive.h"
+
 namespace muster::wire {
 namespace {
-
-static_assert(std::endian::native == std::endian::little,
-              "the protocol is little-endian; a big-endian host needs byte swaps in put_* and load_*");
 
 // Indexed by Op.
 constexpr std::array<OpInfo, kNumOps> kOps = {{
@@ -54,15 +52,11 @@ int opcode_byte(Op op, Generation generation) {
 }
 
 void put_u32(std::string& out, std::uint32_t value) {
-  char bytes[sizeof value];
-  std::memcpy(bytes, &value, sizeof value);
-  out.append(bytes, sizeof value);
+  ArchiveWriter{out}(value);
 }
 
 void put_i64(std::string& out, std::int64_t value) {
-  char bytes[sizeof value];
-  std::memcpy(bytes, &value, sizeof value);
-  out.append(bytes, sizeof value);
+  ArchiveWriter{out}(value);
 }
 
 void put_bytes(std::string& out, std::string_view bytes) {

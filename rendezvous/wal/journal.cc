@@ -25,20 +25,12 @@ std::uint32_t crc32c(std::string_view bytes) {
   return crc.checksum();
 }
 
-void put_u64(std::string& out, std::uint64_t value) {
-  wire::put_i64(out, static_cast<std::int64_t>(value));
-}
-
 std::string frame_header(std::uint64_t salt, std::uint64_t offset, std::uint64_t length,
                          std::uint32_t payload_crc) {
   std::string covered;
-  put_u64(covered, salt);
-  put_u64(covered, offset);
-  put_u64(covered, length);
-  wire::put_u32(covered, payload_crc);
-  const std::uint32_t crc = crc32c(covered);
+  ArchiveWriter{covered}(salt, offset, length, payload_crc);
   std::string out = covered.substr(16);
-  wire::put_u32(out, crc);
+  ArchiveWriter{out}(crc32c(covered));
   return out;
 }
 
@@ -104,9 +96,8 @@ std::string replay_records(std::string_view payload, const LogSink& to) {
 
 std::string file_header(std::uint64_t salt) {
   std::string out(kMagic);
-  out.push_back(kVersion);
-  put_u64(out, salt);
-  wire::put_u32(out, crc32c(out));
+  ArchiveWriter{out}(kVersion, salt);
+  ArchiveWriter{out}(crc32c(out));
   return out;
 }
 
