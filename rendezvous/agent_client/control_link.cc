@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/agent_client/control_link.h"
 
+#include <array>
 #include <utility>
 
 #include <boost/asio/as_tuple.hpp>
@@ -28,25 +29,11 @@ std::string named(std::string_view before, const std::string& job) {
   return job.empty() ? std::string() : fmt::format("{} job {}", before, job);
 }
 
-ErrorCode code_of(Refused::Reason reason) {
-  switch (reason) {
-    case Refused::Reason::kVersion:
-    case Refused::Reason::kAuthentication:
-    case Refused::Reason::kSettings:
-      return ErrorCode::kMismatch;
-    case Refused::Reason::kLimit:
-      return ErrorCode::kExhausted;
-    case Refused::Reason::kOver:
-    case Refused::Reason::kStopping:
-      return ErrorCode::kCancelled;
-    case Refused::Reason::kLost:
-    case Refused::Reason::kBusy:
-      return ErrorCode::kPeerGone;
-    case Refused::Reason::kProtocol:
-      return ErrorCode::kProtocol;
-  }
-  return ErrorCode::kProtocol;
-}
+// Indexed by Refused::Reason.
+constexpr std::array<ErrorCode, static_cast<std::size_t>(Refused::Reason::kLast) + 1> kCodes = {
+    ErrorCode::kMismatch,  ErrorCode::kMismatch,  ErrorCode::kMismatch,
+    ErrorCode::kExhausted, ErrorCode::kCancelled, ErrorCode::kPeerGone,
+    ErrorCode::kProtocol,  ErrorCode::kCancelled, ErrorCode::kPeerGone};
 
 }  // namespace
 
@@ -64,7 +51,7 @@ Error ControlLink::refused(const Refused& refused) {
   const std::string_view verb = refused.reason == Refused::Reason::kLost ? "gave this node up for"
                                 : busy_                                  ? "has no place yet for"
                                                                          : "refused";
-  return {code_of(refused.reason),
+  return {kCodes[static_cast<std::size_t>(refused.reason)],
           fmt::format("the coordinator at {} {}{}: {}", endpoint_, verb,
                       target_.job.empty() ? " this" : named("", target_.job), refused.text)};
 }

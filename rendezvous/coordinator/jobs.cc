@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/coordinator/jobs.h"
 
-#include <algorithm>
 #include <chrono>
 #include <iterator>
-#include <utility>
 
 #include <fmt/format.h>
 
@@ -94,13 +92,6 @@ void note_program(Job& job, ConnectionId id, const membership::Request& request,
 
 void Jobs::connected(ConnectionId id, std::string job, std::string peer_address) {
   clients_.insert_or_assign(id, Client{std::move(job), std::move(peer_address), {}});
-}
-
-std::vector<std::string> Jobs::names() const {
-  std::vector<std::string> out;
-  out.reserve(jobs_.size());
-  for (const auto& [name, job] : jobs_) out.push_back(name);
-  return out;
 }
 
 std::vector<int> Jobs::orders_never_seen(std::string_view name) const {

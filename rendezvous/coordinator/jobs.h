@@ -127,7 +127,7 @@ class Jobs {
                JobsEffects& effects);
 
   [[nodiscard]] std::size_t num_jobs() const { return jobs_.size(); }
-  [[nodiscard]] std::vector<std::string> names() const;
+  [[nodiscard]] const KeyMap<Job>& all() const { return jobs_; }
   /// nullptr: unknown.
   [[nodiscard]] const membership::Round* find_round(std::string_view job) const;
   [[nodiscard]] bool has_joined(ConnectionId id) const;

@@ -98,10 +98,6 @@ void HelperThread::wait() {
   state_->changed.wait(lock, [&] { return state_->jobs.empty() && !state_->running; });
 }
 
-int HelperThread::pending() const {
-  return state_->pending;
-}
-
 void HelperThread::post(std::function<void()> work, std::function<void()> done) {
   if (++state_->pending == 1) state_->busy.emplace(state_->loop->get_executor());
   {

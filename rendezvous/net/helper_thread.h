@@ -12,9 +12,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace boost::asio {
-class io_context;
-}
+#include <boost/asio/ts/netfwd.hpp>
 
 namespace muster::net {
 
@@ -45,8 +43,6 @@ class HelperThread {
   }
   /// Blocks until every job given so far has run; their `done` follow on the loop.
   void wait();
-  /// Jobs that have not been answered.
-  [[nodiscard]] int pending() const;
 
  private:
   struct State;

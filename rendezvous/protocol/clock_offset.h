@@ -23,8 +23,6 @@ struct ClockReading {
 struct ClockOffset {
   std::chrono::nanoseconds ahead{};  ///< of the other clock: the one here, less the other one
   std::chrono::nanoseconds round_trip{};
-
-  friend bool operator==(const ClockOffset&, const ClockOffset&) = default;
 };
 
 /// Nothing where a clock was set meanwhile.

@@ -45,14 +45,8 @@ constexpr Millis kLingerTime{2000};  // for who is refused to read why
 constexpr Millis kHandshakeCheck{1000};
 
 Rejection kind_of(Refused::Reason reason) {
-  switch (reason) {
-    case Refused::Reason::kAuthentication:
-      return Rejection::kAuthentication;
-    case Refused::Reason::kLimit:
-      return Rejection::kLimit;
-    default:
-      return Rejection::kProtocol;
-  }
+  if (reason == Refused::Reason::kAuthentication) return Rejection::kAuthentication;
+  return reason == Refused::Reason::kLimit ? Rejection::kLimit : Rejection::kProtocol;
 }
 
 // One agent's connection: its decoder, handshake and the bytes on their way out, under TLS where the

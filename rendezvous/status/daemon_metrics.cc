@@ -65,17 +65,14 @@ std::string_view state_of(const membership::Node& node) {
 constexpr std::array<std::string_view, 3> kPhases = {"gathering", "running", "closed"};
 
 void put_jobs(MetricsText& out, const Jobs& jobs) {
-  std::vector<std::pair<std::string, const membership::Round*>> rounds;
-  for (std::string& name : jobs.names())
-    if (const auto* round = jobs.find_round(name)) rounds.emplace_back(std::move(name), round);
   const auto each = [&](std::string_view name, std::string_view help, auto value) {
     out.family(name, MetricType::kGauge, help);
-    for (const auto& [run_id, round] : rounds)
-      out.sample(static_cast<double>(value(*round)), {{"run_id", run_id}});
+    for (const auto& [run_id, job] : jobs.all())
+      out.sample(static_cast<double>(value(job.round)), {{"run_id", run_id}});
   };
   out.family("musterd_job_phase", MetricType::kGauge, "1 for what the job is doing.");
-  for (const auto& [run_id, round] : rounds)
-    out.sample(1, {{"run_id", run_id}, {"phase", kPhases[static_cast<std::size_t>(round->phase)]}});
+  for (const auto& [run_id, job] : jobs.all())
+    out.sample(1, {{"run_id", run_id}, {"phase", kPhases[static_cast<std::size_t>(job.round.phase)]}});
   each("musterd_job_generation", "Generation that runs or ran last; -1: none yet.",
        [](const auto& round) { return round.world.generation; });
   each("musterd_job_world_size", "Ranks of that generation.",
@@ -83,10 +80,10 @@ void put_jobs(MetricsText& out, const Jobs& jobs) {
   each("musterd_job_restarts_used", "Restarts used of the job's budget.",
        [](const auto& round) { return round.restarts_used; });
   out.family("musterd_job_nodes", MetricType::kGauge, "Nodes of the job by state.");
-  for (const auto& [run_id, round] : rounds) {
+  for (const auto& [run_id, job] : jobs.all()) {
     std::array<std::pair<std::string_view, int>, 4> counts{
         {{"member", 0}, {"waiting", 0}, {"disconnected", 0}, {"unhealthy", 0}}};
-    for (const auto& [id, node] : round->nodes)
+    for (const auto& [id, node] : job.round.nodes)
       for (auto& [state, count] : counts) count += state == state_of(node) ? 1 : 0;
     for (const auto& [state, count] : counts) out.sample(count, {{"run_id", run_id}, {"state", state}});
   }

@@ -2,7 +2,6 @@
 #include "rendezvous/status/process_usage.h"
 
 #include <array>
-#include <fcntl.h>
 #include <filesystem>
 #include <sstream>
 #include <sys/resource.h>
@@ -14,7 +13,6 @@
 
 #include "rendezvous/base/metrics_text.h"
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/base/unique_fd.h"
 
 namespace muster {
 namespace {
@@ -57,13 +55,9 @@ std::optional<ProcessUsage> parse_process_stat(std::string_view text, long ticks
 }
 
 std::optional<ProcessUsage> read_process_usage(int pid) {
-  const UniqueFd file(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return std::nullopt;
-  std::array<char, 1024> text;
-  const ssize_t n = retry_eintr([&] { return ::read(file.get(), text.data(), text.size()); });
-  if (n <= 0) return std::nullopt;
-  return parse_process_stat({text.data(), static_cast<std::size_t>(n)}, ::sysconf(_SC_CLK_TCK),
-                            ::sysconf(_SC_PAGESIZE));
+  const auto text = read_file(fmt::format("/proc/{}/stat", pid), 4096);
+  if (!text) return std::nullopt;
+  return parse_process_stat(*text, ::sysconf(_SC_CLK_TCK), ::sysconf(_SC_PAGESIZE));
 }
 
 void put_process_metrics(MetricsText& out) {

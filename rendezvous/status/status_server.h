@@ -15,14 +15,12 @@
 #include <string>
 #include <string_view>
 
+#include <boost/asio/ts/netfwd.hpp>
+
 #include <muster/result.h>
 
 #include "rendezvous/base/clock.h"
 #include "rendezvous/net/listener.h"
-
-namespace boost::asio {
-class io_context;
-}
 
 namespace muster::net {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/store/session.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -158,13 +159,10 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
   }
 
   // A client that sent on after a WAIT can wake itself: its byte belongs before the next reply.
-  if (effects.woken.size() != woken_before) {
-    for (std::size_t i = woken_before; i < effects.woken.size(); ++i) {
-      if (effects.woken[i] != id_) continue;
-      effects.woken.erase(effects.woken.begin() + static_cast<std::ptrdiff_t>(i));
-      out.push_back(wire::kStopWaiting);
-      break;
-    }
+  const auto begin = effects.woken.begin() + static_cast<std::ptrdiff_t>(woken_before);
+  if (const auto own = std::find(begin, effects.woken.end(), id_); own != effects.woken.end()) {
+    effects.woken.erase(own);
+    out.push_back(wire::kStopWaiting);
   }
   if (out.size() > limits_.max_output_bytes) return too_long(request.op, out.size());
   return State::kNeedInput;
