@@ -11,13 +11,11 @@
 #include <string>
 #include <vector>
 
+#include <boost/asio/ts/netfwd.hpp>
+
 #include <muster/result.h>
 
 #include "rendezvous/base/clock.h"
-
-namespace boost::asio {
-class io_context;
-}
 
 namespace muster::net {
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <utility>
 #include <vector>
 
 #include <boost/asio/as_tuple.hpp>

@@ -21,16 +21,14 @@
 #include <string>
 #include <utility>
 
+#include <boost/asio/ts/netfwd.hpp>
+
 #include <muster/result.h>
 
 #include "rendezvous/agent_client/control_target.h"
 #include "rendezvous/coordinator/membership.h"
 #include "rendezvous/protocol/clock_offset.h"
 #include "rendezvous/protocol/control.h"
-
-namespace boost::asio {
-class io_context;
-}
 
 namespace muster::net {
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <utility>
 
 #include <boost/locale/utf.hpp>
 #include <fmt/format.h>

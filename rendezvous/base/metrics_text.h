@@ -4,7 +4,6 @@
 // is no UTF-8, which would make a whole scrape fail, becomes '?'. Source: Prometheus' "Exposition formats".
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <span>

@@ -5,7 +5,6 @@
 // ("cleanup/"). Used by file_store.cc. Source: torch/csrc/distributed/c10d/FileStore.cpp (format).
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>

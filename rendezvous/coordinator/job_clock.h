@@ -5,7 +5,6 @@
 // Pure; owned by a ControlServer; one thread. Nothing here fails.
 #pragma once
 
-#include <algorithm>
 #include <optional>
 
 #include "rendezvous/base/clock.h"

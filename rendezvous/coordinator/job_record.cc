@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/coordinator/job_record.h"
 
-#include <algorithm>
 #include <chrono>
 
 #include "rendezvous/base/archive.h"

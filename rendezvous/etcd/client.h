@@ -13,14 +13,12 @@
 #include <string_view>
 #include <utility>
 
+#include <boost/asio/ts/netfwd.hpp>
+
 #include <muster/result.h>
 
 #include "rendezvous/etcd/messages.h"
 #include "rendezvous/etcd/settings.h"
-
-namespace boost::asio {
-class io_context;
-}
 
 namespace muster::etcd {
 

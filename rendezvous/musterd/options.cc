@@ -2,7 +2,6 @@
 #include "rendezvous/musterd/options.h"
 
 #include <cstdio>
-#include <string>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>

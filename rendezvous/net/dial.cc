@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include <boost/asio/as_tuple.hpp>

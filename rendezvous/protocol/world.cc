@@ -2,7 +2,6 @@
 #include "rendezvous/protocol/world.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 
 #include <fmt/format.h>

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <utility>
 
 #include <fmt/format.h>
 

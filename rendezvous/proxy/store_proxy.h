@@ -11,15 +11,13 @@
 #include <functional>
 #include <memory>
 
+#include <boost/asio/ts/netfwd.hpp>
+
 #include <muster/result.h>
 
 #include "rendezvous/base/log.h"
 #include "rendezvous/protocol/control.h"
 #include "rendezvous/proxy/request_forwarder.h"
-
-namespace boost::asio {
-class io_context;
-}
 
 namespace muster::net {
 

@@ -12,6 +12,8 @@
 #include <optional>
 #include <string>
 
+#include <boost/asio/ts/netfwd.hpp>
+
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/coordinator/jobs.h"
@@ -21,10 +23,6 @@
 #include "rendezvous/protocol/control.h"
 #include "rendezvous/protocol/job_secrets.h"
 #include "rendezvous/proxy/hosted_stores.h"
-
-namespace boost::asio {
-class io_context;
-}
 
 namespace muster::net {
 

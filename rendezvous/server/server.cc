@@ -4,13 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <optional>
 #include <set>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <utility>
-#include <vector>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
@@ -21,7 +19,6 @@
 #include "rendezvous/net/acceptor.h"
 #include "rendezvous/net/listener.h"
 #include "rendezvous/net/peer_owner.h"
-#include "rendezvous/net/rejection_log.h"
 #include "rendezvous/wal/state_log.h"
 
 namespace muster::net {

@@ -16,16 +16,14 @@
 #include <sys/types.h>
 #include <vector>
 
+#include <boost/asio/ts/netfwd.hpp>
+
 #include <muster/result.h>
 
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/net/rejection_log.h"
 #include "rendezvous/store/session.h"
-
-namespace boost::asio {
-class io_context;
-}
 
 namespace muster::net {
 

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include <boost/asio/ts/netfwd.hpp>
+
 #include <muster/result.h>
 
 #include "rendezvous/base/clock.h"
@@ -21,10 +23,6 @@
 #include "rendezvous/base/metrics_text.h"
 #include "rendezvous/wal/journal.h"
 #include "rendezvous/wal/recovered_state.h"
-
-namespace boost::asio {
-class io_context;
-}
 
 namespace muster::net {
 
