@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster: reads the command line, and does what it asks for: to run a job (Launch), to become a worker
 // (--exec), to start itself on each node (--srun), or to print.
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

@@ -53,16 +53,11 @@ struct Findings {
   }
 };
 
-std::string_view plural(std::uint64_t count) {
-  return count == 1 ? "" : "s";
-}
-
 void judge_gpu(const Nvml::GpuHealth& gpu, bool share, Findings& out) {
   const std::string name = name_of(gpu);
   if (gpu.uncorrected_ecc > 0)
-    out.error(
-        "{} has {} uncorrected memory error{} since its driver was loaded; drain the node and reset the GPU",
-        name, gpu.uncorrected_ecc, plural(gpu.uncorrected_ecc));
+    out.error("{} has {} since its driver was loaded; drain the node and reset the GPU", name,
+              counted(gpu.uncorrected_ecc, "uncorrected memory error"));
   if (gpu.rows_failed)
     out.error("{} has a broken memory row and no spare one left; it has to be replaced", name);
   if (gpu.reset_wanted)

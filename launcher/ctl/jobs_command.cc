@@ -60,10 +60,6 @@ std::string store_of(const JobState& job) {
   return net::endpoint_text(one_line(job.first_address), job.first_port);
 }
 
-int inside(const JobState& job) {
-  return job.num_present - job.num_outside;
-}
-
 std::string reached_text(const JobState& job) {
   if (job.epoch < 0) return job.step < 0 ? "-" : fmt::format("step {}", job.step);
   return fmt::format("epoch {}{}", job.epoch, job.step < 0 ? "" : fmt::format(" step {}", job.step));
@@ -72,7 +68,7 @@ std::string reached_text(const JobState& job) {
 std::vector<std::string> row_of(const JobState& job, std::size_t most_text) {
   return {one_line(job.job),
           state_of(job),
-          fmt::format("{}/{}", inside(job), wanted(job)),
+          fmt::format("{}/{}", job.num_present - job.num_outside, wanted(job)),
           fmt::format("{}/{}", job.num_outside, job.spares),
           job.world_size > 0 ? fmt::format("{}", job.world_size) : "-",
           fmt::format("{}/{}", job.restarts_used, job.max_restarts),
@@ -186,9 +182,6 @@ std::string jobs_json(const net::QueryAnswer& answer) {
 }
 
 namespace {
-
-constexpr int kExitNoSuchJob = 1;
-constexpr int kMusterPort = 29500;  // musterd's
 
 Result<net::QueryOptions> question(const JobsCommand& command, const Environment& environment) {
   auto endpoint = parse_endpoint(command.endpoint);

@@ -24,6 +24,7 @@ namespace muster::launcher {
 /// One object: jobs, nodes and the count of jobs.
 [[nodiscard]] std::string jobs_json(const net::QueryAnswer& answer);
 
+inline constexpr int kExitNoSuchJob = 1;
 /// Prints an error of musterctl. Returns `status`.
 int complain(std::string_view text, int status);
 

@@ -34,7 +34,6 @@ namespace {
 using namespace muster;
 using namespace muster::launcher;
 
-constexpr int kExitNoSuchJob = 1;
 constexpr int kExitStillRuns = 4;
 constexpr Millis kSecondSignal{200};
 
@@ -156,11 +155,6 @@ JobRecord refreshed(const JobRecord& entry, const Environment& environment) {
   for (const JobRecord& now : Jobs(environment).entries)
     if (now.name == entry.name && now.pid == entry.pid) return now;
   return entry;
-}
-
-int status(const JobRecord& entry, bool json) {
-  std::fputs((json ? status_json(entry) : status_text(entry, std::time(nullptr))).c_str(), stdout);
-  return 0;
 }
 
 int logs(const JobRecord& entry, std::size_t lines, bool wait) {
@@ -297,7 +291,10 @@ int main(int argc, char** argv) {
   if (ls->parsed()) return list(jobs, json);
   const JobRecord* entry = jobs.find(name);
   if (entry == nullptr) return kExitNoSuchJob;
-  if (show->parsed()) return status(*entry, json);
+  if (show->parsed()) {
+    std::fputs((json ? status_json(*entry) : status_text(*entry, std::time(nullptr))).c_str(), stdout);
+    return 0;
+  }
   if (join->parsed()) return attach(*entry, environment);
   if (print->parsed()) return logs(*entry, lines, wait);
   if (end->parsed()) return stop(*entry, seconds, at_once, environment);

@@ -5,7 +5,7 @@
 #include <set>
 #include <signal.h>
 
-#include <CLI/Validators.hpp>
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "launcher/hardware/cores.h"
@@ -186,8 +186,11 @@ Result<View> parse_view(std::string_view text) {
 /// 500000, 64K, 100M, 2G, as multiples of 1024; KiB and KB are the same.
 Result<std::uint64_t> parse_size(std::string_view option, std::string_view text) {
   std::string bytes(text);
-  if (const std::string wrong = CLI::AsSizeValue(false)(bytes); !wrong.empty())
+  try {
+    CLI::AsSizeValue(false)(bytes);
+  } catch (const CLI::ValidationError&) {
     return usage(fmt::format("{}={}: not a number of bytes, as in 500000, 64K, 100M or 2G", option, text));
+  }
   MUSTER_TRY(const std::int64_t number, parse_integer(option, bytes, 0, std::int64_t{1} << 60));
   return static_cast<std::uint64_t>(number);
 }

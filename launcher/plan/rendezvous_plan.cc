@@ -19,8 +19,7 @@ namespace muster::launcher {
 namespace {
 
 constexpr int kStaticPort = 29500;
-constexpr int kC10dPort = 29400;    // torchrun's
-constexpr int kMusterPort = 29500;  // musterd's
+constexpr int kC10dPort = 29400;  // torchrun's
 constexpr Millis kStopMargin{30'000};
 constexpr int kEtcdPort = 2379;
 constexpr Millis kReconnect{60'000};  // where a coordinator may come back

@@ -21,6 +21,8 @@ namespace muster::launcher {
 [[nodiscard]] Result<void> plan_rendezvous(const Options& options, const Environment& environment,
                                            const std::function<std::string()>& random_id, Job& job);
 
+inline constexpr int kMusterPort = 29500;  // musterd's
+
 struct Endpoint {
   std::string host;
   int port = -1;  // -1: none given

@@ -29,7 +29,6 @@ namespace muster::launcher {
 
 namespace {
 
-constexpr std::string_view kVisibleDevices = "CUDA_VISIBLE_DEVICES";
 constexpr std::string_view kNodeRank = "NODE_RANK";  // Lightning's name for GROUP_RANK
 
 /// What the step says otherwise: the first such option, and the command that fits.
@@ -98,7 +97,7 @@ Result<ExecPlan> plan_exec(const Options& options, const Environment& environmen
   job.run_id = step.id();
   job.local_world_size = step.local_tasks();
   // srun --gpus-per-task has left each task its own device.
-  const auto devices = lookup(environment, kVisibleDevices);
+  const auto devices = lookup(environment, env::kCudaVisible);
   const bool one_device = devices && !devices->empty() && devices->find(',') == std::string_view::npos;
   job.virtual_local_rank = options.virtual_local_rank && !one_device;
 
@@ -269,11 +268,6 @@ std::vector<std::string> srun_words(const SlurmAllocation& allocation, int nodes
 
 std::string idle_nodes_warning(const SlurmAllocation& allocation, const Options& options) {
   if (allocation.nodes == 1) return {};
-  if (allocation.het_job)
-    return fmt::format(
-        "Slurm gave this part of the job {} nodes, but without srun only this node takes part; give "
-        "--standalone if that is intended",
-        allocation.nodes);
   const bool spares = options.spares > 0;
   return fmt::format(
       "Slurm gave this job {} nodes, but without srun only this node takes part; run: {} {}; or run muster "

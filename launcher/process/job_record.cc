@@ -72,22 +72,23 @@ std::string to_json(const JobRecord& record) {
 
 Result<JobRecord> job_record_from_json(std::string_view text) {
   constexpr int kMaxDepth = 4;
-  const Json json = Json::parse(
-      text, [](int depth, Json::parse_event_t, const Json&) { return depth < kMaxDepth; }, false);
+  // No field is a fraction; one that does not fit an integer is undefined to convert.
+  const auto wanted = [](int depth, Json::parse_event_t, const Json& value) {
+    return depth < kMaxDepth && !value.is_number_float();
+  };
+  const Json json = Json::parse(text, wanted, false);
   const auto bad = [](std::string_view what) {
     return fail(ErrorCode::kProtocol, fmt::format("not a job record: {}", what));
   };
-  if (!json.is_object()) return bad("no JSON object");
   JobRecord out;
   try {
     out = json.get<JobRecord>();
   } catch (const Json::exception& error) {
     return bad(error.what());
   }
-  // A fraction, or what does not fit, was converted silently.
+  // What does not fit was converted silently.
   if (Json(out).dump() != json.dump()) return bad("a field is unknown or has the wrong type");
-  if (!is_job_name(out.name)) return bad("name");
-  if (out.pid <= 1) return bad("pid");
+  if (!is_job_name(out.name) || out.pid <= 1) return bad("name or pid");
   return out;
 }
 

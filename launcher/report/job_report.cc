@@ -223,8 +223,6 @@ std::string with_error_code(std::string_view text, int code) {
 
 namespace {
 
-using json::Json;
-
 constexpr int kVersion = 1;
 
 Json to_object(const WorkerOutcome& worker) {

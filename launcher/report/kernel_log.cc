@@ -35,7 +35,6 @@ constexpr std::array kEntries = {
     Entry{62, "halt of an internal micro-controller", true},
     Entry{63, "a memory page was retired or a row remapped", true},
     Entry{64, "a memory page could not be retired or a row not remapped", true},
-    Entry{68, "exception in the video processor"},
     Entry{69, "error in the graphics engine's class"},
     Entry{74, "NVLink error", true},
     Entry{79, "GPU has fallen off the bus", true},
@@ -70,18 +69,6 @@ Entry find(int number) {
   return found == kEntries.end() ? Entry{} : *found;
 }
 
-}  // namespace
-
-std::string_view meaning_of_xid(int number) {
-  return find(number).meaning;
-}
-
-bool is_hardware_xid(int number) {
-  return find(number).hardware;
-}
-
-namespace {
-
 constexpr std::size_t kMaxLines = 10'000;  // of one look: a driver in distress repeats itself
 
 /// The number that follows `name`, which may be quoted; 0 if there is none.
@@ -103,6 +90,14 @@ std::string_view text_of(std::string_view record) {
 }
 
 }  // namespace
+
+std::string_view meaning_of_xid(int number) {
+  return find(number).meaning;
+}
+
+bool is_hardware_xid(int number) {
+  return find(number).hardware;
+}
 
 std::optional<Xid> parse_xid(std::string_view line) {
   constexpr std::string_view kBegin = "NVRM: Xid (", kFromNvml = "NVML: Xid (";

@@ -372,8 +372,5 @@ void ControlClient::send_store(const control::Message& message) {
 std::size_t ControlClient::unsent_bytes() const {
   return impl_->unsent_bytes();
 }
-const membership::NodeId& ControlClient::id() const {
-  return impl_->id();
-}
 
 }  // namespace muster::net

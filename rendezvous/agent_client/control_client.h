@@ -133,8 +133,6 @@ class ControlClient {
   /// Drops the connection without a message: the coordinator takes this node for lost.
   void close();
 
-  [[nodiscard]] const membership::NodeId& id() const;
-
  private:
   void send(const control::Message& message);
   void send_until_over(const control::Message& fact);

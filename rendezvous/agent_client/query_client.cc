@@ -51,11 +51,11 @@ asio::awaitable<Result<QueryAnswer>> ask(std::shared_ptr<ControlLink> link, std:
       out.over = std::move(*over);
       break;
     }
-    if (!out.over.more) break;
+    if (!out.over.more) co_return out;
     question.after = out.over.after;
     question.from_number = out.over.from_number;
   }
-  co_return out;
+  co_return fail(ErrorCode::kExhausted, fmt::format("{} has too many jobs to list", link->endpoint()));
 }
 
 }  // namespace

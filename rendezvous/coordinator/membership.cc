@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/text.h"
 #include "rendezvous/coordinator/rank_order.h"
 #include "rendezvous/coordinator/waiting_reason.h"
 
@@ -529,7 +530,7 @@ void admit_newcomers(Round& round, const Settings& settings, Instant now) {
       round.grow_by = now + settings.safe_point_timeout;
     return;
   }
-  std::string text = fmt::format("{} node{} joined", newcomers, newcomers == 1 ? "" : "s");
+  std::string text = counted(newcomers, "node") + " joined";
   if (settings.grow_at_safe_point)
     text += round.safe_point
                 ? " at the job's safe point"

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/text.h"
+
 namespace muster::membership {
 namespace {
 
@@ -172,8 +174,8 @@ std::string timeout_report(const Round& round, const Settings& settings, Instant
     out += fmt::format("\n  node rank{} {}: never connected", missing.size() == 1 ? "" : "s",
                        ranges_text(missing));
   else if (const auto unknown = settings.min_nodes - reason.present - static_cast<int>(lines); unknown > 0)
-    out += fmt::format("\n  {} node{} never connected; do all of them know this address and this job's id?",
-                       unknown, unknown == 1 ? "" : "s");
+    out += fmt::format("\n  {} never connected; do all of them know this address and this job's id?",
+                       counted(unknown, "node"));
   return out;
 }
 

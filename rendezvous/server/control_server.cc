@@ -899,7 +899,7 @@ class AgentServer final : public ControlServer, public StateKeeper {
                           agents_.buffered_bytes(), options_.max_buffered_bytes));
     } else if (peer.blocked()) {
       wait_writable(id, connection);
-    } else if (!peer.blocked() && peer.stage == Stage::kClosing) {
+    } else if (peer.stage == Stage::kClosing) {
       ::shutdown(connection.descriptor.native_handle(), SHUT_WR);
     }
   }

@@ -124,7 +124,6 @@ SHOWN_BY = {
     "c10d: who is rank 0": (_ELASTIC, "test_two_nodes_of_different_size_gather_at_the_agent_of_the_endpoint"),
     "c10d: a node lost, MIN are left": (_FAULTS, "test_a_killed_agent_is_told_at_once_and_the_rest_goes_on"),
     "two programs without a run id at one endpoint": (_JOINING, "test_jobs_without_a_name_that_meet_are_told_apart_by_their_programs"),
-    "c10d: time-outs that differ between nodes": (_JOINING, "test_who_waits_is_told_the_job_s_time_out_and_that_its_own_does_not_count"),
     "c10d: port 0 in the endpoint, several nodes": (_JOINING, "test_the_first_node_takes_any_port_and_tells_the_others"),
     "c10d: a late agent of a job that is over": (_JOINING, "test_an_agent_that_comes_after_its_job_hears_of_it_and_a_new_job_of_the_name_runs"),
     "c10d: `MASTER_ADDR`": (_ELASTIC, "test_of_the_first_node_s_addresses_the_one_that_answers_is_used"),

@@ -308,7 +308,7 @@ TEST_CASE("a handshake that ends at its deadline leaves a connection that stays 
   Cluster cluster;
   boost::asio::io_context loop{1};  // of the agent, which stands still while the coordinator answers
   const auto link = std::make_shared<net::ControlLink>(
-      loop, net::ControlTarget{"127.0.0.1", cluster.server->port(), "job", "n1", {}, {}, {}, {}});
+      loop, net::ControlTarget{"127.0.0.1", cluster.server->port(), "job", "n1", {}, {}, {}});
   const Instant deadline = SteadyClock::now() + 200ms;
   std::optional<Result<control::Welcome>> opened;
   boost::asio::co_spawn(loop, link->open(0, deadline),

@@ -57,13 +57,14 @@ TEST_CASE("within the grace an agent reconnects by itself and its workers run on
   Agent a(cluster, "n1", settings);
   Agent b(cluster, "n2", settings);
   b.options.reconnect_for = 5s;
+  b.options.request.id = {1, 2};
   a.start(cluster);
   b.start(cluster);
   cluster.wait([&] { return !a.assignments.empty() && !b.assignments.empty(); });
 
   // The same node on a second connection: the first is closed, as if it had broken.
   Agent twin(cluster, "n2", settings);
-  twin.options.request.id = b.client->id();
+  twin.options.request.id = b.options.request.id;
   twin.start(cluster);
   cluster.wait([&] { return !b.tries.empty(); });
   REQUIRE(b.tries[0].find("connected anew") != std::string::npos);
@@ -73,7 +74,7 @@ TEST_CASE("within the grace an agent reconnects by itself and its workers run on
   const auto& coordinator = cluster.server->coordinator();
   cluster.wait([&] {
     const auto& nodes = coordinator.jobs().find_round("job")->nodes;
-    return coordinator.stats().num_open == 2 && nodes.at(b.client->id()).connected;
+    return coordinator.stats().num_open == 2 && nodes.at(b.options.request.id).connected;
   });
   REQUIRE(a.over.empty());
   REQUIRE(b.over.empty());

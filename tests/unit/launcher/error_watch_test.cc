@@ -2,6 +2,7 @@
 #include "launcher/output/error_watch.h"
 
 #include "tests/support/catch.h"
+#include "tests/support/fieldwise.h"
 
 using namespace muster::launcher;
 

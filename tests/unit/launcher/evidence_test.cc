@@ -9,6 +9,7 @@
 #include "launcher/process/cgroup.h"
 #include "launcher/report/kernel_log.h"
 #include "tests/support/catch.h"
+#include "tests/support/fieldwise.h"
 
 using namespace muster::launcher;
 

@@ -8,6 +8,7 @@
 
 #include "launcher/report/kernel_log.h"
 #include "tests/support/catch.h"
+#include "tests/support/fieldwise.h"
 #include "tests/support/hanging_driver.h"
 #include "tests/support/temporary_directory.h"
 

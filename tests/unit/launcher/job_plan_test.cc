@@ -7,6 +7,7 @@
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/text/stream_selection.h"
 #include "tests/support/catch.h"
+#include "tests/support/fieldwise.h"
 
 using namespace muster;
 using namespace muster::launcher;

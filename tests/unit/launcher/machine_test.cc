@@ -11,6 +11,7 @@
 #include "launcher/hardware/nvml.h"
 #include "launcher/hardware/topology.h"
 #include "tests/support/catch.h"
+#include "tests/support/fieldwise.h"
 #include "tests/support/temporary_directory.h"
 
 using namespace muster;

@@ -7,6 +7,7 @@
 #include "launcher/cli/option_table.h"
 #include "launcher/job/exit_status.h"
 #include "tests/support/catch.h"
+#include "tests/support/fieldwise.h"
 
 using namespace muster;
 using namespace muster::launcher;

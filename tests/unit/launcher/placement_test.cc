@@ -2,6 +2,7 @@
 #include "launcher/hardware/placement.h"
 
 #include "tests/support/catch.h"
+#include "tests/support/fieldwise.h"
 
 using namespace muster;
 using namespace muster::launcher;

@@ -5,6 +5,7 @@
 #include "launcher/job/restart_policy.h"
 #include "launcher/job/supervision.h"
 #include "tests/support/catch.h"
+#include "tests/support/fieldwise.h"
 
 using namespace muster;
 using namespace muster::launcher;

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "tests/support/catch.h"
+#include "tests/support/fieldwise.h"
 
 using namespace muster;
 using namespace muster::launcher;

@@ -4,6 +4,7 @@
 #include "launcher/report/job_report.h"
 #include "launcher/text/rank_ranges.h"
 #include "tests/support/catch.h"
+#include "tests/support/fieldwise.h"
 
 using namespace muster::launcher;
 

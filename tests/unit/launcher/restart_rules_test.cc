@@ -5,6 +5,7 @@
 #include "launcher/job/exit_status.h"
 #include "launcher/job/restart_policy.h"
 #include "tests/support/catch.h"
+#include "tests/support/fieldwise.h"
 
 using namespace muster;
 using namespace muster::launcher;

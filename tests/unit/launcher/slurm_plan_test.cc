@@ -8,6 +8,7 @@
 
 #include "launcher/plan/job_plan.h"
 #include "tests/support/catch.h"
+#include "tests/support/fieldwise.h"
 #include "tests/support/temporary_directory.h"
 
 using namespace muster;

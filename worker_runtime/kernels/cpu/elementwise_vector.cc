@@ -56,8 +56,8 @@ HWY_INLINE float other_exponentials(D d, const float* HWY_RESTRICT row, int clas
   for (int k = 0; k < classes; k += kL) {
     const int j = HWY_MIN(k, classes - kL);
     const auto below = hn::Sub(hn::LoadU(d, row + j), hn::Set(d, largest));
-    // Highway's Exp makes 0 of a NaN (by a conversion to int that is undefined without SIMD), which would hide
-    // that a model diverged.
+    // Highway's Exp makes 0 of a NaN (by a conversion to int that is undefined without SIMD), which would
+    // hide that a model diverged.
     const auto is_nan = hn::IsNaN(below);
     const auto e = hn::IfThenElse(is_nan, below, hn::Exp(d, hn::IfThenZeroElse(is_nan, below)));
     if (out != nullptr) hn::StoreU(e, d, out + j);
