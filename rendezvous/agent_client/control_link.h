@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ControlLink: one connection of an agent to its coordinator, from its address to its end, for coroutines of
 // one loop: connection, handshake, messages in, messages out. Owned by ControlClient, a new one per try; kept
-// alive by its own operations. Failure: open() and receive() say why; afterwards the link is of no use. For
-// net/ only.
+// alive by its own operations. Failure: open() and receive() say why; afterwards the link is of no use.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Send limit: how much of the workers' store may be on its way into a control connection, so that a heartbeat
-// or a failure that is sent after it need not wait for more than this. For both ends, net/ only.
+// or a failure that is sent after it need not wait for more than this. For both ends: agent_client/ and
+// server/.
 #pragma once
 
 #include <cstddef>
