@@ -113,8 +113,8 @@ void HangMonitor::plan_look() {
 
 void HangMonitor::look() {
   seen_ = look_at_workers(environs_);
-  std::vector<Liveness> signs;
-  for (const WorkerSeen& each : seen_) signs.push_back(each.sign);
+  std::vector<Liveness> signs(seen_.size());
+  std::transform(seen_.begin(), seen_.end(), signs.begin(), [](const WorkerSeen& each) { return each.sign; });
   const HangWatch::Change change = watch_->look(signs, SteadyClock::now());
   if (change == HangWatch::Change::kOver) hang_over();
   if (change == HangWatch::Change::kBegan) {

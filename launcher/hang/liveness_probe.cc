@@ -59,8 +59,8 @@ WorkerSeen look_at(const HangEnvirons& environs, int local_rank) {
 }  // namespace
 
 std::vector<WorkerSeen> look_at_workers(const HangEnvirons& environs) {
-  std::vector<WorkerSeen> out;
-  for (int rank = 0; rank < environs.job.local_world_size; ++rank) out.push_back(look_at(environs, rank));
+  std::vector<WorkerSeen> out(static_cast<std::size_t>(environs.job.local_world_size));
+  for (std::size_t rank = 0; rank < out.size(); ++rank) out[rank] = look_at(environs, static_cast<int>(rank));
   return out;
 }
 

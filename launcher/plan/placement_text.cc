@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "launcher/job/worker_env.h"
-#include "launcher/plan/slurm_plan.h"
 #include "launcher/text/substitution.h"
 #include "launcher/text/text_table.h"
 #include "rendezvous/base/env_contract.h"

@@ -2,7 +2,6 @@
 #include "launcher/plan/slurm_plan.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <functional>
 #include <limits>
@@ -221,22 +220,6 @@ std::string exec_command_text(const Options& options) {
 bool works_without_agent(std::string_view name) {
   const auto row = find_option(name);
   return row && (*row)->is(kForExec | kNoEffect);
-}
-
-std::string shell_word(std::string_view word) {
-  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
-    return std::isalnum(c) != 0 ||
-           std::string_view("-_./:=,+@%").find(static_cast<char>(c)) != std::string_view::npos;
-  });
-  if (plain) return std::string(word);
-  std::string out = "'";
-  for (const char c : word) {
-    if (c == '\'')
-      out += "'\\''";
-    else
-      out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;  // it has to stay one line
-  }
-  return out + "'";
 }
 
 std::optional<SlurmAllocation> read_slurm_allocation(const Environment& environment) {

@@ -90,9 +90,6 @@ struct SlurmAllocation {
 /// Whether the option of this name means something for --exec, or nothing for the agent either.
 [[nodiscard]] bool works_without_agent(std::string_view name);
 
-/// The word as a shell has to be given it. On one line: control characters become '?'.
-[[nodiscard]] std::string shell_word(std::string_view word);
-
 // Step options: what the command line leaves open, filled in from the Slurm step that this process is a task
 // of, so that `srun -N 2 --ntasks-per-node=1 muster train.py` needs no --nnodes, --node-rank or endpoint.
 // What the user gave stays, unless it cannot be true together with the step: then one line says so, and the

@@ -2,6 +2,7 @@
 #include "launcher/text/substitution.h"
 
 #include <algorithm>
+#include <cctype>
 
 namespace muster::launcher {
 namespace {
@@ -50,6 +51,22 @@ std::string substitute_local_rank(std::string_view text, int local_rank) {
     if (name == "local_rank") return std::to_string(local_rank);
     return std::nullopt;
   });
+}
+
+std::string shell_word(std::string_view word) {
+  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 ||
+           std::string_view("-_./:=,+@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return std::string(word);
+  std::string out = "'";
+  for (const char c : word) {
+    if (c == '\'')
+      out += "'\\''";
+    else
+      out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;  // it has to stay one line
+  }
+  return out + "'";
 }
 
 }  // namespace muster::launcher
