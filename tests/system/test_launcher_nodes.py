@@ -400,7 +400,11 @@ server = socket.create_server((sys.argv[1], 29511))
 print("ready", flush=True)
 while True:
     client, _ = server.accept()
-    ahead = socket.create_connection((sys.argv[2], 29511))
+    try:
+        ahead = socket.create_connection((sys.argv[2], 29511))
+    except ConnectionRefusedError:  # node 0 does not listen yet
+        client.close()
+        continue
     for ends in ((client, ahead), (ahead, client)): threading.Thread(target=copy, args=ends, daemon=True).start()
 """
 
