@@ -5,7 +5,6 @@
 #include <set>
 #include <signal.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "launcher/hardware/cores.h"
@@ -185,14 +184,14 @@ Result<View> parse_view(std::string_view text) {
 
 /// 500000, 64K, 100M, 2G, as multiples of 1024; KiB and KB are the same.
 Result<std::uint64_t> parse_size(std::string_view option, std::string_view text) {
-  std::string bytes(text);
-  try {
-    CLI::AsSizeValue(false)(bytes);
-  } catch (const CLI::ValidationError&) {
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  const std::string_view unit = text.substr(digits, 1), rest = text.substr(digits + unit.size());
+  const std::size_t power = unit.empty() ? 0 : std::string_view("kKmMgGtT").find(unit) / 2 + 1;
+  if (power > 4 || !(rest.empty() || rest == "B" || rest == "iB"))
     return usage(fmt::format("{}={}: not a number of bytes, as in 500000, 64K, 100M or 2G", option, text));
-  }
-  MUSTER_TRY(const std::int64_t number, parse_integer(option, bytes, 0, std::int64_t{1} << 60));
-  return static_cast<std::uint64_t>(number);
+  MUSTER_TRY(const std::int64_t number,
+             parse_integer(option, text.substr(0, digits), 0, (std::int64_t{1} << 60) >> (10 * power)));
+  return static_cast<std::uint64_t>(number) << (10 * power);
 }
 
 Result<Rotation> plan_rotation(const Options& options, const LogSettings& logs) {

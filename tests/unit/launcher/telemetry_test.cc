@@ -27,14 +27,6 @@ Job job_named(const std::string& run_id, const std::string& host) {
   return out;
 }
 
-Assignment second_node() {
-  Assignment out;
-  out.group_rank = 1;
-  out.generation = 4;
-  out.attempt = 2;
-  return out;
-}
-
 // What a log was told.
 struct Told {
   std::vector<std::string> lines;
@@ -86,11 +78,11 @@ std::string metrics(const Job& job, const AgentStatus& status, std::vector<Worke
 
 TEST_CASE("an event is one line of JSON with time, place and what it adds") {
   const std::string text =
-      event_line("stop", job_named("job-1", "node7"), second_node(), {1795292841.25, 77.5},
+      event_line("stop", job_named("job-1", "node7"), example_assignment(), {1795292841.25, 77.5},
                  {{"signal", "SIGTERM"}, {"pid", 12}, {"seconds", 0.5}, {"fit", true}, {"text", ""}});
   REQUIRE(text ==
           "{\"time\":1795292841.25,\"monotonic\":77.5,\"event\":\"stop\",\"run_id\":\"job-1\","
-          "\"host\":\"node7\",\"node\":1,\"generation\":4,\"restarts\":2,\"signal\":\"SIGTERM\",\"pid\":12,"
+          "\"host\":\"node7\",\"node\":1,\"generation\":5,\"restarts\":1,\"signal\":\"SIGTERM\",\"pid\":12,"
           "\"seconds\":0.5,\"fit\":true}\n");
   const Json early = Json::parse(event_line("start", job_named("j", "h"), {}, {}, {}));
   CHECK_FALSE(early.contains("node"));
@@ -101,7 +93,7 @@ TEST_CASE("whatever a worker wrote, its event is one short line of JSON") {
   for (const std::string& text :
        {std::string("a\nb\"c\\\0d", 9), std::string("\xff\xfe"), std::string(100'000, 'x'),
         std::string(5000, '\x01'), std::string(5000, '\xff')}) {
-    const std::string out = event_line("worker_ended", job_named(text, text), second_node(), {},
+    const std::string out = event_line("worker_ended", job_named(text, text), example_assignment(), {},
                                        {{"error", text}, {"where", text}, {"text", text}, {"more", text}});
     CHECK(out.size() <= kMaxEventBytes);
     CHECK(out.find('\n') == out.size() - 1);
