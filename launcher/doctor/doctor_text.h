@@ -12,11 +12,8 @@
 #include <muster/result.h>
 
 #include "rendezvous/base/archive.h"
-#include "rendezvous/base/fieldwise.h"
 
 namespace muster::launcher {
-
-using fieldwise::operator==;
 
 // Findings of muster --doctor as values, which nodes hand to the first one through the job's store: what a
 // node offers (DoctorNode), what came of its tries to reach the others (DoctorRow). Pure. Failure: kProtocol

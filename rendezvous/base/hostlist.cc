@@ -23,6 +23,8 @@ bool is_name_byte(char c) {
   return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '_' || c == '.';
 }
 
+constexpr std::string_view kWhatBracketsHold = "brackets hold numbers and ranges, as in n[01-04,7]";
+
 tl::unexpected<Error> refuse(std::string_view entry, std::string_view why) {
   return fail(ErrorCode::kInvalidArgument,
               fmt::format("node list entry '{}': {}", printable(entry, kShownBytes), why));
@@ -42,7 +44,7 @@ std::size_t entry_end(std::string_view text) {
 Result<std::uint64_t> parse_number(std::string_view text, std::string_view entry) {
   std::uint64_t value = 0;
   if (text.empty() || text.size() > kMaxDigits || !std::all_of(text.begin(), text.end(), is_digit))
-    return refuse(entry, "brackets hold numbers and ranges, as in n[01-04,7]");
+    return refuse(entry, kWhatBracketsHold);
   std::from_chars(text.data(), text.data() + text.size(), value);
   return value;
 }
@@ -65,6 +67,7 @@ Result<void> append_names(std::string begun, std::string_view rest, std::string_
   const auto close = rest.find(']', open);
   if (close == std::string_view::npos) return refuse(entry, "] is missing");
   std::string_view ranges = rest.substr(open + 1, close - open - 1);
+  if (ranges.find('[') != std::string_view::npos) return refuse(entry, kWhatBracketsHold);
   for (bool more = true; more;) {
     const auto comma = ranges.find(',');
     const std::string_view range = ranges.substr(0, comma);

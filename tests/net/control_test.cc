@@ -198,6 +198,7 @@ TEST_CASE("other time-outs than the job's change nothing") {
   second.options.settings.reconnect_grace = 20s;
   second.start(cluster);
   cluster.wait([&] { return !second.assignments.empty(); });
+  REQUIRE(cluster.server->coordinator().jobs().all().find("job")->second.settings == nodes(2));
 }
 
 TEST_CASE("a thousand agents join one job and all are told of a failure") {

@@ -8,6 +8,7 @@
 #include "launcher/doctor/probe.h"
 #include "launcher/network/interfaces.h"
 #include "tests/support/catch.h"
+#include "tests/support/fieldwise.h"
 
 using namespace muster;
 using namespace muster::launcher;

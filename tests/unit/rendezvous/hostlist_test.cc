@@ -63,7 +63,7 @@ TEST_CASE("what is no node list is refused with the entry at fault") {
   REQUIRE(says("n[1-]", "numbers and ranges"));
   REQUIRE(says("n[-1]", "numbers and ranges"));
   REQUIRE(says("n[a-b]", "numbers and ranges"));
-  REQUIRE(says("n[1,[2]]", "made of letters"));
+  REQUIRE(says("n[1,[2]]", "numbers and ranges"));
   REQUIRE(says("n[3-1]", "smaller number"));
   REQUIRE(says("a\x1b[31m", R"(entry 'a\x1b[31m')"));
 }
