@@ -129,8 +129,8 @@ class Step {
          [=, this] { k_.conv2d_backward(conv1_, x_, p + w1_, dc1_, nullptr, g + w1_, g + b1_); }},
         {"sgd_step",
          [=, this] {
-           k_.sgd_step(p, g, velocity_, kParameters, {}, 1.0F, first_);
-           first_ = false;
+           k_.sgd_step(p, g, velocity_, kParameters, &sgd_);
+           sgd_.first_step = false;
          }},
     };
   }
@@ -145,7 +145,7 @@ class Step {
   PoolShape pool1_, pool2_;
   LinearShape fc1_, fc2_, fc3_;
   int batch_, cursor_ = 0;
-  bool first_ = true;
+  SgdState sgd_;
   std::size_t w1_, b1_, w2_, b2_, w3_, b3_, w4_, b4_, w5_, b5_;
   std::uint8_t *images_, *labels_, *a1_, *a2_;
   std::int32_t *indices_, *picked_;

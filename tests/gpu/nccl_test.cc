@@ -48,7 +48,7 @@ Result<std::vector<float>> train(Member& member, int rank, bool capture) {
   MUSTER_OK(training.prepare());
   const auto steps = make_step_graph(capture ? member.kernels->make_step_recorder() : nullptr);
   for (int step = 0; step < 12; ++step) {
-    training.choose(1000 * rank + step);
+    training.choose(1000 * rank + step, step == 0);
     const auto reduce = [&](float* grads, std::size_t count) -> Result<void> {
       // Two buckets that overlap what follows, as DDP starts them.
       MUSTER_TRY(auto second, member.group->start_all_reduce({grads + 1000, count - 1000, DType::kFloat32},
@@ -57,7 +57,7 @@ Result<std::vector<float>> train(Member& member, int rank, bool capture) {
       MUSTER_OK(second->wait());
       return first->wait();
     };
-    const auto stepped = steps->run(step_key({step == 0}), [&] { return training.step(step == 0, reduce); });
+    const auto stepped = steps->run(0, [&] { return training.step(reduce); });
     if (!stepped) return fail(stepped.error());
   }
   return training.parameters();

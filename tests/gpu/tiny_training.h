@@ -35,7 +35,7 @@ class TinyTraining {
     MUSTER_TRY(params_, upload(initial.data(), kParameters * sizeof(float)));
     MUSTER_TRY(grads_, kernels_.allocate(kParameters * sizeof(float)));
     MUSTER_TRY(velocity_, kernels_.allocate(kParameters * sizeof(float)));
-    const std::array<std::pair<void**, std::size_t>, 11> buffers{{{&indices_, kBatch * 4},
+    const std::array<std::pair<void**, std::size_t>, 12> buffers{{{&indices_, kBatch * 4},
                                                                   {&batch_labels_, kBatch * 4},
                                                                   {&x_, kBatch * 144 * 4},
                                                                   {&a_, kBatch * 6 * 64 * 4},
@@ -45,7 +45,8 @@ class TinyTraining {
                                                                   {&logits_, kBatch * kClasses * 4},
                                                                   {&dlogits_, kBatch * kClasses * 4},
                                                                   {&dh_, kBatch * 96 * 4},
-                                                                  {&totals_, sizeof(kernels::LossTotals)}}};
+                                                                  {&totals_, sizeof(kernels::LossTotals)},
+                                                                  {&state_, sizeof(kernels::SgdState)}}};
     for (const auto& [memory, bytes] : buffers) {
       MUSTER_TRY(*memory, kernels_.allocate(bytes));
     }
@@ -54,14 +55,15 @@ class TinyTraining {
     return {};
   }
 
-  /// Which images the next step sees: outside the step, whose addresses stay.
-  void choose(int step) {
+  /// Which images the next step sees and whether it is the first: outside the step, whose addresses stay.
+  void choose(int step, bool first) {
     const auto indices = random_integers(kBatch, kImages, 100 + static_cast<std::uint64_t>(step));
     kernels_.copy_to_device(indices_, indices.data(), indices.size() * 4);
+    kernels_.set_sgd_state(state(), {{0.01F, 0.9F, 0.0F}, 1.0F, first});
   }
 
   /// Enqueues one step; `reduce` is called where gradients are there.
-  Result<void> step(bool first, const std::function<Result<void>(float* grads, std::size_t count)>& reduce) {
+  Result<void> step(const std::function<Result<void>(float* grads, std::size_t count)>& reduce) {
     auto* p = f(params_);
     auto* g = f(grads_);
     kernels_.gather_normalize(static_cast<std::uint8_t*>(images_), static_cast<std::uint8_t*>(labels_),
@@ -80,7 +82,7 @@ class TinyTraining {
     kernels_.relu_max_pool_backward(pool_, f(dpooled_), static_cast<std::uint8_t*>(argmax_), f(da_));
     kernels_.conv2d_backward(conv_, f(x_), p, f(da_), nullptr, g, g + kConvBias);
     if (reduce) MUSTER_OK(reduce(g, kParameters));
-    kernels_.sgd_step(p, g, f(velocity_), kParameters, {0.01F, 0.9F, 0.0F}, 1.0F, first);
+    kernels_.sgd_step(p, g, f(velocity_), kParameters, state());
     return {};
   }
 
@@ -99,6 +101,7 @@ class TinyTraining {
                                kParameters = kOutputBias + 10;
 
   static float* f(void* memory) { return static_cast<float*>(memory); }
+  kernels::SgdState* state() { return static_cast<kernels::SgdState*>(state_); }
 
   Result<void*> upload(const void* data, std::size_t bytes) {
     MUSTER_TRY(void* memory, kernels_.allocate(bytes));
@@ -114,7 +117,7 @@ class TinyTraining {
   void *images_ = nullptr, *labels_ = nullptr, *params_ = nullptr, *grads_ = nullptr, *velocity_ = nullptr;
   void *indices_ = nullptr, *batch_labels_ = nullptr, *x_ = nullptr, *a_ = nullptr, *pooled_ = nullptr,
        *argmax_ = nullptr, *h_ = nullptr, *logits_ = nullptr, *dlogits_ = nullptr, *dh_ = nullptr,
-       *dpooled_ = nullptr, *da_ = nullptr, *totals_ = nullptr;
+       *dpooled_ = nullptr, *da_ = nullptr, *totals_ = nullptr, *state_ = nullptr;
 };
 
 }  // namespace muster::testing

@@ -196,10 +196,12 @@ void check_sgd_step(Kernels& subject, std::size_t count) {
       auto velocity = random_values(count, 15);
       float *device_params = upload(subject, params), *device_velocity = upload(subject, velocity);
       const float* device_grads = upload(subject, grads);
+      SgdState* const device_state = upload(subject, std::vector<SgdState>(1));
       for (int step = 0; step < 3; ++step) {
-        reference->sgd_step(params.data(), grads.data(), velocity.data(), count, options, grad_scale,
-                            step == 0);
-        subject.sgd_step(device_params, device_grads, device_velocity, count, options, grad_scale, step == 0);
+        const SgdState state{options, grad_scale, step == 0};
+        reference->sgd_step(params.data(), grads.data(), velocity.data(), count, &state);
+        subject.set_sgd_state(device_state, state);
+        subject.sgd_step(device_params, device_grads, device_velocity, count, device_state);
       }
       REQUIRE(same_bits(download(subject, device_params, count), params));
       REQUIRE(same_bits(download(subject, device_velocity, count), velocity));

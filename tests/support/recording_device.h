@@ -154,9 +154,12 @@ class RecordingKernels final : public kernels::Kernels {
                      kernels::LossTotals* totals) override {
     put([=, this] { inner_->cross_entropy(logits, labels, batch, classes, dlogits, totals); });
   }
+  void set_sgd_state(kernels::SgdState* state, const kernels::SgdState& value) override {
+    put([=, this] { inner_->set_sgd_state(state, value); });
+  }
   void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                const kernels::SgdOptions& options, float grad_scale, bool first_step) override {
-    put([=, this] { inner_->sgd_step(params, grads, velocity, count, options, grad_scale, first_step); });
+                const kernels::SgdState* state) override {
+    put([=, this] { inner_->sgd_step(params, grads, velocity, count, state); });
   }
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A short training with everything that changes from step to step: an epoch's shorter last batch, another
-// learning rate, metrics and evaluations in between. The same calls on whatever device and group it is
-// given; for tests that compare captured with called steps.
+// A short training with everything that changes from step to step: an epoch's shorter last batch, a learning
+// rate that falls with each step, metrics and evaluations in between. The same calls on whatever device and
+// group it is given; for tests that compare captured with called steps.
 #pragma once
 
 #include <bit>
@@ -74,16 +74,17 @@ class TrainerRun {
     for (int i = 0; i < samples(world); ++i)
       mine.push_back((i * 5 + number * 3) % kImages / world * world + ddp_->group().rank());
     MUSTER_OK(trainer_->begin_epoch(mine));
-    for (std::int64_t step = 0; step < trainer_->steps_in_epoch(); ++step) MUSTER_OK(trainer_->step());
+    for (std::int64_t step = 0; step < trainer_->steps_in_epoch(); ++step) {
+      trainer_->optimizer().set_lr(0.01F / (1.0F + 0.05F * static_cast<float>(steps_++)));
+      MUSTER_OK(trainer_->step());
+    }
     MUSTER_TRY(const Metrics metrics, trainer_->take_metrics());
     losses_.push_back(metrics.loss());
     return {};
   }
 
-  /// kEpochs epochs, the last two with another learning rate.
   Result<Outcome> run() {
     for (int number = 0; number < kEpochs; ++number) {
-      if (number == kEpochs - 2) trainer_->optimizer().set_lr(0.005F);
       MUSTER_OK(epoch(number));
       MUSTER_TRY(const Metrics metrics, trainer_->evaluate(data_, 7));
       losses_.push_back(metrics.loss());
@@ -95,10 +96,9 @@ class TrainerRun {
     return {model_.read_params(), trainer_->optimizer().read_velocity(), losses_, trainer_->num_replays()};
   }
 
-  /// Replays of run(): all steps but the first, and per learning rate and batch size one call and one
-  /// capture. The whole batch misses 1 + 2 + 2, the last one 2 + 2 of kEpochs.
+  /// Replays of run(): all steps but the first, and one call and one capture of each batch size.
   static constexpr std::uint64_t replays(int world) {
-    return static_cast<std::uint64_t>(kEpochs * steps_per_epoch(world) - 5 - 4);
+    return static_cast<std::uint64_t>(kEpochs * steps_per_epoch(world) - 1 - 2 - 2);
   }
 
   Trainer& trainer() { return *trainer_; }
@@ -111,6 +111,7 @@ class TrainerRun {
   DeviceDataset data_;
   std::unique_ptr<Trainer> trainer_;
   std::vector<double> losses_;
+  int steps_ = 0;
 };
 
 }  // namespace muster::testing

@@ -76,16 +76,4 @@ std::unique_ptr<StepGraph> make_step_graph(std::unique_ptr<StepRecorder> recorde
   return std::make_unique<RecordedSteps>(std::move(recorder), std::move(hooks));
 }
 
-std::uint64_t step_key(std::initializer_list<std::uint64_t> parts) {
-  std::uint64_t key = 0x9e3779b97f4a7c15ULL;
-  for (std::uint64_t part : parts) {
-    // The finalizer of splitmix64: every bit of a part reaches every bit of the key.
-    part += key;
-    part = (part ^ (part >> 30)) * 0xbf58476d1ce4e5b9ULL;
-    part = (part ^ (part >> 27)) * 0x94d049bb133111ebULL;
-    key = part ^ (part >> 31);
-  }
-  return key;
-}
-
 }  // namespace muster

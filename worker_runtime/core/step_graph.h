@@ -17,7 +17,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 
 #include <muster/result.h>
@@ -35,9 +34,9 @@ class StepGraph {
   StepGraph(const StepGraph&) = delete;
   StepGraph& operator=(const StepGraph&) = delete;
 
-  /// `key` stands for everything a step bakes in besides addresses: batch size, learning rate, first step or
-  /// not. A new key captures anew; a few of the last used are kept (the whole batch and the epoch's last,
-  /// shorter one).
+  /// `key` stands for what a step bakes in besides addresses: the batch size. What changes from step to step,
+  /// as the learning rate, is read on the device instead. A new key captures anew; a few of the last used are
+  /// kept (the whole batch and the epoch's last, shorter one).
   [[nodiscard]] virtual Result<void> run(std::uint64_t key, const Step& step) = 0;
 
   /// Steps that were replayed rather than called.
@@ -58,8 +57,5 @@ struct StepGraphHooks {
 /// `recorder`: Kernels::make_step_recorder(); nullptr: every step is called.
 [[nodiscard]] std::unique_ptr<StepGraph> make_step_graph(std::unique_ptr<StepRecorder> recorder,
                                                          StepGraphHooks hooks = {});
-
-/// Mixes what a key is made of, for example step_key({batch, bits of the learning rate, first_step}).
-[[nodiscard]] std::uint64_t step_key(std::initializer_list<std::uint64_t> parts);
 
 }  // namespace muster

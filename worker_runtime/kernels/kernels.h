@@ -57,6 +57,13 @@ struct SgdOptions {
   float weight_decay = 0.0F;
 };
 
+/// What an SGD step reads on the device: a captured step is replayed with whatever was set last.
+struct SgdState {
+  SgdOptions options;
+  float grad_scale = 1.0F;
+  bool first_step = true;
+};
+
 class Kernels {
  public:
   virtual ~Kernels() = default;
@@ -125,11 +132,14 @@ class Kernels {
   virtual void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes,
                              float* dlogits, LossTotals* totals) = 0;
 
+  /// *state = value, for a `state` in device memory; enqueued like a kernel.
+  virtual void set_sgd_state(SgdState* state, const SgdState& value) { *state = value; }
   /// PyTorch's SGD: g = grad * grad_scale (exactly grad when 1); g += weight_decay * p; v = momentum * v + g
   /// (v = g, velocity unread, when `first_step` or momentum is 0); p -= lr * v. Bit-equal to PyTorch's CPU
-  /// result: additions of a product are fused (fma), products with momentum are not.
+  /// result: additions of a product are fused (fma), products with momentum are not. `state` is in device
+  /// memory and read when the step runs.
   virtual void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                        const SgdOptions& options, float grad_scale, bool first_step) = 0;
+                        const SgdState* state) = 0;
 };
 
 /// Plain loops, double accumulators: the oracle.

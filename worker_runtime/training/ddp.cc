@@ -156,6 +156,10 @@ Result<void> DistributedDataParallel::accumulate_locally() {
   if (accumulated_ == nullptr) {
     MUSTER_TRY(void* const sums, model_->compute()->allocate(model_->arena_bytes()));
     MUSTER_TRY(void* const scratch, model_->compute()->allocate(model_->arena_bytes()));
+    MUSTER_TRY(void* const state, model_->compute()->allocate(sizeof(kernels::SgdState)));
+    // A step of SGD with lr -1 and no momentum is an addition, exactly, on every device.
+    addition_ = static_cast<kernels::SgdState*>(state);
+    model_->compute()->set_sgd_state(addition_, {{.lr = -1.0F, .momentum = 0.0F}});
     accumulated_ = static_cast<float*>(sums);
     scratch_ = static_cast<float*>(scratch);
   }
@@ -165,9 +169,7 @@ Result<void> DistributedDataParallel::accumulate_locally() {
 }
 
 void DistributedDataParallel::add(float* into, const float* from, std::size_t count) {
-  // A step of SGD with lr -1 and no momentum is an addition, exactly, on every device.
-  model_->compute()->sgd_step(into, from, scratch_, count,
-                              {.lr = -1.0F, .momentum = 0.0F, .weight_decay = 0.0F}, 1.0F, true);
+  model_->compute()->sgd_step(into, from, scratch_, count, addition_);
 }
 
 }  // namespace muster

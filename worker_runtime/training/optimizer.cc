@@ -21,13 +21,21 @@ Result<Sgd> Sgd::create(nn::Model& model, const SgdOptions& options) {
                 "SGD: lr, momentum and weight_decay must be finite and not negative");
   MUSTER_CHECK(model.params() != nullptr, "an optimizer needs an allocated model");
   MUSTER_TRY(void* const velocity, model.compute()->allocate(model.arena_bytes()));
-  return Sgd(model, options, static_cast<float*>(velocity));
+  MUSTER_TRY(void* const state, model.compute()->allocate(sizeof(kernels::SgdState)));
+  return Sgd(model, options, static_cast<float*>(velocity), static_cast<kernels::SgdState*>(state));
+}
+
+void Sgd::prepare(float grad_scale) {
+  const Sent wanted{options_, grad_scale, first_step_};
+  if (sent_ == wanted) return;
+  model_->compute()->set_sgd_state(
+      state_, {{options_.lr, options_.momentum, options_.weight_decay}, grad_scale, first_step_});
+  sent_ = wanted;
 }
 
 void Sgd::step(float grad_scale) {
-  const kernels::SgdOptions options{options_.lr, options_.momentum, options_.weight_decay};
-  model_->compute()->sgd_step(model_->params(), model_->grads(), velocity_, model_->arena_elements(), options,
-                              grad_scale, first_step_);
+  prepare(grad_scale);
+  model_->compute()->sgd_step(model_->params(), model_->grads(), velocity_, model_->arena_elements(), state_);
   first_step_ = false;
 }
 

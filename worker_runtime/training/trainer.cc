@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdio>
 #include <numeric>
 #include <string>
@@ -96,7 +95,9 @@ class Trainer::Impl {
       MUSTER_OK(ddp_->group().status());  // a replay calls no collective that would say it
       progress_.enter("replay");
       kernels_->copy_on_device(step_indices_, indices, static_cast<std::size_t>(rows) * sizeof *indices);
-      MUSTER_OK(steps_->run(key_of(rows), [this, &plan] { return enqueue(plan, step_indices_); }));
+      sgd_.prepare();
+      MUSTER_OK(steps_->run(static_cast<std::uint64_t>(rows),
+                            [this, &plan] { return enqueue(plan, step_indices_); }));
     }
     position_ += rows;
     progress_.enter("between steps");
@@ -164,14 +165,6 @@ class Trainer::Impl {
     };
     steps_ = make_step_graph(std::move(recorder), std::move(hooks));
     return {};
-  }
-
-  /// What a captured step has baked in.
-  std::uint64_t key_of(int rows) const {
-    const SgdOptions& sgd = sgd_.options();
-    return step_key({static_cast<std::uint64_t>(rows), std::bit_cast<std::uint32_t>(sgd.lr),
-                     std::bit_cast<std::uint32_t>(sgd.momentum),
-                     std::bit_cast<std::uint32_t>(sgd.weight_decay)});
   }
 
   /// The whole step.

@@ -171,8 +171,8 @@ class BodyKernels final : public HostKernels {
   }
 
   void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                const SgdOptions& options, float grad_scale, bool first_step) override {
-    const SgdArgs args = arguments_of(params, grads, velocity, count, options, grad_scale, first_step);
+                const SgdState* state) override {
+    const SgdArgs args{params, grads, velocity, static_cast<std::int64_t>(count), state};
     for_each_cell(flat_grid(args.count), [&](Cell cell) { sgd_cell(args, cell); });
   }
 };

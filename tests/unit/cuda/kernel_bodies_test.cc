@@ -74,8 +74,8 @@ TEST_CASE("a small network trained with the CUDA bodies follows the one trained 
     TinyTraining training(kernels);
     REQUIRE_OK(training.prepare());
     for (int step = 0; step < 20; ++step) {
-      training.choose(step);
-      REQUIRE_OK(training.step(step == 0, nullptr));
+      training.choose(step, step == 0);
+      REQUIRE_OK(training.step(nullptr));
     }
     const auto parameters = training.parameters();
     REQUIRE_OK(parameters);

@@ -188,10 +188,3 @@ TEST_CASE("without a recorder every step is called and its error handed on") {
   REQUIRE_FALSE(failed);
   REQUIRE(failed.error().code == ErrorCode::kTimeout);
 }
-
-TEST_CASE("keys of different parts, and of the same parts in another order, differ") {
-  REQUIRE(step_key({4, 1}) != step_key({1, 4}));
-  REQUIRE(step_key({4, 1}) != step_key({4, 2}));
-  REQUIRE(step_key({4, 1}) == step_key({4, 1}));
-  REQUIRE(step_key({0}) != step_key({0, 0}));
-}

@@ -2,6 +2,7 @@
 // The CPU's kernels against the reference within the tolerances of kernels.h, for every instruction set this
 // machine has, with buffers of exact length and with walls around them.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -325,13 +326,13 @@ TEST_CASE("the CPU's SGD gives the reference's bits on every instruction set, an
         const Floats start = random_floats(rng, static_cast<std::int64_t>(count));
         const Floats grads = random_floats(rng, static_cast<std::int64_t>(count));
         Floats p = start, v(count, 5.0F);
-        for (const bool first : {true, false, false})
-          reference->sgd_step(p.data(), grads.data(), v.data(), count, options, scale, first);
+        const std::array<SgdState, 2> states{{{options, scale, true}, {options, scale, false}}};
+        for (const int step : {0, 1, 1})
+          reference->sgd_step(p.data(), grads.data(), v.data(), count, &states[step]);
         on_every_target([&] {
           Guarded<float> out_p(start, true), out_v(count, true);
-          for (const bool first : {true, false, false})
-            make_cpu_kernels()->sgd_step(out_p.data(), grads.data(), out_v.data(), count, options, scale,
-                                         first);
+          for (const int step : {0, 1, 1})
+            make_cpu_kernels()->sgd_step(out_p.data(), grads.data(), out_v.data(), count, &states[step]);
           REQUIRE(same_bits(out_p.values(), p));
           REQUIRE(same_bits(out_v.values(), v));
           REQUIRE((out_p.intact() && out_v.intact()));

@@ -45,7 +45,8 @@ void check(const SgdOptions& options, const Bits& params, const std::vector<Step
       bool first = true;
       for (const Step& step : steps) {
         const std::vector<float> g = floats(repeat(step.grads));
-        kernels->sgd_step(p.data(), g.data(), v.data(), p.size(), options, 1.0F, first);
+        const SgdState state{options, 1.0F, first};
+        kernels->sgd_step(p.data(), g.data(), v.data(), p.size(), &state);
         first = false;
         REQUIRE(bits(p) == repeat(step.params));
         if (!step.velocity.empty()) REQUIRE(bits(v) == repeat(step.velocity));
@@ -92,10 +93,11 @@ TEST_CASE("three steps of SGD without momentum give PyTorch's bits") {
 TEST_CASE("a gradient scale multiplies the gradient before everything else") {
   for (const auto& kernels : {make_reference_kernels(), make_cpu_kernels()}) {
     std::vector<float> p(37, 1.0F), g(37, 8.0F), v(37, 0.0F);
-    kernels->sgd_step(p.data(), g.data(), v.data(), p.size(), {0.5F, 0.5F, 0.25F}, 0.125F, true);
+    const SgdState state{{0.5F, 0.5F, 0.25F}, 0.125F, true};
+    kernels->sgd_step(p.data(), g.data(), v.data(), p.size(), &state);
     REQUIRE(v == std::vector<float>(37, 1.25F));
     REQUIRE(p == std::vector<float>(37, 0.375F));
-    kernels->sgd_step(p.data(), g.data(), v.data(), 0, {0.5F, 0.5F, 0.25F}, 0.125F, false);
+    kernels->sgd_step(p.data(), g.data(), v.data(), 0, &state);
     REQUIRE(p == std::vector<float>(37, 0.375F));
   }
 }

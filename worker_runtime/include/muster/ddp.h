@@ -19,6 +19,9 @@
 #include <muster/result.h>
 
 namespace muster {
+namespace kernels {
+struct SgdState;
+}
 
 struct DdpOptions {
   std::size_t first_bucket_bytes = std::size_t{1} << 20;  ///< small, so that the first reduction starts early
@@ -93,8 +96,9 @@ class DistributedDataParallel {
   Progress* progress_ = nullptr;
   bool sync_ = true;
   bool has_accumulated_ = false;
-  float* accumulated_ = nullptr;  // sums of unsynchronised steps; allocated on first use
-  float* scratch_ = nullptr;      // for add()
+  float* accumulated_ = nullptr;           // sums of unsynchronised steps; allocated on first use
+  float* scratch_ = nullptr;               // for add()
+  kernels::SgdState* addition_ = nullptr;  // for add(); device memory
 };
 
 }  // namespace muster

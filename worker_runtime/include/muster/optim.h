@@ -4,6 +4,7 @@
 // as the parameters.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -11,11 +12,15 @@
 #include <muster/result.h>
 
 namespace muster {
+namespace kernels {
+struct SgdState;
+}
 
 struct SgdOptions {
   float lr = 0.001F;
   float momentum = 0.9F;
   float weight_decay = 0.0F;
+  friend bool operator==(const SgdOptions&, const SgdOptions&) = default;
 };
 
 class Sgd {
@@ -24,7 +29,10 @@ class Sgd {
   /// finite.
   [[nodiscard]] static Result<Sgd> create(nn::Model& model, const SgdOptions& options);
 
-  /// Applies the gradient arena, times `grad_scale`, to the parameters.
+  /// Sends the options and `grad_scale` to the device, unless they are there already. To be called before a
+  /// step that may be captured or replayed, which reads them there.
+  void prepare(float grad_scale = 1.0F);
+  /// prepare(); then applies the gradient arena, times `grad_scale`, to the parameters.
   void step(float grad_scale = 1.0F);
 
   [[nodiscard]] const SgdOptions& options() const { return options_; }
@@ -38,13 +46,22 @@ class Sgd {
   void write_velocity(std::span<const float> velocity);
 
  private:
-  Sgd(nn::Model& model, const SgdOptions& options, float* velocity)
-      : model_(&model), options_(options), velocity_(velocity) {}
+  Sgd(nn::Model& model, const SgdOptions& options, float* velocity, kernels::SgdState* state)
+      : model_(&model), options_(options), velocity_(velocity), state_(state) {}
+
+  struct Sent {
+    SgdOptions options;
+    float grad_scale;
+    bool first_step;
+    friend bool operator==(const Sent&, const Sent&) = default;
+  };
 
   nn::Model* model_;
   SgdOptions options_;
-  float* velocity_;         // arena_elements(), device memory
-  bool first_step_ = true;  // PyTorch's buffer starts as the first gradient, not as zero
+  float* velocity_;           // arena_elements(), device memory
+  kernels::SgdState* state_;  // device memory
+  std::optional<Sent> sent_;  // what *state_ holds once the work before it is done
+  bool first_step_ = true;    // PyTorch's buffer starts as the first gradient, not as zero
 };
 
 }  // namespace muster

@@ -2,9 +2,9 @@
 // Trainer: the step of image classification (gather and normalise a batch, forward, cross-entropy, backward
 // with the gradients' reduction, SGD), and the evaluation. A step allocates nothing, makes no system call of
 // its own and reads nothing back: losses add up on the device until asked for. On a GPU a step is captured
-// as a CUDA graph, reductions included, and then replayed: one launch instead of dozens. Batch size, learning
-// rate and the like may change between steps (a step with new ones is called, the next captured); where a
-// rank cannot capture, it says so on standard error and all ranks launch their kernels one by one. Used by
+// as a CUDA graph, reductions included, and then replayed: one launch instead of dozens. The
+// optimizer's options may change between steps: a captured step reads them on the device. Where a rank cannot
+// capture, it says so on standard error and all ranks launch their kernels one by one. Used by
 // the model's thread; every rank makes the same calls.
 #pragma once
 

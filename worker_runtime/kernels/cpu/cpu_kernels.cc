@@ -91,8 +91,8 @@ class CpuKernels final : public HostKernels {
   }
 
   void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                const SgdOptions& options, float grad_scale, bool first_step) override {
-    sgd_step_vector(params, grads, velocity, count, options, grad_scale, first_step);
+                const SgdState* state) override {
+    sgd_step_vector(params, grads, velocity, count, *state);
   }
 
  private:

@@ -20,7 +20,7 @@ void relu_max_pool_vector_backward(const PoolShape& shape, const float* dy, cons
 void cross_entropy_vector(const float* logits, const std::int32_t* labels, int batch, int classes,
                           float* dlogits, LossTotals* totals);
 void sgd_step_vector(float* params, const float* grads, float* velocity, std::size_t count,
-                     const SgdOptions& options, float grad_scale, bool first_step);
+                     const SgdState& state);
 
 /// The device and the vector instructions in use: "cpu (avx512)", "cpu (avx2)", ...
 [[nodiscard]] const char* vector_target_name();

@@ -180,14 +180,15 @@ class ReferenceKernels final : public HostKernels {
   }
 
   void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                const SgdOptions& options, float grad_scale, bool first_step) override {
+                const SgdState* state) override {
+    const SgdOptions& options = state->options;
     for (std::size_t k = 0; k < count; ++k) {
-      float g = grads[k] * grad_scale;
+      float g = grads[k] * state->grad_scale;
       if (options.weight_decay != 0) g = std::fma(options.weight_decay, params[k], g);
       // Two statements, two roundings: PyTorch's buf.mul_(momentum).add_(g). volatile keeps a compiler from
       // fusing them.
       volatile float decayed = options.momentum * velocity[k];
-      velocity[k] = first_step || options.momentum == 0 ? g : decayed + g;
+      velocity[k] = state->first_step || options.momentum == 0 ? g : decayed + g;
       params[k] = std::fma(-options.lr, velocity[k], params[k]);
     }
   }

@@ -24,18 +24,4 @@ namespace muster::kernels::cuda {
   return {s.batch, s.in_features, s.out_features};
 }
 
-[[nodiscard]] inline SgdArgs arguments_of(float* params, const float* grads, float* velocity,
-                                          std::size_t count, const SgdOptions& options, float grad_scale,
-                                          bool first_step) {
-  return {params,
-          grads,
-          velocity,
-          static_cast<std::int64_t>(count),
-          options.lr,
-          options.momentum,
-          options.weight_decay,
-          grad_scale,
-          first_step || options.momentum == 0.0F};
-}
-
 }  // namespace muster::kernels::cuda

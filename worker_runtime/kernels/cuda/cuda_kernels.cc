@@ -213,10 +213,13 @@ void CudaKernels::cross_entropy(const float* logits, const std::int32_t* labels,
   note(launch_cross_entropy({logits, labels, batch, classes, dlogits}, totals, stream_), "cross_entropy");
 }
 
+void CudaKernels::set_sgd_state(SgdState* state, const SgdState& value) {
+  note(launch_set_sgd_state(state, value, stream_), "set_sgd_state");
+}
+
 void CudaKernels::sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                           const SgdOptions& options, float grad_scale, bool first_step) {
-  note(launch_sgd(arguments_of(params, grads, velocity, count, options, grad_scale, first_step), stream_),
-       "sgd_step");
+                           const SgdState* state) {
+  note(launch_sgd({params, grads, velocity, static_cast<std::int64_t>(count), state}, stream_), "sgd_step");
 }
 
 }  // namespace cuda

@@ -53,8 +53,9 @@ class CudaKernels final : public Kernels {
                        float* dx, float* dw, float* db, bool relu) override;
   void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
                      LossTotals* totals) override;
+  void set_sgd_state(SgdState* state, const SgdState& value) override;
   void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                const SgdOptions& options, float grad_scale, bool first_step) override;
+                const SgdState* state) override;
 
  private:
   explicit CudaKernels(int device) : device_(device) {}

@@ -32,6 +32,10 @@ __global__ void sgd_kernel(SgdArgs args) {
   sgd_cell(args, here());
 }
 
+__global__ void set_sgd_state_kernel(SgdState* state, SgdState value) {
+  *state = value;
+}
+
 __global__ void increment_kernel(std::uint32_t* counter) {
   // One thread, one writer: the kernels of a stream run in order. volatile: the host reads it while the GPU
   // works.
@@ -84,6 +88,11 @@ cudaError_t launch_sgd(const SgdArgs& args, cudaStream_t stream) {
   const Grid grid = flat_grid(args.count);
   if (grid.num_blocks() == 0) return cudaSuccess;
   sgd_kernel<<<blocks_of(grid), grid.block, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_set_sgd_state(SgdState* state, const SgdState& value, cudaStream_t stream) {
+  set_sgd_state_kernel<<<1, 1, 0, stream>>>(state, value);
   return cudaGetLastError();
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "worker_runtime/kernels/cuda/portable.h"
+#include "worker_runtime/kernels/kernels.h"
 
 namespace muster::kernels::cuda {
 
@@ -113,23 +114,22 @@ struct SgdArgs {
   const float* grads;
   float* velocity;
   std::int64_t count;
-  float lr;
-  float momentum;
-  float weight_decay;
-  float grad_scale;
-  bool overwrite_velocity;  // first step, or no momentum: velocity is not read
+  const SgdState* state;
 };
 
 /// Each operation rounds exactly where PyTorch's CPU loop does, so the result is the same bits.
 MUSTER_HD void sgd_cell(const SgdArgs& a, Cell cell) {
   const std::int64_t i = flat_index(cell);
   if (i >= a.count) return;
+  const SgdState state = *a.state;
+  const SgdOptions& options = state.options;
   const float p = a.params[i];
-  float v = mul_rounded(a.grads[i], a.grad_scale);
-  if (a.weight_decay != 0.0F) v = fma_rounded(a.weight_decay, p, v);
-  if (!a.overwrite_velocity) v = add_rounded(mul_rounded(a.momentum, a.velocity[i]), v);
+  float v = mul_rounded(a.grads[i], state.grad_scale);
+  if (options.weight_decay != 0.0F) v = fma_rounded(options.weight_decay, p, v);
+  if (!state.first_step && options.momentum != 0.0F)
+    v = add_rounded(mul_rounded(options.momentum, a.velocity[i]), v);
   a.velocity[i] = v;
-  a.params[i] = fma_rounded(-a.lr, v, p);
+  a.params[i] = fma_rounded(-options.lr, v, p);
 }
 
 }  // namespace muster::kernels::cuda
