@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/groups/nccl_comm_thread.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <unistd.h>
 
@@ -10,10 +9,7 @@
 namespace muster::nccl {
 namespace {
 
-// NCCL and events offer no descriptor to wait on, so they are asked: often while somebody waits, seldom
-// otherwise.
-constexpr std::chrono::microseconds kFirstPause{20};
-constexpr std::chrono::microseconds kLongestPause{2000};
+// Events are asked often while somebody waits, seldom otherwise.
 constexpr std::chrono::microseconds kFinishPause{100};
 constexpr Millis kWatchPause{100};
 // What a rank that ended had sent may still be on its way: only a collective that does not move for this long
@@ -179,8 +175,8 @@ std::string NcclCommThread::captured_name() const {
 }
 
 Action NcclCommThread::drive(Event event, Status status, const std::string& subject) {
-  Step step = advance(lifecycle_, event, status, options_.limits, SteadyClock::now());
-  std::chrono::microseconds pause = kFirstPause;
+  const Instant begun = SteadyClock::now();
+  Step step = advance(lifecycle_, event, status, options_.limits, begun);
   while (true) {
     const bool is_new_failure = lifecycle_.cause == Cause::kNone && step.state.cause != Cause::kNone;
     if (is_new_failure) {
@@ -195,8 +191,12 @@ Action NcclCommThread::drive(Event event, Status status, const std::string& subj
       case Action::kProceed:
         return step.action;
       case Action::kAskAgain: {
-        std::this_thread::sleep_for(pause);
-        pause = std::min(pause * 2, kLongestPause);
+        const auto pause = pause_before_asking(SteadyClock::now() - begun);
+        // Yields: on a machine with few cores NCCL's thread needs this one.
+        if (pause.count() == 0)
+          std::this_thread::yield();
+        else
+          std::this_thread::sleep_for(pause);
         Status asynchronous = kSuccess;
         answer = api_.comm_get_async_error(comm_, &asynchronous);
         if (answer == kSuccess) answer = asynchronous;
@@ -400,6 +400,11 @@ void NcclCommThread::run() {
         break;
       }
     }
+    // One by one, although several may be queued: NCCL sorts the collectives of an ncclGroup by size, and
+    // chooses algorithm, protocol and channels for those of similar size together (ncclPrepareTasks in NCCL
+    // 2.28.9's src/enqueue.cc). All ranks would have to form the same groups, and what is queued here is a
+    // matter of each rank's timing. A group also starts only when the inputs of its last collective are
+    // ready: the first buckets of a backward pass would no longer overlap with it.
     if (next) issue(next);
     watch();
   }

@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/groups/nccl_lifecycle.h"
 
+#include <algorithm>
+
 namespace muster::nccl {
 namespace {
+
+constexpr std::chrono::microseconds kSpin{100};
+constexpr std::chrono::microseconds kFirstPause{20};
+constexpr std::chrono::microseconds kLongestPause{2000};
 
 /// The phase ended with success.
 Step completed(Lifecycle state) {
@@ -49,6 +55,13 @@ Step answered(const Lifecycle& state, Status status, Instant now) {
 
 Lifecycle starting(const Limits& limits, Instant now) {
   return {Phase::kStarting, now + limits.start, Cause::kNone, kSuccess};
+}
+
+std::chrono::microseconds pause_before_asking(std::chrono::nanoseconds waited) {
+  if (waited < kSpin) return {};
+  // What was waited so far, again: the pauses double.
+  const auto slept = std::chrono::duration_cast<std::chrono::microseconds>(waited - kSpin);
+  return std::min(kFirstPause + slept, kLongestPause);
 }
 
 Step advance(const Lifecycle& state, Event event, Status status, const Limits& limits, Instant now) {

@@ -34,7 +34,7 @@ enum class Event {
 
 enum class Action {
   kNone,
-  kAskAgain,  // ncclCommGetAsyncError, after a moment
+  kAskAgain,  // ncclCommGetAsyncError, after pause_before_asking()
   kProceed,   // the call in progress is complete
   kFinalize,
   kDestroy,
@@ -66,6 +66,11 @@ struct Step {
 };
 
 [[nodiscard]] Lifecycle starting(const Limits& limits, Instant now);
+
+/// NCCL offers no descriptor to wait on, so it is asked. A non-blocking communicator makes a thread for each
+/// call, which needs tens of microseconds to put the work on the stream: for 100 us the pause is 0, as the
+/// shortest sleep takes some 70 (20 and Linux' timer slack of 50). `waited`: since the call.
+[[nodiscard]] std::chrono::microseconds pause_before_asking(std::chrono::nanoseconds waited);
 
 /// `status` belongs to Event::kAnswer.
 [[nodiscard]] Step advance(const Lifecycle& state, Event event, Status status, const Limits& limits,

@@ -37,6 +37,16 @@ TEST_CASE("a communicator that is in progress is asked again until its deadline,
   REQUIRE(late.state.cause == Cause::kTimeout);
 }
 
+TEST_CASE("NCCL is asked without a pause for the time a call usually takes, then ever more seldom") {
+  using std::chrono::microseconds;
+  REQUIRE(pause_before_asking(microseconds(0)) == microseconds(0));
+  REQUIRE(pause_before_asking(std::chrono::nanoseconds(99'999)) == microseconds(0));
+  REQUIRE(pause_before_asking(microseconds(100)) == microseconds(20));
+  REQUIRE(pause_before_asking(microseconds(120)) == microseconds(40));
+  REQUIRE(pause_before_asking(microseconds(160)) == microseconds(80));
+  REQUIRE(pause_before_asking(std::chrono::seconds(1)) == microseconds(2000));
+}
+
 TEST_CASE("a communicator that came up is ready, and a collective begins and completes") {
   REQUIRE(answer(starting(limits(), kNow), kSuccess).action == Action::kProceed);
   REQUIRE(ready().phase == Phase::kReady);
