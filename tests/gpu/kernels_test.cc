@@ -18,6 +18,14 @@ std::unique_ptr<kernels::Kernels> gpu() {
   return std::move(*made);
 }
 
+void require_counts(const kernels::Kernels& kernels, int own, int cublaslt, int cudnn) {
+  const kernels::PlanCounts counts = kernels.plan_counts();
+  INFO("not opened: " << counts.missing);
+  CHECK(counts.own == own);
+  CHECK(counts.cublaslt == cublaslt);
+  CHECK(counts.cudnn == cudnn);
+}
+
 }  // namespace
 
 TEST_CASE("the GPU normalises the chosen images as the reference does") {
@@ -27,6 +35,8 @@ TEST_CASE("the GPU normalises the chosen images as the reference does") {
 TEST_CASE("the GPU's direct convolutions agree with the reference") {
   const auto kernels = gpu();
   for (const auto& shape : conv_cases()) check_conv2d(*kernels, shape);
+  REQUIRE_OK(kernels->plan_conv2d(conv_cases().front()));  // again
+  require_counts(*kernels, static_cast<int>(conv_cases().size()), 0, 0);
 }
 
 TEST_CASE("the GPU's large convolutions agree with the reference") {
@@ -57,6 +67,12 @@ TEST_CASE("the GPU's large convolutions agree with the reference") {
            .stride = 2,
            .padding = 3}})
     check_conv2d(*kernels, shape);
+#ifdef MUSTER_HAS_CUDNN
+  require_counts(*kernels, 0, 0, 4);
+#else
+  require_counts(*kernels, 4, 0, 0);
+  REQUIRE_THAT(kernels->plan_counts().missing, Catch::Contains("without cuDNN"));
+#endif
 }
 
 TEST_CASE("the GPU's pooling chooses the reference's winners, ties and NaN included") {
@@ -75,6 +91,7 @@ TEST_CASE("the GPU's linear layers for large batches agree with the reference") 
   for (const kernels::LinearShape& shape : std::vector<kernels::LinearShape>{
            {256, 256, 120}, {256, 120, 84}, {256, 84, 10}, {256, 784, 512}, {100, 33, 7}, {1000, 1, 1}})
     check_linear(*kernels, shape);
+  require_counts(*kernels, 0, 6, 0);
 }
 
 TEST_CASE("the GPU's cross-entropy agrees with the reference for few and many rows and classes") {

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include <muster/dtype.h>
@@ -64,6 +65,12 @@ struct SgdState {
   bool first_step = true;
 };
 
+/// Who computes the shapes that were planned.
+struct PlanCounts {
+  int own = 0, cublaslt = 0, cudnn = 0;
+  std::string missing;  ///< why a library that was wanted could not be opened; empty: all were
+};
+
 class Kernels {
  public:
   virtual ~Kernels() = default;
@@ -94,6 +101,8 @@ class Kernels {
   // no scratch.
   [[nodiscard]] virtual Result<void> plan_conv2d(const ConvShape& shape) = 0;
   [[nodiscard]] virtual Result<void> plan_linear(const LinearShape& shape) = 0;
+  /// All 0 where no libraries of a GPU come into question.
+  [[nodiscard]] virtual PlanCounts plan_counts() const { return {}; }
 
   /// x[i] = (images[indices[i]] / 255 - mean) / stddev; out_labels[i] = labels[indices[i]].
   /// images (n, image_elements) and labels (n) are uint8 on the device, indices (batch) int32 on the device.

@@ -10,21 +10,17 @@ namespace {
 
 class DnnConvPlans final : public ConvPlans {
  public:
-  explicit DnnConvPlans(cudaStream_t stream) : stream_(stream) {}
+  explicit DnnConvPlans(std::unique_ptr<muster::cuda::CudaDnn> dnn) : dnn_(std::move(dnn)) {}
 
-  Result<std::size_t> plan(const ConvShape& shape) override {
-    if (is_small(shape)) return std::size_t{0};
-    if (Entry* known = find(shape); known != nullptr) return known->plan ? known->plan->workspace_bytes() : 0;
-    if (!tried_) {
-      tried_ = true;
-      if (auto opened = muster::cuda::CudaDnn::open(stream_)) dnn_ = *std::move(opened);
+  std::size_t plan(const ConvShape& shape) override {
+    Entry* entry = find(shape);
+    if (entry == nullptr) {
+      entry = &entries_.emplace_back(Entry{shape, nullptr});
+      // A shape for which cuDNN has no exact engine is no error: ours computes every shape.
+      if (auto made = ConvPlan::make(*dnn_, shape))
+        entry->plan = std::make_unique<ConvPlan>(*std::move(made));
     }
-    entries_.push_back({shape, nullptr});
-    if (dnn_ == nullptr) return std::size_t{0};
-    // A shape for which cuDNN has no exact engine is no error either: ours computes every shape.
-    if (auto made = ConvPlan::make(*dnn_, shape))
-      entries_.back().plan = std::make_unique<ConvPlan>(*std::move(made));
-    return entries_.back().plan ? entries_.back().plan->workspace_bytes() : std::size_t{0};
+    return entry->plan ? entry->plan->workspace_bytes() : 0;
   }
 
   bool has(const ConvShape& shape) override {
@@ -58,16 +54,15 @@ class DnnConvPlans final : public ConvPlans {
     return nullptr;
   }
 
-  cudaStream_t stream_;
-  bool tried_ = false;
   std::unique_ptr<muster::cuda::CudaDnn> dnn_;  // before entries_: plans use it when they are destroyed
   std::vector<Entry> entries_;
 };
 
 }  // namespace
 
-std::unique_ptr<ConvPlans> make_conv_plans(cudaStream_t stream) {
-  return std::make_unique<DnnConvPlans>(stream);
+Result<std::unique_ptr<ConvPlans>> open_conv_plans(cudaStream_t stream) {
+  MUSTER_TRY(auto dnn, muster::cuda::CudaDnn::open(stream));
+  return std::make_unique<DnnConvPlans>(std::move(dnn));
 }
 
 }  // namespace muster::kernels::cuda

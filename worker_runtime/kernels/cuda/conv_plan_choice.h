@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ConvPlans: which convolution shapes go to cuDNN, and their plans. Two implementations: conv_plan_choice.cc
-// with cuDNN's headers, no_conv_plan.cc for a toolkit without them. Owned by CudaKernels.
+// ConvPlans: cuDNN's plans of convolution shapes. open_conv_plans() has two implementations:
+// conv_plan_choice.cc with cuDNN's headers, no_conv_plan.cc for a toolkit without them. Owned by CudaKernels.
 #pragma once
 
 #include <memory>
@@ -26,10 +26,9 @@ class ConvPlans {
  public:
   virtual ~ConvPlans() = default;
 
-  /// Plans a shape on first sight; returns the scratch it needs, 0 where muster's own kernels are used.
-  /// Without cuDNN that is every shape: slower, never an error.
-  [[nodiscard]] virtual Result<std::size_t> plan(const ConvShape& shape) = 0;
-  /// True if `shape` was planned for cuDNN.
+  /// Plans a shape on first sight; returns the scratch it needs.
+  [[nodiscard]] virtual std::size_t plan(const ConvShape& shape) = 0;
+  /// True if `shape` was planned and cuDNN has an exact engine for it.
   [[nodiscard]] virtual bool has(const ConvShape& shape) = 0;
   [[nodiscard]] virtual Result<void> forward(const ConvShape& shape, const float* x, const float* w, float* y,
                                              void* workspace) = 0;
@@ -38,6 +37,7 @@ class ConvPlans {
                                               const float* dy, float* dx, float* dw, void* workspace) = 0;
 };
 
-[[nodiscard]] std::unique_ptr<ConvPlans> make_conv_plans(cudaStream_t stream);
+/// An error says what is missing: cuDNN here, or its headers where muster was built.
+[[nodiscard]] Result<std::unique_ptr<ConvPlans>> open_conv_plans(cudaStream_t stream);
 
 }  // namespace muster::kernels::cuda

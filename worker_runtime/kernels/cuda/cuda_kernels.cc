@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/kernels/cuda/cuda_kernels.h"
 
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
 #include "worker_runtime/core/cuda_error.h"
 #include "worker_runtime/core/cuda_graph.h"
 #include "worker_runtime/kernels/cpu/host_kernels.h"
@@ -107,32 +111,66 @@ Result<void> CudaKernels::reserve_workspace(std::size_t size_bytes) {
   return {};
 }
 
+void CudaKernels::note_missing(const char* library, const Error& error, const char* work,
+                               std::once_flag& told) {
+  counts_.missing += (counts_.missing.empty() ? "" : "; ") + error.message;
+  std::call_once(told, [&] {
+    std::fprintf(stderr, "muster: %s is not used: %s; muster's own kernels compute %s, more slowly\n",
+                 library, error.message.c_str(), work);
+  });
+}
+
 Result<void> CudaKernels::plan_conv2d(const ConvShape& shape) {
   MUSTER_OK(check_shape(shape));
+  if (std::find(conv_shapes_.begin(), conv_shapes_.end(), shape) != conv_shapes_.end()) return {};
   MUSTER_OK(muster::cuda::select(device_));
-  if (conv_plans_ == nullptr) conv_plans_ = make_conv_plans(stream_);
-  MUSTER_TRY(const std::size_t bytes, conv_plans_->plan(shape));
-  (void)cudaGetLastError();  // engines that a library tried in vain are no error of the next launch
-  return reserve_workspace(bytes);
+  if (!is_small(shape) && !std::exchange(tried_dnn_, true)) {
+    static std::once_flag told;
+    auto opened = open_conv_plans(stream_);
+    if (opened)
+      conv_plans_ = *std::move(opened);
+    else
+      note_missing("cuDNN", opened.error(), "convolutions of many channels", told);
+  }
+  if (!is_small(shape) && conv_plans_ != nullptr) {
+    const std::size_t bytes = conv_plans_->plan(shape);
+    (void)cudaGetLastError();  // engines that a library tried in vain are no error of the next launch
+    MUSTER_OK(reserve_workspace(bytes));
+    if (conv_plans_->has(shape)) ++counts_.cudnn;
+  }
+  conv_shapes_.push_back(shape);
+  return {};
 }
 
 Result<void> CudaKernels::plan_linear(const LinearShape& shape) {
   MUSTER_OK(check_shape(shape));
-  if (is_small(shape)) return {};
   for (const LinearEntry& entry : linear_plans_)
     if (entry.shape == shape) return {};
   MUSTER_OK(muster::cuda::select(device_));
-  if (!tried_blas_) {
-    tried_blas_ = true;
-    if (auto opened = muster::cuda::CudaBlas::open()) blas_ = *std::move(opened);
+  if (!is_small(shape) && !std::exchange(tried_blas_, true)) {
+    static std::once_flag told;
+    auto opened = muster::cuda::CudaBlas::open();
+    if (opened)
+      blas_ = *std::move(opened);
+    else
+      note_missing("cuBLASLt", opened.error(), "linear layers of large batches", told);
   }
-  linear_plans_.push_back({shape, nullptr});
-  if (blas_ == nullptr) return {};
-  auto made = LinearPlan::make(*blas_, shape);
-  (void)cudaGetLastError();  // as above
-  if (!made) return {};      // no algorithm for this shape: ours computes every shape
-  linear_plans_.back().plan = std::make_unique<LinearPlan>(*std::move(made));
-  return reserve_workspace(kGemmWorkspace);
+  std::unique_ptr<LinearPlan> plan;
+  if (!is_small(shape) && blas_ != nullptr) {
+    // Without an algorithm for this shape: ours computes every shape.
+    if (auto made = LinearPlan::make(*blas_, shape)) plan = std::make_unique<LinearPlan>(*std::move(made));
+    (void)cudaGetLastError();  // as above
+    if (plan != nullptr) MUSTER_OK(reserve_workspace(kGemmWorkspace));
+  }
+  if (plan != nullptr) ++counts_.cublaslt;
+  linear_plans_.push_back({shape, std::move(plan)});
+  return {};
+}
+
+PlanCounts CudaKernels::plan_counts() const {
+  PlanCounts counts = counts_;
+  counts.own = static_cast<int>(conv_shapes_.size() + linear_plans_.size()) - counts.cudnn - counts.cublaslt;
+  return counts;
 }
 
 LinearPlan* CudaKernels::find(const LinearShape& shape) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,7 @@ class CudaKernels final : public Kernels {
 
   Result<void> plan_conv2d(const ConvShape& shape) override;
   Result<void> plan_linear(const LinearShape& shape) override;
+  PlanCounts plan_counts() const override;
 
   void gather_normalize(const std::uint8_t* images, const std::uint8_t* labels, const std::int32_t* indices,
                         int batch, int image_elements, float mean, float stddev, float* x,
@@ -63,6 +65,8 @@ class CudaKernels final : public Kernels {
   /// Keeps the first error; later calls still enqueue, their results are not used.
   void note(cudaError_t result, std::string_view call);
   void note(Result<void> result);
+  /// What could not be opened, for plan_counts() and, once per process, on stderr.
+  void note_missing(const char* library, const Error& error, const char* work, std::once_flag& told);
   [[nodiscard]] Result<void> reserve_workspace(std::size_t size_bytes);
   [[nodiscard]] LinearPlan* find(const LinearShape& shape);
 
@@ -79,9 +83,11 @@ class CudaKernels final : public Kernels {
       nullptr;  // of the libraries; one of allocations_, which also keeps the smaller ones before it:
   std::size_t workspace_bytes_ = 0;               // a captured step may still name them
   std::unique_ptr<muster::cuda::CudaBlas> blas_;  // opened for the first shape that wants it
-  bool tried_blas_ = false;
-  std::unique_ptr<ConvPlans> conv_plans_;
+  std::unique_ptr<ConvPlans> conv_plans_;         // likewise, cuDNN
+  bool tried_blas_ = false, tried_dnn_ = false;
+  std::vector<ConvShape> conv_shapes_;  // planned, whoever computes them
   std::vector<LinearEntry> linear_plans_;
+  PlanCounts counts_;  // but for `own`, which is the rest
   Result<void> first_error_;
 };
 
