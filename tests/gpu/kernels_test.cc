@@ -75,6 +75,35 @@ TEST_CASE("the GPU's large convolutions agree with the reference") {
 #endif
 }
 
+TEST_CASE("a large convolution of tensors at multiples of 4 bytes agrees with one at multiples of 16") {
+  const auto kernels = gpu();
+  const kernels::ConvShape s{
+      .batch = 4, .in_channels = 64, .height = 8, .width = 8, .out_channels = 64, .kernel = 1};
+  REQUIRE_OK(kernels->plan_conv2d(s));
+  const std::size_t image = 4 * 64 * 64, filter = 64 * 64;  // elements of x and y, of w
+  const auto values = random_values(image, 1), gradients = random_values(image, 2);
+  const auto at = [&](std::size_t offset) {
+    std::vector<float*> tensors;  // x, w, b, dy; y, dx, dw, db
+    for (int i = 0; i < 8; ++i) {
+      const auto memory = kernels->allocate((image + offset) * sizeof(float));
+      REQUIRE_OK(memory);
+      tensors.push_back(static_cast<float*>(*memory) + offset);
+    }
+    for (const std::size_t i : {0, 1, 2})
+      kernels->copy_to_device(tensors[i], values.data(), (i == 0 ? image : filter) * 4);
+    kernels->copy_to_device(tensors[3], gradients.data(), image * 4);
+    kernels->conv2d_forward(s, tensors[0], tensors[1], tensors[2], tensors[4]);
+    kernels->conv2d_backward(s, tensors[0], tensors[1], tensors[3], tensors[5], tensors[6], tensors[7]);
+    std::vector<float> results(2 * image + filter);
+    kernels->copy_to_host(results.data(), tensors[4], image * 4);
+    kernels->copy_to_host(results.data() + image, tensors[5], image * 4);
+    kernels->copy_to_host(results.data() + 2 * image, tensors[6], filter * 4);
+    REQUIRE_OK(kernels->synchronize());
+    return results;
+  };
+  REQUIRE(relative_error(at(1), at(0)) <= 1e-4);
+}
+
 TEST_CASE("the GPU's pooling chooses the reference's winners, ties and NaN included") {
   const auto kernels = gpu();
   for (const auto& shape : pool_cases()) check_relu_max_pool(*kernels, shape);

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "worker_runtime/kernels/cuda/conv_plan_choice.h"
 
 namespace muster::kernels::cuda {
 namespace {
@@ -19,13 +22,12 @@ constexpr std::int64_t kMaxCandidates = 32;
 // Plans that want more scratch than this are passed over.
 constexpr std::int64_t kMaxWorkspace = std::int64_t{512} << 20;
 
-/// A float32 tensor of four dimensions, packed. Pointers inside an arena are only sure to be aligned to an
-/// element.
+/// A float32 tensor of four dimensions, packed.
 Result<DnnDescriptor> tensor(const CudaDnn& dnn, std::int64_t id, std::array<std::int64_t, 4> dims) {
   MUSTER_TRY(DnnDescriptor made, DnnDescriptor::make(dnn, CUDNN_BACKEND_TENSOR_DESCRIPTOR));
   const cudnnDataType_t type = CUDNN_DATA_FLOAT;
   const std::array<std::int64_t, 4> strides{dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
-  const std::int64_t alignment = 4;
+  const std::int64_t alignment = kConvAlignment;
   MUSTER_OK(made.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type));
   MUSTER_OK(made.set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims.data()));
   MUSTER_OK(made.set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides.data()));
@@ -87,6 +89,13 @@ OperationNames names_of(ConvPlan::Pass pass) {
           CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
           CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
           CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA};
+}
+
+/// What the pass' x, w and y are to the caller.
+std::array<std::string_view, 3> tensors_of(ConvPlan::Pass pass) {
+  if (pass == ConvPlan::Pass::kForward) return {"x", "w", "y"};
+  if (pass == ConvPlan::Pass::kBackwardData) return {"dx", "w", "dy"};
+  return {"x", "dw", "dy"};
 }
 
 /// True for engines within the tolerance and the determinism that kernels.h promises.
@@ -195,9 +204,15 @@ Result<ConvPlan> ConvPlan::make(const CudaDnn& dnn, const ConvShape& shape) {
 }
 
 Result<void> ConvPlan::run(Pass pass, const float* x, const float* w, const float* y, void* workspace) {
-  MUSTER_TRY(DnnDescriptor pack, DnnDescriptor::make(*dnn_, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR));
   // cuDNN takes all pointers alike; it writes only what the pass produces.
   const std::array<const void*, 3> pointers{x, w, y};
+  for (std::size_t i = 0; i < pointers.size(); ++i)
+    if (!is_conv_aligned(pointers[i]))
+      return fail(ErrorCode::kInvalidArgument,
+                  "convolution by cuDNN: " + std::string(tensors_of(pass)[i]) + " is not at a multiple of " +
+                      std::to_string(kConvAlignment) +
+                      " bytes; place it there, or let muster's own kernel compute this call");
+  MUSTER_TRY(DnnDescriptor pack, DnnDescriptor::make(*dnn_, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR));
   const std::array<std::int64_t, 3> ids{kX, kW, kY};
   MUSTER_OK(pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers.data()));
   MUSTER_OK(pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, ids.data()));

@@ -26,6 +26,7 @@ class ConvPlan {
 
   /// x, w and y stand for whichever of them and their gradients the pass reads and writes:
   /// forward x, w -> y; backward-data dy (as y), w -> dx (as x); backward-filter x, dy (as y) -> dw (as w).
+  /// kInvalidArgument names the one that is not is_conv_aligned().
   [[nodiscard]] Result<void> run(Pass pass, const float* x, const float* w, const float* y, void* workspace);
 
  private:

@@ -3,6 +3,7 @@
 // conv_plan_choice.cc with cuDNN's headers, no_conv_plan.cc for a toolkit without them. Owned by CudaKernels.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include <cuda_runtime_api.h>
@@ -20,6 +21,14 @@ namespace muster::kernels::cuda {
 /// True for shapes that muster's own linear kernels take.
 [[nodiscard]] inline bool is_small(const LinearShape& s) {
   return s.batch <= 64;
+}
+
+/// What plans promise cuDNN of every pointer, so that it may choose engines that load four floats at once.
+/// Arenas and activations of muster's models keep it, as they are cut from allocations (256 bytes) at
+/// multiples of 64 bytes. A pointer of a caller of Kernels may lie anywhere.
+inline constexpr std::size_t kConvAlignment = 16;
+[[nodiscard]] inline bool is_conv_aligned(const void* tensor) {
+  return reinterpret_cast<std::uintptr_t>(tensor) % kConvAlignment == 0;
 }
 
 class ConvPlans {

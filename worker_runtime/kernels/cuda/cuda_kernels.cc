@@ -186,10 +186,17 @@ void CudaKernels::gather_normalize(const std::uint8_t* images, const std::uint8_
        "gather_normalize");
 }
 
+bool CudaKernels::is_for_dnn(const ConvShape& shape, std::initializer_list<const float*> tensors) {
+  // A tensor that is not aligned as the plans promise costs speed, no error: muster's own kernels take every
+  // pointer. A second set of plans for 4 bytes would double planning and memory for calls no layer makes.
+  return conv_plans_ != nullptr && conv_plans_->has(shape) &&
+         std::all_of(tensors.begin(), tensors.end(), is_conv_aligned);
+}
+
 void CudaKernels::conv2d_forward(const ConvShape& shape, const float* x, const float* w, const float* b,
                                  float* y) {
   const ConvArgs args = arguments_of(shape);
-  if (conv_plans_ == nullptr || !conv_plans_->has(shape))
+  if (!is_for_dnn(shape, {x, w, y}))
     return note(launch_conv_forward(args, x, w, b, y, stream_), "conv2d_forward");
   note(conv_plans_->forward(shape, x, w, y, workspace_));
   note(
@@ -200,7 +207,7 @@ void CudaKernels::conv2d_forward(const ConvShape& shape, const float* x, const f
 void CudaKernels::conv2d_backward(const ConvShape& shape, const float* x, const float* w, const float* dy,
                                   float* dx, float* dw, float* db) {
   const ConvArgs args = arguments_of(shape);
-  if (conv_plans_ == nullptr || !conv_plans_->has(shape)) {
+  if (!is_for_dnn(shape, {x, w, dy, dx, dw})) {
     note(launch_conv_backward_filter(args, x, dy, dw, db, stream_), "conv2d_backward (filter)");
     if (dx != nullptr) note(launch_conv_backward_data(args, w, dy, dx, stream_), "conv2d_backward (data)");
     return;

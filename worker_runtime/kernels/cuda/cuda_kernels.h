@@ -5,6 +5,7 @@
 // status() and synchronize().
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -69,6 +70,8 @@ class CudaKernels final : public Kernels {
   void note_missing(const char* library, const Error& error, const char* work, std::once_flag& told);
   [[nodiscard]] Result<void> reserve_workspace(std::size_t size_bytes);
   [[nodiscard]] LinearPlan* find(const LinearShape& shape);
+  /// Whether cuDNN computes a call with these tensors.
+  [[nodiscard]] bool is_for_dnn(const ConvShape& shape, std::initializer_list<const float*> tensors);
 
   struct LinearEntry {
     LinearShape shape;
