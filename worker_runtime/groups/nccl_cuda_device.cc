@@ -94,6 +94,8 @@ class CudaDevice final : public NcclDevice {
   }
 
   Result<std::uint32_t*> create_counter() override {
+    // The first count_up() is often part of a capture.
+    MUSTER_OK(check(kernels::cuda::load_increment(), "load the kernel that counts collectives"));
     void* memory = nullptr;
     MUSTER_OK(
         check(cudaHostAlloc(&memory, sizeof(std::uint32_t), cudaHostAllocMapped | cudaHostAllocPortable),

@@ -101,4 +101,9 @@ cudaError_t launch_increment(std::uint32_t* counter, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+cudaError_t load_increment() {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, increment_kernel);
+}
+
 }  // namespace muster::kernels::cuda

@@ -45,6 +45,9 @@ namespace muster::kernels::cuda {
 /// Adds 1 to a counter that the host reads too (mapped pinned memory); system-wide ordered after the work
 /// before it.
 [[nodiscard]] cudaError_t launch_increment(std::uint32_t* counter, cudaStream_t stream);
+/// Brings its kernel onto the current GPU, as the first launch would: the driver loads kernels late, and a
+/// load may wait for the GPU, which a stream capture does not allow.
+[[nodiscard]] cudaError_t load_increment();
 
 /// dim3 of a Grid.
 inline dim3 blocks_of(const Grid& grid) {
