@@ -160,6 +160,44 @@ TEST_CASE("memory that the GPU does not have is kExhausted and the kernels stay 
   REQUIRE_OK(kernels->synchronize());
 }
 
+TEST_CASE("one thread uses two objects in turn, on two GPUs where there are two") {
+  require_gpu();
+  std::vector<std::unique_ptr<kernels::Kernels>> both;
+  std::vector<std::unique_ptr<StepRecorder>> recorders;
+  std::vector<float*> values;
+  for (const int device : {0, 1}) {
+    auto made = kernels::make_cuda_kernels(device % kernels::cuda_device_count());
+    REQUIRE_OK(made);
+    const auto memory = (*made)->allocate(256);
+    REQUIRE_OK(memory);
+    values.push_back(static_cast<float*>(*memory));
+    recorders.push_back((*made)->make_step_recorder());
+    both.push_back(std::move(*made));
+  }
+  for (const kernels::LinearShape& shape : {kernels::LinearShape{4, 33, 5}, kernels::LinearShape{100, 33, 7}})
+    for (const auto& kernels : both) check_linear(*kernels, shape);
+  const std::vector<float> ones(16, 1.0F);
+  for (std::size_t i = 0; i < 2; ++i) both[i]->copy_to_device(values[i], ones.data(), 64);
+  for (std::size_t i = 0; i < 2; ++i) {
+    // values[16..] = values[..16], on the GPU whose turn it is.
+    REQUIRE_OK(recorders[i]->record(0, [&]() -> Result<void> {
+      both[i]->copy_on_device(values[i] + 16, values[i], 64);
+      return {};
+    }));
+  }
+  for (std::size_t i = 0; i < 2; ++i) {
+    REQUIRE_OK(recorders[i]->replay(0));
+    REQUIRE_OK(recorders[i]->mark(0));
+  }
+  for (std::size_t i = 0; i < 2; ++i) {
+    REQUIRE_OK(recorders[i]->wait(0));
+    std::vector<float> read(16);
+    both[i]->copy_to_host(read.data(), values[i] + 16, 64);
+    REQUIRE_OK(both[i]->synchronize());
+    REQUIRE(read == ones);
+  }
+}
+
 TEST_CASE("a GPU that does not exist is kNotFound") {
   require_gpu();
   const auto refused = kernels::make_cuda_kernels(1000);

@@ -66,7 +66,14 @@ Result<void> check(cudaError_t result, std::string_view call, int device) {
 }
 
 Result<void> select(int device) {
-  return check(cudaSetDevice(device), "cudaSetDevice", device);
+  // The runtime is asked and no copy of ours kept: libraries and the program around muster select, too.
+  // Before a thread's first cudaSetDevice the runtime says 0, without a context that libraries could use.
+  thread_local bool has_context = false;
+  int current = -1;
+  if (has_context && cudaGetDevice(&current) == cudaSuccess && current == device) return {};
+  MUSTER_OK(check(cudaSetDevice(device), "cudaSetDevice", device));
+  has_context = true;
+  return {};
 }
 
 Result<int> device_count() {

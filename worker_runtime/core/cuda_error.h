@@ -20,7 +20,8 @@ namespace muster::cuda {
 /// Success, or error_of; the error is then no longer the thread's last one.
 [[nodiscard]] Result<void> check(cudaError_t result, std::string_view call, int device);
 
-/// Makes `device` the calling thread's. Its context is created by the first call that needs it.
+/// Makes `device` the calling thread's. Its context is created by the first call that needs it. Cheap where
+/// it is that already (cudaGetDevice reads the thread's state), so that launches can call it each time.
 [[nodiscard]] Result<void> select(int device);
 
 /// GPUs the driver shows; kNotFound without driver or GPU, with what to do about it.

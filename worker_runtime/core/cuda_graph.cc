@@ -14,7 +14,8 @@ namespace {
 
 class CudaStepRecorder final : public StepRecorder {
  public:
-  CudaStepRecorder(cudaStream_t stream, Result<void>& noted) : stream_(stream), noted_(noted) {}
+  CudaStepRecorder(int device, cudaStream_t stream, Result<void>& noted)
+      : device_(device), stream_(stream), noted_(noted) {}
   ~CudaStepRecorder() override {
     for (std::size_t slot = 0; slot < graphs_.size(); ++slot) drop(slot);
     for (cudaEvent_t mark : marks_)
@@ -24,6 +25,7 @@ class CudaStepRecorder final : public StepRecorder {
   Result<void> record(std::size_t slot, const Step& step) override {
     if (!noted_) return noted_;  // of an earlier call: not the recording's to forget
     drop(slot);
+    MUSTER_OK(cuda::select(device_));
     Result<void> result = capture(slot, step);
     if (!result) {
       drop(slot);
@@ -33,10 +35,12 @@ class CudaStepRecorder final : public StepRecorder {
   }
 
   Result<void> replay(std::size_t slot) override {
+    MUSTER_OK(cuda::select(device_));
     return check(cudaGraphLaunch(graphs_[slot], stream_), "cudaGraphLaunch");
   }
 
   Result<void> mark(std::size_t which) override {
+    MUSTER_OK(cuda::select(device_));
     // The waiting thread sleeps: the communication thread needs the core.
     if (marks_[which] == nullptr)
       MUSTER_OK(
@@ -75,12 +79,11 @@ class CudaStepRecorder final : public StepRecorder {
     return check(cudaGraphUpload(graphs_[slot], stream_), "cudaGraphUpload");
   }
 
-  static Result<void> check(cudaError_t result, std::string_view call) {
-    int device = -1;
-    if (result != cudaSuccess) (void)cudaGetDevice(&device);
-    return cuda::check(result, call, device);
+  Result<void> check(cudaError_t result, std::string_view call) const {
+    return cuda::check(result, call, device_);
   }
 
+  int device_;
   cudaStream_t stream_;
   Result<void>& noted_;
   std::array<cudaGraphExec_t, StepGraphPlan::kSlots> graphs_{};
@@ -89,8 +92,8 @@ class CudaStepRecorder final : public StepRecorder {
 
 }  // namespace
 
-std::unique_ptr<StepRecorder> make_cuda_step_recorder(void* stream, Result<void>& noted) {
-  return std::make_unique<CudaStepRecorder>(static_cast<cudaStream_t>(stream), noted);
+std::unique_ptr<StepRecorder> make_cuda_step_recorder(int device, void* stream, Result<void>& noted) {
+  return std::make_unique<CudaStepRecorder>(device, static_cast<cudaStream_t>(stream), noted);
 }
 
 }  // namespace muster

@@ -9,8 +9,10 @@
 
 namespace muster {
 
-/// `stream`: cudaStream_t. `noted`: where the kernels, whose calls return nothing, keep their first error;
-/// one made while recording is the recording's and is taken from there, for the step can still be called.
-[[nodiscard]] std::unique_ptr<StepRecorder> make_cuda_step_recorder(void* stream, Result<void>& noted);
+/// `stream`: cudaStream_t on GPU `device`. `noted`: where the kernels, whose calls return nothing, keep their
+/// first error; one made while recording is the recording's and is taken from there, for the step can still
+/// be called.
+[[nodiscard]] std::unique_ptr<StepRecorder> make_cuda_step_recorder(int device, void* stream,
+                                                                    Result<void>& noted);
 
 }  // namespace muster

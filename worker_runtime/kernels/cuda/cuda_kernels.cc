@@ -67,23 +67,23 @@ Result<void*> CudaKernels::allocate(std::size_t size_bytes) {
 
 void CudaKernels::copy_to_device(void* device, const void* host, std::size_t size_bytes) {
   if (size_bytes == 0) return;
-  note(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, stream_), "copy to the GPU");
+  note(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, selected()), "copy to the GPU");
   note(cudaStreamSynchronize(stream_), "copy to the GPU");  // the caller may reuse its memory, pinned or not
 }
 
 void CudaKernels::copy_to_host(void* host, const void* device, std::size_t size_bytes) {
   if (size_bytes == 0) return;
-  note(cudaMemcpyAsync(host, device, size_bytes, cudaMemcpyDeviceToHost, stream_), "copy from the GPU");
+  note(cudaMemcpyAsync(host, device, size_bytes, cudaMemcpyDeviceToHost, selected()), "copy from the GPU");
   note(cudaStreamSynchronize(stream_), "copy from the GPU");
 }
 
 void CudaKernels::copy_on_device(void* to, const void* from, std::size_t size_bytes) {
   if (size_bytes != 0)
-    note(cudaMemcpyAsync(to, from, size_bytes, cudaMemcpyDeviceToDevice, stream_), "copy on the GPU");
+    note(cudaMemcpyAsync(to, from, size_bytes, cudaMemcpyDeviceToDevice, selected()), "copy on the GPU");
 }
 
 void CudaKernels::zero(void* device, std::size_t size_bytes) {
-  if (size_bytes != 0) note(cudaMemsetAsync(device, 0, size_bytes, stream_), "cudaMemset");
+  if (size_bytes != 0) note(cudaMemsetAsync(device, 0, size_bytes, selected()), "cudaMemset");
 }
 
 Result<void> CudaKernels::synchronize() {
@@ -92,7 +92,12 @@ Result<void> CudaKernels::synchronize() {
 }
 
 std::unique_ptr<StepRecorder> CudaKernels::make_step_recorder() {
-  return make_cuda_step_recorder(stream_, first_error_);
+  return make_cuda_step_recorder(device_, stream_, first_error_);
+}
+
+cudaStream_t CudaKernels::selected() {
+  note(muster::cuda::select(device_));
+  return stream_;
 }
 
 void CudaKernels::note(cudaError_t result, std::string_view call) {
@@ -182,7 +187,8 @@ LinearPlan* CudaKernels::find(const LinearShape& shape) {
 void CudaKernels::gather_normalize(const std::uint8_t* images, const std::uint8_t* labels,
                                    const std::int32_t* indices, int batch, int image_elements, float mean,
                                    float stddev, float* x, std::int32_t* out_labels) {
-  note(launch_gather({images, labels, indices, batch, image_elements, mean, stddev, x, out_labels}, stream_),
+  note(launch_gather({images, labels, indices, batch, image_elements, mean, stddev, x, out_labels},
+                     selected()),
        "gather_normalize");
 }
 
@@ -196,52 +202,54 @@ bool CudaKernels::is_for_dnn(const ConvShape& shape, std::initializer_list<const
 void CudaKernels::conv2d_forward(const ConvShape& shape, const float* x, const float* w, const float* b,
                                  float* y) {
   const ConvArgs args = arguments_of(shape);
+  cudaStream_t const stream = selected();
   if (!is_for_dnn(shape, {x, w, y}))
-    return note(launch_conv_forward(args, x, w, b, y, stream_), "conv2d_forward");
+    return note(launch_conv_forward(args, x, w, b, y, stream), "conv2d_forward");
   note(conv_plans_->forward(shape, x, w, y, workspace_));
-  note(
-      launch_add_bias(y, b, args.num_outputs(), args.out_channels, args.out_height * args.out_width, stream_),
-      "bias");
+  note(launch_add_bias(y, b, args.num_outputs(), args.out_channels, args.out_height * args.out_width, stream),
+       "bias");
 }
 
 void CudaKernels::conv2d_backward(const ConvShape& shape, const float* x, const float* w, const float* dy,
                                   float* dx, float* dw, float* db) {
   const ConvArgs args = arguments_of(shape);
+  cudaStream_t const stream = selected();
   if (!is_for_dnn(shape, {x, w, dy, dx, dw})) {
-    note(launch_conv_backward_filter(args, x, dy, dw, db, stream_), "conv2d_backward (filter)");
-    if (dx != nullptr) note(launch_conv_backward_data(args, w, dy, dx, stream_), "conv2d_backward (data)");
+    note(launch_conv_backward_filter(args, x, dy, dw, db, stream), "conv2d_backward (filter)");
+    if (dx != nullptr) note(launch_conv_backward_data(args, w, dy, dx, stream), "conv2d_backward (data)");
     return;
   }
   note(conv_plans_->backward(shape, x, w, dy, dx, dw, workspace_));
-  note(launch_conv_backward_filter(args, x, dy, nullptr, db, stream_), "conv2d_backward (bias)");
+  note(launch_conv_backward_filter(args, x, dy, nullptr, db, stream), "conv2d_backward (bias)");
 }
 
 void CudaKernels::relu_max_pool_forward(const PoolShape& shape, const float* x, float* y,
                                         std::uint8_t* argmax) {
-  note(launch_pool_forward(arguments_of(shape), x, y, argmax, stream_), "relu_max_pool_forward");
+  note(launch_pool_forward(arguments_of(shape), x, y, argmax, selected()), "relu_max_pool_forward");
 }
 
 void CudaKernels::relu_max_pool_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax,
                                          float* dx) {
-  note(launch_pool_backward(arguments_of(shape), dy, argmax, dx, stream_), "relu_max_pool_backward");
+  note(launch_pool_backward(arguments_of(shape), dy, argmax, dx, selected()), "relu_max_pool_backward");
 }
 
 void CudaKernels::linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b,
                                  float* y, bool relu) {
   if (LinearPlan* plan = find(shape); plan != nullptr)
-    return note(plan->forward(x, w, b, y, relu, workspace_, stream_));
-  note(launch_linear_forward(arguments_of(shape), x, w, b, y, relu, stream_), "linear_forward");
+    return note(plan->forward(x, w, b, y, relu, workspace_, selected()));
+  note(launch_linear_forward(arguments_of(shape), x, w, b, y, relu, selected()), "linear_forward");
 }
 
 void CudaKernels::linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y,
                                   float* dy, float* dx, float* dw, float* db, bool relu) {
   LinearPlan* plan = find(shape);
+  cudaStream_t const stream = selected();
   if (plan == nullptr)
-    return note(launch_linear_backward({arguments_of(shape), x, w, y, dy, dx, dw, db, relu}, stream_),
+    return note(launch_linear_backward({arguments_of(shape), x, w, y, dy, dx, dw, db, relu}, stream),
                 "linear_backward");
   const std::int64_t outputs = std::int64_t{shape.batch} * shape.out_features;
-  if (relu) note(launch_relu_mask(y, dy, outputs, stream_), "linear_backward (mask)");
-  note(plan->backward(x, w, dy, dx, dw, db, workspace_, stream_));
+  if (relu) note(launch_relu_mask(y, dy, outputs, stream), "linear_backward (mask)");
+  note(plan->backward(x, w, dy, dx, dw, db, workspace_, stream));
   if (!plan->computes_bias_gradient()) {
     // The sum over samples of dy (M, N): as a convolution's bias gradient with N channels of one pixel.
     ConvArgs sums{};
@@ -249,22 +257,23 @@ void CudaKernels::linear_backward(const LinearShape& shape, const float* x, cons
     sums.out_channels = shape.out_features;
     sums.in_channels = sums.kernel = sums.stride = sums.height = sums.width = sums.out_height =
         sums.out_width = 1;
-    note(launch_conv_backward_filter(sums, nullptr, dy, nullptr, db, stream_), "linear_backward (bias)");
+    note(launch_conv_backward_filter(sums, nullptr, dy, nullptr, db, stream), "linear_backward (bias)");
   }
 }
 
 void CudaKernels::cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes,
                                 float* dlogits, LossTotals* totals) {
-  note(launch_cross_entropy({logits, labels, batch, classes, dlogits}, totals, stream_), "cross_entropy");
+  note(launch_cross_entropy({logits, labels, batch, classes, dlogits}, totals, selected()), "cross_entropy");
 }
 
 void CudaKernels::set_sgd_state(SgdState* state, const SgdState& value) {
-  note(launch_set_sgd_state(state, value, stream_), "set_sgd_state");
+  note(launch_set_sgd_state(state, value, selected()), "set_sgd_state");
 }
 
 void CudaKernels::sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
                            const SgdState* state) {
-  note(launch_sgd({params, grads, velocity, static_cast<std::int64_t>(count), state}, stream_), "sgd_step");
+  note(launch_sgd({params, grads, velocity, static_cast<std::int64_t>(count), state}, selected()),
+       "sgd_step");
 }
 
 }  // namespace cuda

@@ -63,6 +63,9 @@ class CudaKernels final : public Kernels {
  private:
   explicit CudaKernels(int device) : device_(device) {}
   [[nodiscard]] Result<void> start();
+  /// The stream, with its GPU made the thread's, as launches and the libraries need it: the thread may use
+  /// several GPUs.
+  [[nodiscard]] cudaStream_t selected();
   /// Keeps the first error; later calls still enqueue, their results are not used.
   void note(cudaError_t result, std::string_view call);
   void note(Result<void> result);
