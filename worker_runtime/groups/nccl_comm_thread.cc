@@ -144,8 +144,10 @@ Error NcclCommThread::error_of(const Lifecycle& state, const std::string& subjec
   std::string text = "rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.world_size) +
                      ": " + subject + " (NCCL " + api_.version_text() + "): ";
   if (state.cause == Cause::kTimeout) {
-    const Millis limit =
-        state.phase == Phase::kStarting || subject == "start" ? options_.limits.start : options_.limits.call;
+    const Limits& limits = options_.limits;
+    const Millis limit = state.phase == Phase::kStarting || subject == "start" ? limits.start
+                         : subject == captured_name()                          ? limits.captured
+                                                                               : limits.call;
     text += "not finished after " + std::to_string(limit.count()) +
             " ms; a rank is missing, stuck or runs another operation: compare the ranks' last lines";
     return {code_of(state), std::move(text)};
@@ -363,7 +365,7 @@ void NcclCommThread::watch_captured() {
   last_finished_ = finished;
   if (is_moving)
     captured_progress_ = progress_ = SteadyClock::now();
-  else if (SteadyClock::now() - captured_progress_ > options_.limits.call)
+  else if (SteadyClock::now() - captured_progress_ > options_.limits.captured)
     (void)drive(Event::kOverdue, kSuccess, captured_name());
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/groups/nccl_group.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -145,6 +146,7 @@ class NcclGroup final : public ProcessGroup {
     options.world_size = settings_.world_size;
     options.id = id;
     options.limits.start = options.limits.call = settings_.timeout;
+    options.limits.captured = std::min(settings_.timeout, settings_.captured_timeout);
     options.peers = std::move(peers);
     options.record = CollectiveRecord(settings_.name.page, settings_.name.text, "nccl", settings_.world_size);
     thread_ = std::make_shared<NcclCommThread>(api_, device_, std::move(options));
@@ -366,6 +368,7 @@ Result<std::unique_ptr<ProcessGroup>> make_nccl_group(Store& store, int rank, in
   settings.rank = rank;
   settings.world_size = world_size;
   settings.timeout = timeout;
+  settings.captured_timeout = std::max(settings.captured_timeout, timeout / 5);
   settings.name = name;
   settings.library = library_of_environment();
   const char* host_id = std::getenv("NCCL_HOSTID");

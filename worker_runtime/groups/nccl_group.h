@@ -32,8 +32,10 @@ struct GroupName {
 
 /// A collective of all ranks. `stream`: the compute stream (cudaStream_t) on GPU `device`; outlives the
 /// group, whose end waits for it before memory is freed. `timeout` holds for the gathering and for each
-/// collective. The environment says where NCCL is (MUSTER_NCCL_LIBRARY). kUnsupported: built without CUDA;
-/// kNotFound: no GPU or no NCCL library.
+/// collective; a captured one gets a fifth of it, at least 60 s (60 s of the default 5 min) and never more
+/// than `timeout`, from when this rank's GPU has come to it: a longer wait for a rank that evaluates or saves
+/// needs a longer `timeout`. The environment says where NCCL is (MUSTER_NCCL_LIBRARY). kUnsupported: built
+/// without CUDA; kNotFound: no GPU or no NCCL library.
 [[nodiscard]] Result<std::unique_ptr<ProcessGroup>> make_nccl_group(Store& store, int rank, int world_size,
                                                                     int device, void* stream,
                                                                     std::chrono::milliseconds timeout,
@@ -52,7 +54,8 @@ struct GroupSettings {
   int rank = 0;
   int world_size = 1;
   std::chrono::milliseconds timeout{300'000};
-  std::optional<std::string> library;  ///< instead of the system's libnccl.so.2
+  std::chrono::milliseconds captured_timeout{60'000};  ///< no longer than `timeout`
+  std::optional<std::string> library;                  ///< instead of the system's libnccl.so.2
   /// Several ranks share a GPU (NCCL_HOSTID is set): plain device memory, as NCCL's own allocator maps per
   /// GPU.
   bool shares_gpu = false;

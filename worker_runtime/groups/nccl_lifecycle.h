@@ -47,6 +47,7 @@ struct Limits {
   Millis start{300'000};  // for all ranks to join
   Millis call{300'000};   // for one collective
   Millis finalize{10'000};
+  Millis captured{60'000};  // for one that is part of a CUDA graph, from when the GPU has come to it
 };
 
 struct Lifecycle {

@@ -31,6 +31,7 @@ struct World {
   int size;
   Millis timeout{20'000};
   std::string library = FAKE_NCCL;
+  Millis captured_timeout{60'000};
 };
 
 /// Where it has to pass; until they have met the ranks need some of it, too.
@@ -48,6 +49,7 @@ struct Member {
     settings.rank = rank;
     settings.world_size = world.size;
     settings.timeout = world.timeout;
+    settings.captured_timeout = world.captured_timeout;
     settings.library = world.library;
     MUSTER_TRY(group, nccl::make_group(*store, settings, device, &stream));
     return {};
@@ -415,7 +417,7 @@ TEST_CASE("collectives in a captured step are watched by counters and their even
       const Buffer buffer{values.data(), 10, DType::kFloat32};
       Member member;
       HostGraph graph, stuck;
-      STEP(member.join({&directory, 2, kShort}, rank));
+      STEP(member.join({&directory, 2, Millis(30'000), FAKE_NCCL, kShort}, rank));
       member.device->begin_capture(member.stream, graph);
       EXPECT(!member.group->barrier());
       for (int i = 0; i < 3; ++i) STEP(member.group->all_reduce(buffer));
@@ -428,12 +430,16 @@ TEST_CASE("collectives in a captured step are watched by counters and their even
       member.device->begin_capture(member.stream, stuck);
       STEP(member.group->all_reduce(buffer));
       member.device->end_capture();
+      const Instant begun = SteadyClock::now();
       stuck.launch(member.stream);
       member.stream.synchronize();  // ends because the watchdog aborts
+      EXPECT(SteadyClock::now() - begun < Millis(25'000));
       const auto failed = member.group->all_reduce(buffer);
       EXPECT(!failed);
       EXPECT(failed.error().code == ErrorCode::kTimeout || failed.error().code == ErrorCode::kPeerGone);
       EXPECT(failed.error().message.find("all_reduce #5") != std::string::npos);
+      if (failed.error().code == ErrorCode::kTimeout)
+        EXPECT(failed.error().message.find("not finished after 3000 ms") != std::string::npos);
       const auto status = member.group->status();
       EXPECT(!status && status.error() == failed.error());
     }
