@@ -27,8 +27,8 @@ struct Liveness {
 
 class HangWatch {
  public:
-  /// kAuto: never less. A collective of the runtime gives up after 5 min by itself, one of PyTorch's after
-  /// 10: a worker that is idle for so long while others wait is lost in any case.
+  /// kAuto: never less. A collective of the runtime gives up after 5 min (captured: 60 s) by itself, one of
+  /// PyTorch's after 10: a worker that is idle for so long while others wait is lost in any case.
   static constexpr std::chrono::seconds kLeastLimit{240};
   /// kAuto: times the longest pause of any worker.
   static constexpr int kPauseFactor = 3;

@@ -171,8 +171,89 @@ def step():
     write("pytorch_step.safetensors", tensors)
 
 
+class Block(nn.Module):
+    """torchvision's BasicBlock (expansion 1) and Bottleneck (expansion 4), with their names."""
+
+    def __init__(self, channels, width, stride, expansion):
+        super().__init__()
+        sizes = [(3, stride), (3, 1)] if expansion == 1 else [(1, 1), (3, stride), (1, 1)]
+        self.count = len(sizes)
+        out = width * expansion
+        for i, (kernel, step) in enumerate(sizes):
+            to = out if i + 1 == self.count else width
+            setattr(self, f"conv{i + 1}", nn.Conv2d(channels if i == 0 else width, to, kernel, step, kernel // 2, bias=False))
+            setattr(self, f"bn{i + 1}", nn.BatchNorm2d(to))
+        self.downsample = None
+        if stride != 1 or channels != out:
+            self.downsample = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x):
+        y = x
+        for i in range(self.count):
+            y = getattr(self, f"bn{i + 1}")(getattr(self, f"conv{i + 1}")(y))
+            if i + 1 < self.count:
+                y = F.relu(y)
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNet(nn.Module):
+    def __init__(self, depth, classes):
+        super().__init__()
+        blocks = {18: [2, 2, 2, 2], 50: [3, 4, 6, 3]}[depth]
+        expansion = 1 if depth == 18 else 4
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        channels = 64
+        for stage, count in enumerate(blocks):
+            layer = []
+            for i in range(count):
+                layer.append(Block(channels, 64 << stage, 2 if stage > 0 and i == 0 else 1, expansion))
+                channels = (64 << stage) * expansion
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*layer))
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+        for stage in range(4):
+            x = getattr(self, f"layer{stage + 1}")(x)
+        return self.fc(x.mean((2, 3)))
+
+
+def resnet():
+    """One training step of ResNet-18 and -50 on 4 images of 64x64, in double from float32 weights and pixels, which a
+    reader draws again from the same generator: logits, loss, gradients in part, running statistics, then logits in
+    evaluation mode."""
+    tensors = {}
+    for depth in (18, 50):
+        generator = torch.Generator().manual_seed(depth)
+        model = ResNet(depth, 10)
+        for name, value in model.named_parameters():
+            fan_in = value[0].numel() if value.dim() > 1 else 0
+            low, high = ((-(6 / fan_in) ** 0.5, (6 / fan_in) ** 0.5) if value.dim() == 4 else
+                         (-0.05, 0.05) if name.startswith("fc") else (0.5, 1.5) if name.endswith("weight") else (-0.3, 0.3))
+            with torch.no_grad():
+                value.uniform_(low, high, generator=generator)
+        x = torch.empty(4, 3, 64, 64).uniform_(-1, 1, generator=generator)
+        model.double()
+        logits = model(x.double())
+        loss = F.cross_entropy(logits, torch.tensor([3, 0, 9, 3]))
+        loss.backward()
+        tensors[f"{depth}.logits"] = logits.detach().float().numpy()
+        tensors[f"{depth}.loss"] = loss.detach().float().reshape(1).numpy()
+        for name, value in model.named_parameters():
+            flat = value.grad.flatten()
+            tensors[f"{depth}.grad.{name}"] = torch.cat([flat.norm().reshape(1), flat[:8], flat[-8:]]).float().numpy()
+        for name, value in model.named_buffers():
+            if value.dim() == 1:
+                tensors[f"{depth}.{name}"] = value[:4].float().numpy()
+        model.eval()
+        tensors[f"{depth}.eval_logits"] = model(x.double()).detach().float().numpy()
+    write("pytorch_resnet.safetensors", tensors)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    resnet()
     rng()
     sampler()
     weights()

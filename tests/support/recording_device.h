@@ -110,6 +110,12 @@ class RecordingKernels final : public kernels::Kernels {
     return tape_->noted;
   }
   Result<void> status() const override { return tape_->noted; }
+  void report(const Error& error) override {
+    if (tape_->noted) tape_->noted = fail(error);
+  }
+  void enqueue(void (*work)(const void*), const void* argument) override {
+    put([=] { work(argument); });
+  }
   Result<void> plan_conv2d(const kernels::ConvShape& shape) override { return inner_->plan_conv2d(shape); }
   Result<void> plan_linear(const kernels::LinearShape& shape) override { return inner_->plan_linear(shape); }
 

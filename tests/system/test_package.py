@@ -63,3 +63,24 @@ def test_a_project_with_find_package_gathers_under_the_installed_launcher(instal
     done = run(installed / "prefix/bin/muster", "--standalone", "--nproc-per-node=3", installed / "build/embed_worker")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3: sum 6" for rank in range(3)]
+
+
+def test_an_operation_and_a_loss_of_a_program_s_own_train_data_parallel(installed, run):
+    done = run(installed / "prefix/bin/muster", "--standalone", "--nproc-per-node=2", installed / "build/embed_own_parts")
+    assert done.returncode == 0, done.stderr
+    ends = {line.split(": ", 1)[1] for line in done.stdout.splitlines()}
+    assert len(ends) == 1 and ends.pop().startswith("the loss fell by more than 20 times, parameters "), done.stdout
+
+
+def test_the_example_of_the_worker_runtime_trains_resnet18_on_two_ranks(installed, run, root):
+    source = (root / "tests/embed/resnet18.cc").read_text()
+    assert f"```cpp\n{source}```" in (root / "worker_runtime/README.md").read_text()
+    losses = []
+    for steps in (2, 30):
+        done = run(installed / "prefix/bin/muster", "--standalone", "--nproc-per-node=2", installed / "build/embed_resnet18", str(steps))
+        assert done.returncode == 0, done.stderr
+        lines = sorted(done.stdout.splitlines())
+        assert [line.split(" on ")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"]
+        assert lines[0].split("parameters ")[1] == lines[1].split("parameters ")[1]
+        losses.append(float(lines[0].split("loss ")[1].split(",")[0]))
+    assert losses[1] < losses[0] * 0.8, losses

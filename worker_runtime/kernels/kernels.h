@@ -90,7 +90,14 @@ class Kernels {
   /// Waits for everything enqueued; reports the first asynchronous error.
   [[nodiscard]] virtual Result<void> synchronize() = 0;
   /// The first error of the calls so far that is known without waiting.
-  [[nodiscard]] virtual Result<void> status() const { return {}; }
+  [[nodiscard]] virtual Result<void> status() const = 0;
+  /// Makes status() and synchronize() return this error, unless there was one before.
+  virtual void report(const Error& error) = 0;
+  /// report() of a cudaError_t, unless it is cudaSuccess. `what`: the call.
+  virtual void report_cuda(int /*error*/, std::string_view /*what*/) {}
+  /// Calls work(argument), which enqueues on stream() or computes at once. `argument` lives as long as what
+  /// it enqueues may be replayed. (A pointer and no std::function: a step allocates nothing.)
+  virtual void enqueue(void (*work)(const void*), const void* argument) { work(argument); }
   /// The stream the work goes to (cudaStream_t); nullptr on the CPU.
   [[nodiscard]] virtual void* stream() const { return nullptr; }
   /// Records what is enqueued on stream(); nullptr where work is done at once (CPU).

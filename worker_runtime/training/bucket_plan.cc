@@ -19,7 +19,7 @@ std::vector<Bucket> plan_buckets(std::span<const nn::Parameter> parameters, std:
                        .num_parameters = in_bucket,
                        .offset = parameter.offset,
                        .count = end - parameter.offset,
-                       .ready_layer = parameter.layer});
+                       .ready_operation = parameter.operation});
     end = parameter.offset;
     in_bucket = 0;
     bytes = 0;

@@ -91,10 +91,11 @@ std::string digest_of(const safetensors::Metadata& metadata,
 }
 
 /// Copies the tensors named prefix + parameter into an arena.
-Result<std::vector<float>> read_arena(const safetensors::FileView& file, const nn::Model& model,
+Result<std::vector<float>> read_arena(const safetensors::FileView& file,
+                                      const std::vector<nn::Parameter>& parameters, std::size_t elements,
                                       std::string_view prefix) {
-  std::vector<float> arena(model.arena_elements(), 0.0F);
-  for (const nn::Parameter& parameter : model.parameters()) {
+  std::vector<float> arena(elements, 0.0F);
+  for (const nn::Parameter& parameter : parameters) {
     const std::string name = std::string(prefix) + parameter.name;
     const safetensors::TensorView* tensor = file.find(name);
     if (tensor == nullptr) return fail(ErrorCode::kMismatch, "it has no tensor '" + name + "'");
@@ -121,14 +122,16 @@ Result<Checkpoint> parse_checkpoint(std::string_view bytes, const nn::Model& mod
                                 ? ""
                                 : "it is a checkpoint of model '" + checkpoint.state.model +
                                       "', this run trains '" + model_name + "': ";
-  auto params = read_arena(file, model, "");
+  auto params = read_arena(file, model.parameters(), model.arena_elements(), "");
   if (!params) return fail(ErrorCode::kMismatch, other + params.error().message);
   if (!other.empty()) return fail(ErrorCode::kMismatch, other + "the tensors are alike");
   checkpoint.params = *std::move(params);
-  std::size_t expected = model.parameters().size();
+  MUSTER_TRY(checkpoint.buffers, read_arena(file, model.buffers(), model.buffer_elements(), ""));
+  std::size_t expected = model.parameters().size() + model.buffers().size();
   if (checkpoint.state.step > 0) {
-    MUSTER_TRY(checkpoint.velocity, read_arena(file, model, kMomentumPrefix));
-    expected *= 2;
+    MUSTER_TRY(checkpoint.velocity,
+               read_arena(file, model.parameters(), model.arena_elements(), kMomentumPrefix));
+    expected += model.parameters().size();
   }
   if (file.tensors.size() != expected)
     return fail(ErrorCode::kMismatch, "it has " + std::to_string(file.tensors.size()) +
@@ -157,6 +160,10 @@ Result<void> save_checkpoint(const std::string& path, const nn::Model& model, co
       tensors.push_back(
           {std::string(kMomentumPrefix) + parameter.name, DType::kFloat32, parameter.shape, piece(velocity)});
   }
+  const std::vector<float> buffers = model.read_buffers();
+  for (const nn::Parameter& buffer : model.buffers())
+    tensors.push_back({buffer.name, DType::kFloat32, buffer.shape,
+                       bytes_of(std::span(buffers).subspan(buffer.offset, buffer.count))});
   const bool within_epoch = state.epoch_samples > 0;
   safetensors::Metadata metadata{{"format", std::string(within_epoch ? kFormatWithinEpoch : kFormat)},
                                  {"model", state.model},
@@ -228,12 +235,16 @@ Result<TrainingState> restore_checkpoint(const std::string& path, const std::str
     s.epoch_samples = fields[9];
     s.epoch_loss_sum = std::bit_cast<double>(fields[10]);
     loaded->params.resize(model.arena_elements());
+    loaded->buffers.resize(model.buffer_elements());
     loaded->velocity.resize(fields[8] == 0 ? 0 : model.arena_elements());
   }
   MUSTER_OK(host.broadcast({loaded->params.data(), loaded->params.size(), DType::kFloat32}, 0));
+  if (!loaded->buffers.empty())
+    MUSTER_OK(host.broadcast({loaded->buffers.data(), loaded->buffers.size(), DType::kFloat32}, 0));
   if (fields[8] != 0)
     MUSTER_OK(host.broadcast({loaded->velocity.data(), loaded->velocity.size(), DType::kFloat32}, 0));
   model.write_params(loaded->params);
+  model.write_buffers(loaded->buffers);
   optimizer.write_velocity(loaded->velocity);
   return loaded->state;
 }

@@ -94,6 +94,7 @@ Result<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::create
   std::unique_ptr<DistributedDataParallel> ddp(new DistributedDataParallel(model, group));
   ddp->buckets_ = plan_buckets(model.parameters(), model.arena_elements(), options);
   ddp->outstanding_.reserve(ddp->buckets_.size());
+  MUSTER_OK(ddp->broadcast_buffers());
   return ddp;
 }
 
@@ -107,13 +108,15 @@ Result<void> DistributedDataParallel::backward(const nn::Plan& plan) {
 Result<void> DistributedDataParallel::try_backward(const nn::Plan& plan) {
   std::size_t next = 0;
   enter("backward");
-  for (int layer = plan.last_layer(); layer >= plan.first_layer(); --layer) {
-    plan.backward_layer(layer);
+  for (int operation = plan.last_operation(); operation >= plan.first_operation(); --operation) {
+    plan.backward_operation(operation);
     if (!sync_) continue;
-    for (; next < buckets_.size() && buckets_[next].ready_layer == layer; ++next)
+    for (; next < buckets_.size() && buckets_[next].ready_operation >= operation; ++next)
       MUSTER_OK(bucket_ready(next));
   }
   if (!sync_) return accumulate_locally();
+  for (; next < buckets_.size(); ++next)
+    MUSTER_OK(bucket_ready(next));  // of operations the loss does not reach
   MUSTER_OK(wait_for_outstanding());
   if (has_accumulated_) {
     model_->compute()->zero(accumulated_, model_->arena_bytes());
@@ -166,6 +169,11 @@ Result<void> DistributedDataParallel::accumulate_locally() {
   add(accumulated_, model_->grads(), model_->arena_elements());
   has_accumulated_ = true;
   return {};
+}
+
+Result<void> DistributedDataParallel::broadcast_buffers() {
+  if (model_->buffer_elements() == 0 || group_->world_size() == 1) return {};
+  return group_->broadcast({model_->buffer_arena(), model_->buffer_elements(), DType::kFloat32}, 0);
 }
 
 void DistributedDataParallel::add(float* into, const float* from, std::size_t count) {

@@ -114,6 +114,7 @@ class Trainer::Impl {
     std::vector<std::int32_t> indices(static_cast<std::size_t>(range.size()));
     std::iota(indices.begin(), indices.end(), range.begin);
     MUSTER_OK(upload(indices, test_indices_));
+    MUSTER_OK(ddp_->broadcast_buffers());
     for (std::int32_t at = 0; at < range.size(); at += batch_size) {
       const int rows = std::min(batch_size, range.size() - at);
       MUSTER_TRY(const nn::Plan* const plan, model_->plan(rows, nn::Mode::kInference));

@@ -13,7 +13,7 @@ std::vector<nn::Parameter> parameters_of(const std::vector<std::size_t>& counts)
   std::size_t offset = 0;
   for (const std::size_t count : counts) {
     nn::Parameter parameter;
-    parameter.layer = static_cast<int>(parameters.size());
+    parameter.operation = static_cast<int>(parameters.size());
     parameter.offset = offset;
     parameter.count = count;
     offset += (count + nn::kArenaAlignment - 1) / nn::kArenaAlignment * nn::kArenaAlignment;
@@ -38,7 +38,7 @@ TEST_CASE("a small model is one bucket that is ready after its first layer") {
                                           .num_parameters = 10,
                                           .offset = 0,
                                           .count = model.arena_elements(),
-                                          .ready_layer = 0}});
+                                          .ready_operation = 0}});
 }
 
 TEST_CASE("the MLP is two buckets: its last layers up to 1 MB, then the first layer") {
@@ -48,7 +48,7 @@ TEST_CASE("the MLP is two buckets: its last layers up to 1 MB, then the first la
   REQUIRE(model.parameters()[buckets[0].first_parameter].name == "fc2.weight");
   REQUIRE(buckets[0].num_parameters == 4);
   REQUIRE(buckets[1].num_parameters == 2);
-  REQUIRE(buckets[0].ready_layer > buckets[1].ready_layer);
+  REQUIRE(buckets[0].ready_operation > buckets[1].ready_operation);
 }
 
 TEST_CASE("a bucket closes when it has reached its limit, the first one at 1 MB, the others at 25 MB") {
@@ -71,7 +71,7 @@ TEST_CASE("buckets cover the arena from its end to its beginning without gaps, f
       for (const Bucket& bucket : buckets) {
         REQUIRE(bucket.offset + bucket.count == end);
         REQUIRE(bucket.first_parameter + bucket.num_parameters == parameter);
-        REQUIRE(bucket.ready_layer == model.parameters()[bucket.first_parameter].layer);
+        REQUIRE(bucket.ready_operation == model.parameters()[bucket.first_parameter].operation);
         end = bucket.offset;
         parameter = bucket.first_parameter;
       }

@@ -2,8 +2,6 @@
 // The network against PyTorch: initial weights bit for bit, one training step within the kernels' tolerance.
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <numeric>
 
 #include <muster/nn.h>
 
@@ -36,58 +34,6 @@ void require_close(const std::vector<float>& actual, const std::vector<float>& e
     INFO("element " << i << ": " << actual[i] << ", expected " << expected[i]);
     REQUIRE(std::abs(actual[i] - expected[i]) <= tolerance * scale);
   }
-}
-
-/// Loss of a batch in double, through the model's own forward pass.
-double loss_of(nn::Model& model, nn::Plan& plan, const std::vector<std::int32_t>& labels) {
-  plan.forward();
-  kernels::LossTotals totals;
-  model.compute()->cross_entropy(plan.output(), labels.data(), plan.batch(), model.output_shape()[0], nullptr,
-                                 &totals);
-  return totals.loss_sum / plan.batch();
-}
-
-/// Central differences of every parameter (every `stride`-th) against backward.
-void check_gradients(nn::Model model, int batch, std::size_t stride) {
-  Generator generator(5);
-  model.initialize(generator);
-  REQUIRE_OK(model.allocate(reference()));
-  auto planned = model.plan(batch, nn::Mode::kTraining);
-  REQUIRE_OK(planned);
-  nn::Plan& plan = **planned;
-  const auto inputs = static_cast<std::size_t>(
-      std::accumulate(model.input_shape().begin(), model.input_shape().end(), batch, std::multiplies<>()));
-  generator.uniform(std::span(plan.input(), inputs), -1.0F, 1.0F);
-  std::vector<std::int32_t> labels;
-  for (int i = 0; i < batch; ++i) labels.push_back(i % model.output_shape()[0]);
-
-  plan.forward();
-  kernels::LossTotals totals;
-  model.compute()->cross_entropy(plan.output(), labels.data(), batch, model.output_shape()[0],
-                                 plan.output_gradient(), &totals);
-  plan.backward();
-  const std::vector<float> gradients = model.read_grads();
-  const float scale = largest(gradients);
-  constexpr float kStep = 1e-2F;
-  for (const nn::Parameter& parameter : model.parameters())
-    for (std::size_t i = 0; i < parameter.count; i += stride) {
-      float& value = model.params()[parameter.offset + i];
-      const float old = value;
-      value = old + kStep;
-      const double above = loss_of(model, plan, labels);
-      value = old - kStep;
-      const double below = loss_of(model, plan, labels);
-      value = old;
-      INFO(parameter.name << "[" << i << "]");
-      const double numeric = (above - below) / (2.0 * kStep);
-      REQUIRE(std::abs(numeric - gradients[parameter.offset + i]) <= 2e-2 * scale);
-    }
-}
-
-nn::Model small(std::vector<nn::NamedLayer> layers, const nn::Shape& input) {
-  auto model = nn::Model::create(input, std::move(layers));
-  REQUIRE_OK(model);
-  return *std::move(model);
 }
 
 }  // namespace
@@ -165,23 +111,6 @@ TEST_CASE("one training step of GarmentClassifier has PyTorch's logits, loss and
   }
 }
 
-TEST_CASE("gradients of Linear with ReLU agree with central differences") {
-  std::vector<nn::NamedLayer> layers;
-  layers.push_back({"fc1", nn::linear(7, 9, true)});
-  layers.push_back({"fc2", nn::linear(9, 4)});
-  check_gradients(small(std::move(layers), {7}), 3, 1);
-}
-
-TEST_CASE("gradients of Conv2d with stride and padding and of pooling agree with central differences") {
-  std::vector<nn::NamedLayer> layers;
-  layers.push_back({"conv1", nn::conv2d({.in_channels = 2, .out_channels = 3, .kernel = 3, .padding = 1})});
-  layers.push_back({"pool", nn::relu_max_pool2d()});
-  layers.push_back({"conv2", nn::conv2d({.in_channels = 3, .out_channels = 4, .kernel = 2, .stride = 2})});
-  layers.push_back({"flatten", nn::flatten()});
-  layers.push_back({"fc", nn::linear(4 * 2 * 2, 3)});
-  check_gradients(small(std::move(layers), {2, 9, 8}), 2, 3);
-}
-
 TEST_CASE("an inference plan computes the same outputs as a training plan") {
   nn::Model model = nn::garment_classifier();
   Generator generator(1);
@@ -199,20 +128,6 @@ TEST_CASE("an inference plan computes the same outputs as a training plan") {
   REQUIRE((*inference)->size_bytes() < (*training)->size_bytes());
   REQUIRE((*inference)->output_gradient() == nullptr);
   REQUIRE(*model.plan(3, nn::Mode::kTraining) == *training);
-}
-
-TEST_CASE("a layer that does not fit its input is refused by name") {
-  std::vector<nn::NamedLayer> layers;
-  layers.push_back({"fc1", nn::linear(784, 10)});
-  REQUIRE(nn::Model::create({1, 28, 28}, std::move(layers)).error().message ==
-          "layer 0 'fc1': Linear expects (784), its input is (1, 28, 28)");
-  layers.clear();
-  layers.push_back({"a", nn::linear(4, 4)});
-  layers.push_back({"a", nn::linear(4, 4)});
-  REQUIRE(nn::Model::create({4}, std::move(layers)).error().message == "two parameters are named 'a.weight'");
-  layers.clear();
-  layers.push_back({"flatten", nn::flatten()});
-  REQUIRE_FALSE(nn::Model::create({4}, std::move(layers)));
 }
 
 TEST_CASE("parameters lie on cache lines in one arena, gradients of gaps stay zero") {

@@ -12,9 +12,9 @@ using namespace muster;
 namespace {
 
 nn::Model model_of(int elements) {
-  std::vector<nn::NamedLayer> layers;
-  layers.push_back({"fc", nn::linear(elements - 1, 1)});  // elements - 1 weights and one bias
-  auto model = nn::Model::create({elements - 1}, std::move(layers));
+  nn::Graph graph({elements - 1});
+  auto model =
+      nn::Model::create(graph, nn::linear("fc", graph.input(), 1));  // elements - 1 weights, one bias
   REQUIRE_OK(model);
   return *std::move(model);
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoint: everything that a run needs to continue as if it had never stopped, in one safetensors file:
-// the parameters under their names, the momentum under momentum.<name>, and the state below as the file's
-// metadata together with a SHA-256 of it all. Replaced atomically: a full disk or a kill leaves the previous
-// one. Files are treated as hostile. One written within an epoch has a format of its own, so that a program
-// that knows nothing of it does not begin the epoch again. Written by rank 0, between steps. Loading never
-// changes anything before the whole file has been checked.
+// the parameters and buffers under their names, the momentum under momentum.<name>, and the state below as
+// the file's metadata together with a SHA-256 of it all. Replaced atomically: a full disk or a kill leaves
+// the previous one. Files are treated as hostile. One written within an epoch has a format of its own, so
+// that a program that knows nothing of it does not begin the epoch again. Written by rank 0, between steps.
+// Loading never changes anything before the whole file has been checked.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +38,7 @@ struct TrainingState {
 struct Checkpoint {
   TrainingState state;
   std::vector<float> params;    // in the layout of the model's arena
+  std::vector<float> buffers;   // likewise
   std::vector<float> velocity;  // likewise; empty: no step was done
 };
 

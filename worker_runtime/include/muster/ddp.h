@@ -32,9 +32,9 @@ struct DdpOptions {
 struct Bucket {
   std::size_t first_parameter = 0;  // indices into Model::parameters()
   std::size_t num_parameters = 0;
-  std::size_t offset = 0;  // elements
-  std::size_t count = 0;   // elements, gaps included
-  int ready_layer = 0;     // after backward of this layer every gradient in it is there
+  std::size_t offset = 0;   // elements
+  std::size_t count = 0;    // elements, gaps included
+  int ready_operation = 0;  // after backward of this operation every gradient in it is there
 
   friend bool operator==(const Bucket&, const Bucket&) = default;
 };
@@ -50,6 +50,11 @@ class DistributedDataParallel {
   /// Backward of `plan`, whose output_gradient() is filled; afterwards Model::grads() holds the mean over
   /// ranks.
   [[nodiscard]] Result<void> backward(const nn::Plan& plan);
+
+  /// Gives every rank rank 0's buffers (running statistics). In training each rank's own go their own way,
+  /// which changes nothing before they are used: to be called before an evaluation, as Trainer does, or
+  /// before they are saved by another rank than 0. A collective.
+  [[nodiscard]] Result<void> broadcast_buffers();
 
   /// While the returned object lives, backward() only adds to this rank's gradients; the first backward()
   /// afterwards reduces the sum. For gradient accumulation.

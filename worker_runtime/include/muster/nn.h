@@ -1,50 +1,111 @@
 // SPDX-License-Identifier: Apache-2.0
-// nn: networks as a static list of layers with explicit forward and backward. Every buffer is a place in an
-// arena that is computed before the first step: parameters in one arena, gradients in another (both
-// contiguous, so that an optimizer is one loop and a bucket of gradients one range), activations in one arena
-// per planned batch size. A step allocates nothing. Layers know kernels::Kernels and no device. Not
-// thread-safe: one model per rank. Names, shapes and default initialisation are PyTorch's: the same seed
-// gives the same bits.
+// nn: a model is a static graph of operations over values, written down with functions that read like
+// PyTorch's modules. Every buffer is a place in an arena that is computed before the first step: parameters
+// in one arena, gradients in another (both contiguous, so that an optimizer is one loop and a bucket of
+// gradients one range), buffers in a third, activations and their gradients in one arena per planned batch
+// size, where what is never needed at the same time shares memory. Not thread-safe: one model per rank.
+// Names, shapes and default initialisation are PyTorch's.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include <muster/compute.h>
-#include <muster/result.h>
-#include <muster/rng.h>
+#include <muster/operation.h>
 
 namespace muster::nn {
 
-/// Dimensions of one sample, without the batch: {1, 28, 28} or {784}.
-using Shape = std::vector<int>;
+class Graph;
 
-/// How PyTorch's reset_parameters() fills a tensor.
-enum class Init : std::uint8_t {
-  kKaimingUniform,  ///< kaiming_uniform_(a=sqrt(5)): weights of Conv2d and Linear
-  kFanInUniform,    ///< uniform in +-1/sqrt(fan_in): their biases
+/// An operation's output, or the graph's input. A handle: copied freely, valid as long as its graph.
+class Value {
+ public:
+  /// Of one sample, without the batch. Empty after an error (Graph::error()).
+  [[nodiscard]] const Shape& shape() const;
+
+ private:
+  friend class Graph;
+  friend class Model;
+  friend Value apply(std::string name, std::unique_ptr<Operation> operation,
+                     std::initializer_list<Value> inputs);
+  Value(Graph& graph, int index) : graph_(&graph), index_(index) {}
+  Graph* graph_;
+  int index_;
 };
 
-/// What a layer asks for.
-struct ParameterSpec {
-  std::string_view suffix;  // "weight", "bias"
-  std::vector<std::int64_t> shape;
-  Init init;
-  std::int64_t fan_in;
+/// What Model::create() makes a model of: operations in the order they were written down. The first that does
+/// not fit its inputs is remembered, those after it are ignored.
+class Graph {
+ public:
+  /// `input`: one sample, without the batch.
+  explicit Graph(Shape input) : shapes_{std::move(input)} {}
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  [[nodiscard]] Value input() { return {*this, 0}; }
+  [[nodiscard]] const std::optional<Error>& error() const { return error_; }
+
+ private:
+  friend class Value;
+  friend class Model;
+  friend Value apply(std::string name, std::unique_ptr<Operation> operation,
+                     std::initializer_list<Value> inputs);
+  friend void fuse(Graph& graph, int output);
+
+  struct Node {
+    std::string name;  // prefix of its parameters' names; unique among operations with parameters
+    std::unique_ptr<Operation> operation;  // nullptr: fused into another
+    std::vector<int> inputs;               // values; the node's own output is its index + 1
+  };
+  Value add(std::string name, std::unique_ptr<Operation> operation, std::initializer_list<Value> inputs);
+
+  std::vector<Node> nodes_;
+  std::vector<Shape> shapes_;  // of the values; [0] is the input
+  std::optional<Error> error_;
 };
 
-/// A parameter in the model's arenas.
+/// Adds an operation to the graph of its inputs.
+Value apply(std::string name, std::unique_ptr<Operation> operation, std::initializer_list<Value> inputs);
+
+struct Conv2dOptions {
+  int out_channels = 1;
+  int kernel = 3;
+  int stride = 1;
+  int padding = 0;
+  bool bias = true;
+  Init weight_init = {};  ///< empty: PyTorch's default
+};
+Value conv2d(std::string name, Value x, const Conv2dOptions& options);
+Value linear(std::string name, Value x, int out_features);
+struct BatchNorm2dOptions {
+  float eps = 1e-5F;
+  float momentum = 0.1F;
+};
+Value batch_norm2d(std::string name, Value x, const BatchNorm2dOptions& options = {});
+Value relu(Value x);
+struct MaxPool2dOptions {
+  int kernel = 2;
+  int stride = 0;  ///< 0: the kernel
+  int padding = 0;
+};
+Value max_pool2d(Value x, const MaxPool2dOptions& options = {});
+/// AdaptiveAvgPool2d(1): (channels, height, width) to (channels, 1, 1).
+Value global_avg_pool2d(Value x);
+Value flatten(Value x);
+/// The sum of two values of one shape.
+Value add(Value a, Value b);
+
+/// A parameter or a buffer in the model's arenas.
 struct Parameter {
   std::string name;  // as in PyTorch's state_dict: "conv1.weight"
   std::vector<std::int64_t> shape;
-  Init init = Init::kKaimingUniform;
-  std::int64_t fan_in = 0;
-  int layer = 0;           // index of the layer it belongs to
+  Init init;
+  int operation = 0;       // index of the operation it belongs to
   std::size_t offset = 0;  // elements from the start of the arena; a multiple of kArenaAlignment
   std::size_t count = 0;   // elements
 };
@@ -52,65 +113,9 @@ struct Parameter {
 /// Elements (64 bytes): a parameter's place starts on a cache line. The gap is 0 in every arena.
 inline constexpr std::size_t kArenaAlignment = 16;
 
-/// One layer's buffers in one plan, in device memory.
-struct Frame {
-  kernels::Kernels* kernels = nullptr;
-  int batch = 0;
-  const float* x = nullptr;          // (batch, input)
-  float* y = nullptr;                // (batch, output)
-  float* dy = nullptr;               // gradient of the loss by y; nullptr in an inference plan
-  float* dx = nullptr;               // by x; nullptr where nobody needs it
-  std::uint8_t* scratch = nullptr;   // scratch_bytes(batch), kept from forward to backward
-  std::vector<const float*> params;  // one pointer per ParameterSpec, in order
-  std::vector<float*> grads;
-};
-
-class Layer {
- public:
-  virtual ~Layer() = default;
-
-  /// Fixes the layer's sizes for this input and returns its output's shape. Called once, before everything
-  /// else.
-  [[nodiscard]] virtual Result<Shape> configure(const Shape& input) = 0;
-  [[nodiscard]] virtual std::vector<ParameterSpec> parameters() const { return {}; }
-  [[nodiscard]] virtual std::size_t scratch_bytes(int /*batch*/) const { return 0; }
-  /// The output is the input's memory under another shape; forward and backward do nothing.
-  [[nodiscard]] virtual bool is_view() const { return false; }
-  /// Multiply-accumulates of one sample's forward pass, counted as THOP does (biases ignored).
-  [[nodiscard]] virtual std::int64_t macs() const { return 0; }
-  [[nodiscard]] virtual Result<void> plan(kernels::Kernels& /*kernels*/, int /*batch*/) const { return {}; }
-  virtual void forward(const Frame& frame) const = 0;
-  /// Overwrites the parameters' gradients and, unless it is nullptr, dx. May clobber dy.
-  virtual void backward(const Frame& frame) const = 0;
-};
-
-struct Conv2dOptions {
-  int in_channels = 1;
-  int out_channels = 1;
-  int kernel = 3;
-  int stride = 1;
-  int padding = 0;
-};
-[[nodiscard]] std::unique_ptr<Layer> conv2d(const Conv2dOptions& options);
-/// max_pool2d(relu(x), window), which equals relu(max_pool2d(x)): one kernel.
-[[nodiscard]] std::unique_ptr<Layer> relu_max_pool2d(int window = 2);
-[[nodiscard]] std::unique_ptr<Layer> flatten();
-/// Linear, followed by ReLU with `relu`.
-[[nodiscard]] std::unique_ptr<Layer> linear(int in_features, int out_features, bool relu = false);
-
-struct NamedLayer {
-  std::string name;  // prefix of its parameters' names; unique among layers with parameters
-  std::unique_ptr<Layer> layer;
-};
-
-enum class Mode : std::uint8_t {
-  kTraining,   ///< keeps every activation for backward
-  kInference,  ///< forward only: two buffers in turn
-};
-
 class Model;
 
-/// A model's step for one batch size: the layers with their buffers. Made by Model::plan, lives as long as
+/// A model's step for one batch size: the operations with their memory. Made by Model::plan, lives as long as
 /// the model.
 class Plan {
  public:
@@ -121,54 +126,80 @@ class Plan {
   [[nodiscard]] float* output() const { return output_; }
   /// (batch, output shape), to be filled before backward(); nullptr in an inference plan.
   [[nodiscard]] float* output_gradient() const { return output_gradient_; }
+  /// Gradient of the loss by input(), valid after backward(); nullptr unless it was asked for.
+  [[nodiscard]] float* input_gradient() const { return input_gradient_; }
   /// (batch) int32, for the caller's labels.
   [[nodiscard]] std::int32_t* labels() const { return labels_; }
+  /// The arena, and the most that is in use at one time, which is the least it can be.
   [[nodiscard]] std::size_t size_bytes() const { return size_bytes_; }
+  [[nodiscard]] std::size_t live_bytes() const { return live_bytes_; }
 
   void forward() const;
-  /// All layers from the last to the first that has parameters.
+  /// All operations from the last to the first that has a gradient to compute.
   void backward() const;
-  /// The same in pieces, for callers that act between layers: layers last_layer() down to first_layer(), each
-  /// once.
-  void backward_layer(int layer) const;
-  [[nodiscard]] int first_layer() const { return first_layer_; }
-  [[nodiscard]] int last_layer() const { return static_cast<int>(frames_.size()) - 1; }
+  /// The same in pieces, for callers that act between operations: last_operation() down to first_operation(),
+  /// each once.
+  void backward_operation(int operation) const;
+  [[nodiscard]] int first_operation() const { return first_operation_; }
+  [[nodiscard]] int last_operation() const { return static_cast<int>(steps_.size()) - 1; }
 
  private:
   friend class Model;
-  std::vector<const Layer*> layers_;
-  std::vector<Frame> frames_;  // one per layer
+  struct Step {
+    const Operation* operation = nullptr;  // nullptr: nothing to call forward
+    bool has_backward = false;
+    Frame frame;
+    // Gradients that other operations have written already: what this one computes in dx is added to them.
+    struct Sum {
+      float* into;
+      const float* from;
+      std::size_t count;
+    };
+    std::vector<Sum> sums;
+  };
+  std::vector<Step> steps_;  // one per operation of the graph
+  kernels::Kernels* kernels_ = nullptr;
   Mode mode_ = Mode::kTraining;
   int batch_ = 0;
-  int first_layer_ = 0;
+  int first_operation_ = 0;
   float* input_ = nullptr;
   float* output_ = nullptr;
   float* output_gradient_ = nullptr;
+  float* input_gradient_ = nullptr;
   std::int32_t* labels_ = nullptr;
   std::size_t size_bytes_ = 0;
+  std::size_t live_bytes_ = 0;
 };
 
-/// A network of layers one after another. First create() and initialize() on the host, then allocate() on a
-/// device (DistributedDataParallel does it with gradient memory of its group), then plan() per batch size.
+struct ModelOptions {
+  bool fuse = true;             ///< replace pairs of operations by one that was measured to be faster
+  bool input_gradient = false;  ///< backward() computes the gradient by the input too
+};
+
+/// First create() and initialize() on the host, then allocate() on a device (DistributedDataParallel does it
+/// with gradient memory of its group), then plan() per batch size.
 class Model {
  public:
-  /// kInvalidArgument names the first layer that does not fit its input.
-  [[nodiscard]] static Result<Model> create(const Shape& input, std::vector<NamedLayer> layers);
+  /// The graph's error, if it has one; kInvalidArgument: two parameters of one name. Empties the graph.
+  [[nodiscard]] static Result<Model> create(Graph& graph, Value output, const ModelOptions& options = {});
 
-  [[nodiscard]] const Shape& input_shape() const { return input_; }
-  [[nodiscard]] const Shape& output_shape() const { return output_; }
+  [[nodiscard]] const Shape& input_shape() const { return shapes_.front(); }
+  [[nodiscard]] const Shape& output_shape() const { return shapes_[static_cast<std::size_t>(output_)]; }
   [[nodiscard]] const std::vector<Parameter>& parameters() const { return parameters_; }
+  /// Running statistics and the like, in an arena of their own.
+  [[nodiscard]] const std::vector<Parameter>& buffers() const { return buffers_; }
   [[nodiscard]] std::int64_t num_parameters() const;
   [[nodiscard]] std::int64_t macs_per_sample() const;
   /// Elements of the parameter arena, gaps included; the gradient arena and an optimizer's state have the
   /// same layout.
   [[nodiscard]] std::size_t arena_elements() const { return arena_elements_; }
   [[nodiscard]] std::size_t arena_bytes() const { return arena_elements_ * sizeof(float); }
+  [[nodiscard]] std::size_t buffer_elements() const { return buffer_elements_; }
 
-  /// PyTorch's default initialisation, layer by layer in order of construction.
+  /// Each parameter's first values, operation by operation in order of construction.
   void initialize(Generator& generator);
   /// Takes the arena's device memory, the gradients' from outside when given (arena_bytes(), zeroed), and
-  /// moves the parameters there. Once.
+  /// moves parameters and buffers there. Once.
   [[nodiscard]] Result<void> allocate(const Compute& compute, float* gradient_arena = nullptr);
   /// The plan for a batch size, made on first use.
   [[nodiscard]] Result<Plan*> plan(int batch, Mode mode);
@@ -177,33 +208,44 @@ class Model {
   /// Device memory; nullptr before allocate().
   [[nodiscard]] float* params() const { return params_; }
   [[nodiscard]] float* grads() const { return grads_; }
+  [[nodiscard]] float* buffer_arena() const { return buffer_arena_; }
 
   /// The arena on the host, arena_elements() values, gaps included. Waits for the device.
-  [[nodiscard]] std::vector<float> read_params() const { return read(params_); }
-  [[nodiscard]] std::vector<float> read_grads() const { return read(grads_); }
+  [[nodiscard]] std::vector<float> read_params() const;
+  [[nodiscard]] std::vector<float> read_grads() const;
+  /// Likewise, buffer_elements() values.
+  [[nodiscard]] std::vector<float> read_buffers() const;
   void write_params(std::span<const float> arena);
+  void write_buffers(std::span<const float> arena);
 
  private:
-  [[nodiscard]] std::vector<float> read(const float* arena) const;
+  [[nodiscard]] std::vector<float> read(const float* arena, std::size_t elements,
+                                        const std::vector<float>& host) const;
+  void write(std::span<const float> arena, float* device, std::vector<float>& host, std::size_t elements);
   [[nodiscard]] Result<std::unique_ptr<Plan>> make_plan(int batch, Mode mode) const;
 
-  Shape input_;
-  Shape output_;
-  std::vector<NamedLayer> layers_;
-  std::vector<Shape> shapes_;  // output of each layer
-  std::vector<Parameter> parameters_;
-  std::size_t arena_elements_ = 0;
-  std::vector<float> host_params_;  // until allocate()
+  std::vector<Graph::Node> nodes_;
+  std::vector<Shape> shapes_;
+  int output_ = 0;
+  bool input_gradient_ = false;
+  std::vector<Parameter> parameters_, buffers_;
+  std::size_t arena_elements_ = 0, buffer_elements_ = 0;
+  std::vector<float> host_params_, host_buffers_;  // until allocate()
   Compute compute_;
   float* params_ = nullptr;
   float* grads_ = nullptr;
+  float* buffer_arena_ = nullptr;
   std::vector<std::unique_ptr<Plan>> plans_;
 };
 
 /// Of the tutorial "Training with PyTorch": conv 5x5 1->6, pool, conv 5x5 6->16, pool, 256-120-84-10.
-[[nodiscard]] Model garment_classifier();
+[[nodiscard]] Model garment_classifier(const ModelOptions& options = {});
 /// 784-512-512-10 with ReLU between, for (1, 28, 28) images. Parameter names fc1, fc2, fc3.
 [[nodiscard]] Model mlp();
+/// torchvision's ResNet-18, -34 and -50 with its names, for images of `input` (3, 224, 224 there).
+/// kInvalidArgument: another depth, or images that are too small.
+[[nodiscard]] Result<Model> resnet(int depth, const Shape& input = {3, 224, 224}, int classes = 1000,
+                                   const ModelOptions& options = {});
 
 /// SHA-256 of the parameters' values in order, gaps left out, as 64 hex digits: equal for equal bits.
 [[nodiscard]] std::string parameters_sha256(const Model& model);

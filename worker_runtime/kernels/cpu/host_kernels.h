@@ -28,10 +28,15 @@ class HostKernels : public Kernels {
   void copy_to_host(void* host, const void* device, std::size_t size_bytes) final;
   void copy_on_device(void* to, const void* from, std::size_t size_bytes) final;
   void zero(void* device, std::size_t size_bytes) final;
-  [[nodiscard]] Result<void> synchronize() final { return {}; }
+  [[nodiscard]] Result<void> synchronize() final { return first_error_; }
+  [[nodiscard]] Result<void> status() const final { return first_error_; }
+  void report(const Error& error) final {
+    if (first_error_) first_error_ = fail(error);
+  }
 
  private:
   std::vector<AlignedMemory> allocations_;
+  Result<void> first_error_;
 };
 
 /// A shape no kernel can compute: a size below 1, a kernel larger than the padded image, or tensors of more

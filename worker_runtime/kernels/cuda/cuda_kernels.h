@@ -33,6 +33,12 @@ class CudaKernels final : public Kernels {
   void zero(void* device, std::size_t size_bytes) override;
   Result<void> synchronize() override;
   Result<void> status() const override { return first_error_; }
+  void report(const Error& error) override { note(fail(error)); }
+  void report_cuda(int error, std::string_view what) override { note(static_cast<cudaError_t>(error), what); }
+  void enqueue(void (*work)(const void*), const void* argument) override {
+    (void)selected();
+    work(argument);
+  }
   void* stream() const override { return stream_; }
   std::unique_ptr<StepRecorder> make_step_recorder() override;
 

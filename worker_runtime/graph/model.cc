@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Model: the layout of its arenas, their first values and their life on a device.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numbers>
+#include <numeric>
+#include <set>
+
+#include <muster/check.h>
+#include <muster/nn.h>
+
+#include "worker_runtime/graph/fuse.h"
+#include "worker_runtime/kernels/kernels.h"
+
+namespace muster::nn {
+namespace {
+
+Init uniform_within(double bound) {
+  return [bound](Generator& generator, std::span<float> out) {
+    generator.uniform(out, static_cast<float>(-bound), static_cast<float>(bound));
+  };
+}
+
+std::size_t count_of(const std::vector<std::int64_t>& shape) {
+  return static_cast<std::size_t>(
+      std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()));
+}
+
+}  // namespace
+
+// The bounds are computed in double in the order of torch.nn.init: the same bits.
+Init kaiming_uniform(std::int64_t fan_in) {
+  const double slope = std::sqrt(5.0);
+  const double gain = std::sqrt(2.0 / (1.0 + slope * slope));
+  return uniform_within(std::sqrt(3.0) * (gain / std::sqrt(static_cast<double>(fan_in))));
+}
+
+Init uniform_by_fan_in(std::int64_t fan_in) {
+  return uniform_within(1.0 / std::sqrt(static_cast<double>(fan_in)));
+}
+
+Init kaiming_normal(std::int64_t fan_out) {
+  return [fan_out](Generator& generator, std::span<float> out) {
+    const double deviation = std::sqrt(2.0 / static_cast<double>(fan_out));
+    for (float& value : out) {  // Box and Muller; 1 - u is never 0
+      const double u = generator.next32() * 0x1p-32, v = generator.next32() * 0x1p-32;
+      value = static_cast<float>(deviation * std::sqrt(-2.0 * std::log1p(-u)) *
+                                 std::cos(2.0 * std::numbers::pi * v));
+    }
+  };
+}
+
+Init constant(float value) {
+  return [value](Generator&, std::span<float> out) { std::fill(out.begin(), out.end(), value); };
+}
+
+Result<Model> Model::create(Graph& graph, Value output, const ModelOptions& options) {
+  if (graph.error_) return fail(*graph.error_);
+  MUSTER_CHECK(output.graph_ == &graph, "a model of another graph's value");
+  if (options.fuse) fuse(graph, output.index_);
+  Model model;
+  model.output_ = output.index_;
+  model.input_gradient_ = options.input_gradient;
+  std::set<std::string> names;
+  const auto place = [&](const Graph::Node& node, std::string_view suffix, std::vector<std::int64_t> shape,
+                         Init init, std::vector<Parameter>& list, std::size_t& elements) -> Result<void> {
+    Parameter made{node.name + "." + std::string(suffix),         std::move(shape), std::move(init),
+                   static_cast<int>(&node - graph.nodes_.data()), elements,         0};
+    if (!names.insert(made.name).second)
+      return fail(ErrorCode::kInvalidArgument, "two parameters are named '" + made.name + "'");
+    made.count = count_of(made.shape);
+    elements += (made.count + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
+    list.push_back(std::move(made));
+    return {};
+  };
+  for (const Graph::Node& node : graph.nodes_) {
+    if (node.operation == nullptr) continue;
+    for (ParameterSpec& spec : node.operation->parameters())
+      MUSTER_OK(place(node, spec.suffix, std::move(spec.shape), std::move(spec.init), model.parameters_,
+                      model.arena_elements_));
+    for (BufferSpec& spec : node.operation->buffers())
+      MUSTER_OK(place(node, spec.suffix, std::move(spec.shape), constant(spec.initial), model.buffers_,
+                      model.buffer_elements_));
+  }
+  if (model.parameters_.empty() && !options.input_gradient)
+    return fail(ErrorCode::kInvalidArgument, "the model has no parameters to train");
+  model.nodes_ = std::move(graph.nodes_);
+  model.shapes_ = std::move(graph.shapes_);
+  model.host_params_.assign(model.arena_elements_, 0.0F);
+  model.host_buffers_.assign(model.buffer_elements_, 0.0F);
+  Generator none(0);
+  for (const Parameter& buffer : model.buffers_)
+    buffer.init(none, std::span(model.host_buffers_).subspan(buffer.offset, buffer.count));
+  return model;
+}
+
+std::int64_t Model::num_parameters() const {
+  std::int64_t total = 0;
+  for (const Parameter& parameter : parameters_) total += static_cast<std::int64_t>(parameter.count);
+  return total;
+}
+
+std::int64_t Model::macs_per_sample() const {
+  std::int64_t total = 0;
+  for (const Graph::Node& node : nodes_)
+    if (node.operation != nullptr) total += node.operation->macs();
+  return total;
+}
+
+void Model::initialize(Generator& generator) {
+  std::vector<float> arena(arena_elements_, 0.0F);
+  for (const Parameter& parameter : parameters_)
+    parameter.init(generator, std::span(arena).subspan(parameter.offset, parameter.count));
+  write_params(arena);
+}
+
+Result<void> Model::allocate(const Compute& compute, float* gradient_arena) {
+  MUSTER_CHECK(params_ == nullptr, "a model is allocated once");
+  MUSTER_TRY(void* const params, compute->allocate(arena_bytes()));
+  MUSTER_TRY(void* const buffers, compute->allocate(buffer_elements_ * sizeof(float)));
+  if (gradient_arena == nullptr) {
+    MUSTER_TRY(void* const grads, compute->allocate(arena_bytes()));
+    gradient_arena = static_cast<float*>(grads);
+  }
+  compute_ = compute;
+  params_ = static_cast<float*>(params);
+  grads_ = gradient_arena;
+  buffer_arena_ = static_cast<float*>(buffers);
+  compute_->copy_to_device(params_, host_params_.data(), arena_bytes());
+  compute_->copy_to_device(buffer_arena_, host_buffers_.data(), buffer_elements_ * sizeof(float));
+  host_params_ = {};
+  host_buffers_ = {};
+  return {};
+}
+
+std::vector<float> Model::read(const float* arena, std::size_t elements,
+                               const std::vector<float>& host) const {
+  if (params_ == nullptr) return host;
+  std::vector<float> values(elements);
+  compute_->copy_to_host(values.data(), arena, elements * sizeof(float));
+  return values;
+}
+
+std::vector<float> Model::read_params() const {
+  return read(params_, arena_elements_, host_params_);
+}
+std::vector<float> Model::read_grads() const {
+  return read(grads_, arena_elements_, host_params_);
+}
+std::vector<float> Model::read_buffers() const {
+  return read(buffer_arena_, buffer_elements_, host_buffers_);
+}
+
+void Model::write(std::span<const float> arena, float* device, std::vector<float>& host,
+                  std::size_t elements) {
+  MUSTER_CHECK(arena.size() == elements,
+               "an arena of " + std::to_string(arena.size()) + " elements, not " + std::to_string(elements));
+  if (params_ == nullptr)
+    host.assign(arena.begin(), arena.end());
+  else
+    compute_->copy_to_device(device, arena.data(), arena.size_bytes());
+}
+
+void Model::write_params(std::span<const float> arena) {
+  write(arena, params_, host_params_, arena_elements_);
+}
+void Model::write_buffers(std::span<const float> arena) {
+  write(arena, buffer_arena_, host_buffers_, buffer_elements_);
+}
+
+Result<Plan*> Model::plan(int batch, Mode mode) {
+  MUSTER_CHECK(params_ != nullptr, "plan() before allocate()");
+  if (batch < 1) return fail(ErrorCode::kInvalidArgument, "a batch of " + std::to_string(batch) + " samples");
+  for (const auto& plan : plans_)
+    if (plan->batch_ == batch && plan->mode_ == mode) return plan.get();
+  MUSTER_TRY(std::unique_ptr<Plan> made, make_plan(batch, mode));
+  plans_.push_back(std::move(made));
+  return plans_.back().get();
+}
+
+}  // namespace muster::nn

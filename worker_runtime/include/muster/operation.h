@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operation: one step of a model's graph: its shape rule, its parameters and buffers, what it computes
+// forward and backward on each device. muster's own are in worker_runtime/ops, a folder each; a program adds
+// its own by deriving from this class and nn::apply(). Operations hold no memory: all they work on is in the
+// Frame, placed before the first step, so that a step allocates nothing and can be captured in a CUDA graph.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include <muster/compute.h>
+#include <muster/result.h>
+#include <muster/rng.h>
+#include <muster/tensor.h>
+
+namespace muster::nn {
+
+/// Dimensions of one sample, without the batch: {1, 28, 28} or {784}.
+using Shape = std::vector<int>;
+
+enum class Mode : std::uint8_t {
+  kTraining,   ///< keeps what backward reads; BatchNorm and Dropout do what they do in training
+  kInference,  ///< forward only
+};
+
+/// Fills a parameter with its first values.
+using Init = std::function<void(Generator&, std::span<float>)>;
+/// torch.nn.init.kaiming_uniform_(a=sqrt(5)): weights of Conv2d and Linear. The same seed gives PyTorch's
+/// bits.
+[[nodiscard]] Init kaiming_uniform(std::int64_t fan_in);
+/// Uniform in +-1/sqrt(fan_in): the biases of both, PyTorch's bits.
+[[nodiscard]] Init uniform_by_fan_in(std::int64_t fan_in);
+/// Normal with mean 0 and standard deviation sqrt(2 / fan_out): convolutions of torchvision's ResNets. Not
+/// PyTorch's bits.
+[[nodiscard]] Init kaiming_normal(std::int64_t fan_out);
+[[nodiscard]] Init constant(float value);
+
+struct ParameterSpec {
+  std::string_view suffix;  // "weight", "bias"
+  std::vector<std::int64_t> shape;
+  Init init;
+};
+
+/// State that is no parameter and is saved with the model: "running_mean". Float32.
+struct BufferSpec {
+  std::string_view suffix;
+  std::vector<std::int64_t> shape;
+  float initial = 0;
+};
+
+/// What one operation works on in one plan; all tensors are in the memory of the plan's device.
+struct Frame {
+  Mode mode = Mode::kTraining;
+  std::vector<Tensor> x;  // the inputs, in order
+  Tensor y;
+  Tensor dy;                          // gradient of the loss by y; none in an inference plan
+  std::vector<Tensor> dx;             // by each input, to be overwritten; none where nobody needs it
+  std::vector<float*> params;         // one per ParameterSpec, in order
+  std::vector<float*> grads;          // likewise, to be overwritten
+  std::vector<float*> buffers;        // one per BufferSpec
+  std::uint8_t* saved = nullptr;      // saved_bytes(), kept from forward to backward
+  std::uint8_t* workspace = nullptr;  // workspace_bytes(), lost after each call
+  kernels::Kernels* kernels = nullptr;
+  Device device = Device::kCpu;
+  void* stream = nullptr;  // cudaStream_t
+
+  /// An error of a launch; the step that it belongs to returns it.
+  void report(const Error& error) const;
+  /// report()s cudaGetLastError()'s value, unless it is cudaSuccess.
+  void report_cuda(int error, std::string_view what) const;
+};
+
+class Operation {
+ public:
+  virtual ~Operation() = default;
+
+  /// As PyTorch's module is called: "Conv2d".
+  [[nodiscard]] virtual std::string_view type() const = 0;
+  /// Fixes the sizes for these inputs and returns the output's shape; without the batch. Called once, first.
+  [[nodiscard]] virtual Result<Shape> configure(std::span<const Shape> inputs) = 0;
+  [[nodiscard]] virtual std::vector<ParameterSpec> parameters() const { return {}; }
+  [[nodiscard]] virtual std::vector<BufferSpec> buffers() const { return {}; }
+  [[nodiscard]] virtual std::size_t saved_bytes(int /*batch*/) const { return 0; }
+  [[nodiscard]] virtual std::size_t workspace_bytes(int /*batch*/) const { return 0; }
+  /// Whether backward() reads the inputs, and the output: what it does not read is not kept for it.
+  [[nodiscard]] virtual bool backward_reads_x() const { return true; }
+  [[nodiscard]] virtual bool backward_reads_y() const { return true; }
+  /// The output is the one input's memory under another shape; forward and backward are not called.
+  [[nodiscard]] virtual bool is_view() const { return false; }
+  /// Multiply-accumulates of one sample's forward pass, counted as THOP does (biases ignored).
+  [[nodiscard]] virtual std::int64_t macs() const { return 0; }
+  /// Makes plans of libraries for a batch size, before its first step. kUnsupported where a device is
+  /// missing.
+  [[nodiscard]] virtual Result<void> plan(kernels::Kernels& /*kernels*/, int /*batch*/) const { return {}; }
+  /// Only enqueues where the device is a GPU; done on return on the CPU.
+  virtual void forward(const Frame& frame) const = 0;
+  /// Overwrites the parameters' gradients and each dx that is there. May clobber dy.
+  virtual void backward(const Frame& frame) const = 0;
+};
+
+}  // namespace muster::nn

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensor: a view of contiguous memory with its element type, device, shape and layout. A value without
+// ownership: the memory belongs to an arena (nn::Model, nn::Plan) that outlives it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include <muster/dtype.h>
+
+namespace muster {
+
+/// How a tensor of four dimensions (batch, channels, height, width) lies in memory, the last one densest.
+enum class Layout : std::uint8_t { kNCHW, kNHWC };
+
+struct Tensor {
+  void* data = nullptr;  ///< nullptr: there is none, as a gradient that nobody needs
+  DType dtype = DType::kFloat32;
+  Device device = Device::kCpu;
+  Layout layout = Layout::kNCHW;
+  int rank = 0;               ///< dimensions in use, at most 4
+  std::array<int, 4> dims{};  ///< the first is the batch
+
+  [[nodiscard]] explicit operator bool() const { return data != nullptr; }
+  [[nodiscard]] std::int64_t count() const {
+    std::int64_t product = 1;
+    for (int i = 0; i < rank; ++i) product *= dims[static_cast<std::size_t>(i)];
+    return product;
+  }
+  [[nodiscard]] std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype); }
+  [[nodiscard]] float* f32() const { return static_cast<float*>(data); }
+
+  // Of four dimensions; height and width of fewer are 1.
+  [[nodiscard]] int batch() const { return dims[0]; }
+  [[nodiscard]] int channels() const { return dims[1]; }
+  [[nodiscard]] int height() const { return rank > 2 ? dims[2] : 1; }
+  [[nodiscard]] int width() const { return rank > 3 ? dims[3] : 1; }
+};
+
+}  // namespace muster

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/ops/add/add.h"
+
+#include <muster/nn.h>
+
+#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/ops/shape_text.h"
+
+namespace muster::nn {
+
+#ifdef MUSTER_HAS_CUDA
+namespace cuda {
+int add_forward(const float* a, const float* b, float* y, std::int64_t count, void* stream);  // add.cu
+}
+#endif
+
+namespace {
+
+void sum([[maybe_unused]] const Frame& f, const float* a, const float* b, float* y, std::size_t count) {
+#ifdef MUSTER_HAS_CUDA
+  if (f.device == Device::kCuda)
+    return f.report_cuda(cuda::add_forward(a, b, y, static_cast<std::int64_t>(count), f.stream), "add");
+#endif
+  for (std::size_t i = 0; i < count; ++i) y[i] = a[i] + b[i];
+}
+
+class Add final : public Operation {
+ public:
+  std::string_view type() const override { return "Add"; }
+  Result<Shape> configure(std::span<const Shape> inputs) override {
+    if (inputs.size() != 2 || inputs[0] != inputs[1])
+      return fail(ErrorCode::kInvalidArgument,
+                  "Add expects two inputs of one shape, they are " + to_text(inputs));
+    return inputs[0];
+  }
+  bool backward_reads_x() const override { return false; }
+  bool backward_reads_y() const override { return false; }
+  void forward(const Frame& f) const override {
+    sum(f, f.x[0].f32(), f.x[1].f32(), f.y.f32(), static_cast<std::size_t>(f.y.count()));
+  }
+  void backward(const Frame& f) const override {
+    for (const Tensor& dx : f.dx)
+      if (dx) f.kernels->copy_on_device(dx.data, f.dy.data, dx.size_bytes());
+  }
+};
+
+}  // namespace
+
+void add_into(const Frame& frame, float* into, const float* from, std::size_t count) {
+  sum(frame, into, from, into, count);
+}
+
+Value add(Value a, Value b) {
+  return apply("", std::make_unique<Add>(), {a, b});
+}
+
+}  // namespace muster::nn

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <muster/nn.h>
+
+#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/ops/shape_text.h"
+
+namespace muster::nn {
+namespace {
+
+class Conv2d final : public Operation {
+ public:
+  explicit Conv2d(const Conv2dOptions& options) : options_(options) {}
+
+  std::string_view type() const override { return "Conv2d"; }
+  Result<Shape> configure(std::span<const Shape> inputs) override {
+    const Conv2dOptions& o = options_;
+    if (o.out_channels < 1 || o.kernel < 1 || o.stride < 1 || o.padding < 0)
+      return fail(ErrorCode::kInvalidArgument,
+                  "Conv2d: channels, kernel and stride must be positive, padding not negative");
+    if (inputs.size() != 1 || inputs[0].size() != 3 || inputs[0][0] < 1)
+      return fail(ErrorCode::kInvalidArgument,
+                  "Conv2d expects one input (channels, height, width), it has " + to_text(inputs));
+    const Shape& input = inputs[0];
+    if (input[1] + 2 * o.padding < o.kernel || input[2] + 2 * o.padding < o.kernel)
+      return fail(ErrorCode::kInvalidArgument, "Conv2d: a kernel of " + std::to_string(o.kernel) +
+                                                   " is larger than its input " + to_text(input));
+    shape_ = {1, input[0], input[1], input[2], o.out_channels, o.kernel, o.stride, o.padding};
+    return Shape{o.out_channels, shape_.out_height(), shape_.out_width()};
+  }
+  std::vector<ParameterSpec> parameters() const override {
+    const std::int64_t k = options_.kernel;
+    const std::int64_t fan_in = shape_.in_channels * k * k;
+    std::vector<ParameterSpec> specs{{"weight",
+                                      {shape_.out_channels, shape_.in_channels, k, k},
+                                      options_.weight_init ? options_.weight_init : kaiming_uniform(fan_in)}};
+    if (options_.bias) specs.push_back({"bias", {shape_.out_channels}, uniform_by_fan_in(fan_in)});
+    return specs;
+  }
+  /// Without a bias: zeros in its place, and a place for its gradient.
+  std::size_t workspace_bytes(int /*batch*/) const override {
+    return options_.bias ? 0 : static_cast<std::size_t>(shape_.out_channels) * sizeof(float);
+  }
+  bool backward_reads_y() const override { return false; }
+  std::int64_t macs() const override {
+    return std::int64_t{shape_.out_height()} * shape_.out_width() * shape_.out_channels * shape_.in_channels *
+           shape_.kernel * shape_.kernel;
+  }
+  Result<void> plan(kernels::Kernels& kernels, int batch) const override {
+    return kernels.plan_conv2d(shape_for(batch));
+  }
+  void forward(const Frame& f) const override {
+    auto* const zeros = reinterpret_cast<float*>(f.workspace);
+    if (!options_.bias) f.kernels->zero(zeros, workspace_bytes(0));
+    f.kernels->conv2d_forward(shape_for(f.y.batch()), f.x[0].f32(), f.params[0],
+                              options_.bias ? f.params[1] : zeros, f.y.f32());
+  }
+  void backward(const Frame& f) const override {
+    f.kernels->conv2d_backward(shape_for(f.y.batch()), f.x[0].f32(), f.params[0], f.dy.f32(), f.dx[0].f32(),
+                               f.grads[0],
+                               options_.bias ? f.grads[1] : reinterpret_cast<float*>(f.workspace));
+  }
+
+ private:
+  kernels::ConvShape shape_for(int batch) const {
+    kernels::ConvShape shape = shape_;
+    shape.batch = batch;
+    return shape;
+  }
+
+  Conv2dOptions options_;
+  kernels::ConvShape shape_;
+};
+
+}  // namespace
+
+Value conv2d(std::string name, Value x, const Conv2dOptions& options) {
+  return apply(std::move(name), std::make_unique<Conv2d>(options), {x});
+}
+
+}  // namespace muster::nn

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/ops/linear/linear.h"
+
+#include <muster/nn.h>
+
+#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/ops/shape_text.h"
+
+namespace muster::nn {
+namespace {
+
+/// y = x w^T + b, then max(., 0) with `relu`.
+class Linear final : public Operation {
+ public:
+  Linear(int out_features, bool relu) : out_(out_features), relu_(relu) {}
+  [[nodiscard]] std::unique_ptr<Operation> with_relu() const {
+    return relu_ ? nullptr : std::make_unique<Linear>(out_, true);
+  }
+
+  std::string_view type() const override { return "Linear"; }
+  Result<Shape> configure(std::span<const Shape> inputs) override {
+    if (inputs.size() != 1 || inputs[0].size() != 1 || inputs[0][0] < 1)
+      return fail(ErrorCode::kInvalidArgument,
+                  "Linear expects one input (features), it has " + to_text(inputs) + "; flatten() makes one");
+    if (out_ < 1)
+      return fail(ErrorCode::kInvalidArgument, "Linear: " + std::to_string(out_) + " output features");
+    in_ = inputs[0][0];
+    return Shape{out_};
+  }
+  std::vector<ParameterSpec> parameters() const override {
+    return {{"weight", {out_, in_}, kaiming_uniform(in_)}, {"bias", {out_}, uniform_by_fan_in(in_)}};
+  }
+  bool backward_reads_y() const override { return relu_; }
+  std::int64_t macs() const override { return std::int64_t{in_} * out_; }
+  Result<void> plan(kernels::Kernels& kernels, int batch) const override {
+    return kernels.plan_linear({batch, in_, out_});
+  }
+  void forward(const Frame& f) const override {
+    f.kernels->linear_forward({f.y.batch(), in_, out_}, f.x[0].f32(), f.params[0], f.params[1], f.y.f32(),
+                              relu_);
+  }
+  void backward(const Frame& f) const override {
+    f.kernels->linear_backward({f.y.batch(), in_, out_}, f.x[0].f32(), f.params[0], f.y.f32(), f.dy.f32(),
+                               f.dx[0].f32(), f.grads[0], f.grads[1], relu_);
+  }
+
+ private:
+  int in_ = 0;
+  int out_;
+  bool relu_;
+};
+
+}  // namespace
+
+Value linear(std::string name, Value x, int out_features) {
+  return apply(std::move(name), std::make_unique<Linear>(out_features, false), {x});
+}
+
+std::unique_ptr<Operation> linear_with_relu(const Operation& operation) {
+  const auto* const linear = dynamic_cast<const Linear*>(&operation);
+  return linear == nullptr ? nullptr : linear->with_relu();
+}
+
+}  // namespace muster::nn

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/ops/max_pool/max_pool.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <muster/nn.h>
+
+#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/ops/shape_text.h"
+
+namespace muster::nn {
+namespace {
+
+// The winner's place in its window is kept in a byte, of which 255 means none.
+constexpr int kLargestKernel = 15;
+
+Result<Shape> pooled(std::span<const Shape> inputs, const MaxPool2dOptions& o) {
+  if (o.kernel < 1 || o.kernel > kLargestKernel)
+    return fail(ErrorCode::kInvalidArgument, "MaxPool2d: a kernel of " + std::to_string(o.kernel) +
+                                                 ", 1 to " + std::to_string(kLargestKernel) +
+                                                 " are supported");
+  if (o.stride < 1 || o.padding < 0 || o.padding > o.kernel / 2)
+    return fail(ErrorCode::kInvalidArgument,
+                "MaxPool2d: the stride must be positive, the padding at most half the kernel");
+  if (inputs.size() != 1 || inputs[0].size() != 3 || inputs[0][1] + 2 * o.padding < o.kernel ||
+      inputs[0][2] + 2 * o.padding < o.kernel)
+    return fail(ErrorCode::kInvalidArgument, "MaxPool2d with a kernel of " + std::to_string(o.kernel) +
+                                                 " expects (channels, height, width), it has " +
+                                                 to_text(inputs));
+  const auto size = [&](int input) { return (input + 2 * o.padding - o.kernel) / o.stride + 1; };
+  return Shape{inputs[0][0], size(inputs[0][1]), size(inputs[0][2])};
+}
+
+/// The first of equals wins; a NaN wins, as in PyTorch.
+class MaxPool2d final : public Operation {
+ public:
+  explicit MaxPool2d(const MaxPool2dOptions& options) : options_(options) {
+    if (options_.stride == 0) options_.stride = options_.kernel;
+  }
+  [[nodiscard]] const MaxPool2dOptions& options() const { return options_; }
+
+  std::string_view type() const override { return "MaxPool2d"; }
+  Result<Shape> configure(std::span<const Shape> inputs) override {
+    MUSTER_TRY(output_, pooled(inputs, options_));
+    return output_;
+  }
+  std::size_t saved_bytes(int batch) const override {
+    return static_cast<std::size_t>(batch) * static_cast<std::size_t>(output_[0]) *
+           static_cast<std::size_t>(output_[1]) * static_cast<std::size_t>(output_[2]);
+  }
+  bool backward_reads_x() const override { return false; }
+  bool backward_reads_y() const override { return false; }
+  void forward(const Frame& f) const override {
+    const MaxPoolSizes s = sizes_of(f);
+    const float* x = f.x[0].f32();
+    float* y = f.y.f32();
+#ifdef MUSTER_HAS_CUDA
+    if (f.device == Device::kCuda)
+      return f.report_cuda(cuda::max_pool_forward(s, x, y, f.saved, f.stream), "max_pool2d");
+#endif
+    std::uint8_t* winner = f.saved;
+    for (int plane = 0; plane < s.planes; ++plane, x += s.height * s.width)
+      for (int i = 0; i < s.out_height; ++i)
+        for (int j = 0; j < s.out_width; ++j) {
+          const int row0 = i * s.stride - s.padding, column0 = j * s.stride - s.padding;
+          float best = -std::numeric_limits<float>::infinity();
+          int place = -1;
+          for (int p = std::max(0, -row0); p < std::min(s.kernel, s.height - row0); ++p)
+            for (int q = std::max(0, -column0); q < std::min(s.kernel, s.width - column0); ++q) {
+              const float value = x[(row0 + p) * s.width + column0 + q];
+              if (place < 0 || value > best || std::isnan(value)) {
+                best = value;
+                place = p * s.kernel + q;
+              }
+            }
+          *y++ = best;
+          *winner++ = static_cast<std::uint8_t>(place);
+        }
+  }
+  void backward(const Frame& f) const override {
+    if (!f.dx[0]) return;
+    const MaxPoolSizes s = sizes_of(f);
+    const float* dy = f.dy.f32();
+    float* dx = f.dx[0].f32();
+#ifdef MUSTER_HAS_CUDA
+    if (f.device == Device::kCuda)
+      return f.report_cuda(cuda::max_pool_backward(s, dy, f.saved, dx, f.stream), "max_pool2d backward");
+#endif
+    const std::uint8_t* winner = f.saved;
+    std::fill_n(dx, f.dx[0].count(), 0.0F);
+    for (int plane = 0; plane < s.planes; ++plane, dx += s.height * s.width)
+      for (int i = 0; i < s.out_height; ++i)
+        for (int j = 0; j < s.out_width; ++j, ++winner)
+          dx[(i * s.stride - s.padding + *winner / s.kernel) * s.width + j * s.stride - s.padding +
+             *winner % s.kernel] += *dy++;
+  }
+
+ private:
+  MaxPoolSizes sizes_of(const Frame& f) const {
+    const Tensor& x = f.x[0];
+    return {x.batch() * x.channels(), x.height(),      x.width(),       f.y.height(), f.y.width(),
+            options_.kernel,          options_.stride, options_.padding};
+  }
+
+  MaxPool2dOptions options_;
+  Shape output_;
+};
+
+/// max_pool2d(relu(x)), which equals relu(max_pool2d(x)): one kernel.
+class ReluMaxPool2d final : public Operation {
+ public:
+  explicit ReluMaxPool2d(int window) : window_(window) {}
+
+  std::string_view type() const override { return "ReLU+MaxPool2d"; }
+  Result<Shape> configure(std::span<const Shape> inputs) override {
+    MUSTER_TRY(output_, pooled(inputs, {.kernel = window_, .stride = window_}));
+    return output_;
+  }
+  std::size_t saved_bytes(int batch) const override {
+    return static_cast<std::size_t>(batch) * static_cast<std::size_t>(output_[0]) *
+           static_cast<std::size_t>(output_[1]) * static_cast<std::size_t>(output_[2]);
+  }
+  bool backward_reads_x() const override { return false; }
+  bool backward_reads_y() const override { return false; }
+  void forward(const Frame& f) const override {
+    f.kernels->relu_max_pool_forward(shape_of(f), f.x[0].f32(), f.y.f32(), f.saved);
+  }
+  void backward(const Frame& f) const override {
+    if (f.dx[0]) f.kernels->relu_max_pool_backward(shape_of(f), f.dy.f32(), f.saved, f.dx[0].f32());
+  }
+
+ private:
+  kernels::PoolShape shape_of(const Frame& f) const {
+    const Tensor& x = f.x[0];
+    return {x.batch(), x.channels(), x.height(), x.width(), window_};
+  }
+
+  int window_;
+  Shape output_;
+};
+
+}  // namespace
+
+Value max_pool2d(Value x, const MaxPool2dOptions& options) {
+  return apply("", std::make_unique<MaxPool2d>(options), {x});
+}
+
+std::unique_ptr<Operation> max_pool_with_relu(const Operation& operation) {
+  const auto* const pool = dynamic_cast<const MaxPool2d*>(&operation);
+  if (pool == nullptr || pool->options().stride != pool->options().kernel || pool->options().padding != 0)
+    return nullptr;
+  return std::make_unique<ReluMaxPool2d>(pool->options().kernel);
+}
+
+}  // namespace muster::nn

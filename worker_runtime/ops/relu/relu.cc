@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <muster/nn.h>
+
+#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/ops/shape_text.h"
+
+namespace muster::nn {
+
+#ifdef MUSTER_HAS_CUDA
+namespace cuda {  // relu.cu
+int relu_forward(const float* x, float* y, std::int64_t count, void* stream);
+int relu_backward(const float* y, const float* dy, float* dx, std::int64_t count, void* stream);
+}  // namespace cuda
+#endif
+
+namespace {
+
+/// max(x, 0). A NaN stays one, and lets its gradient pass, as in PyTorch.
+class Relu final : public Operation {
+ public:
+  std::string_view type() const override { return "ReLU"; }
+  Result<Shape> configure(std::span<const Shape> inputs) override {
+    if (inputs.size() != 1)
+      return fail(ErrorCode::kInvalidArgument, "ReLU expects one input, it has " + to_text(inputs));
+    return inputs[0];
+  }
+  bool backward_reads_x() const override { return false; }
+  void forward(const Frame& f) const override {
+    const std::int64_t count = f.y.count();
+    const float* x = f.x[0].f32();
+    float* y = f.y.f32();
+#ifdef MUSTER_HAS_CUDA
+    if (f.device == Device::kCuda) return f.report_cuda(cuda::relu_forward(x, y, count, f.stream), "relu");
+#endif
+    for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] <= 0 ? 0 : x[i];
+  }
+  void backward(const Frame& f) const override {
+    if (!f.dx[0]) return;
+    const std::int64_t count = f.y.count();
+    const float *y = f.y.f32(), *dy = f.dy.f32();
+    float* dx = f.dx[0].f32();
+#ifdef MUSTER_HAS_CUDA
+    if (f.device == Device::kCuda)
+      return f.report_cuda(cuda::relu_backward(y, dy, dx, count, f.stream), "relu backward");
+#endif
+    for (std::int64_t i = 0; i < count; ++i) dx[i] = y[i] <= 0 ? 0 : dy[i];
+  }
+};
+
+}  // namespace
+
+Value relu(Value x) {
+  return apply("", std::make_unique<Relu>(), {x});
+}
+
+}  // namespace muster::nn
