@@ -141,15 +141,29 @@ def sgd():
     """Three steps of torch.optim.SGD on given parameters and gradients, with and without weight decay."""
     tensors = {}
     generator = torch.Generator().manual_seed(9)
-    for name, decay, momentum in (("plain", 0.0, 0.9), ("decay", 0.01, 0.9), ("no_momentum", 0.0, 0.0)):
+    for name, decay, momentum in (("plain", 0.0, 0.9), ("decay", 0.01, 0.9), ("no_momentum", 0.0, 0.0), ("nesterov", 0.01, 0.9),
+                                  ("clip", 0.0, 0.9)):
         p = nn.Parameter(torch.empty(1003).uniform_(-1, 1, generator=generator))
-        optimizer = torch.optim.SGD([p], lr=0.001, momentum=momentum, weight_decay=decay)
+        optimizer = torch.optim.SGD([p], lr=0.001, momentum=momentum, weight_decay=decay, nesterov=name == "nesterov")
         tensors[f"{name}.params.0"] = p.detach().clone().numpy()
         for step in (1, 2, 3):
             p.grad = torch.empty(1003).uniform_(-3, 3, generator=generator)
             tensors[f"{name}.grads.{step}"] = p.grad.clone().numpy()
+            if name == "clip":
+                torch.nn.utils.clip_grad_norm_([p], 10.0)
             optimizer.step()
             tensors[f"{name}.params.{step}"] = p.detach().clone().numpy()
+    schedules = {"step": lambda o: torch.optim.lr_scheduler.StepLR(o, 7, 0.3),
+                 "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20, 0.01),
+                 "warm_up": lambda o: torch.optim.lr_scheduler.LinearLR(o, 1 / 3, total_iters=5)}
+    for name, make in schedules.items():
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.4)
+        schedule, rates = make(optimizer), []
+        for _ in range(21):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+        tensors[f"lr.{name}"] = numpy.array(rates, dtype=numpy.float32)
     write("pytorch_sgd.safetensors", tensors)
 
 

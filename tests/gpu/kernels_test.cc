@@ -136,6 +136,12 @@ TEST_CASE("the GPU's SGD is the CPU's result bit for bit") {
     check_sgd_step(*kernels, count);
 }
 
+TEST_CASE("the GPU clips by the norm of all gradients") {
+  const auto kernels = gpu();
+  for (const std::size_t count : {std::size_t{1}, std::size_t{257}, std::size_t{44426}, std::size_t{3000001}})
+    check_clip_by_norm(*kernels, count);
+}
+
 TEST_CASE("the GPU's memory is zeroed and 256-byte aligned, and what is copied there comes back") {
   const auto kernels = gpu();
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, std::size_t{1} << 20}) {

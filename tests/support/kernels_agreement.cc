@@ -186,8 +186,8 @@ void check_cross_entropy(Kernels& subject, int batch, int classes) {
 
 void check_sgd_step(Kernels& subject, std::size_t count) {
   const auto reference = make_reference_kernels();
-  for (const SgdOptions& options :
-       {SgdOptions{}, SgdOptions{0.1F, 0.0F, 0.0F}, SgdOptions{0.03F, 0.9F, 5e-4F}})
+  for (const SgdOptions& options : {SgdOptions{}, SgdOptions{0.1F, 0.0F, 0.0F},
+                                    SgdOptions{0.03F, 0.9F, 5e-4F}, SgdOptions{0.03F, 0.9F, 5e-4F, true}})
     for (const float grad_scale : {1.0F, 1.0F / 3.0F}) {
       INFO(count << " parameters, lr " << options.lr << ", momentum " << options.momentum << ", scale "
                  << grad_scale);
@@ -206,6 +206,24 @@ void check_sgd_step(Kernels& subject, std::size_t count) {
       REQUIRE(same_bits(download(subject, device_params, count), params));
       REQUIRE(same_bits(download(subject, device_velocity, count), velocity));
     }
+}
+
+void check_clip_by_norm(Kernels& subject, std::size_t count) {
+  const auto grads = random_values(count, 16);
+  double squares = 0;
+  for (const float grad : grads) squares += static_cast<double>(grad) * grad;
+  const float* device_grads = upload(subject, grads);
+  NormSums* const sums = upload(subject, std::vector<NormSums>(1));
+  SgdState* const device_state = upload(subject, std::vector<SgdState>(1));
+  for (const double part : {0.25, 4.0}) {
+    const float scale = 0.5F;
+    const auto max_norm = static_cast<float>(part * scale * std::sqrt(squares));
+    subject.set_sgd_state(device_state, {{}, scale, true});
+    subject.clip_by_norm(device_grads, count, max_norm, sums, device_state);
+    const float clip = download(subject, device_state, 1)[0].clip;
+    INFO(count << " gradients, " << part << " of their norm: " << clip);
+    REQUIRE(std::abs(clip - std::min(1.0, part)) <= 1e-5);
+  }
 }
 
 }  // namespace muster::testing

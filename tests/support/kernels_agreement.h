@@ -15,5 +15,6 @@ void check_relu_max_pool(kernels::Kernels& subject, const kernels::PoolShape& sh
 void check_linear(kernels::Kernels& subject, const kernels::LinearShape& shape);
 void check_cross_entropy(kernels::Kernels& subject, int batch, int classes);
 void check_sgd_step(kernels::Kernels& subject, std::size_t count);
+void check_clip_by_norm(kernels::Kernels& subject, std::size_t count);
 
 }  // namespace muster::testing

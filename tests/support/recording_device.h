@@ -163,6 +163,10 @@ class RecordingKernels final : public kernels::Kernels {
   void set_sgd_state(kernels::SgdState* state, const kernels::SgdState& value) override {
     put([=, this] { inner_->set_sgd_state(state, value); });
   }
+  void clip_by_norm(const float* grads, std::size_t count, float max_norm, kernels::NormSums* sums,
+                    kernels::SgdState* state) override {
+    put([=, this] { inner_->clip_by_norm(grads, count, max_norm, sums, state); });
+  }
   void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
                 const kernels::SgdState* state) override {
     put([=, this] { inner_->sgd_step(params, grads, velocity, count, state); });

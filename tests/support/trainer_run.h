@@ -64,7 +64,9 @@ class TrainerRun {
                          model_, compute, group, {.first_bucket_bytes = 1 << 10, .bucket_bytes = 1 << 14}));
     MUSTER_TRY(data_, DeviceDataset::upload(compute, images_));
     MUSTER_TRY(trainer_, Trainer::create(*ddp_, data_,
-                                         {.batch_size = kBatch, .sgd = {.lr = 0.01F}, .capture = capture}));
+                                         {.batch_size = kBatch,
+                                          .sgd = {.lr = 0.01F, .nesterov = true, .max_grad_norm = 1.0F},
+                                          .capture = capture}));
     return {};
   }
 

@@ -56,6 +56,7 @@ struct SgdOptions {
   float lr = 0.001F;
   float momentum = 0.9F;
   float weight_decay = 0.0F;
+  bool nesterov = false;
 };
 
 /// What an SGD step reads on the device: a captured step is replayed with whatever was set last.
@@ -63,12 +64,19 @@ struct SgdState {
   SgdOptions options;
   float grad_scale = 1.0F;
   bool first_step = true;
+  float clip = 1.0F;  // written by clip_by_norm(): the gradients are multiplied with it too
 };
 
 /// Who computes the shapes that were planned.
 struct PlanCounts {
   int own = 0, cublaslt = 0, cudnn = 0;
   std::string missing;  ///< why a library that was wanted could not be opened; empty: all were
+};
+
+/// Scratch of clip_by_norm(): sums of squares of parts of the gradients, in double.
+struct NormSums {
+  static constexpr int kParts = 256;
+  double part[kParts];
 };
 
 class Kernels {
@@ -150,10 +158,16 @@ class Kernels {
 
   /// *state = value, for a `state` in device memory; enqueued like a kernel.
   virtual void set_sgd_state(SgdState* state, const SgdState& value) { *state = value; }
-  /// PyTorch's SGD: g = grad * grad_scale (exactly grad when 1); g += weight_decay * p; v = momentum * v + g
-  /// (v = g, velocity unread, when `first_step` or momentum is 0); p -= lr * v. Bit-equal to PyTorch's CPU
-  /// result: additions of a product are fused (fma), products with momentum are not. `state` is in device
-  /// memory and read when the step runs.
+  /// state->clip = min(1, max_norm / (norm + 1e-6)) for the norm of grads times state->grad_scale: what
+  /// torch.nn.utils.clip_grad_norm_ multiplies the gradients with. 1e-6. A norm that is not finite gives a
+  /// clip that is not, as there.
+  virtual void clip_by_norm(const float* grads, std::size_t count, float max_norm, NormSums* sums,
+                            SgdState* state) = 0;
+  /// PyTorch's SGD: g = grad * (grad_scale * clip) (exactly grad when both are 1); g += weight_decay * p; v =
+  /// momentum * v + g (v = g, velocity unread, when `first_step` or momentum is 0); p -= lr * v, or lr * (g +
+  /// momentum * v) with `nesterov`. Bit-equal to PyTorch's CPU result: additions of a product are fused
+  /// (fma), products of momentum and velocity are not. `state` is in device memory and read when the step
+  /// runs.
   virtual void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
                         const SgdState* state) = 0;
 };

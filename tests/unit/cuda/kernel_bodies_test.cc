@@ -43,6 +43,11 @@ TEST_CASE("the CUDA SGD body is the CPU's result bit for bit") {
     check_sgd_step(*make_body_kernels(), count);
 }
 
+TEST_CASE("the CPU clips by the norm of all gradients") {
+  for (const std::size_t count : {std::size_t{1}, std::size_t{17}, std::size_t{257}, std::size_t{44426}})
+    check_clip_by_norm(*make_body_kernels(), count);
+}
+
 TEST_CASE("a label outside the classes shows as a loss that is not a number") {
   const auto kernels = make_body_kernels();
   const float logits[2] = {0.0F, 1.0F};

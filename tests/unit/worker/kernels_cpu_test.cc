@@ -319,8 +319,8 @@ TEST_CASE("the CPU gather_normalize equals the reference for every image size") 
 TEST_CASE("the CPU's SGD gives the reference's bits on every instruction set, and touches nothing else") {
   const auto reference = make_reference_kernels();
   for (const std::size_t count : {1U, 4U, 15U, 16U, 17U, 1000U}) {
-    for (const SgdOptions options :
-         {SgdOptions{0.001F, 0.9F, 0.0F}, SgdOptions{0.1F, 0.9F, 5e-4F}, SgdOptions{0.3F, 0.0F, 0.0F}}) {
+    for (const SgdOptions options : {SgdOptions{0.001F, 0.9F, 0.0F}, SgdOptions{0.1F, 0.9F, 5e-4F},
+                                     SgdOptions{0.3F, 0.0F, 0.0F}, SgdOptions{0.1F, 0.9F, 5e-4F, true}}) {
       for (const float scale : {1.0F, 1.0F / 3}) {
         std::mt19937 rng(16);
         const Floats start = random_floats(rng, static_cast<std::int64_t>(count));

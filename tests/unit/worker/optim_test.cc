@@ -3,6 +3,7 @@
 #include <limits>
 
 #include <muster/optim.h>
+#include <muster/schedule.h>
 
 #include "tests/support/fixture.h"
 #include "worker_runtime/kernels/kernels.h"
@@ -21,14 +22,19 @@ nn::Model model_of(int elements) {
 
 }  // namespace
 
-TEST_CASE("steps of SGD are bit-equal to PyTorch's, with and without momentum and weight decay") {
+TEST_CASE(
+    "steps of SGD are bit-equal to PyTorch's: momentum, Nesterov's, weight decay, a norm that is not "
+    "clipped") {
   const test::Fixture fixture("pytorch_sgd.safetensors");
   struct Case {
     std::string name;
     SgdOptions options;
+    float tolerance = 0;  // PyTorch adds up the norm in float
   };
-  for (const Case& c : {Case{"plain", {0.001F, 0.9F, 0.0F}}, Case{"decay", {0.001F, 0.9F, 0.01F}},
-                        Case{"no_momentum", {0.001F, 0.0F, 0.0F}}})
+  for (const Case& c :
+       {Case{"plain", {0.001F, 0.9F, 0.0F}}, Case{"decay", {0.001F, 0.9F, 0.01F}},
+        Case{"no_momentum", {0.001F, 0.0F, 0.0F}}, Case{"nesterov", {0.001F, 0.9F, 0.01F, true}},
+        Case{"plain", {.momentum = 0.9F, .max_grad_norm = 1000}}, Case{"clip", {.max_grad_norm = 10}, 1e-6F}})
     for (const auto& make : {kernels::make_reference_kernels, kernels::make_cpu_kernels}) {
       INFO(c.name);
       const auto start = fixture.get<float>(c.name + ".params.0");
@@ -48,8 +54,9 @@ TEST_CASE("steps of SGD are bit-equal to PyTorch's, with and without momentum an
         sgd->step();
         const auto expected = fixture.get<float>(c.name + ".params." + std::to_string(step));
         INFO("step " << step);
-        REQUIRE(std::equal(expected.begin(), expected.end() - 1, model.params()));
-        REQUIRE(model.params()[bias] == expected.back());
+        const auto agrees = [&](float a, float b) { return std::abs(a - b) <= c.tolerance; };
+        REQUIRE(std::equal(expected.begin(), expected.end() - 1, model.params(), agrees));
+        REQUIRE(agrees(model.params()[bias], expected.back()));
       }
     }
 }
@@ -85,4 +92,22 @@ TEST_CASE("SGD options that are negative or not finite are refused") {
   REQUIRE_FALSE(Sgd::create(model, {.lr = -0.1F}));
   REQUIRE_FALSE(Sgd::create(model, {.momentum = std::numeric_limits<float>::quiet_NaN()}));
   REQUIRE_FALSE(Sgd::create(model, {.weight_decay = std::numeric_limits<float>::infinity()}));
+  REQUIRE_FALSE(Sgd::create(model, {.max_grad_norm = -1}));
+  REQUIRE(Sgd::create(model, {.momentum = 0, .nesterov = true}).error().message ==
+          "SGD: nesterov needs a momentum");
+}
+
+TEST_CASE("learning rates by step are those of PyTorch's schedulers") {
+  const test::Fixture fixture("pytorch_sgd.safetensors");
+  const auto step = fixture.get<float>("lr.step"), cosine = fixture.get<float>("lr.cosine"),
+             warm_up = fixture.get<float>("lr.warm_up");
+  REQUIRE(step.size() == 21);
+  for (std::size_t i = 0; i < step.size(); ++i) {
+    const auto at = static_cast<std::int64_t>(i);
+    INFO("step " << i);
+    REQUIRE(step_lr(0.4F, at, 7, 0.3) == Approx(step[i]).epsilon(1e-6));
+    REQUIRE(cosine_lr(0.4F, at, 20, 0.01F) == Approx(cosine[i]).epsilon(1e-6));
+    REQUIRE(0.4F * warm_up_factor(at, 5) == Approx(warm_up[i]).epsilon(1e-6));
+  }
+  REQUIRE(cosine_lr(0.4F, 100, 20, 0.01F) == 0.01F);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sgd: PyTorch's SGD with momentum over the whole parameter arena in one kernel; bit-equal to torch.optim.SGD
-// on the CPU. One per model and rank, used by the model's thread. Its state is one arena of the same layout
-// as the parameters.
+// Sgd: PyTorch's SGD with momentum, Nesterov's or not, and clipping by the gradients' global norm, over the
+// whole parameter arena in one kernel; bit-equal to torch.optim.SGD on the CPU. One per model and rank, used
+// by the model's thread. Its state is one arena of the same layout as the parameters.
 #pragma once
 
 #include <optional>
@@ -14,12 +14,16 @@
 namespace muster {
 namespace kernels {
 struct SgdState;
-}
+struct NormSums;
+}  // namespace kernels
 
 struct SgdOptions {
   float lr = 0.001F;
   float momentum = 0.9F;
   float weight_decay = 0.0F;
+  bool nesterov = false;  ///< needs a momentum
+  float max_grad_norm =
+      0.0F;  ///< clip_grad_norm_(parameters, max_grad_norm) before each step; 0: no clipping
   friend bool operator==(const SgdOptions&, const SgdOptions&) = default;
 };
 
@@ -58,10 +62,11 @@ class Sgd {
 
   nn::Model* model_;
   SgdOptions options_;
-  float* velocity_;           // arena_elements(), device memory
-  kernels::SgdState* state_;  // device memory
-  std::optional<Sent> sent_;  // what *state_ holds once the work before it is done
-  bool first_step_ = true;    // PyTorch's buffer starts as the first gradient, not as zero
+  float* velocity_;                    // arena_elements(), device memory
+  kernels::NormSums* norm_ = nullptr;  // device memory, with max_grad_norm
+  kernels::SgdState* state_;           // device memory
+  std::optional<Sent> sent_;           // what *state_ holds once the work before it is done
+  bool first_step_ = true;             // PyTorch's buffer starts as the first gradient, not as zero
 };
 
 }  // namespace muster

@@ -115,10 +115,10 @@ void loss(const float* logits, const std::int32_t* labels, int batch, int classe
 /// rounded.
 HWY_INLINE void sgd_scalar(float& p, float grad, float& v, const SgdState& state, bool fresh) {
   const SgdOptions& options = state.options;
-  float g = grad * state.grad_scale;
+  float g = grad * (state.grad_scale * state.clip);
   if (options.weight_decay != 0) g = std::fma(options.weight_decay, p, g);
   v = fresh ? g : options.momentum * v + g;
-  p = std::fma(-options.lr, v, p);
+  p = std::fma(-options.lr, options.nesterov ? std::fma(options.momentum, v, g) : v, p);
 }
 
 /// 44,426 parameters: 4.7 us on one core of a Zen 4, the time its five streams take from the second level
@@ -130,15 +130,15 @@ void sgd(float* HWY_RESTRICT params, const float* HWY_RESTRICT grads, float* HWY
   std::size_t k = 0;
 #if HWY_NATIVE_FMA
   const Wide d;
-  const auto scale = hn::Set(d, state.grad_scale), decay = hn::Set(d, options.weight_decay);
+  const auto scale = hn::Set(d, state.grad_scale * state.clip), decay = hn::Set(d, options.weight_decay);
   const auto momentum = hn::Set(d, options.momentum), step = hn::Set(d, -options.lr);
   for (; k + kLanes<Wide> <= count; k += kLanes<Wide>) {
     const auto p = hn::LoadU(d, params + k);
-    auto v = hn::Mul(hn::LoadU(d, grads + k), scale);
-    if (options.weight_decay != 0) v = hn::MulAdd(decay, p, v);
-    if (!fresh) v = hn::Add(hn::Mul(momentum, hn::LoadU(d, velocity + k)), v);
+    auto g = hn::Mul(hn::LoadU(d, grads + k), scale);
+    if (options.weight_decay != 0) g = hn::MulAdd(decay, p, g);
+    const auto v = fresh ? g : hn::Add(hn::Mul(momentum, hn::LoadU(d, velocity + k)), g);
     hn::StoreU(v, d, velocity + k);
-    hn::StoreU(hn::MulAdd(step, v, p), d, params + k);
+    hn::StoreU(hn::MulAdd(step, options.nesterov ? hn::MulAdd(momentum, v, g) : v, p), d, params + k);
   }
 #endif
   // The remainder; everything where the machine has no fused multiply-add (the C library computes it then).

@@ -183,13 +183,14 @@ class ReferenceKernels final : public HostKernels {
                 const SgdState* state) override {
     const SgdOptions& options = state->options;
     for (std::size_t k = 0; k < count; ++k) {
-      float g = grads[k] * state->grad_scale;
+      float g = grads[k] * (state->grad_scale * state->clip);
       if (options.weight_decay != 0) g = std::fma(options.weight_decay, params[k], g);
       // Two statements, two roundings: PyTorch's buf.mul_(momentum).add_(g). volatile keeps a compiler from
       // fusing them.
       volatile float decayed = options.momentum * velocity[k];
       velocity[k] = state->first_step || options.momentum == 0 ? g : decayed + g;
-      params[k] = std::fma(-options.lr, velocity[k], params[k]);
+      const float d = options.nesterov ? std::fma(options.momentum, velocity[k], g) : velocity[k];
+      params[k] = std::fma(-options.lr, d, params[k]);
     }
   }
 

@@ -270,6 +270,12 @@ void CudaKernels::set_sgd_state(SgdState* state, const SgdState& value) {
   note(launch_set_sgd_state(state, value, selected()), "set_sgd_state");
 }
 
+void CudaKernels::clip_by_norm(const float* grads, std::size_t count, float max_norm, NormSums* sums,
+                               SgdState* state) {
+  note(launch_clip_by_norm(grads, static_cast<std::int64_t>(count), max_norm, sums, state, selected()),
+       "clip_by_norm");
+}
+
 void CudaKernels::sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
                            const SgdState* state) {
   note(launch_sgd({params, grads, velocity, static_cast<std::int64_t>(count), state}, selected()),

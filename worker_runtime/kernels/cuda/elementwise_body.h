@@ -124,12 +124,13 @@ MUSTER_HD void sgd_cell(const SgdArgs& a, Cell cell) {
   const SgdState state = *a.state;
   const SgdOptions& options = state.options;
   const float p = a.params[i];
-  float v = mul_rounded(a.grads[i], state.grad_scale);
-  if (options.weight_decay != 0.0F) v = fma_rounded(options.weight_decay, p, v);
+  float g = mul_rounded(a.grads[i], mul_rounded(state.grad_scale, state.clip));
+  if (options.weight_decay != 0.0F) g = fma_rounded(options.weight_decay, p, g);
+  float v = g;
   if (!state.first_step && options.momentum != 0.0F)
-    v = add_rounded(mul_rounded(options.momentum, a.velocity[i]), v);
+    v = add_rounded(mul_rounded(options.momentum, a.velocity[i]), g);
   a.velocity[i] = v;
-  a.params[i] = fma_rounded(-options.lr, v, p);
+  a.params[i] = fma_rounded(-options.lr, options.nesterov ? fma_rounded(options.momentum, v, g) : v, p);
 }
 
 }  // namespace muster::kernels::cuda
