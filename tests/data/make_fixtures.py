@@ -265,9 +265,30 @@ def resnet():
     write("pytorch_resnet.safetensors", tensors)
 
 
+def state_dict():
+    """A bottleneck of torchvision's with what surrounds it, as safetensors.torch would save it, and its logits in
+    evaluation mode."""
+    generator = torch.Generator().manual_seed(7)
+    model = nn.Module()
+    model.conv1, model.bn1 = nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8)
+    model.layer1 = nn.Sequential(Block(8, 4, 2, 4))
+    model.fc = nn.Linear(16, 5)
+    for name, value in model.state_dict().items():
+        if value.dtype == torch.float32:
+            low, high = (0.5, 1.5) if name.endswith(("running_var", "bn1.weight")) else (-0.5, 0.5)
+            value.uniform_(low, high, generator=generator)
+    model.eval()
+    x = torch.empty(2, 3, 6, 6).uniform_(-1, 1, generator=generator)
+    with torch.no_grad():
+        logits = model.fc(model.layer1(F.relu(model.bn1(model.conv1(x)))).mean((2, 3)))
+    write("pytorch_state_dict.safetensors", {name: value.numpy() for name, value in model.state_dict().items()}, format="pt")
+    write("pytorch_state_dict_logits.safetensors", {"x": x.numpy(), "logits": logits.numpy()})
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     resnet()
+    state_dict()
     rng()
     sampler()
     weights()

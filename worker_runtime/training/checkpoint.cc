@@ -3,7 +3,6 @@
 #include <bit>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <span>
 
@@ -11,6 +10,7 @@
 
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/core/sha256.h"
+#include "worker_runtime/training/arena_tensors.h"
 #include "worker_runtime/training/atomic_file.h"
 #include "worker_runtime/training/host_collectives.h"
 #include "worker_runtime/training/safetensors.h"
@@ -21,8 +21,7 @@ namespace {
 constexpr std::string_view kFormat = "muster-checkpoint-1";
 constexpr std::string_view kFormatWithinEpoch = "muster-checkpoint-2";  // has epoch_samples, epoch_loss_sum
 constexpr std::string_view kDigestKey = "sha256";
-constexpr std::string_view kMomentumPrefix = "momentum.";
-constexpr std::size_t kMaxCheckpointBytes = std::size_t{64} << 30;
+constexpr const char* kMomentumPrefix = "momentum.";
 
 template <class Number>
 std::string to_text(Number value) {
@@ -65,16 +64,6 @@ Result<TrainingState> read_state(const safetensors::Metadata& metadata) {
   return state;
 }
 
-std::string_view bytes_of(std::span<const float> values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
-}
-
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text;
-  for (const std::int64_t dim : shape) text += (text.empty() ? "" : "x") + std::to_string(dim);
-  return text.empty() ? "scalar" : text;
-}
-
 /// Over everything that counts: the metadata, and the tensors' bytes in file order. Names, shapes and places
 /// are checked against the model.
 std::string digest_of(const safetensors::Metadata& metadata,
@@ -88,24 +77,6 @@ std::string digest_of(const safetensors::Metadata& metadata,
         digest.update(piece);
   for (const std::size_t i : order) digest.update(tensors[i].bytes);
   return digest.finish();
-}
-
-/// Copies the tensors named prefix + parameter into an arena.
-Result<std::vector<float>> read_arena(const safetensors::FileView& file,
-                                      const std::vector<nn::Parameter>& parameters, std::size_t elements,
-                                      std::string_view prefix) {
-  std::vector<float> arena(elements, 0.0F);
-  for (const nn::Parameter& parameter : parameters) {
-    const std::string name = std::string(prefix) + parameter.name;
-    const safetensors::TensorView* tensor = file.find(name);
-    if (tensor == nullptr) return fail(ErrorCode::kMismatch, "it has no tensor '" + name + "'");
-    if (tensor->dtype != DType::kFloat32 || tensor->shape != parameter.shape)
-      return fail(ErrorCode::kMismatch, "tensor '" + name + "' is " + std::string(to_string(tensor->dtype)) +
-                                            " " + shape_text(tensor->shape) + ", the model's is F32 " +
-                                            shape_text(parameter.shape));
-    std::memcpy(arena.data() + parameter.offset, tensor->bytes.data(), tensor->bytes.size());
-  }
-  return arena;
 }
 
 Result<Checkpoint> parse_checkpoint(std::string_view bytes, const nn::Model& model,
@@ -122,11 +93,11 @@ Result<Checkpoint> parse_checkpoint(std::string_view bytes, const nn::Model& mod
                                 ? ""
                                 : "it is a checkpoint of model '" + checkpoint.state.model +
                                       "', this run trains '" + model_name + "': ";
-  auto params = read_arena(file, model.parameters(), model.arena_elements(), "");
+  auto params = read_arena(file, model.parameters(), model.arena_elements());
   if (!params) return fail(ErrorCode::kMismatch, other + params.error().message);
   if (!other.empty()) return fail(ErrorCode::kMismatch, other + "the tensors are alike");
   checkpoint.params = *std::move(params);
-  MUSTER_TRY(checkpoint.buffers, read_arena(file, model.buffers(), model.buffer_elements(), ""));
+  MUSTER_TRY(checkpoint.buffers, read_arena(file, model.buffers(), model.buffer_elements()));
   std::size_t expected = model.parameters().size() + model.buffers().size();
   if (checkpoint.state.step > 0) {
     MUSTER_TRY(checkpoint.velocity,
@@ -150,20 +121,11 @@ Result<void> save_checkpoint(const std::string& path, const nn::Model& model, co
                              const TrainingState& state) {
   const std::vector<float> params = model.read_params();
   const std::vector<float> velocity = optimizer.read_velocity();
-  std::vector<safetensors::TensorView> tensors;
-  for (const nn::Parameter& parameter : model.parameters()) {
-    const auto piece = [&](const std::vector<float>& arena) {
-      return bytes_of(std::span(arena).subspan(parameter.offset, parameter.count));
-    };
-    tensors.push_back({parameter.name, DType::kFloat32, parameter.shape, piece(params)});
-    if (!velocity.empty())
-      tensors.push_back(
-          {std::string(kMomentumPrefix) + parameter.name, DType::kFloat32, parameter.shape, piece(velocity)});
-  }
   const std::vector<float> buffers = model.read_buffers();
-  for (const nn::Parameter& buffer : model.buffers())
-    tensors.push_back({buffer.name, DType::kFloat32, buffer.shape,
-                       bytes_of(std::span(buffers).subspan(buffer.offset, buffer.count))});
+  std::vector<safetensors::TensorView> tensors;
+  append_tensors(tensors, model.parameters(), params);
+  if (!velocity.empty()) append_tensors(tensors, model.parameters(), velocity, kMomentumPrefix);
+  append_tensors(tensors, model.buffers(), buffers);
   const bool within_epoch = state.epoch_samples > 0;
   safetensors::Metadata metadata{{"format", std::string(within_epoch ? kFormatWithinEpoch : kFormat)},
                                  {"model", state.model},
@@ -191,7 +153,7 @@ Result<void> save_checkpoint(const std::string& path, const nn::Model& model, co
 
 Result<Checkpoint> load_checkpoint(const std::string& path, const nn::Model& model,
                                    const std::string& model_name) {
-  auto bytes = read_file(path, kMaxCheckpointBytes);
+  auto bytes = read_file(path, kMaxModelFileBytes);
   if (!bytes) return fail("checkpoint", std::move(bytes).error());
   auto checkpoint = parse_checkpoint(*bytes, model, model_name);
   if (!checkpoint) return fail("checkpoint " + path, std::move(checkpoint).error());

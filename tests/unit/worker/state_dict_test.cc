@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
+
+#include <muster/state_dict.h>
+
+#include "tests/support/fixture.h"
+#include "tests/support/temporary_directory.h"
+#include "worker_runtime/kernels/kernels.h"
+
+using namespace muster;
+using nn::Value;
+
+namespace {
+
+/// The network of state_dict() in tests/data/make_fixtures.py.
+nn::Model network(int classes = 5) {
+  nn::Graph graph({3, 6, 6});
+  const auto conv = [](const std::string& name, Value x, int channels, int kernel, int stride) {
+    return nn::conv2d(
+        name, x,
+        {.out_channels = channels, .kernel = kernel, .stride = stride, .padding = kernel / 2, .bias = false});
+  };
+  Value x = nn::relu(nn::batch_norm2d("bn1", conv("conv1", graph.input(), 8, 3, 1)));
+  Value y = nn::relu(nn::batch_norm2d("layer1.0.bn1", conv("layer1.0.conv1", x, 4, 1, 1)));
+  y = nn::relu(nn::batch_norm2d("layer1.0.bn2", conv("layer1.0.conv2", y, 4, 3, 2)));
+  y = nn::batch_norm2d("layer1.0.bn3", conv("layer1.0.conv3", y, 16, 1, 1));
+  x = nn::batch_norm2d("layer1.0.downsample.1", conv("layer1.0.downsample.0", x, 16, 1, 2));
+  x = nn::relu(nn::add(y, x));
+  auto model = nn::Model::create(graph, nn::linear("fc", nn::flatten(nn::global_avg_pool2d(x)), classes));
+  REQUIRE_OK(model);
+  return *std::move(model);
+}
+
+std::string data_file(const char* name) {
+  return std::string(MUSTER_TEST_DATA) + "/" + name;
+}
+
+}  // namespace
+
+TEST_CASE("a state dict of PyTorch's gives its logits, saved again it has its tensors") {
+  nn::Model model = network();
+  REQUIRE_OK(model.allocate(Compute(kernels::make_cpu_kernels())));
+  REQUIRE_OK(load_state_dict(data_file("pytorch_state_dict.safetensors"), model));
+  const test::Fixture fixture("pytorch_state_dict_logits.safetensors");
+  auto plan = model.plan(2, nn::Mode::kInference);
+  REQUIRE_OK(plan);
+  const auto x = fixture.get<float>("x"), logits = fixture.get<float>("logits");
+  std::copy(x.begin(), x.end(), (*plan)->input());
+  (*plan)->forward();
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    REQUIRE((*plan)->output()[i] == Approx(logits[i]).epsilon(1e-5).margin(1e-6));
+
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/again.safetensors";
+  REQUIRE_OK(save_state_dict(path, model));
+  const test::Fixture theirs("pytorch_state_dict.safetensors");
+  const auto bytes = read_file(path, 1 << 20);
+  REQUIRE_OK(bytes);
+  const auto mine = safetensors::parse(*bytes);
+  REQUIRE_OK(mine);
+  REQUIRE(mine->metadata.at("format") == "pt");
+  std::size_t tensors = 0;
+  for (const safetensors::TensorView& tensor : theirs.view().tensors) {
+    if (tensor.name.ends_with("num_batches_tracked")) continue;
+    INFO(tensor.name);
+    const safetensors::TensorView* same = mine->find(tensor.name);
+    REQUIRE(same != nullptr);
+    REQUIRE(same->shape == tensor.shape);
+    REQUIRE(same->bytes == tensor.bytes);
+    ++tensors;
+  }
+  REQUIRE(mine->tensors.size() == tensors);
+}
+
+TEST_CASE("a state dict of another model is refused by name, and changes nothing") {
+  nn::Model model = network(7);
+  Generator generator(1);
+  model.initialize(generator);
+  const std::string before = nn::parameters_sha256(model);
+  const std::string path = data_file("pytorch_state_dict.safetensors");
+  REQUIRE(load_state_dict(path, model).error() ==
+          Error{ErrorCode::kMismatch,
+                "state dict " + path + ": tensor 'fc.weight' is F32 5x16, the model's is F32 7x16"});
+  nn::Model garment = nn::garment_classifier();
+  REQUIRE(load_state_dict(path, garment).error().message ==
+          "state dict " + path + ": tensor 'conv1.weight' is F32 8x3x3x3, the model's is F32 6x1x5x5");
+  const test::TemporaryDirectory directory;
+  const std::string saved = directory.path() + "/garment.safetensors";
+  REQUIRE_OK(save_state_dict(saved, garment));
+  REQUIRE(load_state_dict(saved, model).error().code == ErrorCode::kMismatch);
+  std::filesystem::resize_file(saved, 100);
+  REQUIRE(load_state_dict(saved, garment).error().code == ErrorCode::kCorrupt);
+  REQUIRE(load_state_dict(directory.path() + "/none", garment).error().code == ErrorCode::kNotFound);
+  REQUIRE(nn::parameters_sha256(model) == before);
+}
