@@ -108,6 +108,7 @@ TEST_CASE("gradients of pooling agree with central differences, where windows ov
   check({2, 6, 7}, [](Value x) { return nn::max_pool2d(x); });
   check({2, 6, 7}, [](Value x) { return nn::max_pool2d(nn::relu(x)); }, {.fuse = true});
   check({3, 5, 4}, [](Value x) { return nn::global_avg_pool2d(x); });
+  check({2, 7, 6}, [](Value x) { return nn::avg_pool2d(x, {.kernel = 3, .stride = 2, .padding = 1}); });
 }
 
 TEST_CASE("gradients of a value that several operations read are added") {
@@ -159,6 +160,22 @@ TEST_CASE("what is not finite stays so: ReLU and MaxPool2d hand a NaN on") {
     (*plan)->forward();
     REQUIRE(std::isnan((*plan)->output()[0]));
   }
+}
+
+TEST_CASE("average pooling counts its padding as zeros") {
+  nn::Graph graph({1, 2, 2});
+  auto model =
+      nn::Model::create(graph, nn::avg_pool2d(graph.input(), {.kernel = 2, .stride = 1, .padding = 1}),
+                        {.input_gradient = true});
+  REQUIRE_OK(model);
+  REQUIRE_OK(model->allocate(Compute(kernels::make_cpu_kernels())));
+  auto plan = model->plan(1, nn::Mode::kTraining);
+  REQUIRE_OK(plan);
+  const std::array<float, 4> x{4, 8, 12, 16};
+  std::copy(x.begin(), x.end(), (*plan)->input());
+  (*plan)->forward();
+  const std::array<float, 9> y{1, 3, 2, 4, 10, 6, 3, 7, 4};
+  REQUIRE(std::equal(y.begin(), y.end(), (*plan)->output()));
 }
 
 TEST_CASE("the fused operations compute the bits of those they replace") {

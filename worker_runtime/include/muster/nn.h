@@ -88,12 +88,14 @@ struct BatchNorm2dOptions {
 };
 Value batch_norm2d(std::string name, Value x, const BatchNorm2dOptions& options = {});
 Value relu(Value x);
-struct MaxPool2dOptions {
+struct Pool2dOptions {
   int kernel = 2;
   int stride = 0;  ///< 0: the kernel
   int padding = 0;
 };
-Value max_pool2d(Value x, const MaxPool2dOptions& options = {});
+Value max_pool2d(Value x, const Pool2dOptions& options = {});
+/// The padding counts as zeros, as PyTorch's does.
+Value avg_pool2d(Value x, const Pool2dOptions& options = {});
 /// AdaptiveAvgPool2d(1): (channels, height, width) to (channels, 1, 1).
 Value global_avg_pool2d(Value x);
 Value flatten(Value x);

@@ -8,7 +8,7 @@
 #include <muster/nn.h>
 
 #include "worker_runtime/kernels/kernels.h"
-#include "worker_runtime/ops/shape_text.h"
+#include "worker_runtime/ops/pool2d_shape.h"
 
 namespace muster::nn {
 namespace {
@@ -16,30 +16,21 @@ namespace {
 // The winner's place in its window is kept in a byte, of which 255 means none.
 constexpr int kLargestKernel = 15;
 
-Result<Shape> pooled(std::span<const Shape> inputs, const MaxPool2dOptions& o) {
-  if (o.kernel < 1 || o.kernel > kLargestKernel)
+Result<Shape> pooled(std::span<const Shape> inputs, const Pool2dOptions& o) {
+  if (o.kernel > kLargestKernel)
     return fail(ErrorCode::kInvalidArgument, "MaxPool2d: a kernel of " + std::to_string(o.kernel) +
                                                  ", 1 to " + std::to_string(kLargestKernel) +
                                                  " are supported");
-  if (o.stride < 1 || o.padding < 0 || o.padding > o.kernel / 2)
-    return fail(ErrorCode::kInvalidArgument,
-                "MaxPool2d: the stride must be positive, the padding at most half the kernel");
-  if (inputs.size() != 1 || inputs[0].size() != 3 || inputs[0][1] + 2 * o.padding < o.kernel ||
-      inputs[0][2] + 2 * o.padding < o.kernel)
-    return fail(ErrorCode::kInvalidArgument, "MaxPool2d with a kernel of " + std::to_string(o.kernel) +
-                                                 " expects (channels, height, width), it has " +
-                                                 to_text(inputs));
-  const auto size = [&](int input) { return (input + 2 * o.padding - o.kernel) / o.stride + 1; };
-  return Shape{inputs[0][0], size(inputs[0][1]), size(inputs[0][2])};
+  return pool2d_shape("MaxPool2d", inputs, o);
 }
 
 /// The first of equals wins; a NaN wins, as in PyTorch.
 class MaxPool2d final : public Operation {
  public:
-  explicit MaxPool2d(const MaxPool2dOptions& options) : options_(options) {
+  explicit MaxPool2d(const Pool2dOptions& options) : options_(options) {
     if (options_.stride == 0) options_.stride = options_.kernel;
   }
-  [[nodiscard]] const MaxPool2dOptions& options() const { return options_; }
+  [[nodiscard]] const Pool2dOptions& options() const { return options_; }
 
   std::string_view type() const override { return "MaxPool2d"; }
   Result<Shape> configure(std::span<const Shape> inputs) override {
@@ -53,7 +44,7 @@ class MaxPool2d final : public Operation {
   bool backward_reads_x() const override { return false; }
   bool backward_reads_y() const override { return false; }
   void forward(const Frame& f) const override {
-    const MaxPoolSizes s = sizes_of(f);
+    const Pool2dSizes s = pool2d_sizes(f, options_);
     const float* x = f.x[0].f32();
     float* y = f.y.f32();
 #ifdef MUSTER_HAS_CUDA
@@ -81,7 +72,7 @@ class MaxPool2d final : public Operation {
   }
   void backward(const Frame& f) const override {
     if (!f.dx[0]) return;
-    const MaxPoolSizes s = sizes_of(f);
+    const Pool2dSizes s = pool2d_sizes(f, options_);
     const float* dy = f.dy.f32();
     float* dx = f.dx[0].f32();
 #ifdef MUSTER_HAS_CUDA
@@ -98,13 +89,7 @@ class MaxPool2d final : public Operation {
   }
 
  private:
-  MaxPoolSizes sizes_of(const Frame& f) const {
-    const Tensor& x = f.x[0];
-    return {x.batch() * x.channels(), x.height(),      x.width(),       f.y.height(), f.y.width(),
-            options_.kernel,          options_.stride, options_.padding};
-  }
-
-  MaxPool2dOptions options_;
+  Pool2dOptions options_;
   Shape output_;
 };
 
@@ -143,7 +128,7 @@ class ReluMaxPool2d final : public Operation {
 
 }  // namespace
 
-Value max_pool2d(Value x, const MaxPool2dOptions& options) {
+Value max_pool2d(Value x, const Pool2dOptions& options) {
   return apply("", std::make_unique<MaxPool2d>(options), {x});
 }
 

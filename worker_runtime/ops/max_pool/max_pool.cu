@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/ops/elementwise.cuh"
 #include "worker_runtime/ops/max_pool/max_pool.h"
+#include "worker_runtime/ops/pool2d_shape.h"
 
 namespace muster::nn::cuda {
 namespace {
 
 struct Forward {
-  MaxPoolSizes s;
+  Pool2dSizes s;
   const float* x;
   float* y;
   std::uint8_t* winner;
@@ -36,7 +37,7 @@ struct Forward {
 /// One thread per element of dx adds up the windows that it won, in the order of the CPU's loop: the same
 /// bits.
 struct Backward {
-  MaxPoolSizes s;
+  Pool2dSizes s;
   const float* dy;
   const std::uint8_t* winner;
   float* dx;
@@ -61,13 +62,12 @@ struct Backward {
 
 }  // namespace
 
-int max_pool_forward(const MaxPoolSizes& sizes, const float* x, float* y, std::uint8_t* winner,
-                     void* stream) {
+int max_pool_forward(const Pool2dSizes& sizes, const float* x, float* y, std::uint8_t* winner, void* stream) {
   return for_each_element(std::int64_t{sizes.planes} * sizes.out_height * sizes.out_width, stream,
                           Forward{sizes, x, y, winner});
 }
 
-int max_pool_backward(const MaxPoolSizes& sizes, const float* dy, const std::uint8_t* winner, float* dx,
+int max_pool_backward(const Pool2dSizes& sizes, const float* dy, const std::uint8_t* winner, float* dx,
                       void* stream) {
   return for_each_element(std::int64_t{sizes.planes} * sizes.height * sizes.width, stream,
                           Backward{sizes, dy, winner, dx});

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shape rule of pooling.
+#pragma once
+
+#include <muster/nn.h>
+
+#include "worker_runtime/ops/shape_text.h"
+
+namespace muster::nn {
+
+/// What the CUDA kernels of pooling take.
+struct Pool2dSizes {
+  int planes, height, width, out_height, out_width, kernel, stride, padding;
+};
+
+/// Of planes within a batch. `o.stride` is not 0 any more.
+[[nodiscard]] inline Pool2dSizes pool2d_sizes(const Frame& f, const Pool2dOptions& o) {
+  const Tensor& x = f.x[0];
+  return {x.batch() * x.channels(),
+          x.height(),
+          x.width(),
+          f.y.height(),
+          f.y.width(),
+          o.kernel,
+          o.stride,
+          o.padding};
+}
+
+[[nodiscard]] inline Result<Shape> pool2d_shape(const std::string& type, std::span<const Shape> inputs,
+                                                const Pool2dOptions& o) {
+  if (o.kernel < 1 || o.stride < 1 || o.padding < 0 || o.padding > o.kernel / 2)
+    return fail(ErrorCode::kInvalidArgument,
+                type + ": kernel and stride must be positive, the padding at most half the kernel");
+  if (inputs.size() != 1 || inputs[0].size() != 3 || inputs[0][1] + 2 * o.padding < o.kernel ||
+      inputs[0][2] + 2 * o.padding < o.kernel)
+    return fail(ErrorCode::kInvalidArgument, type + " with a kernel of " + std::to_string(o.kernel) +
+                                                 " expects (channels, height, width), it has " +
+                                                 to_text(inputs));
+  const auto size = [&](int input) { return (input + 2 * o.padding - o.kernel) / o.stride + 1; };
+  return Shape{inputs[0][0], size(inputs[0][1]), size(inputs[0][2])};
+}
+
+}  // namespace muster::nn
