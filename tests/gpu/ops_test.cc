@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations' CUDA forms: gradients against central differences, and a step of ResNet-18 against the
+// CPU's.
+#include <cmath>
+
+#include <muster/gradcheck.h>
+
+#include "tests/support/catch.h"
+#include "tests/support/gpu.h"
+#include "worker_runtime/kernels/kernels.h"
+
+using namespace muster;
+using nn::Value;
+using testing::require_gpu;
+
+namespace {
+
+Compute gpu() {
+  require_gpu();
+  auto compute = make_compute(Device::kCuda);
+  REQUIRE_OK(compute);
+  return *compute;
+}
+
+struct Step {
+  std::vector<float> output, grads, buffers, inference;
+};
+
+/// A training step from fixed values, then the output in inference.
+Step step(const Compute& compute) {
+  auto model = nn::resnet(18, {3, 64, 64}, 10);
+  REQUIRE_OK(model);
+  Generator generator(5);
+  model->initialize(generator);
+  REQUIRE_OK(model->allocate(compute));
+  std::vector<float> x(4 * 3 * 64 * 64), dy(4 * 10);
+  generator.uniform(x, -1, 1);
+  generator.uniform(dy, -1, 1);
+  Step result;
+  const auto run = [&](nn::Mode mode, std::vector<float>& output) {
+    auto planned = model->plan(4, mode);
+    REQUIRE_OK(planned);
+    const nn::Plan& plan = **planned;
+    compute->copy_to_device(plan.input(), x.data(), x.size() * sizeof(float));
+    plan.forward();
+    output.resize(dy.size());
+    compute->copy_to_host(output.data(), plan.output(), output.size() * sizeof(float));
+    if (mode == nn::Mode::kInference) return;
+    compute->copy_to_device(plan.output_gradient(), dy.data(), dy.size() * sizeof(float));
+    plan.backward();
+  };
+  run(nn::Mode::kTraining, result.output);
+  result.grads = model->read_grads();
+  result.buffers = model->read_buffers();
+  run(nn::Mode::kInference, result.inference);
+  REQUIRE_OK(compute->synchronize());
+  return result;
+}
+
+/// The norm of the difference, relative to the norm.
+double difference(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  double squares = 0, norm = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    squares += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    norm += std::pow(static_cast<double>(a[i]), 2);
+  }
+  return std::sqrt(squares / norm);
+}
+
+}  // namespace
+
+TEST_CASE("the gradients of every operation on the GPU agree with central differences") {
+  const Compute compute = gpu();
+  const auto check = [&](const nn::Shape& input, const std::function<Value(Value)>& build,
+                         const nn::GradcheckOptions& options = {}) {
+    REQUIRE_OK(nn::gradcheck(compute, input, build, options));
+  };
+  check({7}, [](Value x) { return nn::linear("fc", x, 5); });
+  check({2, 7, 6}, [](Value x) {
+    return nn::conv2d("c", x, {.out_channels = 3, .kernel = 3, .stride = 2, .padding = 1, .bias = false});
+  });
+  check({3, 5, 4}, [](Value x) { return nn::batch_norm2d("bn", x); }, {.batch = 3});
+  check({2, 7, 6}, [](Value x) { return nn::max_pool2d(x, {.kernel = 3, .stride = 2, .padding = 1}); },
+        {.step = 1e-4});
+  check({2, 6, 7}, [](Value x) { return nn::max_pool2d(nn::relu(x)); }, {.fuse = true});
+  check({2, 7, 6}, [](Value x) { return nn::avg_pool2d(x, {.kernel = 3, .stride = 2, .padding = 1}); });
+  check({3, 5, 4}, [](Value x) { return nn::global_avg_pool2d(x); });
+  check({6}, [](Value x) { return nn::add(nn::relu(x), nn::add(x, x)); });
+}
+
+TEST_CASE("a training step of ResNet-18 on the GPU is the CPU's") {
+  const Compute compute = gpu();
+  auto cpu = make_compute(Device::kCpu);
+  REQUIRE_OK(cpu);
+  const Step expected = step(*cpu), actual = step(compute);
+  REQUIRE(difference(expected.output, actual.output) < 1e-4);
+  REQUIRE(difference(expected.inference, actual.inference) < 1e-4);
+  REQUIRE(difference(expected.buffers, actual.buffers) < 1e-4);
+  REQUIRE(difference(expected.grads, actual.grads) <
+          1e-2);  // a rounding that opens or closes a ReLU is a jump
+}
