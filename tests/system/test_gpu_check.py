@@ -60,27 +60,29 @@ def statuses(result):
 
 
 def test_every_case_is_a_check_and_all_have_to_pass(gpu_check, tmp_path):
+    programs = len(gpu_check.module.PROGRAMS)
     code, result = gpu_check()
-    assert (code, result["counts"]) == (0, {"passed": 4, "failed": 0, "skipped": 0, "not run": 0})
+    assert (code, result["counts"]) == (0, {"passed": programs, "failed": 0, "skipped": 0, "not run": 0})
     program(tmp_path, "gpu_nccl", CASES.format(names="'one passes' 'this fails' 'is unknown'", folder=tmp_path))
     code, result = gpu_check()
-    assert (code, result["counts"]) == (1, {"passed": 4, "failed": 2, "skipped": 0, "not run": 0})
+    assert (code, result["counts"]) == (1, {"passed": programs, "failed": 2, "skipped": 0, "not run": 0})
     assert statuses(result)["is unknown"] == statuses(result)["this fails"] == "failed"
     assert [check["output"] for check in result["checks"] if check["check"] == "this fails"] == ["expected 3\n"]
 
 
 def test_what_hangs_is_ended_with_its_children_and_the_rest_goes_on_later(gpu_check, tmp_path):
     program(tmp_path, "gpu_kernels", CASES.format(names="'one hangs' 'one passes'", folder=tmp_path))
+    cases = len(gpu_check.module.PROGRAMS) + 1  # two of gpu_kernels
     code, result = gpu_check("--timeout=3")
     assert code == 1
     assert (statuses(result)["one hangs"], statuses(result)["one passes"]) == ("failed", "passed")
     child = int((tmp_path / "child").read_text())
     wait_for(lambda: not alive(child), "the end of what a check started")
     code, result = gpu_check("--deadline=1")
-    assert (code, result["counts"]["not run"]) == (1, 5)
+    assert (code, result["counts"]["not run"]) == (1, cases)
     program(tmp_path, "gpu_kernels", CASES.format(names="'now passes' 'one passes'", folder=tmp_path))
     code, result = gpu_check("--resume")
-    assert (code, result["counts"]["passed"]) == (0, 5)
+    assert (code, result["counts"]["passed"]) == (0, cases)
     program(tmp_path, "gpu_trainer", "#!/bin/sh\necho 'gpu_trainer passes'; exit 1\n")  # it would fail if it ran
     assert gpu_check("--resume")[0] == 0
 
