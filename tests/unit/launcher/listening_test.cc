@@ -127,3 +127,17 @@ TEST_CASE("an address that this host has not is left out, and a port that is tak
   REQUIRE(busy.error().code == ErrorCode::kExhausted);
   REQUIRE_FALSE(accepts("127.0.0.4", listener->port));
 }
+
+TEST_CASE("a held port of the tests is nobody else's, on any address") {
+  const test::HeldPort held;
+  for (const char* host : {"127.0.0.1", "127.0.0.2"}) {
+    const UniqueFd other(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(held.number());
+    REQUIRE(::inet_pton(AF_INET, host, &address.sin_addr) == 1);
+    INFO(host);
+    REQUIRE(::bind(other.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0);
+    REQUIRE(errno == EADDRINUSE);
+  }
+}
