@@ -13,6 +13,11 @@ struct Pool2dSizes {
   int planes, height, width, out_height, out_width, kernel, stride, padding;
 };
 
+[[nodiscard]] inline Pool2dOptions with_stride(Pool2dOptions options) {
+  if (options.stride == 0) options.stride = options.kernel;
+  return options;
+}
+
 /// Of planes within a batch. `o.stride` is not 0 any more.
 [[nodiscard]] inline Pool2dSizes pool2d_sizes(const Frame& f, const Pool2dOptions& o) {
   const Tensor& x = f.x[0];

@@ -60,9 +60,7 @@ class GlobalAvgPool2d final : public Operation {
 
 class AvgPool2d final : public Operation {
  public:
-  explicit AvgPool2d(const Pool2dOptions& options) : options_(options) {
-    if (options_.stride == 0) options_.stride = options_.kernel;
-  }
+  explicit AvgPool2d(const Pool2dOptions& options) : options_(with_stride(options)) {}
 
   std::string_view type() const override { return "AvgPool2d"; }
   Result<Shape> configure(std::span<const Shape> inputs) override {

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include <muster/nn.h>
 
@@ -24,12 +26,15 @@ Result<Shape> pooled(std::span<const Shape> inputs, const Pool2dOptions& o) {
   return pool2d_shape("MaxPool2d", inputs, o);
 }
 
+/// Bytes: one for each output.
+std::size_t winners(int batch, const Shape& output) {
+  return std::accumulate(output.begin(), output.end(), static_cast<std::size_t>(batch), std::multiplies<>());
+}
+
 /// The first of equals wins; a NaN wins, as in PyTorch.
 class MaxPool2d final : public Operation {
  public:
-  explicit MaxPool2d(const Pool2dOptions& options) : options_(options) {
-    if (options_.stride == 0) options_.stride = options_.kernel;
-  }
+  explicit MaxPool2d(const Pool2dOptions& options) : options_(with_stride(options)) {}
   [[nodiscard]] const Pool2dOptions& options() const { return options_; }
 
   std::string_view type() const override { return "MaxPool2d"; }
@@ -37,10 +42,7 @@ class MaxPool2d final : public Operation {
     MUSTER_TRY(output_, pooled(inputs, options_));
     return output_;
   }
-  std::size_t saved_bytes(int batch) const override {
-    return static_cast<std::size_t>(batch) * static_cast<std::size_t>(output_[0]) *
-           static_cast<std::size_t>(output_[1]) * static_cast<std::size_t>(output_[2]);
-  }
+  std::size_t saved_bytes(int batch) const override { return winners(batch, output_); }
   bool backward_reads_x() const override { return false; }
   bool backward_reads_y() const override { return false; }
   void forward(const Frame& f) const override {
@@ -103,10 +105,7 @@ class ReluMaxPool2d final : public Operation {
     MUSTER_TRY(output_, pooled(inputs, {.kernel = window_, .stride = window_}));
     return output_;
   }
-  std::size_t saved_bytes(int batch) const override {
-    return static_cast<std::size_t>(batch) * static_cast<std::size_t>(output_[0]) *
-           static_cast<std::size_t>(output_[1]) * static_cast<std::size_t>(output_[2]);
-  }
+  std::size_t saved_bytes(int batch) const override { return winners(batch, output_); }
   bool backward_reads_x() const override { return false; }
   bool backward_reads_y() const override { return false; }
   void forward(const Frame& f) const override {
